@@ -49,11 +49,11 @@ def links(mbit: int) -> dict[str, Any]:
 def carried() -> dict[str, Any]:
     """One TCP stream through links that are far too fast to be the limit: what two processes on this machine move."""
     from meshwright.lab import Lab
-    from meshwright.lab.calibrate_worker import CHUNK
+    from meshwright.lab.calibrate_worker import CHUNK_BYTES
 
     code = (
         "import os, socket, sys, time\n"
-        f"b = bytearray({CHUNK}); at = (os.environ['MASTER_ADDR'], int(os.environ['MASTER_PORT']))\n"
+        f"b = bytearray({CHUNK_BYTES}); at = (os.environ['MASTER_ADDR'], int(os.environ['MASTER_PORT']))\n"
         "if os.environ['RANK'] == '0':\n"
         "    s = socket.create_server(at); p = s.accept()[0]; got = 0; begin = time.perf_counter()\n"
         "    while n := p.recv_into(b): got += n\n"
@@ -81,7 +81,7 @@ def relayed(mbit: int) -> dict[str, Any]:
 
     fabric = load_fabric(f"star:4?link={mbit * 125_000}B/s")
     fabric = replace(fabric, links=tuple(replace(x, latency_s=1e-3) for x in fabric.links))
-    calibrate.PHASE_Bps, before = 10**12, calibrate.PHASE_Bps
+    calibrate.MAX_PHASE_Bps, before = 10**12, calibrate.MAX_PHASE_Bps
     try:
         with Lab.up(fabric, force=True) as lab:
             errors = [x.goodput_Bps / x.ceiling_Bps - 1 for x in lab.state.links]
@@ -89,7 +89,7 @@ def relayed(mbit: int) -> dict[str, Any]:
     except RunError as error:
         return {"what": f"four relayed directions of {mbit} Mbit/s", "value": 1.0, "unit": "of the ceiling", "limit": 0.03, "refused": str(error)}
     finally:
-        calibrate.PHASE_Bps = before
+        calibrate.MAX_PHASE_Bps = before
     return {
         "what": f"four relayed directions of {mbit} Mbit/s at once, worst", "value": max(map(abs, errors)), "unit": "of the ceiling", "limit": 0.03,
         "round_trip_s": statistics.median(trips),

@@ -37,7 +37,7 @@ def make_plan(folder: Path, model: str, batch: int) -> Any:
 
 def one_run(plan: Any, steps: int, *, spans: bool, profile: bool = False) -> dict[str, float]:
     """Medians over the run's steps; with `profile`, over the profiled ones."""
-    from meshwright.run.launch.reading import read_run
+    from meshwright.run.launch.run_folder import read_run
 
     with tempfile.TemporaryDirectory() as folder:
         request = RunRequest(

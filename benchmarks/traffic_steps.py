@@ -106,7 +106,7 @@ def fitted(paced: bool) -> dict[str, Any]:
 
     from meshwright.decide.traffic import TrafficProblem, timeline
     from meshwright.drive.traffic import plan_traffic
-    from meshwright.probe.traffic.settled import settled_plan
+    from meshwright.probe.traffic.settled_plan import settled_plan
     from meshwright.probe.traffic.steps import measure_traffic
 
     pace_s = 0.0

@@ -117,13 +117,13 @@ def probe(*, budget_s: float | None = None, tolerance: float | None = None, save
     """
     global _probed
     from .io.fabric.toml import fabric_toml
-    from .probe.fabric.campaign import BUDGET_S
-    from .probe.fabric.infer import TOLERANCE
+    from .probe.fabric.campaign import MAX_CAMPAIGN_S
+    from .probe.fabric.infer import MAX_ERROR_SHARE
     from .probe.fabric.job import probe_group
 
     plain = dist.new_group(backend="gloo")
     try:
-        found = probe_group(plain, budget_s=budget_s or BUDGET_S, tolerance=tolerance or TOLERANCE)
+        found = probe_group(plain, budget_s=budget_s or MAX_CAMPAIGN_S, tolerance=tolerance or MAX_ERROR_SHARE)
     finally:
         dist.destroy_process_group(plain)
     _probed = found.fabric
@@ -179,7 +179,7 @@ def measured_traffic(
     """
     from .io.plan.traffic import write_traffic_plan
     from .probe.fabric.first_rank import first_rank_bytes
-    from .probe.traffic.settled import settled_plan
+    from .probe.traffic.settled_plan import settled_plan
     from .probe.traffic.steps import measure_traffic
 
     found, plan = settled_plan(measure_traffic(ddp, step, codecs, deadline_s=deadline_s, nonfinite=nonfinite))

@@ -9,7 +9,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from meshwright.bench.data import BLOCK, DTYPES, REDUCTIONS, contribution, expected, wrong_elements
+from meshwright.bench.data import BLOCK_ELEMENTS, DTYPES, REDUCTIONS, contribution, expected, wrong_elements
 from meshwright.bench.operations import make_case
 from meshwright.bench.start import rows_of
 from meshwright.cli import main
@@ -42,8 +42,8 @@ def test_wrong_elements_are_counted() -> None:
     broken = want.clone()
     broken[[3, 50, 99]] += 1
     assert wrong_elements(broken, want) == 3
-    long = expected(0, 4, 5, 2 * BLOCK + 7, torch.float32, "avg")
-    for first in (0, BLOCK - 3, 2 * BLOCK - 3):
+    long = expected(0, 4, 5, 2 * BLOCK_ELEMENTS + 7, torch.float32, "avg")
+    for first in (0, BLOCK_ELEMENTS - 3, 2 * BLOCK_ELEMENTS - 3):
         assert torch.equal(long[first : first + 10], expected(0, 4, 5 + first, 10, torch.float32, "avg")), "however it is cut"
 
 

@@ -19,8 +19,8 @@ from meshwright.compare.run import compare_run
 from meshwright.errors import FormatError, UsageError
 from meshwright.io.plan.plan import write_plan
 from meshwright.plan.plan import Prediction
-from meshwright.run.launch.reading import read_run, run_plan
 from meshwright.run.launch.request import RunRequest
+from meshwright.run.launch.run_folder import read_run, run_plan
 from meshwright.run.launch.train_run import train_run
 from meshwright.run.recording.recording import RankRecording, plan_identity
 

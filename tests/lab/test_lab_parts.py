@@ -199,7 +199,7 @@ def test_holders_that_cannot_be_ended(monkeypatch: pytest.MonkeyPatch) -> None:
     """With this very process in the place of the holder, and no signal sent."""
     pid = os.getpid()
     alive = a_state(holder=pid, holder_start=process_start_ticks(pid))
-    monkeypatch.setattr(build, "STOP_S", 0.01)
+    monkeypatch.setattr(build, "MAX_STOP_S", 0.01)
     monkeypatch.setattr("signal.pidfd_send_signal", lambda *_: None)
     with pytest.raises(RunError, match="would not end"):
         build.stop_holder(alive)

@@ -45,7 +45,8 @@ from meshwright.program.program import Part, Program
 from meshwright.run.executor.executor import Executor
 from meshwright.run.executor.lanes import fuse_lanes
 from meshwright.run.executor.memory import RankMemory
-from meshwright.run.executor.transport import TAG_WINDOW, TaggedTransport
+from meshwright.run.executor.tags import TAG_WINDOW
+from meshwright.run.executor.transport import TaggedTransport
 from meshwright.run.steps.forward_graph import ForwardGraph
 from meshwright.run.tensor.sharding import take_part
 from meshwright.run.train.dropout import Draws, SerialDraws, random_places

@@ -2,7 +2,7 @@
 
 An element depends on (seed, rank, its index) through an integer hash, so any slice can be made and verified anywhere (the idea of nccl-tests'
 verifiable buffers). Values are so small that results are exact in every type: sums and averages take 0..3 (averages times the number of ranks),
-products 1 or 2 with at most EXACT_TWOS twos, the rest 0..100 or, for bitwise operators, any 7 bits.
+products 1 or 2 with at most MAX_TWOS twos, the rest 0..100 or, for bitwise operators, any 7 bits.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ DTYPES: dict[str, torch.dtype] = {
     "float": torch.float32, "double": torch.float64,
 }  # fmt: skip
 REDUCTIONS = ("sum", "prod", "min", "max", "avg")
-EXACT_TWOS = 4
-BLOCK = 1 << 15
+MAX_TWOS = 4  # factors of 2 in a product over all ranks, so that it stays exact in int8 and half precision
+BLOCK_ELEMENTS = 1 << 15  # hashed at a time, as int64
 _MIX = (0x9E3779B1, 0x85EBCA77, 0xC2B2AE3D)
 
 
@@ -43,10 +43,10 @@ def expected(seed: int, ranks: int, first: int, count: int, dtype: torch.dtype, 
 
 
 def _in_blocks(make: Callable[[int, int], torch.Tensor], first: int, count: int, dtype: torch.dtype) -> torch.Tensor:
-    """int64 elements from `make(first, count)`, BLOCK at a time: whole tensors of them would cost fresh memory at every operation."""
+    """int64 elements from `make(first, count)`, BLOCK_ELEMENTS at a time: whole tensors of them would cost fresh memory at every operation."""
     out = torch.empty(count, dtype=dtype)
-    for at in range(0, count, BLOCK):
-        size = min(BLOCK, count - at)
+    for at in range(0, count, BLOCK_ELEMENTS):
+        size = min(BLOCK_ELEMENTS, count - at)
         out[at : at + size] = make(first + at, size)
     return out
 
@@ -55,7 +55,7 @@ def _contribution(seed: int, rank: int, ranks: int, first: int, count: int, redu
     mixed = _hash(seed, rank, first, count)
     if reduction == "prod":
         spread = _hash(seed, 1 << 20, first, count) % max(ranks, 1)
-        mixed = 1 + ((rank - spread) % max(ranks, 1) < EXACT_TWOS).long() * (mixed % 2)
+        mixed = 1 + ((rank - spread) % max(ranks, 1) < MAX_TWOS).long() * (mixed % 2)
     elif reduction == "sum":
         mixed = mixed % 4
     elif reduction == "avg":

@@ -14,7 +14,7 @@ from .measure import BenchRow, Request
 __all__ = ["in_job", "on_lab", "on_this_machine", "rows_of"]
 
 WORKER = ("-m", "meshwright.bench.worker")
-LIMIT_S = 3600.0
+MAX_RUN_S = 3600.0  # of a whole bench: a rank that hangs must not keep the others for ever
 
 
 def rows_of(output: str) -> list[BenchRow]:
@@ -45,7 +45,7 @@ def on_this_machine(ranks: int, env: dict[str, str]) -> list[BenchRow]:
     from ..run.ranks.launcher import LocalRanks, scratch_folder
 
     with scratch_folder("bench") as folder:
-        started = LocalRanks(ranks, folder, "meshwright.bench.worker:bench_rank", {}, limit_s=LIMIT_S, environment=env)
+        started = LocalRanks(ranks, folder, "meshwright.bench.worker:bench_rank", {}, limit_s=MAX_RUN_S, environment=env)
         started.run()
         return started.results(list[BenchRow])[0]
 
@@ -62,7 +62,7 @@ def on_lab(name: str, env: dict[str, str], order: list[int] | None) -> list[Benc
 
     lab = Lab.open(name)
     try:
-        result = lab.run([sys.executable, *WORKER], order=order, env=env, timeout_s=LIMIT_S, sink=sink, check=False)
+        result = lab.run([sys.executable, *WORKER], order=order, env=env, timeout_s=MAX_RUN_S, sink=sink, check=False)
     finally:
         lab.close()
     rows = rows_of("\n".join(lines))

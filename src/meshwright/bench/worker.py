@@ -24,7 +24,7 @@ from .measure import BenchRow, Request, bench
 
 __all__ = ["Described", "bench_rank", "main", "measure"]
 
-LINK_LIMIT_S = 60.0
+MAX_LINK_S = 60.0  # until all ranks have connected
 
 
 def measure(request: Request, backends: list[str], emit: Any) -> None:
@@ -78,7 +78,7 @@ def preload() -> None:
 
 def bench_rank(seat: Seat) -> list[BenchRow]:
     """A rank that our launcher started."""
-    link = seat.link(LINK_LIMIT_S)
+    link = seat.link(MAX_LINK_S)
     link.go()
     link.progress[STATE] = CALIBRATING
     rows: list[BenchRow] = []

@@ -42,7 +42,7 @@ def run(args: argparse.Namespace) -> Result:
         if folder is not None:
             raise UsageError("is a folder, not a plan", where=str(plan_file), hint="meshwright report RUN, or meshwright report plan.json RUN")
         from ..io.plan.run_names import PLAN
-        from ..run.launch.reading import run_plan
+        from ..run.launch.run_folder import run_plan
 
         folder, plan_file = plan_file, plan_file / PLAN
         plan = run_plan(folder)
@@ -73,7 +73,7 @@ def _ran(plan: Plan, folder: Path) -> RunFacts:
     from ..compare.run import compare_run
     from ..errors import UsageError
     from ..report.page.content import RunFacts
-    from ..run.launch.reading import read_run
+    from ..run.launch.run_folder import read_run
 
     comparison, inlined = compare_run(plan, folder)
     document = msgspec.to_builtins(read_run(folder, plan).document)

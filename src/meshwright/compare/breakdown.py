@@ -22,13 +22,13 @@ from ..plan.plan import Plan
 from ..program.calls import inline
 from ..program.program import Kind as StepKind
 from ..program.program import Part, Program
-from ..run.launch.reading import RecordedRun, read_run, run_plan
+from ..run.launch.run_folder import RecordedRun, read_run, run_plan
 from ..run.recording.recording import RankRecording, StepRecord
 from .ranks import read_ranks, traces_in
 
 __all__ = ["breakdown_of", "plain_steps", "run_views"]
 
-WARM_UP = 2
+WARM_UP_STEPS = 2  # left out where later ones are there: they compile, allocate and order buckets
 I64 = NDArray[np.int64]
 
 
@@ -111,7 +111,7 @@ def plain_steps(run: RecordedRun) -> list[int]:
         best = row if len(row) > len(best) else best
     if not best:
         raise UsageError("the run recorded no step that was not slowed by measuring memory or by the profiler", hint="run more steps")
-    return [i for i in best if i >= WARM_UP] or best
+    return [i for i in best if i >= WARM_UP_STEPS] or best
 
 
 def _ns(seconds: float | Sequence[float] | NDArray[np.float64]) -> I64:

@@ -16,7 +16,7 @@ from ..io.trace.module_tree import read_module_tree
 from ..plan.plan import Plan
 from ..program.calls import PHASES, InlinedProgram, inline, phases
 from ..program.program import Program
-from ..run.launch.reading import read_run, run_plan
+from ..run.launch.run_folder import read_run, run_plan
 from ..run.recording.recording import plan_identity
 from ..timeline import Timeline
 from .breakdown import plain_steps, run_views

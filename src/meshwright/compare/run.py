@@ -15,7 +15,7 @@ from ..plan.plan import Plan
 from ..program.calls import InlinedProgram, inline
 from ..program.program import Kind, Part, Program
 from ..report.compare import Comparison, compare
-from ..run.launch.reading import RecordedRun, read_run
+from ..run.launch.run_folder import RecordedRun, read_run
 from ..run.recording.link_times import with_link_times
 from ..simulate import simulate_program
 from ..timeline import Timeline

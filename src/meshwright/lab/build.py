@@ -22,8 +22,8 @@ from .wiring import Wiring
 
 __all__ = ["collect", "start_holder", "stop_holder", "tool_path"]
 
-START_S = 300.0
-STOP_S = 20.0
+MAX_START_S = 300.0  # until the holder has built a lab; a folder younger than this may still be building
+MAX_STOP_S = 20.0  # until a holder that was told to end has ended; then it is killed
 _SYSTEM_PATHS = ("/usr/local/sbin", "/usr/sbin", "/sbin", "/usr/bin", "/bin")
 
 
@@ -61,7 +61,7 @@ def start_holder(
         command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=environment, cwd="/", start_new_session=True
     )  # fmt: skip
     try:
-        output, errors = process.communicate(json.dumps(setup).encode(), timeout=START_S)
+        output, errors = process.communicate(json.dumps(setup).encode(), timeout=MAX_START_S)
     except BaseException:
         process.kill()  # its child, the lab, finds that nobody listens and ends
         process.communicate()
@@ -114,7 +114,7 @@ def stop_holder(state: LabState) -> None:
         if not state.alive:  # the number was given to another process between the look and the open
             return
         signal.pidfd_send_signal(pidfd, signal.SIGKILL)
-        if not select.select([pidfd], [], [], STOP_S)[0]:
+        if not select.select([pidfd], [], [], MAX_STOP_S)[0]:
             raise RunError(f"process {state.holder} of the lab would not end", where=state.name, hint="a process of it may be stuck in the kernel")
     except ProcessLookupError:
         return
@@ -136,7 +136,7 @@ def collect() -> list[str]:
         try:
             state = read_state(folder)
         except (UnknownName, FormatError):
-            if time.time() - folder.stat().st_mtime < START_S:
+            if time.time() - folder.stat().st_mtime < MAX_START_S:
                 continue  # somebody may be building it right now
             remove(folder)
             removed.append(folder.name)

@@ -18,26 +18,28 @@ from typing import Any
 from ..errors import RunError
 from ..io.atomic import write_text
 from ..io.fabric.toml import fabric_toml
-from ..run.machine.use import MachineUseRecorder
+from ..run.machine.machine_use import MachineUseRecorder
 from .commands import batches, reshape
-from .standing import StandingLab
+from .standing_lab import StandingLab
 
-__all__ = ["TOLERANCE", "calibrate", "ceiling_Bps", "phases"]
+__all__ = ["MAX_RATE_ERROR_SHARE", "calibrate", "ceiling_Bps", "phases"]
 
-TOLERANCE = 0.03
-DELAY_TOLERANCE, DELAY_NOISE_S = 0.1, 2e-3  # of a round trip where delays are made
-MEASURE_S = 0.25
-MIN_MEASURED_BYTES = 256 * 1024
-PHASE_Bps = 100_000_000  # links measured at the same moment pass at most this together, where one alone does not
-PHASE_LINKS = 16
+MAX_RATE_ERROR_SHARE = 0.03  # by which a link's payload may miss what its rate can pass
+MAX_DELAY_ERROR_SHARE = 0.1  # of the declared round trip by which a measured one may miss it, where delays are made
+DELAY_NOISE_S = 2e-3  # beyond that share: what waking two processes adds to a round trip
+MEASURED_S = 0.25  # of a stream in the first attempt, as much more in each later one
+MIN_MEASURED_BYTES = 256 * 1024  # of a stream, however slow the link
+MAX_PHASE_Bps = 100_000_000  # links measured at the same moment pass at most this together, where one alone does not
+MAX_PHASE_LINKS = 16  # measured at the same moment, two processes each
 BUCKETS = (1, 1, 1, 2, 4)  # factors of the bucket, attempt by attempt
-TCP_HEADERS, UDP_HEADERS, ETHERNET = 52, 28, 14  # IPv4 20, TCP 20 and time stamps 12; IPv4 20, UDP 8; what the shaper sees of Ethernet
-PHASE_TIMEOUT_S = 120.0
+TCP_HEADER_BYTES, UDP_HEADER_BYTES = 52, 28  # IPv4 20, TCP 20 and time stamps 12; IPv4 20, UDP 8
+ETHERNET_HEADER_BYTES = 14  # what the shaper sees of Ethernet
+MAX_PHASE_S = 120.0  # of one phase, beyond what its streams should take
 
 
 def ceiling_Bps(rate_Bps: int, mtu: int, *, datagrams: bool = False) -> int:
     """The most payload that a link of this rate can pass."""
-    return rate_Bps * (mtu - (UDP_HEADERS if datagrams else TCP_HEADERS)) // (mtu + ETHERNET)
+    return rate_Bps * (mtu - (UDP_HEADER_BYTES if datagrams else TCP_HEADER_BYTES)) // (mtu + ETHERNET_HEADER_BYTES)
 
 
 def calibrate(lab: StandingLab, *, say: Callable[[str], None] | None = None) -> None:
@@ -51,7 +53,7 @@ def calibrate(lab: StandingLab, *, say: Callable[[str], None] | None = None) -> 
         for attempt, factor in enumerate(BUCKETS):
             if attempt:
                 _enlarge(lab, waiting, [first_bursts[i] * factor for i in waiting])
-            _measure(lab, phases(lab, waiting), (attempt + 1) * MEASURE_S)
+            _measure(lab, phases(lab, waiting), (attempt + 1) * MEASURED_S)
             waiting = [i for i in waiting if _off(lab, i)]
             if say is not None:
                 done = len(lab.fabric.links) - len(waiting)
@@ -72,8 +74,8 @@ def _off(lab: StandingLab, index: int) -> bool:
     link = lab.state.links[index]
     cable, end = lab.wiring.exit_of[index]
     declared_s = link.delay_s + cable.other(end.actor).impairment.delay_s
-    late = link.round_trip_s > 0 and abs(link.round_trip_s - declared_s) > DELAY_TOLERANCE * declared_s + DELAY_NOISE_S
-    return late or abs(link.goodput_Bps - link.ceiling_Bps) > TOLERANCE * link.ceiling_Bps
+    late = link.round_trip_s > 0 and abs(link.round_trip_s - declared_s) > MAX_DELAY_ERROR_SHARE * declared_s + DELAY_NOISE_S
+    return late or abs(link.goodput_Bps - link.ceiling_Bps) > MAX_RATE_ERROR_SHARE * link.ceiling_Bps
 
 
 def _error(lab: StandingLab, waiting: Sequence[int], others: float) -> RunError:
@@ -86,7 +88,7 @@ def _error(lab: StandingLab, waiting: Sequence[int], others: float) -> RunError:
     )
     busy = f"; other programs used {others:.0%} of the processors" if others > 0.05 else ""
     return RunError(
-        f"{len(wrong)} of {len(lab.fabric.links)} links miss their rate by more than {TOLERANCE:.0%}: {shown}{busy}",
+        f"{len(wrong)} of {len(lab.fabric.links)} links miss their rate by more than {MAX_RATE_ERROR_SHARE:.0%}: {shown}{busy}",
         where=lab.name, hint="lower the rates (--scale), wait until the machine is idle, or build it without this check (--no-verify)",
         data={"links": wrong, "others": others},
     )  # fmt: skip
@@ -98,7 +100,7 @@ def phases(lab: StandingLab, waiting: Iterable[int]) -> list[list[int]]:
     for index in sorted(waiting, key=lambda i: -lab.fabric.links[i].rate_Bps):
         cable, rate = lab.wiring.exit_of[index][0].number, lab.fabric.links[index].rate_Bps
         for at, (members, cables, total) in enumerate(found):
-            if cable not in cables and total + rate <= PHASE_Bps and len(members) < PHASE_LINKS:
+            if cable not in cables and total + rate <= MAX_PHASE_Bps and len(members) < MAX_PHASE_LINKS:
                 members.append(index)
                 cables.add(cable)
                 found[at] = (members, cables, total + rate)
@@ -124,7 +126,7 @@ def _measure(lab: StandingLab, groups: Sequence[Sequence[int]], measure_s: float
     file.write_text(json.dumps(jobs))
     process = lab.control.start(run, None, [sys.executable, "-m", "meshwright.lab.calibrate_worker", str(file)], _environment(), stdout=-1, stderr=-1)
     try:
-        output, errors = process.communicate(timeout=PHASE_TIMEOUT_S + 5 * sum(max(j["measured_s"] for j in phase) for phase in jobs))
+        output, errors = process.communicate(timeout=MAX_PHASE_S + 5 * sum(max(j["measured_s"] for j in phase) for phase in jobs))
     finally:
         lab.control.end(run)
         process.close()
@@ -167,5 +169,5 @@ def _job(lab: StandingLab, index: int, measure_s: float) -> dict[str, Any]:
         "measured_s": (measured + 2 * state.burst_bytes + window) / state.rate_Bps + 8 * (state.delay_s + back_s),
         "datagrams": datagrams,
         "pings": far.link is not None,
-        "segment_bytes": lab.wiring.mtu - UDP_HEADERS,
+        "segment_bytes": lab.wiring.mtu - UDP_HEADER_BYTES,
     }

@@ -21,11 +21,11 @@ from .batches import HERE
 
 __all__ = ["main"]
 
-CHUNK = 1 << 18
-PINGS, PINGS_S = 30, 0.3
-TIMEOUT_S = 60.0
-UDP_SEGMENT, UDP_GRO = 103, 104
-UDP_BATCH = 40  # packets handed to the kernel at once; at most 64 KiB
+CHUNK_BYTES = 1 << 18
+MAX_PINGS, MAX_PINGS_S = 30, 0.3  # round trips of a link, and seconds for all of them; three are made in any case
+MAX_SILENCE_S = 60.0  # of a socket, before the measurement has failed
+UDP_SEGMENT, UDP_GRO = 103, 104  # linux/udp.h; Python has no names for them
+MAX_UDP_BATCH_PACKETS = 40  # packets handed to the kernel at once; at most 64 KiB
 
 
 def main() -> None:
@@ -60,7 +60,7 @@ def _sockets(job: dict[str, Any]) -> tuple[socket.socket, socket.socket]:
     _inside(job["target"])
     listens = socket.socket(socket.AF_INET, kind)
     listens.bind((job["target_address"], 0))
-    listens.settimeout(TIMEOUT_S)
+    listens.settimeout(MAX_SILENCE_S)
     if job["datagrams"]:
         listens.setsockopt(socket.IPPROTO_UDP, UDP_GRO, 1)
     else:
@@ -68,7 +68,7 @@ def _sockets(job: dict[str, Any]) -> tuple[socket.socket, socket.socket]:
     _inside(job["source"])
     sends = socket.socket(socket.AF_INET, kind)
     sends.bind((job["source_address"], 0))
-    sends.settimeout(TIMEOUT_S)
+    sends.settimeout(MAX_SILENCE_S)
     if job["datagrams"]:
         sends.setsockopt(socket.IPPROTO_UDP, UDP_SEGMENT, job["segment_bytes"])
     sends.connect(listens.getsockname())
@@ -76,7 +76,7 @@ def _sockets(job: dict[str, Any]) -> tuple[socket.socket, socket.socket]:
         return sends, listens
     receives, _ = listens.accept()
     listens.close()
-    receives.settimeout(TIMEOUT_S)
+    receives.settimeout(MAX_SILENCE_S)
     for sock in (sends, receives):
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     return sends, receives
@@ -86,7 +86,7 @@ def _round_trip_s(a: socket.socket, b: socket.socket) -> float:
     """Median time of one byte there and back."""
     times: list[float] = []
     began = time.perf_counter()
-    while len(times) < PINGS and (len(times) < 3 or time.perf_counter() - began < PINGS_S):
+    while len(times) < MAX_PINGS and (len(times) < 3 or time.perf_counter() - began < MAX_PINGS_S):
         start = time.perf_counter()
         a.send(b"x")
         b.recv(1)
@@ -101,7 +101,7 @@ def _goodput(job: dict[str, Any], sends: socket.socket, receives: socket.socket,
     total = job["skip_bytes"] + job["measured_bytes"]
     stop = threading.Event()
     sender = threading.Thread(target=_send, args=(job, sends, total, stop))
-    buffer = bytearray(CHUNK)
+    buffer = bytearray(CHUNK_BYTES)
     got, began, at_start = 0, 0.0, 0
     sender.start()
     try:
@@ -125,7 +125,7 @@ def _goodput(job: dict[str, Any], sends: socket.socket, receives: socket.socket,
 
 
 def _send(job: dict[str, Any], sends: socket.socket, total: int, stop: threading.Event) -> None:
-    size = job["segment_bytes"] * min(UDP_BATCH, 65_000 // job["segment_bytes"]) if job["datagrams"] else CHUNK
+    size = job["segment_bytes"] * min(MAX_UDP_BATCH_PACKETS, 65_000 // job["segment_bytes"]) if job["datagrams"] else CHUNK_BYTES
     data = memoryview(bytes(size))
     sent = 0
     try:

@@ -15,13 +15,13 @@ from dataclasses import dataclass
 from itertools import groupby
 
 from .impair import UNIMPAIRED
-from .routes import FIRST_TABLE, Routes
+from .routes import FIRST_ROUTE_TABLE, Routes
 from .wiring import Cable, End, Wiring
 
 __all__ = ["PREAMBLE", "Command", "batches", "build", "cut", "limit_bytes", "mend", "relays", "reshape", "shape", "shell_text"]
 
-QUEUE_S = 0.2  # a shaper queues this long before it drops
-MIN_QUEUE_BYTES = 64 * 1024
+QUEUE_S = 0.2  # of its link's rate that a shaper queues before it drops
+MIN_QUEUE_BYTES = 64 * 1024  # of a queue, so that a slow link still holds a whole segment
 PASS_ALL = "30gbit"
 # Namespaces inherit the machine's. BBR's model of a path stands still for 0.2 s at times and loses its way where messages come in bursts; reno, which
 # every kernel has, does nothing of its own while no packet is lost, like the networks to be rehearsed.
@@ -154,7 +154,7 @@ def _routing(wiring: Wiring, routes: Routes) -> Iterator[Command]:
     for hop in routes.special:
         name, key = wiring.namespaces[hop.actor], (hop.actor, hop.dst, hop.link)
         if key not in tables:
-            tables[key] = FIRST_TABLE + used.get(hop.actor, 0)
+            tables[key] = FIRST_ROUTE_TABLE + used.get(hop.actor, 0)
             used[hop.actor] = used.get(hop.actor, 0) + 1
             yield _command("ip", name, f"{route(hop.actor, hop.dst, hop.link)} table {tables[key]}")
         assert hop.src is not None

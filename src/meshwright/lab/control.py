@@ -15,7 +15,7 @@ from .wire_format import receive, send
 
 __all__ = ["Control"]
 
-REQUEST_S = 150.0
+MAX_REQUEST_S = 150.0  # that the holder may take to answer one request
 
 
 class Control:
@@ -25,7 +25,7 @@ class Control:
         self.name = folder.name
         self._lock = threading.Lock()
         self._sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
-        self._sock.settimeout(REQUEST_S)
+        self._sock.settimeout(MAX_REQUEST_S)
         try:
             handle = os.open(folder, os.O_PATH | os.O_CLOEXEC)
             try:

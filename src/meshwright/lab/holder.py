@@ -42,11 +42,13 @@ def main() -> None:
             _answer({"error": "privileges", "message": str(first), "user_namespace": str(second)})
             return
     ready, done = os.pipe()
+    # NEWPID holds for children only: this one is process 1 of the lab, and when it ends the kernel ends all others in there.
     child = os.fork()
     if child == 0:
         os.close(ready)
         _first_process(folder, setup, owner, done)
     os.close(done)
+    # Ends when the child has closed its end: by an answer, or by dying without one.
     said = os.fdopen(ready, "rb").read()
     if not said:
         said = json.dumps({"error": "died", "message": "the first process of the lab ended"}).encode()
@@ -96,6 +98,7 @@ def _first_process(folder: Path, setup: dict[str, Any], owner: int, done: int) -
 
 def _mounts(folder: Path) -> None:
     """Our own view of /proc, of the names of network namespaces, and of /etc/hosts."""
+    # Nothing that is mounted from here on is seen outside; what is mounted outside still comes in.
     ns.mount("none", "/", "", ns.MS_REC | ns.MS_SLAVE)
     _make_place(folder)
     ns.mount("tmpfs", str(HERE), "tmpfs", ns.MS_NOSUID | ns.MS_NODEV, "mode=755")
@@ -109,6 +112,7 @@ def _make_place(folder: Path) -> None:
     try:
         HERE.mkdir(parents=True, exist_ok=True)
     except PermissionError:
+        # Held open, as the mount below may hide it: a bind from /proc/self/fd brings it back.
         ours = os.open(folder, os.O_PATH | os.O_CLOEXEC)
         ns.mount("tmpfs", "/run", "tmpfs", ns.MS_NOSUID | ns.MS_NODEV, "mode=755")
         HERE.mkdir(parents=True)

@@ -24,7 +24,7 @@ __all__ = [
     "method_for",
 ]  # fmt: skip
 
-MIN_DELAY_S = 200e-6
+MIN_DELAY_S = 200e-6  # shorter latencies are left to the simulator (docs/lab.md)
 # Measured on two cores (docs/lab.md): eight relayed directions passed 500 Mbit/s each, four at a time; half of that sum is the limit
 # that is documented, because the ranks need the processors too.
 MAX_RELAY_Bps = 62_500_000

@@ -31,7 +31,7 @@ from .impair import Impairment
 from .planning import Options, first_state, plan_lab
 from .process import LabProcess
 from .ranks import RunResult, device_environment, places, require_success, run_ranks
-from .standing import StandingLab
+from .standing_lab import StandingLab
 from .state import claim, folder_of, new_name, read_state, remove, write_state
 from .wiring import wire
 

@@ -14,14 +14,14 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from ..errors import Interrupted, RankFailed, RunTimeout, UsageError
-from ..run.machine.use import MachineUse, MachineUseRecorder
+from ..run.machine.machine_use import MachineUse, MachineUseRecorder
 from .process import LabProcess
-from .standing import StandingLab
+from .standing_lab import StandingLab
 
 __all__ = ["Place", "RunResult", "places", "rank_environment", "run_ranks"]
 
 GRACE_S = 3.0  # between the polite end and the other
-LINE_BYTES = 1 << 16  # a longer line is passed on in parts
+MAX_LINE_BYTES = 1 << 16  # a longer line is passed on in parts
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -180,7 +180,7 @@ class _Lines:
         *lines, self.rest = (self.rest + data).split(b"\n")
         for line in lines:
             self.sink(self.rank, line)
-        if self.rest and (not data or len(self.rest) > LINE_BYTES):
+        if self.rest and (not data or len(self.rest) > MAX_LINE_BYTES):
             self.sink(self.rank, self.rest)
             self.rest = b""
 

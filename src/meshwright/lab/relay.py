@@ -28,13 +28,13 @@ from .batches import HERE
 
 __all__ = ["Direction", "main"]
 
-FRAME_BYTES = 1 << 17
+MAX_FRAME_BYTES = 1 << 17  # read at once: a segmented frame of 64 KiB and its headers fit
 HEADER = b"\0" * 10  # virtio_net_hdr: nothing to check, nothing to segment
 _TUNSETIFF, _TUNSETOFFLOAD = 0x400454CA, 0x400454D0
 _IFF_TAP, _IFF_NO_PI, _IFF_VNET_HDR = 0x0002, 0x1000, 0x4000
 _TUN_F_CSUM, _TUN_F_TSO4, _TUN_F_TSO6 = 0x01, 0x02, 0x04
-MAX_AT_ONCE = 32  # frames taken from one cable before the others have their turn
-MAX_WAITING_BYTES = 64 << 20
+MAX_FRAMES_PER_TURN = 32  # frames taken from one cable before the others have their turn
+MAX_WAITING_BYTES = 64 << 20  # of frames that one direction delays; what comes beyond is dropped, as a full switch drops it
 
 
 class Direction:
@@ -99,9 +99,9 @@ def _carry(ways: dict[int, tuple[int, Direction]]) -> None:
         wait = max(0.0, min(times) - time.monotonic()) if times else None
         for fd in select.select(list(ways), [], [], wait)[0]:
             way = ways[fd][1]
-            for _ in range(MAX_AT_ONCE):
+            for _ in range(MAX_FRAMES_PER_TURN):
                 try:
-                    frame = os.read(fd, FRAME_BYTES)
+                    frame = os.read(fd, MAX_FRAME_BYTES)
                 except BlockingIOError:
                     break
                 way.put(frame, time.monotonic())

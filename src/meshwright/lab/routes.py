@@ -14,7 +14,7 @@ from .wiring import Wiring
 
 __all__ = ["Hop", "Routes", "find_routes", "walk"]
 
-FIRST_TABLE = 1000
+FIRST_ROUTE_TABLE = 1000  # number of the first routing table of a device: the kernel keeps 253 to 255 for itself
 
 
 @dataclass(frozen=True)

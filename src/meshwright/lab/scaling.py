@@ -17,18 +17,18 @@ from ..errors import Infeasible, UsageError
 from ..fabric.fabric import Fabric, Link, Provenance
 
 __all__ = [
-    "CARRY_Bps_PER_CORE", "MIN_RATE_Bps", "TICK_S", "WARN_SHARE", "Load", "burst_bytes", "load_of", "merge_parallel", "parse_scale", "rehearsed",
-    "segment_bytes",
+    "CARRY_Bps_PER_CORE", "MIN_RATE_Bps", "MAX_SHARE_UNWARNED", "TICK_S", "Load", "burst_bytes", "load_of", "merge_parallel", "parse_scale",
+    "rehearsed", "segment_bytes",
 ]  # fmt: skip
 
 _SCALE = re.compile(r"\d{1,16}(\.\d{1,16}|/\d{1,16})?(e\+?\d)?\Z")
 TICK_S = Fraction(4, 1000)  # kernels are built with 250 or 1000 ticks per second; 250 is the slower
-SEGMENT_S = Fraction(1, 1000)
-MIN_SEGMENT_BYTES, MAX_SEGMENT_BYTES = 8 * 1024, 64 * 1024
+SEGMENT_S = Fraction(1, 1000)  # of a link's rate in one segment, so that four of them make no bucket that hides whole messages
+MIN_SEGMENT_BYTES, MAX_SEGMENT_BYTES = 8 * 1024, 64 * 1024  # the kernel has no longer segments, and shorter ones cost the processor more
 MIN_RATE_Bps = 12_500  # 100 kbit/s: 1 MB takes 80 s
 # One stream through a lab without limits reaches 8.5 to 13.8 Gbit/s on two cores that do nothing else (benchmarks/lab_links.py).
 CARRY_Bps_PER_CORE = 500_000_000
-WARN_SHARE = Fraction(1, 2)  # beyond half of that, times begin to measure the processor instead of the links
+MAX_SHARE_UNWARNED = Fraction(1, 2)  # beyond half of that, times begin to measure the processor instead of the links
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -85,7 +85,7 @@ def load_of(fabric: Fabric, cores: float) -> Load:
         sends = sum(fabric.links[x].rate_Bps for x in fabric.out_links[device])
         total += min(sends, sum(fabric.links[x].rate_Bps for x in fabric.in_links[device]))
     limit = int(CARRY_Bps_PER_CORE * cores)
-    warn = int(limit * WARN_SHARE)
+    warn = int(limit * MAX_SHARE_UNWARNED)
     return Load(sum_Bps=total, limit_Bps=limit, warn_Bps=warn, scale=_round_up(Fraction(total, max(1, warn))))
 
 

@@ -23,8 +23,8 @@ from .wire_format import receive, send
 __all__ = ["RUN_VARIABLE", "Server"]
 
 RUN_VARIABLE = "MESHWRIGHT_LAB_RUN"
-CLIENT_S = 10.0  # a client that stops within a message is dropped
-END_S = 5.0
+MAX_CLIENT_SILENCE_S = 10.0  # a client that stops within a message is dropped
+MAX_END_S = 5.0  # until the killed processes of a run must be gone; then those left are counted
 
 
 class Server:
@@ -62,7 +62,7 @@ class Server:
                     os.read(wake, 4096)
                 elif fd == self.listener.fileno():
                     client = self.listener.accept()[0]
-                    client.settimeout(CLIENT_S)
+                    client.settimeout(MAX_CLIENT_SILENCE_S)
                     self.clients[client] = set()
                     poll.register(client, select.POLLIN)
                 elif fd == self.owner:
@@ -133,6 +133,7 @@ class Server:
         return {"problem": None, "outputs": outputs}
 
     def _free_port(self, actor: int) -> int:
+        # Entered for a moment: this process has one thread, so nothing else of it runs in there.
         own = os.open("/proc/self/ns/net", os.O_RDONLY | os.O_CLOEXEC)
         ns.setns(self.nets[actor], ns.NEWNET)
         try:
@@ -158,6 +159,7 @@ class Server:
         os.close(says)
         with os.fdopen(said, "rb") as words:
             problem = words.read().decode()
+        # The pipe is close-on-exec: it ends without a word when the program runs, and with one when it could not be started.
         if problem:
             os.waitpid(pid, 0)
             return {"message": problem}, []
@@ -168,6 +170,7 @@ class Server:
 
     def _become(self, request: dict[str, Any], fds: list[int]) -> None:
         """In the new process: take its place and turn into the program."""
+        # A session of its own, so that the keyboard's interrupts do not reach it and its members are found by it.
         os.setsid()
         signal.set_wakeup_fd(-1)
         for number in (signal.SIGCHLD, signal.SIGPIPE, signal.SIGINT):
@@ -217,7 +220,7 @@ class Server:
 
     def end(self, run: str) -> int:
         """Kill all processes of a run; how many were still there after five seconds."""
-        deadline = time.monotonic() + END_S
+        deadline = time.monotonic() + MAX_END_S
         while True:
             found = self._members(run)
             for pid in found:

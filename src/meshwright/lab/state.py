@@ -24,7 +24,7 @@ from ..run.machine.cpu_quota import process_start_ticks
 __all__ = ["LabState", "LinkState", "claim", "folder_of", "known_labs", "new_name", "read_state", "remove", "runtime_folder", "write_state"]
 
 SCHEMA, VERSION = "meshwright.lab", 1
-MAX_BYTES = 32 << 20
+MAX_STATE_BYTES = 32 << 20  # of a lab's state file, which anybody may have damaged
 _NAME = re.compile(r"[a-z0-9][a-z0-9-]{0,23}\Z")
 
 
@@ -163,7 +163,7 @@ def read_state(folder: Path) -> LabState:
     path = folder / "state.json"
     try:
         with path.open("rb") as file:
-            data = file.read(MAX_BYTES + 1)
+            data = file.read(MAX_STATE_BYTES + 1)
     except OSError:
         names = [x.name for x in known_labs()]
         hint = f"there {'is' if len(names) == 1 else 'are'} {', '.join(names)}" if names else "see `meshwright lab up`"

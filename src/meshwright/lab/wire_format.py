@@ -11,8 +11,8 @@ from typing import Any
 
 __all__ = ["MAX_MESSAGE_BYTES", "receive", "send"]
 
-MAX_MESSAGE_BYTES = 64 << 20
-MAX_FDS = 8
+MAX_MESSAGE_BYTES = 64 << 20  # of one document: a damaged length must not make the holder keep more
+MAX_FDS = 8  # file descriptors that go with one message
 _HEADER = struct.Struct("!I")
 
 

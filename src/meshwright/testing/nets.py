@@ -12,13 +12,13 @@ from ..graph.graph import OpGraph
 
 __all__ = ["captured", "chain", "residual"]
 
-BATCH = 8
+BATCH_SAMPLES = 8
 
 
 def chain() -> tuple[nn.Module, tuple[torch.Tensor, ...]]:
     """Linear layers one after the other."""
     layers = nn.Sequential(nn.Linear(32, 64), nn.ReLU(), nn.Linear(64, 32), nn.ReLU(), nn.Linear(32, 16))
-    return layers, (torch.randn(BATCH, 32), torch.randint(16, (BATCH,)))
+    return layers, (torch.randn(BATCH_SAMPLES, 32), torch.randint(16, (BATCH_SAMPLES,)))
 
 
 class _Residual(nn.Module):  # type: ignore[misc]  # torch has no types here
@@ -34,7 +34,7 @@ class _Residual(nn.Module):  # type: ignore[misc]  # torch has no types here
 
 def residual() -> tuple[nn.Module, tuple[torch.Tensor, ...]]:
     """A value with two readers, and a normalisation."""
-    return _Residual(), (torch.randn(BATCH, 16), torch.randint(8, (BATCH,)))
+    return _Residual(), (torch.randn(BATCH_SAMPLES, 16), torch.randint(8, (BATCH_SAMPLES,)))
 
 
 @lru_cache

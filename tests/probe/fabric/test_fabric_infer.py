@@ -15,10 +15,10 @@ from meshwright.probe.fabric.build import least_squares
 from meshwright.probe.fabric.campaign import probe_fabric
 from meshwright.probe.fabric.costs import cost_matrix
 from meshwright.probe.fabric.direct import alike
+from meshwright.probe.fabric.fair_share import Trial, errors_of, share
 from meshwright.probe.fabric.infer import Inferred, infer_fabric, require_explained, verify
 from meshwright.probe.fabric.measurements import Measurements
 from meshwright.probe.fabric.report import probe_document, probe_text, probed_toml
-from meshwright.probe.fabric.share import Trial, errors_of, share
 from meshwright.probe.fabric.tree import compatible, linkage_sets
 
 pytestmark = pytest.mark.timeout(240)

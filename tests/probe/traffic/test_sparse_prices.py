@@ -22,7 +22,7 @@ def test_every_op_has_a_price(elements: int, k: int, ranks: int) -> None:
 
 
 def test_larger_vectors_are_priced_in_proportion(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "MOST", 5_000)
+    monkeypatch.setattr(module, "MAX_ELEMENTS", 5_000)
     asked = []
 
     def fixed(elements: int, k: int, ranks: int) -> dict[str, float]:

@@ -21,7 +21,7 @@ NONE = Pacing(mode="none")
 QUICK = {"sizes": (4, 1024, 65536, 1 << 20), "budget_s": 0.01, "batches": 1}
 
 
-def part(alpha, beta, cpu=0.5, sizes=transport.SIZES):
+def part(alpha, beta, cpu=0.5, sizes=transport.MESSAGE_SIZES):
     """What a rank reports when messages take alpha + beta * size and half of that is CPU time."""
     rows = [{"wall_s": alpha + beta * s, "cpu_s": cpu * (alpha + beta * s), "rounds": 10} for s in sizes]
     return {"sizes": list(sizes), "ring": rows, "pingpong": rows[::2], "reference_s": 1.1e-3, "add_s_per_byte": 4e-11}

@@ -22,7 +22,7 @@ from meshwright.errors import MeshwrightError
 from meshwright.io.fabric.name import load_fabric
 from meshwright.program.hash import program_hash
 from meshwright.run.group.call import Session
-from meshwright.run.group.code import compile_rank, form_of
+from meshwright.run.group.rank_code import compile_rank, form_of
 from meshwright.testing.group_twin import Fault, Outcome, VirtualCall, VirtualWorld
 
 TIMEOUT_S, GRACE_S, COLLECTIVES = 1.0, 0.25, 2

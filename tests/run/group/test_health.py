@@ -33,7 +33,8 @@ from meshwright.run.group import control as control_module
 from meshwright.run.group import health as health_module
 from meshwright.run.group.addresses import own_address, transferred
 from meshwright.run.group.agreement import Agreement
-from meshwright.run.group.control import MAX_FRAME, PROTOCOL, SAMPLES, Control, Hello, Member, _Connection, frame
+from meshwright.run.group.control import MAX_SAMPLES, Control, Member, _Connection
+from meshwright.run.group.control_frames import MAX_FRAME_BYTES, PROTOCOL_VERSION, Hello, frame
 from meshwright.run.group.health import GroupHealth, claim_of, error_of, grace_s, refuse
 from meshwright.run.group.verdict import CRAWLS, CUT, SILENT, Claim, Verdict, View, first_cause
 from meshwright.run.group.work import PlannedWork
@@ -170,9 +171,9 @@ def test_a_rank_that_never_comes(listeners: list[Control]) -> None:
 def test_a_rank_that_cannot_join_says_why() -> None:
     ranks = Ranks.__new__(Ranks)
     store = dist.HashStore()
-    health_module.LINGER_S, before = 0.0, health_module.LINGER_S
+    health_module.MAX_LINGER_S, before = 0.0, health_module.MAX_LINGER_S
     refuse(dist.PrefixStore("g", store), 1, 2, FormatError("is not a plan", where="plan.json"))
-    health_module.LINGER_S = before
+    health_module.MAX_LINGER_S = before
     ranks.store, ranks.ended, ranks.raised, ranks.views, ranks.all = store, {}, {}, {r: View(rank=r) for r in range(2)}, {}
     ranks._meet(0, 2, 5.0)
     assert isinstance(ranks.raised[0], RankFailed) and "rank 1 could not join: plan.json: is not a plan" in str(ranks.raised[0])
@@ -207,11 +208,11 @@ def strangers(port: int, group: str) -> Iterator[tuple[str, bytes]]:
     rng = random.Random(1)
     yield "nothing", b""
     yield "noise", rng.randbytes(300)
-    yield "a huge frame", struct.pack("!I", MAX_FRAME + 1) + b"x" * 100
+    yield "a huge frame", struct.pack("!I", MAX_FRAME_BYTES + 1) + b"x" * 100
     yield "an early big frame", struct.pack("!I", 5000) + b"x" * 5000
-    yield "a wrong token", frame(Hello(protocol=PROTOCOL, group=group, token="guess", rank=1))
+    yield "a wrong token", frame(Hello(protocol=PROTOCOL_VERSION, group=group, token="guess", rank=1))
     yield "another version", frame(Hello(protocol=99, group=group, token="guess", rank=1))
-    yield "another group", frame(Hello(protocol=PROTOCOL, group="other", token="guess", rank=1))
+    yield "another group", frame(Hello(protocol=PROTOCOL_VERSION, group="other", token="guess", rank=1))
     yield "nested", struct.pack("!I", 900) + b"[" * 900
     yield "HTTP", b"GET / HTTP/1.1\r\nHost: x\r\n\r\n"
     for _ in range(30):
@@ -231,7 +232,7 @@ def test_strangers_change_nothing() -> None:
                 connection.settimeout(5)
                 assert connection.recv(100) == b"", what  # no answer to anybody
         with socket.create_connection((control.address, control.port), timeout=5) as twin:  # the right token, but rank 1 is here already
-            twin.sendall(frame(Hello(protocol=PROTOCOL, group=member.group, token=member.token, rank=1)))
+            twin.sendall(frame(Hello(protocol=PROTOCOL_VERSION, group=member.group, token=member.token, rank=1)))
             twin.settimeout(5)
             assert twin.recv(100) == b""
         assert not ranks.ended and len(member.connections) == 2
@@ -268,7 +269,7 @@ def test_bytes_of_a_connection_are_seen() -> None:
             assert transferred({"127.0.0.9"}) == {"127.0.0.9": 0}
 
 
-@pytest.mark.parametrize(("still", "said"), [(SAMPLES - 1, CRAWLS), (SAMPLES, CUT)])
+@pytest.mark.parametrize(("still", "said"), [(MAX_SAMPLES - 1, CRAWLS), (MAX_SAMPLES, CUT)])
 def test_a_slow_link_may_stall_for_a_while(still: int, said: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Bytes move, then none for some samples, while nobody takes what this rank sends."""
     with socket.create_server(("127.0.0.2", 0)) as server, socket.create_connection(server.getsockname()) as out:

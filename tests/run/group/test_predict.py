@@ -13,7 +13,6 @@ from meshwright.errors import Infeasible, PlanMismatch
 from meshwright.fabric.edit import sustained
 from meshwright.io.fabric.name import load_fabric
 from meshwright.run.group.choose import builtin, executed
-from meshwright.run.group.code import form_of
 from meshwright.run.group.plans import size_class
 from meshwright.run.group.predict import (
     WALKS,
@@ -27,6 +26,7 @@ from meshwright.run.group.predict import (
     walk_program,
     walked,
 )
+from meshwright.run.group.rank_code import form_of
 from meshwright.simulate import simulate_program
 
 TRANSPORT = Transport(per_message_s=2e-5)
@@ -87,7 +87,7 @@ def test_ranks_that_share_cores_are_judged_by_late_messages_too() -> None:
 
 
 def test_programs_too_long_to_walk_are_no_choice(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("meshwright.run.group.choose.MAX_STEPS", 1)
+    monkeypatch.setattr("meshwright.run.group.choose.MAX_SIMULATED_STEPS", 1)
     with pytest.raises(Infeasible, match="executed"):
         executed(problem(), [Ring()])
 

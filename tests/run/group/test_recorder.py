@@ -57,12 +57,12 @@ def test_what_was_written_is_read(tmp_path: Path) -> None:
 
 def test_the_ring_keeps_the_last(tmp_path: Path) -> None:
     file, recorder = fresh(tmp_path)
-    for _ in range(3 * layout.RING):
+    for _ in range(3 * layout.RING_RECORDS):
         recorder.begin(recorder.asked(SUM, 8, 5))
         recorder.end()
     (group,) = read_record(file.path).groups
     numbers = [c.number for c in group.history]
-    assert len(numbers) == layout.RING and numbers == list(range(2 * layout.RING + 1, 3 * layout.RING + 1))
+    assert len(numbers) == layout.RING_RECORDS and numbers == list(range(2 * layout.RING_RECORDS + 1, 3 * layout.RING_RECORDS + 1))
     assert file.path.stat().st_size == layout.FILE_BYTES
     recorder.close()
 
@@ -70,8 +70,8 @@ def test_the_ring_keeps_the_last(tmp_path: Path) -> None:
 def test_a_row_that_is_used_again_forgets_its_earlier_group(tmp_path: Path) -> None:
     file, first = fresh(tmp_path)
     file.users = 50
-    rows = [first, *(Recorder(file, [0, 1], 1) for _ in range(layout.GROUPS + 3))]
-    assert len({r.id for r in rows[: layout.GROUPS]}) == layout.GROUPS, "one row each while there are rows"
+    rows = [first, *(Recorder(file, [0, 1], 1) for _ in range(layout.MAX_GROUPS + 3))]
+    assert len({r.id for r in rows[: layout.MAX_GROUPS]}) == layout.MAX_GROUPS, "one row each while there are rows"
     assert rows[-1].number == 0 and rows[-1].asked(SUM, 8, 1) == 1, "a group without a row works all the same"
     rows[3].begin(rows[3].asked(SUM, 8, 9))
     rows[3].close()
@@ -181,7 +181,7 @@ def test_a_torn_position_and_a_torn_record_say_so(tmp_path: Path) -> None:
     good = bytearray(sample(tmp_path))
     at = layout.HEADER_BYTES + 8 * layout.G_POSITION
     struct.pack_into("<q", good, at, 12345)
-    for row in range(layout.RING):
+    for row in range(layout.RING_RECORDS):
         place = layout.RING_AT + row * layout.RECORD_BYTES
         if struct.unpack_from("<q", good, place)[0]:
             struct.pack_into("<q", good, place, 999)

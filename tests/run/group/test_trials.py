@@ -7,7 +7,7 @@ from collections import Counter
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from meshwright.run.group.trials import MARGIN, Trials, most_calls
+from meshwright.run.group.trials import MIN_GAIN_SHARE, Trials, most_calls
 
 
 def run(trials: Trials, true_s: list[float], disturbed: dict[int, int], factor: float) -> list[int]:
@@ -32,7 +32,7 @@ def test_one_disturbed_call_of_each_decides_nothing(true_s: list[float], data: s
     trials = Trials(len(true_s), 1e9)
     turns = run(trials, true_s, disturbed, data.draw(st.sampled_from([1.5, 30.0])))
     best = min(true_s)
-    if best < (1 - MARGIN) * true_s[0]:
+    if best < (1 - MIN_GAIN_SHARE) * true_s[0]:
         assert true_s[trials.winner] == best
     else:
         assert trials.winner == 0
@@ -67,5 +67,5 @@ def test_a_budget_ends_trials_and_what_is_known_decides() -> None:
 
 def test_as_fast_is_not_faster() -> None:
     trials = Trials(2, 1e9)
-    run(trials, [1.0, 1.0 - MARGIN / 2], {}, 1.0)
+    run(trials, [1.0, 1.0 - MIN_GAIN_SHARE / 2], {}, 1.0)
     assert trials.winner == 0

@@ -16,8 +16,8 @@ from meshwright.io.fabric.name import load_fabric
 from meshwright.program.builder import ProgramBuilder
 from meshwright.program.program import Contract
 from meshwright.run.group.chunks import ChunkMap, regions
-from meshwright.run.group.code import compile_rank, form_of
 from meshwright.run.group.instructions import Op
+from meshwright.run.group.rank_code import compile_rank, form_of
 
 OPERATIONS = ("all-reduce", "all-gather", "reduce-scatter", "broadcast", "reduce", "all-to-all", "scatter", "gather")
 ROOTED = ("broadcast", "reduce", "scatter", "gather")

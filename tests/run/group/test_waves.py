@@ -17,8 +17,8 @@ from meshwright.io.fabric.name import load_fabric
 from meshwright.program.builder import ProgramBuilder
 from meshwright.program.program import Contract, Program
 from meshwright.run.group.call import Call, Session
-from meshwright.run.group.code import form_of
 from meshwright.run.group.engine import Engine
+from meshwright.run.group.rank_code import form_of
 from meshwright.run.group.reductions import reduction
 from meshwright.run.group.settings import Settings
 from meshwright.run.group.streams import DeviceRunner, GroupedMessages

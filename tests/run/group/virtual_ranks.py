@@ -15,8 +15,8 @@ import torch
 from meshwright.program.program import Program
 from meshwright.run.group.call import Call, Session
 from meshwright.run.group.chunks import BLOCKED
-from meshwright.run.group.code import Bound, compile_rank, form_of
 from meshwright.run.group.instructions import Op
+from meshwright.run.group.rank_code import Bound, compile_rank, form_of
 from meshwright.run.group.walk import Under, walk
 from meshwright.run.group.waves import compile_waves, walk_waves, waves_of
 

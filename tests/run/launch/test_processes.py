@@ -27,8 +27,8 @@ from meshwright.job import Training
 from meshwright.plan.plan import Prediction
 from meshwright.program.calls import inline
 from meshwright.program.program import Kind
-from meshwright.run.launch.reading import read_run
 from meshwright.run.launch.request import RunRequest
+from meshwright.run.launch.run_folder import read_run
 from meshwright.run.launch.train_run import train_run
 from meshwright.testing.serial import serial_losses
 

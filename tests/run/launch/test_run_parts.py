@@ -15,8 +15,8 @@ from meshwright.run.checkpoint.checkpoint import commit_index, find_checkpoint, 
 from meshwright.run.checkpoint.index import checkpoint_folder
 from meshwright.run.executor.memory import StagingPool
 from meshwright.run.launch.dry_run import dry_run
-from meshwright.run.launch.reading import read_run
 from meshwright.run.launch.request import RunRequest
+from meshwright.run.launch.run_folder import read_run
 from meshwright.run.launch.train_run import train_run
 from meshwright.run.machine.process import FailureReport
 from meshwright.run.ranks.blame import first_cause, timeout_error, typed

@@ -19,8 +19,8 @@ from meshwright.run.executor.executor import Executor
 from meshwright.run.executor.lanes import fuse_lanes
 from meshwright.run.executor.memory import RankMemory
 from meshwright.run.executor.transport import TaglessTransport
-from meshwright.run.launch.reading import read_run
 from meshwright.run.launch.request import RunRequest
+from meshwright.run.launch.run_folder import read_run
 from meshwright.run.launch.train_run import train_run
 from meshwright.run.recording.module_clock import ModuleClock
 from meshwright.run.train.data import Batches, open_data

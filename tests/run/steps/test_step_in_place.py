@@ -16,7 +16,7 @@ from meshwright.check.training.step_memory import check_step_plan
 from meshwright.decide.memory.step import keep_everything
 from meshwright.errors import RunError
 from meshwright.graph.step_graph import replacement
-from meshwright.probe.costs.kept_memory import kept_memory
+from meshwright.probe.costs.malloc_settings import kept_memory
 from meshwright.probe.steps import in_place as step_in_place
 from meshwright.probe.steps.choices import with_variants
 from meshwright.probe.steps.costs import StepCost, StepCosts, keys_of, measure_step
@@ -51,7 +51,8 @@ def test_ratios_are_asked_once_and_kept(step: CapturedStep, costs: StepCosts) ->
     first = ratios_in_place(step.graph_module, graph, tensors, costs, rounds=1)
     assert first.plain and all(LIMITS[0] <= r <= LIMITS[1] for r in first.plain.values()) and torch.equal(state, torch.get_rng_state())
     assert ratios_in_place(step.graph_module, graph, tensors, StepCosts(costs.path)) == first and asked == [1]
-    assert all(costs.costs[key].time_s >= step_in_place.MIN_S for name, key in keys_of(step.graph_module, graph).items() if name in first.plain)
+    keys = keys_of(step.graph_module, graph)
+    assert all(costs.costs[key].time_s >= step_in_place.MIN_OPERATOR_S for name, key in keys.items() if name in first.plain)
 
 
 def test_what_takes_its_time_from_the_step(step: CapturedStep, costs: StepCosts) -> None:
@@ -59,7 +60,7 @@ def test_what_takes_its_time_from_the_step(step: CapturedStep, costs: StepCosts)
     graph = measure_step(step.graph_module, step.step_graph, costs=costs)
     keys = keys_of(step.graph_module, graph)
     (name, *_), others = [n for n in keys if "convolution" in n], [n for n in keys if "convolution" not in n]
-    for n, time_s in {name: 1.0, **dict.fromkeys(others, step_in_place.MIN_S / 2)}.items():
+    for n, time_s in {name: 1.0, **dict.fromkeys(others, step_in_place.MIN_OPERATOR_S / 2)}.items():
         costs.costs[keys[n]] = replace_time(costs.costs[keys[n]], time_s)
     graph = measure_step(step.graph_module, step.step_graph, costs=costs)
     ratios = ratios_in_place(step.graph_module, graph, lambda: step_tensors(step), costs, rounds=1)
@@ -119,7 +120,7 @@ def test_freed_memory_stays_while_something_is_timed() -> None:
 
 
 def test_without_glibc_nothing_is_done(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("meshwright.probe.costs.kept_memory.ctypes.CDLL", lambda _: object())
+    monkeypatch.setattr("meshwright.probe.costs.malloc_settings.ctypes.CDLL", lambda _: object())
     with kept_memory() as known:
         assert not known
 
@@ -136,7 +137,7 @@ def test_other_implementations_are_timed_in_steps_that_use_them(step: CapturedSt
     plain = ratios_in_place(step.graph_module, alone, tensors, costs, rounds=1)
     found = ratios_of_ways(step.graph_module, joint, tensors, costs, plain, rounds=1)
     assert found.plain == plain.plain and all(LIMITS[0] <= r <= LIMITS[1] for r in found.ways.values())
-    long = {(n.name, a.name) for n in joint.nodes if n.name in plain.plain for a in n.alternatives if a.time_s >= step_in_place.MIN_S}
+    long = {(n.name, a.name) for n in joint.nodes if n.name in plain.plain for a in n.alternatives if a.time_s >= step_in_place.MIN_OPERATOR_S}
     assert {way for _, way in found.ways} & {"in_place", "over_gradient"} and {x for x in found.ways if x[1] != PLAIN} <= long
     assert ratios_of_ways(step.graph_module, joint, tensors, StepCosts(costs.path), plain) == found and asked == [1, 1]
     doubled = replace(found, ways=dict.fromkeys(found.ways, 2.0))

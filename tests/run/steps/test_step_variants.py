@@ -14,7 +14,7 @@ from meshwright.errors import RunError, UsageError
 from meshwright.graph.step_graph import StepGraph, StepPlan
 from meshwright.probe.steps.choices import with_variants
 from meshwright.run.steps.step import measured_peak_bytes, runner_of, step_tensors
-from meshwright.run.steps.variants import BLOCK, int8, unpacked
+from meshwright.run.steps.variants import BLOCK_ELEMENTS, int8, unpacked
 
 
 class Mixed(nn.Module):
@@ -97,8 +97,8 @@ def test_a_plan_that_chooses_among_them_runs_equal_in_its_bytes(step: CapturedSt
 def test_int8_is_within_half_a_step_of_its_block() -> None:
     x = torch.randn(3, 700, generator=torch.Generator().manual_seed(0)) * torch.logspace(-6, 3, 700)
     narrow = int8(x)
-    assert narrow.scale is not None and narrow.data.numel() == -(-x.numel() // BLOCK) * BLOCK
-    step_of = narrow.scale.repeat_interleave(BLOCK)[: x.numel()].view(x.shape)
+    assert narrow.scale is not None and narrow.data.numel() == -(-x.numel() // BLOCK_ELEMENTS) * BLOCK_ELEMENTS
+    step_of = narrow.scale.repeat_interleave(BLOCK_ELEMENTS)[: x.numel()].view(x.shape)
     assert bool(((unpacked(narrow) - x).abs() <= step_of * 0.5001).all())
 
 

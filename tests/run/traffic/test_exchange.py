@@ -6,13 +6,14 @@ import numpy as np
 import pytest
 from traffic_rig import exchanged
 
-from meshwright.run.traffic.exchange import ADD_HERE_BYTES, AT_ONCE_BYTES, IN_PARTS_BYTES
+from meshwright.run.traffic.exchange import MAX_ADD_HERE_BYTES, MAX_AT_ONCE_BYTES, MAX_IN_PARTS_BYTES
 
 pytestmark = [pytest.mark.real, pytest.mark.timeout(120)]
 
 RANKS = 3
-COUNTS = (1, 7, ADD_HERE_BYTES // 8, ADD_HERE_BYTES // 8 + 2, IN_PARTS_BYTES // 4, IN_PARTS_BYTES // 4 + 1)  # of float32, on both sides of every line
-LENGTHS = (1, AT_ONCE_BYTES // 2, AT_ONCE_BYTES // 2 + 1)
+# Of float32, on both sides of every line.
+COUNTS = (1, 7, MAX_ADD_HERE_BYTES // 8, MAX_ADD_HERE_BYTES // 8 + 2, MAX_IN_PARTS_BYTES // 4, MAX_IN_PARTS_BYTES // 4 + 1)
+LENGTHS = (1, MAX_AT_ONCE_BYTES // 2, MAX_AT_ONCE_BYTES // 2 + 1)
 
 
 def test_every_way_to_sum_and_to_gather_gives_the_same_on_all_ranks(pool, tmp_path):

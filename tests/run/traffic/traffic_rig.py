@@ -16,7 +16,7 @@ from torch import nn
 
 from meshwright.drive.traffic import plan_traffic
 from meshwright.errors import MeshwrightError
-from meshwright.probe.traffic.settled import settled_plan
+from meshwright.probe.traffic.settled_plan import settled_plan
 from meshwright.probe.traffic.steps import measure_traffic
 from meshwright.run.traffic import PlannedTraffic, traffic_hook
 from meshwright.run.traffic.agreement import digest

@@ -38,8 +38,8 @@ __all__ = ["GemmTable", "TablePrices", "gemm_errors", "nccl_errors", "table_pric
 F64 = NDArray[np.float64]
 TABLE_DTYPE = {"bf16": "bfloat16", "bfloat16": "bfloat16", "fp16": "bfloat16", "fp8": "fp8"}
 FRAMEWORKS = ("vllm", "sglang", "trtllm")
-LARGE_FLOPS = 1e10  # products from here on show the efficiency, not the launch
-MEMORY_EFFICIENCY = 0.8  # the package's own correction for plain memory traffic; assumed
+MIN_LARGE_FLOPS = 1e10  # products from here on show the efficiency, not the launch
+MEMORY_RATE_SHARE = 0.8  # the package's own correction for plain memory traffic; assumed
 
 
 def nccl_errors(curves: Iterable[NcclCurve]) -> dict[str, FitErrors]:
@@ -195,7 +195,7 @@ def tables_cost(system: str, *, dtype: str = "bf16") -> Cost:
     curves, _, nccl = read_nccl(system)
     efficiency, per_call = _efficiency(table.curves, peak)
     return Cost(
-        name=f"tables:{system}", dtype=dtype, flops_efficiency=efficiency, memory_efficiency=MEMORY_EFFICIENCY, per_call_s=per_call,
+        name=f"tables:{system}", dtype=dtype, flops_efficiency=efficiency, memory_efficiency=MEMORY_RATE_SHARE, per_call_s=per_call,
         default_flops=peak, default_memory_Bps=peaks.memory_bandwidth_Bps, transport=_transport(curves, peaks), evidence="interpolated",
         source=f"aiconfigurator-core {package_version()}: {system} gemm {source}, nccl {nccl}",
     )  # fmt: skip
@@ -207,7 +207,7 @@ def _efficiency(curves: Sequence[GemmCurve], peak: float) -> tuple[float, float]
     small = []
     for c in curves:
         flops = 2.0 * c.m * c.n * c.k
-        large.append((flops / peak / c.times_s)[flops >= LARGE_FLOPS])
+        large.append((flops / peak / c.times_s)[flops >= MIN_LARGE_FLOPS])
         small.append(float(c.times_s[0]))
     shares = np.concatenate(large)
     if len(shares) == 0:

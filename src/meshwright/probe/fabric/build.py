@@ -10,13 +10,13 @@ import numpy as np
 
 from ...errors import UsageError
 from ...fabric.fabric import Device, Fabric, Link, Provenance, Switch
-from .direct import SAME, DirectFit, alike
+from .direct import MAX_RATE_DIFFERENCE_SHARE, DirectFit, alike
+from .fair_share import F64, Bools
 from .measurements import Measurements
-from .share import F64, Bools
 
 __all__ = ["Nodes", "build_direct", "build_loopback", "build_tree", "least_squares"]
 
-DIGITS = 3
+RATE_DIGITS = 3  # significant digits of an inferred rate: measurements do not give more
 
 
 @dataclass(frozen=True)
@@ -51,7 +51,7 @@ def _rates(rates: F64, exact: bool, within: float = 0.04) -> list[int]:
     """Whole bytes/s. Not exact: rates within noise of each other are equal, and have three digits."""
     if exact:
         return [max(1, round(float(r))) for r in rates]
-    return [max(1, round(float(f"{r:.{DIGITS}g}"))) for r in alike(rates, within=within)]
+    return [max(1, round(float(f"{r:.{RATE_DIGITS}g}"))) for r in alike(rates, within=within)]
 
 
 def _devices(nodes: Nodes) -> tuple[Device, ...]:
@@ -158,7 +158,7 @@ def build_direct(
     nodes: Nodes, direct: DirectFit, rtt: F64, loopback: Mapping[int, tuple[float, float]], name: str, measured: Measurements, *, exact: bool
 ) -> tuple[Fabric, list[str]]:
     """One cable per pair that has one; (fabric, name of each fitted link)."""
-    rates = _rates(direct.fit.capacity_Bps, exact, SAME)
+    rates = _rates(direct.fit.capacity_Bps, exact, MAX_RATE_DIFFERENCE_SHARE)
     links = []
     for k, (i, j) in enumerate(direct.pairs):
         for way, (a, b) in enumerate(((i, j), (j, i))):

@@ -17,19 +17,19 @@ import numpy as np
 
 from ...errors import RunError, TimeLimit, UsageError
 from .build import Nodes
-from .infer import TOLERANCE, Inferred, infer_fabric, nodes_of, verify
+from .fair_share import F64, Trial
+from .infer import MAX_ERROR_SHARE, Inferred, infer_fabric, nodes_of, verify
 from .measurements import Measurements
 from .rank_order import tournament
-from .share import F64, Trial
 
-__all__ = ["BUDGET_S", "Network", "probe_fabric"]
+__all__ = ["MAX_CAMPAIGN_S", "Network", "probe_fabric"]
 
-BUDGET_S = 90.0
-ROUNDS = 4
-ALONE_SHARE = 0.3  # of the budget at most for pairs alone
-LONGER = 4.0  # a trial that is run again lasts this many times as long: TCP needs a while to fill a link that many share
-MAX_AGAIN = 12  # trials run again at a time
-WIDEST = 24  # transfers at most from or to one host at once
+MAX_CAMPAIGN_S = 90.0  # of measuring, unless the caller says otherwise
+MAX_ROUNDS = 4  # inferences, between which what is not explained is measured again
+MAX_ALONE_SHARE = 0.3  # of that time, for pairs alone: the rest is for trials of many at once, which tell who shares what
+RETRIAL_TIME_FACTOR = 4.0  # by which a trial that is run again lasts longer: TCP needs a while to fill a link that many share
+MAX_RETRIALS = 12  # trials run again in a round, the worst explained ones
+MAX_TRANSFERS_PER_HOST = 24  # from or to one host at once; with more, its processors are measured
 
 Flow = tuple[int, int]
 
@@ -100,7 +100,9 @@ class _Campaign:
         out: list[tuple[str, list[Flow]]] = []
         for v in range(n) if n > 2 else ():
             others = [u for u in range(n) if u != v]
-            some = others if len(others) <= WIDEST else sorted(self.rng.choice(others, WIDEST, replace=False).tolist())
+            some = others
+            if len(others) > MAX_TRANSFERS_PER_HOST:
+                some = sorted(self.rng.choice(others, MAX_TRANSFERS_PER_HOST, replace=False).tolist())
             out.append(("fan-out", [(v, u) for u in some]))
             out.append(("fan-in", [(u, v) for u in some]))
         seats = self.rng.permutation(n).tolist()
@@ -124,7 +126,7 @@ class _Campaign:
         rest = [(a, b) for a in range(self.n) for b in range(self.n) if a != b and (a, b) not in {*ring, *back}]
         rest = [rest[k] for k in self.rng.permutation(len(rest))]
         out: list[Trial] = []
-        limit = self.budget_s * ALONE_SHARE
+        limit = self.budget_s * MAX_ALONE_SHARE
         for pair in (*ring, *back, *rest):
             if len(out) >= len(ring) and self.budget_s - self.left_s() > limit:
                 self.say(f"{len(out)} of {self.n * (self.n - 1)} pairs measured by themselves; the budget is for transfers at once now")
@@ -186,12 +188,12 @@ class _Campaign:
     def repeat_unexplained(self, found: Inferred) -> bool:
         """Run trials again, longer, that are not explained; an accident is replaced by the run that is explained better. Whether any was replaced."""
         changed, trials = False, list(self.measured.trials)
-        worst = sorted(range(len(trials)), key=lambda k: -found.checks[k].error)[:MAX_AGAIN]
+        worst = sorted(range(len(trials)), key=lambda k: -found.checks[k].error)[:MAX_RETRIALS]
         for k in worst:
             check = found.checks[k]
             if check.error > self.tolerance and self.left_s() > 0:
                 self.again += 1
-                once_more = self.run(check.trial.kind, check.trial.flows, LONGER)
+                once_more = self.run(check.trial.kind, check.trial.flows, RETRIAL_TIME_FACTOR)
                 one = replace(self.measured, trials=(once_more,), held_out=(False,))
                 if verify(found.fabric, one)[0].error < check.error:
                     trials[k], changed = once_more, True
@@ -205,7 +207,7 @@ class _Campaign:
         self.measured = self.measured.with_trials([*first, *base], held_out=False)
         self.say(f"{len(self.measured.trials)} trials in {time.monotonic() - self.start_s:.0f} s; inferring")
         found, filled = self.infer(name), set[tuple[int, ...]]()
-        for attempt in range(ROUNDS):
+        for attempt in range(MAX_ROUNDS):
             if found.unexplained(self.tolerance) and self.repeat_unexplained(found):
                 found = self.infer(name)
             more = self.filling(found, filled)
@@ -219,7 +221,7 @@ class _Campaign:
                 found = self.infer(name)
                 if found.unexplained(self.tolerance) and self.repeat_unexplained(found):
                     found = self.infer(name)
-            if found.stands(self.tolerance) or attempt == ROUNDS - 1 or self.left_s() <= 0:
+            if found.stands(self.tolerance) or attempt == MAX_ROUNDS - 1 or self.left_s() <= 0:
                 break
             self.say(f"{len(found.unexplained(self.tolerance))} trials are not explained yet; inferring anew with what was held out")
             self.measured = replace(self.measured, held_out=(False,) * len(self.measured.trials))
@@ -228,7 +230,7 @@ class _Campaign:
 
 
 def probe_fabric(
-    network: Network, *, name: str = "probed", budget_s: float = BUDGET_S, tolerance: float = TOLERANCE, seed: int = 0,
+    network: Network, *, name: str = "probed", budget_s: float = MAX_CAMPAIGN_S, tolerance: float = MAX_ERROR_SHARE, seed: int = 0,
     say: Callable[[str], None] = lambda _: None,
 ) -> tuple[Measurements, Inferred]:  # fmt: skip
     """Measure and infer. `say` hears about progress. What is not explained is in the result; see `fabric_infer.require_explained`.

@@ -14,16 +14,16 @@ import numpy as np
 
 from ...fabric.fabric import Device, Fabric, Link
 from ...kernels.effort import Budget
-from .share import F64, Fit, Trial
+from .fair_share import F64, Fit, Trial
 
 __all__ = ["MAX_NODES", "DirectFit", "alike", "fit_direct"]
 
-MAX_NODES = 16
-FAR = 3.0
-MIXED = 4  # nodes up to which the way back is tried by others than the way there from the start
+MAX_NODES = 16  # among which detours are looked for: beyond, there are too many to try
+MAX_LOSS_FACTOR = 3.0  # detours are tried only where a link for every pair has less than this many times the rival's loss
+MAX_NODES_MIXED = 4  # nodes up to which the way back is tried by others than the way there from the start
 MAX_DETOURS_TRIED = 8000  # fits with a cable less: about 2 ms each on 37 trials among 5 hosts, a quarter of a minute in all
-BEAM = 40  # states kept while cables are taken away, over the number of nodes
-SAME = 0.06  # rates this near each other are one rate
+MAX_BEAM_NODES = 40  # states kept while cables are taken away, over the number of nodes
+MAX_RATE_DIFFERENCE_SHARE = 0.06  # up to which measured rates are taken for one rate
 
 Pair = tuple[int, int]
 
@@ -68,7 +68,7 @@ class DirectFit:
         return DirectFit(trials, self.n, [p for p in self.pairs if p != pair], via)
 
 
-def alike(rates: F64, *, within: float = SAME) -> F64:
+def alike(rates: F64, *, within: float = MAX_RATE_DIFFERENCE_SHARE) -> F64:
     """Rates of a run of near ones are replaced by their median."""
     out = rates.astype(np.float64).copy()
     order = np.argsort(rates)
@@ -100,7 +100,7 @@ def fit_direct(
     if n > MAX_NODES or (alone[~np.eye(n, dtype=bool)] <= 0).any():
         return None
     best = DirectFit(trials, n, [(i, j) for i in range(n) for j in range(i + 1, n)], {})
-    beam, width = [best] if rival > best.fit.loss / FAR else [], max(1, BEAM // n)
+    beam, width = [best] if rival > best.fit.loss / MAX_LOSS_FACTOR else [], max(1, MAX_BEAM_NODES // n)
     while beam and best.fit.worst > tolerance and not budget.late:
         grown: dict[frozenset[tuple[Pair, tuple[int, ...]]], DirectFit] = {}
         for state in beam:
@@ -126,7 +126,7 @@ def _detours(trials: Sequence[Trial], now: DirectFit, alone: F64, tolerance: flo
     for i, k in now.pairs:
         there, back = (_middles(now, a, b, alone, tolerance) for a, b in ((i, k), (k, i)))
         for middle, other in product(there, back):
-            if (middle != other and now.n > MIXED) or not budget.spend():
+            if (middle != other and now.n > MAX_NODES_MIXED) or not budget.spend():
                 continue
             tried = now.detoured(trials, (i, k), middle, other)
             if tried is not None and tried.fit.loss < now.fit.loss - 0.05:

@@ -16,16 +16,17 @@ from typing import Any
 
 __all__ = ["drain", "stream", "take"]
 
-BLOCK = 1 << 18
-MAX_S, STUCK_S = 60.0, 30.0
-MAX_BUFFER = 1 << 24
-NOT_SENT_BYTES = 1 << 17  # what waits unsent in the sender's kernel is lost time at the end
+BLOCK_BYTES = 1 << 18  # written and read at once
+MAX_FLOW_S = 60.0  # of a stream that somebody may ask an agent for
+MAX_SILENCE_S = 30.0  # of a connection, before its other end counts as lost
+MAX_BUFFER_BYTES = 1 << 24  # of the kernel that somebody may ask an agent for
+MAX_UNSENT_BYTES = 1 << 17  # waiting in the sender's kernel: what waits there when the window ends is lost time
 
 
 def _seconds(order: dict[str, Any], *names: str) -> list[float]:
     values = [float(order[name]) for name in names]
-    if not all(math.isfinite(x) and x >= 0 for x in values) or sum(values) > MAX_S:
-        raise ValueError(f"{', '.join(names)} must be >= 0 and last {MAX_S:g} s at most together")
+    if not all(math.isfinite(x) and x >= 0 for x in values) or sum(values) > MAX_FLOW_S:
+        raise ValueError(f"{', '.join(names)} must be >= 0 and last {MAX_FLOW_S:g} s at most together")
     return values
 
 
@@ -39,22 +40,23 @@ def stream(order: dict[str, Any], token: str, source: str = "") -> dict[str, Any
     bound = (source, 0) if source not in ("", "0.0.0.0", "::") else None
     request = {"token": token, "do": "take", "warm_s": warm, "window_s": window, "tail_s": tail}
     try:
-        with socket.create_connection((host, port), timeout=STUCK_S, source_address=bound) as link:
+        with socket.create_connection((host, port), timeout=MAX_SILENCE_S, source_address=bound) as link:
             link.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))  # what is still queued at the end is of no use
-            if 0 < int(order.get("buffer_bytes", 0)) <= MAX_BUFFER:
+            if 0 < int(order.get("buffer_bytes", 0)) <= MAX_BUFFER_BYTES:
                 link.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, int(order["buffer_bytes"]))
                 _by_loss(link)
             if hasattr(socket, "TCP_NOTSENT_LOWAT"):
-                link.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, NOT_SENT_BYTES)
+                link.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, MAX_UNSENT_BYTES)
             link.sendall(json.dumps(request).encode() + b"\n")
-            block, end = bytes(BLOCK), time.monotonic() + warm + window + tail
+            block, end = bytes(BLOCK_BYTES), time.monotonic() + warm + window + tail
+            # A full buffer must not keep the sender beyond the end of its stream.
             link.settimeout(0.05)
             while time.monotonic() < end:
                 try:
                     link.send(block)
                 except TimeoutError:
                     continue
-            link.settimeout(STUCK_S)
+            link.settimeout(MAX_SILENCE_S)
             link.shutdown(socket.SHUT_WR)
             answer = json.loads(link.makefile("rb").readline(4096))
     except (OSError, ValueError) as error:
@@ -83,7 +85,7 @@ def take(reader: Any, order: dict[str, Any]) -> dict[str, Any]:
     warm, window, tail = _seconds(order, "warm_s", "window_s", "tail_s")
     begin = time.monotonic()
     opens, closes = begin + warm, begin + warm + window
-    view = memoryview(bytearray(BLOCK))
+    view = memoryview(bytearray(BLOCK_BYTES))
     first = last = 0.0
     counted = arrivals = 0
     before: tuple[int, int] | None = None
@@ -98,6 +100,7 @@ def take(reader: Any, order: dict[str, Any]) -> dict[str, Any]:
         if before is None:
             before = _processors()
         if now <= closes:
+            # The first arrival opens the time and is not counted: its bytes came before.
             if first == 0.0:
                 first = now
             else:
@@ -107,14 +110,15 @@ def take(reader: Any, order: dict[str, Any]) -> dict[str, Any]:
             after = _processors()
     after = after or _processors()
     idle, total = (b - a for a, b in zip(before or after, after, strict=True))
+    # A slow link may deliver in a few large arrivals, between which no rate can be read; then the whole window is the time.
     few = arrivals < 3 or last - first < window / 2
     return {"bytes": counted, "seconds": window if few else last - first, "idle": round(idle / total, 4) if total else 1.0}
 
 
 def drain(reader: Any) -> None:
     """Read on until the sender has its answer and closes: closing with unread data could cost it the answer."""
-    view = memoryview(bytearray(BLOCK))
-    end = time.monotonic() + STUCK_S
+    view = memoryview(bytearray(BLOCK_BYTES))
+    end = time.monotonic() + MAX_SILENCE_S
     while time.monotonic() < end and reader.readinto1(view):
         continue
 

@@ -17,15 +17,15 @@ from ...fabric.fabric import Fabric
 from ...kernels.effort import Budget
 from .build import Nodes, build_direct, build_loopback, build_tree
 from .direct import MAX_NODES, DirectFit, fit_direct
+from .fair_share import F64, Bools, Fit, MIN_Bps, Trial, errors_of, share
 from .measurements import Measurements
-from .share import F64, Bools, Fit, MIN_Bps, Trial, errors_of, share
 from .tree import fit_tree, linkage_sets
 
-__all__ = ["TOLERANCE", "UNEXPLAINED", "Inferred", "TrialCheck", "Trunk", "infer_fabric", "nodes_of", "require_explained", "verify"]
+__all__ = ["MAX_ERROR_SHARE", "MAX_UNEXPLAINED_SHARE", "Inferred", "TrialCheck", "Trunk", "infer_fabric", "nodes_of", "require_explained", "verify"]
 
-TOLERANCE = 0.10
-UNEXPLAINED = 0.05  # share of the trials that may exceed the tolerance: now and then TCP does not fill its links
-ROUNDING = 0.02
+MAX_ERROR_SHARE = 0.10  # of a measured rate by which the fabric may miss it, unless the caller says otherwise
+MAX_UNEXPLAINED_SHARE = 0.05  # of the trials that may be missed by more: now and then TCP does not fill its links
+MAX_ROUNDING_ERROR_SHARE = 0.02  # that rounding rates may add to the worst error; else the exact ones are kept
 
 
 @dataclass(frozen=True)
@@ -81,7 +81,7 @@ class Inferred:
         """None where nothing was held out."""
         return max((c.error for c in self.checks if c.held_out), default=None)
 
-    def stands(self, tolerance: float, most: float = UNEXPLAINED) -> bool:
+    def stands(self, tolerance: float, most: float = MAX_UNEXPLAINED_SHARE) -> bool:
         """Few trials are not explained, and none of them shows a link beyond its rate (unless all may be unexplained: `most` = 1)."""
         bad = self.unexplained(tolerance)
         return len(bad) <= most * len(self.checks) and (most >= 1 or all(c.overload <= tolerance for c in bad))
@@ -121,7 +121,7 @@ def _why(fabric: Fabric, measured: Measurements, trial: Trial, crossed: Bools, e
     return f"{way} had {trial.rate_Bps[f] / 1e6:.4g} MB/s, though no link on its way or back was more than {fullest[f]:.0%} full"
 
 
-def require_explained(found: Inferred, names: Sequence[str], tolerance: float, most: float = UNEXPLAINED) -> None:
+def require_explained(found: Inferred, names: Sequence[str], tolerance: float, most: float = MAX_UNEXPLAINED_SHARE) -> None:
     """Raise CheckFailed, naming the worst trial, if more than `most` of the trials are not explained, or one by which a link is beyond its rate."""
     bad = found.unexplained(tolerance)
     if found.stands(tolerance, most):
@@ -146,7 +146,7 @@ def nodes_of(measured: Measurements) -> Nodes:
     return Nodes(names=measured.names, hosts=tuple(number), node=node)
 
 
-def infer_fabric(measured: Measurements, *, name: str = "probed", tolerance: float = TOLERANCE, time_limit_s: float = 60.0) -> Inferred:
+def infer_fabric(measured: Measurements, *, name: str = "probed", tolerance: float = MAX_ERROR_SHARE, time_limit_s: float = 60.0) -> Inferred:
     """The fabric that explains the trials that are not held out, judged on all of them. Whether that is well enough: `require_explained`.
 
     Raises: UsageError (no trial, a host that never sent or received).
@@ -188,7 +188,7 @@ def infer_fabric(measured: Measurements, *, name: str = "probed", tolerance: flo
 
 def _chosen(rounded: Inferred, exact: Inferred) -> Inferred:
     """Rounded rates (equal where they are within noise) are preferred while they explain about as much."""
-    return rounded if rounded.worst.error <= max(TOLERANCE / 2, exact.worst.error + ROUNDING) else exact
+    return rounded if rounded.worst.error <= max(MAX_ERROR_SHARE / 2, exact.worst.error + MAX_ROUNDING_ERROR_SHARE) else exact
 
 
 def _is_direct(tree: Fit, direct: DirectFit, n: int, tolerance: float) -> bool:

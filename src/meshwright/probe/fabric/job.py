@@ -23,17 +23,18 @@ import torch.distributed as dist
 from ...errors import RunError, Unsupported
 from ...fabric.fabric import Fabric
 from ...io.fabric.toml import fabric_toml, parse_fabric_toml
-from .campaign import BUDGET_S, probe_fabric
+from .campaign import MAX_CAMPAIGN_S, probe_fabric
 from .first_rank import first_rank_bytes
-from .infer import TOLERANCE, Inferred
+from .infer import MAX_ERROR_SHARE, Inferred
 from .measurements import Measurements
 from .network import AgentNetwork
-from .rank_order import Endpoint
+from .rank_order import LOW_PERCENTILE, Endpoint
 from .rank_order_agent import Agent
 
 __all__ = ["ProbedGroup", "own_address", "probe_group"]
 
-INFO_BYTES, PINGS, PERCENTILE = 512, 24, 10.0
+INFO_BYTES = 512  # of what a rank tells the others, as JSON
+PINGS = 24  # round trips of a pair of ranks, the first quarter of which is a warm-up
 SIOCGIFADDR = 0x8915
 
 
@@ -67,8 +68,8 @@ def own_address() -> str:
 
 
 def probe_group(
-    group: dist.ProcessGroup | None = None, *, name: str = "probed", budget_s: float = BUDGET_S, tolerance: float = TOLERANCE, window_s: float = 0.3,
-    seed: int = 0, say: Callable[[str], None] = lambda _: None,
+    group: dist.ProcessGroup | None = None, *, name: str = "probed", budget_s: float = MAX_CAMPAIGN_S, tolerance: float = MAX_ERROR_SHARE,
+    window_s: float = 0.3, seed: int = 0, say: Callable[[str], None] = lambda _: None,
 ) -> ProbedGroup:  # fmt: skip
     """Call it on all ranks of an initialised gloo group (default: the whole job), with nothing else running; its timeout must exceed the budget.
 
@@ -140,7 +141,7 @@ def _ping(rank: int, size: int, group: dist.ProcessGroup | None) -> float:
                     dist.recv(data, peer, group)
             times.append(time.perf_counter() - begin)
         if rank == first:
-            found = float(np.percentile(times[PINGS // 4 :], PERCENTILE))
+            found = float(np.percentile(times[PINGS // 4 :], LOW_PERCENTILE))
     return found
 
 

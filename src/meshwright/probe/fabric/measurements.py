@@ -18,7 +18,7 @@ import numpy as np
 from ...decide.collective.cloudcollectives.cost import CostMatrix
 from ...errors import FormatError
 from ...io.strict_json import decode, header, read_document, refuse_ambiguous, write_document
-from .share import F64, Trial
+from .fair_share import F64, Trial
 
 __all__ = ["Measurements", "measurements_of_matrix", "read_measurements", "write_measurements"]
 

@@ -8,16 +8,17 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 
 from ...errors import RunError
-from .rank_order import PERCENTILE, Endpoint, order_agent, tournament
-from .share import F64
+from .fair_share import F64
+from .rank_order import LOW_PERCENTILE, Endpoint, order_agent, tournament
 
 __all__ = ["AgentNetwork"]
 
-WARM_S, WINDOW_S, TAIL_S = 0.2, 0.3, 0.08
-ROUND_TRIPS = 20  # a window and its warm-up last this many round trips at least
-ECHOES = 40
+WARM_S, WINDOW_S = 0.2, 0.3  # of a transfer: until it counts, and while it counts
+TAIL_S = 0.08  # that a transfer goes on after its window: those that began a little later still have their rivals
+MIN_ROUND_TRIPS = 20  # that a window, and a warm-up, last: TCP opens its window by round trips
+ECHOES = 40  # round trips of each pair
 BUFFER_BYTES = 192 << 10  # below what Linux grants anyone
-MARGIN = 4  # times the fastest rate and the longest round trip
+WINDOW_FACTOR = 4  # bytes under way over those of the fastest rate in the longest round trip: with fewer, buffers would be the limit
 
 
 class AgentNetwork:
@@ -51,14 +52,14 @@ class AgentNetwork:
             found = order_agent(self.endpoints[i], self.token, order, self.limit_s)
             if "error" in found:
                 raise self._unreachable(i, j, str(found["error"]))
-            rtt[i, j] = rtt[j, i] = float(np.percentile(found["rtt_s"], PERCENTILE))
+            rtt[i, j] = rtt[j, i] = float(np.percentile(found["rtt_s"], LOW_PERCENTILE))
 
         with ThreadPoolExecutor(max_workers=max(1, n // 2)) as pool:
             for pairs in tournament(n):
                 for done in [pool.submit(way, i, j) for i, j in pairs]:
                     done.result()
         self.longest_rtt_s = float(rtt.max())
-        longest = ROUND_TRIPS * self.longest_rtt_s
+        longest = MIN_ROUND_TRIPS * self.longest_rtt_s
         self.warm_s, self.window_s = max(self.warm_s, longest), max(self.window_s, longest)
         return rtt
 
@@ -81,7 +82,7 @@ class AgentNetwork:
 
     def _buffer_bytes(self) -> int:
         """Transfers that each have little under way share a full link evenly and overflow no queue; 0 where the network holds more than that."""
-        needed = MARGIN * self.longest_rtt_s * self.fastest_Bps
+        needed = WINDOW_FACTOR * self.longest_rtt_s * self.fastest_Bps
         return BUFFER_BYTES if 0 < needed <= BUFFER_BYTES else 0
 
     def _unreachable(self, i: int, j: int, why: str) -> RunError:

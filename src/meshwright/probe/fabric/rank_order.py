@@ -27,9 +27,9 @@ from ...errors import RunError, RunTimeout, UsageError
 
 __all__ = ["Endpoint", "Probed", "local_agents", "order_agent", "parse_endpoint", "probe", "tournament"]
 
-PERCENTILE = 10.0
-BURST_BYTES = 1 << 20
-LIMIT_S = 120.0
+LOW_PERCENTILE = 10.0  # of round trips and bursts: what a link takes when nothing disturbs it, and no lucky one alone
+BURST_BYTES = 1 << 20  # of a timed burst
+MAX_PROBE_S = 120.0  # of a whole probe, and of one agent's answer
 
 
 @dataclass(frozen=True)
@@ -77,7 +77,7 @@ def tournament(n: int) -> list[list[tuple[int, int]]]:
 
 
 def probe(
-    endpoints: Sequence[Endpoint], token: str, *, echoes: int = 100, bursts: int = 3, burst_bytes: int = BURST_BYTES, limit_s: float = LIMIT_S
+    endpoints: Sequence[Endpoint], token: str, *, echoes: int = 100, bursts: int = 3, burst_bytes: int = BURST_BYTES, limit_s: float = MAX_PROBE_S
 ) -> Probed:
     """Measure all pairs in both directions. Agents must be running; see `rank_order_agent`.
 
@@ -98,9 +98,9 @@ def probe(
         found = order_agent(endpoints[i], token, order, limit_s)
         if "error" in found:
             raise RunError(f"{names[i]} cannot reach {found['error']}", hint="is the agent running there, and the port open for UDP and TCP?")
-        rtt[i, j] = np.percentile(found["rtt_s"], PERCENTILE)
+        rtt[i, j] = np.percentile(found["rtt_s"], LOW_PERCENTILE)
         if found["burst_s"]:
-            beta[i, j] = max(float(np.percentile(found["burst_s"], PERCENTILE)) - rtt[i, j], 0.0) / burst_bytes
+            beta[i, j] = max(float(np.percentile(found["burst_s"], LOW_PERCENTILE)) - rtt[i, j], 0.0) / burst_bytes
 
     with ThreadPoolExecutor(max_workers=max(1, n // 2)) as pool:
         for pairs in tournament(n):
@@ -121,7 +121,7 @@ def _probed(endpoints: Sequence[Endpoint], rtt: Any, beta: Any, seconds: float, 
     plain = CostMatrix(
         names=tuple(e.name for e in endpoints), alpha_s=rtt / 2, beta_s_per_byte=beta, host=host, group=(0,) * n,
         address=tuple(e.address for e in endpoints),
-        source=f"probed: {echoes} echoes, bursts of {burst_bytes} B, percentile {PERCENTILE:g}",
+        source=f"probed: {echoes} echoes, bursts of {burst_bytes} B, percentile {LOW_PERCENTILE:g}",
     )  # fmt: skip
     matrix = replace(plain, group=groups_of(plain, burst_bytes))
     rate = np.divide(1.0, beta, out=np.zeros_like(beta), where=beta > 0)

@@ -24,12 +24,13 @@ import time
 from pathlib import Path
 from typing import Any
 
-from .flow import drain, stream, take
+from .flow import MAX_SILENCE_S, drain, stream, take
 
-ECHO_BYTES, LINE_BYTES, BLOCK = 64, 4096, 1 << 16
-MAX_ECHOES, MAX_BURSTS, MAX_BYTES = 10_000, 64, 1 << 30
-LOST_S, STUCK_S = 0.5, 30.0
-FREE_PORT_TRIES = 64
+MAX_ECHO_BYTES, MAX_LINE_BYTES = 64, 4096  # of an echo, and of an order, from anybody
+BLOCK_BYTES = 1 << 16  # written and read at once
+MAX_ECHOES, MAX_BURSTS, MAX_BURST_BYTES = 10_000, 64, 1 << 30  # that somebody may ask an agent for
+MAX_ECHO_S = 0.5  # until an echo counts as lost
+MAX_PORT_TRIES = 64
 
 
 class Agent:
@@ -61,17 +62,17 @@ class Agent:
         while True:
             try:
                 data, sender = self.udp.recvfrom(2048)
-                if len(data) <= ECHO_BYTES:
+                if len(data) <= MAX_ECHO_BYTES:
                     self.udp.sendto(data, sender)
             except OSError:
                 return
 
     def _answer(self, link: socket.socket) -> None:
-        link.settimeout(STUCK_S)
+        link.settimeout(MAX_SILENCE_S)
         with link:
             try:
                 reader = link.makefile("rb")
-                order = json.loads(reader.readline(LINE_BYTES))
+                order = json.loads(reader.readline(MAX_LINE_BYTES))
                 if not isinstance(order, dict) or not hmac.compare_digest(str(order.get("token")), self.token):
                     return
                 link.sendall(json.dumps(self._obey(order, reader)).encode() + b"\n")
@@ -89,9 +90,9 @@ class Agent:
         if order["do"] == "flow":
             return stream(order, self.token, self.host)
         if order["do"] == "sink":
-            left = min(int(order["bytes"]), MAX_BYTES)
+            left = min(int(order["bytes"]), MAX_BURST_BYTES)
             while left:
-                data = reader.read1(min(left, BLOCK))
+                data = reader.read1(min(left, BLOCK_BYTES))
                 if not data:
                     raise OSError("the burst ended early")
                 left -= len(data)
@@ -99,7 +100,7 @@ class Agent:
         try:
             return measure(
                 str(order["host"]), int(order["port"]), self.token, echoes=min(int(order["echoes"]), MAX_ECHOES),
-                bursts=min(int(order["bursts"]), MAX_BURSTS), burst_bytes=min(int(order["burst_bytes"]), MAX_BYTES),
+                bursts=min(int(order["bursts"]), MAX_BURSTS), burst_bytes=min(int(order["burst_bytes"]), MAX_BURST_BYTES),
             )  # fmt: skip
         except OSError as error:
             return {"error": f"{order['host']}:{order['port']}: {error}"}
@@ -107,7 +108,7 @@ class Agent:
 
 def both_on_one_port(family: int, host: str, port: int) -> tuple[socket.socket, socket.socket]:
     """A TCP and a UDP socket on one port. A port that the system picks as free for TCP may be somebody's for UDP: then another one is picked."""
-    tries = FREE_PORT_TRIES if port == 0 else 1
+    tries = MAX_PORT_TRIES if port == 0 else 1
     while True:
         tries -= 1
         tcp, udp = socket.socket(family, socket.SOCK_STREAM), socket.socket(family, socket.SOCK_DGRAM)
@@ -128,13 +129,13 @@ def measure(host: str, port: int, token: str, *, echoes: int, bursts: int, burst
     rtts = _round_trips(host, port, echoes)
     times = []
     for number in range(bursts + 1 if bursts else 0):
-        with socket.create_connection((host, port), timeout=STUCK_S) as link:
+        with socket.create_connection((host, port), timeout=MAX_SILENCE_S) as link:
             link.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             link.sendall(json.dumps({"token": token, "do": "sink", "bytes": burst_bytes}).encode() + b"\n")
-            block, left = bytes(BLOCK), burst_bytes
+            block, left = bytes(BLOCK_BYTES), burst_bytes
             start = time.perf_counter()
             while left:
-                part = block[: min(left, BLOCK)]
+                part = block[: min(left, BLOCK_BYTES)]
                 link.sendall(part)
                 left -= len(part)
             if not link.recv(64):
@@ -149,13 +150,13 @@ def _round_trips(host: str, port: int, echoes: int) -> list[float]:
     found: list[float] = []
     with socket.socket(family, socket.SOCK_DGRAM) as link:
         link.connect((host, port))
-        link.settimeout(LOST_S)
+        link.settimeout(MAX_ECHO_S)
         lost = 0
         for number in range(echoes + 3):
             start = time.perf_counter()
             link.send(number.to_bytes(8, "big"))
             try:
-                while link.recv(ECHO_BYTES) != number.to_bytes(8, "big"):
+                while link.recv(MAX_ECHO_BYTES) != number.to_bytes(8, "big"):
                     continue  # an answer that came too late
             except TimeoutError:
                 lost += 1

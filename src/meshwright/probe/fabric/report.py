@@ -16,7 +16,7 @@ from .measurements import Measurements
 __all__ = ["probe_document", "probe_text", "probed_toml"]
 
 SCHEMA, VERSION = "meshwright.fabric-probe", 1
-BUSY = 0.05  # less idle than this: the processors may have been the limit
+MAX_IDLE_SHARE_OF_BUSY = 0.05  # of a host's processors: with less idle they may have been the limit
 
 
 def _summary(measured: Measurements, found: Inferred, tolerance: float) -> list[str]:
@@ -33,7 +33,7 @@ def _summary(measured: Measurements, found: Inferred, tolerance: float) -> list[
         lines.append(f"round trips: the fabric's latencies add up to within {found.latency_error:.0%}")
     for check in found.unexplained(tolerance)[:8]:
         lines.append(f"unexplained: {check.trial.kind} of {len(check.trial.flows)} transfers, {check.error:.0%} off: {check.why}")
-    if measured.idle < BUSY:
+    if measured.idle < MAX_IDLE_SHARE_OF_BUSY:
         lines.append(f"the processors were busy ({measured.idle:.0%} idle at the least): some rates may be theirs, not the links'")
     if found.at_least:
         shown = ", ".join(found.at_least[:6]) + (", ..." if len(found.at_least) > 6 else "")

@@ -15,14 +15,14 @@ from itertools import product
 import numpy as np
 
 from ...kernels.effort import Budget
-from .share import F64, Bools, Fit, Trial
+from .fair_share import F64, Bools, Fit, Trial
 
 __all__ = ["compatible", "fit_tree", "linkage_sets", "tree_paths"]
 
-ALL_SPLITS = 11  # nodes up to which all splits are looked at
+MAX_NODES_ALL_SPLITS = 11  # up to which all splits are looked at: there are 2^(n-1)
 MAX_SPLITS_TRIED = 4000  # fits of a tree: about 15 ms each on 90 trials among 8 hosts, a minute in all
-FULLY_TRIED = 10  # splits per round that are fitted and compared
-SEEN_FULL = 0.85  # a split explains a trial only if this much of its capacity crossed it there
+MAX_SPLITS_FITTED = 10  # per round, those that would explain most
+MIN_SEEN_SHARE = 0.85  # of a split's capacity that must have crossed it in a trial which it is to explain
 
 
 def tree_paths(n: int, splits: Sequence[Bools]) -> Bools:
@@ -51,6 +51,7 @@ def linkage_sets(distance: F64) -> list[Bools]:
     sets, size, found = np.eye(n, dtype=bool), np.ones(n), []
     for _ in range(n - 2):
         a, b = divmod(int(d.argmin()), n)
+        # Average linkage: the nearest two become one, at the mean distance of their members; each joined set is a split that may be real.
         d[a] = d[:, a] = (d[a] * size[a] + d[b] * size[b]) / (size[a] + size[b])
         d[a, a] = np.inf
         d[b] = d[:, b] = np.inf
@@ -85,16 +86,17 @@ class _Candidates:
 
     def best(self, fit: Fit, taken: Sequence[Bools]) -> list[Bools]:
         expected = self._matrices([fit.predicted[k] for k in self.at])
-        if self.n <= ALL_SPLITS:
+        if self.n <= MAX_NODES_ALL_SPLITS:
+            # Every subset without node 0: its complement is the same split.
             numbers = np.arange(2 ** (self.n - 1))[:, None]
             pool = np.hstack([np.zeros((len(numbers), 1), bool), (numbers >> np.arange(self.n - 1)) & 1 > 0])
         else:
             pool = np.array(self._suggested(expected))
         pool, score = self._scored(pool, expected, taken)
-        if self.n > ALL_SPLITS:
+        if self.n > MAX_NODES_ALL_SPLITS:
             pool, score = self._climbed(pool, score, expected, taken)
         order = sorted(range(len(pool)), key=lambda k: (-score[k], int(pool[k].sum()), pool[k].tolist()))
-        return [pool[k] for k in order[:FULLY_TRIED] if score[k] > 0]
+        return [pool[k] for k in order[:MAX_SPLITS_FITTED] if score[k] > 0]
 
     def _scored(self, pool: Bools, expected: F64, taken: Sequence[Bools]) -> tuple[Bools, F64]:
         size = pool.sum(axis=1)
@@ -103,8 +105,10 @@ class _Candidates:
         score = np.zeros(len(pool))
         for inside in (pool, ~pool):
             seen, hoped = (self._crossing(inside, m) for m in (self.measured, expected))
+            # The most that ever crossed the split is the least that its trunk can carry.
             most = np.maximum(seen.max(axis=1, initial=0.0), self._crossing(inside, self.alone).max(axis=1, initial=1.0))[:, None]
-            explained = np.where(seen >= SEEN_FULL * most, np.clip(hoped / most - 1, 0, 1), 0)
+            # Only trials that filled it count: where less crossed than ever did elsewhere, something other was the limit.
+            explained = np.where(seen >= MIN_SEEN_SHARE * most, np.clip(hoped / most - 1, 0, 1), 0)
             score += explained.sum(axis=1)
         return pool, score
 

@@ -20,7 +20,7 @@ from torch import fx
 from ...errors import UsageError
 from ...graph.step_graph import Alternative, StepGraph, StepNode, StepStorage, renumbered
 from ...run.steps.pieces import CONVOLUTION_BACKWARD, GROUPS, MASK, PIECES, TRANSPOSED, pool_geometry
-from ...run.steps.variants import BINARY, BLOCK, IN_PLACE, INVERSE, MIN_WEIGHT, OVER_GRADIENT, register
+from ...run.steps.variants import BINARY, BLOCK_ELEMENTS, IN_PLACE, INVERSE, MIN_WEIGHT, OVER_GRADIENT, register
 from .costs import StepCosts
 from .norms_apart import norms_apart
 from .variants import measure_variants, pools_by_offsets
@@ -28,12 +28,12 @@ from .variants import measure_variants, pools_by_offsets
 __all__ = ["with_variants"]
 
 LOSSY = ("bf16", "int8")
-SMALL = 1 << 12  # bytes: a result this small is not worth a narrower copy
+MIN_NARROWED_BYTES = 1 << 12  # of a result: a smaller one, or one of this size, is not worth a narrower copy
 # they compare with a limit, which rounding may cross
 COMPARING = ("aten.threshold_backward.default", "aten.hardtanh_backward.default", "aten.max_pool2d_with_indices_backward.default")
-MIN_WORKSPACE = 1 << 16  # bytes: below, an operator is not done in pieces
+MIN_WORKSPACE_BYTES = 1 << 16  # of an operator that is done in pieces: less is not worth the extra calls
 PARTS = (1, 4, 16)  # images or channels in one piece
-MAX_PIECES = 64
+MAX_PIECES = 64  # of an operator, a call each
 ELEMENTWISE = ("aten.relu.default", "aten.add.Tensor", "aten.mul.Tensor", "aten.threshold_backward.default", "aten.gelu.default")
 
 
@@ -202,7 +202,7 @@ class _Choices:
     def pieces(self, i: int, n: StepNode, *, over: bool) -> None:
         """In pieces of 1, 4 or 16 images or channels' groups, where there is something to save."""
         able = {kind for target, kind in PIECES if target == n.target}
-        if not able or n.workspace_bytes < MIN_WORKSPACE:
+        if not able or n.workspace_bytes < MIN_WORKSPACE_BYTES:
             return
         args: Any = self.call[n.name].args
         wholes = dict(zip(("images", "channels"), args[0].meta["val"].shape, strict=False))
@@ -298,12 +298,12 @@ class _Choices:
         for k, x in enumerate(n.inputs):
             if self._wide(x):
                 count = self.value(x).numel()
-                size = 2 * count if form == "bf16" else -(-count // BLOCK) * (BLOCK + 4)
+                size = 2 * count if form == "bf16" else -(-count // BLOCK_ELEMENTS) * (BLOCK_ELEMENTS + 4)
                 narrow = self.extra(form, x, size)
                 self.way(i, f"{form} {k}", _replaced(n.inputs, k, narrow), more_bytes=self.size(x), workspace=self.size(x), lossless=False)
 
     def _wide(self, x: int) -> bool:
-        return self.saved(x) and self.value(x).dtype == torch.float32 and self.size(x) > SMALL and self.value(x).is_contiguous()
+        return self.saved(x) and self.value(x).dtype == torch.float32 and self.size(x) > MIN_NARROWED_BYTES and self.value(x).is_contiguous()
 
     def offload(self, i: int, n: StepNode, rate_Bps: float) -> None:
         for k, x in enumerate(n.inputs):

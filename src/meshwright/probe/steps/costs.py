@@ -33,7 +33,7 @@ from ...io.atomic import write_bytes
 from ...run.calibrate.operator_times import call_key, environment
 from ...run.calibrate.operators import quiet_single_thread
 from ...run.steps.storage_peak import quiet_profile
-from ..costs.kept_memory import kept_memory
+from ..costs.malloc_settings import kept_memory
 
 __all__ = [
     "Job", "StepCost", "StepCosts", "call_of", "costs_file", "fakes_of", "keys_of", "measure_missing", "measure_step", "measured_jobs", "real_tensor",
@@ -43,7 +43,7 @@ SCHEMA = "meshwright.step-costs"
 VERSION = 1
 TIMED = "cold, memory kept, orders compared"  # how; times taken in another way are others
 MAX_FILE_BYTES = 64 * 2**20
-ROUNDS = 5
+COST_ROUNDS = 5  # timings of an operator
 COLD_BYTES = 8 << 20  # read and written before every call that is timed: more than a core's own caches hold
 
 
@@ -109,7 +109,7 @@ class StepCosts:
 
 
 def measure_step(
-    module: fx.GraphModule, graph: StepGraph, *, costs: StepCosts | None = None, rounds: int = ROUNDS, device: str = "cpu"
+    module: fx.GraphModule, graph: StepGraph, *, costs: StepCosts | None = None, rounds: int = COST_ROUNDS, device: str = "cpu"
 ) -> StepGraph:
     """`graph` with measured times and workspaces; `module`: the joint graph it was made from, whose nodes carry fakes in `meta["val"]`.
 

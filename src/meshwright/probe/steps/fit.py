@@ -23,7 +23,7 @@ from .measured import MeasuredStep
 
 __all__ = ["LargestBatch", "budget_bytes", "largest_batch", "planned", "planned_in_any", "refusal", "what_would_help"]
 
-MAX_BATCH = 1 << 20
+MAX_BATCH_SAMPLES = 1 << 20  # at which the search for the largest batch stops: a model that keeps nothing per sample has none
 ANY, IN_ORDER = "any plan", "operators in the graph's order"  # scopes of a proof
 
 
@@ -147,7 +147,7 @@ def largest_batch(at: Callable[[int], Sequence[MeasuredStep]], budget: int, stra
     low, high = 1, 2
     while ok(high):
         low, high = high, 2 * high
-        if high > MAX_BATCH:
+        if high > MAX_BATCH_SAMPLES:
             raise UsageError(f"a batch of {low} fits easily: the budget does not bind", where="--budget")
     while high - low > 1:
         middle = (low + high) // 2

@@ -26,17 +26,17 @@ from ...graph.step_graph import StepGraph, StepNode, StepPlan, replacement
 from ...run.calibrate.operators import quiet_single_thread
 from ...run.steps.norms_apart import APART, FROM_STATISTICS
 from ...run.steps.step import StepRunner
-from ..costs.kept_memory import kept_memory
+from ..costs.malloc_settings import kept_memory
 from .costs import StepCost, StepCosts, keys_of
 
 __all__ = ["EVIDENCE", "Ratios", "in_place", "ratios_in_place", "ratios_of_ways"]
 
-ROUNDS = 7
-MAX_S = 20.0  # all rounds together: fewer, then, but not below `FEWEST`
-FEWEST = 2
-MAX_STEPS = 8  # kinds of steps in which other implementations are timed: fewer where that would take longer than
-MAX_S = 120.0
-MIN_S = 5e-5  # alone: what takes less is left as it is
+MAX_ROUNDS = 7  # in each of which every step runs once, so that a disturbance hits all
+MAX_ROUNDS_S = 20.0  # of all rounds together: with long steps fewer are made, but not fewer than MIN_ROUNDS
+MIN_ROUNDS = 2  # however long the steps
+MAX_STEP_KINDS = 8  # steps in which other implementations are timed, each with others of them
+MAX_MEASURED_S = 120.0  # that MIN_ROUNDS of those steps and one to warm up may take: else fewer steps are timed
+MIN_OPERATOR_S = 5e-5  # that an operator takes alone: shorter ones keep their time, as timing within a step does not resolve them
 LIMITS = (0.5, 2.0)  # beyond, something else was measured
 EVIDENCE = ", times as in whole steps"
 PLAIN = ""  # the name of a node's own implementation, which may have taken the plain one's place
@@ -52,12 +52,12 @@ class Ratios:
     ways: Mapping[tuple[str, str], float] = field(default_factory=dict)
 
 
-def ratios_in_place(module: fx.GraphModule, graph: StepGraph, tensors: Tensors, costs: StepCosts, *, rounds: int = ROUNDS) -> Ratios:
+def ratios_in_place(module: fx.GraphModule, graph: StepGraph, tensors: Tensors, costs: StepCosts, *, rounds: int = MAX_ROUNDS) -> Ratios:
     """`graph`: the measured step graph of `module`, without other implementations; `tensors` gives what its placeholders want, if it is asked: ratios
     are kept in `costs`, for this graph. Raises: RunError when the step fails, naming the node.
     """
     keys = keys_of(module, graph)
-    long = {name: key for name, key in keys.items() if costs.costs[key].time_s >= MIN_S}
+    long = {name: key for name, key in keys.items() if costs.costs[key].time_s >= MIN_OPERATOR_S}
     prefix = _prefix(keys)
     if any(f"{prefix}|{key}" not in costs.costs for key in long.values()):
         found = _timed(module, graph, tensors(), [keep_everything(graph)], lambda n, _: long.get(n.name, ""), rounds)
@@ -67,7 +67,7 @@ def ratios_in_place(module: fx.GraphModule, graph: StepGraph, tensors: Tensors, 
 
 
 def ratios_of_ways(
-    module: fx.GraphModule, graph: StepGraph, tensors: Tensors, costs: StepCosts, plain: Ratios, *, rounds: int = ROUNDS
+    module: fx.GraphModule, graph: StepGraph, tensors: Tensors, costs: StepCosts, plain: Ratios, *, rounds: int = MAX_ROUNDS
 ) -> Ratios:
     """`plain` and those of the other implementations of `graph`, whose times are as measured alone. Raises: as `ratios_in_place`."""
     keys = keys_of(module, graph)
@@ -76,14 +76,14 @@ def ratios_of_ways(
     for n in graph.nodes:
         if n.name in plain.plain:
             own = [(PLAIN, n.time_s)] if replacement(n.target) not in ("", APART, FROM_STATISTICS) else []
-            alone |= {(n.name, way): t for way, t in (*own, *((a.name, a.time_s) for a in n.alternatives)) if t >= MIN_S}
+            alone |= {(n.name, way): t for way, t in (*own, *((a.name, a.time_s) for a in n.alternatives)) if t >= MIN_OPERATOR_S}
 
     def key(n: StepNode, alternative: int) -> str:
         way = n.alternatives[alternative].name if alternative >= 0 else PLAIN
         return f"by {way}|{keys[n.name]}" if (n.name, way) in alone else ""
 
     plans = _plans_with_ways(graph)
-    while len(plans) > 1 and (FEWEST + 1) * sum(p.time_s for p in plans) > MAX_S:
+    while len(plans) > 1 and (MIN_ROUNDS + 1) * sum(p.time_s for p in plans) > MAX_MEASURED_S:
         plans.pop()
     number = {n.name: i for i, n in enumerate(graph.nodes)}
     run = {key(graph.nodes[a.node], a.alternative) for plan in plans for a in plan.actions} - {""}
@@ -117,7 +117,7 @@ def _plans_with_ways(graph: StepGraph) -> list[StepPlan]:
     """Steps that keep everything and run nodes by other implementations: first by those that write over something, where nobody misses it."""
     ways = [sorted(range(len(n.alternatives)), key=lambda k, n=n: n.alternatives[k].over < 0) for n in graph.nodes]  # type: ignore[misc]
     ways = [[k for k in mine if not n.alternatives[k].name.startswith("host")] for n, mine in zip(graph.nodes, ways, strict=True)]
-    steps = min(MAX_STEPS, max(map(len, ways), default=0))
+    steps = min(MAX_STEP_KINDS, max(map(len, ways), default=0))
     return [_plan(graph, {i: mine[k] for i, mine in enumerate(ways) if k < len(mine)}) for k in range(steps)]
 
 
@@ -142,7 +142,7 @@ def _timed(
 ) -> dict[str, float]:  # fmt: skip
     """Median seconds by key; an empty key is not asked for."""
     runners = [StepRunner(module, graph, plan) for plan in plans]
-    rounds = max(FEWEST, min(rounds, int(MAX_S / max(sum(p.time_s for p in plans), 1e-9))))
+    rounds = max(MIN_ROUNDS, min(rounds, int(MAX_ROUNDS_S / max(sum(p.time_s for p in plans), 1e-9))))
     times: dict[str, list[float]] = defaultdict(list)
     bare: list[float] = []
     kept = torch.get_rng_state()

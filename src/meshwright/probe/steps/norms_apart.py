@@ -20,7 +20,7 @@ from ...graph.step_graph import StepGraph, StepNode, renumbered, replaced_target
 from ...run.calibrate.operator_times import call_key
 from ...run.steps.norms_apart import APART, BATCH_NORMS, FROM_STATISTICS, normalised
 from .costs import Job, StepCosts, call_of, fakes_of, measure_missing
-from .variants import CLEARLY
+from .variants import MAX_TIME_SHARE
 
 __all__ = ["norms_apart"]
 
@@ -45,7 +45,7 @@ def norms_apart(module: fx.GraphModule, graph: StepGraph, costs: StepCosts, *, r
     nodes, after = list(graph.nodes), dict[int, int]()
     for p, key in keys.items():
         cost, whole = costs.costs[key], nodes[p.whole]
-        if not cost.same_bits or not cost.same_order or cost.time_s > whole.time_s * CLEARLY:
+        if not cost.same_bits or not cost.same_order or cost.time_s > whole.time_s * MAX_TIME_SHARE:
             continue
         (made,) = nodes[p.result].storages
         given = [numbers[x.name] for x in calls[whole.name].args[:3] if isinstance(x, fx.Node)]

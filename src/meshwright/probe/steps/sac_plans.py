@@ -27,7 +27,7 @@ __all__ = ["SAC_SHARES", "module_info", "sac_installed", "sac_plans"]
 
 SAC_SHARES = (0.9, 0.8, 0.7, 0.6, 0.5, 0.4, 0.3)
 ROOT = "Root"  # the programme takes a module for a part of another by its name
-SEGMENTS = 12  # of a module's curve of seconds against bytes
+MAX_CURVE_SEGMENTS = 12  # of a module's curve of seconds against bytes: each is a variable of the program that is solved
 MILLISECOND = 1e-3
 
 
@@ -147,7 +147,7 @@ def _curve(graph: StepGraph, part: _Part) -> tuple[list[float], list[float], Ord
     )  # fmt: skip
     share = np.cumsum([[0.0, 0.0], *costs], axis=0)
     share = share / np.maximum(share[-1], 1e-30)
-    points = share[np.unique(np.linspace(0, len(share) - 1, SEGMENTS + 1).astype(int))]
+    points = share[np.unique(np.linspace(0, len(share) - 1, MAX_CURVE_SEGMENTS + 1).astype(int))]
     slopes, intercepts = [], []
     for (x0, y0), (x1, y1) in pairwise(points):
         if x1 > x0:

@@ -24,13 +24,13 @@ from ...run.steps.pieces import POOL, POOL_BACKWARD, pool, pool_geometry, pool_g
 from ...run.steps.step import VARIANTS
 from .costs import Job, StepCost, StepCosts, call_of, fakes_of, measure_missing, real_tensor
 
-__all__ = ["CLEARLY", "measure_variants", "pools_by_offsets"]
+__all__ = ["MAX_TIME_SHARE", "measure_variants", "pools_by_offsets"]
 
-ROUNDS = 3
-CLEARLY = 0.97  # of the plain operator's time: faster by more than the noise of measuring
+VARIANT_ROUNDS = 3  # timings of an implementation
+MAX_TIME_SHARE = 0.97  # of the plain operator's time, to count as faster: by more than the noise of measuring
 
 
-def measure_variants(module: fx.GraphModule, graph: StepGraph, costs: StepCosts, *, rounding: bool, rounds: int = ROUNDS) -> StepGraph:
+def measure_variants(module: fx.GraphModule, graph: StepGraph, costs: StepCosts, *, rounding: bool, rounds: int = VARIANT_ROUNDS) -> StepGraph:
     """`graph`: with alternatives, registered (`probe.steps.choices`); `module`: its joint graph. `rounding`: implementations that are exact up to
     rounding stay. What nothing implements here (copies on a host) keeps its estimate.
 
@@ -64,7 +64,7 @@ def _chosen(n: StepNode, ways: list[Alternative], rounding: bool) -> StepNode:
         alike = a.inputs == n.inputs
         if alike and not a.lossless and not rounding:
             continue
-        if alike and a.over < 0 and a.lossless and a.workspace_bytes <= n.workspace_bytes and a.time_s <= n.time_s * CLEARLY:
+        if alike and a.over < 0 and a.lossless and a.workspace_bytes <= n.workspace_bytes and a.time_s <= n.time_s * MAX_TIME_SHARE:
             best = a if best is None or a.time_s < best.time_s else best
         kept.append(a)
     if best is not None:
@@ -156,7 +156,7 @@ class _Tried:
         return found.abs_().add_(0.5) if n.phase == "input" and isinstance(found, torch.Tensor) and found.is_floating_point() else found
 
 
-def pools_by_offsets(module: fx.GraphModule, graph: StepGraph, costs: StepCosts, *, rounds: int = ROUNDS) -> StepGraph:
+def pools_by_offsets(module: fx.GraphModule, graph: StepGraph, costs: StepCosts, *, rounds: int = VARIANT_ROUNDS) -> StepGraph:
     """Max poolings that note places in four bits take the place of plain ones, where both passes together are no slower so.
 
     The places are then a sixteenth as large, and the gradient does not read the pooling's input. Only where nothing else reads the places.

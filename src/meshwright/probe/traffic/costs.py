@@ -22,7 +22,7 @@ from .curves import fit_curve
 __all__ = ["CodecTimes", "codec_cost", "time_codec"]
 
 REPEATS = 5
-PARTS = 7
+MAX_SIZES = 7
 Tensors = Sequence[GradientTensor]
 
 
@@ -37,7 +37,7 @@ class CodecTimes:
     decode_s: float
 
 
-def parts_of(tensors: Tensors, parts: int = PARTS) -> list[Tensors]:
+def parts_of(tensors: Tensors, parts: int = MAX_SIZES) -> list[Tensors]:
     """The smallest, a middling and the largest tensor alone, then ever longer beginnings up to all of them."""
     by_size = sorted(tensors, key=lambda t: t.elements)
     found = [[by_size[0]], [by_size[len(by_size) // 2]], [by_size[-1]]]

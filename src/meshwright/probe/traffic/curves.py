@@ -12,11 +12,13 @@ from ...traffic import Curve
 
 __all__ = ["fit_curve"]
 
-TOLERANCE = 0.10  # a line is kept while no timed size is further off
-FLOOR_S = 20e-6  # ... or than this, which is what timing resolves
+MAX_LINE_ERROR_SHARE = 0.10  # of a time, by which a line that is kept may miss it ...
+MAX_LINE_ERROR_S = 20e-6  # ... or by this, where it is more: what timing resolves
 
 
-def fit_curve(sizes: Sequence[int], times_s: Sequence[float], weights: Sequence[float] | None = None, tolerance: float = TOLERANCE) -> Curve:
+def fit_curve(
+    sizes: Sequence[int], times_s: Sequence[float], weights: Sequence[float] | None = None, tolerance: float = MAX_LINE_ERROR_SHARE
+) -> Curve:  # fmt: skip
     """Theil-Sen (Theil 1950, Sen 1968): the median of all pairwise slopes, then the median offset; both at least 0.
 
     Where some time is further off than `tolerance` the curve goes from point to point instead; `r2` is the line's also then. Sizes may repeat:
@@ -37,7 +39,7 @@ def fit_curve(sizes: Sequence[int], times_s: Sequence[float], weights: Sequence[
     line = offset + slope * knots
     spread = float(((medians - medians.mean()) ** 2).sum())
     r2 = 1.0 - float(((medians - line) ** 2).sum()) / spread if spread > 0 else 1.0
-    if np.all(np.abs(line - medians) <= np.maximum(tolerance * medians, FLOOR_S)):
+    if np.all(np.abs(line - medians) <= np.maximum(tolerance * medians, MAX_LINE_ERROR_S)):
         return Curve(sizes=(0, int(knots[-1])), times_ns=(int(offset * 1e9), int(line[-1] * 1e9)), r2=r2)
     held = np.ones(len(x)) if weights is None else np.asarray(weights, np.float64)
     rising = _rising(medians, np.array([held[x == k].sum() for k in knots]))

@@ -1,7 +1,7 @@
 """What a rank's kernels of a sparse all-reduce cost on this machine: prices of the ops of `decide.collective.sparse`, each timed on lists and vectors
 of the sizes that a step has.
 
-Vectors of more than `MOST` elements are not made: times are those of one with as dense a selection, in proportion ("interpolated").
+Vectors of more than `MAX_ELEMENTS` elements are not made: times are those of one with as dense a selection, in proportion ("interpolated").
 """
 
 from __future__ import annotations
@@ -22,19 +22,19 @@ from ...run.sparse.selection import MARGIN, LocalSelection, largest_entries, sca
 from ...run.sparse.state import Entries, RankState
 from ...run.sparse.unions import merge_all
 
-__all__ = ["MOST", "priced_here", "sparse_prices"]
+__all__ = ["MAX_ELEMENTS", "priced_here", "sparse_prices"]
 
-MOST = 1 << 25
-TRIES = 5
+MAX_ELEMENTS = 1 << 25  # of a vector that is timed; the times of longer ones are in proportion
+REPEATS = 5
 
 Timed = Callable[[Callable[[], Any]], float]
 
 
 def median_s(work: Callable[[], Any]) -> float:
-    """Seconds of one call, of TRIES after one that is not counted."""
+    """Seconds of one call, of REPEATS after one that is not counted."""
     work()
     found = []
-    for _ in range(TRIES):
+    for _ in range(REPEATS):
         start = time.perf_counter()
         work()
         found.append(time.perf_counter() - start)
@@ -42,7 +42,7 @@ def median_s(work: Callable[[], Any]) -> float:
 
 
 def sparse_prices(elements: int, k: int, ranks: int, *, timed: Timed = median_s) -> dict[str, float]:
-    """Seconds by key, of one of `ranks` ranks that selects k of so many elements (at most MOST)."""
+    """Seconds by key, of one of `ranks` ranks that selects k of so many elements (at most MAX_ELEMENTS)."""
     rng = np.random.default_rng(0)
     state = RankState(rank=0, ranks=ranks, elements=elements, k=k)
     vector = rng.standard_normal(elements, dtype=np.float32)
@@ -103,7 +103,7 @@ def _partly_common(picked: Entries, elements: int, rng: np.random.Generator) -> 
 
 def priced_here(cost: Cost, elements: int, k: int, ranks: int, *, share: float = 1.0) -> Cost:
     """`cost` with this machine's prices; `share`: of a core that a rank may use."""
-    sample = min(elements, MOST)
+    sample = min(elements, MAX_ELEMENTS)
     scale = elements / sample / share
     evidence: Evidence = "measured" if sample == elements else "interpolated"
     table = {key: Priced(s * scale, evidence) for key, s in sparse_prices(sample, max(1, k * sample // elements), ranks).items()}

@@ -44,9 +44,9 @@ from .curves import fit_curve
 __all__ = ["FEW", "MeasuredTraffic", "ProbeStep", "ProbedPlan", "StepProbe", "fit_profile", "measure_traffic", "probe_groups"]
 
 FEW = (1, 3, 12)  # groups of a probe plan, beside every tensor alone
-WARM, REPEATS = 1, 3
-LONG_S = 2.0  # for all measured steps of one plan: slow networks get fewer
-NEAR = 0.02  # how far a line may be from what was measured here
+WARM_STEPS, REPEATS = 1, 3
+MAX_STEPS_S = 2.0  # for all measured steps of one plan: slow networks make fewer of them
+MAX_LINE_ERROR_SHARE = 0.02  # of a time, by which a line may miss what was measured here
 FIRST_STEPS = 3  # DDP orders its buckets anew after the first
 FREE = Curve(sizes=(0,), times_ns=(0,))
 NO_BOUND = Bound(quantity="step time", value="0", unit="s", certificate=Certificate(kind="fusion", data={}))
@@ -122,13 +122,13 @@ class StepProbe:
         self.tensors = tuple(tensors[i] for i in sorted(range(len(tensors)), key=lambda i: ready[i]))  # equal on all ranks, as the times are
         self._leave = msgspec.structs.replace(_probe_plan(self.tensors, whole, self.ranks), leave=True)
         self.state.use(self._leave, drop_residual=True)
-        self.plain_ns = int(median([self._timed() for _ in range(WARM + 2 * repeats)][WARM:]))
+        self.plain_ns = int(median([self._timed() for _ in range(WARM_STEPS + 2 * repeats)][WARM_STEPS:]))
 
     def run(self, groups: Groups, repeats: int) -> None:
         """Measure `repeats` steps with these groups, or two where they take long; gradients are left to DDP and zeroed behind it."""
         self.state.use(_probe_plan(self.tensors, groups, self.ranks), drop_residual=True)
-        warm = [self._measured() for _ in range(WARM)]
-        fitting = int(LONG_S * 1e9) // max(1, warm[-1].end_ns)  # equal on all ranks, as the times are
+        warm = [self._measured() for _ in range(WARM_STEPS)]
+        fitting = int(MAX_STEPS_S * 1e9) // max(1, warm[-1].end_ns)  # equal on all ranks, as the times are
         self.found.append([self._measured() for _ in range(min(repeats, max(2, fitting)))])
         for p in self.ddp.module.parameters():
             p.grad = None
@@ -316,4 +316,4 @@ def _curve(rows: Sequence[tuple[int, float, int]]) -> Curve:
         alike[row[0].bit_length()].append(row)
     points = [(round(fmean(s for s, _, _ in of)), median(t for _, t, _ in of), sum(n for _, _, n in of)) for of in alike.values()]
     sizes, times, counts = zip(*points, strict=True)
-    return fit_curve(sizes, times, counts, NEAR)
+    return fit_curve(sizes, times, counts, MAX_LINE_ERROR_SHARE)

@@ -28,8 +28,8 @@ from .transport import Calibration, calibration_of, laptop_shape
 __all__ = ["MESSAGE_SIZES", "RankCosts", "cost_of_ranks", "time_rank"]
 
 MESSAGE_SIZES = tuple(16 * 8**i for i in range(7))  # 16 B ... 4 MiB
-MESSAGE_BUDGET_S = 0.06
-REPEATS = 3
+MESSAGE_BUDGET_S = 0.06  # for each size, in all batches together
+REPEATS = 3  # steps that are timed
 
 
 class RankCosts(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):

@@ -17,8 +17,8 @@ from ...errors import FormatError
 __all__ = ["Curve", "FitErrors", "Line", "errors_of", "fit_line", "held_back"]
 
 F64 = NDArray[np.float64]
-HUBER = 0.10  # relative residuals beyond this lose weight, so one odd size does not tilt the line
-ROUNDS = 25
+HUBER_RESIDUAL_SHARE = 0.10  # relative residuals beyond this lose weight, so one odd size does not tilt the line
+REWEIGHTINGS = 25  # of the iteratively reweighted line, which has settled long before
 
 
 @dataclass(frozen=True)
@@ -63,12 +63,12 @@ def fit_line(sizes: F64, times_s: F64) -> Line:
         raise FormatError("a line needs points with positive times")
     weight = np.ones_like(x)
     line = Line(0.0, 0.0)
-    for _ in range(ROUNDS):
+    for _ in range(REWEIGHTINGS):
         before, line = line, _weighted_line(x, y, weight / y**2)
         if before == line:
             break
         residual = np.abs(line.at(x) / y - 1)
-        weight = np.minimum(1.0, HUBER / np.maximum(residual, 1e-12))
+        weight = np.minimum(1.0, HUBER_RESIDUAL_SHARE / np.maximum(residual, 1e-12))
     return line
 
 

@@ -17,13 +17,13 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from ..executor.tags import ReservedTag
 from ..machine.process import CALIBRATING, STATE
 from ..ranks.worker import Seat
 
 __all__ = ["MessageTimes", "add_s_per_byte", "measuring_rank", "reference_s"]
 
-FIRST_TAG = 1 << 20  # above the tags of any program
-MIN_ROUNDS = 8
+MIN_ROUNDS = 8  # messages of a batch, whatever they take
 Rounds = Callable[[int], tuple[float, float]]  # number of rounds -> wall and CPU seconds spent in messages
 
 
@@ -48,7 +48,7 @@ class MessageTimes:
         self.rank, self.ranks = dist.get_rank(), dist.get_world_size()
         self.group: Any = dist.group.WORLD
         self.sizes, self.budget_s, self.batches = list(sizes), budget_s, batches
-        self.tag = FIRST_TAG
+        self.tag = int(ReservedTag.MESSAGE_TIMES)
         self.work = (torch.ones(256, 512), torch.ones(512, 512), torch.ones(2**19))
 
     def run(self) -> dict[str, Any]:

@@ -39,7 +39,7 @@ __all__ = ["DispatchOverhead", "TracedLike", "dispatch_overhead", "measure_graph
 Pair = tuple[Priced, Priced]
 Result = TypeVar("Result")
 _clock = time.thread_time
-CHAIN_CALLS = 400
+CHAIN_CALLS = 400  # in one chain, over which the cost of a call is averaged: it is too short to be timed alone
 
 
 class TracedLike(Protocol):

@@ -32,8 +32,8 @@ from .operators import quiet_single_thread
 __all__ = ["RankTimes", "SilentRank", "SilentTransport", "merged_prices"]
 
 _clock = time.thread_time
-PATTERN_NUMEL = 1 << 16
-SCALE = 1e-3  # zeros and denormals would be computed faster or slower than real values
+PATTERN_NUMEL = 1 << 16  # random numbers, repeated to fill received tensors of any length
+PATTERN_SCALE = 1e-3  # zeros and denormals would be computed faster or slower than real values
 
 
 class RankTimes(msgspec.Struct, frozen=True):
@@ -57,7 +57,7 @@ class SilentTransport:
     pair_order = False
 
     def __init__(self) -> None:
-        self.pattern = torch.randn(PATTERN_NUMEL, generator=torch.Generator().manual_seed(0)) * SCALE
+        self.pattern = torch.randn(PATTERN_NUMEL, generator=torch.Generator().manual_seed(0)) * PATTERN_SCALE
         self.filled_s = 0.0
 
     def send(self, tensor: torch.Tensor, peer: int, tag: int) -> None:

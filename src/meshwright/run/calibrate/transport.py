@@ -28,10 +28,10 @@ from ..machine.pacing import Pacing, choose_pacing, machine_facts
 from ..ranks.launcher import LocalRanks, scratch_folder
 from .fit import FitErrors, Line, errors_of, fit_line, held_back
 
-__all__ = ["SIZES", "Calibration", "PatternTimes", "calibrate_laptop", "calibration_of", "laptop_shape"]
+__all__ = ["MESSAGE_SIZES", "Calibration", "PatternTimes", "calibrate_laptop", "calibration_of", "laptop_shape"]
 
-SIZES = tuple(4 * 4**i for i in range(12))  # 4 B ... 16 MiB
-LIMIT_S = 60.0  # a calibration that takes this long has failed
+MESSAGE_SIZES = tuple(4 * 4**i for i in range(12))  # 4 B ... 16 MiB
+MAX_CALIBRATION_S = 60.0  # after which a calibration has failed
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -78,8 +78,8 @@ class Calibration:
 
 
 def calibrate_laptop(
-    ranks: int, pacing: Pacing | None = None, *, shape: Fabric | None = None, sizes: Sequence[int] = SIZES, budget_s: float = 0.09, batches: int = 3,
-    limit_s: float = LIMIT_S,
+    ranks: int, pacing: Pacing | None = None, *, shape: Fabric | None = None, sizes: Sequence[int] = MESSAGE_SIZES, budget_s: float = 0.09,
+    batches: int = 3, limit_s: float = MAX_CALIBRATION_S,
 ) -> Calibration:  # fmt: skip
     """Start `ranks` processes, measure, fit. `shape`: a fabric with `ranks` devices whose links get the measured figures (default: one switch).
 

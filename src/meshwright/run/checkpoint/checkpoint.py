@@ -103,6 +103,7 @@ def commit_index(folder: Path, index: CheckpointIndex) -> None:
 
 def keep_latest(folder: Path, keep: int = 1) -> None:
     """Remove all but the newest checkpoints, and older folders that never became one (a newer one may be another rank's, under way)."""
+    # The index is written last, so a folder without one is no checkpoint; names sort by step.
     done = sorted((p for p in folder.glob("step-*") if (p / "index.json").is_file()), key=lambda p: p.name)
     newest = done[-1].name if done else ""
     for old in (*done[:-keep], *(p for p in folder.glob("step-*") if not (p / "index.json").is_file() and p.name < newest)):

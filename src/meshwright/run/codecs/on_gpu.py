@@ -18,7 +18,7 @@ __all__ = [
     "round_nearest", "scale_blocks", "select_above", "top_k", "within",
 ]  # fmt: skip
 
-FARTHEST = 3.0e38  # quotients from here on count as overflowed, as in `kernels.quantise`
+MAX_QUOTIENT = 3.0e38  # quotients from here on count as overflowed, as in `kernels.quantise`
 
 
 def _magnitudes(x: Tensor) -> Tensor:
@@ -100,7 +100,7 @@ def block_maxima(x: Tensor, block: int, out: Tensor) -> None:
 
 def scale_blocks(x: Tensor, block: int, scales: Tensor, out: Tensor) -> None:
     inverse = 1 / scales
-    factor = torch.where(inverse < FARTHEST, inverse, 0.0)  # a comparison with NaN is false
+    factor = torch.where(inverse < MAX_QUOTIENT, inverse, 0.0)  # a comparison with NaN is false
     torch.mul(x, _spread(factor, block, x.numel()), out=out)
 
 

@@ -20,7 +20,7 @@ from .sparse import Sparse
 
 __all__ = ["Threshold"]
 
-UP, DOWN, MAX_RISES = 1.03, 1.012, 5
+RISE_FACTOR, FALL_FACTOR, MAX_RISES = 1.03, 1.012, 5
 
 
 class Threshold(Sparse):
@@ -46,11 +46,11 @@ class Threshold(Sparse):
             for _ in range(MAX_RISES):
                 if 3 * found.numel() <= 4 * k:
                     break
-                threshold *= UP
+                threshold *= RISE_FACTOR
                 found = found[kernels.select_above(x[found], magnitude_of(threshold), expected=found.numel())]
             if 3 * found.numel() < 2 * k:
-                threshold /= DOWN
+                threshold /= FALL_FACTOR
             elif 4 * found.numel() > 5 * k:
-                threshold *= DOWN
+                threshold *= FALL_FACTOR
         state["threshold"][0] = threshold
         return found if found.numel() <= 2 * k else found[kernels.top_k(x[found], 2 * k)]

@@ -31,8 +31,8 @@ from ...errors import MeshwrightError, RunError, Unsupported, UsageError
 
 __all__ = ["ArenaGraph", "arena_graph"]
 
-ALIGNMENT = 64
-POISON = 0xFF
+ALIGNMENT_BYTES = 64  # of every storage: a cache line, and the widest vector load
+POISON_BYTE = 0xFF  # written over what nobody wants any more: makes NaN of every float, so a wrong plan shows in the result
 
 
 @dataclass(frozen=True)
@@ -204,7 +204,8 @@ def arena_graph(graph: fx.GraphModule, inputs: Sequence[torch.Tensor], *, stream
     problem = ArenaProblem(
         stream=np.array([c.stream for c in record.calls], np.int32), after=rows([list(c.waits) for c in record.calls]),
         size_bytes=np.array([record.sizes[s] for s in inside], np.int64), sources=rows([record.writers[s] for s in inside]),
-        consumers=rows([record.readers[s] for s in inside]), alignment_bytes=ALIGNMENT, to_end=frozenset(local[s] for s in wanted if s in local),
+        consumers=rows([record.readers[s] for s in inside]), alignment_bytes=ALIGNMENT_BYTES,
+        to_end=frozenset(local[s] for s in wanted if s in local),
         names=tuple(record.calls[record.writers[s][0]].node.name for s in inside),
     )  # fmt: skip
     plan = StaticMemory(effort=effort).plan(problem, rng=np.random.default_rng(seed))
@@ -254,7 +255,7 @@ class ArenaGraph:
 class _Run:
     def __init__(self, graph: ArenaGraph, inputs: Sequence[torch.Tensor], poison: bool, sleep_s: float, seed: int) -> None:
         self.graph, self.poison, self.sleep_s, self.seed = graph, poison, sleep_s, seed
-        self.bytes = torch.full((max(graph.plan.arena_bytes, 1),), POISON, dtype=torch.uint8)
+        self.bytes = torch.full((max(graph.plan.arena_bytes, 1),), POISON_BYTE, dtype=torch.uint8)
         self.values: dict[fx.Node, Any] = dict(zip(graph.placeholders, inputs, strict=True)) | graph.constants
         self.done = [threading.Event() for _ in graph.calls]
         self.left = np.zeros(len(graph.problem.size_bytes), np.int64)
@@ -312,4 +313,4 @@ class _Run:
         if self.poison:
             for t in over:
                 at, size = int(self.graph.plan.offset_bytes[t]), int(self.graph.problem.size_bytes[t])
-                self.bytes[at : at + size] = POISON
+                self.bytes[at : at + size] = POISON_BYTE

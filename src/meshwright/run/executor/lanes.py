@@ -81,6 +81,7 @@ def fuse_lanes(
         first, second = np.zeros(n), np.zeros(n)
     else:
         receives = (program.steps.parts & Part.RECV) > 0
+        # A receive is due when its message should be there: walked earlier, its wait would hold up all that comes after it in the one order.
         first, second = np.where(receives, end_s, start_s), np.array(end_s, copy=True)
         # Of steps that are due at the same moment, those that wait for nobody come first: a collective's send must not wait behind the message
         # that the next compute step needs.
@@ -92,6 +93,8 @@ def fuse_lanes(
                 first[step] = second[step] = max(first[step], used)
     for group in together:
         first[group[0]], second[group[0]] = max(first[s] for s in group), max(second[s] for s in group)
+    # One order of the steps of all ranks, cut into walks: the first step in it that is not done never waits for a later one, so walks that
+    # each follow their part of it cannot wait in a circle, whatever the times say. Times are priorities alone.
     order = _topological(n, after, waits, first.tolist(), second.tolist(), leader, by_depth=start_s is None)
     if len(order) < n:
         raise Deadlock(
@@ -132,6 +135,7 @@ def _use_times(program: Program, start_s: Float) -> dict[int, float]:
                 found[on] = min(found.get(on, float("inf")), float(start_s[step]))
     for lo, hi in zip(program.lanes.start.tolist(), program.lanes.end.tolist(), strict=True):
         soonest = float("inf")
+        # Backwards, since a later message of the lane that is needed sooner pulls all before it.
         for step in range(hi - 1, lo - 1, -1):
             if step in found:
                 soonest = found[step] = min(found[step], soonest)
@@ -162,6 +166,7 @@ def _edges(program: Program, leader: Mapping[int, int]) -> tuple[list[list[int]]
         for j, (a, b) in enumerate(zip(sends[channel], receives[channel], strict=True)):
             edge(a, b)
             if j + depth < len(sends[channel]):
+                # Credit: the channel holds `depth` messages, so this one is sent when that one has been received.
                 edge(b, sends[channel][j + depth])
     return after, waits
 
@@ -175,6 +180,7 @@ def _topological(
     with_it: dict[int, list[int]] = {}
     for step, its in leader.items():
         with_it.setdefault(its, []).append(step)
+    # Ties go to the lower step, so all ranks that compute this get the same order.
     ready = [(first[i], second[i], i) for i in range(n) if left[i] == 0 and leader.get(i, i) == i]
     heapq.heapify(ready)
     order: list[int] = []

@@ -56,11 +56,13 @@ class StagingPool:
         if longer:
             return self.free[longer, dtype].pop()[:numel]
         shorter = max((n for (n, kind), found in self.free.items() if kind == dtype and found), default=0)
+        # In exchange for the longer one that is made below, so the pool does not grow with every new length.
         if shorter:
             self.free[shorter, dtype].pop()
         return torch.empty(numel, dtype=dtype, device=self.device)
 
     def give(self, tensor: torch.Tensor) -> None:
+        # What was given as the head of a longer one goes back as the whole.
         whole = tensor if tensor._base is None else tensor._base
         self.free[whole.numel(), whole.dtype].append(whole)
 
@@ -176,6 +178,7 @@ class RankMemory:
         if buffer in self.in_parts:
             self.put_flat(buffer, self.in_parts[buffer].put(tensor.clone() if shared else tensor, info.elements))
             return
+        # Chunks round a value up; the rest is zero, as it travels and is added like the value itself.
         if info.elements != info.numel:
             flat = torch.zeros(info.elements, dtype=info.dtype, device=self.device)
             flat[: info.numel].view(info.shape).copy_(tensor)
@@ -183,6 +186,7 @@ class RankMemory:
             return
         if not tensor.is_contiguous():
             tensor = tensor.contiguous()
+        # Two values in one storage are harmless until a message is written into one of them.
         elif shared and buffer in self.overwritten:
             tensor = tensor.clone()
         self.values[buffer], self.flats[buffer] = tensor, tensor.view(-1)
@@ -229,5 +233,6 @@ class RankMemory:
             return lambda: fixed
         make = self.make
         if low == 0 and high == info.elements:
+            # Asked for at every use: a dynamic value has a new tensor for every micro-batch, and after it has been dropped.
             return lambda: make(buffer, zero=zero)
         return lambda: make(buffer, zero=zero)[low:high]

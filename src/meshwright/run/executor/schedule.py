@@ -20,11 +20,11 @@ from itertools import accumulate
 
 from ...program.program import I32, Kind, Part, Program
 from .lanes import channel_messages
-from .transport import TAG_WINDOW
+from .tags import TAG_WINDOW
 
 __all__ = ["Receive", "Schedule", "Send", "compile_schedule"]
 
-SHORT_BYTES = 1 << 16
+MAX_SHORT_BYTES = 1 << 16  # of a send that stays ahead of receives due with it: the word that they are posted waits only shortly behind so few bytes
 Range = tuple[int, int, int]  # (buffer, first chunk, end chunk)
 
 
@@ -120,6 +120,7 @@ class _Compiler:
                     if is_backward and names and names[buffer].startswith("act:"):
                         continue  # what backward needs of it, autograd keeps by itself
                     # An optimizer clears the gradients it has read. Other computed values are new tensors, except in persistent buffers.
+                    # Only what is overwritten in place endangers a message under way: a new tensor has storage of its own.
                     in_place = bool(self.program.buffers.persistent[buffer]) and (writes or is_optimizer)
                     yield (buffer, first, first + count), in_place
 
@@ -152,6 +153,7 @@ class _Compiler:
                 continue
             steps, depth = self.channel_receives[channel], int(channels.depth[channel])
             latest = [len(self.order)] * TAG_WINDOW  # messages of one tag are told apart by their order: none is posted after one that follows it
+            # From the last message to the first, so that `latest` is the posting of the next message of the same tag.
             for j in reversed(range(len(steps))):
                 credit = self.position[steps[j - depth]] + 1 if j >= depth else 0
                 latest[j % TAG_WINDOW] = min(latest[j % TAG_WINDOW], self.post_position(steps[j], self.channel_sends[channel][j], credit))
@@ -179,17 +181,19 @@ class _Compiler:
                 posts[behind] = posts.pop(at) + posts.get(behind, [])
 
     def sends_little(self, step: int) -> bool:
-        """The step only sends, and at most SHORT_BYTES."""
+        """The step only sends, and at most MAX_SHORT_BYTES."""
         if self.kind[step] != Kind.TRANSFER or not self.parts[step] & Part.SEND or self.parts[step] & Part.RECV:
             return False
         buffer, _, count = self.src[step]
-        return bool(count * int(self.program.buffers.chunk_bytes[buffer]) <= SHORT_BYTES)
+        return bool(count * int(self.program.buffers.chunk_bytes[buffer]) <= MAX_SHORT_BYTES)
 
     def post_position(self, step: int, send: int, credit: int) -> int:
         """Where the receive is posted: at its credit, or later when the steps that it is `after` are done."""
         s = self.program.steps
         lo, hi = int(s.after_ptr[step]), int(s.after_ptr[step + 1])
         ready = max((self.position[int(a)] + 1 for a, lag in zip(s.after_step[lo:hi], s.after_lag[lo:hi], strict=True) if lag == 0), default=0)
+        # A sender that overwrites its source waits until this message is taken. Were the receive held back here until some step is done, that
+        # step might need, over other ranks, what this sender does next.
         if ready <= credit or self.overwritten_after(send):
             return credit
         return ready
@@ -239,6 +243,7 @@ class _Compiler:
         if not parts & Part.STORE or parts & Part.ADD:
             return False, (place[0], place[1], place[1] + place[2])
         buffer, first, end = self.range(self.dst[step])
+        # Anybody who touches the place between posting and arrival would see, or destroy, half a message.
         touched = any(at <= p < here and first < e and f < end for p, f, e, _ in self.accesses[buffer])
         return not touched, (place[0], place[1], place[1] + place[2])
 
@@ -260,7 +265,9 @@ class _Compiler:
             for j, step in enumerate(steps):
                 self.schedule.sends[step] = Send(step, int(channels.dst[channel]), channel * TAG_WINDOW + j % TAG_WINDOW)
                 source = self.sent_range(step)
+                # From staging a send holds a slot: more than `depth` of them would be more memory than the program says.
                 ahead = depth if source is None else max(depth, self.sends_ahead)
+                # When message j + depth may be sent, j has been taken: waiting for it there costs nothing.
                 at = self.position[steps[j + ahead]] if j + ahead < len(steps) else end_of_step
                 if source is not None:
                     buffer, first, end = source
@@ -280,9 +287,11 @@ class _Compiler:
                 for c in range(len(self.program.channels)) if self.program.channels.src[c] == peer and self.program.channels.dst[c] == self.rank
                 for sent, got in zip(self.channel_sends[c], self.channel_receives[c], strict=True)
             )  # fmt: skip
+            # soonest[i]: the first step here that takes any message which the peer sends at place i of its walk or later.
             soonest = [*accumulate((got for _, got in reversed(pairs)), min)][::-1]
             self.replies[peer] = walk, [sent for sent, _ in pairs], soonest
         walk, sends, soonest = self.replies[peer]
+        # Messages that the peer sends after it took this one; the first of them here proves that it was taken.
         i = bisect_right(sends, walk[self.channel_receives[channel][message]])
         return soonest[i] + 1 if i < len(soonest) else len(self.order)
 

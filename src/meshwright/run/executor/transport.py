@@ -20,9 +20,8 @@ import torch.distributed as dist
 
 from ...errors import Unsupported, UsageError
 
-__all__ = ["TAG_WINDOW", "TaggedTransport", "TaglessTransport", "Transport", "own_device", "own_transport"]
+__all__ = ["TaggedTransport", "TaglessTransport", "Transport", "own_device", "own_transport"]
 
-TAG_WINDOW = 16  # messages of a channel that can be told apart by tag
 
 
 class Transport(Protocol):

@@ -59,6 +59,7 @@ class Agreement:
         if self.alarmed_s == math.inf:
             self.alarmed_s = now_s
             self.next_s = now_s + self.grace_s / 2
+        # Told of an alarm that it knows: without this, every answer would make another one.
         elif not why and claim is None:
             return
         self._own(claim=claim)
@@ -75,6 +76,7 @@ class Agreement:
             return
         for missing in message.need:
             if missing != self.rank and 0 <= missing < self.size:
+                # Both ways and from now on: either may change its view later, and the two may not hear each other.
                 self._relay |= {(peer, missing), (missing, peer)}
                 for source, target in ((missing, peer), (peer, missing)):
                     if source in self.views and target != self.rank:
@@ -87,6 +89,7 @@ class Agreement:
 
     def closed(self, now_s: float, peer: int) -> None:
         """The connection to `peer` has ended."""
+        # The end of a connection is seen once by reading and perhaps again by writing.
         if self.links[peer] == DEAD:
             return
         self.links[peer] = DEAD
@@ -111,6 +114,7 @@ class Agreement:
         if now_s < self.alarmed_s + self.grace_s:
             self.next_s = self.alarmed_s + self.grace_s
             return
+        # Whoever has said nothing within the grace is judged by its kernel, once: views are final after this.
         for peer in unheard:
             self.links[peer] = self.judge(peer)
         if not self.views[self.rank].final:
@@ -124,6 +128,7 @@ class Agreement:
     def _own(self, *, claim: Claim | None = None, final: bool = False) -> None:
         """This rank's view, anew, to everybody. What it waited for when the alarm came stays: an abort would hide it."""
         before = self.views.get(self.rank)
+        # The first look counts: the abort that follows ends the waits that it shows.
         view = self.look() if before is None else before
         if claim is None and before is not None:
             claim = before.claim
@@ -180,6 +185,7 @@ class Agreement:
     def _patience_s(self) -> float:
         fit = self._fit()
         place = fit.index(self.rank) if self.rank in fit else len(fit)
+        # Half a grace apart, so a verdict has time to arrive before the next rank makes its own.
         return self.grace_s * (1.5 + 0.5 * place)
 
     def _conclude(self) -> None:

@@ -21,7 +21,7 @@ from .chunks import BLOCKED
 
 __all__ = ["MAX_BINDINGS", "Call", "Code", "Session"]
 
-MAX_BINDINGS = 64  # per session: buckets of one model that have the same length
+MAX_BINDINGS = 64  # of a session to sets of tensors, as many as a model has gradient buckets of one length; then all are made anew
 
 
 @dataclass(frozen=True)
@@ -55,7 +55,7 @@ class Call:
 
 
 class Code(Protocol):
-    """One rank's part of a program for one length: `code.RankCode`, `waves.WaveCode`."""
+    """One rank's part of a program for one length: `rank_code.RankCode`, `waves.WaveCode`."""
 
     @property
     def rank(self) -> int: ...
@@ -92,6 +92,7 @@ class Session:
         buffers, before, after = self._buffers(call)
         for copy in before:
             copy()
+        # Lengths and dtype are the session's, so equal addresses are equal views. A binding keeps its tensors alive: no address comes twice.
         key = tuple(t.data_ptr() for t in buffers)
         found = self.bound.get(key)
         if found is None:

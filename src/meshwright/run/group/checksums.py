@@ -18,11 +18,11 @@ from typing import Any
 import torch
 
 from ...errors import MessageDamaged
+from ..executor.tags import ReservedTag
 
 __all__ = ["CheckedMessages", "check", "checksum"]
 
 _FIELDS = ("collective", "tag", "count", "bytes", "checksum")
-_HEADER_TAG = 1 << 30  # no channel's tag reaches it
 
 
 @dataclass
@@ -59,7 +59,7 @@ class CheckedMessages:
         self._sent[peer, tag] = count + 1
         said = torch.tensor([self.mask, tag, count, tensor.numel() * tensor.element_size(), checksum(tensor)])
         payload = self.inner.send(tensor, peer, tag)
-        return _Checked(payload, self.inner.send(said, peer, tag | _HEADER_TAG), tensor, said, peer, None)
+        return _Checked(payload, self.inner.send(said, peer, tag | ReservedTag.BESIDE_PROGRAM), tensor, said, peer, None)
 
     def receive(self, tensor: torch.Tensor, peer: int, tag: int) -> Any:
         count = self._received[peer, tag]
@@ -67,7 +67,7 @@ class CheckedMessages:
         said = torch.zeros(len(_FIELDS), dtype=torch.int64)
         payload = self.inner.receive(tensor, peer, tag)
         expected = self.mask, tag, count, tensor.numel() * tensor.element_size()
-        return _Checked(payload, self.inner.receive(said, peer, tag | _HEADER_TAG), tensor, said, peer, expected)
+        return _Checked(payload, self.inner.receive(said, peer, tag | ReservedTag.BESIDE_PROGRAM), tensor, said, peer, expected)
 
     def wait(self, work: _Checked, limit: timedelta) -> None:
         """Raises: RuntimeError as the inner messages; MessageDamaged."""

@@ -19,16 +19,15 @@ from ...decide.collective.problem import Ranked
 from ...errors import Infeasible, MeshwrightError, TimeLimit, UsageError
 from ...fabric.fabric import Fabric
 from ...kernels.effort import Deadline
-from .predict import quickest_walk
+from .predict import MAX_SIMULATED_STEPS, quickest_walk
 
-__all__ = ["MAX_STEPS", "Executed", "builtin", "executed"]
+__all__ = ["Executed", "builtin", "executed"]
 
-MAX_STEPS = 60_000  # unrolled, of all ranks; a program beyond is not predicted
-TUNED = 3  # so many of the best are cut finer and coarser
+MAX_RECUT_PLANS = 3  # the best plans that are cut finer and coarser: each try is a plan and a simulation more
 CUTS = ("pieces", "slices", "chunks")
-FEWER_TREES = (8, 2)  # every tree sends messages of its own: is a packing with fewer as good?
-WORTH = 0.99
-TUNING_SHARE = 0.5  # of the time limit
+TREE_LIMITS_TRIED = (8, 2)  # limits on the trees of a packing: each tree sends messages of its own, so one with fewer may be as good
+MAX_RECUT_TIME_SHARE = 0.99  # a cut is kept if it takes at most this share of the time of the one before: less is within what predictions miss
+RECUT_EFFORT_SHARE = 0.5  # of the problem's effort may go into cutting; the rest is for planning
 
 
 @dataclass(frozen=True)
@@ -53,7 +52,7 @@ def executed(
 
     Raises: what `decide.collective.auto` raises; Infeasible when no plan can be walked.
     """
-    deadline = problem.deadline(TUNING_SHARE)
+    deadline = problem.deadline(RECUT_EFFORT_SHARE)
     found = []
     for ranked in auto(problem, candidates=candidates or default_candidates(problem), each_s=each_s):
         if ranked.plan is not None and (one := _predicted(problem, ranked, fabric, shared)) is not None:
@@ -61,13 +60,13 @@ def executed(
     if not found:
         raise Infeasible(f"no plan for this {problem.op} can be executed", where=problem.fabric.name, hint="`collective compare` shows why not")
     found.sort(key=lambda e: e.judged_s)
-    best = [_tuned(problem, one, deadline, fabric, shared) for one in found[:TUNED]]
-    return sorted([*best, *found[TUNED:]], key=lambda e: e.judged_s)
+    best = [_tuned(problem, one, deadline, fabric, shared) for one in found[:MAX_RECUT_PLANS]]
+    return sorted([*best, *found[MAX_RECUT_PLANS:]], key=lambda e: e.judged_s)
 
 
 def _predicted(problem: CollectiveProblem, ranked: Ranked, fabric: Fabric | None, shared: bool) -> Executed | None:
     assert ranked.plan is not None
-    if ranked.plan.program.switches or ranked.plan.program.executed_steps > MAX_STEPS:
+    if ranked.plan.program.switches or ranked.plan.program.executed_steps > MAX_SIMULATED_STEPS:
         return None
     program, fabric, transport = ranked.plan.program, fabric or problem.fabric, problem.transport or Transport()
     try:
@@ -102,7 +101,7 @@ def _in_pieces(problem: CollectiveProblem, first: Executed, deadline: Deadline, 
                 break
             candidate = replace(here.candidate, **{option: pieces})  # type: ignore[type-var]
             after = _tried(problem, candidate, fabric, shared)
-            if after is None or after.judged_s > here.judged_s * WORTH:
+            if after is None or after.judged_s > here.judged_s * MAX_RECUT_TIME_SHARE:
                 break
             here = after
         best = min(best, here, key=lambda e: e.judged_s)
@@ -114,7 +113,7 @@ def _with_fewer_trees(problem: CollectiveProblem, first: Executed, deadline: Dea
     found: list[Executed] = []
     plan = first.ranked.plan
     assert plan is not None
-    for most in FEWER_TREES:
+    for most in TREE_LIMITS_TRIED:
         trees = plan.notes.get("trees", 0)
         if not isinstance(trees, int) or trees <= most or "max_trees" not in plan.options or deadline.past:
             continue

@@ -3,8 +3,8 @@
 They carry views and verdicts only, so they are silent while all is well; but the end of a connection tells of a death at once, also to ranks that do
 not wait for the dead one, and a peer's kernel that takes bytes which nobody reads tells a frozen process from a cut link (SIOCOUTQ).
 
-Frames: 4 bytes of length (capped), JSON of a typed struct. The first frame of a connection names the protocol's version, the group and its token,
-which comes from the group's store; anything else is closed without an answer. The listener is bound to the one address that peers use.
+The first frame of a connection (`control_frames`) names the protocol's version, the group and its token, which comes from the group's store;
+anything else is closed without an answer. The listener is bound to the one address that peers use.
 """
 
 from __future__ import annotations
@@ -28,31 +28,15 @@ import msgspec
 
 from .addresses import transferred
 from .agreement import Agreement, Message
+from .control_frames import HELLO, LENGTH, MAX_FRAME_BYTES, MAX_HELLO_BYTES, MESSAGE, PROTOCOL_VERSION, Hello, frame
 from .verdict import CRAWLS, CUT, SILENT, Verdict
 
-__all__ = ["MAX_FRAME", "PROTOCOL", "Control", "Hello", "Member", "control"]
+__all__ = ["Control", "Member", "control"]
 
-PROTOCOL = 1
-MAX_FRAME, MAX_HELLO = 1 << 20, 1024
-HELLO_S = 10.0
-PERIODS, SAMPLES = 8, 5  # links are sampled so often in a deadline; the last so many tell one that moves bytes at times from one that moves none
-MAX_STRANGERS = 256  # connections that have not said hello yet
-_LENGTH = struct.Struct("!I")
-
-
-class Hello(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
-    protocol: int
-    group: str
-    token: str
-    rank: int
-
-
-_HELLO, _MESSAGE = msgspec.json.Decoder(Hello), msgspec.json.Decoder(Message)
-
-
-def frame(value: msgspec.Struct) -> bytes:
-    body = msgspec.json.encode(value)
-    return _LENGTH.pack(len(body)) + body
+MAX_HELLO_S = 10.0  # that a new connection may stay without a hello
+MAX_STRANGERS = 256  # connections at once that have not said hello: a port scan must not use up the descriptors
+SAMPLES_PER_TIMEOUT = 8  # how often links are sampled within the group's timeout, so that several samples lie before a deadline
+MAX_SAMPLES = 5  # the latest samples of a link that count: bytes in any of them make it slow and not cut, as a slow link stalls at times
 
 
 class Member:
@@ -86,6 +70,7 @@ class Member:
         if connection.out:
             return False
         try:
+            # Bytes that the peer's kernel has not acknowledged: that of a stopped process still acknowledges, behind a cut link nothing does.
             left = struct.unpack("i", fcntl.ioctl(connection.socket.fileno(), termios.TIOCOUTQ, b"\0\0\0\0"))[0]
         except OSError:
             return False
@@ -109,11 +94,12 @@ class Member:
         for peer, connection in self.connections.items():
             with contextlib.suppress(OSError):
                 hosts.setdefault(connection.socket.getpeername()[0], []).append(peer)
+        # Bytes are counted by address, so those of two ranks on one address cannot be told apart.
         alone = {host: peers[0] for host, peers in hosts.items() if len(peers) == 1}
         now = transferred(set(alone))
         for host, peer in alone.items():
             if host in self.seen:
-                self.moved.setdefault(peer, collections.deque(maxlen=SAMPLES)).append(now.get(host, 0) > self.seen[host])
+                self.moved.setdefault(peer, collections.deque(maxlen=MAX_SAMPLES)).append(now.get(host, 0) > self.seen[host])
         self.seen = now
 
 
@@ -221,8 +207,10 @@ class Control:
                         self._ear.recv(4096)
                 else:
                     self._serve(key.data, events)
+            # Only those that are there now: `flush` puts itself back, and must not keep the loop from reading.
             for _ in range(len(self._calls)):
                 self._safely(self._calls.popleft())
+            # Last: a verdict that has just been read must win over a timer that would make another one.
             self._safely(self._deal)
         for key in list(self._selector.get_map().values()):
             if key.fileobj is not self._ear:
@@ -242,7 +230,7 @@ class Control:
     def _deal(self) -> None:
         """Timers, outgoing messages, verdicts."""
         now = time.monotonic()
-        for connection in [c for c in self._strangers if now - c.since_s > HELLO_S]:
+        for connection in [c for c in self._strangers if now - c.since_s > MAX_HELLO_S]:
             self._drop(connection)
         for member in list(self.members.values()):
             agreement = member.agreement
@@ -260,6 +248,7 @@ class Control:
             connection = member.connections.get(peer)
             if connection is None:
                 continue
+            # A view goes to all peers as one object: it is encoded once.
             if kept is None or kept[0] is not message:
                 kept = message, frame(message)
             connection.out += kept[1]
@@ -286,6 +275,7 @@ class Control:
         if member.gone or before is not None:
             connection.socket.close()
             return
+        # A connection that was accepted is watched already, as a stranger's; one that was made here is not.
         member.connections[connection.peer] = connection
         try:
             self._selector.modify(connection.socket, selectors.EVENT_READ, connection)
@@ -306,6 +296,7 @@ class Control:
         except OSError:
             data = b""
         connection.into += data
+        # No data is the end of the stream; what was complete before it, a farewell perhaps, has been handled first.
         if not self._frames(connection) or not data:
             self._drop(connection)
 
@@ -313,8 +304,8 @@ class Control:
         """Handle what is complete; False for a peer that breaks the rules."""
         into = connection.into
         while len(into) >= 4:
-            length = _LENGTH.unpack_from(into)[0]
-            if length > (MAX_FRAME if connection.member is not None else MAX_HELLO):
+            length = LENGTH.unpack_from(into)[0]
+            if length > (MAX_FRAME_BYTES if connection.member is not None else MAX_HELLO_BYTES):
                 return False
             if len(into) < 4 + length:
                 return True
@@ -322,17 +313,18 @@ class Control:
             del into[: 4 + length]
             try:
                 if connection.member is None:
-                    if not self._hello(connection, _HELLO.decode(body)):
+                    if not self._hello(connection, HELLO.decode(body)):
                         return False
                 else:
-                    connection.member.agreement.receive(time.monotonic(), connection.peer, _MESSAGE.decode(body))
+                    connection.member.agreement.receive(time.monotonic(), connection.peer, MESSAGE.decode(body))
             except (msgspec.DecodeError, msgspec.ValidationError, RecursionError, ValueError):
                 return False
         return True
 
     def _hello(self, connection: _Connection, hello: Hello) -> bool:
         member = self.members.get(hello.group)
-        if hello.protocol != PROTOCOL or member is None or not hmac.compare_digest(hello.token.encode(), member.token.encode()):
+        # Compared in constant time: how long a wrong token takes must not tell how much of it was right.
+        if hello.protocol != PROTOCOL_VERSION or member is None or not hmac.compare_digest(hello.token.encode(), member.token.encode()):
             return False
         if not 0 <= hello.rank < member.agreement.size or hello.rank == member.agreement.rank or hello.rank in member.connections:
             return False
@@ -350,6 +342,7 @@ class Control:
             pass  # the rest goes when the selector says that there is room
         except OSError:
             connection.out.clear()  # reading will find the end
+        # A socket is nearly always writable: asked for without need, that would make the loop spin.
         wanted = selectors.EVENT_READ | (selectors.EVENT_WRITE if connection.out else 0)
         with contextlib.suppress(KeyError, ValueError):
             self._selector.modify(connection.socket, wanted, connection)
@@ -374,6 +367,7 @@ def control(address: str) -> Control:
     """The process's control thread for an address."""
     with _lock:
         found = _controls.get(address)
+        # A forked child has the object, but not its thread.
         if found is None or found.pid != os.getpid():
             found = _controls[address] = Control(address)
         found.users += 1

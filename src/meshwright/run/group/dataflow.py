@@ -1,7 +1,7 @@
 """What each instruction of a rank's code waits for, and nothing more.
 
-The code is one checked order (`code`). Walked strictly in it, a rank stands still at one neighbour's late message while another's lies there. So the
-order is only a priority: an instruction may run as soon as what it depends on is over. It depends on
+The code is one checked order (`rank_code`). Walked strictly in it, a rank stands still at one neighbour's late message while another's lies there. So
+the order is only a priority: an instruction may run as soon as what it depends on is over. It depends on
   - whoever last wrote what it reads or overwrites, and everybody who still reads what it overwrites. A posted receive writes from its posting to its
     arrival, a send reads from its posting until the transport has taken it;
   - the steps before it in its lane and the steps that its step is `after`: sends posted, everything else done;
@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 from ...program.program import Program
-from ..executor.transport import TAG_WINDOW
+from ..executor.tags import TAG_WINDOW
 from .instructions import Instruction, Op, Place
 
 __all__ = ["Dataflow", "dataflow"]
@@ -72,6 +72,7 @@ class _Space:
         found = set()
         for at in self.stretches(place):
             found.add(self.writer[at])
+            # Earlier writers need not be kept: this one waits for the last, which waited for them.
             found.update(self.readers[at])
             self.writer[at], self.readers[at] = until, []
         return found
@@ -87,11 +88,13 @@ def _places(instructions: Sequence[Instruction], before: list[set[int]]) -> None
     for row, i in enumerate(instructions):
         if i.op in (Op.POST, Op.SEND):
             until = ends[Op.TAKE if i.op == Op.POST else Op.DONE, i.key]
+            # The end of a message waits for its posting, and stands for both: whoever comes later waits for the end alone.
             before[until].add(row)
             space = spaces[i.place[0]]
             before[row] |= space.write(i.place, until) if i.op == Op.POST else space.read(i.place, until)
         elif i.op in (Op.COPY, Op.ADD):
             before[row] |= spaces[i.source[0]].read(i.source, row) | spaces[i.place[0]].write(i.place, row)
+        # -1: nobody has written there. A copy within one stretch finds itself as its reader.
         before[row] -= {-1, row}
 
 
@@ -143,6 +146,7 @@ def _channels(instructions: Sequence[Instruction], depth: Sequence[int], before:
             if channel in posted:
                 before[row].add(posted[channel])
             if count[channel] >= depth[channel]:
+                # The arrival `depth` messages before: so no more than `depth` receives of a channel are posted at a time.
                 before[row].add(takes[channel][count[channel] - depth[channel]])
             posted[channel] = row
             count[channel] += 1

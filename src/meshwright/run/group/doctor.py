@@ -25,8 +25,8 @@ from .verdict import DEAD, SILENT, UP, Verdict, View, first_cause, place_text, r
 __all__ = ["ALIVE", "GONE", "STOPPED", "UNKNOWN", "Diagnosis", "GroupFinding", "diagnose", "dump", "find_records", "liveness"]
 
 ALIVE, GONE, STOPPED, UNKNOWN = "alive", "gone", "stopped", "unknown"
-STUCK_S = 1.0
-MAX_FILES = 100_000
+MIN_STUCK_S = 1.0  # that a live rank has waited for a message before the doctor takes it for lost; messages of a healthy run come sooner
+MAX_FILES = 100_000  # records read from one folder, so that a folder of something else ends
 Key = tuple[tuple[int, ...], int]  # a group: its global ranks, and which of those with the same ranks
 
 
@@ -202,7 +202,7 @@ def _view(number: int, group: GroupRecord, now_ns: int, *, moving: bool) -> View
         if group.waiting:
             view.waiting, view.peer, view.receives = True, group.peer, group.receives
             view.waited_s = max(0.0, (now_ns - group.since_ns) / 1e9)
-            view.why = "deadline" if not moving or view.waited_s >= STUCK_S else ""
+            view.why = "deadline" if not moving or view.waited_s >= MIN_STUCK_S else ""
     elif group.history and group.history[-1].state == "builtin":
         view.number = group.history[-1].number
     if group.state not in (LIVE, FAILED):

@@ -13,12 +13,13 @@ import torch.distributed as dist
 
 from ...errors import GroupFailed, MeshwrightError, RunError
 from ...fabric.fabric import Fabric
+from ..executor.tags import ReservedTag
 from .call import Call, Session
 from .chunks import BLOCKED
-from .code import RankCode
 from .health import GroupHealth, claim_of, refuse
 from .messages import GlooMessages, end_waits, mask_of
 from .plans import Chosen, GroupPlans
+from .rank_code import RankCode
 from .record_file import pack_call
 from .recorder import Recorder, flight_file
 from .reductions import Reduction
@@ -30,8 +31,6 @@ from .work import loss_of
 from .worker import Lost, Task, Worker
 
 __all__ = ["Engine"]
-
-_BUILTIN_ABORT_TAG = (1 << 31) - 9
 
 
 class Engine:
@@ -58,6 +57,7 @@ class Engine:
         try:
             self.plans = GroupPlans(settings, own, rank, size, devices=devices, fabric=fabric, timeout_s=self.timeout_s, world=world)
         except MeshwrightError as error:
+            # The others are at `meet`, or will be: without this they would wait there until their deadline.
             refuse(own, rank, size, error)
             raise
         self.health: GroupHealth | None = None
@@ -79,7 +79,7 @@ class Engine:
             self.close()
             raise told from (None if told is error else error)
         if self.health is not None:
-            from .exits import watch
+            from .exit_notices import watch
 
             watch(self.health, self)
 
@@ -101,7 +101,7 @@ class Engine:
         """What carries messages between accelerators: aborted when the group fails, or what is enqueued on it would stand still."""
         self._device_transports.append(transport)
 
-    # ---- collectives (those of the built-in backend: see `handing`) ----------------------------------------------
+    # ---- collectives (those of the built-in backend: see `builtin_calls`) ----------------------------------------------
     def candidates(self, op: str, root: int, size_bytes: int) -> list[Chosen] | str:
         self._planning = True
         try:
@@ -115,6 +115,7 @@ class Engine:
         task.number = self.recorder.asked(call, size_bytes, task.name)
         task.mask = mask_of(task.number, call, size_bytes, task.name)
         worker.submit(task)
+        # `give_up` may have emptied the queue just before this task came into it; done again, it ends the task too.
         if worker.failed is not None:  # the group failed meanwhile, and the worker may be blocked
             worker.give_up(worker.failed)
 
@@ -237,13 +238,15 @@ class Engine:
         self.recorder.verdict(str(error))
         worker, messages = self._worker, self._messages
         if worker is not None:
+            # First of all: a task that comes now must find it, whatever ends the waits below.
             worker.failed = worker.failed or error
         if messages is not None:
             messages.abort()
         if worker is not None:
             worker.give_up(error)
         if self._builtin is not None and self.size > 1:
-            end_waits(self._builtin, self.rank, self.size, _BUILTIN_ABORT_TAG)
+            # No wait of gloo can be interrupted, but one that times out closes all connections of its group.
+            end_waits(self._builtin, self.rank, self.size, ReservedTag.BUILTIN_ABORT)
         for transport in self._device_transports:
             with contextlib.suppress(RuntimeError):  # aborted already, by its own watchdog
                 transport.abort()
@@ -275,9 +278,11 @@ class Engine:
         if self._closed is not None:
             return
         self._closed = GroupFailed("the process group was destroyed", hint="make a new one with init_process_group or new_group")
+        # In front of a failure: who calls a closed group hears that it is closed.
         self.over.insert(0, self._closed)
         worker, self._worker = self._worker, None
         if worker is not None:
+            # Without an abort first: what the thread has nearly done should be done, as peers wait for it.
             worker.close(0.2)
             if worker.alive and self._messages is not None:
                 self._messages.abort()

@@ -17,12 +17,12 @@ import torch
 import torch.distributed as dist
 
 from ...errors import MeshwrightError
+from .builtin_calls import Hand, Tally, builtin_call, install_builtin_calls, uninstall_builtin_calls
 from .call import Call, Code, Session
 from .chunks import BLOCKED
-from .code import compile_rank
 from .engine import Engine
-from .handing import Hand, Tally, hand_on, hand_on_no_more, handing
 from .plans import Chosen
+from .rank_code import compile_rank
 from .reductions import Reduction, reduction
 from .routes import Builtin, Route, Trial, alike, copier, dense
 from .streams import DeviceRunner
@@ -55,13 +55,13 @@ class MeshwrightGroup(dist.ProcessGroup):  # type: ignore[misc]
         self.runners: dict[str, DeviceRunner] = {}
         self._waves: dict[str, Waves] = {}  # by program
         self._hands: dict[Any, Hand] = {}
-        self._barrier = handing(engine, "barrier", builtin.barrier, [0])
+        self._barrier = builtin_call(engine, "barrier", builtin.barrier, [0])
         if engine.plans.never:
-            hand_on(self, engine, builtin, self.tally, engine.plans.never)
+            install_builtin_calls(self, engine, builtin, self.tally, engine.plans.never)
 
     def add_builtin(self, device: str, kind: Any, builtin: Any) -> None:
         """What runs tensors on another kind of device where no program does: NCCL on GPUs."""
-        hand_on_no_more(self)
+        uninstall_builtin_calls(self)
         self.by_device[device] = builtin
         self._register_backend(torch.device(device), kind, builtin)
 
@@ -97,7 +97,7 @@ class MeshwrightGroup(dist.ProcessGroup):  # type: ignore[misc]
 
     def forget_routes(self) -> None:
         """Choose again, because the plans are others."""
-        hand_on_no_more(self)
+        uninstall_builtin_calls(self)
         self._routes.clear()
 
     def shutdown(self) -> None:
@@ -229,7 +229,7 @@ class MeshwrightGroup(dist.ProcessGroup):  # type: ignore[misc]
         key = op, reason, builtin.run
         hand = self._hands.get(key)
         if hand is None:
-            hand = self._hands[key] = handing(self.engine, op, builtin.run, self.tally.count(op, reason))
+            hand = self._hands[key] = builtin_call(self.engine, op, builtin.run, self.tally.count(op, reason))
         return hand(*builtin.args)
 
     def _routed(self, op: str, root: int, elements: int, given: torch.Tensor, builtin: Builtin) -> tuple[Route | Trial | str, Reduction | None]:
@@ -328,7 +328,7 @@ class MeshwrightGroup(dist.ProcessGroup):  # type: ignore[misc]
         lasted = torch.tensor([perf_counter() - start], dtype=torch.float64)
         most = dist.AllreduceOptions()
         most.reduceOp = dist.ReduceOp.MAX
-        handing(self.engine, "all-reduce", self.builtin.allreduce, [0])([lasted], most).wait()
+        builtin_call(self.engine, "all-reduce", self.builtin.allreduce, [0])([lasted], most).wait()
         trial.trials.took(float(lasted))
         if trial.trials.over:
             winner = trial.options[trial.trials.winner]

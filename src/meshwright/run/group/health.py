@@ -32,12 +32,13 @@ from ...errors import (
 )
 from .addresses import own_address
 from .agreement import Agreement, Message
-from .control import PERIODS, PROTOCOL, Hello, Member, control, frame, release
+from .control import SAMPLES_PER_TIMEOUT, Member, control, release
+from .control_frames import PROTOCOL_VERSION, Hello, frame
 from .verdict import Claim, Verdict, View, rank_list
 
 __all__ = ["GroupHealth", "claim_of", "error_of", "grace_s", "refuse", "store_host"]
 
-LINGER_S = 2.0
+MAX_LINGER_S = 2.0  # that a rank which ends the meeting stays, so that the others can read why from a store that may live in its process
 _CLASSES: dict[str, type[MeshwrightError]] = {
     kind.code: kind
     for kind in (RankDied, RankFailed, RankFrozen, RankDiverged, LinkLost, LinkSlow, MessageDamaged, PlanMismatch, GroupFailed, RunTimeout)
@@ -133,8 +134,9 @@ class GroupHealth:
         self._come(["group"], deadline, limit_s, 0)
         told = msgspec.json.decode(self.store.get("group"), type=_Group)
         self.run = told.group
-        period_s = min(30.0, max(0.1, self.timeout_s / PERIODS))
+        period_s = min(30.0, max(0.1, self.timeout_s / SAMPLES_PER_TIMEOUT))
         member = self._member = Member(told.group, told.token, self.agreement, self._over, self._busy, period_s)
+        # Before the address is published: a peer may connect the moment it can be read, and must be known by then.
         self._control.join(member)
         mine = _Place(address=self._control.address, port=self._control.port)
         self.store.set(f"meet/{self.rank}", msgspec.json.encode(mine))
@@ -146,6 +148,7 @@ class GroupHealth:
             if place.claim is not None:
                 self._heard()
                 raise error_of(_of_claim(place.claim), self.names)
+            # The higher rank connects: one connection per pair, and no two ranks connect to each other at once.
             if peer < self.rank:
                 self._connect(member, peer, place, told, deadline)
         while not member.attached.wait(0.02):
@@ -163,7 +166,7 @@ class GroupHealth:
         except OSError as error:
             text = f"rank {self.names[self.rank]} cannot reach rank {self.names[peer]} at {place.address}: {error}"
             raise self._stop(peer, "link-lost", text, link=True) from error
-        hello = Hello(protocol=PROTOCOL, group=told.group, token=told.token, rank=self.rank)
+        hello = Hello(protocol=PROTOCOL_VERSION, group=told.group, token=told.token, rank=self.rank)
         connection.sendall(frame(hello))
         self._control.attach(member, peer, connection)
 
@@ -214,6 +217,7 @@ class GroupHealth:
         """Tell all peers that this process goes, without waiting for what they make of it."""
         if self._closed or self._left or self._member is None:
             return
+        # Once: a process that is told to end runs its handler and then its normal end.
         self._left = True
         view = self._look()
         view.state, view.claim, view.final = ("failed" if claim is not None else state), claim, True
@@ -228,12 +232,14 @@ class GroupHealth:
 
     def _verdict(self) -> MeshwrightError:
         """Wait for the verdict; the last rank's patience bounds it."""
+        # As long as all ranks may take in turn to conclude (`agreement`), and a little more for a busy machine.
         if not self._known.wait(self.grace_s * (2.5 + 0.5 * self.size) + 2.0) or self.error is None:
             return GroupFailed("the ranks did not agree on what failed", where=f"rank {self.names[self.rank]}", data={"rank": self.names[self.rank]})
         return self.error
 
     def _over(self, verdict: Verdict) -> None:
         self.error = error_of(verdict, self.names)
+        # Before the waits are ended: whoever wakes by that must find the error.
         self._known.set()
         self._ended(self.error)
 
@@ -262,7 +268,7 @@ def claim_of(error: Exception, rank: int, names: Sequence[int], during: str) -> 
 
 def _linger(store: Any, rank: int, size: int) -> None:
     """Stay until the others have read what was written, for the store may live in this process; but not long."""
-    deadline = time.monotonic() + LINGER_S
+    deadline = time.monotonic() + MAX_LINGER_S
     with contextlib.suppress(Exception):
         while time.monotonic() < deadline and not store.check([f"heard/{r}" for r in range(size) if r != rank]):
             time.sleep(0.01)

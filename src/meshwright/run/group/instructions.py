@@ -1,4 +1,4 @@
-"""The words of a rank's code (`code`)."""
+"""The words of a rank's code (`rank_code`)."""
 
 from __future__ import annotations
 

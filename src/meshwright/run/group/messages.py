@@ -18,11 +18,11 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from ..executor.tags import TAG_BITS, ReservedTag
+
 __all__ = ["Broken", "GlooMessages", "end_waits", "mask_of"]
 
-TAG_BITS = 31
-_ABORT_TAG = (1 << TAG_BITS) - 7
-_AT_ONCE = timedelta(milliseconds=1)
+_AT_ONCE = timedelta(milliseconds=1)  # gloo takes no wait of 0
 
 
 def mask_of(number: int, call: int, size_bytes: int, program: int) -> int:
@@ -66,7 +66,7 @@ class GlooMessages:
 
     def abort(self) -> None:
         """End every wait of this context with an error, from any thread."""
-        end_waits(self.group, self.rank, self.size, _ABORT_TAG)
+        end_waits(self.group, self.rank, self.size, ReservedTag.ABORT)
 
 
 def end_waits(group: Any, rank: int, size: int, tag: int) -> None:
@@ -77,6 +77,7 @@ def end_waits(group: Any, rank: int, size: int, tag: int) -> None:
         except RuntimeError:  # this one is closed already, which leaves the others open
             continue
         try:
+            # Nobody sends this tag, so the wait times out, and gloo then closes all pairs of the context.
             work.wait(_AT_ONCE)
         except RuntimeError as error:
             if "timed out" in str(error).lower():

@@ -28,10 +28,10 @@ from ...io.strict_json import decode, read_at_most, refuse_ambiguous
 __all__ = ["MAX_FILE_BYTES", "MAX_FOLDER_BYTES", "PlanCache", "cache_folder"]
 
 VERSION = 1
-MAX_FILE_BYTES = 64 << 20
-MAX_FOLDER_BYTES = 256 << 20
+MAX_FILE_BYTES = 64 << 20  # of one answer: a larger one is planned again, which bounds what a damaged file can make a reader hold
+MAX_FOLDER_BYTES = 256 << 20  # of all answers: those used longest ago go first
 SUFFIX = ".plans"
-_MAX_HEADER = 512
+_MAX_HEADER_BYTES = 512  # of the first line: schema, version, two hashes of 64 characters and a length take less
 OFF = ("0", "off")
 
 
@@ -72,7 +72,7 @@ class PlanCache:
         try:
             where, data = read_at_most(folder / f"{name}{SUFFIX}", MAX_FILE_BYTES)
             head, _, answer = data.partition(b"\n")
-            if len(data) > MAX_FILE_BYTES or len(head) > _MAX_HEADER:
+            if len(data) > MAX_FILE_BYTES or len(head) > _MAX_HEADER_BYTES:
                 return None
             header = decode(head, _HEADER, where)
             refuse_ambiguous(head, where)

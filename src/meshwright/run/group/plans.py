@@ -25,18 +25,18 @@ from ...fabric.fabric import Fabric
 from ...plan.plan import Plan
 from ...program.hash import program_hash
 from ...program.program import Program
-from .code import Form, form_of
-from .fitting import require_fitting
+from .merged_rates import merge_near_rates
 from .plan_cache import PlanCache, cache_folder
+from .plan_match import require_fitting
 from .predict import WALKS, executor_transport, walked
+from .rank_code import Form, form_of
 from .settings import Settings
-from .tidy import tidy_rates
 
 __all__ = ["Chosen", "GroupPlans", "size_class"]
 
-PLANS = 15  # candidates whose limits the whole choice may use
-LAST_READ_S = 5.0  # how long a rank waits for the others to have read why the group ends
-GAIN = 0.98  # a plan must be predicted to take at most this share of the ring's time
+MAX_EFFORT_CANDIDATES = 15  # the whole choice may use as much effort as so many candidates at their own limit (`Settings.plan_s`)
+MAX_LAST_READ_S = 5.0  # that a rank waits for the others to have read why the group ends, before its store goes with it
+MAX_SHARE_OF_BUILTIN_TIME = 0.98  # predicted time of a plan over the built-in backend's, up to which it is used: a smaller gain is within the error
 ROOTED = ("broadcast", "reduce", "scatter", "gather")
 
 
@@ -116,7 +116,7 @@ class GroupPlans:
         """The store lives in one of the ranks' processes, which ends after this: the others must have read what they were told."""
         self.store.set(f"read/{self.rank}", b"1")
         with contextlib.suppress(RuntimeError):  # a rank that never comes has been waited for long enough
-            self.store.wait([f"read/{r}" for r in range(self.ranks)], timedelta(seconds=min(self.timeout_s, LAST_READ_S)))
+            self.store.wait([f"read/{r}" for r in range(self.ranks)], timedelta(seconds=min(self.timeout_s, MAX_LAST_READ_S)))
 
     def require_fitting(self) -> None:
         """Every plan file must be for this job: its devices, and the fabric that it was told. Raises: PlanMismatch, equally at all ranks."""
@@ -228,14 +228,14 @@ class GroupPlans:
         n = self.ranks
         size = -(-class_bytes // (8 * n)) * 8 * n  # whole blocks of the widest element
         problem = CollectiveProblem(
-            fabric=tidy_rates(self.fabric), op=op, size_bytes=size, ranks=self.devices, root=root, element_bytes=1, transport=transport,
-            effort_s=PLANS * self.settings.plan_s,
+            fabric=merge_near_rates(self.fabric), op=op, size_bytes=size, ranks=self.devices, root=root, element_bytes=1, transport=transport,
+            effort_s=MAX_EFFORT_CANDIDATES * self.settings.plan_s,
         )  # fmt: skip
         candidates = [strategy(name)() for name in self.settings.strategies] or None
         shared = self.ranks_per_core > 1
         best = executed(problem, candidates, each_s=self.settings.plan_s, fabric=self.fabric, shared=shared)[: max(1, self.settings.tune)]
         gloo = builtin(problem, self.fabric, shared=shared)
-        if self.settings.builtin and not self.settings.tune and gloo is not None and best[0].judged_s > GAIN * gloo.judged_s:
+        if self.settings.builtin and not self.settings.tune and gloo is not None and best[0].judged_s > MAX_SHARE_OF_BUILTIN_TIME * gloo.judged_s:
             text = f"the built-in backend is predicted to be as fast ({gloo.judged_s:.3g} s against {best[0].judged_s:.3g} s)"
             return json.dumps({"none": text}).encode()
         heads, plans = [], []

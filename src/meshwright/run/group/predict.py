@@ -22,25 +22,27 @@ from ...program.builder import LaneBuilder, ProgramBuilder, StepRef
 from ...program.program import Kind, Part, Program
 from ...simulate import compile_network, simulate_program
 from ...simulate.pricing import durations
-from .code import F64, Form, form_of
+from .rank_code import F64, Form, form_of
 
 __all__ = [
-    "WALKS", "Walked", "executor_transport", "flows_on_links", "late_time_s", "on_the_wire", "predicted_time_s", "quickest_walk", "slowed_by_flows",
-    "timed_form", "walk_program", "walked", "with_headers",
+    "MAX_SIMULATED_STEPS", "WALKS", "Walked", "executor_transport", "flows_on_links", "late_time_s", "on_the_wire", "predicted_time_s",
+    "quickest_walk", "slowed_by_flows", "timed_form", "walk_program", "walked", "with_headers",
 ]  # fmt: skip
 
 WALKS = ("depth", "simulated")
 
 # Fitted on the fabrics that `benchmarks/predicted.py` fits on.
-PER_MESSAGE_S = 1e-4  # at either end, a core to itself
-PER_BYTE_S = 1e-9
-WIRE_BYTES = 256  # that a message adds on the wire: gloo's header, what announces it and what allows it, each a small packet in line with the data
-LOSS_PER_FLOW = 0.005  # of a link's rate, for every pair of ranks beyond the first
-MAX_LOSS = 0.3
-MAX_TIMED_STEPS = 60_000  # executed steps of all ranks, up to which walks follow a simulation
-LATE_SHARE, LATE_S = 0.05, 3e-3  # so many messages find their rank waiting for its core, on average for so long: a time slice
-LATE_RUNS = 3  # simulations with other messages late
-MANY_BYTES = 0.05  # of the bytes of a link's busiest pair: a pair below that is no flow
+PER_MESSAGE_S = 1e-4  # of processor time at either end of a message, on a core of its own
+PER_BYTE_S = 1e-9  # of processor time for each byte of a message at either end
+RATE_LOSS_SHARE_PER_FLOW = 0.005  # of a link's rate, lost for every pair of ranks beyond the first that talks across it
+
+WIRE_OVERHEAD_BYTES = 256  # that a message adds on the wire: gloo's header, what announces it and what allows it, each a small packet of its own
+MAX_RATE_LOSS_SHARE = 0.3  # of a link's rate, however many pairs share it: a line fitted on a few flows must not end at no rate at all
+MAX_SIMULATED_STEPS = 60_000  # executed steps of all ranks: a larger program is walked without simulated times, and `choose` does not predict it
+LATE_SHARE = 0.05  # of the messages find their rank without a core; chosen so that walks of a DGX-1 in the lab fall in their measured order
+LATE_S = 3e-3  # that such a message waits on average: a time slice of the scheduler
+LATE_SIMULATIONS = 3  # whose mean is taken, each with other messages late
+MIN_FLOW_SHARE = 0.05  # of the bytes of a link's busiest pair: a pair that sends less is not counted as a flow
 
 
 def executor_transport(fabric: Fabric, ranks_per_core: float = 1.0) -> Transport:
@@ -97,13 +99,13 @@ def flows_on_links(program: Program, fabric: Fabric, ranks: Sequence[str]) -> np
     for number in np.unique(link).tolist():
         on = owner[link == number]
         by_pair = np.bincount(pair[on], weights=moved[on])
-        flows[number] = int((by_pair > MANY_BYTES * by_pair.max(initial=0.0)).sum())
+        flows[number] = int((by_pair > MIN_FLOW_SHARE * by_pair.max(initial=0.0)).sum())
     return flows
 
 
-def slowed_by_flows(fabric: Fabric, flows: np.ndarray, loss_per_flow: float = LOSS_PER_FLOW) -> Fabric:
+def slowed_by_flows(fabric: Fabric, flows: np.ndarray, loss_per_flow: float = RATE_LOSS_SHARE_PER_FLOW) -> Fabric:
     """`flows`: by link, of `flows_on_links`."""
-    share = 1 - np.minimum(loss_per_flow * np.maximum(flows - 1, 0), MAX_LOSS)
+    share = 1 - np.minimum(loss_per_flow * np.maximum(flows - 1, 0), MAX_RATE_LOSS_SHARE)
     return replace(fabric, links=tuple(replace(x, rate_Bps=max(1, int(x.rate_Bps * f))) for x, f in zip(fabric.links, share.tolist(), strict=True)))
 
 
@@ -120,7 +122,7 @@ def with_headers(program: Program) -> Program:
     """Chunks so much longer that a message of usual length takes what it takes on the wire."""
     sends = (program.steps.parts & Part.SEND) != 0
     usual = float(program.steps.count[sends].mean()) if sends.any() else 1.0
-    longer = program.buffers.chunk_bytes + int(np.ceil(WIRE_BYTES / max(usual, 1.0)))
+    longer = program.buffers.chunk_bytes + int(np.ceil(WIRE_OVERHEAD_BYTES / max(usual, 1.0)))
     return replace(program, buffers=replace(program.buffers, chunk_bytes=longer.astype(np.int64)))
 
 
@@ -135,7 +137,7 @@ def timed_form(program: Program, fabric: Fabric | None, ranks: Sequence[str]) ->
         start_s[spans.step[known]], end_s[spans.step[known]] = spans.start_s[known], spans.end_s[known]
         return start_s, end_s
 
-    return form_of(program, times if fabric is not None and program.executed_steps <= MAX_TIMED_STEPS else None)
+    return form_of(program, times if fabric is not None and program.executed_steps <= MAX_SIMULATED_STEPS else None)
 
 
 def walked(program: Program, fabric: Fabric | None, ranks: Sequence[str], walk: str) -> Form:
@@ -180,7 +182,7 @@ def predicted_time_s(form: Form, fabric: Fabric, ranks: Sequence[str], transport
 
 
 def late_time_s(form: Form, fabric: Fabric, ranks: Sequence[str], transport: Transport) -> float:
-    """The mean of LATE_RUNS predictions in which LATE_SHARE of the messages, drawn with fixed seeds, wait for their rank's core.
+    """The mean of LATE_SIMULATIONS predictions in which LATE_SHARE of the messages, drawn with fixed seeds, wait for their rank's core.
 
     A walk that leaves slack loses little, one whose messages wait for each other all along loses every delay: on GPUs 0 to 4 of a DGX-1 in the lab,
     five ranks on two cores, 8 MiB in the order of simulated times was predicted to take 1.42 s and took 1.6 to 2.1, by depth 1.47 and 1.50.
@@ -191,7 +193,7 @@ def late_time_s(form: Form, fabric: Fabric, ranks: Sequence[str], transport: Tra
     usual_s, _ = durations(walks, Cost(transport=transport), slowed, ranks)
     taken = np.flatnonzero((walks.steps.parts & Part.RECV) != 0)
     times = []
-    for seed in range(LATE_RUNS):
+    for seed in range(LATE_SIMULATIONS):
         random, time_s = np.random.default_rng(seed), usual_s.copy()
         late = taken[random.random(len(taken)) < LATE_SHARE]
         time_s[late] += random.exponential(LATE_S, len(late))

@@ -5,8 +5,8 @@ A file has a fixed size and is written through a memory map, so what a killed ra
 | bytes | what |
 |---|---|
 | 0 | magic, version, length of a JSON header, the header: run, rank, world, host, pid, when the process started, clocks |
-| 4096 | `GROUPS` rows of `GROUP_BYTES`: state, size, own rank, position (step, peer, direction, since when), ns waited per peer, JSON text |
-| after | ring of `RING` records of collectives, 16 numbers each |
+| 4096 | `MAX_GROUPS` rows of `GROUP_BYTES`: state, size, own rank, position (step, peer, direction, since when), ns waited per peer, JSON text |
+| after | ring of `RING_RECORDS` records of collectives, 16 numbers each |
 
 A position and a ring record start and end with the same counter; where the two differ the writer was stopped in between, and the reader says
 "torn" instead of guessing. Times are the machine's monotonic clock; the header says what the wall clock showed then.
@@ -24,18 +24,21 @@ from ...errors import FormatError
 from ...io.strict_json import decode, read_at_most, refuse_ambiguous
 
 __all__ = [
-    "DTYPES", "FILE_BYTES", "GROUPS", "GROUP_BYTES", "MAGIC", "OPS", "PEERS", "RING", "SUFFIX", "VERSION", "Collective", "GroupRecord", "Header",
-    "RankRecord", "call_text", "pack_call", "read_record",
+    "DTYPES", "FILE_BYTES", "GROUP_BYTES", "MAGIC", "MAX_COUNTED_PEERS", "MAX_GROUPS", "MAX_HISTORY", "OPS", "RING_RECORDS", "SUFFIX", "VERSION",
+    "Collective", "GroupRecord", "Header", "RankRecord", "call_text", "pack_call", "read_record",
 ]  # fmt: skip
 
 MAGIC, VERSION, SUFFIX = b"MWFLIGHT", 1, ".flight"
-HEADER_BYTES, GROUPS, GROUP_BYTES, RING, RECORD_BYTES = 4096, 32, 4096, 1024, 128
-RING_AT = HEADER_BYTES + GROUPS * GROUP_BYTES
-FILE_BYTES = RING_AT + RING * RECORD_BYTES
-PEERS = 128  # ranks of a group whose waits are counted; further ones are not
-# Words of a group's row.
+HEADER_BYTES = GROUP_BYTES = 4096  # a page each
+MAX_GROUPS = 32  # rows of the file; a process with more live groups records the others in memory only
+RING_RECORDS, RECORD_BYTES = 1024, 128  # the last collectives of a process, 16 words each
+MAX_HISTORY = 16  # collectives that a rank knows of itself, and tells the others, when something fails
+RING_AT = HEADER_BYTES + MAX_GROUPS * GROUP_BYTES
+FILE_BYTES = RING_AT + RING_RECORDS * RECORD_BYTES
+MAX_COUNTED_PEERS = 128  # ranks of a group whose waits are counted, two words each in its row; further ones are not
+# Words of a group's row; POSITION has four, WAITS two for every counted peer.
 G_STATE, G_SIZE, G_RANK, G_ASKED, G_TEXT, G_FIRST, G_POSITION, G_WAITS = 0, 1, 2, 3, 4, 5, 8, 16
-TEXT_AT = 8 * (G_WAITS + 2 * PEERS)
+TEXT_AT = 8 * (G_WAITS + 2 * MAX_COUNTED_PEERS)
 TEXT_BYTES = GROUP_BYTES - TEXT_AT
 FREE, LIVE, CLOSED, FAILED = range(4)
 # A position packs step, peer, direction and whether the rank waits: (step + 1) << 24 | peer << 2 | receives << 1 | waits.
@@ -162,9 +165,9 @@ def read_record(path: str | Path) -> RankRecord:
     header = _json(data, 24, words[2], HEADER_BYTES - 24, _HEADER, f"{where}: header")
     if header.schema != "meshwright.flight" or not 0 <= header.rank < header.world or header.pid < 1 or len(header.run) > 64:
         raise FormatError("the header contradicts itself", where=where)
-    first = [words[(HEADER_BYTES + i * GROUP_BYTES) // 8 + G_FIRST] for i in range(GROUPS)]  # a row's earlier groups do not count
+    first = [words[(HEADER_BYTES + i * GROUP_BYTES) // 8 + G_FIRST] for i in range(MAX_GROUPS)]  # a row's earlier groups do not count
     records, torn = _ring(words, first)
-    groups = [g for i in range(GROUPS) if (g := _group(data, words, i, records, header.world, where)) is not None]
+    groups = [g for i in range(MAX_GROUPS) if (g := _group(data, words, i, records, header.world, where)) is not None]
     return RankRecord(str(path), header, tuple(groups), torn)
 
 
@@ -180,11 +183,11 @@ def _json(data: bytes, at: int, length: int, most: int, decoder: msgspec.json.De
 def _ring(words: Any, first: list[int]) -> tuple[dict[int, list[Collective]], int]:
     found: dict[int, list[Collective]] = {}
     torn = 0
-    for row in range(RING):
+    for row in range(RING_RECORDS):
         w = words[RING_AT // 8 + 16 * row :][:16]
         if not w[0] and not w[15]:
             continue
-        if w[0] != w[15] or not 0 <= w[1] < GROUPS or not 0 <= w[6] < len(STATES) or w[2] < 1:
+        if w[0] != w[15] or not 0 <= w[1] < MAX_GROUPS or not 0 <= w[6] < len(STATES) or w[2] < 1:
             torn += 1
             continue
         if w[0] < first[w[1]]:
@@ -207,7 +210,7 @@ def _group(data: bytes, words: Any, row: int, records: dict[int, list[Collective
     count, packed, since, again = w[G_POSITION : G_POSITION + 4]
     torn = count != again or packed < 0
     packed = 0 if torn else packed
-    counted = min(size, PEERS)
+    counted = min(size, MAX_COUNTED_PEERS)
     waits = tuple(max(0, x) for x in w[G_WAITS : G_WAITS + 2 * counted])
     peer = packed >> 2 & 0x3FFFFF
     waiting = bool(packed & 1) and peer < size

@@ -35,8 +35,7 @@ __all__ = ["FlightFile", "Recorder", "flight_file", "private_folder", "process_s
 
 _FOUR = struct.Struct("<4q")
 _RECORD = struct.Struct("<16q")
-_KEEP_S = 86_400.0
-_RECENT = 16  # collectives that a rank knows of itself when something fails
+_MAX_AGE_S = 86_400.0  # a day: older records in the private folder whose process is gone are removed
 _now = time.monotonic_ns
 
 
@@ -68,7 +67,7 @@ def _sweep(folder: Path) -> None:
     for path in folder.glob(f"*{layout.SUFFIX}"):
         with contextlib.suppress(OSError, ValueError, IndexError):
             pid = int(path.stem.rpartition("-")[2])
-            if time.time() - path.stat().st_mtime > _KEEP_S and not process_started(pid):
+            if time.time() - path.stat().st_mtime > _MAX_AGE_S and not process_started(pid):
                 path.unlink()
 
 
@@ -151,12 +150,13 @@ class Recorder:
         self.file, self.ranks, self.rank, self.name = file, tuple(ranks), rank, name
         self.running = 0  # number of the collective that is walked, 0 for none
         self.last = 0  # number of the one begun last
-        self._recent: list[tuple[int, int, int, int]] = [(0, 0, 0, 0)] * _RECENT  # (number, call, bytes, program) at number mod _RECENT
+        self._recent: list[tuple[int, int, int, int]] = [(0, 0, 0, 0)] * layout.MAX_HISTORY  # (number, call, bytes, program) at number mod that
         self._count = [0]
         self.id = -1
         if file is not None:
             with _lock:
-                rows = [i for i in range(layout.GROUPS) if file.words[_row(i)] != layout.LIVE]
+                # Unused rows first: what a closed or failed group left is worth reading for as long as there is room.
+                rows = [i for i in range(layout.MAX_GROUPS) if file.words[_row(i)] != layout.LIVE]
                 unused = [i for i in rows if file.words[_row(i)] == layout.FREE]
                 self.id = (unused or rows or [-1])[0]
                 if self.id >= 0:
@@ -178,7 +178,7 @@ class Recorder:
         self.asked = self._asking()
 
     def _zero(self) -> None:
-        first, end = self._at + layout.G_ASKED, self._at + layout.G_WAITS + 2 * layout.PEERS
+        first, end = self._at + layout.G_ASKED, self._at + layout.G_WAITS + 2 * layout.MAX_COUNTED_PEERS
         self.words[first:end] = memoryview(array.array("q", bytes(8 * (end - first))))
 
     def _text(self, verdict: str) -> None:
@@ -188,6 +188,7 @@ class Recorder:
             if len(text) <= layout.TEXT_BYTES:
                 break
         at = 8 * self._at + layout.TEXT_AT
+        # Length 0 while the text is being written: a reader never takes half of it for a whole.
         self.words[self._at + layout.G_TEXT] = 0
         self._map[at : at + len(text)] = text
         self.words[self._at + layout.G_TEXT] = len(text)
@@ -195,21 +196,24 @@ class Recorder:
     def _position(self) -> tuple[Callable[[int, int, int], None], Callable[[], None]]:
         pack, place, where = _FOUR.pack_into, self._map, 8 * (self._at + layout.G_POSITION)
         words, word, now = self.words, self._at + layout.G_POSITION + 1, _now
-        self.waited = waited = array.array("q", bytes(16 * layout.PEERS))
-        countable = 2 * layout.PEERS
+        self.waited = waited = array.array("q", bytes(16 * layout.MAX_COUNTED_PEERS))
+        countable = 2 * layout.MAX_COUNTED_PEERS
         count, since, key, packed = 0, 0, 0, 0
 
         def waiting(step: int, peer: int, receives: int) -> None:
             nonlocal count, since, key, packed
             count += 1
             since = now()
+            # Waits to receive at even words, to send at odd ones: `GroupRecord.receive_ns` and `send_ns`.
             key = (peer << 1) + 1 - receives
             packed = (step + 1) << 24 | peer << 2 | receives << 1
+            # The counter first and last: a reader that finds two different ones knows that this store was interrupted.
             pack(place, where, count, packed | 1, since, count)
 
         def moving() -> None:
             if key < countable:
                 waited[key] += now() - since
+            # One word, without the lowest bit: the rank does not wait any more, but where it was stays.
             words[word] = packed
 
         return waiting, moving
@@ -228,8 +232,8 @@ class Recorder:
     def _asking(self) -> Callable[[int, int, int], int]:
         pack, place, words, slots, last = _RECORD.pack_into, self._map, self.words, self._slots, self._at + layout.G_ASKED
         recent, count, serials, group, now = self._recent, self._count, self._serial, self.id, _now
-        first, rows, built_in, own = layout.RING_AT, layout.RING, layout.BUILTIN, layout.ASKED
-        kept = _RECENT
+        first, rows, built_in, own = layout.RING_AT, layout.RING_RECORDS, layout.BUILTIN, layout.ASKED
+        kept = layout.MAX_HISTORY
 
         def asked(call: int, size_bytes: int, name: int) -> int:
             count[0] = number = count[0] + 1
@@ -261,13 +265,13 @@ class Recorder:
     def _finish(self, number: int, state: int) -> None:
         self._stamp(number, state, 9)
         self._slots.pop(number, None)
-        counted = 2 * min(len(self.ranks), layout.PEERS)
+        counted = 2 * min(len(self.ranks), layout.MAX_COUNTED_PEERS)
         first = self._at + layout.G_WAITS
         self.words[first : first + counted] = memoryview(self.waited)[:counted]
 
     def _stamp(self, number: int, state: int, word: int) -> None:
         serial = self._slots.get(number, 0)
-        at = layout.RING_AT // 8 + serial % layout.RING * 16
+        at = layout.RING_AT // 8 + serial % layout.RING_RECORDS * 16
         if serial and self.words[at] == serial:  # not yet overwritten
             self.words[at + word] = _now()
             self.words[at + 6] = state
@@ -294,6 +298,7 @@ class Recorder:
             return
         if self.words[self._at + layout.G_STATE] == layout.LIVE:
             self.words[self._at + layout.G_STATE] = layout.CLOSED
+        # The map is released below, and writing to it then would end the process.
         copy = bytearray(self._map[:])  # late calls (a thread that is still ending) write here
         self._map, self.words, self.id = copy, memoryview(copy).cast("q"), self.id
         self.waiting, self.moving = self._position()

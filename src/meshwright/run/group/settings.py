@@ -30,10 +30,9 @@ from ...errors import UsageError
 
 __all__ = ["Settings", "configure", "current_settings", "settings_from"]
 
-MIN_BYTES = 1 << 15
-MAX_TUNED = 8
-TUNE_S = 60.0
-PREFIX, ALIKE = "MESHWRIGHT_", 0.8
+MAX_TUNED_PROGRAMS = 8  # that MESHWRIGHT_TUNE may ask for: each is tried in calls of the job, the slow ones too
+PREFIX = "MESHWRIGHT_"
+MIN_NAME_LIKENESS = 0.8  # difflib's ratio from which an unknown variable is taken for a mistyped setting
 NAMES = (
     "PLAN", "FABRIC", "DEVICES", "DEVICE", "TIMEOUT_S", "STRATEGIES", "TUNE", "TUNE_S", "MIN_BYTES", "BUILTIN", "CACHE", "DEBUG", "RECORD_DIR",
     "REPORT",
@@ -50,9 +49,9 @@ class Settings:
     device: str = ""
     timeout_s: float | None = None
     strategies: tuple[str, ...] = ()
-    min_bytes: int = MIN_BYTES
+    min_bytes: int = 1 << 15  # below, what a message costs whatever it carries decides, and the built-in backend sends fewest
     tune: int = 0
-    tune_s: float = TUNE_S
+    tune_s: float = 60.0
     debug: bool = False
     record_dir: str = ""
     report: bool = False
@@ -84,7 +83,7 @@ def current_settings() -> Settings:
 def settings_from(env: Mapping[str, str]) -> Settings:
     """Raises: UsageError for numbers that are none, and for variables that nearly have a setting's name: what they say would be ignored."""
     for name in sorted(env):
-        near = get_close_matches(name.removeprefix(PREFIX), NAMES, 1, ALIKE) if name.startswith(PREFIX) else []
+        near = get_close_matches(name.removeprefix(PREFIX), NAMES, 1, MIN_NAME_LIKENESS) if name.startswith(PREFIX) else []
         if near and near[0] != name.removeprefix(PREFIX):
             raise UsageError("no setting has this name", where=name, hint=f"did you mean {PREFIX}{near[0]}?")
 
@@ -97,9 +96,9 @@ def settings_from(env: Mapping[str, str]) -> Settings:
             plans=words("MESHWRIGHT_PLAN", os.pathsep), fabric=env.get("MESHWRIGHT_FABRIC", "").strip(), devices=words("MESHWRIGHT_DEVICES", ","),
             device=env.get("MESHWRIGHT_DEVICE", "").strip(),
             timeout_s=_number("MESHWRIGHT_TIMEOUT_S", timeout) if timeout else None, strategies=words("MESHWRIGHT_STRATEGIES", ","),
-            min_bytes=int(_number("MESHWRIGHT_MIN_BYTES", env.get("MESHWRIGHT_MIN_BYTES", str(MIN_BYTES)))),
+            min_bytes=int(_number("MESHWRIGHT_MIN_BYTES", env.get("MESHWRIGHT_MIN_BYTES", str(Settings.min_bytes)))),
             tune=int(_number("MESHWRIGHT_TUNE", env.get("MESHWRIGHT_TUNE", "0"))),
-            tune_s=_number("MESHWRIGHT_TUNE_S", env.get("MESHWRIGHT_TUNE_S", str(TUNE_S))),
+            tune_s=_number("MESHWRIGHT_TUNE_S", env.get("MESHWRIGHT_TUNE_S", str(Settings.tune_s))),
             debug=env.get("MESHWRIGHT_DEBUG", "0") not in ("", "0"), record_dir=env.get("MESHWRIGHT_RECORD_DIR", ""),
             report=env.get("MESHWRIGHT_REPORT", "0") not in ("", "0"), builtin=env.get("MESHWRIGHT_BUILTIN", "1") not in ("", "0"),
             cache=env.get("MESHWRIGHT_CACHE", "").strip(),
@@ -119,8 +118,8 @@ def _validated(settings: Settings) -> Settings:
         raise UsageError(f"must be above 0 s, got {settings.timeout_s}", where="MESHWRIGHT_TIMEOUT_S")
     if settings.min_bytes < 0:
         raise UsageError(f"must be >= 0 bytes, got {settings.min_bytes}", where="MESHWRIGHT_MIN_BYTES")
-    if not 0 <= settings.tune <= MAX_TUNED:
-        raise UsageError(f"must be 0..{MAX_TUNED} programs, got {settings.tune}", where="MESHWRIGHT_TUNE")
+    if not 0 <= settings.tune <= MAX_TUNED_PROGRAMS:
+        raise UsageError(f"must be 0..{MAX_TUNED_PROGRAMS} programs, got {settings.tune}", where="MESHWRIGHT_TUNE")
     if not settings.tune_s >= 0:
         raise UsageError(f"must be >= 0 s, got {settings.tune_s}", where="MESHWRIGHT_TUNE_S")
     return settings

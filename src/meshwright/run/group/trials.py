@@ -15,11 +15,12 @@ from __future__ import annotations
 
 from collections import deque
 
-__all__ = ["MARGIN", "Trials", "most_calls"]
+__all__ = ["MIN_GAIN_SHARE", "Trials", "most_calls"]
 
-TURNS, LAST_TURNS = 2, 3  # of everybody left in a round; of the last two
-MIN_TURNS = 2  # of both, before one is preferred to the predicted choice
-MARGIN = 0.03  # so much less time the predicted choice has to be beaten by
+TURNS_PER_ROUND = 2  # calls of every option that is left, before the slower half leaves
+TURNS_OF_LAST_ROUND = 3  # calls of each of the last two
+MIN_TURNS = 2  # calls of an option before its time counts: one alone may be disturbed
+MIN_GAIN_SHARE = 0.03  # of its time by which the predicted choice must be beaten: a smaller lead may be a disturbed call
 
 
 class Trials:
@@ -56,7 +57,7 @@ class Trials:
             self._left = [0, *rest[: _kept(len(self._left)) - 1]]
         self._warm = True
         self._last = len(self._left) <= 2
-        self._turns.extend(self._left * (LAST_TURNS if self._last else TURNS))
+        self._turns.extend(self._left * (TURNS_OF_LAST_ROUND if self._last else TURNS_PER_ROUND))
 
     def typical_s(self, option: int) -> float:
         """The lower median of its calls; infinite where there are too few."""
@@ -66,7 +67,7 @@ class Trials:
     @property
     def winner(self) -> int:
         best = min(range(len(self.times_s)), key=self.typical_s)
-        return best if self.typical_s(best) < (1 - MARGIN) * self.typical_s(0) < float("inf") else 0
+        return best if self.typical_s(best) < (1 - MIN_GAIN_SHARE) * self.typical_s(0) < float("inf") else 0
 
 
 def _kept(options: int) -> int:
@@ -77,6 +78,6 @@ def most_calls(options: int) -> int:
     """Calls until the choice is made, if the budget lasts."""
     calls = options
     while options > 2:
-        calls += TURNS * options
+        calls += TURNS_PER_ROUND * options
         options = _kept(options)
-    return calls + LAST_TURNS * options
+    return calls + TURNS_OF_LAST_ROUND * options

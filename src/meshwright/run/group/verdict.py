@@ -18,12 +18,11 @@ import msgspec
 from .record_file import call_text
 
 __all__ = [
-    "CRAWLS", "CUT", "DEAD", "HISTORY", "LEFT", "SILENT", "UNKNOWN", "UP", "Claim", "Verdict", "View", "first_cause", "place_text", "rank_list",
+    "CRAWLS", "CUT", "DEAD", "LEFT", "SILENT", "UNKNOWN", "UP", "Claim", "Verdict", "View", "first_cause", "place_text", "rank_list",
 ]  # fmt: skip
 
 # What a rank knows about its connection to another one.
 UP, DEAD, SILENT, CUT, CRAWLS, UNKNOWN = "u", "d", "s", "c", "w", "?"
-HISTORY = 16  # collectives that a view lists
 LEFT = ("exited", "terminated", "closed")
 
 
@@ -86,6 +85,7 @@ def first_cause(views: Mapping[int, View], size: int, names: Sequence[int] = ())
     """The cause as far as `views` tell it. Depends on nothing else, so equal views give equal verdicts."""
     names = names or range(size)
     rule = _Rule(views, size, names)
+    # From what is known for certain to what is concluded: a death makes its peers wait, so waits are followed only when nothing else is found.
     for find in (rule.claimed, rule.died, rule.frozen, rule.cut, rule.crawling, rule.left, rule.mismatch, rule.waits):
         if (found := find()) is not None:
             break
@@ -186,6 +186,7 @@ class _Rule:
         return found
 
     def died(self) -> Verdict | None:
+        # Only ranks that sent no view: one that said what failed and then ended is a claim, not a death.
         dead = [r for r in self.missing if any(self.link(v, r) == DEAD for v in self.views)]
         if dead:
             waited = [r for r in dead if self.waiters(r)]
@@ -206,6 +207,7 @@ class _Rule:
         pairs = [(a, b) for a in self.views for b in range(self.size) if self.link(a, b) == CUT]
         if not pairs:
             return None
+        # One rank that nobody reaches is the likelier fault than all of its links at once.
         alone = [r for r in self.missing if all(self.link(v, r) in (CUT, UNKNOWN) for v in self.views)]
         lost = [v for v in self.views.values() if v.waiting and (v.rank, v.peer) in pairs]
         lost.sort(key=lambda v: (not v.why, v.rank))
@@ -250,6 +252,7 @@ class _Rule:
             if len(set(here.values())) < 2:
                 continue
             calls = {r: (c, s) for r, (c, s, _) in here.items()}
+            # Another call comes before another program: ranks that call different things have different programs anyway.
             if len(set(calls.values())) > 1:
                 return self.diverged(number, calls, tables)
             programs = {r: p for r, (_, _, p) in here.items()}
@@ -280,6 +283,7 @@ class _Rule:
         same = peer.number == view.number  # steps of another collective have the same numbers
         if same and view.needs in peer.open:
             return True
+        # The peer has no such send open any more, so its transport took the message: it is between the two.
         sent = view.receives and (peer.number > view.number or (same and (view.needs in peer.taken or peer.state == "idle")))
         return sent and view.waited_s >= 0.25 * max(v.waited_s for v in self.views.values())  # not one that is just arriving
 
@@ -299,9 +303,11 @@ class _Rule:
         starts = [v for v in self.views.values() if v.waiting]
         if not starts:
             return self.builtin()
+        # The wait that was lost is the one that somebody complained of; waits in later collectives may only follow from earlier ones.
         at = min(starts, key=lambda v: (not v.why, v.number, -round(v.waited_s, 3), v.rank))
         seen: list[View] = []
         while True:
+            # Every step follows one waiting rank to another, so the walk ends: at a rank that does not wait, or where it has been.
             if at in seen:
                 return self.circle(seen[seen.index(at) :])
             seen.append(at)
@@ -374,5 +380,6 @@ def _odd(table: Mapping[int, object]) -> int:
     """The lowest rank that is not with the majority; without one, with the lowest rank."""
     counts = Counter(table.values())
     most = max(counts.values())
+    # Of equally common values that of the lowest rank: equal views must give equal verdicts at every rank.
     usual = next(value for _, value in sorted(table.items()) if counts[value] == most)
     return min(r for r, value in table.items() if value != usual)

@@ -7,17 +7,15 @@ from collections.abc import Mapping
 
 from ...program.program import Program
 from ..executor.lanes import channel_messages
-from .code import RankCode
+from .rank_code import RankCode
 from .recorder import Recorder
-from .verdict import HISTORY, View
+from .verdict import View
 from .walk import Under
 
 __all__ = ["needs_of", "partners", "view_of"]
 
-MAX_OPEN = 512
-
-
-_MAX_KNOWN = 8
+MAX_OPEN_MESSAGES = 512  # under way that a view lists, which bounds its frame
+_MAX_PROGRAMS = 8  # whose partners are kept: views are made while a failure is judged, and again for the same program
 _known: dict[int, tuple[weakref.ref[Program], Mapping[int, int]]] = {}
 
 
@@ -28,7 +26,7 @@ def partners(program: Program) -> Mapping[int, int]:
         return kept[1]
     sends, receives = channel_messages(program)
     found = {b: a for out, into in zip(sends, receives, strict=True) for a, b in zip(out, into, strict=True)}
-    while len(_known) >= _MAX_KNOWN:
+    while len(_known) >= _MAX_PROGRAMS:
         _known.pop(next(iter(_known)))
     _known[id(program)] = weakref.ref(program), found
     return found
@@ -42,7 +40,7 @@ def needs_of(code: RankCode, step: int, receives: bool) -> int | None:
 
 def view_of(recorder: Recorder, rank: int, code: RankCode | None, under: Under | None = None, planning: bool = False) -> View:
     """`code`, `under`: of the collective under way, None between collectives."""
-    history = [(n, *recorder.calls[n]) for n in sorted(recorder.calls)[-HISTORY:]]
+    history = [(n, *recorder.calls[n]) for n in sorted(recorder.calls)]
     view = View(rank=rank, asked=recorder.number, history=history)
     if code is None:
         view.state = "planning" if planning else "idle"
@@ -57,5 +55,5 @@ def view_of(recorder: Recorder, rank: int, code: RankCode | None, under: Under |
         view.text = code.unrolled.describe(step)
     view.needs = needs_of(code, step, receives) if waiting else None
     if under is not None:
-        view.open, view.taken = list(under.open)[:MAX_OPEN], list(under.taken)
+        view.open, view.taken = list(under.open)[:MAX_OPEN_MESSAGES], list(under.taken)
     return view

@@ -19,12 +19,12 @@ from typing import Any, NamedTuple, Protocol
 
 import torch
 
-from .code import Bound
 from .instructions import Op
+from .rank_code import Bound
 
-__all__ = ["MAX_TAKEN", "Messages", "Under", "Wait", "walk"]
+__all__ = ["MAX_TAKEN_SENDS", "Messages", "Under", "Wait", "walk"]
 
-MAX_TAKEN = 512
+MAX_TAKEN_SENDS = 512  # the last sends taken that a walk remembers; a view lists them all
 
 Reduce = Callable[[torch.Tensor, torch.Tensor], Any]  # in place into the first
 
@@ -50,7 +50,7 @@ class Under:
     """What a walk has under way, readable from other threads: a send of step s is s, a posted receive of it -1 - s. `taken`: the last sends taken."""
 
     open: dict[int, None] = field(default_factory=dict)
-    taken: deque[int] = field(default_factory=lambda: deque(maxlen=MAX_TAKEN))
+    taken: deque[int] = field(default_factory=lambda: deque(maxlen=MAX_TAKEN_SENDS))
 
 
 def walk(bound: Bound, messages: Messages, reduce: Reduce, under: Under) -> Iterator[Wait]:
@@ -65,6 +65,7 @@ def walk(bound: Bound, messages: Messages, reduce: Reduce, under: Under) -> Iter
         if ready:
             row = heappop(ready)
             op, step, tensor, source, key, peer, tag = rows[row]
+            # A wait would block the only thread: it is put aside while anything else can run.
             if op == Op.TAKE or op == Op.DONE:
                 heappush(earliest, row)
                 continue
@@ -79,6 +80,7 @@ def walk(bound: Bound, messages: Messages, reduce: Reduce, under: Under) -> Iter
             elif tensor is not None:
                 tensor.copy_(source)
         else:
+            # Nothing else can run. All ranks' codes follow one order, so the first wait of all in it can end, and its rank waits for just that.
             row = heappop(earliest)
             op, step, _, _, key, peer, _ = rows[row]
             name = -1 - key if op == Op.TAKE else key
@@ -86,6 +88,7 @@ def walk(bound: Bound, messages: Messages, reduce: Reduce, under: Under) -> Iter
             del is_open[name]
             if op == Op.DONE:
                 taken.append(key)
+        # The heap gives the earliest of those that can go, so with equal messages the same walk comes out.
         for follower in followers[row]:
             left[follower] -= 1
             if not left[follower]:

@@ -10,7 +10,7 @@ sends is there, and after the message `depth` before it on its channel has been 
 That graph is the one that is checked for deadlock (`check`), so a checked program always has waves.
 A message whose place is still in use, or is added to, is received into staging.
 
-What it costs against `code` (a lane goes on as soon as its own message is there): all messages of a wave wait for its slowest.
+What it costs against `rank_code` (a lane goes on as soon as its own message is there): all messages of a wave wait for its slowest.
 Cost: O(steps) for the waves, once per program; O(steps of the rank) for its code, once per length.
 """
 
@@ -27,8 +27,8 @@ import torch
 from ...errors import Deadlock
 from ...program.program import Kind, Part, Program
 from ..executor.lanes import channel_messages
+from .chunk_places import Form, Places, paired, viewer
 from .instructions import Op, Place
-from .places import Form, Places, paired, viewer
 
 __all__ = ["BoundWaves", "Exchange", "WaveCode", "Waves", "compile_waves", "walk_waves", "waves_of"]
 
@@ -64,17 +64,23 @@ def waves_of(program: Program) -> Waves:
         earlier = [step - 1] if step not in begins else []
         earlier += [on[e] for e in range(ptr[step], ptr[step + 1]) if lag[e] == 0]
         for one in earlier:
+            # What follows a sending step follows its message: a group of calls returns only when all of its messages have gone.
             edge(one + count if one in sending else one, step, 0)
         if step in sending:
+            # A wave later than the step: the additions of wave w come after its group, so their result can be sent in w + 1 at the earliest.
             edge(step, step + count, 1)
     depth = program.channels.depth.tolist()
     for channel, (out, into) in enumerate(zip(sends, receives, strict=True)):
         for i, (sender, receiver) in enumerate(zip(out, into, strict=True)):
+            # In the same wave: what a message makes possible is done right behind its group.
             edge(sender + count, receiver, 0)
             if i:
+                # Without tags NCCL matches calls in their order, so messages of a channel may share a wave but never overtake each other.
                 edge(out[i - 1] + count, sender + count, 0)
             if i >= depth[channel]:
+                # The channel holds `depth` messages: this one needs the place of the one that many before it, used a wave before.
                 edge(into[i - depth[channel]], sender + count, 1)
+    # Longest ways in topological order: every edge is relaxed once, when all that comes before its node is known.
     at = [0] * (2 * count)
     todo = [node for node in range(2 * count) if not left[node] and (node < count or node - count in sending)]
     done = 0
@@ -86,6 +92,7 @@ def waves_of(program: Program) -> Waves:
             left[then] -= 1
             if not left[then]:
                 todo.append(then)
+    # A node that was never free is in a circle or behind one.
     if done < count + len(sending):
         stuck = [step for step in range(count) if left[step]]
         raise Deadlock(
@@ -107,7 +114,7 @@ class _Wave:
 
 @dataclass(frozen=True)
 class WaveCode:
-    """One rank's part of a program, for one tensor length. Fields as in `code.RankCode`; `waves[0]` has no messages."""
+    """One rank's part of a program, for one tensor length. Fields as in `rank_code.RankCode`; `waves[0]` has no messages."""
 
     rank: int
     waves: tuple[_Wave, ...]
@@ -155,7 +162,7 @@ def walk_waves(bound: BoundWaves, exchange: Exchange, reduce: Callable[[torch.Te
 
 
 def compile_waves(form: Form, waves: Waves, rank: int, elements: int) -> WaveCode:
-    """Code of `rank` for `elements` elements per block, as `code.compile_rank`.
+    """Code of `rank` for `elements` elements per block, as `rank_code.compile_rank`.
 
     Raises: Unsupported (no contract, unequal blocks, chunks that change their size on the way), at all ranks or at none.
     """
@@ -182,6 +189,7 @@ class _Slots:
         """A slot for every use: none has two uses at one moment."""
         found, free, busy = [0] * len(self.uses), [], []  # type: list[int], list[int], list[tuple[tuple[int, int], int]]
         for first, last, elements, number in sorted(self.uses):
+            # Strictly before: a use that ends in the moment in which another begins still holds its slot.
             while busy and busy[0][0] < first:
                 heappush(free, heappop(busy)[1])
             slot = heappop(free) if free else len(self.sizes)
@@ -224,6 +232,7 @@ class _Compiler(Places):
             kept = bool(parts & Part.RECV and parts & Part.STORE and not parts & Part.ADD)
             if kept and all(until.get(chunk, -1) < wave[self.sender[step]] for chunk in chunks):
                 found.add(step)
+            # A step that sends reads its place until its message has gone, which may be waves after it acts.
             last = max(act[step], wave[step])
             for chunk in chunks:
                 until[chunk] = max(until.get(chunk, -1), last)
@@ -242,6 +251,7 @@ class _Compiler(Places):
             return place if place[0] >= 0 else (-1 - slot[-1 - place[0]], *place[1:])
 
         def messages(found: list[tuple[int, Place, int]]) -> tuple[tuple[Place, int], ...]:
+            # By the numbers of the sending steps, which both ends know: so the calls of a pair match within a group.
             return tuple((placed(place), peer) for _, place, peer in sorted(found))
 
         waves = tuple(
@@ -277,6 +287,7 @@ class _Compiler(Places):
             self.received[wave].append((sender, into[0], self.actor[sender]))
             return into, -1
         use = self.slots.use((wave, 0), elements)
+        # Busy from the moment in which the message may arrive until what is done with it is done.
         self.slots.until(use, (at, 1))
         whole = (-1 - use, 0, elements)
         self.received[wave].append((sender, whole, self.actor[sender]))

@@ -76,6 +76,7 @@ class Worker:
         It keeps the tensors alive that the transport may still write to.
         """
         self.failed = self.failed or error
+        # Read once: the thread sets it to None when its collective is over.
         task = self.task
         if task is not None:
             task.work.finish(error)
@@ -84,6 +85,7 @@ class Worker:
                 waiting = self._queue.get_nowait()
             except queue.Empty:
                 return
+            # None ends the thread.
             if waiting is None:  # the end of the thread was asked for: that stays last
                 self._queue.put(None)
                 return
@@ -102,6 +104,7 @@ class Worker:
 
     def _run(self, task: Task) -> BaseException | None:
         recorder = self.recorder
+        # Before the first message of this collective: those of a rank that is elsewhere in the sequence then find no receive.
         self.task, self.messages.mask = task, task.mask
         recorder.begin(task.number)
         try:

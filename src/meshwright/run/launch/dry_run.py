@@ -18,7 +18,7 @@ from .request import RunRequest, check_request, under_torchrun
 __all__ = ["dry_run"]
 
 START_S = 15.0  # processes, imports, tracing, calibration: order of magnitude on a laptop
-CPU_FLOPS = 20_000_000_000  # per core and second, assumed
+FLOPS_PER_CORE = 20_000_000_000  # per core and second, assumed
 
 
 def dry_run(plan: Plan, request: RunRequest) -> tuple[dict[str, Any], str]:
@@ -27,7 +27,7 @@ def dry_run(plan: Plan, request: RunRequest) -> tuple[dict[str, Any], str]:
     pacing = choose_pacing(layout.ranks, mode=request.pacing)  # type: ignore[arg-type]
     facts = machine_facts()
     fabric = laptop_shape(max(2, layout.ranks))
-    cost = msgspec.structs.replace(cost_of(plan), default_flops=CPU_FLOPS * pacing.share, default_memory_Bps=5e9 * pacing.share, table={})
+    cost = msgspec.structs.replace(cost_of(plan), default_flops=FLOPS_PER_CORE * pacing.share, default_memory_Bps=5e9 * pacing.share, table={})
     placement = [d.name for d in fabric.devices[: layout.ranks]]
     timeline = simulate_program(plan.main, fabric, placement, cost, works=works_of(plan), programs=plan.programs, record=False)
     peaks = list(timeline.memory_peak_bytes)[: layout.ranks]

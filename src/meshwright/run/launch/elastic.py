@@ -34,10 +34,10 @@ from ...program.calls import inline
 from ...program.program import I32
 from ..checkpoint.checkpoint import find_checkpoint, require_same_job
 from ..checkpoint.restore import agree_on_shards, device_folder
+from ..machine.machine_use import MachineUseRecorder
 from ..machine.pacing import CpuQuota, Pacing, choose_pacing, declared_pacing
 from ..machine.process import STATE, STEP, TRAINING, WAITING_FOR, FailureReport, blob_get, blob_put
 from ..machine.torchrun_worker import tell_torchrun
-from ..machine.use import MachineUseRecorder
 from ..ranks.blame import first_cause, typed
 from ..ranks.worker import RankLink, TerminationWatch, report_of
 from .outcome import absolute, commit, forward_graph, make_document, walk_orders, write_modules
@@ -46,7 +46,7 @@ from .request import RunRequest, RunResult
 
 __all__ = ["rank_on_device", "run_as_torchrun_rank"]
 
-VIEWS_WAIT_S = 0.4
+MAX_VIEWS_WAIT_S = 0.4  # that a failed rank waits for what the others saw, before it names the cause
 
 
 def run_as_torchrun_rank(plan: Plan, request: RunRequest) -> RunResult:
@@ -212,7 +212,7 @@ class _ElasticRank:
         """The first cause as far as this rank can see, and whether it is the one that says so."""
         self.store.set(f"view/{self.rank}", msgspec.json.encode(mine))
         self.store.set(f"place/{self.rank}", ",".join(str(self.progress[i]) for i in range(4)))
-        deadline = time.monotonic() + VIEWS_WAIT_S
+        deadline = time.monotonic() + MAX_VIEWS_WAIT_S
         views: dict[int, FailureReport] = {}
         while len(views) < self.world and time.monotonic() < deadline:
             for r in range(self.world):

@@ -40,11 +40,11 @@ __all__ = [
     "worst_difference",
 ]  # fmt: skip
 
-REPETITIONS = 5
-MESSAGES = 21
-START_DELAY_S = 0.01
-IDLE_S = 0.01
-LARGE_BYTES = 4 << 20
+REPETITIONS = 5  # timed walks, after one that warms up
+MESSAGES = 21  # timed, of which the median counts
+START_DELAY_S = 0.01  # from the agreement on a start to the start, so that every rank hears of it in time
+IDLE_S = 0.01  # between timed messages: in a pipeline they come one by one, and their receiver sleeps
+LARGE_MESSAGE_BYTES = 4 << 20  # of the second size that is timed: the difference of both gives the rate
 
 
 class PipelineOptions(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
@@ -232,9 +232,9 @@ def run_pipeline_rank(plan: Plan, orders: Sequence[I32], rank: int, options: Pip
     if problem.devices > 1:
         border = max(walk.stages.borders.values(), key=torch.Tensor.numel)
         result.message_s, result.message_bytes = message_time(transport, rank, problem.data, border), border.numel() * border.element_size()
-        large_s = message_time(transport, rank, problem.data, torch.empty(LARGE_BYTES // 4))
+        large_s = message_time(transport, rank, problem.data, torch.empty(LARGE_MESSAGE_BYTES // 4))
         if large_s > result.message_s:
-            result.rate_Bps = int(abs(LARGE_BYTES - result.message_bytes) / (large_s - result.message_s)) or 1
+            result.rate_Bps = int(abs(LARGE_MESSAGE_BYTES - result.message_bytes) / (large_s - result.message_s)) or 1
     dist.barrier()
     link.progress[STATE] = TRAINING
     turns = options.steps + 1 + (-(options.steps + 1) % len(walks))  # whole cycles

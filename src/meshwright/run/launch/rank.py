@@ -48,7 +48,7 @@ from ..train.work import TrainingWork, gradient_bytes
 
 __all__ = ["RankOptions", "run_rank", "training_rank"]
 
-RECORDED_STEPS = 64  # training steps whose program steps are kept one by one; losses and times are kept of all
+MAX_RECORDED_STEPS = 64  # training steps whose program steps are kept one by one; losses and times are kept of all
 
 
 class RankOptions(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
@@ -249,7 +249,7 @@ class _Trainer:
         if loss is not None:
             self.recording.losses.append(loss)
         marks = self.marks.take(zero) if self.marks else ([], [])
-        if len(self.recording.steps) < RECORDED_STEPS:
+        if len(self.recording.steps) < MAX_RECORDED_STEPS:
             record.marks, record.marks_s = marks
             record.starts_s = np.round(np.asarray(executor.starts) - zero, 7).tolist()
             record.ends_s = np.round(np.asarray(executor.ends) - zero, 7).tolist()

@@ -30,7 +30,7 @@ from .pipeline_rank import PipelineOptions, RankResult
 
 __all__ = ["Rehearsal", "measured_cost", "pipeline_orders", "rehearse", "with_real_sizes"]
 
-ELEMENTS = 840 * 8  # gradient buffers are cut for any usual number of members, in whole float64s
+GRADIENT_MULTIPLE_BYTES = 840 * 8  # whole float64s in 1 to 8 equal parts: gradient buffers are cut for any usual number of members
 
 
 class Rehearsal(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
@@ -132,7 +132,7 @@ def with_real_sizes(plan: Plan, given: Given) -> Plan:
     v = schedule.chunks
     message = [y.numel() * y.element_size() for y in given.borders()]
     gradient = [sum(p.numel() * p.element_size() for p in m.parameters() if p.requires_grad) for m in given.modules]
-    gradient = [-(-g // ELEMENTS) * ELEMENTS for g in gradient]
+    gradient = [-(-g // GRADIENT_MULTIPLE_BYTES) * GRADIENT_MULTIPLE_BYTES for g in gradient]
 
     def largest(values: Sequence[int], times: int) -> tuple[int, ...]:
         return tuple(times * max(values[d * v : (d + 1) * v]) for d in range(schedule.devices))

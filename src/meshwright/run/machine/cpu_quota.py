@@ -23,12 +23,12 @@ from ...errors import RunError, UsageError
 
 __all__ = ["CgroupPlace", "CpuQuota", "Throttling", "cgroup_cpu_limit", "find_place", "gc", "process_start_ticks", "quota_place"]
 
-PERIOD_US = 10_000
+PERIOD_US = 10_000  # of a quota: a rank that has used its share stands still for less than this
 MIN_QUOTA_US = 1_000  # the kernel refuses quotas below 1 ms
 PREFIX = "meshwright-"
 _NAME = re.compile(rf"{PREFIX}(\d+)-(\d+)-(\d+)")
 _serial = itertools.count()
-REMOVE_SECONDS = 2.0  # an exiting member keeps its group busy for a moment
+MAX_REMOVE_S = 2.0  # until a group can be removed: an exiting member keeps it busy for a moment
 
 
 @dataclass(frozen=True)
@@ -234,7 +234,7 @@ def _remove_if_owner(folder: Path, owner: int) -> None:
 
 
 def _remove(folder: Path) -> bool:
-    deadline = time.monotonic() + REMOVE_SECONDS
+    deadline = time.monotonic() + MAX_REMOVE_S
     while True:
         for line in _lines(folder / "cgroup.procs"):
             try:

@@ -23,11 +23,11 @@ __all__ = [
     "blob_put", "die_with_parent", "peak_rss_bytes", "stopped",
 ]  # fmt: skip
 
-WORDS = 8
+WORDS_PER_RANK = 8  # of the shared memory, a cache line, so that no two ranks write into one; four are used
 STEP, POSITION, WAITING_FOR, STATE = 0, 1, 2, 3  # WAITING_FOR: peer + 1, or 0
 LOADING, READY, CALIBRATING, TRAINING, DONE = range(5)
 _PR_SET_PDEATHSIG = 1
-BLOB_PART = 4 << 20  # the store refuses messages beyond 8 MiB
+MAX_BLOB_PART_BYTES = 4 << 20  # the store refuses messages beyond 8 MiB
 
 
 class FailureReport(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
@@ -55,17 +55,17 @@ class ProgressTable:
 
     def __init__(self, path: Path, ranks: int, *, create: bool = False) -> None:
         if create:
-            path.write_bytes(bytes(8 * WORDS * ranks))
+            path.write_bytes(bytes(8 * WORDS_PER_RANK * ranks))
         with path.open("r+b") as file:
-            self.map = mmap.mmap(file.fileno(), 8 * WORDS * ranks)
+            self.map = mmap.mmap(file.fileno(), 8 * WORDS_PER_RANK * ranks)
         self.words = memoryview(self.map).cast("q")
 
     def row(self, rank: int) -> Any:
-        return self.words[rank * WORDS : (rank + 1) * WORDS]
+        return self.words[rank * WORDS_PER_RANK : (rank + 1) * WORDS_PER_RANK]
 
     def states(self) -> list[tuple[int, int, int, int]]:
         """(training step, position, peer + 1, state) of every rank."""
-        return [tuple(self.words[i : i + 4]) for i in range(0, len(self.words), WORDS)]  # type: ignore[misc]
+        return [tuple(self.words[i : i + 4]) for i in range(0, len(self.words), WORDS_PER_RANK)]  # type: ignore[misc]
 
 
 def die_with_parent(parent: int) -> None:
@@ -84,7 +84,7 @@ def peak_rss_bytes() -> int:
 
 def blob_put(store: Any, key: str, data: bytes) -> None:
     """Put bytes of any size into a store."""
-    parts = [data[i : i + BLOB_PART] for i in range(0, len(data), BLOB_PART)]
+    parts = [data[i : i + MAX_BLOB_PART_BYTES] for i in range(0, len(data), MAX_BLOB_PART_BYTES)]
     for i, part in enumerate(parts):
         store.set(f"{key}/{i}", part)
     store.set(key, str(len(parts)))

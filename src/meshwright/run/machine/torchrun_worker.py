@@ -15,7 +15,7 @@ from ...io.atomic import write_bytes
 
 __all__ = ["ends_with_its_own_code", "tell_torchrun"]
 
-EXIT_LIMIT_S = 2.0  # for the interpreter's own shutdown
+MAX_EXIT_S = 2.0  # for the interpreter's own shutdown
 
 
 def tell_torchrun(error: MeshwrightError) -> None:
@@ -46,4 +46,4 @@ def ends_with_its_own_code() -> None:
     if threading.current_thread() is threading.main_thread():
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
         signal.signal(signal.SIGALRM, signal.SIG_DFL)
-        signal.setitimer(signal.ITIMER_REAL, EXIT_LIMIT_S)
+        signal.setitimer(signal.ITIMER_REAL, MAX_EXIT_S)

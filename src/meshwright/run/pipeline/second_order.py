@@ -22,6 +22,7 @@ from ...errors import Unsupported, UsageError
 from ...second_order import KFAC
 from ...second_order.capture import Conventions
 from ...second_order.layer import Factor
+from ..executor.tags import ReservedTag
 from ..executor.transport import Transport
 from .stages import Given
 
@@ -30,7 +31,6 @@ __all__ = ["Exchange", "StageKFAC", "serial_kfac", "worst_kfac_difference"]
 Key = tuple[int, int]  # (copy, stage)
 _ITEM = re.compile(r"fill:(curvature|inverse|sync) ([AB]) (\d+)(?::m(\d+)(?::r\d+)?|\.(\d+)|)(?::(\d+)/(\d+))?$")
 _KINDS: Mapping[str, Factor] = {"A": "input", "B": "gradient"}
-_TAGS = 1 << 30  # of these messages and up: beyond those of the program
 
 
 def kfac_of(module: nn.Module, share: float, *, deferred: bool) -> KFAC | None:
@@ -149,7 +149,7 @@ class StageKFAC:
         self.done["sync"] += 1
 
     def _tag(self, stage: int, what: Factor) -> int:
-        return _TAGS + 4 * stage + 2 * (what == "gradient")
+        return ReservedTag.BESIDE_PROGRAM + 4 * stage + 2 * (what == "gradient")
 
     def _invert(self, kfac: KFAC, stage: int, layers: Sequence[str], what: Factor) -> None:
         for name in layers:

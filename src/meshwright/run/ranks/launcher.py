@@ -30,18 +30,18 @@ import msgspec
 
 from ...errors import Interrupted, PortInUse, RankDied, RunError
 from ..machine.cpu_quota import process_start_ticks
+from ..machine.machine_use import MachineUseRecorder
 from ..machine.pacing import Pacing
 from ..machine.process import DONE, READY, TRAINING, FailureReport, ProgressTable, stopped
-from ..machine.use import MachineUseRecorder
 from .blame import first_cause, limit_error, timeout_error, typed
 from .worker import WorkerSetup
 
 __all__ = ["LocalRanks", "listen", "scratch_folder"]
 
 T = TypeVar("T")
-POLL_S = 0.02
-REPORT_GRACE_S = 0.3  # survivors of a death report within 0.05 s
-START_LIMIT_S = 300.0
+POLL_S = 0.02  # between looks at the ranks: a failure is seen that late
+REPORT_GRACE_S = 0.3  # for reports after the first: survivors of a death report within 0.05 s
+MAX_START_S = 300.0  # until all ranks have loaded, and again until all are calibrated: imports, tracing, timing
 
 
 def listen(port: int) -> socket.socket:
@@ -154,11 +154,11 @@ class LocalRanks:
         self._start(path)
         if prepare is not None:
             prepare(self.store)
-        self._wait_until(READY, START_LIMIT_S)
+        self._wait_until(READY, MAX_START_S)
         with self.pacing.limit(self.pids):
             self.store.set("go", "1")
             if self.timeout_s is not None:
-                self._wait_until(TRAINING, START_LIMIT_S)
+                self._wait_until(TRAINING, MAX_START_S)
             with MachineUseRecorder() as use:
                 self._watch()
             self.machine_use = use.result.to_json()
@@ -173,6 +173,7 @@ class LocalRanks:
     def _listen(self, wait_s: float) -> None:
         """Read what the worker process says about its ranks, waiting at most `wait_s`."""
         assert self.worker is not None and self.worker.stdout is not None
+        # All has been said. A pipe whose writer is gone is always readable, so asking it again would not wait.
         if self.worker.poll() is not None and not self._rest and len(self.exits) == self.ranks:
             return
         if not select.select([self.worker.stdout], [], [], wait_s)[0]:
@@ -186,6 +187,7 @@ class LocalRanks:
                 hint=f"its last words: {last[-1][:300]}" if last else "",
                 data={"exit": code},
             )
+        # The last line may be half there.
         *lines, self._rest = (self._rest + data).split(b"\n")
         for line in lines:
             said = msgspec.json.decode(line)
@@ -211,6 +213,7 @@ class LocalRanks:
             self._listen(POLL_S)
             self._raise_if_failed()
             places = self.progress.states()
+            # Progress of any rank counts: a slow rank keeps the others waiting without being stuck.
             if places != last:
                 last, since = places, time.monotonic()
                 step = min(p[0] for p in places)
@@ -235,9 +238,11 @@ class LocalRanks:
         if not bad:
             return
         deadline = time.monotonic() + REPORT_GRACE_S
+        # Who ends first need not be the cause: a death is seen by its peers, which fail and report it within this time.
         while time.monotonic() < deadline and len(self.exits) < self.ranks:
             self._listen(POLL_S)
         reports = self._reports()
+        # A refusal of ours from before training (wrong data, wrong plan) is no rank's fault: it is raised as it is, the earliest first.
         early = [error for r in sorted(reports.values(), key=lambda r: r.time_s) if (error := typed(r)) is not None]
         if early:
             raise early[0]

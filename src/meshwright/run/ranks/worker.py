@@ -29,11 +29,11 @@ import msgspec
 
 from ...errors import MeshwrightError
 from ...io.atomic import write_bytes
-from ..machine.process import DONE, READY, STATE, STEP, TRAINING, WAITING_FOR, WORDS, FailureReport, ProgressTable, die_with_parent
+from ..machine.process import DONE, READY, STATE, STEP, TRAINING, WAITING_FOR, WORDS_PER_RANK, FailureReport, ProgressTable, die_with_parent
 
 __all__ = ["RankLink", "Seat", "TerminationWatch", "WorkerSetup", "main", "report_of"]
 
-EXIT_REPORTED = 70
+EXIT_REPORTED = 70  # exit code of a rank that has left a report (EX_SOFTWARE of sysexits.h)
 
 
 class WorkerSetup(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
@@ -61,7 +61,7 @@ class RankLink:
     """How a rank reaches the others before and after its work. `progress`: where it is, for those who watch; `go` blocks until it may start."""
 
     store: Any = None
-    progress: Any = field(default_factory=lambda: array("q", bytes(8 * WORDS)))
+    progress: Any = field(default_factory=lambda: array("q", bytes(8 * WORDS_PER_RANK)))
     go: Callable[[], None] = lambda: None
 
 

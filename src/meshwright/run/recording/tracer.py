@@ -21,7 +21,7 @@ from .module_clock import ModuleClock
 
 __all__ = ["TRACED_STEPS", "StepTracer"]
 
-TRACED_STEPS = 3
+TRACED_STEPS = 3  # of training that the profiler records; each makes the file larger
 
 
 class StepTracer:

@@ -23,7 +23,7 @@ from ...trace.module_tree import ModuleNode
 
 __all__ = ["OPAQUE", "Constant", "ForwardGraph", "ForwardNode", "TensorInfo", "decode_argument", "from_traced", "resolve"]
 
-MAX_CONSTANT_NUMEL = 1 << 16
+MAX_CONSTANT_NUMEL = 1 << 16  # elements of a constant that is written into the graph's JSON; a graph with a larger one is not portable
 OPAQUE = "opaque"  # target of the one node of a model that could not be traced
 
 

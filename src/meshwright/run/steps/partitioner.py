@@ -32,7 +32,7 @@ from ...graph.step_graph import StepGraph, StepPlan
 
 __all__ = ["MadePartition", "MemoryPartitioner", "memory_budget"]
 
-EFFORT = 30_000_000
+MAX_EFFORT = 30_000_000  # of the planner, in its own counted work (`kernels.effort`): a compilation waits for it
 MACHINES = {"cpu": (1e11, 1e10), "cuda": (2e14, 2e12)}  # FLOP/s and B/s: only their ratio decides
 
 
@@ -56,7 +56,7 @@ class MemoryPartitioner(custom_partitioner()):  # type: ignore[misc]
     Raises, while compiling: Infeasible below the least peak found (names it); Unsupported for symbolic sizes. UsageError for a wrong budget.
     """
 
-    def __init__(self, *, budget_bytes: int | None = None, share: float | None = None, effort: int = EFFORT) -> None:
+    def __init__(self, *, budget_bytes: int | None = None, share: float | None = None, effort: int = MAX_EFFORT) -> None:
         if (budget_bytes is None) == (share is None):
             raise UsageError("give either budget_bytes or share", where="memory_budget")
         if (budget_bytes is not None and budget_bytes < 0) or (share is not None and not 0 <= share <= 1):
@@ -134,7 +134,7 @@ def _flops(joint: fx.Graph) -> dict[str, float]:
 
 
 @contextlib.contextmanager
-def memory_budget(*, budget_bytes: int | None = None, share: float | None = None, effort: int = EFFORT) -> Iterator[MemoryPartitioner]:
+def memory_budget(*, budget_bytes: int | None = None, share: float | None = None, effort: int = MAX_EFFORT) -> Iterator[MemoryPartitioner]:
     """While it lasts, what `torch.compile` compiles (with Inductor) keeps within the budget; yields the partitioner, whose `made` says what was cut.
 
     Raises: as `MemoryPartitioner`.

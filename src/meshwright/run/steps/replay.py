@@ -119,6 +119,7 @@ class ReplayedForward:
         if isinstance(tree, torch.Tensor):
             number = self.number(tree)
             if number in region.made:
+                # Made by a call that runs again: its number is enough, the tensor may go.
                 return Piece.of(number, tree)
             self.hold(tree)
             return self.refer(tree.detach())
@@ -131,6 +132,7 @@ class ReplayedForward:
         """A call that made new storages has run; it will run again as `function(*args, **kwargs)`."""
         mine = self.regions[region]
         given = {storage_key(x) for x in tensors_in((args, kwargs))}
+        # A call that works in place makes no storage of its own; views of what it was given are not new either.
         fresh = [x for x in tensors_in(result) if storage_key(x) not in given]
         frozen = self.frozen(args, mine), self.frozen(kwargs, mine)
         results = tuple(self.number(x) for x in tensors_in(result))
@@ -141,6 +143,7 @@ class ReplayedForward:
         number = self.number(x)
         for i, region in enumerate(self.regions):
             if number in region.made:
+                # How often backward will ask for it: after the last time it is let go.
                 region.waiting[number] = region.waiting.get(number, 0) + 1
                 return _Handle(self, i, Piece.of(number, x))
         self.hold(x)
@@ -163,13 +166,16 @@ class ReplayedForward:
         return found
 
     def _replay(self, region: _Region) -> None:
+        # The last call of the region that reads a result; after it, only those that backward waits for stay.
         last = {p.number: i for i, call in enumerate(region.calls) for p in _pieces((call.args, call.kwargs))}
         before: dict[str, Any] = {}
         values = region.values
+        # The graph of the first run stands; only the numbers are made again.
         with torch.no_grad():
             for i, call in enumerate(region.calls):
                 if call.random is not None:
                     device, state = call.random
+                    # The generator of the run itself is put back at the end: a replay must not move the draws that come after it.
                     before.setdefault(device, generator_state(device))
                     restore_generator(device, state)
                 result = call.function(*_thawed(call.args, values), **_thawed(call.kwargs, values))

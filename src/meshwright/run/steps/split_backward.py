@@ -49,6 +49,7 @@ class WeightWork:
             if leaves:
                 run_backward(outputs, gradients, leaves)
                 continue
+            # To the heads of the branches first, then from all of them in one pass: a node that two share below runs once, with the sum.
             found = run_backward(outputs, gradients, branches, accumulate=False)
             pairs = [(b, g) for b, g in zip(branches, found, strict=True) if g is not None]
             if pairs:
@@ -65,6 +66,7 @@ def input_gradients(
     graph = _Graph(outputs, inputs)
     met = [e for e in inputs if e.node in graph.met]
     meetings, joint, direct = graph.branches()
+    # What reaches a node at which weights branch off is asked for beside the inputs' gradients, so that the second half begins there.
     arrivals = [GradientEdge(node, i) for node, _ in meetings for i in range(len(node._input_metadata))]
     wanted = [*met, *arrivals, *joint]
     found: Sequence[torch.Tensor | None] = ()
@@ -106,6 +108,7 @@ class _Graph:
                 self.met.add(node)
             elif node not in self.children:
                 self.children[node] = [(c, i) for c, i in node.next_functions if c is not None]
+                # Again after its children: only then is it known whether any of them leads to an input.
                 stack.append((node, True))
                 stack += [(c, False) for c, _ in self.children[node]]
 

@@ -23,9 +23,9 @@ from . import norms_apart
 from .pieces import arguments, in_pieces, pool_gradient
 from .step import VARIANTS, Variants
 
-__all__ = ["BINARY", "BLOCK", "MIN_WEIGHT", "Packed", "register"]
+__all__ = ["BINARY", "BLOCK_ELEMENTS", "MIN_WEIGHT", "Packed", "register"]
 
-BLOCK = 256  # elements that share one scale in int8
+BLOCK_ELEMENTS = 256  # elements that share one scale in int8
 MIN_WEIGHT = 1e-3  # a normalisation is not inverted when one of its weights is nearer to 0
 
 aten = torch.ops.aten
@@ -69,9 +69,9 @@ def bf16(x: torch.Tensor) -> Packed:
 
 
 def int8(x: torch.Tensor) -> Packed:
-    """Blocks of `BLOCK` elements, each with its largest magnitude as scale."""
+    """Blocks of `BLOCK_ELEMENTS` elements, each with its largest magnitude as scale."""
     n = x.numel()
-    padded = torch.nn.functional.pad(x.reshape(-1), (0, -n % BLOCK)).view(-1, BLOCK)
+    padded = torch.nn.functional.pad(x.reshape(-1), (0, -n % BLOCK_ELEMENTS)).view(-1, BLOCK_ELEMENTS)
     scale = padded.abs().amax(1).clamp_min_(torch.finfo(x.dtype).tiny) / 127
     data = (padded / scale.unsqueeze(1)).round_().to(torch.int8)
     return Packed("int8", data, scale, tuple(x.shape), x.dtype)

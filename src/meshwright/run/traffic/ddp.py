@@ -37,7 +37,7 @@ from .group import GroupExchange
 
 __all__ = ["PlannedTraffic"]
 
-DEADLINE_S = 300.0
+MAX_WAIT_S = 300.0  # for the other ranks in one exchange, unless the caller says otherwise
 
 
 class PlannedTraffic:
@@ -52,7 +52,7 @@ class PlannedTraffic:
     """
 
     def __init__(
-        self, ddp: nn.parallel.DistributedDataParallel, plan: TrafficPlan, *, deadline_s: float = DEADLINE_S, nonfinite: NonFinite = "refuse"
+        self, ddp: nn.parallel.DistributedDataParallel, plan: TrafficPlan, *, deadline_s: float = MAX_WAIT_S, nonfinite: NonFinite = "refuse"
     ) -> None:
         self.deadline_s, self._nonfinite = deadline_s, nonfinite
         self.rank, self.world = dist.get_rank(ddp.process_group), dist.get_world_size(ddp.process_group)

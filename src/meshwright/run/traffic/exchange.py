@@ -18,16 +18,16 @@ import torch.distributed as dist
 
 __all__ = ["add_up", "gather"]
 
-AT_ONCE_BYTES = 128 << 10  # that arrive at a rank: more are gathered in a ring
-ADD_HERE_BYTES = 64 << 10  # that arrive at a rank: more are added up in parts, each by one rank
-IN_PARTS_BYTES = 128 << 10  # of one rank: longer sums go around the ring
+MAX_AT_ONCE_BYTES = 128 << 10  # that arrive at a rank in one gathering round; more are gathered in a ring
+MAX_ADD_HERE_BYTES = 64 << 10  # that arrive at a rank which adds all up itself; more are added up in parts, each by one rank
+MAX_IN_PARTS_BYTES = 128 << 10  # of one rank, summed in two rounds; longer sums go around the ring
 
 
 def gather(wire: torch.Tensor, group: dist.ProcessGroup | None) -> torch.Tensor:
     """[world * length]: flat `wire` of every rank, which must be equally long, in the order of the ranks."""
     world = dist.get_world_size(group)
     everything = wire.new_empty(world * wire.numel())
-    if (world - 1) * wire.numel() * wire.itemsize <= AT_ONCE_BYTES:
+    if (world - 1) * wire.numel() * wire.itemsize <= MAX_AT_ONCE_BYTES:
         dist.all_to_all_single(everything, wire.repeat(world), group=group)
     else:
         dist.all_gather_single(everything, wire, group=group)
@@ -37,10 +37,10 @@ def gather(wire: torch.Tensor, group: dist.ProcessGroup | None) -> torch.Tensor:
 def add_up(values: torch.Tensor, group: dist.ProcessGroup | None) -> None:
     """Replace flat contiguous `values` by their sum over the ranks."""
     world, count, size_bytes = dist.get_world_size(group), values.numel(), values.numel() * values.itemsize
-    if (world - 1) * size_bytes <= ADD_HERE_BYTES:
+    if (world - 1) * size_bytes <= MAX_ADD_HERE_BYTES:
         torch.sum(gather(values, group).view(world, count), 0, out=values)
         return
-    if size_bytes > IN_PARTS_BYTES:
+    if size_bytes > MAX_IN_PARTS_BYTES:
         dist.all_reduce(values, group=group)
         return
     part = -(-count // world)

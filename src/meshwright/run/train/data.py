@@ -25,7 +25,7 @@ from ..steps.forward_graph import TensorInfo
 
 __all__ = ["Batches", "ByteWindows", "Dataset", "Synthetic", "open_data"]
 
-MAX_BYTES = 16_000_000
+MAX_DATA_BYTES = 16_000_000  # of a text that is read: windows of it are samples, and more would not be seen in a short run
 
 
 class Dataset(Protocol):
@@ -113,13 +113,13 @@ def open_data(name: str, examples: Sequence[torch.Tensor], seed: int) -> Dataset
     path = Path(name)
     if path.is_file() and ":" not in name:
         with path.open("rb") as file:
-            return ByteWindows(file.read(MAX_BYTES), _window(examples, name))
+            return ByteWindows(file.read(MAX_DATA_BYTES), _window(examples, name))
     if ":" in name:
         return _Indexed(resolve_function(name, what="data")(), name)
     raise UsageError(f"no data {name!r}", where="--data", hint="python-source, synthetic, a file of text, or FILE.py:function")
 
 
-def python_source(limit: int = MAX_BYTES) -> bytes:
+def python_source(limit: int = MAX_DATA_BYTES) -> bytes:
     """The standard library's Python files in sorted order, tests and site-packages left out, cut at `limit` bytes."""
     root = Path(sysconfig.get_paths()["stdlib"])
     parts: list[bytes] = []

@@ -29,7 +29,7 @@ __all__ = [
 ]  # fmt: skip
 
 GOLDEN, MIX1, MIX2 = 0x9E3779B97F4A7C15 - (1 << 64), 0xBF58476D1CE4E5B9 - (1 << 64), 0x94D049BB133111EB - (1 << 64)
-ROWS_AT_ONCE = 1 << 20  # elements hashed at a time: temporaries are eight bytes each
+MAX_ELEMENTS_AT_ONCE = 1 << 20  # elements hashed at a time: temporaries are eight bytes each
 _FAMILY = ("dropout", "native_dropout", "feature_dropout", "alpha_dropout", "feature_alpha_dropout")
 
 
@@ -75,6 +75,7 @@ def keep_mask(
     if batched:
         per = whole[0] // draws.samples
         bases = [_base(draws.seed, place.number, draws.first + i) for i in range(draws.samples)]
+        # A number for each sample of the whole run, not of this batch: whoever has the sample, in whatever micro-batch, draws the same bits.
         first = torch.tensor(bases, device=device)[own[0] // per] + (own[0] % per) * strides[0] * GOLDEN
     else:
         base = _base(draws.seed, place.number, -1, draws.step)
@@ -83,12 +84,14 @@ def keep_mask(
             first = first + own[0] * strides[0] * GOLDEN
     shape = [len(o) for o in own]
     mask = torch.empty(shape, dtype=torch.bool, device=device)
-    rows = max(1, ROWS_AT_ONCE // max(1, math.prod(shape[1:])))
+    rows = max(1, MAX_ELEMENTS_AT_ONCE // max(1, math.prod(shape[1:])))
+    # The low 32 bits are uniform, so this share of them lies below the limit: an element is kept with probability `keep` to 2^-33.
     limit = round((1.0 - keep) * (1 << 32))
     for at in range(0, shape[0] if rank else 1, rows):
         part = slice(at, at + rows) if rank else ...
         x = first[part].reshape([-1, *[1] * (rank - 1)] if rank else [])
         for d in range(1, rank):
+            # Sums wrap at 64 bits, which is the hash's arithmetic: index times the odd constant, whatever part of the tensor is asked for.
             x = x + (own[d] * strides[d] * GOLDEN).reshape([-1 if i == d else 1 for i in range(rank)])
         mask[part] = (_mixed(x) & 0xFFFFFFFF) >= limit
     return mask
@@ -127,6 +130,7 @@ def _ranges(counts: Sequence[int], ends: Sequence[int]) -> list[list[tuple[int, 
 
 def _mixed(x: torch.Tensor) -> torch.Tensor:
     """splitmix64's finaliser; shifts of int64 carry the sign, which is masked away."""
+    # SplitMix64's finaliser. torch shifts signed numbers with their sign, so the bits that come in from above are masked off.
     x = (x ^ ((x >> 30) & ((1 << 34) - 1))) * MIX1
     x = (x ^ ((x >> 27) & ((1 << 37) - 1))) * MIX2
     return x ^ ((x >> 31) & ((1 << 33) - 1))

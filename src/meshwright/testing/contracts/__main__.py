@@ -20,7 +20,7 @@ from ...errors import MeshwrightError
 from .chosen import KINDS
 
 BATTERIES = ("collective", "layout", "memory", "pipeline", "restart", "traffic")
-WHY_LINES = 12  # of a failure's message
+MAX_MESSAGE_LINES = 12  # of a failure's message
 
 
 class Chosen:
@@ -40,7 +40,7 @@ class Chosen:
         row = {"battery": Path(report.location[0]).stem, "test": name, "strategy": kind.rstrip("]"), "outcome": report.outcome}
         if report.failed:
             crash = getattr(report.longrepr, "reprcrash", None)  # the error, and the example that made it
-            row["why"] = "\n".join((crash.message if crash is not None else report.longreprtext).splitlines()[:WHY_LINES])
+            row["why"] = "\n".join((crash.message if crash is not None else report.longreprtext).splitlines()[:MAX_MESSAGE_LINES])
         self.tests.append(row)
 
     def pytest_collectreport(self, report: pytest.CollectReport) -> None:

@@ -27,7 +27,7 @@ from .chosen import named_and_cited, parametrized
 
 EXAMPLES = settings(max_examples=15, deadline=None)
 FEW = settings(max_examples=5, deadline=None)  # of searches
-LITTLE = 2_000  # effort of a search, in whatever it counts
+SMALL_EFFORT = 2_000  # effort of a search, in whatever it counts
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
@@ -98,7 +98,7 @@ def step_graph(seed: int, *, alternatives: bool = False) -> StepGraph:
 
 def made(kind: type[StepStrategy]) -> StepStrategy:
     """With its default options, but for an `effort`, which is little here."""
-    return kind(effort=LITTLE) if any(f.name == "effort" for f in fields(kind)) else kind()  # type: ignore[arg-type, call-arg]
+    return kind(effort=SMALL_EFFORT) if any(f.name == "effort" for f in fields(kind)) else kind()  # type: ignore[arg-type, call-arg]
 
 
 def step(kind: type[StepStrategy], graph: StepGraph, budget: int | None) -> StepPlan | None:

@@ -19,7 +19,7 @@ from .work import BuiltinWork
 if TYPE_CHECKING:
     from .engine import Engine
 
-__all__ = ["METHODS", "Hand", "Tally", "hand_on", "hand_on_no_more", "handing"]
+__all__ = ["METHODS", "Hand", "Tally", "install_builtin_calls", "uninstall_builtin_calls", "builtin_call"]
 
 Hand = Callable[..., Any]
 
@@ -58,7 +58,7 @@ class Tally:
         return {what: count[0] for what, count in self.counts.items() if count[0]}
 
 
-def handing(engine: Engine, op: str, run: Callable[..., Any], count: list[int], *, width: int = 0, otherwise: Hand | None = None) -> Hand:
+def builtin_call(engine: Engine, op: str, run: Callable[..., Any], count: list[int], *, width: int = 0, otherwise: Hand | None = None) -> Hand:
     """`hand(*args)` makes the built-in backend's own call `run(*args)`; the last argument is torch's options. `count[0]` counts.
 
     torch's synchronous calls (`asyncOp` off; never from C++) wait at once, so they are waited for here, and the built-in backend's work is the
@@ -94,7 +94,7 @@ def handing(engine: Engine, op: str, run: Callable[..., Any], count: list[int], 
     return hand
 
 
-def hand_on(group: Any, engine: Engine, builtin: Any, tally: Tally, reason: str) -> None:
+def install_builtin_calls(group: Any, engine: Engine, builtin: Any, tally: Tally, reason: str) -> None:
     """Nothing can have a plan: give `group` methods that hand on and do nothing else, in front of its class's."""
     itself = weakref.ref(group)
 
@@ -106,9 +106,9 @@ def hand_on(group: Any, engine: Engine, builtin: Any, tally: Tally, reason: str)
         return method
 
     for name, (op, width, its_name) in METHODS.items():
-        setattr(group, name, handing(engine, op, getattr(builtin, its_name), tally.count(op, reason), width=width, otherwise=usual(name)))
+        setattr(group, name, builtin_call(engine, op, getattr(builtin, its_name), tally.count(op, reason), width=width, otherwise=usual(name)))
 
 
-def hand_on_no_more(group: Any) -> None:
+def uninstall_builtin_calls(group: Any) -> None:
     for name in METHODS:
         vars(group).pop(name, None)

@@ -19,7 +19,7 @@ from .steps import MeasuredTraffic
 
 __all__ = ["settled_plan"]
 
-ROUNDS = 3
+MAX_ROUNDS = 3  # of planning, running and fitting; a plan that comes back ends them sooner
 
 
 def settled_plan(found: MeasuredTraffic, codecs: Sequence[str] | None = None) -> tuple[MeasuredTraffic, TrafficPlan]:
@@ -32,7 +32,7 @@ def settled_plan(found: MeasuredTraffic, codecs: Sequence[str] | None = None) ->
     plan = _agreed(found, codecs)
     tried: list[TrafficPlan] = []
     while not plan.leave and all(plan.groups != t.groups for t in tried):
-        if len(tried) == ROUNDS:
+        if len(tried) == MAX_ROUNDS:
             times = [p.measured_ns for p in found.probes[first:]]
             return found, with_groups(plan, tried[times.index(min(times))].groups)
         tried.append(plan)

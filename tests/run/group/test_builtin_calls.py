@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from meshwright.errors import GroupFailed
-from meshwright.run.group.handing import METHODS, Tally, hand_on, hand_on_no_more, handing
+from meshwright.run.group.builtin_calls import METHODS, Tally, builtin_call, install_builtin_calls, uninstall_builtin_calls
 from meshwright.run.group.recorder import Recorder
 from meshwright.run.group.work import BuiltinWork, loss_of
 
@@ -25,7 +25,7 @@ class Work:
 
 
 class Engine:
-    """What `handing` uses of an engine."""
+    """What `builtin_call` uses of an engine."""
 
     def __init__(self) -> None:
         self.over: list[Exception] = []
@@ -48,7 +48,7 @@ def options(asynchronous: bool) -> Any:
 
 def test_synchronous_calls_are_waited_for_and_others_are_not() -> None:
     engine, made, count = Engine(), Work(), [0]
-    hand = handing(engine, "all-reduce", lambda *_: made, count)  # type: ignore[arg-type]
+    hand = builtin_call(engine, "all-reduce", lambda *_: made, count)  # type: ignore[arg-type]
     assert hand("tensors", options(False)) is made and made.waits == 1
     later = hand("tensors", options(True))
     assert isinstance(later, BuiltinWork) and made.waits == 1
@@ -59,7 +59,7 @@ def test_synchronous_calls_are_waited_for_and_others_are_not() -> None:
 def test_a_lost_connection_is_explained_and_a_refusal_is_not() -> None:
     engine = Engine()
     for text, error in (("Connection closed by peer", GroupFailed), ("Timed out waiting 1000ms", GroupFailed), ("Invalid scalar type", RuntimeError)):
-        hand = handing(engine, "all-reduce", lambda *_, text=text: Work(RuntimeError(text)), [0])  # type: ignore[arg-type, misc]
+        hand = builtin_call(engine, "all-reduce", lambda *_, text=text: Work(RuntimeError(text)), [0])  # type: ignore[arg-type, misc]
         with pytest.raises(error) as raised:
             hand("tensors", options(False))
         assert engine.inside == [0] and type(raised.value) is error
@@ -67,7 +67,7 @@ def test_a_lost_connection_is_explained_and_a_refusal_is_not() -> None:
 
 def test_a_group_that_is_over_says_so() -> None:
     engine, count = Engine(), [0]
-    hand = handing(engine, "broadcast", lambda *_: Work(), count)  # type: ignore[arg-type]
+    hand = builtin_call(engine, "broadcast", lambda *_: Work(), count)  # type: ignore[arg-type]
     engine.over.append(GroupFailed("first"))
     engine.over.append(GroupFailed("second"))
     with pytest.raises(GroupFailed, match="first"):
@@ -83,10 +83,10 @@ class Group:
 def test_methods_of_a_group_without_plans_are_replaced_until_it_has_some() -> None:
     engine, tally, group = Engine(), Tally(), Group()
     builtin = SimpleNamespace(**{name: lambda *args: None for _, _, name in METHODS.values()})
-    hand_on(group, engine, builtin, tally, "no plans")  # type: ignore[arg-type]
+    install_builtin_calls(group, engine, builtin, tally, "no plans")  # type: ignore[arg-type]
     assert group.allreduce("tensors", options(False)) is None
     assert group.allreduce("tensors") == ("usual", ("tensors",), {}), "options are left out: the class's own method knows which"
     assert group.allreduce("tensors", opts=1) == ("usual", ("tensors",), {"opts": 1})
     assert dict(tally.builtin) == {("all-reduce", "no plans"): 1}
-    hand_on_no_more(group)
+    uninstall_builtin_calls(group)
     assert group.allreduce("tensors", 2) == ("usual", ("tensors", 2), {}) and not vars(group)

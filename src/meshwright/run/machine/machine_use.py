@@ -12,9 +12,9 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-__all__ = ["MARK_ABOVE", "MachineUse", "MachineUseRecorder", "tree_cpu_s"]
+__all__ = ["MAX_OTHERS_SHARE", "MachineUse", "MachineUseRecorder", "tree_cpu_s"]
 
-MARK_ABOVE = 0.10  # share of the machine used by others above which a run is repeated or marked
+MAX_OTHERS_SHARE = 0.10  # share of the machine used by others above which a run is repeated or marked
 _TICKS = os.sysconf("SC_CLK_TCK")
 
 
@@ -38,7 +38,7 @@ class MachineUse:
 
     @property
     def disturbed(self) -> bool:
-        return self.others > MARK_ABOVE
+        return self.others > MAX_OTHERS_SHARE
 
     def to_json(self) -> dict[str, float | int | str | bool]:
         return {

@@ -14,7 +14,7 @@ from contextlib import contextmanager
 __all__ = ["kept_memory"]
 
 TRIM_THRESHOLD, MMAP_THRESHOLD, MMAP_MAX = -1, -3, -4  # mallopt's parameters
-NEVER = 2**31 - 1
+MAX_THRESHOLD_BYTES = 2**31 - 1
 # What glibc's own thresholds grow to as large blocks are freed: from there on a process is as if they had never been set.
 USUAL = ((MMAP_MAX, 65536), (MMAP_THRESHOLD, 32 << 20), (TRIM_THRESHOLD, 64 << 20))
 
@@ -26,7 +26,7 @@ def kept_memory() -> Iterator[bool]:
     known = hasattr(libc, "mallopt") and hasattr(libc, "malloc_trim") and hasattr(libc, "gnu_get_libc_version")
     if known:
         libc.mallopt(MMAP_MAX, 0)
-        libc.mallopt(TRIM_THRESHOLD, NEVER)
+        libc.mallopt(TRIM_THRESHOLD, MAX_THRESHOLD_BYTES)
     try:
         yield known
     finally:

@@ -33,6 +33,7 @@ class Places:
         self.form, self.rank = form, rank
         self.program = form.unrolled
         original = regions(form.program, elements)
+        # Unrolling may give buffers other numbers, but keeps their order at a rank.
         at = {(r.rank, r.local): r for r in original.values()}
         seen: dict[int, int] = defaultdict(int)
         self.region: list[Region] = []
@@ -94,6 +95,7 @@ class Places:
 
 def paired(into: Sequence[Place], source: Sequence[Place]) -> Iterator[tuple[Place, Place]]:
     """Equally long pieces of both sides. Runs may be cut differently; together they are equally long (`Places.require_fitting`)."""
+    # As stacks, the next piece on top; what is left of the longer one is put back.
     left, right = list(reversed(into)), list(reversed(source))
     while left and right:
         (s0, a0, b0), (s1, a1, b1) = left.pop(), right.pop()

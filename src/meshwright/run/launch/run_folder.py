@@ -24,7 +24,7 @@ from .request import RUN_SCHEMA, RUN_VERSION, RunDocument
 
 __all__ = ["RecordedRun", "read_run", "run_plan"]
 
-MAX_FILE_BYTES = 1 << 30
+MAX_FILE_BYTES = 1 << 30  # of one file of a run folder: what is larger is not read into memory
 T = TypeVar("T")
 
 

@@ -27,16 +27,16 @@ from ...program.program import I32, Kind, Part, Program
 from ..executor.collective import callable_form
 from ..executor.lanes import fuse_lanes
 from ..executor.schedule import Schedule, compile_schedule
-from ..executor.transport import TAG_WINDOW
+from ..executor.tags import TAG_WINDOW
+from .chunk_places import Form, Places, paired, viewer
 from .dataflow import Dataflow, dataflow
 from .instructions import Instruction, Op, Place
-from .places import Form, Places, paired, viewer
 
 __all__ = ["F64", "Bound", "Form", "RankCode", "compile_rank", "form_of"]
 
 
 F64 = NDArray[np.float64]
-SENDS_AHEAD = 64  # sends of a channel that may be under way, out of buffers: what is received ahead bounds the bytes on the way
+MAX_SENDS_AHEAD = 64  # sends of a channel under way at once; they hold no memory of their own, and posted receives bound the bytes on the way
 
 
 @dataclass(frozen=True)
@@ -98,7 +98,7 @@ def compile_rank(form: Form, rank: int, elements: int, *, pair_order: bool = Fal
 class _Compiler(Places):
     def __init__(self, form: Form, rank: int, elements: int, pair_order: bool) -> None:
         super().__init__(form, rank, elements)
-        self.schedule: Schedule = compile_schedule(self.program, form.orders, rank, pair_order=pair_order, sends_ahead=SENDS_AHEAD)
+        self.schedule: Schedule = compile_schedule(self.program, form.orders, rank, pair_order=pair_order, sends_ahead=MAX_SENDS_AHEAD)
         self.out: list[Instruction] = []
         self.slots: list[int] = []  # elements of every staging slot
         self.channel_of: list[int] = []  # of every slot
@@ -110,6 +110,7 @@ class _Compiler(Places):
         self.require_fitting()
         schedule, order = self.schedule, self.schedule.order.tolist()
         for position in range(len(order) + 1):
+            # Sends that must be over, then receives: a receive may land where such a send still read.
             for step in schedule.waits.get(position, ()):
                 self.done(step)
             for receive in schedule.posts.get(position, ()):
@@ -126,6 +127,7 @@ class _Compiler(Places):
         """A staging slot of at least so many elements: the channel's one that has been free for longest, or a new one."""
         free = self.free[channel]
         if free:
+            # The one free for longest: its last reader is the likeliest to be over when the next message is posted into it.
             found = free.pop(0)
             self.slots[found] = max(self.slots[found], elements)
             return found
@@ -143,6 +145,7 @@ class _Compiler(Places):
         if not elements:
             return
         where = self.at(self.dst[step]) if receive.direct else []
+        # Straight into its place only if that is one run of elements: a receive of gloo takes one tensor.
         if len(where) == 1:
             place = where[0]
         else:
@@ -218,6 +221,7 @@ class _Compiler(Places):
         if not elements:
             return
         if len(where) > 1:
+            # Slots of sends have channel numbers below 0, so that no receive waits for a send's slot.
             slot = self.parted[step] = self.slot(-1 - self.schedule.sends[step].tag // TAG_WINDOW, elements)
             first = 0
             for place in where:

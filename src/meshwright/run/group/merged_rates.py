@@ -15,22 +15,22 @@ from statistics import median_low
 
 from ...fabric.fabric import Fabric
 
-__all__ = ["ALIKE", "tidy_rates"]
+__all__ = ["MAX_RATE_DIFFERENCE_SHARE", "merge_near_rates"]
 
-ALIKE = 0.015  # relative; the lab accepts links within 3 % of what was asked for
-PARTS = 4  # multiples of a PARTS-th, at most, of the slowest
+MAX_RATE_DIFFERENCE_SHARE = 0.015  # up to which two rates are one: half of the 3 % by which the lab lets a link miss its rate
+MAX_RATIO_DENOMINATOR = 4  # rates near a multiple of the slowest, or of its half, third or quarter, become that multiple
 
 
-def tidy_rates(fabric: Fabric) -> Fabric:
-    """The fabric with rates within ALIKE of each other made equal; no rate changes by more than 2 ALIKE."""
+def merge_near_rates(fabric: Fabric) -> Fabric:
+    """The fabric with rates within MAX_RATE_DIFFERENCE_SHARE of each other made equal; no rate changes by more than 2 MAX_RATE_DIFFERENCE_SHARE."""
     rates = sorted({x.rate_Bps for x in fabric.links})
     groups = _groups(rates)
     typical = [median_low(group) for group in groups]
     value: dict[int, int] = {}
     for group, one in zip(groups, typical, strict=True):
-        ratio = Fraction(one, typical[0]).limit_denominator(PARTS)
+        ratio = Fraction(one, typical[0]).limit_denominator(MAX_RATIO_DENOMINATOR)
         near = int(typical[0] * ratio)
-        chosen = near if abs(near - one) <= ALIKE * one else one
+        chosen = near if abs(near - one) <= MAX_RATE_DIFFERENCE_SHARE * one else one
         value.update(dict.fromkeys(group, chosen))
     if all(value[rate] == rate for rate in rates):
         return fabric
@@ -38,10 +38,10 @@ def tidy_rates(fabric: Fabric) -> Fabric:
 
 
 def _groups(rates: Sequence[int]) -> list[list[int]]:
-    """Runs of ascending rates whose ends differ by at most ALIKE."""
+    """Runs of ascending rates whose ends differ by at most MAX_RATE_DIFFERENCE_SHARE."""
     groups = [[rates[0]]] if rates else []
     for _, rate in pairwise(rates):
-        if rate <= groups[-1][0] * (1 + ALIKE):
+        if rate <= groups[-1][0] * (1 + MAX_RATE_DIFFERENCE_SHARE):
             groups[-1].append(rate)
         else:
             groups.append([rate])

@@ -20,7 +20,8 @@ __all__ = ["Bools", "F64", "Fit", "Trial", "errors_of", "share"]
 F64 = NDArray[np.float64]
 Bools = NDArray[np.bool_]
 MIN_Bps = 1.0
-SINGLE_WEIGHT, MAX_SINGLE = 0.3, 10.0
+SINGLE_ERROR_WEIGHT = 0.3  # of the mean error of single transfers in a trial's loss: the sums over hosts count more, as TCP divides links unevenly
+MAX_SINGLE_ERROR_SHARE = 10.0  # that one transfer may contribute: one that stalled must not outweigh all others
 
 
 @dataclass(frozen=True)
@@ -48,6 +49,8 @@ def share(crossed: Bools, capacity_Bps: F64) -> tuple[F64, NDArray[np.int64]]:
     left, rate, neck = capacity_Bps[used].astype(np.float64), np.zeros(flows), np.zeros(flows, np.int64)
     count, active = part.sum(axis=0), np.ones(flows, bool)
     while active.any():
+        # Max-min fairness by filling: all rates rise together until the link with the least capacity per transfer is full;
+        # its transfers stay there, and the others rise on in what is left.
         level = np.divide(left, count, out=np.full(len(used), np.inf), where=count > 0.5)
         link = int(level.argmin())
         frozen = active & (part[:, link] > 0)
@@ -98,6 +101,8 @@ class Fit:
         capacity = np.maximum(self._seen.max(axis=0), MIN_Bps)
         best: tuple[float, F64] | None = None
         for _ in range(self.rounds):
+            # The median of measured over predicted, where a link holds back, scales it; others then hold back, hence the rounds. Not every round is
+            # better, so the best one counts.
             ratios = self._evaluate(capacity)
             if best is None or self.loss < best[0]:
                 best = (self.loss, capacity)
@@ -124,9 +129,10 @@ class Fit:
                 rate, full = capacity[[link]], {link}
             self.predicted[k] = rate
             error = max(errors_of(crossed, self._either[k], capacity, measured))
-            single = float(np.abs(rate / np.maximum(measured, MIN_Bps) - 1).clip(0, MAX_SINGLE).mean())
+            single = float(np.abs(rate / np.maximum(measured, MIN_Bps) - 1).clip(0, MAX_SINGLE_ERROR_SHARE).mean())
             self.error[k] = error
-            self.loss += float(np.log1p(error + SINGLE_WEIGHT * single))
+            # log1p: one trial that nothing explains counts little more than a bad one, so the others decide.
+            self.loss += float(np.log1p(error + SINGLE_ERROR_WEIGHT * single))
             for link in full:
                 self.tight[link] = True
                 ratios[link].append(float(self._seen[k, link]) / float(capacity[link]))

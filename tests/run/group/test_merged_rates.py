@@ -12,8 +12,8 @@ from meshwright.decide.collective.joint.strategy import Joint
 from meshwright.fabric.fabric import Fabric
 from meshwright.io.fabric.name import load_fabric
 from meshwright.run.group.choose import executed
+from meshwright.run.group.merged_rates import MAX_RATE_DIFFERENCE_SHARE, merge_near_rates
 from meshwright.run.group.predict import executor_transport
-from meshwright.run.group.tidy import ALIKE, tidy_rates
 
 
 def rates(fabric: Fabric) -> list[int]:
@@ -29,9 +29,9 @@ def nvlinks(noise: list[float]) -> Fabric:
     return Fabric(name="measured", devices=fabric.devices, links=row)
 
 
-@given(st.lists(st.floats(-ALIKE / 2.1, ALIKE / 2.1), min_size=1, max_size=14))
+@given(st.lists(st.floats(-MAX_RATE_DIFFERENCE_SHARE / 2.1, MAX_RATE_DIFFERENCE_SHARE / 2.1), min_size=1, max_size=14))
 def test_noise_goes_and_ratios_come_back(noise: list[float]) -> None:
-    tidy = sorted(set(rates(tidy_rates(nvlinks(noise)))))
+    tidy = sorted(set(rates(merge_near_rates(nvlinks(noise)))))
     assert len(tidy) == 2 and abs(tidy[1] - 2 * tidy[0]) <= 1
 
 
@@ -40,19 +40,19 @@ def test_no_rate_moves_far(given_rates: list[int]) -> None:
     base = nvlinks([0.0])
     links = tuple(replace(base.links[0], rate_Bps=rate) for rate in given_rates)
     fabric = replace(base, links=links)
-    tidy = tidy_rates(fabric)
-    assert all(abs(a - b) <= 2 * ALIKE * b + 1 for a, b in zip(rates(tidy), rates(fabric), strict=True))
-    assert tidy_rates(tidy_rates(tidy)).links == tidy_rates(tidy).links
+    tidy = merge_near_rates(fabric)
+    assert all(abs(a - b) <= 2 * MAX_RATE_DIFFERENCE_SHARE * b + 1 for a, b in zip(rates(tidy), rates(fabric), strict=True))
+    assert merge_near_rates(merge_near_rates(tidy)).links == merge_near_rates(tidy).links
 
 
 def test_exact_fabrics_stay_as_they_are() -> None:
     fabric = load_fabric("dgx1-v100:1")
-    assert tidy_rates(fabric) is fabric
+    assert merge_near_rates(fabric) is fabric
 
 
 def test_the_executor_takes_the_packing_with_few_trees() -> None:
     measured = nvlinks([0.0, 1e-3, -7e-4, 2e-4, 5e-4])
-    fabric = tidy_rates(measured)
+    fabric = merge_near_rates(measured)
     problem = CollectiveProblem(
         fabric=fabric, op="all-reduce", size_bytes=4 << 20, ranks=tuple(d.name for d in fabric.devices), element_bytes=1,
         transport=executor_transport(fabric, 2.5),

@@ -10,7 +10,7 @@ import pytest
 from meshwright.errors import PlanMismatch
 from meshwright.fabric.fabric import Fabric
 from meshwright.io.fabric.name import load_fabric
-from meshwright.run.group.fitting import LIKE, require_fitting
+from meshwright.run.group.plan_match import MAX_RATE_SKEW_FACTOR, require_fitting
 
 
 def names(fabric: Fabric) -> tuple[str, ...]:
@@ -58,7 +58,7 @@ def test_a_path_that_only_one_of_the_fabrics_has() -> None:
         fits(cut, fabric)
 
 
-@pytest.mark.parametrize(("factor", "taken"), [(LIKE * 0.99, True), (LIKE * 1.01, False)])
+@pytest.mark.parametrize(("factor", "taken"), [(MAX_RATE_SKEW_FACTOR * 0.99, True), (MAX_RATE_SKEW_FACTOR * 1.01, False)])
 def test_rates_may_differ_by_a_factor_from_place_to_place(factor: float, taken: bool) -> None:
     fabric = load_fabric("star:3")
     first, *rest = fabric.links

@@ -11,10 +11,10 @@ from itertools import permutations
 from ...errors import Disconnected, PlanMismatch
 from ...fabric.fabric import Fabric
 
-__all__ = ["LIKE", "require_fitting"]
+__all__ = ["MAX_RATE_SKEW_FACTOR", "require_fitting"]
 
-LIKE = 1.5  # rates here over those planned for may differ from place to place by this factor: labs are scaled, measurements differ
-MAX_DEVICES = 64  # whose pairs are compared
+MAX_RATE_SKEW_FACTOR = 1.5  # between the largest and the smallest ratio of a rate here to the planned one: labs scale all rates, measurements scatter
+MAX_COMPARED_DEVICES = 64  # whose pairs are compared: there are as many routes as pairs
 
 
 def require_fitting(
@@ -53,7 +53,7 @@ def _some(names: Sequence[str], most: int = 8) -> str:
 
 def _unlike(planned: Sequence[str], planned_for: Fabric, fabric: Fabric) -> str:
     """In words where the two fabrics differ between the plan's devices; empty where rates are in proportion."""
-    some = planned[:MAX_DEVICES]
+    some = planned[:MAX_COMPARED_DEVICES]
     shares: dict[str, float] = {}
     for a, b in permutations(some, 2):
         before, now = (_rate_Bps(f, a, b) for f in (planned_for, fabric))
@@ -69,7 +69,7 @@ def _unlike(planned: Sequence[str], planned_for: Fabric, fabric: Fabric) -> str:
         return ""
     least, most = min(shares, key=shares.__getitem__), max(shares, key=shares.__getitem__)
     factor = shares[most] / shares[least]
-    return f"beside {most}, {least} is {factor:.3g} times slower here than there" if factor > LIKE else ""
+    return f"beside {most}, {least} is {factor:.3g} times slower here than there" if factor > MAX_RATE_SKEW_FACTOR else ""
 
 
 def _leaving_Bps(fabric: Fabric, name: str, planned: Sequence[str]) -> int:
