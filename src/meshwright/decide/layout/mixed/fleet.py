@@ -125,7 +125,7 @@ def _one(problem: Problem, columns: Sequence[tuple[Replica, ...]], microbatch: i
     distinct = list(dict.fromkeys(columns))
     times = {}
     for r in dict.fromkeys(r for c in distinct for r in c):
-        a = problem.arrays(Entry(r.device, microbatch, r.tensor), choice, data)
+        a = problem.table.priced(Entry(r.device, microbatch, r.tensor), choice, data)
         times[r] = a["forward_s"] + a["backward_s"]
     slowest = max(distinct, key=lambda c: float(sum(times[r].sum() for r in c)))
     layers = split_layers([times[r] for r in slowest])
