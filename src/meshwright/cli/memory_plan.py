@@ -124,7 +124,7 @@ def _problem(args: argparse.Namespace) -> tuple[str, RecomputeProblem]:
     half = "bf16" if "bf16" in gpu.flops else "fp16"
     low = any(o.dtype in ("bfloat16", "float16") for n in layer_nodes(graph, name) for o in n.outputs)
     cost = Cost(dtype=half if low else "fp32")
-    layer, _ = layer_of(graph, name, lambda n: cost.roofline(n.forward, device).time_s if n.forward.calls else 0.0)
+    layer = layer_of(graph, name, lambda n: cost.roofline(n.forward, device).time_s if n.forward.calls else 0.0)
     counts = _per_stage(args.layers, args.pp, "--layers", int) if args.layers else _even(max(len(paths), 1), args.pp)
     budgets = _per_stage(args.budget, args.pp, "--budget", _size)
     stages = tuple(

@@ -11,7 +11,7 @@ from ..cost import Cost
 from ..decide.memory import OptimalRecompute, RecomputeProblem, StageBudget
 from ..decide.memory.captured import core_attention, layer_nodes, layer_of, repeated_layers
 from ..decide.memory.problem import policy_of
-from ..decide.memory.rules import useful
+from ..decide.memory.rules import useful_policy
 from ..decide.memory.selective import best_policy, frontier, relaxed_time_s
 from ..decide.pipeline import peak_in_flight
 from ..errors import Infeasible
@@ -68,7 +68,7 @@ def recompute_advice(
     paths = repeated_layers(graph)
     if not paths:
         return None
-    layer, _ = layer_of(graph, paths[0], lambda n: cost.roofline(n.forward, device).time_s if n.forward.calls else 0.0)
+    layer = layer_of(graph, paths[0], lambda n: cost.roofline(n.forward, device).time_s if n.forward.calls else 0.0)
     core = core_attention(layer_nodes(graph, paths[0]))
     problem = RecomputeProblem(layer=layer, core=core, stages=())
     chosen = []
@@ -85,8 +85,8 @@ def _points(problem: RecomputeProblem) -> tuple[RecomputePoint, ...]:
     layer = problem.layer
     whole, forward_s = policy_of(layer, ()), sum(o.time_s for o in layer.operators) or 1.0
     points = [RecomputePoint(what="none", kept_bytes=whole.kept_bytes, kept_share=1.0, time_share=0.0, gap=0.0, recompute=())]
-    core = useful(problem, {*problem.core})
-    named = [("core attention", policy_of(layer, core))] if core else []
+    core = useful_policy(layer, problem.core)
+    named = [("core attention", core)] if core.recompute else []
     for share in SHARES:
         try:
             named.append((f"optimal at {share:.0%}", best_policy(layer, int(share * whole.kept_bytes))))

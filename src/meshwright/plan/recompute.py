@@ -20,6 +20,7 @@ import msgspec
 
 from ..graph.graph import OpGraph, OpNode, Work
 from ..graph.liveness import kept_storages, replay_workspace
+from ..graph.storages import CallStorages, repeated_modules, works_in_place
 from .plan import Recompute, Segment, TrainingLayout
 from .shards import sequence_values
 from .vocabulary import base_node, expand_losses, sums_of
@@ -118,12 +119,9 @@ class LayoutRegions:
         self.captured, self.layout = graph, layout
         self.graph = expand_losses(graph, layout.losses)
         self.node = {n.name: n for n in self.graph.nodes}
-        self.storage = {n.name: n.outputs[0].storage for n in self.graph.nodes if n.outputs}
-        self.storage |= {f"input:{i}": given.storage for i, given in enumerate(graph.inputs)}
+        calls = CallStorages(self.graph)
+        self.storage, self.makes, self.reads = calls.of, calls.makes, calls.reads
         self.kept_by = kept_storages(graph)
-        self.owned: dict[str, set[int]] = {}
-        for index, entry in enumerate(graph.storages):
-            self.owned.setdefault(entry.owner, set()).add(index)
         self.makers: dict[int, list[str]] = {}
         for n in self.graph.nodes:
             for x in self.makes(n):
@@ -156,17 +154,6 @@ class LayoutRegions:
         largest, total = _parts(self.segment(segment), self.layout.tensor) if node.name in self.apart[segment] else (1, 1)
         return node.forward.share(largest, total)
 
-    def makes(self, n: OpNode) -> frozenset[int]:
-        """Storages that a call writes: its own and, where it works in place, its operand's."""
-        made = {*self.owned.get(n.name, ())}
-        if n.forward.calls:
-            reads = self.reads(n)
-            made |= {o.storage for o in n.outputs if o.storage >= 0 and (o.storage not in reads or _in_place(n))}
-        return frozenset(made)
-
-    def reads(self, n: OpNode) -> frozenset[int]:
-        return frozenset(self.storage[v] for v in n.inputs if self.storage.get(v, -1) >= 0)
-
     # ---- regions -----------------------------------------------------------------------------------------------
     def _regions_of(self, s: Segment) -> list[Region]:
         places: dict[str, list[int]] = {}
@@ -195,7 +182,7 @@ class LayoutRegions:
             if not makes:
                 continue
             several = any(len(self.makers.get(x, ())) > 1 for x in makes | reads)
-            may = not (several or makes & fixed or _in_place(n) or any(x in n.target for x in _NEVER))
+            may = not (several or makes & fixed or works_in_place(n) or any(x in n.target for x in _NEVER))
             calls.append(Remade(n, reads - makes, makes, may))
         made = {x for c in calls if c.may for x in c.makes}
         if not made & asked:
@@ -291,21 +278,9 @@ class LayoutRegions:
         return tuple(Recompute(starts=tuple(at), again=a, needed=n, kept=k, reads=v) for (a, n, k, v), at in starts.items())
 
 
-def _in_place(node: OpNode) -> bool:
-    parts = node.target.split(".")
-    return len(parts) > 1 and parts[1].endswith("_") and not parts[1].startswith("_")
-
-
 def _layers(graph: OpGraph) -> dict[str, str]:
     """Node -> the repeated layer, or the top-level module, in which it ran; nodes outside are left out."""
-    lists: dict[str, dict[int, list[OpNode]]] = {}
-    for n in graph.nodes:
-        parts = n.module.split(".")
-        for i, part in enumerate(parts):
-            if part.isdigit() and i:
-                lists.setdefault(".".join(parts[:i]), {}).setdefault(int(part), []).append(n)
-                break
-    repeated = [(name, members) for name, members in lists.items() if len(members) > 1]
+    repeated = [(name, members) for name, members in repeated_modules(graph).items() if len(members) > 1]
     if repeated:
         return {n.name: f"{name}.{k}" for name, members in repeated for k, nodes in members.items() for n in nodes}
     return {n.name: n.module.partition(".")[0] for n in graph.nodes if n.module and n.module != "loss"}

@@ -1,7 +1,8 @@
 """What every layer of a model costs on every kind of device, by micro-batch and tensor degree, with what a planner may choose per layer.
 
 A `LayerTable` is a layer profile with its choices still open: how much of a layer is computed again (none, selective, full) and how far its
-state is sharded over the data-parallel replicas (ZeRO 0-3). `profile` closes them: the `LayerProfile` that `predict` simulates.
+state is sharded over the data-parallel replicas (ZeRO 0-3). `priced` closes them, for every layer at once, and everything that a search over
+layers counts with comes from there: closed forms and bounds, and the `LayerProfile` that `predict` simulates (`profile`).
 Sizes are bytes; times are seconds of one rank for one micro-batch and contain the layer's tensor-parallel collectives (`tensor_s`).
 
 Sharding levels (Rajbhandari et al., SC 2020): 1 shards optimizer state, 2 gradients too, 3 weights too. Levels 0 and 1 send gradients once a
@@ -12,17 +13,24 @@ gathers weights before forward and backward as well; those bytes run beside the 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal, NamedTuple
+from typing import Literal, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
 
 from ..errors import UsageError
 from .layer_profile import Entry, LayerProfile, LayerSize, LayerTime, ProfileEntryMissing
 
-__all__ = ["LayerChoice", "LayerRow", "LayerTable", "Recompute", "StateBytes", "RECOMPUTE"]
+__all__ = ["COLUMNS", "LayerChoice", "LayerRow", "LayerTable", "Recompute", "StateBytes", "RECOMPUTE"]
 
+F64 = NDArray[np.float64]
 Recompute = Literal["none", "selective", "full"]
 RECOMPUTE: tuple[Recompute, ...] = ("none", "selective", "full")
+PLAIN = ("forward_s", "backward_s", "update_s", "parameters", "output_bytes")  # of a row: what no choice of recomputation changes
+# of a layer on a rank; wire: what its gradient ring counts, working: beside what is kept, while its backward runs
+COLUMNS = ("forward_s", "backward_s", "update_s", "wire_bytes", "state_bytes", "kept_bytes", "working_bytes", "output_bytes")
 
 
 class LayerChoice(NamedTuple):
@@ -83,7 +91,7 @@ class LayerTable:
     heads: tuple[str, ...] = ()  # the first operator of every layer, where the table was made from a graph
     notes: tuple[str, ...] = ()
     source: str = ""
-    _columns: dict[Entry, LayerRow] = field(default_factory=dict, init=False, repr=False, compare=False)
+    _priced: dict[tuple[Entry, LayerChoice, int], Mapping[str, F64]] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         for entry, row in self.rows.items():
@@ -106,68 +114,59 @@ class LayerTable:
             raise ProfileEntryMissing(f"the table of {self.model!r} lacks {entry}", hint=f"it has {have}", data={"missing": [list(entry)]})
         return found
 
-    def priced(self, entry: Entry, layer: int, choice: LayerChoice, replicas: int) -> tuple[LayerTime, LayerSize]:
-        """Times and sizes of one layer under a choice, on one rank of `entry`'s group, with `replicas` data-parallel copies of the group.
+    def priced(self, entry: Entry, choice: LayerChoice, replicas: int) -> Mapping[str, F64]:
+        """`COLUMNS` of all layers under one choice, on one rank of `entry`'s group, with `replicas` data-parallel copies of the group.
 
         Raises: ProfileEntryMissing; UsageError when the group's samples do not divide.
         """
-        alone, inner = self._alone(entry, choice)
-        return self._price(self.row(alone)[layer], entry, inner, choice, replicas, max)
+        key = (entry, choice, replicas)
+        if key not in self._priced:
+            self._priced[key] = dict(zip(COLUMNS, self._price(entry, choice, replicas), strict=True))
+        return self._priced[key]
 
-    def priced_layers(self, entry: Entry, choice: LayerChoice, replicas: int) -> tuple[LayerTime, LayerSize]:
-        """`priced` of all layers under one choice: every field is an array (float64, by layer)."""
-        import numpy as np
+    def priced_each(self, entry: Entry, choices: Sequence[LayerChoice], replicas: int) -> Mapping[str, F64]:
+        """As `priced`, every layer under its own choice."""
+        distinct = list(dict.fromkeys(choices))
+        found = [self.priced(entry, c, replicas) for c in distinct]
+        if len(distinct) == 1:
+            return found[0]
+        index = np.array([distinct.index(c) for c in choices])
+        return {name: np.stack([f[name] for f in found])[index, np.arange(len(choices))] for name in COLUMNS}
 
-        alone, inner = self._alone(entry, choice)
-        if alone not in self._columns:
-            rows = self.row(alone)
-            plain = {f: np.array([getattr(r, f) for r in rows]) for f in ("forward_s", "backward_s", "update_s", "parameters", "output_bytes")}
-            several = {f: tuple(np.array([getattr(r, f) for r in rows]).T) for f in ("kept_bytes", "again_s")}
-            self._columns[alone] = LayerRow(**plain, **several)  # type: ignore[arg-type]
-        return self._price(self._columns[alone], entry, inner, choice, replicas, np.maximum)
-
-    def _alone(self, entry: Entry, choice: LayerChoice) -> tuple[Entry, int]:
+    def _price(self, entry: Entry, choice: LayerChoice, replicas: int) -> tuple[F64, ...]:
         tensor = choice.tensor or entry.tensor
         inner, rest = divmod(entry.tensor, tensor)
         if rest or entry.microbatch % inner:
             raise UsageError(f"{entry} cannot be shared {inner} x tensor {tensor}", where=self.model, hint="degrees and samples must divide")
-        return Entry(entry.device, entry.microbatch // inner, tensor), inner
-
-    def _price(
-        self, row: LayerRow, entry: Entry, inner: int, choice: LayerChoice, replicas: int, larger: Callable[[Any, Any], Any]
-    ) -> tuple[LayerTime, LayerSize]:
-        """Of one layer, or of all where `row` holds arrays; `larger` is the maximum of either."""
+        rows = self.row(Entry(entry.device, entry.microbatch // inner, tensor))
+        forward_s, backward_s, update_s, parameters, output_bytes = (np.array([getattr(r, name) for r in rows]) for name in PLAIN)
         i = RECOMPUTE.index(choice.recompute)
+        most_bytes, kept_bytes = (np.array([r.kept_bytes[k] for r in rows]) for k in (0, i))
+        backward_s = backward_s + np.array([r.again_s[i] for r in rows])
         copies = replicas * inner
-        forward_s, backward_s, update_s = row.forward_s, row.backward_s + row.again_s[i], row.update_s
-        wire = row.parameters * self.state.message
+        wire = parameters * self.state.message
         if choice.sharding >= 1:
             update_s = update_s / copies
-            wire = row.parameters * (self.state.message + self.state.weight) / 2
+            wire = parameters * (self.state.message + self.state.weight) / 2
         if inner > 1:  # its own reduce-scatter and all-gather of gradients, in the server, after the last micro-batch
             inside = self._rate(entry.device, "inside")
             update_s = update_s + 2 * (inner - 1) / inner * wire / inside
             wire = wire / inner
         if choice.sharding >= 2 and copies > 1:
             near = replicas * entry.tensor <= self.gpus_per_server.get(entry.device, 1)
-            part = (copies - 1) / copies * row.parameters / self._rate(entry.device, "inside" if near else "outside")
+            part = (copies - 1) / copies * parameters / self._rate(entry.device, "inside" if near else "outside")
             hops = (copies - 1) * (self.inside_hop_s if near else self.outside_hop_s).get(entry.device, 0.0)
             gather = part * self.state.weight + hops if choice.sharding == 3 else 0.0
             after = part * self.state.message + hops + gather
-            if self.sharding_messages == "overlapped":
-                forward_s, backward_s = larger(forward_s, gather), larger(backward_s, after)
-            else:
-                forward_s, backward_s = forward_s + gather, backward_s + after
-            wire = part_wire(row.parameters, self.state) if choice.sharding == 2 else 0.0 * row.parameters
-        samples = entry.microbatch
+            beside = np.maximum if self.sharding_messages == "overlapped" else np.add
+            forward_s, backward_s = beside(forward_s, gather), beside(backward_s, after)
+            # level 2 after the last micro-batch: the all-gather of weights only, in gradient-ring bytes (a ring moves them twice)
+            wire = parameters * self.state.weight / 2 if choice.sharding == 2 else 0.0 * parameters
         # level 2 has one layer's gradients whole for a while, level 3 also its weights and the next one's
-        gathered = row.parameters * (0.0, 0.0, self.state.gradient, self.state.gradient + 2 * self.state.weight)[choice.sharding]
-        size = LayerSize(
-            parameters=wire / self.state.message, saved_values=row.kept_bytes[i] / samples, output_values=row.output_bytes * inner / samples,
-            state_bytes=row.parameters * self.state.at(choice.sharding, copies),
-            working_bytes=larger(0.0, row.kept_bytes[0] - row.kept_bytes[i]) + gathered,
-        )  # fmt: skip
-        return LayerTime(forward_s, backward_s, update_s), size
+        gathered = parameters * (0.0, 0.0, self.state.gradient, self.state.gradient + 2 * self.state.weight)[choice.sharding]
+        state_bytes = parameters * self.state.at(choice.sharding, copies)
+        working_bytes = np.maximum(0.0, most_bytes - kept_bytes) + gathered
+        return forward_s, backward_s, update_s, wire, state_bytes, kept_bytes, working_bytes, output_bytes * inner
 
     def _rate(self, device: str, where: Literal["inside", "outside"]) -> float:
         rate = (self.inside_Bps if where == "inside" else self.outside_Bps).get(device, 0.0)
@@ -185,12 +184,13 @@ class LayerTable:
         times: dict[Entry, tuple[LayerTime, ...]] = {}
         sizes: dict[int, tuple[LayerSize, ...]] = {}
         for entry in dict.fromkeys(entries):
-            priced = [self.priced(entry, layer, choice, replicas) for layer, choice in enumerate(choices)]
-            times[entry] = tuple(t for t, _ in priced)
-            sizes[entry.tensor] = tuple(s for _, s in priced)
+            a = {name: column.tolist() for name, column in self.priced_each(entry, choices, replicas).items()}
+            times[entry] = tuple(map(LayerTime, a["forward_s"], a["backward_s"], a["update_s"]))
+            sizes[entry.tensor] = tuple(
+                LayerSize(
+                    parameters=wire / self.state.message, saved_values=kept / entry.microbatch, output_values=output / entry.microbatch,
+                    state_bytes=state, working_bytes=working,
+                )
+                for wire, state, kept, working, output in zip(*(a[name] for name in COLUMNS[3:]), strict=True)
+            )  # fmt: skip
         return LayerProfile(model=self.model, layers=self.layers, times=times, sizes=sizes, source=self.source)
-
-
-def part_wire(parameters: float, state: StateBytes) -> float:
-    """Level 2 after the last micro-batch: the all-gather of weights only, in gradient-ring bytes (a ring moves them twice)."""
-    return parameters * state.weight / 2

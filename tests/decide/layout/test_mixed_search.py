@@ -175,7 +175,7 @@ def test_nearest_changes_are_found_by_searching_with_them() -> None:
     changes = {c["kind"]: c for c in better.data["changes"]}
     assert "nearest changes: " in better.hint and better.exit_code == 3
     pools = tuple(replace(p, memory_bytes=changes["memory"]["memory_bytes"]) for p in tight.pools)
-    assert search_mixed(replace(tight, pools=pools, cache={}), methods=("grid",), simulated=6, refine=0).best.time_s == changes["memory"]["time_s"]
+    assert search_mixed(replace(tight, pools=pools), methods=("grid",), simulated=6, refine=0).best.time_s == changes["memory"]["time_s"]
     for kind in changes:
         assert changes[kind]["layout"] and changes[kind]["time_s"] > 0
     unwell = Infeasible("nothing", hint="none")
@@ -231,8 +231,8 @@ def test_refusals() -> None:
 # ---- the table ---------------------------------------------------------------------------------------------------------
 def one_entry(choice: LayerChoice, *, replicas: int = 4, entry: Entry = Entry("fast", 2, 2)) -> tuple[float, float, float]:
     t: LayerTable = table(TWO, WORK)
-    time, size = t.priced(entry, 1, choice, replicas)
-    return time.forward_s + time.backward_s, size.state_bytes, size.saved_values
+    a = {name: float(column[1]) for name, column in t.priced(entry, choice, replicas).items()}
+    return a["forward_s"] + a["backward_s"], a["state_bytes"], a["kept_bytes"]
 
 
 def test_levels_and_recomputation_move_bytes_and_time() -> None:
@@ -242,19 +242,32 @@ def test_levels_and_recomputation_move_bytes_and_time() -> None:
         assert sharded == pytest.approx(state * share / 18)
     full = one_entry(LayerChoice("full"))
     assert full[0] > plain and full[2] == pytest.approx(0.1 * kept)
-    overlapped = table(TWO, WORK).priced(Entry("fast", 1, 1), 1, LayerChoice("none", 3), 4)[0]
-    blocking = replace(table(TWO, WORK), sharding_messages="blocking").priced(Entry("fast", 1, 1), 1, LayerChoice("none", 3), 4)[0]
-    assert blocking.forward_s > overlapped.forward_s and blocking.backward_s > overlapped.backward_s
+    overlapped = table(TWO, WORK).priced(Entry("fast", 1, 1), LayerChoice("none", 3), 4)
+    blocking = replace(table(TWO, WORK), sharding_messages="blocking").priced(Entry("fast", 1, 1), LayerChoice("none", 3), 4)
+    assert all((blocking[way] > overlapped[way]).all() for way in ("forward_s", "backward_s"))
+
+
+@pytest.mark.parametrize("choices", [(LayerChoice("full", 3),) * 6, tuple(LayerChoice(RECOMPUTE[i % 3], i % 4) for i in range(6))])
+def test_a_profile_says_what_the_table_does(choices: tuple[LayerChoice, ...]) -> None:
+    t, entry = table(TWO, WORK, microbatches=(2,)), Entry("fast", 2, 2)
+    p = t.profile([entry], choices, 4)
+    for layer, choice in enumerate(choices):
+        a = {name: float(column[layer]) for name, column in t.priced(entry, choice, 4).items()}
+        size = p.sizes[2][layer]
+        assert p.times[entry][layer] == (a["forward_s"], a["backward_s"], a["update_s"])
+        assert size.parameters * t.state.message == pytest.approx(a["wire_bytes"]) and size.saved_values * 2 == pytest.approx(a["kept_bytes"])
+        assert size.output_values * 2 == pytest.approx(a["output_bytes"])
+        assert (size.state_bytes, size.working_bytes) == (a["state_bytes"], a["working_bytes"])
 
 
 def test_a_smaller_tensor_degree_shares_the_samples() -> None:
     t = table(TWO, WORK)
-    inner, size = t.priced(Entry("fast", 2, 2), 1, LayerChoice("none", 0, 1), 1)
-    alone, _ = t.priced(Entry("fast", 1, 1), 1, LayerChoice(), 1)
-    assert inner.forward_s == alone.forward_s and inner.update_s > alone.update_s
-    assert size.state_bytes == 18 * 5000
+    inner = t.priced(Entry("fast", 2, 2), LayerChoice("none", 0, 1), 1)
+    alone = t.priced(Entry("fast", 1, 1), LayerChoice(), 1)
+    assert inner["forward_s"][1] == alone["forward_s"][1] and inner["update_s"][1] > alone["update_s"][1]
+    assert inner["state_bytes"][1] == 18 * 5000
     with pytest.raises(UsageError, match="cannot be shared"):
-        t.priced(Entry("fast", 1, 2), 1, LayerChoice("none", 0, 1), 1)
+        t.priced(Entry("fast", 1, 2), LayerChoice("none", 0, 1), 1)
 
 
 def test_table_refusals() -> None:
@@ -266,7 +279,7 @@ def test_table_refusals() -> None:
     with pytest.raises(UsageError, match="layers where the table has"):
         replace(t, names=("a",))
     with pytest.raises(UsageError, match="no rate outside"):
-        replace(t, outside_Bps={}).priced(Entry("fast", 1, 1), 1, LayerChoice("none", 3), 4)
+        replace(t, outside_Bps={}).priced(Entry("fast", 1, 1), LayerChoice("none", 3), 4)
 
 
 

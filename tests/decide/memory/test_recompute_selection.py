@@ -179,7 +179,7 @@ def test_a_captured_layer() -> None:
 
     graph = capture(f"{BLOCKS}:paper", loss="output", scalable=False)
     assert repeated_layers(graph) == ("blocks.0", "blocks.1")
-    layer, _ = layer_of(graph, "blocks.1", lambda n: float(n.forward.flops))
+    layer = layer_of(graph, "blocks.1", lambda n: float(n.forward.flops))
     model = Transformer(layers=2, hidden=64, heads=4, sequence=32, vocabulary=96, statistics_bytes=2)
     ledger = layer_ledger(model, SplitLayout(microbatch_size=2))
     assert policy_of(layer, ()).kept_bytes == total_bytes(ledger)
@@ -203,7 +203,7 @@ def test_nothing_repeats_in_a_graph_without_lists() -> None:
         storages=(Storage(size_bytes=8, owner="input:0"),),
     )  # fmt: skip
     assert repeated_layers(graph) == ()
-    layer, _ = layer_of(graph, "net", lambda n: 1.0)
+    layer = layer_of(graph, "net", lambda n: 1.0)
     assert layer.operators[0].makes == (0,) and layer.operators[0].reads == ()  # in place
 
 

@@ -34,7 +34,7 @@ def case(name: str) -> tuple[nn.Module, tuple[torch.Tensor, ...], TracedForward,
     where = f"{LEDGER / 'ledger_blocks.py'}:{name}"
     graph = capture(where, loss="output", scalable=False)
     traced = trace_forward(where, loss="output")
-    layers = [(layer_of(graph, path, lambda n: float(n.forward.flops + n.forward.bytes_read))[0], layer_nodes(graph, path)) for path in LAYERS]
+    layers = [(layer_of(graph, path, lambda n: float(n.forward.flops + n.forward.bytes_read)), layer_nodes(graph, path)) for path in LAYERS]
     return module, inputs, traced, layers
 
 

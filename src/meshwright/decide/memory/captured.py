@@ -1,19 +1,20 @@
-"""The recomputation problem of a layer of a captured graph: its operators, the storages they read and make, what backward keeps.
+"""The recomputation problem of a layer: its operators, the storages they read and make, what backward keeps.
 
-A layer is a module path (`blocks.0`): every forward node that ran in it or below. Views cost nothing and make nothing: who reads a view
-reads the storage. Storages that come from outside and are kept there anyway (parameters, what an earlier operator saved first) have
-size 0 here.
+A layer of a captured graph is a module path (`blocks.0`): every forward node that ran in it or below, on one rank; of a layout, a region
+(`plan.recompute`). Storages that come from outside and are kept there anyway (parameters, what an earlier operator saved first) have size 0 here.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Sequence
 
 from ...errors import UnknownName
 from ...graph.graph import OpGraph, OpNode
+from ...graph.storages import CallStorages, repeated_modules
+from ...plan.recompute import Region, Remade
 from .problem import Layer, Operator
 
-__all__ = ["core_attention", "layer_nodes", "layer_of", "repeated_layers"]
+__all__ = ["core_attention", "layer_nodes", "layer_of", "layer_of_region", "repeated_layers"]
 
 _PRODUCTS = ("matmul", "bmm", "baddbmm", "einsum")
 _THROUGH = (
@@ -33,16 +34,10 @@ def layer_nodes(graph: OpGraph, module: str) -> tuple[OpNode, ...]:
 
 def repeated_layers(graph: OpGraph) -> tuple[str, ...]:
     """Paths `<list>.<number>` of the longest run of modules with equal operators: the layers of a transformer; () if nothing repeats."""
-    lists: dict[str, dict[int, list[str]]] = {}
-    for n in graph.nodes:
-        parts = n.module.split(".")
-        for i, part in enumerate(parts):
-            if part.isdigit() and i:
-                lists.setdefault(".".join(parts[:i]), {}).setdefault(int(part), []).append(n.target)
-                break
     best: tuple[str, ...] = ()
-    for name, members in lists.items():
-        alike = [k for k in sorted(members) if members[k] == members[min(members)]]
+    for name, members in repeated_modules(graph).items():
+        targets = {k: [n.target for n in nodes] for k, nodes in members.items()}
+        alike = [k for k in sorted(members) if targets[k] == targets[min(members)]]
         if len(alike) > len(best):
             best = tuple(f"{name}.{k}" for k in alike)
     return best
@@ -53,49 +48,29 @@ def _short(node: OpNode) -> str:
     return (parts[1] if parts[0] == "aten" and len(parts) > 1 else parts[-1]).rstrip("_") or node.target
 
 
-def layer_of(graph: OpGraph, module: str, time_s: Callable[[OpNode], float]) -> tuple[Layer, dict[int, int]]:
-    """The layer, and graph storage -> storage of the layer. `time_s` prices one operator's forward. Raises: UnknownName."""
-    nodes = layer_nodes(graph, module)
-    inside = {n.name for n in nodes}
-    storage = _storages(graph)
-    earlier = _saved_before(graph, inside)
-    used: dict[int, int] = {}
-    sizes: list[int] = []
-
-    def number(s: int) -> int:
-        if s not in used:
-            used[s] = len(sizes)
-            held = graph.storages[s].owner.startswith(("param:", "buffer:")) or s in earlier
-            sizes.append(0 if held else graph.storages[s].size_bytes)
-        return used[s]
-
-    owned: dict[str, list[int]] = {}
-    for s, entry in enumerate(graph.storages):
-        owned.setdefault(entry.owner, []).append(s)
-    operators = []
-    for n in nodes:
-        reads = {storage[v] for v in n.inputs if storage.get(v, -1) >= 0}
-        makes = {*owned.get(n.name, ())}
-        if n.forward.calls:  # else a view, or the choice of one of several results
-            makes |= {o.storage for o in n.outputs if o.storage >= 0 and (o.storage not in reads or _in_place(n))}
-        if not makes:
-            continue
-        operators.append(
-            Operator(name=n.name, time_s=time_s(n), reads=tuple(sorted(map(number, reads - makes))), makes=tuple(sorted(map(number, makes))))
-        )
-    needed = {number(s) for n in nodes for s in n.saved}
-    return Layer(operators=tuple(operators), sizes=tuple(sizes), needed=tuple(sorted(needed))), used
+def layer_of(graph: OpGraph, module: str, time_s: Callable[[OpNode], float]) -> Layer:
+    """`time_s` prices one operator's forward. Raises: UnknownName."""
+    nodes, storages = layer_nodes(graph, module), CallStorages(graph)
+    earlier = _saved_before(graph, {n.name for n in nodes})
+    calls = tuple(Remade(n, storages.reads(n) - makes, makes, may=True) for n in nodes if (makes := storages.makes(n)))
+    needed = frozenset(s for n in nodes for s in n.saved)
+    free = {i for i, s in enumerate(graph.storages) if s.owner.startswith(("param:", "buffer:"))} | earlier
+    size = {s: 0 if s in free else graph.storages[s].size_bytes for s in needed.union(*(c.reads | c.makes for c in calls))}
+    return layer_of_region(Region("", module, 0, calls, needed, size), time_s)
 
 
-def _in_place(node: OpNode) -> bool:
-    parts = node.target.split(".")
-    return len(parts) > 1 and parts[1].endswith("_") and not parts[1].startswith("_")
+def layer_of_region(region: Region, time_s: Callable[[OpNode], float]) -> Layer:
+    """The calls that may run again, with the storages they touch; `time_s` prices one call's forward on one rank."""
+    number: dict[int, int] = {}
 
+    def numbers(storages: Collection[int]) -> tuple[int, ...]:
+        return tuple(sorted(number.setdefault(s, len(number)) for s in sorted(storages)))
 
-def _storages(graph: OpGraph) -> Mapping[str, int]:
-    found = {n.name: n.outputs[0].storage for n in graph.nodes if n.outputs}
-    found |= {f"input:{i}": v.storage for i, v in enumerate(graph.inputs)}
-    return found
+    operators = tuple(
+        Operator(name=c.node.name, time_s=time_s(c.node), reads=numbers(c.reads), makes=numbers(c.makes)) for c in region.calls if c.may
+    )
+    needed = numbers(region.needed)
+    return Layer(operators=operators, sizes=tuple(region.size.get(s, 0) for s in number), needed=needed)
 
 
 def _saved_before(graph: OpGraph, inside: set[str]) -> set[int]:

@@ -7,7 +7,7 @@ several operators write (in place) is made by all of them: they are computed aga
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any, ClassVar, Literal, Protocol, Self
 
 import msgspec
@@ -20,7 +20,7 @@ from ..strategies import Listed
 
 __all__ = [
     "ArenaStrategy", "Layer", "LayerPolicy", "MemoryStrategy", "Operator", "RecomputePlan", "RecomputeProblem", "RecomputeStrategy", "StageBudget",
-    "StageChoice", "StepStrategy", "policy_of", "require_fit",
+    "StageChoice", "StepStrategy", "counted", "policy_of", "require_fit",
 ]  # fmt: skip
 
 
@@ -182,6 +182,16 @@ def policy_of(layer: Layer, recompute: Collection[str]) -> LayerPolicy:
     return LayerPolicy(
         recompute=tuple(o.name for o in chosen), keep=tuple(sorted(keep)), kept_bytes=sum(layer.sizes[s] for s in keep),
         workspace_bytes=sum(layer.sizes[s] for s in made), time_s=sum(o.time_s for o in chosen),
+    )  # fmt: skip
+
+
+def counted(policies: Sequence[LayerPolicy], counts: Sequence[int], budget: StageBudget, bound_s: float = float("inf")) -> StageChoice:
+    """What a stage keeps and takes when so many of its layers x micro-batches follow each policy."""
+    followed = [(n, p) for n, p in zip(counts, policies, strict=True) if n]
+    time_s = sum(n * p.time_s for n, p in followed) / max(budget.in_flight, 1)
+    return StageChoice(
+        counts=tuple(counts), kept_bytes=sum(n * p.kept_bytes for n, p in followed),
+        workspace_bytes=max((p.workspace_bytes for _, p in followed), default=0), time_s=time_s, bound_s=min(bound_s, time_s),
     )  # fmt: skip
 
 

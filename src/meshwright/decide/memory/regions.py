@@ -6,6 +6,8 @@ the class's frontier: an integer programme, whose workspace is that of the large
 that keep least: their backward is the last to come, when fewer other values are held.
 Cite: Korthikanti et al., MLSys 2023 (per-stage recomputation); Chen et al., 2016 (whole layers).
 Left open by the papers: layers that a tensor-parallel split cuts into several segments; each part is a region of its own here.
+Why a layer is no step graph (`graph.step_graph`): its frontier is exact and holds for any number of micro-batches in flight, where schedules are
+searched for one number; and operators that write one storage in place run again together, where a step graph can only keep what they make.
 Invariant: bytes saved add up to those asked for, counted in whole numbers. Cost: O(frontier points) integer programmes per class.
 """
 
@@ -18,28 +20,16 @@ from typing import Any
 from ...errors import Infeasible
 from ...graph.graph import OpNode
 from ...plan.recompute import Region
-from .captured import core_attention
+from .captured import core_attention, layer_of_region
 from .mix import Members, fractional_mix, leanest_bytes, whole_mix
-from .problem import Layer, LayerPolicy, Operator, RecomputeProblem, policy_of
-from .rules import useful
+from .problem import Layer, LayerPolicy, policy_of
+from .rules import useful_policy
 from .selective import frontier
 
-__all__ = ["Chosen", "RegionChooser", "layer_of_region"]
+__all__ = ["Chosen", "RegionChooser"]
 
 POINTS = 16  # of a class's frontier
 Names = dict[tuple[str, str], tuple[str, ...]]
-
-
-def layer_of_region(region: Region, time_s: Callable[[OpNode], float]) -> Layer:
-    """The calls that may run again, with the storages they touch; `time_s` prices one call's forward on one rank."""
-    number: dict[int, int] = {}
-    operators = []
-    for call in region.calls:
-        if call.may:
-            reads, makes = (tuple(sorted(number.setdefault(s, len(number)) for s in sorted(part))) for part in (call.reads, call.makes))
-            operators.append(Operator(name=call.node.name, time_s=time_s(call.node), reads=reads, makes=makes))
-    sizes = tuple(region.size.get(s, 0) for s in number)
-    return Layer(operators=tuple(operators), sizes=sizes, needed=tuple(sorted(number[s] for s in region.needed)))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -87,20 +77,13 @@ class RegionChooser:
 
     def rule(self, name: str) -> Chosen:
         """`selective` (core attention) or `full` (every call whose result is not kept anyway) in every region."""
-        again: Names = {}
-        saved = workspace = 0
-        time_s = 0.0
+        counts = []
         for c in self.classes:
             core = {*core_attention([call.node for call in c.members[0][0].calls])}
             operators = {o.name for o in c.layer.operators}
-            policy = _useful(c, operators & core if name == "selective" else operators)
-            if policy.kept_bytes >= c.whole.kept_bytes:
-                continue
-            again |= {_place(r): tuple(own[n] for n in policy.recompute) for r, own in c.members}
-            saved += len(c.members) * (c.whole.kept_bytes - policy.kept_bytes)
-            workspace = max(workspace, policy.workspace_bytes)
-            time_s += len(c.members) * policy.time_s
-        return Chosen(again=again, saved_bytes=saved, workspace_bytes=workspace, time_s=time_s, bound_s=time_s)
+            policy = useful_policy(c.layer, operators & core if name == "selective" else operators)
+            counts.append([(policy if policy.kept_bytes < c.whole.kept_bytes else c.whole, len(c.members))])
+        return self._chosen(counts)
 
     def cheapest(self, need_bytes: int, in_flight: int) -> Chosen:
         """The choice of least time that keeps `need_bytes` fewer with `in_flight` micro-batches, its workspace counted.
@@ -118,46 +101,34 @@ class RegionChooser:
             )  # fmt: skip
         counts = whole_mix(members, kept_bytes - need_bytes)
         bound = fractional_mix(members, kept_bytes - need_bytes)
-        again: Names = {}
-        saved = workspace = 0
-        time_s = bound_s = 0.0
-        for c, mine, least in zip(self.classes, counts, bound, strict=True):
-            order = [i for i in reversed(range(len(c.points))) for _ in range(mine[i])]
-            for (region, own), i in zip(c.members, order, strict=True):
-                if c.points[i].recompute:
-                    again[_place(region)] = tuple(own[n] for n in c.points[i].recompute)
-                saved += c.whole.kept_bytes - c.points[i].kept_bytes
-                workspace = max(workspace, c.points[i].workspace_bytes)
-                time_s += c.points[i].time_s
-            bound_s += sum(x * p.time_s for x, p in zip(least, c.points, strict=True))
-        return Chosen(again=again, saved_bytes=saved, workspace_bytes=workspace, time_s=time_s, bound_s=min(bound_s, time_s))
+        least_s = sum(x * p.time_s for c, mine in zip(self.classes, bound, strict=True) for x, p in zip(mine, c.points, strict=True))
+        return self._chosen([list(zip(c.points, mine, strict=True)) for c, mine in zip(self.classes, counts, strict=True)], least_s)
 
     def most_saved(self) -> Chosen:
         """The choice that keeps least."""
         self._points()
+        return self._chosen([[(c.points[-1], len(c.members))] for c in self.classes])
+
+    def _chosen(self, counts: Sequence[Sequence[tuple[LayerPolicy, int]]], bound_s: float = float("inf")) -> Chosen:
+        """By class, how many regions follow each policy. The last ones, which keep least, are those of the first regions."""
         again: Names = {}
         saved = workspace = 0
         time_s = 0.0
-        for c in self.classes:
-            leanest = c.points[-1]
-            again |= {_place(r): tuple(own[n] for n in leanest.recompute) for r, own in c.members if leanest.recompute}
-            saved += len(c.members) * (c.whole.kept_bytes - leanest.kept_bytes)
-            workspace = max(workspace, leanest.workspace_bytes)
-            time_s += len(c.members) * leanest.time_s
-        return Chosen(again=again, saved_bytes=saved, workspace_bytes=workspace, time_s=time_s, bound_s=time_s)
+        for c, mine in zip(self.classes, counts, strict=True):
+            policies = [policy for policy, count in reversed(mine) for _ in range(count)]
+            for (region, own), policy in zip(c.members, policies, strict=True):
+                if policy.recompute:
+                    again[region.segment, region.layer] = tuple(own[n] for n in policy.recompute)
+            for policy, count in mine:
+                saved += count * (c.whole.kept_bytes - policy.kept_bytes)
+                workspace = max(workspace, policy.workspace_bytes if count else 0)
+                time_s += count * policy.time_s
+        return Chosen(again=again, saved_bytes=saved, workspace_bytes=workspace, time_s=time_s, bound_s=min(bound_s, time_s))
 
     def _points(self) -> None:
         """The frontier of every class; where it has more points than are asked for, the leanest rule ends it."""
         for c in self.classes:
             if not c.points:
                 points = frontier(c.layer, points=POINTS)
-                full = _useful(c, {o.name for o in c.layer.operators})
+                full = useful_policy(c.layer, {o.name for o in c.layer.operators})
                 c.points = self.frontiers[self._shapes[id(c)]] = (*points, full) if full.kept_bytes < points[-1].kept_bytes else points
-
-
-def _useful(c: _Class, names: set[str]) -> LayerPolicy:
-    return policy_of(c.layer, useful(RecomputeProblem(layer=c.layer, stages=()), names))
-
-
-def _place(region: Region) -> tuple[str, str]:
-    return region.segment, region.layer

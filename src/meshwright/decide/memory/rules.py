@@ -8,7 +8,7 @@ that re-run a region run it whole. Invariant: gradients are those of keeping eve
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import ClassVar, Self
 
@@ -17,9 +17,9 @@ import numpy as np
 
 from ...cite import FOLKLORE, Cite
 from ...errors import Unsupported, UsageError
-from .problem import LayerPolicy, RecomputePlan, RecomputeProblem, RecomputeStrategy, StageChoice, policy_of, require_fit
+from .problem import Layer, LayerPolicy, RecomputePlan, RecomputeProblem, RecomputeStrategy, counted, policy_of, require_fit
 
-__all__ = ["CITE", "KORTHIKANTI", "FullBlock", "FullUniform", "KeepAll", "SelectiveAttention", "full_policy", "useful"]
+__all__ = ["CITE", "KORTHIKANTI", "FullBlock", "FullUniform", "KeepAll", "SelectiveAttention", "full_policy", "useful_policy"]
 
 CITE = Cite(key="chen2016training", title="Training Deep Nets with Sublinear Memory Cost", year=2016, venue="arXiv:1604.06174")
 KORTHIKANTI = Cite(
@@ -28,22 +28,21 @@ KORTHIKANTI = Cite(
 )  # fmt: skip
 
 
-def useful(problem: RecomputeProblem, names: set[str]) -> set[str]:
-    """Of these operators, those whose results backward needs, directly or through others of them."""
-    layer, found = problem.layer, set[str]()
-    wanted = {*layer.needed}
+def useful_policy(layer: Layer, names: Collection[str]) -> LayerPolicy:
+    """Of these operators, those are computed again whose results backward needs, directly or through others of them. Raises: as `policy_of`."""
+    found, wanted = set[str](), {*layer.needed}
     for o in reversed(layer.operators):
         if o.name in names and wanted & {*o.makes}:
             found.add(o.name)
             wanted |= {*o.reads}
-    return found
+    return policy_of(layer, found)
 
 
-def full_policy(problem: RecomputeProblem) -> LayerPolicy:
+def full_policy(layer: Layer) -> LayerPolicy:
     """Everything computed again: only the layer's inputs are kept."""
-    policy = policy_of(problem.layer, useful(problem, {o.name for o in problem.layer.operators}))
-    whole = sum(problem.layer.sizes[s] for s in problem.layer.boundary)
-    return msgspec.structs.replace(policy, keep=tuple(sorted(problem.layer.boundary | {*policy.keep})), kept_bytes=max(whole, policy.kept_bytes))
+    policy = useful_policy(layer, {o.name for o in layer.operators})
+    whole = sum(layer.sizes[s] for s in layer.boundary)
+    return msgspec.structs.replace(policy, keep=tuple(sorted(layer.boundary | {*policy.keep})), kept_bytes=max(whole, policy.kept_bytes))
 
 
 def _planned(
@@ -52,12 +51,11 @@ def _planned(
 ) -> RecomputePlan:  # fmt: skip
     stages = []
     for i, (budget, count) in enumerate(zip(problem.stages, counts, strict=True)):
-        kept = sum(n * p.kept_bytes for n, p in zip(count, policies, strict=True))
-        workspace = max((p.workspace_bytes for n, p in zip(count, policies, strict=True) if n), default=0)
-        workspace += extra_workspace if workspace else 0
-        require_fit(i, kept + workspace, budget, name)
-        time_s = sum(n * p.time_s for n, p in zip(count, policies, strict=True)) / budget.in_flight
-        stages.append(StageChoice(counts=count, kept_bytes=kept, workspace_bytes=workspace, time_s=time_s, bound_s=time_s))
+        found = counted(policies, count, budget)
+        if found.workspace_bytes:
+            found = msgspec.structs.replace(found, workspace_bytes=found.workspace_bytes + extra_workspace)
+        require_fit(i, found.kept_bytes + found.workspace_bytes, budget, name)
+        stages.append(found)
     return RecomputePlan(strategy=name, options=options, policies=policies, stages=tuple(stages))
 
 
@@ -82,10 +80,10 @@ class SelectiveAttention(RecomputeStrategy):
 
     def plan(self, problem: RecomputeProblem, *, rng: np.random.Generator) -> RecomputePlan:
         """Raises: Infeasible; Unsupported when the layer has no core attention of its own operators."""
-        chosen = useful(problem, {*problem.core})
-        if not chosen:
+        policy = useful_policy(problem.layer, problem.core)
+        if not policy.recompute:
             raise Unsupported("the layer has no core attention to recompute", hint="fused attention keeps no scores; use optimal or uniform")
-        return _planned(problem, self.name, {}, (policy_of(problem.layer, chosen),), [(s.layers * s.in_flight,) for s in problem.stages])
+        return _planned(problem, self.name, {}, (policy,), [(s.layers * s.in_flight,) for s in problem.stages])
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -105,7 +103,7 @@ class FullUniform(RecomputeStrategy):
         """Raises: Infeasible; UsageError for `every` below 1."""
         if self.every < 1:
             raise UsageError(f"must be at least 1, got {self.every}", where="every")
-        first = full_policy(problem)
+        first = full_policy(problem.layer)
         inner = msgspec.structs.replace(first, keep=(), kept_bytes=0)  # its input comes out of recomputing the layer before
         counts = []
         for s in problem.stages:
@@ -134,4 +132,4 @@ class FullBlock(RecomputeStrategy):
             raise UsageError(f"must be at least 0, got {self.layers}", where="layers")
         redone = [min(self.layers, s.layers) for s in problem.stages]
         counts = [(n * s.in_flight, (s.layers - n) * s.in_flight) for n, s in zip(redone, problem.stages, strict=True)]
-        return _planned(problem, self.name, {"layers": self.layers}, (full_policy(problem), policy_of(problem.layer, ())), counts)
+        return _planned(problem, self.name, {"layers": self.layers}, (full_policy(problem.layer), policy_of(problem.layer, ())), counts)

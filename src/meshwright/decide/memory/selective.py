@@ -24,7 +24,7 @@ from ...cite import Cite
 from ...errors import Infeasible, UsageError
 from ...kernels.highs import require_optimal, solver, values
 from .mix import SCALE, Members, fractional_mix, whole_mix
-from .problem import Layer, LayerPolicy, RecomputePlan, RecomputeProblem, RecomputeStrategy, StageBudget, StageChoice, policy_of, require_fit
+from .problem import Layer, LayerPolicy, RecomputePlan, RecomputeProblem, RecomputeStrategy, StageBudget, StageChoice, counted, policy_of, require_fit
 from .rules import KORTHIKANTI
 
 __all__ = ["CITE", "OptimalRecompute", "best_policy", "frontier", "relaxed_time_s", "stage_mix", "used_only"]
@@ -113,15 +113,11 @@ def stage_mix(policies: tuple[LayerPolicy, ...], budget: StageBudget, stage: int
     least = min(slots * p.kept_bytes + p.workspace_bytes for p in policies)
     require_fit(stage, least, budget, "the leanest policy")
     if slots == 0:
-        return StageChoice(counts=(0,) * len(policies), kept_bytes=0, workspace_bytes=0, time_s=0.0, bound_s=0.0)
+        return counted(policies, (0,) * len(policies), budget)
     members = [Members(count=slots, policies=policies)]
     (bound,) = fractional_mix(members, budget.budget_bytes)
     (whole,) = whole_mix(members, budget.budget_bytes)
-    kept = sum(n * p.kept_bytes for n, p in zip(whole, policies, strict=True))
-    workspace = max((p.workspace_bytes for n, p in zip(whole, policies, strict=True) if n), default=0)
-    time_s = sum(n * p.time_s for n, p in zip(whole, policies, strict=True)) / budget.in_flight
-    bound_s = sum(n * p.time_s for n, p in zip(bound, policies, strict=True)) / budget.in_flight
-    return StageChoice(counts=tuple(whole), kept_bytes=kept, workspace_bytes=workspace, time_s=time_s, bound_s=min(bound_s, time_s))
+    return counted(policies, whole, budget, sum(n * p.time_s for n, p in zip(bound, policies, strict=True)) / budget.in_flight)
 
 
 def used_only(plan: RecomputePlan) -> RecomputePlan:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Literal
 
 from ...cost import Cost
@@ -69,10 +70,8 @@ def find_layouts(
     sizes = sorted({m for m in microbatches if m >= 1 and global_batch % m == 0})
     if not sizes:
         raise UsageError(f"no micro-batch divides a global batch of {global_batch}", where="micro-batches", hint="1 always does")
-    table = layer_table(
-        graph_at, kinds, cost, microbatches=sizes, tensors=degrees, precision=precision, sequence=sequence,
-        sharding_messages=sharding_messages,
-    )  # fmt: skip
+    priced = partial(layer_table, graph_at, kinds, cost, tensors=degrees, precision=precision, sequence=sequence, sharding_messages=sharding_messages)
+    table = priced(microbatches=sizes)
     pools = tuple(Pool(kind=k, memory_bytes=memory_bytes or k.device.memory_bytes) for k in kinds)
     runtime = runtime_of_servers(kinds, table, cost)
     problem = Problem(
@@ -80,17 +79,12 @@ def find_layouts(
         choices=tuple(c for c in uniform_choices() if c.sharding in allowed and c.recompute in again),
     )  # fmt: skip
     wanted = demands or Demands()
-
-    def smaller() -> Problem:
-        table = layer_table(
-            graph_at, kinds, cost, microbatches=[1, *sizes], tensors=degrees, precision=precision, sequence=sequence,
-            sharding_messages=sharding_messages,
-        )  # fmt: skip
-        return replace(problem, table=table, cache={})
-
     methods = tuple(methods)
     try:
         found = search_mixed(problem, wanted, methods=methods, simulated=simulated, refine=refine)
     except Infeasible as error:
+        def smaller() -> Problem:
+            return replace(problem, table=priced(microbatches=[1, *sizes]))
+
         raise nearest_feasible(error, problem, wanted, smaller=smaller, methods=methods) from None
     return LayoutFindings(found=found, problem=problem, demands=wanted)

@@ -162,7 +162,7 @@ def _stage_numbers(problem: Problem, candidate: Candidate) -> tuple[float, dict[
     allowed = [c._replace(tensor=t) for c in problem.choices if c.sharding in levels for t in sorted(inner)]
     for r in replicas:
         entry = Entry(r.device, layout.microbatch, r.tensor)
-        arrays = [problem.arrays(entry, c, layout.data) for c in allowed]
+        arrays = [problem.table.priced(entry, c, layout.data) for c in allowed]
         time = np.min([a["forward_s"] + a["backward_s"] for a in arrays], axis=0)
         ring = _least_ring(problem, layout, r)
         after = np.min([a["update_s"] + (0 if problem.runtime.overlap_gradients else ring * a["wire_bytes"]) for a in arrays], axis=0)

@@ -29,7 +29,6 @@ __all__ = ["Candidate", "Demands", "Estimate", "Judged", "LayersStrategy", "Pool
 
 F64 = NDArray[np.float64]
 Objective = Literal["time", "cost", "energy"]
-FIELDS = ("forward_s", "backward_s", "update_s", "wire_bytes", "state_bytes", "kept_bytes", "working_bytes", "output_bytes")
 
 
 @dataclass(frozen=True)
@@ -70,7 +69,7 @@ class Pool:
 
 @dataclass
 class Problem:
-    """What every method is given. `cache` holds the layer arrays of (entry, choice, replicas), `shapes` the simulated programs."""
+    """What every method is given."""
 
     table: LayerTable
     pools: tuple[Pool, ...]
@@ -78,7 +77,6 @@ class Problem:
     runtime: TrainingRuntime
     global_batch: int
     choices: tuple[LayerChoice, ...]
-    cache: dict[tuple[Entry, LayerChoice, int], Mapping[str, F64]] = field(default_factory=dict)
     shapes: dict[tuple[object, ...], Program] = field(default_factory=dict)  # simulated programs, `build_iteration`
 
     def pool(self, replica: Replica) -> Pool:
@@ -94,29 +92,6 @@ class Problem:
     @property
     def microbatches(self) -> list[int]:
         return sorted({e.microbatch for e in self.table.rows})
-
-    def arrays(self, entry: Entry, choice: LayerChoice, replicas: int) -> Mapping[str, F64]:
-        """Every number of every layer under one choice; the wire bytes are what the gradient ring counts per rank."""
-        key = (entry, choice, replicas)
-        if key not in self.cache:
-            t, s = self.table.priced_layers(entry, choice, replicas)
-            samples = entry.microbatch
-            numbers = (
-                t.forward_s, t.backward_s, t.update_s, s.parameters * self.table.state.message, s.state_bytes, s.saved_values * samples,
-                s.working_bytes, s.output_values * samples,
-            )  # fmt: skip
-            self.cache[key] = dict(zip(FIELDS, (np.asarray(x, dtype=np.float64) for x in numbers), strict=True))
-        return self.cache[key]
-
-    def mixed_arrays(self, entry: Entry, choices: Sequence[LayerChoice], replicas: int) -> Mapping[str, F64]:
-        """As `arrays`, every layer under its own choice."""
-        distinct = list(dict.fromkeys(choices))
-        if len(distinct) == 1:
-            return self.arrays(entry, distinct[0], replicas)
-        index = np.array([distinct.index(c) for c in choices])
-        found = [self.arrays(entry, c, replicas) for c in distinct]
-        column = np.arange(len(choices))
-        return {name: np.stack([f[name] for f in found])[index, column] for name in FIELDS}
 
     def profile(self, candidate: Candidate) -> LayerProfile:
         return self.table.profile(candidate.layout.entries(), candidate.choices, candidate.layout.data)
@@ -187,7 +162,7 @@ class Problem:
 
     def _by_stage(self, c: Candidate, replica: Replica, starts: NDArray[np.int64], ends: NDArray[np.int64]) -> Mapping[str, F64]:
         """A replica's numbers of every stage, were it there: sums over the stage's layers, the largest working bytes, the last output."""
-        a = self.mixed_arrays(Entry(replica.device, c.layout.microbatch, replica.tensor), c.choices, c.layout.data)
+        a = self.table.priced_each(Entry(replica.device, c.layout.microbatch, replica.tensor), c.choices, c.layout.data)
         found = {name: np.add.reduceat(a[name], starts) for name in ("update_s", "wire_bytes", "state_bytes", "kept_bytes")}
         found["time_s"] = np.add.reduceat(a["forward_s"], starts) + np.add.reduceat(a["backward_s"], starts)
         found["working_bytes"], found["output_bytes"] = np.maximum.reduceat(a["working_bytes"], starts), a["output_bytes"][ends - 1]

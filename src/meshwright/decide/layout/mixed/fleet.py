@@ -126,7 +126,7 @@ def _one(problem: Problem, columns: Sequence[tuple[Replica, ...]], microbatch: i
     distinct = list(dict.fromkeys(columns))
     times = {}
     for r in dict.fromkeys(r for c in distinct for r in c):
-        a = problem.arrays(Entry(r.device, microbatch, r.tensor), choice, data)
+        a = problem.table.priced(Entry(r.device, microbatch, r.tensor), choice, data)
         times[r] = a["forward_s"] + a["backward_s"]
     # all pipelines divide layers alike, so the one that takes longest is divided well; the faster ones get more micro-batches instead
     slowest = max(distinct, key=lambda c: float(sum(times[r].sum() for r in c)))

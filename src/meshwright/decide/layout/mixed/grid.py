@@ -30,7 +30,7 @@ def grid_candidates(problem: Problem, pool: Pool, devices: int) -> Iterator[Cand
             entry = Entry(kind.name, microbatch, tensor)
             if entry not in problem.table.rows or problem.global_batch % microbatch:
                 continue
-            a = problem.arrays(entry, problem.choices[0], 1)
+            a = problem.table.priced(entry, problem.choices[0], 1)
             times = a["forward_s"] + a["backward_s"]
             for stages in range(1, min(problem.table.layers, devices // tensor) + 1):
                 data, rest = divmod(devices, tensor * stages)

@@ -70,7 +70,7 @@ def _changes(
     every = uniform_choices()
     if len(problem.choices) < len(every):
         missing = sorted({c.sharding for c in every} - {c.sharding for c in problem.choices})
-        if made := change("levels", f"sharding level {' or '.join(map(str, missing))} too", replace(problem, choices=every, cache={})):
+        if made := change("levels", f"sharding level {' or '.join(map(str, missing))} too", replace(problem, choices=every)):
             yield made
     if smaller is not None and 1 not in problem.microbatches:
         try:
@@ -122,4 +122,4 @@ def _with_servers(problem: Problem, pool: Pool, count: int) -> Problem:
     """The same problem with that many servers of one kind, alike and wired alike."""
     names = (*pool.kind.servers, *(f"{pool.kind.servers[-1]}+{i}" for i in range(1, count)))[:count]
     grown = replace(pool, kind=replace(pool.kind, servers=names))
-    return replace(problem, pools=tuple(grown if p.key == pool.key else p for p in problem.pools), cache={})
+    return replace(problem, pools=tuple(grown if p.key == pool.key else p for p in problem.pools))

@@ -59,7 +59,7 @@ def _alpa(problem: Problem, pool: Pool, devices: int, data: int, microbatch: int
     degrees = [t for t in problem.tensors(kind.name) if t <= devices and Entry(kind.name, microbatch, t) in problem.table.rows]
     if not degrees:
         return None
-    arrays = [problem.arrays(Entry(kind.name, microbatch, t), choice, data) for t in degrees]
+    arrays = [problem.table.priced(Entry(kind.name, microbatch, t), choice, data) for t in degrees]
     first = arrays[0]["forward_s"] + arrays[0]["backward_s"]
     sizes = split_layers([first] * min(MAX_BLOCKS, layers))
     starts = [0, *accumulate(sizes)]
@@ -105,7 +105,7 @@ def per_layer_choices(problem: Problem, layout: ProfiledLayout, stage: int, choi
             limit = min(limit, pool.memory_bytes - problem.runtime.constant_memory_bytes.get(replica.device, 0))
         rate = pool.kind.device_nic_Bps or float("inf")
         for k, choice in enumerate(choices):
-            a = problem.arrays(entry, choice, data)
+            a = problem.table.priced(entry, choice, data)
             part = slice(first, first + n)
             seconds = count * (a["forward_s"] + a["backward_s"]) + a["update_s"] + 2 * (data - 1) / data * a["wire_bytes"] / rate
             time[:, k] = np.maximum(time[:, k], seconds[part])
@@ -126,7 +126,7 @@ def _transforms(problem: Problem, layout: ProfiledLayout, stage: int, choices: S
     kind = problem.pool(replica).kind
     if kind.gpus == 1:
         return moves
-    whole = float(problem.arrays(Entry(replica.device, layout.microbatch, replica.tensor), choices[0], layout.data)["output_bytes"].max())
+    whole = float(problem.table.priced(Entry(replica.device, layout.microbatch, replica.tensor), choices[0], layout.data)["output_bytes"].max())
     rate = problem.network.inside_curve(kind.name, kind.gpus).peak_Bps
     for i, a in enumerate(choices):
         for j, b in enumerate(choices):
