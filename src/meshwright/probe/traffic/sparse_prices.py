@@ -26,6 +26,8 @@ __all__ = ["MOST", "priced_here", "sparse_prices"]
 
 MOST = 1 << 25
 TRIES = 5
+AGREED = ("headers", "counts", "edges", "histogram0", "histogram1", "histogram2", "sizes")
+UNPRICED = ("block|encode", "kept|select", "part|decode", *(f"{name}|merge" for name in AGREED))  # work on counts, or on what is rarely there
 
 Timed = Callable[[Callable[[], Any]], float]
 
@@ -87,7 +89,7 @@ def sparse_prices(elements: int, k: int, ranks: int, *, timed: Timed = median_s)
         "global|select": timed(choose),
         "sums|merge": timed(lambda: bits[bits != 0]),
         "block|decode": timed(chosen.copy),
-        "block|encode": 0.0,
+        **dict.fromkeys(UNPRICED, 0.0),
         "result|decode": timed(finish),
         "result|merge": timed(lambda: merge_all(state, lists)),
         "tree|merge": timed(merge),
