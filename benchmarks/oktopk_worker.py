@@ -62,9 +62,12 @@ def payload_words(size_bytes: int, packets: int) -> float:
 def costs(reducer: Any, group: Any) -> dict[str, Any]:
     """Seconds of this rank's kernels, by key of the programs' ops, and of a round of small messages, all ranks at once: what predictions use."""
     from meshwright.probe.traffic.sparse_prices import sparse_prices
-    from meshwright.run.sparse.protocol import AllGather, Protocol
+    from meshwright.run.sparse.programs import program_of
+    from meshwright.run.sparse.protocol import Protocol
+    from meshwright.run.sparse.walk import ExchangeWalk, Place
 
     state = reducer.state
+    headers = program_of("oktopk", "dense", ranks=state.ranks, elements=state.elements, k=state.k)
 
     def timed(what: Any) -> float:
         found = []
@@ -75,9 +78,25 @@ def costs(reducer: Any, group: Any) -> dict[str, Any]:
             found.append(time.perf_counter() - start)
         return median(found)
 
+    class Rows:
+        """Headers that nobody reads."""
+
+        rows = np.zeros((state.ranks, 9 + 2 * state.ranks), np.int64)
+
+        def run(self, key: str, reads: tuple[Place, ...]) -> None:
+            pass
+
+        def place(self, at: Place) -> Any:
+            return self.rows[at.first]
+
+        def add(self, into: Place) -> None:
+            pass
+
+    walk = ExchangeWalk(headers, state.rank, Rows())
+
     def rounds() -> Protocol[None]:
         for _ in range(20):
-            yield AllGather("headers", np.zeros(32, np.int64))
+            yield from walk.steps(reducer.runner)
 
     table = sparse_prices(state.elements, state.k, state.ranks, timed=timed)
     return {"rank": state.rank, "table": table, "round_s": timed(lambda: reducer.runner.run(rounds(), state.step)) / 20}

@@ -15,7 +15,6 @@ from virtual_reduce import decaying
 
 from meshwright.errors import MeshwrightError
 from meshwright.run.sparse import SparseAllReduce
-from meshwright.run.sparse.protocol import Post
 
 pytestmark = [pytest.mark.real, pytest.mark.timeout(120)]
 LOST, DEADLINE_S, PATIENCE_S = 1, 3.0, 60.0
@@ -38,14 +37,14 @@ def lose(rank: int, group: Any, how: str, backend: str, store: str) -> dict[str,
     reducer.runner.timeout_s = DEADLINE_S
     before = reducer.residual.copy()
     if rank == LOST:
-        do = reducer.runner._do
+        send = reducer.runner.send
 
-        def signalled(request: Any, *more: Any) -> Any:
-            if isinstance(request, Post):
+        def signalled(data: Any, peer: int, tag: int, at: Any) -> Any:
+            if at.phase == "regions":
                 os.kill(os.getpid(), getattr(signal, how))
-            return do(request, *more)
+            return send(data, peer, tag, at)
 
-        reducer.runner._do = signalled  # type: ignore[method-assign]
+        reducer.runner.send = signalled  # type: ignore[method-assign]
     found = []
     for _ in range(2):
         try:

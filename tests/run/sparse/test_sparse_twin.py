@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any, get_args
 
 import numpy as np
@@ -11,16 +12,20 @@ from hypothesis import strategies as st
 from virtual_reduce import all_ranks, expected, mean, step, whole_numbers
 
 from meshwright.errors import CheckFailed, Deadlock, FormatError, MessageDamaged, NotFinite, PlanMismatch, Unsupported, UsageError
+from meshwright.program.builder import ProgramBuilder
+from meshwright.run.group.walk import Wait
 from meshwright.run.sparse.assumption import measured_xi, top
 from meshwright.run.sparse.oktopk import counts_by_edge
-from meshwright.run.sparse.protocol import AllGather, AllReduce, Message, Post, Wait
+from meshwright.run.sparse.protocol import AllReduce
 from meshwright.run.sparse.reducer import METHODS, RankReducer
 from meshwright.run.sparse.selection import ThresholdKind, ahead, bits_of, scaled, value_of
 from meshwright.run.sparse.unions import Zen, hash_factor
-from meshwright.testing.sparse_twin import run_twin
+from meshwright.run.sparse.walk import ExchangeWalk, Place, Port
+from meshwright.testing.sparse_twin import Twin, run_twin
 
 KINDS = ("any", "zeros", "few", "ties", "front", "decay")
 KIND = st.sampled_from(KINDS)
+DATA = ("regions", "balance", "gather")
 MANY = settings(max_examples=60, deadline=None)
 
 
@@ -95,8 +100,9 @@ def test_words_stay_below_six_k_between_re_evaluations_and_on_average(ranks: int
         updates, sent = step(reducers, [scale * (common + x) for x in own], turn)
         stats = [u.stats for u in updates]
         for rank, s in enumerate(stats):
-            assert s.words_sent == sum(m.size_bytes for m in sent if m.source == rank) / 4
-            assert s.words_received == sum(m.size_bytes for m in sent if m.target == rank) / 4
+            assert s.words_sent == sum(m.size_bytes for m in sent if m.source == rank and m.phase in DATA) / 4
+            assert s.control_words == sum(m.size_bytes for m in sent if m.source == rank and m.phase not in DATA) / 4
+            assert s.words_received == sum(m.size_bytes for m in sent if m.target == rank and m.phase in DATA) / 4
         if "regions" in stats[0].kind:
             received = stats[0].words_to_regions
             assert received is not None and received.max() <= 1.1 * received.mean() + 2 * ranks
@@ -212,12 +218,10 @@ def test_what_is_not_finite_is_refused_by_all_and_changes_nothing(method: str, b
     gradients = [rng.standard_normal(50).astype(np.float32) for _ in range(3)]
     spoilt = [g.copy() for g in gradients]
     spoilt[1][7] = bad
-    for r, g in zip(reducers, spoilt, strict=True):
-        protocol = r.protocol(g)
-        assert isinstance(next(protocol), AllGather | AllReduce)
-        protocol.close()
+    twin = Twin([partial(r.protocol, g) for r, g in zip(reducers, spoilt, strict=True)], np.random.default_rng(0))
     with pytest.raises(NotFinite, match="rank 1") as caught:
-        step(reducers, spoilt)
+        twin.run()
+    assert {m.phase for m in twin.sent} == {"headers"}
     assert caught.value.data == {"ranks": [1], "element": 7}
     assert all(np.array_equal(r.residual, b) for r, b in zip(reducers, before, strict=True))
     step(reducers, gradients)
@@ -260,19 +264,23 @@ def test_mass_that_is_lost_on_the_way_is_noticed_in_the_next_step() -> None:
         step(reducers, [np.ones(20, np.float32)] * 2)
 
 
-def tampered(protocol: Any, phase: str, change: Any) -> Any:
-    """A rank whose first message of a phase is changed on the way out."""
-    answer = None
-    try:
-        while True:
-            request = protocol.send(answer)
-            if change is not None and isinstance(request, Post) and request.phase == phase and any(len(m.data) for m in request.sends):
-                copies = tuple(Message(m.peer, m.data.copy()) for m in request.sends)
-                change(copies[0].data)
-                request, change = Post(phase, copies, request.receives), None
-            answer = yield request
-    except StopIteration as end:
-        return end.value
+class Tampering:
+    """A port whose first message of a phase is changed on the way out."""
+
+    def __init__(self, port: Any, phase: str, change: Any) -> None:
+        self.port, self.phase, self.change = port, phase, change
+        self.receive = port.receive
+
+    def send(self, data: Any, peer: int, tag: int, at: Any) -> Any:
+        if at.phase == self.phase and self.change is not None:
+            data = data.copy()
+            self.change(data)
+            self.change = None
+        return self.port.send(data, peer, tag, at)
+
+
+def tampered(reducer: RankReducer, gradient: Any, phase: str, change: Any) -> Any:
+    return lambda port: reducer.protocol(gradient, Tampering(port, phase, change))
 
 
 def test_an_entry_for_another_region_is_refused() -> None:
@@ -283,7 +291,7 @@ def test_an_entry_for_another_region_is_refused() -> None:
 
     with pytest.raises(MessageDamaged, match="region is"):
         rising, ones = np.arange(20, dtype=np.float32), np.ones(20, np.float32)
-        run_twin([tampered(reducers[0].protocol(rising), "regions", elsewhere), reducers[1].protocol(ones)])
+        run_twin([tampered(reducers[0], rising, "regions", elsewhere), partial(reducers[1].protocol, ones)])
 
 
 def test_a_count_beyond_k_is_refused() -> None:
@@ -294,7 +302,7 @@ def test_a_count_beyond_k_is_refused() -> None:
 
     ones = np.ones(20, np.float32)
     with pytest.raises(MessageDamaged, match="99 entries"):
-        run_twin([reducers[0].protocol(ones), tampered(reducers[1].protocol(ones), "tree", many)])
+        run_twin([partial(reducers[0].protocol, ones), tampered(reducers[1], ones, "count", many)])
 
 
 def test_saved_state_goes_on_with_the_same_mass() -> None:
@@ -313,18 +321,22 @@ def test_saved_state_goes_on_with_the_same_mass() -> None:
         first[0].load_state_dict({"residual": np.full(200, np.nan, np.float32), "step": 0})
 
 
+def xi_of(reducer: RankReducer, gradient: Any, port: Port) -> Any:
+    return measured_xi(reducer.state, gradient)
+
+
 def test_xi_is_assumption_1() -> None:
     rng = np.random.default_rng(6)
     reducers = all_ranks(3, 500, k=20)
     gradients = [rng.standard_normal(500).astype(np.float32) for _ in range(3)]
-    found, _ = run_twin([measured_xi(r.state, g) for r, g in zip(reducers, gradients, strict=True)])
+    found, _ = run_twin([partial(xi_of, r, g) for r, g in zip(reducers, gradients, strict=True)])
     exact, picked = sum(gradients) / 3, sum(top(g, 20) for g in gradients) / 3
     want = np.linalg.norm(top(exact.astype(np.float32), 20) - top(picked.astype(np.float32), 20)) / np.linalg.norm(exact)
     assert found == pytest.approx([want] * 3, rel=1e-5)
     alone = RankReducer(0, 1, 50, k=5)
-    assert run_twin([measured_xi(alone.state, np.ones(50, np.float32))])[0] == [0.0]
+    assert run_twin([partial(xi_of, alone, np.ones(50, np.float32))])[0] == [0.0]
     alone.residual[:] = 1
-    assert run_twin([measured_xi(alone.state, np.zeros(50, np.float32))])[0] == [0.0]
+    assert run_twin([partial(xi_of, alone, np.zeros(50, np.float32))])[0] == [0.0]
 
 
 def test_more_elements_than_a_float_can_count() -> None:
@@ -351,11 +363,14 @@ def test_wrong_settings(settings_: dict[str, Any], word: str) -> None:
     assert word in str(caught.value)
 
 
+PORT: Any = None  # that no step reaches
+
+
 def test_wrong_gradients() -> None:
     reducer = RankReducer(0, 1, 20, k=2)
     for wrong in (np.zeros(19, np.float32), np.zeros(20, np.float64), np.zeros((4, 5), np.float32)):
         with pytest.raises(UsageError, match="20 float32"):
-            reducer.protocol(wrong)
+            reducer.protocol(wrong, PORT)
     with pytest.raises(UsageError, match="elements"):
         RankReducer(0, 1, 0, k=1)
 
@@ -368,31 +383,64 @@ def test_thresholds_move_and_stay_magnitudes() -> None:
     assert scaled(bits_of(3.4e38), 2.0) < bits_of(float("inf"))
 
 
-def test_the_twin_refuses_protocols_that_do_not_match() -> None:
+def test_the_twin_refuses_steps_that_do_not_match() -> None:
     data = np.zeros(2, np.int32)
 
-    def sends(to: int, length: int, phase: str = "tree") -> Any:
-        yield Wait((yield Post(phase, (Message(to, data[:length]),), ())))
+    def sends(to: int, length: int, phase: str = "regions", tag: int = 0) -> Any:
+        def step(port: Port) -> Any:
+            yield Wait(0, port.send(data[:length], to, tag, Place("picked", 0, 1, phase=phase)), to, False)
+
+        return step
 
     def receives(source: int, length: int) -> Any:
-        yield Wait((yield Post("tree", (), (Message(source, data[:length].copy()),))))
+        def step(port: Port) -> Any:
+            yield Wait(0, port.receive(data[:length].copy(), source, 0, Place("arriving", 0, 1, phase="regions")), source, True)
+
+        return step
 
     def forgets(to: int) -> Any:
-        yield Post("tree", (Message(to, data),), ())
+        def step(port: Port) -> Any:
+            port.send(data, to, 0, Place("picked", 0, 1))
+            yield from ()
 
-    def nothing() -> Any:
+        return step
+
+    def nothing(port: Port) -> Any:
         yield from ()
 
     def adds(phase: str) -> Any:
-        yield AllReduce(phase, data.copy())
+        def step(port: Port) -> Any:
+            yield AllReduce(phase, data.copy())
+
+        return step
 
     with pytest.raises(Deadlock):
         run_twin([receives(1, 1), receives(0, 1)])
-    with pytest.raises(CheckFailed, match="expects"):
-        run_twin([sends(1, 2), receives(0, 1)])
-    with pytest.raises(CheckFailed, match="expects"):
-        run_twin([sends(1, 1, "regions"), receives(0, 1)])
+    for other in (sends(1, 2), sends(1, 1, "balance"), sends(1, 1, tag=1)):
+        with pytest.raises(CheckFailed, match="expects"):
+            run_twin([other, receives(0, 1)])
     with pytest.raises(CheckFailed, match="nobody"):
-        run_twin([forgets(1), nothing()])
+        run_twin([forgets(1), nothing])
     with pytest.raises(CheckFailed, match="different"):
         run_twin([adds("a"), adds("b")])
+
+
+def test_a_walk_refuses_programs_that_are_no_exchange() -> None:
+    def swap(repeat: int = 1, *, passes_on: bool = False) -> Any:
+        b = ProgramBuilder(ranks=2)
+        x, there, back = b.buffer(0, chunks=1, chunk_bytes=4, name="x:0"), b.channel(0, 1), b.channel(1, 0)
+        y = b.buffer(1, chunks=1, chunk_bytes=4, name="x:1")
+        b.lane(0, repeat=repeat).send(there, x, 0)
+        if passes_on:
+            b.lane(1).recv_send(there, back, y, 0)
+            b.lane(0).recv(back, x, 0)
+        else:
+            b.lane(1, repeat=repeat).recv(there, y, 0)
+        return b.build()
+
+    work = all_ranks(2, 20, k=2)[1].method
+    ExchangeWalk(swap(), 1, work)
+    with pytest.raises(Unsupported, match="repeated"):
+        ExchangeWalk(swap(2), 1, work)
+    with pytest.raises(Unsupported, match="sends, receives and computes"):
+        ExchangeWalk(swap(passes_on=True), 1, work)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -19,7 +20,7 @@ def all_ranks(ranks: int, elements: int, **settings: Any) -> list[RankReducer]:
 
 
 def step(reducers: Sequence[RankReducer], gradients: Sequence[Any], seed: int = 0) -> tuple[list[Update], list[Sent]]:
-    return run_twin([r.protocol(g) for r, g in zip(reducers, gradients, strict=True)], seed)
+    return run_twin([partial(r.protocol, g) for r, g in zip(reducers, gradients, strict=True)], seed)
 
 
 def mean(update: Update) -> Any:

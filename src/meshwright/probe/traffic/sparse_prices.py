@@ -14,9 +14,9 @@ from typing import Any
 import numpy as np
 
 from ...cost import Cost, Evidence, Priced
+from ...decide.collective.sparse.phases import BUCKET
 from ...kernels import entries as e
 from ...kernels.select import kth_magnitude
-from ...run.sparse.exchange import BUCKET
 from ...run.sparse.oktopk import counts_by_edge, proposals
 from ...run.sparse.selection import MARGIN, LocalSelection, largest_entries, scaled
 from ...run.sparse.state import Entries, RankState
@@ -26,6 +26,8 @@ __all__ = ["MAX_ELEMENTS", "priced_here", "sparse_prices"]
 
 MAX_ELEMENTS = 1 << 25  # of a vector that is timed; the times of longer ones are in proportion
 REPEATS = 5
+AGREED = ("headers", "counts", "edges", "histogram0", "histogram1", "histogram2", "sizes")
+UNPRICED = ("block|encode", "kept|select", "part|decode", *(f"{name}|merge" for name in AGREED))  # work on counts, or on what is rarely there
 
 Timed = Callable[[Callable[[], Any]], float]
 
@@ -58,6 +60,7 @@ def sparse_prices(elements: int, k: int, ranks: int, *, timed: Timed = median_s)
     picked = local.select(state, vector, anew=False).entries.copy()
     lists = [_partly_common(picked, elements, rng) for _ in range(ranks)]
     region = np.zeros(-(-elements // ranks), np.float32)
+    bits = region.view(np.int32)
     part = picked[picked[:, 0] < len(region)]
     chosen = picked[: -(-len(picked) // ranks)]
 
@@ -84,8 +87,9 @@ def sparse_prices(elements: int, k: int, ranks: int, *, timed: Timed = median_s)
         "own|accumulate": timed(own),
         "region|accumulate": BUCKET * timed(lambda: e.add_entries(region, 0, part, e.entry_values(part))),
         "global|select": timed(choose),
+        "sums|merge": timed(lambda: bits[bits != 0]),
         "block|decode": timed(chosen.copy),
-        "block|encode": 0.0,
+        **dict.fromkeys(UNPRICED, 0.0),
         "result|decode": timed(finish),
         "result|merge": timed(lambda: merge_all(state, lists)),
         "tree|merge": timed(merge),

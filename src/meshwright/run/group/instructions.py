@@ -17,6 +17,7 @@ class Op(IntEnum):
     DONE = 3  # wait until what was sent as `key` to `peer` may be overwritten
     COPY = 4  # place = source
     ADD = 5  # place = place (+) source
+    RUN = 6  # a compute step: call source
 
 
 Place = tuple[int, int, int]  # space: number of the rank's buffer, or -1 - staging slot

@@ -76,6 +76,10 @@ class Bound:
     rows: tuple[tuple[int, int, torch.Tensor | None, torch.Tensor | None, int, int, int], ...]
     code: RankCode
 
+    @property
+    def flow(self) -> Dataflow:
+        return self.code.flow
+
 
 def form_of(program: Program, times: Callable[[Program], tuple[F64, F64]] | None = None) -> Form:
     """Unroll and fuse. `times` gives start and end of every step of the unrolled form; the walks then follow them, else the graph's depth.

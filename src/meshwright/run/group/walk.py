@@ -12,17 +12,17 @@ ranks on a core, waking threads mostly costs more than it gains (0.65 to 2.5 tim
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from heapq import heappop, heappush
 from typing import Any, NamedTuple, Protocol
 
 import torch
 
+from .dataflow import Dataflow
 from .instructions import Op
-from .rank_code import Bound
 
-__all__ = ["MAX_TAKEN_SENDS", "Messages", "Under", "Wait", "walk"]
+__all__ = ["MAX_TAKEN_SENDS", "Messages", "Rows", "Under", "Wait", "walk"]
 
 MAX_TAKEN_SENDS = 512  # the last sends taken that a walk remembers; a view lists them all
 
@@ -53,9 +53,18 @@ class Under:
     taken: deque[int] = field(default_factory=lambda: deque(maxlen=MAX_TAKEN_SENDS))
 
 
-def walk(bound: Bound, messages: Messages, reduce: Reduce, under: Under) -> Iterator[Wait]:
+class Rows(Protocol):
+    """Code that is bound to where its data lie: rows of (op, step, tensor, source, key, peer, tag)."""
+
+    @property
+    def rows(self) -> Sequence[tuple[int, int, Any, Any, int, int, int]]: ...
+    @property
+    def flow(self) -> Dataflow: ...
+
+
+def walk(bound: Rows, messages: Messages, reduce: Reduce, under: Under) -> Iterator[Wait]:
     """Run the code once. Whoever drives it waits for each yielded work before it goes on."""
-    flow = bound.code.flow
+    flow = bound.flow
     rows, followers, left = bound.rows, flow.followers, list(flow.waits)
     ready = [row for row, count in enumerate(left) if not count]  # ascending, so it is a heap
     earliest: list[int] = []  # heap of the waits for what is under way
@@ -77,6 +86,8 @@ def walk(bound: Bound, messages: Messages, reduce: Reduce, under: Under) -> Iter
                 works[key] = send(tensor, peer, tag)
             elif op == Op.ADD:
                 reduce(tensor, source)
+            elif op == Op.RUN:
+                source()
             elif tensor is not None:
                 tensor.copy_(source)
         else:

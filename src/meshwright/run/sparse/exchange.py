@@ -1,42 +1,213 @@
-"""Parts that the sparse all-reduces share: the header, sums by region, the gathering of blocks of unlike size, exact thresholds over all ranks."""
+"""What ranks compute in a sparse all-reduce, and where the data of its messages lie. Which messages there are, and when, its program says.
+
+`Exchange` is the base of the methods: the header, sums by region, the gathering of blocks of unlike size, exact thresholds over all ranks. A method
+maps the ops of its programs (`decide.collective.sparse`, by `<graph>|<name>`) to functions, and the buffers that messages touch to arrays.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable
 from itertools import accumulate
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from ...decide.collective.sparse.phases import HEADER_WORDS
 from ...errors import MessageDamaged, NotFinite, PlanMismatch
-from ...kernels.entries import LEVELS, add_entries, descend, entry_values, histogram
-from .protocol import AllGather, AllReduce, Message, Post, Protocol, Wait
-from .state import Entries, RankState, StepStats
+from ...kernels.entries import add_entries, entry_values
+from .selection import Selected, value_of
+from .state import Entries, RankState, StepStats, Update
+from .walk import Place, Words
 
-__all__ = ["BUCKET", "FIXED", "UNDER_WAY", "gather_blocks", "gather_words", "global_threshold", "greet", "sum_regions"]
+__all__ = ["CONTROL", "Exchange", "gather_words"]
 
-BUCKET, UNDER_WAY = 2, 2  # messages of a bucket, and buckets under way at once: while one is waited for, the next keeps links busy
-FIELDS = ("elements", "k", "method", "step", "index bytes")  # which must be equal on all ranks
-FIXED = len(FIELDS) + 4  # words of the header before the counts
+FIELDS = ("elements", "k", "method", "step", "index bytes", "kind of step")  # which must be equal on all ranks
+FIXED = HEADER_WORDS + 1  # words of the header before the counts, of which a vector has one per rank, and the inner boundaries, one less
+CONTROL = ("headers", "counts", "edges", "histogram0", "histogram1", "histogram2", "sizes", "count")  # buffers that hold no entries
 MASS_TOLERANCE = 2.0**-22  # of the sum of magnitudes, per addition in float32
 
 
-def greet(
-    state: RankState, method: int, wrong: int, counts: NDArray[np.int64], stats: StepStats, proposed: NDArray[np.int64] | None = None
-) -> Protocol[tuple[NDArray[np.int64], NDArray[np.int64]]]:
-    """Exchange headers, always the first thing in a step: all ranks learn what each will send to each, and refuse together what cannot be right.
+class Exchange:
+    """One rank's part of the steps of one method. `kinds`: of its programs."""
 
-    wrong: index of an element that is not finite, or -1. counts: rows for every rank. proposed: inner boundaries of regions, where a method has some.
-    Returns row counts, [sender, receiver], and everybody's proposals.
-    Raises on all ranks alike: PlanMismatch (ranks that differ in what they reduce), NotFinite, MessageDamaged (mass was lost in the last step).
+    code = 0  # of the method, in headers
+    per = 1  # chunks of a region in its programs, and of a block that is gathered
+    kinds: tuple[str, ...] = ("steady", "thresholds")
+
+    def start(self, state: RankState) -> None:
+        """Thresholds and regions are found anew."""
+        self.state = state
+
+    def kind(self, sparse_step: int) -> str:
+        """The program of the cycle for the `sparse_step`-th step after the warm-up."""
+        raise NotImplementedError
+
+    def begin(self, gradient: Any, stats: StepStats) -> None:
+        """A step. Afterwards its program is walked, which ends in `result`."""
+        self.gradient, self.stats = gradient, stats
+        self.running = stats.kind  # the program; `stats.kind` says what the step has become
+        self.result: Update | None = None
+        self.tables: dict[str, NDArray[Any]] = {}  # rows by rank of what is gathered or, of histograms, parts by rank
+
+    # ---- what a walk asks -----------------------------------------------------------------------------------------------
+    def run(self, key: str, reads: tuple[Place, ...]) -> None:
+        self.ops()[key](reads)
+
+    def ops(self) -> dict[str, Callable[[tuple[Place, ...]], None]]:
+        """Functions of the places that they read."""
+        return {
+            "local|select": self.select, "exact|select": self.select, "headers|merge": self.agree, "own|accumulate": self.add_own,
+            "region|accumulate": self.add_arrived, "block|decode": self.start_gathering, "result|decode": self.finish, "result|merge": self.finish,
+        }  # fmt: skip
+
+    def place(self, at: Place) -> Words:
+        """The array of a message, empty where there is nothing to send."""
+        data = self.control(at) if at.name in CONTROL else self.data(at)
+        if not at.receives:
+            words = data.nbytes // 4
+            if at.name in CONTROL:
+                self.stats.control_words += words
+            else:
+                self.stats.words_sent += words
+        elif at.name not in CONTROL:
+            self.stats.words_received += data.nbytes // 4
+        return data
+
+    def control(self, at: Place) -> Words:
+        table = self.tables.get(at.name)
+        if table is None:
+            return np.zeros(0, np.int64)
+        return self.state.room(f"{at.name} of {at.peer}", table.shape[1], table.dtype) if at.adds else table[at.first]
+
+    def data(self, at: Place) -> Words:
+        """Of buffers that hold entries, or parts of a vector."""
+        low, high = at.first // self.per, (at.first + at.chunks) // self.per
+        if at.name == "picked":
+            return self.outgoing_entries()[self.first[low] : self.first[high]].reshape(-1)
+        if at.name == "arriving":
+            return self.room[self.arriving[low] : self.arriving[high]].reshape(-1)
+        return self.gathering[self.at[low] : self.at[high]]
+
+    def add(self, into: Place) -> None:
+        """What came for a part of a histogram."""
+        if into.name in self.tables:
+            self.tables[into.name][into.first] += self.control(into)
+
+    def table(self, name: str, row: NDArray[Any]) -> None:
+        """This rank's row of what will be gathered."""
+        found = self.tables[name] = self.state.room(name, self.state.ranks * len(row), row.dtype).reshape(self.state.ranks, len(row))
+        found[self.state.rank] = row
+
+    # ---- selection and headers ------------------------------------------------------------------------------------------
+    def picked(self) -> Selected:
+        """This rank's selection."""
+        raise NotImplementedError
+
+    def select(self, reads: tuple[Place, ...]) -> None:
+        state = self.state
+        found = self.picked()
+        self.entries = found.entries
+        rows, proposed = self.outgoing(found.entries)
+        mass = np.array([state.given, state.given_size]).view(np.int64)
+        kind = self.kinds.index(self.running)
+        fields = [state.elements, state.k, self.code, state.step, 8 if state.wide else 4, kind, state.rank, found.wrong]
+        self.table("headers", np.concatenate([np.array(fields, np.int64), mass, rows, proposed]))
+
+    def outgoing(self, entries: Entries) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """Rows for every rank, and inner boundaries of regions that this rank proposes: zeros where a method has none."""
+        rows = np.zeros(self.state.ranks, np.int64)
+        rows[self.state.rank] = len(entries)
+        return rows, np.zeros(self.state.ranks - 1, np.int64)
+
+    def outgoing_entries(self) -> Entries:
+        """The selection, in the order of whom it is sent to."""
+        return self.entries
+
+    def agree(self, reads: tuple[Place, ...]) -> None:
+        """All ranks have all headers: `counts` is what each sends to each, `inner` what each proposes."""
+        rows = self.tables["headers"]
+        check_headers(self.state, rows)
+        self.counts, self.inner = rows[:, FIXED : FIXED + self.state.ranks], rows[:, FIXED + self.state.ranks :]
+
+    # ---- sums by region ---------------------------------------------------------------------------------------------------
+    def region(self) -> tuple[int, int]:
+        """First place and end of this rank's region."""
+        raise NotImplementedError
+
+    def places(self, entries: Entries) -> None:
+        """Turn indices into places, where regions are not ranges of indices."""
+
+    def sums_from(self, counts: NDArray[np.int64]) -> None:
+        """What each rank sends to each is known."""
+        me, n = self.state.rank, self.state.ranks
+        self.counts = counts
+        self.first = [0, *accumulate(counts[me].tolist())]
+        self.arriving = [0, *accumulate(int(counts[(me - i) % n, me]) for i in range(1, n))]
+        self.room = self.state.entries("arriving", self.arriving[-1])
+        self.stats.words_to_regions = (counts.sum(0) - np.diag(counts)) * self.state.entry_words
+
+    def add_own(self, reads: tuple[Place, ...]) -> None:
+        """Sums start from this rank's own entries, in `dense`, whose element 0 is place `base`."""
+        self.base, end = self.region()
+        self.dense = self.state.room("region", end - self.base, np.float32)
+        self.dense[:] = 0
+        own = self.outgoing_entries()[self.first[self.state.rank] : self.first[self.state.rank + 1]].copy()
+        self.add_entries(own)
+
+    def add_arrived(self, reads: tuple[Place, ...]) -> None:
+        (bucket,) = reads
+        self.add_entries(self.data(bucket).reshape(-1, 2))
+
+    def add_entries(self, found: Entries) -> None:
+        self.places(found)
+        row = add_entries(self.dense, self.base, found, entry_values(found))
+        if row >= 0:
+            me, element = self.state.rank, int(found[row, 0])
+            raise MessageDamaged(
+                f"an entry for element {element} reached rank {me}, whose region is {self.base}..{self.base + len(self.dense) - 1}",
+                where="sparse all-reduce", hint="start again from the last checkpoint", data={"rank": me, "element": element},
+            )  # fmt: skip
+
+    # ---- gathering --------------------------------------------------------------------------------------------------------
+    def block(self) -> tuple[Words, list[int]]:
+        """What this rank brings to the gathering, and the lengths of all ranks' blocks."""
+        raise NotImplementedError
+
+    def start_gathering(self, reads: tuple[Place, ...]) -> None:
+        """In the order in which blocks come: this rank's first, then those of the ranks above it."""
+        own, self.lengths = self.block()
+        me, n = self.state.rank, self.state.ranks
+        self.at = [0, *accumulate(self.lengths[(me + i) % n] for i in range(n))]
+        self.gathering = self.state.room("gathering", self.at[-1], own.dtype)
+        self.gathering[: self.at[1]] = own
+
+    def gathered(self) -> Words:
+        """All ranks' blocks, by rank."""
+        start = self.at[self.state.ranks - self.state.rank] if self.state.rank else 0
+        out = self.state.room("gathered", self.at[-1], self.gathering.dtype)
+        out[: self.at[-1] - start] = self.gathering[start:]
+        out[self.at[-1] - start :] = self.gathering[:start]
+        return out
+
+    def finish(self, reads: tuple[Place, ...]) -> None:
+        """Sets `result`."""
+        raise NotImplementedError
+
+    def end(self, result: Entries, kth: int) -> None:
+        """The step is complete; `kth`: bits of this rank's threshold."""
+        state, stats = self.state, self.stats
+        state.total = float(entry_values(result).sum(dtype=np.float64))
+        state.commit()
+        stats.selected, stats.result, stats.local_threshold = len(self.entries), len(result), value_of(kth)
+        self.result = Update(elements=state.elements, ranks=state.ranks, entries=result.copy(), stats=stats)
+
+
+def check_headers(state: RankState, rows: NDArray[np.int64]) -> None:
+    """Refuse, on all ranks alike, what cannot be right.
+
+    Raises: PlanMismatch (ranks that differ in what they reduce), NotFinite, MessageDamaged (mass was lost in the last step).
     """
-    mass = np.array([state.given, state.given_size]).view(np.int64)
-    fields = [state.elements, state.k, method, state.step, 8 if state.wide else 4, state.rank, wrong]
-    inner = np.zeros(state.ranks - 1, np.int64) if proposed is None else proposed
-    row = np.concatenate([np.array(fields, np.int64), mass, counts, inner])
-    stats.control_words += 2 * len(row) * (state.ranks - 1)
-    rows: NDArray[np.int64] = yield AllGather("headers", row)
     for column, name in enumerate(FIELDS):
         differ = np.flatnonzero(rows[:, column] != rows[0, column])
         if len(differ):
@@ -45,98 +216,20 @@ def greet(
                 f"ranks differ in {name}: rank 0 has {int(rows[0, column])}, {text}", where=f"sparse all-reduce, step {state.step}",
                 hint="give every rank the same size, k, method and number of steps", data={"field": name, "ranks": differ.tolist()},
             )  # fmt: skip
-    bad = np.flatnonzero(rows[:, 6] >= 0)
+    bad = np.flatnonzero(rows[:, 7] >= 0)
     if len(bad):
-        at = int(rows[bad[0], 6])
+        at = int(rows[bad[0], 7])
         raise NotFinite(
             f"the gradient (with its residual) of rank {', '.join(map(str, bad[:8]))} is not finite, at element {at} of rank {bad[0]}",
             where=f"sparse all-reduce, step {state.step}", hint="nothing was sent, residuals are as before: skip the step or lower the loss scale",
             data={"ranks": bad.tolist(), "element": at},
         )  # fmt: skip
-    given, size = rows[:, 7].view(np.float64).sum(), rows[:, 8].view(np.float64).sum()
+    given, size = rows[:, 8].view(np.float64).sum(), rows[:, 9].view(np.float64).sum()
     if abs(given - state.total) > MASS_TOLERANCE * state.ranks * size:
         raise MessageDamaged(
             f"ranks gave {given:.9g} in step {state.step - 1}, its result sums up to {state.total:.9g}", where="sparse all-reduce",
             hint="a message was damaged on the way: start again from the last checkpoint", data={"given": float(given), "result": state.total},
         )  # fmt: skip
-    return rows[:, FIXED : FIXED + state.ranks], rows[:, FIXED + state.ranks :]
-
-
-def buckets(ranks: int) -> Iterator[range]:
-    """Distances 1..ranks-1 in groups of BUCKET."""
-    for first in range(1, ranks, BUCKET):
-        yield range(first, min(ranks, first + BUCKET))
-
-
-def sum_regions(
-    state: RankState, entries: Entries, counts: NDArray[np.int64], dense: NDArray[np.float32], base: int, stats: StepStats,
-    places: Any = None,
-) -> Protocol[None]:  # fmt: skip
-    """Send every rank the entries of its region and add up what comes for this one's, in `dense`, whose element 0 is index `base`.
-
-    entries: in the order of their owners, as `counts[rank]` says. At distance i a rank sends to rank + i and receives from rank - i, so that nobody
-    hears two at once; a bucket's entries are added while the next ones are under way. `places(entries)` turns indices into places first.
-    """
-    me, n = state.rank, state.ranks
-    first = [0, *accumulate(counts[me].tolist())]
-    arriving = [0, *accumulate(int(counts[(me - i) % n, me]) for i in range(1, n))]
-    room = state.entries("arriving", arriving[-1])
-
-    def post(distances: range) -> Post:
-        to = [(me + i) % n for i in distances]
-        sends = tuple(Message(p, entries[first[p] : first[p + 1]].reshape(-1)) for p in to)
-        receives = tuple(Message((me - i) % n, room[arriving[i - 1] : arriving[i]].reshape(-1)) for i in distances)
-        return Post("regions", sends, receives)
-
-    def add(found: Entries) -> None:
-        if places is not None:
-            places(found)
-        row = add_entries(dense, base, found, entry_values(found))
-        if row >= 0:
-            raise MessageDamaged(
-                f"an entry for element {int(found[row, 0])} reached rank {me}, whose region is {base}..{base + len(dense) - 1}",
-                where="sparse all-reduce", hint="start again from the last checkpoint", data={"rank": me, "element": int(found[row, 0])},
-            )  # fmt: skip
-
-    dense[:] = 0
-    own = entries[first[me] : first[me + 1]]
-    groups = list(buckets(n))
-    tickets = []
-    for group in groups[:UNDER_WAY]:
-        tickets.append((yield post(group)))
-    add(own if places is None else own.copy())
-    for i, group in enumerate(groups):
-        yield Wait(tickets[i])
-        if i + UNDER_WAY < len(groups):
-            tickets.append((yield post(groups[i + UNDER_WAY])))
-        add(room[arriving[group[0] - 1] : arriving[group[-1]]])
-    stats.words_sent += (first[-1] - len(own)) * state.entry_words
-    stats.words_received += arriving[-1] * state.entry_words
-    stats.words_to_regions = (counts.sum(0) - np.diag(counts)) * state.entry_words
-
-
-def gather_blocks(state: RankState, own: NDArray[Any], sizes: Sequence[int], stats: StepStats) -> Protocol[NDArray[Any]]:
-    """All ranks' blocks, one after the other by rank; `sizes`: their lengths, `own` this rank's. ceil(log2 P) rounds (Bruck's all-gather)."""
-    me, n = state.rank, state.ranks
-    turned = [sizes[(me + i) % n] for i in range(n)]
-    at = [0, *accumulate(turned)]
-    room = state.room("gathering", at[-1], own.dtype)
-    room[: at[1]] = own
-    have = 1
-    while have < n:
-        more = min(have, n - have)
-        sends = (Message((me - have) % n, room[: at[more]]),)
-        receives = (Message((me + have) % n, room[at[have] : at[have + more]]),)
-        ticket = yield Post("gather", sends, receives)
-        yield Wait(ticket)
-        stats.words_sent += at[more] * own.itemsize // 4
-        stats.words_received += (at[have + more] - at[have]) * own.itemsize // 4
-        have += more
-    start = at[n - me] if me else 0  # rank 0's block lies at position n - me
-    out = state.room("gathered", at[-1], own.dtype)
-    out[: at[-1] - start] = room[start:]
-    out[at[-1] - start :] = room[:start]
-    return out
 
 
 def gather_words(sizes: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
@@ -149,25 +242,3 @@ def gather_words(sizes: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[n
         sent += at[more : more + n] - at[:n]
         have += more
     return sent, sizes.sum() - sizes
-
-
-def global_threshold(state: RankState, bits: NDArray[np.int32], k: int, stats: StepStats) -> Protocol[tuple[int, int]]:
-    """(k-th largest magnitude of all ranks' vectors together, how many lie above it), exactly; (1, all) where fewer than k are not zero."""
-    prefix, above = 0, 0
-    done = False
-    bits = bits[bits != 0]  # a region's sums are mostly zeros, and are read three times
-    for low, high in LEVELS:
-        counts = np.zeros(1 << (high - low), np.int64 if state.wide else np.int32)
-        if not done:
-            histogram(bits, low, high, prefix, counts)
-        stats.control_words += 2 * counts.nbytes // 4 * (state.ranks - 1) // state.ranks
-        yield AllReduce("histogram", counts)
-        if done:
-            continue
-        found, higher = descend(counts.astype(np.int64), k - above)
-        above += higher
-        if found < 0:
-            prefix, done = 1, True
-        else:
-            prefix = prefix << (high - low) | found
-    return prefix, above

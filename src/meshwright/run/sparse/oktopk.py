@@ -1,14 +1,15 @@
 """Ok-Topk: sums by balanced regions, a global threshold, and a balanced gathering of what is above it.
 
-Cite, deviations: `decide.collective.sparse.oktopk`. A step: select locally; (every `region_period` steps) average everybody's proposals for the
-regions' boundaries; headers; sums by region; the global threshold and everybody's sizes; blocks of equal length where the largest is `balance`
-times the mean; gather. Entries that a rank sent and that are in the result leave its residual.
+Cite, deviations, programs: `decide.collective.sparse.oktopk`. A step: select locally; headers; (every `region_period` steps) average everybody's
+proposals for the regions' boundaries; sums by region; the global threshold and everybody's sizes; blocks of equal length where the largest is
+`balance` times the mean; gather. Entries that a rank sent and that are in the result leave its residual.
 The global threshold is exact every `period` steps. In between it is guessed, a little low, and sizes are exchanged for `EDGES` thresholds from there
 on at once: the one that leaves closest to k entries is taken without another round. Where none of them will do, it is found exactly in the same step.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
 from typing import Any
@@ -16,16 +17,19 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from ...decide.collective.sparse.oktopk import OkTopk as Planned
+from ...decide.collective.sparse.phases import EDGES
 from ...kernels.entries import clear_chosen, entry_values, move_tail, select_from
-from .exchange import gather_blocks, gather_words, global_threshold, greet, sum_regions
-from .protocol import AllGather, Message, Post, Protocol, Wait
-from .selection import LEAST, MOST, LocalSelection, ThresholdKind, ahead, followed, value_of
-from .state import Entries, RankState, StepStats, Update
+from .exchange import Exchange, gather_words
+from .selection import LEAST, MOST, LocalSelection, Selected, ThresholdKind, ahead, followed, value_of
+from .state import Entries, RankState, StepStats
+from .threshold import GlobalThreshold
+from .walk import Place, Words
 
 __all__ = ["OkTopk", "equal_regions", "proposals"]
 
 UNEVEN = 1.25  # the busiest rank over the mean
-EDGES, STEP_BITS = 128, 16  # thresholds tried at once: each 2^16 above the last as an integer, 0.4-0.8 % as a number; all of them span a factor of 2
+STEP_BITS = 16  # of EDGES thresholds tried at once each is 2^16 above the last as an integer, 0.4-0.8 % as a number; all of them span a factor of 2
 
 
 def equal_regions(elements: int, ranks: int) -> NDArray[np.int64]:
@@ -57,23 +61,25 @@ def counts_by_edge(room: Entries, found: int, low: int) -> NDArray[np.int64]:
 
 
 @dataclass(kw_only=True)
-class OkTopk:
+class OkTopk(Exchange):
     """Options as `decide.collective.sparse.OkTopk`; the rest is state that lives as long as the reducer."""
 
     code = 1
+    kinds = Planned.kinds
     period: int = 32
     region_period: int = 64
     balance: float = 4.0
     threshold: ThresholdKind = "reuse"
 
     def start(self, state: RankState) -> None:
+        super().start(state)
         self.local = LocalSelection(self.threshold, state.k)
         self.low = self.kth = 0  # the global threshold to try next, and the last step's k-th magnitude
         self.regions = equal_regions(state.elements, state.ranks)
         self.agreed = False  # whether the regions are anybody's proposals
+        self.per = state.ranks
 
     def kind(self, sparse_step: int) -> str:
-        """The program of the cycle for the `sparse_step`-th step after the warm-up."""
         parts = []
         if sparse_step % self.period == 0 or not self.low:
             parts.append("thresholds")
@@ -81,46 +87,117 @@ class OkTopk:
             parts.append("regions")
         return "+".join(parts) or "steady"
 
-    def step(self, state: RankState, gradient: Any, stats: StepStats) -> Protocol[Update]:
-        anew = "thresholds" in stats.kind
-        picked = self.local.select(state, gradient, anew=anew)
-        entries = picked.entries
-        rows = np.diff(np.searchsorted(entries[:, 0], self.regions))
-        proposed = proposals(entries, state.elements, state.ranks)
-        counts, inner = yield from greet(state, self.code, picked.wrong, rows, stats, proposed)
-        regions = self.regions
-        if "regions" in stats.kind or self._uneven(state, counts):
-            stats.kind = "thresholds+regions" if anew else "regions"
-            regions = agreed_regions(inner, state.elements)
-            rows = np.diff(np.searchsorted(entries[:, 0], regions))
-            stats.control_words += 2 * len(rows) * (state.ranks - 1)
-            counts = yield AllGather("counts", rows)
-        base, end = int(regions[state.rank]), int(regions[state.rank + 1])
-        dense = state.room("region", end - base, np.float32)
-        yield from sum_regions(state, entries, counts, dense, base, stats)
-        chosen, kth, sizes = yield from self._choose(state, dense, base, anew, stats)
-        block, lengths = chosen, sizes.tolist()
-        if self._lopsided(state, counts, sizes):
-            block, lengths = yield from self._blocks(state, chosen, sizes, stats)
-        result = (yield from gather_blocks(state, block.reshape(-1), [2 * x for x in lengths], stats)).reshape(-1, 2)
-        own = entry_values(entries)
-        state.given, state.given_size = clear_chosen(state.sums, entries, own, result)
-        state.total = float(entry_values(result).sum(dtype=np.float64))
-        self.local.commit()
-        self.low, self.kth = ahead(self.kth, kth), kth
-        self.regions, self.agreed = agreed_regions(inner, state.elements), True  # of this step's proposals, which all ranks have: no round
-        state.commit()
-        stats.selected, stats.result = len(entries), len(result)
-        stats.local_threshold, stats.global_threshold = value_of(self.local.kth), value_of(kth)
-        return Update(elements=state.elements, ranks=state.ranks, entries=result.copy(), stats=stats)
+    def begin(self, gradient: Any, stats: StepStats) -> None:
+        super().begin(gradient, stats)
+        self.exact = "thresholds" in stats.kind
+        self.limit = int(MOST * self.state.k)
+        self.exactly: GlobalThreshold | None = None  # while it is being found
+        self.parts: tuple[list[int], list[int]] | None = None  # where regions' results and equal blocks begin, where these are gathered
 
-    def _uneven(self, state: RankState, counts: NDArray[np.int64]) -> bool:
+    def ops(self) -> dict[str, Callable[[tuple[Place, ...]], None]]:
+        more: dict[str, Callable[[tuple[Place, ...]], None]] = {
+            "counts|merge": self.agree_regions, "global|select": self.choose, "edges|merge": self.take_edge,
+            "kept|select": self.choose_again, "sums|merge": self.find_exactly, "sizes|merge": self.agree_sizes, "block|encode": self.encode_block,
+        }  # fmt: skip
+        return super().ops() | more | {f"histogram{level}|merge": self.descend for level in range(3)} | {"part|decode": self.part_added}
+
+    def picked(self) -> Selected:
+        return self.local.select(self.state, self.gradient, anew=self.exact)
+
+    def outgoing(self, entries: Entries) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        return np.diff(np.searchsorted(entries[:, 0], self.regions)), proposals(entries, self.state.elements, self.state.ranks)
+
+    # ---- regions --------------------------------------------------------------------------------------------------------
+    def agree(self, reads: tuple[Place, ...]) -> None:
+        super().agree(reads)
+        self.bounds = self.regions
+        if "regions" in self.running or self._uneven():
+            self.stats.kind = "thresholds+regions" if self.exact else "regions"
+            self.bounds = agreed_regions(self.inner, self.state.elements)
+            self.table("counts", np.diff(np.searchsorted(self.entries[:, 0], self.bounds)))
+
+    def agree_regions(self, reads: tuple[Place, ...]) -> None:
+        self.sums_from(self.tables.get("counts", self.counts))
+
+    def _uneven(self) -> bool:
         """Somebody would receive more than half of the promised volume, and new regions would change that: the other half is for the gathering."""
-        received = (counts.sum(0) - np.diag(counts)) * state.entry_words
-        return bool(2 * received.max() > state.limit_words and received.max() > UNEVEN * received.mean())
+        received = (self.counts.sum(0) - np.diag(self.counts)) * self.state.entry_words
+        return bool(2 * received.max() > self.state.limit_words and received.max() > UNEVEN * received.mean())
 
-    def _lopsided(self, state: RankState, counts: NDArray[np.int64], sizes: NDArray[np.int64]) -> bool:
+    def region(self) -> tuple[int, int]:
+        return int(self.bounds[self.state.rank]), int(self.bounds[self.state.rank + 1])
+
+    # ---- the global threshold -------------------------------------------------------------------------------------------
+    def choose(self, reads: tuple[Place, ...]) -> None:
+        """Entries of this rank's region above the threshold: a guess, or exact."""
+        if self.exact:
+            self.choose_exactly()
+            return
+        room = self.state.entries("chosen", self.limit + 1)
+        self.found = sum(select_from(self.dense.view(np.int32), self.base, np.int32(self.low), len(room), room))
+        self.chosen = room
+        self.table("edges", counts_by_edge(room, self.found, self.low))
+
+    def take_edge(self, reads: tuple[Place, ...]) -> None:
+        """The threshold that leaves closest to k; if none of them will do, it is found exactly."""
+        state = self.state
+        sizes = self.tables["edges"][:, ::-1].cumsum(1)[:, ::-1]  # [rank, edge]
+        totals = sizes.sum(0)
+        edge = int(np.abs(totals - state.k).argmin())
+        if not (LEAST * state.k <= totals[edge] <= self.limit or (self.low == 1 and totals[0] <= self.limit)):
+            self.find_exactly()
+            return
+        low = self.low + (edge << STEP_BITS)
+        room = self.chosen[: self.found]
+        kept, _ = move_tail(room, low - 1, 0, state.entries("dropped", self.found)) if edge else (self.found, 0)
+        self.chosen, self.now, self.sizes = room[:kept], followed(low, int(totals[edge]), state.k), sizes[:, edge]
+
+    def find_exactly(self, reads: tuple[Place, ...] = ()) -> None:
+        self.exactly = GlobalThreshold(self.dense.view(np.int32), self.state.k, self.state.ranks, wide=self.state.wide)
+        self.tables["histogram0"] = self.exactly.counts(self.state)
+
+    def part_added(self, reads: tuple[Place, ...]) -> None:
+        """This rank's part of a histogram is that of all ranks."""
+
+    def descend(self, reads: tuple[Place, ...]) -> None:
+        if self.exactly is not None:
+            self.exactly.descend()
+            if self.exactly.level < 3:
+                self.tables[f"histogram{self.exactly.level}"] = self.exactly.counts(self.state)
+
+    def choose_again(self, reads: tuple[Place, ...]) -> None:
+        if self.exactly is not None:
+            self.choose_exactly()
+
+    def choose_exactly(self) -> None:
+        assert self.exactly is not None
+        self.now = self.exactly.low
+        self.ties = max(0, self.state.k - self.exactly.above)
+        self.chosen = self.state.entries("chosen", self.limit + 1)
+        found = select_from(self.dense.view(np.int32), self.base, np.int32(self.now), self.ties, self.chosen)
+        self.found = found[0] + min(found[1], self.ties)
+        self.table("sizes", np.array(found, np.int64))
+
+    def agree_sizes(self, reads: tuple[Place, ...]) -> None:
+        """How many entries each rank has, of equal ones rank by rank until there are k; and whether they are gathered in equal blocks."""
+        state = self.state
+        rows = self.tables.get("sizes")
+        if rows is not None:
+            shares = np.clip(self.ties - np.concatenate([[0], np.cumsum(rows[:-1, 1])]), 0, rows[:, 1])
+            room = self.chosen[: self.found]
+            kept, _ = move_tail(room, self.now, int(shares[state.rank]), state.entries("dropped", self.found))
+            self.chosen, self.sizes = room[:kept], rows[:, 0] + shares
+        if self._lopsided():
+            self.stats.balanced = True
+            total = int(self.sizes.sum())
+            size = -(-total // state.ranks)
+            edges = [min(total, i * size) for i in range(state.ranks + 1)]
+            self.parts = [0, *accumulate(self.sizes.tolist())], edges
+            self.balanced = state.entries("balanced", edges[state.rank + 1] - edges[state.rank])
+
+    def _lopsided(self) -> bool:
         """One rank has far more of the result than the mean, or would miss the promised volume by it."""
+        state, counts, sizes = self.state, self.counts, self.sizes
         if state.ranks == 1:
             return False
         sent, received = gather_words(sizes)
@@ -128,56 +205,46 @@ class OkTopk:
         busiest = max(int((sent + counts.sum(1) - own).max()), int((received + counts.sum(0) - own).max()))
         return bool(int(sizes.max()) * state.ranks > self.balance * int(sizes.sum()) or busiest * state.entry_words > state.limit_words)
 
-    def _choose(
-        self, state: RankState, dense: NDArray[np.float32], base: int, anew: bool, stats: StepStats
-    ) -> Protocol[tuple[Entries, int, NDArray[np.int64]]]:
-        """Entries of this rank's region above the global threshold, the k-th magnitude, and how many every rank has."""
-        limit = int(MOST * state.k)
-        bits, room = dense.view(np.int32), state.entries("chosen", limit + 1)
-        if not anew:
-            found = sum(select_from(bits, base, np.int32(self.low), len(room), room))
-            stats.control_words += 2 * EDGES * (state.ranks - 1)
-            steps: NDArray[np.int64] = yield AllGather("edges", counts_by_edge(room, found, self.low))
-            sizes = steps[:, ::-1].cumsum(1)[:, ::-1]  # [rank, edge]
-            totals = sizes.sum(0)
-            edge = int(np.abs(totals - state.k).argmin())
-            if LEAST * state.k <= totals[edge] <= limit or (self.low == 1 and totals[0] <= limit):
-                low = self.low + (edge << STEP_BITS)
-                kept, _ = move_tail(room[:found], low - 1, 0, state.entries("dropped", found)) if edge else (found, 0)
-                return room[:kept], followed(low, int(totals[edge]), state.k), sizes[:, edge]
-        low, above = yield from global_threshold(state, bits, state.k, stats)
-        ties = max(0, state.k - above)
-        found = select_from(bits, base, np.int32(low), ties, room)
-        stats.control_words += 4 * (state.ranks - 1)
-        rows: NDArray[np.int64] = yield AllGather("sizes", np.array(found, np.int64))
-        shares = np.clip(ties - np.concatenate([[0], np.cumsum(rows[:-1, 1])]), 0, rows[:, 1])  # equal ones, rank by rank until there are k
-        stored = found[0] + min(found[1], ties)
-        kept, _ = move_tail(room[:stored], low, int(shares[state.rank]), state.entries("dropped", stored))
-        return room[:kept], low, rows[:, 0] + shares
+    # ---- equal blocks ---------------------------------------------------------------------------------------------------
+    def data(self, at: Place) -> Words:
+        if at.name in ("chosen", "kept"):
+            return self._part(self.state.rank, at.first)
+        if at.name == "block":
+            return self._part(at.first, self.state.rank)
+        return super().data(at)
 
-    def _blocks(self, state: RankState, chosen: Entries, sizes: NDArray[np.int64], stats: StepStats) -> Protocol[tuple[Entries, list[int]]]:
-        """Equal blocks of all entries in order: the one that this rank brings to the gathering, and everybody's lengths."""
-        total = int(sizes.sum())
-        stats.balanced = True
-        size = -(-total // state.ranks)
-        edges = [min(total, i * size) for i in range(state.ranks + 1)]
-        starts = [0, *accumulate(sizes.tolist())]
-        me = state.rank
-        room = state.entries("balanced", edges[me + 1] - edges[me])
-        sends, receives = [], []
-        for i in range(1, state.ranks):
-            to, source = (me + i) % state.ranks, (me - i) % state.ranks
-            low, high = max(starts[me], edges[to]), min(starts[me + 1], edges[to + 1])
-            if low < high:
-                sends.append(Message(to, chosen[low - starts[me] : high - starts[me]].reshape(-1)))
-            low, high = max(starts[source], edges[me]), min(starts[source + 1], edges[me + 1])
-            if low < high:
-                receives.append(Message(source, room[low - edges[me] : high - edges[me]].reshape(-1)))
-        ticket = yield Post("balance", tuple(sends), tuple(receives))
-        low, high = max(starts[me], edges[me]), min(starts[me + 1], edges[me + 1])
-        if low < high:
-            room[low - edges[me] : high - edges[me]] = chosen[low - starts[me] : high - starts[me]]
-        yield Wait(ticket)
-        stats.words_sent += sum(m.data.nbytes for m in sends) // 4
-        stats.words_received += sum(m.data.nbytes for m in receives) // 4
-        return room, [b - a for a, b in pairwise(edges)]
+    def _part(self, region: int, block: int) -> Words:
+        """What lies both in a rank's result and in a rank's block: of this rank's result, or else of its block."""
+        if self.parts is None:
+            return self.chosen[:0].reshape(-1)
+        starts, edges = self.parts
+        low, high = max(starts[region], edges[block]), min(starts[region + 1], edges[block + 1])
+        if low >= high:
+            return self.chosen[:0].reshape(-1)
+        if region == self.state.rank:
+            return self.chosen[low - starts[region] : high - starts[region]].reshape(-1)
+        return self.balanced[low - edges[block] : high - edges[block]].reshape(-1)
+
+    def encode_block(self, reads: tuple[Place, ...]) -> None:
+        """What this rank keeps for its own block."""
+        if self.parts is not None:
+            me = self.state.rank
+            starts, edges = self.parts
+            own = self._part(me, me).reshape(-1, 2)
+            first = max(starts[me], edges[me]) - edges[me]
+            self.balanced[first : first + len(own)] = own
+
+    def block(self) -> tuple[Words, list[int]]:
+        if self.parts is None:
+            return self.chosen.reshape(-1), (2 * self.sizes).tolist()
+        return self.balanced.reshape(-1), [2 * (b - a) for a, b in pairwise(self.parts[1])]
+
+    # ---- the end --------------------------------------------------------------------------------------------------------
+    def finish(self, reads: tuple[Place, ...]) -> None:
+        state, result = self.state, self.gathered().reshape(-1, 2)
+        state.given, state.given_size = clear_chosen(state.sums, self.entries, entry_values(self.entries), result)
+        self.local.commit()
+        self.low, self.kth = ahead(self.kth, self.now), self.now
+        self.regions, self.agreed = agreed_regions(self.inner, state.elements), True  # of this step's proposals, which all ranks have: no round
+        self.stats.global_threshold = value_of(self.now)
+        self.end(result, self.local.kth)

@@ -19,13 +19,17 @@ from numpy.typing import NDArray
 
 from ...errors import FormatError, UnknownName, UsageError
 from .assumption import measured_xi
-from .dense import Dense, dense_step
+from .dense import Dense
+from .exchange import Exchange
 from .gtopk import GTopk
 from .oktopk import OkTopk
-from .protocol import Protocol
+from .programs import program_of
+from .protocol import AllReduce, Protocol
+from .selection import ROOM
 from .state import RankState, StepStats, Update
 from .transport import TorchRunner
 from .unions import TopkA, TopkDsa, Zen
+from .walk import ExchangeWalk, Port
 
 __all__ = ["METHODS", "RankReducer", "SparseAllReduce"]
 
@@ -33,7 +37,7 @@ METHODS: dict[str, type[Any]] = {"oktopk": OkTopk, "topka": TopkA, "topkdsa": To
 
 
 class RankReducer:
-    """One rank's part without a transport: `protocol(gradient)` is a step, for a runner or the twin.
+    """One rank's part without a transport: `protocol(gradient, port)` is a step, for a runner or the twin.
 
     Args: elements of the gradient; k of them selected per rank (or `density`); a method of METHODS and its options (fields of its class);
     `warmup` first steps are dense; `wide`: 64-bit indices, which vectors beyond 2^31 elements need.
@@ -67,6 +71,9 @@ class RankReducer:
         self.state = RankState(rank=rank, ranks=ranks, elements=elements, k=k, wide=wide)
         self.name, self.method, self.warmup = method, METHODS[method](**options), warmup
         self.method.start(self.state)
+        self.dense = Dense()
+        self.dense.start(self.state)
+        self.walks: dict[str, ExchangeWalk] = {}  # by kind of step, compiled when the first comes
 
     @property
     def residual(self) -> NDArray[np.float32]:
@@ -79,17 +86,38 @@ class RankReducer:
         sparse = self.state.step - self.warmup
         return "dense" if sparse < 0 else str(self.method.kind(sparse))
 
-    def protocol(self, gradient: NDArray[np.float32]) -> Protocol[Update]:
+    def walk(self, kind: str) -> ExchangeWalk:
+        """Of the program of the cycle for such a step."""
+        if kind not in self.walks:
+            state, reach = self.state, 0
+            if getattr(self.method, "threshold", "") in ("gaussian", "sampled"):
+                reach = ROOM * state.k  # which end between more limits
+            program = program_of(self.name, kind, ranks=state.ranks, elements=state.elements, k=state.k, wide=state.wide, reach=reach)
+            self.walks[kind] = ExchangeWalk(program, state.rank, self._exchange(kind))
+        return self.walks[kind]
+
+    def _exchange(self, kind: str) -> Exchange:
+        exchange: Exchange = self.dense if kind == "dense" else self.method
+        return exchange
+
+    def protocol(self, gradient: NDArray[np.float32], port: Port) -> Protocol[Update]:
         """One step. Raises: UsageError for another size or type than agreed; and as `SparseAllReduce.step`."""
         state = self.state
         if gradient.dtype != np.float32 or gradient.shape != (state.elements,):
             what = f"{state.elements} float32, got {gradient.dtype} of shape {gradient.shape}"
             raise UsageError(f"the gradient must be {what}", where="gradient", hint="flatten it and convert it to float32")
-        stats = StepStats(step=state.step, kind=self.kind, limit_words=state.limit_words)
-        if stats.kind == "dense":
-            return dense_step(state, gradient, Dense.code, stats)
-        found: Protocol[Update] = self.method.step(state, gradient, stats)
-        return found
+        return self._step(gradient, port, self.kind)
+
+    def _step(self, gradient: NDArray[np.float32], port: Port, kind: str) -> Protocol[Update]:
+        exchange, walk = self._exchange(kind), self.walk(kind)
+        exchange.begin(gradient, StepStats(step=self.state.step, kind=kind, limit_words=self.state.limit_words))
+        yield from walk.steps(port)
+        if isinstance(exchange, Dense):
+            vector = exchange.vector()
+            yield AllReduce("dense", vector)
+            return exchange.end_with(vector)
+        assert exchange.result is not None
+        return exchange.result
 
     def state_dict(self) -> dict[str, Any]:
         """What to save: the residual and the count of steps. Thresholds and regions are found anew after loading."""
@@ -128,7 +156,7 @@ class SparseAllReduce(RankReducer):
             if gradient.device.type != "cpu":
                 raise UsageError(f"the gradient is on {gradient.device}", where="gradient", hint="copy it to host memory first")
             gradient = gradient.detach().numpy()
-        return self.runner.run(self.protocol(gradient), self.state.step)
+        return self.runner.run(self.protocol(gradient, self.runner), self.state.step, self.walk(self.kind).phase)
 
     def xi(self, gradient: torch.Tensor | NDArray[np.float32]) -> float:
         """Assumption 1 measured for the step that `gradient` would make; costs three dense all-reduces and changes nothing."""

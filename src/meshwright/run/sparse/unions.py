@@ -1,70 +1,76 @@
 """All-reduces whose result is the union of what ranks selected: TopkA, TopkDSA with its switch to dense blocks, and hashed regions (Zen).
 
 Everything that a rank selects is in the result, so all of it leaves the residual.
-Cite, deviations: `decide.collective.sparse.{topka, topkdsa, zen}`.
+Cite, deviations, programs: `decide.collective.sparse.{topka, topkdsa, zen}`.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ...errors import Unsupported
 from ...kernels.entries import clear_all, entry_values, merge_entries, rehash, scatter_hashed, select_from
-from .exchange import gather_blocks, greet, sum_regions
+from .exchange import Exchange
 from .oktopk import equal_regions
-from .protocol import AllGather, Protocol
-from .selection import LocalSelection, Selected, ThresholdKind, value_of
-from .state import Entries, RankState, StepStats, Update
+from .selection import LocalSelection, Selected, ThresholdKind
+from .state import Entries, RankState
+from .walk import Place, Words
 
-__all__ = ["TopkA", "TopkDsa", "Zen"]
+__all__ = ["TopkA", "TopkDsa", "Union", "Zen", "hash_factor", "merge_all"]
 
 
 @dataclass(kw_only=True)
-class _Union:
+class Union(Exchange):
     """Selection as in Ok-Topk, so that exchanges are compared and not thresholds."""
 
     period: int = 32
     threshold: ThresholdKind = "reuse"
 
     def start(self, state: RankState) -> None:
+        super().start(state)
         self.local = LocalSelection(self.threshold, state.k)
 
     def kind(self, sparse_step: int) -> str:
         return "thresholds" if sparse_step % self.period == 0 or not self.local.low else "steady"
 
-    def select(self, state: RankState, gradient: Any, stats: StepStats) -> Selected:
-        return self.local.select(state, gradient, anew=stats.kind == "thresholds")
+    def picked(self) -> Selected:
+        return self.local.select(self.state, self.gradient, anew=self.running == "thresholds")
 
-    def finish(self, state: RankState, sent: Entries, result: Entries, stats: StepStats) -> Update:
-        state.given, state.given_size = clear_all(state.sums, sent, entry_values(sent))
-        state.total = float(entry_values(result).sum(dtype=np.float64))
+    def give(self) -> None:
+        """Everything selected leaves the residual."""
+        self.state.given, self.state.given_size = clear_all(self.state.sums, self.entries, entry_values(self.entries))
+
+    def end_with(self, result: Entries) -> None:
         self.local.commit()
-        state.commit()
-        stats.selected, stats.result, stats.local_threshold = len(sent), len(result), value_of(self.local.kth)
-        return Update(elements=state.elements, ranks=state.ranks, entries=result.copy(), stats=stats)
+        self.end(result, self.local.kth)
+
+    def finish(self, reads: tuple[Place, ...]) -> None:
+        self.give()
+        self.end_with(self.united())
+
+    def united(self) -> Entries:
+        """The result, of what was gathered."""
+        return self.gathered().reshape(-1, 2)
 
 
 @dataclass(kw_only=True)
-class TopkA(_Union):
+class TopkA(Union):
     """Every rank gathers every rank's selection and adds them up."""
 
     code = 2
 
-    def step(self, state: RankState, gradient: Any, stats: StepStats) -> Protocol[Update]:
-        picked = self.select(state, gradient, stats)
-        rows = np.zeros(state.ranks, np.int64)
-        rows[state.rank] = len(picked.entries)
-        counts, _ = yield from greet(state, self.code, picked.wrong, rows, stats)
-        sizes = np.diag(counts).tolist()
-        gathered = (yield from gather_blocks(state, picked.entries.reshape(-1), [2 * x for x in sizes], stats)).reshape(-1, 2)
-        at = [0, *accumulate(sizes)]
-        parts = [gathered[a:b] for a, b in pairwise(at)]
-        return self.finish(state, picked.entries, merge_all(state, parts), stats)
+    def block(self) -> tuple[Words, list[int]]:
+        self.rows = np.diag(self.counts).tolist()
+        return self.entries.reshape(-1), [2 * rows for rows in self.rows]
+
+    def united(self) -> Entries:
+        gathered = self.gathered().reshape(-1, 2)
+        return merge_all(self.state, [gathered[a:b] for a, b in pairwise([0, *accumulate(self.rows)])])
 
 
 def merge_all(state: RankState, parts: list[Entries]) -> Entries:
@@ -86,44 +92,72 @@ def merge_all(state: RankState, parts: list[Entries]) -> Entries:
 
 
 @dataclass(kw_only=True)
-class TopkDsa(_Union):
+class _Summed(Union):
+    """Sums by regions that need no agreement, of which all are gathered."""
+
+    def ops(self) -> dict[str, Callable[[tuple[Place, ...]], None]]:
+        return super().ops() | {"global|select": self.choose, "sizes|merge": self.agree_sizes}
+
+    def agree(self, reads: tuple[Place, ...]) -> None:
+        super().agree(reads)
+        self.sums_from(self.counts)
+
+    def most(self) -> int:
+        """Room for entries of this rank's sums."""
+        raise NotImplementedError
+
+    def choose(self, reads: tuple[Place, ...]) -> None:
+        """All sums that are not zero."""
+        room = self.state.entries("chosen", self.most())
+        above, equal = select_from(self.dense.view(np.int32), self.base, np.int32(1), len(room), room)
+        self.chosen, self.found = room, above + equal
+        self.table("sizes", np.array([self.found], np.int64))
+
+    def agree_sizes(self, reads: tuple[Place, ...]) -> None:
+        self.rows: NDArray[np.int64] = self.tables["sizes"][:, 0]
+
+
+@dataclass(kw_only=True)
+class TopkDsa(_Summed):
     """Sums by equal regions; a region is gathered as entries, or as it is where that is shorter (SparCML's switch)."""
 
     code = 3
 
-    def step(self, state: RankState, gradient: Any, stats: StepStats) -> Protocol[Update]:
-        picked = self.select(state, gradient, stats)
-        regions = equal_regions(state.elements, state.ranks)
-        rows = np.diff(np.searchsorted(picked.entries[:, 0], regions))
-        counts, _ = yield from greet(state, self.code, picked.wrong, rows, stats)
-        base, end = int(regions[state.rank]), int(regions[state.rank + 1])
-        dense = state.room("region", end - base, np.float32)
-        yield from sum_regions(state, picked.entries, counts, dense, base, stats)
-        bits = dense.view(np.int32)
-        wide = state.entry_words
-        room = state.entries("chosen", len(dense) // wide + 1)
-        above, equal = select_from(bits, base, np.int32(1), len(room), room)
-        found = above + equal
-        own = room[:found].reshape(-1).view(np.int32) if found * wide <= len(dense) else bits
-        stats.control_words += 2 * (state.ranks - 1)
-        lengths: NDArray[np.int64] = yield AllGather("sizes", np.array([found], np.int64))
-        sizes = np.minimum(lengths[:, 0] * wide, np.diff(regions)).tolist()
-        gathered = yield from gather_blocks(state, own, sizes, stats)
+    def start(self, state: RankState) -> None:
+        super().start(state)
+        self.regions = equal_regions(state.elements, state.ranks)
+
+    def outgoing(self, entries: Entries) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        return np.diff(np.searchsorted(entries[:, 0], self.regions)), super().outgoing(entries)[1]
+
+    def region(self) -> tuple[int, int]:
+        return int(self.regions[self.state.rank]), int(self.regions[self.state.rank + 1])
+
+    def most(self) -> int:
+        return len(self.dense) // self.state.entry_words + 1
+
+    def block(self) -> tuple[Words, list[int]]:
+        wide = self.state.entry_words
+        own = self.chosen[: self.found].reshape(-1).view(np.int32) if self.found * wide <= len(self.dense) else self.dense.view(np.int32)
+        return own, np.minimum(self.rows * wide, np.diff(self.regions)).tolist()
+
+    def united(self) -> Entries:
+        state, gathered = self.state, self.gathered()
         at, parts = 0, []
-        for rank, size in enumerate(sizes):
+        for rank, (size, rows) in enumerate(zip(self.lengths, self.rows.tolist(), strict=True)):
             block = gathered[at : at + size]
             at += size
-            if int(lengths[rank, 0]) * wide <= int(regions[rank + 1] - regions[rank]):
+            if rows * state.entry_words <= int(self.regions[rank + 1] - self.regions[rank]):
                 parts.append(block.view(np.int64 if state.wide else np.int32).reshape(-1, 2))
                 continue
-            listed = state.entries(f"listed{rank}", int(lengths[rank, 0]))
-            select_from(block, int(regions[rank]), np.int32(1), len(listed), listed)
+            listed = state.entries(f"listed{rank}", rows)
+            select_from(block, int(self.regions[rank]), np.int32(1), len(listed), listed)
             parts.append(listed)
-        return self.finish(state, picked.entries, np.concatenate(parts), stats)
+        return np.concatenate(parts)
 
 
 @dataclass(kw_only=True)
-class Zen(_Union):
+class Zen(_Summed):
     """Sums by hashed regions: balanced for any pattern that the hash does not know, without agreeing on boundaries."""
 
     code = 4
@@ -137,28 +171,30 @@ class Zen(_Union):
         self.factor = hash_factor(n)
         self.back = pow(self.factor, -1, n) if n > 1 else 0
 
-    def step(self, state: RankState, gradient: Any, stats: StepStats) -> Protocol[Update]:
-        picked = self.select(state, gradient, stats)
-        n, length = state.elements, self.length
-        grouped = state.entries("grouped", len(picked.entries))
-        starts = np.zeros(state.ranks + 1, np.int64)
-        scatter_hashed(picked.entries, self.factor, 0, n, length, starts, grouped)
-        counts, _ = yield from greet(state, self.code, picked.wrong, np.diff(starts), stats)
-        base = state.rank * length
-        dense = state.room("region", max(0, min(n, base + length) - base), np.float32)
+    def outgoing(self, entries: Entries) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """Entries are sent in the order of their owners; those of the selection stay."""
+        self.grouped = self.state.entries("grouped", len(entries))
+        starts = np.zeros(self.state.ranks + 1, np.int64)
+        scatter_hashed(entries, self.factor, 0, self.state.elements, self.length, starts, self.grouped)
+        return np.diff(starts), super().outgoing(entries)[1]
 
-        def places(entries: Entries) -> None:
-            rehash(entries, self.factor, 0, n)
+    def outgoing_entries(self) -> Entries:
+        return self.grouped
 
-        yield from sum_regions(state, grouped, counts, dense, base, stats, places)
-        room = state.entries("chosen", min(len(dense), int(counts[:, state.rank].sum())))
-        above, equal = select_from(dense.view(np.int32), base, np.int32(1), len(room), room)
-        own = room[: above + equal]
-        rehash(own, self.back, 0, n)
-        stats.control_words += 2 * (state.ranks - 1)
-        lengths: NDArray[np.int64] = yield AllGather("sizes", np.array([len(own)], np.int64))
-        result = yield from gather_blocks(state, own.reshape(-1), (2 * lengths[:, 0]).tolist(), stats)
-        return self.finish(state, picked.entries, result.reshape(-1, 2), stats)
+    def region(self) -> tuple[int, int]:
+        base = self.state.rank * self.length
+        return base, base + max(0, min(self.state.elements, base + self.length) - base)
+
+    def places(self, entries: Entries) -> None:
+        rehash(entries, self.factor, 0, self.state.elements)
+
+    def most(self) -> int:
+        return min(len(self.dense), int(self.counts[:, self.state.rank].sum()))
+
+    def block(self) -> tuple[Words, list[int]]:
+        own = self.chosen[: self.found]
+        rehash(own, self.back, 0, self.state.elements)
+        return own.reshape(-1), (2 * self.rows).tolist()
 
 
 def hash_factor(n: int) -> int:

@@ -5,12 +5,12 @@ from __future__ import annotations
 from ...strategies import found, named
 from .gtopk import GTopk
 from .oktopk import OkTopk
-from .problem import SparsePlan, SparseProblem, SparseStrategy
+from .problem import SparsePlan, SparseProblem, SparseSizes, SparseStrategy
 from .topka import TopkA
 from .topkdsa import TopkDsa
 from .zen import Zen
 
-__all__ = ["NAMES", "STRATEGIES", "SparsePlan", "SparseProblem", "SparseStrategy", "strategy"]
+__all__ = ["NAMES", "STRATEGIES", "SparsePlan", "SparseProblem", "SparseSizes", "SparseStrategy", "strategy"]
 
 STRATEGIES: tuple[type[SparseStrategy], ...] = (OkTopk, TopkA, TopkDsa, GTopk, Zen)
 NAMES = named(STRATEGIES)

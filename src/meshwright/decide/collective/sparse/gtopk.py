@@ -15,9 +15,8 @@ from typing import ClassVar
 
 from ....cite import Cite
 from ....program.builder import StepRef
-from ..problem import options_of
-from .phases import Phases, two_programs
-from .problem import SparsePlan, SparseProblem, SparseStrategy
+from .phases import Phases, planned
+from .problem import SparsePlan, SparseProblem, SparseSizes, SparseStrategy
 
 __all__ = ["CITE", "DEVIATIONS", "GTopk"]
 
@@ -35,42 +34,43 @@ class GTopk(SparseStrategy):
     name: ClassVar[str] = "gtopk"
     cite: ClassVar[Cite] = CITE
 
+    kinds: ClassVar[tuple[str, ...]] = ("steady", "thresholds")
+
     period: int = 32
 
     def plan(self, problem: SparseProblem) -> SparsePlan:
-        n, k = len(problem.ranks), problem.k
+        words = 2 * problem.k * ceil(log2(len(problem.ranks))) * problem.entry_bytes / 8  # the root's
+        return planned(self, problem, words)
 
-        def build(exact: bool) -> Phases:
-            p = Phases(problem, "gtopk", regions=1)
-            kept = p.select(exact=exact)
-            p.headers()
-            counts = [p.b.buffer(r, chunks=1, chunk_bytes=8, name=f"count:{r}") for r in range(n)]
-            parent: dict[int, int] = {}
+    def phases(self, sizes: SparseSizes, kind: str) -> Phases:
+        n, k = sizes.ranks, sizes.k
+        p = Phases(sizes, "gtopk", regions=1)
+        kept = p.select(exact="thresholds" in kind)
+        p.headers()
+        counts = [p.b.buffer(r, chunks=1, chunk_bytes=8, name=f"count:{r}") for r in range(n)]
 
-            def send(source: int, target: int, into: int, name: str, sent: list[StepRef], taken: list[StepRef]) -> StepRef:
-                p.move(source, target, (counts[source], 0), (counts[target], 0), 1, -1, sent=sent, taken=taken)
-                return p.move(source, target, (kept[source], 0), (into, 0), 1, p.symbol(f"{name} {source}->{target}", k, k), sent=sent)
+        def send(source: int, target: int, into: int, name: str, sent: list[StepRef], taken: list[StepRef]) -> StepRef:
+            """A count, then so many entries."""
+            counted = p.move(source, target, (counts[source], 0), (counts[target], 0), 1, -1, sent=sent, taken=taken).got
+            size = p.symbol(f"{name} {source}->{target}", k, k)
+            return p.move(source, target, (kept[source], 0), (into, 0), 1, size, sent=sent, taken=[counted]).got
 
-            distance = 1
-            while distance < n:
-                for r in range(0, n - distance, 2 * distance):
-                    other, merged = p.room(r, 1, k, f"other{distance}"), p.room(r, 1, 2 * k, f"merged{distance}")
-                    got = send(r + distance, r, other, "up", p.ready[r + distance], p.ready[r])
-                    p.ready[r] = [p.op(r, ("tree", "merge"), [(kept[r], 0, 1), (other, 0, 1)], [(merged, 0, 1)], 48 * k, after=[*p.ready[r], got])]
-                    kept[r], parent[r + distance] = merged, r
-                distance *= 2
-            while distance > 1:
-                distance //= 2
-                for r in range(0, n - distance, 2 * distance):
-                    child = r + distance
-                    result = p.room(child, 1, k, "below")
-                    got = send(r, child, result, "down", p.ready[r], p.ready[child])
-                    kept[child], p.ready[child] = result, [got]
-            for r in range(n):
-                p.op(r, ("result", "decode"), [(kept[r], 0, 1)], [(p.outputs[r], 0, 1)], 24 * k, after=p.ready[r])
-            p.promise()
-            return p
-
-        words = 2 * k * ceil(log2(n)) * problem.entry_bytes / 8  # the root's
-        programs, works = two_programs(build)
-        return SparsePlan(strategy=self.name, programs=programs, usual="steady", words=words, works=works, options=options_of(self))
+        distance = 1
+        while distance < n:
+            for r in range(0, n - distance, 2 * distance):
+                other, merged = p.room(r, 1, k, f"other{distance}"), p.room(r, 1, 2 * k, f"merged{distance}")
+                got = send(r + distance, r, other, "up", p.ready[r + distance], p.ready[r])
+                p.ready[r] = [p.op(r, ("tree", "merge"), [(kept[r], 0, 1), (other, 0, 1)], [(merged, 0, 1)], 48 * k, after=[*p.ready[r], got])]
+                kept[r] = merged
+            distance *= 2
+        while distance > 1:
+            distance //= 2
+            for r in range(0, n - distance, 2 * distance):
+                child = r + distance
+                result = p.room(child, 1, k, "below")
+                got = send(r, child, result, "down", p.ready[r], p.ready[child])
+                kept[child], p.ready[child] = result, [got]
+        for r in range(n):
+            p.op(r, ("result", "decode"), [(kept[r], 0, 1)], [(p.outputs[r], 0, 1)], 24 * k, after=p.ready[r])
+        p.promise()
+        return p

@@ -21,12 +21,10 @@ from typing import ClassVar
 
 from ....cite import Cite
 from ....errors import Unsupported, UsageError
-from ....program.program import Program
-from ..problem import options_of
-from .phases import EDGES, Phases
-from .problem import SparsePlan, SparseProblem, SparseStrategy
+from .phases import EDGES, Phases, planned
+from .problem import SparsePlan, SparseProblem, SparseSizes, SparseStrategy
 
-__all__ = ["CITE", "DEVIATIONS", "KINDS", "OkTopk"]
+__all__ = ["CITE", "DEVIATIONS", "OkTopk"]
 
 CITE = Cite(
     key="li2022oktopk", title="Near-Optimal Sparse Allreduce for Distributed Deep Learning", authors="Shigang Li, Torsten Hoefler", year=2022,
@@ -36,7 +34,6 @@ DEVIATIONS = (
     "thresholds follow the k-th magnitude", "sizes for 128 thresholds at once", "exact thresholds from histograms",
     "regions follow every step's proposals", "ties rank by rank",
 )  # fmt: skip
-KINDS = ("steady", "thresholds", "regions", "thresholds+regions")
 MAX_RANKS = 64
 
 
@@ -46,6 +43,8 @@ class OkTopk(SparseStrategy):
 
     name: ClassVar[str] = "oktopk"
     cite: ClassVar[Cite] = CITE
+
+    kinds: ClassVar[tuple[str, ...]] = ("steady", "thresholds", "regions", "thresholds+regions")
 
     period: int = 32
     region_period: int = 64
@@ -57,30 +56,26 @@ class OkTopk(SparseStrategy):
             raise UsageError("periods and balance must be >= 1", where="oktopk")
         if len(problem.ranks) > MAX_RANKS:
             raise Unsupported(f"{len(problem.ranks)} ranks, the headers of Ok-Topk are for {MAX_RANKS}", hint="sum inside servers first")
-        works: dict[str, object] = {}
-        programs = {kind: self._program(problem, kind, works) for kind in KINDS}
         n = len(problem.ranks)
-        return SparsePlan(
-            strategy=self.name, programs=programs, usual="steady", words=4 * problem.k * (n - 1) / n * problem.entry_bytes / 8,
-            works=works, options=options_of(self), notes={"limit_words": problem.limit_words},  # type: ignore[arg-type]
-        )  # fmt: skip
+        words = 4 * problem.k * (n - 1) / n * problem.entry_bytes / 8
+        return planned(self, problem, words, {"limit_words": problem.limit_words})
 
-    def _program(self, problem: SparseProblem, kind: str, works: dict[str, object]) -> Program:
-        n, exact = len(problem.ranks), "thresholds" in kind
-        p = Phases(problem, f"oktopk {kind}", regions=n, parts=n)
+    def phases(self, sizes: SparseSizes, kind: str) -> Phases:
+        """Counts are gathered again where regions are new, which a step may also decide by what its headers say; exact thresholds likewise."""
+        n, exact = sizes.ranks, "thresholds" in kind
+        p = Phases(sizes, f"oktopk {kind}", regions=n, parts=n)
         picked = p.select(exact=exact)
         p.headers()
-        if "regions" in kind:
-            p.gather_counts("counts", 8 * n)
-        sums = p.sum_regions(picked)
+        p.gather_counts("counts", 8 * n, always="regions" in kind)
+        kept = p.sum_regions(picked)
         if not exact:
+            kept = p.choose(kept, sizes.most)
             p.gather_counts("edges", 8 * EDGES)
-        p.histograms(always=exact)
-        chosen = p.choose(sums, problem.most)
-        p.gather_counts("histogram, then sizes", 16, always=exact)
-        blocks = p.balance(chosen)
-        rooms = p.gather(blocks, n, problem.k / n, problem.most)
+        p.histograms(kept, always=exact)
+        kept = p.choose(kept, sizes.most, again=not exact)
+        p.gather_counts("sizes", 16, always=exact)
+        blocks = p.balance(kept)
+        rooms = p.gather(blocks, n, sizes.k / n, sizes.most)
         # chunk (region j, part q) of the result lies in the block of rank q, at j
-        p.finish(rooms, [(c % n) * n + c // n for c in range(n * n)], problem.k)
-        works.update(p.works)
-        return p.b.build()
+        p.finish(rooms, [(c % n) * n + c // n for c in range(n * n)], sizes.k)
+        return p

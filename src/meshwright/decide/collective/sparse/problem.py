@@ -14,9 +14,37 @@ from ....graph.graph import Work
 from ....program.program import Program
 from ...strategies import Listed
 
-__all__ = ["MOST", "SparsePlan", "SparseProblem", "SparseStrategy"]
+__all__ = ["MOST", "SparsePlan", "SparseProblem", "SparseSizes", "SparseStrategy"]
 
 MOST = 4, 3  # times k: more entries are never sent, nor kept of a sum (`run.sparse.selection.MOST`)
+
+
+@dataclass(frozen=True, kw_only=True)
+class SparseSizes:
+    """What the programs of an exchange are made of. `ranks`: their number. `wide`: 64-bit indices although 32 bits would do. `reach`: entries that a
+    rank may select where that is more than usual; 0: as MOST says. The rest as in `SparseProblem`."""
+
+    ranks: int
+    elements: int
+    k: int
+    overlap: float = 0.3
+    wide: bool = False
+    reach: int = 0
+
+    @property
+    def entry_bytes(self) -> int:
+        """An index and a value: 8, or 16 where indices need 64 bits."""
+        return 16 if self.wide or self.elements > 1 << 31 else 8
+
+    @property
+    def most(self) -> int:
+        """Entries that a rank may send, or a sum may keep."""
+        return min(self.elements, max(self.reach, MOST[0] * self.k // MOST[1] + 1))
+
+    def union(self, ranks: int) -> int:
+        """Expected entries of the union of so many ranks' selections."""
+        apart = self.elements * (1 - (1 - self.k / self.elements) ** ranks)
+        return min(self.elements, round(self.overlap * self.k + (1 - self.overlap) * apart))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -25,7 +53,8 @@ class SparseProblem:
 
     overlap: share of a rank's selection that all ranks have in common (their union decides what the result weighs); the rest is independent.
     cost: prices of the ops "local|select" (a pass over the vector), "exact|select" (with an exact threshold), "region|accumulate",
-    "global|select", "result|decode", "result|merge", "tree|merge" and of messages; what it does not price is priced by bytes.
+    "global|select", "sums|merge" (finding those that are not zero), "result|decode", "result|merge", "tree|merge" and of messages; what it does not
+    price is priced by bytes.
     Raises: UsageError, UnknownName.
     """
 
@@ -50,19 +79,12 @@ class SparseProblem:
             raise UsageError(f"must be 0..1, got {self.overlap:g}", where="overlap")
 
     @property
-    def entry_bytes(self) -> int:
-        """An index and a value: 8, or 16 where indices need 64 bits."""
-        return 8 if self.elements <= 1 << 31 else 16
+    def sizes(self) -> SparseSizes:
+        return SparseSizes(ranks=len(self.ranks), elements=self.elements, k=self.k, overlap=self.overlap)
 
     @property
-    def most(self) -> int:
-        """Entries that a rank may send, or a sum may keep."""
-        return min(self.elements, MOST[0] * self.k // MOST[1] + 1)
-
-    def union(self, ranks: int) -> int:
-        """Expected entries of the union of so many ranks' selections."""
-        apart = self.elements * (1 - (1 - self.k / self.elements) ** ranks)
-        return min(self.elements, round(self.overlap * self.k + (1 - self.overlap) * apart))
+    def entry_bytes(self) -> int:
+        return self.sizes.entry_bytes
 
     @property
     def limit_words(self) -> float:

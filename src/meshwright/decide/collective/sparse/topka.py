@@ -12,9 +12,8 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from ....cite import Cite
-from ..problem import options_of
-from .phases import Phases, two_programs
-from .problem import SparsePlan, SparseProblem, SparseStrategy
+from .phases import Phases, planned
+from .problem import SparsePlan, SparseProblem, SparseSizes, SparseStrategy
 
 __all__ = ["CITE", "DEVIATIONS", "TopkA"]
 
@@ -32,19 +31,18 @@ class TopkA(SparseStrategy):
     name: ClassVar[str] = "topka"
     cite: ClassVar[Cite] = CITE
 
+    kinds: ClassVar[tuple[str, ...]] = ("steady", "thresholds")
+
     period: int = 32
 
     def plan(self, problem: SparseProblem) -> SparsePlan:
-        n = len(problem.ranks)
+        return planned(self, problem, 2 * problem.k * (len(problem.ranks) - 1) * problem.entry_bytes / 8)
 
-        def build(exact: bool) -> Phases:
-            p = Phases(problem, "topka", regions=1)
-            picked = p.select(exact=exact)
-            p.headers()
-            rooms = p.gather(picked, 1, problem.k, n * problem.most)
-            p.finish(rooms, list(range(n)), n * problem.k)
-            return p
-
-        words = 2 * problem.k * (n - 1) * problem.entry_bytes / 8
-        programs, works = two_programs(build)
-        return SparsePlan(strategy=self.name, programs=programs, usual="steady", words=words, works=works, options=options_of(self))
+    def phases(self, sizes: SparseSizes, kind: str) -> Phases:
+        n = sizes.ranks
+        p = Phases(sizes, "topka", regions=1)
+        picked = p.select(exact="thresholds" in kind)
+        p.headers()
+        rooms = p.gather(picked, 1, sizes.k, n * sizes.most)
+        p.finish(rooms, list(range(n)), n * sizes.k)
+        return p

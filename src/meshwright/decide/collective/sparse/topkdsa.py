@@ -12,9 +12,8 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from ....cite import Cite
-from ..problem import options_of
-from .phases import Phases, two_programs
-from .problem import SparsePlan, SparseProblem, SparseStrategy
+from .phases import Phases, planned
+from .problem import SparsePlan, SparseProblem, SparseSizes, SparseStrategy
 from .topka import CITE
 
 __all__ = ["CITE", "DEVIATIONS", "TopkDsa"]
@@ -29,23 +28,31 @@ class TopkDsa(SparseStrategy):
     name: ClassVar[str] = "topkdsa"
     cite: ClassVar[Cite] = CITE
 
+    kinds: ClassVar[tuple[str, ...]] = ("steady", "thresholds")
+
     period: int = 32
 
     def plan(self, problem: SparseProblem) -> SparsePlan:
-        n, entry = len(problem.ranks), problem.entry_bytes
-        dense = -(-4 * problem.elements // entry)  # the whole vector's bytes, counted in entries
-        expected = min(problem.union(n), dense)
+        n = len(problem.ranks)
+        return planned(self, problem, (2 * problem.k + 2 * _expected(problem.sizes)) * (n - 1) / n * problem.entry_bytes / 8)
 
-        def build(exact: bool) -> Phases:
-            p = Phases(problem, "topkdsa", regions=n)
-            picked = p.select(exact=exact)
-            p.headers()
-            chosen = p.choose(p.sum_regions(picked), min(n * problem.most, dense))
-            p.gather_counts("sizes", 8)
-            rooms = p.gather(chosen, 1, expected / n, min(n * problem.most, dense))
-            p.finish(rooms, list(range(n)), expected)
-            return p
+    def phases(self, sizes: SparseSizes, kind: str) -> Phases:
+        n, expected, most = sizes.ranks, _expected(sizes), min(sizes.ranks * sizes.most, _dense(sizes))
+        p = Phases(sizes, "topkdsa", regions=n)
+        picked = p.select(exact="thresholds" in kind)
+        p.headers()
+        chosen = p.choose(p.sum_regions(picked), most)
+        p.gather_counts("sizes", 8)
+        rooms = p.gather(chosen, 1, expected / n, most)
+        p.finish(rooms, list(range(n)), expected)
+        return p
 
-        words = (2 * problem.k + 2 * expected) * (n - 1) / n * entry / 8
-        programs, works = two_programs(build)
-        return SparsePlan(strategy=self.name, programs=programs, usual="steady", words=words, works=works, options=options_of(self))
+
+def _dense(sizes: SparseSizes) -> int:
+    """The whole vector's bytes, counted in entries."""
+    return -(-4 * sizes.elements // sizes.entry_bytes)
+
+
+def _expected(sizes: SparseSizes) -> int:
+    """Entries of the result."""
+    return min(sizes.union(sizes.ranks), _dense(sizes))

@@ -15,9 +15,8 @@ from typing import ClassVar
 
 from ....cite import Cite
 from ....errors import Unsupported
-from ..problem import options_of
-from .phases import Phases, two_programs
-from .problem import SparsePlan, SparseProblem, SparseStrategy
+from .phases import Phases, planned
+from .problem import SparsePlan, SparseProblem, SparseSizes, SparseStrategy
 
 __all__ = ["CITE", "DEVIATIONS", "Zen"]
 
@@ -35,24 +34,24 @@ class Zen(SparseStrategy):
     name: ClassVar[str] = "zen"
     cite: ClassVar[Cite] = CITE
 
+    kinds: ClassVar[tuple[str, ...]] = ("steady", "thresholds")
+
     period: int = 32
 
     def plan(self, problem: SparseProblem) -> SparsePlan:
         """Raises: Unsupported from 2^31 elements on."""
         if problem.elements >= 1 << 31:
             raise Unsupported(f"hashed regions of {problem.elements} elements", where="zen", hint="use oktopk beyond 2^31 elements")
-        n, expected = len(problem.ranks), problem.union(len(problem.ranks))
+        n = len(problem.ranks)
+        return planned(self, problem, (2 * problem.k + 2 * problem.sizes.union(n)) * (n - 1) / n)
 
-        def build(exact: bool) -> Phases:
-            p = Phases(problem, "zen", regions=n)
-            picked = p.select(exact=exact)
-            p.headers()
-            chosen = p.choose(p.sum_regions(picked), n * problem.most)
-            p.gather_counts("sizes", 8)
-            rooms = p.gather(chosen, 1, expected / n, n * problem.most)
-            p.finish(rooms, list(range(n)), expected)
-            return p
-
-        words = (2 * problem.k + 2 * expected) * (n - 1) / n
-        programs, works = two_programs(build)
-        return SparsePlan(strategy=self.name, programs=programs, usual="steady", words=words, works=works, options=options_of(self))
+    def phases(self, sizes: SparseSizes, kind: str) -> Phases:
+        n, expected = sizes.ranks, sizes.union(sizes.ranks)
+        p = Phases(sizes, "zen", regions=n)
+        picked = p.select(exact="thresholds" in kind)
+        p.headers()
+        chosen = p.choose(p.sum_regions(picked), n * sizes.most)
+        p.gather_counts("sizes", 8)
+        rooms = p.gather(chosen, 1, expected / n, n * sizes.most)
+        p.finish(rooms, list(range(n)), expected)
+        return p
