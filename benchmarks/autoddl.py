@@ -90,14 +90,24 @@ def calibrate(nets: list[str]) -> None:
     import torch.distributed as dist
 
     from meshwright.capture.forward import trace_forward
-    from meshwright.run.dtensor.worker import mesh_place
+    from meshwright.lower.sharding import Redistribution
+    from meshwright.run.dtensor.redistribute import LoneRedistribution
+    from meshwright.run.executor.transport import own_transport
 
     torch.set_num_threads(1)
     dist.init_process_group("gloo")
-    place = mesh_place((dist.get_world_size(),), dist.get_rank(), "cpu")
-    exchange_s = {n: _middle(lambda n=n: place.wires.all_reduce(0, torch.ones(n), "calibrate"), 15) for n in MESSAGES}
-    pairs = mesh_place((dist.get_world_size() // 2, 2), dist.get_rank(), "cpu")
-    pair_s = _middle(lambda: pairs.wires.all_reduce(1, torch.ones(MESSAGES[0]), "calibrate"), 15)
+    world, rank = dist.get_world_size(), dist.get_rank()
+    transport = own_transport(rank, torch.device("cpu"))
+
+    def all_reduce_s(sizes: tuple[int, ...], elements: int) -> float:
+        """Over the last axis of a mesh."""
+        state = ("B",) * (len(sizes) - 1) + ("P",)
+        way = Redistribution(((elements,),) * world, state, ((len(sizes) - 1, "B"),), "calibrate")
+        alone, piece = LoneRedistribution(sizes, rank, way, "float32", transport), torch.ones(elements)
+        return _middle(lambda: alone.run(piece), 15)
+
+    exchange_s = {n: all_reduce_s((world,), n) for n in MESSAGES}
+    pair_s = all_reduce_s((world // 2, 2), MESSAGES[0])
     serial_s = {}
     for net in nets:
         traced = trace_forward(f"{Path(__file__).resolve()}:{net}", device="cpu")

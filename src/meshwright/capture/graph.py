@@ -17,16 +17,17 @@ import msgspec
 import torch
 
 from meshwright.errors import CaptureError, MeshwrightError, UnknownName, UsageError
-from meshwright.graph.graph import JointNode, OpGraph, OpNode, Parameter, Work
+from meshwright.graph.graph import GraphValue, JointNode, OpGraph, OpNode, Parameter, Work
 from meshwright.graph.scale import scaling_between
 
 from .diagnose import module_in
 from .forward import TracedForward, build_objective, trace_forward, trace_objective
 from .joint import Joint, joint_by_aot, joint_by_make_fx
-from .nodes import StorageTable, forward_nodes, operands, target_name, value_of
+from .nodes import StorageTable, forward_nodes, json_argument, operands, target_name, value_of
 from .opaque import measured_work
 from .resolve import user_location
 from .torch_private import uncompiled_graphs
+from .work import tensors_in
 
 __all__ = ["METHODS", "capture", "executed_graph"]
 
@@ -70,13 +71,25 @@ def capture(
 
 
 def executed_graph(traced: TracedForward) -> OpGraph:
-    """What a trace executes, without sizes and work: the same fingerprint and outline as the model's captured graph, at no cost."""
+    """What a trace executes, without work and storages: the same fingerprint and outline as the model's captured graph, at no cost."""
     calls = [n for n in traced.graph_module.graph.nodes if n.op == "call_function"]
-    nodes = tuple(OpNode(name=n.name, target=target_name(n.target), module=traced.module_paths[n.name], inputs=operands(n)) for n in calls)
+    nodes = tuple(
+        OpNode(
+            name=n.name, target=target_name(n.target), module=traced.module_paths[n.name], inputs=operands(n),
+            args=[json_argument(a) for a in n.args], kwargs={k: json_argument(v) for k, v in n.kwargs.items()},
+            outputs=tuple(_shape_of(x) for x in tensors_in(n.meta.get("val"))),
+        )
+        for n in calls
+    )  # fmt: skip
     return OpGraph(
-        model=traced.model, method="export" if traced.method == "export" else "opaque", batch_size=traced.batch_size, loss=traced.loss, inputs=(),
+        model=traced.model, method="export" if traced.method == "export" else "opaque", batch_size=traced.batch_size, loss=traced.loss,
+        inputs=tuple(_shape_of(x) for x in traced.inputs), buffers=tuple(_parameter(n, b, ()) for n, b in traced.buffers.items()),
         parameters=tuple(_parameter(n, p, traced.aliases.get(n, ())) for n, p in traced.parameters.items()), nodes=nodes,
     )  # fmt: skip
+
+
+def _shape_of(x: torch.Tensor) -> GraphValue:
+    return GraphValue(shape=tuple(int(d) for d in x.shape), dtype=str(x.dtype).removeprefix("torch."), storage=-1)
 
 
 @contextlib.contextmanager

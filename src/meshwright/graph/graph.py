@@ -17,10 +17,12 @@ import msgspec
 
 from ..notebook_repr import repr_html
 
-__all__ = ["GraphValue", "JointNode", "OpGraph", "OpNode", "Parameter", "Scaling", "Storage", "Work"]
+__all__ = ["GraphValue", "JointNode", "OpGraph", "OpNode", "Parameter", "Scaling", "Storage", "Work", "operator_name"]
 
 SCHEMA = "meshwright.graph"
 VERSION = 1
+CONSTANT = ("detach", "zeros_like", "ones_like", "full_like", "empty_like")  # no gradient flows back
+MUTATING = ("add_", "batch_norm", "copy_", "mul_", "sub_")
 
 
 class _Record(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -87,6 +89,16 @@ class OpNode(_Record, frozen=True, kw_only=True):
     backward: Work = Work()  # every backward call this node causes
     saved: tuple[int, ...] = ()  # storages autograd keeps for its backward, parameters excluded, each counted at its first saver
     random: bool = False  # draws random numbers (dropout)
+
+    @property
+    def passes_gradient(self) -> bool:
+        """Whether its result has a gradient where an operand has one."""
+        return bool(self.outputs) and self.outputs[0].dtype.startswith(("float", "bfloat")) and operator_name(self.target) not in CONSTANT
+
+    @property
+    def mutates_buffers(self) -> bool:
+        """Whether buffers of the module among its operands are overwritten."""
+        return self.target.count(".") > 0 and self.target.split(".")[1] in MUTATING
 
 
 class JointNode(_Record, frozen=True, kw_only=True):
@@ -166,3 +178,7 @@ class OpGraph(_Record, frozen=True, kw_only=True):
         return hashlib.sha256(msgspec.json.encode(parts, order="deterministic")).hexdigest()[:16]
 
 
+def operator_name(target: str) -> str:
+    """`aten.linear.default` -> `linear`; in-place forms keep their underscore off: they are run out of place."""
+    name = target.split(".")[1] if target.count(".") else target
+    return name.rstrip("_") or name

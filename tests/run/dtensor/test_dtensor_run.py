@@ -74,15 +74,18 @@ from torch.distributed.tensor import distribute_tensor
 from torch.distributed.device_mesh import init_device_mesh
 from meshwright.decide.layout.autoddl.mesh import Axis, Mesh
 from meshwright.decide.layout.autoddl.redistribute import Redistributor, step_sent
-from meshwright.decide.layout.autoddl.sbp import valid
+from meshwright.plan.sbp import coordinates, valid
 from meshwright.run.dtensor.placements import placement_of
-from meshwright.run.dtensor.redistribute import apply_steps, cut
-from meshwright.run.dtensor.worker import mesh_place
+from meshwright.lower.sharding import Redistribution
+from meshwright.run.dtensor.pieces import Place, cut
+from meshwright.run.dtensor.redistribute import LoneRedistribution
+from meshwright.run.executor.transport import own_transport
 import os
 sizes = tuple(map(int, sys.argv[1].split("x")))
 rank = int(os.environ["RANK"])
 dist.init_process_group("gloo")
-place = mesh_place(sizes, rank, "cpu")
+transport = own_transport(rank, torch.device("cpu"))
+place = Place(sizes, list(coordinates(sizes))[rank])
 device_mesh = init_device_mesh("cpu", sizes)
 redistribute = Redistributor(Mesh(tuple(Axis(p, 1e-9, 1e-6, 1e-6) for p in sizes)))
 done = 0
@@ -91,15 +94,17 @@ for shape in ((8, 4), (7, 6)):
     states = [s for s in product(("B", "P", "S0", "S1"), repeat=len(sizes)) if valid(shape, s, sizes)]
     for a, b in product(states, states):
         piece = cut(whole, a, place)
-        scale = 1.0
         for axis, kind in enumerate(a):
             if kind == "P":
                 piece = piece * (1.0 / sizes[axis])
         steps = redistribute.path(shape, 8, a, b)
-        place.wires.counters.clear()
-        got = apply_steps(piece, shape, a, [(s.axis, s.target) for s in steps], place, "test")
-        assert place.wires.counters.sent_bytes.get("test", 0) == 8 * sum(step_sent(shape, s, sizes, place.at) for s in steps), (a, b)
-        back = apply_steps(got, shape, b, [(i, "B") for i in reversed(range(len(b))) if b[i] != "B"], place, "check")
+        def along(state, steps):
+            way = Redistribution((shape,) * dist.get_world_size(), state, tuple(steps), "test")
+            return LoneRedistribution(sizes, rank, way, "float64", transport)
+        ahead = along(a, [(s.axis, s.target) for s in steps])
+        got = ahead.run(piece)
+        assert ahead.messages.sent_bytes.get("test", 0) == 8 * sum(step_sent(shape, s, sizes, place.at) for s in steps), (a, b)
+        back = along(b, [(i, "B") for i in reversed(range(len(b))) if b[i] != "B"]).run(got)
         assert torch.allclose(back, whole), (a, b)
         done += 1
     for state in states:
@@ -189,12 +194,14 @@ def test_what_a_rank_refuses_is_said_and_slow_ones_are_ended(tmp_path: Path) -> 
 
 def step_of(model: str, broken: ShardingPlan) -> object:
     from meshwright.capture.forward import trace_forward
-    from meshwright.run.dtensor.exchange import AxisGroup, Wires
-    from meshwright.run.dtensor.redistribute import Place
-    from meshwright.run.dtensor.step import ShardedStep
+    from meshwright.capture.graph import executed_graph
+    from meshwright.lower.sharding import lower_sharding
+    from meshwright.program.calls import inline
+    from meshwright.run.dtensor.work import ShardedWork
 
-    place = Place((1,), (0,), Wires([AxisGroup((0,), 0)]))
-    return ShardedStep(broken, trace_forward(model, device="cpu"), place)
+    traced = trace_forward(model, device="cpu")
+    lowered = lower_sharding(broken, executed_graph(traced))
+    return ShardedWork(broken, traced, lowered, inline(lowered.program, lowered.callees).program, 0)
 
 
 def test_plans_of_other_models_are_refused() -> None:

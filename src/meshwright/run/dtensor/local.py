@@ -1,5 +1,8 @@
 """One operator on one rank's pieces: the captured call with its constants divided, or a call of our own where the pieces must talk to each other.
 
+A call whose pieces talk to each other is a generator: it yields what is to be added up over a mesh axis (`Summand`) and is sent the sum; the
+exchanges are those of `lower.sharding.inside`, which the program makes.
+
 Own calls: means and losses (scaled to the whole's count), cross-entropy over a split vocabulary, batch norm over a split batch, embeddings by rows of
 the table, dropout (the mask of the whole tensor, drawn from a generator seeded by (seed, step, node), cut to the piece: the same mask whatever the
 layout). Other random operators run under such a seed too, whole.
@@ -9,7 +12,7 @@ from __future__ import annotations
 
 import operator
 import zlib
-from collections.abc import Sequence
+from collections.abc import Generator, Sequence
 from dataclasses import dataclass
 from math import prod
 from typing import Any
@@ -18,12 +21,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ...decide.layout.autoddl.network import operator_name
-from ...decide.layout.autoddl.sbp import local_slices, split_of
 from ...errors import Unsupported
-from .redistribute import Place
+from ...graph.graph import operator_name
+from ...plan.sbp import local_slices, split_of
+from .pieces import Place
 
-__all__ = ["LocalCall", "run_local"]
+__all__ = ["LocalCall", "Slot", "Step", "Summand", "run_local"]
 
 Shape = tuple[int, ...]
 State = tuple[str, ...]
@@ -48,10 +51,10 @@ class LocalCall:
     def argument(self, index: int, name: str, default: Any = None) -> Any:
         return self.args[index] if index < len(self.args) else self.kwargs.get(name, default)
 
-    def split_axes(self, operand: int, dim: int) -> tuple[int, ...]:
-        """Mesh axes that split dimension `dim` of an operand."""
+    def split_axes(self, operand: int, dim: int, place: Place) -> tuple[int, ...]:
+        """Mesh axes of several devices that split dimension `dim` of an operand."""
         found = [(axis, split_of(kind)) for axis, kind in enumerate(self.inputs[operand])]
-        return tuple(axis for axis, split in found if split is not None and split[0] == dim)
+        return tuple(axis for axis, split in found if split is not None and split[0] == dim and place.sizes[axis] > 1)
 
 
 @dataclass(frozen=True)
@@ -59,6 +62,17 @@ class Slot:
     """The place of a tensor operand in an argument list."""
 
     index: int
+
+
+@dataclass(frozen=True)
+class Summand:
+    """What is to be added up (or combined by maximum) over a mesh axis."""
+
+    x: Tensor
+    axis: int
+
+
+Talk = Generator[Summand, Tensor, Tensor]
 
 
 @dataclass
@@ -74,7 +88,7 @@ class Step:
 
 
 def run_local(call: LocalCall, operands: Sequence[Any], place: Place, draws: Step) -> Any:
-    """The rank's piece of the result. Raises: Unsupported where the pieces of an operator cannot be computed as planned."""
+    """The rank's piece of the result, or a generator that gives it. Raises: Unsupported where pieces cannot be computed as planned."""
     name = operator_name(call.target_name)
     own = _OWN.get(name)
     if own is not None:
@@ -163,7 +177,7 @@ def _dropout(call: LocalCall, operands: Sequence[Any], place: Place, draws: Step
 
 
 def _embedding(call: LocalCall, operands: Sequence[Any], place: Place, draws: Step) -> Any:
-    axes = call.split_axes(0, 0)
+    axes = call.split_axes(0, 0, place)
     if not axes:
         return NotImplemented
     weight, ids = operands
@@ -175,36 +189,23 @@ def _embedding(call: LocalCall, operands: Sequence[Any], place: Place, draws: St
     return torch.ops.aten.embedding.default(weight, inside, here).masked_fill(outside.unsqueeze(-1), 0.0)
 
 
-class _Sum(torch.autograd.Function):  # type: ignore[misc]
-    """Sum over mesh axes; the gradient, partial on every rank, is summed too."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, axes: tuple[int, ...], place: Place) -> Tensor:
-        ctx.axes, ctx.place = axes, place
-        for axis in axes:
-            x = place.wires.all_reduce(axis, x, "inside")
-        return x
-
-    @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None]:
-        for axis in ctx.axes:
-            gradient = ctx.place.wires.all_reduce(axis, gradient, "inside")
-        return gradient, None, None
-
-
 def _batch_norm(call: LocalCall, operands: Sequence[Any], place: Place, draws: Step) -> Any:
-    axes = call.split_axes(0, 0)
+    axes = call.split_axes(0, 0, place)
     if not axes or not call.argument(5, "training"):
         return NotImplemented
+    return _talking_batch_norm(call, operands, axes)
+
+
+def _talking_batch_norm(call: LocalCall, operands: Sequence[Any], axes: Sequence[int]) -> Talk:
     args, _ = _filled((call.args, call.kwargs), operands)
     x, weight, bias, running_mean, running_var = args[:5]
     momentum, eps = float(call.argument(6, "momentum")), float(call.argument(7, "eps"))
     over = [0, *range(2, x.dim())]
     count = prod(call.shapes[0]) // call.shapes[0][1]
     view = (1, -1) + (1,) * (x.dim() - 2)
-    mean = _Sum.apply(x.sum(over), axes, place) / count
+    mean = (yield from _summed(x.sum(over), axes)) / count
     centred = x - mean.view(view)
-    var = _Sum.apply((centred * centred).sum(over), axes, place) / count
+    var = (yield from _summed((centred * centred).sum(over), axes)) / count
     with torch.no_grad():
         if running_mean is not None:
             running_mean.mul_(1 - momentum).add_(mean.detach(), alpha=momentum)
@@ -215,27 +216,22 @@ def _batch_norm(call: LocalCall, operands: Sequence[Any], place: Place, draws: S
     return found + bias.view(view) if bias is not None else found
 
 
+def _summed(x: Tensor, axes: Sequence[int]) -> Talk:
+    for axis in axes:
+        x = yield Summand(x, axis)
+    return x
+
+
 class _VocabularyLoss(torch.autograd.Function):  # type: ignore[misc]
-    """Sum over rows of the cross-entropy, the classes split over mesh axes; three numbers per row are exchanged, or two without smoothing."""
+    """Sum over rows of the cross-entropy, the classes split over mesh axes, from the maxima of all rows and their sums over all classes."""
 
     @staticmethod
-    def forward(ctx: Any, logits: Tensor, target: Tensor, first: int, classes: int, ignore: int, smoothing: float, axes: Any, place: Place) -> Tensor:
-        top = logits.max(dim=1).values
-        for axis in axes:
-            top = place.wires.all_reduce(axis, top, "inside", maximum=True)
-        shifted = logits - top[:, None]
-        here = (target >= first) & (target < first + logits.shape[1])
-        index = (target - first).clamp(0, logits.shape[1] - 1)
-        own = torch.where(here, shifted.gather(1, index[:, None]).squeeze(1), shifted.new_zeros(()))
-        sums = [shifted.exp().sum(1), own, *([shifted.sum(1)] if smoothing else [])]
-        packed = torch.cat(sums)
-        for axis in axes:
-            packed = place.wires.all_reduce(axis, packed, "inside")
-        total, own, *rest = packed.chunk(len(sums))
-        counts = target != ignore
+    def forward(
+        ctx: Any, logits: Tensor, top: Tensor, sums: Sequence[Tensor], index: Tensor, here: Tensor, counts: Tensor, classes: int, smoothing: float
+    ) -> Tensor:  # fmt: skip
+        total, own, *rest = sums
         rows = total.log() - (1 - smoothing) * own - (smoothing / classes * rest[0] if smoothing else 0.0)
-        softmax = shifted.exp() / total[:, None]
-        ctx.save_for_backward(softmax, index, here, counts)
+        ctx.save_for_backward((logits - top[:, None]).exp() / total[:, None], index, here, counts)
         ctx.smoothing, ctx.classes = smoothing, classes
         return torch.where(counts, rows, rows.new_zeros(())).sum()
 
@@ -247,27 +243,43 @@ class _VocabularyLoss(torch.autograd.Function):  # type: ignore[misc]
         return (found * counts.to(found.dtype)[:, None] * gradient, *(None,) * 7)
 
 
+def _vocabulary_loss(call: LocalCall, logits: Tensor, target: Tensor, counts: Tensor, smoothing: float, place: Place) -> Talk:
+    """Maxima are exchanged, then two numbers per row, or three with smoothing."""
+    axes = call.split_axes(0, 1, place)
+    (run,) = local_slices(call.shapes[0], call.inputs[0], place.sizes, place.at)[1]
+    known = logits.detach()
+    top = yield from _summed(known.max(dim=1).values, axes)
+    shifted = known - top[:, None]
+    here = (target >= run[0]) & (target < run[1])
+    index = (target - run[0]).clamp(0, logits.shape[1] - 1)
+    own = torch.where(here, shifted.gather(1, index[:, None]).squeeze(1), shifted.new_zeros(()))
+    sums = [shifted.exp().sum(1), own, *([shifted.sum(1)] if smoothing else [])]
+    packed = yield from _summed(torch.cat(sums), axes)
+    loss: Tensor = _VocabularyLoss.apply(logits, top, packed.chunk(len(sums)), index, here, counts, call.shapes[0][1], smoothing)
+    return loss
+
+
 def _cross_entropy(call: LocalCall, operands: Sequence[Any], place: Place, draws: Step) -> Any:
-    rows, classes = call.split_axes(0, 0), call.split_axes(0, 1)
-    reduction = int(call.argument(3, "reduction", 1))
-    if not rows and not classes:
-        return NotImplemented
     logits, target = operands
+    if not call.split_axes(0, 0, place) and not call.split_axes(0, 1, place):
+        return NotImplemented
     smoothing = float(call.argument(5, "label_smoothing", 0.0) or 0.0)
     if target.is_floating_point():
         loss = F.cross_entropy(logits, target, reduction="sum", label_smoothing=smoothing)
-        return loss / call.shapes[0][0] if reduction == 1 else loss
+        return loss / call.shapes[0][0] if int(call.argument(3, "reduction", 1)) == 1 else loss
+    return _talking_cross_entropy(call, logits, target, smoothing, place)
+
+
+def _talking_cross_entropy(call: LocalCall, logits: Tensor, target: Tensor, smoothing: float, place: Place) -> Talk:
     ignore = int(call.argument(4, "ignore_index", -100))
-    if classes:
-        (run,) = local_slices(call.shapes[0], call.inputs[0], place.sizes, place.at)[1]
-        loss = _VocabularyLoss.apply(logits, target, run[0], call.shapes[0][1], ignore, smoothing, classes, place)
+    counts = target != ignore
+    if call.split_axes(0, 1, place):
+        loss = yield from _vocabulary_loss(call, logits, target, counts, smoothing, place)
     else:
         loss = F.cross_entropy(logits, target, reduction="sum", ignore_index=ignore, label_smoothing=smoothing)
-    if reduction == 2:
+    if int(call.argument(3, "reduction", 1)) == 2:
         return loss
-    count = (target != ignore).sum().reshape(1)
-    for axis in rows:
-        count = place.wires.all_reduce(axis, count, "inside")
+    count = yield from _summed(counts.sum().reshape(1), call.split_axes(0, 0, place))
     return loss / count.to(loss.dtype).squeeze()
 
 

@@ -18,9 +18,9 @@ import torch
 from torch import fx
 
 from ...capture.forward import TracedForward
-from ...decide.layout.autoddl.problem import ShardingPlan
 from ...decide.layout.autoddl.rules import Signature
 from ...errors import Unsupported, UsageError
+from ...plan.sharding import ShardingPlan
 
 __all__ = ["derived_signatures", "dtensor_signatures", "placement_of", "placements", "wrap"]
 

@@ -1,158 +1,106 @@
-"""Redistribution of a tensor's pieces by the steps of a plan, forward for the value and backward for its gradient.
-
-A piece is described by the shape of the whole tensor, a state (one SBP type per mesh axis) and the rank's mesh coordinates. A step takes one axis
-from one type to another. The pieces are those of DTensor's `Shard`: `torch.chunk`, nested in axis order; splits in blocks have no DTensor twin.
-"""
+"""What a rank does around the exchanges of a redistribution, and what it sends, counted by reason; one redistribution alone."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from ...decide.layout.autoddl.redistribute import kind_of
-from ...decide.layout.autoddl.sbp import State, gradient_of, local_shape, local_slices, split_of, value_of
-from .exchange import Wires
+from ...lower.sharding import Redistribution, redistribution_program
+from ...plan.sbp import coordinates
+from ...program.calls import inline
+from ...program.program import Program
+from ..executor.executor import Executor
+from ..executor.lanes import fuse_lanes
+from ..executor.memory import RankMemory
+from ..executor.transport import TAG_WINDOW, Transport
+from .pieces import Place, hop, pack, unpack
 
-__all__ = ["Move", "Place", "apply_steps", "cut", "redistributed"]
-
-Shape = tuple[int, ...]
-
-
-@dataclass
-class Place:
-    """Where this rank is: mesh sizes, coordinates, and its wires."""
-
-    sizes: tuple[int, ...]
-    at: tuple[int, ...]
-    wires: Wires
-
-    def peer(self, axis: int, index: int) -> tuple[int, ...]:
-        """Coordinates of the rank at `index` of this rank's group on an axis."""
-        return (*self.at[:axis], index, *self.at[axis + 1 :])
-
-    def local(self, shape: Shape, state: State, at: Sequence[int] | None = None) -> Shape:
-        return local_shape(shape, state, self.sizes, self.at if at is None else at)
+__all__ = ["CountedMessages", "LoneRedistribution", "buffers_around", "put_flat", "stage", "take_flat"]
 
 
-@dataclass(frozen=True)
-class Move:
-    """A redistribution: of a value of `shape` from state `source` to `target`, its gradient back. Steps are (axis, type)."""
+class CountedMessages:
+    """A transport that counts bytes and messages sent by this rank, by the reason that names the communicator; `float_elements`: of them those
+    whose size is the run's precision."""
 
-    shape: Shape
-    source: State
-    target: State
-    forward: tuple[tuple[int, str], ...]
-    backward: tuple[tuple[int, str], ...]
-    ahead: str  # what bytes of the forward are counted as
-    back: str
+    def __init__(self, transport: Transport, program: Program) -> None:
+        self.transport, self.pair_order, self.receive, self.wait = transport, transport.pair_order, transport.receive, transport.wait
+        self.reasons = [program.comms.name[tag].partition(":")[0] for tag in program.channels.tag.tolist()]
+        self.clear()
 
+    def send(self, tensor: Tensor, peer: int, tag: int) -> Any:
+        reason = self.reasons[tag // TAG_WINDOW]
+        self.sent_bytes[reason] = self.sent_bytes.get(reason, 0) + tensor.numel() * tensor.element_size()
+        if tensor.is_floating_point():
+            self.float_elements[reason] = self.float_elements.get(reason, 0) + tensor.numel()
+        self.messages += 1
+        return self.transport.send(tensor, peer, tag)
 
-def cut(whole: Tensor, state: State, place: Place) -> Tensor:
-    """This rank's piece of a whole tensor (splits only; other types are the whole), a copy."""
-    for dim, runs in enumerate(local_slices(tuple(whole.shape), state, place.sizes, place.at)):
-        if runs != ((0, whole.shape[dim]),):
-            whole = torch.cat([whole.narrow(dim, a, b - a) for a, b in runs], dim) if len(runs) > 1 else whole.narrow(dim, *_run(runs[0]))
-    return whole.clone(memory_format=torch.contiguous_format)
-
-
-def _run(run: tuple[int, int]) -> tuple[int, int]:
-    return run[0], run[1] - run[0]
+    def clear(self) -> None:
+        self.sent_bytes: dict[str, int] = {}
+        self.float_elements: dict[str, int] = {}
+        self.messages = 0
 
 
-def _part(piece: Tensor, dim: int, blocks: int, parts: int, index: int) -> Tensor:
-    """The `index`-th of `parts` pieces of dimension `dim`, block by block."""
-    width = piece.shape[dim] // blocks
-    step = -(-width // parts)
-    start, stop = min(index * step, width), min((index + 1) * step, width)
-    if blocks == 1:
-        return piece.narrow(dim, start, stop - start)
-    return torch.cat([piece.narrow(dim, b * width + start, stop - start) for b in range(blocks)], dim)
+def buffers_around(program: Program, op: int, memory: RankMemory) -> tuple[int, int]:
+    """The buffers that an exchange left before a compute step and that the next one sends, -1 without: they stand first in its reads and writes."""
+    read, written = program.ops.reads[op].tolist()[:1], program.ops.writes[op].tolist()[:1]
+    came = read[0] if read and int(program.ops.microbatch[op]) else -1
+    return came, written[0] if written and memory.infos[written[0]] is not None else -1
 
 
-def _joined(pieces: Sequence[Tensor], dim: int, blocks: int) -> Tensor:
-    """Pieces of dimension `dim` put together, block by block."""
-    if blocks == 1:
-        return torch.cat(list(pieces), dim)
-    return torch.cat([p.chunk(blocks, dim)[b] for b in range(blocks) for p in pieces], dim)
+def take_flat(memory: RankMemory, buffer: int) -> Tensor:
+    found = memory.read(buffer)
+    assert found is not None
+    return found
 
 
-def apply_steps(piece: Tensor, shape: Shape, state: State, steps: Sequence[tuple[int, str]], place: Place, reason: str) -> Tensor:
-    """The rank's piece after the steps, starting in `state` (as a value: S, B, P, M)."""
-    for axis, target in steps:
-        after = (*state[:axis], target, *state[axis + 1 :])
-        piece = _step(piece, shape, state, after, axis, place, reason)
-        state = after
-    return piece
+def put_flat(memory: RankMemory, buffer: int, flat: Tensor) -> None:
+    memory.put(buffer, flat.to(memory.info(buffer).dtype), shared=True)
 
 
-def _step(piece: Tensor, shape: Shape, before: State, after: State, axis: int, place: Place, reason: str) -> Tensor:
-    source, target = before[axis], after[axis]
-    kind, count = kind_of(source, target), place.sizes[axis]
-    maximum = source == "M"
-    if kind == "local" or count == 1:
-        return _local(piece, shape, before, after, axis, place)
-    if kind == "all-reduce":
-        return place.wires.all_reduce(axis, piece, reason, maximum=maximum)
-    from_split, to_split = split_of(source), split_of(target)
-    if kind == "reduce-scatter":
-        assert to_split is not None
-        parts = [_part(piece, *to_split, count, i) for i in range(count)]
-        return place.wires.scatter_sum(axis, parts, reason, maximum=maximum)
-    assert from_split is not None
-    if kind == "all-gather":
-        pieces = place.wires.gather(axis, piece, [place.local(shape, before, place.peer(axis, i)) for i in range(count)], reason)
-        return _joined(pieces, *from_split)
-    assert to_split is not None
-    parts = [_part(piece, *to_split, count, i) for i in range(count)]
-    shapes = []
-    for i in range(count):
-        theirs = list(place.local(shape, before, place.peer(axis, i)))
-        theirs[to_split[0]] = parts[place.at[axis]].shape[to_split[0]]
-        shapes.append(theirs)
-    return _joined(place.wires.all_to_all(axis, parts, shapes, reason), *from_split)
+def stage(
+    way: Redistribution, number: int, rank: int, place: Place, memory: RankMemory, around: tuple[int, int], take: Callable[[], Tensor],
+    give: Callable[[Tensor], None],
+) -> Callable[[], None]:  # fmt: skip
+    """Compute step `number` of a redistribution: unpack what came, do what sends nothing, pack what is sent or give the piece in its new state."""
+    (came, sent), shape, stages = around, way.shapes[rank], way.stages(place.sizes)
+    local = stages[number][:-1] if sent >= 0 else stages[number]
+
+    def run() -> None:
+        piece = unpack(take_flat(memory, came), shape, stages[number - 1][-1], place) if number else take()
+        for step in local:
+            piece = hop(piece, shape, step, place)
+        if sent >= 0:
+            put_flat(memory, sent, pack(piece, stages[number][-1], place))
+        else:
+            give(piece)
+
+    return run
 
 
-def _local(piece: Tensor, shape: Shape, before: State, after: State, axis: int, place: Place) -> Tensor:
-    """Steps that send nothing."""
-    source, target, index = before[axis], after[axis], place.at[axis]
-    split = split_of(target)
-    if split is not None:
-        return _part(piece, *split, place.sizes[axis], index).contiguous() if source == "B" else piece
-    if target == "B":
-        return piece  # an axis of one device
-    if source == "B":
-        if target == "M" or index == 0:
-            return piece
-        return torch.zeros_like(piece)
-    from_split = split_of(source)
-    assert from_split is not None
-    empty = piece.new_zeros(place.local(shape, after))
-    if target == "M":
-        empty.fill_(float("-inf") if empty.is_floating_point() else torch.iinfo(empty.dtype).min)
-    count = place.sizes[axis]
-    return _joined([piece if i == index else _part(empty, *from_split, count, i) for i in range(count)], *from_split)
+class LoneRedistribution:
+    """One redistribution on one rank, compiled once; `run(piece)` may be called again and again, and counts in `messages`."""
 
+    def __init__(self, sizes: tuple[int, ...], rank: int, way: Redistribution, dtype: str, transport: Transport) -> None:
+        lowered = redistribution_program(sizes, dtype, way)
+        self.program = inline(lowered.program, lowered.callees).program
+        self.way, self.rank, self.place = way, rank, Place(sizes, list(coordinates(sizes))[rank])
+        self.messages = CountedMessages(transport, self.program)
+        memory = RankMemory(self.program, rank, torch.device("cpu"), lowered.values[rank], {})
+        self.executor = Executor(self.program, fuse_lanes(self.program), rank, memory=memory, transport=self.messages, work=self)
 
-class _Redistribute(torch.autograd.Function):  # type: ignore[misc]
-    @staticmethod
-    def forward(ctx: Any, piece: Tensor, move: Move, place: Place) -> Tensor:
-        ctx.move, ctx.place = move, place
-        found = apply_steps(piece, move.shape, value_of(move.source), move.forward, place, move.ahead)
-        return found.view_as(found) if found is piece else found
+    def compile(self, op: int, memory: RankMemory) -> Callable[[], None]:
+        around, number = buffers_around(self.program, op, memory), int(self.program.ops.microbatch[op])
+        return stage(self.way, number, self.rank, self.place, memory, around, lambda: self.piece, self._give)
 
-    @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None]:
-        move: Move = ctx.move
-        return apply_steps(gradient.contiguous(), move.shape, gradient_of(move.target), move.backward, ctx.place, move.back), None, None
+    def _give(self, piece: Tensor) -> None:
+        self.piece = piece
 
-
-def redistributed(piece: Tensor, move: Move, place: Place) -> Tensor:
-    """The piece in the target state; differentiable where the piece is."""
-    if piece.requires_grad:
-        found: Tensor = _Redistribute.apply(piece, move, place)
-        return found
-    return apply_steps(piece, move.shape, value_of(move.source), move.forward, place, move.ahead)
+    def run(self, piece: Tensor) -> Tensor:
+        """The piece in the new state."""
+        self.piece = piece
+        self.executor.run()
+        return self.piece

@@ -12,8 +12,8 @@ from typing import Any
 
 import msgspec
 
-from ...decide.layout.autoddl.problem import ShardingPlan
 from ...errors import FormatError, TooFewDevices, UsageError
+from ...plan.sharding import ShardingPlan
 from ..ranks.launcher import LocalRanks, scratch_folder
 from .worker import RankReport, WorkRequest
 

@@ -9,14 +9,13 @@ from __future__ import annotations
 import os
 import sys
 import time
-from collections.abc import Sequence
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
-from ...decide.layout.autoddl.problem import ShardingPlan
+from ...plan.sharding import ShardingPlan
 from ..machine.process import CALIBRATING, STATE, STEP, TRAINING
 from ..ranks.worker import RankLink, Seat
 
@@ -61,7 +60,7 @@ def preload() -> None:
     from ..launch import rank
 
     rank.preload()
-    from . import step  # noqa: F401
+    from . import work  # noqa: F401
 
 
 def layout_rank(seat: Seat) -> RankReport:
@@ -75,6 +74,7 @@ def run_rank(folder: Path, link: RankLink | None = None) -> RankReport:
     import torch.distributed as dist
 
     from ...errors import PlanMismatch
+    from ..executor.transport import own_device, own_transport
 
     link = link or RankLink()
     request = msgspec.json.decode((folder / "request.json").read_bytes(), type=WorkRequest)
@@ -84,13 +84,11 @@ def run_rank(folder: Path, link: RankLink | None = None) -> RankReport:
         if len(plan.devices) != world:
             raise PlanMismatch(f"the plan is for {len(plan.devices)} ranks, there are {world}", hint="start as many ranks as the plan has devices")
     torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
-    device = request.device
-    if device == "cuda":
-        device = f"cuda:{int(os.environ.get('LOCAL_RANK', '0'))}"
-        torch.cuda.set_device(device)
-    dist.init_process_group("nccl" if device.startswith("cuda") else "gloo", timeout=timedelta(seconds=request.timeout_s))
+    device = own_device(request.device, rank)
+    dist.init_process_group("gloo" if device.type == "cpu" else "cpu:gloo,cuda:nccl", timeout=timedelta(seconds=request.timeout_s))
     try:
-        trainers = [_Trainer(plan, request, rank, device, name) for plan, name in zip(plans, request.plans, strict=True)]
+        transport = own_transport(rank, device)
+        trainers = [_Trainer(plan, request, rank, device, transport, name) for plan, name in zip(plans, request.plans, strict=True)]
         link.go()
         link.progress[STATE] = CALIBRATING
         if request.verify:
@@ -108,90 +106,101 @@ def run_rank(folder: Path, link: RankLink | None = None) -> RankReport:
 
 
 class _Trainer:
-    """A plan's step on this rank, its optimiser, its report."""
+    """A plan's program on this rank, its optimiser, its report."""
 
-    def __init__(self, plan: ShardingPlan, request: WorkRequest, rank: int, device: str, name: str) -> None:
+    def __init__(self, plan: ShardingPlan, request: WorkRequest, rank: int, device: Any, transport: Any, name: str) -> None:
         import torch
 
         from ...capture.forward import trace_forward
         from ...capture.graph import executed_graph
         from ...errors import PlanMismatch
-        from .step import ShardedStep
+        from ...lower.sharding import lower_sharding
+        from ...program.calls import inline
+        from ..executor.executor import Executor
+        from ..executor.lanes import fuse_lanes
+        from ..executor.memory import RankMemory
+        from .redistribute import CountedMessages
+        from .work import ShardedWork
 
-        self.plan, self.request, self.rank = plan, request, rank
-        self.place = mesh_place(plan.mesh, rank, device)
+        self.plan, self.request, self.device = plan, request, device
         self.traced = trace_forward(plan.model, loss=plan.loss, batch_size=plan.batch, seed=request.seed, device="cpu")
-        found = executed_graph(self.traced).fingerprint()
-        if found != plan.fingerprint:
-            raise PlanMismatch(f"the model {plan.model!r} is not the planned one: {found}, planned {plan.fingerprint}", hint="make the plan again")
+        graph = executed_graph(self.traced)
+        if graph.fingerprint() != plan.fingerprint:
+            text = f"the model {plan.model!r} is not the planned one: {graph.fingerprint()}, planned {plan.fingerprint}"
+            raise PlanMismatch(text, hint="make the plan again")
         self.dtype = getattr(torch, request.dtype) if request.dtype else None
-        self.sharded = ShardedStep(plan, self.traced, self.place, dtype=self.dtype, device=device)
-        parameters = list(self.sharded.parameters.values())
+        lowered = lower_sharding(plan, graph, dtype=request.dtype)
+        program = inline(lowered.program, lowered.callees).program
+        self.work = ShardedWork(plan, self.traced, lowered, program, rank, dtype=self.dtype, device=str(device))
+        self.counted = CountedMessages(transport, program)
+        memory = RankMemory(program, rank, device, lowered.values[rank], {})
+        self.executor = Executor(program, fuse_lanes(program), rank, memory=memory, transport=self.counted, work=self.work)
+        parameters = list(self.work.parameters.values())
         kind = {"sgd": torch.optim.SGD, "adamw": torch.optim.AdamW}[plan.optimizer]
         self.optimizer = kind(parameters, lr=request.learning_rate) if parameters else None
         self.planned_bytes = {k: v for k, v in msgspec.structs.asdict(plan.bytes_sent[rank]).items() if v}
         own = next((p.element_size() for p in self.traced.parameters.values() if p.is_floating_point()), 4)
         self.more_bytes = (self.dtype.itemsize if self.dtype else own) - (plan.item_bytes or own)  # per float than planned
-        self.report = PlanReport(
-            plan=name, step_s=[], losses=[], sent_bytes={}, planned_bytes={}, messages=0, kept_bytes=self.sharded.kept_bytes()
-        )
+        kept = sum(p.numel() * p.element_size() for p in self.work.pieces.values())
+        self.report = PlanReport(plan=name, step_s=[], losses=[], sent_bytes={}, planned_bytes={}, messages=0, kept_bytes=kept)
+
+    def _run(self, number: int) -> None:
+        from .local import Step
+
+        self.work.begin(self.traced.inputs, Step(self.request.seed, number))
+        self.executor.run()
 
     def step(self, number: int, *, timed: bool) -> None:
         """One training step on the example batch; all ranks start together."""
         import torch
         import torch.distributed as dist
 
-        from .local import Step
-
-        counters = self.place.wires.counters
+        self.work.optimizer = self.optimizer
         dist.barrier()
-        counters.clear()
-        if self.optimizer is not None:
-            self.optimizer.zero_grad(set_to_none=True)
+        self.counted.clear()
         start = time.perf_counter()
-        loss = self.sharded.forward(self.sharded.load(self.traced.inputs), Step(self.request.seed, number))
-        self.sharded.backward(loss)
-        if self.optimizer is not None:
-            self.optimizer.step()
-        if self.sharded.device.startswith("cuda"):
+        self._run(number)
+        if self.device.type == "cuda":
             torch.cuda.synchronize()
         lasted = time.perf_counter() - start
-        self.report.sent_bytes, self.report.messages = dict(counters.sent_bytes), counters.messages
-        floats = counters.float_elements
-        self.report.planned_bytes = {why: planned + floats.get(why, 0) * self.more_bytes for why, planned in self.planned_bytes.items()}
+        report, floats = self.report, self.counted.float_elements
+        report.sent_bytes, report.messages = dict(self.counted.sent_bytes), self.counted.messages
+        report.planned_bytes = {why: planned + floats.get(why, 0) * self.more_bytes for why, planned in self.planned_bytes.items()}
         if timed:
-            self.report.step_s.append(lasted)
-        self.report.losses.append(self.sharded.whole_loss(loss))
+            report.step_s.append(lasted)
+        report.losses.append(self._whole_loss())
+
+    def _whole(self, name: str, piece: Any) -> Any:
+        """The tensor whose pieces the ranks hold, on every rank, gathered outside of the program."""
+        import torch.distributed as dist
+
+        from .pieces import whole_of
+
+        pieces: list[Any] = [None] * len(self.plan.devices)
+        dist.all_gather_object(pieces, piece.detach().cpu())
+        state = self.plan.sources[name] if ":" in name else self.plan.ops[name].output
+        return whole_of(pieces, self.work.shapes[name], state, self.work.places)
+
+    def _whole_loss(self) -> float:
+        return float(self._whole(self.work.loss, self.work.values[self.work.loss]))
 
     def verify(self) -> None:
         """Loss and gradients of one step beside the module's own, run whole on every rank."""
-        from .local import Step
-
         serial, gradients = serial_step(self.traced, self.dtype)
-        loss = self.sharded.forward(self.sharded.load(self.traced.inputs), Step(self.request.seed, 0))
-        self.sharded.backward(loss)
-        self.report.loss_apart = abs(self.sharded.whole_loss(loss) - serial) / max(abs(serial), 1e-300)
+        self._run(0)
+        self.report.loss_apart = abs(self._whole_loss() - serial) / max(abs(serial), 1e-300)
         worst = 0.0
         largest = max((float(g.abs().max()) for g in gradients.values()), default=0.0)
-        for name, found in self.sharded.whole_parameters(gradients=True).items():
-            want = gradients[name].to(found.device)
+        for name, piece in self.work.parameters.items():
+            want = gradients[name]
             # a bias before batch norm has no gradient but rounding: such are measured against the largest gradient of all
-            apart = float((found - want).abs().max()) / max(float(want.abs().max()), 1e-6 * largest, 1e-300)
+            apart = float((self._whole(f"param:{name}", piece.grad) - want).abs().max()) / max(float(want.abs().max()), 1e-6 * largest, 1e-300)
             if apart >= worst:
                 worst, self.report.gradients_where = apart, name
         self.report.gradients_apart = worst
-        for name, piece in self.sharded.pieces.items():  # batch norm's buffers have moved
+        for name, piece in self.work.pieces.items():  # batch norm's buffers have moved
             if name.startswith("buffer:"):
-                piece.copy_(_fresh(self.traced, name, self))
-
-
-def _fresh(traced: Any, name: str, trainer: _Trainer) -> Any:
-    from .redistribute import cut
-
-    value = traced.value(name)
-    if trainer.dtype is not None and value.is_floating_point():
-        value = value.to(trainer.dtype)
-    return cut(value, trainer.plan.sources[name], trainer.place)
+                piece.copy_(self.work.piece(name, self.traced.value(name)))
 
 
 def serial_step(traced: Any, dtype: Any = None) -> tuple[float, dict[str, Any]]:
@@ -211,32 +220,18 @@ def serial_step(traced: Any, dtype: Any = None) -> tuple[float, dict[str, Any]]:
     return float(loss.detach()), found
 
 
-def mesh_place(sizes: Sequence[int], rank: int, device: str) -> Any:
-    """This rank's place on a `DeviceMesh` of the process group, with one process group per axis."""
-    import torch.distributed as dist
-    from torch.distributed.device_mesh import init_device_mesh
-
-    from ...decide.layout.autoddl.sbp import coordinates
-    from .exchange import AxisGroup, Wires
-    from .redistribute import Place
-
-    mesh = init_device_mesh(device.partition(":")[0], tuple(sizes))
-    axes = []
-    for axis in range(len(sizes)):
-        group = mesh.get_group(axis)
-        members = tuple(dist.get_process_group_ranks(group))
-        axes.append(AxisGroup(members, members.index(rank), group))
-    return Place(tuple(sizes), list(coordinates(sizes))[rank], Wires(axes))
-
-
 def main() -> None:
     from ...errors import MeshwrightError
+    from ..executor.executor import StepFailed
 
     folder = Path(sys.argv[1])
     try:
         report = run_rank(folder)
         (folder / f"rank-{report.rank:03d}.json").write_bytes(msgspec.json.encode(report))
-    except MeshwrightError as error:
+    except (MeshwrightError, StepFailed) as failed:
+        error = failed.__cause__ if isinstance(failed, StepFailed) else failed
+        if not isinstance(error, MeshwrightError):
+            raise
         sys.stderr.write(f"error: {error}\n")
         sys.exit(error.exit_code)
 

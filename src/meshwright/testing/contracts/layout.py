@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from ...cost import Cost, Transport, assumed_cost
 from ...decide.layout import LayoutProblem, LayoutStrategy
-from ...decide.layout.autoddl.problem import ShardingPlan, ShardingProblem, ShardingStrategy
+from ...decide.layout.autoddl.problem import ShardingProblem, ShardingStrategy
 from ...decide.layout.mixed.candidate import Demands, Judged, LayersStrategy
 from ...decide.layout.mixed.search import search_mixed
 from ...decide.layout.problem import DegreesStrategy
@@ -21,6 +21,7 @@ from ...decide.layout.profiled.search import ProfileProblem, ProfileStrategy
 from ...errors import Infeasible, Unsupported
 from ...fabric.fabric import Device, Fabric, Link, Switch
 from ...graph.scale import at_batch
+from ...plan.sharding import ShardingPlan
 from ...profile.layer_profile import Entry, LayerProfile, LayerSize, LayerTime
 from ...profile.network import NetworkProfile, RateCurve, TrainingRuntime
 from ..layer_tables import fabric, problem

@@ -1,74 +1,97 @@
-"""Ranks as threads of one process: the exchanges of a sharding plan over queues, with the same counters."""
+"""Ranks of one process: redistributions on threads with queues for wires, operators whose pieces talk to each other step by step."""
 
 from __future__ import annotations
 
 import queue
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Generator, Sequence
 from typing import Any
 
 import torch
 
-from meshwright.decide.layout.autoddl.sbp import State, coordinates, local_shape, local_slices
-from meshwright.run.dtensor.exchange import AxisGroup, Wires
-from meshwright.run.dtensor.redistribute import Place
+from meshwright.lower.sharding import Inside
+from meshwright.plan.sbp import State, coordinates, local_shape, local_slices
 
 WAIT_S = 20.0
 
 
-class Mail:
-    """One queue per ordered pair of ranks."""
+class QueueTransport:
+    """Messages of one rank: a queue per ordered pair of ranks and tag."""
 
-    def __init__(self, ranks: int) -> None:
-        self.boxes: dict[tuple[int, int], queue.Queue[torch.Tensor]] = {(a, b): queue.Queue() for a in range(ranks) for b in range(ranks)}
+    pair_order = False
+
+    def __init__(self, rank: int, mail: dict[tuple[int, int, int], queue.Queue[torch.Tensor]], lock: Any) -> None:
+        self.rank, self.mail, self.lock = rank, mail, lock
+
+    def _box(self, key: tuple[int, int, int]) -> queue.Queue[torch.Tensor]:
+        with self.lock:
+            return self.mail.setdefault(key, queue.Queue())
+
+    def send(self, tensor: torch.Tensor, peer: int, tag: int) -> Any:
+        self._box((self.rank, peer, tag)).put(tensor.clone())
+
+    def receive(self, tensor: torch.Tensor, peer: int, tag: int) -> Any:
+        return tensor, self._box((peer, self.rank, tag))
+
+    def wait(self, work: Any) -> None:
+        if work is not None:
+            tensor, box = work
+            got = box.get(timeout=WAIT_S)
+            assert got.shape == tensor.shape and got.dtype == tensor.dtype, (got.shape, tensor.shape)
+            tensor.copy_(got)
 
 
-class ThreadWires(Wires):
-    def __init__(self, axes: Sequence[AxisGroup], rank: int, mail: Mail) -> None:
-        super().__init__(axes)
-        self.rank, self.mail = rank, mail
-
-    def exchange(self, axis: int, out: Any, into: Any, reason: str) -> None:
-        on = self.axes[axis]
-        for i, tensor in enumerate(out):
-            if i != on.index and tensor is not None and tensor.numel():
-                self.counters.add(reason, tensor)
-                self.mail.boxes[self.rank, on.ranks[i]].put(tensor.detach().clone())
-        for i, tensor in enumerate(into):
-            if i != on.index and tensor is not None and tensor.numel():
-                got = self.mail.boxes[on.ranks[i], self.rank].get(timeout=WAIT_S)
-                assert got.shape == tensor.shape and got.dtype == tensor.dtype, (got.shape, tensor.shape)
-                with torch.no_grad():
-                    tensor.copy_(got)
-
-
-def run_threads(sizes: tuple[int, ...], work: Callable[[Place], Any]) -> list[Any]:
-    """`work(place)` on every rank; results in rank order. Raises the first rank's error; nothing may be left unread."""
-    at = list(coordinates(sizes))
-    number = {c: r for r, c in enumerate(at)}
-    mail = Mail(len(at))
-    results: list[Any] = [None] * len(at)
-    errors: list[BaseException] = []
+def run_threads(ranks: int, work: Callable[[int, QueueTransport], Any]) -> list[Any]:
+    """`work(rank, transport)` on every rank; results in rank order. Raises the first rank's error; nothing may be left unread."""
+    mail: dict[tuple[int, int, int], queue.Queue[torch.Tensor]] = {}
+    lock, results, errors = threading.Lock(), [None] * ranks, list[BaseException]()
 
     def body(rank: int) -> None:
-        axes = []
-        for axis, p in enumerate(sizes):
-            members = tuple(number[(*at[rank][:axis], i, *at[rank][axis + 1 :])] for i in range(p))
-            axes.append(AxisGroup(members, at[rank][axis]))
         try:
-            results[rank] = work(Place(sizes, at[rank], ThreadWires(axes, rank, mail)))
+            results[rank] = work(rank, QueueTransport(rank, mail, lock))
         except BaseException as error:
             errors.append(error)
 
-    threads = [threading.Thread(target=body, args=(r,), daemon=True) for r in range(len(at))]
+    threads = [threading.Thread(target=body, args=(r,), daemon=True) for r in range(ranks)]
     for t in threads:
         t.start()
     for t in threads:
         t.join(2 * WAIT_S)
     if errors:
         raise errors[0]
-    assert all(box.empty() for box in mail.boxes.values()), "something was sent that nobody received"
+    assert all(box.empty() for box in mail.values()), "something was sent that nobody received"
     return results
+
+
+def talk(sizes: tuple[int, ...], found: Sequence[Any], promised: Sequence[Sequence[Inside]]) -> list[Any]:
+    """Results of all ranks of an operator whose pieces may talk to each other: what they yield is added up, under autograd, and is what the program
+    was promised."""
+    if not isinstance(found[0], Generator):
+        assert not any(promised), "the program exchanges what the operator does not"
+        return list(found)
+    places = list(coordinates(sizes))
+    said = [_next(f, None) for f in found]
+    for number in range(len(promised[0])):
+        sums: dict[tuple[int, ...], torch.Tensor] = {}
+        keys = []
+        for r, (at, one) in enumerate(zip(places, said, strict=True)):
+            wanted = promised[r][number]
+            assert (one.axis, one.x.numel(), str(one.x.dtype)) == (wanted.axis, wanted.elements, f"torch.{wanted.dtype}")
+            assert one.x.requires_grad == wanted.gradient
+            keys.append((*at[: one.axis], -1, *at[one.axis + 1 :]))
+            before = sums.get(keys[-1])
+            sums[keys[-1]] = one.x if before is None else torch.maximum(before, one.x) if wanted.maximum else before + one.x
+        said = [_next(f, sums[key]) for f, key in zip(found, keys, strict=True)]
+    assert all(isinstance(x, torch.Tensor) for x in said), "the operator exchanges more than the program"
+    return said
+
+
+def _next(talking: Generator[Any, Any, Any], came: torch.Tensor | None) -> Any:
+    """What is said next, or the result."""
+    try:
+        return talking.send(came)
+    except StopIteration as end:
+        return end.value
 
 
 def spread(whole: torch.Tensor, state: State, sizes: tuple[int, ...], seed: int = 0) -> list[torch.Tensor]:

@@ -12,8 +12,8 @@ from torch import fx
 from meshwright.capture.forward import trace_forward
 from meshwright.decide.layout.autoddl.network import spec_of
 from meshwright.decide.layout.autoddl.rules import expand
-from meshwright.decide.layout.autoddl.sbp import value_of
 from meshwright.errors import Unsupported, UsageError
+from meshwright.plan.sbp import value_of
 from meshwright.run.dtensor.placements import _fake_mesh, derived_signatures, dtensor_signatures, placement_of, wrap
 
 # (case of test_sharding_signatures, signatures of ours that PyTorch must confirm)

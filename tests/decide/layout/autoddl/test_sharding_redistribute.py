@@ -10,12 +10,16 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from sharding_threads import run_threads, spread, whole_of
+from sharding_threads import QueueTransport, run_threads, spread, whole_of
 
+from meshwright.check import check_program
 from meshwright.decide.layout.autoddl.mesh import Axis, Mesh
 from meshwright.decide.layout.autoddl.redistribute import Redistributor, Step, step_messages, step_sent
-from meshwright.decide.layout.autoddl.sbp import State, coordinates, valid
-from meshwright.run.dtensor.redistribute import Place, apply_steps, cut
+from meshwright.lower.sharding import Redistribution, redistribution_program
+from meshwright.plan.sbp import State, coordinates, valid
+from meshwright.run.dtensor.pieces import Place, cut
+from meshwright.run.dtensor.pieces import whole_of as joined
+from meshwright.run.dtensor.redistribute import LoneRedistribution
 
 
 def mesh(*sizes: int) -> Mesh:
@@ -105,25 +109,43 @@ def test_every_redistribution_gives_the_same_tensor_and_sends_what_is_predicted(
     steps = Redistributor(mesh(*sizes)).path(shape, 8, a, b)
     whole = torch.randn(shape, dtype=torch.float64)
     pieces = spread(whole, a, sizes)
-    number = {c: r for r, c in enumerate(coordinates(sizes))}
+    way = Redistribution((shape,) * prod(sizes), a, tuple((s.axis, s.target) for s in steps), "test")
+    lowered = redistribution_program(sizes, "float64", way)
+    verdict = check_program(lowered.program, programs=lowered.callees)
+    assert verdict.ok, verdict.findings
 
-    def work(place: Place) -> tuple[torch.Tensor, int]:
-        piece = apply_steps(pieces[number[place.at]], shape, a, [(s.axis, s.target) for s in steps], place, "test")
-        return piece, place.wires.counters.sent_bytes.get("test", 0)
+    def work(rank: int, transport: QueueTransport) -> tuple[torch.Tensor, int]:
+        made = LoneRedistribution(sizes, rank, way, "float64", transport)
+        return made.run(pieces[rank]), made.messages.sent_bytes.get("test", 0)
 
-    found = run_threads(sizes, work)
+    found = run_threads(prod(sizes), work)
     for back in whole_of([x for x, _ in found], shape, b, sizes):
         torch.testing.assert_close(back, whole, rtol=1e-12, atol=1e-12)
     for at, (_, sent) in zip(coordinates(sizes), found, strict=True):
         assert sent == 8 * sum(step_sent(shape, s, sizes, at) for s in steps)
 
 
+def test_maxima_and_splits_in_blocks() -> None:
+    """Maximum instead of sum; and blocks of a dimension: each is cut alike."""
+    for a, steps in ((("M", "B"), ((0, "B"),)), (("M", "M"), ((0, "S0"), (1, "B"), (0, "B"))), (("S1/2", "B"), ((0, "S0"), (0, "B")))):
+        whole = torch.randint(100, (6, 8))
+        pieces = spread(whole, a, (2, 2))
+        way = Redistribution(((6, 8),) * 4, a, steps, "test")
+        found = run_threads(4, lambda rank, wires, way=way, pieces=pieces: LoneRedistribution((2, 2), rank, way, "int64", wires).run(pieces[rank]))
+        assert all(torch.equal(x, whole) for x in found)
+
+
+@pytest.mark.parametrize("state", [("S0", "S1"), ("P", "S0"), ("B", "P"), ("M", "B"), ("S1/2", "B"), ("R", "R")])
+def test_the_whole_of_all_pieces(state: State) -> None:
+    whole = torch.randint(100, (4, 8))
+    places = [Place((2, 2), at) for at in coordinates((2, 2))]
+    assert torch.equal(joined(spread(whole, state, (2, 2)), (4, 8), state, places), whole)
+    real = torch.randn(4, 8, dtype=torch.float64)
+    torch.testing.assert_close(joined(spread(real, state, (2, 2)), (4, 8), state, places), real)
+
+
 def test_pieces_are_those_of_torch_chunk() -> None:
     x = torch.arange(70).reshape(10, 7)
-
-    def work(place: Place) -> torch.Tensor:
-        return cut(x, ("S0", "S0"), place)
-
-    found = run_threads((2, 2), work)
+    found = [cut(x, ("S0", "S0"), Place((2, 2), at)) for at in coordinates((2, 2))]
     want = [piece for half in x.chunk(2) for piece in half.chunk(2)]
     assert all(torch.equal(a, b) for a, b in zip(found, want, strict=True))

@@ -17,13 +17,13 @@ from meshwright.decide.layout.autoddl.evaluate import evaluate
 from meshwright.decide.layout.autoddl.ilp import solve_ilp
 from meshwright.decide.layout.autoddl.mesh import all_meshes, factorisations, make_mesh
 from meshwright.decide.layout.autoddl.model import Model
-from meshwright.decide.layout.autoddl.problem import item_bytes
 from meshwright.decide.layout.autoddl.search import MeshSearch
 from meshwright.decide.layout.autoddl.templates import TEMPLATES, kinds_of
 from meshwright.errors import Disconnected, Infeasible, TimeLimit, UnknownName, Unsupported, UsageError
 from meshwright.fabric.fabric import Fabric
 from meshwright.io.fabric.name import load_fabric
 from meshwright.kernels.effort import Budget
+from meshwright.plan.sharding import item_bytes
 
 Table = np.ndarray
 

@@ -10,20 +10,21 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from sharding_threads import run_threads, spread, whole_of
+from sharding_threads import spread, talk, whole_of
 from torch import fx, nn
 
 from meshwright.capture.nodes import draws_random_numbers, target_name
-from meshwright.decide.layout.autoddl.network import Value, Vertex, operator_name, spec_of
-from meshwright.decide.layout.autoddl.problem import ValueState
+from meshwright.decide.layout.autoddl.network import Value, Vertex, spec_of
 from meshwright.decide.layout.autoddl.rules import Call, Signature, expand
 from meshwright.decide.layout.autoddl.rules_matrix import MATRIX
 from meshwright.decide.layout.autoddl.rules_reduce import REDUCE
-from meshwright.decide.layout.autoddl.sbp import coordinates, gradient_of, local_shape, valid
-from meshwright.graph.graph import GraphValue, OpNode
+from meshwright.graph.graph import GraphValue, OpNode, operator_name
+from meshwright.lower.sharding import inside
+from meshwright.plan.sbp import coordinates, gradient_of, local_shape, valid
+from meshwright.plan.sharding import ValueState
 from meshwright.run.dtensor.local import Step, run_local
-from meshwright.run.dtensor.redistribute import Place
-from meshwright.run.dtensor.step import local_call
+from meshwright.run.dtensor.pieces import Place
+from meshwright.run.dtensor.work import local_call
 
 F64 = torch.float64
 
@@ -188,17 +189,16 @@ def check(node: fx.Node, call: Call, inputs: list[fx.Node], whole: dict[fx.Node,
         for i, (f, s) in enumerate(zip(full, states, strict=True))
     ]
     seeds = spread(cotangent, gradient_of(output), sizes, seed=99) if cotangent is not None else None
-    number = {c: r for r, c in enumerate(coordinates(sizes))}
-
-    def work(place: Place) -> Any:
-        r = number[place.at]
-        mine = [[x[r] for x in p] if isinstance(full[i], list) else grown(p[r], fixed and i > 2) for i, p in enumerate(pieces)]
-        got = run_local(local, mine, place, Step(0, 0))
-        if seeds is not None:
-            got.backward(seeds[r])
-        return got, [x.grad if isinstance(x, torch.Tensor) else None for x in mine], mine
-
-    found = run_threads(sizes, work)
+    places = [Place(sizes, at) for at in coordinates(sizes)]
+    mine = [
+        [[x[r] for x in p] if isinstance(full[i], list) else grown(p[r], fixed and i > 2) for i, p in enumerate(pieces)] for r in range(len(places))
+    ]
+    dtypes = [str(f.dtype).removeprefix("torch.") if isinstance(f, torch.Tensor) else "float64" for f in full]
+    promised = [inside(call.node, call.shapes, states, dtypes, sizes, place.at, call.differentiable[0]) for place in places]
+    got = talk(sizes, [run_local(local, m, place, Step(0, 0)) for m, place in zip(mine, places, strict=True)], promised)
+    if seeds is not None:
+        torch.autograd.backward(got, seeds)
+    found = [(g, [x.grad if isinstance(x, torch.Tensor) else None for x in m], m) for g, m in zip(got, mine, strict=True)]
     where = f"{call.node.target} {[s.name for s in chosen]} {states} -> {output} on {sizes}"
     for k, w in enumerate([wanted] if isinstance(wanted, torch.Tensor) else wanted):
         parts = [f[0] if isinstance(f[0], torch.Tensor) else f[0][k] for f in found]

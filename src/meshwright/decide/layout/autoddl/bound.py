@@ -22,9 +22,9 @@ from dataclasses import dataclass
 from math import sqrt
 
 from ....fabric.fabric import Fabric
-from ....graph.graph import Work
+from ....graph.graph import Work, operator_name
 from .model import Model, scaled
-from .network import Network, operator_name
+from .network import Network
 from .problem import ShardingProblem
 
 __all__ = ["Layer", "bound_bytes", "bound_time_s", "fastest_ingress_Bps", "layers", "least_words", "memory_limit"]

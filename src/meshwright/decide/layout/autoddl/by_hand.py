@@ -11,9 +11,10 @@ from typing import ClassVar
 import numpy as np
 
 from ....cite import FOLKLORE, Cite
+from ....plan.sharding import ShardingPlan
 from ..grid import CITE as GRID_CITE
 from ..megatron import CITE as MEGATRON_CITE
-from .problem import ShardingPlan, ShardingProblem, ShardingStrategy
+from .problem import ShardingProblem, ShardingStrategy
 from .strategy import AutoDDL
 
 __all__ = ["BY_HAND", "ConvolutionsThenLinear", "DataAndMegatron", "DataParallel", "Megatron"]

@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from functools import partial
 from math import prod
 
+from ....plan.sbp import coordinates, gradient_of, local_shape, value_of
+from ....plan.sharding import Bytes
 from .model import Choice, Model, is_bucketed, reduced_axes
-from .problem import Bytes
 from .redistribute import Step, step_sent
-from .sbp import coordinates, gradient_of, local_shape, value_of
 
 __all__ = ["Evaluation", "Move", "evaluate", "moves"]
 

@@ -15,7 +15,7 @@ from math import prod
 from ....cost import Cost
 from ....errors import UsageError
 from ....fabric.fabric import Fabric
-from .sbp import coordinates
+from ....plan.sbp import coordinates
 
 __all__ = ["Axis", "Mesh", "all_meshes", "factorisations", "make_mesh"]
 

@@ -20,12 +20,13 @@ from numpy.typing import NDArray
 
 from ....fabric.fabric import Device
 from ....graph.graph import Work
+from ....plan.sbp import State, gradient_of, local_shape, split_of, valid, value_of
+from ....plan.sharding import OPTIMIZERS
 from .mesh import Axis, Mesh
 from .network import Network, Operand, Vertex, build_network
-from .problem import OPTIMIZERS, ShardingProblem
+from .problem import ShardingProblem
 from .redistribute import Redistributor, Step
 from .rules import Exchange, Signature
-from .sbp import State, gradient_of, local_shape, split_of, valid, value_of
 
 __all__ = ["Choice", "Model", "exchange_elements", "is_bucketed", "reduced_axes"]
 

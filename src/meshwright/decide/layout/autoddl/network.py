@@ -10,25 +10,18 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from ....graph.graph import OpGraph, OpNode
-from .problem import ShardingProblem, item_bytes
+from ....graph.graph import OpGraph, OpNode, operator_name
+from ....plan.sharding import item_bytes
+from .problem import ShardingProblem
 from .rules import Call, Shape, Signature, Spec, expand, replicated
 from .rules_matrix import MATRIX
 from .rules_pointwise import POINTWISE
 from .rules_reduce import REDUCE
 from .rules_shape import MAX_BLOCKS, SHAPE
 
-__all__ = ["Network", "Operand", "Value", "Vertex", "build_network", "operator_name", "spec_of"]
+__all__ = ["Network", "Operand", "Value", "Vertex", "build_network", "spec_of"]
 
 RULES = {**POINTWISE, **REDUCE, **SHAPE, **MATRIX}
-CONSTANT = ("detach", "zeros_like", "ones_like", "full_like", "empty_like")  # no gradient flows back
-MUTATING = ("add_", "batch_norm", "copy_", "mul_", "sub_")
-
-
-def operator_name(target: str) -> str:
-    """`aten.linear.default` -> `linear`; in-place forms keep their underscore off: they are run out of place."""
-    name = target.split(".")[1] if target.count(".") else target
-    return name.rstrip("_") or name
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -149,7 +142,7 @@ class _Builder:
         operands = [self.vertices[self.at[name]].value for name in node.inputs]
         shapes = tuple(self._operand_shape(node, v) for v in operands)
         outputs = tuple(o.shape for o in node.outputs)
-        floating = bool(node.outputs) and node.outputs[0].dtype.startswith(("float", "bfloat")) and operator_name(node.target) not in CONSTANT
+        floating = node.passes_gradient
         call = Call(
             node=node, shapes=shapes, outputs=outputs or ((),), items=tuple(v.item for v in operands),
             differentiable=tuple(v.gradient and floating for v in operands),
@@ -165,10 +158,9 @@ class _Builder:
             self.specs[vertex] = spec
         elif node.inputs and node.name not in self.problem.signatures:
             self.whole.append(f"{node.name} ({node.target})")
-        mutates = node.target.split(".")[1] in MUTATING if node.target.count(".") else False
         for slot, name in enumerate(node.inputs):
             source = self.vertices[self.at[name]]
-            fixed = source.value.many or (mutates and source.kind == "buffer")
+            fixed = source.value.many or (node.mutates_buffers and source.kind == "buffer")
             self._edge(self.at[name], vertex, slot, source.value, fixed)
 
     def _operand_shape(self, node: OpNode, value: Value) -> Shape:

@@ -25,10 +25,10 @@ from math import prod
 import numpy as np
 from numpy.typing import NDArray
 
+from ....plan.sbp import State, kind_of, local_shape, split_of, valid
 from .mesh import Mesh
-from .sbp import State, local_shape, split_of, valid
 
-__all__ = ["Redistributor", "Step", "kind_of", "shortest_paths", "step_messages", "step_sent"]
+__all__ = ["Redistributor", "Step", "shortest_paths", "step_messages", "step_sent"]
 
 FloatArray = NDArray[np.float64]
 
@@ -52,16 +52,6 @@ class Step:
     @property
     def name(self) -> str:
         return kind_of(self.source, self.target)
-
-
-def kind_of(source: str, target: str) -> str:
-    """The collective that takes one type to another on an axis; "local" when nothing is sent."""
-    a, b = source[0], target[0]
-    if a == "S":
-        return {"S": "all-to-all", "B": "all-gather"}.get(b, "local")
-    if a in "PM":
-        return {"S": "reduce-scatter", "B": "all-reduce"}.get(b, "local")
-    return "local"
 
 
 def _allowed(before: State, axis: int, target: str) -> bool:

@@ -21,12 +21,13 @@ import numpy as np
 from ....cite import Cite
 from ....errors import Infeasible, TimeLimit, UnknownName, Unsupported
 from ....kernels.effort import Budget, Cut
+from ....plan.sharding import BucketRecord, MoveRecord, ShardingPlan, ValueState
 from .bound import bound_bytes, bound_time_s, memory_limit
 from .evaluate import moves
 from .mesh import Mesh, all_meshes, make_mesh
 from .model import Model
 from .network import Network, build_network
-from .problem import BucketRecord, MoveRecord, ShardingPlan, ShardingProblem, ShardingStrategy, ValueState
+from .problem import ShardingProblem, ShardingStrategy
 from .redistribute import Step
 from .search import Found, MeshSearch, attempt, least_memory
 from .templates import TEMPLATES

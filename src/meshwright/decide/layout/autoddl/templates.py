@@ -14,8 +14,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ....errors import UnknownName
+from ....graph.graph import operator_name
 from .model import Choice, Model
-from .network import Vertex, operator_name
+from .network import Vertex
 from .rules_matrix import MATRIX
 
 __all__ = ["TEMPLATES", "allowed", "kinds_of"]

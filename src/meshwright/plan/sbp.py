@@ -21,7 +21,8 @@ from functools import cache
 from itertools import product
 
 __all__ = [
-    "State", "coordinates", "gradient_of", "local_extent", "local_shape", "local_slices", "smallest_extent", "split_of", "valid", "value_of",
+    "State", "chunk_of", "coordinates", "gradient_of", "kind_of", "local_extent", "local_shape", "local_slices", "smallest_extent", "split_of",
+    "valid", "value_of",
 ]  # fmt: skip
 
 State = tuple[str, ...]  # one type per mesh axis
@@ -46,12 +47,22 @@ def gradient_of(state: State) -> State:
     return tuple(k if k[0] == "S" else "P" if k == "B" else "B" for k in state)
 
 
+def kind_of(source: str, target: str) -> str:
+    """The collective that takes one type to another on an axis; "local" when nothing is sent."""
+    a, b = source[0], target[0]
+    if a == "S":
+        return {"S": "all-to-all", "B": "all-gather"}.get(b, "local")
+    if a in "PM":
+        return {"S": "reduce-scatter", "B": "all-reduce"}.get(b, "local")
+    return "local"
+
+
 def coordinates(sizes: Sequence[int]) -> Iterator[tuple[int, ...]]:
     """Mesh coordinates of ranks 0, 1, ...: the last axis runs fastest."""
     return product(*(range(p) for p in sizes))
 
 
-def _chunk(extent: int, parts: int, index: int) -> tuple[int, int]:
+def chunk_of(extent: int, parts: int, index: int) -> tuple[int, int]:
     """(start, length) of a piece as torch.chunk cuts it; length 0 where there are fewer pieces than parts."""
     step = -(-extent // parts)
     start = min(index * step, extent)
@@ -61,7 +72,7 @@ def _chunk(extent: int, parts: int, index: int) -> tuple[int, int]:
 def local_extent(extent: int, splits: Sequence[tuple[int, int]], coordinate: Sequence[int]) -> int:
     """Extent that remains of a dimension after nested splits into (parts, blocks)."""
     for (parts, blocks), index in zip(splits, coordinate, strict=True):
-        extent = blocks * _chunk(extent // blocks, parts, index)[1]
+        extent = blocks * chunk_of(extent // blocks, parts, index)[1]
     return extent
 
 
@@ -72,7 +83,7 @@ def local_shape(shape: Sequence[int], state: State, sizes: Sequence[int], at: Se
         split = split_of(kind)
         if split is not None:
             dim, blocks = split
-            found[dim] = blocks * _chunk(found[dim] // blocks, sizes[axis], at[axis])[1]
+            found[dim] = blocks * chunk_of(found[dim] // blocks, sizes[axis], at[axis])[1]
     return tuple(found)
 
 
@@ -86,7 +97,7 @@ def smallest_extent(shape: Sequence[int], state: State, sizes: Sequence[int]) ->
             continue
         dim, blocks = split
         before = extents.get(dim, {shape[dim]})
-        extents[dim] = {blocks * _chunk(e // blocks, sizes[axis], i)[1] for e in before for i in range(sizes[axis])}
+        extents[dim] = {blocks * chunk_of(e // blocks, sizes[axis], i)[1] for e in before for i in range(sizes[axis])}
         least = min(extents[dim]) if min(extents[dim]) < least else least
     return least
 
@@ -117,10 +128,10 @@ def local_slices(shape: Sequence[int], state: State, sizes: Sequence[int], at: S
         dim, blocks = split
         if blocks > 1:
             width = shape[dim] // blocks
-            start, length = _chunk(width, sizes[axis], at[axis])
+            start, length = chunk_of(width, sizes[axis], at[axis])
             runs[dim] = tuple((b * width + start, b * width + start + length) for b in range(blocks))
         else:
             (low, high) = runs[dim][0]
-            start, length = _chunk(high - low, sizes[axis], at[axis])
+            start, length = chunk_of(high - low, sizes[axis], at[axis])
             runs[dim] = ((low + start, low + start + length),)
     return runs

@@ -1,0 +1,88 @@
+"""Sharding plans as programs: proved, priced near the search's own model, and sending what the plan states, rank by rank and reason by reason."""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+
+import msgspec
+import numpy as np
+import pytest
+
+from meshwright.capture.forward import trace_forward
+from meshwright.capture.graph import capture, executed_graph
+from meshwright.check import check_program, worst_order_memory
+from meshwright.cost import Cost, Transport
+from meshwright.decide.layout.autoddl import AutoDDL, ShardingProblem
+from meshwright.errors import PlanMismatch
+from meshwright.fabric.fabric import Device, Fabric, Link, Switch
+from meshwright.lower.sharding import lower_sharding, sharding_works
+from meshwright.plan.sharding import ShardingPlan
+from meshwright.program.calls import inline
+from meshwright.program.program import Part, Program
+from meshwright.simulate import simulate_program
+
+EXAMPLES = Path(__file__).parents[2] / "examples"
+NETS = Path(__file__).parents[1] / "decide" / "layout" / "autoddl" / "sharding_problems.py"
+MODELS = [
+    (f"{EXAMPLES / 'gpt.py'}:tiny_tied", 4, (2, 2), "auto"), (f"{EXAMPLES / 'gpt.py'}:tiny", 4, (4,), "megatron"),
+    (f"{EXAMPLES / 'convnet.py'}:tiny", 4, (2, 2), "auto"), (f"{EXAMPLES / 'convnet.py'}:tiny", 3, (3,), "data"),
+    (f"{NETS}:fc_uneven", 4, (2, 2), "auto"), (f"{NETS}:branches", 2, (2,), "auto"), (f"{NETS}:fc", 8, (2, 2, 2), "auto"),
+    (f"{NETS}:fc", 1, (1,), "auto"),
+]  # fmt: skip
+
+
+def star(devices: int) -> Fabric:
+    row = tuple(Device(name=f"n{i}", kind="cpu", flops={"fp32": 10**8}) for i in range(devices))
+    links = tuple(x for d in row for x in (Link(src=d.name, dst="s", rate_Bps=10**9), Link(src="s", dst=d.name, rate_Bps=10**9)))
+    return Fabric(name="star", devices=row, switches=(Switch(name="s"),), links=links)
+
+
+COST = Cost(per_call_s=1e-7, transport=Transport(per_message_s=1e-7))
+
+
+def sent_bytes(program: Program) -> list[dict[str, int]]:
+    """What every rank sends, by the reason that names the communicator."""
+    s, found = program.steps, [Counter[str]() for _ in range(program.ranks)]
+    size, actor = program.message_bytes(), program.lanes.actor[program.lane_of_step()]
+    for step in np.flatnonzero(s.parts & Part.SEND).tolist():
+        reason = program.comms.name[program.channels.tag[s.chan_out[step]]].partition(":")[0]
+        found[actor[step]][reason] += int(size[step])
+    return [dict(x) for x in found]
+
+
+@pytest.mark.parametrize(("model", "devices", "mesh", "search"), MODELS)
+def test_programs_of_plans(model: str, devices: int, mesh: tuple[int, ...], search: str) -> None:
+    graph, fabric = capture(model, scalable=False), star(devices)
+    plan = AutoDDL(search=search, mesh=mesh).plan(ShardingProblem(graph=graph, fabric=fabric, cost=COST, item_bytes=8))
+    lowered = lower_sharding(plan, graph, dtype="float64")
+    verdict = check_program(lowered.program, programs=lowered.callees)
+    assert verdict.ok, verdict.findings
+    flat = inline(lowered.program, lowered.callees).program
+    for rank, sent in enumerate(sent_bytes(flat)):
+        assert sent == {k: v for k, v in msgspec.structs.asdict(plan.bytes_sent[rank]).items() if v}, rank
+    devices_of = [d.name for d in fabric.devices]
+    timeline = simulate_program(lowered.program, fabric, devices_of, COST, works=sharding_works(plan, graph), programs=lowered.callees, record=False)
+    assert timeline.makespan_s == pytest.approx(plan.time_s, rel=0.15)  # the model rounds uneven pieces up
+    traced = lower_sharding(plan, executed_graph(trace_forward(model, device="cpu")), dtype="float64")
+    assert traced.callees.keys() == lowered.callees.keys() and len(traced.program.steps) == len(lowered.program.steps)
+
+
+def test_values_die_after_their_last_use() -> None:
+    graph = capture(f"{NETS}:fc", scalable=False)
+    plan = AutoDDL(search="data").plan(ShardingProblem(graph=graph, fabric=star(2), cost=COST))
+    lowered = lower_sharding(plan, graph)
+    program = inline(lowered.program, lowered.callees).program
+    b = program.buffers
+    kept = int((b.chunk_bytes * b.chunks)[(b.persistent == 1) & (b.actor == 0)].sum())
+    everything = int((b.chunk_bytes * b.chunks)[b.actor == 0].sum())
+    assert kept < worst_order_memory(program).peak_bytes[0] < everything
+
+
+def test_plans_that_contradict_the_graph_are_refused() -> None:
+    graph = capture(f"{NETS}:fc", scalable=False)
+    plan: ShardingPlan = AutoDDL(search="data").plan(ShardingProblem(graph=graph, fabric=star(2), cost=COST))
+    more = {**plan.ops, "more": plan.ops["linear"]}
+    for change, what in (({"sources": {}}, "says nothing about"), ({"ops": {}}, "has no operator"), ({"ops": more}, "differ")):
+        with pytest.raises(PlanMismatch, match=what):
+            lower_sharding(msgspec.structs.replace(plan, **change), graph)
