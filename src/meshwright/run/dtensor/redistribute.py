@@ -15,7 +15,8 @@ from ...program.program import Program
 from ..executor.executor import Executor
 from ..executor.lanes import fuse_lanes
 from ..executor.memory import RankMemory
-from ..executor.transport import TAG_WINDOW, Transport
+from ..executor.tags import TAG_WINDOW
+from ..executor.transport import Transport
 from .pieces import Place, hop, pack, unpack
 
 __all__ = ["CountedMessages", "LoneRedistribution", "buffers_around", "put_flat", "stage", "take_flat"]
