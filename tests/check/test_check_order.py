@@ -32,10 +32,12 @@ def test_before_is_reachability_by_clocks_and_by_search(monkeypatch: pytest.Monk
         order = Order(p, iterations=3)
         a, b, truth = pairs_and_truth(order)
         np.testing.assert_array_equal(order.before(a, b), truth)
-        monkeypatch.setattr(order_module, "MAX_CLOCK_ENTRIES", -1)
-        np.testing.assert_array_equal(Order(p, iterations=3).before(a, b), truth)
-        monkeypatch.undo()
+        for limit in ("MAX_CLOCK_ENTRIES", "MAX_TABLE_ENTRIES", "MAX_KEPT_CLOCK_ENTRIES"):  # by search, by search, one table at a time
+            monkeypatch.setattr(order_module, limit, -1)
+            np.testing.assert_array_equal(Order(p, iterations=3).before(a, b), truth)
+            monkeypatch.undo()
         monkeypatch.setattr(order_module, "BLOCK_LANES", 1)  # every lane a block of its own
+        monkeypatch.setattr(order_module, "MAX_KEPT_CLOCK_ENTRIES", seed % 2 - 1)  # of some programs all tables are kept
         np.testing.assert_array_equal(Order(p, iterations=3).before(a, b), truth)
         monkeypatch.undo()
         for lane in range(len(p.lanes)):

@@ -18,13 +18,16 @@ from numpy.typing import NDArray
 
 from ...errors import TimeLimit
 from ...program.program import Kind, Part, Program
+from .clock_kernel import merge_clocks
 
 __all__ = ["Accesses", "Addresses", "Messages", "Order", "accesses", "messages", "topological", "wait_once"]
 
 Ints = NDArray[np.int64]
 Bools = NDArray[np.bool_]
 BLOCK_LANES = 64  # lanes that share one table of vector clocks; lanes of other components have no column in it
-MAX_CLOCK_ENTRIES = 60_000_000  # clock entries that are computed and kept; beyond it `before` searches
+MAX_CLOCK_ENTRIES = 4_000_000_000  # clock entries of a program that are computed, about a nanosecond each; beyond it `before` searches
+MAX_TABLE_ENTRIES = 250_000_000  # of one block: 4 bytes each
+MAX_KEPT_CLOCK_ENTRIES = 60_000_000  # of a program whose tables are all kept; of a larger one the last table is
 MAX_SEARCHED_JOINS = 30_000_000  # joins that searches may visit in one program before order counts as undecided
 
 
@@ -272,7 +275,13 @@ class Order:
         self.rows_of = np.bincount(owner, minlength=lanes) + 1 if lanes else self.local_row
         width = np.array([len(x) for x in self.lanes_of_block], dtype=np.int64)
         lead = np.array([int(x[0]) for x in self.lanes_of_block], dtype=np.int64)
-        self.clock_cost = int((self.rows_of[self.component[lead]] * width).sum()) if len(lead) else 0
+        entries = self.rows_of[self.component[lead]] * width if len(lead) else width
+        self.clock_cost, self.largest_table = int(entries.sum()), int(entries.max(initial=0))
+
+    @property
+    def clocked(self) -> bool:
+        """Whether clocks are computed; where they would be too many, `before` searches."""
+        return self.clock_cost <= MAX_CLOCK_ENTRIES and self.largest_table <= MAX_TABLE_ENTRIES
 
     def clocks(self, block: int) -> NDArray[np.int32]:
         """Per join row (`local_row`) of the block's component the last ancestor position in the lanes of the block (-1: none)."""
@@ -285,25 +294,14 @@ class Order:
         # In topological order every source's clock is final before it is merged.
         mine = mine[np.argsort(self.rank_in_order[self.cross_dst[mine]], kind="stable")]
         target, source = self.cross_dst[mine], self.cross_src[mine]
-        source_row, source_pos = self.local_row[self.row[source]].tolist(), self.position[source].tolist()
-        column = np.where(self.block_of_lane[self.lane[source]] == block, self.column[self.lane[source]], -1).tolist()
-        rows, before = self.local_row[self.row[target]].tolist(), self.local_row[self.row_before[target]].tolist()
-        previous = -1
-        maximum = np.maximum
-        # A join knows what its predecessor in the lane knew, and what the sources of its edges knew, and those sources themselves. Only joins
-        # have rows: between two joins of a lane nothing new is learnt from other lanes.
-        for k, row in enumerate(rows):
-            at = clock[row]
-            if row != previous:
-                at[:] = clock[before[k]]
-                previous = row
-            if source_row[k]:
-                maximum(at, clock[source_row[k]], out=at)
-            c = column[k]
-            if c >= 0 and at[c] < source_pos[k]:
-                at[c] = source_pos[k]
-        if self.clock_cost <= MAX_CLOCK_ENTRIES:
-            self._cache[block] = clock
+        column = np.where(self.block_of_lane[self.lane[source]] == block, self.column[self.lane[source]], -1)
+        merge_clocks(
+            self.local_row[self.row[target]], self.local_row[self.row_before[target]], self.local_row[self.row[source]], self.position[source],
+            column, clock,
+        )  # fmt: skip
+        if self.clock_cost > MAX_KEPT_CLOCK_ENTRIES:
+            self._cache.clear()  # the last table only: questions come block by block
+        self._cache[block] = clock
         return clock
 
     def before(self, a: Ints, b: Ints) -> Bools:
@@ -312,7 +310,7 @@ class Order:
         out: Bools = (self.lane[a] == self.lane[b]) & (self.position[a] < self.position[b])
         across = (self.lane[a] != self.lane[b]) & (self.component[self.lane[a]] == self.component[self.lane[b]])
         across = np.flatnonzero(across & (self.rank_in_order[a] < self.rank_in_order[b]))
-        if self.clock_cost > MAX_CLOCK_ENTRIES:
+        if not self.clocked:
             out[across] = self._search(a[across], b[across])
             return out
         block = self.block_of_lane[self.lane[a[across]]]
@@ -371,7 +369,7 @@ class Order:
 
     def _column(self, lane: int) -> Ints:
         """Per global row the last ancestor position in one lane."""
-        if self.clock_cost > MAX_CLOCK_ENTRIES * 4:
+        if not self.clocked:
             raise TimeLimit(f"{self.rows} joins in {len(self.program.lanes)} lanes are too many for exact clocks")
         out = np.full(self.rows, -1, np.int64)
         near = np.concatenate([[False], self.component[self.lane[self.join_nodes]] == self.component[lane]])
