@@ -118,3 +118,14 @@ def test_a_page_brings_its_plans_with_what_they_read(monkeypatch: pytest.MonkeyP
 def test_the_first_difference(here: str, there: str, said: str, monkeypatch: pytest.MonkeyPatch) -> None:
     found = loaded("compare", monkeypatch).difference(here.encode(), there.encode())
     assert found.startswith(said) and bool(found) == bool(said)
+
+
+@pytest.mark.parametrize(
+    ("here", "but", "said"),
+    [
+        ('{"a": {"x": {"b": 1, "c": 2}}}', ["$.a.*.b"], ""), ('{"a": {"x": {"b": 1, "c": 3}}}', ["$.a.*.b"], "$.a.x.c: 3 here, 2 there"),
+        ('{"a": {"x": {"c": 2}}, "d": 1}', ["$.d", "$.a.*.b"], ""), ('{"a": {"x": {"c": 2}}, "d": 1}', ["$.d.e"], "$.d: only here"),
+    ],
+)  # fmt: skip
+def test_paths_that_may_differ(here: str, but: list[str], said: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert loaded("compare", monkeypatch).difference(here.encode(), b'{"a": {"x": {"c": 2}}}', but) == said

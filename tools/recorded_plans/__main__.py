@@ -2,6 +2,7 @@
 
     python tools/recorded_plans                            makes all plans again and compares them with recorded.json
     python tools/recorded_plans check --against DIR        makes them with this checkout and with DIR's, and compares the two: the proof
+                                     [--but PATH]          apart from what a change says anew in a plan, by JSON path
     python tools/recorded_plans record                     writes recorded.json; with --only, those alone
     python tools/recorded_plans --list                     what is in the set
 
@@ -142,7 +143,7 @@ def check(tree: Tree, cases: list[Case], jobs: int, file: Path, *, whole: bool) 
     return int(bool(counts["FAILED"] or gone or (counts["DIFFERS"] and not other)))
 
 
-def against(tree: Tree, base: Tree, cases: list[Case], jobs: int) -> int:
+def against(tree: Tree, base: Tree, cases: list[Case], jobs: int, but: list[str]) -> int:
     counts = {"same": 0, "DIFFERS": 0, "FAILED": 0}
 
     def done(case: Case, here: Made | RunError, there: Made | RunError) -> None:
@@ -151,13 +152,14 @@ def against(tree: Tree, base: Tree, cases: list[Case], jobs: int) -> int:
         elif here.measured or there.measured:
             verdict, why = "FAILED", f"measured operators that {COSTS.name} lacks"
         else:
-            why = difference(here.data(), there.data())
+            why = difference(here.data(), there.data(), but)
             verdict = "DIFFERS" if why else "same"
         counts[verdict] += 1
         print(line(verdict, case, here) + (f"\n    {why}" if why else ""), flush=True)
 
     make_all([tree, base], cases, jobs, done)
-    print(f"{counts['same']} of {len(cases)} plans equal, byte for byte; {counts['DIFFERS']} differ, {counts['FAILED']} failed")
+    apart = f" but for {', '.join(but)}" if but else ""
+    print(f"{counts['same']} of {len(cases)} plans equal, byte for byte{apart}; {counts['DIFFERS']} differ, {counts['FAILED']} failed")
     return int(counts["same"] < len(cases))
 
 
@@ -165,6 +167,7 @@ def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="recorded_plans", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("verb", nargs="?", choices=("check", "record"), default="check")
     parser.add_argument("--against", metavar="DIR", help="another checkout (or its src)")
+    parser.add_argument("--but", metavar="PATH", action="append", default=[], help="with --against: what may differ, as $.decisions.*.made")
     parser.add_argument("--only", metavar="WORDS", default="", help="cases whose kind or command holds all these words")
     parser.add_argument("--jobs", type=int, default=1)
     parser.add_argument("--file", type=Path, default=RECORDED, help="the record (default: recorded.json beside this program)")
@@ -195,7 +198,7 @@ def main() -> int:
             if args.verb == "record":
                 return record(trees[0], cases, whole, args.jobs, args.file)
             if args.against:
-                return against(trees[0], trees[1], cases, args.jobs)
+                return against(trees[0], trees[1], cases, args.jobs, args.but)
             return check(trees[0], cases, args.jobs, args.file, whole=not args.only)
         finally:
             for tree in trees:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from typing import Any
 
 
@@ -21,12 +22,29 @@ def first_difference(a: Any, b: Any, path: str = "$") -> str:
     return f"{path}: {json.dumps(a)[:80]} here, {json.dumps(b)[:80]} there"
 
 
-def difference(here: bytes, there: bytes) -> str:
-    """"": equal bytes; else the first difference, by JSON path where both are JSON."""
+def leave_out(document: Any, path: str) -> Any:
+    """The document without what `$.a.b` names; `*` stands for every key of a level."""
+    keys = path.removeprefix("$.").split(".")
+    levels = [document]
+    for key in keys[:-1]:
+        levels = [v for x in levels if isinstance(x, dict) for k, v in x.items() if key in (k, "*")]
+    for level in levels:
+        if isinstance(level, dict):
+            level.pop(keys[-1], None)
+    return document
+
+
+def difference(here: bytes, there: bytes, but: Sequence[str] = ()) -> str:
+    """"": equal bytes; else the first difference, by JSON path where both are JSON. `but`: paths that may differ where all else is equal."""
     if here == there:
         return ""
     try:
-        said = first_difference(json.loads(here), json.loads(there))
+        documents = [json.loads(here), json.loads(there)]
+        for path in but:
+            documents = [leave_out(document, path) for document in documents]
+        said = first_difference(*documents)
+        if not said and but:
+            return ""
     except ValueError:
         said = ""
     at = next((i for i, (x, y) in enumerate(zip(here, there, strict=False)) if x != y), min(len(here), len(there)))
