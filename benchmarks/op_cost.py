@@ -123,7 +123,7 @@ def measure(model: str, loss: str, batch: int) -> dict[str, Any]:
 
 def main() -> None:
     from meshwright.run.calibrate.operators import dispatch_overhead
-    from meshwright.run.machine.machine_use import MachineUseRecorder
+    from meshwright.run.machine.cpu_use import MachineUseRecorder
 
     with MachineUseRecorder() as recorder:
         rows = [measure(*model) for model in MODELS]

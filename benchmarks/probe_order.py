@@ -26,7 +26,7 @@ from meshwright.decide.collective.cloudcollectives.cost import CostMatrix, model
 from meshwright.fabric.fabric import Device, Fabric, Link, Switch
 from meshwright.io.fabric.toml import read_fabric_toml
 from meshwright.lab import Lab
-from meshwright.run.machine.machine_use import MachineUseRecorder
+from meshwright.run.machine.cpu_use import MachineUseRecorder
 
 HOSTS, PORT_Bps, TRUNK_Bps = 8, 50_000_000, 12_500_000  # 400 and 100 Mbit/s
 SIZE, ROUNDS, RANDOM = 6 << 20, 5, 10

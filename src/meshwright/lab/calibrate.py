@@ -18,9 +18,9 @@ from typing import Any
 from ..errors import RunError
 from ..io.atomic import write_text
 from ..io.fabric.toml import fabric_toml
-from ..run.machine.machine_use import MachineUseRecorder
+from ..run.machine.cpu_use import MachineUseRecorder
 from .commands import batches, reshape
-from .standing_lab import StandingLab
+from .handle import StandingLab
 
 __all__ = ["MAX_RATE_ERROR_SHARE", "calibrate", "ceiling_Bps", "phases"]
 

@@ -27,11 +27,11 @@ from ..run.machine.cpu_quota import process_start_ticks
 from .build import collect, start_holder, stop_holder
 from .calibrate import calibrate
 from .control import Control
+from .handle import StandingLab
 from .impair import Impairment
 from .planning import Options, first_state, plan_lab
 from .process import LabProcess
 from .ranks import RunResult, device_environment, places, require_success, run_ranks
-from .standing_lab import StandingLab
 from .state import claim, folder_of, new_name, read_state, remove, write_state
 from .wiring import wire
 

@@ -14,9 +14,9 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from ..errors import Interrupted, RankFailed, RunTimeout, UsageError
-from ..run.machine.machine_use import MachineUse, MachineUseRecorder
+from ..run.machine.cpu_use import MachineUse, MachineUseRecorder
+from .handle import StandingLab
 from .process import LabProcess
-from .standing_lab import StandingLab
 
 __all__ = ["Place", "RunResult", "places", "rank_environment", "run_ranks"]
 

@@ -246,7 +246,7 @@ def test_open_where_groups_cannot_be_made(tmp_path):
 
 @pytest.mark.interpreter
 def test_importing_pacing_loads_nothing_heavy():
-    modules = "meshwright.run.machine.pacing, meshwright.run.machine.machine_use"
+    modules = "meshwright.run.machine.pacing, meshwright.run.machine.cpu_use"
     code = f"import sys, {modules}; sys.exit(any(m in sys.modules for m in ('numpy', 'torch', 'numba')))"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 

@@ -81,6 +81,8 @@ def test_a_frozen_rank_runs_into_the_limit(tmp_path: Path) -> None:
 
     def freeze() -> None:
         os.kill(started.pids[0], signal.SIGSTOP)
+        while Path("/proc", str(started.pids[0]), "stat").read_text().rpartition(")")[2].split()[0] != "T":
+            time.sleep(0.01)  # a busy machine takes its time to stop it
         started.limit_s = 0.1
 
     when_all_wait(started, freeze)

@@ -34,7 +34,7 @@ from ...program.calls import inline
 from ...program.program import I32
 from ..checkpoint.checkpoint import find_checkpoint, require_same_job
 from ..checkpoint.restore import agree_on_shards, device_folder
-from ..machine.machine_use import MachineUseRecorder
+from ..machine.cpu_use import MachineUseRecorder
 from ..machine.pacing import CpuQuota, Pacing, choose_pacing, declared_pacing
 from ..machine.process import STATE, STEP, TRAINING, WAITING_FOR, FailureReport, blob_get, blob_put
 from ..machine.torchrun_worker import tell_torchrun

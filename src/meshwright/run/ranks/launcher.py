@@ -30,7 +30,7 @@ import msgspec
 
 from ...errors import Interrupted, PortInUse, RankDied, RunError
 from ..machine.cpu_quota import process_start_ticks
-from ..machine.machine_use import MachineUseRecorder
+from ..machine.cpu_use import MachineUseRecorder
 from ..machine.pacing import Pacing
 from ..machine.process import DONE, READY, TRAINING, FailureReport, ProgressTable, stopped
 from .blame import first_cause, limit_error, timeout_error, typed

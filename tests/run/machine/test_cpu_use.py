@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from meshwright.run.machine.machine_use import MachineUse, MachineUseRecorder, _machine_s, _root_cpuacct, tree_cpu_s
+from meshwright.run.machine.cpu_use import MachineUse, MachineUseRecorder, _machine_s, _root_cpuacct, tree_cpu_s
 
 TICKS = os.sysconf("SC_CLK_TCK")
 BURN = "import time\nt = time.process_time()\nwhile time.process_time() - t < 0.4: pass"
