@@ -63,8 +63,6 @@ def grace_s(timeout_s: float) -> float:
     return min(3.0, max(0.5, timeout_s / 4))
 
 
-
-
 def error_of(verdict: Verdict, names: Sequence[int]) -> MeshwrightError:
     """The error that every rank raises: same class, code, message and data everywhere."""
 
@@ -191,8 +189,9 @@ class GroupHealth:
 
     def _stopped(self) -> None:
         if self.store.check(["stop"]):
-            self._heard()
-            raise error_of(_of_claim(msgspec.json.decode(self.store.get("stop"), type=Claim)), self.names)
+            claim = msgspec.json.decode(self.store.get("stop"), type=Claim)
+            self._heard()  # only now: whoever set it may hold the store, and leaves once all have heard
+            raise error_of(_of_claim(claim), self.names)
 
     def _heard(self) -> None:
         with contextlib.suppress(Exception):
