@@ -16,15 +16,15 @@ from dataclasses import dataclass, field
 from math import gcd, prod
 
 from ..errors import PlanMismatch
-from ..graph.graph import OpGraph, OpNode, Work, operator_name
+from ..graph.graph import OpGraph, OpNode, operator_name
 from ..plan.plan import ValueInfo
 from ..plan.sbp import State, chunk_of, coordinates, gradient_of, kind_of, local_shape, split_of, value_of
-from ..plan.sharding import OPTIMIZERS, MoveRecord, ShardingPlan, item_bytes
+from ..plan.sharding import MoveRecord, ShardingPlan, item_bytes
 from ..program.builder import LaneBuilder, ProgramBuilder, StepRef
 from ..program.program import Program, Role, Unit
 from .direct import direct
 
-__all__ = ["Inside", "Move", "Redistribution", "ShardedProgram", "inside", "lower_sharding", "redistribution_program", "sharding_works"]
+__all__ = ["Inside", "Move", "Redistribution", "ShardedProgram", "inside", "lower_sharding", "redistribution_program"]
 
 Shape = tuple[int, ...]
 At = tuple[int, ...]
@@ -384,16 +384,3 @@ def inside(
     rows = 3 if argument(5, "label_smoothing", 0.0) else 2
     found = [Inside(axis, local[0], dtype, maximum=True) for axis in axes(1)] + [Inside(axis, rows * local[0], dtype) for axis in axes(1)]
     return (*found, *(Inside(axis, 1, "int64") for axis in axes(0) if argument(3, "reduction", 1) != 2))
-
-
-def sharding_works(plan: ShardingPlan, graph: OpGraph) -> dict[str, Work]:
-    """Work of the compute steps of `lower_sharding`: of an operator the share of the axes that split any of its tensors."""
-    found: dict[str, Work] = {}
-    for node in graph.nodes:
-        state = plan.ops[node.name]
-        parts = prod(p for axis, p in enumerate(plan.mesh) if any(s[axis][0] == "S" for s in (*state.inputs, state.output)))
-        found[f"{node.name}|F"], found[f"{node.name}|B"] = node.forward.share(1, parts), node.backward.share(1, parts)
-    words = OPTIMIZERS[plan.optimizer][1]
-    held = sum(prod(local_shape(p.shape, plan.sources[f"param:{p.name}"], plan.mesh, (0,) * len(plan.mesh))) for p in graph.parameters if p.trainable)
-    found["|optimizer"] = Work(flops=words * held, bytes_read=words * held * 4, calls=1)
-    return found

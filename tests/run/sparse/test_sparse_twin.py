@@ -255,6 +255,21 @@ def test_ranks_of_other_sizes_and_steps_are_named() -> None:
         step(reducers, [np.ones(20, np.float32)] * 2)
 
 
+def test_ranks_that_walk_programs_of_different_kinds_are_named() -> None:
+    reducers = [RankReducer(r, 3, 20, k=2, period=4 if r == 1 else 1) for r in range(3)]
+    step(reducers, [np.ones(20, np.float32)] * 3)
+    with pytest.raises(PlanMismatch, match="kind of step") as caught:
+        step(reducers, [np.ones(20, np.float32)] * 3)
+    assert caught.value.data["ranks"] == [1]
+
+
+def test_a_method_without_regions_blocks_or_a_result_of_its_own_says_so() -> None:
+    exchange = RankReducer(0, 2, 20, k=2, method="dense").dense
+    for ask in (exchange.region, exchange.block, lambda: exchange.finish(())):
+        with pytest.raises(Unsupported, match="Dense has no"):
+            ask()
+
+
 def test_mass_that_is_lost_on_the_way_is_noticed_in_the_next_step() -> None:
     reducers = all_ranks(2, 20, k=2)
     step(reducers, [np.ones(20, np.float32)] * 2)

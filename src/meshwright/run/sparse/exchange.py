@@ -6,6 +6,7 @@ maps the ops of its programs (`decide.collective.sparse`, by `<graph>|<name>`) t
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from itertools import accumulate
 from typing import Any
@@ -14,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...decide.collective.sparse.phases import HEADER_WORDS
-from ...errors import MessageDamaged, NotFinite, PlanMismatch
+from ...errors import MessageDamaged, NotFinite, PlanMismatch, Unsupported
 from ...kernels.entries import add_entries, entry_values
 from .selection import Selected, value_of
 from .state import Entries, RankState, StepStats, Update
@@ -28,7 +29,7 @@ CONTROL = ("headers", "counts", "edges", "histogram0", "histogram1", "histogram2
 MASS_TOLERANCE = 2.0**-22  # of the sum of magnitudes, per addition in float32
 
 
-class Exchange:
+class Exchange(ABC):
     """One rank's part of the steps of one method. `kinds`: of its programs."""
 
     code = 0  # of the method, in headers
@@ -39,9 +40,9 @@ class Exchange:
         """Thresholds and regions are found anew."""
         self.state = state
 
+    @abstractmethod
     def kind(self, sparse_step: int) -> str:
         """The program of the cycle for the `sparse_step`-th step after the warm-up."""
-        raise NotImplementedError
 
     def begin(self, gradient: Any, stats: StepStats) -> None:
         """A step. Afterwards its program is walked, which ends in `result`."""
@@ -100,9 +101,9 @@ class Exchange:
         found[self.state.rank] = row
 
     # ---- selection and headers ------------------------------------------------------------------------------------------
+    @abstractmethod
     def picked(self) -> Selected:
         """This rank's selection."""
-        raise NotImplementedError
 
     def select(self, reads: tuple[Place, ...]) -> None:
         state = self.state
@@ -133,9 +134,9 @@ class Exchange:
     # ---- sums by region ---------------------------------------------------------------------------------------------------
     def region(self) -> tuple[int, int]:
         """First place and end of this rank's region."""
-        raise NotImplementedError
+        raise self._lacks("regions")
 
-    def places(self, entries: Entries) -> None:
+    def places(self, entries: Entries) -> None:  # noqa: B027  what most methods need not do
         """Turn indices into places, where regions are not ranges of indices."""
 
     def sums_from(self, counts: NDArray[np.int64]) -> None:
@@ -169,10 +170,16 @@ class Exchange:
                 where="sparse all-reduce", hint="start again from the last checkpoint", data={"rank": me, "element": element},
             )  # fmt: skip
 
+    def _lacks(self, what: str) -> Unsupported:
+        """A program asks for an op that the method has not: it was made for another."""
+        return Unsupported(
+            f"{type(self).__name__} has no {what}", where="sparse all-reduce", hint="run its own programs", data={"method": self.code}
+        )
+
     # ---- gathering --------------------------------------------------------------------------------------------------------
     def block(self) -> tuple[Words, list[int]]:
         """What this rank brings to the gathering, and the lengths of all ranks' blocks."""
-        raise NotImplementedError
+        raise self._lacks("blocks to gather")
 
     def start_gathering(self, reads: tuple[Place, ...]) -> None:
         """In the order in which blocks come: this rank's first, then those of the ranks above it."""
@@ -192,7 +199,7 @@ class Exchange:
 
     def finish(self, reads: tuple[Place, ...]) -> None:
         """Sets `result`."""
-        raise NotImplementedError
+        raise self._lacks("result of its own")
 
     def end(self, result: Entries, kth: int) -> None:
         """The step is complete; `kth`: bits of this rank's threshold."""

@@ -6,6 +6,7 @@ Cite, deviations, programs: `decide.collective.sparse.{topka, topkdsa, zen}`.
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
@@ -102,9 +103,9 @@ class _Summed(Union):
         super().agree(reads)
         self.sums_from(self.counts)
 
+    @abstractmethod
     def most(self) -> int:
         """Room for entries of this rank's sums."""
-        raise NotImplementedError
 
     def choose(self, reads: tuple[Place, ...]) -> None:
         """All sums that are not zero."""
