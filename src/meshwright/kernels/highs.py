@@ -24,7 +24,7 @@ from typing import Any, Literal
 from ..errors import Infeasible, TimeLimit, Unsupported, UsageError
 from .effort import NEVER, Deadline, clock_cut, count_work
 
-__all__ = ["SCALE", "Looks", "Status", "require_optimal", "row_duals", "solve", "solver", "values"]
+__all__ = ["SCALE", "Looks", "Status", "affords", "require_optimal", "row_duals", "solve", "solver", "values"]
 
 Status = Literal["optimal", "feasible"]
 FIXED = {"output_flag": False, "threads": 1}
@@ -83,6 +83,11 @@ def solve(model: Any, *, what: str, deadline: Deadline = NEVER, looks: Looks | i
             hint = "another release of highspy may be right"
             raise Unsupported(f"{what} cannot be solved: HiGHS's solution has not the objective it reports", where=what, hint=hint, data=said)
     return status
+
+
+def affords(model: Any, deadline: Deadline) -> bool:
+    """Whether the work that is left suffices for the least that an integer program does: its first `MIN_LOOKS` looks."""
+    return deadline.work_left_s >= MIN_LOOKS * LOOK_WORK_S * float(model.getNumNz())
 
 
 def _cost(model: Any) -> float:

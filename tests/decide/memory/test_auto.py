@@ -11,6 +11,7 @@ from random_steps import chain, step_graphs
 from meshwright.check.training.step_memory import check_step_plan
 from meshwright.decide.memory.auto import auto_plan, offers
 from meshwright.decide.memory.baselines import Chen, Revolve, Rotor
+from meshwright.decide.memory.monet.strategy import Monet
 from meshwright.decide.memory.step import keep_everything, least_bound_bytes
 from meshwright.errors import Infeasible
 from meshwright.graph.step_graph import Alternative
@@ -56,7 +57,8 @@ def test_what_more_and_fewer_bytes_give(graph):
 
 
 def test_nothing_that_fits_says_the_least():
-    """Below the bound of every plan nothing is asked; between it and what is reached, every strategy is. Both name a peak that can be had."""
+    """Below the bound of every plan nothing is asked; between it and what is reached, strategies are until one proves it.
+    Both name a peak that can be had."""
     bound = least_bound_bytes(LONG)
     for budget in (bound - 1, bound):
         with pytest.raises(Infeasible, match="no plan at all needs less") as refused:
@@ -97,9 +99,24 @@ def test_with_several_in_flight_operators_run_plainly():
     assert check_step_plan(graph, plan).ok and "in flight" in said["monet"] and all(a.alternative < 0 for a in plan.actions)
 
 
-def test_nothing_that_fits_with_other_implementations_says_the_least_of_both():
+def test_nothing_that_fits_with_other_implementations_says_the_least_of_both(monkeypatch):
+    """Where it is proved for all implementations, those of plain operators are not asked."""
     graph = with_ways(LONG)
     with pytest.raises(Infeasible) as refused:
         auto_plan(graph, 12, rng=rng())
-    assert refused.value.data["bound_bytes"] == least_bound_bytes(graph) and {*refused.value.data["strategies"]} == {"monet", "plain"}
-    assert refused.value.data["least_bytes"] > 12
+    proved = refused.value.data
+    assert proved["proved"] and {*proved["strategies"]} == {"monet"}
+    found = Monet.plan
+
+    def unproved(self, graph, budget_bytes, *, rng):
+        try:
+            return found(self, graph, budget_bytes, rng=rng)
+        except Infeasible as error:
+            error.data["proved"] = False
+            raise
+
+    monkeypatch.setattr(Monet, "plan", unproved)
+    with pytest.raises(Infeasible) as refused:
+        auto_plan(graph, 12, rng=rng())
+    assert refused.value.data["bound_bytes"] == proved["bound_bytes"] == least_bound_bytes(graph)
+    assert {*refused.value.data["strategies"]} == {"monet", "plain"} and refused.value.data["least_bytes"] == proved["least_bytes"] > 12

@@ -90,6 +90,9 @@ def auto_plan(graph: StepGraph, budget_bytes: int | None, *, rng: np.random.Gene
             found = asked.plan(graph, budget_bytes, rng=rng)
         except MeshwrightError as error:  # one strategy that cannot must not keep the others from answering
             said[name] = error.message
+            if error.data.get("proved"):
+                least = min(frontier.entries[-1].peak_bytes, int(error.data["least_bytes"]))
+                raise nothing_fits(graph, budget_bytes, least_bytes=least, proved=True, said=said) from None
             continue
         floor = max(floor, found.floor_s or 0.0)
         plans[name] = min([found, *([plans[name]] if name in plans else [])], key=lambda p: p.time_s)
@@ -133,6 +136,9 @@ def _jointly(graph: StepGraph, budget_bytes: int | None, rng: np.random.Generato
     try:
         joint = Monet().plan(graph, budget_bytes, rng=rng)
     except MeshwrightError as error:
+        if error.data.get("proved"):  # of all implementations, so of the plain ones too
+            said = {"monet": error.message}
+            raise nothing_fits(graph, budget_bytes, least_bytes=error.data.get("least_bytes"), proved=True, said=said) from None
         refused = error
     else:
         if budget_bytes is not None and joint.floor_s is not None and joint.time_s <= joint.floor_s * (1 + MAX_BOUND_GAP_SHARE):
@@ -144,8 +150,7 @@ def _jointly(graph: StepGraph, budget_bytes: int | None, rng: np.random.Generato
             return joint, {}
         least = [int(e.data["least_bytes"]) for e in (refused, error) if e.data.get("least_bytes") is not None]
         said = {"monet": refused.message, "plain": error.message}
-        proved = bool(refused.data.get("proved"))  # of all implementations; the other's is of plain ones
-        raise nothing_fits(graph, budget_bytes, least_bytes=min(least, default=None), proved=proved, said=said) from None
+        raise nothing_fits(graph, budget_bytes, least_bytes=min(least, default=None), proved=False, said=said) from None
     if refused is not None:
         return found, said | {"monet": refused.message}
     said.pop("monet", None)  # of plain operators

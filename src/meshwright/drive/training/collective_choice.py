@@ -13,7 +13,7 @@ from typing import Any
 from ...cite import Cite
 from ...decide.collective import STRATEGIES, auto, strategy
 from ...decide.strategies import cite_of
-from .collectives import PURPOSES, SCOUTS, CollectivePlanner, called_variants
+from .collectives import MAX_PLANNING_WORK_S, PURPOSES, SCOUTS, CollectivePlanner, called_variants
 from .context import Context, Decision, Found
 from .evaluated import Evaluated
 
@@ -23,8 +23,6 @@ __all__ = ["Collectives", "CollectivesWanted"]
 MAX_TRIED_IN_PLACE = 4
 # Times the fastest alone that a strategy may take alone to be tried in the step.
 MAX_TIMES_FASTEST = 1.25
-# Counted work, in seconds of a quiet core, of one strategy's plan of the largest call.
-MAX_PLANNING_WORK_S = 2.0
 
 
 @dataclass(frozen=True)

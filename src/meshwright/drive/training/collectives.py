@@ -15,13 +15,15 @@ from ...program.calls import Callee
 from ...program.program import Program
 from ..collective.callee import bindable
 
-__all__ = ["PURPOSES", "SCOUTS", "CollectivePlanner", "Planned"]
+__all__ = ["MAX_PLANNING_WORK_S", "PURPOSES", "SCOUTS", "CollectivePlanner", "Planned"]
 
 PURPOSES = ("gradient", "weights", "tensor", "tied")
 
 # What layouts are judged with: the first of the list, most promising first. Planning a call takes milliseconds with these, seconds with some others,
 # and a search over layouts makes hundreds; the winner's calls are tried with all.
 SCOUTS = STRATEGIES[:2]
+# Counted work, in seconds of a quiet core, of one strategy's plan of a call that is tried in place: some programs could work for minutes on each.
+MAX_PLANNING_WORK_S = 2.0
 
 
 @dataclass(frozen=True)
@@ -38,22 +40,23 @@ class Planned:
 class CollectivePlanner:
     """Plans collectives (all-reduces, reduce-scatters, all-gathers) over groups of devices of one fabric. `strategy`: a name for all, or `auto`.
 
-    `chosen[purpose]` overrides the strategy for one purpose ("gradient", "tensor", "tied"); `for_placement` gives the callable
-    that lowering wants for a placement of ranks on devices.
+    `each_s`: counted work of one strategy's plan. `chosen[purpose]` overrides the strategy for one purpose ("gradient", "tensor", "tied");
+    `for_placement` gives the callable that lowering wants for a placement of ranks on devices.
     """
 
     fabric: Fabric
     transport: Transport
     strategy: str = "auto"
     seed: int = 0
+    each_s: float = float("inf")
     chosen: dict[str, str] = field(default_factory=dict)
     cache: dict[tuple[str, tuple[str, ...], int, str], Planned] = field(default_factory=dict)
     by_hash: dict[str, tuple[str, Planned]] = field(default_factory=dict)
     hashes: dict[int, str] = field(default_factory=dict)
 
     def with_choice(self, purpose: str, strategy: str) -> CollectivePlanner:
-        """The same planner (caches are shared) with another strategy for one purpose."""
-        return replace(self, chosen={**self.chosen, purpose: strategy})
+        """The same planner (caches are shared) with another strategy for one purpose, to be tried in place."""
+        return replace(self, chosen={**self.chosen, purpose: strategy}, each_s=MAX_PLANNING_WORK_S)
 
     def for_placement(self, placement: tuple[str, ...]) -> Any:
         def plan(purpose: str, ranks: tuple[int, ...], size_bytes: int, op: str = "all-reduce") -> Callee:
@@ -92,7 +95,7 @@ class CollectivePlanner:
         candidates = [only] if only is not None else called_variants(kinds, problem)
         if not candidates:
             raise Unsupported(f"no program calls {name}: it has no schedule of {op} whose chunks are explicit and whose actors are the ranks alone")
-        ranked = auto(problem, candidates=candidates)
+        ranked = auto(problem, candidates=candidates, each_s=self.each_s)
         best = ranked[0]
         assert best.plan is not None and best.time_s is not None, "auto raises when nothing has a plan"
         return Planned(problem, best.plan, best.time_s, tuple((r.strategy, r.time_s, r.why) for r in ranked))

@@ -14,7 +14,7 @@ import numpy as np
 
 from ....errors import Infeasible, TimeLimit
 from ....kernels.effort import Deadline
-from ....kernels.highs import solve, solver, values
+from ....kernels.highs import affords, solve, solver, values
 from .schedule import HORIZON_UNITS, Schedule, Timing, Transfer
 
 __all__ = ["Runs", "join_runs", "replay_runs"]
@@ -52,7 +52,7 @@ def join_runs(
 ) -> tuple[Runs, Schedule]:  # fmt: skip
     """The runs with the earliest end that are found, and their times; all single where joining does not help.
 
-    Runs of equal length are always tried, the integer program with `nodes` > 0, to within `gap`.
+    Runs of equal length are always tried, the integer program with `nodes` > 0 where the work that is left affords it, to within `gap`.
     """
     best: Runs = [(t,) for t in schedule.order]
     times = replay_runs(transfers, timing, best)
@@ -188,6 +188,8 @@ def _solved(
     index = np.array([v for row, _, _ in rows for v in row], np.int32)
     value = np.array([a for row, _, _ in rows for a in row.values()])
     model.addRows(len(rows), np.array([x for _, x, _ in rows]), np.array([x for _, _, x in rows]), len(index), begins, index, value)
+    if not affords(model, deadline):
+        return None
     solution = np.concatenate([np.array(first.start_s) / unit, np.array(first.end_s) / unit, np.ones(n), np.zeros(len(joined)), [HORIZON_UNITS]])
     model.setSolution(makespan + 1, np.arange(makespan + 1, dtype=np.int32), solution)
     try:
