@@ -533,3 +533,12 @@ def test_memory_windows_and_views() -> None:
     b.lane(0, repeat=4).copy((ring, 0), (view, 0))
     timeline = simulate_program(b.build(), line(1), ["d0"], durations_s=[1.0, 1.0])
     assert timeline.memory_peak_bytes == (46,)
+
+
+def test_memory_counts_buffers_of_symbolic_size_at_their_upper_bound() -> None:
+    b = ProgramBuilder(1)
+    size = b.size("k", lower=0, expected=10, upper=200)
+    sized, plain = b.buffer(0, chunks=2, chunk_bytes=7, size=size), b.buffer(0, chunks=3, chunk_bytes=7)
+    b.lane(0).copy((sized, 0), (plain, 0))
+    for sizes in ("lower", "expected", "upper"):
+        assert simulate_program(b.build(), line(1), ["d0"], durations_s=[1.0], sizes=sizes).memory_peak_bytes == (2 * 200 + 3 * 7,)
