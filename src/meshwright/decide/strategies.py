@@ -6,15 +6,18 @@ named or when all are listed. What cannot be loaded, is no strategy, or has a na
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 from dataclasses import MISSING, dataclass, fields, is_dataclass
+from functools import lru_cache
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol, TypeVar
 
 from ..cite import FOLKLORE, Cite
 from ..errors import StrategyNotLoaded, UnknownName
 
 if TYPE_CHECKING:
-    from importlib.metadata import EntryPoint
+    from importlib.metadata import EntryPoint, EntryPoints
 
 __all__ = ["GROUP", "Listed", "Outside", "answering", "cite_of", "cites", "found", "named", "options_given", "outside"]
 
@@ -91,11 +94,9 @@ def outside(decision: str, ours: Sequence[type[Listed]]) -> tuple[Outside, ...]:
 
     Raises: StrategyNotLoaded when one has a name of ours or of another package.
     """
-    from importlib.metadata import entry_points
-
     taken = {kind.name: "meshwright" for kind in ours}
     listed = []
-    for point in sorted(entry_points(group=GROUP + decision), key=lambda p: (p.name, p.value)):
+    for point in sorted(_points(GROUP + decision, _path()), key=lambda p: (p.name, p.value)):
         package = point.dist.name if point.dist is not None else point.value.partition(":")[0]
         if point.name in taken:
             raise StrategyNotLoaded(
@@ -105,6 +106,20 @@ def outside(decision: str, ours: Sequence[type[Listed]]) -> tuple[Outside, ...]:
         taken[point.name] = package
         listed.append(Outside(decision, point.name, package, point))
     return tuple(listed)
+
+
+def _path() -> tuple[tuple[str, int], ...]:
+    """Where packages are found, and when something was last installed there."""
+    places = [Path(place or ".") for place in sys.path]
+    return tuple((str(place), place.stat().st_mtime_ns if place.exists() else 0) for place in places)
+
+
+@lru_cache(maxsize=64)
+def _points(group: str, path: tuple[tuple[str, int], ...]) -> EntryPoints:
+    """Entry points of a group, read once: the metadata of everything that is installed takes tens of milliseconds."""
+    from importlib.metadata import entry_points
+
+    return entry_points(group=group)
 
 
 def found(
