@@ -8,7 +8,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from meshwright.capture.graph import capture
+from captured import captured
 from meshwright.check import check_plan
 from meshwright.check.training.recompute import check_recompute, operands_of
 from meshwright.check.training.step import check_training
@@ -28,7 +28,7 @@ replace = msgspec.structs.replace
 def plan(tensor: int = 1) -> Plan:
     job = Training(model=MODEL, global_batch=8)
     degrees = {"data": 1, "tensor": tensor, "pipeline": 2 // tensor, "microbatch": 2}
-    return plan_training(job, drive.read_fabric("laptop:2"), graph=capture(MODEL), wishes=(LayoutWanted(**degrees), RecomputeWanted("full")))
+    return plan_training(job, drive.read_fabric("laptop:2"), graph=captured(MODEL), wishes=(LayoutWanted(**degrees), RecomputeWanted("full")))
 
 
 def layout_of(tensor: int = 1) -> TrainingLayout:

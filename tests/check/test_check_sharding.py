@@ -9,7 +9,7 @@ from collections.abc import Callable
 import msgspec
 import pytest
 
-from meshwright.capture.graph import capture
+from captured import captured
 from meshwright.check.training.step import check_training
 from meshwright.check.whole import check_layout
 from meshwright.drive import plans as drive
@@ -30,7 +30,7 @@ replace = msgspec.structs.replace
 @functools.cache
 def step(level: int) -> tuple[TrainingLayout, Program]:
     plan = plan_training(
-        Training(model=MODEL, global_batch=4), drive.read_fabric("laptop:2"), graph=capture(MODEL),
+        Training(model=MODEL, global_batch=4), drive.read_fabric("laptop:2"), graph=captured(MODEL),
         wishes=(LayoutWanted(data=2, microbatch=1), CollectivesWanted("ring"), ShardingWanted(level=level, overlap=True, bucket_bytes=1500)),
     )  # fmt: skip
     assert plan.layout is not None

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from meshwright.capture.graph import capture
+from captured import captured
 from meshwright.cli import main
 from meshwright.graph.graph import OpGraph
 from meshwright.io.model.graph import write_graph
@@ -18,7 +18,7 @@ EXAMPLES = Path(__file__).parents[2] / "examples"
 
 @functools.cache
 def graph(model: str) -> OpGraph:
-    return capture(str(EXAMPLES / model), scalable=model.endswith("tiny"))
+    return captured(str(EXAMPLES / model), scalable=model.endswith("tiny"))
 
 
 @pytest.fixture

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from meshwright.capture.graph import capture
+from captured import captured
 from meshwright.cli import main
 from meshwright.drive.plans import read_fabric, read_plan, write_plan
 from meshwright.drive.training.collective_choice import CollectivesWanted
@@ -22,7 +22,7 @@ MODEL = "examples/gpt.py:tiny"
 
 @cache
 def graph():
-    return capture(MODEL)
+    return captured(MODEL)
 
 
 @cache

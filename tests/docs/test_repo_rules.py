@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import ast
+import functools
 import os
 import re
 import shlex
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
@@ -37,38 +39,65 @@ def name(path: Path) -> str:
     return path.relative_to(ROOT).as_posix()
 
 
-def violations(tree: ast.AST) -> Iterator[tuple[int, str]]:
+def violations(nodes: Iterable[ast.AST]) -> Iterator[tuple[int, str]]:
     """What may not stand in src/: code that runs what it reads, and shells."""
-    for node in ast.walk(tree):
+    for node in nodes:
         if isinstance(node, ast.Import):
             yield from ((node.lineno, a.name) for a in node.names if a.name.partition(".")[0] in FORBIDDEN_MODULES)
         elif isinstance(node, ast.ImportFrom) and (node.module or "").partition(".")[0] in FORBIDDEN_MODULES and not node.level:
             yield node.lineno, str(node.module)
         elif isinstance(node, ast.Call):
-            called = ast.unparse(node.func)
+            what = called(node)
             given = {k.arg: k.value for k in node.keywords}
-            if called in FORBIDDEN_CALLS:  # plain names only: `re.compile` and `model.eval` are others
-                yield node.lineno, called
-            elif called == "torch.load" and not _true(given.get("weights_only")):
+            if what in FORBIDDEN_CALLS:  # plain names only: `re.compile` and `model.eval` are others
+                yield node.lineno, what
+            elif what == "torch.load" and not _true(given.get("weights_only")):
                 yield node.lineno, "torch.load without weights_only"
-            elif called.endswith(("np.load", "numpy.load")) and _true(given.get("allow_pickle")):
+            elif what.endswith(("np.load", "numpy.load")) and _true(given.get("allow_pickle")):
                 yield node.lineno, "allow_pickle"
             if _true(given.get("shell")):
                 yield node.lineno, "shell=True"
+
+
+def called(node: ast.Call) -> str:
+    """What is called, as it is written: `a`, `a.b.c`; for what is neither, the attribute after it at least."""
+    names, at = [], node.func
+    while isinstance(at, ast.Attribute):
+        names.append(at.attr)
+        at = at.value
+    return ".".join(reversed([*names, at.id if isinstance(at, ast.Name) else ""]))
 
 
 def _true(node: ast.expr | None) -> bool:
     return isinstance(node, ast.Constant) and node.value is True
 
 
+@dataclass(frozen=True)
+class Looked:
+    """What the rules want to know of a module; its tree, which is large, is not kept."""
+
+    violations: tuple[tuple[int, str], ...]
+    imports_by_text: tuple[int, ...]
+    says_what_it_is: bool
+
+
+@functools.cache
+def looked(path: Path) -> Looked:
+    text = path.read_text()
+    tree = ast.parse(text)
+    nodes = [*ast.walk(tree)]
+    return Looked(tuple(violations(nodes)), tuple(imports_by_text(nodes)), bool(ast.get_docstring(tree)) or not text.strip())
+
+
 def test_the_rule_sees_what_it_should() -> None:
     bad = "import pickle\nfrom marshal import loads\neval('1')\nyaml.load(x)\nsubprocess.run('x', shell=True)\ntorch.load(f)\nos.system('x')\n"
-    assert [line for line, _ in violations(ast.parse(bad))] == [1, 2, 3, 4, 5, 6, 7]
-    assert not list(violations(ast.parse("model.eval()\nre.compile('x')\nsubprocess.run(['x'])\ntorch.load(f, weights_only=True)\n")))
+    assert [line for line, _ in violations(ast.walk(ast.parse(bad)))] == [1, 2, 3, 4, 5, 6, 7]
+    good = "model.eval()\nre.compile('x')\nsubprocess.run(['x'])\ntorch.load(f, weights_only=True)\n"
+    assert not list(violations(ast.walk(ast.parse(good))))
 
 
 def test_nothing_in_src_runs_what_it_reads() -> None:
-    found = [f"{name(path)}:{line} {what}" for path in MODULES for line, what in violations(ast.parse(path.read_text()))]
+    found = [f"{name(path)}:{line} {what}" for path in MODULES for line, what in looked(path).violations]
     assert not found
 
 
@@ -81,19 +110,19 @@ BY_TEXT = {
 }
 
 
-def imports_by_text(tree: ast.AST) -> list[int]:
+def imports_by_text(nodes: list[ast.AST]) -> list[int]:
     """Lines that call `import_module` or `__import__`, however they are named there."""
     aliases = {"import_module", "__import__"}
-    for node in ast.walk(tree):
+    for node in nodes:
         if isinstance(node, ast.ImportFrom) and node.module == "importlib":
             aliases |= {a.asname or a.name for a in node.names if a.name in ("import_module", "__import__")}
-    return [n.lineno for n in ast.walk(tree) if isinstance(n, ast.Call) and ast.unparse(n.func).rpartition(".")[2] in aliases]
+    return [n.lineno for n in nodes if isinstance(n, ast.Call) and called(n).rpartition(".")[2] in aliases]
 
 
 def test_no_module_is_imported_by_a_text() -> None:
     bad = "from importlib import import_module as load\nload('x')\nimportlib.import_module('x')\n__import__('x')\n"
-    assert imports_by_text(ast.parse(bad)) == [2, 3, 4]
-    found = {name(path) for path in MODULES if imports_by_text(ast.parse(path.read_text()))}
+    assert imports_by_text([*ast.walk(ast.parse(bad))]) == [2, 3, 4]
+    found = {name(path) for path in MODULES if looked(path).imports_by_text}
     assert found == set(BY_TEXT)
 
 
@@ -131,7 +160,7 @@ def test_commands_have_what_the_frame_asks_for() -> None:
 
 
 def test_every_module_says_what_it_is() -> None:
-    assert not [name(path) for path in MODULES if not ast.get_docstring(ast.parse(path.read_text())) and path.read_text().strip()]
+    assert not [name(path) for path in MODULES if not looked(path).says_what_it_is]
 
 
 def test_modules_are_short() -> None:

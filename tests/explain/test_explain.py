@@ -11,11 +11,12 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from meshwright.capture.graph import capture
+from captured import captured
 from meshwright.cli import main
 from meshwright.cost import Priced, assumed_cost
 from meshwright.drive import plans as drive
 from meshwright.drive.training.changes import more_memory, one_more_device, one_more_nic, what_ifs
+from meshwright.drive.training.collective_choice import CollectivesWanted
 from meshwright.drive.training.training import plan_training
 from meshwright.drive.training.wishes import LayoutWanted
 from meshwright.errors import Infeasible, UsageError
@@ -36,7 +37,7 @@ MODEL = str(Path(__file__).parents[2] / "examples" / "gpt.py:tiny")
 
 @functools.cache
 def graph() -> OpGraph:
-    return capture(MODEL)
+    return captured(MODEL)
 
 
 @functools.cache
@@ -112,7 +113,6 @@ def test_rivals_lose_and_crossings_cross(whole: Explanation) -> None:
 
 
 def test_a_crossing_is_where_the_rival_starts_to_win() -> None:
-    from meshwright.drive.training.collective_choice import CollectivesWanted
     from meshwright.drive.training.decisions import choose, context_of
 
     fabric = drive.read_fabric("two-islands")
@@ -203,7 +203,7 @@ def test_recomputing_is_priced_and_budgets_are_kept(whole: Explanation) -> None:
 
 
 def test_the_graph_of_another_model_is_refused(tmp_path: Path) -> None:
-    other = capture(MODEL.replace(":tiny", ":tiny_tied"), scalable=False)
+    other = captured(MODEL.replace(":tiny", ":tiny_tied"), scalable=False)
     path = tmp_path / "other.json"
     write_graph(path, other)
     with pytest.raises(UsageError, match="another model"):

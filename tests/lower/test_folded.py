@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from meshwright.capture.graph import capture
+from captured import captured
 from meshwright.check import check_plan, check_program
 from meshwright.check.folded.fabric import folded_link_time
 from meshwright.check.folded.shadow import shadow
@@ -60,7 +60,7 @@ SHAPES = [(2, 2, 2, 1, False), (2, 2, 1, 2, True), (1, 4, 2, 1, True), (3, 1, 2,
 
 @functools.cache
 def graph_of(model: str, batch: int = 0) -> OpGraph:
-    return capture(str(EXAMPLES / model)) if not batch else at_batch(graph_of(model), batch)
+    return captured(str(EXAMPLES / model)) if not batch else at_batch(graph_of(model), batch)
 
 
 @functools.cache

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from meshwright.capture.graph import capture
+from captured import captured
 from meshwright.cite import Cite
 from meshwright.cli import main
 from meshwright.drive.citations import citations
@@ -42,7 +42,7 @@ CITE = Cite(key="toy2026", title="A toy", year=2026, venue="here")
 
 @functools.cache
 def graph() -> OpGraph:
-    return capture(MODEL)
+    return captured(MODEL)
 
 
 def planned(*wishes: object, **more: Any) -> Plan:

@@ -9,7 +9,7 @@ from functools import cache
 import msgspec
 import pytest
 
-from meshwright.capture.graph import capture
+from captured import captured
 from meshwright.cost import Cost, Priced, assumed_cost
 from meshwright.decide.layout.layer_costs import FULL
 from meshwright.drive.layout.search import find_layouts
@@ -33,7 +33,7 @@ JOB = Training(model=MODEL, global_batch=16)
 
 @cache
 def graph():
-    return capture(MODEL)
+    return captured(MODEL)
 
 
 def unlike(shares, link="10GB/s"):

@@ -9,7 +9,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from meshwright.capture.graph import capture
+from captured import captured
 from meshwright.check import check_plan
 from meshwright.drive import plans as drive
 from meshwright.drive.citations import citations
@@ -34,7 +34,7 @@ JOB = Training(model=MODEL, global_batch=32)
 
 @functools.cache
 def graph() -> OpGraph:
-    return capture(MODEL)
+    return captured(MODEL)
 
 
 def fabric(memory_bytes: int) -> Fabric:

@@ -8,7 +8,7 @@ from functools import cache
 import msgspec
 import pytest
 
-from meshwright.capture.graph import capture
+from captured import captured
 from meshwright.cli import main
 from meshwright.decide.layout.data_sharding import DataSharding
 from meshwright.decide.layout.problem import Degrees
@@ -27,7 +27,7 @@ MODEL = "tests/run/tensor_models.py:even"
 
 @cache
 def graph():
-    return capture(MODEL)
+    return captured(MODEL)
 
 
 def planned(*wishes, devices=2, memory_bytes=0, optimizer="adamw", **fixed):
@@ -123,7 +123,7 @@ def test_a_run_refuses_to_give_pieces_to_an_optimizer_of_ones_own():
 def test_tensor_parts_of_unequal_sizes_sum_their_common_gradients_by_one_schedule():
     """Five heads over two ranks: buckets differ from part to part, what both sum together is cut alike, or nobody would finish."""
     job = Training(model="tests/run/tensor_models.py:odd_tied", global_batch=4)
-    odd = capture(job.model)
+    odd = captured(job.model)
     for level in (1, 3):
         wanted = ShardingWanted(level=level, overlap=True, bucket_bytes=2048)
         fixed = {"data": 2, "tensor": 2, "pipeline": 1, "microbatch": 1}

@@ -7,7 +7,7 @@ from functools import cache
 
 import pytest
 
-from meshwright.capture.graph import capture
+from captured import captured
 from meshwright.drive.plans import read_fabric
 from meshwright.drive.training.changes import one_more_device
 from meshwright.drive.training.collective_choice import CollectivesWanted
@@ -23,7 +23,7 @@ MODEL = "examples/gpt.py:tiny"
 
 @cache
 def graph(model=MODEL):
-    return capture(model)
+    return captured(model)
 
 
 def limited(memory_bytes, count=2):

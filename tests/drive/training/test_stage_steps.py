@@ -9,7 +9,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from meshwright.capture.graph import capture
+from captured import captured
 from meshwright.check import check_plan
 from meshwright.check.training.segment_step import check_segment_steps
 from meshwright.cli import main
@@ -49,7 +49,7 @@ def little_effort():
 
 @functools.cache
 def graph() -> OpGraph:
-    return capture(MODEL)
+    return captured(MODEL)
 
 
 @functools.cache

@@ -10,7 +10,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from meshwright.capture.graph import capture
+from captured import captured
 from meshwright.check import check_plan
 from meshwright.cli import main
 from meshwright.decide.collective import NAMES
@@ -34,7 +34,7 @@ EXAMPLES = Path(__file__).parents[3] / "examples"
 
 @functools.cache
 def graph_of(model: str) -> OpGraph:
-    return capture(str(EXAMPLES / model))
+    return captured(str(EXAMPLES / model))
 
 
 def job_of(model: str, batch: int = 16) -> Training:

@@ -8,7 +8,7 @@ from functools import cache
 import msgspec
 import pytest
 
-from meshwright.capture.graph import capture
+from captured import captured
 from meshwright.drive.plans import check, fabric_of, read_fabric
 from meshwright.drive.training.collective_choice import CollectivesWanted
 from meshwright.drive.training.pipeline import PipelineWanted
@@ -25,7 +25,7 @@ MODEL = "examples/gpt.py:tiny"
 
 @cache
 def graph():
-    return capture(MODEL)
+    return captured(MODEL)
 
 
 @cache
@@ -165,7 +165,7 @@ def test_refusals():
     with pytest.raises(Infeasible, match="no device"):
         replan_training(before, lost=list(before.placement), graph=graph())
     with pytest.raises(UsageError, match="not the one that was planned"):
-        replan_training(before, lost=[before.placement[0]], graph=capture("examples/gpt.py:tiny_tied"))
+        replan_training(before, lost=[before.placement[0]], graph=captured("examples/gpt.py:tiny_tied"))
     with pytest.raises(UsageError, match="is not known before it has run"):
         training_tensors(graph(), "file.py:mine")
     with pytest.raises(UsageError, match="sharding level 2 follows from the plan's program"):
