@@ -65,7 +65,6 @@ def quiet_single_thread() -> Iterator[None]:
     """One intra-op thread and no garbage collection inside; both are put back."""
     threads, collecting = torch.get_num_threads(), gc.isenabled()
     torch.set_num_threads(1)
-    gc.collect()
     gc.disable()
     try:
         yield
