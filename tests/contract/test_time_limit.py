@@ -127,7 +127,7 @@ def test_a_cut_is_said_by_the_exit_code_the_text_the_document_and_the_plan(
 
 
 @pytest.mark.parametrize(("command", "limit"), [
-    ("collective compare all-reduce --fabric dgx1-v100:1 --sizes 1KiB:1GiB:32", 3_000),
+    ("collective compare all-reduce --fabric dgx1-v100:1 --sizes 1KiB:1GiB:32", 600),
     ("pipeline compare --stages 8 --microbatches 16 --search 10", 2_000),
     ("traffic compare --profile profile.json", 60),
     ("layout compare " + SHARDED + " --fabric star:4", 900),

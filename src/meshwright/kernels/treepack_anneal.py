@@ -7,7 +7,7 @@ entries: they need not span anything. An entry is a first half, from the sender 
 A device that data reaches after t costs 2^(t / unit), so the latest count most.
 Source: ours; annealing after S. Kirkpatrick, C. D. Gelatt, M. P. Vecchi, "Optimization by simulated annealing" (Science 220, 1983).
 Invariant: the multisets of first and second halves over all rows, and with them every load and what is spare; every tree spans from its root.
-Cost: proposals times devices. Randomness from a seeded generator of its own, so equal inputs give equal trees.
+Cost: proposals times devices, less where a move closes a circle. Randomness from a seeded generator of its own, so equal inputs give equal trees.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import numpy as np
 from numba import njit
 from numpy.typing import NDArray
 
-from .effort import count_work
+from .effort import count_work, remembered
 from .tree_order import breadth_first
 
 __all__ = ["anneal_parents"]
@@ -26,6 +26,7 @@ F64 = NDArray[np.float64]
 START_HEAT = 200.0  # in energy, which is 2^(t / unit) summed over devices: at first almost everything is accepted
 END_HEAT = 0.05  # in the end almost nothing that is worse
 PROPOSAL_WORK_S = 4e-9  # work of a proposal per device: about the seconds of a quiet core
+MAX_REMEMBERED_ENTRIES = 4096  # rows times devices of what is kept, about 60 bytes each
 MAX_EXPONENT = 60.0  # powers of two beyond this are not told apart: one such term outweighs all others of a sum in float64
 
 
@@ -50,6 +51,16 @@ def _energy(parent, cost, unit, after, order, child, beside):  # type: ignore[no
         after[v] = after[parent[v]] + cost[v]
         total += 2.0 ** min(after[v] / unit, MAX_EXPONENT)
     return total if found == len(parent) else -1.0
+
+
+@njit(cache=True, nogil=True)
+def _rooted(parent, v):  # type: ignore[no-untyped-def]
+    """Whether the way up from v ends, at a device without a parent: else it runs into a circle."""
+    for _ in range(len(parent)):
+        v = parent[v]
+        if v < 0:
+            return True
+    return False
 
 
 @njit(cache=True, nogil=True)
@@ -82,8 +93,6 @@ def _anneal(parent, cost, first, second, hub, halves, units, trees, proposals, u
         energy[t] = _energy(parent[t], cost[t], unit, after, order, child, beside)
     moved = np.zeros(3, np.int64)
     for step in range(proposals):
-        # The temperature falls geometrically from START_HEAT to END_HEAT.
-        heat = START_HEAT * (END_HEAT / START_HEAT) ** (step / proposals)
         i, j, v, kind = _draw(state, trees), _draw(state, rows), _draw(state, n), _draw(state, 5)
         # Only trees of equal multiplicity swap, so the load of every arc stays what it was.
         if units[i] != units[j] or parent[i, v] < 0:
@@ -94,7 +103,7 @@ def _anneal(parent, cost, first, second, hub, halves, units, trees, proposals, u
             w = _draw(state, n)
             if parent[j, w] < 0 or parent[i, v] == parent[j, w] or hub[second[i, v], v] < 0 or hub[second[i, v], v] != hub[second[j, w], w]:
                 continue
-            moved[1] = w
+            moved[1], count = w, 2  # v of row i and w of row j
             _swap_senders(parent, cost, first, second, halves, i, v, j, w)
         else:
             if i == j or parent[j, v] < 0:
@@ -114,13 +123,22 @@ def _anneal(parent, cost, first, second, hub, halves, units, trees, proposals, u
                 continue
             for m in range(count):
                 _swap(parent, cost, first, second, i, j, moved[m])
-        mine = _energy(parent[i], cost[i], unit, after, order, child, beside)
-        theirs = 0.0
-        if mine >= 0.0 and j < trees and j != i:
-            theirs = _energy(parent[j], cost[j], unit, after, order, child, beside)
-        # A tree that does not span has energy -1 and is turned down below; spare rows (from `trees` on) have no energy.
-        worse = mine + theirs - energy[i] - (energy[j] if j != i else 0.0)
-        if mine >= 0.0 and theirs >= 0.0 and (worse <= 0.0 or _draw(state, 1 << 30) < np.exp(-worse / heat) * (1 << 30)):
+        # A circle that was not there passes an entry that moved. Trees with one are turned down; rows from `trees` on are spare and may have any.
+        spans, both = True, j < trees and j != i
+        for m in range(count):
+            spans = spans and _rooted(parent[i], moved[m]) and (not both or _rooted(parent[j], moved[m]))
+        accepted, mine, theirs = False, 0.0, 0.0
+        if spans:
+            mine = _energy(parent[i], cost[i], unit, after, order, child, beside)
+            if both:
+                theirs = _energy(parent[j], cost[j], unit, after, order, child, beside)
+            worse = mine + theirs - energy[i] - (energy[j] if j != i else 0.0)
+            accepted = worse <= 0.0
+            if not accepted:
+                # The temperature falls geometrically from START_HEAT to END_HEAT.
+                heat = START_HEAT * (END_HEAT / START_HEAT) ** (step / proposals)
+                accepted = _draw(state, 1 << 30) < np.exp(-worse / heat) * (1 << 30)
+        if accepted:
             energy[i] = mine
             if j != i:
                 energy[j] = theirs
@@ -141,6 +159,24 @@ def anneal_parents(parent: I32, hub: I32, halves: F64, units: I32, trees: int, *
     Returns: parents of the trees; `first[t, v]` = row · devices + device whose entry's first half tree t's entry of v has now, and `second[t, v]` the
         row of v's entry whose second half it has; when data reaches v in tree t.
     """
+    if parent.size > MAX_REMEMBERED_ENTRIES:
+        return _annealed(parent, hub, halves, units, trees, proposals, seed)
+    links, meets, costs, counts = parent.astype(np.int32).tobytes(), hub.astype(np.int32).tobytes(), halves.astype(float).tobytes(), units.tobytes()
+    return _again(len(units), links, meets, costs, counts, trees, proposals, seed)
+
+
+@remembered
+def _again(rows: int, parent: bytes, hub: bytes, halves: bytes, units: bytes, trees: int, proposals: int, seed: int) -> tuple[I32, I32, I32, F64]:
+    """As `_annealed`, which attempts that go on after a hurried one, and plans on an equal fabric, ask for again: nobody writes to what is found."""
+    links, meets = (np.frombuffer(x, np.int32).reshape(rows, -1).copy() for x in (parent, hub))
+    costs, counts = np.frombuffer(halves, np.float64).reshape(4, rows, -1).copy(), np.frombuffer(units, np.int32).copy()
+    found = _annealed(links, meets, costs, counts, trees, proposals, seed)
+    for x in found:
+        x.setflags(write=False)
+    return found
+
+
+def _annealed(parent: I32, hub: I32, halves: F64, units: I32, trees: int, proposals: int, seed: int) -> tuple[I32, I32, I32, F64]:
     parent = parent.astype(np.int32, copy=True)
     rows, n = parent.shape
     cost = halves[0] + halves[2] + np.maximum(halves[1], halves[3])

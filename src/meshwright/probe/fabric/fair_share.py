@@ -45,13 +45,18 @@ def share(crossed: Bools, capacity_Bps: F64) -> tuple[F64, NDArray[np.int64]]:
         tight = on[np.argmin(capacity_Bps[on])]
         return np.array([capacity_Bps[tight]]), np.array([tight], np.int64)
     used = np.flatnonzero(crossed.any(axis=0))
-    part = crossed[:, used].astype(np.float64)
+    return _filled(used, crossed[:, used].astype(np.float64), capacity_Bps)
+
+
+def _filled(used: NDArray[np.int64], part: F64, capacity_Bps: F64) -> tuple[F64, NDArray[np.int64]]:
+    """`share` of transfers that cross `used` links in all, part[f, l] = 1 where f crosses the l-th of them."""
+    flows, most = len(part), np.full(len(used), np.inf)
     left, rate, neck = capacity_Bps[used].astype(np.float64), np.zeros(flows), np.zeros(flows, np.int64)
     count, active = part.sum(axis=0), np.ones(flows, bool)
     while active.any():
         # Max-min fairness by filling: all rates rise together until the link with the least capacity per transfer is full;
         # its transfers stay there, and the others rise on in what is left.
-        level = np.divide(left, count, out=np.full(len(used), np.inf), where=count > 0.5)
+        level = np.divide(left, count, out=most.copy(), where=count > 0.5)
         link = int(level.argmin())
         frozen = active & (part[:, link] > 0)
         rate[frozen], neck[frozen] = level[link], used[link]
@@ -96,6 +101,13 @@ class Fit:
         self._either = [c | self.paths[[j for _, j in t.flows], [i for i, _ in t.flows]] for c, t in zip(self._crossed, self.trials, strict=True)]
         self._measured = [np.array(t.rate_Bps) for t in self.trials]
         self._seen = np.array([m @ c for m, c in zip(self._measured, self._crossed, strict=True)])
+        # All transfers below each other: the trial of every one, and the first of every trial.
+        self._either_all = np.concatenate(self._either)
+        self._trial = np.repeat(np.arange(len(self.trials)), [len(m) for m in self._measured])
+        self._first = np.searchsorted(self._trial, np.arange(len(self.trials)))
+        self._used = np.array([c.any(axis=0) for c in self._crossed])
+        on = [np.flatnonzero(used) for used in self._used]
+        self._parts = [(used, c[:, used].astype(np.float64)) for used, c in zip(on, self._crossed, strict=True)]
         self._single = np.array([k for k, t in enumerate(self.trials) if len(t.flows) == 1], np.int64)
         self._alone = np.array([self._crossed[k][0] for k in self._single], bool).reshape(len(self._single), self.paths.shape[2])
         capacity = np.maximum(self._seen.max(axis=0), MIN_Bps)
@@ -115,27 +127,35 @@ class Fit:
     def _evaluate(self, capacity: F64) -> list[list[float]]:
         """Predict all trials; returns, per link, measured over predicted in every trial where it is the one that holds back."""
         ratios: list[list[float]] = [[] for _ in capacity]
-        self.capacity_Bps, self.error = capacity, np.zeros(len(self.trials))
-        self.predicted, self.loss = [np.zeros(0)] * len(self.trials), 0.0
+        self.capacity_Bps = capacity
         self.tight = np.zeros(len(capacity), bool)
         limits = np.where(self._alone, capacity, np.inf)
         alone: dict[int, int] = dict(zip(self._single.tolist(), limits.argmin(axis=1).tolist(), strict=True)) if len(limits) else {}
-        for k, (crossed, measured) in enumerate(zip(self._crossed, self._measured, strict=True)):
+        # `errors_of` for all trials at once.
+        full = self._seen / capacity
+        over = np.where(self._used, full, -np.inf).max(axis=1) - 1
+        slack = 1 - np.minimum.reduceat(np.where(self._either_all, full[self._trial], 0.0).max(axis=1), self._first)
+        self.error = np.maximum(np.maximum(over, 0.0), np.maximum(slack, 0.0))
+        rates, holding = [], []
+        for k, (used, part) in enumerate(self._parts):
             link = alone.get(k)
             if link is None:
-                rate, neck = share(crossed, capacity)
-                full = set(neck.tolist())
+                rate, neck = _filled(used, part, capacity)
+                holding.append(list(set(neck.tolist())))
             else:
-                rate, full = capacity[[link]], {link}
-            self.predicted[k] = rate
-            error = max(errors_of(crossed, self._either[k], capacity, measured))
-            single = float(np.abs(rate / np.maximum(measured, MIN_Bps) - 1).clip(0, MAX_SINGLE_ERROR_SHARE).mean())
-            self.error[k] = error
-            # log1p: one trial that nothing explains counts little more than a bad one, so the others decide.
-            self.loss += float(np.log1p(error + SINGLE_ERROR_WEIGHT * single))
-            for link in full:
+                rate = capacity[[link]]
+                holding.append([link])
+            rates.append(rate)
+        self.predicted = rates
+        off = np.abs(np.concatenate(rates) / np.maximum(np.concatenate(self._measured), MIN_Bps) - 1).clip(0, MAX_SINGLE_ERROR_SHARE)
+        ends = [*self._first[1:].tolist(), len(off)]
+        single = np.array([off[i] if j - i == 1 else off[i:j].mean() for i, j in zip(self._first.tolist(), ends, strict=True)])
+        # log1p: one trial that nothing explains counts little more than a bad one, so the others decide.
+        self.loss = sum(np.log1p(self.error + SINGLE_ERROR_WEIGHT * single).tolist())
+        for k, links in enumerate(holding):
+            for link in links:
                 self.tight[link] = True
-                ratios[link].append(float(self._seen[k, link]) / float(capacity[link]))
+                ratios[link].append(float(full[k, link]))
         return ratios
 
     @property

@@ -43,6 +43,7 @@ class HopTimes:
         number = {name: v for v, name in enumerate(graph.names)}
         self.wire: dict[tuple[int, int], float] = {}
         self.library: dict[tuple[int, int], float] = {}
+        self.known: dict[Path, tuple[float, float]] = {}
         for x in fabric.links:
             hop = number.get(x.src, -1), number.get(x.dst, -1)
             hop = hop[::-1] if turned else hop
@@ -51,8 +52,10 @@ class HopTimes:
 
     def of(self, path: Path) -> tuple[float, float]:
         """Seconds on the wire, and the library's once per message."""
-        hops = list(pairwise(path))
-        return sum(self.wire[hop] for hop in hops), max((self.library[hop] for hop in hops), default=0.0)
+        if path not in self.known:
+            hops = list(pairwise(path))
+            self.known[path] = sum(self.wire[hop] for hop in hops), max((self.library[hop] for hop in hops), default=0.0)
+        return self.known[path]
 
     def __call__(self, path: Path) -> float:
         return sum(self.of(path))
@@ -137,36 +140,42 @@ def quicker(forest: Forest, seconds: HopTimes, *, hurried: bool = False) -> Fore
         long = max(1, min(MAX_PROPOSALS_PER_ENTRY * len(trees) * n, MAX_PROPOSALS_TIMES_RANKS // n))
         short = min(long, max(1, MAX_FIRST_PROPOSALS_TIMES_RANKS // n))
         attempts = [(short, 1)] if hurried else [(short, 1), (long, 1)] if long > short else [(short, seed) for seed in range(1, 1 + MAX_SEEDS)]
+        table = _Table(forest, trees, seconds)
         for proposals, seed in attempts:
-            other = _annealed(forest, trees, seconds, proposals, seed)
+            other = table.annealed(proposals, seed)
             if (at := arrival_s(other, seconds)) < arrives * (1 - 1e-9):  # earlier by more than rounding
                 found, arrives = other, at
     return found
 
 
-def _annealed(forest: Forest, trees: list[Tree], seconds: HopTimes, proposals: int, seed: int) -> Forest:
-    n = forest.graph.ranks
-    # Rows of the tables: the trees, then paths that no tree uses. A swap takes the first half of an entry from one row and the second from
-    # another at the same hub, so no link carries more than it did or has room for.
-    spare = _spare(forest, trees, seconds)
-    rows = max(map(len, spare), default=0)
-    paths: list[tuple[Path, ...]] = [tree.paths for tree in trees]
-    paths += [tuple(column[i] if i < len(column) else () for column in spare) for i in range(rows)]
-    parent = np.array([[path[0] if path else -1 for path in row] for row in paths], np.int32)
-    hub = np.array([[path[len(path) // 2] if len(path) > 2 else -1 for path in row] for row in paths], np.int32)
-    halves = np.zeros((4, len(paths), n))
-    known = {path: _halves(path, seconds) for row in paths for path in row}
-    for r, row in enumerate(paths):
-        for v, path in enumerate(row):
-            halves[:, r, v] = known[path]
-    units = np.array([tree.units for tree in trees] + [1] * rows, np.int32)
-    found, first, second, after = anneal_parents(parent, hub, halves, units, len(trees), proposals=proposals, seed=seed)
-    out = []
-    for t, tree in enumerate(trees):
-        order = tuple(sorted(range(n), key=lambda v: (after[t, v], v != tree.root, v)))
-        taken = tuple(_joined(paths[a // n][a % n], paths[b][v]) for v, (a, b) in enumerate(zip(first[t].tolist(), second[t].tolist(), strict=True)))
-        out.append(Tree(tree.root, tree.units, tuple(found[t].tolist()), order, taken))
-    return replace(forest, trees=merged(out))
+class _Table:
+    """What is annealed. Rows: the trees, then paths that no tree uses. A swap takes the first half of an entry from one row and the second from
+    another at the same hub, so no link carries more than it did or has room for."""
+
+    def __init__(self, forest: Forest, trees: list[Tree], seconds: HopTimes) -> None:
+        n = forest.graph.ranks
+        spare = _spare(forest, trees, seconds)
+        rows = max(map(len, spare), default=0)
+        self.forest, self.trees = forest, trees
+        self.paths: list[tuple[Path, ...]] = [tree.paths for tree in trees]
+        self.paths += [tuple(column[i] if i < len(column) else () for column in spare) for i in range(rows)]
+        known = {path: _halves(path, seconds) for path in dict.fromkeys(path for row in self.paths for path in row)}
+        self.parent = np.array([[path[0] if path else -1 for path in row] for row in self.paths], np.int32)
+        self.hub = np.array([[path[len(path) // 2] if len(path) > 2 else -1 for path in row] for row in self.paths], np.int32)
+        self.halves = np.array([[known[path] for path in row] for row in self.paths], float).reshape(len(self.paths), n, 4).transpose(2, 0, 1).copy()
+        self.units = np.array([tree.units for tree in trees] + [1] * rows, np.int32)
+
+    def annealed(self, proposals: int, seed: int) -> Forest:
+        paths, n = self.paths, self.forest.graph.ranks
+        tables = self.parent, self.hub, self.halves, self.units
+        found, first, second, after = anneal_parents(*tables, len(self.trees), proposals=proposals, seed=seed)
+        out = []
+        for t, tree in enumerate(self.trees):
+            order = tuple(sorted(range(n), key=lambda v: (after[t, v], v != tree.root, v)))
+            entries = enumerate(zip(first[t].tolist(), second[t].tolist(), strict=True))
+            taken = tuple(_joined(paths[a // n][a % n], paths[b][v]) for v, (a, b) in entries)
+            out.append(Tree(tree.root, tree.units, tuple(found[t].tolist()), order, taken))
+        return replace(self.forest, trees=merged(out))
 
 
 def _halves(path: Path, seconds: HopTimes) -> tuple[float, float, float, float]:
