@@ -191,6 +191,9 @@ def _preload() -> None:
 
     cpu_target.typing_context.refresh()  # what numba imports when the first kernel is loaded
     cpu_target.target_context.refresh()
+    from meshwright.run.train.data import python_source
+
+    python_source()  # the text that ranks train on is kept per process
     gc.collect()
     gc.freeze()
 

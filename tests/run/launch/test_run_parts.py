@@ -22,7 +22,7 @@ from meshwright.run.machine.process import FailureReport
 from meshwright.run.ranks.blame import first_cause, timeout_error, typed
 from meshwright.run.steps.forward_graph import TensorInfo
 from meshwright.run.steps.storage_peak import peak_of
-from meshwright.run.train.data import Batches, ByteWindows, Synthetic, open_data
+from meshwright.run.train.data import Batches, ByteWindows, Synthetic, open_data, source_files
 from meshwright.run.train.optimizers import make_optimizer
 from meshwright.run.train.segments import RankModule, random_seed
 from meshwright.run.train.sharded_state import ParameterShard
@@ -63,6 +63,16 @@ def test_python_source_is_text_and_deterministic():
     assert torch.equal(a.sample(123)[0], b.sample(123)[0])
     assert len(a.text) > 1_000_000
     assert 0.02 < (a.text == ord("e")).float().mean() < 0.2  # English and Python, not noise
+
+
+def test_python_source_is_read_in_sorted_order_without_entering_what_is_left_out(tmp_path):
+    for name in ("b.py", "a-b.py", "a/b.py", "a/c.txt", "a/tests/d.py", "a.b/site-packages.py", "site-packages/x/y.py", "a/test/e.py", "z/a/.f.py"):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).touch()
+    (tmp_path / "linked").symlink_to(tmp_path / "a")
+    left_out = {"site-packages", "dist-packages", "test", "tests", "__pycache__"}
+    walked = [p for p in sorted(tmp_path.rglob("*.py")) if not left_out & set(p.relative_to(tmp_path).parts[:-1])]
+    assert source_files(tmp_path) == walked and len(walked) == 5
 
 
 def test_data_errors(tmp_path):

@@ -11,8 +11,10 @@ last), and `synthetic`.
 
 from __future__ import annotations
 
+import os
 import sysconfig
 from collections.abc import Sequence
+from functools import cache
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -26,6 +28,7 @@ from ..steps.forward_graph import TensorInfo
 __all__ = ["Batches", "ByteWindows", "Dataset", "Synthetic", "open_data"]
 
 MAX_DATA_BYTES = 16_000_000  # of a text that is read: windows of it are samples, and more would not be seen in a short run
+LEFT_OUT = frozenset({"site-packages", "dist-packages", "test", "tests", "__pycache__"})  # folders whose sources are not read
 
 
 class Dataset(Protocol):
@@ -119,21 +122,27 @@ def open_data(name: str, examples: Sequence[torch.Tensor], seed: int) -> Dataset
     raise UsageError(f"no data {name!r}", where="--data", hint="python-source, synthetic, a file of text, or FILE.py:function")
 
 
-def python_source(limit: int = MAX_DATA_BYTES) -> bytes:
-    """The standard library's Python files in sorted order, tests and site-packages left out, cut at `limit` bytes."""
-    root = Path(sysconfig.get_paths()["stdlib"])
+@cache
+def python_source() -> bytes:
+    """The standard library's Python files in sorted order, tests and site-packages left out, cut at `MAX_DATA_BYTES`."""
     parts: list[bytes] = []
     total = 0
-    for path in sorted(root.rglob("*.py")):
-        folders = path.relative_to(root).parts[:-1]
-        if {"site-packages", "dist-packages", "test", "tests", "__pycache__"} & set(folders):
-            continue
+    for path in source_files(Path(sysconfig.get_paths()["stdlib"])):
         data = path.read_bytes()
         parts.append(data)
         total += len(data)
-        if total >= limit:
+        if total >= MAX_DATA_BYTES:
             break
-    return b"".join(parts)[:limit]
+    return b"".join(parts)[:MAX_DATA_BYTES]
+
+
+def source_files(root: Path) -> list[Path]:
+    """The `.py` files below a folder, sorted. What is left out is not entered: site-packages may hold a hundred thousand files."""
+    found: list[Path] = []
+    for folder, folders, names in os.walk(root):
+        folders[:] = [f for f in folders if f not in LEFT_OUT]
+        found += [Path(folder, name) for name in names if name.endswith(".py")]
+    return sorted(found)
 
 
 def _window(examples: Sequence[torch.Tensor], name: str) -> int:
