@@ -15,6 +15,7 @@ from hypothesis import HealthCheck, settings
 
 import compiled_once
 import warm_interpreters
+from meshwright.run.machine.process import batch_scheduling
 
 # "ci": the same examples in every run, no time limit per example (two cores, other load). "soak": fresh ones, many.
 settings.register_profile("ci", derandomize=True, deadline=None, suppress_health_check=[HealthCheck.too_slow], database=None)
@@ -30,6 +31,7 @@ faulthandler.enable()
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    batch_scheduling()  # for ranks that are threads or processes of a test's own as for those of the launcher
     warm_interpreters.install()
     if hasattr(config, "workerinput"):  # one of several
         compiled_once.install()

@@ -29,6 +29,11 @@ def meet(seat: Seat) -> dict[str, Any]:
     return {"rank": seat.rank, "sums": found, "said": os.environ.get("MESHWRIGHT_TEST_SAID", "")}
 
 
+def scheduling(seat: Seat) -> int:
+    seat.link(30.0).go()
+    return os.sched_getscheduler(0)
+
+
 def waits(seat: Seat) -> None:
     """Says in the folder who it is, and waits to be ended."""
     (seat.folder / f"here-{seat.rank}").write_text(str(os.getpid()))

@@ -34,6 +34,15 @@ def running(pid: int) -> bool:
         return False
 
 
+@pytest.fixture
+def usual_scheduling():
+    """Not as the tests themselves are scheduled (conftest.py)."""
+    before = os.sched_getscheduler(0)
+    os.sched_setscheduler(0, os.SCHED_OTHER, os.sched_param(0))
+    yield
+    os.sched_setscheduler(0, before, os.sched_param(0))
+
+
 @contextlib.contextmanager
 def nothing_left(started: LocalRanks):
     yield
@@ -165,3 +174,14 @@ def test_ranks_die_with_a_killed_caller(tmp_path: Path, monkeypatch: pytest.Monk
     with scratch_folder("test") as folder:  # a killed process cannot tidy up; the next run does
         assert sorted(tmp_path.iterdir()) == sorted([foreign, folder])
     assert len(left) == 1 and list(tmp_path.iterdir()) == [foreign]
+
+
+@pytest.mark.interpreter
+@pytest.mark.skipif(sys.platform != "linux", reason="policies of Linux")
+@pytest.mark.usefixtures("usual_scheduling")
+def test_ranks_do_not_push_each_other_aside(tmp_path: Path) -> None:
+    started = ranks_of(tmp_path, "scheduling")
+    with nothing_left(started):
+        started.run()
+    assert started.results(int) == [os.SCHED_BATCH] * 2
+    assert os.sched_getscheduler(0) == os.SCHED_OTHER

@@ -29,7 +29,19 @@ import msgspec
 
 from ...errors import MeshwrightError
 from ...io.atomic import write_bytes
-from ..machine.process import DONE, READY, STATE, STEP, TRAINING, WAITING_FOR, WORDS_PER_RANK, FailureReport, ProgressTable, die_with_parent
+from ..machine.process import (
+    DONE,
+    READY,
+    STATE,
+    STEP,
+    TRAINING,
+    WAITING_FOR,
+    WORDS_PER_RANK,
+    FailureReport,
+    ProgressTable,
+    batch_scheduling,
+    die_with_parent,
+)
 
 __all__ = ["RankLink", "Seat", "TerminationWatch", "WorkerSetup", "main", "report_of"]
 
@@ -159,6 +171,7 @@ class TerminationWatch:
 def main(argv: list[str]) -> int:
     setup = msgspec.json.decode(Path(argv[0]).read_bytes(), type=WorkerSetup)
     die_with_parent(setup.parent)
+    batch_scheduling()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the launcher decides
     os.environ |= {
         "OMP_NUM_THREADS": "1", "WORLD_SIZE": str(setup.ranks), "LOCAL_WORLD_SIZE": str(setup.ranks), "MASTER_ADDR": setup.host,
