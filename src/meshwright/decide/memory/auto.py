@@ -90,8 +90,8 @@ def auto_plan(graph: StepGraph, budget_bytes: int | None, *, rng: np.random.Gene
             found = asked.plan(graph, budget_bytes, rng=rng)
         except MeshwrightError as error:  # one strategy that cannot must not keep the others from answering
             said[name] = error.message
-            if error.data.get("proved"):
-                least = min(frontier.entries[-1].peak_bytes, int(error.data["least_bytes"]))
+            if error.data.get("proved") and not plans:  # what another strategy has found stands
+                least = min(frontier.entries[-1].peak_bytes, error.data.get("least_bytes") or frontier.entries[-1].peak_bytes)
                 raise nothing_fits(graph, budget_bytes, least_bytes=least, proved=True, said=said) from None
             continue
         floor = max(floor, found.floor_s or 0.0)

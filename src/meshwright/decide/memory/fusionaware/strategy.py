@@ -15,7 +15,7 @@ from ..step import size_text
 from .frontier import frontier_of
 from .network import CITE
 
-__all__ = ["CITE", "DEFAULT_EFFORT", "FusionAware", "effort_of"]
+__all__ = ["CITE", "DEFAULT_EFFORT", "FusionAware"]
 
 # Runs of nodes simulated in the search of one frontier: some seconds.
 DEFAULT_EFFORT = 100_000_000
