@@ -25,6 +25,7 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import threading
 import types
 import warnings
@@ -45,6 +46,10 @@ PRELOADED = (
 )  # fmt: skip
 # Read once, when an interpreter or a library starts: a caller that sets one differently gets a real interpreter.
 READ_AT_START = ("PYTHON", "LD_", "OMP_", "MKL_", "OPENBLAS", "NUMBA_", "TORCH", "PYTORCH", "KMP_", "MALLOC_", "LANG", "LC_")
+# Of those, what is read when it is used, so that a fork takes it on: torch's inductor sets some when a test compiles, torchrun others.
+READ_WHEN_USED = ("TORCHINDUCTOR_CACHE_DIR", "TORCH_WARM_POOL", "KMP_DUPLICATE_LIB_OK", "TORCHELASTIC_", "TORCH_NCCL_ASYNC_ERROR_HANDLING")
+OWN_PACKAGES = ("meshwright", "torch", "numpy", "numba", "sitecustomize.py", "usercustomize.py")  # a PYTHONPATH with one needs a new interpreter
+EXECUTABLE = sys.executable
 SWITCH = "MESHWRIGHT_TEST_WARM"  # set to 0: only real interpreters
 LONGEST_COMMAND_BYTES = 16384
 HIGH_FD, MOST_FDS = 500, 64
@@ -138,7 +143,9 @@ def _running_server() -> _Server:
 
 
 def _read_at_start(environment: Mapping[str, str]) -> dict[str, str]:
-    told = {k: v for k, v in environment.items() if k.startswith(READ_AT_START)}
+    told = {k: v for k, v in environment.items() if k.startswith(READ_AT_START) and not k.startswith(READ_WHEN_USED)}
+    if not any(Path(folder, name).exists() for folder in _python_path(environment) for name in OWN_PACKAGES):
+        told.pop("PYTHONPATH", None)
     if told.get("PYTHONWARNINGS") == "ignore":  # the one value that a fork takes on
         del told["PYTHONWARNINGS"]
     return told
@@ -168,14 +175,18 @@ class _WarmPopen(_real_popen):  # type: ignore[type-arg]
         super()._execute_child(args, executable, preexec_fn, close_fds, pass_fds, cwd, env, *rest)
 
 
+def _python_path(environment: Mapping[str, str]) -> list[str]:
+    return [folder for folder in environment.get("PYTHONPATH", "").split(os.pathsep) if folder]
+
+
 def _python_command(args: Any) -> list[str] | None:
     """The command as text where it starts this interpreter with -c, -m or a script; None otherwise."""
     if isinstance(args, str | bytes) or not isinstance(args, list | tuple) or len(args) < 2:
         return None
     words = [os.fsdecode(a) for a in args]
-    if words[0] != sys.executable or sum(len(w.encode()) + 1 for w in words) > LONGEST_COMMAND_BYTES:
+    if words[0] != EXECUTABLE or sum(len(w.encode()) + 1 for w in words) > LONGEST_COMMAND_BYTES:
         return None
-    rest = words[3:] if words[1:3] == ["-W", "ignore"] else words[1:]
+    rest = words[3:] if words[1:3] == ["-W", "ignore"] else words[2:] if words[1] == "-u" else words[1:]
     good = rest and ((rest[0] in ("-c", "-m") and len(rest) > 1) or rest[0].endswith(".py"))
     return words if good else None
 
@@ -258,7 +269,7 @@ def _become(told: dict[str, Any]) -> None:
     """Take on the streams, the folder, the environment and the command line of the request, and run it."""
     command, fds = told["command"], told["fds"]
     signal.signal(signal.SIGINT, signal.default_int_handler)
-    if "-c" not in command[:2]:
+    if "-c" not in command[:3]:
         _own_server(fds, told["environment"])
     high = [fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, HIGH_FD) for fd in fds]  # numbers that no caller asks for
     for number, fd in zip([0, 1, 2, *told["pass_fds"]], high, strict=True):
@@ -272,8 +283,9 @@ def _become(told: dict[str, Any]) -> None:
     for name in set(os.environ) - set(told["environment"]):
         del os.environ[name]
     os.environ.update(told["environment"])
+    tempfile.tempdir = None  # of this environment, not of the server's
     _rename(command)
-    _new_streams()
+    _new_streams(command)
     importlib.invalidate_caches()
     _fresh_random_numbers()
     _end(_run, command)
@@ -308,8 +320,8 @@ def _rename(command: list[str]) -> None:
     ctypes.memmove(start, text, len(text))
 
 
-def _new_streams() -> None:
-    unbuffered = bool(os.environ.get("PYTHONUNBUFFERED"))
+def _new_streams(command: list[str]) -> None:
+    unbuffered = bool(os.environ.get("PYTHONUNBUFFERED")) or "-u" in command[1:2]
     for number, name in enumerate(("stdin", "stdout", "stderr")):
         old = getattr(sys, name)
         raw = os.fdopen(number, "rb" if number == 0 else "wb", -1, closefd=False)
@@ -330,8 +342,10 @@ def _run(command: list[str]) -> None:
     if words[:2] == ["-W", "ignore"] or os.environ.get("PYTHONWARNINGS") == "ignore":
         warnings.simplefilter("ignore")
         words = words[2:] if words[0] == "-W" else words
+    words = words[1:] if words[0] == "-u" else words
     kind, rest = words[0], words[1:]
     sys.orig_argv = command
+    sys.path[1:1] = [str(Path(folder).absolute()) for folder in _python_path(os.environ) if folder not in sys.path]
     if kind == "-c":
         sys.argv, sys.path[0] = ["-c", *rest[1:]], ""
         exec(compile(rest[0], "<string>", "exec"), _main_names())

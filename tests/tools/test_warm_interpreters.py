@@ -20,9 +20,9 @@ needs_forks = pytest.mark.skipif(
     subprocess.Popen is warm_interpreters._real_popen, reason="interpreters are not forked here (another system, or MESHWRIGHT_TEST_WARM=0)"
 )
 SEEN = """
-import json, os, sys, warnings
+import json, os, sys, tempfile, warnings
 print(json.dumps({
-    "argv": sys.argv, "path": sys.path[0], "cwd": os.getcwd(), "name": __name__, "parent": os.getppid(), "session": os.getsid(0) == os.getpid(),
+    "argv": sys.argv, "path": sys.path[:3], "temporary": tempfile.gettempdir(), "cwd": os.getcwd(), "name": __name__, "parent": os.getppid(), "session": os.getsid(0) == os.getpid(),
     "command": open("/proc/self/cmdline").read().rstrip(chr(0)).split(chr(0)), "open": sorted(map(int, os.listdir("/proc/self/fd")))[:-1],
     "said": os.environ.get("SAID"), "home": os.environ.get("HOME"), "threads": len(os.listdir("/proc/self/task")), "stdin": sys.stdin.read(),
     "warns": [f[0] for f in warnings.filters][:1],
@@ -50,13 +50,16 @@ def test_under_the_mark_interpreters_are_real() -> None:
     assert subprocess.run([sys.executable, "-c", WARM], capture_output=True, text=True, timeout=60).stdout == "False\n"
 
 
-@pytest.mark.parametrize("how", ["code", "module", "script", "quiet"])
+@pytest.mark.parametrize("how", ["code", "module", "script", "quiet", "unbuffered", "path"])
 def test_a_fork_sees_what_a_real_interpreter_sees(how: str, tmp_path: Path) -> None:
     (tmp_path / "seen.py").write_text(SEEN)
     words = {
         "code": ["-c", SEEN], "module": ["-m", "seen"], "script": [str(tmp_path / "seen.py")], "quiet": ["-W", "ignore", "-c", SEEN],
+        "unbuffered": ["-u", "-c", SEEN], "path": ["-m", "seen"],
     }[how]  # fmt: skip
-    environment = {k: v for k, v in os.environ.items() if k != "HOME"} | {"SAID": "a b"}
+    environment = {k: v for k, v in os.environ.items() if k != "HOME"} | {"SAID": "a b", "TMPDIR": str(tmp_path)}
+    if how == "path":
+        environment |= {"PYTHONPATH": f"{tmp_path / 'first'}{os.pathsep}{tmp_path / 'second'}"}
     done = both(*words, "x", "y z", cwd=tmp_path, env=environment, input="in", start_new_session=how == "code")
     assert [d.stderr for d in done] == ["", ""]
     forked, real = (json.loads(d.stdout) for d in done)
@@ -105,6 +108,9 @@ def test_what_a_fork_cannot_give_is_a_real_interpreter(tmp_path: Path) -> None:
         return done.stdout == "True\n"
 
     assert warm(env=os.environ | {"PYTHONWARNINGS": "ignore"}) and warm(env=os.environ | {"ANY": "x"})
+    assert warm(env=os.environ | {"PYTHONPATH": str(tmp_path)}) and warm(env=os.environ | {"TORCHINDUCTOR_CACHE_DIR": "x", "TORCHELASTIC_RUN_ID": "1"})
+    (tmp_path / "meshwright").mkdir()
+    assert not warm(env=os.environ | {"PYTHONPATH": str(tmp_path)})
     assert not warm(env=os.environ | {"PYTHONHASHSEED": "1"}) and not warm(env=os.environ | {"OMP_NUM_THREADS": "7"})
     assert not warm(preexec_fn=os.getpid)
     with pytest.raises(FileNotFoundError):
