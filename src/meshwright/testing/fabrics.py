@@ -15,6 +15,7 @@ stays exact and least common multiples get large. Latencies include 0. Unless `c
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 
 from ..errors import MissingExtra
@@ -29,9 +30,11 @@ except ImportError as error:
 __all__ = ["SHAPES", "fabrics", "rates"]
 
 SHAPES = ("tree", "ring", "star", "islands", "digraph")
-_LATENCIES_S = (0.0, 1e-6, 5e-6, 1e-4)
+
+_LATENCY = st.sampled_from([0.0, 1e-6, 5e-6, 1e-4])
 
 
+@functools.cache
 def rates() -> SearchStrategy[int]:
     """Link rates in bytes/s: mostly small multiples of 1 MB/s, sometimes integers that share no factor."""
     return st.one_of(st.integers(1, 12).map(lambda x: x * 1_000_000), st.sampled_from([999_983, 1_299_709, 15_485_863, 12_500_000, 125_000_000]))
@@ -67,7 +70,7 @@ def fabrics(
     links: list[Link] = []
 
     def one_way(src: str, dst: str, rate: int) -> None:
-        latency = 0.0 if zero_latency else draw(st.sampled_from(_LATENCIES_S))
+        latency = 0.0 if zero_latency else draw(_LATENCY)
         links.append(Link(src=src, dst=dst, rate_Bps=rate, latency_s=latency))
 
     def both_ways(a: str, b: str) -> None:

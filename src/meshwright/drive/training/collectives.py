@@ -8,7 +8,7 @@ from typing import Any
 
 from ...cost import Transport
 from ...decide.collective import STRATEGIES, CollectivePlan, CollectiveProblem, CollectiveStrategy, auto, strategy
-from ...errors import Unsupported
+from ...errors import TimeLimit, Unsupported
 from ...fabric.fabric import Fabric
 from ...kernels.effort import look
 from ...program.calls import Callee
@@ -95,7 +95,10 @@ class CollectivePlanner:
         candidates = [only] if only is not None else called_variants(kinds, problem)
         if not candidates:
             raise Unsupported(f"no program calls {name}: it has no schedule of {op} whose chunks are explicit and whose actors are the ranks alone")
-        ranked = auto(problem, candidates=candidates, each_s=self.each_s)
+        try:
+            ranked = auto(problem, candidates=candidates, each_s=min(self.each_s, MAX_PLANNING_WORK_S))
+        except TimeLimit:  # of the only one that may be called: as long as it takes
+            ranked = auto(problem, candidates=candidates, each_s=self.each_s)
         best = ranked[0]
         assert best.plan is not None and best.time_s is not None, "auto raises when nothing has a plan"
         return Planned(problem, best.plan, best.time_s, tuple((r.strategy, r.time_s, r.why) for r in ranked))

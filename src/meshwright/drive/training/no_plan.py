@@ -11,6 +11,7 @@ from typing import Any
 from ...errors import Infeasible, TimeLimit
 from ...fabric.fabric import Fabric
 from ...kernels.effort import Cut
+from .collective_choice import CollectivesWanted
 from .context import Context, Found
 from .evaluated import Evaluated
 from .nearest import nearest_changes, with_nearest_changes
@@ -28,7 +29,11 @@ def no_plan(found: Found, context: Context) -> TimeLimit | Infeasible:
         return _unfinished(left_out, cut, context.fabric)
     if context.wish(PipelineWanted).name not in ("1f1b", "auto"):
         return schedule_does_not_fit(context, found.judged, nothing_fits([e for e in found.judged if e.candidate.schedule], context.fabric))
-    return with_nearest_changes(nothing_fits(found.judged, context.fabric, context), nearest_changes(context, found.judged))
+    error = nothing_fits(found.judged, context.fabric, context)
+    unsized = not any(e.timeline is not None or e.excess_bytes > 0 for e in found.judged)
+    if unsized and context.wish(CollectivesWanted).strategy != "auto":  # no memory, batch or device makes a strategy of collectives do what it lacks
+        return error
+    return with_nearest_changes(error, nearest_changes(context, found.judged))
 
 
 def _unfinished(left_out: LeftOut, cut: Cut | None, fabric: Fabric) -> TimeLimit:
