@@ -91,7 +91,7 @@ def least_time_s(graph: StepGraph, budget_bytes: int, *, alternatives: bool = Tr
     needed = _needed(graph, alternatives)
     forward = [i for i, n in enumerate(nodes) if n.phase == "forward" and n.makes and i in needed]
     mine = {s for i in forward for s in nodes[i].makes}
-    must = _ancestors(graph, [r for r in graph.results if nodes[r].phase == "forward"], False)
+    must = _ancestors(graph, [r for r in graph.results if nodes[r].phase == "forward"], alternatives, sure=True)
     line: list[tuple[int, bool]] = [(i, i in must) for i in forward]
     for i, n in enumerate(nodes):
         if n.phase == "backward" and i in needed and n.makes:
@@ -134,13 +134,15 @@ def _ways(graph: StepGraph, i: int, alternatives: bool) -> tuple[StepNode | Alte
     return (graph.nodes[i], *(graph.nodes[i].alternatives if alternatives else ()))
 
 
-def _ancestors(graph: StepGraph, roots: list[int], alternatives: bool) -> set[int]:
+def _ancestors(graph: StepGraph, roots: list[int], alternatives: bool, *, sure: bool = False) -> set[int]:
+    """`sure`: that every implementation reads, not just any."""
     found, todo = set[int](), [*roots]
     while todo:
         i = todo.pop()
         if i not in found:
             found.add(i)
-            todo += [x for way in _ways(graph, i, alternatives) for x in way.inputs]
+            reads = [{*way.inputs} for way in _ways(graph, i, alternatives)]
+            todo += set.intersection(*reads) if sure else set.union(*reads)
     return found
 
 

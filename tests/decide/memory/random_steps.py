@@ -41,6 +41,11 @@ class Builder:
         self.nodes.append(StepNode(name=f"n{len(self.nodes)}", target="getitem", phase=phase, inputs=(x,), storages=(s,)))  # type: ignore[arg-type]
         return len(self.nodes) - 1
 
+    def sizes(self, inputs: tuple[int, ...]) -> int:
+        """Numbers, which lie in no storage."""
+        self.nodes.append(StepNode(name=f"n{len(self.nodes)}", target="aten.sym_size.int", phase="forward", inputs=inputs))
+        return len(self.nodes) - 1
+
     def graph(self, results: tuple[int, ...], in_flight: int = 1) -> StepGraph:
         boundary = next(i for i, n in enumerate(self.nodes) if n.phase == "backward")
         return StepGraph(
@@ -64,16 +69,19 @@ def chain(sizes: list[int], times: list[float], *, fixed: int = 0, input_size: i
 
 
 @st.composite
-def step_graphs(draw: st.DrawFn, most: int = 8, flights: tuple[int, ...] = (1, 1, 2, 5)) -> StepGraph:
+def step_graphs(draw: st.DrawFn, most: int = 8, flights: tuple[int, ...] = (1, 1, 2, 5), views: bool = False) -> StepGraph:
+    """`views`: more of them, of numbers and in backward too."""
     b = Builder()
     inputs = [b.given(draw(st.integers(0, 20)), "parameter"), b.given(draw(st.integers(1, 20)))]
     forward: list[int] = list(inputs)
     tangent = b.given(1, "tangent")
     for _ in range(draw(st.integers(2, most))):
         read = tuple(dict.fromkeys(draw(st.lists(st.sampled_from(forward[-5:]), min_size=1, max_size=2))))
-        kind = draw(st.sampled_from(["op", "op", "op", "view", "pair", "random"]))
+        kind = draw(st.sampled_from(["op", "op", "op", "view", "pair", "random", *(["view", "sizes"] if views else [])]))
         if kind == "view":
             forward.append(b.op(read))
+        elif kind == "sizes":
+            forward.append(b.sizes(read))
         elif kind == "pair":
             x = b.op(read, (draw(st.integers(1, 30)), draw(st.integers(1, 30))), time_s=draw(st.integers(1, 9)))
             forward += [b.item(x, 0), b.item(x, 1)]
@@ -83,10 +91,13 @@ def step_graphs(draw: st.DrawFn, most: int = 8, flights: tuple[int, ...] = (1, 1
             )
     loss = b.op((forward[-1],), (1,))
     gradient = b.op((loss, forward[-1], tangent), (draw(st.integers(1, 9)),), phase="backward")
-    results = [loss]
+    results, seen = [loss], list[int]()
     for i in range(len(forward) - 1, 1, -1):
         if draw(st.integers(0, 3)):
-            read = tuple(dict.fromkeys([gradient, forward[i], *draw(st.lists(st.sampled_from(forward[: i + 1]), max_size=2))]))
+            read = tuple(dict.fromkeys([gradient, forward[i], *draw(st.lists(st.sampled_from(forward[: i + 1] + seen[-2:]), max_size=2))]))
+            if views and draw(st.booleans()):
+                seen.append(b.op(draw(st.sampled_from([read, read[::-1]])), phase="backward"))
+                read = (*read, seen[-1])
             gradient = b.op(read, (draw(st.integers(1, 20)),), phase="backward", time_s=draw(st.integers(1, 9)), workspace=draw(st.integers(0, 5)))
             if draw(st.booleans()):
                 results.append(gradient)

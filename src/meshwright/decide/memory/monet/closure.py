@@ -282,6 +282,7 @@ def closure(m: Merged, budget_bytes: int, *, nodes: int, seed: int = 0) -> Closu
         if chosen or (i, 0) not in model.forward:
             forward.append((i, chosen[0] if chosen else 0))
     return Closure(
-        floor_s=max(floor, m.once_s * ROUNDED_DOWN), held=frozenset(s for s, v in model.held.items() if x[v] > 0.5), forward=tuple(forward),
+        floor_s=max(floor, m.once_s * ROUNDED_DOWN), held=frozenset(s for s, v in model.held.items() if x[v] > 0.5 and s not in m.marks),
+        forward=tuple(forward),
         backward={n: w for (n, w), v in model.backward.items() if w and x[v] > 0.5},
     )  # fmt: skip

@@ -4,16 +4,20 @@ An `Operator` is one or more forward nodes that always run together; the values 
 that runs next when that one is its only reader, its result is no larger, and neither has another implementation: then whatever a plan does with the
 first result it does as well, or better, with the second. Memory stays exact: an operator keeps one `Moment` per node, with the bytes inside it.
 Backward nodes run once each, in their order; those that read no forward result belong to the stage of the last one that may.
+A view that reads more than where it lies (sizes of another tensor) is no free companion of its storage: to be made, it needs what it reads. It is an
+operator (or a backward node) of its own, which makes a mark: a storage of no bytes. Who reads the view reads its storages and the mark.
 Source: the card of MONeT, section 3.1 and 3.8 (i). Deviation: values are storages, so an operator may make several of them (output and statistics).
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Set
 from dataclasses import dataclass
 from functools import cached_property
 
-from ....graph.step_graph import Alternative, StepGraph, StepNode
+import msgspec
+
+from ....graph.step_graph import Alternative, StepGraph, StepNode, StepStorage
 
 __all__ = ["Backward", "Implementation", "Merged", "Moment", "Operator", "Stage", "merged"]
 
@@ -41,7 +45,7 @@ class Moment:
 class Operator:
     """`nodes`: in the order they run, without views. `makes`: storages others may read. `once`: it cannot be run again.
 
-    `optional`: the forward pass does not need it (extra nodes of other implementations, and what only the backward pass reads).
+    `optional`: the forward pass does not need it (what only some implementations, or only the backward pass, read).
     """
 
     nodes: tuple[int, ...]
@@ -79,7 +83,7 @@ class Stage:
 class Merged:
     """`size`: bytes of each forward storage. `pinned`: held from its run to the end of the step. `held`: (storage, first stage, last stage)
     between which it must stay, because a backward view of it has several readers. `needed`: nodes that may have to run.
-
+    `marks`: of the mark of each forward view that makes one, the forward storages in which that view lies.
     """
 
     graph: StepGraph
@@ -90,6 +94,7 @@ class Merged:
     pinned: frozenset[int]
     held: tuple[tuple[int, int, int], ...]
     needed: frozenset[int]
+    marks: dict[int, frozenset[int]]
 
     @property
     def fixed_bytes(self) -> int:
@@ -148,15 +153,22 @@ def needed_nodes(graph: StepGraph) -> frozenset[int]:
     return frozenset(i for i in wanted if graph.nodes[i].phase != "input")
 
 
-def _forward_must(graph: StepGraph, needed: frozenset[int]) -> frozenset[int]:
-    """Forward nodes that the forward pass's own results depend on, that change a tensor, or that draw random numbers."""
+def _forward_must(graph: StepGraph, alternatives: bool) -> frozenset[int]:
+    """Forward nodes that change a tensor, that draw random numbers for the step's results, or that the forward pass's own results depend on.
+
+    By every implementation: what only some need is not among them.
+    """
     nodes = graph.nodes
-    wanted = {r for r in graph.results if nodes[r].phase == "forward"}
-    wanted |= {i for i in needed if nodes[i].phase == "forward" and (nodes[i].writes or nodes[i].random) and not nodes[i].optional}
-    for i in range(len(nodes) - 1, -1, -1):
-        if i in wanted:
-            wanted.update(nodes[i].inputs)
-    return frozenset(wanted)
+
+    def with_operands(wanted: set[int]) -> set[int]:
+        for i in range(len(nodes) - 1, -1, -1):
+            if i in wanted:
+                wanted |= {*nodes[i].inputs}.intersection(*(a.inputs for a in nodes[i].alternatives if alternatives))
+        return wanted
+
+    writers = {i for i, n in enumerate(nodes) if n.writes and not n.optional}
+    drawn = {i for i in with_operands({*graph.results} | writers) if nodes[i].random}
+    return frozenset(with_operands({i for i in {*graph.results} | writers | drawn if nodes[i].phase == "forward"}))
 
 
 def is_view(node: StepNode) -> bool:
@@ -166,10 +178,12 @@ def is_view(node: StepNode) -> bool:
 def merged(graph: StepGraph, *, merge: bool = True, alternatives: bool = True, lossy: bool = True) -> Merged:
     """`merge`: chains become one operator. `alternatives`: other implementations may be chosen (plain ones only, otherwise), `lossy` ones too."""
     needed = needed_nodes(graph) if alternatives else _plainly_needed(graph)
+    given = graph
+    graph, marks = _marked(given)
     made_by = {s: i for i, n in enumerate(graph.nodes) for s in n.makes}
     forward = {s for s, i in made_by.items() if graph.nodes[i].phase == "forward"}
     written = {s for i, n in enumerate(graph.nodes) if i in needed for s in n.writes}
-    reader = _Reader(graph, forward, alternatives, lossy, _forward_must(graph, needed))
+    reader = _Reader(graph, marks.keys(), forward, alternatives, lossy, _forward_must(graph, alternatives))
     chains = _chains(graph, needed, reader, merge)
     operators = tuple(reader.operator(chain, written) for chain in chains)
     maker = {s: i for i, o in enumerate(operators) for s in o.makes}
@@ -177,9 +191,34 @@ def merged(graph: StepGraph, *, merge: bool = True, alternatives: bool = True, l
     pinned = {s for r in graph.results for s in graph.nodes[r].storages if s in maker}
     pinned |= {s for s in written if s in maker}
     return Merged(
-        graph=graph, operators=operators, stages=stages, size={s: graph.storages[s].size_bytes for s in maker}, maker=maker,
-        pinned=frozenset(pinned), held=held, needed=needed,
+        graph=given, operators=operators, stages=stages, size={s: graph.storages[s].size_bytes for s in maker}, maker=maker,
+        pinned=frozenset(pinned), held=held, needed=needed, marks={s: places & maker.keys() for s, places in marks.items() if s in maker},
     )  # fmt: skip
+
+
+def _marked(graph: StepGraph) -> tuple[StepGraph, dict[int, frozenset[int]]]:
+    """The graph in which views that read a made result they do not lie in make a mark, and in which storages those views lie.
+
+    Views of such a view lie where it does, its mark included.
+    """
+    nodes, storages = list(graph.nodes), list(graph.storages)
+    made = {s for n in nodes for s in n.makes}
+    marks: dict[int, frozenset[int]] = {}
+    for i, n in enumerate(nodes):
+        if not is_view(n):
+            continue
+        places = frozenset(n.storages)
+        shown = [x for x in n.inputs if places & {*nodes[x].storages} and all(marks.get(s, places) <= places for s in nodes[x].storages)]
+        if any(made & {*nodes[x].storages} for x in n.inputs if x not in shown):
+            mine = (len(storages),)
+            storages.append(StepStorage(size_bytes=0, owner=n.name))
+            made.update(mine)
+            marks[mine[0]] = places
+            nodes[i] = msgspec.structs.replace(n, storages=(*n.storages, *mine), makes=mine)
+        else:
+            more = dict.fromkeys(s for x in shown for s in nodes[x].storages if s in marks)
+            nodes[i] = msgspec.structs.replace(n, storages=(*n.storages, *more)) if more else n
+    return msgspec.structs.replace(graph, nodes=tuple(nodes), storages=tuple(storages)) if marks else graph, marks
 
 
 def _plainly_needed(graph: StepGraph) -> frozenset[int]:
@@ -193,6 +232,7 @@ def _plainly_needed(graph: StepGraph) -> frozenset[int]:
 @dataclass(frozen=True)
 class _Reader:
     graph: StepGraph
+    marks: Set[int]
     forward: set[int]
     alternatives: bool
     lossy: bool
@@ -224,7 +264,7 @@ class _Reader:
 
     def fits_over(self, node: StepNode, over: int) -> bool:
         """Only a made result of one storage of the same size is written over."""
-        place, storages = self.graph.nodes[over].storages, self.graph.storages
+        place, storages = [s for s in self.graph.nodes[over].storages if s not in self.marks], self.graph.storages
         same = len(place) == 1 and len(node.makes) == 1 and storages[place[0]].kind == "made"
         return same and storages[place[0]].size_bytes == storages[node.makes[0]].size_bytes
 
@@ -269,6 +309,8 @@ def _chains(graph: StepGraph, needed: frozenset[int], reader: _Reader, merge: bo
         if (a in reader.must) != (b in reader.must):
             return False
         (s,), (made,) = x.makes, y.makes
+        if made in reader.marks:  # it goes with the storage that its view lies in: what it is made from may stay longer
+            return False
         # merging loses nothing: the value between has one reader, and holding what is made of it never takes more bytes than holding it
         smaller = graph.storages[made].size_bytes <= graph.storages[s].size_bytes
         return smaller and readers.get(s) == {b} and s not in kept and not (x.random or y.random) and {*x.storages} == {s}
@@ -324,10 +366,11 @@ def _held(graph: StepGraph, needed: frozenset[int], reader: _Reader, stages: tup
     for i, n in enumerate(graph.nodes):
         if i not in needed or n.phase != "backward":
             continue
-        over = frozenset[int]().union(*(roots.get(x, set()) for inputs in (n.inputs, *(a.inputs for a in n.alternatives)) for x in inputs))
-        if is_view(n) and reader.storages([i]):
-            roots[i] = {i, *over}
-        elif i in stage_of:
+        over = set[int]().union(*(roots.get(x, set()) for inputs in (n.inputs, *(a.inputs for a in n.alternatives)) for x in inputs))
+        if reader.marks >= {*n.makes} and not n.writes and reader.storages([i]):
+            over.add(i)
+            roots[i] = over
+        if i in stage_of:
             for v in over:
                 for s in reader.storages([v]):
                     found.setdefault((v, s), []).append(stage_of[i])

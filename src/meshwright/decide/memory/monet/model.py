@@ -75,6 +75,7 @@ class JointModel:
         self.X: dict[tuple[int, int, int], Expression] = {}
         self.M: dict[tuple[int, int], Expression] = {}  # (backward node, way)
         self.H: dict[tuple[int, int], list[Expression]] = {}
+        self.stays: dict[tuple[int, int], list[Expression]] = {}
         self.readers: dict[tuple[int, int], list[int]] = {}
         seconds = m.once_s or 1.0
         # the step's seconds, and all its bytes, become SCALE, so that the solver's absolute tolerances are tiny shares of them
@@ -87,6 +88,7 @@ class JointModel:
         for t in range(len(self.stages)):
             self._holding(t)
             self._flow(t)
+            self._stay(t)
             self._memory(t)
         self._kept()
 
@@ -122,6 +124,8 @@ class JointModel:
             else:
                 run = self._variable(cost=self._second(o.ways[0].time_s) if len(o.ways) == 1 else 0.0)
             self.R[t, i] = run
+            if t and o.optional and m.graph.nodes[o.nodes[0]].random:  # random numbers are drawn in the forward pass first, in the captured order
+                self._row(run, self.R[0, i])
             self._ways(t, i, o, run)
         if stage is None:
             return
@@ -206,6 +210,9 @@ class JointModel:
             # held or made, not both: a second copy of s would never be wanted
             if (t, m.maker[s]) in self.R and (t, s) in self.S and len(m.operators[m.maker[s]].makes) == 1:
                 self._row(there, 1.0)
+        for mark, places in m.marks.items():
+            for s in places if (t + 1, mark) in self.S else ():
+                self._row(self.S[t + 1, mark], self.S[t + 1, s])
         for s, first, last in m.held:
             if first < t <= last and (t, s) in self.S:
                 self._row(ONE, self.S[t, s])
@@ -246,9 +253,20 @@ class JointModel:
                         left.add(self._at(t, s, j) if s in moment.reads else self._after(t, s, j), m.size[s])
                     elif len(o.makes) == 1 or (t and s in m.pinned):  # a result of the step stays beside what is made anew
                         left.add(self.S.get((t, s), ZERO), m.size[s])
+                    elif (t, s) in self.stays:  # and so does what a view lies in that is not made anew
+                        left.add(self._covering(self.stays[t, s]), m.size[s])
                 self._fits(left)
         if stage is not None:
             self._backward_memory(t, stage, there)
+
+    def _stay(self, t: int) -> None:
+        """What views go on lying in, though its maker may run again in stage t for another of its results."""
+        for mark, places in self.m.marks.items():
+            for s in places if (t, mark) in self.S else ():
+                self.stays.setdefault((t, s), []).append(self.S[t, mark])
+        for s, first, last in self.m.held:
+            if first < t <= last:
+                self.stays.setdefault((t, s), []).append(ONE)
 
     def _own(self, t: int, o: Operator, j: int) -> Expression:
         """Workspace, less what is written over."""

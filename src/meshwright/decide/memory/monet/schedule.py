@@ -17,16 +17,19 @@ Run = tuple[int, int]  # (node, alternative or -1)
 
 @dataclass(frozen=True, kw_only=True)
 class Decisions:
-    """`operators[t]`: (operator, way) that run in stage t, in order; `backward[node]`: the way of each backward node (default: its plain one)."""
+    """`operators[t]`: (operator, way) that run in stage t, in order; `backward[node]`: the way of each backward node (default: its plain one).
+    `stays`: (stage, storage) that views go on lying in, though the operator that makes it may run again for another result."""
 
     operators: tuple[tuple[tuple[int, int], ...], ...]
     backward: dict[int, int] = field(default_factory=dict)
+    stays: frozenset[tuple[int, int]] = frozenset()
 
 
 def runs_of(m: Merged, decisions: Decisions) -> tuple[list[Run], int]:
     """The runs, and how many of them are the forward pass."""
     line = _Line(m)
     for t, chosen in enumerate(decisions.operators):
+        line.stays = line.results | {s for u, s in decisions.stays if u == t}
         for i, w in chosen:
             line.operator(m.operators[i], w)
         if t == 0:
@@ -75,8 +78,9 @@ class _Line:
     def __init__(self, m: Merged) -> None:
         self.m, self.runs, self.boundary = m, list[Run](), 0
         self.valid = {i for i, n in enumerate(m.graph.nodes) if n.phase == "input"}
+        self.stays: set[int] = set()
         self.lies: dict[int, list[int]] = {}
-        self.kept = {r for r in m.graph.results if is_view(m.graph.nodes[r])}
+        self.results = {s for r in m.graph.results if is_view(m.graph.nodes[r]) for s in m.graph.nodes[r].storages}
         for i, n in enumerate(m.graph.nodes):
             for s in n.storages:
                 self.lies.setdefault(s, []).append(i)
@@ -96,9 +100,9 @@ class _Line:
             self.ensure(x)
         self.runs.append((n, alternative))
         over = nodes[way.over].storages if alternative >= 0 and nodes[n].alternatives[alternative].over >= 0 else ()  # type: ignore[union-attr]
-        for s in (*nodes[n].makes, *over):
-            # results of an earlier run are not read again; a backward view cannot run twice, so it keeps its old storage, as the step's results do
-            self.valid -= {x for x in self.lies[s] if nodes[x].phase == "forward" or not is_view(nodes[x])} - self.kept
+        for s in (*(s for s in nodes[n].makes if s not in self.stays), *over):
+            # results of an earlier run are not read again; a backward view cannot run twice, so it keeps its old storage
+            self.valid -= {x for x in self.lies[s] if nodes[x].phase == "forward" or not is_view(nodes[x])}
         self.valid.add(n)
 
     def operator(self, o: Operator, w: int) -> None:
@@ -117,7 +121,7 @@ class _Line:
 
 
 def _read_only(m: Merged, runs: Sequence[Run], boundary: int) -> tuple[list[Run], int]:
-    """Without forward runs whose result nobody reads."""
+    """Without forward runs whose result nobody reads; what draws random numbers draws them in the forward pass."""
     nodes = m.graph.nodes
     wanted = {*m.graph.results}
     kept: list[Run] = []
@@ -125,7 +129,7 @@ def _read_only(m: Merged, runs: Sequence[Run], boundary: int) -> tuple[list[Run]
     # from the end: a run is read by the runs behind it, up to the next run of the same node
     for at in range(len(runs) - 1, -1, -1):
         n, alternative = runs[at]
-        if n in wanted or nodes[n].writes:
+        if n in wanted or nodes[n].writes or (nodes[n].random and at < boundary):
             wanted.discard(n)
             wanted.update((nodes[n] if alternative < 0 else nodes[n].alternatives[alternative]).inputs)
             kept.append(runs[at])

@@ -78,7 +78,8 @@ def _decisions(model: JointModel, x: list[float]) -> Decisions:
                 mine.append((i, next(w for w in range(len(o.ways)) if _value(model.X[t, i, w], x))))
         chosen.append(tuple(mine))
     backward = {n: w for (n, w), e in model.M.items() if w and _value(e, x)}
-    return Decisions(operators=tuple(chosen), backward=backward)
+    stays = frozenset(k for k, wants in model.stays.items() if any(_value(e, x) for e in wants))
+    return Decisions(operators=tuple(chosen), backward=backward, stays=stays)
 
 
 def _warm(model: JointModel, highs: object, start: Decisions) -> None:
