@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sys
 import textwrap
 from pathlib import Path
@@ -236,9 +237,19 @@ def test_the_report_counts_and_gives_reasons(tmp_path: Path, monkeypatch: pytest
     known = report.reasons(tmp_path / "e.toml")
     assert report.reason_of(made[1], known) == "b is c" and not report.reason_of(made[0], known)
     monkeypatch.setattr(report, "reasons", lambda: known)
-    assert report.rows(found)[0]["value"] == 0.5 and report.rows(found)[0]["at_least"] == 0.9
-    text = report.markdown(found, 1, "abc", ["Cut after 1 minute."])
-    assert "| check | 1 | 2 | 50% | 90% | 1 of 1 |" in text and "b is c" in text and "Cut after" in text and "+a = b >= c" in text
+    rows, left = report.rows(found, 1, "abc"), report.survivors(found)
+    assert rows[0]["value"] == 0.5 and rows[0]["at_least"] == 0.9
+    text = report.markdown(rows, left, ["Cut after 1 minute."])
+    assert "| check | 1 | 2 | 50% | 90% | 1 of 1 | 1, abc |" in text and "b is c" in text and "Cut after" in text and "+a = b >= c" in text
+
+
+def test_a_report_keeps_the_rooms_that_were_not_run(tmp_path: Path) -> None:
+    record = tmp_path / "mutation.json"
+    row = {"room": "check", "value": 0.5}
+    assert report.with_other_rooms("rows", [row], record, rooms.ROOMS) == [row]
+    old = [{"room": "check", "value": 0.9}, {"room": "decide", "value": 0.8}, {"room": "simulate", "value": 0.7}]
+    record.write_text(json.dumps({"rows": old}))
+    assert report.with_other_rooms("rows", [row], record, rooms.ROOMS) == [row, old[2], old[1]]
 
 
 @pytest.mark.parametrize("room", rooms.ROOMS.values(), ids=rooms.ROOMS)

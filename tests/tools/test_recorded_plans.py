@@ -58,7 +58,8 @@ def test_a_checkout_that_makes_another_plan_is_found_by_path(tmp_path: Path) -> 
     package = other / "src" / "meshwright" / "__init__.py"  # the modules are those of this checkout, so that no kernel is compiled again
     package.parent.mkdir(parents=True)
     real = ROOT / "src" / "meshwright"
-    package.write_text((real / "__init__.py").read_text().replace("from importlib import", f"__path__.append({str(real)!r})\nfrom importlib import", 1))
+    first = "from importlib import"
+    package.write_text((real / "__init__.py").read_text().replace(first, f"__path__.append({str(real)!r})\n{first}", 1))
     code, text = said("--only", "pipeline: zb2p", "--against", str(other))
     assert code == 0 and "1 of 1 plans equal, byte for byte" in text, text
     package.write_text(package.read_text().replace('__version__ = "', '__version__ = "9.'))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import tomllib
 from collections.abc import Iterable
 from pathlib import Path
@@ -29,15 +30,15 @@ def reason_of(mutation: Mutation, known: dict[tuple[str, str, str], str]) -> str
     return known.get(_key(mutation.scope, mutation.before, mutation.after), "")
 
 
-def rows(verdicts: dict[str, list[Verdict]]) -> list[dict[str, Any]]:
+def rows(verdicts: dict[str, list[Verdict]], seed: int, commit: str) -> list[dict[str, Any]]:
     """One row per room: share caught of all that were drawn and run, with the share that is asked."""
     made = []
     for room, found in verdicts.items():
         caught = sum(v.verdict == "caught" for v in found)
         wanted = WANTED.get(room, WANTED_ELSEWHERE)
         share = round(caught / len(found), 4) if found else 0.0
-        what = f"{room}: mutants that its tests catch"
-        made.append({"what": what, "value": share, "unit": "share", "at_least": wanted, "caught": caught, "drawn": len(found)})
+        row = {"what": f"{room}: mutants that its tests catch", "value": share, "unit": "share", "at_least": wanted}
+        made.append({**row, "room": room, "caught": caught, "drawn": len(found), "seed": seed, "commit": commit})
     return made
 
 
@@ -53,17 +54,23 @@ def survivors(verdicts: dict[str, list[Verdict]]) -> list[dict[str, Any]]:
     ]  # fmt: skip
 
 
-def markdown(verdicts: dict[str, list[Verdict]], seed: int, commit: str, notes: Iterable[str] = ()) -> str:
+def with_other_rooms(of: str, new: list[dict[str, Any]], record: Path, rooms: Iterable[str]) -> list[dict[str, Any]]:
+    """`new` and, of the rooms that were not run, what an earlier `record` holds under `of` (rows, survivors), in the order of `rooms`."""
+    old = json.loads(record.read_text(encoding="utf-8")).get(of, []) if record.exists() else []
+    run, order = {x["room"] for x in new}, [*rooms]
+    return sorted([*new, *(x for x in old if x.get("room") not in run)], key=lambda x: order.index(x["room"]))
+
+
+def markdown(rows: list[dict[str, Any]], left: list[dict[str, Any]], notes: Iterable[str] = ()) -> str:
     lines = [
         "# Mutants of the source", "",
-        f"`tools/mutate_source`, seed {seed}, commit {commit}. One line of a room's source is changed; the tests of that room notice, or do not.", "",
-        "| room | caught | drawn | share | asked | survivors explained |", "|---|---|---|---|---|---|",
+        "`tools/mutate_source`: one line of a room's source is changed; the tests of that room notice, or do not.", "",
+        "| room | caught | drawn | share | asked | survivors explained | seed, commit |", "|---|---|---|---|---|---|---|",
     ]  # fmt: skip
-    left = survivors(verdicts)
-    for room, row in zip(verdicts, rows(verdicts), strict=True):
-        here = [s for s in left if s["room"] == room]
-        explained = f"{sum(bool(s['reason']) for s in here)} of {len(here)}"
-        lines.append(f"| {room} | {row['caught']} | {row['drawn']} | {row['value']:.0%} | {row['at_least']:.0%} | {explained} |")
+    for row in rows:
+        here = [s for s in left if s["room"] == row["room"]]
+        explained, share = f"{sum(bool(s['reason']) for s in here)} of {len(here)}", f"{row['value']:.0%} | {row['at_least']:.0%}"
+        lines.append(f"| {row['room']} | {row['caught']} | {row['drawn']} | {share} | {explained} | {row['seed']}, {row['commit']} |")
     lines += ["", *notes]
     for s in left:
         what = "no test of the room runs the line" if s["verdict"] == "untouched" else f"survived {s['tests']} tests"
