@@ -212,9 +212,10 @@ def one_f_one_b(stages: int, microbatches: int, stage: int) -> list[tuple[str, i
 
 
 class Training:
-    """1F1B with data (and tensor) parallelism over `training_layout`, by calls of a ring all-reduce."""
+    """1F1B with data (and tensor) parallelism over `training_layout`, by calls of a ring all-reduce. `untrained`: segments that write no gradient."""
 
-    def __init__(self, layout: TrainingLayout) -> None:
+    def __init__(self, layout: TrainingLayout, untrained: tuple[str, ...] = ()) -> None:
+        self.untrained = untrained
         self.layout, self.b = layout, ProgramBuilder(ranks=layout.ranks, name="training")
         self.segment = {s.key: s for s in layout.segments}
         self.programs: dict[str, Program] = {}
@@ -269,7 +270,7 @@ class Training:
                     writes = [saved, *(self.value(r, f"act:{v}:{m}") for v in s.writes)]
                 else:
                     reads = [weights, saved, *(self.value(r, f"grad:{v}:{m}") for v in s.writes if v != "loss")]
-                    writes = [grads, *(self.value(r, f"grad:{v}:{m}") for v in s.reads)]
+                    writes = [*([] if key in self.untrained else [grads]), *(self.value(r, f"grad:{v}:{m}") for v in s.reads)]
                 op = b.op(
                     phase, graph=key, stage=p, microbatch=m, part=t if s.split else 0, parts=lay.tensor if s.split else 1, accumulate=phase == "B",
                     workspace_bytes=2, reads=reads, writes=writes,

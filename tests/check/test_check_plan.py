@@ -53,6 +53,16 @@ def test_a_right_plan_is_ok_with_figures() -> None:
     assert verdict.to_json()["status"] == "ok"
 
 
+def test_a_need_that_is_a_bound_on_one_rank_is_not_called_exact(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = whole.worst_order_memory
+
+    def of_one_rank_a_bound(*given: Any) -> Any:
+        return replace(found(*given), exact=(True, False, True, True))
+
+    monkeypatch.setattr(whole, "worst_order_memory", of_one_rank_a_bound)
+    assert check_plan(plan()).facts["memory_worst_exact"] is False
+
+
 def wrong(message: str, check: str, **changes: Any) -> None:
     verdict = check_plan(plan(**changes))
     assert verdict.status == "wrong", verdict

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import msgspec
 import numpy as np
 import pytest
 from check_interpreter import collective_is_right
@@ -179,6 +180,15 @@ def test_ways_to_be_wrong_in_training() -> None:
     emptied = type(reads).of([reads[i].tolist() if i != p.ops.name.index("B") else reads[i].tolist()[:3] for i in range(len(p.ops))])
     found = check_training(replace(p, ops=replace(p.ops, reads=emptied)), t.layout)
     assert any("does not read saved:" in f.message for f in found) and any("does not read grad:" in f.message for f in found)
+
+
+def test_a_segment_whose_gradient_is_nowhere_is_not_proved() -> None:
+    t = Training(training_layout(data=1, tensor=2, microbatches=2), untrained=("s0.2",))
+    p = inline(t.program, t.programs).program
+    found = check_training(p, t.layout)
+    assert {f.status for f in found} == {"unknown"} and "reads no gradient of segment s0.2; are all its parameters frozen?" in found[0].message
+    assert p.describe(found[0].witness["step"]) in found[0].message
+    assert check_training(p, msgspec.structs.replace(t.layout, frozen=("w02",))) == []
 
 
 def test_weights_may_not_change_before_they_are_used() -> None:

@@ -103,6 +103,9 @@ def test_shared_link_by_hand() -> None:
     assert fair.spans.end_s[[0, 2, 4]].tolist() == pytest.approx([3, 3, 3])
     exclusive = simulate_program(p, star(4), names(4), network="exclusive")
     assert exclusive.spans.end_s[[0, 2, 4]].tolist() == pytest.approx([1, 2, 3])
+    # rates are worked out twice, when all begin and when all end: for the port and its three flows, and for nothing
+    assert fair.attributes["rate_instants"] == 2 and fair.attributes["rate_work"] == 1 + 3
+    assert exclusive.attributes["rate_instants"] == exclusive.attributes["rate_work"] == 0
 
 
 def test_max_min_by_hand() -> None:

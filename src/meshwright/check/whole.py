@@ -23,7 +23,7 @@ from .folded.training import check_folded_training
 from .job import check_job
 from .program.deadlock import check_deadlock, find_cycle
 from .program.links import busiest_link, check_links, link_time
-from .program.memory import check_memory, worst_order_memory
+from .program.memory import WorstMemory, check_memory, worst_order_memory
 from .program.order import Order
 from .program.races import check_races, turns_needed
 from .program.values import check_collective
@@ -329,9 +329,13 @@ def _on_fabric(plan: Plan, program: Program, fabric: Fabric, facts: dict[str, An
         facts["busiest_link"] = f"{fabric.links[link].src} > {fabric.links[link].dst}"
         facts["busiest_link_s"] = str(time[link])
     worst = worst_order_memory(flat)
-    facts["memory_worst_bytes"] = [a + b for a, b in zip(worst.peak_bytes, worst.staging_bytes, strict=True)][: flat.ranks]
-    facts["memory_worst_exact"] = all(worst.exact[: flat.ranks])
+    facts |= _memory_facts(worst, flat.ranks)
     return found + guarded("memory", lambda: check_memory(flat, worst, fabric, plan.placement))
+
+
+def _memory_facts(worst: WorstMemory, ranks: int) -> dict[str, Any]:
+    needs = [a + b for a, b in zip(worst.peak_bytes, worst.staging_bytes, strict=True)]
+    return {"memory_worst_bytes": needs[:ranks], "memory_worst_exact": all(worst.exact[:ranks])}
 
 
 def _folded_on_fabric(plan: Plan, program: Program, fabric: Fabric, claimed: float | None, facts: dict[str, Any]) -> list[Finding]:
@@ -346,8 +350,7 @@ def _folded_on_fabric(plan: Plan, program: Program, fabric: Fabric, claimed: flo
     def memory() -> list[Finding]:
         made = shadow(program, plan.programs)
         worst = folded_memory(made, Order(made.program))
-        facts["memory_worst_bytes"] = [a + b for a, b in zip(worst.peak_bytes, worst.staging_bytes, strict=True)]
-        facts["memory_worst_exact"] = all(worst.exact)
+        facts.update(_memory_facts(worst, made.program.ranks))
         return check_memory(made.program, worst, fabric, plan.placement)
 
     return guarded("links", links) + guarded("memory", memory)

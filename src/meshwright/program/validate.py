@@ -64,7 +64,7 @@ def validate(program: Program) -> None:
         has = buffer >= 0
         chunks = b.chunks[np.maximum(buffer, 0)] if len(b) else np.zeros(n_step, np.int32)
         bad = has & ((chunk < 0) | (chunk.astype(np.int64) + s.count > chunks))
-        if np.any(bad):
+        if bad.any():
             i = int(np.argmax(bad))
             span = f"{int(chunk[i])}..{int(chunk[i]) + int(s.count[i])}"
             raise FormatError(f"chunks {span} of a buffer with {int(chunks[i])}", where=f"program.steps.{side}_chunk[{i}]")
@@ -75,7 +75,7 @@ def validate(program: Program) -> None:
     c = program.channels
     _in_range("channels.src", c.src, 0, n_actor)
     _in_range("channels.dst", c.dst, 0, n_actor)
-    if program.fold is None and np.any(c.src == c.dst):
+    if program.fold is None and (c.src == c.dst).any():
         i = int(np.argmax(c.src == c.dst))
         raise FormatError("a channel to oneself: a local hand-over is an `after` edge", where=f"program.channels.dst[{i}]")
     _in_range("channels.depth", c.depth, 1, 1 << 31)
@@ -93,11 +93,11 @@ def validate(program: Program) -> None:
     _csr("buffers.last", b.last, len(b), 0, n_step)
     for name, triples in (("reads", program.ops.reads), ("writes", program.ops.writes)):
         _csr(f"ops.{name}", triples, len(program.ops), 0, 1 << 31)
-        if np.any(np.diff(triples.ptr) % 3):
+        if (np.diff(triples.ptr) % 3).any():
             raise FormatError("lists must be (buffer, first chunk, count) triples", where=f"program.ops.{name}")
         _in_range(f"ops.{name}", triples.values[::3], 0, len(b))
         over = triples.values[1::3].astype(np.int64) + triples.values[2::3] > b.chunks[triples.values[::3]]
-        if np.any(over):
+        if over.any():
             raise FormatError("range beyond the buffer's chunks", where=f"program.ops.{name}[{int(np.argmax(over))}]")
     _csr("comms.groups", program.comms.groups, len(program.comms), 0, program.ranks)
     _in_range("calls.comm", program.calls.comm, 0, len(program.comms))
@@ -106,7 +106,7 @@ def validate(program: Program) -> None:
     if len(calls.callee) != len(calls):
         raise FormatError(f"has {len(calls.callee)} entries, expected {len(calls)}", where="program.calls.callee")
     _csr("calls.binds", calls.binds, len(calls), 0, 1 << 31)
-    if np.any(np.diff(calls.binds.ptr) % 3):
+    if (np.diff(calls.binds.ptr) % 3).any():
         raise FormatError("lists must be (callee buffer, buffer, first chunk) triples", where="program.calls.binds")
     _sizes(program)
     _fold(program)
@@ -186,7 +186,7 @@ def _promise(program: Program, promised: Contract, where: str) -> None:
 
 def _in_range(where: str, values: Any, low: Any, high: Any) -> None:
     bad = (values < low) | (values >= high)
-    if np.any(bad):
+    if bad.any():
         i = int(np.argmax(bad))
         low_i = int(np.broadcast_to(low, np.shape(values))[i])
         high_i = int(np.broadcast_to(high, np.shape(values))[i])
@@ -194,7 +194,7 @@ def _in_range(where: str, values: Any, low: Any, high: Any) -> None:
 
 
 def _csr_ok(where: str, ptr: I32, rows: int, values: int) -> None:
-    if len(ptr) != rows + 1 or ptr[0] != 0 or ptr[-1] != values or np.any(ptr[1:] < ptr[:-1]):  # not diff: it would wrap
+    if len(ptr) != rows + 1 or ptr[0] != 0 or ptr[-1] != values or (ptr[1:] < ptr[:-1]).any():  # not diff: it would wrap
         raise FormatError("row pointers must rise from 0 to the number of values", where=f"program.{where}")
 
 
