@@ -204,6 +204,18 @@ def test_a_plan_with_whole_backwards_does_not_run_half_of_one(stages):
         next(iter(module.segments.values())).backward_input(0, [])
 
 
+def test_what_a_split_backward_leaves_is_checked():
+    name, degrees, options = KINDS["split"]
+    layout = plan_case(name, degrees, recompute="steps", **options).layout
+    left = [s for s in layout.segments if s.step is not None and s.step.weights >= 0 and s.left_bytes]
+    assert left and not check_segment_steps(layout)
+    for segment in left:
+        room = segment.backward_workspace_bytes + 1  # for what is then not counted as left
+        less = msgspec.structs.replace(segment, left_bytes=segment.left_bytes - 1, backward_workspace_bytes=room)
+        found = check_segment_steps(msgspec.structs.replace(layout, segments=tuple(less if s is segment else s for s in layout.segments)))
+        assert found and "left_bytes are" in found[0].message and found[0].witness["bytes"] == segment.left_bytes
+
+
 def test_steps_of_a_split_backward_with_gathered_values_are_refused(stages):
     layout = msgspec.structs.replace(stages.layout, split_backward=True, sequence=True)
     with pytest.raises(Unsupported, match="not for one in two parts"):
