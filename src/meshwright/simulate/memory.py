@@ -139,7 +139,7 @@ def _lifetimes(p: Program, first_start: F64, last_end: F64, makespan_s: float) -
 
 
 def memory_over_time(
-    p: Program, first_start: F64, last_end: F64, makespan_s: float, *, staging: bool = False, curves: bool = True
+    p: Program, first_start: F64, last_end: F64, makespan_s: float, *, staging: bool, curves: bool
 ) -> tuple[tuple[int, ...], dict[int, tuple[F64, F64]]]:
     """Peak bytes per rank, and per rank its curve (times, bytes held from that time on).
 
