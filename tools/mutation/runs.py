@@ -29,7 +29,7 @@ TOOLS = Path(__file__).parent.parent
 STARTUP_S = 60.0  # of a run: imports and collection on a busy machine
 COMPILING_S = 180.0  # of a mutant that numba compiles again, with all that calls it
 TIMES_LIMIT = 3.0  # of a test's recorded time
-TEST_EXTRA_S = 10.0
+TEST_EXTRA_S = 30.0  # what the test shares with others (a fixture of its module) is made again when it runs without them
 IMPORT = re.compile(r"^(?:from|import) .*$", re.MULTILINE)
 PHASE = re.compile(r"(.*) \((collection|setup|call|teardown)\)", re.DOTALL)
 
