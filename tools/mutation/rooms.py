@@ -40,7 +40,8 @@ ROOMS = {
     room.name: room
     for room in (
         Room("check", ("check/**/*",), ("tests/check", "tests/contract", *CHECKED_ELSEWHERE)),
-        Room("simulate", ("simulate/**/*",), ("tests/simulate",)),
+        # The memory of one step is simulated for the decision of memory, and tested beside it.
+        Room("simulate", ("simulate/**/*",), ("tests/simulate", "tests/check/test_check_step_memory.py", "tests/decide/memory/test_lifetimes.py")),
         Room(
             "lower",
             ("lower/**/*",),
