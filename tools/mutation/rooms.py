@@ -35,13 +35,14 @@ CHECKED_ELSEWHERE = (
     "tests/lower/test_folded.py", "tests/io/test_msccl*", "tests/interop/test_msccl*", "tests/decide/memory/test_static.py",
     "tests/decide/pipeline/test_fill.py", "tests/run/**/test_compressed_plans.py", "tests/run/**/test_segment_steps.py",
 )  # fmt: skip
+# The memory of one step is simulated for that decision, folded programs beside their lowering.
+SIMULATED_ELSEWHERE = ("tests/check/test_check_step_memory.py", "tests/decide/memory/test_lifetimes.py", "tests/lower/test_folded.py")
 
 ROOMS = {
     room.name: room
     for room in (
         Room("check", ("check/**/*",), ("tests/check", "tests/contract", *CHECKED_ELSEWHERE)),
-        # The memory of one step is simulated for the decision of memory, and tested beside it.
-        Room("simulate", ("simulate/**/*",), ("tests/simulate", "tests/check/test_check_step_memory.py", "tests/decide/memory/test_lifetimes.py")),
+        Room("simulate", ("simulate/**/*",), ("tests/simulate", *SIMULATED_ELSEWHERE)),
         Room(
             "lower",
             ("lower/**/*",),
