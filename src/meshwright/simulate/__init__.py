@@ -7,7 +7,7 @@ Equal inputs give equal bits. See `engine` for the order of things at one instan
 
 from .folded import simulate_folded
 from .network import Mode, Network, compile_network
-from .pricing import EVIDENCE, durations
+from .pricing import durations
 from .program import Extreme, simulate_program, simulate_stored
 
-__all__ = ["EVIDENCE", "Extreme", "Mode", "Network", "compile_network", "durations", "simulate_folded", "simulate_program", "simulate_stored"]
+__all__ = ["Extreme", "Mode", "Network", "compile_network", "durations", "simulate_folded", "simulate_program", "simulate_stored"]

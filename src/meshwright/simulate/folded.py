@@ -155,13 +155,12 @@ def simulate_folded(
     fold = require_folded(p)
     folded = fold_network(p, fabric, placement, mode=network)
     _require_equal_devices(p, fabric, placement)
-    evidence = None
     if durations_s is not None:
         if len(durations_s) != len(p.steps):
             raise UsageError(f"{len(durations_s)} durations for {len(p.steps)} steps", where="durations_s", hint="one per stored, inlined step")
         time_s = np.asarray(durations_s, np.float64)
     elif cost is not None:
-        time_s, evidence = durations(p, cost, fabric, placement, works)
+        time_s = durations(p, cost, fabric, placement, works)
     else:
         time_s = np.zeros(len(p.steps))
     tables, messages = program_tables(p, time_s, p.message_bytes(), p.channels.depth.astype(np.int64))
@@ -173,7 +172,7 @@ def simulate_folded(
     attributes = {"network": folded.network.mode, "program": program.name, "folded_members": fold.members}
     stored = make_timeline(
         inlined, tables, state, folded.network, fabric_name=fabric.name, makespan_s=makespan_s, record=record, memory=True,
-        staging=False, evidence=evidence, attributes=attributes,
+        staging=False, attributes=attributes,
     )  # fmt: skip
     return replace(stored, memory_peak_bytes=_unfold_peaks(p, stored.memory_peak_bytes), link_busy_s=_unfold_busy(fabric, folded, state.link["busy"]))
 

@@ -1,4 +1,4 @@
-"""Seconds of every step of a program on a fabric, and how well each is known.
+"""Seconds of every step of a program on a fabric; how well each is known says `meshwright.evidence`.
 
 compute: `cost.price(key, works[key], device)` with key `"<graph>|<name>"`. transfer, at the lane that runs it: per message sent
 or received `transport.per_message_s`, plus `transport.per_byte_s` for the bytes it moves; the links' time is the network's. A message whose size is
@@ -18,20 +18,17 @@ from ..fabric.fabric import Device, Fabric
 from ..graph.graph import Work
 from ..program.program import Kind, Ops, Part, Program
 
-__all__ = ["EVIDENCE", "durations"]
-
-EVIDENCE = ("measured", "interpolated", "assumed")  # evidence codes are indices into this
+__all__ = ["durations"]
 
 
 def durations(
     program: Program, cost: Cost, fabric: Fabric, placement: Sequence[str], works: Mapping[str, Work] | None = None
-) -> tuple[NDArray[np.float64], NDArray[np.int8]]:
-    """(seconds, evidence code) of every step of a program without calls; a call step costs `per_step_s`.
+) -> NDArray[np.float64]:
+    """Seconds of every step of a program without calls; a call step costs `per_step_s`.
 
     Raises: UnknownName when a rank that computes is placed on no device of the fabric.
     """
     s, ops, transport = program.steps, program.ops, cost.transport
-    evidence = np.full(len(s), EVIDENCE.index(transport.evidence), np.int8)
     time_s = np.full(len(s), transport.per_step_s)
     moves = s.kind == Kind.TRANSFER
     ends = ((s.parts & Part.RECV) != 0).astype(np.float64) + ((s.parts & Part.SEND) != 0)
@@ -45,10 +42,9 @@ def durations(
         actor = program.lanes.actor[program.lane_of_step()[computes]].astype(np.int64)
         pair, which = np.unique(actor * len(keys) + key_of_op[s.op[computes]], return_inverse=True)
         names = list(keys)
-        priced = [_price(cost, names[int(x) % len(keys)], works or {}, _device(fabric, placement, int(x) // len(keys))) for x in pair]
-        time_s[computes] += np.array([p[0] for p in priced])[which]
-        evidence[computes] = np.array([p[1] for p in priced], np.int8)[which]
-    return time_s, evidence
+        priced_s = [_price_s(cost, names[int(x) % len(keys)], works or {}, _device(fabric, placement, int(x) // len(keys))) for x in pair]
+        time_s[computes] += np.array(priced_s)[which]
+    return time_s
 
 
 def _key(ops: Ops, op: int, cost: Cost, works: Mapping[str, Work]) -> str:
@@ -62,6 +58,5 @@ def _device(fabric: Fabric, placement: Sequence[str], actor: int) -> Device:
     return fabric.device(placement[actor])
 
 
-def _price(cost: Cost, key: str, works: Mapping[str, Work], device: Device) -> tuple[float, int]:
-    priced = cost.price(key, works.get(key), device)
-    return priced.time_s, EVIDENCE.index(priced.evidence)
+def _price_s(cost: Cost, key: str, works: Mapping[str, Work], device: Device) -> float:
+    return cost.price(key, works.get(key), device).time_s

@@ -61,7 +61,7 @@ def simulate_program(
     inlined = inline(program, programs or {})
     p = inlined.program
     links = compile_network(p, fabric, placement, mode=network, segment_bytes=segment_bytes)
-    time_s, evidence = _durations(p, fabric, placement, cost, durations_s, works)
+    time_s = _durations(p, fabric, placement, cost, durations_s, works)
     tables, messages = program_tables(p, time_s, _message_bytes(p, sizes), _depths(p, depth))
     links_t = link_tables(links)
     state = make_state(tables, links_t, messages, record=record)
@@ -73,7 +73,7 @@ def simulate_program(
     attributes["rate_work"] = int(state.work[2])  # ... and the links and flows looked at for it: what such a simulation costs
     timeline = make_timeline(
         inlined, tables, state, links, fabric_name=fabric.name, makespan_s=makespan_s, record=record, memory=memory or record,
-        staging=staging, evidence=evidence, attributes=attributes,
+        staging=staging, attributes=attributes,
     )  # fmt: skip
     return replace(timeline, transfers=link_transfers(tables, state, links)) if record and transfers else timeline
 
@@ -91,10 +91,10 @@ def simulate_stored(
 def _durations(
     p: Program, fabric: Fabric, placement: Sequence[str], cost: Cost | None, given: NDArray[np.float64] | Sequence[float] | None,
     works: Mapping[str, Work] | None,
-) -> tuple[NDArray[np.float64], NDArray[np.int8] | None]:  # fmt: skip
+) -> NDArray[np.float64]:  # fmt: skip
     if given is None:
         if cost is None:
-            return np.zeros(len(p.steps)), None
+            return np.zeros(len(p.steps))
         return durations(p, cost, fabric, placement, works)
     time_s = np.asarray(given, np.float64)
     if time_s.shape != (len(p.steps),):
@@ -102,7 +102,7 @@ def _durations(
     if not np.all(np.isfinite(time_s) & (time_s >= 0)):
         at = int(np.argmin(np.isfinite(time_s) & (time_s >= 0)))
         raise UsageError(f"must be finite and >= 0, got {time_s[at]}", where=f"durations_s[{at}]")
-    return time_s, None
+    return time_s
 
 
 def _message_bytes(p: Program, sizes: Mapping[str, int] | Extreme | None) -> NDArray[np.int64]:

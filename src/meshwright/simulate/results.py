@@ -15,7 +15,6 @@ from ..timeline import Spans, Timeline
 from .critical import critical_path
 from .memory import memory_over_time
 from .network import Network
-from .pricing import EVIDENCE
 from .tables import ProgramTables, State
 
 __all__ = ["make_timeline", "refuse_unfinished"]
@@ -63,7 +62,7 @@ def _blocked(p: Program, t: ProgramTables, s: State, lane: int) -> dict[str, Any
 
 def make_timeline(
     inlined: InlinedProgram, t: ProgramTables, s: State, network: Network, *, fabric_name: str, makespan_s: float, record: bool, memory: bool,
-    staging: bool, evidence: NDArray[np.int8] | None, attributes: dict[str, Any],
+    staging: bool, attributes: dict[str, Any],
 ) -> Timeline:  # fmt: skip
     p = inlined.program
     peaks: Sequence[int] = ()
@@ -79,8 +78,6 @@ def make_timeline(
         lane_of = p.lane_of_step()
         spans = _spans(inlined, t, s, lane_of)
         path, slack = critical_path(t, s, lane_of, makespan_s)
-        if evidence is not None:
-            attributes = {**attributes, "evidence": _evidence_shares(path, t, s, evidence)}
     return Timeline(
         origin="simulated", run_fabric=fabric_name, spans=spans, makespan_s=makespan_s, memory_peak_bytes=peaks, link_busy_s=busy,
         counters={f"memory of rank {rank}": curve for rank, curve in curves.items()}, critical_path=path, slack_s=slack, attributes=attributes,
@@ -102,14 +99,3 @@ def _spans(inlined: InlinedProgram, t: ProgramTables, s: State, lane_of: NDArray
         rank=p.lanes.actor[lane].astype(np.int32), lane=lane, step=step, iteration=iteration,
         start_s=s.instance["start"].copy(), end_s=s.instance["end"].copy(), phase=phase.tolist(),
     )  # fmt: skip
-
-
-def _evidence_shares(path: list[tuple[int, int]], t: ProgramTables, s: State, evidence: NDArray[np.int8]) -> dict[str, float]:
-    """Of the time along the critical path, the share that rests on each kind of evidence: each step's own from the end of the one before."""
-    steps = np.array([step for step, _ in path], np.int64)
-    ends = s.instance["end"][t.record_at[steps] + np.array([turn for _, turn in path], np.int64)] if len(path) else np.zeros(0)
-    reached = np.maximum.accumulate(ends) if len(ends) else ends
-    own = np.diff(reached, prepend=0.0)
-    total = float(own.sum())
-    shares = np.bincount(evidence[steps], weights=own, minlength=len(EVIDENCE)) if len(path) else np.zeros(len(EVIDENCE))
-    return {name: (float(shares[k]) / total if total > 0 else float(name == "assumed")) for k, name in enumerate(EVIDENCE)}

@@ -159,7 +159,7 @@ def test_messages_that_are_expected_to_be_empty_cost_nothing() -> None:
     asked = problem(4)
     program = OkTopk().plan(asked).programs["steady"]
     s, cost = program.steps, Cost(transport=Transport(per_message_s=1.0))
-    time_s, _ = durations(program, cost, asked.fabric, asked.ranks)
+    time_s = durations(program, cost, asked.fabric, asked.ranks)
     moves, empty = s.kind == Kind.TRANSFER, (s.size >= 0) & (program.message_bytes() == 0)
     assert np.all(time_s[moves & empty] == 0) and np.any(moves & empty)
     assert np.all(time_s[moves & ~empty] >= 1)

@@ -157,7 +157,7 @@ def test_prices_of_shares_and_of_losses_in_parts():
     fabric = fabric_of(2)
     placement = [d.name for d in fabric.devices[:2]]
     cost = Cost()
-    seconds, _ = durations(case.program, cost, fabric, placement, works)
+    seconds = durations(case.program, cost, fabric, placement, works)
     key = next(s.key for s in layout.segments if s.shares == (3, 1))
     p = case.program
     times = {
@@ -169,7 +169,7 @@ def test_prices_of_shares_and_of_losses_in_parts():
         assert times[part] == pytest.approx(expected)
     assert times[0] > times[1]
     measured = cost.with_table({f"{key}|F": Priced(5.0, "measured")}, source="here")
-    again, _ = durations(case.program, measured, fabric, placement, works)
+    again = durations(case.program, measured, fabric, placement, works)
     assert {float(again[i]) for i in range(len(p.steps)) if p.steps.kind[i] == Kind.COMPUTE and p.ops.key(int(p.steps.op[i])) == f"{key}|F"} == {
         5.0 + cost.transport.per_step_s
     }

@@ -190,7 +190,7 @@ def late_time_s(form: Form, fabric: Fabric, ranks: Sequence[str], transport: Tra
     """
     walks = on_the_wire(form)
     slowed = slowed_by_flows(fabric, flows_on_links(walks, fabric, ranks))
-    usual_s, _ = durations(walks, Cost(transport=transport), slowed, ranks)
+    usual_s = durations(walks, Cost(transport=transport), slowed, ranks)
     taken = np.flatnonzero((walks.steps.parts & Part.RECV) != 0)
     times = []
     for seed in range(LATE_SIMULATIONS):
