@@ -12,8 +12,9 @@ from __future__ import annotations
 
 import operator
 import zlib
-from collections.abc import Generator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from math import prod
 from typing import Any
 
@@ -47,6 +48,21 @@ class LocalCall:
     output: State
     random: bool
     mutates_buffer: bool
+
+    @cached_property
+    def operator(self) -> str:
+        return operator_name(self.target_name)
+
+    @cached_property
+    def function(self) -> Any:
+        """What computes it. Raises: Unsupported for an in-place operator without a twin."""
+        return self.target if self.mutates_buffer else _out_of_place(self.target)
+
+    @cached_property
+    def filled(self) -> Callable[[Sequence[Any]], Any]:
+        """(args, kwargs) with operands in their slots."""
+        both = (self.args, self.kwargs)
+        return _filler(both) or (lambda operands: both)
 
     def argument(self, index: int, name: str, default: Any = None) -> Any:
         return self.args[index] if index < len(self.args) else self.kwargs.get(name, default)
@@ -89,13 +105,12 @@ class Step:
 
 def run_local(call: LocalCall, operands: Sequence[Any], place: Place, draws: Step) -> Any:
     """The rank's piece of the result, or a generator that gives it. Raises: Unsupported where pieces cannot be computed as planned."""
-    name = operator_name(call.target_name)
+    name = call.operator
     own = _OWN.get(name)
     if own is not None:
         found = own(call, operands, place, draws)
         if found is not NotImplemented:
             return found
-    args, kwargs = _filled((call.args, call.kwargs), operands)
     if name in _SHAPED:
         return operands[0].reshape(place.local(call.outputs[0], call.output))
     if name == "expand":
@@ -103,23 +118,31 @@ def run_local(call: LocalCall, operands: Sequence[Any], place: Place, draws: Ste
     if name in ("split", "split_with_sizes"):
         dim = int(call.argument(2, "dim", 0)) % len(call.shapes[0])
         return torch.split(operands[0], [place.local(o, call.output)[dim] for o in call.outputs], dim)
-    target = call.target if call.mutates_buffer else _out_of_place(call.target)
+    args, kwargs = call.filled(operands)
     if call.random:
-        return _seeded(target, args, kwargs, operands, draws, call.name)
-    return target(*args, **kwargs)
+        return _seeded(call.function, args, kwargs, operands, draws, call.name)
+    return call.function(*args, **kwargs)
 
 
 _SHAPED = ("view", "reshape", "_unsafe_view", "flatten", "unflatten")
 
 
-def _filled(args: Any, operands: Sequence[Any]) -> Any:
+def _filler(args: Any) -> Callable[[Sequence[Any]], Any] | None:
+    """Makes arguments of operands; None where they hold none."""
     if isinstance(args, Slot):
-        return operands[args.index]
-    if isinstance(args, (list, tuple)):
-        return type(args)(_filled(a, operands) for a in args)
-    if isinstance(args, dict):
-        return {k: _filled(a, operands) for k, a in args.items()}
-    return args
+        return operator.itemgetter(args.index)
+    if not isinstance(args, (list, tuple, dict)):
+        return None
+    places = [(i, made) for i, x in (args.items() if isinstance(args, dict) else enumerate(args)) if (made := _filler(x)) is not None]
+    kind, open_ = type(args), dict if isinstance(args, dict) else list
+
+    def fill(operands: Sequence[Any]) -> Any:
+        found: Any = open_(args)
+        for i, made in places:
+            found[i] = made(operands)
+        return kind(found)
+
+    return fill if places else None
 
 
 def _out_of_place(target: Any) -> Any:
@@ -142,7 +165,7 @@ def _seeded(target: Any, args: Any, kwargs: Any, operands: Sequence[Any], draws:
 
 # ---- own calls -------------------------------------------------------------------------------------------------------
 def _mean(call: LocalCall, operands: Sequence[Any], place: Place, draws: Step) -> Any:
-    args, kwargs = _filled((call.args, call.kwargs), operands)
+    args, kwargs = call.filled(operands)
     found = call.target(*args, **kwargs)
     local = place.local(call.shapes[0], call.inputs[0]), place.local(call.outputs[0], call.output)
     have = prod(local[0]) * prod(call.outputs[0])
@@ -152,7 +175,7 @@ def _mean(call: LocalCall, operands: Sequence[Any], place: Place, draws: Step) -
 
 def _mean_loss(call: LocalCall, operands: Sequence[Any], place: Place, draws: Step) -> Any:
     """mse, l1, ...: a mean over all entries."""
-    args, kwargs = _filled((call.args, call.kwargs), operands)
+    args, kwargs = call.filled(operands)
     found = call.target(*args, **kwargs)
     if call.outputs[0] != () or call.argument(_REDUCTION[operator_name(call.target_name)], "reduction", 1) != 1:
         return found
@@ -197,7 +220,7 @@ def _batch_norm(call: LocalCall, operands: Sequence[Any], place: Place, draws: S
 
 
 def _talking_batch_norm(call: LocalCall, operands: Sequence[Any], axes: Sequence[int]) -> Talk:
-    args, _ = _filled((call.args, call.kwargs), operands)
+    args, _ = call.filled(operands)
     x, weight, bias, running_mean, running_var = args[:5]
     momentum, eps = float(call.argument(6, "momentum")), float(call.argument(7, "eps"))
     over = [0, *range(2, x.dim())]

@@ -6,7 +6,7 @@ DTensor's `Shard`: `torch.chunk`, nested in axis order; splits in blocks have no
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from math import prod
 
@@ -15,7 +15,7 @@ from torch import Tensor
 
 from ...plan.sbp import State, chunk_of, kind_of, local_shape, local_slices, split_of
 
-__all__ = ["Place", "cut", "hop", "pack", "unpack", "whole_of"]
+__all__ = ["Place", "cut", "hop", "packer", "unpacker", "whole_of"]
 
 Shape = tuple[int, ...]
 Hop = tuple[int, State, State]  # axis, state before, state after
@@ -78,26 +78,29 @@ def _joined(pieces: Sequence[Tensor], dim: int, blocks: int) -> Tensor:
     return torch.cat([p.chunk(blocks, dim)[b] for b in range(blocks) for p in pieces], dim)
 
 
-def pack(piece: Tensor, step: Hop, place: Place) -> Tensor:
-    """The piece as an exchange sends it, flat: parts of the new split one after the other."""
+def packer(step: Hop, place: Place) -> Callable[[Tensor], Tensor]:
+    """Makes of a piece what an exchange sends, flat: parts of the new split one after the other."""
     axis, _, after = step
-    split = split_of(after[axis])
-    if split is None:
-        return piece.reshape(-1)
-    return torch.cat([_part(piece, *split, place.sizes[axis], i).reshape(-1) for i in range(place.sizes[axis])])
+    split, count = split_of(after[axis]), place.sizes[axis]
+    if split in (None, (0, 1)):  # parts of the first dimension follow each other anyway
+        return lambda piece: piece.reshape(-1)
+    dim, blocks = split
+    return lambda piece: torch.cat([_part(piece, dim, blocks, count, i).reshape(-1) for i in range(count)])
 
 
-def unpack(flat: Tensor, shape: Shape, step: Hop, place: Place) -> Tensor:
-    """The piece that an exchange gave; `flat` is what it left: all parts, of a reduce-scatter with this rank's summed up."""
+def unpacker(shape: Shape, step: Hop, place: Place) -> Callable[[Tensor], Tensor]:
+    """Makes the new piece of what an exchange left, flat: all parts, of a reduce-scatter with this rank's summed up."""
     axis, before, after = step
     count, split, kind = place.sizes[axis], split_of(before[axis]), kind_of(before[axis], after[axis])
     mine = place.local(shape, after)
-    if kind == "all-reduce":
-        return flat.view(mine)
     if kind == "reduce-scatter":
         start = sum(prod(place.local(shape, after, place.peer(axis, i))) for i in range(place.at[axis]))
-        return flat[start : start + prod(mine)].view(mine)
+        end = start + prod(mine)
+        return lambda flat: flat[start:end].view(mine)
+    if kind == "all-reduce" or split == (0, 1):
+        return lambda flat: flat.view(mine)
     assert split is not None
+    dim, blocks = split
     shapes = []
     for i in range(count):
         theirs = list(place.local(shape, before, place.peer(axis, i)))
@@ -106,7 +109,8 @@ def unpack(flat: Tensor, shape: Shape, step: Hop, place: Place) -> Tensor:
             assert to is not None
             theirs[to[0]] = mine[to[0]]
         shapes.append(theirs)
-    return _joined([p.view(s) for p, s in zip(flat.split([prod(s) for s in shapes]), shapes, strict=True)], *split)
+    sizes = [prod(s) for s in shapes]
+    return lambda flat: _joined([p.view(s) for p, s in zip(flat.split(sizes), shapes, strict=True)], dim, blocks)
 
 
 def hop(piece: Tensor, shape: Shape, step: Hop, place: Place) -> Tensor:

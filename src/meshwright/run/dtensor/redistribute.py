@@ -17,7 +17,7 @@ from ..executor.lanes import fuse_lanes
 from ..executor.memory import RankMemory
 from ..executor.tags import TAG_WINDOW
 from ..executor.transport import Transport
-from .pieces import Place, hop, pack, unpack
+from .pieces import Place, hop, packer, unpacker
 
 __all__ = ["CountedMessages", "LoneRedistribution", "buffers_around", "put_flat", "stage", "take_flat"]
 
@@ -70,12 +70,15 @@ def stage(
     (came, sent), shape, stages = around, way.shapes[rank], way.stages(place.sizes)
     local = stages[number][:-1] if sent >= 0 else stages[number]
 
+    unpack = unpacker(shape, stages[number - 1][-1], place) if number else None
+    pack = packer(stages[number][-1], place) if sent >= 0 else None
+
     def run() -> None:
-        piece = unpack(take_flat(memory, came), shape, stages[number - 1][-1], place) if number else take()
+        piece = unpack(take_flat(memory, came)) if unpack is not None else take()
         for step in local:
             piece = hop(piece, shape, step, place)
-        if sent >= 0:
-            put_flat(memory, sent, pack(piece, stages[number][-1], place))
+        if pack is not None:
+            put_flat(memory, sent, pack(piece))
         else:
             give(piece)
 

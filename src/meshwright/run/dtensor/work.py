@@ -1,6 +1,8 @@
 """What the compute steps of a sharded step (`lower.sharding`) do on one rank: local operators forward and backward, redistributions, optimiser.
 
-An operator runs under autograd on detached pieces of its operands, so its backward is a call of its own; between the two lies what autograd keeps.
+Operators run under autograd in stretches (`stretches`): nothing is exchanged between the backwards of a stretch, so one call of autograd at the first
+of them gives all, where a call for each would cost more than small operators do. What comes from outside of its stretch is a leaf to every
+operator, and the leaf's gradient is added where the operator's `B` stands: sums are added up in the program's order.
 An operator whose pieces talk to each other is cut at every exchange: what comes back is a leaf, and its gradient, added up over the same
 ranks, goes on through what was sent. Pieces of parameters are what DTensor would hold under `placements`, so they can be wrapped at will.
 """
@@ -8,8 +10,9 @@ ranks, goes on through what was sent. Pieces of parameters are what DTensor woul
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import repeat
 from typing import Any
 
 import torch
@@ -22,25 +25,35 @@ from ...graph.graph import MUTATING
 from ...lower.sharding import Move, Redistribution, ShardedProgram
 from ...plan.sbp import coordinates
 from ...plan.sharding import ShardingPlan, ValueState
-from ...program.program import Program
+from ...program.program import Kind, Program
 from ..executor.memory import RankMemory
 from .local import LocalCall, Slot, Step, run_local
 from .pieces import Place, cut
 from .redistribute import buffers_around, put_flat, stage, take_flat
 
-__all__ = ["ShardedWork", "local_call"]
+__all__ = ["ShardedWork", "local_call", "stretches"]
+
+
+@dataclass(frozen=True)
+class _Operand:
+    """`joined`: a value of the reader's own stretch; else it is read as a leaf, one that has a gradient where it is `trained`."""
+
+    key: str
+    joined: bool
+    trained: bool
 
 
 @dataclass
 class _Done:
-    """An operator's forward, as its backward needs it. `sent`, `came`: around every exchange inside it."""
+    """An operator's forward, as its backward needs it. `leaves`: by key of the operand, those that have a gradient. `sent`, `came`: around every
+    exchange inside it. `output`: None where only its stretch reads it."""
 
-    leaves: list[Any]
+    leaves: list[tuple[str, Any]]
     sent: list[Tensor] = field(default_factory=list)
     came: list[Tensor] = field(default_factory=list)
     output: Any = None
     talk: Generator[Any, Tensor, Any] | None = None
-    gradients: dict[int, Tensor] = field(default_factory=dict)  # by number of the leaf, then of what came and has one
+    gradients: list[Any] = field(default_factory=list)  # of the leaves
 
 
 class ShardedWork:
@@ -68,6 +81,15 @@ class ShardedWork:
         self.readers = Counter(k for keys in lowered.operands.values() for k in keys)
         self.readers.update(m.source for m in lowered.moves.values())
         self.readers[self.loss] += 1  # it stays
+        self.stretches = {found[0]: found for found in stretches(lowered, rank)}
+        where = {name: first for first, found in self.stretches.items() for name in found}
+        self.operands = {
+            name: [_Operand(k, k in where and where[k] == where.get(name), k in lowered.gradients) for k in keys]
+            for name, keys in lowered.operands.items()
+        }
+        joined = Counter(o.key for operands in self.operands.values() for o in operands if o.joined)
+        self.leaving = {name for name in where if self.readers[name] > joined[name]}
+        self.cuts = {name: [i for i, x in enumerate(of_rank[rank]) if x.gradient] for name, of_rank in lowered.insides.items()}
         self.values: dict[str, Any] = {}
         self.gradients: dict[str, Any] = {}
         self.done: dict[str, _Done] = {}
@@ -155,74 +177,74 @@ class ShardedWork:
         return value
 
     def _add(self, name: str, gradient: Any) -> None:
-        """`gradient`: a tensor, None where nothing came, or a list of those for a value of several tensors."""
-        before = self.gradients.get(name)
-        if isinstance(before, list):
-            gradient = [b if g is None else g if b is None else b + g for b, g in zip(before, gradient, strict=True)]
-        elif before is not None and gradient is not None:
-            gradient = before + gradient
-        if gradient is not None:
-            self.gradients[name] = gradient
+        total = _plus(self.gradients.get(name), gradient)
+        if total is not None:
+            self.gradients[name] = total
 
     def gradient(self, name: str) -> Tensor:
         """Of this rank's piece of a parameter; zero where nothing came."""
         found = self.gradients.get(f"param:{name}")
         return found if found is not None else torch.zeros_like(self.parameters[name])
 
+    def _given(self, name: str, done: _Done) -> list[Any]:
+        """What an operator computes with; its leaves are noted."""
+        given = []
+        # Autograd goes through the latest of views first, and the first operand's gradient is to be added first.
+        for operand in reversed(self.operands[name]):
+            key, value = operand.key, self._take(operand.key)
+            if not operand.joined:
+                value = _leaf(value, operand.trained)
+                if operand.trained:
+                    done.leaves.append((key, value))
+            elif self.readers[key] > 1 and isinstance(value, Tensor):
+                value = value.view_as(value)  # what comes back from one reader is added up before it is added to what others gave
+            given.append(value)
+        done.leaves.reverse()
+        return given[::-1]
+
     def _forward(self, name: str, number: int, memory: RankMemory, came: int, sent: int) -> None:
-        with torch.enable_grad():
-            if number == 0:
-                leaves = [_leaf(self._take(key), key in self.lowered.gradients) for key in self.lowered.operands[name]]
-                self.done[name] = done = _Done(leaves)
-                found = run_local(self.calls[name], leaves, self.place, self.draws)
-                done.talk = found if isinstance(found, Generator) else None
-            else:
-                done, found = self.done[name], None
-                done.came.append(_leaf(take_flat(memory, came).view_as(done.sent[-1]), done.sent[-1].requires_grad))
-            if done.talk is not None:
-                try:
-                    done.sent.append((done.talk.send(done.came[-1]) if done.came else next(done.talk)).x)
-                    put_flat(memory, sent, done.sent[-1].detach().reshape(-1))
-                    return
-                except StopIteration as end:
-                    done.talk, found = None, end.value
-        done.output = found
-        self.values[name] = found.detach() if isinstance(found, Tensor) else [x.detach() for x in found]
+        if number == 0:
+            self.done[name] = done = _Done([])
+            found = run_local(self.calls[name], self._given(name, done), self.place, self.draws)
+            done.talk = found if isinstance(found, Generator) else None
+        else:
+            done, found = self.done[name], None
+            done.came.append(_leaf(take_flat(memory, came).view_as(done.sent[-1]), done.sent[-1].requires_grad))
+        if done.talk is not None:
+            try:
+                done.sent.append((done.talk.send(done.came[-1]) if done.came else next(done.talk)).x)
+                put_flat(memory, sent, done.sent[-1].detach().reshape(-1))
+                return
+            except StopIteration as end:
+                done.talk, found = None, end.value
         if name not in self.lowered.gradients:
             del self.done[name]
+        elif name in self.leaving:
+            done.output = found
+        if self.readers[name]:
+            self.values[name] = found if name in self.lowered.gradients and name != self.loss else _leaf(found, False)
         if name == self.loss:
             state = self.plan.ops[name].output
             counted = all(kind != "B" or self.place.at[axis] == 0 for axis, kind in enumerate(state))
             self.gradients[name] = torch.ones_like(self.values[name]) if counted else torch.zeros_like(self.values[name])
 
     def _backward(self, name: str, number: int, memory: RankMemory, came: int, sent: int) -> None:
-        """From the result to the last exchange whose gradient is added up too, from that to the one before it, ..., to the operands."""
-        done, cuts = self.done[name], [i for i, x in enumerate(self.lowered.insides[name][self.rank]) if x.gradient]
-        here = len(cuts) - number  # exchanges before this stretch
-        if number == 0:
-            roots = list(zip(_listed(done.output), _listed(self.gradients.pop(name, None)), strict=False))
-        else:
-            roots = [(done.sent[cuts[here]], take_flat(memory, came).view_as(done.sent[cuts[here]]))]
-        roots = [(y, g) for y, g in roots if g is not None and y.requires_grad]
-        leaves = [x for leaf in done.leaves for x in _listed(leaf)]
-        ends = [*leaves, *(done.came[i] for i in cuts[:here])]
-        wanted = [i for i, x in enumerate(ends) if x.requires_grad]
-        if roots and wanted:
-            ys, gs = zip(*roots, strict=True)
-            found = torch.autograd.grad(ys, [ends[i] for i in wanted], gs, retain_graph=here > 0, allow_unused=True)
-            for i, g in zip(wanted, found, strict=True):
-                if g is not None:
-                    done.gradients[i] = done.gradients[i] + g if i in done.gradients else g
+        """The first of a stretch differentiates all of it; each gives its operands' gradients on. With exchanges inside: from the result to the last
+        exchange whose gradient is added up too, from that to the one before it, ..., to the operands."""
+        done, cuts = self.done[name], self.cuts[name]
+        here = len(cuts) - number  # exchanges before this part
+        before = [done.came[i] for i in cuts[:here]]
+        if number:
+            _differentiate([done], [(done.sent[cuts[here]], take_flat(memory, came).view_as(done.sent[cuts[here]]))], before)
+        elif name in self.stretches:
+            members = [(self.done[x], self.gradients.pop(x, None)) for x in self.stretches[name]]
+            _differentiate([d for d, _ in members], [r for d, g in members for r in zip(_listed(d.output), _listed(g), strict=False)], before)
         if here:
-            last = done.came[cuts[here - 1]]
-            total = done.gradients.get(len(leaves) + here - 1)
-            put_flat(memory, sent, (total if total is not None else torch.zeros_like(last)).reshape(-1))
+            put_flat(memory, sent, (done.gradients[-1] if done.gradients[-1] is not None else torch.zeros_like(before[-1])).reshape(-1))
             return
         del self.done[name]
-        found_of = iter([done.gradients.get(i) for i in range(len(leaves))])
-        for key, leaf in zip(self.lowered.operands[name], done.leaves, strict=True):
-            gradients = [next(found_of) for _ in _listed(leaf)]
-            self._add(key, gradients if isinstance(leaf, list) else gradients[0])
+        for (key, _), gradient in zip(done.leaves, done.gradients, strict=True):
+            self._add(key, gradient)
 
     def _update(self) -> None:
         for name, p in self.parameters.items():
@@ -231,8 +253,57 @@ class ShardedWork:
             self.optimizer.step()
 
 
+def stretches(lowered: ShardedProgram, rank: int) -> list[list[str]]:
+    """Operators by stretch, in the order of their backwards: between those of a stretch nothing is exchanged, and nothing that is redistributed comes
+    back to one of them. An operator with gradients to exchange inside is alone."""
+    program, found, open_, back = lowered.program, list[list[str]](), False, set[str]()
+    of_rank = program.lanes.actor[program.lane_of_step()] == rank
+    for kind, op in zip(program.steps.kind[of_rank].tolist(), program.steps.op[of_rank].tolist(), strict=True):
+        if kind != Kind.COMPUTE:
+            open_ = False
+            continue
+        name, key = program.ops.name[op], program.ops.graph[op]
+        if name == "back":
+            back.add(lowered.moves[key].source)
+        if name != "B" or program.ops.microbatch[op]:
+            continue
+        talks = any(x.gradient for x in lowered.insides[key][rank])
+        if not open_ or talks or key in back:
+            found.append([])
+            back = set()
+        found[-1].append(key)
+        open_ = not talks
+    return found
+
+
+def _differentiate(members: Sequence[_Done], roots: Sequence[tuple[Tensor, Tensor | None]], came: Sequence[Tensor]) -> None:
+    """From `roots` (value, gradient) to the leaves of `members` and to what `came` in exchanges inside the only one."""
+    roots = [(y, g) for y, g in roots if g is not None and y.requires_grad]
+    ends = [[*(leaf for _, leaf in done.leaves), *came] for done in members]
+    wanted = [x for of_one in ends for end in of_one for x in _listed(end) if x.requires_grad]
+    found: Iterator[Tensor | None] = repeat(None)
+    if roots and wanted:
+        ys, gs = zip(*roots, strict=True)
+        found = iter(torch.autograd.grad(ys, wanted, gs, retain_graph=bool(came), allow_unused=True))
+    for done, of_one in zip(members, ends, strict=True):
+        new = [_like(end, found) for end in of_one]
+        done.gradients = [_plus(b, g) for b, g in zip(done.gradients, new, strict=False)] if done.gradients else new
+
+
+def _like(end: Any, found: Iterator[Tensor | None]) -> Any:
+    """The next of the gradients `found`, in a list where `end` is one; None for what has none."""
+    return [_like(x, found) for x in end] if isinstance(end, list) else next(found) if end.requires_grad else None
+
+
+def _plus(before: Any, gradient: Any) -> Any:
+    """The sum of two gradients: tensors, None where nothing came, or lists of those for a value of several tensors."""
+    if isinstance(before, list):
+        return [_plus(b, g) for b, g in zip(before, gradient, strict=True)]
+    return gradient if before is None else before if gradient is None else before + gradient
+
+
 def _leaf(value: Any, trained: bool) -> Any:
-    if isinstance(value, list):
+    if isinstance(value, (list, tuple)):
         return [_leaf(x, trained) for x in value]
     return value.detach().requires_grad_(trained and value.is_floating_point())
 

@@ -67,6 +67,28 @@ def dropped() -> tuple[nn.Module, tuple[torch.Tensor, ...]]:
     return Dropped(), (torch.randn(8, 12), torch.randint(8, (8,)))
 
 
+class Shared(nn.Module):
+    """Values that several operators read, that one reads twice, or that come back from inside of one operator in two parts (rms_norm); an operator
+    that gives what it got (dropout in evaluation), one without a result (the assertion before `to`), parts of a value."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.scale = nn.Linear(16, 32), nn.Parameter(torch.rand(32))
+        self.b, self.c = nn.Linear(32, 32), nn.Linear(32, 8)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = self.a(x)
+        u = self.b(nn.functional.rms_norm(y, (32,), self.scale)) + y
+        v, half = nn.functional.dropout(u, 0.5, False), u[:, :16]
+        p, q = (v * v + y).chunk(2, -1)
+        z = torch.cat([q, p, q], -1)[:, :32] * torch.cat([half, half], -1) + half.mean(1, keepdim=True)
+        return self.c(z * y + nn.functional.rms_norm(v, (32,)) * self.scale + (q.amax(1, keepdim=True) > 1).to(y.dtype))
+
+
+def shared() -> tuple[nn.Module, tuple[torch.Tensor, ...]]:
+    return Shared(), (torch.randn(24, 16), torch.randint(8, (24,)))
+
+
 class Overwrites(nn.Module):
     def __init__(self) -> None:
         super().__init__()
