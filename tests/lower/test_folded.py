@@ -237,6 +237,11 @@ def test_layouts_whose_ranks_are_not_alike_are_refused() -> None:
         assert word in why_not_folded(layout)
         with pytest.raises(Unsupported, match=word):
             lower_training(x.graph, layout, one_f_one_b_order, lambda *a: None, folded=True)
+    for change, word in (
+        ({"schedule": "interleaved"}, "schedule interleaved is lowered rank by rank"), ({"split_backward": True}, "schedule 1f1b is lowered rank by"),
+        ({"placement": ((0, 0), (1, 0))}, "rank by rank"), ({"replica_microbatches": (2, 1)}, "unequal numbers of micro-batches"),
+    ):  # fmt: skip
+        assert word in why_not_folded(msgspec.structs.replace(x.layout, **change)) and not why_not_folded(x.layout)
 
 
 def test_a_fabric_without_the_symmetry_is_refused() -> None:

@@ -17,7 +17,7 @@ from meshwright.cost import Cost, Transport
 from meshwright.decide.layout.autoddl import AutoDDL, ShardingProblem
 from meshwright.errors import PlanMismatch
 from meshwright.fabric.fabric import Device, Fabric, Link, Switch
-from meshwright.graph.graph import OpGraph, Work
+from meshwright.graph.graph import GraphValue, OpGraph, Work
 from meshwright.lower.sharding import lower_sharding
 from meshwright.plan.sbp import local_shape
 from meshwright.plan.sharding import OPTIMIZERS, ShardingPlan
@@ -93,6 +93,21 @@ def test_values_die_after_their_last_use() -> None:
     kept = int((b.chunk_bytes * b.chunks)[(b.persistent == 1) & (b.actor == 0)].sum())
     everything = int((b.chunk_bytes * b.chunks)[b.actor == 0].sum())
     assert kept < worst_order_memory(program).peak_bytes[0] < everything
+
+
+def test_a_value_of_several_tensors_is_counted_by_the_first() -> None:
+    """What an operator hands on is its first tensor; indices beside it (int64) do not make it twice as large."""
+    graph = capture(f"{NETS}:fc", scalable=False)
+    node = graph.nodes[0]
+    plan = AutoDDL(search="data").plan(ShardingProblem(graph=graph, fabric=star(2), cost=COST))
+
+    def size_bytes(outputs: tuple[GraphValue, ...]) -> int:
+        changed = msgspec.structs.replace(graph, nodes=(msgspec.structs.replace(node, outputs=outputs), *graph.nodes[1:]))
+        b = lower_sharding(plan, changed).program.buffers
+        return int((b.chunk_bytes * b.chunks)[b.name.index(f"value:{node.name}")])
+
+    (value,) = node.outputs
+    assert value.dtype == "float32" and size_bytes((value, msgspec.structs.replace(value, dtype="int64"))) == 2 * size_bytes((value,))
 
 
 def test_plans_that_contradict_the_graph_are_refused() -> None:
