@@ -258,33 +258,47 @@ class Model:
         evaluate: Callable[[NDArray[np.int64]], Objective] = self._tree_cost if self.trees else self._stage_cost
         return evaluate(ranks)
 
+    @cached_property
+    def _groups(self) -> NDArray[np.int64]:
+        return np.asarray(self.matrix.group)
+
+    @cached_property
+    def _messages(self) -> tuple[Stage, NDArray[np.int64], list[tuple[int, int]]]:
+        """The messages of all stages in one, the stage of each, and where a stage begins and ends among them."""
+        ends = [0, *accumulate(len(s.src) for s in self.stages)]
+        src, dst, size = (np.concatenate([getattr(s, field) for s in self.stages]) for field in ("src", "dst", "size_bytes"))
+        return Stage(src, dst, size, 1, False), np.repeat(np.arange(len(self.stages)), np.diff(ends)), [*pairwise(ends)]
+
     def _stage_cost(self, order: NDArray[np.int64]) -> Objective:
-        n, groups = len(order), np.asarray(self.matrix.group)
-        capacity = self.matrix.capacity_Bps
+        n, groups, capacity = len(order), self._groups, self.matrix.capacity_Bps
+        messages, stage_of, spans = self._messages
         known = bool(np.isfinite(capacity).any())
+        src, dst = order[messages.src], order[messages.dst]
+        alpha, flow = self.matrix.alpha_s[src, dst], messages.size_bytes * self.matrix.beta_s_per_byte[src, dst]
+        cost = alpha + flow
+        crossing = groups[src] != groups[dst]
+        busiest = crossings = [0.0] * len(spans)
+        if crossing.any():
+            # All of a group share its uplink, so a stage takes at least what leaves (or enters) a group over that rate.
+            leaving, shape = np.where(crossing, messages.size_bytes, 0.0), (len(spans), len(capacity))
+            both = [np.bincount(stage_of * shape[1] + groups[end], leaving, shape[0] * shape[1]).reshape(shape) / capacity for end in (src, dst)]
+            busiest = np.maximum(*both).max(axis=1).tolist()
+            crossings = np.bincount(stage_of, crossing, len(spans)).tolist()
         time_s = load = total = 0.0
-        for stage in self.stages:
-            src, dst = order[stage.src], order[stage.dst]
-            alpha, flow = self.matrix.alpha_s[src, dst], stage.size_bytes * self.matrix.beta_s_per_byte[src, dst]
-            slowest = float((alpha + flow).max()) if stage.single else 0.0
+        for number, (stage, (first, last)) in enumerate(zip(self.stages, spans, strict=True)):
+            slowest = float(cost[first:last].max()) if stage.single else 0.0
             for end in () if stage.single else (src, dst):
                 latest = np.zeros(n)
                 # A rank sends (or receives) its messages one after another: their bytes add up, of their latencies only the largest is seen.
-                np.maximum.at(latest, end, alpha)
-                slowest = max(slowest, float((latest + np.bincount(end, flow, n)).max()))
-            # All of a group share its uplink, so a stage takes at least what leaves (or enters) a group over that rate.
-            crossing = groups[src] != groups[dst]
-            busiest = 0.0
-            if crossing.any():
-                for end in (src, dst):
-                    busiest = max(busiest, float((np.bincount(groups[end[crossing]], stage.size_bytes[crossing], len(capacity)) / capacity).max()))
-            time_s += stage.times * max(slowest, busiest)
-            load += stage.times * (busiest if known else int(crossing.sum()))
-            total += stage.times * float((alpha + flow).sum())
+                np.maximum.at(latest, end[first:last], alpha[first:last])
+                slowest = max(slowest, float((latest + np.bincount(end[first:last], flow[first:last], n)).max()))
+            time_s += stage.times * max(slowest, busiest[number])
+            load += stage.times * (busiest if known else crossings)[number]
+            total += stage.times * float(cost[first:last].sum())
         return Objective(time_s, load, total)
 
     def _tree_cost(self, order: NDArray[np.int64]) -> Objective:
-        n, groups = len(order), np.asarray(self.matrix.group)
+        n, groups = len(order), self._groups
         time_s = total = load = 0.0
         busy_out, busy_in = np.zeros(n), np.zeros(n)
         leaving = np.zeros((2, len(self.matrix.capacity_Bps)))
