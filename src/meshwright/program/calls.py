@@ -278,17 +278,18 @@ class _Inliner:
         for start, body in zip(starts, x.body.lanes, strict=True):
             size = len(body)
             at = slice(start, start + size * len(calls))
+            mine_of = {name: column[at].reshape(len(calls), size) for name, column in columns.items()}  # views: a row per call
             for name in COLUMNS:
-                columns[name][at] = np.tile(body.columns[name], len(calls))
+                mine_of[name][:] = body.columns[name]
             for name, flag in (("chan_in", Part.IN_SET), ("chan_out", Part.OUT_SET)):
                 theirs = body.columns[name]
                 shift = np.where(body.columns["parts"] & flag, set_base, channel)
-                columns[name][at] = np.tile(np.where(theirs >= 0, theirs + shift, -1), len(calls))
+                mine_of[name][:] = np.where(theirs >= 0, theirs + shift, -1)
             for side, local in (("src", body.src_local), ("dst", body.dst_local)):
                 has, mine = local >= 0, np.maximum(local, 0)
-                columns[f"{side}_buffer"][at] = np.where(has, buffer_of[:, mine], -1).ravel()
-                columns[f"{side}_chunk"][at] = np.where(has, body.columns[f"{side}_chunk"] * finer + base_of[:, mine], 0).ravel()
-            columns["count"][at] = (body.columns["count"] * finer).ravel()
+                mine_of[f"{side}_buffer"][:] = np.where(has, buffer_of[:, mine], -1)
+                mine_of[f"{side}_chunk"][:] = np.where(has, body.columns[f"{side}_chunk"] * finer + base_of[:, mine], 0)
+            mine_of["count"][:] = body.columns["count"] * finer
             origin[at] = np.repeat(calls, size)
             comm[at] = x.comm
             heads = start + k * size
