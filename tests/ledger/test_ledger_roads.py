@@ -9,6 +9,7 @@ import pytest
 import torch
 from ledger_blocks import SHAPES, Block, build
 
+from captured import captured
 from meshwright.decide.memory.captured import core_attention, layer_nodes
 from meshwright.ledger.captured import captured_flops, saved_by_module, saved_by_operator
 from meshwright.ledger.flops import step_flops
@@ -57,10 +58,9 @@ def test_the_papers_coefficients() -> None:
 
 @pytest.mark.parametrize("name", SHAPES)
 def test_captured_graph_and_hooks_and_formulas_agree(name: str) -> None:
-    from meshwright.capture.graph import capture
 
     model = SHAPES[name]
-    graph = capture(f"{BLOCKS}:{name}", loss="output", scalable=False)
+    graph = captured(f"{BLOCKS}:{name}", loss="output", scalable=False)
     assert graph.method == "export"
     module, inputs = build(model)
     real = saved_bytes(module, lambda: module(*inputs))
@@ -73,10 +73,9 @@ def test_captured_graph_and_hooks_and_formulas_agree(name: str) -> None:
 
 @pytest.mark.parametrize("name", ["paper", "llama", "relu"])
 def test_operations_of_the_graph_are_those_of_the_formulas(name: str) -> None:
-    from meshwright.capture.graph import capture
 
     model = SHAPES[name]
-    graph = capture(f"{BLOCKS}:{name}", loss="output", scalable=False)
+    graph = captured(f"{BLOCKS}:{name}", loss="output", scalable=False)
     counted, formula = captured_flops(graph), step_flops(model, SplitLayout(microbatch_size=2))
     assert counted.model == formula.model
     assert counted.hardware == formula.hardware

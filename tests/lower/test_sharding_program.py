@@ -10,8 +10,9 @@ import msgspec
 import numpy as np
 import pytest
 
+from captured import captured
 from meshwright.capture.forward import trace_forward
-from meshwright.capture.graph import capture, executed_graph
+from meshwright.capture.graph import executed_graph
 from meshwright.check import check_program, worst_order_memory
 from meshwright.cost import Cost, Transport
 from meshwright.decide.layout.autoddl import AutoDDL, ShardingProblem
@@ -69,7 +70,7 @@ def sent_bytes(program: Program) -> list[dict[str, int]]:
 
 @pytest.mark.parametrize(("model", "devices", "mesh", "search"), MODELS)
 def test_programs_of_plans(model: str, devices: int, mesh: tuple[int, ...], search: str) -> None:
-    graph, fabric = capture(model, scalable=False), star(devices)
+    graph, fabric = captured(model, scalable=False), star(devices)
     plan = AutoDDL(search=search, mesh=mesh).plan(ShardingProblem(graph=graph, fabric=fabric, cost=COST, item_bytes=8))
     lowered = lower_sharding(plan, graph, dtype="float64")
     verdict = check_program(lowered.program, programs=lowered.callees)
@@ -85,7 +86,7 @@ def test_programs_of_plans(model: str, devices: int, mesh: tuple[int, ...], sear
 
 
 def test_values_die_after_their_last_use() -> None:
-    graph = capture(f"{NETS}:fc", scalable=False)
+    graph = captured(f"{NETS}:fc", scalable=False)
     plan = AutoDDL(search="data").plan(ShardingProblem(graph=graph, fabric=star(2), cost=COST))
     lowered = lower_sharding(plan, graph)
     program = inline(lowered.program, lowered.callees).program
@@ -97,7 +98,7 @@ def test_values_die_after_their_last_use() -> None:
 
 def test_a_value_of_several_tensors_is_counted_by_the_first() -> None:
     """What an operator hands on is its first tensor; indices beside it (int64) do not make it twice as large."""
-    graph = capture(f"{NETS}:fc", scalable=False)
+    graph = captured(f"{NETS}:fc", scalable=False)
     node = graph.nodes[0]
     plan = AutoDDL(search="data").plan(ShardingProblem(graph=graph, fabric=star(2), cost=COST))
 
@@ -111,7 +112,7 @@ def test_a_value_of_several_tensors_is_counted_by_the_first() -> None:
 
 
 def test_plans_that_contradict_the_graph_are_refused() -> None:
-    graph = capture(f"{NETS}:fc", scalable=False)
+    graph = captured(f"{NETS}:fc", scalable=False)
     plan: ShardingPlan = AutoDDL(search="data").plan(ShardingProblem(graph=graph, fabric=star(2), cost=COST))
     more = {**plan.ops, "more": plan.ops["linear"]}
     for change, what in (({"sources": {}}, "says nothing about"), ({"ops": {}}, "has no operator"), ({"ops": more}, "differ")):

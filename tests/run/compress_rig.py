@@ -11,8 +11,8 @@ from compress_model import samples
 from rig import in_threads, whole_model
 from tensor_rig import _Counting
 
+from captured import captured
 from meshwright.capture.forward import trace_forward
-from meshwright.capture.graph import capture
 from meshwright.codec.codec import parse_codec
 from meshwright.decide.layout.tensor_shares import TensorOptions
 from meshwright.drive.plans import read_fabric
@@ -58,7 +58,7 @@ def profile(tensors: Sequence[GradientTensor], backward_ns: int, fabric: Fabric,
 
 @cache
 def graph_of(model: str) -> OpGraph:
-    return capture(model, loss="output")
+    return captured(model, loss="output")
 
 
 @cache

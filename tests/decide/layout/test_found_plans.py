@@ -9,7 +9,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from meshwright.capture.graph import capture
+from captured import captured
 from meshwright.cost import assumed_cost
 from meshwright.decide.layout.layer_costs import FULL
 from meshwright.decide.layout.mixed.search import Judged
@@ -37,7 +37,7 @@ JOB = Training(model=MODEL, global_batch=8)
 
 @pytest.fixture(scope="module")
 def graph() -> OpGraph:
-    return capture(MODEL)
+    return captured(MODEL)
 
 
 def found_for(graph: OpGraph, **kwargs: object) -> LayoutFindings:

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from captured import captured
 from meshwright.cost import assumed_cost
 from meshwright.decide.layout.layer_costs import FULL, MIXED, layer_table
 from meshwright.errors import Infeasible, UsageError
@@ -28,9 +29,8 @@ MODEL = f"{ROOT / 'examples' / 'gpt.py'}:small"
 @pytest.fixture(scope="module")
 def graph() -> OpGraph:
     pytest.importorskip("torch")
-    from meshwright.capture.graph import capture
 
-    return capture(MODEL)
+    return captured(MODEL)
 
 
 def test_kinds_nics_and_rates() -> None:
@@ -114,7 +114,6 @@ def test_degrees_recomputation_and_sequence_parallelism(graph: OpGraph) -> None:
 
 def test_attention_made_of_single_operators_is_computed_again_selectively() -> None:
     torch = pytest.importorskip("torch")
-    from meshwright.capture.graph import capture
 
     code = (
         "import torch\nfrom torch import nn\n"
@@ -129,7 +128,7 @@ def test_attention_made_of_single_operators_is_computed_again_selectively() -> N
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "eager.py"
         path.write_text(code)
-        g = capture(f"{path}:f", loss="mse")
+        g = captured(f"{path}:f", loss="mse")
     net = load_fabric("dgx-a100:1")
     row = layer_table(lambda b: at_batch(g, b), server_kinds(net), assumed_cost(net), microbatches=(2,), tensors=(1,), precision=FULL, least=1)
     rows = row.rows[Entry("a100", 2, 1)]

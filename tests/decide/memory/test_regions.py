@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from meshwright.capture.graph import capture
+from captured import captured
 from meshwright.cost import Cost
 from meshwright.decide.layout.build import build_layout
 from meshwright.decide.layout.megatron import find_regions
@@ -27,7 +27,7 @@ DEVICE = Device(name="d", flops={"fp32": 10**10}, memory_bytes=0)
 
 @functools.cache
 def graph(name: str = "tiny") -> OpGraph:
-    return capture(MODEL + name)
+    return captured(MODEL + name)
 
 
 @functools.cache
@@ -110,7 +110,7 @@ def test_one_layer_at_a_time_is_made_again() -> None:
 
 
 def test_without_repeated_layers_modules_are_the_regions() -> None:
-    g = capture(MODEL.replace("gpt.py", "convnet.py") + "tiny")
+    g = captured(MODEL.replace("gpt.py", "convnet.py") + "tiny")
     d = Degrees(1, 1, 1, g.batch_size)
     whole = build_layout(g, (), d, g.batch_size, cost=Cost(), device=DEVICE, border_Bps=1e9, workspace=segment_workspace)
     regions = LayoutRegions(g, whole)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from meshwright.capture.graph import capture
+from captured import captured
 from meshwright.check import check_plan
 from meshwright.cli import main
 from meshwright.cost import Cost, Priced
@@ -28,7 +28,7 @@ MODEL = str(Path(__file__).parents[3] / "examples" / "gpt.py") + ":tiny"
 
 @functools.cache
 def graph() -> OpGraph:
-    return capture(MODEL)
+    return captured(MODEL)
 
 
 def layout(tensor: int, microbatch: int, pipeline: int = 1) -> TrainingLayout:

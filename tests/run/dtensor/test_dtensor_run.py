@@ -10,7 +10,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from meshwright.capture.graph import capture
+from captured import captured
 from meshwright.cost import Cost, Transport
 from meshwright.decide.layout.autoddl import AutoDDL, ShardingPlan, ShardingProblem
 from meshwright.errors import FormatError, PlanMismatch, RunTimeout, TooFewDevices, Unsupported, UsageError
@@ -32,7 +32,7 @@ def star(devices: int) -> Fabric:
 
 def plan(model: str, devices: int, search: str = "auto", mesh: tuple[int, ...] | None = None) -> ShardingPlan:
     cost = Cost(per_call_s=1e-7, transport=Transport(per_message_s=1e-7))
-    problem = ShardingProblem(graph=capture(model, scalable=False), fabric=star(devices), cost=cost, item_bytes=8)
+    problem = ShardingProblem(graph=captured(model, scalable=False), fabric=star(devices), cost=cost, item_bytes=8)
     return AutoDDL(search=search, mesh=mesh).plan(problem)
 
 

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 
-from meshwright.capture.graph import capture
+from captured import captured
 from meshwright.cost import Cost, Transport
 from meshwright.decide.layout.autoddl import AutoDDL, ShardingProblem
 from meshwright.fabric.fabric import Device, Fabric, Link, Switch
@@ -33,7 +33,7 @@ CASES = [
 def planned(model: str, devices: int, search: str) -> tuple[ShardingPlan, ShardedProgram]:
     row = tuple(Device(name=f"n{i}", kind="cpu", flops={"fp32": 10**8}) for i in range(devices))
     links = tuple(x for d in row for x in (Link(src=d.name, dst="s", rate_Bps=10**9), Link(src="s", dst=d.name, rate_Bps=10**9)))
-    graph, fabric = capture(model, scalable=False), Fabric(name="star", devices=row, switches=(Switch(name="s"),), links=links)
+    graph, fabric = captured(model, scalable=False), Fabric(name="star", devices=row, switches=(Switch(name="s"),), links=links)
     cost = Cost(per_call_s=1e-7, transport=Transport(per_message_s=1e-7))
     plan = AutoDDL(search=search).plan(ShardingProblem(graph=graph, fabric=fabric, cost=cost))
     return plan, lower_sharding(plan, graph)

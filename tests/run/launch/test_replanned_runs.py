@@ -16,7 +16,7 @@ import msgspec
 import pytest
 import torch
 
-from meshwright.capture.graph import capture
+from captured import captured
 from meshwright.drive.plans import read_fabric
 from meshwright.drive.training.collective_choice import CollectivesWanted
 from meshwright.drive.training.replan import OldShards, replan_training
@@ -44,7 +44,7 @@ def job() -> Training:
 
 @cache
 def graph():
-    return capture(MODEL)
+    return captured(MODEL)
 
 
 @cache

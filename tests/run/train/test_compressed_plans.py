@@ -8,7 +8,7 @@ import msgspec
 import pytest
 from compress_rig import MODEL, planned, profile
 
-from meshwright.capture.graph import capture
+from captured import captured
 from meshwright.check import check_plan
 from meshwright.check.training.step import check_training
 from meshwright.cli import main
@@ -78,7 +78,7 @@ def test_codecs_that_training_steps_cannot_use_are_refused(codec, error, says):
 def asked(codec, fabric="star:2?link=125kB/s", sharding=None, **fixed):
     job = Training(model=MODEL, global_batch=8, loss="output", optimizer="sgd")
     wanted = CompressWanted(codec=codec, profile=profile)
-    graph = capture(MODEL, loss="output")
+    graph = captured(MODEL, loss="output")
     return plan_training(
         job, read_fabric(fabric), graph=graph, wishes=(LayoutWanted(microbatch=2, **fixed), CollectivesWanted("ring"), wanted, sharding),
     )  # fmt: skip

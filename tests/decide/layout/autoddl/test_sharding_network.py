@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from sharding_problems import COST, problem, star
 
-from meshwright.capture.graph import capture
+from captured import captured
 from meshwright.decide.layout.autoddl import AutoDDL, ShardingProblem
 from meshwright.decide.layout.autoddl.mesh import make_mesh
 from meshwright.decide.layout.autoddl.model import Model, is_bucketed, reduced_axes
@@ -20,7 +20,7 @@ EXAMPLES = Path(__file__).parents[4] / "examples"
 
 
 def gpt() -> ShardingProblem:
-    return ShardingProblem(graph=capture(f"{EXAMPLES / 'gpt.py'}:tiny", scalable=False), fabric=star(4), cost=COST)
+    return ShardingProblem(graph=captured(f"{EXAMPLES / 'gpt.py'}:tiny", scalable=False), fabric=star(4), cost=COST)
 
 
 def test_operator_names() -> None:
