@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from math import prod
+from math import gcd, prod
 from pathlib import Path
 
 import msgspec
@@ -75,6 +75,7 @@ def test_programs_of_plans(model: str, devices: int, mesh: tuple[int, ...], sear
     lowered = lower_sharding(plan, graph, dtype="float64")
     verdict = check_program(lowered.program, programs=lowered.callees)
     assert verdict.ok, verdict.findings
+    assert all(gcd(*callee.steps.count.tolist()) <= 1 for callee in lowered.callees.values()), "chunks are as large as all pieces allow"
     flat = inline(lowered.program, lowered.callees).program
     for rank, sent in enumerate(sent_bytes(flat)):
         assert sent == {k: v for k, v in msgspec.structs.asdict(plan.bytes_sent[rank]).items() if v}, rank
@@ -118,3 +119,9 @@ def test_plans_that_contradict_the_graph_are_refused() -> None:
     for change, what in (({"sources": {}}, "says nothing about"), ({"ops": {}}, "has no operator"), ({"ops": more}, "differ")):
         with pytest.raises(PlanMismatch, match=what):
             lower_sharding(msgspec.structs.replace(plan, **change), graph)
+    moved = AutoDDL(search="megatron").plan(ShardingProblem(graph=graph, fabric=star(2), cost=COST))
+    readers = {move.reader for move in moved.moves} & {*moved.ops}
+    assert readers
+    for name in readers:  # an operator whose operand is redistributed
+        with pytest.raises(PlanMismatch, match=f"has no operator '{name}'"):
+            lower_sharding(msgspec.structs.replace(moved, ops={k: v for k, v in moved.ops.items() if k != name}), graph)

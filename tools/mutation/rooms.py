@@ -37,17 +37,17 @@ CHECKED_ELSEWHERE = (
 )  # fmt: skip
 # The memory of one step is simulated for that decision, folded programs beside their lowering.
 SIMULATED_ELSEWHERE = ("tests/check/test_check_step_memory.py", "tests/decide/memory/test_lifetimes.py", "tests/lower/test_folded.py")
+# Programs that were lowered are run, and proved, in these.
+LOWERED_ELSEWHERE = (
+    "tests/run/train", "tests/run/dtensor", "tests/run/sparse", "tests/check/test_training_schedules.py", "tests/check/test_check_folded.py",
+)  # fmt: skip
 
 ROOMS = {
     room.name: room
     for room in (
         Room("check", ("check/**/*",), ("tests/check", "tests/contract", *CHECKED_ELSEWHERE)),
         Room("simulate", ("simulate/**/*",), ("tests/simulate", *SIMULATED_ELSEWHERE)),
-        Room(
-            "lower",
-            ("lower/**/*",),
-            ("tests/lower", "tests/run/train", "tests/run/test_*", "tests/check/test_training_schedules.py", "tests/check/test_check_folded.py"),
-        ),
+        Room("lower", ("lower/**/*",), ("tests/lower", *LOWERED_ELSEWHERE)),
         Room("run", ("run/**/*",), ("tests/run",)),
         Room("decide", ("decide/**/*",), ("tests/decide/{part}", "tests/contract/test_{part}_contract.py", "tests/{part}_search")),
     )

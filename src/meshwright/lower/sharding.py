@@ -15,6 +15,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from math import gcd, prod
 
+import numpy as np
+
 from ..errors import PlanMismatch
 from ..graph.graph import OpGraph, OpNode, operator_name
 from ..plan.plan import ValueInfo
@@ -183,7 +185,7 @@ class _Exchanges:
             if title not in self.comms:
                 self.comms[title] = self.b.comm(title, ranks)
             for r in ranks:
-                own = (program.buffers.actor == ranks.index(r)).nonzero()[0]
+                own = np.flatnonzero(program.buffers.actor == ranks.index(r))
                 for name, theirs in zip(names, own.tolist(), strict=True):
                     value, chunks = name[name.index(":") + 1 : -2], int(program.buffers.chunks[theirs])
                     buffer = self.b.buffer(r, chunks=chunks, chunk_bytes=unit * item, role="activation", name=name)
