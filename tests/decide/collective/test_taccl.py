@@ -235,6 +235,9 @@ def test_routes_are_their_own_image() -> None:
     transfers = transfers_of(one, [[one.links.index((a, b, a // 8 != b // 8)) for a, b in route] for route in routes])
     schedule = improved(transfers, one.timing, [0] * len(transfers))[0]
     chunk, link, _, _ = one.symmetries[0]
+    orbits = one.orbits  # the boxes change places: of everything there are two
+    assert {orbits.x[chunk[c], link[k]] == orbits.x[c, k] for c, k in orbits.pairs} == {True}
+    assert len(orbits.pairs) == 2 * orbits.moves and len(orbits.start) == 2 * orbits.stays and len(orbits.representatives) == 8
     number = {(x.chunk, x.link): t for t, x in enumerate(transfers)}
     turned = [number[chunk[transfers[t].chunk], link[transfers[t].link]] for t in schedule.order]
     assert replay(transfers, one.timing, turned).makespan_s == pytest.approx(schedule.makespan_s, rel=1e-12)
