@@ -43,6 +43,8 @@ def simulated(problem: PipelineProblem, strategy: PipelineStrategy) -> float:
     check_orders(schedule)
     program, callees = lower_schedule(problem, schedule)
     assert not callees and check_program(program).ok
+    several = {f"{a.microbatch}-{a.microbatch + a.count - 1}" for order in schedule.orders for a in order if a.count > 1}
+    assert {*program.ops.module} - {""} == several, "only what does several micro-batches at once says which"
     fabric = fabric_of(problem)
     timeline = simulate_program(program, fabric, [d.name for d in fabric.devices], price_table(problem, schedule), record=False)
     assert timeline.makespan_s == pytest.approx(times(problem, schedule).makespan_s, rel=1e-9)
@@ -66,6 +68,7 @@ def test_interleaved_and_breadth_first(devices: int, chunks: int, microbatches: 
     kept = [min(microbatches * chunks, devices * (chunks - 1) + 2 * (devices - 1 - d) + 1) for d in range(devices)]
     assert in_flight_peaks(Interleaved(chunks=chunks).plan(p)) == kept
     assert in_flight_peaks(BreadthFirst(chunks=chunks).plan(p)) == [microbatches * chunks] * devices
+    assert BreadthFirst() == BreadthFirst(chunks=2), "two stages per device, the fewest that are more than GPipe's"
 
 
 @pytest.mark.parametrize(("devices", "chunks", "microbatches"), [(8, 2, 4), (8, 2, 6), (8, 4, 4), (4, 2, 3)])
