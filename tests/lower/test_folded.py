@@ -36,7 +36,7 @@ from meshwright.drive.training.folded import RankOrderRings, folded_step, with_m
 from meshwright.drive.training.recompute import RecomputeWanted
 from meshwright.drive.training.training import plan_training
 from meshwright.drive.training.wishes import LayoutWanted
-from meshwright.errors import FormatError, TimeLimit, Unsupported
+from meshwright.errors import FormatError, TimeLimit, UnknownName, Unsupported
 from meshwright.explain.explanation import explain_plan
 from meshwright.fabric.fabric import Device, Fabric, Link, Switch
 from meshwright.graph.graph import OpGraph
@@ -250,6 +250,13 @@ def test_a_fabric_without_the_symmetry_is_refused() -> None:
     fabric = boxes(2, 4)
     with pytest.raises(Unsupported, match="members"):
         simulate_stored(x.folded, fabric, [d.name for d in fabric.devices], assumed_cost(fabric), programs=x.callees)
+
+
+def test_folded_ranks_are_placed_on_devices() -> None:
+    x = both("gpt.py:tiny", 2, 2, 1, 2, True)
+    for odd in ("nobody", x.fabric.switches[0].name):
+        with pytest.raises(UnknownName, match=f"no device '{odd}'"):
+            simulate_stored(x.folded, x.fabric, (*x.places[:-1], odd), assumed_cost(x.fabric), programs=x.callees)
 
 
 def test_calls_that_the_shadow_cannot_read_are_refused() -> None:

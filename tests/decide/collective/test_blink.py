@@ -129,6 +129,13 @@ def test_symmetric_and_large_graphs_are_numbered_within_the_budget() -> None:
     star = {arc: 1 for i in range(40) for arc in ((i, 40), (40, i))}
     assert sorted(canonical_order(41, star, [1] * 40 + [0])) == list(range(41))
     assert canonical_order(70, {}, [0] * 70) == tuple(range(70))
+    # two cliques of seven: without the symmetries that are found, 7! * 7! orders would be looked at, and the numbering would decide
+    cliques, forms = {(u, v): 1 + u % 2 for u in range(14) for v in range(14) if u != v and u % 2 == v % 2}, []
+    for step in (1, 3, 5):
+        arcs = {((step * u + 1) % 14, (step * v + 1) % 14): w for (u, v), w in cliques.items()}
+        number = {v: i for i, v in enumerate(canonical_order(14, arcs, [0] * 14))}
+        forms.append(sorted((number[u], number[v], w) for (u, v), w in arcs.items()))
+    assert forms[0] == forms[1] == forms[2]
 
 
 CARD = [((0, 1, 3), 3), ((0, 1, 4), 2), ((0, 1, 2, 3, 4), 2), ((0, 1, 3, 4, 5), 3), (tuple(range(7)), 4), (tuple(range(8)), 6)]

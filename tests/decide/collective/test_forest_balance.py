@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from meshwright.check import check_program
 from meshwright.decide.collective import CollectiveProblem, ForestColl
-from meshwright.decide.collective.forestcoll.balance import balanced_capacities, surpluses
+from meshwright.decide.collective.forestcoll.balance import _paths, balanced_capacities, surpluses
 from meshwright.decide.collective.program_time import simulated_time_s
 from meshwright.io.fabric.name import load_fabric
 
@@ -63,3 +63,10 @@ def test_a_surplus_that_is_needed_is_not_cut_off() -> None:
     assert surpluses(3, 2, arcs) == {2: 1}
     assert balanced_capacities(3, 2, arcs, lambda found: found == arcs) is None
     assert balanced_capacities(3, 2, arcs, lambda found: (0, 2) in found) == {(0, 2): 1, (2, 0): 1}
+
+
+def test_paths_end_at_ranks_and_at_switches_that_lack_the_side() -> None:
+    arcs = {(0, 3): 2, (3, 2): 2, (2, 1): 1, (4, 2): 1, (1, 4): 1}  # 0 and 1 are ranks; 2, 3 and 4 are switches
+    assert [*_paths(arcs, 2, {2: 2}, 2, inward=True)] == [((3, 2), (0, 3)), ((4, 2), (1, 4))]
+    assert [*_paths(arcs, 2, {2: 2, 4: -1}, 2, inward=True)] == [((4, 2),), ((3, 2), (0, 3))]
+    assert [*_paths(arcs, 2, {2: -2}, 2, inward=False)] == [((2, 1),)]

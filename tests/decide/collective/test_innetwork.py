@@ -14,7 +14,7 @@ from meshwright.check.program.links import link_time
 from meshwright.decide.collective import CollectiveProblem, ForestColl
 from meshwright.decide.collective.bounds.collective import bandwidth_bound
 from meshwright.decide.collective.joint.innetwork import InNetwork
-from meshwright.decide.collective.joint.innetwork_lower import pruned
+from meshwright.decide.collective.joint.innetwork_lower import InNetworkLowering, lower_in_network, pruned
 from meshwright.decide.collective.joint.strategy import Joint
 from meshwright.decide.collective.program_time import simulated_time_s
 from meshwright.drive.collective.job import plan_collective
@@ -145,6 +145,21 @@ def test_branches_without_ranks_are_cut_off() -> None:
 
     tree = Tree(root=0, units=1, parent=(-1, 2, 0, 2, 1), order=(0, 2, 1, 3, 4), paths=((), (2, 1), (0, 2), (2, 3), (1, 4)))
     assert pruned(tree, 2) == {0: [2], 2: [1]}  # 0 and 1 are ranks; 3 and 4 are switches with no rank behind them
+
+
+def test_a_rank_passes_on_to_all_that_follow() -> None:
+    from meshwright.decide.collective.trees.lower import Part as TreePart
+    from meshwright.decide.collective.trees.pack import Tree
+
+    fabric = boxes([4], 1)
+    tree = Tree(root=0, units=1, parent=(-1, 0, 1, 1), order=(0, 1, 2, 3), paths=((), (0, 1), (1, 2), (1, 3)))
+    names = tuple(d.name for d in fabric.devices)
+    how = InNetworkLowering(
+        fabric=fabric, ranks=names, switches=(), names=names, op="broadcast", root=0, shards=1, units=1, pieces=2, unroll=True, depth=2,
+        chunk_bytes=64,
+    )  # fmt: skip
+    program = lower_in_network([TreePart(shard=0, first=0, units=1, up=None, down=tree)], how)
+    assert check_program(program).ok  # both that follow rank 1 have it
 
 
 def test_refusals() -> None:

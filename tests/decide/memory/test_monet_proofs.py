@@ -7,12 +7,15 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from random_steps import Builder, step_graphs
+from random_steps import Builder, chain, step_graphs
 
 from meshwright.check.training.step_memory import check_step_plan
 from meshwright.decide.memory.fusionaware import frontier_of
 from meshwright.decide.memory.monet import Monet
-from meshwright.errors import Infeasible
+from meshwright.decide.memory.monet import closure as closure_module
+from meshwright.decide.memory.monet.closure import closure
+from meshwright.decide.memory.monet.merging import merged
+from meshwright.errors import Infeasible, TimeLimit
 from meshwright.graph.step_graph import Alternative, StepGraph, StepPlan
 
 EFFORT = 10_000  # of fusionaware, in runs of nodes
@@ -86,3 +89,19 @@ def test_what_one_implementation_spares_need_not_run() -> None:
     graph = b.graph((loss, b.op((loss,), (1,), phase="backward", time_s=1.0)))
     plan = planned(graph, 100)
     assert plan.optimal and plan.time_s == 4.0
+
+
+def test_a_knapsack_without_an_answer_chooses_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    graph = chain([9, 8, 7, 6], [5.0, 4.0, 3.0, 2.0])
+    m, budget = merged(graph), planned(graph, None).peak_bytes + 5
+    answered = closure(m, budget, nodes=1000)
+
+    def ends(highs: object, **options: object) -> None:
+        solved(highs, **options)
+        raise TimeLimit("no answer")
+
+    solved = closure_module.solve
+    monkeypatch.setattr(closure_module, "solve", ends)
+    found = closure(m, budget, nodes=1000)
+    assert answered.held and not found.held and not found.backward
+    assert found.floor_s == answered.floor_s  # what was proved stands

@@ -148,6 +148,16 @@ def test_synchronisation_of_copies() -> None:
         assert all(c.after == end for row, end in zip(rows, last, strict=True) for c in row) == (sync == "lazy")
 
 
+def test_collectives_of_one_device_have_to_be_planned_too() -> None:
+    p = of(2, 4, data=2, gradient_bytes=1000, weight_bytes=4000)
+    schedule = BreadthFirst(sharded=True).plan(p)
+    assert all(schedule.collectives)
+    for rows in (schedule.collectives, (schedule.collectives[0], ())):
+        with pytest.raises(UsageError, match="nothing plans the collectives"):
+            lower_schedule(p, replace(schedule, collectives=rows))
+    lower_schedule(p, replace(schedule, collectives=((), ())))
+
+
 def test_breadth_first_sharded() -> None:
     p = of(2, 4, data=2, gradient_bytes=1000, weight_bytes=4000)
     row = BreadthFirst(chunks=3, sharded=True).plan(p).collectives[0]
