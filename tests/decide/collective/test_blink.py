@@ -131,8 +131,8 @@ def test_symmetric_and_large_graphs_are_numbered_within_the_budget() -> None:
     assert canonical_order(70, {}, [0] * 70) == tuple(range(70))
     # two cliques of seven: without the symmetries that are found, 7! * 7! orders would be looked at, and the numbering would decide
     cliques, forms = {(u, v): 1 + u % 2 for u in range(14) for v in range(14) if u != v and u % 2 == v % 2}, []
-    for step in (1, 3, 5):
-        arcs = {((step * u + 1) % 14, (step * v + 1) % 14): w for (u, v), w in cliques.items()}
+    for move in (range(14), RNG(1).permutation(14).tolist(), RNG(2).permutation(14).tolist()):
+        arcs = {(move[u], move[v]): w for (u, v), w in cliques.items()}
         number = {v: i for i, v in enumerate(canonical_order(14, arcs, [0] * 14))}
         forms.append(sorted((number[u], number[v], w) for (u, v), w in arcs.items()))
     assert forms[0] == forms[1] == forms[2]
