@@ -35,7 +35,7 @@ def chakra_of_plan(plan: Plan, *, inlined: bool = False) -> ChakraSet:
     flat = inline(main, plain.programs)
     program = flat.program if inlined else main
     fabric, works = fabric_of(plan), works_of(plan)
-    seconds, _ = durations(program, cost_of(plan), fabric, plan.placement, works)
+    seconds = durations(program, cost_of(plan), fabric, plan.placement, works)
     start = _starts(program, flat, simulate(plain), inlined)
     return to_chakra(program, seconds, programs=plan.programs, works=works, start_s=start)
 
