@@ -58,7 +58,6 @@ def test_the_papers_coefficients() -> None:
 
 @pytest.mark.parametrize("name", SHAPES)
 def test_captured_graph_and_hooks_and_formulas_agree(name: str) -> None:
-
     model = SHAPES[name]
     graph = captured(f"{BLOCKS}:{name}", loss="output", scalable=False)
     assert graph.method == "export"
@@ -73,7 +72,6 @@ def test_captured_graph_and_hooks_and_formulas_agree(name: str) -> None:
 
 @pytest.mark.parametrize("name", ["paper", "llama", "relu"])
 def test_operations_of_the_graph_are_those_of_the_formulas(name: str) -> None:
-
     model = SHAPES[name]
     graph = captured(f"{BLOCKS}:{name}", loss="output", scalable=False)
     counted, formula = captured_flops(graph), step_flops(model, SplitLayout(microbatch_size=2))

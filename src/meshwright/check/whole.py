@@ -334,8 +334,7 @@ def _on_fabric(plan: Plan, program: Program, fabric: Fabric, facts: dict[str, An
 
 
 def _memory_facts(worst: WorstMemory, ranks: int) -> dict[str, Any]:
-    needs = [a + b for a, b in zip(worst.peak_bytes, worst.staging_bytes, strict=True)]
-    return {"memory_worst_bytes": needs[:ranks], "memory_worst_exact": all(worst.exact[:ranks])}
+    return {"memory_worst_bytes": worst.needed_bytes[:ranks], "memory_worst_exact": all(worst.exact[:ranks])}
 
 
 def _folded_on_fabric(plan: Plan, program: Program, fabric: Fabric, claimed: float | None, facts: dict[str, Any]) -> list[Finding]:

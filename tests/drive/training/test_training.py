@@ -167,8 +167,10 @@ def test_degrees_and_batches_that_do_not_divide_are_refused() -> None:
 
 
 def test_tensor_degrees_that_the_model_does_not_have_are_explained() -> None:
-    with pytest.raises(Infeasible, match="no part of the model can be split 4 ways"):
-        plan("convnet.py:tiny", (1, 4, 1))
+    for wanted in ((), (CollectivesWanted("classic"),)):
+        with pytest.raises(Infeasible, match="no part of the model can be split 4 ways") as error:
+            plan("convnet.py:tiny", (1, 4, 1), *wanted)
+        assert "nearest changes: without --dp 1 and --tp 4" in error.value.hint  # whatever is asked of collectives
 
 
 def test_a_disconnected_fabric_is_refused_with_the_cut() -> None:

@@ -42,6 +42,10 @@ class WorstMemory:
     alive: tuple[tuple[int, ...], ...]  # buffers alive at the worst moment, the certificate
     steps: tuple[tuple[int, ...], ...]  # steps whose workspace counts at that moment
 
+    @property
+    def needed_bytes(self) -> list[int]:
+        return [peak + staging for peak, staging in zip(self.peak_bytes, self.staging_bytes, strict=True)]
+
 
 @dataclass
 class _Lifetimes:
@@ -294,8 +298,7 @@ class _Flow:
 
 def worst_order_peaks(p: Program, order: Order | None = None) -> list[int]:
     """Worst-order peak plus staging, per rank, in bytes."""
-    worst = worst_order_memory(p, order)
-    return [a + b for a, b in zip(worst.peak_bytes, worst.staging_bytes, strict=True)][: p.ranks]
+    return worst_order_memory(p, order).needed_bytes[: p.ranks]
 
 
 def order_peak(p: Program, start_s: Ints | np.ndarray, end_s: Ints | np.ndarray, order: Order | None = None) -> tuple[int, ...]:
@@ -340,9 +343,8 @@ def order_peak(p: Program, start_s: Ints | np.ndarray, end_s: Ints | np.ndarray,
 def check_memory(p: Program, worst: WorstMemory, fabric: Fabric, placement: Iterable[str]) -> list[Finding]:
     """Worst-order peak plus staging against every device's memory; the smallest violated limit comes first."""
     over = []
-    for rank, name in enumerate(list(placement)[: p.ranks]):
+    for rank, (name, need) in enumerate(zip(list(placement)[: p.ranks], worst.needed_bytes, strict=False)):
         limit = fabric.device(name).memory_bytes
-        need = worst.peak_bytes[rank] + worst.staging_bytes[rank]
         if limit and need > limit:
             over.append((limit, rank, name, need))
     found = []

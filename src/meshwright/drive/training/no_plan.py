@@ -30,9 +30,9 @@ def no_plan(found: Found, context: Context) -> TimeLimit | Infeasible:
     if context.wish(PipelineWanted).name not in ("1f1b", "auto"):
         return schedule_does_not_fit(context, found.judged, nothing_fits([e for e in found.judged if e.candidate.schedule], context.fabric))
     error = nothing_fits(found.judged, context.fabric, context)
-    unsized = not any(e.timeline is not None or e.excess_bytes > 0 for e in found.judged)
-    if unsized and context.wish(CollectivesWanted).strategy != "auto":  # no memory, batch or device makes a strategy of collectives do what it lacks
-        return error
+    refused = all(e.candidate.layout is not None and e.timeline is None and not e.excess_bytes for e in found.judged)
+    if refused and context.wish(CollectivesWanted).strategy != "auto":
+        return error  # layouts were built and not lowered: no memory, batch or device makes a strategy of collectives do what it lacks
     return with_nearest_changes(error, nearest_changes(context, found.judged))
 
 
