@@ -189,6 +189,7 @@ def _with_value_names(exported: Any, objective: Objective) -> tuple[fx.Graph, tu
             continue
         seen[value] = node
         node.meta["value"] = value
+    graph.eliminate_dead_code()  # a mean over heads that nobody reads would keep them together
     graph.lint()
     return graph, tuple(seen), buffers
 

@@ -19,7 +19,7 @@ from .data_sharding import PLAIN, DataSharding, bucket_size, cut_run, gradient_b
 from .megatron import Kept, Region, kept_notes
 from .problem import Degrees
 from .sequence import SequenceSplit, split_sequence
-from .sharding import Split
+from .split import Split, made_from
 from .tensor_shares import LEVEL, TensorOptions
 from .tensor_usable import Usable, ordered_units, usable_regions
 from .unlike_devices import EVEN, Division
@@ -48,8 +48,10 @@ class _Build:
     row_bias: dict[str, str] = field(default_factory=dict)
     readers: dict[str, list[str]] = field(default_factory=dict)
     node_of: dict[str, OpNode] = field(default_factory=dict)
+    made_from_params: set[str] = field(default_factory=set)
 
     def __post_init__(self) -> None:
+        self.made_from_params = made_from(self.graph, {f"param:{p.name}" for p in self.graph.parameters})
         for n in self.graph.nodes:
             self.node_of[n.name] = n
             if n.outputs:
@@ -79,8 +81,9 @@ class _Build:
         return max(shares), sum(shares)
 
     def differentiable(self, value: str) -> bool:
-        if self.sequence.values and value not in self.sequence.trained and base_node(value) == value:
-            return False  # whole tables that ranks cut to their positions would get partial gradients, for nobody
+        carrying = self.sequence.trained if self.sequence.values else self.made_from_params
+        if value not in carrying and base_node(value) == value:
+            return False  # whole tables that ranks cut to their part would get partial gradients, for nobody
         return value not in self.maxima and self.shape_of[value][1].startswith(("float", "bfloat", "complex"))
 
 

@@ -75,9 +75,10 @@ def search_regions(graph: OpGraph) -> tuple[tuple[Region, ...], tuple[Kept, ...]
         regions += found
         taken.update(n for r in found for n in r.nodes)
     for n in graph.nodes:
-        if n.name in taken or not g.is_linear(n.name):
+        product = g.product(n.name)
+        if n.name in taken or product is None:
             continue
-        group = [r for r in g.readers[n.inputs[0]] if g.is_linear(r) and g.node[r].inputs[0] == n.inputs[0] and r not in taken]
+        group = [r for r in g.products_of(product.x) if r not in taken]
         reasons: list[str] = []
         region = try_region(g, group, taken, whys=reasons)
         if region is None and len(group) > 1:

@@ -22,7 +22,8 @@ from ...graph.graph import OpGraph, OpNode
 from ...plan.plan import PartialGradient
 from .cut import Unit
 from .sequence_rules import VIEWS, Along, carried
-from .sharding import Refused, Split, short_name
+from .sharding import short_name
+from .split import Refused, Split, made_from
 from .tensor_shares import TensorOptions, choose_shares
 
 __all__ = ["CITE", "SequenceSplit", "split_sequence"]
@@ -81,21 +82,13 @@ class _Search:
         self.region_of = {n.name: u.region for u in units if u.region is not None for n in u.nodes}
         self.bias = {z: f"param:{b}" for u in units if u.region is not None for z, b in u.region.row_bias}
         self.trainable = {f"param:{p.name}" for p in graph.parameters if p.trainable}
-        self.trained = self._trained()
+        self.trained = made_from(graph, self.trainable)
         self.blocked: set[str] = set()
         self.values: dict[str, Along] = {}
         self.kinds: dict[str, Kind] = {}
         self.shares: dict[int, tuple[int, ...] | None] = {}
         self.refused: dict[str, str] = {}
         self.mixed: dict[str, str] = {}  # nodes that stay whole for a parameter's sake
-
-    def _trained(self) -> set[str]:
-        found: set[str] = set()
-        for n in self.graph.nodes:
-            floats = n.outputs and n.outputs[0].dtype.startswith(("float", "bfloat", "complex"))
-            if floats and any(v in self.trainable or v in found for v in n.inputs):
-                found.add(n.name)
-        return found
 
     def run(self) -> SequenceSplit:
         while True:

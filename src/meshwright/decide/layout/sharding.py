@@ -1,11 +1,7 @@
 """How a split dimension travels through the operators of a forward graph.
 
-A value is either whole on every tensor-parallel rank (`None`) or `Split(dim, blocks)`: its dimension `dim` consists of `blocks`
-equal blocks, each cut over the ranks in the region's shares (packed q, k, v is one dimension of 3 blocks; a fused gate-and-up projection
-of 2), or of the unequal blocks of `mixed` (packed q, k, v of grouped-query attention). A block of `groups` key-value heads is cut between
-heads only: each rank holds those that its query heads use.
 `propagate` gives an operator's result from its operands, `Refused` if the operator cannot run on shards without communication, `Needs` if
-it could, were another operand split as well, and `Grouped` if it could, were an operand split by key-value heads.
+it could, were another operand split as well, and `Grouped` if it could, were an operand split by key-value heads. What a split is: `split`.
 
 Left out on purpose: operators that would need communication inside (softmax over the split dimension, normalisation over it);
 they end the search, they are never approximated.
@@ -14,67 +10,33 @@ they end the search, they are never approximated.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 from ...graph.graph import OpNode
+from .split import Grouped, Needs, Pieces, Refused, Split, reshape_split
 
-__all__ = ["Grouped", "Needs", "Pieces", "Refused", "Split", "propagate", "short_name"]
-
-
-class Split(NamedTuple):
-    """`repeated`: the dimension behind holds the copies of each group that its query heads read; it is as long as they are many."""
-
-    dim: int
-    blocks: int = 1
-    groups: int = 0
-    mixed: tuple[tuple[int, int], ...] = ()
-    repeated: bool = False
-
-    def at(self, dim: int) -> Split:
-        return self._replace(dim=dim)
-
-
-class Pieces(list["Split"]):
-    """What the results of an operator with several results are, where they differ."""
-
-
-class Refused(Exception):
-    """The operator cannot run on shards."""
-
-
-class Needs(Exception):
-    """The operator could run on shards if `value` were split too."""
-
-    def __init__(self, value: str) -> None:
-        super().__init__(value)
-        self.value = value
-
-
-class Grouped(Exception):
-    """The operator could run on shards if `value` were split by its `groups` key-value heads instead of by its elements.
-
-    `otherwise`: the result where the ranks' shares divide the key-value heads anyway.
-    """
-
-    def __init__(self, value: str, groups: int, otherwise: Split | None = None) -> None:
-        super().__init__(value)
-        self.value, self.groups, self.otherwise = value, groups, otherwise
-
+__all__ = ["POINTWISE", "POINTWISE_UNARY", "REDUCTIONS", "RESHAPES", "propagate", "short_name"]
 
 Shapes = Mapping[str, tuple[int, ...]]
 Splits = Mapping[str, "Split | Pieces | None"]
 Result = Split | Pieces | None
 Rule = Callable[[OpNode, Splits, Shapes], Result]
 
+# One operand decides; the others are numbers.
 POINTWISE_UNARY = frozenset({
-    "gelu", "relu", "silu", "tanh", "sigmoid", "neg", "exp", "sqrt", "rsqrt", "pow", "dropout", "native_dropout",
-    "contiguous", "clone", "to",
-    "_to_copy", "type_as",
-    "float", "double", "half", "bfloat16", "alias", "detach", "hardtanh", "leaky_relu", "elu", "softplus", "square", "abs", "relu6", "hardswish",
-    "mish",
+    "gelu", "relu", "silu", "tanh", "sigmoid", "neg", "exp", "sqrt", "rsqrt", "pow", "dropout", "native_dropout", "contiguous", "clone", "to",
+    "_to_copy", "type_as", "float", "double", "half", "bfloat16", "alias", "detach", "hardtanh", "leaky_relu", "elu", "softplus", "square", "abs",
+    "relu6", "hardswish", "mish", "cos", "sin", "log", "log1p", "expm1", "erf", "clamp", "clamp_min", "clamp_max", "reciprocal", "logical_not",
+    "bitwise_not", "round", "floor", "ceil", "sign", "logsigmoid", "log_sigmoid", "hardsigmoid", "selu", "celu", "zeros_like", "ones_like",
+    "nan_to_num", "isnan", "isinf", "conj", "resolve_conj",
 })  # fmt: skip
-POINTWISE_BINARY = frozenset({"add", "sub", "mul", "div", "maximum", "minimum", "where", "masked_fill"})
-RESHAPES = frozenset({"view", "reshape", "_unsafe_view", "flatten", "unflatten"})
+# Operands are broadcast against each other.
+POINTWISE = frozenset({
+    "add", "sub", "mul", "div", "maximum", "minimum", "where", "masked_fill", "eq", "ne", "lt", "le", "gt", "ge", "logical_and", "logical_or",
+    "bitwise_and", "bitwise_or", "remainder", "fmod", "addcmul", "addcdiv", "lerp", "atan2", "rsub",
+})  # fmt: skip
+RESHAPES = frozenset({"view", "reshape", "_unsafe_view", "flatten", "unflatten", "squeeze", "view_as", "reshape_as"})
+REDUCTIONS = frozenset({"mean", "sum", "amax", "amin", "var", "std", "var_mean", "logsumexp", "linalg_vector_norm"})
 
 
 def short_name(target: str) -> str:
@@ -98,8 +60,8 @@ def propagate(node: OpNode, splits: Splits, shapes: Shapes) -> Result:
         raise Refused(f"{node.name}: takes several results at once")
     if name in POINTWISE_UNARY:
         return splits[node.inputs[0]]
-    if name in POINTWISE_BINARY:
-        return _binary(node, splits, shapes)
+    if name in POINTWISE:
+        return _broadcast(node, splits, shapes)
     if name in RESHAPES:
         return _reshape(node, splits, shapes)
     rule = _RULES.get(name)
@@ -131,7 +93,7 @@ def _arg(node: OpNode, position: int, name: str, default: Any = None) -> Any:
     return node.kwargs.get(name, default)
 
 
-def _binary(node: OpNode, splits: Splits, shapes: Shapes) -> Split | None:
+def _broadcast(node: OpNode, splits: Splits, shapes: Shapes) -> Split | None:
     out = shapes[node.name]
     found: set[Split] = set()
     for value in node.inputs:
@@ -142,11 +104,17 @@ def _binary(node: OpNode, splits: Splits, shapes: Shapes) -> Split | None:
         raise Refused(f"{node.name}: operands are split differently")
     (split,) = found
     for value in node.inputs:
-        shape = shapes[value]
-        at = split.dim - (len(out) - len(shape))
-        if splits.get(value) is None and at >= 0 and shape[at] != 1:
-            raise Needs(value)
+        require_split(node, value, split, splits, shapes, len(out))
     return split
+
+
+def require_split(node: OpNode, value: str, split: Split, splits: Splits, shapes: Shapes, rank: int) -> None:
+    """Raises Needs unless `value`, aligned at the last of `rank` dimensions, is split, or the same for every part of the split dimension."""
+    at = split.dim - (rank - len(shapes[value]))
+    if splits.get(value) is None and at >= 0 and shapes[value][at] != 1:
+        if split.repeated:
+            raise Refused(f"{node.name}: only a reshape may follow the repetition of key-value heads")
+        raise Needs(value, split.at(at))
 
 
 def _reshape(node: OpNode, splits: Splits, shapes: Shapes) -> Split | None:
@@ -165,56 +133,6 @@ def _reshape(node: OpNode, splits: Splits, shapes: Shapes) -> Split | None:
     if split.groups and (new[found.dim] // found.blocks) % split.groups:
         raise Refused(f"{node.name}: a reshape tears key-value heads apart")
     return found._replace(groups=split.groups)
-
-
-def reshape_split(old: Sequence[int], new: Sequence[int], split: Split) -> Split:
-    """Where the split dimension lies after a reshape from `old` to `new`; Refused if it is torn apart."""
-    i = j = 0
-    while i < len(old) or j < len(new):
-        i0, j0, a, b = i, j, 1, 1
-        while True:  # grow the smaller side until both groups hold equally many elements
-            if a == b and i > i0 and j > j0:
-                break
-            if (a <= b and i < len(old)) or j >= len(new):
-                if i >= len(old):
-                    break
-                a *= old[i]
-                i += 1
-            else:
-                b *= new[j]
-                j += 1
-        while i < len(old) and old[i] == 1 and i not in (split.dim,):
-            i += 1
-        if i0 <= split.dim < i:
-            group_new = list(range(j0, j))
-            before = 1
-            for d in range(i0, split.dim):
-                before *= old[d]
-            return _place(old[split.dim], before, [(d, new[d]) for d in group_new], split)
-    raise Refused("the split dimension vanished")
-
-
-def _place(size: int, before: int, group: list[tuple[int, int]], split: Split) -> Split:
-    """`before` elements of the old group lie in front of the split dimension; find the new dimension that carries it."""
-    blocks = before * split.blocks  # as seen from the front of the group, this many equal blocks are each cut
-    unit = size // split.blocks
-    front = 1
-    for dim, extent in group:
-        # this dimension starts after `front` whole blocks-worth of outer index
-        if extent == 1:
-            continue
-        if blocks % front == 0 and extent % max(blocks // front, 1) == 0:
-            own = blocks // front
-            if extent > own:  # the cut falls inside this dimension
-                if unit % (extent // own) and (extent // own) % unit:
-                    break
-                return Split(dim, own)
-        front *= extent
-    raise Refused("a reshape tears the split dimension apart")
-
-
-def _linear(node: OpNode, splits: Splits, shapes: Shapes) -> Split | None:
-    raise Refused("linear is handled by the region search")
 
 
 def _not_repeated(node: OpNode, split: Split) -> Split:
@@ -295,11 +213,7 @@ def _slice(node: OpNode, splits: Splits, shapes: Shapes) -> Split | None:
 
 
 def _cat(node: OpNode, splits: Splits, shapes: Shapes) -> Split | None:
-    found = {splits.get(v) for v in node.inputs}
-    (_, split) = _one(node, splits)
-    if len(found) != 1 or _dim(_arg(node, 1, "dim", 0), len(shapes[node.name])) == split.dim:
-        raise Refused(f"{node.name}: joins values along the split dimension, or values that are split differently")
-    return _not_repeated(node, split)
+    return _alike(node, splits, _dim(_arg(node, 1, "dim", 0), len(shapes[node.name])))
 
 
 def _unbind(node: OpNode, splits: Splits, shapes: Shapes) -> Split | None:
@@ -321,10 +235,10 @@ def _attention(node: OpNode, splits: Splits, shapes: Shapes) -> Split | None:
     split = next(s for s in (splits.get(x) for x in (q, k, v)) if isinstance(s, Split))
     if split.blocks != 1 or split.mixed or split.repeated or split.dim >= len(shapes[q]) - 2:
         raise Refused(f"{node.name}: attention is split over heads only")
+    grouped = bool(node.kwargs.get("enable_gqa")) and shapes[k][split.dim] != shapes[q][split.dim]
     for value in (q, k, v):
         if splits.get(value) is None:
-            raise Needs(value)
-    grouped = bool(node.kwargs.get("enable_gqa")) and shapes[k][split.dim] != shapes[q][split.dim]
+            raise Needs(value, Split(split.dim, 1, shapes[k][split.dim] if grouped and value != q else 0))
     for value in (k, v) if grouped else ():
         found = splits[value]
         if isinstance(found, Split) and found.dim == split.dim and not found.groups:
@@ -333,23 +247,101 @@ def _attention(node: OpNode, splits: Splits, shapes: Shapes) -> Split | None:
     if splits[q] != wanted[q] or splits[k] != wanted[k] or splits[v] != wanted[k]:
         raise Refused(f"{node.name}: q, k and v are split differently")
     for mask in node.inputs[3:]:
-        at = split.dim - (len(shapes[q]) - len(shapes[mask]))
-        if at >= 0 and shapes[mask][at] != 1:
-            raise Refused(f"{node.name}: the mask differs between heads")
+        require_split(node, mask, wanted[q], splits, shapes, len(shapes[q]))
+        if (found := splits.get(mask)) is not None and found != wanted[q].at(split.dim - (len(shapes[q]) - len(shapes[mask]))):
+            raise Refused(f"{node.name}: the mask is split differently")
     return wanted[q]
 
 
 def _matmul(node: OpNode, splits: Splits, shapes: Shapes) -> Split | None:
     a, b = node.inputs[:2]
-    split = splits.get(a) or splits.get(b)
-    if not isinstance(split, Split) or split.repeated or split.dim >= len(shapes[node.name]) - 2 or len(shapes[a]) != len(shapes[b]):
-        raise Refused(f"{node.name}: a product is split over batch dimensions only")
-    for value in (a, b):
-        if splits.get(value) is None:
-            raise Needs(value)
-        if splits[value] != split:
+    rank = len(shapes[node.name])
+    for value, other in ((a, b), (b, a)):
+        found = splits.get(value)
+        if not isinstance(found, Split):
+            continue
+        split = found.at(found.dim + rank - len(shapes[value]))
+        if split.repeated or split.dim >= rank - 2 or min(len(shapes[a]), len(shapes[b])) < 2:
+            break
+        require_split(node, other, split, splits, shapes, rank)
+        beside = splits.get(other)
+        if isinstance(beside, Split) and beside.at(beside.dim + rank - len(shapes[other])) != split:
             raise Refused(f"{node.name}: operands are split differently")
+        return split
+    raise Refused(f"{node.name}: a product is split over batch dimensions only")
+
+
+def _einsum(node: OpNode, splits: Splits, shapes: Shapes) -> Split | None:
+    """Split along one letter that the result keeps: every operand that has it is split along it."""
+    equation, operands = str(node.args[0]).replace(" ", ""), node.args[1]
+    terms, _, result = equation.partition("->")
+    letters = terms.split(",")
+    names = [str(x["value"]) for x in operands]
+    if not result or "." in equation or len(letters) != len(names) or any(len(set(t)) < len(t) for t in letters):
+        raise Refused(f"{node.name}: an einsum is split where its equation names every dimension once, and its result")
+    found = {(t[s.dim], s.at(0)) for t, v in zip(letters, names, strict=True) if isinstance(s := splits.get(v), Split)}
+    if len(found) != 1:
+        raise Refused(f"{node.name}: operands are split differently")
+    ((letter, split),) = found
+    if letter not in result or split.repeated:
+        raise Refused(f"{node.name}: it sums over the split dimension")
+    for term, value in zip(letters, names, strict=True):
+        if letter in term and splits.get(value) is None:
+            raise Needs(value, split.at(term.index(letter)))
+        if letter not in term and splits.get(value) is not None:
+            raise Refused(f"{node.name}: operands are split differently")
+    return split.at(result.index(letter))
+
+
+def _reduction(node: OpNode, splits: Splits, shapes: Shapes) -> Split | None:
+    value, split = _one(node, splits)
+    old, new = shapes[value], shapes[node.name]
+    over = _arg(node, 2 if short_name(node.target) == "linalg_vector_norm" else 1, "dim")
+    dims = {int(d) % len(old) for d in (over if isinstance(over, list) else [over])} if over is not None else set()
+    if not dims or split.dim in dims or split.repeated:
+        raise Refused(f"{node.name}: {node.target} over the split dimension")
+    return split if len(new) == len(old) else split.at(split.dim - sum(d < split.dim for d in dims))
+
+
+def _normalise(node: OpNode, splits: Splits, shapes: Shapes) -> Split | None:
+    """Of the last dimensions, of which the split one is none; weight and bias are the same for every part."""
+    value, split = _one(node, splits)
+    if value != node.inputs[0] or split.repeated or split.dim >= len(shapes[value]) - len(_arg(node, 1, "normalized_shape", [])):
+        raise Refused(f"{node.name}: {node.target} normalises over the split dimension")
     return split
+
+
+def _select(node: OpNode, splits: Splits, shapes: Shapes) -> Split | None:
+    value, split = _one(node, splits)
+    dim = _dim(_arg(node, 1, "dim", 0), len(shapes[value]))
+    if dim == split.dim:
+        raise Refused(f"{node.name}: picks one entry of the split dimension")
+    return _not_repeated(node, split).at(split.dim - (dim < split.dim))
+
+
+def _stack(node: OpNode, splits: Splits, shapes: Shapes) -> Split | None:
+    split = _alike(node, splits, -1)
+    dim = _dim(_arg(node, 1, "dim", 0), len(shapes[node.name]))
+    return split.at(split.dim + (dim <= split.dim))
+
+
+def _alike(node: OpNode, splits: Splits, joined: int) -> Split:
+    """The common split of values that are joined along dimension `joined`."""
+    _, split = _one(node, splits)
+    if split.dim == joined or any(splits.get(v) not in (None, split) for v in node.inputs):
+        raise Refused(f"{node.name}: joins values along the split dimension, or values that are split differently")
+    for value in node.inputs:
+        if splits.get(value) is None:
+            raise Needs(value, _not_repeated(node, split))
+    return _not_repeated(node, split)
+
+
+def _as_complex(node: OpNode, splits: Splits, shapes: Shapes) -> Split | None:
+    """Pairs of numbers in the last dimension, which is not the split one, as complex numbers; or back."""
+    value, split = _one(node, splits)
+    if short_name(node.target) == "view_as_complex" and split.dim == len(shapes[value]) - 1:
+        raise Refused(f"{node.name}: pairs the split dimension")
+    return _not_repeated(node, split)
 
 
 def _softmax(node: OpNode, splits: Splits, shapes: Shapes) -> Split | None:
@@ -392,7 +384,8 @@ def _repeat_interleave(node: OpNode, splits: Splits, shapes: Shapes) -> Split | 
 
 _RULES: dict[str, Rule] = {
     "transpose": _transpose, "permute": _permute, "chunk": _pieces, "split": _pieces, "split_with_sizes": _pieces, "unbind": _unbind,
-    "slice": _slice, "cat": _cat, "repeat_interleave": _repeat_interleave, "unsqueeze": _unsqueeze, "scaled_dot_product_attention": _attention,
-    "matmul": _matmul, "bmm": _matmul, "softmax": _softmax, "_softmax": _softmax, "expand": _expand, "t": _swap_last, "mT": _swap_last,
-    "linear": _linear,
+    "slice": _slice, "select": _select, "cat": _cat, "stack": _stack, "repeat_interleave": _repeat_interleave, "unsqueeze": _unsqueeze,
+    "scaled_dot_product_attention": _attention, "matmul": _matmul, "bmm": _matmul, "einsum": _einsum, "softmax": _softmax, "_softmax": _softmax,
+    "log_softmax": _softmax, "expand": _expand, "t": _swap_last, "mT": _swap_last, "layer_norm": _normalise, "rms_norm": _normalise,
+    "view_as_complex": _as_complex, "view_as_real": _as_complex, **dict.fromkeys(REDUCTIONS, _reduction),
 }  # fmt: skip

@@ -5,14 +5,16 @@ See `megatron` for the method and its invariant.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from math import gcd
+from typing import NamedTuple
 
 from ...graph.graph import OpGraph, OpNode
 from ...plan.plan import ParamShard
-from .sharding import Grouped, Needs, Pieces, Refused, Split, propagate, short_name
+from .sharding import propagate, short_name
+from .split import Grouped, Needs, Pieces, Refused, Split, made_from
 
 __all__ = ["GraphIndex", "Region", "try_region"]
 
@@ -21,6 +23,19 @@ BLOCK_CHOICES = (1, 3, 2, 4)
 MAX_REGION_ENTRIES = 16
 # Nodes of one region: a search that has gone so far has left the block that it began in.
 MAX_REGION_NODES = 200
+# Nodes that are looked through for the linears behind a value: rotary positions, a norm of heads and their repetition are some 30.
+MAX_NODES_BEHIND = 64
+# Ways to grow one region: each value that is whole where a split one is wanted can be made split, or be cut.
+MAX_GROWTHS = 24
+
+
+class Product(NamedTuple):
+    """A matrix product of an activation and a parameter. `columns`: the weight's dimension that becomes the features of the result."""
+
+    x: str
+    weight: str
+    bias: str  # "": none
+    columns: int
 
 
 @dataclass(frozen=True)
@@ -40,6 +55,7 @@ class Region:
     groups: tuple[int, ...] = ()
     bundle: str = ""
     outputs: tuple[tuple[str, Split], ...] = ()
+    whole: tuple[str, ...] = ()  # trained parameters that every rank has whole, and uses for its part: their gradients are partial sums
     maxima: tuple[str, ...] = ()  # of the rows, those combined by maximum
     losses: tuple[str, ...] = ()  # cross-entropies that are executed in three parts, the first of which is here
 
@@ -61,91 +77,117 @@ class GraphIndex:
         self.param_readers: dict[str, int] = {v: len(r) for v, r in self.readers.items() if v.startswith("param:")}
 
         self.from_input: set[str] = set()
+        self.trained_params = frozenset(f"param:{p.name}" for p in graph.parameters if p.trainable)
+        self.made_from_params = made_from(graph, {f"param:{p.name}" for p in graph.parameters})
         for n in graph.nodes:
             if any(v.startswith("input:") or v in self.from_input for v in n.inputs):
                 self.from_input.add(n.name)
 
-    def is_linear(self, name: str, *, tied: bool = False) -> bool:
-        """A linear over an activation, with a weight that nothing else reads (`tied`: but embeddings)."""
+    def product(self, name: str, *, tied: bool = False) -> Product | None:
+        """What `name` multiplies, if it is an activation and a matrix that nothing else reads (`tied`: but embeddings)."""
         n = self.node.get(name)
-        return (
-            n is not None
-            and short_name(n.target) == "linear"
-            and len(n.inputs) >= 2
-            and not n.inputs[0].startswith("param:")
-            and n.inputs[1].startswith("param:")
-            and all(self.param_readers[p] == 1 or (tied and self.only_embeddings(p, name)) for p in n.inputs[1:])
-        )
+        kind = short_name(n.target) if n is not None else ""
+        if n is None or kind not in ("linear", "addmm", "mm", "matmul") or len(n.inputs) < 2 + (kind == "addmm"):
+            return None
+        if kind == "linear":
+            found = Product(n.inputs[0], n.inputs[1], n.inputs[2] if len(n.inputs) > 2 else "", 0)
+        elif kind == "addmm":
+            found = Product(n.inputs[1], n.inputs[2], n.inputs[0], 1)
+            if n.kwargs.get("beta", 1) != 1 or n.kwargs.get("alpha", 1) != 1 or len(self.shapes[found.bias]) != 1:
+                return None
+        else:
+            found = Product(n.inputs[0], n.inputs[1], "", 1)
+        params = [p for p in found[1:3] if p]
+        own = all(p.startswith("param:") and (self.param_readers[p] == 1 or (tied and self.only_embeddings(p, name))) for p in params)
+        return found if own and not found.x.startswith("param:") and len(self.shapes[found.weight]) == 2 else None
+
+    def is_linear(self, name: str, *, tied: bool = False) -> bool:
+        n = self.node.get(name)
+        return n is not None and short_name(n.target) == "linear" and self.product(name, tied=tied) is not None
+
+    def products_of(self, x: str) -> list[str]:
+        """All products of the activation `x`."""
+        return [r for r in self.readers.get(x, ()) if (p := self.product(r)) is not None and p.x == x]
 
     def only_embeddings(self, param: str, but: str) -> bool:
         return all(r == but or short_name(self.node[r].target) == "embedding" for r in self.readers[param])
 
 
-@dataclass
+@dataclass(frozen=True)
 class _Attempt:
-    """What is assumed of the linears that open a region: their blocks, and which of their results are split by key-value heads."""
+    """What is assumed of a region: the products that open it, their blocks, which of their results are split by key-value heads, which values are
+    split by elements after all, and of which whole values every rank takes its part."""
 
-    heads: list[str]
+    heads: tuple[str, ...]
     blocks: int
-    mixed: dict[str, tuple[int, ...]] = field(default_factory=dict)  # unequal blocks of a linear's result
-    groups: dict[str, int] = field(default_factory=dict)
-    ungrouped: set[str] = field(default_factory=set)  # values that are split by elements after all
-    whys: list[str] = field(default_factory=list)
+    mixed: Mapping[str, tuple[int, ...]] = field(default_factory=dict)  # unequal blocks of a product's result
+    groups: Mapping[str, int] = field(default_factory=dict)
+    ungrouped: frozenset[str] = frozenset()
+    cut: frozenset[str] = frozenset()
 
 
 def try_region(g: GraphIndex, group: list[str], taken: set[str], *, whys: list[str] | None = None, loss: bool = False) -> Region | None:
-    """A region opened by the linears of `group`, or None; then `whys` gets the reasons. `loss`: one that ends in a cross-entropy."""
+    """A region opened by the products of `group`, or None; then `whys` gets the reasons. `loss`: one that ends in a cross-entropy."""
     reasons = [] if whys is None else whys
     mixed = {h: sizes for h in group if (sizes := _unequal_pieces(g, h))}
     for blocks in (1, *BLOCK_CHOICES[1:]) if not mixed else (1,):
-        attempt = _Attempt(list(group), blocks, mixed=dict(mixed))
-        found = _attempt(g, attempt, taken, loss)
-        reasons += attempt.whys
+        found = _Growths(g, taken, loss, reasons).of(_Attempt(tuple(group), blocks, mixed=mixed))
         if found is not None:
             return found
     return None
 
 
-def _attempt(g: GraphIndex, a: _Attempt, taken: set[str], loss: bool) -> Region | None:
-    fallback: set[str] = set()
-    while len(a.heads) <= MAX_REGION_ENTRIES:
+class _Growths:
+    """Tries what may be assumed of a region, the likelier first: a value that is whole where a split one is wanted is made split by the products
+    behind it, or is cut; one of fewer heads than its readers is split by them, or by elements."""
+
+    def __init__(self, g: GraphIndex, taken: set[str], loss: bool, whys: list[str]) -> None:
+        self.g, self.taken, self.loss, self.whys, self.left = g, taken, loss, whys, MAX_GROWTHS
+
+    def of(self, a: _Attempt) -> Region | None:
+        if self.left == 0 or len(a.heads) > MAX_REGION_ENTRIES:
+            return None
+        self.left -= 1
         try:
-            return grow_region(g, a, taken, loss=loss)
+            return grow_region(self.g, a, self.taken, loss=self.loss)
         except Needs as need:
-            more = [x for x in _linears_behind(g, need.value) if x not in a.heads and x not in taken]
-            if not more:
-                a.whys.append(f"{need.value} would have to be split too")
-                return None
-            a.heads += more
+            options = self.made_split(a, need)
         except Grouped as need:
-            behind = [x for x in _linears_behind(g, need.value) if x in a.heads and x not in a.groups]
-            if need.value in a.ungrouped or not behind:
-                a.whys.append(f"{need.value} is not made by a linear of {need.groups} heads")
-                return None
-            fallback.add(need.value)
-            a.groups |= {x: need.groups for x in behind if g.shapes[x][-1] % need.groups == 0 and _makes(g, x, need.value)}
-            if not a.groups:
-                return None
+            options = self.grouped(a, need)
         except Refused as why:
-            a.whys.append(str(why))
-            if not fallback:
-                return None
-            a.ungrouped |= fallback
-            a.groups, fallback = {}, set()
-    return None
+            self.whys.append(str(why))
+            return None
+        return next((found for option in options if (found := self.of(option)) is not None), None)
+
+    def made_split(self, a: _Attempt, need: Needs) -> list[_Attempt]:
+        beside = dict.fromkeys(r for p in map(self.g.product, _behind(self.g, need.value)) if p is not None for r in self.g.products_of(p.x))
+        more = tuple(x for x in beside if x not in a.heads and x not in self.taken)
+        options = [replace(a, heads=a.heads + more)] if more else []
+        return [*options, replace(a, cut=a.cut | {need.value})]
+
+    def grouped(self, a: _Attempt, need: Grouped) -> list[_Attempt]:
+        behind = [x for x in _behind(self.g, need.value) if x in a.heads and x not in a.groups]
+        if need.value in a.ungrouped or not behind:
+            self.whys.append(f"{need.value} is not made by a linear of {need.groups} heads")
+            return []
+        groups = {x: need.groups for x in behind if self.g.shapes[x][-1] % need.groups == 0}
+        options = [replace(a, groups={**a.groups, **groups})] if groups else []
+        return [*options, replace(a, ungrouped=a.ungrouped | {need.value})]
 
 
-def _makes(g: GraphIndex, linear: str, value: str) -> bool:
-    """`value` comes from this linear, through operators with one activation operand."""
-    for _ in range(12):
-        if value == linear:
-            return True
-        n = g.node.get(value)
-        activations = [v for v in n.inputs if v in g.node] if n is not None else []
-        if len(activations) != 1:
-            return False
-        value = activations[0]
-    return False
+def _behind(g: GraphIndex, value: str) -> list[str]:
+    """The products that `value` is made of, through other operators: of several, where positions are turned (rotary), heads normalised."""
+    found: list[str] = []
+    seen, stack = {value}, [value]
+    while stack and len(seen) <= MAX_NODES_BEHIND:
+        name = stack.pop()
+        if g.product(name) is not None:
+            found.append(name)
+        elif name in g.node:
+            new = [v for v in g.node[name].inputs if v in g.made_from_params and v not in seen]
+            seen.update(new)
+            stack += new
+    return found
 
 
 def _unequal_pieces(g: GraphIndex, linear: str) -> tuple[int, ...]:
@@ -169,22 +211,6 @@ def _unequal_pieces(g: GraphIndex, linear: str) -> tuple[int, ...]:
     edges = sorted(cuts | {0, width})
     sizes = tuple(b - a for a, b in pairwise(edges))
     return sizes if len(set(sizes)) > 1 else ()
-
-
-def _linears_behind(g: GraphIndex, value: str, limit: int = 12) -> list[str]:
-    """Linears that produce `value` through operators with one activation operand."""
-    for _ in range(limit):
-        if g.is_linear(value):
-            n = g.node[value]
-            return [r for r in g.readers[n.inputs[0]] if g.is_linear(r)]
-        n2 = g.node.get(value)
-        if n2 is None:
-            return []
-        activations = [v for v in n2.inputs if v in g.node]
-        if len(activations) != 1:
-            return []
-        value = activations[0]
-    return []
 
 
 def _opened(g: GraphIndex, a: _Attempt, name: str) -> Split:
@@ -223,15 +249,17 @@ def grow_region(g: GraphIndex, a: _Attempt, taken: set[str], *, loss: bool) -> R
     splits: dict[str, Split | Pieces | None] = {}
     shards: list[ParamShard] = []
     count = _Units()
+    opened: list[Product] = []
     for name in a.heads:
-        n = g.node[name]
-        if n.inputs[0] in splits:
+        product = g.product(name, tied=loss)
+        if product is None or product.x in splits:
             raise Refused(name)
+        opened.append(product)
         split = _opened(g, a, name)
         splits[name] = split
-        shards += [
-            ParamShard(param=p.removeprefix("param:"), axis=0, blocks=split.blocks, groups=split.groups, mixed=split.mixed) for p in n.inputs[1:]
-        ]
+        for p, axis in ((product.weight, product.columns), (product.bias, 0)):
+            if p:
+                shards.append(ParamShard(param=p.removeprefix("param:"), axis=axis, blocks=split.blocks, groups=split.groups, mixed=split.mixed))
         count.add(name, g.shapes[name][-1], split)
     inside, rows, losses = set(a.heads), list[str](), list[str]()
     outputs: list[tuple[str, Split]] = []
@@ -250,12 +278,10 @@ def grow_region(g: GraphIndex, a: _Attempt, taken: set[str], *, loss: bool) -> R
             losses.append(name)
             continue
         inside.add(name)
-        if short_name(n.target) == "linear":
-            _row(g, n, source, shards, row_bias, count)
+        if short_name(n.target) == "linear" or g.product(name) is not None:
+            _row(g, n, splits, shards, row_bias, count)
             rows.append(name)
             continue
-        if any(v.startswith("param:") for v in n.inputs):
-            raise Refused(f"{name}: a whole parameter inside a region would get a partial gradient")
         out = _propagated(g, a, n, splits)
         if out is None and n.outputs:
             raise Refused(f"{name}: {n.target} of whole values")
@@ -273,21 +299,31 @@ def grow_region(g: GraphIndex, a: _Attempt, taken: set[str], *, loss: bool) -> R
             raise Refused(f"{name}: a partial sum is read inside the region")
     if any(count.units % groups for groups in count.groups):
         raise Refused(f"{count.units} units are not {sorted(count.groups)} groups")
-    entries = tuple(dict.fromkeys(g.node[h].inputs[0] for h in a.heads))
     nodes = tuple(sorted(inside, key=g.order.__getitem__))
+    beside = dict.fromkeys(v for x in nodes if x not in splits.keys() & set(a.heads) and x not in rows for v in g.node[x].inputs if v not in splits)
+    whole = tuple(v for v in beside if v in g.trained_params)
+    if used := next((v for v in whole if not inside.issuperset(g.readers[v])), ""):
+        raise Refused(f"{used} would get a partial gradient inside the region, and a whole one outside")
+    entries = tuple(dict.fromkeys((*(p.x for p in opened), *(v for v in beside if v in g.made_from_params))))
     return Region(
         nodes, entries, tuple(rows), tuple(shards), tuple(row_bias), count.units, tuple(sorted(count.groups)), nodes[0], tuple(outputs),
-        losses=tuple(losses),
+        whole=tuple(v.removeprefix("param:") for v in whole), losses=tuple(losses),
     )  # fmt: skip
 
 
-def _propagated(g: GraphIndex, a: _Attempt, n: OpNode, splits: dict[str, Split | Pieces | None]) -> Split | Pieces | None:
-    try:
-        return propagate(n, {v: splits.get(v) for v in n.inputs}, g.shapes)
-    except Grouped as need:
-        if need.value in a.ungrouped and need.otherwise is not None:
+def _propagated(g: GraphIndex, a: _Attempt, n: OpNode, splits: Mapping[str, Split | Pieces | None]) -> Split | Pieces | None:
+    known = {v: splits.get(v) for v in n.inputs}
+    while True:
+        try:
+            return propagate(n, known, g.shapes)
+        except Needs as need:
+            if need.value not in a.cut:
+                raise
+            known[need.value] = need.split
+        except Grouped as need:
+            if need.value not in a.ungrouped or need.otherwise is None:
+                raise
             return need.otherwise
-        raise
 
 
 def _classes(g: GraphIndex, n: OpNode, source: Split | Pieces | None) -> Split:
@@ -298,14 +334,16 @@ def _classes(g: GraphIndex, n: OpNode, source: Split | Pieces | None) -> Split:
 
 
 def _row(
-    g: GraphIndex, n: OpNode, source: Split | Pieces | None, shards: list[ParamShard], row_bias: list[tuple[str, str]], count: _Units
+    g: GraphIndex, n: OpNode, splits: Mapping[str, Split | Pieces | None], shards: list[ParamShard], row_bias: list[tuple[str, str]], count: _Units
 ) -> None:
-    if not isinstance(source, Split) or not g.is_linear(n.name) or source.dim != len(g.shapes[n.inputs[0]]) - 1 or source.groups:
+    product = g.product(n.name)
+    source = splits.get(product.x) if product is not None else None
+    if product is None or not isinstance(source, Split) or source.dim != len(g.shapes[product.x]) - 1 or source.groups:
         raise Refused(f"{n.name} does not contract the split dimension")
-    shards.append(ParamShard(param=n.inputs[1].removeprefix("param:"), axis=1, blocks=source.blocks, mixed=source.mixed))
-    if len(n.inputs) > 2:
-        row_bias.append((n.name, n.inputs[2].removeprefix("param:")))
-    count.add(n.name, g.shapes[n.inputs[0]][-1], source)
+    shards.append(ParamShard(param=product.weight.removeprefix("param:"), axis=1 - product.columns, blocks=source.blocks, mixed=source.mixed))
+    if product.bias:
+        row_bias.append((n.name, product.bias.removeprefix("param:")))
+    count.add(n.name, g.shapes[product.x][-1], source)
 
 
 def _readers_in_order(g: GraphIndex, names: Iterable[str]) -> list[str]:

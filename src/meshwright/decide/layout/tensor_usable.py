@@ -52,6 +52,7 @@ def usable_regions(graph: OpGraph, regions: Sequence[Region], parts: int, option
         try:
             shards = _shards(members, shares, shapes, parts)
             partial = [x for s in shards if (x := replica_groups(shapes[s.param], s, parts)) is not None]
+            partial += [PartialGradient(param=p, groups=(tuple(range(parts)),)) for p in dict.fromkeys(p for r in members for p in r.whole)]
         except Unsupported as error:
             found.notes.append(f"the region at {name} is kept whole: {error.message}; {error.hint}")
             continue

@@ -16,8 +16,8 @@ import torch
 
 from ...plan.vocabulary import MAX, SUMS
 from ..steps.forward_graph import resolve
-from .cuts import OWN_PART, own_part_rule
-from .shapes import attention_rule, broadcast, cat_rule, expand_rule, repeat_interleave_rule, resize, slice_rule, split_rule, unrepeated  # fmt: skip
+from .cuts import OWN_PART, einsum_terms, own_part_rule
+from .shapes import attention_rule, broadcast, cat_rule, expand_rule, repeat_interleave_rule, resize, slice_rule, split_rule, stack_rule, unrepeated  # fmt: skip
 from .state import PARTIAL, Call, Partial, Shard, local_shape, value_name
 
 __all__ = ["apply_rule"]
@@ -196,6 +196,27 @@ def _reduce(call: Call) -> Any:
     return (found,) * len(call.node.outputs) if call.node.many else found
 
 
+def _einsum(call: Call) -> Any:
+    """Along one letter that the result keeps, which every operand that has it is split along."""
+    terms, result = einsum_terms(call.node), str(call.args[0]).replace(" ", "").partition("->")[2]
+    states = {v: call._states.get(v) for v in terms}
+    letters = {t[s.dim] for v, t in terms.items() if isinstance(s := states[v], Shard)}
+    letter = next(iter(letters))
+    kinds = {replace(s, dim=0) for s in states.values() if isinstance(s, Shard)}
+    plain = letter in result and "." not in result and len(terms) == len(call.node.args[1]) and all(len({*t}) == len(t) for t in terms.values())
+    if len(letters) != 1 or len(kinds) != 1 or not plain or any((letter in t) != isinstance(states[v], Shard) for v, t in terms.items()):
+        raise call.fail(f"operands {list(states.values())} of {call.args[0]}")
+    return replace(next(iter(kinds)), dim=result.index(letter))
+
+
+def _complex(call: Call) -> Any:
+    unrepeated(call)
+    state = call.state(0)
+    if call.node.target.startswith("aten.view_as_complex") and state.dim == len(call.shape(0)) - 1:
+        raise call.fail("it pairs the sharded dimension")
+    return state
+
+
 def _embedding(call: Call) -> Any:
     w = call.state(0)
     if call.state(1) is None and isinstance(w, Shard) and w.dim == 1:
@@ -230,7 +251,7 @@ _RULES: dict[str, Callable[[Call], Any]] = {
     **dict.fromkeys(_LINEAR_ORDER, _view),
     **{
         f"aten.{n}": _same
-        for n in ("clone", "contiguous", "dropout", "detach", "alias", "to", "_to_copy", "native_dropout", "zeros_like", "ones_like")
+        for n in ("clone", "contiguous", "dropout", "detach", "alias", "to", "_to_copy", "type_as", "native_dropout", "zeros_like", "ones_like")
     },
     "aten.linear": _linear,
     "aten.matmul": lambda c: _product(c, 0, 1),
@@ -248,6 +269,10 @@ _RULES: dict[str, Callable[[Call], Any]] = {
     "aten.select": _select,
     "aten.slice": slice_rule,
     "aten.cat": cat_rule,
+    "aten.stack": stack_rule,
+    "aten.einsum": _einsum,
+    "aten.view_as_complex": _complex,
+    "aten.view_as_real": _complex,
     "aten.layer_norm": _normalize,
     "aten.rms_norm": _normalize,
     "aten.softmax": _softmax,

@@ -9,7 +9,8 @@ from typing import Any
 from .state import Call, Shape, Shard, copies, local_shape, value_name
 
 __all__ = [
-    "attention_rule", "broadcast", "cat_rule", "expand_rule", "repeat_interleave_rule", "resize", "slice_rule", "split_rule", "unrepeated",
+    "attention_rule", "broadcast", "cat_rule", "expand_rule", "repeat_interleave_rule", "resize", "slice_rule", "split_rule",
+    "stack_rule", "unrepeated",
 ]  # fmt: skip
 
 
@@ -142,6 +143,16 @@ def cat_rule(call: Call) -> Any:
     if len(set(found)) == 1:
         return Shard(dim, len(found), found[0][1])
     return Shard(dim, mixed=tuple(found))
+
+
+def stack_rule(call: Call) -> Any:
+    states = {call._states.get(value_name(v)) for v in call.args[0]}
+    if len(states) != 1:
+        raise call.fail("operands are sharded differently")
+    (state,) = states
+    if not isinstance(state, Shard) or state.repeated:
+        raise call.fail("operands are sharded differently")
+    return replace(state, dim=state.dim + (call.dim(call.argument(1, "dim", 0), len(call.out_shape)) <= state.dim))
 
 
 def attention_rule(call: Call) -> Any:

@@ -73,11 +73,11 @@ def put_shard(whole: torch.Tensor, shard: torch.Tensor, axis: int, blocks: int, 
 
 
 def propagate(
-    nodes: Iterable[ForwardNode], states: Mapping[str, Any], shapes: Mapping[str, Shape], parts: int | Member, *, cut: bool = False
+    nodes: Iterable[ForwardNode], states: Mapping[str, Any], shapes: Mapping[str, Shape], parts: int | Member
 ) -> ShardedCalls:
     """Rewrite the calls of a split segment for one rank: a `Member`, or the first of `parts` with equal shares.
 
-    `cut`: where an operand of a pointwise call is whole and another is not, a call is put before it that takes this rank's part.
+    Where an operand of a call is whole and has to be split as another is, a call is put before it that takes this rank's part.
     `states`: of parameters, buffers and values from before (missing = whole); `shapes`: whole shapes of everything the calls take.
     Raises: Unsupported, naming the node, where a sharded value meets a call that has no rule or whose rule does not hold.
     """
@@ -85,7 +85,7 @@ def propagate(
     known_shapes = dict(shapes)
     out = []
     for node in nodes:
-        for part in cuts_before(node, known, known_shapes, parts) if cut else ():
+        for part in cuts_before(node, known, known_shapes, parts):
             taken = Call(part, known, known_shapes, parts)
             known[part.name] = apply_rule(taken)
             out.append(msgspec.structs.replace(part, args=taken.args, kwargs=taken.kwargs))

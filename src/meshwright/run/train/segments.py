@@ -182,7 +182,7 @@ class _Builder:
         if segment.split:
             states = {f"param:{p.name}": _shard(p.shard) for p in self.held.values() if p.shard is not None}
             states |= {v: _shard(split) for v in segment.reads if v not in segment.gathers and (split := self.value[v].split) is not None}
-            nodes, states = propagate(nodes, states, self.shapes, member, cut=segment.sequence)
+            nodes, states = propagate(nodes, states, self.shapes, member)
             self.verify(segment, nodes, states, member)
         fixed = self.fixed(nodes, segment)
         replays = Replays(segment.computed_again())
@@ -300,7 +300,7 @@ class _Builder:
                 where=f"segment {segment.key}",
             )  # fmt: skip
         writes = [v for v in segment.writes if self.differentiable.get(v, True)]
-        summed = (*segment.sum_grads, *(p for p in whole if segment.sequence and p[6:] in partial))
+        summed = (*segment.sum_grads, *(p for p in whole if p[6:] in partial))
         check_gradients(nodes, states, reads, [p for p in whole if p[6:] not in biases], writes, summed)
         for value in segment.writes:
             state, split = states.get(value), self.value[value].split
