@@ -171,10 +171,10 @@ class Linears(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.up, self.down = nn.Linear(8, 10, bias=False), nn.Linear(10, 8, bias=False)
+        self.up, self.down, self.scale = nn.Linear(8, 10, bias=False), nn.Linear(10, 8, bias=False), nn.Parameter(torch.ones(8))
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.down(self.up(x * 1.0)) * 1.0
+        return self.down(self.up(x * self.scale)) * 1.0
 
 
 def linears():

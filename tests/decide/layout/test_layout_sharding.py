@@ -135,8 +135,12 @@ def test_attention_needs_all_three_split_over_heads() -> None:
     with pytest.raises(Refused, match="differently"):
         propagate(made, {"q": heads, "k": Split(0, 1), "v": heads}, all_shapes)
     masked, mask_shapes = node("scaled_dot_product_attention.default", {**shapes, "m": (4, 8, 8)}, (2, 4, 8, 16))
-    with pytest.raises(Refused, match="mask differs"):
+    with pytest.raises(Needs) as need:
         propagate(masked, {"q": heads, "k": heads, "v": heads}, mask_shapes)
+    assert (need.value.value, need.value.split) == ("m", Split(0))
+    assert propagate(masked, {"q": heads, "k": heads, "v": heads, "m": Split(0)}, mask_shapes) == heads
+    with pytest.raises(Refused, match="mask is split differently"):
+        propagate(masked, {"q": heads, "k": heads, "v": heads, "m": Split(1)}, mask_shapes)
 
 
 def test_pointwise_operands_must_agree_or_broadcast() -> None:

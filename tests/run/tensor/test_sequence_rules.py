@@ -97,7 +97,7 @@ def test_positions_are_kept_apart(name, shares):
     shard = Shard(found.split.dim, found.split.blocks)
     for rank in range(3):
         member = Member(rank, shares)
-        calls, result = propagate([node], {v: Shard(1) for v in states(op)}, shapes, member, cut=True)
+        calls, result = propagate([node], {v: Shard(1) for v in states(op)}, shapes, member)
         assert result["out"] == shard
         cut = _Cut(1, shares)
         local = {n: take_part(t, 1, cut, rank, 3) if n in states(op) else t for n, t in given_.items()}

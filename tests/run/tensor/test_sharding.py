@@ -179,7 +179,9 @@ X = {"x": Shard(1, 1)}
     [
         (node("y", "aten.softmax.int", [v("x"), -1], (4, 6)), X, {"x": (4, 6)}, "runs over the sharded dimension"),
         (node("y", "aten.layer_norm.default", [v("x"), [6]], (4, 6)), X, {"x": (4, 6)}, "normalises over"),
-        (node("y", "aten.add.Tensor", [v("x"), v("z")], (4, 6)), X, {"x": (4, 6), "z": (4, 6)}, "is whole where the other operand is sharded"),
+        (node("y", "aten.einsum.default", ["ab,ac->bc", [v("x"), v("z")]], (6, 6)), {"x": Shard(0)}, {"x": (4, 6), "z": (4, 6)}, "of ab,ac->bc"),
+        (node("y", "aten.view_as_complex.default", [v("x")], (2,)), X, {"x": (2, 2)}, "pairs the sharded dimension"),
+        (node("y", "aten.stack.default", [[v("x"), v("z")], 1], (4, 2, 6)), {**X, "z": Shard(0)}, {"x": (4, 6), "z": (4, 6)}, "differently"),
         (node("y", "aten.add.Tensor", [v("x"), v("z")], (4, 6)), {"x": PARTIAL}, {"x": (4, 6), "z": (4, 6)}, "all-reduce must come first"),
         (node("y", "aten.cumsum.default", [v("x"), 1], (4, 6)), X, {"x": (4, 6)}, "no rule"),
         (node("y", "aten.select.int", [v("x"), 1, 0], (4,)), X, {"x": (4, 6)}, "picks one entry"),

@@ -44,7 +44,8 @@ def _wanted(node: ForwardNode, split: str, states: Mapping[str, Any], shapes: Ma
         letter = terms[split][state.dim]
         return {v: replace(state, dim=t.index(letter)) for v, t in terms.items() if letter in t}
     if base in ("aten.cat", "aten.stack"):
-        return dict.fromkeys(operands, state)
+        joined = base == "aten.cat" and int(node.args[1] if len(node.args) > 1 else node.kwargs.get("dim", 0)) % len(shapes[split]) == state.dim
+        return {} if joined else dict.fromkeys(operands, state)
     if base == "aten.scaled_dot_product_attention":
         heads = shapes[operands[0]][state.dim]
         keys = {v for v in operands[1:3] if shapes[v][state.dim] != heads}  # fewer than queries
