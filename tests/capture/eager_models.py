@@ -270,7 +270,8 @@ def bag_tuple():
 
 
 def bag_nested():
-    return Bag(), {"tokens": torch.randint(7, (4, 3)), "weights": torch.rand(4, 3), "extra": {"bias": (torch.rand(4),)}, "target": torch.randint(5, (4,))}
+    inputs = {"tokens": torch.randint(7, (4, 3)), "weights": torch.rand(4, 3), "extra": {"bias": (torch.rand(4),)}}
+    return Bag(), {**inputs, "target": torch.randint(5, (4,))}
 
 
 def bag_in_order():

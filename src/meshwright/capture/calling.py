@@ -1,8 +1,8 @@
 """How example inputs become a module's arguments, and how its output becomes what a loss takes.
 
 Everything else deals in a flat row of tensors, batch first, target last. A model function may give its inputs as a tuple, as keyword arguments
-(`{"input_ids": ..., "labels": ...}`), or as both (`((args...), {...})`), with tensors inside tuples, lists and dictionaries; what is no tensor (None, a
-flag, a number) is passed as it is at every call. The target is the input of one of the names in `TARGET_NAMES`, else the last tensor.
+(`{"input_ids": ..., "labels": ...}`), or as both (`((args...), {...})`), with tensors inside tuples, lists and dictionaries; what is no tensor
+(None, a flag, a number) is passed as it is at every call. The target is the input of one of the names in `TARGET_NAMES`, else the last tensor.
 """
 
 from __future__ import annotations
@@ -47,7 +47,8 @@ def flat_inputs(given: Any) -> tuple[tuple[Any, ...], Calling | None]:
     What is no row of tensors comes back as it is, for the caller to refuse.
     """
     if isinstance(given, Mapping):
-        args, kwargs = (), dict(given)
+        args: tuple[Any, ...] = ()
+        kwargs = dict(given)
     elif isinstance(given, (tuple, list)) and len(given) == 2 and isinstance(given[0], (tuple, list)) and isinstance(given[1], Mapping):
         args, kwargs = tuple(given[0]), dict(given[1])
     elif isinstance(given, (tuple, list)) and any(isinstance(x, (tuple, list, Mapping)) or x is None for x in given):

@@ -6,8 +6,8 @@
   weight is cast once in the outermost region, as autocast's cache does it, so that its gradient is summed in the narrow type;
 - `torch.vmap`, and calls of Python functions that tracing can look through: the block is traced again below them.
 
-What is left (control flow by value, shapes that depend on values, calls of something that is no operator) comes back with the module it is in, so that
-the module can be kept whole (`regions`). A graph without such things is not touched.
+What is left (control flow by value, shapes that depend on values, calls of something that is no operator) comes back with the module it is in, so
+that the module can be kept whole (`regions`). A graph without such things is not touched.
 """
 
 from __future__ import annotations

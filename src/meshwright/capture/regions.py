@@ -11,7 +11,7 @@ from __future__ import annotations
 import contextlib
 import sys
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -22,7 +22,7 @@ from meshwright.errors import Unsupported
 from meshwright.graph.graph import Work
 
 from .torch_private import DispatchRecorder, FakeTensorMode, checkpoints_run_plainly, flat_tree, storage_key
-from .work import tensors_in, work_of
+from .work import work_of
 
 __all__ = ["REGION", "REGION_BACKWARD", "Watched", "kept_whole", "region_saved_bytes", "region_work", "run_region", "watching"]
 

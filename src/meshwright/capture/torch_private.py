@@ -14,9 +14,10 @@ import torch
 from torch import nn
 
 __all__ = [
-    "DispatchRecorder", "FakeTensorMode", "autocast_kernel", "checkpoints_run_plainly", "constant_spec", "custom_partitioner", "dispatch_mode", "export_as_called",
-    "fake_attributes", "fake_like", "fake_mode", "flat_tree", "functorch_block", "inductor_partitioner", "joint_graph", "make_fx_graph", "mode_of", "partition_saving", 
-    "register_constants", "run_backward", "sac_tools", "storage_key", "torch_partition", "traced_below", "uncompiled_graphs",
+    "DispatchRecorder", "FakeTensorMode", "autocast_kernel", "checkpoints_run_plainly", "constant_spec", "custom_partitioner", "dispatch_mode",
+    "export_as_called", "fake_attributes", "fake_like", "fake_mode", "flat_tree", "functorch_block", "inductor_partitioner", "joint_graph",
+    "make_fx_graph", "mode_of", "partition_saving", "register_constants", "run_backward", "sac_tools", "storage_key", "torch_partition",
+    "traced_below", "uncompiled_graphs",
 ]  # fmt: skip
 
 
@@ -217,7 +218,8 @@ def export_as_called() -> Iterator[None]:
     def as_it_is(module: Any, signature: Any) -> tuple[Any, Any]:
         return module, signature
 
-    with patch.object(of_autocast, "replace_autocast_with_hop_pass", as_it_is), patch.object(of_gradients, "replace_set_grad_with_hop_pass", as_it_is):
+    autocast = patch.object(of_autocast, "replace_autocast_with_hop_pass", as_it_is)
+    with autocast, patch.object(of_gradients, "replace_set_grad_with_hop_pass", as_it_is):
         yield
 
 
