@@ -1,6 +1,6 @@
 """Finds a user's function by name, calls it and checks what it returns.
 
-A model is named `FILE.py:function` or `module:function`; the function takes no argument and returns `(nn.Module, example_inputs)`.
+A model is named `FILE.py:function` or `module:function` (or by a configuration of transformers': `hf`); the function takes no argument and returns `(nn.Module, example_inputs)`.
 Every example input is a tensor with the batch as leading dimension; the last one is the training target. They may come as keyword arguments
 (`calling`). Nothing is evaluated from text: a file is imported from its path, its folder being importable only while user code runs here.
 """
@@ -17,6 +17,7 @@ import sys
 import traceback
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -27,6 +28,7 @@ from torch import nn
 from meshwright.errors import CaptureError, MeshwrightError, UnknownName, UsageError
 
 from .calling import Calling, flat_inputs
+from .hf import build_hf, hf_name
 
 __all__ = ["ModelSource", "build_model", "match_hint", "resolve_function", "shown", "user_code"]
 
@@ -80,8 +82,9 @@ def build_model(name: str, *, device: str, seed: int = 0, batch_size: int | None
     """
     if batch_size is not None and batch_size < 1:
         raise UsageError(f"batch size must be >= 1, got {batch_size}", where=name)
-    function = resolve_function(name)
-    with torch.random.fork_rng(devices=[]), torch.device(device), user_code(name, _place(name)):
+    by_config = hf_name(name)
+    function = partial(build_hf, by_config) if by_config is not None else resolve_function(name)
+    with torch.random.fork_rng(devices=[]), torch.device(device), user_code(name, "" if by_config is not None else _place(name)):
         torch.manual_seed(seed)
         result = function()
     module, inputs, calling = _checked(name, result)
