@@ -1,6 +1,6 @@
 """The zoo: models nobody tuned for, captured, planned and trained, each compared with plain PyTorch.
 
-    python benchmarks/zoo.py [NAME ...] [--no-write] [--no-run]
+    python benchmarks/zoo.py [NAME ...] [--no-write] [--no-run] [--missing]
 
 Three kinds: transformers' classes from small configurations (needs transformers; diffusers for its U-Net), nets of torch.nn, and the traps of
 tests/capture/eager_models.py (no_grad and autocast inside forward, checkpoints, own gradients, routing by value, ...). For each:
@@ -237,7 +237,7 @@ def main(arguments: list[str]) -> int:
         return 0
     known = {r["name"]: r for r in json.loads(RESULTS.read_text())["models"]} if RESULTS.exists() else {}
     for name in every():
-        if wanted and not any(w in name for w in wanted):
+        if (wanted and not any(w in name for w in wanted)) or ("--missing" in arguments and name in known):
             continue
         command = [sys.executable, __file__, "--one", name, *(a for a in arguments if a == "--no-run")]
         try:

@@ -183,6 +183,28 @@ class Attention(nn.Module):
         return self.mha(h, h, h, need_weights=False)[0].sum(1)
 
 
+class ChangedThroughViews(Linears):
+    """Changes in place that later calls see through other views of the same memory."""
+
+    def forward(self, x):
+        y = self.a(x)
+        head, flat = y[:, :2], y.view(-1)
+        head.mul_(self.b.weight[0, :2])
+        y[:, 3] = x[:, 0]
+        y[1:, 1:3].add_(flat[0])
+        flat[2:6].zero_()
+        y.view(2, 2, 4).permute(2, 0, 1).transpose(0, 1)[0].mul_(3)
+        moved = torch.zeros_like(x)
+        moved[:, 1:] = y[:, :-1]
+        moved[:, 0] = 2.0
+        return self.b(y) + head.sum() * flat.mean() + moved
+
+
+class DropsInPlace(Linears):
+    def forward(self, x):
+        return self.b(F.dropout(self.a(x), 0.0, inplace=True).add_(1).relu_())
+
+
 class TiedAndFrozen(Linears):
     def __init__(self) -> None:
         super().__init__()
@@ -209,7 +231,7 @@ CAUSES: dict[str, type[nn.Module]] = {
     c.__name__: c
     for c in (
         NoGrad, InPlaceWithoutGradient, SwitchesGradients, Autocast, Checkpointed, CheckpointedReentrantly, Vmapped, Parametrized, Experts,
-        OwnGradient, HookedTensor, Recurrent, Convolutions, Attention, TiedAndFrozen, Constants,
+        OwnGradient, HookedTensor, Recurrent, Convolutions, Attention, TiedAndFrozen, Constants, ChangedThroughViews, DropsInPlace,
     )
 }  # fmt: skip
 WHOLE = {"Experts", "OwnGradient", "HookedTensor"}  # what is kept whole

@@ -75,6 +75,16 @@ def test_the_captured_graph_can_be_planned(cause: str) -> None:
         assert region.forward.flops > 0 and region.backward.flops > 0
 
 
+def test_changes_that_later_calls_see_through_memory_are_written_out() -> None:
+    traced = trace_forward(f"{MODELS}:ChangedThroughViews", loss="mse", device="cpu")
+    targets = [str(n.target) for n in traced.graph_module.graph.nodes if n.op == "call_function"]
+    assert not [t for t in targets if "_." in t]
+    assert {"aten.slice_scatter.default", "aten.select_scatter.default", "aten.permute.default"} <= set(targets)
+    kept = trace_forward(f"{MODELS}:DropsInPlace", loss="mse", device="cpu")
+    targets = [str(n.target) for n in kept.graph_module.graph.nodes if n.op == "call_function"]
+    assert "aten.dropout.default" in targets and "aten.relu_.default" in targets
+
+
 def test_a_module_kept_whole_is_not_patched_afterwards_and_needs_a_trace() -> None:
     traced = trace_forward(f"{MODELS}:Experts", loss="mse", device="cpu")
     assert "_call_impl" not in traced.objective.model[2].__dict__

@@ -18,6 +18,7 @@ from meshwright.errors import MeshwrightError
 
 from .diagnose import Refusal, diagnose, quiet
 from .flatten import Left, flatten
+from .in_place import written_out
 from .losses import Objective
 from .regions import Watched, kept_whole, watching
 from .resolve import ModelSource, shown
@@ -66,7 +67,11 @@ def _once(objective: Objective, source: ModelSource, mode: Any, whole: Sequence[
         return Refusal(operator="", where=source.name, module="", message=f"a gradient is taken inside forward, export detaches {detached[0]}")
     with quiet():
         left = flatten(exported)
-    return _refused(left[0], source) if left else exported
+    if left:
+        return _refused(left[0], source)
+    if written_out(exported.graph):
+        exported.graph_module.recompile()
+    return exported
 
 
 @contextlib.contextmanager

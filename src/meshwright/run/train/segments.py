@@ -260,6 +260,8 @@ class _Builder:
                 target = self.drawing(node, target, states.get(node.inputs[0]), member, replays)
             if node.name in replays.region:
                 target = replays.wrap(node.name, target)
+            if node.target.split(".")[1:2] and node.target.split(".")[1].endswith("_") and node.inputs and node.inputs[0] in segment.reads:
+                known[node.inputs[0]] = graph.call_function(torch.ops.aten.clone.default, (known[node.inputs[0]],))  # what came in stays as it came
             args = tuple(decode_argument(a, known.__getitem__, self.device) for a in node.args)
             kwargs = {k: decode_argument(v, known.__getitem__, self.device) for k, v in node.kwargs.items()}
             known[node.name] = graph.call_function(target, args, kwargs)
