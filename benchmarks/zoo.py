@@ -10,16 +10,20 @@ tests/capture/eager_models.py (no_grad and autocast inside forward, checkpoints,
 - planned and run: dp2, pp2 and tp2 by layouts with exactly these degrees, ranks as threads of this process, messages by gloo, `STEPS` steps of SGD;
   losses and weights against a plain loop over the whole batch, relative. A refusal is told in its own words.
 
-Every model runs in a process of its own. Raw output: benchmarks/results/zoo.json.
+Every model runs in a forked process of its own. Raw output: benchmarks/results/zoo.json.
 """
 
 from __future__ import annotations
 
+import contextlib
+import importlib
+import io
 import json
-import subprocess
+import multiprocessing
 import sys
 import tempfile
 import time
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -72,10 +76,7 @@ def model_of(name: str, folder: Path) -> tuple[str, str]:
 
 
 def one(name: str, run: bool) -> dict[str, Any]:
-    """In a process of its own."""
-    import torch
-
-    torch.set_num_threads(1)
+    """What is found of one model."""
     with tempfile.TemporaryDirectory() as folder:
         found: dict[str, Any] = {"name": name}
         start = time.process_time()
@@ -90,15 +91,28 @@ def one(name: str, run: bool) -> dict[str, Any]:
         return found
 
 
+@cache
+def captured_once(model: str, loss: str) -> Any:
+    from meshwright.capture.graph import capture
+
+    return capture(model, loss=loss)
+
+
+@cache
+def traced_once(model: str, loss: str) -> Any:
+    """On real tensors, a micro-batch of them."""
+    from meshwright.capture.forward import trace_forward
+
+    return trace_forward(model, loss=loss, batch_size=MICRO, device="cpu")
+
+
 def captured(model: str, loss: str) -> dict[str, Any]:
     """The traced graph and the module on the same values."""
     import torch
 
-    from meshwright.capture.forward import trace_forward
-    from meshwright.capture.graph import capture
     from meshwright.capture.regions import REGION
 
-    traced = trace_forward(model, loss=loss, device="cpu")
+    traced = traced_once(model, loss)
     module = traced.objective
     before = {n: b.detach().clone() for n, b in module.named_buffers()}
     module(*traced.inputs).backward()
@@ -113,7 +127,7 @@ def captured(model: str, loss: str) -> dict[str, Any]:
     ours.backward()
     errors = [_error(p.grad, gradients[n]) for n, p in traced.parameters.items()]
     errors += [_error(b, buffers[n]) for n, b in module.named_buffers()]
-    graph = capture(model, loss=loss)
+    graph = captured_once(model, loss)
     notes = [n for n in graph.notes if not n.startswith(("module paths", "no flop"))]
     return {
         "captured": True, "method": graph.method, "nodes": len(graph.nodes), "kept_whole": sum(n.target == REGION for n in graph.nodes),
@@ -145,40 +159,34 @@ def _said(error: BaseException) -> str:
 
 def trained(model: str, loss: str, degrees: tuple[int, int, int]) -> dict[str, Any]:
     """A layout's ranks in threads, and a plain loop, on the same samples."""
+    import rig
     import torch
-    from rig import forward_of, in_threads, lowered
 
-    from meshwright.capture.forward import trace_forward
     from meshwright.capture.losses import Objective
     from meshwright.capture.resolve import build_model
+    from meshwright.graph.scale import at_batch
     from meshwright.plan.shards import local_values
     from meshwright.program.calls import inline
     from meshwright.run.executor.executor import Executor
     from meshwright.run.executor.lanes import fuse_lanes
     from meshwright.run.executor.memory import RankMemory
     from meshwright.run.executor.transport import TaggedTransport
-    from meshwright.run.steps.forward_graph import OPAQUE
+    from meshwright.run.steps.forward_graph import from_traced
     from meshwright.run.train.data import Batches, open_data
     from meshwright.run.train.optimizers import make_optimizer
     from meshwright.run.train.segments import build_rank_module
     from meshwright.run.train.work import TrainingWork, gradient_bytes
 
     cpu = torch.device("cpu")
-    layout, program, callees = lowered(model, degrees, microbatch=MICRO, global_batch=GLOBAL, loss=loss)
+    rig.graph_of = lambda *_: at_batch(captured_once(model, loss), MICRO)
+    layout, program, callees = rig.lowered(model, degrees, microbatch=MICRO, global_batch=GLOBAL, loss=loss)
     if degrees[1] > 1 and not layout.shards:
         return {"ran": False, "why": "nothing of it divides over tensor-parallel ranks"}
     flat = inline(program, callees).program
     orders = fuse_lanes(flat)
-    try:
-        graph = forward_of(model, MICRO, loss)
-    except Exception:
-        from meshwright.run.steps.forward_graph import from_traced
-
-        graph = from_traced(trace_forward(model, loss=loss, batch_size=MICRO, device="cpu"))
-    opaque = None
-    whole = trace_forward(model, loss=loss, batch_size=MICRO, device="cpu", opaque=any(n.target == OPAQUE for n in graph.nodes))
-    if whole.method == "opaque":
-        opaque = next(n.target for n in whole.graph_module.graph.nodes if n.op == "call_function")
+    whole = traced_once(model, loss)
+    graph = from_traced(whole)
+    opaque = next(n.target for n in whole.graph_module.graph.nodes if n.op == "call_function") if whole.method == "opaque" else None
     source = build_model(model, device="cpu", batch_size=MICRO)
     parameters, buffers = dict(source.module.named_parameters()), dict(source.module.named_buffers())
     dataset = open_data("synthetic", source.examples, 0)
@@ -198,7 +206,7 @@ def trained(model: str, loss: str, degrees: tuple[int, int, int]) -> dict[str, A
             losses.append(work.loss())
         return losses, {p.name: (p.tensor.detach().clone(), p.shard) for p in module.parameters.values()}
 
-    results = in_threads(layout.ranks, body)
+    results = rig.in_threads(layout.ranks, body)
     last = [x for r, (x, _) in enumerate(results) if layout.coordinates(r)[0] == layout.pipeline - 1 and layout.coordinates(r)[2] == 0]
     losses = [sum(c) / len(c) for c in zip(*last, strict=True)]
     found: dict[str, Any] = {"ran": True}
@@ -230,28 +238,58 @@ def trained(model: str, loss: str, degrees: tuple[int, int, int]) -> dict[str, A
 
 def main(arguments: list[str]) -> int:
     wanted = [a for a in arguments if not a.startswith("--")]
-    if "--one" in arguments:
-        sys.path[:0] = [str(ROOT / "tests" / "run")]
-        every()
-        print(json.dumps(one(wanted[0], "--no-run" not in arguments)))
-        return 0
+    names = every()
+    warm()
     known = {r["name"]: r for r in json.loads(RESULTS.read_text())["models"]} if RESULTS.exists() else {}
-    for name in every():
+    for name in names:
         if (wanted and not any(w in name for w in wanted)) or ("--missing" in arguments and name in known):
             continue
-        command = [sys.executable, __file__, "--one", name, *(a for a in arguments if a == "--no-run")]
-        try:
-            result = subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT_S, cwd=ROOT)
-            lines = result.stdout.strip().splitlines()
-            found = json.loads(lines[-1]) if lines else {"name": name, "captured": False, "why": (result.stderr.strip().splitlines() or ["died"])[-1]}
-        except subprocess.TimeoutExpired:
-            found = {"name": name, "captured": False, "why": f"took more than {TIMEOUT_S} s"}
+        found = apart(name, "--no-run" not in arguments)
         known[name] = found
         print(json.dumps(found), flush=True)
         if "--no-write" not in arguments:
             RESULTS.write_text(json.dumps(summary(known), indent=1) + "\n")
     print(json.dumps({k: v for k, v in summary(known).items() if k != "models"}, indent=1))
     return 0
+
+
+def warm() -> None:
+    """What every model needs, imported once before the forks."""
+    import torch
+
+    torch.set_num_threads(1)
+    sys.path.insert(0, str(ROOT / "tests" / "run"))
+    import rig
+
+    import meshwright.run.launch.rank  # noqa: F401
+
+    for package in ("transformers", "diffusers"):
+        with contextlib.suppress(ImportError):
+            importlib.import_module(package)
+    rig.fabric_of(2)
+
+
+def apart(name: str, run: bool) -> dict[str, Any]:
+    """`one` in a forked process, for `TIMEOUT_S` at most."""
+    context = multiprocessing.get_context("fork")
+    ours, theirs = context.Pipe(duplex=False)
+
+    def body() -> None:
+        with contextlib.redirect_stderr(io.StringIO()):
+            theirs.send(one(name, run))
+
+    process = context.Process(target=body)
+    process.start()
+    theirs.close()
+    found: dict[str, Any] = {"name": name, "captured": False, "why": f"took more than {TIMEOUT_S} s"}
+    if ours.poll(TIMEOUT_S):
+        try:
+            found = ours.recv()
+        except EOFError:
+            found["why"] = "the process died"
+    process.kill()
+    process.join()
+    return found
 
 
 def summary(known: dict[str, dict[str, Any]]) -> dict[str, Any]:
@@ -261,7 +299,8 @@ def summary(known: dict[str, dict[str, Any]]) -> dict[str, Any]:
         "models": models, "tried": len(models), "captured": sum(m["captured"] for m in models), "same_bits": sum(m.get("error") == 0 for m in models),
         "within_1e-5": sum(m.get("error", 1) <= MAX_ERROR for m in models),
         "with_modules_kept_whole": sum(m.get("kept_whole", 0) > 0 for m in models), "opaque": sum(m.get("method") == "opaque" for m in models),
-        **{f"{k}_ran": sum(r["ran"] for r in x) for k, x in runs.items()}, **{f"{k}_equal": sum(r.get("equal", False) for r in x) for k, x in runs.items()},
+        **{f"{k}_ran": sum(r["ran"] for r in x) for k, x in runs.items()},
+        **{f"{k}_equal": sum(r.get("equal", False) for r in x) for k, x in runs.items()},
     }  # fmt: skip
 
 

@@ -36,7 +36,9 @@ TRANSFORMERS: dict[str, tuple[dict[str, Any], str]] = {
     # decoders
     "gpt2": (_named("gpt2", "GPT2LMHeadModel", GPT), "cross-entropy"),
     "gpt_neo": (
-        _named("gpt_neo", "GPTNeoForCausalLM", {**TEXT, "num_layers": 2, "num_heads": 4, "attention_types": [[["global", "local"], 1]], "window_size": 8}),
+        _named(
+            "gpt_neo", "GPTNeoForCausalLM", {**TEXT, "num_layers": 2, "num_heads": 4}, attention_types=[[["global", "local"], 1]], window_size=8
+        ),
         "cross-entropy",
     ),
     "gpt_neox": (_named("gpt_neox", "GPTNeoXForCausalLM", TEXT, bos_token_id=1, eos_token_id=2), "cross-entropy"),

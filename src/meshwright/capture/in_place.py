@@ -1,8 +1,8 @@
 """Writes out changes in place that later calls see only through memory: what a graph says by order alone, a cut of it would lose.
 
-`y = a(x); y[:, 0] = 1; b(y)` is recorded as a view of `y` that is changed, and `b(y)` does not read the result. Here the change makes a new value, put
-into a new value of the whole (`slice_scatter`, `select_scatter`, ...), and later calls read that. The values and gradients are those
-of the calls in place. Changes whose results alone are read (`relu_` in a chain) stay as they are, and so do those of parameters, buffers and inputs.
+`y = a(x); y[:, 0] = 1; b(y)` is recorded as a view of `y` that is changed, and `b(y)` does not read the result. Here the change makes a new value,
+put into a new value of the whole (`slice_scatter`, `select_scatter`, ...), and later calls read that. The values and gradients are those of the calls
+in place. Changes whose results alone are read (`relu_` in a chain) stay as they are, and so do those of parameters, buffers and inputs.
 Also: a constant made from Python values needs no `detach_`, and dropout in place is dropout, so that it draws the same bits wherever it runs.
 """
 
