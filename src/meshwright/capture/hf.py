@@ -1,9 +1,9 @@
 """Models by the name of a configuration: `hf:CONFIG.json[:Class][@LENGTH]`, or `hf:FOLDER...` of a folder that holds `config.json`.
 
 The class is one of transformers' own (default: the first of the configuration's `architectures`, else the causal language model of its type). Only
-local files are read, and no code that a configuration asks for is run. Weights in safetensors files of the folder are loaded where the model is built
-with real memory; without them it is initialised as transformers does, from the seed. Example inputs are random, in the configuration's sizes, two rows
-of them, labels last; LENGTH is that of token sequences (default: at most `DEFAULT_LENGTH`). Caches of keys and values are switched off.
+local files are read, and no code that a configuration asks for is run. Weights in safetensors files of the folder are loaded where the model is made
+with real memory; without them it is initialised as transformers does, from the seed. Example inputs are random, two rows in the
+configuration's sizes, labels last; LENGTH is that of token sequences (default: at most `DEFAULT_LENGTH`). Caches of keys and values are switched off.
 """
 
 from __future__ import annotations

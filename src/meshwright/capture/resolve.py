@@ -2,7 +2,8 @@
 
 A model is named `FILE.py:function` or `module:function` (or by a configuration of transformers': `hf`); the function takes no argument and returns
 `(nn.Module, example_inputs)`. Every example input is a tensor with the batch as leading dimension; the last one is the training target. They may come
-as keyword arguments (`calling`). Nothing is evaluated from text: a file is imported from its path, its folder being importable only while user code runs here.
+as keyword arguments (`calling`). Nothing is evaluated from text: a file is imported from its path, its folder being importable only while user code
+runs here.
 """
 
 from __future__ import annotations
