@@ -47,7 +47,7 @@ class Gated(nn.Module):
 
 
 def value_dependent():
-    return nn.Sequential(nn.Linear(8, 8), nn.Sequential(nn.ReLU(), Gated(nn.Linear(8, 5)))), rows()
+    return Gated(nn.Sequential(nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 5))), rows()
 
 
 def value_dependent_huge():

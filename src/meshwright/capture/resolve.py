@@ -1,8 +1,9 @@
 """Finds a user's function by name, calls it and checks what it returns.
 
-A model is named `FILE.py:function` or `module:function`; the function takes no argument and returns `(nn.Module, example_inputs)`.
-Every example input is a tensor with the batch as leading dimension; the last one is the training target. Nothing is evaluated from
-text: a file is imported from its path, its folder being importable only while user code runs here.
+A model is named `FILE.py:function` or `module:function` (or by a configuration of transformers': `hf`); the function takes no argument and returns
+`(nn.Module, example_inputs)`. Every example input is a tensor with the batch as leading dimension; the last one is the training target. They may come
+as keyword arguments (`calling`). Nothing is evaluated from text: a file is imported from its path, its folder being importable only while user code
+runs here.
 """
 
 from __future__ import annotations
@@ -15,8 +16,9 @@ import importlib
 import importlib.util
 import sys
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -26,7 +28,10 @@ from torch import nn
 
 from meshwright.errors import CaptureError, MeshwrightError, UnknownName, UsageError
 
-__all__ = ["ModelSource", "build_model", "match_hint", "resolve_function", "user_code"]
+from .calling import Calling, flat_inputs
+from .hf import build_hf, hf_name
+
+__all__ = ["ModelSource", "build_model", "match_hint", "resolve_function", "shown", "user_code"]
 
 NAME_HINT = "name a model as FILE.py:function or module:function, e.g. examples/gpt.py:small"
 
@@ -35,7 +40,8 @@ NAME_HINT = "name a model as FILE.py:function or module:function, e.g. examples/
 class ModelSource:
     """A built model: the module, its example inputs (target last) and notes on how it was built.
 
-    `examples`: the inputs as its function gave them, whatever batch size was asked for.
+    `examples`: the inputs as its function gave them, whatever batch size was asked for. `calling`: how they become the module's arguments; None: in
+    order, the target last.
     """
 
     name: str
@@ -43,6 +49,7 @@ class ModelSource:
     inputs: tuple[torch.Tensor, ...]
     notes: tuple[str, ...] = ()
     examples: tuple[torch.Tensor, ...] = ()
+    calling: Calling | None = None
 
     @property
     def batch_size(self) -> int:
@@ -76,13 +83,14 @@ def build_model(name: str, *, device: str, seed: int = 0, batch_size: int | None
     """
     if batch_size is not None and batch_size < 1:
         raise UsageError(f"batch size must be >= 1, got {batch_size}", where=name)
-    function = resolve_function(name)
-    with torch.random.fork_rng(devices=[]), torch.device(device), user_code(name, _place(name)):
+    by_config = hf_name(name)
+    function = partial(build_hf, by_config) if by_config is not None else resolve_function(name)
+    with torch.random.fork_rng(devices=[]), torch.device(device), user_code(name, "" if by_config is not None else _place(name)):
         torch.manual_seed(seed)
         result = function()
-    module, inputs = _checked(name, result)
+    module, inputs, calling = _checked(name, result)
     resized = inputs if batch_size is None else tuple(resize_batch(x, batch_size) for x in inputs)
-    return ModelSource(name=name, module=module, inputs=resized, examples=inputs)
+    return ModelSource(name=name, module=module, inputs=resized, examples=inputs, calling=calling)
 
 
 def resize_batch(x: torch.Tensor, batch_size: int) -> torch.Tensor:
@@ -120,10 +128,10 @@ def user_location(error: BaseException, place: str = "") -> str:
     package, library = str(Path(__file__).resolve().parents[1]), str(Path(torch.__file__).resolve().parent)
     outside = [f for f in frames if not f.filename.startswith((package, library, "<"))]
     if isinstance(error, SyntaxError) and error.filename:
-        return f"{_shown(error.filename)}:{error.lineno}"
+        return f"{shown(error.filename)}:{error.lineno}"
     for candidates in (own, outside):
         if candidates:
-            return f"{_shown(candidates[-1].filename)}:{candidates[-1].lineno}"
+            return f"{shown(candidates[-1].filename)}:{candidates[-1].lineno}"
     return ""
 
 
@@ -132,7 +140,8 @@ def _first_line(error: BaseException) -> str:
     return lines[0] if lines else "no message"
 
 
-def _shown(filename: str) -> str:
+def shown(filename: str) -> str:
+    """A file's name as a message has it: below the current folder without that."""
     path = Path(filename)
     return str(path.relative_to(Path.cwd())) if path.is_relative_to(Path.cwd()) else filename
 
@@ -215,22 +224,27 @@ def _name_hint(name: str, what: str) -> str:
     return NAME_HINT
 
 
-def _checked(name: str, result: Any) -> tuple[nn.Module, tuple[torch.Tensor, ...]]:
+def _checked(name: str, result: Any) -> tuple[nn.Module, tuple[torch.Tensor, ...], Calling | None]:
     def wrong(message: str) -> UsageError:
-        return UsageError(message, where=name, hint="a model function returns (nn.Module, (input, ..., target)), batch first, target last")
+        hint = "a model function returns (nn.Module, (input, ..., target)) or (nn.Module, {name: input, ...}), batch first, target last"
+        return UsageError(message, where=name, hint=hint)
 
     if not isinstance(result, tuple) or len(result) != 2:
         raise wrong(f"returned {type(result).__name__}, not a pair (module, example inputs)")
-    module, inputs = result
+    module, given = result
     if not isinstance(module, nn.Module):
         raise wrong(f"the first of the pair is a {type(module).__name__}, not an nn.Module")
-    if not isinstance(inputs, (tuple, list)) or not inputs:
-        raise wrong("the second of the pair is not a tuple of tensors")
+    if not isinstance(given, (tuple, list, Mapping)) or not given:
+        raise wrong("the second of the pair is neither a tuple nor a dictionary of tensors")
+    inputs, calling = flat_inputs(given)
+    if not inputs:
+        raise wrong("there is no tensor among the example inputs")
     for i, x in enumerate(inputs):
+        which = f"example input {i}" if calling is None else f"example input {calling.names[i]!r}"
         if not isinstance(x, torch.Tensor):
-            raise wrong(f"example input {i} is a {type(x).__name__}, not a tensor")
+            raise wrong(f"{which} is a {type(x).__name__}, not a tensor")
         if x.dim() == 0 or x.shape[0] == 0:
-            raise wrong(f"example input {i} has shape {tuple(x.shape)}: it needs a batch as leading dimension")
+            raise wrong(f"{which} has shape {tuple(x.shape)}: it needs a batch as leading dimension")
         if x.shape[0] != inputs[0].shape[0]:
-            raise wrong(f"example input {i} has {x.shape[0]} rows, input 0 has {inputs[0].shape[0]}: the leading dimension is the batch")
-    return module, tuple(inputs)
+            raise wrong(f"{which} has {x.shape[0]} rows, input 0 has {inputs[0].shape[0]}: the leading dimension is the batch")
+    return module, inputs, calling

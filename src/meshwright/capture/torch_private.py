@@ -14,9 +14,10 @@ import torch
 from torch import nn
 
 __all__ = [
-    "DispatchRecorder", "FakeTensorMode", "custom_partitioner", "dispatch_mode", "fake_attributes", "fake_like", "fake_mode",
-    "inductor_partitioner", "joint_graph", "make_fx_graph", "partition_saving", "register_constants", "run_backward", "sac_tools",
-    "storage_key", "torch_partition", "uncompiled_graphs",
+    "DispatchRecorder", "FakeTensorMode", "autocast_kernel", "checkpoints_run_plainly", "constant_spec", "custom_partitioner", "dispatch_mode",
+    "export_as_called", "fake_attributes", "fake_like", "fake_mode", "flat_tree", "functorch_block", "inductor_partitioner", "joint_graph",
+    "make_fx_graph", "mode_of", "partition_saving", "register_constants", "run_backward", "sac_tools", "storage_key", "torch_partition",
+    "traced_below", "uncompiled_graphs",
 ]  # fmt: skip
 
 
@@ -201,3 +202,108 @@ def sac_tools() -> Any:
         sac_milp=sac_ilp.sac_milp, SACStats=sac_estimator.SACStats,
         get_optimal_checkpointing_policy_per_module=sac_ilp.get_optimal_checkpointing_policy_per_module,
     )  # fmt: skip
+
+
+@contextlib.contextmanager
+def export_as_called() -> Iterator[None]:
+    """While it lasts, torch.export leaves changes of the gradient mode and of autocast as calls where they were made.
+
+    Otherwise it moves what lies between them into submodules, forgets one kind inside the other, and drops what has no result.
+    """
+    from unittest.mock import patch
+
+    from torch._export.passes import replace_autocast_with_hop_pass as of_autocast
+    from torch._export.passes import replace_set_grad_with_hop_pass as of_gradients
+
+    def as_it_is(module: Any, signature: Any) -> tuple[Any, Any]:
+        return module, signature
+
+    autocast = patch.object(of_autocast, "replace_autocast_with_hop_pass", as_it_is)
+    with autocast, patch.object(of_gradients, "replace_set_grad_with_hop_pass", as_it_is):
+        yield
+
+
+def mode_of(tensors: Sequence[torch.Tensor]) -> Any:
+    """The fake mode that the fakes among these tensors live in, or None."""
+    from torch._guards import detect_fake_mode
+
+    return detect_fake_mode(list(tensors))
+
+
+def constant_spec(name: str) -> Any:
+    """What an exported program's signature says of a constant tensor that the placeholder `name` stands for."""
+    from torch.export.graph_signature import InputKind, InputSpec, TensorArgument
+
+    return InputSpec(kind=InputKind.CONSTANT_TENSOR, arg=TensorArgument(name=name), target=name, persistent=None)
+
+
+def autocast_kernel(target: Any, device: str) -> bool:
+    """Whether autocast has a rule for the operator itself, rather than for what it is made of."""
+    schema = target._schema
+    name = schema.name + (f".{schema.overload_name}" if schema.overload_name else "")
+    return bool(torch._C._dispatch_has_kernel_for_dispatch_key(name, f"Autocast{device.upper()}"))
+
+
+def functorch_block(nodes: Sequence[torch.fx.Node]) -> list[torch.fx.Node]:
+    """The calls of a `vmap` that begins with the first of `nodes`, to its end; empty if none begins there."""
+
+    def called(n: torch.fx.Node) -> str:
+        return str(getattr(n.target, "__name__", "")) if str(getattr(n.target, "__module__", "")).startswith("torch._functorch") else ""
+
+    first = nodes[0] if nodes[0].op == "call_function" else None
+    if first is None or not called(first):
+        return []
+    depth = 0
+    for i, n in enumerate(nodes):
+        if n.op == "output":
+            break
+        depth += called(n).endswith("_increment_nesting")
+        if called(n).endswith("_decrement_nesting"):
+            depth -= 1
+            if depth == 0:
+                return list(nodes[: i + 1])
+    return []
+
+
+def traced_below(root: nn.Module, graph: torch.fx.Graph, inputs: Sequence[torch.Tensor], mode: Any) -> torch.fx.GraphModule:
+    """The ATen calls that a graph comes to when it is run on these fakes, whatever it calls."""
+    from torch.fx.experimental.proxy_tensor import make_fx
+
+    module = torch.fx.GraphModule(root, graph)
+
+    def run(*values: Any) -> Any:
+        return torch.fx.Interpreter(module).run(*values)
+
+    with mode or contextlib.nullcontext():
+        return make_fx(run, _allow_non_fake_inputs=True)(*inputs)
+
+
+def flat_tree(tree: Any) -> tuple[list[Any], Any]:
+    """Leaves of nested containers (those that torch knows, packages' own among them), and what puts such leaves together again (`unflatten`)."""
+    from torch.utils._pytree import tree_flatten
+
+    leaves, spec = tree_flatten(tree)
+
+    return leaves, SimpleNamespace(unflatten=lambda values: _unflatten(values, spec))
+
+
+def _unflatten(values: Sequence[Any], spec: Any) -> Any:
+    from torch.utils._pytree import tree_unflatten
+
+    return tree_unflatten(values, spec)
+
+
+@contextlib.contextmanager
+def checkpoints_run_plainly() -> Iterator[None]:
+    """While it lasts, re-entrant activation checkpoints just run their function, with gradients exactly where they would have them."""
+    from unittest.mock import patch
+
+    from torch.utils.checkpoint import CheckpointFunction
+
+    def plain(function: Callable[..., Any], preserve_rng_state: bool, *args: Any) -> Any:
+        leads = any(isinstance(x, torch.Tensor) and x.requires_grad for x in args)
+        with contextlib.nullcontext() if leads else torch.no_grad():
+            return function(*args)
+
+    with patch.object(CheckpointFunction, "apply", plain):
+        yield

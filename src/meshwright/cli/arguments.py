@@ -10,6 +10,7 @@ if TYPE_CHECKING:
     from ..graph.graph import OpGraph
 
 TIME_LIMIT = "most seconds, by the clock; where it cuts, the best so far is given and the exit code is 5 (default {})"
+MODELS = "FILE.py:function or module:function that returns (module, example inputs), or hf:CONFIG.json[:Class], or a folder with config.json"
 LOSSES = "cross-entropy (default), mse, output, or module:function"
 
 
@@ -20,11 +21,25 @@ def fabric_arguments(parser: argparse.ArgumentParser, *, devices: str = "use onl
 
 def training_arguments(parser: argparse.ArgumentParser) -> None:
     """What is trained, on which fabric, with how many samples a step."""
-    parser.add_argument("--model", help="FILE.py:function or module:function that returns (module, example inputs)")
+    model_arguments(parser)
     parser.add_argument("--graph", type=Path, help="a captured graph (`train capture`) instead of --model")
     fabric_arguments(parser)
     parser.add_argument("--global-batch", type=int, required=True, help="samples per step, over all replicas")
     parser.add_argument("--loss", default=None, help=LOSSES)
+
+
+def model_arguments(parser: argparse.ArgumentParser, *short: str, required: bool = False) -> None:
+    parser.add_argument("--model", *short, required=required, help=MODELS)
+    parser.add_argument("--seq-len", type=int, metavar="N", help="tokens of an example row, of a model by its configuration (hf:)")
+
+
+def model_given(args: argparse.Namespace) -> str | None:
+    """The model's name as a job carries it, with --seq-len in it. Raises: UsageError where that does not fit."""
+    if args.model is None or (args.seq_len is None and ":" in args.model):
+        return args.model  # type: ignore[no-any-return]
+    from ..capture.hf import with_length
+
+    return with_length(args.model, args.seq_len)
 
 
 def named_options(texts: list[str], *, where: str) -> dict[str, str]:
@@ -46,6 +61,7 @@ def graph_given(args: argparse.Namespace) -> OpGraph | None:
 
     if (args.model is None) == (args.graph is None):
         raise UsageError("give either --model or --graph", hint="e.g. --model examples/gpt.py:small")
+    args.model = model_given(args)
     if args.graph is None:
         return None
     from ..io.model.graph import read_graph

@@ -6,6 +6,7 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from .arguments import model_arguments, model_given
 from .frame import Result
 
 if TYPE_CHECKING:
@@ -13,12 +14,13 @@ if TYPE_CHECKING:
 
 HELP = "capture a PyTorch model as an operator graph"
 EPILOG = """\
-The model is FILE.py:function or module:function; the function returns (nn.Module, (input, ..., target)), batch first, target last.
+The model is FILE.py:function or module:function; the function returns (nn.Module, (input, ..., target)) or (nn.Module, {name: input, ...}), batch
+first, target last (`labels`). Or it is a class of transformers by its configuration: hf:CONFIG.json[:Class], or a folder with config.json.
 It is captured on fake tensors: a model of any size needs no memory for its weights. Plan with the file: meshwright train plan --graph FILE."""
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--model", "-m", required=True, help="FILE.py:function or module:function")
+    model_arguments(parser, "-m", required=True)
     parser.add_argument("--loss", default="cross-entropy", help="cross-entropy (default), mse, output (the module returns it), or module:function")
     parser.add_argument("--batch", type=int, default=None, metavar="N", help="rows of the example inputs (default: as the model function returns)")
     parser.add_argument("--seed", type=int, default=0, help="seed of the random state before the model is built (default 0)")
@@ -36,7 +38,7 @@ def run(args: argparse.Namespace) -> Result:
     from ..io.model.graph import write_graph
 
     methods = METHODS[:1] if args.strict else METHODS
-    graph = capture(args.model, loss=args.loss, batch_size=args.batch, seed=args.seed, methods=methods)
+    graph = capture(model_given(args) or "", loss=args.loss, batch_size=args.batch, seed=args.seed, methods=methods)
     write_graph(args.out, graph)
     document = summary(graph, top=max(args.top, 0))
     document["path"] = str(args.out)

@@ -27,7 +27,7 @@ from .vocabulary import base_node, expand_losses, sums_of
 
 __all__ = ["LayoutRegions", "Region", "Remade", "made_again_bytes", "saved_storages"]
 
-_NEVER = ("batch_norm", "instance_norm", "opaque")  # they change buffers that they do not name
+_NEVER = ("batch_norm", "instance_norm", "opaque", "region")  # they change buffers that they do not name
 
 
 def saved_storages(

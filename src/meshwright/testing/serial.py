@@ -19,7 +19,7 @@ __all__ = ["serial_losses"]
 def serial_losses(job: Training, *, data: str, steps: int, rows: int | None = None) -> list[float]:
     """Loss of every step of plain eager training of `job.model` on global batches, whole batch at once (or `rows` samples at a time, accumulated)."""
     source = build_model(job.model, device="cpu", seed=job.seed, batch_size=job.global_batch)
-    objective = Objective(source.module, job.loss)
+    objective = Objective(source.module, job.loss, calling=source.calling)
     optimizer = make_optimizer(job.optimizer, list(source.module.named_parameters()), job.learning_rate)
     dataset = open_data(data, source.examples, job.seed)
     rows = rows or job.global_batch

@@ -64,7 +64,7 @@ def model_tensors(model: str, loss: str, batch: int | None) -> tuple[tuple[Gradi
     Raises: UsageError, CaptureError (the function, its module or the loss).
     """
     source = build_model(model, device="cpu", batch_size=batch)
-    objective = Objective(source.module, loss)
+    objective = Objective(source.module, loss, calling=source.calling)
     with user_code(model):
         tensors, end_ns = ready_times(source.module, lambda: objective(*source.inputs))
     return tensors, end_ns

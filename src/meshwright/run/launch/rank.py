@@ -17,6 +17,7 @@ import torch.distributed as dist
 from torch.profiler import record_function
 
 from ...capture.forward import trace_forward
+from ...capture.regions import REGION
 from ...capture.resolve import build_model
 from ...errors import Unsupported
 from ...io.plan.plan import read_plan
@@ -173,6 +174,8 @@ class _Maker:
                 job.model, loss=job.loss, batch_size=layout.microbatch_size, seed=job.seed, device=options_device(device), opaque=True
             )
             self.opaque = next(n.target for n in traced.graph_module.graph.nodes if n.op == "call_function")
+        elif any(n.target == REGION for n in graph.nodes):  # tracing makes the modules that are kept whole known here
+            trace_forward(job.model, loss=job.loss, batch_size=layout.microbatch_size, seed=job.seed, device=options_device(device))
 
     def module(self, clock: ModuleClock | None = None) -> tuple[RankModule, Any]:
         module = build_rank_module(

@@ -21,6 +21,7 @@ from typing import Any
 import torch
 from torch import fx
 
+from ...capture.regions import REGION, run_region
 from ...errors import PlanMismatch, Unsupported
 from ...plan.plan import ParamShard, Segment, TrainingLayout, ValueInfo, ValueSplit
 from ...plan.shards import local_value, sequence_values
@@ -252,13 +253,15 @@ class _Builder:
             missing = [v for v in node.inputs if v not in known]
             if missing:
                 raise Unsupported(f"segment {segment.key!r} needs {missing[0]!r}, which it neither reads nor makes", where=f"node {node.name}")
-            target = self.opaque if node.target == OPAQUE else function_of(node.target)
+            target = self.opaque if node.target == OPAQUE else run_region if node.target == REGION else function_of(node.target)
             if target is None:
                 raise Unsupported("the model could not be traced and no function was given to run it")
             if node.name in self.places:
                 target = self.drawing(node, target, states.get(node.inputs[0]), member, replays)
             if node.name in replays.region:
                 target = replays.wrap(node.name, target)
+            if node.target.split(".")[1:2] and node.target.split(".")[1].endswith("_") and node.inputs and node.inputs[0] in segment.reads:
+                known[node.inputs[0]] = graph.call_function(torch.ops.aten.clone.default, (known[node.inputs[0]],))  # what came in stays as it came
             args = tuple(decode_argument(a, known.__getitem__, self.device) for a in node.args)
             kwargs = {k: decode_argument(v, known.__getitem__, self.device) for k, v in node.kwargs.items()}
             known[node.name] = graph.call_function(target, args, kwargs)
@@ -350,7 +353,7 @@ class _Builder:
 def _is_random(node: ForwardNode) -> bool:
     if node.target == "getitem" or node.target in FUNCTIONS:
         return False
-    if node.target == OPAQUE or draws_bits(node):
+    if node.target in (OPAQUE, REGION) or draws_bits(node):
         return True
     return torch.Tag.nondeterministic_seeded in getattr(resolve(node.target), "tags", ()) and not node.target.startswith(
         ("aten.dropout", "aten.native_dropout", "aten.scaled_dot_product_attention")

@@ -1,0 +1,122 @@
+"""torch.export of a model with its loss: flat, equal to eager, with what cannot be traced kept whole.
+
+A module is kept whole (`regions`) when export fails in it, when a call of it cannot be made flat (`flatten`), or when it holds what export would lose
+without a word (`watching`). Modules of the same class of the owner's go with it. Export is tried again until it goes through; where the outermost
+module itself is the one, the whole model stays one operator.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import torch
+from torch import nn
+
+from meshwright.errors import MeshwrightError
+
+from .diagnose import Refusal, diagnose, quiet
+from .flatten import Left, flatten
+from .in_place import written_out
+from .losses import Objective
+from .regions import Watched, kept_whole, watching
+from .resolve import ModelSource, shown
+from .torch_private import export_as_called
+
+__all__ = ["exported_program", "module_path"]
+
+MAX_ROUNDS = 12  # exports of one model: each keeps at least one more class of modules whole
+
+
+def exported_program(objective: Objective, source: ModelSource, mode: Any) -> tuple[Any, tuple[str, ...]] | Refusal:
+    """(exported program, notes on what was kept whole), or why the model as a whole cannot be exported."""
+    whole: dict[str, str] = {}  # path of a module -> why
+    refusal: Refusal | None = None
+    for _ in range(MAX_ROUNDS):
+        found = _once(objective, source, mode, list(whole))
+        if not isinstance(found, Refusal):
+            return found, tuple(_notes(objective.model, whole))
+        refusal = refusal or found  # the first says what stands in the way; later ones may come of keeping modules whole
+        more = _modules_like(objective.model, found.module, whole)
+        if not more:
+            return refusal
+        for path in [p for p in whole if any(p.startswith(f"{m}.") for m in more)]:
+            del whole[path]
+        whole |= dict.fromkeys(more, found.message)
+    assert refusal is not None
+    return refusal
+
+
+def _once(objective: Objective, source: ModelSource, mode: Any, whole: Sequence[str]) -> Any:
+    """An exported program, flat; or a refusal."""
+    lost: list[Watched] = []
+    try:
+        with quiet(), mode or contextlib.nullcontext(), _as_eager(objective, source, whole, lost):
+            exported = torch.export.export(objective, source.inputs, strict=False)
+    except MeshwrightError:
+        raise
+    except Exception as error:
+        with quiet(), kept_whole(objective.model, whole, source.name):
+            return diagnose(objective, source, mode, error)
+    if lost:
+        first = lost[0]
+        return Refusal(operator="", where=shown(first.where), module=_plain(first.module), message=f"export would lose {first.what}")
+    detached = [name for name, x in exported.constants.items() if isinstance(x, torch.Tensor) and x.requires_grad]
+    if detached:  # export would train a different function
+        return Refusal(operator="", where=source.name, module="", message=f"a gradient is taken inside forward, export detaches {detached[0]}")
+    with quiet():
+        left = flatten(exported)
+    if left:
+        return _refused(left[0], source)
+    if written_out(exported.graph):
+        exported.graph_module.recompile()
+    return exported
+
+
+@contextlib.contextmanager
+def _as_eager(objective: Objective, source: ModelSource, whole: Sequence[str], lost: list[Watched]) -> Iterator[None]:
+    with watching(objective, lost), kept_whole(objective.model, whole, source.name), export_as_called():
+        yield
+
+
+def _refused(left: Left, source: ModelSource) -> Refusal:
+    trace = [line.strip() for line in str(left.meta.get("stack_trace") or "").splitlines() if line.strip().startswith("File ")]
+    where = source.name
+    if trace:
+        file, _, rest = trace[-1].removeprefix('File "').partition('", line ')
+        where = shown(f"{file}:{rest.partition(',')[0]}")
+    return Refusal(operator="", where=where, module=module_path(left.meta), message=left.reason)
+
+
+def _modules_like(model: nn.Module, path: str, whole: dict[str, str]) -> list[str]:
+    """The module at `path` and others of its class, which will not fare better; empty if that is nothing new."""
+    modules = dict(model.named_modules())
+    if not path or path not in modules or any(path == p or path.startswith(f"{p}.") for p in whole):
+        return []
+    kind = type(modules[path])
+    if kind.__module__.startswith("torch.nn."):
+        return [path]
+    same = [p for p, m in modules.items() if p and type(m) is kind]
+    return [p for p in same if not any(p.startswith(f"{q}.") for q in same)]
+
+
+def _notes(model: nn.Module, whole: dict[str, str]) -> list[str]:
+    modules = dict(model.named_modules())
+    by_class: dict[tuple[str, str], list[str]] = {}
+    for path, why in whole.items():
+        by_class.setdefault((type(modules[path]).__name__, why), []).append(path)
+    return [
+        f"kept whole as one operator each: {', '.join(paths[:4])}{' ...' if len(paths) > 4 else ''} ({kind}): {why}"
+        for (kind, why), paths in by_class.items()
+    ]
+
+
+def module_path(meta: Any) -> str:
+    """Module path of a node in the user's terms: `blocks.0.mlp.up`, `""` at the root, `loss` for the loss."""
+    stack = meta.get("nn_module_stack") or meta.get("fwd_nn_module_stack")
+    return _plain(str(list(stack.values())[-1][0]).removeprefix("L['self'].")) if stack else ""
+
+
+def _plain(path: str) -> str:
+    return path.removeprefix("model.") if path != "model" else ""

@@ -1,0 +1,200 @@
+"""Models by the name of a configuration: `hf:CONFIG.json[:Class][@LENGTH]`, or `hf:FOLDER...` of a folder that holds `config.json`.
+
+The class is one of transformers' own (default: the first of the configuration's `architectures`, else the causal language model of its type). Only
+local files are read, and no code that a configuration asks for is run. Weights in safetensors files of the folder are loaded where the model is made
+with real memory; without them it is initialised as transformers does, from the seed. Example inputs are random, two rows in the
+configuration's sizes, labels last; LENGTH is that of token sequences (default: at most `DEFAULT_LENGTH`). Caches of keys and values are switched off.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from meshwright.errors import FormatError, MissingExtra, UnknownName, UsageError
+
+from .calling import prediction_of
+
+__all__ = ["PREFIX", "HfName", "build_hf", "config_of", "hf_name", "with_length"]
+
+PREFIX = "hf:"
+MAX_CONFIG_BYTES = 1 << 20
+DEFAULT_LENGTH = 128  # tokens of an example row
+ROWS = 2
+AUDIO_SAMPLES = 4000  # of raw sound per example row
+_HINT = "hf:CONFIG.json[:Class][@LENGTH], or a folder with config.json"
+
+
+@dataclass(frozen=True, kw_only=True)
+class HfName:
+    """A model's name taken apart. `folder`: where weights may be, None for a file alone; `length`: 0 where none is given."""
+
+    config: Path
+    folder: Path | None
+    kind: str = ""
+    length: int = 0
+
+
+def hf_name(name: str) -> HfName | None:
+    """The parts of a name, or None for a model function's. Raises: UsageError, UnknownName for one that begins as ours and is not."""
+    bare = name.removeprefix(PREFIX)
+    if bare == name and not (Path(name) / "config.json").is_file():
+        return None
+    place, at, text = bare.rpartition("@")
+    if not at:
+        place, text = bare, "0"
+    if not text.isdecimal() or (at and int(text) < 1):
+        raise UsageError(f"{text!r} is not a length", where=name, hint=_HINT)
+    path, _, kind = place.partition(":") if not Path(place).exists() else (place, "", "")
+    if kind and not kind.isidentifier():
+        raise UsageError(f"{kind!r} is not the name of a class", where=name, hint=_HINT)
+    found = Path(path)
+    if found.is_dir() and (found / "config.json").is_file():
+        return HfName(config=found / "config.json", folder=found, kind=kind, length=int(text))
+    if found.is_dir() or not found.is_file():
+        raise UnknownName(f"there is no {'config.json in the folder' if found.is_dir() else 'file'} {path!r}", where=name, hint=_HINT)
+    return HfName(config=found, folder=None, kind=kind, length=int(text))
+
+
+def with_length(name: str | None, length: int | None) -> str | None:
+    """The name with a sequence length in it, as jobs and plans carry it. Raises: UsageError where the name is not of this kind, or has one."""
+    if name is not None and not name.startswith(PREFIX) and (Path(name) / "config.json").is_file():
+        name = PREFIX + name
+    if length is None or name is None:
+        return name
+    parts = hf_name(name)
+    if parts is None or parts.length or length < 1:
+        what = "a length is at least 1" if length < 1 else "the model's name has a length" if parts else "the length is its model function's affair"
+        raise UsageError(what, where="--seq-len", hint=_HINT)
+    return f"{name}@{length}"
+
+
+def config_of(data: bytes, where: str) -> dict[str, Any]:
+    """The fields of a configuration. Raises: FormatError."""
+    if len(data) > MAX_CONFIG_BYTES:
+        raise FormatError(f"more than {MAX_CONFIG_BYTES} bytes are no configuration", where=where)
+    try:
+        found = json.loads(data)
+    except (ValueError, RecursionError) as error:
+        raise FormatError(f"no JSON: {str(error).splitlines()[0]}", where=where) from None
+    if not isinstance(found, dict) or not isinstance(found.get("model_type"), str):
+        raise FormatError("a configuration is a JSON object with `model_type`", where=where)
+    kinds = found.get("architectures")
+    if kinds is not None and not (isinstance(kinds, list) and all(isinstance(k, str) for k in kinds)):
+        raise FormatError("`architectures` is not a list of class names", where=where)
+    if found.get("auto_map"):
+        raise FormatError("`auto_map` asks for code of its own, which is not run", where=where, hint="build it in a model function: FILE.py:function")
+    return found
+
+
+def build_hf(name: HfName) -> tuple[nn.Module, dict[str, torch.Tensor]]:
+    """The module in training mode, and its example inputs by keyword, labels last; on the current default device.
+
+    Raises: MissingExtra, FormatError, UnknownName; what transformers raises.
+    """
+    fields = config_of(_read(name.config), str(name.config))
+    try:
+        library = importlib.import_module("transformers")
+    except ImportError:
+        raise MissingExtra("transformers", extra="hf", needed_for="a model by its configuration") from None
+    kinds = library.CONFIG_MAPPING
+    if fields["model_type"] not in kinds:
+        raise UnknownName(f"transformers {library.__version__} has no model type {fields['model_type']!r}", where=str(name.config))
+    config = kinds[fields["model_type"]].from_dict(fields)
+    config.use_cache = False
+    kind = _class(library, config, name, fields)
+    if name.folder is not None and any(name.folder.glob("*.safetensors")) and torch.empty(0).device.type != "meta":
+        module = kind.from_pretrained(str(name.folder), config=config, local_files_only=True, use_safetensors=True, dtype=torch.float32)
+    else:
+        module = kind(config)
+    module.train()
+    return module, example_inputs(module, config, name.length)
+
+
+def _read(path: Path) -> bytes:
+    with path.open("rb") as file:
+        return file.read(MAX_CONFIG_BYTES + 1)
+
+
+def _class(library: Any, config: Any, name: HfName, fields: Mapping[str, Any]) -> Any:
+    wanted = name.kind or next(iter(fields.get("architectures") or ()), "")
+    if not wanted:
+        for table in (library.MODEL_FOR_CAUSAL_LM_MAPPING, library.MODEL_MAPPING):
+            if type(config) in table:
+                return table[type(config)]
+        raise UnknownName("the configuration names no class", where=str(name.config), hint=_HINT)
+    found = getattr(library, wanted, None)
+    if not isinstance(found, type) or not issubclass(found, library.PreTrainedModel):
+        raise UnknownName(f"transformers {library.__version__} has no model class {wanted!r}", where=str(name.config), hint=_HINT)
+    return found
+
+
+def example_inputs(module: Any, config: Any, length: int) -> dict[str, torch.Tensor]:
+    """Random inputs of a transformers module, by its main input and its kind of head."""
+    sizes = _Sizes(config, length)
+    kind, main = type(module).__name__, str(module.main_input_name)
+    inputs = {main: sizes.main(main)}
+    text = getattr(config, "text_config", None)
+    if getattr(config, "is_encoder_decoder", False) and not kind.endswith(("Classification", "Encoder", "EncoderModel")):
+        inputs["decoder_input_ids"] = sizes.tokens()
+    elif main == "pixel_values" and text is not None:
+        inputs = {"input_ids": sizes.tokens(), main: inputs[main]}
+    labels = sizes.labels(kind)
+    if labels is None:
+        labels = _like_prediction(module, inputs)
+    return {**inputs, "labels": labels}
+
+
+def _like_prediction(module: nn.Module, inputs: dict[str, torch.Tensor]) -> torch.Tensor:
+    """A target of the shape of what the module without a head returns."""
+    with torch.no_grad():
+        return torch.randn_like(prediction_of(module(**inputs)), dtype=torch.float32)
+
+
+class _Sizes:
+    def __init__(self, config: Any, length: int) -> None:
+        self.config = config
+        text = getattr(config, "text_config", None) or getattr(config, "decoder", None) or config
+        self.vocabulary = _number(text, "vocab_size") or _number(config, "vocab_size") or 2
+        most = min((x for k in ("max_position_embeddings", "n_positions", "max_target_positions") if (x := _number(text, k))), default=DEFAULT_LENGTH)
+        self.length = length or max(1, min(DEFAULT_LENGTH, most))
+
+    def tokens(self) -> torch.Tensor:
+        return torch.randint(self.vocabulary, (ROWS, self.length))
+
+    def main(self, name: str) -> torch.Tensor:
+        config = self.config
+        if name == "pixel_values":
+            vision = getattr(config, "vision_config", None) or config
+            size = getattr(vision, "image_size", None) or 224
+            height, width = (size, size) if isinstance(size, int) else tuple(size)[:2]
+            return torch.randn(ROWS, _number(vision, "num_channels") or 3, height, width)
+        if name == "input_features":
+            frames = 2 * (_number(config, "max_source_positions") or AUDIO_SAMPLES // 80)
+            return torch.randn(ROWS, _number(config, "num_mel_bins") or 80, frames)
+        if name == "input_values":
+            return torch.randn(ROWS, AUDIO_SAMPLES)
+        return self.tokens()
+
+    def labels(self, kind: str) -> torch.Tensor | None:
+        """None for a module without a head."""
+        classes = _number(self.config, "num_labels") or 2
+        if kind.endswith(("ForTokenClassification",)):
+            return torch.randint(classes, (ROWS, self.length))
+        if kind.endswith(("Classification", "ClassificationWithTeacher")):
+            return torch.randint(classes, (ROWS,))
+        if kind.endswith(("LM", "LMHeadModel", "ForConditionalGeneration", "ForPreTraining", "ForCTC")):
+            return self.tokens()
+        return None
+
+
+def _number(config: Any, name: str) -> int:
+    value = getattr(config, name, None)
+    return value if isinstance(value, int) and not isinstance(value, bool) else 0

@@ -1,0 +1,326 @@
+"""Modules that cannot be traced, kept whole: each call of one is a single operator, `meshwright.region`, in a graph that is traced around it.
+
+The operator takes all tensors that the module is called with, and its parameters and buffers, so that planning sees them; what it returns is found by
+running the module once for real, on random values of the same shapes (values decide its way, so its work is that of this sample). A rank that runs
+the graph calls the module itself, under autograd (`run_region`).
+What an export would silently lose is watched for here too (`watching`): gradients of one's own (`torch.autograd.Function`) and hooks on tensors.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import nn
+
+from meshwright.errors import Unsupported
+from meshwright.graph.graph import Work
+
+from .torch_private import DispatchRecorder, FakeTensorMode, checkpoints_run_plainly, flat_tree, storage_key
+from .work import work_of
+
+__all__ = ["REGION", "REGION_BACKWARD", "Watched", "kept_whole", "region_saved_bytes", "region_work", "run_region", "watching"]
+
+REGION = "meshwright.region.default"
+REGION_BACKWARD = "meshwright.region_backward.default"
+MAX_SAMPLE_BYTES = 2 * 1024**3  # of the parameters of a module that is run for real to see what it returns
+
+Shapes = tuple[tuple[int, ...], ...]
+
+
+@dataclass
+class _Sample:
+    """What one run of a region made: shape and dtype of its results, work, bytes kept for backward."""
+
+    outputs: tuple[tuple[tuple[int, ...], torch.dtype], ...]
+    forward: Work
+    backward: Work
+    saved_bytes: int
+
+
+@dataclass
+class _Region:
+    """One call of a module. `leaves`: arguments, None where a tensor stands; `names`: of its state, in the order in which the operator takes it."""
+
+    module: nn.Module
+    spec: Any
+    leaves: tuple[Any, ...]
+    tensors: int
+    names: tuple[tuple[str, ...], ...]
+    out_spec: Any = None
+    out_leaves: tuple[Any, ...] = ()
+    samples: dict[Shapes, _Sample] = field(default_factory=dict)
+
+    def call(self, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        """The module called with these tensors; the tensors among what it returns."""
+        given = iter(tensors[: self.tensors])
+        args, kwargs = self.spec.unflatten([next(given) if x is _TENSOR else x for x in self.leaves])
+        state = {n: t for names, t in zip(self.names, tensors[self.tensors :], strict=True) for n in names}
+        result = torch.func.functional_call(self.module, state, args, kwargs, tie_weights=False)
+        leaves, self.out_spec = flat_tree(result)
+        self.out_leaves = tuple(_TENSOR if isinstance(x, torch.Tensor) else x for x in leaves)
+        return [x for x in leaves if isinstance(x, torch.Tensor)]
+
+
+_TENSOR = object()
+_REGIONS: dict[str, _Region] = {}  # by key: model, path, number of the call. The last trace of a model wins; equal models make equal regions.
+
+
+def run_region(key: str, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    """What the operator does on a rank: the module itself, under autograd. Raises: Unsupported where the model was not traced in this process."""
+    if key not in _REGIONS:
+        raise Unsupported(f"the module kept whole as {key!r} is not known here", hint="trace the model in this process first")
+    return _REGIONS[key].call(tensors)
+
+
+def region_work(key: str, tensors: Sequence[torch.Tensor], *, backward: bool) -> Work:
+    sample = _REGIONS[key].samples[_shapes(tensors)]
+    return sample.backward if backward else sample.forward
+
+
+def region_saved_bytes(key: str, tensors: Sequence[torch.Tensor]) -> int:
+    """Bytes that autograd keeps of what the module makes inside, by the sample."""
+    return _REGIONS[key].samples[_shapes(tensors)].saved_bytes
+
+
+@contextlib.contextmanager
+def kept_whole(model: nn.Module, paths: Sequence[str], name: str) -> Iterator[None]:
+    """While it lasts, calls of the modules at `paths` in this thread are single operators. `name`: of the model, for keys."""
+    known: dict[Any, _Sample] = {}
+    modules = dict(model.named_modules())
+    try:
+        for path in paths:
+            modules[path]._call_impl = _Called(modules[path], f"{name}|{path}", known)
+        yield
+    finally:
+        for path in paths:
+            modules[path].__dict__.pop("_call_impl", None)
+
+
+class _Called:
+    """Stands for a module's call while its model is traced."""
+
+    def __init__(self, module: nn.Module, key: str, known: dict[Any, _Sample]) -> None:
+        self.module, self.key, self.known, self.count = module, key, known, 0
+        self.original = module._call_impl
+        self.thread = threading.get_ident()
+        self.real = {n: t for n, t in _state(module) if not isinstance(t, _FAKE)}
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        if threading.get_ident() != self.thread:
+            return self.original(*args, **kwargs)
+        key = f"{self.key}|{self.count}"
+        self.count += 1
+        leaves, spec = flat_tree((args, kwargs))
+        tensors = [x for x in leaves if isinstance(x, torch.Tensor)]
+        names: dict[int, list[str]] = {}
+        state: dict[int, torch.Tensor] = {}
+        for n, t in _state(self.module):
+            names.setdefault(id(t), []).append(n)
+            state[id(t)] = t
+        before = _REGIONS.get(key)
+        region = _Region(
+            module=self.module, spec=spec, leaves=tuple(_TENSOR if isinstance(x, torch.Tensor) else x for x in leaves), tensors=len(tensors),
+            names=tuple(map(tuple, names.values())), samples=before.samples if before is not None else {},
+        )  # fmt: skip
+        _REGIONS[key] = region
+        given = [*tensors, *state.values()]
+        self.sample(region, given)
+        outputs = iter(torch.ops.meshwright.region(key, given))
+        return region.out_spec.unflatten([next(outputs) if x is _TENSOR else x for x in region.out_leaves])
+
+    def sample(self, region: _Region, given: Sequence[torch.Tensor]) -> None:
+        """Runs the module for real, on samples."""
+        specs = [(tuple(int(d) for d in t.shape), t.dtype, bool(t.requires_grad)) for t in given]
+        size = sum(t.numel() * t.element_size() for t in given[region.tensors :])
+        if size > MAX_SAMPLE_BYTES:
+            raise RuntimeError(f"a module of {size} bytes would have to be run for real to know what it returns")
+        def run() -> _Sample:
+            with torch.random.fork_rng(devices=[]):
+                torch.manual_seed(0)
+                values = [_value(s, d) for s, d, _ in specs[: region.tensors]]
+                state = [self.real.get(n[0]) for n in region.names]
+                values += [_weight(s, d) if t is None else t.detach().clone() for (s, d, _), t in zip(specs[region.tensors :], state, strict=True)]
+                for x, (_, _, wanted) in zip(values, specs, strict=True):
+                    x.requires_grad_(wanted and x.is_floating_point())
+                return _measured(region, values)
+
+        region.samples[_shapes(given)] = _apart(run)
+
+
+def _apart(function: Callable[[], Any]) -> Any:
+    """Calls `function` in a thread of its own, where nothing that traces is active and autograd is not passed over."""
+    results: list[Any] = []
+    failed: list[BaseException] = []
+
+    def run() -> None:
+        try:
+            results.append(function())
+        except Exception as error:
+            failed.append(error)
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    thread.join()
+    if failed:
+        raise failed[0]
+    return results[0]
+
+
+def _measured(region: _Region, values: Sequence[torch.Tensor]) -> _Sample:
+    phase = [Work(), Work()]
+    backward = [0]
+    kept: dict[int, torch.Tensor] = {}
+    outside = {storage_key(x) for x in values}
+
+    def seen(operator: Any, args: Any, kwargs: Any, result: Any) -> None:
+        phase[backward[0]] += work_of(operator, args, kwargs, result)
+
+    def pack(x: torch.Tensor) -> torch.Tensor:
+        if storage_key(x) not in outside:
+            kept[storage_key(x)] = x
+        return x
+
+    with DispatchRecorder(seen), torch.autograd.graph.saved_tensors_hooks(pack, lambda x: x):
+        outputs = region.call(values)
+        backward[0] = 1
+        leads = [y for y in outputs if y.requires_grad]
+        wanted = [x for x in values if x.requires_grad]
+        if leads and wanted:
+            torch.autograd.grad(leads, wanted, [torch.ones_like(y) for y in leads], allow_unused=True)
+    rows = int(values[0].shape[0]) if region.tensors and values[0].dim() else 1
+    made = sum(x.untyped_storage().nbytes() for x in kept.values())
+    return _Sample(
+        tuple((tuple(y.shape), y.dtype) for y in outputs), _per_row(phase[0], rows), _per_row(phase[1], rows), -(-made // rows) * rows
+    )  # fmt: skip
+
+
+def _per_row(work: Work, rows: int) -> Work:
+    """Rounded up to whole numbers per row, so that other batch sizes scale from it."""
+
+    def up(x: int) -> int:
+        return -(-x // rows) * rows
+
+    return Work(flops=up(work.flops), bytes_read=up(work.bytes_read), bytes_written=up(work.bytes_written), calls=1)
+
+
+_FAKE: Any = type(FakeTensorMode().from_tensor(torch.empty(0)))
+
+
+def _state(module: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
+    yield from module.named_parameters(remove_duplicate=False)
+    yield from module.named_buffers(remove_duplicate=False)
+
+
+def _shapes(tensors: Sequence[torch.Tensor]) -> Shapes:
+    return tuple(tuple(int(d) for d in t.shape) for t in tensors)
+
+
+def _value(shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
+    if dtype.is_floating_point or dtype.is_complex:
+        return torch.randn(shape, dtype=dtype)
+    return torch.ones(shape, dtype=dtype) if dtype == torch.bool else torch.zeros(shape, dtype=dtype)
+
+
+def _weight(shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
+    """Small and positive enough for what divides by it or takes its root."""
+    return torch.rand(shape, dtype=dtype) * 0.1 + 0.01 if dtype.is_floating_point else torch.zeros(shape, dtype=dtype)
+
+
+@torch.library.custom_op("meshwright::region", mutates_args=())  # type: ignore[untyped-decorator]
+def _region(key: str, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    return [y.clone() for y in run_region(key, tensors)]
+
+
+@_region.register_fake  # type: ignore[untyped-decorator]
+def _(key: str, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    return [torch.empty(shape, dtype=dtype, device=tensors[0].device) for shape, dtype in _REGIONS[key].samples[_shapes(tensors)].outputs]
+
+
+@torch.library.custom_op("meshwright::region_backward", mutates_args=())  # type: ignore[untyped-decorator]
+def _region_backward(key: str, tensors: Sequence[torch.Tensor], gradients: Sequence[torch.Tensor], wanted: Sequence[int]) -> list[torch.Tensor]:
+    """Gradients of the tensors numbered in `wanted`; the module runs once more for them."""
+    def run() -> Any:
+        leaves = [t.detach().requires_grad_(i in wanted) for i, t in enumerate(tensors)]
+        outputs = run_region(key, leaves)
+        pairs = [(y, g) for y, g in zip(outputs, gradients, strict=True) if y.requires_grad]
+        return torch.autograd.grad([y for y, _ in pairs], [leaves[i] for i in wanted], [g for _, g in pairs], allow_unused=True)
+
+    found = _apart(run)
+    return [torch.zeros_like(tensors[i]) if g is None else g.clone() for i, g in zip(wanted, found, strict=True)]
+
+
+@_region_backward.register_fake  # type: ignore[untyped-decorator]
+def _(key: str, tensors: Sequence[torch.Tensor], gradients: Sequence[torch.Tensor], wanted: Sequence[int]) -> list[torch.Tensor]:
+    return [torch.empty_like(tensors[i]) for i in wanted]
+
+
+def _setup(ctx: Any, inputs: Any, output: Any) -> None:
+    ctx.key, tensors = inputs
+    ctx.wanted = [i for i, t in enumerate(tensors) if t.requires_grad]
+    ctx.like = [(tuple(y.shape), y.dtype, y.device) for y in output]
+    ctx.save_for_backward(*tensors)
+
+
+def _backward(ctx: Any, gradients: Sequence[torch.Tensor | None]) -> tuple[None, list[torch.Tensor | None]]:
+    given = [torch.zeros(s, dtype=t, device=d) if g is None else g for g, (s, t, d) in zip(gradients, ctx.like, strict=True)]
+    found = torch.ops.meshwright.region_backward(ctx.key, list(ctx.saved_tensors), given, ctx.wanted)
+    result: list[torch.Tensor | None] = [None] * len(ctx.saved_tensors)
+    for i, g in zip(ctx.wanted, found, strict=True):
+        result[i] = g
+    return None, result
+
+
+_region.register_autograd(_backward, setup_context=_setup)
+
+
+@dataclass(frozen=True)
+class Watched:
+    """Something in forward that an export would lose: what, in which module, at which line."""
+
+    what: str
+    module: str
+    where: str
+
+
+@contextlib.contextmanager
+def watching(model: nn.Module, found: list[Watched]) -> Iterator[None]:
+    """While a model is exported in this thread: checkpoints run plainly; what export would lose of gradients is added to `found`."""
+    paths = {id(m): name for name, m in model.named_modules()}
+    thread = threading.get_ident()
+
+    def note(what: str) -> None:
+        module, where, frame = "", "", sys._getframe(2)
+        while frame is not None:  # the innermost module that is running, and the line of whoever called
+            where = where or f"{frame.f_code.co_filename}:{frame.f_lineno}"
+            owner = frame.f_locals.get("self")
+            if isinstance(owner, nn.Module) and id(owner) in paths:
+                module = paths[id(owner)]
+                break
+            frame = frame.f_back  # type: ignore[assignment]
+        found.append(Watched(what, module, where))
+
+    function, tensor = torch.autograd.Function, torch.Tensor
+    apply, register = function.__dict__["apply"], tensor.register_hook
+
+    def applied(cls: Any, *args: Any, **kwargs: Any) -> Any:
+        if threading.get_ident() == thread and not cls.__module__.startswith("torch."):
+            note(f"the gradient of {cls.__qualname__} (torch.autograd.Function)")
+        return apply.__get__(None, cls)(*args, **kwargs)
+
+    def registered(self: torch.Tensor, hook: Callable[..., Any]) -> Any:
+        if threading.get_ident() == thread:
+            note("a hook on a tensor")
+        return register(self, hook)
+
+    function.apply, tensor.register_hook = classmethod(applied), registered
+    try:
+        with checkpoints_run_plainly():
+            yield
+    finally:
+        function.apply, tensor.register_hook = apply, register
