@@ -139,13 +139,23 @@ SOURCE = """
             n -= 1
         return n
 
+    def deaf(n):
+        while n > 0:
+            n -= 1
+        return n
+
     def started(a):
         return a * 3
+
+    def forked(a):
+        return a * 5
 
     def limit():
         return LIMIT
 """
 TESTS = """
+    import os
+    import signal
     import subprocess
     import sys
 
@@ -173,6 +183,17 @@ TESTS = """
         done = subprocess.run([sys.executable, "-c", "from toy import part; print(part.started(2))"], capture_output=True, text=True)
         assert done.stdout == "6\\n"
 
+    def test_forked():
+        pid = os.fork()
+        if pid == 0:
+            os._exit(part.forked(1))
+        assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 5
+
+    def test_deaf():
+        signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGALRM])  # as in compiled code: the limit's signal is not heard
+        assert part.deaf(3) == 0
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGALRM])
+
     def test_limit():
         assert part.limit() == 7
 
@@ -189,10 +210,10 @@ def toy(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def verdict_on(bench: runs.Bench, before: str, after: str, ledger: dict) -> runs.Verdict:
+def verdict_on(bench: runs.Bench, before: str, after: str, ledger: dict, nth: int = 0) -> runs.Verdict:
     source = (bench.root / "src/toy/part.py").read_text()
     made = [m for m in operators.mutations("src/toy/part.py", source) if (m.before.strip(), m.after.strip()) == (before, after)]
-    return bench.judge(made[0], bench.record(made[:1], ["tests/test_toy.py"]), ledger)
+    return bench.judge(made[nth], bench.record([made[nth]], ["tests/test_toy.py"]), ledger)
 
 
 @pytest.mark.interpreter
@@ -208,6 +229,7 @@ def test_verdicts_on_a_toy(toy: Path, capsys: pytest.CaptureFixture[str]) -> Non
         assert verdict_on(bench, "return a + 2", "return a + 3", ledger).verdict == "untouched"
         assert verdict_on(bench, "return a + 1", "return a - 1", ledger).verdict == "caught"  # a fixture's, by the second test that has it
         assert verdict_on(bench, "return a * 3", "return None", ledger).by == "tests/test_toy.py::test_started"  # in a process of the test
+        assert verdict_on(bench, "return a * 5", "return None", ledger).by == "tests/test_toy.py::test_forked"
         assert verdict_on(bench, "LIMIT = 7", "LIMIT = 8", ledger).by == "tests/test_toy.py::test_limit"  # runs at import
         again = verdict_on(bench, "if a > b:", "if a <= b:", ledger)
         assert (again.verdict, again.seconds) == ("caught", 0.0)  # the ledger knows
@@ -220,12 +242,13 @@ def test_verdicts_on_a_toy(toy: Path, capsys: pytest.CaptureFixture[str]) -> Non
 
 
 @pytest.mark.interpreter
-def test_a_loop_without_end_is_caught(toy: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("which", "name", "how"), [(0, "ending", "failed"), (1, "deaf", "time ran out")])
+def test_a_loop_without_end_is_caught(which: int, name: str, how: str, toy: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(runs, "TEST_EXTRA_S", 1.0)
-    monkeypatch.setattr(runs, "STARTUP_S", 20.0)
     bench = runs.Bench(toy)
     try:
-        assert verdict_on(bench, "n -= 1", "pass", {}).by == "tests/test_toy.py::test_ending"
+        ended = verdict_on(bench, "n -= 1", "pass", {}, nth=which)
+        assert (ended.by, ended.how) == (f"tests/test_toy.py::test_{name}", how)
     finally:
         bench.close()
 

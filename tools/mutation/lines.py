@@ -1,7 +1,8 @@
 """Which of the asked lines run: a trace function for pytest's process and for every Python process that a test starts.
 
 What is recorded is one JSON line per first sight, `[tag, source, line]`; line 0 says that some function of the file was called. The tag
-is the test under way. Only functions that hold an asked line are followed line by line, until all of their asked lines were seen.
+is the test under way. Only functions that hold an asked line are followed line by line, until all of their asked lines were seen. A fork
+goes on recording, for the test that its environment names.
 """
 
 from __future__ import annotations
@@ -15,13 +16,17 @@ from types import CodeType, FrameType
 from typing import Any
 
 ASKED = "MUTATION_LINES"  # names a JSON file {"root": folder of the sources, "lines": {source: [line, ...]}, "out": folder}
+TEST = "PYTEST_CURRENT_TEST"  # what pytest says in the environment: `nodeid (call)`, `nodeid (setup)`
+FORKED_FROM = "warm_interpreters.py"  # the tests' server of interpreters: what it imports is no test's, what is forked from it is
 FUNCTION = 0x1  # CO_OPTIMIZED: not a module's nor a class's body, which run at import whatever the test
 
 
 class Recorder:
     def __init__(self, asked: str) -> None:
         wanted = json.loads(Path(asked).read_text())
-        self.tag = ""
+        self.tag: str | None = ""
+        self.folder = Path(wanted["out"])
+        self.out: int | None = None
         self.seen: set[tuple[str, int]] = set()
         self.codes: dict[str, dict[tuple[str, int], frozenset[int]]] = {}
         self.names: dict[str, str] = {}
@@ -29,7 +34,14 @@ class Recorder:
             path = str(Path(wanted["root"]) / name)
             self.names[path] = name
             self.codes[path] = _functions(path, frozenset(lines))
-        self.out = os.open(Path(wanted["out"]) / f"{os.getpid()}.jsonl", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+        os.register_at_fork(after_in_child=self.forked)
+
+    def forked(self) -> None:
+        """In a fork: nothing is seen yet, the environment may still be changed, and the file's number may be given to another one."""
+        if self.out is not None:
+            os.close(self.out)
+        self.out, self.tag, self.seen = None, None, set()
+        self.start()
 
     def start(self) -> None:
         threading.settrace(self.called)
@@ -64,6 +76,10 @@ class Recorder:
     def saw(self, path: str, line: int) -> None:
         if (path, line) not in self.seen:
             self.seen.add((path, line))
+            if self.tag is None:
+                self.tag = os.environ.get(TEST, "")
+            if self.out is None:
+                self.out = os.open(self.folder / f"{os.getpid()}.jsonl", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
             os.write(self.out, (json.dumps([self.tag, self.names[path], line]) + "\n").encode())
 
 
@@ -86,9 +102,10 @@ def function_lines(path: str, lines: frozenset[int]) -> frozenset[int]:
 
 
 def record_child() -> None:
-    """What a process that a test started does first: its lines belong to the test that runs, `nodeid (call)`, `nodeid (setup)`."""
-    asked, test = os.environ.get(ASKED), os.environ.get("PYTEST_CURRENT_TEST")
+    """What a process that a test started does first: its lines belong to the test that runs."""
+    asked, test = os.environ.get(ASKED), os.environ.get(TEST)
     if asked and test:
         recorder = Recorder(asked)
         recorder.under(test)
-        recorder.start()
+        if not any(word.endswith(FORKED_FROM) for word in sys.orig_argv):
+            recorder.start()

@@ -6,8 +6,10 @@
 
 from __future__ import annotations
 
+import faulthandler
 import json
 import os
+import sys
 from collections import defaultdict
 from collections.abc import Iterator
 from pathlib import Path
@@ -24,6 +26,8 @@ RECORDER = lines.Recorder(os.environ[lines.ASKED]) if lines.ASKED in os.environ 
 TAKEN: defaultdict[str, float] = defaultdict(float)
 BAD: set[str] = set()
 SKIPPED: set[str] = set()
+LIMITS_S: dict[str, float] = {nodeid: limit for nodeid, limit in OPTIONS["chosen"] or ()}
+GRACE_S = 5.0  # from a test's limit to the end of the process: compiled code never looks at the signal that ends a test
 
 
 def note(*event: Any) -> None:
@@ -69,7 +73,10 @@ def pytest_runtest_protocol(item: pytest.Item) -> Iterator[Any]:
     note("start", item.nodeid)
     if RECORDER is not None:
         RECORDER.under(item.nodeid)
+    if item.nodeid in LIMITS_S:  # a thread of its own, which needs no lock of the interpreter; exit status 1
+        faulthandler.dump_traceback_later(LIMITS_S[item.nodeid] + GRACE_S, exit=True, file=sys.__stderr__)
     result = yield
+    faulthandler.cancel_dump_traceback_later()
     outcome = "failed" if item.nodeid in BAD else "skipped" if item.nodeid in SKIPPED else "passed"
     note(outcome, item.nodeid, round(TAKEN[item.nodeid], 4))
     return result

@@ -28,6 +28,7 @@ from .operators import Mutation
 TOOLS = Path(__file__).parent.parent
 STARTUP_S = 60.0  # of a run: imports and collection on a busy machine
 COMPILING_S = 180.0  # of a mutant that numba compiles again, with all that calls it
+UNHEARD = 1  # exit status of a run in which no test failed: one ran past its limit in compiled code, see `plugin`
 TIMES_LIMIT = 3.0  # of a test's recorded time
 TEST_EXTRA_S = 30.0  # what the test shares with others (a fixture of its module) is made again when it runs without them
 IMPORT = re.compile(r"^(?:from|import) .*$", re.MULTILINE)
@@ -153,7 +154,7 @@ class Bench:
         out.mkdir()
         (self.kept / "asked.json").write_text(json.dumps(wanted | {"out": str(out)}))
         path = os.pathsep.join(map(str, (self.overlay, TOOLS, TOOLS / "mutation" / "child")))
-        environment = {ASKED: str(self.kept / "asked.json"), "PYTHONPATH": path, "MESHWRIGHT_TEST_WARM": "0"}  # a fork reads no sitecustomize
+        environment = {ASKED: str(self.kept / "asked.json"), "PYTHONPATH": path}
         status, events = self.run(files, None, self.limit_s or 4 * 3600, "--timeout=1200", **environment)
         if status not in (0, 1):
             raise RuntimeError(f"the tests cannot be recorded: status {status}, see {self.kept / 'log.txt'}")
@@ -236,7 +237,7 @@ class Bench:
         if failed:
             return failed[0], "failed", passed
         under_way = [event[1] for event in events if event[0] == "start"][-1:]
-        return (under_way or tests)[0], "time ran out" if status is None else f"ended with {status}", passed
+        return (under_way or tests)[0], "time ran out" if status in (None, UNHEARD) else f"ended with {status}", passed
 
     def _cache_without(self, changed: str) -> Path:
         """A copy of the cache of compiled kernels, without those of the changed module and of what imports it, at any distance.
