@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 sys.path.insert(0, str(Path(__file__).parent.parent.parent / "tools"))
-from mutation import operators, report, rooms, runs
+from mutation import lines, operators, report, rooms, runs
 
 ROOT = Path(__file__).parent.parent.parent
 
@@ -113,6 +113,61 @@ def test_a_draw_is_by_lines_repeats_and_does_not_depend_on_the_place(tmp_path: P
     assert [made.line for made in moved] == [made.line + 3 for made in drawn]
     other = operators.draw(tmp_path, ["one.py"], 8, seed=2)
     assert {made.after for made in other} != {made.after for made in drawn}
+
+
+PROBED = """
+    \"\"\"A module.\"\"\"
+
+    from __future__ import annotations
+
+    double = lambda a: a * 2
+
+    def f(a):
+        \"\"\"A function.\"\"\"
+        if a > 3:
+            return 3
+        elif (a >
+              2):
+            def inner():
+                return 2
+            return inner()
+        try:
+            return [b for b in (1,)][a]
+        except (IndexError,
+                KeyError):
+            return 0
+
+    @njit
+    def g(a):
+        return a
+"""
+
+
+def test_probes_see_the_lines_that_run(tmp_path: Path) -> None:
+    text = textwrap.dedent(PROBED).lstrip()
+    numbers = {line.strip(): number for number, line in enumerate(text.splitlines(), 1)}
+    wanted = frozenset(number for line, number in numbers.items() if line not in ('"""A module."""', '"""A function."""'))
+
+    def seen(*given: int) -> set[int]:
+        names: dict = {"njit": lambda f: f}
+        lines.under("t")
+        exec(compile(lines.probed(text, wanted, str(tmp_path), "x.py"), "x.py", "exec", dont_inherit=True), names)
+        assert names["f"].__doc__ == "A function." and names["__doc__"] == "A module."
+        for a in given:
+            names["f"](a)
+        return {line for source, line in lines.PROCESS.seen if source == "x.py"}
+
+    try:
+        always = {0, *(numbers[line] for line in ("double = lambda a: a * 2", "@njit", "return a", "def f(a):"))}
+        assert seen() == set()
+        assert seen(4) == always | {numbers["if a > 3:"], numbers["return 3"]}
+        tried = {numbers[line] for line in ("try:", "except (IndexError,", "KeyError):", "return [b for b in (1,)][a]")}
+        condition = {numbers[line] for line in ("if a > 3:", "elif (a >", "2):")}
+        assert seen(0) == always | condition | tried
+        assert seen(2) == always | condition | tried | {numbers["return 0"]}
+        assert seen(3) == always | condition | {numbers[line] for line in ("def inner():", "return 2", "return inner()")}
+    finally:
+        lines.PROCESS.forget()
 
 
 def test_kernels_are_known_as_compiled() -> None:

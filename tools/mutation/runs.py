@@ -17,12 +17,13 @@ import subprocess
 import sys
 import time
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from .lines import ASKED, function_lines
+from .lines import RECORDING, function_lines, probed
 from .operators import Mutation
 
 TOOLS = Path(__file__).parent.parent
@@ -97,6 +98,21 @@ class Bench:
         path = self.root / file
         return _hash(self.helpers, path.read_bytes()) if path.is_file() else ""
 
+    @contextmanager
+    def changed(self, texts: dict[Path, str]) -> Iterator[None]:
+        """Within: files of the overlay hold these texts."""
+        before = {path: (path.read_text(encoding="utf-8"), path.stat()) for path in texts}
+        try:
+            for path, text in texts.items():
+                stat = before[path][1]
+                path.write_text(text, encoding="utf-8")
+                os.utime(path, ns=(stat.st_atime_ns, stat.st_mtime_ns + 10**9 * (1 + int(_hash(text)[:5], 16))))  # no kept bytecode fits
+            yield
+        finally:
+            for path, (text, stat) in before.items():
+                path.write_text(text, encoding="utf-8")
+                os.utime(path, ns=(stat.st_atime_ns, stat.st_mtime_ns))
+
     # Running tests
 
     def run(
@@ -139,7 +155,7 @@ class Bench:
         asked: defaultdict[str, set[int]] = defaultdict(set)
         for mutation in drawn:
             asked[mutation.path.removeprefix(f"{self.source}/")].add(mutation.line)
-        wanted = {"root": str(self.overlay), "lines": {name: sorted(asked[name]) for name in sorted(asked)}}
+        wanted = {"lines": {name: sorted(asked[name]) for name in sorted(asked)}}
         store = self.kept / f"lines-{_hash(self.state, json.dumps(wanted['lines']))}.json"
         known = json.loads(store.read_text()) if store.exists() else {}
         missing = [file for file in files if known.get(file, {}).get("hash") != self.test_hash(file)]
@@ -152,15 +168,14 @@ class Bench:
         out = self.kept / "recorded"
         shutil.rmtree(out, ignore_errors=True)
         out.mkdir()
-        (self.kept / "asked.json").write_text(json.dumps(wanted | {"out": str(out)}))
-        path = os.pathsep.join(map(str, (self.overlay, TOOLS, TOOLS / "mutation" / "child")))
-        environment = {ASKED: str(self.kept / "asked.json"), "PYTHONPATH": path}
-        status, events = self.run(files, None, self.limit_s or 4 * 3600, "--timeout=1200", **environment)
+        texts = {name: (self.overlay / name).read_text(encoding="utf-8") for name in wanted["lines"]}
+        with self.changed({self.overlay / name: probed(text, frozenset(wanted["lines"][name]), str(out), name) for name, text in texts.items()}):
+            status, events = self.run(files, None, self.limit_s or 4 * 3600, "--timeout=1200", **{RECORDING: "1"})
         if status not in (0, 1):
             raise RuntimeError(f"the tests cannot be recorded: status {status}, see {self.kept / 'log.txt'}")
         taken = {event[1]: event[2] for event in events if event[0] == "passed"}
         failed = [event[1] for event in events if event[0] == "failed"]
-        if failed:  # slower under the trace function: once more without
+        if failed:  # another source by its text: once more as it is
             _, events = self.run(sorted({t.partition("::")[0] for t in failed}), [(t, 300.0) for t in failed], 4 * 3600)
             taken |= {event[1]: event[2] for event in events if event[0] == "passed"}
             for test in sorted(set(failed) - set(taken)):
@@ -182,10 +197,10 @@ class Bench:
         """Tests that run the line, quickest first; then those of the same test files that call something else of the module.
 
         The second kind is for results that an earlier test of the file has computed and kept. A line that runs at import, or that is
-        compiled, is not seen by the trace function: every test that calls something of the module counts, every test where none does.
+        compiled, has no probe: every test that calls something of the module counts, every test where none does.
         """
         lines = {test: entry["lines"].get(mutation.path, ()) for test, entry in touched.items()}
-        seen = function_lines(str(self.root / mutation.path), frozenset({mutation.line})) and not mutation.compiled
+        seen = mutation.line in function_lines((self.root / mutation.path).read_text(encoding="utf-8")) and not mutation.compiled
         first = [test for test, ran in lines.items() if (mutation.line if seen else 0) in ran]
         if not first and not seen:
             first = list(touched)
@@ -222,14 +237,8 @@ class Bench:
         if mutation.compiled:
             environment["NUMBA_CACHE_DIR"] = str(self._cache_without(Path(mutation.path).stem))
         path = self.overlay / mutation.path.removeprefix(f"{self.source}/")
-        source, stat = path.read_text(encoding="utf-8"), path.stat()
-        path.write_text(mutation.apply(source), encoding="utf-8")
-        os.utime(path, ns=(stat.st_atime_ns, stat.st_mtime_ns + 10**9 * (1 + int(_hash(mutation.after)[:5], 16))))  # no kept bytecode fits
-        try:
+        with self.changed({path: mutation.apply(path.read_text(encoding="utf-8"))}):
             status, events = self.run(dict.fromkeys(test.partition("::")[0] for test in tests), chosen, limit_s, "-x", **environment)
-        finally:
-            path.write_text(source, encoding="utf-8")
-            os.utime(path, ns=(stat.st_atime_ns, stat.st_mtime_ns))
         passed = [event[1] for event in events if event[0] == "passed"]
         failed = [event[1] for event in events if event[0] == "failed"]
         if status in (0, 5):
