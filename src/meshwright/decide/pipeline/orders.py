@@ -139,9 +139,6 @@ class Times:
     end_s: list[list[float]]
     makespan_s: float
 
-    def arrival_order(self) -> list[tuple[float, int, int]]:
-        return sorted((t, d, i) for d, starts in enumerate(self.start_s) for i, t in enumerate(starts))
-
 
 class _Clock:
     def __init__(self, schedule: Schedule) -> None:
