@@ -17,7 +17,7 @@ from .errors import UsageError
 from .program.program import Kind, Program
 from .timeline import Timeline
 
-__all__ = ["EVIDENCE_CODES", "evidence_of_timeline", "evidence_shares", "step_evidence", "weakest"]
+__all__ = ["EVIDENCE_CODES", "evidence_of_timeline", "evidence_shares", "step_evidence"]
 
 EVIDENCE_CODES: tuple[Evidence, ...] = ("measured", "interpolated", "assumed")  # code of a step = position here
 
@@ -75,8 +75,3 @@ def evidence_of_timeline(timeline: Timeline, program: Program, cost: Cost) -> di
     chosen = order[where]
     seconds = np.maximum(spans.end_s[chosen] - spans.start_s[chosen], 0.0)
     return evidence_shares(seconds, codes[path[:, 0]], [(i, 0) for i in range(len(path))])
-
-
-def weakest(kinds: Sequence[Evidence]) -> Evidence:
-    """Evidence of a sum of prices: as weak as its weakest part; a sum of nothing is measured."""
-    return EVIDENCE_CODES[max((EVIDENCE_CODES.index(k) for k in kinds), default=0)]

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from meshwright.cost import Cost, Priced, Transport
 from meshwright.errors import UsageError
-from meshwright.evidence import EVIDENCE_CODES, evidence_of_timeline, evidence_shares, step_evidence, weakest
+from meshwright.evidence import EVIDENCE_CODES, evidence_of_timeline, evidence_shares, step_evidence
 from meshwright.program.builder import ProgramBuilder
 from meshwright.timeline import Spans, Timeline
 
@@ -44,11 +44,6 @@ def test_a_repeated_step_counts_each_time():
 def test_refusals(seconds, codes, path, match):
     with pytest.raises(UsageError, match=match):
         evidence_shares(np.array(seconds), np.array(codes), path)
-
-
-def test_weakest():
-    assert weakest([]) == "measured" and weakest(["measured", "interpolated"]) == "interpolated"
-    assert weakest(["assumed", "interpolated"]) == "assumed"
 
 
 @pytest.fixture

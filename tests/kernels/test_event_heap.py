@@ -5,12 +5,11 @@ from __future__ import annotations
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from meshwright.kernels.event_heap import heap_pop, heap_put, heap_remove, heap_repair, make_heap
+from meshwright.kernels.event_heap import heap_pop, heap_put, heap_repair, make_heap
 
 SLOTS = 12
 ACTIONS = st.one_of(
     st.tuples(st.just("put"), st.integers(0, SLOTS - 1), st.integers(0, 4), st.integers(0, 3)),
-    st.tuples(st.just("remove"), st.integers(0, SLOTS - 1)),
     st.tuples(st.just("pop")),
 )
 
@@ -25,9 +24,6 @@ def test_against_a_sorted_list(actions: list[tuple]) -> None:
             _, slot, time, key = action
             heap_put(heap, slot, float(time), key)
             queued[slot] = (float(time), key)
-        elif action[0] == "remove":
-            heap_remove(heap, action[1])
-            queued.pop(action[1], None)
         elif queued:
             expected = min((time, key, slot) for slot, (time, key) in queued.items())
             assert heap_pop(heap) == expected[2]

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 sys.path.insert(0, str(Path(__file__).parent.parent.parent / "tools"))
-from mutation import operators, report, rooms, runs
+from mutation import lines, operators, report, rooms, runs
 
 ROOT = Path(__file__).parent.parent.parent
 
@@ -115,6 +115,61 @@ def test_a_draw_is_by_lines_repeats_and_does_not_depend_on_the_place(tmp_path: P
     assert {made.after for made in other} != {made.after for made in drawn}
 
 
+PROBED = """
+    \"\"\"A module.\"\"\"
+
+    from __future__ import annotations
+
+    double = lambda a: a * 2
+
+    def f(a):
+        \"\"\"A function.\"\"\"
+        if a > 3:
+            return 3
+        elif (a >
+              2):
+            def inner():
+                return 2
+            return inner()
+        try:
+            return [b for b in (1,)][a]
+        except (IndexError,
+                KeyError):
+            return 0
+
+    @njit
+    def g(a):
+        return a
+"""
+
+
+def test_probes_see_the_lines_that_run(tmp_path: Path) -> None:
+    text = textwrap.dedent(PROBED).lstrip()
+    numbers = {line.strip(): number for number, line in enumerate(text.splitlines(), 1)}
+    wanted = frozenset(number for line, number in numbers.items() if line not in ('"""A module."""', '"""A function."""'))
+
+    def seen(*given: int) -> set[int]:
+        names: dict = {"njit": lambda f: f}
+        lines.under("t")
+        exec(compile(lines.probed(text, wanted, str(tmp_path), "x.py"), "x.py", "exec", dont_inherit=True), names)
+        assert names["f"].__doc__ == "A function." and names["__doc__"] == "A module."
+        for a in given:
+            names["f"](a)
+        return {line for source, line in lines.PROCESS.seen if source == "x.py"}
+
+    try:
+        always = {0, *(numbers[line] for line in ("double = lambda a: a * 2", "@njit", "return a", "def f(a):"))}
+        assert seen() == set()
+        assert seen(4) == always | {numbers["if a > 3:"], numbers["return 3"]}
+        tried = {numbers[line] for line in ("try:", "except (IndexError,", "KeyError):", "return [b for b in (1,)][a]")}
+        condition = {numbers[line] for line in ("if a > 3:", "elif (a >", "2):")}
+        assert seen(0) == always | condition | tried
+        assert seen(2) == always | condition | tried | {numbers["return 0"]}
+        assert seen(3) == always | condition | {numbers[line] for line in ("def inner():", "return 2", "return inner()")}
+    finally:
+        lines.PROCESS.forget()
+
+
 def test_kernels_are_known_as_compiled() -> None:
     made = operators.mutations("x.py", "@njit(cache=True)\ndef f(a):\n    return a + 1\n\n\ndef g(a):\n    return a + 1\n")
     assert {(m.scope, m.compiled) for m in made} == {("f", True), ("g", False)}
@@ -139,13 +194,23 @@ SOURCE = """
             n -= 1
         return n
 
+    def deaf(n):
+        while n > 0:
+            n -= 1
+        return n
+
     def started(a):
         return a * 3
+
+    def forked(a):
+        return a * 5
 
     def limit():
         return LIMIT
 """
 TESTS = """
+    import os
+    import signal
     import subprocess
     import sys
 
@@ -173,6 +238,17 @@ TESTS = """
         done = subprocess.run([sys.executable, "-c", "from toy import part; print(part.started(2))"], capture_output=True, text=True)
         assert done.stdout == "6\\n"
 
+    def test_forked():
+        pid = os.fork()
+        if pid == 0:
+            os._exit(part.forked(1))
+        assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 5
+
+    def test_deaf():
+        signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGALRM])  # as in compiled code: the limit's signal is not heard
+        assert part.deaf(3) == 0
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGALRM])
+
     def test_limit():
         assert part.limit() == 7
 
@@ -189,10 +265,10 @@ def toy(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def verdict_on(bench: runs.Bench, before: str, after: str, ledger: dict) -> runs.Verdict:
+def verdict_on(bench: runs.Bench, before: str, after: str, ledger: dict, nth: int = 0) -> runs.Verdict:
     source = (bench.root / "src/toy/part.py").read_text()
     made = [m for m in operators.mutations("src/toy/part.py", source) if (m.before.strip(), m.after.strip()) == (before, after)]
-    return bench.judge(made[0], bench.record(made[:1], ["tests/test_toy.py"]), ledger)
+    return bench.judge(made[nth], bench.record([made[nth]], ["tests/test_toy.py"]), ledger)
 
 
 @pytest.mark.interpreter
@@ -208,6 +284,7 @@ def test_verdicts_on_a_toy(toy: Path, capsys: pytest.CaptureFixture[str]) -> Non
         assert verdict_on(bench, "return a + 2", "return a + 3", ledger).verdict == "untouched"
         assert verdict_on(bench, "return a + 1", "return a - 1", ledger).verdict == "caught"  # a fixture's, by the second test that has it
         assert verdict_on(bench, "return a * 3", "return None", ledger).by == "tests/test_toy.py::test_started"  # in a process of the test
+        assert verdict_on(bench, "return a * 5", "return None", ledger).by == "tests/test_toy.py::test_forked"
         assert verdict_on(bench, "LIMIT = 7", "LIMIT = 8", ledger).by == "tests/test_toy.py::test_limit"  # runs at import
         again = verdict_on(bench, "if a > b:", "if a <= b:", ledger)
         assert (again.verdict, again.seconds) == ("caught", 0.0)  # the ledger knows
@@ -220,12 +297,13 @@ def test_verdicts_on_a_toy(toy: Path, capsys: pytest.CaptureFixture[str]) -> Non
 
 
 @pytest.mark.interpreter
-def test_a_loop_without_end_is_caught(toy: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("which", "name", "how"), [(0, "ending", "failed"), (1, "deaf", "time ran out")])
+def test_a_loop_without_end_is_caught(which: int, name: str, how: str, toy: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(runs, "TEST_EXTRA_S", 1.0)
-    monkeypatch.setattr(runs, "STARTUP_S", 20.0)
     bench = runs.Bench(toy)
     try:
-        assert verdict_on(bench, "n -= 1", "pass", {}).by == "tests/test_toy.py::test_ending"
+        ended = verdict_on(bench, "n -= 1", "pass", {}, nth=which)
+        assert (ended.by, ended.how) == (f"tests/test_toy.py::test_{name}", how)
     finally:
         bench.close()
 

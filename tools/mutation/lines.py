@@ -1,94 +1,121 @@
-"""Which of the asked lines run: a trace function for pytest's process and for every Python process that a test starts.
+"""Which of the asked lines run: probes in a copy of the source, which every process that imports it brings along.
 
 What is recorded is one JSON line per first sight, `[tag, source, line]`; line 0 says that some function of the file was called. The tag
-is the test under way. Only functions that hold an asked line are followed line by line, until all of their asked lines were seen.
+is the test under way: what pytest's plugin says, in other processes what pytest says in the environment, `nodeid (call)`, `nodeid (setup)`.
 """
 
 from __future__ import annotations
 
+import ast
 import json
 import os
-import sys
-import threading
+from collections.abc import Callable
 from pathlib import Path
-from types import CodeType, FrameType
-from typing import Any
+from types import CodeType
 
-ASKED = "MUTATION_LINES"  # names a JSON file {"root": folder of the sources, "lines": {source: [line, ...]}, "out": folder}
+RECORDING = "MUTATION_RECORDING"  # in the environment of a run that records
+TEST = "PYTEST_CURRENT_TEST"
 FUNCTION = 0x1  # CO_OPTIMIZED: not a module's nor a class's body, which run at import whatever the test
 
 
-class Recorder:
-    def __init__(self, asked: str) -> None:
-        wanted = json.loads(Path(asked).read_text())
-        self.tag = ""
+class _Process:
+    """What this process has seen; a fork starts anew, and opens a file of its own."""
+
+    def __init__(self) -> None:
+        self.tag: str | None = None
         self.seen: set[tuple[str, int]] = set()
-        self.codes: dict[str, dict[tuple[str, int], frozenset[int]]] = {}
-        self.names: dict[str, str] = {}
-        for name, lines in wanted["lines"].items():
-            path = str(Path(wanted["root"]) / name)
-            self.names[path] = name
-            self.codes[path] = _functions(path, frozenset(lines))
-        self.out = os.open(Path(wanted["out"]) / f"{os.getpid()}.jsonl", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+        self.out: int | None = None
+        os.register_at_fork(after_in_child=self.forget)  # the environment may still be changed, and the file's number asked for
 
-    def start(self) -> None:
-        threading.settrace(self.called)
-        sys.settrace(self.called)
+    def forget(self) -> None:
+        if self.out is not None:
+            os.close(self.out)
+        self.out, self.tag, self.seen = None, None, set()
 
-    def under(self, tag: str) -> None:
-        """From now on what runs belongs to `tag`."""
-        self.tag, self.seen = tag, set()
-
-    def called(self, frame: FrameType, event: str, argument: Any) -> Any:
-        code = frame.f_code
-        codes = self.codes.get(code.co_filename)
-        if codes is None or not code.co_flags & FUNCTION:
-            return None
-        path = code.co_filename
-        self.saw(path, 0)
-        lines = codes.get((code.co_name, code.co_firstlineno))
-        if lines is None:
-            return None
-        if frame.f_lineno in lines:
-            self.saw(path, frame.f_lineno)
-        if all((path, line) in self.seen for line in lines):
-            return None
-
-        def follow(frame: FrameType, event: str, argument: Any) -> Any:
-            if event == "line" and frame.f_lineno in lines:
-                self.saw(path, frame.f_lineno)
-            return follow
-
-        return follow
-
-    def saw(self, path: str, line: int) -> None:
-        if (path, line) not in self.seen:
-            self.seen.add((path, line))
-            os.write(self.out, (json.dumps([self.tag, self.names[path], line]) + "\n").encode())
+    def saw(self, folder: str, source: str, line: int) -> None:
+        self.seen.add((source, line))
+        if self.tag is None:
+            self.tag = os.environ.get(TEST, "")
+        if self.out is None:
+            self.out = os.open(Path(folder) / f"{os.getpid()}.jsonl", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+        os.write(self.out, (json.dumps([self.tag, source, line]) + "\n").encode())
 
 
-def _functions(path: str, lines: frozenset[int]) -> dict[tuple[str, int], frozenset[int]]:
-    found: dict[tuple[str, int], frozenset[int]] = {}
-    waiting = [compile(Path(path).read_text(encoding="utf-8"), path, "exec")]
+PROCESS = _Process()
+
+
+def under(tag: str) -> None:
+    """From now on what runs in this process belongs to `tag`."""
+    PROCESS.tag, PROCESS.seen = tag, set()
+
+
+def recorder(folder: str, source: str) -> Callable[[int], None]:
+    """What the probes of a source call with their line."""
+
+    def saw(line: int) -> None:
+        if (source, line) not in PROCESS.seen:
+            PROCESS.saw(folder, source, line)
+
+    return saw
+
+
+def probed(text: str, lines: frozenset[int], folder: str, name: str) -> str:
+    """The source with a call before every statement that holds an asked line, and at the start of every function.
+
+    A function's first line, with its defaults, counts when it is called; a line that a function runs but no statement of a function holds (a
+    lambda's of the module) whenever some function is.
+    """
+    tree = ast.parse(text)
+    functions = [n for n in ast.walk(tree) if isinstance(n, ast.FunctionDef | ast.AsyncFunctionDef)]
+    plain = [f for f in functions if not compiled(f)]
+    held: set[int] = set()
+    for function in plain:
+        _probe(function.body, lines, held)
+        held.add(function.lineno)
+    start = [0, *sorted((function_lines(text) & lines) - held)]
+    for function in plain:
+        at = int(ast.get_docstring(function, clean=False) is not None)
+        function.body[at:at] = [_call(line) for line in (*start, *({function.lineno} & lines))]
+    at = sum(isinstance(n, ast.ImportFrom) and n.module == "__future__" for n in tree.body) + int(ast.get_docstring(tree) is not None)
+    tree.body[at:at] = ast.parse(f"from mutation.lines import recorder as _recorder\n_saw = _recorder({folder!r}, {name!r})").body
+    return ast.unparse(ast.fix_missing_locations(tree)) + "\n"
+
+
+def compiled(function: ast.FunctionDef | ast.AsyncFunctionDef) -> bool:
+    """Whether numba compiles it: a probe would not compile."""
+    from .operators import COMPILED
+
+    return any(COMPILED.search(ast.unparse(decorator)) for decorator in function.decorator_list)
+
+
+def _call(line: int) -> ast.stmt:
+    return ast.parse(f"_saw({line})").body[0]
+
+
+def _probe(body: list[ast.stmt], lines: frozenset[int], held: set[int]) -> None:
+    """Puts calls into a list of statements and the lists below them, not into the functions and classes there; `held` gets the lines."""
+    made: list[ast.stmt] = []
+    for statement in body:
+        below = [part for part in ast.walk(statement) if part is not statement and isinstance(part, ast.stmt)]
+        inside = {line for part in below if part.lineno > statement.lineno for line in range(part.lineno, (part.end_lineno or part.lineno) + 1)}
+        own = lines & (set(range(statement.lineno, (statement.end_lineno or statement.lineno) + 1)) - inside)
+        held |= own
+        made += [_call(line) for line in sorted(own)] + [statement]
+        if not isinstance(statement, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+            for holder in (statement, *getattr(statement, "handlers", ()), *getattr(statement, "cases", ())):
+                for part in ("body", "orelse", "finalbody"):
+                    if isinstance(inner := getattr(holder, part, None), list):
+                        _probe(inner, lines, held)
+    body[:] = made
+
+
+def function_lines(text: str) -> frozenset[int]:
+    """Lines that a function runs; the others run at import."""
+    found: set[int] = set()
+    waiting = [compile(text, "source", "exec", dont_inherit=True)]
     while waiting:
         code = waiting.pop()
         waiting += [c for c in code.co_consts if isinstance(c, CodeType)]
-        here = lines & {line for _, _, line in code.co_lines() if line is not None}
-        if here and code.co_flags & FUNCTION:
-            key = (code.co_name, code.co_firstlineno)
-            found[key] = found.get(key, frozenset()) | here
-    return found
-
-
-def function_lines(path: str, lines: frozenset[int]) -> frozenset[int]:
-    """Those lines that a function runs; the others run at import."""
-    return frozenset().union(*_functions(path, lines).values())
-
-
-def record_child() -> None:
-    """What a process that a test started does first: its lines belong to the test that runs, `nodeid (call)`, `nodeid (setup)`."""
-    asked, test = os.environ.get(ASKED), os.environ.get("PYTEST_CURRENT_TEST")
-    if asked and test:
-        recorder = Recorder(asked)
-        recorder.under(test)
-        recorder.start()
+        if code.co_flags & FUNCTION:
+            found |= {line for _, _, line in code.co_lines() if line is not None}
+    return frozenset(found)

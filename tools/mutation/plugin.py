@@ -6,8 +6,10 @@
 
 from __future__ import annotations
 
+import faulthandler
 import json
 import os
+import sys
 from collections import defaultdict
 from collections.abc import Iterator
 from pathlib import Path
@@ -20,10 +22,12 @@ from mutation import lines
 
 OPTIONS = json.loads(Path(os.environ["MUTATION_RUN"]).read_text())
 JOURNAL = os.open(OPTIONS["journal"], os.O_WRONLY | os.O_CREAT | os.O_APPEND)
-RECORDER = lines.Recorder(os.environ[lines.ASKED]) if lines.ASKED in os.environ else None
+RECORDING = lines.RECORDING in os.environ
 TAKEN: defaultdict[str, float] = defaultdict(float)
 BAD: set[str] = set()
 SKIPPED: set[str] = set()
+LIMITS_S: dict[str, float] = dict(OPTIONS["chosen"] or ())
+GRACE_S = 5.0  # from a test's limit to the end of the process: compiled code never looks at the signal that ends a test
 
 
 def note(*event: Any) -> None:
@@ -31,11 +35,9 @@ def note(*event: Any) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    if RECORDER is None:  # a found failure is enough, the smallest one is not looked for
+    if not RECORDING:  # a found failure is enough, the smallest one is not looked for
         settings.register_profile("mutation", phases=(Phase.explicit, Phase.generate), report_multiple_bugs=False)
         settings.load_profile("mutation")
-    else:
-        RECORDER.start()
 
 
 @pytest.hookimpl(trylast=True)
@@ -54,8 +56,8 @@ def pytest_collection_modifyitems(session: pytest.Session, config: pytest.Config
 
 @pytest.hookimpl(wrapper=True)
 def pytest_make_collect_report(collector: pytest.Collector) -> Iterator[Any]:
-    if RECORDER is not None:
-        RECORDER.under(f"{collector.nodeid.partition('::')[0]} (collection)")
+    if RECORDING:
+        lines.under(f"{collector.nodeid.partition('::')[0]} (collection)")
     return (yield)
 
 
@@ -67,9 +69,12 @@ def pytest_collectreport(report: pytest.CollectReport) -> None:
 @pytest.hookimpl(wrapper=True, tryfirst=True)
 def pytest_runtest_protocol(item: pytest.Item) -> Iterator[Any]:
     note("start", item.nodeid)
-    if RECORDER is not None:
-        RECORDER.under(item.nodeid)
+    if RECORDING:
+        lines.under(item.nodeid)
+    if item.nodeid in LIMITS_S:  # a thread of its own, which needs no lock of the interpreter; exit status 1
+        faulthandler.dump_traceback_later(LIMITS_S[item.nodeid] + GRACE_S, exit=True, file=sys.__stderr__)
     result = yield
+    faulthandler.cancel_dump_traceback_later()
     outcome = "failed" if item.nodeid in BAD else "skipped" if item.nodeid in SKIPPED else "passed"
     note(outcome, item.nodeid, round(TAKEN[item.nodeid], 4))
     return result
@@ -86,11 +91,11 @@ def pytest_runtest_logreport(report: pytest.TestReport) -> None:
 @pytest.hookimpl(wrapper=True)
 def pytest_fixture_setup(fixturedef: Any, request: Any) -> Iterator[Any]:
     """What a shared fixture runs belongs to all tests of the file, not only to the first that asks."""
-    if RECORDER is None or fixturedef.scope == "function":
+    if not RECORDING or fixturedef.scope == "function":
         return (yield)
-    test = RECORDER.tag
-    RECORDER.under(f"{request.node.nodeid.partition('::')[0] or test.partition('::')[0]} (collection)")
+    test = lines.PROCESS.tag or ""
+    lines.under(f"{request.node.nodeid.partition('::')[0] or test.partition('::')[0]} (collection)")
     try:
         return (yield)
     finally:
-        RECORDER.under(test)
+        lines.under(test)

@@ -17,17 +17,21 @@ import subprocess
 import sys
 import time
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from .lines import ASKED, function_lines
+from .lines import RECORDING, function_lines, probed
 from .operators import Mutation
 
 TOOLS = Path(__file__).parent.parent
 STARTUP_S = 60.0  # of a run: imports and collection on a busy machine
 COMPILING_S = 180.0  # of a mutant that numba compiles again, with all that calls it
+FIRST_TESTS = 4  # of a mutant's tests that run before the others' files are collected
+MAX_BUSY_FACTOR = 4.0  # by which limits are stretched on a busy machine
+UNHEARD = 1  # exit status of a run in which no test failed: one ran past its limit in compiled code, see `plugin`
 TIMES_LIMIT = 3.0  # of a test's recorded time
 TEST_EXTRA_S = 30.0  # what the test shares with others (a fixture of its module) is made again when it runs without them
 IMPORT = re.compile(r"^(?:from|import) .*$", re.MULTILINE)
@@ -96,6 +100,21 @@ class Bench:
         path = self.root / file
         return _hash(self.helpers, path.read_bytes()) if path.is_file() else ""
 
+    @contextmanager
+    def changed(self, texts: dict[Path, str]) -> Iterator[None]:
+        """Within: files of the overlay hold these texts."""
+        before = {path: (path.read_text(encoding="utf-8"), path.stat()) for path in texts}
+        try:
+            for path, text in texts.items():
+                stat = before[path][1]
+                path.write_text(text, encoding="utf-8")
+                os.utime(path, ns=(stat.st_atime_ns, stat.st_mtime_ns + 10**9 * (1 + int(_hash(text)[:5], 16))))  # no kept bytecode fits
+            yield
+        finally:
+            for path, (text, stat) in before.items():
+                path.write_text(text, encoding="utf-8")
+                os.utime(path, ns=(stat.st_atime_ns, stat.st_mtime_ns))
+
     # Running tests
 
     def run(
@@ -138,7 +157,7 @@ class Bench:
         asked: defaultdict[str, set[int]] = defaultdict(set)
         for mutation in drawn:
             asked[mutation.path.removeprefix(f"{self.source}/")].add(mutation.line)
-        wanted = {"root": str(self.overlay), "lines": {name: sorted(asked[name]) for name in sorted(asked)}}
+        wanted = {"lines": {name: sorted(asked[name]) for name in sorted(asked)}}
         store = self.kept / f"lines-{_hash(self.state, json.dumps(wanted['lines']))}.json"
         known = json.loads(store.read_text()) if store.exists() else {}
         missing = [file for file in files if known.get(file, {}).get("hash") != self.test_hash(file)]
@@ -151,15 +170,14 @@ class Bench:
         out = self.kept / "recorded"
         shutil.rmtree(out, ignore_errors=True)
         out.mkdir()
-        (self.kept / "asked.json").write_text(json.dumps(wanted | {"out": str(out)}))
-        path = os.pathsep.join(map(str, (self.overlay, TOOLS, TOOLS / "mutation" / "child")))
-        environment = {ASKED: str(self.kept / "asked.json"), "PYTHONPATH": path, "MESHWRIGHT_TEST_WARM": "0"}  # a fork reads no sitecustomize
-        status, events = self.run(files, None, self.limit_s or 4 * 3600, "--timeout=1200", **environment)
+        texts = {name: (self.overlay / name).read_text(encoding="utf-8") for name in wanted["lines"]}
+        with self.changed({self.overlay / name: probed(text, frozenset(wanted["lines"][name]), str(out), name) for name, text in texts.items()}):
+            status, events = self.run(files, None, self.limit_s or 4 * 3600, "--timeout=1200", **{RECORDING: "1"})
         if status not in (0, 1):
             raise RuntimeError(f"the tests cannot be recorded: status {status}, see {self.kept / 'log.txt'}")
         taken = {event[1]: event[2] for event in events if event[0] == "passed"}
         failed = [event[1] for event in events if event[0] == "failed"]
-        if failed:  # slower under the trace function: once more without
+        if failed:  # another source by its text: once more as it is
             _, events = self.run(sorted({t.partition("::")[0] for t in failed}), [(t, 300.0) for t in failed], 4 * 3600)
             taken |= {event[1]: event[2] for event in events if event[0] == "passed"}
             for test in sorted(set(failed) - set(taken)):
@@ -181,13 +199,14 @@ class Bench:
         """Tests that run the line, quickest first; then those of the same test files that call something else of the module.
 
         The second kind is for results that an earlier test of the file has computed and kept. A line that runs at import, or that is
-        compiled, is not seen by the trace function: every test that calls something of the module counts, every test where none does.
+        compiled, has no probe: every test that calls something of the module counts; where none does, those in the folder of its name, or all.
         """
         lines = {test: entry["lines"].get(mutation.path, ()) for test, entry in touched.items()}
-        seen = function_lines(str(self.root / mutation.path), frozenset({mutation.line})) and not mutation.compiled
+        seen = mutation.line in function_lines((self.root / mutation.path).read_text(encoding="utf-8")) and not mutation.compiled
         first = [test for test, ran in lines.items() if (mutation.line if seen else 0) in ran]
         if not first and not seen:
-            first = list(touched)
+            beside = [test for test in touched if Path(test.partition("::")[0]).parent.name == Path(mutation.path).parent.name]
+            first = beside or list(touched)
         files = {test.partition("::")[0] for test in first}
         second = [test for test, ran in lines.items() if 0 in ran and test.partition("::")[0] in files and test not in set(first)]
         return [t for part in (first, second) for t in sorted(part, key=lambda t: touched[t]["s"]) if t not in self.unreliable]
@@ -212,8 +231,15 @@ class Bench:
         return Verdict(mutation, "caught" if by else "survived", by, how, len(tests), time.monotonic() - start)
 
     def _caught(self, mutation: Mutation, tests: list[str], touched: dict[str, Any]) -> tuple[str, str, list[str]]:
-        """(test that noticed or nothing, how, tests that passed)."""
-        busy = max(1.0, os.getloadavg()[0] / len(os.sched_getaffinity(0)))
+        """(test that noticed or nothing, how, tests that passed). The quickest few go first: to collect all files takes longer than they do."""
+        by, how, passed = self._run_mutant(mutation, tests[:FIRST_TESTS], touched)
+        if by or len(tests) <= FIRST_TESTS:
+            return by, how, passed
+        by, how, more = self._run_mutant(mutation, tests[FIRST_TESTS:], touched)
+        return by, how, passed + more
+
+    def _run_mutant(self, mutation: Mutation, tests: list[str], touched: dict[str, Any]) -> tuple[str, str, list[str]]:
+        busy = min(MAX_BUSY_FACTOR, max(1.0, os.getloadavg()[0] / len(os.sched_getaffinity(0))))
         extra = COMPILING_S * busy if mutation.compiled else 0.0
         chosen = [(test, TIMES_LIMIT * touched[test]["s"] + TEST_EXTRA_S * busy + extra) for test in tests]
         limit_s = STARTUP_S * busy + extra + sum(TIMES_LIMIT * touched[test]["s"] + 0.1 for test in tests)
@@ -221,14 +247,8 @@ class Bench:
         if mutation.compiled:
             environment["NUMBA_CACHE_DIR"] = str(self._cache_without(Path(mutation.path).stem))
         path = self.overlay / mutation.path.removeprefix(f"{self.source}/")
-        source, stat = path.read_text(encoding="utf-8"), path.stat()
-        path.write_text(mutation.apply(source), encoding="utf-8")
-        os.utime(path, ns=(stat.st_atime_ns, stat.st_mtime_ns + 10**9 * (1 + int(_hash(mutation.after)[:5], 16))))  # no kept bytecode fits
-        try:
+        with self.changed({path: mutation.apply(path.read_text(encoding="utf-8"))}):
             status, events = self.run(dict.fromkeys(test.partition("::")[0] for test in tests), chosen, limit_s, "-x", **environment)
-        finally:
-            path.write_text(source, encoding="utf-8")
-            os.utime(path, ns=(stat.st_atime_ns, stat.st_mtime_ns))
         passed = [event[1] for event in events if event[0] == "passed"]
         failed = [event[1] for event in events if event[0] == "failed"]
         if status in (0, 5):
@@ -236,7 +256,7 @@ class Bench:
         if failed:
             return failed[0], "failed", passed
         under_way = [event[1] for event in events if event[0] == "start"][-1:]
-        return (under_way or tests)[0], "time ran out" if status is None else f"ended with {status}", passed
+        return (under_way or tests)[0], "time ran out" if status in (None, UNHEARD) else f"ended with {status}", passed
 
     def _cache_without(self, changed: str) -> Path:
         """A copy of the cache of compiled kernels, without those of the changed module and of what imports it, at any distance.

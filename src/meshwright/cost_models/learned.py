@@ -27,11 +27,11 @@ __all__ = ["MIN_ROWS", "LearnedProducts", "fit_learned"]
 
 F64 = NDArray[np.float64]
 MIN_ROWS = 1000  # rows of a table that determine trees; `tiles` reads smaller ones
-SIDES = (64, 128, 256)
-WIDTHS = (64, 128, 192, 256)
+SIDES = (64, 128, 256)  # heights of tiles that are tried, and widths of the first search
+WIDTHS = (64, 128, 192, 256)  # of the second search
 START_RAGGED = 0.2  # where the search for `ragged` starts
 MEMBER_TILINGS = 2  # the best ones, each with two members
-TREES_PER_MEMBER = 300
+TREES_PER_MEMBER = 300  # boosted trees that correct one member's closed form
 WAVE_WIDTHS = (*range(16, 129, 8), 144, 160)  # widths of tiles among which the fewest waves are sought
 CHUNK_ROWS = 200_000  # rows predicted at once, so that memory stays bounded
 

@@ -22,7 +22,7 @@ from .breakdown import StageShare
 
 __all__ = ["RecomputeAdvice", "RecomputePoint", "RecomputeStage", "recompute_advice"]
 
-SHARES = (0.75, 0.5, 0.25)  # of what a layer keeps
+KEPT_SHARES = (0.75, 0.5, 0.25)  # of what a layer keeps, for which advice is given
 
 
 class RecomputePoint(msgspec.Struct, frozen=True, kw_only=True):
@@ -87,7 +87,7 @@ def _points(problem: RecomputeProblem) -> tuple[RecomputePoint, ...]:
     points = [RecomputePoint(what="none", kept_bytes=whole.kept_bytes, kept_share=1.0, time_share=0.0, gap=0.0, recompute=())]
     core = useful_policy(layer, problem.core)
     named = [("core attention", core)] if core.recompute else []
-    for share in SHARES:
+    for share in KEPT_SHARES:
         try:
             named.append((f"optimal at {share:.0%}", best_policy(layer, int(share * whole.kept_bytes))))
         except Infeasible:

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from .compile import kernel
 
-__all__ = ["EventHeap", "heap_pop", "heap_put", "heap_remove", "heap_repair", "make_heap"]
+__all__ = ["EventHeap", "heap_pop", "heap_put", "heap_repair", "make_heap"]
 
 
 class EventHeap(NamedTuple):
@@ -95,21 +95,6 @@ def heap_repair(heap):  # type: ignore[no-untyped-def]
     # Heapify from the last parent up: linear, and nothing moves where the order still holds.
     for at in range((heap.queued[0] >> 1) - 1, -1, -1):
         _sift_down(heap, at, np.int64(heap.order[at]))
-
-
-@kernel
-def heap_remove(heap, slot):  # type: ignore[no-untyped-def]
-    """Take `slot` out of the queue; nothing happens if it is not in it."""
-    at = np.int64(heap.place[slot])
-    if at < 0:
-        return
-    heap.place[slot] = -1
-    heap.queued[0] -= 1
-    # The last one fills the gap; it may belong higher or lower there.
-    if at < heap.queued[0]:
-        last = np.int64(heap.order[heap.queued[0]])
-        if _sift_up(heap, at, last) == at:
-            _sift_down(heap, at, last)
 
 
 @kernel

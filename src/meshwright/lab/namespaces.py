@@ -11,13 +11,11 @@ import os
 from pathlib import Path
 
 __all__ = [
-    "NEWNET", "NEWNS", "NEWPID", "NEWUSER", "NEWUTS", "become_root_of_user_namespace", "bind", "die_with_parent", "mount", "set_hostname", "setns",
-    "unshare",
+    "NEWNET", "NEWNS", "NEWPID", "NEWUSER", "NEWUTS", "become_root_of_user_namespace", "bind", "mount", "set_hostname", "setns", "unshare",
 ]  # fmt: skip
 
 NEWNS, NEWUTS, NEWUSER, NEWPID, NEWNET = 0x00020000, 0x04000000, 0x10000000, 0x20000000, 0x40000000
 MS_NOSUID, MS_NODEV, MS_NOEXEC, MS_BIND, MS_REC, MS_SLAVE = 2, 4, 8, 4096, 16384, 1 << 19
-_PR_SET_PDEATHSIG = 1
 
 _libc = ctypes.CDLL(None, use_errno=True)
 
@@ -52,11 +50,6 @@ def set_hostname(name: str) -> None:
     """Raises: OSError."""
     data = name.encode()
     _call("sethostname", data, ctypes.c_size_t(len(data)))
-
-
-def die_with_parent(signal_number: int) -> None:
-    """Ask for this signal when the thread that started this process ends."""
-    _call("prctl", ctypes.c_int(_PR_SET_PDEATHSIG), ctypes.c_ulong(signal_number), ctypes.c_ulong(0), ctypes.c_ulong(0), ctypes.c_ulong(0))
 
 
 def become_root_of_user_namespace() -> None:

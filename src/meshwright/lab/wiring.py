@@ -28,7 +28,6 @@ from .scaling import MAX_SEGMENT_BYTES, segment_bytes
 __all__ = ["MAX_NAMESPACES", "Cable", "End", "Wiring", "wire"]
 
 MAX_NAMESPACES = 512  # of one lab, a network stack of the kernel each
-NETWORK_PREFIX_BITS = 15  # 10.76.0.0/15 holds devices and bridges
 _CABLES = int(ipaddress.IPv4Address("10.80.0.0"))
 
 

@@ -6,20 +6,13 @@ the joint graph. Model operations leave out what a fused attention kernel comput
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+from collections.abc import Collection
 
 import msgspec
 
 from ..graph.graph import OpGraph
 
-__all__ = ["CapturedFlops", "OperatorBytes", "captured_flops", "saved_by_module", "saved_by_operator"]
-
-
-class OperatorBytes(msgspec.Struct, frozen=True, kw_only=True):
-    operator: str  # node name
-    target: str
-    module: str
-    size_bytes: int
+__all__ = ["CapturedFlops", "captured_flops"]
 
 
 class CapturedFlops(msgspec.Struct, frozen=True, kw_only=True):
@@ -38,27 +31,6 @@ class CapturedFlops(msgspec.Struct, frozen=True, kw_only=True):
         """Causal attention counted below the diagonal only."""
         half = self.causal_attention // 2
         return CapturedFlops(model=self.model - half, hardware=self.hardware - half, causal_attention=self.causal_attention - half)
-
-
-def saved_by_operator(graph: OpGraph) -> tuple[OperatorBytes, ...]:
-    """Operators that keep something, in execution order; the sizes add up to `graph.saved_bytes`."""
-    return tuple(
-        OperatorBytes(operator=n.name, target=n.target, module=n.module, size_bytes=sum(graph.storages[s].size_bytes for s in n.saved))
-        for n in graph.nodes
-        if n.saved
-    )
-
-
-def saved_by_module(graph: OpGraph) -> dict[str, int]:
-    """Module path -> bytes kept by the operators that run directly in it; modules that keep nothing are left out."""
-    return _summed((x.module, x.size_bytes) for x in saved_by_operator(graph))
-
-
-def _summed(pairs: Iterable[tuple[str, int]]) -> dict[str, int]:
-    found: dict[str, int] = {}
-    for name, size in pairs:
-        found[name] = found.get(name, 0) + size
-    return {name: size for name, size in found.items() if size}
 
 
 def captured_flops(graph: OpGraph, recomputed: Collection[str] = ()) -> CapturedFlops:

@@ -21,7 +21,7 @@ from functools import cache
 from itertools import product
 
 __all__ = [
-    "State", "chunk_of", "coordinates", "gradient_of", "kind_of", "local_extent", "local_shape", "local_slices", "smallest_extent", "split_of",
+    "State", "chunk_of", "coordinates", "gradient_of", "kind_of", "local_shape", "local_slices", "smallest_extent", "split_of",
     "valid", "value_of",
 ]  # fmt: skip
 
@@ -67,13 +67,6 @@ def chunk_of(extent: int, parts: int, index: int) -> tuple[int, int]:
     step = -(-extent // parts)
     start = min(index * step, extent)
     return start, min(step, extent - start)
-
-
-def local_extent(extent: int, splits: Sequence[tuple[int, int]], coordinate: Sequence[int]) -> int:
-    """Extent that remains of a dimension after nested splits into (parts, blocks)."""
-    for (parts, blocks), index in zip(splits, coordinate, strict=True):
-        extent = blocks * chunk_of(extent // blocks, parts, index)[1]
-    return extent
 
 
 def local_shape(shape: Sequence[int], state: State, sizes: Sequence[int], at: Sequence[int]) -> tuple[int, ...]:

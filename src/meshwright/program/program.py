@@ -103,7 +103,6 @@ def _i64(values: Any = ()) -> I64:
 
 
 _E32 = _i32()
-_E64 = _i64()
 
 
 @dataclass(frozen=True)

@@ -16,13 +16,11 @@ COLORS = ("#b3261e", "#1f4e9c", "#0b7a3b", "#8a5a00", "#6a3d9a", "#20828a", "#c2
 
 
 class CurvePoint(msgspec.Struct, frozen=True, kw_only=True):
-    """A plan: its predicted peak and time, and those measured (None: not run). `label`: its options where they matter."""
+    """A plan: its predicted peak and time. `label`: its options where they matter."""
 
     peak_bytes: int
     time_s: float
     label: str = ""
-    measured_peak_bytes: int | None = None
-    measured_time_s: float | None = None
 
 
 class MemoryCurve(msgspec.Struct, frozen=True, kw_only=True):

@@ -48,11 +48,6 @@ class Network:
     flight_s: F64
     link_names: tuple[str, ...]
 
-    @property
-    def shares_links(self) -> bool:
-        """Whether two channels pass one link."""
-        return bool(np.any(np.bincount(self.route_link, minlength=1) > 1))
-
 
 def compile_network(
     program: Program, fabric: Fabric, placement: Sequence[str], *, mode: Mode = "auto", segment_bytes: int | None = None

@@ -52,6 +52,7 @@ def simulate_step(graph: StepGraph, actions: Sequence[StepAction], *, held_befor
         held[len(actions)] = state.holds()
     if boundary == len(actions):
         kept = state.live - graph.fixed_bytes()
+    # The other micro-batches in flight have run their forward and wait: each holds what this one holds when its backward begins.
     bytes_at = [b + (graph.in_flight - 1) * kept for b in bytes_at]
     peak = max(bytes_at, default=state.live)
     return StepRun(bytes_at=tuple(bytes_at), peak_bytes=peak, peak_at=bytes_at.index(peak) if bytes_at else 0, time_s=time_s, held=held)

@@ -7,11 +7,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-__all__ = ["BACKWARD_SPAN", "MODULE_SPAN", "CapturedOperator", "ModuleNode", "ModuleTree"]
+__all__ = ["MODULE_SPAN", "CapturedOperator", "ModuleNode", "ModuleTree"]
 
-# Names of slices that say which module is running: the prefix and the module's path, "module:encoder.layers.0".
-MODULE_SPAN = "module:"
-BACKWARD_SPAN = "module-backward:"
+MODULE_SPAN = "module:"  # a slice that says which module is running: this and the module's path, "module:encoder.layers.0"
 
 
 @dataclass(frozen=True, kw_only=True)

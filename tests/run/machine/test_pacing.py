@@ -129,9 +129,7 @@ def test_quota_really_limits_cpu_time():
         quota.attach(child.pid)
         assert quota.pids() == [child.pid]
         out, _ = child.communicate("go\n")
-        counters = quota.throttling()
     assert float(out) <= 0.25 * 1.3  # an upper limit holds however busy the machine is
-    assert counters.throttled_periods > 0 and counters.throttled_s > 0
     assert ours() == []
 
 

@@ -20,7 +20,7 @@ from meshwright.probe.costs.malloc_settings import kept_memory
 from meshwright.probe.steps import in_place as step_in_place
 from meshwright.probe.steps.choices import with_variants
 from meshwright.probe.steps.costs import StepCost, StepCosts, keys_of, measure_step
-from meshwright.probe.steps.in_place import EVIDENCE, LIMITS, PLAIN, Ratios, in_place, ratios_in_place, ratios_of_ways
+from meshwright.probe.steps.in_place import EVIDENCE, PLAIN, RATIO_LIMITS, Ratios, in_place, ratios_in_place, ratios_of_ways
 from meshwright.run.steps.step import runner_of, step_tensors
 
 
@@ -49,14 +49,14 @@ def test_ratios_are_asked_once_and_kept(step: CapturedStep, costs: StepCosts) ->
 
     state = torch.get_rng_state()
     first = ratios_in_place(step.graph_module, graph, tensors, costs, rounds=1)
-    assert first.plain and all(LIMITS[0] <= r <= LIMITS[1] for r in first.plain.values()) and torch.equal(state, torch.get_rng_state())
+    assert first.plain and all(RATIO_LIMITS[0] <= r <= RATIO_LIMITS[1] for r in first.plain.values()) and torch.equal(state, torch.get_rng_state())
     assert ratios_in_place(step.graph_module, graph, tensors, StepCosts(costs.path)) == first and asked == [1]
     keys = keys_of(step.graph_module, graph)
     assert all(costs.costs[key].time_s >= step_in_place.MIN_OPERATOR_S for name, key in keys.items() if name in first.plain)
 
 
 def test_what_takes_its_time_from_the_step(step: CapturedStep, costs: StepCosts) -> None:
-    """An operator that was measured far too fast, or slow, alone is put right, as far as `LIMITS` allow; the short ones are left alone."""
+    """An operator that was measured far too fast, or slow, alone is put right, as far as `RATIO_LIMITS` allow; the short ones are left alone."""
     graph = measure_step(step.graph_module, step.step_graph, costs=costs)
     keys = keys_of(step.graph_module, graph)
     (name, *_), others = [n for n in keys if "convolution" in n], [n for n in keys if "convolution" not in n]
@@ -64,7 +64,7 @@ def test_what_takes_its_time_from_the_step(step: CapturedStep, costs: StepCosts)
         costs.costs[keys[n]] = replace_time(costs.costs[keys[n]], time_s)
     graph = measure_step(step.graph_module, step.step_graph, costs=costs)
     ratios = ratios_in_place(step.graph_module, graph, lambda: step_tensors(step), costs, rounds=1)
-    assert ratios.plain[name] == LIMITS[0] and not {*others} & ratios.plain.keys()
+    assert ratios.plain[name] == RATIO_LIMITS[0] and not {*others} & ratios.plain.keys()
     found = in_place(graph, step.graph_module, ratios)
     at = next(i for i, n in enumerate(graph.nodes) if n.name == name)
     assert found.nodes[at].time_s == 0.5 and found.evidence.endswith(EVIDENCE)
@@ -136,7 +136,7 @@ def test_other_implementations_are_timed_in_steps_that_use_them(step: CapturedSt
 
     plain = ratios_in_place(step.graph_module, alone, tensors, costs, rounds=1)
     found = ratios_of_ways(step.graph_module, joint, tensors, costs, plain, rounds=1)
-    assert found.plain == plain.plain and all(LIMITS[0] <= r <= LIMITS[1] for r in found.ways.values())
+    assert found.plain == plain.plain and all(RATIO_LIMITS[0] <= r <= RATIO_LIMITS[1] for r in found.ways.values())
     long = {(n.name, a.name) for n in joint.nodes if n.name in plain.plain for a in n.alternatives if a.time_s >= step_in_place.MIN_OPERATOR_S}
     assert {way for _, way in found.ways} & {"in_place", "over_gradient"} and {x for x in found.ways if x[1] != PLAIN} <= long
     assert ratios_of_ways(step.graph_module, joint, tensors, StepCosts(costs.path), plain) == found and asked == [1, 1]

@@ -28,7 +28,7 @@ from .selective import frontier
 
 __all__ = ["Chosen", "RegionChooser"]
 
-POINTS = 16  # of a class's frontier
+MAX_FRONTIER_POINTS = 16  # of one class of layers, in memory and time, that the choice over all layers may take
 Names = dict[tuple[str, str], tuple[str, ...]]
 
 
@@ -129,6 +129,6 @@ class RegionChooser:
         """The frontier of every class; where it has more points than are asked for, the leanest rule ends it."""
         for c in self.classes:
             if not c.points:
-                points = frontier(c.layer, points=POINTS)
+                points = frontier(c.layer, points=MAX_FRONTIER_POINTS)
                 full = useful_policy(c.layer, {o.name for o in c.layer.operators})
                 c.points = self.frontiers[self._shapes[id(c)]] = (*points, full) if full.kept_bytes < points[-1].kept_bytes else points

@@ -9,6 +9,10 @@ Chimera's doubled forward graph `…:x2` and module `<first>-<last>`, the micro-
 `in:k:m` input received (kept for the backward), `saved:k:m` the rest of what F keeps, `out:k:m` output, `gradin:k:m` gradient of the output
 received, `gradout:k:m` gradient of the input; `weights:k`, `gradients:k` (persistent; `:c<copy>` behind when there are copies).
 Bytes: in = message, in + saved = activation (saved alone where the input comes from the same device or is data).
+
+Not `lower.training`: that one lowers a graph's segments, every value with buffers and messages of its own, on data and tensor ranks, with an
+optimizer. A problem here is figures per stage without a graph, one message per border, and its forward may be doubled. What both need, who sends
+what to whom in which order and how far ahead, is `lower.connections`.
 """
 
 from __future__ import annotations

@@ -30,6 +30,7 @@ def action_s(problem: PipelineProblem, schedule: Schedule, action: Action) -> fl
     s = stage_share(schedule, action.stage)
     speed = problem.speeds[schedule.device(action)]
     work = {"F": problem.forward_s, "B": problem.backward_s, "I": problem.input_grad_s, "W": problem.weight_grad_s}[action.kind][s]
+    # Nothing is before the first stage: where data need no gradient, its I has nothing to do and its B is W alone.
     if action.stage == 0 and not problem.first_input_grad:
         work = 0.0 if action.kind == "I" else problem.weight_grad_s[s] if action.kind == "B" else work
     return work * action.count / (schedule.chunks * schedule.parts * speed)
@@ -139,9 +140,6 @@ class Times:
     end_s: list[list[float]]
     makespan_s: float
 
-    def arrival_order(self) -> list[tuple[float, int, int]]:
-        return sorted((t, d, i) for d, starts in enumerate(self.start_s) for i, t in enumerate(starts))
-
 
 class _Clock:
     def __init__(self, schedule: Schedule) -> None:
@@ -154,6 +152,7 @@ class _Clock:
     def advance(self, seconds, arrives) -> bool:  # type: ignore[no-untyped-def]
         """Run every device as far as it gets; False when none moved."""
         moved = False
+        # In whatever order devices are visited: an action's time rests only on actions that have one already, so no later visit changes it.
         for d, order in enumerate(self.schedule.orders):
             while self.at[d] < len(order):
                 a = order[self.at[d]]
@@ -164,6 +163,7 @@ class _Clock:
                 end = start + seconds(a)
                 self.start[d].append(start)
                 self.end[d].append(end)
+                # The stage before waits for the gradient of its output, which I gives as B does; nobody waits for W.
                 kind = "B" if a.kind == "I" else a.kind
                 for m in range(a.microbatch, a.microbatch + a.count):
                     self.done[kind, a.stage, m] = end

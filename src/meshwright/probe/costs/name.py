@@ -21,7 +21,7 @@ def load_cost(spec: str, fabric: Fabric) -> Cost:
     - `roofline`: peak rates of the fabric's devices and the default efficiencies; everything assumed;
     - `tables:SYSTEM` or `tables:SYSTEM:DTYPE`: fitted to measured GPU tables (extra `tables`), e.g. `tables:h100_sxm`; bf16 by default;
     - anything else: the path of a cost file (`meshwright.io.costs.table`).
-    `measured` needs the job and is made by the caller (`meshwright.run.calibrate.segments`).
+    `measured` needs the job and is made by the caller (`meshwright.run.calibrate.rank_times`).
     Raises: UsageError, UnknownName, MissingExtra, FormatError.
     """
     if spec == "roofline":

@@ -32,7 +32,7 @@ MIN_NARROWED_BYTES = 1 << 12  # of a result: a smaller one, or one of this size,
 # they compare with a limit, which rounding may cross
 COMPARING = ("aten.threshold_backward.default", "aten.hardtanh_backward.default", "aten.max_pool2d_with_indices_backward.default")
 MIN_WORKSPACE_BYTES = 1 << 16  # of an operator that is done in pieces: less is not worth the extra calls
-PARTS = (1, 4, 16)  # images or channels in one piece
+PIECE_PARTS = (1, 4, 16)  # images or channels in one piece
 MAX_PIECES = 64  # of an operator, a call each
 ELEMENTWISE = ("aten.relu.default", "aten.add.Tensor", "aten.mul.Tensor", "aten.threshold_backward.default", "aten.gelu.default")
 
@@ -209,7 +209,7 @@ class _Choices:
         if n.target == CONVOLUTION_BACKWARD and (args[MASK][0] or args[TRANSPOSED] or args[GROUPS] > 1):
             able.remove("channels")  # of the weight's gradient only, and where an output channel reads all of the input
         for kind in sorted(able):
-            for k in sorted({-(-wholes[kind] // part) for part in PARTS}):
+            for k in sorted({-(-wholes[kind] // part) for part in PIECE_PARTS}):
                 if 1 < k <= MAX_PIECES:
                     self.way(i, f"{kind} {k}", n.inputs, lossless=False)  # until it is measured
                     if over and n.target == CONVOLUTION_BACKWARD and args[MASK][0] and kind == "images":

@@ -37,7 +37,7 @@ MIN_ROUNDS = 2  # however long the steps
 MAX_STEP_KINDS = 8  # steps in which other implementations are timed, each with others of them
 MAX_MEASURED_S = 120.0  # that MIN_ROUNDS of those steps and one to warm up may take: else fewer steps are timed
 MIN_OPERATOR_S = 5e-5  # that an operator takes alone: shorter ones keep their time, as timing within a step does not resolve them
-LIMITS = (0.5, 2.0)  # beyond, something else was measured
+RATIO_LIMITS = (0.5, 2.0)  # of a time within a step over the time alone: beyond, something else was measured
 EVIDENCE = ", times as in whole steps"
 PLAIN = ""  # the name of a node's own implementation, which may have taken the plain one's place
 
@@ -110,7 +110,7 @@ def _keep(costs: StepCosts, prefix: str, found: Mapping[str, float]) -> None:
 
 
 def _limited(ratio: float) -> float:
-    return min(max(ratio, LIMITS[0]), LIMITS[1])
+    return min(max(ratio, RATIO_LIMITS[0]), RATIO_LIMITS[1])
 
 
 def _plans_with_ways(graph: StepGraph) -> list[StepPlan]:

@@ -21,8 +21,8 @@ from .curves import fit_curve
 
 __all__ = ["CodecTimes", "codec_cost", "time_codec"]
 
-REPEATS = 5
-MAX_SIZES = 7
+REPEATS = 5  # steps that are timed for each part, after one that warms up
+MAX_SIZES = 7  # of parts that are timed: three tensors alone, then ever longer beginnings of the gradients
 Tensors = Sequence[GradientTensor]
 
 

@@ -22,7 +22,7 @@ from .costs import codec_cost, time_codec
 
 __all__ = ["model_tensors", "network_times", "profile_tensors", "ready_times"]
 
-REPEATS = 5
+REPEATS = 5  # steps that are timed, after one that warms up
 
 
 def ready_times(module: nn.Module, step: Callable[[], torch.Tensor], *, repeats: int = REPEATS) -> tuple[tuple[GradientTensor, ...], int]:

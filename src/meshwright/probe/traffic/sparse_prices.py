@@ -14,18 +14,18 @@ from typing import Any
 import numpy as np
 
 from ...cost import Cost, Evidence, Priced
-from ...decide.collective.sparse.phases import BUCKET
+from ...decide.collective.sparse.phases import BUCKET_MESSAGES
 from ...kernels import entries as e
 from ...kernels.select import kth_magnitude
 from ...run.sparse.oktopk import counts_by_edge, proposals
-from ...run.sparse.selection import MARGIN, LocalSelection, largest_entries, scaled
+from ...run.sparse.selection import GUESS_SHARE, LocalSelection, largest_entries, scaled
 from ...run.sparse.state import Entries, RankState
 from ...run.sparse.unions import merge_all
 
 __all__ = ["MAX_ELEMENTS", "priced_here", "sparse_prices"]
 
 MAX_ELEMENTS = 1 << 25  # of a vector that is timed; the times of longer ones are in proportion
-REPEATS = 5
+REPEATS = 5  # calls that are timed, after one that warms up
 AGREED = ("headers", "counts", "edges", "histogram0", "histogram1", "histogram2", "sizes")
 UNPRICED = ("block|encode", "kept|select", "part|decode", *(f"{name}|merge" for name in AGREED))  # work on counts, or on what is rarely there
 
@@ -50,7 +50,7 @@ def sparse_prices(elements: int, k: int, ranks: int, *, timed: Timed = median_s)
     vector = rng.standard_normal(elements, dtype=np.float32)
     low = max(1, kth_magnitude(vector, k))
     local = LocalSelection("reuse", k)
-    local.low = scaled(low, MARGIN)
+    local.low = scaled(low, GUESS_SHARE)
 
     def select() -> None:
         proposals(local.select(state, vector, anew=False).entries, elements, ranks)
@@ -85,7 +85,7 @@ def sparse_prices(elements: int, k: int, ranks: int, *, timed: Timed = median_s)
         "local|select": select_s,
         "exact|select": exact_s,
         "own|accumulate": timed(own),
-        "region|accumulate": BUCKET * timed(lambda: e.add_entries(region, 0, part, e.entry_values(part))),
+        "region|accumulate": BUCKET_MESSAGES * timed(lambda: e.add_entries(region, 0, part, e.entry_values(part))),
         "global|select": timed(choose),
         "sums|merge": timed(lambda: bits[bits != 0]),
         "block|decode": timed(chosen.copy),

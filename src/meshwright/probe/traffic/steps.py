@@ -41,10 +41,10 @@ from ...traffic import CodecCost, Curve, GradientTensor, TrafficGroup, TrafficPl
 from ..fabric.first_rank import first_rank_bytes
 from .curves import fit_curve
 
-__all__ = ["FEW", "MeasuredTraffic", "ProbeStep", "ProbedPlan", "StepProbe", "fit_profile", "measure_traffic", "probe_groups"]
+__all__ = ["FEW_GROUPS", "MeasuredTraffic", "ProbeStep", "ProbedPlan", "StepProbe", "fit_profile", "measure_traffic", "probe_groups"]
 
-FEW = (1, 3, 12)  # groups of a probe plan, beside every tensor alone
-WARM_STEPS, REPEATS = 1, 3
+FEW_GROUPS = (1, 3, 12)  # groups of a probe plan, beside every tensor alone
+WARM_STEPS, REPEATS = 1, 3  # of a probe plan: steps that warm up, steps that are timed
 MAX_STEPS_S = 2.0  # for all measured steps of one plan: slow networks make fewer of them
 MAX_LINE_ERROR_SHARE = 0.02  # of a time, by which a line may miss what was measured here
 FIRST_STEPS = 3  # DDP orders its buckets anew after the first
@@ -181,7 +181,7 @@ class StepProbe:
 
 def measure_traffic(
     ddp: nn.parallel.DistributedDataParallel, step: Callable[[], object], codecs: Sequence[str], *, repeats: int = REPEATS,
-    few: Sequence[int] = FEW, deadline_s: float = 300.0, nonfinite: NonFinite = "refuse",
+    few: Sequence[int] = FEW_GROUPS, deadline_s: float = 300.0, nonfinite: NonFinite = "refuse",
 ) -> MeasuredTraffic:  # fmt: skip
     """Run `step` (forward and backward, no optimizer) some dozens of times on all ranks; gradients are as zeroed afterwards.
 
@@ -206,7 +206,7 @@ def _probe_plan(tensors: tuple[GradientTensor, ...], groups: Groups, ranks: int)
     )  # fmt: skip
 
 
-def probe_groups(tensors: Sequence[GradientTensor], codec: str, few: Sequence[int] = FEW) -> Iterator[Groups]:
+def probe_groups(tensors: Sequence[GradientTensor], codec: str, few: Sequence[int] = FEW_GROUPS) -> Iterator[Groups]:
     """About equal shares of the elements, then every tensor alone."""
     n, total = len(tensors), max(1, sum(t.elements for t in tensors))
     for count in few:

@@ -22,7 +22,6 @@ from ..machine.pacing import Pacing
 from ..train.work import TrainingWork
 from .message_times import MessageTimes
 from .rank_times import RankTimes, SilentRank, merged_prices
-from .segments import at_share
 from .transport import Calibration, calibration_of, laptop_shape
 
 __all__ = ["MESSAGE_SIZES", "RankCosts", "cost_of_ranks", "time_rank"]
@@ -57,7 +56,8 @@ def time_rank(
 
 def cost_of_ranks(base: Cost, costs: Sequence[RankCosts], pacing: Pacing, *, seconds: float = 0.0) -> tuple[Fabric, Cost, Calibration | None]:
     """(run fabric, its cost, the fitted calibration or None for one rank) from what all ranks measured."""
-    table: dict[str, Priced] = at_share(merged_prices({c.rank: c.times for c in costs}), pacing.share)
+    cpu = merged_prices({c.rank: c.times for c in costs})
+    table = {key: Priced(p.cpu_s / pacing.share, p.evidence, p.cpu_s) for key, p in cpu.items()}  # wall time = CPU time / share of a core
     source = "measured at the start of the run"
     if len(costs) < 2:
         return laptop_shape(1), base.with_table(table, source=source), None

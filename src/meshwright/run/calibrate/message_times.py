@@ -1,9 +1,9 @@
 """Message times between the ranks of an initialised process group, measured by all of them together.
 
-Runs in ranks of its own (`calibrate_laptop`) and, at the start of a run, in its ranks; torch.distributed must be initialised with gloo on the
-default group, one intra-op thread. Messages go as in the executor: receives are posted ahead, sends do not block, each work is
-waited for once. Between exchanges every rank computes for a few milliseconds, as between the messages of a training step: the
-transport's threads then find the cores busy and the quota partly used, which costs several times what back-to-back messages show.
+Runs at the start of a run, in its ranks; torch.distributed must be initialised with gloo on the default group, one intra-op thread.
+Messages go as in the executor: receives are posted ahead, sends do not block, each work is waited for once. Between
+exchanges every rank computes for a few milliseconds, as between the messages of a training step: the transport's threads then find the cores
+busy and the quota partly used, which costs several times what back-to-back messages show.
 """
 
 from __future__ import annotations
@@ -18,24 +18,11 @@ import torch
 import torch.distributed as dist
 
 from ..executor.tags import ReservedTag
-from ..machine.process import CALIBRATING, STATE
-from ..ranks.worker import Seat
 
-__all__ = ["MessageTimes", "add_s_per_byte", "measuring_rank", "reference_s"]
+__all__ = ["MessageTimes", "add_s_per_byte"]
 
 MIN_ROUNDS = 8  # messages of a batch, whatever they take
 Rounds = Callable[[int], tuple[float, float]]  # number of rounds -> wall and CPU seconds spent in messages
-
-
-def measuring_rank(seat: Seat) -> dict[str, Any]:
-    """A rank of `calibrate_laptop`: its part, and seconds of the reference work while the others are idle (measured by rank 0)."""
-    options = seat.options
-    link = seat.join("cpu", options["timeout_s"])
-    alone_s = reference_s() if seat.rank == 0 else 0.0
-    link.go()
-    link.progress[STATE] = CALIBRATING
-    part = MessageTimes(sizes=options["sizes"], budget_s=options["budget_s"], batches=options["batches"]).run()
-    return {**part, "alone_s": alone_s}
 
 
 class MessageTimes:
@@ -56,7 +43,7 @@ class MessageTimes:
         gc.disable()
         try:
             dist.barrier()
-            part: dict[str, Any] = {"reference_s": reference_s(), "add_s_per_byte": add_s_per_byte(), "sizes": self.sizes}
+            part: dict[str, Any] = {"add_s_per_byte": add_s_per_byte(), "sizes": self.sizes}
             part["ring"] = [self.measure(self.ring, size) for size in self.sizes]
             part["pingpong"] = [self.measure(self.pingpong, size) for size in self.sizes[::2]]
             dist.barrier()
@@ -143,17 +130,4 @@ def add_s_per_byte() -> float:
         begin = time.thread_time()
         a.add_(b)
         samples.append((time.thread_time() - begin) / (4 * 2**20))
-    return statistics.median(samples)
-
-
-def reference_s(repeats: int = 25) -> float:
-    """Median CPU seconds of a fixed piece of work: a product that fits the caches and a pass over memory that does not."""
-    a, b = torch.ones(256, 512), torch.ones(512, 512)
-    c = torch.ones(2**20)
-    samples = []
-    for _ in range(repeats):
-        begin = time.thread_time()
-        torch.mm(a, b)
-        torch.tanh(c)
-        samples.append(time.thread_time() - begin)
     return statistics.median(samples)

@@ -10,7 +10,7 @@ change little.
 - Neither includes what one call costs outside the operator, and both include the clock's own cost. The difference is measured on
   chains of the smallest operator there is (`dispatch_overhead`) and added per call.
 
-Not covered: memory held by several micro-batches in flight; `meshwright.run.calibrate.segments` times whole segments in that state.
+Not covered: memory held by several micro-batches in flight; `meshwright.run.calibrate.rank_times` times whole steps in that state.
 """
 
 from __future__ import annotations

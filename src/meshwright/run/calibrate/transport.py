@@ -1,5 +1,4 @@
-"""What messages between local processes really cost: measured on the real transport, in as many processes as the run will have,
-each under the same pacing.
+"""What messages between local processes really cost: measured on the real transport, by the processes of the run under its pacing.
 
 Two patterns, both with the executor's own kind of message (receives posted ahead, non-blocking sends, one wait each):
 - `ring`: every rank sends to the next and receives from the one before at once, as in collectives. Sender and receiver of a rank share
@@ -13,25 +12,18 @@ occupies the lanes at both ends (`Transport.per_message_s`, half each), and the 
 
 from __future__ import annotations
 
-import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from importlib.util import find_spec
 from typing import Any
 
 import numpy as np
 
 from ...cost import Transport
-from ...errors import MissingExtra, UsageError
 from ...fabric.fabric import Device, Fabric, Link, Provenance, Switch
-from ..machine.pacing import Pacing, choose_pacing, machine_facts
-from ..ranks.launcher import LocalRanks, scratch_folder
+from ..machine.pacing import Pacing, machine_facts
 from .fit import FitErrors, Line, errors_of, fit_line, held_back
 
-__all__ = ["MESSAGE_SIZES", "Calibration", "PatternTimes", "calibrate_laptop", "calibration_of", "laptop_shape"]
-
-MESSAGE_SIZES = tuple(4 * 4**i for i in range(12))  # 4 B ... 16 MiB
-MAX_CALIBRATION_S = 60.0  # after which a calibration has failed
+__all__ = ["Calibration", "PatternTimes", "calibration_of", "laptop_shape"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,8 +49,7 @@ class PatternTimes:
 class Calibration:
     """`fabric`: the laptop with measured links; `transport`: what the runtime adds.
 
-    `add_s_per_byte`: wall seconds to add a received byte to a local buffer. `slowdown`: CPU time of a fixed piece of compute while all
-    ranks compute, over the same alone (shared caches and memory); multiply measured compute by it. `seconds`: what calibrating took.
+    `add_s_per_byte`: wall seconds to add a received byte to a local buffer. `seconds`: what calibrating took.
     """
 
     fabric: Fabric
@@ -67,61 +58,26 @@ class Calibration:
     pingpong: PatternTimes
     pacing: Pacing
     add_s_per_byte: float
-    slowdown: float
     seconds: float
 
     def to_json(self) -> dict[str, Any]:
         return {
             "ranks": len(self.fabric.devices), "pacing": self.pacing.mode, "share": self.pacing.share, "ring": self.ring.to_json(),
-            "pingpong": self.pingpong.to_json(), "add_s_per_byte": self.add_s_per_byte, "slowdown": self.slowdown, "seconds": self.seconds,
+            "pingpong": self.pingpong.to_json(), "add_s_per_byte": self.add_s_per_byte, "seconds": self.seconds,
         }  # fmt: skip
 
 
-def calibrate_laptop(
-    ranks: int, pacing: Pacing | None = None, *, shape: Fabric | None = None, sizes: Sequence[int] = MESSAGE_SIZES, budget_s: float = 0.09,
-    batches: int = 3, limit_s: float = MAX_CALIBRATION_S,
-) -> Calibration:  # fmt: skip
-    """Start `ranks` processes, measure, fit. `shape`: a fabric with `ranks` devices whose links get the measured figures (default: one switch).
-
-    `budget_s`: wall time spent per size and pattern. No process, file or control group is left behind, whatever happens.
-    Raises: UsageError (fewer than 2 ranks, wrong shape), MissingExtra (torch), and what `LocalRanks.run` raises.
-    """
-    if ranks < 2:
-        raise UsageError(f"calibrating messages needs at least 2 ranks, got {ranks}", hint="with one rank there are no messages")
-    if shape is not None and len(shape.devices) != ranks:
-        raise UsageError(f"fabric {shape.name!r} has {len(shape.devices)} devices, not {ranks}", hint="pass the fabric of the run")
-    if not sizes or min(sizes) < 1:
-        raise UsageError("message sizes must be positive", hint="leave them out to use 4 B ... 16 MiB")
-    if find_spec("torch") is None:
-        raise MissingExtra("torch", extra="torch", needed_for="calibrating the transport")
-    pacing = pacing or choose_pacing(ranks)
-    begin = time.monotonic()
-    options = {"sizes": sorted(sizes), "budget_s": budget_s, "batches": batches, "timeout_s": limit_s}
-    with scratch_folder("calibrate") as folder:
-        started = LocalRanks(
-            ranks, folder, "meshwright.run.calibrate.message_times:measuring_rank", options, pacing=pacing, limit_s=limit_s,
-            limit_hint="is the machine busy? try again",
-        )  # fmt: skip
-        started.run()
-        parts: list[dict[str, Any]] = started.results(dict)
-    return calibration_of(parts, pacing, shape=shape, reference_alone_s=parts[0]["alone_s"], seconds=time.monotonic() - begin)
-
-
-def calibration_of(
-    parts: Sequence[Mapping[str, Any]], pacing: Pacing, *, shape: Fabric | None = None, reference_alone_s: float = 0.0, seconds: float = 0.0
-) -> Calibration:
-    """Fit what `message_times.MessageTimes.run` returned on every rank, in rank order. Without `reference_alone_s` the slowdown is 1."""
+def calibration_of(parts: Sequence[Mapping[str, Any]], pacing: Pacing, *, seconds: float = 0.0) -> Calibration:
+    """Fit what `message_times.MessageTimes.run` returned on every rank, in rank order."""
     sizes = [int(s) for s in parts[0]["sizes"]]
     ring = _pattern([p["ring"] for p in parts], sizes)
     pingpong = _pattern([p["pingpong"] for p in parts[:2]], sizes[::2])
-    add = float(np.median([p["add_s_per_byte"] for p in parts]))
-    together = float(np.median([p["reference_s"] for p in parts]))
-    transport = _transport(ring, pacing, pacing.wall_s(add))
+    add_s_per_byte = pacing.wall_s(float(np.median([p["add_s_per_byte"] for p in parts])))
+    transport = _transport(ring, pacing, add_s_per_byte)
+    fabric = _with_figures(laptop_shape(len(parts)), ring.line, transport, pacing, len(parts))
     return Calibration(
-        fabric=_with_figures(shape or laptop_shape(len(parts)), ring.line, transport, pacing, len(parts)), transport=transport, ring=ring,
-        pingpong=pingpong, pacing=pacing, add_s_per_byte=pacing.wall_s(add),
-        slowdown=max(together / reference_alone_s, 1.0) if reference_alone_s > 0 else 1.0, seconds=seconds,
-    )  # fmt: skip
+        fabric=fabric, transport=transport, ring=ring, pingpong=pingpong, pacing=pacing, add_s_per_byte=add_s_per_byte, seconds=seconds
+    )
 
 
 def laptop_shape(ranks: int) -> Fabric:

@@ -24,7 +24,7 @@ from ...plan.sharding import ShardingPlan
 
 __all__ = ["derived_signatures", "dtensor_signatures", "placement_of", "placements", "wrap"]
 
-FAKE_RANKS = 2
+FAKE_RANKS = 2  # of the process group that PyTorch's rules are asked on: the fewest on which splits differ
 MAX_ELEMENTS = 1 << 22  # of an operand: PyTorch is asked by calling the operator
 
 

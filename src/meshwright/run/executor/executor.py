@@ -88,11 +88,6 @@ class Executor:
             raise StepFailed(step, int(progress[2])) from error
         self.memory.drop_values()
 
-    def abandon(self) -> None:
-        """After a failure: keep no reference to half-done messages."""
-        self._received.clear()
-        self._sent.clear()
-
     # ---- compilation -------------------------------------------------------------------------------------------
     def _free(self, buffers: Sequence[int]) -> Action | None:
         mine = [b for b in buffers if (info := self.memory.infos[b]) is not None and info.kind]

@@ -21,7 +21,7 @@ from typing import Literal
 
 from ...errors import RunError, UsageError
 
-__all__ = ["CgroupPlace", "CpuQuota", "Throttling", "cgroup_cpu_limit", "find_place", "gc", "process_start_ticks", "quota_place"]
+__all__ = ["CgroupPlace", "CpuQuota", "cgroup_cpu_limit", "find_place", "gc", "process_start_ticks", "quota_place"]
 
 PERIOD_US = 10_000  # of a quota: a rank that has used its share stands still for less than this
 MIN_QUOTA_US = 1_000  # the kernel refuses quotas below 1 ms
@@ -37,15 +37,6 @@ class CgroupPlace:
 
     version: Literal[1, 2]
     folder: Path
-
-
-@dataclass(frozen=True)
-class Throttling:
-    """Counters of a group since it was made (`cpu.stat`)."""
-
-    periods: int
-    throttled_periods: int
-    throttled_s: float
 
 
 def _ancestry(root: Path) -> list[CgroupPlace]:
@@ -204,14 +195,6 @@ class CpuQuota:
 
     def pids(self) -> list[int]:
         return [] if self._folder is None else [int(line) for line in _lines(self._folder / "cgroup.procs")]
-
-    def throttling(self) -> Throttling:
-        """How often and how long the members were held back."""
-        self.open()
-        assert self._folder is not None
-        stat = dict(line.split(" ", 1) for line in _lines(self._folder / "cpu.stat"))
-        throttled_s = int(stat["throttled_usec"]) / 1e6 if "throttled_usec" in stat else int(stat.get("throttled_time", 0)) / 1e9
-        return Throttling(int(stat.get("nr_periods", 0)), int(stat.get("nr_throttled", 0)), throttled_s)
 
     def close(self) -> None:
         """Let members go back to the group above and remove this one."""

@@ -3,8 +3,9 @@
 Cite, deviations, programs: `decide.collective.sparse.oktopk`. A step: select locally; headers; (every `region_period` steps) average everybody's
 proposals for the regions' boundaries; sums by region; the global threshold and everybody's sizes; blocks of equal length where the largest is
 `balance` times the mean; gather. Entries that a rank sent and that are in the result leave its residual.
-The global threshold is exact every `period` steps. In between it is guessed, a little low, and sizes are exchanged for `EDGES` thresholds from there
-on at once: the one that leaves closest to k entries is taken without another round. Where none of them will do, it is found exactly in the same step.
+The global threshold is exact every `period` steps. In between it is guessed, a little low, and sizes are exchanged for `EDGE_THRESHOLDS` of them
+from there on at once: the one that leaves closest to k entries is taken without another round. Where none of them will do, it is found exactly
+in the same step.
 """
 
 from __future__ import annotations
@@ -18,18 +19,18 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...decide.collective.sparse.oktopk import OkTopk as Planned
-from ...decide.collective.sparse.phases import EDGES
+from ...decide.collective.sparse.phases import EDGE_THRESHOLDS
 from ...kernels.entries import clear_chosen, entry_values, move_tail, select_from
 from .exchange import Exchange, gather_words
-from .selection import LEAST, MOST, LocalSelection, Selected, ThresholdKind, ahead, followed, value_of
+from .selection import MAX_KEPT_SHARE, MIN_FOUND_SHARE, LocalSelection, Selected, ThresholdKind, ahead, followed, value_of
 from .state import Entries, RankState, StepStats
 from .threshold import GlobalThreshold
 from .walk import Place, Words
 
 __all__ = ["OkTopk", "equal_regions", "proposals"]
 
-UNEVEN = 1.25  # the busiest rank over the mean
-STEP_BITS = 16  # of EDGES thresholds tried at once each is 2^16 above the last as an integer, 0.4-0.8 % as a number; all of them span a factor of 2
+MAX_IMBALANCE_FACTOR = 1.25  # of what the busiest rank receives over the mean, before regions are cut anew
+STEP_BITS = 16  # of the thresholds tried at once each is 2^16 above the last as an integer, 0.4-0.8 % as a number; all of them span a factor of 2
 
 
 def equal_regions(elements: int, ranks: int) -> NDArray[np.int64]:
@@ -55,9 +56,9 @@ def agreed_regions(proposed: NDArray[np.int64], elements: int) -> NDArray[np.int
 def counts_by_edge(room: Entries, found: int, low: int) -> NDArray[np.int64]:
     """Entries from each edge to the next, the last one open; all in the last if they have not found room, so that no edge seems to leave few."""
     if found > len(room):
-        return np.bincount([EDGES - 1], [found], EDGES).astype(np.int64)
+        return np.bincount([EDGE_THRESHOLDS - 1], [found], EDGE_THRESHOLDS).astype(np.int64)
     magnitudes = np.abs(np.ascontiguousarray(entry_values(room[:found]))).view(np.int32)
-    return np.bincount(np.minimum((magnitudes - low) >> STEP_BITS, EDGES - 1), minlength=EDGES).astype(np.int64)
+    return np.bincount(np.minimum((magnitudes - low) >> STEP_BITS, EDGE_THRESHOLDS - 1), minlength=EDGE_THRESHOLDS).astype(np.int64)
 
 
 @dataclass(kw_only=True)
@@ -90,7 +91,7 @@ class OkTopk(Exchange):
     def begin(self, gradient: Any, stats: StepStats) -> None:
         super().begin(gradient, stats)
         self.exact = "thresholds" in stats.kind
-        self.limit = int(MOST * self.state.k)
+        self.limit = int(MAX_KEPT_SHARE * self.state.k)
         self.exactly: GlobalThreshold | None = None  # while it is being found
         self.parts: tuple[list[int], list[int]] | None = None  # where regions' results and equal blocks begin, where these are gathered
 
@@ -122,7 +123,7 @@ class OkTopk(Exchange):
     def _uneven(self) -> bool:
         """Somebody would receive more than half of the promised volume, and new regions would change that: the other half is for the gathering."""
         received = (self.counts.sum(0) - np.diag(self.counts)) * self.state.entry_words
-        return bool(2 * received.max() > self.state.limit_words and received.max() > UNEVEN * received.mean())
+        return bool(2 * received.max() > self.state.limit_words and received.max() > MAX_IMBALANCE_FACTOR * received.mean())
 
     def region(self) -> tuple[int, int]:
         return int(self.bounds[self.state.rank]), int(self.bounds[self.state.rank + 1])
@@ -144,7 +145,7 @@ class OkTopk(Exchange):
         sizes = self.tables["edges"][:, ::-1].cumsum(1)[:, ::-1]  # [rank, edge]
         totals = sizes.sum(0)
         edge = int(np.abs(totals - state.k).argmin())
-        if not (LEAST * state.k <= totals[edge] <= self.limit or (self.low == 1 and totals[0] <= self.limit)):
+        if not (MIN_FOUND_SHARE * state.k <= totals[edge] <= self.limit or (self.low == 1 and totals[0] <= self.limit)):
             self.find_exactly()
             return
         low = self.low + (edge << STEP_BITS)

@@ -25,7 +25,7 @@ from .gtopk import GTopk
 from .oktopk import OkTopk
 from .programs import program_of
 from .protocol import AllReduce, Protocol
-from .selection import ROOM
+from .selection import ROOM_FACTOR
 from .state import RankState, StepStats, Update
 from .transport import TorchRunner
 from .unions import TopkA, TopkDsa, Zen
@@ -91,7 +91,7 @@ class RankReducer:
         if kind not in self.walks:
             state, reach = self.state, 0
             if getattr(self.method, "threshold", "") in ("gaussian", "sampled"):
-                reach = ROOM * state.k  # which end between more limits
+                reach = ROOM_FACTOR * state.k  # which end between more limits
             program = program_of(self.name, kind, ranks=state.ranks, elements=state.elements, k=state.k, wide=state.wide, reach=reach)
             self.walks[kind] = ExchangeWalk(program, state.rank, self._exchange(kind))
         return self.walks[kind]

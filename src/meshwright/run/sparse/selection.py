@@ -22,14 +22,18 @@ from .state import Entries, RankState
 __all__ = ["LocalSelection", "Selected", "ThresholdKind", "ahead", "bits_of", "followed", "largest_entries", "scaled", "take_largest", "value_of"]
 
 ThresholdKind = Literal["exact", "reuse", "gaussian", "sampled"]
-FOLLOW, FARTHEST = 0.15, 1.1  # the k-th magnitude is a threshold times (count / k) to the power of FOLLOW, by no more than FARTHEST
-SLOPE, MARGIN = 0.75, 0.98  # share of the last step's growth that is expected again, and how much lower the guess is: more are found than needed
-FIRST = 2**0.5  # growth from an empty residual to one that holds a gradient, if gradients are independent; more if they are alike
-MOST, LEAST = 4 / 3, 1 / 3  # of k: no more entries of a sum are kept; with fewer above it a threshold is found anew
-GAUSSIAN_STEP, GAUSSIAN_TRIES = 1.02, 20
-ROOM = 8  # times k entries are kept in one pass: the k-th largest of so many costs less than another pass over the vector
-SAMPLE = 0.01
-LARGEST = float(np.finfo(np.float32).max)
+TAIL_EXPONENT = 0.15  # the k-th magnitude is a threshold times (count / k) to this power: a normal distribution's tail near 1 %
+MAX_TAIL_FACTOR = 1.1  # by which that moves a threshold at most
+GROWTH_SHARE = 0.75  # of the last step's growth of the threshold that is expected again
+GUESS_SHARE = 0.98  # of the expected threshold that is guessed: a little low, so that more entries are found than needed
+FIRST_GROWTH_FACTOR = 2**0.5  # from an empty residual to one that holds a gradient, if gradients are independent; more if they are alike
+MAX_KEPT_SHARE = 4 / 3  # of k: no more entries of a sum are kept
+MIN_FOUND_SHARE = 1 / 3  # of k: with fewer entries above it a threshold is found anew
+GAUSSIAN_STEP_FACTOR = 1.02  # by which a fitted threshold is moved until the count fits (Gaussiank)
+MAX_GAUSSIAN_STEPS = 20  # of those; then the count is taken as it is
+ROOM_FACTOR = 8  # times k entries are kept in one pass: the k-th largest of so many costs less than another pass over the vector
+SAMPLE_SHARE = 0.01  # of the vector in which the threshold is found exactly (DGC)
+MAX_FLOAT32 = float(np.finfo(np.float32).max)
 
 
 def bits_of(value: float) -> int:
@@ -43,7 +47,7 @@ def value_of(bits: int) -> float:
 
 def scaled(bits: int, factor: float) -> int:
     """A threshold times a factor; it changes even where it is too small to be multiplied, and stays finite."""
-    moved = bits_of(min(value_of(bits) * factor, LARGEST))
+    moved = bits_of(min(value_of(bits) * factor, MAX_FLOAT32))
     moved = max(moved, bits + 1) if factor > 1 else min(moved, bits - 1)
     return max(1, min(moved, INFINITE - 1))
 
@@ -68,8 +72,8 @@ class LocalSelection:
 
     def select(self, state: RankState, gradient: Any, *, anew: bool) -> Selected:
         """Writes `state.sums`. `anew`: find the threshold exactly, whatever the kind."""
-        most = int(MOST * self.k) + 1
-        room = state.entries("selected", max(most, min(ROOM * self.k, state.elements)))
+        most = int(MAX_KEPT_SHARE * self.k) + 1
+        room = state.entries("selected", max(most, min(ROOM_FACTOR * self.k, state.elements)))
         if self.kind == "reuse" and self.low and not anew:
             found, wrong, where = add_select(state.residual, gradient, state.sums, state.bits, np.int32(self.low), room)
             if wrong:
@@ -89,7 +93,7 @@ class LocalSelection:
 
     def commit(self) -> None:
         """The step is complete: its threshold is known, the next one's is guessed."""
-        self.low = scaled(self.kth, FIRST * MARGIN) if self._first else ahead(self._before, self.kth)
+        self.low = scaled(self.kth, FIRST_GROWTH_FACTOR * GUESS_SHARE) if self._first else ahead(self._before, self.kth)
         self._before, self._first = self.kth, False
 
     def _exact(self, state: RankState, room: Entries) -> Selected:
@@ -98,7 +102,7 @@ class LocalSelection:
         return Selected(take_largest(state.bits, low, self.k, room, state.entries("dropped", len(room))))
 
     def _reused(self, state: RankState, room: Entries, found: int) -> Selected:
-        if found > len(room) or (found < LEAST * self.k and self.low > 1):
+        if found > len(room) or (found < MIN_FOUND_SHARE * self.k and self.low > 1):
             return self._exact(state, room)
         if found < self.k:
             self.kth = followed(self.low, found, self.k)
@@ -112,19 +116,19 @@ class LocalSelection:
         total, squares = moments(state.sums)
         spread = max(0.0, squares / n - (total / n) ** 2) ** 0.5
         low = bits_of(spread * NormalDist().inv_cdf(1 - min(0.999, self.k / n) / 2))
-        for _ in range(GAUSSIAN_TRIES):
+        for _ in range(MAX_GAUSSIAN_STEPS):
             count = count_from(state.bits, np.int32(low))
             if 4 * count < 3 * self.k and low > 1:
-                low = scaled(low, 1 / GAUSSIAN_STEP)
+                low = scaled(low, 1 / GAUSSIAN_STEP_FACTOR)
             elif 4 * count > 5 * self.k:
-                low = scaled(low, GAUSSIAN_STEP)
+                low = scaled(low, GAUSSIAN_STEP_FACTOR)
             else:
                 break
         return low
 
     def _sampled(self, state: RankState) -> int:
         rng = np.random.default_rng((state.rank, state.step))
-        size = max(min(state.elements, 1024), int(SAMPLE * state.elements))
+        size = max(min(state.elements, 1024), int(SAMPLE_SHARE * state.elements))
         sample = state.sums[rng.integers(0, state.elements, size)]
         return max(1, kth_magnitude(sample, max(1, round(self.k * size / state.elements))))
 
@@ -147,11 +151,11 @@ def largest_entries(entries: Entries, k: int, dropped: Entries) -> tuple[int, in
 
 def followed(low: int, count: int, k: int) -> int:
     """About the k-th magnitude, where `count` entries are above `low`; the power is that of a normal distribution's tail near 1 %."""
-    factor = max(1 / FARTHEST, min(FARTHEST, (count / k) ** FOLLOW))
+    factor = max(1 / MAX_TAIL_FACTOR, min(MAX_TAIL_FACTOR, (count / k) ** TAIL_EXPONENT))
     return low if factor == 1 else scaled(low, factor)
 
 
 def ahead(before: int, now: int) -> int:
     """The threshold for the next step, from the k-th magnitudes of the last two (0: there was none)."""
-    growth = 1 + SLOPE * (1 - value_of(before) / value_of(now)) if before else 1.0
-    return scaled(now, MARGIN * max(1 / FARTHEST, growth))
+    growth = 1 + GROWTH_SHARE * (1 - value_of(before) / value_of(now)) if before else 1.0
+    return scaled(now, GUESS_SHARE * max(1 / MAX_TAIL_FACTOR, growth))

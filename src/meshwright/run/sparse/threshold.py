@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ...decide.collective.sparse.phases import BINS
+from ...decide.collective.sparse.phases import HISTOGRAM_BINS
 from ...kernels.entries import LEVELS, descend, histogram
 from .state import RankState
 
@@ -27,7 +27,7 @@ class GlobalThreshold:
     def counts(self, state: RankState) -> NDArray[Any]:
         """This rank's histogram of the level, in equal parts by rank."""
         low, high = LEVELS[self.level]
-        bins = BINS[self.level]
+        bins = HISTOGRAM_BINS[self.level]
         length = -(-bins // self.ranks)
         parts = state.room(f"histogram{self.level}", self.ranks * length, self.dtype)
         parts[:] = 0
@@ -42,7 +42,7 @@ class GlobalThreshold:
         self.level += 1
         if self.done:
             return
-        found, higher = descend(self.parts[: BINS[self.level - 1]].astype(np.int64), self.k - self.above)
+        found, higher = descend(self.parts[: HISTOGRAM_BINS[self.level - 1]].astype(np.int64), self.k - self.above)
         self.above += higher
         if found < 0:
             self.low, self.done = 1, True

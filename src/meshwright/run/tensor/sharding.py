@@ -26,8 +26,7 @@ from .rules import apply_rule
 from .state import PARTIAL, Call, Member, Partial, Shape, Shard, State, States, local_shape
 
 __all__ = [
-    "PARTIAL", "Member", "Shard", "ShardedCalls", "State", "check_gradients", "local_shape", "propagate", "put_part", "put_shard", "take_part",
-    "take_shard",
+    "PARTIAL", "Member", "Shard", "ShardedCalls", "State", "check_gradients", "local_shape", "propagate", "take_part",
 ]  # fmt: skip
 
 
@@ -45,31 +44,6 @@ def take_part(tensor: torch.Tensor, axis: int, cut: Cut, part: int, parts: int) 
         (low, high) = ranges[0]
         return tensor.narrow(axis, low, high - low).clone(memory_format=torch.contiguous_format)
     return torch.cat([tensor.narrow(axis, low, high - low) for low, high in ranges], dim=axis)
-
-
-def put_part(whole: torch.Tensor, piece: torch.Tensor, axis: int, cut: Cut, part: int, parts: int) -> None:
-    """Inverse of `take_part`: write the part into its place of the whole tensor."""
-    at = 0
-    for low, high in part_ranges(whole.shape[axis], cut, part, parts):
-        whole.narrow(axis, low, high - low).copy_(piece.narrow(axis, at, high - low))
-        at += high - low
-
-
-class _Blocks:
-    def __init__(self, blocks: int) -> None:
-        self.blocks, self.groups = blocks, 0
-        self.shares: tuple[int, ...] = ()
-        self.mixed: tuple[tuple[int, int], ...] = ()
-
-
-def take_shard(tensor: torch.Tensor, axis: int, blocks: int, part: int, parts: int) -> torch.Tensor:
-    """The `part`-th of `parts` equal parts of every one of `blocks` equal blocks of dimension `axis`, blocks in order; a contiguous copy."""
-    return take_part(tensor, axis, _Blocks(blocks), part, parts)
-
-
-def put_shard(whole: torch.Tensor, shard: torch.Tensor, axis: int, blocks: int, part: int, parts: int) -> None:
-    """Inverse of `take_shard`: write the shard into its place of the whole tensor."""
-    put_part(whole, shard, axis, _Blocks(blocks), part, parts)
 
 
 def propagate(

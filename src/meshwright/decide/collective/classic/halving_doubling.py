@@ -92,12 +92,13 @@ def halving_rounds(n: int, *, near: bool, radix: int = 2) -> list[list[Move]]:
     """Reduce-scatter: position i ends with the sum of block i."""
     core = _Core.of(n, radix)
     p, done, rounds = len(core.at), list[int](), list[list[Move]]()
+    # Ranks beyond a power of the radix give all they have to a partner in the core, which halves for both, and get their block at the end.
     if core.pairs:
         rounds.append([Move(out, into, tuple(range(n)), add=True, stream=out - into) for into, out in core.pairs])
     for w in _weights(p, near, radix):
         step = []
         for c in range(p):
-            held = _held(p, c, done, radix)
+            held = _held(p, c, done, radix)  # what c still adds up; of these it gives away all but the radix-th part in this round
             for shift in range(1, radix):
                 other = _partner(c, w, shift, radix)
                 away = [x for x in held if x // w % radix == other // w % radix]

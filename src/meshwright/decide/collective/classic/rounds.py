@@ -254,6 +254,7 @@ class _Lowering:
             for run in [_Run(runs[0].source, 0, total, [x for r in runs for x in r.read], [])] if self.pack else runs:
                 self._do(lane, m.src, partial(lane.send, channel, source, run.source, run.count), [(m.source, x) for x in run.read], [])
             return
+        # A slot is a block to the hazards: what fills it waits until the message before in the same slot has been sent.
         slot = self._next_slot(m.src, "out")
         staging, first = self.buffer[m.src, "out"], slot * self.slot["out"]
         at = first

@@ -39,6 +39,7 @@ def rotated_trees(graph: RateGraph, boxes: Boxes, k: int, capacities: Mapping[Ar
     for first in orbit.values():
         size[first] = size.get(first, 0) + 1
     routes: dict[Arc, Path] = {}
+    # Entries of a root's k trees together into one other server, fewest first: each is a copy over the network, and relieves the links inside.
     for entries in range(k, k * local + 1):
         shares = [entries // k + (t < entries % k) for t in range(k)]
         trees = [_tree(graph, boxes, share, routes) for share in shares]
@@ -60,6 +61,7 @@ def _rotation(graph: RateGraph, boxes: Boxes) -> tuple[int, ...]:
         touched: dict[int, set[tuple[int, int, int]]] = {w: set() for w in nodes[count:]}
         for w, found in touched.items():
             found.update((i, graph.arcs.get((v, w), 0), graph.arcs.get((w, v), 0)) for v, i in position.items())
+        # A switch has no number to rotate by: it is known by the ranks that it touches, at which rates, and goes where the next ranks are touched so.
         place = {frozenset(found): w for w, found in touched.items()}
         if len(place) < len(touched):
             raise Unsupported("switches of a server that touch the same ranks cannot be told apart", hint=HINT)

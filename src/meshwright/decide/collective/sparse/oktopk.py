@@ -21,7 +21,7 @@ from typing import ClassVar
 
 from ....cite import Cite
 from ....errors import Unsupported, UsageError
-from .phases import EDGES, Phases, planned
+from .phases import EDGE_THRESHOLDS, Phases, planned
 from .problem import SparsePlan, SparseProblem, SparseSizes, SparseStrategy
 
 __all__ = ["CITE", "DEVIATIONS", "OkTopk"]
@@ -70,7 +70,7 @@ class OkTopk(SparseStrategy):
         kept = p.sum_regions(picked)
         if not exact:
             kept = p.choose(kept, sizes.most)
-            p.gather_counts("edges", 8 * EDGES)
+            p.gather_counts("edges", 8 * EDGE_THRESHOLDS)
         p.histograms(kept, always=exact)
         kept = p.choose(kept, sizes.most, again=not exact)
         p.gather_counts("sizes", 16, always=exact)

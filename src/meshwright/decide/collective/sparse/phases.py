@@ -19,11 +19,12 @@ from ....program.program import Contract, Program, Role, Unit
 from ..problem import options_of
 from .problem import SparsePlan, SparseProblem, SparseSizes
 
-__all__ = ["BINS", "BUCKET", "EDGES", "HEADER_WORDS", "Phased", "Phases", "greeting", "planned"]
+__all__ = ["HISTOGRAM_BINS", "BUCKET_MESSAGES", "EDGE_THRESHOLDS", "HEADER_WORDS", "Phased", "Phases", "greeting", "planned"]
 
-BUCKET, UNDER_WAY = 2, 2  # messages of a bucket, added up together; buckets under way at once: while one is waited for, the next keeps links busy
-BINS = (2048, 2048, 512)  # of the three histograms that find the exact k-th value
-EDGES = 128  # thresholds for which sizes are exchanged at once
+BUCKET_MESSAGES = 2  # of a bucket, added up together
+MAX_BUCKETS_UNDER_WAY = 2  # while one is waited for, the next keeps links busy
+HISTOGRAM_BINS = (2048, 2048, 512)  # of the three histograms that find the exact k-th value
+EDGE_THRESHOLDS = 128  # for which sizes are exchanged at once
 HEADER_WORDS = 9  # and two per rank, 8 bytes each
 
 
@@ -58,7 +59,7 @@ class Phases:
     # ---- pieces ------------------------------------------------------------------------------------------------------
     def channel(self, source: int, target: int) -> int:
         if (source, target) not in self.channels:
-            self.channels[source, target] = self.b.channel(source, target, depth=BUCKET * UNDER_WAY)
+            self.channels[source, target] = self.b.channel(source, target, depth=BUCKET_MESSAGES * MAX_BUCKETS_UNDER_WAY)
         return self.channels[source, target]
 
     def room(self, rank: int, chunks: int, entries: int, name: str) -> int:
@@ -135,7 +136,7 @@ class Phases:
             found = self.b.buffer(r, chunks=1, chunk_bytes=region, name=f"magnitudes:{r}")
             read_bytes = 4 * self.sizes.elements / n
             self.ready[r] = [self.op(r, ("sums", "merge"), [(sums[r], 0, self.parts)], [(found, 0, 1)], read_bytes, after=self.ready[r])]
-        for level, bins in enumerate(BINS):
+        for level, bins in enumerate(HISTOGRAM_BINS):
             chunk = self.sizes.entry_bytes // 2 * -(-bins // n)  # counts are as wide as indices
             counts = [self.b.buffer(r, chunks=n, chunk_bytes=chunk, name=f"histogram{level}:{r}") for r in range(n)]
             size = -1 if always else self.b.size(f"histogram {level}", lower=0, expected=0, upper=chunk)
@@ -162,9 +163,9 @@ class Phases:
             sums.append(room)
             self.op(r, ("own", "accumulate"), [(picked[r], r * q, q)], [(room, 0, q)], 4 * self.sizes.elements / n, after=self.ready[r])
         start = [list(x) for x in self.ready]
-        free = [list(start) for _ in range(UNDER_WAY)]  # by bucket and rank: what its messages wait for
-        for number, first in enumerate(range(1, n, BUCKET)):
-            bucket = range(first, min(n, first + BUCKET))
+        free = [list(start) for _ in range(MAX_BUCKETS_UNDER_WAY)]  # by bucket and rank: what its messages wait for
+        for number, first in enumerate(range(1, n, BUCKET_MESSAGES)):
+            bucket = range(first, min(n, first + BUCKET_MESSAGES))
             got: list[list[StepRef]] = [[] for _ in range(n)]
             done: list[list[StepRef]] = [[] for _ in range(n)]
             for i in bucket:
@@ -178,7 +179,7 @@ class Phases:
             free.append(done)
             for r in range(n):
                 reads = [(arriving[r], (bucket[0] - 1) * q, len(bucket) * q)]
-                added = self.op(r, ("region", "accumulate"), reads, [(sums[r], 0, q)], 3 * BUCKET * per_region, after=got[r], add=True)
+                added = self.op(r, ("region", "accumulate"), reads, [(sums[r], 0, q)], 3 * BUCKET_MESSAGES * per_region, after=got[r], add=True)
                 self.ready[r] = [added]
         return sums
 

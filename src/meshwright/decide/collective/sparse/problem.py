@@ -14,15 +14,15 @@ from ....graph.graph import Work
 from ....program.program import Program
 from ...strategies import Listed
 
-__all__ = ["MOST", "SparsePlan", "SparseProblem", "SparseSizes", "SparseStrategy"]
+__all__ = ["MAX_KEPT_OF_K", "SparsePlan", "SparseProblem", "SparseSizes", "SparseStrategy"]
 
-MOST = 4, 3  # times k: more entries are never sent, nor kept of a sum (`run.sparse.selection.MOST`)
+MAX_KEPT_OF_K = 4, 3  # numerator, denominator: more entries are never sent, nor kept of a sum (`run.sparse.selection.MAX_KEPT_SHARE`)
 
 
 @dataclass(frozen=True, kw_only=True)
 class SparseSizes:
     """What the programs of an exchange are made of. `ranks`: their number. `wide`: 64-bit indices although 32 bits would do. `reach`: entries that a
-    rank may select where that is more than usual; 0: as MOST says. The rest as in `SparseProblem`."""
+    rank may select where that is more than usual; 0: as MAX_KEPT_OF_K says. The rest as in `SparseProblem`."""
 
     ranks: int
     elements: int
@@ -39,7 +39,7 @@ class SparseSizes:
     @property
     def most(self) -> int:
         """Entries that a rank may send, or a sum may keep."""
-        return min(self.elements, max(self.reach, MOST[0] * self.k // MOST[1] + 1))
+        return min(self.elements, max(self.reach, MAX_KEPT_OF_K[0] * self.k // MAX_KEPT_OF_K[1] + 1))
 
     def union(self, ranks: int) -> int:
         """Expected entries of the union of so many ranks' selections."""

@@ -11,10 +11,9 @@ from dataclasses import dataclass
 
 from ..problem import CollectiveProblem
 
-__all__ = ["GATHERS", "IN_PLACE", "REDUCES", "Chunk", "chunks_of", "image_of_chunks"]
+__all__ = ["IN_PLACE", "REDUCES", "Chunk", "chunks_of", "image_of_chunks"]
 
 REDUCES = ("reduce-scatter", "all-reduce", "reduce")  # begin with a reduction
-GATHERS = ("all-gather", "all-reduce", "broadcast")  # end with copies to everyone
 IN_PLACE = (*REDUCES, "all-gather", "broadcast", "scatter", "gather")  # one buffer per rank
 
 

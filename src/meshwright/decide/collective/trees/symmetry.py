@@ -7,14 +7,14 @@ Source: ForestColl (arXiv 2402.06787), symmetric variant.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
-from ....errors import UnknownName, Unsupported
+from ....errors import Unsupported
 from ..rates import RateGraph
 
-__all__ = ["Boxes", "Shift", "alike", "named_permutation", "require_automorphism", "sinks_of_each_kind"]
+__all__ = ["Boxes", "Shift", "alike", "require_automorphism", "sinks_of_each_kind"]
 
 Arc = tuple[int, int]
 MIN_RANKS_FOR_SYMMETRY = 128  # among fewer ranks looking for symmetry costs more than it saves
@@ -36,18 +36,6 @@ def require_automorphism(graph: RateGraph, goes_to: Sequence[int]) -> None:
                 hint="correct the symmetry, or leave it out",
                 data={"link": here, "image": there, "rate_Bps": rate * graph.unit_Bps, "image_Bps": found * graph.unit_Bps},
             )
-
-
-def named_permutation(graph: RateGraph, moves: Mapping[str, str]) -> tuple[int, ...]:
-    """Names to nodes; what is not named stays. Raises UnknownName."""
-    number = {name: v for v, name in enumerate(graph.names)}
-    out = list(range(graph.nodes))
-    for a, b in moves.items():
-        for name in (a, b):
-            if name not in number:
-                raise UnknownName(f"the symmetry names {name!r}, which is no device or switch here", hint=f"for example {', '.join(graph.names[:4])}")
-        out[number[a]] = number[b]
-    return tuple(out)
 
 
 @dataclass(frozen=True)

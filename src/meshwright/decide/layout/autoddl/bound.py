@@ -30,8 +30,8 @@ from .problem import ShardingProblem
 __all__ = ["Layer", "bound_bytes", "bound_time_s", "fastest_ingress_Bps", "layers", "least_words", "memory_limit"]
 
 LINEAR = ("linear", "addmm", "mm")
-REDUNDANCY_STEPS = 64
-SAFETY = 1 - 1e-9  # rounding of floats never lifts a bound above a plan
+REDUNDANCY_STEPS = 64  # redundancies tried between 1 and the number of ranks, in equal ratios: more make the bound tighter
+ROUNDING_SHARE = 1 - 1e-9  # rounding of floats never lifts a bound above a plan
 
 
 @dataclass(frozen=True)
@@ -58,7 +58,7 @@ def least_words(
     words = max(0.0, _least_sum(product, sides[:2] if first else sides) - have)
     if memory < float("inf"):
         words = max(words, 2 * volume / sqrt(memory) - memory)
-    return words * SAFETY
+    return words * ROUNDING_SHARE
 
 
 def _least_sum(product: float, sides: list[tuple[float, float]]) -> float:
@@ -145,7 +145,7 @@ def bound_time_s(model: Model, *, memory_bytes: int = 0) -> float:
                 seconds += words * layer.item * s_per_byte
             least = min(least, seconds)
         total += least
-    return total * SAFETY
+    return total * ROUNDING_SHARE
 
 
 def _redundancies(ranks: int) -> Iterator[float]:

@@ -21,8 +21,8 @@ __all__ = ["descend"]
 
 FloatArray = NDArray[np.float64]
 Edge = tuple[int, int, FloatArray]
-FORBIDDEN = 1e6  # seconds: stands for infinity, so that random starts can be compared
-IMPROVEMENT = 1e-12
+FORBIDDEN_S = 1e6  # stands for infinity, so that random starts can be compared
+MIN_IMPROVEMENT_S = 1e-12  # less is rounding, and descent would go in circles
 
 
 def descend(
@@ -30,8 +30,8 @@ def descend(
     pairs: bool = True,
 ) -> tuple[float, list[int]]:  # fmt: skip
     """The best of the local minima reached from `starts` and `restarts` random assignments; when time is up (`kernels.effort`), the best so far."""
-    unary = [np.minimum(v, FORBIDDEN) for v in vertices]
-    tables = [(a, b, np.minimum(t, FORBIDDEN)) for a, b, t in edges]
+    unary = [np.minimum(v, FORBIDDEN_S) for v in vertices]
+    tables = [(a, b, np.minimum(t, FORBIDDEN_S)) for a, b, t in edges]
     touching: list[list[int]] = [[] for _ in unary]
     for e, (a, b, _) in enumerate(tables):
         touching[a].append(e)
@@ -61,7 +61,7 @@ def _settle(
             for v in rng.permutation(len(unary)):
                 costs = _around(unary, tables, touching, at, int(v))
                 better = int(costs.argmin())
-                if costs[better] < costs[at[v]] - IMPROVEMENT:
+                if costs[better] < costs[at[v]] - MIN_IMPROVEMENT_S:
                     at[v], changed = better, True
         if not pairs or not _pair_moves(unary, tables, touching, at, rng):
             return
@@ -96,6 +96,6 @@ def _pair_moves(
             if {u, w} == {a, b}:
                 both = both + (table if u == a else table.T)
         i, j = divmod(int(both.argmin()), both.shape[1])
-        if both[i, j] < both[at[a], at[b]] - IMPROVEMENT:
+        if both[i, j] < both[at[a], at[b]] - MIN_IMPROVEMENT_S:
             at[a], at[b], changed = i, j, True
     return changed

@@ -22,7 +22,7 @@ __all__ = ["MAX_TABLE", "cost_of", "minimise"]
 
 FloatArray = NDArray[np.float64]
 MAX_TABLE = 40_000_000  # entries of a table that is made on the way
-CHUNK = 4_000_000  # entries in memory at once
+CHUNK_ENTRIES = 4_000_000  # of a table that are in memory at once
 
 Factor = tuple[tuple[int, ...], FloatArray]
 
@@ -89,7 +89,7 @@ def _project(
     shape = tuple(sizes[w] for w in scope)
     least, chosen = np.empty(shape), np.empty(shape, dtype=np.int32)
     per_row = prod(shape[1:]) * sizes[v]
-    rows = max(1, CHUNK // max(1, per_row))
+    rows = max(1, CHUNK_ENTRIES // max(1, per_row))
     for start in range(0, shape[0], rows):
         stop = min(start + rows, shape[0])
         total = np.zeros((stop - start, *shape[1:], sizes[v])) + own

@@ -19,8 +19,8 @@ from ....plan.sbp import coordinates
 
 __all__ = ["Axis", "Mesh", "all_meshes", "factorisations", "make_mesh"]
 
-MAX_DEVICES = 256
-MAX_AXES = 3
+MAX_DEVICES = 256  # of a search, which routes between all pairs of them
+MAX_AXES = 3  # of a mesh: with more, meshes and the states on each become too many to search
 
 
 @dataclass(frozen=True)

@@ -27,7 +27,7 @@ __all__ = ["Found", "MeshSearch"]
 
 FloatArray = NDArray[np.float64]
 Edges = list[tuple[int, int, FloatArray]]
-LAGRANGE_STEPS = 24
+LAGRANGE_STEPS = 24  # prices of memory that are tried: raised until the plan fits, then bisected
 MAX_PROGRAMME_WORK_S = 60.0  # counted work of the integer programme of a mesh, seconds of a quiet core (`kernels.highs`)
 
 
