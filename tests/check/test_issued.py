@@ -6,10 +6,13 @@ import random
 from dataclasses import replace
 
 import pytest
+from check_random_programs import random_program
 
 from meshwright.check.issued import MAX_GROUP_CALLS, check_issued
 from meshwright.errors import CheckFailed, Deadlock
 from meshwright.program.issued import CallOrders, Communicator, Issued, Message
+from meshwright.run.executor.lanes import fuse_lanes
+from meshwright.run.executor.rounds import issued_orders
 
 
 def send(peer: int, *, comm: int = 0, stream: int = 0, after: tuple[int, ...] = (), size: int = 4, step: int = -1) -> Issued:
@@ -244,3 +247,18 @@ def test_what_ends_in_the_order_of_issue_ends_under_any_streams() -> None:
         given = random_orders(seed)
         if check_issued(given, in_issue_order=True).ok:
             assert check_issued(given).ok, seed
+
+
+def test_what_the_executor_issues_for_random_programs_ends_as_issued() -> None:
+    judged = refused = 0
+    for seed in range(2000):
+        program = random_program(seed, max_repeat=1, max_messages=12)
+        try:
+            orders = fuse_lanes(program)
+        except Deadlock:
+            refused += 1
+            continue
+        judged += 1
+        verdict = check_issued(issued_orders(program, orders), in_issue_order=True)
+        assert verdict.ok, (seed, verdict.findings)
+    assert judged > 1000 and refused > 100

@@ -1,8 +1,8 @@
-"""What every rank hands to its device, in the order in which its host does so: the statement that rules of a transport are applied to (`check.issued`).
+"""What every rank hands to its device, in the order of its host: the statement that rules of a transport are applied to (`check.issued`).
 
-An entry is put on a stream of the rank's device. Streams run their entries one after another; entries of different streams run side by side, except
-that an entry begins only after those that it names in `after` are over. A host issues its entries one after another and waits for none, except at
-entries of kind "host".
+An entry is put on a stream of the rank's device. Streams run their entries one after another; entries of different streams run side by side,
+except that an entry begins only after those that it names in `after` are over. A host issues its entries one after another and waits for none,
+except at entries of kind "host".
 """
 
 from __future__ import annotations

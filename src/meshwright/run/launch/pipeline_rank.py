@@ -222,7 +222,7 @@ def run_pipeline_rank(plan: Plan, orders: Sequence[I32], rank: int, options: Pip
     device = own_device(options.device, rank)
     given = given_stages(options.stages, schedule.stages, schedule.microbatches * problem.data) if options.stages else None
     transport = own_transport(rank, device)
-    sums = own_transport(rank, device) if transport.pair_order and "fill" in plan.job else None
+    sums = own_transport(rank, device) if transport.grouped and "fill" in plan.job else None
     walks = make_cycle(plan, orders, rank, given, transport, device, link.progress, sums=sums)
     walk, kfac = walks[0], walks[0].work.kfac
     result = RankResult(rank=rank)
