@@ -12,7 +12,7 @@ from meshwright.check.issued import MAX_GROUP_CALLS, check_issued
 from meshwright.errors import CheckFailed, Deadlock
 from meshwright.program.issued import CallOrders, Communicator, Issued, Message
 from meshwright.run.executor.lanes import fuse_lanes
-from meshwright.run.executor.rounds import issued_orders
+from meshwright.run.executor.rounds import compile_rounds, issued_orders
 
 
 def send(peer: int, *, comm: int = 0, stream: int = 0, after: tuple[int, ...] = (), size: int = 4, step: int = -1) -> Issued:
@@ -259,6 +259,6 @@ def test_what_the_executor_issues_for_random_programs_ends_as_issued() -> None:
             refused += 1
             continue
         judged += 1
-        verdict = check_issued(issued_orders(program, orders), in_issue_order=True)
+        verdict = check_issued(issued_orders(program, compile_rounds(program, orders)), in_issue_order=True)
         assert verdict.ok, (seed, verdict.findings)
     assert judged > 1000 and refused > 100

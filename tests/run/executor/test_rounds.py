@@ -42,7 +42,7 @@ Walked = tuple[Program, list[I32], int]  # with the sends that may wait to be ta
 
 
 def ahead(program: Program, orders: Sequence[I32], sends_ahead: int, *, ready: bool) -> CallOrders:
-    """Receives posted ahead as on gloo, every message a call by itself; a communicator per pair and direction, made as `ready` says, with a stream."""
+    """Receives posted ahead as on gloo, every message a call by itself; a communicator and a stream per pair and direction, `ready` or not."""
     sends, receives = channel_messages(program)
     sender = {got: sent for a, b in zip(sends, receives, strict=True) for sent, got in zip(a, b, strict=True)}
     places = [{int(step): i for i, step in enumerate(order)} for order in orders]
@@ -142,7 +142,7 @@ def collectives() -> dict[str, Walked]:
 def test_every_order_ends_even_if_devices_run_all_as_issued(kind: Any) -> None:
     assert len(kind()) >= 5
     for name, (program, orders, sends_ahead) in kind().items():
-        found = issued_orders(program, orders, sends_ahead=sends_ahead)
+        found = issued_orders(program, compile_rounds(program, orders, sends_ahead=sends_ahead))
         verdict = check_issued(found, in_issue_order=True)
         assert verdict.ok, (name, verdict.findings)
         messages = int(((program.steps.parts & Part.SEND) > 0).sum())
@@ -259,7 +259,7 @@ class Idle:
 def test_the_executor_issues_what_is_judged() -> None:
     chain = relay(2)
     for program, orders, sends_ahead in [*collectives().values(), (chain, fuse_lanes(chain), 0)]:
-        judged = issued_orders(program, orders, sends_ahead=sends_ahead)
+        judged = issued_orders(program, compile_rounds(program, orders, sends_ahead=sends_ahead))
         for rank in range(program.ranks):
             notes = Notes()
             executor = Executor(

@@ -19,7 +19,7 @@ from ...errors import Unsupported
 from ...program.program import I32, Kind, Part, Program
 from .device_time import DeviceTime, device_time
 from .memory import RankMemory
-from .rounds import Round, compile_rounds
+from .rounds import RankRounds, Round, compile_rounds, require_ends
 from .schedule import Receive, Schedule, compile_schedule
 from .transport import Transport
 
@@ -48,6 +48,7 @@ class Executor:
 
     `sends_ahead`, `sends_first`: see `compile_schedule`. `times`: of the memory's device unless given. Where the transport is grouped, all messages
     go in `rounds`.
+    Raises: Deadlock where grouped messages would wait for each other by NCCL's rules (`rounds.require_ends`).
     Raises (from `run`): StepFailed, whose cause is what the model, the optimizer or the transport raised.
     """
 
@@ -58,7 +59,11 @@ class Executor:
     ) -> None:  # fmt: skip
         self.program, self.rank, self.memory, self.transport, self.work, self.clock = program, rank, memory, transport, work, clock
         self.times = times or device_time(memory.device)
-        self.rounds = compile_rounds(program, orders, sends_ahead=sends_ahead)[rank] if transport.grouped else None
+        self.rounds: RankRounds | None = None
+        if transport.grouped:
+            of_ranks = compile_rounds(program, orders, sends_ahead=sends_ahead)
+            require_ends(program, of_ranks)  # every rank judges for itself, so that none begins what the others refuse
+            self.rounds = of_ranks[rank]
         self.schedule: Schedule = (
             self.rounds.schedule if self.rounds is not None
             else compile_schedule(program, orders, rank, sends_ahead=sends_ahead, sends_first=sends_first)

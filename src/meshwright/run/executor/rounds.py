@@ -26,13 +26,15 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from ...check.issued import check_issued
+from ...check.verdict import Verdict
 from ...errors import Deadlock
 from ...program.issued import CallOrders, Communicator, Issued, Message
 from ...program.program import I32, Kind, Part, Program
 from .lanes import channel_messages
 from .schedule import Receive, Schedule, Send, compile_schedule
 
-__all__ = ["RankRounds", "Round", "compile_rounds", "issued_orders"]
+__all__ = ["RankRounds", "Round", "compile_rounds", "issued_orders", "require_ends"]
 
 COMPUTE, MESSAGES = 0, 1  # streams
 
@@ -173,7 +175,14 @@ def _grouped(schedule: Schedule, numbers: _Numbers) -> RankRounds:
     return made
 
 
-def issued_orders(program: Program, orders: Sequence[I32], *, sends_ahead: int = 0) -> CallOrders:
+def require_ends(program: Program, rounds: Sequence[RankRounds]) -> Verdict:
+    """The verdict that all calls end, whatever devices do with their streams. Raises: Deadlock with the circle of waits, CheckFailed."""
+    verdict = check_issued(issued_orders(program, rounds), in_issue_order=True)
+    verdict.raise_if_wrong()
+    return verdict
+
+
+def issued_orders(program: Program, of_ranks: Sequence[RankRounds]) -> CallOrders:
     """What the executor hands to CUDA devices in one run of the program, for `check.issued`: a stream that computes, one of groups of messages.
 
     A group comes after all that the computing stream was given before it; a step that takes a message, or needs a send to be over, after its group.
@@ -182,7 +191,7 @@ def issued_orders(program: Program, orders: Sequence[I32], *, sends_ahead: int =
     sender = {got: sent for sends, receives in zip(*channel_messages(program), strict=True) for sent, got in zip(sends, receives, strict=True)}
     kinds, parts = program.steps.kind.tolist(), program.steps.parts.tolist()
     ranks = []
-    for rounds in compile_rounds(program, orders, sends_ahead=sends_ahead):
+    for rounds in of_ranks:
         entries: list[Issued] = []
         group_of: dict[int, int] = {}  # sending step -> the entry of its group
         last = -1  # on the computing stream
