@@ -3,8 +3,7 @@ refuse; and walked for real over gloo by ranks that do nothing else until a grou
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from functools import cache
 from typing import Any
 
@@ -24,69 +23,20 @@ from meshwright.errors import Deadlock, MeshwrightError
 from meshwright.plan.plan import Plan
 from meshwright.program.builder import ProgramBuilder
 from meshwright.program.calls import inline
-from meshwright.program.issued import CallOrders, Communicator, Issued, Message
-from meshwright.program.program import I32, Kind, Part, Program
+from meshwright.program.program import I32, Part, Program
 from meshwright.run.executor.collective import callable_form
 from meshwright.run.executor.executor import Executor
-from meshwright.run.executor.lanes import channel_messages, fuse_lanes
+from meshwright.run.executor.lanes import fuse_lanes
 from meshwright.run.executor.memory import RankMemory
 from meshwright.run.executor.rounds import COMPUTE, MESSAGES, Round, compile_rounds, issued_orders
-from meshwright.run.executor.schedule import compile_schedule
 from meshwright.run.launch.pipeline_rank import make_walk, worst_difference
 from meshwright.run.launch.rehearse import with_real_sizes
 from meshwright.run.pipeline.orders import pipeline_orders
 from meshwright.run.pipeline.stages import Given
+from meshwright.testing.posted_ahead import posted_ahead
 
 CPU = torch.device("cpu")
 Walked = tuple[Program, list[I32], int]  # with the sends that may wait to be taken
-
-
-def ahead(program: Program, orders: Sequence[I32], sends_ahead: int, *, ready: bool) -> CallOrders:
-    """Receives posted ahead as on gloo, every message a call by itself; a communicator and a stream per pair and direction, `ready` or not."""
-    sends, receives = channel_messages(program)
-    sender = {got: sent for a, b in zip(sends, receives, strict=True) for sent, got in zip(a, b, strict=True)}
-    places = [{int(step): i for i, step in enumerate(order)} for order in orders]
-    pairs = {pair: c for c, pair in enumerate((a, b) for a in range(program.ranks) for b in range(program.ranks) if a != b)}
-    ranks = []
-    for rank in range(program.ranks):
-        schedule = compile_schedule(program, orders, rank, sends_ahead=sends_ahead)
-        # Calls of a pair meet by their order: receives in that of the peer's sends, none later than one that follows it.
-        of_peer: dict[int, list[tuple[int, int, Any]]] = defaultdict(list)
-        for at, posted in schedule.posts.items():
-            for receive in posted:
-                of_peer[receive.peer].append((places[receive.peer][sender[receive.step]], at, receive))
-        posts: dict[int, list[Any]] = defaultdict(list)
-        for found in of_peer.values():
-            latest = len(orders[rank])
-            for _, at, receive in sorted(found, key=lambda x: x[0], reverse=True):
-                latest = min(latest, at)
-                posts[latest].insert(0, receive)
-        entries: list[Issued] = []
-        entry_of: dict[int, int] = {}
-        last: tuple[int, ...] = ()
-        walk = orders[rank].tolist()
-        for position in range(len(walk) + 1):
-            for step in schedule.waits.get(position, ()):
-                entries.append(Issued("work", after=(entry_of[step],)))
-                last = (len(entries) - 1,)
-            for receive in posts.get(position, ()):
-                entry_of[receive.step] = len(entries)
-                pair = pairs[receive.peer, rank]
-                entries.append(Issued("messages", 1 + pair, pair, (Message(receive.peer, False, 0, receive.step),), last))
-            if position == len(walk):
-                break
-            step = walk[position]
-            came = (entry_of[step],) if program.steps.kind[step] == Kind.TRANSFER and program.steps.parts[step] & Part.RECV else ()
-            entries.append(Issued("work", after=came, step=step))
-            last = (len(entries) - 1,)
-            if step in schedule.sends:
-                entry_of[step + len(program.steps)] = len(entries)
-                pair = pairs[rank, schedule.sends[step].peer]
-                entries.append(Issued("messages", 1 + pair, pair, (Message(schedule.sends[step].peer, True, 0, step),), last))
-                entry_of[step] = len(entries) - 1
-        ranks.append(tuple(entries))
-    used = {entry.comm for entries in ranks for entry in entries if entry.kind == "messages"}
-    return CallOrders(tuple(ranks), tuple(Communicator(pair, ready or c not in used) for pair, c in pairs.items()))
 
 
 # ---- what is judged --------------------------------------------------------------------------------------------------
@@ -155,10 +105,10 @@ def test_receives_posted_ahead_do_not(kind: Any) -> None:
     """With communicators made at first use, as torch makes them, all deadlock; made before and on streams of their own, all end, but not in the order
     of issue: they stand and fall with room on the device."""
     for name, (program, orders, sends_ahead) in kind().items():
-        (found,) = check_issued(ahead(program, orders, sends_ahead, ready=False)).findings
+        (found,) = check_issued(posted_ahead(program, orders, sends_ahead, ready=False)).findings
         assert found.check == "deadlock" and "makes its communicator" in found.message, name
         assert len(found.witness["ranks"]) >= 2
-        eager = ahead(program, orders, sends_ahead, ready=True)
+        eager = posted_ahead(program, orders, sends_ahead, ready=True)
         assert check_issued(eager).ok, name
         assert not check_issued(eager, in_issue_order=True).ok, name
 
