@@ -1,12 +1,12 @@
 """Recorded plans by NCCL's rules: does the order in which the executor issues messages on CUDA devices end, and what does it cost?
 
-Every recorded plan (`tools/recorded_plans`) that holds a program the executor can walk is judged twice: in rounds, as it would run, if devices run all
-that they are given in the order of issue; and with receives posted ahead as on gloo, by torch's rule that a communicator is made at its first use.
-`over_tags`: length of a step in rounds over the length where every message has a stream of its own, both replayed with the plan's simulated times of
-work, and messages that take a given share of the mean time of a compute step (collectives: one unit each). No GPU takes part.
+Every recorded plan (`tools/recorded_plans`) that holds a program the executor can walk is judged twice: in rounds, as it would run, if devices run
+all that they are given in the order of issue; and with receives posted ahead as on gloo, by torch's rule that a communicator is made at its first use.
+`over_tags`: length of a step in rounds over the length where every pair and direction has a stream of its own, both replayed with the plan's simulated
+times of work, and messages that take a given share of the mean time of a compute step (collectives: one unit each). No GPU takes part.
 
-Run: `python benchmarks/nccl_orders.py` (about ten minutes on one core), writes benchmarks/results/nccl_orders.json. In parts: `--only collective --part
-FILE` and so on, then `--join FILE...`.
+Run: `python benchmarks/nccl_orders.py` (about ten minutes on one core), writes benchmarks/results/nccl_orders.json. In parts: `--only collective
+--part FILE` and so on, then `--join FILE...`.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from collections import defaultdict
 from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).resolve().parents[1]
-sys.path.insert(0, str(ROOT / "tools" / "recorded_plans"))
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tools" / "recorded_plans"))
 sys.path.insert(0, str(Path(__file__).parent))
 import machine
 
+ROOT = Path(__file__).resolve().parents[1]
 VERBS = {
     ("collective", "plan"), ("collective", "groups"), ("pipeline", "plan"), ("pipeline", "fill"), ("train", "plan"), ("train", "replan"),
 }  # fmt: skip
@@ -116,11 +116,13 @@ def judged(plan: Any) -> dict[str, Any]:
     from meshwright.check.issued import check_issued
     from meshwright.program.program import Kind
     from meshwright.run.executor.rounds import compile_rounds, issued_orders
+    from meshwright.run.pipeline.orders import meetings
     from meshwright.testing.posted_ahead import posted_ahead
 
     program, orders, sends_ahead, seconds = walked(plan)
     start = time.process_time()
-    issued = issued_orders(program, compile_rounds(program, orders, sends_ahead=sends_ahead))
+    together = meetings(program)
+    issued = issued_orders(program, compile_rounds(program, orders, sends_ahead=sends_ahead, together=together), together)
     made = time.process_time()
     verdict = check_issued(issued, in_issue_order=True)
     took = time.process_time()

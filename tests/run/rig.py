@@ -122,8 +122,8 @@ class _WholeGroups:
     """A backend that makes calls as groups, over gloo with one tag: a rank that has made a group's calls does nothing else until all of them are
     over. That is NCCL at its strictest, a device that runs everything in the order in which it was issued."""
 
-    def __init__(self, group: Any) -> None:
-        self.group, self.calls = group, list[tuple[Callable[..., Any], list[torch.Tensor], int]]()
+    def __init__(self, group: Any, own_tag: int) -> None:
+        self.group, self.own_tag, self.calls = group, own_tag, list[tuple[Callable[..., Any], list[torch.Tensor], int]]()
 
     def _start_coalescing(self) -> None:
         assert not self.calls
@@ -135,7 +135,7 @@ class _WholeGroups:
         self.calls.append((self.group.recv, tensors, peer))
 
     def _end_coalescing(self) -> Any:
-        for work in [call(tensors, peer, 0) for call, tensors, peer in self.calls]:
+        for work in [call(tensors, peer, self.own_tag) for call, tensors, peer in self.calls]:
             work.wait()
         self.calls.clear()
         return _Over()
@@ -145,9 +145,9 @@ class _Over:
     def wait(self) -> None: ...
 
 
-def grouped(group: Any) -> GroupedTransport:
-    """Messages of a rank as on NCCL."""
-    return GroupedTransport(_WholeGroups(group), torch.device("cpu"))
+def grouped(group: Any, communicator: int = 0) -> GroupedTransport:
+    """Messages of a rank as on NCCL, on one of several communicators."""
+    return GroupedTransport(_WholeGroups(group, communicator), torch.device("cpu"))
 
 
 def whole_model(model: str, seed: int = 0) -> tuple[torch.nn.Module, dict[str, torch.Tensor], dict[str, torch.Tensor]]:

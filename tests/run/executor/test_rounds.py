@@ -15,9 +15,12 @@ from rig import TINY, fabric_of, grouped, in_threads, lowered
 from tensor_rig import plan_case
 
 from meshwright.check.issued import check_issued
+from meshwright.check.verdict import Verdict
 from meshwright.decide.collective import CollectiveProblem, strategy
 from meshwright.decide.layout.data_sharding import DataSharding
 from meshwright.decide.pipeline import PipelineProblem
+from meshwright.decide.pipeline.fill_work import KFACCosts, kfac_work
+from meshwright.drive.pipeline.fill import fill_plan
 from meshwright.drive.pipeline.pipelines import default_candidates, make_strategy, plan_pipeline, problem_of_plan, schedule_of_plan
 from meshwright.errors import Deadlock, MeshwrightError
 from meshwright.plan.plan import Plan
@@ -31,7 +34,7 @@ from meshwright.run.executor.memory import RankMemory
 from meshwright.run.executor.rounds import COMPUTE, MESSAGES, Round, compile_rounds, issued_orders
 from meshwright.run.launch.pipeline_rank import make_walk, worst_difference
 from meshwright.run.launch.rehearse import with_real_sizes
-from meshwright.run.pipeline.orders import pipeline_orders
+from meshwright.run.pipeline.orders import meetings, pipeline_orders
 from meshwright.run.pipeline.stages import Given
 from meshwright.testing.posted_ahead import posted_ahead
 
@@ -111,6 +114,25 @@ def test_receives_posted_ahead_do_not(kind: Any) -> None:
         eager = posted_ahead(program, orders, sends_ahead, ready=True)
         assert check_issued(eager).ok, name
         assert not check_issued(eager, in_issue_order=True).ok, name
+
+
+@pytest.mark.parametrize(("name", "devices", "data"), [("chimera", 4, 2), ("interleaved", 4, 2), ("1f1b", 2, 2)])
+def test_ranks_that_meet_in_a_compute_step(name: str, devices: int, data: int) -> None:
+    """K-FAC's sums, on a communicator of their own: a message that becomes ready behind a sum must not share a round with one before it."""
+    problem = PipelineProblem.of(devices, 8, forward_s=0.02, activation_bytes=256, data=data, gradient_bytes=4096)
+    found = fill_plan(plan_pipeline(problem, name), lambda p, s: kfac_work(p, s, KFACCosts(curvature_s=0.008, inverse_s=0.02, layers=3)))
+    program = inline(found.plan.main, found.plan.programs).program
+    together = meetings(program)
+    orders, _ = pipeline_orders(found.plan, problem, found.judged.schedule)
+    assert len(together) >= 2
+
+    def verdict(told: Sequence[Sequence[int]]) -> Verdict:
+        rounds = compile_rounds(program, orders, sends_ahead=len(program.steps), together=told)
+        return check_issued(issued_orders(program, rounds, together), in_issue_order=True)
+
+    assert verdict(together).ok
+    if name != "1f1b":
+        assert verdict(()).findings[0].check == "deadlock", "what the rounds are not told, they do not keep"
 
 
 # ---- rounds ----------------------------------------------------------------------------------------------------------

@@ -47,7 +47,7 @@ class Executor:
     moments of its stream, and `run` ends when the device is done.
 
     `sends_ahead`, `sends_first`: see `compile_schedule`. `times`: of the memory's device unless given. Where the transport is grouped, all messages
-    go in `rounds`.
+    go in `rounds`, and compute steps that exchange messages of their own are told by `together`.
     Raises: Deadlock where grouped messages would wait for each other by NCCL's rules (`rounds.require_ends`).
     Raises (from `run`): StepFailed, whose cause is what the model, the optimizer or the transport raised.
     """
@@ -55,14 +55,14 @@ class Executor:
     def __init__(
         self, program: Program, orders: Sequence[I32], rank: int, *, memory: RankMemory, transport: Transport, work: ComputeWork | None = None,
         clock: Callable[[], AbstractContextManager[None]] | None = None, progress: Any = None, sends_ahead: int = 0,
-        sends_first: bool = False, times: DeviceTime | None = None,
+        sends_first: bool = False, times: DeviceTime | None = None, together: Sequence[Sequence[int]] = (),
     ) -> None:  # fmt: skip
         self.program, self.rank, self.memory, self.transport, self.work, self.clock = program, rank, memory, transport, work, clock
         self.times = times or device_time(memory.device)
         self.rounds: RankRounds | None = None
         if transport.grouped:
-            of_ranks = compile_rounds(program, orders, sends_ahead=sends_ahead)
-            require_ends(program, of_ranks)  # every rank judges for itself, so that none begins what the others refuse
+            of_ranks = compile_rounds(program, orders, sends_ahead=sends_ahead, together=together)
+            require_ends(program, of_ranks, together)  # every rank judges for itself, so that none begins what the others refuse
             self.rounds = of_ranks[rank]
         self.schedule: Schedule = (
             self.rounds.schedule if self.rounds is not None

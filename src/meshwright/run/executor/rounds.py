@@ -9,6 +9,9 @@ either end uses before the message is ready there (uses: takes what was received
 - rank a's group w needs work that waits for rounds below w alone, at every rank, so by induction over w all groups end, even if every device runs
   all that it does in the order in which its host issued it (`check.issued`, `in_issue_order`).
 
+Compute steps at which ranks meet by messages of their own (`together`) use as much as any of their ranks has used: what becomes ready behind them is
+later than all that some rank needs to come to the meeting.
+
 Among the rounds that this allows, a message takes the first in which it can be expected: a rank counts a tick for what it computes and for every
 message it takes, and sends no sooner than its own tick. A message that is computed later than another thus has a later round, and what comes early
 is taken while the rank computes. When messages are used, and when receives may be posted (what memory is counted by), is the schedule's
@@ -24,8 +27,6 @@ from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-import numpy as np
-
 from ...check.issued import check_issued
 from ...check.verdict import Verdict
 from ...errors import Deadlock
@@ -36,7 +37,7 @@ from .schedule import Receive, Schedule, Send, compile_schedule
 
 __all__ = ["RankRounds", "Round", "compile_rounds", "issued_orders", "require_ends"]
 
-COMPUTE, MESSAGES = 0, 1  # streams
+COMPUTE, MESSAGES, MEETINGS = 0, 1, 2  # streams
 
 
 @dataclass(frozen=True)
@@ -56,10 +57,15 @@ class RankRounds:
     before: dict[int, list[Round | int]] = field(default_factory=lambda: defaultdict(list))
 
 
-def compile_rounds(program: Program, orders: Sequence[I32], *, sends_ahead: int = 0) -> list[RankRounds]:
-    """Of all ranks; `orders` are their walks. Raises: Deadlock when walks that are no restrictions of one order wait for each other."""
+def compile_rounds(
+    program: Program, orders: Sequence[I32], *, sends_ahead: int = 0, together: Sequence[Sequence[int]] = ()
+) -> list[RankRounds]:
+    """Of all ranks; `orders` are their walks. `together`: compute steps of different ranks that end only when all of a group have begun.
+
+    Raises: Deadlock when walks that are no restrictions of one order wait for each other.
+    """
     schedules = [compile_schedule(program, orders, rank, sends_ahead=sends_ahead) for rank in range(program.ranks)]
-    numbers = _Numbers(program, schedules)
+    numbers = _Numbers(program, schedules, together)
     return [_grouped(schedule, numbers) for schedule in schedules]
 
 
@@ -67,7 +73,7 @@ class _Numbers:
     """`round_of[s]`: the round of the message that step s sends. All ranks are walked at once; a walk stands where a round is used that its other
     end has not come to yet."""
 
-    def __init__(self, program: Program, schedules: Sequence[Schedule]) -> None:
+    def __init__(self, program: Program, schedules: Sequence[Schedule], together: Sequence[Sequence[int]]) -> None:
         s = program.steps
         self.program, self.schedules = program, schedules
         self.parts, self.computes = s.parts.tolist(), (s.kind == Kind.COMPUTE).tolist()
@@ -80,6 +86,9 @@ class _Numbers:
         self.tick = [1] * len(schedules)
         self.walks = [schedule.order.tolist() for schedule in schedules]
         self.place = [(0, 0)] * len(schedules)  # (position, stage: 0 waits, 1 receives are posted, 2 the step)
+        self.meeting = {step: k for k, steps in enumerate(together) for step in steps}
+        self.expected = [len(steps) for steps in together]
+        self.come: dict[int, set[int]] = defaultdict(set)  # meeting -> ranks that have come to it
         self.standing: dict[int, list[int]] = defaultdict(list)  # sending step -> ranks that stand at its round
         self.todo = list(range(len(schedules)))
         while self.todo:
@@ -111,6 +120,21 @@ class _Numbers:
         self.tick[rank] = max(self.tick[rank], number + 1)
         return True
 
+    def meet(self, rank: int, meeting: int) -> bool:
+        """Whether all ranks have come; the last to come sets all of them to the same."""
+        come = self.come[meeting]
+        if len(come) == self.expected[meeting]:
+            return True
+        come.add(rank)
+        if len(come) < self.expected[meeting]:
+            return False
+        for column in (self.used, self.tick):
+            most = max(column[r] for r in come)
+            for r in come:
+                column[r] = most
+        self.todo += come - {rank}
+        return True
+
     def walk(self, rank: int) -> None:
         schedule, walk = self.schedules[rank], self.walks[rank]
         position, stage = self.place[rank]
@@ -127,6 +151,9 @@ class _Numbers:
                 stage = 2
             if position < len(walk):
                 step = walk[position]
+                if step in self.meeting and not self.meet(rank, self.meeting[step]):
+                    self.place[rank] = position, 2
+                    return
                 if self.computes[step]:
                     self.tick[rank] += 1
                 elif self.parts[step] & Part.RECV and not self.use(rank, self.sender[step]):
@@ -175,18 +202,21 @@ def _grouped(schedule: Schedule, numbers: _Numbers) -> RankRounds:
     return made
 
 
-def require_ends(program: Program, rounds: Sequence[RankRounds]) -> Verdict:
+def require_ends(program: Program, rounds: Sequence[RankRounds], together: Sequence[Sequence[int]] = ()) -> Verdict:
     """The verdict that all calls end, whatever devices do with their streams. Raises: Deadlock with the circle of waits, CheckFailed."""
-    verdict = check_issued(issued_orders(program, rounds), in_issue_order=True)
+    verdict = check_issued(issued_orders(program, rounds, together), in_issue_order=True)
     verdict.raise_if_wrong()
     return verdict
 
 
-def issued_orders(program: Program, of_ranks: Sequence[RankRounds]) -> CallOrders:
+def issued_orders(program: Program, of_ranks: Sequence[RankRounds], together: Sequence[Sequence[int]] = ()) -> CallOrders:
     """What the executor hands to CUDA devices in one run of the program, for `check.issued`: a stream that computes, one of groups of messages.
 
     A group comes after all that the computing stream was given before it; a step that takes a message, or needs a send to be over, after its group.
+    Ranks that meet do so by two groups of messages to all of each other, on a communicator of their own.
     """
+    actor = program.lanes.actor[program.lane_of_step()].tolist()
+    others = {step: [(actor[x], x) for x in steps if x != step] for steps in together for step in steps}
     sizes = program.message_bytes()
     sender = {got: sent for sends, receives in zip(*channel_messages(program), strict=True) for sent, got in zip(sends, receives, strict=True)}
     kinds, parts = program.steps.kind.tolist(), program.steps.parts.tolist()
@@ -210,8 +240,14 @@ def issued_orders(program: Program, of_ranks: Sequence[RankRounds]) -> CallOrder
                     last = len(entries)
                     entries.append(Issued("work", COMPUTE, after=(group_of[one],), step=one))
             if position < len(walk) and kinds[step := walk[position]] in (Kind.COMPUTE, Kind.TRANSFER):
+                for _ in range(2 if step in others else 0):
+                    calls = [Message(peer, True, 0, step) for peer, _ in others[step]] + [Message(peer, False, 0, x) for peer, x in others[step]]
+                    entries.append(Issued("messages", MEETINGS, 1, tuple(calls), (last,) if last >= 0 else ()))
+                    last = len(entries)
+                    entries.append(Issued("work", COMPUTE, after=(last - 1,), step=step))
                 came = (group_of[step],) if parts[step] & Part.RECV and kinds[step] == Kind.TRANSFER else ()
                 last = len(entries)
                 entries.append(Issued("work", COMPUTE, after=came, step=step))
         ranks.append(tuple(entries))
-    return CallOrders(tuple(ranks), (Communicator(tuple(np.arange(program.ranks).tolist())),))
+    everyone = Communicator(tuple(range(program.ranks)))
+    return CallOrders(tuple(ranks), (everyone, everyone))

@@ -28,7 +28,7 @@ from ..executor.executor import Executor
 from ..executor.transport import Transport, own_device, own_transport
 from ..machine.process import CALIBRATING, DONE, POSITION, STATE, STEP, TRAINING
 from ..pipeline.memory import PipelineMemory
-from ..pipeline.orders import pipeline_orders
+from ..pipeline.orders import meetings, pipeline_orders
 from ..pipeline.second_order import Exchange, StageKFAC, worst_kfac_difference
 from ..pipeline.stages import Given, PacedStage, given_stages, precise_sleep
 from ..pipeline.times import fill_seconds, paced_times
@@ -196,8 +196,9 @@ def make_walk(
         program, stages.segments, stages.inputs, stages.targets, stages=schedule.stages, share=stages.share, fill_s=fill_seconds(plan), kfac=kfac
     )
     executor = Executor(
-        program, orders, rank, memory=memory, transport=transport, work=work, progress=progress, sends_ahead=len(program.steps), sends_first=True
-    )
+        program, orders, rank, memory=memory, transport=transport, work=work, progress=progress, sends_ahead=len(program.steps), sends_first=True,
+        together=meetings(program),
+    )  # fmt: skip
     return Walk(stages, executor, work, memory, flats)
 
 
