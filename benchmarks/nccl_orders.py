@@ -1,8 +1,8 @@
 """Recorded plans by NCCL's rules: does the order in which the executor issues messages on CUDA devices end, and what does it cost?
 
 Every recorded plan (`tools/recorded_plans`) that holds a program the executor can walk is judged twice: in rounds, as it would run, if devices run
-all that they are given in the order of issue; and with receives posted ahead as on gloo, by torch's rule that a communicator is made at its first use.
-`over_tags`: length of a step in rounds over the length where every pair and direction has a stream of its own, both replayed with the plan's simulated
+all that they are given in the order of issue; and with receives posted ahead as on gloo, by torch's rule that a communicator is made at first use.
+`over_tags`: length of a step in rounds over the length where every pair and direction has a stream of its own, both replayed with the plan's own
 times of work, and messages that take a given share of the mean time of a compute step (collectives: one unit each). No GPU takes part.
 
 Run: `python benchmarks/nccl_orders.py` (about ten minutes on one core), writes benchmarks/results/nccl_orders.json. In parts: `--only collective
@@ -169,7 +169,8 @@ def main() -> None:
                 continue
             row: dict[str, Any] = {"command": str(case.chain[-1])}
             try:
-                row |= judged(read_plan(tree.make(case).path))
+                made = tree.make(case)
+                row |= judged(read_plan(made.path)) if made.path.name != "error.txt" else {"not_walked": "nothing fits"}
             except (MeshwrightError, RunError, ValueError) as error:
                 row["not_walked"] = str(error).splitlines()[0][:120]
             rows.append(row)

@@ -3,7 +3,7 @@ refuse; and walked for real over gloo by ranks that do nothing else until a grou
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import cache
 from typing import Any
 
@@ -116,10 +116,10 @@ def test_receives_posted_ahead_do_not(kind: Any) -> None:
         assert not check_issued(eager, in_issue_order=True).ok, name
 
 
-@pytest.mark.parametrize(("name", "devices", "data"), [("chimera", 4, 2), ("interleaved", 4, 2), ("1f1b", 2, 2)])
-def test_ranks_that_meet_in_a_compute_step(name: str, devices: int, data: int) -> None:
+@pytest.mark.parametrize(("name", "devices", "microbatches"), [("chimera", 4, 4), ("interleaved", 4, 8), ("1f1b", 2, 4)])
+def test_ranks_that_meet_in_a_compute_step(name: str, devices: int, microbatches: int) -> None:
     """K-FAC's sums, on a communicator of their own: a message that becomes ready behind a sum must not share a round with one before it."""
-    problem = PipelineProblem.of(devices, 8, forward_s=0.02, activation_bytes=256, data=data, gradient_bytes=4096)
+    problem = PipelineProblem.of(devices, microbatches, forward_s=0.02, activation_bytes=256, data=2, gradient_bytes=4096)
     found = fill_plan(plan_pipeline(problem, name), lambda p, s: kfac_work(p, s, KFACCosts(curvature_s=0.008, inverse_s=0.02, layers=3)))
     program = inline(found.plan.main, found.plan.programs).program
     together = meetings(program)
