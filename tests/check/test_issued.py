@@ -49,7 +49,7 @@ def test_in_one_group_or_on_two_streams_they_do_not() -> None:
     apart = orders([send(1), receive(1, stream=1)], [send(0), receive(0, stream=1)])
     assert check_issued(apart).ok
     assert not check_issued(apart, in_issue_order=True).ok, "one queue runs them one after another"
-    assert check_issued(apart).facts == {"ranks": 2, "groups": 4, "messages": 2}
+    assert check_issued(apart).facts == {"ranks": 2, "groups": 4, "messages": 2, "largest_group": 1}
 
 
 def test_a_communicator_is_made_where_all_hosts_come_to_it() -> None:

@@ -35,11 +35,11 @@ Node = tuple[int, int]  # (rank, number of the entry)
 def check_issued(orders: CallOrders, *, in_issue_order: bool = False) -> Verdict:
     """ok, or wrong with findings "calls" (what NCCL forbids or nobody answers) or "deadlock" (a circle of waits).
 
-    `facts`: ranks, groups and messages, all ranks together.
+    `facts`: ranks; groups and messages of all together; calls of the largest group.
     """
     ends = _Ends(orders)
-    groups = sum(entry.kind == "messages" for rank in orders.ranks for entry in rank)
-    facts = {"ranks": len(orders.ranks), "groups": groups, "messages": len(ends.partner) // 2}
+    groups = [len(entry.messages) for rank in orders.ranks for entry in rank if entry.kind == "messages"]
+    facts = {"ranks": len(orders.ranks), "groups": len(groups), "messages": len(ends.partner) // 2, "largest_group": max(groups, default=0)}
     findings = ends.findings
     if not findings:
         findings = _Run(orders, ends, in_issue_order).findings()
