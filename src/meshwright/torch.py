@@ -20,6 +20,7 @@ import torch.distributed as dist
 
 from .errors import MeshwrightError, PlanMismatch, RunError, UsageError
 from .fabric.fabric import Fabric
+from .run.executor.transport import connected
 from .run.group.engine import Engine
 from .run.group.group import MeshwrightGroup
 from .run.group.health import refuse
@@ -69,7 +70,7 @@ def _add_nccl(group: MeshwrightGroup, engine: Engine, options: Any) -> None:
     ]
 
     def connect(device: torch.device) -> None:
-        made[1].allreduce([torch.zeros(1, device=device)], dist.AllreduceOptions()).wait()
+        connected(made[1], device)
 
     for one in made:
         engine.attend_device(one)

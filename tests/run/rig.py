@@ -32,6 +32,7 @@ from meshwright.plan.plan import CycleEntry, Plan, TrainingLayout
 from meshwright.program.hash import program_hash
 from meshwright.program.program import Program
 from meshwright.run.calibrate.transport import laptop_shape
+from meshwright.run.executor.transport import GroupedTransport
 from meshwright.run.steps.forward_graph import ForwardGraph, from_traced
 
 TINY = "examples/gpt.py:tiny"
@@ -115,6 +116,38 @@ def in_threads(ranks: int, body: Callable[[int, Any], Any], *, timeout_s: float 
             raise error
     assert not any(t.is_alive() for t in threads), "a rank hangs"
     return results
+
+
+class _WholeGroups:
+    """A backend that makes calls as groups, over gloo with one tag: a rank that has made a group's calls does nothing else until all of them are
+    over. That is NCCL at its strictest, a device that runs everything in the order in which it was issued."""
+
+    def __init__(self, group: Any, own_tag: int) -> None:
+        self.group, self.own_tag, self.calls = group, own_tag, list[tuple[Callable[..., Any], list[torch.Tensor], int]]()
+
+    def _start_coalescing(self) -> None:
+        assert not self.calls
+
+    def send(self, tensors: list[torch.Tensor], peer: int, tag: int) -> None:
+        self.calls.append((self.group.send, tensors, peer))
+
+    def recv(self, tensors: list[torch.Tensor], peer: int, tag: int) -> None:
+        self.calls.append((self.group.recv, tensors, peer))
+
+    def _end_coalescing(self) -> Any:
+        for work in [call(tensors, peer, self.own_tag) for call, tensors, peer in self.calls]:
+            work.wait()
+        self.calls.clear()
+        return _Over()
+
+
+class _Over:
+    def wait(self) -> None: ...
+
+
+def grouped(group: Any, communicator: int = 0) -> GroupedTransport:
+    """Messages of a rank as on NCCL, on one of several communicators."""
+    return GroupedTransport(_WholeGroups(group, communicator), torch.device("cpu"))
 
 
 def whole_model(model: str, seed: int = 0) -> tuple[torch.nn.Module, dict[str, torch.Tensor], dict[str, torch.Tensor]]:

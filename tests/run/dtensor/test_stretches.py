@@ -77,7 +77,7 @@ def test_stretches_are_cut_only_where_something_is_exchanged_or_comes_back(model
 class Silence:
     """Messages that bring zeros."""
 
-    pair_order = False
+    grouped = False
 
     def send(self, tensor: torch.Tensor, peer: int, tag: int) -> None: ...
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from rig import fabric_of, in_threads
+from rig import fabric_of, grouped, in_threads
 
 from meshwright.cost import Transport
 from meshwright.decide.collective import CollectiveProblem, strategy
@@ -13,7 +13,7 @@ from meshwright.errors import Deadlock, Unsupported, UsageError
 from meshwright.program.builder import ProgramBuilder
 from meshwright.run.executor.collective import CollectiveRank, callable_form, run_collective
 from meshwright.run.executor.lanes import fuse_lanes
-from meshwright.run.executor.transport import TaggedTransport, TaglessTransport
+from meshwright.run.executor.transport import TaggedTransport
 
 
 def plan(name: str, ranks: int, size_bytes: int, *, unroll: bool):
@@ -23,10 +23,10 @@ def plan(name: str, ranks: int, size_bytes: int, *, unroll: bool):
 
 
 @pytest.mark.parametrize("unroll", [True, False])
-@pytest.mark.parametrize("tagless", [True, False])
+@pytest.mark.parametrize("groups", [True, False])
 @pytest.mark.parametrize("ranks", [2, 3, 4])
 @pytest.mark.parametrize("name", ["ring", "forestcoll"])
-def test_all_reduce_is_the_exact_sum(name, ranks, tagless, unroll):
+def test_all_reduce_is_the_exact_sum(name, ranks, groups, unroll):
     program = plan(name, ranks, 48_000, unroll=unroll)
     form = callable_form(program)
     contract = program.contract
@@ -36,7 +36,7 @@ def test_all_reduce_is_the_exact_sum(name, ranks, tagless, unroll):
     local = [int((program.buffers.actor[: contract.outputs[r][0]] == r).sum()) for r in range(ranks)]
 
     def body(rank, group):
-        transport = TaglessTransport(rank, group, group) if tagless else TaggedTransport(group)
+        transport = grouped(group) if groups else TaggedTransport(group)
         data = inputs[rank].clone()
         made = CollectiveRank(program, rank, {0: data}, transport)
         made.run()

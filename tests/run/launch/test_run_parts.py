@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import msgspec
@@ -250,6 +251,8 @@ def test_dry_run_lists_what_is_needed_and_writes_nothing(tmp_path):
     assert [r["stage"] for r in document["ranks"]] == [0, 0, 1, 1] and all(r["memory_bytes"] > 0 for r in document["ranks"])
     assert document["ports"]["rendezvous"] == 4711 and document["time_s"] > 7 * document["step_s"] > 0
     assert "rank 3: stage 1, replica 1" in text
+    assert document["cuda_calls"]["ranks"] == 4 and document["cuda_calls"]["groups"] >= document["cuda_calls"]["messages"] > 0
+    assert re.search(r"on CUDA devices: \d+ messages in \d+ groups of calls, and by NCCL's rules all of them end", text)
     assert list(tmp_path.iterdir()) == []
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 from pipeline_stages import make
-from rig import in_threads
+from rig import grouped, in_threads
 
 from meshwright.decide.pipeline import PipelineProblem
 from meshwright.decide.pipeline.fill_work import KFACCosts, checkpoint_work, kfac_work
@@ -78,10 +78,13 @@ def test_what_is_not_run() -> None:
 
 @pytest.mark.timeout(120)
 @pytest.mark.parametrize(
-    ("name", "layers", "devices", "data"),
-    [("1f1b", 3, 2, 1), ("zb1p", 1, 2, 1), ("interleaved", 8, 2, 1), ("chimera", 2, 4, 1), ("1f1b", 3, 2, 2), ("chimera", 3, 4, 2)],
-)
-def test_kfac_in_idle_time_equals_a_serial_step(name: str, layers: int, devices: int, data: int) -> None:
+    ("name", "layers", "devices", "data", "groups"),
+    [
+        ("1f1b", 3, 2, 1, False), ("zb1p", 1, 2, 1, False), ("interleaved", 8, 2, 1, False), ("chimera", 2, 4, 1, False), ("1f1b", 3, 2, 2, False),
+        ("chimera", 3, 4, 2, False), ("1f1b", 3, 2, 2, True), ("chimera", 2, 4, 1, True),
+    ],
+)  # fmt: skip
+def test_kfac_in_idle_time_equals_a_serial_step(name: str, layers: int, devices: int, data: int, groups: bool) -> None:
     """Curvature, sums, averages and inverses at the places of the plan, over all steps of its cycle: the preconditioned gradients of serial K-FAC."""
     problem = PipelineProblem.of(devices, 4, forward_s=0.02, activation_bytes=256, data=data, gradient_bytes=4096)
     found = fill_plan(plan_pipeline(problem, name), lambda p, s: kfac_work(p, s, KFACCosts(curvature_s=0.008, inverse_s=0.02, layers=layers)))
@@ -90,7 +93,8 @@ def test_kfac_in_idle_time_equals_a_serial_step(name: str, layers: int, devices:
     orders, _ = pipeline_orders(found.plan, problem, found.judged.schedule)
 
     def body(rank: int, group: Any) -> tuple[float, float, dict[str, int], dict[int, list[torch.Tensor]]]:
-        walks = make_cycle(found.plan, orders, rank, given, TaggedTransport(group), torch.device("cpu"))
+        transport, sums = (grouped(group), grouped(group, 1)) if groups else (TaggedTransport(group), None)
+        walks = make_cycle(found.plan, orders, rank, given, transport, torch.device("cpu"), sums=sums)
         assert len(walks) == found.filling.steps
         kfac = walks[0].work.kfac
         assert kfac is not None

@@ -18,7 +18,7 @@ from meshwright.program.calls import inline
 from meshwright.run.executor.executor import Executor
 from meshwright.run.executor.lanes import fuse_lanes
 from meshwright.run.executor.memory import RankMemory
-from meshwright.run.executor.transport import TaglessTransport
+from meshwright.run.executor.transport import TaggedTransport
 from meshwright.run.launch.request import RunRequest
 from meshwright.run.launch.run_folder import read_run
 from meshwright.run.launch.train_run import train_run
@@ -40,7 +40,7 @@ def one_rank(clock: ModuleClock | None, steps: int = 2):
     dataset = open_data("synthetic", build_model(TINY, device="cpu", batch_size=2).inputs, 0)
     work = TrainingWork(flat, layout, 0, module, Batches(dataset, layout, graph.inputs, CPU), optimizer)
     memory = RankMemory(flat, 0, CPU, local_values(layout, 0), module.gradients, layout=layout)
-    executor = Executor(flat, fuse_lanes(flat), 0, memory=memory, transport=TaglessTransport(0, None, None), work=work)
+    executor = Executor(flat, fuse_lanes(flat), 0, memory=memory, transport=TaggedTransport(None), work=work)
     losses, marks = [], []
     for step in range(steps):
         work.begin(step)

@@ -8,7 +8,7 @@ import re
 import msgspec
 import pytest
 import torch
-from rig import TINY, forward_of, in_threads, lowered, make_plan, whole_model
+from rig import TINY, forward_of, grouped, in_threads, lowered, make_plan, whole_model
 
 from meshwright.capture.resolve import build_model
 from meshwright.errors import PlanMismatch
@@ -19,7 +19,7 @@ from meshwright.program.program import Kind, Part
 from meshwright.run.executor.executor import Executor
 from meshwright.run.executor.lanes import fuse_lanes
 from meshwright.run.executor.memory import RankMemory
-from meshwright.run.executor.transport import TaggedTransport, TaglessTransport
+from meshwright.run.executor.transport import TaggedTransport
 from meshwright.run.launch.outcome import walk_orders
 from meshwright.run.train.data import Batches, open_data
 from meshwright.run.train.optimizers import make_optimizer
@@ -31,7 +31,7 @@ CPU = torch.device("cpu")
 GLOBAL_BATCH = 8
 
 
-def train(degrees, microbatch, steps, *, model=TINY, collective="ring", tagless=False, data="python-source"):
+def train(degrees, microbatch, steps, *, model=TINY, collective="ring", groups=False, data="python-source"):
     layout, program, callees = lowered(model, degrees, microbatch=microbatch, global_batch=GLOBAL_BATCH, collective=collective)
     flat = inline(program, callees).program
     orders, graph = fuse_lanes(flat), forward_of(model, microbatch)
@@ -43,7 +43,7 @@ def train(degrees, microbatch, steps, *, model=TINY, collective="ring", tagless=
         optimizer = make_optimizer("adamw", [(p.name, p.tensor) for p in module.trained()], 1e-3)
         work = TrainingWork(flat, layout, rank, module, Batches(dataset, layout, graph.inputs, CPU), optimizer)
         memory = RankMemory(flat, rank, CPU, local_values(layout, rank), module.gradients, layout=layout)
-        transport = TaglessTransport(rank, group, group) if tagless else TaggedTransport(group)
+        transport = grouped(group) if groups else TaggedTransport(group)
         executor = Executor(flat, orders, rank, memory=memory, transport=transport, work=work)
         losses = []
         for step in range(steps):
@@ -98,10 +98,10 @@ def test_replicas_and_whole_parameters_stay_equal():
             assert all(torch.equal(parameters[ranks[0]][name], parameters[r][name]) for r in ranks), name
 
 
-def test_order_per_pair_is_enough_without_tags(serial):
-    """What NCCL needs: with one tag for everything, messages match by order alone."""
-    for degrees, microbatch in (((2, 1, 2), 1), ((2, 2, 1), 2)):
-        _, losses, _ = train(degrees, microbatch, 4, tagless=True)
+def test_groups_in_one_order_are_enough_without_tags(serial):
+    """What NCCL needs: messages match by order alone, and a rank that has begun a group goes on when all of it is done."""
+    for degrees, microbatch in (((2, 1, 2), 1), ((2, 2, 1), 2), ((1, 1, 4), 2)):
+        _, losses, _ = train(degrees, microbatch, 4, groups=True)
         assert losses == pytest.approx(serial[:4], rel=1e-5)
 
 

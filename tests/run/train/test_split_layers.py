@@ -7,8 +7,6 @@ from attention_models import KEPT_WHOLE, NAMES
 from rig import graph_of
 from tensor_rig import as_serial
 
-from meshwright.decide.layout.megatron import search_regions
-
 pytestmark = [pytest.mark.real, pytest.mark.timeout(240)]
 MODELS = "tests/run/attention_models.py:"
 

@@ -9,7 +9,7 @@ they end the search, they are never approximated.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from ...graph.graph import OpNode

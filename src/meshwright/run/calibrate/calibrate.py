@@ -12,12 +12,15 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import msgspec
+import torch
 
 from ...cost import Cost, Priced
 from ...fabric.fabric import Fabric
 from ...program.program import I32, Program
+from ..executor.device_time import device_time
 from ..executor.executor import Executor
 from ..executor.memory import RankMemory
+from ..executor.transport import Transport
 from ..machine.pacing import Pacing
 from ..train.work import TrainingWork
 from .message_times import MessageTimes
@@ -40,16 +43,19 @@ class RankCosts(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
 
 
 def time_rank(
-    program: Program, orders: Sequence[I32], rank: int, make: Callable[[], tuple[TrainingWork, RankMemory]], *, messages: bool
-) -> RankCosts:
-    """Measure on this rank. Collective if `messages`: all ranks of the default group call it at once.
+    program: Program, orders: Sequence[I32], rank: int, make: Callable[[], tuple[TrainingWork, RankMemory]], transport: Transport | None,
+    device: torch.device,
+) -> RankCosts:  # fmt: skip
+    """Measure on this rank, on its device. Collective with a transport, whose messages are timed: all ranks of the default group call it at once.
 
     `make` gives work and memory that may be spoilt.
     """
-    parts = MessageTimes(sizes=MESSAGE_SIZES, budget_s=MESSAGE_BUDGET_S, batches=3).run() if messages else {}
+    parts: dict[str, Any] = {}
+    if transport is not None:
+        parts = MessageTimes(sizes=MESSAGE_SIZES, budget_s=MESSAGE_BUDGET_S, batches=3, transport=transport, device=device).run()
     work, memory = make()
-    silent = SilentRank(program, rank)
-    executor = Executor(program, orders, rank, memory=memory, transport=silent.transport, work=silent.timed(work))
+    silent = SilentRank(program, rank, device_time(device))
+    executor = Executor(program, orders, rank, memory=memory, transport=silent.transport, work=silent.timed(work), times=silent.times)
     times = silent.measure(executor.run, begin=work.begin, repeats=REPEATS)
     return RankCosts(rank=rank, times=times, messages=parts)
 

@@ -1,7 +1,7 @@
 """Message times between the ranks of an initialised process group, measured by all of them together.
 
-Runs at the start of a run, in its ranks; torch.distributed must be initialised with gloo on the default group, one intra-op thread.
-Messages go as in the executor: receives are posted ahead, sends do not block, each work is waited for once. Between
+Runs at the start of a run, in its ranks; torch.distributed must be initialised with gloo on the default group for the processor, one intra-op
+thread. Messages go as in the executor: receives are posted ahead, sends do not block, each work is waited for once. Between
 exchanges every rank computes for a few milliseconds, as between the messages of a training step: the transport's threads then find the cores
 busy and the quota partly used, which costs several times what back-to-back messages show.
 """
@@ -18,9 +18,11 @@ import torch
 import torch.distributed as dist
 
 from ..executor.tags import ReservedTag
+from ..executor.transport import TaggedTransport, Transport
 
 __all__ = ["MessageTimes", "add_s_per_byte"]
 
+CPU = torch.device("cpu")
 MIN_ROUNDS = 8  # messages of a batch, whatever they take
 Rounds = Callable[[int], tuple[float, float]]  # number of rounds -> wall and CPU seconds spent in messages
 
@@ -28,15 +30,18 @@ Rounds = Callable[[int], tuple[float, float]]  # number of rounds -> wall and CP
 class MessageTimes:
     """`run()` returns this rank's part; `meshwright.run.calibrate.transport.calibration_of` makes a calibration of all ranks' parts.
 
-    Collective: every rank of the default group must call it at the same point.
+    Collective: every rank of the default group must call it at the same point. Without a transport, messages of the default group.
     """
 
-    def __init__(self, *, sizes: Sequence[int], budget_s: float, batches: int) -> None:
+    def __init__(
+        self, *, sizes: Sequence[int], budget_s: float, batches: int, transport: Transport | None = None, device: torch.device = CPU
+    ) -> None:
         self.rank, self.ranks = dist.get_rank(), dist.get_world_size()
-        self.group: Any = dist.group.WORLD
+        self.transport, self.device = transport or TaggedTransport(dist.group.WORLD), device
+        self.module: Any = torch.get_device_module(device.type)
         self.sizes, self.budget_s, self.batches = list(sizes), budget_s, batches
         self.tag = int(ReservedTag.MESSAGE_TIMES)
-        self.work = (torch.ones(256, 512), torch.ones(512, 512), torch.ones(2**19))
+        self.work = (torch.ones(256, 512, device=device), torch.ones(512, 512, device=device), torch.ones(2**19, device=device))
 
     def run(self) -> dict[str, Any]:
         collecting = gc.isenabled()
@@ -52,23 +57,47 @@ class MessageTimes:
             if collecting:
                 gc.enable()
 
+    def tensor(self, size: int) -> torch.Tensor:
+        return torch.zeros(size, dtype=torch.uint8, device=self.device)
+
     def ring(self, size: int) -> Rounds:
-        """n rounds: all compute, then send to the next rank and receive from the one before, two receives posted ahead."""
-        outgoing = torch.zeros(size, dtype=torch.uint8)
-        slots = [torch.zeros(size, dtype=torch.uint8) for _ in range(2)]
-        after, before, tag, group = (self.rank + 1) % self.ranks, (self.rank - 1) % self.ranks, self.tag, self.group
+        """n rounds: all compute, then send to the next rank and receive from the one before, two receives posted ahead; in groups, where the
+        transport has them, both at once."""
+        if self.transport.grouped:
+            return self.grouped_ring(size)
+        outgoing, slots = self.tensor(size), [self.tensor(size) for _ in range(2)]
+        after, before, tag, transport = (self.rank + 1) % self.ranks, (self.rank - 1) % self.ranks, self.tag, self.transport
 
         def rounds(n: int) -> tuple[float, float]:
             wall = cpu = 0.0
-            posted = [group.recv([slots[i]], before, tag) for i in range(min(2, n))]
+            posted = [transport.receive(slots[i], before, tag) for i in range(min(2, n))]
             for i in range(n):
                 self.burst()
                 begin, used = time.perf_counter(), time.process_time()
-                sent = group.send([outgoing], after, tag)
-                posted[i].wait()
+                sent = transport.send(outgoing, after, tag)
+                transport.wait(posted[i])
                 if i + 2 < n:
-                    posted.append(group.recv([slots[i % 2]], before, tag))
-                sent.wait()
+                    posted.append(transport.receive(slots[i % 2], before, tag))
+                transport.wait(sent)
+                wall += time.perf_counter() - begin
+                cpu += time.process_time() - used
+            return wall, cpu
+
+        return rounds
+
+    def grouped_ring(self, size: int) -> Rounds:
+        outgoing, incoming, transport = self.tensor(size), self.tensor(size), self.transport
+        sends, receives = [(outgoing, (self.rank + 1) % self.ranks, self.tag)], [(incoming, (self.rank - 1) % self.ranks, self.tag)]
+
+        def rounds(n: int) -> tuple[float, float]:
+            wall = cpu = 0.0
+            for _ in range(n):
+                self.burst()
+                self.module.synchronize(self.device)
+                begin, used = time.perf_counter(), time.process_time()
+                for work in transport.exchange(sends, receives):
+                    transport.wait(work)
+                self.module.synchronize(self.device)
                 wall += time.perf_counter() - begin
                 cpu += time.process_time() - used
             return wall, cpu
@@ -82,8 +111,7 @@ class MessageTimes:
 
     def pingpong(self, size: int) -> Rounds:
         """n one-way messages between ranks 0 and 1, by turns; the others do nothing."""
-        outgoing, incoming, tag = torch.zeros(size, dtype=torch.uint8), torch.zeros(size, dtype=torch.uint8), self.tag
-        group = self.group
+        outgoing, incoming, tag, transport = self.tensor(size), self.tensor(size), self.tag, self.transport
 
         def rounds(n: int) -> tuple[float, float]:
             begin, used = time.perf_counter(), time.process_time()
@@ -92,9 +120,10 @@ class MessageTimes:
             peer = 1 - self.rank
             for i in range(n):
                 if i % 2 == self.rank:
-                    group.send([outgoing], peer, tag).wait()
+                    transport.wait(transport.send(outgoing, peer, tag))
                 else:
-                    group.recv([incoming], peer, tag).wait()
+                    transport.wait(transport.receive(incoming, peer, tag))
+            self.module.synchronize(self.device)
             return time.perf_counter() - begin, time.process_time() - used
 
         return rounds

@@ -17,7 +17,7 @@ from __future__ import annotations
 import statistics
 import time
 from collections import defaultdict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
 import msgspec
@@ -26,6 +26,8 @@ import torch
 from ...cost import Priced
 from ...errors import UsageError
 from ...program.program import Kind, Part, Program
+from ..executor.device_time import DeviceTime
+from ..executor.transport import Messages
 from .message_times import add_s_per_byte
 from .operators import quiet_single_thread
 
@@ -52,40 +54,49 @@ class Work(Protocol):
 
 
 class SilentTransport:
-    """Messages that are not sent and arrive at once. `filled_s`: CPU time spent making their contents."""
+    """Messages that are not sent and arrive at once. `filled`: moments by `now` before and after their contents were made, by turns."""
 
-    pair_order = False
+    grouped = False
 
-    def __init__(self) -> None:
-        self.pattern = torch.randn(PATTERN_NUMEL, generator=torch.Generator().manual_seed(0)) * PATTERN_SCALE
-        self.filled_s = 0.0
+    def __init__(self, now: Callable[[], float], device: torch.device) -> None:
+        self.pattern = (torch.randn(PATTERN_NUMEL, generator=torch.Generator().manual_seed(0)) * PATTERN_SCALE).to(device)
+        self.now = now
+        self.filled: list[float] = []
 
     def send(self, tensor: torch.Tensor, peer: int, tag: int) -> None:
         return None
 
     def receive(self, tensor: torch.Tensor, peer: int, tag: int) -> None:
-        begin = _clock()
+        begin = self.now()
         flat = tensor.detach().reshape(-1)
         for start in range(0, flat.numel(), PATTERN_NUMEL):
             part = flat[start : start + PATTERN_NUMEL]
             part.copy_(self.pattern[: part.numel()])
-        self.filled_s += _clock() - begin
+        self.filled += (begin, self.now())
+
+    def exchange(self, sends: Messages, receives: Messages) -> Sequence[None]:
+        for tensor, peer, tag in receives:
+            self.receive(tensor, peer, tag)
+        return [None]
 
     def wait(self, work: Any) -> None:
         return None
 
 
 class SilentRank:
-    """Collects the CPU time of every compute step of one rank; see the module's text."""
+    """Collects the time of every compute step of one rank: CPU time, or that of the device that `times` are of, which the executor begins and
+    settles. See the module's text."""
 
-    def __init__(self, program: Program, rank: int) -> None:
-        self.program, self.rank = program, rank
-        self.transport = SilentTransport()
+    def __init__(self, program: Program, rank: int, times: DeviceTime | None = None) -> None:
+        self.program, self.rank, self.times = program, rank, times
+        self.now: Callable[[], float] = _clock if times is None else times.now
+        self.transport = SilentTransport(self.now, torch.device("cpu") if times is None else times.device)
+        self.moments: dict[str, list[float]] = defaultdict(list)  # of the step under way, before and after each call by turns
         self.samples: dict[str, list[float]] = defaultdict(list)
 
     def timed(self, work: Work) -> Work:
         """The same work with a clock around every compute step."""
-        return _Timed(work, self.program, self.samples)
+        return _Timed(work, self.program, self.now, self.moments)
 
     def measure(
         self, run: Callable[[], object], *, begin: Callable[[int], object] = lambda step: None, repeats: int = 3, warmup: int = 1
@@ -98,23 +109,33 @@ class SilentRank:
             raise UsageError(f"repeats must be at least 1 and warmup at least 0, got {repeats} and {warmup}")
         totals, rests = [], []
         transfers, added_bytes = self._transfers()
-        adding_s = added_bytes * add_s_per_byte() if added_bytes else 0.0
+        # What a device adds stays in its time per step: `add_s_per_byte` is the processor's.
+        adding_s = added_bytes * add_s_per_byte() if added_bytes and self.times is None else 0.0
+        whole = _clock if self.times is None else time.perf_counter
         with quiet_single_thread():
             for step in range(warmup + repeats):
                 begin(step)
-                if step == warmup:
-                    self.samples.clear()
-                before = sum(map(sum, self.samples.values()))
-                self.transport.filled_s = 0.0
-                start = _clock()
+                start = whole()
                 run()
-                total = _clock() - start - self.transport.filled_s
+                total = whole() - start
+                filled_s = sum(self._lapses(self.transport.filled))
+                lapses = {key: self._lapses(moments) for key, moments in self.moments.items()}
                 if step >= warmup:
-                    totals.append(total)
-                    rests.append(total - (sum(map(sum, self.samples.values())) - before))
+                    for key, found in lapses.items():
+                        self.samples[key] += found
+                    totals.append(total - filled_s)
+                    rests.append(total - filled_s - sum(map(sum, lapses.values())))
         rest = max(0.0, statistics.median(rests) - adding_s)
         prices = {key: Priced(cpu, "measured", cpu) for key, cpu in ((k, statistics.median(v)) for k, v in self.samples.items())}
         return RankTimes(prices, statistics.median(totals), rest / transfers if transfers else 0.0)
+
+    def _lapses(self, moments: list[float]) -> list[float]:
+        """Seconds between the moments of each pair, which are forgotten."""
+        if self.times is not None:
+            self.times.settle(moments)
+        found = [b - a for a, b in zip(moments[::2], moments[1::2], strict=True)]
+        moments.clear()
+        return found
 
     def _transfers(self) -> tuple[int, int]:
         """(transfer steps of this rank, bytes that they add to local ones)."""
@@ -124,16 +145,16 @@ class SilentRank:
 
 
 class _Timed:
-    def __init__(self, work: Work, program: Program, samples: dict[str, list[float]]) -> None:
-        self.work, self.program, self.samples = work, program, samples
+    def __init__(self, work: Work, program: Program, now: Callable[[], float], moments: dict[str, list[float]]) -> None:
+        self.work, self.program, self.now, self.moments = work, program, now, moments
 
     def compile(self, op: int, memory: Any) -> Callable[[], None]:
-        action, samples, key = self.work.compile(op, memory), self.samples, self.program.ops.key(op)
+        action, now, moments = self.work.compile(op, memory), self.now, self.moments[self.program.ops.key(op)]
 
         def timed() -> None:
-            begin = _clock()
+            begin = now()
             action()
-            samples[key].append(_clock() - begin)
+            moments.extend((begin, now()))
 
         return timed
 

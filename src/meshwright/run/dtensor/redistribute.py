@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -16,7 +16,7 @@ from ..executor.executor import Executor
 from ..executor.lanes import fuse_lanes
 from ..executor.memory import RankMemory
 from ..executor.tags import TAG_WINDOW
-from ..executor.transport import Transport
+from ..executor.transport import Messages, Transport
 from .pieces import Place, hop, packer, unpacker
 
 __all__ = ["CountedMessages", "LoneRedistribution", "buffers_around", "put_flat", "stage", "take_flat"]
@@ -27,17 +27,25 @@ class CountedMessages:
     whose size is the run's precision."""
 
     def __init__(self, transport: Transport, program: Program) -> None:
-        self.transport, self.pair_order, self.receive, self.wait = transport, transport.pair_order, transport.receive, transport.wait
+        self.transport, self.grouped, self.receive, self.wait = transport, transport.grouped, transport.receive, transport.wait
         self.reasons = [program.comms.name[tag].partition(":")[0] for tag in program.channels.tag.tolist()]
         self.clear()
 
     def send(self, tensor: Tensor, peer: int, tag: int) -> Any:
+        self._count(tensor, tag)
+        return self.transport.send(tensor, peer, tag)
+
+    def exchange(self, sends: Messages, receives: Messages) -> Sequence[Any]:
+        for tensor, _, tag in sends:
+            self._count(tensor, tag)
+        return self.transport.exchange(sends, receives)
+
+    def _count(self, tensor: Tensor, tag: int) -> None:
         reason = self.reasons[tag // TAG_WINDOW]
         self.sent_bytes[reason] = self.sent_bytes.get(reason, 0) + tensor.numel() * tensor.element_size()
         if tensor.is_floating_point():
             self.float_elements[reason] = self.float_elements.get(reason, 0) + tensor.numel()
         self.messages += 1
-        return self.transport.send(tensor, peer, tag)
 
     def clear(self) -> None:
         self.sent_bytes: dict[str, int] = {}

@@ -161,7 +161,7 @@ class _Trainer:
         start = time.perf_counter()
         self._run(number)
         if self.device.type == "cuda":
-            torch.cuda.synchronize()
+            torch.cuda.synchronize(self.device)
         lasted = time.perf_counter() - start
         report, floats = self.report, self.counted.float_elements
         report.sent_bytes, report.messages = dict(self.counted.sent_bytes), self.counted.messages

@@ -17,7 +17,9 @@ import torch
 
 from ...errors import Unsupported
 from ...program.program import I32, Kind, Part, Program
+from .device_time import DeviceTime, device_time
 from .memory import RankMemory
+from .rounds import RankRounds, Round, compile_rounds, require_ends
 from .schedule import Receive, Schedule, compile_schedule
 from .transport import Transport
 
@@ -41,21 +43,31 @@ class StepFailed(Exception):
 
 
 class Executor:
-    """`run()` executes the program once. `starts` and `ends` then hold `perf_counter` seconds by position in `order`.
+    """`run()` executes the program once. `starts` and `ends` then hold `perf_counter` seconds by position in `order`; on an accelerator they are
+    moments of its stream, and `run` ends when the device is done.
 
-    `sends_ahead`, `sends_first`: see `compile_schedule`.
+    `sends_ahead`, `sends_first`: see `compile_schedule`. `times`: of the memory's device unless given. Where the transport is grouped, all messages
+    go in `rounds`, and compute steps that exchange messages of their own are told by `together`.
+    Raises: Deadlock where grouped messages would wait for each other by NCCL's rules (`rounds.require_ends`).
     Raises (from `run`): StepFailed, whose cause is what the model, the optimizer or the transport raised.
     """
 
     def __init__(
         self, program: Program, orders: Sequence[I32], rank: int, *, memory: RankMemory, transport: Transport, work: ComputeWork | None = None,
         clock: Callable[[], AbstractContextManager[None]] | None = None, progress: Any = None, sends_ahead: int = 0,
-        sends_first: bool = False,
+        sends_first: bool = False, times: DeviceTime | None = None, together: Sequence[Sequence[int]] = (),
     ) -> None:  # fmt: skip
         self.program, self.rank, self.memory, self.transport, self.work, self.clock = program, rank, memory, transport, work, clock
-        self.schedule: Schedule = compile_schedule(
-            program, orders, rank, pair_order=transport.pair_order, sends_ahead=sends_ahead, sends_first=sends_first
-        )
+        self.times = times or device_time(memory.device)
+        self.rounds: RankRounds | None = None
+        if transport.grouped:
+            of_ranks = compile_rounds(program, orders, sends_ahead=sends_ahead, together=together)
+            require_ends(program, of_ranks, together)  # every rank judges for itself, so that none begins what the others refuse
+            self.rounds = of_ranks[rank]
+        self.schedule: Schedule = (
+            self.rounds.schedule if self.rounds is not None
+            else compile_schedule(program, orders, rank, sends_ahead=sends_ahead, sends_first=sends_first)
+        )  # fmt: skip
         self.order = self.schedule.order.tolist()
         self.progress = progress if progress is not None else array("q", [0, 0, 0])
         self.starts, self.ends = array("d", bytes(8 * len(self.order))), array("d", bytes(8 * len(self.order)))
@@ -66,9 +78,12 @@ class Executor:
         self._after = [self._free(self.schedule.frees.get(position, [])) for position in range(len(self.order))]
 
     def run(self) -> None:
-        starts, ends, progress, now = self.starts, self.ends, self.progress, time.perf_counter
+        starts, ends, progress, times = self.starts, self.ends, self.progress, self.times
+        now = time.perf_counter if times is None else times.now
         position = 0
         try:
+            if times is not None:
+                times.begin()
             for position, (before, action, after) in enumerate(zip(self._before, self._plan, self._after, strict=False)):
                 progress[1] = position
                 for prepare in before:
@@ -83,6 +98,8 @@ class Executor:
             progress[1] = position
             for prepare in self._before[position]:
                 prepare()
+            if times is not None:
+                times.settle(starts, ends)
         except Exception as error:
             step = self.order[min(position, len(self.order) - 1)] if self.order else -1
             raise StepFailed(step, int(progress[2])) from error
@@ -102,30 +119,45 @@ class Executor:
         return free
 
     def _edge_actions(self, position: int) -> list[Action]:
+        if self.rounds is not None:
+            edge = self.rounds.before.get(position, [])
+            return [self._exchange(one) if isinstance(one, Round) else self._wait_send(one) for one in edge]
         waits = [self._wait_send(step) for step in self.schedule.waits.get(position, [])]
         return waits + [self._post(receive) for receive in self.schedule.posts.get(position, [])]
 
-    def _post(self, receive: Receive) -> Action:
-        memory, transport, received = self.memory, self.transport, self._received
+    def _place(self, receive: Receive) -> Callable[[], torch.Tensor]:
+        """Gives the tensor that a message is received into."""
         buffer, first, end = receive.source
-        info = memory.info(buffer)
-        numel, dtype = (end - first) * info.per_chunk, info.dtype
-        step, peer, tag = receive.step, receive.peer, receive.tag
         if receive.direct:
-            target = memory.view(buffer, first, end - first)
+            return self.memory.view(buffer, first, end - first)
+        info, take = self.memory.info(buffer), self.memory.staging.take
+        numel, dtype = (end - first) * info.per_chunk, info.dtype
+        return lambda: take(numel, dtype)
 
-            def post_direct() -> None:
-                tensor = target()
-                received[step] = (transport.receive(tensor, peer, tag), tensor)
+    def _post(self, receive: Receive) -> Action:
+        transport, received, place = self.transport, self._received, self._place(receive)
+        step, peer, tag = receive.step, receive.peer, receive.tag
 
-            return post_direct
-        take = memory.staging.take
-
-        def post_staged() -> None:
-            tensor = take(numel, dtype)
+        def post() -> None:
+            tensor = place()
             received[step] = (transport.receive(tensor, peer, tag), tensor)
 
-        return post_staged
+        return post
+
+    def _exchange(self, one: Round) -> Action:
+        transport, received, sent = self.transport, self._received, self._sent
+        sends = [(send.step, send.peer, send.tag) for send in one.sends]
+        places = [(receive.step, self._place(receive), receive.peer, receive.tag) for receive in one.receives]
+
+        def exchange() -> None:
+            taken = [(place(), peer, tag) for _, place, peer, tag in places]
+            (work,) = transport.exchange([(sent[step][1], peer, tag) for step, peer, tag in sends], taken)
+            for step, _, _ in sends:
+                sent[step] = (work, *sent[step][1:])
+            for (step, *_), (tensor, *_) in zip(places, taken, strict=True):
+                received[step] = (work, tensor)
+
+        return exchange
 
     def _wait_send(self, step: int) -> Action:
         sent, transport, give, progress = self._sent, self.transport, self.memory.staging.give, self.progress
@@ -186,6 +218,12 @@ class Executor:
             return finish
         sent, transport, send = self._sent, self.transport, self.schedule.sends[step]
         peer, tag = send.peer, send.tag
+        if self.rounds is not None:  # the message goes with its round
+
+            def hand_over() -> None:
+                sent[step] = (None, *local())
+
+            return hand_over
 
         def pass_on() -> None:
             tensor, staged = local()

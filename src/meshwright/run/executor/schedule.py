@@ -60,15 +60,15 @@ class Schedule:
 
 
 def compile_schedule(
-    program: Program, orders: Sequence[I32], rank: int, *, pair_order: bool = False, sends_ahead: int = 0, sends_first: bool = False
+    program: Program, orders: Sequence[I32], rank: int, *, sends_ahead: int = 0, sends_first: bool = False
 ) -> Schedule:
-    """The schedule of `rank`; `orders` are all ranks' walks (`lanes.fuse_lanes`). `pair_order`: see `transport.TaglessTransport`.
+    """The schedule of `rank`; `orders` are all ranks' walks (`lanes.fuse_lanes`).
 
     `sends_ahead`: messages out of buffers that may wait to be taken, where that is more than the channel's depth. A send costs no memory until its
     receive is posted, and a walk that does not wait for it can take in what has come meanwhile. `sends_first`: of receives and short sends that are
     due at the same time the sends go first, since a neighbour may be waiting for them.
     """
-    compiler = _Compiler(program, orders, rank, pair_order, sends_ahead)
+    compiler = _Compiler(program, orders, rank, sends_ahead)
     schedule = compiler.run()
     if sends_first:
         compiler.post_after_sends()
@@ -76,8 +76,8 @@ def compile_schedule(
 
 
 class _Compiler:
-    def __init__(self, program: Program, orders: Sequence[I32], rank: int, pair_order: bool, sends_ahead: int) -> None:
-        self.program, self.orders, self.rank, self.pair_order, self.sends_ahead = program, orders, rank, pair_order, sends_ahead
+    def __init__(self, program: Program, orders: Sequence[I32], rank: int, sends_ahead: int) -> None:
+        self.program, self.orders, self.rank, self.sends_ahead = program, orders, rank, sends_ahead
         self.order = orders[rank].tolist()
         self.position = {step: i for i, step in enumerate(self.order)}
         self.channel_sends, self.channel_receives = channel_messages(program)
@@ -158,11 +158,7 @@ class _Compiler:
                 credit = self.position[steps[j - depth]] + 1 if j >= depth else 0
                 latest[j % TAG_WINDOW] = min(latest[j % TAG_WINDOW], self.post_position(steps[j], self.channel_sends[channel][j], credit))
                 found.append((latest[j % TAG_WINDOW], channel, j, steps[j]))
-        if self.pair_order:
-            found = self.in_sender_order(found)
-        else:
-            found.sort()
-        for at, channel, j, step in found:
+        for at, channel, j, step in sorted(found):
             receive = Receive(step, int(channels.src[channel]), channel * TAG_WINDOW + j % TAG_WINDOW, *self.landing(step, at))
             self.schedule.posts[at].append(receive)
             self.schedule.receives[step] = receive
@@ -214,28 +210,6 @@ class _Compiler:
             self.peers[peer] = {int(x): i for i, x in enumerate(self.orders[peer])}, last
         position_of, overwrites_of = self.peers[peer]
         return any(p > position_of[send] and low < end and first < high for p, low, high in overwrites_of.get(buffer, ()))
-
-    def in_sender_order(self, found: list[tuple[int, int, int, int]]) -> list[tuple[int, int, int, int]]:
-        """Receives of one peer in the order in which it sends; each posted no later than any that follows it."""
-        sent_at: dict[int, dict[int, int]] = {}
-        channels = self.program.channels
-        by_peer: dict[int, list[tuple[int, tuple[int, int, int, int]]]] = defaultdict(list)
-        for item in found:
-            peer = int(channels.src[item[1]])
-            if peer not in sent_at:
-                sent_at[peer] = {int(step): i for i, step in enumerate(self.orders[peer])}
-            by_peer[peer].append((sent_at[peer][self.channel_sends[item[1]][item[2]]], item))
-        out: list[tuple[int, int, int, int]] = []
-        for items in by_peer.values():
-            items.sort()
-            latest = len(self.order)
-            ordered = []
-            for _, (at, channel, j, step) in reversed(items):
-                latest = min(latest, at)
-                ordered.append((latest, channel, j, step))
-            out.extend(reversed(ordered))
-        out.sort(key=lambda item: item[0])  # stable: the order per peer is kept
-        return out
 
     def landing(self, step: int, at: int) -> tuple[bool, Range]:
         parts, here = self.parts[step], self.position[step]

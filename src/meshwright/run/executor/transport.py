@@ -1,18 +1,19 @@
-"""Point-to-point messages of the executor, over a torch process group.
+"""Messages of the executor over a torch process group: one by one with tags, or in groups without.
 
 gloo (torch 2.13): a send is a rendezvous even for 4 bytes, `isend` does not copy, finished work cannot be seen without `wait`,
 and `wait` may be called exactly once: callers keep each work in one place and wait on it once. One tag is a FIFO for any number
 of posted receives.
 
-NCCL has no tags: messages match in order per pair. `TaglessTransport` therefore demands that receives from a peer are posted in
-the order of that peer's sends (`schedule.compile_schedule(..., pair_order=True)`), and uses one process group per direction (to
-higher ranks, to lower ranks), because a send kernel occupies its communicator until it is matched. The order is tested on gloo
-with a single tag; NCCL itself is untested here.
+NCCL has no tags, and a call that is in no group makes a communicator for its pair of ranks at its first use, at which the hosts of both stand still
+until the other comes: receives posted ahead of sends then wait for each other in a circle. So `GroupedTransport` has one communicator, made at all
+ranks at once before the first step, and issues whole groups of calls, in the order of `rounds`. `check.issued` proves that order. NCCL itself was
+never run by this project between two GPUs: none were at hand.
 """
 
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from typing import Any, Protocol
 
 import torch
@@ -20,24 +21,35 @@ import torch.distributed as dist
 
 from ...errors import Unsupported, UsageError
 
-__all__ = ["TaggedTransport", "TaglessTransport", "Transport", "own_device", "own_transport"]
+__all__ = [
+    "GroupedTransport", "Messages", "TaggedTransport", "Transport", "connected", "grouped_calls", "own_device", "own_stream", "own_transport",
+]  # fmt: skip
 
+Messages = Sequence[tuple[torch.Tensor, int, int]]  # tensor, peer, tag
 
 
 class Transport(Protocol):
-    """Non-blocking messages. Tensors are contiguous and stay alive until waited on; every work is waited on exactly once."""
+    """Non-blocking messages. Tensors are contiguous and stay alive until waited on.
 
-    pair_order: bool
+    `grouped`: messages have no tags and are matched by order; they are issued by `exchange` alone, in one order at all ranks, and a work may be
+    waited on several times. Otherwise every work is waited on exactly once.
+    """
+
+    grouped: bool
 
     def send(self, tensor: torch.Tensor, peer: int, tag: int) -> Any: ...
     def receive(self, tensor: torch.Tensor, peer: int, tag: int) -> Any: ...
+    def exchange(self, sends: Messages, receives: Messages) -> Sequence[Any]:
+        """All of these at once; the works to wait on."""
+        ...
+
     def wait(self, work: Any) -> None: ...
 
 
 class TaggedTransport:
     """gloo: tag = channel · TAG_WINDOW + message number mod TAG_WINDOW."""
 
-    pair_order = False
+    grouped = False
 
     def __init__(self, group: Any) -> None:
         self.group = group
@@ -48,23 +60,63 @@ class TaggedTransport:
     def receive(self, tensor: torch.Tensor, peer: int, tag: int) -> Any:
         return self.group.recv([tensor], peer, tag)
 
+    def exchange(self, sends: Messages, receives: Messages) -> Sequence[Any]:
+        works = [self.receive(*one) for one in receives]
+        return [*works, *(self.send(*one) for one in sends)]
+
     def wait(self, work: Any) -> None:
         work.wait()
 
 
-class TaglessTransport:
-    """For NCCL: order per pair instead of tags. `up` carries messages to higher ranks, `down` to lower ones."""
+def grouped_calls(backend: Any, sends: Sequence[tuple[Any, ...]], receives: Sequence[tuple[Any, ...]]) -> Any:
+    """Point-to-point calls, given as (tensor, peer, ...), as one group on the backend's own communicator, which must exist (`connected`); the work
+    of the whole group."""
+    backend._start_coalescing()
+    for one in sends:
+        backend.send([one[0]], one[1], 0)
+    for one in receives:
+        backend.recv([one[0]], one[1], 0)
+    return backend._end_coalescing()
 
-    pair_order = True
 
-    def __init__(self, rank: int, up: Any, down: Any) -> None:
-        self.rank, self.up, self.down = rank, up, down
+def own_stream(device: torch.device) -> Any:
+    """A new stream of that device, whatever the current one is."""
+    module = torch.get_device_module(device.type)
+    return module.Stream() if device.type == "cpu" else module.Stream(device=device)
+
+
+def connected(backend: Any, device: torch.device) -> Any:
+    """The backend, with its communicator made, by a call that all ranks make: a first call of only some would wait for the others."""
+    backend.allreduce([torch.zeros(1, device=device)], dist.AllreduceOptions()).wait()
+    torch.get_device_module(device.type).synchronize(device)
+    return backend
+
+
+class GroupedTransport:
+    """NCCL: groups of calls on one communicator, on a stream of the transport's own, so that what the device computes next does not wait for them.
+
+    `backend` is connected (`connected`). A group comes after all that the device's current stream was given before it; `wait` makes what the stream
+    is given next wait for the group, and returns at once.
+    """
+
+    grouped = True
+
+    def __init__(self, backend: Any, device: torch.device) -> None:
+        self.backend, self.device = backend, device
+        self.module: Any = torch.get_device_module(device.type)
+        self.stream: Any = own_stream(device)
 
     def send(self, tensor: torch.Tensor, peer: int, tag: int) -> Any:
-        return (self.up if peer > self.rank else self.down).send([tensor], peer, 0)
+        return self.exchange([(tensor, peer, tag)], [])[0]
 
     def receive(self, tensor: torch.Tensor, peer: int, tag: int) -> Any:
-        return (self.down if peer > self.rank else self.up).recv([tensor], peer, 0)
+        return self.exchange([], [(tensor, peer, tag)])[0]
+
+    def exchange(self, sends: Messages, receives: Messages) -> Sequence[Any]:
+        # The backend's own stream waits for the current one at every call: so that is ours here, which waits for no more than it must.
+        self.stream.wait_stream(self.module.current_stream(self.device))
+        with self.module.stream(self.stream):
+            return [grouped_calls(self.backend, sends, receives)]
 
     def wait(self, work: Any) -> None:
         work.wait()
@@ -79,13 +131,13 @@ def own_device(name: str, rank: int) -> torch.device:
     if not torch.cuda.is_available():
         raise Unsupported("this torch sees no CUDA device", hint="use --device cpu")
     device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", rank)))
-    torch.cuda.set_device(device)
+    torch.cuda.set_device(device)  # before any communicator is made: NCCL takes the current device
     return device
 
 
 def own_transport(rank: int, device: torch.device) -> Transport:
-    """Messages of a rank over the world group, or over groups made for it; every rank must call this."""
+    """Messages of a rank over the world group, or over a group made for it; every rank must call this at the same point."""
     if dist.get_world_size() == 1 or device.type == "cpu":
         return TaggedTransport(dist.group.WORLD)
-    everyone = list(range(dist.get_world_size()))
-    return TaglessTransport(rank, dist.new_group(everyone), dist.new_group(everyone))
+    made = dist.new_group(list(range(dist.get_world_size())), backend="nccl")
+    return GroupedTransport(connected(made._get_backend(device), device), device)

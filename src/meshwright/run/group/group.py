@@ -371,6 +371,6 @@ class MeshwrightGroup(dist.ProcessGroup):  # type: ignore[misc]
                 code = compile_waves(chosen.form, self._waves[chosen.name], self.rank(), elements)
         except MeshwrightError as error:
             return str(error)
-        with runner.on_stream() if runner is not None else nullcontext():
+        with runner.on_stream(given.device) if runner is not None else nullcontext():
             session = Session(code, op, root, elements, given.dtype, given.device)
         return Route(session, chosen, int(chosen.name[:15], 16))

@@ -91,18 +91,18 @@ def form_of(program: Program, times: Callable[[Program], tuple[F64, F64]] | None
     return Form(program, unrolled, fuse_lanes(unrolled, start_s, end_s))
 
 
-def compile_rank(form: Form, rank: int, elements: int, *, pair_order: bool = False) -> RankCode:
+def compile_rank(form: Form, rank: int, elements: int) -> RankCode:
     """Code of `rank` for `elements` elements per block (all-gather: of one shard; all-reduce: of the tensor).
 
     Raises: Unsupported (no contract, unequal blocks, chunks that change their size on the way), at all ranks or at none.
     """
-    return _Compiler(form, rank, elements, pair_order).run()
+    return _Compiler(form, rank, elements).run()
 
 
 class _Compiler(Places):
-    def __init__(self, form: Form, rank: int, elements: int, pair_order: bool) -> None:
+    def __init__(self, form: Form, rank: int, elements: int) -> None:
         super().__init__(form, rank, elements)
-        self.schedule: Schedule = compile_schedule(self.program, form.orders, rank, pair_order=pair_order, sends_ahead=MAX_SENDS_AHEAD)
+        self.schedule: Schedule = compile_schedule(self.program, form.orders, rank, sends_ahead=MAX_SENDS_AHEAD)
         self.out: list[Instruction] = []
         self.slots: list[int] = []  # elements of every staging slot
         self.channel_of: list[int] = []  # of every slot

@@ -18,6 +18,7 @@ import torch
 import torch.distributed as dist
 
 from ...errors import MeshwrightError
+from ..executor.transport import grouped_calls, own_stream
 from .call import Call, Session
 from .reductions import Reduction
 from .waves import Exchange, Messages, walk_waves
@@ -35,13 +36,7 @@ class GroupedMessages:
         self.backend = backend
 
     def __call__(self, sends: Messages, receives: Messages) -> None:
-        backend = self.backend
-        backend._start_coalescing()
-        for tensor, peer in sends:
-            backend.send([tensor], peer, 0)
-        for tensor, peer in receives:
-            backend.recv([tensor], peer, 0)
-        backend._end_coalescing().wait()  # for NCCL: the current stream waits
+        grouped_calls(self.backend, sends, receives).wait()  # for NCCL: the current stream waits
 
 
 class DeviceRunner:
@@ -52,29 +47,31 @@ class DeviceRunner:
         self.exchange, self.ranks, self.connect, self.over = exchange, ranks, connect, over
         self.module: Any = torch.get_device_module(kind)
         self._stream: Any = None
-        self._connected = False
+        self._device: torch.device | None = None  # of the stream
+        self._connected = set[torch.device]()
 
-    def on_stream(self) -> AbstractContextManager[Any]:
-        """What is enqueued within goes to the group's stream, after what the caller's stream has now."""
-        if self._stream is None:
-            self._stream = self.module.Stream()
-        self._stream.wait_stream(self.module.current_stream())
+    def on_stream(self, device: torch.device) -> AbstractContextManager[Any]:
+        """What is enqueued within goes to the group's stream on the device, after what the caller's stream there has now. The current device may be
+        another one."""
+        if self._stream is None or self._device != device:
+            self._stream, self._device = own_stream(device), device
+        self._stream.wait_stream(self.module.current_stream(device))
         found: AbstractContextManager[Any] = self.module.stream(self._stream)
         return found
 
     def synchronize(self) -> None:
-        """Wait, in this thread, for everything enqueued on the device."""
-        self.module.synchronize()
+        """Wait, in this thread, for everything enqueued on the group's device."""
+        self.module.synchronize(self._device)
 
     def run(self, call: Call, session: Session, reduction: Reduction | None, outputs: Any, after: Callable[[], None] | None) -> StreamWork:
         """Raises: what ended the group, what the transport raises when it is called."""
         if self.over:
             raise self.over[0]
         combine: Any = reduction.combine if reduction is not None else None
-        with torch.inference_mode(), self.on_stream():
-            if not self._connected:
+        with torch.inference_mode(), self.on_stream(call.given.device):
+            if call.given.device not in self._connected:
                 self.connect(call.given.device)
-                self._connected = True
+                self._connected.add(call.given.device)
             bound, finish = session.with_tensors(call)
             walk_waves(bound, self.exchange, combine)
             finish()
@@ -105,16 +102,16 @@ class StreamWork(dist._Work):  # type: ignore[misc]
 
     def __init__(self, runner: DeviceRunner, device: torch.device, outputs: Any) -> None:
         super().__init__()
-        self._runner, self._outputs = runner, outputs
+        self._runner, self._outputs, self._device = runner, outputs, device
         self._event: Any = runner.module.Event()
-        self._event.record()
+        self._event.record(runner.module.current_stream(device))
         self._future: torch.futures.Future[Any] = torch.futures.Future(devices=[device] if device.type != "cpu" else None)
         self._future.set_result(outputs)  # remembers where the group's stream is, for those who read it
 
     def wait(self, timeout: timedelta = timedelta(0)) -> bool:
         if self._runner.over:
             raise self._runner.over[0]
-        self._runner.module.current_stream().wait_event(self._event)
+        self._runner.module.current_stream(self._device).wait_event(self._event)
         return True
 
     def synchronize(self) -> None:

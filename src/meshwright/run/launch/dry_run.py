@@ -10,9 +10,12 @@ import msgspec
 from ...drive.plans import cost_of, works_of
 from ...io.quantity import show_size, show_time
 from ...plan.plan import Plan
+from ...program.calls import inline
 from ...simulate import simulate_program
 from ..calibrate.transport import laptop_shape
+from ..executor.rounds import compile_rounds, require_ends
 from ..machine.pacing import choose_pacing, machine_facts
+from .outcome import walk_orders
 from .request import RunRequest, check_request, under_torchrun
 
 __all__ = ["dry_run"]
@@ -39,6 +42,8 @@ def dry_run(plan: Plan, request: RunRequest) -> tuple[dict[str, Any], str]:
         ranks.append(
             {"rank": rank, "stage": pipeline, "stages": stages, "replica": data, "tensor": tensor, "device": device, "memory_bytes": peaks[rank]}
         )  # fmt: skip
+    program = inline(plan.main, plan.programs).program
+    judged = require_ends(program, compile_rounds(program, walk_orders(plan))).facts if layout.ranks > 1 else {}
     seconds = START_S + request.steps * timeline.makespan_s
     local = not under_torchrun()
     ports = {
@@ -49,7 +54,7 @@ def dry_run(plan: Plan, request: RunRequest) -> tuple[dict[str, Any], str]:
         "schema": "meshwright.run.dry", "version": 1, "ranks": ranks, "ports": ports, "memory_bytes": sum(peaks),
         "machine_memory_bytes": facts.memory_bytes,
         "steps": request.steps, "step_s": timeline.makespan_s, "time_s": seconds, "time_evidence": "assumed",
-        "pacing": pacing.mode, "share": pacing.share,
+        "pacing": pacing.mode, "share": pacing.share, "cuda_calls": dict(judged),
         "out": str(request.out), "data": request.data,
     }  # fmt: skip
     lines = [f"{layout.ranks} ranks on {facts.cores:g} cores, pacing {pacing.mode}" + (f" ({pacing.why})" if pacing.why else "")]
@@ -61,5 +66,10 @@ def dry_run(plan: Plan, request: RunRequest) -> tuple[dict[str, Any], str]:
     lines.append(f"ports: rendezvous {ports['rendezvous']}; messages: {ports['messages']}")
     lines.append(f"memory: {show_size(sum(peaks))} of tensors in all, and about 300 MB per process; the machine has {show_size(facts.memory_bytes)}")
     lines.append(f"time: about {show_time(seconds)} for {request.steps} steps (assumed speed of this machine; a run measures it)")
+    if judged:
+        lines.append(
+            f"on CUDA devices: {judged['messages']} messages in {judged['groups']} groups of calls, and by NCCL's rules all of them end; "
+            "runs on several GPUs were not possible where this was made"
+        )
     lines.append(f"would write to {request.out}/; nothing has been started or written")
     return document, "\n".join(lines)

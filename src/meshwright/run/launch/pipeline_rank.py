@@ -23,11 +23,12 @@ from ...io.plan.run_names import PLAN
 from ...plan.plan import Plan
 from ...program.calls import inline
 from ...program.program import I32
+from ..executor.device_time import device_time
 from ..executor.executor import Executor
 from ..executor.transport import Transport, own_device, own_transport
 from ..machine.process import CALIBRATING, DONE, POSITION, STATE, STEP, TRAINING
 from ..pipeline.memory import PipelineMemory
-from ..pipeline.orders import pipeline_orders
+from ..pipeline.orders import meetings, pipeline_orders
 from ..pipeline.second_order import Exchange, StageKFAC, worst_kfac_difference
 from ..pipeline.stages import Given, PacedStage, given_stages, precise_sleep
 from ..pipeline.times import fill_seconds, paced_times
@@ -91,18 +92,19 @@ class RankStages:
 
     def __init__(self, problem: PipelineProblem, schedule: Schedule, rank: int, given: Given | None, device: torch.device) -> None:
         self.problem, self.schedule, self.given = problem, schedule, given
+        self.device = device
         self.replica = rank % problem.data
         self.held = schedule.hosted(rank // problem.data)
         count = schedule.microbatches
         if given is None:
-            self.borders = {s: torch.empty(1, max(1, -(-message_bytes(problem, schedule, s) // 4))) for s in range(schedule.stages)}
-            self.modules: dict[tuple[int, int], nn.Module] = {key: self.paced(*key) for key in self.held}
-            width = self.borders[0].shape[-1]
-            self.inputs: Sequence[torch.Tensor] = [torch.ones(1, width)] * count
-            self.targets: Sequence[torch.Tensor] = [torch.zeros(())] * count
+            widths = [max(1, -(-message_bytes(problem, schedule, s) // 4)) for s in range(schedule.stages)]
+            self.borders = {s: torch.empty(1, width, device=device) for s, width in enumerate(widths)}
+            self.modules: dict[tuple[int, int], nn.Module] = {key: self.paced(*key).to(device) for key in self.held}
+            self.inputs: Sequence[torch.Tensor] = [torch.ones(1, widths[0], device=device)] * count
+            self.targets: Sequence[torch.Tensor] = [torch.zeros((), device=device)] * count
             self.loss: Any = lambda y, target: (y.mean() - target) ** 2
         else:
-            self.borders = dict(enumerate(given.borders()))
+            self.borders = {s: border.to(device) for s, border in enumerate(given.borders())}
             self.modules = {key: deepcopy(given.modules[key[1]]).to(device) for key in self.held}
             mine = slice(self.replica * count, (self.replica + 1) * count)
             self.inputs, self.targets = [x.to(device) for x in given.inputs[mine]], [x.to(device) for x in given.targets[mine]]
@@ -125,22 +127,28 @@ class RankStages:
     def measured(self) -> dict[str, float]:
         """Median seconds of every kind of action, run alone on this rank; keys as `lower.price_table`'s."""
         found: dict[str, list[float]] = {}
+        times = device_time(self.device)
+        now = time.perf_counter if times is None else times.now
         for (c, s), segment in self.segments.items():
             x = self.inputs[0] if not s else torch.ones_like(self.borders[s - 1])
             top = s == self.schedule.stages - 1
-            gradient = torch.tensor(self.share) if top else torch.ones_like(self.borders[s])
+            gradient = torch.tensor(self.share, device=self.device) if top else torch.ones_like(self.borders[s])
             graph = f"stage{s}" + (f":c{c}" if self.schedule.copies > 1 else "")
             for turn in range(REPETITIONS + 1):
-                marks = [time.perf_counter()]
+                if times is not None:
+                    times.begin()
+                marks = [now()]
                 segment.forward(-1, [x], self.targets[:1] if top else [])
-                marks.append(time.perf_counter())
+                marks.append(now())
                 if self.schedule.split:
                     segment.backward_input(-1, [gradient])
-                    marks.append(time.perf_counter())
+                    marks.append(now())
                     segment.backward_weight(-1)
                 else:
                     segment.backward(-1, [gradient])
-                marks.append(time.perf_counter())
+                marks.append(now())
+                if times is not None:
+                    times.settle(marks)
                 for kind, a, b in zip("FIW" if self.schedule.split else "FB", marks[:-1], marks[1:], strict=True):
                     if turn:
                         found.setdefault(f"{graph}|{kind}", []).append(b - a)
@@ -188,8 +196,9 @@ def make_walk(
         program, stages.segments, stages.inputs, stages.targets, stages=schedule.stages, share=stages.share, fill_s=fill_seconds(plan), kfac=kfac
     )
     executor = Executor(
-        program, orders, rank, memory=memory, transport=transport, work=work, progress=progress, sends_ahead=len(program.steps), sends_first=True
-    )
+        program, orders, rank, memory=memory, transport=transport, work=work, progress=progress, sends_ahead=len(program.steps), sends_first=True,
+        together=meetings(program),
+    )  # fmt: skip
     return Walk(stages, executor, work, memory, flats)
 
 
@@ -222,7 +231,7 @@ def run_pipeline_rank(plan: Plan, orders: Sequence[I32], rank: int, options: Pip
     device = own_device(options.device, rank)
     given = given_stages(options.stages, schedule.stages, schedule.microbatches * problem.data) if options.stages else None
     transport = own_transport(rank, device)
-    sums = own_transport(rank, device) if transport.pair_order and "fill" in plan.job else None
+    sums = own_transport(rank, device) if transport.grouped and "fill" in plan.job else None
     walks = make_cycle(plan, orders, rank, given, transport, device, link.progress, sums=sums)
     walk, kfac = walks[0], walks[0].work.kfac
     result = RankResult(rank=rank)
@@ -232,7 +241,7 @@ def run_pipeline_rank(plan: Plan, orders: Sequence[I32], rank: int, options: Pip
     if problem.devices > 1:
         border = max(walk.stages.borders.values(), key=torch.Tensor.numel)
         result.message_s, result.message_bytes = message_time(transport, rank, problem.data, border), border.numel() * border.element_size()
-        large_s = message_time(transport, rank, problem.data, torch.empty(LARGE_MESSAGE_BYTES // 4))
+        large_s = message_time(transport, rank, problem.data, torch.empty(LARGE_MESSAGE_BYTES // 4, device=device))
         if large_s > result.message_s:
             result.rate_Bps = int(abs(LARGE_MESSAGE_BYTES - result.message_bytes) / (large_s - result.message_s)) or 1
     dist.barrier()
@@ -278,20 +287,26 @@ def message_time(transport: Transport, rank: int, data: int, like: torch.Tensor)
     """
     dist.barrier()
     found = 0.0
-    marks = torch.zeros(MESSAGES, dtype=torch.float64)
+    marks = torch.zeros(MESSAGES, dtype=torch.float64, device=like.device)
+    module: Any = torch.get_device_module(like.device.type)
+
+    def over(work: Any) -> None:
+        transport.wait(work)
+        module.synchronize(like.device)
+
     if rank == 0:
         out = torch.zeros_like(like)
         for i in range(MESSAGES):
             time.sleep(IDLE_S)
             marks[i] = time.perf_counter()
-            transport.wait(transport.send(out, data, 1))
-        transport.wait(transport.send(marks, data, 2))
+            over(transport.send(out, data, 1))
+        over(transport.send(marks, data, 2))
     elif rank == data:
         into, arrived = torch.empty_like(like), []
         for _ in range(MESSAGES):
-            transport.wait(transport.receive(into, 0, 1))
+            over(transport.receive(into, 0, 1))
             arrived.append(time.perf_counter())
-        transport.wait(transport.receive(marks, 0, 2))
+        over(transport.receive(marks, 0, 2))
         found = statistics.median(b - a for a, b in zip(marks.tolist()[1:], arrived[1:], strict=True))
     dist.barrier()
     return found

@@ -31,6 +31,7 @@ from ..calibrate.calibrate import time_rank
 from ..checkpoint.checkpoint import commit_index, keep_latest, load_rank, make_index, save_rank
 from ..checkpoint.index import CheckpointIndex, SavedRank, checkpoint_folder
 from ..checkpoint.restore import Restored, agree_on_shards, device_folder
+from ..executor.device_time import device_time
 from ..executor.executor import Executor
 from ..executor.memory import RankMemory
 from ..executor.transport import own_device, own_transport
@@ -98,7 +99,8 @@ def run_rank(plan: Plan, graph: ForwardGraph, orders: Sequence[I32], rank: int, 
     device = own_device(options.device, rank)
     program = inline(plan.main, plan.programs).program
     made = _Maker(plan, job, layout, graph, program, rank, device)
-    marks = ModuleClock() if options.module_spans else None
+    times = device_time(device)
+    marks = ModuleClock(times) if options.module_spans else None
     module, optimizer = made.module(marks)
     first = 0
     index: CheckpointIndex | None = None
@@ -118,7 +120,10 @@ def run_rank(plan: Plan, graph: ForwardGraph, orders: Sequence[I32], rank: int, 
         work.compressed.load(Path(options.resume_from), index.residuals, drop_residual=options.drop_residual)
     memory = RankMemory(program, rank, device, local_values(layout, rank), module.flats, layout=layout)
     clock = PacedClock(pacing.share).step if pacing.mode == "paced" else None
-    executor = Executor(program, orders, rank, memory=memory, transport=own_transport(rank, device), work=work, clock=clock, progress=link.progress)
+    transport = own_transport(rank, device)
+    executor = Executor(
+        program, orders, rank, memory=memory, transport=transport, work=work, clock=clock, progress=link.progress, times=times
+    )  # fmt: skip
     data.microbatch(first, 0, 0)  # wrong data is told before anything starts
     link.go()
     link.progress[STATE] = CALIBRATING
@@ -129,7 +134,7 @@ def run_rank(plan: Plan, graph: ForwardGraph, orders: Sequence[I32], rank: int, 
             spare = RankMemory(program, rank, device, local_values(layout, rank), copy.flats, layout=layout)
             return TrainingWork(program, layout, rank, copy, data, its_optimizer, seed=plan.seed, alone=True), spare
 
-        costs = time_rank(program, orders, rank, spoilable, messages=layout.ranks > 1)
+        costs = time_rank(program, orders, rank, spoilable, transport if layout.ranks > 1 else None, device)
         blob_put(link.store, f"costs/{rank}", msgspec.json.encode(costs))
     made.forget()
     if layout.ranks > 1:

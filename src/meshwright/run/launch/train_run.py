@@ -19,6 +19,7 @@ from ...io.plan.run_names import PLAN
 from ...plan.plan import Plan, TrainingLayout
 from ...program.calls import inline
 from ...program.program import I32
+from ..executor.rounds import compile_rounds, require_ends
 from ..machine.pacing import Pacing, choose_pacing
 from .outcome import absolute, commit, forward_graph, make_document, walk_orders, write_modules
 from .request import RunRequest, RunResult, check_request, under_torchrun
@@ -93,6 +94,8 @@ def _run_locally(
 
     def prepare(store: Any) -> None:
         orders.extend(walk_orders(plan))
+        if request.device != "cpu":
+            require_ends(program, compile_rounds(program, orders))
         graphs.append(forward_graph(plan, layout))
         put_setup(store, graphs[0], orders)
 

@@ -15,7 +15,7 @@ from ...timeline import Timeline
 from ..executor.lanes import fuse_lanes
 from .times import fill_seconds
 
-__all__ = ["pipeline_orders"]
+__all__ = ["meetings", "pipeline_orders"]
 
 
 def pipeline_orders(plan: Plan, problem: PipelineProblem, schedule: Schedule, cost: Cost | None = None) -> tuple[list[I32], Timeline]:
@@ -29,10 +29,10 @@ def pipeline_orders(plan: Plan, problem: PipelineProblem, schedule: Schedule, co
     start, end = np.zeros(len(program.steps)), np.zeros(len(program.steps))
     known = timeline.spans.step >= 0
     start[timeline.spans.step[known]], end[timeline.spans.step[known]] = timeline.spans.start_s[known], timeline.spans.end_s[known]
-    return fuse_lanes(program, start, end, late_receives=True, together=_meetings(program)), timeline
+    return fuse_lanes(program, start, end, late_receives=True, together=meetings(program)), timeline
 
 
-def _meetings(program: Program) -> list[list[int]]:
+def meetings(program: Program) -> list[list[int]]:
     """The steps of every sum over the ranks that hold a stage, one on each."""
     found: dict[str, list[int]] = {}
     for step in np.flatnonzero(program.steps.kind == Kind.COMPUTE).tolist():

@@ -23,7 +23,7 @@ from ...second_order import KFAC
 from ...second_order.capture import Conventions
 from ...second_order.layer import Factor
 from ..executor.tags import ReservedTag
-from ..executor.transport import Transport
+from ..executor.transport import Messages, Transport
 from .stages import Given
 
 __all__ = ["Exchange", "StageKFAC", "serial_kfac", "worst_kfac_difference"]
@@ -63,17 +63,16 @@ class Exchange:
     def spread(self, vector: torch.Tensor, owner: int, ranks: Sequence[int], tag: int) -> None:
         """The owner's vector takes the place of the others'."""
         others = [r for r in ranks if r != owner] if owner == self.rank else []
-        works = [self.transport.send(vector, r, tag) for r in others]
-        if owner != self.rank:
-            works.append(self.transport.receive(vector, owner, tag))
-        for work in works:
-            self.transport.wait(work)
+        self._exchange([(vector, r, tag) for r in others], [(vector, owner, tag)] if owner != self.rank else [])
 
     def _all(self, ranks: Sequence[int], tag: int, outgoing: Sequence[torch.Tensor], incoming: Mapping[int, torch.Tensor]) -> None:
-        works: list[Any] = [self.transport.receive(incoming[r], r, tag) for r in ranks if r != self.rank and incoming[r].numel()]
-        works += [self.transport.send(x, r, tag) for r, x in zip(ranks, outgoing, strict=True) if r != self.rank and x.numel()]
-        for work in works:
-            self.transport.wait(work)
+        sends = [(x, r, tag) for r, x in zip(ranks, outgoing, strict=True) if r != self.rank and x.numel()]
+        self._exchange(sends, [(incoming[r], r, tag) for r in ranks if r != self.rank and incoming[r].numel()])
+
+    def _exchange(self, sends: Messages, receives: Messages) -> None:
+        if sends or receives:
+            for work in self.transport.exchange(sends, receives):
+                self.transport.wait(work)
 
 
 class StageKFAC:

@@ -18,6 +18,7 @@ from torch import fx
 
 from ...plan.vocabulary import base_node
 from ...trace.module_tree import MODULE_SPAN
+from ..executor.device_time import DeviceTime
 from ..steps.forward_graph import ForwardNode
 from .recording import ModuleRun
 
@@ -25,9 +26,14 @@ __all__ = ["ModuleClock", "ModuleMarks"]
 
 
 class ModuleClock:
-    """`runs`: what marks refer to; `which`, `times_s`: the marks since `clear`, `perf_counter` seconds. `annotate`: also as profiler ranges."""
+    """`runs`: what marks refer to; `which`, `times_s`: the marks since `take`, `perf_counter` seconds. `annotate`: also as profiler ranges.
 
-    def __init__(self) -> None:
+    `times`: of the device that the modules run on, begun by whoever begins a step; without it the processor's clock.
+    """
+
+    def __init__(self, times: DeviceTime | None = None) -> None:
+        self.times = times
+        self.now: Callable[[], float] = time.perf_counter if times is None else times.now
         self.runs: list[ModuleRun] = []
         self.which, self.times_s = array("i"), array("d")
         self.annotate = False
@@ -37,7 +43,7 @@ class ModuleClock:
         """A new run: what to call before its first call, and with the result of its last differentiable one."""
         number = len(self.runs)
         self.runs += [ModuleRun(segment, module, False), ModuleRun(segment, module, True)]
-        which, times, now = self.which, self.times_s, time.perf_counter
+        which, times, now = self.which, self.times_s, self.now
 
         def enter() -> None:
             which.append(number)
@@ -69,6 +75,8 @@ class ModuleClock:
 
     def take(self, zero: float) -> tuple[list[int], list[float]]:
         """The marks so far, seconds from `zero`, and forget them."""
+        if self.times is not None:
+            self.times.settle(self.times_s)
         found = list(self.which), [round(t - zero, 7) for t in self.times_s]
         del self.which[:], self.times_s[:]
         return found

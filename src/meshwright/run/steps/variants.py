@@ -17,6 +17,7 @@ import numpy as np
 import torch
 from torch import fx
 
+from ...errors import Unsupported
 from ...graph.step_graph import StepGraph, plain_target, replaced_target, replacement
 from ...kernels.packed import clear_unless, pack_bits, pack_offsets, pack_signs, pass_where, unpack_bits
 from . import norms_apart
@@ -42,6 +43,8 @@ class Packed(NamedTuple):
 
 
 def _flat(x: torch.Tensor) -> np.ndarray:
+    if x.device.type != "cpu":
+        raise Unsupported(f"values are packed on processors only, not on {x.device}", where="packed values", hint="plan with --implementations plain")
     flat: np.ndarray = x.reshape(-1).numpy()
     return flat
 

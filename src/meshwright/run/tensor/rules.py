@@ -17,7 +17,18 @@ import torch
 from ...plan.vocabulary import MAX, SUMS
 from ..steps.forward_graph import resolve
 from .cuts import OWN_PART, einsum_terms, own_part_rule
-from .shapes import attention_rule, broadcast, cat_rule, expand_rule, repeat_interleave_rule, resize, slice_rule, split_rule, stack_rule, unrepeated  # fmt: skip
+from .shapes import (  # fmt: skip
+    attention_rule,
+    broadcast,
+    cat_rule,
+    expand_rule,
+    repeat_interleave_rule,
+    resize,
+    slice_rule,
+    split_rule,
+    stack_rule,
+    unrepeated,
+)
 from .state import PARTIAL, Call, Partial, Shard, local_shape, value_name
 
 __all__ = ["apply_rule"]

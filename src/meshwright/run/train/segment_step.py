@@ -274,9 +274,11 @@ def _each(value: Any, change: Callable[[Any], Any]) -> Any:
 def _arrived(gradient: torch.Tensor | None, like: torch.Tensor) -> torch.Tensor:
     """A gradient in the form in which it was traced: autograd takes the loss's seed in the loss's own precision, and nothing for zero."""
     if gradient is None:
-        return torch.zeros(like.shape, dtype=like.dtype)
+        return torch.zeros(like.shape, dtype=like.dtype, device=like.device)
     gradient = gradient if gradient.dtype == like.dtype else gradient.to(like.dtype)
-    return gradient if gradient.stride() == like.stride() else torch.empty_strided(like.shape, like.stride(), dtype=like.dtype).copy_(gradient)
+    if gradient.stride() == like.stride():
+        return gradient
+    return torch.empty_strided(like.shape, like.stride(), dtype=like.dtype, device=like.device).copy_(gradient)
 
 
 def _held_bytes(step: SegmentStep, values: Sequence[Any]) -> int:

@@ -18,7 +18,7 @@ WAIT_S = 20.0
 class QueueTransport:
     """Messages of one rank: a queue per ordered pair of ranks and tag."""
 
-    pair_order = False
+    grouped = False
 
     def __init__(self, rank: int, mail: dict[tuple[int, int, int], queue.Queue[torch.Tensor]], lock: Any) -> None:
         self.rank, self.mail, self.lock = rank, mail, lock
