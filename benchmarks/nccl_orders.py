@@ -129,7 +129,8 @@ def judged(plan: Any) -> dict[str, Any]:
     ahead = {ready: posted_ahead(program, orders, sends_ahead, ready=ready) for ready in (False, True)}
     old = check_issued(ahead[False])
     row = {
-        "kind": plan.kind, "ranks": program.ranks, "steps": len(program.steps), **{k: verdict.facts[k] for k in ("messages", "groups", "largest_group")},
+        "kind": plan.kind, "ranks": program.ranks, "steps": len(program.steps),
+        **{k: verdict.facts[k] for k in ("messages", "groups", "largest_group")},
         "rounds": verdict.status, "posted_ahead": "deadlock" if not old.ok else "ok",
         "posted_ahead_ready": "ok" if check_issued(ahead[True]).ok else "deadlock",
         "posted_ahead_as_issued": "ok" if check_issued(ahead[True], in_issue_order=True).ok else "deadlock",

@@ -36,7 +36,7 @@ def model_arguments(parser: argparse.ArgumentParser, *short: str, required: bool
 def model_given(args: argparse.Namespace) -> str | None:
     """The model's name as a job carries it, with --seq-len in it. Raises: UsageError where that does not fit."""
     if args.model is None or (args.seq_len is None and ":" in args.model):
-        return args.model  # type: ignore[no-any-return]
+        return args.model
     from ..capture.hf import with_length
 
     return with_length(args.model, args.seq_len)
