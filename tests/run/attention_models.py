@@ -155,6 +155,24 @@ class Gpt2Attention(nn.Module):
         return self.c_proj(y.reshape(*y.shape[:-2], -1).contiguous())
 
 
+class BloomAttention(nn.Module):
+    """BLOOM's: positions as slopes per head, added in `baddbmm` over samples times heads; weights turned by hand, as Falcon's are."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.qkv, self.out = nn.Linear(WIDTH, 3 * WIDTH, bias=False), nn.Linear(WIDTH, WIDTH, bias=False)
+        self.register_buffer("slopes", torch.randn(HEADS, 1, LENGTH))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        b, n, _ = x.shape
+        fused = (x @ self.qkv.weight.T).view(b, n, HEADS, 3, SIZE)
+        q, k, v = (fused[..., i, :].transpose(1, 2).reshape(b * HEADS, n, SIZE) for i in range(3))
+        slopes = self.slopes.repeat(b, 1, 1)
+        scores = slopes.baddbmm(batch1=q, batch2=k.transpose(1, 2), beta=1.0, alpha=SIZE**-0.5).view(b, HEADS, n, n)
+        y = torch.bmm(scores.softmax(-1).view(b * HEADS, n, n), v).view(b, HEADS, n, SIZE).transpose(1, 2).reshape(b, n, WIDTH)
+        return y @ self.out.weight.T
+
+
 class TorchAttention(nn.Module):
     def __init__(self, weights: bool) -> None:
         super().__init__()
@@ -230,6 +248,7 @@ def _made(module: nn.Module) -> tuple[nn.Module, tuple[torch.Tensor, ...]]:
 
 OTHERS = {
     "latent": lambda: Block(Latent(), FeedForward()), "packed_gate": lambda: Block(Attention(), FeedForward("packed")),
+    "bloom": lambda: Block(BloomAttention(), FeedForward()),
     "gpt2": lambda: Block(Gpt2Attention(), FeedForward("conv1d")), "torch_attention": lambda: Block(TorchAttention(False), FeedForward()),
     "torch_attention_weights": lambda: Block(TorchAttention(True), FeedForward()), "encoder": lambda: Encoder(True),
     "encoder_sequence_first": lambda: Encoder(False),

@@ -21,8 +21,9 @@ from dataclasses import dataclass, replace
 
 from ...cite import Cite
 from ...graph.graph import OpGraph, OpNode
+from .graph_index import GraphIndex
 from .sharding import short_name
-from .tensor_regions import GraphIndex, Region, try_region
+from .tensor_regions import Region, try_region
 from .tensor_vocabulary import POSITIONS, embedding_region, loss_region, splittable_embedding, splittable_loss
 
 __all__ = ["CITE", "DEVIATIONS", "Kept", "Region", "find_regions", "kept_notes", "search_regions"]

@@ -12,6 +12,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
+import msgspec
+
 from ...graph.graph import OpNode
 from .split import Grouped, Needs, Pieces, Refused, Split, reshape_split
 
@@ -271,6 +273,20 @@ def _matmul(node: OpNode, splits: Splits, shapes: Shapes) -> Split | None:
     raise Refused(f"{node.name}: a product is split over batch dimensions only")
 
 
+def _added_product(node: OpNode, splits: Splits, shapes: Shapes) -> Split | None:
+    """`baddbmm`: a product of batches that is added to the first operand."""
+    first, a, b = node.inputs[:3]
+    if all(splits.get(v) is None for v in (a, b)):
+        raise Refused(f"{node.name}: only what it adds to is split")
+    product = _matmul(msgspec.structs.replace(node, inputs=(a, b)), splits, shapes)
+    assert product is not None
+    require_split(node, first, product, splits, shapes, len(shapes[node.name]))
+    beside = splits.get(first)
+    if isinstance(beside, Split) and beside.at(beside.dim + len(shapes[node.name]) - len(shapes[first])) != product:
+        raise Refused(f"{node.name}: operands are split differently")
+    return product
+
+
 def _einsum(node: OpNode, splits: Splits, shapes: Shapes) -> Split | None:
     """Split along one letter that the result keeps: every operand that has it is split along it."""
     equation, operands = str(node.args[0]).replace(" ", ""), node.args[1]
@@ -385,7 +401,8 @@ def _repeat_interleave(node: OpNode, splits: Splits, shapes: Shapes) -> Split | 
 _RULES: dict[str, Rule] = {
     "transpose": _transpose, "permute": _permute, "chunk": _pieces, "split": _pieces, "split_with_sizes": _pieces, "unbind": _unbind,
     "slice": _slice, "select": _select, "cat": _cat, "stack": _stack, "repeat_interleave": _repeat_interleave, "unsqueeze": _unsqueeze,
-    "scaled_dot_product_attention": _attention, "matmul": _matmul, "bmm": _matmul, "einsum": _einsum, "softmax": _softmax, "_softmax": _softmax,
+    "scaled_dot_product_attention": _attention, "matmul": _matmul, "bmm": _matmul, "baddbmm": _added_product,
+    "einsum": _einsum, "softmax": _softmax, "_softmax": _softmax,
     "log_softmax": _softmax, "expand": _expand, "t": _swap_last, "mT": _swap_last, "layer_norm": _normalise, "rms_norm": _normalise,
     "view_as_complex": _as_complex, "view_as_real": _as_complex, **dict.fromkeys(REDUCTIONS, _reduction),
 }  # fmt: skip

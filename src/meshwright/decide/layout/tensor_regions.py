@@ -9,14 +9,14 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from math import gcd
-from typing import NamedTuple
 
-from ...graph.graph import OpGraph, OpNode
+from ...graph.graph import OpNode
 from ...plan.plan import ParamShard
+from .graph_index import GraphIndex, Product
 from .sharding import propagate, short_name
-from .split import Grouped, Needs, Pieces, Refused, Split, made_from
+from .split import Grouped, Needs, Pieces, Refused, Split
 
-__all__ = ["GraphIndex", "Region", "try_region"]
+__all__ = ["Region", "try_region"]
 
 BLOCK_CHOICES = (1, 3, 2, 4)
 # Linears that may open one region: more than a fused attention or gated block has.
@@ -27,15 +27,6 @@ MAX_REGION_NODES = 200
 MAX_NODES_BEHIND = 64
 # Ways to grow one region: each value that is whole where a split one is wanted can be made split, or be cut.
 MAX_GROWTHS = 24
-
-
-class Product(NamedTuple):
-    """A matrix product of an activation and a parameter. `columns`: the weight's dimension that becomes the features of the result."""
-
-    x: str
-    weight: str
-    bias: str  # "": none
-    columns: int
 
 
 @dataclass(frozen=True)
@@ -58,59 +49,6 @@ class Region:
     whole: tuple[str, ...] = ()  # trained parameters that every rank has whole, and uses for its part: their gradients are partial sums
     maxima: tuple[str, ...] = ()  # of the rows, those combined by maximum
     losses: tuple[str, ...] = ()  # cross-entropies that are executed in three parts, the first of which is here
-
-
-class GraphIndex:
-    """A graph's nodes by name, who reads what, and shapes."""
-
-    def __init__(self, graph: OpGraph) -> None:
-        self.node = {n.name: n for n in graph.nodes}
-        self.order = {n.name: i for i, n in enumerate(graph.nodes)}
-        self.readers: dict[str, list[str]] = {}
-        for n in graph.nodes:
-            for value in dict.fromkeys(n.inputs):
-                self.readers.setdefault(value, []).append(n.name)
-        self.shapes: dict[str, tuple[int, ...]] = {n.name: n.outputs[0].shape for n in graph.nodes if n.outputs}
-        self.shapes |= {f"param:{p.name}": p.shape for p in graph.parameters} | {f"buffer:{p.name}": p.shape for p in graph.buffers}
-        self.shapes |= {f"input:{i}": x.shape for i, x in enumerate(graph.inputs)}
-        self.outputs = set(graph.outputs)
-        self.param_readers: dict[str, int] = {v: len(r) for v, r in self.readers.items() if v.startswith("param:")}
-
-        self.from_input: set[str] = set()
-        self.trained_params = frozenset(f"param:{p.name}" for p in graph.parameters if p.trainable)
-        self.made_from_params = made_from(graph, {f"param:{p.name}" for p in graph.parameters})
-        for n in graph.nodes:
-            if any(v.startswith("input:") or v in self.from_input for v in n.inputs):
-                self.from_input.add(n.name)
-
-    def product(self, name: str, *, tied: bool = False) -> Product | None:
-        """What `name` multiplies, if it is an activation and a matrix that nothing else reads (`tied`: but embeddings)."""
-        n = self.node.get(name)
-        kind = short_name(n.target) if n is not None else ""
-        if n is None or kind not in ("linear", "addmm", "mm", "matmul") or len(n.inputs) < 2 + (kind == "addmm"):
-            return None
-        if kind == "linear":
-            found = Product(n.inputs[0], n.inputs[1], n.inputs[2] if len(n.inputs) > 2 else "", 0)
-        elif kind == "addmm":
-            found = Product(n.inputs[1], n.inputs[2], n.inputs[0], 1)
-            if n.kwargs.get("beta", 1) != 1 or n.kwargs.get("alpha", 1) != 1 or len(self.shapes[found.bias]) != 1:
-                return None
-        else:
-            found = Product(n.inputs[0], n.inputs[1], "", 1)
-        params = [p for p in found[1:3] if p]
-        own = all(p.startswith("param:") and (self.param_readers[p] == 1 or (tied and self.only_embeddings(p, name))) for p in params)
-        return found if own and not found.x.startswith("param:") and len(self.shapes[found.weight]) == 2 else None
-
-    def is_linear(self, name: str, *, tied: bool = False) -> bool:
-        n = self.node.get(name)
-        return n is not None and short_name(n.target) == "linear" and self.product(name, tied=tied) is not None
-
-    def products_of(self, x: str) -> list[str]:
-        """All products of the activation `x`."""
-        return [r for r in self.readers.get(x, ()) if (p := self.product(r)) is not None and p.x == x]
-
-    def only_embeddings(self, param: str, but: str) -> bool:
-        return all(r == but or short_name(self.node[r].target) == "embedding" for r in self.readers[param])
 
 
 @dataclass(frozen=True)
@@ -257,11 +195,13 @@ def grow_region(g: GraphIndex, a: _Attempt, taken: set[str], *, loss: bool) -> R
         opened.append(product)
         split = _opened(g, a, name)
         splits[name] = split
+        if product.turned:
+            splits[product.turned] = split.at(1)
         for p, axis in ((product.weight, product.columns), (product.bias, 0)):
             if p:
                 shards.append(ParamShard(param=p.removeprefix("param:"), axis=axis, blocks=split.blocks, groups=split.groups, mixed=split.mixed))
         count.add(name, g.shapes[name][-1], split)
-    inside, rows, losses = set(a.heads), list[str](), list[str]()
+    inside, rows, losses = {*a.heads, *(p.turned for p in opened if p.turned)}, list[str](), list[str]()
     outputs: list[tuple[str, Split]] = []
     row_bias: list[tuple[str, str]] = []
     frontier = _readers_in_order(g, a.heads)
@@ -279,7 +219,10 @@ def grow_region(g: GraphIndex, a: _Attempt, taken: set[str], *, loss: bool) -> R
             continue
         inside.add(name)
         if short_name(n.target) == "linear" or g.product(name) is not None:
-            _row(g, n, splits, shards, row_bias, count)
+            product = _row(g, n, splits, shards, row_bias, count)
+            if product.turned:
+                inside.add(product.turned)
+                splits[product.turned] = Split(0)
             rows.append(name)
             continue
         out = _propagated(g, a, n, splits)
@@ -300,7 +243,8 @@ def grow_region(g: GraphIndex, a: _Attempt, taken: set[str], *, loss: bool) -> R
     if any(count.units % groups for groups in count.groups):
         raise Refused(f"{count.units} units are not {sorted(count.groups)} groups")
     nodes = tuple(sorted(inside, key=g.order.__getitem__))
-    beside = dict.fromkeys(v for x in nodes if x not in splits.keys() & set(a.heads) and x not in rows for v in g.node[x].inputs if v not in splits)
+    weighted = {*a.heads, *rows, *(p for x in (*a.heads, *rows) if (p := _turned(g, x, loss)))}
+    beside = dict.fromkeys(v for x in nodes if x not in weighted for v in g.node[x].inputs if v not in splits)
     whole = tuple(v for v in beside if v in g.trained_params)
     if used := next((v for v in whole if not inside.issuperset(g.readers[v])), ""):
         raise Refused(f"{used} would get a partial gradient inside the region, and a whole one outside")
@@ -335,7 +279,7 @@ def _classes(g: GraphIndex, n: OpNode, source: Split | Pieces | None) -> Split:
 
 def _row(
     g: GraphIndex, n: OpNode, splits: Mapping[str, Split | Pieces | None], shards: list[ParamShard], row_bias: list[tuple[str, str]], count: _Units
-) -> None:
+) -> Product:
     product = g.product(n.name)
     source = splits.get(product.x) if product is not None else None
     if product is None or not isinstance(source, Split) or source.dim != len(g.shapes[product.x]) - 1 or source.groups:
@@ -344,6 +288,12 @@ def _row(
     if product.bias:
         row_bias.append((n.name, product.bias.removeprefix("param:")))
     count.add(n.name, g.shapes[product.x][-1], source)
+    return product
+
+
+def _turned(g: GraphIndex, name: str, loss: bool) -> str:
+    product = g.product(name, tied=loss)
+    return product.turned if product is not None else ""
 
 
 def _readers_in_order(g: GraphIndex, names: Iterable[str]) -> list[str]:

@@ -12,8 +12,9 @@ from __future__ import annotations
 from ...graph.graph import OpNode
 from ...plan.plan import ParamShard
 from ...plan.vocabulary import loss_arguments, max_of, sums_of
+from .graph_index import GraphIndex
 from .sharding import short_name
-from .tensor_regions import GraphIndex, Region, try_region
+from .tensor_regions import Region, try_region
 
 __all__ = ["POSITIONS", "embedding_region", "loss_region", "splittable_embedding", "splittable_loss"]
 

@@ -51,7 +51,7 @@ def _wanted(node: ForwardNode, split: str, states: Mapping[str, Any], shapes: Ma
         keys = {v for v in operands[1:3] if shapes[v][state.dim] != heads}  # fewer than queries
         mine = {v: Shard(state.dim, groups=shapes[v][state.dim] if v in keys else 0) for v in operands[:3]}
         return mine | _aligned(operands[3:], Shard(state.dim), len(shapes[operands[0]]), shapes)
-    batched = base in ("aten.matmul", "aten.bmm") and state.dim < len(shapes[split]) - 2
+    batched = base in ("aten.matmul", "aten.bmm", "aten.baddbmm") and state.dim < len(shapes[split]) - 2
     if not batched and not _pointwise(node.target):
         return {}
     rank = max(len(shapes[v]) for v in operands)

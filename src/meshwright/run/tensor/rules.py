@@ -118,6 +118,16 @@ def _addmm(call: Call) -> Any:
     return out
 
 
+def _baddbmm(call: Call) -> Any:
+    out = _product(call, 1, 2)
+    if not isinstance(out, Shard):
+        raise call.fail("what it adds to would be added by every rank")
+    found = broadcast(call, (value_name(call.args[0]),), len(call.out_shape))
+    if found not in (None, out):
+        raise call.fail(f"it adds {found} to {out}")
+    return out
+
+
 def _view(call: Call) -> Any:
     state = call.state(0)
     if state is PARTIAL:
@@ -155,7 +165,8 @@ def _same(call: Call) -> Any:
 def _transpose(call: Call) -> Any:
     unrepeated(call)
     state, rank = call.state(0), len(call.shape(0))
-    a, b = (0, 1) if call.node.target.startswith("aten.t.") else (call.dim(call.args[1], rank), call.dim(call.args[2], rank))
+    whole = call.node.target.startswith(("aten.t.", "aten.numpy_T.", "aten.mT."))
+    a, b = (rank - 2, rank - 1) if whole else (call.dim(call.args[1], rank), call.dim(call.args[2], rank))
     return replace(state, dim={a: b, b: a}.get(state.dim, state.dim))
 
 
@@ -269,9 +280,12 @@ _RULES: dict[str, Callable[[Call], Any]] = {
     "aten.mm": lambda c: _product(c, 0, 1),
     "aten.bmm": lambda c: _product(c, 0, 1),
     "aten.addmm": _addmm,
+    "aten.baddbmm": _baddbmm,
     "aten.expand": expand_rule,
     "aten.transpose": _transpose,
     "aten.t": _transpose,
+    "aten.numpy_T": _transpose,
+    "aten.mT": _transpose,
     "aten.permute": _permute,
     "aten.split": split_rule,
     "aten.split_with_sizes": split_rule,
