@@ -176,10 +176,10 @@ def main() -> None:
                 row["not_walked"] = str(error).splitlines()[0][:120]
             rows.append(row)
             print(json.dumps(row), flush=True)
+            if args.part:  # after each, so that what is there stays
+                machine.keep_part(args.part, rows)
         tree.close()
-    if args.part:
-        machine.keep_part(args.part, rows)
-    elif not args.only:
+    if not args.part and not args.only:
         write(rows)
 
 
