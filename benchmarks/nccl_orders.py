@@ -162,7 +162,7 @@ def main() -> None:
     parser.add_argument("--join", nargs="*", help="write the result of these parts")
     args = parser.parse_args()
     if args.join:
-        write(machine.join_parts(args.join)[0])
+        write(machine.join_parts(args.join)[0], "python benchmarks/nccl_orders.py --only WORDS --part FILE, and --join: not all plans of the set")
         return
     rows: list[dict[str, Any]] = []
     with tempfile.TemporaryDirectory() as folder:
@@ -182,10 +182,10 @@ def main() -> None:
                 machine.keep_part(args.part, rows)
         tree.close()
     if not args.part and not args.only:
-        write(rows)
+        write(rows, "python benchmarks/nccl_orders.py")
 
 
-def write(rows: list[dict[str, Any]]) -> None:
+def write(rows: list[dict[str, Any]], command: str) -> None:
     rows = list({r["command"] + r.get("not_walked", ""): r for r in rows}.values())
     done = [r for r in rows if r.get("messages")]
     over = [ratio for r in done for ratio in r.get("over_tags", {}).values()]
@@ -198,7 +198,7 @@ def write(rows: list[dict[str, Any]]) -> None:
     found: list[dict[str, Any]] = [{"what": what, "value": value, "unit": "plans"} for what, value in counted]
     for what, value in (("median", statistics.median(over)), ("largest", max(over)), ("least", min(over))):
         found.append({"what": f"step in rounds over step with tags, {what}", "value": value, "unit": "ratio"})
-    print(json.dumps(machine.record("nccl_orders", found, plans=rows)["rows"], indent=1))
+    print(json.dumps(machine.record("nccl_orders", found, command=command, plans=rows)["rows"], indent=1))
 
 
 if __name__ == "__main__":
