@@ -3,7 +3,7 @@
 Every recorded plan (`tools/recorded_plans`) that holds a program the executor can walk is judged twice: in rounds, as it would run, if devices run
 all that they are given in the order of issue; and with receives posted ahead as on gloo, by torch's rule that a communicator is made at first use.
 `over_tags`: length of a step in rounds over the length where every pair and direction has a stream of its own, both replayed with the plan's own
-times of work, and messages that take a given share of the mean time of a compute step (collectives: one unit each). No GPU takes part.
+times of work, and messages that take a given share of the mean time of a compute step; of plans that compute. No GPU takes part.
 
 Run: `python benchmarks/nccl_orders.py` (about ten minutes on one core), writes benchmarks/results/nccl_orders.json. In parts: `--only collective
 --part FILE` and so on, then `--join FILE...`.
@@ -17,7 +17,7 @@ import statistics
 import sys
 import tempfile
 import time
-from collections import defaultdict
+from collections import Counter, defaultdict
 from pathlib import Path
 from typing import Any
 
@@ -84,6 +84,7 @@ def length(orders: Any, work_s: dict[int, float], message_s: float) -> float:
         left[then] += 1
 
     ends: dict[tuple[int, int, int, bool], list[tuple[int, int]]] = defaultdict(list)
+    units: dict[tuple[int, int], int] = {}
     for rank, entries in enumerate(orders.ranks):
         last: dict[int, int] = {}
         for number, entry in enumerate(entries):
@@ -93,12 +94,15 @@ def length(orders: Any, work_s: dict[int, float], message_s: float) -> float:
             last[entry.stream] = at
             for other in entry.after:
                 edge(begin[rank, other] + 1, at, 0.0)
-            edge(at, at + 1, message_s if entry.messages else work_s.get(entry.step, 0.0))
+            # Messages of one pair and direction follow each other, also within a group.
+            ways = Counter((m.peer, m.sends) for m in entry.messages)
+            units[rank, number] = max(ways.values(), default=0)
+            edge(at, at + 1, message_s * units[rank, number] if ways else work_s.get(entry.step, 0.0))
             for m in entry.messages:
                 ends[entry.comm, *((rank, m.peer) if m.sends else (m.peer, rank)), m.sends].append((rank, number))
     for (comm, src, dst, sends), mine in ends.items():
         for one, other in zip(mine, ends[comm, src, dst, not sends], strict=True):
-            edge(begin[other], begin[one] + 1, message_s)
+            edge(begin[other], begin[one] + 1, message_s * max(units[one], units[other]))
     at_s = [0.0] * len(left)
     todo = [node for node, count in enumerate(left) if not count]
     while todo:
@@ -129,8 +133,8 @@ def judged(plan: Any) -> dict[str, Any]:
     ahead = {ready: posted_ahead(program, orders, sends_ahead, ready=ready) for ready in (False, True)}
     old = check_issued(ahead[False])
     row = {
-        "kind": plan.kind, "ranks": program.ranks, "steps": len(program.steps),
-        **{k: verdict.facts[k] for k in ("messages", "groups", "largest_group")},
+        "kind": plan.kind, "ranks": program.ranks, "steps": len(program.steps), "messages": verdict.facts["messages"],
+        "groups": verdict.facts["groups"], "largest_group": verdict.facts["largest_group"],
         "rounds": verdict.status, "posted_ahead": "deadlock" if not old.ok else "ok",
         "posted_ahead_ready": "ok" if check_issued(ahead[True]).ok else "deadlock",
         "posted_ahead_as_issued": "ok" if check_issued(ahead[True], in_issue_order=True).ok else "deadlock",
@@ -139,11 +143,9 @@ def judged(plan: Any) -> dict[str, Any]:
     compute = (program.steps.kind == Kind.COMPUTE).nonzero()[0].tolist()
     work = {step: float(seconds[step]) for step in compute} if seconds is not None else {}
     mean = sum(work.values()) / len(work) if work else 0.0
-    if verdict.facts["messages"]:
-        shares = MESSAGE_SHARES if mean else (0.0,)
-        row["over_tags"] = {
-            str(x): round(length(issued, work, x * mean or 1.0) / length(ahead[True], work, x * mean or 1.0), 4) for x in shares
-        }  # fmt: skip
+    if verdict.facts["messages"] and mean:
+        lengths = [(x, length(issued, work, x * mean), length(ahead[True], work, x * mean)) for x in MESSAGE_SHARES]
+        row["over_tags"] = {str(x): round(rounds / tags, 4) for x, rounds, tags in lengths}
     return row
 
 
@@ -160,7 +162,7 @@ def main() -> None:
     parser.add_argument("--join", nargs="*", help="write the result of these parts")
     args = parser.parse_args()
     if args.join:
-        write(machine.join_parts(args.join)[0])
+        write(machine.join_parts(args.join)[0], "python benchmarks/nccl_orders.py --only WORDS --part FILE, and --join: not all plans of the set")
         return
     rows: list[dict[str, Any]] = []
     with tempfile.TemporaryDirectory() as folder:
@@ -176,17 +178,17 @@ def main() -> None:
                 row["not_walked"] = str(error).splitlines()[0][:120]
             rows.append(row)
             print(json.dumps(row), flush=True)
+            if args.part:  # after each, so that what is there stays
+                machine.keep_part(args.part, rows)
         tree.close()
-    if args.part:
-        machine.keep_part(args.part, rows)
-    elif not args.only:
-        write(rows)
+    if not args.part and not args.only:
+        write(rows, "python benchmarks/nccl_orders.py")
 
 
-def write(rows: list[dict[str, Any]]) -> None:
+def write(rows: list[dict[str, Any]], command: str) -> None:
     rows = list({r["command"] + r.get("not_walked", ""): r for r in rows}.values())
     done = [r for r in rows if r.get("messages")]
-    over = [r["over_tags"][str(x)] for r in done for x in MESSAGE_SHARES if str(x) in r["over_tags"]]
+    over = [ratio for r in done for ratio in r.get("over_tags", {}).values()]
     counted = [
         ("plans", len(rows)), ("with messages, walked", len(done)), ("deadlock in rounds, as issued", sum(r["rounds"] != "ok" for r in done)),
         ("deadlock with receives posted ahead", sum(r["posted_ahead"] != "ok" for r in done)),
@@ -196,7 +198,7 @@ def write(rows: list[dict[str, Any]]) -> None:
     found: list[dict[str, Any]] = [{"what": what, "value": value, "unit": "plans"} for what, value in counted]
     for what, value in (("median", statistics.median(over)), ("largest", max(over)), ("least", min(over))):
         found.append({"what": f"step in rounds over step with tags, {what}", "value": value, "unit": "ratio"})
-    print(json.dumps(machine.record("nccl_orders", found, plans=rows)["rows"], indent=1))
+    print(json.dumps(machine.record("nccl_orders", found, command=command, plans=rows)["rows"], indent=1))
 
 
 if __name__ == "__main__":

@@ -11,10 +11,12 @@ import pytest
 import torch
 import torch.distributed as dist
 
+from meshwright.check.issued import check_issued
 from meshwright.decide.collective import NAMES, CollectiveProblem
 from meshwright.errors import Deadlock, GroupFailed
 from meshwright.io.fabric.name import load_fabric
 from meshwright.program.builder import ProgramBuilder
+from meshwright.program.issued import CallOrders, Communicator, Issued, Message
 from meshwright.program.program import Contract, Program
 from meshwright.run.group.call import Call, Session
 from meshwright.run.group.engine import Engine
@@ -65,6 +67,28 @@ def test_both_ends_of_every_message_are_in_one_wave() -> None:
         taken = {(peer, c.rank): [p[2] - p[1] for p, of in c.waves[w].receives if of == peer] for c in codes for _, peer in c.waves[w].receives}
         assert sent == taken
     assert all(sum(c.staging) <= 2 * 10_007 for c in codes), "slots are used again"
+
+
+@pytest.mark.parametrize(("op", "name"), [("all-reduce", "forestcoll"), ("all-reduce", "ring"), ("all-gather", "bruck"), ("all-to-all", "direct")])
+def test_waves_end_by_nccl_s_rules(op: str, name: str) -> None:
+    """Judged as they are issued: group, then what it makes possible, on one stream."""
+    problem = CollectiveProblem.on(load_fabric("dgx1-v100"), op, 1 << 20)
+    form = form_of(NAMES[name]().plan(problem, rng=np.random.default_rng(0)).program)
+    waves = waves_of(form.unrolled)
+    ranks = []
+    for r in range(form.unrolled.ranks):
+        entries: list[Issued] = []
+        for wave in compile_waves(form, waves, r, 10_008).waves:
+            calls = [Message(peer, True, high - low) for (_, low, high), peer in wave.sends]
+            calls += [Message(peer, False, high - low) for (_, low, high), peer in wave.receives]
+            entries += [Issued("messages", 0, 0, tuple(calls))] if calls else []
+            entries += [Issued("work")] if wave.then else []
+        ranks.append(tuple(entries))
+    everyone = (Communicator(tuple(range(len(ranks)))),)
+    verdict = check_issued(CallOrders(tuple(ranks), everyone), in_issue_order=True)
+    assert verdict.ok and verdict.facts["messages"] == sum(w > 0 for w in waves.wave)
+    first = next(i for i, entry in enumerate(ranks[0]) if entry.messages)
+    assert not check_issued(CallOrders((ranks[0][first + 1 :], *ranks[1:]), everyone)).ok, "a rank that leaves out its first wave"
 
 
 def swap(*, sends_first: bool) -> Program:

@@ -44,7 +44,8 @@ class Packed(NamedTuple):
 
 def _flat(x: torch.Tensor) -> np.ndarray:
     if x.device.type != "cpu":
-        raise Unsupported(f"values are packed on processors only, not on {x.device}", where="packed values", hint="plan with --implementations plain")
+        hint = "plan memory with --implementations plain, or the job without --memory"
+        raise Unsupported(f"values are packed on processors only, not on {x.device}", where="packed values", hint=hint)
     flat: np.ndarray = x.reshape(-1).numpy()
     return flat
 
