@@ -144,6 +144,21 @@ class HookedTensor(Linears):
         return self.b(y)
 
 
+class HookedModule(Linears):
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_full_backward_hook(lambda module, given, gradients: tuple(g * 2 for g in given))
+
+    def forward(self, x):
+        return self.b(self.a(x))
+
+
+def hooked_root():
+    net = nn.Sequential(nn.Linear(WIDTH, WIDTH), CAUSES["HookedModule"]())
+    net.register_full_backward_pre_hook(lambda module, gradients: tuple(g * 3 for g in gradients))
+    return net, (torch.randn(4, WIDTH), torch.randn(4, WIDTH))
+
+
 class Recurrent(nn.Module):
     def __init__(self) -> None:
         super().__init__()
@@ -231,10 +246,10 @@ CAUSES: dict[str, type[nn.Module]] = {
     c.__name__: c
     for c in (
         NoGrad, InPlaceWithoutGradient, SwitchesGradients, Autocast, Checkpointed, CheckpointedReentrantly, Vmapped, Parametrized, Experts,
-        OwnGradient, HookedTensor, Recurrent, Convolutions, Attention, TiedAndFrozen, Constants, ChangedThroughViews, DropsInPlace,
+        OwnGradient, HookedTensor, HookedModule, Recurrent, Convolutions, Attention, TiedAndFrozen, Constants, ChangedThroughViews, DropsInPlace,
     )
 }  # fmt: skip
-WHOLE = {"Experts", "OwnGradient", "HookedTensor"}  # what is kept whole
+WHOLE = {"Experts", "OwnGradient", "HookedTensor", "HookedModule"}  # what is kept whole
 
 
 def _model(kind: type[nn.Module]) -> Callable[[], Any]:

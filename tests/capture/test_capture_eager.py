@@ -85,6 +85,13 @@ def test_changes_that_later_calls_see_through_memory_are_written_out() -> None:
     assert "aten.dropout.default" in targets and "aten.relu_.default" in targets
 
 
+@pytest.mark.filterwarnings("ignore:Full backward hook is firing")
+def test_hooks_of_the_outermost_module_keep_all_of_it_whole() -> None:
+    traced = trace_forward(f"{MODELS}:hooked_root", loss="mse", device="cpu")
+    assert traced.method == "opaque" and any("backward hooks" in n for n in traced.notes)
+    compare(traced)
+
+
 def test_a_module_kept_whole_is_not_patched_afterwards_and_needs_a_trace() -> None:
     traced = trace_forward(f"{MODELS}:Experts", loss="mse", device="cpu")
     assert "_call_impl" not in traced.objective.model[2].__dict__

@@ -26,12 +26,17 @@ from .torch_private import export_as_called
 
 __all__ = ["exported_program", "module_path"]
 
+_HOOKS = "the backward hooks of a module"
 MAX_ROUNDS = 12  # exports of one model: each keeps at least one more class of modules whole
 
 
 def exported_program(objective: Objective, source: ModelSource, mode: Any) -> tuple[Any, tuple[str, ...]] | Refusal:
     """(exported program, notes on what was kept whole), or why the model as a whole cannot be exported."""
-    whole: dict[str, str] = {}  # path of a module -> why
+    hooked = [p for p, m in objective.model.named_modules() if m._backward_hooks or m._backward_pre_hooks]
+    if "" in hooked:
+        return Refusal(operator="", where=source.name, module="", message=f"export would lose {_HOOKS}")
+    outer = [p for p in hooked if not any(p.startswith(f"{q}.") for q in hooked)]
+    whole = dict.fromkeys(outer, f"export would lose {_HOOKS}")  # path of a module -> why
     refusal: Refusal | None = None
     for _ in range(MAX_ROUNDS):
         found = _once(objective, source, mode, list(whole))

@@ -8,7 +8,6 @@ configuration's sizes, labels last; LENGTH is that of token sequences (default: 
 
 from __future__ import annotations
 
-import importlib
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -101,7 +100,7 @@ def build_hf(name: HfName) -> tuple[nn.Module, dict[str, torch.Tensor]]:
     """
     fields = config_of(_read(name.config), str(name.config))
     try:
-        library = importlib.import_module("transformers")
+        import transformers as library
     except ImportError:
         raise MissingExtra("transformers", extra="hf", needed_for="a model by its configuration") from None
     kinds = library.CONFIG_MAPPING
