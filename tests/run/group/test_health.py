@@ -351,6 +351,15 @@ def test_views_without_sense_end_the_round_all_the_same() -> None:
     assert agreement.verdict is not None and agreement.verdict.code == "group-failed"
 
 
+def test_a_collective_of_the_built_in_backend_names_who_has_not_called_it() -> None:
+    inside = {r: View(rank=r, state="builtin", number=4, asked=6, why="closed" if r == 2 else "") for r in (0, 2)}
+    found = first_cause({**inside, 1: View(rank=1, number=4, asked=5)}, 3, (10, 11, 12))
+    assert (found.code, found.rank, found.how) == ("run-timeout", 1, "not there")
+    assert "has not come to collective 6" in found.message and "it has called 5" in found.message
+    found = first_cause({**inside, 1: View(rank=1, number=4, asked=6)}, 3, (10, 11, 12))
+    assert (found.code, found.rank, found.how) == ("group-failed", 2, "closed") and "lost collective 6" in found.message
+
+
 def test_nobody_knows_anything() -> None:
     assert first_cause({}, 2).code == "group-failed"
     assert first_cause({0: View(rank=0, links="?c")}, 2).code == "link-lost"
