@@ -180,7 +180,7 @@ class _Maker:
             )
             self.opaque = next(n.target for n in traced.graph_module.graph.nodes if n.op == "call_function")
         elif any(n.target == REGION for n in graph.nodes):  # tracing makes the modules that are kept whole known here
-            trace_forward(job.model, loss=job.loss, batch_size=layout.microbatch_size, seed=job.seed, device=options_device(device))
+            trace_forward(job.model, loss=job.loss, batch_size=layout.microbatch_size, seed=job.seed, device=str(device))
 
     def module(self, clock: ModuleClock | None = None) -> tuple[RankModule, Any]:
         module = build_rank_module(
