@@ -321,6 +321,14 @@ def test_the_report_counts_and_gives_reasons(tmp_path: Path, monkeypatch: pytest
     assert "| check | 1 | 2 | 50% | 90% | 1 of 1 | 1, abc |" in text and "b is c" in text and "Cut after" in text and "+a = b >= c" in text
 
 
+def test_what_was_not_run_is_not_caught() -> None:
+    made = operators.mutations("x.py", "a = b < c\n")
+    found = {"run": [runs.Verdict(made[0], "caught", "tests/x.py::t"), runs.Verdict(made[1], "not run")]}
+    rows, left = report.rows(found, 1, "abc"), report.survivors(found)
+    assert (rows[0]["value"], rows[0]["drawn"], len(left)) == (0.5, 2, 1)
+    assert "not run, counted as not caught" in report.markdown(rows, left)
+
+
 def test_a_report_keeps_the_rooms_that_were_not_run(tmp_path: Path) -> None:
     record = tmp_path / "mutation.json"
     row = {"room": "check", "value": 0.5}

@@ -14,6 +14,7 @@ from .runs import Verdict
 EXPLAINED = Path(__file__).parent / "explained.toml"
 WANTED = {"check": 0.9, "lower": 0.9}
 WANTED_ELSEWHERE = 0.8
+NO_TESTS = {"untouched": "no test of the room runs the line", "not run": "not run, counted as not caught"}
 
 
 def _key(scope: str, before: str, after: str) -> tuple[str, str, str]:
@@ -31,7 +32,7 @@ def reason_of(mutation: Mutation, known: dict[tuple[str, str, str], str]) -> str
 
 
 def rows(verdicts: dict[str, list[Verdict]], seed: int, commit: str) -> list[dict[str, Any]]:
-    """One row per room: share caught of all that were drawn and run, with the share that is asked."""
+    """One row per room: share caught of all that were drawn, with the share that is asked."""
     made = []
     for room, found in verdicts.items():
         caught = sum(v.verdict == "caught" for v in found)
@@ -73,7 +74,7 @@ def markdown(rows: list[dict[str, Any]], left: list[dict[str, Any]], notes: Iter
         lines.append(f"| {row['room']} | {row['caught']} | {row['drawn']} | {share} | {explained} | {row['seed']}, {row['commit']} |")
     lines += ["", *notes]
     for s in left:
-        what = "no test of the room runs the line" if s["verdict"] == "untouched" else f"survived {s['tests']} tests"
+        what = NO_TESTS.get(s["verdict"], f"survived {s['tests']} tests")
         lines += ["", f"**{s['place']}** `{s['scope']}`, {s['operator']}, {what}", "", "```diff", f"-{s['before']}", f"+{s['after']}", "```"]
         lines += ["", s["reason"]] if s["reason"] else []
     return "\n".join(lines) + "\n"

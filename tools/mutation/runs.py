@@ -48,7 +48,7 @@ def _hash(*parts: bytes | str) -> str:
 
 @dataclass
 class Verdict:
-    """`verdict` is caught, survived or untouched (no test of the room runs the line); `by` is the test that noticed, `how` what it did."""
+    """`verdict` is caught, survived, untouched (no test of the room runs the line) or not run; `by` is the test that noticed, `how` what it did."""
 
     mutation: Mutation
     verdict: str

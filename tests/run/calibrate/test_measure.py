@@ -13,6 +13,8 @@ from torch import fx, nn
 from meshwright.errors import FormatError
 from meshwright.run.calibrate.operator_times import OperatorTime, OperatorTimes, call_key, environment
 from meshwright.run.calibrate.operators import (
+    _BackwardTimer,
+    _last_uses,
     dispatch_overhead,
     measure_graph,
     measure_weight_shares,
@@ -32,6 +34,29 @@ class Traced:
 
     def value(self, name):
         return self.values[name]
+
+
+def test_backward_time_belongs_to_the_call_that_made_the_node():
+    x = torch.ones(3, requires_grad=True)
+    inner = x * 2
+    y = inner.exp()
+    with _BackwardTimer() as timer:
+        timer.own("first", [y])  # two nodes, the inner one seen only through the outer
+        z = y.sum()
+        timer.own("second", [z])
+        timer.run([z], [x], [torch.tensor(1.0)])
+    assert timer.owner == {z.grad_fn: "second", y.grad_fn: "first", inner.grad_fn: "first"}
+    assert timer.calls == {"first": 2, "second": 1} and set(timer.seconds) == {"first", "second"}
+
+
+def test_values_are_let_go_after_their_last_use():
+    graph = fx.symbolic_trace(net).graph
+    with graph.inserting_before(next(iter(graph.nodes)).next):
+        unused = graph.call_function(torch.ops.aten.ones.default, ([3],))
+    last = _last_uses(graph)
+    assert last[unused] == [unused]  # nobody uses it
+    products = [n for n in graph.nodes if n.target is torch.ops.aten.mm.default]
+    assert [n.name for n in last[products[1]]] == ["w1", "relu_default"] and [n.name for n in last[products[0]]] == ["x"]
 
 
 def net(x, w1, w2):

@@ -173,6 +173,9 @@ def test_states_in_memory_that_are_not_whole_are_refused(tmp_path: Path) -> None
     for wrong, match in cases:
         with pytest.raises(FormatError, match=match):
             load_packed(wrong, GROUPS, rank=1, world=1 if "at 3" in match else 3)
+    for rank, world in ((0, 3), (1, 2)):  # its own rank of another number of ranks; another rank of the same number
+        with pytest.raises(FormatError, match="states of ranks"):
+            load_packed(states[0], GROUPS, rank=rank, world=world)
     with pytest.raises(UsageError, match="has no place"):
         load_packed(states, {}, rank=0, world=1)
     assert load_packed(states, {}, rank=0, world=1, drop_residual=True) == (3, {})

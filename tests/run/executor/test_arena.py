@@ -11,7 +11,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from meshwright.arena import rows
 from meshwright.check.arena import check_arena
 from meshwright.errors import RunError, Unsupported, UsageError
-from meshwright.run.executor.arena import ArenaGraph, arena_graph
+from meshwright.run.executor.arena import ArenaGraph, _Record, arena_graph
 
 
 class Branches(nn.Module):
@@ -114,6 +114,22 @@ def test_in_place_calls_constants_and_views_as_outputs() -> None:
         assert same(found[:2], wanted[:2]) and found[2] == 7
     other = [torch.randn(4, 4), torch.tensor([1, 1])]
     assert same(made.run(*other)[:2], graph(*other)[:2])
+
+
+def test_who_reads_through_a_view_waits_for_what_was_written_in_place() -> None:
+    """No edge of the graph says so: the view was made before."""
+
+    def function(x: torch.Tensor) -> torch.Tensor:
+        y = x.cos()
+        row = y[0]
+        y.add_(1.0)
+        return row * 2.0
+
+    inputs = [torch.randn(4, 4)]
+    record = _Record(make_fx(function)(*inputs), inputs)
+    number = {str(c.node.target): i for i, c in enumerate(record.calls)}
+    cos, select, add, mul = (number[f"aten.{name}"] for name in ("cos.default", "select.int", "add_.Tensor", "mul.Tensor"))
+    assert record.depends[mul] == {select, add} and record.depends[add] == {cos, select}
 
 
 def test_nothing_in_the_arena_survives_its_last_reader() -> None:

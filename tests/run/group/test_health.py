@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import random
+import selectors
 import socket
 import struct
 import threading
@@ -349,6 +350,28 @@ def test_views_without_sense_end_the_round_all_the_same() -> None:
     agreement.receive(0.1, 1, health_module.Message(view=View(rank=1, final=True)))
     agreement.tick(0.1)
     assert agreement.verdict is not None and agreement.verdict.code == "group-failed"
+
+
+def test_a_collective_of_the_built_in_backend_names_who_has_not_called_it() -> None:
+    inside = {r: View(rank=r, state="builtin", number=4, asked=6, why="closed" if r == 2 else "") for r in (0, 2)}
+    found = first_cause({**inside, 1: View(rank=1, number=4, asked=5)}, 3, (10, 11, 12))
+    assert (found.code, found.rank, found.how) == ("run-timeout", 1, "not there")
+    assert "has not come to collective 6" in found.message and "it has called 5" in found.message
+    found = first_cause({**inside, 1: View(rank=1, number=4, asked=6)}, 3, (10, 11, 12))
+    assert (found.code, found.rank, found.how) == ("group-failed", 2, "closed") and "lost collective 6" in found.message
+
+
+def test_what_cannot_be_sent_any_more_is_not_tried_again() -> None:
+    """Else the loop would spin on a socket that is always ready until its end has been read."""
+    control = Control.__new__(Control)
+    ours, theirs = socket.socketpair()
+    with ours, selectors.DefaultSelector() as control._selector:
+        connection = _Connection(ours, None, -1)
+        control._selector.register(ours, selectors.EVENT_READ | selectors.EVENT_WRITE, connection)
+        connection.out += b"more"
+        theirs.close()
+        control._write(connection)
+        assert not connection.out and control._selector.get_key(ours).events == selectors.EVENT_READ
 
 
 def test_nobody_knows_anything() -> None:

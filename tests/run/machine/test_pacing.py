@@ -34,6 +34,14 @@ def sleeper():
     child.wait()
 
 
+def test_a_machine_is_named_for_its_first_core(monkeypatch):
+    """Fast cores come first where cores are unlike."""
+    read = Path.read_text
+    told = "processor\t: 0\nmodel name\t: Fast 9\n\nprocessor\t: 1\nmodel name\t: Slow 1\n"
+    monkeypatch.setattr(Path, "read_text", lambda path, *a, **k: told if str(path) == "/proc/cpuinfo" else read(path, *a, **k))
+    assert machine_facts.__wrapped__().cpu_model == "Fast 9"
+
+
 def test_machine_facts_agree_with_the_kernel():
     facts = machine_facts()
     assert facts.affinity == tuple(sorted(os.sched_getaffinity(0)))

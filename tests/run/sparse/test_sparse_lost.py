@@ -6,6 +6,7 @@ import os
 import signal
 from datetime import timedelta
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -13,8 +14,10 @@ import pytest
 from processes import RankPool
 from virtual_reduce import decaying
 
-from meshwright.errors import MeshwrightError
-from meshwright.run.sparse import SparseAllReduce
+from meshwright.errors import GroupFailed, MeshwrightError
+from meshwright.run.group.walk import Wait
+from meshwright.run.sparse import SparseAllReduce, transport
+from meshwright.run.sparse.transport import TorchRunner
 
 pytestmark = [pytest.mark.real, pytest.mark.timeout(120)]
 LOST, DEADLINE_S, PATIENCE_S = 1, 3.0, 60.0
@@ -76,3 +79,18 @@ def test_a_rank_lost_between_selecting_and_sending_is_an_error_on_the_others(tmp
             assert facts["codes"][0] in ("group-failed", "run-timeout")
     if how == "SIGSTOP":
         assert "run-timeout" in {facts["codes"][0] for _, facts in said}
+
+
+def test_a_group_that_has_failed_is_not_used_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Lost:
+        def wait(self, limit: timedelta) -> None:
+            raise RuntimeError("Connection closed by peer")
+
+    monkeypatch.setattr(transport, "end_waits", lambda *_: None)
+    runner = TorchRunner(SimpleNamespace(rank=lambda: 0, size=lambda: 2), 1.0)
+    waits = iter([Wait(step=0, peer=1, work=Lost(), receives=True), Wait(step=1, peer=1, work=Lost(), receives=True)])
+    with pytest.raises(GroupFailed, match="a connection was closed") as first:
+        runner.run(waits, 3)  # type: ignore[arg-type]
+    with pytest.raises(GroupFailed) as second:
+        runner.run(waits, 4)  # type: ignore[arg-type]
+    assert second.value is first.value and len(list(waits)) == 1

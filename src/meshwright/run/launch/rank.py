@@ -176,11 +176,11 @@ class _Maker:
         self.opaque = None
         if any(n.target == OPAQUE for n in graph.nodes):
             traced = trace_forward(
-                job.model, loss=job.loss, batch_size=layout.microbatch_size, seed=job.seed, device=options_device(device), opaque=True
+                job.model, loss=job.loss, batch_size=layout.microbatch_size, seed=job.seed, device=str(device), opaque=True
             )
             self.opaque = next(n.target for n in traced.graph_module.graph.nodes if n.op == "call_function")
         elif any(n.target == REGION for n in graph.nodes):  # tracing makes the modules that are kept whole known here
-            trace_forward(job.model, loss=job.loss, batch_size=layout.microbatch_size, seed=job.seed, device=options_device(device))
+            trace_forward(job.model, loss=job.loss, batch_size=layout.microbatch_size, seed=job.seed, device=str(device))
 
     def module(self, clock: ModuleClock | None = None) -> tuple[RankModule, Any]:
         module = build_rank_module(
@@ -308,10 +308,6 @@ def _machine() -> str:
         return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
     except OSError:
         return socket.gethostname()
-
-
-def options_device(device: torch.device) -> str:
-    return str(device)
 
 
 def fetch_setup(store: Any) -> tuple[ForwardGraph, list[I32]]:
