@@ -9,7 +9,8 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from meshwright.decide.layout.sharding import Needs, Refused, Split, propagate, reshape_split, short_name
+from meshwright.decide.layout.sharding import propagate, short_name
+from meshwright.decide.layout.split import Needs, Refused, Split, reshape_split
 from meshwright.graph.graph import GraphValue, OpNode
 
 

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from meshwright.decide.layout.sequence_rules import Along, carried
-from meshwright.decide.layout.sharding import Refused, Split
+from meshwright.decide.layout.split import Refused, Split
 from meshwright.graph.graph import GraphValue, OpNode
 from meshwright.plan.shards import part_ranges
 from meshwright.run.steps.forward_graph import ForwardNode, TensorInfo, decode_argument

@@ -8,8 +8,8 @@ import torch
 from tensor_rig import plan_case
 
 from meshwright.check.training.step import check_training
-from meshwright.decide.layout.sharding import Grouped, Pieces, Refused, Split
 from meshwright.decide.layout.sharding import propagate as decide
+from meshwright.decide.layout.split import Grouped, Pieces, Refused, Split
 from meshwright.errors import Unsupported
 from meshwright.graph.graph import GraphValue, OpNode
 from meshwright.plan.vocabulary import MAX, SUMS
