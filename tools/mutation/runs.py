@@ -213,22 +213,36 @@ class Bench:
 
     # Verdicts
 
-    def judge(self, mutation: Mutation, touched: dict[str, Any], ledger: dict[str, Any]) -> Verdict:
-        """Runs the mutant, or takes what the ledger knows from test files that have not changed since."""
+    def known(self, mutation: Mutation, touched: dict[str, Any], ledger: dict[str, Any]) -> Verdict | None:
+        """What needs no run: no test is asked, or the ledger has a verdict of test files that have not changed since."""
         tests = self.tests_for(mutation, touched)
         if not tests:
             return Verdict(mutation, "untouched")
-        hashes = {file: self.test_hash(file) for file in {test.partition("::")[0] for test in tests}}
-        entry = ledger.setdefault(_hash(self.state, mutation.path, str(mutation.line), mutation.after), {"passed": {}})
-        if (by := entry.get("by", "")) and by not in self.unreliable and entry["hash"] == hashes.get(by.partition("::")[0]):
+        entry = ledger.get(self._entry(mutation), {"passed": {}})
+        by = entry.get("by", "")
+        if by and by not in self.unreliable and entry["hash"] == self.test_hash(by.partition("::")[0]):
             return Verdict(mutation, "caught", by, entry["how"])
-        left = [test for test in tests if entry["passed"].get(test) != hashes[test.partition("::")[0]]]
+        return None if self._left(tests, entry) else Verdict(mutation, "survived", tests=len(tests))
+
+    def judge(self, mutation: Mutation, touched: dict[str, Any], ledger: dict[str, Any]) -> Verdict:
+        """Runs the mutant, or takes what is known."""
+        if found := self.known(mutation, touched, ledger):
+            return found
+        tests = self.tests_for(mutation, touched)
+        entry = ledger.setdefault(self._entry(mutation), {"passed": {}})
         start = time.monotonic()
-        by, how, passed = self._caught(mutation, left, touched) if left else ("", "", [])
-        entry["passed"] |= {test: hashes[test.partition("::")[0]] for test in passed}
+        by, how, passed = self._caught(mutation, self._left(tests, entry), touched)
+        entry["passed"] |= {test: self.test_hash(test.partition("::")[0]) for test in passed}
         if by:
-            entry |= {"by": by, "how": how, "hash": hashes.get(by.partition("::")[0])}
+            entry |= {"by": by, "how": how, "hash": self.test_hash(by.partition("::")[0])}
         return Verdict(mutation, "caught" if by else "survived", by, how, len(tests), time.monotonic() - start)
+
+    def _entry(self, mutation: Mutation) -> str:
+        return _hash(self.state, mutation.path, str(mutation.line), mutation.after)
+
+    def _left(self, tests: Iterable[str], entry: dict[str, Any]) -> list[str]:
+        """Tests that have not passed on the mutant as they are now."""
+        return [test for test in tests if entry["passed"].get(test) != self.test_hash(test.partition("::")[0])]
 
     def _caught(self, mutation: Mutation, tests: list[str], touched: dict[str, Any]) -> tuple[str, str, list[str]]:
         """(test that noticed or nothing, how, tests that passed). The quickest few go first: to collect all files takes longer than they do."""
