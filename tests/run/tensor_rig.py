@@ -10,6 +10,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 import torch
 from rig import fabric_of, forward_of, graph_of
@@ -35,7 +36,7 @@ from meshwright.drive.training.stage_steps import StageSteps
 from meshwright.graph.liveness import segment_workspace
 from meshwright.job import Training
 from meshwright.lower.training import lower_training
-from meshwright.plan.plan import TrainingLayout
+from meshwright.plan.plan import StepEnd, TrainingLayout
 from meshwright.plan.recompute import LayoutRegions
 from meshwright.plan.shards import local_values
 from meshwright.probe.steps.stages import StageSource
@@ -86,10 +87,12 @@ class Outcome:
 def plan_case(
     name: str, degrees: tuple[int, int, int], *, microbatch: int = 2, global_batch: int = 4, loss: str = "cross-entropy",
     options: TensorOptions = TensorOptions(), step: int = 0, recompute: str = "none", models: str = MODELS, sharding: DataSharding = PLAIN,
-    schedule: tuple[str, dict[str, Any]] | None = None, division: Division = EVEN, costs: Path | None = None,
+    schedule: tuple[str, dict[str, Any]] | None = None, division: Division = EVEN, costs: Path | None = None, end: StepEnd | None = None,
 ) -> Case:  # fmt: skip
     model = models + name
-    layout, program, flat = _lowered(model, degrees, microbatch, global_batch, loss, options, None, recompute, sharding, schedule, division, costs)
+    layout, program, flat = _lowered(
+        model, degrees, microbatch, global_batch, loss, options, None, recompute, sharding, schedule, division, costs, end
+    )  # fmt: skip
     forward = forward_of(model, microbatch, loss)
     module, batch = whole_case(name, global_batch, loss, models)
     assert not check_layout(layout, layout.ranks)
@@ -112,7 +115,7 @@ def lowered_step(
 def _lowered(
     model: str, degrees: tuple[int, int, int], microbatch: int, global_batch: int, loss: str, options: TensorOptions, layout: TrainingLayout | None,
     recompute: str = "none", sharding: DataSharding = PLAIN, schedule: tuple[str, dict[str, Any]] | None = None, division: Division = EVEN,
-    costs: Path | None = None,
+    costs: Path | None = None, end: StepEnd | None = None,
 ) -> tuple[TrainingLayout, Program, Program]:  # fmt: skip
     graph = graph_of(model, microbatch, loss)
     orders = None
@@ -126,6 +129,8 @@ def _lowered(
         graph, regions, d, global_batch, cost=Cost(), device=fabric.devices[0], border_Bps=1e9, workspace=segment_workspace, options=options,
         kept=kept, sharding=sharding, division=division,
     )  # fmt: skip
+    if end is not None:
+        layout = msgspec.structs.replace(layout, end=end)
     if recompute not in ("none", "steps"):
         layout = recomputed(graph, layout, recompute)
     if orders is not None:

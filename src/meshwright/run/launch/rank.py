@@ -23,6 +23,7 @@ from ...errors import Unsupported
 from ...io.plan.plan import read_plan
 from ...io.plan.run_names import PLAN
 from ...job import Training
+from ...plan.optimizers import may_be_cut
 from ...plan.plan import Plan, TrainingLayout
 from ...plan.shards import local_values
 from ...program.calls import inline
@@ -44,8 +45,8 @@ from ..recording.tracer import StepTracer
 from ..steps.forward_graph import OPAQUE, ForwardGraph
 from ..steps.storage_peak import peak_of
 from ..train.data import Batches, open_data
-from ..train.optimizers import make_optimizer
 from ..train.segments import RankModule, build_rank_module
+from ..train.update import Update, make_update
 from ..train.work import TrainingWork, gradient_bytes
 
 __all__ = ["RankOptions", "run_rank", "training_rank"]
@@ -113,6 +114,8 @@ def run_rank(plan: Plan, graph: ForwardGraph, orders: Sequence[I32], rank: int, 
         index = msgspec.json.decode((Path(options.resume_from) / "index.json").read_bytes(), type=CheckpointIndex)
         restart = load_rank(Path(options.resume_from), index, rank, module, optimizer, plan)
         first, losses_before = index.step, index.losses
+    if index is not None:
+        optimizer.resume(index.scalars, index.step)
     data = Batches(open_data(options.data, made.examples, job.seed), layout, graph.inputs, device)
     pacing = Pacing(mode=options.pacing, share=options.share)  # type: ignore[arg-type]
     work = TrainingWork(program, layout, rank, module, data, optimizer, seed=plan.seed)
@@ -182,18 +185,19 @@ class _Maker:
         elif any(n.target == REGION for n in graph.nodes):  # tracing makes the modules that are kept whole known here
             trace_forward(job.model, loss=job.loss, batch_size=layout.microbatch_size, seed=job.seed, device=str(device))
 
-    def module(self, clock: ModuleClock | None = None) -> tuple[RankModule, Any]:
+    def module(self, clock: ModuleClock | None = None) -> tuple[RankModule, Update]:
         module = build_rank_module(
             self.graph, self.layout, self.rank, self.parameters, self.buffers, device=self.device,
             gradient_bytes=gradient_bytes(self.program, self.rank),
             opaque=self.opaque, clock=clock,
         )  # fmt: skip
-        if module.groups and ":" in self.job.optimizer:
+        if module.groups and not may_be_cut(self.job.optimizer):
             raise Unsupported(
                 f"optimizer {self.job.optimizer} would be given pieces of parameters", where=f"sharding level {self.layout.zero_level}",
-                hint="plan with --zero 0, or use adamw or sgd, which update every element by itself",
+                hint="plan with --zero 0, or use one that updates every element by itself, like adamw",
             )  # fmt: skip
-        return module, make_optimizer(self.job.optimizer, [(p.name, tensor) for p, tensor, _ in module.updated()], self.job.learning_rate)
+        trained = {name: p for name, p in self.parameters.items() if p.requires_grad}
+        return module, make_update(self.job, [(p.name, tensor) for p, tensor, _ in module.updated()], whole=trained)
 
     def forget(self) -> None:
         self.parameters, self.buffers = {}, {}

@@ -51,11 +51,12 @@ class RankModule:
     draws: Draws = field(default_factory=Draws)  # what its dropout draws for; set before a segment runs
     groups: dict[str, ParameterGroup] = field(default_factory=dict)  # where data replicas divide training state, by group name
     sums: dict[str, torch.Tensor] = field(default_factory=dict)  # encoded gradients that replicas add up, by the plan's buffer name
+    norms: dict[str, torch.Tensor] = field(default_factory=dict)  # what the ranks' sums of squares are gathered in, likewise
 
     @property
     def flats(self) -> dict[str, torch.Tensor]:
         """Flat tensors of the plan's persistent buffers, by name."""
-        return self.gradients | self.sums | {name: flat for g in self.groups.values() for name, flat in g.flats.items()}
+        return self.gradients | self.sums | self.norms | {name: flat for g in self.groups.values() for name, flat in g.flats.items()}
 
     def kept(self) -> list[tuple[ParameterShard, torch.Tensor, Piece | None]]:
         """What this rank keeps of each parameter between steps: the whole of it, or a piece."""
@@ -112,7 +113,8 @@ def build_rank_module(
     builder = _Builder(expand_forward(graph, layout.losses), layout, tensor, held, kept, device, opaque, clock, groups)
     segments = {s.key: builder.segment(s) for s in layout.segments if s.key in wanted}  # forward order, over all stages that the rank holds
     sums = sum_buffers(layout, rank, gradient_bytes, device)
-    return RankModule(segments, held, kept, gradients, graph.outputs[0], builder.draws, groups, sums)
+    norms = {n: torch.zeros(size // 8, dtype=torch.float64, device=device) for n, size in gradient_bytes.items() if n.startswith("norm:")}
+    return RankModule(segments, held, kept, gradients, graph.outputs[0], builder.draws, groups, sums, norms)
 
 
 def example_tensors(

@@ -1,0 +1,50 @@
+"""What a job's recipe asks of the program of every step, as part of its layouts; recipes that no run could follow are refused."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from ...decide.layout.problem import Degrees
+from ...errors import UsageError
+from ...graph.graph import OpGraph
+from ...job import Training
+from ...plan.optimizers import optimizer_kind, state_copies, undecayed
+from ...plan.plan import StepEnd
+
+__all__ = ["refusing_cuts", "require_recipe", "step_end"]
+
+
+def require_recipe(job: Training, graph: OpGraph) -> None:
+    """Raises: UnknownName, Unsupported, UsageError for an optimizer that does not exist or cannot be used, and for values that do not fit."""
+    asked = job.asked
+    kind = optimizer_kind(job.optimizer)
+    if asked.no_decay and kind is None:
+        raise UsageError("a function makes its own groups", where="--no-decay", hint="leave --no-decay out, or name an optimizer of torch.optim")
+    undecayed({p.name: p.shape for p in graph.parameters if p.trainable}, asked.no_decay)
+    if not 0 <= asked.ema < 1:
+        raise UsageError(f"the decay of the average must be at least 0 and below 1, got {asked.ema:g}", where="--ema", hint="e.g. --ema 0.999")
+    for value, flag in ((asked.clip_norm, "--clip-norm"), (asked.clip_value, "--clip-value")):
+        if not 0 <= value < float("inf"):
+            raise UsageError(f"gradients are clipped to a positive number, got {value:g}", where=flag, hint=f"e.g. {flag} 1.0")
+    if asked.clip_norm and asked.clip_value:
+        raise UsageError("gradients are clipped by norm or by value", where="--clip-value", hint="leave one of the two out")
+
+
+def step_end(job: Training) -> StepEnd | None:
+    """None where the job asks for nothing that the program shows."""
+    made = StepEnd(state_copies=state_copies(job.optimizer, job.asked.ema), norm=job.asked.clip_norm > 0)
+    return None if made == StepEnd() else made
+
+
+def refusing_cuts(job: Training, refuse: Callable[[Degrees], str] | None) -> Callable[[Degrees], str] | None:
+    """`refuse`, and tensor parallelism for an optimizer that needs parameters whole."""
+    kind = optimizer_kind(job.optimizer)
+    if kind is None or kind.cut:
+        return refuse
+
+    def why(degrees: Degrees) -> str:
+        if degrees.tensor > 1:
+            return f"optimizer {job.optimizer} needs parameters whole, tensor parallelism splits them"
+        return refuse(degrees) if refuse is not None else ""
+
+    return why

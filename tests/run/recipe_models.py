@@ -1,0 +1,15 @@
+"""Models for the tests of recipes: as those of tensor parallelism, with losses that are means of means, and nothing random."""
+
+from __future__ import annotations
+
+from tensor_models import ODD, _made
+
+
+def tied():
+    """Five heads, 21 columns, 37 tokens; the head is the table."""
+    return _made(37, **ODD, style="packed", tied=True, layers=2)
+
+
+def grouped():
+    """Two key-value heads, which four tensor-parallel ranks hold twice."""
+    return _made(32, width=16, heads=8, groups=2, hidden=24, style="native", layers=2)
