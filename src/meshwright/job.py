@@ -12,7 +12,8 @@ class Recipe(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
 
     `no_decay`: parameters without weight decay: parts of their names, patterns with `*`, or `1d` for all of at most one dimension. `schedule`: of
     the learning rate, `name:option=value,...` or a function (`run.train.schedules`). `ema`: decay of the moving average of the weights. `clip_norm`:
-    gradients are scaled so that the norm of all of them is at most this; `clip_value`: each element is at most this.
+    gradients are scaled so that the norm of all of them is at most this; `clip_value`: each element is at most this. `precision`: "fp32",
+    "bf16-autocast", "fp16-autocast" (with dynamic loss scaling): forward and loss run under torch.autocast.
     """
 
     no_decay: tuple[str, ...] = ()
@@ -20,6 +21,7 @@ class Recipe(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
     ema: float = 0.0
     clip_norm: float = 0.0
     clip_value: float = 0.0
+    precision: str = "fp32"
 
 
 class Training(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):

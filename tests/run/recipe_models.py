@@ -13,3 +13,9 @@ def tied():
 def grouped():
     """Two key-value heads, which four tensor-parallel ranks hold twice."""
     return _made(32, width=16, heads=8, groups=2, hidden=24, style="native", layers=2)
+
+
+def single():
+    """In float32, which autocast casts."""
+    module, batch = _made(32, width=16, heads=4, groups=4, hidden=24, style="packed", layers=2, tied=True)
+    return module.float(), batch

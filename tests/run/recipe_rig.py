@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -61,7 +62,10 @@ def train(
     """On a rank: steps `first` to `steps`, from a checkpoint in a folder, into one. `change` is told the module before each step."""
     whole = {n: torch.nn.Parameter(p.clone(), requires_grad=n not in case.frozen) for n, p in case.parameters.items()}
     sizes = gradient_bytes(case.program, rank)
-    module = build_rank_module(ForwardGraph.from_json(case.graph), case.layout, rank, whole, case.buffers, device=CPU, gradient_bytes=sizes)
+    graph = ForwardGraph.from_json(case.graph)
+    module = build_rank_module(
+        graph, case.layout, rank, whole, case.buffers, device=CPU, gradient_bytes=sizes, precision=job.asked.precision
+    )
     trained = {n: p for n, p in whole.items() if p.requires_grad}
     update = make_update(job, [(p.name, t) for p, t, _ in module.updated()], whole=trained)
     if source is not None:
@@ -115,9 +119,9 @@ class Plain:
 
 def plain(
     case: Case, name: str, steps: int, make: Callable[[torch.nn.Module], tuple[torch.optim.Optimizer, Any, Any]],
-    clip: Callable[[torch.nn.Module], Any] = lambda module: None,
+    clip: Callable[[torch.nn.Module], Any] = lambda module: None, dtype: torch.dtype | None = None, scaler: Any = None,
 ) -> Plain:  # fmt: skip
-    """A plain loop. `make(module)`: (optimizer, scheduler or None, AveragedModel or None)."""
+    """A plain loop. `make(module)`: (optimizer, scheduler or None, AveragedModel or None). `dtype`: of autocast; `scaler`: a GradScaler."""
     module, batch = whole_case(name, case.layout.global_batch, case.loss, case.model.rpartition(":")[0] + ":")
     objective = Objective(module, case.loss)
     optimizer, scheduler, average = make(module)
@@ -125,10 +129,17 @@ def plain(
     for _ in range(steps):
         found.rates.append([g["lr"] for g in optimizer.param_groups])
         optimizer.zero_grad()
-        loss = objective(*batch)
-        loss.backward()
+        with torch.autocast("cpu", dtype=dtype) if dtype is not None else nullcontext():
+            loss = objective(*batch)
+        (loss if scaler is None else scaler.scale(loss)).backward()
+        if scaler is not None:
+            scaler.unscale_(optimizer)
         clip(module)
-        optimizer.step()
+        if scaler is None:
+            optimizer.step()
+        else:
+            scaler.step(optimizer)
+            scaler.update()
         if average is not None:
             average.update_parameters(module)
         if scheduler is not None:

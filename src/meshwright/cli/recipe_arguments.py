@@ -32,6 +32,10 @@ def recipe_arguments(parser: argparse.ArgumentParser) -> None:
     )  # fmt: skip
     group.add_argument("--clip-norm", type=float, default=0.0, metavar="NORM", help="scale gradients so that the norm of all is at most this")
     group.add_argument("--clip-value", type=float, default=0.0, metavar="VALUE", help="clip every element of the gradients to this")
+    group.add_argument(
+        "--precision", choices=("fp32", "bf16-autocast", "fp16-autocast"), default="fp32",
+        help="fp32 (default), or forward and loss under torch.autocast; float16 with dynamic loss scaling",
+    )  # fmt: skip
     group.add_argument("--ema", type=float, default=0.0, metavar="DECAY", help="keep a moving average of the weights, e.g. 0.999")
 
 
@@ -41,8 +45,15 @@ def recipe_of(args: argparse.Namespace) -> Recipe | UnsetType:
 
     from ..job import Recipe
 
+    if args.precision != "fp32" and (args.model is None or args.cost == "measured"):
+        from ..errors import UsageError
+
+        why = "a captured graph has the precision in which it was captured" if args.model is None else "operators are measured in float32"
+        raise UsageError(why, where="--precision", hint="give --model, and another --cost")
     patterns = tuple(p.strip() for p in args.no_decay.split(",") if p.strip())
-    made = Recipe(no_decay=patterns, schedule=args.schedule, ema=args.ema, clip_norm=args.clip_norm, clip_value=args.clip_value)
+    made = Recipe(
+        no_decay=patterns, schedule=args.schedule, ema=args.ema, clip_norm=args.clip_norm, clip_value=args.clip_value, precision=args.precision
+    )
     return UNSET if made == Recipe() else made
 
 

@@ -19,7 +19,10 @@ with a folder --out that all of them see."""
 
 def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("plan", type=Path, help="a plan file made by `meshwright train plan`")
-    parser.add_argument("--data", default="python-source", help="python-source (default), synthetic, a text file, or FILE.py:function")
+    parser.add_argument(
+        "--data", default="python-source",
+        help="python-source (default), synthetic, a text file, or FILE.py:function that returns a dataset or a DataLoader",
+    )  # fmt: skip
     parser.add_argument("--steps", type=int, default=20, help="train until this many steps are done (default 20)")
     parser.add_argument("--out", "-o", type=Path, default=Path("run"), help="folder for recordings and checkpoints (default run/)")
     parser.add_argument("--resume", action="store_true", help="continue from the newest checkpoint in --out")

@@ -21,7 +21,7 @@ def serial_losses(job: Training, *, data: str, steps: int, rows: int | None = No
     source = build_model(job.model, device="cpu", seed=job.seed, batch_size=job.global_batch)
     objective = Objective(source.module, job.loss, calling=source.calling)
     optimizer = make_update(job, list(source.module.named_parameters()))
-    dataset = open_data(data, source.examples, job.seed)
+    dataset = open_data(data, source.examples, job.seed, job.global_batch)
     rows = rows or job.global_batch
     losses = []
 

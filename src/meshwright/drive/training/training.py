@@ -51,9 +51,9 @@ def plan_training(
     """
     fabric.require_connected()
     if graph is None:
-        from ...capture.graph import capture
+        from ...capture.precision import capture_job
 
-        graph = capture(job.model, loss=job.loss, seed=job.seed)
+        graph = capture_job(job)
     require_recipe(job, graph)
     context = context_of(job, fabric, cost, graph=graph, wishes=wishes, budget=budget, without=without, watch=watch)
     plan = plan_of(decide(context), context)

@@ -16,7 +16,7 @@ import torch
 import torch.distributed as dist
 from torch.profiler import record_function
 
-from ...capture.forward import trace_forward
+from ...capture.precision import trace_job
 from ...capture.regions import REGION
 from ...capture.resolve import build_model
 from ...errors import Unsupported
@@ -116,7 +116,7 @@ def run_rank(plan: Plan, graph: ForwardGraph, orders: Sequence[I32], rank: int, 
         first, losses_before = index.step, index.losses
     if index is not None:
         optimizer.resume(index.scalars, index.step)
-    data = Batches(open_data(options.data, made.examples, job.seed), layout, graph.inputs, device)
+    data = Batches(open_data(options.data, made.examples, job.seed, job.global_batch), layout, graph.inputs, device)
     pacing = Pacing(mode=options.pacing, share=options.share)  # type: ignore[arg-type]
     work = TrainingWork(program, layout, rank, module, data, optimizer, seed=plan.seed)
     if index is not None:
@@ -145,6 +145,7 @@ def run_rank(plan: Plan, graph: ForwardGraph, orders: Sequence[I32], rank: int, 
     link.progress[STATE] = TRAINING
     trainer = _Trainer(executor, work, memory, module, optimizer, rank, layout, plan, options, link, losses_before, marks)
     recording = trainer.train(first)
+    data.close()
     recording.restart = restart
     link.progress[STATE] = DONE
     return recording
@@ -178,18 +179,16 @@ class _Maker:
         self.buffers = dict(source.module.named_buffers())
         self.opaque = None
         if any(n.target == OPAQUE for n in graph.nodes):
-            traced = trace_forward(
-                job.model, loss=job.loss, batch_size=layout.microbatch_size, seed=job.seed, device=str(device), opaque=True
-            )
+            traced = trace_job(job, batch_size=layout.microbatch_size, device=str(device), opaque=True)
             self.opaque = next(n.target for n in traced.graph_module.graph.nodes if n.op == "call_function")
         elif any(n.target == REGION for n in graph.nodes):  # tracing makes the modules that are kept whole known here
-            trace_forward(job.model, loss=job.loss, batch_size=layout.microbatch_size, seed=job.seed, device=str(device))
+            trace_job(job, batch_size=layout.microbatch_size, device=str(device))
 
     def module(self, clock: ModuleClock | None = None) -> tuple[RankModule, Update]:
         module = build_rank_module(
             self.graph, self.layout, self.rank, self.parameters, self.buffers, device=self.device,
             gradient_bytes=gradient_bytes(self.program, self.rank),
-            opaque=self.opaque, clock=clock,
+            opaque=self.opaque, clock=clock, precision=self.job.asked.precision,
         )  # fmt: skip
         if module.groups and not may_be_cut(self.job.optimizer):
             raise Unsupported(

@@ -17,6 +17,7 @@ from ...job import Training
 from ...plan.optimizers import named
 from .clip import clip_to_norm, clip_to_value
 from .optimizers import make_optimizer
+from .scaling import LossScaler
 from .schedules import fast_forward, make_schedule
 
 __all__ = ["AVERAGE", "Update", "make_update", "require_update"]
@@ -35,6 +36,7 @@ class Update:
     ema: float = 0.0
     clip_norm: float = 0.0
     clip_value: float = 0.0
+    scaler: LossScaler | None = None
 
     @property
     def state(self) -> Any:
@@ -44,8 +46,10 @@ class Update:
     def param_groups(self) -> list[dict[str, Any]]:
         return self.optimizer.param_groups  # type: ignore[no-any-return]
 
-    def step(self) -> None:
-        self.optimizer.step()
+    def step(self, *, skipped: bool = False) -> None:
+        """`skipped`: parameters stay, for a gradient was not finite."""
+        if not skipped:
+            self.optimizer.step()
         if self.ema:
             self.average()
         if self.schedule is not None:
@@ -53,11 +57,20 @@ class Update:
 
     def clipped_step(self, gradients: Sequence[torch.Tensor], norm: Callable[[], torch.Tensor] | None) -> None:
         """`step` with the gradients clipped first. `norm` gives that of all gradients of the model."""
-        if norm is not None:
-            clip_to_norm(gradients, norm(), self.clip_norm)
+        total = norm() if norm is not None else None
+        finite = True
+        if self.scaler is not None and total is not None:
+            finite = bool(total.isfinite())
+            for g in gradients:
+                g.mul_(1.0 / self.scaler.scale)
+            total /= self.scaler.scale
+        if total is not None and self.clip_norm:
+            clip_to_norm(gradients, total, self.clip_norm)
         if self.clip_value:
             clip_to_value(gradients, self.clip_value)
-        self.step()
+        self.step(skipped=not finite)
+        if self.scaler is not None:
+            self.scaler.update(finite)
 
     def average(self) -> None:
         for group in self.param_groups:
@@ -76,12 +89,14 @@ class Update:
                 plain = value.item() if isinstance(value, torch.Tensor) and not value.dim() else value
                 if key != "params" and _is_plain(plain):
                     found[f"group:{i}:{key}"] = list(plain) if isinstance(plain, tuple) else plain
-        return found
+        return found | (self.scaler.saved() if self.scaler is not None else {})
 
     def resume(self, saved: dict[str, Any], steps: int) -> None:
         """As they were after so many steps. `saved`: as `saved()` gave it, among other things."""
         if self.schedule is not None:
             fast_forward(self.schedule, steps)
+        if self.scaler is not None:
+            self.scaler.resume(saved)
         for i, group in enumerate(self.param_groups):
             for key, value in group.items():
                 name = f"group:{i}:{key}"
@@ -104,7 +119,8 @@ def make_update(job: Training, named_parameters: Any, *, whole: Any = None) -> U
     """As `make_optimizer` and `make_schedule`, by what the job asks."""
     asked = job.asked
     optimizer = make_optimizer(job.optimizer, named_parameters, job.learning_rate, whole=whole, no_decay=asked.no_decay)
-    return Update(optimizer, make_schedule(asked.schedule, optimizer), asked.ema, asked.clip_norm, asked.clip_value)
+    scaler = LossScaler() if asked.precision == "fp16-autocast" else None
+    return Update(optimizer, make_schedule(asked.schedule, optimizer), asked.ema, asked.clip_norm, asked.clip_value, scaler)
 
 
 def require_update(job: Training) -> None:

@@ -132,6 +132,8 @@ class TrainingWork:
     def _optimizer(self, op: int) -> Callable[[], None]:
         if not isinstance(self.optimizer, Update):
             return optimizer_update(self.optimizer.step, self.module)
+        if (self.optimizer.clip_norm or self.optimizer.scaler) and not self.layout.step_end.norm:
+            raise Unsupported("the job asks for the norm of gradients, and the plan's layout does not", hint="make the plan again")
         norm = self.norm.final(op) if self.layout.step_end.norm else None
         gradients = [t.grad for _, t, _ in self.module.updated() if t.grad is not None]
         return optimizer_update(partial(self.optimizer.clipped_step, gradients, norm), self.module)
@@ -181,11 +183,13 @@ class TrainingWork:
                 part = names.get(f"gradpart:{v}:{segment.key}:{microbatch}", -1)
                 outgoing[i] = part if part >= 0 else self._buffer(memory, f"grad:{v}:{microbatch}")
 
+        scaler = self.optimizer.scaler if isinstance(self.optimizer, Update) else None
         split = self.layout.split_backward
         run = segment.backward_input if split else segment.backward
 
         def backward() -> None:
-            gradients = [read(b) if b >= 0 else seed for b, seed in zip(incoming, seeds, strict=True)]
+            factor = 1.0 if scaler is None else scaler.scale
+            gradients = [read(b) if b >= 0 else seed if seed is None else seed * factor for b, seed in zip(incoming, seeds, strict=True)]
             seen = {_storage(g) for g in gradients if g is not None}
             for i, gradient in run(microbatch, gradients, {i: read(b) for i, b in again.items()}).items():
                 buffer = outgoing[i]
