@@ -19,3 +19,9 @@ def single():
     """In float32, which autocast casts."""
     module, batch = _made(32, width=16, heads=4, groups=4, hidden=24, style="packed", layers=2, tied=True)
     return module.float(), batch
+
+
+def half():
+    """In bfloat16, weights and all."""
+    module, batch = _made(32, width=16, heads=4, groups=4, hidden=24, style="packed", layers=2, tied=True)
+    return module.bfloat16(), batch

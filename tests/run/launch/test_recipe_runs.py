@@ -87,6 +87,9 @@ def test_a_killed_and_resumed_run_has_the_bits_of_an_uninterrupted_one(tmp_path,
     a, b = index_of(tmp_path / "whole"), index_of(tmp_path / "cut")
     assert a["files"] == b["files"] and a["scalars"] == b["scalars"] and a["step"] == 6
     assert a["scalars"]["group:1:weight_decay"] == 0.0 and any(n.endswith(":weight_average") for n in a["parts"])
+    said = [json.loads(line) for line in (tmp_path / "cut" / "metrics.jsonl").read_text().splitlines()]
+    assert [x["step"] for x in said] == list(range(6)) and [x["loss"] for x in said] == pytest.approx(whole.document.losses)
+    assert [x["learning_rate"] for x in said[:3]] == [0.0, 0.0005, 0.001] and all(x["gradient_norm"] > 0 for x in said)
     workers = train_run(plan, request(tmp_path / "workers", data, function="with_workers"))
     assert workers.document.losses == whole.document.losses
 

@@ -18,10 +18,10 @@ DTYPES = {"bf16-autocast": torch.bfloat16, "fp16-autocast": torch.float16}
 NORM = 0.5
 
 
-def case_of(degrees, precision, level=0, **options):
+def case_of(degrees, precision, level=0, name="single", **options):
     options = {"microbatch": 4 // degrees[0], "global_batch": 4, **options}
     sharding = DataSharding(level, level > 0, 1500)
-    return plan_case("single", degrees, sharding=sharding, models=MODELS, precision=precision, end=StepEnd(norm=True), **options)
+    return plan_case(name, degrees, sharding=sharding, models=MODELS, precision=precision, end=StepEnd(norm=True), **options)
 
 
 def by_hand(module):
@@ -96,3 +96,53 @@ def test_a_step_that_overflows_is_left_out_by_all_ranks(pool, tmp_path):
     again = pool.run(train, 4, case, job, 2, 4, str(tmp_path / "more"), (source, index))
     later = checkpoint(case, job, 4, again)
     assert later.scalars["scaler:scale"] <= 32768.0
+
+
+# ---- bfloat16 weights ------------------------------------------------------------------------------------------------
+class WithMasters(torch.optim.Optimizer):
+    """A plain loop's optimizer on float32 copies: AdamW with clipping by norm."""
+
+    def __init__(self, module):
+        self.weights = list(module.parameters())
+        self.masters = [torch.nn.Parameter(w.detach().float()) for w in self.weights]
+        self.inner = torch.optim.AdamW(self.masters, lr=0.01)
+        super().__init__(self.weights, {"lr": 0.01})
+
+    def step(self, closure=None):
+        for w, m in zip(self.weights, self.masters, strict=True):
+            m.grad = w.grad.float()
+        torch.nn.utils.clip_grad_norm_(self.masters, NORM)
+        self.inner.step()
+        with torch.no_grad():
+            for w, m in zip(self.weights, self.masters, strict=True):
+                w.copy_(m)
+
+
+def test_bfloat16_weights_follow_float32_masters(pool, tmp_path):
+    case = case_of((1, 1, 1), "fp32", name="half")
+    job = job_of(case, "adamw", clip_norm=NORM, ema=0.5)
+    (found,) = pool.run(train, 1, case, job, 0, 3, str(tmp_path))
+    made = []
+    expected = plain(case, "half", 3, lambda m: (made.append(WithMasters(m)) or made[0], None, None))
+    assert found.losses == pytest.approx(expected.losses, rel=1e-6)
+    index = checkpoint(case, job, 3, [found])
+    for name, p in expected.weights.items():
+        assert float((found.weights[name, 0].view(p.shape) - p).abs().max()) <= 0.01 * float(p.abs().max()), name
+        assert index.parts[f"optimizer:{name}:master"]["rank-000.safetensors"].dtype == "float32"
+        assert found.averages[name, 0].dtype == torch.float32
+    changed = [m.detach() - w.float() for m, w in zip(made[0].masters, made[0].weights, strict=True)]
+    assert any(bool(x.any()) for x in changed), "masters hold what weights round away"
+
+
+@pytest.mark.parametrize(("before", "after"), [(((2, 1, 2), 3), ((2, 1, 2), 3)), (((2, 1, 1), 1), ((1, 2, 1), 0))])
+def test_masters_are_resumed_in_any_layout(pool, before, after, tmp_path):
+    source, target = (case_of(d, "fp32", level, name="half", microbatch=1) for d, level in (before, after))
+    job = job_of(source, "adamw", clip_norm=NORM)
+    whole = pool.run(train, source.layout.ranks, source, job, 0, 4)
+    index = checkpoint(source, job, 2, pool.run(train, source.layout.ranks, source, job, 0, 2, str(tmp_path)))
+    again = pool.run(train, target.layout.ranks, target, job, 2, 4, "", (str(tmp_path), index))
+    if before == after:
+        assert all(torch.equal(a.weights[k], b.weights[k]) for a, b in zip(whole, again, strict=True) for k in a.weights)
+    losses = [sum(x) / len(x) for x in zip(*(e.losses for e in again if e.losses[0] is not None), strict=True)]
+    expected = [sum(x) / len(x) for x in zip(*(e.losses for e in whole if e.losses[0] is not None), strict=True)]
+    assert losses == pytest.approx(expected[2:], rel=2e-2)

@@ -195,7 +195,7 @@ class Context:
         from ...graph.liveness import segment_workspace
 
         options = self.wish(LayoutWanted).tensor_options
-        return Grid(workspace=segment_workspace, tensor_options=options, refuse=refusing_cuts(self.job, refuse), end=step_end(self.job))
+        return Grid(workspace=segment_workspace, tensor_options=options, refuse=refusing_cuts(self.job, refuse), end=step_end(self.job, self.graph))
 
     @cached_property
     def speeds(self) -> dict[str, float]:

@@ -37,10 +37,13 @@ def require_recipe(job: Training, graph: OpGraph) -> None:
         raise UsageError("gradients are clipped by norm or by value", where="--clip-value", hint="leave one of the two out")
 
 
-def step_end(job: Training) -> StepEnd | None:
+def step_end(job: Training, graph: OpGraph) -> StepEnd | None:
     """None where the job asks for nothing that the program shows."""
+    copies = state_copies(job.optimizer, job.asked.ema)
+    if any(p.trainable and p.dtype == "bfloat16" for p in graph.parameters):
+        copies = 2 * (1 + copies)  # a master and its state, twice as wide as the weight
     # float16 may overflow: the norm tells all ranks alike that some gradient is not finite
-    made = StepEnd(state_copies=state_copies(job.optimizer, job.asked.ema), norm=job.asked.clip_norm > 0 or job.asked.precision == "fp16-autocast")
+    made = StepEnd(state_copies=copies, norm=job.asked.clip_norm > 0 or job.asked.precision == "fp16-autocast")
     return None if made == StepEnd() else made
 
 

@@ -45,6 +45,7 @@ from ..recording.tracer import StepTracer
 from ..steps.forward_graph import OPAQUE, ForwardGraph
 from ..steps.storage_peak import peak_of
 from ..train.data import Batches, open_data
+from ..train.metrics import Metrics
 from ..train.segments import RankModule, build_rank_module
 from ..train.update import Update, make_update
 from ..train.work import TrainingWork, gradient_bytes
@@ -73,6 +74,7 @@ class RankOptions(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     calibrate: bool = True
     module_spans: bool = True  # record when which module runs
     traces: str = ""  # folder that a torch.profiler trace of a few steps goes to; "": none
+    tensorboard: bool = False
 
 
 def preload() -> None:
@@ -143,8 +145,10 @@ def run_rank(plan: Plan, graph: ForwardGraph, orders: Sequence[I32], rank: int, 
     if layout.ranks > 1:
         dist.barrier()
     link.progress[STATE] = TRAINING
-    trainer = _Trainer(executor, work, memory, module, optimizer, rank, layout, plan, options, link, losses_before, marks)
+    metrics = Metrics(link.store, rank, layout, graph.inputs, Path(options.out), first, options.tensorboard)
+    trainer = _Trainer(executor, work, memory, module, optimizer, rank, layout, plan, options, link, losses_before, marks, metrics)
     recording = trainer.train(first)
+    metrics.close()
     data.close()
     recording.restart = restart
     link.progress[STATE] = DONE
@@ -206,8 +210,9 @@ class _Trainer:
     def __init__(
         self, executor: Executor, work: TrainingWork, memory: RankMemory, module: RankModule, optimizer: Any, rank: int, layout: TrainingLayout,
         plan: Plan, options: RankOptions, link: RankLink, losses_before: list[float], marks: ModuleClock | None,
+        metrics: Metrics,
     ) -> None:  # fmt: skip
-        self.marks = marks
+        self.marks, self.metrics = marks, metrics
         self.executor, self.work, self.memory, self.module, self.optimizer = executor, work, memory, module, optimizer
         self.rank, self.layout, self.plan, self.options, self.link = rank, layout, plan, options, link
         self.losses_before = losses_before
@@ -246,6 +251,7 @@ class _Trainer:
 
     def one(self, step: int, *, profiled: bool = False, traced: bool = False) -> None:
         executor, zero = self.executor, self.zero
+        rate = next((float(g["lr"]) for g in self.optimizer.param_groups), 0.0)
         cpu, process, start = time.thread_time(), time.process_time(), time.perf_counter()
         with record_function("load data") if traced else nullcontext():
             self.work.begin(step)
@@ -259,6 +265,7 @@ class _Trainer:
         loss = self.work.loss()
         if loss is not None:
             self.recording.losses.append(loss)
+        self.metrics.step(step, loss, end - start, learning_rate=rate, **self.work.said())
         marks = self.marks.take(zero) if self.marks else ([], [])
         if len(self.recording.steps) < MAX_RECORDED_STEPS:
             record.marks, record.marks_s = marks

@@ -75,6 +75,7 @@ class RunRequest:
     also_shared: bool = False
     drop_residual: bool = False  # what the codecs of the checkpoint had not sent
     module_spans: bool = True
+    tensorboard: bool = False  # metrics to TensorBoard's files too
     profile: bool = False  # also a torch.profiler trace of three steps, per rank
 
 

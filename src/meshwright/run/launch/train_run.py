@@ -110,7 +110,7 @@ def _run_locally(
         data=request.data, steps=request.steps, out=str(request.out.resolve()), device=request.device, checkpoint_every=request.checkpoint_every,
         resume_from=str(Path(resume_from).resolve()) if resume_from else "", timeout_s=request.timeout_s, pacing=pacing.mode, share=pacing.share,
         calibrate=request.calibrate, local_shards=absolute(request.local_shards), resume_local=request.resume and bool(request.local_shards),
-        drop_residual=request.drop_residual, also_shared=request.also_shared, module_spans=request.module_spans,
+        drop_residual=request.drop_residual, tensorboard=request.tensorboard, also_shared=request.also_shared, module_spans=request.module_spans,
         traces=str(partial.resolve()) if request.profile else "",
     )  # fmt: skip
     ranks = LocalRanks(

@@ -40,6 +40,9 @@ from .sharded_state import ParameterGroup, ParameterShard, Piece, build_groups, 
 __all__ = ["RankModule", "SegmentModule", "build_rank_module", "example_tensors", "random_seed"]
 
 
+TRAINED = (torch.float32, torch.float64, torch.bfloat16)
+
+
 @dataclass
 class RankModule:
     """Everything one rank computes with. Every trained parameter's `.grad` is a view of one of the flat `gradients` buffers."""
@@ -87,8 +90,8 @@ def build_rank_module(
 
     `parameters`, `buffers`: whole tensors by name, equal on all ranks. `gradient_bytes`: sizes of the plan's gradient buffers (padding included).
     `opaque` is what the one node of an untraced model calls. `clock`: is told when which module runs. `precision`: see `capture.precision`.
-    Raises: Unsupported when a segment cannot be split as the layout says (names the node), or a trained parameter is not float32; PlanMismatch for
-    one that the plan does not train.
+    Raises: Unsupported when a segment cannot be split as the layout says (names the node), or a trained parameter is of no type in TRAINED;
+    PlanMismatch for one that the plan does not train.
     """
     pipeline, _, tensor = layout.coordinates(rank)
     stage = layout.held(pipeline)
@@ -102,8 +105,8 @@ def build_rank_module(
             raise PlanMismatch(f"the plan does not train parameter {name!r}, the model does", hint="make the plan again from this model")
         shard = shard_of.get(name)
         local = take_part(whole.detach(), shard.axis, shard, tensor, layout.tensor) if shard else whole.detach().clone()
-        if whole.requires_grad and local.dtype not in (torch.float32, torch.float64):
-            raise Unsupported(f"parameter {name!r} is {local.dtype}; only float32 and float64 parameters can be trained so far")
+        if whole.requires_grad and local.dtype not in TRAINED:
+            raise Unsupported(f"parameter {name!r} is {local.dtype}; only float32, float64 and bfloat16 parameters can be trained so far")
         p = torch.nn.Parameter(local.to(device), requires_grad=whole.requires_grad)
         held[name] = ParameterShard(name, p, tuple(whole.shape), shard)
     groups = build_groups(layout, rank, held, gradient_bytes, device) if layout.zero_level else {}

@@ -7,7 +7,7 @@ begins as the weights after the first step, as torch.optim.swa_utils.AveragedMod
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -16,6 +16,7 @@ from ...errors import UsageError
 from ...job import Training
 from ...plan.optimizers import named
 from .clip import clip_to_norm, clip_to_value
+from .masters import Masters, StateOfWeights
 from .optimizers import make_optimizer
 from .scaling import LossScaler
 from .schedules import fast_forward, make_schedule
@@ -29,7 +30,7 @@ Plain = bool | int | float | str | None | list[Any]
 
 @dataclass
 class Update:
-    """In place of the optimizer alone; `state` and `param_groups` are the optimizer's."""
+    """In place of the optimizer alone; `state` and `param_groups` are the optimizer's, state by the weights that the rank holds."""
 
     optimizer: Any  # torch.optim.Optimizer
     schedule: Any = None  # torch.optim.lr_scheduler.LRScheduler
@@ -37,10 +38,11 @@ class Update:
     clip_norm: float = 0.0
     clip_value: float = 0.0
     scaler: LossScaler | None = None
+    masters: Masters = field(default_factory=Masters)
 
     @property
     def state(self) -> Any:
-        return self.optimizer.state
+        return StateOfWeights(self.optimizer, self.masters) if self.masters.of else self.optimizer.state
 
     @property
     def param_groups(self) -> list[dict[str, Any]]:
@@ -50,13 +52,16 @@ class Update:
         """`skipped`: parameters stay, for a gradient was not finite."""
         if not skipped:
             self.optimizer.step()
+            self.masters.give_weights()
         if self.ema:
             self.average()
         if self.schedule is not None:
             self.schedule.step()
 
-    def clipped_step(self, gradients: Sequence[torch.Tensor], norm: Callable[[], torch.Tensor] | None) -> None:
+    def clipped_step(self, weights: Sequence[torch.nn.Parameter], norm: Callable[[], torch.Tensor] | None) -> None:
         """`step` with the gradients clipped first. `norm` gives that of all gradients of the model."""
+        self.masters.take_gradients()
+        gradients = [g for w in weights if (g := self.masters.updated(w).grad) is not None]
         total = norm() if norm is not None else None
         finite = True
         if self.scaler is not None and total is not None:
@@ -75,7 +80,7 @@ class Update:
     def average(self) -> None:
         for group in self.param_groups:
             for p in group["params"]:
-                state = self.state[p]
+                state = self.optimizer.state[p]
                 if AVERAGE in state:
                     state[AVERAGE].lerp_(p.detach(), 1 - self.ema)
                 else:
@@ -118,9 +123,10 @@ def _is_plain(value: Any) -> bool:
 def make_update(job: Training, named_parameters: Any, *, whole: Any = None) -> Update:
     """As `make_optimizer` and `make_schedule`, by what the job asks."""
     asked = job.asked
-    optimizer = make_optimizer(job.optimizer, named_parameters, job.learning_rate, whole=whole, no_decay=asked.no_decay)
+    masters = Masters()
+    optimizer = make_optimizer(job.optimizer, masters.given(named_parameters), job.learning_rate, whole=whole, no_decay=asked.no_decay)
     scaler = LossScaler() if asked.precision == "fp16-autocast" else None
-    return Update(optimizer, make_schedule(asked.schedule, optimizer), asked.ema, asked.clip_norm, asked.clip_value, scaler)
+    return Update(optimizer, make_schedule(asked.schedule, optimizer), asked.ema, asked.clip_norm, asked.clip_value, scaler, masters)
 
 
 def require_update(job: Training) -> None:

@@ -78,6 +78,15 @@ class TrainingWork:
         shares = len(set(self.layout.copy_of)) or 1
         return sum(float(x) for x in self.losses.values()) * shares / (self.layout.all_microbatches / self.layout.data)
 
+    def said(self) -> dict[str, float]:
+        """What is known of the step that is over, beside its loss."""
+        found = {}
+        if self.layout.step_end.norm and self.norm.total is not None:
+            found["gradient_norm"] = float(self.norm.total)
+        if isinstance(self.optimizer, Update) and self.optimizer.scaler is not None:
+            found["loss_scale"] = self.optimizer.scaler.scale
+        return found
+
     def compile(self, op: int, memory: RankMemory) -> Callable[[], None]:
         ops = self.program.ops
         name = ops.name[op]
@@ -135,8 +144,8 @@ class TrainingWork:
         if (self.optimizer.clip_norm or self.optimizer.scaler) and not self.layout.step_end.norm:
             raise Unsupported("the job asks for the norm of gradients, and the plan's layout does not", hint="make the plan again")
         norm = self.norm.final(op) if self.layout.step_end.norm else None
-        gradients = [t.grad for _, t, _ in self.module.updated() if t.grad is not None]
-        return optimizer_update(partial(self.optimizer.clipped_step, gradients, norm), self.module)
+        weights = [t for _, t, _ in self.module.updated()]
+        return optimizer_update(partial(self.optimizer.clipped_step, weights, norm), self.module)
 
     def _forward(self, segment: SegmentModule, microbatch: int, memory: RankMemory) -> Callable[[], None]:
         read, batches, losses, put, loss_name = memory.read, self._batches, self.losses, memory.put, self.module.loss
