@@ -286,6 +286,7 @@ class _Trainer:
     def checkpoint(self, step: int) -> None:
         """Every rank writes its part; rank 0 commits when all have. With local shards every device gets the index too."""
         store, root, options = self.link.store, Path(self.options.out) / "checkpoint", self.options
+        self.metrics.write()  # what a run that resumes here will not say again
         local = device_folder(options.local_shards, self.plan.placement[self.rank]) if options.local_shards else None
         shared = local is None or options.also_shared
         folders = ([checkpoint_folder(local, step)] if local is not None else []) + ([checkpoint_folder(root, step)] if shared else [])
