@@ -25,3 +25,8 @@ def half():
     """In bfloat16, weights and all."""
     module, batch = _made(32, width=16, heads=4, groups=4, hidden=24, style="packed", layers=2, tied=True)
     return module.bfloat16(), batch
+
+
+def shared():
+    """One key-value head, which all tensor-parallel ranks hold."""
+    return _made(32, width=16, heads=4, groups=1, hidden=24, style="native", layers=2)

@@ -110,6 +110,7 @@ def test_a_resumed_run_goes_on_exactly(pool, before, after, tmp_path):
     ("name", "degrees", "level", "options"),
     [
         ("grouped", (1, 4, 1), 0, {}), ("grouped", (1, 4, 1), 0, {"options": TensorOptions(sequence=True)}),
+        ("shared", (2, 2, 1), 3, {}),
         ("tied", (1, 1, 2), 0, {"schedule": ("chimera", {})}), ("tied", (2, 1, 2), 2, {"schedule": ("chimera", {})}),
     ],
 )  # fmt: skip
