@@ -18,7 +18,7 @@ from meshwright.run.launch.request import RunRequest
 from meshwright.run.launch.train_run import train_run
 from meshwright.run.train.data import open_data
 
-pytestmark = [pytest.mark.real, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.real, pytest.mark.timeout(590)]
 RECIPE = Recipe(no_decay=("bias", "1d"), schedule="cosine:steps=8,warmup=2", ema=0.9, clip_norm=0.1)
 LOADER = '''
 import os

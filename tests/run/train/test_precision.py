@@ -12,7 +12,7 @@ from meshwright.decide.layout.data_sharding import DataSharding
 from meshwright.decide.layout.tensor_shares import TensorOptions
 from meshwright.plan.plan import StepEnd
 
-pytestmark = [pytest.mark.real, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.real, pytest.mark.timeout(590)]
 MODELS = "tests/run/recipe_models.py:"
 DTYPES = {"bf16-autocast": torch.bfloat16, "fp16-autocast": torch.float16}
 NORM = 0.5
