@@ -4,7 +4,24 @@ from __future__ import annotations
 
 import msgspec
 
-__all__ = ["Training"]
+__all__ = ["Recipe", "Training"]
+
+
+class Recipe(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True, omit_defaults=True):
+    """What a training job does beyond its optimizer. Everything is off by default.
+
+    `no_decay`: parameters without weight decay: parts of their names, patterns with `*`, or `1d` for all of at most one dimension. `schedule`: of
+    the learning rate, `name:option=value,...` or a function (`run.train.schedules`). `ema`: decay of the moving average of the weights. `clip_norm`:
+    gradients are scaled so that the norm of all of them is at most this; `clip_value`: each element is at most this. `precision`: "fp32",
+    "bf16-autocast", "fp16-autocast" (with dynamic loss scaling): forward and loss run under torch.autocast.
+    """
+
+    no_decay: tuple[str, ...] = ()
+    schedule: str = ""
+    ema: float = 0.0
+    clip_norm: float = 0.0
+    clip_value: float = 0.0
+    precision: str = "fp32"
 
 
 class Training(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -16,7 +33,13 @@ class Training(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     model: str
     global_batch: int
     loss: str = "cross-entropy"  # "cross-entropy" | "mse" | "output" (the module returns its loss) | "module:function"
-    optimizer: str = "adamw"  # "adamw" | "sgd" | "module:function"
+    optimizer: str = "adamw"  # a name of torch.optim with options, "adamw:weight_decay=0.1,betas=0.9,0.95" | "module:function"
     learning_rate: float = 1e-3
     dtype: str = "float32"
     seed: int = 0
+    recipe: Recipe | msgspec.UnsetType = msgspec.UNSET  # left out of documents where nothing is asked
+
+    @property
+    def asked(self) -> Recipe:
+        """The recipe, or the one that asks for nothing."""
+        return self.recipe or Recipe()

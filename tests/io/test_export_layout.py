@@ -181,3 +181,11 @@ def test_command_on_a_recorded_plan(tmp_path, capsys, target):
 def test_command_on_a_plan_file_that_is_none(tmp_path, capsys):
     assert main(["train", "export", str(tmp_path / "none.json"), "--to", "megatron", "-o", str(tmp_path / "x")]) == 2
     assert "cannot read" in capsys.readouterr().err
+
+
+def test_what_a_recipe_asks_is_named():
+    made = plan_of(layout_of(), optimizer="AdamW:weight_decay=0.1", recipe={"clip_norm": 1.0})
+    for target in TARGETS:
+        missing = export_layout(made, target).not_expressed
+        assert "the optimizer's weight_decay=0.1" in missing and "the recipe's clip_norm, 1.0" in missing
+        assert not [m for m in missing if m.startswith("the optimizer AdamW")]

@@ -46,7 +46,7 @@ from meshwright.io.plan.plan import read_plan, write_plan
 from meshwright.job import Training
 from meshwright.lower.folded import folded_works, why_not_folded
 from meshwright.lower.training import lower_training
-from meshwright.plan.plan import PartialGradient, Plan, TrainingLayout
+from meshwright.plan.plan import PartialGradient, Plan, StepEnd, TrainingLayout
 from meshwright.plan.sizes import training_works
 from meshwright.program.calls import inline
 from meshwright.program.flat import flatten, represented_by
@@ -106,8 +106,9 @@ def layout_of(
 
 
 @functools.cache
-def both(model: str, data: int, tensor: int, pipeline: int, microbatch: int, sequence: bool, batch: int = 12) -> Both:
+def both(model: str, data: int, tensor: int, pipeline: int, microbatch: int, sequence: bool, batch: int = 12, norm: bool = False) -> Both:
     fabric, graph, layout = layout_of(model, data, tensor, pipeline, microbatch, sequence, batch)
+    layout = msgspec.structs.replace(layout, end=StepEnd(norm=True)) if norm else layout
     places = tuple(d.name for d in fabric.devices)
     rings = RankOrderRings(CollectivePlanner(fabric=fabric, transport=assumed_cost(fabric).transport), places)
     plain, one = lower_training(graph, layout, one_f_one_b_order, rings)
@@ -144,6 +145,28 @@ def test_folded_programs_are_proved_without_expanding(shape: tuple[int, int, int
     assert check_folded_training(x.folded, x.callees, x.layout) == []
     verdict = check_program(expand(x.folded), programs=x.callees, layout=x.layout)
     assert verdict.ok, verdict.findings
+
+
+@pytest.mark.parametrize("shape", SHAPES[:4], ids=str)
+def test_the_norm_of_gradients_folds(shape: tuple[int, int, int, int, bool]) -> None:
+    x = both("gpt.py:tiny_tied", *shape, norm=True)
+    cost, whole = assumed_cost(x.fabric), inline(x.plain, x.callees).program
+    works = training_works(x.graph, x.layout)
+    assert folded_works(x.graph, x.layout) == works and sum(n == "norm" for n in whole.ops.name) >= x.plain.ranks
+    one = simulate_program(whole, x.fabric, x.places, cost, works=works)
+    other = simulate_stored(x.folded, x.fabric, x.places, cost, works=works, programs=x.callees)
+    assert other.makespan_s == one.makespan_s and other.memory_peak_bytes == one.memory_peak_bytes
+    without = both("gpt.py:tiny_tied", *shape)
+    plain = simulate_program(inline(without.plain, without.callees).program, x.fabric, x.places, cost, works=training_works(x.graph, without.layout))
+    assert one.makespan_s > plain.makespan_s
+    assert check_folded_training(x.folded, x.callees, x.layout) == []
+    assert check_program(expand(x.folded), programs=x.callees, layout=x.layout).ok
+    reads = [[x.folded.buffers.name[b] for b in x.folded.ops.reads[op][::3].tolist()] for op in range(len(x.folded.ops))]
+    adding = [(op, i) for op, names in enumerate(reads) for i, n in enumerate(names) if n.startswith("norm:")]
+    assert len(adding) == ((shape[1] > 1) + (shape[2] > 1)) * shape[2]
+    for op, i in adding:  # a norm step, or the optimizer, does not read the numbers before it
+        wrong = _ops_with(x.folded, op, "reads", i)
+        assert any("the whole of norm:" in f.message for f in check_folded_training(wrong, x.callees, x.layout))
 
 
 def _ops_with(p: Program, op: int, name: str, drop: int) -> Program:

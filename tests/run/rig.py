@@ -16,6 +16,7 @@ import torch.distributed as dist
 
 from meshwright.capture.forward import trace_forward
 from meshwright.capture.graph import capture
+from meshwright.capture.precision import casting
 from meshwright.cost import Cost, Transport
 from meshwright.decide.collective import CollectiveProblem, strategy
 from meshwright.decide.layout.build import build_layout
@@ -28,7 +29,7 @@ from meshwright.graph.graph import OpGraph
 from meshwright.io.fabric.document import fabric_document
 from meshwright.job import Training
 from meshwright.lower.training import lower_training, training_works
-from meshwright.plan.plan import CycleEntry, Plan, TrainingLayout
+from meshwright.plan.plan import CycleEntry, Plan, StepEnd, TrainingLayout
 from meshwright.program.hash import program_hash
 from meshwright.program.program import Program
 from meshwright.run.calibrate.transport import laptop_shape
@@ -39,13 +40,15 @@ TINY = "examples/gpt.py:tiny"
 
 
 @cache
-def graph_of(model: str, batch: int, loss: str = "cross-entropy") -> OpGraph:
-    return capture(model, loss=loss, batch_size=batch, methods=("export", "opaque"), scalable=False)
+def graph_of(model: str, batch: int, loss: str = "cross-entropy", precision: str = "fp32") -> OpGraph:
+    with casting(precision):
+        return capture(model, loss=loss, batch_size=batch, methods=("export", "opaque"), scalable=False)
 
 
 @cache
-def forward_of(model: str, batch: int, loss: str = "cross-entropy") -> ForwardGraph:
-    return from_traced(trace_forward(model, loss=loss, batch_size=batch))
+def forward_of(model: str, batch: int, loss: str = "cross-entropy", precision: str = "fp32") -> ForwardGraph:
+    with casting(precision):
+        return from_traced(trace_forward(model, loss=loss, batch_size=batch))
 
 
 def fabric_of(ranks: int) -> Fabric:
@@ -53,8 +56,9 @@ def fabric_of(ranks: int) -> Fabric:
 
 
 def lowered(
-    model: str, degrees: tuple[int, int, int], *, microbatch: int, global_batch: int, collective: str = "ring", loss: str = "cross-entropy"
-) -> tuple[TrainingLayout, Program, dict[str, Program]]:
+    model: str, degrees: tuple[int, int, int], *, microbatch: int, global_batch: int, collective: str = "ring", loss: str = "cross-entropy",
+    end: StepEnd | None = None,
+) -> tuple[TrainingLayout, Program, dict[str, Program]]:  # fmt: skip
     """(layout, program, callees) for (data, tensor, pipeline) degrees."""
     graph = graph_of(model, microbatch, loss)
     d = Degrees(*degrees, microbatch)
@@ -63,10 +67,12 @@ def lowered(
         graph, find_regions(graph), d, global_batch, cost=Cost(), device=fabric.devices[0], border_Bps=1e9, workspace=lambda g, n: (0, 0)
     )
 
+    layout = msgspec.structs.replace(layout, end=end) if end is not None else layout
+
     @cache
-    def all_reduce(purpose: str, ranks: tuple[int, ...], size: int) -> Any:
+    def all_reduce(purpose: str, ranks: tuple[int, ...], size: int, op: str = "all-reduce") -> Any:
         names = tuple(fabric.devices[r].name for r in ranks)
-        problem = CollectiveProblem(fabric=fabric, op="all-reduce", ranks=names, size_bytes=-(-size // 4) * 4, seed=0, transport=Transport())
+        problem = CollectiveProblem(fabric=fabric, op=op, ranks=names, size_bytes=-(-size // 4) * 4, seed=0, transport=Transport())
         plan = strategy(collective)(unroll=True).plan(problem, rng=np.random.default_rng(0))
         return bindable(program_hash(plan.program), plan.program)
 
@@ -74,9 +80,12 @@ def lowered(
     return layout, program, callees
 
 
-def make_plan(degrees: tuple[int, int, int], *, model: str = TINY, microbatch: int = 2, global_batch: int = 8, seed: int = 0) -> Plan:
-    """A training plan with exactly these (data, tensor, pipeline) degrees, without a search."""
-    layout, program, callees = lowered(model, degrees, microbatch=microbatch, global_batch=global_batch)
+def make_plan(
+    degrees: tuple[int, int, int], *, model: str = TINY, microbatch: int = 2, global_batch: int = 8, seed: int = 0, end: StepEnd | None = None,
+    **job: Any,
+) -> Plan:  # fmt: skip
+    """A training plan with exactly these (data, tensor, pipeline) degrees, without a search. `job`: more of it (optimizer, recipe)."""
+    layout, program, callees = lowered(model, degrees, microbatch=microbatch, global_batch=global_batch, end=end)
     works = training_works(graph_of(model, microbatch), layout)
     main = program_hash(program)
     fabric = fabric_of(max(2, layout.ranks))
@@ -84,7 +93,8 @@ def make_plan(degrees: tuple[int, int, int], *, model: str = TINY, microbatch: i
     return Plan(
         kind="training",
         job={
-            "training": builtins(Training(model=model, global_batch=global_batch, seed=seed)), "graph_fingerprint": "", "cost": builtins(Cost()),
+            "training": builtins(Training(model=model, global_batch=global_batch, seed=seed, **job)), "graph_fingerprint": "",
+            "cost": builtins(Cost()),
             "works": {k: builtins(w) for k, w in works.items()},
         },
         target_fabric=fabric_document(fabric), placement=tuple(d.name for d in fabric.devices[: layout.ranks]), programs={main: program, **callees},

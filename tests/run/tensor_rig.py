@@ -10,6 +10,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 import torch
 from rig import fabric_of, forward_of, graph_of
@@ -33,9 +34,9 @@ from meshwright.drive.pipeline.pipelines import make_strategy
 from meshwright.drive.training.schedules import actions_of, scheduled
 from meshwright.drive.training.stage_steps import StageSteps
 from meshwright.graph.liveness import segment_workspace
-from meshwright.job import Training
+from meshwright.job import Recipe, Training
 from meshwright.lower.training import lower_training
-from meshwright.plan.plan import TrainingLayout
+from meshwright.plan.plan import StepEnd, TrainingLayout
 from meshwright.plan.recompute import LayoutRegions
 from meshwright.plan.shards import local_values
 from meshwright.probe.steps.stages import StageSource
@@ -86,11 +87,14 @@ class Outcome:
 def plan_case(
     name: str, degrees: tuple[int, int, int], *, microbatch: int = 2, global_batch: int = 4, loss: str = "cross-entropy",
     options: TensorOptions = TensorOptions(), step: int = 0, recompute: str = "none", models: str = MODELS, sharding: DataSharding = PLAIN,
-    schedule: tuple[str, dict[str, Any]] | None = None, division: Division = EVEN, costs: Path | None = None,
+    schedule: tuple[str, dict[str, Any]] | None = None, division: Division = EVEN, costs: Path | None = None, end: StepEnd | None = None,
+    precision: str = "fp32",
 ) -> Case:  # fmt: skip
     model = models + name
-    layout, program, flat = _lowered(model, degrees, microbatch, global_batch, loss, options, None, recompute, sharding, schedule, division, costs)
-    forward = forward_of(model, microbatch, loss)
+    layout, program, flat = _lowered(
+        model, degrees, microbatch, global_batch, loss, options, None, recompute, sharding, schedule, division, costs, end, precision
+    )  # fmt: skip
+    forward = forward_of(model, microbatch, loss, precision)
     module, batch = whole_case(name, global_batch, loss, models)
     assert not check_layout(layout, layout.ranks)
     assert not (wrong := check_training(flat, layout)), wrong[0].message
@@ -112,9 +116,9 @@ def lowered_step(
 def _lowered(
     model: str, degrees: tuple[int, int, int], microbatch: int, global_batch: int, loss: str, options: TensorOptions, layout: TrainingLayout | None,
     recompute: str = "none", sharding: DataSharding = PLAIN, schedule: tuple[str, dict[str, Any]] | None = None, division: Division = EVEN,
-    costs: Path | None = None,
+    costs: Path | None = None, end: StepEnd | None = None, precision: str = "fp32",
 ) -> tuple[TrainingLayout, Program, Program]:  # fmt: skip
-    graph = graph_of(model, microbatch, loss)
+    graph = graph_of(model, microbatch, loss, precision)
     orders = None
     if schedule is not None:
         problem = PipelineProblem.of(degrees[2], max(division.microbatches, default=global_batch // (degrees[0] * microbatch)), data=degrees[0])
@@ -126,12 +130,14 @@ def _lowered(
         graph, regions, d, global_batch, cost=Cost(), device=fabric.devices[0], border_Bps=1e9, workspace=segment_workspace, options=options,
         kept=kept, sharding=sharding, division=division,
     )  # fmt: skip
+    if end is not None:
+        layout = msgspec.structs.replace(layout, end=end)
     if recompute not in ("none", "steps"):
         layout = recomputed(graph, layout, recompute)
     if orders is not None:
         layout = scheduled(layout, graph, orders)
     if recompute == "steps":
-        layout = planned_stages(model, layout, loss, costs)
+        layout = planned_stages(model, layout, loss, costs, precision)
     names = [x.name for x in fabric.devices]
 
     @cache
@@ -157,10 +163,13 @@ def recomputed(graph: Any, layout: TrainingLayout, rule: str) -> TrainingLayout:
     return regions.apply(chosen.again)
 
 
-def planned_stages(model: str, layout: TrainingLayout, loss: str = "cross-entropy", costs: Path | None = None) -> TrainingLayout:
+def planned_stages(
+    model: str, layout: TrainingLayout, loss: str = "cross-entropy", costs: Path | None = None, precision: str = "fp32"
+) -> TrainingLayout:
     """The layout with every stage run by the leanest plan of its step graph, priced by the roofline (`costs`: measured here, and kept there)."""
     device = dataclasses.replace(fabric_of(2).devices[0], kind="gpu" if costs is None else "cpu")  # a GPU: nothing can be measured here
-    source = StageSource(job=Training(model=model, global_batch=layout.global_batch, loss=loss), device=device, cost=Cost(), costs=costs)
+    job = Training(model=model, global_batch=layout.global_batch, loss=loss, recipe=Recipe(precision=precision))
+    source = StageSource(job=job, device=device, cost=Cost(), costs=costs)
     stages = StageSteps(layout, source, effort=200_000)
     return stages.apply(stages.saving(dict.fromkeys(range(len(layout.stages)), 1 << 60)))
 

@@ -40,7 +40,7 @@ COMMANDS: dict[tuple[str, ...], tuple[str, str]] = {
     ("train", "explain"): ("train_explain", "where a plan's time and memory go, why others lost, what would change it; or size a transformer"),
     ("train", "run"): ("train_run", "train for real, as the plan says"),
     ("train", "compare"): ("train_compare", "lay prediction and measurement over each other"),
-    ("train", "export"): ("train_export", "hand a training plan's layout to torchtitan, Megatron or DeepSpeed"),
+    ("train", "export"): ("train_export", "a plan's layout for torchtitan, Megatron or DeepSpeed; a run's weights as safetensors or DCP"),
     ("profile", "show"): ("profile_show", "what a layer profile holds, lacks, and what in it looks wrong"),
     ("profile", "predict"): ("profile_predict", "iteration time and memory of a layout from a layer profile"),
     ("profile", "plan"): ("profile_plan", "rank the layouts of some GPUs by simulation from a layer profile"),

@@ -1,4 +1,4 @@
-"""`meshwright train export`: a training plan's layout as torchtitan TOML, Megatron flags or DeepSpeed JSON."""
+"""`meshwright train export`: a training plan's layout as torchtitan TOML, Megatron flags or DeepSpeed JSON; a run's weights as safetensors or DCP."""
 
 from __future__ import annotations
 
@@ -7,18 +7,49 @@ from pathlib import Path
 
 from .frame import Result
 
-HELP = "hand a training plan's layout to torchtitan, Megatron or DeepSpeed"
-EPILOG = """What the target cannot express is listed; with --strict that is a refusal. To run the plan itself: `meshwright train run PLAN`."""
+HELP = "a plan's layout for torchtitan, Megatron or DeepSpeed; a run's weights as safetensors or for torch.distributed.checkpoint"
+EPILOG = """What the target cannot express is listed; with --strict that is a refusal. To run the plan itself: `meshwright train run PLAN`.
+Weights: `meshwright train export run/ --to safetensors -o model.safetensors`, from the newest checkpoint, in the model's own names."""
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("plan", type=Path, help="a training plan")
-    parser.add_argument("--to", required=True, choices=("torchtitan", "megatron", "deepspeed"), help="whose words")
-    parser.add_argument("--out", "-o", required=True, help="file to write (`/dev/stdout` to print)")
+    parser.add_argument("plan", type=Path, help="a training plan; for weights, the folder of a run or of a checkpoint")
+    choices = ("torchtitan", "megatron", "deepspeed", "safetensors", "dcp")
+    parser.add_argument("--to", required=True, choices=choices, help="in whose words, or in which form")
+    parser.add_argument("--out", "-o", required=True, help="file to write (`/dev/stdout` to print); for dcp, a new folder")
+    parser.add_argument("--average", action="store_true", help="of weights: the moving averages (`train plan --ema`) in their place")
     parser.add_argument("--strict", action="store_true", help="write nothing unless all of the layout can be expressed")
 
 
 def run(args: argparse.Namespace) -> Result:
+    from ..errors import UsageError
+
+    if args.to in ("safetensors", "dcp"):
+        return _weights(args)
+    if args.average:
+        raise UsageError("is about weights", where="--average", hint="with --to safetensors or --to dcp")
+    return _layout(args)
+
+
+def _weights(args: argparse.Namespace) -> Result:
+    from ..drive.plans import read_plan
+    from ..errors import UsageError
+    from ..run.checkpoint.export import export_checkpoint
+
+    if not args.plan.is_dir():
+        raise UsageError("is no folder of a run", where=str(args.plan), hint="name what `train run` wrote to (--out)")
+    plan = args.plan / "plan.json"
+    model = str(read_plan(plan).job["training"]["model"]) if plan.is_file() else ""
+    made = export_checkpoint(args.plan, Path(args.out), to=args.to, model=model, average=args.average)
+    document = {
+        "schema": "meshwright.train-export", "version": 1, "to": args.to, "file": args.out, "step": made.step, "tensors": list(made.names),
+        "size_bytes": made.size_bytes, "notes": list(made.notes),
+    }  # fmt: skip
+    lines = [f"{args.out}: {len(made.names)} tensors, {made.size_bytes:,} bytes, after step {made.step}", *(f"note: {n}" for n in made.notes)]
+    return Result(document, "\n".join(lines))
+
+
+def _layout(args: argparse.Namespace) -> Result:
     from ..drive.plans import read_plan
     from ..errors import Unsupported
     from ..io.atomic import write_text

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from .arguments import TIME_LIMIT, graph_given, require_directory, training_arguments
 from .frame import Result
 from .pictures import check_pictures, picture_arguments, with_pictures
+from .recipe_arguments import recipe_arguments, recipe_of, require_made
 
 if TYPE_CHECKING:
     from ..cost import Cost
@@ -32,8 +33,7 @@ HELP = "decide how to train a model on a fabric, and prove it"
 
 def arguments(parser: argparse.ArgumentParser) -> None:
     training_arguments(parser)
-    parser.add_argument("--optimizer", default="adamw", help="adamw (default), sgd, or module:function")
-    parser.add_argument("--learning-rate", type=float, default=1e-3)
+    recipe_arguments(parser)
     parser.add_argument("--dp", type=int, help="fix the data-parallel degree")
     parser.add_argument("--tp", type=int, help="fix the tensor-parallel degree")
     parser.add_argument("--pp", type=int, help="fix the pipeline degree")
@@ -111,8 +111,10 @@ def run(args: argparse.Namespace) -> Result:
     job = Training(
         model=args.model or (graph.model if graph else ""), global_batch=args.global_batch,
         loss=args.loss or (graph.loss if graph else "cross-entropy"),
-        optimizer=args.optimizer, learning_rate=args.learning_rate, seed=args.seed,
+        optimizer=args.optimizer, learning_rate=args.learning_rate, seed=args.seed, recipe=recipe_of(args),
     )  # fmt: skip
+    if args.model is not None:
+        require_made(job)
     prices: MeasuredPrices | TablePrices | None = None
     if args.cost == "measured":
         fabric, graph, prices = _measured(job, fabric)

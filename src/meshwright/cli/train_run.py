@@ -19,7 +19,10 @@ with a folder --out that all of them see."""
 
 def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("plan", type=Path, help="a plan file made by `meshwright train plan`")
-    parser.add_argument("--data", default="python-source", help="python-source (default), synthetic, a text file, or FILE.py:function")
+    parser.add_argument(
+        "--data", default="python-source",
+        help="python-source (default), synthetic, a text file, or FILE.py:function that returns a dataset or a DataLoader",
+    )  # fmt: skip
     parser.add_argument("--steps", type=int, default=20, help="train until this many steps are done (default 20)")
     parser.add_argument("--out", "-o", type=Path, default=Path("run"), help="folder for recordings and checkpoints (default run/)")
     parser.add_argument("--resume", action="store_true", help="continue from the newest checkpoint in --out")
@@ -36,6 +39,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--timeout", type=float, default=60.0, metavar="S", help="give up when no rank moves for this long (default 60)")
     parser.add_argument("--max-ranks", type=int, help="refuse plans with more ranks")
     parser.add_argument("--profile", action="store_true", help="also write a torch.profiler trace of three steps per rank (.json.gz) into --out")
+    parser.add_argument("--tensorboard", action="store_true", help="metrics of every step not only to OUT/metrics.jsonl, to TensorBoard too")
     parser.add_argument("--no-module-spans", action="store_true", help="do not record when which module runs")
     parser.add_argument(
         "--no-calibration", action="store_true", help="do not measure costs first; `train compare` then has no prediction for this machine"
@@ -69,12 +73,12 @@ def _run(args: argparse.Namespace) -> Result:
         out=args.out, data=args.data, steps=args.steps, resume=args.resume, port=args.port, device=args.device, pacing=args.pacing,
         timeout_s=args.timeout, checkpoint_every=args.checkpoint_every, max_ranks=args.max_ranks, calibrate=not args.no_calibration,
         local_shards=args.local_shards, also_shared=args.also_shared, drop_residual=args.drop_residual,
-        module_spans=not args.no_module_spans, profile=args.profile,
+        module_spans=not args.no_module_spans, profile=args.profile, tensorboard=args.tensorboard,
     )  # fmt: skip
     if args.dry_run:
         document, text = dry_run(plan, request)
         return Result(document, text)
-    result = train_run(plan, request, on_step=_Progress(args.steps) if sys.stderr.isatty() else None)
+    result = train_run(plan, request, on_step=_Progress(args.steps, args.out, plan) if sys.stderr.isatty() else None)
     if result.document is None:  # a rank of torchrun: rank 0 speaks
         raise SystemExit(0)
     import msgspec
@@ -83,13 +87,22 @@ def _run(args: argparse.Namespace) -> Result:
 
 
 class _Progress:
-    """One line on a terminal, rewritten."""
+    """One line on a terminal, rewritten: the step that runs, what is known of the last one, and what the plan predicted for its own fabric."""
 
-    def __init__(self, steps: int) -> None:
-        self.steps = steps
+    def __init__(self, steps: int, out: Path, plan: Any) -> None:
+        self.steps, self.out = steps, out
+        p = plan.prediction
+        self.planned = f" (plan: {p.time_s:.3g} s on {p.target_fabric})" if p is not None else ""
 
     def __call__(self, step: int) -> None:
-        sys.stderr.write(f"\rstep {step + 1}/{self.steps} " + ("\n" if step + 1 == self.steps else ""))
+        from ..run.train.metrics import last_line
+
+        said = last_line(self.out)
+        text = f"step {step + 1}/{self.steps}"
+        if said and said["loss"] is not None:
+            rate = f"{said['tokens_per_s']:,.0f} tokens/s" if "tokens_per_s" in said else f"{said['samples_per_s']:,.1f} samples/s"
+            text += f"  loss {said['loss']:.4f}  {rate}  {said['step_s']:.3g} s{self.planned}"
+        sys.stderr.write(f"\r{text:<100}" + ("\n" if step + 1 == self.steps else ""))
         sys.stderr.flush()
 
 

@@ -134,10 +134,10 @@ def _graph(plan: Plan, path: Path | None, notes: list[str]) -> OpGraph | None:
         graph = read_graph(path)
     else:
         try:
-            from ..capture.graph import capture
+            from ..capture.precision import capture_job
 
             training = msgspec.convert(plan.job["training"], Training)
-            graph = capture(training.model, loss=training.loss, seed=training.seed)
+            graph = capture_job(training)
         except MeshwrightError as error:
             notes.append(f"other layouts were not looked at: the model cannot be captured here ({error.message}); give --graph")
             return None

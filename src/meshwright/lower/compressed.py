@@ -141,6 +141,8 @@ class CompressedSums:
                 odd = sorted(set(bucket.params) - set(params))
                 raise Unsupported(f"gradients of {odd[:4]} are not summed over data replicas alone", where=where)
             shapes = local_shapes(low.graph, low.layout, tensor)
+            if narrow := [p for p in params if r.sizes[p] < 4 * prod(shapes[p])]:
+                raise Unsupported(f"gradients of {narrow[0]} are narrower than codecs know", where=where, hint="plan with --compress none")
             rounds = tuple(size.upper for size in spec.rounds([shapes[p] for p in params]))
             made.groups[f"@{number}"] = _Compressed(spec, sum(prod(shapes[p]) for p in params), tuple(x for x in rounds if x))
         return made

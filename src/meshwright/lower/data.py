@@ -34,14 +34,13 @@ from ..errors import Unsupported
 from ..plan.sizes import summed_over
 from ..program.builder import LaneBuilder, StepRef
 from .compressed import CompressedSums
+from .norm import lower_norm
 from .sequence import per_chunk
 from .step import Position, RankLanes, StepLowering
 
 __all__ = ["DataParallel"]
 
 ADDING = ("B", "W")  # phases that add to gradients of parameters
-# Optimizer state in units of the parameters: Adam's two moments.
-STATE_BUFFERS = 2
 # Temporaries of Adam in units of the parameter that it updates: the root of the second moment, and that over its correction.
 UPDATE_BUFFERS = 2
 
@@ -151,7 +150,8 @@ class DataParallel:
                 )  # fmt: skip
         self.compressed.buffers()
         trained = sum(g.part[1] * g.chunk_bytes if self.level else g.size_bytes for g in self.groups.values())
-        r.buffers["state"] = b.buffer(r.number, chunks=1, chunk_bytes=STATE_BUFFERS * trained, role="state", persistent=True, name="state")
+        state = self.low.layout.step_end.state_copies * trained
+        r.buffers["state"] = b.buffer(r.number, chunks=1, chunk_bytes=state, role="state", persistent=True, name="state")
 
     def _cut(self, g: _Group) -> None:
         """Chunks that every collective of the group can use, and that the replicas' parts are whole numbers of."""
@@ -365,6 +365,9 @@ class DataParallel:
             updated.append((r.buffers[f"weights{g.name}"], *g.part) if self.level < 3 else low.whole(r, f"shard{g.name}"))
         reads += updated if self.level else []
         largest = max(r.sizes[p] for names in r.gradients.values() for p in names)  # parameters are updated one after the other
+        if lay.step_end.norm:
+            waits, norm = lower_norm(low, r, [low.whole(r, n) for n in gradients], waits)
+            reads.append((norm, 0, low.b.chunks_of(norm)))
         op = low.b.op(
             "optimizer", graph=f"opt{r.stage.index}", stage=r.stage.index, workspace_bytes=UPDATE_BUFFERS * largest, reads=reads,
             writes=[*updated, low.whole(r, "state")],

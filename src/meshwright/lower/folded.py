@@ -24,7 +24,7 @@ from ..program.validate import validate
 
 __all__ = ["fold_axes", "folded_works", "largest_shards", "largest_values", "require_foldable", "representatives", "with_fold", "why_not_folded"]
 
-SLOTTED = ("actall", "actagain", "actsum", "gradall", "gradpart")  # buffers with a slot for every tensor rank's part
+SLOTTED = ("actall", "actagain", "actsum", "gradall", "gradpart")  # kinds of buffers of values with a slot for every tensor rank's part
 
 
 def why_not_folded(layout: TrainingLayout) -> str:
@@ -86,10 +86,12 @@ def with_fold(program: Program, layout: TrainingLayout) -> Program:
     folded = [axis.name for axis in axes if axis.kind != "plain"]
     shift = np.zeros((len(folded), len(program.buffers)), np.int32)
     apart = sequence_values(layout)
-    if "tensor" in folded and apart:
+    if "tensor" in folded and (apart or layout.step_end.norm):
         row = shift[folded.index("tensor")]
         for b, name in enumerate(program.buffers.name):
             kind, _, rest = name.partition(":")
+            if name == "norm:tensor":
+                row[b] = int(program.buffers.chunks[b]) // layout.tensor
             if kind in SLOTTED:
                 value = rest.rpartition(":")[0]
                 value = value.rpartition(":")[0] if kind in ("actall", "actagain", "gradpart") else value

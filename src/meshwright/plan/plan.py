@@ -20,7 +20,7 @@ from ..program.program import Program
 
 __all__ = [
     "Alternative", "CycleEntry", "GradientBucket", "ParamShard", "PartialGradient", "Plan", "Prediction", "Recompute", "RowBias", "Segment",
-    "SegmentStep", "Stage", "TrainingLayout", "ValueInfo", "ValueSplit", "VocabularyLoss",
+    "SegmentStep", "Stage", "StepEnd", "TrainingLayout", "ValueInfo", "ValueSplit", "VocabularyLoss",
 ]  # fmt: skip
 
 SCHEMA = "meshwright.plan"
@@ -214,6 +214,14 @@ class ValueInfo(_Record, frozen=True, kw_only=True):
     reduce: str = "sum"
 
 
+class StepEnd(_Record, frozen=True, kw_only=True):
+    """What the end of a step does beyond Adam's update. `state_copies`: what is kept beside each parameter, in units of it. `norm`: gradients are
+    scaled by the norm of all of them, which ranks sum up before their optimizers."""
+
+    state_copies: int = 2
+    norm: bool = False
+
+
 class TrainingLayout(_Record, frozen=True, kw_only=True):
     """How a training job is split: rank = (pipeline · data + data_index) · tensor + tensor_index.
 
@@ -252,6 +260,11 @@ class TrainingLayout(_Record, frozen=True, kw_only=True):
     losses: tuple[VocabularyLoss, ...] = ()
     sequence: bool = False  # sequence parallelism between the tensor-parallel regions
     notes: tuple[str, ...] = ()  # what was kept whole, and why
+    end: StepEnd | msgspec.UnsetType = msgspec.UNSET  # left out of documents where it is plain
+
+    @property
+    def step_end(self) -> StepEnd:
+        return self.end or StepEnd()
 
     @property
     def ranks(self) -> int:

@@ -15,6 +15,7 @@ from typing import NamedTuple
 from ..errors import UsageError
 from ..graph.graph import OpGraph
 from ..program.program import Program
+from .optimizers import state_names
 from .plan import TrainingLayout
 from .shards import part_ranges
 from .sizes import gradient_names
@@ -257,12 +258,13 @@ def _pieces(
     return found
 
 
-def training_tensors(graph: OpGraph, optimizer: str) -> dict[str, TensorSpec]:
+def training_tensors(graph: OpGraph, optimizer: str, ema: float = 0.0) -> dict[str, TensorSpec]:
     """Everything that a training run keeps between steps, by the names that checkpoints use.
 
     Raises: UsageError for an optimizer whose state only a checkpoint can tell.
     """
-    if optimizer not in ("adamw", "sgd"):
+    names = state_names(optimizer, ema)
+    if names is None:
         raise UsageError(
             f"the state of optimizer {optimizer!r} is not known before it has run", where="--checkpoint", hint="name a checkpoint: its index lists it"
         )
@@ -270,6 +272,7 @@ def training_tensors(graph: OpGraph, optimizer: str) -> dict[str, TensorSpec]:
     for p in graph.parameters:
         spec = TensorSpec(tuple(p.shape), ITEM_BYTES[p.dtype])
         found[f"param:{p.name}"] = spec
-        if p.trainable and optimizer == "adamw":
-            found |= {f"optimizer:{p.name}:exp_avg": spec, f"optimizer:{p.name}:exp_avg_sq": spec, f"optimizer:{p.name}:step": TensorSpec((), 4)}
+        if p.trainable:
+            found |= {f"optimizer:{p.name}:{x}": spec for x in names}
+            found |= {f"optimizer:{p.name}:step": TensorSpec((), 4)} if "exp_avg" in names else {}
     return found | {f"buffer:{b.name}": TensorSpec(tuple(b.shape), ITEM_BYTES[b.dtype]) for b in graph.buffers}

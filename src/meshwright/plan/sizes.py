@@ -81,9 +81,15 @@ def training_works(graph: OpGraph, layout: TrainingLayout) -> dict[str, Work]:
         )
         if layout.zero_level:
             total = -(-total // layout.data)
-        # reads weight, gradient and both moments, writes weight and moments; about ten operations per parameter
-        count = len(stage.params)
-        works[f"opt{stage.index}|optimizer"] = Work(flops=total // 4 * 10, bytes_read=4 * total, bytes_written=3 * total, calls=8 * count)
+        # reads weight, gradient and state (both moments), writes weight and state; about ten operations per parameter
+        count, state, norm = len(stage.params), layout.step_end.state_copies, layout.step_end.norm
+        works[f"opt{stage.index}|optimizer"] = Work(
+            flops=total // 4 * (10 + norm), bytes_read=(2 + state + norm) * total, bytes_written=(1 + state + norm) * total, calls=(8 + norm) * count,
+        )  # fmt: skip
+        if norm:  # every gradient is squared, then scaled; between them numbers of a few ranks are added up
+            works[f"opt{stage.index}|norm"] = Work(flops=total // 4 * 2, bytes_read=total, bytes_written=8, calls=count)
+            few = Work(flops=layout.ranks, bytes_read=8 * layout.ranks, bytes_written=8, calls=1)
+            works |= {f"opt{stage.index}:{axis}|norm": few for axis in ("tensor", "pipeline")}
     return works
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -67,6 +67,7 @@ def plan_text(plan: Plan, *, written: str = "") -> str:
     worst = max(prediction.memory_worst_bytes, default=0)
     rows = [
         ("model", f"{training['model']}, {plan.job['parameters']:,} parameters, loss {training['loss']}, {training['optimizer']}"),
+        ("recipe", _recipe(training.get("recipe", {}))),
         ("fabric", f"{plan.target_fabric['name']}, {len(plan.placement)} devices"),
         ("layout", _layout_line(plan)),
         ("batch", f"{layout.global_batch} = {layout.microbatch_counts} micro-batches of {layout.microbatch_size}"),
@@ -116,7 +117,12 @@ def _sharding_line(plan: Plan) -> str:
 
 def _said(decision: str) -> str:
     purpose = decision.replace("collective:", "")
-    return f"{purpose} gather" if purpose == "weights" else f"{purpose} sum"
+    return f"{purpose} gather" if purpose in ("weights", "norm") else f"{purpose} sum"
+
+
+def _recipe(asked: Mapping[str, Any]) -> str:
+    words = {"no_decay": "no decay of", "schedule": "schedule", "ema": "average", "clip_norm": "norm at most", "clip_value": "elements at most"}
+    return ", ".join(f"{words.get(k, k)} {' '.join(v) if isinstance(v, (list, tuple)) else v}" for k, v in asked.items())
 
 
 def _wrapped(name: str, value: str, width: int = 80) -> str:

@@ -11,7 +11,7 @@ from ..job import Training
 from ..run.steps.forward_graph import from_traced
 from ..run.train.data import open_data
 from ..run.train.dropout import Draws, PlacesUnknown, RandomPlace, SerialDraws, random_places
-from ..run.train.optimizers import make_optimizer
+from ..run.train.update import make_update
 
 __all__ = ["serial_losses"]
 
@@ -20,8 +20,8 @@ def serial_losses(job: Training, *, data: str, steps: int, rows: int | None = No
     """Loss of every step of plain eager training of `job.model` on global batches, whole batch at once (or `rows` samples at a time, accumulated)."""
     source = build_model(job.model, device="cpu", seed=job.seed, batch_size=job.global_batch)
     objective = Objective(source.module, job.loss, calling=source.calling)
-    optimizer = make_optimizer(job.optimizer, list(source.module.named_parameters()), job.learning_rate)
-    dataset = open_data(data, source.examples, job.seed)
+    optimizer = make_update(job, list(source.module.named_parameters()))
+    dataset = open_data(data, source.examples, job.seed, job.global_batch)
     rows = rows or job.global_batch
     losses = []
 
@@ -40,7 +40,7 @@ def serial_losses(job: Training, *, data: str, steps: int, rows: int | None = No
     for step in range(steps):
         samples = [dataset.sample(step * job.global_batch + i) for i in range(job.global_batch)]
         batch = [torch.stack(column) for column in zip(*samples, strict=True)]
-        optimizer.zero_grad()
+        optimizer.optimizer.zero_grad()
         total = 0.0
         for first in range(0, job.global_batch, rows):
             part = [x[first : first + rows] for x in batch]

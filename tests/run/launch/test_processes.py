@@ -81,7 +81,7 @@ def test_loss_curve_equals_serial(degrees, serial, tmp_path):
     assert result.document.losses == pytest.approx(serial, rel=1e-5)
     assert result.document.steps == 20 and result.document.ranks == 4
     ranks = [f"rank-00{r}.json" for r in range(4)]
-    assert sorted(p.name for p in (tmp_path / "run").iterdir()) == ["checkpoint", "modules.json", "plan.json", *ranks, "run.json"]
+    assert sorted(p.name for p in (tmp_path / "run").iterdir()) == ["checkpoint", "metrics.jsonl", "modules.json", "plan.json", *ranks, "run.json"]
 
 
 def test_recordings_cover_every_step_and_costs_are_measured(tmp_path):

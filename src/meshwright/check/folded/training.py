@@ -213,6 +213,8 @@ class _FoldedStep(TrainingStep):
         if value <= 0 or not by:
             return value
         name = self.name_of(value)
+        if name[0] == "norm" and axis == "tensor" and name[-1] != -1:
+            return 1 << 32 | self.quantity(*name[:-1], (int(str(name[-1])) + by) % self.layout.tensor)
         if name[0] not in ("act", "grad") or axis != "tensor":
             raise Unsupported(f"images of {name[0]!r} along the axis {axis!r} are not followed")
         bits, out, first = value >> 32, 0, 0

@@ -44,6 +44,7 @@ class StepState(WeightCells):
         self.old, self.garbage = (1 << 32 | self.quantity(name) for name in ("initial", "garbage"))
         self.data = DataGroups(p, layout)
         self.data_buffers = {(int(p.buffers.actor[b]), name): b for b, name in enumerate(p.buffers.name)}
+        self.norms = {(int(p.buffers.actor[b]), name[5:]): b for b, name in enumerate(p.buffers.name) if name.startswith("norm:")}
         for b, cells in self.memory.items():
             if self.in_cells(b) and self.role[b] == "weight":
                 cells[:] = [self.weight("old", int(p.buffers.actor[b]), b, i) for i in range(len(cells))]

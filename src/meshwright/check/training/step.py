@@ -12,6 +12,7 @@ held; each rank's optimizer needs complete gradients of its own cells and update
 on is updated.
 Where backward is split, I(segment, m) does what B does but for gradients of parameters; W(segment, m) adds these, and reads saved:segment:m,
 left:segment:m of its own I, and act:v:m for every value v the segment reads that is read at all.
+Where the layout asks for the norm of gradients (`norm`), norm steps read what the optimizer does, complete, and the optimizer reads every rank's sum.
 Then what it writes is, by definition, the value named. A split segment's F writes one part of each of its `sum_writes`, its B one part of each of its
 `sum_grads`; values that the layout calls split are each part's own; others are computed alike by all parts. Each rank runs each F and B (or I
 and W) of the stages that it holds once for every micro-batch of its copy of them, and one optimizer: copies of a stage end with equal gradients.
@@ -33,6 +34,7 @@ from ..program.wellformed import witness
 from ..verdict import MAX_FINDINGS_OF_A_KIND, Finding
 from .cells import ADDING, KEPT, compute_steps, too_small
 from .compressed import STEPS, codec_steps, coded, held_alike
+from .norm import norm_steps, require_norm, squared
 from .state import GIVEN, StepState
 
 __all__ = ["TrainingStep", "check_training", "too_small"]
@@ -77,6 +79,7 @@ class TrainingStep(StepState):
             if any(self.role[b] == "gradient" and int(p.buffers.actor[b]) == rank for b in range(len(p.buffers))):
                 want["optimizer", "", 0] = 1
             want |= codec_steps(lay, p, rank)
+            want |= Counter(norm_steps(lay, rank))
             for key in sorted({*want, *has[rank]}):
                 if want[key] != has[rank][key]:
                     step = at.get((rank, *key), -1)
@@ -101,6 +104,10 @@ class TrainingStep(StepState):
         rank = self.actor[step]
         if self.p.ops.name[op] == "optimizer":
             self.optimizer(step, rank, op)
+            return
+        if o.name[op] == "norm":
+            if squared(self, step, rank, op):
+                self.gradients(step, rank, op)
             return
         if o.name[op] in STEPS:
             coded(self, step, rank, op)
@@ -254,6 +261,8 @@ class TrainingStep(StepState):
     def optimizer(self, step: int, rank: int, op: int) -> None:
         p = self.p
         self.gradients(step, rank, op)
+        if self.layout.step_end.norm:
+            require_norm(self, step, rank)
         writes = {p.buffers.name[b] for b, _, _ in p.ops.writes[op].reshape(-1, 3).tolist()}
         if "weights" not in writes and not self.layout.zero_level:
             self.wrong(step, "does not write the weights")

@@ -13,6 +13,8 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
+import msgspec
+
 from ...cite import Cite
 from ...cost import Cost
 from ...errors import Infeasible, UsageError
@@ -20,7 +22,7 @@ from ...fabric.fabric import Device
 from ...graph.graph import OpGraph
 from ...graph.liveness import segment_workspace
 from ...lower.training import shard_bytes
-from ...plan.plan import TrainingLayout
+from ...plan.plan import StepEnd, TrainingLayout
 from .build import build_layout
 from .data_sharding import CITE as SHARDING_CITE
 from .data_sharding import PLAIN, DataSharding
@@ -61,6 +63,7 @@ class Grid(DegreesStrategy):
     workspace: Callable[[OpGraph, Sequence[str]], tuple[int, int]] = segment_workspace
     refuse: Callable[[Degrees], str] | None = None
     tensor_options: TensorOptions = LEVEL
+    end: StepEnd | None = None  # of every layout; None: plain
 
     @classmethod
     def cited(cls, layout: TrainingLayout | None) -> list[tuple[str, Cite]]:
@@ -113,6 +116,8 @@ class Grid(DegreesStrategy):
             )  # fmt: skip
         except Infeasible as error:
             return LayoutCandidate(degrees=degrees, why=error.message, sharding=sharding, division=division)
+        if self.end is not None:
+            layout = msgspec.structs.replace(layout, end=self.end)
         if degrees.sequence and not layout.sequence:
             return LayoutCandidate(degrees=degrees, why=layout.notes[-1], sharding=sharding, division=division)
         estimate, memory = _closed_form(layout, graph, problem.cost, device, rate)

@@ -24,6 +24,7 @@ from .collectives import CollectivePlanner
 from .evaluate import Evaluator
 from .evaluated import Evaluated
 from .placements import placements_of
+from .step_end import refusing_cuts, step_end
 from .wishes import LayoutWanted, Wishes
 
 __all__ = ["MAX_WORK_S", "TIME_LIMIT_S", "Context", "Decision", "Found", "Looks", "Made", "SearchBudget"]
@@ -193,7 +194,8 @@ class Context:
     def grid(self, refuse: Callable[[Degrees], str] | None = None) -> Grid:
         from ...graph.liveness import segment_workspace
 
-        return Grid(workspace=segment_workspace, tensor_options=self.wish(LayoutWanted).tensor_options, refuse=refuse)
+        options = self.wish(LayoutWanted).tensor_options
+        return Grid(workspace=segment_workspace, tensor_options=options, refuse=refusing_cuts(self.job, refuse), end=step_end(self.job, self.graph))
 
     @cached_property
     def speeds(self) -> dict[str, float]:

@@ -27,6 +27,7 @@ from .order import MAX_PLANNED_DEVICES
 from .pipeline import Schedule
 from .recompute import Recompute
 from .sharding import Sharding
+from .step_end import in_precision
 from .wishes import StepPrices, Wishes
 
 __all__ = ["DECISIONS", "choose", "cites_of", "context_of", "decide", "refine"]
@@ -55,7 +56,7 @@ def context_of(
     names = [d.name for d in DECISIONS]
     if unknown := sorted({*without} - {*names[1:]}):
         raise UsageError(f"there is no decision {unknown[0]!r} that can be left out", where="--without", hint=f"some of {', '.join(names[1:])}")
-    asked, cost = Wishes.these(wishes), cost or assumed_cost(fabric)
+    asked, cost = Wishes.these(wishes), in_precision(cost or assumed_cost(fabric), job, fabric)
     strategy = asked.of(CollectivesWanted).strategy
     strategy = "ring" if strategy == "auto" and len(fabric.devices) > MAX_PLANNED_DEVICES else strategy
     planner = CollectivePlanner(fabric=fabric, transport=cost.transport, strategy=strategy, seed=job.seed)

@@ -156,13 +156,13 @@ def replan_training(
     if global_batch is not None:
         job = msgspec.structs.replace(job, global_batch=global_batch)
     if graph is None:
-        from ...capture.graph import capture
+        from ...capture.precision import capture_job
 
-        graph = capture(job.model, loss=job.loss, seed=job.seed)
+        graph = capture_job(job)
     if old.job.get("graph_fingerprint") and graph.fingerprint() != old.job["graph_fingerprint"]:
         raise UsageError("the model is not the one that was planned", where=job.model, hint="plan it with `meshwright train plan`")
     if shards is None:
-        shards = old_shards(old, training_tensors(graph, job.optimizer))
+        shards = old_shards(old, training_tensors(graph, job.optimizer, job.asked.ema))
     fabric = _changed(fabric_of(old), lost, added)
     fabric.require_connected()
     cost = _layout_free(cost_of(old), old)

@@ -16,6 +16,7 @@ from ...decide.layout.data_sharding import CITE, DataSharding
 from ...decide.layout.problem import LayoutCandidate
 from ...decide.layout.unlike_devices import EVEN
 from ...errors import Infeasible, UsageError
+from ...plan.optimizers import may_be_cut
 from .context import Context, Decision, Found, Looks
 from .evaluated import Evaluated, fastest
 from .placements import placements_of
@@ -52,11 +53,11 @@ class Sharding(Decision):
 
     def choose(self, found: Found, context: Context) -> Found:
         """Raises: Infeasible when a level is asked for and no degrees have replicas; UsageError when the optimizer cannot be sharded."""
-        wanted, custom = context.wish(ShardingWanted), ":" in context.job.optimizer
+        wanted, custom = context.wish(ShardingWanted), not may_be_cut(context.job.optimizer)
         if custom and wanted.level:
             raise UsageError(
                 f"optimizer {context.job.optimizer} cannot be sharded: it would be given pieces of parameters", where="--zero",
-                hint="adamw or sgd, or --zero 0",
+                hint="one that updates every element by itself, like adamw, or --zero 0",
             )  # fmt: skip
         if wanted.level == 0 and wanted.overlap is False:
             return found

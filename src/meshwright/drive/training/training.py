@@ -26,6 +26,7 @@ from ..plans import check, make_plan
 from .context import Context, Found, Made, SearchBudget
 from .decisions import context_of, decide
 from .evaluated import Evaluated
+from .step_end import require_recipe
 
 __all__ = ["plan_of", "plan_training", "roofline_bound"]
 
@@ -46,13 +47,14 @@ def plan_training(
 
     Raises: Disconnected, UsageError (degrees or batch that do not divide), Infeasible (nothing fits: carries the smallest violated
         limit), TimeLimit (degrees were left out for size or time, none of the others fits), CaptureError,
-        CheckFailed (a planner is wrong: please report it).
+        CheckFailed (a planner is wrong: please report it); as `require_recipe`.
     """
     fabric.require_connected()
     if graph is None:
-        from ...capture.graph import capture
+        from ...capture.precision import capture_job
 
-        graph = capture(job.model, loss=job.loss, seed=job.seed)
+        graph = capture_job(job)
+    require_recipe(job, graph)
     context = context_of(job, fabric, cost, graph=graph, wishes=wishes, budget=budget, without=without, watch=watch)
     plan = plan_of(decide(context), context)
     check(plan)

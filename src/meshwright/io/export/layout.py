@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ...errors import Unsupported, UsageError
+from ...plan.optimizers import named
 from ...plan.plan import Plan, TrainingLayout
 from .exported import TARGETS, Exported
 from .recompute import with_recomputation
@@ -87,6 +88,7 @@ def _always(plan: Plan, layout: TrainingLayout, split: LayerSplit, job: Mapping[
         found.append(f"unequal numbers of micro-batches ({layout.microbatch_counts}): the target gives every replica as many")
     if layout.shards:
         found.append(f"the split of {len(layout.shards)} single parameters: the target splits its own model's layers by its own rules")
+    found += [f"the recipe's {k}, {v}" for k, v in dict(job.get("recipe", {})).items()]
     if ":" in str(job.get("loss", "")):
         found.append(f"the loss {job['loss']}")
     if layout.schedule not in ("1f1b",):
@@ -95,7 +97,9 @@ def _always(plan: Plan, layout: TrainingLayout, split: LayerSplit, job: Mapping[
 
 
 def _optimizer(job: Mapping[str, Any], column: int, missing: list[str]) -> str:
-    name = str(job.get("optimizer", "adamw"))
+    asked = named(str(job.get("optimizer", "adamw")), where="plan.job.training.optimizer")
+    name = asked.name.lower() if not asked.is_function else asked.name
+    missing += [f"the optimizer's {k}={v}" for k, v in asked.options.items()]
     found = _OPTIMIZERS.get(name, ("", "", ""))[column]
     if not found:
         missing.append(f"the optimizer {name}")

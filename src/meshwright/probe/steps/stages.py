@@ -16,7 +16,7 @@ import msgspec
 import torch
 from torch import fx
 
-from ...capture.forward import trace_forward
+from ...capture.precision import trace_job
 from ...capture.work import work_of
 from ...cost import Cost
 from ...drive.training.stage_steps import SegmentGraph
@@ -87,14 +87,15 @@ class StageSource:
             whole = msgspec.structs.replace(layout, zero_level=0)  # calls are the same; a micro-batch sees whole weights
             with traced.mode:
                 self._ranks[rank] = build_rank_module(
-                    graph, whole, rank, traced.parameters, traced.buffers, device=torch.device("cpu"), gradient_bytes={}
+                    graph, whole, rank, traced.parameters, traced.buffers, device=torch.device("cpu"), gradient_bytes={},
+                    precision=self.job.asked.precision,
                 )
         module = self._ranks[rank].segments[segment.key]
         return trace_segment(module, *example_tensors(graph, layout, segment, module.inputs, part), module.constants)
 
     def _model(self, batch: int) -> tuple[Any, ForwardGraph]:
         if batch not in self._models:
-            traced = trace_forward(self.job.model, loss=self.job.loss, batch_size=batch, seed=self.job.seed)
+            traced = trace_job(self.job, batch_size=batch)
             if traced.method == "opaque":
                 raise Unsupported("the model cannot be traced: its stages cannot be planned as steps", where=self.job.model)
             self._models[batch] = traced, from_traced(traced)

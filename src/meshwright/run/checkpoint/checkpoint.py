@@ -25,6 +25,7 @@ from ...io.shard_file import require_digest
 from ...plan.plan import Plan, TrainingLayout
 from ..recording.recording import RestartBytes, plan_identity
 from ..train.segments import RankModule
+from ..train.update import Update
 from .index import SCHEMA, VERSION, CheckpointIndex, SavedRank
 from .parts import Part, model_identity, parts_of
 
@@ -53,6 +54,7 @@ def save_rank(folder: Path, rank: int, module: RankModule, optimizer: Any, layou
     data = save({k: v.contiguous().cpu() for k, v in tensors.items()}, metadata=metadata)
     folder.mkdir(parents=True, exist_ok=True)
     write_bytes(folder / _file(rank), data)
+    scalars |= optimizer.saved() if isinstance(optimizer, Update) else {}
     return SavedRank(digest=hashlib.sha256(data).hexdigest(), losses=list(losses), parts=parts_of(tensors, module, layout, rank), scalars=scalars)
 
 

@@ -146,8 +146,8 @@ class Restored:
                 same = tensor.shape == trained.shape
                 optimizer.state[trained][rest.rpartition(":")[2]] = tensor.to(trained.device) if same else tensor
         for name, value in self.index.scalars.items():
-            rest = name.partition(":")[2]
-            if (trained := by_name.get(rest.rpartition(":")[0])) is not None:
+            kind, _, rest = name.partition(":")
+            if kind == "optimizer" and (trained := by_name.get(rest.rpartition(":")[0])) is not None:
                 optimizer.state[trained][rest.rpartition(":")[2]] = value
         self.count.needed_bytes = self.table.needed_bytes[self.rank]
         return self.count

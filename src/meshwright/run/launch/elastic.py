@@ -140,7 +140,8 @@ class _ElasticRank:
             data=request.data, steps=request.steps, out=str(request.out), device=request.device, checkpoint_every=request.checkpoint_every,
             resume_from=resume_from, timeout_s=request.timeout_s, pacing=pacing.mode, share=pacing.share, calibrate=request.calibrate,
             local_shards=absolute(request.local_shards), resume_local=request.resume and bool(request.local_shards), also_shared=request.also_shared,
-            drop_residual=request.drop_residual, module_spans=request.module_spans, traces=str(request.out.resolve()) if request.profile else "",
+            drop_residual=request.drop_residual,
+            tensorboard=request.tensorboard, module_spans=request.module_spans, traces=str(request.out.resolve()) if request.profile else "",
         )  # fmt: skip
         quota = CpuQuota(pacing.share) if pacing.mode == "quota" else None
         use = MachineUseRecorder(os.getppid())

@@ -33,18 +33,18 @@ __all__ = ["absolute", "commit", "forward_graph", "make_document", "restart_of",
 
 def forward_graph(plan: Plan, layout: TrainingLayout) -> Any:
     """The traced model, checked against the plan's layout."""
-    from ...capture.forward import trace_forward
+    from ...capture.precision import trace_job
     from ..steps.forward_graph import from_traced
 
     job = msgspec.convert(plan.job["training"], Training)
-    traced = trace_forward(job.model, loss=job.loss, batch_size=layout.microbatch_size, seed=job.seed)
+    traced = trace_job(job, batch_size=layout.microbatch_size)
     if traced.method == "opaque" and {n for s in layout.segments for n in s.nodes} != set(traced.nodes):
         raise Unsupported(f"the model cannot be traced here: {'; '.join(traced.notes)}", where=job.model)
     _refuse_changed_model(plan, job.model, traced)
     try:
         graph = from_traced(traced)
     except Unsupported:
-        graph = from_traced(trace_forward(job.model, loss=job.loss, batch_size=layout.microbatch_size, seed=job.seed, device="cpu"))
+        graph = from_traced(trace_job(job, batch_size=layout.microbatch_size, device="cpu"))
     planned = {base_node(n) for s in layout.segments for n in s.nodes}
     found = {n.name for n in graph.nodes}
     if planned != found:

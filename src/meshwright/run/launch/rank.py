@@ -16,13 +16,14 @@ import torch
 import torch.distributed as dist
 from torch.profiler import record_function
 
-from ...capture.forward import trace_forward
+from ...capture.precision import trace_job
 from ...capture.regions import REGION
 from ...capture.resolve import build_model
 from ...errors import Unsupported
 from ...io.plan.plan import read_plan
 from ...io.plan.run_names import PLAN
 from ...job import Training
+from ...plan.optimizers import may_be_cut
 from ...plan.plan import Plan, TrainingLayout
 from ...plan.shards import local_values
 from ...program.calls import inline
@@ -44,8 +45,9 @@ from ..recording.tracer import StepTracer
 from ..steps.forward_graph import OPAQUE, ForwardGraph
 from ..steps.storage_peak import peak_of
 from ..train.data import Batches, open_data
-from ..train.optimizers import make_optimizer
+from ..train.metrics import Metrics
 from ..train.segments import RankModule, build_rank_module
+from ..train.update import Update, make_update
 from ..train.work import TrainingWork, gradient_bytes
 
 __all__ = ["RankOptions", "run_rank", "training_rank"]
@@ -72,6 +74,7 @@ class RankOptions(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     calibrate: bool = True
     module_spans: bool = True  # record when which module runs
     traces: str = ""  # folder that a torch.profiler trace of a few steps goes to; "": none
+    tensorboard: bool = False
 
 
 def preload() -> None:
@@ -113,7 +116,9 @@ def run_rank(plan: Plan, graph: ForwardGraph, orders: Sequence[I32], rank: int, 
         index = msgspec.json.decode((Path(options.resume_from) / "index.json").read_bytes(), type=CheckpointIndex)
         restart = load_rank(Path(options.resume_from), index, rank, module, optimizer, plan)
         first, losses_before = index.step, index.losses
-    data = Batches(open_data(options.data, made.examples, job.seed), layout, graph.inputs, device)
+    if index is not None:
+        optimizer.resume(index.scalars, index.step)
+    data = Batches(open_data(options.data, made.examples, job.seed, job.global_batch), layout, graph.inputs, device)
     pacing = Pacing(mode=options.pacing, share=options.share)  # type: ignore[arg-type]
     work = TrainingWork(program, layout, rank, module, data, optimizer, seed=plan.seed)
     if index is not None:
@@ -140,8 +145,11 @@ def run_rank(plan: Plan, graph: ForwardGraph, orders: Sequence[I32], rank: int, 
     if layout.ranks > 1:
         dist.barrier()
     link.progress[STATE] = TRAINING
-    trainer = _Trainer(executor, work, memory, module, optimizer, rank, layout, plan, options, link, losses_before, marks)
+    metrics = Metrics(link.store, rank, layout, graph.inputs, Path(options.out), first, options.tensorboard)
+    trainer = _Trainer(executor, work, memory, module, optimizer, rank, layout, plan, options, link, losses_before, marks, metrics)
     recording = trainer.train(first)
+    metrics.close()
+    data.close()
     recording.restart = restart
     link.progress[STATE] = DONE
     return recording
@@ -175,25 +183,24 @@ class _Maker:
         self.buffers = dict(source.module.named_buffers())
         self.opaque = None
         if any(n.target == OPAQUE for n in graph.nodes):
-            traced = trace_forward(
-                job.model, loss=job.loss, batch_size=layout.microbatch_size, seed=job.seed, device=str(device), opaque=True
-            )
+            traced = trace_job(job, batch_size=layout.microbatch_size, device=str(device), opaque=True)
             self.opaque = next(n.target for n in traced.graph_module.graph.nodes if n.op == "call_function")
         elif any(n.target == REGION for n in graph.nodes):  # tracing makes the modules that are kept whole known here
-            trace_forward(job.model, loss=job.loss, batch_size=layout.microbatch_size, seed=job.seed, device=str(device))
+            trace_job(job, batch_size=layout.microbatch_size, device=str(device))
 
-    def module(self, clock: ModuleClock | None = None) -> tuple[RankModule, Any]:
+    def module(self, clock: ModuleClock | None = None) -> tuple[RankModule, Update]:
         module = build_rank_module(
             self.graph, self.layout, self.rank, self.parameters, self.buffers, device=self.device,
             gradient_bytes=gradient_bytes(self.program, self.rank),
-            opaque=self.opaque, clock=clock,
+            opaque=self.opaque, clock=clock, precision=self.job.asked.precision,
         )  # fmt: skip
-        if module.groups and ":" in self.job.optimizer:
+        if module.groups and not may_be_cut(self.job.optimizer):
             raise Unsupported(
                 f"optimizer {self.job.optimizer} would be given pieces of parameters", where=f"sharding level {self.layout.zero_level}",
-                hint="plan with --zero 0, or use adamw or sgd, which update every element by itself",
+                hint="plan with --zero 0, or use one that updates every element by itself, like adamw",
             )  # fmt: skip
-        return module, make_optimizer(self.job.optimizer, [(p.name, tensor) for p, tensor, _ in module.updated()], self.job.learning_rate)
+        trained = {name: p for name, p in self.parameters.items() if p.requires_grad}
+        return module, make_update(self.job, [(p.name, tensor) for p, tensor, _ in module.updated()], whole=trained)
 
     def forget(self) -> None:
         self.parameters, self.buffers = {}, {}
@@ -203,8 +210,9 @@ class _Trainer:
     def __init__(
         self, executor: Executor, work: TrainingWork, memory: RankMemory, module: RankModule, optimizer: Any, rank: int, layout: TrainingLayout,
         plan: Plan, options: RankOptions, link: RankLink, losses_before: list[float], marks: ModuleClock | None,
+        metrics: Metrics,
     ) -> None:  # fmt: skip
-        self.marks = marks
+        self.marks, self.metrics = marks, metrics
         self.executor, self.work, self.memory, self.module, self.optimizer = executor, work, memory, module, optimizer
         self.rank, self.layout, self.plan, self.options, self.link = rank, layout, plan, options, link
         self.losses_before = losses_before
@@ -243,6 +251,7 @@ class _Trainer:
 
     def one(self, step: int, *, profiled: bool = False, traced: bool = False) -> None:
         executor, zero = self.executor, self.zero
+        rate = next((float(g["lr"]) for g in self.optimizer.param_groups), 0.0)
         cpu, process, start = time.thread_time(), time.process_time(), time.perf_counter()
         with record_function("load data") if traced else nullcontext():
             self.work.begin(step)
@@ -256,6 +265,7 @@ class _Trainer:
         loss = self.work.loss()
         if loss is not None:
             self.recording.losses.append(loss)
+        self.metrics.step(step, loss, end - start, learning_rate=rate, **self.work.said())
         marks = self.marks.take(zero) if self.marks else ([], [])
         if len(self.recording.steps) < MAX_RECORDED_STEPS:
             record.marks, record.marks_s = marks
@@ -276,6 +286,7 @@ class _Trainer:
     def checkpoint(self, step: int) -> None:
         """Every rank writes its part; rank 0 commits when all have. With local shards every device gets the index too."""
         store, root, options = self.link.store, Path(self.options.out) / "checkpoint", self.options
+        self.metrics.write()  # what a run that resumes here will not say again
         local = device_folder(options.local_shards, self.plan.placement[self.rank]) if options.local_shards else None
         shared = local is None or options.also_shared
         folders = ([checkpoint_folder(local, step)] if local is not None else []) + ([checkpoint_folder(root, step)] if shared else [])

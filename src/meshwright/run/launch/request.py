@@ -10,7 +10,7 @@ from typing import Any
 
 import msgspec
 
-from ...errors import MissingExtra, TooFewDevices, UsageError
+from ...errors import MissingExtra, TooFewDevices, Unsupported, UsageError
 from ...lower.compressed import require_codecs_run
 from ...plan.plan import Plan, TrainingLayout
 
@@ -75,6 +75,7 @@ class RunRequest:
     also_shared: bool = False
     drop_residual: bool = False  # what the codecs of the checkpoint had not sent
     module_spans: bool = True
+    tensorboard: bool = False  # metrics to TensorBoard's files too
     profile: bool = False  # also a torch.profiler trace of three steps, per rank
 
 
@@ -114,6 +115,12 @@ def check_request(plan: Plan, request: RunRequest) -> TrainingLayout:
         raise TooFewDevices(
             f"the plan needs {ranks} ranks, {request.max_ranks} are allowed", where="--max-ranks", hint="plan for a smaller fabric (--devices)",
             data={"needed": ranks, "available": request.max_ranks},
+        )  # fmt: skip
+    precision = dict(dict(plan.job.get("training", {})).get("recipe", {})).get("precision", "fp32")
+    if precision != "fp32" and request.device != "cpu":
+        raise Unsupported(
+            f"the plan counts what {precision} casts on processors; on {request.device} that is another list", where="--device",
+            hint="use --device cpu, or plan in fp32",
         )  # fmt: skip
     if request.device == "cuda":
         available = torch.cuda.device_count()

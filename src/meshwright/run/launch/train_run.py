@@ -1,6 +1,7 @@
 """`train_run`: execute a training plan for real on this machine, or as one rank under torchrun, and leave a run folder behind.
 
-The folder holds `run.json` (written last), `plan.json`, `rank-<r>.json` recordings and `checkpoint/`. A run that fails leaves only the last.
+The folder holds `run.json` (written last), `plan.json`, `rank-<r>.json` recordings, `checkpoint/` and `metrics.jsonl`. A run that fails leaves the
+last two only.
 """
 
 from __future__ import annotations
@@ -110,7 +111,7 @@ def _run_locally(
         data=request.data, steps=request.steps, out=str(request.out.resolve()), device=request.device, checkpoint_every=request.checkpoint_every,
         resume_from=str(Path(resume_from).resolve()) if resume_from else "", timeout_s=request.timeout_s, pacing=pacing.mode, share=pacing.share,
         calibrate=request.calibrate, local_shards=absolute(request.local_shards), resume_local=request.resume and bool(request.local_shards),
-        drop_residual=request.drop_residual, also_shared=request.also_shared, module_spans=request.module_spans,
+        drop_residual=request.drop_residual, tensorboard=request.tensorboard, also_shared=request.also_shared, module_spans=request.module_spans,
         traces=str(partial.resolve()) if request.profile else "",
     )  # fmt: skip
     ranks = LocalRanks(

@@ -6,7 +6,7 @@ stopped.
 
 Sources: `python-source` (bytes of the standard library's own `.py` files), a text or binary file (its bytes), `FILE.py:function`
 or `module:function` returning a dataset (`len(dataset)` optional, `dataset[i]` -> tuple of tensors, one per example input, target
-last), and `synthetic`.
+last), an iterable dataset or a DataLoader (`loader`), and `synthetic`.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from ...capture.resolve import resolve_function, user_code
 from ...errors import UsageError
 from ...plan.plan import TrainingLayout
 from ..steps.forward_graph import TensorInfo
+from .loader import Loaded, Streamed, as_samples
 
 __all__ = ["Batches", "ByteWindows", "Dataset", "Synthetic", "open_data"]
 
@@ -94,8 +95,11 @@ class Batches:
     def microbatch(self, step: int, replica: int, microbatch: int) -> tuple[torch.Tensor, ...]:
         lay = self.layout
         first = step * lay.global_batch + lay.first_sample(replica, microbatch)
-        rows = [self.dataset.sample(first + i) for i in range(lay.microbatch_size)]
-        batch = tuple(torch.stack(column) for column in zip(*rows, strict=True))
+        if isinstance(self.dataset, (Loaded, Streamed)):
+            batch = self.dataset.rows(first, lay.microbatch_size)
+        else:
+            rows = [self.dataset.sample(first + i) for i in range(lay.microbatch_size)]
+            batch = tuple(torch.stack(column) for column in zip(*rows, strict=True))
         if len(batch) != len(self.inputs):
             raise UsageError(f"a sample has {len(batch)} tensors, the model takes {len(self.inputs)} (target last)")
         for i, (x, info) in enumerate(zip(batch, self.inputs, strict=True)):
@@ -103,11 +107,16 @@ class Batches:
                 raise UsageError(f"tensor {i} of the data is {tuple(x.shape)} {x.dtype}, the model takes {info.shape} torch.{info.dtype}")
         return tuple(x.to(self.device) for x in batch)
 
+    def close(self) -> None:
+        """End what fetches ahead."""
+        if isinstance(self.dataset, (Loaded, Streamed)):
+            self.dataset.close()
 
-def open_data(name: str, examples: Sequence[torch.Tensor], seed: int) -> Dataset:
-    """The dataset called `name` for a model with these example inputs.
 
-    Raises: UsageError when a text source does not fit the model's inputs, a file is missing, or the name means nothing.
+def open_data(name: str, examples: Sequence[torch.Tensor], seed: int, global_batch: int = 1) -> Dataset:
+    """The dataset called `name` for a model with these example inputs; of so many samples a step (loaders with `drop_last` want to know).
+
+    Raises: as `loader.as_samples`; UsageError when a text source does not fit the model's inputs, a file is missing, or the name means nothing.
     """
     if name == "synthetic":
         return Synthetic(examples, seed)
@@ -118,7 +127,9 @@ def open_data(name: str, examples: Sequence[torch.Tensor], seed: int) -> Dataset
         with path.open("rb") as file:
             return ByteWindows(file.read(MAX_DATA_BYTES), _window(examples, name))
     if ":" in name:
-        return _Indexed(resolve_function(name, what="data")(), name)
+        with user_code(name, name.rpartition(":")[0]):
+            made = resolve_function(name, what="data")()
+        return as_samples(made, name, seed, global_batch) or _Indexed(made, name)
     raise UsageError(f"no data {name!r}", where="--data", hint="python-source, synthetic, a file of text, or FILE.py:function")
 
 

@@ -21,6 +21,7 @@ from typing import Any
 import torch
 from torch import fx
 
+from ...capture.precision import casting
 from ...capture.regions import REGION, run_region
 from ...errors import PlanMismatch, Unsupported
 from ...plan.plan import ParamShard, Segment, TrainingLayout, ValueInfo, ValueSplit
@@ -39,6 +40,9 @@ from .sharded_state import ParameterGroup, ParameterShard, Piece, build_groups, 
 __all__ = ["RankModule", "SegmentModule", "build_rank_module", "example_tensors", "random_seed"]
 
 
+TRAINED = (torch.float32, torch.float64, torch.bfloat16)
+
+
 @dataclass
 class RankModule:
     """Everything one rank computes with. Every trained parameter's `.grad` is a view of one of the flat `gradients` buffers."""
@@ -51,11 +55,12 @@ class RankModule:
     draws: Draws = field(default_factory=Draws)  # what its dropout draws for; set before a segment runs
     groups: dict[str, ParameterGroup] = field(default_factory=dict)  # where data replicas divide training state, by group name
     sums: dict[str, torch.Tensor] = field(default_factory=dict)  # encoded gradients that replicas add up, by the plan's buffer name
+    norms: dict[str, torch.Tensor] = field(default_factory=dict)  # what the ranks' sums of squares are gathered in, likewise
 
     @property
     def flats(self) -> dict[str, torch.Tensor]:
         """Flat tensors of the plan's persistent buffers, by name."""
-        return self.gradients | self.sums | {name: flat for g in self.groups.values() for name, flat in g.flats.items()}
+        return self.gradients | self.sums | self.norms | {name: flat for g in self.groups.values() for name, flat in g.flats.items()}
 
     def kept(self) -> list[tuple[ParameterShard, torch.Tensor, Piece | None]]:
         """What this rank keeps of each parameter between steps: the whole of it, or a piece."""
@@ -79,13 +84,14 @@ class RankModule:
 def build_rank_module(
     graph: ForwardGraph, layout: TrainingLayout, rank: int, parameters: Mapping[str, torch.Tensor], buffers: Mapping[str, torch.Tensor], *,
     device: torch.device, gradient_bytes: Mapping[str, int], opaque: Callable[..., Any] | None = None, clock: ModuleClock | None = None,
+    precision: str = "fp32",
 ) -> RankModule:  # fmt: skip
     """The segments, shards and gradient buffers of `rank`.
 
     `parameters`, `buffers`: whole tensors by name, equal on all ranks. `gradient_bytes`: sizes of the plan's gradient buffers (padding included).
-    `opaque` is what the one node of an untraced model calls. `clock`: is told when which module runs.
-    Raises: Unsupported when a segment cannot be split as the layout says (names the node), or a trained parameter is not float32; PlanMismatch for
-    one that the plan does not train.
+    `opaque` is what the one node of an untraced model calls. `clock`: is told when which module runs. `precision`: see `capture.precision`.
+    Raises: Unsupported when a segment cannot be split as the layout says (names the node), or a trained parameter is of no type in TRAINED;
+    PlanMismatch for one that the plan does not train.
     """
     pipeline, _, tensor = layout.coordinates(rank)
     stage = layout.held(pipeline)
@@ -99,8 +105,8 @@ def build_rank_module(
             raise PlanMismatch(f"the plan does not train parameter {name!r}, the model does", hint="make the plan again from this model")
         shard = shard_of.get(name)
         local = take_part(whole.detach(), shard.axis, shard, tensor, layout.tensor) if shard else whole.detach().clone()
-        if whole.requires_grad and local.dtype not in (torch.float32, torch.float64):
-            raise Unsupported(f"parameter {name!r} is {local.dtype}; only float32 and float64 parameters can be trained so far")
+        if whole.requires_grad and local.dtype not in TRAINED:
+            raise Unsupported(f"parameter {name!r} is {local.dtype}; only float32, float64 and bfloat16 parameters can be trained so far")
         p = torch.nn.Parameter(local.to(device), requires_grad=whole.requires_grad)
         held[name] = ParameterShard(name, p, tuple(whole.shape), shard)
     groups = build_groups(layout, rank, held, gradient_bytes, device) if layout.zero_level else {}
@@ -109,10 +115,11 @@ def build_rank_module(
         gradients |= {name: flat for name, flat in g.flats.items() if name.startswith("grad")}
     kept = {name: b.detach().clone().to(device) for name, b in buffers.items()}
     wanted = set(stage.segments)
-    builder = _Builder(expand_forward(graph, layout.losses), layout, tensor, held, kept, device, opaque, clock, groups)
+    builder = _Builder(expand_forward(graph, layout.losses), layout, tensor, held, kept, device, opaque, clock, groups, precision)
     segments = {s.key: builder.segment(s) for s in layout.segments if s.key in wanted}  # forward order, over all stages that the rank holds
     sums = sum_buffers(layout, rank, gradient_bytes, device)
-    return RankModule(segments, held, kept, gradients, graph.outputs[0], builder.draws, groups, sums)
+    norms = {n: torch.zeros(size // 8, dtype=torch.float64, device=device) for n, size in gradient_bytes.items() if n.startswith("norm:")}
+    return RankModule(segments, held, kept, gradients, graph.outputs[0], builder.draws, groups, sums, norms)
 
 
 def example_tensors(
@@ -158,9 +165,9 @@ class _Builder:
     def __init__(
         self, graph: ForwardGraph, layout: TrainingLayout, tensor_index: int, held: Mapping[str, ParameterShard],
         buffers: Mapping[str, torch.Tensor], device: torch.device, opaque: Callable[..., Any] | None, clock: ModuleClock | None,
-        groups: Mapping[str, ParameterGroup],
+        groups: Mapping[str, ParameterGroup], precision: str,
     ) -> None:  # fmt: skip
-        self.clock, self.groups = clock, groups
+        self.clock, self.groups, self.precision = clock, groups, precision
         self.graph, self.layout, self.held, self.buffers, self.device, self.opaque = graph, layout, held, buffers, device, opaque
         self.tensor_index = tensor_index
         self.places = random_places(graph)
@@ -246,7 +253,10 @@ class _Builder:
         for bias in self.biases(segment):
             reader = next((n.name for n in nodes if n.name in replays.region and bias.value in n.inputs), None)
             add = replays.wrap(reader, torch.ops.aten.add.Tensor) if reader else torch.ops.aten.add.Tensor
-            known[bias.value] = graph.call_function(add, (known[bias.value], known[f"param:{bias.bias}"]))
+            own = known[f"param:{bias.bias}"]
+            if self.precision != "fp32":  # autocast would have cast it inside the operator that makes the value
+                own = graph.call_function(torch.ops.aten.to.dtype, (own, getattr(torch, self.value[bias.value].dtype)))
+            known[bias.value] = graph.call_function(add, (known[bias.value], own))
         modules = ModuleMarks(self.clock, self.graph.modules, segment.key, graph)
         for node in nodes:
             modules.before(node)
@@ -270,7 +280,14 @@ class _Builder:
         graph.output(tuple(known[w] for w in segment.writes))
         module = fx.GraphModule(torch.nn.Module(), graph)
         function: Callable[..., Any] = module.forward
-        return function
+        if self.precision == "fp32":
+            return function
+
+        def cast(*values: Any) -> Any:
+            with casting(self.precision):
+                return function(*values)
+
+        return cast
 
     def drawing(self, node: ForwardNode, target: Callable[..., Any], state: Any, member: Member, replays: Replays) -> Callable[..., Any]:
         """The call with the serial run's bits for this rank's part of what it draws for."""
@@ -312,7 +329,7 @@ class _Builder:
                 not scattered and (_shard(split) if split else None) != (None if state is PARTIAL else state)
             ):
                 raise Unsupported(f"segment {segment.key!r} leaves {value!r} as {state}, the layout says otherwise", where=f"node {value}")
-        with FakeTensorMode() as mode:
+        with FakeTensorMode() as mode, casting(self.precision):
             known: dict[str, Any] = {}
 
             def fake(name: str) -> Any:

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import partial
+from functools import cached_property, partial
 from typing import Any, Protocol
 
 import torch
@@ -15,8 +15,10 @@ from ...plan.plan import TrainingLayout
 from ...program.program import Program
 from ..executor.memory import RankMemory
 from .compressed import STEPS, CompressedGroups
+from .norm import GradientNorm
 from .segments import RankModule, SegmentModule, random_seed
 from .sharded_state import ParameterGroup, referring
+from .update import Update
 
 __all__ = ["BatchSource", "TrainingWork", "gradient_bytes", "optimizer_update"]
 
@@ -25,6 +27,9 @@ class BatchSource(Protocol):
     """Micro-batches by what they are, not by who asks: `inputs` of (step, replica, micro-batch), one tensor per example input."""
 
     def microbatch(self, step: int, replica: int, microbatch: int) -> Sequence[torch.Tensor]: ...
+
+
+WITH_SIZES = ("gradients", "gradshard", "sum", "norm:")  # buffers whose tensors are made here, in the plan's sizes
 
 
 @dataclass
@@ -73,11 +78,22 @@ class TrainingWork:
         shares = len(set(self.layout.copy_of)) or 1
         return sum(float(x) for x in self.losses.values()) * shares / (self.layout.all_microbatches / self.layout.data)
 
+    def said(self) -> dict[str, float]:
+        """What is known of the step that is over, beside its loss."""
+        found = {}
+        if self.layout.step_end.norm and self.norm.total is not None:
+            found["gradient_norm"] = float(self.norm.total)
+        if isinstance(self.optimizer, Update) and self.optimizer.scaler is not None:
+            found["loss_scale"] = self.optimizer.scaler.scale
+        return found
+
     def compile(self, op: int, memory: RankMemory) -> Callable[[], None]:
         ops = self.program.ops
         name = ops.name[op]
+        if name == "norm":
+            return self.norm.compile(op)
         if name == "optimizer":
-            return self._optimizer()
+            return self._optimizer(op)
         if name in STEPS:
             return self.compressed.compile(name, ops.graph[op], memory)
         segment = self.module.segments.get(ops.graph[op])
@@ -118,8 +134,18 @@ class TrainingWork:
 
         return act
 
-    def _optimizer(self) -> Callable[[], None]:
-        return optimizer_update(self.optimizer, self.module)
+    @cached_property
+    def norm(self) -> GradientNorm:
+        return GradientNorm(self.program, self.layout, self.rank, self.module.updated(), self.module.norms)
+
+    def _optimizer(self, op: int) -> Callable[[], None]:
+        if not isinstance(self.optimizer, Update):
+            return optimizer_update(self.optimizer.step, self.module)
+        if (self.optimizer.clip_norm or self.optimizer.scaler) and not self.layout.step_end.norm:
+            raise Unsupported("the job asks for the norm of gradients, and the plan's layout does not", hint="make the plan again")
+        norm = self.norm.final(op) if self.layout.step_end.norm else None
+        weights = [t for _, t, _ in self.module.updated()]
+        return optimizer_update(partial(self.optimizer.clipped_step, weights, norm), self.module)
 
     def _forward(self, segment: SegmentModule, microbatch: int, memory: RankMemory) -> Callable[[], None]:
         read, batches, losses, put, loss_name = memory.read, self._batches, self.losses, memory.put, self.module.loss
@@ -166,11 +192,13 @@ class TrainingWork:
                 part = names.get(f"gradpart:{v}:{segment.key}:{microbatch}", -1)
                 outgoing[i] = part if part >= 0 else self._buffer(memory, f"grad:{v}:{microbatch}")
 
+        scaler = self.optimizer.scaler if isinstance(self.optimizer, Update) else None
         split = self.layout.split_backward
         run = segment.backward_input if split else segment.backward
 
         def backward() -> None:
-            gradients = [read(b) if b >= 0 else seed for b, seed in zip(incoming, seeds, strict=True)]
+            factor = 1.0 if scaler is None else scaler.scale
+            gradients = [read(b) if b >= 0 else seed if seed is None else seed * factor for b, seed in zip(incoming, seeds, strict=True)]
             seen = {_storage(g) for g in gradients if g is not None}
             for i, gradient in run(microbatch, gradients, {i: read(b) for i, b in again.items()}).items():
                 buffer = outgoing[i]
@@ -193,9 +221,9 @@ class TrainingWork:
         return memory.by_name[name]
 
 
-def optimizer_update(optimizer: Any, module: RankModule) -> Callable[[], None]:
+def optimizer_update(step: Callable[[], object], module: RankModule) -> Callable[[], None]:
     """The optimizer's step, then zero gradients for the next."""
-    step, flats = optimizer.step, list(module.gradients.values())
+    flats = list(module.gradients.values())
 
     def update() -> None:
         step()
@@ -210,7 +238,8 @@ def _storage(tensor: torch.Tensor) -> int:
 
 
 def gradient_bytes(program: Program, rank: int) -> Mapping[str, int]:
-    """Sizes of the gradient buffers of `rank` that live between steps, and of the sums of their encoded forms, padding included, by name."""
+    """Sizes of the gradient buffers of `rank` that live between steps, of the sums of their encoded forms, and of what the ranks' parts of their norm
+    are gathered in, padding included, by name."""
     b = program.buffers
     mine = (b.actor == rank).nonzero()[0].tolist()
-    return {b.name[i]: int(b.chunks[i]) * int(b.chunk_bytes[i]) for i in mine if b.name and b.name[i].startswith(("gradients", "gradshard", "sum"))}
+    return {b.name[i]: int(b.chunks[i]) * int(b.chunk_bytes[i]) for i in mine if b.name and b.name[i].startswith(WITH_SIZES)}

@@ -1,0 +1,67 @@
+"""Flags that say how a job is trained: optimizer, schedule, average of the weights."""
+
+from __future__ import annotations
+
+import argparse
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from msgspec import UnsetType
+
+    from ..job import Recipe, Training
+
+__all__ = ["recipe_arguments", "recipe_of", "require_made"]
+
+
+def recipe_arguments(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group("how it is trained", "part of the plan: a run follows it, and a checkpoint belongs to it")
+    group.add_argument(
+        "--optimizer", default="adamw", metavar="NAME[:OPTION=VALUE,...]",
+        help="adamw (default), sgd, any of torch.optim, with options: adamw:weight_decay=0.1,betas=0.9,0.95; or module:function, called with the "
+        "model's (name, parameter) pairs and the learning rate",
+    )  # fmt: skip
+    group.add_argument("--learning-rate", type=float, default=1e-3)
+    group.add_argument(
+        "--no-decay", default="", metavar="PATTERN,...",
+        help="no weight decay for parameters with one of these in their names, e.g. bias,norm; with * as a pattern; 1d: of at most one dimension",
+    )  # fmt: skip
+    group.add_argument(
+        "--schedule", default="", metavar="NAME[:OPTION=VALUE,...]",
+        help="of the learning rate: cosine:steps=1000,warmup=100,end=0.1, linear, constant, inverse-sqrt, any of torch.optim.lr_scheduler, or "
+        "module:function, called with the optimizer",
+    )  # fmt: skip
+    group.add_argument("--clip-norm", type=float, default=0.0, metavar="NORM", help="scale gradients so that the norm of all is at most this")
+    group.add_argument("--clip-value", type=float, default=0.0, metavar="VALUE", help="clip every element of the gradients to this")
+    group.add_argument(
+        "--precision", choices=("fp32", "bf16-autocast", "fp16-autocast"), default="fp32",
+        help="fp32 (default), or forward and loss under torch.autocast; float16 with dynamic loss scaling",
+    )  # fmt: skip
+    group.add_argument("--ema", type=float, default=0.0, metavar="DECAY", help="keep a moving average of the weights, e.g. 0.999")
+
+
+def recipe_of(args: argparse.Namespace) -> Recipe | UnsetType:
+    """What the flags ask for; unset where that is nothing."""
+    from msgspec import UNSET
+
+    from ..job import Recipe
+
+    if args.precision != "fp32" and (args.model is None or args.cost == "measured"):
+        from ..errors import UsageError
+
+        why = "a captured graph has the precision in which it was captured" if args.model is None else "operators are measured in float32"
+        raise UsageError(why, where="--precision", hint="give --model, and another --cost")
+    patterns = tuple(p.strip() for p in args.no_decay.split(",") if p.strip())
+    made = Recipe(
+        no_decay=patterns, schedule=args.schedule, ema=args.ema, clip_norm=args.clip_norm, clip_value=args.clip_value, precision=args.precision
+    )
+    return UNSET if made == Recipe() else made
+
+
+def require_made(job: Training) -> None:
+    """Makes the optimizer and the schedule once, of nothing, so that what torch refuses is told before a plan is made.
+
+    Raises: as `make_optimizer` and `make_schedule`.
+    """
+    from ..run.train.update import require_update
+
+    require_update(job)

@@ -1,0 +1,69 @@
+"""What a job's recipe asks of the program of every step, as part of its layouts; recipes that no run could follow are refused."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import msgspec
+
+from ...cost import Cost
+from ...decide.layout.problem import Degrees
+from ...errors import UsageError
+from ...fabric.fabric import Fabric
+from ...graph.graph import OpGraph
+from ...job import Training
+from ...plan.optimizers import optimizer_kind, state_copies, undecayed
+from ...plan.plan import StepEnd
+
+__all__ = ["in_precision", "refusing_cuts", "require_recipe", "step_end"]
+
+
+def require_recipe(job: Training, graph: OpGraph) -> None:
+    """Raises: UnknownName, Unsupported, UsageError for an optimizer that does not exist or cannot be used, and for values that do not fit."""
+    asked = job.asked
+    kind = optimizer_kind(job.optimizer)
+    if asked.no_decay and kind is None:
+        raise UsageError("a function makes its own groups", where="--no-decay", hint="leave --no-decay out, or name an optimizer of torch.optim")
+    undecayed({p.name: p.shape for p in graph.parameters if p.trainable}, asked.no_decay)
+    if not 0 <= asked.ema < 1:
+        raise UsageError(f"the decay of the average must be at least 0 and below 1, got {asked.ema:g}", where="--ema", hint="e.g. --ema 0.999")
+    cast = {"bf16-autocast": "bfloat16", "fp16-autocast": "float16"}.get(asked.precision)
+    if cast is not None and not any(x.dtype == cast for n in graph.nodes for x in n.outputs):
+        raise UsageError(f"the graph holds no {cast}: it was captured in another precision", where="--precision", hint="give --model")
+    for value, flag in ((asked.clip_norm, "--clip-norm"), (asked.clip_value, "--clip-value")):
+        if not 0 <= value < float("inf"):
+            raise UsageError(f"gradients are clipped to a positive number, got {value:g}", where=flag, hint=f"e.g. {flag} 1.0")
+    if asked.clip_norm and asked.clip_value:
+        raise UsageError("gradients are clipped by norm or by value", where="--clip-value", hint="leave one of the two out")
+
+
+def step_end(job: Training, graph: OpGraph) -> StepEnd | None:
+    """None where the job asks for nothing that the program shows."""
+    copies = state_copies(job.optimizer, job.asked.ema)
+    if any(p.trainable and p.dtype == "bfloat16" for p in graph.parameters):
+        copies = 2 * (1 + copies)  # a master and its state, twice as wide as the weight
+    # float16 may overflow: the norm tells all ranks alike that some gradient is not finite
+    made = StepEnd(state_copies=copies, norm=job.asked.clip_norm > 0 or job.asked.precision == "fp16-autocast")
+    return None if made == StepEnd() else made
+
+
+def in_precision(cost: Cost, job: Training, fabric: Fabric) -> Cost:
+    """The cost at the peak of the job's precision, where the devices state one and it is the higher one: products are cast, and they are the work."""
+    kind = {"bf16-autocast": "bf16", "fp16-autocast": "fp16"}.get(job.asked.precision, "")
+    if cost.dtype == "fp32" and all(d.flops.get(kind, -1) >= d.flops.get("fp32", 0) for d in fabric.devices):
+        return msgspec.structs.replace(cost, dtype=kind)
+    return cost
+
+
+def refusing_cuts(job: Training, refuse: Callable[[Degrees], str] | None) -> Callable[[Degrees], str] | None:
+    """`refuse`, and tensor parallelism for an optimizer that needs parameters whole."""
+    kind = optimizer_kind(job.optimizer)
+    if kind is None or kind.cut:
+        return refuse
+
+    def why(degrees: Degrees) -> str:
+        if degrees.tensor > 1:
+            return f"optimizer {job.optimizer} needs parameters whole, tensor parallelism splits them"
+        return refuse(degrees) if refuse is not None else ""
+
+    return why
