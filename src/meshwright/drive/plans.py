@@ -62,12 +62,14 @@ def read_fabric(spec: str, devices: str | None = None) -> Fabric:
 
 
 def read_plan(path: str | Path) -> Plan:
+    """The plan in a file, `.json` or `.json.gz`. Raises: UsageError (no such file), FormatError (not a plan, a damaged program)."""
     from ..io.plan.plan import read_plan as read
 
     return read(Path(path))
 
 
 def write_plan(path: str | Path, plan: Plan) -> None:
+    """Writes the plan to a file, gzipped where it is named `.json.gz`; equal plans give equal bytes."""
     from ..io.plan.plan import write_plan as write
 
     write(Path(path), plan)

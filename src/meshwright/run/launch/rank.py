@@ -16,8 +16,6 @@ import torch
 import torch.distributed as dist
 from torch.profiler import record_function
 
-from ...capture.forward import trace_forward
-from ...capture.regions import REGION
 from ...capture.resolve import build_model
 from ...errors import Unsupported
 from ...io.plan.plan import read_plan
@@ -41,12 +39,13 @@ from ..ranks.worker import RankLink, Seat
 from ..recording.module_clock import ModuleClock
 from ..recording.recording import RankRecording, RestartBytes, StepRecord
 from ..recording.tracer import StepTracer
-from ..steps.forward_graph import OPAQUE, ForwardGraph
+from ..steps.forward_graph import ForwardGraph
 from ..steps.storage_peak import peak_of
 from ..train.data import Batches, open_data
 from ..train.optimizers import make_optimizer
 from ..train.segments import RankModule, build_rank_module
 from ..train.work import TrainingWork, gradient_bytes
+from .outcome import opaque_function
 
 __all__ = ["RankOptions", "run_rank", "training_rank"]
 
@@ -173,14 +172,7 @@ class _Maker:
         self.examples = source.examples
         self.parameters = dict(source.module.named_parameters())
         self.buffers = dict(source.module.named_buffers())
-        self.opaque = None
-        if any(n.target == OPAQUE for n in graph.nodes):
-            traced = trace_forward(
-                job.model, loss=job.loss, batch_size=layout.microbatch_size, seed=job.seed, device=str(device), opaque=True
-            )
-            self.opaque = next(n.target for n in traced.graph_module.graph.nodes if n.op == "call_function")
-        elif any(n.target == REGION for n in graph.nodes):  # tracing makes the modules that are kept whole known here
-            trace_forward(job.model, loss=job.loss, batch_size=layout.microbatch_size, seed=job.seed, device=str(device))
+        self.opaque = opaque_function(job, graph, layout, str(device))
 
     def module(self, clock: ModuleClock | None = None) -> tuple[RankModule, Any]:
         module = build_rank_module(
