@@ -245,6 +245,14 @@ def __getattr__(name: str) -> Any:
         from .run.traffic import traffic_hook
 
         return traffic_hook
+    if name == "PlannedTrainer":  # these need the packages that they are for
+        from .run.own_loop.transformers_trainer import PlannedTrainer
+
+        return PlannedTrainer
+    if name == "accelerated":
+        from .run.own_loop.accelerated import accelerated
+
+        return accelerated
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 

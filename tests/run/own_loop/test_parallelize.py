@@ -74,7 +74,7 @@ def test_every_habit_of_a_loop_is_harmless(pool, tmp_path):
         alike(one["state"], state)
         same_optimizer(one["optimizer"], optimizer)
         assert all(torch.equal(x, one["state"][n]) for n, x in one["own"].items())  # updated in place
-    assert found[0]["repr"] == "ParallelStep(GPT, rank 0 of 2, data 2 x tensor 1 x pipeline 1, 4 steps done)"
+    assert found[0]["repr"] == "ParallelStep(Net, rank 0 of 2, data 2 x tensor 1 x pipeline 1, 4 steps done)"
 
 
 def test_what_other_ranks_hold_is_emptied_and_comes_back_with_the_whole(pool, tmp_path):

@@ -40,7 +40,7 @@ from .step import ParallelStep
 
 __all__ = ["parallelize"]
 
-_made = count()  # calls so far, the same number on every rank: each has its own keys in the store
+_made = count()  # calls so far: rank 0's number names the keys of a call in the store
 
 
 def parallelize(
@@ -63,7 +63,7 @@ def parallelize(
     if world:
         _same_plan(plan, group)
     with standing(live.stands_for):
-        graph, orders = _setup(plan, layout, rank, dist.distributed_c10d._get_default_store() if world else dist.HashStore())
+        graph, orders = _setup(plan, layout, rank, group)
         opaque = opaque_function(live.job, graph, layout, str(device))
     if world:
         equal_weights(model, group)
@@ -122,9 +122,13 @@ def _same_plan(plan: Plan, group: Any) -> None:
         )  # fmt: skip
 
 
-def _setup(plan: Plan, layout: TrainingLayout, rank: int, whole: Any) -> tuple[ForwardGraph, Any]:
+def _setup(plan: Plan, layout: TrainingLayout, rank: int, group: Any) -> tuple[ForwardGraph, Any]:
     """The traced model and all ranks' orders. Raises: on rank 0 what is wrong with plan or model; RunError with the same words on the others."""
-    store = dist.PrefixStore(f"meshwright/parallelize/{next(_made)}", whole)
+    number = torch.tensor([next(_made)])
+    if group is not None:
+        dist.broadcast(number, 0, group)
+    whole = dist.HashStore() if group is None else dist.distributed_c10d._get_default_store()
+    store = dist.PrefixStore(f"meshwright/parallelize/{int(number)}", whole)
     if rank:
         if told := blob_get(store, "failed"):
             error = msgspec.json.decode(told, type=dict[str, str])
