@@ -253,6 +253,10 @@ def __getattr__(name: str) -> Any:
         from .run.own_loop.accelerated import accelerated
 
         return accelerated
+    if name in ("PlannedStrategy", "TrainingStep"):
+        from .run.own_loop import lightning_strategy
+
+        return getattr(lightning_strategy, name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 

@@ -93,6 +93,7 @@ def plain(steps: int = STEPS, *, kind: str = "adamw", tied: bool = False, first:
 @contextmanager
 def world(rank: int, ranks: int, store: str):
     dist.init_process_group("gloo", store=dist.FileStore(store, ranks), rank=rank, world_size=ranks, timeout=timedelta(seconds=180))
+    dist.barrier()  # who raises at once must not be gone while others connect
     try:
         yield
     finally:
@@ -144,7 +145,7 @@ def said(rank: int, group: Any, ranks: int, store: str, plans: Any, case: str) -
             optimizer = make_optimizer(model)
             plan = plans[rank]
             if case == "another model":
-                model = nn.Sequential(nn.Linear(4, 4))
+                model = nn.Sequential(nn.Embedding(32, WIDTH), nn.Linear(WIDTH, 32)).double()
                 optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
             if case == "one rank's model" and rank == 1:
                 model = nn.Sequential(nn.Linear(4, 4))

@@ -67,6 +67,57 @@ def trainer(folder: Path, steps: int, plan: Any, resume: bool) -> tuple[list[flo
     return losses, state
 
 
+def lightning_module() -> Any:
+    import lightning.pytorch as lightning
+
+    class Own(lightning.LightningModule):
+        def __init__(self) -> None:
+            super().__init__()
+            self.net = make_model()
+
+        def training_step(self, batch, index):
+            return self.net(**batch)["loss"]
+
+        def configure_optimizers(self):
+            optimizer = torch.optim.AdamW(self.parameters(), lr=1e-2)
+            scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 2, gamma=0.5)
+            return {"optimizer": optimizer, "lr_scheduler": {"scheduler": scheduler, "interval": "step"}}
+
+    return Own()
+
+
+def lightning_plan(ranks: int, **degrees: int) -> Any:
+    import meshwright as mw
+
+    step = mw.torch.TrainingStep(lightning_module())
+    return mw.plan(step, collate(dataset()[:SAMPLES]), fabric=f"laptop:{ranks}", **{"tensor": 1, "pipeline": 1, "zero": 0} | degrees)
+
+
+def lightning_loop(folder: Path, steps: int, plan: Any, resume: bool) -> tuple[list[float], dict[str, torch.Tensor]]:
+    import lightning.pytorch as lightning
+    from lightning.pytorch.callbacks import Callback
+
+    import meshwright as mw
+
+    losses = []
+
+    class Told(Callback):
+        def on_train_batch_end(self, trainer, module, outputs, batch, index):
+            losses.append(float(outputs["loss"]))
+            if trainer.global_step == 3 and not resume:
+                trainer.save_checkpoint(str(folder / "third.ckpt"))
+
+    ranks = plan.layout.ranks if plan is not None else 1
+    loader = torch.utils.data.DataLoader(dataset(), batch_size=SAMPLES, collate_fn=collate)
+    trainer = lightning.Trainer(
+        accelerator="cpu", devices=ranks, strategy=mw.torch.PlannedStrategy(plan) if plan is not None else "auto", max_steps=steps, logger=False,
+        enable_progress_bar=False, enable_model_summary=False, enable_checkpointing=False, callbacks=[Told()], use_distributed_sampler=False,
+    )  # fmt: skip
+    module = lightning_module()
+    trainer.fit(module, loader, ckpt_path=str(folder / "third.ckpt") if resume else None)
+    return losses, trainer.strategy.lightning_module_state_dict()
+
+
 def refused(folder: Path) -> dict[str, str]:
     """What is said to arguments that would train something else, by their names."""
     import transformers
@@ -158,7 +209,7 @@ def main() -> None:
         import meshwright as mw
 
         plan = mw.read_plan(folder / "plan.json")
-    losses, state = {"trainer": trainer, "accelerate": accelerated_loop}[which](folder, steps, plan, resume)
+    losses, state = {"trainer": trainer, "accelerate": accelerated_loop, "lightning": lightning_loop}[which](folder, steps, plan, resume)
     if not torch.distributed.is_initialized() or torch.distributed.get_rank() == 0:
         torch.save(state, folder / "state.pt")
         (folder / "losses.json").write_text(json.dumps(losses))
