@@ -7,25 +7,39 @@ To put a whole together every rank says what it has (`_Held`); of each different
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 import msgspec
 import torch
 import torch.distributed as dist
+from torch import nn
 
 from ...errors import PlanMismatch, Unsupported, UsageError
+from ...plan.plan import Plan
 from ...plan.shards import local_shape
 from ..recording.recording import plan_identity
 from ..tensor.sharding import put_part
+from ..train.segments import RankModule
 from ..train.sharded_state import ParameterShard, Piece
-from .owned import divide
-
-if TYPE_CHECKING:
-    from .step import ParallelStep
+from ..train.work import TrainingWork
+from .owned import OwnOptimizer, divide
 
 __all__ = ["load_model", "load_optimizer", "model_state", "optimizer_state"]
 
 Entry = tuple[ParameterShard, Piece | None, torch.Tensor]
+
+
+class Stated(Protocol):
+    """What has a state: a parallel step."""
+
+    plan: Plan
+    rank: int
+    model: nn.Module
+    module: RankModule
+    work: TrainingWork
+    optimizer: OwnOptimizer
+    group: Any
+    steps: int
 
 
 class _Held(msgspec.Struct, frozen=True, array_like=True):
@@ -47,7 +61,7 @@ class _Scalar(msgspec.Struct, frozen=True, array_like=True):
     value: Any
 
 
-def model_state(step: ParallelStep, *, full: bool) -> dict[str, Any]:
+def model_state(step: Stated, *, full: bool) -> dict[str, Any]:
     module = step.module
     if not full:
         if step.work.compressed.tensors():
@@ -66,7 +80,7 @@ def model_state(step: ParallelStep, *, full: bool) -> dict[str, Any]:
     return found
 
 
-def load_model(step: ParallelStep, state: Mapping[str, Any]) -> None:
+def load_model(step: Stated, state: Mapping[str, Any]) -> None:
     module, layout = step.module, step.plan.layout
     assert layout is not None
     sharded = "meshwright" in state
@@ -97,7 +111,7 @@ def load_model(step: ParallelStep, state: Mapping[str, Any]) -> None:
         step.steps = int(state["meshwright"]["steps"])
 
 
-def optimizer_state(step: ParallelStep, *, full: bool) -> dict[str, Any]:
+def optimizer_state(step: Stated, *, full: bool) -> dict[str, Any]:
     optimizer, module = step.optimizer, step.module
     updated = {p.name: (p, piece, tensor) for p, tensor, piece in module.updated()}
     if not full:
@@ -122,7 +136,7 @@ def optimizer_state(step: ParallelStep, *, full: bool) -> dict[str, Any]:
     return {"state": dict(sorted(state.items())), "param_groups": groups}
 
 
-def load_optimizer(step: ParallelStep, state: Mapping[str, Any]) -> None:
+def load_optimizer(step: Stated, state: Mapping[str, Any]) -> None:
     optimizer, layout = step.optimizer, step.plan.layout
     assert layout is not None
     updated = {p.name: (p, piece, tensor) for p, tensor, piece in step.module.updated()}
@@ -161,11 +175,11 @@ def load_optimizer(step: ParallelStep, state: Mapping[str, Any]) -> None:
 
 
 # ---- whose a part is -------------------------------------------------------------------------------------------------
-def _whose(step: ParallelStep) -> dict[str, Any]:
+def _whose(step: Stated) -> dict[str, Any]:
     return {"plan": plan_identity(step.plan), "rank": step.rank, "steps": step.steps}
 
 
-def _require_own(step: ParallelStep, whose: Mapping[str, Any], what: str) -> None:
+def _require_own(step: Stated, whose: Mapping[str, Any], what: str) -> None:
     if whose.get("plan") != plan_identity(step.plan) or whose.get("rank") != step.rank:
         other = "another plan" if whose.get("plan") != plan_identity(step.plan) else f"rank {whose.get('rank')}"
         raise PlanMismatch(
@@ -174,7 +188,7 @@ def _require_own(step: ParallelStep, whose: Mapping[str, Any], what: str) -> Non
         )  # fmt: skip
 
 
-def _first_names(step: ParallelStep, state: Mapping[str, Any]) -> dict[str, Any]:
+def _first_names(step: Stated, state: Mapping[str, Any]) -> dict[str, Any]:
     """A whole model's state by the names that plans use: a tied parameter's first."""
     first = {id(x): n for n, x in reversed(list(step.model.named_parameters(remove_duplicate=False)))}
     names = {n: first[id(x)] for n, x in step.model.named_parameters(remove_duplicate=False)}
@@ -182,7 +196,7 @@ def _first_names(step: ParallelStep, state: Mapping[str, Any]) -> dict[str, Any]
 
 
 # ---- the whole of all parts ------------------------------------------------------------------------------------------
-def _gathered(step: ParallelStep, mine: Mapping[str, Entry]) -> dict[str, torch.Tensor]:
+def _gathered(step: Stated, mine: Mapping[str, Entry]) -> dict[str, torch.Tensor]:
     """Whole tensors by name, on the processor of every rank."""
     layout = step.plan.layout
     assert layout is not None
@@ -224,11 +238,11 @@ def _gathered(step: ParallelStep, mine: Mapping[str, Entry]) -> dict[str, torch.
     return whole
 
 
-def _scalars(step: ParallelStep, mine: Sequence[_Scalar]) -> dict[str, Any]:
+def _scalars(step: Stated, mine: Sequence[_Scalar]) -> dict[str, Any]:
     return {x.name: x.value for table in reversed(_all(step, mine, _Scalar)) for x in table}
 
 
-def _all(step: ParallelStep, mine: Sequence[Any], kind: Any) -> list[list[Any]]:
+def _all(step: Stated, mine: Sequence[Any], kind: Any) -> list[list[Any]]:
     """What every rank has, by rank."""
     if step.group is None:
         return [list(mine)]
