@@ -17,10 +17,12 @@ from torch import nn
 
 from meshwright.errors import UsageError
 
+from .calling import flat_inputs
+
 __all__ = ["LIVE", "BatchForm", "form_of", "live_name", "maker_of", "standing", "stands_for"]
 
 LIVE = "live:"  # begins the name of what lives in a process
-MakeExample = Callable[[], tuple[nn.Module, tuple[torch.Tensor, ...]]]
+MakeExample = Callable[[], tuple[nn.Module, Any]]
 
 _STANDING: dict[str, Callable[..., Any]] = {}
 
@@ -59,7 +61,8 @@ def live_name(thing: object, *, what: str = "") -> str:
 
 @dataclass(frozen=True)
 class BatchForm:
-    """How a batch is given. `names`: of a dictionary's tensors, in order; empty: a tensor (`single`), or a tuple with the target last."""
+    """How a batch is given. `names`: of a dictionary's tensors, in the order of `calling.flat_inputs`; empty: a tensor (`single`), or a tuple with
+    the target last."""
 
     names: tuple[str, ...] = ()
     single: bool = False
@@ -92,10 +95,14 @@ def form_of(batch: object) -> BatchForm:
     if isinstance(batch, torch.Tensor):
         return BatchForm(single=True)
     if isinstance(batch, Mapping):
-        names = tuple(str(k) for k, v in batch.items() if v is not None)
-        if not names:
+        given = {str(k): v for k, v in batch.items() if v is not None}
+        calling = flat_inputs(given)[1]
+        if calling is None or not calling.names:
             raise UsageError("the batch is empty", where="batch", hint="give a dictionary of tensors, batch first")
-        return BatchForm(names)
+        odd = next((k for k, v in given.items() if not isinstance(v, torch.Tensor)), None)
+        if odd is not None:
+            raise UsageError(f"{odd} of the batch is a {type(given[odd]).__name__}, not a tensor", where="batch", hint="give tensors, batch first")
+        return BatchForm(calling.names)
     if isinstance(batch, (tuple, list)):
         return BatchForm(single=len(batch) == 1)
     raise UsageError(f"the batch is a {type(batch).__name__}", where="batch", hint="a tensor, a tuple of tensors (target last), or a dictionary")
@@ -106,16 +113,14 @@ def _other_form(given: str, expected: str, **data: Any) -> UsageError:
 
 
 def maker_of(
-    model: nn.Module | Callable[[], Any], form: BatchForm, inputs: Sequence[torch.Tensor], *, returns_loss: bool,
-    loss: Callable[[Any, Any], Any] | None = None,
-) -> MakeExample:  # fmt: skip
-    """A model function of copies of `model`, or of what `model()` makes, with these example inputs.
+    model: nn.Module | Callable[[], Any], form: BatchForm, inputs: Sequence[torch.Tensor], loss: Callable[[Any, Any], Any] | None = None
+) -> MakeExample:
+    """A model function of copies of `model`, or of what `model()` makes, with these example inputs; inputs on meta have shapes only.
 
-    A batch by names is given to forward by name. Where the model returns its loss (itself, `.loss`, `["loss"]`, or the first of a tuple), or `loss`
-    makes it of (output, batch by names), forward returns that alone. Inputs on meta have shapes only.
+    `loss`: of (output, batch by names); forward of the copies returns it then.
     """
 
-    def make() -> tuple[nn.Module, tuple[torch.Tensor, ...]]:
+    def make() -> tuple[nn.Module, Any]:
         device = torch.get_default_device()
         if isinstance(model, nn.Module):
             made = copied(model, device)
@@ -124,9 +129,10 @@ def maker_of(
             made = result[0] if isinstance(result, tuple) and len(result) == 2 else result
             if not isinstance(made, nn.Module):
                 raise UsageError(f"made a {type(made).__name__}, not an nn.Module", where=live_name(model), hint="a function that returns the module")
-        if form.names or returns_loss:
-            _reduce_to_loss(made, form.names, loss)
-        return made, tuple(_on(x, device) for x in inputs)
+        if loss is not None:
+            _reduce_to_loss(made, loss)
+        given = [_on(x, device) for x in inputs]
+        return made, dict(zip(form.names, given, strict=True)) if form.names else tuple(given)
 
     return make
 
@@ -162,24 +168,10 @@ def _on(x: torch.Tensor, device: torch.device) -> torch.Tensor:
     return x.detach().to(device)
 
 
-def _reduce_to_loss(module: nn.Module, names: Sequence[str], loss: Callable[[Any, Any], Any] | None) -> None:
-    """forward takes tensors, in the order of `names` where there are some, and returns the loss."""
+def _reduce_to_loss(module: nn.Module, loss: Callable[[Any, Any], Any]) -> None:
     forward = module.forward
 
-    def reduced(*tensors: torch.Tensor) -> Any:
-        batch = dict(zip(names, tensors, strict=True)) if names else {}
-        output = forward(**batch) if names else forward(*tensors)
-        return loss_in(output) if loss is None else loss(output, batch)
+    def reduced(**batch: torch.Tensor) -> Any:
+        return loss(forward(**batch), batch)
 
     module.forward = reduced
-
-
-def loss_in(output: Any) -> Any:
-    """The loss in what a model returns: a tensor, `.loss`, `["loss"]`, or the first of a tuple."""
-    if isinstance(output, torch.Tensor):
-        return output
-    if isinstance(output, Mapping) and "loss" in output:
-        return output["loss"]
-    if getattr(output, "loss", None) is not None:
-        return output.loss
-    return output[0] if isinstance(output, (tuple, list)) and output else output

@@ -59,7 +59,7 @@ def live_job(
             )  # fmt: skip
     label, function = _loss(loss, form)
     by_names = function if form.names else None
-    names: dict[str, Callable[..., Any]] = {live_name(model): maker_of(model, form, inputs, returns_loss=label == "output", loss=by_names)}
+    names: dict[str, Callable[..., Any]] = {live_name(model): maker_of(model, form, inputs, by_names)}
     if function is not None and not form.names:
         names[label] = function
     job = Training(
@@ -98,8 +98,7 @@ def live_again(model: nn.Module, planned: Mapping[str, Any], loss: Loss, batch: 
     inputs = [torch.empty(shape, dtype=_dtype(name), device="meta") for shape, name in told.inputs]
     wanted = told.loss or (job.loss if job.loss.startswith(LIVE) else "")
     function = _planned_loss(wanted, loss) if wanted else None
-    make = maker_of(model, told.form, inputs, returns_loss=job.loss == "output", loss=function if told.names else None)
-    names: dict[str, Callable[..., Any]] = {job.model: make}
+    names: dict[str, Callable[..., Any]] = {job.model: maker_of(model, told.form, inputs, function if told.names else None)}
     if function is not None and not told.names:
         names[job.loss] = function
     return LiveJob(job, told, names)
@@ -110,10 +109,10 @@ def _loss(loss: Loss, form: BatchForm) -> tuple[str, Callable[..., Any] | None]:
     if loss is None:
         return ("output" if form.names or form.single else "cross-entropy"), None
     if isinstance(loss, str):
-        if loss != "output" and (form.names or form.single):
+        if loss != "output" and (form.single or len(form.names) == 1):
             raise UsageError(
                 f"the loss {loss!r} takes (output, target), and the batch has no target", where="loss",
-                hint="give a tuple with the target last, loss='output' (the model returns its loss), or a function of (output, batch by names)",
+                hint="give a tuple with the target last, or loss='output' (the model returns its loss)",
             )  # fmt: skip
         return loss, None
     if form.single:

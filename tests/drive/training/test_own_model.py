@@ -88,6 +88,8 @@ def test_a_dictionary_is_given_by_name_and_the_model_returns_its_loss(form):
     x, y = batch()
     plan = planned(ByName(form), {"features": x, "mask": None, "labels": y})
     assert plan.job["training"]["loss"] == "output" and plan.job["batch"]["names"] == ["features", "labels"]
+    named = planned(ByName(form), {"labels": y, "features": x})  # the target comes last in the row of tensors, however the dictionary has it
+    assert named.job["batch"]["names"] == ["features", "labels"]
     assert {"net.up.weight", "net.down.bias"} <= {p for s in plan.layout.stages for p in s.params}
 
 

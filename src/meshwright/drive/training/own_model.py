@@ -53,9 +53,9 @@ def plan_model(
             Not needed where the model is a name, whose function gives example inputs. Tensors on meta will do.
         fabric: a fabric, a file, or a preset such as `dgx-h100:2`.
         optimizer: a torch optimizer, its class, or a name: `adamw`, `sgd`, `module:function`.
-        loss: `cross-entropy`, `mse`, `output` (the model returns its loss: a tensor, `.loss`, `["loss"]` or the first of a tuple),
-            `module:function`, or a function: of (output, target) for a tuple, of (output, batch) for a dictionary. Default: `cross-entropy` for a
-            tuple of two or more, else `output`.
+        loss: `cross-entropy`, `mse` or `module:function` of (output, target); `output` (the model returns its loss: a tensor, `.loss`, `["loss"]` or
+            the first of a tuple); or a function: of (output, target) for a tuple, of (output, batch) for a dictionary. Default: `cross-entropy` for
+            a tuple of two or more, else `output`. A dictionary's target is `labels` or the like, else its last tensor (`capture.calling`).
         global_batch: samples of one step over all replicas; default: the batch's.
         data, tensor, pipeline, microbatch: degrees and samples of a micro-batch that are fixed; None leaves them to the search.
         zero: what data replicas divide: 0 nothing, 1 optimizer state, 2 and gradients, 3 and weights; None leaves it to the search.

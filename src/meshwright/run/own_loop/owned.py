@@ -87,10 +87,11 @@ def divide(whole: torch.Tensor, of: ParameterShard, piece: Piece | None, layout:
 
 
 class Reached:
-    """Which parameters backward reached since the last update, on any rank. A model that could not be traced may reach others at every step; in a
-    plain loop those that it does not reach have no gradient, and optimizers leave them as they are."""
+    """Which parameters backward reached since the last update, on any rank. What could not be traced may reach others at every step; in a plain loop
+    those that it does not reach have no gradient, and optimizers leave them as they are."""
 
     def __init__(self, module: RankModule, group: Any) -> None:
+        """`group`: of the ranks that hold the same parameters, parts of them included."""
         self.group, self.updated = group, [(p.name, tensor) for p, tensor, _ in module.updated()]
         self.names = [p.name for p in module.trained()]
         self._seen: set[str] = set()
@@ -98,7 +99,7 @@ class Reached:
             p.tensor.register_post_accumulate_grad_hook(lambda _, name=p.name: self._seen.add(name))
 
     def take(self) -> set[str]:
-        """Names; all ranks call it."""
+        """Names; all ranks of the group call it."""
         mask = torch.tensor([n in self._seen for n in self.names], dtype=torch.uint8)
         self._seen.clear()
         if self.group is not None:

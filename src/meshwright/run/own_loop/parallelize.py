@@ -19,6 +19,7 @@ from torch import nn
 
 from ...capture.live import standing
 from ...capture.live_job import live_again
+from ...capture.regions import REGION
 from ...drive.plans import check_plan, read_plan
 from ...errors import MeshwrightError, PlanMismatch, RunError, UsageError
 from ...plan.plan import Plan, TrainingLayout
@@ -31,7 +32,7 @@ from ..launch.outcome import forward_graph, opaque_function, walk_orders
 from ..launch.rank import fetch_setup, put_setup
 from ..machine.process import blob_get, blob_put
 from ..recording.recording import plan_identity
-from ..steps.forward_graph import ForwardGraph
+from ..steps.forward_graph import OPAQUE, ForwardGraph
 from ..train.segments import build_rank_module
 from ..train.work import TrainingWork, gradient_bytes
 from .batches import OwnBatches
@@ -72,7 +73,8 @@ def parallelize(
         graph, layout, rank, dict(model.named_parameters()), dict(model.named_buffers()), device=device,
         gradient_bytes=gradient_bytes(program, rank), opaque=opaque, adopt=True,
     )  # fmt: skip
-    own = OwnOptimizer(optimizer, model, module, layout, rank, Reached(module, group) if opaque is not None else None)
+    watched = any(n.target in (OPAQUE, REGION) for n in graph.nodes)
+    own = OwnOptimizer(optimizer, model, module, layout, rank, Reached(module, _holders(layout, rank)) if watched else None)
     release_others(model, module, layout)
     batches = OwnBatches(layout, rank, live.batch.form, graph.inputs, device, frozenset(i for s in module.segments.values() for i in s.inputs))
     work = TrainingWork(program, layout, rank, module, batches, own, seed=plan.seed)
@@ -144,6 +146,16 @@ def _setup(plan: Plan, layout: TrainingLayout, rank: int, group: Any) -> tuple[F
         raise
     blob_put(store, "failed", b"")
     return graph, orders
+
+
+def _holders(layout: TrainingLayout, rank: int) -> Any:
+    """The process group of the ranks that hold what this one holds; None where it is alone. All ranks call this."""
+    found = None
+    for pipeline in range(layout.pipeline) if layout.ranks > 1 else ():
+        ranks = [r for r in range(layout.ranks) if layout.coordinates(r)[0] == pipeline]
+        group = dist.new_group(ranks, backend="gloo") if len(ranks) > 1 else None
+        found = group if rank in ranks else found
+    return found
 
 
 def _transport(rank: int, device: torch.device, group: Any) -> Transport:

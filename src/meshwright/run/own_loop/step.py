@@ -79,7 +79,6 @@ class ParallelStep:
 
     def _failure(self, error: BaseException) -> BaseException:
         """What is raised for it; the step is unusable afterwards."""
-        self.executor.abandon()
         self._failed = f"{type(error).__name__}: {error}"
         if not isinstance(error, StepFailed):
             return error if isinstance(error, (MeshwrightError, KeyboardInterrupt, SystemExit)) else self._named(error, "", -1)
