@@ -128,7 +128,7 @@ def refused(folder: Path) -> dict[str, str]:
 
     plan, found = plan_of(1), {}
     wrong = {
-        "gradient_accumulation_steps": 2, "max_grad_norm": 1.0, "bf16": True, "label_smoothing_factor": 0.1, "per_device_train_batch_size": 3,
+        "gradient_accumulation_steps": 2, "max_grad_norm": 1.0, "bf16": True, "per_device_train_batch_size": 3,
     }  # fmt: skip
     for name, value in wrong.items():
         good = {"max_grad_norm": 0.0, "per_device_train_batch_size": SAMPLES, "report_to": [], "use_cpu": True}
