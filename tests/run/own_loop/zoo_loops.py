@@ -122,6 +122,7 @@ def refused(folder: Path) -> dict[str, str]:
     """What is said to arguments that would train something else, by their names."""
     import transformers
     from accelerate import Accelerator
+    from accelerate.state import AcceleratorState
 
     import meshwright as mw
     from meshwright.errors import MeshwrightError
@@ -139,13 +140,11 @@ def refused(folder: Path) -> dict[str, str]:
             found[name] = f"{error.code}: {error} ({error.hint})"
     for name, options in {"mixed_precision": {"mixed_precision": "bf16"}, "accumulation": {"gradient_accumulation_steps": 2}}.items():
         model = make_model()
+        AcceleratorState._reset_state(True)  # what was made before it is of another precision
         try:
             mw.torch.accelerated(Accelerator(cpu=True, **options), model, torch.optim.SGD(model.parameters()), plan)
         except MeshwrightError as error:
             found[name] = f"{error.code}: {error}"
-        from accelerate.state import AcceleratorState
-
-        AcceleratorState._reset_state(True)
     return found
 
 
