@@ -5,6 +5,8 @@
 
 DDP, FSDP2, tensor parallelism and plain collectives run unchanged. What runs is told by environment variables (`meshwright.run.group.settings`
 lists them) or `configure`: plan files, or a fabric to plan for. Whatever has no plan runs on gloo, and is counted: see `report`.
+
+`parallelize` runs a whole training plan inside the own loop; it needs no backend of ours.
 """
 
 from __future__ import annotations
@@ -13,7 +15,7 @@ import contextlib
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 import torch.distributed as dist
@@ -27,7 +29,13 @@ from .run.group.health import refuse
 from .run.group.settings import Settings, configure, current_settings
 from .run.group.streams import DeviceRunner, GroupedMessages
 
-__all__ = ["MeshwrightGroup", "compress_fsdp", "configure", "measured_traffic", "memory_budget", "planned_traffic", "probe", "report"]
+if TYPE_CHECKING:
+    from .plan.plan import Plan
+    from .run.own_loop.step import ParallelStep
+
+__all__ = [
+    "MeshwrightGroup", "compress_fsdp", "configure", "measured_traffic", "memory_budget", "parallelize", "planned_traffic", "probe", "report",
+]  # fmt: skip
 
 PROBE = "probe"  # as a fabric's name
 
@@ -144,6 +152,32 @@ def _probe_for(ranks: tuple[int, ...]) -> None:
         probe()
 
 
+def parallelize(
+    model: torch.nn.Module, optimizer: torch.optim.Optimizer, plan: Plan | str | Path, *, loss: Callable[..., Any] | None = None, batch: Any = None
+) -> ParallelStep:
+    """A training step of `model` as the plan says, for the own loop; call it on all ranks (started by torchrun, or the own world).
+
+        step = meshwright.torch.parallelize(model, optimizer, plan)
+        for batch in loader:
+            loss = step(batch)          # forward, backward and the optimizer's update
+            scheduler.step()            # a scheduler of the same optimizer goes on working
+
+    model: the same module on every rank, on this rank's device; where weights differ, rank 0's count. What this rank holds whole is updated in place;
+        what others hold, or of which it holds a part, is emptied in the module (`step.state_dict(full=True)` has all of it).
+    optimizer: made of the model's parameters; its class, groups and options stay, and the tensors in its groups become this rank's.
+    plan: of `meshwright.plan`, or a file; for as many ranks as the world has, rank r of the world being the plan's rank r.
+    loss: the function that was planned with, where that was in another process. batch: an example, for a plan made from a model's name.
+    The step takes the global batch, or the part of the rank's data replica, in the form that was planned.
+
+    Raises: PlanMismatch (another world, different plans at different ranks), UsageError (another model, an optimizer of other parameters),
+    Unsupported (gradient hooks; optimizers that need closures, or, where parameters are divided, may look beyond single elements), and what capture
+    raises; RunError on the other ranks for what rank 0 raises.
+    """
+    from .run.own_loop.parallelize import parallelize as make  # imports the executor
+
+    return make(model, optimizer, plan, loss=loss, batch=batch)
+
+
 def memory_budget(*, budget_bytes: int | None = None, share: float | None = None) -> contextlib.AbstractContextManager[Any]:
     """While it lasts, what `torch.compile` compiles keeps within the budget: bytes of one compiled graph, or a share (0 to 1) of its plain peak.
 
@@ -211,6 +245,18 @@ def __getattr__(name: str) -> Any:
         from .run.traffic import traffic_hook
 
         return traffic_hook
+    if name == "PlannedTrainer":  # these need the packages that they are for
+        from .run.own_loop.transformers_trainer import PlannedTrainer
+
+        return PlannedTrainer
+    if name == "accelerated":
+        from .run.own_loop.accelerated import accelerated
+
+        return accelerated
+    if name in ("PlannedStrategy", "TrainingStep"):
+        from .run.own_loop import lightning_strategy
+
+        return getattr(lightning_strategy, name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 

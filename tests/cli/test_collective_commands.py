@@ -62,10 +62,10 @@ def test_plan_names_the_winner_the_bound_and_the_rest(capsys: pytest.CaptureFixt
     code, again, _ = run(capsys, *words)
     assert code == 0 and "forestcoll" in again and "above)" in again and "ring" in again
 
-    from meshwright.drive.plans import check, read_plan
+    from meshwright.drive.plans import check_plan, read_plan
 
     plan = read_plan(out_file)
-    check(plan)
+    check_plan(plan)
     assert plan.kind == "collective" and plan.placement == ("island0/cpu0", "island0/cpu1", "island1/cpu0", "island1/cpu1")
     assert plan.prediction is not None and plan.prediction.time_s == document["time_s"]
 

@@ -18,7 +18,7 @@ from meshwright.decide.pipeline import PipelineProblem
 from meshwright.decide.pipeline.lower import fabric_of
 from meshwright.drive.citations import citations
 from meshwright.drive.pipeline.pipelines import compare_pipelines, make_strategy, plan_pipeline, schedule_of_plan
-from meshwright.drive.plans import read_plan, simulate
+from meshwright.drive.plans import read_plan, simulate_plan
 from meshwright.errors import FormatError, Infeasible, UsageError
 from meshwright.io.plan.plan import plan_bytes, plan_from_bytes
 from meshwright.kernels.effort import Cut
@@ -83,7 +83,7 @@ def test_plan_and_export(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> 
     text = output(capsys, "pipeline", "plan", *SMALL, "--strategy", "zbv", "--option", "cap=8", "-o", out)
     assert "zbv (cap=8, tries=1000): 25.5 s per step" in text
     plan = read_plan(out)
-    assert check_plan(plan).ok and simulate(plan).makespan_s == plan.prediction.time_s == 25.5
+    assert check_plan(plan).ok and simulate_plan(plan).makespan_s == plan.prediction.time_s == 25.5
     assert plan_bytes(plan_from_bytes(Path(out).read_bytes())) == Path(out).read_bytes()
     assert [c.key for _, c in citations(plan) if "zero" in c.key]
     output(capsys, "pipeline", "export", out, "-o", str(tmp_path / "s.csv"))
@@ -127,7 +127,7 @@ def test_gradients_are_reduced_over_copies_and_replicas() -> None:
     problem = PipelineProblem.of(4, 8, gradient_bytes=4096, weight_bytes=20000, data=2, p2p_rate_Bps=1e6, activation_bytes=100)
     for name, options in (("chimera", {}), ("1f1b", {}), ("breadth-first", {"sharded": True})):
         plan = plan_pipeline(problem, name, options)
-        assert len(plan.main.calls) and check_plan(plan).ok and simulate(plan).makespan_s == plan.prediction.time_s
+        assert len(plan.main.calls) and check_plan(plan).ok and simulate_plan(plan).makespan_s == plan.prediction.time_s
 
 
 def test_the_time_limit_names_what_was_not_tried() -> None:

@@ -141,10 +141,11 @@ def test_public_names() -> None:
     import meshwright
 
     typing_only = next(n for n in ast.parse(Path(meshwright.__file__).read_text()).body if isinstance(n, ast.If))
-    seen = {a.name: n.module for n in typing_only.body if isinstance(n, ast.ImportFrom) for a in n.names if n.level == 1}
+    seen = {a.asname or a.name: n.module for n in typing_only.body if isinstance(n, ast.ImportFrom) for a in n.names if n.level == 1}
     assert ast.unparse(typing_only.test) == "TYPE_CHECKING" and len(seen) > 10
-    assert seen == meshwright._HOME
     assert meshwright.__all__ == sorted([*seen, "__version__"])
+    assert seen.pop("plan") == meshwright._HOME["plan_model"]  # the room that can be called
+    assert seen == meshwright._HOME
     assert all(getattr(meshwright, n) is not None for n in seen)
 
 

@@ -333,7 +333,7 @@ def test_a_plan_that_is_too_large_unfolded_is_written_folded(monkeypatch: pytest
     assert verdict.ok and any("representatives" in note for note in verdict.notes), verdict
     write_plan(tmp_path / "plan.json", made)
     again = read_plan(tmp_path / "plan.json")
-    assert drive.simulate(again).makespan_s == made.prediction.time_s
+    assert drive.simulate_plan(again).makespan_s == made.prediction.time_s
     whole = inline(expand(again.main), again.programs).program
     fabric = drive.fabric_of(again)
     assert simulate_program(whole, fabric, again.placement, drive.cost_of(again), works=drive.works_of(again)).makespan_s == made.prediction.time_s

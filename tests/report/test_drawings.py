@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from meshwright.cli.pictures import write_plan_svg
 from meshwright.decide.pipeline import PipelineProblem
 from meshwright.drive.pipeline.pipelines import plan_pipeline
-from meshwright.drive.plans import simulate
+from meshwright.drive.plans import simulate_plan
 from meshwright.plan.plan import Plan
 from meshwright.program.flat import flatten
 from meshwright.report import schedule_svg as module
@@ -35,7 +35,7 @@ def plan() -> Plan:
 
 
 def drawn(plan: Plan) -> tuple[str, Timeline]:
-    timeline = simulate(plan, transfers=True)
+    timeline = simulate_plan(plan, transfers=True)
     return schedule_svg(timeline, flatten(plan.main, plan.programs).program), timeline
 
 
@@ -134,7 +134,7 @@ def test_messages_of_unknown_steps_say_that_they_include_waiting() -> None:
 
 
 def test_memory_has_one_curve_per_different_rank_with_its_peak(plan: Plan) -> None:
-    timeline = simulate(plan)
+    timeline = simulate_plan(plan)
     root = ElementTree.fromstring(memory_svg(timeline))
     curves = memory_curves(timeline)
     assert len(list(root.iter(f"{NS}polyline"))) == len(curves)

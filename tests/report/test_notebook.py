@@ -14,7 +14,7 @@ import pytest
 from meshwright.bound import Bound, Certificate
 from meshwright.decide.pipeline import PipelineProblem
 from meshwright.drive.pipeline.pipelines import plan_pipeline
-from meshwright.drive.plans import simulate
+from meshwright.drive.plans import simulate_plan
 from meshwright.fabric.fabric import Device, Fabric, Link
 from meshwright.graph.graph import OpGraph, Parameter
 from meshwright.interop.chakra import ChakraSet, ChakraTrace
@@ -71,7 +71,7 @@ def test_nouns_show_their_figures(plan: Plan) -> None:
     shown = read(plan).text
     assert "pipeline plan" in shown and "1f1b" in shown and "predicted" in shown and "bound" in shown
     assert "2 ranks" in read(plan.main).text
-    timeline = simulate(plan)
+    timeline = simulate_plan(plan)
     assert "simulated on" in read(timeline).text and "svg" in read(timeline).tags
     assert plan.bound is not None
     assert "lower bound of" in read(plan.bound).text
@@ -84,7 +84,7 @@ def test_hostile_names_are_texts(plan: Plan) -> None:
     bound = Bound(quantity=EVIL, value="1/3", unit="s/byte", certificate=Certificate(kind="cut", data={EVIL: EVIL}))
     parameters = (Parameter(name=EVIL, shape=(2, 3), dtype="float32", size_bytes=24),)
     graph = OpGraph(model=EVIL, method="export", batch_size=1, loss=EVIL, inputs=(), parameters=parameters, nodes=())
-    timeline = replace(simulate(plan), run_fabric=EVIL, link_busy_s={EVIL: 1.0})
+    timeline = replace(simulate_plan(plan), run_fabric=EVIL, link_busy_s={EVIL: 1.0})
     for noun in (fabric, evil_plan, replace(plan.main, name=EVIL), bound, graph, timeline):
         assert "<script>" in read(noun).text
     assert html_of(EVIL).count("<script") == 0

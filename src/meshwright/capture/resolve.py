@@ -30,6 +30,7 @@ from meshwright.errors import CaptureError, MeshwrightError, UnknownName, UsageE
 
 from .calling import Calling, flat_inputs
 from .hf import build_hf, hf_name
+from .live import stands_for
 
 __all__ = ["ModelSource", "build_model", "match_hint", "resolve_function", "shown", "user_code"]
 
@@ -58,6 +59,8 @@ class ModelSource:
 
 def resolve_function(name: str, *, what: str = "model") -> Callable[..., Any]:
     """The function called `name`. Raises UsageError or UnknownName with close matches; CaptureError if importing it fails."""
+    if (live := stands_for(name)) is not None:
+        return live
     place, separator, function = name.rpartition(":")
     if not separator or not place or not function:
         raise UsageError(f"{what} {name!r} does not name a function", where=name, hint=_name_hint(name.rstrip(":"), what))

@@ -62,23 +62,23 @@ def _with(result: Result, name: str, line: str, path: Path) -> Result:
 
 def write_plan_trace(path: Path, plan: Plan, *, title: str = "") -> None:
     """Simulate the plan's main program on its fabric and write ranks, lanes, links and memory."""
-    from ..drive.plans import simulate
+    from ..drive.plans import simulate_plan
     from ..io.trace.write import write_trace
     from ..program.flat import flatten
 
-    timeline = simulate(plan, transfers=True)
+    timeline = simulate_plan(plan, transfers=True)
     write_trace(path, flatten(plan.main, plan.programs).program, [timeline], title=title or f"{plan.kind} plan, simulated")
 
 
 def write_plan_svg(path: Path, plan: Plan, *, title: str = "") -> None:
     """Simulate the plan's main program on its fabric and draw its schedule."""
-    from ..drive.plans import simulate
+    from ..drive.plans import simulate_plan
     from ..io.atomic import write_text
     from ..program.flat import flatten
     from ..report.schedule_svg import schedule_svg
 
     program = flatten(plan.main, plan.programs).program
-    write_text(path, schedule_svg(simulate(plan, transfers=True), program, title=title or f"{plan_name(plan)} on {plan.target_fabric['name']}"))
+    write_text(path, schedule_svg(simulate_plan(plan, transfers=True), program, title=title or f"{plan_name(plan)} on {plan.target_fabric['name']}"))
 
 
 def plan_name(plan: Plan) -> str:

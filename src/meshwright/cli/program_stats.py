@@ -168,10 +168,10 @@ def _simulated(plan: Plan | None, stored: Program, document: dict[str, Any]) -> 
     """The critical path in seconds, where the file says what the steps cost."""
     if plan is None or stored is not plan.main or "cost" not in plan.job:
         return []
-    from ..drive.plans import simulate
+    from ..drive.plans import simulate_plan
     from ..program.calls import inline
 
-    timeline = simulate(plan)
+    timeline = simulate_plan(plan)
     path = list(timeline.critical_path)
     flat = inline(stored, plan.programs).program
     document["critical_path_s"] = {"time_s": timeline.makespan_s, "steps": [list(x) for x in path[:1000]]}

@@ -29,7 +29,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> Result:
-    from ..drive.plans import check, read_plan
+    from ..drive.plans import check_plan, read_plan
     from ..errors import UsageError
     from ..io.atomic import write_text
     from ..report.page.document import report_page
@@ -51,7 +51,7 @@ def run(args: argparse.Namespace) -> Result:
     if not 0 <= args.step < len(plan.cycle):
         raise UsageError(f"there is no step {args.step} in a cycle of {len(plan.cycle)}", where="--step")
     if not args.no_check:
-        check(plan)
+        check_plan(plan)
     ran = _ran(plan, folder) if folder is not None else None
     content = gather(plan, plan_file=plan_file.name, run=ran, entry=args.step, checked=not args.no_check)
     page = report_page(content)

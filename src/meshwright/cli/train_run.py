@@ -62,13 +62,13 @@ def run(args: argparse.Namespace) -> Result:
 
 
 def _run(args: argparse.Namespace) -> Result:
-    from ..drive.plans import check, read_plan
+    from ..drive.plans import check_plan, read_plan
     from ..run.launch.dry_run import dry_run
     from ..run.launch.request import RunRequest
     from ..run.launch.train_run import train_run
 
     plan = read_plan(args.plan)
-    check(plan)  # the file may come from anywhere: nothing runs unchecked
+    check_plan(plan)  # the file may come from anywhere: nothing runs unchecked
     request = RunRequest(
         out=args.out, data=args.data, steps=args.steps, resume=args.resume, port=args.port, device=args.device, pacing=args.pacing,
         timeout_s=args.timeout, checkpoint_every=args.checkpoint_every, max_ranks=args.max_ranks, calibrate=not args.no_calibration,

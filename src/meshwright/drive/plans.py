@@ -19,7 +19,7 @@ from ..program.program import Program
 from ..timeline import Timeline
 
 __all__ = [
-    "check", "cost_of", "fabric_of", "make_plan", "read_fabric", "read_plan", "simulate", "works_of", "write_plan",
+    "check_plan", "cost_of", "fabric_of", "make_plan", "read_fabric", "read_plan", "simulate_plan", "works_of", "write_plan",
 ]  # fmt: skip
 
 
@@ -62,18 +62,22 @@ def read_fabric(spec: str, devices: str | None = None) -> Fabric:
 
 
 def read_plan(path: str | Path) -> Plan:
+    """The plan in a file, `.json` or `.json.gz`. Raises: UsageError (no such file), FormatError (not a plan, a damaged program)."""
     from ..io.plan.plan import read_plan as read
 
     return read(Path(path))
 
 
 def write_plan(path: str | Path, plan: Plan) -> None:
+    """Writes the plan to a file, gzipped where it is named `.json.gz`; equal plans give equal bytes."""
     from ..io.plan.plan import write_plan as write
 
     write(Path(path), plan)
 
 
-def simulate(plan: Plan, fabric: Fabric | None = None, cost: Cost | None = None, *, record: bool = True, transfers: bool = False) -> Timeline:
+def simulate_plan(
+    plan: Plan, fabric: Fabric | None = None, cost: Cost | None = None, *, record: bool = True, transfers: bool = False
+) -> Timeline:
     """Simulates the plan's main program, by default on the fabric it was made for; another fabric takes its devices in order."""
     from ..simulate import simulate_stored
 
@@ -87,11 +91,11 @@ def simulate(plan: Plan, fabric: Fabric | None = None, cost: Cost | None = None,
     )
 
 
-def check(plan: Plan) -> None:
+def check_plan(plan: Plan) -> None:
     """Raises CheckFailed with a witness unless every checker accepts the plan."""
-    from ..check import check_plan
+    from ..check import check_plan as verdict_on
 
-    check_plan(plan, fabric_of(plan)).raise_if_wrong()
+    verdict_on(plan, fabric_of(plan)).raise_if_wrong()
 
 
 def fabric_of(plan: Plan) -> Fabric:

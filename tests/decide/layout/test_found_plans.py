@@ -15,7 +15,7 @@ from meshwright.decide.layout.layer_costs import FULL
 from meshwright.decide.layout.mixed.search import Judged
 from meshwright.decide.layout.problem import Degrees
 from meshwright.drive.layout.search import LayoutFindings, find_layouts
-from meshwright.drive.plans import check
+from meshwright.drive.plans import check_plan
 from meshwright.drive.training.context import SearchBudget
 from meshwright.drive.training.found_layout import best_runnable, not_runnable, plan_found
 from meshwright.drive.training.order import by_layer_table
@@ -49,7 +49,7 @@ def test_a_found_layout_is_a_checked_plan_with_its_degrees_and_borders(graph: Op
     found = found_for(graph, levels=(0,), recompute=("none",))
     chosen = next(j for j in found.found.ranked if len(j.candidate.layout.stages) == 2 and not not_runnable(found, j))
     plan = plan_found(found, chosen, JOB, NET, assumed_cost(NET), graph)
-    check(plan)
+    check_plan(plan)
     layout, mine = plan.layout, chosen.candidate.layout
     assert layout is not None
     assert (layout.data, layout.tensor, layout.pipeline) == (mine.data, mine.stages[0].replicas[0].tensor, 2)
@@ -102,7 +102,7 @@ def test_levels_and_recomputation_that_were_found_are_in_the_plan(graph: OpGraph
     chosen = replace(two, candidate=replace(two.candidate, choices=choices))
     assert not not_runnable(found, chosen)
     plan = plan_found(found, chosen, JOB, NET, assumed_cost(NET), graph)
-    check(plan)
+    check_plan(plan)
     assert plan.layout is not None and plan.layout.zero_level == level
     again = [x for s in plan.layout.segments for x in s.recompute]
     assert bool(again) == (rule in ("selective", "full")), "nothing runs again where it fits without, unless it was found so"

@@ -29,7 +29,7 @@ from meshwright.deferrable import Deferrable, FillWork
 from meshwright.drive.citations import citations
 from meshwright.drive.pipeline.fill import Filled, fill_plan
 from meshwright.drive.pipeline.pipelines import plan_pipeline
-from meshwright.drive.plans import simulate
+from meshwright.drive.plans import simulate_plan
 from meshwright.errors import Infeasible, UsageError
 from meshwright.io.plan.plan import plan_bytes, plan_from_bytes
 
@@ -63,7 +63,7 @@ def test_no_step_gets_longer(name: str, options: dict[str, Any]) -> None:
     assert check_plan(found.plan).ok and len(found.plan.cycle) == f.steps
     assert plan_bytes(plan_from_bytes(plan_bytes(found.plan))) == plan_bytes(found.plan)
     for k in range(f.steps):
-        assert simulate(replace(found.plan, cycle=found.plan.cycle[k : k + 1])).makespan_s == found.makespans_s[k]
+        assert simulate_plan(replace(found.plan, cycle=found.plan.cycle[k : k + 1])).makespan_s == found.makespans_s[k]
     assert [c.key for n, c in citations(found.plan) if n == "fill"] == ["osawa2023pipefisher"]
 
 

@@ -8,7 +8,7 @@ import pytest
 from meshwright.cli import main
 from meshwright.decide.collective import CollectiveProblem, collective_bound
 from meshwright.drive.collective.replan import levelled, reduced_problem, replan
-from meshwright.drive.plans import check, fabric_of
+from meshwright.drive.plans import check_plan, fabric_of
 from meshwright.errors import Disconnected, UsageError
 from meshwright.fabric.edit import edited
 from meshwright.io.fabric.name import load_fabric
@@ -27,7 +27,7 @@ def test_a_nic_is_down():
     assert "forestcoll on alike servers" in names and all(r.plan is not None and r.plan.notes["ratio"] == "1" for r in found.ranked)
     assert fabric_of(found.plan).name == "dgx-h100:8 without box3/nic2" and found.plan.bound is not None
     assert found.plan.bound.exact == found.now_bound.exact
-    check(found.plan)  # once more, from outside
+    check_plan(found.plan)  # once more, from outside
 
 
 def test_a_slow_nic_and_an_all_reduce():

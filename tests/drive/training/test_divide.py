@@ -13,7 +13,7 @@ from captured import captured
 from meshwright.cost import Cost, Priced, assumed_cost
 from meshwright.decide.layout.layer_costs import FULL
 from meshwright.drive.layout.search import find_layouts
-from meshwright.drive.plans import check
+from meshwright.drive.plans import check_plan
 from meshwright.drive.training.collective_choice import CollectivesWanted
 from meshwright.drive.training.found_layout import best_runnable, plan_found
 from meshwright.drive.training.training import plan_training
@@ -61,7 +61,7 @@ def even_time(plan):
 )  # fmt: skip
 def test_work_goes_where_it_is_done_faster(shares, fixed, what):
     plan = planned(shares, **fixed)
-    check(plan)
+    check_plan(plan)
     layout = plan.layout
     assert plan.prediction.time_s < 0.9 * even_time(plan)
     said = plan.decisions["layout"]["options"]["division"]
@@ -106,7 +106,7 @@ def test_a_found_layout_of_several_kinds_is_a_plan():
     )  # fmt: skip
     chosen = best_runnable(found)
     plan = plan_found(found, chosen, JOB, net, assumed_cost(net), graph())
-    check(plan)
+    check_plan(plan)
     assert len({net.device(name).cpu_share for name in plan.placement}) == 2
     assert plan.decisions["layout"]["options"]["division"]
 

@@ -98,8 +98,8 @@ def test_equal_inputs_give_equal_bytes_and_a_plan_survives_its_file(tmp_path: Pa
     drive.write_plan(tmp_path / "plan.json", first)
     again = drive.read_plan(tmp_path / "plan.json")
     assert plan_bytes(again) == plan_bytes(first)
-    assert drive.simulate(again).makespan_s == pytest.approx(first.prediction.time_s)  # type: ignore[union-attr]
-    drive.check(again)
+    assert drive.simulate_plan(again).makespan_s == pytest.approx(first.prediction.time_s)  # type: ignore[union-attr]
+    drive.check_plan(again)
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -184,7 +184,7 @@ def test_a_disconnected_fabric_is_refused_with_the_cut() -> None:
 def test_simulating_on_a_smaller_fabric_is_refused() -> None:
     made = plan("gpt.py:tiny", (4, 1, 1), microbatch=4)
     with pytest.raises(UsageError, match="needs 4 devices"):
-        drive.simulate(made, drive.read_fabric("laptop:2"))
+        drive.simulate_plan(made, drive.read_fabric("laptop:2"))
 
 
 def test_commands_plan_explain_and_cite(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -9,7 +9,7 @@ import msgspec
 import pytest
 
 from captured import captured
-from meshwright.drive.plans import check, fabric_of, read_fabric
+from meshwright.drive.plans import check_plan, fabric_of, read_fabric
 from meshwright.drive.training.collective_choice import CollectivesWanted
 from meshwright.drive.training.pipeline import PipelineWanted
 from meshwright.drive.training.replan import OldShards, old_shards, replan_training
@@ -47,7 +47,7 @@ def test_replicas_leave_nothing_to_move():
     assert found.plan.layout.data == 2 and found.plan.layout.global_batch == 8
     assert found.chosen.transfers.moved_bytes == 0 and found.chosen.restart.time_s == 0
     assert sum(found.chosen.transfers.reused_bytes) == sum(found.chosen.transfers.needed_bytes) > 0
-    check(found.plan)
+    check_plan(found.plan)
 
 
 def test_a_pipeline_moves_what_its_ranks_lack():

@@ -18,7 +18,7 @@ from ...decide.collective.program_time import simulated_time_s
 from ...errors import MeshwrightError, TimeLimit, Unsupported
 from ...kernels.effort import Budget, Cut, Deadline, why_with
 from ...plan.plan import Alternative, Plan
-from ..plans import check, make_plan
+from ..plans import check_plan, make_plan
 
 __all__ = ["RankedGroups", "plan_groups"]
 
@@ -49,7 +49,7 @@ def plan_groups(
     problem = GroupsProblem(groups=tuple(groups), time_limit_s=time_limit_s, effort_s=effort_s, seed=seed)
     ranked, cut = _ranked(problem, joint or Groups())
     plan = _plan_of(problem, ranked, cut)
-    check(plan)
+    check_plan(plan)
     return plan, ranked
 
 

@@ -9,7 +9,7 @@ from ...decide.collective import CollectiveProblem, CollectiveStrategy, auto, st
 from ...decide.collective.problem import Ranked, cut_among
 from ...kernels.effort import why_with
 from ...plan.plan import Alternative, Plan
-from ..plans import check, make_plan
+from ..plans import check_plan, make_plan
 
 __all__ = ["plan_collective"]
 
@@ -42,5 +42,5 @@ def plan_collective(
         decisions={f"collective:{problem.op}": decision}, bound=best.plan.bound, prediction=best.time_s, seed=problem.seed,
         alternatives=(Alternative(what=other.strategy, time_s=other.time_s, why=other.why) for other in ranked[1:]),
     )  # fmt: skip
-    check(plan)
+    check_plan(plan)
     return plan, ranked

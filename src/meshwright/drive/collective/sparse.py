@@ -11,7 +11,7 @@ from ...decide.collective.sparse.choice import SparseRanked, rank_sparse
 from ...errors import CheckFailed
 from ...plan.plan import Alternative, Plan
 from ...program.hash import program_hash
-from ..plans import check, make_plan
+from ..plans import check_plan, make_plan
 
 __all__ = ["check_sparse", "plan_sparse"]
 
@@ -52,5 +52,5 @@ def _plan(problem: SparseProblem, best: SparseRanked, plan: SparsePlan, ranked: 
         decisions={"collective:all-reduce": decision}, prediction=best.time_s or 0.0,
         alternatives=(Alternative(what=x.strategy, time_s=x.time_s, why=x.why) for x in ranked if x is not best),
     )  # fmt: skip
-    check(made)
+    check_plan(made)
     return made

@@ -19,7 +19,7 @@ from ...program.fold import expand
 from ...program.program import Program
 from ...simulate import durations
 from ...timeline import Timeline
-from ..plans import check, cost_of, fabric_of, make_plan, simulate, works_of
+from ..plans import check_plan, cost_of, fabric_of, make_plan, simulate_plan, works_of
 from ..training.collectives import CollectivePlanner
 
 __all__ = ["chakra_of_plan", "plan_of_chakra"]
@@ -36,7 +36,7 @@ def chakra_of_plan(plan: Plan, *, inlined: bool = False) -> ChakraSet:
     program = flat.program if inlined else main
     fabric, works = fabric_of(plan), works_of(plan)
     seconds = durations(program, cost_of(plan), fabric, plan.placement, works)
-    start = _starts(program, flat, simulate(plain), inlined)
+    start = _starts(program, flat, simulate_plan(plain), inlined)
     return to_chakra(program, seconds, programs=plan.programs, works=works, start_s=start)
 
 
@@ -76,7 +76,7 @@ def plan_of_chakra(
         "imported", fabric, devices, made.program, job={"chakra": {"ranks": ranks, "title": title}}, cost=cost, works=made.works,
         others=made.callees.values(), decisions=planner.decisions(made.callees), seed=seed,
     )  # fmt: skip
-    timeline = simulate(plan, record=False)
+    timeline = simulate_plan(plan, record=False)
     plan = replace(plan, prediction=Prediction(target_fabric=fabric.name, time_s=timeline.makespan_s))
-    check(plan)
+    check_plan(plan)
     return plan

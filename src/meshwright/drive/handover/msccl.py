@@ -17,7 +17,7 @@ from ...interop.to_mscclpp import to_mscclpp
 from ...plan.plan import Plan
 from ...program.hash import program_hash
 from ...program.program import Program
-from ..plans import check, make_plan
+from ..plans import check_plan, make_plan
 from .verdicts import check_msccl, check_mscclpp
 
 __all__ = ["Handover", "chunk_bytes_of", "export_msccl", "export_mscclpp", "original_msccl", "plan_of_msccl"]
@@ -133,7 +133,7 @@ def plan_of_msccl(algo: MscclAlgo, text: str, problem: CollectiveProblem, *, sou
         "collective", problem.fabric, problem.ranks, program, job={"collective": job}, cost=cost,
         decisions={f"collective:{problem.op}": decision}, bound=collective_bound(problem), prediction=time_s,
     )  # fmt: skip
-    check(plan)
+    check_plan(plan)
     return plan
 
 

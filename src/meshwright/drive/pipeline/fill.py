@@ -136,9 +136,9 @@ def _filled(
             "cite": [CITE.key],
         }},
     )  # fmt: skip
-    from ..plans import check
+    from ..plans import check_plan
 
-    check(made)
+    check_plan(made)
     return Filled(plan=made, judged=judged, filling=filling, makespans_s=tuple(makespans), margin=margin, memory_bytes=memory)
 
 

@@ -22,7 +22,7 @@ from ...plan.plan import Alternative, Plan, Prediction
 from ...program.calls import Callee
 from ...program.hash import program_hash
 from ..collective.callee import bindable
-from ..plans import check, make_plan
+from ..plans import check_plan, make_plan
 
 __all__ = [
     "Comparison", "Row", "Wanted", "compare_pipelines", "default_candidates", "frontier", "make_strategy", "plan_pipeline",
@@ -222,7 +222,7 @@ def plan_pipeline(
         if not chosen.fits:
             raise nothing_fits(compare_pipelines(problem, seed=seed, time_limit_s=time_limit_s, checks=False), chosen)
     plan = _plan(problem, chosen, found, seed)
-    check(plan)
+    check_plan(plan)
     return plan
 
 

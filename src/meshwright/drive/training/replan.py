@@ -38,7 +38,7 @@ from ...kernels.effort import Budget, Cut
 from ...plan.plan import Plan, TrainingLayout
 from ...plan.regions import Region, TensorSpec, divided_bytes, holdings, training_tensors
 from ...program.program import Program
-from ..plans import check, cost_of, fabric_of
+from ..plans import check_plan, cost_of, fabric_of
 from .changes import one_more_device
 from .compress import CompressWanted, Profiler
 from .context import MAX_WORK_S, TIME_LIMIT_S, Context, Found, SearchBudget
@@ -183,7 +183,7 @@ def replan_training(
     plan = plan_of(replace(better, judged=judged, cuts={**cuts, **better.cuts}), chosen.context)
     restart = _decision(old, chosen, quickest, shards, lost, added, keep, steps_left, storage_Bps)
     plan = replace(plan, decisions={**plan.decisions, "restart": restart})
-    check(plan)
+    check_plan(plan)
     return TrainReplan(
         plan=plan, chosen=chosen, candidates=(chosen, *(c for c in ranked if c.evaluated.identity != chosen.evaluated.identity)),
         quickest=quickest, old_time_s=old.prediction.time_s if old.prediction is not None else float("nan"),

@@ -22,7 +22,7 @@ from ...graph.graph import OpGraph
 from ...job import Training
 from ...plan.plan import Alternative, Plan, Prediction
 from ...timeline import Timeline
-from ..plans import check, make_plan
+from ..plans import check_plan, make_plan
 from .context import Context, Found, Made, SearchBudget
 from .decisions import context_of, decide
 from .evaluated import Evaluated
@@ -57,7 +57,7 @@ def plan_training(
     require_recipe(job, graph)
     context = context_of(job, fabric, cost, graph=graph, wishes=wishes, budget=budget, without=without, watch=watch)
     plan = plan_of(decide(context), context)
-    check(plan)
+    check_plan(plan)
     return plan
 
 

@@ -278,7 +278,7 @@ def _holds(kept: bytes) -> bool:
     try:
         plans = _plans_in(kept)
         for row, plan in plans if isinstance(plans, list) else ():
-            drive.check(plan)
+            drive.check_plan(plan)
             form_of(plan.main)
             if row["walk"] not in WALKS or not isinstance(row["strategy"], str) or "predicted_s" not in row or "builtin_s" not in row:
                 return False
@@ -310,7 +310,7 @@ def _from_file(path: str) -> _File:
     if plan.kind != "collective" or not isinstance(job, dict):
         hint = "`meshwright collective plan OP --fabric F --size S -o plan.json` makes one"
         raise UsageError("is not the plan of one collective", where=path, hint=hint)
-    drive.check(plan)
+    drive.check_plan(plan)
     decision = plan.decisions.get(f"collective:{job['op']}", {})
     predicted = plan.prediction.time_s if plan.prediction is not None else None
     if plan.main.switches:

@@ -28,7 +28,7 @@ from ..machine.pacing import Pacing, machine_facts
 from ..recording.recording import RankRecording, plan_identity
 from .request import RunDocument, RunRequest
 
-__all__ = ["absolute", "commit", "forward_graph", "make_document", "restart_of", "walk_orders", "write_modules", "versions"]
+__all__ = ["absolute", "commit", "forward_graph", "make_document", "opaque_function", "restart_of", "walk_orders", "write_modules", "versions"]
 
 
 def forward_graph(plan: Plan, layout: TrainingLayout) -> Any:
@@ -54,6 +54,22 @@ def forward_graph(plan: Plan, layout: TrainingLayout) -> Any:
             hint="make the plan again",
         )  # fmt: skip
     return graph
+
+
+def opaque_function(job: Training, graph: Any, layout: TrainingLayout, device: str) -> Any:
+    """What the one node of a model that could not be traced calls; None for a graph of operators. Modules of it that are kept whole are known in
+    this process afterwards."""
+    from ...capture.precision import trace_job
+    from ...capture.regions import REGION
+    from ..steps.forward_graph import OPAQUE
+
+    targets = {n.target for n in graph.nodes}
+    if OPAQUE not in targets and REGION not in targets:
+        return None
+    traced = trace_job(job, batch_size=layout.microbatch_size, device=device, opaque=OPAQUE in targets)
+    if OPAQUE not in targets:
+        return None
+    return next(n.target for n in traced.graph_module.graph.nodes if n.op == "call_function")
 
 
 def _refuse_changed_model(plan: Plan, model: str, traced: Any) -> None:

@@ -16,8 +16,6 @@ import torch
 import torch.distributed as dist
 from torch.profiler import record_function
 
-from ...capture.precision import trace_job
-from ...capture.regions import REGION
 from ...capture.resolve import build_model
 from ...errors import Unsupported
 from ...io.plan.plan import read_plan
@@ -42,13 +40,14 @@ from ..ranks.worker import RankLink, Seat
 from ..recording.module_clock import ModuleClock
 from ..recording.recording import RankRecording, RestartBytes, StepRecord
 from ..recording.tracer import StepTracer
-from ..steps.forward_graph import OPAQUE, ForwardGraph
+from ..steps.forward_graph import ForwardGraph
 from ..steps.storage_peak import peak_of
 from ..train.data import Batches, open_data
 from ..train.metrics import Metrics
 from ..train.segments import RankModule, build_rank_module
 from ..train.update import Update, make_update
 from ..train.work import TrainingWork, gradient_bytes
+from .outcome import opaque_function
 
 __all__ = ["RankOptions", "run_rank", "training_rank"]
 
@@ -181,12 +180,7 @@ class _Maker:
         self.examples = source.examples
         self.parameters = dict(source.module.named_parameters())
         self.buffers = dict(source.module.named_buffers())
-        self.opaque = None
-        if any(n.target == OPAQUE for n in graph.nodes):
-            traced = trace_job(job, batch_size=layout.microbatch_size, device=str(device), opaque=True)
-            self.opaque = next(n.target for n in traced.graph_module.graph.nodes if n.op == "call_function")
-        elif any(n.target == REGION for n in graph.nodes):  # tracing makes the modules that are kept whole known here
-            trace_job(job, batch_size=layout.microbatch_size, device=str(device))
+        self.opaque = opaque_function(job, graph, layout, str(device))
 
     def module(self, clock: ModuleClock | None = None) -> tuple[RankModule, Update]:
         module = build_rank_module(

@@ -26,7 +26,7 @@ from .rules import apply_rule
 from .state import PARTIAL, Call, Member, Partial, Shape, Shard, State, States, local_shape
 
 __all__ = [
-    "PARTIAL", "Member", "Shard", "ShardedCalls", "State", "check_gradients", "local_shape", "propagate", "take_part",
+    "PARTIAL", "Member", "Shard", "ShardedCalls", "State", "check_gradients", "local_shape", "propagate", "put_part", "take_part",
 ]  # fmt: skip
 
 
@@ -44,6 +44,14 @@ def take_part(tensor: torch.Tensor, axis: int, cut: Cut, part: int, parts: int) 
         (low, high) = ranges[0]
         return tensor.narrow(axis, low, high - low).clone(memory_format=torch.contiguous_format)
     return torch.cat([tensor.narrow(axis, low, high - low) for low, high in ranges], dim=axis)
+
+
+def put_part(whole: torch.Tensor, piece: torch.Tensor, axis: int, cut: Cut, part: int, parts: int) -> None:
+    """Inverse of `take_part`: write the part into its place of the whole tensor."""
+    at = 0
+    for low, high in part_ranges(whole.shape[axis], cut, part, parts):
+        whole.narrow(axis, low, high - low).copy_(piece.narrow(axis, at, high - low))
+        at += high - low
 
 
 def propagate(

@@ -84,12 +84,13 @@ class RankModule:
 def build_rank_module(
     graph: ForwardGraph, layout: TrainingLayout, rank: int, parameters: Mapping[str, torch.Tensor], buffers: Mapping[str, torch.Tensor], *,
     device: torch.device, gradient_bytes: Mapping[str, int], opaque: Callable[..., Any] | None = None, clock: ModuleClock | None = None,
-    precision: str = "fp32",
+    precision: str = "fp32", adopt: bool = False,
 ) -> RankModule:  # fmt: skip
     """The segments, shards and gradient buffers of `rank`.
 
     `parameters`, `buffers`: whole tensors by name, equal on all ranks. `gradient_bytes`: sizes of the plan's gradient buffers (padding included).
-    `opaque` is what the one node of an untraced model calls. `clock`: is told when which module runs. `precision`: see `capture.precision`.
+    `opaque` is what the one node of an untraced model calls. `clock`: is told when which module runs. `precision`: see `capture.precision`. `adopt`:
+    what the rank holds whole is the given parameters and buffers themselves, which are on `device`, and not copies of them.
     Raises: Unsupported when a segment cannot be split as the layout says (names the node), or a trained parameter is of no type in TRAINED;
     PlanMismatch for one that the plan does not train.
     """
@@ -104,16 +105,17 @@ def build_rank_module(
         if whole.requires_grad and name in layout.frozen:
             raise PlanMismatch(f"the plan does not train parameter {name!r}, the model does", hint="make the plan again from this model")
         shard = shard_of.get(name)
-        local = take_part(whole.detach(), shard.axis, shard, tensor, layout.tensor) if shard else whole.detach().clone()
+        local = take_part(whole.detach(), shard.axis, shard, tensor, layout.tensor) if shard else whole.detach() if adopt else whole.detach().clone()
         if whole.requires_grad and local.dtype not in TRAINED:
             raise Unsupported(f"parameter {name!r} is {local.dtype}; only float32, float64 and bfloat16 parameters can be trained so far")
-        p = torch.nn.Parameter(local.to(device), requires_grad=whole.requires_grad)
+        own = adopt and shard is None and isinstance(whole, torch.nn.Parameter)
+        p = whole if own else torch.nn.Parameter(local.to(device), requires_grad=whole.requires_grad)
         held[name] = ParameterShard(name, p, tuple(whole.shape), shard)
     groups = build_groups(layout, rank, held, gradient_bytes, device) if layout.zero_level else {}
     gradients = {} if groups else _gradient_buffers(layout, rank, held, device, gradient_bytes)
     for g in groups.values():
         gradients |= {name: flat for name, flat in g.flats.items() if name.startswith("grad")}
-    kept = {name: b.detach().clone().to(device) for name, b in buffers.items()}
+    kept = dict(buffers) if adopt else {name: b.detach().clone().to(device) for name, b in buffers.items()}
     wanted = set(stage.segments)
     builder = _Builder(expand_forward(graph, layout.losses), layout, tensor, held, kept, device, opaque, clock, groups, precision)
     segments = {s.key: builder.segment(s) for s in layout.segments if s.key in wanted}  # forward order, over all stages that the rank holds

@@ -1,0 +1,147 @@
+"""The job of a live model: from its owner's objects when it is planned, and from the plan when it runs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+import torch
+from torch import nn
+
+from meshwright.errors import FormatError, PlanMismatch, UsageError
+from meshwright.job import Training
+
+from .live import LIVE, BatchForm, form_of, live_name, maker_of
+
+__all__ = ["LiveJob", "PlannedBatch", "live_again", "live_job"]
+
+Loss = str | Callable[..., Any] | None
+# Losses that were planned with in this process, by name; None where one name was used for two.
+_PLANNED_LOSSES: dict[str, Callable[..., Any] | None] = {}
+
+
+class PlannedBatch(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
+    """A plan's `job["batch"]`: how batches of its live model are given. `inputs`: (shape, dtype without `torch.`) of each tensor, samples first;
+    `loss`: name of a function of (output, batch by names)."""
+
+    names: list[str] = []
+    single: bool = False
+    inputs: list[tuple[list[int], str]]
+    loss: str = ""
+
+    @property
+    def form(self) -> BatchForm:
+        return BatchForm(tuple(self.names), self.single)
+
+
+@dataclass(frozen=True)
+class LiveJob:
+    """`stands_for`: what the job's names mean while it is planned or traced (`live.standing`); `batch`: what the plan keeps."""
+
+    job: Training
+    batch: PlannedBatch
+    stands_for: Mapping[str, Callable[..., Any]]
+
+
+def live_job(
+    model: nn.Module | Callable[[], Any], batch: Any, loss: Loss, *, optimizer: str, learning_rate: float, global_batch: int | None, seed: int
+) -> LiveJob:
+    """The job of training `model` on batches like `batch`. Raises: UsageError for a batch of another form, or a loss that does not go with it."""
+    form = form_of(batch)
+    inputs = form.tensors(batch)
+    for i, x in enumerate(inputs):
+        if x.dim() == 0 or x.shape[0] != (inputs[0].shape[0] if inputs[0].dim() else -1) or not x.shape[0]:
+            raise UsageError(
+                f"{form.names[i] if form.names else f'tensor {i}'} of the batch has shape {tuple(x.shape)}", where="batch",
+                hint="the first dimension of every tensor is the sample, the same number of them in all",
+            )  # fmt: skip
+    label, function = _loss(loss, form)
+    by_names = function if form.names else None
+    names: dict[str, Callable[..., Any]] = {live_name(model): maker_of(model, form, inputs, by_names)}
+    if function is not None and not form.names:
+        names[label] = function
+    job = Training(
+        model=live_name(model), global_batch=global_batch or int(inputs[0].shape[0]), loss=label, optimizer=optimizer, learning_rate=learning_rate,
+        seed=seed,
+    )  # fmt: skip
+    told = PlannedBatch(
+        names=list(form.names), single=form.single, inputs=[(list(x.shape), str(x.dtype).removeprefix("torch.")) for x in inputs],
+        loss=live_name(loss, what="loss") if by_names is not None else "",
+    )  # fmt: skip
+    return LiveJob(job, told, names)
+
+
+def live_again(model: nn.Module, planned: Mapping[str, Any], loss: Loss, batch: Any = None) -> LiveJob:
+    """The job of a plan (`planned` is its `job`) with the owner's `model` in the place of the one that was planned.
+
+    `loss`: needed where the plan's is a function of another process. `batch`: an example, where the plan was made from a model's name.
+    Raises: PlanMismatch where the plan has no form of a batch or knows no loss, FormatError for a plan that says something else.
+    """
+    try:
+        job = msgspec.convert(planned["training"], Training)
+        told = msgspec.convert(planned["batch"], PlannedBatch) if "batch" in planned else None
+    except (KeyError, msgspec.ValidationError) as error:
+        raise FormatError(f"not a training plan's job: {error}", where="plan.job") from None
+    if told is None:
+        if batch is None:
+            raise PlanMismatch(
+                "the plan was made from a model's name and does not say how batches are given", where=job.model,
+                hint="plan the module itself with meshwright.plan, or give batch=, one example",
+            )  # fmt: skip
+        form = form_of(batch)
+        told = PlannedBatch(
+            names=list(form.names), single=form.single,
+            inputs=[(list(x.shape), str(x.dtype).removeprefix("torch.")) for x in form.tensors(batch)],
+        )  # fmt: skip
+    inputs = [torch.empty(shape, dtype=_dtype(name), device="meta") for shape, name in told.inputs]
+    wanted = told.loss or (job.loss if job.loss.startswith(LIVE) else "")
+    function = _planned_loss(wanted, loss) if wanted else None
+    names: dict[str, Callable[..., Any]] = {job.model: maker_of(model, told.form, inputs, function if told.names else None)}
+    if function is not None and not told.names:
+        names[job.loss] = function
+    return LiveJob(job, told, names)
+
+
+def _loss(loss: Loss, form: BatchForm) -> tuple[str, Callable[..., Any] | None]:
+    """(the job's loss, the function it is if it has no name of its own)."""
+    if loss is None:
+        return ("output" if form.names or form.single else "cross-entropy"), None
+    if isinstance(loss, str):
+        if loss != "output" and (form.single or len(form.names) == 1):
+            raise UsageError(
+                f"the loss {loss!r} takes (output, target), and the batch has no target", where="loss",
+                hint="give a tuple with the target last, or loss='output' (the model returns its loss)",
+            )  # fmt: skip
+        return loss, None
+    if form.single:
+        raise UsageError("a loss function needs a target", where="loss", hint="give the batch as a tuple with the target last, or as a dictionary")
+    name = live_name(loss, what="loss")
+    known = _PLANNED_LOSSES.get(name, loss)
+    function = _plain(loss)
+    _PLANNED_LOSSES[name] = loss if known is loss else None
+    return ("output" if form.names else name), function
+
+
+def _planned_loss(name: str, given: Loss) -> Callable[..., Any]:
+    found = given if given is not None and not isinstance(given, str) else _PLANNED_LOSSES.get(name)
+    if found is None:
+        raise PlanMismatch(
+            f"the plan's loss, {name}, is a function of the program that planned", where="loss", hint="give it: parallelize(..., loss=function)"
+        )
+    return _plain(found)
+
+
+def _plain(loss: Callable[..., Any]) -> Callable[..., Any]:
+    """A module's tensors would count as the model's own."""
+    if not isinstance(loss, nn.Module):
+        return loss
+    return lambda *given: loss(*given)
+
+
+def _dtype(name: str) -> torch.dtype:
+    found = getattr(torch, name, None)
+    if not isinstance(found, torch.dtype):
+        raise FormatError(f"{name!r} is not a dtype", where="plan.job.batch")
+    return found

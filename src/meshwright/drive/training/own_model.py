@@ -1,0 +1,118 @@
+"""Plans of a model that is an object of the caller's program.
+
+    plan = meshwright.plan(model, batch, fabric="dgx-h100:2", optimizer=optimizer)
+
+What a live model is called, how it is copied for tracing, what its batches look like: `capture.live`. The plan keeps the form of the batch, so that
+`meshwright.torch.parallelize` can trace the model again without an example.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Mapping
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from ...cost import Cost
+from ...errors import MissingExtra, UsageError
+from ...fabric.fabric import Fabric
+from ...job import Training
+from ...plan.plan import Plan
+from ..plans import read_fabric
+from .collective_choice import CollectivesWanted
+from .context import SearchBudget
+from .pipeline import PipelineWanted
+from .recompute import RecomputeWanted
+from .sharding import ShardingWanted
+from .training import plan_training
+from .wishes import LayoutWanted
+
+if TYPE_CHECKING:
+    import torch
+
+__all__ = ["plan_model"]
+
+# torch's optimizers that update every element by itself, so that ranks may be given pieces of parameters; by the state that they keep.
+TWO_STATES = frozenset({"Adam", "AdamW", "NAdam", "RAdam", "Adamax", "Adadelta", "Adagrad", "RMSprop", "ASGD", "Rprop"})
+DEFAULT_LEARNING_RATE = 1e-3
+
+
+def plan_model(
+    model: torch.nn.Module | Callable[[], Any] | str, batch: Any = None, *, fabric: Fabric | str, optimizer: Any = "adamw",
+    loss: str | Callable[..., Any] | None = None, global_batch: int | None = None, data: int | None = None, tensor: int | None = None,
+    pipeline: int | None = None, microbatch: int | None = None, zero: int | None = None, schedule: str = "1f1b", recompute: str = "auto",
+    collective: str = "auto", seed: int = 0, cost: Cost | None = None, wishes: Iterable[object] = (), budget: SearchBudget | None = None,
+    without: Collection[str] = (),
+) -> Plan:  # fmt: skip
+    """Plans the training of `model` on all devices of `fabric`; the same as `meshwright.plan(...)`. Nothing of the model is run or changed.
+
+    Args:
+        model: an nn.Module (with values, or on the meta device), a function that makes one, or a name as `meshwright train plan --model` takes it.
+        batch: one batch, samples first: a tensor, a tuple of tensors with the target last, or a dictionary of tensors that forward takes by name.
+            Not needed where the model is a name, whose function gives example inputs. Tensors on meta will do.
+        fabric: a fabric, a file, or a preset such as `dgx-h100:2`.
+        optimizer: a torch optimizer, its class, or a name: `adamw`, `sgd`, `module:function`.
+        loss: `cross-entropy`, `mse` or `module:function` of (output, target); `output` (the model returns its loss: a tensor, `.loss`, `["loss"]` or
+            the first of a tuple); or a function: of (output, target) for a tuple, of (output, batch) for a dictionary. Default: `cross-entropy` for
+            a tuple of two or more, else `output`. A dictionary's target is `labels` or the like, else its last tensor (`capture.calling`).
+        global_batch: samples of one step over all replicas; default: the batch's.
+        data, tensor, pipeline, microbatch: degrees and samples of a micro-batch that are fixed; None leaves them to the search.
+        zero: what data replicas divide: 0 nothing, 1 optimizer state, 2 and gradients, 3 and weights; None leaves it to the search.
+        schedule, recompute, collective: as `--pipeline`, `--recompute`, `--collective` of `meshwright train plan`.
+        wishes: records for what has no argument here (`plan_training` lists them); one of a kind takes the place of the arguments above.
+
+    Raises: UsageError (arguments; a module that cannot be copied), CaptureError (the model fails), and what `plan_training` raises.
+    """
+    try:
+        import torch
+    except ImportError as error:
+        raise MissingExtra("torch", extra="torch", needed_for="planning a live model") from error
+    from ...capture.live import standing
+    from ...capture.live_job import live_job
+
+    label, learning_rate = optimizer_name(optimizer)
+    where = read_fabric(fabric) if isinstance(fabric, str) else fabric
+    asked: tuple[object, ...] = (
+        LayoutWanted(data=data, tensor=tensor, pipeline=pipeline, microbatch=microbatch), ShardingWanted(level=zero), PipelineWanted(name=schedule),
+        RecomputeWanted(recompute), CollectivesWanted(collective),
+    )  # fmt: skip
+    given = tuple(x for x in wishes if x is not None)
+    asked = (*(x for x in asked if not any(type(x) is type(g) for g in given)), *given)
+    if isinstance(model, str):
+        if batch is not None or (loss is not None and not isinstance(loss, str)) or global_batch is None:
+            raise UsageError(
+                "a model by name brings its example inputs", where=model, hint="give global_batch=, a loss by name and no batch; or the module itself"
+            )
+        job = Training(
+            model=model, global_batch=global_batch, loss=loss or "cross-entropy", optimizer=label, learning_rate=learning_rate, seed=seed
+        )
+        return plan_training(job, where, cost, wishes=asked, budget=budget, without=without)
+    if not isinstance(model, torch.nn.Module) and not callable(model):
+        raise UsageError(f"the model is a {type(model).__name__}", where="model", hint="an nn.Module, a function that makes one, or a name")
+    live = live_job(model, batch, loss, optimizer=label, learning_rate=learning_rate, global_batch=global_batch, seed=seed)
+    with standing(live.stands_for):
+        plan = plan_training(live.job, where, cost, wishes=asked, budget=budget, without=without)
+    return replace(plan, job={**plan.job, "batch": msgspec.to_builtins(live.batch)})
+
+
+def optimizer_name(optimizer: Any) -> tuple[str, float]:
+    """(the job's name for an optimizer, its class or its name; its learning rate).
+
+    A name says what planning wants to know of it: whether it updates every element by itself (then parameters may be divided), and what it keeps.
+    Raises: UsageError for what is none.
+    """
+    if isinstance(optimizer, str):
+        return optimizer, DEFAULT_LEARNING_RATE
+    import torch
+
+    kind = optimizer if isinstance(optimizer, type) else type(optimizer)
+    if not issubclass(kind, torch.optim.Optimizer):
+        raise UsageError(f"the optimizer is a {kind.__name__}", where="optimizer", hint="a torch.optim optimizer, its class, or a name")
+    groups: list[Mapping[str, Any]] = [] if isinstance(optimizer, type) else optimizer.param_groups
+    learning_rate = next((float(g["lr"]) for g in groups if "lr" in g), DEFAULT_LEARNING_RATE)
+    if kind is torch.optim.SGD and not any(g.get("momentum") for g in groups):
+        return "sgd", learning_rate
+    if kind is torch.optim.SGD or (kind.__module__.startswith("torch.optim.") and kind.__name__ in TWO_STATES):
+        return "adamw", learning_rate
+    return f"live:{kind.__qualname__}", learning_rate

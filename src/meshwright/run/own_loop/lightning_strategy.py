@@ -1,0 +1,136 @@
+"""A Lightning strategy on a plan: `Trainer(strategy=PlannedStrategy(plan), devices=N)`, automatic optimization with one optimizer.
+
+The plan is of the module's own `training_step`: `meshwright.plan(TrainingStep(module), batch, optimizer=..., ...)`, `batch` being a global one. Each
+data replica gets its part of the data from Lightning's sampler (a loader's batch size is then the replica's part; stages and tensor-parallel ranks of
+one replica get the same), or, with `use_distributed_sampler=False`, every rank the global batches. Checkpoints are whole, in the module's names, and
+any plan of the module resumes from them.
+
+`training_step` is traced once and not called again: what it logs or counts is not repeated; callbacks see the loss as the batch's output. Validation
+needs a plan under which ranks hold the whole module. Not supported, and refused: manual optimization, several optimizers, `accumulate_grad_batches`,
+`gradient_clip_val`, other precision than 32-true.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from ...drive.plans import read_plan
+from ...errors import MissingExtra, Unsupported, UsageError
+from ...plan.plan import Plan
+from .parallelize import parallelize
+from .step import ParallelStep
+
+try:
+    from lightning.pytorch.strategies import DDPStrategy
+except ImportError as error:
+    raise MissingExtra("lightning", extra="lightning", needed_for="PlannedStrategy") from error
+
+__all__ = ["PlannedStrategy", "TrainingStep"]
+
+PREFIX = "module."  # of the module's names within `TrainingStep`
+
+
+class TrainingStep(nn.Module):  # type: ignore[misc]
+    """A LightningModule as a module whose forward is its `training_step`: what is planned."""
+
+    def __init__(self, module: nn.Module) -> None:
+        super().__init__()
+        self.module = module
+
+    def forward(self, *tensors: torch.Tensor, **named: torch.Tensor) -> Any:
+        batch: Any = named or (tensors if len(tensors) > 1 else tensors[0])
+        return self.module.training_step(batch, 0)
+
+
+class PlannedStrategy(DDPStrategy):  # type: ignore[misc]
+    """`plan`: of `TrainingStep(module)`, or a file. Raises: UsageError for settings of the Trainer that would train something else, and what
+    `parallelize` raises, when fitting begins."""
+
+    def __init__(self, plan: Plan | str | Path, **options: Any) -> None:
+        super().__init__(**options)
+        self.plan = plan if isinstance(plan, Plan) else read_plan(plan)
+        if self.plan.layout is None:
+            raise UsageError(f"the plan is of a {self.plan.kind}", where="PlannedStrategy", hint="a plan of meshwright.plan")
+        self.planned_step: ParallelStep | None = None
+
+    @property
+    def distributed_sampler_kwargs(self) -> dict[str, Any]:
+        layout = self.plan.layout
+        assert layout is not None
+        return {"num_replicas": layout.data, "rank": layout.coordinates(self.global_rank)[1]}
+
+    @property
+    def restore_checkpoint_after_setup(self) -> bool:
+        return True
+
+    def configure_ddp(self) -> None:
+        """Nothing is wrapped around the module."""
+
+    def setup(self, trainer: Any) -> None:
+        super().setup(trainer)
+        if trainer.state.fn != "fit":
+            return
+        module = self.lightning_module
+        wrong = [
+            (not module.automatic_optimization, "manual optimization", "let the module optimize automatically"),
+            (len(self.optimizers) != 1, f"{len(self.optimizers)} optimizers", "give one"),
+            (trainer.accumulate_grad_batches != 1, "accumulate_grad_batches", "the plan has its own micro-batches"),
+            (bool(trainer.gradient_clip_val), "gradient_clip_val", "the step has updated the parameters when Lightning would clip"),
+            (str(self.precision_plugin.precision) != "32-true", f"precision {self.precision_plugin.precision}", "the plan's precision counts"),
+        ]  # fmt: skip
+        for is_wrong, name, hint in wrong:
+            if is_wrong:
+                raise UsageError(f"a PlannedStrategy does not take {name}", where="Trainer", hint=hint)
+        self.planned_step = parallelize(TrainingStep(module), self.optimizers[0], self.plan)
+
+    def training_step(self, *args: Any, **kwargs: Any) -> Any:
+        assert self.planned_step is not None
+        self.planned_step.steps = self.lightning_module.trainer.global_step
+        return self.planned_step(args[0]).to(self.root_device, torch.float32)
+
+    def backward(self, closure_loss: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
+        """The step has done it."""
+        return closure_loss
+
+    def optimizer_step(self, optimizer: Any, closure: Callable[[], Any], model: Any = None, **kwargs: Any) -> Any:
+        """The closure runs the step, which updates."""
+        assert self.planned_step is not None
+        found = closure()
+        self.planned_step.optimizer.optimizer._opt_called = True
+        return found
+
+    def validation_step(self, *args: Any, **kwargs: Any) -> Any:
+        layout = self.plan.layout
+        assert layout is not None
+        if self.planned_step is not None and (layout.tensor > 1 or layout.pipeline > 1 or layout.zero_level == 3):
+            raise Unsupported(
+                "no rank holds the whole module under this plan", where="PlannedStrategy.validation_step",
+                hint="Trainer(limit_val_batches=0, num_sanity_val_steps=0), or plan with tensor=1, pipeline=1 and zero below 3",
+            )  # fmt: skip
+        return super().validation_step(*args, **kwargs)
+
+    # ---- checkpoints: whole; all ranks put them together ---------------------------------------------------------
+    def lightning_module_state_dict(self) -> dict[str, Any]:
+        if self.planned_step is None:
+            found: dict[str, Any] = super().lightning_module_state_dict()
+            return found
+        return {name.removeprefix(PREFIX): x for name, x in self.planned_step.state_dict(full=True).items()}
+
+    def optimizer_state(self, optimizer: Any) -> dict[str, Any]:
+        assert self.planned_step is not None
+        return self.planned_step.optimizer_state_dict(full=True)
+
+    def load_model_state_dict(self, checkpoint: Mapping[str, Any], strict: bool = True) -> None:
+        if self.planned_step is None:
+            super().load_model_state_dict(checkpoint, strict=strict)
+        else:
+            self.planned_step.load_state_dict({f"{PREFIX}{name}": x for name, x in checkpoint["state_dict"].items()})
+
+    def load_optimizer_state_dict(self, checkpoint: Mapping[str, Any]) -> None:
+        assert self.planned_step is not None
+        self.planned_step.load_optimizer_state_dict(checkpoint["optimizer_states"][0])

@@ -1,0 +1,178 @@
+"""What the owner keeps and we use: his module's parameters and buffers, and his optimizer object.
+
+A parameter that this rank holds whole is the owner's own parameter, updated in place. One that other ranks hold, or of which this rank has a part, is
+emptied in his module: nobody can read stale values. His optimizer keeps its groups, options, state and schedulers; the tensors in it become those
+that this rank updates.
+"""
+
+from __future__ import annotations
+
+import inspect
+import zlib
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from ...drive.training.own_model import optimizer_name
+from ...errors import Unsupported, UsageError
+from ...io.shard_file import crc32_of
+from ...plan.plan import TrainingLayout
+from ..tensor.sharding import take_part
+from ..train.segments import RankModule
+from ..train.sharded_state import ParameterShard, Piece
+
+__all__ = ["OwnOptimizer", "Reached", "divide", "equal_weights", "release_others", "require_plain"]
+
+
+def require_plain(model: nn.Module, optimizer: torch.optim.Optimizer, layout: TrainingLayout) -> None:
+    """Raises: Unsupported, naming it, for what a step would leave out: gradient hooks, closures, optimizers that look beyond one element."""
+    for name, p in model.named_parameters():
+        if p.is_meta:
+            raise UsageError(f"parameter {name} is on the meta device", where="model", hint="initialise the weights, or load them: they are trained")
+        if p._backward_hooks or getattr(p, "_post_accumulate_grad_hooks", None):
+            raise Unsupported(
+                f"parameter {name} has a gradient hook", where=f"model.{name}", hint="a step adds gradients up in parts: remove the hook"
+            )
+    kind, name = type(optimizer), optimizer_name(optimizer)[0]
+    closure = inspect.signature(kind.step).parameters.get("closure")
+    if closure is not None and closure.default is inspect.Parameter.empty:
+        raise Unsupported(f"{kind.__name__} evaluates the loss again while it updates", where="optimizer", hint="one that needs no closure")
+    if name.startswith("live:") and (layout.zero_level or layout.tensor > 1):
+        how = f"sharding level {layout.zero_level}" if layout.zero_level else f"tensor degree {layout.tensor}"
+        raise Unsupported(
+            f"{kind.__name__} would be given pieces of parameters, and may look beyond single elements", where=how,
+            hint="plan with zero=0 and tensor=1, or use one of torch's that update every element by itself",
+        )  # fmt: skip
+
+
+def equal_weights(model: nn.Module, group: Any) -> list[str]:
+    """Every rank's module gets rank 0's values where they differ; returns the names of what differed anywhere. All ranks call this.
+
+    Raises: UsageError where the modules have other parameters.
+    """
+    named = {**dict(model.named_parameters()), **dict(model.named_buffers())}
+    what = zlib.crc32(repr([(n, tuple(x.shape), str(x.dtype)) for n, x in named.items()]).encode())
+    whats = [torch.zeros(1, dtype=torch.int64) for _ in range(dist.get_world_size(group))]
+    dist.all_gather(whats, torch.tensor([what]), group)
+    if any(int(w) != what for w in whats):
+        raise UsageError("the ranks' modules have different parameters", where="model", hint="build the same model on every rank")
+    sums = torch.tensor([crc32_of(x) for x in named.values()], dtype=torch.int64)
+    found = [torch.zeros_like(sums) for _ in whats]
+    dist.all_gather(found, sums, group)
+    differing = [name for i, name in enumerate(named) if any(int(f[i]) != int(found[0][i]) for f in found)]
+    with torch.no_grad():
+        for name in differing:
+            values = named[name].detach().cpu().contiguous()
+            dist.broadcast(values, dist.get_global_rank(group, 0) if group is not None else 0, group)
+            named[name].copy_(values)
+    return differing
+
+
+def release_others(model: nn.Module, module: RankModule, layout: TrainingLayout) -> None:
+    """Empties the owner's parameters that others hold, or of which this rank holds a part. What no stage uses stays."""
+    used = {name for stage in layout.stages for name in stage.params}
+    for name, p in model.named_parameters():
+        held = module.parameters.get(name)
+        if name in used and (held is None or held.tensor is not p):
+            p.data = p.data.new_empty(0)
+
+
+def divide(whole: torch.Tensor, of: ParameterShard, piece: Piece | None, layout: TrainingLayout, tensor_index: int) -> torch.Tensor:
+    """This rank's part of something of a parameter's full shape; a copy, or the whole itself."""
+    local = whole if of.shard is None else take_part(whole, of.shard.axis, of.shard, tensor_index, layout.tensor)
+    return local if piece is None else local.reshape(-1)[piece.first : piece.stop].clone()
+
+
+class Reached:
+    """Which parameters backward reached since the last update, on any rank. What could not be traced may reach others at every step; in a plain loop
+    those that it does not reach have no gradient, and optimizers leave them as they are."""
+
+    def __init__(self, module: RankModule, group: Any) -> None:
+        """`group`: of the ranks that hold the same parameters, parts of them included."""
+        self.group, self.updated = group, [(p.name, tensor) for p, tensor, _ in module.updated()]
+        self.names = [p.name for p in module.trained()]
+        self._seen: set[str] = set()
+        for p in module.trained():
+            p.tensor.register_post_accumulate_grad_hook(lambda _, name=p.name: self._seen.add(name))
+
+    def take(self) -> set[str]:
+        """Names; all ranks of the group call it."""
+        mask = torch.tensor([n in self._seen for n in self.names], dtype=torch.uint8)
+        self._seen.clear()
+        if self.group is not None:
+            dist.all_reduce(mask, dist.ReduceOp.MAX, group=self.group)
+        return {n for n, reached in zip(self.names, mask.tolist(), strict=True) if reached}
+
+
+class OwnOptimizer:
+    """The owner's optimizer over what this rank updates. `step()` is what the plan's program calls; called by the owner it is refused, or, where a
+    framework does it after every step, ignored (`ignore_calls`). `reached`: where parameters may be without a gradient."""
+
+    def __init__(
+        self, optimizer: torch.optim.Optimizer, model: nn.Module, module: RankModule, layout: TrainingLayout, rank: int,
+        reached: Reached | None = None,
+    ) -> None:  # fmt: skip
+        self.optimizer, self.ignore_calls, self.reached = optimizer, False, reached
+        self.names: list[list[str]] = []  # of the owner's groups, in his order
+        self._hand_over(model, module, layout, layout.coordinates(rank)[2])
+        self._update: Callable[[], Any] = type(optimizer).step.__get__(optimizer)
+        self._refuse_calls()
+
+    @property
+    def state(self) -> Any:
+        return self.optimizer.state
+
+    def step(self) -> None:
+        without: list[tuple[torch.Tensor, torch.Tensor | None]] = []
+        if self.reached is not None:
+            names = self.reached.take()
+            without = [(x, x.grad) for name, x in self.reached.updated if name not in names]
+            for x, _ in without:
+                x.grad = None
+        self._update()
+        for x, gradient in without:
+            x.grad = gradient
+        self.optimizer._opt_called = True  # schedulers warn without it
+
+    def _hand_over(self, model: nn.Module, module: RankModule, layout: TrainingLayout, tensor_index: int) -> None:
+        name_of = {id(p): name for name, p in model.named_parameters()}
+        updated = {p.name: (p, tensor, piece) for p, tensor, piece in module.updated()}
+        old, optimizer = dict(self.optimizer.state), self.optimizer
+        optimizer.state.clear()
+        for group in optimizer.param_groups:
+            names = []
+            for p in group["params"]:
+                if id(p) not in name_of:
+                    raise UsageError(
+                        f"the optimizer updates a parameter of shape {tuple(p.shape)} that the model does not have", where="optimizer",
+                        hint="make it from model.parameters() of the module that is given",
+                    )  # fmt: skip
+                names.append(name_of[id(p)])
+            kept: list[torch.Tensor] = []
+            for p, name in zip(group["params"], names, strict=True):
+                if name not in updated:
+                    continue
+                of, tensor, piece = updated[name]
+                kept.append(tensor)
+                if p in old:
+                    optimizer.state[tensor] = {
+                        k: divide(v, of, piece, layout, tensor_index) if isinstance(v, torch.Tensor) and tuple(v.shape) == of.full_shape else v
+                        for k, v in old[p].items()
+                    }
+            group["params"] = kept
+            self.names.append(names)
+
+    def _refuse_calls(self) -> None:
+        def step(*_: Any, **__: Any) -> None:
+            if not self.ignore_calls:
+                raise UsageError("step(batch) has updated the parameters already", where="optimizer.step", hint="leave the call out of the loop")
+
+        step._wrapped_by_lr_sched = getattr(self.optimizer.step, "_wrapped_by_lr_sched", False)  # type: ignore[attr-defined]
+        self.optimizer.step = step
+
+    def settings(self) -> list[Mapping[str, Any]]:
+        """Of every group all but its tensors."""
+        return [{k: v for k, v in group.items() if k != "params"} for group in self.optimizer.param_groups]

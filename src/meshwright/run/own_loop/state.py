@@ -1,0 +1,257 @@
+"""State of a parallel step: a rank's own part, or the whole put together from all ranks' parts.
+
+A sharded state is `{"meshwright": {...whose it is}, "tensors": {name: this rank's part}}`; the whole model's has the names of `model.state_dict()`.
+To put a whole together every rank says what it has (`_Held`); of each different part the first rank that has it sends it to all.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Protocol
+
+import msgspec
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from ...errors import PlanMismatch, Unsupported, UsageError
+from ...plan.plan import Plan
+from ...plan.shards import local_shape
+from ..recording.recording import plan_identity
+from ..tensor.sharding import put_part
+from ..train.segments import RankModule
+from ..train.sharded_state import ParameterShard, Piece
+from ..train.work import TrainingWork
+from .owned import OwnOptimizer, divide
+
+__all__ = ["load_model", "load_optimizer", "model_state", "optimizer_state"]
+
+Entry = tuple[ParameterShard, Piece | None, torch.Tensor]
+
+
+class Stated(Protocol):
+    """What has a state: a parallel step."""
+
+    plan: Plan
+    rank: int
+    model: nn.Module
+    module: RankModule
+    work: TrainingWork
+    optimizer: OwnOptimizer
+    group: Any
+    steps: int
+
+
+class _Held(msgspec.Struct, frozen=True, array_like=True):
+    """A part of the tensor `name` of shape `full`: of what tensor-parallel index `tensor` has of it (-1: all have the same), flattened, the elements
+    `first` to `stop`."""
+
+    name: str
+    dtype: str
+    full: tuple[int, ...]
+    tensor: int
+    first: int
+    stop: int
+
+
+class _Scalar(msgspec.Struct, frozen=True, array_like=True):
+    """State that is no tensor."""
+
+    name: str
+    value: Any
+
+
+def model_state(step: Stated, *, full: bool) -> dict[str, Any]:
+    module = step.module
+    if not full:
+        if step.work.compressed.tensors():
+            raise Unsupported("gradient codecs keep what was not sent yet, which this state does not hold", where="state_dict", hint="full=True")
+        tensors = {p.name: tensor.detach() for p, tensor, _ in module.kept()} | {n: b.detach() for n, b in module.buffers.items()}
+        return {"meshwright": _whose(step), "tensors": tensors}
+    whole = _gathered(step, {p.name: (p, piece, tensor.detach()) for p, tensor, piece in module.kept()})
+    found: dict[str, Any] = {}
+    first = {id(x): n for n, x in reversed(list(step.model.named_parameters(remove_duplicate=False)))}
+    for name, value in step.model.state_dict(keep_vars=True).items():
+        if isinstance(value, torch.nn.Parameter):
+            own = first[id(value)]
+            found[name] = whole[own] if own in whole else value.detach().cpu()
+        else:
+            found[name] = value.detach().cpu() if isinstance(value, torch.Tensor) else value
+    return found
+
+
+def load_model(step: Stated, state: Mapping[str, Any]) -> None:
+    module, layout = step.module, step.plan.layout
+    assert layout is not None
+    sharded = "meshwright" in state
+    given: Mapping[str, Any] = state["tensors"] if sharded else _first_names(step, state)
+    if sharded:
+        _require_own(step, state["meshwright"], "state_dict")
+    expected = {p.name: (p, piece, tensor) for p, tensor, piece in module.kept()}
+    buffers = {n: b for n, b in step.model.named_buffers() if not sharded or n in module.buffers}
+    kept_by_state = set(step.model.state_dict(keep_vars=True))
+    missing = [n for n in expected if n not in given] + [n for n in buffers if n not in given and (sharded or n in kept_by_state)]
+    known = {n for n, _ in step.model.named_parameters(remove_duplicate=False)} | {n for n, _ in step.model.named_buffers()} | kept_by_state
+    foreign = [n for n in given if n not in known]
+    if missing or foreign:
+        what = f"lacks {missing[0]!r}" if missing else f"has {foreign[0]!r}, which the model does not have"
+        raise UsageError(f"the state {what}", where="load_state_dict", hint="it is of another model", data={"missing": missing, "foreign": foreign})
+    ready = []
+    for name, (of, piece, target) in expected.items():
+        value, full = given[name], of.full_shape
+        shape = tuple(target.shape) if sharded else full
+        if tuple(value.shape) != shape:
+            raise UsageError(f"{name} is {tuple(value.shape)}, expected {shape}", where="load_state_dict", hint="it is of another model")
+        ready.append((target, value if sharded else divide(value, of, piece, layout, layout.coordinates(step.rank)[2])))
+    ready += [(b, given[n]) for n, b in buffers.items() if n in given]
+    with torch.no_grad():
+        for target, value in ready:
+            target.copy_(value)
+    if sharded:
+        step.steps = int(state["meshwright"]["steps"])
+
+
+def optimizer_state(step: Stated, *, full: bool) -> dict[str, Any]:
+    optimizer, module = step.optimizer, step.module
+    updated = {p.name: (p, piece, tensor) for p, tensor, piece in module.updated()}
+    if not full:
+        own = {name: dict(optimizer.state[tensor]) for name, (_, _, tensor) in updated.items() if tensor in optimizer.state}
+        return {"meshwright": _whose(step), "state": own, "param_groups": optimizer.settings()}
+    divided: dict[str, Entry] = {}
+    scalars: list[_Scalar] = []
+    for name, (of, piece, tensor) in updated.items():
+        for key, value in optimizer.state.get(tensor, {}).items():
+            if not isinstance(value, torch.Tensor):
+                scalars.append(_Scalar(f"{name}\n{key}", value))
+            elif value.shape == tensor.shape:
+                divided[f"{name}\n{key}"] = (of, piece, value)
+            else:
+                divided[f"{name}\n{key}"] = (ParameterShard(name, torch.nn.Parameter(value, requires_grad=False), tuple(value.shape)), None, value)
+    numbers = {name: i for i, name in enumerate(n for names in optimizer.names for n in names)}
+    state: dict[int, dict[str, Any]] = {}
+    for key, value in {**_gathered(step, divided), **_scalars(step, scalars)}.items():
+        name, _, what = key.partition("\n")
+        state.setdefault(numbers[name], {})[what] = value
+    groups = [dict(g) | {"params": [numbers[n] for n in names]} for g, names in zip(optimizer.settings(), optimizer.names, strict=True)]
+    return {"state": dict(sorted(state.items())), "param_groups": groups}
+
+
+def load_optimizer(step: Stated, state: Mapping[str, Any]) -> None:
+    optimizer, layout = step.optimizer, step.plan.layout
+    assert layout is not None
+    updated = {p.name: (p, piece, tensor) for p, tensor, piece in step.module.updated()}
+    groups: Sequence[Mapping[str, Any]] = state.get("param_groups", ())
+    if len(groups) != len(optimizer.names):
+        raise UsageError(
+            f"the state has {len(groups)} parameter groups, the optimizer {len(optimizer.names)}", where="load_optimizer_state_dict",
+            hint="it is of another optimizer",
+        )  # fmt: skip
+    sharded = "meshwright" in state
+    if sharded:
+        _require_own(step, state["meshwright"], "optimizer_state_dict")
+        found: dict[str, Mapping[str, Any]] = dict(state["state"])
+    else:
+        found = {}
+        for group, names in zip(groups, optimizer.names, strict=True):
+            if len(group.get("params", ())) != len(names):
+                raise UsageError(
+                    f"a group of the state has {len(group.get('params', ()))} parameters, the optimizer's {len(names)}",
+                    where="load_optimizer_state_dict", hint="it is of another model",
+                )  # fmt: skip
+            found |= {n: state["state"][i] for i, n in zip(group["params"], names, strict=True) if i in state["state"]}
+    new: dict[torch.Tensor, dict[str, Any]] = {}
+    for name, (of, piece, tensor) in updated.items():
+        for key, value in found.get(name, {}).items():
+            if isinstance(value, torch.Tensor):
+                if not sharded and value.dim() and tuple(value.shape) == of.full_shape:
+                    value = divide(value, of, piece, layout, layout.coordinates(step.rank)[2])
+                value = value.detach().clone()
+                value = value.to(tensor.device) if value.shape == tensor.shape else value
+            new.setdefault(tensor, {})[key] = value
+    optimizer.state.clear()
+    optimizer.state.update(new)
+    for own, group in zip(optimizer.optimizer.param_groups, groups, strict=True):
+        own.update({k: v for k, v in group.items() if k != "params"})
+
+
+# ---- whose a part is -------------------------------------------------------------------------------------------------
+def _whose(step: Stated) -> dict[str, Any]:
+    return {"plan": plan_identity(step.plan), "rank": step.rank, "steps": step.steps}
+
+
+def _require_own(step: Stated, whose: Mapping[str, Any], what: str) -> None:
+    if whose.get("plan") != plan_identity(step.plan) or whose.get("rank") != step.rank:
+        other = "another plan" if whose.get("plan") != plan_identity(step.plan) else f"rank {whose.get('rank')}"
+        raise PlanMismatch(
+            f"the state is a part of {other}, this is rank {step.rank}", where=f"load_{what}",
+            hint=f"every rank loads its own part; {what}(full=True) can be loaded by any rank of any plan of the model",
+        )  # fmt: skip
+
+
+def _first_names(step: Stated, state: Mapping[str, Any]) -> dict[str, Any]:
+    """A whole model's state by the names that plans use: a tied parameter's first."""
+    first = {id(x): n for n, x in reversed(list(step.model.named_parameters(remove_duplicate=False)))}
+    names = {n: first[id(x)] for n, x in step.model.named_parameters(remove_duplicate=False)}
+    return {names.get(n, n): v for n, v in state.items()}
+
+
+# ---- the whole of all parts ------------------------------------------------------------------------------------------
+def _gathered(step: Stated, mine: Mapping[str, Entry]) -> dict[str, torch.Tensor]:
+    """Whole tensors by name, on the processor of every rank."""
+    layout = step.plan.layout
+    assert layout is not None
+    index = layout.coordinates(step.rank)[2]
+    held = [
+        _Held(
+            name, str(x.dtype).removeprefix("torch."), of.full_shape, -1 if of.shard is None else index,
+            piece.first if piece else 0, piece.stop if piece else x.numel(),
+        )
+        for name, (of, piece, x) in mine.items()
+    ]  # fmt: skip
+    tables = _all(step, held, _Held)
+    senders: dict[_Held, int] = {}
+    for rank, table in enumerate(tables):
+        for part in table:
+            senders.setdefault(part, rank)
+    shards = {s.param: s for s in layout.shards}
+    whole: dict[str, torch.Tensor] = {}
+    locals_: dict[tuple[str, int], torch.Tensor] = {}
+    for part in sorted(senders, key=lambda p: (p.name, p.tensor, p.first)):
+        dtype: torch.dtype = getattr(torch, part.dtype)
+        shard = shards.get(part.name.partition("\n")[0]) if part.tensor >= 0 else None
+        if part.name not in whole:
+            whole[part.name] = torch.empty(part.full, dtype=dtype)
+        key = part.name, part.tensor
+        if key not in locals_:
+            shape = part.full if shard is None else local_shape(part.full, shard.axis, shard, part.tensor, layout.tensor)
+            locals_[key] = whole[part.name] if shard is None else torch.empty(shape, dtype=dtype)
+        message = torch.empty(part.stop - part.first, dtype=dtype)
+        if senders[part] == step.rank:
+            message.copy_(mine[part.name][2].reshape(-1))
+        if step.group is not None and message.numel():
+            dist.broadcast(message, dist.get_global_rank(step.group, senders[part]), step.group)
+        locals_[key].view(-1)[part.first : part.stop] = message
+    for (name, tensor), local in locals_.items():
+        if tensor >= 0:
+            shard = shards[name.partition("\n")[0]]
+            put_part(whole[name], local, shard.axis, shard, tensor, layout.tensor)
+    return whole
+
+
+def _scalars(step: Stated, mine: Sequence[_Scalar]) -> dict[str, Any]:
+    return {x.name: x.value for table in reversed(_all(step, mine, _Scalar)) for x in table}
+
+
+def _all(step: Stated, mine: Sequence[Any], kind: Any) -> list[list[Any]]:
+    """What every rank has, by rank."""
+    if step.group is None:
+        return [list(mine)]
+    data = torch.frombuffer(bytearray(msgspec.json.encode(list(mine))), dtype=torch.uint8)
+    sizes = [torch.zeros(1, dtype=torch.int64) for _ in range(dist.get_world_size(step.group))]
+    dist.all_gather(sizes, torch.tensor([data.numel()]), step.group)
+    longest = max(int(s) for s in sizes)
+    padded = torch.zeros(longest, dtype=torch.uint8)
+    padded[: data.numel()] = data
+    found = [torch.empty_like(padded) for _ in sizes]
+    dist.all_gather(found, padded, step.group)
+    return [msgspec.json.decode(bytes(x[: int(s)].numpy()), type=list[kind]) for x, s in zip(found, sizes, strict=True)]

@@ -1,0 +1,128 @@
+"""One training step of the owner's model, as the plan says: what `parallelize` gives."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from ...errors import MeshwrightError, RankFailed, RunError
+from ...plan.plan import Plan
+from ..executor.executor import Executor, StepFailed
+from ..train.segments import RankModule
+from ..train.work import TrainingWork
+from .batches import OwnBatches
+from .owned import OwnOptimizer
+from .state import load_model, load_optimizer, model_state, optimizer_state
+
+__all__ = ["ParallelStep"]
+
+
+@dataclass(kw_only=True, repr=False)
+class ParallelStep:
+    """`loss = step(batch)`: forward, backward and the optimizer's update of one global batch. All ranks call it the same number of times.
+
+    `steps`: training steps done; random draws depend on it. `rank`: of the plan, and of the world.
+    """
+
+    plan: Plan
+    rank: int
+    model: nn.Module
+    optimizer: OwnOptimizer
+    module: RankModule
+    executor: Executor
+    work: TrainingWork
+    batches: OwnBatches
+    group: Any
+    steps: int = 0
+    _failed: str = ""
+    _gradients: list[tuple[torch.Tensor, torch.Tensor]] = field(init=False)  # tensors whose `.grad` is a view of a buffer of the plan
+
+    def __post_init__(self) -> None:
+        tensors = [p.tensor for p in self.module.parameters.values()] + [x for _, x, _ in self.module.updated()]
+        self._gradients = [(x, x.grad) for x in tensors if x.grad is not None]
+
+    def __call__(self, batch: Any) -> torch.Tensor:
+        """The mean loss of the global batch before the update, the same on every rank: a float64 scalar on the processor, without a graph.
+
+        batch: of the form that was planned; the global batch, or the part of this rank's data replica: samples in the order of the replicas. Ranks of
+        one replica (stages, tensor-parallel ranks) are given the same.
+        Raises: UsageError for a batch of another form, shape or number of samples, before anything has happened; RankFailed for what fails within the
+        step, on this rank or another (the step cannot go on then: start again from a saved state).
+        """
+        if self._failed:
+            raise RunError(f"an earlier step failed: {self._failed}", where=f"rank {self.rank}", hint="start again from a saved state")
+        self.batches.take(batch)
+        for tensor, gradient in self._gradients:
+            if tensor.grad is not gradient:  # `zero_grad` sets them to None
+                tensor.grad = gradient
+        try:
+            self.work.begin(self.steps)
+            self.executor.run()
+            found = self._mean_loss()
+        except BaseException as error:
+            raise self._failure(error) from error
+        self.steps += 1
+        self.batches.forget()
+        return found
+
+    def _mean_loss(self) -> torch.Tensor:
+        own = self.work.loss()
+        pair = torch.tensor([own or 0.0, 0.0 if own is None else 1.0], dtype=torch.float64)
+        if self.group is not None:
+            dist.all_reduce(pair, group=self.group)
+        return pair[0] / pair[1]
+
+    def _failure(self, error: BaseException) -> BaseException:
+        """What is raised for it; the step is unusable afterwards."""
+        self._failed = f"{type(error).__name__}: {error}"
+        if not isinstance(error, StepFailed):
+            return error if isinstance(error, (MeshwrightError, KeyboardInterrupt, SystemExit)) else self._named(error, "", -1)
+        cause = error.__cause__ or error
+        self._failed = f"{type(cause).__name__}: {cause}"
+        if isinstance(cause, MeshwrightError):
+            return cause
+        place = self.executor.program.describe(error.step) if error.step >= 0 else ""
+        return self._named(cause, place, error.waiting_for - 1)
+
+    def _named(self, cause: BaseException, place: str, peer: int) -> RankFailed:
+        lines = str(cause).strip().splitlines() or ["no message"]
+        what = f"rank {self.rank} lost rank {peer}" if peer >= 0 else f"rank {self.rank} failed"
+        return RankFailed(
+            f"{what} in training step {self.steps}: {type(cause).__name__}: {lines[0]}", where=place or f"rank {self.rank}",
+            hint="the other rank's own error says why" if peer >= 0 else "", data={"rank": self.rank, "step": self.steps, "peer": peer},
+        )  # fmt: skip
+
+    # ---- state -------------------------------------------------------------------------------------------------
+    def state_dict(self, *, full: bool = False) -> dict[str, Any]:
+        """What this rank holds of parameters and buffers, for `load_state_dict` of the same rank of the same plan.
+
+        full: the whole model's state instead, equal to `model.state_dict()` of a model that is trained in one process, on every rank's processor;
+        all ranks call it. Raises: Unsupported for sharded state under a plan with gradient codecs, whose memory it does not hold.
+        """
+        return model_state(self, full=full)
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Load what `state_dict` gave, sharded or full, or any state of the whole model. Raises: PlanMismatch for another plan's or rank's part,
+        UsageError for a missing or foreign name or another shape."""
+        load_model(self, state)
+
+    def optimizer_state_dict(self, *, full: bool = False) -> dict[str, Any]:
+        """What this rank's optimizer keeps, with its groups' options; full: as the owner's optimizer would give it over the whole model; all ranks
+        call it then."""
+        return optimizer_state(self, full=full)
+
+    def load_optimizer_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Load what `optimizer_state_dict` gave, sharded or full, or a `state_dict` of the owner's optimizer over the whole model. Raises as
+        `load_state_dict`."""
+        load_optimizer(self, state)
+
+    def __repr__(self) -> str:
+        layout = self.plan.layout
+        assert layout is not None
+        split = f"data {layout.data} x tensor {layout.tensor} x pipeline {layout.pipeline}"
+        return f"ParallelStep({type(self.model).__name__}, rank {self.rank} of {layout.ranks}, {split}, {self.steps} steps done)"

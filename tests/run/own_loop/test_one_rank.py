@@ -1,0 +1,277 @@
+"""`parallelize` in one process: what is asked of the owner's objects, and what a step does with them."""
+
+from __future__ import annotations
+
+import copy
+import json
+import os
+import subprocess
+import sys
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+import meshwright as mw
+from meshwright.errors import FormatError, PlanMismatch, RankFailed, RunError, Unsupported, UsageError
+
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.up, self.down, self.unused = nn.Linear(8, 16), nn.Linear(16, 4), nn.Linear(2, 2)
+        self.register_buffer("scale", torch.ones(()))
+
+    def forward(self, x):
+        return self.down(torch.relu(self.up(x))) * self.scale
+
+
+class ByName(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.net = Net()
+
+    def forward(self, features, labels=None):
+        out = self.net(features)
+        return {"logits": out} if labels is None else {"loss": F.cross_entropy(out, labels), "logits": out}
+
+
+class Branches(ByName):
+    """Cannot be traced: it looks at values."""
+
+    def forward(self, features, labels=None):
+        return super().forward(features if features.sum() > 0 else 1.0 * features, labels)
+
+
+def batch(seed=0, rows=4):
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randn(rows, 8, generator=generator), torch.randint(4, (rows,), generator=generator)
+
+
+def made(kind=Net, seed=0):
+    torch.manual_seed(seed)
+    return kind()
+
+
+def doubled(output, given):
+    return 2 * F.cross_entropy(output["logits"], given["labels"])
+
+
+@cache
+def plan_of(kind=Net, loss=None, by_name=False):
+    x, y = batch()
+    given = {"features": x, "labels": y} if by_name else (x, y)
+    return mw.plan(made(kind), given, fabric="laptop:1", loss=loss, microbatch=2)
+
+
+def stepping(kind=Net, optimizer=None, **options):
+    model = made(kind)
+    own = (optimizer or (lambda p: torch.optim.AdamW(p, lr=1e-2)))(model.parameters())
+    plan = options.pop("plan", None) or plan_of(kind, **options)
+    return model, own, mw.torch.parallelize(model, own, plan)
+
+
+def plain(kind, steps, loss, optimizer=None):
+    model = made(kind)
+    own = (optimizer or (lambda p: torch.optim.AdamW(p, lr=1e-2)))(model.parameters())
+    losses = []
+    for i in range(steps):
+        own.zero_grad()
+        found = loss(model, batch(i))
+        found.backward()
+        own.step()
+        losses.append(found.item())
+    return losses, model.state_dict(), own.state_dict()
+
+
+def cross_entropy(model, given):
+    return F.cross_entropy(model(given[0]), given[1])
+
+
+@pytest.mark.parametrize("optimizer", [None, lambda p: torch.optim.RMSprop(p, lr=1e-3)], ids=["adamw", "rmsprop"])
+def test_one_rank_needs_no_world_and_equals_a_plain_loop(optimizer):
+    losses, state, kept = plain(Net, 3, cross_entropy, optimizer)
+    model, own, step = stepping(optimizer=optimizer)
+    assert [float(step(batch(i))) for i in range(3)] == pytest.approx(losses, rel=1e-6)
+    assert all(torch.allclose(model.state_dict()[n], x, rtol=1e-5, atol=1e-6) for n, x in state.items())
+    full = step.state_dict(full=True)
+    assert list(full) == list(state) and all(torch.equal(full[n], x) for n, x in model.state_dict().items())
+    assert step.optimizer_state_dict(full=True)["param_groups"][0]["params"] == kept["param_groups"][0]["params"]
+    assert step.steps == 3 and not torch.distributed.is_initialized()
+    own.zero_grad()
+
+
+def test_batches_by_name_and_losses_of_the_owner():
+    losses, state, _ = plain(ByName, 2, lambda m, given: m(*given)["loss"])
+    model, _, step = stepping(ByName, by_name=True)
+    found = [float(step({"features": x, "labels": y, "other": None})) for x, y in map(batch, range(2))]
+    assert found == pytest.approx(losses, rel=1e-6)
+    assert all(torch.allclose(model.state_dict()[n], x, atol=1e-6) for n, x in state.items())
+    x, y = batch()
+    plan = plan_of(ByName, loss=doubled, by_name=True)
+    assert float(stepping(ByName, plan=plan)[2]({"features": x, "labels": y})) == pytest.approx(2 * losses[0], rel=1e-6)
+
+
+def test_a_model_that_cannot_be_traced_runs_as_it_is():
+    losses, state, _ = plain(Branches, 2, lambda m, given: m(*given)["loss"])
+    model, _, step = stepping(Branches, by_name=True)
+    assert [float(step({"features": x, "labels": y})) for x, y in map(batch, range(2))] == pytest.approx(losses, rel=1e-6)
+    assert all(torch.allclose(model.state_dict()[n], x, atol=1e-6) for n, x in state.items())
+
+
+def test_the_owner_does_not_update_again():
+    model, own, step = stepping()
+    step(batch())
+    before = copy.deepcopy(model.state_dict())
+    with pytest.raises(UsageError, match="has updated the parameters already"):
+        own.step()
+    step.optimizer.ignore_calls = True
+    own.step()
+    assert all(torch.equal(before[n], x) for n, x in model.state_dict().items())
+
+
+def test_states_are_loaded_whole_or_by_part_and_refused_by_name():
+    _, _, step = stepping()
+    step(batch())
+    full, sharded = step.state_dict(full=True), copy.deepcopy(step.state_dict())
+    kept, part = step.optimizer_state_dict(full=True), copy.deepcopy(step.optimizer_state_dict())
+    expected = float(step(batch(1)))
+    for state, own in ((full, kept), (sharded, part)):
+        _, _, other = stepping()
+        other.load_state_dict(state)
+        other.load_optimizer_state_dict(own)
+        assert float(other(batch(1))) == expected
+    plain_model = made(seed=5)
+    plain_model.load_state_dict(full)
+    plain_optimizer = torch.optim.AdamW(plain_model.parameters())
+    plain_optimizer.load_state_dict(kept)
+    assert plain_optimizer.param_groups[0]["lr"] == 1e-2
+    less = {n: x for n, x in full.items() if n != "up.weight"}
+    other_shape = full | {"up.bias": torch.zeros(3)}
+    for state, text in ((less, "lacks 'up.weight'"), (full | {"x": torch.zeros(1)}, "has 'x'"), (other_shape, r"up.bias is \(3,\)")):
+        with pytest.raises(UsageError, match=text):
+            other.load_state_dict(state)
+    for whose in ({"rank": 1}, {"plan": "0"}):
+        with pytest.raises(PlanMismatch, match="the state is a part of"):
+            other.load_state_dict(sharded | {"meshwright": sharded["meshwright"] | whose})
+        with pytest.raises(PlanMismatch):
+            other.load_optimizer_state_dict(part | {"meshwright": part["meshwright"] | whose})
+    with pytest.raises(UsageError, match="0 parameter groups"):
+        other.load_optimizer_state_dict({"state": {}, "param_groups": []})
+    with pytest.raises(UsageError, match="has 1 parameters"):
+        other.load_optimizer_state_dict({"state": {}, "param_groups": [{"params": [0]}]})
+
+
+def test_a_recipe_in_the_plan_is_refused_by_name():
+    model = made()
+    plan = plan_of()
+    job = {**plan.job, "training": {**plan.job["training"], "recipe": {"clip_norm": 1.0}}}
+    with pytest.raises(Unsupported, match="asks for clip_norm") as caught:
+        mw.torch.parallelize(model, torch.optim.SGD(model.parameters(), lr=0.1), replace(plan, job=job))
+    assert caught.value.data == {"asked": ["clip_norm"]}
+
+
+def test_what_a_step_would_leave_out_is_refused():
+    plan = plan_of()
+    hooked = made()
+    hooked.up.weight.register_hook(lambda g: g * 2)
+    late = made()
+    late.up.weight.register_post_accumulate_grad_hook(lambda p: None)
+    with torch.device("meta"):
+        described = Net()
+    cases = [
+        (hooked, lambda m: torch.optim.SGD(m.parameters()), Unsupported, "up.weight has a gradient hook"),
+        (late, lambda m: torch.optim.SGD(m.parameters()), Unsupported, "gradient hook"),
+        (described, lambda m: torch.optim.SGD(m.parameters()), UsageError, "meta device"),
+        (made(), lambda m: torch.optim.LBFGS(m.parameters()), Unsupported, "evaluates the loss again"),
+        (made(), lambda m: torch.optim.SGD(made().parameters()), UsageError, "that the model does not have"),
+        (nn.Sequential(nn.Linear(8, 4)), lambda m: torch.optim.SGD(m.parameters()), UsageError, "not the one that was planned"),
+        (nn.Sequential(), lambda m: torch.optim.SGD([torch.zeros(1)]), UsageError, "has no parameters"),
+        (3, lambda m: torch.optim.SGD([torch.zeros(1)]), UsageError, "a int was given"),
+        (made(), lambda m: 3, UsageError, "a int was given"),
+    ]
+    for model, optimizer, error, text in cases:
+        with pytest.raises(error, match=text):
+            mw.torch.parallelize(model, optimizer(model), plan)
+    model = made()
+    with pytest.raises(UsageError, match="the plan is of a collective"):
+        mw.torch.parallelize(model, torch.optim.SGD(model.parameters()), replace(plan, kind="collective", layout=None))
+    with pytest.raises(FormatError):
+        mw.torch.parallelize(model, torch.optim.SGD(model.parameters()), replace(plan, job={}))
+
+
+def test_two_ranks_need_a_world(monkeypatch):
+    for name in ("RANK", "MASTER_ADDR"):
+        monkeypatch.delenv(name, raising=False)
+    plan = mw.plan(made(), batch(), fabric="laptop:2", data=2, tensor=1, pipeline=1, zero=0)
+    model = made()
+    with pytest.raises(UsageError, match="this process is alone") as caught:
+        mw.torch.parallelize(model, torch.optim.SGD(model.parameters()), plan)
+    assert "torchrun --nproc-per-node 2" in caught.value.hint
+
+
+@pytest.mark.parametrize(
+    ("given", "text"),
+    [
+        (batch(rows=3), "has 3 samples, the plan was made for 4 samples"),
+        ((batch()[0], batch(rows=3)[1]), r"tensor 1 of the batch is \(3,\)"),
+        ((batch()[0][:, :7], batch()[1]), r"tensor 0 of the batch is \(4, 7\) .* the plan was made for \(4, 8\)"),
+        ((batch()[0].double(), batch()[1]), "torch.float64"),
+        ((batch()[0],), "has 1 tensors"),
+        (batch()[0], "is a Tensor, the plan was made for a tuple"),
+    ],
+    ids=range(6),
+)
+def test_other_batches_are_refused_before_anything_happens(given, text):
+    model, _, step = stepping()
+    before = copy.deepcopy(model.state_dict())
+    with pytest.raises(UsageError, match=text):
+        step(given)
+    assert all(torch.equal(before[n], x) for n, x in model.state_dict().items())
+    step(batch())
+
+
+def test_a_failed_step_is_named_and_stays_failed():
+    _, _, step = stepping()
+    x, y = batch()
+    with pytest.raises(RankFailed, match="rank 0 failed in training step 0: IndexError"):
+        step((x, y + 100))
+    with pytest.raises(RunError, match="an earlier step failed: IndexError"):
+        step((x, y))
+
+
+LOOP = """
+import json, sys, torch
+sys.path.insert(0, {folder!r})
+import meshwright as mw
+from test_one_rank import batch, made
+model = made()
+optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+step = mw.torch.parallelize(model, optimizer, {plan!r})
+losses = [float(step(batch(i))) for i in range(3)]
+state = step.state_dict(full=True)
+if step.rank == 0:
+    torch.save(state, {out!r} + ".pt")
+    open({out!r}, "w").write(json.dumps(losses))
+torch.distributed.destroy_process_group()
+"""
+
+
+@pytest.mark.real
+@pytest.mark.timeout(200)
+def test_under_torchrun_with_a_plan_file(tmp_path):
+    plan = mw.plan(made(), batch(), fabric="laptop:2", data=2, tensor=1, pipeline=1, zero=2)
+    mw.write_plan(tmp_path / "plan.json", plan)
+    script = tmp_path / "loop.py"
+    script.write_text(LOOP.format(folder=str(Path(__file__).parent), plan=str(tmp_path / "plan.json"), out=str(tmp_path / "out.json")))
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", str(script)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=190, check=False, env={**os.environ, "OMP_NUM_THREADS": "1"})
+    assert done.returncode == 0, done.stderr[-3000:]
+    losses, state, _ = plain(Net, 3, cross_entropy)
+    assert json.loads((tmp_path / "out.json").read_text()) == pytest.approx(losses, rel=1e-5)
+    found = torch.load(tmp_path / "out.json.pt", weights_only=True)
+    assert all(torch.allclose(found[n], x, atol=1e-5) for n, x in state.items())

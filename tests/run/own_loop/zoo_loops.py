@@ -1,0 +1,220 @@
+"""What a rank does in the tests with other people's frameworks: `python zoo_loops.py WHICH FOLDER STEPS fresh|resume`, under torchrun or alone.
+
+With a `plan.json` in the folder it runs that; without one it trains with the framework's own step, on the same samples.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+SAMPLES, ROWS = 8, 32
+
+
+class Net(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.up, self.norm, self.down = nn.Linear(8, 16), nn.LayerNorm(16), nn.Linear(16, 4)
+
+    def forward(self, features=None, labels=None):
+        out = self.down(torch.tanh(self.norm(self.up(features))))
+        return {"loss": F.cross_entropy(out, labels), "logits": out}
+
+
+def make_model() -> nn.Module:
+    torch.manual_seed(0)
+    return Net()
+
+
+def dataset() -> list[dict[str, torch.Tensor]]:
+    generator = torch.Generator().manual_seed(1)
+    return [{"features": torch.randn(8, generator=generator), "labels": torch.randint(4, (), generator=generator)} for _ in range(ROWS)]
+
+
+def collate(rows: list[dict[str, torch.Tensor]]) -> dict[str, torch.Tensor]:
+    return {k: torch.stack([r[k] for r in rows]) for k in rows[0]}
+
+
+def plan_of(ranks: int, **degrees: int) -> Any:
+    import meshwright as mw
+
+    return mw.plan(make_model(), collate(dataset()[:SAMPLES]), fabric=f"laptop:{ranks}", **{"tensor": 1, "pipeline": 1, "zero": 0} | degrees)
+
+
+def trainer(folder: Path, steps: int, plan: Any, resume: bool) -> tuple[list[float], dict[str, torch.Tensor]]:
+    import transformers
+
+    import meshwright as mw
+
+    world = torch.distributed.get_world_size() if torch.distributed.is_initialized() else plan.layout.ranks if plan is not None else 1
+    given = transformers.TrainingArguments(
+        output_dir=str(folder / "out"), max_steps=steps, per_device_train_batch_size=SAMPLES // world, learning_rate=1e-2, lr_scheduler_type="linear",
+        max_grad_norm=0.0, logging_steps=1, save_steps=3, report_to=[], use_cpu=True, disable_tqdm=True, seed=3, dataloader_pin_memory=False,
+    )  # fmt: skip
+    model = make_model()
+    common: dict[str, Any] = {"model": model, "args": given, "train_dataset": dataset(), "data_collator": collate}
+    made = mw.torch.PlannedTrainer(**common, plan=plan) if plan is not None else InOrder(**common)
+    made.train(resume_from_checkpoint=str(folder / "out" / "checkpoint-3") if resume else None)
+    losses = [x["loss"] for x in made.state.log_history if "loss" in x]
+    state = made.planned_step.state_dict(full=True) if plan is not None else model.state_dict()
+    made.save_model(str(folder / "model"))
+    return losses, state
+
+
+def lightning_module() -> Any:
+    import lightning.pytorch as lightning
+
+    class Own(lightning.LightningModule):
+        def __init__(self) -> None:
+            super().__init__()
+            self.net = make_model()
+
+        def training_step(self, batch, index):
+            return self.net(**batch)["loss"]
+
+        def configure_optimizers(self):
+            optimizer = torch.optim.AdamW(self.parameters(), lr=1e-2)
+            scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 2, gamma=0.5)
+            return {"optimizer": optimizer, "lr_scheduler": {"scheduler": scheduler, "interval": "step"}}
+
+    return Own()
+
+
+def lightning_plan(ranks: int, **degrees: int) -> Any:
+    import meshwright as mw
+
+    step = mw.torch.TrainingStep(lightning_module())
+    return mw.plan(step, collate(dataset()[:SAMPLES]), fabric=f"laptop:{ranks}", **{"tensor": 1, "pipeline": 1, "zero": 0} | degrees)
+
+
+def lightning_loop(folder: Path, steps: int, plan: Any, resume: bool) -> tuple[list[float], dict[str, torch.Tensor]]:
+    import lightning.pytorch as lightning
+    from lightning.pytorch.callbacks import Callback
+
+    import meshwright as mw
+
+    losses = []
+
+    class Told(Callback):
+        def on_train_batch_end(self, trainer, module, outputs, batch, index):
+            losses.append(float(outputs["loss"]))
+            if trainer.global_step == 3 and not resume:
+                trainer.save_checkpoint(str(folder / "third.ckpt"))
+
+    ranks = plan.layout.ranks if plan is not None else 1
+    loader = torch.utils.data.DataLoader(dataset(), batch_size=SAMPLES, collate_fn=collate)
+    trainer = lightning.Trainer(
+        accelerator="cpu", devices=ranks, strategy=mw.torch.PlannedStrategy(plan) if plan is not None else "auto", max_steps=steps, logger=False,
+        enable_progress_bar=False, enable_model_summary=False, enable_checkpointing=False, callbacks=[Told()], use_distributed_sampler=False,
+    )  # fmt: skip
+    module = lightning_module()
+    trainer.fit(module, loader, ckpt_path=str(folder / "third.ckpt") if resume else None)
+    return losses, trainer.strategy.lightning_module_state_dict()
+
+
+def refused(folder: Path) -> dict[str, str]:
+    """What is said to arguments that would train something else, by their names."""
+    import transformers
+    from accelerate import Accelerator
+    from accelerate.state import AcceleratorState
+
+    import meshwright as mw
+    from meshwright.errors import MeshwrightError
+
+    plan, found = plan_of(1), {}
+    wrong = {
+        "gradient_accumulation_steps": 2, "max_grad_norm": 1.0, "bf16": True, "per_device_train_batch_size": 3,
+    }  # fmt: skip
+    for name, value in wrong.items():
+        good = {"max_grad_norm": 0.0, "per_device_train_batch_size": SAMPLES, "report_to": [], "use_cpu": True}
+        given = transformers.TrainingArguments(output_dir=str(folder / "out"), **good | {name: value})
+        try:
+            mw.torch.PlannedTrainer(model=make_model(), args=given, train_dataset=dataset(), data_collator=collate, plan=plan)
+        except MeshwrightError as error:
+            found[name] = f"{error.code}: {error} ({error.hint})"
+    for name, options in {"mixed_precision": {"mixed_precision": "bf16"}, "accumulation": {"gradient_accumulation_steps": 2}}.items():
+        model = make_model()
+        AcceleratorState._reset_state(True)  # what was made before it is of another precision
+        try:
+            mw.torch.accelerated(Accelerator(cpu=True, **options), model, torch.optim.SGD(model.parameters()), plan)
+        except MeshwrightError as error:
+            found[name] = f"{error.code}: {error}"
+    return found
+
+
+def InOrder(**options: Any) -> Any:
+    """The plain Trainer on the same order of samples, dropping what a planned one drops."""
+    import transformers
+    from torch.utils.data import DataLoader
+
+    from meshwright.run.own_loop.transformers_trainer import Shuffled
+
+    class Own(transformers.Trainer):
+        def get_train_dataloader(self):
+            sampler = Shuffled(ROWS, self.args.seed, lambda: int(self.state.epoch or 0))
+            return DataLoader(self.train_dataset, batch_size=SAMPLES, sampler=sampler, drop_last=True, collate_fn=collate)
+
+    return Own(**options)
+
+
+def accelerated_loop(folder: Path, steps: int, plan: Any, resume: bool) -> tuple[list[float], dict[str, torch.Tensor]]:
+    from accelerate import Accelerator
+
+    accelerator = Accelerator(cpu=True)
+    model = make_model()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    rows, losses = dataset(), []
+    if plan is not None:
+        import meshwright as mw
+
+        step = mw.torch.accelerated(accelerator, model, optimizer, plan)
+    else:
+        model, optimizer = accelerator.prepare(model, optimizer)
+    scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 2, gamma=0.5)
+    accelerator.register_for_checkpointing(scheduler)
+    first = 0
+    if resume:
+        accelerator.load_state(str(folder / "saved"))
+        first = step.steps
+    for i in range(first, steps):
+        batch = collate([rows[(i * SAMPLES + k) % ROWS] for k in range(SAMPLES)])
+        if plan is not None:
+            loss = step(batch)
+        else:
+            optimizer.zero_grad()
+            loss = model(**batch)["loss"]
+            accelerator.backward(loss)
+            optimizer.step()
+        scheduler.step()
+        losses.append(float(loss.detach()))
+        if plan is not None and i == 2 and not resume:
+            accelerator.save_state(str(folder / "saved"))
+    return losses, step.state_dict(full=True) if plan is not None else model.state_dict()
+
+
+def main() -> None:
+    which, folder, steps, resume = sys.argv[1], Path(sys.argv[2]), int(sys.argv[3]), sys.argv[4] == "resume"
+    if which == "refused":
+        (folder / "refused.json").write_text(json.dumps(refused(folder)))
+        return
+    plan = None
+    if (folder / "plan.json").is_file():
+        import meshwright as mw
+
+        plan = mw.read_plan(folder / "plan.json")
+    losses, state = {"trainer": trainer, "accelerate": accelerated_loop, "lightning": lightning_loop}[which](folder, steps, plan, resume)
+    if not torch.distributed.is_initialized() or torch.distributed.get_rank() == 0:
+        torch.save(state, folder / "state.pt")
+        (folder / "losses.json").write_text(json.dumps(losses))
+    if torch.distributed.is_initialized():
+        torch.distributed.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()
