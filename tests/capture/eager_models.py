@@ -208,7 +208,7 @@ class ChangedThroughViews(Linears):
         y[:, 3] = x[:, 0]
         y[1:, 1:3].add_(flat[0])
         flat[2:6].zero_()
-        y.view(2, 2, 4).permute(2, 0, 1).transpose(0, 1)[0].mul_(3)
+        y.view(1, -1, WIDTH).permute(2, 0, 1).transpose(0, 1)[0].mul_(3)
         moved = torch.zeros_like(x)
         moved[:, 1:] = y[:, :-1]
         moved[:, 0] = 2.0

@@ -27,3 +27,11 @@ def test_label_smoothing_is_in_the_plan(tmp_path, capsys):
     assert main([*words, "-o", str(out), "--label-smoothing", "megatron"]) == 0
     (loss,) = read_plan(out).layout.losses
     assert loss.smoothing == "megatron"
+
+
+def test_modules_that_capture_kept_whole_are_named(tmp_path, capsys):
+    out = tmp_path / "plan.json"
+    model = "tests/capture/eager_models.py:Experts"
+    assert main(["train", "plan", "--model", model, "--loss", "mse", "--fabric", "laptop:2", "--global-batch", "4", "--pp", "2", "-o", str(out)]) == 0
+    (told,) = read_plan(out).job["captured"]
+    assert told.startswith("kept whole as one operator each: 2 (Experts): ") and f"warning: {told}" in capsys.readouterr().err

@@ -131,7 +131,7 @@ def run(args: argparse.Namespace) -> Result:
     )  # fmt: skip
     write_plan(args.out, plan)
     notes = plan.layout.notes if plan.layout is not None else ()
-    for note in notes:
+    for note in (*plan.job.get("captured", ()), *notes):
         sys.stderr.write(f"warning: {note}\n")
     document = {**plan_document(plan, path=str(args.out)), "kept_whole": list(notes)}
     return with_pictures(Result(document, plan_text(plan, written=str(args.out)), cut=cut_of(plan.decisions)), args, plan)

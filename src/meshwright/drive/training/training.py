@@ -69,6 +69,11 @@ def roofline_bound(graph: OpGraph, fabric: Fabric, cost: Cost, global_batch: int
     return Bound(quantity="step time", value=f"{flops}/{speed}", unit="s", certificate=Certificate(kind="roofline", data=data))
 
 
+def captured_whole(graph: OpGraph) -> list[str]:
+    """What the capture says of modules, or of the whole model, that it could not look into: plans go around them."""
+    return [n for n in graph.notes if n.startswith(("kept whole", "torch.export refused", "captured as one opaque"))]
+
+
 def plan_of(found: Found, context: Context) -> Plan:
     """The plan of the winner, with an entry of every decision."""
     best, job, graph = found.winner, context.job, context.graph
@@ -78,7 +83,7 @@ def plan_of(found: Found, context: Context) -> Plan:
         "training", context.fabric, best.placement, best.program,
         job={
             "training": msgspec.to_builtins(job), "graph_fingerprint": graph.fingerprint(), "graph_outline": graph.outline(),
-            "parameters": graph.parameter_count,
+            "parameters": graph.parameter_count, **({"captured": told} if (told := captured_whole(graph)) else {}),
         },
         cost=best.cost, works=best.works, others=best.callees.values(), layout=best.layout, seed=job.seed,
         decisions=_entries(found, context),
