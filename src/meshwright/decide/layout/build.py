@@ -11,7 +11,7 @@ from ...cost import Cost
 from ...errors import Infeasible
 from ...fabric.fabric import Device
 from ...graph.graph import OpGraph, OpNode, Work
-from ...plan.plan import GradientBucket, RowBias, Segment, Stage, TrainingLayout, ValueInfo, ValueSplit, VocabularyLoss
+from ...plan.plan import GradientBucket, PartialGradient, RowBias, Segment, Stage, TrainingLayout, ValueInfo, ValueSplit, VocabularyLoss
 from ...plan.recompute import saved_storages
 from ...plan.vocabulary import base_node, expand_losses, sums_of
 from .cut import Unit, border_values, cut_stages, dtype_bytes
@@ -151,12 +151,30 @@ def build_layout(
         segments=tuple(segments),
         values=tuple(_value(b, v) for v in values),
         shards=tuple(usable.shards),
-        partial_gradients=(*usable.partial, *sequence.partial(degrees.tensor)),
+        partial_gradients=(*usable.partial, *sequence.partial(degrees.tensor), *_late_biases(b, segments)),
         frozen=tuple(p.name for p in graph.parameters if not p.trainable),
         losses=losses,
         sequence=bool(sequence.values),
         notes=(*kept_notes(kept), *usable.notes, *sequence.notes) if degrees.tensor > 1 else (),
     )
+
+
+def _late_biases(b: _Build, segments: Sequence[Segment]) -> list[PartialGradient]:
+    """Biases of partial sums that a split segment adds to what it reads: each rank has the gradient of its part.
+
+    Raises: Infeasible where a whole segment adds the same bias too: its gradient would be complete in one place and a part in another.
+    """
+    known = {x.param for x in (*b.usable.partial, *b.sequence.partial(b.degrees.tensor))}
+    known |= {p.name for p in b.graph.parameters if not p.trainable}
+    of_part: dict[str, bool] = {}
+    for s in segments:
+        for x in s.row_biases:
+            part = s.sequence or (s.split and x.value in s.sum_grads)
+            if of_part.setdefault(x.bias, part) != part and x.bias not in known:
+                message = f"the bias {x.bias!r} is added both where its gradient is a part and where it is whole"
+                raise Infeasible(message, where=s.key, hint="use tensor degree 1")
+    whole = (tuple(range(b.degrees.tensor)),)
+    return [PartialGradient(param=bias, groups=whole) for bias, part in of_part.items() if part and bias not in known]
 
 
 def _stage_starts(b: _Build, cost: Cost, device: Device, border_Bps: float, cuts: Sequence[str], speeds: Sequence[float]) -> list[int]:
