@@ -8,7 +8,8 @@ tests/capture/eager_models.py (no_grad and autocast inside forward, checkpoints,
 - captured: by which method, how many modules are kept whole, whether loss, gradients and buffers of the traced graph are the module's own bits (else
   the largest relative difference);
 - planned and run: dp2, pp2 and tp2 by layouts with exactly these degrees, ranks as threads of this process, messages by gloo, `STEPS` steps of SGD;
-  losses and weights against a plain loop over the whole batch, relative. A refusal is told in its own words.
+  losses and weights against a plain loop over the whole batch, relative; where that differs (batch statistics, sums in bf16), against one that
+  accumulates over the same micro-batches. A refusal is told in its own words.
 
 Every model runs in a forked process of its own. Raw output: benchmarks/results/zoo.json.
 """
@@ -239,6 +240,8 @@ def trained(model: str, loss: str, degrees: tuple[int, int, int]) -> dict[str, A
 
 def main(arguments: list[str]) -> int:
     wanted = [a for a in arguments if not a.startswith("--")]
+    from meshwright.io.atomic import write_bytes
+
     names = every()
     warm()
     known = {r["name"]: r for r in json.loads(RESULTS.read_text())["models"]} if RESULTS.exists() else {}
@@ -249,7 +252,7 @@ def main(arguments: list[str]) -> int:
         known[name] = found
         print(json.dumps(found), flush=True)
         if "--no-write" not in arguments:
-            RESULTS.write_text(json.dumps(summary(known), indent=1) + "\n")
+            write_bytes(RESULTS, (json.dumps(summary(known), indent=1) + "\n").encode())
     print(json.dumps({k: v for k, v in summary(known).items() if k != "models"}, indent=1))
     return 0
 

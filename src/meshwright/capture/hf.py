@@ -178,6 +178,8 @@ class _Sizes:
         if name == "input_features":
             frames = 2 * (_number(config, "max_source_positions") or AUDIO_SAMPLES // 80)
             return torch.randn(ROWS, _number(config, "num_mel_bins") or 80, frames)
+        if name == "input_values" and (bins := _number(config, "num_mel_bins")):
+            return torch.randn(ROWS, _number(config, "max_length") or AUDIO_SAMPLES // 4, bins)
         if name == "input_values":
             return torch.randn(ROWS, AUDIO_SAMPLES)
         return self.tokens()
