@@ -228,14 +228,16 @@ class Encoder(nn.Module):
 
 # What is split of each at tensor degree 2: every matrix, but for those named.
 KEPT_WHOLE = {
-    "multi_query": {"attention.k.weight", "attention.v.weight"}, "latent": {"attention.q_down.weight", "attention.kv_down.weight"},
+    "multi_query": {"attention.k.weight", "attention.v.weight"}, "multi_query_native": {"attention.k.weight", "attention.v.weight"},
+    "latent": {"attention.q_down.weight", "attention.kv_down.weight"},
     "relative": {"attention.table.weight"}, "learned_bias": {"attention.bias"},
 }  # fmt: skip
 ATTENTION = {
     "rotary_slice": {}, "rotary_chunk": {"rotary": "chunk"}, "rotary_stack": {"rotary": "stack"}, "rotary_complex": {"rotary": "complex"},
     "rotary_partial": {"rotary": "partial"}, "rotary_in_place": {"rotary": "in_place"}, "grouped_expand": {"groups": 2},
     "grouped_interleave": {"groups": 2, "repeat": "interleave"}, "grouped_native": {"groups": 2, "repeat": "native"}, "multi_query": {"groups": 1},
-    "eager": {"core": "eager"}, "eager_grouped": {"core": "eager", "groups": 2}, "normed": {"norm": "rms_norm"},
+    "multi_query_native": {"groups": 1, "repeat": "native"}, "eager": {"core": "eager"}, "eager_grouped": {"core": "eager", "groups": 2},
+    "normed": {"norm": "rms_norm"},
     "normed_grouped": {"norm": "by hand", "groups": 2}, "packed_normed": {"norm": "by hand", "groups": 2, "packed": True},
     "packed_grouped": {"groups": 2, "packed": True}, "einsum": {"core": "einsum"}, "slopes": {"core": "slopes"},
     "learned_bias": {"core": "learned_bias"}, "relative": {"core": "relative"},

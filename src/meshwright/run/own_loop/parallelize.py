@@ -34,6 +34,8 @@ from ..launch.rank import fetch_setup, put_setup
 from ..machine.process import blob_get, blob_put
 from ..recording.recording import plan_identity
 from ..steps.forward_graph import OPAQUE, ForwardGraph
+from ..train.loss_counts import counted_values
+from ..train.loss_terms import loss_terms
 from ..train.segments import build_rank_module
 from ..train.work import TrainingWork, gradient_bytes
 from .batches import OwnBatches
@@ -82,7 +84,10 @@ def parallelize(
     work = TrainingWork(program, layout, rank, module, batches, own, seed=plan.seed)
     memory = RankMemory(program, rank, device, local_values(layout, rank), module.flats, layout=layout)
     executor = Executor(program, orders, rank, memory=memory, transport=_transport(rank, device, group), work=work)
-    return ParallelStep(plan=plan, rank=rank, model=model, optimizer=own, module=module, executor=executor, work=work, batches=batches, group=group)
+    return ParallelStep(
+        plan=plan, rank=rank, model=model, optimizer=own, module=module, executor=executor, work=work, batches=batches, group=group,
+        counted=counted_values(loss_terms(graph)),
+    )  # fmt: skip
 
 
 def _require_no_recipe(job: Training) -> None:

@@ -160,6 +160,9 @@ def attention_rule(call: Call) -> Any:
     rank = len(call.shape(0))
     kv_heads = call.shape(1)[q.dim] if isinstance(q, Shard) and q.dim < len(call.shape(1)) else 0
     grouped = bool(call.kwargs.get("enable_gqa")) and isinstance(q, Shard) and kv_heads != call.shape(0)[q.dim]
+    plain = isinstance(q, Shard) and q.dim < rank - 2 and not (q.groups or q.mixed or q.repeated)
+    if grouped and kv_heads == 1 and k is None and v is None and plain:
+        return q  # every rank has the one key-value head that all query heads read
     alike = isinstance(q, Shard) and k == v and k == (replace(q, groups=k.groups) if grouped and isinstance(k, Shard) else q)
     if not alike or not isinstance(q, Shard) or q.dim >= rank - 2 or q.repeated or (grouped and (q.groups or q.mixed)):
         raise call.fail(f"query, key and value must be split alike by heads, got {[call.state(i) for i in range(3)]}")
