@@ -11,7 +11,8 @@ MeshwrightError
 ├── Infeasible            exit 3   no plan can exist; carries the violated limit as proof
 │   └── Disconnected               some devices cannot reach each other; carries the cut
 ├── CheckFailed           exit 4   a plan or program is wrong; carries the verdict's witness
-│   └── Deadlock                   the cycle of steps that wait for each other
+│   ├── Deadlock                   the cycle of steps that wait for each other
+│   └── DifferentTraining          a plan trains something else than its owner's module; carries where, both numbers and the cause
 ├── TimeLimit             exit 5   stopped at the limit; carries the best answer so far
 └── RunError              exit 1   a real run failed; names rank, step and peer
     ├── RankDied, RankFailed, RankFrozen, RankDiverged, LinkLost, LinkSlow, MessageDamaged, PlanMismatch, GroupFailed
@@ -100,6 +101,12 @@ class CheckFailed(MeshwrightError):
 
 class Deadlock(CheckFailed):
     code = "deadlock"
+
+
+class DifferentTraining(CheckFailed):
+    """One step of a plan is not the owner's. `data`: what, name, module, operators, rank, planned, own, error, cause, differences."""
+
+    code = "different-training"
 
 
 class TimeLimit(MeshwrightError):

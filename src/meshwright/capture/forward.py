@@ -25,6 +25,7 @@ from .exporting import exported_program, module_path
 from .losses import Objective
 from .resolve import ModelSource, build_model
 from .torch_private import fake_attributes, fake_like, fake_mode
+from .user_gradients import refuse_parameter_hooks
 
 __all__ = ["OPAQUE", "TracedForward", "build_objective", "module_path", "trace_forward", "trace_objective"]
 
@@ -92,6 +93,7 @@ def build_objective(
     """(model with loss, its source, fake mode or None): on `fake`, built on meta and replaced by fakes on the processor."""
     if device != "fake":
         source = build_model(model, device=device, seed=seed, batch_size=batch_size)
+        refuse_parameter_hooks(source.module, model)
         return Objective(source.module, loss, channels_last=channels_last, calling=source.calling), source, None
     notes: tuple[str, ...] = ()
     try:
@@ -102,6 +104,7 @@ def build_objective(
         notes = (f"built with real memory: construction on the meta device failed at {error.where}: {error.message}",)
     mode = fake_mode()
     module = source.module
+    refuse_parameter_hooks(module, model)
     fake_attributes(module, lambda x: fake_like(mode, x))
     inputs = tuple(fake_like(mode, x) for x in source.inputs)
     objective = Objective(module, loss, channels_last=channels_last, calling=source.calling)

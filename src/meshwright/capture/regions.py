@@ -13,6 +13,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -22,6 +23,7 @@ from meshwright.errors import Unsupported
 from meshwright.graph.graph import Work
 
 from .torch_private import DispatchRecorder, FakeTensorMode, checkpoints_run_plainly, flat_tree, storage_key
+from .user_gradients import functions_watched
 from .work import work_of
 
 __all__ = ["REGION", "REGION_BACKWARD", "Watched", "kept_whole", "region_saved_bytes", "region_work", "run_region", "watching"]
@@ -279,6 +281,9 @@ def _backward(ctx: Any, gradients: Sequence[torch.Tensor | None]) -> tuple[None,
 _region.register_autograd(_backward, setup_context=_setup)
 
 
+NOT_THE_OWNERS = (str(Path(torch.__file__).parent), str(Path(__file__).parents[1]))  # folders of code that runs on the owner's behalf
+
+
 @dataclass(frozen=True)
 class Watched:
     """Something in forward that an export would lose: what, in which module, at which line."""
@@ -297,7 +302,8 @@ def watching(model: nn.Module, found: list[Watched]) -> Iterator[None]:
     def note(what: str) -> None:
         module, where, frame = "", "", sys._getframe(2)
         while frame is not None:  # the innermost module that is running, and the line of whoever called
-            where = where or f"{frame.f_code.co_filename}:{frame.f_lineno}"
+            if not frame.f_code.co_filename.startswith(NOT_THE_OWNERS):
+                where = where or f"{frame.f_code.co_filename}:{frame.f_lineno}"
             owner = frame.f_locals.get("self")
             if isinstance(owner, nn.Module) and id(owner) in paths:
                 module = paths[id(owner)]
@@ -305,22 +311,20 @@ def watching(model: nn.Module, found: list[Watched]) -> Iterator[None]:
             frame = frame.f_back  # type: ignore[assignment]
         found.append(Watched(what, module, where))
 
-    function, tensor = torch.autograd.Function, torch.Tensor
-    apply, register = function.__dict__["apply"], tensor.register_hook
+    tensor, register = torch.Tensor, torch.Tensor.register_hook
 
-    def applied(cls: Any, *args: Any, **kwargs: Any) -> Any:
-        if threading.get_ident() == thread and not cls.__module__.startswith("torch."):
+    def applied(cls: type) -> None:
+        if threading.get_ident() == thread:
             note(f"the gradient of {cls.__qualname__} (torch.autograd.Function)")
-        return apply.__get__(None, cls)(*args, **kwargs)
 
     def registered(self: torch.Tensor, hook: Callable[..., Any]) -> Any:
         if threading.get_ident() == thread:
             note("a hook on a tensor")
         return register(self, hook)
 
-    function.apply, tensor.register_hook = classmethod(applied), registered
+    tensor.register_hook = registered
     try:
-        with checkpoints_run_plainly():
+        with checkpoints_run_plainly(), functions_watched(applied):
             yield
     finally:
-        function.apply, tensor.register_hook = apply, register
+        tensor.register_hook = register

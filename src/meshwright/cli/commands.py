@@ -38,6 +38,7 @@ COMMANDS: dict[tuple[str, ...], tuple[str, str]] = {
     ("train", "plan"): ("train_plan", "decide how to train a model on a fabric, and prove it"),
     ("train", "replan"): ("train_replan", "plan a job again after devices are lost or added, reusing what the others hold"),
     ("train", "explain"): ("train_explain", "where a plan's time and memory go, why others lost, what would change it; or size a transformer"),
+    ("train", "gate"): ("train_gate", "compare one step of a plan with the owner's module"),
     ("train", "run"): ("train_run", "train for real, as the plan says"),
     ("train", "compare"): ("train_compare", "lay prediction and measurement over each other"),
     ("train", "export"): ("train_export", "a plan's layout for torchtitan, Megatron or DeepSpeed; a run's weights as safetensors or DCP"),

@@ -5,9 +5,14 @@ from __future__ import annotations
 import argparse
 import sys
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from .frame import Result
+from .train_gate import choices, stated
+
+if TYPE_CHECKING:
+    from ..plan.plan import Plan
+    from ..run.launch.request import RunRequest
 
 HELP = "train for real, as the plan says"
 EPILOG = """\
@@ -41,6 +46,8 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--profile", action="store_true", help="also write a torch.profiler trace of three steps per rank (.json.gz) into --out")
     parser.add_argument("--tensorboard", action="store_true", help="metrics of every step not only to OUT/metrics.jsonl, to TensorBoard too")
     parser.add_argument("--no-module-spans", action="store_true", help="do not record when which module runs")
+    parser.add_argument("--no-gate", action="store_true", help="do not compare a step with the owner's module first (`train gate`)")
+    choices(parser)
     parser.add_argument(
         "--no-calibration", action="store_true", help="do not measure costs first; `train compare` then has no prediction for this machine"
     )
@@ -62,6 +69,8 @@ def run(args: argparse.Namespace) -> Result:
 
 
 def _run(args: argparse.Namespace) -> Result:
+    from dataclasses import replace
+
     from ..drive.plans import check_plan, read_plan
     from ..run.launch.dry_run import dry_run
     from ..run.launch.request import RunRequest
@@ -78,12 +87,32 @@ def _run(args: argparse.Namespace) -> Result:
     if args.dry_run:
         document, text = dry_run(plan, request)
         return Result(document, text)
+    request = replace(request, gate=_gate(plan, request, args))
     result = train_run(plan, request, on_step=_Progress(args.steps, args.out, plan) if sys.stderr.isatty() else None)
     if result.document is None:  # a rank of torchrun: rank 0 speaks
         raise SystemExit(0)
     import msgspec
 
     return Result(msgspec.to_builtins(result.document), _text(result.document, args.out))
+
+
+def _gate(plan: Plan, request: RunRequest, args: argparse.Namespace) -> dict[str, Any]:
+    """What a step was compared with, or why it was not. Of ranks that torchrun started, the first compares; the others wait for it."""
+    import os
+
+    from ..run.gate.gate import gate
+    from ..run.launch.request import check_request, under_torchrun
+
+    check_request(plan, request)
+    if args.no_gate:
+        return {"why_not": "--no-gate"}
+    if under_torchrun() and os.environ["RANK"] != "0":
+        return {"why_not": "the process with RANK 0 compares"}
+    report = gate(plan, data=request.data, stated=stated(args))
+    for note in (report.why_not, *report.notes):
+        if note:
+            sys.stderr.write(f"gate: {note}\n")
+    return report.to_json()
 
 
 class _Progress:
@@ -106,6 +135,13 @@ class _Progress:
         sys.stderr.flush()
 
 
+def _gated(gate: dict[str, Any]) -> str:
+    if gate.get("why_not"):
+        return f"not compared with the owner's module: {gate['why_not']}"
+    stated = f" ({', '.join(gate['stated'])}, as stated)" if gate["stated"] else ""
+    return f"one step was compared with the owner's module, {gate['against']}: equal within {gate['largest_error']:.1e}{stated}"
+
+
 def _restart(restart: dict[str, Any]) -> str:
     from ..io.quantity import show_size
 
@@ -123,6 +159,7 @@ def _text(document: Any, out: Path) -> str:
         f"{document.steps} steps on {document.ranks} ranks ({how}): {show_time(middle[len(middle) // 2])} per step",
         f"loss {document.losses[0]:.4f} -> {document.losses[-1]:.4f}",
         f"peak memory per rank: {', '.join(show_size(b) for b in document.memory_peak_bytes)} of tensors",
+        _gated(document.gate),
         *([_restart(document.restart)] if document.restart else []),
         *(f"note: {n}" for n in document.notes),
         f"written: {out}/run.json; compare with `meshwright train compare PLAN {out}`",

@@ -107,17 +107,21 @@ def test_bucket_sizes_that_are_none_are_refused(size, message, capsys, tmp_path)
     assert not out and message in err and "--bucket" in err and "25MB" in err
 
 
-def test_a_run_refuses_to_give_pieces_to_an_optimizer_of_ones_own():
-    """A plan file may say otherwise than the planner would."""
+def test_a_run_refuses_to_give_pieces_to_an_optimizer_that_looks_at_the_whole():
+    """A plan file may say otherwise than the planner would; an optimizer of one's own that looks at one element at a time may have pieces."""
     from meshwright.program.calls import inline
     from meshwright.run.launch.outcome import forward_graph
     from meshwright.run.launch.rank import _Maker
 
     plan = replicated(1, True)
-    job = Training(model=MODEL, global_batch=4, optimizer="tests/run/optimizers.py:made")
-    maker = _Maker(plan, job, plan.layout, forward_graph(plan, plan.layout), inline(plan.main, plan.programs).program, 0, "cpu")
-    with pytest.raises(Unsupported, match="would be given pieces of parameters"):
-        maker.module()
+
+    def maker(optimizer):
+        job = Training(model=MODEL, global_batch=4, optimizer=optimizer)
+        return _Maker(plan, job, plan.layout, forward_graph(plan, plan.layout), inline(plan.main, plan.programs).program, 0, "cpu")
+
+    with pytest.raises(Unsupported, match="looks beyond one element"):
+        maker("tests/run/gate_models.py:lars").module()
+    assert maker("tests/run/gate_models.py:elementwise").module()[0].groups
 
 
 def test_tensor_parts_of_unequal_sizes_sum_their_common_gradients_by_one_schedule():

@@ -142,7 +142,7 @@ def make_document(
         pacing={"mode": pacing.mode, "share": pacing.share, "why": pacing.why}, machine_use=dict(use),
         machine={"cores": facts.cores, "cpu_model": facts.cpu_model, "memory_bytes": facts.memory_bytes},
         run_fabric=fabric_document(fabric), cost=msgspec.to_builtins(cost), calibration=calibration.to_json() if calibration else None,
-        launcher=launcher, versions=versions(), notes=notes, restart=restart_of(plan, ranks), modules=MODULES,
+        launcher=launcher, versions=versions(), notes=notes, gate=dict(request.gate), restart=restart_of(plan, ranks), modules=MODULES,
         traces=[trace_name(r.rank) for r in ranks] if request.profile else [],
     )  # fmt: skip
 

@@ -17,11 +17,9 @@ import torch.distributed as dist
 from torch.profiler import record_function
 
 from ...capture.resolve import build_model
-from ...errors import Unsupported
 from ...io.plan.plan import read_plan
 from ...io.plan.run_names import PLAN
 from ...job import Training
-from ...plan.optimizers import may_be_cut
 from ...plan.plan import Plan, TrainingLayout
 from ...plan.shards import local_values
 from ...program.calls import inline
@@ -44,6 +42,7 @@ from ..steps.forward_graph import ForwardGraph
 from ..steps.storage_peak import peak_of
 from ..train.data import Batches, open_data
 from ..train.metrics import Metrics
+from ..train.optimizer_trial import refuse_optimizer
 from ..train.segments import RankModule, build_rank_module
 from ..train.update import Update, make_update
 from ..train.work import TrainingWork, gradient_bytes
@@ -188,11 +187,8 @@ class _Maker:
             gradient_bytes=gradient_bytes(self.program, self.rank),
             opaque=self.opaque, clock=clock, precision=self.job.asked.precision,
         )  # fmt: skip
-        if module.groups and not may_be_cut(self.job.optimizer):
-            raise Unsupported(
-                f"optimizer {self.job.optimizer} would be given pieces of parameters", where=f"sharding level {self.layout.zero_level}",
-                hint="plan with --zero 0, or use one that updates every element by itself, like adamw",
-            )  # fmt: skip
+        if self.rank == 0 and self.parameters:
+            refuse_optimizer(self.job.optimizer, self.parameters, self.job.learning_rate, self.layout)
         trained = {name: p for name, p in self.parameters.items() if p.requires_grad}
         return module, make_update(self.job, [(p.name, tensor) for p, tensor, _ in module.updated()], whole=trained)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +14,7 @@ from ...errors import MissingExtra, TooFewDevices, Unsupported, UsageError
 from ...lower.compressed import require_codecs_run
 from ...plan.plan import Plan, TrainingLayout
 
-__all__ = ["RUN_SCHEMA", "RUN_VERSION", "RunDocument", "RunRequest", "RunResult", "check_request", "under_torchrun"]
+__all__ = ["RUN_SCHEMA", "RUN_VERSION", "RunDocument", "RunRequest", "RunResult", "check_request", "require_training_plan", "under_torchrun"]
 
 RUN_SCHEMA, RUN_VERSION = "meshwright.run", 1
 
@@ -50,6 +50,7 @@ class RunDocument(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     notes: list[str] = []
     modules: str = ""  # file beside this one: the module tree and the calls of the model, with their modules
     traces: list[str] = []  # torch.profiler's traces, a file per rank
+    gate: dict[str, Any] = {}  # what of a step was compared with the owner's module (`run.gate`), or why it was not; empty where nobody asked
     restart: dict[str, Any] = {}  # bytes by rank, of a run that resumed from a checkpoint of another layout or from local shards
 
 
@@ -77,6 +78,7 @@ class RunRequest:
     module_spans: bool = True
     tensorboard: bool = False  # metrics to TensorBoard's files too
     profile: bool = False  # also a torch.profiler trace of three steps, per rank
+    gate: Mapping[str, Any] = field(default_factory=dict)  # for the run's document: what was compared before
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -91,15 +93,22 @@ def under_torchrun(environment: Mapping[str, str] = os.environ) -> bool:
     return all(k in environment for k in ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_RUN_ID"))
 
 
-def check_request(plan: Plan, request: RunRequest) -> TrainingLayout:
-    """The plan's layout, if this request can be carried out at all."""
+def require_training_plan(plan: Plan) -> TrainingLayout:
+    """The layout of a training plan that this installation can execute."""
     if plan.kind != "training" or plan.layout is None:
         raise UsageError(f"this is a {plan.kind} plan, not a training plan", hint="make one with `meshwright train plan`")
     try:
         import torch
     except ImportError:
         raise MissingExtra("torch", extra="torch", needed_for="training") from None
-    ranks = plan.layout.ranks
+    del torch
+    return plan.layout
+
+
+def check_request(plan: Plan, request: RunRequest) -> TrainingLayout:
+    """The plan's layout, if this request can be carried out at all."""
+    ranks = require_training_plan(plan).ranks
+    assert plan.layout is not None
     if request.steps < 1:
         raise UsageError(f"steps must be at least 1, got {request.steps}", where="--steps")
     if request.timeout_s <= 0:
@@ -123,6 +132,8 @@ def check_request(plan: Plan, request: RunRequest) -> TrainingLayout:
             hint="use --device cpu, or plan in fp32",
         )  # fmt: skip
     if request.device == "cuda":
+        import torch
+
         available = torch.cuda.device_count()
         local = int(os.environ.get("LOCAL_WORLD_SIZE", ranks)) if under_torchrun() else ranks
         if available < local:

@@ -63,6 +63,12 @@ class OwnBatches:
         self._tensors = tuple(x.to(self.device, non_blocking=True) if i in self.read else x for i, x in enumerate(tensors))
         self._first = 0 if rows[0] == whole else self.layout.first_sample(self.layout.coordinates(self.rank)[1], 0)
 
+    @property
+    def replicas(self) -> Sequence[int]:
+        """Those whose samples are known here: where each is given its part alone, losses are normalised by it, as under DistributedDataParallel."""
+        whole = bool(self._tensors) and len(self._tensors[0]) == self.layout.global_batch
+        return range(self.layout.data) if whole else [self.layout.coordinates(self.rank)[1]]
+
     def microbatch(self, step: int, replica: int, microbatch: int) -> tuple[torch.Tensor, ...]:
         """Views of the rows of a micro-batch."""
         first = self.layout.first_sample(replica, microbatch) - self._first

@@ -33,12 +33,13 @@ from ..steps.replay import Replays
 from ..tensor.sharding import PARTIAL, Member, Shard, check_gradients, local_shape, propagate, take_part
 from ..tensor.vocabulary import FUNCTIONS, expand_forward, function_of
 from .dropout import Draws, RandomPlace, draw_function, draws_bits, keep_mask, random_places, traced_mask
+from .loss_counts import LossCounts, divisors_of
+from .loss_terms import LossTerm, counted_call, loss_terms
 from .segment_module import SegmentModule
 from .segment_step import planned_segment
 from .sharded_state import ParameterGroup, ParameterShard, Piece, build_groups, sum_buffers
 
 __all__ = ["RankModule", "SegmentModule", "build_rank_module", "example_tensors", "random_seed"]
-
 
 TRAINED = (torch.float32, torch.float64, torch.bfloat16)
 
@@ -56,6 +57,8 @@ class RankModule:
     groups: dict[str, ParameterGroup] = field(default_factory=dict)  # where data replicas divide training state, by group name
     sums: dict[str, torch.Tensor] = field(default_factory=dict)  # encoded gradients that replicas add up, by the plan's buffer name
     norms: dict[str, torch.Tensor] = field(default_factory=dict)  # what the ranks' sums of squares are gathered in, likewise
+    counts: LossCounts | None = None  # what sums in the loss are divided by, where it is not a mean over samples; set before a step
+    weighted: bool = False  # micro-batches' losses count for so much, not sums inside them
 
     @property
     def flats(self) -> dict[str, torch.Tensor]:
@@ -84,13 +87,13 @@ class RankModule:
 def build_rank_module(
     graph: ForwardGraph, layout: TrainingLayout, rank: int, parameters: Mapping[str, torch.Tensor], buffers: Mapping[str, torch.Tensor], *,
     device: torch.device, gradient_bytes: Mapping[str, int], opaque: Callable[..., Any] | None = None, clock: ModuleClock | None = None,
-    precision: str = "fp32", adopt: bool = False,
+    precision: str = "fp32", adopt: bool = False, counted: bool = True,
 ) -> RankModule:  # fmt: skip
     """The segments, shards and gradient buffers of `rank`.
 
     `parameters`, `buffers`: whole tensors by name, equal on all ranks. `gradient_bytes`: sizes of the plan's gradient buffers (padding included).
     `opaque` is what the one node of an untraced model calls. `clock`: is told when which module runs. `precision`: see `capture.precision`. `adopt`:
-    what the rank holds whole is the given parameters and buffers themselves, which are on `device`, and not copies of them.
+    what the rank holds whole is the given parameters and buffers themselves, which are on `device`, and no copies. `counted`: losses as in one process.
     Raises: Unsupported when a segment cannot be split as the layout says (names the node), or a trained parameter is of no type in TRAINED;
     PlanMismatch for one that the plan does not train.
     """
@@ -116,12 +119,16 @@ def build_rank_module(
     for g in groups.values():
         gradients |= {name: flat for name, flat in g.flats.items() if name.startswith("grad")}
     kept = dict(buffers) if adopt else {name: b.detach().clone().to(device) for name, b in buffers.items()}
-    wanted = set(stage.segments)
-    builder = _Builder(expand_forward(graph, layout.losses), layout, tensor, held, kept, device, opaque, clock, groups, precision)
-    segments = {s.key: builder.segment(s) for s in layout.segments if s.key in wanted}  # forward order, over all stages that the rank holds
+    terms = loss_terms(graph) if counted else {}
+    builder = _Builder(expand_forward(graph, layout.losses), layout, tensor, held, kept, device, opaque, clock, groups, precision, terms)
+    mine = [s for s in layout.segments if s.key in stage.segments]  # forward order, over all stages that the rank holds
+    divisors, weighted = divisors_of(mine, graph, terms, device)
+    builder.divisors = {} if weighted else divisors
+    segments = {s.key: builder.segment(s) for s in mine}
     sums = sum_buffers(layout, rank, gradient_bytes, device)
     norms = {n: torch.zeros(size // 8, dtype=torch.float64, device=device) for n, size in gradient_bytes.items() if n.startswith("norm:")}
-    return RankModule(segments, held, kept, gradients, graph.outputs[0], builder.draws, groups, sums, norms)
+    counts = LossCounts(graph, {n: terms[n] for n in divisors}, divisors, builder.constants, kept) if divisors else None
+    return RankModule(segments, held, kept, gradients, graph.outputs[0], builder.draws, groups, sums, norms, counts, weighted)
 
 
 def example_tensors(
@@ -167,9 +174,10 @@ class _Builder:
     def __init__(
         self, graph: ForwardGraph, layout: TrainingLayout, tensor_index: int, held: Mapping[str, ParameterShard],
         buffers: Mapping[str, torch.Tensor], device: torch.device, opaque: Callable[..., Any] | None, clock: ModuleClock | None,
-        groups: Mapping[str, ParameterGroup], precision: str,
+        groups: Mapping[str, ParameterGroup], precision: str, terms: Mapping[str, LossTerm],
     ) -> None:  # fmt: skip
-        self.clock, self.groups, self.precision = clock, groups, precision
+        self.clock, self.groups, self.precision, self.terms = clock, groups, precision, terms
+        self.divisors: dict[str, torch.Tensor] = {}  # of the terms that its segments divide by counts
         self.graph, self.layout, self.held, self.buffers, self.device, self.opaque = graph, layout, held, buffers, device, opaque
         self.tensor_index = tensor_index
         self.places = random_places(graph)
@@ -231,6 +239,7 @@ class _Builder:
         """Inputs first, then parameters, buffers and constants, each once."""
         used = dict.fromkeys(v for n in nodes for v in n.inputs if ":" in v)
         used |= dict.fromkeys(f"param:{b.bias}" for b in self.biases(segment))
+        used |= dict.fromkeys(f"count:{n}" for n in segment.nodes if n in self.divisors)
         return [v for v in used if v.startswith("input:")] + [v for v in used if not v.startswith("input:")]
 
     def biases(self, segment: Segment) -> Sequence[Any]:
@@ -242,7 +251,7 @@ class _Builder:
             if rest not in self.held:
                 raise Unsupported(f"parameter {rest!r} is used by a segment of a stage that does not hold it", hint="the layout is inconsistent")
             return self.held[rest].tensor
-        return self.buffers[rest] if kind == "buffer" else self.constants[rest]
+        return {"buffer": self.buffers, "count": self.divisors}.get(kind, self.constants)[rest]
 
     def compile(
         self, segment: Segment, nodes: Sequence[ForwardNode], fixed: Sequence[str], states: Mapping[str, Any], member: Member, replays: Replays
@@ -276,7 +285,12 @@ class _Builder:
                 known[node.inputs[0]] = graph.call_function(torch.ops.aten.clone.default, (known[node.inputs[0]],))  # what came in stays as it came
             args = tuple(decode_argument(a, known.__getitem__, self.device) for a in node.args)
             kwargs = {k: decode_argument(v, known.__getitem__, self.device) for k, v in node.kwargs.items()}
+            divisor, divided = known.get(f"count:{node.name}"), False
+            if divisor is not None:
+                args, kwargs, divided = counted_call(self.terms[node.name], node, args, kwargs, divisor)
             known[node.name] = graph.call_function(target, args, kwargs)
+            if divided:
+                known[node.name] = graph.call_function(torch.ops.aten.div.Tensor, (known[node.name], divisor))
             modules.after(node, known[node.name])
         modules.end()
         graph.output(tuple(known[w] for w in segment.writes))

@@ -15,6 +15,7 @@ from ...plan.plan import TrainingLayout
 from ...program.program import Program
 from ..executor.memory import RankMemory
 from .compressed import STEPS, CompressedGroups
+from .loss_counts import LossCounts
 from .norm import GradientNorm
 from .segments import RankModule, SegmentModule, random_seed
 from .sharded_state import ParameterGroup, referring
@@ -47,6 +48,7 @@ class TrainingWork:
     step: int = 0
     losses: dict[int, torch.Tensor] = field(default_factory=dict)
     _batches: dict[int, dict[int, torch.Tensor]] = field(default_factory=dict)  # what this rank reads, by the number of the input
+    _shares: dict[int, float] = field(default_factory=dict)  # of micro-batches whose losses count for unlike much
     compressed: CompressedGroups = field(init=False)
 
     def __post_init__(self) -> None:
@@ -57,9 +59,11 @@ class TrainingWork:
         self.step = self.compressed.step = step
         self.losses.clear()
         self._batches.clear()
+        lay, (pipeline, replica, _) = self.layout, self.layout.coordinates(self.rank)
+        if self.module.counts is not None:
+            self._count(self.module.counts, step, replica)
         if not any(s.inputs for s in self.module.segments.values()):
             return
-        lay, (pipeline, replica, _) = self.layout, self.layout.coordinates(self.rank)
         read: dict[int, set[int]] = {}  # by copy of the stages
         for stage, copy in lay.hosted(pipeline):
             read.setdefault(copy, set()).update(i for key in lay.stages[stage].segments for i in self.module.segments[key].inputs)
@@ -67,6 +71,17 @@ class TrainingWork:
             if wanted := read.get(lay.copy(mb), set()):
                 found = self.data.microbatch(step, replica, mb)
                 self._batches[mb] = {i: found[i] for i in wanted}
+
+    def _count(self, counts: LossCounts, step: int, replica: int) -> None:
+        """What the loss is divided by in this step. Every rank that computes it looks at the micro-batches of all replicas, and needs no message."""
+        lay, data = self.layout, self.data
+        known = getattr(data, "replicas", range(lay.data))
+        pieces = [(d, mb) for d in known for mb in range(lay.microbatches_of(d))]
+        counts.fill(([*data.microbatch(step, d, mb)] for d, mb in pieces), len(pieces))
+        if self.module.weighted:
+            share = len(pieces) / lay.all_microbatches
+            for mb in range(lay.microbatches_of(replica)):
+                self._shares[mb] = share * counts.weight(data.microbatch(step, replica, mb), len(pieces))
 
     def loss(self) -> float | None:
         """This rank's part of the mean loss of the current step, so that the mean over ranks that compute some is it; None where none is computed.
@@ -162,7 +177,7 @@ class TrainingWork:
         replica, tensor = self.layout.coordinates(self.rank)[1:]
         place = (replica, microbatch, segment.key, *((tensor,) if segment.split else ()))
         lay, draws = self.layout, self.module.draws
-        sample = lay.first_sample(replica, microbatch)
+        sample, weights = lay.first_sample(replica, microbatch), self._shares
 
         def forward() -> None:
             draws.seed, draws.step, draws.first, draws.samples = self.seed, self.step, self.step * lay.global_batch + sample, lay.microbatch_size
@@ -172,7 +187,7 @@ class TrainingWork:
             outputs = segment.forward(microbatch, [read(b) for b in reads], [batch[i] for i in segment.inputs], again)
             for (value, buffer), output in zip(writes, outputs, strict=True):
                 if value == loss_name:
-                    losses[microbatch] = output
+                    losses[microbatch] = output if microbatch not in weights else output * (weights[microbatch] * lay.all_microbatches)
                 if buffer >= 0:
                     put(buffer, output)
 
@@ -193,10 +208,13 @@ class TrainingWork:
                 outgoing[i] = part if part >= 0 else self._buffer(memory, f"grad:{v}:{microbatch}")
 
         scaler = self.optimizer.scaler if isinstance(self.optimizer, Update) else None
+        weights = self._shares
         split = self.layout.split_backward
         run = segment.backward_input if split else segment.backward
 
         def backward() -> None:
+            if microbatch in weights:
+                share.fill_(weights[microbatch])
             factor = 1.0 if scaler is None else scaler.scale
             gradients = [read(b) if b >= 0 else seed if seed is None else seed * factor for b, seed in zip(incoming, seeds, strict=True)]
             seen = {_storage(g) for g in gradients if g is not None}

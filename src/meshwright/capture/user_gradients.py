@@ -1,0 +1,91 @@
+"""Gradients that the owner's code makes itself: what torch.export records is forward alone, and autograd of that would train something else.
+
+`functions_watched` tells of `autograd.Function`s of the owner's while a module is traced; `module_hooks` looks at what was registered before. A
+module with any of these is kept whole (`exporting`), and they run in it; hooks on parameters are refused, since a rank has parameters of its own.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import inspect
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch import nn
+
+from meshwright.errors import Unsupported
+
+from .resolve import shown
+
+__all__ = ["functions_watched", "module_hooks", "refuse_parameter_hooks"]
+
+OF_TORCH = ("torch.", "meshwright.")  # whose functions compute the gradient of what they compute
+BACKWARD_HOOKS = ("_backward_hooks", "_backward_pre_hooks")
+
+
+def _place(code: Any) -> str:
+    """`file:line` of a function, a method, a class, or what is called like one."""
+    while hasattr(code, "func"):  # functools.partial
+        code = code.func
+    with contextlib.suppress(TypeError, OSError):
+        if inspect.isclass(code):
+            return f"{shown(inspect.getsourcefile(code) or '')}:{inspect.getsourcelines(code)[1]}"
+        found = getattr(inspect.unwrap(code), "__code__", None) or getattr(type(code).__call__, "__code__", None)
+        if found is not None:
+            return f"{shown(found.co_filename)}:{found.co_firstlineno}"
+    return type(code).__module__
+
+
+def module_hooks(module: nn.Module, prefix: str = "") -> list[tuple[str, str]]:
+    """(path, place of the code) of backward hooks of a module and of the modules in it."""
+    found = []
+    for name, m in module.named_modules(prefix=prefix):
+        found += [(name, _place(h)) for kind in BACKWARD_HOOKS for h in getattr(m, kind, {}).values()]
+    return found
+
+
+def refuse_parameter_hooks(module: nn.Module, model: str) -> None:
+    """Raises: Unsupported for a hook on a parameter: a rank's parameters are copies or parts, on which it would not run."""
+    for name, p in module.named_parameters():
+        hooks = [*(p._backward_hooks or {}).values(), *(getattr(p, "_post_accumulate_grad_hooks", None) or {}).values()]
+        if hooks:
+            raise Unsupported(
+                f"parameter {name!r} has a hook on its gradient ({_place(hooks[0])}), which ranks with parameters of their own would not run",
+                where=model, hint="change gradients in the module's backward (a hook on a tensor or module), or in the optimizer function",
+                data={"cause": "user-gradients", "parameter": name, "where": _place(hooks[0])},
+            )  # fmt: skip
+
+
+@contextlib.contextmanager
+def functions_watched(tell: Callable[[type], None]) -> Iterator[None]:
+    """While it is entered, `tell(cls)` for every use of an `autograd.Function` outside torch: a model may hold `F.apply` since before, so it is the
+    functions' own `forward` that is watched."""
+    put_back: list[tuple[Any, Any]] = []
+    for cls in _functions(torch.autograd.Function):
+        if isinstance(forward := cls.__dict__.get("forward"), staticmethod):
+            put_back.append((cls, forward))
+            cls.forward = staticmethod(_before(functools.partial(tell, cls), forward.__func__))
+    try:
+        yield
+    finally:
+        for owner, own in put_back:
+            owner.forward = own
+
+
+def _functions(base: type) -> Iterator[Any]:
+    cls: type
+    for cls in base.__subclasses__():
+        if not cls.__module__.startswith(OF_TORCH):
+            yield cls
+        yield from _functions(cls)
+
+
+def _before(tell: Callable[[], None], function: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(function)
+    def told(*args: Any, **kwargs: Any) -> Any:
+        tell()
+        return function(*args, **kwargs)
+
+    return told

@@ -1,0 +1,70 @@
+"""Why a plan's step is not its owner's, by trial: what else would have given the plan's numbers."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ..steps.forward_graph import ForwardGraph, ForwardNode
+
+__all__ = ["Cause", "batch_statistics", "described", "mixes_samples", "of_the_optimizer", "of_the_plan", "random_numbers"]
+
+BATCH_NORMS = ("batch_norm", "native_batch_norm", "_native_batch_norm_legit", "cudnn_batch_norm", "_native_batch_norm_legit_functional")
+
+
+@dataclass(frozen=True)
+class Cause:
+    """`name`: for scripts; `said`: the sentence; `hint`: what to do."""
+
+    name: str
+    said: str
+    hint: str
+
+
+def batch_statistics(graph: ForwardGraph) -> list[ForwardNode]:
+    """Calls that normalise by the batch they see."""
+    found = [n for n in graph.nodes if n.target.startswith("aten.") and n.target.split(".")[1] in BATCH_NORMS]
+    return [n for n in found if _training(n)]
+
+
+def _training(node: ForwardNode) -> bool:
+    place = 3 if node.target.split(".")[1] == "_native_batch_norm_legit" and node.target.endswith("no_stats") else 5
+    return bool(node.args[place]) if len(node.args) > place else bool(node.kwargs.get("training", True))
+
+
+def mixes_samples(graph: ForwardGraph) -> Cause:
+    """The owner's module gives the plan's numbers micro-batch by micro-batch."""
+    norms = batch_statistics(graph)
+    if norms:
+        where = graph.modules.get(norms[0].name, "")
+        what = f"batch statistics: {norms[0].target.split('.')[1]} of module {where!r} normalises by the micro-batch it sees"
+    else:
+        what = "the loss depends on what else is in its micro-batch: a mean over a count that differs, a contrast or a balance within the batch"
+    return Cause(
+        "batch-statistics", what,
+        "state that it is meant with --batch-statistics local, or plan one micro-batch in all (--dp 1, --microbatch as large as the global batch)",
+    )  # fmt: skip
+
+
+def random_numbers(opaque: bool) -> Cause:
+    what = "random numbers of a model that could not be traced" if opaque else "random numbers other than dropout's"
+    hint = "state that it is meant with --dropout local, or take them as an input"
+    return Cause("random-streams", f"{what} are drawn anew in every micro-batch", hint)
+
+
+def of_the_optimizer(name: str) -> Cause:
+    return Cause("optimizer", f"gradients are equal; optimizer {name} looks beyond what a rank gives it", "plan with --tp 1 --pp 1 --zero 0")
+
+
+def of_the_plan(graph: ForwardGraph, name: str) -> Cause:
+    return Cause(
+        "operator", "neither the whole batch nor its micro-batches give the plan's numbers in the owner's module",
+        "plan without splitting the module (--tp 1, or --dp alone), and report it: this is a fault of meshwright" if described(graph, name)[1] else
+        "report it: this is a fault of meshwright",
+    )  # fmt: skip
+
+
+def described(graph: ForwardGraph, name: str) -> tuple[str, list[str]]:
+    """(module, operators) that use a parameter or buffer."""
+    users = [n for n in graph.nodes if f"param:{name}" in n.inputs or f"buffer:{name}" in n.inputs]
+    module = graph.modules.get(users[0].name, "") if users else name.rpartition(".")[0]
+    return module, [n.target for n in users[:4]]

@@ -1,0 +1,93 @@
+"""The same step as the plan runs it: all ranks of its program, in one process."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from ...job import Training
+from ...plan.plan import TrainingLayout
+from ...plan.shards import local_values
+from ...program.program import Program
+from ..executor.executor import Executor, StepFailed
+from ..executor.lanes import fuse_lanes
+from ..executor.memory import RankMemory
+from ..executor.transport import Transport
+from ..steps.forward_graph import ForwardGraph
+from ..train.segments import RankModule, build_rank_module
+from ..train.update import Update, make_update
+from ..train.work import BatchSource, TrainingWork, gradient_bytes
+from .together import ranks_together
+
+__all__ = ["Held", "RankStep", "planned_step"]
+
+
+@dataclass(frozen=True)
+class Held:
+    """Elements of a parameter, as a rank has them: `first` is the place of the first in the rank's own (flattened) part of it."""
+
+    name: str
+    first: int
+    values: torch.Tensor
+
+
+@dataclass
+class RankStep:
+    """What a rank's step leaves. `loss`: as `TrainingWork.loss`; `buffers`: those that its segments use."""
+
+    loss: float | None
+    gradients: list[Held] = field(default_factory=list)
+    parameters: list[Held] = field(default_factory=list)
+    buffers: dict[str, torch.Tensor] = field(default_factory=dict)
+
+
+def _watch(update: Update, module: RankModule, found: list[Held]) -> None:
+    """Note the gradients that an update is given, before it clips them."""
+    given = update.clipped_step
+
+    def noting(weights: Sequence[torch.nn.Parameter], norm: Callable[[], torch.Tensor] | None) -> None:
+        for p, tensor, piece in module.updated():
+            if tensor.grad is not None:
+                found.append(Held(p.name, piece.first if piece else 0, tensor.grad.detach().reshape(-1).clone()))
+        given(weights, norm)
+
+    update.clipped_step = noting  # type: ignore[method-assign]
+
+
+def planned_step(
+    program: Program, layout: TrainingLayout, graph: ForwardGraph, job: Training, *, parameters: Mapping[str, torch.Tensor],
+    buffers: Mapping[str, torch.Tensor], data: BatchSource, seed: int, dtype: torch.dtype, opaque: Callable[..., Any] | None = None, steps: int = 1,
+) -> list[RankStep]:  # fmt: skip
+    """The first steps of an inlined program, by rank: gradients and loss of the last. Raises: what a rank raises, without the executor's wrapping."""
+    orders: Sequence[Any] = fuse_lanes(program)
+    trained = {name: p for name, p in parameters.items() if p.requires_grad}
+    device = torch.device("cpu")
+
+    def body(rank: int, transport: Transport) -> RankStep:
+        module = build_rank_module(
+            graph, layout, rank, parameters, buffers, device=device, gradient_bytes=gradient_bytes(program, rank), opaque=opaque,
+            precision=job.asked.precision,
+        )  # fmt: skip
+        found = RankStep(None)
+        update = make_update(job, [(p.name, tensor) for p, tensor, _ in module.updated()], whole=trained)
+        _watch(update, module, found.gradients)
+        work = TrainingWork(program, layout, rank, module, data, update, seed=seed)
+        memory = RankMemory(program, rank, device, local_values(layout, rank), module.flats, dtype, layout=layout)
+        executor = Executor(program, orders, rank, memory=memory, transport=transport, work=work)
+        for step in range(steps):
+            found.gradients.clear()
+            work.begin(step)
+            executor.run()
+        found.loss = work.loss()
+        found.parameters = [Held(p.name, piece.first if piece else 0, t.detach().reshape(-1).clone()) for p, t, piece in module.kept()]
+        used = {id(c) for s in module.segments.values() for c in s.constants}
+        found.buffers = {n: b for n, b in module.buffers.items() if id(b) in used}
+        return found
+
+    try:
+        return ranks_together(layout.ranks, body)
+    except StepFailed as error:
+        raise error.__cause__ or error from None

@@ -1,0 +1,89 @@
+"""What one training step makes, as its owner would run it: the module eagerly, the loss, its backward, the optimizer."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, field
+
+import torch
+
+from ...capture.losses import Objective
+from ...capture.precision import casting
+from ...capture.resolve import ModelSource, build_model, user_code
+from ...job import Training
+from ..train.update import make_update
+
+__all__ = ["Owner", "Part", "Step"]
+
+
+@dataclass
+class Step:
+    """Loss, and by name every gradient, every buffer afterwards and every parameter after the optimizer."""
+
+    loss: float
+    gradients: dict[str, torch.Tensor]
+    buffers: dict[str, torch.Tensor]
+    parameters: dict[str, torch.Tensor]
+
+
+@dataclass(frozen=True)
+class Part:
+    """Samples that go through the module together; `weight`: what their loss counts for; `random`: entered around the forward pass."""
+
+    inputs: Sequence[torch.Tensor]
+    weight: float = 1.0
+    random: Callable[[], AbstractContextManager[object]] = field(default=nullcontext)
+
+
+class Owner:
+    """The owner's module, built anew for every step that is asked of it: its function is called as he would call it, with the job's seed."""
+
+    def __init__(self, job: Training, *, wide: bool) -> None:
+        self.job, self.wide = job, wide
+        self.initial = self.build()
+
+    def build(self) -> ModelSource:
+        source = build_model(self.job.model, device="cpu", seed=self.job.seed)
+        if self.wide:
+            source.module.double()
+        return source
+
+    def parameters(self) -> Mapping[str, torch.Tensor]:
+        return dict(self.initial.module.named_parameters())
+
+    def buffers(self) -> Mapping[str, torch.Tensor]:
+        return dict(self.initial.module.named_buffers())
+
+    def loss(self, parts: Sequence[Part]) -> float:
+        """The sum of the parts' weighted losses, before any training."""
+        source, total = self.build(), 0.0
+        objective = Objective(source.module, self.job.loss, calling=source.calling)
+        with user_code(self.job.model, self.job.model.rpartition(":")[0]), torch.no_grad():
+            for part in parts:
+                with part.random(), casting(self.job.asked.precision):
+                    total += part.weight * float(objective(*(x.clone() for x in part.inputs)))
+        return total
+
+    def step(self, parts: Sequence[Part]) -> Step:
+        """One optimizer step on the sum of the parts' weighted losses. Raises: CaptureError for what the owner's code raises.
+
+        Gradients are those before clipping, and with loss scaling those of the scaled loss.
+        """
+        source, total = self.build(), 0.0
+        module = source.module
+        objective = Objective(module, self.job.loss, calling=source.calling)
+        update = make_update(self.job, list(module.named_parameters()))
+        scale = update.scaler.scale if update.scaler is not None else 1.0
+        update.optimizer.zero_grad()
+        with user_code(self.job.model, self.job.model.rpartition(":")[0]):
+            for part in parts:
+                with part.random(), casting(self.job.asked.precision):
+                    loss = objective(*(x.clone() for x in part.inputs)) * part.weight
+                if loss.requires_grad:
+                    (loss * scale).backward()
+                total += float(loss.detach())
+            gradients = {n: p.grad.clone() for n, p in module.named_parameters() if p.grad is not None}
+            trained = [p for p in module.parameters() if p.grad is not None]
+            update.clipped_step(trained, lambda: torch.nn.utils.get_total_norm([p.grad for p in trained]))
+        return Step(total, gradients, dict(module.named_buffers()), {n: p.detach() for n, p in module.named_parameters()})

@@ -1,0 +1,139 @@
+"""Whether an optimizer of the owner's updates parts of a model as it would update the whole: found out by trial.
+
+A rank gives its optimizer what it holds: the parameters of its stages, its shards of those that tensor parallelism splits, and with a sharding level
+one-dimensional pieces. An optimizer that looks at one element at a time cannot tell; one that takes the norm of a parameter (LARS, LAMB), factors a
+matrix (Adafactor), makes it orthogonal (Muon, Shampoo) or clips the norm of all gradients can. The trial makes both updates on random gradients,
+of the model's own shapes where they are small, and compares.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+
+from ...errors import Unsupported
+from ...plan.optimizers import named
+from ...plan.plan import ParamShard, TrainingLayout
+from .optimizers import make_optimizer
+
+__all__ = ["Beyond", "looks_beyond", "refuse_optimizer"]
+
+MAX_DIM = 256  # of a parameter in the trial: beyond the sizes from which factoring optimizers factor
+MAX_PARAMETERS = 16  # in the trial, of unlike shapes first
+STEPS = 2  # the second sees the state that the first left
+TOLERANCE = 1e-6  # of the largest update; the trial is in double precision
+Tensors = Mapping[str, torch.Tensor]
+
+
+@dataclass(frozen=True)
+class Beyond:
+    """What an optimizer was given a part of, and noticed. `degree`: the flag that keeps it whole."""
+
+    what: str
+    degree: str
+
+
+def looks_beyond(name: str, parameters: Mapping[str, torch.Tensor], learning_rate: float, layout: TrainingLayout) -> Beyond | None:
+    """The first split of the layout that changes what the optimizer called `name` does; None where none does."""
+    if not named(name, where="--optimizer").is_function:  # what torch's own look at is known (`plan.optimizers`)
+        return None
+    chosen = _chosen({n: p for n, p in parameters.items() if p.requires_grad})
+    if not chosen:
+        return None
+    generator = torch.Generator().manual_seed(0)
+    start = {n: torch.randn(s, generator=generator, dtype=torch.float64) for n, s in chosen.items()}
+
+    def draw() -> Tensors:
+        """Of unlike size from one parameter to the next, as gradients are."""
+        return {n: torch.randn(s, generator=generator, dtype=torch.float64) * 10.0 ** (i % 3 - 1) for i, (n, s) in enumerate(chosen.items())}
+
+    gradients = [draw() for _ in range(STEPS)]
+    whole = _updated(name, learning_rate, start, gradients, start)
+    if layout.pipeline > 1 and len(start) > 1:
+        for held in _stages(layout, start):
+            if _apart(_updated(name, learning_rate, {n: start[n] for n in held}, gradients, start), whole):
+                return Beyond("one parameter: what other stages hold changes its update", "--pp 1")
+    if layout.tensor > 1:
+        shards = {s.param: s for s in layout.shards if s.param in start and start[s.param].shape[s.axis] > 1}
+        if shards and _apart(_by_shards(name, learning_rate, start, gradients, shards), whole):
+            return Beyond("a shard of a parameter: the rest of it changes its update", "--tp 1")
+    if layout.zero_level and _apart(_by_pieces(name, learning_rate, start, gradients), whole):
+        return Beyond("one element: the rest of its parameter changes its update", "--zero 0")
+    return None
+
+
+def refuse_optimizer(name: str, parameters: Mapping[str, torch.Tensor], learning_rate: float, layout: TrainingLayout) -> None:
+    """Raises: Unsupported where a split of the layout changes what the optimizer does."""
+    beyond = looks_beyond(name, parameters, learning_rate, layout)
+    if beyond is not None:
+        raise Unsupported(
+            f"optimizer {name} looks beyond {beyond.what}", where=f"plan with tensor {layout.tensor}, pipeline {layout.pipeline}, "
+            f"sharding level {layout.zero_level}", hint=f"plan with {beyond.degree}, so that a rank gives it the whole",
+            data={"cause": "optimizer", "beyond": beyond.what, "degree": beyond.degree},
+        )  # fmt: skip
+
+
+def _chosen(parameters: Mapping[str, torch.Tensor]) -> dict[str, tuple[int, ...]]:
+    """Names and shapes for the trial: at first one parameter of each shape, then others."""
+    first: dict[tuple[int, ...], str] = {}
+    for n, p in parameters.items():
+        first.setdefault(tuple(p.shape), n)
+    order = [*first.values(), *(n for n in parameters if n not in set(first.values()))]
+    return {n: tuple(min(d, MAX_DIM) for d in parameters[n].shape) for n in order[:MAX_PARAMETERS]}
+
+
+def _updated(name: str, learning_rate: float, start: Tensors, gradients: Sequence[Tensors], whole: Tensors) -> dict[str, torch.Tensor]:
+    """What all steps together add to what is held of the `whole` parameters."""
+    held = {n: torch.nn.Parameter(x.clone()) for n, x in start.items()}
+    optimizer = make_optimizer(name, list(held.items()), learning_rate, whole=whole)
+    for step in gradients:
+        for n, p in held.items():
+            p.grad = step[n].clone()
+        optimizer.step()
+    return {n: p.detach() - start[n] for n, p in held.items()}
+
+
+def _apart(found: Tensors, whole: Tensors) -> bool:
+    return any(bool(((x - whole[n]).abs() > TOLERANCE * whole[n].abs().max().clamp(min=1e-30)).any()) for n, x in found.items() if x.numel())
+
+
+def _stages(layout: TrainingLayout, start: Tensors) -> list[list[str]]:
+    found = [[n for n in layout.held(p).params if n in start] for p in range(layout.pipeline)]
+    return [x for x in found if x]
+
+
+def _halves(
+    name: str, learning_rate: float, start: Tensors, gradients: Sequence[Tensors], cut: Callable[[str, torch.Tensor], Sequence[torch.Tensor]]
+) -> list[dict[str, torch.Tensor]]:
+    """Two ranks, each with its part of `cut`."""
+
+    def own(tensors: Tensors, rank: int) -> dict[str, torch.Tensor]:
+        return {n: cut(n, x)[rank] for n, x in tensors.items()}
+
+    return [_updated(name, learning_rate, own(start, rank), [own(g, rank) for g in gradients], start) for rank in (0, 1)]
+
+
+def _by_shards(
+    name: str, learning_rate: float, start: Tensors, gradients: Sequence[Tensors], shards: Mapping[str, ParamShard]
+) -> dict[str, torch.Tensor]:
+    """Two tensor-parallel ranks, each with half of what is split."""
+
+    def cut(n: str, x: torch.Tensor) -> Sequence[torch.Tensor]:
+        first, second = x.tensor_split(2, shards[n].axis) if n in shards else (x, x)
+        return first, second
+
+    halves = _halves(name, learning_rate, start, gradients, cut)
+    return {n: torch.cat([h[n] for h in halves], shards[n].axis) if n in shards else halves[0][n] for n in start}
+
+
+def _by_pieces(name: str, learning_rate: float, start: Tensors, gradients: Sequence[Tensors]) -> dict[str, torch.Tensor]:
+    """Two data replicas, the border anywhere within a parameter."""
+
+    def cut(n: str, x: torch.Tensor) -> Sequence[torch.Tensor]:
+        flat, border = x.reshape(-1), (2 * x.numel()) // 3
+        return flat[:border], flat[border:]
+
+    halves = _halves(name, learning_rate, start, gradients, cut)
+    return {n: torch.cat([h[n] for h in halves]).view(start[n].shape) for n in start}

@@ -1,0 +1,219 @@
+"""The gate on small models: plans that train what a plain loop trains pass, everything else is named; without what makes them equal, it is caught."""
+
+from __future__ import annotations
+
+import contextlib
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from gate_models import MLP
+from gate_rig import MODELS, gated, plan_of
+from rig import graph_of
+
+from meshwright.capture import exporting
+from meshwright.errors import DifferentTraining, Unsupported
+from meshwright.job import Training
+from meshwright.run.gate import gate as gating
+from meshwright.run.gate.gate import Stated, gate, too_large
+from meshwright.run.gate.step import Owner, Part
+from meshwright.run.train import segments
+
+EQUAL = ("loss", "gradients", "buffers", "parameters after the optimizer")
+
+
+def refused(model: str, degrees: tuple[int, int, int] = (2, 1, 1), *, stated: Stated = Stated(), **how: Any) -> DifferentTraining:
+    with pytest.raises(DifferentTraining) as caught:
+        gated(model, degrees, stated=stated, **how)
+    return caught.value
+
+
+@pytest.mark.parametrize("degrees", [(1, 1, 1), (2, 1, 1), (1, 1, 2), (2, 1, 2), (1, 2, 1), (2, 2, 1)])
+def test_plain_models_are_their_owners(degrees: tuple[int, int, int]) -> None:
+    for model in ("dropping", "language", "attending") if degrees[1] == 1 else ("attending",):
+        report = gated(model, degrees, loss="mse" if model == "dropping" else "cross-entropy", optimizer="adamw")
+        assert report.compared == EQUAL and report.precision == "float64" and report.samples == 8, model
+        assert report.largest_error < 1e-7 and report.numbers > 900 and not report.stated
+        assert report.dropout == ("serial" if model == "dropping" else "none")
+
+
+@pytest.mark.parametrize("zero", [1, 2, 3])
+def test_sharding_levels_and_recomputation(zero: int) -> None:
+    assert gated("tied", (2, 1, 2), loss="cross-entropy", optimizer="adamw", zero=zero).precision == "float64"
+    assert gated("attending", (1, 1, 2), loss="cross-entropy", recompute=("selective", "full", "least")[zero - 1]).precision == "float64"
+
+
+def test_the_owners_step_is_a_plain_loop() -> None:
+    """The reference itself, against a loop written out."""
+    job = Training(model=MODELS + "mlp", global_batch=8, loss="mse", optimizer="adamw", learning_rate=0.1, seed=5)
+    x, y = torch.randn(8, 8), torch.randn(8, 8)
+    found = Owner(job, wide=False).step([Part((x, y))])
+    torch.manual_seed(5)
+    model = MLP()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.1)
+    loss = F.mse_loss(model(x), y)
+    loss.backward()
+    optimizer.step()
+    assert found.loss == float(loss.detach())
+    for name, p in model.named_parameters():
+        assert torch.equal(found.gradients[name], p.grad) and torch.equal(found.parameters[name], p)
+
+
+# ---- the owner's gradients --------------------------------------------------------------------------------------------
+@pytest.mark.parametrize("model", ["reversing", "tensor_hook", "module_hook"])
+def test_the_owners_gradients_are_kept(model: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    report = gated(model, (2, 1, 1))
+    assert report.compared == EQUAL and report.precision == "float32"
+    monkeypatch.setattr(exporting, "module_hooks", lambda module: [])
+    monkeypatch.setattr(exporting, "watching", lambda model, found: contextlib.nullcontext())
+    graph_of.cache_clear()
+    try:
+        error = refused(model)  # as torch.export has it
+    finally:
+        graph_of.cache_clear()
+    assert error.data["cause"] == "operator" and error.data["kind"] == "gradient" and error.data["error"] > 1e-3
+    assert error.data["operators"] and error.data["module"].startswith("blocks.")
+
+
+def test_hooks_on_parameters_are_refused_with_their_line() -> None:
+    with pytest.raises(Unsupported, match=r"'blocks.0.0.weight' has a hook on its gradient \(tests/run/gate_models.py:\d+\)") as caught:
+        gated("parameter_hook")
+    assert caught.value.data["cause"] == "user-gradients"
+
+
+# ---- losses -----------------------------------------------------------------------------------------------------------
+COUNTED = ["ignoring", "ignoring_most", "class_weights", "summed", "negative_log", "masked", "masked_means", "two_terms", "shifted"]
+
+
+@pytest.mark.parametrize("loss", COUNTED)
+def test_losses_are_normalised_as_one_process_would(loss: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    for degrees in ((2, 1, 1), (1, 1, 2), (1, 2, 1)):
+        assert gated("attending", degrees, loss=loss).compared == EQUAL, degrees
+    for module in (gating, segments):
+        monkeypatch.setattr(module, "loss_terms", lambda graph: {})
+    assert refused("attending", loss=loss).data["kind"] == "loss"
+
+
+@pytest.mark.parametrize("loss", ["sum_of_squares", "mean_by_hand", "huber"])
+def test_losses_over_elements(loss: str) -> None:
+    assert gated("mlp", (2, 1, 2), loss=loss).compared == EQUAL
+
+
+def test_a_planned_step_weighs_the_loss_of_a_micro_batch() -> None:
+    assert gated("attending", (2, 1, 1), loss="ignoring", recompute="steps").precision == "float32"
+    with pytest.raises(Unsupported, match="no target of a micro-batch counts"):
+        gated("attending", (2, 1, 1), loss="ignoring_most", recompute="steps")
+    with pytest.raises(Unsupported, match="a part of the loss is not a mean over samples"):
+        gated("attending", (2, 1, 1), loss="two_terms", recompute="steps")
+
+
+def test_a_batch_without_a_target_that_counts_is_refused() -> None:
+    with pytest.raises(Unsupported, match="the loss is a mean over nothing"):
+        gated("attending", (2, 1, 1), loss="ignoring_all")
+
+
+# ---- the batch as a whole ---------------------------------------------------------------------------------------------
+@pytest.mark.parametrize(
+    ("model", "loss", "said"),
+    [
+        ("batch_norm", "mse", "batch_norm of module 'norm'"), ("mlp", "contrast", "depends on what else is in its micro-batch"),
+        ("mlp", "balance", "depends on what else"), ("mlp", "by_the_root", "depends on what else"),
+    ],
+)  # fmt: skip
+def test_what_looks_at_the_batch_is_a_stated_choice(model: str, loss: str, said: str) -> None:
+    error = refused(model, loss=loss)
+    assert error.data["cause"] == "batch-statistics" and said in error.message and "--batch-statistics local" in error.hint
+    report = gated(model, (2, 1, 1), loss=loss, stated=Stated(batch_statistics="local"))
+    assert report.stated == ("batch statistics local",) and report.against == "micro-batch by micro-batch" and report.compared == EQUAL
+    whole = gated(model, (1, 1, 1), loss=loss, microbatch=8, stated=Stated(batch_statistics="global"))
+    assert whole.against == "the whole batch at once" and not whole.stated
+
+
+def test_global_statistics_of_several_micro_batches_are_refused() -> None:
+    with pytest.raises(Unsupported, match="statistics of the whole batch need one micro-batch, the plan has 4"):
+        gated("batch_norm", (2, 1, 1), stated=Stated(batch_statistics="global"))
+
+
+@pytest.mark.parametrize(("model", "whole"), [("noisy", False), ("noisy_hook", True)])
+def test_random_numbers_are_a_stated_choice(model: str, whole: bool) -> None:
+    """In an opaque model the plan's own numbers can be drawn again, and the step is compared with them."""
+    error = refused(model)
+    assert error.data["cause"] == "random-streams" and "--dropout local" in error.hint
+    report = gated(model, (2, 1, 1), stated=Stated(dropout="local"))
+    assert report.stated == ("dropout local",) and report.dropout == "local"
+    assert (report.compared == EQUAL) == whole and bool(report.why_not) != whole
+
+
+# ---- optimizers -------------------------------------------------------------------------------------------------------
+@pytest.mark.parametrize(
+    ("optimizer", "whole", "split"),
+    [
+        ("elementwise", [(2, 1, 1), (1, 1, 2), (1, 2, 1)], []), ("clipping", [(2, 1, 1)], [(1, 1, 2), (1, 2, 1)]),
+        ("lars", [(2, 1, 1), (1, 1, 2)], [(1, 2, 1)]), ("rows", [(1, 1, 2)], [(1, 2, 1)]), ("orthogonal", [(1, 1, 2)], [(1, 2, 1)]),
+    ],
+)  # fmt: skip
+def test_optimizers_are_given_what_they_look_at_or_refused(
+    optimizer: str, whole: list[tuple[int, int, int]], split: list[tuple[int, int, int]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for degrees in whole:
+        assert gated("attending", degrees, loss="cross-entropy", optimizer=optimizer).compared == EQUAL, degrees
+    for degrees in split:
+        with pytest.raises(Unsupported, match="looks beyond") as caught:
+            gated("attending", degrees, loss="cross-entropy", optimizer=optimizer)
+        assert caught.value.data["degree"] in ("--tp 1", "--pp 1")
+    monkeypatch.setattr(gating, "refuse_optimizer", lambda *_: None)
+    for degrees in split:
+        assert refused("attending", degrees, loss="cross-entropy", optimizer=optimizer).data["cause"] == "optimizer"
+
+
+# ---- limits, precision ------------------------------------------------------------------------------------------------
+def test_large_plans_are_not_compared_unless_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+    plan = plan_of("mlp", (2, 1, 1))
+    assert plan.layout is not None and not too_large(plan, plan.layout)
+    monkeypatch.setattr(gating, "MAX_GATE_FLOPS", 1)
+    report = gate(plan, data="synthetic")
+    assert "GFLOP" in report.why_not and not report.compared and report.why_not in report.text()
+    assert gate(plan, data="synthetic", limited=False).compared == EQUAL
+    monkeypatch.setattr(gating, "MAX_GATE_FLOPS", 1e12)
+    monkeypatch.setattr(gating, "MAX_GATE_BYTES", 1)
+    assert "of gradients" in gate(plan, data="synthetic").why_not
+
+
+def test_a_module_that_is_float32_inside_is_compared_so() -> None:
+    report = gated("narrow_inside", (2, 1, 1))
+    assert report.precision == "float32" and report.compared == EQUAL
+    assert any("double precision" in n for n in report.notes)
+
+
+@pytest.mark.parametrize("kind", ["loss", "gradients", "buffers", "parameters"])
+def test_every_kind_of_number_is_compared(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A number that is off by a millionth is found, wherever it is."""
+    real = gating.planned_step
+
+    def wrong(*args: Any, **kwargs: Any) -> Any:
+        found = real(*args, **kwargs)
+        if kind == "loss":
+            found[0].loss *= 1 + 1e-6
+        elif kind == "buffers":
+            found[1].buffers["norm.running_mean"][3] += 1e-6
+        else:
+            getattr(found[1], kind)[0].values[0] += 1e-5 * getattr(found[1], kind)[0].values.abs().max()
+        return found
+
+    monkeypatch.setattr(gating, "planned_step", wrong)
+    error = refused("batch_norm", (2, 1, 1), microbatch=4, stated=Stated(batch_statistics="local"))
+    assert error.data["differences"] >= 1
+    monkeypatch.setattr(gating, "planned_step", real)
+    assert gated("batch_norm", (2, 1, 1), microbatch=4, stated=Stated(batch_statistics="local")).compared == EQUAL
+
+
+
+
+def test_a_loss_that_is_not_understood_is_looked_at_for_longer() -> None:
+    """Every target of the first batch counts; of later ones some do not, and an opaque model's micro-batches cannot be weighed."""
+    plan = plan_of("hooked_language", (2, 1, 1), loss="cross-entropy")
+    with pytest.raises(DifferentTraining) as caught:
+        gate(plan, data=MODELS + "padded_later")
+    assert caught.value.data["cause"] == "batch-statistics" and caught.value.data["kind"] == "loss"
+    assert gate(plan, data="synthetic").compared == EQUAL

@@ -1,0 +1,154 @@
+"""Generated jobs and layouts: what the gate says of each, and whether what it lets pass trains what a plain loop trains, for several steps.
+
+The loop is written out here and shares with the gate nothing but the model's function, the data and dropout's bits.
+"""
+
+from __future__ import annotations
+
+import random
+from contextlib import nullcontext
+from dataclasses import dataclass, field
+from typing import Any
+
+import msgspec
+import torch
+from gate_nets import LOSSES_OF_TOKENS, LOSSES_OF_VECTORS, OPTIMIZERS, of_tokens
+from gate_rig import plan_of
+
+from meshwright.capture.forward import trace_forward
+from meshwright.capture.losses import Objective
+from meshwright.capture.resolve import build_model
+from meshwright.errors import DifferentTraining, MeshwrightError
+from meshwright.job import Training
+from meshwright.plan.plan import Plan
+from meshwright.run.gate.gate import GateReport, gate
+from meshwright.run.gate.planned import planned_step
+from meshwright.run.gate.wide import wide_graph, wide_layout, wide_program
+from meshwright.run.launch.outcome import forward_graph
+from meshwright.run.steps.forward_graph import OPAQUE, ForwardGraph
+from meshwright.run.tensor.sharding import take_part
+from meshwright.run.train.data import Synthetic
+from meshwright.run.train.dropout import Draws, SerialDraws, random_places
+from meshwright.run.train.optimizers import make_optimizer
+
+NETS = "tests/run/gate_nets.py:"
+STEPS = 3
+LAYOUTS = ((1, 1, 1), (2, 1, 1), (4, 1, 1), (1, 2, 1), (1, 1, 2), (2, 1, 2), (2, 2, 1), (1, 2, 2), (1, 1, 3))
+
+
+@dataclass(frozen=True)
+class Combination:
+    net: str
+    loss: str
+    optimizer: str
+    degrees: tuple[int, int, int]
+    how: dict[str, Any] = field(default_factory=dict)
+
+    def __str__(self) -> str:
+        how = "".join(f", {k} {v}" for k, v in self.how.items())
+        return f"{self.net}, {self.loss}, {self.optimizer}, data {self.degrees[0]} x tensor {self.degrees[1]} x pipeline {self.degrees[2]}{how}"
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """`outcome`: "equal", "refused" (`why`: the error and its cause), or "different", which must not be. `error`: of an equal one's later steps."""
+
+    outcome: str
+    why: str = ""
+    error: float = 0.0
+
+
+def draw(number: int, *, nets: int = 400) -> Combination:
+    """Half of the optimizers and losses are plain ones, so that most combinations train."""
+    r = random.Random(10_000 + number)
+    net = r.randrange(nets)
+    losses = LOSSES_OF_TOKENS if of_tokens(net) else LOSSES_OF_VECTORS
+    loss = losses[0] if r.random() < 0.3 else r.choice(losses)
+    optimizer = r.choice(OPTIMIZERS[:3]) if r.random() < 0.6 else r.choice(OPTIMIZERS)
+    degrees = r.choice(LAYOUTS)
+    how: dict[str, Any] = {"microbatch": r.choice([1, 2, 4]) if degrees[0] < 4 else r.choice([1, 2])}
+    if degrees[0] > 1 and r.random() < 0.5:
+        how["zero"] = r.randint(1, 3)
+    if r.random() < 0.3:
+        how["recompute"] = r.choice(["selective", "full", "least"])
+    return Combination(f"net_{net}", loss, optimizer, degrees, how)
+
+
+def judge(c: Combination) -> Verdict:
+    """Plans, asks the gate, and trains on where it says equal."""
+    try:
+        plan = plan_of(c.net, c.degrees, models=NETS, loss=c.loss, optimizer=c.optimizer, rate=0.05, **c.how)
+        report = gate(plan, data="synthetic")
+    except DifferentTraining as error:
+        return Verdict("refused", f"{type(error).__name__}: {error.data['cause']}")
+    except MeshwrightError as error:
+        return Verdict("refused", f"{type(error).__name__}: {error.data.get('cause') or error.message.partition(';')[0][:90]}")
+    if report.why_not:
+        return Verdict("refused", report.why_not)
+    apart = apart_from_a_plain_loop(plan, report)
+    allowed = 1e-6 if report.precision == "float64" else 5e-3
+    return Verdict("equal" if apart <= allowed else "different", report.precision, apart)
+
+
+def apart_from_a_plain_loop(plan: Plan, report: GateReport) -> float:
+    """The largest error of losses and parameters after `STEPS` steps, relative to the largest entry."""
+    job, layout = msgspec.convert(plan.job["training"], Training), plan.layout
+    assert layout is not None
+    graph, program, dtype = forward_graph(plan, layout), plan.main, torch.float32
+    opaque, source = None, build_model(job.model, device="cpu", seed=job.seed)
+    places = list(random_places(graph).values())
+    if report.precision == "float64":
+        graph, program, layout, dtype = wide_graph(graph), wide_program(program, layout), wide_layout(layout), torch.float64
+        source.module.double()
+    else:
+        opaque = opaque_call(job, graph, layout.microbatch_size)
+    dataset = Synthetic(source.examples, job.seed)
+
+    def rows(first: int, count: int) -> list[torch.Tensor]:
+        columns = zip(*(dataset.sample(first + i) for i in range(count)), strict=True)
+        return [x.to(dtype) if x.is_floating_point() else x for x in map(torch.stack, map(list, columns))]
+
+    class Data:
+        def microbatch(self, step: int, replica: int, microbatch: int) -> list[torch.Tensor]:
+            return rows(step * layout.global_batch + layout.first_sample(replica, microbatch), layout.microbatch_size)
+
+    parameters = {n: p.detach().clone().requires_grad_(p.requires_grad) for n, p in source.module.named_parameters()}
+    planned = planned_step(
+        program, layout, graph, job, parameters=parameters, buffers=dict(source.module.named_buffers()), data=Data(), seed=plan.seed, dtype=dtype,
+        opaque=opaque, steps=STEPS,
+    )  # fmt: skip
+    losses = plain_loop(job, source.module, rows, plan.seed, places)
+    last = [x.loss for r, x in enumerate(planned) if x.loss is not None and layout.coordinates(r)[2] == 0]
+    worst = abs(sum(last) / len(last) - losses[-1]) / abs(losses[-1])
+    shards = {s.param: s for s in layout.shards}
+    own = {n: p.detach() for n, p in source.module.named_parameters()}
+    for rank, step in enumerate(planned):
+        for held in step.parameters:
+            shard, whole = shards.get(held.name), own[held.name]
+            part = take_part(whole, shard.axis, shard, layout.coordinates(rank)[2], layout.tensor) if shard else whole
+            mine = part.reshape(-1)[held.first : held.first + held.values.numel()]
+            worst = max(worst, float((mine - held.values).abs().max()) / float(whole.abs().max()) if mine.numel() else 0.0)
+    return worst
+
+
+def opaque_call(job: Training, graph: ForwardGraph, rows: int) -> Any:
+    """What runs an opaque model; modules that are kept whole become known by tracing."""
+    opaque = any(n.target == OPAQUE for n in graph.nodes)
+    traced = trace_forward(job.model, loss=job.loss, batch_size=rows, seed=job.seed, device="cpu", opaque=opaque)
+    return next(n.target for n in traced.graph_module.graph.nodes if n.op == "call_function") if opaque else None
+
+
+def plain_loop(job: Training, module: torch.nn.Module, rows: Any, seed: int, places: Any) -> list[float]:
+    """Whole batches, one after the other."""
+    objective = Objective(module, job.loss)
+    optimizer = make_optimizer(job.optimizer, list(module.named_parameters()), job.learning_rate)
+    losses = []
+    for step in range(STEPS):
+        optimizer.zero_grad()
+        draws = Draws(seed=seed, step=step, first=step * job.global_batch, samples=job.global_batch)
+        with SerialDraws(draws, places) if places else nullcontext():
+            loss = objective(*rows(step * job.global_batch, job.global_batch))
+        loss.backward()
+        optimizer.step()
+        losses.append(float(loss.detach()))
+    return losses

@@ -1,0 +1,344 @@
+"""Models for the tests of the gate: each with one cause for which a plan could train something else, and plain ones; in float32."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+BATCH, WIDTH, LENGTH, CLASSES = 8, 8, 6, 12
+
+Model = tuple[nn.Module, tuple[torch.Tensor, ...]]
+
+
+def vectors() -> tuple[torch.Tensor, torch.Tensor]:
+    return torch.randn(BATCH, WIDTH), torch.randn(BATCH, WIDTH)
+
+
+def tokens() -> tuple[torch.Tensor, torch.Tensor]:
+    return torch.randint(CLASSES, (BATCH, LENGTH)), torch.randint(CLASSES, (BATCH, LENGTH))
+
+
+class MLP(nn.Module):
+    def __init__(self, hidden: int = 16, depth: int = 2, dropout: float = 0.0) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList(
+            nn.Sequential(nn.Linear(WIDTH, hidden), nn.GELU(), nn.Linear(hidden, WIDTH), nn.Dropout(dropout)) for _ in range(depth)
+        )
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for block in self.blocks:
+            x = x + block(x)
+        return x
+
+
+class Language(nn.Module):
+    """Logits for every token."""
+
+    def __init__(self, tied: bool = False, norm: bool = True) -> None:
+        super().__init__()
+        self.embed = nn.Embedding(CLASSES, WIDTH)
+        self.norm = nn.LayerNorm(WIDTH) if norm else nn.Identity()
+        self.body = MLP()
+        self.head = nn.Linear(WIDTH, CLASSES, bias=not tied)
+        if tied:
+            self.head.weight = self.embed.weight
+
+    def forward(self, ids: torch.Tensor) -> torch.Tensor:
+        return self.head(self.norm(self.body(self.embed(ids))))
+
+
+class Attending(nn.Module):
+    def __init__(self, heads: int = 2) -> None:
+        super().__init__()
+        self.embed = nn.Embedding(CLASSES, WIDTH)
+        self.heads = heads
+        self.q, self.k, self.v, self.out = (nn.Linear(WIDTH, WIDTH) for _ in range(4))
+        self.head = nn.Linear(WIDTH, CLASSES)
+
+    def forward(self, ids: torch.Tensor) -> torch.Tensor:
+        x = self.embed(ids)
+        q, k, v = (f(x).unflatten(-1, (self.heads, -1)).transpose(1, 2) for f in (self.q, self.k, self.v))
+        y = F.scaled_dot_product_attention(q, k, v, is_causal=True)
+        return self.head(x + self.out(y.transpose(1, 2).flatten(2)))
+
+
+# ---- plain models ---------------------------------------------------------------------------------------------------
+def mlp() -> Model:
+    return MLP(), vectors()
+
+
+def deep() -> Model:
+    return MLP(depth=4), vectors()
+
+
+def dropping() -> Model:
+    return MLP(dropout=0.25), vectors()
+
+
+def language() -> Model:
+    return Language(), tokens()
+
+
+def tied() -> Model:
+    return Language(tied=True), tokens()
+
+
+def attending() -> Model:
+    return Attending(), tokens()
+
+
+# ---- the owner's own gradients ----------------------------------------------------------------------------------------
+class _Reversed(torch.autograd.Function):
+    """Identity whose gradient is turned round and halved."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> torch.Tensor:
+        return -0.5 * gradient
+
+
+class Reversing(MLP):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.blocks[1](_Reversed.apply(self.blocks[0](x)))
+
+
+class TensorHook(MLP):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = self.blocks[0](x)
+        if y.requires_grad:
+            y.register_hook(lambda g: 3 * g)
+        return self.blocks[1](y)
+
+
+def reversing() -> Model:
+    return Reversing(), vectors()
+
+
+def tensor_hook() -> Model:
+    return TensorHook(), vectors()
+
+
+def module_hook() -> Model:
+    model = MLP()
+    model.blocks[1].register_full_backward_hook(lambda m, given, out: tuple(None if g is None else 2 * g for g in given))
+    return model, vectors()
+
+
+def parameter_hook() -> Model:
+    model = MLP()
+    model.blocks[0][0].weight.register_hook(lambda g: g.clamp(-1e-3, 1e-3))
+    return model, vectors()
+
+
+def hooked_language() -> Model:
+    model = Language()
+    model.register_full_backward_pre_hook(lambda m, gradients: None)
+    return model, tokens()
+
+
+class PaddedLater:
+    """Samples of which those after the first eight have padding of unlike length."""
+
+    def __getitem__(self, index: int) -> tuple[torch.Tensor, torch.Tensor]:
+        generator = torch.Generator().manual_seed(index)
+        ids, targets = torch.randint(CLASSES, (2, LENGTH), generator=generator)
+        if index >= BATCH:
+            targets[index % LENGTH :] = -100
+        return ids, targets
+
+
+def padded_later() -> PaddedLater:
+    return PaddedLater()
+
+
+# ---- what looks at the whole batch ------------------------------------------------------------------------------------
+class Normed(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.norm, self.last = nn.Linear(WIDTH, 16), nn.BatchNorm1d(16), nn.Linear(16, WIDTH)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.last(torch.relu(self.norm(self.first(x))))
+
+
+class Noisy(MLP):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return super().forward(x + 0.1 * torch.randn_like(x))
+
+
+class NarrowInside(MLP):
+    """Computes in float32 whatever it is given."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return super().forward(x.to(torch.float32))
+
+
+def batch_norm() -> Model:
+    return Normed(), vectors()
+
+
+def noisy() -> Model:
+    return Noisy(), vectors()
+
+
+def noisy_hook() -> Model:
+    """Random numbers in a model that is not traced, for its hook."""
+    model = Noisy()
+    model.register_full_backward_pre_hook(lambda m, gradients: tuple(2 * g for g in gradients))
+    return model, vectors()
+
+
+def narrow_inside() -> Model:
+    return NarrowInside(), vectors()
+
+
+# ---- losses -----------------------------------------------------------------------------------------------------------
+def _rows(output: torch.Tensor, target: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    return output.reshape(-1, output.shape[-1]), target.reshape(-1)
+
+
+def ignoring(output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+    """Class 0 is padding."""
+    return F.cross_entropy(*_rows(output, target), ignore_index=0)
+
+
+def ignoring_most(output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+    """So many targets are ignored that some micro-batches have none left."""
+    return F.cross_entropy(*_rows(output, torch.where(target < CLASSES - 1, -100, target)))
+
+
+def ignoring_all(output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+    return F.cross_entropy(*_rows(output, torch.full_like(target, -100)))
+
+
+def class_weights(output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+    return F.cross_entropy(*_rows(output, target), weight=torch.arange(1, CLASSES + 1, dtype=output.dtype), label_smoothing=0.1)
+
+
+def summed(output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+    return F.cross_entropy(*_rows(output, target), reduction="sum")
+
+
+def negative_log(output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+    return F.nll_loss(output.log_softmax(-1).reshape(-1, CLASSES), target.reshape(-1), ignore_index=1)
+
+
+def masked(output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+    each = F.cross_entropy(output.transpose(1, 2), target, reduction="none")
+    mask = (target > 3).to(each.dtype)
+    return (each * mask).sum() / mask.sum().clamp(min=1)
+
+
+def masked_means(output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+    each = F.cross_entropy(output.transpose(1, 2), target, reduction="none")
+    mask = (target > 3).to(each.dtype)
+    return (each * mask).mean() / mask.mean()
+
+
+def two_terms(output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+    """One term counts its targets, the other is a mean."""
+    return F.cross_entropy(*_rows(output, target), ignore_index=0) + 0.01 * output.square().mean()
+
+
+def shifted(output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+    """As causal language models take it: the next token, the first left out."""
+    return F.cross_entropy(output[:, :-1].reshape(-1, CLASSES), target[:, 1:].reshape(-1), ignore_index=2)
+
+
+def sum_of_squares(output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+    return F.mse_loss(output, target, reduction="sum")
+
+
+def mean_by_hand(output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+    return (output - target).square().sum() / output.numel()
+
+
+def huber(output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+    return F.huber_loss(output, target)
+
+
+def contrast(output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+    """Every sample against all others of its batch."""
+    return F.cross_entropy(output @ target.T, torch.arange(len(output), device=output.device))
+
+
+def balance(output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+    """A penalty on the mean over the batch, as balance losses of experts have."""
+    return F.mse_loss(output, target) + output.softmax(-1).mean(0).square().sum()
+
+
+def by_the_root(output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+    return F.mse_loss(output, target).sqrt()
+
+
+# ---- optimizers -------------------------------------------------------------------------------------------------------
+Named = Iterable[tuple[str, nn.Parameter]]
+
+
+class _Simple(torch.optim.Optimizer):
+    """An update from all gradients: `rule(gradients, parameters)` gives one step per parameter."""
+
+    def __init__(self, named: Named, lr: float, rule: Callable[..., list[torch.Tensor]]) -> None:
+        super().__init__([p for _, p in named], {"lr": lr})
+        self.rule = rule
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:
+        for group in self.param_groups:
+            trained = [p for p in group["params"] if p.grad is not None]
+            for p, step in zip(trained, self.rule([p.grad for p in trained], trained), strict=True):
+                p.sub_(group["lr"] * step)
+
+
+def momentum(named: Named, lr: float) -> torch.optim.Optimizer:
+    return torch.optim.SGD([p for _, p in named] or [nn.Parameter(torch.zeros(0))], lr=lr, momentum=0.9, weight_decay=0.1)
+
+
+def elementwise(named: Named, lr: float) -> torch.optim.Optimizer:
+    return _Simple(named, lr, lambda gs, ps: [g.sign() + 0.1 * p for g, p in zip(gs, ps, strict=True)])
+
+
+def clipping(named: Named, lr: float) -> torch.optim.Optimizer:
+    """Clips the norm of all gradients inside."""
+
+    def rule(gs: list[torch.Tensor], ps: list[torch.Tensor]) -> list[torch.Tensor]:
+        norm = sum(g.square().sum() for g in gs) ** 0.5
+        return [g / norm for g in gs]
+
+    return _Simple(named, lr, rule)
+
+
+def lars(named: Named, lr: float) -> torch.optim.Optimizer:
+    """A trust ratio per parameter."""
+    return _Simple(named, lr, lambda gs, ps: [g * (p.norm() + 1e-3) / (g.norm() + 1e-9) for g, p in zip(gs, ps, strict=True)])
+
+
+def rows(named: Named, lr: float) -> torch.optim.Optimizer:
+    """A second moment per row and column of matrices, as Adafactor keeps it."""
+
+    def factored(g: torch.Tensor) -> torch.Tensor:
+        if g.dim() != 2:
+            return g.sign()
+        square = g.square() + 1e-12
+        return g / (square.mean(1, keepdim=True) * square.mean(0, keepdim=True) / square.mean()).sqrt()
+
+    return _Simple(named, lr, lambda gs, ps: [factored(g) for g in gs])
+
+
+def orthogonal(named: Named, lr: float) -> torch.optim.Optimizer:
+    """Matrices are made orthogonal, as Muon does."""
+
+    def turned(g: torch.Tensor) -> torch.Tensor:
+        if g.dim() != 2:
+            return g.sign()
+        u, _, v = torch.linalg.svd(g, full_matrices=False)
+        return u @ v
+
+    return _Simple(named, lr, lambda gs, ps: [turned(g) for g in gs])
