@@ -93,7 +93,7 @@ def build_rank_module(
 
     `parameters`, `buffers`: whole tensors by name, equal on all ranks. `gradient_bytes`: sizes of the plan's gradient buffers (padding included).
     `opaque` is what the one node of an untraced model calls. `clock`: is told when which module runs. `precision`: see `capture.precision`. `adopt`:
-    what the rank holds whole is the given parameters and buffers themselves, which are on `device`, and no copies. `counted`: losses as in one process.
+    what the rank holds whole is the given parameters and buffers themselves, which are on `device`, no copies. `counted`: losses as in one process.
     Raises: Unsupported when a segment cannot be split as the layout says (names the node), or a trained parameter is of no type in TRAINED;
     PlanMismatch for one that the plan does not train.
     """
