@@ -137,10 +137,13 @@ def parameter_hook() -> Model:
     return model, vectors()
 
 
-def hooked_language() -> Model:
-    model = Language()
-    model.register_full_backward_pre_hook(lambda m, gradients: None)
-    return model, tokens()
+class OwnLanguage(Language):
+    def forward(self, ids: torch.Tensor) -> torch.Tensor:
+        return _Reversed.apply(super().forward(ids))
+
+
+def own_language() -> Model:
+    return OwnLanguage(), tokens()
 
 
 class PaddedLater:
@@ -173,6 +176,11 @@ class Noisy(MLP):
         return super().forward(x + 0.1 * torch.randn_like(x))
 
 
+class NoisyOwn(Noisy):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return _Reversed.apply(super().forward(x))
+
+
 class NarrowInside(MLP):
     """Computes in float32 whatever it is given."""
 
@@ -188,11 +196,9 @@ def noisy() -> Model:
     return Noisy(), vectors()
 
 
-def noisy_hook() -> Model:
-    """Random numbers in a model that is not traced, for its hook."""
-    model = Noisy()
-    model.register_full_backward_pre_hook(lambda m, gradients: tuple(2 * g for g in gradients))
-    return model, vectors()
+def noisy_own() -> Model:
+    """Random numbers in a model that is not traced, for the gradient of its own."""
+    return NoisyOwn(), vectors()
 
 
 def narrow_inside() -> Model:

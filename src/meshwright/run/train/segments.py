@@ -58,7 +58,7 @@ class RankModule:
     sums: dict[str, torch.Tensor] = field(default_factory=dict)  # encoded gradients that replicas add up, by the plan's buffer name
     norms: dict[str, torch.Tensor] = field(default_factory=dict)  # what the ranks' sums of squares are gathered in, likewise
     counts: LossCounts | None = None  # what sums in the loss are divided by, where it is not a mean over samples; set before a step
-    weighted: bool = False  # it is the micro-batches' losses that count for so much, and not sums inside them
+    weighted: bool = False  # micro-batches' losses count for so much, not sums inside them
 
     @property
     def flats(self) -> dict[str, torch.Tensor]:
@@ -93,8 +93,7 @@ def build_rank_module(
 
     `parameters`, `buffers`: whole tensors by name, equal on all ranks. `gradient_bytes`: sizes of the plan's gradient buffers (padding included).
     `opaque` is what the one node of an untraced model calls. `clock`: is told when which module runs. `precision`: see `capture.precision`. `adopt`:
-    what the rank holds whole is the given parameters and buffers themselves, which are on `device`, and not copies of them.
-    `counted`: losses are normalised as one process would (`loss_terms`).
+    what the rank holds whole is the given parameters and buffers themselves, which are on `device`, no copies. `counted`: losses as in one process.
     Raises: Unsupported when a segment cannot be split as the layout says (names the node), or a trained parameter is of no type in TRAINED;
     PlanMismatch for one that the plan does not train.
     """
@@ -252,9 +251,7 @@ class _Builder:
             if rest not in self.held:
                 raise Unsupported(f"parameter {rest!r} is used by a segment of a stage that does not hold it", hint="the layout is inconsistent")
             return self.held[rest].tensor
-        if kind == "count":
-            return self.divisors[rest]
-        return self.buffers[rest] if kind == "buffer" else self.constants[rest]
+        return {"buffer": self.buffers, "count": self.divisors}.get(kind, self.constants)[rest]
 
     def compile(
         self, segment: Segment, nodes: Sequence[ForwardNode], fixed: Sequence[str], states: Mapping[str, Any], member: Member, replays: Replays
