@@ -29,4 +29,4 @@ def half():
 
 def shared():
     """One key-value head, which all tensor-parallel ranks hold."""
-    return _made(32, width=16, heads=4, groups=1, hidden=24, style="native", layers=2)
+    return _made(32, width=16, heads=4, groups=1, hidden=24, style="expand", layers=2)
