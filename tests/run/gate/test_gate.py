@@ -67,7 +67,7 @@ def test_the_owners_gradients_are_kept(model: str, monkeypatch: pytest.MonkeyPat
     assert report.compared == EQUAL and report.precision == "float32"
     monkeypatch.setattr(exporting, "module_hooks", lambda module: [])
     monkeypatch.setattr(exporting, "watching", lambda model, found: contextlib.nullcontext())
-    if model == "module_hook":  # torch's own export records what the hooks of a module do, where it records them at all
+    if model == "module_hook":  # noticed in another place too (`exporting`)
         return
     graph_of.cache_clear()
     try:
