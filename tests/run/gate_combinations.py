@@ -124,13 +124,17 @@ def apart_from_a_plain_loop(plan: Plan, report: GateReport) -> float:
     own = {n: p.detach() for n, p in source.module.named_parameters()}
     largest = max(float(p.grad.abs().max()) for p in source.module.parameters() if p.grad is not None)
     # A gradient that is zero but for rounding (a key's bias) has a sign by chance, and some optimizers follow the sign.
-    moved = {n for n, p in source.module.named_parameters() if p.grad is None or float(p.grad.abs().max()) > 1e-12 * largest}
+    for n, p in source.module.named_parameters():
+        if p.grad is not None:
+            own[n] = torch.where(p.grad.abs() > 1e-12 * largest, own[n], torch.nan)
     for rank, step in enumerate(planned if dtype == torch.float64 else ()):  # in float32 Adam makes full steps of gradients that are rounding alone
-        for held in (h for h in step.parameters if h.name in moved):
+        for held in step.parameters:
             shard, whole = shards.get(held.name), own[held.name]
             part = take_part(whole, shard.axis, shard, layout.coordinates(rank)[2], layout.tensor) if shard else whole
             mine = part.reshape(-1)[held.first : held.first + held.values.numel()]
-            worst = max(worst, float((mine - held.values).abs().max()) / float(whole.abs().max()) if mine.numel() else 0.0)
+            known = mine[~mine.isnan()]
+            if known.numel():
+                worst = max(worst, float((known - held.values[~mine.isnan()]).abs().max()) / float(known.abs().max()))
     return worst
 
 
