@@ -23,7 +23,6 @@ from .losses import Objective
 from .regions import Watched, kept_whole, watching
 from .resolve import ModelSource, shown
 from .torch_private import export_as_called
-from .user_gradients import module_hooks
 
 __all__ = ["exported_program", "module_path"]
 
@@ -65,9 +64,6 @@ def _once(objective: Objective, source: ModelSource, mode: Any, whole: Sequence[
     except Exception as error:
         with quiet(), kept_whole(objective.model, whole, source.name):
             return diagnose(objective, source, mode, error)
-    inside = tuple(f"{p}." for p in whole)
-    hooks = module_hooks(objective.model)
-    lost += [Watched("a module's backward hook", p, where) for p, where in hooks if p not in whole and not f"{p}.".startswith(inside)]
     if lost:
         first = lost[0]
         return Refusal(operator="", where=shown(first.where), module=_plain(first.module), message=f"export would lose {first.what}")

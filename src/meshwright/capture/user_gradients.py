@@ -1,7 +1,7 @@
 """Gradients that the owner's code makes itself: what torch.export records is forward alone, and autograd of that would train something else.
 
-`functions_watched` tells of `autograd.Function`s of the owner's while a module is traced; `module_hooks` looks at what was registered before. A
-module with any of these is kept whole (`exporting`), and they run in it; hooks on parameters are refused, since a rank has parameters of its own.
+`functions_watched` tells of `autograd.Function`s of the owner's while a module is traced. A module with one, or with hooks, is kept whole
+(`exporting`), and they run in it; hooks on parameters are refused, since a rank has parameters of its own.
 """
 
 from __future__ import annotations
@@ -19,10 +19,9 @@ from meshwright.errors import Unsupported
 
 from .resolve import shown
 
-__all__ = ["functions_watched", "module_hooks", "refuse_parameter_hooks"]
+__all__ = ["functions_watched", "refuse_parameter_hooks"]
 
 OF_TORCH = ("torch.", "meshwright.")  # whose functions compute the gradient of what they compute
-BACKWARD_HOOKS = ("_backward_hooks", "_backward_pre_hooks")
 
 
 def _place(code: Any) -> str:
@@ -36,14 +35,6 @@ def _place(code: Any) -> str:
         if found is not None:
             return f"{shown(found.co_filename)}:{found.co_firstlineno}"
     return type(code).__module__
-
-
-def module_hooks(module: nn.Module, prefix: str = "") -> list[tuple[str, str]]:
-    """(path, place of the code) of backward hooks of a module and of the modules in it."""
-    found = []
-    for name, m in module.named_modules(prefix=prefix):
-        found += [(name, _place(h)) for kind in BACKWARD_HOOKS for h in getattr(m, kind, {}).values()]
-    return found
 
 
 def refuse_parameter_hooks(module: nn.Module, model: str) -> None:

@@ -65,7 +65,6 @@ def test_the_owners_step_is_a_plain_loop() -> None:
 def test_the_owners_gradients_are_kept(model: str, monkeypatch: pytest.MonkeyPatch) -> None:
     report = gated(model, (2, 1, 1))
     assert report.compared == EQUAL and report.precision == "float32"
-    monkeypatch.setattr(exporting, "module_hooks", lambda module: [])
     monkeypatch.setattr(exporting, "watching", lambda model, found: contextlib.nullcontext())
     if model == "module_hook":  # noticed in another place too (`exporting`)
         return
