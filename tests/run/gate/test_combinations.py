@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 from gate_combinations import draw, judge
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -27,3 +28,10 @@ def test_the_loop_would_notice(monkeypatch) -> None:
     monkeypatch.setattr(gate_combinations, "gate", lambda plan, data: GateReport(precision="float64"))
     assert judge(Combination("net_1", "mse", "sgd", (2, 1, 1))).outcome == "equal"
     assert judge(Combination("net_1", "contrast", "sgd", (2, 1, 1))).outcome == "different"
+
+
+@pytest.mark.parametrize("number", [139, 474])
+def test_a_scale_of_a_region_that_would_close_a_cycle_is_counted_once(number):
+    """The region is kept whole, and with it the parameters whose gradients it would have made partial sums: they came out doubled."""
+    combination = draw(number)
+    assert judge(combination).outcome == "equal", str(combination)

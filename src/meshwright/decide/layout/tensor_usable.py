@@ -66,7 +66,7 @@ def _drop_dissolved(usable: Usable, units: Sequence[Unit]) -> bool:
     """Forget bundles of which a region could not be made contiguous (`cut.order_units` dissolves those). True if there were any."""
     live = {u.region for u in units if u.region is not None}
     lost = {r.bundle for r in usable.shares if r not in live}
-    gone = {s.param for r in usable.shares if r.bundle in lost for s in r.shards}
+    gone = {p for r in usable.shares if r.bundle in lost for p in (*(s.param for s in r.shards), *r.whole)}
     usable.shares = {r: x for r, x in usable.shares.items() if r.bundle not in lost}
     usable.shards = [s for s in usable.shards if s.param not in gone]
     usable.partial = [p for p in usable.partial if p.param not in gone]
