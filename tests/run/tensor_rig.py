@@ -254,11 +254,12 @@ def predicted_sends(case: Case, rank: int) -> dict[str, int]:
 
 
 def serial_step(case: Case, name: str) -> tuple[float, dict[str, torch.Tensor]]:
-    """(loss, gradients) of the unmodified module, micro-batch by micro-batch as a mean of means, in one process."""
+    """(loss, gradients) of the unmodified module in one process: micro-batch by micro-batch as a mean of means; losses of the module's own, which may
+    count targets, of the whole batch at once."""
     module, batch = whole_case(name, case.layout.global_batch, case.loss, case.model.rpartition(":")[0] + ":")
     objective = Objective(module, case.loss)
     places = list(random_places(ForwardGraph.from_json(case.graph)).values())
-    rows, total = case.layout.microbatch_size, 0.0
+    rows, total = case.layout.global_batch if case.loss == "output" else case.layout.microbatch_size, 0.0
     count = case.layout.global_batch // rows
     for i in range(count):
         draws = Draws(seed=SEED, step=case.step, first=case.step * case.layout.global_batch + i * rows, samples=rows)

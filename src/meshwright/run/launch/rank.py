@@ -40,6 +40,7 @@ from ..recording.recording import RankRecording, RestartBytes, StepRecord
 from ..recording.tracer import StepTracer
 from ..steps.forward_graph import ForwardGraph
 from ..steps.storage_peak import peak_of
+from ..train.count_exchange import count_exchange
 from ..train.data import Batches, open_data
 from ..train.metrics import Metrics
 from ..train.optimizer_trial import refuse_optimizer
@@ -118,7 +119,8 @@ def run_rank(plan: Plan, graph: ForwardGraph, orders: Sequence[I32], rank: int, 
         optimizer.resume(index.scalars, index.step)
     data = Batches(open_data(options.data, made.examples, job.seed, job.global_batch), layout, graph.inputs, device)
     pacing = Pacing(mode=options.pacing, share=options.share)  # type: ignore[arg-type]
-    work = TrainingWork(program, layout, rank, module, data, optimizer, seed=plan.seed)
+    exchange = count_exchange(graph, layout, rank) if layout.ranks > 1 else None
+    work = TrainingWork(program, layout, rank, module, data, optimizer, seed=plan.seed, exchange=exchange)
     if index is not None:
         work.compressed.load(Path(options.resume_from), index.residuals, drop_residual=options.drop_residual)
     memory = RankMemory(program, rank, device, local_values(layout, rank), module.flats, layout=layout)

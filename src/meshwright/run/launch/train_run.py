@@ -1,7 +1,7 @@
 """`train_run`: execute a training plan for real on this machine, or as one rank under torchrun, and leave a run folder behind.
 
 The folder holds `run.json` (written last), `plan.json`, `rank-<r>.json` recordings, `checkpoint/` and `metrics.jsonl`. A run that fails leaves the
-last two only.
+last two only, and nothing before its first checkpoint.
 """
 
 from __future__ import annotations
@@ -59,9 +59,13 @@ def train_run(plan: Plan, request: RunRequest, *, on_step: Callable[[int], None]
     try:
         _run_locally(plan, layout, request, pacing, partial, resume_from, first, before, on_step)
         return RunResult(folder=request.out, document=commit(partial, request.out))
+    except BaseException:
+        if made_folder and not (request.out / "checkpoint").exists():  # metrics of steps that nobody can go on from
+            shutil.rmtree(request.out, ignore_errors=True)
+        raise
     finally:
         shutil.rmtree(partial, ignore_errors=True)
-        if made_folder and not any(request.out.iterdir()):
+        if made_folder and request.out.exists() and not any(request.out.iterdir()):
             request.out.rmdir()
 
 

@@ -34,8 +34,7 @@ from ..launch.rank import fetch_setup, put_setup
 from ..machine.process import blob_get, blob_put
 from ..recording.recording import plan_identity
 from ..steps.forward_graph import OPAQUE, ForwardGraph
-from ..train.loss_counts import counted_values
-from ..train.loss_terms import loss_terms
+from ..train.count_exchange import count_exchange
 from ..train.segments import build_rank_module
 from ..train.work import TrainingWork, gradient_bytes
 from .batches import OwnBatches
@@ -81,12 +80,12 @@ def parallelize(
     own = OwnOptimizer(optimizer, model, module, layout, rank, Reached(module, _holders(layout, rank)) if watched else None)
     release_others(model, module, layout)
     batches = OwnBatches(layout, rank, live.batch.form, graph.inputs, device, frozenset(i for s in module.segments.values() for i in s.inputs))
-    work = TrainingWork(program, layout, rank, module, batches, own, seed=plan.seed)
+    exchange = count_exchange(graph, layout, rank) if world else None
+    work = TrainingWork(program, layout, rank, module, batches, own, seed=plan.seed, exchange=exchange)
     memory = RankMemory(program, rank, device, local_values(layout, rank), module.flats, layout=layout)
     executor = Executor(program, orders, rank, memory=memory, transport=_transport(rank, device, group), work=work)
     return ParallelStep(
         plan=plan, rank=rank, model=model, optimizer=own, module=module, executor=executor, work=work, batches=batches, group=group,
-        counted=counted_values(loss_terms(graph)),
     )  # fmt: skip
 
 

@@ -38,7 +38,6 @@ class ParallelStep:
     work: TrainingWork
     batches: OwnBatches
     group: Any
-    counted: tuple[str, ...] = ()  # what the loss of the whole batch is divided by (`loss_counts`)
     steps: int = 0
     _failed: str = ""
     _gradients: list[tuple[torch.Tensor, torch.Tensor]] = field(init=False)  # tensors whose `.grad` is a view of a buffer of the plan
@@ -62,7 +61,6 @@ class ParallelStep:
             if tensor.grad is not gradient:  # `zero_grad` sets them to None
                 tensor.grad = gradient
         try:
-            self.work.counted = self._counts()
             self.work.begin(self.steps)
             self.executor.run()
             found = self._mean_loss()
@@ -71,20 +69,6 @@ class ParallelStep:
         self.steps += 1
         self.batches.forget()
         return found
-
-    def _counts(self) -> dict[str, float] | None:
-        """What all replicas' parts of the batch count, each counted by the ranks that compute its loss; None where one replica has all of it."""
-        layout, counts = self.work.layout, self.module.counts
-        if layout.data == 1 or not self.counted or self.group is None:
-            return None
-        replica = layout.coordinates(self.rank)[1]
-        found = torch.zeros(layout.data, len(self.counted) + 1, dtype=torch.float64)
-        if counts is not None:
-            mine = counts.sums(self.batches.microbatch(self.steps, replica, m) for m in range(layout.microbatches_of(replica)))
-            found[replica] = torch.tensor([*(mine[v] for v in self.counted), 1.0])
-        dist.all_reduce(found, group=self.group)
-        of_replicas = found[:, :-1] / found[:, -1:]  # several ranks may have counted one replica
-        return dict(zip(self.counted, of_replicas.sum(0).tolist(), strict=True))
 
     def _mean_loss(self) -> torch.Tensor:
         own = self.work.loss()

@@ -132,7 +132,7 @@ class SegmentModule:
         refer: Callable[[torch.Tensor], Any],
     ) -> Sequence[torch.Tensor]:
         """The calls with the chosen ones noted for running again in backward."""
-        outside = {storage_key(x) for x in self.constants if isinstance(x, torch.nn.Parameter)}
+        outside = {storage_key(x) for x in self.constants if isinstance(x, torch.nn.Parameter) or not x.dim()}  # numbers: counts of the loss
         outside |= {storage_key(x) for i, x in enumerate(entries) if i in again}
         with ReplayedForward(self.replays.count, outside, refer, twice=self.twice) as noted:
             self.replays.current = noted

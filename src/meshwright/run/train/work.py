@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property, partial
+from functools import cache, cached_property, partial
 from typing import Any, Protocol
 
 import torch
@@ -15,6 +15,7 @@ from ...plan.plan import TrainingLayout
 from ...program.program import Program
 from ..executor.memory import RankMemory
 from .compressed import STEPS, CompressedGroups
+from .count_exchange import CountExchange
 from .loss_counts import LossCounts
 from .norm import GradientNorm
 from .segments import RankModule, SegmentModule, random_seed
@@ -46,7 +47,7 @@ class TrainingWork:
     seed: int = 0
     alone: bool = False  # messages are left out: the steps are only timed
     step: int = 0
-    counted: Mapping[str, float] | None = None  # counts of the whole batch, where a rank has a part of it only (`loss_counts`)
+    exchange: CountExchange | None = None  # where a rank has the samples of its own replica only
     losses: dict[int, torch.Tensor] = field(default_factory=dict)
     _batches: dict[int, dict[int, torch.Tensor]] = field(default_factory=dict)  # what this rank reads, by the number of the input
     _shares: dict[int, float] = field(default_factory=dict)  # of micro-batches whose losses count for unlike much
@@ -61,8 +62,9 @@ class TrainingWork:
         self.losses.clear()
         self._batches.clear()
         lay, (pipeline, replica, _) = self.layout, self.layout.coordinates(self.rank)
+        own = cache(partial(self.data.microbatch, step, replica))  # a sample is fetched once
         if self.module.counts is not None:
-            self._count(self.module.counts, step, replica)
+            self._count(self.module.counts, step, replica, own)
         if not any(s.inputs for s in self.module.segments.values()):
             return
         read: dict[int, set[int]] = {}  # by copy of the stages
@@ -70,18 +72,22 @@ class TrainingWork:
             read.setdefault(copy, set()).update(i for key in lay.stages[stage].segments for i in self.module.segments[key].inputs)
         for mb in range(lay.microbatches_of(replica)):
             if wanted := read.get(lay.copy(mb), set()):
-                found = self.data.microbatch(step, replica, mb)
+                found = own(mb)
                 self._batches[mb] = {i: found[i] for i in wanted}
 
-    def _count(self, counts: LossCounts, step: int, replica: int) -> None:
-        """What the loss is divided by in this step. Every rank that computes it looks at the micro-batches of all replicas, and needs no message;
-        where it does not have them, `counted` says what they count."""
+    def _count(self, counts: LossCounts, step: int, replica: int, own: Callable[[int], Sequence[torch.Tensor]]) -> None:
+        """What the loss is divided by in this step: counts of all replicas' micro-batches, from the ranks that have them, or else from the data."""
         lay = self.layout
-        batches = ([*self.data.microbatch(step, d, mb)] for d in range(lay.data) for mb in range(lay.microbatches_of(d)))
-        counts.fill(counts.sums(batches) if self.counted is None else self.counted, lay.all_microbatches)
+        mine = range(lay.microbatches_of(replica))
+        if self.exchange is not None:
+            sums = self.exchange(counts, map(own, mine))
+        else:
+            others = [] if self.alone else [(d, mb) for d in range(lay.data) if d != replica for mb in range(lay.microbatches_of(d))]
+            batches = [*map(own, mine), *(self.data.microbatch(step, d, mb) for d, mb in others)]
+            sums = {v: x * lay.all_microbatches / len(batches) for v, x in counts.sums(batches).items()}
+        counts.fill(sums, lay.all_microbatches)
         if self.module.weighted:
-            mine = range(lay.microbatches_of(replica))
-            self._shares.update({mb: counts.weight(self.data.microbatch(step, replica, mb), lay.all_microbatches) for mb in mine})
+            self._shares.update({mb: counts.weight(own(mb), lay.all_microbatches) for mb in mine})
 
     def loss(self) -> float | None:
         """This rank's part of the mean loss of the current step, so that the mean over ranks that compute some is it; None where none is computed.
