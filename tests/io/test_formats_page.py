@@ -88,7 +88,8 @@ def test_every_schema_that_the_code_writes_is_on_the_page():
     for path in SRC.rglob("*.py"):
         written |= set(re.findall(r"""["']meshwright\.([a-z.-]+[a-z])["']""", path.read_text(encoding="utf-8")))
     assert {"cost", "operator-times", "plan", "recording"} <= written
-    for name in sorted(written - PRINTED - MODULES):
+    operators = {name for name in written if name.endswith(".default")}
+    for name in sorted(written - PRINTED - MODULES - operators):
         assert f"`meshwright.{name}`" in PAGE, name
 
 

@@ -213,8 +213,7 @@ def test_plans_of_other_models_are_refused() -> None:
         step_of(f"{NETS}:fc", msgspec.structs.replace(good, ops={}))
     with pytest.raises(PlanMismatch, match="operators differ"):
         step_of(f"{NETS}:fc", msgspec.structs.replace(good, ops={**good.ops, "more": good.ops["linear"]}))
-    with pytest.raises(Unsupported, match="overwrites"):
-        step_of(f"{NETS}:overwrites", plan(f"{NETS}:overwrites", 1))
+    step_of(f"{NETS}:overwrites", plan(f"{NETS}:overwrites", 1))  # capture writes it out: through a view, and read afterwards
 
 
 def test_in_place_operators_are_run_out_of_place_or_refused() -> None:
@@ -226,6 +225,21 @@ def test_in_place_operators_are_run_out_of_place_or_refused() -> None:
     assert _out_of_place(torch.ops.aten.add.Tensor) is torch.ops.aten.add.Tensor
     with pytest.raises(Unsupported, match="no twin"):
         _out_of_place(torch.ops.aten.normal_.default)
+
+
+def test_what_is_overwritten_and_read_again_is_refused() -> None:
+    import torch
+
+    from meshwright.run.dtensor.work import _refuse_overwriting
+
+    graph = torch.fx.Graph()
+    x = graph.placeholder("x")
+    view = graph.call_function(torch.ops.aten.view.default, (x, [-1]))
+    written = graph.call_function(torch.ops.aten.relu_.default, (view,))
+    _refuse_overwriting(written, ["view"])
+    graph.call_function(torch.ops.aten.neg.default, (x,))
+    with pytest.raises(Unsupported, match="relu_ overwrites view, which neg reads afterwards"):
+        _refuse_overwriting(written, ["view"])
 
 
 def test_the_number_of_ranks_must_be_the_plans(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
