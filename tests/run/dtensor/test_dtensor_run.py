@@ -238,7 +238,7 @@ def test_what_is_overwritten_and_read_again_is_refused() -> None:
     written = graph.call_function(torch.ops.aten.relu_.default, (view,))
     _refuse_overwriting(written, ["view"])
     graph.call_function(torch.ops.aten.neg.default, (x,))
-    with pytest.raises(Unsupported, match="relu_ overwrites view, which neg reads afterwards"):
+    with pytest.raises(Unsupported, match="relu__default overwrites view, which neg_default reads afterwards"):
         _refuse_overwriting(written, ["view"])
 
 
