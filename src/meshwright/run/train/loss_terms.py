@@ -5,7 +5,7 @@ The loss of a batch is read from its calls, backwards from the result through su
 - a sum (`reduction="sum"`, `x.sum()`): micro-batches add up;
 - a mean over what is counted: cross-entropy and negative log-likelihood divide by the (weighted) number of targets that are not ignored, masked
   losses by a sum over a mask (`division`). The count of the whole batch takes the place of the micro-batch's: it is known before the step, as it
-  depends on the inputs alone, and whoever computes the loss counts all micro-batches of all replicas.
+  depends on the inputs alone, and the replicas add up what theirs count (`count_exchange`).
 So a segment that computes the loss divides its sum by (count of the batch / number of micro-batches); the mean over micro-batches is the batch's.
 Whatever is none of these is taken for a mean (`loss_understood` says that something was); the gate (`run.gate`) finds out whether it is.
 """
