@@ -30,7 +30,8 @@ def one(name: str, folder: Path) -> dict[str, Any]:
     try:
         graph = capture(model, loss=loss, scalable=False)
     except Exception as error:
-        return {"name": name, "why": f"{type(error).__name__}: {str(error).splitlines()[0]}"}
+        said = str(error).splitlines()[0].rpartition("site-packages/")[2]
+        return {"name": name, "why": f"{type(error).__name__}: {said}"}
     regions, kept = search_regions(graph)
     usable = usable_regions(graph, regions, 2)
     inside = {n for r in usable.shares for n in (*r.nodes, *r.losses)}
