@@ -56,8 +56,7 @@ class Metrics:
             self.writer = _summary_writer(self.folder / "tensorboard", self.first)
         path = self.folder / METRICS
         kept = [line for line in path.read_text().splitlines() if _step_of(line) < self.first] if self.first and path.is_file() else []
-        if kept or path.is_file():
-            path.write_text("".join(f"{line}\n" for line in kept))
+        path.write_text("".join(f"{line}\n" for line in kept))
 
     def step(self, step: int, loss: float | None, seconds: float, **more: float) -> None:
         """A step is over on this rank. `more`: what rank 0 adds, by name."""
