@@ -19,6 +19,7 @@ def test_loss_gradients_and_bytes(pool, name):
     assert matrices - split == KEPT_WHOLE.get(name, set())
 
 
-@pytest.mark.parametrize("name", ["packed_normed", "multi_query", "latent", "relative"])
+@pytest.mark.parametrize("name", ["normed_grouped", "multi_query", "latent", "relative"])
 def test_more_ranks_than_key_value_heads(pool, name):
-    as_serial(pool, name, (1, 4, 1), models=MODELS)
+    case, outcomes = as_serial(pool, name, (1, 4, 1), models=MODELS)
+    assert case.layout.tensor == len(outcomes) == 4 and "attention.out.weight" in {s.param for s in case.layout.shards}

@@ -172,11 +172,12 @@ def _cat(node: OpNode, splits: Splits, shapes: Shapes) -> Split | None:
     return _alike(node, splits, _dim(_arg(node, 1, "dim", 0), len(shapes[node.name])))
 
 
-def _unbind(node: OpNode, splits: Splits, shapes: Shapes) -> Split | None:
+def _without_dim(node: OpNode, splits: Splits, shapes: Shapes) -> Split | None:
+    """One entry of a dimension, or every entry as a result of its own: the dimension is gone."""
     value, split = _one(node, splits)
     dim = _dim(_arg(node, 1, "dim", 0), len(shapes[value]))
     if dim == split.dim:
-        raise Refused(f"{node.name}: unbinds the split dimension")
+        raise Refused(f"{node.name}: takes the split dimension apart")
     return _not_repeated(node, split).at(split.dim - (dim < split.dim))
 
 
@@ -281,14 +282,6 @@ def _normalise(node: OpNode, splits: Splits, shapes: Shapes) -> Split | None:
     return split
 
 
-def _select(node: OpNode, splits: Splits, shapes: Shapes) -> Split | None:
-    value, split = _one(node, splits)
-    dim = _dim(_arg(node, 1, "dim", 0), len(shapes[value]))
-    if dim == split.dim:
-        raise Refused(f"{node.name}: picks one entry of the split dimension")
-    return _not_repeated(node, split).at(split.dim - (dim < split.dim))
-
-
 def _stack(node: OpNode, splits: Splits, shapes: Shapes) -> Split | None:
     split = _alike(node, splits, -1)
     dim = _dim(_arg(node, 1, "dim", 0), len(shapes[node.name]))
@@ -353,8 +346,8 @@ def _repeat_interleave(node: OpNode, splits: Splits, shapes: Shapes) -> Split | 
 
 
 OPERATORS: dict[str, Rule] = {
-    "transpose": _transpose, "permute": _permute, "chunk": _pieces, "split": _pieces, "split_with_sizes": _pieces, "unbind": _unbind,
-    "slice": _slice, "select": _select, "cat": _cat, "stack": _stack, "repeat_interleave": _repeat_interleave, "unsqueeze": _unsqueeze,
+    "transpose": _transpose, "permute": _permute, "chunk": _pieces, "split": _pieces, "split_with_sizes": _pieces, "unbind": _without_dim,
+    "slice": _slice, "select": _without_dim, "cat": _cat, "stack": _stack, "repeat_interleave": _repeat_interleave, "unsqueeze": _unsqueeze,
     "scaled_dot_product_attention": _attention, "matmul": _matmul, "bmm": _matmul, "baddbmm": _added_product,
     "einsum": _einsum, "softmax": _softmax, "_softmax": _softmax,
     "log_softmax": _softmax, "expand": _expand, "t": _swap_last, "mT": _swap_last, "layer_norm": _normalise, "rms_norm": _normalise,

@@ -123,7 +123,7 @@ def ranks_together(ranks: int, body: Callable[[int, Transport], Any]) -> list[An
             if not room.failed:
                 results[rank] = body(rank, InMemory(room, rank))
         except _GivenUp:
-            pass
+            pass  # another rank failed: its error is the one that is raised
         except BaseException as error:
             errors.append(error)
             room.failed = True
