@@ -96,19 +96,15 @@ def _shape_of(x: torch.Tensor) -> GraphValue:
 def _few_collections() -> Iterator[None]:
     """Tracing makes millions of objects that stay: looking through them for garbage again and again costs a tenth of the time.
 
-    What exists already (torch's modules are a million objects) is set aside, so that the collection at the end goes through what tracing made only.
+    What was there before (torch's modules are a million objects) lies in the oldest generation, which is left alone.
     """
-    thresholds, ours = gc.get_threshold(), not gc.get_freeze_count()
-    if ours:
-        gc.freeze()
-    gc.set_threshold(max(thresholds[0], 100_000), *thresholds[1:])
+    thresholds = gc.get_threshold()
+    gc.set_threshold(100_000, 50, 1_000_000)
     try:
         yield
     finally:
         gc.set_threshold(*thresholds)
-        gc.collect()
-        if ours:
-            gc.unfreeze()
+        gc.collect(1)
 
 
 def _once(model: str, loss: str, batch_size: int | None, seed: int, methods: Sequence[str]) -> OpGraph:
