@@ -37,11 +37,17 @@ def run_ranks(n: int, argv: list[str], limit_s: float = 240, **more: str) -> lis
                 rank.stdout.close()
 
 
+@pytest.fixture(scope="module")
+def kept_plans(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """A folder of plans for the jobs of this file that ask the same."""
+    return str(tmp_path_factory.mktemp("plans"))
+
+
 @pytest.mark.real
 @pytest.mark.parametrize("way", ["thread", "waves"])
-def test_everything_that_torch_asks_for(way: str) -> None:
+def test_everything_that_torch_asks_for(way: str, kept_plans: str) -> None:
     """By the group's thread, and as on accelerators: waves of grouped messages, enqueued by the caller."""
-    done = run_ranks(3, [str(HERE / "group_rank.py"), "laptop:3", str(free_port()), way])
+    done = run_ranks(3, [str(HERE / "group_rank.py"), "laptop:3", str(free_port()), way], MESHWRIGHT_CACHE=kept_plans)
     assert [code for code, _ in done] == [0, 0, 0], "\n".join(text[-3000:] for code, text in done if code)
     assert '{"ok": true}' in done[0][1]
 
