@@ -46,7 +46,7 @@ def pytest_collection() -> Iterator[None]:
         return (yield)
     finally:
         gc.freeze()
-        gc.set_threshold(20_000, 20, 20)
+        gc.set_threshold(*warm_interpreters.GC_THRESHOLDS)
         gc.enable()
 
 

@@ -49,6 +49,7 @@ READ_AT_START = ("PYTHON", "LD_", "OMP_", "MKL_", "OPENBLAS", "NUMBA_", "TORCH",
 # Of those, what is read when it is used, so that a fork takes it on: torch's inductor sets some when a test compiles, torchrun others.
 READ_WHEN_USED = ("TORCHINDUCTOR_CACHE_DIR", "TORCH_WARM_POOL", "KMP_DUPLICATE_LIB_OK", "TORCHELASTIC_", "TORCH_NCCL_ASYNC_ERROR_HANDLING")
 OWN_PACKAGES = ("meshwright", "torch", "numpy", "numba", "sitecustomize.py", "usercustomize.py")  # a PYTHONPATH with one needs a new interpreter
+GC_THRESHOLDS = (20_000, 20, 20)  # a process that lives for seconds need not look for garbage as often as one that lives for days
 EXECUTABLE = sys.executable
 SWITCH = "MESHWRIGHT_TEST_WARM"  # set to 0: only real interpreters
 LONGEST_COMMAND_BYTES = 16384
@@ -209,6 +210,7 @@ def _preload() -> None:
     python_source()  # the text that ranks train on is kept per process
     gc.collect()
     gc.freeze()
+    gc.set_threshold(*GC_THRESHOLDS)
 
 
 def _serve(server: socket.socket) -> dict[str, Any]:

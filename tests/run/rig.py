@@ -39,14 +39,23 @@ from meshwright.run.steps.forward_graph import ForwardGraph, from_traced
 TINY = "examples/gpt.py:tiny"
 
 
-@cache
 def graph_of(model: str, batch: int, loss: str = "cross-entropy", precision: str = "fp32") -> OpGraph:
+    """Captured once, whether a caller names the defaults or not."""
+    return kept_graph_of(model, batch, loss, precision)
+
+
+@cache
+def kept_graph_of(model: str, batch: int, loss: str, precision: str) -> OpGraph:
     with casting(precision):
         return capture(model, loss=loss, batch_size=batch, methods=("export", "opaque"), scalable=False)
 
 
-@cache
 def forward_of(model: str, batch: int, loss: str = "cross-entropy", precision: str = "fp32") -> ForwardGraph:
+    return _forward_of(model, batch, loss, precision)
+
+
+@cache
+def _forward_of(model: str, batch: int, loss: str, precision: str) -> ForwardGraph:
     with casting(precision):
         return from_traced(trace_forward(model, loss=loss, batch_size=batch))
 
