@@ -64,12 +64,14 @@ def parsed(path: Path, root: Path, name: str, package: str) -> Module:
 
 
 def _nodes(tree: ast.AST) -> Iterator[ast.AST]:
-    """All nodes but those that only a type checker looks at."""
-    for node in ast.iter_child_nodes(tree):
+    """All nodes but those that only a type checker looks at, from the top down."""
+    waiting = [tree]
+    while waiting:
+        node = waiting.pop()
         if isinstance(node, ast.If) and isinstance(node.test, ast.Name) and node.test.id == "TYPE_CHECKING":
             continue
         yield node
-        yield from _nodes(node)
+        waiting += reversed([*ast.iter_child_nodes(node)])
 
 
 class Tree:
@@ -83,6 +85,7 @@ class Tree:
             name = ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
             self.modules[name] = parsed(path, root, name, ".".join(parts[:-1]))
         self.tests = {p.relative_to(root).as_posix(): parsed(p, root, p.stem, "") for p in sorted((root / "tests").rglob("*.py"))}
+        self.helpers: dict[str, set[str]] = {}  # of the test files that were asked for
 
     @property
     def test_files(self) -> list[str]:
@@ -156,17 +159,19 @@ class Tree:
 
     def with_helpers(self, test: str) -> set[str]:
         """The test file itself, every conftest.py above it, and the helpers they import."""
-        folder = Path(test).parent
-        above = [folder, *folder.parents]
+        if test in self.helpers:
+            return self.helpers[test]
+        above = [f.as_posix() for f in Path(test).parents]
         found: set[str] = set()
-        waiting = deque([test, *(p for f in above if (p := f"{f.as_posix()}/conftest.py") in self.tests)])
+        waiting = deque([test, *(p for f in above if (p := f"{f}/conftest.py") in self.tests)])
         while waiting:
             path = waiting.popleft()
             if path in found or path in EVERYTHING:
                 continue
             found.add(path)
             names = {t.split(".")[0] for t, _ in self.tests[path].imports}
-            waiting += [p for p, m in self.tests.items() if m.name in names and Path(p).parent in above]
+            waiting += [p for p, m in self.tests.items() if m.name in names and p.rpartition("/")[0] in above]
+        self.helpers[test] = found
         return found
 
 

@@ -12,6 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from captured import captured
 from meshwright.decide.memory import FullUniform, OptimalRecompute, RecomputeProblem, StageBudget, strategies, strategy
 from meshwright.decide.memory.captured import core_attention, layer_nodes, layer_of, repeated_layers
 from meshwright.decide.memory.problem import Layer, LayerPolicy, Operator, policy_of
@@ -173,11 +174,10 @@ def test_wrong_problems_are_refused() -> None:
 
 
 def test_a_captured_layer() -> None:
-    from meshwright.capture.graph import capture
     from meshwright.ledger.layer import layer_ledger, total_bytes
     from meshwright.ledger.transformer import SplitLayout, Transformer
 
-    graph = capture(f"{BLOCKS}:paper", loss="output", scalable=False)
+    graph = captured(f"{BLOCKS}:paper", loss="output", scalable=False)
     assert repeated_layers(graph) == ("blocks.0", "blocks.1")
     layer = layer_of(graph, "blocks.1", lambda n: float(n.forward.flops))
     model = Transformer(layers=2, hidden=64, heads=4, sequence=32, vocabulary=96, statistics_bytes=2)

@@ -8,7 +8,7 @@ from functools import cache
 import msgspec
 import pytest
 
-from meshwright.capture.graph import capture
+from captured import captured
 from meshwright.cli import main
 from meshwright.cost import assumed_cost
 from meshwright.drive.pipeline.pipelines import make_strategy
@@ -29,7 +29,7 @@ MODEL = "tests/run/schedule_models.py:net"
 
 @cache
 def graph():
-    return capture(MODEL, methods=("export",))
+    return captured(MODEL)
 
 
 @cache

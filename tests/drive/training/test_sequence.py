@@ -8,7 +8,7 @@ from functools import cache
 
 import pytest
 
-from meshwright.capture.graph import capture
+from captured import captured
 from meshwright.cli import main
 from meshwright.decide.layout.tensor_shares import TensorOptions
 from meshwright.drive.citations import citations
@@ -28,7 +28,7 @@ MODEL = "tests/run/tensor_models.py:even"
 
 @cache
 def graph() -> OpGraph:
-    return capture(MODEL, loss="cross-entropy", seed=0)
+    return captured(MODEL)
 
 
 def planned(wanted: bool | None, *, memory_bytes: int = 0, tensor: int = 2) -> Plan:

@@ -10,8 +10,8 @@ import pytest
 import torch
 from torch import nn
 
+from captured import captured
 from meshwright.capture.forward import TracedForward, trace_forward
-from meshwright.capture.graph import capture
 from meshwright.decide.memory.captured import core_attention, layer_nodes, layer_of
 from meshwright.decide.memory.problem import Layer, LayerPolicy, policy_of
 from meshwright.decide.memory.selective import best_policy
@@ -32,7 +32,7 @@ def case(name: str) -> tuple[nn.Module, tuple[torch.Tensor, ...], TracedForward,
     torch.manual_seed(3)
     module, inputs = build(SHAPES[name])
     where = f"{LEDGER / 'ledger_blocks.py'}:{name}"
-    graph = capture(where, loss="output", scalable=False)
+    graph = captured(where, loss="output", scalable=False)
     traced = trace_forward(where, loss="output")
     layers = [(layer_of(graph, path, lambda n: float(n.forward.flops + n.forward.bytes_read)), layer_nodes(graph, path)) for path in LAYERS]
     return module, inputs, traced, layers
