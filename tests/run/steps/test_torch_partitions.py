@@ -121,4 +121,5 @@ def test_a_compiled_step_keeps_within_the_predicted_peak_and_gives_the_same_grad
         p.grad = None
     measured = peak_of(step, [x, *model.parameters()])
     assert made.peak_bytes <= 0.93 * made.plain_bytes
+    assert measured <= 0.93 * made.plain_bytes  # a step that saves what the fastest plan saves holds 0.96
     assert measured == pytest.approx(made.peak_bytes, rel=0.05)
