@@ -37,6 +37,12 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--also-shared", action="store_true", help="with --local-shards: write checkpoints to --out as well")
     parser.add_argument("--drop-residual", action="store_true", help="with --resume: what the checkpoint's codecs had not sent may be lost")
     parser.add_argument("--checkpoint-every", type=int, default=0, metavar="N", help="checkpoint every N steps (default: at the end)")
+    parser.add_argument("--evaluate-every", type=int, default=0, metavar="N", help="the loss on --evaluation-data every N steps and at the end")
+    parser.add_argument("--evaluation-data", default="", metavar="DATA", help="samples that are not trained on, as --data")
+    parser.add_argument(
+        "--evaluation-batches", type=int, default=0, metavar="K",
+        help="global batches of an evaluation (default: all whole ones; 8 of data without a length)",
+    )  # fmt: skip
     parser.add_argument("--dry-run", action="store_true", help="only list ranks, ports, memory and time needed")
     parser.add_argument("--port", type=int, default=0, help="port of the rendezvous on loopback (default: any free one)")
     parser.add_argument("--device", default="cpu", help="cpu (gloo, default) or cuda (NCCL)")
@@ -82,6 +88,7 @@ def _run(args: argparse.Namespace) -> Result:
         out=args.out, data=args.data, steps=args.steps, resume=args.resume, port=args.port, device=args.device, pacing=args.pacing,
         timeout_s=args.timeout, checkpoint_every=args.checkpoint_every, max_ranks=args.max_ranks, calibrate=not args.no_calibration,
         local_shards=args.local_shards, also_shared=args.also_shared, drop_residual=args.drop_residual,
+        evaluate_every=args.evaluate_every, evaluation_data=args.evaluation_data, evaluation_batches=args.evaluation_batches,
         module_spans=not args.no_module_spans, profile=args.profile, tensorboard=args.tensorboard,
     )  # fmt: skip
     if args.dry_run:
@@ -135,6 +142,12 @@ class _Progress:
         sys.stderr.flush()
 
 
+def _evaluated(evaluation: dict[str, Any]) -> str:
+    losses = [f"{loss:.4f} after {step}" for step, loss in evaluation["losses"]]
+    shown = losses if len(losses) < 3 else [losses[0], "...", losses[-1]]
+    return f"on {evaluation['samples']} samples of {evaluation['data']}: {', '.join(shown)} steps"
+
+
 def _gated(gate: dict[str, Any]) -> str:
     if gate.get("why_not"):
         return f"not compared with the owner's module: {gate['why_not']}"
@@ -158,6 +171,7 @@ def _text(document: Any, out: Path) -> str:
     lines = [
         f"{document.steps} steps on {document.ranks} ranks ({how}): {show_time(middle[len(middle) // 2])} per step",
         f"loss {document.losses[0]:.4f} -> {document.losses[-1]:.4f}",
+        *([_evaluated(document.evaluation)] if document.evaluation else []),
         f"peak memory per rank: {', '.join(show_size(b) for b in document.memory_peak_bytes)} of tensors",
         _gated(document.gate),
         *([_restart(document.restart)] if document.restart else []),

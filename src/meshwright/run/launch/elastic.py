@@ -40,7 +40,7 @@ from ..machine.process import STATE, STEP, TRAINING, WAITING_FOR, FailureReport,
 from ..machine.torchrun_worker import tell_torchrun
 from ..ranks.blame import first_cause, typed
 from ..ranks.worker import RankLink, TerminationWatch, report_of
-from .outcome import absolute, commit, forward_graph, make_document, walk_orders, write_modules
+from .outcome import absolute, commit, evaluation_graph_of, forward_graph, make_document, walk_orders, write_modules
 from .rank import RankOptions, fetch_setup, put_setup, run_rank
 from .request import RunRequest, RunResult
 
@@ -132,7 +132,8 @@ class _ElasticRank:
             resume_from, first, before = str(found), index.step, index.losses
         if self.rank == 0:
             request.out.mkdir(parents=True, exist_ok=True)
-            put_setup(self.store, forward_graph(plan, layout), walk_orders(plan))
+            graph = forward_graph(plan, layout)
+            put_setup(self.store, graph, walk_orders(plan), evaluation_graph_of(plan, layout, graph) if request.evaluate_every else None)
         self.graph, self.orders = fetch_setup(self.store)
         here = int(os.environ.get("LOCAL_WORLD_SIZE", self.world))
         pacing = declared_pacing(os.environ) or choose_pacing(here, mode=request.pacing)  # type: ignore[arg-type]
@@ -142,6 +143,7 @@ class _ElasticRank:
             local_shards=absolute(request.local_shards), resume_local=request.resume and bool(request.local_shards), also_shared=request.also_shared,
             drop_residual=request.drop_residual,
             tensorboard=request.tensorboard, module_spans=request.module_spans, traces=str(request.out.resolve()) if request.profile else "",
+            evaluate_every=request.evaluate_every, evaluation_data=request.evaluation_data, evaluation_batches=request.evaluation_batches,
         )  # fmt: skip
         quota = CpuQuota(pacing.share) if pacing.mode == "quota" else None
         use = MachineUseRecorder(os.getppid())
@@ -235,6 +237,8 @@ class _ElasticRank:
         return first_cause(silent, views, places, self.describe, {}), speaks
 
     def describe(self, rank: int, position: int) -> str:
+        if position < 0:
+            return f"rank {rank} in an evaluation"
         if rank >= len(self.orders) or not len(self.orders[rank]):
             return f"rank {rank}"
         program = inline(self.plan.main, self.plan.programs).program

@@ -31,7 +31,7 @@ from ..checkpoint.restore import Restored, agree_on_shards, device_folder
 from ..executor.device_time import device_time
 from ..executor.executor import Executor
 from ..executor.memory import RankMemory
-from ..executor.transport import own_device, own_transport
+from ..executor.transport import Transport, own_device, own_transport
 from ..machine.pacing import PacedClock, Pacing
 from ..machine.process import CALIBRATING, DONE, POSITION, STATE, STEP, TRAINING, blob_get, blob_put, peak_rss_bytes
 from ..ranks.worker import RankLink, Seat
@@ -42,6 +42,8 @@ from ..steps.forward_graph import ForwardGraph
 from ..steps.storage_peak import peak_of
 from ..train.count_exchange import count_exchange
 from ..train.data import Batches, open_data
+from ..train.evaluation import Evaluation, batches_of
+from ..train.loader import seeded
 from ..train.metrics import Metrics
 from ..train.optimizer_trial import refuse_optimizer
 from ..train.segments import RankModule, build_rank_module
@@ -74,6 +76,9 @@ class RankOptions(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     module_spans: bool = True  # record when which module runs
     traces: str = ""  # folder that a torch.profiler trace of a few steps goes to; "": none
     tensorboard: bool = False
+    evaluate_every: int = 0  # steps; 0: never
+    evaluation_data: str = ""
+    evaluation_batches: int = 0  # global batches; 0: all of data with a length
 
 
 def preload() -> None:
@@ -130,6 +135,7 @@ def run_rank(plan: Plan, graph: ForwardGraph, orders: Sequence[I32], rank: int, 
         program, orders, rank, memory=memory, transport=transport, work=work, clock=clock, progress=link.progress, times=times
     )  # fmt: skip
     data.microbatch(first, 0, 0)  # wrong data is told before anything starts
+    evaluation = made.evaluation(plan, module, transport, options, link) if options.evaluate_every else None
     link.go()
     link.progress[STATE] = CALIBRATING
     if options.calibrate:
@@ -146,10 +152,12 @@ def run_rank(plan: Plan, graph: ForwardGraph, orders: Sequence[I32], rank: int, 
         dist.barrier()
     link.progress[STATE] = TRAINING
     metrics = Metrics(link.store, rank, layout, graph.inputs, Path(options.out), first, options.tensorboard)
-    trainer = _Trainer(executor, work, memory, module, optimizer, rank, layout, plan, options, link, losses_before, marks, metrics)
+    trainer = _Trainer(executor, work, memory, module, optimizer, rank, layout, plan, options, link, losses_before, marks, metrics, evaluation)
     recording = trainer.train(first)
     metrics.close()
     data.close()
+    if evaluation is not None:
+        evaluation.data.close()
     recording.restart = restart
     link.progress[STATE] = DONE
     return recording
@@ -194,6 +202,21 @@ class _Maker:
         trained = {name: p for name, p in self.parameters.items() if p.requires_grad}
         return module, make_update(self.job, [(p.name, tensor) for p, tensor, _ in module.updated()], whole=trained)
 
+    def evaluation(self, plan: Plan, module: RankModule, transport: Transport, options: RankOptions, link: RankLink) -> Evaluation:
+        """On the rank's own weights. Nothing that making it draws at random is missed by training."""
+        graph = ForwardGraph.from_json(blob_get(link.store, "setup/evaluation"))
+        with seeded(self.job.seed, "evaluation"):
+            opened = open_data(options.evaluation_data, self.examples, self.job.seed, self.layout.global_batch)
+        batches = batches_of(opened, options.evaluation_batches, self.layout.global_batch, options.evaluation_data)
+        data = Batches(opened, self.layout, graph.inputs, self.device)
+        with seeded(self.job.seed, "evaluation"):
+            data.microbatch(0, 0, 0)  # wrong data is told before anything starts
+        return Evaluation(
+            plan, graph, self.rank, module, data, batches, transport, precision=self.job.asked.precision,
+            opaque=opaque_function(self.job, graph, self.layout, str(self.device), evaluation=True),
+            exchange=count_exchange(graph, self.layout, self.rank) if self.layout.ranks > 1 else None, progress=link.progress,
+        )  # fmt: skip
+
     def forget(self) -> None:
         self.parameters, self.buffers = {}, {}
 
@@ -202,9 +225,9 @@ class _Trainer:
     def __init__(
         self, executor: Executor, work: TrainingWork, memory: RankMemory, module: RankModule, optimizer: Any, rank: int, layout: TrainingLayout,
         plan: Plan, options: RankOptions, link: RankLink, losses_before: list[float], marks: ModuleClock | None,
-        metrics: Metrics,
+        metrics: Metrics, evaluation: Evaluation | None,
     ) -> None:  # fmt: skip
-        self.marks, self.metrics = marks, metrics
+        self.marks, self.metrics, self.evaluation = marks, metrics, evaluation
         self.executor, self.work, self.memory, self.module, self.optimizer = executor, work, memory, module, optimizer
         self.rank, self.layout, self.plan, self.options, self.link = rank, layout, plan, options, link
         self.losses_before = losses_before
@@ -234,6 +257,8 @@ class _Trainer:
                 r.memory_peak_bytes = peak_of(lambda s=step: self.one(s, profiled=True), self.resident())  # type: ignore[misc]
             else:
                 self.one(step)
+            if self.evaluation is not None and ((step + 1) % options.evaluate_every == 0 or step + 1 == options.steps):
+                self.evaluate(self.evaluation, step)
             every = options.checkpoint_every
             if step + 1 == options.steps or (every and (step + 1) % every == 0):
                 self.checkpoint(step + 1)
@@ -264,6 +289,14 @@ class _Trainer:
             record.starts_s = np.round(np.asarray(executor.starts) - zero, 7).tolist()
             record.ends_s = np.round(np.asarray(executor.ends) - zero, 7).tolist()
         self.recording.steps.append(record)
+
+    def evaluate(self, evaluation: Evaluation, step: int) -> None:
+        loss = evaluation.run()
+        self.recording.evaluation_batches = evaluation.batches
+        if loss is not None:
+            self.recording.evaluations.append((step + 1, loss))
+        self.metrics.evaluated(step, loss)
+        self.recording.steps[-1].evaluated_s = _rounded(time.perf_counter() - self.zero)
 
     def resident(self) -> list[torch.Tensor]:
         """Tensors that live between steps."""
@@ -322,8 +355,10 @@ def fetch_orders(store: Any) -> list[I32]:
     return [np.asarray(o, np.int32) for o in msgspec.json.decode(blob_get(store, "setup/orders"), type=list[list[int]])]
 
 
-def put_setup(store: Any, graph: ForwardGraph, orders: Sequence[I32]) -> None:
+def put_setup(store: Any, graph: ForwardGraph, orders: Sequence[I32], evaluation: ForwardGraph | None = None) -> None:
     blob_put(store, "setup/graph", graph.to_json())
+    if evaluation is not None:
+        blob_put(store, "setup/evaluation", evaluation.to_json())
     put_orders(store, orders)
 
 

@@ -22,7 +22,7 @@ from ...program.calls import inline
 from ...program.program import I32
 from ..executor.rounds import compile_rounds, require_ends
 from ..machine.pacing import Pacing, choose_pacing
-from .outcome import absolute, commit, forward_graph, make_document, walk_orders, write_modules
+from .outcome import absolute, commit, evaluation_graph_of, forward_graph, make_document, walk_orders, write_modules
 from .request import RunRequest, RunResult, check_request, under_torchrun
 
 __all__ = ["train_run"]
@@ -102,10 +102,12 @@ def _run_locally(
         if request.device != "cpu":
             require_ends(program, compile_rounds(program, orders))
         graphs.append(forward_graph(plan, layout))
-        put_setup(store, graphs[0], orders)
+        put_setup(store, graphs[0], orders, evaluation_graph_of(plan, layout, graphs[0]) if request.evaluate_every else None)
 
     def describe(rank: int, position: int) -> str:
         """The step at that position of the rank's walk, in words."""
+        if position < 0:
+            return f"rank {rank} in an evaluation"
         if rank >= len(orders) or not len(orders[rank]):
             return f"rank {rank}"
         return program.describe(int(orders[rank][min(position, len(orders[rank]) - 1)]))
@@ -116,7 +118,8 @@ def _run_locally(
         resume_from=str(Path(resume_from).resolve()) if resume_from else "", timeout_s=request.timeout_s, pacing=pacing.mode, share=pacing.share,
         calibrate=request.calibrate, local_shards=absolute(request.local_shards), resume_local=request.resume and bool(request.local_shards),
         drop_residual=request.drop_residual, tensorboard=request.tensorboard, also_shared=request.also_shared, module_spans=request.module_spans,
-        traces=str(partial.resolve()) if request.profile else "",
+        traces=str(partial.resolve()) if request.profile else "", evaluate_every=request.evaluate_every, evaluation_data=request.evaluation_data,
+        evaluation_batches=request.evaluation_batches,
     )  # fmt: skip
     ranks = LocalRanks(
         layout.ranks, partial.resolve(), "meshwright.run.launch.rank:training_rank", options, pacing=pacing, port=request.port,

@@ -45,6 +45,7 @@ class StepRecord(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     profiled: bool = False  # slowed by measuring memory
     traced: bool = False  # slowed by torch.profiler
     data_end_s: float | None = None
+    evaluated_s: float | None = None  # an evaluation after this step ended then
     starts_s: list[float] = []
     ends_s: list[float] = []
     marks: list[int] = []
@@ -60,6 +61,8 @@ class RankRecording(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     order: list[int]  # program steps in the order in which they were walked
     steps: list[StepRecord]
     losses: list[float] = []  # of this replica, on ranks that compute the loss
+    evaluations: list[tuple[int, float]] = []  # (steps done, loss on the evaluation data), likewise
+    evaluation_batches: int = 0  # global batches of an evaluation
     memory_peak_bytes: int = 0  # live tensor storage
     rss_peak_bytes: int = 0
     parameters_bytes: int = 0

@@ -26,7 +26,7 @@ from ...plan.plan import TrainingLayout
 from ..steps.forward_graph import TensorInfo
 from .loader import Loaded, Streamed, as_samples
 
-__all__ = ["Batches", "ByteWindows", "Dataset", "Synthetic", "open_data"]
+__all__ = ["Batches", "ByteWindows", "Dataset", "Synthetic", "open_data", "samples_in"]
 
 MAX_DATA_BYTES = 16_000_000  # of a text that is read: windows of it are samples, and more would not be seen in a short run
 LEFT_OUT = frozenset({"site-packages", "dist-packages", "test", "tests", "__pycache__"})  # folders whose sources are not read
@@ -84,6 +84,11 @@ class _Indexed:
         with user_code(self.name, self.name.rpartition(":")[0]):
             item = self.dataset[index % self.length if self.length else index]
             return tuple(torch.as_tensor(x) for x in (item if isinstance(item, (tuple, list)) else (item,)))
+
+
+def samples_in(dataset: Dataset) -> int:
+    """How many samples data has; 0 where it has no length, or goes on for ever."""
+    return dataset.length if isinstance(dataset, (Loaded, _Indexed)) else 0
 
 
 class Batches:
