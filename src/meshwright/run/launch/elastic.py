@@ -14,7 +14,7 @@ import tempfile
 import threading
 import time
 from array import array
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
 from pathlib import Path
@@ -49,19 +49,19 @@ __all__ = ["rank_on_device", "run_as_torchrun_rank"]
 MAX_VIEWS_WAIT_S = 0.4  # that a failed rank waits for what the others saw, before it names the cause
 
 
-def run_as_torchrun_rank(plan: Plan, request: RunRequest) -> RunResult:
+def run_as_torchrun_rank(plan: Plan, request: RunRequest, on_step: Callable[[int], None] | None = None) -> RunResult:
     """Be the rank that the environment says. Raises as `train_run`; of several failing ranks one raises, the others end quietly (exit 1).
 
     Whatever ends a rank stands in its torchelastic error file too, for torchrun's own summary.
     """
     try:
-        return _be_rank(plan, request)
+        return _be_rank(plan, request, on_step)
     except MeshwrightError as error:
         tell_torchrun(error)
         raise
 
 
-def _be_rank(plan: Plan, request: RunRequest) -> RunResult:
+def _be_rank(plan: Plan, request: RunRequest, on_step: Callable[[int], None] | None) -> RunResult:
     world = int(os.environ["WORLD_SIZE"])
     assert plan.layout is not None
     if world != plan.layout.ranks:
@@ -77,7 +77,7 @@ def _be_rank(plan: Plan, request: RunRequest) -> RunResult:
     found, _, _ = next(rendezvous("env://", timeout=limit))  # hosted by whom the launcher calls rank 0, whatever the plan does
     dist.init_process_group("gloo" if request.device == "cpu" else "cpu:gloo,cuda:nccl", store=found, rank=rank, world_size=world, timeout=limit)
     store = dist.PrefixStore("meshwright", dist.distributed_c10d._get_default_store())
-    run = _ElasticRank(plan, request, rank, world, store)
+    run = _ElasticRank(plan, request, rank, world, store, on_step if rank == 0 else None)
     try:
         return run.train()
     except KeyboardInterrupt:
@@ -111,6 +111,7 @@ class _ElasticRank:
     rank: int
     world: int
     store: Any
+    on_step: Callable[[int], None] | None = None
     progress: Any = field(default_factory=lambda: array("q", bytes(64)))
     orders: Sequence[I32] = ()
     lock: threading.Lock = field(default_factory=threading.Lock)
@@ -155,7 +156,8 @@ class _ElasticRank:
             use.start()
 
         try:
-            recording = run_rank(plan, self.graph, self.orders, self.rank, options, RankLink(store=self.store, progress=self.progress, go=go))
+            link = RankLink(store=self.store, progress=self.progress, go=go, on_step=self.on_step)
+            recording = run_rank(plan, self.graph, self.orders, self.rank, options, link)
         finally:
             if quota is not None:
                 quota.close()

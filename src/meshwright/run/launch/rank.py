@@ -48,6 +48,7 @@ from ..train.metrics import Metrics
 from ..train.optimizer_trial import refuse_optimizer
 from ..train.segments import RankModule, build_rank_module
 from ..train.update import Update, make_update
+from ..train.utilisation import utilisation_of
 from ..train.work import TrainingWork, gradient_bytes
 from .outcome import opaque_function
 
@@ -151,7 +152,8 @@ def run_rank(plan: Plan, graph: ForwardGraph, orders: Sequence[I32], rank: int, 
     if layout.ranks > 1:
         dist.barrier()
     link.progress[STATE] = TRAINING
-    metrics = Metrics(link.store, rank, layout, graph.inputs, Path(options.out), first, options.tensorboard)
+    utilisation = utilisation_of(plan, options.device) if rank == 0 else None
+    metrics = Metrics(link.store, rank, layout, graph.inputs, Path(options.out), first, options.tensorboard, utilisation)
     trainer = _Trainer(executor, work, memory, module, optimizer, rank, layout, plan, options, link, losses_before, marks, metrics, evaluation)
     recording = trainer.train(first)
     metrics.close()
@@ -250,6 +252,8 @@ class _Trainer:
         tracer = StepTracer(options.traces, self.rank, self.executor.memory.device, first + 2, options.steps, self.marks) if options.traces else None
         for step in range(first, options.steps):
             self.link.progress[STEP], self.link.progress[POSITION] = step, 0
+            if self.link.on_step is not None:
+                self.link.on_step(step)
             if tracer is not None and step in tracer.steps:
                 with tracer.step(step):
                     self.one(step, traced=True)

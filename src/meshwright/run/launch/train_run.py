@@ -29,7 +29,7 @@ __all__ = ["train_run"]
 
 
 def train_run(plan: Plan, request: RunRequest, *, on_step: Callable[[int], None] | None = None) -> RunResult:
-    """Train for `request.steps` steps in all. Blocks until done.
+    """Train for `request.steps` steps in all. Blocks until done. `on_step`: told the number of the step that begins; under torchrun by rank 0.
 
     Raises: UsageError (not a training plan, no steps left, foreign folder), TooFewDevices, PortInUse, MissingExtra (torch), Unsupported (the plan
     cannot be executed), and RankDied, RankFailed, RunTimeout, Interrupted from the run itself. Nothing half-written stays behind.
@@ -38,7 +38,7 @@ def train_run(plan: Plan, request: RunRequest, *, on_step: Callable[[int], None]
     if under_torchrun():
         from .elastic import run_as_torchrun_rank
 
-        result: RunResult = run_as_torchrun_rank(plan, request)
+        result: RunResult = run_as_torchrun_rank(plan, request, on_step)
         return result
     from ..checkpoint.checkpoint import find_checkpoint
 

@@ -2,9 +2,9 @@
 
     {"step": 12, "loss": 3.2, "step_s": 0.11, "samples_per_s": 290.0, "tokens_per_s": 18600.0, "learning_rate": 1e-3, "gradient_norm": 0.8}
 
-and after an evaluation `evaluation_loss`. Losses come from the ranks that compute them, through the store; rank 0 writes a step when it has
-finished the next one, for which it needed what those ranks did after it, so it waits for nobody. A resumed run leaves out the lines of steps that are
-run again. Times are rank 0's.
+with `mfu` where the devices' peak is known (`utilisation`), and after an evaluation `evaluation_loss`. Losses come from the ranks that compute them,
+through the store; rank 0 writes a step when it has finished the next one, for which it needed what those ranks did after it, so it waits for nobody.
+A resumed run leaves out the lines of steps that are run again. Times are rank 0's.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from typing import Any
 from ...errors import MissingExtra
 from ...plan.plan import TrainingLayout
 from ..steps.forward_graph import TensorInfo
+from .utilisation import Utilisation
 
 __all__ = ["METRICS", "Metrics", "last_line", "loss_ranks"]
 
@@ -44,6 +45,7 @@ class Metrics:
     folder: Path
     first: int
     tensorboard: bool = False
+    utilisation: Utilisation | None = None
     waiting: list[dict[str, Any]] = field(default_factory=list)  # rank 0's own part of steps that are not written yet
 
     def __post_init__(self) -> None:
@@ -69,6 +71,8 @@ class Metrics:
         record = {"step": step, "loss": loss, "step_s": round(seconds, 6), "samples_per_s": round(samples, 3)}
         if self.tokens:
             record["tokens_per_s"] = round(samples * self.tokens, 1)
+        if self.utilisation is not None:
+            record["mfu"] = round(self.utilisation.mfu(seconds), 9)
         self.waiting.append(record | more)
         self.write(all_but=1)
 
