@@ -1,8 +1,8 @@
 """How much of what the devices could compute a step's mathematics is: MFU, model FLOPs over step time times peak.
 
 Model FLOPs are those of the captured graph, forward and backward, of all samples of a step. What is computed again for memory's sake is left out;
-what a fused attention kernel computes again in its own backward is not. The peak is what the plan's fabric states of its devices, in the precision that
-the plan is priced in, of as much of a processor as a device is. A device without one has no MFU, nor has a run on other devices than the plan's.
+what a fused attention kernel computes again in its own backward is not. The peak is what the plan's fabric states of its devices, in the precision
+that the plan is priced in, of as much of a processor as a device is. A device without one has no MFU, nor has a run on other devices than the plan's.
 """
 
 from __future__ import annotations
