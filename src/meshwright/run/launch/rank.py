@@ -181,23 +181,27 @@ def _from_local_shards(
 
 
 class _Maker:
-    """Builds rank modules from the model function; every rank draws the whole model from the same seed and keeps its part."""
+    """Builds rank modules from the model function. Weights that lie in files are read by parts; else every rank draws the whole model from the same
+    seed and keeps its part."""
 
     def __init__(
         self, plan: Plan, job: Training, layout: TrainingLayout, graph: ForwardGraph, program: Program, rank: int, device: torch.device
     ) -> None:
         self.job, self.layout, self.graph, self.program, self.rank, self.device = job, layout, graph, program, rank, device
-        source = build_model(job.model, device="cpu", seed=job.seed, batch_size=layout.microbatch_size)
+        source = build_model(job.model, device="cpu", seed=job.seed, batch_size=layout.microbatch_size, lazy=True)
         self.examples = source.examples
         self.parameters = dict(source.module.named_parameters())
-        self.buffers = dict(source.module.named_buffers())
+        self.buffers, self.values = dict(source.module.named_buffers()), source.weights
+        for name, buffer in self.buffers.items():
+            if self.values is not None and name in self.values.known_as:
+                buffer.copy_(self.values.part(name, buffer.dtype))
         self.opaque = opaque_function(job, graph, layout, str(device))
 
     def module(self, clock: ModuleClock | None = None) -> tuple[RankModule, Update]:
         module = build_rank_module(
             self.graph, self.layout, self.rank, self.parameters, self.buffers, device=self.device,
             gradient_bytes=gradient_bytes(self.program, self.rank),
-            opaque=self.opaque, clock=clock, precision=self.job.asked.precision,
+            opaque=self.opaque, clock=clock, precision=self.job.asked.precision, values=self.values,
         )  # fmt: skip
         if self.rank == 0 and self.parameters:
             refuse_optimizer(self.job.optimizer, self.parameters, self.job.learning_rate, self.layout)
@@ -220,7 +224,7 @@ class _Maker:
         )  # fmt: skip
 
     def forget(self) -> None:
-        self.parameters, self.buffers = {}, {}
+        self.parameters, self.buffers, self.values = {}, {}, None
 
 
 class _Trainer:

@@ -19,8 +19,10 @@ from typing import Any
 
 import torch
 
+from ...capture.weight_files import WeightFiles
 from ...errors import PlanMismatch, Unsupported
-from ...plan.plan import TrainingLayout
+from ...plan.plan import ParamShard, TrainingLayout
+from ...plan.shards import part_ranges
 from ...plan.sizes import gradient_names
 from ..recording.module_clock import ModuleClock
 from ..steps.forward_graph import ForwardGraph
@@ -81,13 +83,14 @@ class RankModule:
 def build_rank_module(
     graph: ForwardGraph, layout: TrainingLayout, rank: int, parameters: Mapping[str, torch.Tensor], buffers: Mapping[str, torch.Tensor], *,
     device: torch.device, gradient_bytes: Mapping[str, int], opaque: Callable[..., Any] | None = None, clock: ModuleClock | None = None,
-    precision: str = "fp32", adopt: bool = False, counted: bool = True,
+    precision: str = "fp32", adopt: bool = False, counted: bool = True, values: WeightFiles | None = None,
 ) -> RankModule:  # fmt: skip
     """The segments, shards and gradient buffers of `rank`.
 
     `parameters`, `buffers`: whole tensors by name, equal on all ranks. `gradient_bytes`: sizes of the plan's gradient buffers (padding included).
     `opaque` is what the one node of an untraced model calls. `clock`: is told when which module runs. `precision`: see `capture.precision`. `adopt`:
     what the rank holds whole is the given parameters and buffers themselves, which are on `device`, no copies. `counted`: losses as in one process.
+    `values`: where parameters are on the meta device, the files that this rank reads its part of them from.
     Raises: Unsupported when a segment cannot be split as the layout says (names the node), or a trained parameter is of no type in TRAINED;
     PlanMismatch for one that the plan does not train.
     """
@@ -105,10 +108,16 @@ def build_rank_module(
         local = take_part(whole.detach(), shard.axis, shard, tensor, layout.tensor) if shard else whole.detach() if adopt else whole.detach().clone()
         if whole.requires_grad and local.dtype not in TRAINED:
             raise Unsupported(f"parameter {name!r} is {local.dtype}; only float32, float64 and bfloat16 parameters can be trained so far")
+        if values is not None and not (layout.zero_level and whole.requires_grad):
+            local = _read(values, name, whole, shard, tensor, layout.tensor)
         own = adopt and shard is None and isinstance(whole, torch.nn.Parameter)
-        p = whole if own else torch.nn.Parameter(local.to(device), requires_grad=whole.requires_grad)
+        p = whole if own else torch.nn.Parameter(local if local.is_meta else local.to(device), requires_grad=whole.requires_grad)
         held[name] = ParameterShard(name, p, tuple(whole.shape), shard)
-    groups = build_groups(layout, rank, held, gradient_bytes, device) if layout.zero_level else {}
+
+    def read(p: ParameterShard) -> torch.Tensor:
+        return p.tensor.detach() if values is None else _read(values, p.name, parameters[p.name], p.shard, tensor, layout.tensor)
+
+    groups = build_groups(layout, rank, held, gradient_bytes, device, read) if layout.zero_level else {}
     gradients = {} if groups else _gradient_buffers(layout, rank, held, device, gradient_bytes)
     for g in groups.values():
         gradients |= {name: flat for name, flat in g.flats.items() if name.startswith("grad")}
@@ -123,6 +132,13 @@ def build_rank_module(
     norms = {n: torch.zeros(size // 8, dtype=torch.float64, device=device) for n, size in gradient_bytes.items() if n.startswith("norm:")}
     counts = LossCounts(graph, {n: terms[n] for n in divisors}, divisors, builder.constants, kept) if divisors else None
     return RankModule(segments, held, kept, gradients, graph.outputs[0], builder.draws, groups, sums, norms, counts, weighted)
+
+
+def _read(values: WeightFiles, name: str, whole: torch.Tensor, shard: ParamShard | None, part: int, parts: int) -> torch.Tensor:
+    """A rank's part of a parameter, of which nothing else is read."""
+    if shard is None:
+        return values.part(name, whole.dtype)
+    return values.part(name, whole.dtype, shard.axis, part_ranges(whole.shape[shard.axis], shard, part, parts))
 
 
 def evaluation_module(
