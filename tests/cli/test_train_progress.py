@@ -24,7 +24,7 @@ def test_a_line_says_what_is_known():
         "step 5/100  loss 2.5000  evaluation 2.7500  8,000 tokens/s  0.25 s (plan: 0.2 s on box)  MFU 12.3 % (plan: 20.0 %)  ETA 0:24"
     )
     images = {"step": 3, "loss": "nan", "step_s": 0.25, "samples_per_s": 32.0}
-    assert progress_line(images, 99, 100, 3700.0) == "step 100/100  32.0 samples/s  0.25 s  ETA 1:01:40"
+    assert progress_line(images, 99, 100, 3700.0) == "step 100/100  loss nan  32.0 samples/s  0.25 s  ETA 1:01:40"
     assert progress_line({}, 0, 100, None) == "step 1/100"
 
 

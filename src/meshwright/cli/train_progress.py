@@ -68,10 +68,9 @@ class Progress:
 def progress_line(known: dict[str, Any], step: int, steps: int, left_s: float | None, planned_s: str = "", planned_mfu: str = "") -> str:
     """`known`: the last line of the metrics; `left_s`: until the run is over."""
     parts = [f"step {min(step + 1, steps)}/{steps}"]
-    if isinstance(known.get("loss"), float):
-        parts.append(f"loss {known['loss']:.4f}")
-    if isinstance(known.get("evaluation_loss"), float):
-        parts.append(f"evaluation {known['evaluation_loss']:.4f}")
+    for name, key in (("loss", "loss"), ("evaluation", "evaluation_loss")):
+        if (loss := known.get(key)) is not None:  # a text where it is not finite
+            parts.append(f"{name} {loss}" if isinstance(loss, str) else f"{name} {loss:.4f}")
     if known:
         tokens = "tokens_per_s" in known
         parts.append(f"{known['tokens_per_s']:,.0f} tokens/s" if tokens else f"{known['samples_per_s']:,.1f} samples/s")

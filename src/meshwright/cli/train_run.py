@@ -132,7 +132,7 @@ def _gate(plan: Plan, request: RunRequest, args: argparse.Namespace) -> dict[str
 
 
 def _evaluated(evaluation: dict[str, Any]) -> str:
-    losses = [f"{loss:.4f} after {step}" for step, loss in evaluation["losses"]]
+    losses = [f"{'nan' if loss is None else f'{loss:.4f}'} after {step}" for step, loss in evaluation["losses"]]
     shown = losses if len(losses) < 3 else [losses[0], "...", losses[-1]]
     return f"on {evaluation['samples']} samples of {evaluation['data']}: {', '.join(shown)} steps"
 
@@ -154,12 +154,14 @@ def _restart(restart: dict[str, Any]) -> str:
 
 def _text(document: Any, out: Path) -> str:
     from ..io.quantity import show_size, show_time
+    from ..run.recording.recording import numbers
 
     middle = sorted(document.step_s[2:] or document.step_s)
+    losses = numbers(document.losses)
     how = f"{document.device}, {document.pacing['mode']}"
     lines = [
         f"{document.steps} steps on {document.ranks} ranks ({how}): {show_time(middle[len(middle) // 2])} per step",
-        f"loss {document.losses[0]:.4f} -> {document.losses[-1]:.4f}",
+        f"loss {losses[0]:.4f} -> {losses[-1]:.4f}",
         *([_evaluated(document.evaluation)] if document.evaluation else []),
         f"peak memory per rank: {', '.join(show_size(b) for b in document.memory_peak_bytes)} of tensors",
         _gated(document.gate),

@@ -40,6 +40,7 @@ from ..machine.process import STATE, STEP, TRAINING, WAITING_FOR, FailureReport,
 from ..machine.torchrun_worker import tell_torchrun
 from ..ranks.blame import first_cause, typed
 from ..ranks.worker import RankLink, TerminationWatch, report_of
+from ..recording.recording import numbers
 from .outcome import absolute, commit, evaluation_graph_of, forward_graph, make_document, walk_orders, write_modules
 from .rank import RankOptions, fetch_setup, put_setup, run_rank
 from .request import RunRequest, RunResult
@@ -127,10 +128,10 @@ class _ElasticRank:
             own = device_folder(request.local_shards, device)
             index = agree_on_shards(self.store, self.rank, self.world, device, own).index
             require_same_job(index, plan, request.data, request.local_shards)
-            first, before = index.step, index.losses
+            first, before = index.step, numbers(index.losses)
         elif request.resume:
             found, index = find_checkpoint(request.out / "checkpoint", plan, request.data)
-            resume_from, first, before = str(found), index.step, index.losses
+            resume_from, first, before = str(found), index.step, numbers(index.losses)
         if self.rank == 0:
             request.out.mkdir(parents=True, exist_ok=True)
             graph = forward_graph(plan, layout)

@@ -25,7 +25,7 @@ from ...program.calls import inline
 from ...program.program import I32
 from ...trace.module_tree import CapturedOperator, ModuleTree
 from ..machine.pacing import Pacing, machine_facts
-from ..recording.recording import RankRecording, plan_identity
+from ..recording.recording import RankRecording, numbers, plan_identity
 from .request import RunDocument, RunRequest
 
 __all__ = [
@@ -150,7 +150,7 @@ def make_document(
     ranks = [msgspec.json.decode(r, type=RankRecording) for r in recordings]
     measured = [msgspec.json.decode(c, type=RankCosts) for c in costs]
     fabric, cost, calibration = cost_of_ranks(cost_of(plan), measured, pacing)
-    columns = [r.losses for r in ranks if r.losses and layout.coordinates(r.rank)[2] == 0]
+    columns = [numbers(r.losses) for r in ranks if r.losses and layout.coordinates(r.rank)[2] == 0]
     ends = [max(r.steps[i].end_s for r in ranks) for i in range(len(ranks[0].steps))]
     starts = [min(r.steps[i].start_s for r in ranks) for i in range(len(ranks[0].steps))]
     over = [max([e, *(s for r in ranks if (s := r.steps[i].evaluated_s) is not None)]) for i, e in enumerate(ends)]  # evaluations too
@@ -163,7 +163,7 @@ def make_document(
         parts = [r.evaluations for r in ranks if r.evaluations and layout.coordinates(r.rank)[2] == 0]
         evaluation = {
             "data": request.evaluation_data, "batches": ranks[0].evaluation_batches, "samples": ranks[0].evaluation_batches * layout.global_batch,
-            "losses": [[at[0][0], sum(x for _, x in at) / len(at)] for at in zip(*parts, strict=True)],
+            "losses": [[at[0][0], sum(numbers(x for _, x in at)) / len(at)] for at in zip(*parts, strict=True)],
         }  # fmt: skip
     return RunDocument(
         plan=plan_identity(plan), ranks=len(ranks), data=request.data, device=request.device, first_step=first, steps=len(ends),

@@ -36,7 +36,7 @@ from ..machine.pacing import PacedClock, Pacing
 from ..machine.process import CALIBRATING, DONE, POSITION, STATE, STEP, TRAINING, blob_get, blob_put, peak_rss_bytes
 from ..ranks.worker import RankLink, Seat
 from ..recording.module_clock import ModuleClock
-from ..recording.recording import RankRecording, RestartBytes, StepRecord
+from ..recording.recording import RankRecording, RestartBytes, StepRecord, numbers
 from ..recording.tracer import StepTracer
 from ..steps.forward_graph import ForwardGraph
 from ..steps.storage_peak import peak_of
@@ -116,11 +116,11 @@ def run_rank(plan: Plan, graph: ForwardGraph, orders: Sequence[I32], rank: int, 
     restart: RestartBytes | None = None
     if options.resume_local:
         index, restart = _from_local_shards(plan, rank, options, link, module, optimizer)
-        first, losses_before = index.step, index.losses
+        first, losses_before = index.step, numbers(index.losses)
     elif options.resume_from:
         index = msgspec.json.decode((Path(options.resume_from) / "index.json").read_bytes(), type=CheckpointIndex)
         restart = load_rank(Path(options.resume_from), index, rank, module, optimizer, plan)
-        first, losses_before = index.step, index.losses
+        first, losses_before = index.step, numbers(index.losses)
     if index is not None:
         optimizer.resume(index.scalars, index.step)
     data = Batches(open_data(options.data, made.examples, job.seed, job.global_batch), layout, graph.inputs, device)
@@ -329,7 +329,7 @@ class _Trainer:
         blob_put(store, f"saved/{step}/{self.rank}", msgspec.json.encode(saved))
         if self.rank == 0:
             ranks = [msgspec.json.decode(blob_get(store, f"saved/{step}/{r}"), type=SavedRank) for r in range(self.layout.ranks)]
-            columns = [x.losses for r, x in enumerate(ranks) if x.losses and self.layout.coordinates(r)[2] == 0]
+            columns = [numbers(x.losses) for r, x in enumerate(ranks) if x.losses and self.layout.coordinates(r)[2] == 0]
             losses = self.losses_before + [sum(c) / len(c) for c in zip(*columns, strict=True)]
             index = make_index(self.plan, step, self.options.data, losses, ranks)
             if shared:

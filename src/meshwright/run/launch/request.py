@@ -31,7 +31,7 @@ class RunDocument(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     device: str
     first_step: int
     steps: int
-    losses: list[float]
+    losses: list[float | None]  # None: not finite
     step_s: list[float]
     profiled_steps: list[int]
     memory_peak_bytes: list[int]

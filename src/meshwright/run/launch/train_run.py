@@ -22,6 +22,7 @@ from ...program.calls import inline
 from ...program.program import I32
 from ..executor.rounds import compile_rounds, require_ends
 from ..machine.pacing import Pacing, choose_pacing
+from ..recording.recording import numbers
 from .outcome import absolute, commit, evaluation_graph_of, forward_graph, make_document, walk_orders, write_modules
 from .request import RunRequest, RunResult, check_request, under_torchrun
 
@@ -47,7 +48,7 @@ def train_run(plan: Plan, request: RunRequest, *, on_step: Callable[[int], None]
         first, before = resumed_locally(plan, layout, request)
     elif request.resume:
         found, index = find_checkpoint(request.out / "checkpoint", plan, request.data)
-        resume_from, first, before = str(found), index.step, index.losses
+        resume_from, first, before = str(found), index.step, numbers(index.losses)
     if first >= request.steps:
         raise UsageError(
             f"the checkpoint is at step {first}; there is nothing left of {request.steps} steps", where="--steps", hint="ask for more steps"
@@ -80,7 +81,7 @@ def resumed_locally(plan: Plan, layout: TrainingLayout, request: RunRequest) -> 
     devices = plan.placement[: layout.ranks]
     index = local_shards([(d, device_folder(request.local_shards, d)) for d in devices]).index
     require_same_job(index, plan, request.data, request.local_shards)
-    return index.step, index.losses
+    return index.step, numbers(index.losses)
 
 
 def _run_locally(

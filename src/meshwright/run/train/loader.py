@@ -108,7 +108,8 @@ class Loaded:
         if self.ahead is not None and (batch := self.ahead.take(first, count)) is not None:
             return _tensors(batch, self.name)
         with user_code(self.name, self.place):
-            return _tensors(self.collate([self.items[at] for at in self.places(first, count)]), self.name)
+            items = [self.items[at] for at in self.places(first, count)]
+            return _tensors(_together(self.collate, items, self.name), self.name)
 
     def sample(self, index: int) -> tuple[torch.Tensor, ...]:
         return tuple(x[0] for x in self.rows(index, 1))
@@ -216,13 +217,27 @@ class Streamed:
     def rows(self, first: int, count: int) -> tuple[torch.Tensor, ...]:
         items = [self.item(i) for i in range(first, first + count)]
         with user_code(self.name, self.place):
-            return _tensors(self.collate(items), self.name)
+            return _tensors(_together(self.collate, items, self.name), self.name)
 
     def sample(self, index: int) -> tuple[torch.Tensor, ...]:
         return tuple(x[0] for x in self.rows(index, 1))
 
     def close(self) -> None:
         self.restart()
+
+
+def _together(collate: Any, items: list[Any], name: str) -> Any:
+    """Raises: UsageError for samples of unlike shapes, where collating does not pad them."""
+    try:
+        return collate(items)
+    except RuntimeError as error:
+        shapes = [tuple(x.shape) for item in items for x in (item if isinstance(item, (tuple, list)) else (item,)) if isinstance(x, torch.Tensor)]
+        if "equal size" not in str(error):
+            raise
+        raise UsageError(
+            f"samples of one batch have unlike shapes, among them {', '.join(map(str, list(dict.fromkeys(shapes))[:6]))}", where=name,
+            hint="a plan is for one shape: give the loader a collate_fn that pads to it",
+        ) from None  # fmt: skip
 
 
 def _tensors(batch: Any, name: str) -> tuple[torch.Tensor, ...]:
