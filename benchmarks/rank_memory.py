@@ -2,9 +2,11 @@
 
     python benchmarks/rank_memory.py [--hidden 1024] [--layers 16]
 
-A LLaMA of about 1.1 GB in float32 is written into a folder in four files, planned for four ranks (2 tensor-parallel x 2 stages; and 4 replicas with
-sharding level 3), and every rank's module is built in a fresh process, one after the other: the peak resident set of the process above what it had
-after its imports, pages of mapped files included. Needs transformers. Nothing is trained: optimizer state and activations come on top in both cases.
+A LLaMA of 271 million parameters is written into a folder in bfloat16, as models are published, in four files, planned for four ranks in float32
+(2 tensor-parallel x 2 stages; and 4 replicas with sharding level 3), and every rank's module is built in a fresh process, one after the other.
+`value` is the peak of its own (anonymous) memory above what it had after its imports, sampled every 2 ms; `resident_bytes` the same of its resident
+set, in which pages of mapped files count that the system may take back at any time. Needs transformers. Nothing is trained: optimizer state and
+activations come on top in both cases.
 """
 
 from __future__ import annotations
@@ -14,6 +16,7 @@ import json
 import subprocess
 import sys
 import tempfile
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -23,8 +26,9 @@ LAYOUTS = {
     "tp 2 x pp 2": ["--tp", "2", "--pp", "2", "--dp", "1", "--microbatch", "2"],
     "dp 4, zero 3": ["--dp", "4", "--tp", "1", "--pp", "1", "--zero", "3", "--microbatch", "2"],
 }
+INTERVAL_S = 0.002
 FABRIC = "laptop:4?memory=64GiB"
-FILE_BYTES = 300_000_000  # of each file of weights
+FILE_BYTES = 150_000_000  # of each file of weights
 
 
 def written(folder: Path, hidden: int, layers: int) -> int:
@@ -38,8 +42,25 @@ def written(folder: Path, hidden: int, layers: int) -> int:
     )  # fmt: skip
     torch.manual_seed(0)
     module = transformers.LlamaForCausalLM(config)
-    module.save_pretrained(folder, max_shard_size=FILE_BYTES)
-    return sum(p.numel() * p.element_size() for p in module.parameters())
+    module.bfloat16().save_pretrained(folder, max_shard_size=FILE_BYTES)
+    return sum(4 * p.numel() for p in module.parameters())
+
+
+class Sampled(threading.Thread):
+    """The peak of this process's anonymous memory while it lasts."""
+
+    def __init__(self) -> None:
+        super().__init__(daemon=True)
+        self.over, self.peak_bytes = threading.Event(), 0
+
+    def run(self) -> None:
+        while not self.over.wait(INTERVAL_S):
+            self.peak_bytes = max(self.peak_bytes, anonymous_bytes())
+
+
+def anonymous_bytes() -> int:
+    text = Path("/proc/self/status").read_text()
+    return int(text.partition("RssAnon:")[2].split()[0]) * 1024
 
 
 def build(plan_file: str, rank: int, lazy: bool) -> dict[str, Any]:
@@ -67,7 +88,9 @@ def build(plan_file: str, rank: int, lazy: bool) -> dict[str, Any]:
     program = inline(plan.main, plan.programs).program
     import transformers  # noqa: F401
 
-    before = memory_high_water_bytes()
+    before, own = memory_high_water_bytes(), anonymous_bytes()
+    sampled = Sampled()
+    sampled.start()
     source = build_model(job.model, device="cpu", seed=0, batch_size=layout.microbatch_size, lazy=lazy)
     assert (source.weights is not None) == lazy
     module = build_rank_module(
@@ -75,7 +98,10 @@ def build(plan_file: str, rank: int, lazy: bool) -> dict[str, Any]:
         gradient_bytes=gradient_bytes(program, rank), values=source.weights,
     )  # fmt: skip
     held = sum(t.numel() * t.element_size() for _, t, _ in module.kept())
-    return {"rank": rank, "held_bytes": held, "peak_bytes": memory_high_water_bytes() - before, "imports_bytes": before}
+    sampled.over.set()
+    sampled.join()
+    peak = max(sampled.peak_bytes, anonymous_bytes())
+    return {"rank": rank, "held_bytes": held, "peak_bytes": peak - own, "resident_bytes": memory_high_water_bytes() - before, "imports_bytes": own}
 
 
 def main() -> int:
@@ -95,7 +121,7 @@ def main() -> int:
         size = written(folder, args.hidden, args.layers)
         for layout, flags in LAYOUTS.items():
             plan = Path(place) / f"{len(rows)}.json"
-            command = ["train", "plan", "--model", f"hf:{folder}", "--seq-len", "16", "--fabric", FABRIC, "--global-batch", "8", *flags]
+            command = ["train", "plan", "--model", f"hf:{folder}", "--dtype", "float32", "--seq-len", "16", "--fabric", FABRIC, "--global-batch", "8", *flags]
             subprocess.run([sys.executable, "-m", "meshwright", *command, "-o", str(plan)], check=True, stdout=subprocess.DEVNULL)
             own = [sys.executable, __file__, "--plan", str(plan)]
             subprocess.run([*own, "--rank", "0"], check=True, stdout=subprocess.DEVNULL)  # traces
