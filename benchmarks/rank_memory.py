@@ -121,7 +121,8 @@ def main() -> int:
         size = written(folder, args.hidden, args.layers)
         for layout, flags in LAYOUTS.items():
             plan = Path(place) / f"{len(rows)}.json"
-            command = ["train", "plan", "--model", f"hf:{folder}", "--dtype", "float32", "--seq-len", "16", "--fabric", FABRIC, "--global-batch", "8", *flags]
+            model = ["--model", f"hf:{folder}", "--dtype", "float32", "--seq-len", "16"]
+            command = ["train", "plan", *model, "--fabric", FABRIC, "--global-batch", "8", *flags]
             subprocess.run([sys.executable, "-m", "meshwright", *command, "-o", str(plan)], check=True, stdout=subprocess.DEVNULL)
             own = [sys.executable, __file__, "--plan", str(plan)]
             subprocess.run([*own, "--rank", "0"], check=True, stdout=subprocess.DEVNULL)  # traces
