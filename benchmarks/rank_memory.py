@@ -3,7 +3,7 @@
     python benchmarks/rank_memory.py [--hidden 1024] [--layers 16]
 
 A LLaMA of 271 million parameters is written into a folder in bfloat16, as models are published, in four files, planned for four ranks in float32
-(2 tensor-parallel x 2 stages; and 4 replicas with sharding level 3), and every rank's module is built in a fresh process, one after the other.
+(2 tensor-parallel x 2 stages), and every rank's module with its gradients is built in a fresh process, one after the other.
 `value` is the peak of its own (anonymous) memory above what it had after its imports, sampled every 2 ms; `resident_bytes` the same of its resident
 set, in which pages of mapped files count that the system may take back at any time. Needs transformers. Nothing is trained: optimizer state and
 activations come on top in both cases.
@@ -22,10 +22,7 @@ from typing import Any
 
 from machine import memory_high_water_bytes, record
 
-LAYOUTS = {
-    "tp 2 x pp 2": ["--tp", "2", "--pp", "2", "--dp", "1", "--microbatch", "2"],
-    "dp 4, zero 3": ["--dp", "4", "--tp", "1", "--pp", "1", "--zero", "3", "--microbatch", "2"],
-}
+LAYOUTS = {"tp 2 x pp 2": ["--tp", "2", "--pp", "2", "--dp", "1", "--microbatch", "2"]}
 INTERVAL_S = 0.002
 FABRIC = "laptop:4?memory=64GiB"
 FILE_BYTES = 150_000_000  # of each file of weights
