@@ -107,7 +107,10 @@ def build_rank_module(
         shard = shard_of.get(name)
         local = take_part(whole.detach(), shard.axis, shard, tensor, layout.tensor) if shard else whole.detach() if adopt else whole.detach().clone()
         if whole.requires_grad and local.dtype not in TRAINED:
-            raise Unsupported(f"parameter {name!r} is {local.dtype}; only float32, float64 and bfloat16 parameters can be trained so far")
+            raise Unsupported(
+                f"parameter {name!r} is {local.dtype}; only float32, float64 and bfloat16 parameters can be trained so far",
+                hint="float32 weights (--dtype float32), with --precision fp16-autocast where float16 is wanted",
+            )  # fmt: skip
         if values is not None and not (layout.zero_level and whole.requires_grad):
             local = _read(values, name, whole, shard, tensor, layout.tensor)
         own = adopt and shard is None and isinstance(whole, torch.nn.Parameter)
