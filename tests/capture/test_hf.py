@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from meshwright.capture.forward import trace_forward
-from meshwright.capture.hf import DEFAULT_LENGTH, MAX_CONFIG_BYTES, build_hf, config_of, hf_name, with_length
+from meshwright.capture.hf import DEFAULT_LENGTH, MAX_CONFIG_BYTES, build_hf, config_of, hf_name, with_dtype, with_length
 from meshwright.capture.resolve import build_model
 from meshwright.cli import main
 from meshwright.errors import FormatError, MissingExtra, UnknownName, UsageError
@@ -106,6 +106,73 @@ def test_a_class_of_transformers_is_traced_as_it_runs(tmp_path: Path) -> None:
         found = torch.autograd.grad(ours, list(traced.parameters.values()), allow_unused=True)
         assert all((a is None and b is None) or torch.equal(a, b) for a, b in zip(found, expected, strict=True))
     assert build_model(f"hf:{tmp_path}", device="meta").inputs[0].shape == (2, min(DEFAULT_LENGTH, 32))
+
+
+def test_dtypes_in_names(tmp_path: Path) -> None:
+    folder = written(tmp_path)
+    for text, length, dtype in (("8,bfloat16", 8, "bfloat16"), ("float64", 0, "float64"), ("float16,3", 3, "float16")):
+        parts = hf_name(f"hf:{folder}@{text}")
+        assert parts is not None and (parts.length, parts.dtype) == (length, dtype)
+    assert with_dtype(str(folder), "bfloat16") == f"hf:{folder}@bfloat16" and with_dtype(f"hf:{folder}@8", "float64") == f"hf:{folder}@8,float64"
+    assert with_length(f"hf:{folder}@float64", 8) == f"hf:{folder}@float64,8" and with_dtype("examples/gpt.py:tiny", "") == "examples/gpt.py:tiny"
+    for text in ("8,8", "float64,float64", "int8", "8,"):
+        with pytest.raises(UsageError, match="is not a length or a dtype"):
+            hf_name(f"hf:{folder}@{text}")
+    for name in (f"hf:{folder}@float64", "examples/gpt.py:tiny"):
+        with pytest.raises(UsageError, match="dtype"):
+            with_dtype(name, "float32")
+
+
+@with_transformers
+def test_the_dtype_is_the_configurations_where_there_are_weights(tmp_path: Path) -> None:
+    written(tmp_path, LLAMA | {"dtype": "bfloat16"})
+
+    def dtypes(name: str, **how: Any) -> tuple[set[torch.dtype], set[torch.dtype]]:
+        source = build_model(name, **{"device": "cpu", **how})
+        return {p.dtype for p in source.module.parameters()}, {b.dtype for b in source.module.buffers()}
+
+    assert dtypes(f"hf:{tmp_path}") == ({torch.float32}, {torch.float32}) and dtypes(f"hf:{tmp_path}@float64")[0] == {torch.float64}
+    build_model(f"hf:{tmp_path}@bfloat16", device="cpu").module.save_pretrained(tmp_path)
+    for name, dtype in ((f"hf:{tmp_path}", torch.bfloat16), (f"hf:{tmp_path}@float32", torch.float32)):
+        found = dtypes(name)
+        assert found == dtypes(name, device="meta") == dtypes(name, lazy=True) and found[0] == {dtype}
+
+
+FAMILIES: tuple[dict[str, Any], ...] = (
+    LLAMA, LLAMA | {"tie_word_embeddings": True},
+    {"model_type": "gpt2", "architectures": ["GPT2LMHeadModel"], "n_embd": 16, "n_layer": 2, "n_head": 2, "vocab_size": 64, "n_positions": 32},
+    {"model_type": "resnet", "architectures": ["ResNetForImageClassification"], "embedding_size": 8, "hidden_sizes": [8, 16], "depths": [1, 1]},
+)  # fmt: skip
+
+
+@with_transformers
+@pytest.mark.parametrize("fields", FAMILIES, ids=lambda x: f"{x['model_type']} {x.get('tie_word_embeddings', '')}")
+def test_weights_left_in_files_are_those_that_transformers_loads(tmp_path: Path, fields: dict[str, Any]) -> None:
+    """Several files, cast to another dtype."""
+    written(tmp_path, fields)
+    build_model(f"hf:{tmp_path}", device="cpu", seed=1).module.save_pretrained(tmp_path, max_shard_size="20KB")
+    name = f"hf:{tmp_path}@bfloat16"
+    whole, lazy = build_model(name, device="cpu", seed=2), build_model(name, device="cpu", seed=2, lazy=True)
+    assert lazy.weights is not None and whole.weights is None
+    for (n, p), (m, q) in zip(whole.module.named_parameters(), lazy.module.named_parameters(), strict=True):
+        assert n == m and q.is_meta and torch.equal(p, lazy.weights.part(n, q.dtype))
+    for (n, p), (m, q) in zip(whole.module.named_buffers(), lazy.module.named_buffers(), strict=True):
+        assert n == m and torch.equal(p, lazy.weights.part(n, q.dtype) if n in lazy.weights.known_as else q)
+    assert all(torch.equal(a, b) for a, b in zip(whole.inputs, lazy.inputs, strict=True))
+
+
+@with_transformers
+def test_a_folder_that_lacks_weights_of_its_own_class_is_refused(tmp_path: Path) -> None:
+    """Another class may have a head that its folder does not: it is initialised, in the whole model."""
+    written(tmp_path)
+    module = build_model(f"hf:{tmp_path}", device="cpu", seed=1).module
+    kept = {n: x for n, x in module.state_dict().items() if n != "model.norm.weight"}
+    module.save_pretrained(tmp_path, state_dict=kept)
+    for lazy in (False, True):
+        with pytest.raises(FormatError, match=r"no file has tensor 'model.norm.weight'") as found:
+            build_model(f"hf:{tmp_path}", device="cpu", lazy=lazy)
+        assert found.value.where == str(tmp_path)
+    assert build_model(f"hf:{tmp_path}:LlamaForSequenceClassification", device="cpu", lazy=True).weights is None
 
 
 @with_transformers

@@ -113,11 +113,17 @@ def lowered_step(
     return found, flat
 
 
-def _lowered(
+def _lowered(*arguments: Any) -> tuple[TrainingLayout, Program, Program]:
+    layout, program, callees = lowered_calls(*arguments)
+    return layout, program, inline(program, callees).program
+
+
+def lowered_calls(
     model: str, degrees: tuple[int, int, int], microbatch: int, global_batch: int, loss: str, options: TensorOptions, layout: TrainingLayout | None,
     recompute: str = "none", sharding: DataSharding = PLAIN, schedule: tuple[str, dict[str, Any]] | None = None, division: Division = EVEN,
     costs: Path | None = None, end: StepEnd | None = None, precision: str = "fp32",
-) -> tuple[TrainingLayout, Program, Program]:  # fmt: skip
+) -> tuple[TrainingLayout, Program, dict[str, Program]]:  # fmt: skip
+    """(layout, program, the programs that it calls)."""
     graph = graph_of(model, microbatch, loss, precision)
     orders = None
     if schedule is not None:
@@ -150,8 +156,7 @@ def _lowered(
         return bindable(program_hash(plan.program), plan.program)
 
     rows = actions_of(orders) if orders is not None else ()
-    program, callees = lower_training(graph, layout, one_f_one_b_order, collective, orders=rows)
-    return layout, program, inline(program, callees).program
+    return layout, *lower_training(graph, layout, one_f_one_b_order, collective, orders=rows)
 
 
 def recomputed(graph: Any, layout: TrainingLayout, rule: str) -> TrainingLayout:

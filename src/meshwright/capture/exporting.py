@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -22,6 +23,7 @@ from .in_place import written_out
 from .losses import Objective
 from .regions import Watched, kept_whole, watching
 from .resolve import ModelSource, shown
+from .side_effects import Seen, changed, plain_values, refuse_changing
 from .torch_private import export_as_called
 
 __all__ = ["exported_program", "module_path"]
@@ -39,9 +41,16 @@ def exported_program(objective: Objective, source: ModelSource, mode: Any) -> tu
     whole = dict.fromkeys(outer, f"export would lose {_HOOKS}")  # path of a module -> why
     refusal: Refusal | None = None
     for _ in range(MAX_ROUNDS):
-        found = _once(objective, source, mode, list(whole))
+        seen, before = Seen(), plain_values(objective.model)
+        found = _once(objective, source, mode, list(whole), seen)
+        changing, after = changed(before, plain_values(objective.model)), plain_values(objective.model)
+        if changing or seen.assigned:
+            attributes = seen.changing(partial(_again, objective, source, mode, list(whole)))
+            refuse_changing(objective.model, changing & changed(after, plain_values(objective.model)), attributes)
         if not isinstance(found, Refusal):
-            return found, tuple(_notes(objective.model, whole))
+            lines = ", ".join(seen.printed)
+            printing = [f"what forward prints ({lines}) is printed while the model is traced, not in training"] if lines else []
+            return found, (*_notes(objective.model, whole), *printing)
         refusal = refusal or found  # the first says what stands in the way; later ones may come of keeping modules whole
         more = _modules_like(objective.model, found.module, whole)
         if not more:
@@ -53,11 +62,17 @@ def exported_program(objective: Objective, source: ModelSource, mode: Any) -> tu
     return refusal
 
 
-def _once(objective: Objective, source: ModelSource, mode: Any, whole: Sequence[str]) -> Any:
+def _again(objective: Objective, source: ModelSource, mode: Any, whole: Sequence[str]) -> Seen:
+    seen = Seen()
+    _once(objective, source, mode, whole, seen)
+    return seen
+
+
+def _once(objective: Objective, source: ModelSource, mode: Any, whole: Sequence[str], seen: Seen) -> Any:
     """An exported program, flat; or a refusal."""
     lost: list[Watched] = []
     try:
-        with quiet(), mode or contextlib.nullcontext(), _as_eager(objective, source, whole, lost):
+        with quiet(), mode or contextlib.nullcontext(), _as_eager(objective, source, whole, lost, seen):
             exported = torch.export.export(objective, source.inputs, strict=False)
     except MeshwrightError:
         raise
@@ -80,8 +95,8 @@ def _once(objective: Objective, source: ModelSource, mode: Any, whole: Sequence[
 
 
 @contextlib.contextmanager
-def _as_eager(objective: Objective, source: ModelSource, whole: Sequence[str], lost: list[Watched]) -> Iterator[None]:
-    with watching(objective, lost), kept_whole(objective.model, whole, source.name), export_as_called():
+def _as_eager(objective: Objective, source: ModelSource, whole: Sequence[str], lost: list[Watched], seen: Seen) -> Iterator[None]:
+    with watching(objective, lost, seen), kept_whole(objective.model, whole, source.name), export_as_called():
         yield
 
 

@@ -12,7 +12,7 @@ the module as it is: it can be trained data-parallel, but not be cut.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -75,15 +75,20 @@ def trace_forward(
     seed: int = 0,
     device: str = "fake",
     opaque: bool = False,
+    evaluation: bool = False,
 ) -> TracedForward:
     """Builds the model named `model` and traces it with its loss.
 
     `device="fake"` needs no memory for weights; any torch device name (`cpu`, `cuda:0`) builds the real module there after
     `torch.manual_seed(seed)`. Example inputs are brought to `batch_size` rows (repeated or cut). `opaque=True` skips export.
+    `evaluation`: as the module computes after `eval()`, under a name of its own, so that modules kept whole are not those that are trained.
 
     Raises UsageError, UnknownName (wrong name, contract, loss) and CaptureError (user code fails; names file and line).
     """
     objective, source, mode = build_objective(model, loss=loss, batch_size=batch_size, seed=seed, device=device)
+    if evaluation:
+        objective.eval()
+        source = replace(source, name=f"{source.name} in evaluation mode")
     return trace_objective(objective, source, loss=loss, mode=mode, opaque=opaque)
 
 

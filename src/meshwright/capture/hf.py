@@ -1,15 +1,18 @@
-"""Models by the name of a configuration: `hf:CONFIG.json[:Class][@LENGTH]`, or `hf:FOLDER...` of a folder that holds `config.json`.
+"""Models by the name of a configuration: `hf:CONFIG.json[:Class][@LENGTH,DTYPE]`, or `hf:FOLDER...` of a folder that holds `config.json`.
 
 The class is one of transformers' own (default: the first of the configuration's `architectures`, else the causal language model of its type). Only
 local files are read, and no code that a configuration asks for is run. Weights in safetensors files of the folder are loaded where the model is made
-with real memory; without them it is initialised as transformers does, from the seed. Example inputs are random, two rows in the
-configuration's sizes, labels last; LENGTH is that of token sequences (default: at most `DEFAULT_LENGTH`). Caches of keys and values are switched off.
+with real memory, or left where they lie for ranks to read their parts (`lazy`); without them it is initialised as transformers does, from the seed.
+DTYPE is that of the weights: by default the configuration's where there are weights, as `from_pretrained` has it, else float32. Example inputs are
+random, two rows in the configuration's sizes, labels last; LENGTH is that of token sequences (default: at most `DEFAULT_LENGTH`). Caches of keys and
+values are switched off.
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,25 +23,28 @@ from torch import nn
 from meshwright.errors import FormatError, MissingExtra, UnknownName, UsageError
 
 from .calling import prediction_of
+from .weight_files import WeightFiles, has_weights, weight_files
 
-__all__ = ["PREFIX", "HfName", "build_hf", "config_of", "hf_name", "with_length"]
+__all__ = ["DTYPES", "PREFIX", "HfName", "build_hf", "config_of", "hf_name", "with_dtype", "with_length"]
 
 PREFIX = "hf:"
 MAX_CONFIG_BYTES = 1 << 20
 DEFAULT_LENGTH = 128  # tokens of an example row
 ROWS = 2
 AUDIO_SAMPLES = 4000  # of raw sound per example row
-_HINT = "hf:CONFIG.json[:Class][@LENGTH], or a folder with config.json"
+DTYPES = ("float32", "bfloat16", "float16", "float64")  # of weights
+_HINT = "hf:CONFIG.json[:Class][@LENGTH,DTYPE], or a folder with config.json"
 
 
 @dataclass(frozen=True, kw_only=True)
 class HfName:
-    """A model's name taken apart. `folder`: where weights may be, None for a file alone; `length`: 0 where none is given."""
+    """A model's name taken apart. `folder`: where weights may be, None for a file alone; `length`: 0, `dtype`: "" where none is given."""
 
     config: Path
     folder: Path | None
     kind: str = ""
     length: int = 0
+    dtype: str = ""
 
 
 def hf_name(name: str) -> HfName | None:
@@ -48,18 +54,24 @@ def hf_name(name: str) -> HfName | None:
         return None
     place, at, text = bare.rpartition("@")
     if not at:
-        place, text = bare, "0"
-    if not text.isdecimal() or (at and int(text) < 1):
-        raise UsageError(f"{text!r} is not a length", where=name, hint=_HINT)
+        place, text = bare, ""
+    length, dtype = 0, ""
+    for option in text.split(",") if at else ():
+        if option in DTYPES and not dtype:
+            dtype = option
+        elif option.isdecimal() and int(option) > 0 and not length:
+            length = int(option)
+        else:
+            raise UsageError(f"{option!r} is not a length or a dtype", where=name, hint=f"{_HINT}; dtypes: {', '.join(DTYPES)}")
     path, _, kind = place.partition(":") if not Path(place).exists() else (place, "", "")
     if kind and not kind.isidentifier():
         raise UsageError(f"{kind!r} is not the name of a class", where=name, hint=_HINT)
     found = Path(path)
     if found.is_dir() and (found / "config.json").is_file():
-        return HfName(config=found / "config.json", folder=found, kind=kind, length=int(text))
+        return HfName(config=found / "config.json", folder=found, kind=kind, length=length, dtype=dtype)
     if found.is_dir() or not found.is_file():
         raise UnknownName(f"there is no {'config.json in the folder' if found.is_dir() else 'file'} {path!r}", where=name, hint=_HINT)
-    return HfName(config=found, folder=None, kind=kind, length=int(text))
+    return HfName(config=found, folder=None, kind=kind, length=length, dtype=dtype)
 
 
 def with_length(name: str | None, length: int | None) -> str | None:
@@ -72,7 +84,23 @@ def with_length(name: str | None, length: int | None) -> str | None:
     if parts is None or parts.length or length < 1:
         what = "a length is at least 1" if length < 1 else "the model's name has a length" if parts else "the length is its model function's affair"
         raise UsageError(what, where="--seq-len", hint=_HINT)
-    return f"{name}@{length}"
+    return _with(name, parts, str(length))
+
+
+def with_dtype(name: str | None, dtype: str) -> str | None:
+    """The name with a dtype of weights in it. Raises: UsageError where the name is not of this kind, or has one."""
+    name = with_length(name, None)
+    if name is None or not dtype:
+        return name
+    parts = hf_name(name)
+    if parts is None or parts.dtype:
+        what = "the model's name has a dtype" if parts else "the dtype is its model function's affair"
+        raise UsageError(what, where="--dtype", hint=_HINT)
+    return _with(name, parts, dtype)
+
+
+def _with(name: str, parts: HfName, option: str) -> str:
+    return f"{name}{',' if parts.length or parts.dtype else '@'}{option}"
 
 
 def config_of(data: bytes, where: str) -> dict[str, Any]:
@@ -93,10 +121,12 @@ def config_of(data: bytes, where: str) -> dict[str, Any]:
     return found
 
 
-def build_hf(name: HfName) -> tuple[nn.Module, dict[str, torch.Tensor]]:
+def build_hf(name: HfName, *, lazy: list[WeightFiles] | None = None) -> tuple[nn.Module, dict[str, torch.Tensor]]:
     """The module in training mode, and its example inputs by keyword, labels last; on the current default device.
 
-    Raises: MissingExtra, FormatError, UnknownName; what transformers raises.
+    `lazy`: where files of the folder have all its weights under its own names, its parameters are left on the meta device, and the files, which then
+    know them, are put there.
+    Raises: MissingExtra, FormatError for a configuration or files that are damaged or lack what the class has; UnknownName; what transformers raises.
     """
     fields = config_of(_read(name.config), str(name.config))
     try:
@@ -109,12 +139,72 @@ def build_hf(name: HfName) -> tuple[nn.Module, dict[str, torch.Tensor]]:
     config = kinds[fields["model_type"]].from_dict(fields)
     config.use_cache = False
     kind = _class(library, config, name, fields)
-    if name.folder is not None and any(name.folder.glob("*.safetensors")) and torch.empty(0).device.type != "meta":
-        module = kind.from_pretrained(str(name.folder), config=config, local_files_only=True, use_safetensors=True, dtype=torch.float32)
+    dtype, files = _dtype(name, fields), None
+    if name.folder is not None and has_weights(name.folder) and torch.empty(0).device.type != "meta":
+        files = weight_files(name.folder)
+        module = _without_values(kind, config, dtype) if lazy is not None and _Sizes(config, 0).labels(kind.__name__) is not None else None
+        if module is not None and lazy is not None and not files.fit(module):
+            lazy.append(files)
+        else:
+            module = _loaded(kind, config, dtype, name.folder, kind.__name__ in (fields.get("architectures") or ()))
+        torch.manual_seed(torch.initial_seed())  # the examples do not depend on what was drawn before
     else:
-        module = kind(config)
+        with _default_dtype(dtype):
+            module = kind(config)
     module.train()
-    return module, example_inputs(module, config, name.length)
+    inputs = example_inputs(module, config, name.length)
+    return module, {k: x.to(dtype) if x.is_floating_point() and k != "labels" else x for k, x in inputs.items()}
+
+
+def _dtype(name: HfName, fields: Mapping[str, Any]) -> torch.dtype:
+    stated = fields.get("dtype", fields.get("torch_dtype")) if has_weights(name.folder) else None
+    chosen = name.dtype or (stated if stated in DTYPES else "float32")
+    found: torch.dtype = getattr(torch, chosen)
+    return found
+
+
+@contextlib.contextmanager
+def _default_dtype(dtype: torch.dtype) -> Iterator[None]:
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(dtype)
+    try:
+        yield
+    finally:
+        torch.set_default_dtype(before)
+
+
+def _loaded(kind: Any, config: Any, dtype: torch.dtype, folder: Path, own: bool) -> nn.Module:
+    """With all values, as transformers loads them. `own`: the folder says that its weights are of this class, so that none may be missing."""
+    module, said = kind.from_pretrained(
+        str(folder), config=config, local_files_only=True, use_safetensors=True, dtype=dtype, output_loading_info=True
+    )
+    if own and said["missing_keys"]:
+        missing = sorted(said["missing_keys"])
+        raise FormatError(
+            f"no file has tensor {missing[0]!r} ({len(missing)} missing), which {kind.__name__} needs", where=str(folder),
+            hint="copy all files of the model, or name the class that is meant: hf:FOLDER:Class", data={"missing": missing[:32]},
+        )  # fmt: skip
+    found: nn.Module = module
+    return found
+
+
+def _without_values(kind: Any, config: Any, dtype: torch.dtype) -> nn.Module:
+    """Parameters on the meta device, buffers, which are computed from the configuration, with values. A parameter goes there as soon as it is set,
+    so that nothing is ever drawn for it, and no more than one has memory."""
+    register = nn.Module.register_parameter
+
+    def on_meta(self: nn.Module, name: str, param: nn.Parameter | None) -> None:
+        if param is not None and not param.is_meta:
+            param = nn.Parameter(param.detach().to("meta"), requires_grad=param.requires_grad)
+        register(self, name, param)
+
+    nn.Module.register_parameter = on_meta
+    try:
+        with _default_dtype(dtype):
+            made: nn.Module = kind(config)
+            return made
+    finally:
+        nn.Module.register_parameter = register
 
 
 def _read(path: Path) -> bytes:

@@ -12,7 +12,7 @@ from torch import nn
 from meshwright.errors import UnknownName, UsageError
 
 from .calling import Calling, loss_of, prediction_of
-from .resolve import match_hint, resolve_function
+from .resolve import match_hint, resolve_function, shown
 
 __all__ = ["CHANNELS_LAST", "LOSSES", "Objective", "has_images", "loss_function"]
 
@@ -83,17 +83,39 @@ class Objective(nn.Module):  # type: ignore[misc]
         if self.channels_last:
             inputs = tuple(x.contiguous(memory_format=CHANNELS_LAST[x.dim()]) if _is_image(x) else x for x in inputs)
         if self.loss is None:
-            result = loss_of(self.called(inputs))
+            output = self.called(inputs)
+            self.refuse_losses(output)
+            result = loss_of(output)
         else:
             if len(inputs) < 2:
                 raise UsageError("there is one example input only, and the loss needs a target", hint="the last example input is the target")
             output = self.called(inputs[:-1])
+            if output is None:
+                hint = "return the prediction, or the loss with --loss output"
+                raise UsageError("forward returns None", where=self.line(), hint=hint)
             result = self.loss(output if ":" in self.loss_name else prediction_of(output), inputs[-1])
         if not isinstance(result, torch.Tensor) or result.dim() != 0 or not result.is_floating_point():
             shape = f"a tensor of shape {tuple(result.shape)}, {result.dtype}" if isinstance(result, torch.Tensor) else f"a {type(result).__name__}"
             hint = "with --loss output the module returns its loss" if self.loss is None else "a loss returns one floating-point number"
             raise UsageError(f"the loss {self.loss_name!r} is {shape}, not a floating-point scalar", hint=hint)
         return result
+
+    def refuse_losses(self, output: Any) -> None:
+        """Raises: UsageError where a module returns nothing, or several losses in a row: the first is not trained alone without a word."""
+        if output is None:
+            raise UsageError("forward returns None", where=self.line(), hint="with --loss output the module returns its loss")
+        losses = [x for x in output if isinstance(x, torch.Tensor) and not x.dim() and x.requires_grad] if isinstance(output, (tuple, list)) else []
+        if len(losses) > 1:
+            raise UsageError(
+                f"forward returns {len(losses)} losses with gradients, and a plan trains one", where=self.line(),
+                hint="return their sum, detach those that are only looked at, or train what has a loss of its own (the two of a GAN) as two jobs",
+                data={"losses": len(losses)},
+            )  # fmt: skip
+
+    def line(self) -> str:
+        """`file:line` of the model's forward."""
+        code = getattr(type(self.model).forward, "__code__", None)
+        return f"{shown(code.co_filename)}:{code.co_firstlineno}" if code is not None else type(self.model).__name__
 
     def called(self, tensors: Sequence[torch.Tensor]) -> Any:
         """What the model returns for the inputs, or for all but the target."""

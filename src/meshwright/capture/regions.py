@@ -22,6 +22,7 @@ from torch import nn
 from meshwright.errors import Unsupported
 from meshwright.graph.graph import Work
 
+from .side_effects import Seen, calls_watched
 from .torch_private import DispatchRecorder, FakeTensorMode, checkpoints_run_plainly, flat_tree, storage_key
 from .user_gradients import functions_watched
 from .work import work_of
@@ -294,8 +295,9 @@ class Watched:
 
 
 @contextlib.contextmanager
-def watching(model: nn.Module, found: list[Watched]) -> Iterator[None]:
-    """While a model is exported in this thread: checkpoints run plainly; what export would lose of gradients is added to `found`."""
+def watching(model: nn.Module, found: list[Watched], seen: Seen) -> Iterator[None]:
+    """While a model is exported in this thread: checkpoints run plainly; what export would lose is added to `found` (gradients of the owner's, hooks,
+    files that are read); `seen`: of what else it does."""
     paths = {id(m): name for name, m in model.named_modules()}
     thread = threading.get_ident()
 
@@ -311,6 +313,18 @@ def watching(model: nn.Module, found: list[Watched]) -> Iterator[None]:
             frame = frame.f_back  # type: ignore[assignment]
         found.append(Watched(what, module, where))
 
+    def reads(where: str) -> None:
+        if threading.get_ident() == thread:
+            note(f"the file that is read at {where}")
+
+    def prints(where: str) -> None:
+        if threading.get_ident() == thread and where not in seen.printed:
+            seen.printed.append(where)
+
+    def sets(module: nn.Module, name: str, value: Any, where: str) -> None:
+        if threading.get_ident() == thread and id(module) in paths:
+            seen.assigned[paths[id(module)].removeprefix("model").removeprefix("."), name] = (module, value, where)
+
     tensor, register = torch.Tensor, torch.Tensor.register_hook
 
     def applied(cls: type) -> None:
@@ -324,7 +338,7 @@ def watching(model: nn.Module, found: list[Watched]) -> Iterator[None]:
 
     tensor.register_hook = registered
     try:
-        with checkpoints_run_plainly(), functions_watched(applied):
+        with checkpoints_run_plainly(), functions_watched(applied), calls_watched(reads, prints, sets):
             yield
     finally:
         tensor.register_hook = register

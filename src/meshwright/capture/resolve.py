@@ -31,6 +31,7 @@ from meshwright.errors import CaptureError, MeshwrightError, UnknownName, UsageE
 from .calling import Calling, flat_inputs
 from .hf import build_hf, hf_name
 from .live import stands_for
+from .weight_files import WeightFiles
 
 __all__ = ["ModelSource", "build_model", "match_hint", "resolve_function", "shown", "user_code"]
 
@@ -42,7 +43,7 @@ class ModelSource:
     """A built model: the module, its example inputs (target last) and notes on how it was built.
 
     `examples`: the inputs as its function gave them, whatever batch size was asked for. `calling`: how they become the module's arguments; None: in
-    order, the target last.
+    order, the target last. `weights`: where the values of its parameters, which are on the meta device then, lie.
     """
 
     name: str
@@ -51,6 +52,7 @@ class ModelSource:
     notes: tuple[str, ...] = ()
     examples: tuple[torch.Tensor, ...] = ()
     calling: Calling | None = None
+    weights: WeightFiles | None = None
 
     @property
     def batch_size(self) -> int:
@@ -79,21 +81,23 @@ def resolve_function(name: str, *, what: str = "model") -> Callable[..., Any]:
     return found  # type: ignore[no-any-return]
 
 
-def build_model(name: str, *, device: str, seed: int = 0, batch_size: int | None = None) -> ModelSource:
+def build_model(name: str, *, device: str, seed: int = 0, batch_size: int | None = None, lazy: bool = False) -> ModelSource:
     """Calls the model function on `device` after seeding torch, checks the contract and brings the inputs to `batch_size` rows.
 
+    `lazy`: weights that lie in files need not be loaded (`ModelSource.weights`).
     The global random state is put back afterwards. Raises UsageError (contract broken) or CaptureError (user code failed).
     """
     if batch_size is not None and batch_size < 1:
         raise UsageError(f"batch size must be >= 1, got {batch_size}", where=name)
     by_config = hf_name(name)
-    function = partial(build_hf, by_config) if by_config is not None else resolve_function(name)
+    files: list[WeightFiles] = []
+    function = partial(build_hf, by_config, lazy=files if lazy else None) if by_config is not None else resolve_function(name)
     with torch.random.fork_rng(devices=[]), torch.device(device), user_code(name, "" if by_config is not None else _place(name)):
         torch.manual_seed(seed)
         result = function()
     module, inputs, calling = _checked(name, result)
     resized = inputs if batch_size is None else tuple(resize_batch(x, batch_size) for x in inputs)
-    return ModelSource(name=name, module=module, inputs=resized, examples=inputs, calling=calling)
+    return ModelSource(name=name, module=module, inputs=resized, examples=inputs, calling=calling, weights=files[0] if files else None)
 
 
 def resize_batch(x: torch.Tensor, batch_size: int) -> torch.Tensor:

@@ -30,16 +30,20 @@ def training_arguments(parser: argparse.ArgumentParser) -> None:
 
 def model_arguments(parser: argparse.ArgumentParser, *short: str, required: bool = False) -> None:
     parser.add_argument("--model", *short, required=required, help=MODELS)
+    parser.add_argument(
+        "--dtype", default="", choices=["", "float32", "bfloat16", "float16", "float64"],
+        help="of the weights of a model by its configuration (default: the configuration's where the folder has weights, else float32)",
+    )  # fmt: skip
     parser.add_argument("--seq-len", type=int, metavar="N", help="tokens of an example row, of a model by its configuration (hf:)")
 
 
 def model_given(args: argparse.Namespace) -> str | None:
-    """The model's name as a job carries it, with --seq-len in it. Raises: UsageError where that does not fit."""
-    if args.model is None or (args.seq_len is None and ":" in args.model):
+    """The model's name as a job carries it, with --seq-len and --dtype in it. Raises: UsageError where they do not fit."""
+    if args.model is None or (args.seq_len is None and not args.dtype and ":" in args.model):
         return args.model
-    from ..capture.hf import with_length
+    from ..capture.hf import with_dtype, with_length
 
-    return with_length(args.model, args.seq_len)
+    return with_dtype(with_length(args.model, args.seq_len), args.dtype)
 
 
 def named_options(texts: list[str], *, where: str) -> dict[str, str]:

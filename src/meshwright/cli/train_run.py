@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -37,6 +38,12 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--also-shared", action="store_true", help="with --local-shards: write checkpoints to --out as well")
     parser.add_argument("--drop-residual", action="store_true", help="with --resume: what the checkpoint's codecs had not sent may be lost")
     parser.add_argument("--checkpoint-every", type=int, default=0, metavar="N", help="checkpoint every N steps (default: at the end)")
+    parser.add_argument("--evaluate-every", type=int, default=0, metavar="N", help="the loss on --evaluation-data every N steps and at the end")
+    parser.add_argument("--evaluation-data", default="", metavar="DATA", help="samples that are not trained on, as --data")
+    parser.add_argument(
+        "--evaluation-batches", type=int, default=0, metavar="K",
+        help="global batches of an evaluation (default: all whole ones; 8 of data without a length)",
+    )  # fmt: skip
     parser.add_argument("--dry-run", action="store_true", help="only list ranks, ports, memory and time needed")
     parser.add_argument("--port", type=int, default=0, help="port of the rendezvous on loopback (default: any free one)")
     parser.add_argument("--device", default="cpu", help="cpu (gloo, default) or cuda (NCCL)")
@@ -44,6 +51,10 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--timeout", type=float, default=60.0, metavar="S", help="give up when no rank moves for this long (default 60)")
     parser.add_argument("--max-ranks", type=int, help="refuse plans with more ranks")
     parser.add_argument("--profile", action="store_true", help="also write a torch.profiler trace of three steps per rank (.json.gz) into --out")
+    parser.add_argument(
+        "--log-every", type=int, default=0, metavar="N",
+        help="a line of loss, rate and MFU every N steps, where stderr is no terminal (default: ten in all)",
+    )  # fmt: skip
     parser.add_argument("--tensorboard", action="store_true", help="metrics of every step not only to OUT/metrics.jsonl, to TensorBoard too")
     parser.add_argument("--no-module-spans", action="store_true", help="do not record when which module runs")
     parser.add_argument("--no-gate", action="store_true", help="do not compare a step with the owner's module first (`train gate`)")
@@ -75,6 +86,7 @@ def _run(args: argparse.Namespace) -> Result:
     from ..run.launch.dry_run import dry_run
     from ..run.launch.request import RunRequest
     from ..run.launch.train_run import train_run
+    from .train_progress import Progress
 
     plan = read_plan(args.plan)
     check_plan(plan)  # the file may come from anywhere: nothing runs unchecked
@@ -82,13 +94,19 @@ def _run(args: argparse.Namespace) -> Result:
         out=args.out, data=args.data, steps=args.steps, resume=args.resume, port=args.port, device=args.device, pacing=args.pacing,
         timeout_s=args.timeout, checkpoint_every=args.checkpoint_every, max_ranks=args.max_ranks, calibrate=not args.no_calibration,
         local_shards=args.local_shards, also_shared=args.also_shared, drop_residual=args.drop_residual,
+        evaluate_every=args.evaluate_every, evaluation_data=args.evaluation_data, evaluation_batches=args.evaluation_batches,
         module_spans=not args.no_module_spans, profile=args.profile, tensorboard=args.tensorboard,
     )  # fmt: skip
     if args.dry_run:
         document, text = dry_run(plan, request)
         return Result(document, text)
     request = replace(request, gate=_gate(plan, request, args))
-    result = train_run(plan, request, on_step=_Progress(args.steps, args.out, plan) if sys.stderr.isatty() else None)
+    progress = Progress(plan, args.steps, args.out, args.device, args.log_every) if os.environ.get("RANK", "0") == "0" else None
+    try:
+        result = train_run(plan, request, on_step=progress)
+    finally:
+        if progress is not None:
+            progress.close()
     if result.document is None:  # a rank of torchrun: rank 0 speaks
         raise SystemExit(0)
     import msgspec
@@ -98,8 +116,6 @@ def _run(args: argparse.Namespace) -> Result:
 
 def _gate(plan: Plan, request: RunRequest, args: argparse.Namespace) -> dict[str, Any]:
     """What a step was compared with, or why it was not. Of ranks that torchrun started, the first compares; the others wait for it."""
-    import os
-
     from ..run.gate.gate import gate
     from ..run.launch.request import check_request, under_torchrun
 
@@ -115,24 +131,10 @@ def _gate(plan: Plan, request: RunRequest, args: argparse.Namespace) -> dict[str
     return report.to_json()
 
 
-class _Progress:
-    """One line on a terminal, rewritten: the step that runs, what is known of the last one, and what the plan predicted for its own fabric."""
-
-    def __init__(self, steps: int, out: Path, plan: Any) -> None:
-        self.steps, self.out = steps, out
-        p = plan.prediction
-        self.planned = f" (plan: {p.time_s:.3g} s on {p.target_fabric})" if p is not None else ""
-
-    def __call__(self, step: int) -> None:
-        from ..run.train.metrics import last_line
-
-        said = last_line(self.out)
-        text = f"step {step + 1}/{self.steps}"
-        if said and said["loss"] is not None:
-            rate = f"{said['tokens_per_s']:,.0f} tokens/s" if "tokens_per_s" in said else f"{said['samples_per_s']:,.1f} samples/s"
-            text += f"  loss {said['loss']:.4f}  {rate}  {said['step_s']:.3g} s{self.planned}"
-        sys.stderr.write(f"\r{text:<100}" + ("\n" if step + 1 == self.steps else ""))
-        sys.stderr.flush()
+def _evaluated(evaluation: dict[str, Any]) -> str:
+    losses = [f"{'nan' if loss is None else f'{loss:.4f}'} after {step}" for step, loss in evaluation["losses"]]
+    shown = losses if len(losses) < 3 else [losses[0], "...", losses[-1]]
+    return f"on {evaluation['samples']} samples of {evaluation['data']}: {', '.join(shown)} steps"
 
 
 def _gated(gate: dict[str, Any]) -> str:
@@ -152,12 +154,15 @@ def _restart(restart: dict[str, Any]) -> str:
 
 def _text(document: Any, out: Path) -> str:
     from ..io.quantity import show_size, show_time
+    from ..run.recording.recording import numbers
 
     middle = sorted(document.step_s[2:] or document.step_s)
+    losses = numbers(document.losses)
     how = f"{document.device}, {document.pacing['mode']}"
     lines = [
         f"{document.steps} steps on {document.ranks} ranks ({how}): {show_time(middle[len(middle) // 2])} per step",
-        f"loss {document.losses[0]:.4f} -> {document.losses[-1]:.4f}",
+        f"loss {losses[0]:.4f} -> {losses[-1]:.4f}",
+        *([_evaluated(document.evaluation)] if document.evaluation else []),
         f"peak memory per rank: {', '.join(show_size(b) for b in document.memory_peak_bytes)} of tensors",
         _gated(document.gate),
         *([_restart(document.restart)] if document.restart else []),

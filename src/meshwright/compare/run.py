@@ -17,6 +17,7 @@ from ..program.program import Kind, Part, Program
 from ..report.compare import Comparison, compare
 from ..run.launch.run_folder import RecordedRun, read_run
 from ..run.recording.link_times import with_link_times
+from ..run.recording.recording import numbers
 from ..simulate import simulate_program
 from ..timeline import Timeline
 from ..trace.measured import Measured
@@ -37,7 +38,7 @@ def compare_run(plan: Plan, folder: Path) -> tuple[Comparison, InlinedProgram]:
         require_costs(run, folder)
     measured = Measured(
         steps=[t for t, profiled in zip(run.steps, run.profiled, strict=True) if not profiled],
-        step_s=document.step_s, losses=document.losses, memory_peak_bytes=document.memory_peak_bytes,
+        step_s=document.step_s, losses=numbers(document.losses), memory_peak_bytes=document.memory_peak_bytes,
         rss_peak_bytes=document.rss_peak_bytes, cpu_s=document.process_cpu_s, run_fabric=run.fabric.name,
         pacing=str(document.pacing.get("mode", "none")), others_share=float(document.machine_use.get("others", 0.0)), notes=document.notes,
     )  # fmt: skip

@@ -74,6 +74,11 @@ def show_rate(rate_Bps: int) -> str:
     return _short(rate_Bps, "B/s")
 
 
+def show_flops(flops: float) -> str:
+    """Operations per second."""
+    return _short(flops, "FLOP/s")
+
+
 def show_size(size_bytes: int) -> str:
     """For people: `80 GB`."""
     return _short(size_bytes, "B")

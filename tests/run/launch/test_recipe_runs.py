@@ -49,6 +49,10 @@ class Windows(Dataset):
 def loader():
     return DataLoader(Windows(), batch_size=8, shuffle=True)
 
+def held_out():
+    text = torch.randint(0, {vocabulary}, (4096,), generator=torch.Generator().manual_seed(2))
+    return [(w[:-1], w[1:]) for w in (text[i * 60 : i * 60 + {length} + 1] for i in range(20))]
+
 def with_workers():
     return DataLoader(Windows(), batch_size=8, shuffle=True, num_workers=1)
 '''
@@ -76,19 +80,26 @@ def index_of(out):
 
 
 def test_a_killed_and_resumed_run_has_the_bits_of_an_uninterrupted_one(tmp_path, data):
+    """Evaluations between its steps included, which the run that is compared last has not."""
     plan = plan_of((2, 1, 1))
-    whole = train_run(plan, request(tmp_path / "whole", data))
+    evaluated = {"evaluate_every": 3, "evaluation_data": f"{data}:held_out"}
+    whole = train_run(plan, request(tmp_path / "whole", data, **evaluated))
     (tmp_path / "kill").touch()
     with pytest.raises(RunError):
-        train_run(plan, request(tmp_path / "cut", data))
+        train_run(plan, request(tmp_path / "cut", data, **evaluated))
     assert not (tmp_path / "kill").exists() and index_of(tmp_path / "cut")["step"] == 2
-    again = train_run(plan, request(tmp_path / "cut", data, resume=True))
+    again = train_run(plan, request(tmp_path / "cut", data, resume=True, **evaluated))
+    assert again.document.evaluation == whole.document.evaluation and whole.document.evaluation["samples"] == 16
+    assert [step for step, _ in whole.document.evaluation["losses"]] == [3, 6]
     assert again.document.losses == whole.document.losses and again.document.first_step == 2
     a, b = index_of(tmp_path / "whole"), index_of(tmp_path / "cut")
     assert a["files"] == b["files"] and a["scalars"] == b["scalars"] and a["step"] == 6
     assert a["scalars"]["group:1:weight_decay"] == 0.0 and any(n.endswith(":weight_average") for n in a["parts"])
     said = [json.loads(line) for line in (tmp_path / "cut" / "metrics.jsonl").read_text().splitlines()]
     assert [x["step"] for x in said] == list(range(6)) and [x["loss"] for x in said] == pytest.approx(whole.document.losses)
+    assert [(x["step"] + 1, x["evaluation_loss"]) for x in said if "evaluation_loss" in x] == [
+        (step, pytest.approx(loss)) for step, loss in again.document.evaluation["losses"]
+    ]
     assert [x["learning_rate"] for x in said[:3]] == [0.0, 0.0005, 0.001] and all(x["gradient_norm"] > 0 for x in said)
     workers = train_run(plan, request(tmp_path / "workers", data, function="with_workers"))
     assert workers.document.losses == whole.document.losses

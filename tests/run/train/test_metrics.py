@@ -34,7 +34,11 @@ def test_losses_come_from_the_last_stage_of_every_replica(tmp_path):
         for r in (3, 2, 1, 0):
             ranks[r].step(step, {2: 1.0 + step, 3: 2.0 + step}.get(r), 0.5, learning_rate=0.1)
         assert [x["step"] for x in lines(tmp_path)] == list(range(step)), "the last step waits for the next"
+        ranks[3].evaluated(step, 9.0) if step == 1 else None
+        ranks[2].evaluated(step, 7.0) if step == 1 else None
+        ranks[0].evaluated(step, None) if step == 1 else None
     ranks[0].close()
+    assert [x.get("evaluation_loss") for x in lines(tmp_path)] == [None, 8.0, None]
     assert [x["loss"] for x in lines(tmp_path)] == [1.5, 2.5, 3.5]
     assert lines(tmp_path)[0] == {"step": 0, "loss": 1.5, "step_s": 0.5, "samples_per_s": 16.0, "tokens_per_s": 256.0, "learning_rate": 0.1}
     assert store.num_keys() == 0 and last_line(tmp_path)["step"] == 2

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import numpy as np
@@ -100,7 +101,7 @@ def run_section(page: PageContent) -> Html:
     run = page.run
     assert run is not None
     c = run.comparison
-    losses, steps = list(c.measured.losses)[-MAX_STEPS:], c.step_s[-MAX_STEPS:]
+    losses, steps = [x for x in c.measured.losses if math.isfinite(x)][-MAX_STEPS:], c.step_s[-MAX_STEPS:]
     figures = []
     if losses:
         figures.append(_line(losses, f"Loss: {losses[0]:.4f} to {losses[-1]:.4f} in {len(c.measured.losses)} steps", 0.0))

@@ -32,7 +32,7 @@ from .parts import Part, model_identity, parts_of
 __all__ = ["commit_index", "find_checkpoint", "load_rank", "make_index", "save_rank"]
 
 
-def save_rank(folder: Path, rank: int, module: RankModule, optimizer: Any, layout: TrainingLayout, losses: Sequence[float]) -> SavedRank:
+def save_rank(folder: Path, rank: int, module: RankModule, optimizer: Any, layout: TrainingLayout, losses: Sequence[float | None]) -> SavedRank:
     """Write `rank-<r>.safetensors` into `folder`."""
     from safetensors.torch import save
 
@@ -148,7 +148,7 @@ def _file(rank: int) -> str:
     return f"rank-{rank:03d}.safetensors"
 
 
-def make_index(plan: Plan, step: int, data: str, losses: list[float], ranks: Sequence[SavedRank]) -> CheckpointIndex:
+def make_index(plan: Plan, step: int, data: str, losses: Sequence[float | None], ranks: Sequence[SavedRank]) -> CheckpointIndex:
     """The index of what all ranks have saved."""
     parts: dict[str, dict[str, Part]] = {}
     for rank, saved in enumerate(ranks):
@@ -157,7 +157,7 @@ def make_index(plan: Plan, step: int, data: str, losses: list[float], ranks: Seq
     files = {_file(rank): saved.digest for rank, saved in enumerate(ranks)}
     writers = {_file(rank): f"rank {rank} ({device})" for rank, device in enumerate(plan.placement[: len(ranks)])}
     return CheckpointIndex(
-        plan=plan_identity(plan), step=step, data=data, seed=plan.seed, losses=losses, files=files, model=model_identity(plan), parts=parts,
+        plan=plan_identity(plan), step=step, data=data, seed=plan.seed, losses=[*losses], files=files, model=model_identity(plan), parts=parts,
         scalars={k: v for saved in ranks for k, v in saved.scalars.items()}, writers=writers,
         residuals={name: digest for saved in ranks for name, digest in saved.residual.items()},
     )  # fmt: skip

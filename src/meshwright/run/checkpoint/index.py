@@ -20,7 +20,7 @@ class SavedRank(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     """What a rank tells the one that writes the index. `parts`: by name of a tensor in its file; `scalars`: optimizer state that is no tensor."""
 
     digest: str
-    losses: list[float]
+    losses: list[float | None]
     parts: dict[str, Part]
     scalars: dict[str, Any] = {}
     residual: dict[str, str] = {}  # its file of what its codecs have not sent, if it has one -> sha256
@@ -38,7 +38,7 @@ class CheckpointIndex(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     step: int
     data: str
     seed: int
-    losses: list[float]
+    losses: list[float | None]
     files: dict[str, str]
     model: str = ""
     parts: dict[str, dict[str, Part]] = {}

@@ -14,7 +14,7 @@ import tempfile
 import threading
 import time
 from array import array
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
 from pathlib import Path
@@ -40,7 +40,8 @@ from ..machine.process import STATE, STEP, TRAINING, WAITING_FOR, FailureReport,
 from ..machine.torchrun_worker import tell_torchrun
 from ..ranks.blame import first_cause, typed
 from ..ranks.worker import RankLink, TerminationWatch, report_of
-from .outcome import absolute, commit, forward_graph, make_document, walk_orders, write_modules
+from ..recording.recording import numbers
+from .outcome import absolute, commit, evaluation_graph_of, forward_graph, make_document, walk_orders, write_modules
 from .rank import RankOptions, fetch_setup, put_setup, run_rank
 from .request import RunRequest, RunResult
 
@@ -49,19 +50,19 @@ __all__ = ["rank_on_device", "run_as_torchrun_rank"]
 MAX_VIEWS_WAIT_S = 0.4  # that a failed rank waits for what the others saw, before it names the cause
 
 
-def run_as_torchrun_rank(plan: Plan, request: RunRequest) -> RunResult:
+def run_as_torchrun_rank(plan: Plan, request: RunRequest, on_step: Callable[[int], None] | None = None) -> RunResult:
     """Be the rank that the environment says. Raises as `train_run`; of several failing ranks one raises, the others end quietly (exit 1).
 
     Whatever ends a rank stands in its torchelastic error file too, for torchrun's own summary.
     """
     try:
-        return _be_rank(plan, request)
+        return _be_rank(plan, request, on_step)
     except MeshwrightError as error:
         tell_torchrun(error)
         raise
 
 
-def _be_rank(plan: Plan, request: RunRequest) -> RunResult:
+def _be_rank(plan: Plan, request: RunRequest, on_step: Callable[[int], None] | None) -> RunResult:
     world = int(os.environ["WORLD_SIZE"])
     assert plan.layout is not None
     if world != plan.layout.ranks:
@@ -77,7 +78,7 @@ def _be_rank(plan: Plan, request: RunRequest) -> RunResult:
     found, _, _ = next(rendezvous("env://", timeout=limit))  # hosted by whom the launcher calls rank 0, whatever the plan does
     dist.init_process_group("gloo" if request.device == "cpu" else "cpu:gloo,cuda:nccl", store=found, rank=rank, world_size=world, timeout=limit)
     store = dist.PrefixStore("meshwright", dist.distributed_c10d._get_default_store())
-    run = _ElasticRank(plan, request, rank, world, store)
+    run = _ElasticRank(plan, request, rank, world, store, on_step if rank == 0 else None)
     try:
         return run.train()
     except KeyboardInterrupt:
@@ -111,6 +112,7 @@ class _ElasticRank:
     rank: int
     world: int
     store: Any
+    on_step: Callable[[int], None] | None = None
     progress: Any = field(default_factory=lambda: array("q", bytes(64)))
     orders: Sequence[I32] = ()
     lock: threading.Lock = field(default_factory=threading.Lock)
@@ -126,13 +128,14 @@ class _ElasticRank:
             own = device_folder(request.local_shards, device)
             index = agree_on_shards(self.store, self.rank, self.world, device, own).index
             require_same_job(index, plan, request.data, request.local_shards)
-            first, before = index.step, index.losses
+            first, before = index.step, numbers(index.losses)
         elif request.resume:
             found, index = find_checkpoint(request.out / "checkpoint", plan, request.data)
-            resume_from, first, before = str(found), index.step, index.losses
+            resume_from, first, before = str(found), index.step, numbers(index.losses)
         if self.rank == 0:
             request.out.mkdir(parents=True, exist_ok=True)
-            put_setup(self.store, forward_graph(plan, layout), walk_orders(plan))
+            graph = forward_graph(plan, layout)
+            put_setup(self.store, graph, walk_orders(plan), evaluation_graph_of(plan, layout, graph) if request.evaluate_every else None)
         self.graph, self.orders = fetch_setup(self.store)
         here = int(os.environ.get("LOCAL_WORLD_SIZE", self.world))
         pacing = declared_pacing(os.environ) or choose_pacing(here, mode=request.pacing)  # type: ignore[arg-type]
@@ -142,6 +145,7 @@ class _ElasticRank:
             local_shards=absolute(request.local_shards), resume_local=request.resume and bool(request.local_shards), also_shared=request.also_shared,
             drop_residual=request.drop_residual,
             tensorboard=request.tensorboard, module_spans=request.module_spans, traces=str(request.out.resolve()) if request.profile else "",
+            evaluate_every=request.evaluate_every, evaluation_data=request.evaluation_data, evaluation_batches=request.evaluation_batches,
         )  # fmt: skip
         quota = CpuQuota(pacing.share) if pacing.mode == "quota" else None
         use = MachineUseRecorder(os.getppid())
@@ -153,7 +157,8 @@ class _ElasticRank:
             use.start()
 
         try:
-            recording = run_rank(plan, self.graph, self.orders, self.rank, options, RankLink(store=self.store, progress=self.progress, go=go))
+            link = RankLink(store=self.store, progress=self.progress, go=go, on_step=self.on_step)
+            recording = run_rank(plan, self.graph, self.orders, self.rank, options, link)
         finally:
             if quota is not None:
                 quota.close()
@@ -235,6 +240,8 @@ class _ElasticRank:
         return first_cause(silent, views, places, self.describe, {}), speaks
 
     def describe(self, rank: int, position: int) -> str:
+        if position < 0:
+            return f"rank {rank} in an evaluation"
         if rank >= len(self.orders) or not len(self.orders[rank]):
             return f"rank {rank}"
         program = inline(self.plan.main, self.plan.programs).program

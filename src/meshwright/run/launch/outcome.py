@@ -25,10 +25,35 @@ from ...program.calls import inline
 from ...program.program import I32
 from ...trace.module_tree import CapturedOperator, ModuleTree
 from ..machine.pacing import Pacing, machine_facts
-from ..recording.recording import RankRecording, plan_identity
+from ..recording.recording import RankRecording, numbers, plan_identity
 from .request import RunDocument, RunRequest
 
-__all__ = ["absolute", "commit", "forward_graph", "make_document", "opaque_function", "restart_of", "walk_orders", "write_modules", "versions"]
+__all__ = [
+    "absolute", "commit", "evaluation_graph_of", "forward_graph", "make_document", "opaque_function", "restart_of", "versions", "walk_orders",
+    "write_modules",
+]  # fmt: skip
+
+
+def evaluation_graph_of(plan: Plan, layout: TrainingLayout, planned: Any) -> Any:
+    """The traced model in evaluation mode, by the names of the planned graph. Raises: Unsupported where the plan cannot run it."""
+    from ...capture.precision import trace_job
+    from ..steps.forward_graph import OPAQUE, from_traced
+    from ..train.evaluation_graph import evaluation_graph, evaluation_layout
+
+    job = msgspec.convert(plan.job["training"], Training)
+    opaque = any(n.target == OPAQUE for n in planned.nodes)
+    options = {"batch_size": layout.microbatch_size, "evaluation": True, "opaque": opaque}
+    traced = trace_job(job, **options)
+    if traced.method == "opaque" and not opaque:
+        why = "; ".join(traced.notes)
+        raise Unsupported(f"the model cannot be traced in evaluation mode: {why}", where=job.model, hint="leave --evaluate-every out")
+    try:
+        graph = from_traced(traced)
+    except Unsupported:
+        graph = from_traced(trace_job(job, device="cpu", **options))
+    graph = evaluation_graph(planned, graph)
+    evaluation_layout(layout, graph)
+    return graph
 
 
 def forward_graph(plan: Plan, layout: TrainingLayout) -> Any:
@@ -56,7 +81,7 @@ def forward_graph(plan: Plan, layout: TrainingLayout) -> Any:
     return graph
 
 
-def opaque_function(job: Training, graph: Any, layout: TrainingLayout, device: str) -> Any:
+def opaque_function(job: Training, graph: Any, layout: TrainingLayout, device: str, *, evaluation: bool = False) -> Any:
     """What the one node of a model that could not be traced calls; None for a graph of operators. Modules of it that are kept whole are known in
     this process afterwards."""
     from ...capture.precision import trace_job
@@ -66,7 +91,7 @@ def opaque_function(job: Training, graph: Any, layout: TrainingLayout, device: s
     targets = {n.target for n in graph.nodes}
     if OPAQUE not in targets and REGION not in targets:
         return None
-    traced = trace_job(job, batch_size=layout.microbatch_size, device=device, opaque=OPAQUE in targets)
+    traced = trace_job(job, batch_size=layout.microbatch_size, device=device, opaque=OPAQUE in targets, evaluation=evaluation)
     if OPAQUE not in targets:
         return None
     return next(n.target for n in traced.graph_module.graph.nodes if n.op == "call_function")
@@ -125,17 +150,25 @@ def make_document(
     ranks = [msgspec.json.decode(r, type=RankRecording) for r in recordings]
     measured = [msgspec.json.decode(c, type=RankCosts) for c in costs]
     fabric, cost, calibration = cost_of_ranks(cost_of(plan), measured, pacing)
-    columns = [r.losses for r in ranks if r.losses and layout.coordinates(r.rank)[2] == 0]
+    columns = [numbers(r.losses) for r in ranks if r.losses and layout.coordinates(r.rank)[2] == 0]
     ends = [max(r.steps[i].end_s for r in ranks) for i in range(len(ranks[0].steps))]
     starts = [min(r.steps[i].start_s for r in ranks) for i in range(len(ranks[0].steps))]
+    over = [max([e, *(s for r in ranks if (s := r.steps[i].evaluated_s) is not None)]) for i, e in enumerate(ends)]  # evaluations too
     facts = machine_facts()
     notes = []
     if use.get("disturbed"):
         notes.append(f"other programs used {100 * use['others']:.0f} % of the machine; times are disturbed")
+    evaluation: dict[str, Any] = {}
+    if request.evaluate_every:
+        parts = [r.evaluations for r in ranks if r.evaluations and layout.coordinates(r.rank)[2] == 0]
+        evaluation = {
+            "data": request.evaluation_data, "batches": ranks[0].evaluation_batches, "samples": ranks[0].evaluation_batches * layout.global_batch,
+            "losses": [[at[0][0], sum(numbers(x for _, x in at)) / len(at)] for at in zip(*parts, strict=True)],
+        }  # fmt: skip
     return RunDocument(
         plan=plan_identity(plan), ranks=len(ranks), data=request.data, device=request.device, first_step=first, steps=len(ends),
         losses=[*before, *(sum(c) / len(c) for c in zip(*columns, strict=True))],
-        step_s=[b - a for a, b in zip([starts[0], *ends[:-1]], ends, strict=True)],
+        step_s=[b - a for a, b in zip([starts[0], *over[:-1]], ends, strict=True)], evaluation=evaluation,
         profiled_steps=[s.step for s in ranks[0].steps if s.profiled], memory_peak_bytes=[r.memory_peak_bytes for r in ranks],
         rss_peak_bytes=[r.rss_peak_bytes for r in ranks], cpu_s=[_mean([s.cpu_s for s in r.steps]) for r in ranks],
         process_cpu_s=[_mean([s.process_cpu_s for s in r.steps]) for r in ranks], recordings=[f"rank-{r.rank:03d}.json" for r in ranks],

@@ -31,21 +31,24 @@ from ..checkpoint.restore import Restored, agree_on_shards, device_folder
 from ..executor.device_time import device_time
 from ..executor.executor import Executor
 from ..executor.memory import RankMemory
-from ..executor.transport import own_device, own_transport
+from ..executor.transport import Transport, own_device, own_transport
 from ..machine.pacing import PacedClock, Pacing
 from ..machine.process import CALIBRATING, DONE, POSITION, STATE, STEP, TRAINING, blob_get, blob_put, peak_rss_bytes
 from ..ranks.worker import RankLink, Seat
 from ..recording.module_clock import ModuleClock
-from ..recording.recording import RankRecording, RestartBytes, StepRecord
+from ..recording.recording import RankRecording, RestartBytes, StepRecord, numbers
 from ..recording.tracer import StepTracer
 from ..steps.forward_graph import ForwardGraph
 from ..steps.storage_peak import peak_of
 from ..train.count_exchange import count_exchange
 from ..train.data import Batches, open_data
+from ..train.evaluation import Evaluation, batches_of
+from ..train.loader import seeded
 from ..train.metrics import Metrics
 from ..train.optimizer_trial import refuse_optimizer
 from ..train.segments import RankModule, build_rank_module
 from ..train.update import Update, make_update
+from ..train.utilisation import utilisation_of
 from ..train.work import TrainingWork, gradient_bytes
 from .outcome import opaque_function
 
@@ -74,6 +77,9 @@ class RankOptions(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     module_spans: bool = True  # record when which module runs
     traces: str = ""  # folder that a torch.profiler trace of a few steps goes to; "": none
     tensorboard: bool = False
+    evaluate_every: int = 0  # steps; 0: never
+    evaluation_data: str = ""
+    evaluation_batches: int = 0  # global batches; 0: all of data with a length
 
 
 def preload() -> None:
@@ -110,11 +116,11 @@ def run_rank(plan: Plan, graph: ForwardGraph, orders: Sequence[I32], rank: int, 
     restart: RestartBytes | None = None
     if options.resume_local:
         index, restart = _from_local_shards(plan, rank, options, link, module, optimizer)
-        first, losses_before = index.step, index.losses
+        first, losses_before = index.step, numbers(index.losses)
     elif options.resume_from:
         index = msgspec.json.decode((Path(options.resume_from) / "index.json").read_bytes(), type=CheckpointIndex)
         restart = load_rank(Path(options.resume_from), index, rank, module, optimizer, plan)
-        first, losses_before = index.step, index.losses
+        first, losses_before = index.step, numbers(index.losses)
     if index is not None:
         optimizer.resume(index.scalars, index.step)
     data = Batches(open_data(options.data, made.examples, job.seed, job.global_batch), layout, graph.inputs, device)
@@ -130,6 +136,7 @@ def run_rank(plan: Plan, graph: ForwardGraph, orders: Sequence[I32], rank: int, 
         program, orders, rank, memory=memory, transport=transport, work=work, clock=clock, progress=link.progress, times=times
     )  # fmt: skip
     data.microbatch(first, 0, 0)  # wrong data is told before anything starts
+    evaluation = made.evaluation(plan, module, transport, options, link) if options.evaluate_every else None
     link.go()
     link.progress[STATE] = CALIBRATING
     if options.calibrate:
@@ -145,11 +152,14 @@ def run_rank(plan: Plan, graph: ForwardGraph, orders: Sequence[I32], rank: int, 
     if layout.ranks > 1:
         dist.barrier()
     link.progress[STATE] = TRAINING
-    metrics = Metrics(link.store, rank, layout, graph.inputs, Path(options.out), first, options.tensorboard)
-    trainer = _Trainer(executor, work, memory, module, optimizer, rank, layout, plan, options, link, losses_before, marks, metrics)
+    utilisation = utilisation_of(plan, options.device) if rank == 0 else None
+    metrics = Metrics(link.store, rank, layout, graph.inputs, Path(options.out), first, options.tensorboard, utilisation)
+    trainer = _Trainer(executor, work, memory, module, optimizer, rank, layout, plan, options, link, losses_before, marks, metrics, evaluation)
     recording = trainer.train(first)
     metrics.close()
     data.close()
+    if evaluation is not None:
+        evaluation.data.close()
     recording.restart = restart
     link.progress[STATE] = DONE
     return recording
@@ -171,40 +181,59 @@ def _from_local_shards(
 
 
 class _Maker:
-    """Builds rank modules from the model function; every rank draws the whole model from the same seed and keeps its part."""
+    """Builds rank modules from the model function. Weights that lie in files are read by parts; else every rank draws the whole model from the same
+    seed and keeps its part."""
 
     def __init__(
         self, plan: Plan, job: Training, layout: TrainingLayout, graph: ForwardGraph, program: Program, rank: int, device: torch.device
     ) -> None:
         self.job, self.layout, self.graph, self.program, self.rank, self.device = job, layout, graph, program, rank, device
-        source = build_model(job.model, device="cpu", seed=job.seed, batch_size=layout.microbatch_size)
+        source = build_model(job.model, device="cpu", seed=job.seed, batch_size=layout.microbatch_size, lazy=True)
         self.examples = source.examples
         self.parameters = dict(source.module.named_parameters())
-        self.buffers = dict(source.module.named_buffers())
+        self.buffers, self.values = dict(source.module.named_buffers()), source.weights
+        for name, buffer in self.buffers.items():
+            if self.values is not None and name in self.values.known_as:
+                buffer.copy_(self.values.part(name, buffer.dtype))
         self.opaque = opaque_function(job, graph, layout, str(device))
 
     def module(self, clock: ModuleClock | None = None) -> tuple[RankModule, Update]:
         module = build_rank_module(
             self.graph, self.layout, self.rank, self.parameters, self.buffers, device=self.device,
             gradient_bytes=gradient_bytes(self.program, self.rank),
-            opaque=self.opaque, clock=clock, precision=self.job.asked.precision,
+            opaque=self.opaque, clock=clock, precision=self.job.asked.precision, values=self.values,
         )  # fmt: skip
         if self.rank == 0 and self.parameters:
             refuse_optimizer(self.job.optimizer, self.parameters, self.job.learning_rate, self.layout)
         trained = {name: p for name, p in self.parameters.items() if p.requires_grad}
         return module, make_update(self.job, [(p.name, tensor) for p, tensor, _ in module.updated()], whole=trained)
 
+    def evaluation(self, plan: Plan, module: RankModule, transport: Transport, options: RankOptions, link: RankLink) -> Evaluation:
+        """On the rank's own weights. Nothing that making it draws at random is missed by training."""
+        graph = ForwardGraph.from_json(blob_get(link.store, "setup/evaluation"))
+        with seeded(self.job.seed, "evaluation"):
+            opened = open_data(options.evaluation_data, self.examples, self.job.seed, self.layout.global_batch)
+        batches = batches_of(opened, options.evaluation_batches, self.layout.global_batch, options.evaluation_data)
+        data = Batches(opened, self.layout, graph.inputs, self.device)
+        with seeded(self.job.seed, "evaluation"):
+            data.microbatch(0, 0, 0)  # wrong data is told before anything starts
+        return Evaluation(
+            plan, graph, self.rank, module, data, batches, transport, precision=self.job.asked.precision,
+            opaque=opaque_function(self.job, graph, self.layout, str(self.device), evaluation=True),
+            exchange=count_exchange(graph, self.layout, self.rank) if self.layout.ranks > 1 else None, progress=link.progress,
+        )  # fmt: skip
+
     def forget(self) -> None:
-        self.parameters, self.buffers = {}, {}
+        self.parameters, self.buffers, self.values = {}, {}, None
 
 
 class _Trainer:
     def __init__(
         self, executor: Executor, work: TrainingWork, memory: RankMemory, module: RankModule, optimizer: Any, rank: int, layout: TrainingLayout,
         plan: Plan, options: RankOptions, link: RankLink, losses_before: list[float], marks: ModuleClock | None,
-        metrics: Metrics,
+        metrics: Metrics, evaluation: Evaluation | None,
     ) -> None:  # fmt: skip
-        self.marks, self.metrics = marks, metrics
+        self.marks, self.metrics, self.evaluation = marks, metrics, evaluation
         self.executor, self.work, self.memory, self.module, self.optimizer = executor, work, memory, module, optimizer
         self.rank, self.layout, self.plan, self.options, self.link = rank, layout, plan, options, link
         self.losses_before = losses_before
@@ -227,6 +256,8 @@ class _Trainer:
         tracer = StepTracer(options.traces, self.rank, self.executor.memory.device, first + 2, options.steps, self.marks) if options.traces else None
         for step in range(first, options.steps):
             self.link.progress[STEP], self.link.progress[POSITION] = step, 0
+            if self.link.on_step is not None:
+                self.link.on_step(step)
             if tracer is not None and step in tracer.steps:
                 with tracer.step(step):
                     self.one(step, traced=True)
@@ -234,6 +265,8 @@ class _Trainer:
                 r.memory_peak_bytes = peak_of(lambda s=step: self.one(s, profiled=True), self.resident())  # type: ignore[misc]
             else:
                 self.one(step)
+            if self.evaluation is not None and ((step + 1) % options.evaluate_every == 0 or step + 1 == options.steps):
+                self.evaluate(self.evaluation, step)
             every = options.checkpoint_every
             if step + 1 == options.steps or (every and (step + 1) % every == 0):
                 self.checkpoint(step + 1)
@@ -265,6 +298,14 @@ class _Trainer:
             record.ends_s = np.round(np.asarray(executor.ends) - zero, 7).tolist()
         self.recording.steps.append(record)
 
+    def evaluate(self, evaluation: Evaluation, step: int) -> None:
+        loss = evaluation.run()
+        self.recording.evaluation_batches = evaluation.batches
+        if loss is not None:
+            self.recording.evaluations.append((step + 1, loss))
+        self.metrics.evaluated(step, loss)
+        self.recording.steps[-1].evaluated_s = _rounded(time.perf_counter() - self.zero)
+
     def resident(self) -> list[torch.Tensor]:
         """Tensors that live between steps."""
         found: list[torch.Tensor] = [p.tensor for p in self.module.parameters.values() if p.tensor.numel()]
@@ -288,7 +329,7 @@ class _Trainer:
         blob_put(store, f"saved/{step}/{self.rank}", msgspec.json.encode(saved))
         if self.rank == 0:
             ranks = [msgspec.json.decode(blob_get(store, f"saved/{step}/{r}"), type=SavedRank) for r in range(self.layout.ranks)]
-            columns = [x.losses for r, x in enumerate(ranks) if x.losses and self.layout.coordinates(r)[2] == 0]
+            columns = [numbers(x.losses) for r, x in enumerate(ranks) if x.losses and self.layout.coordinates(r)[2] == 0]
             losses = self.losses_before + [sum(c) / len(c) for c in zip(*columns, strict=True)]
             index = make_index(self.plan, step, self.options.data, losses, ranks)
             if shared:
@@ -322,8 +363,10 @@ def fetch_orders(store: Any) -> list[I32]:
     return [np.asarray(o, np.int32) for o in msgspec.json.decode(blob_get(store, "setup/orders"), type=list[list[int]])]
 
 
-def put_setup(store: Any, graph: ForwardGraph, orders: Sequence[I32]) -> None:
+def put_setup(store: Any, graph: ForwardGraph, orders: Sequence[I32], evaluation: ForwardGraph | None = None) -> None:
     blob_put(store, "setup/graph", graph.to_json())
+    if evaluation is not None:
+        blob_put(store, "setup/evaluation", evaluation.to_json())
     put_orders(store, orders)
 
 

@@ -31,7 +31,7 @@ class RunDocument(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     device: str
     first_step: int
     steps: int
-    losses: list[float]
+    losses: list[float | None]  # None: not finite
     step_s: list[float]
     profiled_steps: list[int]
     memory_peak_bytes: list[int]
@@ -51,6 +51,7 @@ class RunDocument(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     modules: str = ""  # file beside this one: the module tree and the calls of the model, with their modules
     traces: list[str] = []  # torch.profiler's traces, a file per rank
     gate: dict[str, Any] = {}  # what of a step was compared with the owner's module (`run.gate`), or why it was not; empty where nobody asked
+    evaluation: dict[str, Any] = {}  # data, batches, samples and, by steps done, the losses of this run's evaluations; empty without any
     restart: dict[str, Any] = {}  # bytes by rank, of a run that resumed from a checkpoint of another layout or from local shards
 
 
@@ -74,6 +75,9 @@ class RunRequest:
     calibrate: bool = True
     local_shards: str = ""
     also_shared: bool = False
+    evaluate_every: int = 0  # steps; 0: never
+    evaluation_data: str = ""
+    evaluation_batches: int = 0  # global batches; 0: all of data with a length
     drop_residual: bool = False  # what the codecs of the checkpoint had not sent
     module_spans: bool = True
     tensorboard: bool = False  # metrics to TensorBoard's files too
@@ -111,6 +115,11 @@ def check_request(plan: Plan, request: RunRequest) -> TrainingLayout:
     assert plan.layout is not None
     if request.steps < 1:
         raise UsageError(f"steps must be at least 1, got {request.steps}", where="--steps")
+    if min(request.evaluate_every, request.evaluation_batches) < 0:
+        raise UsageError("steps and batches are at least 1", where="--evaluate-every" if request.evaluate_every < 0 else "--evaluation-batches")
+    if bool(request.evaluate_every) != bool(request.evaluation_data) or (request.evaluation_batches and not request.evaluate_every):
+        lacking = "--evaluation-data" if request.evaluate_every else "--evaluate-every"
+        raise UsageError(f"an evaluation needs {lacking} too", where=lacking, hint="give both")
     if request.timeout_s <= 0:
         raise UsageError(f"the timeout must be positive, got {request.timeout_s:g}", where="--timeout")
     if request.also_shared and not request.local_shards:

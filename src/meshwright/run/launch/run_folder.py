@@ -106,7 +106,8 @@ def _timeline(recordings: list[RankRecording], index: int, document: RunDocument
         start.append(np.asarray(record.starts_s))
         end.append(np.asarray(record.ends_s))
     # A step begins when the one before is over everywhere: a rank that was done early waits inside this one, and that is not its time.
-    zero = max(r.steps[index - 1].end_s for r in recordings) if index else min(r.steps[index].start_s for r in recordings)
+    before = [r.steps[index - 1] for r in recordings] if index else []
+    zero = max(s.end_s if s.evaluated_s is None else s.evaluated_s for s in before) if index else min(r.steps[index].start_s for r in recordings)
     steps = np.concatenate(step)
     if lanes is not None and len(steps) and (steps.min() < 0 or steps.max() >= len(lanes)):
         raise FormatError("a recording names steps that the plan's program does not have", where="recordings")

@@ -22,14 +22,15 @@ from ...program.calls import inline
 from ...program.program import I32
 from ..executor.rounds import compile_rounds, require_ends
 from ..machine.pacing import Pacing, choose_pacing
-from .outcome import absolute, commit, forward_graph, make_document, walk_orders, write_modules
+from ..recording.recording import numbers
+from .outcome import absolute, commit, evaluation_graph_of, forward_graph, make_document, walk_orders, write_modules
 from .request import RunRequest, RunResult, check_request, under_torchrun
 
 __all__ = ["train_run"]
 
 
 def train_run(plan: Plan, request: RunRequest, *, on_step: Callable[[int], None] | None = None) -> RunResult:
-    """Train for `request.steps` steps in all. Blocks until done.
+    """Train for `request.steps` steps in all. Blocks until done. `on_step`: told the number of the step that begins; under torchrun by rank 0.
 
     Raises: UsageError (not a training plan, no steps left, foreign folder), TooFewDevices, PortInUse, MissingExtra (torch), Unsupported (the plan
     cannot be executed), and RankDied, RankFailed, RunTimeout, Interrupted from the run itself. Nothing half-written stays behind.
@@ -38,7 +39,7 @@ def train_run(plan: Plan, request: RunRequest, *, on_step: Callable[[int], None]
     if under_torchrun():
         from .elastic import run_as_torchrun_rank
 
-        result: RunResult = run_as_torchrun_rank(plan, request)
+        result: RunResult = run_as_torchrun_rank(plan, request, on_step)
         return result
     from ..checkpoint.checkpoint import find_checkpoint
 
@@ -47,7 +48,7 @@ def train_run(plan: Plan, request: RunRequest, *, on_step: Callable[[int], None]
         first, before = resumed_locally(plan, layout, request)
     elif request.resume:
         found, index = find_checkpoint(request.out / "checkpoint", plan, request.data)
-        resume_from, first, before = str(found), index.step, index.losses
+        resume_from, first, before = str(found), index.step, numbers(index.losses)
     if first >= request.steps:
         raise UsageError(
             f"the checkpoint is at step {first}; there is nothing left of {request.steps} steps", where="--steps", hint="ask for more steps"
@@ -80,7 +81,7 @@ def resumed_locally(plan: Plan, layout: TrainingLayout, request: RunRequest) -> 
     devices = plan.placement[: layout.ranks]
     index = local_shards([(d, device_folder(request.local_shards, d)) for d in devices]).index
     require_same_job(index, plan, request.data, request.local_shards)
-    return index.step, index.losses
+    return index.step, numbers(index.losses)
 
 
 def _run_locally(
@@ -102,10 +103,12 @@ def _run_locally(
         if request.device != "cpu":
             require_ends(program, compile_rounds(program, orders))
         graphs.append(forward_graph(plan, layout))
-        put_setup(store, graphs[0], orders)
+        put_setup(store, graphs[0], orders, evaluation_graph_of(plan, layout, graphs[0]) if request.evaluate_every else None)
 
     def describe(rank: int, position: int) -> str:
         """The step at that position of the rank's walk, in words."""
+        if position < 0:
+            return f"rank {rank} in an evaluation"
         if rank >= len(orders) or not len(orders[rank]):
             return f"rank {rank}"
         return program.describe(int(orders[rank][min(position, len(orders[rank]) - 1)]))
@@ -116,7 +119,8 @@ def _run_locally(
         resume_from=str(Path(resume_from).resolve()) if resume_from else "", timeout_s=request.timeout_s, pacing=pacing.mode, share=pacing.share,
         calibrate=request.calibrate, local_shards=absolute(request.local_shards), resume_local=request.resume and bool(request.local_shards),
         drop_residual=request.drop_residual, tensorboard=request.tensorboard, also_shared=request.also_shared, module_spans=request.module_spans,
-        traces=str(partial.resolve()) if request.profile else "",
+        traces=str(partial.resolve()) if request.profile else "", evaluate_every=request.evaluate_every, evaluation_data=request.evaluation_data,
+        evaluation_batches=request.evaluation_batches,
     )  # fmt: skip
     ranks = LocalRanks(
         layout.ranks, partial.resolve(), "meshwright.run.launch.rank:training_rank", options, pacing=pacing, port=request.port,

@@ -7,7 +7,6 @@ that this rank updates.
 
 from __future__ import annotations
 
-import inspect
 import zlib
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -21,6 +20,7 @@ from ...errors import Unsupported, UsageError
 from ...io.shard_file import crc32_of
 from ...plan.plan import TrainingLayout
 from ..tensor.sharding import take_part
+from ..train.optimizers import require_no_closure
 from ..train.segments import RankModule
 from ..train.sharded_state import ParameterShard, Piece
 
@@ -36,10 +36,8 @@ def require_plain(model: nn.Module, optimizer: torch.optim.Optimizer, layout: Tr
             raise Unsupported(
                 f"parameter {name} has a gradient hook", where=f"model.{name}", hint="a step adds gradients up in parts: remove the hook"
             )
+    require_no_closure(optimizer)
     kind, name = type(optimizer), optimizer_name(optimizer)[0]
-    closure = inspect.signature(kind.step).parameters.get("closure")
-    if closure is not None and closure.default is inspect.Parameter.empty:
-        raise Unsupported(f"{kind.__name__} evaluates the loss again while it updates", where="optimizer", hint="one that needs no closure")
     if name.startswith("live:") and (layout.zero_level or layout.tensor > 1):
         how = f"sharding level {layout.zero_level}" if layout.zero_level else f"tensor degree {layout.tensor}"
         raise Unsupported(

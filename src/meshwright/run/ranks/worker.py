@@ -70,11 +70,13 @@ class WorkerSetup(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
 
 @dataclass
 class RankLink:
-    """How a rank reaches the others before and after its work. `progress`: where it is, for those who watch; `go` blocks until it may start."""
+    """How a rank reaches the others before and after its work. `progress`: where it is, for those who watch; `go` blocks until it may start;
+    `on_step`: told by the rank itself which step begins, where nobody watches."""
 
     store: Any = None
     progress: Any = field(default_factory=lambda: array("q", bytes(8 * WORDS_PER_RANK)))
     go: Callable[[], None] = lambda: None
+    on_step: Callable[[int], None] | None = None
 
 
 @dataclass(frozen=True)

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import hashlib
+import math
+from collections.abc import Iterable
 
 import msgspec
 
 from ...plan.plan import Plan
 
-__all__ = ["ModuleRun", "RankRecording", "RestartBytes", "StepRecord", "plan_identity"]
+__all__ = ["ModuleRun", "RankRecording", "RestartBytes", "StepRecord", "numbers", "plan_identity"]
 
 
 class RestartBytes(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
@@ -45,6 +47,7 @@ class StepRecord(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     profiled: bool = False  # slowed by measuring memory
     traced: bool = False  # slowed by torch.profiler
     data_end_s: float | None = None
+    evaluated_s: float | None = None  # an evaluation after this step ended then
     starts_s: list[float] = []
     ends_s: list[float] = []
     marks: list[int] = []
@@ -59,12 +62,19 @@ class RankRecording(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     clock: str = ""  # equal on ranks whose times are on one clock; "" in older recordings
     order: list[int]  # program steps in the order in which they were walked
     steps: list[StepRecord]
-    losses: list[float] = []  # of this replica, on ranks that compute the loss
+    losses: list[float | None] = []  # of this replica, on ranks that compute the loss
+    evaluations: list[tuple[int, float | None]] = []  # (steps done, loss on the evaluation data), likewise
+    evaluation_batches: int = 0  # global batches of an evaluation
     memory_peak_bytes: int = 0  # live tensor storage
     rss_peak_bytes: int = 0
     parameters_bytes: int = 0
     restart: RestartBytes | None = None
     module_runs: list[ModuleRun] = []
+
+
+def numbers(losses: Iterable[float | None]) -> list[float]:
+    """Losses as a document gives them back: JSON has no number that is not finite, and None is what is left of one."""
+    return [math.nan if x is None else x for x in losses]
 
 
 def plan_identity(plan: Plan) -> str:

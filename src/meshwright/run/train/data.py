@@ -20,13 +20,13 @@ from typing import Any, Protocol
 
 import torch
 
-from ...capture.resolve import resolve_function, user_code
+from ...capture.resolve import resolve_function, shown, user_code
 from ...errors import UsageError
 from ...plan.plan import TrainingLayout
 from ..steps.forward_graph import TensorInfo
 from .loader import Loaded, Streamed, as_samples
 
-__all__ = ["Batches", "ByteWindows", "Dataset", "Synthetic", "open_data"]
+__all__ = ["Batches", "ByteWindows", "Dataset", "Synthetic", "open_data", "samples_in"]
 
 MAX_DATA_BYTES = 16_000_000  # of a text that is read: windows of it are samples, and more would not be seen in a short run
 LEFT_OUT = frozenset({"site-packages", "dist-packages", "test", "tests", "__pycache__"})  # folders whose sources are not read
@@ -86,6 +86,21 @@ class _Indexed:
             return tuple(torch.as_tensor(x) for x in (item if isinstance(item, (tuple, list)) else (item,)))
 
 
+def samples_in(dataset: Dataset) -> int:
+    """How many samples data has; 0 where it has no length, or goes on for ever."""
+    return dataset.length if isinstance(dataset, (Loaded, _Indexed)) else 0
+
+
+def source_line(dataset: Dataset) -> str:
+    """`file:line` of the owner's `__getitem__` or `__iter__`, else the name of the data."""
+    inner = getattr(dataset, "dataset", None)
+    for name in ("__getitem__", "__iter__"):
+        code = getattr(getattr(type(inner), name, None), "__code__", None)
+        if code is not None:
+            return f"{shown(code.co_filename)}:{code.co_firstlineno}"
+    return str(getattr(dataset, "name", ""))
+
+
 class Batches:
     """Micro-batches of a dataset, checked against the shapes that the model was traced with."""
 
@@ -99,13 +114,25 @@ class Batches:
             batch = self.dataset.rows(first, lay.microbatch_size)
         else:
             rows = [self.dataset.sample(first + i) for i in range(lay.microbatch_size)]
+            for i, row in enumerate(rows):
+                self.require(row, f"sample {first + i}")
             batch = tuple(torch.stack(column) for column in zip(*rows, strict=True))
-        if len(batch) != len(self.inputs):
-            raise UsageError(f"a sample has {len(batch)} tensors, the model takes {len(self.inputs)} (target last)")
-        for i, (x, info) in enumerate(zip(batch, self.inputs, strict=True)):
-            if tuple(x.shape) != info.shape or str(x.dtype) != f"torch.{info.dtype}":
-                raise UsageError(f"tensor {i} of the data is {tuple(x.shape)} {x.dtype}, the model takes {info.shape} torch.{info.dtype}")
+        self.require(batch, f"the batch of samples {first} to {first + lay.microbatch_size - 1}", rows=True)
         return tuple(x.to(self.device) for x in batch)
+
+    def require(self, tensors: Sequence[torch.Tensor], what: str, *, rows: bool = False) -> None:
+        """Raises: UsageError where a sample (or `rows` of them) is not what the model was traced with: a plan is for one shape."""
+        where = source_line(self.dataset)
+        if len(tensors) != len(self.inputs):
+            raise UsageError(f"{what} has {len(tensors)} tensors, the model takes {len(self.inputs)} (target last)", where=where)
+        for i, (x, info) in enumerate(zip(tensors, self.inputs, strict=True)):
+            wanted = info.shape if rows else info.shape[1:]
+            if tuple(x.shape) != wanted or str(x.dtype) != f"torch.{info.dtype}":
+                raise UsageError(
+                    f"tensor {i} of {what} is {tuple(x.shape)} {x.dtype}, the model takes {wanted} torch.{info.dtype}", where=where,
+                    hint="a plan is for one shape: pad or cut samples to it, or make the model's example inputs as long as the longest sample",
+                    data={"given": list(x.shape), "planned": list(wanted)},
+                )  # fmt: skip
 
     def close(self) -> None:
         """End what fetches ahead."""

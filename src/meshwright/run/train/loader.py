@@ -24,7 +24,7 @@ from ...capture.resolve import user_code
 from ...errors import Unsupported, UsageError
 from .segments import random_seed
 
-__all__ = ["Loaded", "Streamed", "as_samples"]
+__all__ = ["Loaded", "Streamed", "as_samples", "seeded"]
 
 MAX_EMPTY_EPOCHS = 2  # of an iterable dataset, one after the other, until it counts as empty
 
@@ -43,7 +43,7 @@ def as_samples(made: Any, name: str, seed: int, global_batch: int) -> Loaded | S
 
 
 @contextmanager
-def _seeded(*place: int | str) -> Iterator[None]:
+def seeded(*place: int | str) -> Iterator[None]:
     """Generators seeded from a place, and as they were afterwards."""
     seed = random_seed(*place) % (1 << 32)  # type: ignore[arg-type]
     python, array = random.getstate(), np.random.get_state()
@@ -66,7 +66,7 @@ class _Items(torch.utils.data.Dataset):  # type: ignore[misc]
 
     def __getitem__(self, at: tuple[int, int]) -> Any:
         number, index = at
-        with _seeded(self.seed, "item", number):
+        with seeded(self.seed, "item", number):
             return self.dataset[index]
 
 
@@ -92,7 +92,7 @@ class Loaded:
         """Indices of an epoch's samples, in order."""
         if epoch != self.epoch:
             sampler = self.loader.sampler
-            with user_code(self.name, self.place), _seeded(self.seed, "epoch", epoch):
+            with user_code(self.name, self.place), seeded(self.seed, "epoch", epoch):
                 for generator in {id(g): g for x in (sampler, self.loader) if (g := getattr(x, "generator", None)) is not None}.values():
                     generator.manual_seed(random_seed(self.seed, "epoch", epoch))
                 self.order = [int(i) for i in sampler]
@@ -108,7 +108,8 @@ class Loaded:
         if self.ahead is not None and (batch := self.ahead.take(first, count)) is not None:
             return _tensors(batch, self.name)
         with user_code(self.name, self.place):
-            return _tensors(self.collate([self.items[at] for at in self.places(first, count)]), self.name)
+            items = [self.items[at] for at in self.places(first, count)]
+            return _tensors(_together(self.collate, items, self.name), self.name)
 
     def sample(self, index: int) -> tuple[torch.Tensor, ...]:
         return tuple(x[0] for x in self.rows(index, 1))
@@ -202,12 +203,12 @@ class Streamed:
     def advance(self) -> Any:
         """The next item, of the next epoch where this one is over. Raises: UsageError for a dataset without items."""
         for _ in range(MAX_EMPTY_EPOCHS):
-            with user_code(self.name, self.place), _seeded(self.seed, "item", self.next):
+            with user_code(self.name, self.place), seeded(self.seed, "item", self.next):
                 for item in self.items:
                     self.next += 1
                     return item
             self.epoch += 1
-            with user_code(self.name, self.place), _seeded(self.seed, "epoch", self.epoch):
+            with user_code(self.name, self.place), seeded(self.seed, "epoch", self.epoch):
                 if hasattr(self.dataset, "set_epoch"):
                     self.dataset.set_epoch(self.epoch)
                 self.items = iter(self.dataset)
@@ -216,13 +217,27 @@ class Streamed:
     def rows(self, first: int, count: int) -> tuple[torch.Tensor, ...]:
         items = [self.item(i) for i in range(first, first + count)]
         with user_code(self.name, self.place):
-            return _tensors(self.collate(items), self.name)
+            return _tensors(_together(self.collate, items, self.name), self.name)
 
     def sample(self, index: int) -> tuple[torch.Tensor, ...]:
         return tuple(x[0] for x in self.rows(index, 1))
 
     def close(self) -> None:
         self.restart()
+
+
+def _together(collate: Any, items: list[Any], name: str) -> Any:
+    """Raises: UsageError for samples of unlike shapes, where collating does not pad them."""
+    try:
+        return collate(items)
+    except RuntimeError as error:
+        shapes = [tuple(x.shape) for item in items for x in (item if isinstance(item, (tuple, list)) else (item,)) if isinstance(x, torch.Tensor)]
+        if "equal size" not in str(error):
+            raise
+        raise UsageError(
+            f"samples of one batch have unlike shapes, among them {', '.join(map(str, list(dict.fromkeys(shapes))[:6]))}", where=name,
+            hint="a plan is for one shape: give the loader a collate_fn that pads to it",
+        ) from None  # fmt: skip
 
 
 def _tensors(batch: Any, name: str) -> tuple[torch.Tensor, ...]:

@@ -2,8 +2,9 @@
 
     {"step": 12, "loss": 3.2, "step_s": 0.11, "samples_per_s": 290.0, "tokens_per_s": 18600.0, "learning_rate": 1e-3, "gradient_norm": 0.8}
 
-Losses come from the ranks that compute them, through the store; rank 0 writes a step when it has finished the next one, for which it needed what
-those ranks did after it, so it waits for nobody. A resumed run leaves out the lines of steps that are run again. Times are rank 0's.
+with `mfu` where the devices' peak is known (`utilisation`), and after an evaluation `evaluation_loss`. Losses come from the ranks that compute them,
+through the store; rank 0 writes a step when it has finished the next one, for which it needed what those ranks did after it, so it waits for nobody.
+A resumed run leaves out the lines of steps that are run again. Times are rank 0's.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from typing import Any
 from ...errors import MissingExtra
 from ...plan.plan import TrainingLayout
 from ..steps.forward_graph import TensorInfo
+from .utilisation import Utilisation
 
 __all__ = ["METRICS", "Metrics", "last_line", "loss_ranks"]
 
@@ -43,6 +45,7 @@ class Metrics:
     folder: Path
     first: int
     tensorboard: bool = False
+    utilisation: Utilisation | None = None
     waiting: list[dict[str, Any]] = field(default_factory=list)  # rank 0's own part of steps that are not written yet
 
     def __post_init__(self) -> None:
@@ -68,20 +71,27 @@ class Metrics:
         record = {"step": step, "loss": loss, "step_s": round(seconds, 6), "samples_per_s": round(samples, 3)}
         if self.tokens:
             record["tokens_per_s"] = round(samples * self.tokens, 1)
+        if self.utilisation is not None:
+            record["mfu"] = round(self.utilisation.mfu(seconds), 9)
         self.waiting.append(record | more)
         self.write(all_but=1)
+
+    def evaluated(self, step: int, loss: float | None) -> None:
+        """An evaluation after `step` is over on this rank, before the next step ends."""
+        if self.rank in self.of and self.layout.ranks > 1:
+            self.store.set(_key(step, self.rank, "evaluation"), json.dumps(loss))
+        for record in self.waiting:
+            if record["step"] == step:
+                record["evaluation_loss"] = loss
 
     def write(self, *, all_but: int = 0) -> None:
         """Write what waits, except so many of the last steps."""
         while len(self.waiting) > all_but:
             record = self.waiting.pop(0)
             if self.layout.ranks > 1:
-                keys = [_key(record["step"], r) for r in self.of]
-                found = [json.loads(self.store.get(key)) for key in keys]
-                for key in keys:
-                    self.store.delete_key(key)
-                known = [x for x in found if x is not None]
-                record["loss"] = sum(known) / len(known) if known else None
+                for name, what in (("loss", "loss"), ("evaluation_loss", "evaluation")):
+                    if name in record:
+                        record[name] = self._mean(record["step"], what)
             plain = {k: v if not isinstance(v, float) or math.isfinite(v) else str(v) for k, v in record.items()}  # JSON has no infinity
             with (self.folder / METRICS).open("a") as file:
                 file.write(json.dumps(plain) + "\n")
@@ -89,14 +99,23 @@ class Metrics:
                 if name != "step" and value is not None:
                     self.writer.add_scalar(name, value, record["step"])
 
+    def _mean(self, step: int, what: str) -> float | None:
+        """Of what the ranks said that compute some of the loss."""
+        keys = [_key(step, r, what) for r in self.of]
+        found = [json.loads(self.store.get(key)) for key in keys]
+        for key in keys:
+            self.store.delete_key(key)
+        known = [x for x in found if x is not None]
+        return sum(known) / len(known) if known else None
+
     def close(self) -> None:
         self.write()
         if self.writer is not None:
             self.writer.close()
 
 
-def _key(step: int, rank: int) -> str:
-    return f"loss/{step}/{rank}"
+def _key(step: int, rank: int, what: str = "loss") -> str:
+    return f"{what}/{step}/{rank}"
 
 
 def _step_of(line: str) -> int:

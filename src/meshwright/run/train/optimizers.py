@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from ...capture.resolve import resolve_function
+from ...capture.resolve import resolve_function, shown
 from ...errors import UnknownName, Unsupported, UsageError
 from ...plan.optimizers import OPTIMIZERS, Kind, Named, named, optimizer_kind, undecayed
 
@@ -76,9 +76,12 @@ def _given(
     }  # fmt: skip
     made = resolve_function(asked.name, what="optimizer")(list(shown.items()), learning_rate, **asked.options)
     if not isinstance(made, torch.optim.Optimizer):
-        raise UsageError(f"{text} returned a {type(made).__name__}, not a torch.optim.Optimizer", where=text)
+        several = isinstance(made, (tuple, list)) and len(made) > 1
+        hint = "one optimizer with several groups, or two jobs (the two nets of a GAN)" if several else "return the optimizer"
+        raise UsageError(f"{text} returned a {type(made).__name__}, not a torch.optim.Optimizer", where=text, hint=hint)
     if type(made).__name__ == "LBFGS":
         _refuse_parts(OPTIMIZERS["lbfgs"], text, ())
+    require_no_closure(made)
     if all(own.get(n) is p for n, p in shown.items()):
         return made
     name_of = {id(p): n for n, p in shown.items()}
@@ -97,6 +100,18 @@ def _given(
     for group, found in zip(made.param_groups, groups, strict=True):
         group["params"] = found["params"]
     return made
+
+
+def require_no_closure(optimizer: torch.optim.Optimizer) -> None:
+    """Raises: Unsupported for an optimizer whose step must be given the loss as a function."""
+    step = type(optimizer).step
+    closure = inspect.signature(step).parameters.get("closure")
+    if closure is not None and closure.default is inspect.Parameter.empty:
+        code = getattr(inspect.unwrap(step), "__code__", None)
+        raise Unsupported(
+            f"{type(optimizer).__name__} evaluates the loss again while it updates", hint="an optimizer that needs no closure",
+            where=f"{shown(code.co_filename)}:{code.co_firstlineno}" if code is not None else "optimizer",
+        )  # fmt: skip
 
 
 def _refuse_parts(kind: Kind, text: str, cut: Sequence[str]) -> None:

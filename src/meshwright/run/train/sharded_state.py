@@ -86,9 +86,11 @@ class ParameterGroup:
 
 
 def build_groups(
-    layout: TrainingLayout, rank: int, held: Mapping[str, ParameterShard], gradient_bytes: Mapping[str, int], device: torch.device
-) -> dict[str, ParameterGroup]:
-    """By group name. `gradient_bytes`: sizes of the plan's gradient buffers, padding included.
+    layout: TrainingLayout, rank: int, held: Mapping[str, ParameterShard], gradient_bytes: Mapping[str, int], device: torch.device,
+    read: Callable[[ParameterShard], torch.Tensor] = lambda p: p.tensor.detach(),
+) -> dict[str, ParameterGroup]:  # fmt: skip
+    """By group name. `gradient_bytes`: sizes of the plan's gradient buffers, padding included. `read`: values of a parameter as the rank holds it,
+    asked for one by one: at level 3 the rank never has more than one group whole.
 
     Raises: Unsupported for a trained parameter in no bucket, for one group of several dtypes, and where the plan's buffers are too small.
     """
@@ -99,13 +101,14 @@ def build_groups(
         group = buffer.removeprefix("gradients")
         if not group:
             raise Unsupported(f"the plan has no bucket for the trained parameter {names[0]!r}", hint="make the plan again from this model")
-        found[group] = _group(group, layout, replica, [held[n] for n in names], gradient_bytes, device)
+        found[group] = _group(group, layout, replica, [held[n] for n in names], gradient_bytes, device, read)
     return found
 
 
 def _group(
-    name: str, layout: TrainingLayout, replica: int, params: Sequence[ParameterShard], gradient_bytes: Mapping[str, int], device: torch.device
-) -> ParameterGroup:
+    name: str, layout: TrainingLayout, replica: int, params: Sequence[ParameterShard], gradient_bytes: Mapping[str, int], device: torch.device,
+    read: Callable[[ParameterShard], torch.Tensor],
+) -> ParameterGroup:  # fmt: skip
     level, n = layout.zero_level, layout.data
     dtypes = {p.tensor.dtype for p in params}
     if len(dtypes) > 1:
@@ -120,10 +123,12 @@ def _group(
     places, at = [], 0
     for p in params:
         shape = p.tensor.shape
-        flat[at : at + p.numel].view(shape).copy_(p.tensor.detach())
+        flat[at : at + p.numel].view(shape).copy_(read(p))
         p.gradient, p.offset = f"gradients{name}", at
         places.append((p, at, shape))
         at += p.numel
+        if p.tensor.is_meta and not flat.is_meta:
+            p.tensor = torch.nn.Parameter(flat.new_empty(0))
     gradients = torch.zeros(total if level == 1 else high - low, dtype=dtype, device=device)
     flats = {f"gradients{name}" if level == 1 else f"gradshard{name}": gradients}
     shard = flat[low:high] if level < 3 else flat[low:high].clone()

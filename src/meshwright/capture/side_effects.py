@@ -1,0 +1,176 @@
+"""What forward does beside computing with tensors: a recorded graph would do it once, or never again.
+
+Numbers and texts that forward changes every time it runs (globals of its file, one level of dictionaries among them, attributes of modules) are
+found by two traces: what changes once is a cache. They are refused with the line, for ranks run forward once per micro-batch. Files that the owner's
+own code reads inside forward, what it prints, and attributes that it sets are noticed as it happens (`calls_watched`): export sets attributes back.
+"""
+
+from __future__ import annotations
+
+import builtins
+import contextlib
+import dis
+import io
+import os
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import CodeType, FrameType
+from typing import Any
+
+import torch
+from torch import nn
+
+from meshwright.errors import Unsupported
+
+from .resolve import shown
+
+__all__ = ["Seen", "calls_watched", "changed", "plain_values", "refuse_changing"]
+
+LIBRARIES = (str(Path(torch.__file__).parent), str(Path(__file__).parents[1]))  # whose calls are not the owner's
+STANDARD = str(Path(os.__file__).parent)
+INSTALLED = ("site-packages", "dist-packages")
+Place = tuple[str, str]  # (file, name) of a global; (path, name) of a module's attribute
+
+
+@dataclass
+class Seen:
+    """While a model was traced once: lines that printed; plain attributes that were given another value, with it and the line."""
+
+    printed: list[str] = field(default_factory=list)
+    assigned: dict[Place, tuple[nn.Module, Any, str]] = field(default_factory=dict)
+
+    def changing(self, again: Callable[[], Seen]) -> dict[str, str]:
+        """Attributes that a second trace, which begins with what this one left, changes once more: name -> line."""
+        before = [(m, name, m.__dict__.get(name)) for (_, name), (m, _, _) in self.assigned.items()]
+        for (_, name), (module, value, _) in self.assigned.items():
+            module.__dict__[name] = value
+        second = again()
+        for module, name, value in before:
+            module.__dict__[name] = value
+        return {f"{path}.{name}" if path else name: self.assigned[path, name][2] for path, name in self.assigned.keys() & second.assigned.keys()}
+
+
+def _is_owners(file: str) -> bool:
+    """Whether code of that file was written by whoever brings the model."""
+    return not file.startswith((*LIBRARIES, STANDARD, "<")) and not any(part in file for part in INSTALLED)
+
+
+def _plain(value: Any) -> bool:
+    return isinstance(value, (bool, int, float, str))
+
+
+def plain_values(model: nn.Module) -> dict[Place, Any]:
+    """Numbers and texts among the globals of the files that the owner's modules are written in."""
+    found: dict[Place, Any] = {}
+    files: dict[str, dict[str, Any]] = {}
+    for module in model.modules():
+        function = getattr(type(module).forward, "__globals__", {})
+        file = str(function.get("__file__", ""))
+        if file and _is_owners(file):
+            files[file] = function
+    for file, names in files.items():
+        for name, value in list(names.items()):
+            if _plain(value) and not name.startswith("__"):
+                found[file, name] = value
+            elif type(value) is dict:
+                found |= {(file, f"{name}[{k!r}]"): v for k, v in list(value.items()) if _plain(v)}
+    return found
+
+
+def changed(before: dict[Place, Any], after: dict[Place, Any]) -> set[Place]:
+    return {k for k, v in before.items() if k in after and (after[k] != v and not (v != v and after[k] != after[k]))}
+
+
+def refuse_changing(model: nn.Module, changing: set[Place], attributes: dict[str, str]) -> None:
+    """Raises: Unsupported naming the first of what changes every time, and the line that changes it."""
+    found = [(f"global {name}", name, _line(model, file, name)) for file, name in sorted(changing)]
+    for what, name, where in (*found, *((f"attribute {name}", name, line) for name, line in sorted(attributes.items()))):
+        raise Unsupported(
+            f"forward changes {what} every time it runs; ranks run it once per micro-batch, and what is computed would depend on that",
+            where=where, hint="keep what the model counts in a buffer (register_buffer), or outside of forward",
+            data={"name": name},
+        )  # fmt: skip
+
+
+def _line(model: nn.Module, file: str, name: str) -> str:
+    """`file:line` that sets a global; of the first forward of the file where none is found."""
+    bare = name.partition("[")[0]
+    kinds = [type(m) for m in model.modules() if _file(type(m)) == file]
+    first = ""
+    for kind in kinds:
+        for function in [kind.forward, *vars(kind).values()]:
+            code = getattr(function, "__code__", None)
+            if code is None:
+                continue
+            first = first or f"{shown(code.co_filename)}:{code.co_firstlineno}"
+            if line := _sets(code, bare, inside=name != bare):
+                return f"{shown(code.co_filename)}:{line}"
+    return first or file
+
+
+def _file(kind: type[nn.Module]) -> str:
+    return str(getattr(kind.forward, "__globals__", {}).get("__file__", ""))
+
+
+def _sets(code: CodeType, name: str, *, inside: bool) -> int:
+    """The line at which code sets a name, or an entry of what it names; 0 where it does not."""
+    line, named = code.co_firstlineno, False
+    for step in dis.get_instructions(code):
+        line = step.starts_line or line
+        if step.argval == name:
+            if step.opname == "STORE_GLOBAL":
+                return line
+            named = True
+        if inside and named and step.opname == "STORE_SUBSCR":
+            return line
+    return 0
+
+
+def _caller(frame: FrameType | None) -> FrameType | None:
+    """The owner's frame that a call comes from; None where a library makes it, or an import."""
+    while frame is not None:
+        file = frame.f_code.co_filename
+        if "importlib" in file:
+            return None
+        if not file.startswith(STANDARD) or any(part in file for part in INSTALLED):
+            return frame if _is_owners(file) else None
+        frame = frame.f_back
+    return None
+
+
+@contextlib.contextmanager
+def calls_watched(
+    reads: Callable[[str], None], prints: Callable[[str], None], sets: Callable[[nn.Module, str, Any, str], None]
+) -> Iterator[None]:  # fmt: skip
+    """While it lasts, `reads` and `prints` are told `file:line` of the owner's code that opens a file, or prints; `sets` module, name, value and line
+    of an attribute that it gives another number or text."""
+
+    def watched(function: Callable[..., Any], tell: Callable[[str], None]) -> Callable[..., Any]:
+        def call(*args: Any, **kwargs: Any) -> Any:
+            frame = _caller(sys._getframe(1))
+            if frame is not None:
+                tell(f"{shown(frame.f_code.co_filename)}:{frame.f_lineno}")
+            return function(*args, **kwargs)
+
+        return call
+
+    places = [(builtins, "open", reads), (io, "open", reads), (builtins, "print", prints)]
+    before = [getattr(module, name) for module, name, _ in places]
+    plainly = nn.Module.__setattr__
+
+    def setting(self: nn.Module, name: str, value: Any) -> None:
+        if _plain(value) and name in self.__dict__ and self.__dict__[name] != value and (frame := _caller(sys._getframe(1))) is not None:
+            sets(self, name, value, f"{shown(frame.f_code.co_filename)}:{frame.f_lineno}")
+        plainly(self, name, value)
+
+    nn.Module.__setattr__ = setting
+    for (module, name, tell), function in zip(places, before, strict=True):
+        setattr(module, name, watched(function, tell))
+    try:
+        yield
+    finally:
+        nn.Module.__setattr__ = plainly
+        for (module, name, _), function in zip(places, before, strict=True):
+            setattr(module, name, function)

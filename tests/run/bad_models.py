@@ -1,0 +1,155 @@
+"""Models, data and optimizers that a job cannot be made of as they are. Line numbers are asserted by the text of the line."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+from torch.utils.data import DataLoader
+
+CALLS, SCALE = 0, 1.0
+STATE = {"seen": 0}
+CACHED = 0
+
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.a, self.b, self.calls, self.length = nn.Linear(4, 4), nn.Linear(4, 4), 0, 0
+
+    def forward(self, x):
+        return self.b(self.a(x))
+
+
+class Global(Net):
+    def forward(self, x):
+        global CALLS
+        CALLS += 1  # changed: global
+        return super().forward(x) * CALLS
+
+
+class Entry(Net):
+    def forward(self, x):
+        STATE["seen"] += 1  # changed: entry
+        return super().forward(x) * STATE["seen"]
+
+
+class Attribute(Net):
+    def forward(self, x):
+        self.calls += 1  # changed: attribute
+        return super().forward(x) * self.calls
+
+
+class Cache(Net):
+    """Changes once."""
+
+    def forward(self, x):
+        global CACHED
+        CACHED = self.length = x.shape[1]
+        return super().forward(x)
+
+
+class File(nn.Module):
+    def forward(self, x):
+        return x * len(Path(__file__).read_text())  # read
+
+
+class Reads(Net):
+    def __init__(self):
+        super().__init__()
+        self.file = File()
+
+    def forward(self, x):
+        return super().forward(self.file(x))
+
+
+class Prints(Net):
+    def forward(self, x):
+        print("forward")  # noqa: T201  # printed
+        return super().forward(x)
+
+
+class Nothing(Net):
+    def forward(self, x):  # nothing
+        self.a(x)
+
+
+class TwoLosses(Net):
+    def forward(self, x, y):  # two
+        return F.mse_loss(self.a(x), y), F.mse_loss(self.b(x), y)
+
+
+class Looked(Net):
+    """One loss, and a number to look at."""
+
+    def forward(self, x, y):
+        loss = F.mse_loss(super().forward(x), y)
+        return loss, (x.detach() ** 2).mean()
+
+
+class NotFinite(Net):
+    def forward(self, x):
+        return super().forward(x).log()
+
+
+def batch():
+    torch.manual_seed(0)
+    return torch.randn(4, 4), torch.randn(4, 4)
+
+
+def _made(kind):
+    def function():
+        torch.manual_seed(0)
+        return kind(), batch()
+
+    return function
+
+
+changing_global, changing_entry, changing_attribute, cache = map(_made, (Global, Entry, Attribute, Cache))
+reads, prints, nothing, two_losses, looked, not_finite = map(_made, (Reads, Prints, Nothing, TwoLosses, Looked, NotFinite))
+
+
+def nothing_as_loss():
+    module, (x, _) = nothing()
+    return module, {"x": x}
+
+
+def two_nets():
+    return (Net(), Net()), batch()
+
+
+class Unlike(torch.utils.data.Dataset):
+    def __len__(self):
+        return 8
+
+    def __getitem__(self, i):  # unlike
+        return torch.zeros(4 + i % 2), torch.zeros(4)
+
+
+def unlike():
+    return Unlike()
+
+
+def unlike_loader():
+    return DataLoader(Unlike(), batch_size=4)
+
+
+def two_optimizers(named, lr):
+    named = [p for _, p in named]
+    return torch.optim.SGD(named[:1], lr), torch.optim.SGD(named[1:], lr)
+
+
+class Again(torch.optim.SGD):
+    def step(self, closure):  # again
+        closure()
+        super().step()
+
+
+def with_closure(named, lr):
+    return Again([p for _, p in named], lr)
+
+
+def lbfgs(named, lr):
+    return torch.optim.LBFGS([p for _, p in named], lr)

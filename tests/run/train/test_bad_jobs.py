@@ -1,0 +1,110 @@
+"""What owners bring that no plan fits: right, or refused by one sentence that names the line of their code."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+import msgspec
+import pytest
+import torch
+
+from meshwright.capture.graph import capture
+from meshwright.cli import main
+from meshwright.errors import Unsupported, UsageError
+from meshwright.plan.plan import TrainingLayout
+from meshwright.run.checkpoint.checkpoint import require_same_job
+from meshwright.run.checkpoint.index import CheckpointIndex, SavedRank
+from meshwright.run.recording.recording import numbers
+from meshwright.run.steps.forward_graph import TensorInfo
+from meshwright.run.train.data import Batches, open_data
+from meshwright.run.train.optimizers import make_optimizer
+
+HERE = "tests/run/bad_models.py"
+
+
+def line(marked: str) -> str:
+    """`file:line` of the line that ends with this comment."""
+    lines = Path(HERE).read_text().splitlines()
+    return f"{HERE}:{1 + next(i for i, text in enumerate(lines) if text.endswith(f'# {marked}'))}"
+
+
+@pytest.mark.parametrize(
+    ("model", "loss", "error", "says", "where"),
+    [
+        ("changing_global", "mse", Unsupported, "changes global CALLS every time", "changed: global"),
+        ("changing_entry", "mse", Unsupported, r"changes global STATE\['seen'\] every time", "changed: entry"),
+        ("changing_attribute", "mse", Unsupported, "changes attribute calls every time", "changed: attribute"),
+        ("nothing", "mse", UsageError, "forward returns None", "nothing"),
+        ("nothing_as_loss", "output", UsageError, "forward returns None", "nothing"),
+        ("two_losses", "output", UsageError, "forward returns 2 losses", "two"),
+        ("two_nets", "mse", UsageError, "the first of the pair is a tuple", ""),
+    ],
+)
+def test_models_that_are_refused(model: str, loss: str, error: type[Exception], says: str, where: str) -> None:
+    with pytest.raises(error, match=says) as found:
+        capture(f"{HERE}:{model}", loss=loss, scalable=False)
+    assert found.value.where == (line(where) if where else f"{HERE}:{model}") and found.value.hint
+
+
+def test_models_that_are_taken() -> None:
+    """A cache changes once; a file is read by the module itself, which is kept whole; what is printed is said; a number to look at is no loss."""
+    cache, reads, prints, looked = (
+        capture(f"{HERE}:{name}", loss="output" if name == "looked" else "mse", scalable=False) for name in ("cache", "reads", "prints", "looked")
+    )
+    assert {g.method for g in (cache, reads, prints, looked)} == {"export"}
+    (region,) = [n for n in reads.nodes if n.target == "meshwright.region.default"]
+    assert region.module == "file" and any(f"the file that is read at {line('read')}" in note for note in reads.notes)
+    assert any(f"what forward prints ({line('printed')}) is printed while" in note for note in prints.notes)
+
+
+@pytest.mark.parametrize(
+    ("name", "says", "where"),
+    [
+        ("two_optimizers", "returned a tuple, not a torch.optim.Optimizer", ""), ("with_closure", "Again evaluates the loss again", "again"),
+        ("lbfgs", "LBFGS", ""),
+    ],
+)  # fmt: skip
+def test_optimizers_that_are_refused(name: str, says: str, where: str) -> None:
+    named = [("a", torch.nn.Parameter(torch.zeros(2))), ("b", torch.nn.Parameter(torch.zeros(2)))]
+    with pytest.raises((Unsupported, UsageError), match=says) as found:
+        make_optimizer(f"{HERE}:{name}", named, 0.1)
+    assert found.value.where == (line(where) if where else f"{HERE}:{name}") and found.value.hint
+
+
+def batches(function: str) -> Batches:
+    layout = TrainingLayout(data=1, tensor=1, pipeline=1, microbatch_size=4, microbatches=1, global_batch=4)
+    inputs = [TensorInfo((4, 4), "float32"), TensorInfo((4, 4), "float32")]
+    return Batches(open_data(f"{HERE}:{function}", (), 0, 4), layout, inputs, torch.device("cpu"))
+
+
+def test_samples_of_unlike_shapes_are_refused() -> None:
+    with pytest.raises(UsageError, match=r"tensor 0 of sample 1 is \(5,\) torch.float32, the model takes \(4,\)") as found:
+        batches("unlike").microbatch(0, 0, 0)
+    assert found.value.where == line("unlike") and "pad or cut" in found.value.hint
+    with pytest.raises(UsageError, match=r"samples of one batch have unlike shapes, among them \(4,\), \(5,\)") as found:
+        batches("unlike_loader").microbatch(0, 0, 0)
+    assert "collate_fn" in found.value.hint
+
+
+def test_a_batch_smaller_than_the_split_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    asked = ["train", "plan", "--model", f"{HERE}:cache", "--loss", "mse", "--fabric", "laptop:4", "--global-batch", "2", "--dp", "4"]
+    assert main([*asked, "-o", str(tmp_path / "plan.json")]) == 2
+    assert "global batch 2 does not divide by data degree 4" in capsys.readouterr().err
+
+
+def test_losses_that_are_not_finite_come_back_from_files() -> None:
+    """A run whose first loss is no number goes on, as its owner's loop would, and leaves documents that can be read."""
+    saved = SavedRank(digest="", parts={}, losses=[math.nan, 2.0], scalars={})
+    again = msgspec.json.decode(msgspec.json.encode(saved), type=SavedRank)
+    first, second = numbers(again.losses)
+    assert math.isnan(first) and second == 2.0
+
+
+def test_a_checkpoint_of_another_class_is_refused() -> None:
+    from rig import make_plan
+
+    plan = make_plan((1, 1, 1))
+    index = CheckpointIndex(plan="other", model="another class", step=1, data="d", seed=0, losses=[], files={}, parts={}, scalars={})
+    with pytest.raises(UsageError, match="belongs to another plan or model"):
+        require_same_job(index, plan, "d", "run/checkpoint")
