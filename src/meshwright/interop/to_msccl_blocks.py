@@ -221,7 +221,8 @@ class _Maker:
         level = self._levels({b: a for a, b in ends.values()})
         for c in ends:
             between.setdefault((self.connections[c].src, self.connections[c].dst), []).append(c)
-        blocks, pooled = self.result.blocks, []
+        blocks = self.result.blocks
+        pooled: list[Connection] = []
         for (src, dst), messages in sorted(between.items()):
             messages.sort(key=lambda c: (level[ends[c][0]], self.moves[ends[c][0]].order, c))
             many = -(-len(messages) // self.stretch)
