@@ -128,7 +128,8 @@ def refusal(program: Program, **options: Any) -> dict[str, Any]:
 def test_refusals_name_the_limit() -> None:
     trees = program_of(ForestColl(pieces=1), "all-gather")
     assert refusal(trees, blocks=2)["limit"] == "blocks"
-    assert refusal(trees, limits=ExecutorLimits(channels=1))["limit"] == "channels"
+    right(export_msccl(trees, MscclOptions(limits=ExecutorLimits(channels=1))).algo, seeds=1)  # all messages between two ranks share one
+    assert refusal(trees, limits=ExecutorLimits(channels=1, steps=1))["limit"] == "channels"
     assert refusal(program_of(NAMES["direct"](), "all-gather"), limits=ExecutorLimits(blocks_per_channel=1, channels=2))["limit"] == "channels"
     long = program_of(Ring(slices=7), "all-reduce")
     assert refusal(long, stretch=1 << 30, limits=ExecutorLimits(steps=40))["limit"] == "steps"

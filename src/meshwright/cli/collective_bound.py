@@ -20,13 +20,14 @@ EFFORT = "counted work of the search, in seconds of a quiet machine: the same pl
 SIZE_HELP = "e.g. 1GiB; all-gather, gather: the gathered result; reduce-scatter, all-to-all: one rank's whole input; otherwise the (root's) buffer"
 
 
-def problem_arguments(parser: argparse.ArgumentParser, *, sized: bool = True) -> None:
-    """What names a collective problem; shared by the commands of this noun."""
+def problem_arguments(parser: argparse.ArgumentParser, *, sized: bool = True, size: str = "") -> None:
+    """What names a collective problem; shared by the commands of this noun. `size`: what --size is unless given; empty = it must be given."""
     parser.add_argument("op", help="all-reduce, all-gather, reduce-scatter, broadcast, reduce, all-to-all, scatter, gather or permute")
     fabric_arguments(parser, devices="use only these devices, e.g. 0-3,8; ranks are numbered in the fabric's order")
     edit_arguments(parser)
     if sized:
-        parser.add_argument("--size", required=True, help=SIZE_HELP)
+        given = {"default": size, "help": f"{SIZE_HELP} (default {size})"} if size else {"required": True, "help": SIZE_HELP}
+        parser.add_argument("--size", **given)
         parser.add_argument("--shards", metavar="SIZES", help="what each rank owns, e.g. 4KiB,8KiB,0 (all-gather, reduce-scatter, scatter, gather)")
     parser.add_argument("--root", type=int, default=0, help="rank that data starts from or ends at (default 0)")
     parser.add_argument("--peers", metavar="RANKS", help="permute: the rank that each rank receives from, e.g. 1,2,0; -1 = none (default: a shift)")
@@ -107,7 +108,7 @@ def size_bytes(text: str, where: str = "--size") -> int:
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
-    problem_arguments(parser)
+    problem_arguments(parser, size="1GiB")
 
 
 def run(args: argparse.Namespace) -> Result:

@@ -23,7 +23,7 @@ from .to_msccl_blocks import Block, Blocks, blocks_of
 from .to_msccl_buffers import moves_of
 from .to_msccl_memory import Memory, Place
 
-__all__ = ["MscclOptions", "lower_to_msccl"]
+__all__ = ["MscclOptions", "lower_to_msccl", "refuse_too_large"]
 
 TYPES = {"XS": "s", "RD": "r", "XD": "cpy", "XAD": "re", "RXAD": "rrc", "RXAS": "rrs", "RDS": "rcs", "RXADS": "rrcs"}
 
@@ -33,7 +33,8 @@ class MscclOptions:
     """How to write a schedule.
 
     place: buffers of the call: `in` place, `out` of place, or `both`.
-    merge, relaxed, squeeze, stretch: see `interop.to_msccl_blocks.blocks_of`; stretch None = the longest that keeps blocks within the step limit.
+    merge, relaxed, squeeze, pool, stretch: see `interop.to_msccl_blocks.blocks_of`; stretch None = the longest that keeps blocks within the
+        step limit.
     blocks: thread blocks per GPU, all of which have to be resident (an A100 has 108 multiprocessors).
     """
 
@@ -44,6 +45,7 @@ class MscclOptions:
     merge: bool = True
     relaxed: bool = True
     squeeze: bool = False
+    pool: bool = False
     stretch: int | None = None
     blocks: int = 108
     limits: ExecutorLimits = field(default_factory=ExecutorLimits)
@@ -57,11 +59,12 @@ def lower_to_msccl(program: Program, options: MscclOptions | None = None) -> Msc
     how = options or MscclOptions()
     p = _plain(program)
     spelling = _spelling(p)
-    stretches = [how.stretch] if how.stretch is not None else _stretches(p)
+    stretches = [how.stretch] if how.stretch is not None else _stretches(p, how)
     error: Unsupported | None = None
     for stretch in stretches:
         moves, memory = moves_of(p, how.place, how.limits.count, how.limits.depth)
-        made = blocks_of(moves, memory, stretch=stretch, merge=how.merge, relaxed=how.relaxed, squeeze=how.blocks if how.squeeze else 0)
+        squeeze = how.blocks if how.squeeze else 0
+        made = blocks_of(moves, memory, stretch=stretch, merge=how.merge, relaxed=how.relaxed, squeeze=squeeze, pool=how.pool)
         try:
             return _Writer(p, memory, made, how, spelling).algo()
         except _TooLong as too_long:
@@ -76,6 +79,22 @@ class _TooLong(Unsupported):
 
 def refuse(what: str, *, limit: str, needed: int, most: int, hint: str = "") -> Unsupported:
     return Unsupported(f"{what}: {needed}, the executor has {most}", hint=hint, data={"limit": limit, "needed": needed, "most": most})
+
+
+def refuse_too_large(p: Program, limits: ExecutorLimits) -> None:
+    """Refuse, before anything is written out, what no way of writing brings within the parser's limits: a rank's messages are steps of its own.
+
+    Raises: Unsupported, naming the limit.
+    """
+    if p.ranks > limits.children:
+        raise refuse("gpus", limit="children", needed=p.ranks, most=limits.children, hint="plan for fewer devices")
+    actor = p.lanes.actor[p.lane_of_step()]
+    for part in (Part.RECV, Part.SEND):
+        ends = np.bincount(actor[((p.steps.parts & part) != 0) & (p.steps.count > 0)], minlength=1)
+        needed = 1 + p.ranks + int(ends.max())
+        if needed > limits.nodes:
+            hint = "plan with fewer trees or pieces, or for fewer devices"
+            raise refuse(f"XML elements of gpu {int(ends.argmax())}", limit="nodes", needed=needed, most=limits.nodes, hint=hint)
 
 
 def _plain(program: Program) -> Program:
@@ -109,12 +128,17 @@ def _spelling(p: Program) -> str:
     return spelling
 
 
-def _stretches(p: Program) -> list[int]:
+def _stretches(p: Program, how: MscclOptions) -> list[int]:
     """All messages, then ever shorter runs of them."""
     s = p.steps
     used = s.chan_out[(s.parts & Part.SEND) != 0]
-    longest = int(np.bincount(used).max()) if len(used) else 1
-    found = [1 << 30]
+    if how.pool:  # a block has at least a step per message
+        pairs = p.channels.src[used].astype(np.int64) * p.ranks + p.channels.dst[used]
+        longest = min(how.limits.steps, int(np.unique(pairs, return_counts=True)[1].max(initial=1)))
+        found = [longest]
+    else:
+        longest = int(np.bincount(used).max()) if len(used) else 1
+        found = [1 << 30]
     while longest > 4:
         longest = -(-longest // 2)
         found.append(longest)

@@ -4,6 +4,9 @@ A lane of the program may serve several peers; a block may not. So a lane falls 
 step that receives and sends ties its two connections into one block. What the lane's order said is said by waits instead. Then a block that
 only receives and one that only sends what it received become one, step by step in one common order, and a receipt followed by its
 forwarding becomes a fused step (`rcs`, `rrcs`; `rrs` where nobody reads the stored value), as vendor rings are written.
+
+A schedule of many trees has more connections than a GPU holds blocks. Pooled, all messages between two ranks share a few connections: every
+block only sends to one peer or only receives from one, in an order of the messages that both ends share and that no wait contradicts.
 """
 
 from __future__ import annotations
@@ -45,7 +48,9 @@ class Blocks:
     waits: dict[int, list[int]] = field(default_factory=dict)
 
 
-def blocks_of(moves: list[Move], memory: Memory, *, stretch: int, merge: bool, relaxed: bool, squeeze: int = 0) -> Blocks:
+def blocks_of(
+    moves: list[Move], memory: Memory, *, stretch: int, merge: bool, relaxed: bool, squeeze: int = 0, pool: bool = False
+) -> Blocks:
     """Thread blocks of all ranks.
 
     Args:
@@ -53,10 +58,16 @@ def blocks_of(moves: list[Move], memory: Memory, *, stretch: int, merge: bool, r
         merge: join receiving and sending blocks.
         relaxed: keep a lane's order between its blocks only where steps touch the same chunks; else always.
         squeeze: blocks per rank beyond which also unrelated receiving and sending blocks are joined; 0 = never.
-    Raises: Unsupported when the joined order contradicts itself (never without `merge`).
+        pool: messages between two ranks share connections, `stretch` on each; `merge`, `relaxed` and `squeeze` then mean nothing.
+    Raises: Unsupported when the joined order contradicts itself (never without `merge` and `pool`).
     """
     made = _Maker(moves, memory, stretch)
-    made.connect()
+    if pool:
+        made.pool()
+        made.drop_dead_stores()
+        made.result.waits = _waits(made.result)
+        return made.result
+    made.connect(stretch)
     made.untie()
     made.group()
     made.order_lanes(relaxed)
@@ -86,7 +97,8 @@ class _Maker:
         self.result = Blocks(moves, [], self.connections)
 
     # ---- connections ---------------------------------------------------------------------------------------------------
-    def connect(self) -> None:
+    def connect(self, stretch: int) -> None:
+        """A connection for every `stretch` messages of a channel."""
         sent: dict[int, list[int]] = {}
         got: dict[int, list[int]] = {}
         for lane in self.lanes.values():
@@ -97,8 +109,8 @@ class _Maker:
                     got.setdefault(self.moves[k].receives, []).append(k)
         for channel in sorted(sent):
             for j, (a, b) in enumerate(zip(sent[channel], got[channel], strict=True)):
-                if j % self.stretch == 0:
-                    self.connections.append(Connection(self.moves[a].rank, self.moves[b].rank, channel, j // self.stretch))
+                if j % stretch == 0:
+                    self.connections.append(Connection(self.moves[a].rank, self.moves[b].rank, channel, j // stretch))
                 self.out[a] = self.into[b] = len(self.connections) - 1
 
     def ties(self, lane: list[int]) -> dict[tuple[str, int], tuple[str, int]]:
@@ -191,6 +203,67 @@ class _Maker:
         src = [(m.src[0], m.src[1] + j) for j in range(m.count)] if "X" in m.parts else []
         dst = [(m.dst[0], m.dst[1] + j) for j in range(m.count)] if "D" in m.parts else []
         return (src + dst if m.parts == "XAD" else src), dst
+
+    # ---- pooling -------------------------------------------------------------------------------------------------------
+    def pool(self) -> None:
+        """A block per direction and peer, or a few; local steps of a rank in one."""
+        self.connect(1)
+        for lane in self.lanes.values():
+            for k in [k for k in lane if len(self.ports(k)) == 2]:
+                self._take_apart(lane, k)
+        self.block_of = {k: k for k in range(len(self.moves))}  # every step on its own, so that all that a lane's order meant becomes a wait
+        self.order_lanes(relaxed=True)
+        ends: dict[int, list[int]] = {c: [-1, -1] for c in range(len(self.connections))}
+        for side, of in enumerate((self.out, self.into)):
+            for k, c in of.items():
+                ends[c][side] = k
+        between: dict[tuple[int, int], list[int]] = {}
+        level = self._levels({b: a for a, b in ends.values()})
+        for c in ends:
+            between.setdefault((self.connections[c].src, self.connections[c].dst), []).append(c)
+        blocks = self.result.blocks
+        pooled: list[Connection] = []
+        for (src, dst), messages in sorted(between.items()):
+            messages.sort(key=lambda c: (level[ends[c][0]], self.moves[ends[c][0]].order, c))
+            many = -(-len(messages) // self.stretch)
+            for number in range(many):  # dealt out in turn, so that early and late messages lie on every connection
+                mine = messages[number::many]
+                blocks.append(Block(src, len(pooled), -1, [ends[c][0] for c in mine]))
+                blocks.append(Block(dst, -1, len(pooled), [ends[c][1] for c in mine]))
+                pooled.append(Connection(src, dst, -1, number))
+        local: dict[int, list[int]] = {}
+        for k in range(len(self.moves)):
+            if not self.ports(k):
+                local.setdefault(self.moves[k].rank, []).append(k)
+        for rank, mine in sorted(local.items()):
+            blocks.append(Block(rank, -1, -1, sorted(mine, key=lambda k: (level[k], self.moves[k].order, k))))
+        self.connections[:] = pooled
+        self._renumber()
+
+    def _levels(self, sender_of: dict[int, int]) -> list[int]:
+        """Per step the longest chain of waits before it, where a message's two ends count as one step: both then lie on one level, and all that
+        waits for either of them on a higher one. So blocks in the order of levels never wait in a circle.
+
+        Raises: Unsupported when an end of a message waits for its other end.
+        """
+        node = [sender_of.get(k, k) for k in range(len(self.moves))]
+        later: dict[int, list[int]] = {}
+        left = dict.fromkeys(node, 0)
+        for k, m in enumerate(self.moves):
+            for d in m.after:
+                later.setdefault(node[d], []).append(node[k])
+                left[node[k]] += 1
+        level = dict.fromkeys(left, 0)
+        ready = [x for x in left if not left[x]]
+        for x in ready:  # grows while it is walked
+            for y in later.get(x, ()):
+                level[y] = max(level[y], level[x] + 1)
+                left[y] -= 1
+                if not left[y]:
+                    ready.append(y)
+        if len(ready) < len(left):
+            raise Unsupported("messages of this schedule cannot share connections", data={"limit": "order"})
+        return [level[x] for x in node]
 
     # ---- joining -------------------------------------------------------------------------------------------------------
     def join(self) -> None:

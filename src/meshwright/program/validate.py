@@ -175,13 +175,19 @@ def _promise(program: Program, promised: Contract, where: str) -> None:
     for i, peer in enumerate(promised.peers):
         if not -1 <= peer < members:
             raise FormatError(f"must be -1..{members - 1}, got {peer}", where=f"{where}.peers[{i}]")
+    # a contract speaks of every rank, so of the plain form's buffers: those of member 0, of member 1, ... (`fold.expand`)
+    stored = len(program.buffers)
+    plain = stored * (program.fold.members if program.fold is not None else 1)
     for field in ("inputs", "outputs"):
         ranges = getattr(promised, field)
         if len(ranges) != members:
             raise FormatError(f"has {len(ranges)} entries, expected one per rank ({members})", where=f"{where}.{field}")
         for i, (buffer, first, count) in enumerate(ranges):
-            if not 0 <= buffer < len(program.buffers) or first < 0 or count < 0 or first + count > int(program.buffers.chunks[buffer]):
-                raise FormatError("range beyond the buffer's chunks", where=f"{where}.{field}[{i}]")
+            if not 0 <= buffer < plain:
+                raise FormatError(f"must be a buffer 0..{plain - 1}, got {buffer}", where=f"{where}.{field}[{i}]")
+            chunks = int(program.buffers.chunks[buffer % stored])
+            if first < 0 or count < 0 or first + count > chunks:
+                raise FormatError(f"chunks {first}..{first + count} of a buffer with {chunks}", where=f"{where}.{field}[{i}]")
 
 
 def _in_range(where: str, values: Any, low: Any, high: Any) -> None:

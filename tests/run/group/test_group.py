@@ -173,3 +173,16 @@ def test_a_variable_with_nearly_a_settings_name_is_named() -> None:
     assert found.value.where == "MESHWRIGHT_PLANS"
     others = {f"MESHWRIGHT_{n}": "1" for n in ("CPU_SHARE", "LAB_DIR", "CPU_PACING", "BENCH", "LAB", "LAB_RUN", "BENCH_BACKENDS")}
     assert settings_from({**others, "MESHWRIGHT_DEVICE": "n0", "PLANS": "x"}).device == "n0"
+
+
+@pytest.mark.real
+def test_calls_that_differ_from_rank_to_rank_and_views_with_gaps() -> None:
+    done = run_ranks(3, [str(HERE / "odd_calls_rank.py"), str(free_port())])
+    assert [code for code, _ in done] == [0, 0, 0], "\n".join(text[-3000:] for code, text in done if code)
+    assert all("all right" in text for _, text in done)
+
+
+def test_an_unknown_strategy_is_refused_where_it_is_set() -> None:
+    with pytest.raises(UsageError, match="rings"):
+        settings_from({"MESHWRIGHT_STRATEGIES": "ring,rings"})
+    assert settings_from({"MESHWRIGHT_STRATEGIES": "ring, forestcoll"}).strategies == ("ring", "forestcoll")

@@ -12,7 +12,7 @@ from ...errors import Unsupported
 from ...interop.from_msccl import import_msccl
 from ...interop.msccl import CITE, MscclAlgo, collective_of
 from ...interop.mscclpp import MscclppPlan
-from ...interop.to_msccl import MscclOptions, lower_to_msccl
+from ...interop.to_msccl import MscclOptions, lower_to_msccl, refuse_too_large
 from ...interop.to_mscclpp import to_mscclpp
 from ...plan.plan import Plan
 from ...program.hash import program_hash
@@ -29,6 +29,7 @@ _WAYS: tuple[dict[str, bool], ...] = (
     {"relaxed": False},
     {"merge": False},
     {"merge": False, "relaxed": False},
+    {"pool": True},
 )
 
 
@@ -48,15 +49,20 @@ def export_msccl(program: Program, options: MscclOptions | None = None, *, place
     Raises: Unsupported when no way is within the format and the executor's limits; `data["limit"]` names the limit of the last way tried.
     """
     how = options or MscclOptions()
+    refuse_too_large(program, how.limits)
     places = ("both", "out", "in") if place == "auto" else (place,)
     failed: Unsupported | None = None
     for where in places:
+        crowded = False  # more blocks than a GPU holds: only ways that join more can help
         for ways in _WAYS:
+            if crowded and not (ways.get("squeeze") or ways.get("pool")):
+                continue
             tried = replace(how, place=where, **ways)  # type: ignore[arg-type]
             try:
                 algo = lower_to_msccl(program, tried)
             except Unsupported as error:
                 failed = _more_telling(failed, error)
+                crowded |= error.data.get("limit") == "blocks"
                 if "limit" not in error.data:  # no way of writing it will help, or only another place
                     break
                 continue

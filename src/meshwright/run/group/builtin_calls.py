@@ -14,6 +14,7 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from .record_file import pack_call
+from .routes import side_by_side
 from .work import BuiltinWork
 
 if TYPE_CHECKING:
@@ -63,20 +64,21 @@ def builtin_call(engine: Engine, op: str, run: Callable[..., Any], count: list[i
 
     torch's synchronous calls (`asyncOp` off; never from C++) wait at once, so they are waited for here, and the built-in backend's work is the
     answer. Otherwise the answer is a work that looks into failures when it is waited for. With `otherwise`, calls that have not `width`
-    arguments by position go there.
+    arguments by position, or tensors with gaps, go there.
     Raises: what ended the group, now or before; what the built-in backend has to say about the arguments.
     """
     over, inside, asked, alone = engine.over, engine.inside, engine.recorder.asked, engine.health is None
     call = pack_call(op, -1, "", "")
 
     def hand(*args: Any, **named: Any) -> Any:
-        if otherwise is not None and (named or len(args) != width):
+        if otherwise is not None and (named or len(args) != width or not side_by_side(args)):
             return otherwise(*args, **named)
         if over:
             raise over[0]
+        # gloo looks at the arguments and queues: a call that it refuses is none of the group's, whose ranks count alike
+        work = run(*args)
         count[0] += 1
         number = asked(call, 0, 0)
-        work = run(*args)
         if alone or work is None:
             return work
         if args[-1].asyncOp:

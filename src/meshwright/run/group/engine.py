@@ -156,6 +156,11 @@ class Engine:
             found = self._signatures[key] = call, session.elements * blocks * session.dtype.itemsize
         return found
 
+    def forget(self, session: Session) -> None:
+        """No call will come through this session again."""
+        for key in [key for key in self._signatures if key[0] is session]:
+            del self._signatures[key]
+
     def wait_inside(self, work: Any, number: int, timeout: timedelta | None) -> bool:
         """Wait for a collective of the built-in backend. Raises: what the ranks make of it if it is lost."""
         self.inside[0] = number

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from ...errors import MeshwrightError
+from ...errors import MeshwrightError, UsageError
 from .builtin_calls import Hand, Tally, builtin_call, install_builtin_calls, uninstall_builtin_calls
 from .call import Call, Code, Session
 from .chunks import BLOCKED
@@ -24,7 +24,7 @@ from .engine import Engine
 from .plans import Chosen
 from .rank_code import compile_rank
 from .reductions import Reduction, reduction
-from .routes import Builtin, Route, Trial, alike, copier, dense
+from .routes import Builtin, Route, Routes, Trial, alike, copier, dense, in_a_row, packed, side_by_side, unpack
 from .streams import DeviceRunner
 from .trials import Trials
 from .waves import Waves, compile_waves, waves_of
@@ -46,7 +46,7 @@ class MeshwrightGroup(dist.ProcessGroup):  # type: ignore[misc]
         self.engine, self.builtin = engine, builtin
         engine.attend(builtin)
         self.tally = Tally()
-        self._routes: dict[Any, Route | Trial | str] = {}
+        self._routes = Routes(engine.forget)
         self._name, self._ranks = "", engine.size
         kind = dist.ProcessGroup.BackendType.GLOO
         self._set_default_backend(kind)
@@ -126,15 +126,15 @@ class MeshwrightGroup(dist.ProcessGroup):  # type: ignore[misc]
     # ---- collectives between two tensors -----------------------------------------------------------------------
     def all_gather_single(self, output: torch.Tensor, input: torch.Tensor, opts: Any = None) -> Any:
         opts = opts or dist.AllgatherOptions()
-        reason = "" if output.numel() == self._ranks * input.numel() else "sizes do not fit"
-        return self._between("all-gather", input, output, Builtin(self._for(output)._allgather_base, (output, input, opts)), reason)
+        fits = output.numel() == self._ranks * input.numel()
+        return self._between("all-gather", input, output, Builtin(self._for(output)._allgather_base, (output, input, opts)), fits)
 
     _allgather_base = all_gather_single
 
     def reduce_scatter_single(self, output: torch.Tensor, input: torch.Tensor, opts: Any = None) -> Any:
         opts = opts or dist.ReduceScatterOptions()
-        reason = "" if input.numel() == self._ranks * output.numel() else "sizes do not fit"
-        return self._between("reduce-scatter", input, output, Builtin(self._for(output)._reduce_scatter_base, (output, input, opts)), reason)
+        fits = input.numel() == self._ranks * output.numel()
+        return self._between("reduce-scatter", input, output, Builtin(self._for(output)._reduce_scatter_base, (output, input, opts)), fits)
 
     _reduce_scatter_base = reduce_scatter_single
 
@@ -142,10 +142,15 @@ class MeshwrightGroup(dist.ProcessGroup):  # type: ignore[misc]
         self, output: torch.Tensor, input: torch.Tensor, output_splits: list[int], input_splits: list[int], opts: Any = None
     ) -> Any:  # fmt: skip
         opts = opts or dist.AllToAllOptions()
-        even = len(set(output_splits)) <= 1 and len(set(input_splits)) <= 1
-        reason = "" if even and output.numel() == input.numel() and input.numel() % self._ranks == 0 else "unequal splits"
         builtin = Builtin(self._for(output).alltoall_base, (output, input, output_splits, input_splits, opts))
-        return self._between("all-to-all", input, output, builtin, reason)
+        self._require("all-to-all", output.dtype == input.dtype, f"{input.dtype} in, {output.dtype} out")
+        for word, tensor, splits in (("output", output, output_splits), ("input", input, input_splits)):
+            told = f"splits {splits}" if splits else f"{self._ranks} equal splits"
+            self._require("all-to-all", self._fit(tensor, splits), f"{told} of an {word} of shape {tuple(tensor.shape)} among {self._ranks} ranks")
+        even = len(set(input_splits)) <= 1 and output.numel() == input.numel() and input.numel() % self._ranks == 0
+        if not self._all_exchange(input.numel() if even and alike([output, input]) else -1):
+            return self._fall("all-to-all", "unequal splits", builtin)
+        return self._between("all-to-all", input, output, builtin)
 
     alltoall_base = all_to_all_single
 
@@ -153,36 +158,52 @@ class MeshwrightGroup(dist.ProcessGroup):  # type: ignore[misc]
     def allgather(self, outputs: list[Tensors], inputs: Tensors, opts: Any = None) -> Any:
         opts = opts or dist.AllgatherOptions()
         builtin = Builtin(self._for(inputs).allgather, (outputs, inputs, opts))
-        if len(inputs) != 1 or len(outputs) != 1 or not alike([*outputs[0], inputs[0]]):
-            return self._fall("all-gather", "several or unlike tensors", builtin)
+        self._require_lists("all-gather", inputs, outputs, "outputs")
+        if not alike([*outputs[0], inputs[0]]):
+            return self._fall("all-gather", "unlike tensors", builtin)
         return self._listed("all-gather", inputs[0], outputs[0], -1, builtin, outputs)
 
     def reduce_scatter(self, outputs: Tensors, inputs: list[Tensors], opts: Any = None) -> Any:
         opts = opts or dist.ReduceScatterOptions()
         builtin = Builtin(self._for(outputs).reduce_scatter, (outputs, inputs, opts))
-        if len(outputs) != 1 or len(inputs) != 1 or not alike([*inputs[0], outputs[0]]):
-            return self._fall("reduce-scatter", "several or unlike tensors", builtin)
+        self._require_lists("reduce-scatter", outputs, inputs, "inputs")
+        if not alike([*inputs[0], outputs[0]]):
+            return self._fall("reduce-scatter", "unlike tensors", builtin)
         return self._listed("reduce-scatter", inputs[0], outputs[0], -1, builtin, outputs)
 
     def alltoall(self, outputs: Tensors, inputs: Tensors, opts: Any = None) -> Any:
         opts = opts or dist.AllToAllOptions()
-        builtin = Builtin(self._for(outputs).alltoall, (outputs, inputs, opts))
-        if len(inputs) != self._ranks or len(outputs) != self._ranks or not alike([*outputs, *inputs]):
-            return self._fall("all-to-all", "unlike tensors", builtin)
-        return self._listed("all-to-all", inputs, outputs, -1, builtin, outputs)
+        builtin = Builtin(self._for(inputs).alltoall, (outputs, inputs, opts))
+        tensors = [*outputs, *inputs]
+        for word, row in (("inputs", inputs), ("outputs", outputs)):
+            self._require("all-to-all", len(row) == self._ranks, f"{len(row)} {word} among {self._ranks} ranks")
+        self._require("all-to-all", len({t.dtype for t in tensors}) == 1 and all(map(dense, tensors)), "tensors of several types, or sparse ones")
+        even = alike(tensors)
+        if self._all_exchange(inputs[0].numel() * self._ranks if even else -1):
+            return self._listed("all-to-all", inputs, outputs, -1, builtin, outputs)
+        if inputs[0].device.type != "cpu":
+            return self._fall("all-to-all", "unequal splits", builtin)
+        # gloo's own call takes lists of one size only; one tensor in unequal parts it does take
+        into = outputs[0].new_empty(sum(t.numel() for t in outputs))
+        given = torch.cat([in_a_row(t) for t in inputs])
+        splits = [[t.numel() for t in row] for row in (outputs, inputs)]
+        work = self._fall("all-to-all", "unequal splits", Builtin(self.builtin.alltoall_base, (into, given, *splits, opts)))
+        return JoinedWork(outputs, [work], copier(outputs, into))
 
     def gather(self, outputs: list[Tensors], inputs: Tensors, opts: Any) -> Any:
         builtin = Builtin(self._for(inputs).gather, (outputs, inputs, opts))
         here = outputs[0] if opts.rootRank == self.rank() and outputs else None
-        if len(inputs) != 1 or not alike([*(here or []), inputs[0]]):
-            return self._fall("gather", "several or unlike tensors", builtin)
+        self._require_lists("gather", inputs, outputs, "outputs", opts.rootRank)
+        if not alike([*(here or []), inputs[0]]):
+            return self._fall("gather", "unlike tensors", builtin)
         return self._listed("gather", inputs[0], here, opts.rootRank, builtin, outputs)
 
     def scatter(self, outputs: Tensors, inputs: list[Tensors], opts: Any) -> Any:
         builtin = Builtin(self._for(outputs).scatter, (outputs, inputs, opts))
         here = inputs[0] if opts.rootRank == self.rank() and inputs else None
-        if len(outputs) != 1 or not alike([*(here or []), outputs[0]]):
-            return self._fall("scatter", "several or unlike tensors", builtin)
+        self._require_lists("scatter", outputs, inputs, "inputs", opts.rootRank)
+        if not alike([*(here or []), outputs[0]]):
+            return self._fall("scatter", "unlike tensors", builtin)
         return self._listed("scatter", here, outputs[0], opts.rootRank, builtin, outputs)
 
     def allgather_coalesced(self, outputs: list[Tensors], inputs: Tensors, opts: Any = None) -> Any:
@@ -225,12 +246,51 @@ class MeshwrightGroup(dist.ProcessGroup):  # type: ignore[misc]
         return JoinedWork([], [])
 
     # ---- routing -----------------------------------------------------------------------------------------------
+    def _require(self, op: str, fits: bool, what: str) -> None:
+        """Raises: UsageError for a call that is wrong by itself, before anything is sent: the others wait, and the group goes on."""
+        if fits:
+            return
+        self.engine.raise_if_failed()
+        hint = "nothing was sent: the other ranks wait for this rank's right call"
+        raise UsageError(f"{what} do not fit", where=op, hint=hint, data={"rank": self.rank()})
+
+    def _require_lists(self, op: str, own: Tensors, lists: list[Tensors], word: str, root: int = -1) -> None:
+        """One tensor of one's own, and a list of one per rank: at all ranks, or at the root only. Raises: UsageError."""
+        self._require(op, root < self._ranks, f"root {root} among {self._ranks} ranks")
+        here = lists[0] if lists and root in (-1, self.rank()) else None
+        needed = self._ranks if root in (-1, self.rank()) else 0
+        self._require(op, len(own) == 1 and len(lists) <= 1 and len(here or ()) == needed, f"{len(here or ())} {word} among {self._ranks} ranks")
+
+    def _fit(self, tensor: torch.Tensor, splits: list[int]) -> bool:
+        """Are these parts of the tensor's first dimension, one per rank? None given: equal ones."""
+        rows = tensor.size(0) if tensor.dim() else -1
+        return (len(splits) == self._ranks and sum(splits) == rows and min(splits) >= 0) if splits else rows % self._ranks == 0
+
+    def _all_exchange(self, elements: int) -> bool:
+        """Do all ranks exchange equal blocks of the same `elements` in all? -1: this one does not.
+
+        Splits are a rank's own: those of one may happen to be equal where the others' are not. So the ranks tell each other first.
+        """
+        if self._ranks < 2 or self.engine.plans.never:
+            return elements >= 0
+        least = dist.AllreduceOptions()
+        least.reduceOp, least.asyncOp = dist.ReduceOp.MIN, False
+        told = torch.tensor([elements, -elements])
+        builtin_call(self.engine, "all-reduce", self.builtin.allreduce, [0])([told], least)
+        return 0 <= int(told[0]) == -int(told[1])
+
     def _fall(self, op: str, reason: str, builtin: Builtin) -> Any:
         key = op, reason, builtin.run
         hand = self._hands.get(key)
         if hand is None:
             hand = self._hands[key] = builtin_call(self.engine, op, builtin.run, self.tally.count(op, reason))
-        return hand(*builtin.args)
+        if side_by_side(builtin.args):
+            return hand(*builtin.args)
+        # gloo reads on from the first element, through the gaps of a view, and says nothing (2.13): it gets copies
+        targets, *others = builtin.args[:-1]
+        back: list[tuple[torch.Tensor, torch.Tensor]] = []
+        work = hand(packed(targets, back), *(packed(x) for x in others), builtin.args[-1])
+        return JoinedWork(targets, [work], lambda: unpack(back))
 
     def _routed(self, op: str, root: int, elements: int, given: torch.Tensor, builtin: Builtin) -> tuple[Route | Trial | str, Reduction | None]:
         """What runs an operation, or why the built-in backend does; nothing is copied or flattened to find out."""
@@ -254,26 +314,26 @@ class MeshwrightGroup(dist.ProcessGroup):  # type: ignore[misc]
         return route, found
 
     def _in_place(self, op: str, tensors: Tensors, root: int, builtin: Builtin) -> Any:
-        if len(tensors) != 1:
-            return self._fall(op, "several tensors", builtin)
+        self._require(op, len(tensors) == 1, f"{len(tensors)} tensors at once")
+        self._require(op, root < self._ranks, f"root {root} among {self._ranks} ranks")
         tensor = tensors[0]
         route, found = self._routed(op, root, tensor.numel(), tensor, builtin)
         if isinstance(route, str):
             return self._fall(op, route, builtin)
-        flat = tensor.detach().reshape(-1)
+        flat = in_a_row(tensor)
         after = None if tensor.is_contiguous() else copier([tensor], flat)
         return self._go(route, Call(op, flat, flat, root), found, builtin, tensors, after)
 
-    def _between(self, op: str, source: torch.Tensor, target: torch.Tensor, builtin: Builtin, reason: str) -> Any:
-        if reason or source.dtype != target.dtype:
-            return self._fall(op, reason or "unlike tensors", builtin)
+    def _between(self, op: str, source: torch.Tensor, target: torch.Tensor, builtin: Builtin, fits: bool = True) -> Any:
+        shapes = f"{source.numel()} elements in, {target.numel()} out, among {self._ranks} ranks"
+        self._require(op, fits and source.dtype == target.dtype, f"{shapes}; {source.dtype} in, {target.dtype} out")
         elements = (target if op == "reduce-scatter" else source).numel() // (self._ranks if op == "all-to-all" else 1)
         route, found = self._routed(op, -1, elements, source, builtin)
         if isinstance(route, str) or not dense(target):
             return self._fall(op, route if isinstance(route, str) else "sparse", builtin)
-        flat = target.detach().reshape(-1)
+        flat = in_a_row(target)
         after = None if target.is_contiguous() else copier([target], flat)
-        return self._go(route, Call(op, source.detach().reshape(-1), flat), found, builtin, [target], after)
+        return self._go(route, Call(op, in_a_row(source), flat), found, builtin, [target], after)
 
     def _listed(
         self, op: str, source: torch.Tensor | Tensors | None, target: torch.Tensor | Tensors | None, root: int, builtin: Builtin, outputs: Any
@@ -285,16 +345,16 @@ class MeshwrightGroup(dist.ProcessGroup):  # type: ignore[misc]
             return self._fall(op, route, builtin)
         after = None
         if isinstance(source, list):
-            source = torch.cat([t.detach().reshape(-1) for t in source])
+            source = torch.cat([in_a_row(t) for t in source])
         into: torch.Tensor | None
         if isinstance(target, list):
             into = target[0].new_empty(sum(t.numel() for t in target))
             after = copier(target, into)
         else:
-            into = target.detach().reshape(-1) if target is not None else None
+            into = in_a_row(target) if target is not None else None
             if target is not None and into is not None and not target.is_contiguous():
                 after = copier([target], into)
-        flat = source.detach().reshape(-1) if isinstance(source, torch.Tensor) else None
+        flat = in_a_row(source) if isinstance(source, torch.Tensor) else None
         return self._go(route, Call(op, flat, into, root), found, builtin, outputs, after)
 
     def _go(

@@ -8,11 +8,14 @@ from typing import Any, NamedTuple
 
 import torch
 
+from ...errors import UsageError
 from .call import Session
 from .plans import Chosen
 from .trials import Trials
 
-__all__ = ["Builtin", "Route", "Trial", "alike", "copier", "dense"]
+__all__ = ["Builtin", "Route", "Routes", "Trial", "alike", "copier", "dense", "in_a_row", "packed", "side_by_side", "unpack"]
+
+MAX_ROUTES = 512  # of distinct calls that are kept: one with its code and staging takes some 44 kB, and lengths of tokens never repeat
 
 
 @dataclass(frozen=True)
@@ -32,6 +35,35 @@ class Trial:
     key: Any  # of the routes
 
 
+class Routes(dict[Any, "Route | Trial | str"]):
+    """The routes of the latest distinct calls, `MAX_ROUTES` at most: the one asked for the longest time ago goes first, and `forget(session)`
+    hears of it.
+
+    A trial under way stays: all ranks must take its turns together.
+    """
+
+    def __init__(self, forget: Callable[[Session], None]) -> None:
+        super().__init__()
+        self.forget = forget
+
+    def get(self, key: Any, default: Any = None) -> Any:
+        found = self.pop(key, None)
+        if found is None:
+            return default
+        super().__setitem__(key, found)  # last again: a dictionary keeps the order in which keys came
+        return found
+
+    def __setitem__(self, key: Any, route: Route | Trial | str) -> None:
+        super().__setitem__(key, route)
+        while len(self) > MAX_ROUTES:
+            old = next((k for k, r in self.items() if not isinstance(r, Trial) and k != key), None)
+            if old is None:
+                return
+            gone = self.pop(old)
+            if isinstance(gone, Route):
+                self.forget(gone.session)
+
+
 class Builtin(NamedTuple):
     """The built-in backend's own call, made where no program runs. The last argument is torch's options."""
 
@@ -48,7 +80,19 @@ def alike(tensors: Sequence[torch.Tensor]) -> bool:
     return all(dense(t) and t.numel() == first.numel() and t.dtype == first.dtype and t.device == first.device for t in tensors)
 
 
+def in_a_row(tensor: torch.Tensor) -> torch.Tensor:
+    """Its elements in row-major order, side by side: a view where they lie so, else a copy.
+
+    `reshape` alone would keep the gaps of a view with one dimension.
+    """
+    return tensor.detach().contiguous().view(-1)
+
+
 def copier(targets: Sequence[torch.Tensor], flat: torch.Tensor) -> Callable[[], None]:
+    """Puts the parts of `flat` into the targets. Raises: UsageError where elements of one share memory."""
+    for target in targets:
+        require_own_places(target)
+
     def copy() -> None:
         first = 0
         for target in targets:
@@ -56,3 +100,38 @@ def copier(targets: Sequence[torch.Tensor], flat: torch.Tensor) -> Callable[[], 
             first += target.numel()
 
     return copy
+
+
+def side_by_side(given: Any) -> bool:
+    """Do the elements of all tensors among these arguments, in lists or not, lie side by side? Sparse ones count as such."""
+    if isinstance(given, torch.Tensor):
+        return not dense(given) or given.is_contiguous()
+    return all(map(side_by_side, given)) if isinstance(given, (list, tuple)) else True
+
+
+def packed(given: Any, back: list[tuple[torch.Tensor, torch.Tensor]] | None = None) -> Any:
+    """The argument with copies side by side of its tensors that have gaps; `back` takes (tensor, copy), for `unpack`.
+
+    Raises: UsageError where the tensor is to be written and its elements share memory.
+    """
+    if isinstance(given, (list, tuple)):
+        return [packed(x, back) for x in given]
+    if side_by_side(given):
+        return given
+    copy = given.detach().contiguous()
+    if back is not None:
+        require_own_places(given)
+        back.append((given, copy))
+    return copy
+
+
+def unpack(back: list[tuple[torch.Tensor, torch.Tensor]]) -> None:
+    for tensor, copy in back:
+        tensor.detach().copy_(copy)
+
+
+def require_own_places(target: torch.Tensor) -> None:
+    """Raises: UsageError where elements of a tensor that is to be written share memory (`expand`)."""
+    if any(stride == 0 and size > 1 for stride, size in zip(target.stride(), target.shape, strict=True)):
+        hint = "hand over `tensor.contiguous()`, and use what it then holds"
+        raise UsageError(f"elements of a tensor of shape {tuple(target.shape)} share memory, so it cannot hold a result", hint=hint)

@@ -120,6 +120,11 @@ def _validated(settings: Settings) -> Settings:
         raise UsageError(f"must be >= 0 bytes, got {settings.min_bytes}", where="MESHWRIGHT_MIN_BYTES")
     if not 0 <= settings.tune <= MAX_TUNED_PROGRAMS:
         raise UsageError(f"must be 0..{MAX_TUNED_PROGRAMS} programs, got {settings.tune}", where="MESHWRIGHT_TUNE")
+    if settings.strategies:
+        from ...decide.collective import strategy
+
+        for name in settings.strategies:
+            strategy(name, where="MESHWRIGHT_STRATEGIES")
     if not settings.tune_s >= 0:
         raise UsageError(f"must be >= 0 s, got {settings.tune_s}", where="MESHWRIGHT_TUNE_S")
     return settings

@@ -1,0 +1,169 @@
+"""One rank of a job whose calls differ from rank to rank, or hand over views with gaps, or are wrong: python odd_calls_rank.py PORT_PLAIN."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+import meshwright.torch
+from meshwright.errors import UsageError
+
+PLANNED, SMALL = 30000, 50  # elements: the group has plans for the one size and not for the other
+
+
+def views_with_gaps(r: int, n: int) -> None:
+    """Every operation on columns of a matrix: what lies between them stays as it is."""
+    for size in (SMALL, PLANNED):
+
+        def column(value: float) -> torch.Tensor:
+            base = torch.full((size, 3), -1.0)
+            base[:, 1] = value
+            return base[:, 1]
+
+        def holds(tensor: torch.Tensor, value: float) -> None:
+            base = tensor._base
+            assert base is not None and tensor.eq(value).all() and base[:, 0].eq(-1).all() and base[:, 2].eq(-1).all(), (size, value)
+
+        total = sum(range(n))
+        x = column(r)
+        dist.all_reduce(x)
+        holds(x, total)
+        x = column(r)
+        dist.all_reduce(x, async_op=True).wait()
+        holds(x, total)
+        x = column(r)
+        dist.broadcast(x, 2)
+        holds(x, 2)
+        x = column(r)
+        dist.reduce(x, 1)
+        if r == 1:
+            holds(x, total)
+        outs = [column(0) for _ in range(n)]
+        dist.all_gather(outs, column(r))
+        for i, out in enumerate(outs):
+            holds(out, i)
+        out = column(0)
+        dist.reduce_scatter(out, [column(r + i) for i in range(n)])
+        holds(out, total + n * r)
+        outs = [column(0) for _ in range(n)]
+        dist.all_to_all(outs, [column(10 * r + i) for i in range(n)])
+        for i, out in enumerate(outs):
+            holds(out, 10 * i + r)
+        outs = [column(0) for _ in range(n)] if r == 1 else []
+        dist.gather(column(r), outs or None, 1)
+        for i, out in enumerate(outs):
+            holds(out, i)
+        out = column(0)
+        dist.scatter(out, [column(i) for i in range(n)] if r == 2 else None, 2)
+        holds(out, r)
+        wide = torch.zeros(2 * n * size)[::2]
+        dist.all_gather_into_tensor(wide, column(r))
+        assert wide.reshape(n, size).eq(torch.arange(n).view(n, 1)).all()
+        every_second = torch.arange(2.0 * n * size)[::2]
+        out = column(0)
+        dist.reduce_scatter_tensor(out, every_second)
+        assert torch.equal(out, n * every_second.reshape(n, size)[r])
+        dist.all_to_all_single(wide, every_second + r)
+        assert torch.equal(wide.reshape(n, size), torch.stack([every_second.reshape(n, size)[r] + i for i in range(n)]))
+        turned = (torch.arange(6.0 * size).view(size, 6) + r).t()
+        dist.all_reduce(turned)
+        assert torch.equal(turned, (torch.arange(6.0 * size).view(size, 6) * n + total).t())
+        try:
+            dist.all_reduce(torch.ones(1).expand(size))
+        except UsageError as error:
+            assert "share memory" in str(error)
+        else:
+            raise AssertionError("a tensor whose elements share memory was reduced")
+
+
+def uneven_splits(r: int, n: int) -> None:
+    """Rank 0's splits are equal and the others' are not; then some ranks say that all are equal and others say nothing."""
+    for b in (SMALL, PLANNED):
+        sends = [[b, b, b], [b, 2 * b, b], [b, b // 2, 3 * b]]  # sends[from][to]
+        given, taken = sends[r], [row[r] for row in sends]
+        x = torch.cat([torch.full((k,), 10.0 * r + to) for to, k in enumerate(given)])
+        y = torch.empty(sum(taken))
+        dist.all_to_all_single(y, x, taken, given)
+        right = torch.cat([torch.full((k,), 10.0 * come + r) for come, k in enumerate(taken)])
+        assert torch.equal(y, right)
+        parts = [torch.empty(k) for k in taken]
+        dist.all_to_all(parts, list(x.split(given)))
+        assert torch.equal(torch.cat(parts), right)
+        x, y = torch.arange(3.0 * b) + r, torch.empty(3 * b)
+        if r == 0:
+            dist.all_to_all_single(y, x)
+        else:
+            dist.all_to_all_single(y, x, [b] * n, [b] * n)
+        assert torch.equal(y, torch.cat([(torch.arange(3.0 * b) + i)[r * b : (r + 1) * b] for i in range(n)]))
+
+
+def wrong_arguments(r: int, n: int) -> None:
+    """What one rank gets wrong is an error there, before anything is sent. Asked again rightly, the others have waited for it."""
+    x = torch.ones(PLANNED)
+    empty = [torch.empty(PLANNED) for _ in range(n)]
+
+    def once_wrong(wrong: Callable[[], Any], right: Callable[[], Any]) -> None:
+        if r == 1:
+            try:
+                wrong()
+            except UsageError:
+                pass
+            else:
+                raise AssertionError("was not refused")
+        right()
+
+    once_wrong(lambda: dist.all_gather(empty[1:], x), lambda: dist.all_gather(empty, x))
+    big = torch.empty(n * PLANNED)
+    once_wrong(lambda: dist.all_gather_into_tensor(big[1:], x), lambda: dist.all_gather_into_tensor(big, x))
+    once_wrong(lambda: dist.reduce_scatter_tensor(x.clone(), big[1:]), lambda: dist.reduce_scatter_tensor(x.clone(), big))
+    once_wrong(lambda: dist.reduce_scatter(x.clone(), empty[1:]), lambda: dist.reduce_scatter(x.clone(), empty))
+    once_wrong(lambda: dist.all_to_all(empty, [x] * (n - 1)), lambda: dist.all_to_all(empty, [x] * n))
+    once_wrong(lambda: dist.all_to_all_single(big.clone(), big, [5] * n, [5] * n), lambda: dist.all_to_all_single(big.clone(), big))
+    once_wrong(lambda: dist.broadcast(x, 7), lambda: dist.broadcast(x, 0))
+    once_wrong(lambda: dist.gather(x, empty[1:], 1), lambda: dist.gather(x, empty if r == 1 else None, 1))
+    once_wrong(lambda: dist.scatter(x.clone(), empty[1:], 1), lambda: dist.scatter(x.clone(), empty if r == 1 else None, 1))
+    x = torch.ones(PLANNED)
+    dist.all_reduce(x)
+    assert x.eq(n).all()
+
+
+def many_lengths() -> None:
+    """Lengths that never come twice: the group forgets what it kept for the oldest."""
+    from meshwright.run.group import routes
+
+    kept, routes.MAX_ROUTES = routes.MAX_ROUTES, 8
+    group: Any = dist.distributed_c10d._get_default_group()
+    for extra in range(20):
+        x = torch.ones(PLANNED + extra)
+        dist.all_reduce(x)
+        assert x.eq(dist.get_world_size()).all()
+    assert len(group._routes) <= 8 and len(group.engine._signatures) <= 8
+    routes.MAX_ROUTES = kept
+
+
+def main() -> None:
+
+    rank, n = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    torch.set_num_threads(1)
+    meshwright.torch.configure(fabric="laptop:3", builtin=False)
+    dist.init_process_group("meshwright")
+    for case in (views_with_gaps, uneven_splits, wrong_arguments):
+        case(rank, n)
+    many_lengths()
+    planned = meshwright.torch.report()
+    assert "all-to-all" in str(planned) and "unequal splits" in str(planned), planned
+    dist.destroy_process_group()
+    os.environ["MASTER_PORT"] = sys.argv[1]
+    meshwright.torch.configure(fabric="")
+    dist.init_process_group("meshwright")
+    views_with_gaps(rank, n)
+    dist.destroy_process_group()
+    sys.stdout.write("all right\n")
+
+
+main()
