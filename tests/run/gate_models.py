@@ -181,11 +181,58 @@ class NoisyOwn(Noisy):
         return _Reversed.apply(super().forward(x))
 
 
-class NarrowInside(MLP):
-    """Computes in float32 whatever it is given."""
+class RoundedInside(MLP):
+    """Normalises in float32 whatever it is given, as many language models do."""
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return super().forward(x.to(torch.float32))
+        wide = x.to(torch.float32) + torch.zeros(1, dtype=torch.float32) + torch.full((1,), 0.1)
+        return super().forward((wide * torch.rsqrt(wide.float().square().mean(-1, keepdim=True) + 1e-6)).type_as(x))
+
+
+class NarrowInside(MLP):
+    """A matrix that is neither parameter nor buffer, so that it stays float32."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.held = [torch.eye(WIDTH)]
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return super().forward(x @ self.held[0])
+
+
+class Centred(MLP):
+    """Subtracts the mean over its batch."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return super().forward(x - 0.3 * x.mean(0))
+
+
+class CentredHooked(TensorHook):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return super().forward(x - 0.3 * x.mean(0))
+
+
+class LowRank(nn.Module):
+    """Gradients of fewer directions than their matrices have: what a factorisation makes of the others is rounding."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b = nn.Linear(2, 16, bias=False), nn.Linear(16, WIDTH, bias=False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.b(self.a(x[:, :2]))
+
+
+def centred() -> Model:
+    return Centred(), vectors()
+
+
+def centred_hooked() -> Model:
+    return CentredHooked(), vectors()
+
+
+def low_rank() -> Model:
+    return LowRank(), vectors()
 
 
 def batch_norm() -> Model:
@@ -199,6 +246,10 @@ def noisy() -> Model:
 def noisy_own() -> Model:
     """Random numbers in a model that is not traced, for the gradient of its own."""
     return NoisyOwn(), vectors()
+
+
+def rounded_inside() -> Model:
+    return RoundedInside(), vectors()
 
 
 def narrow_inside() -> Model:
@@ -260,6 +311,11 @@ def shifted(output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
 
 def sum_of_squares(output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
     return F.mse_loss(output, target, reduction="sum")
+
+
+def sum_and_mean(output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+    """Two terms, of which one adds up over micro-batches."""
+    return F.mse_loss(output, target, reduction="sum") + F.mse_loss(output, target)
 
 
 def mean_by_hand(output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:

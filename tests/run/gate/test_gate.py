@@ -15,7 +15,9 @@ from rig import graph_of
 from meshwright.capture import exporting
 from meshwright.errors import DifferentTraining, Unsupported
 from meshwright.job import Training
+from meshwright.run.gate import case as cases
 from meshwright.run.gate import gate as gating
+from meshwright.run.gate import step as steps
 from meshwright.run.gate.gate import Stated, gate, too_large
 from meshwright.run.gate.step import Owner, Part
 from meshwright.run.train import segments
@@ -64,7 +66,7 @@ def test_the_owners_step_is_a_plain_loop() -> None:
 @pytest.mark.parametrize("model", ["reversing", "tensor_hook", "module_hook"])
 def test_the_owners_gradients_are_kept(model: str, monkeypatch: pytest.MonkeyPatch) -> None:
     report = gated(model, (2, 1, 1))
-    assert report.compared == EQUAL and report.precision == "float32"
+    assert report.compared == EQUAL and report.precision == "float64"
     monkeypatch.setattr(exporting, "watching", lambda model, found: contextlib.nullcontext())
     if model == "module_hook":  # noticed in another place too (`exporting`)
         return
@@ -91,7 +93,7 @@ COUNTED = ["ignoring", "ignoring_most", "class_weights", "summed", "negative_log
 def test_losses_are_normalised_as_one_process_would(loss: str, monkeypatch: pytest.MonkeyPatch) -> None:
     for degrees in ((2, 1, 1), (1, 1, 2), (1, 2, 1)):
         assert gated("attending", degrees, loss=loss).compared == EQUAL, degrees
-    for module in (gating, segments):
+    for module in (cases, segments):
         monkeypatch.setattr(module, "loss_terms", lambda graph: {})
     assert refused("attending", loss=loss).data["kind"] == "loss"
 
@@ -146,6 +148,30 @@ def test_random_numbers_are_a_stated_choice(model: str, whole: bool) -> None:
     assert (report.compared == EQUAL) == whole and bool(report.why_not) != whole
 
 
+@pytest.mark.parametrize(("model", "loss", "degrees", "first"), [
+    ("batch_norm", "mse", (2, 1, 1), "aten.batch_norm.default"), ("centred", "sum_and_mean", (1, 1, 2), "aten.mean.dim"),
+    ("mlp", "contrast", (1, 2, 1), "aten.matmul.default"),
+])  # fmt: skip
+def test_what_brings_samples_together_is_named(model: str, loss: str, degrees: tuple[int, int, int], first: str) -> None:
+    """Also where a micro-batch's loss has no weight of its own, as it is several terms: the traced calls stand for the module then."""
+    error = refused(model, degrees, loss=loss, microbatch=1 if model == "centred" else 2)
+    assert error.data["cause"] == "batch-statistics"
+    assert (first in error.message) == (model != "batch_norm")
+    report = gated(model, degrees, loss=loss, microbatch=1 if model == "centred" else 2, stated=Stated(batch_statistics="local"))
+    assert report.stated == ("batch statistics local",) and report.compared == EQUAL
+
+
+def test_calls_that_are_not_the_modules_are_no_batch_statistics(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A gradient that export lost, in a module whose loss has several terms and which looks at its batch besides."""
+    monkeypatch.setattr(exporting, "watching", lambda model, found: contextlib.nullcontext())
+    graph_of.cache_clear()
+    try:
+        error = refused("centred_hooked", loss="sum_and_mean")
+    finally:
+        graph_of.cache_clear()
+    assert error.data["cause"] == "operator" and "not the module's" in error.data["notes"][-1]
+
+
 # ---- optimizers -------------------------------------------------------------------------------------------------------
 @pytest.mark.parametrize(
     ("optimizer", "whole", "split"),
@@ -168,6 +194,23 @@ def test_optimizers_are_given_what_they_look_at_or_refused(
         assert refused("attending", degrees, loss="cross-entropy", optimizer=optimizer).data["cause"] == "optimizer"
 
 
+def test_an_optimizer_that_follows_rounding_is_said_so() -> None:
+    error = refused("low_rank", (2, 1, 1), optimizer="orthogonal")
+    assert error.data["cause"] == "optimizer" and error.data["kind"] == "parameter" and "but for rounding" in error.message
+
+
+def test_an_update_that_differs_of_whole_parameters_is_no_affair_of_the_optimizer(monkeypatch: pytest.MonkeyPatch) -> None:
+    real = cases.planned_step
+
+    def wrong(*args: Any, **kwargs: Any) -> Any:
+        found = real(*args, **kwargs)
+        found[1].parameters[0].values[0] += 1
+        return found
+
+    monkeypatch.setattr(cases, "planned_step", wrong)
+    assert refused("mlp").data["cause"] == "operator"
+
+
 # ---- limits, precision ------------------------------------------------------------------------------------------------
 def test_large_plans_are_not_compared_unless_asked(monkeypatch: pytest.MonkeyPatch) -> None:
     plan = plan_of("mlp", (2, 1, 1))
@@ -187,25 +230,32 @@ def test_a_module_that_is_float32_inside_is_compared_so() -> None:
     assert any("double precision" in n for n in report.notes)
 
 
+def test_what_the_owners_code_calls_float32_is_widened_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    report = gated("rounded_inside", (2, 1, 1))
+    assert report.precision == "float64" and report.compared == EQUAL and report.largest_error < 1e-12 and not report.notes
+    monkeypatch.setattr(steps, "Widened", contextlib.nullcontext)
+    assert refused("rounded_inside").data["error"] < 1e-5  # its rounding would look like a difference
+
+
 @pytest.mark.parametrize("kind", ["loss", "gradients", "buffers", "parameters"])
 def test_every_kind_of_number_is_compared(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """A number that is off by a millionth is found, wherever it is."""
-    real = gating.planned_step
+    real = cases.planned_step
 
     def wrong(*args: Any, **kwargs: Any) -> Any:
         found = real(*args, **kwargs)
         if kind == "loss":
-            found[0].loss *= 1 + 1e-6
+            found[0].losses[-1] *= 1 + 1e-6
         elif kind == "buffers":
             found[1].buffers["norm.running_mean"][3] += 1e-6
         else:
             getattr(found[1], kind)[0].values[0] += 1e-5 * getattr(found[1], kind)[0].values.abs().max()
         return found
 
-    monkeypatch.setattr(gating, "planned_step", wrong)
+    monkeypatch.setattr(cases, "planned_step", wrong)
     error = refused("batch_norm", (2, 1, 1), microbatch=4, stated=Stated(batch_statistics="local"))
     assert error.data["differences"] >= 1
-    monkeypatch.setattr(gating, "planned_step", real)
+    monkeypatch.setattr(cases, "planned_step", real)
     assert gated("batch_norm", (2, 1, 1), microbatch=4, stated=Stated(batch_statistics="local")).compared == EQUAL
 
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from ..steps.forward_graph import ForwardGraph, ForwardNode
 
-__all__ = ["Cause", "batch_statistics", "described", "mixes_samples", "of_the_optimizer", "of_the_plan", "random_numbers"]
+__all__ = ["Cause", "batch_statistics", "described", "follows_rounding", "mixes_samples", "of_the_optimizer", "of_the_plan", "random_numbers"]
 
 BATCH_NORMS = ("batch_norm", "native_batch_norm", "_native_batch_norm_legit", "cudnn_batch_norm", "_native_batch_norm_legit_functional")
 
@@ -31,14 +31,20 @@ def _training(node: ForwardNode) -> bool:
     return bool(node.args[place]) if len(node.args) > place else bool(node.kwargs.get("training", True))
 
 
-def mixes_samples(graph: ForwardGraph) -> Cause:
-    """The owner's module gives the plan's numbers micro-batch by micro-batch."""
+def mixes_samples(graph: ForwardGraph, mixing: ForwardNode | None, kind: str) -> Cause:
+    """The owner's module gives the plan's numbers micro-batch by micro-batch. `mixing`: the first call that brings samples together; `kind`: of what
+    differs."""
     norms = batch_statistics(graph)
     if norms:
         where = graph.modules.get(norms[0].name, "")
         what = f"batch statistics: {norms[0].target.split('.')[1]} of module {where!r} normalises by the micro-batch it sees"
     else:
-        what = "the loss depends on what else is in its micro-batch: a mean over a count that differs, a contrast or a balance within the batch"
+        what = f"the {'buffer' if kind == 'buffer' else 'loss'} depends on what else is in its micro-batch"
+        what += "" if kind == "buffer" else ": a mean over a count that differs, a contrast or a balance within the batch"
+        if mixing is not None:
+            module = graph.modules.get(mixing.name, "")
+            place = "the loss" if module == "loss" else f"module {module!r}" if module else "the model"
+            what += f"; {mixing.target} in {place} brings samples together first"
     return Cause(
         "batch-statistics", what,
         "state that it is meant with --batch-statistics local, or plan one micro-batch in all (--dp 1, --microbatch as large as the global batch)",
@@ -53,6 +59,13 @@ def random_numbers(opaque: bool) -> Cause:
 
 def of_the_optimizer(name: str) -> Cause:
     return Cause("optimizer", f"gradients are equal; optimizer {name} looks beyond what a rank gives it", "plan with --tp 1 --pp 1 --zero 0")
+
+
+def follows_rounding(name: str, parameter: str, jitter: float) -> Cause:
+    return Cause(
+        "optimizer", f"gradients are equal but for rounding, which optimizer {name} follows: changed by {jitter:.0e}, they move {parameter!r} elsewhere "
+        "in the owner's own step too", "its runs are not reproducible in any layout: make the update well conditioned, or train with --no-gate",
+    )  # fmt: skip
 
 
 def of_the_plan(graph: ForwardGraph, name: str) -> Cause:
