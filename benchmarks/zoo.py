@@ -280,7 +280,8 @@ class Trained:
             program, layout, graph, job, parameters=parameters, buffers=buffers, data=Data(), seed=SEED, dtype=dtype, opaque=opaque, steps=self.steps
         )  # fmt: skip
         precision = str(dtype).removeprefix("torch.")
-        found: dict[str, Any] = {"ok": True, "steps": self.steps, "precision": precision, "dropout": "serial" if drawn_places(self.model, self.loss) else "none"}
+        dropout = "serial" if drawn_places(self.model, self.loss) else "none"
+        found: dict[str, Any] = {"ok": True, "steps": self.steps, "precision": precision, "dropout": dropout}
         for what, rows in (("whole_batch", GLOBAL), ("by_microbatch", MICRO)):
             found[what] = self.apart(layout, planned, *plain(self.model, self.loss, wide, rows, self.steps))
             found["equal"] = found[what] <= MAX_ERROR[precision]
@@ -325,7 +326,8 @@ def main() -> int:
     if args.rows == ROWS and not args.names:
         from machine import describe
 
-        ROWS.with_suffix(".json").write_text(json.dumps({"schema": "meshwright.benchmark", "name": "zoo", **found, "machine": describe()}, indent=1) + "\n")
+        document = {"schema": "meshwright.benchmark", "name": "zoo", **found, "machine": describe()}
+        ROWS.with_suffix(".json").write_text(json.dumps(document, indent=1) + "\n")
     return 0
 
 

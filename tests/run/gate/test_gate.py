@@ -212,16 +212,38 @@ def test_an_update_that_differs_of_whole_parameters_is_no_affair_of_the_optimize
 
 
 # ---- limits, precision ------------------------------------------------------------------------------------------------
-def test_large_plans_are_not_compared_unless_asked(monkeypatch: pytest.MonkeyPatch) -> None:
-    plan = plan_of("mlp", (2, 1, 1))
+def test_of_a_large_plan_a_copy_is_compared(monkeypatch: pytest.MonkeyPatch) -> None:
+    plan = plan_of("attending", (4, 1, 2), loss="cross-entropy", global_batch=64, zero=1, recompute="full")
     assert plan.layout is not None and not too_large(plan, plan.layout)
-    monkeypatch.setattr(gating, "MAX_GATE_FLOPS", 1)
+    flops = 3 * sum(s.forward.flops for s in plan.layout.segments) * plan.layout.all_microbatches
+    monkeypatch.setattr(gating, "MAX_GATE_FLOPS", flops // 2)
     report = gate(plan, data="synthetic")
-    assert "GFLOP" in report.why_not and not report.compared and report.why_not in report.text()
-    assert gate(plan, data="synthetic", limited=False).compared == EQUAL
+    assert report.copy == "16 samples of 64, 2 replicas of 4" and report.samples == 16 and report.compared == EQUAL
+    assert "GFLOP" in report.notes[0] and "a smaller copy of the plan was compared (16 samples of 64" in report.text()
+    whole = gate(plan, data="synthetic", limited=False)
+    assert whole.compared == EQUAL and not whole.copy and whole.samples == 64
+    monkeypatch.setattr(gating, "MAX_GATE_FLOPS", 1)
+    assert "a copy with 16 samples of 64" in gate(plan, data="synthetic").why_not
     monkeypatch.setattr(gating, "MAX_GATE_FLOPS", 1e12)
     monkeypatch.setattr(gating, "MAX_GATE_BYTES", 1)
     assert "of gradients" in gate(plan, data="synthetic").why_not
+
+
+def test_a_copy_that_trains_something_else_says_what_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    plan = plan_of("mlp", (2, 1, 1), loss="balance", global_batch=32)
+    assert plan.layout is not None
+    flops = 3 * sum(s.forward.flops for s in plan.layout.segments) * plan.layout.all_microbatches
+    monkeypatch.setattr(gating, "MAX_GATE_FLOPS", flops // 2)
+    with pytest.raises(DifferentTraining, match=r"of a smaller copy: 8 samples of 32") as caught:
+        gate(plan, data="synthetic")
+    assert caught.value.where == MODELS + "mlp" and caught.value.data["cause"] == "batch-statistics"
+
+
+def test_a_plan_of_which_there_is_no_copy_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
+    plan = plan_of("attending", (1, 2, 1), loss="cross-entropy")
+    monkeypatch.setattr(gating, "MAX_GATE_FLOPS", 1)
+    monkeypatch.setattr(gating, "scaled_down", lambda plan, folder: (_ for _ in ()).throw(Unsupported("no such model")))
+    assert gate(plan, data="synthetic").why_not.endswith("there is no smaller copy: no such model")
 
 
 def test_a_module_that_is_float32_inside_is_compared_so() -> None:

@@ -62,10 +62,9 @@ def of_the_optimizer(name: str) -> Cause:
 
 
 def follows_rounding(name: str, parameter: str, jitter: float) -> Cause:
-    return Cause(
-        "optimizer", f"gradients are equal but for rounding, which optimizer {name} follows: changed by {jitter:.0e}, they move {parameter!r} elsewhere "
-        "in the owner's own step too", "its runs are not reproducible in any layout: make the update well conditioned, or train with --no-gate",
-    )  # fmt: skip
+    what = f"changed by {jitter:.0e}, they move {parameter!r} elsewhere in the owner's own step too"
+    hint = "its runs are not reproducible in any layout: make the update well conditioned, or train with --no-gate"
+    return Cause("optimizer", f"gradients are equal but for rounding, which optimizer {name} follows: {what}", hint)
 
 
 def of_the_plan(graph: ForwardGraph, name: str) -> Cause:

@@ -4,12 +4,15 @@ Both start from the same weights and see the same global batch: the owner's modu
 and shards. What is compared: the loss, every gradient, every buffer, every parameter after the optimizer; in double precision where the plan has a
 double twin (`wide`), in the model's own else. A difference is an error that names what differs, where, and why as far as trials tell (`causes`): the
 owner's module is run micro-batch by micro-batch, and a second time. What the owner says is meant (`Stated`) is compared with that instead.
-Cost: one step of the owner's and one of the plan's, by one process; a plan beyond `MAX_GATE_FLOPS` or `MAX_GATE_BYTES` is not compared by default.
+Cost: one step of the owner's and one of the plan's, by one process; in place of a plan beyond `MAX_GATE_FLOPS` or `MAX_GATE_BYTES` a copy of it is
+compared (`scaled`), and the report says so.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import msgspec
@@ -26,6 +29,7 @@ from .case import COMPARED, Case
 from .causes import Cause, described, follows_rounding, mixes_samples, of_the_optimizer, of_the_plan, random_numbers
 from .differences import Compared, Difference, differences
 from .planned import RankStep
+from .scaled import scaled_down
 from .step import Owner, Step
 from .wide import can_widen, wide_graph, wide_layout, wide_program
 
@@ -57,6 +61,7 @@ class GateReport:
     tolerance: float = 0.0
     dropout: str = "none"  # "serial": the bits that one process would draw; "local": others
     stated: tuple[str, ...] = ()  # choices without which this step would have been refused
+    copy: str = ""  # what was smaller in the copy that was compared in place of the plan; "" where it was the plan itself
     why_not: str = ""
     notes: tuple[str, ...] = ()
 
@@ -68,14 +73,15 @@ class GateReport:
         if self.why_not:
             return f"not compared with the owner's module: {self.why_not}"
         stated = f"; stated: {', '.join(self.stated)}" if self.stated else ""
+        whose = f"a smaller copy of the plan was compared ({self.copy}): its step" if self.copy else "one step"
         return (
-            f"one step is the owner's ({self.against}, {self.samples} samples, {self.precision}): {', '.join(self.compared)}; "
+            f"{whose} is the owner's ({self.against}, {self.samples} samples, {self.precision}): {', '.join(self.compared)}; "
             f"{self.numbers} numbers, largest error {self.largest_error:.1e}{stated}"
         )
 
 
 def gate(plan: Plan, *, data: str, stated: Stated = Stated(), limited: bool = True) -> GateReport:
-    """Compares one step of `plan` with the owner's module on the first global batch of `data`. `limited`: only where it is cheap.
+    """Compares one step of `plan` with the owner's module on the first global batch of `data`. `limited`: where that is not cheap, of a copy.
 
     Raises: DifferentTraining where the plan would train something else; Unsupported for a stated choice that the plan cannot keep; UsageError,
     CaptureError for what cannot be built at all.
@@ -88,7 +94,7 @@ def gate(plan: Plan, *, data: str, stated: Stated = Stated(), limited: bool = Tr
             hint="plan with --dp 1 and --microbatch as large as the global batch, or state --batch-statistics local",
         )  # fmt: skip
     if limited and (why := too_large(plan, layout)):
-        return GateReport(why_not=why)
+        return _of_a_copy(plan, why, data, stated)
     job = msgspec.convert(plan.job["training"], Training)
     graph = forward_graph(plan, layout)
     owner = Owner(job, wide=False)
@@ -98,15 +104,32 @@ def gate(plan: Plan, *, data: str, stated: Stated = Stated(), limited: bool = Tr
     return _Trial(case, whole, stated, notes).report()
 
 
+def _of_a_copy(plan: Plan, why: str, data: str, stated: Stated) -> GateReport:
+    with TemporaryDirectory() as folder:
+        try:
+            small = scaled_down(plan, Path(folder))
+        except MeshwrightError as error:
+            return GateReport(why_not=f"{why}; there is no smaller copy: {error.message}")
+        assert small.plan.layout is not None
+        if too_large(small.plan, small.plan.layout):
+            return GateReport(why_not=f"{why}; a copy with {small.said} is no cheaper")
+        try:
+            report = gate(small.plan, data=small.data or data, stated=stated, limited=False)
+        except DifferentTraining as error:
+            model = plan.job["training"]["model"]
+            raise DifferentTraining(f"{error.message} (of a smaller copy: {small.said})", where=model, hint=error.hint, data=error.data) from None
+        return replace(report, copy=small.said, notes=(why, *report.notes))
+
+
 def too_large(plan: Plan, layout: TrainingLayout) -> str:
     """Why a step is not compared by default; "" where it is cheap enough."""
     flops = 3 * sum(s.forward.flops for s in layout.segments) * layout.all_microbatches
     if flops > MAX_GATE_FLOPS:
-        return f"a step has {flops / 1e9:.0f} GFLOP, the gate runs up to {MAX_GATE_FLOPS / 1e9:.0f} by itself (`meshwright train gate PLAN` runs any)"
+        return f"a step has {flops / 1e9:.0f} GFLOP, the gate runs up to {MAX_GATE_FLOPS / 1e9:.0f} by itself (`train gate --whole` runs any)"
     b = plan.main.buffers
     kept = sum(int(c) * int(s) for c, s, n in zip(b.chunks, b.chunk_bytes, b.name, strict=False) if n.startswith(("gradients", "gradshard")))
     if 8 * kept > MAX_GATE_BYTES:  # weights, gradients and two moments, each twice as wide
-        return f"all ranks together hold {kept / 1e9:.1f} GB of gradients (`meshwright train gate PLAN` runs any)"
+        return f"all ranks together hold {kept / 1e9:.1f} GB of gradients (`train gate --whole` runs any)"
     return ""
 
 
