@@ -131,6 +131,67 @@ def module_hook() -> Model:
     return model, vectors()
 
 
+class NodeHook(MLP):
+    """A hook on a node of the backward graph."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = self.blocks[0](x)
+        if y.grad_fn is not None:
+            y.grad_fn.register_hook(lambda given, out: tuple(None if g is None else 2 * g for g in given))
+        return self.blocks[1](y)
+
+
+class Packed(MLP):
+    """What backward needs is kept in bfloat16."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        with torch.autograd.graph.saved_tensors_hooks(lambda t: t.to(torch.bfloat16), lambda t: t.to(x.dtype)):
+            y = self.blocks[0](x)
+        return self.blocks[1](y)
+
+
+def node_hook() -> Model:
+    return NodeHook(), vectors()
+
+
+def packed() -> Model:
+    return Packed(), vectors()
+
+
+def forward_hooks() -> Model:
+    model = MLP()
+    model.blocks[0].register_forward_hook(lambda m, given, kwargs, out: 2 * out, with_kwargs=True)
+    model.blocks[1].register_forward_pre_hook(lambda m, given: (3 * given[0],))
+    return model, vectors()
+
+
+def early_module_hook() -> Model:
+    model = MLP()
+    model.blocks[1].register_full_backward_pre_hook(lambda m, out: (2 * out[0],))
+    return model, vectors()
+
+
+def accumulated_hook() -> Model:
+    model = MLP()
+    model.blocks[0][0].weight.register_post_accumulate_grad_hook(lambda p: p.grad.clamp_(-1e-3, 1e-3))
+    return model, vectors()
+
+
+CALLS = [0]
+
+
+class Counting(MLP):
+    """Reads a global that it changes."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        CALLS[0] += 1
+        return super().forward(x * CALLS[0])
+
+
+def counting() -> Model:
+    return Counting(), vectors()
+
+
 def parameter_hook() -> Model:
     model = MLP()
     model.blocks[0][0].weight.register_hook(lambda g: g.clamp(-1e-3, 1e-3))

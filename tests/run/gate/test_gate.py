@@ -13,6 +13,7 @@ from gate_rig import MODELS, gated, plan_of
 from rig import graph_of
 
 from meshwright.capture import exporting
+from meshwright.capture.forward import trace_forward
 from meshwright.errors import DifferentTraining, Unsupported
 from meshwright.job import Training
 from meshwright.run.gate import case as cases
@@ -63,12 +64,12 @@ def test_the_owners_step_is_a_plain_loop() -> None:
 
 
 # ---- the owner's gradients --------------------------------------------------------------------------------------------
-@pytest.mark.parametrize("model", ["reversing", "tensor_hook", "module_hook"])
+@pytest.mark.parametrize("model", ["reversing", "tensor_hook", "module_hook", "node_hook", "packed", "early_module_hook"])
 def test_the_owners_gradients_are_kept(model: str, monkeypatch: pytest.MonkeyPatch) -> None:
     report = gated(model, (2, 1, 1))
     assert report.compared == EQUAL and report.precision == "float64"
     monkeypatch.setattr(exporting, "watching", lambda model, found: contextlib.nullcontext())
-    if model == "module_hook":  # noticed in another place too (`exporting`)
+    if model.endswith("module_hook"):  # noticed in another place too (`exporting`)
         return
     graph_of.cache_clear()
     try:
@@ -79,10 +80,29 @@ def test_the_owners_gradients_are_kept(model: str, monkeypatch: pytest.MonkeyPat
     assert error.data["operators"] and error.data["module"].startswith("blocks.")
 
 
-def test_hooks_on_parameters_are_refused_with_their_line() -> None:
+def test_forward_hooks_are_traced() -> None:
+    assert gated("forward_hooks", (1, 1, 2)).compared == EQUAL
+
+
+@pytest.mark.parametrize("model", ["parameter_hook", "accumulated_hook"])
+def test_hooks_on_parameters_are_refused_with_their_line(model: str) -> None:
     with pytest.raises(Unsupported, match=r"'blocks.0.0.weight' has a hook on its gradient \(tests/run/gate_models.py:\d+\)") as caught:
-        gated("parameter_hook")
+        gated(model)
     assert caught.value.data["cause"] == "user-gradients"
+
+
+def test_hooks_on_all_modules_keep_the_model_whole() -> None:
+    handle = torch.nn.modules.module.register_module_full_backward_hook(lambda m, given, out: None)
+    try:
+        graph = trace_forward(MODELS + "mlp", loss="mse")
+    finally:
+        handle.remove()
+    assert graph.method == "opaque" and any("backward hooks of all modules" in n for n in graph.notes)
+
+
+def test_what_changes_outside_the_module_is_no_random_number() -> None:
+    error = refused("counting")
+    assert error.data["cause"] == "outside" and "something outside the module" in error.message and "buffers" in error.hint
 
 
 # ---- losses -----------------------------------------------------------------------------------------------------------

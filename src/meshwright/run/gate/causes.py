@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from ..steps.forward_graph import ForwardGraph, ForwardNode
 
-__all__ = ["Cause", "batch_statistics", "described", "follows_rounding", "mixes_samples", "of_the_optimizer", "of_the_plan", "random_numbers"]
+__all__ = ["Cause", "batch_statistics", "described", "follows_rounding", "mixes_samples", "of_outside", "of_the_optimizer", "of_the_plan", "random_numbers"]
 
 BATCH_NORMS = ("batch_norm", "native_batch_norm", "_native_batch_norm_legit", "cudnn_batch_norm", "_native_batch_norm_legit_functional")
 
@@ -55,6 +55,11 @@ def random_numbers(opaque: bool) -> Cause:
     what = "random numbers of a model that could not be traced" if opaque else "random numbers other than dropout's"
     hint = "state that it is meant with --dropout local, or take them as an input"
     return Cause("random-streams", f"{what} are drawn anew in every micro-batch", hint)
+
+
+def of_outside() -> Cause:
+    what = "the owner's own step is another one each time, with the same random numbers: it reads or changes something outside the module"
+    return Cause("outside", what, "keep what changes in the module's buffers, and what it reads in its inputs")
 
 
 def of_the_optimizer(name: str) -> Cause:

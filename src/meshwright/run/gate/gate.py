@@ -26,7 +26,7 @@ from ..launch.outcome import forward_graph
 from ..train.loss_terms import loss_understood
 from ..train.optimizer_trial import refuse_optimizer
 from .case import COMPARED, Case
-from .causes import Cause, described, follows_rounding, mixes_samples, of_the_optimizer, of_the_plan, random_numbers
+from .causes import Cause, described, follows_rounding, mixes_samples, of_outside, of_the_optimizer, of_the_plan, random_numbers
 from .differences import Compared, Difference, differences
 from .planned import RankStep
 from .scaled import scaled_down
@@ -183,7 +183,7 @@ class _Trial:
 
     def unequal(self, planned: list[RankStep], compared: Compared) -> GateReport:
         case = self.case
-        random = self.is_random()
+        random = self.is_random(compared)
         local = self.microbatch_by_microbatch(planned)
         alike = not local.found
         if random:
@@ -216,13 +216,24 @@ class _Trial:
             return of_the_optimizer(case.job.optimizer)
         return of_the_plan(case.graph, compared.found[0].name)
 
-    def is_random(self) -> bool:
-        """Whether the owner's own step is another one the second time."""
-        torch.manual_seed(self.case.plan.seed + 1)
-        again = self.case.owner.step([self.case.whole()])
+    def is_random(self, compared: Compared) -> bool:
+        """Whether the owner's own step is another one with other random numbers. Raises: DifferentTraining where it is with the same ones, too."""
+        seed = self.case.plan.seed + 1
+        again = self.seeded_step(seed)
+        if not self.apart(again, self.whole):
+            return False
+        if self.apart(self.seeded_step(seed), again):
+            raise self.error(compared, of_outside())
+        return True
+
+    def seeded_step(self, seed: int) -> Step:
+        torch.manual_seed(seed)
+        return self.case.owner.step([self.case.whole()])
+
+    def apart(self, one: Step, other: Step) -> bool:
         tolerance = self.case.tolerance.relative
-        return abs(again.loss - self.whole.loss) > tolerance * abs(self.whole.loss) or any(
-            bool(((again.gradients[n] - g).abs() > tolerance * g.abs().max()).any()) for n, g in self.whole.gradients.items()
+        return abs(one.loss - other.loss) > tolerance * abs(other.loss) or any(
+            bool(((one.gradients[n] - g).abs() > tolerance * g.abs().max()).any()) for n, g in other.gradients.items()
         )
 
     def microbatch_by_microbatch(self, planned: list[RankStep]) -> Compared:
