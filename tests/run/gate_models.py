@@ -296,6 +296,21 @@ def low_rank() -> Model:
     return LowRank(), vectors()
 
 
+def instance_norm() -> Model:
+    """Nothing of the step depends on other samples, but what it remembers does."""
+    norm = nn.InstanceNorm1d(2, affine=True, track_running_stats=True)
+    return nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.Unflatten(1, (2, 4)), norm, nn.Flatten()), vectors()
+
+
+class Diverged(MLP):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return super().forward(x).sub(100).log()
+
+
+def diverged() -> Model:
+    return Diverged(), vectors()
+
+
 def batch_norm() -> Model:
     return Normed(), vectors()
 

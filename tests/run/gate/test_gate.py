@@ -181,6 +181,17 @@ def test_what_brings_samples_together_is_named(model: str, loss: str, degrees: t
     assert report.stated == ("batch statistics local",) and report.compared == EQUAL
 
 
+def test_a_buffer_that_remembers_the_batch_is_named() -> None:
+    error = refused("instance_norm")
+    assert error.data["cause"] == "batch-statistics" and error.data["kind"] == "buffer"
+    assert "aten.instance_norm.default in module '2' keeps in it" in error.message
+
+
+def test_a_loss_that_is_no_number_is_told() -> None:
+    report = gated("diverged", (2, 1, 1))
+    assert report.compared == EQUAL and report.notes == ("the owner's loss of the first batch is nan",)
+
+
 def test_calls_that_are_not_the_modules_are_no_batch_statistics(monkeypatch: pytest.MonkeyPatch) -> None:
     """A gradient that export lost, in a module whose loss has several terms and which looks at its batch besides."""
     monkeypatch.setattr(exporting, "watching", lambda model, found: contextlib.nullcontext())

@@ -6,7 +6,9 @@ from dataclasses import dataclass
 
 from ..steps.forward_graph import ForwardGraph, ForwardNode
 
-__all__ = ["Cause", "batch_statistics", "described", "follows_rounding", "mixes_samples", "of_outside", "of_the_optimizer", "of_the_plan", "random_numbers"]
+__all__ = [
+    "Cause", "batch_statistics", "described", "follows_rounding", "mixes_samples", "of_outside", "of_the_optimizer", "of_the_plan", "random_numbers",
+]  # fmt: skip
 
 BATCH_NORMS = ("batch_norm", "native_batch_norm", "_native_batch_norm_legit", "cudnn_batch_norm", "_native_batch_norm_legit_functional")
 
@@ -31,24 +33,28 @@ def _training(node: ForwardNode) -> bool:
     return bool(node.args[place]) if len(node.args) > place else bool(node.kwargs.get("training", True))
 
 
-def mixes_samples(graph: ForwardGraph, mixing: ForwardNode | None, kind: str) -> Cause:
-    """The owner's module gives the plan's numbers micro-batch by micro-batch. `mixing`: the first call that brings samples together; `kind`: of what
-    differs."""
+def mixes_samples(graph: ForwardGraph, mixing: ForwardNode | None, buffer: str = "") -> Cause:
+    """The owner's module gives the plan's numbers micro-batch by micro-batch. `mixing`: the first call that brings samples together; `buffer`: where
+    nothing but a buffer differs."""
     norms = batch_statistics(graph)
     if norms:
-        where = graph.modules.get(norms[0].name, "")
-        what = f"batch statistics: {norms[0].target.split('.')[1]} of module {where!r} normalises by the micro-batch it sees"
+        what = f"batch statistics: {norms[0].target.split('.')[1]} of {_place(graph, norms[0].name)} normalises by the micro-batch it sees"
+    elif buffer:
+        module, operators = described(graph, buffer)
+        what = f"{' and '.join(operators[:2]) or 'what changes it'} in module {module!r} keeps in it what depends on the whole micro-batch"
     else:
-        what = f"the {'buffer' if kind == 'buffer' else 'loss'} depends on what else is in its micro-batch"
-        what += "" if kind == "buffer" else ": a mean over a count that differs, a contrast or a balance within the batch"
+        what = "the loss depends on what else is in its micro-batch: a mean over a count that differs, a contrast or a balance within the batch"
         if mixing is not None:
-            module = graph.modules.get(mixing.name, "")
-            place = "the loss" if module == "loss" else f"module {module!r}" if module else "the model"
-            what += f"; {mixing.target} in {place} brings samples together first"
+            what += f"; {mixing.target} in {_place(graph, mixing.name)} brings samples together first"
     return Cause(
         "batch-statistics", what,
         "state that it is meant with --batch-statistics local, or plan one micro-batch in all (--dp 1, --microbatch as large as the global batch)",
     )  # fmt: skip
+
+
+def _place(graph: ForwardGraph, node: str) -> str:
+    module = graph.modules.get(node, "")
+    return "the loss" if module == "loss" else f"module {module!r}" if module else "the model"
 
 
 def random_numbers(opaque: bool) -> Cause:

@@ -10,6 +10,7 @@ compared (`scaled`), and the report says so.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -155,6 +156,8 @@ class _Trial:
     def report(self) -> GateReport:
         """Raises: DifferentTraining."""
         case = self.case
+        if not math.isfinite(self.whole.loss):
+            self.notes.append(f"the owner's loss of the first batch is {self.whole.loss}")
         with torch.random.fork_rng(devices=[]):
             planned = case.planned()
             compared = differences(case.layout, planned, self.whole, case.tolerance, case.kinds)
@@ -182,7 +185,7 @@ class _Trial:
         )  # fmt: skip
 
     def unequal(self, planned: list[RankStep], compared: Compared) -> GateReport:
-        case = self.case
+        case, first = self.case, compared.found[0]
         random = self.is_random(compared)
         local = self.microbatch_by_microbatch(planned)
         alike = not local.found
@@ -195,13 +198,13 @@ class _Trial:
                     why = "random numbers other than dropout's are drawn by rank, as was stated"
                     return GateReport(why_not=why, stated=("dropout local",), dropout="local")
         elif alike:
-            cause = mixes_samples(case.graph, case.mixing(), compared.found[0].kind)
+            cause = mixes_samples(case.graph, case.mixing(), first.name if first.kind == "buffer" else "")
             if self.stated.batch_statistics == "local":
                 return self.equal(local, "micro-batch by micro-batch", ("batch statistics local",))
-        elif compared.found[0].kind == "parameter":
+        elif first.kind == "parameter":
             cause = self.of_the_update(compared)
         else:
-            cause = of_the_plan(case.graph, compared.found[0].name)
+            cause = of_the_plan(case.graph, first.name)
         raise self.error(compared, cause)
 
     def of_the_update(self, compared: Compared) -> Cause:
