@@ -194,8 +194,9 @@ def plain(model: str, loss: str, wide: bool, rows: int, steps: int) -> tuple[lis
         total = 0.0
         for first in range(step * GLOBAL, (step + 1) * GLOBAL, rows):
             draws = Draws(seed=SEED, step=step, first=first, samples=rows)
+            batch = samples(model, first, rows, wide)
             with Widened() if wide else contextlib.nullcontext(), SerialDraws(draws, places) if places else contextlib.nullcontext():
-                value = objective(*samples(model, first, rows, wide)) * (rows / GLOBAL)
+                value = objective(*batch) * (rows / GLOBAL)
             value.backward()
             total += float(value.detach())
         optimizer.step()

@@ -39,6 +39,12 @@ def test_words_of_other_families() -> None:
     assert (t5["num_layers"], t5["num_decoder_layers"], t5["d_kv"], t5["num_heads"]) == (3, 3, 8, 1)
 
 
+def test_experts_and_names_of_stages() -> None:
+    fields = {"model_type": "x", "hidden_size": 512, "num_hidden_layers": 12, "num_experts": 128, "num_experts_per_tok": 8, "out_features": ["stage12"]}
+    found, _ = smaller_config(fields, split=2, stages=1, length=8)
+    assert (found["num_experts"], found["num_experts_per_tok"]) == (4, 2) and "out_features" not in found
+
+
 def test_what_is_small_already_stays() -> None:
     small = {"model_type": "llama", "hidden_size": 8, "num_hidden_layers": 2, "num_attention_heads": 1, "vocab_size": 20}
     assert smaller_config(small, split=1, stages=4, length=8) == (small, [])

@@ -26,6 +26,7 @@ SIZES = {
     ),
     "vocabulary": ("vocab_size",),
     "experts": ("num_local_experts", "num_experts", "n_routed_experts"),
+    "experts of a token": ("num_experts_per_tok", "num_experts_per_token"),
     "projected width": ("word_embed_proj_dim", "embedding_size"),
     "rotary width": ("rotary_dim",),
     "window": ("sliding_window", "window_size", "local_attention"),
@@ -34,6 +35,8 @@ HEAD_WIDTH = 8  # of a head in the copy: even, for rotary positions
 MAX_RATIO = 4  # of query heads to key-value heads
 VOCABULARY = 64  # rows of a rank
 HIDDEN_WIDTH = 16  # of a rank
+EXPERTS = 4
+OF_STAGES = ("stage_names", "out_features", "out_indices")  # follow from the layers, and would name some that are gone
 
 
 def smaller_config(fields: Mapping[str, Any], *, split: int, stages: int, length: int) -> tuple[dict[str, Any], list[str]]:
@@ -76,9 +79,12 @@ def smaller_config(fields: Mapping[str, Any], *, split: int, stages: int, length
     put("rotary width", lambda old: HEAD_WIDTH // 2)
     put("projected width", lambda old: new_width)
     put("hidden width", lambda old: _divided(old, split, HIDDEN_WIDTH * split))
-    put("experts", lambda old: max(4, split))
+    put("experts", lambda old: max(EXPERTS, split))
+    put("experts of a token", lambda old: EXPERTS // 2)
     put("vocabulary", lambda old: _divided(old, split, VOCABULARY * split))
     put("window", lambda old: max(2, length // 2))
+    for name in OF_STAGES:
+        found.pop(name, None)
     words = number("vocabulary") and found[next(n for n in SIZES["vocabulary"] if n in found)]
     for name, value in fields.items():
         if words and name.endswith("_token_id") and isinstance(value, int) and value >= words:

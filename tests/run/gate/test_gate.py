@@ -283,6 +283,11 @@ def test_a_module_that_is_float32_inside_is_compared_so() -> None:
     assert any("double precision" in n for n in report.notes)
 
 
+def test_a_model_of_several_precisions_is_compared_in_the_coarsest() -> None:
+    report = gated("Autocast", (1, 1, 2), microbatch=8, models="tests/capture/eager_models.py:")
+    assert report.precision == "float32" and report.tolerance == 3e-2 and report.compared == EQUAL
+
+
 def test_what_the_owners_code_calls_float32_is_widened_too(monkeypatch: pytest.MonkeyPatch) -> None:
     report = gated("rounded_inside", (2, 1, 1))
     assert report.precision == "float64" and report.compared == EQUAL and report.largest_error < 1e-12 and not report.notes

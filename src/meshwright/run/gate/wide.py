@@ -79,7 +79,7 @@ def _wide(value: Any) -> Any:
 
 def _dtypes(value: Any) -> Iterable[str]:
     if isinstance(value, dict):
-        if set(value) == {"dtype"}:
+        if isinstance(value.get("dtype"), str):
             yield value["dtype"]
         else:
             for v in value.values():
