@@ -9,8 +9,8 @@ tests/capture/eager_models.py (no_grad and autocast inside forward, checkpoints,
   the largest relative difference);
 - planned and run by layouts with exactly the degrees of `LAYOUTS`, all ranks in one process (`run.gate`), in float64 where the model has that form,
   SGD, dropout as the configuration has it, with one process's bits. Losses of all steps and all weights after them against a plain loop over the
-  whole batch, relative; where that differs (batch statistics, sums in bf16), against one that accumulates over the same micro-batches. Where neither
-  is equal, the row says so. A refusal is told in its own words.
+  whole batch, relative; where that differs (batch statistics, sums in bf16), against one that accumulates over the same micro-batches, with the
+  replicas' buffers apart. Where neither is equal, the row says so. A refusal is told in its own words.
 
 Every model runs in a forked process of its own. A row is appended as soon as it is known; rows that are there are not made again, so an interrupted
 run goes on. Raw output: benchmarks/results/zoo.jsonl (a row per model and layout), summed up in zoo.json.
@@ -173,8 +173,8 @@ def _said(error: BaseException, folder: str) -> str:
 
 
 @cache
-def plain(model: str, loss: str, wide: bool, rows: int, steps: int) -> tuple[list[float], dict[str, Any]]:
-    """Losses and weights of a plain loop, `rows` samples at a time, with dropout's bits by sample."""
+def plain(model: str, loss: str, wide: bool, rows: int, replicas: int, steps: int) -> tuple[list[float], dict[str, Any]]:
+    """Losses and weights of a plain loop, `rows` samples at a time, with dropout's bits by sample; each of the replicas has its own buffers."""
     import torch
 
     from meshwright.capture.losses import Objective
@@ -188,17 +188,23 @@ def plain(model: str, loss: str, wide: bool, rows: int, steps: int) -> tuple[lis
         source.module.double()
     objective = Objective(source.module, loss, calling=source.calling)
     optimizer = torch.optim.SGD(source.module.parameters(), lr=RATE)
+    buffers = dict(source.module.named_buffers())
+    kept = [{n: b.clone() for n, b in buffers.items()} for _ in range(replicas)]
     losses = []
     for step in range(steps):
         optimizer.zero_grad()
         total = 0.0
-        for first in range(step * GLOBAL, (step + 1) * GLOBAL, rows):
-            draws = Draws(seed=SEED, step=step, first=first, samples=rows)
-            batch = samples(model, first, rows, wide)
+        for first in range(0, GLOBAL, rows):
+            own = kept[first * replicas // GLOBAL]
+            for n, b in buffers.items():
+                b.data.copy_(own[n])
+            draws = Draws(seed=SEED, step=step, first=step * GLOBAL + first, samples=rows)
+            batch = samples(model, step * GLOBAL + first, rows, wide)
             with Widened() if wide else contextlib.nullcontext(), SerialDraws(draws, places) if places else contextlib.nullcontext():
                 value = objective(*batch) * (rows / GLOBAL)
             value.backward()
             total += float(value.detach())
+            own |= {n: b.detach().clone() for n, b in buffers.items()}
         optimizer.step()
         losses.append(total)
     return losses, {n: p.detach() for n, p in source.module.named_parameters()}
@@ -283,8 +289,8 @@ class Trained:
         precision = str(dtype).removeprefix("torch.")
         dropout = "serial" if drawn_places(self.model, self.loss) else "none"
         found: dict[str, Any] = {"ok": True, "steps": self.steps, "precision": precision, "dropout": dropout}
-        for what, rows in (("whole_batch", GLOBAL), ("by_microbatch", MICRO)):
-            found[what] = self.apart(layout, planned, *plain(self.model, self.loss, wide, rows, self.steps))
+        for what, rows, replicas in (("whole_batch", GLOBAL, 1), ("by_microbatch", MICRO, layout.data)):
+            found[what] = self.apart(layout, planned, *plain(self.model, self.loss, wide, rows, replicas, self.steps))
             found["equal"] = found[what] <= MAX_ERROR[precision]
             if found["equal"]:
                 break

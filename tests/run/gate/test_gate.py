@@ -16,6 +16,7 @@ from meshwright.capture import exporting
 from meshwright.capture.forward import trace_forward
 from meshwright.errors import DifferentTraining, Unsupported
 from meshwright.job import Training
+from meshwright.plan.vocabulary import base_node
 from meshwright.run.gate import case as cases
 from meshwright.run.gate import gate as gating
 from meshwright.run.gate import step as steps
@@ -185,6 +186,19 @@ def test_a_buffer_that_remembers_the_batch_is_named() -> None:
     error = refused("instance_norm")
     assert error.data["cause"] == "batch-statistics" and error.data["kind"] == "buffer"
     assert "aten.instance_norm.default in module '2' keeps in it" in error.message
+
+
+@pytest.mark.parametrize(("degrees", "how"), [((2, 1, 1), {}), ((1, 1, 2), {"recompute": "full"})])
+def test_what_a_forward_pass_changes_is_each_replicas_own_and_not_computed_again(degrees: tuple[int, int, int], how: dict[str, str]) -> None:
+    """Spectral norm: the step's loss depends on buffers that every micro-batch changes."""
+    eager = "tests/capture/eager_models.py:"
+    error = refused("Parametrized", degrees, models=eager, **how)
+    assert "every forward pass changes buffer '2.a.parametrizations.weight.0._u', which the loss of the next depends on" in error.message
+    report = gated("Parametrized", degrees, models=eager, stated=Stated(batch_statistics="local"), **how)
+    assert report.compared == EQUAL and report.stated
+    if how:
+        again = {base_node(n) for s in plan_of("Parametrized", degrees, models=eager, **how).layout.segments for n in sum(s.computed_again(), ())}
+        assert "linear_1" in again and not again & {"div", "clone", "clone_1", "mv", "mv_1"}
 
 
 def test_a_loss_that_is_no_number_is_told() -> None:

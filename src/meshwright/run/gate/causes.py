@@ -7,10 +7,13 @@ from dataclasses import dataclass
 from ..steps.forward_graph import ForwardGraph, ForwardNode
 
 __all__ = [
-    "Cause", "batch_statistics", "described", "follows_rounding", "mixes_samples", "of_outside", "of_the_optimizer", "of_the_plan", "random_numbers",
+    "Cause", "batch_statistics", "described", "follows_rounding", "keeps_state", "mixes_samples", "of_outside", "of_the_optimizer", "of_the_plan",
+    "random_numbers",
 ]  # fmt: skip
 
 BATCH_NORMS = ("batch_norm", "native_batch_norm", "_native_batch_norm_legit", "cudnn_batch_norm", "_native_batch_norm_legit_functional")
+
+STATE_IT = "state that it is meant with --batch-statistics local, or plan one micro-batch in all (--dp 1, --microbatch as large as the global batch)"
 
 
 @dataclass(frozen=True)
@@ -46,10 +49,14 @@ def mixes_samples(graph: ForwardGraph, mixing: ForwardNode | None, buffer: str =
         what = "the loss depends on what else is in its micro-batch: a mean over a count that differs, a contrast or a balance within the batch"
         if mixing is not None:
             what += f"; {mixing.target} in {_place(graph, mixing.name)} brings samples together first"
-    return Cause(
-        "batch-statistics", what,
-        "state that it is meant with --batch-statistics local, or plan one micro-batch in all (--dp 1, --microbatch as large as the global batch)",
-    )  # fmt: skip
+    return Cause("batch-statistics", what, STATE_IT)
+
+
+def keeps_state(graph: ForwardGraph, buffer: str) -> Cause:
+    """Every micro-batch by itself is as in the whole batch, from the buffers that the step begins with."""
+    module, operators = described(graph, buffer)
+    what = f"every forward pass changes buffer {buffer!r}, which the loss of the next depends on ({' and '.join(operators[:2])} in module {module!r})"
+    return Cause("batch-statistics", what, STATE_IT)
 
 
 def _place(graph: ForwardGraph, node: str) -> str:

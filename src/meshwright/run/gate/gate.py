@@ -27,11 +27,11 @@ from ..launch.outcome import forward_graph
 from ..train.loss_terms import loss_understood
 from ..train.optimizer_trial import refuse_optimizer
 from .case import COMPARED, Case
-from .causes import Cause, described, follows_rounding, mixes_samples, of_outside, of_the_optimizer, of_the_plan, random_numbers
+from .causes import Cause, described, follows_rounding, keeps_state, mixes_samples, of_outside, of_the_optimizer, of_the_plan, random_numbers
 from .differences import Compared, Difference, differences
 from .planned import RankStep
 from .scaled import scaled_down
-from .step import Owner, Step
+from .step import Owner, Part, Step
 from .wide import can_widen, wide_graph, wide_layout, wide_program
 
 __all__ = ["MAX_GATE_BYTES", "MAX_GATE_FLOPS", "GateReport", "Stated", "gate", "too_large"]
@@ -152,6 +152,7 @@ def _in_double(narrow: Case) -> tuple[Case, Step, list[str]]:
 class _Trial:
     def __init__(self, case: Case, whole: Step, stated: Stated, notes: list[str]) -> None:
         self.case, self.whole, self.stated, self.notes = case, whole, stated, notes
+        self.parts: list[Part] = []  # micro-batches, once they were asked for
 
     def report(self) -> GateReport:
         """Raises: DifferentTraining."""
@@ -198,7 +199,7 @@ class _Trial:
                     why = "random numbers other than dropout's are drawn by rank, as was stated"
                     return GateReport(why_not=why, stated=("dropout local",), dropout="local")
         elif alike:
-            cause = mixes_samples(case.graph, case.mixing(), first.name if first.kind == "buffer" else "")
+            cause = self.of_the_samples(first)
             if self.stated.batch_statistics == "local":
                 return self.equal(local, "micro-batch by micro-batch", ("batch statistics local",))
         elif first.kind == "parameter":
@@ -206,6 +207,16 @@ class _Trial:
         else:
             cause = of_the_plan(case.graph, first.name)
         raise self.error(compared, cause)
+
+    def of_the_samples(self, first: Difference) -> Cause:
+        """Micro-batch by micro-batch the owner's module is the plan: does it look at other samples, or at what it kept of those before?"""
+        before = self.case.owner.buffers()
+        changed = [n for n, b in self.whole.buffers.items() if not torch.equal(b, before[n])]
+        if changed and first.kind != "buffer":
+            afresh = self.case.owner.step([replace(p, afresh=True) for p in self.parts])
+            if not self.apart(afresh, self.whole):
+                return keeps_state(self.case.graph, changed[0])
+        return mixes_samples(self.case.graph, self.case.mixing(), first.name if first.kind == "buffer" else "")
 
     def of_the_update(self, compared: Compared) -> Cause:
         """Gradients are equal, parameters are not: does the optimizer follow rounding, or was it given parts?"""
@@ -253,6 +264,7 @@ class _Trial:
                 self.notes.append("the traced calls are not the module's, on a micro-batch by itself")
                 return differences(case.layout, planned, self.whole, case.tolerance, case.kinds)
             parts = case.counted_parts()
+        self.parts = parts = [replace(p, afresh=m == 0) for p, (_, m) in zip(parts, case.pieces(), strict=True)]
         together = case.owner.step(parts)
         steps = [together]
         if case.layout.data > 1 and together.buffers:

@@ -32,13 +32,14 @@ class Step:
 class Part:
     """Samples that go through the module together; `weight`: what their loss counts for; `random`: entered around the forward pass.
 
-    `loss`: of (module, inputs), in place of the owner's own.
+    `loss`: of (module, inputs), in place of the owner's own. `afresh`: buffers are what they were at first, as another replica has them.
     """
 
     inputs: Sequence[torch.Tensor]
     weight: float = 1.0
     random: Callable[[], AbstractContextManager[object]] = field(default=nullcontext)
     loss: Callable[[torch.nn.Module, Sequence[torch.Tensor]], torch.Tensor] | None = None
+    afresh: bool = False
 
 
 class Owner:
@@ -88,8 +89,11 @@ class Owner:
         update = make_update(self.job, list(module.named_parameters()))
         scale = update.scaler.scale if update.scaler is not None else 1.0
         update.optimizer.zero_grad()
+        first = {n: b.detach().clone() for n, b in module.named_buffers()}
         with self.own_code():
             for part in parts:
+                for n, b in module.named_buffers() if part.afresh else ():
+                    b.data.copy_(first[n])
                 with part.random(), casting(self.job.asked.precision):
                     inputs = [x.clone() for x in part.inputs]
                     loss = (objective(*inputs) if part.loss is None else part.loss(module, inputs)) * part.weight
