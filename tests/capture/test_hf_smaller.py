@@ -40,8 +40,8 @@ def test_words_of_other_families() -> None:
 
 
 def test_experts_and_names_of_stages() -> None:
-    fields = {"model_type": "x", "hidden_size": 512, "num_hidden_layers": 12, "num_experts": 128, "num_experts_per_tok": 8, "out_features": ["stage12"]}
-    found, _ = smaller_config(fields, split=2, stages=1, length=8)
+    fields = {"model_type": "x", "hidden_size": 512, "num_hidden_layers": 12, "num_experts": 128, "num_experts_per_tok": 8}
+    found, _ = smaller_config({**fields, "out_features": ["stage12"]}, split=2, stages=1, length=8)
     assert (found["num_experts"], found["num_experts_per_tok"]) == (4, 2) and "out_features" not in found
 
 

@@ -302,6 +302,20 @@ def test_a_model_of_several_precisions_is_compared_in_the_coarsest() -> None:
     assert report.precision == "float32" and report.tolerance == 3e-2 and report.compared == EQUAL
 
 
+def test_calls_without_a_double_form_are_compared_as_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The owner's code may go around an operator that has none, and the traced calls hold it."""
+    real = cases.planned_step
+
+    def narrow_only(*args: Any, **kwargs: Any) -> Any:
+        if kwargs["dtype"] is torch.float64:
+            raise RuntimeError("expected Float32, got Double")
+        return real(*args, **kwargs)
+
+    monkeypatch.setattr(cases, "planned_step", narrow_only)
+    report = gated("mlp", (2, 1, 1))
+    assert report.precision == "float32" and report.compared == EQUAL and "expected Float32, got Double" in report.notes[0]
+
+
 def test_what_the_owners_code_calls_float32_is_widened_too(monkeypatch: pytest.MonkeyPatch) -> None:
     report = gated("rounded_inside", (2, 1, 1))
     assert report.precision == "float64" and report.compared == EQUAL and report.largest_error < 1e-12 and not report.notes

@@ -101,8 +101,9 @@ def gate(plan: Plan, *, data: str, stated: Stated = Stated(), limited: bool = Tr
     owner = Owner(job, wide=False)
     refuse_optimizer(job.optimizer, owner.parameters(), job.learning_rate, layout)
     narrow = Case(plan, layout, job, graph, inline(plan.main, plan.programs).program, data, owner)
-    case, whole, notes = _in_double(narrow)
-    return _Trial(case, whole, stated, notes).report()
+    with torch.random.fork_rng(devices=[]):
+        case, whole, planned, notes = _in_double(narrow)
+        return _Trial(case, whole, stated, notes).report(planned)
 
 
 def _of_a_copy(plan: Plan, why: str, data: str, stated: Stated) -> GateReport:
@@ -134,8 +135,8 @@ def too_large(plan: Plan, layout: TrainingLayout) -> str:
     return ""
 
 
-def _in_double(narrow: Case) -> tuple[Case, Step, list[str]]:
-    """(the step in double precision where it has that form and the owner's code runs so, else as it is; the owner's step; notes)."""
+def _in_double(narrow: Case) -> tuple[Case, Step, list[RankStep], list[str]]:
+    """(the case in double precision where it has that form and both sides run so, else as it is; the owner's step; the plan's; notes)."""
     tensors = [*narrow.owner.parameters().values(), *narrow.owner.buffers().values()]
     notes: list[str] = []
     if can_widen(narrow.layout, narrow.graph, tensors):
@@ -143,10 +144,12 @@ def _in_double(narrow: Case) -> tuple[Case, Step, list[str]]:
         program = wide_program(narrow.program, narrow.layout)
         wide = Case(narrow.plan, layout, narrow.job, graph, program, narrow.data, Owner(narrow.job, wide=True), inputs=narrow.graph)
         try:
-            return wide, wide.owner.step([wide.whole()]), notes
+            return wide, wide.owner.step([wide.whole()]), wide.planned(), notes
         except MeshwrightError as error:
             notes.append(f"the module does not run in double precision: {error.message}")
-    return narrow, narrow.owner.step([narrow.whole()]), notes
+        except RuntimeError as error:  # an operator without a double form, which the owner's code goes around
+            notes.append(f"the plan's calls do not run in double precision: {(str(error).splitlines() or [''])[0]}")
+    return narrow, narrow.owner.step([narrow.whole()]), narrow.planned(), notes
 
 
 class _Trial:
@@ -154,19 +157,17 @@ class _Trial:
         self.case, self.whole, self.stated, self.notes = case, whole, stated, notes
         self.parts: list[Part] = []  # micro-batches, once they were asked for
 
-    def report(self) -> GateReport:
+    def report(self, planned: list[RankStep]) -> GateReport:
         """Raises: DifferentTraining."""
         case = self.case
         if not math.isfinite(self.whole.loss):
             self.notes.append(f"the owner's loss of the first batch is {self.whole.loss}")
-        with torch.random.fork_rng(devices=[]):
-            planned = case.planned()
-            compared = differences(case.layout, planned, self.whole, case.tolerance, case.kinds)
-            if not compared.found and case.layout.all_microbatches > 1 and not loss_understood(case.graph):
-                self.look_ahead(compared)
-            if not compared.found:
-                return self.equal(compared, "the whole batch at once", ())
-            return self.unequal(planned, compared)
+        compared = differences(case.layout, planned, self.whole, case.tolerance, case.kinds)
+        if not compared.found and case.layout.all_microbatches > 1 and not loss_understood(case.graph):
+            self.look_ahead(compared)
+        if not compared.found:
+            return self.equal(compared, "the whole batch at once", ())
+        return self.unequal(planned, compared)
 
     def look_ahead(self, compared: Compared) -> None:
         """A loss that was not understood may be a mean over what happens to be equal in the first batch."""
