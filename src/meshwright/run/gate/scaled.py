@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 
@@ -57,7 +57,8 @@ def scaled_down(plan: Plan, folder: Path) -> ScaledDown:
     model, smaller = _smaller_model(job.model, layout, folder)
     replicas, samples = min(layout.data, MAX_REPLICAS), min(layout.microbatch_size, MAX_SAMPLES)
     count = min(layout.microbatches_of(0), 2 * len(layout.stages))
-    tensor = TensorOptions(sequence=layout.sequence, smoothing=next((x.smoothing for x in layout.losses if x.smoothing == "megatron"), "torch"))
+    smoothing: Literal["torch", "megatron"] = "megatron" if any(x.smoothing == "megatron" for x in layout.losses) else "torch"
+    tensor = TensorOptions(sequence=layout.sequence, smoothing=smoothing)
     copied = plan_training(
         msgspec.structs.replace(job, model=model or job.model, global_batch=replicas * samples * count),
         laptop_shape(replicas * layout.tensor * layout.pipeline),
