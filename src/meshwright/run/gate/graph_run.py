@@ -27,9 +27,7 @@ class GraphRun:
     def __init__(self, graph: ForwardGraph, parameters: Mapping[str, torch.Tensor], buffers: Mapping[str, torch.Tensor]) -> None:
         self.graph = graph
         self.state: dict[str, Any] = {f"param:{n}": p for n, p in parameters.items()} | {f"buffer:{n}": b for n, b in buffers.items()}
-        self.state |= {
-            f"constant:{n}": torch.tensor(c.data, dtype=getattr(torch, c.dtype)).reshape(c.shape) for n, c in graph.constants.items()
-        }
+        self.state |= {f"constant:{n}": torch.tensor(c.data, dtype=getattr(torch, c.dtype)).reshape(c.shape) for n, c in graph.constants.items()}
 
     def loss(
         self, inputs: Sequence[torch.Tensor], terms: Mapping[str, LossTerm] | None = None, divisors: Mapping[str, torch.Tensor] | None = None
@@ -38,9 +36,7 @@ class GraphRun:
         found: torch.Tensor = self.values(inputs, terms or {}, divisors or {})[self.graph.outputs[0]]
         return found
 
-    def values(
-        self, inputs: Sequence[torch.Tensor], terms: Mapping[str, LossTerm] = {}, divisors: Mapping[str, torch.Tensor] = {}
-    ) -> dict[str, Any]:
+    def values(self, inputs: Sequence[torch.Tensor], terms: Mapping[str, LossTerm] = {}, divisors: Mapping[str, torch.Tensor] = {}) -> dict[str, Any]:
         known: dict[str, Any] = self.state | {f"input:{i}": x for i, x in enumerate(inputs)}
         for node in self.graph.nodes:
             args = tuple(decode_argument(a, known.__getitem__, CPU) for a in node.args)
