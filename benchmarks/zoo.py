@@ -8,9 +8,10 @@ tests/capture/eager_models.py (no_grad and autocast inside forward, checkpoints,
 - captured: by which method, how many modules are kept whole, whether loss, gradients and buffers of the traced graph are the module's own bits (else
   the largest relative difference);
 - planned and run by layouts with exactly the degrees of `LAYOUTS`, all ranks in one process (`run.gate`), in float64 where the model has that form,
-  SGD, dropout as the configuration has it, with one process's bits. Losses of all steps and all weights after them against a plain loop over the
-  whole batch, relative; where that differs (batch statistics, sums in bf16), against one that accumulates over the same micro-batches, with the
-  replicas' buffers apart. Where neither is equal, the row says so. A refusal is told in its own words.
+  SGD, dropout as the configuration has it, with one process's bits (layers and paths left out at random are off: the gate refuses those). Losses of
+  all steps and all weights after them against a plain loop over the whole batch, relative; where that differs (batch statistics, sums in bf16),
+  against one that accumulates over the same micro-batches, with the replicas' buffers apart. Where neither is equal, the row says so. A refusal is
+  told in its own words.
 
 Every model runs in a forked process of its own. A row is appended as soon as it is known; rows that are there are not made again, so an interrupted
 run goes on. Raw output: benchmarks/results/zoo.jsonl (a row per model and layout), summed up in zoo.json.
@@ -79,8 +80,8 @@ def model_of(name: str, folder: Path) -> tuple[str, str]:
 
     fields, loss = zoo_nets.TRANSFORMERS[rest]
     config = transformers.CONFIG_MAPPING[fields["model_type"]].from_dict(fields).to_dict()
-    for k, v in config.items():  # whole layers left out by a number that Python draws are another model in every step
-        if "layerdrop" in k and isinstance(v, float):
+    for k, v in config.items():  # what leaves out whole layers or paths draws by itself: the gate refuses that by name (`random-streams`)
+        if ("layerdrop" in k or "drop_path" in k) and isinstance(v, float):
             config[k] = 0.0
     place = folder / f"{rest}.json"
     place.write_text(json.dumps({**config, "architectures": fields["architectures"]}, default=str))

@@ -237,6 +237,34 @@ class Noisy(MLP):
         return super().forward(x + 0.1 * torch.randn_like(x))
 
 
+class SeldomNoisy(MLP):
+    """Leaves out a path so seldom that a step says nothing of it."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return super().forward(x * torch.rand(len(x), 1).gt(1e-6))
+
+
+class Recurrent(nn.Module):
+    def __init__(self, dropout: float) -> None:
+        super().__init__()
+        self.net = nn.GRU(WIDTH, WIDTH, 2, batch_first=True, dropout=dropout)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.net(x[:, None])[0][:, 0]
+
+
+def recurrent() -> Model:
+    return Recurrent(0.0), vectors()
+
+
+def recurrent_dropping() -> Model:
+    return Recurrent(0.5), vectors()
+
+
+def seldom_noisy() -> Model:
+    return SeldomNoisy(), vectors()
+
+
 class NoisyOwn(Noisy):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return _Reversed.apply(super().forward(x))

@@ -217,6 +217,15 @@ def test_calls_that_are_not_the_modules_are_no_batch_statistics(monkeypatch: pyt
     assert error.data["cause"] == "operator" and "not the module's" in error.data["notes"][-1]
 
 
+def test_a_step_that_is_equal_by_chance_is_no_proof() -> None:
+    error = refused("seldom_noisy")
+    assert error.data["cause"] == "random-streams" and "though not in this step" in error.message and "aten.rand.default" in error.message
+    assert gated("recurrent", (2, 1, 1)).compared == EQUAL  # its operator may draw, and does not
+    with pytest.raises((DifferentTraining, Unsupported), match="random"):
+        gated("recurrent_dropping", (2, 1, 1))
+    assert gated("seldom_noisy", (2, 1, 1), stated=Stated(dropout="local")).why_not.startswith("random numbers other than dropout's")
+
+
 # ---- optimizers -------------------------------------------------------------------------------------------------------
 @pytest.mark.parametrize(
     ("optimizer", "whole", "split"),

@@ -19,8 +19,8 @@ from ..steps.forward_graph import OPAQUE, ForwardGraph, ForwardNode, from_traced
 from ..train.data import Batches, open_data
 from ..train.dropout import Draws, SerialDraws, random_places
 from ..train.loss_counts import LossCounts
-from ..train.loss_terms import loss_terms
-from ..train.segments import random_seed
+from ..train.loss_terms import argument, loss_terms
+from ..train.segments import is_random, random_seed
 from .differences import Tolerance, tolerance_of
 from .graph_run import GraphRun, first_mixing
 from .planned import RankStep, planned_step
@@ -67,6 +67,12 @@ class Case:
         if (cast := PRECISIONS[self.job.asked.precision]) is not None:
             kinds.add(cast)
         return tolerance_of(max((k for k in kinds if k.is_floating_point), key=lambda k: float(torch.finfo(k).eps), default=self.dtype))
+
+    @property
+    def drawn_otherwise(self) -> list[ForwardNode]:
+        """Calls that draw random numbers which are not dropout's, modules that run as they are included."""
+        places = random_places(self.graph)
+        return [n for n in self.graph.nodes if is_random(n) and n.name not in places and not _draws_none(n)]
 
     @cached_property
     def draws(self) -> bool:
@@ -192,6 +198,14 @@ class Case:
             self.program, self.layout, self.graph, self.job, parameters=self.owner.parameters(), buffers=self.owner.buffers(), data=self,
             seed=self.plan.seed, dtype=self.dtype, opaque=opaque,
         )  # fmt: skip
+
+
+def _draws_none(node: ForwardNode) -> bool:
+    """A call whose operator may draw, with arguments by which it does not: dropout of probability 0, and recurrent layers without it."""
+    if any(x in node.target for x in ("dropout", "attention")):
+        return True
+    recurrent = node.target.split(".")[1:2] in (["lstm"], ["gru"], ["rnn_tanh"], ["rnn_relu"])
+    return recurrent and not (argument(node, "dropout", 0.0) and argument(node, "train", True))
 
 
 def _seeded(seed: int) -> AbstractContextManager[object]:

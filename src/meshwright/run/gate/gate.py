@@ -19,11 +19,13 @@ from typing import Any
 import msgspec
 import torch
 
+from ...capture.regions import REGION
 from ...errors import DifferentTraining, MeshwrightError, Unsupported
 from ...job import Training
 from ...plan.plan import Plan, TrainingLayout
 from ...program.calls import inline
 from ..launch.outcome import forward_graph
+from ..steps.forward_graph import OPAQUE, ForwardNode
 from ..train.loss_terms import loss_understood
 from ..train.optimizer_trial import refuse_optimizer
 from .case import COMPARED, Case
@@ -37,6 +39,7 @@ from .wide import can_widen, wide_graph, wide_layout, wide_program
 __all__ = ["MAX_GATE_BYTES", "MAX_GATE_FLOPS", "GateReport", "Stated", "gate", "too_large"]
 
 MAX_GATE_FLOPS = 200_000_000_000  # of the step, forward and backward: some seconds of a processor, in double precision
+RANDOM_TRIALS = 3  # steps of the owner's with other random numbers, where a module runs as it is and may draw some
 ROUNDINGS = 64  # by how many units in the last place gradients are changed, to see whether an optimizer follows that
 MAX_GATE_BYTES = 4 << 30  # of weights, gradients and optimizer state of all ranks together
 
@@ -165,9 +168,37 @@ class _Trial:
         compared = differences(case.layout, planned, self.whole, case.tolerance, case.kinds)
         if not compared.found and case.layout.all_microbatches > 1 and not loss_understood(case.graph):
             self.look_ahead(compared)
+        if not compared.found and (drawn := self.equal_by_chance()) is not None:
+            if self.stated.dropout == "local":
+                return self.drawn_by_rank()
+            raise self.chance(drawn)
         if not compared.found:
             return self.equal(compared, "the whole batch at once", ())
         return self.unequal(planned, compared)
+
+    def equal_by_chance(self) -> ForwardNode | None:
+        """A call that draws numbers of its own, so that this step says nothing of others; what runs as it is, is tried a few times."""
+        drawn = self.case.drawn_otherwise
+        for node in drawn:
+            if node.target not in (OPAQUE, REGION):
+                return node
+        first = self.case.plan.seed + 1
+        if drawn and any(self.apart(self.seeded_step(first + i), self.whole) for i in range(RANDOM_TRIALS)):
+            return drawn[0]
+        return None
+
+    def chance(self, node: ForwardNode) -> DifferentTraining:
+        case, cause = self.case, random_numbers(self.case.opaque)
+        module = case.graph.modules.get(node.name, "")
+        return DifferentTraining(
+            f"the plan trains something else than the owner's module, though not in this step: {cause.said} ({node.target} in module {module!r})",
+            where=case.job.model, hint=cause.hint,
+            data={"cause": cause.name, "kind": "loss", "name": "loss", "module": module, "operators": [node.target], "notes": self.notes},
+        )  # fmt: skip
+
+    def drawn_by_rank(self) -> GateReport:
+        why = "random numbers other than dropout's are drawn by rank, as was stated"
+        return GateReport(why_not=why, stated=("dropout local",), dropout="local")
 
     def look_ahead(self, compared: Compared) -> None:
         """A loss that was not understood may be a mean over what happens to be equal in the first batch."""
@@ -197,8 +228,7 @@ class _Trial:
                 if alike:
                     return self.equal(local, "micro-batch by micro-batch, with the plan's random numbers", ("dropout local",))
                 if not case.opaque:
-                    why = "random numbers other than dropout's are drawn by rank, as was stated"
-                    return GateReport(why_not=why, stated=("dropout local",), dropout="local")
+                    return self.drawn_by_rank()
         elif alike:
             cause = self.of_the_samples(first)
             if self.stated.batch_statistics == "local":
