@@ -148,7 +148,7 @@ def captured(model: str, loss: str) -> dict[str, Any]:
     errors = [_error(p.grad, gradients[n]) for n, p in traced.parameters.items()]
     errors += [_error(b, buffers[n]) for n, b in module.named_buffers()]
     graph = captured_once(model, loss)
-    notes = [n for n in graph.notes if not n.startswith(("module paths", "no flop"))]
+    notes = [_relative(n) for n in graph.notes if not n.startswith(("module paths", "no flop"))]
     return {
         "ok": True, "method": graph.method, "nodes": len(graph.nodes), "kept_whole": sum(n.target == REGION for n in graph.nodes),
         "error": max(errors, default=0.0), "scales": graph.scaling is not None, "notes": notes,
@@ -170,7 +170,12 @@ def _said(error: BaseException, folder: str = str(ROOT)) -> str:
     text = (str(error).strip().splitlines() or ["no message"])[0]
     for place in (f"{folder}/", f"{ROOT}/"):
         text = text.replace(place, "")
-    return f"{type(error).__name__}: {re.sub(r'[^ ]*site-packages/', '', text)[:300]}"
+    return f"{type(error).__name__}: {_relative(text)[:300]}"
+
+
+def _relative(text: str) -> str:
+    """Without where packages lie."""
+    return re.sub(r"[^ ]*site-packages/", "", text)
 
 
 @cache
