@@ -21,6 +21,7 @@ from meshwright.run.gate import case as cases
 from meshwright.run.gate import gate as gating
 from meshwright.run.gate import step as steps
 from meshwright.run.gate.gate import Stated, gate, too_large
+from meshwright.run.gate.scaled import ScaledDown
 from meshwright.run.gate.step import Owner, Part
 from meshwright.run.train import segments
 
@@ -298,6 +299,9 @@ def test_a_plan_of_which_there_is_no_copy_says_why(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(gating, "MAX_GATE_FLOPS", 1)
     monkeypatch.setattr(gating, "scaled_down", lambda plan, folder: (_ for _ in ()).throw(Unsupported("no such model")))
     assert gate(plan, data="synthetic").why_not.endswith("there is no smaller copy: no such model")
+    monkeypatch.setattr(gating, "scaled_down", lambda plan, folder: ScaledDown(plan, "nothing", "no.such.data"))
+    monkeypatch.setattr(gating, "too_large", lambda plan, layout, calls=[]: "" if calls.append(1) or len(calls) > 1 else "large")
+    assert "large; a copy with nothing could not be compared: no data 'no.such.data'" in gate(plan, data="synthetic").why_not
 
 
 def test_a_module_that_is_float32_inside_is_compared_so() -> None:

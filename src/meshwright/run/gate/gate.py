@@ -20,7 +20,7 @@ import msgspec
 import torch
 
 from ...capture.regions import REGION
-from ...errors import DifferentTraining, MeshwrightError, Unsupported
+from ...errors import DifferentTraining, MeshwrightError, Unsupported, UsageError
 from ...job import Training
 from ...plan.plan import Plan, TrainingLayout
 from ...program.calls import inline
@@ -120,6 +120,8 @@ def _of_a_copy(plan: Plan, why: str, data: str, stated: Stated) -> GateReport:
             return GateReport(why_not=f"{why}; a copy with {small.said} is no cheaper")
         try:
             report = gate(small.plan, data=small.data or data, stated=stated, limited=False)
+        except UsageError as error:
+            return GateReport(why_not=f"{why}; a copy with {small.said} could not be compared: {error.message}")
         except DifferentTraining as error:
             model = plan.job["training"]["model"]
             raise DifferentTraining(f"{error.message} (of a smaller copy: {small.said})", where=model, hint=error.hint, data=error.data) from None

@@ -32,7 +32,7 @@ from ..calibrate.transport import laptop_shape
 __all__ = ["ScaledDown", "scaled_down"]
 
 MAX_REPLICAS = 2
-MAX_SAMPLES = 2  # of a micro-batch
+SAMPLES = 2  # of a micro-batch: of one, some classes are traced in another way
 MAX_LENGTH = 32  # tokens, at least two per tensor-parallel rank
 RULES = ("none", "selective", "full")
 
@@ -55,7 +55,7 @@ def scaled_down(plan: Plan, folder: Path) -> ScaledDown:
     assert layout is not None
     job = msgspec.convert(plan.job["training"], Training)
     model, smaller = _smaller_model(job.model, layout, folder)
-    replicas, samples = min(layout.data, MAX_REPLICAS), min(layout.microbatch_size, MAX_SAMPLES)
+    replicas, samples = min(layout.data, MAX_REPLICAS), SAMPLES
     count = min(layout.microbatches_of(0), 2 * len(layout.stages))
     smoothing: Literal["torch", "megatron"] = "megatron" if any(x.smoothing == "megatron" for x in layout.losses) else "torch"
     tensor = TensorOptions(sequence=layout.sequence, smoothing=smoothing)
