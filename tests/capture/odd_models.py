@@ -205,3 +205,21 @@ class Halving(nn.Module):
 
 def other_calls():
     return Halving(), rows(batch=3)
+
+
+class Flexible(nn.Module):
+    """FlexAttention, which torch cannot train on a processor."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inside, self.outside = nn.Linear(16, 48), nn.Linear(16, 16)
+
+    def forward(self, x):
+        from torch.nn.attention.flex_attention import flex_attention
+
+        q, k, v = (t.unflatten(-1, (2, 8)).transpose(1, 2) for t in self.inside(x).chunk(3, -1))
+        return self.outside(flex_attention(q, k, v, score_mod=lambda s, b, h, i, j: s - 0.1 * (i - j).abs()).transpose(1, 2).flatten(2))
+
+
+def flexible():
+    return Flexible(), (torch.randn(2, 4, 16), torch.randn(2, 4, 16))

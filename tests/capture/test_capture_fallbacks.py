@@ -118,3 +118,10 @@ def test_what_does_not_scale_says_so() -> None:
 def test_unknown_method() -> None:
     with pytest.raises(UnknownName, match="no capture method 'jit'"):
         capture(f"{ODD}:linear", methods=("jit",))
+
+
+def test_flex_attention_is_refused_with_torchs_own_reason() -> None:
+    line = line_of("return self.outside(flex_attention(")
+    with pytest.raises(CaptureError, match="FlexAttention does not support backward on CPU") as caught:
+        capture(f"{ODD}:flexible", loss="mse")
+    assert f"odd_models.py:{line}" in str(caught.value.where)

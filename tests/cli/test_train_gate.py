@@ -30,6 +30,18 @@ def test_a_step_is_compared(tmp_path: Path, capsys: pytest.CaptureFixture[str]) 
     assert document["compared"][0] == "loss" and document["largest_error"] < 1e-9 and not document["why_not"]
 
 
+def test_a_plan_says_what_was_compared(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = tmp_path / "plan.json"
+    words = ["train", "plan", "--fabric", "laptop:2", "--dp", "2", "--microbatch", "2", "--collective", "ring", "--global-batch", "8", "--gate"]
+    assert main([*words, "--model", "tests/run/gate_models.py:attending", "--out", str(out)]) == 0
+    assert "one step is the owner's (the whole batch at" in capsys.readouterr().out
+    assert json.loads(out.read_text())["job"]["gate"]["compared"][0] == "loss"
+    assert main(["train", "explain", str(out)]) == 0
+    out.unlink()
+    assert main([*words, "--model", "tests/run/gate_models.py:batch_norm", "--loss", "mse", "--out", str(out)]) == 4
+    assert "batch_norm of module 'norm'" in capsys.readouterr().err and not out.exists()
+
+
 def test_a_difference_ends_a_run_before_it_starts(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     plan = written(plan_of("batch_norm", (2, 1, 1)), tmp_path)
     out = tmp_path / "run"

@@ -51,7 +51,8 @@ class Combination:
 
 @dataclass(frozen=True)
 class Verdict:
-    """`outcome`: "equal", "refused" (`why`: the error and its cause), or "different", which must not be. `error`: of an equal one's later steps."""
+    """`outcome`: "equal", "refused" (`why`: the error and its cause), or what must not be: "unexplained" (refused without a cause, so a fault of the
+    plan), "different" (and let pass). `error`: of an equal one's later steps."""
 
     outcome: str
     why: str = ""
@@ -80,7 +81,8 @@ def judge(c: Combination) -> Verdict:
         plan = plan_of(c.net, c.degrees, models=NETS, loss=c.loss, optimizer=c.optimizer, rate=0.05, **c.how)
         report = gate(plan, data="synthetic")
     except DifferentTraining as error:
-        return Verdict("refused", f"{type(error).__name__}: {error.data['cause']}")
+        cause = error.data["cause"]
+        return Verdict("refused" if cause != "operator" else "unexplained", f"DifferentTraining: {cause}")
     except MeshwrightError as error:
         return Verdict("refused", f"{type(error).__name__}: {error.data.get('cause') or error.message.partition(';')[0][:90]}")
     if report.why_not:

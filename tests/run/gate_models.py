@@ -131,6 +131,67 @@ def module_hook() -> Model:
     return model, vectors()
 
 
+class NodeHook(MLP):
+    """A hook on a node of the backward graph."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = self.blocks[0](x)
+        if y.grad_fn is not None:
+            y.grad_fn.register_hook(lambda given, out: tuple(None if g is None else 2 * g for g in given))
+        return self.blocks[1](y)
+
+
+class Packed(MLP):
+    """What backward needs is kept in bfloat16."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        with torch.autograd.graph.saved_tensors_hooks(lambda t: t.to(torch.bfloat16), lambda t: t.to(x.dtype)):
+            y = self.blocks[0](x)
+        return self.blocks[1](y)
+
+
+def node_hook() -> Model:
+    return NodeHook(), vectors()
+
+
+def packed() -> Model:
+    return Packed(), vectors()
+
+
+def forward_hooks() -> Model:
+    model = MLP()
+    model.blocks[0].register_forward_hook(lambda m, given, kwargs, out: 2 * out, with_kwargs=True)
+    model.blocks[1].register_forward_pre_hook(lambda m, given: (3 * given[0],))
+    return model, vectors()
+
+
+def early_module_hook() -> Model:
+    model = MLP()
+    model.blocks[1].register_full_backward_pre_hook(lambda m, out: (2 * out[0],))
+    return model, vectors()
+
+
+def accumulated_hook() -> Model:
+    model = MLP()
+    model.blocks[0][0].weight.register_post_accumulate_grad_hook(lambda p: p.grad.clamp_(-1e-3, 1e-3))
+    return model, vectors()
+
+
+CALLS = [0]
+
+
+class Counting(MLP):
+    """Reads a global that it changes."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        CALLS[0] += 1
+        return super().forward(x * CALLS[0])
+
+
+def counting() -> Model:
+    return Counting(), vectors()
+
+
 def parameter_hook() -> Model:
     model = MLP()
     model.blocks[0][0].weight.register_hook(lambda g: g.clamp(-1e-3, 1e-3))
@@ -176,16 +237,106 @@ class Noisy(MLP):
         return super().forward(x + 0.1 * torch.randn_like(x))
 
 
+class SeldomNoisy(MLP):
+    """Leaves out a path so seldom that a step says nothing of it."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return super().forward(x * torch.rand(len(x), 1).gt(1e-6))
+
+
+class Recurrent(nn.Module):
+    def __init__(self, dropout: float) -> None:
+        super().__init__()
+        self.net = nn.GRU(WIDTH, WIDTH, 2, batch_first=True, dropout=dropout)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.net(x[:, None])[0][:, 0]
+
+
+def recurrent() -> Model:
+    return Recurrent(0.0), vectors()
+
+
+def recurrent_dropping() -> Model:
+    return Recurrent(0.5), vectors()
+
+
+def seldom_noisy() -> Model:
+    return SeldomNoisy(), vectors()
+
+
 class NoisyOwn(Noisy):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return _Reversed.apply(super().forward(x))
 
 
-class NarrowInside(MLP):
-    """Computes in float32 whatever it is given."""
+class RoundedInside(MLP):
+    """Normalises in float32 whatever it is given, as many language models do."""
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return super().forward(x.to(torch.float32))
+        wide = x.to(torch.float32) + torch.zeros(1, dtype=torch.float32) + torch.full((1,), 0.1)
+        return super().forward((wide * torch.rsqrt(wide.float().square().mean(-1, keepdim=True) + 1e-6)).type_as(x))
+
+
+class NarrowInside(MLP):
+    """A matrix that is neither parameter nor buffer, so that it stays float32."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.held = [torch.eye(WIDTH)]
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return super().forward(x @ self.held[0])
+
+
+class Centred(MLP):
+    """Subtracts the mean over its batch."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return super().forward(x - 0.3 * x.mean(0))
+
+
+class CentredHooked(TensorHook):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return super().forward(x - 0.3 * x.mean(0))
+
+
+class LowRank(nn.Module):
+    """Gradients of fewer directions than their matrices have: what a factorisation makes of the others is rounding."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b = nn.Linear(2, 16, bias=False), nn.Linear(16, WIDTH, bias=False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.b(self.a(x[:, :2]))
+
+
+def centred() -> Model:
+    return Centred(), vectors()
+
+
+def centred_hooked() -> Model:
+    return CentredHooked(), vectors()
+
+
+def low_rank() -> Model:
+    return LowRank(), vectors()
+
+
+def instance_norm() -> Model:
+    """Nothing of the step depends on other samples, but what it remembers does."""
+    norm = nn.InstanceNorm1d(2, affine=True, track_running_stats=True)
+    return nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.Unflatten(1, (2, 4)), norm, nn.Flatten()), vectors()
+
+
+class Diverged(MLP):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return super().forward(x).sub(100).log()
+
+
+def diverged() -> Model:
+    return Diverged(), vectors()
 
 
 def batch_norm() -> Model:
@@ -199,6 +350,10 @@ def noisy() -> Model:
 def noisy_own() -> Model:
     """Random numbers in a model that is not traced, for the gradient of its own."""
     return NoisyOwn(), vectors()
+
+
+def rounded_inside() -> Model:
+    return RoundedInside(), vectors()
 
 
 def narrow_inside() -> Model:
@@ -260,6 +415,11 @@ def shifted(output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
 
 def sum_of_squares(output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
     return F.mse_loss(output, target, reduction="sum")
+
+
+def sum_and_mean(output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+    """Two terms, of which one adds up over micro-batches."""
+    return F.mse_loss(output, target, reduction="sum") + F.mse_loss(output, target)
 
 
 def mean_by_hand(output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:

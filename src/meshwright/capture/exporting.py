@@ -24,7 +24,7 @@ from .losses import Objective
 from .regions import Watched, kept_whole, watching
 from .resolve import ModelSource, shown
 from .side_effects import Seen, changed, plain_values, refuse_changing
-from .torch_private import export_as_called
+from .torch_private import export_as_called, global_backward_hooks
 
 __all__ = ["exported_program", "module_path"]
 
@@ -35,8 +35,9 @@ MAX_ROUNDS = 12  # exports of one model: each keeps at least one more class of m
 def exported_program(objective: Objective, source: ModelSource, mode: Any) -> tuple[Any, tuple[str, ...]] | Refusal:
     """(exported program, notes on what was kept whole), or why the model as a whole cannot be exported."""
     hooked = [p for p, m in objective.model.named_modules() if m._backward_hooks or m._backward_pre_hooks]
-    if "" in hooked:
-        return Refusal(operator="", where=source.name, module="", message=f"export would lose {_HOOKS}")
+    if "" in hooked or global_backward_hooks():
+        what = _HOOKS if "" in hooked else "the backward hooks of all modules"
+        return Refusal(operator="", where=source.name, module="", message=f"export would lose {what}")
     outer = [p for p in hooked if not any(p.startswith(f"{q}.") for q in hooked)]
     whole = dict.fromkeys(outer, f"export would lose {_HOOKS}")  # path of a module -> why
     refusal: Refusal | None = None

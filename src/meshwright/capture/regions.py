@@ -326,6 +326,8 @@ def watching(model: nn.Module, found: list[Watched], seen: Seen) -> Iterator[Non
             seen.assigned[paths[id(module)].removeprefix("model").removeprefix("."), name] = (module, value, where)
 
     tensor, register = torch.Tensor, torch.Tensor.register_hook
+    saving = torch.autograd.graph.saved_tensors_hooks
+    enter = saving.__enter__
 
     def applied(cls: type) -> None:
         if threading.get_ident() == thread:
@@ -336,9 +338,36 @@ def watching(model: nn.Module, found: list[Watched], seen: Seen) -> Iterator[Non
             note("a hook on a tensor")
         return register(self, hook)
 
-    tensor.register_hook = registered
+    def saved(self: Any) -> Any:
+        if threading.get_ident() == thread and not _of_torch(self.pack_hook):
+            note("hooks on saved tensors")
+        return enter(self)
+
+    def node_of(self: torch.Tensor) -> Any:
+        node = tensor.__base__.grad_fn.__get__(self)
+        owners = threading.get_ident() == thread and not sys._getframe(1).f_code.co_filename.startswith(NOT_THE_OWNERS)
+        return _WatchedNode(node, note) if owners and node is not None else node
+
+    tensor.register_hook, tensor.grad_fn, saving.__enter__ = registered, property(node_of), saved
     try:
         with checkpoints_run_plainly(), functions_watched(applied), calls_watched(reads, prints, sets):
             yield
     finally:
-        tensor.register_hook = register
+        tensor.register_hook, saving.__enter__ = register, enter
+        del tensor.grad_fn
+
+
+class _WatchedNode:
+    """A node of the backward graph in the owner's hands: hooks that he puts on it are told of."""
+
+    def __init__(self, node: Any, note: Callable[[str], None]) -> None:
+        self._node, self._note = node, note
+
+    def __getattr__(self, name: str) -> Any:
+        if name in ("register_hook", "register_prehook"):
+            self._note("a hook on a backward node")
+        return getattr(self._node, name)
+
+
+def _of_torch(function: Any) -> bool:
+    return str(getattr(function, "__module__", "")).startswith("torch.")

@@ -15,9 +15,9 @@ from torch import nn
 
 __all__ = [
     "DispatchRecorder", "FakeTensorMode", "autocast_kernel", "checkpoints_run_plainly", "constant_spec", "custom_partitioner", "dispatch_mode",
-    "export_as_called", "fake_attributes", "fake_like", "fake_mode", "flat_tree", "functorch_block", "inductor_partitioner", "joint_graph",
-    "make_fx_graph", "mode_of", "partition_saving", "register_constants", "run_backward", "sac_tools", "storage_key", "torch_partition",
-    "traced_below", "uncompiled_graphs",
+    "export_as_called", "fake_attributes", "fake_like", "fake_mode", "flat_tree", "functorch_block", "global_backward_hooks", "inductor_partitioner",
+    "joint_graph", "make_fx_graph", "mode_of", "partition_saving", "register_constants", "run_backward", "sac_tools", "storage_key",
+    "torch_partition", "traced_below", "uncompiled_graphs",
 ]  # fmt: skip
 
 
@@ -276,6 +276,12 @@ def traced_below(root: nn.Module, graph: torch.fx.Graph, inputs: Sequence[torch.
 
     with mode or contextlib.nullcontext():
         return make_fx(run, _allow_non_fake_inputs=True)(*inputs)
+
+
+def global_backward_hooks() -> bool:
+    """Whether hooks are registered on the backward pass of all modules of the process."""
+    module = torch.nn.modules.module
+    return bool(module._global_backward_hooks or module._global_backward_pre_hooks)
 
 
 def flat_tree(tree: Any) -> tuple[list[Any], Any]:

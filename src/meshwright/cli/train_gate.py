@@ -35,6 +35,7 @@ def stated(args: argparse.Namespace) -> Stated:
 def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("plan", type=Path, help="a plan file made by `meshwright train plan`")
     parser.add_argument("--data", default="python-source", help="what the first batch is taken from, as for `train run` (default python-source)")
+    parser.add_argument("--whole", action="store_true", help="the plan itself however large it is, not a smaller copy of it")
     choices(parser)
 
 
@@ -46,5 +47,5 @@ def run(args: argparse.Namespace) -> Result:
     plan = read_plan(args.plan)
     check_plan(plan)
     require_training_plan(plan)
-    report = gate(plan, data=args.data, stated=stated(args), limited=False)
+    report = gate(plan, data=args.data, stated=stated(args), limited=not args.whole)
     return Result(report.to_json(), report.text())

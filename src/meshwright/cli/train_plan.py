@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from ..fabric.fabric import Fabric
     from ..graph.graph import OpGraph
     from ..job import Training
+    from ..plan.plan import Plan
     from ..probe.costs.gpu_tables import TablePrices
     from ..probe.costs.node_prices import MeasuredPrices
 
@@ -83,6 +84,9 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--time-limit", type=float, default=600.0, metavar="S", help=TIME_LIMIT.format(600))
     parser.add_argument("--without", metavar="NAME,..", help="decisions that are not made, e.g. division,collectives")
     parser.add_argument("--timings", action="store_true", help="say on stderr what each decision gained and how long it took")
+    parser.add_argument(
+        "--gate", action="store_true", help="also compare one step of the plan, or of a smaller copy of it, with the owner's module (`train gate`)"
+    )
     parser.add_argument("--out", "-o", type=Path, default=Path("plan.json"), help="where to write the plan (default plan.json)")
     picture_arguments(parser)
 
@@ -129,12 +133,24 @@ def run(args: argparse.Namespace) -> Result:
         job, fabric, cost, graph=graph, wishes=wishes, budget=SearchBudget(time_limit_s=args.time_limit),
         without=args.without.split(",") if args.without else (), watch=_say if args.timings else None,
     )  # fmt: skip
+    if args.gate:
+        plan = _gated(plan)
     write_plan(args.out, plan)
     notes = plan.layout.notes if plan.layout is not None else ()
     for note in (*plan.job.get("captured", ()), *notes):
         sys.stderr.write(f"warning: {note}\n")
     document = {**plan_document(plan, path=str(args.out)), "kept_whole": list(notes)}
     return with_pictures(Result(document, plan_text(plan, written=str(args.out)), cut=cut_of(plan.decisions)), args, plan)
+
+
+def _gated(plan: Plan) -> Plan:
+    """The plan with what was compared; raises DifferentTraining before it is written."""
+    from dataclasses import replace
+
+    from ..run.gate.gate import gate
+
+    report = gate(plan, data="synthetic")
+    return replace(plan, job={**plan.job, "gate": {**report.to_json(), "text": report.text()}})
 
 
 def _say(made: Made) -> None:

@@ -141,7 +141,8 @@ def _gated(gate: dict[str, Any]) -> str:
     if gate.get("why_not"):
         return f"not compared with the owner's module: {gate['why_not']}"
     stated = f" ({', '.join(gate['stated'])}, as stated)" if gate["stated"] else ""
-    return f"one step was compared with the owner's module, {gate['against']}: equal within {gate['largest_error']:.1e}{stated}"
+    of = f" of a smaller copy ({gate['copy']})" if gate["copy"] else ""
+    return f"one step{of} was compared with the owner's module, {gate['against']}: equal within {gate['largest_error']:.1e}{stated}"
 
 
 def _restart(restart: dict[str, Any]) -> str:

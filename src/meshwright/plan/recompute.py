@@ -126,6 +126,8 @@ class LayoutRegions:
         for n in self.graph.nodes:
             for x in self.makes(n):
                 self.makers.setdefault(x, []).append(n.name)
+        # Another micro-batch's forward pass may have changed them by the time of this one's backward pass.
+        self.changed = frozenset(x for x in self.makers if self._constant(x))
         self.layer_of = _layers(self.graph)
         self.along = sequence_values(layout)
         self.value = {v.name: v for v in layout.values}
@@ -182,7 +184,8 @@ class LayoutRegions:
             if not makes:
                 continue
             several = any(len(self.makers.get(x, ())) > 1 for x in makes | reads)
-            may = not (several or makes & fixed or works_in_place(n) or any(x in n.target for x in _NEVER))
+            changed = (makes | reads) & self.changed or any(self.graph.storages[x].owner in n.inputs for x in self.changed)
+            may = not (several or changed or makes & fixed or works_in_place(n) or any(x in n.target for x in _NEVER))
             calls.append(Remade(n, reads - makes, makes, may))
         made = {x for c in calls if c.may for x in c.makes}
         if not made & asked:

@@ -77,6 +77,7 @@ def plan_text(plan: Plan, *, written: str = "") -> str:
         ("recompute", _recompute(plan.decisions.get("recompute"))),
         *((_said(k), _collective(v)) for k, v in plan.decisions.items() if k.startswith("collective:")),
         ("step", f"{_bound_line(plan)}"),
+        ("gate", _gate(plan.job.get("gate"))),
         ("phases", ", ".join(f"{k} {seconds_text(v)}" for k, v in prediction.phases_s.items() if v > 0)),
         ("memory", f"{bytes_text(memory)} per rank, {bytes_text(worst)} in the worst order"),
         ("evidence", ", ".join(f"{k} {share_text(v)}" for k, v in prediction.evidence.items() if v > 0)),
@@ -101,6 +102,10 @@ def _schedule_line(plan: Plan) -> str:
     if per_rank > 1:
         line += f", {per_rank} stages per rank" + (f" in {copies} copies" if copies > 1 else "")
     return line + (", backward in two parts" if layout.split_backward else "")
+
+
+def _gate(said: Any) -> str:
+    return str(said.get("text", "")) if isinstance(said, Mapping) else ""
 
 
 def _sharding_line(plan: Plan) -> str:

@@ -35,3 +35,23 @@ def test_a_scale_of_a_region_that_would_close_a_cycle_is_counted_once(number):
     """The region is kept whole, and with it the parameters whose gradients it would have made partial sums: they came out doubled."""
     combination = draw(number)
     assert judge(combination).outcome == "equal", str(combination)
+
+
+@pytest.mark.parametrize(("number", "cause"), [(293, "batch-statistics"), (152, "batch-statistics"), (240, "optimizer")])
+def test_a_cause_is_found_where_a_micro_batch_alone_has_no_loss_or_an_update_follows_rounding(number, cause):
+    """They were refused without one: a loss of two terms, or without a target, beside batch statistics; a gradient of few directions, orthogonal."""
+    verdict = judge(draw(number))
+    assert (verdict.outcome, verdict.why) == ("refused", f"DifferentTraining: {cause}")
+
+
+def test_a_difference_without_a_cause_is_no_refusal(monkeypatch) -> None:
+    import gate_combinations
+    from gate_combinations import Combination
+
+    from meshwright.errors import DifferentTraining
+
+    def unexplained(plan, data):
+        raise DifferentTraining("something else", data={"cause": "operator"})
+
+    monkeypatch.setattr(gate_combinations, "gate", unexplained)
+    assert judge(Combination("net_1", "mse", "sgd", (2, 1, 1))).outcome == "unexplained"

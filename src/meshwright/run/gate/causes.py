@@ -6,9 +6,14 @@ from dataclasses import dataclass
 
 from ..steps.forward_graph import ForwardGraph, ForwardNode
 
-__all__ = ["Cause", "batch_statistics", "described", "mixes_samples", "of_the_optimizer", "of_the_plan", "random_numbers"]
+__all__ = [
+    "Cause", "batch_statistics", "described", "follows_rounding", "keeps_state", "mixes_samples", "of_outside", "of_the_optimizer", "of_the_plan",
+    "random_numbers",
+]  # fmt: skip
 
 BATCH_NORMS = ("batch_norm", "native_batch_norm", "_native_batch_norm_legit", "cudnn_batch_norm", "_native_batch_norm_legit_functional")
+
+STATE_IT = "state that it is meant with --batch-statistics local, or plan one micro-batch in all (--dp 1, --microbatch as large as the global batch)"
 
 
 @dataclass(frozen=True)
@@ -31,18 +36,32 @@ def _training(node: ForwardNode) -> bool:
     return bool(node.args[place]) if len(node.args) > place else bool(node.kwargs.get("training", True))
 
 
-def mixes_samples(graph: ForwardGraph) -> Cause:
-    """The owner's module gives the plan's numbers micro-batch by micro-batch."""
+def mixes_samples(graph: ForwardGraph, mixing: ForwardNode | None, buffer: str = "") -> Cause:
+    """The owner's module gives the plan's numbers micro-batch by micro-batch. `mixing`: the first call that brings samples together; `buffer`: where
+    nothing but a buffer differs."""
     norms = batch_statistics(graph)
     if norms:
-        where = graph.modules.get(norms[0].name, "")
-        what = f"batch statistics: {norms[0].target.split('.')[1]} of module {where!r} normalises by the micro-batch it sees"
+        what = f"batch statistics: {norms[0].target.split('.')[1]} of {_place(graph, norms[0].name)} normalises by the micro-batch it sees"
+    elif buffer:
+        module, operators = described(graph, buffer)
+        what = f"{' and '.join(operators[:2]) or 'what changes it'} in module {module!r} keeps in it what depends on the whole micro-batch"
     else:
         what = "the loss depends on what else is in its micro-batch: a mean over a count that differs, a contrast or a balance within the batch"
-    return Cause(
-        "batch-statistics", what,
-        "state that it is meant with --batch-statistics local, or plan one micro-batch in all (--dp 1, --microbatch as large as the global batch)",
-    )  # fmt: skip
+        if mixing is not None:
+            what += f"; {mixing.target} in {_place(graph, mixing.name)} brings samples together first"
+    return Cause("batch-statistics", what, STATE_IT)
+
+
+def keeps_state(graph: ForwardGraph, buffer: str) -> Cause:
+    """Every micro-batch by itself is as in the whole batch, from the buffers that the step begins with."""
+    module, operators = described(graph, buffer)
+    what = f"every forward pass changes buffer {buffer!r}, which the loss of the next depends on ({' and '.join(operators[:2])} in module {module!r})"
+    return Cause("batch-statistics", what, STATE_IT)
+
+
+def _place(graph: ForwardGraph, node: str) -> str:
+    module = graph.modules.get(node, "")
+    return "the loss" if module == "loss" else f"module {module!r}" if module else "the model"
 
 
 def random_numbers(opaque: bool) -> Cause:
@@ -51,8 +70,19 @@ def random_numbers(opaque: bool) -> Cause:
     return Cause("random-streams", f"{what} are drawn anew in every micro-batch", hint)
 
 
+def of_outside() -> Cause:
+    what = "the owner's own step is another one each time, with the same random numbers: it reads or changes something outside the module"
+    return Cause("outside", what, "keep what changes in the module's buffers, and what it reads in its inputs")
+
+
 def of_the_optimizer(name: str) -> Cause:
     return Cause("optimizer", f"gradients are equal; optimizer {name} looks beyond what a rank gives it", "plan with --tp 1 --pp 1 --zero 0")
+
+
+def follows_rounding(name: str, parameter: str, jitter: float) -> Cause:
+    what = f"changed by {jitter:.0e}, they move {parameter!r} elsewhere in the owner's own step too"
+    hint = "its runs are not reproducible in any layout: make the update well conditioned, or train with --no-gate"
+    return Cause("optimizer", f"gradients are equal but for rounding, which optimizer {name} follows: {what}", hint)
 
 
 def of_the_plan(graph: ForwardGraph, name: str) -> Cause:

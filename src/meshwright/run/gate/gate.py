@@ -4,47 +4,44 @@ Both start from the same weights and see the same global batch: the owner's modu
 and shards. What is compared: the loss, every gradient, every buffer, every parameter after the optimizer; in double precision where the plan has a
 double twin (`wide`), in the model's own else. A difference is an error that names what differs, where, and why as far as trials tell (`causes`): the
 owner's module is run micro-batch by micro-batch, and a second time. What the owner says is meant (`Stated`) is compared with that instead.
-Cost: one step of the owner's and one of the plan's, by one process; a plan beyond `MAX_GATE_FLOPS` or `MAX_GATE_BYTES` is not compared by default.
+Cost: one step of the owner's and one of the plan's, by one process; in place of a plan beyond `MAX_GATE_FLOPS` or `MAX_GATE_BYTES` a copy of it is
+compared (`scaled`), and the report says so.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
-from functools import cached_property, partial
+import math
+from dataclasses import dataclass, replace
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import msgspec
 import torch
 
-from ...capture.precision import PRECISIONS, trace_job
 from ...capture.regions import REGION
-from ...errors import DifferentTraining, MeshwrightError, Unsupported
+from ...errors import DifferentTraining, MeshwrightError, Unsupported, UsageError
 from ...job import Training
 from ...plan.plan import Plan, TrainingLayout
 from ...program.calls import inline
-from ...program.program import Program
 from ..launch.outcome import forward_graph
-from ..steps.forward_graph import OPAQUE, ForwardGraph
-from ..train.data import Batches, open_data
-from ..train.dropout import Draws, SerialDraws, random_places
-from ..train.loss_counts import LossCounts
-from ..train.loss_terms import loss_terms, loss_understood
+from ..steps.forward_graph import OPAQUE, ForwardNode
+from ..train.loss_terms import loss_understood
 from ..train.optimizer_trial import refuse_optimizer
-from ..train.segments import random_seed
-from .causes import Cause, described, mixes_samples, of_the_optimizer, of_the_plan, random_numbers
-from .differences import Compared, Difference, Tolerance, differences, tolerance_of
-from .planned import RankStep, planned_step
+from .case import COMPARED, Case
+from .causes import Cause, described, follows_rounding, keeps_state, mixes_samples, of_outside, of_the_optimizer, of_the_plan, random_numbers
+from .differences import Compared, Difference, differences
+from .planned import RankStep
+from .scaled import scaled_down
 from .step import Owner, Part, Step
 from .wide import can_widen, wide_graph, wide_layout, wide_program
 
 __all__ = ["MAX_GATE_BYTES", "MAX_GATE_FLOPS", "GateReport", "Stated", "gate", "too_large"]
 
 MAX_GATE_FLOPS = 200_000_000_000  # of the step, forward and backward: some seconds of a processor, in double precision
-LATER_BATCHES = 4  # whose loss alone is looked at, where it is not understood
+RANDOM_TRIALS = 3  # steps of the owner's with other random numbers, where a module runs as it is and may draw some
+ROUNDINGS = 64  # by how many units in the last place gradients are changed, to see whether an optimizer follows that
 MAX_GATE_BYTES = 4 << 30  # of weights, gradients and optimizer state of all ranks together
-COMPARED = {"loss": "loss", "gradient": "gradients", "buffer": "buffers", "parameter": "parameters after the optimizer"}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,6 +65,7 @@ class GateReport:
     tolerance: float = 0.0
     dropout: str = "none"  # "serial": the bits that one process would draw; "local": others
     stated: tuple[str, ...] = ()  # choices without which this step would have been refused
+    copy: str = ""  # what was smaller in the copy that was compared in place of the plan; "" where it was the plan itself
     why_not: str = ""
     notes: tuple[str, ...] = ()
 
@@ -79,14 +77,15 @@ class GateReport:
         if self.why_not:
             return f"not compared with the owner's module: {self.why_not}"
         stated = f"; stated: {', '.join(self.stated)}" if self.stated else ""
+        whose = f"a smaller copy of the plan was compared ({self.copy}): its step" if self.copy else "one step"
         return (
-            f"one step is the owner's ({self.against}, {self.samples} samples, {self.precision}): {', '.join(self.compared)}; "
+            f"{whose} is the owner's ({self.against}, {self.samples} samples, {self.precision}): {', '.join(self.compared)}; "
             f"{self.numbers} numbers, largest error {self.largest_error:.1e}{stated}"
         )
 
 
 def gate(plan: Plan, *, data: str, stated: Stated = Stated(), limited: bool = True) -> GateReport:
-    """Compares one step of `plan` with the owner's module on the first global batch of `data`. `limited`: only where it is cheap.
+    """Compares one step of `plan` with the owner's module on the first global batch of `data`. `limited`: where that is not cheap, of a copy.
 
     Raises: DifferentTraining where the plan would train something else; Unsupported for a stated choice that the plan cannot keep; UsageError,
     CaptureError for what cannot be built at all.
@@ -99,178 +98,109 @@ def gate(plan: Plan, *, data: str, stated: Stated = Stated(), limited: bool = Tr
             hint="plan with --dp 1 and --microbatch as large as the global batch, or state --batch-statistics local",
         )  # fmt: skip
     if limited and (why := too_large(plan, layout)):
-        return GateReport(why_not=why)
+        return _of_a_copy(plan, why, data, stated)
     job = msgspec.convert(plan.job["training"], Training)
     graph = forward_graph(plan, layout)
     owner = Owner(job, wide=False)
     refuse_optimizer(job.optimizer, owner.parameters(), job.learning_rate, layout)
-    narrow = _Case(plan, layout, job, graph, inline(plan.main, plan.programs).program, data, owner)
-    case, whole, notes = _in_double(narrow)
-    return _Trial(case, whole, stated, notes).report()
+    narrow = Case(plan, layout, job, graph, inline(plan.main, plan.programs).program, data, owner)
+    with torch.random.fork_rng(devices=[]):
+        case, whole, planned, notes = _in_double(narrow)
+        return _Trial(case, whole, stated, notes).report(planned)
+
+
+def _of_a_copy(plan: Plan, why: str, data: str, stated: Stated) -> GateReport:
+    with TemporaryDirectory() as folder:
+        try:
+            small = scaled_down(plan, Path(folder))
+        except MeshwrightError as error:
+            return GateReport(why_not=f"{why}; there is no smaller copy: {error.message}")
+        assert small.plan.layout is not None
+        if too_large(small.plan, small.plan.layout):
+            return GateReport(why_not=f"{why}; a copy with {small.said} is no cheaper")
+        try:
+            report = gate(small.plan, data=small.data or data, stated=stated, limited=False)
+        except UsageError as error:
+            return GateReport(why_not=f"{why}; a copy with {small.said} could not be compared: {error.message}")
+        except DifferentTraining as error:
+            model = plan.job["training"]["model"]
+            raise DifferentTraining(f"{error.message} (of a smaller copy: {small.said})", where=model, hint=error.hint, data=error.data) from None
+        return replace(report, copy=small.said, notes=(why, *report.notes))
 
 
 def too_large(plan: Plan, layout: TrainingLayout) -> str:
     """Why a step is not compared by default; "" where it is cheap enough."""
     flops = 3 * sum(s.forward.flops for s in layout.segments) * layout.all_microbatches
     if flops > MAX_GATE_FLOPS:
-        return f"a step has {flops / 1e9:.0f} GFLOP, the gate runs up to {MAX_GATE_FLOPS / 1e9:.0f} by itself (`meshwright train gate PLAN` runs any)"
+        return f"a step has {flops / 1e9:.0f} GFLOP, the gate runs up to {MAX_GATE_FLOPS / 1e9:.0f} by itself (`train gate --whole` runs any)"
     b = plan.main.buffers
     kept = sum(int(c) * int(s) for c, s, n in zip(b.chunks, b.chunk_bytes, b.name, strict=False) if n.startswith(("gradients", "gradshard")))
     if 8 * kept > MAX_GATE_BYTES:  # weights, gradients and two moments, each twice as wide
-        return f"all ranks together hold {kept / 1e9:.1f} GB of gradients (`meshwright train gate PLAN` runs any)"
+        return f"all ranks together hold {kept / 1e9:.1f} GB of gradients (`train gate --whole` runs any)"
     return ""
 
 
-def _in_double(narrow: _Case) -> tuple[_Case, Step, list[str]]:
-    """(the step in double precision where it has that form and the owner's code runs so, else as it is; the owner's step; notes)."""
+def _in_double(narrow: Case) -> tuple[Case, Step, list[RankStep], list[str]]:
+    """(the case in double precision where it has that form and both sides run so, else as it is; the owner's step; the plan's; notes)."""
     tensors = [*narrow.owner.parameters().values(), *narrow.owner.buffers().values()]
     notes: list[str] = []
-    if not narrow.opaque and can_widen(narrow.layout, narrow.graph, tensors):
+    if can_widen(narrow.layout, narrow.graph, tensors):
         graph, layout = wide_graph(narrow.graph), wide_layout(narrow.layout)
         program = wide_program(narrow.program, narrow.layout)
-        wide = _Case(narrow.plan, layout, narrow.job, graph, program, narrow.data, Owner(narrow.job, wide=True), inputs=narrow.graph)
+        wide = Case(narrow.plan, layout, narrow.job, graph, program, narrow.data, Owner(narrow.job, wide=True), inputs=narrow.graph)
         try:
-            return wide, wide.owner.step([wide.whole()]), notes
+            return wide, wide.owner.step([wide.whole()]), wide.planned(), notes
         except MeshwrightError as error:
             notes.append(f"the module does not run in double precision: {error.message}")
-    return narrow, narrow.owner.step([narrow.whole()]), notes
-
-
-@dataclass
-class _Case:
-    """A plan's step in one precision. `inputs`: the graph whose inputs the data has the types of."""
-
-    plan: Plan
-    layout: TrainingLayout
-    job: Training
-    graph: ForwardGraph
-    program: Program
-    data: str
-    owner: Owner
-    inputs: ForwardGraph | None = None
-
-    @property
-    def opaque(self) -> bool:
-        return any(n.target == OPAQUE for n in self.graph.nodes)
-
-    @cached_property
-    def dtype(self) -> torch.dtype:
-        return next((p.dtype for p in self.owner.parameters().values() if p.dtype.is_floating_point), torch.float32)
-
-    @property
-    def kinds(self) -> tuple[str, ...]:
-        """What is compared: codecs change gradients by intent."""
-        return ("loss", "buffer") if any(b.codec for b in self.layout.buckets) else tuple(COMPARED)
-
-    @cached_property
-    def tolerance(self) -> Tolerance:
-        """Of the coarsest type that anything is computed in: autocast and the owner's code may go below that of the parameters."""
-        kinds = {getattr(torch, o.dtype) for n in self.graph.nodes for o in n.outputs if o is not None}
-        kinds |= {p.dtype for p in self.owner.parameters().values()}
-        if (cast := PRECISIONS[self.job.asked.precision]) is not None:
-            kinds.add(cast)
-        return tolerance_of(max((k for k in kinds if k.is_floating_point), key=lambda k: float(torch.finfo(k).eps), default=self.dtype))
-
-    @cached_property
-    def draws(self) -> bool:
-        return bool(random_places(self.graph))
-
-    @cached_property
-    def _batches(self) -> Batches:
-        dataset = open_data(self.data, self.owner.initial.examples, self.job.seed, self.job.global_batch)
-        return Batches(dataset, self.layout, (self.inputs or self.graph).inputs, torch.device("cpu"))
-
-    def microbatch(self, step: int, replica: int, microbatch: int) -> Sequence[torch.Tensor]:
-        found = self._batches.microbatch(step, replica, microbatch)
-        return [x.to(self.dtype) if x.is_floating_point() and self.inputs is not None else x for x in found]
-
-    def pieces(self) -> list[tuple[int, int]]:
-        """(replica, micro-batch) in the order of samples."""
-        return [(d, m) for d in range(self.layout.data) for m in range(self.layout.microbatches_of(d))]
-
-    def whole(self, step: int = 0) -> Part:
-        """The global batch at once, with the dropout that the plan's ranks draw."""
-        columns = zip(*(self.microbatch(step, d, m) for d, m in self.pieces()), strict=True)
-        return Part([torch.cat(column) for column in columns], random=self.serial(0, self.layout.global_batch))
-
-    def serial(self, first: int, samples: int) -> Callable[[], AbstractContextManager[object]]:
-        if not self.draws:
-            return nullcontext
-        places = list(random_places(self.graph).values())
-        return lambda: SerialDraws(Draws(seed=self.plan.seed, step=0, first=first, samples=samples), places)
-
-    def own(self, replica: int, microbatch: int) -> Callable[[], AbstractContextManager[object]]:
-        """The dropout of a micro-batch."""
-        return self.serial(self.layout.first_sample(replica, microbatch), self.layout.microbatch_size)
-
-    def parts(self) -> list[Part]:
-        """Micro-batch by micro-batch, each counting for what it counts in the plan; random numbers of an opaque model as its rank draws them."""
-        weights = self.weights()
-        found = []
-        for (d, m), weight in zip(self.pieces(), weights, strict=True):
-            random = self.own(d, m)
-            if self.opaque:
-                random = partial(_seeded, random_seed(self.plan.seed, 0, d, m, self.layout.segments[0].key))
-            found.append(Part(self.microbatch(0, d, m), weight, random))
-        return found
-
-    def later_losses(self) -> Iterator[tuple[float, float]]:
-        """(of the whole batch, of its micro-batches as the plan weighs them) by the owner's module, of a few batches after the first."""
-        share = 1.0 / self.layout.all_microbatches
-        for step in range(1, 1 + LATER_BATCHES):
-            with torch.random.fork_rng(devices=[]):
-                parts = [Part(self.microbatch(step, d, m), share, self.own(d, m)) for d, m in self.pieces()]
-                yield self.owner.loss([self.whole(step)]), self.owner.loss(parts)
-
-    def weights(self) -> list[float]:
-        """Raises: Unsupported where micro-batches have no weight of their own."""
-        terms, count = loss_terms(self.graph), self.layout.all_microbatches
-        if not terms:
-            return [1.0 / count] * count
-        if [*terms] != [*self.graph.outputs[:1]]:
-            raise Unsupported("the loss has several terms that are not means over samples")
-        divisors = {n: torch.ones((), dtype=torch.float64) for n in terms}
-        constants = {
-            n: torch.tensor(c.data, dtype=getattr(torch, c.dtype)).reshape(c.shape) for n, c in self.graph.constants.items()
-        }
-        counts = LossCounts(self.graph, terms, divisors, constants, self.owner.buffers())
-        batches = [self.microbatch(0, d, m) for d, m in self.pieces()]
-        counts.fill(counts.sums(batches), count)
-        return [counts.weight(x, count) for x in batches]
-
-    def planned(self) -> list[RankStep]:
-        opaque = None
-        if any(n.target == REGION for n in self.graph.nodes):  # tracing makes the modules that are kept whole known here
-            trace_job(self.job, batch_size=self.layout.microbatch_size, device="cpu")
-        if self.opaque:
-            traced = trace_job(self.job, batch_size=self.layout.microbatch_size, device="cpu", opaque=True)
-            opaque = next(n.target for n in traced.graph_module.graph.nodes if n.op == "call_function")
-        return planned_step(
-            self.program, self.layout, self.graph, self.job, parameters=self.owner.parameters(), buffers=self.owner.buffers(), data=self,
-            seed=self.plan.seed, dtype=self.dtype, opaque=opaque,
-        )  # fmt: skip
-
-
-def _seeded(seed: int) -> AbstractContextManager[object]:
-    torch.manual_seed(seed)
-    return nullcontext()
+        except RuntimeError as error:  # an operator without a double form, which the owner's code goes around
+            notes.append(f"the plan's calls do not run in double precision: {(str(error).splitlines() or [''])[0]}")
+    return narrow, narrow.owner.step([narrow.whole()]), narrow.planned(), notes
 
 
 class _Trial:
-    def __init__(self, case: _Case, whole: Step, stated: Stated, notes: list[str]) -> None:
+    def __init__(self, case: Case, whole: Step, stated: Stated, notes: list[str]) -> None:
         self.case, self.whole, self.stated, self.notes = case, whole, stated, notes
+        self.parts: list[Part] = []  # micro-batches, once they were asked for
 
-    def report(self) -> GateReport:
+    def report(self, planned: list[RankStep]) -> GateReport:
         """Raises: DifferentTraining."""
         case = self.case
-        with torch.random.fork_rng(devices=[]):
-            planned = case.planned()
-            compared = differences(case.layout, planned, self.whole, case.tolerance, case.kinds)
-            if not compared.found and case.layout.all_microbatches > 1 and not loss_understood(case.graph):
-                self.look_ahead(compared)
-            if not compared.found:
-                return self.equal(compared, "the whole batch at once", ())
-            return self.unequal(planned, compared)
+        if not math.isfinite(self.whole.loss):
+            self.notes.append(f"the owner's loss of the first batch is {self.whole.loss}")
+        compared = differences(case.layout, planned, self.whole, case.tolerance, case.kinds)
+        if not compared.found and case.layout.all_microbatches > 1 and not loss_understood(case.graph):
+            self.look_ahead(compared)
+        if not compared.found and (drawn := self.equal_by_chance()) is not None:
+            if self.stated.dropout == "local":
+                return self.drawn_by_rank()
+            raise self.chance(drawn)
+        if not compared.found:
+            return self.equal(compared, "the whole batch at once", ())
+        return self.unequal(planned, compared)
+
+    def equal_by_chance(self) -> ForwardNode | None:
+        """A call that draws numbers of its own, so that this step says nothing of others; what runs as it is, is tried a few times."""
+        drawn = self.case.drawn_otherwise
+        for node in drawn:
+            if node.target not in (OPAQUE, REGION):
+                return node
+        first = self.case.plan.seed + 1
+        if drawn and any(self.apart(self.seeded_step(first + i), self.whole) for i in range(RANDOM_TRIALS)):
+            return drawn[0]
+        return None
+
+    def chance(self, node: ForwardNode) -> DifferentTraining:
+        case, cause = self.case, random_numbers(self.case.opaque)
+        module = case.graph.modules.get(node.name, "")
+        return DifferentTraining(
+            f"the plan trains something else than the owner's module, though not in this step: {cause.said} ({node.target} in module {module!r})",
+            where=case.job.model, hint=cause.hint,
+            data={"cause": cause.name, "kind": "loss", "name": "loss", "module": module, "operators": [node.target], "notes": self.notes},
+        )  # fmt: skip
+
+    def drawn_by_rank(self) -> GateReport:
+        why = "random numbers other than dropout's are drawn by rank, as was stated"
+        return GateReport(why_not=why, stated=("dropout local",), dropout="local")
 
     def look_ahead(self, compared: Compared) -> None:
         """A loss that was not understood may be a mean over what happens to be equal in the first batch."""
@@ -290,45 +220,84 @@ class _Trial:
         )  # fmt: skip
 
     def unequal(self, planned: list[RankStep], compared: Compared) -> GateReport:
-        case = self.case
-        random = self.is_random()
+        case, first = self.case, compared.found[0]
+        random = self.is_random(compared)
         local = self.microbatch_by_microbatch(planned)
-        alike = local is not None and not local.found
+        alike = not local.found
         if random:
             cause = random_numbers(case.opaque)
             if self.stated.dropout == "local":
-                if local is not None and alike:
+                if alike:
                     return self.equal(local, "micro-batch by micro-batch, with the plan's random numbers", ("dropout local",))
                 if not case.opaque:
-                    why = "random numbers other than dropout's are drawn by rank, as was stated"
-                    return GateReport(why_not=why, stated=("dropout local",), dropout="local")
-        elif local is not None and alike:
-            cause = mixes_samples(case.graph)
+                    return self.drawn_by_rank()
+        elif alike:
+            cause = self.of_the_samples(first)
             if self.stated.batch_statistics == "local":
                 return self.equal(local, "micro-batch by micro-batch", ("batch statistics local",))
-        elif compared.found[0].kind == "parameter":
-            cause = of_the_optimizer(case.job.optimizer)
+        elif first.kind == "parameter":
+            cause = self.of_the_update(compared)
         else:
-            cause = of_the_plan(case.graph, compared.found[0].name)
+            cause = of_the_plan(case.graph, first.name)
         raise self.error(compared, cause)
 
-    def is_random(self) -> bool:
-        """Whether the owner's own step is another one the second time."""
-        torch.manual_seed(self.case.plan.seed + 1)
-        again = self.case.owner.step([self.case.whole()])
+    def of_the_samples(self, first: Difference) -> Cause:
+        """Micro-batch by micro-batch the owner's module is the plan: does it look at other samples, or at what it kept of those before?"""
+        before = self.case.owner.buffers()
+        changed = [n for n, b in self.whole.buffers.items() if not torch.equal(b, before[n])]
+        if changed and first.kind != "buffer":
+            afresh = self.case.owner.step([replace(p, afresh=True) for p in self.parts])
+            if not self.apart(afresh, self.whole):
+                return keeps_state(self.case.graph, changed[0])
+        return mixes_samples(self.case.graph, self.case.mixing(), first.name if first.kind == "buffer" else "")
+
+    def of_the_update(self, compared: Compared) -> Cause:
+        """Gradients are equal, parameters are not: does the optimizer follow rounding, or was it given parts?"""
+        case, layout = self.case, self.case.layout
+        jitter = ROUNDINGS * float(torch.finfo(case.dtype).eps)
+        again = case.owner.step([case.whole()], jitter=jitter).parameters
+        for name, own in self.whole.parameters.items():
+            if bool(((again[name] - own).abs() > case.tolerance.updated * own.abs().max()).any()):
+                return follows_rounding(case.job.optimizer, name, jitter)
+        if layout.tensor > 1 or layout.pipeline > 1 or layout.zero_level:
+            return of_the_optimizer(case.job.optimizer)
+        return of_the_plan(case.graph, compared.found[0].name)
+
+    def is_random(self, compared: Compared) -> bool:
+        """Whether the owner's own step is another one with other random numbers. Raises: DifferentTraining where it is with the same ones, too."""
+        seed = self.case.plan.seed + 1
+        again = self.seeded_step(seed)
+        if not self.apart(again, self.whole):
+            return False
+        if self.apart(self.seeded_step(seed), again):
+            raise self.error(compared, of_outside())
+        return True
+
+    def seeded_step(self, seed: int) -> Step:
+        torch.manual_seed(seed)
+        return self.case.owner.step([self.case.whole()])
+
+    def apart(self, one: Step, other: Step) -> bool:
         tolerance = self.case.tolerance.relative
-        return abs(again.loss - self.whole.loss) > tolerance * abs(self.whole.loss) or any(
-            bool(((again.gradients[n] - g).abs() > tolerance * g.abs().max()).any()) for n, g in self.whole.gradients.items()
+        return abs(one.loss - other.loss) > tolerance * abs(other.loss) or any(
+            bool(((one.gradients[n] - g).abs() > tolerance * g.abs().max()).any()) for n, g in other.gradients.items()
         )
 
-    def microbatch_by_microbatch(self, planned: list[RankStep]) -> Compared | None:
-        """The plan's step beside the owner's module on its micro-batches; buffers as every replica's own samples leave them."""
+    def microbatch_by_microbatch(self, planned: list[RankStep]) -> Compared:
+        """The plan's step beside the owner's module on its micro-batches; buffers as every replica's own samples leave them.
+
+        Where a micro-batch's loss has no weight of its own, the traced calls stand for the module, if they are what it does.
+        """
         case = self.case
         try:
             parts = case.parts()
         except Unsupported as error:
             self.notes.append(error.message)
-            return None
+            if not case.traced_as_owned():
+                self.notes.append("the traced calls are not the module's, on a micro-batch by itself")
+                return differences(case.layout, planned, self.whole, case.tolerance, case.kinds)
+            parts = case.counted_parts()
+        self.parts = parts = [replace(p, afresh=m == 0) for p, (_, m) in zip(parts, case.pieces(), strict=True)]
         together = case.owner.step(parts)
         steps = [together]
         if case.layout.data > 1 and together.buffers:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 
+from ...capture.regions import REGION
 from ...job import Training
 from ...plan.plan import TrainingLayout
 from ...plan.shards import local_values
@@ -16,11 +18,12 @@ from ..executor.executor import Executor, StepFailed
 from ..executor.lanes import fuse_lanes
 from ..executor.memory import RankMemory
 from ..executor.transport import Transport
-from ..steps.forward_graph import ForwardGraph
+from ..steps.forward_graph import OPAQUE, ForwardGraph
 from ..train.segments import RankModule, build_rank_module
 from ..train.update import Update, make_update
 from ..train.work import BatchSource, TrainingWork, gradient_bytes
 from .together import ranks_together
+from .widened import Widened
 
 __all__ = ["Held", "RankStep", "planned_step"]
 
@@ -36,12 +39,16 @@ class Held:
 
 @dataclass
 class RankStep:
-    """What a rank's step leaves. `loss`: as `TrainingWork.loss`; `buffers`: those that its segments use."""
+    """What a rank's steps leave. `losses`: of every step, as `TrainingWork.loss`; `buffers`: those that its segments use."""
 
-    loss: float | None
+    losses: list[float | None] = field(default_factory=list)
     gradients: list[Held] = field(default_factory=list)
     parameters: list[Held] = field(default_factory=list)
     buffers: dict[str, torch.Tensor] = field(default_factory=dict)
+
+    @property
+    def loss(self) -> float | None:
+        return self.losses[-1]
 
 
 def _watch(update: Update, module: RankModule, found: list[Held]) -> None:
@@ -65,13 +72,14 @@ def planned_step(
     orders: Sequence[Any] = fuse_lanes(program)
     trained = {name: p for name, p in parameters.items() if p.requires_grad}
     device = torch.device("cpu")
+    own_code = any(n.target in (REGION, OPAQUE) for n in graph.nodes)
 
     def body(rank: int, transport: Transport) -> RankStep:
         module = build_rank_module(
             graph, layout, rank, parameters, buffers, device=device, gradient_bytes=gradient_bytes(program, rank), opaque=opaque,
             precision=job.asked.precision,
         )  # fmt: skip
-        found = RankStep(None)
+        found = RankStep()
         update = make_update(job, [(p.name, tensor) for p, tensor, _ in module.updated()], whole=trained)
         _watch(update, module, found.gradients)
         work = TrainingWork(program, layout, rank, module, data, update, seed=seed)
@@ -80,8 +88,9 @@ def planned_step(
         for step in range(steps):
             found.gradients.clear()
             work.begin(step)
-            executor.run()
-        found.loss = work.loss()
+            with Widened() if dtype is torch.float64 and own_code else nullcontext():
+                executor.run()
+            found.losses.append(work.loss())
         found.parameters = [Held(p.name, piece.first if piece else 0, t.detach().reshape(-1).clone()) for p, t, piece in module.kept()]
         used = {id(c) for s in module.segments.values() for c in s.constants}
         found.buffers = {n: b for n, b in module.buffers.items() if id(b) in used}

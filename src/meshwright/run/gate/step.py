@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 
 import torch
@@ -13,6 +13,7 @@ from ...capture.precision import casting
 from ...capture.resolve import ModelSource, build_model, user_code
 from ...job import Training
 from ..train.update import make_update
+from .widened import Widened
 
 __all__ = ["Owner", "Part", "Step"]
 
@@ -29,11 +30,16 @@ class Step:
 
 @dataclass(frozen=True)
 class Part:
-    """Samples that go through the module together; `weight`: what their loss counts for; `random`: entered around the forward pass."""
+    """Samples that go through the module together; `weight`: what their loss counts for; `random`: entered around the forward pass.
+
+    `loss`: of (module, inputs), in place of the owner's own. `afresh`: buffers are what they were at first, as another replica has them.
+    """
 
     inputs: Sequence[torch.Tensor]
     weight: float = 1.0
     random: Callable[[], AbstractContextManager[object]] = field(default=nullcontext)
+    loss: Callable[[torch.nn.Module, Sequence[torch.Tensor]], torch.Tensor] | None = None
+    afresh: bool = False
 
 
 class Owner:
@@ -49,6 +55,12 @@ class Owner:
             source.module.double()
         return source
 
+    @contextmanager
+    def own_code(self) -> Iterator[None]:
+        """Around everything that runs the owner's code."""
+        with user_code(self.job.model, self.job.model.rpartition(":")[0]), Widened() if self.wide else nullcontext():
+            yield
+
     def parameters(self) -> Mapping[str, torch.Tensor]:
         return dict(self.initial.module.named_parameters())
 
@@ -59,16 +71,17 @@ class Owner:
         """The sum of the parts' weighted losses, before any training."""
         source, total = self.build(), 0.0
         objective = Objective(source.module, self.job.loss, calling=source.calling)
-        with user_code(self.job.model, self.job.model.rpartition(":")[0]), torch.no_grad():
+        with self.own_code(), torch.no_grad():
             for part in parts:
                 with part.random(), casting(self.job.asked.precision):
                     total += part.weight * float(objective(*(x.clone() for x in part.inputs)))
         return total
 
-    def step(self, parts: Sequence[Part]) -> Step:
+    def step(self, parts: Sequence[Part], *, jitter: float = 0.0) -> Step:
         """One optimizer step on the sum of the parts' weighted losses. Raises: CaptureError for what the owner's code raises.
 
-        Gradients are those before clipping, and with loss scaling those of the scaled loss.
+        Gradients are those before clipping, and with loss scaling those of the scaled loss. `jitter`: they are changed by so much, relative, before
+        the optimizer sees them.
         """
         source, total = self.build(), 0.0
         module = source.module
@@ -76,14 +89,21 @@ class Owner:
         update = make_update(self.job, list(module.named_parameters()))
         scale = update.scaler.scale if update.scaler is not None else 1.0
         update.optimizer.zero_grad()
-        with user_code(self.job.model, self.job.model.rpartition(":")[0]):
+        first = {n: b.detach().clone() for n, b in module.named_buffers()}
+        with self.own_code():
             for part in parts:
+                for n, b in module.named_buffers() if part.afresh else ():
+                    b.data.copy_(first[n])
                 with part.random(), casting(self.job.asked.precision):
-                    loss = objective(*(x.clone() for x in part.inputs)) * part.weight
+                    inputs = [x.clone() for x in part.inputs]
+                    loss = (objective(*inputs) if part.loss is None else part.loss(module, inputs)) * part.weight
                 if loss.requires_grad:
                     (loss * scale).backward()
                 total += float(loss.detach())
             gradients = {n: p.grad.clone() for n, p in module.named_parameters() if p.grad is not None}
             trained = [p for p in module.parameters() if p.grad is not None]
+            generator = torch.Generator().manual_seed(0)
+            for p in trained if jitter else ():
+                p.grad += p.grad.abs().max() * jitter * torch.randn(p.grad.shape, generator=generator, dtype=p.grad.dtype)
             update.clipped_step(trained, lambda: torch.nn.utils.get_total_norm([p.grad for p in trained]))
         return Step(total, gradients, dict(module.named_buffers()), {n: p.detach() for n, p in module.named_parameters()})

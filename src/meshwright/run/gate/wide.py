@@ -14,7 +14,6 @@ import msgspec
 import numpy as np
 import torch
 
-from ...capture.regions import REGION
 from ...plan.plan import TrainingLayout
 from ...program.program import Program
 from ..steps.forward_graph import ForwardGraph, ForwardNode, TensorInfo
@@ -22,6 +21,7 @@ from ..steps.forward_graph import ForwardGraph, ForwardNode, TensorInfo
 __all__ = ["can_widen", "wide_graph", "wide_layout", "wide_program"]
 
 NARROW, WIDE = "float32", "float64"
+FILLS = ("zeros", "ones", "full", "empty", "eye", "arange", "linspace", "logspace", "scalar_tensor")
 WHOLE_VALUES = ("act", "grad", "actsum", "actall", "actagain", "gradall", "gradpart")
 
 
@@ -32,8 +32,7 @@ def can_widen(layout: TrainingLayout, graph: ForwardGraph, tensors: Iterable[tor
     kinds |= set(_dtypes([n.args for n in graph.nodes])) | set(_dtypes([n.kwargs for n in graph.nodes]))
     floating = {k for k in kinds if getattr(torch, k).is_floating_point or getattr(torch, k).is_complex}
     planned = any(s.step is not None for s in layout.segments) or any(b.codec for b in layout.buckets)
-    regions = any(n.target == REGION for n in graph.nodes)  # modules as they are, with the precision that they have
-    return floating <= {NARROW} and not planned and not regions
+    return floating <= {NARROW} and not planned
 
 
 def wide_layout(layout: TrainingLayout) -> TrainingLayout:
@@ -60,7 +59,10 @@ def wide_graph(graph: ForwardGraph) -> ForwardGraph:
         return TensorInfo(x.shape, WIDE) if x is not None and x.dtype == NARROW else x
 
     def node(n: ForwardNode) -> ForwardNode:
-        return msgspec.structs.replace(n, args=_wide(n.args), kwargs=_wide(n.kwargs), outputs=tuple(map(info, n.outputs)))
+        kwargs = _wide(n.kwargs)
+        if n.target.split(".")[1:2] and n.target.split(".")[1] in FILLS and n.outputs[0] is not None and n.outputs[0].dtype == NARROW:
+            kwargs["dtype"] = {"dtype": WIDE}  # where none was named, it is torch's default
+        return msgspec.structs.replace(n, args=_wide(n.args), kwargs=kwargs, outputs=tuple(map(info, n.outputs)))
 
     constants = {k: msgspec.structs.replace(c, dtype=WIDE) if c.dtype == NARROW else c for k, c in graph.constants.items()}
     inputs = tuple(TensorInfo(x.shape, WIDE if x.dtype == NARROW else x.dtype) for x in graph.inputs)
@@ -77,7 +79,7 @@ def _wide(value: Any) -> Any:
 
 def _dtypes(value: Any) -> Iterable[str]:
     if isinstance(value, dict):
-        if set(value) == {"dtype"}:
+        if isinstance(value.get("dtype"), str):
             yield value["dtype"]
         else:
             for v in value.values():

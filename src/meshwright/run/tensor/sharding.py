@@ -114,4 +114,7 @@ def check_gradients(
                 hint="end the split segment before it, or list it in sum_grads",
             )
         if name in wanted and name in partial_grad and not is_partial:
-            raise Unsupported(f"the gradient of {name!r} is whole on every rank; summing it would multiply it", hint="take it out of sum_grads")
+            raise Unsupported(
+                f"the gradient of {name!r} is whole on every rank; summing it would multiply it",
+                hint="take it out of sum_grads; plan with --sequence-parallel off or --tp 1",
+            )

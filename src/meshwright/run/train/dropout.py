@@ -267,7 +267,10 @@ class SerialDraws(_Intercept):
         if self.places is None:
             raise PlacesUnknown
         if self.count >= len(self.places):
-            raise Unsupported("the model draws random bits where its traced calls do not", hint="draw them with torch.nn.functional.dropout")
+            raise Unsupported(
+                "the model draws random bits where its traced calls do not",
+                hint="draw them with torch.nn.functional.dropout, in a module that is not kept whole",
+            )
         place = self.places[self.count]
         self.count += 1
         return keep_mask(self.draws, place, keep, shape, [[(0, d)] for d in shape], device)

@@ -29,7 +29,7 @@ from .segment_module import SegmentModule
 from .segment_step import planned_segment
 from .sharded_state import ParameterGroup, ParameterShard
 
-__all__ = ["SegmentBuilder", "example_tensors"]
+__all__ = ["SegmentBuilder", "example_tensors", "is_random"]
 
 
 def example_tensors(
@@ -94,7 +94,7 @@ class SegmentBuilder:
             inputs=tuple(int(v[6:]) for v in fixed if v.startswith("input:")),
             constants=tuple(values),
             differentiable=tuple(self.differentiable.get(v, True) for v in segment.reads),
-            random=any(_is_random(n) and n.name not in self.places for n in nodes),
+            random=any(is_random(n) and n.name not in self.places for n in nodes),
             draws=self.draws if any(n.name in self.places for n in nodes) else None,
             split=segment.split,
             twice=self.layout.split_backward,
@@ -263,7 +263,8 @@ class SegmentBuilder:
         return getattr(torch, info.dtype) if info else torch.float32
 
 
-def _is_random(node: ForwardNode) -> bool:
+def is_random(node: ForwardNode) -> bool:
+    """Whether a call draws random numbers, or may: a module that runs as it is."""
     if node.target == "getitem" or node.target in FUNCTIONS:
         return False
     if node.target in (OPAQUE, REGION) or draws_bits(node):
