@@ -35,9 +35,12 @@ class Entry(NamedTuple):
 
 
 class LayerTime(NamedTuple):
+    """`weights_s`: part of the backward that only the weights' gradients need."""
+
     forward_s: float
     backward_s: float
     update_s: float
+    weights_s: float = 0.0
 
 
 class LayerSize(NamedTuple):
@@ -45,6 +48,7 @@ class LayerSize(NamedTuple):
 
     `state_bytes`: of weights, gradients and optimizer where they are not a fixed number per parameter (sharded states); -1: they are.
     `working_bytes`: beside what is kept, while this layer's backward runs (recomputed values); of one layer at a time.
+    `left_values`: left by the input's gradient for that of the weights, where a schedule parts them, per sample.
     """
 
     parameters: float
@@ -52,6 +56,7 @@ class LayerSize(NamedTuple):
     output_values: float
     state_bytes: float = -1.0
     working_bytes: float = 0.0
+    left_values: float = 0.0
 
 
 class ProfileEntryMissing(Infeasible):
@@ -145,7 +150,7 @@ class LayerProfile:
         if count < 1 or not 0 <= first <= self.layers - count:
             raise UsageError(f"layers {first} to {first + count - 1} do not exist", where=self.model, hint=f"layers are 0-{self.layers - 1}")
         rows = self.times[entry][first : first + count]
-        return LayerTime(math.fsum(r.forward_s for r in rows), math.fsum(r.backward_s for r in rows), math.fsum(r.update_s for r in rows))
+        return LayerTime(*(math.fsum(column) for column in zip(*rows, strict=True)))
 
     def size(self, tensor: int, layer: int) -> LayerSize:
         """Sizes of one layer on one rank; where only other degrees are known, parameters and kept values are divided by the ratio of degrees.

@@ -45,7 +45,7 @@ def _neighbours(problem: Problem, c: Candidate, choices: list[LayerChoice]) -> I
     anew = with_best_choices(problem, c, choices, c.source + ", refined")
     if anew is not None:
         yield anew
-    layers = [s.layers for s in c.layout.stages]
+    layers = [count for _, _, count in c.layout.pieces]
     for s in range(len(layers) - 1):
         for step in MOVED_LAYERS:
             for a, z in ((s, s + 1), (s + 1, s)):
@@ -61,5 +61,11 @@ def _neighbours(problem: Problem, c: Candidate, choices: list[LayerChoice]) -> I
 
 
 def _with_layers(layout: ProfiledLayout, layers: list[int]) -> ProfiledLayout:
-    stages = tuple(msgspec.structs.replace(s, layers=n) for s, n in zip(layout.stages, layers, strict=True))
-    return msgspec.structs.replace(layout, stages=stages)
+    """`layers` of every piece."""
+    held, schedule = [0] * len(layout.stages), layout.schedule
+    for (s, _, _), n in zip(layout.pieces, layers, strict=True):
+        held[s] += n
+    stages = tuple(msgspec.structs.replace(s, layers=n) for s, n in zip(layout.stages, held, strict=True))
+    if schedule is not None:
+        schedule = msgspec.structs.replace(schedule, layers=tuple(layers))
+    return msgspec.structs.replace(layout, stages=stages, schedule=schedule)
