@@ -36,7 +36,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--budget", type=float, default=0.0, help="the most a step may cost, in the unit of --price (default 0: anything)")
     parser.add_argument("--min-throughput", type=float, default=0.0, metavar="S", help="the least samples per second")
     parser.add_argument("--methods", default="", help="names by commas, of `strategies list layout` (default: all)")
-    parser.add_argument("--schedules", default="", help="pipeline schedules allowed beside 1F1B, by commas, of `strategies list pipeline` (default: all)")
+    parser.add_argument("--schedules", default="", help="allowed beside 1F1B, names by commas, of `strategies list pipeline` (default: all)")
     parser.add_argument("--set", action="append", default=[], metavar="FIELD=VALUE", help="of the runtime, see docs/profiles.md")
     parser.add_argument("--show", type=int, default=8, help="runners-up to print (default 8)")
     parser.add_argument("--out", "-o", type=Path, help="write the fastest layout that `train run` can execute as a training plan")

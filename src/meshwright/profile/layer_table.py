@@ -28,7 +28,8 @@ __all__ = ["COLUMNS", "LayerChoice", "LayerRow", "LayerTable", "Recompute", "Sta
 F64 = NDArray[np.float64]
 Recompute = Literal["none", "selective", "full"]
 RECOMPUTE: tuple[Recompute, ...] = ("none", "selective", "full")
-PLAIN = ("forward_s", "backward_s", "update_s", "weights_s", "parameters", "output_bytes", "left_bytes")  # of a row: what no choice of recomputation changes
+# of a row: what no choice of recomputation changes
+PLAIN = ("forward_s", "backward_s", "update_s", "weights_s", "parameters", "output_bytes", "left_bytes")
 # of a layer on a rank; wire: what its gradient ring counts, working: beside what is kept, while its backward runs; weights: part of the backward
 # that only gradients of weights need, left: what waits for it where a schedule parts the two
 COLUMNS = (
@@ -145,7 +146,8 @@ class LayerTable:
         if rest or entry.microbatch % inner:
             raise UsageError(f"{entry} cannot be shared {inner} x tensor {tensor}", where=self.model, hint="degrees and samples must divide")
         rows = self.row(Entry(entry.device, entry.microbatch // inner, tensor))
-        forward_s, backward_s, update_s, weights_s, parameters, output_bytes, left_bytes = (np.array([getattr(r, name) for r in rows]) for name in PLAIN)
+        plain = (np.array([getattr(r, name) for r in rows]) for name in PLAIN)
+        forward_s, backward_s, update_s, weights_s, parameters, output_bytes, left_bytes = plain
         i = RECOMPUTE.index(choice.recompute)
         most_bytes, kept_bytes = (np.array([r.kept_bytes[k] for r in rows]) for k in (0, i))
         backward_s = backward_s + np.array([r.again_s[i] for r in rows])

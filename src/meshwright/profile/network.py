@@ -87,9 +87,9 @@ class ProfiledLayout(_Record, frozen=True, kw_only=True):
                 raise UsageError("tensor degrees must be >= 1", where=f"{self.name or 'layout'}: stages[{i}].replicas")
         if self.schedule is not None:
             held = [0] * len(self.stages)
-            for n, stage in zip(self.schedule.layers, self.schedule.stage_of, strict=False):
-                if 0 <= stage < len(held):
-                    held[stage] += n
+            for n, s in zip(self.schedule.layers, self.schedule.stage_of, strict=False):
+                if 0 <= s < len(held):
+                    held[s] += n
             whole = len(self.schedule.layers) == len(self.schedule.stage_of) and min(self.schedule.layers, default=0) > 0
             if not whole or held != [s.layers for s in self.stages]:
                 message = f"its pieces give the stages {held} layers, these have {[s.layers for s in self.stages]}"

@@ -127,13 +127,14 @@ class LayoutSchedules:
             self._planned[key] = self._plan(made, stages, microbatches, ratio, listed)
         return self._planned[key]
 
-    def _plan(self, made: PipelineStrategy, stages: int, microbatches: int, ratio: tuple[int, ...], listed: bool) -> ClockedOrders | None:
+    def _plan(self, made: Any, stages: int, microbatches: int, ratio: tuple[int, ...], listed: bool) -> ClockedOrders | None:
         actions = (3 if listed else 2) * stages * made.traits.stages_per_device * microbatches
         if actions > MAX_ACTIONS or (listed and self.listed_actions + actions > MAX_LISTED_ACTIONS):
             return None
         if listed:
             self.listed_actions += actions
-        quick: Any = replace(made, tries=0) if any(f.name == "tries" for f in fields(made)) else made  # type: ignore[arg-type]
+        annealed = any(f.name == "tries" for f in fields(made))
+        quick = replace(made, tries=0) if annealed else made
         problem = PipelineProblem.of(stages, microbatches, forward_s=ratio[0], input_grad_s=ratio[1], weight_grad_s=ratio[2])
         try:
             return ClockedOrders.of(quick.plan(problem, rng=np.random.default_rng(0)))

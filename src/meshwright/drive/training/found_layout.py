@@ -1,9 +1,9 @@
 """A layout that the search found, as a training plan that runs: what of it `train run` cannot do, and the plan where there is nothing.
 
-The plan goes the way of `train plan`: the found degrees, schedule, borders of stages and pieces, sharding level and recomputation are fixed, the layout is built from the
-operator graph, lowered, placed, simulated and checked. On devices of unlike speed the plan divides micro-batches and tensor shares by itself, and
-stages too where that is faster than with the found borders. Where layers recompute differently, the plan chooses again (`auto`: what fits, at
-least time). What the search assumed beyond that (precision, messages, update) is not in it: its time is the plan's own.
+The plan goes the way of `train plan`: the found degrees, schedule, borders of stages and pieces, sharding level and recomputation are fixed, the
+layout is built from the operator graph, lowered, placed, simulated and checked. On devices of unlike speed the plan divides micro-batches and tensor
+shares by itself, and stages too where that is faster than with the found borders. Where layers recompute differently, the plan chooses again (`auto`:
+what fits, at least time). What the search assumed beyond that (precision, messages, update) is not in it: its time is the plan's own.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Candidates with other pipeline schedules than 1F1B: interleaved, breadth-first, zero-bubble, V-shaped, on the degrees that others proposed.
 
-Cite: Narayanan et al., SC 2021 (degrees and interleaving searched together). Left open there: which degrees are worth it, and schedules that came later.
+Cite: Narayanan et al., SC 2021 (degrees and interleaving together). Left open there: which degrees are worth it, and schedules that came later.
 Our answer: every schedule of the pipeline decision, by its orders and a layout's own seconds; degrees in the order of the least time that any
 schedule could take on them (all stages busy from start to end), as long as that is near the best found so far.
 Stages are cut into the schedule's pieces so that the longest piece is as short as can be. Per degrees and choice the fastest that fits is proposed.

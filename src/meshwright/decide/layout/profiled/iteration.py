@@ -17,6 +17,7 @@ from typing import Literal
 import numpy as np
 
 from ....cost import Cost, Evidence, Priced, Transport
+from ....errors import UsageError
 from ....plan.orders import one_f_one_b_order
 from ....profile.layer_profile import Entry, LayerProfile
 from ....profile.network import PieceOrder, ProfiledLayout, Replica, TrainingRuntime
@@ -151,7 +152,7 @@ def _buffer_sizes(
             state_bytes, kept_bytes = memory[replica]
             each = [[kept_bytes]]
             if layout.schedule is not None:
-                each = [_piece_bytes(profile, layout, runtime, s, replica, what) for what in ("saved", "left")[: 1 + _parted(orders)]]
+                each = [_piece_bytes(profile, layout, runtime, s, replica, left=left) for left in (False, True)[: 1 + _parted(orders)]]
             sizes += [max(1, state_bytes), *(max(1, x) for row in each for x in row for _ in range(layout.microbatches[d]))]
     for d in range(data):
         for (s, _, _), (onto, first, _) in pairwise(layout.pieces):
@@ -172,14 +173,14 @@ def _parted(orders: PieceOrder | None) -> bool:
 
 
 def _piece_bytes(
-    profile: LayerProfile, layout: ProfiledLayout, runtime: TrainingRuntime, stage: int, replica: Replica, what: Literal["saved", "left"]
+    profile: LayerProfile, layout: ProfiledLayout, runtime: TrainingRuntime, stage: int, replica: Replica, *, left: bool
 ) -> list[int]:
-    """Bytes that every piece of a stage keeps of a micro-batch, or leaves for its weights' gradient."""
+    """Bytes that every piece of a stage keeps of a micro-batch, or (`left`) leaves for its weights' gradient."""
     found = []
     for s, first, count in layout.pieces:
         if s == stage:
             sizes = [profile.size(replica.tensor, layer) for layer in range(first, first + count)]
-            values = sum(x.saved_values if what == "saved" else x.left_values for x in sizes)
+            values = sum(x.left_values if left else x.saved_values for x in sizes)
             found.append(round(values * runtime.saved_bytes_per_value * layout.microbatch))
     return found
 

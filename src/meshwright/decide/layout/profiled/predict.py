@@ -147,17 +147,19 @@ def _closed_form_s(profile: LayerProfile, layout: ProfiledLayout, runtime: Train
     found, pieces = [], len(layout.pieces) // len(layout.stages)
     for d, count in enumerate(layout.microbatches):
         sums = [f + b for f, b in _times(profile, layout, runtime, d)]
-        found.append((sum(sums) - max(sums)) / pieces + count * max(sums) if pieces > 1 else sum(sums) + (count - 1) * max(sums))
+        textbook = sum(sums) + (count - 1) * max(sums)
+        found.append(textbook if pieces == 1 else (sum(sums) - max(sums)) / pieces + count * max(sums))
     return max(found)
 
 
 def _assumptions(profile: LayerProfile, layout: ProfiledLayout, runtime: TrainingRuntime) -> list[str]:
     nics = f"{runtime.nics_per_server} NICs per server, shared" if runtime.nics_per_server else "a NIC per GPU"
+    order = layout.schedule.name if layout.schedule is not None else "1F1B"
     sends = "all" if runtime.activation_copies == "whole" else "its part"
     when = "during the last backward" if runtime.overlap_gradients else "after the last backward"
     overheads = f"{runtime.per_action_s:g} s per action, {runtime.per_message_s:g} s per message, {runtime.per_iteration_s:g} s per iteration"
     said = [
-        f"{layout.schedule.name if layout.schedule is not None else '1F1B'}, {runtime.p2p} sends in {runtime.activation_bytes_per_value:g} B per value, every tensor rank sends {sends}",
+        f"{order}, {runtime.p2p} sends in {runtime.activation_bytes_per_value:g} B per value, every tensor rank sends {sends}",
         nics,
         f"gradients in {runtime.gradient_bytes_per_value:g} B, ring all-reduce {when}",
         f"update time is per {runtime.update}",
