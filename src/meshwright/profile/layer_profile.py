@@ -239,7 +239,8 @@ class LayerProfile:
 def _between(microbatch: int, known: list[tuple[int, LayerTime]]) -> LayerTime:
     if len(known) == 1:
         m, row = known[0]
-        return LayerTime(row.forward_s * microbatch / m, row.backward_s * microbatch / m, row.update_s)
+        forward_s, backward_s, weights_s = (x * microbatch / m for x in (row.forward_s, row.backward_s, row.weights_s))
+        return LayerTime(forward_s, backward_s, row.update_s, weights_s)
     (a, ra), (b, rb) = known
     part = (microbatch - a) / (b - a)
 
@@ -247,4 +248,4 @@ def _between(microbatch: int, known: list[tuple[int, LayerTime]]) -> LayerTime:
         low = min(x, y) * min(1.0, microbatch / b if microbatch > b else microbatch / a)  # a falling line never reaches zero
         return max(x + part * (y - x), low if part < 0 else min(x, y) if part > 1 else 0.0)
 
-    return LayerTime(at(ra.forward_s, rb.forward_s), at(ra.backward_s, rb.backward_s), at(ra.update_s, rb.update_s))
+    return LayerTime(*map(at, ra, rb))
