@@ -47,7 +47,8 @@ def _neighbours(problem: Problem, c: Candidate, choices: list[LayerChoice]) -> I
         yield anew
     layers = [count for _, _, count in c.layout.pieces]
     for s in range(len(layers) - 1):
-        for step in MOVED_LAYERS:
+        # a schedule's pieces are many and small: one layer at a time, and choices are made anew only for the borders as they are
+        for step in MOVED_LAYERS if c.layout.schedule is None else MOVED_LAYERS[:1]:
             for a, z in ((s, s + 1), (s + 1, s)):
                 if layers[a] > step:
                     moved = layers.copy()
@@ -55,7 +56,8 @@ def _neighbours(problem: Problem, c: Candidate, choices: list[LayerChoice]) -> I
                     moved[z] += step
                     shifted = replace(c, layout=_with_layers(c.layout, moved), source=c.source.removesuffix(", refined") + ", refined")
                     yield shifted
-                    again = with_best_choices(problem, shifted, choices, shifted.source) if len(set(c.choices)) > 1 else None
+                    anew_too = len(set(c.choices)) > 1 and c.layout.schedule is None
+                    again = with_best_choices(problem, shifted, choices, shifted.source) if anew_too else None
                     if again is not None:
                         yield again
 
