@@ -33,7 +33,12 @@ CASES: dict[str, tuple[str, str, int, tuple[int, ...], float, float | None, floa
     "175B on 1024 A100, weights stay": ("gpt3_175b", "dgx-a100:128", 1536, (0, 1), 60, 0.20, 0.08),
     "13B on 16 H100, 24 A100, 24 V100": ("gpt_13b", "three kinds", 1024, (0, 1, 2, 3), 120, 0.20, 0.08),
     "13B on 16 H100, 24 A100, 24 V100, weights stay": ("gpt_13b", "three kinds", 1024, (0, 1), 120, None, None),
+    "Llama 8B on 16 H100": ("llama_8b", "dgx-h100:2", 256, (0, 1, 2, 3), 20, 0.20, 0.08),
+    "Llama 70B on 512 H100": ("llama_70b", "dgx-h100:64", 512, (0, 1, 2, 3), 60, 0.20, 0.08),
+    "Llama 405B on 16,384 H100": ("llama_405b", "dgx-h100:2048", 2048, (0, 1, 2, 3), 180, 0.20, 0.08),
 }
+# As published: degrees of the run and its share of the peak ("The Llama 3 Herd of Models", arXiv:2407.21783, table 4: 16M tokens a step, 8,192 each).
+PUBLISHED = {"Llama 405B on 16,384 H100": ("dp128 tp8 pp16", 0.41)}
 BOXES = (("h100", 2, 450 * 10**9, 50 * 10**9), ("a100", 3, 300 * 10**9, 25 * 10**9), ("v100", 3, 150 * 10**9, 12_500_000_000))
 
 
@@ -69,7 +74,7 @@ def three_kinds() -> Fabric:
 
 def measure(case: str) -> dict[str, Any]:
     model, spec, batch, levels, _, _, _ = CASES[case]
-    source = Path(__file__) if model == "gpt_13b" else EXAMPLES / "gpt.py"
+    source = Path(__file__) if model == "gpt_13b" else EXAMPLES / ("llama.py" if model.startswith("llama") else "gpt.py")
     start, wall = time.process_time(), time.monotonic()
     graph = capture(f"{source}:{model}")
     capture_cpu_s, capture_wall_s = time.process_time() - start, time.monotonic() - wall
@@ -81,7 +86,16 @@ def measure(case: str) -> dict[str, Any]:
     universal, family = found.bounds.gaps(best.time_s)
     assert best.prediction is not None
     layout = best.candidate.layout
+    degrees = [" ".join(j.candidate.layout.name.split()[:3]) for j in found.ranked]
+    flops = result.problem.table.sample_flops * batch
+    peak = sum((p.kind.device.flops.get("bf16") or p.kind.device.flops["fp16"]) * p.kind.devices for p in result.problem.pools)
+    ranks = {name: i for i, name in reversed(list(enumerate(dict.fromkeys(degrees), 1)))}
     return {
+        "ranked": [
+            {"name": j.candidate.layout.name, "time_s": j.time_s, "mfu": flops / j.time_s / peak, "GiB": max(j.prediction.memory_peak_bytes) / 2**30}
+            for j in found.ranked[:12] if j.prediction is not None
+        ],
+        "ranks": ranks,
         "capture_cpu_s": capture_cpu_s, "capture_wall_s": capture_wall_s, "cpu_s": cpu_s, "wall_s": wall_s, "peak_bytes": memory_high_water_bytes(),
         "counts": dict(found.counts), "time_s": best.time_s, "universal_s": found.bounds.universal_s, "family_s": found.bounds.family_s,
         "universal_gap": universal, "family_gap": family, "layout": layout.name, "source": best.candidate.source,
@@ -95,7 +109,7 @@ def main() -> None:
     for case, (model, spec, batch, levels, limit_s, universal, family) in CASES.items():
         m = fresh("layout_search", case, timeout_s=1200)
         facts = {"model": model, "fabric": spec, "global_batch": batch, "levels": list(levels)}
-        shown = ("counts", "layout", "source", "stages", "microbatches", "choices", "time_s", "universal_s", "family_s", "memory_bytes")
+        shown = ("counts", "layout", "source", "stages", "microbatches", "choices", "time_s", "universal_s", "family_s", "memory_bytes", "ranked")
         rows += [
             {"what": f"{case}: search", "value": round(m["cpu_s"], 2), "unit": "processor s", "limit": limit_s, "wall_s": round(m["wall_s"], 2),
              "peak_bytes": m["peak_bytes"], **facts, **{k: m[k] for k in shown}},
@@ -103,7 +117,16 @@ def main() -> None:
             {"what": f"{case}: gap to the universal bound", "value": round(m["universal_gap"], 4), "unit": "share"} | _limit(universal),
             {"what": f"{case}: gap to the family bound", "value": round(m["family_gap"], 4), "unit": "share"} | _limit(family),
         ]  # fmt: skip
-        for row in rows[-4:]:
+        if case in PUBLISHED:
+            degrees, mfu = PUBLISHED[case]
+            ours = next((r for r in m["ranked"] if r["name"].startswith(degrees)), None)
+            rows += [
+                {"what": f"{case}: place of the published degrees ({degrees}) among degrees", "value": m["ranks"].get(degrees, 0), "unit": "place",
+                 "limit": 3},
+                {"what": f"{case}: MFU predicted of them over that published ({mfu})", "value": round(ours["mfu"] / mfu, 3) if ours else 0.0,
+                 "unit": "ratio", "layout": ours["name"] if ours else ""},
+            ]  # fmt: skip
+        for row in rows[-6 if case in PUBLISHED else -4 :]:
             print(f"{row['what']}: {row['value']} {row['unit']}" + (f" (limit {row['limit']})" if "limit" in row else ""), flush=True)
         print(f"  {m['counts']['candidates']} candidates, {m['counts']['simulated']} simulated; {m['layout']}, {m['time_s']:.4g} s", flush=True)
         record("layout_search", rows)

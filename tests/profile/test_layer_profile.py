@@ -53,14 +53,14 @@ def test_interpolation_is_exact_on_lines_and_marked(offset, slope, at):
 
 def test_one_measured_size_gives_proportion_and_other_degrees_nothing():
     p = LayerProfile(model="m", layers=1, times={Entry("a", 2, 1): (LayerTime(1.0, 2.0, 0.5),)})
-    assert p.completed([Entry("a", 4, 1)]).times[Entry("a", 4, 1)] == ((2.0, 4.0, 0.5),)
+    assert p.completed([Entry("a", 4, 1)]).times[Entry("a", 4, 1)] == ((2.0, 4.0, 0.5, 0.0),)
     with pytest.raises(ProfileEntryMissing):
         p.completed([Entry("a", 2, 4)])
 
 
 def test_a_falling_line_stays_positive():
     p = LayerProfile(model="m", layers=1, times={Entry("a", m, 1): (LayerTime(t, t, t),) for m, t in ((1, 4.0), (2, 1.0))})
-    assert all(0 < x <= 1 for x in p.completed([Entry("a", 64, 1)]).times[Entry("a", 64, 1)][0])
+    assert all(0 < x <= 1 for x in p.completed([Entry("a", 64, 1)]).times[Entry("a", 64, 1)][0][:3])
 
 
 def test_findings():
@@ -117,7 +117,7 @@ def test_rates_that_are_not_there():
 # ---- layouts and runtimes ----------------------------------------------------------------------------------------------
 def test_layouts():
     layout = ProfiledLayout.uniform((3, 2, 1), device="A100", data=2, tensor=4, microbatch=2, microbatches=8)
-    assert (layout.gpus, layout.global_batch, layout.data, layout.first_layer(2)) == (24, 32, 2, 5) and layout.entries() == (Entry("A100", 2, 4),)
+    assert (layout.gpus, layout.global_batch, layout.data, layout.layers_of(2)[0]) == (24, 32, 2, 5) and layout.entries() == (Entry("A100", 2, 4),)
     assert MeasuredRun(layout=layout, time_s=1.0).memory_peak_bytes == ()
 
 

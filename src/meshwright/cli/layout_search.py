@@ -36,6 +36,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--budget", type=float, default=0.0, help="the most a step may cost, in the unit of --price (default 0: anything)")
     parser.add_argument("--min-throughput", type=float, default=0.0, metavar="S", help="the least samples per second")
     parser.add_argument("--methods", default="", help="names by commas, of `strategies list layout` (default: all)")
+    parser.add_argument("--schedules", default="", help="allowed beside 1F1B, names by commas, of `strategies list pipeline` (default: all)")
     parser.add_argument("--set", action="append", default=[], metavar="FIELD=VALUE", help="of the runtime, see docs/profiles.md")
     parser.add_argument("--show", type=int, default=8, help="runners-up to print (default 8)")
     parser.add_argument("--out", "-o", type=Path, help="write the fastest layout that `train run` can execute as a training plan")
@@ -69,7 +70,7 @@ def run(args: argparse.Namespace) -> Result:
         memory_bytes=size_bytes(args.memory, "--memory") if args.memory else 0, demands=demands,
         methods=args.methods.split(",") if args.methods else (), adjust=lambda runtime: with_settings(runtime, args.set),
         levels=_whole(args.levels, "--levels"), sharding_messages=args.sharding_messages,
-        recompute=[x for x in args.recompute.split(",") if x],
+        recompute=[x for x in args.recompute.split(",") if x], schedules=[x for x in args.schedules.split(",") if x],
     )  # fmt: skip
     document, text = document_of(found, args.show), text_of(found, args.show)
     if args.out is not None:
@@ -160,9 +161,10 @@ def _row(found: LayoutFindings, j: Judged) -> dict[str, Any]:
     import msgspec
 
     c, d = j.candidate, found.demands
+    layout = {k: v for k, v in msgspec.to_builtins(c.layout).items() if k != "schedule" or v is not None}
     row: dict[str, Any] = {
         "name": c.layout.name, "source": c.source, "time_s": j.time_s, "closed_form_s": j.estimate.time_s, "why": j.why,
-        "layout": msgspec.to_builtins(c.layout), "choices": _runs(found, j),
+        "layout": layout, "choices": _runs(found, j),
         "prediction": j.prediction.to_json() if j.prediction is not None else None,
     }  # fmt: skip
     if d.price_per_hour:
@@ -175,9 +177,8 @@ def _row(found: LayoutFindings, j: Judged) -> dict[str, Any]:
 def _runs(found: LayoutFindings, j: Judged) -> list[dict[str, Any]]:
     """Layers with the same choice in the same stage, together."""
     rows: list[dict[str, Any]] = []
-    at = 0
-    for s, stage in enumerate(j.candidate.layout.stages):
-        for layer in range(at, at + stage.layers):
+    for s in range(len(j.candidate.layout.stages)):
+        for layer in j.candidate.layout.layers_of(s):
             choice = j.candidate.choices[layer]
             last = rows[-1] if rows else None
             if last is not None and last["stage"] == s and (last["recompute"], last["sharding"]) == (choice.recompute, choice.sharding):
@@ -185,7 +186,6 @@ def _runs(found: LayoutFindings, j: Judged) -> list[dict[str, Any]]:
             else:
                 first = found.problem.table.names[layer]
                 rows.append({"stage": s, "first": first, "layers": 1, "recompute": choice.recompute, "sharding": choice.sharding})
-        at += stage.layers
     return rows
 
 

@@ -68,7 +68,7 @@ def server_kinds(fabric: Fabric) -> tuple[ServerKind, ...]:
     if not fabric.devices:
         raise UsageError("the fabric has no devices", where=fabric.name)
     servers = _servers(fabric)
-    nics = {name: _nics(fabric, name, members) for name, members in servers.items()}
+    nics = _nics(fabric, servers)
     zones = _zones(fabric, servers, nics)
     labels = _labels(fabric, servers, nics)
     found: dict[tuple[str, str], list[str]] = {}
@@ -137,14 +137,16 @@ def _signature(d: Device) -> tuple[object, ...]:
     return (d.kind, d.memory_bytes, d.memory_bandwidth_Bps, tuple(sorted(d.flops.items())), d.cpu_share)
 
 
-def _nics(fabric: Fabric, server: str, members: Sequence[int]) -> tuple[int, int]:
-    """(number, bytes/s of one) of the places where traffic leaves a server."""
-    own = {fabric.devices[i].name for i in members} | {s.name for s in fabric.switches if s.group and s.group == fabric.devices[members[0]].group}
-    out: Counter[str] = Counter()
+def _nics(fabric: Fabric, servers: Mapping[str, Sequence[int]]) -> dict[str, tuple[int, int]]:
+    """(number, bytes/s of one) of the places where traffic leaves every server."""
+    server_of = {fabric.devices[i].name: name for name, members in servers.items() for i in members}
+    of_group = {fabric.devices[members[0]].group: name for name, members in servers.items()}
+    server_of |= {s.name: of_group[s.group] for s in fabric.switches if s.group and s.group in of_group}
+    out: dict[str, Counter[str]] = {name: Counter() for name in servers}
     for link in fabric.links:
-        if link.src in own and link.dst not in own:
-            out[link.src] += link.rate_Bps
-    return (len(out), min(out.values())) if out else (0, 0)
+        if (source := server_of.get(link.src)) is not None and source != server_of.get(link.dst):
+            out[source][link.src] += link.rate_Bps
+    return {name: (len(x), min(x.values())) if x else (0, 0) for name, x in out.items()}
 
 
 def _group(fabric: Fabric, name: str) -> str:

@@ -35,9 +35,12 @@ class Entry(NamedTuple):
 
 
 class LayerTime(NamedTuple):
+    """`weights_s`: part of the backward that only the weights' gradients need."""
+
     forward_s: float
     backward_s: float
     update_s: float
+    weights_s: float = 0.0
 
 
 class LayerSize(NamedTuple):
@@ -45,6 +48,7 @@ class LayerSize(NamedTuple):
 
     `state_bytes`: of weights, gradients and optimizer where they are not a fixed number per parameter (sharded states); -1: they are.
     `working_bytes`: beside what is kept, while this layer's backward runs (recomputed values); of one layer at a time.
+    `left_values`: left by the input's gradient for that of the weights, where a schedule parts them, per sample.
     """
 
     parameters: float
@@ -52,6 +56,7 @@ class LayerSize(NamedTuple):
     output_values: float
     state_bytes: float = -1.0
     working_bytes: float = 0.0
+    left_values: float = 0.0
 
 
 class ProfileEntryMissing(Infeasible):
@@ -145,7 +150,7 @@ class LayerProfile:
         if count < 1 or not 0 <= first <= self.layers - count:
             raise UsageError(f"layers {first} to {first + count - 1} do not exist", where=self.model, hint=f"layers are 0-{self.layers - 1}")
         rows = self.times[entry][first : first + count]
-        return LayerTime(math.fsum(r.forward_s for r in rows), math.fsum(r.backward_s for r in rows), math.fsum(r.update_s for r in rows))
+        return LayerTime(*(math.fsum(column) for column in zip(*rows, strict=True)))
 
     def size(self, tensor: int, layer: int) -> LayerSize:
         """Sizes of one layer on one rank; where only other degrees are known, parameters and kept values are divided by the ratio of degrees.
@@ -234,7 +239,8 @@ class LayerProfile:
 def _between(microbatch: int, known: list[tuple[int, LayerTime]]) -> LayerTime:
     if len(known) == 1:
         m, row = known[0]
-        return LayerTime(row.forward_s * microbatch / m, row.backward_s * microbatch / m, row.update_s)
+        forward_s, backward_s, weights_s = (x * microbatch / m for x in (row.forward_s, row.backward_s, row.weights_s))
+        return LayerTime(forward_s, backward_s, row.update_s, weights_s)
     (a, ra), (b, rb) = known
     part = (microbatch - a) / (b - a)
 
@@ -242,4 +248,4 @@ def _between(microbatch: int, known: list[tuple[int, LayerTime]]) -> LayerTime:
         low = min(x, y) * min(1.0, microbatch / b if microbatch > b else microbatch / a)  # a falling line never reaches zero
         return max(x + part * (y - x), low if part < 0 else min(x, y) if part > 1 else 0.0)
 
-    return LayerTime(at(ra.forward_s, rb.forward_s), at(ra.backward_s, rb.backward_s), at(ra.update_s, rb.update_s))
+    return LayerTime(*map(at, ra, rb))

@@ -28,9 +28,13 @@ __all__ = ["COLUMNS", "LayerChoice", "LayerRow", "LayerTable", "Recompute", "Sta
 F64 = NDArray[np.float64]
 Recompute = Literal["none", "selective", "full"]
 RECOMPUTE: tuple[Recompute, ...] = ("none", "selective", "full")
-PLAIN = ("forward_s", "backward_s", "update_s", "parameters", "output_bytes")  # of a row: what no choice of recomputation changes
-# of a layer on a rank; wire: what its gradient ring counts, working: beside what is kept, while its backward runs
-COLUMNS = ("forward_s", "backward_s", "update_s", "wire_bytes", "state_bytes", "kept_bytes", "working_bytes", "output_bytes")
+# of a row: what no choice of recomputation changes
+PLAIN = ("forward_s", "backward_s", "update_s", "weights_s", "parameters", "output_bytes", "left_bytes")
+# of a layer on a rank; wire: what its gradient ring counts, working: beside what is kept, while its backward runs; weights: part of the backward
+# that only gradients of weights need, left: what waits for it where a schedule parts the two
+COLUMNS = (
+    "forward_s", "backward_s", "update_s", "weights_s", "wire_bytes", "state_bytes", "kept_bytes", "working_bytes", "output_bytes", "left_bytes",
+)  # fmt: skip
 
 
 class LayerChoice(NamedTuple):
@@ -59,7 +63,8 @@ class LayerRow:
     """One layer on one rank. `kept_bytes`: from forward to backward under none, selective, full; `again_s`: computed again under each.
 
     `tensor_s`: part of forward, of backward, that is collectives. `output_bytes`: handed to the next layer. `flops`: forward, backward, this rank's.
-    `parameters` are those of the rank; `update_s` is a full optimizer step over them.
+    `parameters` are those of the rank; `update_s` is a full optimizer step over them. `weights_s`: part of the backward that only gradients of
+    weights need; `left_bytes`: gradients that wait for it where a schedule parts the two.
     """
 
     forward_s: float
@@ -71,6 +76,8 @@ class LayerRow:
     again_s: tuple[float, float, float] = (0.0, 0.0, 0.0)
     tensor_s: tuple[float, float] = (0.0, 0.0)
     flops: tuple[float, float] = (0.0, 0.0)
+    weights_s: float = 0.0
+    left_bytes: float = 0.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -139,7 +146,8 @@ class LayerTable:
         if rest or entry.microbatch % inner:
             raise UsageError(f"{entry} cannot be shared {inner} x tensor {tensor}", where=self.model, hint="degrees and samples must divide")
         rows = self.row(Entry(entry.device, entry.microbatch // inner, tensor))
-        forward_s, backward_s, update_s, parameters, output_bytes = (np.array([getattr(r, name) for r in rows]) for name in PLAIN)
+        plain = (np.array([getattr(r, name) for r in rows]) for name in PLAIN)
+        forward_s, backward_s, update_s, weights_s, parameters, output_bytes, left_bytes = plain
         i = RECOMPUTE.index(choice.recompute)
         most_bytes, kept_bytes = (np.array([r.kept_bytes[k] for r in rows]) for k in (0, i))
         backward_s = backward_s + np.array([r.again_s[i] for r in rows])
@@ -166,7 +174,11 @@ class LayerTable:
         gathered = parameters * (0.0, 0.0, self.state.gradient, self.state.gradient + 2 * self.state.weight)[choice.sharding]
         state_bytes = parameters * self.state.at(choice.sharding, copies)
         working_bytes = np.maximum(0.0, most_bytes - kept_bytes) + gathered
-        return forward_s, backward_s, update_s, wire, state_bytes, kept_bytes, working_bytes, output_bytes * inner
+        # what is computed again for the input's gradient stays for the weights' one
+        left_bytes = left_bytes + np.maximum(0.0, most_bytes - kept_bytes)
+        return (
+            forward_s, backward_s, update_s, weights_s, wire, state_bytes, kept_bytes, working_bytes, output_bytes * inner, left_bytes * inner,
+        )  # fmt: skip
 
     def _rate(self, device: str, where: Literal["inside", "outside"]) -> float:
         rate = (self.inside_Bps if where == "inside" else self.outside_Bps).get(device, 0.0)
@@ -185,12 +197,12 @@ class LayerTable:
         sizes: dict[int, tuple[LayerSize, ...]] = {}
         for entry in dict.fromkeys(entries):
             a = {name: column.tolist() for name, column in self.priced_each(entry, choices, replicas).items()}
-            times[entry] = tuple(map(LayerTime, a["forward_s"], a["backward_s"], a["update_s"]))
+            times[entry] = tuple(map(LayerTime, a["forward_s"], a["backward_s"], a["update_s"], a["weights_s"]))
             sizes[entry.tensor] = tuple(
                 LayerSize(
                     parameters=wire / self.state.message, saved_values=kept / entry.microbatch, output_values=output / entry.microbatch,
-                    state_bytes=state, working_bytes=working,
+                    state_bytes=state, working_bytes=working, left_values=left / entry.microbatch,
                 )
-                for wire, state, kept, working, output in zip(*(a[name] for name in COLUMNS[3:]), strict=True)
+                for wire, state, kept, working, output, left in zip(*(a[name] for name in COLUMNS[4:]), strict=True)
             )  # fmt: skip
         return LayerProfile(model=self.model, layers=self.layers, times=times, sizes=sizes, source=self.source)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from itertools import accumulate
 from typing import Any, Literal
 
 import msgspec
@@ -16,7 +17,9 @@ import msgspec
 from ..errors import UnknownName, UsageError
 from .layer_profile import Entry
 
-__all__ = ["MeasuredRun", "NetworkProfile", "ProfiledLayout", "ProfiledStage", "RateCurve", "Replica", "TrainingRuntime"]
+__all__ = [
+    "MeasuredRun", "NetworkProfile", "PieceOrder", "ProfiledLayout", "ProfiledSchedule", "ProfiledStage", "RateCurve", "Replica", "TrainingRuntime",
+]  # fmt: skip
 
 
 MAX_PASSES = 1_000_000  # stages x micro-batches that a simulation is asked for
@@ -43,13 +46,29 @@ class ProfiledStage(_Record, frozen=True, kw_only=True):
     replicas: tuple[Replica, ...]
 
 
+# of every stage, in order: (phase, piece, micro-batch); F forward, B whole backward, I gradient of the input, W of the weights
+PieceOrder = tuple[tuple[tuple[str, int, int], ...], ...]
+
+
+class ProfiledSchedule(_Record, frozen=True, kw_only=True):
+    """A pipeline schedule other than 1F1B. The model is cut into pieces, in its order: `layers` of each, and the stage that holds it (`stage_of`)."""
+
+    name: str
+    layers: tuple[int, ...]
+    stage_of: tuple[int, ...]
+
+
 class ProfiledLayout(_Record, frozen=True, kw_only=True):
-    """A pipeline of stages, uneven if need be, in data-parallel copies; `microbatches` of `microbatch` samples each, a number for every pipeline."""
+    """A pipeline of stages, uneven if need be, in data-parallel copies; `microbatches` of `microbatch` samples each, a number for every pipeline.
+
+    `schedule`: none is 1F1B, a stage's layers follow each other; with one, a stage holds the layers of its pieces.
+    """
 
     stages: tuple[ProfiledStage, ...]
     microbatch: int
     microbatches: tuple[int, ...]
     name: str = ""
+    schedule: ProfiledSchedule | None = None
 
     def __post_init__(self) -> None:
         if not self.stages or not self.microbatches:
@@ -66,6 +85,15 @@ class ProfiledLayout(_Record, frozen=True, kw_only=True):
                 raise UsageError(message, where=f"{self.name or 'layout'}: stages[{i}]", hint="one replica per pipeline")
             if any(r.tensor < 1 for r in stage.replicas):
                 raise UsageError("tensor degrees must be >= 1", where=f"{self.name or 'layout'}: stages[{i}].replicas")
+        if self.schedule is not None:
+            held = [0] * len(self.stages)
+            for n, s in zip(self.schedule.layers, self.schedule.stage_of, strict=False):
+                if 0 <= s < len(held):
+                    held[s] += n
+            whole = len(self.schedule.layers) == len(self.schedule.stage_of) and min(self.schedule.layers, default=0) > 0
+            if not whole or held != [s.layers for s in self.stages]:
+                message = f"its pieces give the stages {held} layers, these have {[s.layers for s in self.stages]}"
+                raise UsageError(message, where=f"{self.name or 'layout'}: schedule", hint="every piece has a layer or more and a stage")
 
     @property
     def data(self) -> int:
@@ -79,8 +107,16 @@ class ProfiledLayout(_Record, frozen=True, kw_only=True):
     def global_batch(self) -> int:
         return self.microbatch * sum(self.microbatches)
 
-    def first_layer(self, stage: int) -> int:
-        return sum(s.layers for s in self.stages[:stage])
+    @property
+    def pieces(self) -> tuple[tuple[int, int, int], ...]:
+        """(stage, first layer, layers) of every piece of the model, in its order; without a schedule a stage is a piece."""
+        s = self.schedule
+        layers, stage_of = (s.layers, s.stage_of) if s is not None else ([x.layers for x in self.stages], range(len(self.stages)))
+        return tuple(zip(stage_of, (0, *accumulate(layers)), layers, strict=False))
+
+    def layers_of(self, stage: int) -> list[int]:
+        """The layers that a stage holds, in the model's order."""
+        return [x for s, first, count in self.pieces if s == stage for x in range(first, first + count)]
 
     def entries(self) -> tuple[Entry, ...]:
         """Rows of a profile that this layout needs."""

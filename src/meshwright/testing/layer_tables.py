@@ -63,6 +63,7 @@ def table(net: Fabric, work: Sequence[float], *, microbatches: Sequence[int] = (
                             forward_s=forward, backward_s=2 * flops / speed + 0.001 + ring, update_s=0.001 * w / t, parameters=5000 * w / t,
                             output_bytes=(0.0 if n == len(work) - 1 else 2000.0 * b), kept_bytes=(kept, 0.6 * kept, 0.1 * kept),
                             again_s=(0.0, 0.1 * forward, forward), tensor_s=(ring, ring), flops=(flops, 2 * flops),
+                            weights_s=flops / speed, left_bytes=1000.0 * w * b / t,
                         )
                     )
                 rows[Entry(k.name, b, t)] = tuple(made)

@@ -41,7 +41,7 @@ def graph() -> OpGraph:
 
 
 def found_for(graph: OpGraph, **kwargs: object) -> LayoutFindings:
-    options = {"global_batch": 8, "precision": FULL, "microbatches": (1, 2), "simulated": 12, "refine": 1} | kwargs
+    options = {"global_batch": 8, "precision": FULL, "microbatches": (1, 2), "simulated": 12, "refine": 1, "schedules": ("1f1b",)} | kwargs
     return find_layouts(lambda b: at_batch(graph, b), NET, assumed_cost(NET), **options)  # type: ignore[arg-type]
 
 

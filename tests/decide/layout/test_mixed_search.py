@@ -99,7 +99,7 @@ def test_the_winner_uses_both_kinds_and_gives_the_fast_one_more() -> None:
     best = found.best
     work: dict[str, float] = {}
     for s, stage in enumerate(best.candidate.layout.stages):
-        first = best.candidate.layout.first_layer(s)
+        first = best.candidate.layout.layers_of(s)[0]
         for d, r in enumerate(stage.replicas):
             share = sum(WORK[first : first + stage.layers]) * best.candidate.layout.microbatches[d]
             work[r.device] = work.get(r.device, 0.0) + share
@@ -254,10 +254,10 @@ def test_a_profile_says_what_the_table_does(choices: tuple[LayerChoice, ...]) ->
     for layer, choice in enumerate(choices):
         a = {name: float(column[layer]) for name, column in t.priced(entry, choice, 4).items()}
         size = p.sizes[2][layer]
-        assert p.times[entry][layer] == (a["forward_s"], a["backward_s"], a["update_s"])
+        assert p.times[entry][layer] == (a["forward_s"], a["backward_s"], a["update_s"], a["weights_s"])
         assert size.parameters * t.state.message == pytest.approx(a["wire_bytes"]) and size.saved_values * 2 == pytest.approx(a["kept_bytes"])
         assert size.output_values * 2 == pytest.approx(a["output_bytes"])
-        assert (size.state_bytes, size.working_bytes) == (a["state_bytes"], a["working_bytes"])
+        assert (size.state_bytes, size.working_bytes, size.left_values * 2) == (a["state_bytes"], a["working_bytes"], a["left_bytes"])
 
 
 def test_a_smaller_tensor_degree_shares_the_samples() -> None:

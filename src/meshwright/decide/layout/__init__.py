@@ -11,6 +11,7 @@ from .grid import Grid
 from .mixed.fleet import Fleet
 from .mixed.grid import LayerGrid
 from .mixed.proposals import InterOperator, PerLayer
+from .mixed.scheduled import Scheduled
 from .problem import Degrees, LayoutCandidate, LayoutProblem, LayoutStrategy
 from .profiled.search import ProfiledGrid
 
@@ -19,7 +20,7 @@ __all__ = ["STRATEGIES", "Degrees", "Grid", "LayoutCandidate", "LayoutProblem", 
 # The list, for all four questions (`LayoutStrategy.answers`): names, citations, the command line, searches and the contract battery follow from it.
 STRATEGIES: tuple[type[LayoutStrategy], ...] = (
     Grid,
-    LayerGrid, InterOperator, PerLayer, Fleet,
+    LayerGrid, InterOperator, PerLayer, Scheduled, Fleet,
     AutoDDL, *BY_HAND,
     ProfiledGrid,
 )  # fmt: skip

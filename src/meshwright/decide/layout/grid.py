@@ -112,7 +112,7 @@ class Grid(DegreesStrategy):
         try:
             layout = build_layout(
                 graph, regions, degrees, problem.global_batch, cost=problem.cost, device=device, border_Bps=rate, workspace=self.workspace,
-                kept=kept, options=options, cuts=problem.borders, sharding=sharding, division=division,
+                kept=kept, options=options, cuts=_borders(problem.borders, degrees.pipeline), sharding=sharding, division=division,
             )  # fmt: skip
         except Infeasible as error:
             return LayoutCandidate(degrees=degrees, why=error.message, sharding=sharding, division=division)
@@ -122,6 +122,12 @@ class Grid(DegreesStrategy):
             return LayoutCandidate(degrees=degrees, why=layout.notes[-1], sharding=sharding, division=division)
         estimate, memory = _closed_form(layout, graph, problem.cost, device, rate)
         return LayoutCandidate(degrees=degrees, layout=layout, estimate_s=estimate, memory_floor_bytes=memory, sharding=sharding, division=division)
+
+
+def _borders(given: Sequence[str], stages: int) -> Sequence[str]:
+    """Of borders of a schedule's pieces, which are a multiple of the stages, those of as many stages; others as they are."""
+    pieces = len(given) + 1
+    return given[pieces // stages - 1 :: pieces // stages] if given and pieces % stages == 0 else given
 
 
 def degrees_of(problem: LayoutProblem) -> Iterator[Degrees]:

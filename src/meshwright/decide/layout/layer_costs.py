@@ -196,6 +196,7 @@ class _Pricing:
             for n in u.nodes:
                 even = 1 / self.tensor if self.sequence and short_name(n.target) in POSITIONWISE else 1.0
                 self.part_of[n.name] = part if region is not None else even if self.tensor > 1 else 1.0
+        self.made = set(self.part_of)
         self.split_params = {s.param for r in self.shares for s in r.shards} if self.tensor > 1 else set()
         self.largest = {s.param: self._largest(r) for r in self.shares for s in r.shards}
 
@@ -257,6 +258,7 @@ def _rows(p: _Pricing) -> tuple[LayerRow, ...]:
         forward = sum(p.time_s(n, n.forward) for n in nodes)
         backward = sum(p.time_s(n, n.backward) for n in nodes)
         out, back = _collectives(p, units)
+        weights, left = _weights(p, nodes)
         held = dict.fromkeys(v.removeprefix("param:") for n in nodes for v in n.inputs if v.startswith("param:"))
         count = sum(parameters.get(x, 0.0) * (p.largest[x] if x in p.split_params else 1.0) for x in held)
         kept: dict[int, float] = {}
@@ -275,10 +277,31 @@ def _rows(p: _Pricing) -> tuple[LayerRow, ...]:
             LayerRow(
                 forward_s=forward + out, backward_s=backward + back, update_s=p.update_s(count), parameters=count, output_bytes=leaves,
                 kept_bytes=(whole, min(whole, less + extra), min(whole, into)), again_s=(0.0, again, forward + out), tensor_s=(out, back),
-                flops=(flops[0], flops[1]),
+                flops=(flops[0], flops[1]), weights_s=weights, left_bytes=left,
             )
         )
     return tuple(found)
+
+
+def _weights(p: _Pricing, nodes: Sequence[OpNode]) -> tuple[float, float]:
+    """(seconds of the backward that only gradients of weights need, bytes of gradients that wait for it).
+
+    As a plan's split backward takes it until a run measures it: half of an operator's backward where it has trained parameters and an input
+    with a gradient, all of it where parameters alone have one.
+    """
+    trained = {f"param:{q.name}" for q in p.chain.graph.parameters if q.trainable}
+    rows = {v for r in p.shares for v in r.rows}
+    seconds = size_bytes = 0.0
+    for n in nodes:
+        if not trained.intersection(n.inputs):
+            continue
+        whole = p.time_s(n, n.backward)
+        if any(v in p.made for v in n.inputs):
+            seconds += whole / 2
+            size_bytes += p.chain.size_of.get(n.name, 0.0) * (1.0 if n.name in rows else p.part_of[n.name])
+        else:
+            seconds += whole
+    return seconds, size_bytes
 
 
 def _kept_scale(p: _Pricing, producer: Mapping[str, OpNode], owner: str) -> float:

@@ -58,7 +58,7 @@ class LayoutProblem:
     global_batch: int
     fixed: Fixed = (None, None, None, None)
     max_microbatch: int = 64
-    borders: tuple[str, ...] = ()  # operators that begin the stages after the first, where the cuts are given
+    borders: tuple[str, ...] = ()  # operators that begin the stages, or a schedule's pieces, after the first, where the cuts are given
 
     @property
     def reference(self) -> Device:

@@ -18,6 +18,7 @@ from ...fabric.servers import ServerKind, network_of, server_kinds
 from ...graph.graph import OpGraph
 from ...profile.layer_table import RECOMPUTE, LayerTable, Recompute
 from ...profile.network import TrainingRuntime
+from .schedules import LayoutSchedules
 
 __all__ = ["LayoutFindings", "find_layouts", "runtime_of_servers"]
 
@@ -47,9 +48,10 @@ def find_layouts(
     microbatches: Iterable[int] = TRIED_MICROBATCHES, tensors: Iterable[int] = (), sequence: bool = True, memory_bytes: int = 0,
     demands: Demands | None = None, methods: Iterable[str] = (), adjust: Callable[[TrainingRuntime], TrainingRuntime] | None = None,
     simulated: int = 50, refine: int = 5, levels: Iterable[int] = (0, 1, 2, 3),
-    sharding_messages: Literal["overlapped", "blocking"] = "overlapped", recompute: Iterable[Recompute] = RECOMPUTE,
+    sharding_messages: Literal["overlapped", "blocking"] = "overlapped", recompute: Iterable[Recompute] = RECOMPUTE, schedules: Iterable[str] = (),
 ) -> LayoutFindings:  # fmt: skip
-    """Ranked layouts. `memory_bytes`: of every device instead of the fabric's; `adjust` changes the runtime.
+    """Ranked layouts. `memory_bytes`: of every device instead of the fabric's; `adjust` changes the runtime; `schedules`: names of those allowed
+    beside 1F1B, none for all.
 
     `tensors`: degrees, by default all powers of two in a server; `levels`, `recompute`: sharding levels and recomputation allowed.
 
@@ -76,7 +78,7 @@ def find_layouts(
     runtime = runtime_of_servers(kinds, table, cost)
     problem = Problem(
         table=table, pools=pools, network=network_of(kinds), runtime=adjust(runtime) if adjust else runtime, global_batch=global_batch,
-        choices=tuple(c for c in uniform_choices() if c.sharding in allowed and c.recompute in again),
+        choices=tuple(c for c in uniform_choices() if c.sharding in allowed and c.recompute in again), schedules=LayoutSchedules(tuple(schedules)),
     )  # fmt: skip
     wanted = demands or Demands()
     methods = tuple(methods)

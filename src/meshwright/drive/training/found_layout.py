@@ -1,9 +1,9 @@
 """A layout that the search found, as a training plan that runs: what of it `train run` cannot do, and the plan where there is nothing.
 
-The plan goes the way of `train plan`: the found degrees, stage borders, sharding level and recomputation are fixed, the layout is built from the
-operator graph, lowered, placed, simulated and checked. On devices of unlike speed the plan divides micro-batches and tensor shares by itself, and
-stages too where that is faster than with the found borders. Where layers recompute differently, the plan chooses again (`auto`: what fits, at
-least time). What the search assumed beyond that (precision, messages, update) is not in it: its time is the plan's own.
+The plan goes the way of `train plan`: the found degrees, schedule, borders of stages and pieces, sharding level and recomputation are fixed, the
+layout is built from the operator graph, lowered, placed, simulated and checked. On devices of unlike speed the plan divides micro-batches and tensor
+shares by itself, and stages too where that is faster than with the found borders. Where layers recompute differently, the plan chooses again (`auto`:
+what fits, at least time). What the search assumed beyond that (precision, messages, update) is not in it: its time is the plan's own.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from dataclasses import replace
 
 from ...cost import Cost
 from ...decide.layout.mixed.search import Judged
+from ...decide.pipeline import OneFOneB
 from ...errors import Unsupported
 from ...fabric.fabric import Fabric
 from ...graph.graph import OpGraph
@@ -21,6 +22,7 @@ from ...plan.plan import Plan
 from ..layout.search import LayoutFindings
 from .collective_choice import CollectivesWanted
 from .context import TIME_LIMIT_S, SearchBudget
+from .pipeline import PipelineWanted
 from .recompute import RecomputeWanted
 from .sharding import ShardingWanted
 from .training import plan_training
@@ -77,10 +79,13 @@ def plan_found(
     level = choices[0].sharding if layout.data > 1 else 0
     wanted = LayoutWanted(
         data=layout.data, tensor=layout.stages[0].replicas[0].tensor, pipeline=len(layout.stages), microbatch=layout.microbatch,
-        borders=_borders(found, [s.layers for s in layout.stages]),
+        borders=_borders(found, [n for _, _, n in layout.pieces]),
     )  # fmt: skip
+    name, *options = layout.schedule.name.split() if layout.schedule is not None else (OneFOneB.name,)
+    pairs = (x.partition("=") for x in options)
+    schedule = PipelineWanted(name=name, options={key: value or "true" for key, _, value in pairs})
     recompute = RecomputeWanted(again.pop() if len(again) == 1 and again != {"none"} else "auto")
-    rest = (recompute, CollectivesWanted(collective), ShardingWanted(level=level))
+    rest = (recompute, CollectivesWanted(collective), ShardingWanted(level=level), schedule)
     budget = SearchBudget(time_limit_s=time_limit_s)
     made = plan_training(job, fabric, cost, graph=graph, wishes=(wanted, *rest), budget=budget)
     if len({r.device for s in layout.stages for r in s.replicas}) == 1 or len(layout.stages) == 1:
@@ -92,7 +97,7 @@ def plan_found(
 
 
 def _borders(found: LayoutFindings, layers: Sequence[int]) -> tuple[str, ...]:
-    """The first operator of every stage after the first."""
+    """The first operator of every piece after the first."""
     heads, at, borders = found.problem.table.heads, 0, []
     for n in layers[:-1]:
         at += n

@@ -9,6 +9,7 @@ family: the layouts with the same devices in every stage, the same tensor degree
     backward only after the first micro-batch passed the stages before it, and ends before their last backwards; with x_s seconds a micro-batch,
     messages h and a tail of r seconds per second of x_s (gradients, update) a step takes at least sum over k < s of (x_k + 2 h) + (m + r) x_s.
     Filling every stage greedily shows how much work a pipeline does in T; T is found by bisection. Tensor-parallel collectives are part of x.
+    With another schedule a stage may have a small piece early in the model: then only its own m x_s, and its tail, are counted.
 Both hold for every layout that `predict` simulates (up to the rounding of message sizes to bytes); the tests try to beat them.
 """
 
@@ -136,11 +137,11 @@ def family_bound_s(problem: Problem, candidate: Candidate) -> float:
     for d in range(layout.data):
         column = tuple(s.replicas[d] for s in layout.stages)
         columns[column] = columns.get(column, 0) + 1
-    total = sum(layout.microbatches)
+    total, filled = sum(layout.microbatches), layout.schedule is None
 
     def enough(limit: float) -> bool:
         # micro-batches are whole; the small share added keeps rounding from losing one
-        each = {c: _passes(limit, reference, [ratio[r] for r in c], [tail[r] for r in c], hop, total) for c in columns}
+        each = {c: _passes(limit, reference, [ratio[r] for r in c], [tail[r] for r in c], hop, total, filled) for c in columns}
         return sum(n * math.floor(each[c] + 1e-9) for c, n in columns.items()) >= total
 
     low, high = 0.0, reference * total * max(ratio.values()) * (2 + len(layout.stages)) + 2 * hop * len(layout.stages) + 1e-9
@@ -192,8 +193,8 @@ def _fastest(problem: Problem) -> float:
     return 1 / max(rates) if rates else 0.0
 
 
-def _passes(limit: float, work_s: float, ratio: Sequence[float], tail: Sequence[float], hop: float, most: int) -> float:
-    """Most micro-batches (a real number) that one pipeline can do in `limit` seconds, at least one or none."""
+def _passes(limit: float, work_s: float, ratio: Sequence[float], tail: Sequence[float], hop: float, most: int, filled: bool) -> float:
+    """Most micro-batches (a real number) that one pipeline can do in `limit` seconds, at least one or none. `filled`: in 1F1B's way."""
 
     def holds(m: float) -> bool:
         before, done = 0.0, 0.0
@@ -201,7 +202,7 @@ def _passes(limit: float, work_s: float, ratio: Sequence[float], tail: Sequence[
         for rho, r in zip(ratio, tail, strict=True):
             x = max(0.0, (limit - before) / (m + r))
             done += x / rho
-            before += x + 2 * hop
+            before += x + 2 * hop if filled else 0.0
         return done >= work_s
 
     if not holds(1.0):

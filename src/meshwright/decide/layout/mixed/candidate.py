@@ -1,7 +1,8 @@
 """A candidate layout with its choice per layer, and its closed form: seconds, bytes of every stage, without simulating anything.
 
 The closed form is 1F1B with ring all-reduces (the cost model that planners share): fill and drain of the pipeline, the slowest stage for all
-other micro-batches, the slowest stage's gradients and update. It orders candidates; `predict` judges them.
+other micro-batches, the slowest stage's gradients and update. Other schedules are timed by their orders (`Schedules`), a stage's gradients and update
+after its own last action. It orders candidates; `predict` judges them.
 Memory is exact: state, what the micro-batches in flight keep, what one layer computes again, the device's constant.
 """
 
@@ -20,14 +21,16 @@ from ....fabric.servers import ServerKind
 from ....plan.orders import peak_in_flight
 from ....profile.layer_profile import Entry, LayerProfile
 from ....profile.layer_table import LayerChoice, LayerTable
-from ....profile.network import NetworkProfile, ProfiledLayout, Replica, TrainingRuntime
+from ....profile.network import NetworkProfile, PieceOrder, ProfiledLayout, Replica, TrainingRuntime
 from ....program.program import Program
 from ..problem import LayoutStrategy, Question
 from ..profiled.predict import ProfilePrediction
+from .schedules import Forecast, Schedules
 
 __all__ = ["Candidate", "Demands", "Estimate", "Judged", "LayersStrategy", "Pool", "Problem"]
 
 F64 = NDArray[np.float64]
+SUMMED = ("forward_s", "backward_s", "weights_s", "update_s", "wire_bytes", "state_bytes", "kept_bytes", "left_bytes")  # over a stage's layers
 Objective = Literal["time", "cost", "energy"]
 
 
@@ -42,7 +45,7 @@ class Candidate:
     @property
     def identity(self) -> tuple[object, ...]:
         stages = tuple((s.layers, s.replicas) for s in self.layout.stages)
-        return (stages, self.layout.microbatch, self.layout.microbatches, self.choices)
+        return (stages, self.layout.schedule, self.layout.microbatch, self.layout.microbatches, self.choices)
 
 
 @dataclass(frozen=True)
@@ -77,6 +80,7 @@ class Problem:
     runtime: TrainingRuntime
     global_batch: int
     choices: tuple[LayerChoice, ...]
+    schedules: Schedules | None = None  # beside 1F1B
     shapes: dict[tuple[object, ...], Program] = field(default_factory=dict)  # simulated programs, `build_iteration`
 
     def pool(self, replica: Replica) -> Pool:
@@ -95,6 +99,36 @@ class Problem:
 
     def profile(self, candidate: Candidate) -> LayerProfile:
         return self.table.profile(candidate.layout.entries(), candidate.choices, candidate.layout.data)
+
+    def parts_s(self, layout: ProfiledLayout) -> tuple[float, float, float]:
+        """Seconds of forward, input's and weights' gradients of all layers on the layout's first device, nothing computed again."""
+        r = layout.stages[0].replicas[0]
+        a = self.table.priced(Entry(r.device, layout.microbatch, r.tensor), LayerChoice(), layout.data)
+        forward, backward, weights = (float(a[name].sum()) for name in ("forward_s", "backward_s", "weights_s"))
+        return forward, backward - weights, weights
+
+    def orders(self, layout: ProfiledLayout) -> PieceOrder | None:
+        """Of a layout with a schedule, for the event simulation; None where its actions are too many."""
+        assert layout.schedule is not None and self.schedules is not None
+        return self.schedules.orders(layout.schedule.name, len(layout.stages), max(layout.microbatches), self.parts_s(layout))
+
+    def in_flight(self, layout: ProfiledLayout, stage: int) -> tuple[F64, F64] | None:
+        """Of a stage with a schedule, by layer: most micro-batches kept at once, and left between the two parts of a backward; None with 1F1B.
+
+        Each piece's own most, which they may not reach at the same time: never too little."""
+        forecast = self._forecast(layout)
+        if forecast is None:
+            return None
+        mine = [(k, count) for k, (s, _, count) in enumerate(layout.pieces) if s == stage]
+        one, none = np.eye(len(layout.pieces)), np.zeros(len(layout.pieces))
+        kept = [np.full(n, forecast.held_bytes(one[k], none)[stage]) for k, n in mine]
+        left = [np.full(n, forecast.held_bytes(none, one[k])[stage]) for k, n in mine]
+        return np.concatenate(kept), np.concatenate(left)
+
+    def _forecast(self, layout: ProfiledLayout) -> Forecast | None:
+        if layout.schedule is None or self.schedules is None:
+            return None
+        return self.schedules.forecast(layout.schedule.name, len(layout.stages), max(layout.microbatches), self.parts_s(layout))
 
     # ---- closed form -------------------------------------------------------------------------------------------------
     def hop_s(self, a: Replica, b: Replica, size_bytes: float) -> float:
@@ -131,6 +165,8 @@ class Problem:
     def estimate(self, c: Candidate) -> Estimate:
         """Raises: ProfileEntryMissing, UsageError as `LayerTable.priced`."""
         layout, p = c.layout, len(c.layout.stages)
+        if layout.schedule is not None:
+            return self._scheduled(c)
         ends = np.cumsum([s.layers for s in layout.stages])
         starts = np.concatenate(([0], ends[:-1]))
         sums: dict[Replica, Mapping[str, F64]] = {}
@@ -160,11 +196,40 @@ class Problem:
         worst, fullest = max(over, key=lambda x: (x[0], -x[1]))
         return Estimate(step + tail, tuple(memory), worst, fullest)
 
+    def _scheduled(self, c: Candidate) -> Estimate:
+        """As `estimate`, of a layout with a schedule, whose pipelines are alike. Infinite where its orders are not planned."""
+        layout, p = c.layout, len(c.layout.stages)
+        forecast, (column, _) = self._forecast(layout), *_pipelines(layout)
+        if forecast is None:
+            return Estimate(float("inf"), (0,) * p, -1, 0)
+        stage_of, starts, count = np.array(layout.pieces).T
+        ends = starts + count
+        found: dict[str, F64] = {}
+        for replica in dict.fromkeys(column):
+            mine = np.array([column[s] == replica for s in stage_of])
+            for name, numbers in self._by_stage(c, replica, starts, ends).items():
+                found[name] = np.where(mine, numbers, found.get(name, 0.0))
+        hops = [
+            self.hop_s(column[a], column[b], float(size)) if a != b else 0.0
+            for a, b, size in zip(stage_of, stage_of[1:], found["output_bytes"], strict=False)
+        ]  # fmt: skip
+        seconds = (found["forward_s"] + self.runtime.per_action_s, found["backward_s"] + self.runtime.per_action_s, found["weights_s"])
+        done = forecast.ends_s(*seconds, np.array(hops * 2))
+        sums = {name: np.bincount(stage_of, found[name], p) for name in ("update_s", "wire_bytes", "state_bytes")}
+        rings = np.array([self.ring_s(s.replicas, [wire]) for s, wire in zip(layout.stages, sums["wire_bytes"], strict=True)])
+        need = sums["state_bytes"] + forecast.held_bytes(found["kept_bytes"], found["left_bytes"])
+        np.maximum.at(working := np.zeros(p), stage_of, found["working_bytes"])
+        constant = [self.runtime.constant_memory_bytes.get(r.device, 0) for r in column]
+        memory = [round(x) for x in need + working + constant]
+        limits = [self.pool(r).memory_bytes for r in column]
+        worst, fullest = max(((m - x if x else -1, -s) for s, (m, x) in enumerate(zip(memory, limits, strict=True))))
+        return Estimate(float((done + rings + sums["update_s"]).max()) + self.runtime.per_iteration_s, tuple(memory), worst, -fullest)
+
     def _by_stage(self, c: Candidate, replica: Replica, starts: NDArray[np.int64], ends: NDArray[np.int64]) -> Mapping[str, F64]:
         """A replica's numbers of every stage, were it there: sums over the stage's layers, the largest working bytes, the last output."""
         a = self.table.priced_each(Entry(replica.device, c.layout.microbatch, replica.tensor), c.choices, c.layout.data)
-        found = {name: np.add.reduceat(a[name], starts) for name in ("update_s", "wire_bytes", "state_bytes", "kept_bytes")}
-        found["time_s"] = np.add.reduceat(a["forward_s"], starts) + np.add.reduceat(a["backward_s"], starts)
+        found = {name: np.add.reduceat(a[name], starts) for name in SUMMED}
+        found["time_s"] = found["forward_s"] + found["backward_s"]
         found["working_bytes"], found["output_bytes"] = np.maximum.reduceat(a["working_bytes"], starts), a["output_bytes"][ends - 1]
         return found
 

@@ -92,7 +92,8 @@ def _alpa(problem: Problem, pool: Pool, devices: int, data: int, microbatch: int
 
 def per_layer_choices(problem: Problem, layout: ProfiledLayout, stage: int, choices: Sequence[LayerChoice]) -> list[LayerChoice] | None:
     """The fastest choices of a stage's layers that fit its tightest device; None where none fit."""
-    first, n, data = layout.first_layer(stage), layout.stages[stage].layers, layout.data
+    part, n, data = layout.layers_of(stage), layout.stages[stage].layers, layout.data
+    held_at_once = problem.in_flight(layout, stage)
     time, memory, working = (np.zeros((n, len(choices))) for _ in range(3))
     limit = np.inf
     counts = layout.microbatches
@@ -106,11 +107,11 @@ def per_layer_choices(problem: Problem, layout: ProfiledLayout, stage: int, choi
         rate = pool.kind.device_nic_Bps or float("inf")
         for k, choice in enumerate(choices):
             a = problem.table.priced(entry, choice, data)
-            part = slice(first, first + n)
             seconds = count * (a["forward_s"] + a["backward_s"]) + a["update_s"] + 2 * (data - 1) / data * a["wire_bytes"] / rate
             time[:, k] = np.maximum(time[:, k], seconds[part])
-            held = a["state_bytes"] + a["kept_bytes"] * peak_in_flight(len(layout.stages), count, stage)
-            memory[:, k] = np.maximum(memory[:, k], held[part])
+            kept, left = held_at_once if held_at_once is not None else (peak_in_flight(len(layout.stages), count, stage), 0.0)
+            held = a["state_bytes"][part] + a["kept_bytes"][part] * kept + a["left_bytes"][part] * left
+            memory[:, k] = np.maximum(memory[:, k], held)
             working[:, k] = np.maximum(working[:, k], a["working_bytes"][part])
     if not np.isfinite(limit):
         limit = float(memory.max() * n + working.max()) + 1
@@ -137,13 +138,14 @@ def _transforms(problem: Problem, layout: ProfiledLayout, stage: int, choices: S
 
 def with_best_choices(problem: Problem, candidate: Candidate, choices: Sequence[LayerChoice], source: str) -> Candidate | None:
     """The candidate with every stage's layers chosen anew; None where a stage cannot fit."""
-    found: list[LayerChoice] = []
+    found = dict[int, LayerChoice]()
     for s in range(len(candidate.layout.stages)):
         mine = per_layer_choices(problem, candidate.layout, s, choices)
         if mine is None:
             return None
-        found += mine
-    return replace(candidate, choices=tuple(found), source=source, layout=msgspec.structs.replace(candidate.layout))
+        found |= zip(candidate.layout.layers_of(s), mine, strict=True)
+    each = tuple(found[layer] for layer in range(len(found)))
+    return replace(candidate, choices=each, source=source, layout=msgspec.structs.replace(candidate.layout))
 
 
 @dataclass(frozen=True, kw_only=True)

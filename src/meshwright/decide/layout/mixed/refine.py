@@ -45,9 +45,10 @@ def _neighbours(problem: Problem, c: Candidate, choices: list[LayerChoice]) -> I
     anew = with_best_choices(problem, c, choices, c.source + ", refined")
     if anew is not None:
         yield anew
-    layers = [s.layers for s in c.layout.stages]
+    layers = [count for _, _, count in c.layout.pieces]
     for s in range(len(layers) - 1):
-        for step in MOVED_LAYERS:
+        # a schedule's pieces are many and small: one layer at a time, and choices are made anew only for the borders as they are
+        for step in MOVED_LAYERS if c.layout.schedule is None else MOVED_LAYERS[:1]:
             for a, z in ((s, s + 1), (s + 1, s)):
                 if layers[a] > step:
                     moved = layers.copy()
@@ -55,11 +56,18 @@ def _neighbours(problem: Problem, c: Candidate, choices: list[LayerChoice]) -> I
                     moved[z] += step
                     shifted = replace(c, layout=_with_layers(c.layout, moved), source=c.source.removesuffix(", refined") + ", refined")
                     yield shifted
-                    again = with_best_choices(problem, shifted, choices, shifted.source) if len(set(c.choices)) > 1 else None
+                    anew_too = len(set(c.choices)) > 1 and c.layout.schedule is None
+                    again = with_best_choices(problem, shifted, choices, shifted.source) if anew_too else None
                     if again is not None:
                         yield again
 
 
 def _with_layers(layout: ProfiledLayout, layers: list[int]) -> ProfiledLayout:
-    stages = tuple(msgspec.structs.replace(s, layers=n) for s, n in zip(layout.stages, layers, strict=True))
-    return msgspec.structs.replace(layout, stages=stages)
+    """`layers` of every piece."""
+    held, schedule = [0] * len(layout.stages), layout.schedule
+    for (s, _, _), n in zip(layout.pieces, layers, strict=True):
+        held[s] += n
+    stages = tuple(msgspec.structs.replace(s, layers=n) for s, n in zip(layout.stages, held, strict=True))
+    if schedule is not None:
+        schedule = msgspec.structs.replace(schedule, layers=tuple(layers))
+    return msgspec.structs.replace(layout, stages=stages, schedule=schedule)

@@ -97,7 +97,13 @@ def _proposed(problem: Problem, demands: Demands, asked: Sequence[LayersStrategy
 def _simulate(problem: Problem, judged: Iterable[Judged]) -> list[Judged]:
     found = []
     for j in judged:
-        predicted = predict(problem.profile(j.candidate), j.candidate.layout, problem.network, problem.runtime, bars=False, shapes=problem.shapes)
+        layout = j.candidate.layout
+        orders = problem.orders(layout) if layout.schedule is not None else None
+        if layout.schedule is not None and orders is None:
+            continue  # too many actions for the event simulation
+        predicted = predict(
+            problem.profile(j.candidate), layout, problem.network, problem.runtime, bars=False, shapes=problem.shapes, orders=orders
+        )  # fmt: skip
         if _fits(problem, j.candidate, predicted):
             found.append(Judged(j.candidate, j.estimate, predicted))
     return found

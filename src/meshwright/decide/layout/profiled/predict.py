@@ -11,11 +11,12 @@ Invariant: the prediction is never below `bound_s`. Cost: O(stages x pipelines x
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from ....plan.orders import peak_in_flight
 from ....profile.layer_profile import Entry, LayerProfile
-from ....profile.network import NetworkProfile, ProfiledLayout, TrainingRuntime
+from ....profile.network import NetworkProfile, PieceOrder, ProfiledLayout, Replica, TrainingRuntime
 from ....program.program import Program
 from ....simulate import simulate_program
 from .iteration import build_iteration, stage_memory
@@ -65,28 +66,23 @@ def require_layout(profile: LayerProfile, layout: ProfiledLayout, *, interpolate
 
 def predict(
     profile: LayerProfile, layout: ProfiledLayout, network: NetworkProfile, runtime: TrainingRuntime, *, interpolate: bool = False, bars: bool = True,
-    shapes: dict[tuple[object, ...], Program] | None = None,
+    shapes: dict[tuple[object, ...], Program] | None = None, orders: PieceOrder | None = None,
 ) -> ProfilePrediction:  # fmt: skip
-    """`shapes` remembers programs from one prediction to the next (`build_iteration`).
+    """`shapes` remembers programs from one prediction to the next; `orders`: of a layout with a schedule (`build_iteration`).
 
     Raises: UsageError, UnknownName (a device or rate that was not measured), ProfileEntryMissing.
     """
     profile = require_layout(profile, layout, interpolate=interpolate)
     whole, layout = layout, alike_part(layout, runtime)
     pipelines = whole.data
-    time_s, memory, busy = _simulated(profile, layout, network, runtime, pipelines, shapes=shapes)
+    simulated = partial(_simulated, profile, layout, network, runtime, pipelines, orders=orders)
+    time_s, memory, busy = simulated(shapes=shapes)
     low = high = time_s  # the step is no simple function of its parts, so both ends are simulated too
     if bars:
         compute, net = runtime.compute_error, runtime.network_error
-        low = _simulated(profile, layout, network, runtime, pipelines, faster=1 + compute, slow=1 + net)[0]
-        high = _simulated(profile, layout, network, runtime, pipelines, faster=1 - compute, slow=1 - net)[0]
-    per_stage = [
-        max(
-            sum(profile.span(Entry(r.device, layout.microbatch, r.tensor), layout.first_layer(s), stage.layers)[:2])
-            for r in dict.fromkeys(stage.replicas)
-        )
-        for s, stage in enumerate(layout.stages)
-    ]  # fmt: skip
+        low, high = (simulated(faster=1 + sign * compute, slow=1 + sign * net)[0] for sign in (1, -1))
+    each = {r: _stage_times(profile, layout, r) for r in dict.fromkeys(r for s in layout.stages for r in s.replicas)}
+    per_stage = [max(sum(each[r][s]) for r in dict.fromkeys(stage.replicas)) for s, stage in enumerate(layout.stages)]
     constant = [max(runtime.constant_memory_bytes.get(r.device, 0) for r in stage.replicas) for stage in layout.stages]
     peaks = [max(memory[s * layout.data : (s + 1) * layout.data]) + constant[s] for s in range(len(layout.stages))]
     top = max(busy.items(), key=lambda x: (x[1], x[0]), default=("none", 0.0))
@@ -100,29 +96,44 @@ def predict(
 
 def _simulated(
     profile: LayerProfile, layout: ProfiledLayout, network: NetworkProfile, runtime: TrainingRuntime, pipelines: int, *, faster: float = 1.0,
-    slow: float = 1.0, shapes: dict[tuple[object, ...], Program] | None = None,
+    slow: float = 1.0, shapes: dict[tuple[object, ...], Program] | None = None, orders: PieceOrder | None = None,
 ) -> tuple[float, list[int], dict[str, float]]:  # fmt: skip
     servers = place(layout, network, runtime, slow=slow)
-    made = build_iteration(profile, layout, runtime, servers, faster=faster, pipelines=pipelines, shapes=shapes)
+    made = build_iteration(profile, layout, runtime, servers, faster=faster, pipelines=pipelines, shapes=shapes, orders=orders)
     devices = [d.name for d in servers.fabric.devices]
     timeline = simulate_program(made.program, servers.fabric, devices, made.cost, network="fair", record=False)
     return timeline.makespan_s, [int(x) for x in timeline.memory_peak_bytes], dict(timeline.link_busy_s)
 
 
-def _times(profile: LayerProfile, layout: ProfiledLayout, runtime: TrainingRuntime, pipeline: int) -> list[tuple[float, float]]:
-    found = []
-    for s, stage in enumerate(layout.stages):
-        r = stage.replicas[pipeline]
-        time = profile.span(Entry(r.device, layout.microbatch, r.tensor), layout.first_layer(s), stage.layers)
-        found.append((time.forward_s + runtime.per_action_s, time.backward_s + runtime.per_action_s))
+def _stage_times(profile: LayerProfile, layout: ProfiledLayout, replica: Replica) -> list[tuple[float, float]]:
+    """Seconds of forward and backward of every stage, were it on this replica."""
+    found = [(0.0, 0.0)] * len(layout.stages)
+    for s, first, count in layout.pieces:
+        time = profile.span(Entry(replica.device, layout.microbatch, replica.tensor), first, count)
+        found[s] = (found[s][0] + time.forward_s, found[s][1] + time.backward_s)
     return found
 
 
+def _times(profile: LayerProfile, layout: ProfiledLayout, runtime: TrainingRuntime, pipeline: int) -> list[tuple[float, float]]:
+    column = [s.replicas[pipeline] for s in layout.stages]
+    each = {r: _stage_times(profile, layout, r) for r in dict.fromkeys(column)}
+    actions = [0] * len(column)
+    for s, _, _ in layout.pieces:
+        actions[s] += 1
+    extra = [runtime.per_action_s * n for n in actions]
+    return [(each[r][s][0] + extra[s], each[r][s][1] + extra[s]) for s, r in enumerate(column)]
+
+
 def compute_bound_s(profile: LayerProfile, layout: ProfiledLayout, runtime: TrainingRuntime) -> float:
-    """No schedule is faster: a stage computes all its micro-batches, after the first came through the stages before it, before the last goes back."""
+    """No schedule is faster: a stage computes all its micro-batches, after the first came through the stages before it, before the last goes back.
+
+    With a schedule, stages have pieces early in the model, and only their own computation is counted."""
     best = 0.0
     for d, count in enumerate(layout.microbatches):
         times = _times(profile, layout, runtime, d)
+        if layout.schedule is not None:
+            best = max(best, max(count * (f + b) for f, b in times))
+            continue
         # the stages before it have no part of its work, so what the first micro-batch needs there and the last on its way back is added
         for s, (f, b) in enumerate(times):
             best = max(best, sum(x + y for x, y in times[:s]) + count * (f + b))
@@ -130,21 +141,25 @@ def compute_bound_s(profile: LayerProfile, layout: ProfiledLayout, runtime: Trai
 
 
 def _closed_form_s(profile: LayerProfile, layout: ProfiledLayout, runtime: TrainingRuntime) -> float:
-    """Sum of the stages plus (micro-batches - 1) x the slowest: the textbook 1F1B estimate, without communication or update."""
-    found = []
+    """Sum of the stages plus (micro-batches - 1) x the slowest: the textbook 1F1B estimate, without communication or update.
+
+    With a schedule of several pieces per stage, the textbook's fill: that of 1F1B over the pieces."""
+    found, pieces = [], len(layout.pieces) // len(layout.stages)
     for d, count in enumerate(layout.microbatches):
         sums = [f + b for f, b in _times(profile, layout, runtime, d)]
-        found.append(sum(sums) + (count - 1) * max(sums))
+        textbook = sum(sums) + (count - 1) * max(sums)
+        found.append(textbook if pieces == 1 else (sum(sums) - max(sums)) / pieces + count * max(sums))
     return max(found)
 
 
 def _assumptions(profile: LayerProfile, layout: ProfiledLayout, runtime: TrainingRuntime) -> list[str]:
     nics = f"{runtime.nics_per_server} NICs per server, shared" if runtime.nics_per_server else "a NIC per GPU"
+    order = layout.schedule.name if layout.schedule is not None else "1F1B"
     sends = "all" if runtime.activation_copies == "whole" else "its part"
     when = "during the last backward" if runtime.overlap_gradients else "after the last backward"
     overheads = f"{runtime.per_action_s:g} s per action, {runtime.per_message_s:g} s per message, {runtime.per_iteration_s:g} s per iteration"
     said = [
-        f"1F1B, {runtime.p2p} sends in {runtime.activation_bytes_per_value:g} B per value, every tensor rank sends {sends}",
+        f"{order}, {runtime.p2p} sends in {runtime.activation_bytes_per_value:g} B per value, every tensor rank sends {sends}",
         nics,
         f"gradients in {runtime.gradient_bytes_per_value:g} B, ring all-reduce {when}",
         f"update time is per {runtime.update}",
