@@ -210,11 +210,11 @@ def test_a_loss_that_is_no_number_is_told() -> None:
 def test_calls_that_are_not_the_modules_are_no_batch_statistics(monkeypatch: pytest.MonkeyPatch) -> None:
     """A gradient that export lost, in a module whose loss has several terms and which looks at its batch besides."""
     monkeypatch.setattr(exporting, "watching", lambda model, found: contextlib.nullcontext())
-    graph_of.cache_clear()
+    kept_graph_of.cache_clear()
     try:
         error = refused("centred_hooked", loss="sum_and_mean")
     finally:
-        graph_of.cache_clear()
+        kept_graph_of.cache_clear()
     assert error.data["cause"] == "operator" and "not the module's" in error.data["notes"][-1]
 
 
