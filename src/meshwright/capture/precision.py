@@ -30,12 +30,12 @@ def casting(precision: str) -> AbstractContextManager[Any]:
     return nullcontext() if dtype is None else torch.autocast("cpu", dtype=dtype)
 
 
-def capture_job(job: Training) -> OpGraph:
-    """The operator graph of a job's model with its loss, in the job's precision. Raises: as `capture`."""
+def capture_job(job: Training, **options: Any) -> OpGraph:
+    """The operator graph of a job's model with its loss, in the job's precision; `options`: as of `capture`. Raises: as `capture`."""
     from .graph import capture
 
     with casting(job.asked.precision):
-        return capture(job.model, loss=job.loss, seed=job.seed)
+        return capture(job.model, loss=job.loss, seed=job.seed, **options)
 
 
 def trace_job(job: Training, **options: Any) -> Any:

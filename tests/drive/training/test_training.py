@@ -11,6 +11,7 @@ import msgspec
 import pytest
 
 from captured import captured
+from meshwright.capture.graph import capture
 from meshwright.check import check_plan
 from meshwright.cli import main
 from meshwright.decide.collective import NAMES
@@ -24,10 +25,12 @@ from meshwright.drive.training.wishes import LayoutWanted
 from meshwright.errors import Disconnected, Infeasible, UnknownName, UsageError
 from meshwright.fabric.fabric import Fabric
 from meshwright.graph.graph import OpGraph
+from meshwright.io.fabric.name import load_fabric
 from meshwright.io.plan.plan import plan_bytes
 from meshwright.job import Training
 from meshwright.plan.plan import Plan
 from meshwright.report.plan_text import explain_text, plan_document, plan_text
+from meshwright.run.gate.gate import gate
 
 EXAMPLES = Path(__file__).parents[3] / "examples"
 
@@ -215,3 +218,36 @@ def test_a_plan_that_was_edited_by_hand_is_not_run(tmp_path: Path, capsys: pytes
     assert main(["train", "run", str(tmp_path / "plan.json"), "--out", str(tmp_path / "run")]) == 4
     assert "global batch" in capsys.readouterr().err
     assert not (tmp_path / "run").exists()
+
+
+ONE_SAMPLE = """
+import torch
+from torch import nn
+
+
+class Masked(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.up, self.down = nn.Linear(6, 8), nn.Linear(8, 3)
+
+    def forward(self, x):
+        mask = torch.ones(1, 6)
+        if x.shape[0] > 1:  # as masks in real models: one sample has nothing to expand, so it has another graph
+            mask = mask.repeat(x.shape[0], 1)
+        return self.down(self.up(x * mask).relu())
+
+
+def masked():
+    return Masked(), (torch.randn(4, 6), torch.tensor([0, 1, 2, 0]))
+"""
+
+
+@pytest.mark.parametrize("microbatch", [1, 2])
+def test_micro_batches_of_one_sample_are_planned_from_their_own_graph(microbatch: int, tmp_path: Path) -> None:
+    (tmp_path / "own.py").write_text(ONE_SAMPLE)
+    job = Training(model=f"{tmp_path}/own.py:masked", global_batch=4)
+    plan = plan_training(job, load_fabric("laptop:2"), wishes=(LayoutWanted(data=2, tensor=1, pipeline=1, microbatch=microbatch),))
+    assert plan.layout is not None and plan.layout.microbatch_size == microbatch
+    alone, several = (capture(job.model, loss=job.loss, batch_size=b, scalable=False).fingerprint() for b in (1, 4))
+    assert alone != several and plan.job["graph_fingerprint"] == (alone if microbatch == 1 else several)
+    assert "loss" in gate(plan, data="synthetic").compared

@@ -11,6 +11,7 @@ winner is checked with code that shares nothing with what decided; only then is 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable
+from dataclasses import replace
 from typing import Any
 
 import msgspec
@@ -27,6 +28,7 @@ from .context import Context, Found, Made, SearchBudget
 from .decisions import context_of, decide
 from .evaluated import Evaluated
 from .step_end import require_recipe
+from .wishes import LayoutWanted, Wishes
 
 __all__ = ["plan_of", "plan_training", "roofline_bound"]
 
@@ -50,15 +52,35 @@ def plan_training(
         CheckFailed (a planner is wrong: please report it); as `require_recipe`.
     """
     fabric.require_connected()
+    asked, captured = Wishes.these(wishes), graph
     if graph is None:
         from ...capture.precision import capture_job
 
         graph = capture_job(job)
     require_recipe(job, graph)
-    context = context_of(job, fabric, cost, graph=graph, wishes=wishes, budget=budget, without=without, watch=watch)
-    plan = plan_of(decide(context), context)
+    context = context_of(job, fabric, cost, graph=graph, wishes=asked, budget=budget, without=without, watch=watch)
+    found = decide(context)
+    if captured is None and (other := _graph_of_its_size(job, graph, found)) is not None:
+        only = replace(asked.of(LayoutWanted), microbatch=other.batch_size)
+        context = context_of(job, fabric, cost, graph=other, wishes=asked.but(only), budget=budget, without=without, watch=watch)
+        found = decide(context)
+    plan = plan_of(found, context)
     check_plan(plan)
     return plan
+
+
+def _graph_of_its_size(job: Training, graph: OpGraph, found: Found) -> OpGraph | None:
+    """The graph at the plan's micro-batch size, where it makes other calls than the captured one; None where it makes the same.
+
+    Only one sample differs from several: a dimension of size 1 broadcasts, so models and torch make other calls for it (`expand` to it is none).
+    """
+    layout = found.winner.layout
+    if layout is None or (layout.microbatch_size == 1) == (graph.batch_size == 1):
+        return None
+    from ...capture.precision import capture_job
+
+    other = capture_job(job, batch_size=layout.microbatch_size, scalable=False)
+    return None if other.fingerprint() == graph.fingerprint() else other
 
 
 def roofline_bound(graph: OpGraph, fabric: Fabric, cost: Cost, global_batch: int) -> Bound:
