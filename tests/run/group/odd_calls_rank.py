@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -11,8 +12,9 @@ import torch
 import torch.distributed as dist
 
 import meshwright.torch
-from meshwright.errors import UsageError
+from meshwright.errors import RankDiverged, UsageError
 
+LONG_BEFORE_A_DEADLINE_S = 60
 PLANNED, SMALL = 30000, 50  # elements: the group has plans for the one size and not for the other
 
 
@@ -146,6 +148,40 @@ def many_lengths() -> None:
     routes.MAX_ROUTES = kept
 
 
+def divergence(r: int, n: int) -> None:
+    """Rank 1 calls something else than the others, planned or not, waited for or over at once: all hear of it, whoever waits."""
+
+    def reduces(size: int, operator: Any) -> Callable[[Any], Any]:
+        return lambda group: dist.all_reduce(torch.ones(size), op=operator, group=group)
+
+    def broadcasts(size: int, root: int) -> Callable[[Any], Any]:
+        return lambda group: dist.broadcast(torch.ones(size), root, group=group)
+
+    most, total = dist.ReduceOp.MAX, dist.ReduceOp.SUM
+    cases = (
+        (reduces(SMALL, most), reduces(SMALL, total), "calls all-reduce max float32 200 bytes as collective 1 where the others call"),
+        (reduces(PLANNED, most), reduces(PLANNED, total), "calls all-reduce max float32 117.2 KiB as collective 1 where the others call"),
+        (broadcasts(PLANNED, 0), reduces(PLANNED, total), "calls broadcast float32 root 0 117.2 KiB as collective 1 where the others call"),
+        (broadcasts(SMALL, 1), broadcasts(SMALL, 0), "calls broadcast float32 root 1 200 bytes as collective 1 where the others call broadcast"),
+        (reduces(PLANNED - 99, total), reduces(PLANNED, total), "calls all-reduce sum float32 116.8 KiB as collective 1 where the others call"),
+    )
+    for wrong, right, text in cases:
+        group = dist.new_group()
+        begin = time.monotonic()
+        try:
+            (wrong if r == 1 else right)(group)
+            while time.monotonic() < begin + LONG_BEFORE_A_DEADLINE_S:
+                dist.all_reduce(torch.ones(4), group=group)
+                time.sleep(0.02)
+        except RankDiverged as error:
+            assert text in str(error) and error.data["rank"] == 1, (text, str(error))
+        else:
+            raise AssertionError(f"nobody noticed that rank 1 {text}")
+    x = torch.ones(PLANNED)
+    dist.all_reduce(x)  # the other group goes on
+    assert x.eq(n).all()
+
+
 def main() -> None:
 
     rank, n = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
@@ -155,6 +191,7 @@ def main() -> None:
     for case in (views_with_gaps, uneven_splits, wrong_arguments):
         case(rank, n)
     many_lengths()
+    divergence(rank, n)
     planned = meshwright.torch.report()
     assert "all-to-all" in str(planned) and "unequal splits" in str(planned), planned
     dist.destroy_process_group()

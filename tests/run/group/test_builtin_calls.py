@@ -6,9 +6,12 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
+import torch.distributed as dist
 
 from meshwright.errors import GroupFailed
 from meshwright.run.group.builtin_calls import METHODS, Tally, builtin_call, install_builtin_calls, uninstall_builtin_calls
+from meshwright.run.group.record_file import call_text
 from meshwright.run.group.recorder import Recorder
 from meshwright.run.group.work import BuiltinWork, loss_of
 
@@ -29,7 +32,7 @@ class Engine:
 
     def __init__(self) -> None:
         self.over: list[Exception] = []
-        self.inside = [0]
+        self.inside, self.size = [0], 2
         self.recorder = Recorder(None, (0, 1), 0)
         self.health = object()
 
@@ -84,7 +87,12 @@ def test_methods_of_a_group_without_plans_are_replaced_until_it_has_some() -> No
     engine, tally, group = Engine(), Tally(), Group()
     builtin = SimpleNamespace(**{name: lambda *args: None for _, _, name in METHODS.values()})
     install_builtin_calls(group, engine, builtin, tally, "no plans")  # type: ignore[arg-type]
-    assert group.allreduce("tensors", options(False)) is None
+    given = options(False)
+    given.reduceOp = dist.ReduceOp.MAX
+    assert group.allreduce([torch.ones(3)], given) is None
+    assert call_text(*engine.recorder.calls[1][:2]) == "all-reduce max float32 12 bytes"
+    gaps = [torch.ones(6)[::2]]
+    assert group.allreduce(gaps, given) == ("usual", (gaps, given), {}), "the class's own method packs them"
     assert group.allreduce("tensors") == ("usual", ("tensors",), {}), "options are left out: the class's own method knows which"
     assert group.allreduce("tensors", opts=1) == ("usual", ("tensors",), {"opts": 1})
     assert dict(tally.builtin) == {("all-reduce", "no plans"): 1}

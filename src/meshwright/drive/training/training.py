@@ -58,11 +58,11 @@ def plan_training(
 
         graph = capture_job(job)
     require_recipe(job, graph)
-    context = context_of(job, fabric, cost, graph=graph, wishes=asked, budget=budget, without=without, watch=watch)
+    context = context_of(job, fabric, cost, graph=graph, wishes=asked.given, budget=budget, without=without, watch=watch)
     found = decide(context)
     if captured is None and (other := _graph_of_its_size(job, graph, found)) is not None:
         only = replace(asked.of(LayoutWanted), microbatch=other.batch_size)
-        context = context_of(job, fabric, cost, graph=other, wishes=asked.but(only), budget=budget, without=without, watch=watch)
+        context = context_of(job, fabric, cost, graph=other, wishes=asked.but(only).given, budget=budget, without=without, watch=watch)
         found = decide(context)
     plan = plan_of(found, context)
     check_plan(plan)

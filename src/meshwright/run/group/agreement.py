@@ -19,17 +19,19 @@ from collections.abc import Callable, Sequence
 
 import msgspec
 
+from .audit import Audit, Told
 from .verdict import DEAD, LEFT, UNKNOWN, UP, Claim, Verdict, View, first_cause
 
 __all__ = ["Agreement", "Message"]
 
 
 class Message(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
-    """`view`: somebody's view; `need`: ranks that the sender has not heard; `verdict`: the end."""
+    """`view`: somebody's view; `need`: ranks that the sender has not heard; `verdict`: the end; `told`: of its calls, while all is well."""
 
     view: View | None = None
     need: list[int] = []
     verdict: Verdict | None = None
+    told: Told | None = None
 
 
 class Agreement:
@@ -40,6 +42,7 @@ class Agreement:
     ) -> None:  # fmt: skip
         self.rank, self.size, self.grace_s, self.look, self.judge = rank, size, grace_s, look, judge
         self.names = tuple(names) or tuple(range(size))
+        self.audit: Audit | None = None
         self.links = [UNKNOWN] * size
         self.views: dict[int, View] = {}
         self.verdict: Verdict | None = None
@@ -66,6 +69,10 @@ class Agreement:
         self._settle(now_s)
 
     def receive(self, now_s: float, peer: int, message: Message) -> None:
+        if message.told is not None:  # no answer to an alarm: it may have been sent before the peer froze
+            if self.audit is not None:
+                self.audit.hear(peer, message.told)
+            return
         self.links[peer] = UP
         if message.verdict is not None:
             self._end(message.verdict, peer)
@@ -96,6 +103,27 @@ class Agreement:
         if self.verdict is None and not self._farewell(peer):
             self.alarm(now_s)
             self._settle(now_s)
+
+    @property
+    def calm(self) -> bool:
+        """Nothing is wrong, as far as this rank knows."""
+        return self.verdict is None and self.alarmed_s == math.inf
+
+    def look_around(self, now_s: float) -> None:
+        """Tell the next rank of the ring what was called here, and compare what the one before it has told."""
+        audit = self.audit
+        if audit is None or not self.calm or self.size < 2:
+            return
+        told = audit.due(now_s)
+        if told is not None:
+            self._send((self.rank + 1) % self.size, Message(told=told))
+        found = audit.differs()
+        if found is not None:
+            peer, number = found
+            # Views hold the last few calls, of which the rule finds the first that differs; a claim says what is known beyond them.
+            known = audit.call(number) is not None or audit.last() < number
+            claim = None if known else audit.claim(self.rank, peer, number, lambda r: f"rank {self.names[r]}")
+            self.alarm(now_s, "diverged", claim)
 
     def tick(self, now_s: float) -> None:
         if now_s < self.next_s or self.verdict is not None:

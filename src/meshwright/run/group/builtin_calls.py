@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from .record_file import pack_call
 from .routes import side_by_side
+from .signatures import Signature, signing
 from .work import BuiltinWork
 
 if TYPE_CHECKING:
@@ -59,8 +60,12 @@ class Tally:
         return {what: count[0] for what, count in self.counts.items() if count[0]}
 
 
-def builtin_call(engine: Engine, op: str, run: Callable[..., Any], count: list[int], *, width: int = 0, otherwise: Hand | None = None) -> Hand:
+def builtin_call(
+    engine: Engine, op: str, run: Callable[..., Any], count: list[int], sign: Callable[[tuple[Any, ...]], Signature] | None = None, *, width: int = 0,
+    otherwise: Hand | None = None,
+) -> Hand:  # fmt: skip
     """`hand(*args)` makes the built-in backend's own call `run(*args)`; the last argument is torch's options. `count[0]` counts.
+    `sign(args)` says what is called, for the recorder and the other ranks, unless `signed` is given with the call.
 
     torch's synchronous calls (`asyncOp` off; never from C++) wait at once, so they are waited for here, and the built-in backend's work is the
     answer. Otherwise the answer is a work that looks into failures when it is waited for. With `otherwise`, calls that have not `width`
@@ -68,9 +73,9 @@ def builtin_call(engine: Engine, op: str, run: Callable[..., Any], count: list[i
     Raises: what ended the group, now or before; what the built-in backend has to say about the arguments.
     """
     over, inside, asked, alone = engine.over, engine.inside, engine.recorder.asked, engine.health is None
-    call = pack_call(op, -1, "", "")
+    plain = pack_call(op, -1, "", ""), 0
 
-    def hand(*args: Any, **named: Any) -> Any:
+    def hand(*args: Any, signed: Signature | None = None, **named: Any) -> Any:
         if otherwise is not None and (named or len(args) != width or not side_by_side(args)):
             return otherwise(*args, **named)
         if over:
@@ -78,7 +83,8 @@ def builtin_call(engine: Engine, op: str, run: Callable[..., Any], count: list[i
         # gloo looks at the arguments and queues: a call that it refuses is none of the group's, whose ranks count alike
         work = run(*args)
         count[0] += 1
-        number = asked(call, 0, 0)
+        call, size_bytes = signed or (plain if sign is None else sign(args))
+        number = asked(call, size_bytes, 0)
         if alone or work is None:
             return work
         if args[-1].asyncOp:
@@ -108,7 +114,8 @@ def install_builtin_calls(group: Any, engine: Engine, builtin: Any, tally: Tally
         return method
 
     for name, (op, width, its_name) in METHODS.items():
-        setattr(group, name, builtin_call(engine, op, getattr(builtin, its_name), tally.count(op, reason), width=width, otherwise=usual(name)))
+        count, sign = tally.count(op, reason), signing(op, engine.size)
+        setattr(group, name, builtin_call(engine, op, getattr(builtin, its_name), count, sign, width=width, otherwise=usual(name)))
 
 
 def uninstall_builtin_calls(group: Any) -> None:

@@ -14,6 +14,7 @@ import torch.distributed as dist
 from ...errors import GroupFailed, MeshwrightError, RunError
 from ...fabric.fabric import Fabric
 from ..executor.tags import ReservedTag
+from .audit import Audit
 from .call import Call, Session
 from .chunks import BLOCKED
 from .health import GroupHealth, claim_of, refuse
@@ -25,7 +26,7 @@ from .recorder import Recorder, flight_file
 from .reductions import Reduction
 from .settings import Settings
 from .streams import DeviceRunner
-from .verdict import View
+from .verdict import NO_PROGRAM, View
 from .views import view_of
 from .work import loss_of
 from .worker import Lost, Task, Worker
@@ -49,7 +50,7 @@ class Engine:
         self._builtin: Any = None
         self._device_transports: list[Any] = []
         self._closed: MeshwrightError | None = None
-        self._planning = False
+        self._asking: tuple[int, int] | None = None  # (call, bytes) of the call for which a plan is made or waited for
         self.over: list[MeshwrightError] = []  # what ended the group, once something has
         self.inside = [0]  # number of the built-in collective that is waited for
         self._signatures: dict[tuple[Session, str], tuple[int, int]] = {}
@@ -63,7 +64,8 @@ class Engine:
         self.health: GroupHealth | None = None
         self.recorder = Recorder(None, self.global_ranks, rank)
         if size > 1:
-            health = GroupHealth(own, rank, size, self.global_ranks, self.timeout_s, self._look, self._failed, self._busy)
+            audit = Audit(self._last, self._digest, self._call_at, lambda: self._asking)
+            health = GroupHealth(own, rank, size, self.global_ranks, self.timeout_s, self._look, self._failed, self._busy, audit)
             health.meet(self.meeting_s)
             self.health = health
             self.plans.wait_for = self._wait_for
@@ -102,17 +104,28 @@ class Engine:
         self._device_transports.append(transport)
 
     # ---- collectives (those of the built-in backend: see `builtin_calls`) ----------------------------------------------
-    def candidates(self, op: str, root: int, size_bytes: int) -> list[Chosen] | str:
-        self._planning = True
+    def candidates(self, op: str, root: int, size_bytes: int, call: int) -> list[Chosen] | str:
+        """Programs for a call (packed), the best predicted first, or why there is none; see `GroupPlans`."""
+        self._asking = call, size_bytes
         try:
             return self.plans.candidates(op, root, size_bytes)
         finally:
-            self._planning = False
+            self._asking = None
+
+    def _last(self) -> int:
+        return self.recorder.number
+
+    def _digest(self, number: int) -> int | None:
+        return self.recorder.digest(number)
+
+    def _call_at(self, number: int) -> tuple[int, int] | None:
+        found = self.recorder.calls.get(number)
+        return found[:2] if found is not None else None
 
     def submit(self, task: Task) -> None:
-        worker = self._worker or self._start()
         call, size_bytes = self._signature(task.session, task.reduction)
         task.number = self.recorder.asked(call, size_bytes, task.name)
+        worker = self._worker or self._start()
         task.mask = mask_of(task.number, call, size_bytes, task.name)
         worker.submit(task)
         # `give_up` may have emptied the queue just before this task came into it; done again, it ends the task too.
@@ -136,6 +149,10 @@ class Engine:
 
     def _start(self) -> Worker:
         store = dist.PrefixStore("meshwright/messages", self.store)
+        # Connecting waits inside the store, where no verdict reaches it: so all ranks come first. One that called something else does not.
+        self.plans.store.set(f"messages/{self.rank}", b"1")
+        for rank in range(self.size):
+            self._wait_for(f"messages/{rank}")
         try:
             self._messages = GlooMessages(store, self.rank, self.size, self.meeting_s)
         except RuntimeError as error:
@@ -199,11 +216,13 @@ class Engine:
         task = worker.task if worker is not None else None
         code = task.session.code if task is not None else None
         assert code is None or isinstance(code, RankCode), "the thread walks no waves"
-        view = view_of(self.recorder, self.rank, code, worker.under if worker is not None else None, self._planning)
+        view = view_of(self.recorder, self.rank, code, worker.under if worker is not None else None, self._asking is not None)
         if view.state == "idle" and self.inside[0]:
             view.state, view.number = "builtin", self.inside[0]
         if view.state == "planning":
             view.number = self.recorder.number + 1
+            if self._asking is not None:
+                view.history.append((view.number, *self._asking, NO_PROGRAM))
             view.waiting, view.peer, view.receives = self.rank != 0, 0 if self.rank else -1, True
             view.text = f"rank {self.global_ranks[self.rank]} waits for the plan from rank {self.global_ranks[0]}" if self.rank else ""
         return view

@@ -25,6 +25,7 @@ from .plans import Chosen
 from .rank_code import compile_rank
 from .reductions import Reduction, reduction
 from .routes import Builtin, Route, Routes, Trial, alike, copier, dense, in_a_row, packed, side_by_side, unpack
+from .signatures import REDUCING, Signature, signature, signing
 from .streams import DeviceRunner
 from .trials import Trials
 from .waves import Waves, compile_waves, waves_of
@@ -34,7 +35,6 @@ from .worker import Task
 __all__ = ["MeshwrightGroup"]
 
 Tensors = list[torch.Tensor]
-REDUCING = ("all-reduce", "reduce", "reduce-scatter")
 MEASURED = "measured: the built-in backend is faster"
 
 
@@ -279,20 +279,26 @@ class MeshwrightGroup(dist.ProcessGroup):  # type: ignore[misc]
         builtin_call(self.engine, "all-reduce", self.builtin.allreduce, [0])([told], least)
         return 0 <= int(told[0]) == -int(told[1])
 
-    def _fall(self, op: str, reason: str, builtin: Builtin) -> Any:
+    def _fall(self, op: str, reason: str, builtin: Builtin, signed: Signature | None = None) -> Any:
         key = op, reason, builtin.run
         hand = self._hands.get(key)
         if hand is None:
-            hand = self._hands[key] = builtin_call(self.engine, op, builtin.run, self.tally.count(op, reason))
+            hand = self._hands[key] = builtin_call(self.engine, op, builtin.run, self.tally.count(op, reason), signing(op, self._ranks))
         if side_by_side(builtin.args):
-            return hand(*builtin.args)
+            return hand(*builtin.args, signed=signed)
         # gloo reads on from the first element, through the gaps of a view, and says nothing (2.13): it gets copies
         targets, *others = builtin.args[:-1]
         back: list[tuple[torch.Tensor, torch.Tensor]] = []
-        work = hand(packed(targets, back), *(packed(x) for x in others), builtin.args[-1])
+        work = hand(packed(targets, back), *(packed(x) for x in others), builtin.args[-1], signed=signed)
         return JoinedWork(targets, [work], lambda: unpack(back))
 
-    def _routed(self, op: str, root: int, elements: int, given: torch.Tensor, builtin: Builtin) -> tuple[Route | Trial | str, Reduction | None]:
+    def _signed(self, op: str, root: int, elements: int, given: torch.Tensor, builtin: Builtin) -> Signature:
+        size_bytes = elements * (self._ranks if op in BLOCKED else 1) * given.element_size()
+        return signature(op, root, builtin.args[-1].reduceOp if op in REDUCING else None, given.dtype, size_bytes)
+
+    def _routed(
+        self, op: str, root: int, elements: int, given: torch.Tensor, builtin: Builtin, signed: Signature
+    ) -> tuple[Route | Trial | str, Reduction | None]:
         """What runs an operation, or why the built-in backend does; nothing is copied or flattened to find out."""
         engine = self.engine
         if engine.plans.never:
@@ -310,16 +316,17 @@ class MeshwrightGroup(dist.ProcessGroup):  # type: ignore[misc]
             if found is None:
                 return "operator and type", None
         if route is None:
-            route = self._routes[key] = self._route(op, root, elements, given)
+            route = self._routes[key] = self._route(op, root, elements, given, signed[0])
         return route, found
 
     def _in_place(self, op: str, tensors: Tensors, root: int, builtin: Builtin) -> Any:
         self._require(op, len(tensors) == 1, f"{len(tensors)} tensors at once")
         self._require(op, root < self._ranks, f"root {root} among {self._ranks} ranks")
         tensor = tensors[0]
-        route, found = self._routed(op, root, tensor.numel(), tensor, builtin)
+        signed = self._signed(op, root, tensor.numel(), tensor, builtin)
+        route, found = self._routed(op, root, tensor.numel(), tensor, builtin, signed)
         if isinstance(route, str):
-            return self._fall(op, route, builtin)
+            return self._fall(op, route, builtin, signed)
         flat = in_a_row(tensor)
         after = None if tensor.is_contiguous() else copier([tensor], flat)
         return self._go(route, Call(op, flat, flat, root), found, builtin, tensors, after)
@@ -328,9 +335,10 @@ class MeshwrightGroup(dist.ProcessGroup):  # type: ignore[misc]
         shapes = f"{source.numel()} elements in, {target.numel()} out, among {self._ranks} ranks"
         self._require(op, fits and source.dtype == target.dtype, f"{shapes}; {source.dtype} in, {target.dtype} out")
         elements = (target if op == "reduce-scatter" else source).numel() // (self._ranks if op == "all-to-all" else 1)
-        route, found = self._routed(op, -1, elements, source, builtin)
+        signed = self._signed(op, -1, elements, source, builtin)
+        route, found = self._routed(op, -1, elements, source, builtin, signed)
         if isinstance(route, str) or not dense(target):
-            return self._fall(op, route if isinstance(route, str) else "sparse", builtin)
+            return self._fall(op, route if isinstance(route, str) else "sparse", builtin, signed)
         flat = in_a_row(target)
         after = None if target.is_contiguous() else copier([target], flat)
         return self._go(route, Call(op, in_a_row(source), flat), found, builtin, [target], after)
@@ -340,9 +348,10 @@ class MeshwrightGroup(dist.ProcessGroup):  # type: ignore[misc]
     ) -> Any:  # fmt: skip
         """Lists are joined to one tensor before, and taken apart after. Every tensor in them is one block."""
         block = next(x[0] if isinstance(x, list) else x for x in (source, target) if x is not None)
-        route, found = self._routed(op, root, block.numel(), block, builtin)
+        signed = self._signed(op, root, block.numel(), block, builtin)
+        route, found = self._routed(op, root, block.numel(), block, builtin, signed)
         if isinstance(route, str):
-            return self._fall(op, route, builtin)
+            return self._fall(op, route, builtin, signed)
         after = None
         if isinstance(source, list):
             source = torch.cat([in_a_row(t) for t in source])
@@ -396,7 +405,7 @@ class MeshwrightGroup(dist.ProcessGroup):  # type: ignore[misc]
             self._routes[trial.key] = winner or MEASURED
         return work
 
-    def _route(self, op: str, root: int, elements: int, given: torch.Tensor) -> Route | Trial | str:
+    def _route(self, op: str, root: int, elements: int, given: torch.Tensor, call: int) -> Route | Trial | str:
         if self._ranks < 2:
             return "one rank"
         if not elements:
@@ -404,7 +413,7 @@ class MeshwrightGroup(dist.ProcessGroup):  # type: ignore[misc]
         if given.device.type != "cpu" and given.device.type not in self.runners:
             return f"tensors on {given.device.type}"
         size_bytes = elements * (self._ranks if op in BLOCKED else 1) * given.element_size()
-        found = self.engine.candidates(op, root, size_bytes)
+        found = self.engine.candidates(op, root, size_bytes, call)
         if isinstance(found, str):
             return found
         settled = self.engine.plans.settled.get(self.engine.plans.key(op, root, size_bytes))

@@ -32,6 +32,7 @@ from ...errors import (
 )
 from .addresses import own_address
 from .agreement import Agreement, Message
+from .audit import Audit
 from .control import SAMPLES_PER_TIMEOUT, Member, control, release
 from .control_frames import PROTOCOL_VERSION, Hello, frame
 from .verdict import Claim, Verdict, View, rank_list
@@ -96,9 +97,9 @@ class GroupHealth:
 
     def __init__(
         self, store: Any, rank: int, size: int, names: Sequence[int], timeout_s: float, look: Callable[[], View],
-        ended: Callable[[MeshwrightError], None], busy: Callable[[], bool] = lambda: True,
+        ended: Callable[[MeshwrightError], None], busy: Callable[[], bool] = lambda: True, audit: Audit | None = None,
     ) -> None:  # fmt: skip
-        self._busy = busy
+        self._busy, self._audit = busy, audit
         self.store, self.rank, self.size, self.names, self.timeout_s = store, rank, size, tuple(names), timeout_s
         self.error: MeshwrightError | None = None
         self.run = ""
@@ -155,6 +156,7 @@ class GroupHealth:
             if time.monotonic() > deadline:
                 away = [r for r in range(self.size) if r != self.rank and r not in member.connections]
                 raise self._stop(away[0], "run-timeout", f"no control connection with {rank_list([self.names[r] for r in away])}")
+        self._control.call(lambda: setattr(self.agreement, "audit", self._audit))  # there: it wakes the thread, which waits for no clock yet
 
     def _connect(self, member: Member, peer: int, place: _Place, told: _Group, deadline: float) -> None:
         try:

@@ -34,6 +34,9 @@ from . import record_file as layout
 __all__ = ["FlightFile", "Recorder", "flight_file", "private_folder", "process_started"]
 
 _FOUR = struct.Struct("<4q")
+MAX_DIGESTS = 1024  # calls of which a digest is known, so many may lie between a fast rank and a slow one
+# Of a polynomial over a prime field: two different sequences have equal digests once in some 10^18.
+_PRIME, _BASE, _CALL, _SIZE = (1 << 61) - 1, 1_000_003_777_222_111, 900_719_925_474_099, 611_953_771_337_933
 _RECORD = struct.Struct("<16q")
 _MAX_AGE_S = 86_400.0  # a day: older records in the private folder whose process is gone are removed
 _now = time.monotonic_ns
@@ -152,6 +155,7 @@ class Recorder:
         self.last = 0  # number of the one begun last
         self._recent: list[tuple[int, int, int, int]] = [(0, 0, 0, 0)] * layout.MAX_HISTORY  # (number, call, bytes, program) at number mod that
         self._count = [0]
+        self._digests: list[tuple[int, int]] = [(0, 0)] * MAX_DIGESTS  # (number, digest of all calls up to it) at number mod that
         self.id = -1
         if file is not None:
             with _lock:
@@ -229,15 +233,24 @@ class Recorder:
         """number -> (call, bytes, program) of the last few."""
         return {number: (call, size_bytes, name) for number, call, size_bytes, name in self._recent if number}
 
+    def digest(self, number: int) -> int | None:
+        """Of all calls up to that one: equal at ranks that have called the same. None where it is not known any more, or not yet."""
+        found, digest = self._digests[number % MAX_DIGESTS]
+        return digest if found == number else None
+
     def _asking(self) -> Callable[[int, int, int], int]:
         pack, place, words, slots, last = _RECORD.pack_into, self._map, self.words, self._slots, self._at + layout.G_ASKED
         recent, count, serials, group, now = self._recent, self._count, self._serial, self.id, _now
         first, rows, built_in, own = layout.RING_AT, layout.RING_RECORDS, layout.BUILTIN, layout.ASKED
-        kept = layout.MAX_HISTORY
+        kept, digests = layout.MAX_HISTORY, self._digests
+        digest = 0
 
         def asked(call: int, size_bytes: int, name: int) -> int:
+            nonlocal digest
             count[0] = number = count[0] + 1
             recent[number % kept] = number, call, size_bytes, name
+            digest = (digest * _BASE + call * _CALL + size_bytes * _SIZE + name) % _PRIME
+            digests[number % MAX_DIGESTS] = number, digest
             serial = next(serials)
             state = built_in
             if name:

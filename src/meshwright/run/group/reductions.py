@@ -14,7 +14,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-__all__ = ["Reduction", "reduction"]
+__all__ = ["Reduction", "operator_name", "reduction"]
 
 FLOATS = frozenset({torch.float16, torch.bfloat16, torch.float32, torch.float64})
 INTEGERS = frozenset({torch.int8, torch.uint8, torch.int32, torch.int64})
@@ -72,8 +72,16 @@ _TABLE: dict[Any, tuple[Reduction, frozenset[torch.dtype]]] = {
 
 def reduction(op: Any, dtype: torch.dtype) -> Reduction | None:
     """None where the built-in backend has to decide."""
+    found, dtypes = _known(op) or (None, ())
+    return found if dtype in dtypes else None
+
+
+def operator_name(op: Any) -> str:
+    """`sum`; empty for operators without a name here, and for none."""
+    found = _known(op) if op is not None else None
+    return found[0].name if found is not None else ""
+
+
+def _known(op: Any) -> tuple[Reduction, frozenset[torch.dtype]] | None:
     kind = op.op if hasattr(op, "op") and not isinstance(op, dist.ReduceOp.RedOpType) else op
-    for known, (found, dtypes) in _TABLE.items():
-        if known == kind:
-            return found if dtype in dtypes else None
-    return None
+    return next((row for known, row in _TABLE.items() if known == kind), None)

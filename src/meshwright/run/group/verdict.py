@@ -18,12 +18,13 @@ import msgspec
 from .record_file import call_text
 
 __all__ = [
-    "CRAWLS", "CUT", "DEAD", "LEFT", "SILENT", "UNKNOWN", "UP", "Claim", "Verdict", "View", "first_cause", "place_text", "rank_list",
+    "CRAWLS", "CUT", "DEAD", "LEFT", "NO_PROGRAM", "SILENT", "UNKNOWN", "UP", "Claim", "Verdict", "View", "first_cause", "place_text", "rank_list",
 ]  # fmt: skip
 
 # What a rank knows about its connection to another one.
 UP, DEAD, SILENT, CUT, CRAWLS, UNKNOWN = "u", "d", "s", "c", "w", "?"
 LEFT = ("exited", "terminated", "closed")
+NO_PROGRAM = -1  # in a history: of a call whose plan is not there yet
 
 
 class Claim(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
@@ -255,7 +256,9 @@ class _Rule:
             # Another call comes before another program: ranks that call different things have different programs anyway.
             if len(set(calls.values())) > 1:
                 return self.diverged(number, calls, tables)
-            programs = {r: p for r, (_, _, p) in here.items()}
+            programs = {r: p for r, (_, _, p) in here.items() if p != NO_PROGRAM}
+            if len(set(programs.values())) < 2:
+                continue
             rank = _odd(programs)
             what = f"runs another program than the others in collective {number} ({call_text(*calls[rank])})"
             hint = "give all ranks the same plan files, fabric and versions"
