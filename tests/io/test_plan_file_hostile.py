@@ -127,7 +127,7 @@ def changed(path: str, value: Any) -> bytes:
         ("programs.0.calls.names", ["x"], "plan.json: programs[0].hash"),
         ("programs.0.contract", {"op": "juggle", "inputs": [], "outputs": [], "root": -1}, "plan.json: programs[0].contract.op: unknown operation 'juggle'"),
         ("programs.0.contract", {"op": "all-reduce", "inputs": [[0, 0, 1]], "outputs": [], "root": -1}, "plan.json: programs[0].contract.inputs: has 1"),
-        ("programs.0.contract", {"op": "all-reduce", "inputs": [[0, 0, 9]] * 2, "outputs": [], "root": 0}, "programs[0].contract.inputs[0]: range beyond"),
+        ("programs.0.contract", {"op": "all-reduce", "inputs": [[0, 0, 9]] * 2, "outputs": [], "root": 0}, "programs[0].contract.inputs[0]: chunks 0..9 of a buffer with 4"),
         ("programs.0.contract", {"op": "all-reduce", "inputs": [], "outputs": [], "root": 2}, "plan.json: programs[0].contract.root: must be -1..1, got 2"),
         ("programs.0.fold", {"axes": [{"name": "a", "size": 3, "stride": 1, "kind": "shift"}], "buffer_shift": [[0, 0]]}, "fold.axes: axes of 3 ranks"),
         ("programs.0.fold", {"axes": [{"name": "a", "size": 2, "stride": 1, "kind": "shift"}], "buffer_shift": []}, "fold.buffer_shift: has 0 rows"),

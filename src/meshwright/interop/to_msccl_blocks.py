@@ -14,8 +14,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from itertools import pairwise
 
-from ..errors import Unsupported
 from .to_msccl_memory import Memory, Move
+from .to_msccl_order import Block, levels_of, waits_of
 
 __all__ = ["Block", "Blocks", "Connection", "blocks_of"]
 
@@ -28,14 +28,6 @@ class Connection:
     dst: int
     channel: int
     stretch: int
-
-
-@dataclass(slots=True)
-class Block:
-    rank: int
-    send: int  # connection, -1 = none
-    recv: int
-    moves: list[int]
 
 
 @dataclass
@@ -65,7 +57,7 @@ def blocks_of(
     if pool:
         made.pool()
         made.drop_dead_stores()
-        made.result.waits = _waits(made.result)
+        made.result.waits = waits_of(made.moves, made.result.blocks)
         return made.result
     made.connect(stretch)
     made.untie()
@@ -77,7 +69,7 @@ def blocks_of(
             made.squeeze(squeeze)
         made.fuse()
     made.drop_dead_stores()
-    made.result.waits = _waits(made.result)
+    made.result.waits = waits_of(made.moves, made.result.blocks)
     return made.result
 
 
@@ -218,7 +210,7 @@ class _Maker:
             for k, c in of.items():
                 ends[c][side] = k
         between: dict[tuple[int, int], list[int]] = {}
-        level = self._levels({b: a for a, b in ends.values()})
+        level = levels_of(self.moves, {b: a for a, b in ends.values()})
         for c in ends:
             between.setdefault((self.connections[c].src, self.connections[c].dst), []).append(c)
         blocks = self.result.blocks
@@ -239,31 +231,6 @@ class _Maker:
             blocks.append(Block(rank, -1, -1, sorted(mine, key=lambda k: (level[k], self.moves[k].order, k))))
         self.connections[:] = pooled
         self._renumber()
-
-    def _levels(self, sender_of: dict[int, int]) -> list[int]:
-        """Per step the longest chain of waits before it, where a message's two ends count as one step: both then lie on one level, and all that
-        waits for either of them on a higher one. So blocks in the order of levels never wait in a circle.
-
-        Raises: Unsupported when an end of a message waits for its other end.
-        """
-        node = [sender_of.get(k, k) for k in range(len(self.moves))]
-        later: dict[int, list[int]] = {}
-        left = dict.fromkeys(node, 0)
-        for k, m in enumerate(self.moves):
-            for d in m.after:
-                later.setdefault(node[d], []).append(node[k])
-                left[node[k]] += 1
-        level = dict.fromkeys(left, 0)
-        ready = [x for x in left if not left[x]]
-        for x in ready:  # grows while it is walked
-            for y in later.get(x, ()):
-                level[y] = max(level[y], level[x] + 1)
-                left[y] -= 1
-                if not left[y]:
-                    ready.append(y)
-        if len(ready) < len(left):
-            raise Unsupported("messages of this schedule cannot share connections", data={"limit": "order"})
-        return [level[x] for x in node]
 
     # ---- joining -------------------------------------------------------------------------------------------------------
     def join(self) -> None:
@@ -408,54 +375,3 @@ class _Maker:
         for k in kept:
             if self.moves[k].parts == "RXADS" and k not in needed:
                 self.moves[k].parts, self.moves[k].dst = "RXAS", ("", 0)
-
-
-# ---- waits -------------------------------------------------------------------------------------------------------------
-def _waits(made: Blocks) -> dict[int, list[int]]:
-    """Per move the waits that block order and other waits do not imply."""
-    where = {k: (number, at) for number, b in enumerate(made.blocks) for at, k in enumerate(b.moves)}
-    order = _sorted(made, where)
-    when = {k: j for j, k in enumerate(order)}
-    known: dict[int, dict[int, int]] = {}  # move -> per block the last position known to be complete
-    waits: dict[int, list[int]] = {}
-    for k in order:
-        block, at = where[k]
-        seen: dict[int, int] = dict(known[made.blocks[block].moves[at - 1]]) if at else {}
-        for d in sorted({d for d in made.moves[k].after if d in where}, key=lambda d: -when[d]):
-            b, p = where[d]
-            if b == block or seen.get(b, -1) >= p:
-                continue
-            waits.setdefault(k, []).append(d)
-            for other, position in known[d].items():
-                if seen.get(other, -1) < position:
-                    seen[other] = position
-        seen[block] = at
-        known[k] = seen
-    return waits
-
-
-def _sorted(made: Blocks, where: dict[int, tuple[int, int]]) -> list[int]:
-    """The moves in an order that respects blocks and waits. Raises: Unsupported when there is none."""
-    later: dict[int, list[int]] = {k: [] for k in where}
-    left = dict.fromkeys(where, 0)
-
-    def edge(a: int, b: int) -> None:
-        later[a].append(b)
-        left[b] += 1
-
-    for b in made.blocks:
-        for one, two in pairwise(b.moves):
-            edge(one, two)
-    for k in where:
-        for d in made.moves[k].after:
-            if d in where:
-                edge(d, k)
-    order = [k for k in where if not left[k]]
-    for k in order:  # grows while it is walked
-        for x in later[k]:
-            left[x] -= 1
-            if not left[x]:
-                order.append(x)
-    if len(order) < len(where):
-        raise Unsupported("receiving and sending blocks of this schedule cannot be joined", data={"limit": "order"})
-    return order

@@ -68,5 +68,7 @@ def test_no_enumerated_layout_does_better(zones: bool, objective: str, rank: flo
 
 def test_every_method_names_its_source() -> None:
     kinds = strategies("layers")
-    assert len({kind.name for kind in kinds}) == len({kind.cite.key for kind in kinds}) == len(kinds)
+    assert len({kind.name for kind in kinds}) == len(kinds)
+    own = [kind for kind in kinds if kind.name != "schedules"]  # the grid's degrees, with every schedule there is
+    assert len({kind.cite.key for kind in own}) == len(own)
     assert all(kind.cite.title in kind.cite.line() for kind in kinds)

@@ -102,7 +102,7 @@ def test_a_found_layout_of_several_kinds_is_a_plan():
     net = unlike((1.0, 0.25))
     found = find_layouts(
         lambda b: at_batch(graph(), b), net, assumed_cost(net), global_batch=16, precision=FULL, microbatches=(1, 2), levels=(0,),
-        recompute=("none",), simulated=20, refine=1,
+        recompute=("none",), simulated=20, refine=1, methods=("mixed",),
     )  # fmt: skip
     chosen = best_runnable(found)
     plan = plan_found(found, chosen, JOB, net, assumed_cost(net), graph())

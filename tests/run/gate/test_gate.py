@@ -70,7 +70,7 @@ def test_the_owners_step_is_a_plain_loop() -> None:
 def test_the_owners_gradients_are_kept(model: str, monkeypatch: pytest.MonkeyPatch) -> None:
     report = gated(model, (2, 1, 1))
     assert report.compared == EQUAL and report.precision == "float64"
-    monkeypatch.setattr(exporting, "watching", lambda model, found: contextlib.nullcontext())
+    monkeypatch.setattr(exporting, "watching", lambda model, found, seen: contextlib.nullcontext())
     if model.endswith("module_hook"):  # noticed in another place too (`exporting`)
         return
     kept_graph_of.cache_clear()
@@ -209,7 +209,7 @@ def test_a_loss_that_is_no_number_is_told() -> None:
 
 def test_calls_that_are_not_the_modules_are_no_batch_statistics(monkeypatch: pytest.MonkeyPatch) -> None:
     """A gradient that export lost, in a module whose loss has several terms and which looks at its batch besides."""
-    monkeypatch.setattr(exporting, "watching", lambda model, found: contextlib.nullcontext())
+    monkeypatch.setattr(exporting, "watching", lambda model, found, seen: contextlib.nullcontext())
     kept_graph_of.cache_clear()
     try:
         error = refused("centred_hooked", loss="sum_and_mean")

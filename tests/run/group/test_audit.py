@@ -68,7 +68,7 @@ def test_only_ranks_that_differ_are_found(seed: int) -> None:
 
 def test_what_is_planned_differs_before_it_is_called() -> None:
     one, two = Rank(0, 2), Rank(1, 2)
-    one.asking, two.asking = (CALLS[0], 64), (CALLS[2], 64)
+    one.asking, two.asking = (1, CALLS[0], 64), (1, CALLS[2], 64)
     told = one.audit.due(1.0)
     assert told == Told(number=0, digest=0, planning=(CALLS[0], 64)) and one.audit.due(1.0 + AUDIT_PERIOD_S) is None, "no news"
     two.audit.hear(0, told)
@@ -76,6 +76,8 @@ def test_what_is_planned_differs_before_it_is_called() -> None:
     two.asking = one.asking
     two.audit.hear(0, told)
     assert two.audit.differs() is None
+    one.asking = (2, CALLS[0], 64)  # the thread that tells has read the number before the call that came meanwhile
+    assert one.audit.due(9.0) is None
     two.recorder.asked(CALLS[2], 64, 3)  # planned here already, and called
     two.audit.hear(0, told)
     assert two.audit.differs() == (0, 1)

@@ -79,6 +79,7 @@ def script(folder: Path) -> str:
 def test_trials_end_with_one_choice_everywhere(tmp_path: Path) -> None:
     done = run_ranks(2, [script(tmp_path)], MESHWRIGHT_FABRIC="laptop:2", MESHWRIGHT_TUNE="2", MESHWRIGHT_STRATEGIES="ring,forestcoll,direct")
     assert [code for code, _ in done] == [0, 0], done
+    assert all("report" in text for _, text in done), done
     said = [next(line for line in text.splitlines() if line.startswith("report")) for _, text in done]
     assert said[0] == said[1] and "on trial" in said[0]
 

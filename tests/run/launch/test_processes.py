@@ -180,7 +180,7 @@ def test_a_stopped_rank_is_named_after_the_timeout(tmp_path):
 
 def test_wrong_data_is_the_users_error(tmp_path):
     error = _fails(f"{FAILING}:wrong_shape", tmp_path, UsageError)
-    assert "the model takes (4, 32)" in error.message
+    assert "tensor 0 of sample 0 is (5,) torch.int64, the model takes (32,)" in error.message
 
 
 def test_interrupt_ends_all_ranks(tmp_path, monkeypatch):

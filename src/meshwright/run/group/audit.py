@@ -31,11 +31,11 @@ class Told(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
 
 class Audit:
     """What one rank tells and hears. `last()`: its last number; `digest(number)`: None where it is not known any more, or not yet; `call(number)`:
-    (call, bytes), as long as it is known; `planning()`: what is planned for the next call."""
+    (call, bytes), as long as it is known; `planning()`: (number, call, bytes) of the call that is being planned."""
 
     def __init__(
         self, last: Callable[[], int], digest: Callable[[int], int | None], call: Callable[[int], tuple[int, int] | None],
-        planning: Callable[[], tuple[int, int] | None],
+        planning: Callable[[], tuple[int, int, int] | None],
     ) -> None:  # fmt: skip
         self.last, self.digest, self.call, self.planning = last, digest, call, planning
         self.next_s = 0.0
@@ -48,7 +48,7 @@ class Audit:
             return None
         self.next_s = now_s + AUDIT_PERIOD_S
         number = self.last()
-        told = Told(number=number, digest=self.digest(number) or 0, planning=self.planning())
+        told = Told(number=number, digest=self.digest(number) or 0, planning=self._planned(number + 1))
         if told == self._told or (not number and told.planning is None):
             return None
         self._told = told
@@ -66,13 +66,18 @@ class Audit:
             if own is not None and own != told.digest and told.number:
                 return peer, told.number
             follows = told.number + 1
-            mine = self.call(follows) or (self.planning() if self.last() == told.number else None)
+            mine = self.call(follows) or self._planned(follows)
             if told.planning is not None and own is not None and mine is not None and mine != told.planning:
                 return peer, follows
             if self.last() < told.number or (told.planning is not None and mine is None and self.last() <= told.number):
                 left.append((peer, told))
         self._pending = left
         return None
+
+    def _planned(self, number: int) -> tuple[int, int] | None:
+        """Calls go on while this thread looks, so what is planned is taken only for the call that it is planned for."""
+        found = self.planning()
+        return found[1:] if found is not None and found[0] == number else None
 
     def claim(self, rank: int, peer: int, number: int, name: Callable[[int], str]) -> Claim:
         """What is known where the calls that differ are forgotten already."""

@@ -50,7 +50,8 @@ class Engine:
         self._builtin: Any = None
         self._device_transports: list[Any] = []
         self._closed: MeshwrightError | None = None
-        self._asking: tuple[int, int] | None = None  # (call, bytes) of the call for which a plan is made or waited for
+        self._planning = False
+        self._asking: tuple[int, int, int] | None = None  # (number, call, bytes) of the call for which a plan is made or waited for
         self.over: list[MeshwrightError] = []  # what ended the group, once something has
         self.inside = [0]  # number of the built-in collective that is waited for
         self._signatures: dict[tuple[Session, str], tuple[int, int]] = {}
@@ -106,11 +107,13 @@ class Engine:
     # ---- collectives (those of the built-in backend: see `builtin_calls`) ----------------------------------------------
     def candidates(self, op: str, root: int, size_bytes: int, call: int) -> list[Chosen] | str:
         """Programs for a call (packed), the best predicted first, or why there is none; see `GroupPlans`."""
-        self._asking = call, size_bytes
+        self._planning = True
+        # Trials and a probe call collectives of their own before this one, so then it is not the next.
+        self._asking = None if self.settings.tune or self.plans.find_fabric is not None else (self.recorder.number + 1, call, size_bytes)
         try:
             return self.plans.candidates(op, root, size_bytes)
         finally:
-            self._asking = None
+            self._planning, self._asking = False, None
 
     def _last(self) -> int:
         return self.recorder.number
@@ -216,13 +219,13 @@ class Engine:
         task = worker.task if worker is not None else None
         code = task.session.code if task is not None else None
         assert code is None or isinstance(code, RankCode), "the thread walks no waves"
-        view = view_of(self.recorder, self.rank, code, worker.under if worker is not None else None, self._asking is not None)
+        view = view_of(self.recorder, self.rank, code, worker.under if worker is not None else None, self._planning)
         if view.state == "idle" and self.inside[0]:
             view.state, view.number = "builtin", self.inside[0]
         if view.state == "planning":
             view.number = self.recorder.number + 1
             if self._asking is not None:
-                view.history.append((view.number, *self._asking, NO_PROGRAM))
+                view.history.append((*self._asking, NO_PROGRAM))
             view.waiting, view.peer, view.receives = self.rank != 0, 0 if self.rank else -1, True
             view.text = f"rank {self.global_ranks[self.rank]} waits for the plan from rank {self.global_ranks[0]}" if self.rank else ""
         return view

@@ -16,7 +16,8 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from ...errors import MeshwrightError, UsageError
+from ...errors import MeshwrightError
+from .arguments import Arguments
 from .builtin_calls import Hand, Tally, builtin_call, install_builtin_calls, uninstall_builtin_calls
 from .call import Call, Code, Session
 from .chunks import BLOCKED
@@ -25,7 +26,7 @@ from .plans import Chosen
 from .rank_code import compile_rank
 from .reductions import Reduction, reduction
 from .routes import Builtin, Route, Routes, Trial, alike, copier, dense, in_a_row, packed, side_by_side, unpack
-from .signatures import REDUCING, Signature, signature, signing
+from .signatures import REDUCING, Signature, signature_of, signing
 from .streams import DeviceRunner
 from .trials import Trials
 from .waves import Waves, compile_waves, waves_of
@@ -48,6 +49,7 @@ class MeshwrightGroup(dist.ProcessGroup):  # type: ignore[misc]
         self.tally = Tally()
         self._routes = Routes(engine.forget)
         self._name, self._ranks = "", engine.size
+        self._arguments = Arguments(engine, builtin)
         kind = dist.ProcessGroup.BackendType.GLOO
         self._set_default_backend(kind)
         self._register_backend(torch.device("cpu"), kind, builtin)
@@ -143,12 +145,9 @@ class MeshwrightGroup(dist.ProcessGroup):  # type: ignore[misc]
     ) -> Any:  # fmt: skip
         opts = opts or dist.AllToAllOptions()
         builtin = Builtin(self._for(output).alltoall_base, (output, input, output_splits, input_splits, opts))
-        self._require("all-to-all", output.dtype == input.dtype, f"{input.dtype} in, {output.dtype} out")
-        for word, tensor, splits in (("output", output, output_splits), ("input", input, input_splits)):
-            told = f"splits {splits}" if splits else f"{self._ranks} equal splits"
-            self._require("all-to-all", self._fit(tensor, splits), f"{told} of an {word} of shape {tuple(tensor.shape)} among {self._ranks} ranks")
-        even = len(set(input_splits)) <= 1 and output.numel() == input.numel() and input.numel() % self._ranks == 0
-        if not self._all_exchange(input.numel() if even and alike([output, input]) else -1):
+        self._arguments.require_splits((input, input_splits), (output, output_splits))
+        even = len(set(output_splits)) <= 1 and len(set(input_splits)) <= 1 and output.numel() == input.numel() and input.numel() % self._ranks == 0
+        if not self._arguments.all_exchange(input.numel() if even and alike([output, input]) else -1):
             return self._fall("all-to-all", "unequal splits", builtin)
         return self._between("all-to-all", input, output, builtin)
 
@@ -158,7 +157,7 @@ class MeshwrightGroup(dist.ProcessGroup):  # type: ignore[misc]
     def allgather(self, outputs: list[Tensors], inputs: Tensors, opts: Any = None) -> Any:
         opts = opts or dist.AllgatherOptions()
         builtin = Builtin(self._for(inputs).allgather, (outputs, inputs, opts))
-        self._require_lists("all-gather", inputs, outputs, "outputs")
+        self._arguments.require_lists("all-gather", inputs, outputs, "outputs")
         if not alike([*outputs[0], inputs[0]]):
             return self._fall("all-gather", "unlike tensors", builtin)
         return self._listed("all-gather", inputs[0], outputs[0], -1, builtin, outputs)
@@ -166,7 +165,7 @@ class MeshwrightGroup(dist.ProcessGroup):  # type: ignore[misc]
     def reduce_scatter(self, outputs: Tensors, inputs: list[Tensors], opts: Any = None) -> Any:
         opts = opts or dist.ReduceScatterOptions()
         builtin = Builtin(self._for(outputs).reduce_scatter, (outputs, inputs, opts))
-        self._require_lists("reduce-scatter", outputs, inputs, "inputs")
+        self._arguments.require_lists("reduce-scatter", outputs, inputs, "inputs")
         if not alike([*inputs[0], outputs[0]]):
             return self._fall("reduce-scatter", "unlike tensors", builtin)
         return self._listed("reduce-scatter", inputs[0], outputs[0], -1, builtin, outputs)
@@ -174,12 +173,9 @@ class MeshwrightGroup(dist.ProcessGroup):  # type: ignore[misc]
     def alltoall(self, outputs: Tensors, inputs: Tensors, opts: Any = None) -> Any:
         opts = opts or dist.AllToAllOptions()
         builtin = Builtin(self._for(inputs).alltoall, (outputs, inputs, opts))
-        tensors = [*outputs, *inputs]
-        for word, row in (("inputs", inputs), ("outputs", outputs)):
-            self._require("all-to-all", len(row) == self._ranks, f"{len(row)} {word} among {self._ranks} ranks")
-        self._require("all-to-all", len({t.dtype for t in tensors}) == 1 and all(map(dense, tensors)), "tensors of several types, or sparse ones")
-        even = alike(tensors)
-        if self._all_exchange(inputs[0].numel() * self._ranks if even else -1):
+        self._arguments.require_rows(inputs, outputs)
+        even = alike([*outputs, *inputs])
+        if self._arguments.all_exchange(inputs[0].numel() * self._ranks if even else -1):
             return self._listed("all-to-all", inputs, outputs, -1, builtin, outputs)
         if inputs[0].device.type != "cpu":
             return self._fall("all-to-all", "unequal splits", builtin)
@@ -193,7 +189,7 @@ class MeshwrightGroup(dist.ProcessGroup):  # type: ignore[misc]
     def gather(self, outputs: list[Tensors], inputs: Tensors, opts: Any) -> Any:
         builtin = Builtin(self._for(inputs).gather, (outputs, inputs, opts))
         here = outputs[0] if opts.rootRank == self.rank() and outputs else None
-        self._require_lists("gather", inputs, outputs, "outputs", opts.rootRank)
+        self._arguments.require_lists("gather", inputs, outputs, "outputs", opts.rootRank)
         if not alike([*(here or []), inputs[0]]):
             return self._fall("gather", "unlike tensors", builtin)
         return self._listed("gather", inputs[0], here, opts.rootRank, builtin, outputs)
@@ -201,7 +197,7 @@ class MeshwrightGroup(dist.ProcessGroup):  # type: ignore[misc]
     def scatter(self, outputs: Tensors, inputs: list[Tensors], opts: Any) -> Any:
         builtin = Builtin(self._for(outputs).scatter, (outputs, inputs, opts))
         here = inputs[0] if opts.rootRank == self.rank() and inputs else None
-        self._require_lists("scatter", outputs, inputs, "inputs", opts.rootRank)
+        self._arguments.require_lists("scatter", outputs, inputs, "inputs", opts.rootRank)
         if not alike([*(here or []), outputs[0]]):
             return self._fall("scatter", "unlike tensors", builtin)
         return self._listed("scatter", here, outputs[0], opts.rootRank, builtin, outputs)
@@ -246,39 +242,6 @@ class MeshwrightGroup(dist.ProcessGroup):  # type: ignore[misc]
         return JoinedWork([], [])
 
     # ---- routing -----------------------------------------------------------------------------------------------
-    def _require(self, op: str, fits: bool, what: str) -> None:
-        """Raises: UsageError for a call that is wrong by itself, before anything is sent: the others wait, and the group goes on."""
-        if fits:
-            return
-        self.engine.raise_if_failed()
-        hint = "nothing was sent: the other ranks wait for this rank's right call"
-        raise UsageError(f"{what} do not fit", where=op, hint=hint, data={"rank": self.rank()})
-
-    def _require_lists(self, op: str, own: Tensors, lists: list[Tensors], word: str, root: int = -1) -> None:
-        """One tensor of one's own, and a list of one per rank: at all ranks, or at the root only. Raises: UsageError."""
-        self._require(op, root < self._ranks, f"root {root} among {self._ranks} ranks")
-        here = lists[0] if lists and root in (-1, self.rank()) else None
-        needed = self._ranks if root in (-1, self.rank()) else 0
-        self._require(op, len(own) == 1 and len(lists) <= 1 and len(here or ()) == needed, f"{len(here or ())} {word} among {self._ranks} ranks")
-
-    def _fit(self, tensor: torch.Tensor, splits: list[int]) -> bool:
-        """Are these parts of the tensor's first dimension, one per rank? None given: equal ones."""
-        rows = tensor.size(0) if tensor.dim() else -1
-        return (len(splits) == self._ranks and sum(splits) == rows and min(splits) >= 0) if splits else rows % self._ranks == 0
-
-    def _all_exchange(self, elements: int) -> bool:
-        """Do all ranks exchange equal blocks of the same `elements` in all? -1: this one does not.
-
-        Splits are a rank's own: those of one may happen to be equal where the others' are not. So the ranks tell each other first.
-        """
-        if self._ranks < 2 or self.engine.plans.never:
-            return elements >= 0
-        least = dist.AllreduceOptions()
-        least.reduceOp, least.asyncOp = dist.ReduceOp.MIN, False
-        told = torch.tensor([elements, -elements])
-        builtin_call(self.engine, "all-reduce", self.builtin.allreduce, [0])([told], least)
-        return 0 <= int(told[0]) == -int(told[1])
-
     def _fall(self, op: str, reason: str, builtin: Builtin, signed: Signature | None = None) -> Any:
         key = op, reason, builtin.run
         hand = self._hands.get(key)
@@ -291,10 +254,6 @@ class MeshwrightGroup(dist.ProcessGroup):  # type: ignore[misc]
         back: list[tuple[torch.Tensor, torch.Tensor]] = []
         work = hand(packed(targets, back), *(packed(x) for x in others), builtin.args[-1], signed=signed)
         return JoinedWork(targets, [work], lambda: unpack(back))
-
-    def _signed(self, op: str, root: int, elements: int, given: torch.Tensor, builtin: Builtin) -> Signature:
-        size_bytes = elements * (self._ranks if op in BLOCKED else 1) * given.element_size()
-        return signature(op, root, builtin.args[-1].reduceOp if op in REDUCING else None, given.dtype, size_bytes)
 
     def _routed(
         self, op: str, root: int, elements: int, given: torch.Tensor, builtin: Builtin, signed: Signature
@@ -320,10 +279,9 @@ class MeshwrightGroup(dist.ProcessGroup):  # type: ignore[misc]
         return route, found
 
     def _in_place(self, op: str, tensors: Tensors, root: int, builtin: Builtin) -> Any:
-        self._require(op, len(tensors) == 1, f"{len(tensors)} tensors at once")
-        self._require(op, root < self._ranks, f"root {root} among {self._ranks} ranks")
+        self._arguments.require_one(op, tensors, root)
         tensor = tensors[0]
-        signed = self._signed(op, root, tensor.numel(), tensor, builtin)
+        signed = signature_of(op, root, tensor.numel(), tensor, builtin.args[-1], self._ranks)
         route, found = self._routed(op, root, tensor.numel(), tensor, builtin, signed)
         if isinstance(route, str):
             return self._fall(op, route, builtin, signed)
@@ -332,10 +290,9 @@ class MeshwrightGroup(dist.ProcessGroup):  # type: ignore[misc]
         return self._go(route, Call(op, flat, flat, root), found, builtin, tensors, after)
 
     def _between(self, op: str, source: torch.Tensor, target: torch.Tensor, builtin: Builtin, fits: bool = True) -> Any:
-        shapes = f"{source.numel()} elements in, {target.numel()} out, among {self._ranks} ranks"
-        self._require(op, fits and source.dtype == target.dtype, f"{shapes}; {source.dtype} in, {target.dtype} out")
+        self._arguments.require_pair(op, source, target, fits)
         elements = (target if op == "reduce-scatter" else source).numel() // (self._ranks if op == "all-to-all" else 1)
-        signed = self._signed(op, -1, elements, source, builtin)
+        signed = signature_of(op, -1, elements, source, builtin.args[-1], self._ranks)
         route, found = self._routed(op, -1, elements, source, builtin, signed)
         if isinstance(route, str) or not dense(target):
             return self._fall(op, route if isinstance(route, str) else "sparse", builtin, signed)
@@ -348,22 +305,20 @@ class MeshwrightGroup(dist.ProcessGroup):  # type: ignore[misc]
     ) -> Any:  # fmt: skip
         """Lists are joined to one tensor before, and taken apart after. Every tensor in them is one block."""
         block = next(x[0] if isinstance(x, list) else x for x in (source, target) if x is not None)
-        signed = self._signed(op, root, block.numel(), block, builtin)
+        signed = signature_of(op, root, block.numel(), block, builtin.args[-1], self._ranks)
         route, found = self._routed(op, root, block.numel(), block, builtin, signed)
         if isinstance(route, str):
             return self._fall(op, route, builtin, signed)
-        after = None
         if isinstance(source, list):
             source = torch.cat([in_a_row(t) for t in source])
-        into: torch.Tensor | None
+        into = after = None
         if isinstance(target, list):
             into = target[0].new_empty(sum(t.numel() for t in target))
             after = copier(target, into)
-        else:
-            into = in_a_row(target) if target is not None else None
-            if target is not None and into is not None and not target.is_contiguous():
-                after = copier([target], into)
-        flat = in_a_row(source) if isinstance(source, torch.Tensor) else None
+        elif target is not None:
+            into = in_a_row(target)
+            after = None if target.is_contiguous() else copier([target], into)
+        flat = in_a_row(source) if source is not None else None
         return self._go(route, Call(op, flat, into, root), found, builtin, outputs, after)
 
     def _go(

@@ -11,10 +11,11 @@ from typing import Any
 
 import torch
 
+from .chunks import BLOCKED
 from .record_file import pack_call
 from .reductions import operator_name
 
-__all__ = ["REDUCING", "ROOTED", "Signature", "signature", "signing"]
+__all__ = ["REDUCING", "Signature", "signature", "signature_of", "signing"]
 
 Signature = tuple[int, int]  # (packed call, bytes)
 REDUCING = ("all-reduce", "reduce", "reduce-scatter")
@@ -30,6 +31,12 @@ def signature(op: str, root: int, operator: Any, dtype: torch.dtype, size_bytes:
     if call is None:
         call = _packed[key] = pack_call(op, root, operator_name(operator), str(dtype).removeprefix("torch."))
     return call, size_bytes
+
+
+def signature_of(op: str, root: int, elements: int, given: torch.Tensor, options: Any, ranks: int) -> Signature:
+    """Of a call with `elements` per rank, or in all where ranks hold the same."""
+    size_bytes = elements * (ranks if op in BLOCKED else 1) * given.element_size()
+    return signature(op, root, options.reduceOp if op in REDUCING else None, given.dtype, size_bytes)
 
 
 def signing(op: str, ranks: int) -> Callable[[tuple[Any, ...]], Signature]:
