@@ -109,6 +109,11 @@ class Agreement:
         """Nothing is wrong, as far as this rank knows."""
         return self.verdict is None and self.alarmed_s == math.inf
 
+    @property
+    def due_s(self) -> float:
+        """When this rank has something to do, unless something arrives."""
+        return min(self.next_s, self.audit.next_s) if self.audit is not None and self.calm else self.next_s
+
     def look_around(self, now_s: float) -> None:
         """Tell the next rank of the ring what was called here, and compare what the one before it has told."""
         audit = self.audit

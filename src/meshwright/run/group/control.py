@@ -57,13 +57,6 @@ class Member:
         if agreement.size == 1:
             self.attached.set()
 
-    @property
-    def due_s(self) -> float:
-        """When the control thread has something to do for this group, unless something arrives."""
-        agreement = self.agreement
-        looks = agreement.audit.next_s if agreement.audit is not None and agreement.calm else math.inf
-        return min(agreement.next_s, self.next_sample_s, looks)
-
     def judge(self, peer: int) -> str:
         """SILENT: the peer's kernel took everything, nobody answered; CRAWLS: it did not, but lately some bytes got through; CUT: none did."""
         connection = self.connections.get(peer)
@@ -200,7 +193,7 @@ class Control:
     # ---- the thread --------------------------------------------------------------------------------------------
     def _loop(self) -> None:
         while not self._ending:
-            due = min((m.due_s for m in self.members.values()), default=float("inf"))
+            due = min((min(m.agreement.due_s, m.next_sample_s) for m in self.members.values()), default=float("inf"))
             limit = None if due == float("inf") else max(0.0, due - time.monotonic())
             if self._strangers:
                 limit = min(limit if limit is not None else 1.0, 1.0)
