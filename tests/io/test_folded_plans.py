@@ -18,7 +18,7 @@ from meshwright.drive.plans import check_plan
 from meshwright.errors import FormatError, Unsupported
 from meshwright.interop.from_msccl import import_msccl
 from meshwright.interop.msccl import ExecutorLimits
-from meshwright.interop.to_msccl import MscclOptions, lower_to_msccl
+from meshwright.interop.to_msccl import MscclOptions, lower_to_msccl, most_connections
 from meshwright.io.fabric.name import load_fabric
 from meshwright.io.msccl.xml import msccl_text, parse_msccl
 from meshwright.io.plan.plan import plan_bytes, plan_from_bytes
@@ -70,6 +70,7 @@ def test_trees_with_more_connections_than_blocks_share_them(op: str) -> None:
     main = folded(op).main
     apart, pooled = export_msccl(main), export_msccl(main, MscclOptions(blocks=24))
     assert pooled.options.pool and not apart.options.pool
+    assert most_connections(main) == most_connections(expand(main)) > 0
     most = [max(len(g.blocks) for g in done.algo.gpus) for done in (apart, pooled)]
     assert most[1] <= 24 < most[0]
     text = msccl_text(pooled.algo)

@@ -23,7 +23,7 @@ from .to_msccl_blocks import Block, Blocks, blocks_of
 from .to_msccl_buffers import moves_of
 from .to_msccl_memory import Memory, Place
 
-__all__ = ["MscclOptions", "lower_to_msccl", "refuse_too_large"]
+__all__ = ["MscclOptions", "lower_to_msccl", "most_connections", "refuse_too_large"]
 
 TYPES = {"XS": "s", "RD": "r", "XD": "cpy", "XAD": "re", "RXAD": "rrc", "RXAS": "rrs", "RDS": "rcs", "RXADS": "rrcs"}
 
@@ -95,6 +95,13 @@ def refuse_too_large(p: Program, limits: ExecutorLimits) -> None:
         if needed > limits.nodes:
             hint = "plan with fewer trees or pieces, or for fewer devices"
             raise refuse(f"XML elements of gpu {int(ends.argmax())}", limit="nodes", needed=needed, most=limits.nodes, hint=hint)
+
+
+def most_connections(p: Program) -> int:
+    """The most channels on which one gpu sends: of a folded program a representative, which stands for all."""
+    s = p.steps
+    used = np.unique(s.chan_out[(s.parts & (Part.SEND | Part.OUT_SET)) == Part.SEND])
+    return int(np.bincount(p.channels.src[used], minlength=1).max())
 
 
 def _plain(program: Program) -> Program:

@@ -12,7 +12,7 @@ from ...errors import Unsupported
 from ...interop.from_msccl import import_msccl
 from ...interop.msccl import CITE, MscclAlgo, collective_of
 from ...interop.mscclpp import MscclppPlan
-from ...interop.to_msccl import MscclOptions, lower_to_msccl, refuse_too_large
+from ...interop.to_msccl import MscclOptions, lower_to_msccl, most_connections, refuse_too_large
 from ...interop.to_mscclpp import to_mscclpp
 from ...plan.plan import Plan
 from ...program.hash import program_hash
@@ -50,12 +50,13 @@ def export_msccl(program: Program, options: MscclOptions | None = None, *, place
     """
     how = options or MscclOptions()
     refuse_too_large(program, how.limits)
+    pooled = most_connections(program) > how.blocks  # a block sends over one connection only, so nothing but sharing them helps
     places = ("both", "out", "in") if place == "auto" else (place,)
     failed: Unsupported | None = None
     for where in places:
         crowded = False  # more blocks than a GPU holds: only ways that join more can help
         for ways in _WAYS:
-            if crowded and not (ways.get("squeeze") or ways.get("pool")):
+            if (crowded and not (ways.get("squeeze") or ways.get("pool"))) or (pooled and not ways.get("pool")):
                 continue
             tried = replace(how, place=where, **ways)  # type: ignore[arg-type]
             try:
