@@ -1,4 +1,4 @@
-"""One rank of a job whose calls differ from rank to rank, or hand over views with gaps, or are wrong: python odd_calls_rank.py PORT_PLAIN."""
+"""One rank of a job whose calls differ from rank to rank, or hand over views with gaps, or are wrong."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import os
 import sys
 import time
 from collections.abc import Callable
+from datetime import timedelta
 from typing import Any
 
 import torch
@@ -14,11 +15,12 @@ import torch.distributed as dist
 import meshwright.torch
 from meshwright.errors import RankDiverged, UsageError
 
+DEADLINE = timedelta(seconds=90)
 LONG_BEFORE_A_DEADLINE_S = 60
 PLANNED, SMALL = 30000, 50  # elements: the group has plans for the one size and not for the other
 
 
-def views_with_gaps(r: int, n: int) -> None:
+def views_with_gaps(r: int, n: int, group: Any = None) -> None:
     """Every operation on columns of a matrix: what lies between them stays as it is."""
     for size in (SMALL, PLANNED):
 
@@ -33,50 +35,50 @@ def views_with_gaps(r: int, n: int) -> None:
 
         total = sum(range(n))
         x = column(r)
-        dist.all_reduce(x)
+        dist.all_reduce(x, group=group)
         holds(x, total)
         x = column(r)
-        dist.all_reduce(x, async_op=True).wait()
+        dist.all_reduce(x, async_op=True, group=group).wait()
         holds(x, total)
         x = column(r)
-        dist.broadcast(x, 2)
+        dist.broadcast(x, 2, group=group)
         holds(x, 2)
         x = column(r)
-        dist.reduce(x, 1)
+        dist.reduce(x, 1, group=group)
         if r == 1:
             holds(x, total)
         outs = [column(0) for _ in range(n)]
-        dist.all_gather(outs, column(r))
+        dist.all_gather(outs, column(r), group=group)
         for i, out in enumerate(outs):
             holds(out, i)
         out = column(0)
-        dist.reduce_scatter(out, [column(r + i) for i in range(n)])
+        dist.reduce_scatter(out, [column(r + i) for i in range(n)], group=group)
         holds(out, total + n * r)
         outs = [column(0) for _ in range(n)]
-        dist.all_to_all(outs, [column(10 * r + i) for i in range(n)])
+        dist.all_to_all(outs, [column(10 * r + i) for i in range(n)], group=group)
         for i, out in enumerate(outs):
             holds(out, 10 * i + r)
         outs = [column(0) for _ in range(n)] if r == 1 else []
-        dist.gather(column(r), outs or None, 1)
+        dist.gather(column(r), outs or None, 1, group=group)
         for i, out in enumerate(outs):
             holds(out, i)
         out = column(0)
-        dist.scatter(out, [column(i) for i in range(n)] if r == 2 else None, 2)
+        dist.scatter(out, [column(i) for i in range(n)] if r == 2 else None, 2, group=group)
         holds(out, r)
         wide = torch.zeros(2 * n * size)[::2]
-        dist.all_gather_into_tensor(wide, column(r))
+        dist.all_gather_into_tensor(wide, column(r), group=group)
         assert wide.reshape(n, size).eq(torch.arange(n).view(n, 1)).all()
         every_second = torch.arange(2.0 * n * size)[::2]
         out = column(0)
-        dist.reduce_scatter_tensor(out, every_second)
+        dist.reduce_scatter_tensor(out, every_second, group=group)
         assert torch.equal(out, n * every_second.reshape(n, size)[r])
-        dist.all_to_all_single(wide, every_second + r)
+        dist.all_to_all_single(wide, every_second + r, group=group)
         assert torch.equal(wide.reshape(n, size), torch.stack([every_second.reshape(n, size)[r] + i for i in range(n)]))
         turned = (torch.arange(6.0 * size).view(size, 6) + r).t()
-        dist.all_reduce(turned)
+        dist.all_reduce(turned, group=group)
         assert torch.equal(turned, (torch.arange(6.0 * size).view(size, 6) * n + total).t())
         try:
-            dist.all_reduce(torch.ones(1).expand(size))
+            dist.all_reduce(torch.ones(1).expand(size), group=group)
         except UsageError as error:
             assert "share memory" in str(error)
         else:
@@ -166,7 +168,7 @@ def divergence(r: int, n: int) -> None:
         (reduces(PLANNED - 99, total), reduces(PLANNED, total), "calls all-reduce sum float32 116.8 KiB as collective 1 where the others call"),
     )
     for wrong, right, text in cases:
-        group = dist.new_group()
+        group = dist.new_group(timeout=DEADLINE)
         begin = time.monotonic()
         try:
             (wrong if r == 1 else right)(group)
@@ -187,18 +189,15 @@ def main() -> None:
     rank, n = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     torch.set_num_threads(1)
     meshwright.torch.configure(fabric="laptop:3", builtin=False)
-    dist.init_process_group("meshwright")
+    dist.init_process_group("meshwright", timeout=DEADLINE)
     for case in (views_with_gaps, uneven_splits, wrong_arguments):
         case(rank, n)
     many_lengths()
     divergence(rank, n)
     planned = meshwright.torch.report()
     assert "all-to-all" in str(planned) and "unequal splits" in str(planned), planned
-    dist.destroy_process_group()
-    os.environ["MASTER_PORT"] = sys.argv[1]
     meshwright.torch.configure(fabric="")
-    dist.init_process_group("meshwright")
-    views_with_gaps(rank, n)
+    views_with_gaps(rank, n, dist.new_group(timeout=DEADLINE))
     dist.destroy_process_group()
     sys.stdout.write("all right\n")
 
