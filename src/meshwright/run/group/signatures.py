@@ -15,7 +15,7 @@ from .chunks import BLOCKED
 from .record_file import pack_call
 from .reductions import operator_name
 
-__all__ = ["REDUCING", "Signature", "signature", "signature_of", "signing"]
+__all__ = ["REDUCING", "Signature", "signature_of", "signing"]
 
 Signature = tuple[int, int]  # (packed call, bytes)
 REDUCING = ("all-reduce", "reduce", "reduce-scatter")
@@ -23,7 +23,7 @@ ROOTED = ("broadcast", "reduce", "gather", "scatter")
 _packed: dict[Any, int] = {}
 
 
-def signature(op: str, root: int, operator: Any, dtype: torch.dtype, size_bytes: int) -> Signature:
+def _signature(op: str, root: int, operator: Any, dtype: torch.dtype, size_bytes: int) -> Signature:
     """`operator`: torch's reduce operator; nothing for operations that do not reduce."""
     kind = getattr(operator, "op", operator)
     key = op, root, kind, dtype
@@ -36,7 +36,7 @@ def signature(op: str, root: int, operator: Any, dtype: torch.dtype, size_bytes:
 def signature_of(op: str, root: int, elements: int, given: torch.Tensor, options: Any, ranks: int) -> Signature:
     """Of a call with `elements` per rank, or in all where ranks hold the same."""
     size_bytes = elements * (ranks if op in BLOCKED else 1) * given.element_size()
-    return signature(op, root, options.reduceOp if op in REDUCING else None, given.dtype, size_bytes)
+    return _signature(op, root, options.reduceOp if op in REDUCING else None, given.dtype, size_bytes)
 
 
 def signing(op: str, ranks: int) -> Callable[[tuple[Any, ...]], Signature]:
@@ -46,7 +46,7 @@ def signing(op: str, ranks: int) -> Callable[[tuple[Any, ...]], Signature]:
         tensor, size_bytes = _measured(op, ranks, args)
         options = args[-1]
         root = options.rootRank if op in ROOTED else -1
-        return signature(op, root, options.reduceOp if op in REDUCING else None, tensor.dtype, size_bytes)
+        return _signature(op, root, options.reduceOp if op in REDUCING else None, tensor.dtype, size_bytes)
 
     return sign
 
