@@ -58,28 +58,28 @@ MAX_RECORDED_STEPS = 64  # training steps whose program steps are kept one by on
 
 
 class RankOptions(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
-    """What a run is told, the same for all its ranks."""
+    """What a run is told, the same for all its ranks. Nothing has a default here: `RunRequest` has them."""
 
     data: str
     steps: int  # train until this many steps are done, counted from the first run
     out: str  # folder that checkpoints go to
-    device: str = "cpu"
-    checkpoint_every: int = 0  # 0: only at the end
-    resume_from: str = ""  # a checkpoint's folder
-    local_shards: str = ""  # folder of the own device's shards, with {device} for its name; "": all ranks share `out`
-    resume_local: bool = False
-    drop_residual: bool = False  # what the checkpoint's codecs had not sent may be lost
-    also_shared: bool = False  # with local shards: checkpoints go to `out` too
-    timeout_s: float = 60.0
-    pacing: str = "none"
-    share: float = 1.0
-    calibrate: bool = True
-    module_spans: bool = True  # record when which module runs
-    traces: str = ""  # folder that a torch.profiler trace of a few steps goes to; "": none
-    tensorboard: bool = False
-    evaluate_every: int = 0  # steps; 0: never
-    evaluation_data: str = ""
-    evaluation_batches: int = 0  # global batches; 0: all of data with a length
+    device: str
+    checkpoint_every: int  # 0: only at the end
+    resume_from: str  # a checkpoint's folder
+    local_shards: str  # folder of the own device's shards, with {device} for its name; "": all ranks share `out`
+    resume_local: bool
+    drop_residual: bool  # what the checkpoint's codecs had not sent may be lost
+    also_shared: bool  # with local shards: checkpoints go to `out` too
+    timeout_s: float
+    pacing: str
+    share: float
+    calibrate: bool
+    module_spans: bool  # record when which module runs
+    traces: str  # folder that a torch.profiler trace of a few steps goes to; "": none
+    tensorboard: bool
+    evaluate_every: int  # steps; 0: never
+    evaluation_data: str
+    evaluation_batches: int  # global batches; 0: all of data with a length
 
 
 def preload() -> None:
