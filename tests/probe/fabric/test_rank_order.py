@@ -34,6 +34,7 @@ def agent(host: str = "127.0.0.1", token: str = TOKEN) -> Iterator[Agent]:
         served.stopped.set()
         thread.join(10)
         assert not thread.is_alive()
+        assert not [t for t in threading.enumerate() if "_echo" in t.name], "a thread waits on for echoes"
 
 
 @contextmanager

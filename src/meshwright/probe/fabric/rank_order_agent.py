@@ -21,6 +21,7 @@ import socket
 import sys
 import threading
 import time
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -45,7 +46,8 @@ class Agent:
         self.stopped = threading.Event()
 
     def serve(self) -> None:
-        threading.Thread(target=self._echo, daemon=True).start()
+        echo = threading.Thread(target=self._echo, daemon=True)
+        echo.start()
         self.tcp.settimeout(0.2)
         last = time.monotonic()
         while not self.stopped.is_set() and time.monotonic() - last < self.patience_s:
@@ -55,14 +57,18 @@ class Agent:
                 continue
             last = time.monotonic()
             threading.Thread(target=self._answer, args=(link,), daemon=True).start()
+        self.stopped.set()
         self.tcp.close()
+        with suppress(OSError):  # "not connected"; it wakes the thread that waits, which closing alone does not
+            self.udp.shutdown(socket.SHUT_RDWR)
+        echo.join()
         self.udp.close()
 
     def _echo(self) -> None:
-        while True:
+        while not self.stopped.is_set():
             try:
                 data, sender = self.udp.recvfrom(2048)
-                if len(data) <= MAX_ECHO_BYTES:
+                if sender and len(data) <= MAX_ECHO_BYTES:
                     self.udp.sendto(data, sender)
             except OSError:
                 return
