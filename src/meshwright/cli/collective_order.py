@@ -30,11 +30,11 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     source.add_argument("--probe-local", type=int, metavar="N", help="start N agents on this machine and probe them (to try it)")
     parser.add_argument("--devices", help="with --fabric: ranks in order, e.g. 0,4,1,5")
     parser.add_argument("--token-file", type=Path, help="with --probe: the agents' shared secret")
-    names = "ring, halving-doubling, bcube, recursive-doubling, bruck, hierarchical, double-tree, rooted-tree"
+    names = "ring, halving-doubling, halving-doubling-far, bcube, recursive-doubling, bruck, hierarchical, double-tree, rooted-tree"
     parser.add_argument("--algorithm", default="ring", help=f"{names}, or best (default ring)")
     parser.add_argument("--sizes", default="64MiB", help="message sizes: A,B,C or FIRST:LAST in powers of two (default 64MiB)")
     parser.add_argument("--first", help="endpoint that must stay rank 0 (checkpoint writer, rendezvous)")
-    parser.add_argument("--each-device", action="store_true", help="with --fabric: permute devices, not whole servers")
+    parser.add_argument("--each-device", action="store_true", help="permute single endpoints, not whole hosts")
     parser.add_argument("--budget", type=int, default=4000, help="orders tried at most per algorithm (default 4000)")
     parser.add_argument("--seed", type=seed, default=0)
     parser.add_argument("--echoes", type=int, default=100, help="round trips per pair and direction (default 100)")
@@ -45,6 +45,8 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> Result:
+    from dataclasses import replace
+
     import numpy as np
 
     from ..decide.collective.cloudcollectives.cost import ALGORITHMS
@@ -61,6 +63,8 @@ def run(args: argparse.Namespace) -> Result:
         raise UnknownName(f"no algorithm {args.algorithm!r}", hint=f"algorithms: {', '.join(ALGORITHMS)}, best")
     sizes = sizes_of(args.sizes)
     matrix = _matrix(args)
+    if args.each_device:
+        matrix = replace(matrix, host=tuple(range(len(matrix))))
     first = _first(matrix, args.first)
     rows: list[RankOrder] = []
     for size in sizes:
@@ -124,8 +128,7 @@ def _matrix(args: argparse.Namespace) -> CostMatrix:
     if len(names) < 2:
         raise UsageError("an order needs at least two devices", where="--devices")
     matrix = CostMatrix.of_fabric(fabric, names)
-    alone = len(set(matrix.host)) == 1 or args.each_device
-    return replace(matrix, host=tuple(range(len(names)))) if alone else matrix
+    return replace(matrix, host=tuple(range(len(names)))) if len(set(matrix.host)) == 1 else matrix
 
 
 def _numbers(text: str, count: int) -> list[int]:
@@ -205,12 +208,13 @@ def _first(matrix: CostMatrix, name: str | None) -> int | None:
 def _text(matrix: CostMatrix, rows: list[RankOrder], written: list[str]) -> str:
     from ..io.quantity import show_size, show_time
 
-    proofs = {"exact": "nothing better exists", "bound": "the bound is reached", "": "best found"}
+    proofs = {"bound": "the bound is reached", "time bound": "the bound on the time is reached", "": "best found"}
     groups = len(set(matrix.group))
     lines = [f"{len(matrix)} endpoints, {groups} group{'s' if groups != 1 else ''} ({matrix.source})"]
     for row in rows:
         times = f"{show_time(row.before.time_s)} as given, {show_time(row.after.time_s)} ordered ({row.gain:.2f}x), bound {show_time(row.bound_s)}"
-        lines.append(f"{row.op} {show_size(row.size_bytes)} {row.algorithm}: {times}; {row.verdict} ({proofs[row.proof]})")
+        proof = f"nothing better exists among {row.more['proved_for']}" if row.proof == "exact" else proofs[row.proof]
+        lines.append(f"{row.op} {show_size(row.size_bytes)} {row.algorithm}: {times}; {row.verdict} ({proof})")
     lines.append("order: " + " ".join(matrix.names[i] for i in rows[-1].order))
     lines += [f"written: {path}" for path in written]
     return "\n".join(lines)

@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 
 from ...decide.collective.cloudcollectives.cost import CostMatrix
-from ...decide.collective.cloudcollectives.search import groups_of
+from ...decide.collective.cloudcollectives.groups import infer_groups
 from ...errors import RunError, RunTimeout, UsageError
 
 __all__ = ["Endpoint", "Probed", "local_agents", "order_agent", "parse_endpoint", "probe", "tournament"]
@@ -123,7 +123,7 @@ def _probed(endpoints: Sequence[Endpoint], rtt: Any, beta: Any, seconds: float, 
         address=tuple(e.address for e in endpoints),
         source=f"probed: {echoes} echoes, bursts of {burst_bytes} B, percentile {LOW_PERCENTILE:g}",
     )  # fmt: skip
-    matrix = replace(plain, group=groups_of(plain, burst_bytes))
+    matrix = replace(plain, group=infer_groups(plain.message_s(burst_bytes)))
     rate = np.divide(1.0, beta, out=np.zeros_like(beta), where=beta > 0)
     return Probed(
         matrix=matrix, rtt_s=tuple(map(tuple, rtt.tolist())), rate_Bps=tuple(map(tuple, rate.tolist())), seconds=seconds, echoes=echoes,

@@ -15,9 +15,10 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
+from ....kernels.rank_orders import cheapest
 from .cost import CostMatrix, Model, Stage
 
-__all__ = ["assignment_bound", "bottleneck_matching", "lower_bound", "one_tree_bound", "ring_bottleneck_bound", "ring_sum_bound"]
+__all__ = ["assignment_bound", "bottleneck_matching", "lower_bound", "one_tree_bound", "ring_bottleneck_bound", "ring_sum_bound", "sum_bound"]
 
 F64 = NDArray[np.float64]
 
@@ -27,7 +28,7 @@ def lower_bound(model: Model) -> float:
     matrix, n = model.matrix, len(model.matrix)
     if model.trees:
         tree = model.trees[0]
-        cost = matrix.alpha_s + tree.piece_bytes * matrix.beta_s_per_byte
+        cost = matrix.message_s(tree.piece_bytes)
         cheapest = float(cost[~np.eye(n, dtype=bool)].min())
         # The deepest rank hears of the root after so many messages in a row, each at least as dear as the cheapest of all.
         height = max(_depth(tree.parents, v) for v in range(n))
@@ -35,12 +36,22 @@ def lower_bound(model: Model) -> float:
     total = 0.0
     for stage in model.stages:
         size = float(stage.size_bytes.min())
-        cost = matrix.alpha_s + size * matrix.beta_s_per_byte
+        cost = matrix.message_s(size)
         at_least = ring_bottleneck_bound(cost) if model.algorithm == "ring" else _stage_bound(stage, cost)
         if model.algorithm == "ring":
             at_least = max(at_least, _uplink_bound(matrix, size))
         total += stage.times * at_least
     return total
+
+
+def sum_bound(model: Model) -> float:
+    """Seconds of all messages together that no order can beat: of a ring its tour's bound, else every message the cheapest of its size."""
+    matrix = model.matrix
+    if model.algorithm == "ring":
+        stage = model.stages[0]
+        return sum(s.times for s in model.stages) * ring_sum_bound(matrix.message_s(float(stage.size_bytes[0])))
+    passes = model.passes
+    return float((np.repeat(passes.times, np.diff(passes.start)) * cheapest(passes, matrix.alpha_s, matrix.beta_s_per_byte)).sum())
 
 
 def _stage_bound(stage: Stage, cost: F64) -> float:

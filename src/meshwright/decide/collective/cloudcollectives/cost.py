@@ -9,7 +9,7 @@ least the bytes that leave a group over the uplink's rate.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import accumulate, pairwise
 from typing import Any, NamedTuple
@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 from ....cost import Transport
 from ....errors import FormatError, Unsupported
 from ....fabric.fabric import Fabric
+from ....kernels.rank_orders import Passes
 from ..classic.bruck import all_gather_rounds, all_to_all_rounds
 from ..classic.double_tree import double_parents, rooted_parents
 from ..classic.halving_doubling import doubling_rounds, halving_rounds, rabenseifner_rounds, whole_rounds
@@ -27,13 +28,17 @@ from ..classic.hierarchical import leader_rounds
 from ..classic.rooted_tree import tree_parents
 from ..classic.rounds import Move, reverse
 from ..classic.scatter_allgather import ring_rounds
+from .groups import infer_groups
 
-__all__ = ["ALGORITHMS", "BCUBE_RADIX", "CostMatrix", "Model", "Objective", "consecutive", "model_of", "stages_of"]
+__all__ = ["ALGORITHMS", "BCUBE_RADIX", "FAR_FIRST", "CostMatrix", "Model", "Objective", "consecutive", "model_of", "stages_of"]
 
 F64 = NDArray[np.float64]
 SCHEMA, VERSION = "meshwright.rank-costs", 1
 MAX_ENDPOINTS = 4096  # of a cost file, whose matrices are squares of that
-ALGORITHMS = ("ring", "halving-doubling", "bcube", "recursive-doubling", "bruck", "hierarchical", "double-tree", "rooted-tree")
+MAX_INFERRED_ENDPOINTS = 512  # whose groups are inferred: the work grows with their cube, some seconds here
+INFERRED_AT_BYTES = 1 << 20  # a message whose cost is that of its rate on most networks
+FAR_FIRST = "halving-doubling-far"  # all-reduce whose largest messages go to the farthest partners, as some libraries have it
+ALGORITHMS = ("ring", "halving-doubling", FAR_FIRST, "bcube", "recursive-doubling", "bruck", "hierarchical", "double-tree", "rooted-tree")
 BCUBE_RADIX = 4  # of halving and doubling as "bcube"
 
 
@@ -81,6 +86,10 @@ class CostMatrix:
         stated = [*self.uplink_Bps, *([0.0] * groups)][:groups]
         return np.array([x if x > 0 else np.inf for x in stated])
 
+    def message_s(self, size_bytes: float) -> F64:
+        """Seconds of a message of that size, from each endpoint to each."""
+        return self.alpha_s + size_bytes * self.beta_s_per_byte
+
     @staticmethod
     def of_fabric(fabric: Fabric, ranks: Sequence[str], transport: Transport | None = None) -> CostMatrix:
         """From links: latencies of the route, and the narrowest link. Hosts and groups are the fabric's servers; an uplink is what leaves one.
@@ -116,7 +125,8 @@ class CostMatrix:
 
     @staticmethod
     def from_document(document: Mapping[str, Any]) -> CostMatrix:
-        """Raises FormatError naming the field. `host`, `group` and `uplink_Bps` may be missing: every endpoint its own host, one group."""
+        """`host`, `group` and `uplink_Bps` may be missing: every endpoint is its own host, groups are inferred from latencies, or from
+        the costs of a message of INFERRED_AT_BYTES, rates of uplinks are unknown. Raises FormatError naming the field."""
         if document.get("schema") != SCHEMA or document.get("version") != VERSION:
             found = f"{document.get('schema')!r} version {document.get('version')!r}"
             raise FormatError(f"must be {SCHEMA} version {VERSION}, got {found}", where="schema")
@@ -146,11 +156,15 @@ class CostMatrix:
         addresses = document.get("address", [])
         if not isinstance(addresses, list) or len(addresses) not in (0, n) or not all(isinstance(x, str) for x in addresses):
             raise FormatError(f"must be {n} texts", where="address")
-        return CostMatrix(
+        costs = CostMatrix(
             names=tuple(names), alpha_s=matrix("alpha_s"), beta_s_per_byte=matrix("beta_s_per_byte"), host=numbered("host", range(n)),
             group=numbered("group", [0] * n), uplink_Bps=tuple(float(x) for x in uplinks), source=str(document.get("source", "")),
             address=tuple(addresses),
         )  # fmt: skip
+        if "group" in document or n > MAX_INFERRED_ENDPOINTS:
+            return costs
+        by_latency = infer_groups(costs.alpha_s)
+        return replace(costs, group=by_latency if any(by_latency) else infer_groups(costs.message_s(INFERRED_AT_BYTES)))
 
 
 # ---- algorithms over positions ---------------------------------------------------------------------------------------------
@@ -186,10 +200,12 @@ class Tree:
 def _rounds(algorithm: str, op: str, n: int, sizes: Sequence[int]) -> tuple[list[list[Move]], int] | None:
     """(rounds, blocks of the message), None where the algorithm has no such operation. `sizes`: of the groups of consecutive positions that a
     hierarchy has."""
-    if algorithm in ("halving-doubling", "bcube"):
+    if algorithm in ("halving-doubling", FAR_FIRST, "bcube"):
         radix = BCUBE_RADIX if algorithm == "bcube" else 2
         if op == "all-reduce":
-            return rabenseifner_rounds(n, near=True, radix=radix)
+            return rabenseifner_rounds(n, near=algorithm != FAR_FIRST, radix=radix)
+        if algorithm == FAR_FIRST:  # the other operations are far first anyway
+            return None
         pick = {"all-gather": doubling_rounds, "reduce-scatter": halving_rounds}.get(op)
         return (pick(n, near=False, radix=radix), n) if pick else None
     if algorithm == "hierarchical":
@@ -261,6 +277,23 @@ class Model:
     @cached_property
     def _groups(self) -> NDArray[np.int64]:
         return np.asarray(self.matrix.group)
+
+    @cached_property
+    def passes(self) -> Passes:
+        """The messages as `kernels.rank_orders` has them."""
+        if not self.trees:
+            m, _, spans = self._messages
+            times, single = [float(s.times) for s in self.stages], [int(s.single) for s in self.stages]
+            start, zeros = [0, *(last for _, last in spans)], np.zeros(len(spans), np.int64)
+            return Passes(np.array(start), np.array(times), np.array(single), zeros, zeros + 1, m.src, m.dst, m.size_bytes, 1.0)
+        ways = [(t, number, up) for number, t in enumerate(self.trees, 1) for up in ((True, False) if t.both else (t.up,))]
+        below, above = ([np.concatenate([level[end] for level in t.levels]) for t, _, _ in ways] for end in (0, 1))
+        size = np.concatenate([np.full(len(b), t.piece_bytes) for b, (t, _, _) in zip(below, ways, strict=True)])
+        return Passes(
+            np.cumsum([0, *(len(b) for b in below)]), np.array([float(t.pieces) for t, _, _ in ways]), np.zeros(len(ways), np.int64),
+            np.array([number for _, number, _ in ways]), np.array([int(up) for _, _, up in ways]), np.concatenate(below), np.concatenate(above),
+            size, float(self.trees[0].pieces),
+        )  # fmt: skip
 
     @cached_property
     def _messages(self) -> tuple[Stage, NDArray[np.int64], list[tuple[int, int]]]:

@@ -1,61 +1,31 @@
-"""Searching orders of hosts: all of them, dynamic programming for rings, exchanges, annealing.
+"""Searching orders of hosts: all of them (`kernels.rank_orders`), dynamic programming for rings, exchanges, annealing.
 
-What is permuted are hosts; the endpoints of a host stay together, in their own order. Every search starts from the identity and never returns
-anything worse.
+What is permuted are hosts; the endpoints of a host stay together. Their own order is changed last, by exchanges (`inside`). Every search starts from
+the identity and never returns anything worse.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from itertools import pairwise, permutations
+from itertools import combinations, pairwise
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ....kernels.effort import NEVER, Deadline, count_work
-from .cost import CostMatrix, Model, Objective
+from ....kernels.rank_orders import best_order
+from .cost import Model, Objective
 
-__all__ = ["MAX_EXACT_RING_HOSTS", "MAX_EXACT_ORDERS", "Search", "infer_groups", "ring_tour"]
+__all__ = ["MAX_EXACT_HOSTS", "MAX_EXACT_RING_HOSTS", "Search", "ring_tour"]
 
 F64 = NDArray[np.float64]
 MAX_EXACT_RING_HOSTS = 14  # hosts up to which rings are solved by dynamic programming: 2^13 subsets times hosts squared
-MAX_EXACT_ORDERS = 5040  # orders up to which all are tried: 7!
+MAX_EXACT_HOSTS = 12  # hosts that may move, up to which it is tried to look at every order or rule it out
+MAX_EXACT_STARTS = 12_000_000  # beginnings of orders looked at for that: enough for any 10 hosts, which have 9.9 million
 # Counted work (`kernels.effort`) of judging an order, per rank, and of a round of exchanges, per host, in seconds of a quiet core.
 WORK_PER_RANK_S = 5e-6
 WORK_PER_HOST_EXCHANGED_S = 3e-5
-
-
-def infer_groups(cost: F64, *, gap: float = 1.5) -> tuple[int, ...]:
-    """Locality groups by average linkage: clusters are joined nearest first, and the joining stops before the largest jump in distance.
-
-    A jump by less than `gap` times means one group. Groups are numbered in order of their first endpoint.
-    """
-    n = len(cost)
-    distance = np.maximum(cost, cost.T).astype(np.float64)
-    np.fill_diagonal(distance, np.inf)
-    label, size, alive = np.arange(n), np.ones(n), np.ones(n, bool)
-    heights: list[float] = []
-    states = [label.copy()]
-    for _ in range(n - 1):
-        a, b = divmod(int(distance.argmin()), n)
-        heights.append(float(distance[a, b]))
-        merged = (distance[a] * size[a] + distance[b] * size[b]) / (size[a] + size[b])
-        merged[[a, b]] = np.inf
-        distance[a], distance[:, a] = merged, merged
-        distance[b], distance[:, b] = np.inf, np.inf
-        distance[:, ~alive] = np.inf
-        size[a] += size[b]
-        alive[b] = False
-        label = np.where(label == b, a, label)
-        states.append(label.copy())
-    # Joining distances never fall with average linkage; the largest jump lies between distances inside groups and between them.
-    jumps = [high / low if low > 0 else np.inf if high > 0 else 1.0 for low, high in pairwise(heights)]
-    if not jumps or max(jumps) < gap:
-        return (0,) * n
-    chosen = states[int(np.argmax(jumps)) + 1]
-    number: dict[int, int] = {}
-    return tuple(number.setdefault(int(x), len(number)) for x in chosen)
 
 
 def ring_tour(d: F64, *, bottleneck: bool) -> list[int]:
@@ -172,17 +142,11 @@ class Search:
         if self.order == self.identity and self.identity == self.expand(range(len(self.hosts))) and self.alike():
             self.proof = "exact"
             return
-        count = len(self.hosts)
         pinned = self.first is not None or self.model.rotates
-        orders = 1
-        # Counted up to the limit only: factorials grow too fast to be formed first.
-        for k in range(2, count if pinned else count + 1):
-            orders *= k
-            if orders > MAX_EXACT_ORDERS:
-                break
-        if orders <= MAX_EXACT_ORDERS:
+        if len(self.hosts) - pinned <= MAX_EXACT_HOSTS:
             self._all(pinned)
-            return
+            if self.proof:
+                return
         seeds = self._seeds()
         for seed in seeds:
             self.try_(seed)
@@ -195,16 +159,47 @@ class Search:
                     self._anneal(start, self.budget // self.restarts)
         self._turn()
 
+    def inside(self) -> None:
+        """Exchanges of two endpoints of a host, until none helps. What was proved for orders of whole hosts is proved no more if one does."""
+        improved = True
+        while improved and self.left():
+            improved = False
+            for a, b in self._unlike_pairs():
+                if not self.left():
+                    return
+                trial = list(self.order)
+                trial[a], trial[b] = trial[b], trial[a]
+                found = self.model(trial)
+                self.evaluated += 1
+                count_work(WORK_PER_RANK_S * len(trial))
+                if found < self.best:
+                    self.best, self.order, self.proof, improved = found, tuple(trial), "", True
+
+    def _unlike_pairs(self) -> list[tuple[int, int]]:
+        """Positions of endpoints of one host whose exchange changes some cost; a rank that is pinned is in none."""
+        matrix = self.model.matrix
+        at = {endpoint: place for place, endpoint in enumerate(self.order)}
+        found = []
+        for members in self.hosts:
+            for a, b in combinations([m for m in members if m != self.first], 2):
+                swap = np.arange(len(matrix))
+                swap[[a, b]] = b, a
+                # An exchange that changes nothing leaves the rows and the columns of both as they are; the rest of the matrix it does not touch.
+                if any((x[a] != x[b, swap]).any() or (x[:, a] != x[swap, b]).any() for x in (matrix.alpha_s, matrix.beta_s_per_byte)):
+                    found.append((at[a], at[b]))
+        return found
+
     def _all(self, pinned: bool) -> None:
-        rest = range(1 if pinned else 0, len(self.hosts))
-        self.budget = max(self.budget, 2 * MAX_EXACT_ORDERS)
-        complete = True
-        for tail in permutations(rest):
-            if not self.left():
-                complete = False
-                break
-            self.try_((0, *tail) if pinned else tail)
-        self.proof = "exact" if complete else ""
+        matrix = self.model.matrix
+        order, whole, seen = best_order(
+            self.hosts, int(pinned), self.model.passes, matrix.alpha_s, matrix.beta_s_per_byte, np.asarray(matrix.group, np.int64),
+            matrix.capacity_Bps, self.order, most=MAX_EXACT_STARTS,
+        )  # fmt: skip
+        self.evaluated += seen
+        found = self.model(order)
+        if found < self.best:
+            self.best, self.order = found, order
+        self.proof = "exact" if whole else ""
 
     def _shuffled(self) -> list[int]:
         tail = self.rng.permutation(np.arange(1, len(self.hosts))).tolist()
@@ -232,7 +227,7 @@ class Search:
         """Cost of the model's typical message from the last endpoint of a host to the first of another."""
         matrix = self.model.matrix
         sizes = [float(s.size_bytes.mean()) for s in self.model.stages] or [t.piece_bytes for t in self.model.trees]
-        cost = matrix.alpha_s + float(np.mean(sizes)) * matrix.beta_s_per_byte
+        cost = matrix.message_s(float(np.mean(sizes)))
         d: F64 = cost[np.ix_([m[-1] for m in self.hosts], [m[0] for m in self.hosts])]
         return d
 
@@ -334,10 +329,3 @@ class Search:
             turned = self.order[start:] + self.order[:start]
             if self.model(turned) <= self.best:
                 self.order = turned
-
-
-
-
-def groups_of(matrix: CostMatrix, size_bytes: float = 0.0) -> tuple[int, ...]:
-    """Locality groups inferred from the costs of a message."""
-    return infer_groups(matrix.alpha_s + size_bytes * matrix.beta_s_per_byte)

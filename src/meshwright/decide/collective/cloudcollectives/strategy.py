@@ -31,8 +31,8 @@ from ..classic.ring import Ring
 from ..classic.rooted_tree import RootedTree
 from ..problem import CollectivePlan, CollectiveProblem, CollectiveStrategy, options_of
 from ..program_time import simulated_time_s
-from .bound import lower_bound, ring_sum_bound
-from .cost import ALGORITHMS, BCUBE_RADIX, CostMatrix, Model, Objective, consecutive, model_of
+from .bound import lower_bound, sum_bound
+from .cost import ALGORITHMS, BCUBE_RADIX, FAR_FIRST, CostMatrix, Model, Objective, consecutive, model_of
 from .search import Search
 
 __all__ = ["CITE", "DEVIATIONS", "CloudCollectives", "RankOrder", "best_choice", "order_ranks"]
@@ -49,12 +49,18 @@ DEVIATIONS = (
     "shared uplinks are part of the cost", "lexicographic objective: time, load between groups, sum",
     "exact search, exchanges and annealing, no solver", "hosts are permuted, not their devices",
 )  # fmt: skip
+# Far partners first is near partners first in another order, so a search over orders needs one of them.
+SEARCHED = tuple(name for name in ALGORITHMS if name != FAR_FIRST)
 MIN_GAIN_SHARE = 0.10  # predicted gain of speed from which re-ordering a running job is called worth rebuilding its groups
 
 
 @dataclass(frozen=True, kw_only=True)
 class RankOrder:
-    """`order[rank]` = endpoint. `proof`: "exact" (nothing better exists in the model), "bound" (the bound is reached) or "" (the best found)."""
+    """`order[rank]` = endpoint.
+
+    `proof`: "exact" (nothing better exists in the model, among the orders that `more["proved_for"]` names), "bound" (all bounds are reached),
+    "time bound" (the bound on the time is reached; another order may load the network less) or "" (the best found).
+    """
 
     algorithm: str
     op: str
@@ -77,8 +83,10 @@ class RankOrder:
     def verdict(self) -> str:
         if self.order == tuple(range(len(self.order))):
             return "no gain possible" if self.proof else "no better order found"
+        if self.gain < 1 - 1e-9:  # the given order has another first endpoint than was asked for
+            return "slower than as given, for the first endpoint that was asked for"
         if self.gain <= 1 + 1e-9:
-            return "no gain in time; less load between groups"
+            return "no gain in time; less load on the network"
         return "worth it" if self.gain >= 1 + MIN_GAIN_SHARE else "small gain"
 
     def hostfile(self) -> str:
@@ -113,17 +121,20 @@ def order_ranks(
     model = model_of(matrix, algorithm, op, size_bytes)
     search = Search(model, rng, budget=budget, restarts=restarts, first=first, deadline=deadline)
     bound = lower_bound(model)
-    reached = search.best.time_s <= bound * (1 + 1e-9) and _least_load(model, search.best)
-    if reached:
+    sum_s = sum_bound(model)
+    slack = 1 + 1e-9
+    if search.best.time_s <= bound * slack and _least_load(model, search.best) and search.best.sum_s <= sum_s * slack:
         search.proof = "bound"
     else:
         search.run()
-        if not search.proof and search.best.time_s <= bound * (1 + 1e-9):
-            search.proof = "bound"
+        search.inside()
+        if not search.proof and search.best.time_s <= bound * slack:
+            search.proof = "time bound"
     more: dict[str, Any] = {"first": first} if first is not None else {}
-    if algorithm == "ring" and model.stages:
-        size = float(model.stages[0].size_bytes[0])
-        more["sum_bound_s"] = sum(s.times for s in model.stages) * ring_sum_bound(matrix.alpha_s + size * matrix.beta_s_per_byte)
+    if algorithm == "ring":
+        more["sum_bound_s"] = sum_s
+    if search.proof == "exact":
+        more["proved_for"] = "all orders" if len(search.hosts) == len(matrix) else "orders of whole hosts, each host's endpoints as given"
     return RankOrder(
         algorithm=algorithm, op=op, size_bytes=size_bytes, names=matrix.names, order=search.order, before=search.before, after=search.best,
         bound_s=min(bound, search.best.time_s), proof=search.proof, evaluated=search.evaluated, more=more,
@@ -141,7 +152,7 @@ def _least_load(model: Model, found: Objective) -> bool:
 
 
 def best_choice(
-    matrix: CostMatrix, op: str, size_bytes: int, *, rng: np.random.Generator, algorithms: Sequence[str] = ALGORITHMS,
+    matrix: CostMatrix, op: str, size_bytes: int, *, rng: np.random.Generator, algorithms: Sequence[str] = SEARCHED,
     limit: Callable[[], Deadline] = Deadline, **more: Any
 ) -> list[RankOrder]:
     """The algorithms that have the operation, each in its best order, fastest first (by the model); those whose bound rules them out are left out.
@@ -227,7 +238,7 @@ class CloudCollectives(CollectiveStrategy):
             raise Unsupported(f"every rank must reach every other: {error.message}", hint="use --strategy forestcoll", data=error.data) from None
         if not self.hosts or len(set(matrix.host)) == 1:
             matrix = replace(matrix, host=tuple(range(len(matrix))))
-        algorithms = ALGORITHMS if self.algorithm is None else (self.algorithm,)
+        algorithms = SEARCHED if self.algorithm is None else (self.algorithm,)
         first = 0 if self.keep_first else problem.root if problem.op in ("broadcast", "reduce") else None
         share = 1 / (2 * len(algorithms))
         if self.algorithm is not None:
@@ -245,7 +256,8 @@ def _strategy(problem: CollectiveProblem, algorithm: str, order: tuple[int, ...]
     groups = tuple(tuple(order[p] for p in group) for group in consecutive([len(s) for s in servers_of(problem)]))
     kinds: dict[str, CollectiveStrategy] = {
         "ring": Ring(order=order, unroll=unroll), "halving-doubling": HalvingDoubling(order=order),
-        "bcube": HalvingDoubling(order=order, radix=BCUBE_RADIX), "recursive-doubling": RecursiveDoubling(order=order), "bruck": Bruck(order=order),
+        FAR_FIRST: HalvingDoubling(order=order, near=False), "bcube": HalvingDoubling(order=order, radix=BCUBE_RADIX),
+        "recursive-doubling": RecursiveDoubling(order=order), "bruck": Bruck(order=order),
         "hierarchical": Hierarchical(groups=groups),
         "double-tree": DoubleTree(order=order, unroll=unroll), "rooted-tree": RootedTree(order=order, unroll=unroll),
     }  # fmt: skip
