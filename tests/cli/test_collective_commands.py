@@ -33,6 +33,17 @@ def test_bound_of_two_h100_boxes(capsys: pytest.CaptureFixture[str]) -> None:
     assert bound["certificate"]["kind"] == "cut"
 
 
+def test_a_bound_says_what_full_token_buckets_allow(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    links = "".join(f'[[links]]\nsrc = "d{a}"\ndst = "d{1 - a}"\nrate = "100Mbit/s"\nburst = "64KiB"\n' for a in (0, 1))
+    head = 'schema = "meshwright.fabric"\nversion = 1\nname = "shaped"\n[[devices]]\nname = "d0"\n[[devices]]\nname = "d1"\n'
+    (tmp_path / "shaped.toml").write_text(head + links)
+    words = ["collective", "bound", "broadcast", "--fabric", str(tmp_path / "shaped.toml"), "--size"]
+    _, out, _ = run(capsys, *words, "128KiB")
+    assert "token buckets can bring a first call 5.243 ms below: at least 5.243 ms" in out
+    _, out, _ = run(capsys, "--json", *words, "32KiB")
+    assert json.loads(out)["first_call_time_s"] == 0.0
+
+
 @pytest.mark.parametrize(
     ("words", "parts"),
     [

@@ -11,6 +11,7 @@ from .frame import Result
 
 if TYPE_CHECKING:
     from ..decide.collective import CollectiveProblem
+    from ..fabric.fabric import Fabric
 
 HELP = "the least time a collective can take on a fabric, with its proof"
 
@@ -70,14 +71,21 @@ def count(text: str) -> int:
     return int(text)
 
 
+def fabric_of(args: argparse.Namespace) -> Fabric:
+    """The fabric that the arguments name, as it is with what is down or slow. Raises what the fabric's reader raises."""
+    from ..drive.plans import read_fabric
+    from ..fabric.edit import edited
+    from ..io.fabric.name import parts_down, parts_slow
+
+    return edited(read_fabric(args.fabric, args.devices), parts_down(args.without), parts_slow(args.degrade))
+
+
 def problem_of(args: argparse.Namespace, **more: object) -> CollectiveProblem:
     """The problem that the arguments name. Raises UsageError and what the fabric's reader raises."""
     from ..decide.collective import CollectiveProblem
-    from ..drive.plans import read_fabric
-    from ..fabric.edit import edited, forwarding_only
-    from ..io.fabric.name import parts_down, parts_slow
+    from ..fabric.edit import forwarding_only
 
-    fabric = edited(read_fabric(args.fabric, args.devices), parts_down(args.without), parts_slow(args.degrade))
+    fabric = fabric_of(args)
     if not args.in_network:
         fabric = forwarding_only(fabric)
     if getattr(args, "shards", None):
@@ -113,6 +121,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> Result:
     from ..decide.collective import collective_bound
+    from ..fabric.edit import burst_s
     from ..io.quantity import show_time
     from ..report.bottleneck_text import explain_bottleneck
     from ..report.collective_text import bound_document, bound_line, bound_values
@@ -127,4 +136,10 @@ def run(args: argparse.Namespace) -> Result:
         if able.exact < bound.exact:
             document["in_network"] = bound_values(problem, able)
             lines.append(f"if switches that can add and copy do (--in-network): at least {show_time(float(able))}")
+    if early := burst_s(fabric_of(args)):
+        document["first_call_time_s"] = first_s = float(max(0, bound.exact - early))
+        lines.append(
+            f"bounds are of calls that keep the links busy; the links' token buckets can bring a first call {show_time(float(early))} below: "
+            f"at least {show_time(first_s)}"
+        )
     return Result(document, "\n".join([bound_line(problem, bound), *lines]))

@@ -19,7 +19,7 @@ from fractions import Fraction
 from ..errors import Infeasible, UnknownName, UsageError
 from .fabric import Fabric, Link, Provenance
 
-__all__ = ["Part", "edited", "forwarding_only", "sustained", "find_part", "is_port", "scaled", "with_one_more", "without"]
+__all__ = ["Part", "burst_s", "edited", "forwarding_only", "sustained", "find_part", "is_port", "scaled", "with_one_more", "without"]
 
 MAX_NAME_CHARACTERS = 128  # as readers allow
 PCIE_KINDS = ("PIX", "PXB", "PHB", "NODE", "SYS")
@@ -201,3 +201,12 @@ def sustained(fabric: Fabric) -> Fabric:
     if kept is None:
         kept = fabric.__dict__["_sustained"] = replace(fabric, links=tuple(replace(x, burst_bytes=0) for x in fabric.links))
     return kept
+
+
+def burst_s(fabric: Fabric) -> Fraction:
+    """Seconds by which full token buckets can bring a call below a bound of the `sustained` fabric.
+
+    In T seconds a link passes at most rate · T + burst bytes, so no more than without its bucket in T + burst / rate. A call that takes T is done
+    without any bucket in T + the largest burst / rate: whatever proves that this is at least B proves T >= B - that.
+    """
+    return max((Fraction(x.burst_bytes, x.rate_Bps) for x in fabric.links), default=Fraction(0))
