@@ -86,6 +86,31 @@ def test_exit_codes_of_lint(capsys, tmp_path, monkeypatch):
     capsys.readouterr()
 
 
+def test_a_nic_that_bounds_nothing_still_slows_nccl(capsys, tmp_path, monkeypatch):
+    """One of four boxes has a NIC that trained down to gen 3 x4: its other seven carry an all-gather, and NCCL makes slower channels everywhere."""
+
+    def pci(bus, kind, link, inside):
+        speed, width = link
+        return f'<pci busid="0000:{bus:02x}:00.0" class="{kind}" link_speed="{speed}" link_width="{width}">{inside}</pci>'
+
+    whole = ("32.0 GT/s PCIe", 16)
+    monkeypatch.chdir(tmp_path)
+    for name, slow in (("good", None), ("slow", 3)):
+        slots = []
+        for g in range(8):
+            gpu = f'<gpu dev="{g}" sm="90" rank="{g}" gdr="1"><nvlink target="0000:05:00.0" count="18" tclass="0x068000"/></gpu>'
+            net = f'<nic><net name="mlx5_{g}" dev="{g}" speed="400000" port="1" guid="0x{g + 1:x}" gdr="1"/></nic>'
+            card = pci(16 * g + 3, "0x020700", ("8.0 GT/s PCIe", 4) if g == slow else whole, net)
+            slots.append(pci(16 * g + 1, "0x060400", whole, pci(16 * g + 2, "0x030200", whole, gpu) + card))
+        cpu = f'<cpu numaid="0" arch="x86_64" vendor="GenuineIntel">{"".join(slots)}</cpu>'
+        (tmp_path / f"{name}.xml").write_text(f'<system version="1">{cpu}</system>')
+    assert main(["fabric", "import", "good.xml", "good.xml", "good.xml", "slow.xml", "-o", "four.toml"]) == 0
+    capsys.readouterr()
+    assert main(["fabric", "lint", "four.toml"]) == 1
+    line = next(x for x in capsys.readouterr().out.splitlines() if x.startswith("slow-pcie: "))
+    assert "bound elsewhere" in line and "NCCL's all-reduce, by its model" in line and "if repaired (+" in line
+
+
 def test_lint_as_json(capsys):
     assert main(["fabric", "lint", str(DATA / "vm.xml"), "--json"]) == 1
     document = json.loads(capsys.readouterr().out)

@@ -135,7 +135,10 @@ def test_costs_are_bounds_with_and_without():
     assert [(c.rule, c.rate_Bps, c.repaired_Bps, c.ratio) for c in lint.costs] == [
         ("missing-nic", int(best(preset("dgx-h100:3", "box1/nic2"))), int(best(whole)), "10/9")
     ]
-    assert lint.costs[0].line() == "missing-nic: all-gather on this fabric: 469.6 GB/s at best; 521.7 GB/s if repaired (+11.1 %)"
+    assert lint.costs[0].line() == (
+        "missing-nic: all-gather on this fabric: 469.6 GB/s at best; 521.7 GB/s if repaired (+11.1 %); "
+        "NCCL's all-reduce, by its model: 167.4 GB/s; 197.9 GB/s if repaired (+18.2 %)"
+    )
     slow = lint_known_fabric(slow_bridge()).costs
     assert [c.rule for c in slow] == ["slow-pcie"] and Fraction(slow[0].ratio) == best(repaired(slow_bridge(), "slow-pcie")) / best(slow_bridge()) > 1
     mesh = lint_known_fabric(small("a b c", cables("a>b", "b-c", "c-a"))).costs

@@ -64,7 +64,7 @@ class Described:
         try:
             problem = CollectiveProblem(fabric=plans.fabric, op=op, size_bytes=size_bytes, ranks=plans.devices, root=root, element_bytes=1)
             # What is measured and simulated begins with full token buckets.
-            bound = float(max(0, collective_bound(problem).exact - burst_s(plans.fabric)))
+            bound = max(0.0, float(collective_bound(problem).exact - burst_s(plans.fabric)))
             if not isinstance(chosen, str):
                 transport = executor_transport(plans.fabric, plans.ranks_per_core)
                 simulated = predicted_time_s(chosen.form, plans.fabric, plans.devices, transport, size_bytes)

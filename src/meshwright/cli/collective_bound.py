@@ -137,7 +137,7 @@ def run(args: argparse.Namespace) -> Result:
             document["in_network"] = bound_values(problem, able)
             lines.append(f"if switches that can add and copy do (--in-network): at least {show_time(float(able))}")
     if early := burst_s(fabric_of(args)):
-        document["first_call_time_s"] = first_s = float(max(0, bound.exact - early))
+        document["first_call_time_s"] = first_s = max(0.0, float(bound.exact - early))
         lines.append(
             f"bounds are of calls that keep the links busy; the links' token buckets can bring a first call {show_time(float(early))} below: "
             f"at least {show_time(first_s)}"

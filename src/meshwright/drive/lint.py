@@ -11,6 +11,7 @@ from fractions import Fraction
 from typing import Any
 
 from ..decide.collective import CollectiveProblem, collective_bound
+from ..decide.collective.nccl.model import predict, topology_of
 from ..errors import MeshwrightError
 from ..fabric.fabric import Fabric
 from ..fabric.lint import SEVERITIES, Finding, lint_fabric
@@ -35,20 +36,33 @@ MAX_COSTS_WORK_S = 10.0
 
 @dataclass(frozen=True, kw_only=True)
 class FaultCost:
-    """All-gather of 1 GiB at best, by exact bounds: as it is, and with every finding of one rule put right."""
+    """An all-gather of 1 GiB at best, by exact bounds, as it is and with every finding of one rule put right; beside it an all-reduce as NCCL chooses
+    it, by its own model: its rings and trees do not go around a slow part."""
 
     rule: str
     on: str
     rate_Bps: int
     repaired_Bps: int
     ratio: str  # exact: repaired / as it is
+    nccl_Bps: int | None = None  # None where NCCL does not run, or on one server
+    nccl_repaired_Bps: int | None = None
 
     def line(self) -> str:
         much = Fraction(self.ratio)
         if much == 1:
-            return f"{self.rule}: all-gather on {self.on} is bound elsewhere: {show_rate(self.rate_Bps)} at best, repaired or not"
-        times = f"{float(much):.3g} times as fast" if much >= 2 else f"+{100 * float(much - 1):.3g} %"
-        return f"{self.rule}: all-gather on {self.on}: {show_rate(self.rate_Bps)} at best; {show_rate(self.repaired_Bps)} if repaired ({times})"
+            best = f"{self.rule}: all-gather on {self.on} is bound elsewhere: {show_rate(self.rate_Bps)} at best, repaired or not"
+        else:
+            then = f"{show_rate(self.repaired_Bps)} if repaired ({_times(much)})"
+            best = f"{self.rule}: all-gather on {self.on}: {show_rate(self.rate_Bps)} at best; {then}"
+        if not self.nccl_Bps or not self.nccl_repaired_Bps or self.nccl_Bps == self.nccl_repaired_Bps:
+            return best
+        gain = _times(Fraction(self.nccl_repaired_Bps, self.nccl_Bps))
+        now, then = show_rate(self.nccl_Bps), show_rate(self.nccl_repaired_Bps)
+        return f"{best}; NCCL's all-reduce, by its model: {now}; {then} if repaired ({gain})"
+
+
+def _times(much: Fraction) -> str:
+    return f"{float(much):.3g} times as fast" if much >= 2 else f"{100 * float(much - 1):+.3g} %"
 
 
 @dataclass(frozen=True)
@@ -111,10 +125,26 @@ def fault_costs(fabric: Fabric, findings: Sequence[Finding], repair: Callable[[s
     for rule in rules if now is not None else ():
         changed = repair(rule) if not deadline.past else None
         then = None if changed is None else _best(changed)
-        if now is None or then is None:
+        if now is None or changed is None or then is None:
             continue
-        costs.append(FaultCost(rule=rule, on=on, rate_Bps=int(now), repaired_Bps=int(then), ratio=str(then / now)))
+        nccl = _nccl(fabric), _nccl(changed)
+        costs.append(
+            FaultCost(
+                rule=rule, on=on, rate_Bps=int(now), repaired_Bps=int(then), ratio=str(then / now), nccl_Bps=nccl[0], nccl_repaired_Bps=nccl[1],
+            )
+        )  # fmt: skip
     return costs
+
+
+def _nccl(fabric: Fabric) -> int | None:
+    """Bytes per second of NCCL's choice for an all-reduce of that size between servers, by its model; None where it has none."""
+    if len({d.group for d in fabric.devices}) < 2:
+        return None
+    try:
+        best = predict(topology_of(fabric, [d.name for d in fabric.devices]), "all-reduce", COLLECTIVE_BYTES)[0]
+    except MeshwrightError:
+        return None
+    return None if best.time_us is None else int(COLLECTIVE_BYTES / best.time_us * 1e6)
 
 
 def _best(fabric: Fabric) -> Fraction | None:

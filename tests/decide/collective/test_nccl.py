@@ -159,6 +159,28 @@ def test_links_beyond_the_processor_have_no_ll128() -> None:
     assert all(c.time_us is None for c in predict(t, "all-reduce", 1 << 20) if c.protocol == "LL128")
 
 
+@pytest.mark.parametrize(("sm", "arch"), [(70, "volta"), (75, "volta"), (80, "ampere"), (89, "ampere"), (90, "hopper"), (100, "blackwell")])
+def test_a_compute_capability_tells_the_architecture(sm: int, arch: str) -> None:
+    fabric = hub(4)
+    named = replace(fabric, devices=tuple(replace(d, sm=sm) for d in fabric.devices))
+    t = topology_of(named, [d.name for d in named.devices])
+    assert t.arch == arch and not any("Ampere assumed" in x for x in t.assumptions)
+
+
+def test_a_nic_behind_a_slow_slot_is_fed_slowly() -> None:
+    """One of four boxes has a NIC whose card trained down to a gen 3 x4 slot: fewer or slower channels everywhere."""
+    fabric = load_fabric("dgx-h100:4")
+    ranks = [d.name for d in fabric.devices]
+    nic = next(x.src for x in fabric.links if x.src.startswith("box3/") and not x.dst.startswith("box3/"))
+    slot = {(x.src, x.dst) for x in fabric.links if nic in (x.src, x.dst) and x.src.startswith("box3/") and x.dst.startswith("box3/")}
+    assert slot
+    slow = replace(fabric, links=tuple(replace(x, rate_Bps=3 * 10**9) if (x.src, x.dst) in slot else x for x in fabric.links))
+    well, ill = topology_of(fabric, ranks), topology_of(slow, ranks)
+    assert ill.ring.count * ill.ring.inter_GBps < well.ring.count * well.ring.inter_GBps
+    best = [predict(t, "all-reduce", 1 << 30)[0].time_us or 0.0 for t in (well, ill)]
+    assert best[1] > 1.05 * best[0]
+
+
 def test_gpus_without_figures_are_assumed_and_said_so() -> None:
     t = topology_of(hub(4, servers=2), [f"d{i}" for i in range(4)])
     assert t.arch == "ampere" and any("assumed" in x for x in t.assumptions)

@@ -22,6 +22,7 @@ SCHEMA = "meshwright.fabric"
 VERSION = 1
 MAX_SWITCHES = 65_536  # four for each device
 MAX_LINKS = 1_048_576  # 64 for each device
+MAX_SM = 999  # of compute capabilities, times ten
 MAX_LATENCY_S = 3600.0  # an hour: more is a mistake of the unit
 DTYPES = ("fp64", "fp32", "tf32", "bf16", "fp16", "fp8", "fp4", "int8", "int4")
 
@@ -118,6 +119,7 @@ def _devices(entry: Table, taken: dict[str, str], room: int) -> list[Device]:
     bandwidth = entry.quantity("memory_bandwidth_Bps", "memory_bandwidth", parse_rate_Bps, whole, 0)
     flops = _flops(entry)
     share = entry.number("cpu_share", 0.0, most=1.0)
+    sm = entry.integer("sm", 0, least=0, most=MAX_SM)
     entry.done()
     names = [f"{name}{i}" for i in range(count)] if array else [name]
     return [
@@ -129,6 +131,7 @@ def _devices(entry: Table, taken: dict[str, str], room: int) -> list[Device]:
             memory_bandwidth_Bps=bandwidth,
             flops=dict(flops),
             cpu_share=share,
+            sm=sm,
         )
         for x in names
     ]

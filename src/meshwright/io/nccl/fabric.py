@@ -157,7 +157,8 @@ class _Box:
             make = GPUS.get(self.how.gpu or "")
             facts = {} if make is None else {
                 "memory_bytes": make.memory_bytes, "memory_bandwidth_Bps": make.bandwidth_Bps, "flops": dict(make.flops)}  # fmt: skip
-            self.parts.devices.append(Device(name=device, group=self.name, **facts))  # type: ignore[arg-type]
+            sm = pci.gpu.sm if pci.gpu is not None and not pci.gpu.gcn else 0
+            self.parts.devices.append(Device(name=device, group=self.name, sm=sm, **facts))  # type: ignore[arg-type]
             self.gpus.append((device, pci, cpu))
             self.parts.cable(device, above, pci.rate_Bps, 0.0, kind, LIBRARY_NET_S)
         elif pci.is_nic:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from heapq import heappop, heappush
 from typing import Any
 
 from ....errors import Unsupported, UsageError
@@ -120,9 +121,12 @@ def topology_of(fabric: Fabric, ranks: Sequence[str], *, arch: str | None = None
 
 
 def _architecture(devices: Sequence[Device]) -> str | None:
-    """By peak rates per dtype; None when they do not tell. Mixed groups take the oldest, as NCCL does."""
+    """By compute capability, else by peak rates per dtype; None when they do not tell. Mixed groups take the oldest, as NCCL does."""
     found: list[int] = []
     for d in devices:
+        if d.sm:
+            found.append(sum(d.sm >= least for least in table.LEAST_SM[1:]))
+            continue
         half = max(d.flops.get("bf16", 0), d.flops.get("fp16", 0))
         if "fp8" in d.flops:
             found.append(3 if half > 1.5e15 else 2)
@@ -155,9 +159,29 @@ def _intra_GBps(fabric: Fabric, members: Sequence[str], arch: str, nvlink: bool)
 
 
 def _ports(fabric: Fabric, group: str) -> list[float]:
-    """GB/s of every link that leaves the server."""
+    """GB/s that every link out of the server can be fed with: its own rate, or what the widest way from a GPU to it lets through."""
     inside = {d.name for d in fabric.devices if d.group == group} | {s.name for s in fabric.switches if s.group == group and group}
-    return sorted((x.rate_Bps / 1e9 for x in fabric.links if x.src in inside and x.dst not in inside), reverse=True)
+    leaving: dict[str, list[int]] = {}
+    within: dict[str, list[tuple[str, int]]] = {}
+    for x in fabric.links:
+        if x.src in inside and x.dst in inside:
+            within.setdefault(x.src, []).append((x.dst, x.rate_Bps))
+        elif x.src in inside:
+            leaving.setdefault(x.src, []).append(x.rate_Bps)
+    # The widest way to every actor: Dijkstra with the least rate on the way for a distance, the widest first.
+    widest: dict[str, float] = {}
+    front = [(-float("inf"), d.name) for d in fabric.devices if d.name in inside]
+    while front:
+        width, at = heappop(front)
+        if at not in widest:
+            widest[at] = -width
+            for there, rate in within.get(at, ()):
+                heappush(front, (max(width, -rate), there))
+    ports = []
+    for src, rates in leaving.items():
+        share = min(1.0, widest.get(src, 0.0) / sum(rates))  # the ports of one card share its way
+        ports += [rate * share / 1e9 for rate in rates]
+    return sorted(ports, reverse=True)
 
 
 def _multicast(fabric: Fabric, servers: dict[str, list[str]]) -> bool:

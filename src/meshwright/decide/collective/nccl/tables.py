@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Literal
 
 __all__ = [
-    "ALGORITHMS", "ARCHITECTURES", "BASE_LATENCY", "HARDWARE_LATENCY", "LL128_RING", "LL128_TREE", "LL_LIMIT", "MAX_CHANNELS", "NVLINK_SHARE",
+    "ALGORITHMS", "ARCHITECTURES", "BASE_LATENCY", "HARDWARE_LATENCY", "LEAST_SM", "LL128_RING", "LL128_TREE", "LL_LIMIT", "MAX_CHANNELS", "NVLINK_SHARE",
     "NVLS_CHANNELS", "NVLS_EFFICIENCY", "NVLS_TREE_LIMIT", "PROTOCOLS", "SOURCE", "SPEEDS_INTER", "SPEEDS_INTRA", "TREE_CORRECTION", "TREE_LIMIT",
     "Architecture",
 ]  # fmt: skip
@@ -17,6 +17,7 @@ __all__ = [
 SOURCE = "NVIDIA/nccl 2.30, src/graph/tuning.cc, search.cc, topo.h"
 Architecture = Literal["volta", "ampere", "hopper", "blackwell"]
 ARCHITECTURES: tuple[Architecture, ...] = ("volta", "ampere", "hopper", "blackwell")
+LEAST_SM = (70, 80, 90, 100)  # ten times the compute capability from which each is spoken of
 ALGORITHMS = ("tree", "ring", "nvls", "nvlstree", "pat")
 PROTOCOLS = ("LL", "LL128", "Simple")
 Row = tuple[float, float, float]
