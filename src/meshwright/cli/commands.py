@@ -57,6 +57,7 @@ COMMANDS: dict[tuple[str, ...], tuple[str, str]] = {
     ("collective", "compare"): ("collective_compare", "all strategies at all sizes: time, algbw, busbw, the bound and the winner"),
     ("collective", "sparse"): ("collective_sparse", "which sparse all-reduce pays for a gradient of which k elements are sent, or none"),
     ("collective", "bench"): ("collective_bench", "measure collectives on real processes, in nccl-tests' columns"),
+    ("collective", "warm"): ("collective_warm", "plan a job's collectives into its cache before it starts"),
     ("collective", "order"): ("collective_order", "which host should play which rank, from probed or stated costs"),
     ("collective", "nccl"): ("collective_nccl", "what NCCL would choose for a collective, by its own model"),
     ("collective", "check"): ("collective_check", "prove a schedule right, or show where it is wrong; ours, MSCCL XML or MSCCL++ JSON"),

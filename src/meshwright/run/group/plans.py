@@ -206,6 +206,11 @@ class GroupPlans:
         self.cache.put(question, answer)
         return answer
 
+    def is_kept(self, op: str, root: int, size_bytes: int) -> bool:
+        """Whether the answer for a size lies in the cache."""
+        kept = self.cache.get(self._question(*self.key(op, root, size_bytes)))
+        return kept is not None and _holds(kept)
+
     def _question(self, op: str, root: int, class_bytes: int) -> dict[str, Any]:
         """All that an answer depends on, but for the planners themselves."""
         from ...io.fabric.document import fabric_document
@@ -214,7 +219,8 @@ class GroupPlans:
         told = self.settings
         return {
             "fabric": fabric_document(self.fabric), "devices": self.devices, "op": op, "root": root, "class_bytes": class_bytes, "ranks": self.ranks,
-            "ranks_per_core": self.ranks_per_core, "strategies": told.strategies, "tune": told.tune, "builtin": told.builtin, "plan_s": told.plan_s,
+            "ranks_per_core": max(1.0, self.ranks_per_core), "strategies": told.strategies, "tune": told.tune, "builtin": told.builtin,
+            "plan_s": told.plan_s,
         }  # fmt: skip
 
     def _plan(self, op: str, root: int, class_bytes: int) -> bytes:
