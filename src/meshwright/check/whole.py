@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from fractions import Fraction
 from typing import Any
 
@@ -21,6 +21,9 @@ from .folded.program import check_folded
 from .folded.shadow import shadow
 from .folded.training import check_folded_training
 from .job import check_job
+from .pipeline.filled import FillWork
+from .pipeline.values import check_pipeline, solid
+from .pipeline.work import NoWork, PipelineWork, pipeline_work
 from .program.deadlock import check_deadlock, find_cycle
 from .program.links import busiest_link, check_links, link_time
 from .program.memory import WorstMemory, check_memory, worst_order_memory
@@ -39,12 +42,16 @@ __all__ = ["check_layout", "check_plan", "check_program"]
 MAX_EXPANDED_STEPS = 400_000  # executed steps up to which a folded program is checked in its expanded form too
 
 
-def check_program(program: Program, *, programs: Mapping[str, Program] | None = None, layout: TrainingLayout | None = None) -> Verdict:
+def check_program(
+    program: Program, *, programs: Mapping[str, Program] | None = None, layout: TrainingLayout | None = None, work: PipelineWork | None = None,
+    fills: Sequence[FillWork] = (),
+) -> Verdict:  # fmt: skip
     """Form, deadlock, races and values of a program; with calls, each callee alone and then the whole inlined.
 
     Args:
         programs: content hash -> program, for the callees (and possibly others, which are not looked at).
         layout: of a training program; without it gradients are not followed.
+        work: of a pipeline's step; fills: of the steps of a cycle for which the program stands, the other work they do.
     """
     findings: list[Finding] = []
     notes: list[str] = []
@@ -58,12 +65,16 @@ def check_program(program: Program, *, programs: Mapping[str, Program] | None = 
     if plain is None:
         return Verdict(findings=tuple(findings), notes=tuple(notes))
     findings += guarded("deadlock", lambda: check_deadlock(plain))
+    plain = solid(plain) if work is not None else plain
     if not findings:
         order: list[Order] = []
         findings += guarded("races", lambda: _with_order(plain, order))
         findings += guarded("wellformed", lambda: _call_order(program)) if len(program.calls) else []
         if not findings and plain.contracts:
             findings += guarded("values", lambda: check_collective(plain, order[0]))
+        elif not findings and work is not None:
+            for fill in fills or (None,):
+                findings += guarded("values", lambda fill=fill: check_pipeline(plain, work, order[0], fill))  # type: ignore[misc]
         elif not findings and layout is not None:
             findings += guarded("values", lambda: check_training(plain, layout, order[0]))
         elif not findings:
@@ -197,8 +208,11 @@ def check_plan(plan: Plan, fabric: Fabric | None = None) -> Verdict:
     if findings:
         return Verdict(findings=tuple(findings), facts=facts)
     called = {name for p in plan.programs.values() for name in p.calls.names}
+    work: list[PipelineWork] = []
+    findings += guarded("values", lambda: _work(plan, work))
     for name in sorted(set(plan.programs) - called):
-        verdict = check_program(plan.programs[name], programs=plan.programs, layout=plan.layout)
+        fills = _fills(plan, name)
+        verdict = check_program(plan.programs[name], programs=plan.programs, layout=plan.layout, work=work[0] if work else None, fills=fills)
         findings += verdict.findings
         notes += verdict.notes
         if verdict.ok:
@@ -207,6 +221,23 @@ def check_plan(plan: Plan, fabric: Fabric | None = None) -> Verdict:
     findings += guarded("values", lambda: _recomputation(plan))
     findings += guarded("certificate", lambda: _bound(plan, target[0]))
     return Verdict(findings=tuple(findings), facts=facts, notes=tuple(notes))
+
+
+def _work(plan: Plan, keep: list[PipelineWork]) -> list[Finding]:
+    """What the steps of a pipeline plan compute; a plan that does not say is not proved."""
+    if plan.kind != "pipeline":
+        return []
+    try:
+        keep.append(pipeline_work(plan))
+    except NoWork as error:
+        return [Finding(check="values", message=str(error), witness={"field": "job.schedule"})]
+    return []
+
+
+def _fills(plan: Plan, program: str) -> list[FillWork]:
+    """Of each step of the cycle for which the program stands, the work put into its idle time."""
+    document = plan.job.get("fill")
+    return [FillWork(document, k) for k, entry in enumerate(plan.cycle) if entry.program == program] if document is not None else []
 
 
 def _recomputation(plan: Plan) -> list[Finding]:
