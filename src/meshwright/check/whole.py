@@ -20,7 +20,7 @@ from .folded.fabric import folded_link_time, folded_memory
 from .folded.program import check_folded
 from .folded.shadow import shadow
 from .folded.training import check_folded_training
-from .job import check_job
+from .job import check_bound_is_of_job, check_job
 from .pipeline.filled import FillWork
 from .pipeline.values import check_pipeline, solid
 from .pipeline.work import NoWork, PipelineWork, pipeline_work
@@ -220,6 +220,7 @@ def check_plan(plan: Plan, fabric: Fabric | None = None) -> Verdict:
     findings += guarded("plan", lambda: check_job(plan))
     findings += guarded("values", lambda: _recomputation(plan))
     findings += guarded("certificate", lambda: _bound(plan, target[0]))
+    findings += guarded("certificate", lambda: check_bound_is_of_job(plan))
     return Verdict(findings=tuple(findings), facts=facts, notes=tuple(notes))
 
 
