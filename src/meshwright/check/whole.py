@@ -22,7 +22,7 @@ from .folded.shadow import shadow
 from .folded.training import check_folded_training
 from .job import check_bound_is_of_job, check_job
 from .pipeline.filled import FillWork
-from .pipeline.values import check_pipeline, solid
+from .pipeline.values import check_pipeline, runs_once, solid
 from .pipeline.work import NoWork, PipelineWork, pipeline_work
 from .program.deadlock import check_deadlock, find_cycle
 from .program.links import busiest_link, check_links, link_time
@@ -56,7 +56,10 @@ def check_program(
     findings: list[Finding] = []
     notes: list[str] = []
     table = programs or {}
-    found, plain = _plain(program, table, notes)
+    found = guarded("values", lambda: runs_once(program)) if work is not None and program.fold is None else []
+    plain = None
+    if not found:
+        found, plain = _plain(program, table, notes)
     findings += found
     if plain is None and not found:  # folded, and too big to write out
         if len(program.calls):

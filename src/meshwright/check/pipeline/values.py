@@ -21,7 +21,7 @@ from ..verdict import MAX_FINDINGS_OF_A_KIND, Finding
 from .filled import FillWork
 from .work import Act, PipelineWork
 
-__all__ = ["check_pipeline", "solid"]
+__all__ = ["check_pipeline", "runs_once", "solid"]
 
 
 def solid(p: Program) -> Program:
@@ -31,10 +31,18 @@ def solid(p: Program) -> Program:
     return replace(p, buffers=replace(b, chunk_bytes=np.where((b.chunk_bytes == 0) & (b.size < 0) & ~aliased, 1, b.chunk_bytes)))
 
 
+def runs_once(p: Program) -> list[Finding]:
+    """A step's actions are all written out: no lane repeats."""
+    again = np.flatnonzero(p.lanes.repeat > 1)[:1].tolist()
+    return [
+        Finding(check="values", message=f"lane {k} of rank {int(p.lanes.actor[k])} runs {int(p.lanes.repeat[k])} times, a pipeline's step has none that does",
+                witness={"rank": int(p.lanes.actor[k]), "lane": k, "step": int(p.lanes.start[k])})
+        for k in again
+    ]  # fmt: skip
+
+
 def check_pipeline(p: Program, work: PipelineWork, order: Order, fill: FillWork | None = None) -> list[Finding]:
     """`p` is a call-free pipeline step (`solid`), `order` of it; `fill`: the other work that this step of the cycle does."""
-    if len(p.lanes) and int(p.lanes.repeat.max()) > 1:
-        return [Finding(check="values", message="a pipeline step whose lanes repeat is not followed", status="unknown")]
     if p.ranks != work.ranks:
         text = f"the schedule is for {work.ranks} ranks, the program has {p.ranks}"
         return [Finding(check="values", message=text, witness={"ranks": p.ranks})]
