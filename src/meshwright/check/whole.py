@@ -272,6 +272,9 @@ def _cycle(plan: Plan) -> list[Finding]:
 def check_layout(layout: TrainingLayout, ranks: int | None) -> list[Finding]:
     """Degrees multiply to the ranks, batches to the global batch; stages hold their segments; every value has one maker."""
     bad: list[tuple[str, dict[str, Any]]] = []
+    least = min(layout.data, layout.tensor, layout.pipeline, layout.microbatch_size, layout.microbatches)
+    if least < 1:
+        return [Finding(check="plan", message=f"layout: a degree or a number of micro-batches is {least}, the least is 1", witness={})]
     if ranks is not None and layout.ranks != ranks:
         bad.append((f"{layout.data} x {layout.tensor} x {layout.pipeline} is not the program's {ranks} ranks", {"ranks": ranks}))
     each = layout.replica_microbatches or (layout.microbatches,) * layout.data

@@ -212,6 +212,13 @@ def _segment(change: Callable[[Any, Rng], dict[str, Any] | None]) -> Operator:
     return make
 
 
+def _split_or_whole(plan: Plan, rng: Rng) -> tuple[Plan, str] | None:
+    """Over one part both are the same."""
+    if plan.layout is None or plan.layout.tensor < 2:
+        return None
+    return _segment(lambda s, rng: {"split": not s.split})(plan, rng)
+
+
 def _fewer(field: str) -> Callable[[Any, Rng], dict[str, Any] | None]:
     def drop(segment: Any, rng: Rng) -> dict[str, Any] | None:
         row = getattr(segment, field)
@@ -226,6 +233,6 @@ def _fewer(field: str) -> Callable[[Any, Rng], dict[str, Any] | None]:
 LAYOUTS: Mapping[str, Operator] = {
     **{f"{field} {by:+d}": _number(field, by) for field in ("data", "tensor", "pipeline", "microbatches", "global_batch") for by in (-1, 1)},
     "segment reads less": _segment(_fewer("reads")), "segment writes less": _segment(_fewer("writes")),
-    "segment in another stage": _segment(lambda s, rng: {"stage": s.stage + 1}), "segment split or whole": _segment(lambda s, rng: {"split": not s.split}),
+    "segment in another stage": _segment(lambda s, rng: {"stage": s.stage + 1}), "segment split or whole": _split_or_whole,
     "segment sums less": _segment(_fewer("sum_writes")), "segment of another name": _segment(lambda s, rng: {"key": s.key + "x"}),
 }  # fmt: skip
