@@ -69,7 +69,9 @@ class _Step(Machine):
         self.act: dict[int, Act] = {}
         garbage = 1 << 32 | self.quantity("garbage")
         for b, cells in self.memory.items():
-            if BUFFER_ROLES[int(p.buffers.role[b])] != "gradient":  # gradients start at zero; weights are filled in by name
+            # What steps add to starts at zero: gradients, and those of inputs, since an op's `accumulate` is for all that it writes.
+            added = BUFFER_ROLES[int(p.buffers.role[b])] == "gradient" or (p.buffers.name and p.buffers.name[b].startswith("gradout:"))
+            if not added:  # weights are filled in by name
                 cells[:] = [garbage] * len(cells)
         self.garbage = garbage
 
@@ -137,6 +139,7 @@ class _Step(Machine):
                 op, want = int(p.steps.op[step]), self.work.op(a)
                 for column, value in want.items():
                     has = getattr(o, column)[op]
+                    has = has if isinstance(has, str) else int(has)
                     if has != value:
                         self.wrong(step, f"has {column} {has!r}, its action {_text(a)} says {value!r}")
                 self.act[step] = a
@@ -218,12 +221,12 @@ class _Step(Machine):
     def making(self, step: int, rank: int, a: Act, name: str) -> None:
         b = self.at[rank, name]
         root, lo, hi = self.locate(b, 0, int(self.p.buffers.chunks[b]), 0)
-        if not name.startswith("gradients:"):
-            self.store(root, lo, hi, [self.held(rank, name, i) for i in range(hi - lo)], step)
-            return
         bits = sum(self.bit(m, rank % self.work.data) for m in a.microbatches)
-        fresh = [bits << 32 | self.quantity("gradient", a.stage, i) for i in range(hi - lo)]
-        self.store(root, lo, hi, [self.add(x, y, step) for x, y in zip(self.memory[root][lo:hi], fresh, strict=True)], step)
+        gradient = name.startswith("gradients:")
+        fresh = [bits << 32 | self.quantity("gradient", a.stage, i) if gradient else self.held(rank, name, i) for i in range(hi - lo)]
+        if a.phase in "BW":
+            fresh = [self.add(x, y, step) for x, y in zip(self.memory[root][lo:hi], fresh, strict=True)]
+        self.store(root, lo, hi, fresh, step)
 
     def bit(self, m: int, replica: int) -> int:
         return 1 << (m * self.work.data + replica)

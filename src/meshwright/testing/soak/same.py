@@ -14,7 +14,7 @@ import numpy as np
 from ...arena import ArenaPlan, ArenaProblem
 from ...graph.step_graph import StepGraph, StepPlan
 from ...program.calls import inline
-from ...program.program import Kind, Program
+from ...program.program import BUFFER_ROLES, Kind, Program
 from ...simulate.step_memory import simulate_step
 from ..interpreter import Deadlocked, Machine, collective_is_right
 
@@ -64,7 +64,8 @@ def consumed(
     for key, first in (before or {}).items():
         if key not in at or any(x not in at or at[x] > at[key] for x in first):
             return None
-    kept = {("kept", b): str(m.result(b, 0, int(p.buffers.chunks[b]), 0)) for b in range(len(p.buffers)) if p.buffers.persistent[b]}
+    lasting = [b for b in range(len(p.buffers)) if p.buffers.persistent[b] and BUFFER_ROLES[int(p.buffers.role[b])] != "input"]  # inputs come anew
+    kept = {("kept", b): str(m.result(b, 0, int(p.buffers.chunks[b]), 0)) for b in lasting}
     return m.use | kept
 
 
