@@ -114,8 +114,8 @@ def test_w_follows_its_i() -> None:
     p = made.main
     # Of the last stage, which is sent no gradient: elsewhere the order would be a race for that.
     lane = next(x for x in lists if p.steps.kind[x[0]] == Kind.COMPUTE and p.ops.stage[p.steps.op[x[0]]] == 2)
-    pair = next((i, k) for i, a in enumerate(lane) for k, b in enumerate(lane)
-                if p.ops.name[p.steps.op[a]] == "I" and p.ops.name[p.steps.op[b]] == "W" and p.ops.microbatch[p.steps.op[a]] == p.ops.microbatch[p.steps.op[b]])  # fmt: skip
+    runs = [(p.ops.name[op], int(p.ops.microbatch[op])) for op in p.steps.op[lane]]
+    pair = runs.index(("I", 0)), runs.index(("W", 0))
     lane[pair[0]], lane[pair[1]] = lane[pair[1]], lane[pair[0]]
     doc = msgspec.to_builtins(made.job["schedule"])
     words = doc["orders"][2].split()
@@ -129,7 +129,8 @@ def test_w_follows_its_i() -> None:
 @pytest.mark.parametrize(("part", "field", "value", "words"), [
     ("schedule", "devices", 2, "devices"), ("schedule", "stages", 4, "4 stages on 3 devices"), ("schedule", "copy_of", [0, 0], "2 micro-batches"),
     ("schedule", "copy_of", [0, 0, 0, 1], "copy"), ("schedule", "placement", [[0, 1, 3]], "placement"), ("schedule", "split", True, "device 0"),
-    ("schedule", "orders", ["0F0", "", ""], "device 0 lacks"), ("problem", "message_bytes", [4, 4], "sizes"), ("schedule", "parts", "x", "ValueError"),
+    ("schedule", "orders", ["0F0", "", ""], "device 0 lacks"), ("problem", "message_bytes", [4, 4], "sizes"),
+    ("schedule", "parts", "x", "ValueError"),
     ("problem", "message_bytes", [4, 8, 4], "the problem says 8"),
 ])  # fmt: skip
 def test_schedules_that_contradict_themselves_or_the_program(part: str, field: str, value: Any, words: str) -> None:
@@ -176,7 +177,8 @@ def test_what_is_handed_over_arrives() -> None:
     k = step_with_work(made)
     p = made.programs[made.cycle[k].program]
     fill = {b for b, name in enumerate(p.buffers.name) if name.startswith("fill")}
-    moves = [s for s in range(len(p.steps)) if p.steps.kind[s] == Kind.TRANSFER and (int(p.steps.src_buffer[s]) in fill or int(p.steps.dst_buffer[s]) in fill)]
+    touched = [{int(p.steps.src_buffer[s]), int(p.steps.dst_buffer[s])} for s in range(len(p.steps))]
+    moves = [s for s in range(len(p.steps)) if p.steps.kind[s] == Kind.TRANSFER and touched[s] & fill]
     assert moves
     assert "does not hold what was to be handed to it" in said(check_plan(with_step(made, k, without(p, lambda s: s in moves))))
     rows = [[] if x.startswith("fill:") else p.ops.reads[i].tolist() for i, x in enumerate(p.ops.graph)]

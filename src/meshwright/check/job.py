@@ -1,7 +1,7 @@
-"""Does a plan do the job that it says it is for, and is its bound one of that job? A file may have been edited by hand: each half alone can be sound.
+"""Does a plan do the job that it says it is for, and is its bound one of that job? Files are edited: halves can be sound alone.
 
-A bound is a claim about the plan's own job: what it bounds is the time of what the plan does, and its certificate speaks of the same operation, ranks,
-root and bytes, or of the same stages, placement and seconds.
+A bound is a claim about the plan's own job: what it bounds is the time of what the plan does, and its certificate speaks of the same operation,
+ranks, root and bytes, or of the same stages, placement and seconds.
 """
 
 from __future__ import annotations

@@ -36,7 +36,7 @@ def run(args: argparse.Namespace) -> Result:
     kind = kind_of(data, where)
     verdict, facts = {"msccl-xml": _msccl, "mscclpp-json": _mscclpp, "plan": _plan}[kind](data, where, args)
     document = {"schema": "meshwright.collective-check", "version": 1, "file": where, "format": kind, **facts, **verdict.to_json()}
-    return Result(document, _text(where, facts, verdict), 0 if verdict.ok else 4)
+    return Result(document, verdict_text(where, facts, verdict), 0 if verdict.ok else 4)
 
 
 def read_schedule(path: str) -> tuple[bytes, str]:
@@ -90,7 +90,8 @@ def _plan(data: bytes, where: str, args: argparse.Namespace) -> tuple[Verdict, d
     return check_claims(plan), {"op": plan.main.contract.op if plan.main.contract else plan.kind, "ranks": plan.main.ranks}
 
 
-def _text(where: str, facts: dict[str, Any], verdict: Verdict) -> str:
+def verdict_text(where: str, facts: dict[str, Any], verdict: Verdict) -> str:
+    """A verdict as lines: what was looked at, what is wrong, and notes."""
     head = f"{where}: {facts['op']} among {facts['ranks']} ranks"
     found = verdict.facts
     size = [f"{found[name]} {name}" for name in ("blocks", "steps", "channels") if name in found]

@@ -11,6 +11,7 @@ from dataclasses import replace
 from ..check.verdict import Finding, Verdict, guarded
 from ..decide.collective.groups.strategy import Groups
 from ..plan.plan import Plan
+from .pipeline.fill import check_filled
 from .plans import fabric_of, simulate_plan
 from .strategies import decisions
 
@@ -18,6 +19,7 @@ __all__ = ["check_claims"]
 
 # Share of the simulated time by which a prediction may differ: sums of floats in another order.
 PREDICTION_TOLERANCE = 1e-6
+LISTS = {"collective": ("collective", "collective.sparse"), "pipeline": ("pipeline",), "layout": ("layout",)}
 # What plans write that is on no list: schedules of other tools, the joint planner, the work in idle time, state divided over replicas.
 BESIDES = {"collective": ("msccl", Groups.name), "fill": ("pipefisher",), "sharding": tuple(f"zero-{level}" for level in range(4))}
 
@@ -37,6 +39,8 @@ def check_claims(plan: Plan) -> Verdict:
         notes.append("its prediction is a mean over programs that the data select: not compared with a simulation")
     elif verdict.ok:  # what is wrong need not end in the simulator
         found += guarded("claims", lambda: _prediction(plan))
+    if "fill" in plan.job and verdict.ok:
+        found += guarded("fill", lambda: check_filled(plan))
     return replace(verdict, findings=tuple(found), notes=tuple(notes))
 
 
@@ -55,10 +59,11 @@ def _names(plan: Plan, notes: list[str]) -> list[Finding]:
 
     ours, found, open_keys = decisions(), [], []
     for key, entry in plan.decisions.items():
-        lists = {"collective": ("collective", "collective.sparse"), "pipeline": ("pipeline",), "layout": ("layout",)}.get(kind := key.partition(":")[0], ())
+        kind = key.partition(":")[0]
         names = {*BESIDES.get(kind, ())}
-        for decision in lists:
-            names |= {name for x in ours[decision] for name in (x.name, *getattr(x, "aliases", ()))} | {o.name for o in outside(decision, ours[decision])}
+        for decision in LISTS.get(kind, ()):
+            names |= {name for x in ours[decision] for name in (x.name, *getattr(x, "aliases", ()))}
+            names |= {other.name for other in outside(decision, ours[decision])}
         for name in str(entry.get("strategy")).split("+") if names else ():
             if name not in names:
                 text = f"decisions.{key}.strategy: there is no strategy {name[:64]!r}"

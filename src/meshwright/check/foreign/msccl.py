@@ -110,7 +110,7 @@ def _judge(algo: MscclAlgo, read: Callable[[], ImportedMsccl], fifo: int, notes:
 
 
 def smallest_fifo(p: Program, *, at_least_works: int | None = None) -> int:
-    """The smallest depth that, given to all channels, leaves the executor no deadlock; 0 if none does. `at_least_works`: a depth known to be enough."""
+    """The smallest depth that, given to all channels, leaves the executor no deadlock; 0 if none does. `at_least_works`: known to be enough."""
 
     def live(depth: int) -> bool:
         return not find_cycle(replace(p, channels=replace(p.channels, depth=np.full(len(p.channels), depth, np.int32))), at_once=True)

@@ -8,6 +8,7 @@ whichever rank does them; of those on other ranks that hand something over it ha
 from __future__ import annotations
 
 from collections.abc import Mapping
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -79,7 +80,7 @@ class FillWork:
         pairs: list[tuple[int, int, str]] = []
         for (name, rank), keys in self.keys.items():
             steps = [pieces[rank, key] for key in keys]
-            pairs += [(a, b, f"the piece of {name!r} before it") for a, b in zip(steps, steps[1:], strict=False)]
+            pairs += [(a, b, f"the piece of {name!r} before it") for a, b in pairwise(steps)]
             for other in self.items[name]["after"]:
                 own = [r for n, r in self.keys if n == other]
                 # Where the own rank does a part of it (a collective), that part says when it is complete.
@@ -88,7 +89,8 @@ class FillWork:
                 waits = [(int(at), str(action)) for at, action in self.items[name]["actions"] if int(at) == rank]
                 missing = [x for x in waits if x not in nodes]
                 if missing:
-                    return [Finding(check="values", message=f"{name!r} waits for {missing[0][1]}, which rank {rank} does not run", witness={"rank": rank})]
+                    text = f"{name!r} waits for {missing[0][1]}, which rank {rank} does not run"
+                    return [Finding(check="values", message=text, witness={"rank": rank})]
                 pairs += [(nodes[x], steps[0], x[1]) for x in waits]
         if not pairs:
             return []

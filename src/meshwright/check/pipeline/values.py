@@ -33,12 +33,11 @@ def solid(p: Program) -> Program:
 
 def runs_once(p: Program) -> list[Finding]:
     """A step's actions are all written out: no lane repeats."""
-    again = np.flatnonzero(p.lanes.repeat > 1)[:1].tolist()
-    return [
-        Finding(check="values", message=f"lane {k} of rank {int(p.lanes.actor[k])} runs {int(p.lanes.repeat[k])} times, a pipeline's step has none that does",
-                witness={"rank": int(p.lanes.actor[k]), "lane": k, "step": int(p.lanes.start[k])})
-        for k in again
-    ]  # fmt: skip
+    for k in np.flatnonzero(p.lanes.repeat > 1)[:1].tolist():
+        rank = int(p.lanes.actor[k])
+        text = f"lane {k} of rank {rank} runs {int(p.lanes.repeat[k])} times, a pipeline's step has none that does"
+        return [Finding(check="values", message=text, witness={"rank": rank, "lane": k, "step": int(p.lanes.start[k])})]
+    return []
 
 
 def check_pipeline(p: Program, work: PipelineWork, order: Order, fill: FillWork | None = None) -> list[Finding]:

@@ -41,8 +41,8 @@ class Act(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class PipelineWork:
-    """`placement[copy][stage]`: device; `copy_of[m]`; `orders[device]`; `reduced`: how a stage's gradients are summed ("" | "reduce" | "all-reduce"), by
-    (copy, stage); `gathered`: stages whose weights every rank holds a part of. `sizes`: figures of the problem per stage of the model."""
+    """`placement[copy][stage]`: device; `copy_of[m]`; `orders[device]`; `reduced[copy, stage]`: how gradients are summed ("reduce" | "all-reduce");
+    `gathered`: stages whose weights every rank holds a part of. `sizes`: figures of the problem per stage of the model."""
 
     devices: int
     stages: int

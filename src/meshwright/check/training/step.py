@@ -301,7 +301,8 @@ class TrainingStep(StepState):
                 continue
             for b, first, count in p.ops.writes[op].reshape(-1, 3).tolist():
                 root, lo, hi = self.locate(b, first, count, 0)
-                spoilt = [c for c in range(lo, hi) if self.memory[root][c] != new] if not self.in_cells(b) and len(self.found) < MAX_FINDINGS_OF_A_KIND else []
+                looked_at = not self.in_cells(b) and len(self.found) < MAX_FINDINGS_OF_A_KIND
+                spoilt = [c for c in range(lo, hi) if self.memory[root][c] != new] if looked_at else []
                 if spoilt:
                     writer = self.writer[root][spoilt[0]]
                     self.wrong(writer if writer >= 0 else step, f"leaves {p.buffer_name(b)} other than {p.describe(step)} wrote it", buffer=b)

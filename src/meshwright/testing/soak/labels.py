@@ -101,8 +101,8 @@ def _without(name: str) -> Operator:
 def _kind(plan: Plan, rng: Rng) -> tuple[Plan, str] | None:
     if plan.bound is None:
         return None
-    others = [k for k in ("cut", "partition", "metric", "packing", "latency", "roofline", "memory", "pipeline", "sum") if k != plan.bound.certificate.kind]
-    other = str(rng.choice(others))
+    kinds = ("cut", "partition", "metric", "packing", "latency", "roofline", "memory", "pipeline", "sum")
+    other = str(rng.choice([k for k in kinds if k != plan.bound.certificate.kind]))
     return _certificate(plan.bound, plan, kind=other), f"a {other} certificate"
 
 
@@ -129,7 +129,8 @@ def _job(field: str, change: Callable[[Any, Rng], Any]) -> Operator:
         if not isinstance(job, dict) or field not in job:
             return None
         value = change(job, rng)
-        return None if value == job[field] else (replace(plan, job={**plan.job, "collective": {**job, field: value}}), f"job {field} {str(value)[:40]}")
+        changed = {**plan.job, "collective": {**job, field: value}}
+        return None if value == job[field] else (replace(plan, job=changed), f"job {field} {str(value)[:40]}")
 
     return make
 

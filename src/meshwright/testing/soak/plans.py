@@ -46,7 +46,8 @@ LABEL_SHARE = 0.25  # of the mutants of a plan, so many change what it says and 
 
 def mutants_of_plans(rng: Rng) -> Iterator[Case]:
     """Without end, one of each kind in turn."""
-    kinds = [_plans("collective", _collective), _plans("pipeline", _pipeline), _plans("filled", _filled), _steps, _arenas, _plans("training", _training)]
+    kinds = [_plans("collective", _collective), _plans("pipeline", _pipeline), _plans("filled", _filled), _steps, _arenas]
+    kinds.append(_plans("training", _training))  # last: the only one that needs torch
     running = [kind(own) for kind, own in zip(kinds, rng.spawn(len(kinds)), strict=True)]
     while True:
         for kind in running:
@@ -194,7 +195,8 @@ def _training(rng: Rng) -> _Subject | None:
         return None
     original, layout = plan.main, plan.layout
     assert layout is not None
-    return _Subject(f"{net} {data}x{tensor}x{pipeline}", plan, lambda at, mutant: same_use(mutant, original, plan.programs, replica=lambda r: layout.coordinates(r)[1]))
+    replica = lambda rank: layout.coordinates(rank)[1]  # noqa: E731
+    return _Subject(f"{net} {data}x{tensor}x{pipeline}", plan, lambda at, mutant: same_use(mutant, original, plan.programs, replica=replica))
 
 
 # ---- memory: steps and arenas ------------------------------------------------------------------------------------------
@@ -219,11 +221,14 @@ def _steps(rng: Rng) -> Iterator[Case]:
                 }  # fmt: skip
 
 
+STEP_OPERATORS = ("drop action", "repeat action", "swap actions", "keep a result", "let go early", "other way", "peak", "time", "saved", "floor")
+
+
 def _mutated_step(plan: StepPlan, rng: Rng) -> tuple[str, str, StepPlan] | None:
     actions = list(plan.actions)
     at = int(rng.integers(len(actions)))
     a = actions[at]
-    name = str(rng.choice(["drop action", "repeat action", "swap actions", "keep a result", "let go early", "other way", "peak", "time", "saved", "floor"]))
+    name = str(rng.choice(STEP_OPERATORS))
     if name == "drop action":
         del actions[at]
     elif name == "repeat action":
@@ -274,7 +279,8 @@ def _arenas(rng: Rng) -> Iterator[Case]:
                 other = int(rng.integers(len(offset)))
                 offset[at], offset[other] = offset[other], offset[at]
             values: Mapping[str, Any] = {
-                "move": {"offset_bytes": offset}, "swap": {"offset_bytes": offset}, "arena": {"arena_bytes": plan.arena_bytes - int(rng.integers(1, 5))},
+                "move": {"offset_bytes": offset}, "swap": {"offset_bytes": offset},
+                "arena": {"arena_bytes": plan.arena_bytes - int(rng.integers(1, 5))},
                 "bound": {"bound_bytes": plan.bound_bytes + int(rng.choice([-1, 1]))}, "clique": {"clique": plan.clique[1:]},
                 "whole clique": {"clique": tuple(range(len(offset))), "bound_bytes": int(problem.size_bytes.sum())},
             }[name]  # fmt: skip

@@ -1,7 +1,8 @@
 """`python -m meshwright.testing soak --what plans`: mutants of plans of every kind against the checkers, until the minutes or the count are used up.
 
-A mutant is refused, or an independent rule says that it does the same (`same`); every other one that a checker accepts is a mistake of
-ours, and so is a checker that crashes. One that it does not decide (`unknown`, which is never a pass) is counted apart. Prints one JSON object. Equal seeds and counts give equal mutants.
+A mutant is refused, or an independent rule says that it does the same (`same`); every other one that a checker accepts is a mistake of ours, and so
+is a checker that crashes. One that it does not decide (`unknown`, which is never a pass) is counted apart. Prints one JSON object. Equal seeds and
+counts give equal mutants.
 """
 
 from __future__ import annotations

@@ -1,12 +1,13 @@
 """Does a mutant still do what the original does? Rules of their own, which share nothing with the checkers: they run things on integers.
 
-Programs run in `testing.interpreter`, under several random timings; what every compute step consumed is compared, and what is left at the end. Steps of
-memory plans run on integers too, arenas are compared storage by storage and byte by byte.
+Programs run in `testing.interpreter`, under several random timings; what every compute step consumed is compared, and what is left at the end. Steps
+of memory plans run on integers too, arenas are compared storage by storage.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -52,8 +53,8 @@ def _called(p: Program, op: int) -> str:
 def consumed(
     program: Program, programs: Mapping[str, Program], replica: Callable[[int], int], seed: int, before: Mapping[Any, Any] | None = None
 ) -> Use | None:
-    """What every compute step of one run consumed, and what persistent buffers hold at the end; None where the run deadlocks, or other work ran before
-    what `before` says it must follow: (rank, what is run) -> those that come first. `replica` of a rank: whose samples it has.
+    """What every compute step of one run consumed, and what lasting buffers hold at the end; None where the run deadlocks, or other work ran before
+    what it must follow. `before`: (rank, what is run) -> those that come first. `replica` of a rank: whose samples it has.
     """
     p = inline(program, programs).program
     try:
@@ -173,7 +174,7 @@ def arena_is_right(problem: ArenaProblem, plan: ArenaPlan) -> bool:
             if share and not ends(a, b) and not ends(b, a):
                 return False
     for run in problem.runs:
-        if any(offset[b] != offset[a] + -(-size[a] // unit) * unit for a, b in zip(run, run[1:], strict=False)):
+        if any(offset[b] != offset[a] + -(-size[a] // unit) * unit for a, b in pairwise(run)):
             return False
     clique = list(plan.clique)
     if len(set(clique)) < len(clique) or any(not 0 <= t < len(size) for t in clique):
