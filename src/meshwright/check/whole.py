@@ -57,7 +57,7 @@ def check_program(
     notes: list[str] = []
     table = programs or {}
     found = guarded("values", lambda: runs_once(program)) if work is not None and program.fold is None else []
-    plain = None
+    plain: Program | None = None
     if not found:
         found, plain = _plain(program, table, notes)
     findings += found
@@ -67,19 +67,19 @@ def check_program(
         findings += guarded("fold", lambda: _folded(program, notes))
     if plain is None:
         return Verdict(findings=tuple(findings), notes=tuple(notes))
-    findings += guarded("deadlock", lambda: check_deadlock(plain))
-    plain = solid(plain) if work is not None else plain
+    flat = solid(plain) if work is not None else plain
+    findings += guarded("deadlock", lambda: check_deadlock(flat))
     if not findings:
         order: list[Order] = []
-        findings += guarded("races", lambda: _with_order(plain, order))
+        findings += guarded("races", lambda: _with_order(flat, order))
         findings += guarded("wellformed", lambda: _call_order(program)) if len(program.calls) else []
-        if not findings and plain.contracts:
-            findings += guarded("values", lambda: check_collective(plain, order[0]))
-        elif not findings and work is not None:
+        if not findings and work is not None:
             for fill in fills or (None,):
-                findings += guarded("values", lambda fill=fill: check_pipeline(plain, work, order[0], fill))  # type: ignore[misc]
+                findings += guarded("values", lambda fill=fill: check_pipeline(flat, work, order[0], fill))  # type: ignore[misc]
+        elif not findings and flat.contracts:
+            findings += guarded("values", lambda: check_collective(flat, order[0]))
         elif not findings and layout is not None:
-            findings += guarded("values", lambda: check_training(plain, layout, order[0]))
+            findings += guarded("values", lambda: check_training(flat, layout, order[0]))
         elif not findings:
             notes.append("values: no contract and no layout, so there is nothing to prove about the results")
     facts: dict[str, Any] = {"steps": len(plain.steps), "lanes": len(plain.lanes), "channels": len(plain.channels)}
@@ -229,7 +229,7 @@ def check_plan(plan: Plan, fabric: Fabric | None = None) -> Verdict:
 
 def _work(plan: Plan, keep: list[PipelineWork]) -> list[Finding]:
     """What the steps of a pipeline plan compute; a plan that does not say is not proved."""
-    if plan.kind != "pipeline":
+    if plan.kind != "pipeline" and "schedule" not in plan.job:
         return []
     try:
         keep.append(pipeline_work(plan))

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 
@@ -80,7 +81,7 @@ class _Step(Machine):
     def one(self, *name: object) -> int:
         return 1 << 32 | self.quantity(*name)
 
-    def wrong(self, step: int, text: str, **more: object) -> None:
+    def wrong(self, step: int, text: str, **more: Any) -> None:
         self.found.append(Finding(check="values", message=f"{self.p.describe(step)} {text}", witness=witness(self.p, step, **more)))
 
     # ---- form: buffers and lanes ------------------------------------------------------------------------------

@@ -164,7 +164,8 @@ def _schedule(field: str) -> Operator:
         elif isinstance(doc[field], bool):
             doc[field], what = not doc[field], f"{field} {not doc[field]}"
         else:
-            doc[field], what = _leaf(doc[field], rng)
+            doc[field], changed = _leaf(doc[field], rng)
+            what = str(changed)
         return replace(plan, job={**plan.job, part: doc}), f"{part}.{field} {what}"
 
     return change

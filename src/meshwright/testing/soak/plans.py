@@ -202,7 +202,7 @@ def _training(rng: Rng) -> _Subject | None:
 # ---- memory: steps and arenas ------------------------------------------------------------------------------------------
 def _steps(rng: Rng) -> Iterator[Case]:
     """Plans of what a training step keeps and computes again."""
-    kinds = [k for k in MEMORY if k.answers == "step" and not any(f == "effort" for f in getattr(k, "__dataclass_fields__", ()))]
+    kinds: list[Any] = [k for k in MEMORY if k.answers == "step" and not any(f == "effort" for f in getattr(k, "__dataclass_fields__", ()))]
     while True:
         graph = random_step_graph(random.Random(int(rng.integers(2**31))), forward=int(rng.integers(3, 7)))
         kind = kinds[int(rng.integers(len(kinds)))]
@@ -251,19 +251,20 @@ def _mutated_step(plan: StepPlan, rng: Rng) -> tuple[str, str, StepPlan] | None:
     elif name == "other way":
         actions[at] = msgspec.structs.replace(a, alternative=a.alternative + int(rng.choice([-1, 1])))
     else:
-        values: dict[str, Any] = {
+        claims: dict[str, dict[str, Any]] = {
             "peak": {"peak_bytes": plan.peak_bytes + int(rng.choice([-1, 1]))}, "time": {"time_s": plan.time_s * float(rng.choice([0.5, 2.0]))},
             "saved": {"saved": plan.saved[1:]}, "floor": {"floor_s": plan.time_s * 1.5},
-        }[name]  # fmt: skip
+        }  # fmt: skip
         if name == "saved" and not plan.saved:
             return None
+        values = claims[name]
         return name, str(values)[:80], msgspec.structs.replace(plan, **values)
     return name, f"action {at}", msgspec.structs.replace(plan, actions=tuple(actions))
 
 
 def _arenas(rng: Rng) -> Iterator[Case]:
     """Storages that share a block of memory."""
-    kinds = [k for k in MEMORY if k.answers == "arena"]
+    kinds: list[Any] = [k for k in MEMORY if k.answers == "arena"]
     while True:
         problem = _arena(rng)
         try:

@@ -57,8 +57,9 @@ def consumed(
     what it must follow. `before`: (rank, what is run) -> those that come first. `replica` of a rank: whose samples it has.
     """
     p = inline(program, programs).program
+    m = _Recorder(p, seed=seed, replica=replica)
     try:
-        m = _Recorder(p, seed=seed, replica=replica).run()
+        m.run()
     except Deadlocked:
         return None
     at = {key: i for i, key in enumerate(m.ran)}
