@@ -152,6 +152,9 @@ class TrainingStep(StepState):
             needed |= {f"actagain:{v}:{s.key}:{mb}" if v in s.gathers else f"act:{v}:{mb}" for v in again}
         for name in sorted(needed - names):
             self.wrong(step, f"does not read {name}")
+        foreign = {n for n in names - needed if n.startswith(("act:", "actall:"))} if o.name[op] == "F" else set()
+        for name in sorted(foreign):
+            self.wrong(step, f"reads {name}, which the layout's segment {s.key} does not")
         self.uses_groups(step, rank, s, o.name[op], {b for b, _, _ in reads}, {int(b) for b in o.writes[op].reshape(-1, 3)[:, 0]})
         # Induction: if all operands hold what they must, the operator writes what it must; values of tensors are not looked at.
         for b, first, count in reads:
