@@ -6,7 +6,6 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from check_interpreter import Deadlocked, Machine
 from check_programs import chain_broadcast, ring_all_reduce
 from check_random_programs import random_program
 from hypothesis import given, settings
@@ -19,6 +18,7 @@ from meshwright.check.program.wellformed import check_wellformed
 from meshwright.errors import Deadlock
 from meshwright.program.builder import ProgramBuilder, StepRef
 from meshwright.program.program import Program
+from meshwright.testing.interpreter import Deadlocked, Machine
 
 
 def finishes(p: Program, seed: int) -> bool:

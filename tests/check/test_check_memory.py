@@ -6,7 +6,6 @@ import random
 
 import numpy as np
 import pytest
-from check_interpreter import Machine
 from check_programs import Training, training_layout
 
 from meshwright.check import worst_order_memory
@@ -15,6 +14,7 @@ from meshwright.fabric.fabric import Device, Fabric
 from meshwright.program.builder import ProgramBuilder, StepRef
 from meshwright.program.calls import inline
 from meshwright.program.program import Program
+from meshwright.testing.interpreter import Machine
 
 
 def random_lives(seed: int) -> Program:

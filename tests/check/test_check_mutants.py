@@ -7,7 +7,6 @@ from collections.abc import Callable
 
 import numpy as np
 import pytest
-from check_interpreter import Deadlocked, Machine, collective_is_right
 from check_programs import (
     Training,
     chain_broadcast,
@@ -25,6 +24,7 @@ from meshwright.check import Verdict, check_program
 from meshwright.program.builder import ProgramBuilder
 from meshwright.program.calls import inline
 from meshwright.program.program import Program
+from meshwright.testing.interpreter import Deadlocked, Machine, collective_is_right
 from meshwright.testing.mutate import OPERATORS, mutants, mutate
 
 REPLAYS = 25

@@ -13,7 +13,7 @@ from check_programs import Training, ring_all_reduce, training_layout, windowed_
 from meshwright.bound import Bound, Certificate
 from meshwright.check import check_plan, check_program, whole
 from meshwright.check.program.links import channel_links, check_links, link_time
-from meshwright.check.whole import check_layout
+from meshwright.check.training.layout import check_layout
 from meshwright.errors import CheckFailed
 from meshwright.fabric.fabric import Device, Fabric, Link, Switch
 from meshwright.io.fabric.document import fabric_document

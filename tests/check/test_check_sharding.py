@@ -10,8 +10,8 @@ import msgspec
 import pytest
 
 from captured import captured
+from meshwright.check.training.layout import check_layout
 from meshwright.check.training.step import check_training
-from meshwright.check.whole import check_layout
 from meshwright.drive import plans as drive
 from meshwright.drive.training.collective_choice import CollectivesWanted
 from meshwright.drive.training.sharding import ShardingWanted

@@ -7,7 +7,6 @@ from dataclasses import replace
 import msgspec
 import numpy as np
 import pytest
-from check_interpreter import collective_is_right
 from check_programs import Training, direct_exchange, ring_all_gather, ring_all_reduce, training_layout, tree_all_reduce, two_groups
 
 from meshwright.check import check_program
@@ -19,6 +18,7 @@ from meshwright.fabric.fabric import Device, Fabric, Link
 from meshwright.program.builder import ProgramBuilder
 from meshwright.program.calls import inline
 from meshwright.program.program import Contract, Program
+from meshwright.testing.interpreter import collective_is_right
 from meshwright.testing.mutate import _edge_list, _edges, _rearranged
 
 

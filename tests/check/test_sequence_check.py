@@ -14,8 +14,8 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "run"))
 from rig import graph_of
 from tensor_rig import MODELS, lowered_step, recomputed
 
+from meshwright.check.training.layout import check_layout
 from meshwright.check.training.step import check_training
-from meshwright.check.whole import check_layout
 from meshwright.decide.layout.tensor_shares import TensorOptions
 from meshwright.lower.sequence import SequenceParts
 from meshwright.program.program import Csr, Kind, Part

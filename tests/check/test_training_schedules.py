@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 
 from meshwright.capture.graph import capture
 from meshwright.check import check_program
+from meshwright.check.training.layout import check_layout
 from meshwright.check.training.step import check_training
-from meshwright.check.whole import check_layout
 from meshwright.cost import Cost, Transport
 from meshwright.decide.collective import CollectiveProblem, Ring
 from meshwright.decide.layout.build import build_layout

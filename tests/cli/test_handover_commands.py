@@ -33,12 +33,12 @@ def test_a_right_file(ring: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert out.splitlines() == [
         "ring.xml: all-reduce among 4 ranks (4 blocks, 28 steps, 1 channels): ok",
         "  judged out of place and in place",
-        "  smallest FIFO depth that works: 1 (the executor has 2)",
+        "  smallest FIFO depth that works: 2 (the executor has 2)",
     ]
     code, out, _ = run(capsys, "collective", "check", ring, "--json")
     document = json.loads(out)
     assert code == 0 and document["schema"] == "meshwright.collective-check" and document["format"] == "msccl-xml" and document["status"] == "ok"
-    assert document["facts"]["smallest_fifo"] == 1 and document["op"] == "all-reduce" and document["findings"] == []
+    assert document["facts"]["smallest_fifo"] == 2 and document["op"] == "all-reduce" and document["findings"] == []
     code, out, _ = run(capsys, "collective", "check", ring.with_suffix(".json"))
     assert code == 0 and out.startswith("ring.json: all-reduce among 4 ranks: ok")
 
@@ -57,7 +57,8 @@ def test_a_wrong_file_has_exit_code_four_and_a_witness(ring: Path, capsys: pytes
 
 def test_deadlock_and_limits_by_option(ring: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(capsys, "collective", "check", ring, "--steps", 6)[0] == 4
-    assert run(capsys, "collective", "check", ring, "--fifo", 1)[0] == 0
+    assert run(capsys, "collective", "check", ring, "--fifo", 2)[0] == 0
+    assert run(capsys, "collective", "check", ring, "--fifo", 1)[0] == 4  # rings of fused steps hold a message while they send the next
     for option in ("--steps", "--fifo"):
         code, _, err = run(capsys, "collective", "check", ring, option, 0)
         assert code == 2 and "must be >= 1" in err

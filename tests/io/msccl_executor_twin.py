@@ -2,7 +2,8 @@
 
 What its parser does: `nop`s give their wait to the next step; consecutive `re` with one destination fuse; a wait chain must end in a step
 with a wait. What its kernel does: for every slice of a chunk, all steps of a block; a step's chunks travel `batch` at a time; a wait
-compares published flags (slice, step), which are monotone; only steps with hasdep publish. Connections hold `depth` messages.
+compares published flags (slice, step), which are monotone; only steps with hasdep publish. Connections hold `depth` messages; a fused step
+waits for data and for room to send, and only then gives the slot it received from back.
 Blocks advance in random order, so a missing wait shows as a wrong sum sooner or later.
 """
 
@@ -180,11 +181,13 @@ class Machine:
     def transfer(self, b: Block, m: Move, c: int, count: int, piece: int) -> Iterator[bool]:
         data = [0] * count
         src, dst = (m.src[0], m.src[1] + c), (m.dst[0], m.dst[1] + c)
-        if "R" in m.parts:
-            incoming = self.fifo[b.recv, b.gpu, b.chan]
-            while not incoming:
-                yield False
-            data = incoming.popleft()
+        incoming = self.fifo[b.recv, b.gpu, b.chan] if "R" in m.parts else None
+        outgoing = self.fifo[b.gpu, b.send, b.chan] if "S" in m.parts else None
+        # NCCL's genericOp: data and a free slot first, both; then the work; then both posts, so the credit goes back last.
+        while (incoming is not None and not incoming) or (outgoing is not None and len(outgoing) >= self.depth):
+            yield False
+        if incoming is not None:
+            data = incoming[0]
             assert len(data) == count, "both ends must agree on the size"
             yield True
         if m.parts == "XAD":
@@ -199,10 +202,9 @@ class Machine:
         if "D" in m.parts:
             yield True
             self.write(b.gpu, dst, piece, data)
-        if "S" in m.parts:
-            outgoing = self.fifo[b.gpu, b.send, b.chan]
-            while len(outgoing) >= self.depth:
-                yield False
+        if incoming is not None:
+            incoming.popleft()
+        if outgoing is not None:
             outgoing.append(data)
             yield True
 
@@ -290,3 +292,15 @@ def replays(text: str, *, seeds: int = 3, root: int = -1, depth: int = 2) -> Non
             m = Machine(text, in_place=mode, root=root, slices=1 + seed % 2, batch=max(least, (1, 71, 2)[seed % 3]), depth=depth, seed=seed).run()
             assert not m.wrong(), (mode, m.wrong()[:5])
             assert mode or not m.spoilt_inputs()
+
+
+def hangs(text: str, depth: int, *, root: int = -1) -> bool:
+    """Whether a file stops with connections of that depth in some mode, with messages as small as they ever get. Timing does not matter."""
+    a = ElementTree.fromstring(text).attrib
+    for mode, name in ((False, "outofplace"), (True, "inplace")):
+        if a[name] == "1":
+            try:
+                Machine(text, in_place=mode, root=root, batch=smallest_batch(text), depth=depth).run()
+            except Hang:
+                return True
+    return False

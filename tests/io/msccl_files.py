@@ -161,7 +161,8 @@ def chain_broadcast(n: int, pieces: int = 4, root: int = 0) -> MscclAlgo:
 
 FILES = {
     **{f"ring all-reduce {n}": (lambda n=n: ring_all_reduce(n)) for n in (2, 3, 5)},
-    "three rings all-reduce 4, two chunks a step": lambda: ring_all_reduce(4, width=2, rings=3),
+    # up to here two chunks travel in one message: as two, four ranks that are two messages ahead fill their connections and wait for each other
+    "three rings all-reduce 4, two chunks a step": lambda: replace(ring_all_reduce(4, width=2, rings=3), max_bytes=24 << 20),
     **{f"all pairs all-reduce {n}": (lambda n=n: all_pairs_all_reduce(n)) for n in (2, 3, 4)},
     "all pairs all-reduce 4, three chunks a step": lambda: all_pairs_all_reduce(4, 3),
     **{f"shared sums all-reduce {n}": (lambda n=n: shared_sum_all_pairs(n)) for n in (2, 3, 4)},

@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from msccl_executor_twin import Hang, Machine, replays
+from msccl_executor_twin import Hang, Machine, hangs, replays
 from msccl_files import FILES, all_pairs_all_reduce, chain_broadcast, direct, relay_all_gather, ring_all_reduce, steps, with_block, with_step
 
 from meshwright.check import Verdict
@@ -188,6 +188,19 @@ def test_deadlock_at_depth_two_and_the_smallest_depth_that_works(ahead: int) -> 
         assert f"it needs channels of depth {ahead}" in found.message and "gpu 0 tb 0 step" in found.message
         with pytest.raises(Deadlock):
             verdict.raise_if_wrong()
+
+
+@pytest.mark.parametrize(("ranks", "width", "depth"), [(4, 1, 2), (4, 2, 3), (3, 3, 4), (2, 2, 3)])
+def test_fused_steps_hold_what_they_received_until_they_can_send(ranks: int, width: int, depth: int) -> None:
+    """A ring whose ranks begin with `width` messages: where a fused step follows, one more must fit or all wait for room in a circle."""
+    algo = ring_all_reduce(ranks, width=width)
+    verdict = check_msccl(algo)
+    assert verdict.facts["smallest_fifo"] == depth and verdict.ok == (depth <= 2)
+    text = msccl_text(algo)
+    assert hangs(text, depth - 1)
+    replays(text, depth=depth)
+    if depth > 2:
+        assert only(verdict).check == "deadlock" and {only(verdict).witness["smallest_fifo"]} == {depth}
 
 
 def test_steps_of_many_chunks_fill_channels_when_messages_are_small() -> None:

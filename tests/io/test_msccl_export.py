@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from msccl_executor_twin import replays
+from msccl_executor_twin import hangs, replays
 from msccl_files import FILES, ring_all_reduce
 
 from meshwright.check import check_program
@@ -35,8 +35,12 @@ def program_of(strategy: Any, op: str, fabric: str = "two-islands", size: int = 
 def right(algo: MscclAlgo, *, seeds: int = 3) -> None:
     text = msccl_text(algo)
     assert parse_msccl(text.encode()) == algo
-    assert check_msccl(algo).ok
-    replays(text, seeds=seeds)
+    verdict = check_msccl(algo)
+    assert verdict.ok
+    depth = verdict.facts["smallest_fifo"]
+    for held in {depth, 2}:  # what is printed suffices, and what the executor has
+        replays(text, seeds=seeds, depth=held)
+    assert depth == 1 or hangs(text, depth - 1)
 
 
 @pytest.mark.parametrize("op", OPERATIONS)
@@ -81,6 +85,13 @@ def test_rings_are_written_as_vendors_write_them() -> None:
     assert (algo.channels, algo.in_place, algo.out_of_place) == (1, 1, 1) and all(g.s_chunks == 0 and len(g.blocks) == 1 for g in algo.gpus)
     ours, theirs = parse_msccl(msccl_text(algo).encode()), ring_all_reduce(4)
     assert [[s.type for s in g.blocks[0].steps] for g in ours.gpus] == [[s.type for s in g.blocks[0].steps] for g in theirs.gpus]
+
+
+def test_halving_doubling_needs_two_messages() -> None:
+    """Its fused steps receive from the partner that waits for what they send."""
+    algo = export_msccl(program_of(NAMES["halving-doubling"](), "all-reduce")).algo
+    assert check_msccl(algo).facts["smallest_fifo"] == 2
+    right(algo)
 
 
 @pytest.mark.parametrize("op", ["all-reduce", "all-gather", "reduce-scatter", "broadcast", "reduce"])

@@ -17,8 +17,8 @@ from rig import fabric_of, forward_of, graph_of
 
 from meshwright.capture.losses import Objective
 from meshwright.capture.resolve import build_model
+from meshwright.check.training.layout import check_layout
 from meshwright.check.training.step import check_training
-from meshwright.check.whole import check_layout
 from meshwright.cost import Cost, Transport
 from meshwright.decide.collective import CollectiveProblem, strategy
 from meshwright.decide.layout.build import build_layout

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from fractions import Fraction
 from typing import Any
 
@@ -11,7 +11,7 @@ import numpy as np
 
 from ..errors import FormatError, TimeLimit, Unsupported
 from ..fabric.fabric import Device, Fabric, Link, Provenance, Switch
-from ..plan.plan import Plan, Segment, TrainingLayout
+from ..plan.plan import Plan, TrainingLayout
 from ..program.calls import inline
 from ..program.fold import expand
 from ..program.program import Kind, Program
@@ -20,7 +20,10 @@ from .folded.fabric import folded_link_time, folded_memory
 from .folded.program import check_folded
 from .folded.shadow import shadow
 from .folded.training import check_folded_training
-from .job import check_job
+from .job import check_bound_is_of_job, check_job
+from .pipeline.filled import FillWork
+from .pipeline.values import check_pipeline, runs_once, solid
+from .pipeline.work import NoWork, PipelineWork, pipeline_work
 from .program.deadlock import check_deadlock, find_cycle
 from .program.links import busiest_link, check_links, link_time
 from .program.memory import WorstMemory, check_memory, worst_order_memory
@@ -28,28 +31,35 @@ from .program.order import Order
 from .program.races import check_races, turns_needed
 from .program.values import check_collective
 from .program.wellformed import check_wellformed, witness
-from .training.placement import placement_faults
+from .training.layout import check_layout
 from .training.recompute import check_recompute, operands_of
 from .training.segment_step import check_segment_steps
 from .training.step import check_training
 from .verdict import Finding, Verdict, guarded
 
-__all__ = ["check_layout", "check_plan", "check_program"]
+__all__ = ["check_plan", "check_program"]
 
 MAX_EXPANDED_STEPS = 400_000  # executed steps up to which a folded program is checked in its expanded form too
 
 
-def check_program(program: Program, *, programs: Mapping[str, Program] | None = None, layout: TrainingLayout | None = None) -> Verdict:
+def check_program(
+    program: Program, *, programs: Mapping[str, Program] | None = None, layout: TrainingLayout | None = None, work: PipelineWork | None = None,
+    fills: Sequence[FillWork] = (),
+) -> Verdict:  # fmt: skip
     """Form, deadlock, races and values of a program; with calls, each callee alone and then the whole inlined.
 
     Args:
         programs: content hash -> program, for the callees (and possibly others, which are not looked at).
         layout: of a training program; without it gradients are not followed.
+        work: of a pipeline's step; fills: of the steps of a cycle for which the program stands, the other work they do.
     """
     findings: list[Finding] = []
     notes: list[str] = []
     table = programs or {}
-    found, plain = _plain(program, table, notes)
+    found = guarded("values", lambda: runs_once(program)) if work is not None and program.fold is None else []
+    plain: Program | None = None
+    if not found:
+        found, plain = _plain(program, table, notes)
     findings += found
     if plain is None and not found:  # folded, and too big to write out
         if len(program.calls):
@@ -57,15 +67,19 @@ def check_program(program: Program, *, programs: Mapping[str, Program] | None = 
         findings += guarded("fold", lambda: _folded(program, notes))
     if plain is None:
         return Verdict(findings=tuple(findings), notes=tuple(notes))
-    findings += guarded("deadlock", lambda: check_deadlock(plain))
+    flat = solid(plain) if work is not None else plain
+    findings += guarded("deadlock", lambda: check_deadlock(flat))
     if not findings:
         order: list[Order] = []
-        findings += guarded("races", lambda: _with_order(plain, order))
+        findings += guarded("races", lambda: _with_order(flat, order))
         findings += guarded("wellformed", lambda: _call_order(program)) if len(program.calls) else []
-        if not findings and plain.contracts:
-            findings += guarded("values", lambda: check_collective(plain, order[0]))
+        if not findings and work is not None:
+            for fill in fills or (None,):
+                findings += guarded("values", lambda fill=fill: check_pipeline(flat, work, order[0], fill))  # type: ignore[misc]
+        elif not findings and flat.contracts:
+            findings += guarded("values", lambda: check_collective(flat, order[0]))
         elif not findings and layout is not None:
-            findings += guarded("values", lambda: check_training(plain, layout, order[0]))
+            findings += guarded("values", lambda: check_training(flat, layout, order[0]))
         elif not findings:
             notes.append("values: no contract and no layout, so there is nothing to prove about the results")
     facts: dict[str, Any] = {"steps": len(plain.steps), "lanes": len(plain.lanes), "channels": len(plain.channels)}
@@ -197,8 +211,11 @@ def check_plan(plan: Plan, fabric: Fabric | None = None) -> Verdict:
     if findings:
         return Verdict(findings=tuple(findings), facts=facts)
     called = {name for p in plan.programs.values() for name in p.calls.names}
+    work: list[PipelineWork] = []
+    findings += guarded("values", lambda: _work(plan, work))
     for name in sorted(set(plan.programs) - called):
-        verdict = check_program(plan.programs[name], programs=plan.programs, layout=plan.layout)
+        fills = _fills(plan, name)
+        verdict = check_program(plan.programs[name], programs=plan.programs, layout=plan.layout, work=work[0] if work else None, fills=fills)
         findings += verdict.findings
         notes += verdict.notes
         if verdict.ok:
@@ -206,7 +223,25 @@ def check_plan(plan: Plan, fabric: Fabric | None = None) -> Verdict:
     findings += guarded("plan", lambda: check_job(plan))
     findings += guarded("values", lambda: _recomputation(plan))
     findings += guarded("certificate", lambda: _bound(plan, target[0]))
+    findings += guarded("certificate", lambda: check_bound_is_of_job(plan))
     return Verdict(findings=tuple(findings), facts=facts, notes=tuple(notes))
+
+
+def _work(plan: Plan, keep: list[PipelineWork]) -> list[Finding]:
+    """What the steps of a pipeline plan compute; a plan that does not say is not proved."""
+    if plan.kind != "pipeline" and "schedule" not in plan.job:
+        return []
+    try:
+        keep.append(pipeline_work(plan))
+    except NoWork as error:
+        return [Finding(check="values", message=str(error), witness={"field": "job.schedule"})]
+    return []
+
+
+def _fills(plan: Plan, program: str) -> list[FillWork]:
+    """Of each step of the cycle for which the program stands, the work put into its idle time."""
+    document = plan.job.get("fill")
+    return [FillWork(document, k) for k, entry in enumerate(plan.cycle) if entry.program == program] if document is not None else []
 
 
 def _recomputation(plan: Plan) -> list[Finding]:
@@ -232,86 +267,6 @@ def _cycle(plan: Plan) -> list[Finding]:
     if not plan.cycle:
         found.append(Finding(check="plan", message="the plan runs no program", witness={}))
     return found
-
-
-def check_layout(layout: TrainingLayout, ranks: int | None) -> list[Finding]:
-    """Degrees multiply to the ranks, batches to the global batch; stages hold their segments; every value has one maker."""
-    bad: list[tuple[str, dict[str, Any]]] = []
-    if ranks is not None and layout.ranks != ranks:
-        bad.append((f"{layout.data} x {layout.tensor} x {layout.pipeline} is not the program's {ranks} ranks", {"ranks": ranks}))
-    each = layout.replica_microbatches or (layout.microbatches,) * layout.data
-    if len(each) != layout.data or min(each) < 1 or max(each) != layout.microbatches:
-        bad.append((f"micro-batches {list(each)} are not at least one for each of {layout.data} replicas and {layout.microbatches} at most", {}))
-    elif sum(each) * layout.microbatch_size != layout.global_batch:
-        text = f"({layout.microbatch_counts}) micro-batches of {layout.microbatch_size} samples are not the global batch {layout.global_batch}"
-        bad.append((text, {}))
-    stages = len(layout.placement[0]) if layout.placement else layout.pipeline
-    if [s.index for s in layout.stages] != list(range(stages)):
-        bad.append((f"{stages} stages are needed, in order", {}))
-    bad += [(text, {}) for text in placement_faults(layout)]
-    if bad and layout.placement:
-        return [Finding(check="plan", message=f"layout: {text}", witness=facts) for text, facts in bad]
-    keys = [s.key for s in layout.segments]
-    if len(set(keys)) < len(keys) or sorted(k for s in layout.stages for k in s.segments) != sorted(keys):
-        bad.append(("every segment must be in exactly one stage", {}))
-    stage = {k: s.index for s in layout.stages for k in s.segments}
-    made: dict[str, str] = {}
-    nodes: set[str] = set()
-    for seg in layout.segments:
-        if stage.get(seg.key) != seg.stage:
-            bad.append((f"segment {seg.key} says it is in stage {seg.stage}", {"segment": seg.key}))
-        if nodes & set(seg.nodes):
-            bad.append((f"segment {seg.key} repeats the node {min(nodes & set(seg.nodes))!r}", {"segment": seg.key}))
-        nodes |= set(seg.nodes)
-        if not set(seg.sum_writes) <= set(seg.writes) or not set(seg.sum_grads) <= set(seg.reads):
-            bad.append((f"segment {seg.key} sums values that it does not write or read", {"segment": seg.key}))
-        bad += [(text, {"segment": seg.key}) for text in _sequence(layout, seg)]
-        for v in seg.writes:
-            if v in made:
-                bad.append((f"value {v!r} is written by {made[v]} and {seg.key}", {"value": v}))
-            made[v] = seg.key
-    for seg in layout.segments:
-        for v in seg.reads:
-            if v not in made:
-                bad.append((f"segment {seg.key} reads {v!r}, which no segment writes", {"value": v}))
-    bad += [(text, {}) for text in _data_parallel(layout)]
-    return [Finding(check="plan", message=f"layout: {text}", witness=facts) for text, facts in bad]
-
-
-def _sequence(layout: TrainingLayout, seg: Segment) -> list[str]:
-    """What a segment gathers, and what one that is split along the sequence reads and writes."""
-    split = {v.name for v in layout.values if v.split is not None}
-    found = []
-    if not set(seg.gathers) <= set(seg.reads) & split:
-        found.append(f"segment {seg.key} gathers values that it does not read or that are whole")
-    if seg.sequence and (not seg.split or seg.gathers or not (set(seg.reads) | set(seg.writes)) & split):
-        found.append(f"segment {seg.key} is split along the sequence, and reads or writes no such value as it is")
-    if (seg.sequence or seg.gathers) and not (layout.sequence and layout.tensor > 1):
-        found.append(f"segment {seg.key} is split along the sequence, and the layout says nothing is")
-    return found
-
-
-def _data_parallel(layout: TrainingLayout) -> list[str]:
-    """Sharding levels and buckets: each parameter of one stage in one bucket at most, shared ones in none."""
-    bad = []
-    if layout.context != 1 or layout.expert != 1:
-        bad.append(f"context degree {layout.context} and expert degree {layout.expert}: only 1 is possible so far")
-    if layout.zero_level not in (0, 1, 2, 3):
-        bad.append(f"the sharding level is {layout.zero_level}, there are 0 to 3")
-    if layout.data < 2 and (layout.zero_level or (layout.overlap and len(layout.placement) < 2)):
-        bad.append(f"sharding level {layout.zero_level} and overlapped sums need replicas, there is one")
-    if (layout.zero_level or layout.overlap) and not layout.buckets and any(s.params for s in layout.stages):
-        bad.append(f"sharding level {layout.zero_level} and overlapped sums need buckets, there are none")
-    seen: set[tuple[int, str]] = set()
-    for i, bucket in enumerate(layout.buckets):
-        stage = layout.stages[bucket.stage] if 0 <= bucket.stage < len(layout.stages) else None
-        for p in bucket.params:
-            if stage is None or p not in stage.params or (bucket.stage, p) in seen:
-                bad.append(f"bucket {i} names {p!r}, which stage {bucket.stage} does not hold, or holds in another bucket")
-            elif sum(p in layout.held(family[0]).params for family in layout.families()) > 1:
-                bad.append(f"bucket {i} names {p!r}, which several stages use")
-            seen.add((bucket.stage, p))
-    return bad
 
 
 def _on_fabric(plan: Plan, program: Program, fabric: Fabric, facts: dict[str, Any]) -> list[Finding]:

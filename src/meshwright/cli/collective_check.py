@@ -14,7 +14,8 @@ if TYPE_CHECKING:
 
 HELP = "prove a schedule right, or show where it is wrong: MSCCL XML, MSCCL++ JSON, our plans"
 EPILOG = """FILE is an MSCCL XML file, an MSCCL++ execution plan, or a plan of ours; `-` is standard input.
-Proved are: delivery of every chunk, no deadlock with channels of the stated depth, no races, the executor's limits."""
+Proved are: delivery of every chunk, no deadlock with channels of the stated depth, no races, the executor's limits. A plan's claims are judged too:
+its bound and what that is of, its prediction beside the simulator, the names of its strategies."""
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
@@ -35,7 +36,7 @@ def run(args: argparse.Namespace) -> Result:
     kind = kind_of(data, where)
     verdict, facts = {"msccl-xml": _msccl, "mscclpp-json": _mscclpp, "plan": _plan}[kind](data, where, args)
     document = {"schema": "meshwright.collective-check", "version": 1, "file": where, "format": kind, **facts, **verdict.to_json()}
-    return Result(document, _text(where, facts, verdict), 0 if verdict.ok else 4)
+    return Result(document, verdict_text(where, facts, verdict), 0 if verdict.ok else 4)
 
 
 def read_schedule(path: str) -> tuple[bytes, str]:
@@ -78,17 +79,19 @@ def _mscclpp(data: bytes, where: str, args: argparse.Namespace) -> tuple[Verdict
 
 
 def _plan(data: bytes, where: str, args: argparse.Namespace) -> tuple[Verdict, dict[str, Any]]:
-    from ..check import check_plan, check_program
+    from ..check import check_program
+    from ..drive.claims import check_claims
     from ..io.plan.plan import plan_from_bytes, program_from_bytes
 
     if b'"meshwright.program"' in data[:256]:
         program = program_from_bytes(data, where=where)
         return check_program(program), {"op": program.contract.op if program.contract else "", "ranks": program.ranks}
     plan = plan_from_bytes(data, where=where)
-    return check_plan(plan), {"op": plan.main.contract.op if plan.main.contract else plan.kind, "ranks": plan.main.ranks}
+    return check_claims(plan), {"op": plan.main.contract.op if plan.main.contract else plan.kind, "ranks": plan.main.ranks}
 
 
-def _text(where: str, facts: dict[str, Any], verdict: Verdict) -> str:
+def verdict_text(where: str, facts: dict[str, Any], verdict: Verdict) -> str:
+    """A verdict as lines: what was looked at, what is wrong, and notes."""
     head = f"{where}: {facts['op']} among {facts['ranks']} ranks"
     found = verdict.facts
     size = [f"{found[name]} {name}" for name in ("blocks", "steps", "channels") if name in found]

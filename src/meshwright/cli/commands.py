@@ -39,6 +39,7 @@ COMMANDS: dict[tuple[str, ...], tuple[str, str]] = {
     ("train", "replan"): ("train_replan", "plan a job again after devices are lost or added, reusing what the others hold"),
     ("train", "explain"): ("train_explain", "where a plan's time and memory go, why others lost, what would change it; or size a transformer"),
     ("train", "gate"): ("train_gate", "compare one step of a plan with the owner's module"),
+    ("train", "check"): ("train_check", "prove a plan right and its claims true, or show where they are not"),
     ("train", "run"): ("train_run", "train for real, as the plan says"),
     ("train", "compare"): ("train_compare", "lay prediction and measurement over each other"),
     ("train", "export"): ("train_export", "a plan's layout for torchtitan, Megatron or DeepSpeed; a run's weights as safetensors or DCP"),

@@ -7,8 +7,8 @@ import pytest
 from levels_rig import same_as_serial, serial, train
 from tensor_rig import as_serial, plan_case, predicted_sends
 
+from meshwright.check.training.layout import check_layout
 from meshwright.check.training.step import check_training
-from meshwright.check.whole import check_layout
 from meshwright.decide.layout.data_sharding import DataSharding
 from meshwright.decide.layout.unlike_devices import Division
 from meshwright.errors import Unsupported

@@ -18,7 +18,7 @@ import numpy as np
 from ...errors import FormatError, Unsupported
 from ...interop.msccl import ExecutorLimits, ImportedMsccl, MscclAlgo
 from ...program.program import Program
-from ..program.deadlock import find_cycle
+from ..program.deadlock import check_deadlock, find_cycle
 from ..verdict import Finding, Verdict, guarded
 from ..whole import check_program
 from .executor import check_executor, check_usage, step_words
@@ -98,20 +98,22 @@ def _judge(algo: MscclAlgo, read: Callable[[], ImportedMsccl], fifo: int, notes:
         return [Finding(check="executor", message=str(error), witness={"where": error.where})], 0
     verdict = check_program(made.program)
     notes += verdict.notes
-    depth = 0
+    depth, stuck = 0, list(verdict.findings)
     if not any(f.check in ("wellformed", "format") for f in verdict.findings):
-        depth = smallest_fifo(made.program, at_least_works=None if any(f.check == "deadlock" for f in verdict.findings) else fifo)
-    found = [_in_words_of_the_file(algo, made, f) for f in verdict.findings]
+        if not any(f.check == "deadlock" for f in verdict.findings):  # what our fused steps survive, the executor's may not
+            stuck = check_deadlock(made.program, at_once=True) or stuck
+        depth = smallest_fifo(made.program, at_least_works=None if any(f.check == "deadlock" for f in stuck) else fifo)
+    found = [_in_words_of_the_file(algo, made, f) for f in stuck]
     if depth and any(f.check == "deadlock" for f in found):
         found = [replace(f, message=f"{f.message}; it needs channels of depth {depth}", witness={**f.witness, "smallest_fifo": depth}) for f in found]
     return found, depth
 
 
 def smallest_fifo(p: Program, *, at_least_works: int | None = None) -> int:
-    """The smallest depth that, given to all channels, leaves no deadlock; 0 if none does. `at_least_works`: a depth known to be enough."""
+    """The smallest depth that, given to all channels, leaves the executor no deadlock; 0 if none does. `at_least_works`: known to be enough."""
 
     def live(depth: int) -> bool:
-        return not find_cycle(replace(p, channels=replace(p.channels, depth=np.full(len(p.channels), depth, np.int32))))
+        return not find_cycle(replace(p, channels=replace(p.channels, depth=np.full(len(p.channels), depth, np.int32))), at_once=True)
 
     high = at_least_works if at_least_works is not None else max(1, len(p.steps))  # deeper than all messages of a channel
     if at_least_works is None and not live(high):

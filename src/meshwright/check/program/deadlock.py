@@ -3,6 +3,9 @@
 Edges between parts of steps: lane order; `after` with lag 0; matching (send part -> receive part); credit (the receive part of
 message j -> the send part of message j + depth, which has lag 0 only while both fall into one iteration). A fused step receives, then sends, so
 it has two nodes. Nothing is unrolled: an edge of lag >= 1 leads to a later iteration and cannot close a cycle. O(steps + edges).
+
+`at_once`: the fused steps of NCCL's and MSCCL's kernels, which wait for the data and for room to send before they do anything, and return the
+credit last (`genericOp` in NCCL's prims_simple.h: both waits, the copy, both posts). Such a step is one node.
 """
 
 from __future__ import annotations
@@ -23,10 +26,10 @@ _WHY = ("follows in its lane", "sends after it receives", "waits for", "waits fo
 class _Graph:
     """Node of step s: its receive part s + fused steps before it, then (fused steps only) its send part."""
 
-    def __init__(self, p: Program, depth: Ints | None = None) -> None:
+    def __init__(self, p: Program, depth: Ints | None = None, *, at_once: bool = False) -> None:
         s, self.program = p.steps, p
         n = len(s)
-        self.fused = (s.kind == Kind.TRANSFER) & ((s.parts & Part.RECV) != 0) & ((s.parts & Part.SEND) != 0)
+        self.fused = (s.kind == Kind.TRANSFER) & ((s.parts & Part.RECV) != 0) & ((s.parts & Part.SEND) != 0) & (not at_once)
         # A fused step takes two numbers, so later steps move up by the fused steps before them.
         self.begin = np.arange(n) + np.concatenate([[0], np.cumsum(self.fused)[:-1]]) if n else np.zeros(0, np.int64)
         self.end = self.begin + self.fused
@@ -76,13 +79,13 @@ class _Graph:
         return [(int(self.step_of[v]), int(self.kind[into[v]])) for v in loop]
 
 
-def find_cycle(p: Program) -> list[tuple[int, str]]:
+def find_cycle(p: Program, *, at_once: bool = False) -> list[tuple[int, str]]:
     """Steps of a cycle of waits, each with why it waits for the one before it; empty when the program is live."""
-    return [(step, _WHY[kind]) for step, kind in _Graph(p).cycle()]
+    return [(step, _WHY[kind]) for step, kind in _Graph(p, at_once=at_once).cycle()]
 
 
-def check_deadlock(p: Program) -> list[Finding]:
-    cycle = find_cycle(p)
+def check_deadlock(p: Program, *, at_once: bool = False) -> list[Finding]:
+    cycle = find_cycle(p, at_once=at_once)
     if not cycle:
         return []
     shown = [(step, why) for k, (step, why) in enumerate(cycle) if why != _WHY[_LANE] or len(cycle) <= 8 or k < 2]

@@ -26,6 +26,7 @@ partial sums over the tensor-parallel ranks, and the layout must say so.
 from __future__ import annotations
 
 from collections import Counter
+from itertools import pairwise
 
 from ...plan.plan import Segment, TrainingLayout
 from ...program.program import Kind, Program
@@ -49,10 +50,11 @@ def check_training(p: Program, layout: TrainingLayout, order: Order | None = Non
     if small := too_small(p, layout):
         return small
     step = TrainingStep(p, order or Order(p), layout)
-    step.found += [*held_alike(layout), *step.work()]
+    step.found += [*held_alike(layout), *step.given_apart(), *step.work()]
     if not step.found:
         step.run()
         step.weights_at_the_end()
+        step.kept_at_the_end()
     return step.found[:MAX_FINDINGS_OF_A_KIND]
 
 
@@ -62,6 +64,21 @@ class TrainingStep(StepState):
     besides: frozenset[str] = frozenset()
 
     # ---- what must be there ------------------------------------------------------------------------------------
+    def given_apart(self) -> list[Finding]:
+        """What is there when the step begins has bytes of its own: views of a group's state aside, no two names share any."""
+        p, found = self.p, list[Finding]()
+        rows: dict[int, list[tuple[int, int, int]]] = {}
+        for b in range(len(p.buffers)):
+            if self.role[b] in GIVEN:
+                root, lo, hi = self.locate(b, 0, int(p.buffers.chunks[b]), 0)
+                rows.setdefault(root, []).append((lo, hi, b))
+        for row in rows.values():
+            for (_, end, one), (start, _, two) in pairwise(sorted(row)):
+                if start < end and (self.data.parts[one] is None or self.data.parts[two] is None):
+                    text = f"{p.buffer_name(one)} and {p.buffer_name(two)} share bytes, and both hold something when the step begins"
+                    found.append(Finding(check="values", message=text, witness={"rank": int(p.buffers.actor[one]), "buffer": one}))
+        return found
+
     def work(self) -> list[Finding]:
         """Each rank runs F and B of its stage's segments once per micro-batch, and one optimizer if it has gradients."""
         p, lay, o = self.p, self.layout, self.p.ops
@@ -119,6 +136,10 @@ class TrainingStep(StepState):
             self.wrong(step, f"is part {part} of {int(o.parts[op])}, rank {rank} must compute part {expected_part}")
         reads = o.reads[op].reshape(-1, 3).tolist()
         names = {self.p.buffers.name[b] for b, _, _ in reads}
+        made = {self.p.buffers.name[b] for b in o.writes[op].reshape(-1, 3)[:, 0].tolist()}
+        for v in s.writes if o.name[op] == "F" else ():
+            if not made & {f"act:{v}:{mb}", f"actsum:{v}:{mb}"}:
+                self.wrong(step, f"does not write {v}")
         if o.name[op] == "F":
             needed = {f"actall:{v}:{s.key}:{mb}" if v in s.gathers else f"act:{v}:{mb}" for v in s.reads}
         elif o.name[op] == "W":
@@ -131,6 +152,9 @@ class TrainingStep(StepState):
             needed |= {f"actagain:{v}:{s.key}:{mb}" if v in s.gathers else f"act:{v}:{mb}" for v in again}
         for name in sorted(needed - names):
             self.wrong(step, f"does not read {name}")
+        foreign = {n for n in names - needed if n.startswith(("act:", "actall:"))} if o.name[op] == "F" else set()
+        for name in sorted(foreign):
+            self.wrong(step, f"reads {name}, which the layout's segment {s.key} does not")
         self.uses_groups(step, rank, s, o.name[op], {b for b, _, _ in reads}, {int(b) for b in o.writes[op].reshape(-1, 3)[:, 0]})
         # Induction: if all operands hold what they must, the operator writes what it must; values of tensors are not looked at.
         for b, first, count in reads:
@@ -258,6 +282,34 @@ class TrainingStep(StepState):
             if x.param in held.params and mine and x.group_of(tensor) not in groups:
                 self.wrong(step, f"reads the gradient of {x.param}, which is a partial sum that nothing completes over {list(x.group_of(tensor))}")
 
+    def kept(self, step: int, rank: int, b: int, first: int, count: int, written: set[tuple[int, int]]) -> None:
+        """What the optimizer keeps from step to step is as the last step left it, and is brought up to date."""
+        if self.role[b] not in ("state", "weight"):
+            return
+        root, lo, hi = self.locate(b, first, count, 0)
+        for cell in range(lo, hi) if not self.in_cells(b) else ():
+            if self.memory[root][cell] != self.old:
+                self.mismatch(step, b, cell, self.memory[root][cell], self.old)
+                return
+        if self.role[b] == "state" and not written >= {(b, c) for c in range(first, first + count)}:
+            self.wrong(step, f"does not write the whole of {self.p.buffer_name(b)}, which it reads", buffer=b)
+
+    def kept_at_the_end(self) -> None:
+        """Nothing overwrites what optimizers have brought up to date."""
+        new = 1 << 32 | self.quantity("updated")
+        p = self.p
+        for step in range(len(p.steps)):
+            op = int(p.steps.op[step])
+            if p.steps.kind[step] != Kind.COMPUTE or p.ops.name[op] != "optimizer":
+                continue
+            for b, first, count in p.ops.writes[op].reshape(-1, 3).tolist():
+                root, lo, hi = self.locate(b, first, count, 0)
+                looked_at = not self.in_cells(b) and len(self.found) < MAX_FINDINGS_OF_A_KIND
+                spoilt = [c for c in range(lo, hi) if self.memory[root][c] != new] if looked_at else []
+                if spoilt:
+                    writer = self.writer[root][spoilt[0]]
+                    self.wrong(writer if writer >= 0 else step, f"leaves {p.buffer_name(b)} other than {p.describe(step)} wrote it", buffer=b)
+
     def optimizer(self, step: int, rank: int, op: int) -> None:
         p = self.p
         self.gradients(step, rank, op)
@@ -268,6 +320,9 @@ class TrainingStep(StepState):
             self.wrong(step, "does not write the weights")
         for name in self.data.missing(rank):
             self.wrong(step, f"belongs to a rank without {name}")
+        written = {(b, c) for b, first, count in p.ops.writes[op].reshape(-1, 3).tolist() for c in range(first, first + count)}
+        for b, first, count in p.ops.reads[op].reshape(-1, 3).tolist():
+            self.kept(step, rank, b, first, count, written)
         new = 1 << 32 | self.quantity("updated")
         for b, first, count in p.ops.writes[op].reshape(-1, 3).tolist():
             root, lo, hi = self.locate(b, first, count, 0)

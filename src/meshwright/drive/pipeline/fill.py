@@ -14,6 +14,7 @@ import msgspec
 import numpy as np
 
 from ...check.fill import Actions, check_filling
+from ...check.verdict import Finding
 from ...decide.pipeline import PipelineProblem, Schedule
 from ...decide.pipeline.fill import CITE, Filling, fill_bubbles, idle_times
 from ...decide.pipeline.fill_program import fill_prices, fill_step
@@ -28,7 +29,7 @@ from ...program.program import Program, Unit
 from ...simulate import simulate_program
 from .pipelines import collective_planner, problem_of_plan, schedule_of_plan
 
-__all__ = ["Filled", "fill_plan", "require_unfilled"]
+__all__ = ["Filled", "check_filled", "fill_plan", "require_unfilled"]
 
 # Share of a step by which sums of floats in another order may differ.
 ROUNDING = 1e-9
@@ -81,6 +82,16 @@ def fill_plan(
         f"the work's messages make a step last {longest:g} s instead of {idle.step_s:g} s", where="work", hint="smaller messages, or a larger margin",
         data={"step_s": idle.step_s, "filled_s": longest},
     )  # fmt: skip
+
+
+def check_filled(plan: Plan) -> list[Finding]:
+    """Findings about the document of a filled plan: its placements and bound beside the step without the work, simulated again.
+
+    Raises: as `schedule_of_plan`.
+    """
+    problem = problem_of_plan(plan)
+    judged = judge(problem, schedule_of_plan(plan), collective_planner(problem))
+    return check_filling(plan.job["fill"], _actions(inline(judged.program, judged.callees).program, judged), judged.time_s)
 
 
 def _steps(problem: PipelineProblem, schedule: Schedule, filling: Filling) -> tuple[list[Program], dict[str, Program], list[float]]:

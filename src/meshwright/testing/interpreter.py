@@ -113,6 +113,7 @@ class Machine:
                 self.received[lane] = value
                 return
         if Part.SEND in st.parts:
+            assert value is not None
             for c in self.sinks(st):
                 self.queue[c].append([v % PRIME for v in value])
         self.received[lane] = None

@@ -1,0 +1,94 @@
+"""Layouts of training plans: degrees, batches, stages, segments and buckets fit together."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ...plan.plan import Segment, TrainingLayout
+from ..verdict import Finding
+from .placement import placement_faults
+
+__all__ = ["check_layout"]
+
+
+def check_layout(layout: TrainingLayout, ranks: int | None) -> list[Finding]:
+    """Degrees multiply to the ranks, batches to the global batch; stages hold their segments; every value has one maker."""
+    bad: list[tuple[str, dict[str, Any]]] = []
+    least = min(layout.data, layout.tensor, layout.pipeline, layout.microbatch_size, layout.microbatches)
+    if least < 1:
+        return [Finding(check="plan", message=f"layout: a degree or a number of micro-batches is {least}, the least is 1", witness={})]
+    if ranks is not None and layout.ranks != ranks:
+        bad.append((f"{layout.data} x {layout.tensor} x {layout.pipeline} is not the program's {ranks} ranks", {"ranks": ranks}))
+    each = layout.replica_microbatches or (layout.microbatches,) * layout.data
+    if len(each) != layout.data or min(each) < 1 or max(each) != layout.microbatches:
+        bad.append((f"micro-batches {list(each)} are not at least one for each of {layout.data} replicas and {layout.microbatches} at most", {}))
+    elif sum(each) * layout.microbatch_size != layout.global_batch:
+        text = f"({layout.microbatch_counts}) micro-batches of {layout.microbatch_size} samples are not the global batch {layout.global_batch}"
+        bad.append((text, {}))
+    stages = len(layout.placement[0]) if layout.placement else layout.pipeline
+    if [s.index for s in layout.stages] != list(range(stages)):
+        bad.append((f"{stages} stages are needed, in order", {}))
+    bad += [(text, {}) for text in placement_faults(layout)]
+    if bad and layout.placement:
+        return [Finding(check="plan", message=f"layout: {text}", witness=facts) for text, facts in bad]
+    keys = [s.key for s in layout.segments]
+    if len(set(keys)) < len(keys) or sorted(k for s in layout.stages for k in s.segments) != sorted(keys):
+        bad.append(("every segment must be in exactly one stage", {}))
+    stage = {k: s.index for s in layout.stages for k in s.segments}
+    made: dict[str, str] = {}
+    nodes: set[str] = set()
+    for seg in layout.segments:
+        if stage.get(seg.key) != seg.stage:
+            bad.append((f"segment {seg.key} says it is in stage {seg.stage}", {"segment": seg.key}))
+        if nodes & set(seg.nodes):
+            bad.append((f"segment {seg.key} repeats the node {min(nodes & set(seg.nodes))!r}", {"segment": seg.key}))
+        nodes |= set(seg.nodes)
+        if not set(seg.sum_writes) <= set(seg.writes) or not set(seg.sum_grads) <= set(seg.reads):
+            bad.append((f"segment {seg.key} sums values that it does not write or read", {"segment": seg.key}))
+        bad += [(text, {"segment": seg.key}) for text in _sequence(layout, seg)]
+        for v in seg.writes:
+            if v in made:
+                bad.append((f"value {v!r} is written by {made[v]} and {seg.key}", {"value": v}))
+            made[v] = seg.key
+    for seg in layout.segments:
+        for v in seg.reads:
+            if v not in made:
+                bad.append((f"segment {seg.key} reads {v!r}, which no segment writes", {"value": v}))
+    bad += [(text, {}) for text in _data_parallel(layout)]
+    return [Finding(check="plan", message=f"layout: {text}", witness=facts) for text, facts in bad]
+
+
+def _sequence(layout: TrainingLayout, seg: Segment) -> list[str]:
+    """What a segment gathers, and what one that is split along the sequence reads and writes."""
+    split = {v.name for v in layout.values if v.split is not None}
+    found = []
+    if not set(seg.gathers) <= set(seg.reads) & split:
+        found.append(f"segment {seg.key} gathers values that it does not read or that are whole")
+    if seg.sequence and (not seg.split or seg.gathers or not (set(seg.reads) | set(seg.writes)) & split):
+        found.append(f"segment {seg.key} is split along the sequence, and reads or writes no such value as it is")
+    if (seg.sequence or seg.gathers) and not (layout.sequence and layout.tensor > 1):
+        found.append(f"segment {seg.key} is split along the sequence, and the layout says nothing is")
+    return found
+
+
+def _data_parallel(layout: TrainingLayout) -> list[str]:
+    """Sharding levels and buckets: each parameter of one stage in one bucket at most, shared ones in none."""
+    bad = []
+    if layout.context != 1 or layout.expert != 1:
+        bad.append(f"context degree {layout.context} and expert degree {layout.expert}: only 1 is possible so far")
+    if layout.zero_level not in (0, 1, 2, 3):
+        bad.append(f"the sharding level is {layout.zero_level}, there are 0 to 3")
+    if layout.data < 2 and (layout.zero_level or (layout.overlap and len(layout.placement) < 2)):
+        bad.append(f"sharding level {layout.zero_level} and overlapped sums need replicas, there is one")
+    if (layout.zero_level or layout.overlap) and not layout.buckets and any(s.params for s in layout.stages):
+        bad.append(f"sharding level {layout.zero_level} and overlapped sums need buckets, there are none")
+    seen: set[tuple[int, str]] = set()
+    for i, bucket in enumerate(layout.buckets):
+        stage = layout.stages[bucket.stage] if 0 <= bucket.stage < len(layout.stages) else None
+        for p in bucket.params:
+            if stage is None or p not in stage.params or (bucket.stage, p) in seen:
+                bad.append(f"bucket {i} names {p!r}, which stage {bucket.stage} does not hold, or holds in another bucket")
+            elif sum(p in layout.held(family[0]).params for family in layout.families()) > 1:
+                bad.append(f"bucket {i} names {p!r}, which several stages use")
+            seen.add((bucket.stage, p))
+    return bad
