@@ -101,8 +101,12 @@ def gate(plan: Plan, *, data: str, stated: Stated = Stated(), limited: bool = Tr
         )  # fmt: skip
     if limited and (why := too_large(plan, layout)):
         return _of_a_copy(plan, why, data, stated)
+    return _compared(plan, layout, data, stated)
+
+
+def _compared(plan: Plan, layout: TrainingLayout, data: str, stated: Stated, traced: Any = None) -> GateReport:
     job = msgspec.convert(plan.job["training"], Training)
-    graph = forward_graph(plan, layout)
+    graph = forward_graph(plan, layout, traced)
     owner = Owner(job, wide=False)
     refuse_optimizer(job.optimizer, owner.parameters(), job.learning_rate, layout)
     narrow = Case(plan, layout, job, graph, inline(plan.main, plan.programs).program, data, owner)
@@ -121,7 +125,7 @@ def _of_a_copy(plan: Plan, why: str, data: str, stated: Stated) -> GateReport:
         if too_large(small.plan, small.plan.layout):
             return GateReport(why_not=f"{why}; a copy with {small.said} is no cheaper")
         try:
-            report = gate(small.plan, data=small.data or data, stated=stated, limited=False)
+            report = _compared(small.plan, small.plan.layout, small.data or data, stated, small.traced)
         except UsageError as error:
             return GateReport(why_not=f"{why}; a copy with {small.said} could not be compared: {error.message}")
         except DifferentTraining as error:
