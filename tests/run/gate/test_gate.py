@@ -153,8 +153,9 @@ def test_what_looks_at_the_batch_is_a_stated_choice(model: str, loss: str, said:
     assert error.data["cause"] == "batch-statistics" and said in error.message and "--batch-statistics local" in error.hint
     report = gated(model, (2, 1, 1), loss=loss, stated=Stated(batch_statistics="local"))
     assert report.stated == ("batch statistics local",) and report.against == "micro-batch by micro-batch" and report.compared == EQUAL
-    whole = gated(model, (1, 1, 1), loss=loss, microbatch=8, stated=Stated(batch_statistics="global"))
-    assert whole.against == "the whole batch at once" and not whole.stated
+    for degrees in ((1, 1, 1), (1, 1, 2)):
+        whole = gated(model, degrees, loss=loss, microbatch=8, stated=Stated(batch_statistics="global"))
+        assert whole.against == "the whole batch at once" and not whole.stated
 
 
 def test_global_statistics_of_several_micro_batches_are_refused() -> None:
