@@ -40,7 +40,7 @@ def loader():
 '''
 PLAN = [
     "train", "plan", "--model", "examples/gpt.py:tiny", "--fabric", "laptop:2", "--global-batch", "8", "--dp", "2", "--tp", "1", "--pp", "1",
-    "--zero", "3",
+    "--zero", "3", "--microbatch", "4", "--recompute", "none", "--collective", "ring", "--without", "division",
     "--optimizer", "adamw:weight_decay=0.1", "--no-decay", "bias,1d", "--schedule", "cosine:steps=12,warmup=3", "--ema", "0.9", "--clip-norm", "0.5",
 ]  # fmt: skip
 
