@@ -76,6 +76,19 @@ def _followed(run: dict[str, Any]) -> list[str]:
     return [*(x["resumed_from"] for x in run["kills"][1:]), *([run["last_resumed_from"]] if run["kills"] else [])]
 
 
+def record(raw: list[dict[str, Any]]) -> None:
+    """After every run, so that what an interrupted benchmark has seen is kept."""
+    done, equal = sum(len(x["kills"]) for x in raw), sum(len(x["kills"]) for x in raw if x["equal"])
+    rows = [
+        {
+            "what": "kills after which a run ended with the undisturbed run's files, byte for byte", "value": equal, "unit": "", "limit": done,
+            "raw": raw,
+        },
+        {"what": "of these, resumed from a checkpoint", "value": sum(bool(x) for r in raw for x in _followed(r)), "unit": ""},
+    ]  # fmt: skip
+    machine.record("killed_runs", rows)
+
+
 def main() -> None:
     from meshwright.capture.resolve import build_model
 
@@ -103,16 +116,8 @@ def main() -> None:
                 cuts.append({"resumed_from": had[-1] if had else "", "killed_after_s": round(after_s, 3)})
             raw.append({"kills": cuts, "last_resumed_from": had[-1] if had else "", "equal": files_of(out) == whole})
             print(raw[-1], flush=True)
-    done, equal = sum(len(x["kills"]) for x in raw), sum(len(x["kills"]) for x in raw if x["equal"])
-    rows = [
-        {
-            "what": "kills after which a run ended with the undisturbed run's files, byte for byte", "value": equal, "unit": "", "limit": done,
-            "raw": raw,
-        },
-        {"what": "of these, resumed from a checkpoint", "value": sum(bool(x) for r in raw for x in _followed(r)), "unit": ""},
-    ]  # fmt: skip
-    machine.record("killed_runs", rows)
-    assert equal == done
+            record(raw)
+    assert all(x["equal"] for x in raw)
 
 
 if __name__ == "__main__":
