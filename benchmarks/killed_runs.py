@@ -60,14 +60,16 @@ def killed(words: list[str], run: Path, after_s: float) -> bool:
     """Start a run and kill all of it some seconds after its first step of this start; whether it still ran."""
     metrics = run / "metrics.jsonl"
     before = metrics.stat().st_mtime_ns if metrics.exists() else 0
-    process = subprocess.Popen(words, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True)
+    log = run.parent / f"{run.name}.log"
+    with log.open("w") as file:
+        process = subprocess.Popen(words, stdout=subprocess.DEVNULL, stderr=file, start_new_session=True)
     while process.poll() is None and not (metrics.exists() and metrics.stat().st_mtime_ns > before):
         time.sleep(0.02)
     time.sleep(after_s)
     running = process.poll() is None
     if running:
         os.killpg(process.pid, signal.SIGKILL)
-    assert process.wait() == 0 or running, "a start that nobody killed failed"
+    assert process.wait() == 0 or running, f"a start that nobody killed failed: {log.read_text()[-2000:]}"
     return running
 
 
@@ -99,7 +101,7 @@ def main() -> None:
         (root / "data.py").write_text(LOADER.replace("LENGTH", str(length)))
         subprocess.run(command(*PLAN, "-o", str(root / "plan.json")), check=True, stdout=subprocess.DEVNULL)
         run = command("train", "run", str(root / "plan.json"), "--data", f"{root}/data.py:loader", "--steps", str(STEPS), "--no-calibration")
-        run += ["--checkpoint-every", "2", "--no-module-spans"]
+        run += ["--checkpoint-every", "2", "--no-module-spans", "--no-gate"]
         start = time.perf_counter()
         subprocess.run([*run, "--out", str(root / "whole")], check=True, stdout=subprocess.DEVNULL)
         metrics = [json.loads(x) for x in (root / "whole" / "metrics.jsonl").read_text().splitlines()]
@@ -111,7 +113,7 @@ def main() -> None:
             while True:
                 had = sorted(p.parent.name for p in out.glob("checkpoint/step-*/index.json"))
                 after_s = rng.uniform(0, 1.2 * training_s)
-                if not killed([*run, "--no-gate", "--out", str(out), *(["--resume"] if had else [])], out, after_s):
+                if not killed([*run, "--out", str(out), *(["--resume"] if had else [])], out, after_s):
                     break
                 cuts.append({"resumed_from": had[-1] if had else "", "killed_after_s": round(after_s, 3)})
             raw.append({"kills": cuts, "last_resumed_from": had[-1] if had else "", "equal": files_of(out) == whole})
