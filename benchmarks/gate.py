@@ -1,12 +1,16 @@
-"""Generated jobs and layouts before the gate: equal to a plain loop, or refused by name; and what the gate costs on the quickstart's plan and at 8B.
+"""Generated jobs and layouts before the gate: equal to a plain loop, or refused by name.
 
-    python benchmarks/gate.py                      # 520 combinations, some twenty minutes
-    python benchmarks/gate.py --quick              # 20 of them, nothing recorded
-    python benchmarks/gate.py --first 0 --stop 130 --keep part0.json     # a part; join with --join part0.json part1.json ...
+    python benchmarks/gate.py                          # 520 combinations, some twenty minutes on a quiet machine
+    python benchmarks/gate.py --quick                  # 20 of them, nothing recorded
+    python benchmarks/gate.py --first 520 --stop 700   # others
+    python benchmarks/gate.py --summary                # only sum up the rows
 
 Nets, losses, optimizers and layouts are drawn by number (`tests/run/gate_nets.py`, `tests/run/gate_combinations.py`). What the gate lets pass is
 trained for three steps by the plan's ranks and by a loop written out in the tests, on other samples than the gate saw; more than 1e-6 apart in
 float64 (5e-3 in float32) is "different", which must not happen; nor must a difference that the gate finds no cause for.
+
+A row is appended as soon as it is known, with the commit it was judged at; numbers that are there are not judged again, so an interrupted run goes
+on. Raw output: benchmarks/results/gate.jsonl, summed up in gate.json. What the gate costs: `gate_cost.py`.
 """
 
 from __future__ import annotations
@@ -15,67 +19,38 @@ import argparse
 import json
 import os
 import sys
-import tempfile
-import time
 from collections import Counter
-from importlib.util import find_spec
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from machine import join_parts, keep_part, record
+from machine import RESULTS, describe, record
 from real_ranks import ROOT, TESTS
 
 COMBINATIONS = 520
-MAX_GATE_S = 10.0
-MAX_SHARE_OF_PLANNING = 0.05
+QUICK = 20
+ROWS = RESULTS / "gate.jsonl"
 
 
-def judged(first: int, stop: int) -> list[dict[str, Any]]:
+def judged(numbers: list[int]) -> Iterator[dict[str, Any]]:
     import torch
     from gate_combinations import draw, judge
 
     torch.set_num_threads(1)
-    found = []
-    for number in range(first, stop):
+    commit = describe()["commit"]
+    for number in numbers:
         combination = draw(number)
         verdict = judge(combination)
         print(f"{number:4} {combination}: {verdict.outcome}, {verdict.why}, {verdict.error:.1e}", flush=True)
-        found.append({"number": number, "what": str(combination), "outcome": verdict.outcome, "why": verdict.why, "error": verdict.error})
-    return found
+        found = {"number": number, "what": str(combination), "outcome": verdict.outcome, "why": verdict.why, "error": verdict.error}
+        yield {**found, "commit": commit}
 
 
-def quickstart_s() -> float:
-    """Processor time of the gate, from the plan's file on: what `train run` takes longer."""
-    from meshwright.cli import main
-
-    with tempfile.TemporaryDirectory() as folder:
-        plan = str(Path(folder, "plan.json"))
-        words = ["train", "plan", "--model", "examples/gpt.py:small", "--fabric", "examples/fabrics/two_islands.toml", "--global-batch", "32"]
-        assert main([*words, "--out", plan]) == 0
-        start = time.process_time()
-        assert main(["train", "gate", plan]) == 0
-        return time.process_time() - start
+def known(rows: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in rows.read_text().splitlines()] if rows.exists() else []
 
 
-def large_s() -> tuple[float, float]:
-    """Processor time of planning transformers' LLaMA class at 8B on one machine of eight GPUs, and of the gate, which compares a copy."""
-    from llama_capture import FIELDS, LENGTH, SIZES
-
-    from meshwright.cli import main
-    from meshwright.errors import TimeLimit
-
-    with tempfile.TemporaryDirectory() as folder:
-        plan, config = str(Path(folder, "plan.json")), Path(folder, "config.json")
-        config.write_text(json.dumps({**FIELDS, **SIZES["8B"]}))
-        words = ["--model", f"hf:{config}@{LENGTH}", "--fabric", "dgx-h100:1", "--global-batch", "64", "--out", plan]
-        start = time.process_time()
-        assert main(["train", "plan", *words]) in (0, TimeLimit.exit_code)  # of a search that was cut the plan is written too
-        planned = time.process_time()
-        assert main(["train", "gate", plan, "--data", "synthetic"]) == 0
-        return planned - start, time.process_time() - planned
-
-
-def rows_of(found: list[dict[str, Any]], gate_s: float, large: tuple[float, float] | None) -> list[dict[str, Any]]:
+def rows_of(found: list[dict[str, Any]]) -> list[dict[str, Any]]:
     outcomes = Counter(x["outcome"] for x in found)
     worst = max((x["error"] for x in found if x["outcome"] == "equal" and x["why"] == "float64"), default=0.0)
     rows = [{"what": f"combinations: {outcome}", "value": outcomes[outcome], "unit": "combinations"} for outcome in ("equal", "refused")]
@@ -84,10 +59,7 @@ def rows_of(found: list[dict[str, Any]], gate_s: float, large: tuple[float, floa
     rows.append({"what": "largest error after three steps, float64", "value": worst, "unit": "of the largest entry", "limit": 1e-6})
     reasons = Counter(x["why"] for x in found if x["outcome"] == "refused")
     rows += [{"what": f"refused: {why}", "value": n, "unit": "combinations"} for why, n in reasons.most_common()]
-    rows.append({"what": "the gate on the quickstart's plan", "value": gate_s, "unit": "s", "limit": MAX_GATE_S})
-    if large is not None:
-        rows.append({"what": "planning LLaMA 8B on dgx-h100:1", "value": large[0], "unit": "s"})
-        rows.append({"what": "the gate on a copy of that plan", "value": large[1], "unit": "s", "limit": MAX_SHARE_OF_PLANNING * large[0]})
+    rows += [{"what": f"judged at {commit}", "value": n, "unit": "combinations"} for commit, n in Counter(x["commit"] for x in found).most_common()]
     return rows
 
 
@@ -96,20 +68,23 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true")
     parser.add_argument("--first", type=int, default=0)
     parser.add_argument("--stop", type=int, default=COMBINATIONS)
-    parser.add_argument("--keep")
-    parser.add_argument("--join", nargs="+")
+    parser.add_argument("--summary", action="store_true")
     args = parser.parse_args()
     os.chdir(ROOT)
     sys.path[:0] = [str(TESTS), str(TESTS.parent)]
-    found = join_parts(args.join)[0] if args.join else judged(args.first, 20 if args.quick else args.stop)
-    if args.keep:
-        keep_part(args.keep, found)
-        return
-    rows = rows_of(found, quickstart_s(), large_s() if find_spec("transformers") and not args.quick else None)
+    if args.quick:
+        found = list(judged([*range(QUICK)]))
+    else:
+        there = {x["number"] for x in known(ROWS)}
+        for row in judged([n for n in range(args.first, args.stop) if n not in there]) if not args.summary else ():
+            with ROWS.open("a") as file:
+                file.write(json.dumps(row, ensure_ascii=False) + "\n")
+        found = sorted(known(ROWS), key=lambda x: x["number"])
+    rows = rows_of(found)
     for r in rows:
         print(f"{r['what']:100} {r['value']:.6g} {r['unit']}")
     if not args.quick:
-        record("gate", rows, combinations=found)
+        record("gate", rows)
     assert all(x["outcome"] in ("equal", "refused") for x in found)
 
 

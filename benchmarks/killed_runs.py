@@ -1,7 +1,8 @@
 """Runs with a whole recipe that are killed at random moments and resumed: the weights must be the bits of a run that nobody disturbed.
 
-Run: `python benchmarks/killed_runs.py [KILLS]` (about half a minute per kill on a busy machine; default 20). The tiny example GPT on two ranks that
-divide weights and optimizer state: shuffled DataLoader, groups, schedule, moving average, clipping by norm, checkpoints every second step.
+Run: `python benchmarks/killed_runs.py [KILLS]` (a quarter of a minute of processor time per kill; default 20). The tiny example GPT on two ranks that
+divide weights and optimizer state: shuffled DataLoader, groups, schedule, moving average, clipping by norm, checkpoints every second step. A run is
+killed and resumed until a start of it reaches the end; then its files are compared.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import sys
 import tempfile
 import time
 from pathlib import Path
+from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parent))
 import machine
@@ -38,7 +40,7 @@ def loader():
 '''
 PLAN = [
     "train", "plan", "--model", "examples/gpt.py:tiny", "--fabric", "laptop:2", "--global-batch", "8", "--dp", "2", "--tp", "1", "--pp", "1",
-    "--zero", "3",
+    "--zero", "3", "--microbatch", "4", "--recompute", "none", "--collective", "ring", "--without", "division",
     "--optimizer", "adamw:weight_decay=0.1", "--no-decay", "bias,1d", "--schedule", "cosine:steps=12,warmup=3", "--ema", "0.9", "--clip-norm", "0.5",
 ]  # fmt: skip
 
@@ -58,15 +60,35 @@ def killed(words: list[str], run: Path, after_s: float) -> bool:
     """Start a run and kill all of it some seconds after its first step of this start; whether it still ran."""
     metrics = run / "metrics.jsonl"
     before = metrics.stat().st_mtime_ns if metrics.exists() else 0
-    process = subprocess.Popen(words, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True)
+    log = run.parent / f"{run.name}.log"
+    with log.open("w") as file:
+        process = subprocess.Popen(words, stdout=subprocess.DEVNULL, stderr=file, start_new_session=True)
     while process.poll() is None and not (metrics.exists() and metrics.stat().st_mtime_ns > before):
         time.sleep(0.02)
     time.sleep(after_s)
     running = process.poll() is None
     if running:
         os.killpg(process.pid, signal.SIGKILL)
-    process.wait()
+    assert process.wait() == 0 or running, f"a start that nobody killed failed: {log.read_text()[-2000:]}"
     return running
+
+
+def _followed(run: dict[str, Any]) -> list[str]:
+    """What each kill's next start was resumed from."""
+    return [*(x["resumed_from"] for x in run["kills"][1:]), *([run["last_resumed_from"]] if run["kills"] else [])]
+
+
+def record(raw: list[dict[str, Any]]) -> None:
+    """After every run, so that what an interrupted benchmark has seen is kept."""
+    done, equal = sum(len(x["kills"]) for x in raw), sum(len(x["kills"]) for x in raw if x["equal"])
+    rows = [
+        {
+            "what": "kills after which a run ended with the undisturbed run's files, byte for byte", "value": equal, "unit": "", "limit": done,
+            "raw": raw,
+        },
+        {"what": "of these, resumed from a checkpoint", "value": sum(bool(x) for r in raw for x in _followed(r)), "unit": ""},
+    ]  # fmt: skip
+    machine.record("killed_runs", rows)
 
 
 def main() -> None:
@@ -79,33 +101,25 @@ def main() -> None:
         (root / "data.py").write_text(LOADER.replace("LENGTH", str(length)))
         subprocess.run(command(*PLAN, "-o", str(root / "plan.json")), check=True, stdout=subprocess.DEVNULL)
         run = command("train", "run", str(root / "plan.json"), "--data", f"{root}/data.py:loader", "--steps", str(STEPS), "--no-calibration")
-        run += ["--checkpoint-every", "2", "--no-module-spans", "--out"]
+        run += ["--checkpoint-every", "2", "--no-module-spans", "--no-gate"]
         start = time.perf_counter()
-        subprocess.run([*run, str(root / "whole")], check=True, stdout=subprocess.DEVNULL)
+        subprocess.run([*run, "--out", str(root / "whole")], check=True, stdout=subprocess.DEVNULL)
         metrics = [json.loads(x) for x in (root / "whole" / "metrics.jsonl").read_text().splitlines()]
         training_s = sum(x["step_s"] for x in metrics)
         print(f"undisturbed: {time.perf_counter() - start:.1f} s, of which {training_s:.2f} s in {STEPS} steps", flush=True)
-        whole, equal, done, trial = files_of(root / "whole"), 0, 0, 0
-        raw = []
-        while done < kills:
-            out, resumed = root / f"cut-{trial}", False
-            trial += 1
-            after_s = rng.uniform(0, 1.2 * training_s)
-            if not killed([*run, str(out)], out, after_s):
-                continue
-            had = sorted(p.parent.name for p in out.glob("checkpoint/step-*/index.json"))
-            resumed = bool(had)
-            subprocess.run([*run, str(out), *(["--resume"] if resumed else [])], check=True, stdout=subprocess.DEVNULL)
-            same = files_of(out) == whole
-            done, equal = done + 1, equal + same
-            raw.append({"killed_after_s": round(after_s, 3), "checkpoint": had[-1] if had else "", "resumed": resumed, "equal": same})
+        whole, raw = files_of(root / "whole"), []
+        while sum(len(x["kills"]) for x in raw) < kills:
+            out, cuts = root / f"cut-{len(raw)}", []
+            while True:
+                had = sorted(p.parent.name for p in out.glob("checkpoint/step-*/index.json"))
+                after_s = rng.uniform(0, 1.2 * training_s)
+                if not killed([*run, "--out", str(out), *(["--resume"] if had else [])], out, after_s):
+                    break
+                cuts.append({"resumed_from": had[-1] if had else "", "killed_after_s": round(after_s, 3)})
+            raw.append({"kills": cuts, "last_resumed_from": had[-1] if had else "", "equal": files_of(out) == whole})
             print(raw[-1], flush=True)
-    rows = [
-        {"what": "killed runs whose files are the undisturbed run's, byte for byte", "value": equal, "unit": "", "limit": kills, "raw": raw},
-        {"what": "of these, resumed from a checkpoint", "value": sum(x["resumed"] for x in raw), "unit": ""},
-    ]  # fmt: skip
-    machine.record("killed_runs", rows)
-    assert equal == kills
+            record(raw)
+    assert all(x["equal"] for x in raw)
 
 
 if __name__ == "__main__":

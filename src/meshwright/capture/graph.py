@@ -29,7 +29,7 @@ from .resolve import user_location
 from .torch_private import uncompiled_graphs
 from .work import tensors_in
 
-__all__ = ["METHODS", "capture", "executed_graph"]
+__all__ = ["METHODS", "capture", "capture_and_trace", "executed_graph"]
 
 Method = Literal["export", "aot", "make_fx", "opaque"]
 METHODS: tuple[Method, ...] = ("export", "aot", "make_fx", "opaque")
@@ -56,18 +56,24 @@ def capture(
         if method not in METHODS:
             raise UnknownName(f"there is no capture method {method!r}", where=model, hint=f"there are: {', '.join(METHODS)}")
     with _few_collections(), uncompiled_graphs():
-        graph = _once(model, loss, batch_size, seed, methods)
+        graph, _ = _once(model, loss, batch_size, seed, methods)
     if not scalable:
         return graph
     try:
         with _few_collections(), uncompiled_graphs():
-            other = _once(model, loss, 2 * graph.batch_size, seed, (graph.method,))
+            other, _ = _once(model, loss, 2 * graph.batch_size, seed, (graph.method,))
         scaling = scaling_between(graph, other)
     except MeshwrightError as error:
         scaling = f"capturing it at batch {2 * graph.batch_size} failed: {error.message}"
     if isinstance(scaling, str):
         return msgspec.structs.replace(graph, notes=(*graph.notes, f"cannot be scaled to other batch sizes: {scaling}"))
     return msgspec.structs.replace(graph, scaling=scaling)
+
+
+def capture_and_trace(model: str, *, loss: str, batch_size: int, seed: int = 0) -> tuple[OpGraph, TracedForward]:
+    """The graph at one batch size, as `capture` gives it, and the trace that it was made of: for what is planned and run in one process."""
+    with _few_collections(), uncompiled_graphs():
+        return _once(model, loss, batch_size, seed, METHODS)
 
 
 def executed_graph(traced: TracedForward) -> OpGraph:
@@ -107,7 +113,7 @@ def _few_collections() -> Iterator[None]:
         gc.collect(1)
 
 
-def _once(model: str, loss: str, batch_size: int | None, seed: int, methods: Sequence[str]) -> OpGraph:
+def _once(model: str, loss: str, batch_size: int | None, seed: int, methods: Sequence[str]) -> tuple[OpGraph, TracedForward]:
     objective, source, mode = build_objective(model, loss=loss, batch_size=batch_size, seed=seed, device="fake")
     traced = trace_objective(objective, source, loss=loss, mode=mode, opaque="export" not in methods)
     notes: list[str] = list(traced.notes)
@@ -115,7 +121,7 @@ def _once(model: str, loss: str, batch_size: int | None, seed: int, methods: Seq
         nodes, table = _forward(traced)
         joint = _attempt("AOTAutograd on the exported graph", lambda: joint_by_aot(traced), notes)
         if joint is not None:
-            return _graph(traced, "export", nodes, table, joint, notes)
+            return _graph(traced, "export", nodes, table, joint, notes), traced
         traced = trace_objective(objective, source, loss=loss, mode=mode, opaque=True)
     routes: tuple[tuple[Method, str, Callable[[], Joint]], ...] = (
         ("aot", "AOTAutograd on the module itself", lambda: joint_by_aot(traced)),
@@ -127,7 +133,7 @@ def _once(model: str, loss: str, batch_size: int | None, seed: int, methods: Seq
         joint = _attempt(what, route, notes)
         if joint is not None:
             nodes, table = _forward(traced)
-            return _graph(traced, method, nodes, table, joint, notes)
+            return _graph(traced, method, nodes, table, joint, notes), traced
     return _run_for_real(traced, model, loss, batch_size, seed, methods, notes)
 
 
@@ -205,7 +211,7 @@ def _parameter(name: str, x: torch.Tensor, aliases: tuple[str, ...]) -> Paramete
 
 def _run_for_real(
     fake: TracedForward, model: str, loss: str, batch_size: int | None, seed: int, methods: Sequence[str], notes: list[str]
-) -> OpGraph:
+) -> tuple[OpGraph, TracedForward]:
     """The last resort: builds the module with real memory, runs it once forward and backward and measures what it did."""
     size = sum(int(p.numel()) * p.element_size() for p in fake.parameters.values())
     reason = notes[-1] if notes else "no method was allowed"
@@ -237,4 +243,4 @@ def _run_for_real(
     notes.append("captured as one opaque operator, run for real: it can be trained data-parallel, but not be cut")
     if missing:
         notes.append(f"no flop formula (counted as 0): {', '.join(missing)}")
-    return _assemble(real, "opaque", nodes, table, notes)
+    return _assemble(real, "opaque", nodes, table, notes), real

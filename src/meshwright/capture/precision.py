@@ -17,7 +17,7 @@ from ..errors import UnknownName
 from ..graph.graph import OpGraph
 from ..job import Training
 
-__all__ = ["PRECISIONS", "capture_job", "casting", "trace_job"]
+__all__ = ["PRECISIONS", "capture_and_trace_job", "capture_job", "casting", "trace_job"]
 
 PRECISIONS: dict[str, torch.dtype | None] = {"fp32": None, "bf16-autocast": torch.bfloat16, "fp16-autocast": torch.float16}
 
@@ -36,6 +36,14 @@ def capture_job(job: Training, **options: Any) -> OpGraph:
 
     with casting(job.asked.precision):
         return capture(job.model, loss=job.loss, seed=job.seed, **options)
+
+
+def capture_and_trace_job(job: Training, batch_size: int) -> tuple[OpGraph, Any]:
+    """`capture_and_trace` of a job's model with its loss, in the job's precision."""
+    from .graph import capture_and_trace
+
+    with casting(job.asked.precision):
+        return capture_and_trace(job.model, loss=job.loss, batch_size=batch_size, seed=job.seed)
 
 
 def trace_job(job: Training, **options: Any) -> Any:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -21,8 +22,9 @@ from meshwright.run.gate import case as cases
 from meshwright.run.gate import gate as gating
 from meshwright.run.gate import step as steps
 from meshwright.run.gate.gate import Stated, gate, too_large
-from meshwright.run.gate.scaled import ScaledDown
+from meshwright.run.gate.scaled import ScaledDown, scaled_down
 from meshwright.run.gate.step import Owner, Part
+from meshwright.run.launch.outcome import forward_graph
 from meshwright.run.train import segments
 
 EQUAL = ("loss", "gradients", "buffers", "parameters after the optimizer")
@@ -151,8 +153,9 @@ def test_what_looks_at_the_batch_is_a_stated_choice(model: str, loss: str, said:
     assert error.data["cause"] == "batch-statistics" and said in error.message and "--batch-statistics local" in error.hint
     report = gated(model, (2, 1, 1), loss=loss, stated=Stated(batch_statistics="local"))
     assert report.stated == ("batch statistics local",) and report.against == "micro-batch by micro-batch" and report.compared == EQUAL
-    whole = gated(model, (1, 1, 1), loss=loss, microbatch=8, stated=Stated(batch_statistics="global"))
-    assert whole.against == "the whole batch at once" and not whole.stated
+    for degrees in ((1, 1, 1), (1, 1, 2)):
+        whole = gated(model, degrees, loss=loss, microbatch=8, stated=Stated(batch_statistics="global"))
+        assert whole.against == "the whole batch at once" and not whole.stated
 
 
 def test_global_statistics_of_several_micro_batches_are_refused() -> None:
@@ -282,6 +285,21 @@ def test_of_a_large_plan_a_copy_is_compared(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr(gating, "MAX_GATE_FLOPS", 1e12)
     monkeypatch.setattr(gating, "MAX_GATE_BYTES", 1)
     assert "of gradients" in gate(plan, data="synthetic").why_not
+
+
+def test_a_copy_is_traced_once_and_that_trace_is_what_runs(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Tracing is most of what a copy costs: the trace that it is planned from is run, and gives the calls that another would."""
+    from meshwright.capture import forward
+
+    plan = plan_of("attending", (2, 1, 1), loss="cross-entropy", global_batch=32)
+    assert plan.layout is not None
+    traced, real = [], forward.exported_program
+    monkeypatch.setattr(forward, "exported_program", lambda *args: traced.append(args) or real(*args))
+    monkeypatch.setattr(gating, "MAX_GATE_FLOPS", 3 * sum(s.forward.flops for s in plan.layout.segments) * plan.layout.all_microbatches // 2)
+    assert gate(plan, data="synthetic").copy and len(traced) == 1
+    small = scaled_down(plan, tmp_path)
+    assert small.plan.layout is not None
+    assert forward_graph(small.plan, small.plan.layout, small.traced) == forward_graph(small.plan, small.plan.layout)
 
 
 def test_a_copy_that_trains_something_else_says_what_it_is(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -120,6 +120,15 @@ def test_where_positions_meet_the_planner_refuses(name):
         carried(op, {v: Along(s, 6) for v, s in states(op).items()}, shapes)
 
 
+def test_a_whole_value_that_takes_anothers_type_stays_whole():
+    """The planner took the positions with the type; the executor did not, and found a gradient whole that was to be summed."""
+    op, node, whole, given_ = nodes(("aten.type_as.default", [{"value": "other"}, X], {}))
+    shapes = {n: tuple(t.shape) for n, t in given_.items()} | {"out": tuple(whole.shape)}
+    assert carried(op, {"x": Along(Split(1), 6)}, shapes) is None
+    _, result = propagate([node], {"x": Shard(1)}, shapes, Member(0, (1, 1)))
+    assert result["out"] is None
+
+
 def test_sequences_of_different_lengths_do_not_mix():
     op, _, _, given_ = nodes(KEPT["residual"])
     shapes = {n: tuple(t.shape) for n, t in given_.items()} | {"out": (2, 6, 4)}

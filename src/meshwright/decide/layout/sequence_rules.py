@@ -37,7 +37,7 @@ _KEPT = REDUCTIONS | frozenset({
 
 
 def carried(n: OpNode, known: Mapping[str, Along | None], shapes: Shapes) -> Along | None:
-    """What the result of `n` is; None where no operand is split. Raises: Refused where positions meet, or nothing is known."""
+    """What the result of `n` is; None where no operand that it is made of is split. Raises: Refused where positions meet, or nothing is known."""
     found = {v: a for v in n.inputs if (a := known.get(v)) is not None}
     if not found:
         return None
@@ -47,6 +47,8 @@ def carried(n: OpNode, known: Mapping[str, Along | None], shapes: Shapes) -> Alo
     name, splits = short_name(n.target), {v: a.split for v, a in found.items()}
     if name == "getitem":
         return next(iter(found.values()))
+    if name in POINTWISE_UNARY and n.inputs[0] not in found:
+        return None  # `type_as` and `to` take the type of another operand, not its positions
     try:
         split = _split(n, name, splits, shapes)
     except Needs as need:

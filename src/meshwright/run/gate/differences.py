@@ -12,7 +12,7 @@ from ..tensor.sharding import take_part
 from .planned import Held, RankStep
 from .step import Step
 
-__all__ = ["KINDS", "Compared", "Difference", "Tolerance", "differences", "tolerance_of"]
+__all__ = ["KINDS", "Compared", "Difference", "Tolerance", "differences", "settled_elements", "tolerance_of"]
 
 KINDS = ("loss", "gradient", "buffer", "parameter")  # in the order in which a step makes them
 
@@ -84,8 +84,7 @@ def differences(
         for name, have in step.buffers.items():
             if name in buffers:
                 _note(compared, "buffer", name, rank, have, buffers[name], 0.0, tolerance.relative)
-    sizes = {n: max(float(g.abs().max()), tolerance.floor * largest) for n, g in whole.gradients.items() if g.numel()}
-    settled = {n: whole.gradients[n].abs() >= tolerance.settled * size for n, size in sizes.items()}
+    settled = settled_elements(whole, tolerance)
     parameters, masks = (_pairs(layout, planned, "parameters", x) if "parameter" in kinds else () for x in (whole.parameters, settled))
     for (rank, name, have, want), (_, _, _, mask) in zip(parameters, masks, strict=True):
         if name in settled:
@@ -93,6 +92,13 @@ def differences(
         _note(compared, "parameter", name, rank, have, want, 0.0, tolerance.updated)
     compared.found.sort(key=lambda d: (KINDS.index(d.kind), -d.error))
     return compared
+
+
+def settled_elements(step: Step, tolerance: Tolerance) -> dict[str, torch.Tensor]:
+    """By parameter that has a gradient: of which elements the gradient is more than rounding, so that their updates can be compared."""
+    found = {n: g for n, g in step.gradients.items() if g.numel()}
+    largest = max((float(g.abs().max()) for g in found.values()), default=0.0)
+    return {n: g.abs() >= tolerance.settled * max(float(g.abs().max()), tolerance.floor * largest) for n, g in found.items()}
 
 
 def _pairs(

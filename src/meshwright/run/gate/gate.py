@@ -22,6 +22,7 @@ import torch
 from ...capture.regions import REGION
 from ...errors import DifferentTraining, MeshwrightError, Unsupported, UsageError
 from ...job import Training
+from ...plan.optimizers import may_be_cut
 from ...plan.plan import Plan, TrainingLayout
 from ...program.calls import inline
 from ..launch.outcome import forward_graph
@@ -30,7 +31,7 @@ from ..train.loss_terms import loss_understood
 from ..train.optimizer_trial import refuse_optimizer
 from .case import COMPARED, Case
 from .causes import Cause, described, follows_rounding, keeps_state, mixes_samples, of_outside, of_the_optimizer, of_the_plan, random_numbers
-from .differences import Compared, Difference, differences
+from .differences import Compared, Difference, differences, settled_elements
 from .planned import RankStep
 from .scaled import scaled_down
 from .step import Owner, Part, Step
@@ -40,7 +41,8 @@ __all__ = ["MAX_GATE_BYTES", "MAX_GATE_FLOPS", "GateReport", "Stated", "gate", "
 
 MAX_GATE_FLOPS = 200_000_000_000  # of the step, forward and backward: some seconds of a processor, in double precision
 RANDOM_TRIALS = 3  # steps of the owner's with other random numbers, where a module runs as it is and may draw some
-ROUNDINGS = 64  # by how many units in the last place gradients are changed, to see whether an optimizer follows that
+ROUNDINGS = 64  # by how many units in the last place gradients are changed, to see whether that is what moved parameters
+FEW_ROUNDINGS = 16  # the same where none moved: as much as the order of a sum makes, so that a gradient must be all but singular
 MAX_GATE_BYTES = 4 << 30  # of weights, gradients and optimizer state of all ranks together
 
 
@@ -99,8 +101,12 @@ def gate(plan: Plan, *, data: str, stated: Stated = Stated(), limited: bool = Tr
         )  # fmt: skip
     if limited and (why := too_large(plan, layout)):
         return _of_a_copy(plan, why, data, stated)
+    return _compared(plan, layout, data, stated)
+
+
+def _compared(plan: Plan, layout: TrainingLayout, data: str, stated: Stated, traced: Any = None) -> GateReport:
     job = msgspec.convert(plan.job["training"], Training)
-    graph = forward_graph(plan, layout)
+    graph = forward_graph(plan, layout, traced)
     owner = Owner(job, wide=False)
     refuse_optimizer(job.optimizer, owner.parameters(), job.learning_rate, layout)
     narrow = Case(plan, layout, job, graph, inline(plan.main, plan.programs).program, data, owner)
@@ -119,7 +125,7 @@ def _of_a_copy(plan: Plan, why: str, data: str, stated: Stated) -> GateReport:
         if too_large(small.plan, small.plan.layout):
             return GateReport(why_not=f"{why}; a copy with {small.said} is no cheaper")
         try:
-            report = gate(small.plan, data=small.data or data, stated=stated, limited=False)
+            report = _compared(small.plan, small.plan.layout, small.data or data, stated, small.traced)
         except UsageError as error:
             return GateReport(why_not=f"{why}; a copy with {small.said} could not be compared: {error.message}")
         except DifferentTraining as error:
@@ -173,7 +179,13 @@ class _Trial:
         if not compared.found and (drawn := self.equal_by_chance()) is not None:
             if self.stated.dropout == "local":
                 return self.drawn_by_rank()
-            raise self.chance(drawn)
+            module = self.case.graph.modules.get(drawn.name, "")
+            cause = random_numbers(self.case.opaque)
+            cause = replace(cause, said=f"{cause.said} ({drawn.target} in module {module!r})")
+            raise self.chance(cause, kind="loss", name="loss", module=module, operators=[drawn.target])
+        if not compared.found and not may_be_cut(self.case.job.optimizer) and (moved := self.moved_by_rounding(FEW_ROUNDINGS)) is not None:
+            module, operators = described(self.case.graph, moved[0])
+            raise self.chance(moved[1], kind="parameter", name=moved[0], module=module, operators=operators)
         if not compared.found:
             return self.equal(compared, "the whole batch at once", ())
         return self.unequal(planned, compared)
@@ -189,13 +201,11 @@ class _Trial:
             return drawn[0]
         return None
 
-    def chance(self, node: ForwardNode) -> DifferentTraining:
-        case, cause = self.case, random_numbers(self.case.opaque)
-        module = case.graph.modules.get(node.name, "")
+    def chance(self, cause: Cause, **where: Any) -> DifferentTraining:
+        """Nothing differs in the step that was compared, but in others it may."""
         return DifferentTraining(
-            f"the plan trains something else than the owner's module, though not in this step: {cause.said} ({node.target} in module {module!r})",
-            where=case.job.model, hint=cause.hint,
-            data={"cause": cause.name, "kind": "loss", "name": "loss", "module": module, "operators": [node.target], "notes": self.notes},
+            f"the plan trains something else than the owner's module, though not in this step: {cause.said}", where=self.case.job.model,
+            hint=cause.hint, data={"cause": cause.name, **where, "notes": self.notes},
         )  # fmt: skip
 
     def drawn_by_rank(self) -> GateReport:
@@ -254,14 +264,26 @@ class _Trial:
     def of_the_update(self, compared: Compared) -> Cause:
         """Gradients are equal, parameters are not: does the optimizer follow rounding, or was it given parts?"""
         case, layout = self.case, self.case.layout
-        jitter = ROUNDINGS * float(torch.finfo(case.dtype).eps)
-        again = case.owner.step([case.whole()], jitter=jitter).parameters
-        for name, own in self.whole.parameters.items():
-            if bool(((again[name] - own).abs() > case.tolerance.updated * own.abs().max()).any()):
-                return follows_rounding(case.job.optimizer, name, jitter)
+        if (moved := self.moved_by_rounding(ROUNDINGS)) is not None:
+            return moved[1]
         if layout.tensor > 1 or layout.pipeline > 1 or layout.zero_level:
             return of_the_optimizer(case.job.optimizer)
         return of_the_plan(case.graph, compared.found[0].name)
+
+    def moved_by_rounding(self, roundings: int) -> tuple[str, Cause] | None:
+        """The first parameter that the owner's own step moves elsewhere where gradients are changed by so many roundings, and that as a cause.
+
+        They are changed one way and then the other: of what is rounding alone an update may keep no more than the sign.
+        """
+        case, settled = self.case, settled_elements(self.whole, self.case.tolerance)
+        jitter = roundings * float(torch.finfo(case.dtype).eps)
+        for changed in (jitter, -jitter):
+            again = case.owner.step([case.whole()], jitter=changed).parameters
+            for name, own in self.whole.parameters.items():
+                apart = (again[name] - own).abs()
+                if name in settled and bool((apart[settled[name]] > case.tolerance.updated * own.abs().max()).any()):
+                    return name, follows_rounding(case.job.optimizer, name, jitter)
+        return None
 
     def is_random(self, compared: Compared) -> bool:
         """Whether the owner's own step is another one with other random numbers. Raises: DifferentTraining where it is with the same ones, too."""

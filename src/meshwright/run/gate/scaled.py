@@ -17,6 +17,7 @@ import msgspec
 
 from ...capture.hf import DEFAULT_LENGTH, PREFIX, config_of, hf_name
 from ...capture.hf_smaller import smaller_config
+from ...capture.precision import capture_and_trace_job
 from ...decide.layout.tensor_shares import TensorOptions
 from ...drive.training.collective_choice import CollectivesWanted
 from ...drive.training.pipeline import PipelineWanted
@@ -39,11 +40,13 @@ RULES = ("none", "selective", "full")
 
 @dataclass(frozen=True)
 class ScaledDown:
-    """`said`: what of it is smaller than the plan's own. `data`: what its batches are taken from; "" for the plan's."""
+    """`said`: what of it is smaller than the plan's own. `data`: what its batches are taken from; "" for the plan's. `traced`: what it was planned
+    from, so that it need not be traced again."""
 
     plan: Plan
     said: str
     data: str
+    traced: Any = None
 
 
 def scaled_down(plan: Plan, folder: Path) -> ScaledDown:
@@ -59,9 +62,10 @@ def scaled_down(plan: Plan, folder: Path) -> ScaledDown:
     count = min(layout.microbatches_of(0), 2 * len(layout.stages))
     smoothing: Literal["torch", "megatron"] = "megatron" if any(x.smoothing == "megatron" for x in layout.losses) else "torch"
     tensor = TensorOptions(sequence=layout.sequence, smoothing=smoothing)
+    smaller_job = msgspec.structs.replace(job, model=model or job.model, global_batch=replicas * samples * count)
+    graph, traced = capture_and_trace_job(smaller_job, samples)  # of this one micro-batch: other sizes are not asked for
     copied = plan_training(
-        msgspec.structs.replace(job, model=model or job.model, global_batch=replicas * samples * count),
-        laptop_shape(replicas * layout.tensor * layout.pipeline),
+        smaller_job, laptop_shape(replicas * layout.tensor * layout.pipeline), graph=graph,
         wishes=(
             LayoutWanted(data=replicas, tensor=layout.tensor, pipeline=layout.pipeline, microbatch=samples, tensor_options=tensor),
             ShardingWanted(level=layout.zero_level, overlap=layout.overlap), _schedule(plan), RecomputeWanted(_rule(plan, layout)),
@@ -72,7 +76,7 @@ def scaled_down(plan: Plan, folder: Path) -> ScaledDown:
     said = [*smaller, f"{replicas * samples * count} samples of {layout.global_batch}"]
     if replicas < layout.data:
         said.append(f"{replicas} replicas of {layout.data}")
-    return ScaledDown(copied, ", ".join(said), "synthetic" if model else "")
+    return ScaledDown(copied, ", ".join(said), "synthetic" if model else "", traced)
 
 
 def _smaller_model(model: str, layout: TrainingLayout, folder: Path) -> tuple[str, list[str]]:

@@ -56,13 +56,13 @@ def evaluation_graph_of(plan: Plan, layout: TrainingLayout, planned: Any) -> Any
     return graph
 
 
-def forward_graph(plan: Plan, layout: TrainingLayout) -> Any:
-    """The traced model, checked against the plan's layout."""
+def forward_graph(plan: Plan, layout: TrainingLayout, traced: Any = None) -> Any:
+    """The traced model, checked against the plan's layout. `traced`: its trace where this process has made one, of the layout's micro-batch."""
     from ...capture.precision import trace_job
     from ..steps.forward_graph import from_traced
 
     job = msgspec.convert(plan.job["training"], Training)
-    traced = trace_job(job, batch_size=layout.microbatch_size)
+    traced = traced or trace_job(job, batch_size=layout.microbatch_size)
     if traced.method == "opaque" and {n for s in layout.segments for n in s.nodes} != set(traced.nodes):
         raise Unsupported(f"the model cannot be traced here: {'; '.join(traced.notes)}", where=job.model)
     _refuse_changed_model(plan, job.model, traced)
