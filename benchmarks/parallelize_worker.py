@@ -1,4 +1,5 @@
-"""One rank of `parallelize.py`: rounds of DDP steps and of `parallelize` steps in turn, on the same samples, each as long as at its slowest rank."""
+"""One rank of `parallelize.py`: short rounds of DDP steps and of `parallelize` steps in turn, on the same samples; of each step the seconds at its
+slowest rank, and the processor time of all ranks and their threads together."""
 
 from __future__ import annotations
 
@@ -19,7 +20,7 @@ import gpt
 
 import meshwright as mw
 
-WARM_ROUNDS, STEPS = 1, 6  # rounds that do not count, steps of a round
+WARM_ROUNDS, STEPS = 3, 2  # rounds that do not count, steps of a round
 CASES = {
     "gpt 3.3 M, 8 samples of 128 a rank": {"shape": {"vocabulary": 256, "sequence": 128, "layers": 4, "width": 256, "heads": 8}, "samples": 16},
     "gpt 0.8 M, 4 samples of 64 a rank": {"shape": {"vocabulary": 256, "sequence": 64, "layers": 4, "width": 128, "heads": 4}, "samples": 8},
@@ -37,16 +38,18 @@ def batch_of(step: int, rows: int, length: int) -> tuple[torch.Tensor, torch.Ten
     return tokens[:, :-1].contiguous(), tokens[:, 1:].contiguous()
 
 
-def timed(step: Callable[[int], Any], first: int) -> list[float]:
-    """Seconds of a round's steps; the ranks begin each together."""
+def timed(step: Callable[[int], Any], first: int) -> list[tuple[float, float]]:
+    """(seconds, processor seconds) of a round's steps; the ranks begin each together."""
     found = []
     for i in range(first, first + STEPS):
         dist.barrier()
-        start = time.perf_counter()
+        cpu, start = time.process_time(), time.perf_counter()
         step(i)
         lasted = torch.tensor([time.perf_counter() - start], dtype=torch.float64)
+        used = torch.tensor([time.process_time() - cpu], dtype=torch.float64)
         dist.all_reduce(lasted, dist.ReduceOp.MAX)
-        found.append(float(lasted))
+        dist.all_reduce(used)
+        found.append((float(lasted), float(used)))
     return found
 
 
@@ -77,7 +80,7 @@ def case(name: str, plan_file: Path, rounds: int) -> dict[str, Any]:
     def planned(i: int) -> None:
         step(mine(i))
 
-    times: dict[str, list[list[float]]] = {"ddp": [], "parallelize": []}
+    times: dict[str, list[list[tuple[float, float]]]] = {"ddp": [], "parallelize": []}
     for k in range(WARM_ROUNDS + rounds):
         order = (("ddp", ddp), ("parallelize", planned)) if k % 2 else (("parallelize", planned), ("ddp", ddp))
         for way, one in order:
@@ -85,8 +88,11 @@ def case(name: str, plan_file: Path, rounds: int) -> dict[str, Any]:
             if k >= WARM_ROUNDS:
                 times[way].append(found)
     apart = max(float((a - b).detach().abs().max()) for a, b in zip(theirs.parameters(), ours.parameters(), strict=True))
-    medians = {way: statistics.median(t for found in rows for t in found) for way, rows in times.items()}
-    return {"case": name, "ddp_s": medians["ddp"], "parallelize_s": medians["parallelize"], "parameters_apart": apart, "rounds": times}
+    wall, cpu = ({way: statistics.median(t[k] for found in rows for t in found) for way, rows in times.items()} for k in (0, 1))
+    return {
+        "case": name, "ddp_s": wall["ddp"], "parallelize_s": wall["parallelize"], "ddp_cpu_s": cpu["ddp"], "parallelize_cpu_s": cpu["parallelize"],
+        "parameters_apart": apart, "rounds": times,
+    }  # fmt: skip
 
 
 def main() -> None:

@@ -166,15 +166,6 @@ def test_states_are_loaded_whole_or_by_part_and_refused_by_name():
         other.load_optimizer_state_dict({"state": {}, "param_groups": [{"params": [0]}]})
 
 
-def test_a_recipe_in_the_plan_is_refused_by_name():
-    model = made()
-    plan = plan_of()
-    job = {**plan.job, "training": {**plan.job["training"], "recipe": {"clip_norm": 1.0}}}
-    with pytest.raises(Unsupported, match="asks for clip_norm") as caught:
-        mw.torch.parallelize(model, torch.optim.SGD(model.parameters(), lr=0.1), replace(plan, job=job))
-    assert caught.value.data == {"asked": ["clip_norm"]}
-
-
 def test_what_a_step_would_leave_out_is_refused():
     plan = plan_of()
     hooked = made()
