@@ -16,7 +16,7 @@ from torch import nn
 import meshwright as mw
 from meshwright.errors import MeshwrightError
 
-NORM, DECAY, STEPS = 0.5, 0.7, 4
+NORM, DECAY, STEPS = 0.05, 0.7, 4
 FULL = mw.Recipe(clip_norm=NORM, ema=DECAY, schedule="cosine:steps=8,warmup=2,end=0.1", no_decay=("bias", "1d"))
 CASTS = {"bf16-autocast": torch.bfloat16, "fp16-autocast": torch.float16}
 RATE = {"adamw": 1e-2, "sgd": 0.1}

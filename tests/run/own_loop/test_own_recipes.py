@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import cache
 
 import pytest
@@ -12,7 +13,8 @@ from recipe_loops import FULL, NORM, STEPS, by_hand, given, loss_of, optimizer_o
 from test_parallelize import LAYOUTS, alike
 
 import meshwright as mw
-from meshwright.errors import UsageError
+from meshwright.errors import FormatError, UsageError
+from meshwright.run.own_loop.recipe import recipe_of
 from meshwright.run.train.update import AVERAGE
 
 WIDE = torch.float64
@@ -61,7 +63,7 @@ def test_the_full_recipe_equals_a_plain_loop(layout, pool, tmp_path):
     for i, loss in enumerate(found[0]["evaluated"]):
         model = make_model()
         model.load_state_dict(plain(FULL, WIDE, "adamw", i)["state"])
-        assert loss == pytest.approx(float(loss_of(model.eval(), given(100 + i, WIDE))), rel=1e-9)
+        assert loss == pytest.approx(float(loss_of(model.eval(), given(100 + i, WIDE)).detach()), rel=1e-9)
 
 
 @pytest.mark.parametrize("layout", ["pp2", "zero3"])
@@ -156,6 +158,11 @@ def test_what_plan_and_owner_both_have_is_refused(recipe, planned, make, text):
         mw.torch.parallelize(model, make(model), alone(mw.Recipe(**recipe), planned))
 
 
+def test_a_document_that_names_no_job_has_no_recipe():
+    with pytest.raises(FormatError, match="not a training plan's job"):
+        recipe_of(replace(alone(), job={}))
+
+
 def test_evaluation_is_the_owners_module_after_eval_and_changes_nothing():
     """Dropout, running statistics, targets that are left out."""
     from test_one_rank import batch
@@ -179,7 +186,7 @@ def test_evaluation_is_the_owners_module_after_eval_and_changes_nothing():
                 with torch.no_grad():
                     found = float(step.evaluate(rows(9)))
                 x, y = rows(9)
-                assert found == pytest.approx(float(torch.nn.functional.cross_entropy(model.eval()(x), y)), rel=1e-9)
+                assert found == pytest.approx(float(torch.nn.functional.cross_entropy(model.eval()(x), y).detach()), rel=1e-9)
                 model.train()
             step(rows(i))
         weights.append(step.state_dict(full=True))

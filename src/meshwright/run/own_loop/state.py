@@ -89,7 +89,9 @@ def average_state(step: Stated) -> dict[str, Any]:
 
 def _states(step: Stated) -> dict[int, Mapping[str, Any]]:
     """State of what this rank updates, by the weight's id."""
-    return {id(weight): state for weight, state in step.update.state.items()}
+    return {
+        id(weight): {k: x.detach() if isinstance(x, torch.Tensor) else x for k, x in state.items()} for weight, state in step.update.state.items()
+    }
 
 
 def _by_own_names(step: Stated, whole: Mapping[str, torch.Tensor]) -> dict[str, Any]:
@@ -141,7 +143,7 @@ def optimizer_state(step: Stated, *, full: bool) -> dict[str, Any]:
     optimizer, states, recipe = step.optimizer, _states(step), recipe_state(step.update)
     updated = {p.name: (p, piece, tensor) for p, tensor, piece in step.module.updated()}
     if not full:
-        own = {name: dict(states[id(tensor)]) for name, (_, _, tensor) in updated.items() if id(tensor) in states}
+        own = {name: states[id(tensor)] for name, (_, _, tensor) in updated.items() if id(tensor) in states}
         return {"meshwright": _whose(step), "state": own, "param_groups": optimizer.settings(), **recipe}
     divided: dict[str, Entry] = {}
     scalars: list[_Scalar] = []
