@@ -170,9 +170,9 @@ def parallelize(
     The step takes the global batch, or the part of the rank's data replica, in the form that was planned. What the plan's recipe asks (precision,
     clipping, average, schedule) it does; `step.evaluate(batch)` is the loss in evaluation mode.
 
-    Raises: PlanMismatch (another world, different plans at different ranks), UsageError (another model, an optimizer of other parameters; a scheduler,
-    groups or options that do not go with the plan's), Unsupported (gradient hooks; optimizers that need closures, or, where parameters are divided,
-    may look beyond single elements), and what capture raises; RunError on the other ranks for what rank 0 raises.
+    Raises: PlanMismatch (another world, different plans at different ranks), UsageError (another model, an optimizer of other parameters; one whose
+    scheduler, groups or options that do not go with the plan's), Unsupported (gradient hooks; optimizers that need closures, or, where parameters
+    are divided, may look beyond single elements), and what capture raises; RunError on the other ranks for what rank 0 raises.
     """
     from .run.own_loop.parallelize import parallelize as make  # imports the executor
 

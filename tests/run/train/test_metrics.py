@@ -22,7 +22,8 @@ def layout(*degrees):
 
 
 def lines(folder):
-    return [json.loads(line) for line in (folder / METRICS).read_text().splitlines()]
+    path = folder / METRICS
+    return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
 
 
 def test_losses_come_from_the_last_stage_of_every_replica(tmp_path):

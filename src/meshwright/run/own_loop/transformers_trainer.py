@@ -4,11 +4,11 @@ Each optimizer step of the Trainer is one step of the plan: `training_step` hand
 afterwards has been done. Every rank reads the global batch (`per_device_train_batch_size` times the world must be the plan's); incomplete ones are
 left out. Losses, logging, callbacks, schedulers, saving and resuming are the Trainer's own; saved models are whole, in the model's names.
 
-Clipping and bf16 are the plan's (`Recipe(clip_norm=..., precision="bf16-autocast")`); `max_grad_norm` says the same number, `bf16` the same or nothing.
-Where no rank holds the whole model, `evaluate` gives the loss by the plan's own forward passes. Not supported, and refused: gradient accumulation of
-the Trainer's (set `gradient_accumulation_steps=1`), another `max_grad_norm` or precision, `fp16` (plan it), schedules of the plan (the Trainer has its
-own), `label_smoothing_factor` and `compute_loss_func` (the plan's loss counts), FSDP and DeepSpeed; predictions and metrics where no rank holds the
-whole model.
+Clipping and bf16 are the plan's (`Recipe(clip_norm=..., precision="bf16-autocast")`); `max_grad_norm` says the same number, `bf16` the same or
+nothing. Where no rank holds the whole model, `evaluate` gives the loss by the plan's own forward passes. Not supported, and refused: gradient
+accumulation of the Trainer's (set `gradient_accumulation_steps=1`), another `max_grad_norm` or precision, `fp16` (plan it), schedules of the plan
+(the Trainer has its own), `label_smoothing_factor` and `compute_loss_func` (the plan's loss counts), FSDP and DeepSpeed; predictions and metrics
+where no rank holds the whole model.
 """
 
 from __future__ import annotations
@@ -89,7 +89,7 @@ class PlannedTrainer(transformers.Trainer):  # type: ignore[misc]
             (given.gradient_accumulation_steps != 1, "gradient_accumulation_steps", "set it to 1: the plan has its own micro-batches"),
             (float(given.max_grad_norm or 0) != recipe.clip_norm, "max_grad_norm", f"set it to {recipe.clip_norm:g}, the plan's Recipe.clip_norm"),
             (bool(given.fp16), "fp16", "leave it off, and plan with Recipe(precision='fp16-autocast')"),
-            (bool(given.bf16) and recipe.precision != "bf16-autocast", "bf16", f"leave it off: the plan's precision counts, and is {recipe.precision}"),
+            (bool(given.bf16) and recipe.precision != "bf16-autocast", "bf16", f"leave it off: the plan's precision is {recipe.precision}"),
             (bool(recipe.schedule), "lr_scheduler_type", "plan without a schedule: the Trainer has its own"),
             (bool(given.label_smoothing_factor), "label_smoothing_factor", "plan with a loss that smooths"),
             (self.compute_loss_func is not None, "compute_loss_func", "plan with that loss"),
