@@ -119,6 +119,8 @@ def test_batches_by_name_and_losses_of_the_owner():
 def test_a_model_that_cannot_be_traced_runs_as_it_is():
     losses, state, _ = plain(Branches, 2, lambda m, given: m(*given)["loss"])
     model, _, step = stepping(Branches, by_name=True)
+    x, y = batch(7)
+    assert float(step.evaluate({"features": x, "labels": y})) == pytest.approx(float(made(Branches).eval()(x, y)["loss"].detach()), rel=1e-6)
     assert [float(step({"features": x, "labels": y})) for x, y in map(batch, range(2))] == pytest.approx(losses, rel=1e-6)
     assert all(torch.allclose(model.state_dict()[n], x, atol=1e-6) for n, x in state.items())
 

@@ -7,13 +7,14 @@ from functools import cache
 
 import pytest
 import torch
+from evaluation_models import WIDTH, Choosing
 from loop_rig import make_model, plan_for
 from processes import RankPool
 from recipe_loops import FULL, NORM, STEPS, by_hand, given, loss_of, optimizer_of, refusals, stepped
 from test_parallelize import LAYOUTS, alike
 
 import meshwright as mw
-from meshwright.errors import FormatError, UsageError
+from meshwright.errors import FormatError, Unsupported, UsageError
 from meshwright.run.own_loop.recipe import recipe_of
 from meshwright.run.train.update import AVERAGE
 
@@ -161,6 +162,20 @@ def test_what_plan_and_owner_both_have_is_refused(recipe, planned, make, text):
 def test_a_document_that_names_no_job_has_no_recipe():
     with pytest.raises(FormatError, match="not a training plan's job"):
         recipe_of(replace(alone(), job={}))
+
+
+def test_a_module_that_cannot_be_evaluated_still_trains():
+    """In evaluation mode it looks at values, in training it does not."""
+    torch.manual_seed(0)
+    model, rows = Choosing(), (torch.randn(8, WIDTH), torch.randn(8, WIDTH))
+    step = mw.torch.parallelize(
+        model, torch.optim.SGD(model.parameters(), lr=0.1), mw.plan(model, rows, fabric="laptop:1", loss="mse", microbatch=8)
+    )
+    for _ in range(2):
+        with pytest.raises(Unsupported, match="cannot be traced in evaluation mode"):
+            step.evaluate(rows)
+        step(rows)
+    assert step.steps == 2
 
 
 def test_evaluation_is_the_owners_module_after_eval_and_changes_nothing():

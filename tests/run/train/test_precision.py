@@ -154,7 +154,7 @@ def test_an_average_may_begin_before_the_optimizers_own_state():
     """A first step that is left out averages all the same; the optimizer must not take the average for state that it made."""
     weight = torch.nn.Parameter(torch.ones(2))
     update = Update(torch.optim.AdamW([weight], lr=0.5, weight_decay=0.0), ema=0.5, scaler=LossScaler())
-    for gradient in (float("inf"), 1.0):
+    for gradient in (float("inf"), 32768.0):  # at half the first scale
         weight.grad = torch.full((2,), gradient)
         update.clipped_step([weight], lambda: torch.tensor(float(weight.grad[0])))
     assert update.scaler.skipped == 1 and torch.allclose(weight.detach(), torch.full((2,), 0.5))
