@@ -1,4 +1,5 @@
-"""One rank of `parallelize.py`: rounds of DDP steps and of `parallelize` steps in turn, on the same samples, each as long as at its slowest rank."""
+"""One rank of `parallelize.py`: short rounds of DDP steps and of `parallelize` steps in turn, on the same samples; of each step the seconds at its
+slowest rank, and the processor time of all ranks and their threads together."""
 
 from __future__ import annotations
 
@@ -18,8 +19,12 @@ sys.path.insert(0, str(Path(__file__).parent.parent / "examples"))
 import gpt
 
 import meshwright as mw
+from meshwright.drive.training.sharding import ShardingWanted
 
-WARM_ROUNDS, STEPS = 1, 6  # rounds that do not count, steps of a round
+PLANS: dict[str, dict[str, Any]] = {  # what is planned beyond the layout: nothing, and as few messages as there can be
+    "planned": {}, "few": {"collective": "ring", "wishes": [ShardingWanted(level=0, overlap=False)]},
+}  # fmt: skip
+WARM_ROUNDS, STEPS = 3, 2  # rounds that do not count, steps of a round
 CASES = {
     "gpt 3.3 M, 8 samples of 128 a rank": {"shape": {"vocabulary": 256, "sequence": 128, "layers": 4, "width": 256, "heads": 8}, "samples": 16},
     "gpt 0.8 M, 4 samples of 64 a rank": {"shape": {"vocabulary": 256, "sequence": 64, "layers": 4, "width": 128, "heads": 4}, "samples": 8},
@@ -37,32 +42,39 @@ def batch_of(step: int, rows: int, length: int) -> tuple[torch.Tensor, torch.Ten
     return tokens[:, :-1].contiguous(), tokens[:, 1:].contiguous()
 
 
-def timed(step: Callable[[int], Any], first: int) -> list[float]:
-    """Seconds of a round's steps; the ranks begin each together."""
+def timed(step: Callable[[int], Any], first: int) -> list[tuple[float, float]]:
+    """(seconds, processor seconds) of a round's steps; the ranks begin each together."""
     found = []
     for i in range(first, first + STEPS):
         dist.barrier()
-        start = time.perf_counter()
+        cpu, start = time.process_time(), time.perf_counter()
         step(i)
         lasted = torch.tensor([time.perf_counter() - start], dtype=torch.float64)
+        used = torch.tensor([time.process_time() - cpu], dtype=torch.float64)
         dist.all_reduce(lasted, dist.ReduceOp.MAX)
-        found.append(float(lasted))
+        dist.all_reduce(used)
+        found.append((float(lasted), float(used)))
     return found
 
 
-def case(name: str, plan_file: Path, rounds: int) -> dict[str, Any]:
-    shape, samples = CASES[name]["shape"], CASES[name]["samples"]
-    rank, part, length = dist.get_rank(), samples // dist.get_world_size(), shape["sequence"]
-    if rank == 0:
+def planned_step(shape: dict[str, int], samples: int, plan_file: Path, options: dict[str, Any]) -> tuple[torch.nn.Module, Any]:
+    ranks, length = dist.get_world_size(), shape["sequence"]
+    if dist.get_rank() == 0:
         mw.write_plan(plan_file, mw.plan(
-            build(shape), batch_of(0, samples, length), fabric=f"laptop:{dist.get_world_size()}", data=dist.get_world_size(), tensor=1, pipeline=1,
-            microbatch=part, zero=0,
+            build(shape), batch_of(0, samples, length), fabric=f"laptop:{ranks}", data=ranks, tensor=1, pipeline=1, microbatch=samples // ranks,
+            zero=0, **options,
         ))  # fmt: skip
     dist.barrier()
+    model = build(shape)
+    return model, mw.torch.parallelize(model, torch.optim.AdamW(model.parameters(), lr=1e-4), plan_file)
+
+
+def case(name: str, folder: Path, rounds: int) -> dict[str, Any]:
+    shape, samples = CASES[name]["shape"], CASES[name]["samples"]
+    rank, part, length = dist.get_rank(), samples // dist.get_world_size(), shape["sequence"]
     theirs = torch.nn.parallel.DistributedDataParallel(build(shape))
     their_optimizer = torch.optim.AdamW(theirs.parameters(), lr=1e-4)
-    ours = build(shape)
-    step = mw.torch.parallelize(ours, torch.optim.AdamW(ours.parameters(), lr=1e-4), plan_file)
+    ours = {way: planned_step(shape, samples, folder / f"{way}.json", options) for way, options in PLANS.items()}
 
     def mine(i: int) -> tuple[torch.Tensor, ...]:
         return tuple(x[rank * part : (rank + 1) * part] for x in batch_of(i, samples, length))
@@ -74,28 +86,29 @@ def case(name: str, plan_file: Path, rounds: int) -> dict[str, Any]:
         loss.backward()
         their_optimizer.step()
 
-    def planned(i: int) -> None:
-        step(mine(i))
-
-    times: dict[str, list[list[float]]] = {"ddp": [], "parallelize": []}
+    ways: dict[str, Callable[[int], Any]] = {"ddp": ddp} | {way: lambda i, step=step: step(mine(i)) for way, (_, step) in ours.items()}
+    times: dict[str, list[list[tuple[float, float]]]] = {way: [] for way in ways}
     for k in range(WARM_ROUNDS + rounds):
-        order = (("ddp", ddp), ("parallelize", planned)) if k % 2 else (("parallelize", planned), ("ddp", ddp))
-        for way, one in order:
+        order = list(ways.items())
+        for way, one in order if k % 2 else reversed(order):
             found = timed(one, k * STEPS)
             if k >= WARM_ROUNDS:
                 times[way].append(found)
-    apart = max(float((a - b).detach().abs().max()) for a, b in zip(theirs.parameters(), ours.parameters(), strict=True))
-    medians = {way: statistics.median(t for found in rows for t in found) for way, rows in times.items()}
-    return {"case": name, "ddp_s": medians["ddp"], "parallelize_s": medians["parallelize"], "parameters_apart": apart, "rounds": times}
+    apart = {
+        way: max(float((a - b).detach().abs().max()) for a, b in zip(theirs.parameters(), model.parameters(), strict=True))
+        for way, (model, _) in ours.items()
+    }  # fmt: skip
+    wall, cpu = ({way: statistics.median(t[k] for found in rows for t in found) for way, rows in times.items()} for k in (0, 1))
+    return {"case": name, "wall_s": wall, "cpu_s": cpu, "parameters_apart": apart, "rounds": times}
 
 
 def main() -> None:
     torch.set_num_threads(1)
     dist.init_process_group("gloo")
     folder, rounds, only = Path(sys.argv[1]), int(sys.argv[2]), sys.argv[3]
-    for i, name in enumerate(CASES):
+    for name in CASES:
         if only in name:
-            row = case(name, folder / f"plan-{i}.json", rounds)
+            row = case(name, folder, rounds)
             if dist.get_rank() == 0:
                 sys.stdout.write(json.dumps(row) + "\n")
                 sys.stdout.flush()

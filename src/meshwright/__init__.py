@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from .errors import MeshwrightError
     from .fabric import Fabric
     from .graph import OpGraph
-    from .job import Training
+    from .job import Recipe, Training
     from .plan import Plan
     from .program import Program, ProgramBuilder
     from .timeline import Timeline
@@ -42,14 +42,14 @@ __version__ = "0.1.0"
 
 _HOME = {
     "Bound": "bound", "Cost": "cost", "Fabric": "fabric", "MeshwrightError": "errors", "OpGraph": "graph", "Plan": "plan", "Program": "program",
-    "ProgramBuilder": "program", "Timeline": "timeline", "Training": "job", "check_plan": "drive.plans",
+    "ProgramBuilder": "program", "Recipe": "job", "Timeline": "timeline", "Training": "job", "check_plan": "drive.plans",
     "plan_model": "drive.training.own_model", "plan_training": "drive.training.training", "read_fabric": "drive.plans",
     "read_plan": "drive.plans", "simulate_plan": "drive.plans", "write_plan": "drive.plans",
 }  # fmt: skip
 _ROOMS = frozenset({"plan", "torch"})  # public by themselves: the room `plan` can be called, `torch` is a module
 __all__ = [
-    "Bound", "Cost", "Fabric", "MeshwrightError", "OpGraph", "Plan", "Program", "ProgramBuilder", "Timeline", "Training", "__version__",
-    "check_plan", "plan", "plan_model", "plan_training", "read_fabric", "read_plan", "simulate_plan", "write_plan",
+    "Bound", "Cost", "Fabric", "MeshwrightError", "OpGraph", "Plan", "Program", "ProgramBuilder", "Recipe", "Timeline", "Training",
+    "__version__", "check_plan", "plan", "plan_model", "plan_training", "read_fabric", "read_plan", "simulate_plan", "write_plan",
 ]  # fmt: skip
 
 

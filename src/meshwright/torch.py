@@ -167,11 +167,12 @@ def parallelize(
     optimizer: made of the model's parameters; its class, groups and options stay, and the tensors in its groups become this rank's.
     plan: of `meshwright.plan`, or a file; for as many ranks as the world has, rank r of the world being the plan's rank r.
     loss: the function that was planned with, where that was in another process. batch: an example, for a plan made from a model's name.
-    The step takes the global batch, or the part of the rank's data replica, in the form that was planned.
+    The step takes the global batch, or the part of the rank's data replica, in the form that was planned. What the plan's recipe asks (precision,
+    clipping, average, schedule) it does; `step.evaluate(batch)` is the loss in evaluation mode.
 
-    Raises: PlanMismatch (another world, different plans at different ranks), UsageError (another model, an optimizer of other parameters),
-    Unsupported (gradient hooks; optimizers that need closures, or, where parameters are divided, may look beyond single elements), and what capture
-    raises; RunError on the other ranks for what rank 0 raises.
+    Raises: PlanMismatch (another world, different plans at different ranks), UsageError (another model, an optimizer of other parameters; one whose
+    scheduler, groups or options that do not go with the plan's), Unsupported (gradient hooks; optimizers that need closures, or, where parameters
+    are divided, may look beyond single elements), and what capture raises; RunError on the other ranks for what rank 0 raises.
     """
     from .run.own_loop.parallelize import parallelize as make  # imports the executor
 

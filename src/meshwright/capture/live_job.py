@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from meshwright.errors import FormatError, PlanMismatch, UsageError
-from meshwright.job import Training
+from meshwright.job import Recipe, Training
 
 from .live import LIVE, BatchForm, form_of, live_name, maker_of
 
@@ -46,8 +46,9 @@ class LiveJob:
 
 
 def live_job(
-    model: nn.Module | Callable[[], Any], batch: Any, loss: Loss, *, optimizer: str, learning_rate: float, global_batch: int | None, seed: int
-) -> LiveJob:
+    model: nn.Module | Callable[[], Any], batch: Any, loss: Loss, *, optimizer: str, learning_rate: float, global_batch: int | None, seed: int,
+    recipe: Recipe | None = None,
+) -> LiveJob:  # fmt: skip
     """The job of training `model` on batches like `batch`. Raises: UsageError for a batch of another form, or a loss that does not go with it."""
     form = form_of(batch)
     inputs = form.tensors(batch)
@@ -64,7 +65,7 @@ def live_job(
         names[label] = function
     job = Training(
         model=live_name(model), global_batch=global_batch or int(inputs[0].shape[0]), loss=label, optimizer=optimizer, learning_rate=learning_rate,
-        seed=seed,
+        seed=seed, recipe=recipe or msgspec.UNSET,
     )  # fmt: skip
     told = PlannedBatch(
         names=list(form.names), single=form.single, inputs=[(list(x.shape), str(x.dtype).removeprefix("torch.")) for x in inputs],

@@ -14,6 +14,7 @@ import threading
 import time
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -27,6 +28,7 @@ from meshwright.job import Training
 from meshwright.plan.plan import Prediction
 from meshwright.program.calls import inline
 from meshwright.program.program import Kind
+from meshwright.run.launch.elastic import _ElasticRank
 from meshwright.run.launch.request import RunRequest
 from meshwright.run.launch.run_folder import read_run
 from meshwright.run.launch.train_run import train_run
@@ -262,6 +264,20 @@ def test_the_summary_of_torchrun_shows_the_typed_error(tmp_path):
     assert re.search(r"traceback : RankFailed: .*rank 1 failed in training step 2: ValueError: sample 20 is damaged", summary), summary
     assert re.search(r"\(rank 1, step 2(, peer \d+)?\)", summary), summary
     assert len([line for line in done.stderr.splitlines() if line.startswith("error:")]) == 1
+    assert [p.name for p in (tmp_path / "run").iterdir()] == ["metrics.jsonl"]
+    said = [json.loads(line) for line in (tmp_path / "run/metrics.jsonl").read_text().splitlines()]
+    assert [x["step"] for x in said] in ([0], [0, 1]) and all(x["loss"] > 0 for x in said)  # of the last, the dead rank may have said nothing
+
+
+def test_a_rank_that_fails_before_a_step_takes_its_empty_folder_away(tmp_path):
+    kept, out = tmp_path / "kept", tmp_path / "run"
+    for made in (True, False):
+        kept.mkdir(exist_ok=True)
+        out.mkdir(exist_ok=True)
+        (kept / "of another").touch()
+        for folder in (kept, out):
+            _ElasticRank(None, SimpleNamespace(out=folder), 0, 2, None, made_folder=made).leave()
+        assert kept.is_dir() and out.exists() != made
 
 
 def test_the_summary_of_torchrun_shows_the_users_error(tmp_path):

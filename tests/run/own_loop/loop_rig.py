@@ -69,8 +69,9 @@ def make_optimizer(model: nn.Module, kind: str = "adamw") -> torch.optim.Optimiz
 
 
 def plan_for(**options: Any) -> Any:
+    dtype = options.pop("dtype", torch.float64)
     return mw.plan(
-        make_model(tied=options.pop("tied", False)), batch_of(0), fabric=options.pop("fabric", "laptop:2"),
+        make_model(tied=options.pop("tied", False)).to(dtype), batch_of(0), fabric=options.pop("fabric", "laptop:2"),
         **{"data": 1, "tensor": 1, "pipeline": 1, "zero": 0, "microbatch": 2} | options,
     )  # fmt: skip
 

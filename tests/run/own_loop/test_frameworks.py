@@ -79,7 +79,7 @@ def test_arguments_that_would_train_something_else_are_refused(tmp_path):
         "gradient_accumulation_steps", "max_grad_norm", "bf16", "per_device_train_batch_size", "mixed_precision", "accumulation",
     }  # fmt: skip
     assert all(text.startswith("usage: ") for text in found.values())
-    assert "set it to 0" in found["max_grad_norm"] and "mixed_precision='bf16'" in found["mixed_precision"]
+    assert "set it to 0.05" in found["max_grad_norm"] and "mixed_precision='bf16'" in found["mixed_precision"]
 
 
 @pytest.mark.parametrize(("name", "package"), [("PlannedTrainer", "transformers"), ("accelerated", "accelerate"), ("PlannedStrategy", "lightning")])

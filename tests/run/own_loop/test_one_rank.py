@@ -119,6 +119,8 @@ def test_batches_by_name_and_losses_of_the_owner():
 def test_a_model_that_cannot_be_traced_runs_as_it_is():
     losses, state, _ = plain(Branches, 2, lambda m, given: m(*given)["loss"])
     model, _, step = stepping(Branches, by_name=True)
+    x, y = batch(7)
+    assert float(step.evaluate({"features": x, "labels": y})) == pytest.approx(float(made(Branches).eval()(x, y)["loss"].detach()), rel=1e-6)
     assert [float(step({"features": x, "labels": y})) for x, y in map(batch, range(2))] == pytest.approx(losses, rel=1e-6)
     assert all(torch.allclose(model.state_dict()[n], x, atol=1e-6) for n, x in state.items())
 
@@ -164,15 +166,6 @@ def test_states_are_loaded_whole_or_by_part_and_refused_by_name():
         other.load_optimizer_state_dict({"state": {}, "param_groups": []})
     with pytest.raises(UsageError, match="has 1 parameters"):
         other.load_optimizer_state_dict({"state": {}, "param_groups": [{"params": [0]}]})
-
-
-def test_a_recipe_in_the_plan_is_refused_by_name():
-    model = made()
-    plan = plan_of()
-    job = {**plan.job, "training": {**plan.job["training"], "recipe": {"clip_norm": 1.0}}}
-    with pytest.raises(Unsupported, match="asks for clip_norm") as caught:
-        mw.torch.parallelize(model, torch.optim.SGD(model.parameters(), lr=0.1), replace(plan, job=job))
-    assert caught.value.data == {"asked": ["clip_norm"]}
 
 
 def test_what_a_step_would_leave_out_is_refused():

@@ -15,6 +15,7 @@ import torch.nn.functional as F
 from torch import nn
 
 SAMPLES, ROWS = 8, 32
+CLIP = 0.05  # below the norm of all gradients
 
 
 class Net(nn.Module):
@@ -44,7 +45,8 @@ def collate(rows: list[dict[str, torch.Tensor]]) -> dict[str, torch.Tensor]:
 def plan_of(ranks: int, **degrees: int) -> Any:
     import meshwright as mw
 
-    return mw.plan(make_model(), collate(dataset()[:SAMPLES]), fabric=f"laptop:{ranks}", **{"tensor": 1, "pipeline": 1, "zero": 0} | degrees)
+    options: dict[str, Any] = {"tensor": 1, "pipeline": 1, "zero": 0, "recipe": mw.Recipe(clip_norm=CLIP)}
+    return mw.plan(make_model(), collate(dataset()[:SAMPLES]), fabric=f"laptop:{ranks}", **options | degrees)
 
 
 def trainer(folder: Path, steps: int, plan: Any, resume: bool) -> tuple[list[float], dict[str, torch.Tensor]]:
@@ -55,13 +57,14 @@ def trainer(folder: Path, steps: int, plan: Any, resume: bool) -> tuple[list[flo
     world = torch.distributed.get_world_size() if torch.distributed.is_initialized() else plan.layout.ranks if plan is not None else 1
     given = transformers.TrainingArguments(
         output_dir=str(folder / "out"), max_steps=steps, per_device_train_batch_size=SAMPLES // world, learning_rate=1e-2, lr_scheduler_type="linear",
-        max_grad_norm=0.0, logging_steps=1, save_steps=3, report_to=[], use_cpu=True, disable_tqdm=True, seed=3, dataloader_pin_memory=False,
+        max_grad_norm=CLIP, logging_steps=1, save_steps=3, report_to=[], use_cpu=True, disable_tqdm=True, seed=3, dataloader_pin_memory=False,
     )  # fmt: skip
     model = make_model()
     common: dict[str, Any] = {"model": model, "args": given, "train_dataset": dataset(), "data_collator": collate}
     made = mw.torch.PlannedTrainer(**common, plan=plan) if plan is not None else InOrder(**common)
     made.train(resume_from_checkpoint=str(folder / "out" / "checkpoint-3") if resume else None)
     losses = [x["loss"] for x in made.state.log_history if "loss" in x]
+    losses.append(made.evaluate(dataset()[: 2 * SAMPLES])["eval_loss"])
     state = made.planned_step.state_dict(full=True) if plan is not None else model.state_dict()
     made.save_model(str(folder / "model"))
     return losses, state
@@ -90,7 +93,8 @@ def lightning_plan(ranks: int, **degrees: int) -> Any:
     import meshwright as mw
 
     step = mw.torch.TrainingStep(lightning_module())
-    return mw.plan(step, collate(dataset()[:SAMPLES]), fabric=f"laptop:{ranks}", **{"tensor": 1, "pipeline": 1, "zero": 0} | degrees)
+    options: dict[str, Any] = {"tensor": 1, "pipeline": 1, "zero": 0, "recipe": mw.Recipe(clip_norm=CLIP)}
+    return mw.plan(step, collate(dataset()[:SAMPLES]), fabric=f"laptop:{ranks}", **options | degrees)
 
 
 def lightning_loop(folder: Path, steps: int, plan: Any, resume: bool) -> tuple[list[float], dict[str, torch.Tensor]]:
@@ -112,6 +116,7 @@ def lightning_loop(folder: Path, steps: int, plan: Any, resume: bool) -> tuple[l
     trainer = lightning.Trainer(
         accelerator="cpu", devices=ranks, strategy=mw.torch.PlannedStrategy(plan) if plan is not None else "auto", max_steps=steps, logger=False,
         enable_progress_bar=False, enable_model_summary=False, enable_checkpointing=False, callbacks=[Told()], use_distributed_sampler=False,
+        gradient_clip_val=CLIP,
     )  # fmt: skip
     module = lightning_module()
     trainer.fit(module, loader, ckpt_path=str(folder / "third.ckpt") if resume else None)
@@ -132,7 +137,7 @@ def refused(folder: Path) -> dict[str, str]:
         "gradient_accumulation_steps": 2, "max_grad_norm": 1.0, "bf16": True, "per_device_train_batch_size": 3,
     }  # fmt: skip
     for name, value in wrong.items():
-        good = {"max_grad_norm": 0.0, "per_device_train_batch_size": SAMPLES, "report_to": [], "use_cpu": True}
+        good = {"max_grad_norm": CLIP, "per_device_train_batch_size": SAMPLES, "report_to": [], "use_cpu": True}
         given = transformers.TrainingArguments(output_dir=str(folder / "out"), **good | {name: value})
         try:
             mw.torch.PlannedTrainer(model=make_model(), args=given, train_dataset=dataset(), data_collator=collate, plan=plan)
@@ -190,6 +195,7 @@ def accelerated_loop(folder: Path, steps: int, plan: Any, resume: bool) -> tuple
             optimizer.zero_grad()
             loss = model(**batch)["loss"]
             accelerator.backward(loss)
+            accelerator.clip_grad_norm_(model.parameters(), CLIP)
             optimizer.step()
         scheduler.step()
         losses.append(float(loss.detach()))

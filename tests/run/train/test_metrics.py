@@ -22,7 +22,8 @@ def layout(*degrees):
 
 
 def lines(folder):
-    return [json.loads(line) for line in (folder / METRICS).read_text().splitlines()]
+    path = folder / METRICS
+    return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
 
 
 def test_losses_come_from_the_last_stage_of_every_replica(tmp_path):
@@ -60,7 +61,20 @@ def test_steps_that_are_run_again_are_said_once(tmp_path):
     again.close()
     assert [(x["step"], x["loss"]) for x in lines(tmp_path)] == [(0, 1.0), (1, 1.0), (2, 5.0)]
     Metrics(None, 0, lay, TOKENS, tmp_path, 0)
-    assert lines(tmp_path) == [], "a new run begins anew"
+    assert not (tmp_path / METRICS).exists(), "a new run begins anew, and leaves nothing before its first step is over"
+
+
+def test_a_run_that_fails_leaves_the_steps_of_which_all_is_known(tmp_path):
+    lay, store = layout(2, 1, 1), dist.HashStore()
+    ranks = [Metrics(store, r, lay, TOKENS, tmp_path, 0) for r in range(2)]
+    ranks[0].leave()
+    assert not (tmp_path / METRICS).exists()
+    for step in range(2):
+        ranks[1].step(step, 2.0, 0.1) if step == 0 else None
+        ranks[0].step(step, 1.0, 0.1) if step == 0 else ranks[0].waiting.append({"step": 1, "loss": 1.0})
+    ranks[0].leave()
+    ranks[0].leave()
+    assert [(x["step"], x["loss"]) for x in lines(tmp_path)] == [(0, 1.5)], "of the second step the other rank's loss is not known"
 
 
 def test_tensorboard_is_told_where_it_is_there(tmp_path, monkeypatch):

@@ -11,6 +11,8 @@ from tensor_rig import plan_case
 from meshwright.decide.layout.data_sharding import DataSharding
 from meshwright.decide.layout.tensor_shares import TensorOptions
 from meshwright.plan.plan import StepEnd
+from meshwright.run.train.scaling import LossScaler
+from meshwright.run.train.update import AVERAGE, Update
 
 pytestmark = [pytest.mark.real, pytest.mark.timeout(590)]
 MODELS = "tests/run/recipe_models.py:"
@@ -146,3 +148,14 @@ def test_masters_are_resumed_in_any_layout(pool, before, after, tmp_path):
     losses = [sum(x) / len(x) for x in zip(*(e.losses for e in again if e.losses[0] is not None), strict=True)]
     expected = [sum(x) / len(x) for x in zip(*(e.losses for e in whole if e.losses[0] is not None), strict=True)]
     assert losses == pytest.approx(expected[2:], rel=2e-2)
+
+
+def test_an_average_may_begin_before_the_optimizers_own_state():
+    """A first step that is left out averages all the same; the optimizer must not take the average for state that it made."""
+    weight = torch.nn.Parameter(torch.ones(2))
+    update = Update(torch.optim.AdamW([weight], lr=0.5, weight_decay=0.0), ema=0.5, scaler=LossScaler())
+    for gradient in (float("inf"), 32768.0):  # at half the first scale
+        weight.grad = torch.full((2,), gradient)
+        update.clipped_step([weight], lambda: torch.tensor(float(weight.grad[0])))
+    assert update.scaler.skipped == 1 and torch.allclose(weight.detach(), torch.full((2,), 0.5))
+    assert torch.allclose(update.state[weight][AVERAGE], torch.full((2,), 0.75)) and update.state[weight]["step"] == 1

@@ -17,7 +17,7 @@ import msgspec
 from ...cost import Cost
 from ...errors import MissingExtra, UsageError
 from ...fabric.fabric import Fabric
-from ...job import Training
+from ...job import Recipe, Training
 from ...plan.plan import Plan
 from ..plans import read_fabric
 from .collective_choice import CollectivesWanted
@@ -43,7 +43,7 @@ def plan_model(
     loss: str | Callable[..., Any] | None = None, global_batch: int | None = None, data: int | None = None, tensor: int | None = None,
     pipeline: int | None = None, microbatch: int | None = None, zero: int | None = None, schedule: str = "1f1b", recompute: str = "auto",
     collective: str = "auto", seed: int = 0, cost: Cost | None = None, wishes: Iterable[object] = (), budget: SearchBudget | None = None,
-    without: Collection[str] = (),
+    without: Collection[str] = (), recipe: Recipe | None = None,
 ) -> Plan:  # fmt: skip
     """Plans the training of `model` on all devices of `fabric`; the same as `meshwright.plan(...)`. Nothing of the model is run or changed.
 
@@ -60,6 +60,7 @@ def plan_model(
         data, tensor, pipeline, microbatch: degrees and samples of a micro-batch that are fixed; None leaves them to the search.
         zero: what data replicas divide: 0 nothing, 1 optimizer state, 2 and gradients, 3 and weights; None leaves it to the search.
         schedule, recompute, collective: as `--pipeline`, `--recompute`, `--collective` of `meshwright train plan`.
+        recipe: precision, clipping, schedule, moving average and parameters without weight decay (`meshwright.Recipe`); default: nothing of it.
         wishes: records for what has no argument here (`plan_training` lists them); one of a kind takes the place of the arguments above.
 
     Raises: UsageError (arguments; a module that cannot be copied), CaptureError (the model fails), and what `plan_training` raises.
@@ -72,6 +73,7 @@ def plan_model(
     from ...capture.live_job import live_job
 
     label, learning_rate = optimizer_name(optimizer)
+    recipe = None if recipe == Recipe() else recipe
     where = read_fabric(fabric) if isinstance(fabric, str) else fabric
     asked: tuple[object, ...] = (
         LayoutWanted(data=data, tensor=tensor, pipeline=pipeline, microbatch=microbatch), ShardingWanted(level=zero), PipelineWanted(name=schedule),
@@ -85,12 +87,13 @@ def plan_model(
                 "a model by name brings its example inputs", where=model, hint="give global_batch=, a loss by name and no batch; or the module itself"
             )
         job = Training(
-            model=model, global_batch=global_batch, loss=loss or "cross-entropy", optimizer=label, learning_rate=learning_rate, seed=seed
-        )
+            model=model, global_batch=global_batch, loss=loss or "cross-entropy", optimizer=label, learning_rate=learning_rate, seed=seed,
+            recipe=recipe or msgspec.UNSET,
+        )  # fmt: skip
         return plan_training(job, where, cost, wishes=asked, budget=budget, without=without)
     if not isinstance(model, torch.nn.Module) and not callable(model):
         raise UsageError(f"the model is a {type(model).__name__}", where="model", hint="an nn.Module, a function that makes one, or a name")
-    live = live_job(model, batch, loss, optimizer=label, learning_rate=learning_rate, global_batch=global_batch, seed=seed)
+    live = live_job(model, batch, loss, optimizer=label, learning_rate=learning_rate, global_batch=global_batch, seed=seed, recipe=recipe)
     with standing(live.stands_for):
         plan = plan_training(live.job, where, cost, wishes=asked, budget=budget, without=without)
     return replace(plan, job={**plan.job, "batch": msgspec.to_builtins(live.batch)})

@@ -7,6 +7,7 @@ views, and the first to ask writes the one error.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 import sys
@@ -116,6 +117,8 @@ class _ElasticRank:
     progress: Any = field(default_factory=lambda: array("q", bytes(64)))
     orders: Sequence[I32] = ()
     lock: threading.Lock = field(default_factory=threading.Lock)
+    link: RankLink = field(default_factory=RankLink)
+    made_folder: bool = False
 
     def train(self) -> RunResult:
         plan, request = self.plan, self.request
@@ -133,6 +136,7 @@ class _ElasticRank:
             found, index = find_checkpoint(request.out / "checkpoint", plan, request.data)
             resume_from, first, before = str(found), index.step, numbers(index.losses)
         if self.rank == 0:
+            self.made_folder = not request.out.exists()
             request.out.mkdir(parents=True, exist_ok=True)
             graph = forward_graph(plan, layout)
             put_setup(self.store, graph, walk_orders(plan), evaluation_graph_of(plan, layout, graph) if request.evaluate_every else None)
@@ -157,8 +161,8 @@ class _ElasticRank:
             use.start()
 
         try:
-            link = RankLink(store=self.store, progress=self.progress, go=go, on_step=self.on_step)
-            recording = run_rank(plan, self.graph, self.orders, self.rank, options, link)
+            self.link = RankLink(store=self.store, progress=self.progress, go=go, on_step=self.on_step)
+            recording = run_rank(plan, self.graph, self.orders, self.rank, options, self.link)
         finally:
             if quota is not None:
                 quota.close()
@@ -207,12 +211,21 @@ class _ElasticRank:
         with self.lock:  # main thread and SIGTERM thread: one of them speaks, the other never gets here
             try:
                 error, speaks = self._blame(mine)
+                self.leave()
             except Exception:  # the store is gone: say what this rank knows
                 error, speaks = RankFailed(f"rank {self.rank} lost the others: {mine.message}", where=f"rank {self.rank}", data=_known(mine)), True
             tell_torchrun(error)
             if not speaks:
                 os._exit(1)
             return error
+
+    def leave(self) -> None:
+        """Metrics of the steps that ended; nothing where none did."""
+        with contextlib.suppress(OSError, RuntimeError):  # the store may be gone
+            self.link.leave()
+        if self.made_folder:
+            with contextlib.suppress(OSError):  # there is something in it
+                self.request.out.rmdir()
 
     def _blame(self, mine: FailureReport) -> tuple[MeshwrightError, bool]:
         """The first cause as far as this rank can see, and whether it is the one that says so."""

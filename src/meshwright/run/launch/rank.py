@@ -154,12 +154,13 @@ def run_rank(plan: Plan, graph: ForwardGraph, orders: Sequence[I32], rank: int, 
     link.progress[STATE] = TRAINING
     utilisation = utilisation_of(plan, options.device) if rank == 0 else None
     metrics = Metrics(link.store, rank, layout, graph.inputs, Path(options.out), first, options.tensorboard, utilisation)
+    link.leave = metrics.leave
     trainer = _Trainer(executor, work, memory, module, optimizer, rank, layout, plan, options, link, losses_before, marks, metrics, evaluation)
     recording = trainer.train(first)
     metrics.close()
     data.close()
-    if evaluation is not None:
-        evaluation.data.close()
+    if made.evaluation_data is not None:
+        made.evaluation_data.close()
     recording.restart = restart
     link.progress[STATE] = DONE
     return recording
@@ -196,6 +197,7 @@ class _Maker:
             if self.values is not None and name in self.values.known_as:
                 buffer.copy_(self.values.part(name, buffer.dtype))
         self.opaque = opaque_function(job, graph, layout, str(device))
+        self.evaluation_data: Batches | None = None
 
     def module(self, clock: ModuleClock | None = None) -> tuple[RankModule, Update]:
         module = build_rank_module(
@@ -214,7 +216,7 @@ class _Maker:
         with seeded(self.job.seed, "evaluation"):
             opened = open_data(options.evaluation_data, self.examples, self.job.seed, self.layout.global_batch)
         batches = batches_of(opened, options.evaluation_batches, self.layout.global_batch, options.evaluation_data)
-        data = Batches(opened, self.layout, graph.inputs, self.device)
+        data = self.evaluation_data = Batches(opened, self.layout, graph.inputs, self.device)
         with seeded(self.job.seed, "evaluation"):
             data.microbatch(0, 0, 0)  # wrong data is told before anything starts
         return Evaluation(
@@ -360,7 +362,7 @@ def fetch_setup(store: Any) -> tuple[ForwardGraph, list[I32]]:
 
 
 def fetch_orders(store: Any) -> list[I32]:
-    return [np.asarray(o, np.int32) for o in msgspec.json.decode(blob_get(store, "setup/orders"), type=list[list[int]])]
+    return orders_from(blob_get(store, "setup/orders"))
 
 
 def put_setup(store: Any, graph: ForwardGraph, orders: Sequence[I32], evaluation: ForwardGraph | None = None) -> None:
@@ -371,4 +373,12 @@ def put_setup(store: Any, graph: ForwardGraph, orders: Sequence[I32], evaluation
 
 
 def put_orders(store: Any, orders: Sequence[I32]) -> None:
-    blob_put(store, "setup/orders", msgspec.json.encode([o.tolist() for o in orders]))
+    blob_put(store, "setup/orders", orders_to(orders))
+
+
+def orders_to(orders: Sequence[I32]) -> bytes:
+    return msgspec.json.encode([o.tolist() for o in orders])
+
+
+def orders_from(data: bytes) -> list[I32]:
+    return [np.asarray(o, np.int32) for o in msgspec.json.decode(data, type=list[list[int]])]

@@ -1,7 +1,7 @@
 """`train_run`: execute a training plan for real on this machine, or as one rank under torchrun, and leave a run folder behind.
 
 The folder holds `run.json` (written last), `plan.json`, `rank-<r>.json` recordings, `checkpoint/` and `metrics.jsonl`. A run that fails leaves the
-last two only; before its first checkpoint nothing (under torchrun: its metrics).
+last two only; before its first checkpoint nothing (under torchrun: the metrics of the steps that ended, and nothing where none did).
 """
 
 from __future__ import annotations

@@ -2,11 +2,12 @@
 
     step = meshwright.torch.accelerated(accelerator, model, optimizer, plan)
     for batch in loader:                      # the plan's global batches, the same at every rank: the loader is not prepared
-        loss = step(batch)                    # instead of backward(loss), clip_grad_norm_ and optimizer.step()
+        loss = step(batch)                    # instead of backward(loss), clip_grad_norm_ and optimizer.step(): the plan's recipe clips
         scheduler.step()
 
 `accelerator.save_state` and `load_state` save and load the step (model, optimizer and count), whole, so that another plan of the model can go on.
-Not supported, and refused: mixed precision and gradient accumulation of the accelerator's, FSDP, DeepSpeed and Megatron.
+The accelerator's mixed precision is the plan's (`Recipe(precision=...)`), or off. Not supported, and refused: another mixed precision, gradient
+accumulation of the accelerator's, FSDP, DeepSpeed and Megatron.
 """
 
 from __future__ import annotations
@@ -18,9 +19,11 @@ from typing import Any
 import torch
 from torch import nn
 
+from ...drive.plans import read_plan
 from ...errors import MissingExtra, UsageError
 from ...plan.plan import Plan
 from .parallelize import parallelize
+from .recipe import recipe_of
 from .step import ParallelStep
 
 try:
@@ -58,8 +61,11 @@ def accelerated(
     model, optimizer: as they are, not prepared. Raises: UsageError for settings of the accelerator that would train something else, and what
     `parallelize` raises.
     """
+    plan = plan if isinstance(plan, Plan) else read_plan(plan)
+    planned = recipe_of(plan).precision
     wrong = [
-        (accelerator.mixed_precision != "no", f"mixed_precision={accelerator.mixed_precision!r}", "the plan's precision counts"),
+        (accelerator.mixed_precision not in ("no", planned.removesuffix("-autocast")), f"mixed_precision={accelerator.mixed_precision!r}",
+         f"the plan's precision counts, and is {planned}"),
         (accelerator.gradient_accumulation_steps != 1, "gradient_accumulation_steps", "the plan has its own micro-batches"),
         (accelerator.distributed_type not in PLAIN, str(accelerator.distributed_type), "the plan divides the model"),
     ]  # fmt: skip

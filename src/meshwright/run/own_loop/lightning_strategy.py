@@ -6,8 +6,9 @@ one replica get the same), or, with `use_distributed_sampler=False`, every rank 
 any plan of the module resumes from them.
 
 `training_step` is traced once and not called again: what it logs or counts is not repeated; callbacks see the loss as the batch's output. Validation
-needs a plan under which ranks hold the whole module. Not supported, and refused: manual optimization, several optimizers, `accumulate_grad_batches`,
-`gradient_clip_val`, other precision than 32-true.
+needs a plan under which ranks hold the whole module. `gradient_clip_val` (of either algorithm) and `precision` (bf16-mixed, 16-mixed) are taken where
+they are the plan's own (`Recipe(clip_norm=..., precision=...)`). Not supported, and refused: other values of these, manual optimization, several
+optimizers, `accumulate_grad_batches`.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from ...drive.plans import read_plan
 from ...errors import MissingExtra, Unsupported, UsageError
 from ...plan.plan import Plan
 from .parallelize import parallelize
+from .recipe import recipe_of
 from .step import ParallelStep
 
 try:
@@ -32,6 +34,7 @@ except ImportError as error:
 
 __all__ = ["PlannedStrategy", "TrainingStep"]
 
+MIXED = {"bf16-autocast": "bf16-mixed", "fp16-autocast": "16-mixed"}  # Lightning's names
 PREFIX = "module."  # of the module's names within `TrainingStep`
 
 
@@ -75,13 +78,16 @@ class PlannedStrategy(DDPStrategy):  # type: ignore[misc]
         super().setup(trainer)
         if trainer.state.fn != "fit":
             return
-        module = self.lightning_module
+        module, recipe = self.lightning_module, recipe_of(self.plan)
+        clip, precision = float(trainer.gradient_clip_val or 0.0), str(self.precision_plugin.precision)
+        by_value = str(getattr(trainer.gradient_clip_algorithm, "value", trainer.gradient_clip_algorithm)) == "value"
+        planned = recipe.clip_value if by_value else recipe.clip_norm
         wrong = [
             (not module.automatic_optimization, "manual optimization", "let the module optimize automatically"),
             (len(self.optimizers) != 1, f"{len(self.optimizers)} optimizers", "give one"),
             (trainer.accumulate_grad_batches != 1, "accumulate_grad_batches", "the plan has its own micro-batches"),
-            (bool(trainer.gradient_clip_val), "gradient_clip_val", "the step has updated the parameters when Lightning would clip"),
-            (str(self.precision_plugin.precision) != "32-true", f"precision {self.precision_plugin.precision}", "the plan's precision counts"),
+            (clip not in (0.0, planned), f"gradient_clip_val={clip:g}", f"the plan's clipping counts, and is {planned:g}: Recipe(clip_norm=...)"),
+            (precision not in ("32-true", MIXED.get(recipe.precision)), f"precision {precision}", f"the plan's counts, and is {recipe.precision}"),
         ]  # fmt: skip
         for is_wrong, name, hint in wrong:
             if is_wrong:

@@ -20,6 +20,7 @@ from ...errors import Unsupported, UsageError
 from ...io.shard_file import crc32_of
 from ...plan.plan import TrainingLayout
 from ..tensor.sharding import take_part
+from ..train.masters import Masters
 from ..train.optimizers import require_no_closure
 from ..train.segments import RankModule
 from ..train.sharded_state import ParameterShard, Piece
@@ -92,14 +93,16 @@ class Reached:
         """`group`: of the ranks that hold the same parameters, parts of them included."""
         self.group, self.updated = group, [(p.name, tensor) for p, tensor, _ in module.updated()]
         self.names = [p.name for p in module.trained()]
-        self._seen: set[str] = set()
+        self._seen: set[str] = set()  # emptied before a step: one that is left out does not ask
         for p in module.trained():
             p.tensor.register_post_accumulate_grad_hook(lambda _, name=p.name: self._seen.add(name))
+
+    def forget(self) -> None:
+        self._seen.clear()
 
     def take(self) -> set[str]:
         """Names; all ranks of the group call it."""
         mask = torch.tensor([n in self._seen for n in self.names], dtype=torch.uint8)
-        self._seen.clear()
         if self.group is not None:
             dist.all_reduce(mask, dist.ReduceOp.MAX, group=self.group)
         return {n for n, reached in zip(self.names, mask.tolist(), strict=True) if reached}
@@ -107,14 +110,16 @@ class Reached:
 
 class OwnOptimizer:
     """The owner's optimizer over what this rank updates. `step()` is what the plan's program calls; called by the owner it is refused, or, where a
-    framework does it after every step, ignored (`ignore_calls`). `reached`: where parameters may be without a gradient."""
+    framework does it after every step, ignored (`ignore_calls`). `masters`: of narrow weights, which it updates in their place. `reached`: where
+    parameters may be without a gradient."""
 
     def __init__(
-        self, optimizer: torch.optim.Optimizer, model: nn.Module, module: RankModule, layout: TrainingLayout, rank: int,
+        self, optimizer: torch.optim.Optimizer, model: nn.Module, module: RankModule, layout: TrainingLayout, rank: int, masters: Masters,
         reached: Reached | None = None,
     ) -> None:  # fmt: skip
-        self.optimizer, self.ignore_calls, self.reached = optimizer, False, reached
+        self.optimizer, self.ignore_calls, self.masters, self.reached = optimizer, False, masters, reached
         self.names: list[list[str]] = []  # of the owner's groups, in his order
+        masters.given((p.name, tensor) for p, tensor, _ in module.updated())
         self._hand_over(model, module, layout, layout.coordinates(rank)[2])
         self._update: Callable[[], Any] = type(optimizer).step.__get__(optimizer)
         self._refuse_calls()
@@ -123,11 +128,22 @@ class OwnOptimizer:
     def state(self) -> Any:
         return self.optimizer.state
 
+    @property
+    def param_groups(self) -> list[dict[str, Any]]:
+        found: list[dict[str, Any]] = self.optimizer.param_groups
+        return found
+
+    def begin(self) -> None:
+        """Before a step."""
+        if self.reached is not None:
+            self.reached.forget()
+
     def step(self) -> None:
         without: list[tuple[torch.Tensor, torch.Tensor | None]] = []
         if self.reached is not None:
             names = self.reached.take()
-            without = [(x, x.grad) for name, x in self.reached.updated if name not in names]
+            absent = [self.masters.updated(x) for name, x in self.reached.updated if name not in names]
+            without = [(x, x.grad) for x in absent]
             for x, _ in without:
                 x.grad = None
         self._update()
@@ -154,10 +170,13 @@ class OwnOptimizer:
                 if name not in updated:
                     continue
                 of, tensor, piece = updated[name]
-                kept.append(tensor)
+                held = self.masters.updated(tensor)
+                kept.append(held)
                 if p in old:
-                    optimizer.state[tensor] = {
-                        k: divide(v, of, piece, layout, tensor_index) if isinstance(v, torch.Tensor) and tuple(v.shape) == of.full_shape else v
+                    optimizer.state[held] = {
+                        k: divide(v, of, piece, layout, tensor_index).to(held.dtype)
+                        if isinstance(v, torch.Tensor) and tuple(v.shape) == of.full_shape
+                        else v
                         for k, v in old[p].items()
                     }
             group["params"] = kept

@@ -8,21 +8,18 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
-from itertools import count
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import torch
 import torch.distributed as dist
 from torch import nn
 
-from ...capture.live import standing
+from ...capture.live import copied, standing
 from ...capture.live_job import live_again
 from ...capture.regions import REGION
 from ...drive.plans import check_plan, read_plan
-from ...errors import MeshwrightError, PlanMismatch, RunError, Unsupported, UsageError
-from ...job import Recipe, Training
+from ...errors import PlanMismatch, UsageError
 from ...plan.plan import Plan, TrainingLayout
 from ...plan.shards import local_values
 from ...program.calls import inline
@@ -30,20 +27,21 @@ from ..executor.executor import Executor
 from ..executor.memory import RankMemory
 from ..executor.transport import TaggedTransport, Transport, own_transport
 from ..launch.outcome import forward_graph, opaque_function, walk_orders
-from ..launch.rank import fetch_setup, put_setup
-from ..machine.process import blob_get, blob_put
+from ..launch.rank import orders_from, orders_to
 from ..recording.recording import plan_identity
 from ..steps.forward_graph import OPAQUE, ForwardGraph
 from ..train.count_exchange import count_exchange
+from ..train.masters import Masters
 from ..train.segments import build_rank_module
 from ..train.work import TrainingWork, gradient_bytes
 from .batches import OwnBatches
+from .evaluation import OwnEvaluation
+from .first_rank import FirstRank
 from .owned import OwnOptimizer, Reached, equal_weights, release_others, require_plain
+from .recipe import own_groups, own_update
 from .step import ParallelStep
 
 __all__ = ["parallelize"]
-
-_made = count()  # calls so far: rank 0's number names the keys of a call in the store
 
 
 def parallelize(
@@ -62,40 +60,39 @@ def parallelize(
     rank = dist.get_rank() if world else 0
     require_plain(model, optimizer, layout)
     live = live_again(model, plan.job, loss, batch)
-    _require_no_recipe(live.job)
+    own_groups(live.job, model, optimizer)
     group = dist.new_group(backend="gloo") if world else None
     if world:
         _same_plan(plan, group)
     with standing(live.stands_for):
-        graph, orders = _setup(plan, layout, rank, group)
+        first_rank = FirstRank(rank, group)
+        graph, orders = _setup(plan, layout, first_rank)
         opaque = opaque_function(live.job, graph, layout, str(device))
     if world:
         equal_weights(model, group)
+    watched = any(n.target in (OPAQUE, REGION) for n in graph.nodes)
+    evaluation = OwnEvaluation(plan, live, rank, graph, device, first_rank)
+    if watched:
+        evaluation.trace()
+    else:
+        evaluation.live = live_again(copied(model, torch.device("meta")), plan.job, loss, batch)
     program = inline(plan.main, plan.programs).program
     module = build_rank_module(
         graph, layout, rank, dict(model.named_parameters()), dict(model.named_buffers()), device=device,
-        gradient_bytes=gradient_bytes(program, rank), opaque=opaque, adopt=True,
+        gradient_bytes=gradient_bytes(program, rank), opaque=opaque, adopt=True, precision=live.job.asked.precision,
     )  # fmt: skip
-    watched = any(n.target in (OPAQUE, REGION) for n in graph.nodes)
-    own = OwnOptimizer(optimizer, model, module, layout, rank, Reached(module, _holders(layout, rank)) if watched else None)
-    release_others(model, module, layout)
+    own = OwnOptimizer(optimizer, model, module, layout, rank, Masters(), Reached(module, _holders(layout, rank)) if watched else None)
+    update = own_update(live.job, own)
     batches = OwnBatches(layout, rank, live.batch.form, graph.inputs, device, frozenset(i for s in module.segments.values() for i in s.inputs))
     exchange = count_exchange(graph, layout, rank) if world else None
-    work = TrainingWork(program, layout, rank, module, batches, own, seed=plan.seed, exchange=exchange)
+    work = TrainingWork(program, layout, rank, module, batches, update, seed=plan.seed, exchange=exchange)
     memory = RankMemory(program, rank, device, local_values(layout, rank), module.flats, layout=layout)
     executor = Executor(program, orders, rank, memory=memory, transport=_transport(rank, device, group), work=work)
+    release_others(model, module, layout)
     return ParallelStep(
-        plan=plan, rank=rank, model=model, optimizer=own, module=module, executor=executor, work=work, batches=batches, group=group,
+        plan=plan, rank=rank, model=model, optimizer=own, update=update, module=module, executor=executor, work=work, batches=batches, group=group,
+        evaluation=evaluation,
     )  # fmt: skip
-
-
-def _require_no_recipe(job: Training) -> None:
-    """Raises: Unsupported for what a plan asks of training that the owner's own loop would have to do."""
-    if extra := [f for f in Recipe.__struct_fields__ if getattr(job.asked, f) != getattr(Recipe(), f)]:
-        raise Unsupported(
-            f"the plan asks for {', '.join(extra)}, which a step in a loop of one's own does not do yet", where="plan",
-            hint="plan without, and keep schedules and groups in your optimizer; or train with `meshwright train run`", data={"asked": extra},
-        )  # fmt: skip
 
 
 def _device(model: nn.Module) -> torch.device:
@@ -139,28 +136,16 @@ def _same_plan(plan: Plan, group: Any) -> None:
         )  # fmt: skip
 
 
-def _setup(plan: Plan, layout: TrainingLayout, rank: int, group: Any) -> tuple[ForwardGraph, Any]:
+def _setup(plan: Plan, layout: TrainingLayout, first_rank: FirstRank) -> tuple[ForwardGraph, Any]:
     """The traced model and all ranks' orders. Raises: on rank 0 what is wrong with plan or model; RunError with the same words on the others."""
-    number = torch.tensor([next(_made)])
-    if group is not None:
-        dist.broadcast(number, 0, group)
-    whole = dist.HashStore() if group is None else dist.distributed_c10d._get_default_store()
-    store = dist.PrefixStore(f"meshwright/parallelize/{int(number)}", whole)
-    if rank:
-        if told := blob_get(store, "failed"):
-            error = msgspec.json.decode(told, type=dict[str, str])
-            raise RunError(f"rank 0 refused: {error['message']}", where=error["where"], hint=error["hint"], data={"code": error["code"]})
-        return fetch_setup(store)
-    try:
+
+    def traced() -> bytes:
         check_plan(plan)
-        graph, orders = forward_graph(plan, layout), walk_orders(plan)
-        put_setup(store, graph, orders)
-    except BaseException as error:
-        own = error if isinstance(error, MeshwrightError) else RunError(f"{type(error).__name__}: {error}")
-        blob_put(store, "failed", msgspec.json.encode({"code": own.code, "message": own.message, "where": own.where, "hint": own.hint}))
-        raise
-    blob_put(store, "failed", b"")
-    return graph, orders
+        found: bytes = forward_graph(plan, layout).to_json()
+        return found
+
+    graph = ForwardGraph.from_json(first_rank.gives("graph", traced))
+    return graph, orders_from(first_rank.gives("orders", lambda: orders_to(walk_orders(plan))))
 
 
 def _holders(layout: TrainingLayout, rank: int) -> Any:

@@ -19,12 +19,15 @@ from ...plan.plan import Plan
 from ...plan.shards import local_shape
 from ..recording.recording import plan_identity
 from ..tensor.sharding import put_part
+from ..train.masters import MASTER
 from ..train.segments import RankModule
 from ..train.sharded_state import ParameterShard, Piece
+from ..train.update import AVERAGE, Update
 from ..train.work import TrainingWork
 from .owned import OwnOptimizer, divide
+from .recipe import load_recipe, recipe_state, require_recipe_state
 
-__all__ = ["load_model", "load_optimizer", "model_state", "optimizer_state"]
+__all__ = ["average_state", "load_model", "load_optimizer", "model_state", "optimizer_state"]
 
 Entry = tuple[ParameterShard, Piece | None, torch.Tensor]
 
@@ -38,6 +41,7 @@ class Stated(Protocol):
     module: RankModule
     work: TrainingWork
     optimizer: OwnOptimizer
+    update: Update
     group: Any
     steps: int
 
@@ -68,7 +72,30 @@ def model_state(step: Stated, *, full: bool) -> dict[str, Any]:
             raise Unsupported("gradient codecs keep what was not sent yet, which this state does not hold", where="state_dict", hint="full=True")
         tensors = {p.name: tensor.detach() for p, tensor, _ in module.kept()} | {n: b.detach() for n, b in module.buffers.items()}
         return {"meshwright": _whose(step), "tensors": tensors}
-    whole = _gathered(step, {p.name: (p, piece, tensor.detach()) for p, tensor, piece in module.kept()})
+    return _by_own_names(step, _gathered(step, {p.name: (p, piece, tensor.detach()) for p, tensor, piece in module.kept()}))
+
+
+def average_state(step: Stated) -> dict[str, Any]:
+    """The whole model's state with the moving averages in place of the weights that have them."""
+    if not step.update.ema:
+        raise UsageError("the plan keeps no average of the weights", where="average_state_dict", hint="plan with Recipe(ema=0.999)")
+    if not step.steps:
+        raise UsageError("there is no average before the first step", where="average_state_dict", hint="call it after a step")
+    module, states = step.module, _states(step)
+    kept = {p.name: (p, piece, tensor.detach()) for p, tensor, piece in module.kept()}
+    averages = {p.name: (p, piece, states[id(tensor)][AVERAGE]) for p, tensor, piece in module.updated()}
+    return _by_own_names(step, _gathered(step, kept) | _gathered(step, averages))
+
+
+def _states(step: Stated) -> dict[int, Mapping[str, Any]]:
+    """State of what this rank updates, by the weight's id."""
+    return {
+        id(weight): {k: x.detach() if isinstance(x, torch.Tensor) else x for k, x in state.items()} for weight, state in step.update.state.items()
+    }
+
+
+def _by_own_names(step: Stated, whole: Mapping[str, torch.Tensor]) -> dict[str, Any]:
+    """As `model.state_dict()` gives it; `whole`: parameters by the plan's names."""
     found: dict[str, Any] = {}
     first = {id(x): n for n, x in reversed(list(step.model.named_parameters(remove_duplicate=False)))}
     for name, value in step.model.state_dict(keep_vars=True).items():
@@ -107,20 +134,21 @@ def load_model(step: Stated, state: Mapping[str, Any]) -> None:
     with torch.no_grad():
         for target, value in ready:
             target.copy_(value)
+    step.optimizer.masters.follow_weights()
     if sharded:
         step.steps = int(state["meshwright"]["steps"])
 
 
 def optimizer_state(step: Stated, *, full: bool) -> dict[str, Any]:
-    optimizer, module = step.optimizer, step.module
-    updated = {p.name: (p, piece, tensor) for p, tensor, piece in module.updated()}
+    optimizer, states, recipe = step.optimizer, _states(step), recipe_state(step.update)
+    updated = {p.name: (p, piece, tensor) for p, tensor, piece in step.module.updated()}
     if not full:
-        own = {name: dict(optimizer.state[tensor]) for name, (_, _, tensor) in updated.items() if tensor in optimizer.state}
-        return {"meshwright": _whose(step), "state": own, "param_groups": optimizer.settings()}
+        own = {name: states[id(tensor)] for name, (_, _, tensor) in updated.items() if id(tensor) in states}
+        return {"meshwright": _whose(step), "state": own, "param_groups": optimizer.settings(), **recipe}
     divided: dict[str, Entry] = {}
     scalars: list[_Scalar] = []
     for name, (of, piece, tensor) in updated.items():
-        for key, value in optimizer.state.get(tensor, {}).items():
+        for key, value in states.get(id(tensor), {}).items():
             if not isinstance(value, torch.Tensor):
                 scalars.append(_Scalar(f"{name}\n{key}", value))
             elif value.shape == tensor.shape:
@@ -133,7 +161,7 @@ def optimizer_state(step: Stated, *, full: bool) -> dict[str, Any]:
         name, _, what = key.partition("\n")
         state.setdefault(numbers[name], {})[what] = value
     groups = [dict(g) | {"params": [numbers[n] for n in names]} for g, names in zip(optimizer.settings(), optimizer.names, strict=True)]
-    return {"state": dict(sorted(state.items())), "param_groups": groups}
+    return {"state": dict(sorted(state.items())), "param_groups": groups, **recipe}
 
 
 def load_optimizer(step: Stated, state: Mapping[str, Any]) -> None:
@@ -147,6 +175,7 @@ def load_optimizer(step: Stated, state: Mapping[str, Any]) -> None:
             hint="it is of another optimizer",
         )  # fmt: skip
     sharded = "meshwright" in state
+    recipe = require_recipe_state(step.update, state)
     if sharded:
         _require_own(step, state["meshwright"], "optimizer_state_dict")
         found: dict[str, Mapping[str, Any]] = dict(state["state"])
@@ -160,16 +189,26 @@ def load_optimizer(step: Stated, state: Mapping[str, Any]) -> None:
                 )  # fmt: skip
             found |= {n: state["state"][i] for i, n in zip(group["params"], names, strict=True) if i in state["state"]}
     new: dict[torch.Tensor, dict[str, Any]] = {}
+    masters: list[tuple[torch.Tensor, torch.Tensor]] = []
     for name, (of, piece, tensor) in updated.items():
+        held = optimizer.masters.updated(tensor)
         for key, value in found.get(name, {}).items():
             if isinstance(value, torch.Tensor):
                 if not sharded and value.dim() and tuple(value.shape) == of.full_shape:
                     value = divide(value, of, piece, layout, layout.coordinates(step.rank)[2])
                 value = value.detach().clone()
-                value = value.to(tensor.device) if value.shape == tensor.shape else value
-            new.setdefault(tensor, {})[key] = value
+                if value.shape == tensor.shape:
+                    value = value.to(held.device, held.dtype if value.is_floating_point() and held is not tensor else value.dtype)
+            if key == MASTER and held is not tensor:
+                masters.append((held, value))
+            else:
+                new.setdefault(held, {})[key] = value
     optimizer.state.clear()
     optimizer.state.update(new)
+    with torch.no_grad():
+        for master, value in masters:
+            master.copy_(value)
+    load_recipe(step.update, recipe)
     for own, group in zip(optimizer.optimizer.param_groups, groups, strict=True):
         own.update({k: v for k, v in group.items() if k != "params"})
 

@@ -14,10 +14,13 @@ from ...errors import MeshwrightError, RankFailed, RunError
 from ...plan.plan import Plan
 from ..executor.executor import Executor, StepFailed
 from ..train.segments import RankModule
+from ..train.update import Update
 from ..train.work import TrainingWork
 from .batches import OwnBatches
+from .evaluation import OwnEvaluation
 from .owned import OwnOptimizer
-from .state import load_model, load_optimizer, model_state, optimizer_state
+from .recipe import require_own_rates, require_plain_surroundings
+from .state import average_state, load_model, load_optimizer, model_state, optimizer_state
 
 __all__ = ["ParallelStep"]
 
@@ -33,11 +36,13 @@ class ParallelStep:
     rank: int
     model: nn.Module
     optimizer: OwnOptimizer
+    update: Update
     module: RankModule
     executor: Executor
     work: TrainingWork
     batches: OwnBatches
     group: Any
+    evaluation: OwnEvaluation
     steps: int = 0
     _failed: str = ""
     _gradients: list[tuple[torch.Tensor, torch.Tensor]] = field(init=False)  # tensors whose `.grad` is a view of a buffer of the plan
@@ -51,27 +56,55 @@ class ParallelStep:
 
         batch: of the form that was planned; the global batch, or the part of this rank's data replica: samples in the order of the replicas. Ranks of
         one replica (stages, tensor-parallel ranks) are given the same.
-        Raises: UsageError for a batch of another form, shape or number of samples, before anything has happened; RankFailed for what fails within the
-        step, on this rank or another (the step cannot go on then: start again from a saved state).
+        Raises: UsageError for a batch of another form, shape or number of samples, and for a loop that does what the plan does (autocast, a scheduler
+        beside the plan's), before anything has happened; RankFailed for what fails within the step, on this rank or another (the step cannot go on
+        then: start again from a saved state).
         """
-        if self._failed:
-            raise RunError(f"an earlier step failed: {self._failed}", where=f"rank {self.rank}", hint="start again from a saved state")
+        self._require_alive()
+        require_plain_surroundings(self.executor.memory.device)
+        require_own_rates(self.update)
         self.batches.take(batch)
+        self.optimizer.begin()
         for tensor, gradient in self._gradients:
             if tensor.grad is not gradient:  # `zero_grad` sets them to None
                 tensor.grad = gradient
         try:
             self.work.begin(self.steps)
             self.executor.run()
-            found = self._mean_loss()
+            found = self._mean(self.work.loss())
         except BaseException as error:
             raise self._failure(error) from error
         self.steps += 1
         self.batches.forget()
         return found
 
-    def _mean_loss(self) -> torch.Tensor:
-        own = self.work.loss()
+    def evaluate(self, batch: Any) -> torch.Tensor:
+        """The mean loss of a batch in evaluation mode, as of the owner's module after `eval()`: forward passes alone, on the weights as they are. The
+        same on every rank, and all ranks call it; training goes on as if it had not been called.
+
+        batch: as of a step. Raises: as a step; Unsupported where the plan's stages do not fit what the module computes in evaluation mode.
+        """
+        self._require_alive()
+        if torch.is_autocast_enabled(self.executor.memory.device.type):
+            require_plain_surroundings(self.executor.memory.device)
+        self.batches.take(batch)
+        self.evaluation.ready(self.module, self.batches, self.executor.transport)
+        try:
+            found = self._mean(self.evaluation.run())
+        except BaseException as error:
+            raise self._failure(error) from error
+        self.batches.forget()
+        return found
+
+    def metrics(self) -> dict[str, float]:
+        """Of the last step, where the plan computes them: `gradient_norm` (before clipping), `loss_scale` (of the next)."""
+        return self.work.said()
+
+    def _require_alive(self) -> None:
+        if self._failed:
+            raise RunError(f"an earlier step failed: {self._failed}", where=f"rank {self.rank}", hint="start again from a saved state")
+
+    def _mean(self, own: float | None) -> torch.Tensor:
         pair = torch.tensor([own or 0.0, 0.0 if own is None else 1.0], dtype=torch.float64)
         if self.group is not None:
             dist.all_reduce(pair, group=self.group)
@@ -112,14 +145,18 @@ class ParallelStep:
         load_model(self, state)
 
     def optimizer_state_dict(self, *, full: bool = False) -> dict[str, Any]:
-        """What this rank's optimizer keeps, with its groups' options; full: as the owner's optimizer would give it over the whole model; all ranks
-        call it then."""
+        """What this rank's optimizer keeps, with its groups' options, and what the plan's recipe keeps (masters, averages, schedule, loss scale);
+        full: as the owner's optimizer would give it over the whole model; all ranks call it then."""
         return optimizer_state(self, full=full)
 
     def load_optimizer_state_dict(self, state: Mapping[str, Any]) -> None:
         """Load what `optimizer_state_dict` gave, sharded or full, or a `state_dict` of the owner's optimizer over the whole model. Raises as
         `load_state_dict`."""
         load_optimizer(self, state)
+
+    def average_state_dict(self) -> dict[str, Any]:
+        """The whole model's state with the plan's moving averages in place of the weights; all ranks call it. Raises: UsageError without one."""
+        return average_state(self)
 
     def __repr__(self) -> str:
         layout = self.plan.layout

@@ -4,9 +4,11 @@ Each optimizer step of the Trainer is one step of the plan: `training_step` hand
 afterwards has been done. Every rank reads the global batch (`per_device_train_batch_size` times the world must be the plan's); incomplete ones are
 left out. Losses, logging, callbacks, schedulers, saving and resuming are the Trainer's own; saved models are whole, in the model's names.
 
-Not supported, and refused: gradient accumulation and clipping of the Trainer's (set `gradient_accumulation_steps=1`, `max_grad_norm=0`), its mixed
-precision, `label_smoothing_factor` and `compute_loss_func` (the plan's loss counts), FSDP and DeepSpeed; evaluation where a rank does not hold the
-whole model.
+Clipping and bf16 are the plan's (`Recipe(clip_norm=..., precision="bf16-autocast")`); `max_grad_norm` says the same number, `bf16` the same or
+nothing. Where no rank holds the whole model, `evaluate` gives the loss by the plan's own forward passes. Not supported, and refused: gradient
+accumulation of the Trainer's (set `gradient_accumulation_steps=1`), another `max_grad_norm` or precision, `fp16` (plan it), schedules of the plan
+(the Trainer has its own), `label_smoothing_factor` and `compute_loss_func` (the plan's loss counts), FSDP and DeepSpeed; predictions and metrics
+where no rank holds the whole model.
 """
 
 from __future__ import annotations
@@ -24,10 +26,12 @@ from ...drive.plans import read_plan
 from ...errors import MissingExtra, Unsupported, UsageError
 from ...plan.plan import Plan
 from .parallelize import parallelize
+from .recipe import recipe_of
 from .step import ParallelStep
 
 try:
     import transformers
+    from transformers.trainer_utils import EvalLoopOutput
 except ImportError as error:
     raise MissingExtra("transformers", extra="transformers", needed_for="PlannedTrainer") from error
 
@@ -79,11 +83,14 @@ class PlannedTrainer(transformers.Trainer):  # type: ignore[misc]
         layout, given = self.plan.layout, self.args
         if layout is None:
             raise UsageError(f"the plan is of a {self.plan.kind}", where="plan", hint="a plan of meshwright.plan")
+        recipe = recipe_of(self.plan)
         samples = given.per_device_train_batch_size * given.world_size
         wrong = [
             (given.gradient_accumulation_steps != 1, "gradient_accumulation_steps", "set it to 1: the plan has its own micro-batches"),
-            (bool(given.max_grad_norm), "max_grad_norm", "set it to 0: the step has updated the parameters when the Trainer would clip"),
-            (bool(given.fp16 or given.bf16), "fp16/bf16", "the plan's precision counts: leave them off"),
+            (float(given.max_grad_norm or 0) != recipe.clip_norm, "max_grad_norm", f"set it to {recipe.clip_norm:g}, the plan's Recipe.clip_norm"),
+            (bool(given.fp16), "fp16", "leave it off, and plan with Recipe(precision='fp16-autocast')"),
+            (bool(given.bf16) and recipe.precision != "bf16-autocast", "bf16", f"leave it off: the plan's precision is {recipe.precision}"),
+            (bool(recipe.schedule), "lr_scheduler_type", "plan without a schedule: the Trainer has its own"),
             (bool(given.label_smoothing_factor), "label_smoothing_factor", "plan with a loss that smooths"),
             (self.compute_loss_func is not None, "compute_loss_func", "plan with that loss"),
             (bool(self.is_fsdp_enabled or self.is_deepspeed_enabled), "fsdp/deepspeed", "the plan divides the model"),
@@ -122,17 +129,32 @@ class PlannedTrainer(transformers.Trainer):  # type: ignore[misc]
         loss = self.planned_step(self._prepare_inputs(inputs))
         return loss.to(self.args.device, torch.float32)
 
-    def _get_grad_norm(self, model: Any, grad_norm: Any = None) -> Any:
-        return None  # gradients are zero again
+    def _clip_grad_norm(self, model: Any) -> Any:
+        return self._get_grad_norm(model)  # the step has clipped
 
-    def evaluation_loop(self, *args: Any, **options: Any) -> Any:
-        layout = self.plan.layout
-        if self.planned_step is not None and layout is not None and (layout.tensor > 1 or layout.pipeline > 1 or layout.zero_level == 3):
+    def _get_grad_norm(self, model: Any, grad_norm: Any = None) -> Any:
+        """Where the plan computes it; gradients are zero again."""
+        assert self.planned_step is not None
+        return self.planned_step.metrics().get("gradient_norm")
+
+    def evaluation_loop(
+        self, dataloader: Any, description: str, prediction_loss_only: bool | None = None, ignore_keys: Any = None, metric_key_prefix: str = "eval"
+    ) -> Any:
+        layout, step = self.plan.layout, self.planned_step
+        if step is None or layout is None or (layout.tensor == 1 and layout.pipeline == 1 and layout.zero_level < 3):
+            return super().evaluation_loop(dataloader, description, prediction_loss_only, ignore_keys, metric_key_prefix)
+        dataset = dataloader.dataset
+        samples = 0 if isinstance(dataset, IterableDataset) else len(dataset)
+        if description == "Prediction" or self.compute_metrics is not None or not samples or samples % layout.global_batch:
             raise Unsupported(
-                "no rank holds the whole model under this plan", where="PlannedTrainer.evaluate",
-                hint="save the model and evaluate it by itself, or plan with tensor=1, pipeline=1 and zero below 3",
+                "no rank holds the whole model under this plan: only the loss of whole global batches is evaluated", where="PlannedTrainer.evaluate",
+                hint=f"a dataset of a multiple of {layout.global_batch} samples and no compute_metrics; or save the model and evaluate it by itself, "
+                "or plan with tensor=1, pipeline=1 and zero below 3",
             )  # fmt: skip
-        return super().evaluation_loop(*args, **options)
+        batches = DataLoader(dataset, batch_size=layout.global_batch, collate_fn=dataloader.collate_fn)
+        losses = [float(step.evaluate(self._prepare_inputs(batch))) for batch in batches]
+        metrics = {f"{metric_key_prefix}_loss": sum(losses) / len(losses)}
+        return EvalLoopOutput(predictions=None, label_ids=None, metrics=metrics, num_samples=samples)
 
     # ---- saving: whole, by rank 0; all ranks put it together ---------------------------------------------------------
     def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:

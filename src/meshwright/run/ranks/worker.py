@@ -71,12 +71,13 @@ class WorkerSetup(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
 @dataclass
 class RankLink:
     """How a rank reaches the others before and after its work. `progress`: where it is, for those who watch; `go` blocks until it may start;
-    `on_step`: told by the rank itself which step begins, where nobody watches."""
+    `on_step`: told by the rank itself which step begins, where nobody watches; `leave`: to be called where a rank of others' starting fails."""
 
     store: Any = None
     progress: Any = field(default_factory=lambda: array("q", bytes(8 * WORDS_PER_RANK)))
     go: Callable[[], None] = lambda: None
     on_step: Callable[[int], None] | None = None
+    leave: Callable[[], None] = lambda: None
 
 
 @dataclass(frozen=True)

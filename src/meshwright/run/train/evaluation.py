@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 
@@ -28,11 +28,11 @@ from ..executor.transport import Transport
 from ..machine.process import POSITION
 from ..steps.forward_graph import ForwardGraph
 from .count_exchange import CountExchange
-from .data import Batches, Dataset, samples_in
+from .data import Dataset, samples_in
 from .evaluation_graph import evaluation_layout
 from .loader import seeded
 from .segments import RankModule, evaluation_module, random_seed
-from .work import TrainingWork
+from .work import BatchSource, TrainingWork
 
 __all__ = ["DEFAULT_BATCHES", "Evaluation", "batches_of", "evaluation_program"]
 
@@ -88,11 +88,17 @@ class _Work(TrainingWork):
         """Counted before the first batch, of all (`Evaluation.count`)."""
 
 
+class Samples(BatchSource, Protocol):
+    """Where an evaluation's samples come from; batch k of it is step k."""
+
+    device: torch.device
+
+
 class Evaluation:
     """Of one rank. `module`: what is trained; `graph`: of `evaluation_graph`; `batches`: of `batches_of`."""
 
     def __init__(
-        self, plan: Plan, graph: ForwardGraph, rank: int, module: RankModule, data: Batches, batches: int, transport: Transport, *,
+        self, plan: Plan, graph: ForwardGraph, rank: int, module: RankModule, data: Samples, batches: int, transport: Transport, *,
         opaque: Callable[..., Any] | None = None, precision: str = "fp32", exchange: CountExchange | None = None, progress: Any = None,
     ) -> None:  # fmt: skip
         assert plan.layout is not None

@@ -49,6 +49,12 @@ class Masters:
                 weight.copy_(master)
                 master.grad = None
 
+    def follow_weights(self) -> None:
+        """After weights were set: masters that do not round to them become them."""
+        with torch.no_grad():
+            for weight, master in self.of.values():
+                master.copy_(torch.where(master.to(weight.dtype) == weight, master, weight.to(master.dtype)))
+
 
 class StateOfWeights:
     """An optimizer's state by the weights that ranks hold, masters among it: what checkpoints read and write."""

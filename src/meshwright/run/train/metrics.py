@@ -4,7 +4,8 @@
 
 with `mfu` where the devices' peak is known (`utilisation`), and after an evaluation `evaluation_loss`. Losses come from the ranks that compute them,
 through the store; rank 0 writes a step when it has finished the next one, for which it needed what those ranks did after it, so it waits for nobody.
-A resumed run leaves out the lines of steps that are run again. Times are rank 0's.
+A resumed run leaves out the lines of steps that are run again. Times are rank 0's. Nothing is there before the first line; a run that fails leaves
+whole lines, of the last step that ended too where its loss is known (`leave`).
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from ...errors import MissingExtra
+from ...io.atomic import write_bytes
 from ...plan.plan import TrainingLayout
 from ..steps.forward_graph import TensorInfo
 from .utilisation import Utilisation
@@ -56,10 +58,13 @@ class Metrics:
         if self.rank:
             return
         if self.tensorboard:
-            self.writer = _summary_writer(self.folder / "tensorboard", self.first)
+            _summary_writer()
         path = self.folder / METRICS
         kept = [line for line in path.read_text().splitlines() if _step_of(line) < self.first] if self.first and path.is_file() else []
-        path.write_text("".join(f"{line}\n" for line in kept))
+        if kept:
+            write_bytes(path, "".join(f"{line}\n" for line in kept).encode())
+        else:
+            path.unlink(missing_ok=True)
 
     def step(self, step: int, loss: float | None, seconds: float, **more: float) -> None:
         """A step is over on this rank. `more`: what rank 0 adds, by name."""
@@ -95,6 +100,8 @@ class Metrics:
             plain = {k: v if not isinstance(v, float) or math.isfinite(v) else str(v) for k, v in record.items()}  # JSON has no infinity
             with (self.folder / METRICS).open("a") as file:
                 file.write(json.dumps(plain) + "\n")
+            if self.tensorboard and self.writer is None:
+                self.writer = _summary_writer()(str(self.folder / "tensorboard"), purge_step=self.first)
             for name, value in record.items() if self.writer is not None else ():
                 if name != "step" and value is not None:
                     self.writer.add_scalar(name, value, record["step"])
@@ -107,6 +114,15 @@ class Metrics:
             self.store.delete_key(key)
         known = [x for x in found if x is not None]
         return sum(known) / len(known) if known else None
+
+    def leave(self) -> None:
+        """The run has failed: write what waits and is known, in order, without waiting for others."""
+        while self.waiting:
+            record = self.waiting[0]
+            keys = [_key(record["step"], r, x) for x, of in (("loss", "loss"), ("evaluation", "evaluation_loss")) if of in record for r in self.of]
+            if self.layout.ranks > 1 and not all(self.store.check([key]) for key in keys):
+                return
+            self.write(all_but=len(self.waiting) - 1)
 
     def close(self) -> None:
         self.write()
@@ -139,9 +155,9 @@ def last_line(folder: Path) -> dict[str, Any]:
     return dict(json.loads(whole[-1])) if whole else {}
 
 
-def _summary_writer(folder: Path, first: int) -> Any:
+def _summary_writer() -> Any:
     try:
         from torch.utils.tensorboard import SummaryWriter
     except ImportError:
         raise MissingExtra("tensorboard", extra="tensorboard", needed_for="--tensorboard") from None
-    return SummaryWriter(str(folder), purge_step=first)
+    return SummaryWriter

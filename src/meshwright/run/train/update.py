@@ -50,11 +50,12 @@ class Update:
 
     def step(self, *, skipped: bool = False) -> None:
         """`skipped`: parameters stay, for a gradient was not finite."""
+        averages = self._taken_averages() if self.ema else {}
         if not skipped:
             self.optimizer.step()
             self.masters.give_weights()
         if self.ema:
-            self.average()
+            self._average(averages)
         if self.schedule is not None:
             self.schedule.step()
 
@@ -77,14 +78,15 @@ class Update:
         if self.scaler is not None:
             self.scaler.update(finite)
 
-    def average(self) -> None:
+    def _taken_averages(self) -> dict[int, torch.Tensor]:
+        """Out of the optimizer's state: where it finds some of a parameter, it takes its own to be made already."""
+        return {id(p): state.pop(AVERAGE) for p, state in self.optimizer.state.items() if AVERAGE in state}
+
+    def _average(self, before: dict[int, torch.Tensor]) -> None:
         for group in self.param_groups:
             for p in group["params"]:
-                state = self.optimizer.state[p]
-                if AVERAGE in state:
-                    state[AVERAGE].lerp_(p.detach(), 1 - self.ema)
-                else:
-                    state[AVERAGE] = p.detach().clone()
+                found = before.get(id(p))
+                self.optimizer.state[p][AVERAGE] = p.detach().clone() if found is None else found.lerp_(p.detach(), 1 - self.ema)
 
     def saved(self) -> dict[str, Plain]:
         """What groups hold beside their parameters, by `group:<number>:<name>`: values that a document can hold."""
