@@ -3,7 +3,7 @@
 Run: `python benchmarks/published.py` (about ten minutes of one core; raw output in benchmarks/results/published.json). `--seen` leaves the held-out
 half alone, `--groups a,b` takes some groups, `--graphs DIR` keeps captured graphs there, `--plain` prices without framework profiles.
 Rows are in benchmarks/published.toml with their sources. Half of them, by a hash of their names, are held out: they choose nothing. The error is
-predicted / measured - 1. Rows whose source leaves out what decides their price are predicted under the stated assumption and not judged.
+predicted / measured - 1. Rows whose source leaves out what decides their price are predicted with `--all` only, as if not interleaved and of micro-batch 1, and not judged.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import cache
+from math import ceil, exp, log
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,7 @@ import machine
 import published_price as price
 
 TIME, TIME_P90, MEMORY, RANK = 0.08, 0.20, 0.10, 0.9  # asked of the held-out half
+DECIDING = {"microbatch", "interleave"}  # facts without which a row is not judged
 BARS = 0.90  # share of rows that their 90 % intervals contain
 
 
@@ -112,12 +114,11 @@ class Gallery:
     def row(self, run: dict[str, Any]) -> dict[str, Any]:
         model = self.document["model"][self.numbers[run["model"]]]
         ours = self.predicted(run)
-        decides = set(run.get("missing", ())) & {"microbatch", "interleave"}
         row = {"name": run["name"], "group": run["group"], "held_out": price.held_out(run["name"]), "predicted_s": ours["time_s"]}
         if run.get("dtype", "bf16") != "fp8" and ("tokens_per_s_gpu" in run or "step_s" in run or "tflops_gpu" in run):
             row["measured_s"] = price.step_s(run, price.formula_flops(model, run))
             row["error"] = ours["time_s"] / row["measured_s"] - 1
-            row["judged"] = not decides
+            row["judged"] = not set(run.get("missing", ())) & DECIDING
         if "memory_GiB" in run:
             row["memory_error"] = ours["memory_bytes"] / 2**30 / run["memory_GiB"] - 1
             row["memory_GiB"] = run["memory_GiB"]
@@ -135,6 +136,34 @@ def rank_correlation(pairs: Sequence[tuple[float, float]]) -> float:
 def percentile(errors: Sequence[float], share: float) -> float:
     ordered = sorted(errors)
     return ordered[min(len(ordered) - 1, int(share * len(ordered)))]
+
+
+def bar_of(rows: Sequence[dict[str, Any]]) -> float:
+    """Half-width, in log(measured / predicted), of an interval that contains BARS of new rows (split conformal: one rank further out than the
+    quantile of these)."""
+    residuals = sorted(abs(log(r["measured_s"] / r["predicted_s"])) for r in rows)
+    return residuals[min(len(residuals) - 1, ceil(BARS * (len(residuals) + 1)) - 1)]
+
+
+def bars(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Of every seen group by what the others leave (no row of its cluster and models among them), and of the held-out half by the whole seen one."""
+    seen, out = ([r for r in rows if r.get("judged") and r["held_out"] is half] for half in (False, True))
+    inside = total = 0
+    for group in dict.fromkeys(r["group"] for r in seen):
+        mine, others = ([r for r in seen if (r["group"] == group) is same] for same in (True, False))
+        if len(others) >= 10:
+            width = bar_of(others)
+            inside += sum(abs(log(r["measured_s"] / r["predicted_s"])) <= width for r in mine)
+            total += len(mine)
+    said = [{"what": "seen: 90 % intervals from the other groups contain", "value": round(inside / total, 4), "unit": "share", "rows": total}] if total else []
+    if seen and out:
+        width = bar_of(seen)
+        share = statistics.fmean(abs(log(r["measured_s"] / r["predicted_s"])) <= width for r in out)
+        said += [
+            {"what": "90 % interval from the seen half: factor", "value": round(exp(width), 4), "unit": "ratio", "rows": len(seen)},
+            {"what": "held out: that interval contains", "value": round(share, 4), "unit": "share", "rows": len(out), "limit": BARS},
+        ]  # fmt: skip
+    return said
 
 
 def summary(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -170,12 +199,15 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--seen", action="store_true", help="leave the held-out half alone, and write no result")
     parser.add_argument("--groups", default="", help="some groups only, and write no result")
+    parser.add_argument("--all", action="store_true", help="predict also rows that lack what decides their price; they are not judged")
     parser.add_argument("--graphs", type=Path, help="keep captured graphs here")
     parser.add_argument("--plain", action="store_true", help="without framework profiles, and write no result")
     args = parser.parse_args()
     gallery, groups = Gallery(args.graphs, plain=args.plain), set(filter(None, args.groups.split(",")))
     rows = []
     for run in gallery.document["run"]:
+        if not args.all and set(run.get("missing", ())) & DECIDING:
+            continue
         if (args.seen and price.held_out(run["name"])) or (groups and run["group"] not in groups):
             continue
         row = gallery.row(run)
@@ -183,7 +215,7 @@ def main() -> None:
         error, memory = (f"{row[k]:+7.1%}" if k in row else "       " for k in ("error", "memory_error"))
         note = "" if row.get("judged") or "measured_s" not in row else "  (not judged)"
         print(f"{row['name']:<34} {row['predicted_s']:9.4g} s {error}  memory {memory}{note}", flush=True)
-    said = summary(rows)
+    said = summary(rows) + bars(rows)
     for r in said:
         print(f"{r['what']}: {r['value']}" + (f" (limit {r['limit']})" if "limit" in r else ""))
     if not (args.seen or groups or args.plain):

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import hashlib
 import sys
-import tomllib
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import cache
@@ -18,6 +17,9 @@ from typing import Any
 import msgspec
 import numpy as np
 
+sys.path.insert(0, str(Path(__file__).parent))
+from published_rows import read_rows
+
 EXAMPLES = Path(__file__).parent.parent / "examples"
 BLOCKS = 4  # that are captured: the second and the third must be alike, the first and the last have neighbours of their own
 BOX = 8  # devices of a server
@@ -25,8 +27,7 @@ BOX = 8  # devices of a server
 
 @cache
 def read_published() -> dict[str, Any]:
-    with (Path(__file__).parent / "published.toml").open("rb") as file:
-        return tomllib.load(file)
+    return read_rows(Path(__file__).parent / "published.toml")
 
 
 def shape(model: dict[str, Any], sequence: int) -> Any:

@@ -13,10 +13,12 @@ import msgspec
 from ..errors import UnknownName
 from .layer_table import StateBytes
 
-__all__ = ["FRAMEWORKS", "MOMENT_BYTES", "Framework", "framework"]
+__all__ = ["FRAMEWORKS", "MOMENT_BYTES", "TIME_ERROR", "Framework", "framework"]
 
 # Bytes of optimizer state per parameter beside the weight, all in float32: AdamW keeps two moments, momentum one, plain SGD none.
 MOMENT_BYTES = {"adamw": 8.0, "adam": 8.0, "momentum": 4.0, "sgd": 0.0}
+# Half-width of a 90 % interval of a step's time under a profile: what the seen half of benchmarks/published.toml leaves, one rank further out.
+TIME_ERROR = 0.17
 
 
 class Framework(msgspec.Struct, frozen=True, kw_only=True):

@@ -18,7 +18,7 @@ from ...errors import Infeasible, UsageError
 from ...fabric.fabric import Fabric
 from ...fabric.servers import ServerKind, network_of, server_kinds
 from ...graph.graph import OpGraph
-from ...profile.frameworks import Framework
+from ...profile.frameworks import TIME_ERROR, Framework
 from ...profile.layer_table import RECOMPUTE, LayerTable, Recompute
 from ...profile.network import TrainingRuntime
 from .schedules import LayoutSchedules
@@ -50,6 +50,7 @@ def framework_runtime(runtime: TrainingRuntime, made: Framework, kinds: Sequence
     """`runtime` as the framework behaves: sends, overlap of gradients, the host's time, what its process holds beside the model."""
     return msgspec.structs.replace(
         runtime, p2p=made.p2p, overlap_gradients=made.overlap_gradients, per_action_s=made.per_action_s, per_iteration_s=made.per_iteration_s,
+        compute_error=TIME_ERROR,
         constant_memory_bytes={**runtime.constant_memory_bytes, **({k.name: made.constant_bytes for k in kinds} if made.constant_bytes else {})},
         source=f"{runtime.source}, {made.name}",
     )  # fmt: skip

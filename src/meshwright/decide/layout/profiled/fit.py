@@ -112,6 +112,10 @@ def fit_runtime(
         if moved < 1e-4:
             break
         now, slope = _linear(profile, network, kept, base, overheads)
+    if chosen:  # once more where the fit ended: times are not quite linear
+        found = _left_out_errors(now, slope, overheads, measured, chosen)
+        assert found is not None
+        left_out, validated_error = found, float(np.abs(found).mean())
     source = f"fitted to {len(kept)} runs" if chosen else base.source
     runtime = msgspec.structs.replace(base, **dict(zip(OVERHEADS, map(float, overheads), strict=True)), source=source)
     errors = np.abs(_times(profile, network, kept, runtime, overheads) / measured - 1)
