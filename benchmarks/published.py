@@ -3,13 +3,13 @@
 Run: `python benchmarks/published.py` (about ten minutes of one core; raw output in benchmarks/results/published.json). `--seen` leaves the held-out
 half alone, `--groups a,b` takes some groups, `--graphs DIR` keeps captured graphs there, `--plain` prices without framework profiles.
 Rows are in benchmarks/published.toml with their sources. Half of them, by a hash of their names, are held out: they choose nothing. The error is
-predicted / measured - 1. Rows whose source leaves out what decides their price are predicted with `--all` only, as if not interleaved and of micro-batch 1, and not judged.
+predicted / measured - 1. Rows whose source leaves out what decides their price are predicted with `--all` only, as if not interleaved and of
+micro-batch 1, and not judged.
 """
 
 from __future__ import annotations
 
 import argparse
-import pickle
 import statistics
 import sys
 from collections import defaultdict
@@ -65,10 +65,12 @@ class Gallery:
         number, sequence = self.numbers[run["model"]], run["sequence"]
         if self.graphs is None:
             return price.graph_of(number, sequence)
-        path = self.graphs / f"{number}_{sequence}.pkl"
+        from meshwright.io.model.graph import read_graph, write_graph
+
+        path = self.graphs / f"{run['model']}-{sequence}.json"
         if not path.exists():
-            path.write_bytes(pickle.dumps(price.graph_of(number, sequence)))
-        return pickle.loads(path.read_bytes())
+            write_graph(path, price.graph_of(number, sequence))
+        return read_graph(path)
 
     def predicted(self, run: dict[str, Any]) -> dict[str, Any]:
         """Seconds of a step and bytes of the fullest device."""
@@ -155,7 +157,9 @@ def bars(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
             width = bar_of(others)
             inside += sum(abs(log(r["measured_s"] / r["predicted_s"])) <= width for r in mine)
             total += len(mine)
-    said = [{"what": "seen: 90 % intervals from the other groups contain", "value": round(inside / total, 4), "unit": "share", "rows": total}] if total else []
+    said: list[dict[str, Any]] = []
+    if total:
+        said.append({"what": "seen: 90 % intervals from the other groups contain", "value": round(inside / total, 4), "unit": "share", "rows": total})
     if seen and out:
         width = bar_of(seen)
         share = statistics.fmean(abs(log(r["measured_s"] / r["predicted_s"])) <= width for r in out)
@@ -176,7 +180,8 @@ def summary(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
         time = [abs(r["error"]) for r in some if r.get("judged")]
         memory = [abs(r["memory_error"]) for r in some if "memory_error" in r]
         for what, errors, share, limit in (
-            ("time, median error", time, 0.5, limits[0]), ("time, 90th percentile", time, 0.9, limits[1]), ("memory, median error", memory, 0.5, limits[2]),
+            ("time, median error", time, 0.5, limits[0]), ("time, 90th percentile", time, 0.9, limits[1]),
+            ("memory, median error", memory, 0.5, limits[2]),
         ):
             if errors:
                 value = statistics.median(errors) if share == 0.5 else percentile(errors, share)

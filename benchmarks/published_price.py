@@ -11,10 +11,10 @@ import sys
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import cache
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import numpy as np
 
 sys.path.insert(0, str(Path(__file__).parent))
@@ -78,7 +78,7 @@ def repeated(table: Any, blocks: int) -> Any:
     """The table of BLOCKS blocks as that of `blocks`: one layer a block, then the head and the loss as they were cut."""
     starts = [next(i for i, head in enumerate(table.names) if f"blocks.{b}" in head.split(" to ")[-1]) for b in range(BLOCKS)]
     starts.append(next(i for i, name in enumerate(table.names) if name.split(" to ")[-1] in ("head", "loss", "norm")))
-    spans = [range(a, z) for a, z in zip(starts, starts[1:], strict=False)]
+    spans = [range(a, z) for a, z in pairwise(starts)]
     tail = range(starts[-1], len(table.names))
     rows = {}
     for entry, row in table.rows.items():

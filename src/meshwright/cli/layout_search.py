@@ -23,7 +23,7 @@ HELP = "find stages, degrees, recomputation and sharding for a model on a fabric
 def arguments(parser: argparse.ArgumentParser) -> None:
     training_arguments(parser)
     parser.add_argument("--cost", default="roofline", help="roofline (default), tables:SYSTEM, or a cost file")
-    parser.add_argument("--framework", default="", help="prices as megatron-2021, megatron-core, torchtitan or deepspeed runs (default: operators alone)")
+    parser.add_argument("--framework", default="", help="prices as a framework runs: megatron-core, torchtitan, ... (docs/profiles.md)")
     parser.add_argument("--precision", default="mixed", choices=("mixed", "fp32"), help="mixed (default): bf16 with fp32 states; fp32")
     parser.add_argument("--microbatches", default="1,2,3,4,6,8", help="micro-batch sizes to try (default 1,2,3,4,6,8; those that divide the batch)")
     parser.add_argument("--tensors", default="", help="tensor degrees to try (default: powers of two within a server)")
@@ -48,8 +48,8 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> Result:
-    from ..decide.layout.layer_costs import FULL, MIXED, with_optimizer
     from ..decide.layout.mixed.search import Demands
+    from ..decide.layout.precision import FULL, MIXED, with_optimizer
     from ..drive.layout.search import find_layouts
     from ..drive.plans import read_fabric
     from ..graph.scale import at_batch

@@ -38,8 +38,10 @@ def run(args: argparse.Namespace) -> Result:
         "left_out": [{"kind": f.kind, "runs": list(f.runs), "detail": f.detail} for f in fitted.findings],
     }  # fmt: skip
     lines = [f"{args.out}: fitted to {len(fitted.used)} of {len(runs)} runs, largest error {max(fitted.errors):.2%}"]
-    lines.append(f"determined: {', '.join(fitted.determined) or 'nothing: no field predicts a run that was left out better than the runtime as given'}")
-    lines.append(f"mean error on runs left out {fitted.validated_error:.2%}, as given {fitted.unfitted_error:.2%}; error bar {fitted.runtime.compute_error:.0%}")
+    nothing = "nothing: no field predicts a run that was left out better than the runtime as given"
+    lines.append(f"determined: {', '.join(fitted.determined) or nothing}")
+    bar, found_error, given_error = fitted.runtime.compute_error, fitted.validated_error, fitted.unfitted_error
+    lines.append(f"mean error on runs left out {found_error:.2%}, as given {given_error:.2%}; error bar {bar:.0%}")
     lines += [f"  {name} {getattr(fitted.runtime, name):.6g}" for name in OVERHEADS]
     lines += [f"  constant memory of {d}: {b / 2**30:.2f} GiB" for d, b in sorted(fitted.runtime.constant_memory_bytes.items())]
     lines += [f"left out, {f.kind}: runs {', '.join(map(str, f.runs))}: {f.detail}" for f in fitted.findings]

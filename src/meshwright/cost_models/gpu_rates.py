@@ -2,9 +2,10 @@
 
 - Products: the eight numbers of `products.ProductModel`, as `benchmarks/gpu_tables.py` fits them to `aiconfigurator-core` 0.12's tables of
   `torch.nn.functional.linear` in bfloat16 (its raw output has them; vllm 0.24.0, for A100 vllm 0.14.0).
-- Attention: share of the peak on a causal mask, forward and backward together, that rises with the sequence as E / (1 + h / s). `flash-2`: read off
+- Attention: share of the peak on a causal mask, forward and backward together, that rises with the sequence as E / (1 + h / s). `flash-2`: off
   the bars of Dao-AILab/flash-attention's assets/flash2_{a100,h100}_fwd_bwd_benchmark.png (commit 0251105), heads of 128, all six lengths within
-  4 %; `flash-1` off the same pictures (within 16 %). `flash-3`: the forward pass of the same package's attention tables (vllm 0.24.0), taken for the backward pass too, which was not measured.
+  4 %; `flash-1` off the same pictures (within 16 %). `flash-3`: the forward pass of the same package's attention tables (vllm
+  0.24.0), taken for the backward pass too, which was not measured.
 - Collectives: the eight numbers of `collectives.CollectiveModel`, fitted to the same package's NCCL tables (2.27.3; H200 2.26.2).
 - `sustained_clock`: a product alone runs at the boost clock, hours of products at what the power limit leaves: share of the tables' clock. Fitted,
   one number a board, on the seen half of benchmarks/published.toml; not measured directly. At another power limit: by
@@ -67,7 +68,8 @@ _H100 = GpuRates(
 )  # fmt: skip
 GPU_RATES: dict[str, GpuRates] = {
     "a100": GpuRates(
-        processors=108, product=(4.0674, 0.845, 1.5891, 0.0556, 0.8314, 1.4385, 155.3048), tile=128, attention={"flash-1": (0.266, 347.0), "flash-2": (0.615, 454.0)},
+        processors=108, product=(4.0674, 0.845, 1.5891, 0.0556, 0.8314, 1.4385, 155.3048), tile=128,
+        attention={"flash-1": (0.266, 347.0), "flash-2": (0.615, 454.0)},
         collective=(8.0747, 0.9304, 11.9006, 0.8391, 0.7871, 0.8769, 11.9898, 0.8936), sustained_clock=0.92, power_W=400.0,
     ),
     "h100": _H100,

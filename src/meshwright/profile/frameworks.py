@@ -24,7 +24,7 @@ TIME_ERROR = 0.17
 class Framework(msgspec.Struct, frozen=True, kw_only=True):
     """Args:
         fused: position-wise operators between products are one kernel (torch.compile, hand-written ones), else each reads and writes memory.
-        attention: the kernel, `eager` writes the scores; `core`: selective recomputation redoes attention's scores, not every cheap operator.
+        attention: the kernel; `eager` writes the scores.
         state: bytes per parameter of weight in computation, gradient, optimizer (master copy included), and of a gradient on the wire.
         accumulate_bytes: moved per parameter and micro-batch to add a gradient to the accumulated one, outside the product.
         clipping_bytes: moved per parameter and step for the norm of gradients and their scaling.
@@ -39,7 +39,6 @@ class Framework(msgspec.Struct, frozen=True, kw_only=True):
     name: str
     fused: bool = False
     attention: Literal["eager", "flash-1", "flash-2", "flash-3"] = "flash-2"
-    core: bool = False
     state: StateBytes = StateBytes(2.0, 4.0, 12.0, 2.0)
     accumulate_bytes: float = 0.0
     clipping_bytes: float = 12.0
@@ -60,19 +59,22 @@ FRAMEWORKS: dict[str, Framework] = {
     f.name: f
     for f in (
         Framework(
-            name="megatron-2021", attention="eager", core=True, fused=True, fused_loss=True, accumulate_bytes=10.0, p2p="blocking", state=StateBytes(2.0, 4.0, 12.0, 4.0),
-            source="Narayanan et al., SC 2021 (arXiv:2104.04473) section 4: fused bias, GeLU, dropout, scale-mask-softmax kernels, scores in memory, "
-            "gradients all-reduced in float32 after the last backward, sends waited for",
-        ),
-        Framework(
-            name="megatron-core", attention="flash-3", core=True, fused=True, fused_loss=True, loss_bytes=4.0, overlap_gradients=True, tensor_overlap=0.5,
+            name="megatron-2021", attention="eager", fused=True, fused_loss=True, accumulate_bytes=10.0, p2p="blocking",
             state=StateBytes(2.0, 4.0, 12.0, 4.0),
-            source="Megatron-LM README (d98e8a64): --overlap-grad-reduce, --overlap-param-gather, --tp-comm-overlap, pipeline overlap by default; "
-            "gradients added inside the product's kernel; half of a tensor collective taken as hidden",
+            source="Narayanan et al., SC 2021 (arXiv:2104.04473) section 4: fused bias, GeLU, dropout and scale-mask-softmax kernels, scores in "
+            "memory, gradients all-reduced in float32 after the last backward, sends waited for",
         ),
         Framework(
-            name="torchtitan", attention="flash-2", fused=True, fused_loss=True, loss_bytes=4.0, state=StateBytes(2.0, 4.0, 10.0, 4.0), accumulate_bytes=6.0,
-            source="FSDP2: float32 weights and states sharded, bfloat16 gathered, gradients reduced in float32; torch.compile; SDPA's flash kernel",
+            name="megatron-core", attention="flash-3", fused=True, fused_loss=True, loss_bytes=4.0, overlap_gradients=True,
+            tensor_overlap=0.5, state=StateBytes(2.0, 4.0, 12.0, 4.0),
+            source="Megatron-LM README (d98e8a64): --overlap-grad-reduce, --overlap-param-gather, --tp-comm-overlap, pipeline overlap by default; "
+            "gradients added inside the product's kernel; half of a tensor collective taken as hidden (assumed)",
+        ),
+        Framework(
+            name="torchtitan", attention="flash-2", fused=True, fused_loss=True, loss_bytes=4.0, state=StateBytes(2.0, 4.0, 10.0, 4.0),
+            accumulate_bytes=6.0,
+            source="FSDP2: float32 weights and states sharded, bfloat16 gathered, gradients reduced in float32; torch.compile of blocks and loss "
+            "(820504e: torchtitan/components/loss.py); SDPA's flash kernel",
         ),
         Framework(
             name="composer", attention="flash-2", state=StateBytes(2.0, 4.0, 10.0, 4.0), accumulate_bytes=6.0, per_iteration_s=0.12,
@@ -80,8 +82,9 @@ FRAMEWORKS: dict[str, Framework] = {
             "benchmarks/published.toml",
         ),
         Framework(
-            name="deepspeed", attention="flash-2", state=StateBytes(2.0, 4.0, 12.0, 2.0), accumulate_bytes=6.0,
-            source="Rajbhandari et al., SC 2020 (ZeRO): 16-bit weights, float32 states, reductions beside the backward; eager kernels",
+            name="deepspeed", attention="flash-2", accumulate_bytes=6.0,
+            source="Rajbhandari et al., SC 2020 (ZeRO): 16-bit weights, float32 states, reductions beside the backward; eager kernels; no published "
+            "run of it is in benchmarks/published.toml",
         ),
     )
 }  # fmt: skip

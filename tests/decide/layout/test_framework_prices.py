@@ -11,8 +11,9 @@ import pytest
 from captured import captured
 from meshwright.cost import assumed_cost
 from meshwright.cost_models.gpu_rates import GPU_RATES
-from meshwright.decide.layout.layer_costs import FULL, MIXED, layer_table, with_optimizer
+from meshwright.decide.layout.layer_costs import layer_table
 from meshwright.decide.layout.operator_times import OperatorTimes
+from meshwright.decide.layout.precision import FULL, MIXED, with_optimizer
 from meshwright.errors import UnknownName
 from meshwright.fabric.servers import server_kinds
 from meshwright.graph.graph import OpGraph

@@ -26,44 +26,23 @@ from ...fabric.servers import ServerKind
 from ...graph.graph import OpGraph, OpNode, Work
 from ...plan.plan import VocabularyLoss
 from ...plan.vocabulary import SUMS, base_node, expand_losses
-from ...profile.frameworks import MOMENT_BYTES, Framework
+from ...profile.frameworks import Framework
 from ...profile.layer_profile import Entry
-from ...profile.layer_table import LayerRow, LayerTable, StateBytes
+from ...profile.layer_table import LayerRow, LayerTable
 from .cut import Unit, border_values, dtype_bytes
 from .megatron import Region, kept_notes, search_regions
 from .operator_times import OperatorTimes
+from .precision import FULL, MIXED, Precision
 from .sharding import short_name
 from .tensor_usable import ordered_units, usable_regions
 
-__all__ = ["FULL", "MIXED", "Precision", "layer_table", "with_optimizer"]
+__all__ = ["FULL", "MIXED", "Precision", "layer_table"]
 
 # operators that treat every position of a sequence alone, so that sequence parallelism may divide them between regions
 POSITIONWISE = frozenset({
     "layer_norm", "native_layer_norm", "rms_norm", "add", "sub", "mul", "div", "gelu", "relu", "silu", "dropout", "native_dropout", "embedding",
     "to", "rsqrt", "pow", "neg", "sigmoid", "tanh", "cast", "clone", "contiguous",
 })  # fmt: skip
-
-
-@dataclass(frozen=True, kw_only=True)
-class Precision:
-    """`value_bytes`: of an activation or weight in computation, where the graph was captured with 4. `dtype` names the devices' peak."""
-
-    dtype: str
-    value_bytes: float
-    state: StateBytes
-
-
-FULL = Precision(dtype="fp32", value_bytes=4.0, state=StateBytes(4.0, 4.0, 8.0, 4.0))
-MIXED = Precision(dtype="bf16", value_bytes=2.0, state=StateBytes(2.0, 4.0, 12.0, 2.0))
-
-
-def with_optimizer(precision: Precision, optimizer: str) -> Precision:
-    """What `optimizer` keeps instead of AdamW's two moments: the state that this precision has beside them stays. One that is not known by name
-    (a user's own) is taken to keep as much as AdamW."""
-    if optimizer not in MOMENT_BYTES:
-        return precision
-    state = precision.state
-    return replace(precision, state=state._replace(optimizer=state.optimizer - MOMENT_BYTES["adamw"] + MOMENT_BYTES[optimizer]))
 
 
 @dataclass
@@ -135,7 +114,8 @@ def layer_table(
         sharding_messages=sharding_messages, stolen=framework.stolen if framework is not None else 0.0,
         inside_hop_s={k.name: k.inside_latency_s + cost.transport.per_message_s for k in kinds},
         outside_hop_s={k.name: k.outside_latency_s + cost.transport.per_message_s for k in kinds},
-        heads=tuple(heads), notes=tuple(notes), source=f"{cost.source}, {precision.dtype}" + (f", {framework.name}" if framework is not None else ""),
+        heads=tuple(heads), notes=tuple(notes),
+        source=", ".join([cost.source, precision.dtype, *([framework.name] if framework is not None else [])]),
     )  # fmt: skip
 
 
