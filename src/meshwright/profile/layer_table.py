@@ -8,7 +8,8 @@ Sizes are bytes; times are seconds of one rank for one micro-batch and contain t
 Sharding levels (Rajbhandari et al., SC 2020): 1 shards optimizer state, 2 gradients too, 3 weights too. Levels 0 and 1 send gradients once a
 step (all-reduce; reduce-scatter, then all-gather of weights: the ring of `predict`). Level 2 scatters gradients after every micro-batch, level 3
 gathers weights before forward and backward as well; those bytes run beside the layer's own computation and cost what is longer of the two
-(`sharding_messages` "overlapped"), or are waited for ("blocking"). They are priced at a rank's share of the links, not simulated as flows.
+(`sharding_messages` "overlapped"), or are waited for ("blocking"). They are priced at the group's share of a server's links, not simulated
+as flows.
 """
 
 from __future__ import annotations

@@ -14,12 +14,13 @@ from meshwright.cost_models.gpu_rates import GPU_RATES
 from meshwright.decide.layout.layer_costs import layer_table
 from meshwright.decide.layout.operator_times import OperatorTimes
 from meshwright.decide.layout.precision import FULL, MIXED, with_optimizer
+from meshwright.drive.layout.search import find_layouts
 from meshwright.errors import UnknownName
 from meshwright.fabric.servers import server_kinds
 from meshwright.graph.graph import OpGraph
 from meshwright.graph.scale import at_batch
 from meshwright.io.fabric.name import load_fabric
-from meshwright.profile.frameworks import FRAMEWORKS, framework
+from meshwright.profile.frameworks import FRAMEWORKS, TIME_ERROR, framework
 from meshwright.profile.layer_profile import Entry
 from meshwright.profile.layer_table import LayerChoice, LayerTable
 
@@ -140,3 +141,24 @@ def test_names() -> None:
         framework("horovod")
     assert GPU_RATES["a100"].attention_share("flash-9", 4096) == GPU_RATES["a100"].attention_share("flash-2", 4096)
     assert replace(GPU_RATES["a100"], sustained_clock=0.5).products(1e12, 1e12).peaks.flops == 5e11
+
+
+def test_a_search_prices_as_the_framework_and_says_how_sure_it_is(graph: OpGraph) -> None:
+    net, made = load_fabric("dgx-a100:1"), framework("megatron-core")
+    options = {"global_batch": 32, "precision": MIXED, "microbatches": (4,), "tensors": (1, 2), "methods": ("grid",), "simulated": 2, "refine": 0}
+    found = find_layouts(lambda b: at_batch(graph, b), net, assumed_cost(net), framework=made, **options)  # type: ignore[arg-type]
+    runtime = found.problem.runtime
+    assert (runtime.overlap_gradients, runtime.compute_error) == (True, TIME_ERROR) and "megatron-core" in runtime.source
+    plain = find_layouts(lambda b: at_batch(graph, b), net, assumed_cost(net), **options)  # type: ignore[arg-type]
+    assert found.found.best.time_s != plain.found.best.time_s and plain.problem.runtime.compute_error == 0.05
+
+
+def test_gathers_between_servers_use_all_their_nics(graph: OpGraph) -> None:
+    """Eight replicas in a server have eight NICs between them: a group of sixteen gathers at eight times one NIC, or as fast as inside."""
+    made = table(graph, "dgx-a100:2", sharding_messages="blocking")
+    entry, rate = Entry("a100", 4, 1), min(made.inside_Bps["a100"], 8 * made.outside_Bps["a100"])
+    plain, sharded = (made.priced(entry, LayerChoice("none", z), 16) for z in (0, 3))
+    hops = 2 * made.outside_hop_s["a100"] + 13 * made.inside_hop_s["a100"]
+    parameters = [r.parameters for r in made.rows[entry]]
+    gather = [15 / 16 * p * made.state.weight / rate + hops for p in parameters]
+    assert (sharded["forward_s"] - plain["forward_s"]).tolist() == pytest.approx(gather)
