@@ -198,9 +198,10 @@ def _runs(found: LayoutFindings, j: Judged) -> list[dict[str, Any]]:
 def assumptions(found: LayoutFindings) -> list[str]:
     p = found.problem
     said = list(found.found.best.prediction.assumptions) if found.found.best.prediction is not None else []
+    alone = "every operator priced alone, " if p.table.stolen == 0 else ""  # no framework's kernels
     said[:1] = [said[0].replace(" in 1 B per value", "")] if said else []
     said += [
-        f"layer times: {p.table.source}; every operator priced alone, tensor-parallel collectives as rings inside a server",
+        f"layer times: {p.table.source}; {alone}tensor-parallel collectives as rings inside a server",
         f"messages of sharding levels 2 and 3: {p.table.sharding_messages}, at the group's share of a server's links, not simulated as flows",
         f"state per parameter: weight {p.table.state.weight:g}, gradient {p.table.state.gradient:g}, optimizer {p.table.state.optimizer:g} B",
         "a tied table is held by both of its stages; the sum of its two gradients is not priced",

@@ -38,6 +38,7 @@ from .tensor_usable import ordered_units, usable_regions
 
 __all__ = ["FULL", "MIXED", "Precision", "layer_table"]
 
+MEASURED_KERNELS = "where the device's kernels were measured, these as"  # of a table's source
 # operators that treat every position of a sequence alone, so that sequence parallelism may divide them between regions
 POSITIONWISE = frozenset({
     "layer_norm", "native_layer_norm", "rms_norm", "add", "sub", "mul", "div", "gelu", "relu", "silu", "dropout", "native_dropout", "embedding",
@@ -115,7 +116,7 @@ def layer_table(
         inside_hop_s={k.name: k.inside_latency_s + cost.transport.per_message_s for k in kinds},
         outside_hop_s={k.name: k.outside_latency_s + cost.transport.per_message_s for k in kinds},
         heads=tuple(heads), notes=tuple(notes),
-        source=", ".join([cost.source, precision.dtype, *([framework.name] if framework is not None else [])]),
+        source=f"{cost.source}, {precision.dtype}" + (f"; {MEASURED_KERNELS} {framework.name} runs them" if framework is not None else ""),
     )  # fmt: skip
 
 
