@@ -212,3 +212,36 @@ def test_fit_never_gives_negative_overheads():
     quick = [MeasuredRun(layout=r.layout, time_s=r.time_s * 0.9) for r in runs]
     fitted = fit_runtime(p, net, quick, changed(compute_error=0.2)).runtime
     assert min(fitted.per_action_s, fitted.per_message_s, fitted.per_iteration_s) >= 0
+
+
+def test_one_run_determines_constant_memory_only():
+    p, net, runs = measured_runs()
+    fitted = fit_runtime(p, net, runs[:1], RUNTIME)
+    assert fitted.determined == ("constant memory of A100",) and fitted.runtime.per_iteration_s == RUNTIME.per_iteration_s
+    assert fitted.runtime.compute_error >= max(RUNTIME.compute_error, fitted.unfitted_error)
+
+
+def test_a_fit_that_predicts_no_better_changes_nothing():
+    """Times that are right on the average and off at random: overheads fitted to them would be noise."""
+    p, net, runs = measured_runs()
+    base = fit_runtime(p, net, runs, RUNTIME).runtime
+    off = (1.04, 0.96, 0.97, 1.03, 0.95, 1.05)
+    noisy = [MeasuredRun(layout=r.layout, time_s=r.time_s * x) for r, x in zip(runs, off, strict=True)]
+    fitted = fit_runtime(p, net, noisy, base)
+    names = ("per_action_s", "per_message_s", "per_iteration_s")
+    assert fitted.validated_error <= fitted.unfitted_error
+    if not fitted.determined:
+        assert [getattr(fitted.runtime, n) for n in names] == [getattr(base, n) for n in names]
+    few = fit_runtime(p, net, noisy[:2], base)
+    assert few.runtime.compute_error > fitted.runtime.compute_error > 0.04  # wider with fewer runs
+
+
+def test_the_bar_of_a_fit_contains_what_it_did_not_see():
+    p, net, runs = measured_runs()
+    off = (1.02, 0.99, 0.97, 1.03, 1.01, 0.98)
+    noisy = [MeasuredRun(layout=r.layout, time_s=r.time_s * x) for r, x in zip(runs, off, strict=True)]
+    inside = 0
+    for i, run in enumerate(noisy):
+        fitted = fit_runtime(p, net, noisy[:i] + noisy[i + 1 :], RUNTIME).runtime
+        inside += abs(predict(p, run.layout, net, fitted, bars=False).time_s / run.time_s - 1) <= fitted.compute_error
+    assert inside >= 5

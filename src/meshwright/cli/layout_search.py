@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -22,6 +23,7 @@ HELP = "find stages, degrees, recomputation and sharding for a model on a fabric
 def arguments(parser: argparse.ArgumentParser) -> None:
     training_arguments(parser)
     parser.add_argument("--cost", default="roofline", help="roofline (default), tables:SYSTEM, or a cost file")
+    parser.add_argument("--framework", default="", help="prices as a framework runs: megatron-core, torchtitan, ... (docs/profiles.md)")
     parser.add_argument("--precision", default="mixed", choices=("mixed", "fp32"), help="mixed (default): bf16 with fp32 states; fp32")
     parser.add_argument("--microbatches", default="1,2,3,4,6,8", help="micro-batch sizes to try (default 1,2,3,4,6,8; those that divide the batch)")
     parser.add_argument("--tensors", default="", help="tensor degrees to try (default: powers of two within a server)")
@@ -40,18 +42,19 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--set", action="append", default=[], metavar="FIELD=VALUE", help="of the runtime, see docs/profiles.md")
     parser.add_argument("--show", type=int, default=8, help="runners-up to print (default 8)")
     parser.add_argument("--out", "-o", type=Path, help="write the fastest layout that `train run` can execute as a training plan")
-    parser.add_argument("--optimizer", default="adamw", help="of the plan: adamw (default), sgd, or module:function")
+    parser.add_argument("--optimizer", default="adamw", help="adamw (default), sgd, or module:function: its state in memory, and of the plan")
     parser.add_argument("--learning-rate", type=float, default=1e-3, help="of the plan")
     parser.add_argument("--seed", type=int, default=0, help="of the plan")
 
 
 def run(args: argparse.Namespace) -> Result:
-    from ..decide.layout.layer_costs import FULL, MIXED
     from ..decide.layout.mixed.search import Demands
+    from ..decide.layout.precision import FULL, MIXED, with_optimizer
     from ..drive.layout.search import find_layouts
     from ..drive.plans import read_fabric
     from ..graph.scale import at_batch
     from ..probe.costs.name import load_cost
+    from ..profile.frameworks import framework
     from .collective_export import size_bytes
     from .profile_predict import with_settings
 
@@ -60,17 +63,20 @@ def run(args: argparse.Namespace) -> Result:
     graph = graph_given(args) or _captured(args)
     fabric = read_fabric(args.fabric, args.devices)
     cost = load_cost(args.cost, fabric)
+    made, precision = framework(args.framework) if args.framework else None, MIXED if args.precision == "mixed" else FULL
+    if made is not None and args.precision == "mixed":
+        precision = replace(MIXED, state=made.state)
     demands = Demands(
         objective=args.objective, price_per_hour=_numbers(args.price, "--price"), watts=_numbers(args.power, "--power"), budget=args.budget,
         samples_per_s=args.min_throughput,
     )  # fmt: skip
     found = find_layouts(
-        lambda batch: at_batch(graph, batch), fabric, cost, global_batch=args.global_batch, precision=MIXED if args.precision == "mixed" else FULL,
+        lambda batch: at_batch(graph, batch), fabric, cost, global_batch=args.global_batch, precision=with_optimizer(precision, args.optimizer),
         microbatches=_whole(args.microbatches, "--microbatches"), tensors=_whole(args.tensors, "--tensors"), sequence=not args.no_sequence_parallel,
         memory_bytes=size_bytes(args.memory, "--memory") if args.memory else 0, demands=demands,
         methods=args.methods.split(",") if args.methods else (), adjust=lambda runtime: with_settings(runtime, args.set),
         levels=_whole(args.levels, "--levels"), sharding_messages=args.sharding_messages,
-        recompute=[x for x in args.recompute.split(",") if x], schedules=[x for x in args.schedules.split(",") if x],
+        recompute=[x for x in args.recompute.split(",") if x], schedules=[x for x in args.schedules.split(",") if x], framework=made,
     )  # fmt: skip
     document, text = document_of(found, args.show), text_of(found, args.show)
     if args.out is not None:
@@ -192,10 +198,11 @@ def _runs(found: LayoutFindings, j: Judged) -> list[dict[str, Any]]:
 def assumptions(found: LayoutFindings) -> list[str]:
     p = found.problem
     said = list(found.found.best.prediction.assumptions) if found.found.best.prediction is not None else []
+    alone = "every operator priced alone, " if p.table.stolen == 0 else ""  # no framework's kernels
     said[:1] = [said[0].replace(" in 1 B per value", "")] if said else []
     said += [
-        f"layer times: {p.table.source}; every operator priced alone, tensor-parallel collectives as rings inside a server",
-        f"messages of sharding levels 2 and 3: {p.table.sharding_messages}, at a rank's share of the links, not simulated as flows",
+        f"layer times: {p.table.source}; {alone}tensor-parallel collectives as rings inside a server",
+        f"messages of sharding levels 2 and 3: {p.table.sharding_messages}, at the group's share of a server's links, not simulated as flows",
         f"state per parameter: weight {p.table.state.weight:g}, gradient {p.table.state.gradient:g}, optimizer {p.table.state.optimizer:g} B",
         "a tied table is held by both of its stages; the sum of its two gradients is not priced",
         "temporaries of single operators are not counted in memory",

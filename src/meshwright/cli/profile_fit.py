@@ -33,10 +33,15 @@ def run(args: argparse.Namespace) -> Result:
     write_runtime(args.out, fitted.runtime)
     document = {
         "schema": "meshwright.profile-fit", "version": 1, "file": str(args.out), "runtime": runtime_document(fitted.runtime)["runtime"],
+        "determined": list(fitted.determined), "unfitted_error": fitted.unfitted_error, "validated_error": fitted.validated_error,
         "used": list(fitted.used), "errors": list(fitted.errors), "memory_errors": list(fitted.memory_errors),
         "left_out": [{"kind": f.kind, "runs": list(f.runs), "detail": f.detail} for f in fitted.findings],
     }  # fmt: skip
     lines = [f"{args.out}: fitted to {len(fitted.used)} of {len(runs)} runs, largest error {max(fitted.errors):.2%}"]
+    nothing = "nothing: no field predicts a run that was left out better than the runtime as given"
+    lines.append(f"determined: {', '.join(fitted.determined) or nothing}")
+    bar, found_error, given_error = fitted.runtime.compute_error, fitted.validated_error, fitted.unfitted_error
+    lines.append(f"mean error on runs left out {found_error:.2%}, as given {given_error:.2%}; error bar {bar:.0%}")
     lines += [f"  {name} {getattr(fitted.runtime, name):.6g}" for name in OVERHEADS]
     lines += [f"  constant memory of {d}: {b / 2**30:.2f} GiB" for d, b in sorted(fitted.runtime.constant_memory_bytes.items())]
     lines += [f"left out, {f.kind}: runs {', '.join(map(str, f.runs))}: {f.detail}" for f in fitted.findings]

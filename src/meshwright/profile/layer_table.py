@@ -8,7 +8,8 @@ Sizes are bytes; times are seconds of one rank for one micro-batch and contain t
 Sharding levels (Rajbhandari et al., SC 2020): 1 shards optimizer state, 2 gradients too, 3 weights too. Levels 0 and 1 send gradients once a
 step (all-reduce; reduce-scatter, then all-gather of weights: the ring of `predict`). Level 2 scatters gradients after every micro-batch, level 3
 gathers weights before forward and backward as well; those bytes run beside the layer's own computation and cost what is longer of the two
-(`sharding_messages` "overlapped"), or are waited for ("blocking"). They are priced at a rank's share of the links, not simulated as flows.
+(`sharding_messages` "overlapped"), or are waited for ("blocking"). They are priced at the group's share of a server's links, not simulated
+as flows.
 """
 
 from __future__ import annotations
@@ -94,6 +95,7 @@ class LayerTable:
     outside_hop_s: Mapping[str, float] = field(default_factory=dict)  # one message, between servers
     gpus_per_server: Mapping[str, int] = field(default_factory=dict)
     sharding_messages: Literal["overlapped", "blocking"] = "overlapped"  # those of levels 2 and 3, with the layer's own computation
+    stolen: float = 0.0  # share of a device's processors that messages of levels 2 and 3 take from what they run beside
     sample_flops: float = 0.0  # forward and backward of one sample, whole model
     heads: tuple[str, ...] = ()  # the first operator of every layer, where the table was made from a graph
     notes: tuple[str, ...] = ()
@@ -161,13 +163,23 @@ class LayerTable:
             update_s = update_s + 2 * (inner - 1) / inner * wire / inside
             wire = wire / inner
         if choice.sharding >= 2 and copies > 1:
-            near = replicas * entry.tensor <= self.gpus_per_server.get(entry.device, 1)
-            part = (copies - 1) / copies * parameters / self._rate(entry.device, "inside" if near else "outside")
-            hops = (copies - 1) * (self.inside_hop_s if near else self.outside_hop_s).get(entry.device, 0.0)
+            gpus = self.gpus_per_server.get(entry.device, 1)
+            near = replicas * entry.tensor <= gpus
+            # A library runs as many rings as a server has replicas of the group, each through a NIC of its own: the group has all their shares.
+            rate = self._rate(entry.device, "inside") if near else self._rate(entry.device, "outside") * max(1, gpus // entry.tensor)
+            if not near and self.inside_Bps.get(entry.device):
+                rate = min(rate, self.inside_Bps[entry.device])
+            part = (copies - 1) / copies * parameters / rate
+            # a ring goes through every server once: one hop between servers, the others inside
+            far = 0 if near else -(-copies * entry.tensor // (gpus * inner))
+            hops = far * self.outside_hop_s.get(entry.device, 0.0) + (copies - 1 - far) * self.inside_hop_s.get(entry.device, 0.0)
             gather = part * self.state.weight + hops if choice.sharding == 3 else 0.0
             after = part * self.state.message + hops + gather
-            beside = np.maximum if self.sharding_messages == "overlapped" else np.add
-            forward_s, backward_s = beside(forward_s, gather), beside(backward_s, after)
+            if self.sharding_messages == "overlapped":
+                forward_s = np.maximum(forward_s + self.stolen * gather, gather)
+                backward_s = np.maximum(backward_s + self.stolen * after, after)
+            else:
+                forward_s, backward_s = forward_s + gather, backward_s + after
             # level 2 after the last micro-batch: the all-gather of weights only, in gradient-ring bytes (a ring moves them twice)
             wire = parameters * self.state.weight / 2 if choice.sharding == 2 else 0.0 * parameters
         # level 2 has one layer's gradients whole for a while, level 3 also its weights and the next one's

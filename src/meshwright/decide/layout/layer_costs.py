@@ -18,39 +18,32 @@ from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from ...cost import Cost
+from ...cost_models.collectives import PAYLOAD_SHARE
+from ...cost_models.gpu_rates import GPU_RATES
 from ...errors import Infeasible, UsageError
 from ...fabric.fabric import Device
 from ...fabric.servers import ServerKind
 from ...graph.graph import OpGraph, OpNode, Work
 from ...plan.plan import VocabularyLoss
 from ...plan.vocabulary import SUMS, base_node, expand_losses
+from ...profile.frameworks import Framework
 from ...profile.layer_profile import Entry
-from ...profile.layer_table import LayerRow, LayerTable, StateBytes
+from ...profile.layer_table import LayerRow, LayerTable
 from .cut import Unit, border_values, dtype_bytes
 from .megatron import Region, kept_notes, search_regions
+from .operator_times import OperatorTimes
+from .precision import FULL, MIXED, Precision
 from .sharding import short_name
 from .tensor_usable import ordered_units, usable_regions
 
 __all__ = ["FULL", "MIXED", "Precision", "layer_table"]
 
+MEASURED_KERNELS = "where the device's kernels were measured, these as"  # of a table's source
 # operators that treat every position of a sequence alone, so that sequence parallelism may divide them between regions
 POSITIONWISE = frozenset({
     "layer_norm", "native_layer_norm", "rms_norm", "add", "sub", "mul", "div", "gelu", "relu", "silu", "dropout", "native_dropout", "embedding",
     "to", "rsqrt", "pow", "neg", "sigmoid", "tanh", "cast", "clone", "contiguous",
 })  # fmt: skip
-
-
-@dataclass(frozen=True, kw_only=True)
-class Precision:
-    """`value_bytes`: of an activation or weight in computation, where the graph was captured with 4. `dtype` names the devices' peak."""
-
-    dtype: str
-    value_bytes: float
-    state: StateBytes
-
-
-FULL = Precision(dtype="fp32", value_bytes=4.0, state=StateBytes(4.0, 4.0, 8.0, 4.0))
-MIXED = Precision(dtype="bf16", value_bytes=2.0, state=StateBytes(2.0, 4.0, 12.0, 2.0))
 
 
 @dataclass
@@ -69,8 +62,12 @@ class _Chain:
 def layer_table(
     graph_at: Callable[[int], OpGraph], kinds: Sequence[ServerKind], cost: Cost, *, microbatches: Sequence[int], tensors: Sequence[int],
     precision: Precision = MIXED, sequence: bool = True, least: int = 32, sharding_messages: Literal["overlapped", "blocking"] = "overlapped",
+    framework: Framework | None = None, watts: Mapping[str, float] | None = None,
 ) -> LayerTable:  # fmt: skip
     """`graph_at(samples)`: the captured graph at a micro-batch. `sequence`: divide position-wise operators between regions too.
+
+    `framework`: kernels, state and overlap of a training framework, on kinds of device whose kernels were measured; the roofline elsewhere.
+    `watts`: power limits of kinds of device other than those that they were measured at.
 
     Raises: Infeasible when the graph cannot be cut at all; UsageError for empty micro-batches or degrees; what `graph_at` raises.
     """
@@ -107,17 +104,19 @@ def layer_table(
                 if kind.gpus >= tensor and (kind.gpus % tensor == 0):
                     entry = Entry(kind.name, microbatch, tensor)
                     if entry not in rows:
-                        rows[entry] = _rows(_Pricing(chain, shares, tensor, kind, cost, precision, sequence))
+                        rows[entry] = _rows(_Pricing(chain, shares, tensor, kind, cost, precision, sequence, framework, watts or {}))
     if len(starts) < 2 and least > 1:
         raise Infeasible(f"{first.model} cannot be cut into layers", hint="its operators form one inseparable piece")
+    payload = PAYLOAD_SHARE if framework is not None else 1.0
     return LayerTable(
         model=first.model, names=tuple(names), rows=rows, state=precision.state, sample_flops=flops,
-        inside_Bps={k.name: k.inside_Bps[k.gpus] for k in kinds if k.gpus > 1},
-        outside_Bps={k.name: k.device_nic_Bps for k in kinds if k.nics}, gpus_per_server={k.name: k.gpus for k in kinds},
-        sharding_messages=sharding_messages,
+        inside_Bps={k.name: payload * k.inside_Bps[k.gpus] for k in kinds if k.gpus > 1},
+        outside_Bps={k.name: payload * k.device_nic_Bps for k in kinds if k.nics}, gpus_per_server={k.name: k.gpus for k in kinds},
+        sharding_messages=sharding_messages, stolen=framework.stolen if framework is not None else 0.0,
         inside_hop_s={k.name: k.inside_latency_s + cost.transport.per_message_s for k in kinds},
         outside_hop_s={k.name: k.outside_latency_s + cost.transport.per_message_s for k in kinds},
-        heads=tuple(heads), notes=tuple(notes), source=f"{cost.source}, {precision.dtype}",
+        heads=tuple(heads), notes=tuple(notes),
+        source=f"{cost.source}, {precision.dtype}" + (f"; {MEASURED_KERNELS} {framework.name} runs them" if framework is not None else ""),
     )  # fmt: skip
 
 
@@ -182,6 +181,8 @@ class _Pricing:
     cost: Cost
     precision: Precision
     sequence: bool
+    framework: Framework | None = None
+    watts: Mapping[str, float] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.device = _with_dtype(self.kind.device, self.precision.dtype)
@@ -199,6 +200,15 @@ class _Pricing:
         self.made = set(self.part_of)
         self.split_params = {s.param for r in self.shares for s in r.shards} if self.tensor > 1 else set()
         self.largest = {s.param: self._largest(r) for r in self.shares for s in r.shards}
+        self.row_parallel = {v for r in self.shares for v in r.rows} if self.tensor > 1 else set()
+        rates = GPU_RATES.get(self.kind.name.partition("/")[0]) if self.framework is not None else None
+        if rates is not None and self.kind.name in self.watts:
+            rates = rates.limited(self.watts[self.kind.name])
+        self.rates, self.operators = rates, None
+        if rates is not None and self.framework is not None:
+            self.operators = OperatorTimes(
+                self.chain.graph, self.device, rates, self.framework, self.precision.dtype, self.precision.value_bytes
+            )
 
     def _largest(self, region: Region) -> float:
         shares = self.shares[region] or (1,) * self.tensor
@@ -209,6 +219,8 @@ class _Pricing:
 
     def time_s(self, node: OpNode, work: Work) -> float:
         part = self.part_of[node.name]
+        if self.operators is not None:
+            return self.operators.time_s(node, backward=work is node.backward, part=part, row=node.name in self.row_parallel)
         bytes_part = part * self.precision.value_bytes / 4 if node.outputs and not node.outputs[0].dtype.startswith(("float64", "complex")) else part
         scaled = Work(
             flops=round(work.flops * part), bytes_read=round(work.bytes_read * bytes_part), bytes_written=round(work.bytes_written * bytes_part),
@@ -220,12 +232,15 @@ class _Pricing:
         t = self.tensor
         if t == 1 or not size_bytes:
             return 0.0
+        if self.rates is not None and self.framework is not None:
+            exposed = 1 - self.framework.tensor_overlap
+            return exposed * float(self.rates.collectives(self.kind.inside_Bps[t]).time_s("all-reduce", size_bytes, t))
         hop = self.kind.inside_latency_s + self.cost.transport.per_message_s
         return 2 * (t - 1) * (size_bytes / t / self.kind.inside_Bps[t] + hop)
 
     def update_s(self, parameters: float) -> float:
         state = self.precision.state
-        moved = state.gradient + state.weight + 2 * state.optimizer
+        moved = state.gradient + state.weight + 2 * state.optimizer + (self.framework.clipping_bytes if self.framework is not None else 0.0)
         work = Work(flops=round(10 * parameters), bytes_read=round(parameters * moved / 2), bytes_written=round(parameters * moved / 2), calls=8)
         return self.pricing.roofline(work, self.device).time_s if parameters else 0.0
 
@@ -268,6 +283,8 @@ def _rows(p: _Pricing) -> tuple[LayerRow, ...]:
                     counted.add(s)
                     kept[s] = storages[s].size_bytes * _kept_scale(p, producer, storages[s].owner)
         extra = sum(chain.size_of[n.inputs[0]] / p.precision.value_bytes * 4 * p.part_of[n.name] for n in nodes if n.target == SUMS)
+        if p.framework is not None:
+            extra = _loss_bytes(p, nodes, kept)
         whole = sum(kept.values()) + extra
         less, again = _selective(p, nodes, names, kept)
         into = sum(chain.size_of.get(v, 0.0) * p.part_of[v] for v in chain.borders[a]) if a else 0.0
@@ -281,6 +298,16 @@ def _rows(p: _Pricing) -> tuple[LayerRow, ...]:
             )
         )
     return tuple(found)
+
+
+def _loss_bytes(p: _Pricing, nodes: Sequence[OpNode], kept: Mapping[int, float]) -> float:
+    """What a cross-entropy holds at once of its logits, beyond what it keeps by the graph."""
+    assert p.framework is not None
+    loss = {n.name for n in nodes if n.module == "loss"}
+    logits = max((p.chain.size_of.get(v, 0.0) * p.part_of[n.name] for n in nodes if n.name in loss for v in n.inputs[:1]), default=0.0)
+    owner = p.chain.storage_owner
+    counted = sum(size for s, size in kept.items() if owner[s] in loss)
+    return max(0.0, p.framework.loss_bytes * logits / p.precision.value_bytes - counted) if loss else 0.0
 
 
 def _weights(p: _Pricing, nodes: Sequence[OpNode]) -> tuple[float, float]:

@@ -7,6 +7,8 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Literal
 
+import msgspec
+
 from ...cost import Cost
 from ...decide.layout.layer_costs import Precision, layer_table
 from ...decide.layout.mixed.candidate import Pool, Problem
@@ -16,11 +18,12 @@ from ...errors import Infeasible, UsageError
 from ...fabric.fabric import Fabric
 from ...fabric.servers import ServerKind, network_of, server_kinds
 from ...graph.graph import OpGraph
+from ...profile.frameworks import TIME_ERROR, Framework
 from ...profile.layer_table import RECOMPUTE, LayerTable, Recompute
 from ...profile.network import TrainingRuntime
 from .schedules import LayoutSchedules
 
-__all__ = ["LayoutFindings", "find_layouts", "runtime_of_servers"]
+__all__ = ["LayoutFindings", "find_layouts", "framework_runtime", "runtime_of_servers"]
 
 # Samples per micro-batch that are tried unless others are asked for.
 TRIED_MICROBATCHES = (1, 2, 3, 4, 6, 8)
@@ -43,16 +46,28 @@ def runtime_of_servers(kinds: Sequence[ServerKind], table: LayerTable, cost: Cos
     )  # fmt: skip
 
 
+def framework_runtime(runtime: TrainingRuntime, made: Framework, kinds: Sequence[ServerKind]) -> TrainingRuntime:
+    """`runtime` as the framework behaves: sends, overlap of gradients, the host's time, what its process holds beside the model."""
+    return msgspec.structs.replace(
+        runtime, p2p=made.p2p, overlap_gradients=made.overlap_gradients, per_action_s=made.per_action_s, per_iteration_s=made.per_iteration_s,
+        compute_error=TIME_ERROR,
+        constant_memory_bytes={**runtime.constant_memory_bytes, **({k.name: made.constant_bytes for k in kinds} if made.constant_bytes else {})},
+        source=f"{runtime.source}, {made.name}",
+    )  # fmt: skip
+
+
 def find_layouts(
     graph_at: Callable[[int], OpGraph], fabric: Fabric, cost: Cost, *, global_batch: int, precision: Precision,
     microbatches: Iterable[int] = TRIED_MICROBATCHES, tensors: Iterable[int] = (), sequence: bool = True, memory_bytes: int = 0,
     demands: Demands | None = None, methods: Iterable[str] = (), adjust: Callable[[TrainingRuntime], TrainingRuntime] | None = None,
     simulated: int = 50, refine: int = 5, levels: Iterable[int] = (0, 1, 2, 3),
     sharding_messages: Literal["overlapped", "blocking"] = "overlapped", recompute: Iterable[Recompute] = RECOMPUTE, schedules: Iterable[str] = (),
+    framework: Framework | None = None,
 ) -> LayoutFindings:  # fmt: skip
     """Ranked layouts. `memory_bytes`: of every device instead of the fabric's; `adjust` changes the runtime; `schedules`: names of those allowed
     beside 1F1B, none for all.
 
+    `framework`: whose kernels, state, overlap and overheads the prices are of; None: operators alone on a roofline.
     `tensors`: degrees, by default all powers of two in a server; `levels`, `recompute`: sharding levels and recomputation allowed.
 
     Raises: Infeasible, UsageError, Disconnected and what the parts raise.
@@ -72,10 +87,15 @@ def find_layouts(
     sizes = sorted({m for m in microbatches if m >= 1 and global_batch % m == 0})
     if not sizes:
         raise UsageError(f"no micro-batch divides a global batch of {global_batch}", where="micro-batches", hint="1 always does")
-    priced = partial(layer_table, graph_at, kinds, cost, tensors=degrees, precision=precision, sequence=sequence, sharding_messages=sharding_messages)
+    priced = partial(
+        layer_table, graph_at, kinds, cost, tensors=degrees, precision=precision, sequence=sequence, sharding_messages=sharding_messages,
+        framework=framework, watts=demands.watts if demands is not None else None,
+    )  # fmt: skip
     table = priced(microbatches=sizes)
     pools = tuple(Pool(kind=k, memory_bytes=memory_bytes or k.device.memory_bytes) for k in kinds)
     runtime = runtime_of_servers(kinds, table, cost)
+    if framework is not None:
+        runtime = framework_runtime(runtime, framework, kinds)
     problem = Problem(
         table=table, pools=pools, network=network_of(kinds), runtime=adjust(runtime) if adjust else runtime, global_batch=global_batch,
         choices=tuple(c for c in uniform_choices() if c.sharding in allowed and c.recompute in again), schedules=LayoutSchedules(tuple(schedules)),
