@@ -112,6 +112,8 @@ def main() -> None:
             out, cuts = root / f"cut-{len(raw)}", []
             while True:
                 had = sorted(p.parent.name for p in out.glob("checkpoint/step-*/index.json"))
+                if had and int(had[-1].removeprefix("step-")) == STEPS:
+                    break  # killed after its last checkpoint: there is nothing left to resume
                 after_s = rng.uniform(0, 1.2 * training_s)
                 if not killed([*run, "--out", str(out), *(["--resume"] if had else [])], out, after_s):
                     break
