@@ -69,6 +69,13 @@ def make_optimizer(model: nn.Module, kind: str = "adamw") -> torch.optim.Optimiz
 
 
 def plan_for(**options: Any) -> Any:
+    """Made once for equal options; nobody changes it."""
+    return _plan_for(tuple(sorted(options.items())))
+
+
+@cache
+def _plan_for(asked: tuple[tuple[str, Any], ...]) -> Any:
+    options = dict(asked)
     return mw.plan(
         make_model(tied=options.pop("tied", False)), batch_of(0), fabric=options.pop("fabric", "laptop:2"),
         **{"data": 1, "tensor": 1, "pipeline": 1, "zero": 0, "microbatch": 2} | options,
