@@ -41,8 +41,9 @@ PRELOADED = (
     "torch.distributed.nn", "torch.fx.experimental.symbolic_shapes", "torch.export", "torch.optim", "torch._dynamo", "safetensors.torch",
     # what a first capture imports, 0.8 s: networkx comes with the partitioners
     "torch._functorch.partitioners", "torch.export._trace", "torch._inductor.fx_passes", "torch._inductor.compiler_bisector", "torch._export.db",
-    "meshwright.cli.frame", "meshwright.drive.plans", "meshwright.run.dtensor.worker", "meshwright.run.group.worker", "meshwright.run.launch.rank",
-    "meshwright.run.launch.train_run", "meshwright.run.ranks.worker", "meshwright.simulate", "meshwright.torch",
+    "meshwright.cli.frame", "meshwright.drive.plans", "meshwright.drive.training.training", "meshwright.run.dtensor.worker",
+    "meshwright.run.group.worker", "meshwright.run.launch.rank", "meshwright.run.launch.train_run", "meshwright.run.ranks.worker",
+    "meshwright.simulate", "meshwright.torch",
 )  # fmt: skip
 # Read once, when an interpreter or a library starts: a caller that sets one differently gets a real interpreter.
 READ_AT_START = ("PYTHON", "LD_", "OMP_", "MKL_", "OPENBLAS", "NUMBA_", "TORCH", "PYTORCH", "KMP_", "MALLOC_", "LANG", "LC_")

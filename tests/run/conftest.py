@@ -9,10 +9,10 @@ import torch
 from processes import RankPool
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def pool() -> Iterator[RankPool]:
-    """Four processes that wait for work, for all tests of a file."""
+    """Five processes that wait for work, for all tests: starting them and importing what they need costs more than most cases."""
     torch.set_num_threads(1)
-    made = RankPool(4)
+    made = RankPool(5)
     yield made
     made.close()

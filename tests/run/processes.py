@@ -1,8 +1,9 @@
-"""Ranks as real processes over gloo, kept for a whole test module: each case is one function run by all of them."""
+"""Ranks as real processes over gloo, kept for many tests: each case is one function run by all of them."""
 
 from __future__ import annotations
 
 import multiprocessing
+import os
 import socket
 import subprocess
 import sys
@@ -23,6 +24,7 @@ class RankPool:
     def __init__(self, most: int, *, timeout_s: float = 60.0) -> None:
         self.folder = tempfile.TemporaryDirectory()
         self.timeout_s, self.runs = timeout_s, 0
+        self.lost = ""  # the case in which a rank hung or ended: from then on nobody knows what the pipes hold
         self.pipes: list[Connection] = []
         self.processes: list[subprocess.Popen[bytes]] = []
         for rank in range(most):
@@ -35,15 +37,21 @@ class RankPool:
             self.pipes[-1].send((sys.path, bytes(multiprocessing.current_process().authkey)))
 
     def run(self, function: Callable[..., Any], ranks: int, *args: Any) -> list[Any]:
+        if self.lost:
+            raise RuntimeError(f"a rank was lost in {self.lost}; look there first")
         self.runs += 1
         store = str(Path(self.folder.name) / f"store-{self.runs}")
         for pipe in self.pipes[:ranks]:
             pipe.send((function, ranks, store, self.timeout_s, args))
         found = []
-        for pipe in self.pipes[:ranks]:
-            if not pipe.poll(self.timeout_s):
-                raise TimeoutError("a rank hangs")
-            found.append(pipe.recv())
+        try:
+            for pipe in self.pipes[:ranks]:
+                if not pipe.poll(self.timeout_s):
+                    raise TimeoutError("a rank hangs")
+                found.append(pipe.recv())
+        except (TimeoutError, EOFError):
+            self.lost = os.environ.get("PYTEST_CURRENT_TEST") or function.__name__
+            raise
         failed = [text for ok, text in found if not ok]
         if failed:
             raise RuntimeError(failed[0])

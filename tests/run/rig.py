@@ -5,16 +5,19 @@ from __future__ import annotations
 import threading
 import uuid
 from collections.abc import Callable
+from contextlib import suppress
 from datetime import timedelta
 from functools import cache
 from typing import Any
+from unittest import mock
 
 import msgspec
 import numpy as np
 import torch
 import torch.distributed as dist
 
-from meshwright.capture.forward import trace_forward
+from meshwright.capture import graph as graph_module
+from meshwright.capture.forward import TracedForward, trace_forward, trace_objective
 from meshwright.capture.graph import capture
 from meshwright.capture.precision import casting
 from meshwright.cost import Cost, Transport
@@ -24,6 +27,7 @@ from meshwright.decide.layout.megatron import find_regions
 from meshwright.decide.layout.problem import Degrees
 from meshwright.decide.pipeline import one_f_one_b_order
 from meshwright.drive.collective.callee import bindable
+from meshwright.errors import Unsupported
 from meshwright.fabric.fabric import Fabric
 from meshwright.graph.graph import OpGraph
 from meshwright.io.fabric.document import fabric_document
@@ -46,8 +50,20 @@ def graph_of(model: str, batch: int, loss: str = "cross-entropy", precision: str
 
 @cache
 def kept_graph_of(model: str, batch: int, loss: str, precision: str) -> OpGraph:
-    with casting(precision):
+    """What capturing traces on its way is kept for `forward_of`, which would trace the same again."""
+
+    def tracing(*given: Any, opaque: bool = False, **more: Any) -> TracedForward:
+        traced = trace_objective(*given, opaque=opaque, **more)
+        if not opaque:
+            with suppress(Unsupported):  # `forward_of` says so when it is asked
+                traced_on_the_way[model, batch, loss, precision] = from_traced(traced)
+        return traced
+
+    with casting(precision), mock.patch.object(graph_module, "trace_objective", tracing):
         return capture(model, loss=loss, batch_size=batch, methods=("export", "opaque"), scalable=False)
+
+
+traced_on_the_way: dict[tuple[str, int, str, str], ForwardGraph] = {}
 
 
 def forward_of(model: str, batch: int, loss: str = "cross-entropy", precision: str = "fp32") -> ForwardGraph:
@@ -56,6 +72,8 @@ def forward_of(model: str, batch: int, loss: str = "cross-entropy", precision: s
 
 @cache
 def _forward_of(model: str, batch: int, loss: str, precision: str) -> ForwardGraph:
+    if found := traced_on_the_way.get((model, batch, loss, precision)):
+        return found
     with casting(precision):
         return from_traced(trace_forward(model, loss=loss, batch_size=batch))
 

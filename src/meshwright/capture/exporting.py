@@ -24,7 +24,7 @@ from .losses import Objective
 from .regions import Watched, kept_whole, watching
 from .resolve import ModelSource, shown
 from .side_effects import Seen, changed, plain_values, refuse_changing
-from .torch_private import export_as_called, global_backward_hooks
+from .torch_private import export_as_called, global_backward_hooks, without_places
 
 __all__ = ["exported_program", "module_path"]
 
@@ -69,11 +69,12 @@ def _again(objective: Objective, source: ModelSource, mode: Any, whole: Sequence
     return seen
 
 
-def _once(objective: Objective, source: ModelSource, mode: Any, whole: Sequence[str], seen: Seen) -> Any:
-    """An exported program, flat; or a refusal."""
+def _once(objective: Objective, source: ModelSource, mode: Any, whole: Sequence[str], seen: Seen, *, places: bool = False) -> Any:
+    """An exported program, flat; or a refusal. `places`: of every call in the source, which only a refusal names."""
     lost: list[Watched] = []
+    noting = contextlib.nullcontext() if places else without_places()
     try:
-        with quiet(), mode or contextlib.nullcontext(), _as_eager(objective, source, whole, lost, seen):
+        with quiet(), noting, mode or contextlib.nullcontext(), _as_eager(objective, source, whole, lost, seen):
             exported = torch.export.export(objective, source.inputs, strict=False)
     except MeshwrightError:
         raise
@@ -89,7 +90,7 @@ def _once(objective: Objective, source: ModelSource, mode: Any, whole: Sequence[
     with quiet():
         left = flatten(exported)
     if left:
-        return _refused(left[0], source)
+        return _refused(left[0], source) if places else _once(objective, source, mode, whole, Seen(), places=True)
     if written_out(exported.graph):
         exported.graph_module.recompile()
     return exported

@@ -17,7 +17,7 @@ __all__ = [
     "DispatchRecorder", "FakeTensorMode", "autocast_kernel", "checkpoints_run_plainly", "constant_spec", "custom_partitioner", "dispatch_mode",
     "export_as_called", "fake_attributes", "fake_like", "fake_mode", "flat_tree", "functorch_block", "global_backward_hooks", "inductor_partitioner",
     "joint_graph", "make_fx_graph", "mode_of", "partition_saving", "register_constants", "run_backward", "sac_tools", "storage_key",
-    "torch_partition", "traced_below", "uncompiled_graphs",
+    "torch_partition", "traced_below", "uncompiled_graphs", "without_places",
 ]  # fmt: skip
 
 
@@ -67,6 +67,19 @@ def uncompiled_graphs() -> contextlib.AbstractContextManager[None]:
     from torch.fx._lazy_graph_module import _use_lazy_graph_module
 
     return _use_lazy_graph_module(True)  # type: ignore[no-any-return]
+
+
+@contextlib.contextmanager
+def without_places() -> Iterator[None]:
+    """While it lasts, tracing does not note at every call where in the Python source it was made: the deeper the
+    caller's stack, the longer that takes; a seventh of an export under pytest."""
+    config: Any = torch.fx.config
+    before = config.do_not_emit_stack_traces
+    config.do_not_emit_stack_traces = True
+    try:
+        yield
+    finally:
+        config.do_not_emit_stack_traces = before
 
 
 def run_backward(

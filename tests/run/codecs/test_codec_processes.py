@@ -14,13 +14,9 @@ from meshwright.testing.codecs_together import mean_together
 
 
 @pytest.mark.real
-def test_processes_and_one_process_agree() -> None:
+def test_processes_and_one_process_agree(pool: RankPool) -> None:
     texts = [k.name for k in CODECS]
-    pool = RankPool(2)
-    try:
-        found = pool.run(all_exchanged, 2, texts)
-    finally:
-        pool.close()
+    found = pool.run(all_exchanged, 2, texts)
     for i, text in enumerate(texts):
         codec = make_codec(parse_codec(text), SHAPES, name="g")
         states = [codec.new_state() for _ in range(2)]

@@ -10,7 +10,7 @@ import torch
 
 from meshwright.testing.group_twin import FAULTS, Fault, VirtualWorld
 
-CASES = 4000
+CASES = 2000
 
 
 @pytest.mark.timeout(120)

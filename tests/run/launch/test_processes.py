@@ -35,6 +35,7 @@ from meshwright.run.launch.train_run import train_run
 from meshwright.testing.serial import serial_losses
 
 FAILING = "tests/run/failing.py"
+STEPS = 8  # of the curves that are compared: Adam has moved everything by then
 pytestmark = pytest.mark.real
 
 
@@ -74,14 +75,14 @@ def _belongs_to(pid: int, folder: Path) -> bool:
 
 @pytest.fixture(scope="module")
 def serial():
-    return serial_losses(Training(model=TINY, global_batch=8), data="python-source", steps=20)
+    return serial_losses(Training(model=TINY, global_batch=8), data="python-source", steps=STEPS)
 
 
 @pytest.mark.parametrize("degrees", [(4, 1, 1), (2, 2, 1), (2, 1, 2), (1, 1, 4), (1, 2, 2)], ids=["DP4", "TP2xDP2", "PP2xDP2", "PP4", "TP2xPP2"])
 def test_loss_curve_equals_serial(degrees, serial, tmp_path):
-    result = train_run(make_plan(degrees), RunRequest(out=tmp_path / "run", steps=20, calibrate=False))
+    result = train_run(make_plan(degrees), RunRequest(out=tmp_path / "run", steps=STEPS, calibrate=False))
     assert result.document.losses == pytest.approx(serial, rel=1e-5)
-    assert result.document.steps == 20 and result.document.ranks == 4
+    assert result.document.steps == STEPS and result.document.ranks == 4
     ranks = [f"rank-00{r}.json" for r in range(4)]
     assert sorted(p.name for p in (tmp_path / "run").iterdir()) == ["checkpoint", "metrics.jsonl", "modules.json", "plan.json", *ranks, "run.json"]
 

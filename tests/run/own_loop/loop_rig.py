@@ -69,6 +69,13 @@ def make_optimizer(model: nn.Module, kind: str = "adamw") -> torch.optim.Optimiz
 
 
 def plan_for(**options: Any) -> Any:
+    """Made once for equal options; nobody changes it."""
+    return _plan_for(tuple(sorted(options.items())))
+
+
+@cache
+def _plan_for(asked: tuple[tuple[str, Any], ...]) -> Any:
+    options = dict(asked)
     dtype = options.pop("dtype", torch.float64)
     return mw.plan(
         make_model(tied=options.pop("tied", False)).to(dtype), batch_of(0), fabric=options.pop("fabric", "laptop:2"),

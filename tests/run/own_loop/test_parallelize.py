@@ -5,16 +5,13 @@ from __future__ import annotations
 import pytest
 import torch
 from loop_rig import STEPS, plain, plan_for, said, trained
-from processes import RankPool
 
 
-@pytest.fixture(scope="module")
-def pool():
+@pytest.fixture
+def pool(pool, monkeypatch):
     """Rank 0 traces while the others wait: longer than a busy machine needs for that."""
-    torch.set_num_threads(1)
-    made = RankPool(4, timeout_s=200.0)
-    yield made
-    made.close()
+    monkeypatch.setattr(pool, "timeout_s", 200.0)
+    return pool
 
 
 pytestmark = [pytest.mark.real, pytest.mark.timeout(240)]

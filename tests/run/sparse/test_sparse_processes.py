@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -18,13 +17,6 @@ pytestmark = [pytest.mark.real, pytest.mark.timeout(120)]
 STEPS = 4
 
 
-@pytest.fixture(scope="module")
-def five() -> Iterator[RankPool]:
-    made = RankPool(5)
-    yield made
-    made.close()
-
-
 def reduce(rank: int, group: Any, elements: int, settings: dict[str, Any]) -> tuple[bytes, bytes, float]:
     reducer = SparseAllReduce(group, elements, timeout_s=30, **settings)
     source = decaying(rank, elements)
@@ -34,10 +26,10 @@ def reduce(rank: int, group: Any, elements: int, settings: dict[str, Any]) -> tu
 
 
 @pytest.mark.parametrize("ranks", [1, 2, 3, 5])
-def test_processes_give_the_twins_bits(five: RankPool, ranks: int) -> None:
+def test_processes_give_the_twins_bits(pool: RankPool, ranks: int) -> None:
     for number, method in enumerate(sorted(METHODS)):
         settings = {"method": method, "k": 30 if number % 2 else 300, "warmup": number % 2}
-        found = five.run(reduce, ranks, 3001, settings)
+        found = pool.run(reduce, ranks, 3001, settings)
         reducers = all_ranks(ranks, 3001, **settings)
         sources = [decaying(r, 3001) for r in range(ranks)]
         for turn in range(STEPS):
@@ -67,12 +59,12 @@ def refuse(rank: int, group: Any) -> list[str]:
     return found
 
 
-def test_what_is_wrong_on_one_rank_is_refused_on_all(five: RankPool) -> None:
-    assert five.run(refuse, 3) == [["not-finite", "plan-mismatch", "plan-mismatch"]] * 3
+def test_what_is_wrong_on_one_rank_is_refused_on_all(pool: RankPool) -> None:
+    assert pool.run(refuse, 3) == [["not-finite", "plan-mismatch", "plan-mismatch"]] * 3
 
 
-def test_a_gradient_elsewhere_is_refused(five: RankPool) -> None:
-    assert five.run(elsewhere, 1) == ["usage"]
+def test_a_gradient_elsewhere_is_refused(pool: RankPool) -> None:
+    assert pool.run(elsewhere, 1) == ["usage"]
 
 
 def elsewhere(rank: int, group: Any) -> str:

@@ -62,12 +62,12 @@ def train(degrees, microbatch, steps, *, model=TINY, collective="ring", groups=F
 @pytest.fixture(scope="module")
 def serial():
     torch.set_num_threads(1)
-    return serial_losses(Training(model=TINY, global_batch=GLOBAL_BATCH), data="python-source", steps=20)
+    return serial_losses(Training(model=TINY, global_batch=GLOBAL_BATCH), data="python-source", steps=8)
 
 
 @pytest.mark.parametrize(
     ("degrees", "microbatch", "steps"),
-    [((4, 1, 1), 2, 20), ((2, 2, 1), 2, 20), ((2, 1, 2), 1, 20), ((1, 1, 4), 2, 20), ((1, 2, 2), 2, 20), ((1, 4, 1), 8, 5), ((1, 1, 1), 4, 5)],
+    [((4, 1, 1), 2, 8), ((2, 2, 1), 2, 8), ((2, 1, 2), 1, 8), ((1, 1, 4), 2, 8), ((1, 2, 2), 2, 8), ((1, 4, 1), 8, 5), ((1, 1, 1), 4, 5)],
 )
 def test_loss_curve_equals_serial(degrees, microbatch, steps, serial):
     _, losses, _ = train(degrees, microbatch, steps)
