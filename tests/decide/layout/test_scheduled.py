@@ -15,7 +15,7 @@ from meshwright.cost import assumed_cost
 from meshwright.decide.layout.layer_costs import FULL
 from meshwright.decide.layout.mixed.bounds import family_bound_s
 from meshwright.decide.layout.mixed.candidate import Candidate, Problem
-from meshwright.decide.layout.mixed.scheduled import least_time_s
+from meshwright.decide.layout.mixed.schedule_bounds import least_time_s
 from meshwright.decide.layout.mixed.search import Demands, Judged, search_mixed
 from meshwright.decide.layout.profiled.predict import ProfilePrediction, predict
 from meshwright.decide.pipeline import STRATEGIES, Action, PipelineProblem, Schedule

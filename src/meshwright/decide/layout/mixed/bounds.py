@@ -9,7 +9,7 @@ family: the layouts with the same devices in every stage, the same tensor degree
     backward only after the first micro-batch passed the stages before it, and ends before their last backwards; with x_s seconds a micro-batch,
     messages h and a tail of r seconds per second of x_s (gradients, update) a step takes at least sum over k < s of (x_k + 2 h) + (m + r) x_s.
     Filling every stage greedily shows how much work a pipeline does in T; T is found by bisection. Tensor-parallel collectives are part of x.
-    With another schedule a stage may have a small piece early in the model: then only its own m x_s, and its tail, are counted.
+    With another schedule a stage may have a small piece early in the model: then its own m x_s and its tail are counted, and `schedule_bounds`.
 Both hold for every layout that `predict` simulates (up to the rounding of message sizes to bytes); the tests try to beat them.
 """
 
@@ -24,8 +24,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ....profile.layer_profile import Entry
-from ....profile.network import ProfiledLayout, Replica
+from ....profile.layer_table import LayerChoice
+from ....profile.network import Replica
 from .candidate import Candidate, Problem
+from .schedule_bounds import fastest_Bps, least_ring, path_s, work_s
 
 __all__ = ["LayoutBounds", "family_bound_s", "layout_bounds", "universal_bound"]
 
@@ -149,7 +151,28 @@ def family_bound_s(problem: Problem, candidate: Candidate) -> float:
     for _ in range(80):  # a float has 53 bits to halve: so many steps leave nothing
         middle = (low + high) / 2
         low, high = (low, middle) if enough(middle) else (middle, high)
+    if not filled:
+        low = max(low, _any_order_s(problem, candidate))
     return low + problem.runtime.per_iteration_s
+
+
+def _any_order_s(problem: Problem, candidate: Candidate) -> float:
+    """What no order goes below on alike pipelines: every layer as fast as any of its choices."""
+    layout, count = candidate.layout, max(candidate.layout.microbatches)
+    column = [s.replicas[0] for s in layout.stages]
+    rows = [
+        problem.table.priced(Entry(r.device, layout.microbatch, r.tensor), choice, layout.data)
+        for r in dict.fromkeys(column) for choice in _allowed(problem, candidate)
+    ]  # fmt: skip
+    forward, whole = (np.min(x, axis=0) for x in zip(*((a["forward_s"], a["forward_s"] + a["backward_s"]) for a in rows), strict=True))
+    inputs = np.min([a["backward_s"] - a["weights_s"] for a in rows], axis=0)
+    return max(path_s(forward, inputs, count), work_s(forward, whole, len(column), count))
+
+
+def _allowed(problem: Problem, candidate: Candidate) -> list[LayerChoice]:
+    """The choices of its family."""
+    levels, inner = {c.sharding for c in candidate.choices}, {0, *(c.tensor for c in candidate.choices)}
+    return [c._replace(tensor=t) for c in problem.choices if c.sharding in levels for t in sorted(inner)]
 
 
 def _stage_numbers(problem: Problem, candidate: Candidate) -> tuple[float, dict[Replica, float], dict[Replica, float], float]:
@@ -159,38 +182,20 @@ def _stage_numbers(problem: Problem, candidate: Candidate) -> tuple[float, dict[
     late: dict[Replica, F64] = {}
     hop = float("inf")
     layout = candidate.layout
-    levels, inner = {c.sharding for c in candidate.choices}, {0, *(c.tensor for c in candidate.choices)}
-    allowed = [c._replace(tensor=t) for c in problem.choices if c.sharding in levels for t in sorted(inner)]
+    allowed = _allowed(problem, candidate)
     for r in replicas:
         entry = Entry(r.device, layout.microbatch, r.tensor)
         arrays = [problem.table.priced(entry, c, layout.data) for c in allowed]
         time = np.min([a["forward_s"] + a["backward_s"] for a in arrays], axis=0)
-        ring = _least_ring(problem, layout, r)
+        ring = least_ring(problem, layout.data, replicas)
         after = np.min([a["update_s"] + (0 if problem.runtime.overlap_gradients else ring * a["wire_bytes"]) for a in arrays], axis=0)
         least[r], late[r] = time, after
         if len(layout.stages) > 1:
-            hop = min(hop, float(np.min([a["output_bytes"][:-1].min() for a in arrays])) * _fastest(problem) + problem.runtime.per_message_s)
+            hop = min(hop, float(np.min([a["output_bytes"][:-1].min() for a in arrays])) / fastest_Bps(problem) + problem.runtime.per_message_s)
     whole = {r: float(t.sum()) for r, t in least.items()}
     share = np.min([t / whole[r] for r, t in least.items()], axis=0)  # of a layer in the work: on no kind does it take a smaller one
     tail = {r: float(np.min(late[r] / np.maximum(whole[r] * share, 1e-30))) for r in replicas}
     return float(share.sum()), whole, tail, hop if np.isfinite(hop) else 0.0
-
-
-def _least_ring(problem: Problem, layout: ProfiledLayout, replica: Replica) -> float:
-    """Seconds per wire byte that no gradient ring of this many replicas beats: over the fastest NIC where no server holds all of them."""
-    n = layout.data
-    if n == 1:
-        return 0.0
-    least = min(r.tensor for s in layout.stages for r in s.replicas)
-    kinds = [problem.pool(r).kind for s in layout.stages for r in s.replicas]
-    apart = n * least > max(k.gpus for k in kinds)
-    return 2 * (n - 1) / n * (1 / max(k.nic_Bps for k in kinds) if apart else _fastest(problem))
-
-
-def _fastest(problem: Problem) -> float:
-    """Seconds per byte of the fastest way between two stages or replicas."""
-    rates = [c.peak_Bps for c in problem.network.inside.values()] + [c.peak_Bps for c in problem.network.between.values()]
-    return 1 / max(rates) if rates else 0.0
 
 
 def _passes(limit: float, work_s: float, ratio: Sequence[float], tail: Sequence[float], hop: float, most: int, filled: bool) -> float:
