@@ -1,9 +1,9 @@
 """Two lower bounds on a step: one for every layout of a layer table on these devices, one for the family of a given layout.
 
 universal: every layer at the best efficiency that it has anywhere in the table (micro-batch, degree), on all devices at once, layers divided over
-    unlike kinds as fits best; and, unless one server alone could be that fast,
-    what must cross between servers. A server either holds a whole copy of the model, and receives its gradients or
-    weights, or every sample crosses a border between layers forward and backward. Memory: the least state of all layers against all memory.
+    unlike kinds as fits best; on one kind, together with the way of a micro-batch through all layers and back; and, unless one server alone could
+    be that fast, what must cross between servers. A server either holds a whole copy of the model, and receives its gradients or weights, or every
+    sample crosses a border between layers forward and backward. Memory: the least state of all layers against all memory.
 family: the layouts with the same devices in every stage, the same tensor degrees (also those of single layers inside a group), micro-batch and
     sharding levels, over all ways to divide layers, to recompute, and to share micro-batches over pipelines. In 1F1B stage s has its first
     backward only after the first micro-batch passed the stages before it, and ends before their last backwards; with x_s seconds a micro-batch,
@@ -27,13 +27,14 @@ from ....profile.layer_profile import Entry
 from ....profile.layer_table import LayerChoice
 from ....profile.network import Replica
 from .candidate import Candidate, Problem
-from .schedule_bounds import fastest_Bps, least_ring, path_s, work_s
+from .schedule_bounds import fastest_Bps, least_ring, path_s, tail_s, work_s
 
 __all__ = ["LayoutBounds", "family_bound_s", "layout_bounds", "universal_bound"]
 
 F64 = NDArray[np.float64]
 # Steps of the multiplicative weights: every one of them gives a valid bound, the best of all is kept.
 DUAL_STEPS = 120
+WEIGHT_STEPS = 40  # thirds of a weight between two bounds: every weight gives a valid one
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -77,10 +78,10 @@ def universal_bound(problem: Problem) -> tuple[float, dict[str, Any]]:
     memory = sum(p.memory_bytes * p.kind.devices for p in problem.pools) if all(p.memory_bytes for p in problem.pools) else 0
     speed = flops / compute if compute else 0.0
     parts = {"flops": flops, "flops_per_s": speed, "compute_s": compute, "state_bytes": state, "memory_bytes": memory, "cut_s": 0.0}
-    parts["cut_s"] = _cut_s(problem, least)
+    parts["cut_s"], parts["path_s"] = _cut_s(problem, least), _path_s(problem)
     if memory and state > memory:
         return float("inf"), parts
-    return max(compute, parts["cut_s"]), parts
+    return max(compute, parts["cut_s"], parts["path_s"]), parts
 
 
 def _shared_s(problem: Problem, least: dict[str, F64]) -> float:
@@ -108,6 +109,33 @@ def _shared_s(problem: Problem, least: dict[str, F64]) -> float:
         weight = weight * np.exp(step * (load / load.mean() - 1))
         step *= 0.97
     return best
+
+
+def _path_s(problem: Problem) -> float:
+    """Work and way together, on one kind of device: every micro-batch goes forward through all layers and its gradient back, one layer after the
+    other, in a step's time. Large tensor degrees shorten that way and lose to collectives, small ones are efficient and long.
+
+    A layout has one entry of the table per layer and pipeline; its step is at least any mean of the two, so at least the sum over the layers of the
+    entry that is best in that mean. The sum is concave in the mean's weight: the best weight is found by thirds."""
+    kinds = {p.kind.name for p in problem.pools}
+    entries = [e for e in problem.table.rows if e.device in kinds]
+    if len(kinds) > 1 or not entries:
+        return 0.0
+    each = problem.global_batch / sum(p.kind.devices for p in problem.pools)
+    work, way = (np.empty((len(entries), problem.table.layers)) for _ in range(2))
+    for k, e in enumerate(entries):
+        a = problem.table.priced(e, LayerChoice(), 1)
+        way[k] = a["forward_s"] + a["backward_s"] - a["weights_s"]
+        work[k] = (a["forward_s"] + a["backward_s"]) * (each * e.tensor / e.microbatch)
+
+    def mean_s(weight: float) -> float:
+        return float((weight * work + (1 - weight) * way).min(axis=0).sum())
+
+    low, high = 0.0, 1.0
+    for _ in range(WEIGHT_STEPS):
+        third = (high - low) / 3
+        low, high = (low, high - third) if mean_s(low + third) >= mean_s(high - third) else (low + third, high)
+    return mean_s(low)
 
 
 def _least_flops(problem: Problem) -> float:
@@ -166,7 +194,8 @@ def _any_order_s(problem: Problem, candidate: Candidate) -> float:
     ]  # fmt: skip
     forward, whole = (np.min(x, axis=0) for x in zip(*((a["forward_s"], a["forward_s"] + a["backward_s"]) for a in rows), strict=True))
     inputs = np.min([a["backward_s"] - a["weights_s"] for a in rows], axis=0)
-    return max(path_s(forward, inputs, count), work_s(forward, whole, len(column), count))
+    tail = np.min([tail_s(problem, layout.data, column, a["update_s"], a["wire_bytes"]) for a in rows], axis=0)
+    return max(path_s(forward, inputs, count), work_s(forward, whole, len(column), count) + float(tail.sum()) / len(column))
 
 
 def _allowed(problem: Problem, candidate: Candidate) -> list[LayerChoice]:

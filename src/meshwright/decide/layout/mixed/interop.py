@@ -5,7 +5,8 @@ t* = min over t_max of F(0, K, D; t_max) + (B - 1) t_max,
 F(s, k, d; t_max) = min over stages [k..i] on n devices with t <= t_max of t + F(s-1, i+1, d - n).
 Left open: what a stage costs on a submesh. Our answer: the layer table at the submesh's tensor degree; data-parallel replicas are outside of
 the programme (one pipeline is planned, `data` copies of it run). Deviation: memory counts the micro-batches in flight at that distance from the end.
-Close values of t_max are skipped (epsilon) and larger ones than can win with the least sum that there is. Cost: O(stages · layers² · devices · degrees) per t_max.
+Close values of t_max are skipped (epsilon), and larger ones than can win with the least sum that there is. Cost: O(stages · layers² · devices ·
+degrees) per t_max.
 """
 
 from __future__ import annotations

@@ -21,7 +21,7 @@ from ....profile.layer_profile import Entry
 from ....profile.network import Replica
 from .candidate import Candidate, Problem
 
-__all__ = ["cannot_fit", "fastest_Bps", "least_ring", "least_time_s", "path_s", "pieces_time_s", "work_s"]
+__all__ = ["cannot_fit", "fastest_Bps", "least_ring", "least_time_s", "path_s", "pieces_time_s", "tail_s", "work_s"]
 
 F64 = NDArray[np.float64]
 
@@ -45,7 +45,7 @@ def least_time_s(problem: Problem, c: Candidate) -> float:
     inputs = np.min([a["backward_s"] - a["weights_s"] for a in priced.values()], axis=0)
     if len(priced) == 1:
         (a,) = priced.values()
-        tail = float(_tail_s(problem, layout.data, priced, a["update_s"], a["wire_bytes"]).sum()) / len(column)
+        tail = float(tail_s(problem, layout.data, priced, a["update_s"], a["wire_bytes"]).sum()) / len(column)
         work = work_s(forward, forward + a["backward_s"], len(column), count) + tail
     else:
         each = {r: float(a["forward_s"].sum() + a["backward_s"].sum()) for r, a in priced.items()}
@@ -60,7 +60,7 @@ def pieces_time_s(problem: Problem, c: Candidate, *, split: bool) -> float:
     forward, whole = a["forward_s"] + each_s, a["backward_s"] + each_s
     inputs = whole - a["weights_s"] if split else whole
     alike = dict.fromkeys(s.replicas[0] for s in layout.stages)
-    tail = np.bincount(stage_of, _tail_s(problem, layout.data, alike, a["update_s"], a["wire_bytes"]))
+    tail = np.bincount(stage_of, tail_s(problem, layout.data, alike, a["update_s"], a["wire_bytes"]))
     busy = count * np.bincount(stage_of, forward + whole, len(tail))
     first = np.array([int(np.argmax(stage_of == s)) for s in range(len(tail))])
     wait, back = _before(forward)[first], _before(inputs)[first]
@@ -80,7 +80,7 @@ def cannot_fit(problem: Problem, c: Candidate) -> bool:
     if layout.schedule is None:
         entries = {Entry(s.replicas[0].device, layout.microbatch, s.replicas[0].tensor) for s in layout.stages}
         least = min(float(problem.table.priced_each(e, c.choices, layout.data)["state_bytes"].sum()) for e in entries)
-        return least > limits.sum()
+        return least > float(limits.sum())
     stage_of, a = problem.by_piece(c)
     need = np.bincount(stage_of, a["state_bytes"], len(limits))
     most = np.zeros(len(limits))
@@ -104,7 +104,7 @@ def fastest_Bps(problem: Problem) -> float:
     return max(rates, default=float("inf"))
 
 
-def _tail_s(problem: Problem, data: int, replicas: Collection[Replica], update_s: F64, wire_bytes: F64) -> F64:
+def tail_s(problem: Problem, data: int, replicas: Collection[Replica], update_s: F64, wire_bytes: F64) -> F64:
     """Gradients, where they do not go while others are computed, and update."""
     ring = 0.0 if problem.runtime.overlap_gradients else least_ring(problem, data, replicas)
     return (update_s if problem.runtime.update == "layer" else 0.0) + ring * wire_bytes

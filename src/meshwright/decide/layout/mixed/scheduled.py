@@ -45,7 +45,7 @@ class Scheduled(LayersStrategy):
     cite: ClassVar[Cite] = GRID_CITE
     refines: ClassVar[bool] = True
 
-    slack: float = 1.02
+    slack: float = 1.05
     evaluations: int = 4_000
     per_layer: int = 6
 
