@@ -67,7 +67,7 @@ def pieces_time_s(problem: Problem, c: Candidate, *, split: bool) -> float:
     found = max(path_s(forward, inputs, count) + tail[stage_of[0]], float((wait + busy + tail).max()))
     if not split:
         found = max(found, float((wait + busy + back).max() + tail[stage_of[0]]))
-    return found + problem.runtime.per_iteration_s
+    return float(found + problem.runtime.per_iteration_s)
 
 
 def cannot_fit(problem: Problem, c: Candidate) -> bool:
