@@ -229,7 +229,7 @@ def test_a_found_schedule_is_a_checked_plan_that_trains_alike(names: tuple[str, 
         simulated=12, refine=1, schedules=names,
     )  # fmt: skip
     scheduled = [j for j in found.found.ranked if j.candidate.layout.schedule is not None and not not_runnable(found, j)]
-    chosen = min(scheduled, key=lambda j: -len(j.candidate.layout.stages))
+    chosen = min(scheduled, key=lambda j: (-len(j.candidate.layout.stages), len(j.candidate.layout.pieces)))
     plan = plan_found(found, chosen, Training(model=MODEL, global_batch=6), NET, cost, graph)
     check_plan(plan)
     mine, layout = chosen.candidate.layout, plan.layout
