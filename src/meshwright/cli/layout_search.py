@@ -235,7 +235,8 @@ def text_of(found: LayoutFindings, show: int) -> str:
 
 
 def _says(parts: dict[str, Any]) -> str:
-    return f"{parts['flops']:.4g} operations at {parts['flops_per_s']:.4g}/s: {parts['compute_s']:.6g} s; between servers {parts['cut_s']:.3g} s"
+    said = f"{parts['flops']:.4g} operations at {parts['flops_per_s']:.4g}/s: {parts['compute_s']:.6g} s; between servers {parts['cut_s']:.3g} s"
+    return said + (f"; with a micro-batch's way {parts['path_s']:.6g} s" if parts["path_s"] > parts["compute_s"] else "")
 
 
 def _spending(found: LayoutFindings, j: Judged) -> str:

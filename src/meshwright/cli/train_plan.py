@@ -68,8 +68,9 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     )  # fmt: skip
     parser.add_argument("--microbatch", type=int, help="fix the micro-batch size")
     parser.add_argument(
-        "--pipeline", default="1f1b", metavar="NAME",
-        help="order of micro-batches: 1f1b (default), auto (the schedule judged best), or one that `meshwright pipeline compare` lists",
+        "--pipeline", default="", metavar="NAME",
+        help="order of micro-batches: 1f1b, auto (judged best together with the degrees), or one that `meshwright pipeline compare` lists (default: "
+        "1f1b, and where the search chose a pipeline the fastest on its degrees)",
     )  # fmt: skip
     parser.add_argument(
         "--pipeline-option", action="append", default=[], metavar="NAME=VALUE", help="of the schedule, e.g. chunks=4, pipes=2, group=8, split=true"

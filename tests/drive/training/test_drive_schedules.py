@@ -65,6 +65,15 @@ def test_copies_sum_gradients_during_backward_unless_told_otherwise():
     assert "gradients of 2 copies of the stages summed during backward in" in " ".join(plan_text(early).split())
 
 
+def test_where_the_search_chose_the_pipeline_the_fastest_schedule_on_it_is_taken():
+    shape = {"call_s": 1e-3, "microbatches": 3}
+    plain, found, by_hand = planned(**shape), planned("", pipeline=None, **shape), planned("", **shape)
+    assert (found.layout.data, found.layout.pipeline) == (plain.layout.data, plain.layout.pipeline) == (1, 2)
+    assert found.prediction.time_s < plain.prediction.time_s and found.layout.schedule != plain.layout.schedule == "1f1b"
+    assert schedule_asked(found).name == "auto" and "1f1b" in found.decisions["pipeline"]["why"]
+    assert plan_bytes(by_hand) == plan_bytes(plain), "a degree given by hand keeps 1F1B"
+
+
 def test_auto_takes_the_fastest_and_lists_the_others():
     shape = {"devices": 4, "pipeline": 2, "data": 2, "call_s": 1e-3}  # computation, not messages, is what takes time
     plain, auto = planned(**shape), planned("auto", **shape)

@@ -9,7 +9,6 @@ import pytest
 import torch
 from evaluation_models import WIDTH, Choosing
 from loop_rig import make_model, plan_for
-from processes import RankPool
 from recipe_loops import FULL, NORM, STEPS, by_hand, given, loss_of, optimizer_of, refusals, stepped
 from test_parallelize import LAYOUTS, alike
 
@@ -21,12 +20,9 @@ from meshwright.run.train.update import AVERAGE
 WIDE = torch.float64
 
 
-@pytest.fixture(scope="module")
-def pool():
-    torch.set_num_threads(1)
-    made = RankPool(2, timeout_s=200.0)
-    yield made
-    made.close()
+@pytest.fixture(autouse=True)
+def patience(pool, monkeypatch):
+    monkeypatch.setattr(pool, "timeout_s", 200.0)
 
 
 pytestmark = [pytest.mark.real, pytest.mark.timeout(240)]

@@ -7,11 +7,10 @@ import torch
 from loop_rig import STEPS, plain, plan_for, said, trained
 
 
-@pytest.fixture
-def pool(pool, monkeypatch):
+@pytest.fixture(autouse=True)
+def patience(pool, monkeypatch):
     """Rank 0 traces while the others wait: longer than a busy machine needs for that."""
     monkeypatch.setattr(pool, "timeout_s", 200.0)
-    return pool
 
 
 pytestmark = [pytest.mark.real, pytest.mark.timeout(240)]

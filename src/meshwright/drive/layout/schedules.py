@@ -90,7 +90,7 @@ class LayoutSchedules:
                 self._known[label] = made
                 where = self._placement(made, label, stages)
                 if where:
-                    found.append(Variant(label, where))
+                    found.append(Variant(label, where, traits.split_backward))
         return found
 
     def _placement(self, made: PipelineStrategy, label: str, stages: int) -> tuple[int, ...]:

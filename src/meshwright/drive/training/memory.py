@@ -50,7 +50,7 @@ class Memory(Decision):
 
     def choose(self, found: Found, context: Context) -> Found:
         """Where nothing fits, and any layout would do: the fastest of those that need least."""
-        any_layout = not context.wish(ShardingWanted).level and context.wish(PipelineWanted).name in ("1f1b", "auto")
+        any_layout = not context.wish(ShardingWanted).level and not context.wish(PipelineWanted).one
         best = leanest_fitting(context, found.judged) if found.best is None and any_layout else None
         return found if best is None else replace(found, best=best, judged=[*found.judged, best])
 

@@ -27,7 +27,7 @@ def no_plan(found: Found, context: Context) -> TimeLimit | Infeasible:
     left_out, cut = found.notes.get("layout", LeftOut()), next(iter(found.cuts.values()), None)
     if left_out.too_large or cut is not None:
         return _unfinished(left_out, cut, context.fabric)
-    if context.wish(PipelineWanted).name not in ("1f1b", "auto"):
+    if context.wish(PipelineWanted).one:
         return schedule_does_not_fit(context, found.judged, nothing_fits([e for e in found.judged if e.candidate.schedule], context.fabric))
     error = nothing_fits(found.judged, context.fabric, context)
     refused = all(e.candidate.layout is not None and e.timeline is None and not e.excess_bytes for e in found.judged)

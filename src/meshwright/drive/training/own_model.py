@@ -41,7 +41,7 @@ DEFAULT_LEARNING_RATE = 1e-3
 def plan_model(
     model: torch.nn.Module | Callable[[], Any] | str, batch: Any = None, *, fabric: Fabric | str, optimizer: Any = "adamw",
     loss: str | Callable[..., Any] | None = None, global_batch: int | None = None, data: int | None = None, tensor: int | None = None,
-    pipeline: int | None = None, microbatch: int | None = None, zero: int | None = None, schedule: str = "1f1b", recompute: str = "auto",
+    pipeline: int | None = None, microbatch: int | None = None, zero: int | None = None, schedule: str = "", recompute: str = "auto",
     collective: str = "auto", seed: int = 0, cost: Cost | None = None, wishes: Iterable[object] = (), budget: SearchBudget | None = None,
     without: Collection[str] = (), recipe: Recipe | None = None,
 ) -> Plan:  # fmt: skip

@@ -1,6 +1,7 @@
 """The decision on the pipeline schedule of a training job, together with depth, micro-batch, interleaving and sharding level.
 
-The search over degrees and sharding judges 1F1B. Then the layouts that did best with it, of every depth, are cut into the stages that other
+The search over degrees and sharding judges 1F1B. Where that chose a pipeline by itself, the other schedules are tried on its degrees, and the fastest
+is taken. With `auto` the layouts that did best with it, of every depth, are tried. They are cut into the stages that other
 schedules ask for; every schedule orders them by the planners' clock, and those that come out best (and, where nothing fits, those that keep least)
 are lowered, simulated and judged as all layouts are.
 """
@@ -29,6 +30,7 @@ from .evaluated import Evaluated, fastest
 from .placements import placements_of
 from .schedules import actions_of, layout_problem, scheduled
 from .sharding import ShardingWanted, as_wanted
+from .wishes import LayoutWanted
 
 __all__ = ["PipelineWanted", "Schedule", "candidates", "schedule_asked", "schedule_does_not_fit"]
 
@@ -46,19 +48,25 @@ CHUNKS = (2, 4)
 
 @dataclass(frozen=True, kw_only=True)
 class PipelineWanted:
-    """`name`: a schedule, or `auto`; `options` of that schedule. Raises: UsageError for one that does not exist."""
+    """`name`: a schedule, `auto`, or nothing: 1F1B, and where the search chose a pipeline whatever is fastest on its degrees; `options` of that
+    schedule. Raises: UsageError for one that does not exist."""
 
-    name: str = "1f1b"
+    name: str = ""
     options: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        if self.name == "auto":
+        if self.name in ("", "auto"):
             if self.options:
                 raise UsageError("options belong to one schedule", where="--pipeline-option", hint="name it with --pipeline")
             return
         strategy(self.name, where="--pipeline")
         made = make_strategy(self.name, self.options)
         object.__setattr__(self, "options", {key: getattr(made, key) for key in self.options})  # typed
+
+    @property
+    def one(self) -> bool:
+        """One schedule is asked for that layouts must be cut for."""
+        return self.name not in ("", "auto", OneFOneB.name)
 
 
 def candidates(devices: int, microbatches: int) -> list[Wanted]:
@@ -80,24 +88,37 @@ class Schedule(Decision):
         Raises: Infeasible when one schedule is asked for, and no layout has a pipeline or the schedule exists for none of them.
         """
         wanted = context.wish(PipelineWanted)
-        if wanted.name == "1f1b":
+        if wanted.name == OneFOneB.name:
             return found
+        if not wanted.name:
+            return self.on_winner(found, context)
         chooser = _Chooser(context, wanted, list(found.judged))
         best = chooser.run(found.best)
         return replace(found, best=best, judged=chooser.judged).cut(self.name, chooser.looks.budget.cut)
+
+    def on_winner(self, found: Found, context: Context) -> Found:
+        """What other schedules make of the winner, where the search chose its pipeline: a degree given by hand keeps 1F1B, and so does a layout whose
+        program is too large to write out, for only 1F1B is lowered folded."""
+        best = found.best
+        if best is None or best.layout.pipeline == 1 or context.wish(LayoutWanted).pipeline or context.evaluator.is_folded(best.layout):
+            return found
+        chooser = _Chooser(context, PipelineWanted(name="auto"), [best])
+        chosen = chooser.run(best)
+        return replace(found, best=chosen, judged=[*found.judged, *chooser.judged[1:]]).cut(self.name, chooser.looks.budget.cut)
 
     def entries(self, found: Found, context: Context) -> dict[str, Any]:
         """Which schedule and why, and what the same degrees do with others."""
         best, layout, wanted = found.winner, found.winner.layout, context.wish(PipelineWanted)
         words = best.candidate.schedule.split()
         name = words[0] if words else "onefoneb"
-        options: dict[str, Any] = {"microbatches": layout.microbatches, "asked": wanted.name, "asked_options": dict(wanted.options)}
+        asked = wanted.name or ("auto" if words else OneFOneB.name)
+        options: dict[str, Any] = {"microbatches": layout.microbatches, "asked": asked, "asked_options": dict(wanted.options)}
         if words:
             options |= {"schedule": best.candidate.schedule, "stages": len(layout.stages), "split_backward": layout.split_backward}
             options |= {"copies": max(1, len(layout.placement))}
         if layout.pipeline == 1:
             return {"pipeline": {"strategy": name, "options": options, "why": "one stage: nothing to order", "cite": []}}
-        why = _why(best, found.judged) if wanted.name == "auto" else "as asked" if words else "the default"
+        why = _why(best, found.judged) if asked == "auto" else "as asked" if words else "the default"
         return {"pipeline": {"strategy": name, "options": options, "why": why, "cite": [CITES[name].key] if words else []}}
 
     def cites(self, key: str, entry: Mapping[str, Any]) -> list[tuple[str, Cite]]:

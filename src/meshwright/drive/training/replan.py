@@ -213,12 +213,12 @@ def _found(
             here = choose(context, ("schedule",), here)
         except Infeasible as error:
             unscheduled = unscheduled or error
-            plain.append((context.wishing(PipelineWanted()), here))
+            plain.append((context.wishing(PipelineWanted(name="1f1b")), here))
             continue
         judged += here.judged
         cuts = {**here.cuts, **cuts}
         if here.best is not None:
-            any_schedule = context.wish(PipelineWanted).name in ("1f1b", "auto")
+            any_schedule = not context.wish(PipelineWanted).one
             found += _candidates(old, context, [e for e in here.judged if any_schedule or e.candidate.schedule], shards, storage_Bps)
     if not found and asked_now and unscheduled is not None:
         raise unscheduled

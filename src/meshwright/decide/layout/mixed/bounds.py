@@ -1,15 +1,15 @@
 """Two lower bounds on a step: one for every layout of a layer table on these devices, one for the family of a given layout.
 
 universal: every layer at the best efficiency that it has anywhere in the table (micro-batch, degree), on all devices at once, layers divided over
-    unlike kinds as fits best; and, unless one server alone could be that fast,
-    what must cross between servers. A server either holds a whole copy of the model, and receives its gradients or
-    weights, or every sample crosses a border between layers forward and backward. Memory: the least state of all layers against all memory.
+    unlike kinds as fits best; on one kind, together with the way of a micro-batch through all layers and back; and, unless one server alone could
+    be that fast, what must cross between servers. A server either holds a whole copy of the model, and receives its gradients or weights, or every
+    sample crosses a border between layers forward and backward. Memory: the least state of all layers against all memory.
 family: the layouts with the same devices in every stage, the same tensor degrees (also those of single layers inside a group), micro-batch and
     sharding levels, over all ways to divide layers, to recompute, and to share micro-batches over pipelines. In 1F1B stage s has its first
     backward only after the first micro-batch passed the stages before it, and ends before their last backwards; with x_s seconds a micro-batch,
     messages h and a tail of r seconds per second of x_s (gradients, update) a step takes at least sum over k < s of (x_k + 2 h) + (m + r) x_s.
     Filling every stage greedily shows how much work a pipeline does in T; T is found by bisection. Tensor-parallel collectives are part of x.
-    With another schedule a stage may have a small piece early in the model: then only its own m x_s, and its tail, are counted.
+    With another schedule a stage may have a small piece early in the model: then its own m x_s and its tail are counted, and `schedule_bounds`.
 Both hold for every layout that `predict` simulates (up to the rounding of message sizes to bytes); the tests try to beat them.
 """
 
@@ -24,14 +24,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ....profile.layer_profile import Entry
-from ....profile.network import ProfiledLayout, Replica
+from ....profile.layer_table import LayerChoice
+from ....profile.network import Replica
 from .candidate import Candidate, Problem
+from .schedule_bounds import fastest_Bps, least_ring, path_s, tail_s, work_s
 
 __all__ = ["LayoutBounds", "family_bound_s", "layout_bounds", "universal_bound"]
 
 F64 = NDArray[np.float64]
 # Steps of the multiplicative weights: every one of them gives a valid bound, the best of all is kept.
 DUAL_STEPS = 120
+WEIGHT_STEPS = 40  # thirds of a weight between two bounds: every weight gives a valid one
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -75,10 +78,10 @@ def universal_bound(problem: Problem) -> tuple[float, dict[str, Any]]:
     memory = sum(p.memory_bytes * p.kind.devices for p in problem.pools) if all(p.memory_bytes for p in problem.pools) else 0
     speed = flops / compute if compute else 0.0
     parts = {"flops": flops, "flops_per_s": speed, "compute_s": compute, "state_bytes": state, "memory_bytes": memory, "cut_s": 0.0}
-    parts["cut_s"] = _cut_s(problem, least)
+    parts["cut_s"], parts["path_s"] = _cut_s(problem, least), _path_s(problem)
     if memory and state > memory:
         return float("inf"), parts
-    return max(compute, parts["cut_s"]), parts
+    return max(compute, parts["cut_s"], parts["path_s"]), parts
 
 
 def _shared_s(problem: Problem, least: dict[str, F64]) -> float:
@@ -106,6 +109,33 @@ def _shared_s(problem: Problem, least: dict[str, F64]) -> float:
         weight = weight * np.exp(step * (load / load.mean() - 1))
         step *= 0.97
     return best
+
+
+def _path_s(problem: Problem) -> float:
+    """Work and way together, on one kind of device: every micro-batch goes forward through all layers and its gradient back, one layer after the
+    other, in a step's time. Large tensor degrees shorten that way and lose to collectives, small ones are efficient and long.
+
+    A layout has one entry of the table per layer and pipeline; its step is at least any mean of the two, so at least the sum over the layers of the
+    entry that is best in that mean. The sum is concave in the mean's weight: the best weight is found by thirds."""
+    kinds = {p.kind.name for p in problem.pools}
+    entries = [e for e in problem.table.rows if e.device in kinds]
+    if len(kinds) > 1 or not entries:
+        return 0.0
+    each = problem.global_batch / sum(p.kind.devices for p in problem.pools)
+    work, way = (np.empty((len(entries), problem.table.layers)) for _ in range(2))
+    for k, e in enumerate(entries):
+        a = problem.table.priced(e, LayerChoice(), 1)
+        way[k] = a["forward_s"] + a["backward_s"] - a["weights_s"]
+        work[k] = (a["forward_s"] + a["backward_s"]) * (each * e.tensor / e.microbatch)
+
+    def mean_s(weight: float) -> float:
+        return float((weight * work + (1 - weight) * way).min(axis=0).sum())
+
+    low, high = 0.0, 1.0
+    for _ in range(WEIGHT_STEPS):
+        third = (high - low) / 3
+        low, high = (low, high - third) if mean_s(low + third) >= mean_s(high - third) else (low + third, high)
+    return mean_s(low)
 
 
 def _least_flops(problem: Problem) -> float:
@@ -149,7 +179,29 @@ def family_bound_s(problem: Problem, candidate: Candidate) -> float:
     for _ in range(80):  # a float has 53 bits to halve: so many steps leave nothing
         middle = (low + high) / 2
         low, high = (low, middle) if enough(middle) else (middle, high)
+    if not filled:
+        low = max(low, _any_order_s(problem, candidate))
     return low + problem.runtime.per_iteration_s
+
+
+def _any_order_s(problem: Problem, candidate: Candidate) -> float:
+    """What no order goes below on alike pipelines: every layer as fast as any of its choices."""
+    layout, count = candidate.layout, max(candidate.layout.microbatches)
+    column = [s.replicas[0] for s in layout.stages]
+    rows = [
+        problem.table.priced(Entry(r.device, layout.microbatch, r.tensor), choice, layout.data)
+        for r in dict.fromkeys(column) for choice in _allowed(problem, candidate)
+    ]  # fmt: skip
+    forward, whole = (np.min(x, axis=0) for x in zip(*((a["forward_s"], a["forward_s"] + a["backward_s"]) for a in rows), strict=True))
+    inputs = np.min([a["backward_s"] - a["weights_s"] for a in rows], axis=0)
+    tail = np.min([tail_s(problem, layout.data, column, a["update_s"], a["wire_bytes"]) for a in rows], axis=0)
+    return max(path_s(forward, inputs, count), work_s(forward, whole, len(column), count) + float(tail.sum()) / len(column))
+
+
+def _allowed(problem: Problem, candidate: Candidate) -> list[LayerChoice]:
+    """The choices of its family."""
+    levels, inner = {c.sharding for c in candidate.choices}, {0, *(c.tensor for c in candidate.choices)}
+    return [c._replace(tensor=t) for c in problem.choices if c.sharding in levels for t in sorted(inner)]
 
 
 def _stage_numbers(problem: Problem, candidate: Candidate) -> tuple[float, dict[Replica, float], dict[Replica, float], float]:
@@ -159,38 +211,20 @@ def _stage_numbers(problem: Problem, candidate: Candidate) -> tuple[float, dict[
     late: dict[Replica, F64] = {}
     hop = float("inf")
     layout = candidate.layout
-    levels, inner = {c.sharding for c in candidate.choices}, {0, *(c.tensor for c in candidate.choices)}
-    allowed = [c._replace(tensor=t) for c in problem.choices if c.sharding in levels for t in sorted(inner)]
+    allowed = _allowed(problem, candidate)
     for r in replicas:
         entry = Entry(r.device, layout.microbatch, r.tensor)
         arrays = [problem.table.priced(entry, c, layout.data) for c in allowed]
         time = np.min([a["forward_s"] + a["backward_s"] for a in arrays], axis=0)
-        ring = _least_ring(problem, layout, r)
+        ring = least_ring(problem, layout.data, replicas)
         after = np.min([a["update_s"] + (0 if problem.runtime.overlap_gradients else ring * a["wire_bytes"]) for a in arrays], axis=0)
         least[r], late[r] = time, after
         if len(layout.stages) > 1:
-            hop = min(hop, float(np.min([a["output_bytes"][:-1].min() for a in arrays])) * _fastest(problem) + problem.runtime.per_message_s)
+            hop = min(hop, float(np.min([a["output_bytes"][:-1].min() for a in arrays])) / fastest_Bps(problem) + problem.runtime.per_message_s)
     whole = {r: float(t.sum()) for r, t in least.items()}
     share = np.min([t / whole[r] for r, t in least.items()], axis=0)  # of a layer in the work: on no kind does it take a smaller one
     tail = {r: float(np.min(late[r] / np.maximum(whole[r] * share, 1e-30))) for r in replicas}
     return float(share.sum()), whole, tail, hop if np.isfinite(hop) else 0.0
-
-
-def _least_ring(problem: Problem, layout: ProfiledLayout, replica: Replica) -> float:
-    """Seconds per wire byte that no gradient ring of this many replicas beats: over the fastest NIC where no server holds all of them."""
-    n = layout.data
-    if n == 1:
-        return 0.0
-    least = min(r.tensor for s in layout.stages for r in s.replicas)
-    kinds = [problem.pool(r).kind for s in layout.stages for r in s.replicas]
-    apart = n * least > max(k.gpus for k in kinds)
-    return 2 * (n - 1) / n * (1 / max(k.nic_Bps for k in kinds) if apart else _fastest(problem))
-
-
-def _fastest(problem: Problem) -> float:
-    """Seconds per byte of the fastest way between two stages or replicas."""
-    rates = [c.peak_Bps for c in problem.network.inside.values()] + [c.peak_Bps for c in problem.network.between.values()]
-    return 1 / max(rates) if rates else 0.0
 
 
 def _passes(limit: float, work_s: float, ratio: Sequence[float], tail: Sequence[float], hop: float, most: int, filled: bool) -> float:

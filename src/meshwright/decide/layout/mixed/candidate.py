@@ -202,13 +202,7 @@ class Problem:
         forecast, (column, _) = self._forecast(layout), *_pipelines(layout)
         if forecast is None:
             return Estimate(float("inf"), (0,) * p, -1, 0)
-        stage_of, starts, count = np.array(layout.pieces).T
-        ends = starts + count
-        found: dict[str, F64] = {}
-        for replica in dict.fromkeys(column):
-            mine = np.array([column[s] == replica for s in stage_of])
-            for name, numbers in self._by_stage(c, replica, starts, ends).items():
-                found[name] = np.where(mine, numbers, found.get(name, 0.0))
+        stage_of, found = self.by_piece(c)
         hops = [
             self.hop_s(column[a], column[b], float(size)) if a != b else 0.0
             for a, b, size in zip(stage_of, stage_of[1:], found["output_bytes"], strict=False)
@@ -224,6 +218,17 @@ class Problem:
         limits = [self.pool(r).memory_bytes for r in column]
         worst, fullest = max(((m - x if x else -1, -s) for s, (m, x) in enumerate(zip(memory, limits, strict=True))))
         return Estimate(float((done + rings + sums["update_s"]).max()) + self.runtime.per_iteration_s, tuple(memory), worst, -fullest)
+
+    def by_piece(self, c: Candidate) -> tuple[NDArray[np.int64], dict[str, F64]]:
+        """Of a layout whose pipelines are alike: the stage of every piece, and its numbers as `_by_stage`."""
+        column, _ = _pipelines(c.layout)[0]
+        stage_of, starts, count = np.array(c.layout.pieces).T
+        found: dict[str, F64] = {}
+        for replica in dict.fromkeys(column):
+            mine = np.array([column[s] == replica for s in stage_of])
+            for name, numbers in self._by_stage(c, replica, starts, starts + count).items():
+                found[name] = np.where(mine, numbers, found.get(name, 0.0))
+        return stage_of, found
 
     def _by_stage(self, c: Candidate, replica: Replica, starts: NDArray[np.int64], ends: NDArray[np.int64]) -> Mapping[str, F64]:
         """A replica's numbers of every stage, were it there: sums over the stage's layers, the largest working bytes, the last output."""

@@ -5,7 +5,8 @@ t* = min over t_max of F(0, K, D; t_max) + (B - 1) t_max,
 F(s, k, d; t_max) = min over stages [k..i] on n devices with t <= t_max of t + F(s-1, i+1, d - n).
 Left open: what a stage costs on a submesh. Our answer: the layer table at the submesh's tensor degree; data-parallel replicas are outside of
 the programme (one pipeline is planned, `data` copies of it run). Deviation: memory counts the micro-batches in flight at that distance from the end.
-Close values of t_max are skipped (epsilon) and larger ones than can win. Cost: O(stages · layers² · devices · degrees) per t_max.
+Close values of t_max are skipped (epsilon), and larger ones than can win with the least sum that there is. Cost: O(stages · layers² · devices ·
+degrees) per t_max.
 """
 
 from __future__ import annotations
@@ -40,29 +41,39 @@ def inter_operator(
     """
     blocks = cost_s.shape[1] - 1
     values = np.unique(cost_s[np.isfinite(cost_s)])
+    least = _stages(cost_s, fits, degrees, devices)  # the least sum, however slow its slowest stage
+    if least is None:
+        return None
+    least_s = sum(_spans(cost_s, least, degrees))
     best: tuple[float, list[tuple[int, int]]] | None = None
     tried = -np.inf
     longest = max(cost_s[:, i, i + 1].min() for i in range(blocks))
     for t_max in values:
         if t_max < longest or t_max <= tried * (1 + epsilon):
             continue
-        # values rise: from here on the slowest stage alone takes longer than the best pipeline
-        if best is not None and (microbatches - 1) * t_max >= best[0]:
+        # values rise, and what has no stage as slow as this was found before: from here on nothing is faster than the best pipeline
+        if best is not None and least_s + (microbatches - 1) * t_max >= best[0]:
             break
         tried = float(t_max * (1 + epsilon)) if epsilon else float(t_max)
         found = _stages(np.where(cost_s <= tried, cost_s, np.inf), fits, degrees, devices)
         if found is None:
             continue
-        spans, at = [], 0
-        for count, degree in found:
-            spans.append(float(cost_s[list(degrees).index(degree), at, at + count]))
-            at += count
+        spans = _spans(cost_s, found, degrees)
         # by the slowest stage there is, which may be faster than t_max allowed
         total = sum(spans) + (microbatches - 1) * max(spans)
         if best is None or total < best[0]:
             best = (total, found)
         tried = float(t_max)
     return best
+
+
+def _spans(cost_s: F64, stages: Sequence[tuple[int, int]], degrees: Sequence[int]) -> list[float]:
+    """Seconds of every stage."""
+    spans, at = [], 0
+    for count, degree in stages:
+        spans.append(float(cost_s[list(degrees).index(degree), at, at + count]))
+        at += count
+    return spans
 
 
 def _stages(cost_s: F64, fits: Sequence[NDArray[np.bool_]], degrees: Sequence[int], devices: int) -> list[tuple[int, int]] | None:

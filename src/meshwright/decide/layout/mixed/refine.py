@@ -42,7 +42,7 @@ def refined(problem: Problem, candidate: Candidate, value: Callable[[Candidate],
 
 
 def _neighbours(problem: Problem, c: Candidate, choices: list[LayerChoice]) -> Iterator[Candidate]:
-    anew = with_best_choices(problem, c, choices, c.source + ", refined")
+    anew = with_best_choices(problem, c, choices, c.source.removesuffix(", refined") + ", refined")
     if anew is not None:
         yield anew
     layers = [count for _, _, count in c.layout.pieces]

@@ -21,10 +21,11 @@ F64 = NDArray[np.float64]
 
 @dataclass(frozen=True)
 class Variant:
-    """One schedule with its options for so many stages and micro-batches. `stage_of`: of every piece of the model."""
+    """One schedule with its options for so many stages and micro-batches. `stage_of`: of every piece of the model; `split`: its backward is."""
 
     label: str
     stage_of: tuple[int, ...]
+    split: bool = False
 
 
 class Forecast(Protocol):

@@ -124,9 +124,11 @@ def _refined(problem: Problem, demands: Demands, judged: list[Judged], refine: i
         return demands.value(c, e.time_s) if e.over_bytes <= 0 else float("inf")
 
     found: list[Judged] = []
+    known = {j.candidate.identity for j in judged}  # several candidates may be refined to one
     for j in sorted(judged, key=lambda j: demands.value(j.candidate, j.time_s))[:refine]:
         better = refined(problem, j.candidate, value)
-        if better:
+        if better and better[-1].identity not in known:
+            known.add(better[-1].identity)
             found += _simulate(problem, [Judged(better[-1], problem.estimate(better[-1]))])
     return found
 
@@ -138,7 +140,7 @@ def _keeping(demands: Demands, ranked: list[Judged]) -> list[Judged]:
         return sorted(good, key=lambda j: (demands.value(j.candidate, j.time_s), j.candidate.layout.name))
     if not ranked:
         raise Infeasible("no candidate fits in simulation", hint="more memory per device, or more devices")
-    near = min(ranked, key=lambda j: (demands.cost(j.candidate, j.time_s) if demands.budget else -j.candidate.layout.global_batch / j.time_s))
+    near = min(ranked, key=lambda j: demands.cost(j.candidate, j.time_s) if demands.budget else -j.candidate.layout.global_batch / j.time_s)
     cost, rate = demands.cost(near.candidate, near.time_s), near.candidate.layout.global_batch / near.time_s
     raise Infeasible(
         f"no layout keeps the constraints; nearest: {near.candidate.layout.name}, {demands.broken(near.candidate, near.time_s)}",
