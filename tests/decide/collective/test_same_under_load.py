@@ -48,12 +48,12 @@ def test_every_strategy_plans_the_same_on_a_starved_machine(monkeypatch: pytest.
 
 
 def test_the_choice_and_the_sweep_are_the_same_too(monkeypatch: pytest.MonkeyPatch) -> None:
-    sizes = [1 << 10, 1 << 12, 1 << 13, 1 << 14, 1 << 18]
+    sizes = [1 << 10, 1 << 13, 1 << 18]
 
     def rows() -> list[list[tuple[str, float | None]]]:
-        problem = CollectiveProblem.on(replace(FABRIC), "all-gather", 1 << 20)
-        out = [[(r.strategy, r.time_s) for r in auto(problem, candidates=candidates(problem), search=True, each_s=0.5)]]
-        return out + [[(r.strategy, r.time_s) for r in row.ranked] for row in sweep(problem, sizes, candidates(problem), each_s=0.5)]
+        problem = CollectiveProblem.on(FABRIC.subset([d.name for d in FABRIC.devices[:6]]), "all-gather", 1 << 20)  # a fabric of its own each time
+        out = [[(r.strategy, r.time_s) for r in auto(problem, candidates=candidates(problem), search=True, each_s=0.2)]]
+        return out + [[(r.strategy, r.time_s) for r in row.ranked] for row in sweep(problem, sizes, candidates(problem), each_s=0.2)]
 
     quiet = rows()
     starved(monkeypatch)

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from captured import captured
+from meshwright.cli import main
 from meshwright.cost import assumed_cost
 from meshwright.decide.layout.layer_costs import FULL, MIXED, layer_table
 from meshwright.errors import Infeasible, UsageError
@@ -144,10 +143,6 @@ def test_layer_table_refusals(graph: OpGraph) -> None:
 
 
 # ---- the command -------------------------------------------------------------------------------------------------------
-def meshwright(*words: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([sys.executable, "-m", "meshwright", *words], capture_output=True, text=True, timeout=240, check=False)
-
-
 @pytest.fixture(scope="module")
 def graph_file(graph: OpGraph, tmp_path_factory: pytest.TempPathFactory) -> Path:
     from meshwright.io.model.graph import write_graph
@@ -157,21 +152,21 @@ def graph_file(graph: OpGraph, tmp_path_factory: pytest.TempPathFactory) -> Path
     return path
 
 
-def test_the_command_prints_the_layout_its_bounds_and_its_runners_up(graph_file: Path) -> None:
+def test_the_command_prints_the_layout_its_bounds_and_its_runners_up(graph_file: Path, capsys: pytest.CaptureFixture[str]) -> None:
     words = ["layout", "search", "--graph", str(graph_file), "--fabric", "h100-a100:1", "--global-batch", "32", "--microbatches", "2,4"]
-    done = meshwright(*words, "--price", "h100=4", "--price", "a100=2", "--show", "3", "--json")
-    assert done.returncode == 0, done.stderr
-    document = json.loads(done.stdout)
+    assert main([*words, "--price", "h100=4", "--price", "a100=2", "--show", "3", "--json"]) == 0
+    document = json.loads(capsys.readouterr().out)
     best = document["best"]
     assert document["schema"] == "meshwright.layout-search" and best["prediction"]["time_s"] == best["time_s"] and best["cost"] > 0
     assert sum(s["layers"] for s in best["layout"]["stages"]) == document["layers"] == sum(r["layers"] for r in best["choices"])
     assert best["time_s"] >= document["bounds"]["universal_s"] and best["time_s"] >= document["bounds"]["family_s"] * (1 - 1e-6)
     assert len(document["runners_up"]) == 3 and all(r["why"] for r in document["runners_up"])
-    text = meshwright(*words, "--show", "2", "--levels", "0,1")
-    assert text.returncode == 0 and "bound of any layout" in text.stdout and "runners-up" in text.stdout and "sharding 3" not in text.stdout
+    assert main([*words, "--show", "2", "--levels", "0,1"]) == 0
+    text = capsys.readouterr().out
+    assert "bound of any layout" in text and "runners-up" in text and "sharding 3" not in text
 
 
-def test_the_command_refuses(graph_file: Path) -> None:
+def test_the_command_refuses(graph_file: Path, capsys: pytest.CaptureFixture[str]) -> None:
     base = ["layout", "search", "--graph", str(graph_file), "--fabric", "dgx-a100:1", "--global-batch", "8"]
     for words, code, message in (
         (["--memory", "1MiB"], 3, "no layout fits"), (["--objective", "cost"], 2, "no price of a100"), (["--price", "a100"], 2, "not KIND=NUMBER"),
@@ -179,5 +174,6 @@ def test_the_command_refuses(graph_file: Path) -> None:
         (["--microbatches", "3"], 2, "no micro-batch divides"), (["--model", "x:y"], 2, "either --model or --graph"),
         (["--global-batch", "0"], 2, "must be >= 1"),
     ):  # fmt: skip
-        done = meshwright(*base, *words)
-        assert done.returncode == code and message in done.stderr, (words, done.stderr)
+        assert main([*base, *words]) == code
+        error = capsys.readouterr().err
+        assert message in error, (words, error)

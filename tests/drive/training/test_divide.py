@@ -23,6 +23,7 @@ from meshwright.explain.explanation import explain_plan
 from meshwright.graph.scale import at_batch
 from meshwright.io.costs.table import cost_document, cost_of_document
 from meshwright.io.fabric.name import load_fabric
+from meshwright.io.model.graph import write_graph
 from meshwright.io.plan.plan import plan_bytes, plan_from_bytes
 from meshwright.job import Training
 from meshwright.report.plan_text import plan_text
@@ -75,13 +76,14 @@ def test_work_goes_where_it_is_done_faster(shares, fixed, what):
         assert "tensor ranks by speed" in said and any(s.shares and max(s.shares) >= 2 * min(s.shares) for s in layout.shards)
 
 
-def test_left_open_it_is_never_slower_than_equal_parts():
-    plan = planned((1.0, 0.5, 0.5, 0.25))
+def test_left_open_it_is_never_slower_than_equal_parts(tmp_path):
+    plan = planned((1.0, 0.5, 0.5, 0.25), microbatch=2)  # the degrees are left open
     assert plan.prediction.time_s <= even_time(plan)
     alike = planned((0.5, 0.5), data=2)
     assert "division" not in alike.decisions["layout"]["options"] and not alike.layout.replica_microbatches
     unequal = explain_plan(planned((1.0, 0.25), data=2), quick=True)
-    with_rivals = explain_plan(planned((1.0, 0.25), data=2, microbatch=1))
+    write_graph(tmp_path / "graph.json", graph())
+    with_rivals = explain_plan(planned((1.0, 0.25), data=2, microbatch=1), graph_path=tmp_path / "graph.json")
     assert any("micro-batches" in r.what for r in with_rivals.rivals) and with_rivals.rivals[0].ratio > 1, "the plan is not a rival of itself"
     equal = explain_plan(planned((0.5, 0.5), data=2), quick=True)
     assert unequal.flops.hardware == equal.flops.hardware, "the same arithmetic, in other places"

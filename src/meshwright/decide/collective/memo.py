@@ -24,25 +24,34 @@ MAX_KEPT_STEPS = 4_000_000  # stored steps of all kept programs of a fabric, abo
 T = TypeVar("T")
 
 
+class _Memory:
+    """What one fabric remembers: key -> (value, seconds of counted work, stored steps), the least recently used first."""
+
+    def __init__(self) -> None:
+        self.kept: OrderedDict[Hashable, tuple[Any, float, int]] = OrderedDict()
+        self.steps = 0  # of all that is kept
+
+    def keep(self, key: Hashable, value: Any, work_s: float) -> None:
+        steps = len(value.steps) if isinstance(value, Program) else 0
+        self.kept[key] = value, work_s, steps
+        self.steps += steps
+        while len(self.kept) > 1 and (len(self.kept) > MAX_KEPT_ENTRIES or self.steps > MAX_KEPT_STEPS):
+            self.steps -= self.kept.popitem(last=False)[1][2]
+
+
 def remember(fabric: Fabric, key: Hashable, make: Callable[[], T]) -> T:
     """`make()`, or what it gave for this fabric and key before. Whatever is kept must not be changed by anyone."""
-    kept: OrderedDict[Hashable, tuple[Any, float]] = fabric.__dict__.setdefault("_remembered", OrderedDict())
+    memory: _Memory = fabric.__dict__.setdefault("_remembered", _Memory())
     begin_s, before = worked_s(), cuts()
-    if key not in kept:
+    if key not in memory.kept:
         found = make()
         if cuts() > before:
             return found
-        kept[key] = found, worked_s() - begin_s
-        while len(kept) > 1 and (len(kept) > MAX_KEPT_ENTRIES or sum(_steps(x) for x, _ in kept.values()) > MAX_KEPT_STEPS):
-            kept.popitem(last=False)
-    kept.move_to_end(key)
-    value, work_s = kept[key]
+        memory.keep(key, found, worked_s() - begin_s)
+    memory.kept.move_to_end(key)
+    value, work_s, _ = memory.kept[key]
     make_up(begin_s, work_s)
     return value  # type: ignore[no-any-return]
-
-
-def _steps(kept: Any) -> int:
-    return len(kept.steps) if isinstance(kept, Program) else 0
 
 
 def with_chunk_bytes(program: Program, chunk_bytes: int) -> Program:

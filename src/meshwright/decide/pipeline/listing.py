@@ -14,6 +14,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from heapq import heappop, heappush
+from operator import itemgetter
 
 from ...errors import Infeasible
 from ...kernels.effort import look
@@ -23,6 +24,9 @@ from .problem import Action, PipelineProblem, Schedule
 __all__ = ["RULES", "Rule", "list_orders"]
 
 NEVER = float("inf")
+Urgency = tuple[float, float, int, int]
+Ready = tuple[float, Urgency, float, Action]  # from when it may start, how urgent it is, its seconds, what it is
+URGENCY = itemgetter(1)
 
 
 @dataclass(frozen=True)
@@ -76,7 +80,7 @@ class _Listing:
             for c, s in held:
                 self.later[c, s] = sum(1 for copy, stage in held if copy == c and stage > s)
         self.rank = {k: i for i, k in enumerate(rule.kinds)}
-        self.ready: list[list[tuple[float, Action]]] = [[] for _ in range(base.devices)]  # (from when, action)
+        self.ready: list[list[Ready]] = [[] for _ in range(base.devices)]
         self.free = [0.0] * base.devices
         self.orders: list[list[Action]] = [[] for _ in range(base.devices)]
         self.missing: dict[tuple[str, int, int], int] = {}
@@ -101,7 +105,7 @@ class _Listing:
             needs = {"F": 1 if a.stage else 0, "W": 1}.get(a.kind, 2 if a.stage < top else 1)
             self.missing[key], self.since[key] = needs, 0.0
             if not needs:
-                self.ready[self.base.device(a)].append((0.0, a))
+                self.ready[self.base.device(a)].append(self.waiting(a, 0.0))
 
     def run(self) -> Schedule:
         for d in range(self.base.devices):
@@ -121,40 +125,40 @@ class _Listing:
             )  # fmt: skip
         return replace(self.base, orders=tuple(map(tuple, self.orders)))
 
-    def urgency(self, a: Action) -> tuple[float, float, int, int]:
+    def waiting(self, a: Action, since: float) -> Ready:
         stage = -a.stage if self.rule.late_first else a.stage
         bonus = self.rule.bonus.get((a.kind, a.stage, a.microbatch), 0.0) if self.rule.bonus else 0.0
-        return (self.rank[a.kind] - bonus, a.microbatch - bonus, stage, a.microbatch)
+        urgency = (self.rank[a.kind] - bonus, a.microbatch - bonus, stage, a.microbatch)
+        return since, urgency, self.seconds[a.kind, a.stage, a.copy, a.count], a
 
     def allowed(self, d: int, a: Action) -> bool:
         if self.place and a.kind != "W" and self.place[d][a.kind, a.stage, a.microbatch] != self.next[d]:
             return False
         return a.kind != "F" or self.left[d][a.copy] - a.count >= self.later[a.copy, a.stage] * a.count
 
-    def choose(self, d: int, now: float) -> Action | None:
-        able = [(t, a) for t, a in self.ready[d] if self.allowed(d, a)]
-        here = [a for t, a in able if t <= now]
+    def choose(self, d: int, now: float) -> Ready | None:
+        able = [x for x in self.ready[d] if self.allowed(d, x[3])]
+        here = [x for x in able if x[0] <= now]
         if not here:
-            soon = min((t for t, _ in able), default=NEVER)
+            soon = min((x[0] for x in able), default=NEVER)
             if soon < NEVER:
                 heappush(self.events, (soon, d))
             return None
-        best = min(here, key=self.urgency)
-        if self.rule.patience:
-            until = now + self.rule.patience * self.seconds[best.kind, best.stage, best.copy, best.count]
-            mine = self.urgency(best)
-            soon = min((t for t, a in able if now < t < until and self.urgency(a)[0] < mine[0]), default=NEVER)
+        best = min(here, key=URGENCY)
+        if self.rule.patience and len(here) < len(able):
+            until, kind = now + self.rule.patience * best[2], best[1][0]
+            soon = min((x[0] for x in able if now < x[0] < until and x[1][0] < kind), default=NEVER)
             if soon < NEVER:
-                fits = [a for a in here if now + self.seconds[a.kind, a.stage, a.copy, a.count] <= soon]
+                fits = [x for x in here if now + x[2] <= soon]
                 if not fits:
                     heappush(self.events, (soon, d))
                     return None
-                best = min(fits, key=self.urgency)
+                best = min(fits, key=URGENCY)
         return best
 
-    def start(self, d: int, a: Action, now: float) -> None:
-        end = now + self.seconds[a.kind, a.stage, a.copy, a.count]
-        self.ready[d] = [x for x in self.ready[d] if x[1] is not a]
+    def start(self, d: int, chosen: Ready, now: float) -> None:
+        a, end = chosen[3], now + chosen[2]
+        self.ready[d] = [x for x in self.ready[d] if x is not chosen]
         self.orders[d].append(a)
         self.free[d] = end
         if self.place and a.kind != "W":
@@ -193,5 +197,5 @@ class _Listing:
         if not self.missing[key]:
             a = self.action[key]
             d = self.base.device(a)
-            self.ready[d].append((self.since[key], a))
+            self.ready[d].append(self.waiting(a, self.since[key]))
             heappush(self.events, (max(self.since[key], self.free[d]), d))

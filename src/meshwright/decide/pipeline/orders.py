@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import islice
 
 from ...errors import CheckFailed, Deadlock
 from .problem import Action, PipelineProblem, Schedule
@@ -151,47 +152,43 @@ class _Clock:
 
     def advance(self, seconds, arrives) -> bool:  # type: ignore[no-untyped-def]
         """Run every device as far as it gets; False when none moved."""
-        moved = False
+        done, top, moved = self.done, self.schedule.stages - 1, False
         # In whatever order devices are visited: an action's time rests only on actions that have one already, so no later visit changes it.
         for d, order in enumerate(self.schedule.orders):
-            while self.at[d] < len(order):
-                a = order[self.at[d]]
-                ready = self.ready(a, arrives)
-                if ready is None:
-                    break
-                start = max(ready, self.end[d][-1] if self.end[d] else 0.0)
-                end = start + seconds(a)
-                self.start[d].append(start)
-                self.end[d].append(end)
-                # The stage before waits for the gradient of its output, which I gives as B does; nobody waits for W.
-                kind = "B" if a.kind == "I" else a.kind
-                for m in range(a.microbatch, a.microbatch + a.count):
-                    self.done[kind, a.stage, m] = end
-                self.at[d] += 1
-                moved = True
+            starts, ends = self.start[d], self.end[d]
+            for a in islice(order, self.at[d], None):
+                kind, s, first, copy, count = a
+                start = ends[-1] if ends else 0.0
+                for m in range(first, first + count):
+                    if kind == "F":
+                        if not s:
+                            continue
+                        needed = done.get(("F", s - 1, m))
+                        if needed is None:
+                            break
+                        start = max(start, needed + arrives(s - 1, copy, True))
+                        continue
+                    needed = done.get(("B" if kind == "W" else "F", s, m))
+                    if needed is None:
+                        break
+                    start = max(start, needed)
+                    if kind != "W" and s < top:
+                        needed = done.get(("B", s + 1, m))
+                        if needed is None:
+                            break
+                        start = max(start, needed + arrives(s, copy, False))
+                else:
+                    end = start + seconds(a)
+                    starts.append(start)
+                    ends.append(end)
+                    # The stage before waits for the gradient of its output, which I gives as B does; nobody waits for W.
+                    for m in range(first, first + count):
+                        done["B" if kind == "I" else kind, s, m] = end
+                    self.at[d] += 1
+                    moved = True
+                    continue
+                break  # something that it needs has no time yet
         return moved
-
-    def ready(self, a: Action, arrives) -> float | None:  # type: ignore[no-untyped-def]
-        """When everything that `a` needs is there; None when some of it has no time yet."""
-        s, top = a.stage, self.schedule.stages - 1
-        latest = 0.0
-        for m in range(a.microbatch, a.microbatch + a.count):
-            needs: list[tuple[tuple[str, int, int], float]] = []
-            if a.kind == "F":
-                if s:
-                    needs = [(("F", s - 1, m), arrives(s - 1, a.copy, True))]
-            elif a.kind == "W":
-                needs = [(("B", s, m), 0.0)]
-            else:
-                needs = [(("F", s, m), 0.0)]
-                if s < top:
-                    needs.append((("B", s + 1, m), arrives(s, a.copy, False)))
-            for key, delay in needs:
-                end = self.done.get(key)
-                if end is None:
-                    return None
-                latest = max(latest, end + delay)
-        return latest
 
 
 def times(problem: PipelineProblem, schedule: Schedule) -> Times:

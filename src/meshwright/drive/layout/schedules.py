@@ -19,6 +19,7 @@ from ...decide.pipeline import STRATEGIES, OneFOneB, PipelineProblem, PipelineSt
 from ...decide.pipeline.clocked import ClockedOrders
 from ...decide.strategies import options_given
 from ...errors import Infeasible, Unsupported, UsageError
+from ...kernels.effort import remembered
 from ...profile.network import PieceOrder
 from ..pipeline.pipelines import schedule_label
 
@@ -133,10 +134,16 @@ class LayoutSchedules:
             return None
         if listed:
             self.listed_actions += actions
-        annealed = any(f.name == "tries" for f in fields(made))
-        quick = replace(made, tries=0) if annealed else made
-        problem = PipelineProblem.of(stages, microbatches, forward_s=ratio[0], input_grad_s=ratio[1], weight_grad_s=ratio[2])
-        try:
-            return ClockedOrders.of(quick.plan(problem, rng=np.random.default_rng(0)))
-        except (Infeasible, Unsupported):
-            return None
+        return _clocked(made, stages, microbatches, ratio)
+
+
+@remembered
+def _clocked(made: Any, stages: int, microbatches: int, ratio: tuple[int, ...]) -> ClockedOrders | None:
+    """Kept from one search to the next: it depends on no layout, and list scheduling is most of a search's time."""
+    annealed = any(f.name == "tries" for f in fields(made))
+    quick = replace(made, tries=0) if annealed else made
+    problem = PipelineProblem.of(stages, microbatches, forward_s=ratio[0], input_grad_s=ratio[1], weight_grad_s=ratio[2])
+    try:
+        return ClockedOrders.of(quick.plan(problem, rng=np.random.default_rng(0)))
+    except (Infeasible, Unsupported):
+        return None

@@ -52,7 +52,7 @@ class CollectivePlanner:
     chosen: dict[str, str] = field(default_factory=dict)
     cache: dict[tuple[str, tuple[str, ...], int, str], Planned] = field(default_factory=dict)
     by_hash: dict[str, tuple[str, Planned]] = field(default_factory=dict)
-    hashes: dict[int, str] = field(default_factory=dict)
+    bound: dict[int, Callee] = field(default_factory=dict)
 
     def with_choice(self, purpose: str, strategy: str) -> CollectivePlanner:
         """The same planner (caches are shared) with another strategy for one purpose, to be tried in place."""
@@ -76,17 +76,17 @@ class CollectivePlanner:
             look()
             self.cache[key] = self._plan(op, devices, size, strategy, only)
         planned = self.cache[key]
-        program = planned.plan.program
-        name = self._hash(program)
-        self.by_hash.setdefault(name, (purpose, planned))
-        return bindable(name, program)
+        callee = self._bound(planned.plan.program)
+        self.by_hash.setdefault(callee.name, (purpose, planned))
+        return callee
 
-    def _hash(self, program: Program) -> str:
+    def _bound(self, program: Program) -> Callee:
+        """Lowering asks for the same few programs at every activation and message of a step."""
         from ...io.plan.plan import program_hash
 
-        if id(program) not in self.hashes:
-            self.hashes[id(program)] = program_hash(program)
-        return self.hashes[id(program)]
+        if id(program) not in self.bound:
+            self.bound[id(program)] = bindable(program_hash(program), program)
+        return self.bound[id(program)]
 
     def _plan(self, op: str, devices: tuple[str, ...], size: int, name: str, only: CollectiveStrategy | None) -> Planned:
         """Raises: Unsupported where the strategy named cannot be called from a step: it has not the operation, or adds in switches."""

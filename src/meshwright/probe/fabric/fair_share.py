@@ -44,24 +44,27 @@ def share(crossed: Bools, capacity_Bps: F64) -> tuple[F64, NDArray[np.int64]]:
         on = np.flatnonzero(crossed[0])
         tight = on[np.argmin(capacity_Bps[on])]
         return np.array([capacity_Bps[tight]]), np.array([tight], np.int64)
-    used = np.flatnonzero(crossed.any(axis=0))
-    return _filled(used, crossed[:, used].astype(np.float64), capacity_Bps)
+    rate, neck = _filled(crossed[None].astype(np.float64), np.ones((1, flows), bool), capacity_Bps)
+    return rate[0], neck[0]
 
 
-def _filled(used: NDArray[np.int64], part: F64, capacity_Bps: F64) -> tuple[F64, NDArray[np.int64]]:
-    """`share` of transfers that cross `used` links in all, part[f, l] = 1 where f crosses the l-th of them."""
-    flows, most = len(part), np.full(len(used), np.inf)
-    left, rate, neck = capacity_Bps[used].astype(np.float64), np.zeros(flows), np.zeros(flows, np.int64)
-    count, active = part.sum(axis=0), np.ones(flows, bool)
+def _filled(crossed: F64, there: Bools, capacity_Bps: F64) -> tuple[F64, NDArray[np.int64]]:
+    """`share` of several trials at once: crossed[t, f, l] = 1 where transfer f of trial t crosses link l; there[t, f]: the trial has that many."""
+    trials, flows, links = crossed.shape
+    turn = np.arange(trials)
+    left, rate, neck = np.tile(capacity_Bps.astype(np.float64), (trials, 1)), np.zeros((trials, flows)), np.zeros((trials, flows), np.int64)
+    count, active = crossed.sum(axis=1), there.copy()
     while active.any():
         # Max-min fairness by filling: all rates rise together until the link with the least capacity per transfer is full;
         # its transfers stay there, and the others rise on in what is left.
-        level = np.divide(left, count, out=most.copy(), where=count > 0.5)
-        link = int(level.argmin())
-        frozen = active & (part[:, link] > 0)
-        rate[frozen], neck[frozen] = level[link], used[link]
-        gone = part[frozen].sum(axis=0)
-        left = np.maximum(left - gone * level[link], 0.0)
+        level = np.divide(left, count, out=np.full((trials, links), np.inf), where=count > 0.5)
+        link = level.argmin(axis=1)
+        least = level[turn, link]
+        frozen = active & (crossed[turn, :, link] > 0)
+        rate[frozen] = np.broadcast_to(least[:, None], rate.shape)[frozen]
+        neck[frozen] = np.broadcast_to(link[:, None], neck.shape)[frozen]
+        gone = np.matmul(frozen[:, None].astype(np.float64), crossed)[:, 0]
+        left = np.maximum(left - gone * np.where(np.isfinite(least), least, 0.0)[:, None], 0.0)
         count = count - gone
         active &= ~frozen
     return rate, neck
@@ -106,8 +109,13 @@ class Fit:
         self._trial = np.repeat(np.arange(len(self.trials)), [len(m) for m in self._measured])
         self._first = np.searchsorted(self._trial, np.arange(len(self.trials)))
         self._used = np.array([c.any(axis=0) for c in self._crossed])
-        on = [np.flatnonzero(used) for used in self._used]
-        self._parts = [(used, c[:, used].astype(np.float64)) for used, c in zip(on, self._crossed, strict=True)]
+        # Trials of several transfers, filled together; `_slots`: the places of their transfers among them.
+        self._several = [k for k, t in enumerate(self.trials) if len(t.flows) > 1]
+        sizes = np.array([len(self.trials[k].flows) for k in self._several], np.int64)
+        self._slots = np.arange(sizes.max(initial=0)) < sizes[:, None]
+        self._together = np.zeros((*self._slots.shape, self.paths.shape[2]))
+        for row, k in zip(self._together, self._several, strict=True):
+            row[: len(self._crossed[k])] = self._crossed[k]
         self._single = np.array([k for k, t in enumerate(self.trials) if len(t.flows) == 1], np.int64)
         self._alone = np.array([self._crossed[k][0] for k in self._single], bool).reshape(len(self._single), self.paths.shape[2])
         capacity = np.maximum(self._seen.max(axis=0), MIN_Bps)
@@ -136,16 +144,9 @@ class Fit:
         over = np.where(self._used, full, -np.inf).max(axis=1) - 1
         slack = 1 - np.minimum.reduceat(np.where(self._either_all, full[self._trial], 0.0).max(axis=1), self._first)
         self.error = np.maximum(np.maximum(over, 0.0), np.maximum(slack, 0.0))
-        rates, holding = [], []
-        for k, (used, part) in enumerate(self._parts):
-            link = alone.get(k)
-            if link is None:
-                rate, neck = _filled(used, part, capacity)
-                holding.append(list(set(neck.tolist())))
-            else:
-                rate = capacity[[link]]
-                holding.append([link])
-            rates.append(rate)
+        rates, holding = [capacity[[alone.get(k, 0)]] for k in range(len(self.trials))], [[alone.get(k, 0)] for k in range(len(self.trials))]
+        for k, slots, rate, neck in zip(self._several, self._slots, *_filled(self._together, self._slots, capacity), strict=True):
+            rates[k], holding[k] = rate[slots], list(set(neck[slots].tolist()))
         self.predicted = rates
         off = np.abs(np.concatenate(rates) / np.maximum(np.concatenate(self._measured), MIN_Bps) - 1).clip(0, MAX_SINGLE_ERROR_SHARE)
         ends = [*self._first[1:].tolist(), len(off)]

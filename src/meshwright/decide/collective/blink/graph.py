@@ -107,10 +107,11 @@ class _Search:
             return
         cell = cells[several[0]]
         tried: list[int] = []
+        orbits = _Orbits(self.nodes)
         # One node of the first ambiguous cell is told apart after the other. Where an automorphism that keeps the prefix takes it to one already
         # tried, its branch has the same leaves, so it is skipped: without that a fully symmetric graph has n! leaves.
         for v in cell:
-            if tried and self._same_orbit(v, tried, prefix):
+            if tried and orbits.under(self.moves, prefix).join(v, tried):
                 continue
             tried.append(v)
             # Odd numbers leave room for v's own colour just below its cell's.
@@ -132,20 +133,32 @@ class _Search:
                 move[a] = b
             self.moves.append(tuple(move))
 
-    def _same_orbit(self, v: int, tried: list[int], prefix: tuple[int, ...]) -> bool:
-        label = list(range(self.nodes))
 
-        def find(x: int) -> int:
-            while label[x] != x:
-                label[x] = label[label[x]]
-                x = label[x]
-            return x
+class _Orbits:
+    """Which nodes the automorphisms found so far take to one another, where they keep a prefix. They only get more, so each is looked at once."""
 
-        for move in self.moves:
+    def __init__(self, nodes: int) -> None:
+        self.label = list(range(nodes))
+        self.seen = 0  # of the moves
+
+    def _find(self, x: int) -> int:
+        label = self.label
+        while label[x] != x:
+            label[x] = label[label[x]]
+            x = label[x]
+        return x
+
+    def under(self, moves: list[tuple[int, ...]], prefix: tuple[int, ...]) -> _Orbits:
+        for move in moves[self.seen :]:
             if all(move[x] == x for x in prefix):
                 for a, b in enumerate(move):
-                    label[find(a)] = find(b)
-        return any(find(v) == find(u) for u in tried)
+                    self.label[self._find(a)] = self._find(b)
+        self.seen = len(moves)
+        return self
+
+    def join(self, v: int, tried: list[int]) -> bool:
+        own = self._find(v)
+        return any(own == self._find(u) for u in tried)
 
 
 def path_edges(allocation: Allocation, *, undirected: bool = False) -> Paths:
