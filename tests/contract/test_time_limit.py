@@ -94,7 +94,7 @@ class Ticking:
 
 
 CUTS = {  # a command and, by how often the clock may be read, a time limit that ends it half-way
-    "collective plan all-reduce --fabric dgx1-v100:1 --size 16MiB": 2_000,
+    "collective plan all-reduce --fabric dgx1-v100:1 --size 16MiB": 100,
     "collective groups --fabric dgx1-v100:1 --group all-reduce:1MiB:0-3/4-7": 100,
     "collective replan all-gather --fabric dgx-a100:2 --size 16MiB --without box0/gpu5": 300,
     "pipeline plan --stages 8 --microbatches 16": 2_000,

@@ -143,13 +143,13 @@ class Search:
             self.proof = "exact"
             return
         pinned = self.first is not None or self.model.rotates
+        seeds = self._seeds()
+        for seed in seeds:
+            self.try_(seed)
         if len(self.hosts) - pinned <= MAX_EXACT_HOSTS:
             self._all(pinned)
             if self.proof:
                 return
-        seeds = self._seeds()
-        for seed in seeds:
-            self.try_(seed)
         if self.model.algorithm == "ring":
             self._ring(seeds)
         if not self.proof:
