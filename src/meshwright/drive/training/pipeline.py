@@ -1,7 +1,7 @@
 """The decision on the pipeline schedule of a training job, together with depth, micro-batch, interleaving and sharding level.
 
-The search over degrees and sharding judges 1F1B. Where that chose a pipeline by itself, the other schedules are tried on its degrees, and the fastest
-is taken. With `auto` the layouts that did best with it, of every depth, are tried. They are cut into the stages that other
+The search over degrees and sharding judges 1F1B. Where that chose a pipeline by itself, the other schedules with whole backwards and one copy of the
+weights are tried on its degrees, and the fastest is taken. With `auto` the layouts that did best with it, of every depth, are tried. They are cut into the stages that other
 schedules ask for; every schedule orders them by the planners' clock, and those that come out best (and, where nothing fits, those that keep least)
 are lowered, simulated and judged as all layouts are.
 """
@@ -69,13 +69,15 @@ class PipelineWanted:
         return self.name not in ("", "auto", OneFOneB.name)
 
 
-def candidates(devices: int, microbatches: int) -> list[Wanted]:
+def candidates(devices: int, microbatches: int, *, plain: bool = False) -> list[Wanted]:
     """Every schedule but 1F1B that is worth trying on so many devices; those that do not exist there say so when they are planned.
 
-    One replica: how several sum is the decision on sharding. Nothing in parts of a micro-batch, which models are not run in.
+    One replica: how several sum is the decision on sharding. Nothing in parts of a micro-batch, which models are not run in. `plain`: with whole
+    backwards and one copy of the weights.
     """
     worth = default_candidates(PipelineProblem.of(devices, microbatches), chunks=CHUNKS)
-    return [(name, options) for name, options in worth if name != OneFOneB.name and make_strategy(name, options).traits.parts == 1]
+    others = [(name, options, make_strategy(name, options).traits) for name, options in worth if name != OneFOneB.name]
+    return [(name, options) for name, options, t in others if t.parts == 1 and not (plain and (t.split_backward or t.copies > 1))]
 
 
 @dataclass(frozen=True)
@@ -98,11 +100,15 @@ class Schedule(Decision):
 
     def on_winner(self, found: Found, context: Context) -> Found:
         """What other schedules make of the winner, where the search chose its pipeline: a degree given by hand keeps 1F1B, and so does a layout whose
-        program is too large to write out, for only 1F1B is lowered folded."""
+        program is too large to write out, for only 1F1B is lowered folded.
+
+        Nobody asked for a backward in two parts: what splitting adds only a measurement says (README's job takes a fifth more processor time on two
+        cores with zb2p than with 1F1B, and roofline costs see none of it). Nor for twice the weights. Both are `auto`'s.
+        """
         best = found.best
         if best is None or best.layout.pipeline == 1 or context.wish(LayoutWanted).pipeline or context.evaluator.is_folded(best.layout):
             return found
-        chooser = _Chooser(context, PipelineWanted(name="auto"), [best])
+        chooser = _Chooser(context, PipelineWanted(name="auto"), [best], plain=True)
         chosen = chooser.run(best)
         return replace(found, best=chosen, judged=[*found.judged, *chooser.judged[1:]]).cut(self.name, chooser.looks.budget.cut)
 
@@ -137,8 +143,8 @@ def _why(best: Evaluated, judged: list[Evaluated]) -> str:
 
 
 class _Chooser:
-    def __init__(self, context: Context, wanted: PipelineWanted, judged: list[Evaluated]) -> None:
-        self.context, self.wanted, self.judged = context, wanted, judged
+    def __init__(self, context: Context, wanted: PipelineWanted, judged: list[Evaluated], *, plain: bool = False) -> None:
+        self.context, self.wanted, self.judged, self.plain = context, wanted, judged, plain
         self.sharding = context.wish(ShardingWanted)
         self.refused: list[MeshwrightError] = []
         self.made: list[Evaluated] = []
@@ -187,7 +193,7 @@ class _Chooser:
         """Of every schedule the best by the clock, and where none of these fits the leanest."""
         d = base.candidate.degrees
         assert base.candidate.layout is not None
-        planned = self.planned(base, candidates(d.pipeline, base.candidate.layout.microbatches))
+        planned = self.planned(base, candidates(d.pipeline, base.candidate.layout.microbatches, plain=self.plain))
         before = len(self.made)
         self.try_each(base, planned[:MAX_FAST_SCHEDULES])
         if not any(e.fits for e in self.made[before:]):
