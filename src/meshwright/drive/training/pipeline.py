@@ -1,9 +1,9 @@
 """The decision on the pipeline schedule of a training job, together with depth, micro-batch, interleaving and sharding level.
 
-The search over degrees and sharding judges 1F1B. Where that chose a pipeline by itself, the other schedules with whole backwards and one copy of the
-weights are tried on its degrees, and the fastest is taken. With `auto` the layouts that did best with it, of every depth, are tried. They are cut into
-the stages that other schedules ask for; every schedule orders them by the planners' clock, and those that come out best (and, where nothing fits, those
-that keep least) are lowered, simulated and judged as all layouts are.
+The search over degrees and sharding judges 1F1B. Where that chose a pipeline by itself, the other schedules with whole backwards and one copy of
+the weights are tried on its degrees, and the fastest is taken. With `auto` the layouts that did best with it, of every depth, are tried. They are
+cut into the stages that other schedules ask for; every schedule orders them by the planners' clock, and those that come out best (and, where
+nothing fits, those that keep least) are lowered, simulated and judged as all layouts are.
 """
 
 from __future__ import annotations
