@@ -8,7 +8,6 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from captured import captured
 from meshwright.cost import assumed_cost
 from meshwright.cost_models.gpu_rates import GPU_RATES
 from meshwright.decide.layout.layer_costs import layer_table
@@ -26,12 +25,6 @@ from meshwright.profile.layer_table import LayerChoice, LayerTable
 
 ROOT = Path(__file__).parents[3]
 MODEL = f"{ROOT / 'examples' / 'gpt.py'}:small"
-
-
-@pytest.fixture(scope="module")
-def graph() -> OpGraph:
-    pytest.importorskip("torch")
-    return captured(MODEL)
 
 
 def table(graph: OpGraph, spec: str = "dgx-a100:1", **options: object) -> LayerTable:

@@ -25,13 +25,6 @@ ROOT = Path(__file__).parents[3]
 MODEL = f"{ROOT / 'examples' / 'gpt.py'}:small"
 
 
-@pytest.fixture(scope="module")
-def graph() -> OpGraph:
-    pytest.importorskip("torch")
-
-    return captured(MODEL)
-
-
 def test_kinds_nics_and_rates() -> None:
     kinds = server_kinds(fabric([("fast", 2, 4), ("slow", 1, 2)]))
     assert [(k.name, k.gpus, k.nics, k.nic_Bps, len(k.servers), k.zone) for k in kinds] == [

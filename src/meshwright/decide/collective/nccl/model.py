@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from heapq import heappop, heappush
 from typing import Any
 
 from ....errors import Unsupported, UsageError
@@ -159,27 +158,20 @@ def _intra_GBps(fabric: Fabric, members: Sequence[str], arch: str, nvlink: bool)
 
 
 def _ports(fabric: Fabric, group: str) -> list[float]:
-    """GB/s that every link out of the server can be fed with: its own rate, or what the widest way from a GPU to it lets through."""
-    inside = {d.name for d in fabric.devices if d.group == group} | {s.name for s in fabric.switches if s.group == group and group}
+    """GB/s that every link out of the server can be fed with: its own rate, or what the route from the nearest GPU to it lets through."""
+    gpus = [d.name for d in fabric.devices if d.group == group]
+    inside = {*gpus} | {s.name for s in fabric.switches if s.group == group and group}
     leaving: dict[str, list[int]] = {}
-    within: dict[str, list[tuple[str, int]]] = {}
     for x in fabric.links:
-        if x.src in inside and x.dst in inside:
-            within.setdefault(x.src, []).append((x.dst, x.rate_Bps))
-        elif x.src in inside:
+        if x.src in inside and x.dst not in inside:
             leaving.setdefault(x.src, []).append(x.rate_Bps)
-    # The widest way to every actor: Dijkstra with the least rate on the way for a distance, the widest first.
-    widest: dict[str, float] = {}
-    front = [(-float("inf"), d.name) for d in fabric.devices if d.name in inside]
-    while front:
-        width, at = heappop(front)
-        if at not in widest:
-            widest[at] = -width
-            for there, rate in within.get(at, ()):
-                heappush(front, (max(width, -rate), there))
     ports = []
     for src, rates in leaving.items():
-        share = min(1.0, widest.get(src, 0.0) / sum(rates))  # the ports of one card share its way
+        # Of the nearest GPU: from another one the route may lead out of the server and back in through the port itself.
+        ways = [[fabric.links[x].rate_Bps for x in fabric.route(fabric.actor_of[g], fabric.actor_of[src])] for g in gpus]
+        nearest = min(map(len, ways))
+        fed = max(min(way, default=sum(rates)) for way in ways if len(way) == nearest)
+        share = min(1.0, fed / sum(rates))  # the ports of one card share its way
         ports += [rate * share / 1e9 for rate in rates]
     return sorted(ports, reverse=True)
 
