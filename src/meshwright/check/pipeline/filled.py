@@ -38,6 +38,13 @@ class FillWork:
             if int(p["step"]) == step:
                 self.keys.setdefault(at, []).append(f"fill:{at[0]}" + (f":{seen[at]}/{whole[at]}" if whole[at] > 1 else ""))
         self.item_of = {(rank, key): name for (name, rank), keys in self.keys.items() for key in keys}
+        self.ranks_of: dict[str, list[int]] = {}  # item -> the ranks that do pieces of it in this step
+        for name, rank in self.keys:
+            self.ranks_of.setdefault(name, []).append(rank)
+        self.after: dict[tuple[str, int], list[tuple[str, int]]] = {}  # (item, rank) -> those on other ranks that come after it
+        for at in self.keys:
+            for earlier in self.before(*at):
+                self.after.setdefault(earlier, []).append(at)
 
     def has(self, rank: int, key: str, kind: str) -> bool:
         name = self.item_of.get((rank, key))
@@ -59,7 +66,7 @@ class FillWork:
             expects.discard(heard[held.pop()])
         for other, far in sorted(expects):
             machine.wrong(step, f"has not received what {other!r} of rank {far} hands over")
-        gives = {f"fillout:{name}:{n}:{r}": (n, r) for n, r in self.keys if (name, rank) in self.before(n, r)} if key == pieces[-1] else {}
+        gives = {f"fillout:{name}:{n}:{r}": (n, r) for n, r in self.after.get((name, rank), ())} if key == pieces[-1] else {}
         for b, first, count in p.ops.writes[op].reshape(-1, 3).tolist():
             if p.buffers.name[b] not in gives:
                 machine.wrong(step, f"writes {p.buffers.name[b]}, which is not its to write", buffer=b)
@@ -71,7 +78,7 @@ class FillWork:
         """(item, rank) of this step on other ranks that the item comes after; of one that its own rank does too, that part says when it is done."""
         found = set()
         for other in self.items[name]["after"]:
-            places = [r for n, r in self.keys if n == other]
+            places = self.ranks_of.get(str(other), [])
             found |= {(str(other), r) for r in places if rank not in places}
         return found
 
@@ -82,7 +89,7 @@ class FillWork:
             steps = [pieces[rank, key] for key in keys]
             pairs += [(a, b, f"the piece of {name!r} before it") for a, b in pairwise(steps)]
             for other in self.items[name]["after"]:
-                own = [r for n, r in self.keys if n == other]
+                own = self.ranks_of.get(str(other), [])
                 # Where the own rank does a part of it (a collective), that part says when it is complete.
                 pairs += [(pieces[r, self.keys[other, r][-1]], steps[0], f"{other!r} of rank {r}") for r in own if rank not in own or r == rank]
             if self.step == 0:
