@@ -9,7 +9,8 @@ import pytest
 from check_programs import Training, training_layout
 
 from meshwright.check import worst_order_memory
-from meshwright.check.program.memory import _Flow, check_memory, order_peak, worst_order_peaks
+from meshwright.check.program.flow_kernel import maximum_flow
+from meshwright.check.program.memory import check_memory, order_peak, worst_order_peaks
 from meshwright.fabric.fabric import Device, Fabric
 from meshwright.program.builder import ProgramBuilder, StepRef
 from meshwright.program.calls import inline
@@ -223,15 +224,19 @@ def test_flow_agrees_with_networkx() -> None:
     rng = random.Random(5)
     for _ in range(60):
         n = rng.randint(2, 9)
-        flow, graph = _Flow(n), networkx.DiGraph()
+        arcs, graph = list[tuple[int, int, int]](), networkx.DiGraph()
         graph.add_nodes_from(range(n))
         for _ in range(rng.randint(0, 24)):
             u, v, c = rng.randrange(n), rng.randrange(n), rng.randint(0, 9)
             if u != v:
-                flow.arc(u, v, c)
+                arcs.append((u, v, c))
                 have = graph.get_edge_data(u, v, {"capacity": 0})["capacity"]
                 graph.add_edge(u, v, capacity=have + c)
-        assert flow.maximum(0, n - 1) == networkx.maximum_flow_value(graph, 0, n - 1)
+        tail, head, room = np.array(arcs, dtype=np.int64).reshape(-1, 3).T
+        value, level = maximum_flow(n, tail, head, room, 0, n - 1)
+        side = {v for v in range(n) if level[v] >= 0}
+        assert value == networkx.maximum_flow_value(graph, 0, n - 1)
+        assert 0 in side and n - 1 not in side and value == sum(c for u, v, c in arcs if u in side and v not in side)
 
 
 def test_too_little_memory_names_rank_device_and_what_is_largest() -> None:
