@@ -9,6 +9,7 @@ import pytest
 from check_programs import Training, training_layout
 
 from meshwright.check import worst_order_memory
+from meshwright.check.program import order
 from meshwright.check.program.flow_kernel import maximum_flow
 from meshwright.check.program.memory import check_memory, order_peak, worst_order_peaks
 from meshwright.fabric.fabric import Device, Fabric
@@ -252,3 +253,29 @@ def test_too_little_memory_names_rank_device_and_what_is_largest() -> None:
     assert check_memory(p, worst_order_memory(p), fabric, ("d0", "d1", "a device without a rank")) == found
     roomy = Fabric(name="unknown", devices=tuple(Device(name=f"d{k}") for k in range(2)))
     assert check_memory(p, worst_order_memory(p), roomy, ("d0", "d1")) == []
+
+
+def test_a_program_too_large_for_clocks_gets_a_bound_and_no_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    t = Training(training_layout(data=2))
+    p = inline(t.program, t.programs).program
+    exact = worst_order_memory(p)
+    monkeypatch.setattr("meshwright.check.program.order.MAX_CLOCK_ENTRIES", 0)
+    bound = worst_order_memory(p)
+    assert not any(bound.exact)
+    assert all(x <= y for x, y in zip(exact.needed_bytes, bound.needed_bytes, strict=True)) and exact.needed_bytes != bound.needed_bytes
+    tight = Fabric(name="tight", devices=tuple(Device(name=f"d{k}", memory_bytes=max(exact.needed_bytes)) for k in range(p.ranks)))
+    assert {f.status for f in check_memory(p, bound, tight, [d.name for d in tight.devices])} == {"unknown"}
+
+
+def test_questions_of_one_lane_against_others_compute_each_table_of_clocks_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in (("MAX_KEPT_CLOCK_ENTRIES", 0), ("BLOCK_LANES", 2)):
+        monkeypatch.setattr(order, name, value)
+    made: list[int] = []
+    monkeypatch.setattr(order, "merge_clocks", lambda *a, merge=order.merge_clocks: (made.append(1), merge(*a)))
+    t = Training(training_layout(data=2))
+    o = order.Order(inline(t.program, t.programs).program)
+    main, *others = np.flatnonzero(o.length).tolist()
+    for other in others:
+        for of, lane in ((main, other), (other, main)):
+            o.last_ancestor(o.base[of] + np.arange(o.length[of]), lane)
+    assert 2 < len(made) <= len(o.lanes_of_block)

@@ -31,7 +31,7 @@ def _levels(first, arc, to, room, source, level, queue):  # type: ignore[no-unty
 
 @njit(cache=True, nogil=True)
 def _flow(first, arc, to, room, source, sink):  # type: ignore[no-untyped-def]
-    """As `maximum_flow`. Arc 2k and its reverse 2k + 1 are neighbours in `to` and `room`; those that leave node v are `arc[first[v] : first[v + 1]]`."""
+    """As `maximum_flow`. Arc 2k and its reverse 2k + 1 are neighbours in `to` and `room`; `arc[first[v] : first[v + 1]]` leave node v."""
     n = len(first) - 1
     level, queue, at, path = np.empty(n, np.int64), np.empty(n, np.int64), np.empty(n, np.int64), np.empty(n, np.int64)
     total = 0

@@ -153,7 +153,7 @@ def worst_order_memory(p: Program, order: Order | None = None) -> WorstMemory:
 
 
 def _all_at_once(p: Program) -> WorstMemory:
-    """Every device buffer, as many slices as its actor's lanes have turns, every actor's largest workspace in each of its lanes, every channel full."""
+    """Every device buffer, as many slices as its actor's lanes have turns, in each lane its largest workspace, every channel full."""
     actors, where, lane_of = p.ranks + p.switches, Addresses(p), p.lane_of_step()
     turns = np.ones(actors, np.int64)
     np.maximum.at(turns, p.lanes.actor, p.lanes.repeat)

@@ -24,7 +24,7 @@ from .collectives import CollectivePlanner
 from .evaluate import Evaluator
 from .evaluated import Evaluated
 from .placements import placements_of
-from .program_sizes import MAX_SMALL_STEPS, expected_steps
+from .program_sizes import MAX_SMALL_OPERATORS, MAX_SMALL_STEPS, expected_steps
 from .step_end import refusing_cuts, step_end
 from .wishes import LayoutWanted, Wishes
 
@@ -209,13 +209,14 @@ class Context:
 
     def is_large(self, candidate: LayoutCandidate) -> bool:
         """Whether judging it takes so much that the search looks at the most promising only."""
-        return candidate.layout is not None and expected_steps(candidate.layout) > MAX_SMALL_STEPS
+        many = len(self.graph.nodes) > MAX_SMALL_OPERATORS
+        return candidate.layout is not None and (many or expected_steps(candidate.layout) > MAX_SMALL_STEPS)
 
     def placements(self, layout: TrainingLayout) -> Iterator[tuple[str, tuple[str, ...]]]:
         return placements_of(layout, self.fabric, self.orders)
 
     def judge(self, candidate: LayoutCandidate, placement: tuple[str, ...], name: str, limit_s: float = float("inf")) -> list[Evaluated]:
-        """The candidate as it is and as decisions make it, so that it fits; of a large program only where it takes less than `limit_s` as it is."""
+        """The candidate as it is and as decisions make it, so that it fits; of a large one only where it takes less than `limit_s` as it is."""
         found = [self.evaluator.evaluate(candidate, placement, name)]
         if found[0].time_s >= limit_s and self.is_large(candidate):  # what makes a layout fit makes no step shorter
             return found
