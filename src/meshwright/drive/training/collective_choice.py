@@ -25,7 +25,7 @@ MAX_TRIED_IN_PLACE = 4
 # Times the fastest alone that a strategy may take alone to be tried in the step.
 MAX_TIMES_FASTEST = 1.25
 # Of a large program, strategies are tried in place within this part of the layout search's counted work.
-LARGE_PARTS = 4
+LARGE_PARTS = 8
 
 
 @dataclass(frozen=True)
