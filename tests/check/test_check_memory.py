@@ -9,7 +9,9 @@ import pytest
 from check_programs import Training, training_layout
 
 from meshwright.check import worst_order_memory
-from meshwright.check.program.memory import _Flow, check_memory, order_peak, worst_order_peaks
+from meshwright.check.program import order
+from meshwright.check.program.flow_kernel import maximum_flow
+from meshwright.check.program.memory import check_memory, order_peak, worst_order_peaks
 from meshwright.fabric.fabric import Device, Fabric
 from meshwright.program.builder import ProgramBuilder, StepRef
 from meshwright.program.calls import inline
@@ -223,15 +225,19 @@ def test_flow_agrees_with_networkx() -> None:
     rng = random.Random(5)
     for _ in range(60):
         n = rng.randint(2, 9)
-        flow, graph = _Flow(n), networkx.DiGraph()
+        arcs, graph = list[tuple[int, int, int]](), networkx.DiGraph()
         graph.add_nodes_from(range(n))
         for _ in range(rng.randint(0, 24)):
             u, v, c = rng.randrange(n), rng.randrange(n), rng.randint(0, 9)
             if u != v:
-                flow.arc(u, v, c)
+                arcs.append((u, v, c))
                 have = graph.get_edge_data(u, v, {"capacity": 0})["capacity"]
                 graph.add_edge(u, v, capacity=have + c)
-        assert flow.maximum(0, n - 1) == networkx.maximum_flow_value(graph, 0, n - 1)
+        tail, head, room = np.array(arcs, dtype=np.int64).reshape(-1, 3).T
+        value, level = maximum_flow(n, tail, head, room, 0, n - 1)
+        side = {v for v in range(n) if level[v] >= 0}
+        assert value == networkx.maximum_flow_value(graph, 0, n - 1)
+        assert 0 in side and n - 1 not in side and value == sum(c for u, v, c in arcs if u in side and v not in side)
 
 
 def test_too_little_memory_names_rank_device_and_what_is_largest() -> None:
@@ -247,3 +253,29 @@ def test_too_little_memory_names_rank_device_and_what_is_largest() -> None:
     assert check_memory(p, worst_order_memory(p), fabric, ("d0", "d1", "a device without a rank")) == found
     roomy = Fabric(name="unknown", devices=tuple(Device(name=f"d{k}") for k in range(2)))
     assert check_memory(p, worst_order_memory(p), roomy, ("d0", "d1")) == []
+
+
+def test_a_program_too_large_for_clocks_gets_a_bound_and_no_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    t = Training(training_layout(data=2))
+    p = inline(t.program, t.programs).program
+    exact = worst_order_memory(p)
+    monkeypatch.setattr("meshwright.check.program.order.MAX_CLOCK_ENTRIES", 0)
+    bound = worst_order_memory(p)
+    assert not any(bound.exact)
+    assert all(x <= y for x, y in zip(exact.needed_bytes, bound.needed_bytes, strict=True)) and exact.needed_bytes != bound.needed_bytes
+    tight = Fabric(name="tight", devices=tuple(Device(name=f"d{k}", memory_bytes=max(exact.needed_bytes)) for k in range(p.ranks)))
+    assert {f.status for f in check_memory(p, bound, tight, [d.name for d in tight.devices])} == {"unknown"}
+
+
+def test_questions_of_one_lane_against_others_compute_each_table_of_clocks_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in (("MAX_KEPT_CLOCK_ENTRIES", 0), ("BLOCK_LANES", 2)):
+        monkeypatch.setattr(order, name, value)
+    made: list[int] = []
+    monkeypatch.setattr(order, "merge_clocks", lambda *a, merge=order.merge_clocks: (made.append(1), merge(*a)))
+    t = Training(training_layout(data=2))
+    o = order.Order(inline(t.program, t.programs).program)
+    main, *others = np.flatnonzero(o.length).tolist()
+    for other in others:
+        for of, lane in ((main, other), (other, main)):
+            o.last_ancestor(o.base[of] + np.arange(o.length[of]), lane)
+    assert 2 < len(made) <= len(o.lanes_of_block)

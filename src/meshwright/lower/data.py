@@ -99,6 +99,10 @@ class DataParallel:
             using = frozenset(k for k in r.stage.segments if any(p in low.segment[k].params for p in params))
             alone = ":" in name or not low.layout.buckets
             self.groups[name] = _Group(name, params, sizes[buffer], sizes[buffer] if alone else low.largest_bucket(r), using)
+        self.used: dict[str, list[_Group]] = {}  # by segment
+        for g in self.groups.values():
+            for k in g.segments:
+                self.used.setdefault(k, []).append(g)
         self.closing: dict[int, list[_Group]] = {}
         p, d, _ = low.layout.coordinates(r.number)
         for g in self.groups.values():
@@ -115,9 +119,7 @@ class DataParallel:
     def _residencies(self) -> None:
         open_of: dict[str, _Residency] = {}
         for i, at in enumerate(self.order):
-            for g in self.groups.values():
-                if at.segment not in g.segments:
-                    continue
+            for g in self.used.get(at.segment, ()):
                 found = open_of.get(g.name)
                 if found is not None and found.end == i - 1:
                     found.end = i
@@ -224,7 +226,7 @@ class DataParallel:
         i = len(self.refs)
         at, r = self.order[i], self.r
         reads, writes, waits = [self.low.whole(r, "weights")], list[Range](), list[StepRef]()
-        used = [g for g in self.groups.values() if at.segment in g.segments]
+        used = self.used.get(at.segment, [])
         if self.level in (1, 2):
             reads += [self.low.whole(r, f"weights{g.name}") for g in used]
         if self.level == 3:

@@ -100,6 +100,7 @@ class StepLowering:
         self.keeps = kept_values(graph, layout)
         self.comms: dict[tuple[str, tuple[int, ...]], int] = {}
         self.callees: dict[str, Program] = {}
+        self.groups: dict[int, tuple[int, ...]] = {}  # rank -> its tensor-parallel group
         self.buckets: dict[int, int] = {}  # stage -> bytes of its largest bucket
         self.steps_of: dict[tuple[int, int], tuple[Position, ...]] = {}  # by pipeline index and number of micro-batches
         self.apart = sequence_values(layout)
@@ -150,8 +151,10 @@ class StepLowering:
         return self.b.call(self.comm(name, ranks), chosen.name, [(chosen.local[ranks.index(rank)], buffer, 0)])
 
     def tensor_group(self, rank: int) -> tuple[int, ...]:
-        p, d, _ = self.layout.coordinates(rank)
-        return tuple(self.layout.rank(p, d, t) for t in range(self.layout.tensor))
+        if rank not in self.groups:
+            p, d, _ = self.layout.coordinates(rank)
+            self.groups[rank] = tuple(self.layout.rank(p, d, t) for t in range(self.layout.tensor))
+        return self.groups[rank]
 
     def activation(self, r: RankLanes, kind: str, value: str, mb: int, *, segment: str = "") -> int:
         name = f"{kind}:{value}:{segment}:{mb}" if segment else f"{kind}:{value}:{mb}"

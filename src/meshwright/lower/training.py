@@ -240,6 +240,12 @@ class _Lowering(StepLowering):
         for i, op in r.compute.ops():
             steps[self.b.op_key(op)] = StepRef(r.compute.number, i)
         end, back = ("W", "I") if self.layout.split_backward else ("B", "B")
+        pipeline = self.layout.coordinates(r.number)[0]
+        makers = {v: k for k in reversed(r.stage.segments) for v in self.segment[k].writes}
+        keepers: dict[str, list[str]] = {}
+        for k in r.stage.segments:
+            for v in self.keeps[k]:
+                keepers.setdefault(v, []).append(k)
         for name, buffer in r.buffers.items():
             kind, _, rest = name.partition(":")
             value, _, number = rest.rpartition(":")
@@ -247,13 +253,12 @@ class _Lowering(StepLowering):
                 self.b.dies_after(buffer, steps[end, value, int(number)])
             elif kind in ("act", "grad"):
                 mb = int(number)
-                maker = next((k for k in r.stage.segments if value in self.segment[k].writes), None)
+                maker = makers.get(value)
                 if kind == "grad":
                     last = [steps[back, maker, mb]] if maker is not None and (back, maker, mb) in steps else []
                 else:
-                    readers = self.readers.get((self.layout.coordinates(r.number)[0], value), [])
-                    keepers = [k for k in r.stage.segments if value in self.keeps[k]]
-                    last = [steps[end, k, mb] for k in keepers if (end, k, mb) in steps]
+                    readers = self.readers.get((pipeline, value), [])
+                    last = [steps[end, k, mb] for k in keepers.get(value, ()) if (end, k, mb) in steps]
                     last = last or [steps["F", k, mb] for k in (*readers, maker) if k is not None and ("F", k, mb) in steps]
                 if last:
                     self.b.dies_after(buffer, max(last))

@@ -17,6 +17,7 @@ from meshwright.cli import main
 from meshwright.decide.collective import NAMES
 from meshwright.drive import plans as drive
 from meshwright.drive.citations import citations
+from meshwright.drive.training import context, evaluate
 from meshwright.drive.training.collective_choice import CollectivesWanted
 from meshwright.drive.training.collectives import SCOUTS
 from meshwright.drive.training.sharding import ShardingWanted
@@ -26,7 +27,7 @@ from meshwright.errors import Disconnected, Infeasible, UnknownName, UsageError
 from meshwright.fabric.fabric import Fabric
 from meshwright.graph.graph import OpGraph
 from meshwright.io.fabric.name import load_fabric
-from meshwright.io.plan.plan import plan_bytes
+from meshwright.io.plan.plan import plan_bytes, program_hash
 from meshwright.job import Training
 from meshwright.plan.plan import Plan
 from meshwright.report.plan_text import explain_text, plan_document, plan_text
@@ -252,3 +253,17 @@ def test_micro_batches_of_one_sample_are_planned_from_their_own_graph(microbatch
     alone, several = (capture(job.model, loss=job.loss, batch_size=b, scalable=False).fingerprint() for b in (1, 4))
     assert alone != several and plan.job["graph_fingerprint"] == (alone if microbatch == 1 else several)
     assert "loss" in gate(plan, data="synthetic").compared
+
+
+def test_scouts_find_the_layout_that_all_ranks_and_micro_batches_find(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With every program taken for a large one: judged by one rank of every stage, and written out at the end."""
+    whole = plan("gpt.py:tiny", None, CollectivesWanted("ring"), pipeline=1)
+    folded = []
+    for module in (evaluate, context):
+        monkeypatch.setattr(module, "MAX_SMALL_STEPS", 0)
+    run = evaluate.folded_step
+    monkeypatch.setattr(evaluate, "folded_step", lambda *a, **k: (folded.append(1), run(*a, **k))[1])
+    scouted = plan("gpt.py:tiny", None, CollectivesWanted("ring"), pipeline=1)
+    assert folded and scouted.layout == whole.layout and program_hash(scouted.main) == program_hash(whole.main)
+    assert scouted.prediction == whole.prediction and scouted.main.fold is None
+    assert check_plan(scouted, islands()).status == "ok"

@@ -8,12 +8,11 @@ Worst order: a moment of an execution is a set of step starts and ends closed un
 for starts and -bytes for ends, so the worst moment is a maximum-weight closure: the sum of the positive weights less a maximum flow
 (Picard 1976). It equals the max-weight antichain of the lifetime order, and its witness are the buffers alive in it. Exact when every
 buffer has one first writer and one last step under happens-before; otherwise, and beyond MAX_FLOW_NODES, an upper bound, and said so. Programs of
-MIN_SWEPT_BUFFERS buffers and more get the bound of `memory_sweep`.
+MIN_SWEPT_BUFFERS buffers and more get the bound of `memory_sweep`, those whose order is too large for clocks that of all buffers at once.
 """
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass
 
@@ -22,13 +21,15 @@ import numpy as np
 from ...fabric.fabric import Fabric
 from ...program.program import Kind, Program, Space
 from ..verdict import Finding
-from .order import Addresses, Ints, Order, accesses
+from .flow_kernel import maximum_flow
+from .order import Addresses, Ints, Order, accesses, messages
 from .staging import staging_bytes
 from .sweep import posted_ahead, swept_peaks
 
 __all__ = ["WorstMemory", "check_memory", "order_peak", "worst_order_memory", "worst_order_peaks"]
 
 MAX_FLOW_NODES = 60_000  # nodes of one actor's closure, for which an exact maximum flow is computed; beyond it an upper bound is given
+UNCUT_BYTES = 1 << 62  # room of an arc that no smallest cut contains; programs of so many bytes get an upper bound
 MIN_SWEPT_BUFFERS = 40_000  # buffers of a program from which on all actors get the bound of `memory_sweep` instead of a closure each
 
 
@@ -130,6 +131,8 @@ def worst_order_memory(p: Program, order: Order | None = None) -> WorstMemory:
     """Peak bytes of every actor over all orders of the program (call-free, well-formed, live)."""
     order = order or Order(p)
     actors = p.ranks + p.switches
+    if not order.clocked:
+        return _all_at_once(p)
     if len(p.buffers) >= MIN_SWEPT_BUFFERS and not np.any(p.lanes.repeat > 1):
         nothing: tuple[tuple[int, ...], ...] = ((),) * actors
         staged = tuple(staging_bytes(p, order).tolist())
@@ -147,6 +150,25 @@ def worst_order_memory(p: Program, order: Order | None = None) -> WorstMemory:
         steps[actor] = tuple(-1 - life.what[e] for e in held if life.what[e] < 0)
     staging = staging_bytes(p, order)
     return WorstMemory(peak_bytes=tuple(peaks), staging_bytes=tuple(staging.tolist()), exact=tuple(exact), alive=tuple(alive), steps=tuple(steps))
+
+
+def _all_at_once(p: Program) -> WorstMemory:
+    """Every device buffer, as many slices as its actor's lanes have turns, in each lane its largest workspace, every channel full."""
+    actors, where, lane_of = p.ranks + p.switches, Addresses(p), p.lane_of_step()
+    turns = np.ones(actors, np.int64)
+    np.maximum.at(turns, p.lanes.actor, p.lanes.repeat)
+    peaks, mine = np.zeros(actors, np.int64), (where.root == np.arange(len(p.buffers))) & (p.buffers.space == Space.DEVICE)
+    np.add.at(peaks, p.buffers.actor[mine], (where.size * turns[p.buffers.actor])[mine])
+    work, temporary = np.flatnonzero(p.steps.kind == Kind.COMPUTE), np.zeros(len(p.lanes), np.int64)
+    np.maximum.at(temporary, lane_of[work], p.ops.workspace_bytes[p.steps.op[work]])
+    np.add.at(peaks, p.lanes.actor, temporary)
+    staged, largest, step = np.zeros(actors, np.int64), np.zeros(len(p.channels), np.int64), messages(p)
+    np.maximum.at(largest, step.channel, p.message_bytes()[step.recv])
+    np.add.at(staged, p.channels.dst, largest * p.channels.depth)
+    nothing: tuple[tuple[int, ...], ...] = ((),) * actors
+    return WorstMemory(
+        peak_bytes=tuple(peaks.tolist()), staging_bytes=tuple(staged.tolist()), exact=(False,) * actors, alive=nothing, steps=nothing,
+    )  # fmt: skip
 
 
 def _worst(order: Order, life: _Lifetimes, elements: list[int]) -> tuple[int, bool, list[int]]:
@@ -175,9 +197,9 @@ def _worst(order: Order, life: _Lifetimes, elements: list[int]) -> tuple[int, bo
             weight[2 * node] = weight.get(2 * node, 0) + life.size[e]
         for node in ends:
             weight[2 * node + 1] = weight.get(2 * node + 1, 0) - life.size[e]
-    events = sorted(weight)
-    if len(events) > MAX_FLOW_NODES:
-        return fixed + sum(w for w in weight.values() if w > 0), False, []
+    events, most = sorted(weight), sum(w for w in weight.values() if w > 0)
+    if len(events) > MAX_FLOW_NODES or most >= UNCUT_BYTES:
+        return fixed + most, False, []
     closed, gain = _closure(order, events, weight)
     held = [e for e in elements if life.size[e] and not life.begins[e] and not life.ends[e]]
     for e, begins, ends in single:
@@ -211,89 +233,17 @@ def _closure(order: Order, events: list[int], weight: dict[int, int]) -> tuple[s
         k = np.searchsorted(place, bound, side="right") - 1
         for v in np.flatnonzero(k >= 0).tolist():
             arcs.add((v, int(mine[k[v]])))
-    flow = _Flow(len(events) + 2)
     # Picard's network: what is gained hangs on the source, what is lost on the sink, and an arc that cannot be cut says "only together with".
     # The source side of a smallest cut is the best closed set, and its weight all gains less the cut.
     source, sink = len(events), len(events) + 1
-    total = 0
-    for v, event in enumerate(events):
-        w = weight[event]
-        if w > 0:
-            flow.arc(source, v, w)
-            total += w
-        elif w < 0:
-            flow.arc(v, sink, -w)
-    for a, b in sorted(arcs):
-        # More than all bytes together, so no smallest cut contains it.
-        flow.arc(a, b, 1 << 62)
-    value = flow.maximum(source, sink)
-    reached = flow.side(source)
-    return {events[v] for v in range(len(events)) if reached[v]}, total - value
-
-
-class _Flow:
-    """Maximum flow in integers (Dinic), arrays of arcs, no recursion."""
-
-    def __init__(self, n: int) -> None:
-        self.head: list[list[int]] = [[] for _ in range(n)]
-        self.to: list[int] = []
-        self.room: list[int] = []
-
-    def arc(self, a: int, b: int, capacity: int) -> None:
-        for x, y, c in ((a, b, capacity), (b, a, 0)):
-            self.head[x].append(len(self.to))
-            self.to.append(y)
-            self.room.append(c)
-
-    def levels(self, source: int) -> list[int]:
-        level = [-1] * len(self.head)
-        level[source] = 0
-        queue = deque([source])
-        while queue:
-            v = queue.popleft()
-            for e in self.head[v]:
-                if self.room[e] and level[self.to[e]] < 0:
-                    level[self.to[e]] = level[v] + 1
-                    queue.append(self.to[e])
-        return level
-
-    def maximum(self, source: int, sink: int) -> int:
-        total = 0
-        while (level := self.levels(source))[sink] >= 0:
-            at = [0] * len(self.head)
-            path: list[int] = []
-            v = source
-            while True:
-                if v == sink:
-                    amount = min(self.room[e] for e in path)
-                    total += amount
-                    for e in path:
-                        self.room[e] -= amount
-                        self.room[e ^ 1] += amount
-                    # Go back to before the first arc that is full, not to the source: the path up to there is still open.
-                    keep = next(k for k, e in enumerate(path) if not self.room[e])
-                    v = self.to[path[keep] ^ 1]
-                    del path[keep:]
-                    continue
-                arcs = self.head[v]
-                while at[v] < len(arcs):
-                    e = arcs[at[v]]
-                    if self.room[e] and level[self.to[e]] == level[v] + 1:
-                        break
-                    at[v] += 1
-                if at[v] < len(arcs):
-                    # `at` only moves on: an arc that led nowhere in these levels will not do so later.
-                    path.append(arcs[at[v]])
-                    v = self.to[path[-1]]
-                elif path:
-                    v = self.to[path.pop() ^ 1]
-                    at[v] += 1
-                else:
-                    break
-        return total
-
-    def side(self, source: int) -> list[bool]:
-        return [x >= 0 for x in self.levels(source)]
+    gains = np.array([weight[event] for event in events], dtype=np.int64)
+    up, down = np.flatnonzero(gains > 0), np.flatnonzero(gains < 0)
+    needs = np.array(sorted(arcs), dtype=np.int64).reshape(-1, 2)
+    tail = np.concatenate([np.full(len(up), source), down, needs[:, 0]])
+    head = np.concatenate([up, np.full(len(down), sink), needs[:, 1]])
+    room = np.concatenate([gains[up], -gains[down], np.full(len(needs), UNCUT_BYTES)])
+    value, level = maximum_flow(len(events) + 2, tail, head, room, source, sink)
+    return {events[v] for v in np.flatnonzero(level[: len(events)] >= 0).tolist()}, int(gains[up].sum()) - value
 
 
 def worst_order_peaks(p: Program, order: Order | None = None) -> list[int]:

@@ -27,7 +27,8 @@ Bools = NDArray[np.bool_]
 BLOCK_LANES = 64  # lanes that share one table of vector clocks; lanes of other components have no column in it
 MAX_CLOCK_ENTRIES = 4_000_000_000  # clock entries of a program that are computed, about a nanosecond each; beyond it `before` searches
 MAX_TABLE_ENTRIES = 250_000_000  # of one block: 4 bytes each
-MAX_KEPT_CLOCK_ENTRIES = 60_000_000  # of a program whose tables are all kept; of a larger one the last table is
+MAX_KEPT_CLOCK_ENTRIES = 60_000_000  # of a program whose tables are all kept
+KEPT_TABLES = 2  # of a larger one, those used last
 MAX_SEARCHED_JOINS = 30_000_000  # joins that searches may visit in one program before order counts as undecided
 
 
@@ -268,6 +269,7 @@ class Order:
         self.column[by] = place % BLOCK_LANES
         self.lanes_of_block = np.split(by, np.flatnonzero(new_block)[1:]) if lanes else []
         owner = self.component[self.lane[self.join_nodes]] if len(self.join_nodes) else self.join_nodes
+        self.component_of_row: Ints = np.concatenate([[-1], owner])
         by_row = np.argsort(owner, kind="stable")
         self.local_row = np.zeros(self.rows, np.int64)  # row within its component, 0 = none
         if len(owner):
@@ -286,6 +288,7 @@ class Order:
     def clocks(self, block: int) -> NDArray[np.int32]:
         """Per join row (`local_row`) of the block's component the last ancestor position in the lanes of the block (-1: none)."""
         if block in self._cache:
+            self._cache[block] = self._cache.pop(block)  # used last
             return self._cache[block]
         lanes = self.lanes_of_block[block]
         here = int(self.component[lanes[0]])
@@ -300,7 +303,8 @@ class Order:
             column, clock,
         )  # fmt: skip
         if self.clock_cost > MAX_KEPT_CLOCK_ENTRIES:
-            self._cache.clear()  # the last table only: questions come block by block
+            for oldest in [*self._cache][: -(KEPT_TABLES - 1)]:  # questions come block by block, or of one lane against each of the others
+                del self._cache[oldest]
         self._cache[block] = clock
         return clock
 
@@ -362,24 +366,23 @@ class Order:
 
     def last_ancestor(self, nodes: Ints, lane: int) -> Ints:
         """Position of the last node of `lane` that happens before each node (-1: none)."""
-        clock = self._column(lane)
         # A node's clock says what its last join saw of other lanes; of its own lane all before it precede it.
         own = np.where(self.lane[nodes] == lane, self.position[nodes] - 1, -1)
-        return np.maximum(clock[self.row[nodes]], own)
+        return np.maximum(self._column(lane, self.row[nodes]), own)
 
-    def _column(self, lane: int) -> Ints:
-        """Per global row the last ancestor position in one lane."""
+    def _column(self, lane: int, rows: Ints) -> Ints:
+        """Per row (global, 0: none) the last ancestor position in one lane."""
         if not self.clocked:
             raise TimeLimit(f"{self.rows} joins in {len(self.program.lanes)} lanes are too many for exact clocks")
-        out = np.full(self.rows, -1, np.int64)
-        near = np.concatenate([[False], self.component[self.lane[self.join_nodes]] == self.component[lane]])
-        out[near] = self.clocks(int(self.block_of_lane[lane]))[self.local_row[near], int(self.column[lane])]
+        out = np.full(len(rows), -1, np.int64)
+        near = np.flatnonzero(self.component_of_row[rows] == self.component[lane])
+        out[near] = self.clocks(int(self.block_of_lane[lane]))[self.local_row[rows[near]], int(self.column[lane])]
         return out
 
     def last_before_post(self, nodes: Ints, ahead: Ints, lane: int) -> Ints:
         """The same for the moment a receive may be posted: its own message does not count, nor do those of the `ahead` receives
         before it in its lane, which are posted in order but need not have arrived."""
-        clock = self._column(lane)
+        clock = self._column(lane, np.arange(self.rows))
         # Posting waits for lane order up to the first receive still open and for every `after` edge since, not for messages.
         local = np.flatnonzero(~self.cross_match)
         by = local[np.argsort(self.cross_dst[local], kind="stable")]

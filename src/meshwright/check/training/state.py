@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
+import numpy as np
+
 from ...plan.plan import Segment, TrainingLayout
 from ...program.program import BUFFER_ROLES, Kind, Program
 from ..program.order import Order
@@ -65,9 +67,9 @@ class StepState(WeightCells):
     def gradient_users(self) -> dict[tuple[str, int, int, int], set[str]]:
         """(gradient buffer name, stage or -1 when shared, tensor index, cell) -> segments whose B adds to it."""
         users: dict[tuple[str, int, int, int], set[str]] = {}
-        for step in range(len(self.p.steps)):
+        for step in np.flatnonzero(self.p.steps.kind == Kind.COMPUTE).tolist():
             op = int(self.p.steps.op[step])
-            if self.p.steps.kind[step] != Kind.COMPUTE or self.p.ops.name[op] not in ADDING:
+            if self.p.ops.name[op] not in ADDING:
                 continue
             for b, first, count in self.p.ops.writes[op].reshape(-1, 3).tolist():
                 if self.role[b] == "gradient":

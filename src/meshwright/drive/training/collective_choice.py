@@ -13,6 +13,7 @@ from typing import Any
 from ...cite import Cite
 from ...decide.collective import STRATEGIES, auto, strategy
 from ...decide.strategies import cite_of
+from ...kernels.effort import Deadline
 from .collectives import MAX_PLANNING_WORK_S, PURPOSES, SCOUTS, CollectivePlanner, called_variants
 from .context import Context, Decision, Found
 from .evaluated import Evaluated
@@ -23,6 +24,8 @@ __all__ = ["Collectives", "CollectivesWanted"]
 MAX_TRIED_IN_PLACE = 4
 # Times the fastest alone that a strategy may take alone to be tried in the step.
 MAX_TIMES_FASTEST = 1.25
+# Of a large program, strategies are tried in place within this part of the layout search's counted work.
+LARGE_PARTS = 8
 
 
 @dataclass(frozen=True)
@@ -46,10 +49,15 @@ class Collectives(Decision):
         if planner.strategy != "auto" or (best.program is not None and best.program.fold is not None):
             return found
         told: dict[str, list[dict[str, Any]]] = {}
+        work_s = context.budget.work_s / LARGE_PARTS if context.is_large(best.candidate) else float("inf")
+        deadline = Deadline.after(work_s=work_s)
         called = {planner.by_hash[name][0] for name in best.callees}
         for purpose in (p for p in PURPOSES if p in called):
             for name in _promising(planner, best, purpose):
                 tried = planner.with_choice(purpose, name)
+                if deadline.work_left_s <= 0:
+                    told.setdefault(purpose, []).append({"strategy": name, "why": "not tried: the work for large steps is done"})
+                    continue
                 made = replace(context.evaluator, planner=tried).again(best)
                 told.setdefault(purpose, []).append({"strategy": name, "step_s": made.time_s} if made.fits else {"strategy": name, "why": made.why})
                 if made.fits and made.time_s < best.time_s * (1 - 1e-9):

@@ -24,15 +24,16 @@ from .collectives import CollectivePlanner
 from .evaluate import Evaluator
 from .evaluated import Evaluated
 from .placements import placements_of
+from .program_sizes import MAX_SMALL_OPERATORS, MAX_SMALL_STEPS, expected_steps
 from .step_end import refusing_cuts, step_end
 from .wishes import LayoutWanted, Wishes
 
 __all__ = ["MAX_WORK_S", "TIME_LIMIT_S", "Context", "Decision", "Found", "Looks", "Made", "SearchBudget"]
 
 W = TypeVar("W")
-# Counted work of the layout search, in seconds of a quiet core: README's job counts 4; programs of 300,000 steps are judged in 20 layouts.
-MAX_WORK_S = 120.0
-# The net by the clock under it: five times as long, so that a busy machine still finishes what is counted.
+# Counted work of the layout search, in seconds of a quiet core: README's job counts 4; programs of 300,000 steps are judged in 4 layouts.
+MAX_WORK_S = 20.0
+# The net by the clock under it: thirty times as long, so that a busy machine still finishes what is counted.
 TIME_LIMIT_S = 600.0
 
 
@@ -206,12 +207,19 @@ class Context:
     def orders(self) -> list[tuple[str, tuple[Device, ...]]]:
         return device_orders(self.fabric, self.speeds)
 
+    def is_large(self, candidate: LayoutCandidate) -> bool:
+        """Whether judging it takes so much that the search looks at the most promising only."""
+        many = len(self.graph.nodes) > MAX_SMALL_OPERATORS
+        return candidate.layout is not None and (many or expected_steps(candidate.layout) > MAX_SMALL_STEPS)
+
     def placements(self, layout: TrainingLayout) -> Iterator[tuple[str, tuple[str, ...]]]:
         return placements_of(layout, self.fabric, self.orders)
 
-    def judge(self, candidate: LayoutCandidate, placement: tuple[str, ...], name: str) -> list[Evaluated]:
-        """The candidate as it is and as decisions make it, so that it fits."""
+    def judge(self, candidate: LayoutCandidate, placement: tuple[str, ...], name: str, limit_s: float = float("inf")) -> list[Evaluated]:
+        """The candidate as it is and as decisions make it, so that it fits; of a large one only where it takes less than `limit_s` as it is."""
         found = [self.evaluator.evaluate(candidate, placement, name)]
+        if found[0].time_s >= limit_s and self.is_large(candidate):  # what makes a layout fit makes no step shorter
+            return found
         for decision in self.made:
             found = decision.fitted(found, self)
         return found

@@ -26,7 +26,7 @@ from ...program.program import Program
 from .collectives import CollectivePlanner
 from .evaluated import KEEP_ALL, Evaluated, Policy
 from .folded import MAX_FOLDED_STEPS, SCOUTED_MICROBATCHES, folded_step, steady_of, with_microbatches
-from .program_sizes import MAX_PROGRAM_STEPS, expected_steps
+from .program_sizes import MAX_PROGRAM_STEPS, MAX_SMALL_STEPS, expected_steps
 from .schedules import Prices
 
 __all__ = ["Evaluator"]
@@ -46,6 +46,7 @@ class Evaluator:
     graph: OpGraph
     planner: CollectivePlanner
     prices: Prices | None = None
+    scouting: bool = False  # large programs are judged by one rank of every stage and few micro-batches, where that can be
     graphs: dict[int, OpGraph] = field(default_factory=dict)
     frontiers: dict[Any, Any] = field(default_factory=dict)
     tally: Counter[str] = field(default_factory=Counter)  # of evaluations
@@ -77,6 +78,10 @@ class Evaluator:
         if (steps := expected_steps(candidate.layout)) > MAX_PROGRAM_STEPS:
             why = why_not_folded(candidate.layout) or "too many for one rank of every stage, too"
             return Evaluated(candidate=candidate, why=f"not simulated: about {steps:,} program steps, at most {MAX_PROGRAM_STEPS:,} ({why})")
+        if self.scouting and steps > MAX_SMALL_STEPS and self.prices is None and not candidate.orders and not why_not_folded(candidate.layout):
+            scout = self._evaluate_folded(candidate, graph, placement, name, policy)
+            if scout.timeline is not None:
+                return scout
         works = training_works(graph, candidate.layout)
         cost = self._cost(graph, candidate.layout, placement, codecs)
         try:

@@ -73,6 +73,11 @@ class Evaluated:
         return self.timeline is not None and self.excess_bytes <= 0
 
     @property
+    def folded(self) -> bool:
+        """Its program is one rank of every stage."""
+        return self.program is not None and self.program.fold is not None
+
+    @property
     def time_s(self) -> float:
         return self.extrapolated_s or (self.timeline.makespan_s if self.timeline is not None else float("inf"))
 

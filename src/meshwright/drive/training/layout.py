@@ -27,6 +27,8 @@ __all__ = ["Layout"]
 MAX_SIZES_PER_DEGREES = 2
 # Candidates simulated in one search, however much counted work is left.
 MAX_SIMULATED = 40
+# Scouts that are judged by all their ranks and micro-batches, fastest first, until one of these is still the fastest.
+MAX_WRITTEN_OUT = 4
 # Candidates whose closed form is so many times the fastest simulated step are left out.
 MAX_TIMES_FASTEST = 4.0
 
@@ -36,9 +38,9 @@ class Layout(Decision):
     name = "layout"
 
     def choose(self, found: Found, context: Context) -> Found:
-        search = _Search(context)
+        search = _Search(replace(context, evaluator=replace(context.evaluator, scouting=True)))
         looks = search.run()
-        best = fastest(search.judged, lambda e: (e.candidate.degrees, e.candidate.division, e.placement_name))
+        best = _written_out(search.judged, context)
         return replace(found, best=best, judged=search.judged).noted(self.name, search.refusal.left_out).cut(self.name, looks.budget.cut)
 
     def entries(self, found: Found, context: Context) -> dict[str, Any]:
@@ -103,23 +105,40 @@ class _Search:
             return _behind(c)
         if looks.spent:
             return f"not simulated: the search's work, {self.context.budget.work_s:g} s, is done"
-        if c.estimate_s > MAX_TIMES_FASTEST * self.fastest_s:
-            return f"not simulated: closed form {c.estimate_s:.4g} s is over {MAX_TIMES_FASTEST} times the fastest step"
+        times = 1.0 if self.context.is_large(c) else MAX_TIMES_FASTEST
+        if c.estimate_s > times * self.fastest_s:
+            return f"not simulated: closed form {c.estimate_s:.4g} s is over {times} times the fastest step"
         return ""
 
     def judge(self, c: LayoutCandidate) -> None:
         """On every placement, with the variants that decisions know; of a folded program on one, others that have its symmetry are much alike."""
         context = self.context
         assert c.layout is not None
-        folded = context.evaluator.is_folded(c.layout)
         for name, placement in context.placements(c.layout):
             others = [v for d in context.made for v in d.variants(c, placement, context)]
-            found = [e for variant in (c, *others) for e in context.judge(variant, placement, name)]
+            found = [e for variant in (c, *others) for e in context.judge(variant, placement, name, self.fastest_s)]
             self.judged += found
             self.simulated += len(found)
             self.fastest_s = min([self.fastest_s, *(e.time_s for e in found if e.excess_bytes <= 0)])
-            if folded and any(e.timeline is not None for e in found):
+            if any(e.folded for e in found):
                 return
+
+
+def _written_out(judged: list[Evaluated], context: Context) -> Evaluated | None:
+    """The fastest that fits, by all its ranks and micro-batches where these can be written out: in `judged` it takes the place of its scout."""
+
+    def best(some: list[Evaluated]) -> Evaluated | None:
+        return fastest(some, lambda e: (e.candidate.degrees, e.candidate.division, e.placement_name))
+
+    def scouts(e: Evaluated) -> bool:
+        return e.folded and not context.evaluator.is_folded(e.layout)
+
+    for _ in range(MAX_WRITTEN_OUT):
+        first = best(judged)
+        if first is None or not scouts(first):
+            break
+        judged[next(i for i, e in enumerate(judged) if e is first)] = context.evaluator.again(first)
+    return best([e for e in judged if not scouts(e)])
 
 
 def _behind(c: LayoutCandidate) -> str:

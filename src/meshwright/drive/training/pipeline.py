@@ -205,7 +205,8 @@ class _Chooser:
             name, placement = (base.placement_name, base.placement) if base.placement else next(placements_of(candidate.layout, self.context.fabric))
             lazy = self.lazily.get(_key(candidate)) if candidate.sharding.copied else None
             for c in (candidate, lazy):
-                self.made += self.context.judge(c, placement, name) if c is not None else []
+                limit = min((e.time_s for e in (*self.judged, *self.made) if e.fits), default=float("inf"))
+                self.made += self.context.judge(c, placement, name, limit) if c is not None else []
 
     def planned(self, base: Evaluated, wanted: list[Wanted]) -> list[tuple[LayoutCandidate, int]]:
         """(candidate, most bytes that a device keeps) of the schedules that exist for the base, fastest by the planners' clock first."""

@@ -9,10 +9,14 @@ from ...decide.layout.problem import Degrees
 from ...graph.graph import OpGraph
 from ...plan.plan import TrainingLayout
 
-__all__ = ["MAX_PROGRAM_STEPS", "expected_steps", "predicted_steps", "steps_of"]
+__all__ = ["MAX_PROGRAM_STEPS", "MAX_SMALL_OPERATORS", "MAX_SMALL_STEPS", "expected_steps", "predicted_steps", "steps_of"]
 
 # Steps of the inlined program, over all ranks, beyond which a candidate is not simulated: 6 s of counted work each (`evaluate`).
 MAX_PROGRAM_STEPS = 300_000
+# Steps up to which every candidate is judged with all that may make it fit, at most 1 s of counted work each.
+MAX_SMALL_STEPS = 50_000
+# The same of operators of the model: choosing what to compute again in layers of sixty takes 25 s.
+MAX_SMALL_OPERATORS = 1_000
 
 
 def predicted_steps(data: int, tensor: int, pipeline: int, microbatches: int, segments: int, sums: int, *, folded: bool = False) -> int:

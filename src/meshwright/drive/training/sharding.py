@@ -149,7 +149,7 @@ class _Chooser:
         for e in [x for x in over.values() if x.candidate.estimate_s < limit][:MAX_UNFITTING_LAYOUTS]:
             for level in range(1, self.highest + 1):
                 tried = self._try(e, self._level(level))
-                if tried is not None and tried.fits:
+                if tried is not None and (tried.fits or (tried.time_s >= limit and self.context.is_large(tried.candidate))):
                     break
 
     def _try(self, e: Evaluated, sharding: DataSharding) -> Evaluated | None:
@@ -164,6 +164,7 @@ class _Chooser:
             return None
         name, placement = (e.placement_name, e.placement) if e.placement else next(placements_of(candidate.layout, self.context.fabric))
         found: list[Evaluated] = []
-        self.looks.at(lambda: found.extend(self.context.judge(candidate, placement, name)))
+        limit = min((e.time_s for e in self.judged if e.fits), default=float("inf"))
+        self.looks.at(lambda: found.extend(self.context.judge(candidate, placement, name, limit)))
         self.judged += found
         return found[-1] if found else None

@@ -62,6 +62,8 @@ def plan_training(
     found = decide(context)
     if captured is None and (other := _graph_of_its_size(job, graph, found)) is not None:
         only = replace(asked.of(LayoutWanted), microbatch=other.batch_size)
+        if context.is_large((best := found.winner).candidate):  # nor are other degrees judged again, which takes long
+            only = replace(only, data=best.layout.data, tensor=best.layout.tensor, pipeline=best.layout.pipeline)
         context = context_of(job, fabric, cost, graph=other, wishes=asked.but(only).given, budget=budget, without=without, watch=watch)
         found = decide(context)
     plan = plan_of(found, context)
