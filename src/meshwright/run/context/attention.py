@@ -1,0 +1,217 @@
+"""Attention over positions that several ranks hold, in steps between which blocks travel. See `plan.context` for the names of the steps.
+
+Cite: `plan.context.RING`, `plan.context.ULYSSES`; the merge of blocks by their log-sum-exp is that of Milakov and Gimelshein, arXiv:1805.02867.
+Shapes: query [batch, heads, s, d], key [batch, groups, s, d], value [batch, groups, s, w], with s this rank's positions in the order of
+`plan.context.position_ranges`; heads are a multiple of groups (grouped-query attention), and only groups travel.
+Left open by the paper: how rounds that are separate steps of a program differentiate. Our answer: what a round hands on, [batch, heads, s, w + 2], is
+(result so far, log-sum-exp so far, unused). The "gradient" that comes back for it is (gradient of the result, its product with the result, the final
+log-sum-exp), which is what every round needs beside its block; a round hands it back as it got it. Nothing else of a round is kept.
+Invariant (tested): results and gradients are those of attention over the whole sequence.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from ...plan.context import position_ranges
+
+__all__ = ["RingSpec", "context_heads", "context_join", "context_out", "context_part", "context_unite", "ring_block", "ring_end"]
+
+TILE_ELEMENTS = 1 << 22  # of scores at a time
+Tensor = torch.Tensor
+
+
+@dataclass(frozen=True)
+class RingSpec:
+    """Rank `part` of `parts` attends to the block of rank `source`. `keys`: width of a key."""
+
+    part: int
+    parts: int
+    source: int
+    keys: int
+    causal: bool
+    scale: float
+
+    def halves(self, s: int) -> tuple[slice, slice, bool]:
+        """(queries, keys, whether the causal mask cuts between them) that have anything to do with each other."""
+        everything = slice(0, s)
+        if not self.causal or self.source == self.part:
+            return everything, everything, self.causal
+        # Of an earlier rank's chunks the first is before all of ours and the second behind; of ours the second is behind both of a later rank's.
+        return (everything, slice(0, s // 2), False) if self.source < self.part else (slice(s // 2, s), everything, False)
+
+
+def _tiles(q: Tensor, k: Tensor, causal: bool) -> list[tuple[slice, int]]:
+    """(rows, keys that they may see) so that a tile's scores are few."""
+    batch, heads, rows, _ = q.shape
+    step = max(1, min(rows, TILE_ELEMENTS // max(1, batch * heads * k.shape[2])))
+    return [(slice(a, min(a + step, rows)), min(a + step, rows) if causal else k.shape[2]) for a in range(0, rows, step)]
+
+
+def _scores(q: Tensor, k: Tensor, rows: slice, seen: int, spec: RingSpec, causal: bool) -> tuple[Tensor, Tensor]:
+    """(queries of the tile by group, scaled scores): [batch, groups, repeats x rows, ...]."""
+    batch, groups, repeats = q.shape[0], k.shape[1], q.shape[1] // k.shape[1]
+    tile = q[:, :, rows].reshape(batch, groups, -1, q.shape[3])
+    scores = torch.matmul(tile * spec.scale, k[:, :, :seen].transpose(2, 3))
+    if causal:
+        at = torch.arange(rows.start, rows.stop, device=q.device).repeat(repeats)
+        scores.masked_fill_(torch.arange(seen, device=q.device) > at[:, None], -math.inf)
+    return tile, scores
+
+
+def _wide(x: Tensor) -> Tensor:
+    return x if x.dtype == torch.float64 else x.float()
+
+
+def _attend(q: Tensor, kv: Tensor, before: Tensor | None, spec: RingSpec) -> Tensor:
+    """The result so far with this block merged in."""
+    batch, heads, s, _ = q.shape
+    k, v = _wide(kv[..., : spec.keys]), _wide(kv[..., spec.keys :])
+    width = v.shape[3]
+    if before is None:
+        after = k.new_zeros(batch, heads, s, width + 2)
+        after[..., width] = -math.inf
+    else:
+        after = before.clone()
+    queries, keys, causal = spec.halves(s)
+    wide, k, v, into = _wide(q[:, :, queries]), k[:, :, keys], v[:, :, keys], after[:, :, queries]
+    for rows, seen in _tiles(wide, k, causal):
+        _, scores = _scores(wide, k, rows, seen, spec, causal)
+        largest = scores.amax(-1, keepdim=True)
+        weights = scores.sub_(largest).exp_()
+        total = weights.sum(-1, keepdim=True)
+        count = rows.stop - rows.start
+        result = (torch.matmul(weights, v[:, :, :seen]) / total).reshape(batch, heads, count, width)
+        own = (largest + total.log()).reshape(batch, heads, count)
+        so_far = into[:, :, rows]
+        merged = torch.logaddexp(so_far[..., width], own)
+        so_far[..., :width] *= (so_far[..., width] - merged).exp().unsqueeze(-1)
+        so_far[..., :width] += result * (own - merged).exp().unsqueeze(-1)
+        so_far[..., width] = merged
+    return after
+
+
+def _gradients(q: Tensor, kv: Tensor, told: Tensor, spec: RingSpec) -> tuple[Tensor, Tensor]:
+    """(of the queries, of the block); `told`: (gradient of the result, its product with the result, the final log-sum-exp)."""
+    k, v = _wide(kv[..., : spec.keys]), _wide(kv[..., spec.keys :])
+    width, repeats = v.shape[3], q.shape[1] // k.shape[1]
+    queries, keys, causal = spec.halves(q.shape[2])
+    dq, dkv = torch.zeros_like(q, dtype=k.dtype), torch.zeros_like(kv, dtype=k.dtype)
+    wide, told, k, v = _wide(q[:, :, queries]), told[:, :, queries], k[:, :, keys], v[:, :, keys]
+    into_q, into_k, into_v = dq[:, :, queries], dkv[:, :, keys, : spec.keys], dkv[:, :, keys, spec.keys :]
+    for rows, seen in _tiles(wide, k, causal):
+        tile, scores = _scores(wide, k, rows, seen, spec, causal)
+        here = told[:, :, rows].reshape(*tile.shape[:3], width + 2)
+        weights = scores.sub_(here[..., width + 1 :]).exp_()
+        into_v[:, :, :seen] += torch.matmul(weights.transpose(2, 3), here[..., :width])
+        change = torch.matmul(here[..., :width], v[:, :, :seen].transpose(2, 3)).sub_(here[..., width : width + 1]).mul_(weights).mul_(spec.scale)
+        found = torch.matmul(change, k[:, :, :seen])
+        into_q[:, :, rows] = found.reshape(q.shape[0], k.shape[1] * repeats, -1, q.shape[3])
+        into_k[:, :, :seen] += torch.matmul(change.transpose(2, 3), tile)
+    return dq.to(q.dtype), dkv.to(kv.dtype)
+
+
+class _Block(torch.autograd.Function):  # type: ignore[misc]
+    @staticmethod
+    def forward(ctx: Any, q: Tensor, kv: Tensor, before: Tensor | None, spec: RingSpec) -> Tensor:
+        ctx.save_for_backward(q, kv)
+        ctx.spec = spec
+        return _attend(q, kv, before, spec)
+
+    @staticmethod
+    def backward(ctx: Any, told: Tensor) -> tuple[Tensor, Tensor, Tensor | None, None]:
+        dq, dkv = _gradients(*ctx.saved_tensors, told, ctx.spec)
+        return dq, dkv, told if ctx.needs_input_grad[2] else None, None
+
+
+class _End(torch.autograd.Function):  # type: ignore[misc]
+    @staticmethod
+    def forward(ctx: Any, q: Tensor, kv: Tensor, before: Tensor | None, spec: RingSpec) -> Tensor:
+        after = _attend(q, kv, before, spec)
+        out = after[..., :-2].to(q.dtype, copy=True)
+        ctx.save_for_backward(q, kv, out, after[..., -2].clone())
+        ctx.spec = spec
+        return out
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, Tensor, Tensor | None, None]:
+        q, kv, out, total = ctx.saved_tensors
+        wide = _wide(gradient)
+        told = torch.cat([wide, (wide * _wide(out)).sum(-1, keepdim=True), total.unsqueeze(-1)], -1)
+        dq, dkv = _gradients(q, kv, told, ctx.spec)
+        return dq, dkv, told if ctx.needs_input_grad[2] else None, None
+
+
+def ring_block(q: Tensor, kv: Tensor, before: Tensor | None, spec: RingSpec) -> Tensor:
+    """One round, not the last: what it hands on."""
+    found: Tensor = _Block.apply(q, kv, before, spec)
+    return found
+
+
+def ring_end(q: Tensor, kv: Tensor, before: Tensor | None, spec: RingSpec) -> Tensor:
+    """The last round: the result, [batch, heads, s, w]."""
+    found: Tensor = _End.apply(q, kv, before, spec)
+    return found
+
+
+def context_join(k: Tensor, v: Tensor) -> Tensor:
+    """Key and value as one block that travels: [batch, groups, s, d + w]."""
+    return torch.cat([k, v], -1)
+
+
+def context_part(x: Tensor, dim: int, ranges: list[list[int]]) -> Tensor:
+    """This rank's positions of what it has whole."""
+    return torch.cat([x.narrow(dim, low, high - low) for low, high in ranges], dim)
+
+
+def context_out(q: Tensor, k: Tensor, v: Tensor, parts: int) -> Tensor:
+    """What every rank needs of this rank's positions, [parts, elements]: queries of its heads, keys and values of the groups that these read."""
+    shares = []
+    heads, groups = q.shape[1] // parts, k.shape[1]
+    for d in range(parts):
+        low, high = _groups_of(groups, d, parts)
+        shares.append(torch.cat([q[:, d * heads : (d + 1) * heads].reshape(-1), k[:, low:high].reshape(-1), v[:, low:high].reshape(-1)]))
+    return torch.stack(shares)
+
+
+def _groups_of(groups: int, part: int, parts: int) -> tuple[int, int]:
+    """Groups that the heads of a rank read: its share of them, or the one that it shares with other ranks."""
+    low = part * groups // parts
+    return low, max(low + 1, (part + 1) * groups // parts)
+
+
+def context_heads(came: Tensor, batch: int, s: int, sizes: list[int], causal: bool, scale: float | None) -> Tensor:
+    """Attention of this rank's heads over all positions; [parts, elements] again, by the ranks whose positions they are.
+
+    `sizes`: heads, groups, width of keys, width of values, on one rank.
+    """
+    heads, groups, keys, width = sizes
+    parts = came.shape[0]
+    counts = [batch * heads * s * keys, batch * groups * s * keys, batch * groups * s * width]
+    q, k, v = (
+        _in_order(x.reshape(parts, batch, h, s, w))
+        for x, h, w in zip(came.split(counts, 1), (heads, groups, groups), (keys, keys, width), strict=True)
+    )
+    found = torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=causal, scale=scale, enable_gqa=heads != groups)
+    return torch.stack([context_part(found, 2, _ranges(parts * s, r, parts)).reshape(-1) for r in range(parts)])
+
+
+def _ranges(extent: int, part: int, parts: int) -> list[list[int]]:
+    return [[*r] for r in position_ranges(extent, 1, part, parts)]
+
+
+def _in_order(x: Tensor) -> Tensor:
+    """[parts, batch, heads, s, width] by rank -> [batch, heads, parts x s, width] by position."""
+    half = x.shape[3] // 2
+    first, second = x[:, :, :, :half], x[:, :, :, half:].flip(0)
+    return torch.cat([y for pieces in (first, second) for y in pieces.unbind(0)], 2)
+
+
+def context_unite(back: Tensor, batch: int, s: int, heads: int) -> Tensor:
+    """Every rank's heads for this rank's positions, put together: [batch, heads, s, width]."""
+    parts = back.shape[0]
+    return back.reshape(parts, batch, heads // parts, s, -1).transpose(0, 1).reshape(batch, heads, s, -1)
