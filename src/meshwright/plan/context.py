@@ -22,8 +22,8 @@ from ..graph.graph import OpGraph
 from .plan import ContextExchange, TrainingLayout
 
 __all__ = [
-    "ALL_TO_ALL", "EXCHANGES", "HEADS", "JOIN", "OUT", "PART", "RING", "RING_BLOCK", "RING_END", "SHIFT", "ULYSSES", "UNITE", "came_from",
-    "exchange_of", "exchanges_in", "layout_exchanges", "position_ranges", "require_positions",
+    "ALL_TO_ALL", "EXCHANGES", "HEADS", "JOIN", "KINDS", "OUT", "PART", "RING", "RING_BLOCK", "RING_END", "SHIFT", "TILE_ELEMENTS", "ULYSSES", "UNITE",
+    "came_from", "exchange_of", "exchanges_in", "layout_exchanges", "part_of", "position_ranges", "require_positions",
 ]  # fmt: skip
 
 RING = Cite(
@@ -42,6 +42,13 @@ KINDS = {SHIFT: "shift", ALL_TO_ALL: "all-to-all"}
 JOIN, RING_BLOCK, RING_END = "meshwright.context_join.default", "meshwright.ring_block.default", "meshwright.ring_end.default"
 OUT, HEADS, UNITE = "meshwright.context_out.default", "meshwright.context_heads.default", "meshwright.context_unite.default"
 PART = "meshwright.context_part.default"  # this rank's positions of a value that every rank has whole
+
+TILE_ELEMENTS = 1 << 22  # scores of a round of ring attention that exist at a time
+
+
+def part_of(node: str, value: str) -> str:
+    """The node that takes a rank's positions of `value`, which every rank has whole, for `node`."""
+    return f"{node}/part/{value.replace(':', '.')}"  # a colon would make it a parameter's
 
 
 def require_positions(extent: int, parts: int, where: str) -> None:

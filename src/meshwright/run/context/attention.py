@@ -17,11 +17,10 @@ from typing import Any
 
 import torch
 
-from ...plan.context import position_ranges
+from ...plan.context import TILE_ELEMENTS, position_ranges
 
 __all__ = ["RingSpec", "context_heads", "context_join", "context_out", "context_part", "context_unite", "ring_block", "ring_end"]
 
-TILE_ELEMENTS = 1 << 22  # of scores at a time
 Tensor = torch.Tensor
 
 

@@ -18,6 +18,7 @@ from ...capture.regions import REGION, run_region
 from ...errors import Unsupported
 from ...plan.plan import ParamShard, Segment, TrainingLayout, ValueInfo, ValueSplit
 from ...plan.shards import local_value, sequence_values
+from ..context.local import CONTEXT, Positions
 from ..recording.module_clock import ModuleClock, ModuleMarks
 from ..steps.forward_graph import OPAQUE, ForwardGraph, ForwardNode, decode_argument, resolve
 from ..steps.replay import Replays
@@ -54,8 +55,9 @@ class SegmentBuilder:
     def __init__(
         self, graph: ForwardGraph, layout: TrainingLayout, tensor_index: int, held: Mapping[str, ParameterShard],
         buffers: Mapping[str, torch.Tensor], device: torch.device, opaque: Callable[..., Any] | None, clock: ModuleClock | None,
-        groups: Mapping[str, ParameterGroup], precision: str, terms: Mapping[str, LossTerm],
+        groups: Mapping[str, ParameterGroup], precision: str, terms: Mapping[str, LossTerm], positions: Positions | None = None,
     ) -> None:  # fmt: skip
+        self.positions = positions
         self.clock, self.groups, self.precision, self.terms = clock, groups, precision, terms
         self.divisors: dict[str, torch.Tensor] = {}  # of the terms that its segments divide by counts
         self.graph, self.layout, self.held, self.buffers, self.device, self.opaque = graph, layout, held, buffers, device, opaque
@@ -154,7 +156,7 @@ class SegmentBuilder:
             missing = [v for v in node.inputs if v not in known]
             if missing:
                 raise Unsupported(f"segment {segment.key!r} needs {missing[0]!r}, which it neither reads nor makes", where=f"node {node.name}")
-            target = self.opaque if node.target == OPAQUE else run_region if node.target == REGION else function_of(node.target)
+            target = self.opaque if node.target == OPAQUE else run_region if node.target == REGION else CONTEXT.get(node.target) or function_of(node.target)
             if target is None:
                 raise Unsupported("the model could not be traced and no function was given to run it")
             if node.name in self.places:
@@ -188,9 +190,16 @@ class SegmentBuilder:
     def drawing(self, node: ForwardNode, target: Callable[..., Any], state: Any, member: Member, replays: Replays) -> Callable[..., Any]:
         """The call with the serial run's bits for this rank's part of what it draws for."""
 
+        value = node.inputs[0]
+        held = self.positions.ranges(value) if self.positions is not None else None
+        whole = self.positions.whole[value] if held is not None and self.positions is not None else self.shapes[value]
+
         def ranges(shape: Sequence[int]) -> list[tuple[tuple[int, int], ...]]:
             split = state if isinstance(state, Shard) else None
-            return [member.ranges(d, split) if split is not None and i == split.dim else ((0, d),) for i, d in enumerate(shape)]
+            found = [member.ranges(d, split) if split is not None and i == split.dim else ((0, d),) for i, d in enumerate(shape)]
+            if held is None:
+                return found
+            return [mine if mine != ((0, d),) else other for mine, other, d in zip(held, found, shape, strict=True)]
 
         def mask(draws: Draws, place: RandomPlace, keep: float, shape: Sequence[int], parts: Any, device: torch.device) -> torch.Tensor:
             if draws.traced is not None:
@@ -199,7 +208,7 @@ class SegmentBuilder:
             return drawn(replace(draws), place, keep, shape, parts, device)
 
         drawn = replays.whole(keep_mask)
-        found: Callable[..., Any] = draw_function(node, target, self.places[node.name], self.draws, self.shapes[node.inputs[0]], ranges, mask)
+        found: Callable[..., Any] = draw_function(node, target, self.places[node.name], self.draws, whole, ranges, mask)
         return found
 
     def verify(self, segment: Segment, nodes: Sequence[ForwardNode], states: Mapping[str, Any], member: Member) -> None:
@@ -265,7 +274,7 @@ class SegmentBuilder:
 
 def is_random(node: ForwardNode) -> bool:
     """Whether a call draws random numbers, or may: a module that runs as it is."""
-    if node.target == "getitem" or node.target in FUNCTIONS:
+    if node.target == "getitem" or node.target in FUNCTIONS or node.target in CONTEXT:
         return False
     if node.target in (OPAQUE, REGION) or draws_bits(node):
         return True
