@@ -57,9 +57,10 @@ class _Positions(Member):
 
 @dataclass(frozen=True)
 class Positions:
-    """`graph`: of the rank. `whole`, `split`: shape and divided dimension of every value of the traced graph."""
+    """`graph`: of the rank, `traced`: of all. `whole`, `split`: shape and divided dimension of every value of the traced graph."""
 
     graph: ForwardGraph
+    traced: ForwardGraph
     member: Member
     whole: Mapping[str, Shape]
     split: Mapping[str, Any]
@@ -105,7 +106,7 @@ class _Local:
             for i, info in enumerate(node.outputs if node.many else ()):
                 self.shapes[f"{node.name}#{i}"] = info.shape if info else ()
             self.take(node)
-        return Positions(msgspec.structs.replace(self.graph, nodes=tuple(self.nodes)), self.member, self.shapes, self.states)
+        return Positions(msgspec.structs.replace(self.graph, nodes=tuple(self.nodes)), self.graph, self.member, self.shapes, self.states)
 
     def take(self, node: ForwardNode) -> None:
         name = node.target.split(".")[1] if node.target.count(".") == 2 else node.target

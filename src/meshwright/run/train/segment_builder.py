@@ -62,7 +62,7 @@ class SegmentBuilder:
         self.divisors: dict[str, torch.Tensor] = {}  # of the terms that its segments divide by counts
         self.graph, self.layout, self.held, self.buffers, self.device, self.opaque = graph, layout, held, buffers, device, opaque
         self.tensor_index = tensor_index
-        self.places = random_places(graph)
+        self.places = random_places(graph if positions is None else positions.traced)
         self.draws = Draws()
         self.value: dict[str, ValueInfo] = {v.name: v for v in layout.values}
         self.along = sequence_values(layout)
