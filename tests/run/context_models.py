@@ -98,6 +98,11 @@ def gpt():
     return _made(rotary=False, learned=True, groups=4, tied=True, dropout=0.2)
 
 
+def learned():
+    """`gpt` without dropout."""
+    return _made(rotary=False, learned=True, groups=4, tied=True)
+
+
 def interleaved():
     return _made(repeat="interleave", layers=1)
 

@@ -37,11 +37,14 @@ class ContextMessages:
                 self.lanes[r.number, way] = low.b.lane(r.number)
         for r in ranks:
             me = self.member(r.number)
+            p, d, t = low.layout.coordinates(r.number)
+            group = tuple(self.rank(r.number, i) for i in range(self.parts))
+            comm = low.comm(f"context:{p}.{d // self.parts}.{t}", group)
             others = {i for kind in kinds for block in range(self.parts) for i in (came_from(kind, me, self.parts, block)[0],) if i != me}
             for source in sorted(others):
                 peer = self.rank(r.number, source)
-                self.channels["F", peer, r.number] = low.b.channel(peer, r.number)
-                self.channels["B", r.number, peer] = low.b.channel(r.number, peer)
+                self.channels["F", peer, r.number] = low.b.channel(peer, r.number, tag=comm)
+                self.channels["B", r.number, peer] = low.b.channel(r.number, peer, tag=comm)
 
     def member(self, rank: int) -> int:
         return self.low.layout.coordinates(rank)[1] % self.parts

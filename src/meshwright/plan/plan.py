@@ -302,7 +302,7 @@ class TrainingLayout(_Record, frozen=True, kw_only=True):
     @property
     def microbatch_counts(self) -> str:
         """Micro-batches of the replicas in words: "2 x 8", or "6 + 2" where they differ."""
-        return " + ".join(map(str, self.replica_microbatches)) or f"{self.data} x {self.microbatches}"
+        return " + ".join(map(str, self.replica_microbatches)) or f"{self.data // self.context} x {self.microbatches}"
 
     def first_sample(self, data: int, microbatch: int) -> int:
         """The number, within the global batch, of a micro-batch's first sample."""
