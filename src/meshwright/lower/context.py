@@ -1,8 +1,8 @@
 """Messages of context parallelism, for `training`: values exchanged among the ranks that share samples, and their gradients the other way.
 
-Each rank has two lanes that send and receive for forward, and two for backward. An exchanged value is sent as soon as it is there, so a block is on its
-way while the one before it is attended to. A receive waits until the rank has made, or got, what it sends in the same exchange: it never holds more
-than its own micro-batches in flight ask for. Gradients that come back are added to those that the rank has for what it sent.
+Each rank has two lanes that send and receive for forward, and two for backward. An exchanged value is sent as soon as it is there, so a block is on
+its way while the one before it is attended to. A receive waits until the rank has made, or got, what it sends in the same exchange: it never holds
+more than its own micro-batches in flight ask for. Gradients that come back are added to those that the rank has for what it sent.
 """
 
 from __future__ import annotations

@@ -22,8 +22,8 @@ from ..graph.graph import OpGraph
 from .plan import ContextExchange, TrainingLayout
 
 __all__ = [
-    "ALL_TO_ALL", "EXCHANGES", "HEADS", "JOIN", "KINDS", "OUT", "PART", "RING", "RING_BLOCK", "RING_END", "SHIFT", "TILE_ELEMENTS", "ULYSSES", "UNITE",
-    "came_from", "exchange_of", "exchanges_in", "layout_exchanges", "part_of", "position_ranges", "require_positions",
+    "ALL_TO_ALL", "EXCHANGES", "HEADS", "JOIN", "KINDS", "OUT", "PART", "RING", "RING_BLOCK", "RING_END", "SHIFT", "TILE_ELEMENTS", "ULYSSES",
+    "UNITE", "came_from", "exchange_of", "exchanges_in", "layout_exchanges", "part_of", "position_ranges", "require_positions",
 ]  # fmt: skip
 
 RING = Cite(

@@ -19,8 +19,8 @@ from ..notebook_repr import repr_html
 from ..program.program import Program
 
 __all__ = [
-    "Alternative", "ContextExchange", "CycleEntry", "GradientBucket", "ParamShard", "PartialGradient", "Plan", "Prediction", "Recompute", "RowBias", "Segment",
-    "SegmentStep", "Stage", "StepEnd", "TrainingLayout", "ValueInfo", "ValueSplit", "VocabularyLoss",
+    "Alternative", "ContextExchange", "CycleEntry", "GradientBucket", "ParamShard", "PartialGradient", "Plan", "Prediction", "Recompute", "RowBias",
+    "Segment", "SegmentStep", "Stage", "StepEnd", "TrainingLayout", "ValueInfo", "ValueSplit", "VocabularyLoss",
 ]  # fmt: skip
 
 SCHEMA = "meshwright.plan"
@@ -215,8 +215,8 @@ class ValueInfo(_Record, frozen=True, kw_only=True):
 
 
 class ContextExchange(_Record, frozen=True, kw_only=True):
-    """Value `target` on a rank is what others of its context group have as `source` (see `plan.context`). "shift": the whole of the neighbour's before
-    it; "all-to-all": of `context` equal blocks, block i of rank r is block r of rank i. Gradients go the other way."""
+    """Value `target` on a rank is what others of its context group have as `source` (see `plan.context`). "shift": the neighbour's before it, whole;
+    "all-to-all": of `context` equal blocks, block i of rank r is block r of rank i. Gradients go the other way."""
 
     kind: str
     source: str

@@ -378,8 +378,7 @@ def _cat(*columns: Any) -> I32:
 
 
 def phases(inlined: InlinedProgram) -> NDArray[np.int8]:
-    """Phase of every step as an index into PHASES: by op name, by communicator name (`tp…`, `dp…`, `tied…`), messages of a channel tagged
-    `context…` context, else pipeline."""
+    """Phase of every step as an index into PHASES: by op, communicator (`tp…`, `dp…`, `tied…`), channel tag (`context…`), else pipeline."""
     p = inlined.program
     ops: Ops = p.ops
     out = np.zeros(len(p.steps), np.int8)

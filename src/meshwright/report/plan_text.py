@@ -91,7 +91,8 @@ def _layout_line(plan: Plan) -> str:
     layout = plan.layout
     assert layout is not None
     context = f" x context {layout.context} ({exchange_of(layout)})" if layout.context > 1 else ""
-    line = f"data {layout.data // layout.context}{context} x tensor {layout.tensor} x pipeline {layout.pipeline} ({plan.decisions['placement']['strategy']})"
+    line = f"data {layout.data // layout.context}{context} x tensor {layout.tensor} x pipeline {layout.pipeline}"
+    line += f" ({plan.decisions['placement']['strategy']})"
     division = plan.decisions["layout"].get("options", {}).get("division", "")
     return line + (", sequence-parallel" if layout.sequence else "") + (f", {division}" if division else "")
 

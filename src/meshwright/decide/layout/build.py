@@ -239,7 +239,8 @@ def _segments(b: _Build, stage: int, run: Sequence[Unit]) -> list[Segment]:
         kind = ("region", 0) if split else b.sequence.kind(unit)
         if kind[0] == "beside":  # runs with the next split unit
             kind = ("split", 0)
-        fits = groups and not split and unit.nodes[0].target not in STARTS and not groups[-1][0] and (kind == kinds[-1] or "any" in (kind[0], kinds[-1][0]) or _joins(kind, kinds[-1]))
+        apart = split or unit.nodes[0].target in STARTS
+        fits = groups and not apart and not groups[-1][0] and (kind == kinds[-1] or "any" in (kind[0], kinds[-1][0]) or _joins(kind, kinds[-1]))
         if fits:
             groups[-1][1].append(unit)
             kinds[-1] = kind if kinds[-1][0] == "any" or (kind[1] and not kinds[-1][1]) else kinds[-1]

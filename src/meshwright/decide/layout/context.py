@@ -1,11 +1,11 @@
 """A captured graph as one rank of a context group computes it: its positions of every sequence, and attention by exchanges.
 
 Cite: `plan.context.RING` and `ULYSSES`.
-Left open by the papers: where sequences are in a module that nobody annotated. Our answer: they begin where a token-wise input ([samples, positions,
-...]) meets a parameter, and are carried through operators that keep positions apart (`sequence_rules`). What is made of inputs alone (labels shifted
-by one, masks, position numbers) is computed whole by every rank, and each takes its positions of the result; so is what is made of parameters alone.
-Attention is `scaled_dot_product_attention` over the positions of one sequence. Every other operator that brings positions together is refused by name.
-Deviations: ring: keys and values that came are kept until backward instead of being sent again, and only their gradients travel then.
+Left open by the papers: where sequences are in a module that nobody annotated. Our answer: they begin where a token-wise input (samples, positions,
+...) meets a parameter, and are carried through operators that keep positions apart (`sequence_rules`). What is made of inputs alone (labels shifted
+by one, position numbers) is computed whole by every rank, and each takes its positions of the result; so is what is made of parameters alone.
+Attention is `scaled_dot_product_attention` over the positions of one sequence. Every other operator that brings positions together is refused by
+name. Deviations: ring: keys and values that came are kept until backward instead of being sent again, and only their gradients travel then.
 Invariant: the loss of a rank is the mean (or sum) over its positions; the mean over a group is that of all.
 Cost: O(nodes).
 """
@@ -13,7 +13,6 @@ Cost: O(nodes).
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -21,8 +20,8 @@ import msgspec
 
 from ...errors import Unsupported
 from ...graph.graph import GraphValue, OpGraph, OpNode, Storage, Work
-from ...plan.context import ALL_TO_ALL, HEADS, JOIN, OUT, PART, RING_BLOCK, RING_END, SHIFT, UNITE, part_of, require_positions
-from .cut import dtype_bytes
+from ...plan.context import PART, part_of, require_positions
+from .context_attention import ATTENTION, AttentionSteps
 from .operator_rules import OPERATORS
 from .sequence_rules import Along, carried
 from .sharding import POINTWISE, POINTWISE_UNARY, short_name
@@ -30,7 +29,6 @@ from .split import Needs, Refused, Split
 
 __all__ = ["context_graph"]
 
-ATTENTION = "scaled_dot_product_attention"
 LOSSES = frozenset({
     "cross_entropy_loss", "nll_loss", "nll_loss_nd", "mse_loss", "l1_loss", "smooth_l1_loss", "huber_loss", "binary_cross_entropy",
     "binary_cross_entropy_with_logits", "kl_div", "mean", "sum",
@@ -59,18 +57,11 @@ def context_graph(graph: OpGraph, parts: int, exchange: str) -> OpGraph:
 
 
 @dataclass
-class _Positions:
-    graph: OpGraph
-    parts: int
-    exchange: str
-    states: dict[str, Along | None] = field(default_factory=dict)
-    numbers: set[str] = field(default_factory=set)  # losses of this rank's positions
-    nodes: list[OpNode] = field(default_factory=list)
-    shapes: dict[str, tuple[int, ...]] = field(default_factory=dict)  # whole
-    storages: list[Storage] = field(default_factory=list)
+class _Positions(AttentionSteps):
+    """`numbers`: losses of this rank's positions; `of_input`: values made of inputs."""
+
+    numbers: set[str] = field(default_factory=set)
     of_input: set[str] = field(default_factory=set)
-    of_param: set[str] = field(default_factory=set)
-    attended: int = 0
 
     def run(self) -> OpGraph:
         g = self.graph
@@ -117,7 +108,7 @@ class _Positions:
             self.nodes.append(n)
             return
         if name == ATTENTION:
-            self._attention(n)
+            self.attention(n)
             return
         self.states[n.name] = state = None if n.outputs[0].shape == () and name in LOSSES else self._state(n, name, found)
         if n.random and name not in ("dropout", "native_dropout"):
@@ -137,7 +128,8 @@ class _Positions:
         if name in ("mul", "div") and (len(n.inputs) - len(others) > 1 or any(v in self.of_param for v in others)):
             raise Refused(f"{n.name}: {n.target} of two losses, each a mean over a rank's positions")
         if name in ("add", "sub") and any(v in self.of_param for v in others):
-            raise Refused(f"{n.name}: adds what every rank has whole to a loss")  # each rank would give its gradient in full: it is right only as a mean
+            # Not approximated: a mean over positions and what all ranks have alike need other weights where losses are sums.
+            raise Refused(f"{n.name}: adds what every rank has whole to a loss")
         self.numbers.add(n.name)
         self.nodes.append(n)
 
@@ -226,8 +218,8 @@ class _Positions:
         """`n` with this rank's part of an operand in its place."""
         name, shape = part_of(n.name, value), self.shapes[value]
         info = self._info(value)
-        local = self._local(shape, along)
-        made = self._value(name, local, info.dtype)
+        local = self.local(shape, along)
+        made = self.made(name, local, info.dtype)
         size = self.storages[made.storage].size_bytes
         self.nodes.append(OpNode(
             name=name, target=PART, module=n.module, inputs=(value,), args=[{"value": value}, along.split.dim, along.split.blocks], outputs=(made,),
@@ -247,122 +239,6 @@ class _Positions:
             if value in (f"param:{p.name}", f"buffer:{p.name}"):
                 return GraphValue(shape=p.shape, dtype=p.dtype, storage=-1)
         return self.graph.node(value).outputs[0]
-
-    # ---- attention ---------------------------------------------------------------------------------------------
-    def _attention(self, n: OpNode) -> None:
-        q, k, v = n.inputs[:3]
-        shapes = [self.shapes[x] for x in (q, k, v)]
-        if len(n.inputs) > 3 or _argument(n, 3, "attn_mask", None) is not None:
-            raise Refused(f"{n.name}: it has a mask; is_causal=True needs none (packed sequences and windows cannot be divided so far)")
-        if _argument(n, 4, "dropout_p", 0.0):
-            raise Refused(f"{n.name}: it drops attention weights, whose bits no rank has; set attention dropout to 0")
-        if any(len(s) != 4 for s in shapes) or any(s[2] != shapes[0][2] for s in shapes):
-            raise Refused(f"{n.name}: queries {list(shapes[0])} and keys {list(shapes[1])} are not positions of one sequence")
-        if any((a := self.states.get(x)) is None or a.split != Split(2) for x in (q, k, v)):
-            raise Refused(f"{n.name}: query, key and value are not all divided by positions; in cross-attention one of them is whole")
-        k, v, n = self._unrepeated(n, k), self._unrepeated(n, v), n
-        groups, heads = self.shapes[k][1], shapes[0][1]
-        if self.shapes[v][1] != groups or heads % groups:
-            raise Refused(f"{n.name}: {groups} key and {self.shapes[v][1]} value heads for {heads} query heads")
-        self.states[n.name] = Along(Split(2), shapes[0][2])
-        self.attended += 1
-        (self._ring if self.exchange == "ring" else self._ulysses)(n, q, k, v)
-
-    def _unrepeated(self, n: OpNode, value: str) -> str:
-        """Key-value heads before they are repeated for their query heads: by repeat_interleave, or unsqueeze, expand and reshape."""
-        made = {x.name: x for x in self.nodes}
-        at, shape = value, self.shapes[value]
-        while (x := made.get(at)) is not None:
-            name = short_name(x.target)
-            if name == "repeat_interleave" and _argument(x, 2, "dim", None) in (1, -3):
-                return x.inputs[0]
-            if name not in ("reshape", "view", "_unsafe_view", "flatten", "clone", "contiguous", "expand", "unsqueeze", "slice"):
-                break
-            source = self.shapes[x.inputs[0]]
-            if name in ("unsqueeze", "slice") and len(source) == 4 and (source[0], *source[2:]) == (shape[0], *shape[2:]) and source[1] < shape[1]:
-                return x.inputs[0] if self.shapes[x.name][:3] == (source[0], source[1], 1) else value
-            if name in ("reshape", "view", "_unsafe_view", "flatten") and len(source) != 5:
-                break
-            at = x.inputs[0]
-        return value
-
-    def _local(self, shape: Sequence[int], along: Along) -> tuple[int, ...]:
-        return tuple(d // self.parts if i == along.split.dim else d for i, d in enumerate(shape))
-
-    def _value(self, name: str, shape: tuple[int, ...], dtype: str) -> GraphValue:
-        size = dtype_bytes(dtype)
-        for d in shape:
-            size *= d
-        self.storages.append(Storage(size_bytes=size, owner=name))
-        return GraphValue(shape=shape, dtype=dtype, storage=len(self.storages) - 1)
-
-    def _add(self, n: OpNode, suffix: str, target: str, inputs: Sequence[str], made: GraphValue, **more: Any) -> str:
-        """Another node of attention `n`."""
-        name = f"{n.name}/{suffix}"
-        owner = self.storages[made.storage]
-        self.storages[made.storage] = Storage(size_bytes=owner.size_bytes, owner=name)
-        args = [{"value": v} for v in inputs] + more.pop("args", [])
-        self.nodes.append(OpNode(name=name, target=target, module=n.module, inputs=tuple(inputs), args=args, outputs=(made,), **more))
-        self.shapes[name] = made.shape
-        self.of_param.add(name)
-        return name
-
-    def _copy(self, made: GraphValue) -> Work:
-        size = self.storages[made.storage].size_bytes
-        return Work(bytes_read=size, bytes_written=size, calls=1)
-
-    def _storage_of(self, value: str) -> int:
-        return next(x for x in reversed(self.nodes) if x.name == value).outputs[0].storage
-
-    def _ring(self, n: OpNode, q: str, k: str, v: str) -> None:
-        b, heads, whole, keys = self.shapes[q]
-        groups, width, dtype, s = self.shapes[k][1], self.shapes[v][3], n.outputs[0].dtype, whole // self.parts
-        causal, scale = _argument(n, 5, "is_causal", False), _argument(n, 6, "scale", None)
-        facts = [keys, bool(causal), float(keys**-0.5 if scale is None else scale)]
-        wide = "float64" if dtype == "float64" else "float32"
-        joined = self._value("", (b, groups, s, keys + width), dtype)
-        kv = [self._add(n, "kv0", JOIN, (k, v), joined, forward=self._copy(joined), backward=self._copy(joined))]
-        rounds = [x.share(1, self.parts * self.parts) for x in (n.forward, n.backward)]
-        for j in range(1, self.parts):
-            kv.append(self._add(n, f"kv{j}", SHIFT, (kv[-1],), self._value("", (b, groups, s, keys + width), dtype)))
-        state: list[str] = []
-        for j in range(self.parts - 1):
-            made = self._value("", (b, heads, s, width + 2), wide)
-            saved = (self._storage_of(q), self._storage_of(kv[j]))
-            state = [self._add(
-                n, f"r{j}", RING_BLOCK, (q, kv[j], *state), made, forward=rounds[0], backward=rounds[1], saved=saved, args=[j, *facts],
-            )]  # fmt: skip
-        total = self._value(f"{n.name}/total", (b, heads, s), wide)
-        saved = (self._storage_of(q), self._storage_of(kv[-1]), n.outputs[0].storage, total.storage)
-        inputs = (q, kv[-1], *state)
-        self.nodes.append(msgspec.structs.replace(
-            n, target=RING_END, inputs=inputs, args=[*({"value": x} for x in inputs), self.parts - 1, *facts], kwargs={},
-            forward=rounds[0].share(self.parts, 1), backward=rounds[1].share(self.parts, 1), saved=saved,
-        ))  # fmt: skip
-
-    def _ulysses(self, n: OpNode, q: str, k: str, v: str) -> None:
-        b, heads, whole, keys = self.shapes[q]
-        groups, width, dtype, s, parts = self.shapes[k][1], self.shapes[v][3], n.outputs[0].dtype, whole // self.parts, self.parts
-        if heads % parts or (groups % parts and parts % groups):
-            near = max(d for d in range(1, parts + 1) if heads % d == 0 and (groups % d == 0 or d % groups == 0))
-            raise Refused(f"{n.name}: {heads} query and {groups} key-value heads do not divide by {parts} ranks; ring does, or --context {near}")
-        own, held = heads // parts, max(1, groups // parts)
-        causal, scale = _argument(n, 5, "is_causal", False), _argument(n, 6, "scale", None)
-        sizes = [own, held, keys, width]
-        sent = self._value("", (parts, b * s * (own * keys + held * (keys + width))), dtype)
-        out = self._add(n, "out", OUT, (q, k, v), sent, args=[parts], forward=self._copy(sent), backward=self._copy(sent))
-        came = self._add(n, "in", ALL_TO_ALL, (out,), self._value("", sent.shape, dtype))
-        attended = self._value("", (parts, b * own * s * width), dtype)
-        self.storages.append(Storage(size_bytes=3 * self.storages[sent.storage].size_bytes, owner=f"{n.name}/heads"))  # in order, result, sums
-        found = self._add(
-            n, "heads", HEADS, (came,), attended, args=[b, s, sizes, bool(causal), scale], forward=n.forward.share(1, parts),
-            backward=n.backward.share(1, parts), saved=(len(self.storages) - 1,),
-        )  # fmt: skip
-        back = self._add(n, "back", ALL_TO_ALL, (found,), self._value("", attended.shape, dtype))
-        copied = self._copy(attended)
-        self.nodes.append(msgspec.structs.replace(
-            n, target=UNITE, inputs=(back,), args=[{"value": back}, b, s, heads], kwargs={}, forward=copied, backward=copied, saved=(),
-        ))  # fmt: skip
 
     # ---- sizes -------------------------------------------------------------------------------------------------
     def finished(self) -> OpGraph:
@@ -397,7 +273,8 @@ class _Positions:
         along = self.states.get(n.name)
         if along is None or "/" in n.name or not n.outputs:
             return n
-        outputs = tuple(msgspec.structs.replace(o, shape=self._local(o.shape, along) if len(o.shape) > along.split.dim else o.shape) for o in n.outputs)
+        own = [self.local(o.shape, along) if len(o.shape) > along.split.dim else o.shape for o in n.outputs]
+        outputs = tuple(msgspec.structs.replace(o, shape=shape) for o, shape in zip(n.outputs, own, strict=True))
         return msgspec.structs.replace(n, outputs=outputs)
 
     def _sized(self, n: OpNode, size: dict[str, int]) -> OpNode:
@@ -410,10 +287,6 @@ class _Positions:
             return msgspec.structs.replace(rest, bytes_read=rest.bytes_read + read, bytes_written=rest.bytes_written + written)
 
         return msgspec.structs.replace(n, forward=share(n.forward, whole, 0), backward=share(n.backward, whole, whole))
-
-
-def _argument(n: OpNode, position: int, name: str, default: Any) -> Any:
-    return n.args[position] if len(n.args) > position else n.kwargs.get(name, default)
 
 
 def _with_operand(n: OpNode, old: str, new: str) -> OpNode:

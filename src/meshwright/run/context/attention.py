@@ -21,7 +21,6 @@ from ...plan.context import TILE_ELEMENTS, position_ranges
 
 __all__ = ["RingSpec", "context_heads", "context_join", "context_out", "context_part", "context_unite", "ring_block", "ring_end"]
 
-Tensor = torch.Tensor
 
 
 @dataclass(frozen=True)
@@ -44,14 +43,14 @@ class RingSpec:
         return (everything, slice(0, s // 2), False) if self.source < self.part else (slice(s // 2, s), everything, False)
 
 
-def _tiles(q: Tensor, k: Tensor, causal: bool) -> list[tuple[slice, int]]:
+def _tiles(q: torch.Tensor, k: torch.Tensor, causal: bool) -> list[tuple[slice, int]]:
     """(rows, keys that they may see) so that a tile's scores are few."""
     batch, heads, rows, _ = q.shape
     step = max(1, min(rows, TILE_ELEMENTS // max(1, batch * heads * k.shape[2])))
     return [(slice(a, min(a + step, rows)), min(a + step, rows) if causal else k.shape[2]) for a in range(0, rows, step)]
 
 
-def _scores(q: Tensor, k: Tensor, rows: slice, seen: int, spec: RingSpec, causal: bool) -> tuple[Tensor, Tensor]:
+def _scores(q: torch.Tensor, k: torch.Tensor, rows: slice, seen: int, spec: RingSpec, causal: bool) -> tuple[torch.Tensor, torch.Tensor]:
     """(queries of the tile by group, scaled scores): [batch, groups, repeats x rows, ...]."""
     batch, groups, repeats = q.shape[0], k.shape[1], q.shape[1] // k.shape[1]
     tile = q[:, :, rows].reshape(batch, groups, -1, q.shape[3])
@@ -62,11 +61,11 @@ def _scores(q: Tensor, k: Tensor, rows: slice, seen: int, spec: RingSpec, causal
     return tile, scores
 
 
-def _wide(x: Tensor) -> Tensor:
+def _wide(x: torch.Tensor) -> torch.Tensor:
     return x if x.dtype == torch.float64 else x.float()
 
 
-def _attend(q: Tensor, kv: Tensor, before: Tensor | None, spec: RingSpec) -> Tensor:
+def _attend(q: torch.Tensor, kv: torch.Tensor, before: torch.Tensor | None, spec: RingSpec) -> torch.Tensor:
     """The result so far with this block merged in."""
     batch, heads, s, _ = q.shape
     k, v = _wide(kv[..., : spec.keys]), _wide(kv[..., spec.keys :])
@@ -94,7 +93,7 @@ def _attend(q: Tensor, kv: Tensor, before: Tensor | None, spec: RingSpec) -> Ten
     return after
 
 
-def _gradients(q: Tensor, kv: Tensor, told: Tensor, spec: RingSpec) -> tuple[Tensor, Tensor]:
+def _gradients(q: torch.Tensor, kv: torch.Tensor, told: torch.Tensor, spec: RingSpec) -> tuple[torch.Tensor, torch.Tensor]:
     """(of the queries, of the block); `told`: (gradient of the result, its product with the result, the final log-sum-exp)."""
     k, v = _wide(kv[..., : spec.keys]), _wide(kv[..., spec.keys :])
     width, repeats = v.shape[3], q.shape[1] // k.shape[1]
@@ -116,20 +115,20 @@ def _gradients(q: Tensor, kv: Tensor, told: Tensor, spec: RingSpec) -> tuple[Ten
 
 class _Block(torch.autograd.Function):  # type: ignore[misc]
     @staticmethod
-    def forward(ctx: Any, q: Tensor, kv: Tensor, before: Tensor | None, spec: RingSpec) -> Tensor:
+    def forward(ctx: Any, q: torch.Tensor, kv: torch.Tensor, before: torch.Tensor | None, spec: RingSpec) -> torch.Tensor:
         ctx.save_for_backward(q, kv)
         ctx.spec = spec
         return _attend(q, kv, before, spec)
 
     @staticmethod
-    def backward(ctx: Any, told: Tensor) -> tuple[Tensor, Tensor, Tensor | None, None]:
+    def backward(ctx: Any, told: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None, None]:
         dq, dkv = _gradients(*ctx.saved_tensors, told, ctx.spec)
         return dq, dkv, told if ctx.needs_input_grad[2] else None, None
 
 
 class _End(torch.autograd.Function):  # type: ignore[misc]
     @staticmethod
-    def forward(ctx: Any, q: Tensor, kv: Tensor, before: Tensor | None, spec: RingSpec) -> Tensor:
+    def forward(ctx: Any, q: torch.Tensor, kv: torch.Tensor, before: torch.Tensor | None, spec: RingSpec) -> torch.Tensor:
         after = _attend(q, kv, before, spec)
         out = after[..., :-2].to(q.dtype, copy=True)
         ctx.save_for_backward(q, kv, out, after[..., -2].clone())
@@ -137,7 +136,7 @@ class _End(torch.autograd.Function):  # type: ignore[misc]
         return out
 
     @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, Tensor, Tensor | None, None]:
+    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None, None]:
         q, kv, out, total = ctx.saved_tensors
         wide = _wide(gradient)
         told = torch.cat([wide, (wide * _wide(out)).sum(-1, keepdim=True), total.unsqueeze(-1)], -1)
@@ -145,29 +144,29 @@ class _End(torch.autograd.Function):  # type: ignore[misc]
         return dq, dkv, told if ctx.needs_input_grad[2] else None, None
 
 
-def ring_block(q: Tensor, kv: Tensor, before: Tensor | None, spec: RingSpec) -> Tensor:
+def ring_block(q: torch.Tensor, kv: torch.Tensor, before: torch.Tensor | None, spec: RingSpec) -> torch.Tensor:
     """One round, not the last: what it hands on."""
-    found: Tensor = _Block.apply(q, kv, before, spec)
+    found: torch.Tensor = _Block.apply(q, kv, before, spec)
     return found
 
 
-def ring_end(q: Tensor, kv: Tensor, before: Tensor | None, spec: RingSpec) -> Tensor:
+def ring_end(q: torch.Tensor, kv: torch.Tensor, before: torch.Tensor | None, spec: RingSpec) -> torch.Tensor:
     """The last round: the result, [batch, heads, s, w]."""
-    found: Tensor = _End.apply(q, kv, before, spec)
+    found: torch.Tensor = _End.apply(q, kv, before, spec)
     return found
 
 
-def context_join(k: Tensor, v: Tensor) -> Tensor:
+def context_join(k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
     """Key and value as one block that travels: [batch, groups, s, d + w]."""
     return torch.cat([k, v], -1)
 
 
-def context_part(x: Tensor, dim: int, ranges: list[list[int]]) -> Tensor:
+def context_part(x: torch.Tensor, dim: int, ranges: list[list[int]]) -> torch.Tensor:
     """This rank's positions of what it has whole."""
     return torch.cat([x.narrow(dim, low, high - low) for low, high in ranges], dim)
 
 
-def context_out(q: Tensor, k: Tensor, v: Tensor, parts: int) -> Tensor:
+def context_out(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, parts: int) -> torch.Tensor:
     """What every rank needs of this rank's positions, [parts, elements]: queries of its heads, keys and values of the groups that these read."""
     shares = []
     heads, groups = q.shape[1] // parts, k.shape[1]
@@ -183,7 +182,7 @@ def _groups_of(groups: int, part: int, parts: int) -> tuple[int, int]:
     return low, max(low + 1, (part + 1) * groups // parts)
 
 
-def context_heads(came: Tensor, batch: int, s: int, sizes: list[int], causal: bool, scale: float | None) -> Tensor:
+def context_heads(came: torch.Tensor, batch: int, s: int, sizes: list[int], causal: bool, scale: float | None) -> torch.Tensor:
     """Attention of this rank's heads over all positions; [parts, elements] again, by the ranks whose positions they are.
 
     `sizes`: heads, groups, width of keys, width of values, on one rank.
@@ -203,14 +202,14 @@ def _ranges(extent: int, part: int, parts: int) -> list[list[int]]:
     return [[*r] for r in position_ranges(extent, 1, part, parts)]
 
 
-def _in_order(x: Tensor) -> Tensor:
+def _in_order(x: torch.Tensor) -> torch.Tensor:
     """[parts, batch, heads, s, width] by rank -> [batch, heads, parts x s, width] by position."""
     half = x.shape[3] // 2
     first, second = x[:, :, :, :half], x[:, :, :, half:].flip(0)
     return torch.cat([y for pieces in (first, second) for y in pieces.unbind(0)], 2)
 
 
-def context_unite(back: Tensor, batch: int, s: int, heads: int) -> Tensor:
+def context_unite(back: torch.Tensor, batch: int, s: int, heads: int) -> torch.Tensor:
     """Every rank's heads for this rank's positions, put together: [batch, heads, s, width]."""
     parts = back.shape[0]
     return back.reshape(parts, batch, heads // parts, s, -1).transpose(0, 1).reshape(batch, heads, s, -1)

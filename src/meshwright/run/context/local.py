@@ -1,7 +1,7 @@
 """The traced calls as one rank of a context group runs them: on its positions of every sequence, attention in steps between which blocks travel.
 
-What is divided is what the layout says (`decide.layout.context` finds it): values of which it lists a rank's part, attention whose steps it lists. How
-is found again here, by the rules of `run.tensor` with the rank's positions for a share, so that planner and run agree or the run is refused.
+What is divided is what the layout says (`decide.layout.context` finds it): values of which it lists a rank's part, attention whose steps it lists.
+How is found again here, by the rules of `run.tensor` with the rank's positions for a share, so that planner and run agree or the run is refused.
 Invariant: every rewritten call has the shape of the original with the divided dimension's positions those of the rank.
 """
 
@@ -139,7 +139,8 @@ class _Local:
     def add(self, node: ForwardNode) -> None:
         state = self.states.get(node.name)
         each = state if isinstance(state, tuple) else (state,) * len(node.outputs)
-        outputs = tuple(None if o is None else TensorInfo(local_shape(o.shape, s, self.member), o.dtype) for o, s in zip(node.outputs, each, strict=True))
+        pairs = zip(node.outputs, each, strict=True)
+        outputs = tuple(None if o is None else TensorInfo(local_shape(o.shape, s, self.member), o.dtype) for o, s in pairs)
         self.nodes.append(msgspec.structs.replace(node, outputs=outputs))
 
     def cut(self, node: ForwardNode, name: str, value: str) -> ForwardNode:

@@ -156,7 +156,8 @@ class SegmentBuilder:
             missing = [v for v in node.inputs if v not in known]
             if missing:
                 raise Unsupported(f"segment {segment.key!r} needs {missing[0]!r}, which it neither reads nor makes", where=f"node {node.name}")
-            target = self.opaque if node.target == OPAQUE else run_region if node.target == REGION else CONTEXT.get(node.target) or function_of(node.target)
+            known_here = {OPAQUE: self.opaque, REGION: run_region} | CONTEXT
+            target = known_here[node.target] if node.target in known_here else function_of(node.target)
             if target is None:
                 raise Unsupported("the model could not be traced and no function was given to run it")
             if node.name in self.places:
