@@ -23,6 +23,10 @@ __all__ = ["RingSpec", "context_heads", "context_join", "context_out", "context_
 
 
 
+FORWARD = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
+BACKWARD = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward
+
+
 @dataclass(frozen=True)
 class RingSpec:
     """Rank `part` of `parts` attends to the block of rank `source`. `keys`: width of a key."""
@@ -77,6 +81,10 @@ def _attend(q: torch.Tensor, kv: torch.Tensor, before: torch.Tensor | None, spec
         after = before.clone()
     queries, keys, causal = spec.halves(s)
     wide, k, v, into = _wide(q[:, :, queries]), k[:, :, keys], v[:, :, keys], after[:, :, queries]
+    if _fused(wide, v):
+        found, own, *_ = FORWARD(wide, *_per_head(heads, k, v), 0.0, causal, scale=spec.scale)
+        _merge(into, found, own)
+        return after
     for rows, seen in _tiles(wide, k, causal):
         _, scores = _scores(wide, k, rows, seen, spec, causal)
         largest = scores.amax(-1, keepdim=True)
@@ -84,13 +92,27 @@ def _attend(q: torch.Tensor, kv: torch.Tensor, before: torch.Tensor | None, spec
         total = weights.sum(-1, keepdim=True)
         count = rows.stop - rows.start
         result = (torch.matmul(weights, v[:, :, :seen]) / total).reshape(batch, heads, count, width)
-        own = (largest + total.log()).reshape(batch, heads, count)
-        so_far = into[:, :, rows]
-        merged = torch.logaddexp(so_far[..., width], own)
-        so_far[..., :width] *= (so_far[..., width] - merged).exp().unsqueeze(-1)
-        so_far[..., :width] += result * (own - merged).exp().unsqueeze(-1)
-        so_far[..., width] = merged
+        _merge(into[:, :, rows], result, (largest + total.log()).reshape(batch, heads, count))
     return after
+
+
+def _merge(so_far: torch.Tensor, result: torch.Tensor, own: torch.Tensor) -> None:
+    """Add the result over other keys, whose log-sum-exp is `own`, to rows of what is handed on."""
+    width = result.shape[3]
+    merged = torch.logaddexp(so_far[..., width], own)
+    so_far[..., :width] *= (so_far[..., width] - merged).exp().unsqueeze(-1)
+    so_far[..., :width] += result * (own - merged).exp().unsqueeze(-1)
+    so_far[..., width] = merged
+
+
+def _fused(q: torch.Tensor, v: torch.Tensor) -> bool:
+    """Whether torch has a kernel that does not write the scores down, and tells their log-sum-exp."""
+    return q.device.type == "cpu" and q.shape[3] == v.shape[3] and min(q.shape) > 0
+
+
+def _per_head(heads: int, *each: torch.Tensor) -> list[torch.Tensor]:
+    """Keys and values repeated for the query heads that read them."""
+    return [x.repeat_interleave(heads // x.shape[1], 1) if x.shape[1] != heads else x.contiguous() for x in each]
 
 
 def _gradients(q: torch.Tensor, kv: torch.Tensor, told: torch.Tensor, spec: RingSpec) -> tuple[torch.Tensor, torch.Tensor]:
@@ -101,6 +123,16 @@ def _gradients(q: torch.Tensor, kv: torch.Tensor, told: torch.Tensor, spec: Ring
     dq, dkv = torch.zeros_like(q, dtype=k.dtype), torch.zeros_like(kv, dtype=k.dtype)
     wide, told, k, v = _wide(q[:, :, queries]), told[:, :, queries], k[:, :, keys], v[:, :, keys]
     into_q, into_k, into_v = dq[:, :, queries], dkv[:, :, keys, : spec.keys], dkv[:, :, keys, spec.keys :]
+    if _fused(wide, v):
+        gradient, product = told[..., :width].contiguous(), told[..., width]
+        # The kernel asks for the whole result only to multiply it with its gradient: any tensor with that product will do.
+        result = gradient * torch.where(product == 0, 0, product / gradient.square().sum(-1)).unsqueeze(-1)
+        each = _per_head(wide.shape[1], k, v)
+        found = BACKWARD(gradient, wide.contiguous(), *each, result, told[..., width + 1].contiguous(), 0.0, causal, scale=spec.scale)
+        into_q += found[0]
+        into_k += found[1].unflatten(1, (k.shape[1], repeats)).sum(2)
+        into_v += found[2].unflatten(1, (k.shape[1], repeats)).sum(2)
+        return dq.to(q.dtype), dkv.to(kv.dtype)
     for rows, seen in _tiles(wide, k, causal):
         tile, scores = _scores(wide, k, rows, seen, spec, causal)
         here = told[:, :, rows].reshape(*tile.shape[:3], width + 2)
