@@ -122,7 +122,7 @@ class AttentionSteps:
         inputs = (q, kv[-1], *state)
         self.nodes.append(msgspec.structs.replace(
             n, target=RING_END, inputs=inputs, args=[*({"value": x} for x in inputs), self.parts - 1, *facts], kwargs={},
-            forward=rounds[0].share(self.parts, 1), backward=rounds[1].share(self.parts, 1), saved=saved,
+            forward=rounds[0], backward=rounds[1], saved=saved,
         ))  # fmt: skip
 
     def _ulysses(self, n: OpNode, q: str, k: str, v: str) -> None:
