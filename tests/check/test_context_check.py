@@ -1,4 +1,4 @@
-"""Plans whose exchange of positions is wrong: another block sent, one put elsewhere, a gradient stored where it had to be added, layouts that say other."""
+"""Plans whose exchange of positions is wrong: another block sent, or put elsewhere, a gradient stored where it had to be added, other layouts."""
 
 from __future__ import annotations
 
@@ -62,8 +62,9 @@ def test_every_message_matters(right: tuple[TrainingLayout, Program]) -> None:
         column = "src_buffer" if sends else "dst_buffer"
         mine = int(getattr(s, column)[i])
         alike = [
-            x for x in range(len(b)) if x != mine and b.actor[x] == b.actor[mine] and (b.chunks[x], b.chunk_bytes[x]) == (b.chunks[mine], b.chunk_bytes[mine])
-            and b.name[x].split(":")[0] == b.name[mine].split(":")[0]
+            x for x in range(len(b))
+            if x != mine and b.actor[x] == b.actor[mine] and b.name[x].split(":")[0] == b.name[mine].split(":")[0]
+            and (b.chunks[x], b.chunk_bytes[x]) == (b.chunks[mine], b.chunk_bytes[mine])
         ]  # fmt: skip
         for other in alike[:1]:
             changed = getattr(s, column).copy()

@@ -11,7 +11,7 @@ SIZE = WIDTH // HEADS
 
 
 class Attention(nn.Module):
-    def __init__(self, *, groups: int, rotary: bool, repeat: str, causal: bool, length: int, scale: float | None) -> None:
+    def __init__(self, *, groups: int, rotary: bool, repeat: str, causal: bool | str, length: int, scale: float | None) -> None:
         super().__init__()
         self.groups, self.repeat, self.causal, self.scale, self.rotary = groups, repeat, causal, scale, rotary
         self.q, self.o = nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, WIDTH)
@@ -35,7 +35,11 @@ class Attention(nn.Module):
             k, v = k.repeat_interleave(times, 1), v.repeat_interleave(times, 1)
         elif self.repeat == "expand":
             k, v = (y[:, :, None].expand(batch, self.groups, times, length, SIZE).reshape(batch, HEADS, length, SIZE) for y in (k, v))
-        y = F.scaled_dot_product_attention(q, k, v, is_causal=self.causal, scale=self.scale, enable_gqa=self.repeat == "native")
+        mask = None
+        if self.causal == "window":  # made of positions, as transformers does
+            at = torch.arange(length)
+            mask = ((at[:, None] >= at) & (at[:, None] - at < 5))[None, None].expand(batch, 1, length, length)
+        y = F.scaled_dot_product_attention(q, k, v, mask, is_causal=self.causal is True, scale=self.scale, enable_gqa=self.repeat == "native")
         return self.o(y.transpose(1, 2).reshape(batch, length, WIDTH))
 
 
@@ -74,7 +78,7 @@ class Decoder(nn.Module):
 
 
 def _made(
-    length: int = 16, *, groups: int = 2, rotary: bool = True, repeat: str = "native", causal: bool = True, scale: float | None = None,
+    length: int = 16, *, groups: int = 2, rotary: bool = True, repeat: str = "native", causal: bool | str = True, scale: float | None = None,
     learned: bool = False, layers: int = 2, tied: bool = False, own_loss: bool = False, dropout: float = 0.0,
 ) -> tuple[nn.Module, tuple[torch.Tensor, ...]]:  # fmt: skip
     attention = {"groups": groups, "rotary": rotary, "repeat": repeat, "causal": causal, "scale": scale}
@@ -114,6 +118,11 @@ def expanded():
 def both_ways():
     """No causal mask, another scale."""
     return _made(causal=False, scale=0.4, layers=1)
+
+
+def window():
+    """A mask of all pairs of positions: each sees five."""
+    return _made(causal="window", layers=1)
 
 
 def shifted():

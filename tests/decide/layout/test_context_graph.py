@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 import torch.nn.functional as F
-from captured import captured
 from torch import nn
 
+from captured import captured
 from meshwright.decide.layout.context import context_graph
 from meshwright.errors import Unsupported
 from meshwright.graph.graph import OpGraph
@@ -89,7 +89,7 @@ mask, dropout, convolution, softmax, mean, shift, square, penalty = (
 @pytest.mark.parametrize(
     ("what", "names"),
     [
-        ("mask", "it has a mask"), ("dropout", "drops attention weights"), ("convolution", "conv1d"), ("softmax", "softmax over the split"),
+        ("mask", "its mask tril of shape [8, 8] is not of all pairs"), ("dropout", "drops attention weights"), ("convolution", "conv1d"), ("softmax", "softmax over the split"),
         ("mean", "mean.dim over the split dimension"), ("shift", "slice"), ("square", "sqrt"), ("penalty", "adds what every rank has whole"),
     ],
 )  # fmt: skip

@@ -39,26 +39,38 @@ def _sent(x: torch.Tensor, kind: str, rank: int, parts: int, group: Any, *, back
     return torch.stack([of[i][rank] for i in range(parts)])  # its own inverse
 
 
-def ring(q: Any, k: Any, v: Any, rank: int, parts: int, group: Any, causal: bool, scale: float) -> torch.Tensor:
+def ring(q: Any, k: Any, v: Any, rank: int, parts: int, group: Any, causal: bool, scale: float, mask: Any) -> torch.Tensor:
     kv, state = context_join(k, v), None
+    if mask is not None:
+        mask = context_part(mask, 2, [[*r] for r in position_ranges(mask.shape[-1], 1, rank, parts)])
     for j in range(parts):
         spec = RingSpec(rank, parts, (rank - j) % parts, k.shape[3], causal, scale)
         if j == parts - 1:
-            return ring_end(q, kv, state, spec)
-        state = ring_block(q, kv, state, spec)
+            return ring_end(q, kv, state, spec, mask)
+        state = ring_block(q, kv, state, spec, mask)
         kv = _Exchange.apply(kv, "shift", rank, parts, group)
     raise AssertionError
 
 
-def ulysses(q: Any, k: Any, v: Any, rank: int, parts: int, group: Any, causal: bool, scale: float) -> torch.Tensor:
+def ulysses(q: Any, k: Any, v: Any, rank: int, parts: int, group: Any, causal: bool, scale: float, mask: Any) -> torch.Tensor:
     batch, heads, s, _ = q.shape
     came = _Exchange.apply(context_out(q, k, v, parts), "all-to-all", rank, parts, group)
     sizes = [heads // parts, max(1, k.shape[1] // parts), k.shape[3], v.shape[3]]
-    back = _Exchange.apply(context_heads(came, batch, s, sizes, causal, scale), "all-to-all", rank, parts, group)
+    back = _Exchange.apply(context_heads(came, mask, batch, s, sizes, causal, scale), "all-to-all", rank, parts, group)
     return context_unite(back, batch, s, heads)
 
 
-@settings(max_examples=12, deadline=None)
+def masks(form: str, batch: int, s: int) -> torch.Tensor:
+    """[batch or 1, 1, s, s]; every query sees itself."""
+    at = torch.arange(s)
+    if form == "added":
+        return torch.randn(batch, 1, s, s, dtype=torch.float64)
+    causal = at[:, None] >= at
+    found = {"causal": causal, "window": causal & (at[:, None] - at < 3), "random": (torch.rand(s, s) < 0.3) | torch.eye(s, dtype=torch.bool)}
+    return found[form][None, None]
+
+
+@settings(max_examples=30, deadline=None)
 @given(st.data())
 def test_results_and_gradients_are_those_of_whole_attention(data: Any) -> None:
     parts = data.draw(st.integers(2, 4))
@@ -70,16 +82,18 @@ def test_results_and_gradients_are_those_of_whole_attention(data: Any) -> None:
     batch, s, keys, width = data.draw(st.integers(1, 2)), 2 * data.draw(st.integers(1, 3)), data.draw(st.integers(1, 5)), data.draw(st.integers(1, 5))
     causal, scale, whole = data.draw(st.booleans()), data.draw(st.sampled_from([0.3, 1.7])), s * parts
     torch.manual_seed(data.draw(st.integers(0, 99)))
+    form = data.draw(st.sampled_from(["", "window", "random", "added", "causal"]))
+    mask, causal = (None, causal) if not form else (masks(form, batch, whole), False)
     width = keys if data.draw(st.booleans()) else width  # torch's own kernel, or tiles
     shapes = ((groups * repeats, keys), (groups, keys), (groups, width), (groups * repeats, width))
     q, k, v, seed = (torch.randn(batch, h, whole, w, dtype=torch.float64, requires_grad=i < 3) for i, (h, w) in enumerate(shapes))
-    expected = F.scaled_dot_product_attention(q, k, v, is_causal=causal, scale=scale, enable_gqa=True)
+    expected = F.scaled_dot_product_attention(q, k, v, mask, is_causal=causal, scale=scale, enable_gqa=True)
     wanted = torch.autograd.grad(expected, (q, k, v), seed)
 
     def body(rank: int, group: Any) -> list[torch.Tensor]:
         ranges = [[*r] for r in position_ranges(whole, 1, rank, parts)]
         own = [context_part(x.detach(), 2, ranges).requires_grad_() for x in (q, k, v)]
-        out = way(*own, rank, parts, group, causal, scale)
+        out = way(*own, rank, parts, group, causal, scale, mask)
         return [out.detach(), *torch.autograd.grad(out, own, context_part(seed.detach(), 2, ranges))]
 
     for rank, found in enumerate(in_threads(parts, body)):
@@ -123,7 +137,7 @@ def test_rounds_tile_their_scores(monkeypatch: pytest.MonkeyPatch) -> None:
     whole = ring_end(q, kv, None, spec)
     wanted = torch.autograd.grad(whole.square().sum(), (q, kv))
     monkeypatch.setattr(module, "TILE_ELEMENTS", 100)
-    monkeypatch.setattr(module, "_fused", lambda q, v: False)
+    monkeypatch.setattr(module, "_fused", lambda q, v, piece: False)
     tiled = ring_end(q, kv, None, spec)
     torch.testing.assert_close(tiled, whole)
     torch.testing.assert_close(torch.autograd.grad(tiled.square().sum(), (q, kv)), wanted)

@@ -31,6 +31,7 @@ def agree(name: str, degrees: tuple[int, int, int], context: tuple[int, str], **
         ("gpt", (1, 2, 1), (2, "ulysses")),
         ("interleaved", (1, 1, 1), (2, "ring")), ("expanded", (1, 1, 1), (2, "ring")), ("expanded", (1, 1, 1), (2, "ulysses")),
         ("both_ways", (1, 1, 1), (2, "ring")), ("both_ways", (1, 1, 1), (2, "ulysses")),
+        ("window", (1, 1, 1), (2, "ring")), ("window", (1, 1, 1), (2, "ulysses")),
     ],
 )  # fmt: skip
 def test_loss_gradients_and_bytes(name: str, degrees: tuple[int, int, int], context: tuple[int, str]) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 
 from ...graph.graph import GraphValue, OpGraph, OpNode, Storage, Work
-from ...plan.context import ALL_TO_ALL, HEADS, JOIN, OUT, RING_BLOCK, RING_END, SHIFT, UNITE
+from ...plan.context import ALL_TO_ALL, HEADS, JOIN, OUT, RING_BLOCK, RING_END, SHIFT, UNITE, part_of
 from .cut import dtype_bytes
 from .sequence_rules import Along
 from .sharding import short_name
@@ -34,24 +34,37 @@ class AttentionSteps:
     of_param: set[str] = field(default_factory=set)
     attended: int = 0
 
+    def _part(self, n: OpNode, value: str, along: Along) -> OpNode:
+        raise NotImplementedError
+
     def attention(self, n: OpNode) -> None:
         q, k, v = n.inputs[:3]
         shapes = [self.shapes[x] for x in (q, k, v)]
-        if len(n.inputs) > 3 or argument(n, 3, "attn_mask", None) is not None:
-            raise Refused(f"{n.name}: it has a mask; is_causal=True needs none (packed sequences and windows cannot be divided so far)")
         if argument(n, 4, "dropout_p", 0.0):
             raise Refused(f"{n.name}: it drops attention weights, whose bits no rank has; set attention dropout to 0")
         if any(len(s) != 4 for s in shapes) or any(s[2] != shapes[0][2] for s in shapes):
             raise Refused(f"{n.name}: queries {list(shapes[0])} and keys {list(shapes[1])} are not positions of one sequence")
         if any((a := self.states.get(x)) is None or a.split != Split(2) for x in (q, k, v)):
             raise Refused(f"{n.name}: query, key and value are not all divided by positions; in cross-attention one of them is whole")
-        k, v, n = self._unrepeated(n, k), self._unrepeated(n, v), n
+        mask = self._mask(n, shapes[0])
+        k, v = self._unrepeated(n, k), self._unrepeated(n, v)
         groups, heads = self.shapes[k][1], shapes[0][1]
         if self.shapes[v][1] != groups or heads % groups:
             raise Refused(f"{n.name}: {groups} key and {self.shapes[v][1]} value heads for {heads} query heads")
         self.states[n.name] = Along(Split(2), shapes[0][2])
         self.attended += 1
-        (self._ring if self.exchange == "ring" else self._ulysses)(n, q, k, v)
+        (self._ring if self.exchange == "ring" else self._ulysses)(n, q, k, v, mask)
+
+    def _mask(self, n: OpNode, queries: Sequence[int]) -> tuple[str, ...]:
+        """The mask, which every rank has whole: pairs of positions, the same for all heads."""
+        found = n.inputs[3:4]
+        for v in found:
+            shape = self.shapes[v]
+            if v in self.of_param or self.states.get(v) is not None:
+                raise Refused(f"{n.name}: its mask {v} is made of what is trained, or of positions")
+            if len(shape) != 4 or shape[2:] != (queries[2], queries[2]) or shape[1] != 1 or shape[0] not in (1, queries[0]):
+                raise Refused(f"{n.name}: its mask of shape {list(shape)} is not of all pairs of positions, the same for all heads")
+        return found
 
     def _unrepeated(self, n: OpNode, value: str) -> str:
         """Key-value heads before they are repeated for their query heads: by repeat_interleave, or unsqueeze, expand and reshape."""
@@ -99,7 +112,7 @@ class AttentionSteps:
     def _storage_of(self, value: str) -> int:
         return next(x for x in reversed(self.nodes) if x.name == value).outputs[0].storage
 
-    def _ring(self, n: OpNode, q: str, k: str, v: str) -> None:
+    def _ring(self, n: OpNode, q: str, k: str, v: str, mask: tuple[str, ...]) -> None:
         b, heads, whole, keys = self.shapes[q]
         groups, width, dtype, s = self.shapes[k][1], self.shapes[v][3], n.outputs[0].dtype, whole // self.parts
         causal, scale = argument(n, 5, "is_causal", False), argument(n, 6, "scale", None)
@@ -111,21 +124,25 @@ class AttentionSteps:
         for j in range(1, self.parts):
             kv.append(self._add(n, f"kv{j}", SHIFT, (kv[-1],), self.made("", (b, groups, s, keys + width), dtype)))
         state: list[str] = []
+        for m in mask:  # of this rank's queries
+            self._part(n, m, Along(Split(2), whole))
+        mask = tuple(part_of(n.name, m) for m in mask)
+        of_mask = tuple(self._storage_of(m) for m in mask)
         for j in range(self.parts - 1):
             made = self.made("", (b, heads, s, width + 2), wide)
-            kept = (self._storage_of(q), self._storage_of(kv[j]))
+            kept = (self._storage_of(q), self._storage_of(kv[j]), *of_mask)
             state = [self._add(
-                n, f"r{j}", RING_BLOCK, (q, kv[j], *state), made, forward=rounds[0], backward=rounds[1], saved=kept, args=[j, *facts],
+                n, f"r{j}", RING_BLOCK, (q, kv[j], *state, *mask), made, forward=rounds[0], backward=rounds[1], saved=kept, args=[j, *facts],
             )]  # fmt: skip
         total = self.made(f"{n.name}/total", (b, heads, s), wide)
-        saved = (self._storage_of(q), self._storage_of(kv[-1]), n.outputs[0].storage, total.storage)
-        inputs = (q, kv[-1], *state)
+        saved = (self._storage_of(q), self._storage_of(kv[-1]), n.outputs[0].storage, total.storage, *of_mask)
+        inputs = (q, kv[-1], *state, *mask)
         self.nodes.append(msgspec.structs.replace(
             n, target=RING_END, inputs=inputs, args=[*({"value": x} for x in inputs), self.parts - 1, *facts], kwargs={},
             forward=rounds[0], backward=rounds[1], saved=saved,
         ))  # fmt: skip
 
-    def _ulysses(self, n: OpNode, q: str, k: str, v: str) -> None:
+    def _ulysses(self, n: OpNode, q: str, k: str, v: str, mask: tuple[str, ...]) -> None:
         b, heads, whole, keys = self.shapes[q]
         groups, width, dtype, s, parts = self.shapes[k][1], self.shapes[v][3], n.outputs[0].dtype, whole // self.parts, self.parts
         if heads % parts or (groups % parts and parts % groups):
@@ -140,7 +157,7 @@ class AttentionSteps:
         attended = self.made("", (parts, b * own * s * width), dtype)
         self.storages.append(Storage(size_bytes=3 * self.storages[sent.storage].size_bytes, owner=f"{n.name}/heads"))  # in order, result, sums
         found = self._add(
-            n, "heads", HEADS, (came,), attended, args=[b, s, sizes, bool(causal), scale], forward=n.forward.share(1, parts),
+            n, "heads", HEADS, (came, *mask), attended, args=[b, s, sizes, bool(causal), scale], forward=n.forward.share(1, parts),
             backward=n.backward.share(1, parts), saved=(len(self.storages) - 1,),
         )  # fmt: skip
         back = self._add(n, "back", ALL_TO_ALL, (found,), self.made("", attended.shape, dtype))

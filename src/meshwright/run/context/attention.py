@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -27,6 +27,15 @@ FORWARD = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
 BACKWARD = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward
 
 
+class Piece(NamedTuple):
+    """Queries that see keys: all, those of a causal mask, or those of a mask (True, or what is added to scores)."""
+
+    queries: slice
+    keys: slice
+    causal: bool = False
+    mask: torch.Tensor | None = None
+
+
 @dataclass(frozen=True)
 class RingSpec:
     """Rank `part` of `parts` attends to the block of rank `source`. `keys`: width of a key."""
@@ -38,13 +47,28 @@ class RingSpec:
     causal: bool
     scale: float
 
-    def halves(self, s: int) -> tuple[slice, slice, bool]:
-        """(queries, keys, whether the causal mask cuts between them) that have anything to do with each other."""
-        everything = slice(0, s)
+    def pieces(self, s: int, mask: torch.Tensor | None) -> list[Piece]:
+        """Queries and keys that have anything to do with each other. `mask`: of this rank's queries, by all positions."""
+        everything, first, second = slice(0, s), slice(0, s // 2), slice(s // 2, s)
+        if mask is not None:
+            of_block = context_part(mask, -1, _ranges(mask.shape[-1], self.source, self.parts))
+            cut = [_piece(of_block, rows, keys) for rows in (first, second) for keys in (first, second)] if mask.dtype == torch.bool else []
+            return [x for x in cut if x is not None] or [Piece(everything, everything, False, of_block)]
         if not self.causal or self.source == self.part:
-            return everything, everything, self.causal
+            return [Piece(everything, everything, self.causal)]
         # Of an earlier rank's chunks the first is before all of ours and the second behind; of ours the second is behind both of a later rank's.
-        return (everything, slice(0, s // 2), False) if self.source < self.part else (slice(s // 2, s), everything, False)
+        return [Piece(everything, first) if self.source < self.part else Piece(second, everything)]
+
+
+def _piece(mask: torch.Tensor, queries: slice, keys: slice) -> Piece | None:
+    """None where nothing is seen; without a mask where everything is, or what a causal mask lets through."""
+    part = mask[..., queries, keys]
+    if not bool(part.any()):
+        return None
+    if bool(part.all()):
+        return Piece(queries, keys)
+    causal = torch.equal(part, torch.ones_like(part).tril())
+    return Piece(queries, keys, causal, None if causal else part)
 
 
 def _tiles(q: torch.Tensor, k: torch.Tensor, causal: bool) -> list[tuple[slice, int]]:
@@ -54,14 +78,17 @@ def _tiles(q: torch.Tensor, k: torch.Tensor, causal: bool) -> list[tuple[slice, 
     return [(slice(a, min(a + step, rows)), min(a + step, rows) if causal else k.shape[2]) for a in range(0, rows, step)]
 
 
-def _scores(q: torch.Tensor, k: torch.Tensor, rows: slice, seen: int, spec: RingSpec, causal: bool) -> tuple[torch.Tensor, torch.Tensor]:
+def _scores(q: torch.Tensor, k: torch.Tensor, rows: slice, seen: int, scale: float, piece: Piece) -> tuple[torch.Tensor, torch.Tensor]:
     """(queries of the tile by group, scaled scores): [batch, groups, repeats x rows, ...]."""
     batch, groups, repeats = q.shape[0], k.shape[1], q.shape[1] // k.shape[1]
     tile = q[:, :, rows].reshape(batch, groups, -1, q.shape[3])
-    scores = torch.matmul(tile * spec.scale, k[:, :, :seen].transpose(2, 3))
-    if causal:
+    scores = torch.matmul(tile * scale, k[:, :, :seen].transpose(2, 3))
+    if piece.causal:
         at = torch.arange(rows.start, rows.stop, device=q.device).repeat(repeats)
         scores.masked_fill_(torch.arange(seen, device=q.device) > at[:, None], -math.inf)
+    elif piece.mask is not None:
+        own = piece.mask[:, :, rows].repeat(1, 1, repeats, 1)
+        scores = scores.masked_fill_(~own, -math.inf) if own.dtype == torch.bool else scores + own
     return tile, scores
 
 
@@ -69,7 +96,7 @@ def _wide(x: torch.Tensor) -> torch.Tensor:
     return x if x.dtype == torch.float64 else x.float()
 
 
-def _attend(q: torch.Tensor, kv: torch.Tensor, before: torch.Tensor | None, spec: RingSpec) -> torch.Tensor:
+def _attend(q: torch.Tensor, kv: torch.Tensor, before: torch.Tensor | None, spec: RingSpec, mask: torch.Tensor | None) -> torch.Tensor:
     """The result so far with this block merged in."""
     batch, heads, s, _ = q.shape
     k, v = _wide(kv[..., : spec.keys]), _wide(kv[..., spec.keys :])
@@ -79,20 +106,20 @@ def _attend(q: torch.Tensor, kv: torch.Tensor, before: torch.Tensor | None, spec
         after[..., width] = -math.inf
     else:
         after = before.clone()
-    queries, keys, causal = spec.halves(s)
-    wide, k, v, into = _wide(q[:, :, queries]), k[:, :, keys], v[:, :, keys], after[:, :, queries]
-    if _fused(wide, v):
-        found, own, *_ = FORWARD(wide, *_per_head(heads, k, v), 0.0, causal, scale=spec.scale)
-        _merge(into, found, own)
-        return after
-    for rows, seen in _tiles(wide, k, causal):
-        _, scores = _scores(wide, k, rows, seen, spec, causal)
-        largest = scores.amax(-1, keepdim=True)
-        weights = scores.sub_(largest).exp_()
-        total = weights.sum(-1, keepdim=True)
-        count = rows.stop - rows.start
-        result = (torch.matmul(weights, v[:, :, :seen]) / total).reshape(batch, heads, count, width)
-        _merge(into[:, :, rows], result, (largest + total.log()).reshape(batch, heads, count))
+    for piece in spec.pieces(s, mask):
+        mine, keys, values, into = _wide(q[:, :, piece.queries]), k[:, :, piece.keys], v[:, :, piece.keys], after[:, :, piece.queries]
+        if _fused(mine, values, piece):
+            found, own, *_ = FORWARD(mine, *_per_head(heads, keys, values), 0.0, piece.causal, scale=spec.scale)
+            _merge(into, found, own)
+            continue
+        for rows, seen in _tiles(mine, keys, piece.causal):
+            _, scores = _scores(mine, keys, rows, seen, spec.scale, piece)
+            largest = scores.amax(-1, keepdim=True)
+            weights = scores.sub_(largest.clamp_min(torch.finfo(k.dtype).min)).exp_()  # of a row that sees nothing: zero
+            total = weights.sum(-1, keepdim=True)
+            shape = (batch, heads, rows.stop - rows.start)
+            result = (torch.matmul(weights, values[:, :, :seen]) / total.clamp_min(torch.finfo(k.dtype).tiny)).reshape(*shape, width)
+            _merge(into[:, :, rows], result, (largest + total.log()).reshape(shape))
     return after
 
 
@@ -100,14 +127,15 @@ def _merge(so_far: torch.Tensor, result: torch.Tensor, own: torch.Tensor) -> Non
     """Add the result over other keys, whose log-sum-exp is `own`, to rows of what is handed on."""
     width = result.shape[3]
     merged = torch.logaddexp(so_far[..., width], own)
-    so_far[..., :width] *= (so_far[..., width] - merged).exp().unsqueeze(-1)
-    so_far[..., :width] += result * (own - merged).exp().unsqueeze(-1)
+    finite = merged.clamp_min(torch.finfo(merged.dtype).min)  # of a row that has seen nothing yet
+    so_far[..., :width] *= (so_far[..., width] - finite).exp().unsqueeze(-1)
+    so_far[..., :width] += result * (own - finite).exp().unsqueeze(-1)
     so_far[..., width] = merged
 
 
-def _fused(q: torch.Tensor, v: torch.Tensor) -> bool:
+def _fused(q: torch.Tensor, v: torch.Tensor, piece: Piece) -> bool:
     """Whether torch has a kernel that does not write the scores down, and tells their log-sum-exp."""
-    return q.device.type == "cpu" and q.shape[3] == v.shape[3] and min(q.shape) > 0
+    return piece.mask is None and q.device.type == "cpu" and q.shape[3] == v.shape[3] and min(q.shape) > 0
 
 
 def _per_head(heads: int, *each: torch.Tensor) -> list[torch.Tensor]:
@@ -115,76 +143,92 @@ def _per_head(heads: int, *each: torch.Tensor) -> list[torch.Tensor]:
     return [x.repeat_interleave(heads // x.shape[1], 1) if x.shape[1] != heads else x.contiguous() for x in each]
 
 
-def _gradients(q: torch.Tensor, kv: torch.Tensor, told: torch.Tensor, spec: RingSpec) -> tuple[torch.Tensor, torch.Tensor]:
+def _gradients(
+    q: torch.Tensor, kv: torch.Tensor, told: torch.Tensor, spec: RingSpec, mask: torch.Tensor | None
+) -> tuple[torch.Tensor, torch.Tensor]:
     """(of the queries, of the block); `told`: (gradient of the result, its product with the result, the final log-sum-exp)."""
     k, v = _wide(kv[..., : spec.keys]), _wide(kv[..., spec.keys :])
-    width, repeats = v.shape[3], q.shape[1] // k.shape[1]
-    queries, keys, causal = spec.halves(q.shape[2])
     dq, dkv = torch.zeros_like(q, dtype=k.dtype), torch.zeros_like(kv, dtype=k.dtype)
-    wide, told, k, v = _wide(q[:, :, queries]), told[:, :, queries], k[:, :, keys], v[:, :, keys]
-    into_q, into_k, into_v = dq[:, :, queries], dkv[:, :, keys, : spec.keys], dkv[:, :, keys, spec.keys :]
-    if _fused(wide, v):
-        gradient, product = told[..., :width].contiguous(), told[..., width]
-        # The kernel asks for the whole result only to multiply it with its gradient: any tensor with that product will do.
-        result = gradient * torch.where(product == 0, 0, product / gradient.square().sum(-1)).unsqueeze(-1)
-        each = _per_head(wide.shape[1], k, v)
-        found = BACKWARD(gradient, wide.contiguous(), *each, result, told[..., width + 1].contiguous(), 0.0, causal, scale=spec.scale)
-        into_q += found[0]
-        into_k += found[1].unflatten(1, (k.shape[1], repeats)).sum(2)
-        into_v += found[2].unflatten(1, (k.shape[1], repeats)).sum(2)
-        return dq.to(q.dtype), dkv.to(kv.dtype)
-    for rows, seen in _tiles(wide, k, causal):
-        tile, scores = _scores(wide, k, rows, seen, spec, causal)
+    for piece in spec.pieces(q.shape[2], mask):
+        mine, here, keys, values = _wide(q[:, :, piece.queries]), told[:, :, piece.queries], k[:, :, piece.keys], v[:, :, piece.keys]
+        into = dq[:, :, piece.queries], dkv[:, :, piece.keys, : spec.keys], dkv[:, :, piece.keys, spec.keys :]
+        (_add_fused if _fused(mine, values, piece) else _add_tiles)(mine, keys, values, here, into, spec.scale, piece)
+    return dq.to(q.dtype), dkv.to(kv.dtype)
+
+
+Into = tuple[torch.Tensor, torch.Tensor, torch.Tensor]  # gradients of queries, keys and values, which are added to
+
+
+def _add_fused(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, told: torch.Tensor, into: Into, scale: float, piece: Piece) -> None:
+    width, repeats = v.shape[3], q.shape[1] // k.shape[1]
+    gradient, product = told[..., :width].contiguous(), told[..., width]
+    # The kernel asks for the whole result only to multiply it with its gradient: any tensor with that product will do.
+    result = gradient * torch.where(product == 0, 0, product / gradient.square().sum(-1)).unsqueeze(-1)
+    total = told[..., width + 1].contiguous()
+    found = BACKWARD(gradient, q.contiguous(), *_per_head(q.shape[1], k, v), result, total, 0.0, piece.causal, scale=scale)
+    for x, y in zip(into, (found[0], *(g.unflatten(1, (k.shape[1], repeats)).sum(2) for g in found[1:])), strict=True):
+        x += y
+
+
+def _add_tiles(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, told: torch.Tensor, into: Into, scale: float, piece: Piece) -> None:
+    width = v.shape[3]
+    for rows, seen in _tiles(q, k, piece.causal):
+        tile, scores = _scores(q, k, rows, seen, scale, piece)
         here = told[:, :, rows].reshape(*tile.shape[:3], width + 2)
         weights = scores.sub_(here[..., width + 1 :]).exp_()
-        into_v[:, :, :seen] += torch.matmul(weights.transpose(2, 3), here[..., :width])
-        change = torch.matmul(here[..., :width], v[:, :, :seen].transpose(2, 3)).sub_(here[..., width : width + 1]).mul_(weights).mul_(spec.scale)
-        found = torch.matmul(change, k[:, :, :seen])
-        into_q[:, :, rows] = found.reshape(q.shape[0], k.shape[1] * repeats, -1, q.shape[3])
-        into_k[:, :, :seen] += torch.matmul(change.transpose(2, 3), tile)
-    return dq.to(q.dtype), dkv.to(kv.dtype)
+        into[2][:, :, :seen] += torch.matmul(weights.transpose(2, 3), here[..., :width])
+        change = torch.matmul(here[..., :width], v[:, :, :seen].transpose(2, 3)).sub_(here[..., width : width + 1]).mul_(weights).mul_(scale)
+        into[0][:, :, rows] += torch.matmul(change, k[:, :, :seen]).reshape(q.shape[0], q.shape[1], -1, q.shape[3])
+        into[1][:, :, :seen] += torch.matmul(change.transpose(2, 3), tile)
 
 
 class _Block(torch.autograd.Function):  # type: ignore[misc]
     @staticmethod
-    def forward(ctx: Any, q: torch.Tensor, kv: torch.Tensor, before: torch.Tensor | None, spec: RingSpec) -> torch.Tensor:
-        ctx.save_for_backward(q, kv)
+    def forward(
+        ctx: Any, q: torch.Tensor, kv: torch.Tensor, before: torch.Tensor | None, spec: RingSpec, mask: torch.Tensor | None
+    ) -> torch.Tensor:
+        ctx.save_for_backward(q, kv, mask)
         ctx.spec = spec
-        return _attend(q, kv, before, spec)
+        return _attend(q, kv, before, spec, mask)
 
     @staticmethod
-    def backward(ctx: Any, told: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None, None]:
-        dq, dkv = _gradients(*ctx.saved_tensors, told, ctx.spec)
-        return dq, dkv, told if ctx.needs_input_grad[2] else None, None
+    def backward(ctx: Any, told: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None, None, None]:
+        q, kv, mask = ctx.saved_tensors
+        dq, dkv = _gradients(q, kv, told, ctx.spec, mask)
+        return dq, dkv, told if ctx.needs_input_grad[2] else None, None, None
 
 
 class _End(torch.autograd.Function):  # type: ignore[misc]
     @staticmethod
-    def forward(ctx: Any, q: torch.Tensor, kv: torch.Tensor, before: torch.Tensor | None, spec: RingSpec) -> torch.Tensor:
-        after = _attend(q, kv, before, spec)
+    def forward(
+        ctx: Any, q: torch.Tensor, kv: torch.Tensor, before: torch.Tensor | None, spec: RingSpec, mask: torch.Tensor | None
+    ) -> torch.Tensor:
+        after = _attend(q, kv, before, spec, mask)
         out = after[..., :-2].to(q.dtype, copy=True)
-        ctx.save_for_backward(q, kv, out, after[..., -2].clone())
+        ctx.save_for_backward(q, kv, out, after[..., -2].clone(), mask)
         ctx.spec = spec
         return out
 
     @staticmethod
-    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None, None]:
-        q, kv, out, total = ctx.saved_tensors
+    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None, None, None]:
+        q, kv, out, total, mask = ctx.saved_tensors
         wide = _wide(gradient)
         told = torch.cat([wide, (wide * _wide(out)).sum(-1, keepdim=True), total.unsqueeze(-1)], -1)
-        dq, dkv = _gradients(q, kv, told, ctx.spec)
-        return dq, dkv, told if ctx.needs_input_grad[2] else None, None
+        dq, dkv = _gradients(q, kv, told, ctx.spec, mask)
+        return dq, dkv, told if ctx.needs_input_grad[2] else None, None, None
 
 
-def ring_block(q: torch.Tensor, kv: torch.Tensor, before: torch.Tensor | None, spec: RingSpec) -> torch.Tensor:
-    """One round, not the last: what it hands on."""
-    found: torch.Tensor = _Block.apply(q, kv, before, spec)
+def ring_block(
+    q: torch.Tensor, kv: torch.Tensor, before: torch.Tensor | None, spec: RingSpec, mask: torch.Tensor | None = None
+) -> torch.Tensor:
+    """One round, not the last: what it hands on. `mask`: of this rank's queries, by all positions in their own order; True is seen, or added."""
+    found: torch.Tensor = _Block.apply(q, kv, before, spec, mask)
     return found
 
 
-def ring_end(q: torch.Tensor, kv: torch.Tensor, before: torch.Tensor | None, spec: RingSpec) -> torch.Tensor:
+def ring_end(q: torch.Tensor, kv: torch.Tensor, before: torch.Tensor | None, spec: RingSpec, mask: torch.Tensor | None = None) -> torch.Tensor:
     """The last round: the result, [batch, heads, s, w]."""
-    found: torch.Tensor = _End.apply(q, kv, before, spec)
+    found: torch.Tensor = _End.apply(q, kv, before, spec, mask)
     return found
 
 
@@ -214,7 +258,9 @@ def _groups_of(groups: int, part: int, parts: int) -> tuple[int, int]:
     return low, max(low + 1, (part + 1) * groups // parts)
 
 
-def context_heads(came: torch.Tensor, batch: int, s: int, sizes: list[int], causal: bool, scale: float | None) -> torch.Tensor:
+def context_heads(
+    came: torch.Tensor, mask: torch.Tensor | None, batch: int, s: int, sizes: list[int], causal: bool, scale: float | None
+) -> torch.Tensor:
     """Attention of this rank's heads over all positions; [parts, elements] again, by the ranks whose positions they are.
 
     `sizes`: heads, groups, width of keys, width of values, on one rank.
@@ -226,7 +272,7 @@ def context_heads(came: torch.Tensor, batch: int, s: int, sizes: list[int], caus
         _in_order(x.reshape(parts, batch, h, s, w))
         for x, h, w in zip(came.split(counts, 1), (heads, groups, groups), (keys, keys, width), strict=True)
     )
-    found = torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=causal, scale=scale, enable_gqa=heads != groups)
+    found = torch.nn.functional.scaled_dot_product_attention(q, k, v, mask, is_causal=causal, scale=scale, enable_gqa=heads != groups)
     return torch.stack([context_part(found, 2, _ranges(parts * s, r, parts)).reshape(-1) for r in range(parts)])
 
 

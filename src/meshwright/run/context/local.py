@@ -28,12 +28,12 @@ ATTENTION = "aten.scaled_dot_product_attention.default"
 LOSSES = ("cross_entropy_loss", "nll_loss", "mse_loss", "l1_loss", "smooth_l1_loss", "huber_loss", "binary_cross_entropy", "kl_div")
 
 
-def _ring_block(q: Any, kv: Any, before: Any, *facts: Any) -> Any:
-    return ring_block(q, kv, before, RingSpec(*facts))
+def _ring_block(q: Any, kv: Any, before: Any, mask: Any, *facts: Any) -> Any:
+    return ring_block(q, kv, before, RingSpec(*facts), mask)
 
 
-def _ring_end(q: Any, kv: Any, before: Any, *facts: Any) -> Any:
-    return ring_end(q, kv, before, RingSpec(*facts))
+def _ring_end(q: Any, kv: Any, before: Any, mask: Any, *facts: Any) -> Any:
+    return ring_end(q, kv, before, RingSpec(*facts), mask)
 
 
 CONTEXT: dict[str, Callable[..., Any]] = {
@@ -112,7 +112,7 @@ class _Local:
         name = node.target.split(".")[1] if node.target.count(".") == 2 else node.target
         for v in dict.fromkeys(node.inputs):
             if part_of(node.name, v) in self.planned:
-                node = self.cut(node, name, v)
+                node = self.cut(node, name, v, Shard(2) if node.target == ATTENTION else None)
         if node.target == ATTENTION and all(isinstance(self.states.get(v), Shard) for v in node.inputs[:3]):
             self.states[node.name] = Shard(2)
             (self.ring_steps if self.ring else self.ulysses_steps)(node)
@@ -143,11 +143,11 @@ class _Local:
         outputs = tuple(None if o is None else TensorInfo(local_shape(o.shape, s, self.member), o.dtype) for o, s in pairs)
         self.nodes.append(msgspec.structs.replace(node, outputs=outputs))
 
-    def cut(self, node: ForwardNode, name: str, value: str) -> ForwardNode:
+    def cut(self, node: ForwardNode, name: str, value: str, known: Shard | None = None) -> ForwardNode:
         shape = self.shapes[value]
         first = next((v for v in node.inputs if isinstance(self.states.get(v), Shard)), None)
-        shard = Shard(1)
-        if first is not None:
+        shard = known or Shard(1)
+        if first is not None and known is None:
             like, rank = self.states[first], len(self.shapes[first])
             dim = like.dim
             if name in LOSSES:
@@ -191,9 +191,10 @@ class _Local:
         causal, scale = self.argument(node, 5, "is_causal", False), self.argument(node, 6, "scale", None)
         facts = [keys, bool(causal), float(keys**-0.5 if scale is None else scale)]
         self.step(node, "kv0", JOIN, [{"value": k}, {"value": v}])
+        mask = self.argument(node, 3, "attn_mask", None)
         before: Any = None
         for j in range(self.parts):
-            args = [{"value": q}, {"value": f"{node.name}/kv{j}"}, before, self.part, self.parts, (self.part - j) % self.parts, *facts]
+            args = [{"value": q}, {"value": f"{node.name}/kv{j}"}, before, mask, self.part, self.parts, (self.part - j) % self.parts, *facts]
             last = j == self.parts - 1
             self.step(node, "" if last else f"r{j}", RING_END if last else RING_BLOCK, args)
             before = {"value": f"{node.name}/r{j}"}
@@ -206,5 +207,5 @@ class _Local:
         sizes = [heads // self.parts, max(1, self.shapes[k][1] // self.parts), keys, width]
         causal, scale = self.argument(node, 5, "is_causal", False), self.argument(node, 6, "scale", None)
         self.step(node, "out", OUT, [{"value": x} for x in (q, k, v)] + [self.parts])
-        self.step(node, "heads", HEADS, [{"value": f"{node.name}/in"}, b, s, sizes, bool(causal), scale])
+        self.step(node, "heads", HEADS, [{"value": f"{node.name}/in"}, self.argument(node, 3, "attn_mask", None), b, s, sizes, bool(causal), scale])
         self.step(node, "", UNITE, [{"value": f"{node.name}/back"}, b, s, heads])
