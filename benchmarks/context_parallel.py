@@ -1,9 +1,9 @@
 """Context parallelism beside tensor parallelism: a step of 32,768 tokens on four ranks in the lab, links of 200 Mbit/s.
 
-Run: `python benchmarks/context_parallel.py` (root or user namespaces; some minutes; the ranks share this machine's cores). One layer of the Llama of the
-examples: width 128, four query heads, one key-value head, and as many tokens as one sequence or as eight. Both plans are made by `train plan`'s search
-with the degrees fixed, and run by `train run`; figures are medians of the steps after the first. Bytes: counted at the lab's links, headers and
-connections included, beside what the program says that ranks send. Raw: benchmarks/results/context_parallel.json.
+Run: `python benchmarks/context_parallel.py` (root or user namespaces; some minutes; the ranks share this machine's cores). One layer of the Llama of
+the examples: width 128, four query heads, one key-value head, and as many tokens as one sequence or as eight. Both plans are made by the search of
+`train plan` with the degrees fixed, and run by `train run`; figures are medians of the steps after the first. Bytes: counted at the lab's links,
+headers and connections included, beside what the program says that ranks send. Raw: benchmarks/results/context_parallel.json.
 """
 
 from __future__ import annotations
@@ -17,12 +17,13 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-HERE = Path(__file__).resolve().parent
-sys.path[:0] = [str(HERE), str(HERE.parent / "examples")]
+sys.path.insert(0, str(Path(__file__).parent))
+sys.path.insert(0, str(Path(__file__).parent.parent / "examples"))
 import llama
 import machine
 from executed import star
 
+HERE = Path(__file__).resolve().parent
 MBIT, TOKENS, RANKS, WARM = 200, 32768, 4, 1
 WAYS = {"tensor 4": {"tensor": RANKS, "context": 1}, "context 4": {"tensor": 1, "context": RANKS}}
 
@@ -68,9 +69,9 @@ def measured(lab: Any, plan: Any, folder: Path, steps: int) -> tuple[list[float]
     write_plan(folder / "plan.json", plan)
     command = [sys.executable, "-m", "meshwright", "train", "run", str(folder / "plan.json"), "--out", str(folder / "run"), "--no-gate"]
     before = {n: c.bytes for n, c in lab.counters().items()}
+    command += ["--steps", str(WARM + steps), "--no-calibration", "--timeout", "500"]
     lab.run(
-        [*command, "--steps", str(WARM + steps), "--no-calibration", "--timeout", "500"], env={"TORCHELASTIC_RUN_ID": folder.name, "OMP_NUM_THREADS": "1"},
-        timeout_s=900, sink=lambda rank, line: None,
+        command, env={"TORCHELASTIC_RUN_ID": folder.name, "OMP_NUM_THREADS": "1"}, timeout_s=900, sink=lambda rank, line: None,
     )  # fmt: skip
     carried = sum(c.bytes - before[n] for n, c in lab.counters().items() if n.endswith("switch"))
     run = json.loads((folder / "run" / "run.json").read_text())

@@ -8,6 +8,7 @@ import pytest
 from rig import in_threads
 from tensor_rig import Case, Outcome, compare, plan_case, run_case, serial_step
 
+from meshwright.decide.layout.tensor_shares import TensorOptions
 from meshwright.plan.context import exchange_of
 
 MODELS = "tests/run/context_models.py:"
@@ -37,6 +38,19 @@ def agree(name: str, degrees: tuple[int, int, int], context: tuple[int, str], **
 def test_loss_gradients_and_bytes(name: str, degrees: tuple[int, int, int], context: tuple[int, str]) -> None:
     """Rotary and learned positions, grouped heads, dropout, tied heads; alone, with replicas, stages and tensor-parallel ranks."""
     agree(name, degrees, context)
+
+
+@pytest.mark.parametrize(
+    ("degrees", "context", "options"),
+    [
+        ((1, 2, 1), (2, "ring"), {"options": TensorOptions(sequence=True)}), ((1, 1, 1), (2, "ring"), {"recompute": "full"}),
+        ((1, 1, 2), (2, "ring"), {"schedule": ("zb1p", {})}),
+    ],
+    ids=["sequence", "recompute", "zero bubble"],
+)  # fmt: skip
+def test_with_other_decisions(degrees: tuple[int, int, int], context: tuple[int, str], options: dict[str, Any]) -> None:
+    """Sequence parallelism between regions, layers computed again, backward in two parts."""
+    agree("llama", degrees, context, **options)
 
 
 @pytest.mark.parametrize("context", [(2, "ring"), (4, "ulysses")])

@@ -156,8 +156,7 @@ class SegmentBuilder:
             missing = [v for v in node.inputs if v not in known]
             if missing:
                 raise Unsupported(f"segment {segment.key!r} needs {missing[0]!r}, which it neither reads nor makes", where=f"node {node.name}")
-            known_here = {OPAQUE: self.opaque, REGION: run_region} | CONTEXT
-            target = known_here[node.target] if node.target in known_here else function_of(node.target)
+            target = self.opaque if node.target == OPAQUE else run_region if node.target == REGION else _called(node.target)
             if target is None:
                 raise Unsupported("the model could not be traced and no function was given to run it")
             if node.name in self.places:
@@ -248,7 +247,7 @@ class SegmentBuilder:
                 try:
                     args = [decode_argument(a, fake, torch.device("cpu")) for a in node.args]
                     kwargs = {k: decode_argument(v, fake, torch.device("cpu")) for k, v in node.kwargs.items()}
-                    known[node.name] = function_of(node.target)(*args, **kwargs)
+                    known[node.name] = _called(node.target)(*args, **kwargs)
                 except (RuntimeError, ValueError, TypeError, IndexError) as error:
                     raise Unsupported(f"rewritten call {node.target} does not run: {str(error).splitlines()[0]}", where=f"node {node.name}") from None
                 self.compare(node, known[node.name], states.get(node.name), member)
@@ -271,6 +270,10 @@ class SegmentBuilder:
             return self.tensor(name).dtype
         info = self.graph.by_name[name].outputs[0]
         return getattr(torch, info.dtype) if info else torch.float32
+
+
+def _called(target: str) -> Callable[..., Any]:
+    return CONTEXT.get(target) or function_of(target)
 
 
 def is_random(node: ForwardNode) -> bool:
