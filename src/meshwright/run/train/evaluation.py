@@ -138,5 +138,5 @@ class Evaluation:
         mine = [partial(self.data.microbatch, k, d, mb) for k in range(self.batches) for d in replicas for mb in range(lay.microbatches_of(d))]
         batches = (fetch() for fetch in mine)
         sums = counts.sums(batches) if self.exchange is None else self.exchange(counts, batches)
-        counts.fill({v: x / lay.context for v, x in sums.items()}, lay.all_microbatches * self.batches)
+        counts.fill(sums, lay.all_microbatches * self.batches)
         self.counted = True

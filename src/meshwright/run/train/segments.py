@@ -168,13 +168,9 @@ def evaluation_module(
     Raises: Unsupported where a call cannot be split, or a segment needs what it neither reads nor makes.
     """
     stage, terms = layout.held(layout.coordinates(rank)[0]), loss_terms(graph)
-    if layout.context > 1 and layout.pipeline > 1:
-        hint = "evaluate without --context, or with --pp 1"
-        raise Unsupported("stages do not evaluate on a part of the positions so far", where="evaluation", hint=hint)
-    positions = _positions(graph, layout, rank, {n: p.full_shape for n, p in trained.parameters.items()}, trained.buffers)
     builder = SegmentBuilder(
-        expand_forward(positions.graph if positions is not None else graph, layout.losses), layout, layout.coordinates(rank)[2],
-        trained.parameters, trained.buffers, device, opaque, None, trained.groups, precision, terms, positions,
+        expand_forward(graph, layout.losses), layout, layout.coordinates(rank)[2], trained.parameters, trained.buffers, device, opaque, None,
+        trained.groups, precision, terms,
     )  # fmt: skip
     mine = [s for s in layout.segments if s.key in stage.segments]
     builder.divisors, _ = divisors_of(mine, graph, terms, device)
