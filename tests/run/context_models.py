@@ -11,11 +11,12 @@ SIZE = WIDTH // HEADS
 
 
 class Attention(nn.Module):
-    def __init__(self, *, groups: int, rotary: bool, repeat: str, causal: bool | str, length: int, scale: float | None) -> None:
+    def __init__(self, *, groups: int, rotary: bool, repeat: str, causal: bool | str, length: int, scale: float | None, packed: bool) -> None:
         super().__init__()
         self.groups, self.repeat, self.causal, self.scale, self.rotary = groups, repeat, causal, scale, rotary
         self.q, self.o = nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, WIDTH)
-        self.kv = nn.Linear(WIDTH, 2 * groups * SIZE, bias=False)
+        self.packed = packed
+        self.kv = nn.Linear(WIDTH, 2 * groups * SIZE, bias=False) if packed else nn.ModuleList(nn.Linear(WIDTH, groups * SIZE) for _ in range(2))
         angles = torch.outer(torch.arange(length).double(), 1.0 / 100 ** (torch.arange(0, SIZE, 2).double() / SIZE)).repeat(1, 2)
         self.register_buffer("cos", angles.cos())
         self.register_buffer("sin", angles.sin())
@@ -29,7 +30,10 @@ class Attention(nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         batch, length, _ = x.shape
         q = self.q(x).view(batch, length, HEADS, SIZE).transpose(1, 2)
-        k, v = self.kv(x).view(batch, length, 2, self.groups, SIZE).permute(2, 0, 3, 1, 4).unbind(0)
+        if self.packed:
+            k, v = self.kv(x).view(batch, length, 2, self.groups, SIZE).permute(2, 0, 3, 1, 4).unbind(0)
+        else:
+            k, v = (linear(x).view(batch, length, self.groups, SIZE).transpose(1, 2) for linear in self.kv)
         q, k, times = self.turned(q), self.turned(k), HEADS // self.groups
         if self.repeat == "interleave":
             k, v = k.repeat_interleave(times, 1), v.repeat_interleave(times, 1)
@@ -79,9 +83,9 @@ class Decoder(nn.Module):
 
 def _made(
     length: int = 16, *, groups: int = 2, rotary: bool = True, repeat: str = "native", causal: bool | str = True, scale: float | None = None,
-    learned: bool = False, layers: int = 2, tied: bool = False, own_loss: bool = False, dropout: float = 0.0,
+    learned: bool = False, layers: int = 2, tied: bool = False, own_loss: bool = False, dropout: float = 0.0, packed: bool = True,
 ) -> tuple[nn.Module, tuple[torch.Tensor, ...]]:  # fmt: skip
-    attention = {"groups": groups, "rotary": rotary, "repeat": repeat, "causal": causal, "scale": scale}
+    attention = {"groups": groups, "rotary": rotary, "repeat": repeat, "causal": causal, "scale": scale, "packed": packed}
     model = Decoder(learned=learned, layers=layers, tied=tied, own_loss=own_loss, length=length, dropout=dropout, **attention).double()
     tokens = torch.randint(VOCABULARY, (BATCH, length + 1))
     return model, (tokens[:, :-1].contiguous(), (tokens[:, :-1] if own_loss else tokens[:, 1:]).contiguous())
@@ -118,6 +122,16 @@ def expanded():
 def both_ways():
     """No causal mask, another scale."""
     return _made(causal=False, scale=0.4, layers=1)
+
+
+def separate():
+    """Queries, keys and values by linears of their own, which tensor-parallel ranks split by heads."""
+    return _made(packed=False, layers=1)
+
+
+def shared_head():
+    """Fewer key-value heads than tensor-parallel ranks."""
+    return _made(packed=False, groups=1, layers=1)
 
 
 def window():

@@ -53,6 +53,14 @@ def test_with_other_decisions(degrees: tuple[int, int, int], context: tuple[int,
     agree("llama", degrees, context, **options)
 
 
+@pytest.mark.parametrize(("name", "split"), [("separate", True), ("shared_head", False)])
+def test_heads_of_a_region_go_round_the_ring(name: str, split: bool) -> None:
+    """Each tensor-parallel rank sends the key-value heads that its queries read; where ranks share one, attention stays whole."""
+    case, _ = agree(name, (1, 2, 1), (2, "ring"))
+    blocks = [v for v in case.layout.values if "/kv" in v.name]
+    assert blocks and all((v.split is not None and v.split.dim == 1) == split for v in blocks)
+
+
 @pytest.mark.parametrize("context", [(2, "ring"), (4, "ulysses")])
 def test_labels_that_the_model_shifts_cross_borders_of_chunks(context: tuple[int, str]) -> None:
     agree("shifted", (1, 1, 1), context, loss="output")

@@ -68,7 +68,7 @@ class _Build:
             if unit.region is not None:
                 self.row_bias.update(unit.region.row_bias)
                 self.maxima.update(unit.region.maxima)
-                self.split_of |= {v: (split, self.usable.shares[unit.region]) for v, split in unit.region.outputs}
+                self.split_of |= {v: (split, self.usable.shares[unit.region]) for v, split in (*unit.region.outputs, *unit.region.inner)}
         self.split_of |= {v: (a.split, self.sequence.shares[a.extent]) for v, a in self.sequence.values.items()}
 
     def is_split(self, unit: Unit) -> bool:
@@ -236,6 +236,10 @@ def _segments(b: _Build, stage: int, run: Sequence[Unit]) -> list[Segment]:
         if unit.nodes[0].target in KINDS:  # messages, no step
             continue
         split = b.is_split(unit)
+        if split and unit.region is not None and unit.region.inner:
+            groups += [(True, [part]) for part in _around_exchanges(unit)]
+            kinds += [("region", 0)] * (len(groups) - len(kinds))
+            continue
         kind = ("region", 0) if split else b.sequence.kind(unit)
         if kind[0] == "beside":  # runs with the next split unit
             kind = ("split", 0)
@@ -254,6 +258,17 @@ def _segments(b: _Build, stage: int, run: Sequence[Unit]) -> list[Segment]:
     for i, (split, units) in enumerate(groups):
         segments.append(_segment(b, f"s{stage}.{i}", stage, units, split, counted))
     return segments
+
+
+def _around_exchanges(unit: Unit) -> list[Unit]:
+    """A region in steps, between which blocks travel."""
+    found: list[list[OpNode]] = [[]]
+    for n in unit.nodes:
+        if n.target in STARTS and found[-1]:
+            found.append([])
+        if n.target not in KINDS:
+            found[-1].append(n)
+    return [Unit(tuple(nodes), unit.region) for nodes in found]
 
 
 def _joins(kind: tuple[str, int], other: tuple[str, int]) -> bool:

@@ -16,6 +16,7 @@ from torch import fx
 from ...capture.precision import casting
 from ...capture.regions import REGION, run_region
 from ...errors import Unsupported
+from ...plan.context import layout_exchanges
 from ...plan.plan import ParamShard, Segment, TrainingLayout, ValueInfo, ValueSplit
 from ...plan.shards import local_value, sequence_values
 from ..context.local import CONTEXT, Positions
@@ -72,6 +73,8 @@ class SegmentBuilder:
         for n in graph.nodes:
             if not n.many and n.outputs[0] is not None:
                 self.shapes[n.name] = n.outputs[0].shape
+        self.exchanged = {x.target: self.value[x.target] for x in layout_exchanges(layout)}  # no call makes them
+        self.shapes |= {name: v.shape for name, v in self.exchanged.items()}
         self.differentiable = {v.name: v.differentiable for v in layout.values}
         self.constants = {n: torch.tensor(c.data, dtype=getattr(torch, c.dtype), device=device).reshape(c.shape) for n, c in graph.constants.items()}
 
@@ -268,7 +271,11 @@ class SegmentBuilder:
             return getattr(torch, self.graph.inputs[int(rest)].dtype)
         if kind in ("param", "buffer", "constant") and ":" in name:
             return self.tensor(name).dtype
+        if name in self.exchanged:
+            return getattr(torch, self.exchanged[name].dtype)
         info = self.graph.by_name[name].outputs[0]
+        if info is not None and not info.dtype:  # a rank's part of a parameter or a buffer
+            return self.dtype(self.graph.by_name[name].inputs[0])
         return getattr(torch, info.dtype) if info else torch.float32
 
 
