@@ -105,7 +105,8 @@ def test_weights_are_updated_everywhere(level: int) -> None:
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"context": 2}, "context degree 2 and expert degree 1"), ({"zero_level": 5}, "the sharding level is 5"), ({"data": 1}, "there is one"),
+        ({"context": 3}, "context degree 3 does not divide 2 replicas"), ({"expert": 2}, "expert degree 2"),
+        ({"zero_level": 5}, "the sharding level is 5"), ({"data": 1}, "there is one"),
         ({"buckets": ()}, "there are none"), ({"buckets": (GradientBucket(stage=0, params=("nobody",)),)}, "'nobody', which stage 0 does not hold"),
     ],
 )  # fmt: skip

@@ -23,6 +23,7 @@ from meshwright.capture.precision import casting
 from meshwright.cost import Cost, Transport
 from meshwright.decide.collective import CollectiveProblem, strategy
 from meshwright.decide.layout.build import build_layout
+from meshwright.decide.layout.context import context_graph
 from meshwright.decide.layout.megatron import find_regions
 from meshwright.decide.layout.problem import Degrees
 from meshwright.decide.pipeline import one_f_one_b_order
@@ -84,11 +85,11 @@ def fabric_of(ranks: int) -> Fabric:
 
 def lowered(
     model: str, degrees: tuple[int, int, int], *, microbatch: int, global_batch: int, collective: str = "ring", loss: str = "cross-entropy",
-    end: StepEnd | None = None,
+    end: StepEnd | None = None, context: tuple[int, str] = (1, ""), element_bytes: int = 4,
 ) -> tuple[TrainingLayout, Program, dict[str, Program]]:  # fmt: skip
-    """(layout, program, callees) for (data, tensor, pipeline) degrees."""
-    graph = graph_of(model, microbatch, loss)
-    d = Degrees(*degrees, microbatch)
+    """(layout, program, callees) for (data, tensor, pipeline) degrees; `context`: degree and exchange; `element_bytes`: of parameters."""
+    graph = context_graph(graph_of(model, microbatch, loss), *context)
+    d = Degrees(*degrees, microbatch, context=context[0], exchange=context[1])
     fabric = fabric_of(d.ranks) if d.ranks > 1 else laptop_shape(2)
     layout = build_layout(
         graph, find_regions(graph), d, global_batch, cost=Cost(), device=fabric.devices[0], border_Bps=1e9, workspace=lambda g, n: (0, 0)
@@ -99,7 +100,8 @@ def lowered(
     @cache
     def all_reduce(purpose: str, ranks: tuple[int, ...], size: int, op: str = "all-reduce") -> Any:
         names = tuple(fabric.devices[r].name for r in ranks)
-        problem = CollectiveProblem(fabric=fabric, op=op, ranks=names, size_bytes=-(-size // 4) * 4, seed=0, transport=Transport())
+        whole = -(-size // element_bytes) * element_bytes
+        problem = CollectiveProblem(fabric=fabric, op=op, ranks=names, size_bytes=whole, seed=0, transport=Transport(), element_bytes=element_bytes)
         plan = strategy(collective)(unroll=True).plan(problem, rng=np.random.default_rng(0))
         return bindable(program_hash(plan.program), plan.program)
 
@@ -109,11 +111,13 @@ def lowered(
 
 def make_plan(
     degrees: tuple[int, int, int], *, model: str = TINY, microbatch: int = 2, global_batch: int = 8, seed: int = 0, end: StepEnd | None = None,
-    **job: Any,
+    context: tuple[int, str] = (1, ""), element_bytes: int = 4, **job: Any,
 ) -> Plan:  # fmt: skip
     """A training plan with exactly these (data, tensor, pipeline) degrees, without a search. `job`: more of it (optimizer, recipe)."""
-    layout, program, callees = lowered(model, degrees, microbatch=microbatch, global_batch=global_batch, end=end)
-    works = training_works(graph_of(model, microbatch), layout)
+    layout, program, callees = lowered(
+        model, degrees, microbatch=microbatch, global_batch=global_batch, end=end, context=context, element_bytes=element_bytes
+    )
+    works = training_works(context_graph(graph_of(model, microbatch), *context), layout)
     main = program_hash(program)
     fabric = fabric_of(max(2, layout.ranks))
     builtins = msgspec.to_builtins

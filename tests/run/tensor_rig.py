@@ -22,6 +22,7 @@ from meshwright.check.training.step import check_training
 from meshwright.cost import Cost, Transport
 from meshwright.decide.collective import CollectiveProblem, strategy
 from meshwright.decide.layout.build import build_layout
+from meshwright.decide.layout.context import context_graph
 from meshwright.decide.layout.data_sharding import PLAIN, DataSharding
 from meshwright.decide.layout.megatron import search_regions
 from meshwright.decide.layout.problem import Degrees
@@ -88,11 +89,12 @@ def plan_case(
     name: str, degrees: tuple[int, int, int], *, microbatch: int = 2, global_batch: int = 4, loss: str = "cross-entropy",
     options: TensorOptions = TensorOptions(), step: int = 0, recompute: str = "none", models: str = MODELS, sharding: DataSharding = PLAIN,
     schedule: tuple[str, dict[str, Any]] | None = None, division: Division = EVEN, costs: Path | None = None, end: StepEnd | None = None,
-    precision: str = "fp32",
+    precision: str = "fp32", context: tuple[int, str] = (1, ""),
 ) -> Case:  # fmt: skip
+    """`context`: degree and exchange; `degrees[0]` are replicas with samples of their own."""
     model = models + name
     layout, program, flat = _lowered(
-        model, degrees, microbatch, global_batch, loss, options, None, recompute, sharding, schedule, division, costs, end, precision
+        model, degrees, microbatch, global_batch, loss, options, None, recompute, sharding, schedule, division, costs, end, precision, context
     )  # fmt: skip
     forward = forward_of(model, microbatch, loss, precision)
     module, batch = whole_case(name, global_batch, loss, models)
@@ -121,15 +123,15 @@ def _lowered(*arguments: Any) -> tuple[TrainingLayout, Program, Program]:
 def lowered_calls(
     model: str, degrees: tuple[int, int, int], microbatch: int, global_batch: int, loss: str, options: TensorOptions, layout: TrainingLayout | None,
     recompute: str = "none", sharding: DataSharding = PLAIN, schedule: tuple[str, dict[str, Any]] | None = None, division: Division = EVEN,
-    costs: Path | None = None, end: StepEnd | None = None, precision: str = "fp32",
+    costs: Path | None = None, end: StepEnd | None = None, precision: str = "fp32", context: tuple[int, str] = (1, ""),
 ) -> tuple[TrainingLayout, Program, dict[str, Program]]:  # fmt: skip
     """(layout, program, the programs that it calls)."""
-    graph = graph_of(model, microbatch, loss, precision)
+    graph = context_graph(graph_of(model, microbatch, loss, precision), *context)
     orders = None
     if schedule is not None:
         problem = PipelineProblem.of(degrees[2], max(division.microbatches, default=global_batch // (degrees[0] * microbatch)), data=degrees[0])
         orders = make_strategy(*schedule).plan(problem, rng=np.random.default_rng(0))
-    d = Degrees(*degrees[:2], orders.stages if orders else degrees[2], microbatch)
+    d = Degrees(*degrees[:2], orders.stages if orders else degrees[2], microbatch, context=context[0], exchange=context[1])
     fabric = fabric_of(max(2, d.ranks))
     regions, kept = search_regions(graph)
     layout = layout or build_layout(

@@ -39,6 +39,10 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--tp", type=int, help="fix the tensor-parallel degree")
     parser.add_argument("--pp", type=int, help="fix the pipeline degree")
     parser.add_argument(
+        "--context", default="1", metavar="N|auto",
+        help="ranks that share samples and divide the positions of their sequences: 1 (default), a degree, or auto (judged by simulation and memory)",
+    )  # fmt: skip
+    parser.add_argument(
         "--label-smoothing", choices=("torch", "megatron"), default="torch",
         help="of a cross-entropy over a split vocabulary: torch (default; target 1-a+a/V) or megatron (target 1-a)",
     )  # fmt: skip
@@ -219,7 +223,19 @@ def _layout(args: argparse.Namespace) -> LayoutWanted:
     from ..drive.training.wishes import LayoutWanted
 
     options = TensorOptions(smoothing=args.label_smoothing, sequence={"auto": None, "on": True, "off": False}[args.sequence_parallel])
-    return LayoutWanted(data=args.dp, tensor=args.tp, pipeline=args.pp, microbatch=args.microbatch, tensor_options=options)
+    return LayoutWanted(
+        data=args.dp, tensor=args.tp, pipeline=args.pp, microbatch=args.microbatch, context=_context(args.context), tensor_options=options
+    )
+
+
+def _context(text: str) -> int | None:
+    from ..errors import UsageError
+
+    if text == "auto":
+        return None
+    if not text.isdecimal() or not 1 <= int(text) <= 4096:
+        raise UsageError(f"must be auto or a degree of at least 1, got {text!r}", where="--context", hint="e.g. --context 2")
+    return int(text)
 
 
 def _compress(text: str) -> CompressWanted | None:

@@ -27,6 +27,7 @@ from ..job import Training
 from ..kernels.effort import Budget, Cut
 from ..ledger.captured import captured_flops
 from ..ledger.flops import Causal
+from ..plan.context import exchange_of
 from ..plan.plan import Plan
 from .assumptions import ERRORS, Assumption, ErrorBars, assumptions_of
 from .breakdown import Breakdown, Simulated, breakdown, simulated
@@ -107,7 +108,7 @@ def explain_plan(
             again, now_s = among([others.chosen, *kept], notes), Scenario(run.fabric).time_s(others.chosen, "links", 1.0)
         extra["what_ifs"] = what_ifs(run.fabric, now_s, again, budget)
         if plan.layout is not None and not any(s.recompute or s.step is not None for s in plan.layout.segments):
-            at = others.context.evaluator.graph_at(plan.layout.microbatch_size)
+            at = others.context.evaluator.graph_for(plan.layout)
             device = run.fabric.device(plan.placement[0])
             extra["recompute"] = recompute_advice(at, plan.layout, found.stages, run.cost, device)
         if not fitting:
@@ -155,7 +156,9 @@ def _chosen(plan: Plan, run: Simulated, cost: Cost) -> Evaluated:
 
     layout = plan.layout
     assert layout is not None
-    degrees = Degrees(layout.data, layout.tensor, layout.pipeline, layout.microbatch_size, layout.sequence)
+    degrees = Degrees(layout.data // layout.context, layout.tensor, layout.pipeline, layout.microbatch_size, layout.sequence, layout.context,
+        exchange=exchange_of(layout),
+    )
     schedule = str(plan.decisions.get("pipeline", {}).get("options", {}).get("schedule", ""))
     callees = {name: program for name, program in plan.programs.items() if program is not plan.main}
     works = works_of(plan)

@@ -32,7 +32,7 @@ def neighbours(context: Context, plan: Plan) -> list[Evaluated]:
     assert layout is not None
     evaluator = context.evaluator
     context = replace(context, evaluator=replace(evaluator, planner=replace(evaluator.planner, strategy="ring")))
-    own = Degrees(layout.data, layout.tensor, layout.pipeline, layout.microbatch_size)
+    own = Degrees(layout.data // layout.context, layout.tensor, layout.pipeline, layout.microbatch_size)
     small, large = sizes(context)
     near = [d for d in {**small, **large} if d != own and _near(d, layout)]
     seconds, _ = table_order(context, near)

@@ -33,6 +33,8 @@ def why_not_folded(layout: TrainingLayout) -> str:
         return f"sharding level {layout.zero_level} is lowered rank by rank"
     if layout.placement or layout.split_backward or layout.schedule != "1f1b":
         return f"schedule {layout.schedule} is lowered rank by rank"
+    if layout.context > 1:
+        return "ranks that divide positions send each other blocks"
     if layout.replica_microbatches:
         return "data replicas have unequal numbers of micro-batches"
     everyone = tuple(range(layout.tensor))

@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 from ..errors import Unsupported
 from ..graph.graph import OpGraph
+from ..plan.context import layout_exchanges
 from ..plan.plan import Stage, TrainingLayout, ValueInfo
 from ..plan.shards import sequence_values
 from ..plan.sizes import gradient_buffers, inputs_read, shard_bytes
@@ -105,6 +106,7 @@ class StepLowering:
         self.steps_of: dict[tuple[int, int], tuple[Position, ...]] = {}  # by pipeline index and number of micro-batches
         self.apart = sequence_values(layout)
         self.summed = {v for s in layout.segments for v in (*s.sum_writes, *s.sum_grads)} - self.apart
+        self.in_blocks = {v for x in layout_exchanges(layout) if x.kind == "all-to-all" for v in (x.source, x.target)}
         self.parts = SequenceParts(self.b, layout, all_reduce, self.tensor_call_on)
         self.readers: dict[tuple[int, str], list[str]] = {}  # (pipeline index, value) -> segments there
         for p in range(layout.pipeline):
@@ -164,6 +166,8 @@ class StepLowering:
             if value in self.summed:  # all buffers of a value that is ever summed are cut alike
                 chunks = self.plan_all_reduce("tensor", self.tensor_group(r.number), size).chunks
             each = per_chunk(size, chunks, element_of(self.value[value]))
+            if value in self.in_blocks:
+                chunks, each = self.layout.context, size // self.layout.context
             if value in self.apart:
                 chunks, each = self.parts.slot(r.number, value)
             r.buffers[name] = self.b.buffer(r.number, chunks=chunks, chunk_bytes=each, role="activation", name=name)

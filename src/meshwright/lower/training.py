@@ -27,6 +27,7 @@ from ..plan.sizes import gradient_buffers, shard_bytes, training_works
 from ..program.builder import StepRef
 from ..program.program import Program, Role, Unit
 from .connections import RankOrder
+from .context import ContextMessages
 from .data import DataParallel
 from .folded import largest_shards, largest_values, with_fold
 from .pipeline import PipelineMessages
@@ -50,6 +51,7 @@ def lower_training(
 class _Lowering(StepLowering):
     data: dict[int, DataParallel]  # by rank
     messages: dict[int, PipelineMessages]  # by number of micro-batches
+    context: ContextMessages
 
     def run(self) -> tuple[Program, dict[str, Program]]:
         lay = self.layout
@@ -67,6 +69,7 @@ class _Lowering(StepLowering):
         for r in ranks:
             alike.setdefault(lay.microbatches_of(lay.coordinates(r.number)[1]), []).append(r)
         self.messages = {n: PipelineMessages(self, some, [self.order(p, n) for p in range(lay.pipeline)]) for n, some in alike.items()}
+        self.context = ContextMessages(self, ranks)
         for r in ranks:
             p, d, _ = lay.coordinates(r.number)
             order = self.order(p, lay.microbatches_of(d))
@@ -126,7 +129,7 @@ class _Lowering(StepLowering):
             r.buffers[saved] = self.b.buffer(r.number, chunks=1, chunk_bytes=s.saved_bytes, role="activation", name=saved)
             writes.append(self.whole(r, saved))
             op = self.op(r, s, "F", mb, reads, writes, s.forward_workspace_bytes)
-            ref = r.compute.compute(op, after=[*waits, *held])
+            ref = r.compute.compute(op, after=[*waits, *held, *self.context.waits(r, s, mb)])
             self.data[r.number].leave(ref)
             waits = []
             for buffer in gathered:
@@ -138,6 +141,7 @@ class _Lowering(StepLowering):
                     ref = self.tensor_call(r, f"act:{v}:{mb}", v)
             for v in s.writes:
                 r.produced[v, mb] = ref
+            self.context.forward(r, s, mb)
         assert ref is not None
         r.forward_done[stage.index, mb] = ref
 
@@ -195,13 +199,14 @@ class _Lowering(StepLowering):
                 r.buffers[left] = self.b.buffer(r.number, chunks=1, chunk_bytes=s.left_bytes, role="activation", name=left)
                 writes.append(self.whole(r, left))
             op = self.op(r, s, name, mb, reads, writes + gradients, s.backward_workspace_bytes)
-            ref = r.compute.compute(op, after=[*waits, *held])
+            ref = r.compute.compute(op, after=[*waits, *held, *self.context.returned(r, s, mb)])
             self.data[r.number].leave(ref)
             waits = []
             for buffer in gathered:
                 self.b.dies_after(buffer, ref)
             for v in partial:
                 ref = self.sum_gradient(r, s, v, mb)
+            self.context.gradients(r, s, mb, ref)
         assert ref is not None
         r.backward_done[stage.index, mb] = ref
 

@@ -19,8 +19,8 @@ from ..notebook_repr import repr_html
 from ..program.program import Program
 
 __all__ = [
-    "Alternative", "CycleEntry", "GradientBucket", "ParamShard", "PartialGradient", "Plan", "Prediction", "Recompute", "RowBias", "Segment",
-    "SegmentStep", "Stage", "StepEnd", "TrainingLayout", "ValueInfo", "ValueSplit", "VocabularyLoss",
+    "Alternative", "ContextExchange", "CycleEntry", "GradientBucket", "ParamShard", "PartialGradient", "Plan", "Prediction", "Recompute", "RowBias",
+    "Segment", "SegmentStep", "Stage", "StepEnd", "TrainingLayout", "ValueInfo", "ValueSplit", "VocabularyLoss",
 ]  # fmt: skip
 
 SCHEMA = "meshwright.plan"
@@ -214,6 +214,15 @@ class ValueInfo(_Record, frozen=True, kw_only=True):
     reduce: str = "sum"
 
 
+class ContextExchange(_Record, frozen=True, kw_only=True):
+    """Value `target` on a rank is what others of its context group have as `source` (see `plan.context`). "shift": the neighbour's before it, whole;
+    "all-to-all": of `context` equal blocks, block i of rank r is block r of rank i. Gradients go the other way."""
+
+    kind: str
+    source: str
+    target: str
+
+
 class StepEnd(_Record, frozen=True, kw_only=True):
     """What the end of a step does beyond Adam's update. `state_copies`: what is kept beside each parameter, in units of it. `norm`: gradients are
     scaled by the norm of all of them, which ranks sum up before their optimizers."""
@@ -230,6 +239,7 @@ class TrainingLayout(_Record, frozen=True, kw_only=True):
     backward runs as `I` (gradients of what a segment reads) and later `W` (gradients of its parameters). `held` is what one index holds.
     `replica_microbatches`: micro-batches of every data replica where they differ (devices of unlike speed), the most of them being `microbatches`;
     replica d takes the samples after those of the replicas before it.
+    `context`: each so many neighbouring data replicas share samples and divide their positions; `exchanges` are what they send each other for it.
     `zero_level`: what the data replicas divide among them instead of each holding it: 0 nothing, 1 optimizer state, 2 and gradients, 3 and
     weights. `overlap`: sums of gradients (and gathers of weights) run while backward (and forward) goes on, bucket by bucket.
     """
@@ -245,7 +255,7 @@ class TrainingLayout(_Record, frozen=True, kw_only=True):
     placement: tuple[tuple[int, ...], ...] = ()
     copy_of: tuple[int, ...] = ()
     split_backward: bool = False
-    context: int = 1  # context parallelism: only 1 is planned and run so far
+    context: int = 1  # neighbours among the data replicas that share samples, each with its positions (`plan.context`)
     expert: int = 1  # expert parallelism: only 1 is planned and run so far
     zero_level: int = 0
     overlap: bool = False
@@ -261,6 +271,7 @@ class TrainingLayout(_Record, frozen=True, kw_only=True):
     sequence: bool = False  # sequence parallelism between the tensor-parallel regions
     notes: tuple[str, ...] = ()  # what was kept whole, and why
     end: StepEnd | msgspec.UnsetType = msgspec.UNSET  # left out of documents where it is plain
+    exchanges: tuple[ContextExchange, ...] | msgspec.UnsetType = msgspec.UNSET  # left out without context parallelism
 
     @property
     def step_end(self) -> StepEnd:
@@ -285,17 +296,17 @@ class TrainingLayout(_Record, frozen=True, kw_only=True):
 
     @property
     def all_microbatches(self) -> int:
-        """Of all data replicas."""
+        """Of all data replicas; those of a context group count each for its positions."""
         return sum(self.replica_microbatches) or self.data * self.microbatches
 
     @property
     def microbatch_counts(self) -> str:
         """Micro-batches of the replicas in words: "2 x 8", or "6 + 2" where they differ."""
-        return " + ".join(map(str, self.replica_microbatches)) or f"{self.data} x {self.microbatches}"
+        return " + ".join(map(str, self.replica_microbatches)) or f"{self.data // self.context} x {self.microbatches}"
 
     def first_sample(self, data: int, microbatch: int) -> int:
         """The number, within the global batch, of a micro-batch's first sample."""
-        before = sum(self.replica_microbatches[:data]) if self.replica_microbatches else data * self.microbatches
+        before = sum(self.replica_microbatches[:data]) if self.replica_microbatches else data // self.context * self.microbatches
         return (before + microbatch) * self.microbatch_size
 
     def hosted(self, pipeline: int) -> tuple[tuple[int, int], ...]:

@@ -27,7 +27,8 @@ from .vocabulary import base_node, expand_losses, sums_of
 
 __all__ = ["LayoutRegions", "Region", "Remade", "made_again_bytes", "saved_storages"]
 
-_NEVER = ("batch_norm", "instance_norm", "opaque", "region")  # they change buffers that they do not name
+# They change buffers that they do not name; rounds of ring attention hand more back than gradients.
+_NEVER = ("batch_norm", "instance_norm", "opaque", "region", "ring_block", "ring_end")
 
 
 def saved_storages(

@@ -35,7 +35,7 @@ def inputs_read(graph: OpGraph, layout: TrainingLayout) -> dict[str, dict[int, i
     """By segment, the storages of the example inputs that it reads, and their bytes in one micro-batch (`graph` is captured at its size)."""
     storage = {f"input:{i}": x.storage for i, x in enumerate(graph.inputs)}
     read = {n.name: [s for v in n.inputs if (s := storage.get(v, -1)) >= 0] for n in graph.nodes}
-    return {x.key: {s: graph.storages[s].size_bytes for n in x.nodes for s in read.get(base_node(n), ())} for x in layout.segments}
+    return {x.key: {s: graph.storages[s].size_bytes for n in x.nodes for s in read.get(n, read.get(base_node(n), ()))} for x in layout.segments}
 
 
 def gradient_buffers(graph: OpGraph, layout: TrainingLayout, stage: Stage, tensor_index: int = 0) -> dict[str, tuple[str, ...]]:

@@ -26,7 +26,7 @@ from .unroll import COLUMNS, RankBody, slices, unroll
 
 __all__ = ["PHASES", "Callee", "InlinedProgram", "inline", "phases", "refuse_too_many_steps"]
 
-PHASES = ("", "forward", "backward", "tensor-parallel", "pipeline", "gradient", "optimizer", "other")
+PHASES = ("", "forward", "backward", "tensor-parallel", "pipeline", "gradient", "optimizer", "other", "context")
 
 @dataclass(frozen=True)
 class Callee:
@@ -378,7 +378,7 @@ def _cat(*columns: Any) -> I32:
 
 
 def phases(inlined: InlinedProgram) -> NDArray[np.int8]:
-    """Phase of every step as an index into PHASES: by op name, by communicator name (`tp…`, `dp…`, `tied…`), else pipeline."""
+    """Phase of every step as an index into PHASES: by op, communicator (`tp…`, `dp…`, `tied…`), channel tag (`context…`), else pipeline."""
     p = inlined.program
     ops: Ops = p.ops
     out = np.zeros(len(p.steps), np.int8)
@@ -389,6 +389,10 @@ def phases(inlined: InlinedProgram) -> NDArray[np.int8]:
     of_comm = np.array([3 if name.startswith("tp") else 5 for name in p.comms.name] + [4], np.int8)
     transfer = p.steps.kind == Kind.TRANSFER
     out[transfer] = of_comm[inlined.comm[transfer]]
+    tagged = np.array([name.startswith("context") for name in p.comms.name] + [False], bool)
+    channel = np.where(p.steps.chan_in >= 0, p.steps.chan_in, p.steps.chan_out)
+    tags = np.concatenate([p.channels.tag, [-1]])
+    out[transfer & (inlined.comm < 0) & tagged[tags[channel]]] = 8
     local = transfer & ((p.steps.parts & (Part.RECV | Part.SEND)) == 0) & (inlined.comm < 0)
     out[local] = 2  # a local add of gradient parts
     return out

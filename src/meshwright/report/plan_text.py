@@ -8,6 +8,7 @@ from typing import Any
 import msgspec
 
 from ..explain.numbers import bytes_text, seconds_text, share_text
+from ..plan.context import exchange_of
 from ..plan.plan import Plan
 
 __all__ = ["columns", "explain_text", "plan_document", "plan_text"]
@@ -89,7 +90,9 @@ def plan_text(plan: Plan, *, written: str = "") -> str:
 def _layout_line(plan: Plan) -> str:
     layout = plan.layout
     assert layout is not None
-    line = f"data {layout.data} x tensor {layout.tensor} x pipeline {layout.pipeline} ({plan.decisions['placement']['strategy']})"
+    context = f" x context {layout.context} ({exchange_of(layout)})" if layout.context > 1 else ""
+    line = f"data {layout.data // layout.context}{context} x tensor {layout.tensor} x pipeline {layout.pipeline}"
+    line += f" ({plan.decisions['placement']['strategy']})"
     division = plan.decisions["layout"].get("options", {}).get("division", "")
     return line + (", sequence-parallel" if layout.sequence else "") + (f", {division}" if division else "")
 

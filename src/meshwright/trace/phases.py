@@ -37,7 +37,8 @@ def _seconds(spans: Spans, phase_of_step: NDArray[np.int8], rank: int, makespan_
     mine = known & (spans.rank == rank) & (spans.end_s > spans.start_s)
     taken: list[tuple[NDArray[np.float64], NDArray[np.float64]]] = []
     seconds: dict[str, float] = {}
-    for name in PHASE_ORDER:
+    context = PHASES.index("context")
+    for name in (*PHASE_ORDER, *(("context",) if (phase_of_step == context).any() else ())):
         chosen = mine & (codes == PHASES.index(name))
         taken.append((spans.start_s[chosen], spans.end_s[chosen]))
         seconds[name] = _union(taken) - sum(seconds.values())

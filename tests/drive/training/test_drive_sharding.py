@@ -82,7 +82,7 @@ def test_nothing_is_divided_where_memory_is_not_short_and_something_where_it_is(
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"context": 2}, "only 1 can be planned"), ({"expert": 2}, "only 1 can be planned"), ({"zero_level": 4}, "must be 0 to 3, got 4"),
+        ({"context": 3}, "must divide the"), ({"expert": 2}, "only 1 can be planned"), ({"zero_level": 4}, "must be 0 to 3, got 4"),
         ({"bucket_bytes": -1}, "must be >= 0, got -1"),
     ],
 )  # fmt: skip

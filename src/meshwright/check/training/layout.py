@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from msgspec import UNSET
+
 from ...plan.plan import Segment, TrainingLayout
 from ..verdict import Finding
 from .placement import placement_faults
@@ -22,7 +24,9 @@ def check_layout(layout: TrainingLayout, ranks: int | None) -> list[Finding]:
     each = layout.replica_microbatches or (layout.microbatches,) * layout.data
     if len(each) != layout.data or min(each) < 1 or max(each) != layout.microbatches:
         bad.append((f"micro-batches {list(each)} are not at least one for each of {layout.data} replicas and {layout.microbatches} at most", {}))
-    elif sum(each) * layout.microbatch_size != layout.global_batch:
+    elif layout.context < 1 or layout.data % layout.context or (layout.context > 1 and layout.replica_microbatches):
+        bad.append((f"context degree {layout.context} does not divide {layout.data} replicas with as many micro-batches each", {}))
+    elif sum(each) * layout.microbatch_size != layout.global_batch * layout.context:
         text = f"({layout.microbatch_counts}) micro-batches of {layout.microbatch_size} samples are not the global batch {layout.global_batch}"
         bad.append((text, {}))
     stages = len(layout.placement[0]) if layout.placement else layout.pipeline
@@ -50,6 +54,7 @@ def check_layout(layout: TrainingLayout, ranks: int | None) -> list[Finding]:
             if v in made:
                 bad.append((f"value {v!r} is written by {made[v]} and {seg.key}", {"value": v}))
             made[v] = seg.key
+    bad += _context(layout, made, stage)
     for seg in layout.segments:
         for v in seg.reads:
             if v not in made:
@@ -71,11 +76,33 @@ def _sequence(layout: TrainingLayout, seg: Segment) -> list[str]:
     return found
 
 
+def _context(layout: TrainingLayout, made: dict[str, str], stage: dict[str, int]) -> list[tuple[str, dict[str, Any]]]:
+    """Exchanges are of values alike that something in their stage makes before; their targets are made so, and by nothing else."""
+    found: list[tuple[str, dict[str, Any]]] = []
+    exchanges = () if layout.exchanges is UNSET else layout.exchanges
+    value = {v.name: v for v in layout.values}
+    crossing = {v for s in layout.stages for v in (*s.receives, *s.sends)}
+    if (layout.context > 1) != bool(exchanges):
+        found.append((f"context degree {layout.context} and {len(exchanges)} exchanges of values do not belong together", {}))
+    for x in exchanges:
+        facts = {"value": x.target}
+        a, b = value.get(x.source), value.get(x.target)
+        if x.kind not in ("shift", "all-to-all") or a is None or b is None or x.source not in made or x.target in made:
+            found.append((f"the exchange of {x.source!r} as {x.target!r} is of no known kind, or of values that are not made, or made twice", facts))
+            continue
+        if (a.shape, a.dtype, a.differentiable, a.split) != (b.shape, b.dtype, b.differentiable, b.split) or {x.source, x.target} & crossing:
+            found.append((f"the exchange of {x.source!r} as {x.target!r} is of values unlike, or of such that stages hand over", facts))
+        if x.kind == "all-to-all" and a.shape[0] != layout.context:
+            found.append((f"{x.source!r} has {a.shape[0]} blocks for {layout.context} ranks", facts))
+        made[x.target] = made[x.source]
+    return found
+
+
 def _data_parallel(layout: TrainingLayout) -> list[str]:
     """Sharding levels and buckets: each parameter of one stage in one bucket at most, shared ones in none."""
     bad = []
-    if layout.context != 1 or layout.expert != 1:
-        bad.append(f"context degree {layout.context} and expert degree {layout.expert}: only 1 is possible so far")
+    if layout.expert != 1:
+        bad.append(f"expert degree {layout.expert}: only 1 is possible so far")
     if layout.zero_level not in (0, 1, 2, 3):
         bad.append(f"the sharding level is {layout.zero_level}, there are 0 to 3")
     if layout.data < 2 and (layout.zero_level or (layout.overlap and len(layout.placement) < 2)):

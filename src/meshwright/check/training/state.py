@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
+from msgspec import UNSET
 
 from ...plan.plan import Segment, TrainingLayout
 from ...program.program import BUFFER_ROLES, Kind, Program
@@ -31,11 +32,13 @@ class StepState(WeightCells):
         self.index = {key: i for i, key in enumerate(self.segment)}
         self.readers: dict[str, list[Segment]] = {}
         gradless = {v.name for v in layout.values if not v.differentiable}
+        self.exchanged = {} if layout.exchanges is UNSET else {x.target: x for x in layout.exchanges}
         for s in layout.segments:
             for v in s.reads:
                 if v not in gradless:
-                    self.readers.setdefault(v, []).append(s)
+                    self.readers.setdefault(self.sent(v), []).append(s)
         self.maker = {v: s for s in layout.segments for v in s.writes}
+        self.maker |= {v: self.maker[self.sent(v)] for v in self.exchanged if self.sent(v) in self.maker}
         self.split = {v.name for v in layout.values if v.split is not None}
         touched = {v for s in layout.segments for v in (*s.gathers, *s.sum_writes, *((*s.reads, *s.writes) if s.sequence else ()))}
         self.along = self.split & touched  # along the sequence
@@ -102,6 +105,36 @@ class StepState(WeightCells):
                         bits |= self.contribution(key, m, d, share)
         return bits << 32 | self.quantity("gradient", *place) if bits else 0
 
+    def sent(self, value: str) -> str:
+        """What a segment writes and others get, over any number of exchanges, as `value`; a value that is not exchanged is its own."""
+        for _ in range(len(self.exchanged)):
+            if value not in self.exchanged:
+                break
+            value = self.exchanged[value].source
+        return value
+
+    def home(self, value: str, replica: int, cell: int, cells: int) -> tuple[str, int, int]:
+        """(value that a segment writes, replica, cell there) that a cell of a replica's value is, of the rank's own part of `cells` cells."""
+        group, parts = replica - replica % self.layout.context, self.layout.context
+        for _ in range(len(self.exchanged)):
+            x = self.exchanged.get(value)
+            if x is None:
+                break
+            if x.kind == "shift":  # of the neighbour before it
+                replica = group + (replica - group - 1) % parts
+            else:  # block i is this member's block of member i
+                block = max(1, cells // parts)
+                replica, cell = group + cell // block, (replica - group) * block + cell % block
+            value = x.source
+        return value, replica, cell
+
+    def of_value(self, kind: str, value: str, mb: int, rank: int, b: int, cell: int) -> int:
+        """The quantity that a cell of a buffer of a value's parts, or of its gradient, stands for."""
+        _, lo, hi = self.locate(b, 0, int(self.p.buffers.chunks[b]), 0)
+        at, part = self.cell_of(b, cell, value, rank)
+        root, replica, at = self.home(value, self.layout.coordinates(rank)[1], at, hi - lo)
+        return self.quantity(kind, root, mb, replica, at, part)
+
     def own(self, value: str, rank: int) -> int:
         """The tensor index where a value is split: each part is a quantity of its own; -1 elsewhere."""
         return self.layout.coordinates(rank)[2] if value in self.split else -1
@@ -130,7 +163,7 @@ class StepState(WeightCells):
     def gradient_bits(self, value: str, reader: Segment, part: int) -> tuple[int, int]:
         """(bit of one part, bits of all parts) of a reader's contribution to the gradient of a value."""
         first = 0
-        for s in self.readers.get(value, []):
+        for s in self.readers.get(self.sent(value), []):
             n = self.parts(s, value, gradient=True)
             if s.key == reader.key:
                 return 1 << (first + (part if n > 1 else 0)), ((1 << n) - 1) << first

@@ -17,6 +17,9 @@ Then what it writes is, by definition, the value named. A split segment's F writ
 `sum_grads`; values that the layout calls split are each part's own; others are computed alike by all parts. Each rank runs each F and B (or I
 and W) of the stages that it holds once for every micro-batch of its copy of them, and one optimizer: copies of a stage end with equal gradients.
 
+What ranks that divide positions exchange is, on the rank that gets it, the quantity that the layout says another rank of its group has made
+(`home`); its gradient sums what all that read it on any of them hand back.
+
 Of a value that is split along the sequence, buffers of all parts have a slot per tensor index; the cells of slot t are those of part t. A segment
 that `gathers` it reads all parts (`actall:`, and in backward `actagain:`) and writes the gradients of all of them (`gradpart:`); one that sums
 it writes all parts (`actsum:`) and reads the gradients of all of them (`gradall:`). The gradients of a `sequence` segment's parameters are
@@ -181,6 +184,7 @@ class TrainingStep(StepState):
         replica = self.layout.coordinates(rank)[1]
         kind, value, number = self.named(b)
         root, lo, hi = self.locate(b, first, count, 0)
+        base = self.locate(b, 0, 1, 0)[1]
         for cell in range(lo, hi):
             have = self.memory[root][cell]
             if self.in_cells(b):
@@ -193,11 +197,11 @@ class TrainingStep(StepState):
             elif kind in ("act", "actall", "actagain"):
                 n = self.parts(self.maker[value], value, gradient=False) if value in self.maker else 0
                 # Complete when all n partial sums are in.
-                want = ((1 << n) - 1) << 32 | self.quantity("act", value, mb, replica, *self.cell_of(b, cell - lo, value, rank))
+                want = ((1 << n) - 1) << 32 | self.of_value("act", value, mb, rank, b, cell - base)
             elif kind in ("grad", "gradall"):
                 # A value's gradient sums what all its readers hand back, each with bits of its own.
-                bits = sum(self.gradient_bits(value, r, 0)[1] for r in self.readers.get(value, []))
-                want = bits << 32 | self.quantity("grad", value, mb, replica, *self.cell_of(b, cell - lo, value, rank))
+                bits = sum(self.gradient_bits(value, r, 0)[1] for r in self.readers.get(self.sent(value), []))
+                want = bits << 32 | self.of_value("grad", value, mb, rank, b, cell - base)
             else:
                 want = 1 << (32 + part) | self.quantity(kind, value, mb, replica, cell - lo, -1)
             if have != want:
@@ -208,6 +212,7 @@ class TrainingStep(StepState):
         replica = self.layout.coordinates(rank)[1]
         kind, value, number = self.named(b)
         root, lo, hi = self.locate(b, first, count, 0)
+        base = self.locate(b, 0, 1, 0)[1]
         fresh = []
         part_here = self.data.parts[b]
         if part_here is not None and part_here.kind == "gradfull" and part_here.number != mb:
@@ -227,8 +232,8 @@ class TrainingStep(StepState):
                 self.wrong(step, f"writes {self.p.buffers.name[b]}, which is not its to write")
                 return
             what = {"gradpart": "grad", "actsum": "act"}.get(kind, kind)
-            at = (cell - lo, -1) if what in KEPT else self.cell_of(b, cell - lo, value, rank)
-            fresh.append(bit << 32 | self.quantity(what, value, mb, replica, *at))
+            found = self.quantity(what, value, mb, replica, cell - lo, -1) if what in KEPT else self.of_value(what, value, mb, rank, b, cell - base)
+            fresh.append(bit << 32 | found)
         if accumulate and kind != "left":
             # Accumulating one contribution twice makes poison, which whoever reads it reports.
             fresh = [self.add(a, x, step) for a, x in zip(self.memory[root][lo:hi], fresh, strict=True)]

@@ -7,10 +7,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 
+from msgspec import UNSET
+
 from ...cost import Cost
 from ...errors import Infeasible
 from ...fabric.fabric import Device
 from ...graph.graph import OpGraph, OpNode, Work
+from ...plan.context import HEADS, JOIN, KINDS, OUT, RING_BLOCK, RING_END, TILE_ELEMENTS, UNITE, exchanges_in
 from ...plan.plan import GradientBucket, PartialGradient, RowBias, Segment, Stage, TrainingLayout, ValueInfo, ValueSplit, VocabularyLoss
 from ...plan.recompute import saved_storages
 from ...plan.vocabulary import base_node, expand_losses, sums_of
@@ -26,6 +29,8 @@ from .unlike_devices import EVEN, Division
 
 __all__ = ["build_layout"]
 
+STARTS = (RING_BLOCK, RING_END, HEADS, UNITE)  # steps that wait for an exchange, or before which nothing must
+INSIDE = frozenset({*KINDS, JOIN, OUT, RING_BLOCK, HEADS})  # between whose results and attention's no stage ends
 Workspace = Callable[[OpGraph, Sequence[str]], tuple[int, int]]
 
 
@@ -63,7 +68,7 @@ class _Build:
             if unit.region is not None:
                 self.row_bias.update(unit.region.row_bias)
                 self.maxima.update(unit.region.maxima)
-                self.split_of |= {v: (split, self.usable.shares[unit.region]) for v, split in unit.region.outputs}
+                self.split_of |= {v: (split, self.usable.shares[unit.region]) for v, split in (*unit.region.outputs, *unit.region.inner)}
         self.split_of |= {v: (a.split, self.sequence.shares[a.extent]) for v, a in self.sequence.values.items()}
 
     def is_split(self, unit: Unit) -> bool:
@@ -82,7 +87,7 @@ class _Build:
 
     def differentiable(self, value: str) -> bool:
         carrying = self.sequence.trained if self.sequence.values else self.made_from_params
-        if value not in carrying and base_node(value) == value:
+        if value not in carrying and (base_node(value) == value or "/part/" in value):
             return False  # whole tables that ranks cut to their part would get partial gradients, for nobody
         return value not in self.maxima and self.shape_of[value][1].startswith(("float", "bfloat", "complex"))
 
@@ -110,7 +115,7 @@ def build_layout(
     sequence = SequenceSplit()
     if options.sequence and usable.shares:
         sequence = split_sequence(expanded, units, degrees.tensor, options, [s.param for s in usable.shards])
-    divided_or_early = (degrees.data > 1 and (sharding.level or sharding.overlap)) or (sharding.copied and sharding.overlap)
+    divided_or_early = (degrees.replicas > 1 and (sharding.level or sharding.overlap)) or (sharding.copied and sharding.overlap)
     b = _Build(expanded, graph, degrees, units, usable, losses, workspace, sharding if divided_or_early else PLAIN, sequence=sequence)
     starts = _stage_starts(b, cost, device, border_Bps, cuts, division.stage_speeds)
     runs = [units[i:j] for i, j in pairwise([*starts, len(units)])]
@@ -136,13 +141,15 @@ def build_layout(
     values = sorted({v for x in segments for v in (*x.reads, *x.writes)} | {v for st in stages for v in st.receives})
     buckets = _buckets(b, stages, segments) if b.sharding != PLAIN else []
     return TrainingLayout(
-        data=degrees.data,
+        data=degrees.replicas,
         tensor=degrees.tensor,
         pipeline=degrees.pipeline,
         microbatch_size=degrees.microbatch_size,
         microbatches=max(division.microbatches, default=global_batch // (degrees.data * degrees.microbatch_size)),
         replica_microbatches=division.microbatches,
         global_batch=global_batch,
+        context=degrees.context,
+        exchanges=exchanges_in(graph) or UNSET,
         zero_level=b.sharding.level,
         overlap=b.sharding.overlap,
         bucket_bytes=b.bucket_bytes if b.sharding.cuts else 0,
@@ -202,6 +209,8 @@ def _border_bytes(b: _Build, value: str) -> int:
 
 def _may_cross(b: _Build, value: str) -> bool:
     """A value that stages may hand over: whole, or split along the sequence; not one whose gradient is partial within its segment."""
+    if value in b.node_of and b.node_of[value].target in INSIDE:
+        return False
     return (value not in b.split_of or value in b.sequence.values) and b.sequence.kinds.get(value) != "beside"
 
 
@@ -224,11 +233,18 @@ def _segments(b: _Build, stage: int, run: Sequence[Unit]) -> list[Segment]:
     groups: list[tuple[bool, list[Unit]]] = []
     kinds: list[tuple[str, int]] = []  # of the groups
     for unit in run:
+        if unit.nodes[0].target in KINDS:  # messages, no step
+            continue
         split = b.is_split(unit)
+        if split and unit.region is not None and unit.region.inner:
+            groups += [(True, [part]) for part in _around_exchanges(unit)]
+            kinds += [("region", 0)] * (len(groups) - len(kinds))
+            continue
         kind = ("region", 0) if split else b.sequence.kind(unit)
         if kind[0] == "beside":  # runs with the next split unit
             kind = ("split", 0)
-        fits = groups and not split and not groups[-1][0] and (kind == kinds[-1] or "any" in (kind[0], kinds[-1][0]) or _joins(kind, kinds[-1]))
+        apart = split or unit.nodes[0].target in STARTS
+        fits = groups and not apart and not groups[-1][0] and (kind == kinds[-1] or "any" in (kind[0], kinds[-1][0]) or _joins(kind, kinds[-1]))
         if fits:
             groups[-1][1].append(unit)
             kinds[-1] = kind if kinds[-1][0] == "any" or (kind[1] and not kinds[-1][1]) else kinds[-1]
@@ -242,6 +258,17 @@ def _segments(b: _Build, stage: int, run: Sequence[Unit]) -> list[Segment]:
     for i, (split, units) in enumerate(groups):
         segments.append(_segment(b, f"s{stage}.{i}", stage, units, split, counted))
     return segments
+
+
+def _around_exchanges(unit: Unit) -> list[Unit]:
+    """A region in steps, between which blocks travel."""
+    found: list[list[OpNode]] = [[]]
+    for n in unit.nodes:
+        if n.target in STARTS and found[-1]:
+            found.append([])
+        if n.target not in KINDS:
+            found[-1].append(n)
+    return [Unit(tuple(nodes), unit.region) for nodes in found]
 
 
 def _joins(kind: tuple[str, int], other: tuple[str, int]) -> bool:
@@ -330,9 +357,19 @@ def _segment(b: _Build, key: str, stage: int, units: Sequence[Unit], split: bool
         forward=sum((n.forward.share(*b.share(u)) for u in units for n in u.nodes), Work()),
         backward=sum((n.backward.share(*b.share(u)) for u in units for n in u.nodes), Work()),
         saved_bytes=saved,
-        forward_workspace_bytes=max(forward_temp * largest // total, copied),
-        backward_workspace_bytes=max(backward_temp * largest // total, copied),
+        forward_workspace_bytes=max(forward_temp * largest // total, copied, tiles := _tiles(b, nodes)),
+        backward_workspace_bytes=max(backward_temp * largest // total, copied, 2 * tiles),
     )
+
+
+def _tiles(b: _Build, nodes: Sequence[OpNode]) -> int:
+    """Bytes of the scores that a round of ring attention has at once."""
+    found = 0
+    for n in nodes:
+        if n.target in (RING_BLOCK, RING_END):
+            batch, heads, positions, _ = b.shape_of[n.inputs[0]][0]
+            found = max(found, min(batch * heads * positions**2, TILE_ELEMENTS) * max(4, dtype_bytes(b.shape_of[n.inputs[0]][1])))
+    return found
 
 
 def _partial_grads(b: _Build, region: Region | None, reads: Sequence[str], extent: int) -> tuple[str, ...]:

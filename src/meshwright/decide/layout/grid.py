@@ -17,13 +17,15 @@ import msgspec
 
 from ...cite import Cite
 from ...cost import Cost
-from ...errors import Infeasible, UsageError
+from ...errors import Infeasible, Unsupported, UsageError
 from ...fabric.fabric import Device
 from ...graph.graph import OpGraph
 from ...graph.liveness import segment_workspace
 from ...lower.training import shard_bytes
+from ...plan.context import EXCHANGES, exchange_of, layout_exchanges
 from ...plan.plan import StepEnd, TrainingLayout
 from .build import build_layout
+from .context import context_graph
 from .data_sharding import CITE as SHARDING_CITE
 from .data_sharding import PLAIN, DataSharding
 from .megatron import CITE as MEGATRON_CITE
@@ -71,20 +73,27 @@ class Grid(DegreesStrategy):
         parts = [("layout", cls.cite), ("layout", MEGATRON_CITE)]
         if layout is not None and layout.sequence:
             parts.append(("sequence", SEQUENCE_CITE))
+        if layout is not None and layout.context > 1:
+            parts.append(("context", EXCHANGES[exchange_of(layout)]))
         return parts + ([("sharding", SHARDING_CITE)] if layout is not None and layout.zero_level else [])
 
     def plan(self, problem: LayoutProblem) -> list[LayoutCandidate]:
         fits: list[LayoutCandidate] = []
         refused: list[LayoutCandidate] = []
-        regions: dict[int, tuple[tuple[Region, ...], tuple[Kept, ...]]] = {}
-        for degrees in _with_sequence(degrees_of(problem), self.tensor_options.sequence):
+        regions: dict[tuple[int, int, str], tuple[tuple[Region, ...], tuple[Kept, ...]]] = {}
+        for degrees in _with_exchange(_with_sequence(degrees_of(problem), self.tensor_options.sequence)):
             if self.refuse is not None and (why := self.refuse(degrees)):
                 refused.append(LayoutCandidate(degrees=degrees, why=why))
                 continue
-            graph = problem.graph_at(degrees.microbatch_size)
-            if degrees.microbatch_size not in regions:
-                regions[degrees.microbatch_size] = search_regions(graph)
-            found = regions[degrees.microbatch_size]
+            key = (degrees.microbatch_size, degrees.context, degrees.exchange)
+            try:
+                graph = context_graph(problem.graph_at(degrees.microbatch_size), degrees.context, degrees.exchange)
+            except Unsupported as error:
+                refused.append(LayoutCandidate(degrees=degrees, why=f"{error.message}; {error.hint}"))
+                continue
+            if key not in regions:
+                regions[key] = search_regions(graph)
+            found = regions[key]
             candidate = self._candidate(problem, graph, *found, degrees)
             (fits if candidate.layout is not None else refused).append(candidate)
         fits.sort(key=lambda c: (c.estimate_s, c.degrees))
@@ -92,7 +101,7 @@ class Grid(DegreesStrategy):
 
     def sharded(self, problem: LayoutProblem, degrees: Degrees, sharding: DataSharding, division: Division = EVEN) -> LayoutCandidate:
         """The layout of these degrees with its replicas' training state divided and its gradients summed as `sharding` says."""
-        graph = problem.graph_at(degrees.microbatch_size)
+        graph = context_graph(problem.graph_at(degrees.microbatch_size), degrees.context, degrees.exchange)
         return self._candidate(problem, graph, *search_regions(graph), degrees, sharding, division)
 
     def _candidate(
@@ -137,12 +146,17 @@ def degrees_of(problem: LayoutProblem) -> Iterator[Degrees]:
     if batch < 1:
         raise UsageError(f"must be >= 1, got {batch}", where="global batch")
     given = [x for x in (fixed_d, fixed_t, fixed_p) if x is not None]
+    if problem.context is not None and (problem.context < 1 or n % problem.context):
+        near = max(c for c in _divisors(n) if c <= max(problem.context, 1))
+        raise UsageError(f"context degree {problem.context} does not divide {n} devices", hint=f"e.g. --context {near}, or other --devices")
+    devices = n
+    n //= problem.context or 1
     product = 1
     for x in given:
         product *= x
     if any(x < 1 for x in given) or n % product or (len(given) == 3 and product != n):
         raise UsageError(
-            f"degrees {'x'.join(map(str, given))} do not multiply to the fabric's {n} devices",
+            f"degrees {'x'.join(map(str, (*given, *([problem.context] if n < devices else []))))} do not multiply to the fabric's {devices} devices",
             hint="choose degrees whose product is the number of devices, or a part of the fabric with --devices",
         )
     if fixed_d is not None and batch % fixed_d:
@@ -151,16 +165,22 @@ def degrees_of(problem: LayoutProblem) -> Iterator[Degrees]:
     if fixed_m is not None and (fixed_m < 1 or batch % (fixed_m * (fixed_d or 1))):
         message = f"global batch {batch} does not divide by {fixed_d or 1} replicas of micro-batches of {fixed_m}"
         raise UsageError(message, hint="choose a divisor")
-    for d in _divisors(n):
-        for t in _divisors(n // d):
-            p = n // d // t
+    for c, d, t, p in _factors(n, problem.context):
             if any(want is not None and want != have for want, have in zip(problem.fixed[:3], (d, t, p), strict=True)) or batch % d:
                 continue
             for m in _divisors(batch // d):
                 if fixed_m is None and (m > problem.max_microbatch or batch // d // m > MAX_MICROBATCHES):
                     continue
                 if fixed_m is None or fixed_m == m:
-                    yield Degrees(d, t, p, m)
+                    yield Degrees(d, t, p, m, context=c)
+
+
+def _factors(n: int, context: int | None) -> Iterator[tuple[int, int, int, int]]:
+    """(context, data, tensor, pipeline); `n`: devices of one position group where the context degree is given, else all."""
+    for c in _divisors(n) if context is None else [1]:
+        for d in _divisors(n // c):
+            for t in _divisors(n // c // d):
+                yield context or c, d, t, n // c // d // t
 
 
 def _with_sequence(found: Iterator[Degrees], wanted: bool | None) -> Iterator[Degrees]:
@@ -170,6 +190,12 @@ def _with_sequence(found: Iterator[Degrees], wanted: bool | None) -> Iterator[De
             yield degrees
         if degrees.tensor > 1 and wanted is not False:
             yield replace(degrees, sequence=True)
+
+
+def _with_exchange(found: Iterator[Degrees]) -> Iterator[Degrees]:
+    for degrees in found:
+        for exchange in EXCHANGES if degrees.context > 1 else ("",):
+            yield replace(degrees, exchange=exchange)
 
 
 def _divisors(n: int) -> list[int]:
@@ -192,6 +218,7 @@ def _closed_form(layout: TrainingLayout, graph: OpGraph, cost: Cost, device: Dev
             # twice around a ring for a sum, or its reduce-scatter here and all-gather there; what is gathered is gathered for backward again
             moved = 2 * sum(size[v] for v in (*s.sum_writes, *s.sum_grads)) + sum(size[v] for v in s.gathers)
             t += (layout.tensor - 1) / layout.tensor * moved / rate_Bps
+            t += 2 * sum(size[x.target] for x in layout_exchanges(layout) if x.source in s.writes) / rate_Bps
         t += 2 * sum(size[v] for v in stage.sends) / rate_Bps
         own = sum(held[p] for p in stage.params)
         gradient = max(gradient, 2 * (layout.data - 1) / layout.data * own / rate_Bps)

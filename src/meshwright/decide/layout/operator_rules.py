@@ -26,7 +26,7 @@ REDUCTIONS = frozenset({"mean", "sum", "amax", "amin", "var", "std", "var_mean",
 def short_name(target: str) -> str:
     """`aten.linear.default` -> `linear`; `operator.getitem` -> `getitem`."""
     parts = target.split(".")
-    if parts[0] == "aten" and len(parts) > 1:
+    if parts[0] in ("aten", "meshwright") and len(parts) > 1:
         return parts[1].rstrip("_")
     return parts[-1].rstrip("_")
 
@@ -210,6 +210,34 @@ def _attention(node: OpNode, splits: Splits, shapes: Shapes) -> Split | None:
     return wanted[q]
 
 
+def _joined(node: OpNode, splits: Splits, shapes: Shapes) -> Split | None:
+    """Key and value as one block: split by heads, both alike."""
+    return _alike(node, splits, len(shapes[node.name]) - 1)
+
+
+def _round(node: OpNode, splits: Splits, shapes: Shapes) -> Split | None:
+    """A round of ring attention over heads; what it hands on is split as the queries are."""
+    q, kv, *before = node.inputs
+    heads, groups = shapes[q][1], shapes[kv][1]
+    if len(before) > 1 or (before and shapes[before[0]][1] != heads):
+        raise Refused(f"{node.name}: a mask beside positions that ranks divide")
+    for value in (q, kv):
+        if splits.get(value) is None:
+            raise Needs(value, Split(1, 1, groups if value == kv and groups != heads else 0))
+    found = splits[kv]
+    if splits[q] != Split(1) or any(splits.get(v) != Split(1) for v in before):
+        raise Refused(f"{node.name}: queries are not split by heads")
+    if groups != heads and isinstance(found, Split) and found.dim == 1 and not found.groups:
+        raise Grouped(kv, groups, Split(1))
+    if found != Split(1, 1, groups if groups != heads else 0):
+        raise Refused(f"{node.name}: queries and key-value heads are split differently")
+    return Split(1)
+
+
+def _same(node: OpNode, splits: Splits, shapes: Shapes) -> Split | None:
+    return _not_repeated(node, _one(node, splits)[1])
+
+
 def _matmul(node: OpNode, splits: Splits, shapes: Shapes) -> Split | None:
     a, b = node.inputs[:2]
     rank = len(shapes[node.name])
@@ -351,5 +379,6 @@ OPERATORS: dict[str, Rule] = {
     "scaled_dot_product_attention": _attention, "matmul": _matmul, "bmm": _matmul, "baddbmm": _added_product,
     "einsum": _einsum, "softmax": _softmax, "_softmax": _softmax,
     "log_softmax": _softmax, "expand": _expand, "t": _swap_last, "mT": _swap_last, "layer_norm": _normalise, "rms_norm": _normalise,
+    "context_join": _joined, "context_shift": _same, "ring_block": _round, "ring_end": _round,
     "view_as_complex": _as_complex, "view_as_real": _as_complex, **dict.fromkeys(REDUCTIONS, _reduction),
 }  # fmt: skip

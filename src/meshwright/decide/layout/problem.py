@@ -23,7 +23,10 @@ Fixed = tuple[int | None, int | None, int | None, int | None]  # data, tensor, p
 
 @dataclass(frozen=True, order=True)
 class Degrees:
-    """Raises: Unsupported for context or expert degrees other than 1, which plans have a place for and no planner yet."""
+    """`data`: replicas with samples of their own; `context`: ranks that share these and divide positions, by `exchange` ("ring", "ulysses").
+
+    Raises: Unsupported for expert degrees other than 1, which plans have a place for and no planner yet.
+    """
 
     data: int
     tensor: int
@@ -32,18 +35,24 @@ class Degrees:
     sequence: bool = False  # sequence parallelism between the tensor-parallel regions
     context: int = 1
     expert: int = 1
+    exchange: str = ""
 
     def __post_init__(self) -> None:
-        for name, degree in (("context", self.context), ("expert", self.expert)):
-            if degree != 1:
-                raise Unsupported(f"{name} parallelism of degree {degree}: only 1 is planned so far", hint=f"leave the {name} degree at 1")
+        if self.expert != 1:
+            raise Unsupported(f"expert parallelism of degree {self.expert}: only 1 is planned so far", hint="leave the expert degree at 1")
 
     @property
     def ranks(self) -> int:
-        return self.data * self.tensor * self.pipeline
+        return self.replicas * self.tensor * self.pipeline
+
+    @property
+    def replicas(self) -> int:
+        """Ranks that sum gradients: `TrainingLayout.data`."""
+        return self.data * self.context
 
     def __str__(self) -> str:
-        return f"data {self.data} x tensor {self.tensor} x pipeline {self.pipeline}, micro-batch {self.microbatch_size}" + (
+        context = f" x context {self.context} ({self.exchange})" if self.context > 1 else ""
+        return f"data {self.data}{context} x tensor {self.tensor} x pipeline {self.pipeline}, micro-batch {self.microbatch_size}" + (
             ", sequence-parallel" if self.sequence else ""
         )  # fmt: skip
 
@@ -58,6 +67,7 @@ class LayoutProblem:
     global_batch: int
     fixed: Fixed = (None, None, None, None)
     max_microbatch: int = 64
+    context: int | None = 1  # degree of context parallelism; None: every one that divides
     borders: tuple[str, ...] = ()  # operators that begin the stages, or a schedule's pieces, after the first, where the cuts are given
 
     @property

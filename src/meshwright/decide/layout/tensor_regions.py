@@ -11,6 +11,7 @@ from itertools import pairwise
 from math import gcd
 
 from ...graph.graph import OpNode
+from ...plan.context import KINDS
 from ...plan.plan import ParamShard
 from .graph_index import GraphIndex, Product
 from .sharding import propagate, short_name
@@ -49,6 +50,7 @@ class Region:
     whole: tuple[str, ...] = ()  # trained parameters that every rank has whole, and uses for its part: their gradients are partial sums
     maxima: tuple[str, ...] = ()  # of the rows, those combined by maximum
     losses: tuple[str, ...] = ()  # cross-entropies that are executed in three parts, the first of which is here
+    inner: tuple[tuple[str, Split], ...] = ()  # what lies in it between steps, where it is several: around exchanges of positions
 
 
 @dataclass(frozen=True)
@@ -249,9 +251,11 @@ def grow_region(g: GraphIndex, a: _Attempt, taken: set[str], *, loss: bool) -> R
     if used := next((v for v in whole if not inside.issuperset(g.readers[v])), ""):
         raise Refused(f"{used} would get a partial gradient inside the region, and a whole one outside")
     entries = tuple(dict.fromkeys((*(p.x for p in opened), *(v for v in beside if v in g.made_from_params))))
+    exchanging = any(g.node[x].target in KINDS for x in nodes)
     return Region(
         nodes, entries, tuple(rows), tuple(shards), tuple(row_bias), count.units, tuple(sorted(count.groups)), nodes[0], tuple(outputs),
         whole=tuple(v.removeprefix("param:") for v in whole), losses=tuple(losses),
+        inner=tuple((x, s) for x in nodes if isinstance(s := splits.get(x), Split)) if exchanging else (),
     )  # fmt: skip
 
 
@@ -263,6 +267,8 @@ def _propagated(g: GraphIndex, a: _Attempt, n: OpNode, splits: Mapping[str, Spli
         except Needs as need:
             if need.value not in a.cut:
                 raise
+            if n.target.startswith("meshwright."):
+                raise Refused(f"{n.name}: {need.value}, which every rank has whole, is exchanged") from None
             known[need.value] = need.split
         except Grouped as need:
             if need.value not in a.ungrouped or need.otherwise is None:

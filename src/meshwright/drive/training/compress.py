@@ -182,7 +182,7 @@ def _base(context: Context, best: Evaluated, judged: Sequence[Evaluated]) -> tup
 def _profiles(context: Context, base: Evaluated, ready: Sequence[Ready], wanted: CompressWanted) -> list[tuple[int, TrafficProfile]]:
     """Of the first index of every family whose gradients can go through codecs: what sending them costs among its replicas."""
     assert wanted.profile is not None, "who asks for codecs says what times them"
-    lay, graph, found = base.layout, context.evaluator.graph_at(base.layout.microbatch_size), list[tuple[int, TrafficProfile]]()
+    lay, graph, found = base.layout, context.evaluator.graph_for(base.layout), list[tuple[int, TrafficProfile]]()
     for family in lay.families():
         tensors, backward_ns = ready_gradients(base.layout, ready[family[0]], graph)
         devices = [base.placement[lay.rank(p, d, 0)] for p in family for d in range(lay.data)]

@@ -189,7 +189,7 @@ class Context:
         wish = self.wish(LayoutWanted)
         return LayoutProblem(
             graph_at=self.evaluator.graph_at, fabric=self.fabric, cost=self.cost, global_batch=self.job.global_batch, fixed=wish.fixed,
-            borders=wish.borders,
+            context=wish.context, borders=wish.borders,
         )  # fmt: skip
 
     def grid(self, refuse: Callable[[Degrees], str] | None = None) -> Grid:

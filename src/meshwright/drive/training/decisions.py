@@ -130,8 +130,8 @@ def _wrong(found: Found, context: Context) -> str:
         return f"{layout.data} x {layout.tensor} x {layout.pipeline} degrees on {len(best.placement)} devices"
     if len({*best.placement}) != len(best.placement) or not devices.issuperset(best.placement):
         return "ranks share a device, or are on one that the fabric has not"
-    if layout.microbatch_size * layout.all_microbatches != job.global_batch:
-        return f"{layout.all_microbatches} micro-batches of {layout.microbatch_size} are not {job.global_batch} samples"
+    if layout.microbatch_size * layout.all_microbatches != job.global_batch * layout.context:
+        return f"{layout.all_microbatches // layout.context} micro-batches of {layout.microbatch_size} are not {job.global_batch} samples"
     if best.program is None or best.timeline is None or not best.fits:
         return "the winner was not simulated, or does not fit"
     return ""

@@ -37,7 +37,9 @@ class Division(Decision):
     def variants(self, candidate: LayoutCandidate, placement: tuple[str, ...], context: Context) -> Iterator[LayoutCandidate]:
         """The candidate with its work divided by the speeds of these devices, where that changes anything and can be done."""
         layout, speed = candidate.layout, context.speeds
-        if layout is None or not context.wish(DivisionWanted).by_speed or len({*speed.values()}) == 1 or context.evaluator.is_folded(layout):
+        if layout is None or layout.context > 1:
+            return
+        if not context.wish(DivisionWanted).by_speed or len({*speed.values()}) == 1 or context.evaluator.is_folded(layout):
             return
         degrees = (layout.data, layout.tensor, layout.pipeline)
         parts = divide(degrees, layout.all_microbatches, lambda p, d, t: speed[placement[layout.rank(p, d, t)]])

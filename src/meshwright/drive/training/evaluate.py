@@ -12,6 +12,7 @@ import numpy as np
 
 from ...cost import Cost, Priced
 from ...decide.layout import LayoutCandidate
+from ...decide.layout.context import context_graph
 from ...decide.pipeline import one_f_one_b_order
 from ...errors import TimeLimit, Unsupported
 from ...fabric.fabric import Fabric
@@ -19,6 +20,7 @@ from ...graph.graph import OpGraph
 from ...kernels.effort import count_work, look
 from ...lower.folded import why_not_folded
 from ...lower.training import lower_training, training_works
+from ...plan.context import exchange_of
 from ...plan.on_schedule import split_prices
 from ...plan.plan import TrainingLayout
 from ...program.calls import inline
@@ -58,6 +60,10 @@ class Evaluator:
             self.graphs[batch] = self.graph if batch == self.graph.batch_size else at_batch(self.graph, batch)
         return self.graphs[batch]
 
+    def graph_for(self, layout: TrainingLayout) -> OpGraph:
+        """The graph as a rank of the layout computes it, tensor parallelism aside: at its micro-batch size, of its positions."""
+        return context_graph(self.graph_at(layout.microbatch_size), layout.context, exchange_of(layout))
+
     @property
     def table_share(self) -> float:
         """Of a core, at which `prices` and prices of codecs hold; 0 where devices state none."""
@@ -71,7 +77,7 @@ class Evaluator:
         from ...simulate import simulate_program
 
         assert candidate.layout is not None
-        graph, codecs = self.graph_at(candidate.layout.microbatch_size), codec_prices or {}
+        graph, codecs = self.graph_for(candidate.layout), codec_prices or {}
         self.tally["evaluations"] += 1
         if self.is_folded(candidate.layout):
             return self._evaluate_folded(candidate, graph, placement, name, policy)

@@ -14,7 +14,9 @@ from typing import Any
 
 from ...cite import Cite
 from ...decide.layout import LayoutCandidate, grid, megatron, sequence
+from ...decide.layout.problem import Degrees
 from ...decide.layout.unlike_devices import EVEN
+from ...plan.context import EXCHANGES, exchange_of
 from .context import Context, Decision, Found, Looks
 from .evaluated import Evaluated, fastest
 from .order import Refusal
@@ -45,7 +47,7 @@ class Layout(Decision):
 
     def entries(self, found: Found, context: Context) -> dict[str, Any]:
         best, layout = found.winner, found.winner.layout
-        options: dict[str, Any] = {"data": layout.data, "tensor": layout.tensor, "pipeline": layout.pipeline}
+        options: dict[str, Any] = {"data": layout.data // layout.context, "tensor": layout.tensor, "pipeline": layout.pipeline}
         options["microbatch_size"] = layout.microbatch_size
         options |= {"division": str(best.candidate.division)} if best.candidate.division != EVEN else {}
         simulated = [e for e in found.judged if e.timeline is not None]
@@ -57,10 +59,12 @@ class Layout(Decision):
         }
         if layout.tensor > 1:
             entries["sequence"] = _sequence(context.wish(LayoutWanted).tensor_options.sequence, best, found.judged)
+        if layout.context > 1 or context.wish(LayoutWanted).context != 1:
+            entries["context"] = _context(context.wish(LayoutWanted).context, best, found.judged)
         return entries
 
     def cites(self, key: str, entry: Mapping[str, Any]) -> list[tuple[str, Cite]]:
-        known = {"layout": (grid.CITE, megatron.CITE), "sequence": (sequence.CITE,)}.get(key, ())
+        known = {"layout": (grid.CITE, megatron.CITE), "sequence": (sequence.CITE,), "context": (*EXCHANGES.values(),)}.get(key, ())
         return [(key, c) for c in known if c.key in entry["cite"]]
 
 
@@ -68,7 +72,7 @@ class _Search:
     def __init__(self, context: Context) -> None:
         self.context, self.judged = context, list[Evaluated]()
         self.refusal = Refusal(context)
-        self.seen: Counter[tuple[int, int, int, bool]] = Counter()
+        self.seen: Counter[Degrees] = Counter()
         self.simulated, self.fastest_s = 0, float("inf")
 
     def run(self) -> Looks:
@@ -95,7 +99,7 @@ class _Search:
         if limit and c.memory_floor_bytes > limit:
             why = f"weights, gradients and optimiser state alone need {c.memory_floor_bytes} bytes, devices have {limit}"
             return why, c.memory_floor_bytes - limit
-        degrees = (c.degrees.data, c.degrees.tensor, c.degrees.pipeline, c.degrees.sequence)
+        degrees = replace(c.degrees, microbatch_size=1)
         self.seen[degrees] += 1
         return (_behind(c), 0) if self.seen[degrees] > MAX_SIZES_PER_DEGREES else ("", 0)
 
@@ -163,3 +167,18 @@ def _sequence(wanted: bool | None, best: Evaluated, judged: list[Evaluated]) -> 
         "strategy": "sequence" if chosen else "whole", "options": {"wanted": {None: "auto", True: "on", False: "off"}[wanted]}, "why": why,
         "cite": [sequence.CITE.key] if chosen else [],
     }  # fmt: skip
+
+
+def _context(wanted: int | None, best: Evaluated, judged: list[Evaluated]) -> dict[str, Any]:
+    """Why so many ranks divide positions, and why by this exchange: the best of the other ways."""
+    layout, chosen = best.layout, exchange_of(best.layout)
+    others: dict[str, Evaluated] = {}
+    for e in judged:
+        way = f"{e.candidate.degrees.exchange or 'none'} {e.candidate.degrees.context}"
+        if e.timeline is not None and way != f"{chosen or 'none'} {layout.context}" and (way not in others or e.time_s < others[way].time_s):
+            others[way] = e
+    refused = next((e.why for e in judged if e.candidate.degrees.context > 1 and e.why and e.timeline is None), "")
+    rivals = "; ".join(f"{way} {e.time_s:.4g} s" + (", which does not fit" if e.excess_bytes > 0 else "") for way, e in sorted(others.items()))
+    why = f"{best.time_s:.4g} s; {rivals or refused or 'the only way considered'}"
+    options = {"degree": layout.context, "wanted": "auto" if wanted is None else str(wanted)}
+    return {"strategy": chosen or "none", "options": options, "why": why, "cite": [EXCHANGES[chosen].key] if chosen else []}

@@ -64,12 +64,12 @@ class Refusal:
         self.keep = {*[d for d in order if d in small][:MAX_BUILT_DEGREES], *[d for d in order if d in large][:MAX_FOLDED_DEGREES]}
 
     def __call__(self, degrees: Degrees) -> str:
-        d = replace(degrees, sequence=False)
+        d = replace(degrees, sequence=False, exchange="")
         if d not in self.small and d not in self.large:
             known = steps_of(self.context.graph, self.context.job.global_batch)(d)
             self.left_out = replace(self.left_out, too_large=min(self.left_out.too_large or known, known))
             return f"not built: about {known:,} program steps, at most {MAX_PROGRAM_STEPS:,}"
-        if self.best and d not in self.keep:
+        if self.best and d not in self.keep and d.context == 1:  # the table knows none
             return f"not built: not among the {MAX_BUILT_DEGREES if d in self.small else MAX_FOLDED_DEGREES} best by the layer table"
         return "not built: the time limit" if self.context.clock.late else ""
 

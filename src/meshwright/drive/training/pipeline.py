@@ -242,7 +242,7 @@ class _Chooser:
         cut = self.stages(replace(degrees, pipeline=depth * made.traits.stages_per_device), sharding, base.candidate.division)
         if cut.layout is None:
             raise Infeasible(cut.why, hint="fewer stages per rank (chunks), a smaller pipeline degree, or another schedule")
-        context, graph = self.context, self.context.evaluator.graph_at(degrees.microbatch_size)
+        context, graph = self.context, self.context.evaluator.graph_for(cut.layout)
         placement = base.placement or tuple(d.name for d in context.fabric.devices)
         problem = layout_problem(cut.layout, graph, context.fabric, context.cost, placement, devices=depth, prices=context.evaluator.prices)
         schedule = made.plan(problem, rng=np.random.default_rng(context.job.seed))

@@ -44,6 +44,6 @@ def steps_of(graph: OpGraph, global_batch: int, *, folded: bool = False) -> Call
         split = d.tensor > 1
         segments = d.pipeline + (len(regions) if split else 0)
         microbatches = global_batch // (d.data * d.microbatch_size)
-        return predicted_steps(d.data, d.tensor, d.pipeline, microbatches, segments, sums if split else 0, folded=folded)
+        return predicted_steps(d.replicas, d.tensor, d.pipeline, microbatches, segments, sums if split else 0, folded=folded)
 
     return steps

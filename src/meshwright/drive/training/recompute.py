@@ -61,7 +61,7 @@ class Recompute(Decision):
         first, policy, judge = found[0], context.wish(RecomputeWanted).policy, context.evaluator
         if first.timeline is None or policy in ("none", "steps") or (policy in ("auto", "optimal") and first.excess_bytes <= 0):
             return found
-        graph, flight = judge.graph_at(first.layout.microbatch_size), peaks_in_flight(first.layout, first.candidate.orders)
+        graph, flight = judge.graph_for(first.layout), peaks_in_flight(first.layout, first.candidate.orders)
         stages = StageRecompute(graph, first.layout, context.cost, context.fabric.device(first.placement[0]), judge.frontiers, flight)
         return with_recomputation(policy, first, stages, lambda layout, chosen: judge.again(first, layout, chosen))
 

@@ -94,7 +94,7 @@ def _rival(e: Evaluated, best: Evaluated) -> bool:
 
 def as_wanted(e: Evaluated, wanted: ShardingWanted) -> bool:
     """A layout that has the sharding level and the overlap that were asked for."""
-    if e.candidate.degrees.data == 1:
+    if e.candidate.degrees.replicas == 1:
         return not wanted.level
     chosen = e.candidate.sharding
     return wanted.level in (None, chosen.level) and wanted.overlap in (None, chosen.overlap)
@@ -108,7 +108,7 @@ class _Chooser:
         self.grid = context.grid()
 
     def run(self) -> None:
-        replicated = [e for e in self.judged if e.candidate.layout is not None and e.candidate.degrees.data > 1]
+        replicated = [e for e in self.judged if e.candidate.layout is not None and e.candidate.degrees.replicas > 1]
         fitting = sorted((e for e in replicated if e.fits), key=lambda e: e.time_s)
         if self.wanted.level:
             self._asked(replicated)

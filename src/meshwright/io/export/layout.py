@@ -116,13 +116,13 @@ def _torchtitan(layout: TrainingLayout, split: LayerSplit, job: Mapping[str, Any
         missing.append("sharding level 1: torchtitan shards parameters too, written as level 2 (kept gathered until backward is done)")
     elif layout.zero_level == 2:
         missing.append("sharding level 2: torchtitan shards parameters too, and keeps them gathered until backward is done")
-    pipelined = layout.pipeline > 1
+    pipelined, replicas = layout.pipeline > 1, layout.data // layout.context
     training = {
         "local_batch_size": layout.microbatch_size * (layout.microbatches if pipelined else 1), "global_batch_size": layout.global_batch,
         "seed": int(job.get("seed", 0)),
     }  # fmt: skip
     parallelism: dict[str, Any] = {
-        "data_parallel_replicate_degree": 1 if sharded else layout.data, "data_parallel_shard_degree": layout.data if sharded else 1,
+        "data_parallel_replicate_degree": 1 if sharded else replicas, "data_parallel_shard_degree": replicas if sharded else 1,
         "tensor_parallel_degree": layout.tensor, "pipeline_parallel_degree": layout.pipeline, "context_parallel_degree": layout.context,
         "expert_parallel_degree": layout.expert,
     }  # fmt: skip

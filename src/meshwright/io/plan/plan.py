@@ -20,6 +20,8 @@ import msgspec
 from ...bound import Bound, fraction_of
 from ...codec.codec import parse_codec
 from ...errors import FormatError, MeshwrightError
+from ...plan.context import KINDS as EXCHANGE_KINDS
+from ...plan.context import layout_exchanges
 from ...plan.plan import SCHEMA, VERSION, Alternative, CycleEntry, ParamShard, Plan, Prediction, TrainingLayout, ValueSplit
 from ...program.calls import refuse_too_many_steps
 from ...program.hash import program_hash
@@ -183,9 +185,16 @@ def _check_layout(layout: TrainingLayout, ranks: int, where: str) -> None:
     for field in ("data", "tensor", "pipeline", "microbatch_size", "microbatches", "global_batch", "context", "expert"):
         if getattr(layout, field) < 1:
             raise FormatError(f"must be >= 1, got {getattr(layout, field)}", where=f"{where}.{field}")
-    for field in ("context", "expert"):
-        if getattr(layout, field) != 1:
-            raise FormatError(f"is {getattr(layout, field)}: only 1 can be planned and run so far", where=f"{where}.{field}")
+    if layout.expert != 1:
+        raise FormatError(f"is {layout.expert}: only 1 can be planned and run so far", where=f"{where}.expert")
+    if layout.data % layout.context:
+        raise FormatError(f"must divide the {layout.data} replicas, got {layout.context}", where=f"{where}.context")
+    listed = {value.name for value in layout.values}
+    for i, x in enumerate(layout_exchanges(layout)):
+        if x.kind not in EXCHANGE_KINDS.values():
+            raise FormatError(f"must be one of {', '.join(EXCHANGE_KINDS.values())}, got {x.kind[:64]!r}", where=f"{where}.exchanges[{i}].kind")
+        if unknown := [v for v in (x.source, x.target) if v not in listed]:
+            raise FormatError(f"names the value {unknown[0][:64]!r}, which the layout does not list", where=f"{where}.exchanges[{i}]")
     if layout.zero_level not in (0, 1, 2, 3):
         raise FormatError(f"must be 0 to 3, got {layout.zero_level}", where=f"{where}.zero_level")
     if layout.bucket_bytes < 0:

@@ -89,8 +89,8 @@ class Case:
         return [x.to(self.dtype) if x.is_floating_point() and self.inputs is not None else x for x in found]
 
     def pieces(self) -> list[tuple[int, int]]:
-        """(replica, micro-batch) in the order of samples."""
-        return [(d, m) for d in range(self.layout.data) for m in range(self.layout.microbatches_of(d))]
+        """(replica, micro-batch) in the order of samples; of ranks that divide positions, the first."""
+        return [(d, m) for d in range(0, self.layout.data, self.layout.context) for m in range(self.layout.microbatches_of(d))]
 
     def whole(self, step: int = 0) -> Part:
         """The global batch at once, with the dropout that the plan's ranks draw."""
@@ -120,7 +120,7 @@ class Case:
 
     def later_losses(self) -> Iterator[tuple[float, float]]:
         """(of the whole batch, of its micro-batches as the plan weighs them) by the owner's module, of a few batches after the first."""
-        share = 1.0 / self.layout.all_microbatches
+        share = 1.0 / len(self.pieces())
         for step in range(1, 1 + LATER_BATCHES):
             with torch.random.fork_rng(devices=[]):
                 parts = [Part(self.microbatch(step, d, m), share, self.own(d, m)) for d, m in self.pieces()]
@@ -128,7 +128,7 @@ class Case:
 
     def weights(self) -> list[float]:
         """Raises: Unsupported where micro-batches have no weight of their own."""
-        terms, count = loss_terms(self.graph), self.layout.all_microbatches
+        terms, count = loss_terms(self.graph), len(self.pieces())
         if not terms:
             return [1.0 / count] * count
         if [*terms] != [*self.graph.outputs[:1]]:
@@ -142,7 +142,7 @@ class Case:
         divisors = {n: torch.ones((), dtype=torch.float64) for n in terms}
         constants = {n: torch.tensor(c.data, dtype=getattr(torch, c.dtype)).reshape(c.shape) for n, c in self.graph.constants.items()}
         counts = LossCounts(self.graph, terms, divisors, constants, self.owner.buffers())
-        counts.fill(counts.sums([self.microbatch(0, d, m) for d, m in self.pieces()]), self.layout.all_microbatches)
+        counts.fill(counts.sums([self.microbatch(0, d, m) for d, m in self.pieces()]), len(self.pieces()))
         return counts
 
     def counted_parts(self) -> list[Part]:
@@ -153,7 +153,7 @@ class Case:
         def loss(module: torch.nn.Module, inputs: Sequence[torch.Tensor]) -> torch.Tensor:
             return _run_of(self.graph, module).loss(inputs, counts.terms, counts.divisors)
 
-        share = 1.0 / self.layout.all_microbatches
+        share = 1.0 / len(self.pieces())
         return [Part(self.microbatch(0, d, m), share, self.own(d, m), loss) for d, m in self.pieces()]
 
     def traced_as_owned(self) -> bool:

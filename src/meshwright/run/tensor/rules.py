@@ -29,7 +29,7 @@ from .shapes import (  # fmt: skip
     stack_rule,
     unrepeated,
 )
-from .state import PARTIAL, Call, Partial, Shard, local_shape, value_name
+from .state import PARTIAL, Call, Partial, Shard, copies, local_shape, value_name
 
 __all__ = ["apply_rule"]
 
@@ -254,6 +254,27 @@ def _embedding(call: Call) -> Any:
     raise call.fail(f"table {w}, indices {call.state(1)}")
 
 
+def _context_join(call: Call) -> Any:
+    k, v = call.state(0), call.state(1)
+    if not isinstance(k, Shard) or k != v or k.dim != 1 or k.repeated:
+        raise call.fail(f"keys {k}, values {v}")
+    return k
+
+
+def _ring_round(call: Call) -> Any:
+    """`call`: queries, block, what is handed on, mask, numbers."""
+    q, kv, before = call.state(0), call.state(1), call.state(2)
+    heads, groups = call.shape(0)[1], call.shape(1)[1]
+    alike = q == Shard(1) and kv in (q, Shard(1, groups=groups)) and before in (None, q) and value_name(call.args[3]) == ""
+    if not alike or (before is None) != (value_name(call.args[2]) == ""):
+        raise call.fail(f"queries {q}, block {kv}, before {before}")
+    if groups != heads:
+        if kv == q and groups % sum(call.member.shares):
+            raise call.fail("its key-value heads do not divide")
+        copies((*call.shape(1)[:1], groups, heads // groups), replace(kv, repeated=True), call.member)
+    return q
+
+
 def _vocabulary(call: Call) -> Any:
     """The parts of a split cross-entropy: they learn which classes this rank has."""
     logits, shape = call.state(0), call.shape(0)
@@ -308,6 +329,9 @@ _RULES: dict[str, Callable[[Call], Any]] = {
     "aten.repeat_interleave": repeat_interleave_rule,
     **{f"aten.{n}": _reduce for n in ("mean", "sum", "amax", "amin", "var", "std", "var_mean", "logsumexp", "linalg_vector_norm")},
     OWN_PART.rsplit(".", 1)[0]: own_part_rule,
+    "meshwright.context_join": _context_join,
+    "meshwright.ring_block": _ring_round,
+    "meshwright.ring_end": _ring_round,
     MAX.rsplit(".", 1)[0]: _vocabulary,
     SUMS.rsplit(".", 1)[0]: _vocabulary,
 }

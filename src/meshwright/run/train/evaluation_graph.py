@@ -76,6 +76,9 @@ def evaluation_layout(layout: TrainingLayout, graph: ForwardGraph) -> TrainingLa
     nodes: dict[str, list[str]] = {s.key: [] for s in layout.segments}
     waiting: list[str] = []
     last = [layout.segments[-1].key]
+    if layout.context > 1:
+        hint = "evaluate the checkpoint with a plan of --context 1"
+        raise Unsupported("ranks do not evaluate on a part of the positions so far", where="--evaluate-every", hint=hint)
     for n in expand_forward(graph, layout.losses).nodes:
         waiting.append(n.name)
         if n.name in of:

@@ -16,8 +16,10 @@ from torch import fx
 from ...capture.precision import casting
 from ...capture.regions import REGION, run_region
 from ...errors import Unsupported
+from ...plan.context import layout_exchanges
 from ...plan.plan import ParamShard, Segment, TrainingLayout, ValueInfo, ValueSplit
 from ...plan.shards import local_value, sequence_values
+from ..context.local import CONTEXT, Positions
 from ..recording.module_clock import ModuleClock, ModuleMarks
 from ..steps.forward_graph import OPAQUE, ForwardGraph, ForwardNode, decode_argument, resolve
 from ..steps.replay import Replays
@@ -54,13 +56,14 @@ class SegmentBuilder:
     def __init__(
         self, graph: ForwardGraph, layout: TrainingLayout, tensor_index: int, held: Mapping[str, ParameterShard],
         buffers: Mapping[str, torch.Tensor], device: torch.device, opaque: Callable[..., Any] | None, clock: ModuleClock | None,
-        groups: Mapping[str, ParameterGroup], precision: str, terms: Mapping[str, LossTerm],
+        groups: Mapping[str, ParameterGroup], precision: str, terms: Mapping[str, LossTerm], positions: Positions | None = None,
     ) -> None:  # fmt: skip
+        self.positions = positions
         self.clock, self.groups, self.precision, self.terms = clock, groups, precision, terms
         self.divisors: dict[str, torch.Tensor] = {}  # of the terms that its segments divide by counts
         self.graph, self.layout, self.held, self.buffers, self.device, self.opaque = graph, layout, held, buffers, device, opaque
         self.tensor_index = tensor_index
-        self.places = random_places(graph)
+        self.places = random_places(graph if positions is None else positions.traced)
         self.draws = Draws()
         self.value: dict[str, ValueInfo] = {v.name: v for v in layout.values}
         self.along = sequence_values(layout)
@@ -70,6 +73,8 @@ class SegmentBuilder:
         for n in graph.nodes:
             if not n.many and n.outputs[0] is not None:
                 self.shapes[n.name] = n.outputs[0].shape
+        self.exchanged = {x.target: self.value[x.target] for x in layout_exchanges(layout)}  # no call makes them
+        self.shapes |= {name: v.shape for name, v in self.exchanged.items()}
         self.differentiable = {v.name: v.differentiable for v in layout.values}
         self.constants = {n: torch.tensor(c.data, dtype=getattr(torch, c.dtype), device=device).reshape(c.shape) for n, c in graph.constants.items()}
 
@@ -154,7 +159,7 @@ class SegmentBuilder:
             missing = [v for v in node.inputs if v not in known]
             if missing:
                 raise Unsupported(f"segment {segment.key!r} needs {missing[0]!r}, which it neither reads nor makes", where=f"node {node.name}")
-            target = self.opaque if node.target == OPAQUE else run_region if node.target == REGION else function_of(node.target)
+            target = self.opaque if node.target == OPAQUE else run_region if node.target == REGION else _called(node.target)
             if target is None:
                 raise Unsupported("the model could not be traced and no function was given to run it")
             if node.name in self.places:
@@ -188,9 +193,16 @@ class SegmentBuilder:
     def drawing(self, node: ForwardNode, target: Callable[..., Any], state: Any, member: Member, replays: Replays) -> Callable[..., Any]:
         """The call with the serial run's bits for this rank's part of what it draws for."""
 
+        value = node.inputs[0]
+        held = self.positions.ranges(value) if self.positions is not None else None
+        whole = self.positions.whole[value] if held is not None and self.positions is not None else self.shapes[value]
+
         def ranges(shape: Sequence[int]) -> list[tuple[tuple[int, int], ...]]:
             split = state if isinstance(state, Shard) else None
-            return [member.ranges(d, split) if split is not None and i == split.dim else ((0, d),) for i, d in enumerate(shape)]
+            found = [member.ranges(d, split) if split is not None and i == split.dim else ((0, d),) for i, d in enumerate(shape)]
+            if held is None:
+                return found
+            return [mine if mine != ((0, d),) else other for mine, other, d in zip(held, found, shape, strict=True)]
 
         def mask(draws: Draws, place: RandomPlace, keep: float, shape: Sequence[int], parts: Any, device: torch.device) -> torch.Tensor:
             if draws.traced is not None:
@@ -199,7 +211,7 @@ class SegmentBuilder:
             return drawn(replace(draws), place, keep, shape, parts, device)
 
         drawn = replays.whole(keep_mask)
-        found: Callable[..., Any] = draw_function(node, target, self.places[node.name], self.draws, self.shapes[node.inputs[0]], ranges, mask)
+        found: Callable[..., Any] = draw_function(node, target, self.places[node.name], self.draws, whole, ranges, mask)
         return found
 
     def verify(self, segment: Segment, nodes: Sequence[ForwardNode], states: Mapping[str, Any], member: Member) -> None:
@@ -238,7 +250,7 @@ class SegmentBuilder:
                 try:
                     args = [decode_argument(a, fake, torch.device("cpu")) for a in node.args]
                     kwargs = {k: decode_argument(v, fake, torch.device("cpu")) for k, v in node.kwargs.items()}
-                    known[node.name] = function_of(node.target)(*args, **kwargs)
+                    known[node.name] = _called(node.target)(*args, **kwargs)
                 except (RuntimeError, ValueError, TypeError, IndexError) as error:
                     raise Unsupported(f"rewritten call {node.target} does not run: {str(error).splitlines()[0]}", where=f"node {node.name}") from None
                 self.compare(node, known[node.name], states.get(node.name), member)
@@ -259,13 +271,21 @@ class SegmentBuilder:
             return getattr(torch, self.graph.inputs[int(rest)].dtype)
         if kind in ("param", "buffer", "constant") and ":" in name:
             return self.tensor(name).dtype
+        if name in self.exchanged:
+            return getattr(torch, self.exchanged[name].dtype)
         info = self.graph.by_name[name].outputs[0]
+        if info is not None and not info.dtype:  # a rank's part of a parameter or a buffer
+            return self.dtype(self.graph.by_name[name].inputs[0])
         return getattr(torch, info.dtype) if info else torch.float32
+
+
+def _called(target: str) -> Callable[..., Any]:
+    return CONTEXT.get(target) or function_of(target)
 
 
 def is_random(node: ForwardNode) -> bool:
     """Whether a call draws random numbers, or may: a module that runs as it is."""
-    if node.target == "getitem" or node.target in FUNCTIONS:
+    if node.target == "getitem" or node.target in FUNCTIONS or node.target in CONTEXT:
         return False
     if node.target in (OPAQUE, REGION) or draws_bits(node):
         return True

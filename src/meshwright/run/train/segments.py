@@ -24,6 +24,7 @@ from ...errors import PlanMismatch, Unsupported
 from ...plan.plan import ParamShard, TrainingLayout
 from ...plan.shards import part_ranges
 from ...plan.sizes import gradient_names
+from ..context.local import Positions, local_graph
 from ..recording.module_clock import ModuleClock
 from ..steps.forward_graph import ForwardGraph
 from ..tensor.sharding import take_part
@@ -126,7 +127,9 @@ def build_rank_module(
         gradients |= {name: flat for name, flat in g.flats.items() if name.startswith("grad")}
     kept = dict(buffers) if adopt else {name: b.detach().clone().to(device) for name, b in buffers.items()}
     terms = loss_terms(graph) if counted else {}
-    builder = SegmentBuilder(expand_forward(graph, layout.losses), layout, tensor, held, kept, device, opaque, clock, groups, precision, terms)
+    positions = _positions(graph, layout, rank, {n: tuple(p.shape) for n, p in parameters.items()}, kept)
+    own_calls = expand_forward(positions.graph if positions is not None else graph, layout.losses)
+    builder = SegmentBuilder(own_calls, layout, tensor, held, kept, device, opaque, clock, groups, precision, terms, positions)
     mine = [s for s in layout.segments if s.key in stage.segments]  # forward order, over all stages that the rank holds
     divisors, weighted = divisors_of(mine, graph, terms, device)
     builder.divisors = {} if weighted else divisors
@@ -135,6 +138,18 @@ def build_rank_module(
     norms = {n: torch.zeros(size // 8, dtype=torch.float64, device=device) for n, size in gradient_bytes.items() if n.startswith("norm:")}
     counts = LossCounts(graph, {n: terms[n] for n in divisors}, divisors, builder.constants, kept) if divisors else None
     return RankModule(segments, held, kept, gradients, graph.outputs[0], builder.draws, groups, sums, norms, counts, weighted)
+
+
+def _positions(
+    graph: ForwardGraph, layout: TrainingLayout, rank: int, parameters: Mapping[str, tuple[int, ...]], buffers: Mapping[str, torch.Tensor]
+) -> Positions | None:
+    """The calls on a rank's positions; None where it has all. Raises: Unsupported for segments that run as planned steps."""
+    if layout.context == 1:
+        return None
+    if any(s.step is not None for s in layout.segments):
+        raise Unsupported("planned steps are not run on a part of the positions so far", where="segments", hint="plan without --recompute steps")
+    shapes = {f"param:{n}": x for n, x in parameters.items()} | {f"buffer:{n}": tuple(b.shape) for n, b in buffers.items()}
+    return local_graph(graph, layout, rank, shapes | {f"constant:{n}": tuple(c.shape) for n, c in graph.constants.items()})
 
 
 def _read(values: WeightFiles, name: str, whole: torch.Tensor, shard: ParamShard | None, part: int, parts: int) -> torch.Tensor:

@@ -85,7 +85,8 @@ class TrainingWork:
             others = [] if self.alone else [(d, mb) for d in range(lay.data) if d != replica for mb in range(lay.microbatches_of(d))]
             batches = [*map(own, mine), *(self.data.microbatch(step, d, mb) for d, mb in others)]
             sums = {v: x * lay.all_microbatches / len(batches) for v, x in counts.sums(batches).items()}
-        counts.fill(sums, lay.all_microbatches)
+        # Members of a context group have the same samples, so each of their targets was counted by all of them.
+        counts.fill({v: x / lay.context for v, x in sums.items()}, lay.all_microbatches)
         if self.module.weighted:
             self._shares.update({mb: counts.weight(own(mb), lay.all_microbatches) for mb in mine})
 

@@ -1,0 +1,137 @@
+"""Messages of context parallelism, for `training`: values exchanged among the ranks that share samples, and their gradients the other way.
+
+Each rank has two lanes that send and receive for forward, and two for backward. An exchanged value is sent as soon as it is there, so a block is on
+its way while the one before it is attended to. A receive waits until the rank has made, or got, what it sends in the same exchange: it never holds
+more than its own micro-batches in flight ask for. Gradients that come back are added to those that the rank has for what it sent.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from ..plan.context import came_from, layout_exchanges
+from ..plan.plan import ContextExchange, Segment
+from ..program.builder import LaneBuilder, StepRef
+from .step import RankLanes, StepLowering
+
+__all__ = ["ContextMessages"]
+
+
+class ContextMessages:
+    """Of one program; nothing without context parallelism."""
+
+    def __init__(self, low: StepLowering, ranks: Sequence[RankLanes]) -> None:
+        self.low, self.parts = low, low.layout.context
+        self.exchanges = layout_exchanges(low.layout)
+        self.targets = {x.target: x for x in self.exchanges}
+        self.sources = {x.source: x for x in self.exchanges}
+        self.lanes: dict[tuple[int, str], LaneBuilder] = {}
+        self.channels: dict[tuple[str, int, int], int] = {}
+        self.back: dict[tuple[int, str, int], StepRef] = {}  # (rank, value, micro-batch) -> the last gradient of it that came back
+        self.read = {v for s in low.layout.segments for v in s.reads}
+        if not self.exchanges:
+            return
+        kinds = {x.kind for x in self.exchanges}
+        for r in ranks:
+            for way in ("send F", "receive F", "send B", "receive B"):
+                self.lanes[r.number, way] = low.b.lane(r.number)
+        for r in ranks:
+            me = self.member(r.number)
+            p, d, t = low.layout.coordinates(r.number)
+            group = tuple(self.rank(r.number, i) for i in range(self.parts))
+            comm = low.comm(f"context:{p}.{d // self.parts}.{t}", group)
+            others = {i for kind in kinds for block in range(self.parts) for i in (came_from(kind, me, self.parts, block)[0],) if i != me}
+            for source in sorted(others):
+                peer = self.rank(r.number, source)
+                self.channels["F", peer, r.number] = low.b.channel(peer, r.number, tag=comm)
+                self.channels["B", r.number, peer] = low.b.channel(r.number, peer, tag=comm)
+
+    def member(self, rank: int) -> int:
+        return self.low.layout.coordinates(rank)[1] % self.parts
+
+    def rank(self, rank: int, member: int) -> int:
+        """The rank of this one's group that is member `member`."""
+        lay = self.low.layout
+        p, d, t = lay.coordinates(rank)
+        return lay.rank(p, d - d % self.parts + member, t)
+
+    def blocks(self, x: ContextExchange, member: int) -> list[tuple[int, int, int]]:
+        """(from which member, its block, block here) of what a member gets of others, in the order in which it comes; and of itself, last."""
+        if x.kind == "shift":
+            return [(came_from(x.kind, member, self.parts, 0)[0], 0, 0)]
+        order = [(member - k) % self.parts for k in (*range(1, self.parts), 0)]
+        return [(*came_from(x.kind, member, self.parts, i), i) for i in order]
+
+    def sends(self, x: ContextExchange, member: int) -> list[tuple[int, int]]:
+        """(to which member, block here) of what a member has for others, in the order of their receives."""
+        if x.kind == "shift":
+            return [((member + 1) % self.parts, 0)]
+        return [((member + k) % self.parts, (member + k) % self.parts) for k in range(1, self.parts)]
+
+    # ---- forward -----------------------------------------------------------------------------------------------
+    def waits(self, r: RankLanes, s: Segment, mb: int) -> list[StepRef]:
+        """Receives of what a segment reads."""
+        return [r.produced[v, mb] for v in s.reads if v in self.targets]
+
+    def forward(self, r: RankLanes, s: Segment, mb: int) -> None:
+        """Exchanges of what a segment wrote, and of what came of it in turn."""
+        for value in s.writes:
+            while (x := self.sources.get(value)) is not None:
+                self._exchange(r, x, mb)
+                value = x.target
+
+    def _exchange(self, r: RankLanes, x: ContextExchange, mb: int) -> None:
+        made, me = r.produced[x.source, mb], self.member(r.number)
+        own, came = self.low.activation(r, "act", x.source, mb), self.low.activation(r, "act", x.target, mb)
+        send, receive = self.lanes[r.number, "send F"], self.lanes[r.number, "receive F"]
+        for member, block in self.sends(x, me):
+            sent = send.send(self.channels["F", r.number, self.rank(r.number, member)], own, block, 1, after=[made])
+            self.low.b.dies_after(own, sent)
+        for member, there, here in self.blocks(x, me):
+            if member == me:
+                last = receive.copy((own, there), (came, here), 1, after=[made])
+                self.low.b.dies_after(own, last)
+            else:
+                last = receive.recv(self.channels["F", self.rank(r.number, member), r.number], came, here, 1, after=[made])
+        r.produced[x.target, mb] = last
+
+    # ---- backward ----------------------------------------------------------------------------------------------
+    def gradients(self, r: RankLanes, s: Segment, mb: int, done: StepRef) -> None:
+        """After the backward step of a segment: gradients of what others sent go back to them, those that come back are added to the rank's own."""
+        for value in s.reads:
+            if not self.low.value[value].differentiable:
+                continue
+            ready = done
+            if value in self.sources:  # those that read what was sent have added theirs: later in forward, so earlier in backward
+                ready = self._add_up(r, self.sources[value], mb, [done], add=True)
+            if value in self.targets:
+                self._give_back(r, self.targets[value], mb, ready)
+
+    def returned(self, r: RankLanes, s: Segment, mb: int) -> list[StepRef]:
+        """What the backward step of a segment waits for: gradients of what it wrote and others got."""
+        return [self.back[r.number, v, mb] for v in s.writes if (r.number, v, mb) in self.back]
+
+    def _give_back(self, r: RankLanes, x: ContextExchange, mb: int, ready: StepRef) -> None:
+        me, lane = self.member(r.number), self.lanes[r.number, "send B"]
+        gradient = self.low.activation(r, "grad", x.target, mb)
+        for member, _, here in self.blocks(x, me):
+            if member != me:
+                sent = lane.send(self.channels["B", r.number, self.rank(r.number, member)], gradient, here, 1, after=[ready])
+                self.low.b.dies_after(gradient, sent)
+        if x.source not in self.read:
+            self._add_up(r, x, mb, [ready], add=False)
+
+    def _add_up(self, r: RankLanes, x: ContextExchange, mb: int, after: Sequence[StepRef], *, add: bool) -> StepRef:
+        """Receives the gradients of a value's exchange; `add`: to what this rank has of it."""
+        me, lane = self.member(r.number), self.lanes[r.number, "receive B"]
+        into = self.low.activation(r, "grad", x.source, mb)
+        for member, block in self.sends(x, me):
+            channel = self.channels["B", self.rank(r.number, member), r.number]
+            last = (lane.recv_add if add else lane.recv)(channel, into, block, 1, after=after)
+        for member, there, here in self.blocks(x, me):
+            if member == me:
+                own = self.low.activation(r, "grad", x.target, mb)
+                last = lane.copy((own, here), (into, there), 1, add=add, after=after)
+                self.low.b.dies_after(own, last)
+        self.back[r.number, x.source, mb] = last
+        return last

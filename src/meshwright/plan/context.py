@@ -1,0 +1,92 @@
+"""Context parallelism: ranks that share samples and divide the positions of their sequences. Names and arithmetic, without torch.
+
+A sequence is cut into 2n chunks for n ranks; rank r holds chunks r and 2n-1-r, one after the other ("zigzag"). So under a causal mask every rank has
+as many pairs of query and key as every other, whatever the exchange. Positions are kept apart by all operators but attention; attention node
+A (`aten.scaled_dot_product_attention`) of a captured graph becomes, with n ranks,
+
+ring: `A/kv0` joins key and value, `A/kv<j>` is the neighbour's `A/kv<j-1>`; `A/r<j>` attends to block j and merges the result into what came before;
+A itself is the last of these steps. Cite: RING.
+ulysses: `A/out` holds what every other rank needs of queries, keys and values, `A/in` what came; `A/heads` attends for this rank's heads over all
+positions; `A/back` is what came back of that, from which A is put together. Cite: ULYSSES.
+
+The gradient of an exchanged value goes the other way, and is added to that of what was sent.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from ..cite import Cite
+from ..errors import Unsupported
+from ..graph.graph import OpGraph
+from .plan import ContextExchange, TrainingLayout
+
+__all__ = [
+    "ALL_TO_ALL", "EXCHANGES", "HEADS", "JOIN", "KINDS", "OUT", "PART", "RING", "RING_BLOCK", "RING_END", "SHIFT", "TILE_ELEMENTS", "ULYSSES",
+    "UNITE", "came_from", "exchange_of", "exchanges_in", "layout_exchanges", "part_of", "position_ranges", "require_positions",
+]  # fmt: skip
+
+RING = Cite(
+    key="liu2024ring", title="Ring Attention with Blockwise Transformers for Near-Infinite Context", year=2024, venue="ICLR '24, arXiv:2310.01889"
+)
+ULYSSES = Cite(
+    key="jacobs2023ulysses", title="DeepSpeed Ulysses: System Optimizations for Enabling Training of Extreme Long Sequence Transformer Models",
+    year=2023, venue="arXiv:2309.14509",
+)  # fmt: skip
+EXCHANGES: dict[str, Cite] = {"ring": RING, "ulysses": ULYSSES}
+
+# Exchanges between ranks: no compute steps.
+SHIFT, ALL_TO_ALL = "meshwright.context_shift.default", "meshwright.context_all_to_all.default"
+KINDS = {SHIFT: "shift", ALL_TO_ALL: "all-to-all"}
+# Compute steps.
+JOIN, RING_BLOCK, RING_END = "meshwright.context_join.default", "meshwright.ring_block.default", "meshwright.ring_end.default"
+OUT, HEADS, UNITE = "meshwright.context_out.default", "meshwright.context_heads.default", "meshwright.context_unite.default"
+PART = "meshwright.context_part.default"  # this rank's positions of a value that every rank has whole
+
+TILE_ELEMENTS = 1 << 22  # scores of a round of ring attention that exist at a time
+
+
+def part_of(node: str, value: str) -> str:
+    """The node that takes a rank's positions of `value`, which every rank has whole, for `node`."""
+    return f"{node}/part/{value.replace(':', '.')}"  # a colon would make it a parameter's
+
+
+def require_positions(extent: int, parts: int, where: str) -> None:
+    """Raises: Unsupported, with the nearest lengths that divide."""
+    least = 2 * parts
+    if extent % least:
+        low, high = extent // least * least, -(-extent // least) * least
+        near = f"{low} or {high}" if low else f"{high}"
+        raise Unsupported(
+            f"sequences of {extent} positions do not divide into 2 x {parts} chunks", where=where,
+            hint=f"sequences of {near} positions (pad them; targets of padding as the loss's ignore_index), or another --context degree",
+        )  # fmt: skip
+
+
+def position_ranges(extent: int, blocks: int, part: int, parts: int) -> tuple[tuple[int, int], ...]:
+    """The [start, stop) ranges that a rank holds of a dimension of `blocks` sequences, one after the other."""
+    block, chunk = extent // blocks, extent // blocks // (2 * parts)
+    last = 2 * parts - 1 - part
+    return tuple((b * block + i * chunk, b * block + (i + 1) * chunk) for b in range(blocks) for i in (part, last))
+
+
+def exchanges_in(graph: OpGraph) -> tuple[ContextExchange, ...]:
+    """The exchanges of a graph of one rank's positions, in order."""
+    return tuple(ContextExchange(kind=KINDS[n.target], source=n.inputs[0], target=n.name) for n in graph.nodes if n.target in KINDS)
+
+
+def layout_exchanges(layout: TrainingLayout) -> tuple[ContextExchange, ...]:
+    return () if layout.exchanges is msgspec.UNSET else layout.exchanges
+
+
+def exchange_of(layout: TrainingLayout) -> str:
+    """ "ring", "ulysses", or "" without context parallelism."""
+    if layout.context == 1:
+        return ""
+    return "ring" if any(x.kind == "shift" for x in layout_exchanges(layout)) else "ulysses"
+
+
+def came_from(kind: str, member: int, parts: int, block: int) -> tuple[int, int]:
+    """(member of the context group, block) from which block `block` of an exchanged value came to `member`; a shifted value is one block."""
+    return ((member - 1) % parts, block) if kind == "shift" else (block, member)
+

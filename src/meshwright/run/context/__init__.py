@@ -1,0 +1,1 @@
+"""Context parallelism: attention over positions that several ranks hold."""

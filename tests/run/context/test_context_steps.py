@@ -1,0 +1,66 @@
+"""Steps of context-parallel layouts on real messages: loss, every gradient and every byte against plain eager training and the plan."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from rig import in_threads
+from tensor_rig import Case, Outcome, compare, plan_case, run_case, serial_step
+
+from meshwright.decide.layout.tensor_shares import TensorOptions
+from meshwright.plan.context import exchange_of
+
+MODELS = "tests/run/context_models.py:"
+
+
+def agree(name: str, degrees: tuple[int, int, int], context: tuple[int, str], **options: Any) -> tuple[Case, list[Outcome]]:
+    case = plan_case(name, degrees, models=MODELS, context=context, **options)
+    assert case.layout.context == context[0] and exchange_of(case.layout) == context[1]
+    outcomes = in_threads(case.layout.ranks, lambda rank, group: run_case(rank, group, case))
+    compare(case, outcomes, serial_step(case, name))
+    return case, outcomes
+
+
+@pytest.mark.parametrize(
+    ("name", "degrees", "context"),
+    [
+        ("llama", (1, 1, 1), (2, "ring")), ("llama", (1, 1, 1), (2, "ulysses")), ("llama", (1, 1, 1), (4, "ring")),
+        ("llama", (1, 1, 1), (4, "ulysses")), ("three", (1, 1, 1), (3, "ring")), ("gpt", (1, 1, 1), (2, "ring")),
+        ("gpt", (2, 1, 1), (2, "ulysses")), ("llama", (2, 1, 1), (2, "ring")),
+        ("llama", (1, 1, 2), (2, "ring")), ("llama", (1, 1, 2), (2, "ulysses")), ("llama", (1, 2, 1), (2, "ring")),
+        ("gpt", (1, 2, 1), (2, "ulysses")),
+        ("interleaved", (1, 1, 1), (2, "ring")), ("expanded", (1, 1, 1), (2, "ring")), ("expanded", (1, 1, 1), (2, "ulysses")),
+        ("both_ways", (1, 1, 1), (2, "ring")), ("both_ways", (1, 1, 1), (2, "ulysses")),
+        ("window", (1, 1, 1), (2, "ring")), ("window", (1, 1, 1), (2, "ulysses")),
+    ],
+)  # fmt: skip
+def test_loss_gradients_and_bytes(name: str, degrees: tuple[int, int, int], context: tuple[int, str]) -> None:
+    """Rotary and learned positions, grouped heads, dropout, tied heads; alone, with replicas, stages and tensor-parallel ranks."""
+    agree(name, degrees, context)
+
+
+@pytest.mark.parametrize(
+    ("degrees", "context", "options"),
+    [
+        ((1, 2, 1), (2, "ring"), {"options": TensorOptions(sequence=True)}), ((1, 1, 1), (2, "ring"), {"recompute": "full"}),
+        ((1, 1, 2), (2, "ring"), {"schedule": ("zb1p", {})}),
+    ],
+    ids=["sequence", "recompute", "zero bubble"],
+)  # fmt: skip
+def test_with_other_decisions(degrees: tuple[int, int, int], context: tuple[int, str], options: dict[str, Any]) -> None:
+    """Sequence parallelism between regions, layers computed again, backward in two parts."""
+    agree("llama", degrees, context, **options)
+
+
+@pytest.mark.parametrize(("name", "split"), [("separate", True), ("shared_head", False)])
+def test_heads_of_a_region_go_round_the_ring(name: str, split: bool) -> None:
+    """Each tensor-parallel rank sends the key-value heads that its queries read; where ranks share one, attention stays whole."""
+    case, _ = agree(name, (1, 2, 1), (2, "ring"))
+    blocks = [v for v in case.layout.values if "/kv" in v.name]
+    assert blocks and all((v.split is not None and v.split.dim == 1) == split for v in blocks)
+
+
+@pytest.mark.parametrize("context", [(2, "ring"), (4, "ulysses")])
+def test_labels_that_the_model_shifts_cross_borders_of_chunks(context: tuple[int, str]) -> None:
+    agree("shifted", (1, 1, 1), context, loss="output")
