@@ -227,7 +227,7 @@ class ForestColl(CollectiveStrategy):
         weight = tuple(weights_of(problem)) if problem.shard_bytes is not None else ()
         asked = problem.op, problem.ranks, problem.root * (problem.op in ROOTED), weight, is_uneven(problem)
         try:
-            of = self.trees, self.max_trees, self.structure, self.relay, self.fold, self.back, self.relief
+            of = self.trees, self.max_trees, self.structure, self.relay, self.fold, self.back, self.relief, self.turns
             return remember(problem.fabric, ("forests", asked, of), make)
         except Late as late:
             return late.found
@@ -345,10 +345,12 @@ class ForestColl(CollectiveStrategy):
         few = most < self.max_trees and not alike(graph, weight)
         # Alike servers are folded, so their programs store one server's steps only; others must keep to the limit with all.
         held = min(most, self.max_trees) if few else self.max_trees
-        first = build_forest(graph, weight, trees=self.trees, max_trees=held, deadline=deadline, structure=structure, strict=few)
+        first = build_forest(
+            graph, weight, trees=self.trees, max_trees=held, deadline=deadline, structure=structure, strict=few, stars=bool(self.turns)
+        )  # fmt: skip
         if self.trees is None and first.symmetry is None and first.k > most and not few:
             first = build_forest(graph, weight, max_trees=min(most, self.max_trees), deadline=deadline, structure=structure, strict=True)
-        if self.structure is not None or self.fold or first.method == "general" or graph.ranks > MAX_FEW_RANKS:
+        if self.structure is not None or self.fold or self.turns or first.method == "general" or graph.ranks > MAX_FEW_RANKS:
             return first
         if first.height <= 2:  # trees over servers are no lower: one hop to enter a server, one inside it
             return first
