@@ -17,11 +17,9 @@ from ....kernels.effort import make_up, worked_s
 from ..problem import CollectiveProblem
 from ..program_time import simulated
 from ..trees.lower import Lowering
-from ..trees.turns import turn_steps
-from .pieces import wanted_pieces
-from .prepared import Prepared, bandwidth_s, is_uneven
+from .prepared import Prepared
 
-__all__ = ["Way", "best_way", "timed", "ways_in_turns"]
+__all__ = ["Way", "best_way", "timed"]
 
 # Pieces of the shorter simulation of a try: the most that keep to MAX_LONGER_TRY_WORK, or the least; the longer has twice as many. Leads divide them.
 TRY_PIECES = (256, 128, 64, 32)
@@ -30,9 +28,6 @@ MAX_LONGER_TRY_WORK = 13_000_000
 MAX_TRY_WORK = 40_000_000
 # ... or beyond so many times as much where ranks are rotated: then messages end together, which costs a simulator little.
 ROTATED_WORK_FACTOR = 16
-MAX_TURNS = 2048  # turns of all pieces together: the way inside the last turn's server is one of so many parts of the time
-MAX_STEPS_IN_TURNS = 1_000_000  # stored steps of all pieces together
-NEAR_THE_BYTES = 0.98  # share of the bytes' time from which on a program in turns is taken without a look at others
 MAX_FINALISTS = 2  # ways that are simulated whole, where that is within the limits below
 # Pieces times squared steps per piece of a finalist, by whether both are cut alike: then tries mislead less.
 MAX_FINAL_WORK = {True: 10_000_000_000, False: 30_000_000_000}
@@ -43,48 +38,16 @@ MAX_FINAL_RATES = 1_000_000_000
 
 @dataclass(frozen=True)
 class Way:
-    """Most units per channel, pieces, pieces that a leader may be ahead, and pieces that it is ahead of shorter ways; or in turns (`trees.turns`)."""
+    """Most units per channel, pieces, pieces that a leader may be ahead, and pieces that it is ahead of shorter ways."""
 
     quantum: int
     pieces: int
     pace: int
     lead: int = 1
-    turns: bool = False
-
-    @property
-    def kind(self) -> tuple[int, bool, bool, bool]:
-        """What ways for other sizes share with this one."""
-        return self.quantum, self.pace > 0, self.lead > 1, self.turns
-
-
-def ways_in_turns(problem: CollectiveProblem, ready: Prepared, *, quantum: int | None, pieces: int | None, depth: int | None) -> list[Way]:
-    """The way in turns, if trees allow it: whole shares unless a `quantum` is given, in as many pieces as make MAX_TURNS of all servers' turns."""
-    servers = ready.servers_in_turns
-    if servers is None or is_uneven(problem):
-        return []
-    quantum = quantum or max(p.units for p in ready.parts)
-    parts, most = ready.cut(quantum)[0], max(1, MAX_TURNS // len(servers.members))
-    most = max(1, min(most, MAX_STEPS_IN_TURNS // turn_steps(parts)))
-    return [Way(quantum, pieces or wanted_pieces(problem, ready.forests, len(parts) * ready.servers, most=most, depth=depth), 0, turns=True)]
 
 
 def best_way(problem: CollectiveProblem, ready: Prepared, ways: Sequence[Way], lowering: Callable[[Way], Lowering]) -> Way:
-    """The way with the least time of those whose try is quick enough; the first of equals, and the first where none is.
-
-    In turns there are few lanes, which are quickly simulated whole; where that comes near to what the bytes take, no other way is tried.
-    """
-    in_turns, others = [way for way in ways if way.turns], [way for way in ways if not way.turns]
-    if not in_turns:
-        return _best_in_lanes(problem, ready, others, lowering)
-    times = {way: _simulated(problem, ready, way, lowering(way), way.pieces)[0] for way in in_turns}
-    best = min(in_turns, key=times.__getitem__)
-    if not others or NEAR_THE_BYTES * times[best] <= bandwidth_s(problem, ready.forests):
-        return best
-    other = _best_in_lanes(problem, ready, others, lowering)
-    return best if times[best] <= _tried(problem, ready, other, lowering(other))[0] else other
-
-
-def _best_in_lanes(problem: CollectiveProblem, ready: Prepared, ways: Sequence[Way], lowering: Callable[[Way], Lowering]) -> Way:
+    """The way with the least time of those whose try is quick enough; the first of equals, and the first where none is."""
     todo = list(dict.fromkeys(ways))
     if len(todo) < 2:
         return todo[0]
@@ -126,7 +89,7 @@ def _simulated(problem: CollectiveProblem, ready: Prepared, way: Way, how: Lower
 
 def timed(problem: CollectiveProblem, ready: Prepared, quantum: int, how: Lowering) -> tuple[float, int]:
     """Simulated time, and the new rates it took: once per program of these forests."""
-    key = quantum, how.turns, how.pieces, how.unroll, how.pace, how.lead, how.depth, how.chunk_bytes, problem.transport
+    key = quantum, how.pieces, how.unroll, how.pace, how.lead, how.depth, how.chunk_bytes, problem.transport
     begin_s = worked_s()
     if key not in ready.times:
         found = simulated(ready.program(how, quantum), problem.fabric, problem.ranks, problem.transport)

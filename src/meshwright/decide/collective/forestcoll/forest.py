@@ -233,20 +233,18 @@ def _balanced(graph: RateGraph, capacities: dict[tuple[int, int], int]) -> bool:
 
 def build_forest(
     graph: RateGraph, weight: Sequence[int], *, trees: int | None = None, max_trees: int = 8, deadline: Deadline = NEVER,
-    structure: bool = True, symmetric: bool = True, strict: bool = False, stars: bool = False,
+    structure: bool = True, symmetric: bool = True, strict: bool = False,
 ) -> Forest:  # fmt: skip
     """Pack trees for the weights. All ranks are spanned by every tree.
 
     Args: `structure`: try trees over servers first, which is quick and low, and the general method only where those do not fit; `symmetric`:
-        keep one tree per orbit where servers are alike; `strict`: `max_trees` holds even where few trees fall short of the optimum; `stars`: where
-        servers are alike, all are entered from the root's, as they are anyway where ranks are many.
+        keep one tree per orbit where servers are alike; `strict`: `max_trees` holds even where few trees fall short of the optimum.
     Raises: Disconnected, Unsupported (unbalanced switches, rates beyond 63 bits), TimeLimit, CheckFailed (an invariant broke).
     """
     optimum = worst_cut(graph, weight).ratio
     k, stretch = choose_trees(graph, weight, optimum, trees=trees, max_trees=max_trees, deadline=deadline, strict=strict)
     stretch, capacities = _without_surplus(graph, weight, k, stretch, deadline)
-    stars = stars or graph.ranks > MAX_FEW_RANKS
-    forest = _structured(graph, weight, k, stretch, optimum, capacities, deadline, symmetric, stars) if structure else None
+    forest = _structured(graph, weight, k, stretch, optimum, capacities, deadline, symmetric) if structure else None
     if forest is None:
         demand = {r: k * w for r, w in enumerate(weight) if w}
         # Edge splitting, packing and mapping back: works on any fabric, and costs most.
@@ -281,7 +279,7 @@ def _without_surplus(
 
 def _structured(
     graph: RateGraph, weight: Sequence[int], k: int, stretch: Fraction, optimum: Fraction, capacities: dict[tuple[int, int], int],
-    deadline: Deadline, symmetric: bool, stars: bool,
+    deadline: Deadline, symmetric: bool,
 ) -> Forest | None:  # fmt: skip
     """Trees over servers, or None where the fabric or its optimum is not of that kind."""
     try:
@@ -289,7 +287,7 @@ def _structured(
         signatures = boxes.signature(graph, weight)
         if symmetric and len(set(signatures)) == 1:
             try:
-                trees, shift = alike_forest(graph, boxes, weight, k, capacities, deadline, stars=stars)
+                trees, shift = alike_forest(graph, boxes, weight, k, capacities, deadline)
             except Unsupported:  # entering every server once does not fit inside a server: entering several times may
                 if not MAX_FEW_RANKS < graph.ranks <= MAX_ROTATED_RANKS or k > MAX_FEW_TREES or set(weight) != {1}:
                     raise

@@ -18,8 +18,6 @@ from ..problem import CollectiveProblem
 from ..rates import rate_graph
 from ..trees.lower import Lowering, Part, lower_parts, tree_steps
 from ..trees.shards import shard_weights
-from ..trees.symmetry import Boxes
-from ..trees.turns import is_in_turns, lower_in_turns
 from .forest import Forest, Tree, common_units
 
 __all__ = [
@@ -51,7 +49,7 @@ class Prepared:
     units: int
     ranks: int
     cuts: dict[int, tuple[list[Part], int]] = field(default_factory=dict)
-    lowered: dict[tuple[Hashable, ...], Program] = field(default_factory=dict)
+    lowered: dict[tuple[int, int, bool, int, int, bool], Program] = field(default_factory=dict)
     times: dict[tuple[Hashable, ...], tuple[tuple[float, int], float]] = field(default_factory=dict)  # what programs took, and the work
 
     def cut(self, quantum: int) -> tuple[list[Part], int]:
@@ -71,19 +69,12 @@ class Prepared:
     def program(self, how: Lowering, quantum: int) -> Program:
         """The parts lowered. Repeats, depths and chunk sizes are the same everywhere, so they are written in afterwards."""
         count_work(WORK_PER_LOWERED_STEP_S * self.cut(quantum)[1] * how.stored_pieces)
-        key = quantum, how.stored_pieces, how.unroll, how.pace, how.lead, how.fused, how.turns
+        key = quantum, how.stored_pieces, how.unroll, how.pace, how.lead, how.fused
         if key not in self.lowered:
-            parts, how_one = self.cut(quantum)[0], replace(how, pieces=how.stored_pieces)
-            self.lowered[key] = lower_in_turns(parts, how_one, self.servers_in_turns) if how.turns else lower_parts(parts, how_one)
+            self.lowered[key] = lower_parts(self.cut(quantum)[0], replace(how, pieces=how.stored_pieces))
         program = with_chunk_bytes(self.lowered[key], how.chunk_bytes)
         channels = replace(program.channels, depth=np.full_like(program.channels.depth, how.depth))
         return replace(program, channels=channels, lanes=replace(program.lanes, repeat=np.full_like(program.lanes.repeat, how.repeat)))
-
-    @cached_property
-    def servers_in_turns(self) -> Boxes | None:
-        """The servers, if all trees can be served in turns."""
-        boxes = [f.symmetry.boxes for f in self.forests if f.symmetry is not None and is_in_turns(f.trees, f.symmetry.boxes)]
-        return boxes[0] if len(boxes) == len(self.forests) else None
 
     @cached_property
     def fullest_link(self) -> Fraction:

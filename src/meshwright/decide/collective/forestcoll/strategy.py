@@ -36,7 +36,7 @@ from ..trees.lower import Lowering, lower_parts
 from ..trees.shards import shard_table
 from ..trees.symmetry import alike, sinks_of_each_kind
 from .arrival import HopTimes, quicker, without_way_back
-from .cut_and_pace import Way, best_way, timed, ways_in_turns
+from .cut_and_pace import Way, best_way, timed
 from .finish_time import finish_s
 from .forest import MAX_FEW_RANKS, MIN_SHARE_OF_OPTIMUM, Forest, build_forest, smallest_stretch
 from .latency_relief import IDLE_PER_LATENCY_FACTOR, at_home, may_relieve, relief_of, relieved, require_relief
@@ -76,7 +76,6 @@ MIN_PIECES_LEFT = 128  # channels are made finer as long as the program's size l
 FEWER_TREES_FACTOR = 4  # where the exact number of trees leaves few pieces, other numbers up to so many times `max_trees` are estimated ...
 MAX_FEWER_BUILT = 3  # ... and so many of them built, the most promising first
 RELIEVED_TREES_FACTOR = 2  # as FEWER_TREES_FACTOR, where slow ways are left time: more trees leave too few pieces
-DEPTH_IN_TURNS = 8  # messages that a channel holds, so that its sender need not wait for the receiver's turn
 MAX_UNLIKE_TREES = 4  # of a root's trees about so many differ, for the estimate of channels before trees are built
 MAX_THIN_TREES = 1024  # trees of one root that are tried
 MORE_TREES_FACTORS = (1, 2, 3, 4, 6, 8)  # numbers of thinner trees of one root that are tried, as multiples of the fewest
@@ -96,7 +95,6 @@ class ForestColl(CollectiveStrategy):
     depth: messages a channel may hold; None = enough of DEPTHS to cover the latency of a hop.
     pace: pieces that a rank's longest way may be ahead of its others, 0 = all lanes go as they can; None = the depth.
     lead: paced, pieces that it is ahead of ways with fewer hops; None = as many as outlast a network's latency, where that ends earlier.
-    turns: a lane per link, and all trees' edges on it in one order (`trees.turns`), instead of a lane per edge; None = if that ends earlier.
     structure: try trees over servers before the general method; None = yes, and for one root or few ranks the lower of both.
     back: may trees of one root use links that lead into its server? None = unless trees without them do as well.
     relief: so many times the extra latency of slow links that trees leave them idle (`latency_relief`), 0 = none; None = for large all-gathers
@@ -119,7 +117,6 @@ class ForestColl(CollectiveStrategy):
     depth: int | None = None
     pace: int | None = None
     lead: int | None = None
-    turns: bool | None = None
     structure: bool | None = None
     back: bool | None = None
     relief: int | None = None
@@ -147,8 +144,9 @@ class ForestColl(CollectiveStrategy):
         weight, uneven = weights_of(problem), is_uneven(problem)
         quantum, pieces = way.quantum, way.pieces
         parts, steps = ready.cut(quantum)
-        unroll = uneven or (self.unroll if self.unroll is not None else pieces * steps <= MAX_EXPLICIT_STEPS and not way.turns)
-        how = replace(self._in_way(problem, ready, way), unroll=unroll, fused=unroll)
+        unroll = uneven or (self.unroll if self.unroll is not None else pieces * steps <= MAX_EXPLICIT_STEPS)
+        depth = self.depth or min(pieces, max(depth_of(problem, forests, pieces), way.lead))
+        how = replace(lowering_of(problem, forests[0], units, pieces, unroll, ready.servers, depth), pace=way.pace, lead=way.lead)
         if uneven:
             table = shard_table(problem, units, pieces)
             how = replace(how, table=table, shard_units=tuple(w * units for w in weight), chunk_bytes=table.chunk_bytes)
@@ -156,9 +154,9 @@ class ForestColl(CollectiveStrategy):
         else:
             program = ready.program(how, quantum)
         trees = forests[0].k if forests[0].k == forests[-1].k else None
-        chosen = replace(best, trees=trees, pieces=pieces, unroll=unroll, quantum=quantum, relay=ready.relay, fold=fold, depth=how.depth)
+        chosen = replace(best, trees=trees, pieces=pieces, unroll=unroll, quantum=quantum, relay=ready.relay, fold=fold, depth=depth, pace=way.pace)
         structure, back = forests[0].method != "general", uses_way_back(problem, ready)
-        chosen = replace(chosen, pace=way.pace, lead=way.lead, turns=way.turns, structure=structure, back=back, relief=best.relief or 0)
+        chosen = replace(chosen, lead=way.lead, structure=structure, back=back, relief=best.relief or 0)
         return CollectivePlan(program=program, bound=bound, strategy=self.name, options=options_of(chosen), notes=notes_of(problem, ready, pieces))
 
     def _best(self, problem: CollectiveProblem, deadline: Deadline) -> Planned:
@@ -227,7 +225,7 @@ class ForestColl(CollectiveStrategy):
         weight = tuple(weights_of(problem)) if problem.shard_bytes is not None else ()
         asked = problem.op, problem.ranks, problem.root * (problem.op in ROOTED), weight, is_uneven(problem)
         try:
-            of = self.trees, self.max_trees, self.structure, self.relay, self.fold, self.back, self.relief, self.turns
+            of = self.trees, self.max_trees, self.structure, self.relay, self.fold, self.back, self.relief
             return remember(problem.fabric, ("forests", asked, of), make)
         except Late as late:
             return late.found
@@ -235,7 +233,7 @@ class ForestColl(CollectiveStrategy):
     def _way(self, problem: CollectiveProblem, ready: Prepared) -> Way:
         """Quantum, pieces and pace: as asked, or of some ways the best. Tried for a power of four of bytes, and remembered: the sizes up to the
         next one take the same quantum and pace."""
-        if any(x is not None for x in (self.quantum, self.pace, self.pieces, self.lead, self.turns)) or self.unroll or is_uneven(problem):
+        if any(x is not None for x in (self.quantum, self.pace, self.pieces, self.lead)) or self.unroll or is_uneven(problem):
             return self._ways(problem, ready)[0]
 
         def make() -> Way:
@@ -249,12 +247,12 @@ class ForestColl(CollectiveStrategy):
         asked = problem.op, problem.ranks, problem.root * (problem.op in ROOTED), sample.size_bytes, problem.element_bytes, problem.transport
         built = tuple((f.k, f.distinct, f.height) for f in ready.forests)  # a deadline may have cut them short
         found = remember(problem.fabric, ("way", asked, built, self), make)
-        return next((way for way in ways if way.kind == found.kind), ways[0])
+        alike_ways = (way for way in ways if (way.quantum, bool(way.pace), way.lead > 1) == (found.quantum, bool(found.pace), found.lead > 1))
+        return next(alike_ways, ways[0])
 
     def _in_way(self, problem: CollectiveProblem, ready: Prepared, way: Way) -> Lowering:
-        depth = DEPTH_IN_TURNS if way.turns else min(way.pieces, max(depth_of(problem, ready.forests, way.pieces), way.lead))
-        how = lowering_of(problem, ready.forests[0], ready.units, way.pieces, False, ready.servers, self.depth or depth)
-        return replace(how, pace=way.pace, lead=way.lead, turns=way.turns)
+        depth = self.depth or min(way.pieces, max(depth_of(problem, ready.forests, way.pieces), way.lead))
+        return replace(lowering_of(problem, ready.forests[0], ready.units, way.pieces, False, ready.servers, depth), pace=way.pace, lead=way.lead)
 
     def _ways(self, problem: CollectiveProblem, ready: Prepared) -> list[Way]:
         """Ways worth a try: the finest channels that leave MIN_PIECES_LEFT, not paced, paced, with a lead; coarser ones, paced, with more pieces."""
@@ -274,22 +272,12 @@ class ForestColl(CollectiveStrategy):
             pace = self.pace if self.pace is not None else max(depth, MIN_PACE_PIECES, 2 * lead * (lead > 1)) * paced
             return Way(quantum, pieces, pace if pieces > 1 else 0, lead)
 
-        in_turns = []
-        if self.turns or (self.turns is None and not self.unroll and len(problem.ranks) > MAX_FEW_RANKS):
-            in_turns = ways_in_turns(problem, ready, quantum=self.quantum, pieces=self.pieces, depth=self.depth)
-        if self.turns:
-            if not in_turns or self.unroll:
-                text = "these trees cannot take turns: servers are not alike or not all entered from the root's, or pieces are unrolled"
-                raise Unsupported(text, hint="leave turns out", where="forestcoll")
-            return in_turns
-        if self.quantum is not None or self.pieces is not None:
+        if self.quantum is not None or self.pieces is not None or wanted < MIN_TRIED_PIECES:
             return [way(first, False)]
-        if wanted < MIN_TRIED_PIECES:
-            return [way(first, False), *in_turns]
         largest = max(p.units for p in ready.parts)
         coarser = sorted({min(first * times, largest) for times in COARSER_FACTORS} - {first}) if largest > first else []
         leading = [way(first, True, True)] if problem.op in LEADING else []
-        return [way(first, False), way(first, True), *leading, *(way(quantum, True) for quantum in coarser), *in_turns]
+        return [way(first, False), way(first, True), *leading, *(way(quantum, True) for quantum in coarser)]
 
     def _forests(self, problem: CollectiveProblem, deadline: Deadline) -> tuple[list[Forest], bool]:
         """The forests needed: for reductions on the reversed graph, for broadcasts on the graph; and whether devices relay."""
@@ -345,12 +333,10 @@ class ForestColl(CollectiveStrategy):
         few = most < self.max_trees and not alike(graph, weight)
         # Alike servers are folded, so their programs store one server's steps only; others must keep to the limit with all.
         held = min(most, self.max_trees) if few else self.max_trees
-        first = build_forest(
-            graph, weight, trees=self.trees, max_trees=held, deadline=deadline, structure=structure, strict=few, stars=bool(self.turns)
-        )  # fmt: skip
+        first = build_forest(graph, weight, trees=self.trees, max_trees=held, deadline=deadline, structure=structure, strict=few)
         if self.trees is None and first.symmetry is None and first.k > most and not few:
             first = build_forest(graph, weight, max_trees=min(most, self.max_trees), deadline=deadline, structure=structure, strict=True)
-        if self.structure is not None or self.fold or self.turns or first.method == "general" or graph.ranks > MAX_FEW_RANKS:
+        if self.structure is not None or self.fold or first.method == "general" or graph.ranks > MAX_FEW_RANKS:
             return first
         if first.height <= 2:  # trees over servers are no lower: one hop to enter a server, one inside it
             return first

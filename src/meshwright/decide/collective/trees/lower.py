@@ -36,7 +36,7 @@ from ..rates import pinned_route
 from .pack import Tree
 from .shards import ShardTable, shard_contract
 
-__all__ = ["Home", "Lowering", "Part", "Routes", "contract", "fold_of", "lower_parts", "tree_steps"]
+__all__ = ["Lowering", "Part", "contract", "lower_parts", "tree_steps"]
 
 
 @dataclass(frozen=True)
@@ -70,7 +70,6 @@ class Lowering:
     pace: int = 0  # pieces that a rank's sending lane with the longest way may be ahead of its others; 0 = every lane goes as it can
     lead: int = 1  # paced: pieces that it is ahead of those with fewer hops; where lanes repeat, pieces of an iteration: it divides `pieces`
     servers: int = 1  # folded: so many alike runs of rank numbers; only the first is stored
-    turns: bool = False  # a lane per link instead of one per tree edge, as `turns` says; lanes repeat
     table: ShardTable | None = None  # uneven shards: shard r's parts are shares of its chunks, out of `shard_units[r]`; needs `unroll`
     shard_units: tuple[int, ...] = ()
 
@@ -138,7 +137,7 @@ def lower_parts(parts: Sequence[Part], how: Lowering) -> Program:
     role = "output" if how.op in ("all-gather", "broadcast", "gather") else "input"
     for r in range(how.stored):
         b.buffer(r, chunks=how.chunks, chunk_bytes=how.chunk_bytes, role=role, name=f"data:{r}")
-    routes = Routes(how)
+    routes = _Routes(how)
     sources: dict[int, list[_Source]] = {}
     for part in parts:
         _lower_part(b, part, how, routes, sources)
@@ -152,10 +151,10 @@ def lower_parts(parts: Sequence[Part], how: Lowering) -> Program:
     if how.servers == 1:
         b.contract = promise
         return b.build()
-    return replace(b.build(), fold=fold_of(how), contracts=(promise,))
+    return replace(b.build(), fold=_fold(how), contracts=(promise,))
 
 
-def fold_of(how: Lowering) -> Fold:
+def _fold(how: Lowering) -> Fold:
     axes = (FoldAxis("place", how.stored, 1, "plain"), FoldAxis("server", how.servers, how.stored, "shift"))
     moved = how.stored * (how.chunks // len(how.ranks))
     return Fold(axes, np.full((1, how.stored), moved, np.int32))
@@ -192,7 +191,7 @@ def _keep_pace(sources: list[_Source], how: Lowering) -> None:
             first.lane.wait(i + pace, step)
 
 
-class Routes:
+class _Routes:
     """Route of a path: None where the fabric's own routing takes it anyway, so that the program stays free of names."""
 
     def __init__(self, how: Lowering) -> None:
@@ -209,7 +208,7 @@ class Routes:
         return self.known[path]
 
 
-class Home:
+class _Home:
     """Where the lanes of a part's ranks are stored: every rank at itself, or folded, at its twin in the first server."""
 
     def __init__(self, part: Part, how: Lowering) -> None:
@@ -247,8 +246,8 @@ def _uneven_spans(part: Part, how: Lowering, table: ShardTable) -> list[tuple[in
     return [(start + a, b - a) for a, b in pairwise(borders)]
 
 
-def _lower_part(b: ProgramBuilder, part: Part, how: Lowering, routes: Routes, sources: dict[int, list[_Source]]) -> None:
-    home = Home(part, how)
+def _lower_part(b: ProgramBuilder, part: Part, how: Lowering, routes: _Routes, sources: dict[int, list[_Source]]) -> None:
+    home = _Home(part, how)
     if not home.spans(0):
         return  # rounding left it nothing
     climbed: dict[int, list[StepRef]] = {}
@@ -259,7 +258,7 @@ def _lower_part(b: ProgramBuilder, part: Part, how: Lowering, routes: Routes, so
 
 
 def _climb(
-    b: ProgramBuilder, tree: Tree, home: Home, how: Lowering, routes: Routes, sources: dict[int, list[_Source]]
+    b: ProgramBuilder, tree: Tree, home: _Home, how: Lowering, routes: _Routes, sources: dict[int, list[_Source]]
 ) -> dict[int, list[StepRef]]:
     """Reduce towards the root; returns for every rank the step after which its chunks may be written again, per piece."""
     children: dict[int, list[int]] = {}
@@ -294,7 +293,7 @@ def _climb_piece(lane: LaneBuilder, incoming: list[int], out: int | None, buffer
 
 
 def _descend(
-    b: ProgramBuilder, tree: Tree, home: Home, how: Lowering, routes: Routes, climbed: dict[int, list[StepRef]],
+    b: ProgramBuilder, tree: Tree, home: _Home, how: Lowering, routes: _Routes, climbed: dict[int, list[StepRef]],
     sources: dict[int, list[_Source]],
 ) -> None:  # fmt: skip
     """Broadcast from the root; a rank's chunk is written only after its own contribution was sent (`climbed`)."""
