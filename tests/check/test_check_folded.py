@@ -8,8 +8,12 @@ import numpy as np
 import pytest
 
 from meshwright.check import check_program, whole
+from meshwright.check.folded import orbits
+from meshwright.check.folded import program as folded_check
+from meshwright.check.folded.claim import Claim
 from meshwright.check.folded.program import check_folded
-from meshwright.decide.collective import CollectiveProblem, ForestColl
+from meshwright.check.verdict import Finding
+from meshwright.decide.collective import CollectiveProblem, ForestColl, Ring
 from meshwright.errors import FormatError, Unsupported
 from meshwright.fabric.fabric import Device, Fabric, Link, Switch
 from meshwright.io.fabric.name import load_fabric
@@ -42,10 +46,50 @@ def folded(op: str = "all-gather", fabric: Fabric | None = None, **options: obje
 
 @pytest.mark.parametrize("unroll", [True, False])
 @pytest.mark.parametrize("op", OPS)
-def test_right_programs_are_proved_like_their_expanded_form(op: str, unroll: bool) -> None:
+def test_right_programs_are_proved_like_their_expanded_form(op: str, unroll: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     program = folded(op, unroll=unroll)
     assert check_folded(program) == []
     assert check_program(expand(program)).ok
+    monkeypatch.setattr(folded_check, "check_orbits", refuse)
+    assert check_folded(program) == []
+
+
+def test_the_stored_lanes_alone_prove_what_hangs_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In rings all lanes hang together: class by class everything would be written out."""
+    monkeypatch.setattr(folded_check, "MAX_COMPONENT_LANES", 1)
+    monkeypatch.setattr(whole, "MAX_EXPANDED_STEPS", 10)
+    program = rings("all-reduce")
+    assert check_program(program).ok
+    monkeypatch.setattr(orbits, "MAX_MOVES", 1)
+    assert check_program(program).status == "unknown"
+
+
+@pytest.mark.parametrize("broken", ["aliases", "repeats", "route", "in place", "circle"])
+def test_what_orbits_do_not_prove_is_left_to_classes(broken: str) -> None:
+    program = rings("all-gather") if broken == "circle" else folded("all-gather")
+    claim = Claim(program, Lifted(program), program.contracts[0])
+    s, c = program.steps, program.contracts[0]
+    if broken == "repeats":
+        repeat = program.lanes.repeat.copy()
+        repeat[0] += 1
+        program = replace(program, lanes=replace(program.lanes, repeat=repeat))
+    elif broken == "route":
+        program = replace(program, channels=replace(program.channels, route=np.zeros_like(program.channels.route), routes=(("a", "b"),)))
+    elif broken == "aliases":
+        program = replace(program, buffers=replace(program.buffers, alias_of=np.full_like(program.buffers.alias_of, 0)))
+    elif broken == "in place":
+        own = c.inputs[0][2]
+        later = tuple((b, (first + own) % (own * program.ranks), n) for b, first, n in c.inputs)
+        claim = Claim(program, Lifted(program), replace(c, inputs=later))
+    else:  # the first step of a lane waits for its last: a circle in any form
+        lane = int(np.argmax(program.lanes.end - program.lanes.start))
+        first, last = int(program.lanes.start[lane]), int(program.lanes.end[lane]) - 1
+        rows = [[*s.after_step[s.after_ptr[i] : s.after_ptr[i + 1]].tolist(), *([last] if i == first else [])] for i in range(len(s))]
+        flat = np.array([x for row in rows for x in row], np.int32)
+        ptr = np.concatenate([[0], np.cumsum([len(row) for row in rows])]).astype(np.int32)
+        program = replace(program, steps=replace(s, after_ptr=ptr, after_step=flat, after_lag=np.zeros(len(flat), np.int32)))
+    with pytest.raises(Unsupported):
+        orbits.check_orbits(program, claim)
 
 
 @pytest.mark.parametrize("op", OPS)
@@ -92,13 +136,27 @@ def _steps(p: Program, column: str, at: object, by: int) -> Program:
     return replace(p, steps=replace(p.steps, **{column: values}))
 
 
+def rings(op: str) -> Program:
+    problem = CollectiveProblem.on(load_fabric("star:4"), op, 1 << 12)
+    program = fold(Ring().plan(problem, rng=np.random.default_rng(0)).program)
+    assert program is not None and program.fold is not None
+    return program
+
+
+def refuse(*_: object) -> list[Finding]:
+    raise Unsupported("not this way")
+
+
 @pytest.mark.parametrize("op", OPS)
-@pytest.mark.parametrize("seed", range(4))
-def test_mutants_are_found_wherever_the_expanded_form_is_wrong(op: str, seed: int) -> None:
-    """Random damage to one stored step; the proof by classes must not call right what the whole form shows wrong."""
-    program = folded(op, cluster(rails=True)) if seed % 2 else folded(op)
+@pytest.mark.parametrize("way", ["classes", "classes on rails", "orbits", "orbits of rings"])
+def test_mutants_are_found_wherever_the_expanded_form_is_wrong(op: str, way: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Random damage to one stored step; neither folded proof may call right what the whole form shows wrong."""
+    if way.startswith("classes"):
+        monkeypatch.setattr(folded_check, "check_orbits", refuse)
+    program = rings(op) if "rings" in way else folded(op, cluster(rails="rails" in way))
+    seed = len(way)
     rng = np.random.default_rng(seed)
-    for _ in range(6):
+    for _ in range(8):
         step = int(rng.integers(len(program.steps)))
         s = program.steps
         kind = int(rng.integers(4))
@@ -170,11 +228,7 @@ def test_a_contract_that_is_not_its_own_image_is_left_open() -> None:
 
 def test_rings_hang_together_and_are_taken_whole() -> None:
     """One component is its own image under every member."""
-    from meshwright.decide.collective import Ring
-
-    problem = CollectiveProblem.on(load_fabric("star:4"), "all-gather", 1 << 12)
-    program = fold(Ring().plan(problem, rng=np.random.default_rng(0)).program)
-    assert program is not None and program.fold is not None
+    program = rings("all-gather")
     assert check_folded(program) == []
     s = program.steps
     chunk = s.dst_chunk.copy()

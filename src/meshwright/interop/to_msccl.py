@@ -25,6 +25,7 @@ from .to_msccl_memory import Memory, Place
 
 __all__ = ["MscclOptions", "lower_to_msccl", "most_connections", "refuse_too_large"]
 
+MAX_WRITTEN_STEPS = 1_000_000  # of all gpus: about as many lines, which every gpu reads; the checks of so many take minutes
 TYPES = {"XS": "s", "RD": "r", "XD": "cpy", "XAD": "re", "RXAD": "rrc", "RXAS": "rrs", "RDS": "rcs", "RXADS": "rrcs"}
 
 
@@ -88,6 +89,10 @@ def refuse_too_large(p: Program, limits: ExecutorLimits) -> None:
     """
     if p.ranks > limits.children:
         raise refuse("gpus", limit="children", needed=p.ranks, most=limits.children, hint="plan for fewer devices")
+    written = len(p.steps) * (p.fold.members if p.fold is not None else 1)
+    if written > MAX_WRITTEN_STEPS:
+        text = f"{written} steps of all gpus are more than the {MAX_WRITTEN_STEPS} that are written: every gpu reads the whole file before it starts"
+        raise Unsupported(text, hint="plan for fewer devices", data={"limit": "written", "needed": written, "most": MAX_WRITTEN_STEPS})
     actor = p.lanes.actor[p.lane_of_step()]
     for part in (Part.RECV, Part.SEND):
         ends = np.bincount(actor[((p.steps.parts & part) != 0) & (p.steps.count > 0)], minlength=1)

@@ -18,7 +18,7 @@ from ...program.validate import validate
 from ..verdict import MAX_FINDINGS_OF_A_KIND, Finding
 from .order import Addresses, messages, ports, wait_once
 
-__all__ = ["check_wellformed", "witness"]
+__all__ = ["check_form", "check_wellformed", "witness"]
 
 LOCAL_PARTS = Part.RECV | Part.READ | Part.ADD | Part.STORE | Part.SEND  # what a transfer does with data, as against returning a credit
 
@@ -41,6 +41,11 @@ def check_wellformed(p: Program) -> list[Finding]:
         return [Finding(check="format", message=str(error), witness={"field": error.where})]
     if p.fold is not None:
         return [Finding(check="wellformed", message="a folded program must be expanded first", status="unknown")]
+    return check_form(p)
+
+
+def check_form(p: Program) -> list[Finding]:
+    """The rules beyond those of the tables (`validate`), which must hold."""
     for part in (_parts, _actors, _channels, _edges, _aliases, _calls, _contract):  # each may rely on the ones before
         found = list(islice(part(p), MAX_FINDINGS_OF_A_KIND))
         if found:

@@ -1,0 +1,162 @@
+"""What a folded collective promises, cell by cell, and whether that is the same for all members."""
+
+from __future__ import annotations
+
+from itertools import accumulate
+from typing import Any
+
+import numpy as np
+
+from ...errors import Unsupported
+from ...program.fold import image
+from ...program.fold_part import Lifted
+from ...program.program import Contract, Program
+from ..program.values import QUANTITY_MASK
+from ..program.wellformed import witness
+from ..verdict import MAX_FINDINGS_OF_A_KIND, Finding
+
+__all__ = ["Claim", "wrong_cell"]
+
+
+def wrong_cell(p: Program, rank: int, buffer: int, chunk: int, have: int, want: int, step: int) -> Finding:
+    at = -1 - have if have < 0 else step
+    if at < 0:
+        facts: dict[str, Any] = {"rank": rank, "lane": -1, "step": -1, "iteration": 0, "chunk": chunk}
+        text = f"chunk {chunk} of {p.buffer_name(buffer)} on rank {rank} is never written with what it must hold"
+        return Finding(check="values", message=text, witness=facts)
+    if have < 0:
+        what = "is spoilt: a contribution is added twice, or what does not belong together is added"
+    elif (have ^ want) & QUANTITY_MASK:
+        what = "holds another chunk's data"
+    else:
+        what = f"lacks {((want & ~have) >> 32).bit_count()} contributions and has {((have & ~want) >> 32).bit_count()} others"
+    text = f"chunk {chunk} of {p.buffer_name(buffer)} on rank {rank} {what}; last written by {p.describe(at)}"
+    return Finding(check="values", message=text, witness=witness(p, at, chunk=chunk, buffer=buffer) | {"rank": rank})
+
+
+class Claim:
+    """The contract by cell. Quantity = input chunk plus one, contributions by rank; cells are chunks, of the first iteration."""
+
+    def __init__(self, p: Program, lifted: Lifted, c: Contract) -> None:
+        self.p, self.lifted, self.c, self.n = p, lifted, c, p.ranks
+        self.buffers = {b for b, _, _ in (*c.inputs, *c.outputs)}
+        stored, k = len(p.buffers), len(lifted.everyone)
+        if any(not 0 <= b < stored * k for b in self.buffers) or len(c.inputs) != self.n or len(c.outputs) != self.n:
+            raise Unsupported("the contract names buffers that do not exist")
+        self.starts = [0, *accumulate(n for _, _, n in c.inputs)]
+        self.parts = [0, *accumulate(n for _, _, n in c.outputs)]
+        sizes = {n for _, _, n in c.inputs}
+        whole = self.starts[-1] if c.op == "all-gather" else c.inputs[0][2]
+        # Equal shares in rank order: otherwise one instance's chunk numbers are not those of the others moved.
+        outputs = {"all-gather": {whole}, "all-reduce": {whole}, "reduce-scatter": {n for _, _, n in c.outputs}}[c.op]
+        shares = {n for _, _, n in c.outputs}
+        if len(sizes) > 1 or len(shares) > 1 or shares != outputs or (c.op == "reduce-scatter" and self.parts[-1] != whole):
+            raise Unsupported("the contract's ranges are no whole collective of equal shares")
+
+    def initial(self, buffer: int, chunk: int) -> int:
+        """What a cell holds before the program runs: 0 = nothing known."""
+        for rank in self._owners(buffer):
+            b, first, count = self.c.inputs[rank]
+            if b == buffer and first <= chunk < first + count:
+                quantity = (self.starts[rank] if self.c.op == "all-gather" else 0) + chunk - first
+                return (1 << (32 + rank)) | (1 + quantity)
+        return 0
+
+    def _owners(self, buffer: int) -> tuple[int, ...]:
+        stored = len(self.p.buffers)
+        return (int(image(self.lifted.fold, int(self.p.buffers.actor[buffer % stored]), self.lifted.everyone[buffer // stored])),)
+
+    def is_output(self, rank: int, buffer: int, chunk: int) -> bool:
+        b, first, count = self.c.outputs[rank]
+        return b == buffer and first <= chunk < first + count
+
+    def wanted(self, rank: int, chunk: int) -> int:
+        at = chunk - self.c.outputs[rank][1]
+        if self.c.op == "all-gather":
+            return (1 << (32 + at // self.c.inputs[0][2])) | (1 + at)
+        skip = self.parts[rank] if self.c.op == "reduce-scatter" else 0
+        return ((1 << self.n) - 1) << 32 | (1 + skip + at)
+
+    def require_symmetry(self) -> None:
+        """The contract is its own image: one offset of one step along every folded axis is enough, they generate all.
+
+        An image moves ranks, buffers and chunks. Inputs must go to inputs and outputs to outputs. A quantity is the place of a chunk in
+        the concatenation of the inputs (all-gather) or in every input (sums); it must move the same way on both sides.
+        Raises: Unsupported.
+        """
+        lifted, c = self.lifted, self.c
+        stored = len(self.p.buffers)
+        # One step along each axis generates the whole group of members, and images of images are images.
+        for number in range(len(lifted.axes)):
+            step = tuple(int(i == number) for i in range(len(lifted.axes)))
+            goes_to = image(lifted.fold, np.arange(self.n, dtype=np.int32), step)
+            shift = np.asarray(step, np.int64) @ lifted.fold.buffer_shift.astype(np.int64)
+            quantity = np.full(max(self.starts[-1], self.parts[-1], *(n for _, _, n in c.inputs)), -1, np.int64)
+            for rank in range(self.n):
+                other = int(goes_to[rank])
+                for table, base in ((c.inputs, self._in_base), (c.outputs, self._out_base)):
+                    b, first, count = table[rank]
+                    to, there, _ = table[other]
+                    chunks = int(self.p.buffers.chunks[b % stored])
+                    if self._buffer_image(b, step) != to:
+                        raise Unsupported("the contract's buffers are not each other's images")
+                    at = np.arange(first, first + count)
+                    moved = (at + shift[b % stored]) % chunks if count < chunks or shift[b % stored] else at
+                    if np.any((moved < there) | (moved >= there + count)):
+                        raise Unsupported("the contract's ranges are not each other's images")
+                    q, r = base(rank) + at - first, base(other) + moved - there
+                    # A chunk's number must move alike wherever it appears, or the same image would mean different data.
+                    if np.any((quantity[q] >= 0) & (quantity[q] != r)):
+                        raise Unsupported("the contract's chunks are not each other's images")
+                    quantity[q] = r
+
+    def _in_base(self, rank: int) -> int:
+        return self.starts[rank] if self.c.op == "all-gather" else 0
+
+    def _out_base(self, rank: int) -> int:
+        return self.parts[rank] if self.c.op == "reduce-scatter" else 0
+
+    def _buffer_image(self, buffer: int, step: tuple[int, ...]) -> int:
+        stored = len(self.p.buffers)
+        here = self.lifted.everyone[buffer // stored]
+        there = tuple(a ^ b if axis.kind == "xor" else (a + b) % axis.size for axis, a, b in zip(self.lifted.axes, here, step, strict=True))
+        return self.lifted.number[there] * stored + buffer % stored
+
+    def uncovered(self, written: list[set[tuple[int, int]]]) -> list[Finding]:
+        """Output cells of representatives that no component writes and that do not hold the right input."""
+        lifted, stored = self.lifted, len(self.p.buffers)
+        # Each rank is the image of one representative under one member.
+        home: dict[int, tuple[int, tuple[int, ...]]] = {}
+        for rank in np.unique(self.p.buffers.actor).tolist():
+            for m in lifted.everyone:
+                home[int(image(lifted.fold, rank, m))] = rank, m
+        covered: dict[int, set[int]] = {}
+        shift = lifted.fold.buffer_shift.astype(np.int64)
+        for cells in written:
+            for rank, chunk in cells:
+                first, m = home[rank]
+                local = self.c.outputs[rank][0] % stored
+                chunks = int(self.p.buffers.chunks[local])
+                # What a component writes at rank (first, m), the component's image under m's inverse writes at `first`, moved back.
+                covered.setdefault(first, set()).add(int((chunk - np.dot(np.asarray(m, np.int64), shift[:, local])) % chunks))
+        found: list[Finding] = []
+        for rank in np.unique(self.p.buffers.actor).tolist():
+            b, first, count = self.c.outputs[rank]
+            for chunk in range(first, first + count):
+                if chunk not in covered.get(rank, set()) and self.initial(b, chunk) != self.wanted(rank, chunk):
+                    found.append(wrong_cell(self.p, rank, b % stored, chunk, 0, 0, -1))
+                    if len(found) >= MAX_FINDINGS_OF_A_KIND:
+                        return found
+        return found
+
+    def require_in_place(self, chunks: int) -> None:
+        """Every rank's whole result or input is one buffer of so many chunks, numbered like its quantities, and a share lies at its place in it.
+
+        Raises: Unsupported.
+        """
+        c = self.c
+        whole, own = (c.outputs, c.inputs) if c.op == "all-gather" else (c.inputs, c.outputs)
+        starts = self.starts if c.op == "all-gather" else self.parts
+        in_order = c.op == "all-reduce" or all(first == starts[rank] for rank, (_, first, _) in enumerate(own))
+        if any((first, count) != (0, chunks) for _, first, count in whole) or not in_order or (c.op == "all-reduce" and whole != own):
+            raise Unsupported("a contract that is not in place")

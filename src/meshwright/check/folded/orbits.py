@@ -1,0 +1,134 @@
+"""Folded collectives proved on the stored lanes alone, whatever hangs together: nothing is written out.
+
+Members of a fold along one axis do the same, moved. So:
+1. Form: the quotient, in which every message goes to the representative of its receiver, is checked like any program.
+2. Deadlock: a circle of waits among members' steps would be one in the quotient; it has none.
+3. Races: two accesses to a cell are ordered by lanes and waits of its own rank, without messages: more than is needed, and the same for all members.
+4. Values: steps run in an order of the quotient, all members of a step at once. That is an order of the whole program, since what a step waits for
+   comes before it there too, and without races any order gives the same. A representative's memory stands for all: what it receives from a member
+   is what the representative sent, moved to that member: contributions move by ranks, quantities by chunks.
+5. The contract is its own image (`Claim.require_symmetry`), so the representatives' outputs are enough.
+
+Raises Unsupported where one of these does not hold or does not apply, which says nothing about the program.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import replace
+
+import numpy as np
+
+from ...errors import FormatError, Unsupported
+from ...program.fold import folded_axes, require_folded
+from ...program.program import Kind, Part, Program
+from ...program.validate import validate
+from ..program.deadlock import find_cycle
+from ..program.order import Order, accesses
+from ..program.races import check_races
+from ..program.values import QUANTITY_MASK
+from ..program.wellformed import check_form
+from ..verdict import MAX_FINDINGS_OF_A_KIND, Finding
+from .claim import Claim, wrong_cell
+
+__all__ = ["check_orbits"]
+
+MAX_MOVES = 20_000_000  # chunks moved by the stored steps: each is followed by an interpreted loop
+
+
+def check_orbits(p: Program, claim: Claim) -> list[Finding]:
+    """Findings; empty when the folded program keeps its contract. Raises: Unsupported."""
+    try:
+        validate(p)
+    except FormatError as error:
+        return [Finding(check="format", message=str(error), witness={"field": error.where})]
+    quotient = _quotient(p)
+    found = check_form(quotient)
+    if found:
+        return found
+    if find_cycle(quotient):
+        raise Unsupported("the waits of representatives go round in a circle, perhaps through other members")
+    if check_races(_alone(quotient)):
+        raise Unsupported("accesses are ordered through other ranks, if at all")
+    return _values(p, quotient, claim)
+
+
+def _quotient(p: Program) -> Program:
+    """The stored lanes as a program among representatives. Raises: Unsupported where the proof does not apply."""
+    fold = require_folded(p)
+    axes = folded_axes(fold)
+    if len(axes) != 1 or axes[0].kind != "shift" or axes[0].size * axes[0].stride != p.ranks:
+        raise Unsupported("more than one folded axis, or one that is not the outermost")
+    s, b = p.steps, p.buffers
+    if np.any(s.kind != Kind.TRANSFER) or np.any(s.parts & (Part.IN_SET | Part.OUT_SET)) or np.any(p.channels.route >= 0) or np.any(s.after_lag):
+        raise Unsupported("computing steps, channel sets, pinned routes or waits for earlier iterations")
+    if len(set(p.lanes.repeat.tolist())) != 1 or len(set(b.chunks.tolist())) != 1 or len(set(fold.buffer_shift[0].tolist())) != 1:
+        raise Unsupported("lanes or buffers of several kinds")
+    chunks, shift = int(b.chunks[0]), int(fold.buffer_shift[0, 0]) % int(b.chunks[0])
+    a = accesses(p)
+    if np.any(b.alias_of >= 0) or (shift and (chunks % shift or np.any(a.chunk % shift + a.count > shift))):
+        raise Unsupported("aliases, or ranges that members' images do not keep whole")
+    if int(s.count.astype(np.int64).sum()) > MAX_MOVES:
+        raise Unsupported("too many chunks to follow one by one")
+    return replace(p, fold=None, contracts=(), channels=replace(p.channels, dst=p.channels.dst % np.int32(axes[0].stride)))
+
+
+def _alone(quotient: Program) -> Program:
+    """Every rank without its messages: what is received is written, what is sent is read."""
+    s = quotient.steps
+    none, parts = np.full_like(s.chan_in, -1), s.parts & ~(Part.RECV | Part.SEND)
+    return replace(quotient, steps=replace(s, parts=parts.astype(s.parts.dtype), chan_in=none, chan_out=none))
+
+
+def _values(p: Program, quotient: Program, claim: Claim) -> list[Finding]:
+    axis = folded_axes(require_folded(p))[0]
+    chunks, shift = int(p.buffers.chunks[0]), int(require_folded(p).buffer_shift[0, 0])
+    claim.require_in_place(chunks)
+    n, full = p.ranks, (1 << p.ranks) - 1
+    hops = (p.channels.dst // axis.stride).tolist()  # a message of the representative arrives at so many members further on
+
+    def moved(value: int, back: int) -> int:
+        """The value as the member `back` before has it, if the representative has it so."""
+        if value <= 0 or not back:
+            return value
+        turn, quantity = back * axis.stride % n, (value & QUANTITY_MASK) - 1
+        mask = value >> 32
+        return ((mask >> turn | mask << (n - turn)) & full) << 32 | 1 + (quantity - back * shift) % chunks
+
+    memory = [[claim.initial(b, c) for c in range(chunks)] for b in range(len(p.buffers))]
+    writer = [[-1] * chunks for _ in memory]
+    queue: list[deque[list[int]]] = [deque() for _ in hops]
+    s, order = p.steps, Order(quotient)
+    columns = [x.tolist() for x in (s.parts, s.count, s.src_buffer, s.src_chunk, s.dst_buffer, s.dst_chunk, s.chan_in, s.chan_out)]
+    for step in order.step[order.order].tolist():
+        part, count, src, src_chunk, dst, dst_chunk, chan_in, chan_out = (column[step] for column in columns)
+        value: list[int] = []
+        if part & Part.RECV:
+            value = [moved(x, hops[chan_in]) for x in queue[chan_in].popleft()]
+        if part & Part.READ:
+            here = memory[src][src_chunk : src_chunk + count]
+            value = [_sum(x, y, step) for x, y in zip(value, here, strict=True)] if part & Part.RECV else here
+        if part & Part.STORE:
+            if part & Part.ADD and not part & Part.RECV:
+                value = [_sum(x, y, step) for x, y in zip(value, memory[dst][dst_chunk : dst_chunk + count], strict=True)]
+            memory[dst][dst_chunk : dst_chunk + count] = value
+            writer[dst][dst_chunk : dst_chunk + count] = [step] * count
+        if part & Part.SEND:
+            queue[chan_out].append(value)
+    found: list[Finding] = []
+    for rank in range(axis.stride):
+        buffer, first, count = claim.c.outputs[rank]
+        for chunk in range(first, first + count):
+            have, want = memory[buffer][chunk], claim.wanted(rank, chunk)
+            if have != want and len(found) < MAX_FINDINGS_OF_A_KIND:
+                found.append(wrong_cell(p, rank, buffer, chunk, have, want, writer[buffer][chunk]))
+    return found
+
+
+def _sum(a: int, b: int, step: int) -> int:
+    """The union of contributions to one quantity; a negative number where that is none, which stays."""
+    if a < 0 or b < 0:
+        return a if a < 0 else b
+    if not a or not b or (a ^ b) & QUANTITY_MASK or (a >> 32) & (b >> 32):
+        return -1 - step
+    return a | b
