@@ -1,4 +1,4 @@
-"""Traces in the words of torch 1.8 to 1.12 say the same as today's; one truth about loading; whose the host's time is; gains within what was waited."""
+"""Traces in the words of torch 1.8 to 1.12 say the same as today's; one truth about loading; whose the host's time is; gains within the waiting."""
 
 import json
 
@@ -15,7 +15,8 @@ from meshwright.cli.frame import main
 from meshwright.compare.breakdown import breakdown_of
 from meshwright.io.trace.read import read_trace
 
-OLD = {"cpu_op": "Operator", "user_annotation": "Operator", "cuda_runtime": "Runtime", "kernel": "Kernel", "gpu_memcpy": "Memcpy", "gpu_memset": "Memset"}
+OLD = {"cpu_op": "Operator", "user_annotation": "Operator", "cuda_runtime": "Runtime", "kernel": "Kernel",
+       "gpu_memcpy": "Memcpy", "gpu_memset": "Memset"}  # fmt: skip
 ARROW = {"1.8": ("async", "launch"), "1.10": ("async_gpu", "cudaLaunchKernel"), "1.12": ("async_cpu_to_gpu", "async_gpu")}
 
 
@@ -125,7 +126,8 @@ def test_one_number_of_several_launches_is_taken_in_turn_or_shared(tmp_path, ker
         at = 100.0 * i
         slices += [
             ("user_annotation", f"module:{path}", 1, at, 50.0, {}), ("cpu_op", "aten::mm", 1, at + 1, 40.0, {}),
-            ("cuda_runtime", "cudaLaunchKernel", 1, at + 2, 10.0, {"correlation": 7}), ("cuda_driver", "cuLaunchKernel", 1, at + 3, 5.0, {"correlation": 7}),
+            ("cuda_runtime", "cudaLaunchKernel", 1, at + 2, 10.0, {"correlation": 7}),
+            ("cuda_driver", "cuLaunchKernel", 1, at + 3, 5.0, {"correlation": 7}),
         ]  # fmt: skip
     slices += [("kernel", "k", COMPUTE, 300.0 + 10 * i, 9.0, {"correlation": 7, "device": 0, "stream": COMPUTE}) for i in range(kernels)]
     found = annotate(read_trace(written(tmp_path / "twice.json", events(*slices))))

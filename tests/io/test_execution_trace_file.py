@@ -116,7 +116,7 @@ def test_what_is_no_such_trace_is_refused(tmp_path: Path) -> None:
         with pytest.raises(FormatError, match=said):
             read_execution_trace(written(tmp_path, nodes))
     with pytest.raises(FormatError, match="expected 1"):
-        read_execution_trace(written(tmp_path, [], schema="1.0.2"))
+        read_execution_trace(written(tmp_path, [], schema="2.0.2"))
     cut = written(tmp_path, [node(1, 1), node(2, 1)])
     cut.write_bytes(cut.read_bytes()[:-9])
     with pytest.raises(FormatError, match="not JSON"):

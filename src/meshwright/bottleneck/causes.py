@@ -33,7 +33,8 @@ MIN_LATE_SHARE = 0.6  # of all lateness that one rank must cause to be named
 MAX_MODULES = 3  # modules listed for where computing went
 _OWN = (Kind.COMPUTE, Kind.LAUNCH, Kind.HOST, Kind.SYNC)  # a rank's own work
 _HOST = (Kind.DATA, Kind.LAUNCH, Kind.HOST, Kind.SYNC, Kind.IDLE, Kind.WAIT)  # in which a device may be busy meanwhile
-_OWN_PYTHON = "its Python runs between operators: look at what it does there beside calling them (sleeping, reading, printing, .item()), or compile it"
+_OWN_PYTHON = "its Python runs between operators: look at what it does there beside calling them (sleeping, reading, printing, .item())"
+_NOTHING = "nothing was recorded: look at what runs outside operators (logging, checkpoints, evaluation, other threads)"
 _LOOP_PYTHON = "Python runs between operators: torch.compile, fewer and larger operators, work out of the loop"
 I64 = NDArray[np.int64]
 
@@ -173,7 +174,8 @@ class _Books:
         for number, v in enumerate(self.views):
             if module in v.modules:
                 links = self.path.links
-                chosen = (self.path.view == number) & (links.kind == Kind.COMPUTE) & (links.stage == stage) & (links.module == v.modules.index(module))
+                of = v.modules.index(module)
+                chosen = (self.path.view == number) & (links.kind == Kind.COMPUTE) & (links.stage == stage) & (links.module == of)
                 self.free = np.where(chosen, (self.free * share).astype(np.int64), self.free)
 
     def links(self) -> list[Cause]:
@@ -309,7 +311,7 @@ class _Books:
         found = []
         for (module, stage), total in self.by_module(chosen).items():
             here = f"module {module}" if module else f"stage {STAGES[stage]} on {self.ranks(chosen & (links.stage == stage))}"
-            advice = _OWN_PYTHON if module else "nothing was recorded: look at what runs outside operators (logging, checkpoints, evaluation, other threads)"
+            advice = _OWN_PYTHON if module else _NOTHING
             found.append(self.cause("idle", here, total, gains.get((module, stage), 0), advice))
         return found
 

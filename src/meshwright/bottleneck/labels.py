@@ -60,7 +60,8 @@ def own_labels(trace: Trace) -> Labels:
     inherit(trace.parent, stage)
     inherit(trace.parent, module)
     operators = trace.in_category("cpu_op")
-    stage = np.where((stage < 0) & operators, np.where(_autograds(trace, stage, operators)[trace.track], np.int32(Stage.BACKWARD), Stage.FORWARD), stage)
+    engine = _autograds(trace, stage, operators)[trace.track]
+    stage = np.where((stage < 0) & operators, np.where(engine, np.int32(Stage.BACKWARD), np.int32(Stage.FORWARD)), stage)
     module = _backward_modules(trace, stage, module)
     return Labels(stage=np.maximum(stage, 0).astype(np.int8), module=np.maximum(module, 0), modules=tuple(modules))
 

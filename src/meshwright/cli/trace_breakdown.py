@@ -19,7 +19,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--modules", type=Path, metavar="FILE", help="module tree of the model (`trace annotate` and `train run` write one)")
     parser.add_argument("--model", metavar="MODULE:FUNCTION", help="capture the module tree from this function")
     parser.add_argument("--fabric", help="FILE.toml or PRESET:n: what links should carry, to tell slow ones (default: what the other links carry)")
-    parser.add_argument("--without-last-step", action="store_true", help="device totals: leave out what the last profiler step launched (they name the steps they cover)")
+    parser.add_argument("--without-last-step", action="store_true", help="device totals: leave out what the last profiler step launched")
     parser.add_argument("--limit", type=int, default=10, metavar="N", help="print at most N bottlenecks (default 10)")
 
 

@@ -56,7 +56,8 @@ def _device(times: DeviceTimes) -> dict[str, Any]:
     """Over all chosen steps together, not per step."""
     return {
         "idle_total_s": times.idle_s, "compute_total_s": times.compute_s, "other_total_s": times.other_s, "kernel_total_s": times.kernel_s,
-        "communication_total_s": times.communication_s, "overlap_share": times.overlap if times.overlap == times.overlap else None, "steps": list(times.steps),
+        "communication_total_s": times.communication_s, "overlap_share": times.overlap if times.overlap == times.overlap else None,
+        "steps": list(times.steps),
     }  # fmt: skip
 
 

@@ -19,7 +19,8 @@ EVALUATE = "autograd::engine::evaluate_function: "  # the engine runs a node of 
 NODE = re.compile(r"Backward\d*$|AccumulateGrad$")
 OPERATOR_NAME = re.compile(r"::|Backward\d*$|^## Call CompiledFxGraph|(cpp|triton(_[a-z0-9]+)?)_fused_")
 LOADING = re.compile(
-    r"^enumerate\(DataLoader\)|^\W*(load|get|fetch)?[ _-]?(data|batch)\w*\W*$|DataLoader.*__next__|^\[pl\].*(train_dataloader_next|_next)", re.IGNORECASE
+    r"^enumerate\(DataLoader\)|^\W*(load|get|fetch)?[ _-]?(data|batch)\w*\W*$|DataLoader.*__next__|^\[pl\].*(train_dataloader_next|_next)",
+    re.IGNORECASE,
 )
 
 _CATEGORIES = {"Kernel": "kernel", "Runtime": "cuda_runtime", "Memcpy": "gpu_memcpy", "Memset": "gpu_memset", "User": "gpu_user_annotation"}
