@@ -21,7 +21,7 @@ F64 = NDArray[np.float64]
 I64 = NDArray[np.int64]
 # What is tried, see `_build`: those that were best of all 64 for some profile and shape (benchmarks/zero_bubble.py).
 STYLES = (42, 38, 9, 2, 18, 23, 3)
-SLACKS = (0, 1 << 30)  # micro-batches that a stage may run ahead of the next one on its device beyond the stages between
+SLACKS = (0, 1 << 30)  # micro-batches that a stage may run ahead of where they come back to its device, beyond the stages between
 STEPS = 12  # targets between the least makespan and the greedy one
 
 
@@ -113,7 +113,9 @@ def _build(device, seconds, up, down, size, cap, many, target, style, slack, ord
                     continue
                 if m >= many or ready[kind, s, m] == np.inf:
                     continue
-                if kind == 0 and onward[s] and m - done[0, onward[s]] >= onward[s] - s + slack:
+                # ahead of where the micro-batch comes back to the device: at its next stage there, or as the backward of this one
+                back = m - done[0, onward[s]] - onward[s] if onward[s] else m - done[1, s] - stages
+                if kind == 0 and back + s >= slack:
                     continue
                 begin = max(t, ready[kind, s, m])
                 if kind == 0:
