@@ -238,6 +238,8 @@ def test_sets_of_files(tmp_path: Path) -> None:
     assert read_chakra_set(tmp_path) == both == read_chakra_set(tmp_path / "step")
     (tmp_path / "step.1.et").write_bytes(gzip.compress((tmp_path / "step.1.et").read_bytes()))
     assert read_chakra_set(tmp_path).traces == both.traces
+    one = read_chakra_set(tmp_path / "step.1.et")
+    assert one.traces == both.traces[1:] and one.groups == both.groups and one.names == ("step.1.et",)
     (tmp_path / "step.comm_group.json").write_text('{"1": [0, 2]}')
     with pytest.raises(FormatError, match=r"step.comm_group.json: '1': must be different ranks below 2"):
         read_chakra_set(tmp_path)

@@ -89,6 +89,23 @@ def tensor(elements: int, size: int) -> list[Any]:
     return [1, 2, 0, elements, size, "cpu"]
 
 
+def test_schema_1_0_says_the_same(recorded: tuple[Path, dict[str, int]], tmp_path: Path) -> None:
+    """The trace that this torch wrote, with the keys of schema 1.0 (as in traces of PyTorch 2.0: operands and attributes are keys of the node)."""
+    new = json.loads(recorded[0].read_text())
+    old = [
+        {
+            "name": n["name"], "id": n["id"], "parent": n["ctrl_deps"], "seq_id": -1, "scope": 0, "fw_tid": 0,
+            **{a["name"]: a["value"] for a in n["attrs"] if a["name"] in ("op_schema", "tid")},
+            "inputs": n["inputs"]["values"], "input_shapes": n["inputs"]["shapes"], "input_types": n["inputs"]["types"],
+            "outputs": n["outputs"]["values"], "output_shapes": n["outputs"]["shapes"], "output_types": n["outputs"]["types"],
+        }
+        for n in new["nodes"]
+    ]  # fmt: skip
+    path = tmp_path / "old.json"
+    path.write_text(json.dumps({"schema": "1.0.1", "pid": new["pid"], "time": "2023-07-14 11:53:07", "nodes": old}))
+    assert read_execution_trace(path).nodes == read_execution_trace(recorded[0]).nodes
+
+
 def test_what_is_no_such_trace_is_refused(tmp_path: Path) -> None:
     large = {"values": [tensor(1 << 40, 1 << 40)], "shapes": [[1 << 40]]}
     for nodes, said in (
@@ -99,7 +116,7 @@ def test_what_is_no_such_trace_is_refused(tmp_path: Path) -> None:
         with pytest.raises(FormatError, match=said):
             read_execution_trace(written(tmp_path, nodes))
     with pytest.raises(FormatError, match="expected 1"):
-        read_execution_trace(written(tmp_path, [], schema="1.0.2"))
+        read_execution_trace(written(tmp_path, [], schema="2.0.2"))
     cut = written(tmp_path, [node(1, 1), node(2, 1)])
     cut.write_bytes(cut.read_bytes()[:-9])
     with pytest.raises(FormatError, match="not JSON"):

@@ -16,11 +16,11 @@ from numpy.typing import NDArray
 
 from ..trace.module_tree import ModuleTree
 from ..trace.trace import Trace
+from ..trace.vocabulary import EVALUATE, NODE
 from .captured import CapturedSequence, owners_of
 from .compiled import CompiledSequence
 from .labels import Evidence, Labels, Stage
-from .slices import EVALUATE, Units, around, names_like
-from .slices import NODE as _NODE
+from .slices import Units, around, names_like
 from .spans import ModuleSpans
 
 __all__ = ["ACCUMULATES", "forward_of", "label_backward"]
@@ -87,7 +87,7 @@ def _as_function(
 def forward_of(trace: Trace, units: Units, rows: I64) -> I64:
     """The forward slice that made the node of each evaluated row, -1 where nothing says."""
     found = np.full(len(trace), -1, np.int64)
-    node = names_like(trace, _NODE) & (units.head >= 0)
+    node = names_like(trace, NODE) & (units.head >= 0)
     number = np.full(len(trace), -1, np.int64)
     says = np.flatnonzero((units.evaluate | node) & (trace.sequence >= 0))
     # The number may stand at the engine's slice or at the node inside it; both mean the same evaluation.
@@ -105,7 +105,7 @@ def forward_of(trace: Trace, units: Units, rows: I64) -> I64:
         fits = (at >= 0) & (trace.sequence[forward[np.maximum(at, 0)]] == number[wanted]) if len(forward) else np.zeros(len(wanted), bool)
         found[wanted[fits]] = forward[at[fits]]
     # Arrows that the profiler drew itself beat the order of numbers.
-    for source, target in (trace.flows[k] for k in ("fwdbwd", "fwd_bwd") if k in trace.flows):
+    for source, target in (trace.flows[k] for k in ("fwdbwd",) if k in trace.flows):
         ends = units.head[target]
         both = (ends >= 0) & units.evaluate[np.maximum(ends, 0)]
         found[ends[both]] = source[both]

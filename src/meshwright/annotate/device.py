@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from ..trace.launching import launched
 from ..trace.trace import I64, Trace
 from .labels import Evidence, Labels
 from .slices import Units
@@ -23,7 +24,9 @@ def label_device(trace: Trace, units: Units, labels: Labels, spans: ModuleSpans 
     if not len(kernels):
         return
     calls = np.flatnonzero(units.runtime)
-    call = _matched(trace.correlation, calls, kernels)
+    found, place = launched(trace, calls, kernels, trace.correlation)
+    call = np.full(len(kernels), -1, np.int64)
+    call[place[::-1]] = found[::-1]  # the first of several
     launcher = np.where(call >= 0, units.head[np.maximum(call, 0)], -1).astype(np.int64)
     open_ = np.flatnonzero(launcher < 0)
     operator = _matched(trace.external_id, np.flatnonzero(units.operator), kernels[open_])
@@ -32,6 +35,7 @@ def label_device(trace: Trace, units: Units, labels: Labels, spans: ModuleSpans 
     rows, by = kernels[known], launcher[known]
     for column in (labels.stage, labels.module, labels.evidence, labels.operator, labels.step, labels.recompute):
         column[rows] = column[by]
+    _share(units, labels, kernels, found, place)
     labels.shares.update({int(row): labels.shares[int(head)] for row, head in zip(rows, by, strict=True) if int(head) in labels.shares})
     labels.evidence[kernels[~known]] = Evidence.NONE
     alone = ~known & (call >= 0)
@@ -41,6 +45,15 @@ def label_device(trace: Trace, units: Units, labels: Labels, spans: ModuleSpans 
     if spans is not None:
         labels.module[rows] = spans.module[by]
         labels.evidence[rows[spans.module[by] >= 0]] = Evidence.EXACT
+
+
+def _share(units: Units, labels: Labels, kernels: I64, found: I64, place: I64) -> None:
+    """Kernels whose number several launches have are shared by the modules of all, in equal parts."""
+    several = np.flatnonzero(np.bincount(place, minlength=len(kernels)) > 1)
+    for i in several.tolist():
+        heads = units.head[found[place == i]]
+        owners = np.where(heads >= 0, labels.module[np.maximum(heads, 0)], -1).tolist()
+        labels.shares[int(kernels[i])] = tuple((int(m), owners.count(m)) for m in dict.fromkeys(owners))
 
 
 def _matched(ids: I64, sources: I64, wanted: I64) -> I64:

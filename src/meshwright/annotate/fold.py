@@ -11,12 +11,13 @@ from numpy.typing import NDArray
 
 from ..trace.module_tree import ModuleTree
 from ..trace.trace import I64, Trace
+from ..trace.vocabulary import EVALUATE
 from .labels import Evidence, Labels, Stage
 from .result import Node
 from .segments import Segments
-from .slices import EVALUATE, Units
+from .slices import Units
 from .spans import ModuleSpans
-from .stages import stage_at
+from .stages import annotated_stage, stage_at
 
 __all__ = ["fold"]
 
@@ -112,10 +113,14 @@ def _pieces(trace: Trace, units: Units, labels: Labels, cut: Segments, spans: Mo
         inside = np.flatnonzero(~owned & (module >= 0))
         following = stage_at(trace, units, labels, cut.start_ns[inside], until_ns=trace.end_ns[at[inside]])
         stage[inside], step[inside] = following
+    # Waiting and Python inside an annotation (`enumerate(DataLoader)`) are of its stage, whatever ran before; of torch's optimizer likewise.
+    told = np.where((cut.row >= 0) & ~owned, annotated_stage(trace, units)[at], -1)
+    after = ~device_track[cut.track] & ~owned & (told < 0) & np.isin(stage, (Stage.LOAD, Stage.OPTIMIZER))
+    stage = np.where(told >= 0, told, np.where(after, Stage.OTHER, stage))  # what follows loading or the optimizer is neither's
     kind = np.where(cut.row >= 0, _PYTHON, _IDLE)
     kind = np.where(owned, np.where(units.communication[own], _COMMUNICATION, np.where(labels.recompute[own], _RECOMPUTED, _OPERATOR)), kind)
-    # Python inside a module's span is known to be the module's; other Python and idle time is known by its place alone.
-    evidence = np.where(owned, labels.evidence[own], np.where(module >= 0, Evidence.EXACT, Evidence.NONE))
+    # Python inside a module's span or an annotation is known to be theirs; other Python and idle time is known by its place alone.
+    evidence = np.where(owned, labels.evidence[own], np.where((module >= 0) | (told >= 0), Evidence.EXACT, Evidence.NONE))
     return _Pieces(
         step=np.where(owned, labels.step[own], step).astype(np.int64), stage=np.where(owned, labels.stage[own], stage).astype(np.int64),
         module=np.where(owned, np.where(units.communication[own], -1, labels.module[own]), module).astype(np.int64), kind=kind.astype(np.int64),

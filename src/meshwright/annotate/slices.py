@@ -13,15 +13,13 @@ from numpy.typing import NDArray
 from ..kernels.nesting import nearest_ancestors
 from ..program.program import I32
 from ..trace.trace import Trace
+from ..trace.vocabulary import DEVICE, EVALUATE, NODE, OPERATOR_NAME, RUNTIME
 
-__all__ = ["ANNOTATION_CATEGORY", "EVALUATE", "NODE", "Units", "around", "names_like", "units"]
+__all__ = ["ANNOTATION_CATEGORY", "Units", "around", "names_like", "units"]
 
 Flags = NDArray[np.bool_]
 
-EVALUATE = "autograd::engine::evaluate_function: "
-_OPERATOR = re.compile(r"::|Backward\d*$|^## Call CompiledFxGraph|(cpp|triton(_[a-z0-9]+)?)_fused_")
 _COMPILED_GRAPH = re.compile(r"^## Call CompiledFxGraph")
-NODE = re.compile(r"Backward\d*$|AccumulateGrad$")
 # Work that exists only because there are several ranks: collectives, and what fills and empties their buffers.
 _COMMUNICATION = re.compile(
     r"^(c10d::|_c10d_functional::|gloo:|nccl:|mpi:|ucc:|xccl:|fsdp::|FSDP::|record_param_comms$|ncclKernel|ncclDevKernel|torch::distributed::reducer::|"
@@ -31,7 +29,6 @@ _COMMUNICATION = re.compile(
 _PYTHON_CATEGORIES = ("python_function",)
 _ASYNCHRONOUS = re.compile(r"^(gloo|nccl|mpi|ucc|xccl):")
 _ANNOTATIONS = ("user_annotation",)
-_RUNTIME = ("cuda_runtime", "cuda_driver", "xpu_runtime", "hip_runtime", "privateuse1_runtime")
 ANNOTATION_CATEGORY = "meshwright annotation"  # of the slices that an annotated trace has more
 # What speaks of the recording, or of work that other slices show: on a stream's track Kineto also draws the host's annotations around the kernels
 # launched in them, and when the host called for a wait, which is no work of the device and lies anywhere over its kernels.
@@ -89,18 +86,26 @@ def _pending(trace: Trace, operator: Flags) -> Flags:
     return found
 
 
+def _bare_nodes(trace: Trace, operator: Flags, evaluate: Flags) -> Flags:
+    """Nodes of the autograd graph without the engine's slice around them, which torch before 1.9 did not write: they are the evaluation."""
+    nodes = operator & names_like(trace, NODE)
+    bare = nodes & (around(trace, nodes | evaluate) < 0)
+    return bare if not evaluate.any() else np.zeros(len(trace), bool)
+
+
 def units(trace: Trace) -> Units:
     """Cost: O(slices + names)."""
-    kernel = trace.in_category("kernel", "gpu_memcpy", "gpu_memset", "concurrent_kernel")
+    kernel = trace.in_category(*DEVICE)
     python = trace.in_category(*_PYTHON_CATEGORIES)
     annotation = trace.in_category(*_ANNOTATIONS, "gpu_user_annotation")
-    runtime = trace.in_category(*_RUNTIME)
+    runtime = trace.in_category(*RUNTIME)
     ignored = trace.in_category(*_ABOUT_THE_TRACE)
     on_host = ~(kernel | python | ignored)
     communication = names_like(trace, _COMMUNICATION) & ~python & ~ignored
     declared = trace.in_category("cpu_op", "operator")
-    operator = on_host & ~annotation & ~runtime & names_like(trace, _OPERATOR) & (declared if declared.any() else np.ones(len(trace), bool))
+    operator = on_host & ~annotation & ~runtime & names_like(trace, OPERATOR_NAME) & (declared if declared.any() else np.ones(len(trace), bool))
     evaluate = operator & trace.where_name(np.array([n.startswith(EVALUATE) for n in trace.names], bool))
+    evaluate |= _bare_nodes(trace, operator, evaluate)
     graph = operator & names_like(trace, _COMPILED_GRAPH)
     operator &= ~graph
     in_graph = around(trace, graph)

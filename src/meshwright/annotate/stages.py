@@ -16,21 +16,21 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..trace.trace import Trace
+from ..trace.vocabulary import LOADING, STEP
 from .labels import Evidence, Labels, Stage
 from .slices import Units, around
 
-__all__ = ["Stretch", "find_stages", "find_steps", "stage_at"]
+__all__ = ["Stretch", "annotated_stage", "find_stages", "find_steps", "stage_at"]
 
 _UNKNOWN = -1  # in place of a `Stage`
 _ANNOTATED = {
-    Stage.LOAD: re.compile(r"^enumerate\(DataLoader\)|^\W*(load|get|fetch)?[ _-]?(data|batch)\w*\W*$", re.IGNORECASE),
+    Stage.LOAD: LOADING,
     Stage.ZERO: re.compile(r"^Optimizer\.zero_grad|^\W*zero[ _-]?grad\w*\W*$", re.IGNORECASE),
     Stage.OPTIMIZER: re.compile(r"^Optimizer\.step|^\W*optim\w*([ _-]?step)?\W*$", re.IGNORECASE),
     Stage.BACKWARD: re.compile(r"^\W*(backward|bwd)([ _-]?(pass|step))?\W*$", re.IGNORECASE),
     Stage.FORWARD: re.compile(r"^DistributedDataParallel\.forward|^\W*(forward|fwd)([ _-]?(pass|step))?\W*$", re.IGNORECASE),
     Stage.LOSS: re.compile(r"^\W*((calc\w*|compute)?[ _-]?loss|criterion)\W*$", re.IGNORECASE),
 }
-_STEP = re.compile(r"^ProfilerStep#(\d{1,9})$")
 _SEEDS_BACKWARD = re.compile(r"^aten::(ones_like|_local_scalar_dense)$")
 
 
@@ -44,7 +44,7 @@ class Stretch:
 
 def find_steps(trace: Trace) -> tuple[tuple[int, ...], NDArray[np.int64]]:
     """(numbers, starts in ns) of the profiler's steps in order of time; empty if it did not mark any."""
-    matches = [_STEP.match(name) for name in trace.names]
+    matches = [STEP.match(name) for name in trace.names]
     rows = np.flatnonzero(trace.where_name(np.array([m is not None for m in matches], bool)) & ~trace.in_category("gpu_user_annotation"))
     number = np.array([int(m[1]) if m else -1 for m in matches], np.int64)[trace.name[rows]] if len(rows) else rows
     first: dict[int, int] = {}
@@ -61,7 +61,7 @@ def find_stages(trace: Trace, units: Units, labels: Labels, module: NDArray[np.i
     `module`: per slice, by the trace's own module slices (None: it has none).
     """
     rows = units.rows[(units.outer[units.rows] < 0) & ~units.kernel[units.rows] & ~units.communication[units.rows]]
-    told = _annotated(trace, units)[rows]
+    told = annotated_stage(trace, units)[rows]
     kind = np.where(units.evaluate[rows], int(Stage.BACKWARD), told)
     if module is not None:
         kind = np.where((kind == _UNKNOWN) & (module[rows] >= 0), int(Stage.FORWARD), kind)
@@ -96,15 +96,15 @@ def find_stages(trace: Trace, units: Units, labels: Labels, module: NDArray[np.i
     return stretches
 
 
-def _annotated(trace: Trace, units: Units) -> NDArray[np.int64]:
-    """Stage that torch's or the user's annotation around each slice names, the innermost one; -1 for none."""
+def annotated_stage(trace: Trace, units: Units) -> NDArray[np.int64]:
+    """Stage that torch's or the user's annotation around each slice names, or the slice itself if it is one; the innermost one; -1 for none."""
     stage_of_name = np.full(len(trace.names), _UNKNOWN, np.int64)
     for stage, pattern in _ANNOTATED.items():
         for i, name in enumerate(trace.names):
             if pattern.search(name):
                 stage_of_name[i] = stage
     marks = (units.annotation | ~units.operator) & (stage_of_name[trace.name] >= 0) & ~units.ignored & ~trace.in_category("python_function")
-    nearest = around(trace, marks)
+    nearest = np.where(marks, np.arange(len(trace)), around(trace, marks))
     return np.where(nearest >= 0, stage_of_name[trace.name[np.maximum(nearest, 0)]], _UNKNOWN)
 
 

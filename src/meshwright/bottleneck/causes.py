@@ -2,8 +2,9 @@
 
 Every cause gets an upper limit of what removing it gains per step: its time on the path where all of it can go (a data stall, a copy, the time
 before a rank that is always late, exposed communication), or what exceeds its like where some must stay (a module beside its siblings, a link
-beside the other links). Computing as such gains nothing by itself: the modules that take most of it come last. Removing one cause may bring
-another onto the path: limits do not add up.
+beside the other links). Of the time in which a rank's host is on the path only that counts during which its device waited, of its communication
+only that during which it did not compute. Time that one cause claims is no other's: a slow rank's own work is not shown once more as overhead of
+the host. Computing as such gains nothing by itself: the modules that take most of it come last. Removing one cause may bring another onto the path.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from numpy.typing import NDArray
 from .clocks import Shared
 from .lanes import STAGES, Kind, RankView, Stage
 from .path import CriticalPath
+from .tiles import busy_before
 
 __all__ = ["Cause", "rank_causes"]
 
@@ -29,6 +31,11 @@ MAX_SLOW_LINK_SHARE = 0.6  # of the median rate of the other links, below which 
 RATE_QUANTILE = 0.9  # a link's rate is this quantile of its messages' rates: most messages wait for something else
 MIN_LATE_SHARE = 0.6  # of all lateness that one rank must cause to be named
 MAX_MODULES = 3  # modules listed for where computing went
+_OWN = (Kind.COMPUTE, Kind.LAUNCH, Kind.HOST, Kind.SYNC)  # a rank's own work
+_HOST = (Kind.DATA, Kind.LAUNCH, Kind.HOST, Kind.SYNC, Kind.IDLE, Kind.WAIT)  # in which a device may be busy meanwhile
+_OWN_PYTHON = "its Python runs between operators: look at what it does there beside calling them (sleeping, reading, printing, .item())"
+_NOTHING = "nothing was recorded: look at what runs outside operators (logging, checkpoints, evaluation, other threads)"
+_LOOP_PYTHON = "Python runs between operators: torch.compile, fewer and larger operators, work out of the loop"
 I64 = NDArray[np.int64]
 
 
@@ -56,7 +63,7 @@ def rank_causes(
     `rates_Bps`: what links between ranks should carry; those without are compared with the median of the others.
     """
     books = _Books(views, shared, path, rates_Bps or {})
-    found = [*books.data(), *books.copies(), *books.links(), *books.exposed(), *books.late(), *books.siblings(), *books.host(), *books.idle()]
+    found = [*books.data(), *books.copies(), *books.links(), *books.exposed(), *books.siblings(), *books.late(), *books.host(), *books.idle()]
     ranked = sorted((c for c in found if c.share >= least), key=lambda c: (-c.gain_s, c.kind, c.where))
     return ranked + books.computing()
 
@@ -68,6 +75,7 @@ class _Books:
         self.rates_Bps = rates_Bps
         self.views, self.shared, self.path = views, shared, path
         self.length: I64 = path.links.end - path.links.start
+        self.free: I64 = self._waited()  # ns of each link that removing it could gain, and that no cause has claimed
         self.steps = max(max(len(v.steps) for v in views), 1)
         self.step_s = (path.end - path.start) / 1e9 / self.steps
         self.slow_meetings: set[int] = set()
@@ -77,14 +85,35 @@ class _Books:
         share = gain_s / self.step_s if self.step_s else 0.0
         return Cause(kind=kind, where=where, path_s=path_ns / 1e9 / self.steps, gain_s=gain_s, share=share, advice=advice, facts=facts)
 
-    def by_module(self, chosen: NDArray[np.bool_]) -> dict[tuple[str, int], int]:
+    def _waited(self) -> I64:
+        """Of each link: without the time in which its rank's device was busy with something else (the host's links), or computing (its messages)."""
+        links, out = self.path.links, self.length.copy()
+        for number, v in enumerate(self.views):
+            if v.device is None:
+                continue
+            work = v.device.work
+            computing = np.isin(work.kind, (Kind.COMPUTE, Kind.COPY))
+            for kinds, busy in ((_HOST, np.ones(len(work), bool)), ((Kind.COLLECTIVE, Kind.TRANSFER), computing)):
+                rows = np.flatnonzero((self.path.view == number) & np.isin(links.kind, kinds))
+                spent = busy_before(work.start[busy], work.end[busy], np.concatenate([links.start[rows], links.end[rows]]))
+                out[rows] -= spent[len(rows) :] - spent[: len(rows)]
+        return out
+
+    def claimed(self, chosen: NDArray[np.bool_]) -> int:
+        """What is free of the chosen links, which then is this cause's alone."""
+        total = int(self.free[chosen].sum())
+        self.free = np.where(chosen, 0, self.free)
+        return total
+
+    def by_module(self, chosen: NDArray[np.bool_], length: I64 | None = None) -> dict[tuple[str, int], int]:
         """(module path, stage) -> ns."""
+        length = self.length if length is None else length
         sums: dict[tuple[str, int], int] = defaultdict(int)
         links, view = self.path.links, self.path.view
         for number, v in enumerate(self.views):
             rows = np.flatnonzero(chosen & (view == number))
             keys = links.module[rows].astype(np.int64) * len(STAGES) + links.stage[rows]
-            for key, total in enumerate(np.bincount(keys, weights=self.length[rows]).tolist() if len(rows) else ()):
+            for key, total in enumerate(np.bincount(keys, weights=length[rows]).tolist() if len(rows) else ()):
                 if total:
                     sums[v.modules[key // len(STAGES)], key % len(STAGES)] += int(total)
         return sums
@@ -102,37 +131,52 @@ class _Books:
         if not total:
             return []
         advice = "load ahead of the step (more DataLoader workers, prefetch, pinned memory) or make the dataset cheaper"
-        return [self.cause("data stall", f"load data on {self.ranks(chosen)}", total, total, advice)]
+        return [self.cause("data stall", f"load data on {self.ranks(chosen)}", total, self.claimed(chosen), advice)]
 
     def copies(self) -> list[Cause]:
         """Copies of tensors by module; those of the optimizer and of loading data are not a module's."""
         links = self.path.links
         chosen = np.isin(links.kind, (Kind.COPY, Kind.TRANSFER))
         sums: dict[str, int] = defaultdict(int)
+        gains: dict[str, int] = defaultdict(int)
         stages: dict[str, set[str]] = defaultdict(set)
+        gain = self.by_module(chosen, self.free)
+        self.claimed(chosen)
         for (module, stage), total in self.by_module(chosen).items():
             where = f"module {module}" if module else f"stage {STAGES[stage]}"
             sums[where] += total
+            gains[where] += gain.get((module, stage), 0)
             stages[where].add(STAGES[stage])
         advice = "copies tensors: keep one memory layout (drop transpose().contiguous(), .to(), .clone()), or let the producer write it that way"
-        return [self.cause("copies", where, total, total, advice, stages=sorted(stages[where])) for where, total in sums.items()]
+        return [self.cause("copies", where, total, gains[where], advice, stages=sorted(stages[where])) for where, total in sums.items()]
 
     def siblings(self) -> list[Cause]:
         """Modules that take longer than others of the same form: their paths differ in a number only."""
         groups: dict[tuple[str, int], dict[str, int]] = defaultdict(dict)
-        for (module, stage), total in self.by_module(self.path.links.kind == Kind.COMPUTE).items():
+        computing = self.path.links.kind == Kind.COMPUTE
+        for (module, stage), total in self.by_module(computing).items():
             if module:
                 groups[re.sub(r"\d+", "*", module), stage][module] = total
         excess: dict[str, float] = defaultdict(float)
         whole: dict[str, float] = defaultdict(float)
-        for members in groups.values():
+        for (_, stage), members in groups.items():
             middle = float(np.median(list(members.values())))
             for module, total in members.items():
                 whole[module] += total
                 if len(members) >= MIN_SIBLINGS and total > MIN_SIBLING_FACTOR * middle:
                     excess[module] += total - middle
+                    self._reduce(module, stage, middle / total)
         advice = "takes longer than its siblings: look for work only this one does (copies, another shape or dtype, a fallback kernel)"
         return [self.cause("slow module", f"module {m}", whole[m], over, advice) for m, over in excess.items()]
+
+    def _reduce(self, module: str, stage: int, share: float) -> None:
+        """Leave only `share` of a module's computing to other causes."""
+        for number, v in enumerate(self.views):
+            if module in v.modules:
+                links = self.path.links
+                of = v.modules.index(module)
+                chosen = (self.path.view == number) & (links.kind == Kind.COMPUTE) & (links.stage == stage) & (links.module == of)
+                self.free = np.where(chosen, (self.free * share).astype(np.int64), self.free)
 
     def links(self) -> list[Cause]:
         """Links whose messages are slower than the other links'; what exceeds the others' rate could go.
@@ -160,7 +204,8 @@ class _Books:
             advice = f"carries {rate[pair]:.3g} GB/s where {like} {usual:.3g}: check this link, or plan around it"
             name = f"link {pair[0]} -> {pair[1]}"
             facts = {"rate_Bps": rate[pair] * 1e9, "expected_Bps": usual * 1e9}
-            found.append(self.cause("slow link", name, total, max(total - needed, 0), advice, **facts))
+            free = self.claimed(np.isin(np.arange(len(self.length)), on_path))
+            found.append(self.cause("slow link", name, total, min(max(total - needed, 0), free), advice, **facts))
         return found
 
     def _moved(self) -> dict[tuple[int, int], list[tuple[int, int, int]]]:
@@ -182,20 +227,25 @@ class _Books:
         chosen = np.isin(links.kind, (Kind.COLLECTIVE, Kind.WAIT)) & (links.meeting >= 0)
         chosen &= ~np.isin(self.path.meeting, list(self.slow_meetings)) if self.slow_meetings else True
         sums: dict[str, int] = defaultdict(int)
+        gains: dict[str, int] = defaultdict(int)
         for i in np.flatnonzero(chosen).tolist():
             m, row = self.views[self.path.view[i]].meetings, int(links.meeting[i])
             group = m.queue[row].partition("/")[0]
             pair = f" {m.source[row]} -> {m.destination[row]}" if m.source[row] >= 0 and m.destination[row] >= 0 else ""
-            sums[("message" if pair else m.label[row]) + pair + (f" of group {group}" if group else "")] += int(self.length[i])
+            where = ("message" if pair else m.label[row]) + pair + (f" of group {group}" if group else "")
+            sums[where] += int(self.length[i])
+            gains[where] += int(self.free[i])
+        self.claimed(chosen)
         advice = "nothing computes meanwhile: start it earlier (smaller buckets, prefetch), overlap it, send less, or use a faster network"
-        return [self.cause("exposed communication", where, total, total, advice) for where, total in sums.items()]
+        return [self.cause("exposed communication", where, total, gains[where], advice) for where, total in sums.items()]
 
     def late(self) -> list[Cause]:
         """A rank that is late again and again, by its own work; what it loads or copies meanwhile is counted there."""
         lateness: dict[int, int] = defaultdict(int)
         own = self._own_work()
-        for x in self.path.late:
-            lateness[x.rank] += own(x.since, x.until)
+        spent = [own(x.since, x.until) for x in self.path.late]
+        for x, (time_ns, _, _) in zip(self.path.late, spent, strict=True):
+            lateness[x.rank] += time_ns
         total = sum(lateness.values())
         if len(self.views) < 2 or not total:
             return []
@@ -205,51 +255,64 @@ class _Books:
         if lateness[worst] < MIN_LATE_SHARE * total or gain <= 0:
             return []
         rank = self.views[worst].rank
+        for x, (_, low, high) in zip(self.path.late, spent, strict=True):
+            if x.rank == worst:
+                self.free[low:high] = np.where(np.isin(self.path.links.kind[low:high], _OWN), 0, self.free[low:high])
         advice = "the others wait for it: give it less work or find what slows it (clock, other processes, memory)"
         count = sum(x.rank == worst for x in self.path.late)
         return [self.cause("slow rank", f"rank {rank}", lateness[worst], gain, advice, late_to=count, of=len(self.path.late))]
 
-    def _own_work(self) -> Callable[[int, int], int]:
-        """(since, until) -> time on the path in between that the rank which the path goes along until then spent on its own."""
+    def _own_work(self) -> Callable[[int, int], tuple[int, int, int]]:
+        """(since, until) -> time on the path in between that the rank which the path goes along until then spent on its own; on which links."""
         links, view = self.path.links, self.path.view
-        own = np.isin(links.kind, (Kind.COMPUTE, Kind.LAUNCH, Kind.HOST, Kind.SYNC))
-        spent = np.concatenate([[0], np.cumsum(np.where(own, self.length, 0))])
+        own = np.isin(links.kind, _OWN)
+        spent = np.concatenate([[0], np.cumsum(np.where(own, self.free, 0))])
         breaks = np.concatenate([[True], (view[1:] != view[:-1]) | (links.kind[1:] == Kind.COLLECTIVE)])
         first = np.maximum.accumulate(np.where(breaks, np.arange(len(view)), 0))
 
-        def between(since: int, until: int) -> int:
+        def between(since: int, until: int) -> tuple[int, int, int]:
             last = int(np.searchsorted(links.end, until))
             if last >= len(links) or int(links.end[last]) != until:
-                return 0
+                return 0, 0, 0
             low = max(int(np.searchsorted(links.start, since, side="right")) - 1, int(first[last]))
             cut = max(since - int(links.start[low]), 0) if own[low] else 0
-            return max(int(spent[last + 1] - spent[low]) - cut, 0)
+            return max(int(spent[last + 1] - spent[low]) - cut, 0), low, last + 1
 
         return between
 
     def host(self) -> list[Cause]:
-        """Time in which the host starts work or runs Python between operators."""
+        """Time in which the host starts work, by stage, or runs Python between operators, by module where one is known."""
         links, found = self.path.links, []
-        for kind, word, advice in (
-            (Kind.LAUNCH, "launch-bound", "the device waits for the host to start kernels: torch.compile, CUDA graphs, larger batches, fewer syncs"),
-            (Kind.HOST, "host overhead", "Python runs between operators: torch.compile, fewer and larger operators, work out of the loop"),
-        ):
-            by_stage = self.by_stage(links.kind == kind)
-            found += [self.cause(word, f"stage {stage}", total, total, advice) for stage, total in by_stage.items()]
+        advice = "the device waits for the host to start kernels: torch.compile, CUDA graphs, larger batches, fewer syncs"
+        launching = links.kind == Kind.LAUNCH
+        free = self.by_stage(launching, self.free)
+        found = [self.cause("launch-bound", f"stage {stage}", total, free.get(stage, 0), advice) for stage, total in self.by_stage(launching).items()]
+        between = links.kind == Kind.HOST
+        gains = self.by_module(between, self.free)
+        sums: dict[str, list[int]] = defaultdict(lambda: [0, 0])
+        for (module, stage), total in self.by_module(between).items():
+            where = sums[f"module {module}" if module else f"stage {STAGES[stage]}"]
+            where[0] += total
+            where[1] += gains.get((module, stage), 0)
+        for where, (total, gain) in sums.items():
+            advice = _OWN_PYTHON if where.startswith("module") else _LOOP_PYTHON
+            found.append(self.cause("host overhead", where, total, gain, advice))
+        self.claimed(launching | between)
         return found
 
-    def by_stage(self, chosen: NDArray[np.bool_]) -> dict[str, int]:
-        sums = np.bincount(self.path.links.stage[chosen], weights=self.length[chosen], minlength=len(STAGES))
+    def by_stage(self, chosen: NDArray[np.bool_], length: I64 | None = None) -> dict[str, int]:
+        sums = np.bincount(self.path.links.stage[chosen], weights=(self.length if length is None else length)[chosen], minlength=len(STAGES))
         return {name: int(x) for name, x in zip(STAGES, sums, strict=True) if x}
 
     def idle(self) -> list[Cause]:
         links = self.path.links
         chosen = np.isin(links.kind, (Kind.IDLE, Kind.SYNC)) | ((links.kind == Kind.WAIT) & (links.meeting < 0))
-        advice = "nothing was recorded: look at what runs outside operators (logging, checkpoints, evaluation, other threads)"
+        gains = self.by_module(chosen, self.free)
         found = []
-        for stage, total in self.by_stage(chosen).items():
-            where = f"stage {stage} on {self.ranks(chosen & (links.stage == STAGES.index(stage)))}"
-            found.append(self.cause("idle", where, total, total, advice))
+        for (module, stage), total in self.by_module(chosen).items():
+            here = f"module {module}" if module else f"stage {STAGES[stage]} on {self.ranks(chosen & (links.stage == stage))}"
+            advice = _OWN_PYTHON if module else _NOTHING
+            found.append(self.cause("idle", here, total, gains.get((module, stage), 0), advice))
         return found
 
     def computing(self) -> list[Cause]:

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from ..trace.trace import ABSENT, Trace
-from .classify import DEVICE, RUNTIME, STEP
+from ..trace.vocabulary import DEVICE, RUNTIME, STEP
 from .tiles import union_ns
 
 __all__ = ["DeviceTimes", "device_times"]
@@ -32,6 +32,7 @@ class DeviceTimes:
     kernel_s: float
     communication_s: float
     overlap: float
+    steps: tuple[int, ...] = ()  # the profiler's numbers of the steps covered; empty without marks: the whole trace
 
 
 def device_times(trace: Trace, *, last_step: bool = True) -> DeviceTimes | None:
@@ -39,7 +40,8 @@ def device_times(trace: Trace, *, last_step: bool = True) -> DeviceTimes | None:
     rows = np.flatnonzero(trace.in_category(*DEVICE) & (trace.stream != ABSENT))
     steps = np.flatnonzero(trace.where_name(np.array([bool(STEP.match(n)) for n in trace.names], bool)) & trace.in_category("user_annotation"))
     end = trace.end_ns
-    if len(set(trace.name[steps].tolist())) > 1:
+    numbers = sorted({int(trace.name_of(r).partition("#")[2]) for r in steps.tolist()})
+    if len(numbers) > 1:
         calls = trace.in_category(*RUNTIME) & (trace.correlation != ABSENT)
         calls &= trace.start_ns <= end[steps].max() if last_step else trace.start_ns < trace.start_ns[steps].max()
         rows = rows[np.isin(trace.correlation[rows], trace.correlation[calls])]
@@ -53,4 +55,5 @@ def device_times(trace: Trace, *, last_step: bool = True) -> DeviceTimes | None:
     return DeviceTimes(
         idle_s=(kernel - busy) / 1e9, compute_s=compute / 1e9, other_s=(busy - compute) / 1e9, kernel_s=kernel / 1e9,
         communication_s=communication / 1e9, overlap=both / communication if communication else float("nan"),
+        steps=tuple(numbers if last_step or len(numbers) < 2 else numbers[:-1]),
     )  # fmt: skip

@@ -11,8 +11,10 @@ from numpy.typing import NDArray
 
 from ..errors import FormatError
 from ..kernels.pieces import inherit
+from ..trace.launching import launched
 from ..trace.trace import ABSENT, Trace
-from .classify import COLLECTIVE_KERNEL, COPY_OPERATOR, DEVICE, HOST, MEETING_RANGE, ONE_WAY, RUNTIME, STEP, SYNC, TRANSFER
+from ..trace.vocabulary import DEVICE, EVALUATE, KERNEL, NODE, RUNTIME, STEP
+from .classify import COLLECTIVE_KERNEL, COPY_OPERATOR, HOST, MEETING_RANGE, ONE_WAY, SYNC, TRANSFER
 from .labels import Labels, own_labels
 from .lanes import Activities, Device, Kind, Meetings, RankView, Stage, Step
 from .tiles import covering, flattened
@@ -21,7 +23,6 @@ __all__ = ["rank_view"]
 
 I64 = NDArray[np.int64]
 Mask = NDArray[np.bool_]
-_AUTOGRAD = re.compile(r"^autograd::engine")
 
 
 def rank_view(trace: Trace, labels: Labels | None = None, *, rank: int | None = None) -> RankView:
@@ -38,14 +39,15 @@ def rank_view(trace: Trace, labels: Labels | None = None, *, rank: int | None = 
     steps = _steps(trace, main, warnings)
     device = _device(trace, named, labels)
     meetings, of_row = _meetings(trace, named, ranges, steps)
-    work = _host(trace, named, labels, host, main, threads, steps, meetings, has_device=device is not None)
+    modules = list(labels.modules)
+    work = _host(trace, named, labels, host, main, threads, steps, meetings, modules, has_device=device is not None)
     if device is not None:
         at = np.flatnonzero(device.work.meeting >= 0)  # rows of the trace so far: see _device
         device.work.meeting[at] = of_row[device.work.meeting[at]]
     clock = trace.origin_ns + trace.base_time_ns
     view = RankView(
         rank=rank if rank is not None else trace.rank if trace.rank is not None else 0, source=trace.source, steps=steps, host=work, device=device,
-        meetings=meetings, modules=labels.modules, names=trace.names, kinds=labels.kinds, warnings=tuple(warnings),
+        meetings=meetings, modules=tuple(modules), names=trace.names, kinds=labels.kinds, warnings=tuple(warnings),
     )  # fmt: skip
     return replace(view.aligned(clock), clock_ns=0)
 
@@ -70,7 +72,7 @@ def _threads(trace: Trace, host: Mask) -> tuple[int, list[int]]:
     else:
         busy = np.bincount(trace.track[host & (trace.parent < 0)], weights=trace.duration_ns[host & (trace.parent < 0)], minlength=len(trace.tracks))
         main = int(busy.argmax())
-    engine = trace.where_name(np.array([bool(_AUTOGRAD.match(n)) for n in trace.names], bool)) & host
+    engine = trace.where_name(np.array([n.startswith(EVALUATE) or bool(NODE.search(n)) for n in trace.names], bool)) & host
     # Autograd runs backward on threads of its own; those of other processes work for others.
     others = {t for t in np.unique(trace.track[engine]).tolist() if t != main and trace.tracks[t].pid == trace.tracks[main].pid}
     return main, sorted(others)
@@ -91,8 +93,8 @@ def _steps(trace: Trace, main: int, warnings: list[str]) -> list[Step]:
 
 
 def _host(
-    trace: Trace, named: _Names, labels: Labels, host: Mask, main: int, threads: list[int], steps: list[Step], meetings: Meetings, *,
-    has_device: bool,
+    trace: Trace, named: _Names, labels: Labels, host: Mask, main: int, threads: list[int], steps: list[Step], meetings: Meetings,
+    modules: list[str], *, has_device: bool,
 ) -> Activities:  # fmt: skip
     """Pieces of the loop's thread; where it only waits inside an annotation, those of autograd's threads; gaps in between."""
     low, high = steps[0].start, steps[-1].end
@@ -105,8 +107,9 @@ def _host(
     stage = np.where(row >= 0, labels.stage[row], 0).astype(np.int8)
     stage = _between(stage, row)
     kind = np.where((kind == Kind.IDLE) & (stage == Stage.DATA), np.int8(Kind.DATA), kind)
+    module = _modules_between(np.where(row >= 0, labels.module[row], 0).astype(np.int32), kind, stage, modules)
     pieces = Activities(
-        start=start, end=end, kind=kind, stage=stage, module=np.where(row >= 0, labels.module[row], 0).astype(np.int32),
+        start=start, end=end, kind=kind, stage=stage, module=module,
         name=np.where(row >= 0, trace.name[row], -1).astype(np.int32), meeting=np.full(len(row), -1, np.int32),
     )  # fmt: skip
     return pieces if has_device else waiting(pieces, meetings)
@@ -167,6 +170,41 @@ def _between(stage: NDArray[np.int8], row: I64) -> NDArray[np.int8]:
     return np.where(known | np.isin(left, (Stage.DATA, Stage.OPTIMIZER)), stage, left).astype(np.int8)
 
 
+def _modules_between(
+    module: NDArray[np.int32], kind: NDArray[np.int8], stage: NDArray[np.int8], modules: list[str]
+) -> NDArray[np.int32]:  # fmt: skip
+    """Python and gaps between operators of two modules, without a span that names one, are of the innermost module around both, in one stage.
+
+    `modules`: the table of paths; gets those that are new.
+    """
+    open_ = np.flatnonzero(np.isin(kind, (Kind.HOST, Kind.IDLE)) & (module == 0))
+    known = np.flatnonzero(module != 0)
+    at = np.searchsorted(known, open_)
+    inside = (at > 0) & (at < len(known))
+    open_, at = open_[inside], at[inside]
+    before, after = known[at - 1], known[at]
+    alike = (stage[before] == stage[open_]) & (stage[after] == stage[open_]) & (stage[open_] != Stage.OTHER)
+    open_, before, after = open_[alike], before[alike], after[alike]
+    out, number = module.copy(), {path: i for i, path in reversed(list(enumerate(modules)))}
+    if len(open_):
+        pairs, which = np.unique(np.stack([module[before], module[after]], axis=1), axis=0, return_inverse=True)
+        around = [_common(modules[a], modules[b]) for a, b in pairs.tolist()]
+        for path in around:
+            if path not in number:
+                number[path] = len(modules)
+                modules.append(path)
+        both = [number[path] for path in around]
+        out[open_] = np.array(both, np.int32)[which.reshape(-1)]
+    return out
+
+
+def _common(a: str, b: str) -> str:
+    """The path of the innermost module around two."""
+    parts = [x for x, y in zip(a.split("."), b.split("."), strict=False) if x == y]
+    same = len(parts) if a.split(".")[: len(parts)] == parts == b.split(".")[: len(parts)] else 0
+    return ".".join(parts[:same])
+
+
 def waiting(pieces: Activities, meetings: Meetings) -> Activities:
     """Pieces in which the host does nothing of its own while a meeting is under way become waits for the one that ends next after they began."""
     if not len(meetings):
@@ -212,7 +250,7 @@ def _device(trace: Trace, named: _Names, labels: Labels) -> Device | None:
     launch = launches(trace, rows)
     caller = np.where(launch >= 0, launch, rows)
     collective = named.matches(COLLECTIVE_KERNEL)[rows]
-    transfer = named.matches(TRANSFER)[rows] | ~trace.in_category("kernel")[rows]
+    transfer = named.matches(TRANSFER)[rows] | ~trace.in_category(*KERNEL)[rows]
     kind = np.select(
         [collective, transfer, (launch >= 0) & _in_copies(trace, named)[caller]], [Kind.COLLECTIVE, Kind.TRANSFER, Kind.COPY], default=Kind.COMPUTE
     ).astype(np.int8)
@@ -225,19 +263,21 @@ def _device(trace: Trace, named: _Names, labels: Labels) -> Device | None:
 
 
 def launches(trace: Trace, rows: NDArray[np.int64]) -> NDArray[np.int64]:
-    """For each device row the host row that launched it (same correlation), or -1."""
-    calls = np.flatnonzero(trace.in_category(*RUNTIME) & (trace.correlation != ABSENT))
-    calls = calls[np.argsort(trace.correlation[calls], kind="stable")]
-    keys = trace.correlation[calls]
-    if not len(keys):
-        return np.full(len(rows), -1, np.int64)
-    at = np.minimum(np.searchsorted(keys, trace.correlation[rows]), len(keys) - 1)
-    return np.where((keys[at] == trace.correlation[rows]) & (trace.correlation[rows] != ABSENT), calls[at], -1)
+    """For each device row the host row that launched it, or -1: see `launching.launched`; of several the last that began before the row."""
+    found, kernel = launched(trace, np.flatnonzero(trace.in_category(*RUNTIME)), rows, trace.correlation)
+    out = np.full(len(rows), -1, np.int64)
+    order = np.argsort(trace.start_ns[found], kind="stable")
+    found, kernel = found[order], kernel[order]
+    first = np.unique(kernel, return_index=True)[1]
+    out[kernel[first]] = found[first]
+    early = trace.start_ns[found] <= trace.start_ns[rows[kernel]]
+    out[kernel[early]] = found[early]  # in time, so that the last one stays
+    return out
 
 
 def _meetings(trace: Trace, named: _Names, ranges: Mask, steps: list[Step]) -> tuple[Meetings, NDArray[np.int32]]:
     """Collectives: kernels where there are any, else the ranges that gloo and others write. Also: the meeting of each row, or -1."""
-    kernels = np.flatnonzero(named.matches(COLLECTIVE_KERNEL) & trace.in_category("kernel"))
+    kernels = np.flatnonzero(named.matches(COLLECTIVE_KERNEL) & trace.in_category(*KERNEL))
     rows = kernels if len(kernels) else np.flatnonzero(ranges & trace.in_category("user_annotation"))
     rows = rows[np.argsort(trace.start_ns[rows], kind="stable")]
     rows = rows[(trace.end_ns[rows] > steps[0].start) & (trace.start_ns[rows] < steps[-1].end)] if not len(kernels) else rows

@@ -14,7 +14,8 @@ from numpy.typing import NDArray
 
 from ..kernels.pieces import inherit
 from ..trace.trace import ABSENT, Trace
-from .classify import DATA_RANGE, MODULE_RANGE, MODULE_SLICE, OPTIMIZER_RANGE
+from ..trace.vocabulary import LOADING
+from .classify import MODULE_RANGE, MODULE_SLICE, OPTIMIZER_RANGE
 from .lanes import Stage
 
 __all__ = ["Labels", "own_labels"]
@@ -40,7 +41,7 @@ def own_labels(trace: Trace) -> Labels:
     module_of_name = np.full(len(names), -1, np.int32)
     modules: dict[str, int] = {"": 0}
     for i, name in enumerate(names):
-        if DATA_RANGE.search(name):
+        if LOADING.search(name):
             stage_of_name[i] = Stage.DATA
         elif OPTIMIZER_RANGE.search(name):
             stage_of_name[i] = Stage.OPTIMIZER
@@ -59,9 +60,22 @@ def own_labels(trace: Trace) -> Labels:
     inherit(trace.parent, stage)
     inherit(trace.parent, module)
     operators = trace.in_category("cpu_op")
-    stage = np.where((stage < 0) & operators, np.int32(Stage.FORWARD), stage)
+    engine = _autograds(trace, stage, operators)[trace.track]
+    stage = np.where((stage < 0) & operators, np.where(engine, np.int32(Stage.BACKWARD), np.int32(Stage.FORWARD)), stage)
     module = _backward_modules(trace, stage, module)
     return Labels(stage=np.maximum(stage, 0).astype(np.int8), module=np.maximum(module, 0), modules=tuple(modules))
+
+
+def _autograds(trace: Trace, stage: NDArray[np.int32], operators: NDArray[np.bool_]) -> NDArray[np.bool_]:
+    """Which tracks are threads of the autograd engine: nodes of backward run there, no annotation, and no operator that makes a node."""
+    counts = [
+        np.bincount(trace.track[rows], minlength=len(trace.tracks)) > 0
+        for rows in (
+            operators & (stage == Stage.BACKWARD), trace.in_category("user_annotation"),
+            operators & (stage != Stage.BACKWARD) & (trace.sequence != ABSENT) & (trace.forward_thread <= 0),
+        )
+    ]  # fmt: skip
+    return counts[0] & ~counts[1] & ~counts[2]
 
 
 def _backward_modules(trace: Trace, stage: NDArray[np.int32], module: NDArray[np.int32]) -> NDArray[np.int32]:

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from ..kernels.pieces import flatten
 from .lanes import Activities, Kind, Meetings, RankView
 
-__all__ = ["covering", "overlap_ns", "tiles", "union_ns"]
+__all__ = ["busy_before", "covering", "overlap_ns", "tiles", "union_ns"]
 
 I64 = NDArray[np.int64]
 _WORK = (int(Kind.COMPUTE), int(Kind.COPY))
@@ -87,6 +87,20 @@ def union_ns(start: I64, end: I64) -> int:
     order = np.argsort(start, kind="stable")
     start, reach = start[order], np.maximum.accumulate(end[order])
     return int(reach[-1] - start[0] - np.maximum(start[1:] - reach[:-1], 0).sum())
+
+
+def busy_before(start: I64, end: I64, times: I64) -> I64:
+    """Length of the union of intervals up to each time."""
+    if not len(start):
+        return np.zeros(len(times), np.int64)
+    order = np.argsort(start, kind="stable")
+    start, reach = start[order], np.maximum.accumulate(end[order])
+    new = np.concatenate([[True], start[1:] > reach[:-1]])
+    low, high = start[new], reach[np.concatenate([np.flatnonzero(new)[1:] - 1, [len(start) - 1]])]
+    before = np.concatenate([[0], np.cumsum(high - low)])
+    at = np.searchsorted(low, times, side="right")
+    cut = np.where(at > 0, np.maximum(high[np.maximum(at - 1, 0)] - times, 0), 0)
+    return np.asarray(before[at] - cut, np.int64)
 
 
 def overlap_ns(view: RankView) -> tuple[int, int]:

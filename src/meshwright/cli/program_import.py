@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from ..interop.chakra_graph import RankSummary
 
 HELP = "read execution traces (Chakra, PyTorch): a summary, and of Chakra's with --fabric a checked, simulated plan"
-EPILOG = """PREFIX stands before `.0.et`, `.1.et`, ...; or name a folder with one such set in it. Rank i is placed on device i.
+EPILOG = """PREFIX stands before `.0.et`, `.1.et`, ...; or name a folder with one such set in it, or one file. Rank i is placed on device i.
 Without --fabric the traces are only checked and summed up. Foreign traces say nothing about memory: only messages
 under way count. FILE.json or FILE.json.gz instead of PREFIX: a trace of torch.profiler.ExecutionTraceObserver, of one
 process; it has no times, so its operators are only counted and summed up."""

@@ -35,4 +35,4 @@ def run(args: argparse.Namespace) -> Result:
     found, devices = breakdown_of(
         args.traces, plan=args.plan, modules=args.modules, model=args.model, fabric=args.fabric, last_step=not args.without_last_step
     )  # fmt: skip
-    return Result(breakdown_document(found, devices), breakdown_text(found, limit=args.limit))
+    return Result(breakdown_document(found, devices), breakdown_text(found, devices, limit=args.limit))

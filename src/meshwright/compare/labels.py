@@ -6,6 +6,7 @@ import numpy as np
 
 from ..annotate import Evidence, annotate
 from ..annotate import Stage as Annotated
+from ..annotate.stages import annotated_stage
 from ..bottleneck.labels import Labels, own_labels
 from ..bottleneck.lanes import Stage
 from ..kernels.pieces import inherit
@@ -24,7 +25,10 @@ def annotated_labels(trace: Trace, tree: ModuleTree | None = None) -> Labels:
     """Labels of every slice. Without `tree` modules are those that the trace names."""
     own, found = own_labels(trace), annotate(trace, tree)
     said = found.labels.evidence != Evidence.NONE  # of heads of units; what lies in them is theirs
-    stage = np.where(said, np.array([_STAGE[s] for s in Annotated], np.int32)[found.labels.stage], np.int32(-1))
+    of_stage = np.array([_STAGE[s] for s in Annotated], np.int32)
+    stage = np.where(said, of_stage[found.labels.stage], np.int32(-1))
+    told = annotated_stage(trace, found.units)  # what lies between units inside an annotation is of its stage, as the annotation has it
+    stage = np.where((stage < 0) & (told >= 0), of_stage[np.maximum(told, 0)], stage).astype(np.int32)
     known = np.where(said, found.labels.module, np.int32(-1)).astype(np.int32)
     inherit(trace.parent, stage)
     inherit(trace.parent, known)

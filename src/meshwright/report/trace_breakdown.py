@@ -57,6 +57,7 @@ def _device(times: DeviceTimes) -> dict[str, Any]:
     return {
         "idle_total_s": times.idle_s, "compute_total_s": times.compute_s, "other_total_s": times.other_s, "kernel_total_s": times.kernel_s,
         "communication_total_s": times.communication_s, "overlap_share": times.overlap if times.overlap == times.overlap else None,
+        "steps": list(times.steps),
     }  # fmt: skip
 
 
@@ -72,7 +73,7 @@ def _by_rank(found: Breakdown) -> dict[int, dict[str, Any]]:
     return dict(sums)
 
 
-def breakdown_text(found: Breakdown, *, limit: int = 10) -> str:
+def breakdown_text(found: Breakdown, devices: Mapping[int, DeviceTimes] | None = None, *, limit: int = 10) -> str:
     steps = max(t.steps for t in found.times)
     ranks = len(found.times)
     lines = [f"{steps} step{'s' if steps > 1 else ''} on {ranks} rank{'s' if ranks > 1 else ''}: {seconds_text(found.step_s)} per step", ""]
@@ -89,6 +90,7 @@ def breakdown_text(found: Breakdown, *, limit: int = 10) -> str:
             f"({share_text(t.overlap_s / t.communication_s if t.communication_s else 0.0)})"
             for t in found.times
         ]
+    lines += _device_lines(found, devices or {})
     lines += _clocks(found)
     lines += ["", "what to do, by what it could gain per step"]
     lines += [f"{i:2}. {c.line()}" for i, c in enumerate(found.causes[:limit], 1)]
@@ -96,6 +98,20 @@ def breakdown_text(found: Breakdown, *, limit: int = 10) -> str:
         lines.append(f"    ... {len(found.causes) - limit} more")
     lines += [f"note: {w}" for w in found.warnings]
     return "\n".join(lines)
+
+
+def _device_lines(found: Breakdown, devices: Mapping[int, DeviceTimes]) -> list[str]:
+    """Device totals of each rank, with the steps they cover."""
+    lines = [""] if devices else []
+    for view in found.views:
+        if view.rank in devices:
+            t = devices[view.rank]
+            left_out = sorted({s.number for s in view.steps} - set(t.steps)) if t.steps else []
+            what = f"steps {t.steps[0]} to {t.steps[-1]}" if len(t.steps) > 1 else f"step {t.steps[0]}" if t.steps else "the whole trace"
+            what += f" without step {left_out[-1]}" if left_out else ""
+            parts = {"computing": t.compute_s, "copies and exposed communication": t.other_s, "idle": t.idle_s}
+            lines.append(f"rank {view.rank}: device totals of {what}: {', '.join(f'{k} {seconds_text(v)}' for k, v in parts.items())}")
+    return lines
 
 
 def _cell(time_s: float) -> str:

@@ -21,7 +21,7 @@ from ...kernels.effort import look
 from .orders import action_s, border_delays
 from .problem import Action, PipelineProblem, Schedule
 
-__all__ = ["RULES", "Rule", "list_orders"]
+__all__ = ["RULES", "Rule", "list_orders", "require_room"]
 
 NEVER = float("inf")
 Urgency = tuple[float, float, int, int]
@@ -52,6 +52,12 @@ def list_orders(problem: PipelineProblem, base: Schedule, rule: Rule, cap: Seque
 
     cap[device][copy]: most activations kept, in micro-batches of one stage. Raises: Infeasible when a cap is too small for one micro-batch.
     """
+    require_room(base, cap)
+    return _Listing(problem, base, rule, cap).run()
+
+
+def require_room(base: Schedule, cap: Sequence[Sequence[int]]) -> None:
+    """Raises: Infeasible when a cap is too small for one micro-batch."""
     for d in range(base.devices):
         for c in range(base.copies):
             need = sum(1 for copy, _ in base.hosted(d) if copy == c) * max((a.count for a in base.orders[d] if a.copy == c), default=0)
@@ -60,7 +66,6 @@ def list_orders(problem: PipelineProblem, base: Schedule, rule: Rule, cap: Seque
                     f"a micro-batch needs {need} stage activations on device {d}, the cap allows {cap[d][c]}", where="memory",
                     hint="raise the memory cap, or use smaller micro-batches", data={"needed": need, "cap": cap[d][c]},
                 )  # fmt: skip
-    return _Listing(problem, base, rule, cap).run()
 
 
 class _Listing:

@@ -13,7 +13,9 @@ Cost: O(rules · actions · log).
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from typing import ClassVar
 
 import numpy as np
@@ -22,10 +24,10 @@ from ...cite import Cite
 from ...errors import Infeasible, Unsupported
 from .bound import schedule_bound
 from .improve import improved
-from .listing import RULES, Rule, list_orders
+from .listing import Rule, list_orders
 from .orders import in_flight_peaks, times, vee
 from .problem import Action, PipelineProblem, PipelineStrategy, Schedule, Traits
-from .zerobubble import fastest_listing, split_base
+from .zerobubble import built, fastest_listing, split_base
 
 __all__ = ["CITE", "DUALPIPE_CITE", "ZBV", "ZBV_CITE", "DualPipeV", "VHalf", "VMin", "v_cap"]
 
@@ -144,12 +146,16 @@ def _patterned(problem: PipelineProblem, name: str, tries: int) -> Schedule:
     cap = [v_cap(name, problem.devices)] * problem.devices
     rows = [[c] for c in cap]
     found = [pattern]
-    # first with F and I in the pattern's own order, only W free to move; then with every order that keeps the peak
+    # with F and I in the pattern's own order, only W free to move; and with every order that keeps the peak
     fixed = tuple(tuple(a for a in order if a.kind != "W") for order in pattern.orders)
-    for rule in (*(Rule("IFW", True, patience, fixed) for patience in (1.0, 0.0)), *RULES):
+    tried: list[Callable[[], Schedule]] = [
+        *(partial(list_orders, problem, pattern, Rule("IFW", True, patience, fixed), rows) for patience in (1.0, 0.0)),
+        partial(built, problem, pattern, cap),
+    ]
+    for make in tried:
         try:
-            found.append(list_orders(problem, pattern, rule, rows))
-        except Infeasible:  # this rule paints itself into a corner; the pattern itself always stands
+            found.append(make())
+        except Infeasible:  # this way paints itself into a corner; the pattern itself always stands
             continue
     # the pattern is the better start for annealing where list schedules happen to be as fast
     ways = sorted(found, key=lambda s: times(problem, s).makespan_s)

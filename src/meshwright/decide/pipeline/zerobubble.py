@@ -1,34 +1,36 @@
 """ZB1P, ZB2P and the interleaved form: split backward, weight gradients put where the device would wait.
 
 Cite: see CITE.
-Left open by the paper: its orders come from an integer programme or a heuristic on profiled times. Our answer: list scheduling under the paper's caps
-    on activations, several rules, the fastest by our clock, then annealed (`improve`).
+Left open by the paper: its orders come from an integer programme or a heuristic on profiled times: forwards and backwards in turn, weight gradients
+    into gaps that hold one, and into smaller ones where the device would otherwise fall further behind than any. Our answer: orders built so towards
+    a makespan (`kernels.bubble_budget`), several styles and targets, the fastest by our clock, then annealed (`improve`).
 Beyond the paper: several stages per device in rounds (`InterleavedZB`), which fills in a fraction of the time.
 Caps in stage activations (F to the end of W) on every device: ZB1P the 1F1B peak `devices`, ZB2P 2·devices - 1, interleaved the peak of interleaved
     1F1B; `cap` overrides.
 Invariant: no device keeps more than the cap. With F = I = W, free messages and a common start and end no schedule beats N·3·F + (devices-1)·F.
-Cost: O(rules · actions · log).
+Cost: O(styles · targets · actions), compiled.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import ClassVar
 
 import numpy as np
 
 from ...cite import Cite
-from ...errors import UsageError
+from ...errors import Infeasible, UsageError
 from .bound import schedule_bound
 from .improve import improved
 from .late_messages import sturdiest
-from .listing import RULES, list_orders
-from .orders import looped, times
-from .problem import Action, PipelineProblem, PipelineStrategy, Schedule, Traits
+from .listing import require_room
+from .orders import action_s, border_delays, looped
+from .problem import Action, Kind, PipelineProblem, PipelineStrategy, Schedule, Traits
 
-__all__ = ["CITE", "ZB1P", "ZB2P", "InterleavedZB", "fastest_listing", "split_base"]
+__all__ = ["CITE", "ZB1P", "ZB2P", "InterleavedZB", "built", "fastest_listing", "split_base"]
 
+KINDS: tuple[Kind, ...] = ("F", "I", "W")
 CITE = Cite(
     key="qi2024zerobubble", title="Zero Bubble Pipeline Parallelism", year=2024, venue="ICLR", authors="Penghui Qi, Xinyi Wan, et al.",
     url="https://arxiv.org/abs/2401.10241",
@@ -112,13 +114,38 @@ def split_base(problem: PipelineProblem, name: str, placement: tuple[int, ...], 
 
 
 def fastest_listing(problem: PipelineProblem, base: Schedule, cap: Sequence[int], tries: int = 0) -> Schedule:
-    """The fastest list schedule over the rules, the first of equals, then annealed for `tries` schedules; of about equal ones the sturdiest."""
-    rows = [[c] * base.copies for c in cap]
-    best = min((list_orders(problem, base, rule, rows) for rule in RULES), key=lambda s: times(problem, s).makespan_s)
+    """The fastest of what is built towards a makespan (`kernels.bubble_budget`), then annealed for `tries` schedules; of about equal ones the
+    sturdiest. `cap[device]`: stage activations.
+
+    Raises: Infeasible when a cap is too small for one micro-batch.
+    """
+    require_room(base, [[c] for c in cap])
+    best = built(problem, base, cap)
     if not tries:
         return best
+    rows = [[c] for c in cap]
 
     def improve(asked: PipelineProblem, given: Schedule) -> Schedule:
         return improved(asked, given, rows, tries=tries, least_s=float(schedule_bound(asked, given)))
 
     return sturdiest(problem, improve(problem, best), improve)
+
+
+def built(problem: PipelineProblem, base: Schedule, cap: Sequence[int]) -> Schedule:
+    """`base` with the fastest orders that its forwards, input's and weights' gradients are built into; one copy of every stage, split backward.
+
+    Raises: Infeasible where every construction got stuck, which needs a cap below what `require_room` asks.
+    """
+    from ...kernels.bubble_budget import Line, fastest_build
+
+    stages, delay = range(base.stages), border_delays(problem, base)[0]
+    line = Line(
+        device=np.array(base.placement[0], np.int64),
+        seconds=np.array([[action_s(problem, base, Action(k, s, 0)) for s in stages] for k in KINDS]),
+        up_s=np.array([*(delay[s][0] for s in stages[:-1]), 0.0]), down_s=np.array([*(delay[s][1] for s in stages[:-1]), 0.0]),
+        size=np.ones(base.stages, np.int64), cap=np.array(cap, np.int64), microbatches=base.microbatches,
+    )  # fmt: skip
+    span, orders = fastest_build(line, float(schedule_bound(problem, base)))
+    if span == np.inf:
+        raise Infeasible("no order within the memory cap was found", where="memory", hint="raise the memory cap", data={"cap": max(cap)})
+    return replace(base, orders=tuple(tuple(Action(KINDS[k], s, m) for k, s, m in row) for row in orders))

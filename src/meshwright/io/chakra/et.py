@@ -304,23 +304,25 @@ def write_chakra_set(folder: str | os.PathLike[str], name: str, traces: ChakraSe
 
 
 def read_chakra_set(path: str | os.PathLike[str], *, groups: str | os.PathLike[str] | None = None) -> ChakraSet:
-    """The traces `PATH.0.et`, `PATH.1.et`, ..., or those of the folder PATH, if there is one set in it.
+    """The traces `PATH.0.et`, `PATH.1.et`, ..., those of the folder PATH, if there is one set in it, or one rank's trace, the file PATH itself.
 
     Args: groups: the file with the process groups; default `PATH.comm_group.json`, or `comm_group.json` beside it, where there is one.
     Raises: UsageError (no such files, several sets), FormatError.
     """
-    prefix = _prefix(Path(path))
-    files: list[Path] = []
-    while (file := prefix.with_name(f"{prefix.name}.{len(files)}.et")).exists():
+    single = Path(path).is_file()
+    prefix = Path(re.sub(r"\.\d+\.et$", "", str(path))) if single else _prefix(Path(path))
+    files = [Path(path)] if single else []
+    while not single and (file := prefix.with_name(f"{prefix.name}.{len(files)}.et")).exists():
         files.append(file)
         if len(files) > MAX_RANKS:
             raise FormatError(f"more than {MAX_RANKS} ranks", where=str(path))
     if not files:
-        raise UsageError("no file PREFIX.0.et", where=str(path), hint="name the prefix before `.0.et`, or the folder")
+        raise UsageError("no file PREFIX.0.et", where=str(path), hint="name the prefix before `.0.et`, the folder, or one file")
     traces = tuple(parse_chakra(read_document(file), file.name) for file in files)
     beside = (prefix.with_name(f"{prefix.name}.comm_group.json"), prefix.with_name("comm_group.json"))
     chosen = Path(groups) if groups is not None else next((p for p in beside if p.exists()), None)
-    return ChakraSet(traces=traces, groups=_groups(chosen, len(traces)) if chosen is not None else {}, names=tuple(file.name for file in files))
+    ranks = MAX_RANKS if single else len(traces)  # one rank's groups name ranks that are not here
+    return ChakraSet(traces=traces, groups=_groups(chosen, ranks) if chosen is not None else {}, names=tuple(file.name for file in files))
 
 
 def _prefix(path: Path) -> Path:

@@ -1,4 +1,6 @@
-"""Reading what `torch.profiler.ExecutionTraceObserver` writes: JSON of schema 1.1 (PyTorch 2.3 and later), plain or gzipped.
+"""Reading what `torch.profiler.ExecutionTraceObserver` writes: JSON of schema 1.1 (PyTorch 2.3 and later) or 1.0 (before it), plain or gzipped.
+
+They say the same of a node with other keys: 1.0 has `parent` where 1.1 has `ctrl_deps`, operands and attributes as keys of the node itself.
 
 Values of operands are read only as far as they say that something is a tensor, and how large. Fields that we do not know are passed over: the
 format grows by them. Invariant: the nodes given back form a forest whose parents come first.
@@ -21,7 +23,7 @@ __all__ = ["read_execution_trace"]
 
 MAX_LIST_DEPTH = 4  # of lists of tensors in an operand
 MAX_TENSOR_BYTES = 1 << 62  # bytes that elements and their size may multiply to: sums of two stay below 2^63
-_VERSION = "1.1."
+_OLD, _NEW = "1.0.", "1.1."
 
 
 class _Tensors(msgspec.Struct):
@@ -49,11 +51,36 @@ class _File(msgspec.Struct):
     pid: int = 0
 
 
+class _OldNode(msgspec.Struct):
+    """A node of schema 1.0."""
+
+    id: int
+    name: str
+    parent: int
+    inputs: list[Any] = []
+    input_shapes: list[Any] = []
+    outputs: list[Any] = []
+    output_shapes: list[Any] = []
+    op_schema: Any = ""
+    tid: Any = 0
+
+    def new(self) -> _Node:
+        attrs = [_Attribute("op_schema", self.op_schema), _Attribute("tid", self.tid)]
+        return _Node(self.id, self.name, self.parent, _Tensors(self.inputs, self.input_shapes), _Tensors(self.outputs, self.output_shapes), attrs)
+
+
+class _OldFile(msgspec.Struct):
+    schema: str
+    nodes: list[_OldNode]
+    pid: int = 0
+
+
 class _Version(msgspec.Struct):
     schema: str
 
 
 _FILE = msgspec.json.Decoder(_File)
+_OLD_FILE = msgspec.json.Decoder(_OldFile)
 _HEAD = msgspec.json.Decoder(_Version)
 
 
@@ -62,16 +89,21 @@ def read_execution_trace(path: str | os.PathLike[str]) -> ExecutionTrace:
     where = Path(path).name
     data = read_document(path, limit=MaxBytes.EXECUTION_TRACE)
     version = decode(data, _HEAD, where).schema
-    if not version.startswith(_VERSION):
-        hint = "write it with torch.profiler.ExecutionTraceObserver of PyTorch 2.3 or later"
-        raise FormatError(f"has schema {version[:40]!r}, expected {_VERSION}*", where=where, hint=hint)
-    file = decode(data, _FILE, where)
-    rows = {node.id: node for node in file.nodes}
-    if len(rows) != len(file.nodes):
+    if version.startswith(_NEW):
+        file = decode(data, _FILE, where)
+        pid, nodes = file.pid, file.nodes
+    elif version.startswith(_OLD):
+        old = decode(data, _OLD_FILE, where)
+        pid, nodes = old.pid, [node.new() for node in old.nodes]
+    else:
+        hint = "write it with torch.profiler.ExecutionTraceObserver of PyTorch 2"
+        raise FormatError(f"has schema {version[:40]!r}, expected {_OLD}* or {_NEW}*", where=where, hint=hint)
+    rows = {node.id: node for node in nodes}
+    if len(rows) != len(nodes):
         raise FormatError("two nodes have the same id", where=f"{where}: nodes")
-    order = _parents_first(file.nodes, rows, where)
+    order = _parents_first(nodes, rows, where)
     index = {node.id: i for i, node in enumerate(order)}
-    return ExecutionTrace(version=version, pid=file.pid, nodes=tuple(_node(n, index, where) for n in order))
+    return ExecutionTrace(version=version, pid=pid, nodes=tuple(_node(n, index, where) for n in order))
 
 
 def _parents_first(nodes: list[_Node], rows: dict[int, _Node], where: str) -> list[_Node]:

@@ -17,6 +17,7 @@ import numpy as np
 from ...kernels.nesting import parents
 from ...program.program import I32
 from ...trace.trace import ABSENT, I64, Collectives, Trace, TraceWarning, Track
+from ...trace.vocabulary import category_of
 from .arrows import slice_at
 from .perfetto_read import add_perfetto
 from .rows import COLLECTIVE_INTEGERS, COLLECTIVE_TEXTS, INTEGER_ARGS, EventRows, integers
@@ -61,12 +62,13 @@ def _assemble(rows: EventRows, scan: TraceScan) -> Trace:
     # Whole µs are rounded down by the writer: a child may seem to end up to 1 µs after its parent.
     parent, overlaps = _nesting(start, duration, taken["stream"], track_start, 1 if rows.fractions else 1000)
     rows.problems.add("slices that overlap without nesting", f"{overlaps} on all tracks", overlaps)
+    category, categories = _todays_words(rows, taken["category"], taken["name"])
     info = _document_keys(scan, rows)
     rank, world_size = _ranks(info, scan)
     sound = scan.whole and not any(kind.startswith(("not JSON", "the document")) for kind in rows.problems.counts)
     return Trace(
-        source=scan.where, names=tuple(rows.names), categories=tuple(rows.categories), tracks=_tracks(rows), track_start=track_start,
-        name=taken["name"].astype(np.int32), category=taken["category"].astype(np.int32), track=track.astype(np.int32),
+        source=scan.where, names=tuple(rows.names), categories=categories, tracks=_tracks(rows), track_start=track_start,
+        name=taken["name"].astype(np.int32), category=category, track=track.astype(np.int32),
         start_ns=start, duration_ns=duration, parent=parent, **{key: taken[key] for key in INTEGER_ARGS},
         collectives=_collectives(rows, order), flows=_flows(rows, start, duration, parent, track_start, first),
         rank=rank, world_size=world_size, origin_ns=int(rows.origin_us or 0) * 1000 + first, base_time_ns=_base_time(info),
@@ -74,6 +76,20 @@ def _assemble(rows: EventRows, scan: TraceScan) -> Trace:
         metadata={k: str(v)[:4096] for k, v in info.items() if isinstance(v, str | int | float)}, ignored=dict(rows.ignored),
         warnings=tuple(TraceWarning(kind=k, count=c, first=rows.problems.first[k]) for k, c in sorted(rows.problems.counts.items())),
     )  # fmt: skip
+
+
+def _todays_words(rows: EventRows, category: I64, name: I64) -> tuple[I32, tuple[str, ...]]:
+    """Categories as today's Kineto has them, of each slice, and their table."""
+    table: dict[str, int] = {}
+    out = np.zeros(len(category), np.int32)
+    for number, said in enumerate(rows.categories):
+        mine = np.flatnonzero(category == number)
+        of_name = np.zeros(len(rows.names), np.int32)
+        names = np.unique(name[mine]).tolist()
+        texts = list(rows.names) if names else []
+        of_name[names] = [table.setdefault(category_of(said, texts[n]), len(table)) for n in names]
+        out[mine] = of_name[name[mine]]
+    return out, tuple(table)
 
 
 def _nesting(start: I64, duration: I64, stream: I64, track_start: I64, tolerance: int) -> tuple[I32, int]:

@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...errors import FormatError
+from ...trace.vocabulary import arrow_of
 from .arrows import Arrows
 from .scan import Piece, salvaged
 
@@ -105,6 +106,7 @@ class EventRows:
         self.names: dict[str, int] = {}
         self.categories: dict[str, int] = {}
         self.tracks: dict[tuple[Any, Any], int] = {}
+        self.spelled: dict[tuple[Any, Any], int] = {}  # tracks by what events call them: texts for numbers, too
         self.name_characters = 0
         self.columns: dict[str, list[NDArray[Any]]] = {key: [] for key in ("name", "category", "track", "start", "duration", *INTEGER_ARGS)}
         self.collectives: list[tuple[int, Args]] = []
@@ -159,7 +161,8 @@ class EventRows:
         if len(kept) < len(events):
             self.problems.add("event without a time, lost", events[int(np.isnan(time_us).argmax())].name, len(events) - len(kept))
             events = [events[i] for i in kept.tolist()]
-        keys = [(str(e.cat or e.name), str(e.id)) for e in events]
+        kinds = {(cat, name): arrow_of(cat, name) for cat, name in {(str(e.cat or ""), str(e.name)) for e in events}}
+        keys = [(kinds[str(e.cat or ""), str(e.name)], str(e.id)) for e in events]
         self.arrows.add(keys, self._tracks(events), self.to_ns(time_us[kept]), [e.ph == "f" for e in events])
 
     # ---- slices ----------------------------------------------------------------------------------------------------------
@@ -235,13 +238,13 @@ class EventRows:
             return self.categories.setdefault(str(category)[:MAX_NAME_CHARACTERS], len(self.categories))
 
     def track_id(self, pid: Any, tid: Any) -> int:
-        try:
-            return self.tracks[pid, tid]
-        except (KeyError, TypeError):
-            return self.tracks.setdefault((_label(pid), _label(tid)), len(self.tracks))
+        found = self.tracks.setdefault((_label(pid), _label(tid)), len(self.tracks))
+        if isinstance(pid, int | str) and isinstance(tid, int | str):
+            self.spelled[pid, tid] = found
+        return found
 
     def _tracks(self, events: Sequence[Event]) -> list[int]:
-        return _numbers(self.tracks, lambda key: self.track_id(*key), [(e.pid, e.tid) for e in events])
+        return _numbers(self.spelled, lambda key: self.track_id(*key), [(e.pid, e.tid) for e in events])
 
     # ---- events that are not complete slices -----------------------------------------------------------------------------
     def _other(self, event: Event) -> None:
@@ -310,6 +313,9 @@ def _event(data: bytes) -> Event | None:
 
 
 def _label(value: Any) -> int | str:
+    """A process or thread; a number in quotes, as torch 1.8 to 1.12 wrote threads, is the number, as which arrows know it."""
+    if isinstance(value, str) and value.isascii() and value.isdigit() and len(value) < 20:
+        return int(value)
     if isinstance(value, bool) or not isinstance(value, int | str):
         return "" if value is None else str(value)[:MAX_NAME_CHARACTERS]
     return value

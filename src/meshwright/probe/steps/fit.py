@@ -28,7 +28,7 @@ ANY, IN_ORDER = "any plan", "operators in the graph's order"  # scopes of a proo
 
 
 def budget_bytes(text: str, full_bytes: int, where: str = "--budget") -> int:
-    """`"400MB"`, or a share of `full_bytes` as `"60%"` or `"0.6"`. Raises: UsageError."""
+    """`"400MB"`, bytes without a unit as `"15000000"`, or a share of `full_bytes` as `"60%"`, `"0.6"` or `"1"`. Raises: UsageError."""
     share: Fraction | None
     try:
         share = Fraction(text.strip().removesuffix("%")) / (100 if text.strip().endswith("%") else 1)
@@ -39,7 +39,7 @@ def budget_bytes(text: str, full_bytes: int, where: str = "--budget") -> int:
             raise UsageError(f"{text[:32]} is no share of the whole", where=where, hint="0 to 1, 0% to 100%, or bytes such as 4GB")
         return int(share * full_bytes)
     try:
-        return parse_size_bytes(text)
+        return int(text) if text.strip().isascii() and text.strip().isdigit() and len(text) <= 20 else parse_size_bytes(text)
     except ValueError as error:
         raise UsageError(str(error), where=where, hint="bytes such as 4GB, or a share of the peak without recomputation such as 60%") from None
 

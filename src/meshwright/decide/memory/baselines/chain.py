@@ -13,6 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from ....errors import Unsupported
 from ....kernels.step_schedule import NEVER
 from ..lifetimes import Lifetimes
 
@@ -79,7 +80,11 @@ class Chain:
 
 def chain_of(lives: Lifetimes) -> Chain:
     graph, boundary = lives.graph, lives.arrays.boundary
-    calls = [i for i in range(boundary) if lives.arrays.forward_wanted[i] and not lives.arrays.given[i]]
+    # A step without a result of its forward pass runs all of it for backward alone: the chain is what backward wants of it.
+    wants = lives.arrays.forward_wanted if any(lives.arrays.forward_wanted[:boundary]) else lives.arrays.wanted
+    calls = [i for i in range(boundary) if wants[i] and not lives.arrays.given[i]]
+    if not calls:
+        raise Unsupported("nothing of the forward pass is wanted, so there is no chain", where=graph.name, hint="use --strategy fusionaware")
     crossing = _crossing(lives, calls)
     cuts = _cuts(lives, calls, crossing)
     stage_of = np.searchsorted(np.array([calls[c] for c in cuts]), np.arange(boundary), side="right") - 1

@@ -105,7 +105,9 @@ def _warm(model: JointModel, highs: object, start: Decisions) -> None:
 
 
 def infeasible(m: Merged, budget_bytes: int, least_bytes: int, *, proved: bool, floor_s: float | None = None) -> Infeasible:
-    what = "no plan of this step needs less" if proved else "none was found that needs less"
+    # Proved of the programme's class only: a result that is made after backward began (a loss nobody waits for) can need less.
+    searched = "no plan that makes its results before backward, operators in the graph's order, needs less"
+    what = searched if proved else "none was found that needs less"
     return Infeasible(
         f"the step needs {least_bytes:,} B, the budget is {budget_bytes:,} B ({what})", where=m.graph.name,
         hint="a smaller batch, a narrower dtype, or lossy or offloaded saves need less",
