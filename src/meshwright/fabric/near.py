@@ -7,8 +7,14 @@ import re
 
 from .machines import ELSEWHERE, GPUS, MACHINES, Elsewhere, Machine
 
-__all__ = ["facts", "near_machines"]
+__all__ = ["device_called", "facts", "near_machines"]
 
+# Words of a product's name -> the device; the first whose words are all there. What is listed as "" is a product of its own that we do not have.
+_PRODUCTS = (
+    ("a100 pcie 40gb", "a100-40gb"), ("a100 pcie", "a100-pcie"), ("a100 40gb", "a100-40gb"), ("h100 pcie", "h100-pcie"), ("h100 nvl", ""),
+    ("h200 nvl", ""), ("rtx pro 6000", "rtx-pro-6000"), ("rtx 4090", "rtx-4090"), ("rtx4090", "rtx-4090"),
+    *((name, name) for name in GPUS if "-" not in name),
+)  # fmt: skip
 _FAMILY = re.compile(r"-(pcie|\d+gb)\Z")
 
 
@@ -19,6 +25,12 @@ def near_machines(name: str, most: int = 3) -> list[str]:
         return []
     alike = [m for m in MACHINES.values() if m.shape != "slice" and _FAMILY.sub("", m.device) == _FAMILY.sub("", wanted.device)]
     return [m.name for m in sorted(alike, key=lambda m: _distance(m, wanted))[:most]]
+
+
+def device_called(product: str) -> str:
+    """The device of `machines.GPUS` that a product's name means (`NVIDIA H100 80GB HBM3`, `nvidia_a100-sxm4-40gb`), or "" where we have none."""
+    words = set(re.split(r"[^a-z0-9]+", product.casefold()[:256]))
+    return next((device for wanted, device in _PRODUCTS if set(wanted.split()) <= words), "")
 
 
 def facts(name: str) -> str:
