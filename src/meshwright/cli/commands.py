@@ -43,7 +43,7 @@ COMMANDS: dict[tuple[str, ...], tuple[str, str]] = {
     ("train", "check"): ("train_check", "prove a plan right and its claims true, or show where they are not"),
     ("train", "run"): ("train_run", "train for real, as the plan says"),
     ("train", "compare"): ("train_compare", "lay prediction and measurement over each other"),
-    ("train", "export"): ("train_export", "a plan's layout for torchtitan, Megatron or DeepSpeed; a run's weights as safetensors or DCP"),
+    ("train", "export"): ("train_export", "a plan's layout for other tools and schedulers; a run's weights as safetensors or DCP"),
     ("profile", "show"): ("profile_show", "what a layer profile holds, lacks, and what in it looks wrong"),
     ("profile", "predict"): ("profile_predict", "iteration time and memory of a layout from a layer profile"),
     ("profile", "plan"): ("profile_plan", "rank the layouts of some GPUs by simulation from a layer profile"),
