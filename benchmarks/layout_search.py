@@ -22,7 +22,7 @@ from meshwright.cost import assumed_cost
 from meshwright.decide.layout.layer_costs import MIXED
 from meshwright.drive.layout.search import find_layouts
 from meshwright.fabric.fabric import Device, Fabric, Link, Switch
-from meshwright.fabric.preset_boxes import GPUS
+from meshwright.fabric.machines import GPUS
 from meshwright.graph.scale import at_batch
 from meshwright.io.fabric.name import load_fabric
 

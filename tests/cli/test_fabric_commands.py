@@ -6,6 +6,7 @@ from xml.etree import ElementTree
 import pytest
 
 from meshwright.cli import main
+from meshwright.fabric.machines import MACHINES
 from meshwright.fabric.presets import PRESETS
 from meshwright.io.fabric.name import load_fabric
 
@@ -19,9 +20,14 @@ def test_list_names_every_preset_and_every_listed_option_works(capsys):
     out = run(capsys, "fabric", "list").out
     document = json.loads(run(capsys, "fabric", "list", "--json").out)
     assert document["schema"] == "meshwright.fabric-list" and [p["name"] for p in document["presets"]] == list(PRESETS)
-    value = {"rate": "7GB/s", "size": "3GB", "flops": "2GFLOP/s", "count": "2", "flag": "1"}
+    value = {"rate": "7GB/s", "size": "3GB", "flops": "2GFLOP/s", "count": "2", "flag": "1", "sides": "1x2x4"}
+    shapes = {m.name: m.shape for m in MACHINES.values()}
+    tried = {shapes.get(p["name"], p["name"]): p["name"] for p in document["presets"]}.values()  # one machine of a shape has the options of all
     for preset in document["presets"]:
-        assert preset["name"] + ":n" in out
+        assert preset["name"] + ":n" in out and all(alias in out for alias in preset["aliases"]) and all(s in out for s in preset["sources"])
+        assert preset["sources"] or preset["name"] not in MACHINES
+        if preset["name"] not in tried or shapes.get(preset["name"]) == "slice":
+            continue
         plain = load_fabric(preset["name"] + ":2")
         named = {option["name"] for option in preset["options"]}
         for option in preset["options"]:
@@ -59,6 +65,25 @@ def test_show_json(capsys):
     matrix = document["matrix"]
     assert matrix["truncated"] and len(matrix["kinds"]) == 4 and matrix["kinds"][0] == ["X", "NV18", "NV18", "NV18"]
     assert matrix["rates_Bps"][0] == [None, 450 * 10**9, 450 * 10**9, 450 * 10**9]
+
+
+@pytest.mark.parametrize(
+    ("spec", "lines"),
+    [
+        ("dgx-h100:16?net=spine", ["16 x box0 ... box15", "  8 gpu - 1 nvswitch: 8 x NV18 450 GB/s", "  8 gpu - 8 nic: 8 x PIX 50 GB/s",
+                                   "  8 nic - 8 rail: 8 x NET 50 GB/s", "network", "  8 rail - 1 spine: 8 x NET 800 GB/s"]),
+        ("h100-a100:1", ["box0", "  8 gpu - 1 nvswitch: 8 x NV18 450 GB/s", "  8 gpu - 8 nic: 8 x PIX 50 GB/s", "  8 nic - 1 ib: 8 x NET 50 GB/s",
+                         "box1", "  8 gpu - 1 nvswitch: 8 x NV12 300 GB/s", "  8 gpu - 8 nic: 8 x PIX 25 GB/s", "  8 nic - 1 ib: 8 x NET 25 GB/s"]),
+        ("mi300x", ["box0", "  8 gpu among each other: 28 x XGMI1 64 GB/s"]),
+        ("tpu-v5p:64", ["16 x slice0/host0 ... slice0/host15", "  4 chip among each other: 4 x ICI1 100 GB/s",
+                        "  4 chip - other servers: 16 x ICI1 100 GB/s"]),
+        ("ndv2:2?sketch=1", ["2 x box0, box1", "  8 gpu among each other: 8 x NV2 50 GB/s", "  8 gpu among each other: 8 x NV1 25 GB/s",
+                             "  1 gpu - 1 nic: 1 x PIX 12.5 GB/s, one way", "  1 nic - 1 ib: 1 x NET 12.5 GB/s"]),
+    ],
+)  # fmt: skip
+def test_show_draws_alike_servers_once(capsys, spec, lines):
+    out = run(capsys, "fabric", "show", spec, "--limit", "0").out
+    assert out.splitlines()[-len(lines):] == lines  # fmt: skip
 
 
 def test_show_cuts_the_matrix_of_a_big_fabric(capsys):
@@ -129,3 +154,8 @@ def test_svg_is_written(capsys, tmp_path):
     path = tmp_path / "f.svg"
     assert f"drawn into {path}" in run(capsys, "fabric", "show", "two-islands", "--svg", str(path)).out
     assert ElementTree.parse(path).getroot().tag == "{http://www.w3.org/2000/svg}svg"
+    run(capsys, "fabric", "show", "dgx-h100:16", "--svg", str(path), "--limit", "0")
+    folded = path.read_text()
+    assert "box0 and 15 alike" in folded and "box1/gpu0" not in folded and "box0/gpu7" in folded
+    run(capsys, "fabric", "show", "dgx-h100:16", "--svg", str(path), "--limit", "0", "--whole")
+    assert "box15/gpu7" in path.read_text()

@@ -9,6 +9,8 @@ import pytest
 
 from meshwright.decide.strategies import answering
 from meshwright.drive.strategies import decisions
+from meshwright.fabric.machines import GPUS, MACHINES, SOURCES
+from meshwright.report import preset_text
 from meshwright.report.strategies_text import rewritten, strategy_table
 
 DOCS = Path(__file__).parents[2] / "docs"
@@ -17,7 +19,14 @@ DOCS = Path(__file__).parents[2] / "docs"
 @pytest.mark.parametrize("page", sorted(p.name for p in DOCS.glob("*.md")))
 def test_generated_tables_are_those_of_today(page: str) -> None:
     text = (DOCS / page).read_text(encoding="utf-8")
-    assert rewritten(text) == text, "python tools/strategy_tables.py writes them"
+    assert preset_text.rewritten(rewritten(text)) == text, "python tools/strategy_tables.py writes them"
+
+
+def test_the_page_of_presets_has_every_machine_device_and_source() -> None:
+    text = (DOCS / "presets.md").read_text(encoding="utf-8")
+    rows = {line.split("|")[1].strip() for line in text.splitlines() if line.startswith("|")}
+    assert {f"`{name}`" for name in GPUS} | set(SOURCES) <= rows
+    assert {f"`{m.name}`" + "".join(f", `{a}`" for a in m.aliases) for m in MACHINES.values()} <= rows
 
 
 def test_every_decision_with_a_choice_has_a_table() -> None:

@@ -11,6 +11,7 @@ from meshwright.drive.lint import fault_costs, lint_known_fabric, lint_source
 from meshwright.fabric.edit import edited, with_one_more
 from meshwright.fabric.fabric import Device, Fabric, Link, Switch
 from meshwright.fabric.lint import MAX_OF_A_KIND, RULES, lint_fabric, missing_nics
+from meshwright.fabric.machines import MACHINES
 from meshwright.fabric.presets import PRESETS
 from meshwright.fabric.repair import REPAIRS, repaired
 from meshwright.io.fabric.imported import Source
@@ -88,7 +89,12 @@ def test_rule_fires(rule):
     assert {f.rule for f in lint_fabric(fabric)} <= set(RULES)
 
 
-@pytest.mark.parametrize("spec", [f"{name}:{n}" for name in PRESETS for n in (1, 2, 3)])
+SLICES = [m.name for m in MACHINES.values() if m.shape == "slice"]
+RACKS = [m.name for m in MACHINES.values() if m.devices > 16]  # with NVSwitch like the others
+SPECS = [f"{name}:{n}" for name in PRESETS if name not in (*SLICES, *RACKS) for n in ((2,) if name in MACHINES else (1, 2, 3))]
+
+
+@pytest.mark.parametrize("spec", [*SPECS, *(f"{name}:8?slices=2" for name in SLICES)])
 def test_presets_are_clean(spec):
     found = lint_fabric(load_fabric(spec))
     assert {f.rule for f in found} <= ({"far-nic"} if spec.startswith("ndv2") else set()), found  # one NIC for eight GPUs: it is so

@@ -7,7 +7,10 @@ from fractions import Fraction
 import networkx as nx
 import pytest
 
+from meshwright.cli.frame import main
 from meshwright.errors import FormatError, UnknownName, UsageError
+from meshwright.fabric.machine_shapes import slice_sides
+from meshwright.fabric.machines import ELSEWHERE, GPUS, MACHINES, SOURCES
 from meshwright.fabric.presets import MAX_DEVICES, PRESETS, usable_cores
 from meshwright.io.fabric.document import DTYPES, fabric_document, fabric_from_document
 from meshwright.io.fabric.name import load_fabric
@@ -61,6 +64,19 @@ def all_gather_inverse_rate(fabric):
         ("dgx-h100:2?net=direct", "3/100"),
         ("dgx-h100:2?net=trunk&trunk=100GB/s", "8/100"),
         ("dgx-h100:4?net=trunk&oversubscription=2", "24/200"),
+        ("p4d:2", "8/50"),  # a box's eight shards over four ports of 12.5
+        ("a3-high:2", "8/100"),
+        ("a2-highgpu:2", "8/12.5"),
+        ("p5.48xlarge:2", "3/100"),  # as a DGX H100
+        ("mi355x", "1/76.8"),
+        ("trn1", "15/206"),  # a chip takes in fifteen over four links of 51.5
+        ("tpu-v5p:64", "63/600"),  # six links of 100
+        ("v5p-128", "63/600"),  # the same, counted in cores
+        ("tpu-v5e:16", "15/100"),  # a mesh: a corner has two links
+        ("tpu-v5p:4?slices=2&nic=1GB/s", "4/1"),  # a slice of one host: four shards through its port
+        ("g6e", "7/32"),
+        ("gh200:3", "2/50"),
+        ("dgx-spark:2?net=direct", "1/25"),
         ("line:5", "4/1"),
         ("ring:6", "5/2"),
         ("star:5", "4/1"),
@@ -84,11 +100,17 @@ def test_published_optimum(spec, optimum):
     assert all_gather_inverse_rate(load_fabric(spec)) * 10**9 == Fraction(numerator) / Fraction(denominator)
 
 
-SPECS = list(PRESETS) + [
+SLICES = [m.name for m in MACHINES.values() if m.shape == "slice"]
+RACKS = [m.name for m in MACHINES.values() if m.devices > 16]  # with NVSwitch like the others: tried once
+ONE_OF_EACH_SHAPE = ("dgx-a100", "p4d", "mi300x", "trn1", "g6e", "gh200")
+SPECS = [name for name in PRESETS if name not in RACKS] + [f"{RACKS[0]}:2?net=spine"] + [
+    f"{name}:{n}{query}" for name in SLICES for n in (4, 64) for query in ("", "?slices=2&net=trunk")
+] + [
     f"{name}:2{query}"
-    for name, preset in PRESETS.items()
+    for name, preset in PRESETS.items() if name not in (*SLICES, *RACKS)
     for query in ["", *(f"?net={net}" for net in (preset.options["net"].choices if "net" in preset.options else ()))]
     if (name, query) != ("h100-a100", "?net=direct")  # four boxes
+    and not (query and name in MACHINES and name not in ONE_OF_EACH_SHAPE)
 ] + ["mi250:2?nics=pair", "mi250:3?net=spine&oversubscription=2&nics=pair", "dgx2:2?sketch=1", "ndv2:3?sketch=1", "laptop:4?cores=2",
      "h100-a100?net=direct", "mesh:3?dims=3", "torus:4?dims=3", "wan:4", "dgx-a100:3?net=trunk&trunk=30GB/s"]  # fmt: skip
 
@@ -100,7 +122,9 @@ def test_every_preset_is_sound(spec):
     assert fabric.provenance and all(note.what and note.source for note in fabric.provenance)
     preset = PRESETS[fabric.name.partition(":")[0]]
     one = ("line", "ring", "star", "star-gpu", "mesh", "torus", "hypercube", "lan")
-    sizes = {"laptop": len(fabric.devices), "two-islands": 2, "h100-a100": 8, "fat-tree": 4} | dict.fromkeys(one, 1)
+    chips = int(fabric.name.partition(":")[2].partition("?")[0]) if preset.name in SLICES else 0
+    hosts = {m.name: min(m.per_host, chips) for m in MACHINES.values() if m.shape == "slice"}
+    sizes = hosts | {"laptop": len(fabric.devices), "two-islands": 2, "h100-a100": 8, "fat-tree": 4} | dict.fromkeys(one, 1)
     per_group = sizes.get(preset.name, preset.devices_per_unit)
     assert {len(members) for members in fabric.groups.values()} == {per_group}
     for device in fabric.devices:
@@ -165,6 +189,21 @@ def test_the_example_file_is_the_preset():
 @pytest.mark.parametrize(
     ("spec", "kind", "text", "hint"),
     [
+        ("p5.4xlarge", UnknownName, "no fabric is called", "did you mean 'p5.48xlarge'?; near by specification: a3-high (8 h100, 800 Gbit/s)"),
+        ("BM.GPU.MI300X.8:2", UnknownName, "no fabric", "near by specification: nd-mi300x-v5 (8 mi300x, 3200 Gbit/s), mi300x"),
+        ("my-a100-80gb", UnknownName, "no fabric", "near by specification: dgx-a100"),
+        ("h200x8", UnknownName, "no fabric", "near by specification: dgx-h200"),
+        ("v5p-7", UsageError, "7 is not a number of cores, which come in twos", "v5p-8"),
+        ("v5p-0", UsageError, "0 is not a number of cores", "v5p-8"),
+        ("p5.48xlarge:x", UsageError, "'p5': the number of boxes must be a whole number", "p5:1"),
+        ("tpu-v5p:6", UsageError, "no usual slice has 6 chips", "topology=4x4x12"),
+        ("tpu-v4:2", UsageError, "no usual slice has 2 chips", "topology"),
+        ("tpu-v6e:512", UsageError, "at most 256 chips in a slice", "slices=2"),
+        ("tpu-v5p:64?topology=4x4x8", UsageError, "topology=4x4x8 does not have 3 sides that make 64 chips", ""),
+        ("tpu-v5p:16?topology=4x4", UsageError, "topology=4x4 does not have 3 sides", ""),
+        ("tpu-v5p:64?topology=4x0x8", UsageError, "must be two or three numbers such as 4x4x8", "sides"),
+        ("tpu-v5e:256?slices=100", UsageError, "256 makes more than 16384 devices", ""),
+        ("pcie-box:2?gpu=h100", UsageError, "must be one of rtx-4090, l40s", "its GPUs"),
         ("dgx-a10", UnknownName, "no fabric is called 'dgx-a10'", "did you mean 'dgx-a100'"),
         ("whatever", UnknownName, "no fabric", "presets: laptop"),
         ("", UnknownName, "no fabric is called ''", "must end in .toml"),
@@ -266,3 +305,70 @@ def test_the_p100_box_is_a_cube_of_quads():
     fabric = load_fabric("dgx1-p100")
     graph = nx.Graph(fabric.link_ends)
     assert len(fabric.links) == 32 and set(dict(graph.degree).values()) == {4} and nx.diameter(graph) == 2
+
+
+def test_the_table_of_machines_is_whole():
+    """Every figure has a source that exists and says when and where; names are unique; no source or device is there in vain."""
+    used = {s for m in MACHINES.values() for s in m.sources} | {g.source for g in GPUS.values()}
+    assert used == set(SOURCES)
+    for source in SOURCES.values():
+        assert source.title and source.date[:2] == "20" and source.url.startswith("https://") and source.read in ("page", "quoted", "known")
+    devices = {d for m in MACHINES.values() for d in (m.device, *m.choices)} | {"p100", "v100", "mi250"}
+    assert devices == set(GPUS) and {e.device for e in ELSEWHERE.values()} <= devices
+    names = [n.casefold() for p in PRESETS.values() for n in (p.name, *p.aliases)]
+    assert len(names) == len(set(names)) and not set(names) & set(ELSEWHERE)
+    for gpu in GPUS.values():
+        assert {"fp32"} <= set(gpu.flops) <= set(DTYPES) and gpu.memory_bytes and gpu.bandwidth_Bps
+    for m in MACHINES.values():
+        assert m.summary and m.nic_Bps and set(m.took) >= {"nic"} and (m.link_Bps or m.shape in ("pcie", "single"))
+
+
+@pytest.mark.parametrize(
+    ("alias", "name"),
+    [
+        ("p5.48xlarge:4", "p5:4"), ("ml.P5.48xlarge", "p5:1"), ("Standard_ND96isr_H100_v5:2?net=rails", "nd-h100-v5:2?net=rails"),
+        ("a3-megagpu-8g:2", "a3-mega:2"), ("v5p-128", "tpu-v5p:64"), ("v4-8:3", "tpu-v4:4?slices=3"), ("v5litepod-16", "tpu-v5e:16"),
+        ("v6e-8?nic=1GB/s", "tpu-v6e:8?nic=1GB/s"), ("standard_nd40rs_v2", "ndv2:1"),
+    ],
+)  # fmt: skip
+def test_a_providers_name_is_the_preset(alias, name):
+    assert load_fabric(alias) == load_fabric(name) and load_fabric(alias).name == name
+
+
+def test_slices_are_the_providers_shapes():
+    """Sides from Google's own tables of v4, v5e and v5p; rings where it says so."""
+    usual = {4: (2, 2, 1), 8: (2, 2, 2), 32: (2, 4, 4), 64: (4, 4, 4), 128: (4, 4, 8), 256: (4, 8, 8), 512: (8, 8, 8), 1024: (8, 8, 16)}
+    assert {n: slice_sides(MACHINES["tpu-v5p"], n, None) for n in usual} == usual
+    flat = {1: (1, 1), 4: (2, 2), 8: (2, 4), 16: (4, 4), 32: (4, 8), 128: (8, 16), 256: (16, 16)}
+    assert {n: tuple(sorted(slice_sides(MACHINES["tpu-v5e"], n, None))) for n in flat} == flat
+    for spec, sides, rings in (("tpu-v5p:64", (4, 4, 4), True), ("tpu-v4:32", (2, 4, 4), False), ("tpu-v5e:128", (8, 16), (False, True)),
+                               ("tpu-v6e:32", (4, 8), False), ("trn2", (4, 4), True)):  # fmt: skip
+        assert nx.is_isomorphic(nx.Graph(load_fabric(spec).link_ends), nx.grid_graph(sides[::-1], periodic=rings[::-1] if rings in
+                                                                                     ((False, True),) else rings)), spec  # fmt: skip
+    hosts = load_fabric("tpu-v5p:64").groups
+    assert len(hosts) == 16 and set(map(len, hosts.values())) == {4}
+    for members in hosts.values():  # a host is a square of neighbours
+        inside = [e for e in load_fabric("tpu-v5p:64").link_ends if set(e) <= set(members)]
+        assert len(inside) == 8
+
+
+def _signature(m):
+    return (m.shape, m.devices, m.in_network, m.link_Bps, m.nics, m.nic_Bps, m.pcie_Bps, m.per_switch, m.per_host, m.axes, m.net)
+
+
+UNLIKE = list({_signature(m): m.name for m in MACHINES.values()}.values())
+
+
+@pytest.mark.parametrize("name", UNLIKE)
+def test_every_machine_is_routed_planned_and_checked(name, capsys, tmp_path):
+    """Two boxes of each that differs from the others: a route between all pairs, and an all-gather plan that the checker accepts, above its bound."""
+    spec = f"{name}:8?slices=2" if name in SLICES else f"{name}:2"
+    argv = ["--fabric", spec, "--size", "1MiB", "--strategy", "ring", "--out", str(tmp_path / "plan.json"), "--json"]
+    fabric = load_fabric(spec, "0-3,72-75" if name in RACKS else None)
+    for a in range(len(fabric.devices)):
+        for b in range(len(fabric.devices)):
+            assert (fabric.route(a, b) != ()) == (a != b)
+    code = main(["collective", "plan", "all-gather", *argv, *(["--devices", "0-3,72-75"] if name in RACKS else [])])
+    found = json.loads(capsys.readouterr().out)
+    assert code == 0 and found["bound"]["time_s"] > 0 and found["time_s"] >= found["bound"]["time_s"]
+    assert main(["collective", "check", str(tmp_path / "plan.json")]) == 0

@@ -67,8 +67,8 @@ def test_operator_times_example_and_fields(tmp_path):
 # What commands print with --json; not read back from files.
 PRINTED = {
     "pipeline-compare", "pipeline-plan", "pipeline-export", "pipeline-run", "pipeline-fill",
-    "capture", "citations", "collective", "completion", "error", "fabric-list", "fabric-show", "program-diff", "program-show", "program-stats",
-    "program-export", "program-import",
+    "capture", "citations", "collective", "completion", "error", "fabric-here", "fabric-list", "fabric-show", "program-diff",
+    "program-show", "program-stats", "program-export", "program-import",
     "run.dry", "train.compare", "train.plan", "train.replan", "version",
     "nccl-prediction", "rank-order", "collective-check", "collective-export", "collective-import", "nccl-tuner",
     "collective-groups", "collective-sparse", "collective-sweep", "fabric-lint", "nccl-graphs",

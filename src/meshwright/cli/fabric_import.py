@@ -1,4 +1,4 @@
-"""`meshwright fabric import FILE...`: a fabric from NCCL topology XML, `nvidia-smi topo -m`, `dcgmi topo --json`, a matrix or edges."""
+"""`meshwright fabric import FILE...`: a fabric from what describes a cluster: files of NCCL, nvidia-smi, DCGM, a scheduler's nodes, matrices."""
 
 from __future__ import annotations
 
@@ -21,6 +21,8 @@ examples:
   meshwright fabric import node.xml --boxes 4 --net rails -o cluster.toml       NCCL_TOPO_DUMP_FILE of one of four equal nodes
   meshwright fabric import vm.xml --nvswitch 300GB/s --nic 25GB/s --gpu a100    a cloud's file that holds only the PCIe tree
   nvidia-smi topo -m | meshwright fabric import - --nvlink 50GB/s -o box.toml
+  kubectl get nodes -o json | meshwright fabric import - -o cluster.toml        nodes as the presets of their instance types
+  scontrol show node | meshwright fabric import - -o cluster.toml
   meshwright fabric import rates.csv --unit 25GB/s -o box.toml                  an adjacency matrix of link counts
   meshwright fabric import graph.xml                                            the rings and trees that NCCL found"""
 
@@ -29,7 +31,8 @@ AS = ("toml", "json", "matrix", "edges", "nccl")
 
 def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("files", nargs="+", metavar="FILE", help="what to read; - is standard input")
-    parser.add_argument("--format", default="auto", help="auto (default: told by content), nccl, nccl-graph, nvidia-smi, dcgm, matrix or edges")
+    formats = "auto (default: told by content), nccl, nccl-graph, nvidia-smi, dcgm, kubernetes, slurm, matrix or edges"
+    parser.add_argument("--format", default="auto", help=formats)
     parser.add_argument("-o", "--out", metavar="FILE", help="write the fabric there (default: stdout)")
     parser.add_argument("--as", dest="form", choices=AS, help="write it as this (default: by the ending of --out, else toml)")
     parser.add_argument("--name", default="", help="the fabric's name (default: the file's)")

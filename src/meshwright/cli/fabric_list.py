@@ -14,9 +14,11 @@ EPILOG = """\
 A fabric is named everywhere as PRESET[:n][?option=value&...], or as FILE.toml or FILE.json:
   meshwright fabric show dgx-a100:2
   meshwright fabric show 'dgx-h100:16?net=rails'
+  meshwright fabric show p5.48xlarge:4          the same by its provider's name
+  meshwright fabric show v5p-128                a TPU slice, as its provider counts it
   meshwright fabric show examples/fabrics/two_islands.toml"""
 
-_EXAMPLE = {"rate": "RATE", "size": "SIZE", "flops": "FLOP/s", "count": "N", "flag": "0|1"}
+_EXAMPLE = {"rate": "RATE", "size": "SIZE", "flops": "FLOP/s", "count": "N", "flag": "0|1", "sides": "AxB[xC]"}
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
@@ -31,6 +33,8 @@ def run(args: argparse.Namespace) -> Result:
             "unit": p.unit,
             "default": p.default,
             "devices_per_unit": p.devices_per_unit,
+            "aliases": list(p.aliases),
+            "sources": list(p.sources),
             "options": [{"name": name, "kind": o.kind, "help": o.help, "choices": list(o.choices)} for name, o in p.options.items()],
         }
         for p in PRESETS.values()
@@ -41,7 +45,12 @@ def run(args: argparse.Namespace) -> Result:
 
 def _lines(preset: Preset) -> list[str]:
     options = " ".join(f"{name}={_values(option)}" for name, option in preset.options.items())
-    return [f"{preset.name + ':n':<14} {preset.summary}", f"{'':<14} n = {preset.unit}, default {preset.default}; options: {options}"]
+    lines = [f"{preset.name + ':n':<14} {preset.summary}", f"{'':<14} n = {preset.unit}, default {preset.default}; options: {options}"]
+    if preset.aliases:
+        lines.append(f"{'':<14} also called {', '.join(preset.aliases)}")
+    if preset.sources:
+        lines.append(f"{'':<14} from {'; '.join(preset.sources)}")
+    return lines
 
 
 def _values(option: Option) -> str:

@@ -1,4 +1,4 @@
-"""`meshwright fabric show FABRIC`: summary and matrix as text, or a drawing as SVG."""
+"""`meshwright fabric show FABRIC`: summary, structure and matrix as text, or a drawing as SVG; servers that are alike are shown once."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from ..errors import Disconnected, UsageError
 from ..io.atomic import write_text
 from ..io.fabric.document import fabric_document
 from ..io.fabric.name import load_fabric
+from ..report.fabric_fold import drawn, fold_text
 from ..report.fabric_matrix import cells, matrix_text, rates, summary_text
 from .frame import Result
 
@@ -17,6 +18,7 @@ HELP = "Show a fabric: what it consists of, and over what its devices reach each
 EPILOG = """\
 examples:
   meshwright fabric show dgx-a100:2
+  meshwright fabric show p5.48xlarge:128                 servers that are alike once, with their number
   meshwright fabric show two-islands --rates
   meshwright fabric show 'dgx-h100:4?net=rails' --devices 0-7 --svg box.svg"""
 
@@ -29,7 +31,8 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--devices", metavar="LIST", help="only these devices, e.g. 0-3,8-11 or names")
     parser.add_argument("--rates", action="store_true", help="show rates instead of kinds of links")
     parser.add_argument("--limit", type=int, default=DEFAULT_MATRIX_DEVICES, metavar="N", help="most devices in the matrix (default %(default)s)")
-    parser.add_argument("--svg", metavar="FILE", help="also draw the fabric into this file")
+    parser.add_argument("--svg", metavar="FILE", help="also draw the fabric into this file; above 64 devices alike servers once")
+    parser.add_argument("--whole", action="store_true", help="with --svg: draw every server")
 
 
 def run(args: argparse.Namespace) -> Result:
@@ -54,11 +57,13 @@ def run(args: argparse.Namespace) -> Result:
             "rates_Bps": rates(fabric, shown),
         },
     }
-    text = summary_text(fabric) + "\n\n" + matrix_text(fabric, shown, with_rates=args.rates)
+    text = summary_text(fabric) + "\n\n" + fold_text(fabric)
+    if shown:
+        text += "\n\n" + matrix_text(fabric, shown, with_rates=args.rates)
     if args.svg:
         from ..report.fabric_svg import fabric_svg
 
-        write_text(args.svg, fabric_svg(fabric))
+        write_text(args.svg, fabric_svg(fabric if args.whole else drawn(fabric).fabric))
         document["svg"] = args.svg
         text += f"\n\ndrawn into {args.svg}"
     return Result(document, text)

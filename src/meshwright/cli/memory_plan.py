@@ -106,7 +106,7 @@ def _problem(args: argparse.Namespace) -> tuple[str, RecomputeProblem]:
     from ..decide.pipeline import peak_in_flight
     from ..errors import UnknownName, UsageError
     from ..fabric.fabric import Device
-    from ..fabric.preset_boxes import GPUS
+    from ..fabric.machines import GPUS
     from ..graph.scale import at_batch
     from ..io.model.graph import read_graph
 

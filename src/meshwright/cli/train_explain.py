@@ -136,7 +136,7 @@ def _described(args: argparse.Namespace) -> tuple[Transformer, SplitLayout]:
 def _device(args: argparse.Namespace) -> tuple[float, int]:
     """Peak operations per second and memory of one device; 0 where not given."""
     from ..errors import UnknownName, UsageError
-    from ..fabric.preset_boxes import GPUS
+    from ..fabric.machines import GPUS
     from ..io.quantity import parse_size_bytes
 
     peak, memory = args.peak_flops or 0.0, 0

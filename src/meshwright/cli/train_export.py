@@ -1,4 +1,4 @@
-"""`meshwright train export`: a training plan's layout as torchtitan TOML, Megatron flags or DeepSpeed JSON; a run's weights as safetensors or DCP."""
+"""`meshwright train export`: a training plan's layout for other tools and schedulers; a run's weights as safetensors or DCP."""
 
 from __future__ import annotations
 
@@ -7,14 +7,18 @@ from pathlib import Path
 
 from .frame import Result
 
-HELP = "a plan's layout for torchtitan, Megatron or DeepSpeed; a run's weights as safetensors or for torch.distributed.checkpoint"
-EPILOG = """What the target cannot express is listed; with --strict that is a refusal. To run the plan itself: `meshwright train run PLAN`.
+HELP = "a plan's layout for other training tools and schedulers; a run's weights as safetensors or for torch.distributed.checkpoint"
+EPILOG = """The layout in another tool's words: torchtitan (its Python configuration), torchtitan-toml (0.2.2), megatron, nemo, deepspeed, torch (a
+script of plain PyTorch that runs). Files that start the plan on as many servers as it has: slurm, jobset, kueue, skypilot. nccl: variables that
+follow from the fabric. What the target cannot express is listed; with --strict that is a refusal. To run the plan itself: `train run PLAN`.
 Weights: `meshwright train export run/ --to safetensors -o model.safetensors`, from the newest checkpoint, in the model's own names."""
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("plan", type=Path, help="a training plan; for weights, the folder of a run or of a checkpoint")
-    choices = ("torchtitan", "megatron", "deepspeed", "safetensors", "dcp")
+    from ..io.export.layout import TARGETS
+
+    choices = (*TARGETS, "safetensors", "dcp")
     parser.add_argument("--to", required=True, choices=choices, help="in whose words, or in which form")
     parser.add_argument("--out", "-o", required=True, help="file to write (`/dev/stdout` to print); for dcp, a new folder")
     parser.add_argument("--average", action="store_true", help="of weights: the moving averages (`train plan --ema`) in their place")
@@ -64,9 +68,9 @@ def _layout(args: argparse.Namespace) -> Result:
     write_text(args.out, made.text)
     document = {
         "schema": "meshwright.train-export", "version": 1, "to": args.to, "file": args.out, "not_expressed": list(made.not_expressed),
-        "to_add": list(made.to_add),
+        "to_add": list(made.to_add), "for": made.version,
     }  # fmt: skip
-    lines = [f"{args.out}: {args.to}, {len(made.not_expressed)} things not expressed"]
+    lines = [f"{args.out}: {args.to} ({made.version}), {len(made.not_expressed)} things not expressed"]
     lines += [f"not expressed: {x}" for x in made.not_expressed]
     lines += [f"to add: {x}" for x in made.to_add]
     return Result(document, "\n".join(lines))

@@ -1,134 +1,45 @@
-"""Presets of GPU servers, alone or joined by a network; the table is in `meshwright.fabric.presets`.
+"""Presets of servers whose insides no general shape has: the DGX-1s, NDv2, DGX-2, MI250; and unlike servers in one job.
 
-Models follow those that published optima were computed on: a NIC between a GPU and the network is a switch; rates are nominal, per
-direction; what a paper leaves out (the PCIe tree across sockets, say) is left out here and said. One box has no network.
+All others are machines of `machines.toml`, built by `fabric.machine_shapes`. Models follow those that published optima were computed on: a NIC
+between a GPU and the network is a switch; rates are nominal, per direction; what a paper leaves out (the PCIe tree across sockets, say) is left
+out here and said. One box has no network.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 
-from .fabric import Device, Fabric, Switch
-from .preset_parts import GB, Chosen, Parts, network, rate_note
+from .fabric import Fabric
+from .machines import MACHINES
+from .preset_parts import (
+    GB,
+    LIBRARY_NET_S,
+    LIBRARY_NVLINK_S,
+    NVLINK_S,
+    Chosen,
+    Parts,
+    device_notes,
+    devices_of,
+    network,
+    nic_switches,
+    nvswitch_box,
+    own_nics,
+    rate_note,
+)  # fmt: skip
 
-__all__ = [
-    "A100", "B200", "GPUS", "H100", "H200", "MI250_GCD", "MI300X", "P100", "V100", "Gpu", "dgx1_p100", "dgx1_v100", "dgx2", "dgx_nvswitch",
-    "h100_a100", "mi250", "mi300x", "ndv2", "nvl72",
-]  # fmt: skip
+__all__ = ["dgx1_p100", "dgx1_v100", "dgx2", "h100_a100", "mi250", "ndv2"]
 
-TERA = 10**12
-
-# Wire latencies in seconds per link, where nothing was measured. Published models: TE-CCL 0.35 us (DGX-2), 0.7 us (NDv2), 1.3 us (IB).
-NVSWITCH_S, NVLINK_S = 0.35e-6, 0.7e-6
-# What the library adds per message: NCCL's ring constants for the Simple protocol. Charged where a message leaves a device.
-LIBRARY_NVLINK_S, LIBRARY_NET_S = 3.4e-6, 14.0e-6
-
-_DATA_SHEET = "vendor data sheets, dense, from memory; nominal"
-_LATENCY = "TE-CCL models: 0.35 us per NVSwitch link, 0.7 us per direct link, 1.3 us per InfiniBand link; library: NCCL constants, ring, Simple"
 _NIC_NOTE = "the InfiniBand port's nominal rate; a NIC is modelled as a switch"
-
-
-# ---- boxes -------------------------------------------------------------------------------------------------------------
-@dataclass(frozen=True)
-class Gpu:
-    """What one GPU (or die) has; bytes, bytes/s, operations/s by dtype."""
-
-    memory_bytes: int
-    bandwidth_Bps: int
-    flops: Mapping[str, int]
-
-
-P100 = Gpu(16 * GB, 732 * GB, {"fp16": 21_200 * GB, "fp32": 10_600 * GB, "fp64": 5_300 * GB})
-V100 = Gpu(32 * GB, 900 * GB, {"fp16": 125 * TERA, "fp32": 15_700 * GB, "fp64": 7_800 * GB})
-_A100_FLOPS = {"bf16": 312 * TERA, "fp16": 312 * TERA, "tf32": 156 * TERA, "fp32": 19_500 * GB, "fp64": 9_700 * GB, "int8": 624 * TERA}
-A100 = Gpu(80 * GB, 2_000 * GB, _A100_FLOPS)
-_H100_FLOPS = {
-    "bf16": 989 * TERA,
-    "fp16": 989 * TERA,
-    "tf32": 494 * TERA,
-    "fp8": 1_979 * TERA,
-    "int8": 1_979 * TERA,
-    "fp32": 67 * TERA,
-    "fp64": 34 * TERA,
-}
-H100 = Gpu(80 * GB, 3_350 * GB, _H100_FLOPS)
-H200 = Gpu(141 * GB, 4_800 * GB, _H100_FLOPS)
-_B200_FLOPS = {
-    "bf16": 2_250 * TERA, "fp16": 2_250 * TERA, "tf32": 1_125 * TERA, "fp8": 4_500 * TERA, "fp4": 9_000 * TERA, "int8": 4_500 * TERA,
-    "fp32": 75 * TERA, "fp64": 37 * TERA,
-}  # fmt: skip
-B200 = Gpu(180 * GB, 8_000 * GB, _B200_FLOPS)
-_MI300X_FLOPS = {
-    "bf16": 1_307 * TERA, "fp16": 1_307 * TERA, "fp8": 2_614 * TERA, "int8": 2_614 * TERA, "fp32": 163_400 * GB, "fp64": 81_700 * GB,
-}  # fmt: skip
-MI300X = Gpu(192 * GB, 5_300 * GB, _MI300X_FLOPS)
-MI250_GCD = Gpu(64 * GB, 1_600 * GB, {"bf16": 181 * TERA, "fp16": 181 * TERA, "fp32": 45_300 * GB, "fp64": 45_300 * GB, "int8": 181 * TERA})
-
-
-GPUS = {"p100": P100, "v100": V100, "a100": A100, "h100": H100, "h200": H200, "b200": B200, "mi250": MI250_GCD, "mi300x": MI300X}
-
-
-def _gpus(parts: Parts, box: int, count: int, gpu: Gpu, memory: int | None, prefix: str = "gpu") -> list[str]:
-    names = [f"box{box}/{prefix}{i}" for i in range(count)]
-    parts.devices += [
-        Device(name=name, group=f"box{box}", memory_bytes=memory or gpu.memory_bytes, memory_bandwidth_Bps=gpu.bandwidth_Bps, flops=dict(gpu.flops))
-        for name in names
-    ]
-    return names
-
-
-def _device_notes(parts: Parts, memory: int | None, default: Gpu) -> None:
-    parts.note("FLOP/s, memory and memory bandwidth of devices", _DATA_SHEET)
-    if memory is not None:
-        parts.note("memory_bytes", f"overridden: {memory} instead of {default.memory_bytes}")
-    parts.note("latencies", _LATENCY)
-
-
-def _nvswitch_box(parts: Parts, box: int, gpus: Sequence[str], rate_Bps: int, kind: str, *, in_network: bool = False) -> None:
-    switch = f"box{box}/nvswitch"
-    parts.switches.append(Switch(name=switch, group=f"box{box}", multicast=in_network, aggregate=in_network))
-    for gpu in gpus:
-        parts.cable(gpu, switch, rate_Bps, NVSWITCH_S, kind, LIBRARY_NVLINK_S)
-
-
-def _nics(parts: Parts, box: int, count: int) -> list[str]:
-    names = [f"box{box}/nic{i}" for i in range(count)]
-    parts.switches += [Switch(name=name, group=f"box{box}") for name in names]
-    return names
 
 
 def _nic_per_pair(parts: Parts, box: int, gpus: Sequence[str]) -> list[str]:
     """A DGX-1's NICs: GPUs 2j and 2j+1 share one, behind their PCIe switch."""
-    ports = _nics(parts, box, len(gpus) // 2)
+    ports = nic_switches(parts, f"box{box}", len(gpus) // 2)
     for i, gpu in enumerate(gpus):
         parts.cable(gpu, ports[i // 2], _PCIE3_Bps, 0.0, "PIX", LIBRARY_NET_S)
     if not box:
         parts.note("GPU - NIC links", f"one NIC per PCIe switch, shared by GPUs 2j and 2j+1; {_PCIE_NOTE}; the PCIe tree between sockets is left out")
     return ports
-
-
-def dgx_nvswitch(
-    gpu: Gpu, nvlink_Bps: int, kind: str, nic_Bps: int, default_net: str, in_network: bool, sources: tuple[str, str]
-) -> Callable[[int, str, Chosen], Fabric]:
-    """DGX A100, H100, H200 and HGX B200: eight GPUs on NVSwitch, one NIC per GPU."""
-
-    def build(n: int, name: str, chosen: Chosen) -> Fabric:
-        parts = Parts()
-        nvlink_rate = rate_note(parts, "GPU - NVSwitch rate", chosen.nvlink, nvlink_Bps, sources[0])
-        nic_rate = rate_note(parts, "GPU - NIC - network rate", chosen.nic, nic_Bps, sources[1]) if n > 1 else 0
-        ports: list[list[str]] = []
-        for box in range(n):
-            gpus = _gpus(parts, box, 8, gpu, chosen.memory)
-            _nvswitch_box(parts, box, gpus, nvlink_rate, kind, in_network=in_network)
-            if n > 1:
-                ports.append(_own_nics(parts, box, gpus, nic_rate))
-        if n > 1:
-            network(parts, ports, nic_rate, chosen, default=default_net)
-        _device_notes(parts, chosen.memory, gpu)
-        return parts.fabric(name)
-
-    return build
 
 
 # Bundles of NVLinks between the eight V100s of a DGX-1 or NDv2 box, from the published topology files of msccl-tools, TACCL and TE-CCL.
@@ -153,13 +64,13 @@ def dgx1_v100(n: int, name: str, chosen: Chosen) -> Fabric:
     nic_rate = rate_note(parts, "NIC - network rate", chosen.nic, _IB_EDR_Bps, _NIC_NOTE) if n > 1 else 0
     ports: list[list[str]] = []
     for box in range(n):
-        gpus = _gpus(parts, box, 8, V100, chosen.memory)
+        gpus = devices_of(parts, f"box{box}", 8, "v100", chosen.memory)
         _v100_box(parts, box, gpus, rate)
         if n > 1:
             ports.append(_nic_per_pair(parts, box, gpus))
     if n > 1:
         network(parts, ports, nic_rate, chosen)
-    _device_notes(parts, chosen.memory, V100)
+    device_notes(parts, chosen.memory, "v100")
     return parts.fabric(name)
 
 
@@ -169,10 +80,10 @@ def ndv2(n: int, name: str, chosen: Chosen) -> Fabric:
     nic_rate = rate_note(parts, "NIC - network rate", chosen.nic, _IB_EDR_Bps, _NIC_NOTE) if n > 1 else 0
     ports: list[list[str]] = []
     for box in range(n):
-        gpus = _gpus(parts, box, 8, V100, chosen.memory)
+        gpus = devices_of(parts, f"box{box}", 8, "v100", chosen.memory)
         _v100_box(parts, box, gpus, rate)
         if n > 1:
-            ports.append(_nics(parts, box, 1))
+            ports.append(nic_switches(parts, f"box{box}", 1))
             port = ports[-1][0]
             if chosen.sketch:
                 parts.one_way(gpus[0], port, nic_rate, 0.0, "PIX", LIBRARY_NET_S)
@@ -185,7 +96,7 @@ def ndv2(n: int, name: str, chosen: Chosen) -> Fabric:
         sketch = "published sketch (TACCL): only GPU 0 sends, only GPU 1 receives between boxes"
         where = sketch if chosen.sketch else f"the NIC is reached by GPUs 0 and 1; {_PCIE_NOTE}"
         parts.note("GPU - NIC links", f"{where}; the PCIe tree between sockets is left out")
-    _device_notes(parts, chosen.memory, V100)
+    device_notes(parts, chosen.memory, "v100")
     return parts.fabric(name)
 
 
@@ -196,10 +107,10 @@ def dgx2(n: int, name: str, chosen: Chosen) -> Fabric:
     nic_rate = rate_note(parts, "NIC - network rate", chosen.nic, _IB_EDR_Bps, _NIC_NOTE) if n > 1 else 0
     ports: list[list[str]] = []
     for box in range(n):
-        gpus = _gpus(parts, box, 16, V100, chosen.memory)
-        _nvswitch_box(parts, box, gpus, rate, "NV6")
+        gpus = devices_of(parts, f"box{box}", 16, "v100", chosen.memory)
+        nvswitch_box(parts, f"box{box}", gpus, rate, "NV6")
         if n > 1:
-            ports.append(_nics(parts, box, 8))
+            ports.append(nic_switches(parts, f"box{box}", 8))
             for j, port in enumerate(ports[-1]):
                 if chosen.sketch:
                     parts.one_way(gpus[2 * j + 1], port, nic_rate, 0.0, "PIX", LIBRARY_NET_S)
@@ -212,7 +123,7 @@ def dgx2(n: int, name: str, chosen: Chosen) -> Fabric:
         sketch = "published sketch (TACCL): GPU 2j+1 sends, GPU 2j receives through NIC j"
         where = sketch if chosen.sketch else f"GPUs 2j and 2j+1 share NIC j; {_PCIE_NOTE}"
         parts.note("GPU - NIC links", where)
-    _device_notes(parts, chosen.memory, V100)
+    device_notes(parts, chosen.memory, "v100")
     return parts.fabric(name)
 
 
@@ -233,20 +144,20 @@ def mi250(n: int, name: str, chosen: Chosen) -> Fabric:
     nic_rate = rate_note(parts, "network rate", chosen.nic, default, source) if n > 1 else 0
     ports: list[list[str]] = []
     for box in range(n):
-        dies = _gpus(parts, box, 16, MI250_GCD, chosen.memory, "gcd")
+        dies = devices_of(parts, f"box{box}", 16, "mi250", chosen.memory, "gcd")
         for a, partners in enumerate(_MI250_LINKS):
             for b, width in partners.items():
                 if a < b:
                     parts.cable(dies[a], dies[b], width * rate, NVLINK_S, f"XGMI{width}", LIBRARY_NVLINK_S, LIBRARY_NVLINK_S)
         if n > 1 and chosen.nics == "pair":
-            ports.append(_nics(parts, box, 8))
+            ports.append(nic_switches(parts, f"box{box}", 8))
             for i, die in enumerate(dies):
                 parts.cable(die, ports[-1][i // 2], nic_rate, 0.0, "PIX", LIBRARY_NET_S)
         elif n > 1:
             ports.append(dies)
     if n > 1:
         network(parts, ports, nic_rate, chosen, library_s=LIBRARY_NET_S if chosen.nics == "gcd" else 0.0)
-    _device_notes(parts, chosen.memory, MI250_GCD)
+    device_notes(parts, chosen.memory, "mi250")
     return parts.fabric(name)
 
 
@@ -259,65 +170,18 @@ def dgx1_p100(n: int, name: str, chosen: Chosen) -> Fabric:
     parts = Parts()
     source = "20 GB/s per link and direction, nominal; NCCL plans with 18.0"
     rate = rate_note(parts, "NVLink rate", chosen.nvlink, 20 * GB, source)
-    nic_rate = rate_note(parts, "NIC - network rate", chosen.nic, _IB_EDR_Bps, f"{_NIC_NOTE}; from memory") if n > 1 else 0
+    nic_rate = rate_note(parts, "NIC - network rate", chosen.nic, _IB_EDR_Bps, _NIC_NOTE) if n > 1 else 0
     ports: list[list[str]] = []
     for box in range(n):
-        gpus = _gpus(parts, box, 8, P100, chosen.memory)
+        gpus = devices_of(parts, f"box{box}", 8, "p100", chosen.memory)
         for a, b in _P100_LINKS:
             parts.cable(gpus[a], gpus[b], rate, NVLINK_S, "NV1", LIBRARY_NVLINK_S, LIBRARY_NVLINK_S)
         if n > 1:
             ports.append(_nic_per_pair(parts, box, gpus))
     if n > 1:
         network(parts, ports, nic_rate, chosen)
-    _device_notes(parts, chosen.memory, P100)
+    device_notes(parts, chosen.memory, "p100")
     return parts.fabric(name)
-
-
-def mi300x(n: int, name: str, chosen: Chosen) -> Fabric:
-    """Eight MI300X, every pair joined by one xGMI link, one NIC per GPU."""
-    parts = Parts()
-    rate = rate_note(parts, "xGMI rate", chosen.xgmi, 64 * GB, "64 GB/s per link and direction, nominal (48 to 50 achievable), from memory")
-    nic_rate = rate_note(parts, "GPU - NIC - network rate", chosen.nic, 50 * GB, "400 Gbit/s, nominal, from memory") if n > 1 else 0
-    ports: list[list[str]] = []
-    for box in range(n):
-        gpus = _gpus(parts, box, 8, MI300X, chosen.memory)
-        for a in range(8):
-            for b in range(a + 1, 8):
-                parts.cable(gpus[a], gpus[b], rate, NVLINK_S, "XGMI1", LIBRARY_NVLINK_S, LIBRARY_NVLINK_S)
-        if n > 1:
-            ports.append(_own_nics(parts, box, gpus, nic_rate))
-    if n > 1:
-        network(parts, ports, nic_rate, chosen)
-    _device_notes(parts, chosen.memory, MI300X)
-    return parts.fabric(name)
-
-
-def nvl72(n: int, name: str, chosen: Chosen) -> Fabric:
-    """Racks of 72 B200 on one NVSwitch domain; a rack is the group ("box"), its 18 trays are left out."""
-    parts = Parts()
-    rate = rate_note(parts, "GPU - NVSwitch rate", chosen.nvlink, 900 * GB, _B200_SOURCE)
-    nic_rate = rate_note(parts, "GPU - NIC - network rate", chosen.nic, 50 * GB, "CX7, 400 Gbit/s per GPU, from memory; CX8 has 800") if n > 1 else 0
-    ports: list[list[str]] = []
-    for box in range(n):
-        gpus = _gpus(parts, box, 72, B200, chosen.memory)
-        _nvswitch_box(parts, box, gpus, rate, "NV18", in_network=True)
-        if n > 1:
-            ports.append(_own_nics(parts, box, gpus, nic_rate))
-    if n > 1:
-        network(parts, ports, nic_rate, chosen)
-    _device_notes(parts, chosen.memory, B200)
-    return parts.fabric(name)
-
-
-_B200_SOURCE = "18 NVLinks of 50 GB/s, nominal (NCCL plans with 721.8)"
-
-
-def _own_nics(parts: Parts, box: int, gpus: Sequence[str], rate_Bps: int) -> list[str]:
-    """A NIC per GPU, on the GPU's PCIe switch."""
-    names = _nics(parts, box, len(gpus))
-    for device, port in zip(gpus, names, strict=True):
-        parts.cable(device, port, rate_Bps, 0.0, "PIX", LIBRARY_NET_S)
-    return names
 
 
 def h100_a100(n: int, name: str, chosen: Chosen) -> Fabric:
@@ -326,14 +190,15 @@ def h100_a100(n: int, name: str, chosen: Chosen) -> Fabric:
     ports: list[list[str]] = []
     rates: dict[str, int] = {}
     for box in range(2 * n):
-        gpu, nvlink, kind, nic = (H100, 450 * GB, "NV18", 50 * GB) if box < n else (A100, 300 * GB, "NV12", 25 * GB)
-        gpus = _gpus(parts, box, 8, gpu, chosen.memory)
-        _nvswitch_box(parts, box, gpus, nvlink, kind, in_network=box < n)
-        ports.append(_own_nics(parts, box, gpus, nic if chosen.nic is None else chosen.nic))
-        rates |= dict.fromkeys(ports[-1], nic if chosen.nic is None else chosen.nic)
+        box_of = MACHINES["dgx-h100" if box < n else "dgx-a100"]
+        gpus = devices_of(parts, f"box{box}", box_of.devices, box_of.device, chosen.memory)
+        nvswitch_box(parts, f"box{box}", gpus, box_of.link_Bps, box_of.link_kind, in_network=box_of.in_network)
+        nic = box_of.nic_Bps if chosen.nic is None else chosen.nic
+        ports.append(own_nics(parts, f"box{box}", gpus, nic))
+        rates |= dict.fromkeys(ports[-1], nic)
     network(parts, ports, rates, chosen)
     parts.note("boxes", f"box0 to box{n - 1} as dgx-h100, the rest as dgx-a100; rates nominal as there")
     if chosen.nic is not None:
         parts.note("NIC rate", f"overridden: {chosen.nic} B/s instead of 50 GB/s and 25 GB/s")
-    _device_notes(parts, chosen.memory, H100)
+    device_notes(parts, chosen.memory, "h100")
     return parts.fabric(name)

@@ -8,18 +8,26 @@ from typing import Literal
 
 from ..errors import UsageError
 from .fabric import Device, Fabric, Link, Provenance, Switch
+from .machines import GPUS, device_source
 
-__all__ = ["GB", "IB_S", "NET", "OVERSUBSCRIPTION", "TRUNK", "Chosen", "Option", "Parts", "Preset", "network", "rate_note"]
+__all__ = [
+    "GB", "IB_S", "LIBRARY_NET_S", "LIBRARY_NVLINK_S", "MEMORY", "NETWORK", "NVLINK_S", "NVSWITCH_S", "OVERSUBSCRIPTION", "Chosen", "Option", "Parts",
+    "Preset", "device_notes", "devices_of", "network", "nic_switches", "nvswitch_box", "own_nics", "rate_note",
+]  # fmt: skip
 
 GB = 10**9
-IB_S = 1.3e-6  # wire latency per InfiniBand link in the published models (TE-CCL), where nothing was measured
+# Wire latencies in seconds per link, where nothing was measured. Published models: TE-CCL 0.35 us (DGX-2), 0.7 us (NDv2), 1.3 us (IB).
+NVSWITCH_S, NVLINK_S, IB_S = 0.35e-6, 0.7e-6, 1.3e-6
+# What the library adds per message: NCCL's ring constants for the Simple protocol. Charged where a message leaves a device.
+LIBRARY_NVLINK_S, LIBRARY_NET_S = 3.4e-6, 14.0e-6
+_LATENCY = "TE-CCL models: 0.35 us per NVSwitch link, 0.7 us per direct link, 1.3 us per InfiniBand link; library: NCCL constants, ring, Simple"
 
 
 @dataclass(frozen=True)
 class Option:
     """One `?name=value`: how it is read and what it does. `choices` for kind "choice"; the first is the default."""
 
-    kind: Literal["choice", "rate", "size", "flops", "count", "flag"]
+    kind: Literal["choice", "rate", "size", "flops", "count", "flag", "sides"]
     help: str
     choices: tuple[str, ...] = ()
 
@@ -42,6 +50,10 @@ class Chosen:
     cores: int | None = None
     leaf: int | None = None
     dims: str = "2"
+    gpu: str | None = None
+    gpus: int | None = None
+    slices: int = 1
+    topology: tuple[int, ...] | None = None
 
 
 @dataclass(frozen=True)
@@ -56,6 +68,8 @@ class Preset:
     options: Mapping[str, Option]
     build: Callable[[int, str, Chosen], Fabric]
     count: Callable[[int, Chosen], int] | None = None  # devices of n units, where it is not devices_per_unit · n (which is then 0 or a hint)
+    sources: tuple[str, ...] = ()  # of its figures, in words
+    aliases: tuple[str, ...] = ()  # its provider's names; `*` stands for a size
 
     def devices_in(self, n: int, chosen: Chosen) -> int:
         return n * self.devices_per_unit if self.count is None else self.count(n, chosen)
@@ -93,7 +107,11 @@ NET = Option(
     _NETS,
 )
 OVERSUBSCRIPTION = Option("count", "how many times what is below exceeds the uplink: of a rail (net=spine), a box (net=trunk) or a leaf")
-TRUNK = Option("rate", "with net=trunk: rate of one box's uplink (default: its ports together over the oversubscription)")
+_TRUNK = Option("rate", "with net=trunk: rate of one box's uplink (default: its ports together over the oversubscription)")
+MEMORY = Option("size", "memory of one device")
+NETWORK: dict[str, Option] = {
+    "net": NET, "oversubscription": OVERSUBSCRIPTION, "trunk": _TRUNK, "nic": Option("rate", "rate of one network port"), "memory": MEMORY,
+}  # fmt: skip
 
 
 def network(
@@ -163,3 +181,44 @@ def _trunk(parts: Parts, ports: Sequence[Sequence[str]], rate: Mapping[str, int]
 def rate_note(parts: Parts, what: str, used: int | None, default: int, source: str) -> int:
     parts.note(what, source if used is None else f"overridden: {used} B/s instead of {default} B/s")
     return default if used is None else used
+
+
+# ---- parts of boxes ----------------------------------------------------------------------------------------------------
+def devices_of(parts: Parts, group: str, count: int, device: str, memory: int | None, prefix: str = "gpu") -> list[str]:
+    """Adds `count` devices of this make (a name in `machines.GPUS`) to a server; their names."""
+    make = GPUS[device]
+    names = [f"{group}/{prefix}{i}" for i in range(count)]
+    parts.devices += [
+        Device(name=x, group=group, memory_bytes=memory or make.memory_bytes, memory_bandwidth_Bps=make.bandwidth_Bps, flops=dict(make.flops))
+        for x in names
+    ]
+    return names
+
+
+def device_notes(parts: Parts, memory: int | None, device: str, latency: str = _LATENCY) -> None:
+    parts.note("FLOP/s, memory and memory bandwidth of devices", device_source(device))
+    if memory is not None:
+        parts.note("memory_bytes", f"overridden: {memory} instead of {GPUS[device].memory_bytes}")
+    parts.note("latencies", latency)
+
+
+def nvswitch_box(parts: Parts, group: str, gpus: Sequence[str], rate_Bps: int, kind: str, *, in_network: bool = False) -> None:
+    switch = f"{group}/nvswitch"
+    parts.switches.append(Switch(name=switch, group=group, multicast=in_network, aggregate=in_network))
+    for gpu in gpus:
+        parts.cable(gpu, switch, rate_Bps, NVSWITCH_S, kind, LIBRARY_NVLINK_S)
+
+
+def nic_switches(parts: Parts, group: str, count: int) -> list[str]:
+    """Adds NICs, which are switches here; their names."""
+    names = [f"{group}/nic{i}" for i in range(count)]
+    parts.switches += [Switch(name=name, group=group) for name in names]
+    return names
+
+
+def own_nics(parts: Parts, group: str, gpus: Sequence[str], rate_Bps: int) -> list[str]:
+    """A NIC per GPU, on the GPU's PCIe switch."""
+    names = nic_switches(parts, group, len(gpus))
+    for device, port in zip(gpus, names, strict=True):
+        parts.cable(device, port, rate_Bps, 0.0, "PIX", LIBRARY_NET_S)
+    return names

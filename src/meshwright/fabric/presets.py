@@ -1,36 +1,42 @@
 """Fabrics with names: `laptop:4`, `two-islands`, `dgx-h100:16`, `mi250:2?net=rails`, `torus:4?dims=3`, ...
 
-Every number carries its provenance. Growing a preset never changes what is inside a box. GPU servers are in `fabric.preset_boxes`, everything
-else in `fabric.preset_nets`, networks between servers in `fabric.preset_parts`. Names are parsed by `meshwright.io.fabric.name`.
+Every number carries its provenance. Growing a preset never changes what is inside a box. Machines that can be bought or rented are a table,
+`machines.toml`, built by `fabric.machine_shapes`; a few odd servers are in `fabric.preset_boxes`, everything else in `fabric.preset_nets`, networks
+between servers in `fabric.preset_parts`. Names are parsed by `meshwright.io.fabric.name`.
 """
 
 from __future__ import annotations
 
 from . import preset_nets as nets
-from .preset_boxes import A100, B200, H100, H200, dgx1_p100, dgx1_v100, dgx2, dgx_nvswitch, h100_a100, mi250, mi300x, ndv2, nvl72
+from .machine_shapes import machine_presets
+from .machines import SOURCES
+from .preset_boxes import dgx1_p100, dgx1_v100, dgx2, h100_a100, mi250, ndv2
 from .preset_nets import usable_cores
-from .preset_parts import GB, NET, OVERSUBSCRIPTION, TRUNK, Chosen, Option, Preset
+from .preset_parts import MEMORY as _MEMORY
+from .preset_parts import NETWORK as _NETWORK
+from .preset_parts import OVERSUBSCRIPTION, Chosen, Option, Preset
 
-__all__ = ["MAX_DEVICES", "PRESETS", "Chosen", "Option", "Preset", "usable_cores"]
+__all__ = ["ALIASES", "MAX_DEVICES", "PRESETS", "Chosen", "Option", "Preset", "usable_cores"]
 
 MAX_DEVICES = 16_384  # of one fabric, in files as in presets
 
 # ---- the table ---------------------------------------------------------------------------------------------------------
-_MEMORY = Option("size", "memory of one device")
 _NVLINK = Option("rate", "NVLink rate: of one GPU to NVSwitch, or of one link")
-_NIC = Option("rate", "rate of one network port")
 _SKETCH = Option("flag", "1 = the published communication sketch: separate sending and receiving GPUs")
 _FLOPS = Option("flops", "fp32 operations/s of one core")
 _LINK = Option("rate", "rate of one device's link")
 _NICS = Option("choice", "a port per die, or one NIC per two dies", ("gcd", "pair"))
 _TRUNK = Option("rate", "rate of the trunk")
-_NETWORK: dict[str, Option] = {"net": NET, "oversubscription": OVERSUBSCRIPTION, "trunk": TRUNK, "nic": _NIC, "memory": _MEMORY}
 _TEXTBOOK: dict[str, Option] = {"link": _LINK, "memory": _MEMORY, "flops": _FLOPS}
 _DIMS = Option("choice", "dimensions", ("2", "3"))
 
-_A100_SOURCES = ("12 NVLinks of 25 GB/s, nominal (ForestColl; NCCL plans with 240)", "HDR 200 Gbit/s (ForestColl); PCIe gen 4 x16 is 24 in NCCL")
-_B200_SOURCES = ("18 NVLinks of 50 GB/s, nominal (NCCL plans with 721.8)", "CX7, 400 Gbit/s, nominal, from memory; CX8 has 800")
-_H100_SOURCES = ("18 NVLinks of 25 GB/s, nominal (NCCL plans with 370.8)", "NDR 400 Gbit/s, nominal; PCIe gen 5 x16 is 48 GB/s in NCCL")
+_PAPERS = "the topologies of msccl-tools, TACCL, TE-CCL and ForestColl"
+
+
+
+def _papers(device: str) -> tuple[str, ...]:
+    return (_PAPERS, str(SOURCES[device]))
+
 
 PRESETS: dict[str, Preset] = {
     p.name: p
@@ -40,26 +46,20 @@ PRESETS: dict[str, Preset] = {
                nets.laptop),
         Preset("two-islands", "two islands of n CPU devices at 1 Gbit/s, a 200 Mbit/s trunk between them", "devices per island", 2, 2,
                {"link": _LINK, "trunk": _TRUNK, "memory": _MEMORY, "flops": _FLOPS}, nets.two_islands),
-        Preset("dgx1-p100", "DGX-1: 8 P100, direct NVLinks, 4 InfiniBand ports", "boxes", 1, 8, _NETWORK | {"nvlink": _NVLINK}, dgx1_p100),
-        Preset("dgx1-v100", "DGX-1: 8 V100, direct NVLinks, 4 InfiniBand ports", "boxes", 1, 8, _NETWORK | {"nvlink": _NVLINK}, dgx1_v100),
+        Preset("dgx1-p100", "DGX-1: 8 P100, direct NVLinks, 4 InfiniBand ports", "boxes", 1, 8, _NETWORK | {"nvlink": _NVLINK}, dgx1_p100,
+               sources=_papers("p100")),
+        Preset("dgx1-v100", "DGX-1: 8 V100, direct NVLinks, 4 InfiniBand ports", "boxes", 1, 8, _NETWORK | {"nvlink": _NVLINK}, dgx1_v100,
+               sources=_papers("v100")),
         Preset("ndv2", "Azure NDv2: 8 V100, direct NVLinks, 1 InfiniBand port", "boxes", 1, 8,
-               _NETWORK | {"sketch": _SKETCH, "nvlink": _NVLINK}, ndv2),
-        Preset("dgx2", "DGX-2: 16 V100 on NVSwitch, 8 InfiniBand ports", "boxes", 1, 16, _NETWORK | {"sketch": _SKETCH, "nvlink": _NVLINK}, dgx2),
-        Preset("dgx-a100", "DGX A100: 8 A100 on NVSwitch, 8 InfiniBand ports on two planes", "boxes", 1, 8, _NETWORK | {"nvlink": _NVLINK},
-               dgx_nvswitch(A100, 300 * GB, "NV12", 25 * GB, "planes", False, _A100_SOURCES)),
-        Preset("dgx-h100", "DGX H100: 8 H100 on NVSwitch with multicast, 8 InfiniBand ports", "boxes", 1, 8, _NETWORK | {"nvlink": _NVLINK},
-               dgx_nvswitch(H100, 450 * GB, "NV18", 50 * GB, "switch", True, _H100_SOURCES)),
-        Preset("dgx-h200", "DGX H200: as dgx-h100, with 141 GB per GPU", "boxes", 1, 8, _NETWORK | {"nvlink": _NVLINK},
-               dgx_nvswitch(H200, 450 * GB, "NV18", 50 * GB, "switch", True, _H100_SOURCES)),
-        Preset("hgx-b200", "HGX B200: 8 B200 on NVSwitch with multicast, 8 network ports", "boxes", 1, 8, _NETWORK | {"nvlink": _NVLINK},
-               dgx_nvswitch(B200, 900 * GB, "NV18", 50 * GB, "switch", True, _B200_SOURCES)),
-        Preset("gb200-nvl72", "GB200 NVL72: racks of 72 B200 on NVSwitch, a network port per GPU", "racks", 1, 72,
-               _NETWORK | {"nvlink": _NVLINK}, nvl72),
-        Preset("h100-a100", "n H100 boxes and n A100 boxes on one network", "pairs of boxes", 1, 16, _NETWORK, h100_a100),
-        Preset("mi300x", "8 MI300X, every pair joined by xGMI, a network port per GPU", "boxes", 1, 8,
-               _NETWORK | {"xgmi": Option("rate", "rate of one xGMI link")}, mi300x),
+               _NETWORK | {"sketch": _SKETCH, "nvlink": _NVLINK}, ndv2, sources=_papers("v100"),
+               aliases=("Standard_ND40rs_v2",)),
+        Preset("dgx2", "DGX-2: 16 V100 on NVSwitch, 8 InfiniBand ports", "boxes", 1, 16, _NETWORK | {"sketch": _SKETCH, "nvlink": _NVLINK}, dgx2,
+               sources=_papers("v100")),
+        *machine_presets(),
+        Preset("h100-a100", "n H100 boxes and n A100 boxes on one network", "pairs of boxes", 1, 16, _NETWORK, h100_a100,
+               sources=tuple(str(SOURCES[s]) for s in ("h100", "a100"))),
         Preset("mi250", "8 MI250 (16 dies), xGMI mesh, one network port per die", "boxes", 1, 16,
-               _NETWORK | {"nics": _NICS, "xgmi": Option("rate", "rate of one xGMI link")}, mi250),
+               _NETWORK | {"nics": _NICS, "xgmi": Option("rate", "rate of one xGMI link")}, mi250, sources=_papers("mi250")),
         Preset("line", "n devices in a row", "devices", 4, 1, _TEXTBOOK, nets.line),
         Preset("ring", "n devices in a circle", "devices", 4, 1, _TEXTBOOK, nets.ring),
         Preset("star", "n devices around a switch", "devices", 4, 1, _TEXTBOOK, nets.star),
@@ -78,3 +78,5 @@ PRESETS: dict[str, Preset] = {
         Preset("wan", "n sites of two devices", "sites", 3, 2, _TEXTBOOK | {"trunk": Option("rate", "rate between sites")}, nets.wan),
     )
 }  # fmt: skip
+
+ALIASES: dict[str, str] = {alias.casefold(): p.name for p in PRESETS.values() for alias in p.aliases}  # a `*` stands for a size

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from ..errors import Infeasible, UsageError
 from ..profile.network import NetworkProfile, RateCurve
 from .fabric import Device, Fabric
-from .preset_boxes import GPUS
+from .machines import GPUS
 
 __all__ = ["ServerKind", "network_of", "ring_Bps", "server_kinds"]
 

@@ -134,6 +134,6 @@ def test_it_is_explained_and_exported() -> None:
     megatron = export_layout(made, "megatron").text
     assert "--recompute-granularity full" in megatron and "--recompute-method uniform" in megatron
     assert "--recompute-granularity selective" in export_layout(plan("selective"), "megatron").text
-    assert 'mode = "full"' in export_layout(made, "torchtitan").text
+    assert 'mode = "full"' in export_layout(made, "torchtitan-toml").text
     assert any("run again" in x for x in export_layout(made, "deepspeed").not_expressed)
     assert "recompute" not in export_layout(plan("none"), "megatron").text

@@ -1,1 +1,1 @@
-"""A training plan's layout in other systems' words: torchtitan, Megatron-LM, DeepSpeed."""
+"""A training plan's layout in other systems' words: one file for each tool or scheduler."""

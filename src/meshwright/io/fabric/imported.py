@@ -22,13 +22,16 @@ from ..nccl.fabric import Join, nccl_fabric
 from ..nccl.topology import parse_nccl_topology
 from .adjacency import parse_edges, parse_matrix
 from .dcgm_topo import parse_dcgm_topo
+from .nodes import nodes_fabric, parse_kubernetes_nodes, parse_slurm_nodes
 from .nvidia_topo import parse_nvidia_topo
 from .topo_matrix import Assumed, matrix_fabric
 
 __all__ = ["FORMATS", "Source", "format_of", "import_fabric", "read_source"]
 
-FORMATS = ("nccl", "nccl-graph", "nvidia-smi", "dcgm", "matrix", "edges")
+FORMATS = ("nccl", "nccl-graph", "nvidia-smi", "dcgm", "kubernetes", "slurm", "matrix", "edges")
 MAX_FILES = 2048  # servers of one cluster, a file each
+_KUBERNETES = re.compile(rb'"kind"\s*:\s*"(?:Node|List)"')
+_SLURM = re.compile(rb'"nodes"\s*:\s*\[')
 _OURS = re.compile(rb'^\s*\{?\s*"?schema"?\s*[:=]\s*"meshwright\.')
 
 
@@ -71,7 +74,9 @@ def format_of(source: Source) -> str:
     if _OURS.search(head[:4096]):
         raise UsageError("is a document of meshwright already", where=source.where, hint="fabrics: `meshwright fabric show`, `fabric lint`")
     if head[:1] in (b"{", b"["):
-        return "dcgm"
+        return "kubernetes" if _KUBERNETES.search(head) else "slurm" if _SLURM.search(head) else "dcgm"
+    if b"NodeName=" in head[:4096]:
+        return "slurm"
     text = source.text
     if "GPU0" in text and any(word in text for word in ("CPU Affinity", "Legend:", "NV", "PIX", "PHB", "SYS", "NODE")):
         return "nvidia-smi"
@@ -100,6 +105,10 @@ def import_fabric(
     if found in ("nvidia-smi", "dcgm"):
         parse = parse_nvidia_topo if found == "nvidia-smi" else parse_dcgm_topo
         return matrix_fabric([parse(s.text, s.where) for s in sources], title, assumed)
+    if found in ("kubernetes", "slurm"):
+        parse_nodes = parse_kubernetes_nodes if found == "kubernetes" else parse_slurm_nodes
+        nodes = [node for s in sources for node in parse_nodes(s.data, s.where)]
+        return nodes_fabric(nodes, title, ", ".join(s.where for s in sources)[:1024], gpu=assumed.gpu if assumed else None)
     if found == "nccl-graph":
         raise UsageError("a graph file holds rings and trees, not a fabric", where=sources[0].where, hint="`meshwright fabric import` shows them")
     if found not in FORMATS:

@@ -1,6 +1,8 @@
 """Finding the fabric that a command names: `FILE.toml`, `FILE.json` or `PRESET[:n][?option=value&...]`, and a part of it.
 
     load_fabric("dgx-a100:2")                    a preset
+    load_fabric("p5.48xlarge:4")                 the same by its provider's name; the fabric is called p5:4
+    load_fabric("v5p-128")                       a TPU slice, as its provider counts it (cores here); the fabric is called tpu-v5p:64
     load_fabric("dgx-h100:16?net=rails")         with options
     load_fabric("my.toml", devices="0-3,8-11")   some devices of a file
 """
@@ -16,7 +18,9 @@ from typing import Any
 
 from ...errors import UnknownName, UsageError
 from ...fabric.fabric import Fabric
-from ...fabric.presets import MAX_DEVICES, PRESETS, Chosen, Option, Preset
+from ...fabric.machines import MACHINES
+from ...fabric.near import facts, near_machines
+from ...fabric.presets import ALIASES, MAX_DEVICES, PRESETS, Chosen, Option, Preset
 from ..limits import MAX_QUANTITY
 from ..quantity import parse_flops, parse_rate_Bps, parse_size_bytes
 from .toml import read_fabric_json, read_fabric_toml
@@ -24,6 +28,9 @@ from .toml import read_fabric_json, read_fabric_toml
 __all__ = ["load_fabric", "parts_down", "parts_slow", "select_devices"]
 
 _NUMBER = re.compile(r"\d{1,9}\Z")
+_SIDES = re.compile(r"\d{1,4}(x\d{1,4}){1,2}\Z")
+_SIZED = re.compile(r"(.*-)(\d{1,6})\Z")
+_SHOWN = 8  # names in a hint
 _RANGE = re.compile(r"(\d{1,9})-(\d{1,9})\Z")
 _FRACTION = re.compile(r"\d{1,9}/\d{1,9}\Z|\d{0,9}\.?\d{1,9}\Z")
 
@@ -48,14 +55,8 @@ def _preset(spec: str) -> Fabric:
     name, colon, size = head.partition(":")
     preset = PRESETS.get(name)
     if preset is None:
-        from difflib import get_close_matches
-
-        close = get_close_matches(name, list(PRESETS), n=1)
-        known = f"did you mean {close[0]!r}?" if close else f"presets: {', '.join(PRESETS)}"
-        if Path(spec).is_file():
-            hint = f"`meshwright fabric import {spec[:64]} -o cluster.toml` reads other files"
-            raise UsageError("is a file, but its name ends in neither .toml nor .json", where=spec[:64], hint=hint)
-        raise UnknownName(f"no fabric is called {name[:64]!r}", hint=f"{known}; a file must end in .toml or .json")
+        name, size, query = _aliased(spec, name, size, query)
+        preset, colon, question = PRESETS[name], colon if not size else ":", "?" if query else ""
     if colon and not _NUMBER.match(size):
         raise UsageError(f"{name!r}: the number of {preset.unit} must be a whole number, got {size[:32]!r}", hint=f"e.g. {name}:{preset.default}")
     n = int(size) if colon else preset.default
@@ -68,6 +69,32 @@ def _preset(spec: str) -> Fabric:
         raise UsageError(f"{spec[:64]!r}: the number of {preset.unit} {what}")
     suffix = "?" + "&".join(f"{k}={v}" for k, (v, _) in sorted(options.items())) if options else ""
     return preset.build(n, f"{name}:{n}{suffix}", chosen)
+
+
+def _aliased(spec: str, name: str, size: str, query: str) -> tuple[str, str, str]:
+    """(preset, size, query) for a provider's name. `v5p-128:2` is two slices of 64 chips: 128 counts cores, two to a chip.
+
+    Raises: UnknownName, with what is near by specification and by spelling.
+    """
+    plain = name.casefold().removeprefix("ml.")  # SageMaker's names are EC2's with this in front
+    if plain in ALIASES:
+        return ALIASES[plain], size, query
+    if (found := _SIZED.match(plain)) and (preset := ALIASES.get(f"{found[1]}*")):
+        chips, rest = divmod(int(found[2]), MACHINES[preset].cores_per_chip)
+        if rest or not chips:
+            raise UsageError(f"{name!r}: {found[2]} is not a number of cores, which come in twos", hint=f"e.g. {found[1]}8")
+        return preset, str(chips), "&".join([*([query] if query else []), *([f"slices={size}"] if size else [])])
+    from difflib import get_close_matches
+
+    if Path(spec).is_file():
+        hint = f"`meshwright fabric import {spec[:64]} -o cluster.toml` reads other files"
+        raise UsageError("is a file, but its name ends in neither .toml nor .json", where=spec[:64], hint=hint)
+    near = near_machines(plain[:64])
+    spelt = {known.casefold(): known for known in (*PRESETS, *(alias for p in PRESETS.values() for alias in p.aliases if "*" not in alias))}
+    close = [spelt[x] for x in get_close_matches(plain, list(spelt), n=1)]
+    hints = [*([f"did you mean {close[0]!r}?"] if close else []), *([f"near by specification: {', '.join(map(facts, near))}"] if near else [])]
+    known = "; ".join(hints) or f"presets: {', '.join(list(PRESETS)[:_SHOWN])}, ...; `meshwright fabric list` shows all"
+    raise UnknownName(f"no fabric is called {name[:64]!r}", hint=f"{known}; a file must end in .toml or .json")
 
 
 def _most(preset: Preset) -> int:
@@ -100,6 +127,10 @@ def _value(where: str, option: Option, text: str) -> Any:
         if text not in ("0", "1"):
             raise UsageError(f"{where}: must be 0 or 1, got {text[:32]!r}", hint=option.help)
         return text == "1"
+    if option.kind == "sides":
+        if not _SIDES.match(text) or not all(map(int, text.split("x"))):
+            raise UsageError(f"{where}: must be two or three numbers such as 4x4x8, got {text[:32]!r}", hint=option.help)
+        return tuple(map(int, text.split("x")))
     if option.kind == "count":
         if not _NUMBER.match(text) or int(text) < 1:
             raise UsageError(f"{where}: must be a whole number > 0, got {text[:32]!r}", hint=option.help)

@@ -14,8 +14,8 @@ from dataclasses import dataclass, field
 
 from ...errors import FormatError, UsageError
 from ...fabric.fabric import Device, Fabric, Switch
-from ...fabric.preset_boxes import GPUS, LIBRARY_NET_S, LIBRARY_NVLINK_S, NVLINK_S, NVSWITCH_S
-from ...fabric.preset_parts import Chosen, Parts, network
+from ...fabric.machines import GPUS, device_source
+from ...fabric.preset_parts import LIBRARY_NET_S, LIBRARY_NVLINK_S, NVLINK_S, NVSWITCH_S, Chosen, Parts, network
 
 __all__ = ["LEVELS", "Assumed", "TopoMatrix", "matrix_fabric"]
 
@@ -81,7 +81,7 @@ def matrix_fabric(matrices: Sequence[TopoMatrix], name: str, assumed: Assumed | 
     parts.note("devices, switches, links", f"topology matrix {files[:1024]}; {len(servers)} servers; the PCIe tree is rebuilt from the matrix")
     parts.note("rates", f"not in a matrix; assumed or given: {how.nvlink} B/s per NVLink, {how.pcie} B/s PCIe, {how.sys} B/s between NUMA nodes")
     if how.gpu is not None:
-        parts.note("memory, FLOP/s", f"as {how.gpu}, given; vendor data sheets, from memory")
+        parts.note("memory, FLOP/s", f"given; {device_source(how.gpu)}")
     return parts.fabric(name)
 
 

@@ -18,8 +18,8 @@ from dataclasses import dataclass, field
 
 from ...errors import FormatError, UsageError
 from ...fabric.fabric import Device, Fabric, Switch
-from ...fabric.preset_boxes import GPUS, LIBRARY_NET_S, LIBRARY_NVLINK_S, NVLINK_S, NVSWITCH_S
-from ...fabric.preset_parts import Chosen, Parts, network
+from ...fabric.machines import GPUS, device_source
+from ...fabric.preset_parts import LIBRARY_NET_S, LIBRARY_NVLINK_S, NVLINK_S, NVSWITCH_S, Chosen, Parts, network
 from .topology import NcclCpu, NcclLink, NcclNet, NcclPci, NcclSystem
 
 __all__ = ["Join", "bus_id", "nccl_fabric", "nvlink_rate_Bps", "safe_name"]
@@ -104,7 +104,7 @@ def _notes(parts: Parts, systems: Sequence[NcclSystem], how: Join, boxes: int) -
     if how.nvswitch is not None:
         parts.note("NVSwitch", f"added: {how.nvswitch} B/s per GPU; the file shows none")
     if how.gpu is not None:
-        parts.note("memory, FLOP/s", f"as {how.gpu}, given; vendor data sheets, from memory")
+        parts.note("memory, FLOP/s", f"given; {device_source(how.gpu)}")
 
 
 @dataclass

@@ -56,10 +56,10 @@ def timeline_section(titles: list[tuple[str, str]], view: TimelineView) -> Html:
     ])  # fmt: skip
 
 
-def fabric_section(page: PageContent, picture: Html, left_out: int, moved: Transfers | None) -> Html:
+def fabric_section(page: PageContent, picture: Html, left_out: str, moved: Transfers | None) -> Html:
     said = f"Fabric {page.fabric.name}: width and colour of a line say how much of the time its busier direction carries something."
     if left_out:
-        said += f" {left_out} more devices are not drawn."
+        said += f" {left_out}"
     drawing = tag("figure", tag("div", picture, cls="wide", tabindex="0", role="region", aria_labelledby="fabric-caption"),
                   tag("figcaption", said, id="fabric-caption"))  # fmt: skip
     parts = [drawing]

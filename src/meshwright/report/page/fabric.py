@@ -12,6 +12,7 @@ from ...explain.numbers import share_text
 from ...fabric.fabric import Fabric
 from ...io.quantity import show_rate, show_time
 from ...simulate.network import link_names
+from ..fabric_fold import drawn
 from ..fabric_svg import NODE_H, NODE_W, arrangement, short_name
 from .html import Html, joined, shortened, table, tag
 from .packed import clean
@@ -22,10 +23,14 @@ MAX_LABELLED_CABLES = 48  # that carry their percentage
 MAX_LISTED_LINKS = 24  # in the table, the busiest first
 
 
-def fabric_picture(fabric: Fabric, busy_s: Mapping[str, float], makespan_s: float) -> tuple[Html, int]:
-    """The drawing, and how many devices are left out of it."""
-    picture = arrangement(fabric)
-    names = link_names(fabric)
+def fabric_picture(whole: Fabric, busy_of_s: Mapping[str, float], makespan_s: float) -> tuple[Html, str]:
+    """The drawing, and what it leaves out. Of many alike servers one is drawn, each of its links as busy as the busiest that it stands for."""
+    found = drawn(whole)
+    fabric, picture, names = found.fabric, arrangement(found.fabric), link_names(found.fabric)
+    busy_s: dict[str, float] = {}
+    for name, k in zip(link_names(whole), found.stands_for, strict=True):
+        if k >= 0 and name in busy_of_s:
+            busy_s[names[k]] = max(busy_s.get(names[k], 0.0), busy_of_s[name])
     cables: dict[tuple[str, str], list[int]] = {}
     for k, link in enumerate(fabric.links):
         if link.src in picture.places and link.dst in picture.places:
@@ -52,7 +57,8 @@ def fabric_picture(fabric: Fabric, busy_s: Mapping[str, float], makespan_s: floa
         "svg", *frames, *lines, tag("g", id="moving"), *nodes, *labels, id="fabric-picture", role="img", aria_labelledby="fabric-caption",
         viewBox=f"0 {top} {picture.width:.0f} {picture.height - top:.0f}", width=f"{picture.width:.0f}", height=f"{picture.height - top:.0f}",
     )  # fmt: skip
-    return svg, picture.left_out
+    said = "Servers that are alike are drawn once; a line is as busy as the busiest that it stands for." if fabric is not whole else ""
+    return svg, f"{said} {picture.left_out} more devices are not drawn.".strip() if picture.left_out else said
 
 
 def _n(value: float) -> str:
@@ -76,7 +82,7 @@ def _said(fabric: Fabric, k: int, busy: float | None, makespan_s: float) -> str:
 
 def link_ends(fabric: Fabric) -> list[list[float] | None]:
     """Per directed link [x1, y1, x2, y2] in the drawing; None where an end is not drawn."""
-    places = arrangement(fabric).places
+    places = arrangement(drawn(fabric).fabric).places
     return [
         [round(v, 1) for v in (*places[x.src], *places[x.dst])] if x.src in places and x.dst in places else None for x in fabric.links
     ]  # fmt: skip

@@ -1,0 +1,43 @@
+"""NeMo 2's strategy and data settings in Python; NeMo hands them to megatron-core, so what Megatron has no words for it has none for either."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from .exported import Exporter, Subject, Written
+from .megatron import EXPORTER as MEGATRON
+
+__all__ = ["EXPORTER"]
+
+
+def write(subject: Subject) -> Written:
+    layout = subject.layout
+    _, missing, _ = MEGATRON.write(subject)
+    strategy: dict[str, Any] = {
+        "tensor_model_parallel_size": layout.tensor, "pipeline_model_parallel_size": layout.pipeline, "context_parallel_size": layout.context,
+        "expert_model_parallel_size": layout.expert, "sequence_parallel": layout.sequence,
+    }  # fmt: skip
+    counts = subject.split.counts
+    if layout.pipeline > 1 and len(set(counts)) > 1:
+        missing.append(f"stages of {', '.join(map(str, counts))} blocks: the strategy divides evenly")
+    if layout.zero_level > 1:
+        missing.append(f"sharding level {layout.zero_level}: written as level 1, the distributed optimizer")
+    if layout.bucket_bytes:
+        missing.append(f"buckets of {layout.bucket_bytes} bytes")
+    rule, calls = subject.again
+    granularity = "" if not calls else "selective" if rule == "selective" else "full"
+    recompute = f"# in the model's config: recompute_granularity={granularity!r}\n" if calls else ""
+    ddp = {"use_distributed_optimizer": layout.zero_level > 0, "overlap_grad_reduce": layout.overlap}
+    lines = "".join(f"    {k}={v!r},\n" for k, v in strategy.items())
+    text = (
+        f'"""Layout of a plan by meshwright, for NeMo 2 (nemo.lightning) on {layout.ranks} GPUs."""\n\n'
+        "from megatron.core.distributed import DistributedDataParallelConfig\nfrom nemo import lightning as nl\n\n"
+        f"strategy = nl.MegatronStrategy(\n{lines}    ddp=DistributedDataParallelConfig({', '.join(f'{k}={v!r}' for k, v in ddp.items())}),\n)\n"
+        f"trainer = nl.Trainer(devices={subject.per_node}, num_nodes={len(subject.nodes)}, accelerator='gpu', strategy=strategy)\n"
+        f"data_settings = dict(micro_batch_size={layout.microbatch_size}, global_batch_size={layout.global_batch})  # for the data module\n"
+        f"{recompute}"
+    )
+    return text, missing, ["the model, its data module and its optimizer", "precision: plugins=nl.MegatronMixedPrecision(...)"]
+
+
+EXPORTER = Exporter(name="nemo", version="NeMo 2, its documented names; not run here", write=write, own_models=True)
