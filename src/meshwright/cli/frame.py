@@ -101,6 +101,7 @@ def _run(words: list[str]) -> int:
         return 2
     module = _load(command)
     parser = _parser(command, module)
+    _refuse_unknown_options(parser, rest)  # before argparse says that the right one is missing
     args, unrecognised = parser.parse_known_args(rest)
     if unrecognised:
         _refuse(parser, unrecognised[0])
@@ -196,8 +197,16 @@ def _parser(command: tuple[str, ...], module: Any) -> _Parser:
     return parser
 
 
+def _refuse_unknown_options(parser: _Parser, words: list[str]) -> None:
+    """No value of an option begins with two dashes: argparse takes none such."""
+    known = {option for action in parser._actions for option in action.option_strings}
+    for word in words[: words.index("--")] if "--" in words else words:
+        if word.startswith("--") and word.partition("=")[0] not in known:
+            _refuse(parser, word)
+
+
 def _refuse(parser: _Parser, word: str) -> NoReturn:
-    known = [option for action in parser._actions for option in action.option_strings]
+    known = [option for action in parser._actions for option in action.option_strings if option not in _OPTIONS]
     kind = "option" if word.startswith("-") else "argument"
     name = word.partition("=")[0]
     hint = suggest(name, known) if kind == "option" else ""
