@@ -1,7 +1,7 @@
 """What typical mistakes print: `python benchmarks/mistakes.py [--write]`. `--write` puts the table into benchmarks/results/mistakes.md.
 
-Each command is one that a newcomer types. It must end with an exit code of the table of codes, print `error: ...` on one line and `hint: ...` (what to
-do) on another, and show neither a traceback nor a sentence about the inside of the program. `tests/cli/test_mistakes.py` runs the same list.
+Each command is one that a newcomer types. It must end with an exit code of the table of codes. It must print `error: ...` on one line and
+`hint: ...` (what to do) on another, and neither a traceback nor a sentence about the inside of the program. `tests/cli/test_mistakes.py` runs the list.
 """
 
 from __future__ import annotations
@@ -31,7 +31,8 @@ FILES = {
     "text.xml": "<system><cpu></system>",
     "page.html": "<html><body>404 not found</body></html>",
     "tensors.csv": "name,shape\nw,3x\n",
-    "model.py": "import torch\n\ndef mine():\n    return torch.nn.Linear(2, 2)\n\ndef fails():\n    raise ValueError('no weights here')\n\nthing = 3\n",
+    "model.py": "import torch\n\ndef mine():\n    return torch.nn.Linear(2, 2)\n\n"
+    "def fails():\n    raise ValueError('no weights here')\n\nthing = 3\n",
     "syntax.py": "def mine(:\n    pass\n",
     "trace.json": '{"traceEvents": []}',
     "größe ü.toml": "[[",
@@ -144,7 +145,8 @@ def all_said() -> list[Said]:
 
 
 def table(said: list[Said]) -> str:
-    lines = ["# What typical mistakes print", "", "Written by `benchmarks/mistakes.py`.", "", "| mistake | command | exit | printed |", "|---|---|---|---|"]
+    lines = ["# What typical mistakes print", "", "Written by `benchmarks/mistakes.py`.", ""]
+    lines += ["| mistake | command | exit | printed |", "|---|---|---|---|"]
     for s in said:
         text = "<br>".join(" ".join(line.split()) for line in s.text.strip().splitlines()).replace("|", "\\|")
         lines.append(f"| {s.mistake} | `meshwright {s.command.replace('|', '/')}` | {s.code} | {text} |")

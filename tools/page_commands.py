@@ -1,11 +1,11 @@
 """Runs the commands that pages show, as they stand: `python tools/page_commands.py check|write PAGE...` (default: start.md and howto/*.md of docs/).
 
-`check` says where a page differs from what is printed today, `write` puts that into the page. Each page has a folder of its own that lasts for the page:
+`check` says where a page differs from what is printed today, `write` puts that into the page. Each page has a folder of its own:
     a block ```LANGUAGE title="FILE"``` is written to FILE,
     a block ```console``` has lines `$ meshwright ...` or `$ python ...` (`\\` continues a line), each followed by what it prints; both streams,
     a line `...` stands for the rest of what is printed (alone: `write` puts the first lines before it),
-    `<!-- measured -->` before a block: its times differ in each run, so numbers are not compared, and `write` leaves the block alone where all
-    else is equal,
+    `<!-- measured -->` before a block: its times differ in each run, so numbers are not compared (and of what ends in `...` only the first line),
+    and `write` leaves the block alone where all else is equal,
     `<!-- exit 3 -->` before a block: its last command ends with this code; all others with 0,
     `<!-- lab -->` before a block: it needs root and network namespaces; without them the page's blocks of this kind are left out, and that is said.
 """
@@ -28,10 +28,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
-BLOCK = re.compile(r'(?:^<!-- (?P<note>measured|lab|lab measured|exit \d+) -->\n)?^```(?P<head>[^\n`]*)\n(?P<body>.*?)^```$', re.MULTILINE | re.DOTALL)
+NOTE = r"(?:^<!-- (?P<note>measured|lab|lab measured|exit \d+) -->\n)?"
+BLOCK = re.compile(NOTE + r"^```(?P<head>[^\n`]*)\n(?P<body>.*?)^```$", re.MULTILINE | re.DOTALL)
 NUMBER = re.compile(r"[-+]?\d[\d,]*(?:\.\d+)?(?:e[-+]?\d+)?(?: ?(?:n|u|m)?s\b| ?[kMGT]?i?B(?:/s)?\b)?")
 COLUMNS = "80"
 FIRST_LINES = 8  # before a `...` that stands alone
+FIRST_COMPARED = 1  # of a measured block that ends in `...`
 
 
 @dataclass(frozen=True)
@@ -68,8 +70,9 @@ def shown_commands(body: str) -> list[tuple[str, list[str]]]:
 def ran(command: str) -> tuple[int, list[str]]:
     """Exit code and both streams, blank lines at the end left out."""
     words = shlex.split(command.replace("\\\n", " "), comments=True)
-    if words[0] == "python":
-        done = subprocess.run([sys.executable, *words[1:]], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=200, check=False)
+    if words[0] == "python" or words[:2] == ["meshwright", "lab"]:  # a lab writes bytes, not text
+        program = words[1:] if words[0] == "python" else ["-m", *words]
+        done = subprocess.run([sys.executable, *program], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=200, check=False)
         return done.returncode, done.stdout.rstrip().splitlines()
     if words[0] != "meshwright":
         raise ValueError(f"a page shows a command that is not run: {command}")
@@ -86,10 +89,12 @@ def as_shown(said: Said, measured: bool) -> list[str]:
     printed = said.printed
     if said.shown[-1:] == ["..."]:
         printed = [*printed[: len(said.shown) - 1 or FIRST_LINES], "..."]
-    shown = [line for line in said.shown]
+    shown = list(said.shown)
     while shown and not shown[-1]:
         shown.pop()
-    return said.shown if measured and masked(shown) == masked(printed) else printed
+    if measured and shown[-1:] == ["..."]:  # which rows follow depends on the times
+        return shown if masked(shown[:FIRST_COMPARED]) == masked(printed[:FIRST_COMPARED]) else printed
+    return shown if measured and masked(shown) == masked(printed) else printed
 
 
 def masked(lines: Iterable[str]) -> list[str]:
@@ -98,7 +103,9 @@ def masked(lines: Iterable[str]) -> list[str]:
 
 def has_lab() -> bool:
     """As the tests of the lab ask."""
-    return os.geteuid() == 0 and shutil.which("ip") is not None and subprocess.run(["unshare", "-n", "true"], check=False, capture_output=True).returncode == 0
+    if os.geteuid() or not shutil.which("ip") or not shutil.which("unshare"):
+        return False
+    return subprocess.run(["unshare", "-n", "true"], check=False, capture_output=True).returncode == 0
 
 
 def page_today(text: str, report: list[str]) -> str:
@@ -158,6 +165,7 @@ def main(words: list[str]) -> int:
     os.environ["PYTHONPATH"] = os.pathsep.join([str(ROOT / "src"), os.environ.get("PYTHONPATH", "")]).rstrip(os.pathsep)
     sys.path.insert(0, str(ROOT / "src"))
     os.environ["MESHWRIGHT_CACHE"] = "0"
+    os.environ["KINETO_LOG_LEVEL"] = "6"  # torch's profiler says nothing on stderr
     wrong = False
     for page in [Path(w).resolve() for w in words[1:]] or pages():
         report = run_page(page, write=words[0] == "write")

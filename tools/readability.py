@@ -21,11 +21,10 @@ from pathlib import Path
 ROOT = Path(__file__).parents[1]
 WORD = re.compile(r"[A-Za-z][A-Za-z'-]*")
 IRREGULAR = (
-    "been begun bound broken brought built bought chosen cut done drawn driven fed found frozen given gone grown held hidden kept known laid led left "
-    "lost made meant met paid proven put read run said seen sent set shown shut split spread stored taken taught thought thrown told understood won "
-    "written"
-).split()
-PASSIVE = re.compile(rf"\b(?:is|are|was|were|be|been|being|gets?|got)\b(?:\s+\w+){{0,2}}?\s+(?:\w{{2,}}ed|{'|'.join(IRREGULAR)})\b", re.IGNORECASE)
+    "been|begun|bound|broken|brought|built|bought|chosen|cut|done|drawn|driven|fed|found|frozen|given|gone|grown|held|hidden|kept|known|laid|led|left|"
+    "lost|made|meant|met|paid|proven|put|read|run|said|seen|sent|set|shown|shut|split|spread|taken|taught|thought|thrown|told|understood|won|written"
+)
+PASSIVE = re.compile(rf"\b(?:is|are|was|were|be|been|being|gets?|got)\b(?:\s+\w+){{0,2}}?\s+(?:\w{{2,}}ed|{IRREGULAR})\b", re.IGNORECASE)
 
 
 @dataclass(frozen=True)
@@ -130,7 +129,8 @@ def compared(sets: dict[str, list[Path]]) -> dict[str, list[Figures]]:
     found = {}
     for name, pages in sets.items():
         root = Path(name) if Path(name).is_dir() else ROOT
-        glossary = {stem(w) for p in pages if p.name == "glossary.md" for w in WORD.findall(" ".join(re.findall(r"^#+ (.+)$", p.read_text(), re.MULTILINE)))}
+        terms = [term for p in pages if p.name == "glossary.md" for term in re.findall(r"^#+ (.+)$", texts[name][p], re.MULTILINE)]
+        glossary = {stem(w) for term in terms for w in WORD.findall(term)}
         found[name] = measured(pages, common, total, glossary, root)
     return found
 
@@ -140,7 +140,7 @@ def table(found: dict[str, list[Figures]]) -> str:
     for name, figures in found.items():
         rows = sorted(figures, key=lambda f: -f.mean)
         if figures:
-            rows = [*rows, together(f"= {name}", figures)]
+            rows = [*rows, together(f"= {Path(name).name}", figures)]
         lines += [f"{f.page[-33:]:<34}{f.sentences:>10}{f.mean:>7}{f.p90:>5}{f.passive:>9.1%}{f.unexplained:>13.1%}" for f in rows]
     return "\n".join(lines)
 
@@ -148,7 +148,7 @@ def table(found: dict[str, list[Figures]]) -> str:
 def main(words: list[str]) -> int:
     places = [w for w in words if w != "--json"]
     own = [ROOT / "README.md", *(p for p in pages_of(ROOT / "docs") if p.parent.name != "reference")]
-    sets = {place: pages_of(Path(place)) for place in places} or {"meshwright": own}
+    sets = {place.rstrip("/"): pages_of(Path(place)) for place in places} or {"meshwright": own}
     if "." in sets:
         sets = {"meshwright": own} | {name: pages for name, pages in sets.items() if name != "."}
     found = compared(sets)

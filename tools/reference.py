@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 PAGES = Path(__file__).parents[1] / "docs" / "reference"
+EVERYWHERE = {"--help", "--json", "--quiet", "--debug"}  # options of every command
 WRITTEN = "<!-- written by tools/reference.py -->\n"
 
 
@@ -45,7 +46,7 @@ def cli_page() -> str:
 def options(parser: argparse.ArgumentParser) -> Iterator[str]:
     """One line each: positional arguments, then options, those of every command left out; groups under their title."""
     for group in parser._action_groups:
-        actions = [a for a in group._group_actions if not {"--help", "--json", "--debug", "--quiet"} & set(a.option_strings) and a.help != argparse.SUPPRESS]
+        actions = [a for a in group._group_actions if not EVERYWHERE & set(a.option_strings) and a.help != argparse.SUPPRESS]
         if actions and group.title not in ("positional arguments", "options", "optional arguments"):
             yield from ("", f"{sentence(group.title or '')} {sentence(escaped(group.description or ''))}".rstrip(), "")
         for action in actions:
@@ -82,7 +83,8 @@ def python_page() -> str:
     import meshwright
     import meshwright.torch as front
 
-    lines = ["# Python by name", WRITTEN, "Signatures and docstrings of all public names. How they are used together: [Python in use](../api.md).", ""]
+    lines = ["# Python by name", WRITTEN]
+    lines += ["Signatures and docstrings of all public names. How they are used together: [Python in use](../api.md).", ""]
     for module in (meshwright, front):
         lines += [f"## {module.__name__}", ""]
         for name in module.__all__:
@@ -125,19 +127,18 @@ def presets_page() -> str:
     from meshwright.drive.plans import read_fabric
     from meshwright.fabric.presets import PRESETS
 
-    lines = ["# Presets", WRITTEN, "A fabric is named everywhere as `PRESET:n`, with options as `PRESET:n?option=value&option=value`, or as a file.", ""]
+    lines = ["# Presets", WRITTEN]
+    lines += ["A fabric is named everywhere as `PRESET:n`, with options as `PRESET:n?option=value&option=value`, or as a file.", ""]
     lines += ["`meshwright fabric show NAME` prints one with its links and sources; [file formats](../formats.md) has the file.", ""]
     for preset in PRESETS.values():
         lines += [f"## {preset.name}", "", f"{sentence(escaped(preset.summary))} n is the number of {preset.unit} (default {preset.default}).", ""]
-        lines += [f"- `{name}`: {escaped(o.help)}{': ' + ', '.join(f'`{c}`' for c in o.choices) if o.choices else ''}" for name, o in preset.options.items()]
+        for name, option in preset.options.items():
+            choices = ": " + ", ".join(f"`{c}`" for c in option.choices) if option.choices else ""
+            lines.append(f"- `{name}`: {escaped(option.help)}{choices}")
         fabric = read_fabric(f"{preset.name}:2")
-        known = {escaped(f"{key}: {text}") for key, text in sources(fabric)} if preset.name != "laptop" else {"what this machine has"}
+        known = {"what this machine has"} if preset.name == "laptop" else {escaped(f"{p.what}: {p.source}") for p in fabric.provenance}
         lines += ["", "Where the figures come from (two of them):", "", *(f"- {line}" for line in sorted(known)), ""]
     return "\n".join(lines).rstrip() + "\n"
-
-
-def sources(fabric: Any) -> list[tuple[str, str]]:
-    return sorted((p.what, p.source) for p in fabric.provenance)
 
 
 # ---- methods -----------------------------------------------------------------------------------------------------------
