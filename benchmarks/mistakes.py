@@ -1,7 +1,8 @@
 """What typical mistakes print: `python benchmarks/mistakes.py [--write]`. `--write` puts the table into benchmarks/results/mistakes.md.
 
 Each command is one that a newcomer types. It must end with an exit code of the table of codes. It must print `error: ...` on one line and
-`hint: ...` (what to do) on another, and neither a traceback nor a sentence about the inside of the program. `tests/cli/test_mistakes.py` runs the list.
+`hint: ...` (what to do) on another, and neither a traceback nor a sentence about the inside of the program. `tests/cli/test_mistakes.py` runs
+the list.
 """
 
 from __future__ import annotations
