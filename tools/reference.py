@@ -161,6 +161,7 @@ def methods_page() -> str:
     lines = ["# Methods", WRITTEN]
     lines += ["Every strategy in this version: what it does, where it comes from, what the paper leaves open and what we do instead.", ""]
     lines += ["`meshwright strategies list` prints their options; `meshwright cite PLAN` the publications that a plan rests on.", ""]
+    alone = []
     for decision, kinds in decisions().items():
         lines += [f"## {decision}", "", f"Explained on [a page of its own](../{EXPLAINED[decision]}).", ""]
         for module, own in groupby(sorted(kinds, key=lambda kind: kind.__module__), key=lambda kind: kind.__module__):
@@ -168,8 +169,12 @@ def methods_page() -> str:
             lines += [f"### {', '.join(dict.fromkeys(k.name for k in strategies))}", "", *method(sys.modules[module].__doc__ or ""), ""]
             cites = dict.fromkeys(k.cite.line() for k in strategies if k.cite is not FOLKLORE)
             lines += [f"- From: {escaped(line)}" for line in cites]
-            lines += [f"- More: [its page](../{page})" for name, page in OWN_PAGES.items() if f".{name}." in f"{module}."]
-            lines += [""]
+            pages = [page for name, page in OWN_PAGES.items() if f".{name}." in f"{module}."]
+            lines += [*(f"- More: [its page](../{page})" for page in pages), ""]
+            alone += [] if pages else [f"`{k.name}`" for k in strategies if k.cite is not FOLKLORE]
+    lines += ["## Published methods without a page of their own", ""]
+    lines += ["They stand above and on the page of their decision, but have no page with a picture and a measurement yet:", ""]
+    lines += [", ".join(dict.fromkeys(alone)) + "."]
     return re.sub(r"\n{3,}", "\n\n", "\n".join(lines)).rstrip() + "\n"
 
 
