@@ -39,3 +39,8 @@ def test_every_method_is_on_the_page() -> None:
     page = (ROOT / "docs" / "reference" / "methods.md").read_text(encoding="utf-8")
     headings = {name for line in page.splitlines() if line.startswith("### ") for name in line[4:].split(", ")}
     assert {kind.name for kinds in decisions().values() for kind in kinds} == headings
+
+
+def test_every_option_says_what_it_does() -> None:
+    parsers = {command: _parser(command, _load(command)) for command in COMMANDS}
+    assert not [(command, action.dest) for command, parser in parsers.items() for action in parser._actions if not action.help]
