@@ -59,6 +59,23 @@ def test_what_can_be_written(tmp_path: Path) -> None:
     assert not kept._writable(tmp_path / "file")
 
 
+def test_the_users_cache_is_named_only_where_it_can_be_written(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Without a home, and where it is read-only, what would be kept is not."""
+    from meshwright.probe.steps.costs import costs_file
+    from meshwright.run.group.plan_cache import cache_folder
+
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    assert kept.user_cache("meshwright") == tmp_path / "meshwright" and not (tmp_path / "meshwright").exists()
+    assert costs_file() == tmp_path / "meshwright" / "step-costs.json" and cache_folder("") == tmp_path / "meshwright" / "plans"
+    monkeypatch.setattr(kept, "_writable", lambda place: False)
+    assert kept.user_cache("meshwright") is costs_file() is cache_folder("") is None
+    monkeypatch.undo()
+    for name in ("HOME", "XDG_CACHE_HOME"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr("pwd.getpwuid", lambda uid: {}[uid])
+    assert kept.user_cache("meshwright") is costs_file() is cache_folder("") is None
+
+
 @pytest.mark.interpreter
 @pytest.mark.skipif(os.geteuid() != 0 or shutil.which("unshare") is None, reason="needs root, to mount folders read-only")
 @pytest.mark.parametrize("home", ["/root", None])

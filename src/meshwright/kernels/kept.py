@@ -10,7 +10,7 @@ import os
 import stat
 from pathlib import Path
 
-__all__ = ["ensure_place", "fallback_in_use"]
+__all__ = ["ensure_place", "fallback_in_use", "user_cache"]
 
 _VARIABLE = "NUMBA_CACHE_DIR"
 _fallback = ""
@@ -21,7 +21,7 @@ def ensure_place() -> None:
     global _fallback
     package = Path(__file__).parents[1]
     given = os.environ.get(_VARIABLE, "")
-    if any(_writable(place) for place in (Path(given) if given else None, package, _user_cache()) if place is not None):
+    if (given and _writable(Path(given))) or _writable(package) or user_cache("numba"):
         return
     if folder := _own_folder():
         _fallback = os.environ[_VARIABLE] = folder
@@ -32,12 +32,14 @@ def fallback_in_use() -> str:
     return _fallback
 
 
-def _user_cache() -> Path | None:
+def user_cache(name: str) -> Path | None:
+    """The folder `name` where this user keeps caches; None where there is no such place, or nothing can be written there."""
     base = os.environ.get("XDG_CACHE_HOME", "")
     try:
-        return (Path(base) if base else Path("~/.cache").expanduser()) / "numba"
+        folder = (Path(base) if base else Path("~/.cache").expanduser()) / name
     except RuntimeError:  # no HOME, and the account has none either
         return None
+    return folder if folder.is_absolute() and _writable(folder) else None
 
 
 def _writable(place: Path) -> bool:
