@@ -1,6 +1,6 @@
 # Sourced by ./quickstart and ./test: makes .venv once, and again only when what it needs has changed.
 #
-#   prepare_environment EXTRAS     EXTRAS: "torch" or "torch,test"; sets $python to the environment's interpreter
+#   prepare_environment EXTRAS     EXTRAS: "torch" or "torch,test,docs"; sets $python to the environment's interpreter
 #
 # torch is installed first and pinned: with it in place, no later requirement can bring another build of it.
 
@@ -56,7 +56,7 @@ prepare_environment() {
   fi
   [ ! -f "$venv/.installed" ] || installed=$(cat "$venv/.installed")
   case "$installed" in
-    "$wanted torch,test" | "$wanted $extras") exec 9<&-; return ;;
+    "$wanted torch,test,docs" | "$wanted $extras") exec 9<&-; return ;;
   esac
   require_venv
   if [ ! -e "$venv" ]; then

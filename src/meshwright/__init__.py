@@ -22,6 +22,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from . import notebook_repr
+from .kernels.kept import ensure_place
 
 if TYPE_CHECKING:
     from .bound import Bound
@@ -39,6 +40,7 @@ if TYPE_CHECKING:
     from .timeline import Timeline
 
 __version__ = "0.1.0"
+ensure_place()  # of compiled kernels, before numba looks for one
 
 _HOME = {
     "Bound": "bound", "Cost": "cost", "Fabric": "fabric", "MeshwrightError": "errors", "OpGraph": "graph", "Plan": "plan", "Program": "program",

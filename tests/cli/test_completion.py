@@ -52,3 +52,15 @@ def test_help_lines_with_quotes_stay_quoted(capsys, monkeypatch):
 def test_unknown_shell(capsys):
     assert main(["completion", "tcsh"]) == 2
     assert "invalid choice: 'tcsh'" in capsys.readouterr().err
+
+
+@pytest.mark.skipif(shutil.which("bash") is None, reason="needs bash")
+def test_options_of_a_command_and_their_choices(capsys):
+    source = script(capsys, "bash")
+    offered = complete(source, "meshwright", "train", "plan", "--")
+    assert {"--model", "--fabric", "--global-batch", "--json", "--quiet"} <= set(offered)
+    assert complete(source, "meshwright", "train", "plan", "--glo") == ["--global-batch"]
+    assert "--model" not in complete(source, "meshwright", "fabric", "show", "--")
+    assert set(complete(source, "meshwright", "train", "plan", "--zero", "")) == {"auto", "0", "1", "2", "3"}
+    assert set(complete(source, "meshwright", "report", "plan.json", "--")) >= {"--out", "--json"}
+    assert complete(source, "meshwright", "train", "plan", "--model", "x") == [], "files are left to the shell"

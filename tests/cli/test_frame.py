@@ -242,3 +242,32 @@ def test_a_terminal_without_unicode():
     environment = os.environ | {"PYTHONIOENCODING": "ascii"}
     done = run_process("fabric", "gr\u00f6\u00dfe", env=environment)
     assert done.returncode == 2 and done.stderr.startswith(b"error: unknown command 'fabric gr\\xf6\\xdfe'")
+
+
+# ---- quiet -------------------------------------------------------------------------------------------------------------
+def test_quiet_drops_notes_and_keeps_results_and_errors(command, capsys):
+    def run(args):
+        sys.stderr.write("note: half way\n")
+        if args.fail:
+            raise errors.UsageError("no such thing", hint="try another")
+        return Result(DOCUMENT, "done")
+
+    command(run, lambda parser: parser.add_argument("--fail", action="store_true"))
+    assert main(["fabric", "tryout"]) == 0
+    assert capsys.readouterr() == ("done\n", "note: half way\n")
+    for words in (["fabric", "tryout", "--quiet"], ["--quiet", "fabric", "tryout"]):
+        assert main(words) == 0
+        assert capsys.readouterr() == ("done\n", "")
+    before = sys.stderr
+    assert main(["fabric", "tryout", "--quiet", "--fail"]) == 2
+    assert capsys.readouterr() == ("", "error: no such thing\nhint: try another\n") and sys.stderr is before
+
+
+def test_a_temporary_place_of_kernels_is_named_once_kernels_were_used(command, capsys, monkeypatch):
+    import numba  # noqa: F401
+
+    command(lambda args: Result(DOCUMENT, "done"))
+    monkeypatch.setattr(frame, "fallback_in_use", lambda: "/tmp/place")
+    assert main(["fabric", "tryout"]) == 0
+    said = capsys.readouterr().err
+    assert said.count("\n") == 1 and said.startswith("note: ") and "/tmp/place" in said and "NUMBA_CACHE_DIR" in said

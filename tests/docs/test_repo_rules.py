@@ -21,7 +21,7 @@ from meshwright.cli.frame import _find, _load, _parser
 
 ROOT = Path(__file__).parents[2]
 MODULES = sorted((ROOT / "src").rglob("*.py"))
-DOCS = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md")])
+DOCS = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
 
 # Longer than 400 lines, each with the reason.
 LONG = {

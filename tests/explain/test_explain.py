@@ -264,7 +264,7 @@ def test_a_described_transformer_on_the_command_line(tmp_path: Path, capsys: pyt
     assert "MFU 41.7 %, HFU 43.8 % as the paper counts" in text and "recomputed" in text
     assert main(["train", "explain", "--transformer", SHAPE, *SPLIT]) == 3
     error = capsys.readouterr().err
-    assert "stage 0: needs" in error and "hint: sequence parallelism and recomputing core attention" in error
+    assert "stage 0: each rank needs 114 GB and has 80 GB" in error and "hint: sequence parallelism and recomputing core attention" in error
     path = tmp_path / "model.toml"
     fields = "\n".join(SHAPE.split(","))
     path.write_text(f"[transformer]\n{fields}\nattention = 'flash'\n[layout]\ntensor = 8\n")

@@ -42,7 +42,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--strategies", help="plan with these only, separated by commas")
     parser.add_argument("--backends", default="meshwright,gloo", help="compared in this order (default meshwright,gloo)")
     parser.add_argument("--no-builtin", action="store_true", help="never choose the built-in backend where a plan exists")
-    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--seed", type=int, default=0, help="of the search and of the test data (default 0)")
 
 
 def request_of(args: argparse.Namespace) -> Request:

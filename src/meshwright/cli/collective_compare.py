@@ -24,7 +24,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     limit_arguments(parser, DEFAULT_EFFORT_S, f"of one strategy per size class, {EFFORT}")
     parser.add_argument("--every-size", action="store_true", help="let every strategy plan at every size, not only at sizes 16 times apart")
     parser.add_argument("--no-search", action="store_true", help="take every strategy's own number of pieces, do not look for a better one")
-    parser.add_argument("--seed", type=seed, default=0)
+    parser.add_argument("--seed", type=seed, default=0, help="of the search: equal seeds give equal plans (default 0)")
 
 
 def sizes_of(text: str) -> list[int]:

@@ -36,7 +36,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--first", help="endpoint that must stay rank 0 (checkpoint writer, rendezvous)")
     parser.add_argument("--each-device", action="store_true", help="permute single endpoints, not whole hosts")
     parser.add_argument("--budget", type=int, default=4000, help="orders tried at most per algorithm (default 4000)")
-    parser.add_argument("--seed", type=seed, default=0)
+    parser.add_argument("--seed", type=seed, default=0, help="of the search: equal seeds give equal plans (default 0)")
     parser.add_argument("--echoes", type=int, default=100, help="round trips per pair and direction (default 100)")
     parser.add_argument("--hostfile", type=Path, help="write the endpoints in rank order to this file")
     parser.add_argument("--assignment", type=Path, help="write `name RANK=r` lines to this file")

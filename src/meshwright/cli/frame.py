@@ -9,13 +9,16 @@ from __future__ import annotations
 import argparse
 import os
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from importlib import import_module
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn, Protocol, TextIO, cast
 
 from .. import __version__
 from ..errors import Interrupted, MeshwrightError, MissingExtra, TimeLimit, Unsupported, UsageError
+from ..kernels.kept import fallback_in_use
 from .commands import COMMANDS, NOUNS
 
 if TYPE_CHECKING:
@@ -32,10 +35,11 @@ _EXTRAS = {
     "hypothesis": ("hypothesis", "test"),
 }
 
-_OPTIONS = ("--json", "--debug", "--version", "--help", "-h")
+_OPTIONS = ("--json", "--quiet", "--debug", "--version", "--help", "-h")
 _FOOTER = """\
 options of every command:
   --json     print one JSON document instead of text
+  --quiet    say nothing on standard error but errors: no progress, no notes
   --debug    show the traceback of an error
   --help     show help
   --version  (alone) show the version
@@ -97,12 +101,32 @@ def _run(words: list[str]) -> int:
         return 2
     module = _load(command)
     parser = _parser(command, module)
+    _refuse_unknown_options(parser, rest)  # before argparse says that the right one is missing
     args, unrecognised = parser.parse_known_args(rest)
     if unrecognised:
         _refuse(parser, unrecognised[0])
     args.json = as_json or args.json
-    result: Result = module.run(args)
+    with _silenced(sys.stderr) if args.quiet or "--quiet" in leading else nullcontext():
+        result: Result = module.run(args)
+        _say_where_kernels_are_kept()
     return _print(result, args.json)
+
+
+@contextmanager
+def _silenced(stderr: TextIO) -> Iterator[None]:
+    """What is written to stderr meanwhile is dropped; an error that ends the command is printed after it."""
+    with Path(os.devnull).open("w") as nowhere:
+        sys.stderr = nowhere
+        try:
+            yield
+        finally:
+            sys.stderr = stderr
+
+
+def _say_where_kernels_are_kept() -> None:
+    """One line where a command compiled kernels into a temporary folder, since there was no other place."""
+    if "numba" in sys.modules and (folder := fallback_in_use()):
+        sys.stderr.write(f"note: compiled kernels are kept in {folder}, since no other cache can be written; NUMBA_CACHE_DIR names another place\n")
 
 
 def _find(words: list[str]) -> tuple[tuple[str, ...] | None, list[str]]:
@@ -168,12 +192,21 @@ def _parser(command: tuple[str, ...], module: Any) -> _Parser:
     )
     module.arguments(parser)
     parser.add_argument("--json", action="store_true", help="print one JSON document instead of text")
+    parser.add_argument("--quiet", action="store_true", help="say nothing on standard error but errors")
     parser.add_argument("--debug", action="store_true", help="show the traceback of an error")
     return parser
 
 
+def _refuse_unknown_options(parser: _Parser, words: list[str]) -> None:
+    """No value of an option begins with two dashes: argparse takes none such."""
+    known = {option for action in parser._actions for option in action.option_strings}
+    for word in words[: words.index("--")] if "--" in words else words:
+        if word.startswith("--") and word.partition("=")[0] not in known:
+            _refuse(parser, word)
+
+
 def _refuse(parser: _Parser, word: str) -> NoReturn:
-    known = [option for action in parser._actions for option in action.option_strings]
+    known = [option for action in parser._actions for option in action.option_strings if option not in _OPTIONS]
     kind = "option" if word.startswith("-") else "argument"
     name = word.partition("=")[0]
     hint = suggest(name, known) if kind == "option" else ""

@@ -23,7 +23,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--search", default="auto", help="of autoddl: auto (default), exact, ilp, descent")
     parser.add_argument("--mesh", help="only this mesh, e.g. 2x4 (default: every factorisation of the devices)")
     parser.add_argument("--restarts", type=int, default=20, help="random starts of coordinate descent (default 20)")
-    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--seed", type=int, default=0, help="of the search: equal seeds give equal plans (default 0)")
     parser.add_argument("--time-limit", type=float, default=120.0, metavar="S", help=TIME_LIMIT.format(120))
     parser.add_argument("--out", "-o", type=Path, default=Path("layout.json"), help="where to write the plan (default layout.json)")
 

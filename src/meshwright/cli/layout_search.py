@@ -32,7 +32,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--levels", default="0,1,2,3", help="sharding levels allowed (default 0,1,2,3)")
     parser.add_argument("--recompute", default="none,selective,full", help="recomputation allowed (default none,selective,full)")
     parser.add_argument("--memory", help="of every device, e.g. 40GiB (default: what the fabric says)")
-    parser.add_argument("--objective", default="time", choices=("time", "cost", "energy"))
+    parser.add_argument("--objective", default="time", choices=("time", "cost", "energy"), help="what is made least (default time)")
     parser.add_argument("--price", action="append", default=[], metavar="KIND=X", help="of one device and hour, by kind; may be repeated")
     parser.add_argument("--power", action="append", default=[], metavar="KIND=W", help="watts of one device, by kind; may be repeated")
     parser.add_argument("--budget", type=float, default=0.0, help="the most a step may cost, in the unit of --price (default 0: anything)")

@@ -34,7 +34,7 @@ def problem_arguments(parser: argparse.ArgumentParser) -> None:
     add("--data", type=int, default=1, help="replicas of the whole pipeline (default 1)")
     add("--no-first-input-grad", action="store_true", help="the first stage of the model has no input gradient to compute")
     add("--time-limit", type=float, default=120.0, metavar="S", help=TIME_LIMIT.format(120))
-    add("--seed", type=int, default=0)
+    add("--seed", type=int, default=0, help="of the search: equal seeds give equal plans (default 0)")
 
 
 def problem_of(args: argparse.Namespace) -> PipelineProblem:

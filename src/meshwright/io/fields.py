@@ -135,5 +135,5 @@ class Table:
             return self.take(field)
         self._asked.add(field)
         if default is None:
-            raise self.error(field, "is missing")
+            raise self.error(field, "is missing", hint="docs/formats.md has an example of each kind of file")
         return default

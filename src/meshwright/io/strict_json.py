@@ -32,6 +32,7 @@ _MAX_UNPACKED_FACTOR = 100  # ... and to this many times its own size; a plan's 
 
 # Strings, or long lists of integers. The lists are the bulk of a plan and hold no keys, so the strict pass skips them.
 _TOKENS = re.compile(rb'"(?:[^"\\]++|\\.)*+"|\[[-0-9,\s]{64,}+\]', re.DOTALL)
+_OTHER_FORM = "give a file that a command of meshwright wrote with --out or --json; docs/formats.md has the formats"
 _NOT_JSON = "the file is cut short, or of another kind: give one that meshwright wrote with --out or --json"
 _AT = re.compile(r"^(.*) - at `(?:key in )?`?\$?(.*?)`$", re.DOTALL)
 
@@ -94,7 +95,8 @@ def header(data: bytes, *, schema: str, version: int, where: str) -> None:
     """Raise FormatError unless the document says it is `schema` in a version that this program reads."""
     head = decode(data, msgspec.json.Decoder(_Header), where)
     if head.schema != schema:
-        raise FormatError(f"is a {head.schema[:64]!r} document, expected {schema!r}", where=_joined(where, "schema"))
+        hint = f"give a file that a command of meshwright wrote with the schema {schema}"
+        raise FormatError(f"is a {head.schema[:64]!r} document, expected {schema!r}", where=_joined(where, "schema"), hint=hint)
     if head.version > version:
         hint = f"this one reads {schema} up to version {version}; upgrade with `pip install -U meshwright`"
         raise FormatError(f"version {head.version} was written by a newer meshwright", where=_joined(where, "version"), hint=hint)
@@ -110,7 +112,7 @@ def decode(data: Any, decoder: msgspec.json.Decoder[T], where: str) -> T:
         text = str(error)
         found = _AT.match(text)
         message, path = (found[1], found[2].lstrip(".")) if found else (text, "")
-        raise FormatError(message, where=_joined(where, path)) from error
+        raise FormatError(message, where=_joined(where, path), hint="" if path else _OTHER_FORM) from error
     except msgspec.DecodeError as error:
         raise FormatError(f"not JSON: {str(error).removeprefix('JSON is malformed: ')}", where=where, hint=_NOT_JSON) from error
     except RecursionError:

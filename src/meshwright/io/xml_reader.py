@@ -85,7 +85,8 @@ class _Reader:
             self.parser.Parse(data, True)
         except expat.ExpatError as error:
             text = expat.ErrorString(error.code)
-            raise FormatError(f"not XML: {text}, column {error.offset + 1}", where=f"{self.where}: line {error.lineno}") from None
+            hint = "the file is cut short or was changed by hand: write it again"
+            raise FormatError(f"not XML: {text}, column {error.offset + 1}", where=f"{self.where}: line {error.lineno}", hint=hint) from None
         except (ValueError, LookupError) as error:  # an encoding that Python does not know, or that is no encoding of text
             raise FormatError(f"not XML: {str(error)[:120]}", where=self.where) from None
         assert self.root is not None, "expat refuses a document without elements"

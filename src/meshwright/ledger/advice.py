@@ -74,19 +74,23 @@ def changes(model: Transformer, layout: SplitLayout) -> tuple[Change, ...]:
     return tuple(sorted(found, key=lambda c: (c.devices, c.hardware_ratio, c.total_bytes)))
 
 
+def _gigabytes(size_bytes: int) -> str:
+    return f"{size_bytes / 1e9:.4g} GB"
+
+
 def require_memory(model: Transformer, layout: SplitLayout, limit_bytes: int) -> None:
     """Raises: Infeasible with the fullest stage and the nearest single change that fits; nothing when it fits."""
     worst = tightest(stage_memory(model, layout))
     if worst.total_bytes <= limit_bytes:
         return
     fitting = [c for c in changes(model, layout) if c.total_bytes <= limit_bytes]
-    hint = f"devices with {worst.total_bytes} bytes"
+    hint = f"devices with {_gigabytes(worst.total_bytes)}"
     if fitting:
-        hint = f"{fitting[0].what}: {fitting[0].total_bytes} bytes; or {hint}"
+        hint = f"{fitting[0].what}: {_gigabytes(fitting[0].total_bytes)}; or {hint}"
     parts = {"state": worst.state_bytes, "activations": worst.activations_bytes, "recomputed layer": worst.recompute_bytes}
     most = max(parts, key=lambda k: parts[k])
     raise Infeasible(
-        f"needs {worst.total_bytes} bytes on each rank and may use {limit_bytes}; most of it is {most}, {parts[most]} bytes",
+        f"each rank needs {_gigabytes(worst.total_bytes)} and has {_gigabytes(limit_bytes)}; most of it is {most}, {_gigabytes(parts[most])}",
         where=f"stage {worst.stage}", hint=hint,
         data={
             "stage": worst.stage, "needed_bytes": worst.total_bytes, "limit_bytes": limit_bytes, "parts_bytes": parts,

@@ -58,15 +58,15 @@ def _preset(spec: str) -> Fabric:
         name, size, query = _aliased(spec, name, size, query)
         preset, colon, question = PRESETS[name], colon if not size else ":", "?" if query else ""
     if colon and not _NUMBER.match(size):
-        raise UsageError(f"{name!r}: the number of {preset.unit} must be a whole number, got {size[:32]!r}", hint=f"e.g. {name}:{preset.default}")
+        raise UsageError(f"{name!r}: the number of {preset.unit} must be a whole number, got {size[:32]!r}", hint=_example(preset))
     n = int(size) if colon else preset.default
     if not 1 <= n <= MAX_DEVICES:
-        raise UsageError(f"{spec[:64]!r}: the number of {preset.unit} must be between 1 and {_most(preset)}, got {n}")
+        raise UsageError(f"{spec[:64]!r}: the number of {preset.unit} must be between 1 and {_most(preset)}, got {n}", hint=_example(preset))
     options = _options(preset, query) if question else {}
     chosen = Chosen(**{k: value for k, (_, value) in options.items()})
     if preset.devices_in(n, chosen) > MAX_DEVICES:
         what = f"must be between 1 and {_most(preset)}, got {n}" if preset.devices_per_unit else f"{n} makes more than {MAX_DEVICES} devices"
-        raise UsageError(f"{spec[:64]!r}: the number of {preset.unit} {what}")
+        raise UsageError(f"{spec[:64]!r}: the number of {preset.unit} {what}", hint=_example(preset))
     suffix = "?" + "&".join(f"{k}={v}" for k, (v, _) in sorted(options.items())) if options else ""
     return preset.build(n, f"{name}:{n}{suffix}", chosen)
 
@@ -95,6 +95,10 @@ def _aliased(spec: str, name: str, size: str, query: str) -> tuple[str, str, str
     hints = [*([f"did you mean {close[0]!r}?"] if close else []), *([f"near by specification: {', '.join(map(facts, near))}"] if near else [])]
     known = "; ".join(hints) or f"presets: {', '.join(list(PRESETS)[:_SHOWN])}, ...; `meshwright fabric list` shows all"
     raise UnknownName(f"no fabric is called {name[:64]!r}", hint=f"{known}; a file must end in .toml or .json")
+
+
+def _example(preset: Preset) -> str:
+    return f"e.g. {preset.name}:{preset.default}"
 
 
 def _most(preset: Preset) -> int:

@@ -12,7 +12,6 @@ The file (JSON, `meshwright.step-costs`) is for one device, torch, processor and
 
 from __future__ import annotations
 
-import os
 import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -30,6 +29,7 @@ from ...capture.work import tensors_in
 from ...errors import FormatError, RunError, UsageError
 from ...graph.step_graph import StepGraph
 from ...io.atomic import write_bytes
+from ...kernels.kept import user_cache
 from ...run.calibrate.operator_times import call_key, environment
 from ...run.calibrate.operators import quiet_single_thread
 from ...run.steps.storage_peak import quiet_profile
@@ -75,10 +75,9 @@ class _File(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
 
 
 def costs_file() -> Path | None:
-    """Where costs are kept by default: the user's cache folder; None where there is none."""
-    base = os.environ.get("XDG_CACHE_HOME", "")
-    home = Path(base) if base else Path("~/.cache").expanduser()
-    return home / "meshwright" / "step-costs.json" if home.is_absolute() else None
+    """Where costs are kept by default: the user's cache folder; None where there is none, or it cannot be written."""
+    folder = user_cache("meshwright")
+    return None if folder is None else folder / "step-costs.json"
 
 
 class StepCosts:

@@ -1,7 +1,7 @@
 """Measured rates made alike where they are meant to be alike, for planners.
 
-Links of one kind never measure exactly alike. A tree packing takes 1.999 to 1 for what it says, and pays for the last per mille with many more
-trees, which an executor pays for with many more and smaller messages. So rates that differ by less than a measurement does are given one value,
+Links of one kind never measure exactly alike. A tree packing would use even a difference of one part in a thousand, with many more trees, and an
+executor would send many more and smaller messages. So rates that differ by less than a measurement does are given one value,
 and values that are near simple multiples of the slowest become those. Predictions and bounds keep the rates as they were measured.
 """
 

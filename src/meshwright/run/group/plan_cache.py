@@ -24,6 +24,7 @@ import msgspec
 from ...errors import MeshwrightError
 from ...io.atomic import write_bytes
 from ...io.strict_json import decode, read_at_most, refuse_ambiguous
+from ...kernels.kept import user_cache
 
 __all__ = ["MAX_FILE_BYTES", "MAX_FOLDER_BYTES", "PlanCache", "cache_folder"]
 
@@ -53,9 +54,8 @@ def cache_folder(named: str) -> Path | None:
         return None
     if named:
         return Path(named)
-    base = os.environ.get("XDG_CACHE_HOME", "")
-    home = Path(base) if base else Path("~/.cache").expanduser()
-    return home / "meshwright" / "plans" if home.is_absolute() else None
+    folder = user_cache("meshwright")
+    return None if folder is None else folder / "plans"
 
 
 class PlanCache:

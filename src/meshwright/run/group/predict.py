@@ -184,7 +184,7 @@ def predicted_time_s(form: Form, fabric: Fabric, ranks: Sequence[str], transport
 def late_time_s(form: Form, fabric: Fabric, ranks: Sequence[str], transport: Transport) -> float:
     """The mean of LATE_SIMULATIONS predictions in which LATE_SHARE of the messages, drawn with fixed seeds, wait for their rank's core.
 
-    A walk that leaves slack loses little, one whose messages wait for each other all along loses every delay: on GPUs 0 to 4 of a DGX-1 in the lab,
+    A walk with slack loses little. One whose messages all wait for each other loses the whole of every delay: on GPUs 0 to 4 of a DGX-1 in the lab,
     five ranks on two cores, 8 MiB in the order of simulated times was predicted to take 1.42 s and took 1.6 to 2.1, by depth 1.47 and 1.50.
     Raises: as `simulate_program`.
     """

@@ -4,9 +4,9 @@ The knapsack (`closure`) says which implementations are worth their time at a bu
 implementations fixed (`fixed`), and with only those that cost nothing, with and without writing over in the forward pass, schedules are searched
 that may compute anything again any number of times (`fusionaware.frontier`: large changes, then small ones), beginning at minimum cuts, at Chen's,
 Revolve's and Rotor's schedules, and at what the knapsack holds. The search first counts on small workspaces; of the schedule found, every run then
-gets the fastest implementation that fits (`slack`), and the search goes on from there, by these implementations' times. So every choice of
-implementations gets a glance, the best some rounds, and what is left goes to whichever is ahead; one that gains nothing in a round falls behind a
-little, and its next round is longer.
+gets the fastest implementation that fits (`slack`), and the search goes on from there, by these implementations' times. Every choice of
+implementations gets one short round, and the best get some more. The rest of the effort goes to the one that is ahead. One that gains nothing in a
+round loses a little of its rank, and its next round is longer.
 Source: the card of MONeT, section 3.8 (ii) to (iv). Deviation: a search over the whole network, beside the knapsack's floor, instead of an integer
 programme per block and a table. Invariant: the plan's peak is within the budget. Cost: up to three knapsacks of one branch-and-bound node, and at
 most `MAX_GLANCES` + the number of choices times a tenth of `effort` runs of every node.
