@@ -1,6 +1,7 @@
 # Sourced by ./quickstart and ./test: makes .venv once, and again only when what it needs has changed.
 #
-#   prepare_environment EXTRAS     EXTRAS: "torch" or "torch,test,docs"; sets $python to the environment's interpreter
+#   prepare_environment EXTRAS [WISHED]     EXTRAS: "torch" or "torch,test"; sets $python to the environment's interpreter. WISHED: an extra whose
+#                                           packages may be missing where packages come from; what needs them is skipped with the reason
 #
 # torch is installed first and pinned: with it in place, no later requirement can bring another build of it.
 
@@ -44,7 +45,7 @@ fingerprint() {
 }
 
 prepare_environment() {
-  local extras=$1 venv="$root/.venv" wanted installed=""
+  local extras=$1 wished=${2:-} venv="$root/.venv" wanted installed=""
   find_python
   exec 9<"$root/pyproject.toml"
   if command -v flock >/dev/null 2>&1; then flock 9; fi # two at once: the second waits and finds it made
@@ -56,7 +57,7 @@ prepare_environment() {
   fi
   [ ! -f "$venv/.installed" ] || installed=$(cat "$venv/.installed")
   case "$installed" in
-    "$wanted torch,test,docs" | "$wanted $extras") exec 9<&-; return ;;
+    "$wanted torch,test docs" | "$wanted $extras $wished") exec 9<&-; return ;;
   esac
   require_venv
   if [ ! -e "$venv" ]; then
@@ -72,7 +73,11 @@ prepare_environment() {
   say "Installing meshwright[$extras] ..."
   pip_install --editable "$root[$extras]"
   "$python" -c 'import torch, meshwright' || die "the installed packages cannot be imported" "see the message above; remove .venv to start afresh"
-  echo "$wanted $extras" >"$venv/.installed"
+  if [ -n "$wished" ]; then
+    "$python" -m pip install --quiet --disable-pip-version-check --no-input --no-compile --editable "$root[$wished]" ||
+      say "The extra '$wished' cannot be installed: what needs it is skipped."
+  fi
+  echo "$wanted $extras $wished" >"$venv/.installed"
   rm -f "$venv/.incomplete"
   exec 9<&-
 }

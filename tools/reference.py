@@ -131,7 +131,7 @@ def presets_page() -> str:
     lines = ["# Every preset and its options", WRITTEN]
     lines += ["A fabric is named everywhere as `PRESET:n`, with options as `PRESET:n?option=value&option=value`, or as a file.", ""]
     lines += ["`meshwright fabric show NAME` prints one with its links and sources; [file formats](../formats.md) has the file.", ""]
-    lines += ["Machines that one can buy or rent have their names at providers and the sources of their figures on [a page of their own](../presets.md).", ""]
+    lines += ["[Machines that one can buy or rent](../presets.md) have a page: their names at providers, the sources of their figures.", ""]
     for preset in PRESETS.values():
         lines += [f"## {preset.name}", "", f"{sentence(escaped(preset.summary))} n is the number of {preset.unit} (default {preset.default}).", ""]
         for name, option in preset.options.items():
