@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from meshwright.check.whole import check_program
 from meshwright.errors import FormatError, Unsupported
 from meshwright.program.builder import ProgramBuilder
 from meshwright.program.calls import PHASES, inline, phases
@@ -121,7 +122,7 @@ def test_phases_follow_op_and_communicator_names() -> None:
     assert {PHASES[i] for i in phases(result)[transfers]} == {"gradient"}
 
 
-def test_scratch_of_a_callee_is_made_once_per_member_and_scaled() -> None:
+def through_scratch() -> Program:
     b = ProgramBuilder(ranks=2, name="via-scratch")
     data = [b.buffer(r, chunks=1, chunk_bytes=4, role="input") for r in range(2)]
     temp = [b.buffer(r, chunks=1, chunk_bytes=4, role="scratch") for r in range(2)]
@@ -131,7 +132,10 @@ def test_scratch_of_a_callee_is_made_once_per_member_and_scaled() -> None:
         sent = send.send(ch[r], data[r], 0)
         got = recv.recv(ch[1 - r], temp[r], 0)
         recv.copy((temp[r], 0), (data[r], 0), add=True, after=[sent, got])
-    callee = b.build()
+    return b.build()
+
+
+def test_scratch_of_a_callee_is_made_once_per_member_and_scaled() -> None:
     c = ProgramBuilder(ranks=2)
     comm = c.comm("tp0", [0, 1])
     for r in range(2):
@@ -139,9 +143,21 @@ def test_scratch_of_a_callee_is_made_once_per_member_and_scaled() -> None:
         lane = c.lane(r)
         for _ in range(3):
             lane.call(c.call(comm, "x", [(0, mine, 0)]))
-    program = inline(c.build(), {"x": callee}).program
+    program = inline(c.build(), {"x": through_scratch()}).program
     assert len(program.buffers) == 4
     assert program.buffers.chunk_bytes.tolist() == [12, 12, 12, 12]
+
+
+def test_calls_of_several_sizes_have_scratch_of_their_own_sizes() -> None:
+    c = ProgramBuilder(ranks=2)
+    comm = c.comm("tp0", [0, 1])
+    for r in range(2):
+        lane = c.lane(r)
+        for size in (12, 40, 12):
+            lane.call(c.call(comm, "x", [(0, c.buffer(r, chunks=1, chunk_bytes=size, role="activation"), 0)]))
+    program = inline(c.build(), {"x": through_scratch()}).program
+    assert check_program(program).ok
+    assert sorted(program.buffers.chunk_bytes.tolist()) == [12] * 6 + [40] * 4
 
 
 def test_errors_name_what_is_wrong() -> None:

@@ -15,6 +15,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from fractions import Fraction
+from math import ceil
 from typing import Any
 
 import numpy as np
@@ -132,7 +134,7 @@ class _Inliner:
         self.sites: dict[tuple[int, int, int], _Site] = {}
         self.channel_base: dict[tuple[int, int], tuple[int, int]] = {}
         self.channels: list[Channels] = [program.channels]
-        self.scratch: dict[tuple[int, int, int, int], I32] = {}
+        self.scratch: dict[tuple[int, int, int, int, Fraction], I32] = {}
         self.new_buffers: list[dict[str, Any]] = []
 
     def run(self) -> InlinedProgram:
@@ -200,7 +202,7 @@ class _Inliner:
         triples = self.caller.calls.binds[call].reshape(-1, 3)
         buffer_of = np.full(len(body.buffers), -1, np.int32)
         base_of = np.zeros(len(body.buffers), np.int32)
-        scale: tuple[int, int] | None = None
+        scale: Fraction | None = None  # bytes here of one of the callee's
         finer = 1
         for local, buffer, chunk in triples.tolist():
             if not 0 <= local < len(body.buffers) or not 0 <= buffer < len(b):
@@ -214,21 +216,23 @@ class _Inliner:
                     f"{name} has {has} chunks from {chunk} on, the callee needs {wanted} or a multiple", where=self.caller.describe(step)
                 )
             buffer_of[local], base_of[local], finer = buffer, chunk, has // wanted
-            scale = (int(b.chunk_bytes[buffer]) * finer, int(q.buffers.chunk_bytes[theirs]))
+            nominal = int(q.buffers.chunk_bytes[theirs])
+            scale = Fraction(int(b.chunk_bytes[buffer]) * finer, nominal) if nominal else None
         free = np.flatnonzero(buffer_of < 0).astype(np.int32)
         if len(free):
-            key = (comm, callee, member, finer)
+            # One callee may be called with messages of several sizes, whose chunks never fit each other's scratch.
+            key = (comm, callee, member, finer, scale or Fraction(1))
             if key not in self.scratch:
-                self.scratch[key] = self.make_scratch(q, body, free, scale, finer, int(self.caller.comms.groups[comm][member]))
+                self.scratch[key] = self.make_scratch(q, body, free, key[-1], finer, int(self.caller.comms.groups[comm][member]))
             buffer_of[free] = self.scratch[key]
         return buffer_of, base_of, finer
 
-    def make_scratch(self, q: Program, body: RankBody, free: I32, scale: tuple[int, int] | None, finer: int, actor: int) -> I32:
+    def make_scratch(self, q: Program, body: RankBody, free: I32, scale: Fraction, finer: int, actor: int) -> I32:
         numbers = []
         for local in free.tolist():
             theirs = int(body.buffers[local])
             nominal = int(q.buffers.chunk_bytes[theirs])
-            real = -(-nominal * scale[0] // (scale[1] * finer)) if scale and scale[1] else nominal
+            real = ceil(nominal * scale / finer)
             numbers.append(len(self.caller.buffers) + len(self.new_buffers))
             chunks = int(q.buffers.chunks[theirs]) * slices(q, theirs) * finer
             if chunks >= 1 << 31:
