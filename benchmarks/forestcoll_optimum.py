@@ -37,6 +37,7 @@ from meshwright.decide.collective.program_time import simulated_time_s
 from meshwright.decide.collective.rates import RateGraph, rate_graph
 from meshwright.errors import MeshwrightError
 from meshwright.fabric.fabric import Device, Fabric, Link, Switch
+from meshwright.fabric.machines import MACHINES
 from meshwright.fabric.presets import PRESETS
 from meshwright.io.fabric.name import load_fabric
 
@@ -46,9 +47,12 @@ OPERATIONS = ("all-gather", "reduce-scatter", "broadcast", "reduce")
 
 
 def names() -> list[str]:
-    """Every preset at its default size, and with two units where the default is one."""
+    """Every preset at its default size, and with two units where the default is one; TPU slices, whose units are chips, at their default."""
     out = []
     for preset in PRESETS.values():
+        if preset.name in MACHINES and MACHINES[preset.name].shape == "slice":
+            out.append(f"{preset.name}:{preset.default}")
+            continue
         out += [f"{preset.name}:{n}" for n in dict.fromkeys((preset.default, 2)) if n * preset.devices_per_unit <= 144]
     return out
 

@@ -20,8 +20,10 @@ from meshwright.drive.training.collective_choice import CollectivesWanted
 from meshwright.drive.training.training import plan_training
 from meshwright.drive.training.wishes import LayoutWanted
 from meshwright.errors import Infeasible, UsageError
-from meshwright.explain.breakdown import StageShare, breakdown, simulated
+from meshwright.explain.breakdown import PathShare, StageShare, breakdown, simulated
 from meshwright.explain.explanation import Explanation, explain_plan
+from meshwright.explain.numbers import seconds_text
+from meshwright.explain.opening import opening
 from meshwright.explain.recomputation import recompute_advice
 from meshwright.explain.rivals import FACTOR_PRECISION, Scenario, crossings, scaled_compute, scaled_links
 from meshwright.fabric.fabric import Fabric
@@ -69,6 +71,38 @@ def test_time_and_memory_add_up(whole: Explanation) -> None:
     assert sum(p.seconds for p in found.path) == pytest.approx(found.time_s)
     assert found.path[0].seconds == max(p.seconds for p in found.path)
     assert "is the bottleneck" in found.bottleneck and found.bottleneck.count(".") == 1
+
+
+def test_a_page_opens_with_what_limits_by_how_much_and_what_to_do() -> None:
+    plan = made()
+    found = breakdown(simulated(plan))
+    what, much, do = opening(plan, found)
+    kinds = {"compute": sum(p.seconds for p in found.path if p.phase in ("forward", "backward", "optimizer"))}
+    for p in found.path:
+        if p.phase not in ("forward", "backward", "optimizer"):
+            name = "pipeline waiting" if p.phase == "idle" else f"{p.phase} communication"
+            kinds[name] = kinds.get(name, 0.0) + p.seconds
+    most = max(kinds, key=lambda k: kinds[k])
+    assert what.startswith(f"{most.capitalize()} limits this step, most of all ") and seconds_text(kinds[most]) in much and "faster" in much
+    assert do.startswith("To do: ") and all(s.endswith(".") for s in (what, much, do))
+    empty = msgspec.structs.replace(found, path=())
+    assert opening(plan, empty)[0] == "This step does nothing."
+
+
+@pytest.mark.parametrize(
+    ("phase", "said"),
+    [("gradient", "a larger batch per step"), ("tensor", "inside a server"), ("forward", "a lower precision"), ("pipeline", "fewer stages")],
+)
+def test_what_to_do_follows_what_limits(phase: str, said: str) -> None:
+    found = breakdown(simulated(made()))
+    path = (PathShare(stage=0, phase=phase, seconds=1.0, share=1.0),)
+    quiet = tuple(msgspec.structs.replace(s, seconds={**dict.fromkeys(s.seconds, 0.0), "forward": 1.0}) for s in found.stages)
+    assert said in opening(made(), msgspec.structs.replace(found, path=path, stages=quiet))[2]
+    idle = tuple(msgspec.structs.replace(s, seconds={**s.seconds, "idle": 100.0}) for s in found.stages)
+    layout = made().layout
+    assert layout is not None
+    few = replace(made(), layout=msgspec.structs.replace(layout, microbatches=2))
+    assert "a larger --global-batch" in opening(few, msgspec.structs.replace(found, path=path, stages=idle))[2]
 
 
 def test_slow_links_become_the_bottleneck() -> None:

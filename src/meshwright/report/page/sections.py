@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ...explain.numbers import bytes_text, seconds_text, share_text
+from ...explain.opening import opening
 from ...program.calls import phases
 from ...program.flat import represented_by
 from ...trace.phases import PHASE_ORDER, phase_seconds
@@ -56,7 +57,9 @@ def summary(page: PageContent) -> Html:
     rival = next((a for a in plan.alternatives if a.time_s is not None), None)
     if rival is not None and rival.time_s is not None:
         figures.append(figure_of(seconds_text(rival.time_s), "next best", "simulated", note=shortened(rival.what, 64)))
-    said = [tag("p", page.breakdown.bottleneck, cls="lead")] if page.breakdown is not None else []
+    said = []
+    if page.breakdown is not None:
+        said = [tag("p", " ".join(opening(plan, page.breakdown)), cls="lead"), tag("p", page.breakdown.bottleneck)]
     if not page.checked:
         said.append(tag("p", "This plan was not checked: the page shows what its file says.", cls="warning"))
     return joined([*said, tag("dl", *figures, cls="figures")])
