@@ -89,7 +89,7 @@ mask, dropout, convolution, softmax, mean, shift, square, penalty = (
 @pytest.mark.parametrize(
     ("what", "names"),
     [
-        ("mask", "its mask tril of shape [8, 8] is not of all pairs"),
+        ("mask", "its mask of shape [8, 8] is not of all pairs"),
         ("dropout", "drops attention weights"), ("convolution", "conv1d"), ("softmax", "softmax over the split"),
         ("mean", "mean.dim over the split dimension"), ("shift", "slice"), ("square", "sqrt"), ("penalty", "adds what every rank has whole"),
     ],

@@ -21,6 +21,7 @@ from meshwright.drive.training.wishes import LayoutWanted
 from meshwright.errors import FormatError, Infeasible, Unsupported, UsageError
 from meshwright.io.plan.plan import plan_bytes, plan_from_bytes
 from meshwright.job import Training
+from meshwright.plan.plan import ContextExchange
 
 MODEL = "tests/run/tensor_models.py:even"
 
@@ -49,9 +50,8 @@ def test_wrong_levels_buckets_and_degrees_are_refused():
             make(4)
     with pytest.raises(UsageError, match="at least 1 byte, got -1"):
         ShardingWanted(bucket_bytes=-1)
-    for name in ("context", "expert"):
-        with pytest.raises(Unsupported, match=f"{name} parallelism of degree 2"):
-            Degrees(1, 1, 1, 1, **{name: 2})
+    with pytest.raises(Unsupported, match="expert parallelism of degree 2"):
+        Degrees(1, 1, 1, 1, expert=2)
 
 
 def test_a_level_needs_replicas_and_an_optimizer_that_can_be_divided():
@@ -82,7 +82,10 @@ def test_nothing_is_divided_where_memory_is_not_short_and_something_where_it_is(
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"context": 3}, "must divide the"), ({"expert": 2}, "only 1 can be planned"), ({"zero_level": 4}, "must be 0 to 3, got 4"),
+        ({"context": 3}, "must divide the"),
+        ({"exchanges": (ContextExchange(kind="twice", source="a", target="b"),)}, "must be one of shift, all-to-all"),
+        ({"exchanges": (ContextExchange(kind="shift", source="a", target="b"),)}, "names the value 'a'"),
+        ({"expert": 2}, "only 1 can be planned"), ({"zero_level": 4}, "must be 0 to 3, got 4"),
         ({"bucket_bytes": -1}, "must be >= 0, got -1"),
     ],
 )  # fmt: skip

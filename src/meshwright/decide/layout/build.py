@@ -13,11 +13,11 @@ from ...cost import Cost
 from ...errors import Infeasible
 from ...fabric.fabric import Device
 from ...graph.graph import OpGraph, OpNode, Work
-from ...plan.context import HEADS, JOIN, KINDS, OUT, RING_BLOCK, RING_END, TILE_ELEMENTS, UNITE, exchanges_in
+from ...plan.context import HEADS, JOIN, KINDS, OUT, RING_BLOCK, RING_END, TILE_ELEMENTS, exchanges_in
 from ...plan.plan import GradientBucket, PartialGradient, RowBias, Segment, Stage, TrainingLayout, ValueInfo, ValueSplit, VocabularyLoss
 from ...plan.recompute import saved_storages
 from ...plan.vocabulary import base_node, expand_losses, sums_of
-from .cut import Unit, border_values, cut_stages, dtype_bytes
+from .cut import STARTS, Unit, around_exchanges, border_values, cut_stages, dtype_bytes
 from .data_sharding import PLAIN, DataSharding, bucket_size, cut_run, gradient_buckets
 from .megatron import Kept, Region, kept_notes
 from .problem import Degrees
@@ -29,7 +29,6 @@ from .unlike_devices import EVEN, Division
 
 __all__ = ["build_layout"]
 
-STARTS = (RING_BLOCK, RING_END, HEADS, UNITE)  # steps that wait for an exchange, or before which nothing must
 INSIDE = frozenset({*KINDS, JOIN, OUT, RING_BLOCK, HEADS})  # between whose results and attention's no stage ends
 Workspace = Callable[[OpGraph, Sequence[str]], tuple[int, int]]
 
@@ -237,7 +236,7 @@ def _segments(b: _Build, stage: int, run: Sequence[Unit]) -> list[Segment]:
             continue
         split = b.is_split(unit)
         if split and unit.region is not None and unit.region.inner:
-            groups += [(True, [part]) for part in _around_exchanges(unit)]
+            groups += [(True, [part]) for part in around_exchanges(unit)]
             kinds += [("region", 0)] * (len(groups) - len(kinds))
             continue
         kind = ("region", 0) if split else b.sequence.kind(unit)
@@ -258,17 +257,6 @@ def _segments(b: _Build, stage: int, run: Sequence[Unit]) -> list[Segment]:
     for i, (split, units) in enumerate(groups):
         segments.append(_segment(b, f"s{stage}.{i}", stage, units, split, counted))
     return segments
-
-
-def _around_exchanges(unit: Unit) -> list[Unit]:
-    """A region in steps, between which blocks travel."""
-    found: list[list[OpNode]] = [[]]
-    for n in unit.nodes:
-        if n.target in STARTS and found[-1]:
-            found.append([])
-        if n.target not in KINDS:
-            found[-1].append(n)
-    return [Unit(tuple(nodes), unit.region) for nodes in found]
 
 
 def _joins(kind: tuple[str, int], other: tuple[str, int]) -> bool:

@@ -16,10 +16,12 @@ from dataclasses import dataclass
 
 from ...errors import Infeasible
 from ...graph.graph import OpGraph, OpNode
+from ...plan.context import HEADS, KINDS, RING_BLOCK, RING_END, UNITE
 from .megatron import Region
 
-__all__ = ["Unit", "border_values", "cut_stages", "dtype_bytes", "order_units"]
+__all__ = ["STARTS", "Unit", "around_exchanges", "border_values", "cut_stages", "dtype_bytes", "order_units"]
 
+STARTS = (RING_BLOCK, RING_END, HEADS, UNITE)  # steps that wait for an exchange, or before which nothing must
 # Positions at which stages may be cut: the programme's work grows with their square, and of near ones the one with least traffic is kept.
 MAX_CUTS = 240
 
@@ -33,6 +35,17 @@ _BYTES = {
 class Unit:
     nodes: tuple[OpNode, ...]
     region: Region | None = None
+
+
+def around_exchanges(unit: Unit) -> list[Unit]:
+    """A region in steps, between which blocks travel."""
+    found: list[list[OpNode]] = [[]]
+    for n in unit.nodes:
+        if n.target in STARTS and found[-1]:
+            found.append([])
+        if n.target not in KINDS:
+            found[-1].append(n)
+    return [Unit(tuple(nodes), unit.region) for nodes in found]
 
 
 def dtype_bytes(dtype: str) -> int:

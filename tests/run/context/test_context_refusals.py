@@ -1,0 +1,48 @@
+"""What is not done on a part of the positions is refused before anything runs."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+from rig import forward_of, graph_of
+from tensor_rig import plan_case, run_case
+
+from meshwright.cli.train_plan import _context
+from meshwright.decide.layout.grid import degrees_of
+from meshwright.drive.training.decisions import context_of
+from meshwright.drive.training.memory import Memory, MemoryWanted
+from meshwright.drive.training.recompute import RecomputeWanted
+from meshwright.drive.training.wishes import LayoutWanted
+from meshwright.errors import PlanMismatch, Unsupported, UsageError
+from meshwright.job import Training
+from meshwright.run.calibrate.transport import laptop_shape
+from meshwright.run.train.evaluation_graph import evaluation_layout
+
+MODEL = "tests/run/context_models.py:interleaved"
+
+
+@pytest.mark.parametrize("text", ["0", "-1", "two", ""])
+def test_degrees_are_numbers_or_auto(text: str) -> None:
+    assert _context("auto") is None and _context("4") == 4
+    with pytest.raises(UsageError, match="must be auto or a degree"):
+        _context(text)
+
+
+def test_degrees_that_do_not_divide_the_devices_and_whole_stages_planned() -> None:
+    wishes = (LayoutWanted(context=3), RecomputeWanted("steps"), MemoryWanted(steps=object()))  # type: ignore[arg-type]
+    context = context_of(Training(model=MODEL, global_batch=2), laptop_shape(4), graph=graph_of(MODEL, 2), wishes=wishes)
+    with pytest.raises(UsageError, match="context degree 3 does not divide 4 devices") as error:
+        list(degrees_of(context.problem))
+    assert "--context 2" in str(error.value.hint)
+    with pytest.raises(UsageError, match="not planned on a part of the positions"):
+        Memory().require(context)
+
+
+def test_evaluation_and_another_model() -> None:
+    case = plan_case("interleaved", (1, 1, 1), models=MODEL.partition(":")[0] + ":", context=(2, "ring"))
+    with pytest.raises(Unsupported, match="do not evaluate on a part of the positions"):
+        evaluation_layout(case.layout, forward_of(MODEL, 2))
+    renamed = tuple(msgspec.structs.replace(s, nodes=(*s.nodes, "nobody")) for s in case.layout.segments)
+    case.layout = msgspec.structs.replace(case.layout, segments=renamed)
+    with pytest.raises(PlanMismatch, match="runs 'nobody', which the model does not call"):
+        run_case(0, None, case)
