@@ -197,8 +197,8 @@ def test_scales_of_a_thousand_devices() -> None:
 def test_stars_inside_servers_use_several_switches_and_no_more_than_there_is() -> None:
     """Two planes of one tree each: what the first cannot carry takes the second; with less, no stars."""
     arcs = {(u, w): 2 for u in range(3) for w in (3, 4)} | {(w, v): 2 for v in range(3) for w in (3, 4)}
-    found = stars(3, arcs, {0: 1, 1: 1, 2: 1})
-    assert found is not None and sum(tree.units for tree in found) == 3 and all(tree.height == 1 for tree in found)
+    found = stars(3, arcs, {0: 2, 1: 1, 2: 1})
+    assert found is not None and sum(tree.units for tree in found) == 4 and all(tree.height == 1 for tree in found)
     load: dict[tuple[int, int], int] = {}
     for tree in found:
         for hop in (hop for path in tree.paths for hop in pairwise(path)):
