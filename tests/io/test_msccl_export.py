@@ -17,6 +17,7 @@ from meshwright.decide.collective import NAMES, OPERATIONS, CollectiveProblem, F
 from meshwright.drive.handover.msccl import export_msccl, original_msccl, plan_of_msccl
 from meshwright.drive.handover.verdicts import check_msccl
 from meshwright.errors import CheckFailed, FormatError, Infeasible, MeshwrightError, TimeLimit, Unsupported
+from meshwright.interop import to_msccl
 from meshwright.interop.from_msccl import import_msccl
 from meshwright.interop.msccl import ExecutorLimits, MscclAlgo
 from meshwright.interop.to_msccl import MscclOptions, lower_to_msccl
@@ -134,6 +135,12 @@ def refusal(program: Program, **options: Any) -> dict[str, Any]:
         export_msccl(program, MscclOptions(**options))
     assert str(caught.value.data["most"]) in caught.value.message and caught.value.hint
     return caught.value.data
+
+
+def test_files_of_too_many_steps_are_refused_before_they_are_written(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(to_msccl, "MAX_WRITTEN_STEPS", 10)
+    data = refusal(program_of(ForestColl(pieces=1), "all-gather"))
+    assert data["limit"] == "written" and data["needed"] > data["most"] == 10
 
 
 def test_refusals_name_the_limit() -> None:

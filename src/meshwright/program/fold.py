@@ -125,7 +125,7 @@ def expand(program: Program) -> Program:
 
 def _refuse_too_many_steps(p: Program, fold: Fold) -> None:
     stored = {
-        "steps": p.executed_steps // fold.members, "edges": len(p.steps.after_step), "buffers": len(p.buffers), "channels": len(p.channels),
+        "steps": len(p.steps), "edges": len(p.steps.after_step), "buffers": len(p.buffers), "channels": len(p.channels),
         "ranges of operators": (len(p.ops.reads.values) + len(p.ops.writes.values)) // 3,
     }  # fmt: skip
     what, count = max(stored.items(), key=lambda item: item[1])

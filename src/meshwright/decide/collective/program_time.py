@@ -14,7 +14,7 @@ from ...errors import Unsupported
 from ...fabric.fabric import Fabric
 from ...kernels.effort import count_work
 from ...program.fold import expand
-from ...program.program import Part, Program
+from ...program.program import MAX_EXECUTED_STEPS, Part, Program
 from ...simulate import compile_network, simulate_folded, simulate_program
 
 __all__ = ["MAX_SIMULATED_STEPS", "busiest_link_s", "simulated", "simulated_steps", "simulated_time_s"]
@@ -39,6 +39,8 @@ def simulated(program: Program, fabric: Fabric, ranks: Sequence[str], transport:
         try:
             return simulate_folded(program, fabric, tuple(ranks), cost).makespan_s, 0
         except Unsupported:
+            if program.executed_steps > MAX_EXECUTED_STEPS:
+                raise
             program = expand(program)
     timeline = simulate_program(program, fabric, tuple(ranks), cost, record=False, memory=False)
     instants: int = timeline.attributes["rate_instants"]

@@ -14,15 +14,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 from ....errors import TimeLimit, Unsupported
 from ....kernels.effort import Deadline
 from ....kernels.maxflow import FlowNetwork
 from ..rates import RateGraph
-from ..trees.pack import Path, Tree, merged, pack_capacities
+from ..trees.pack import Path, Tree, merged, pack_capacities, zipped
 from ..trees.symmetry import Boxes, Shift
 
-__all__ = ["BoxTree", "Growth", "Port", "Stock", "alike_forest", "pack_box", "ports_of", "require_time", "spread", "switches_to_network"]
+__all__ = ["BoxTree", "Growth", "Port", "Stock", "alike_forest", "pack_box", "ports_of", "require_time", "spread", "stars", "switches_to_network"]
 
 Arc = tuple[int, int]
 # Trees that are built one by one: of one server where servers are alike, else of all. Beyond it equal trees must be counted instead of
@@ -144,9 +145,9 @@ def switches_to_network(boxes: Boxes, x: int, capacities: Mapping[Arc, int]) -> 
 
 
 def pack_box(
-    boxes: Boxes, x: int, graph: RateGraph, capacities: Mapping[Arc, int], demand: Mapping[int, int], deadline: Deadline
+    boxes: Boxes, x: int, graph: RateGraph, capacities: Mapping[Arc, int], demand: Mapping[int, int], deadline: Deadline, *, low: bool = False
 ) -> tuple[Tree, ...]:
-    """Trees inside box x, nodes by position. Switches that lead to the network are left to the ports.
+    """Trees inside box x, nodes by position. Switches that lead to the network are left to the ports. `low`: of one hop, where those fit.
 
     Raises: Unsupported when the demand does not fit.
     """
@@ -157,6 +158,8 @@ def pack_box(
     n, wanted = boxes.ranks[x], {at[r]: d for r, d in demand.items() if d}
     if n == 1:
         return tuple(Tree(0, d, (-1,), (0,), ((),)) for d in wanted.values())
+    if low and (found := stars(n, inside, wanted)):
+        return found
     arcs = dict(inside)
     arcs.update({(len(members), r): d for r, d in wanted.items()})
     total = sum(wanted.values())
@@ -168,11 +171,42 @@ def pack_box(
     return pack_capacities(len(members), inside, n, wanted, [0] * len(members), names=[graph.names[v] for v in members], deadline=deadline)
 
 
+def stars(n: int, inside: Mapping[Arc, int], wanted: Mapping[int, int]) -> tuple[Tree, ...] | None:
+    """Every root sends to all others itself, directly or through one switch; None where the capacities are too few for that."""
+    left, found = dict(inside), []
+    leaves: dict[int, list[int]] = {}
+    for u, w in inside:
+        leaves.setdefault(u, []).append(w)
+    for root, amount in wanted.items():
+        ways: list[list[tuple[Path, int]]] = []
+        for v in (v for v in range(n) if v != root):
+            rest, row = amount, []
+            for path in [(root, v), *((root, w, v) for w in leaves.get(root, ()) if w >= n)]:
+                hops = list(pairwise(path))
+                used = min(rest, *(left.get(hop, 0) for hop in hops))
+                if used:
+                    row.append((path, used))
+                    rest -= used
+                    for hop in hops:
+                        left[hop] -= used
+            if rest:
+                return None
+            ways.append(row)
+        order = (root, *(v for v in range(n) if v != root))
+        for paths, units in zipped(ways):
+            own = dict(zip(order[1:], paths, strict=True))
+            found.append(Tree(root, units, tuple(-1 if v == root else root for v in range(n)), order, tuple(own.get(v, ()) for v in range(n))))
+    return tuple(found)
+
+
 # ---- boxes that are alike ----------------------------------------------------------------------------------------------
 def alike_forest(
-    graph: RateGraph, boxes: Boxes, weight: Sequence[int], k: int, capacities: Mapping[Arc, int], deadline: Deadline
+    graph: RateGraph, boxes: Boxes, weight: Sequence[int], k: int, capacities: Mapping[Arc, int], deadline: Deadline, *, low: bool = False
 ) -> tuple[tuple[Tree, ...], Shift]:
     """Trees of the first box's ranks; all others are images. The caller has checked that the boxes are alike.
+
+    `low`: servers are entered from the root's, and ranks inside from where their server was entered, which among many saves the latency of hops;
+    else servers pass on what they received, doubling those that have it.
 
     Raises: Unsupported when trees that enter every server once do not fit.
     """
@@ -190,13 +224,13 @@ def alike_forest(
         entering[into.rank] = entering.get(into.rank, 0) + amount
     demand = {r: own.get(r, 0) + entering.get(r, 0) for r in own}
     require_time(deadline)
-    stock = Stock(pack_box(boxes, 0, graph, capacities, demand, deadline), first)
+    stock = Stock(pack_box(boxes, 0, graph, capacities, demand, deadline, low=low), first)
     shift = Shift(boxes)
     trees = []
     roots = [r for r, units in own.items() for _ in range(units)]
     taken = _assign(quotas, roots, count - 1)
     for root, ways in zip(roots, taken, strict=True):
-        trees.append(_spun(shift, root, ways, stock))
+        trees.append(_spun(shift, root, ways, stock, low=low))
     return merged(trees), shift
 
 
@@ -247,13 +281,13 @@ def _assign(quotas: Mapping[tuple[Port, Port], int], roots: Sequence[int], each:
     return out
 
 
-def _spun(shift: Shift, root: int, ways: Sequence[tuple[Port, Port]], stock: Stock) -> Tree:
-    """One tree from the first box: box d hangs under box d without its highest bit."""
+def _spun(shift: Shift, root: int, ways: Sequence[tuple[Port, Port]], stock: Stock, *, low: bool) -> Tree:
+    """One tree from the first box: box d hangs under box d without its highest bit, or if `low` under the first."""
     grown = Growth(shift.boxes, root)
     grown.add(0, stock.take(root), 0)
     for d, (out, into) in enumerate(ways, start=1):
         # Doubling: in round i boxes 0 .. 2^i - 1 feed those 2^i further on, so the height over servers is the logarithm of their number.
-        p = d - (1 << d.bit_length() - 1)
+        p = 0 if low else d - (1 << d.bit_length() - 1)
         sender, entry = shift.image(out.rank, p), shift.image(into.rank, d)
         path = tuple(shift.image(v, p) for v in out.leave()) + tuple(shift.image(v, d) for v in into.enter()[1:])
         grown.join(sender, entry, path)

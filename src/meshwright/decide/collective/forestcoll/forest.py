@@ -287,7 +287,7 @@ def _structured(
         signatures = boxes.signature(graph, weight)
         if symmetric and len(set(signatures)) == 1:
             try:
-                trees, shift = alike_forest(graph, boxes, weight, k, capacities, deadline)
+                trees, shift = alike_forest(graph, boxes, weight, k, capacities, deadline, low=graph.ranks > MAX_FEW_RANKS)
             except Unsupported:  # entering every server once does not fit inside a server: entering several times may
                 if not MAX_FEW_RANKS < graph.ranks <= MAX_ROTATED_RANKS or k > MAX_FEW_TREES or set(weight) != {1}:
                     raise

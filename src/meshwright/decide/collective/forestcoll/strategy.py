@@ -67,6 +67,7 @@ DEVIATIONS = (
 )
 OPERATIONS = ("all-reduce", "all-gather", "reduce-scatter", "broadcast", "reduce", "scatter", "gather")
 MAX_EXPLICIT_STEPS = 20_000  # executed steps: larger programs use `repeat` and batches of trees, unless told otherwise
+MAX_FOLDED_STEPS = 1 << 21  # executed by the stored lanes of a folded program, which a simulator and a checker look at alone: seconds of a core
 MIN_TRIED_PIECES = 32  # plans of fewer pieces are not tried on the simulator: the shortest try has as many
 COARSER_FACTORS = (2, 8)  # units per channel that are tried beside the finest, as multiples of those
 MIN_PACE_PIECES = 4  # pieces that a paced rank's longest way may be ahead, at least
@@ -258,7 +259,7 @@ class ForestColl(CollectiveStrategy):
         """Ways worth a try: the finest channels that leave MIN_PIECES_LEFT, not paced, paced, with a lead; coarser ones, paced, with more pieces."""
         forests = ready.forests
         most = most_steps(len(problem.ranks), sum(map(bool, weights_of(problem))))
-        most = MAX_EXPLICIT_STEPS if self.unroll else min(most, MAX_EXECUTED_STEPS // ready.servers)
+        most = MAX_EXPLICIT_STEPS if self.unroll else MAX_FOLDED_STEPS if ready.servers > 1 else min(most, MAX_EXECUTED_STEPS)
         held: dict[str, Any] = {"most": self.max_pieces, "depth": self.depth}
         wanted = self.pieces or wanted_pieces(problem, forests, sum(weights_of(problem)) * ready.units, **held)
         first = self.quantum or ready.quantum(most // min(wanted, MIN_PIECES_LEFT))

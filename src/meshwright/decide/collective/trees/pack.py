@@ -14,7 +14,7 @@ from ....kernels.effort import NEVER, Deadline
 from ....kernels.treepack import TreeBatch, pack_trees
 from ....kernels.treepack_lower import exchange_parents
 
-__all__ = ["DEFECT", "Path", "Tree", "lowered", "merged", "pack_capacities"]
+__all__ = ["DEFECT", "Path", "Tree", "lowered", "merged", "pack_capacities", "zipped"]
 
 MAX_SQUARED_TREES_TIMES_RANKS = 1 << 28  # work of exchanging parents between all pairs of trees; larger forests stay as they are
 DEFECT = "this is a defect of the planner: please report it with the fabric file"
@@ -116,12 +116,12 @@ def _path_pools(capacities: dict[tuple[int, int], int], splits: Sequence[Split])
         if split.src == split.dst:
             continue
         pool = pools.setdefault((split.src, split.dst), _Pool())
-        for (before, after), amount in _zipped([first, second]):
+        for (before, after), amount in zipped([first, second]):
             pool.put(_without_loops(before + after[1:]), amount)
     return pools
 
 
-def _zipped(lists: Sequence[Sequence[tuple[Path, int]]]) -> list[tuple[list[Path], int]]:
+def zipped(lists: Sequence[Sequence[tuple[Path, int]]]) -> list[tuple[list[Path], int]]:
     """Cut several lists of (path, amount) with equal totals at the union of their borders."""
     queues = [deque(items) for items in lists]
     out = []
@@ -151,7 +151,7 @@ def _with_paths(batch: TreeBatch, pools: dict[tuple[int, int], _Pool]) -> list[T
     taken = [pools[parent[v], v].take(batch.count) for v in children]
     found = []
     # Equal trees whose edges take different paths: each run of units with the same paths becomes a tree of its own.
-    for paths, amount in _zipped(taken):
+    for paths, amount in zipped(taken):
         by_child = dict(zip(children, paths, strict=True))
         found.append(Tree(batch.root, amount, parent, order, tuple(by_child.get(v, ()) for v in range(len(parent)))))
     return found
