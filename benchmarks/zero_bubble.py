@@ -80,7 +80,8 @@ def compare(what: str, folder: Path, settings: list[Setting]) -> list[dict[str, 
     for setting, peer in zip(settings, theirs(what, folder, settings), strict=True):
         d, m, f, i, w, c = setting
         problem = PipelineProblem.of(
-            d, m, forward_s=float(chunks * f), input_grad_s=float(chunks * i), weight_grad_s=float(chunks * w), message_bytes=0, p2p_latency_s=float(c)
+            d, m, forward_s=float(chunks * f), input_grad_s=float(chunks * i), weight_grad_s=float(chunks * w), message_bytes=0,
+            p2p_latency_s=float(c),
         )  # fmt: skip
         orders = tuple(tuple(Action(*a) for a in order) for order in peer["orders"])
         place = vee(d) if chunks == 2 else looped(d, 1)
