@@ -4,8 +4,8 @@ Run: `python benchmarks/zero_bubble.py --scheduler FOLDER [--random N] [--quick]
 
 `FOLDER` holds the modules of `zerobubble/scheduler` of sail-sg/zero-bubble-pipeline-parallelism as a package `sched` (imports renamed); they run in a
 child process and are no dependency (`pulp` is imported there and not called). Profiles: those in that repository's tests, F = I = W and 2/3/2
-slots at several sizes, and random ones. Its two constructions: `zbv` (2 x devices stage activations) and the list construction for one stage per device
-(`devices`). Ours: without annealing (`tries=0`) and with the default. Processor time of either is that of one schedule, imports left out.
+slots at several sizes, and random ones. Its two constructions: `zbv` (2 x devices stage activations) and the list construction for one stage per
+device (`devices`). Ours: without annealing (`tries=0`) and with the default. Processor time of either is that of one schedule, imports left out.
 `bound` is the peer's makespan over our proven bound: what could be gained at all.
 """
 
@@ -66,7 +66,8 @@ json.dump(out, sys.stdout)
 
 
 def theirs(what: str, folder: Path, settings: list[Setting]) -> list[dict[str, Any]]:
-    done = subprocess.run([sys.executable, "-c", CHILD, what, str(folder)], input=json.dumps(settings), capture_output=True, text=True, check=False)
+    command = [sys.executable, "-c", CHILD, what, str(folder)]
+    done = subprocess.run(command, input=json.dumps(settings), capture_output=True, text=True, check=False)
     if done.returncode:
         raise SystemExit(done.stderr[-2000:])
     found: list[dict[str, Any]] = json.loads(done.stdout)
@@ -79,7 +80,8 @@ def compare(what: str, folder: Path, settings: list[Setting]) -> list[dict[str, 
     for setting, peer in zip(settings, theirs(what, folder, settings), strict=True):
         d, m, f, i, w, c = setting
         problem = PipelineProblem.of(
-            d, m, forward_s=float(chunks * f), input_grad_s=float(chunks * i), weight_grad_s=float(chunks * w), message_bytes=0, p2p_latency_s=float(c)
+            d, m, forward_s=float(chunks * f), input_grad_s=float(chunks * i), weight_grad_s=float(chunks * w), message_bytes=0,
+            p2p_latency_s=float(c),
         )  # fmt: skip
         orders = tuple(tuple(Action(*a) for a in order) for order in peer["orders"])
         place = vee(d) if chunks == 2 else looped(d, 1)
@@ -116,12 +118,14 @@ def summary(what: str, rows: list[dict[str, Any]], group: str) -> list[dict[str,
     cpu = sorted(r["built_cpu_s"] / max(r["peer_cpu_s"], 1e-3) for r in rows)
     out = []
     for name, values in ratios.items():
-        out.append({"what": f"{what}, {group}: slowest of {len(rows)}, {name}", "value": round(values[-1], 4), "unit": "of the peer's time", "limit": 1.0})
-        out.append({"what": f"{what}, {group}: median, {name}", "value": round(values[len(values) // 2], 4), "unit": "of the peer's time", "limit": 0.98})
-        out.append({"what": f"{what}, {group}: slower than the peer, {name}", "value": sum(v > 1 + 1e-9 for v in values), "unit": f"of {len(values)}"})
+        unit, title = "of the peer's time", f"{what}, {group}, {name}"
+        out.append({"what": f"{title}: slowest of {len(rows)}", "value": round(values[-1], 4), "unit": unit, "limit": 1.0})
+        out.append({"what": f"{title}: median", "value": round(values[len(values) // 2], 4), "unit": unit, "limit": 0.98})
+        out.append({"what": f"{title}: slower than the peer", "value": sum(v > 1 + 1e-9 for v in values), "unit": f"of {len(values)}"})
     room = sorted(r["bound"] for r in rows)
     out.append({"what": f"{what}, {group}: the peer's time over the bound, median", "value": round(room[len(room) // 2], 4), "unit": "x"})
-    out.append({"what": f"{what}, {group}: processor time, built, median", "value": round(cpu[len(cpu) // 2], 2), "unit": "of the peer's", "limit": 3.0})
+    title = f"{what}, {group}, built: processor time, median"
+    out.append({"what": title, "value": round(cpu[len(cpu) // 2], 2), "unit": "of the peer's", "limit": 3.0})
     return out
 
 

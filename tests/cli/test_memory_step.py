@@ -244,7 +244,7 @@ def test_a_model_that_fails_by_itself_is_the_models_error(folder: Path, capsys: 
 
 def test_budgets_and_names() -> None:
     assert [budget_bytes(t, 1000) for t in ("25%", "0.5", "1", "2kB", "15000000")] == [250, 500, 1000, 2000, 15_000_000]
-    for text in ("120%", "-3%", "4", "much"):
+    for text in ("120%", "-3%", "4.5", "much"):
         with pytest.raises(UsageError):
             budget_bytes(text, 1000)
 

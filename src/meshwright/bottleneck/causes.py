@@ -291,9 +291,9 @@ class _Books:
         gains = self.by_module(between, self.free)
         sums: dict[str, list[int]] = defaultdict(lambda: [0, 0])
         for (module, stage), total in self.by_module(between).items():
-            where = sums[f"module {module}" if module else f"stage {STAGES[stage]}"]
-            where[0] += total
-            where[1] += gains.get((module, stage), 0)
+            both = sums[f"module {module}" if module else f"stage {STAGES[stage]}"]
+            both[0] += total
+            both[1] += gains.get((module, stage), 0)
         for where, (total, gain) in sums.items():
             advice = _OWN_PYTHON if where.startswith("module") else _LOOP_PYTHON
             found.append(self.cause("host overhead", where, total, gain, advice))

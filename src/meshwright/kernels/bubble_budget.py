@@ -2,7 +2,7 @@
 
 A device that has to wait for its next forward or backward fills the gap with a weight gradient if one fits; a smaller gap it leaves, unless that
 would spend more idle time than the makespan aimed at allows, its late start included. Weight gradients also make room for a forward that is ready.
-Forwards and backwards take turns, or backwards come first. Decisions are made in the order of time, so a device knows what was begun elsewhere.
+Forwards and backwards take turns, or backwards come first. Decisions are made in the order of time, or of turns.
 Memory: as in `pipeline_search`, a forward is begun only while one micro-batch on every later stage of its device still fits.
 Cost: O(actions · stages per device) for one target; deterministic.
 """
@@ -20,7 +20,7 @@ __all__ = ["Line", "build", "fastest_build"]
 F64 = NDArray[np.float64]
 I64 = NDArray[np.int64]
 # What is tried, see `_build`: those that were best of all 64 for some profile and shape (benchmarks/zero_bubble.py).
-STYLES = (42, 38, 9, 2, 18, 23, 3)
+STYLES = (42, 106, 234, 9, 38, 2, 18, 23)
 SLACKS = (0, 1 << 30)  # micro-batches that a stage may run ahead of where they come back to its device, beyond the stages between
 STEPS = 12  # targets between the least makespan and the greedy one
 
@@ -45,16 +45,19 @@ def _build(device, seconds, up, down, size, cap, many, target, style, slack, ord
     Bits of style: 1 forwards and backwards in turn (else backwards first); 2 later stages' forwards first; 4 earlier stages' backwards first;
     8 rather wait for a backward that comes before a forward could be done; 16 weight gradients at once where a forward lacks room;
     32 turns are kept strictly once backwards have begun, and work known to come is waited for in its turn; then 1 and 8 say that forwards, and
-    backwards, go to the device's stages in turn.
+    backwards, go to the device's stages in turn; 64 devices decide in rounds, the one with the fewest turns first, so that each knows what the
+    others begin in a round; 128 a turn passes where no forward is known to come.
     `slack`: see SLACKS.
     """
     stages, devices = len(device), len(cap)
     turns, late_f, early_i, patient, rooms, strict = style & 1, style & 2, style & 4, style & 8, style & 16, style & 32
+    rounds, passes = style & 64, style & 128
     ready = np.full((2, stages, many), np.inf)
     ready[0, 0, :] = 0.0
     done = np.zeros((3, stages), np.int64)
     free, now, idle = np.zeros(devices), np.zeros(devices), np.zeros(devices)
     loose, begun = np.zeros(devices, np.bool_), np.zeros((2, devices), np.int64)
+    taken = np.zeros(devices, np.int64)
     previous = np.full((2, devices), -1, np.int64)
     wrapped = np.zeros(devices, np.bool_)  # whether the last forward was of the device's last stage
     quota, skipped = np.zeros(devices, np.int64), np.zeros(devices, np.int64)
@@ -86,8 +89,10 @@ def _build(device, seconds, up, down, size, cap, many, target, style, slack, ord
     while remaining:
         d, t = -1, np.inf
         for e in range(devices):
-            if left[e] and now[e] < t:
-                d, t = e, now[e]
+            if left[e] and now[e] < np.inf:
+                turn_of = float(taken[e]) if rounds else now[e]
+                if turn_of < t or (turn_of == t and now[e] < now[d]):
+                    d, t = e, turn_of
         if d < 0:
             # everybody waits for its turn: the first that could do something else may
             for e in range(devices):
@@ -97,6 +102,7 @@ def _build(device, seconds, up, down, size, cap, many, target, style, slack, ord
             if d < 0:
                 return np.inf
             continue
+        t = free[d] if rounds else t
         best_kind, best_stage, best_begin, best_rank = -1, -1, np.inf, np.inf
         blocked, soon_i = False, np.inf
         in_turn = strict and begun[1, d] and not loose[d]
@@ -104,7 +110,7 @@ def _build(device, seconds, up, down, size, cap, many, target, style, slack, ord
         over = 0
         for i in range(hosts[d]):
             over += done[0, mine[d, i]] == many
-        turn = 1 if last[d] == 1 and skipped[d] < over and wrapped[d] else 1 - last[d]
+        turn = 1 if last[d] == 1 and skipped[d] < over and wrapped[d] and not passes else 1 - last[d]
         for i in range(hosts[d]):
             s = mine[d, i]
             for kind in range(2):
@@ -143,6 +149,10 @@ def _build(device, seconds, up, down, size, cap, many, target, style, slack, ord
                     better = begin < best_begin or (begin == best_begin and rank < best_rank)
                 if better:
                     best_kind, best_stage, best_begin, best_rank = kind, s, begin, rank
+        if passes and in_turn and turn == 0 and best_kind < 0 and not blocked and begun[0, d] < quota[d]:
+            last[d] = 0  # no forward is known to come: its turn passes
+            taken[d] += 1
+            continue
         waiting = tail[d] > head[d]
         sooner = soon_i > best_begin and soon_i < best_begin + seconds[0, best_stage]
         if best_kind == 0 and patient and not strict and sooner and not (turns and last[d] == 1):
@@ -164,7 +174,7 @@ def _build(device, seconds, up, down, size, cap, many, target, style, slack, ord
         elif best_kind < 0:
             now[d] = np.inf  # until something is released to it
             continue
-        elif best_begin > t:
+        elif best_begin > t and not rounds:
             now[d] = best_begin
             # nothing else can come to be known before it, unless somebody acts earlier: then it decides again
             continue
@@ -185,6 +195,7 @@ def _build(device, seconds, up, down, size, cap, many, target, style, slack, ord
             continue
         skipped[d] = 0 if kind == 0 else skipped[d] + (last[d] == 1)
         previous[kind, d] = s
+        taken[d] += 1
         if kind == 0:
             wrapped[d] = level[s] == top[d]
         last[d] = kind

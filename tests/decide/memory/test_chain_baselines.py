@@ -5,6 +5,7 @@ from __future__ import annotations
 from functools import cache
 from itertools import product
 
+import msgspec
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -16,7 +17,7 @@ from meshwright.decide.memory.baselines import Chen, Revolve, Rotor, chain_of, f
 from meshwright.decide.memory.baselines.rotor import rotor_table
 from meshwright.decide.memory.lifetimes import lifetimes_of
 from meshwright.decide.memory.step import keep_everything
-from meshwright.errors import Infeasible
+from meshwright.errors import Infeasible, Unsupported
 
 RNG = np.random.default_rng(0)
 
@@ -30,6 +31,19 @@ def test_revolve_takes_the_closed_forms_number_of_steps_at_most():
         forward = sum(graph.nodes[a.node].phase == "forward" for a in plan.actions)
         assert forward <= fewest_steps(17, checkpoints) + 17 and (checkpoints > 1 or forward == fewest_steps(17, 1) + 17)
         assert plan.time_s == forward + 17
+
+
+@pytest.mark.parametrize("strategy", [Chen, Revolve, Rotor])
+def test_a_step_without_a_result_of_its_forward_pass_is_planned(strategy):
+    """A loss that nobody asks for: all of the forward pass runs for backward alone. No plan is above keeping everything."""
+    graph = chain([5, 7, 3, 4], [1.0, 2.0, 1.0, 1.0])
+    graph = msgspec.structs.replace(graph, results=tuple(r for r in graph.results if r >= graph.boundary))
+    for budget in (None, 1000):
+        plan = strategy().plan(graph, budget, rng=RNG)
+        assert not check_step_plan(graph, plan).findings and plan.peak_bytes <= keep_everything(graph).peak_bytes
+    nothing = msgspec.structs.replace(graph, results=())
+    with pytest.raises(Unsupported, match="nothing of the forward pass is wanted"):
+        strategy().plan(nothing, None, rng=RNG)
 
 
 @cache

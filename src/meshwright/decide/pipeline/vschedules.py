@@ -2,13 +2,13 @@
 
 Cite: see CITE (V-Half, V-Min), ZBV_CITE, DUALPIPE_CITE.
 Left open by the papers: unequal times, and what remains of a repeating pattern at the ends of a step. Our answers: the pattern's order of F and I
-    with W in its free slots, the same with W filled in by our clock, and list schedules under the pattern's activation peak; the fastest of them.
+    with W in its free slots, the same with W filled in by our clock, and orders built or listed under the pattern's activation peak; the fastest.
 Patterns, period 6 slots, device i of p, slots of F(first), F(second), I(second), I(first): V-Min i, 2p-1-i,
     2p+δ+i, 4p+δ-1-i with δ = 2 if 3 | p else 0;
-    V-Half 2i, 3p-2-i, 3p+δ+2i-1, 6p+δ-2-i with δ = 3 if p even else 0. ZBV has no pattern: list schedules under 1F1B's cap of 2p stage activations.
+    V-Half 2i, 3p-2-i, 3p+δ+2i-1, 6p+δ-2-i with δ = 3 if p even else 0. ZBV has no pattern: built under 1F1B's cap of 2p stage activations.
 DualPipe-V is the published order, eight phases per device; a forward and a backward that it overlaps stand one after the other.
 Invariant: V-Half and V-Min keep no more activations than their patterns on any device, ZBV at most 2p.
-Cost: O(rules · actions · log).
+Cost: O(styles · targets · actions), compiled; small steps O(rules · actions · log) besides.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from .improve import improved
 from .listing import Rule, list_orders
 from .orders import in_flight_peaks, times, vee
 from .problem import Action, PipelineProblem, PipelineStrategy, Schedule, Traits
-from .zerobubble import built, fastest_listing, split_base
+from .zerobubble import built, fastest_listing, listed, split_base
 
 __all__ = ["CITE", "DUALPIPE_CITE", "ZBV", "ZBV_CITE", "DualPipeV", "VHalf", "VMin", "v_cap"]
 
@@ -157,6 +157,7 @@ def _patterned(problem: PipelineProblem, name: str, tries: int) -> Schedule:
             found.append(make())
         except Infeasible:  # this way paints itself into a corner; the pattern itself always stands
             continue
+    found += listed(problem, pattern, rows) if tries else []
     # the pattern is the better start for annealing where list schedules happen to be as fast
     ways = sorted(found, key=lambda s: times(problem, s).makespan_s)
     if tries:

@@ -14,6 +14,7 @@ Cost: O(styles · targets · actions), compiled.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from typing import ClassVar
 
@@ -24,12 +25,13 @@ from ...errors import Infeasible, UsageError
 from .bound import schedule_bound
 from .improve import improved
 from .late_messages import sturdiest
-from .listing import require_room
-from .orders import action_s, border_delays, looped
+from .listing import RULES, list_orders, require_room
+from .orders import action_s, border_delays, looped, times
 from .problem import Action, Kind, PipelineProblem, PipelineStrategy, Schedule, Traits
 
-__all__ = ["CITE", "ZB1P", "ZB2P", "InterleavedZB", "built", "fastest_listing", "split_base"]
+__all__ = ["CITE", "ZB1P", "ZB2P", "InterleavedZB", "built", "fastest_listing", "listed", "split_base"]
 
+MAX_LISTED_ACTIONS = 600  # up to which list schedules are tried besides: 0.1 s
 KINDS: tuple[Kind, ...] = ("F", "I", "W")
 CITE = Cite(
     key="qi2024zerobubble", title="Zero Bubble Pipeline Parallelism", year=2024, venue="ICLR", authors="Penghui Qi, Xinyi Wan, et al.",
@@ -119,16 +121,27 @@ def fastest_listing(problem: PipelineProblem, base: Schedule, cap: Sequence[int]
 
     Raises: Infeasible when a cap is too small for one micro-batch.
     """
-    require_room(base, [[c] for c in cap])
+    rows = [[c] for c in cap]
+    require_room(base, rows)
     best = built(problem, base, cap)
     if not tries:
         return best
-    rows = [[c] for c in cap]
+    starts = [best, *sorted(listed(problem, base, rows), key=lambda s: times(problem, s).makespan_s)[:1]]
 
     def improve(asked: PipelineProblem, given: Schedule) -> Schedule:
         return improved(asked, given, rows, tries=tries, least_s=float(schedule_bound(asked, given)))
 
-    return sturdiest(problem, improve(problem, best), improve)
+    return sturdiest(problem, min((improve(problem, s) for s in starts), key=lambda s: times(problem, s).makespan_s), improve)
+
+
+def listed(problem: PipelineProblem, base: Schedule, rows: Sequence[Sequence[int]]) -> list[Schedule]:
+    """List schedules by every rule, of small steps: there they are sometimes the better start for annealing. Rules that get stuck give none."""
+    found: list[Schedule] = []
+    if sum(map(len, base.orders)) <= MAX_LISTED_ACTIONS:
+        for rule in RULES:
+            with suppress(Infeasible):
+                found.append(list_orders(problem, base, rule, rows))
+    return found
 
 
 def built(problem: PipelineProblem, base: Schedule, cap: Sequence[int]) -> Schedule:
