@@ -142,7 +142,7 @@ def run(args: argparse.Namespace) -> Result:
         plan = _gated(plan)
     write_plan(args.out, plan)
     notes = plan.layout.notes if plan.layout is not None else ()
-    for note in (*plan.job.get("captured", ()), *notes):
+    for note in (*plan.job.get("captured", ()), *plan.job.get("undecided", ()), *notes):
         sys.stderr.write(f"warning: {note}\n")
     document = {**plan_document(plan, path=str(args.out)), "kept_whole": list(notes)}
     return with_pictures(Result(document, plan_text(plan, written=str(args.out)), cut=cut_of(plan.decisions)), args, plan)

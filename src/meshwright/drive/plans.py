@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
@@ -17,6 +17,9 @@ from ..plan.plan import Alternative, CycleEntry, Plan, Prediction, TrainingLayou
 from ..program.hash import program_hash
 from ..program.program import Program
 from ..timeline import Timeline
+
+if TYPE_CHECKING:
+    from ..check.verdict import Verdict
 
 __all__ = [
     "check_plan", "cost_of", "fabric_of", "make_plan", "read_fabric", "read_plan", "simulate_plan", "works_of", "write_plan",
@@ -91,11 +94,13 @@ def simulate_plan(
     )
 
 
-def check_plan(plan: Plan) -> None:
-    """Raises CheckFailed with a witness unless every checker accepts the plan."""
+def check_plan(plan: Plan) -> Verdict:
+    """The verdict, `ok` or, where a checker could not decide, `unknown`. Raises CheckFailed with a witness where one finds the plan wrong."""
     from ..check import check_plan as verdict_on
 
-    verdict_on(plan, fabric_of(plan)).raise_if_wrong()
+    verdict = verdict_on(plan, fabric_of(plan))
+    verdict.raise_if_wrong()
+    return verdict
 
 
 def fabric_of(plan: Plan) -> Fabric:

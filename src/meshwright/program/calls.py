@@ -26,7 +26,7 @@ from ..errors import FormatError, Unsupported
 from .program import I32, MAX_EXECUTED_STEPS, Buffers, Calls, Channels, Csr, Kind, Lanes, Ops, Part, Program, Steps
 from .unroll import COLUMNS, RankBody, slices, unroll
 
-__all__ = ["PHASES", "Callee", "InlinedProgram", "inline", "phases", "refuse_too_many_steps"]
+__all__ = ["PHASES", "Callee", "InlinedProgram", "called_sizes", "inline", "phases", "refuse_too_many_steps"]
 
 PHASES = ("", "forward", "backward", "tensor-parallel", "pipeline", "gradient", "optimizer", "other", "context")
 
@@ -83,14 +83,30 @@ def inline(program: Program, programs: Mapping[str, Program]) -> InlinedProgram:
 
 
 def refuse_too_many_steps(program: Program, programs: Mapping[str, Program], *, where: str = "") -> None:
-    """Count what `inline` would write out, without writing it: steps, and `after` edges of callees, every call and repeat counted.
+    """Raises: FormatError where `inline` would write out more than `MAX_EXECUTED_STEPS` (`called_sizes`), naming the call (`where`: what to write
+    before the field) whose callee brings most."""
+    sites, first, number, brought, total = _brought(program, programs)
+    if total > MAX_EXECUTED_STEPS:
+        most, s = int(np.argmax(brought)), program.steps
+        at = int(np.flatnonzero(s.kind == Kind.CALL)[first[most]])
+        raise FormatError(
+            f"calls stand for {total:.0f} steps and edges, the limit is {MAX_EXECUTED_STEPS}; {int(number[most])} calls of program "
+            f"{program.calls.names[sites[1, most]][:16]!r} for {brought[most]:.0f} of them",
+            where=f"{where or 'program.'}calls.callee[{int(s.op[at])}]", hint="cut messages into fewer slices, or fold symmetric ranks",
+        )  # fmt: skip
 
-    Raises: FormatError beyond `MAX_EXECUTED_STEPS`, naming the call (`where`: what to write before the field) whose callee brings most.
-    """
+
+def called_sizes(program: Program, programs: Mapping[str, Program]) -> tuple[float, dict[str, float]]:
+    """Steps, and `after` edges of callees, that `inline` would write out, every call and repeat counted: all, and of each callee by its hash."""
+    sites, _, _, brought, total = _brought(program, programs)
+    of = np.bincount(sites[1], weights=brought, minlength=len(program.calls.names))
+    return total, dict(zip(program.calls.names, of.tolist(), strict=True))
+
+
+def _brought(program: Program, programs: Mapping[str, Program]) -> tuple[NDArray[np.int64], Any, Any, NDArray[np.float64], float]:
+    """By site (columns: communicator, callee, actor): its first call, its calls, what they stand for; and all that the program stands for."""
     s, calls = program.steps, program.calls
     at = np.flatnonzero(s.kind == Kind.CALL)
-    if not len(at):
-        return
     actor = program.lanes.actor[program.lane_of_step()[at]].astype(np.int64)
     comm, callee = calls.comm[s.op[at]].astype(np.int64), calls.callee[s.op[at]].astype(np.int64)
     sites, first, number = np.unique(np.stack([comm, callee, actor]), axis=1, return_index=True, return_counts=True)
@@ -104,14 +120,7 @@ def refuse_too_many_steps(program: Program, programs: Mapping[str, Program], *, 
             member = group.index(who)
             brought[i] = number[i] * sizes[called][member] if member < len(sizes[called]) else 0.0
     own = program.executed_steps // (program.fold.members if program.fold is not None else 1)  # of a folded program, those of its representatives
-    total = own + len(at) + float(brought.sum())
-    if total > MAX_EXECUTED_STEPS:
-        most = int(np.argmax(brought))
-        raise FormatError(
-            f"calls stand for {total:.0f} steps and edges, the limit is {MAX_EXECUTED_STEPS}; {int(number[most])} calls of program "
-            f"{calls.names[sites[1, most]][:16]!r} for {brought[most]:.0f} of them",
-            where=f"{where or 'program.'}calls.callee[{int(s.op[at[first[most]]])}]", hint="cut messages into fewer slices, or fold symmetric ranks",
-        )  # fmt: skip
+    return sites, first, number, brought, own + len(at) + float(brought.sum())
 
 
 def _unrolled_sizes(q: Program) -> NDArray[np.float64]:

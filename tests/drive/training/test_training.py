@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import json
+import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,13 +14,15 @@ import pytest
 from captured import captured
 from meshwright.capture.graph import capture
 from meshwright.check import check_plan
+from meshwright.check.verdict import Finding, Verdict
 from meshwright.cli import main
 from meshwright.decide.collective import NAMES
 from meshwright.drive import plans as drive
 from meshwright.drive.citations import citations
-from meshwright.drive.training import context, evaluate
+from meshwright.drive.training import context, evaluate, layout, training
 from meshwright.drive.training.collective_choice import CollectivesWanted
-from meshwright.drive.training.collectives import SCOUTS
+from meshwright.drive.training.collectives import SCOUTS, CollectivePlanner
+from meshwright.drive.training.recompute import RecomputeWanted
 from meshwright.drive.training.sharding import ShardingWanted
 from meshwright.drive.training.training import plan_training
 from meshwright.drive.training.wishes import LayoutWanted
@@ -30,6 +33,7 @@ from meshwright.io.fabric.name import load_fabric
 from meshwright.io.plan.plan import plan_bytes, program_hash
 from meshwright.job import Training
 from meshwright.plan.plan import Plan
+from meshwright.program.calls import called_sizes, inline
 from meshwright.report.plan_text import explain_text, plan_document, plan_text
 from meshwright.run.gate.gate import gate
 
@@ -267,3 +271,40 @@ def test_scouts_find_the_layout_that_all_ranks_and_micro_batches_find(monkeypatc
     assert folded and scouted.layout == whole.layout and program_hash(scouted.main) == program_hash(whole.main)
     assert scouted.prediction == whole.prediction and scouted.main.fold is None
     assert check_plan(scouted, islands()).status == "ok"
+
+
+def test_collectives_of_large_steps_have_few_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is written out is bounded: first the purpose that brings most gets rings in rank order, then the layout is refused by its size."""
+    many = plan("gpt.py:tiny", (2, 2, 1), fabric=drive.read_fabric("dgx-h100:1", "0-3"))
+    inlined = inline(many.main, many.programs).program
+    assert len(inlined.steps) <= called_sizes(many.main, many.programs)[0] <= len(inlined.steps) + len(inlined.steps.after_step)
+    plain, asked = CollectivePlanner.for_placement, list[set[str]]()
+    monkeypatch.setattr(CollectivePlanner, "for_placement", lambda self, at, short=(): asked.append(set(short)) or plain(self, at, short))
+    monkeypatch.setattr(evaluate, "MAX_WRITTEN_OUT", 1)
+    with pytest.raises(Infeasible, match=r"not simulated: its collectives stand for [\d,]+ steps and edges, at most 1"):
+        plan("gpt.py:tiny", (2, 2, 1), fabric=drive.read_fabric("dgx-h100:1", "0-3"))
+    assert asked[:3] == [set(), {"tensor"}, {"tensor", "gradient"}]  # a micro-batch has many of the one, a step few of the other
+
+
+def test_smaller_micro_batches_of_large_models_are_tried_where_larger_ones_do_not_fit(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(context, "MAX_SMALL_OPERATORS", 0)
+    monkeypatch.setattr(layout, "MAX_SIZES_PER_DEGREES", 1)
+    wishes = RecomputeWanted("none"), ShardingWanted(level=0, overlap=False)
+    fits = plan("gpt.py:tiny", (4, 1, 1), *wishes, microbatch=1)
+    need = max(fits.prediction.memory_worst_bytes) * 11 // 10  # other collectives than the plan's may need a little more
+    small = replace(islands(), devices=tuple(replace(d, memory_bytes=need) for d in islands().devices))
+    degrees = LayoutWanted(data=4, tensor=1, pipeline=1)
+    made = plan_training(job_of("gpt.py:tiny"), small, graph=graph_of("gpt.py:tiny"), wishes=(degrees, *wishes), without={"memory"})
+    assert made.layout.microbatch_size == 1
+
+
+def test_a_plan_that_cannot_be_proved_gives_way_to_the_next(monkeypatch: pytest.MonkeyPatch) -> None:
+    best, check = plan("gpt.py:tiny", (2, 2, 1)), training.check_plan
+    unknown = Verdict(findings=(Finding(check="memory", message="too many joins", status="unknown"),))
+    monkeypatch.setattr(training, "check_plan", lambda p: unknown if p.layout == best.layout else check(p))
+    other = plan("gpt.py:tiny", (2, 2, 1))
+    assert other.layout != best.layout and check(other).ok and other.prediction.time_s >= best.prediction.time_s
+    assert re.fullmatch(r"data 2 x tensor 2 .*: its program is too large to be proved \(too many joins\); larger .*", other.job["undecided"][0])
+    monkeypatch.setattr(training, "check_plan", lambda _: unknown)
+    kept = plan("gpt.py:tiny", (2, 2, 1))
+    assert kept.layout == best.layout and len(kept.job["undecided"]) == training.MAX_LAYOUTS_PROVED

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from ...cost import Transport
-from ...decide.collective import STRATEGIES, CollectivePlan, CollectiveProblem, CollectiveStrategy, auto, strategy
+from ...decide.collective import STRATEGIES, CollectivePlan, CollectiveProblem, CollectiveStrategy, Ring, auto, strategy
 from ...errors import TimeLimit, Unsupported
 from ...fabric.fabric import Fabric
 from ...kernels.effort import look
@@ -15,7 +15,7 @@ from ...program.calls import Callee
 from ...program.program import Program
 from ..collective.callee import bindable
 
-__all__ = ["MAX_PLANNING_WORK_S", "PURPOSES", "SCOUTS", "CollectivePlanner", "Planned"]
+__all__ = ["MAX_PLANNING_WORK_S", "PURPOSES", "SCOUTS", "CollectivePlanner", "Planned", "rank_order_ring"]
 
 PURPOSES = ("gradient", "weights", "tensor", "tied", "norm")
 
@@ -58,9 +58,12 @@ class CollectivePlanner:
         """The same planner (caches are shared) with another strategy for one purpose, to be tried in place."""
         return replace(self, chosen={**self.chosen, purpose: strategy}, each_s=MAX_PLANNING_WORK_S)
 
-    def for_placement(self, placement: tuple[str, ...]) -> Any:
+    def for_placement(self, placement: tuple[str, ...], short: Collection[str] = ()) -> Any:
+        """`short`: purposes whose calls are the ring in rank order, which has fewest steps."""
+
         def plan(purpose: str, ranks: tuple[int, ...], size_bytes: int, op: str = "all-reduce") -> Callee:
-            return self.collective(purpose, tuple(placement[r] for r in ranks), size_bytes, op)
+            only = rank_order_ring(len(ranks)) if purpose in short and self.strategy == "auto" else None
+            return self.collective(purpose, tuple(placement[r] for r in ranks), size_bytes, op, only=only)
 
         return plan
 
@@ -127,6 +130,10 @@ class CollectivePlanner:
             several = any(len(p["tried"]) > 1 for p in entry["programs"])
             entry["why"] = "shortest simulated step of the strategies tried in place" if several else "the only strategy tried"
         return found
+
+
+def rank_order_ring(ranks: int) -> CollectiveStrategy:
+    return Ring(rings=1, slices=1, order=tuple(range(ranks)))
 
 
 def called_variants(kinds: Iterable[type[CollectiveStrategy]], problem: CollectiveProblem) -> list[CollectiveStrategy]:

@@ -23,7 +23,7 @@ from ...lower.training import lower_training, training_works
 from ...plan.context import exchange_of
 from ...plan.on_schedule import split_prices
 from ...plan.plan import TrainingLayout
-from ...program.calls import inline
+from ...program.calls import called_sizes, inline
 from ...program.program import Program
 from .collectives import CollectivePlanner
 from .evaluated import KEEP_ALL, Evaluated, Policy
@@ -35,6 +35,8 @@ __all__ = ["Evaluator"]
 
 # Counted work of judging the smallest candidate: its seconds on a quiet core.
 EVALUATION_WORK_S = 0.02
+# Steps and edges of a program that are written out to judge it; beyond them its collectives have as few as there are, or it is not judged.
+MAX_WRITTEN_OUT = 2 * MAX_PROGRAM_STEPS
 # Counted work per executed step of its program, which is lowered and simulated and its memory bounded.
 STEP_WORK_S = 2e-5
 
@@ -91,10 +93,12 @@ class Evaluator:
         works = training_works(graph, candidate.layout)
         cost = self._cost(graph, candidate.layout, placement, codecs)
         try:
-            rings = self.planner.for_placement(placement)
-            program, callees = lower_training(graph, candidate.layout, one_f_one_b_order, rings, orders=candidate.orders)
+            program, callees, size = self._lowered(candidate, graph, placement)
         except Unsupported as error:
             return Evaluated(candidate=candidate, why=error.message)
+        if size > MAX_WRITTEN_OUT:
+            why = f"not simulated: its collectives stand for {size:,.0f} steps and edges, at most {MAX_WRITTEN_OUT:,}"
+            return Evaluated(candidate=candidate, why=why)
         look()
         flat = inline(program, callees).program
         count_work(EVALUATION_WORK_S + STEP_WORK_S * flat.executed_steps)
@@ -106,6 +110,23 @@ class Evaluator:
             candidate=candidate, placement=placement, placement_name=name, program=program, callees=callees, works=works, timeline=timeline,
             policy=policy, fabric=self.fabric, cost=cost, codec_prices=codecs, **over,
         )  # fmt: skip
+
+    def _lowered(self, candidate: LayoutCandidate, graph: OpGraph, placement: tuple[str, ...]) -> tuple[Program, dict[str, Program], float]:
+        """The program, what it calls, and steps and edges of all that is written out. Where those are too many, the purpose that brings most gets
+        collectives with few steps, and so on. Raises: Unsupported."""
+        assert candidate.layout is not None
+        short: set[str] = set()
+        while True:
+            rings = self.planner.for_placement(placement, short)
+            program, callees = lower_training(graph, candidate.layout, one_f_one_b_order, rings, orders=candidate.orders)
+            size, of = called_sizes(program, callees)
+            left: dict[str, float] = {}
+            for name, brought in of.items():
+                if (purpose := self.planner.by_hash[name][0]) not in short:
+                    left[purpose] = left.get(purpose, 0.0) + brought
+            if size <= MAX_WRITTEN_OUT or not left or self.planner.strategy != "auto":
+                return program, callees, size
+            short.add(max(sorted(left), key=left.__getitem__))
 
     def again(self, found: Evaluated, layout: TrainingLayout | None = None, policy: Policy | None = None) -> Evaluated:
         """What was judged, in its place, with another layout (and what that recomputes), or as this evaluator's planner would have it."""

@@ -15,7 +15,6 @@ import msgspec
 import numpy as np
 
 from ...cost import Cost
-from ...decide.collective import Ring
 from ...decide.pipeline import one_f_one_b_order
 from ...fabric.fabric import Fabric
 from ...graph.graph import OpGraph, Work
@@ -28,7 +27,7 @@ from ...program.flat import flatten, represented_by
 from ...program.program import Program
 from ...timeline import Timeline
 from ...trace.phases import phase_seconds
-from .collectives import CollectivePlanner
+from .collectives import CollectivePlanner, rank_order_ring
 
 __all__ = [
     "MAX_FOLDED_STEPS", "FoldedStep", "SCOUTED_MICROBATCHES", "RankOrderRings", "Steady", "folded_step", "steady_of",
@@ -61,8 +60,8 @@ class RankOrderRings:
     def __call__(self, purpose: str, ranks: tuple[int, ...], size_bytes: int, op: str = "all-reduce") -> Callee:
         key = op, len(ranks), size_bytes
         if key not in self.known:
-            ring = Ring(rings=1, slices=1, order=tuple(range(len(ranks))))
-            self.known[key] = self.planner.collective(purpose, tuple(self.placement[r] for r in ranks), size_bytes, op, only=ring)
+            devices = tuple(self.placement[r] for r in ranks)
+            self.known[key] = self.planner.collective(purpose, devices, size_bytes, op, only=rank_order_ring(len(ranks)))
         return self.known[key]
 
 

@@ -73,19 +73,26 @@ class _Search:
         self.context, self.judged = context, list[Evaluated]()
         self.refusal = Refusal(context)
         self.seen: Counter[Degrees] = Counter()
+        self.smaller: list[LayoutCandidate] = []  # large ones of further micro-batch sizes, for when none of the first sizes fits
         self.simulated, self.fastest_s = 0, float("inf")
 
     def run(self) -> Looks:
         """Judges all that is worth it."""
         candidates = self.context.grid(self.refusal).plan(self.context.problem)
         unfit = [self.unfit(c) for c in candidates]
-        looks = Looks(sum(not why for why, _ in unfit), self.context.budget.work_s)
+        looks = Looks(sum(not why for why, _ in unfit) + len(self.smaller), self.context.budget.work_s)
         for c, (why, excess_bytes) in zip(candidates, unfit, strict=True):
             why, before = why or self.hopeless(c, looks), len(self.judged)
             if not why and not looks.at(partial(self.judge, c)) and len(self.judged) == before:
                 why = "not simulated: the time limit"
             if why:
                 self.judged.append(Evaluated(candidate=c, why=why, excess_bytes=excess_bytes))
+        for c in self.smaller if self.fastest_s == float("inf") else ():
+            if not self.hopeless(c, looks):
+                known = self.judged
+                self.judged = [e for e in known if e.candidate is not c]
+                if not looks.at(partial(self.judge, c)):
+                    self.judged = known
         return looks
 
     def unfit(self, c: LayoutCandidate) -> tuple[str, int]:
@@ -101,7 +108,10 @@ class _Search:
             return why, c.memory_floor_bytes - limit
         degrees = replace(c.degrees, microbatch_size=1)
         self.seen[degrees] += 1
-        return (_behind(c), 0) if self.seen[degrees] > MAX_SIZES_PER_DEGREES else ("", 0)
+        if self.seen[degrees] <= MAX_SIZES_PER_DEGREES:
+            return "", 0
+        self.smaller += [c] if self.context.is_large(c) else []
+        return _behind(c), 0
 
     def hopeless(self, c: LayoutCandidate, looks: Looks) -> str:
         """Why a candidate is not simulated after what was, or nothing."""

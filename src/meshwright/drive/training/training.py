@@ -12,12 +12,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable
 from dataclasses import replace
+from itertools import islice
 from typing import Any
 
 import msgspec
 
 from ...bound import Bound, Certificate
 from ...cost import Cost
+from ...errors import TimeLimit
 from ...fabric.fabric import Fabric
 from ...graph.graph import OpGraph
 from ...job import Training
@@ -25,12 +27,17 @@ from ...plan.plan import Alternative, Plan, Prediction
 from ...timeline import Timeline
 from ..plans import check_plan, make_plan
 from .context import Context, Found, Made, SearchBudget
-from .decisions import context_of, decide
+from .decisions import context_of, decide, refine
 from .evaluated import Evaluated
+from .sharding import ShardingWanted, as_wanted
 from .step_end import require_recipe
 from .wishes import LayoutWanted, Wishes
 
 __all__ = ["plan_of", "plan_training", "roofline_bound"]
+
+# Layouts that are tried, fastest first, until the checker decides on one.
+MAX_LAYOUTS_PROVED = 3
+SMALLER = "larger micro-batches (--microbatch), or other degrees (--dp, --tp, --pp), make a smaller one"
 
 
 def plan_training(
@@ -66,9 +73,35 @@ def plan_training(
             only = replace(only, data=best.layout.data, tensor=best.layout.tensor, pipeline=best.layout.pipeline)
         context = context_of(job, fabric, cost, graph=other, wishes=asked.but(only).given, budget=budget, without=without, watch=watch)
         found = decide(context)
-    plan = plan_of(found, context)
-    check_plan(plan)
-    return plan
+    return _proved(found, context)
+
+
+def _proved(found: Found, context: Context) -> Plan:
+    """The plan of the winner, or of the next fastest layouts where the checker cannot decide in its budget, which the plan then says
+    (`job.undecided`). Raises: CheckFailed."""
+    winner, wanted = found.winner, context.wish(ShardingWanted)
+    alike = (e for e in found.judged if e.fits and as_wanted(e, wanted) and e.candidate.schedule == winner.candidate.schedule)
+    rivals = sorted((e for e in alike if e.identity != winner.identity), key=lambda e: e.time_s)
+    others, undecided, first = iter(rivals), list[str](), plan_of(found, context)
+    plan, best = first, found.best
+    while best is not None and not (verdict := check_plan(plan)).ok:
+        why = f"its program is too large to be proved ({verdict.findings[0].message}); {SMALLER}"
+        undecided.append(f"{best.candidate.what}: {why}")
+        best = _next_best(islice(others, MAX_LAYOUTS_PROVED - len(undecided)), context)
+        plan = first if best is None else plan_of(refine(context, replace(found, best=best)), context)
+    return replace(plan, job={**plan.job, "undecided": undecided}) if undecided else plan
+
+
+def _next_best(others: Iterable[Evaluated], context: Context) -> Evaluated | None:
+    """The first that fits when it is written out."""
+    for e in others:
+        try:
+            best = context.evaluator.whole(context.evaluator.again(e))
+        except TimeLimit:
+            continue
+        if best.fits:
+            return best
+    return None
 
 
 def _graph_of_its_size(job: Training, graph: OpGraph, found: Found) -> OpGraph | None:
