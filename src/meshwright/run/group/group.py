@@ -232,10 +232,11 @@ class MeshwrightGroup(dist.ProcessGroup):  # type: ignore[misc]
         self.engine.raise_if_failed()
         return self._for(tensors).recv_anysource(tensors, tag)
 
-    def monitored_barrier(self, opts: Any = None, wait_all_ranks: bool = False) -> Any:
-        return self.builtin.monitored_barrier(opts or dist.BarrierOptions(), wait_all_ranks)
+    def monitored_barrier(self, timeout: timedelta | None = None, wait_all_ranks: bool = False) -> None:
+        """Those that do not come are named at all others, and the group is over. Raises: RunTimeout; what ended the group."""
+        self.engine.monitored_barrier(timeout.total_seconds() if timeout is not None else None)
 
-    def _start_coalescing(self, device: torch.device) -> None:
+    def _start_coalescing(self, _: torch.device) -> None:
         """Operations inside `_coalescing_manager` are asked for one by one; each is a work of its own."""
 
     def _end_coalescing(self, device: torch.device) -> Any:
