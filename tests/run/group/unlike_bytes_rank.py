@@ -105,6 +105,17 @@ def like_bytes(r: int, n: int) -> None:
         assert work.get_future().wait()[0].eq(n).all()
 
 
+def own_splits(r: int, n: int) -> None:
+    """Splits are a rank's own: equal ones at rank 0 alone are no divergence."""
+    group = dist.new_group(timeout=DEADLINE)
+    for _ in range(3):
+        sends = [[1 if a == 0 or b == 0 else a + b for b in range(n)] for a in range(n)]
+        given, taken = sends[r], [row[r] for row in sends]
+        y = torch.empty(sum(taken))
+        dist.all_to_all_single(y, torch.full((sum(given),), float(r)), taken, given, group=group)
+        assert torch.equal(y, torch.cat([torch.full((k,), float(a)) for a, k in enumerate(taken)]))
+
+
 def monitored_barriers(r: int, n: int) -> None:
     group = dist.new_group(timeout=DEADLINE)
     for _ in range(3):
@@ -132,6 +143,7 @@ def main() -> None:
     left_out(rank)
     unlike_bytes(rank, n)
     like_bytes(rank, n)
+    own_splits(rank, n)
     monitored_barriers(rank, n)
     x = torch.ones(LONG)
     dist.all_reduce(x)  # the other group goes on
