@@ -30,6 +30,7 @@ from pathlib import Path
 ROOT = Path(__file__).parents[1]
 NOTE = r"(?:^<!-- (?P<note>measured|lab|lab measured|exit \d+) -->\n)?"
 BLOCK = re.compile(NOTE + r"^```(?P<head>[^\n`]*)\n(?P<body>.*?)^```$", re.MULTILINE | re.DOTALL)
+PROGRESS = re.compile(r"measured \d+ of \d+ links")
 NUMBER = re.compile(r"[-+]?\d[\d,]*(?:\.\d+)?(?:e[-+]?\d+)?(?: ?(?:n|u|m)?s\b| ?[kMGT]?i?B(?:/s)?\b)?")
 COLUMNS = "80"
 FIRST_LINES = 8  # before a `...` that stands alone
@@ -93,12 +94,13 @@ def as_shown(said: Said, measured: bool) -> list[str]:
     while shown and not shown[-1]:
         shown.pop()
     if measured and shown[-1:] == ["..."]:  # which rows follow depends on the times
-        return shown if masked(shown[:FIRST_COMPARED]) == masked(printed[:FIRST_COMPARED]) else printed
+        return shown if masked(shown)[:FIRST_COMPARED] == masked(printed)[:FIRST_COMPARED] else printed
     return shown if measured and masked(shown) == masked(printed) else printed
 
 
 def masked(lines: Iterable[str]) -> list[str]:
-    return [" ".join(NUMBER.sub("#", line).split()) for line in lines]
+    """Numbers and columns left out, and how often a measurement was repeated."""
+    return [" ".join(NUMBER.sub("#", line).split()) for line in lines if not PROGRESS.match(line)]
 
 
 def has_lab() -> bool:

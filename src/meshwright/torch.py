@@ -12,6 +12,7 @@ lists them) or `configure`: plan files, or a fabric to plan for. Whatever has no
 from __future__ import annotations
 
 import contextlib
+import functools
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -275,5 +276,22 @@ def report(group: Any = None) -> Mapping[str, Any]:
     return {"schema": "meshwright.group-report", "version": 1, "planned": planned, "builtin": builtin}
 
 
+def _offer_monitored_barrier() -> None:
+    """torch (2.13) refuses `monitored_barrier` for every backend but gloo, before the group is asked: groups of ours are asked."""
+    usual = dist.monitored_barrier
+
+    @functools.wraps(usual)
+    def monitored_barrier(group: Any = None, timeout: Any = None, wait_all_ranks: bool = False) -> None:
+        chosen = dist.group.WORLD if group is None else group
+        if isinstance(chosen, MeshwrightGroup):
+            chosen.monitored_barrier(timeout, wait_all_ranks)
+        else:
+            usual(group, timeout, wait_all_ranks)
+
+    for module in (dist, dist.distributed_c10d):
+        module.monitored_barrier = monitored_barrier
+
+
 if "meshwright" not in dist.Backend.backend_list:
+    _offer_monitored_barrier()
     dist.Backend.register_backend("meshwright", _create, extended_api=True, devices=["cpu", "cuda"])

@@ -8,7 +8,8 @@ import pytest
 from meshwright.check.whole import check_program
 from meshwright.errors import FormatError, Unsupported
 from meshwright.program.builder import ProgramBuilder
-from meshwright.program.calls import PHASES, inline, phases
+from meshwright.program.calls import inline
+from meshwright.program.phases import PHASES, phases
 from meshwright.program.program import Kind, Part, Program
 from meshwright.program.validate import validate
 

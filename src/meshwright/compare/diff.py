@@ -14,7 +14,8 @@ from ..drive.plans import read_plan
 from ..errors import UsageError
 from ..io.trace.module_tree import read_module_tree
 from ..plan.plan import Plan
-from ..program.calls import PHASES, InlinedProgram, inline, phases
+from ..program.calls import InlinedProgram, inline
+from ..program.phases import PHASES, phases
 from ..program.program import Program
 from ..run.launch.run_folder import read_run, run_plan
 from ..run.recording.recording import plan_identity

@@ -17,8 +17,9 @@ from ..errors import UsageError
 from ..evidence import evidence_of_timeline
 from ..fabric.fabric import Fabric
 from ..plan.plan import Plan
-from ..program.calls import PHASES, InlinedProgram, phases
+from ..program.calls import InlinedProgram
 from ..program.flat import flatten, represented_by
+from ..program.phases import PHASES, phases
 from ..program.program import BUFFER_ROLES
 from ..timeline import Timeline
 from ..trace.phases import phase_seconds

@@ -22,13 +22,12 @@ def opening(plan: Plan, found: Breakdown) -> tuple[str, str, str]:
     """Raises: nothing; a step without work gets three sentences that say so."""
     kinds: dict[str, float] = {}
     for part in found.path:
-        kind = "compute" if part.phase in COMPUTE else "pipeline waiting" if part.phase == "idle" else f"{part.phase} communication"
-        kinds[kind] = kinds.get(kind, 0.0) + part.seconds
+        kinds[_kind(part.phase)] = kinds.get(_kind(part.phase), 0.0) + part.seconds
     if not kinds:
         return "This step does nothing.", "It takes no time.", "Plan a job with work in it."
     kind = max(kinds, key=lambda k: kinds[k])
     whole = sum(kinds.values())
-    top = max((p for p in found.path if (p.phase in COMPUTE) == (kind == "compute")), key=lambda p: p.seconds)
+    top = max((p for p in found.path if _kind(p.phase) == kind), key=lambda p: p.seconds)
     stage = next((s.name for s in found.stages if s.stage == top.stage), f"stage {top.stage}")
     what = f"{kind.capitalize()} limits this step, most of all {top.phase} on {stage}."
     much = f"It is {seconds_text(kinds[kind])} of the {seconds_text(whole)} that the longest chain of work takes ({share_text(kinds[kind] / whole)})"
@@ -36,6 +35,10 @@ def opening(plan: Plan, found: Breakdown) -> tuple[str, str, str]:
         above = found.time_s / float(plan.bound) - 1
         much += f"; no plan of this kind can be more than {share_text(above / (1 + above))} faster" if above > 0.0005 else "; no plan can be faster"
     return what, much + ".", _advice(plan, found, kind)
+
+
+def _kind(phase: str) -> str:
+    return "compute" if phase in COMPUTE else "pipeline waiting" if phase == "idle" else f"{phase} communication"
 
 
 def _advice(plan: Plan, found: Breakdown, kind: str) -> str:

@@ -23,12 +23,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..errors import FormatError, Unsupported
-from .program import I32, MAX_EXECUTED_STEPS, Buffers, Calls, Channels, Csr, Kind, Lanes, Ops, Part, Program, Steps
+from .program import I32, MAX_EXECUTED_STEPS, Buffers, Calls, Channels, Csr, Kind, Lanes, Part, Program, Steps
 from .unroll import COLUMNS, RankBody, slices, unroll
 
-__all__ = ["PHASES", "Callee", "InlinedProgram", "called_sizes", "inline", "phases", "refuse_too_many_steps"]
+__all__ = ["Callee", "InlinedProgram", "called_sizes", "inline", "refuse_too_many_steps"]
 
-PHASES = ("", "forward", "backward", "tensor-parallel", "pipeline", "gradient", "optimizer", "other", "context")
 
 @dataclass(frozen=True)
 class Callee:
@@ -388,26 +387,3 @@ def _join_channels(parts: list[Channels]) -> Channels:
 
 def _cat(*columns: Any) -> I32:
     return np.concatenate([np.asarray(c, dtype=np.int32) for c in columns]).astype(np.int32)
-
-
-def phases(inlined: InlinedProgram) -> NDArray[np.int8]:
-    """Phase of every step as an index into PHASES: by op, communicator (`tp…`, `dp…`, `tied…`), channel tag (`context…`), else pipeline."""
-    p = inlined.program
-    ops: Ops = p.ops
-    out = np.zeros(len(p.steps), np.int8)
-    by_op = {"F": 1, "loss": 1, "B": 2, "I": 2, "W": 2, "encode": 5, "advance": 5, "decode": 5, "norm": 6, "optimizer": 6}
-    of_op = np.array([by_op.get(name, 7) for name in ops.name] + [0], np.int8)
-    compute = p.steps.kind == Kind.COMPUTE
-    out[compute] = of_op[p.steps.op[compute]]
-    of_comm = np.array([3 if name.startswith("tp") else 5 for name in p.comms.name] + [4], np.int8)
-    transfer = p.steps.kind == Kind.TRANSFER
-    out[transfer] = of_comm[inlined.comm[transfer]]
-    tagged = np.array([name.startswith("context") for name in p.comms.name] + [False], bool)
-    channel = np.where(p.steps.chan_in >= 0, p.steps.chan_in, p.steps.chan_out)
-    tags = np.concatenate([p.channels.tag, [-1]])
-    out[transfer & (inlined.comm < 0) & tagged[tags[channel]]] = 8
-    local = transfer & ((p.steps.parts & (Part.RECV | Part.SEND)) == 0) & (inlined.comm < 0)
-    out[local] = 2  # a local add of gradient parts
-    return out
-
-

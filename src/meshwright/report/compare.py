@@ -14,7 +14,8 @@ import numpy as np
 from ..errors import UsageError
 from ..explain.numbers import bytes_text, seconds_text
 from ..plan.plan import Plan
-from ..program.calls import InlinedProgram, phases
+from ..program.calls import InlinedProgram
+from ..program.phases import phases
 from ..timeline import Timeline
 from ..trace.measured import Measured
 from ..trace.phases import PHASE_ORDER, phase_seconds

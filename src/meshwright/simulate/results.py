@@ -9,7 +9,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..errors import CheckFailed, Deadlock
-from ..program.calls import PHASES, InlinedProgram, phases
+from ..program.calls import InlinedProgram
+from ..program.phases import PHASES, phases
 from ..program.program import Program
 from ..timeline import Spans, Timeline
 from .critical import critical_path

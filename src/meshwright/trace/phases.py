@@ -12,7 +12,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from ..program.calls import PHASES
+from ..program.phases import PHASES
 from ..timeline import Spans
 
 __all__ = ["PHASE_ORDER", "phase_seconds"]

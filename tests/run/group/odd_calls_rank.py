@@ -136,6 +136,26 @@ def wrong_arguments(r: int, n: int) -> None:
     assert x.eq(n).all()
 
 
+def nans(r: int, n: int) -> None:
+    """Under MAX and MIN: planned, NaN stays wherever it comes from; by the built-in backend, what gloo itself makes of it."""
+    gloo = dist.new_group(backend="gloo", timeout=DEADLINE)
+    for operator in (dist.ReduceOp.MAX, dist.ReduceOp.MIN):
+        for holder in range(n):
+
+            def given(size: int, holder: int = holder) -> torch.Tensor:
+                return torch.full((size,), float("nan") if r == holder else float(r))
+
+            x = given(PLANNED)
+            dist.all_reduce(x, operator)
+            assert x.isnan().all()
+            for size in (1, SMALL):
+                x, y = given(size), given(size)
+                dist.all_reduce(x, operator)
+                dist.all_reduce(y, operator, group=gloo)
+                assert torch.equal(x.nan_to_num(-7.0), y.nan_to_num(-7.0))
+                assert size > 1 or x.isnan().item() == (holder == 0), "as docs/running.md says of torch 2.13"
+
+
 def many_lengths() -> None:
     """Lengths that never come twice: the group forgets what it kept for the oldest."""
     from meshwright.run.group import routes
@@ -192,6 +212,7 @@ def main() -> None:
     dist.init_process_group("meshwright", timeout=DEADLINE)
     for case in (views_with_gaps, uneven_splits, wrong_arguments):
         case(rank, n)
+    nans(rank, n)
     many_lengths()
     divergence(rank, n)
     planned = meshwright.torch.report()

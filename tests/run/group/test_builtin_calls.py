@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from types import SimpleNamespace
 from typing import Any
 
@@ -11,9 +12,11 @@ import torch.distributed as dist
 
 from meshwright.errors import GroupFailed
 from meshwright.run.group.builtin_calls import METHODS, Tally, builtin_call, install_builtin_calls, uninstall_builtin_calls
+from meshwright.run.group.consent import Consent
 from meshwright.run.group.record_file import call_text
 from meshwright.run.group.recorder import Recorder
-from meshwright.run.group.work import BuiltinWork, loss_of
+from meshwright.run.group.signatures import signing
+from meshwright.run.group.work import BuiltinWork, PlannedWork, loss_of
 
 
 class Work:
@@ -35,6 +38,14 @@ class Engine:
         self.inside, self.size = [0], 2
         self.recorder = Recorder(None, (0, 1), 0)
         self.health = object()
+        self.consent = Consent(self)  # type: ignore[arg-type]
+        self.agreed: list[int] = []
+
+    def agree(self, number: int, signature: Any) -> None:
+        self.agreed.append(number)
+
+    def raise_if_failed(self) -> None:
+        pass
 
     def explain(self, error: RuntimeError) -> None:
         if loss_of(error):
@@ -54,7 +65,7 @@ def test_synchronous_calls_are_waited_for_and_others_are_not() -> None:
     hand = builtin_call(engine, "all-reduce", lambda *_: made, count)  # type: ignore[arg-type]
     assert hand("tensors", options(False)) is made and made.waits == 1
     later = hand("tensors", options(True))
-    assert isinstance(later, BuiltinWork) and made.waits == 1
+    assert isinstance(later, BuiltinWork) and made.waits == 1 and engine.agreed == [1], "the second call was foreseen: as the first"
     assert later.wait() and made.waits == 2 and engine.inside == [2], "the second collective is the one that is waited for"
     assert count == [2] and engine.recorder.number == 2 and sorted(engine.recorder.calls) == [1, 2]
 
@@ -89,6 +100,8 @@ def test_methods_of_a_group_without_plans_are_replaced_until_it_has_some() -> No
     install_builtin_calls(group, engine, builtin, tally, "no plans")  # type: ignore[arg-type]
     given = options(False)
     given.reduceOp = dist.ReduceOp.MAX
+    assert group.allreduce([torch.ones(3)], given)[0] == "usual", "not foreseen: the class's own method looks at the arguments first"
+    engine.consent.foreseen.next = signing("all-reduce", 2)(([torch.ones(3)], given))
     assert group.allreduce([torch.ones(3)], given) is None
     assert call_text(*engine.recorder.calls[1][:2]) == "all-reduce max float32 12 bytes"
     gaps = [torch.ones(6)[::2]]
@@ -98,3 +111,40 @@ def test_methods_of_a_group_without_plans_are_replaced_until_it_has_some() -> No
     assert dict(tally.builtin) == {("all-reduce", "no plans"): 1}
     uninstall_builtin_calls(group)
     assert group.allreduce("tensors", 2) == ("usual", ("tensors", 2), {}) and not vars(group)
+
+
+def test_a_new_call_that_nobody_waits_for_is_made_by_a_thread_and_so_are_those_behind_it() -> None:
+    engine, go, order = Engine(), threading.Event(), []
+    usual = engine.agree
+
+    def agree(number: int, signature: Any) -> None:
+        assert go.wait(20)
+        usual(number, signature)
+
+    engine.agree = agree  # type: ignore[method-assign]
+
+    def made(name: str) -> Any:
+        return builtin_call(engine, name, lambda *_: order.append(name) or Work(), [0])  # type: ignore[arg-type, func-returns-value]
+
+    first = made("all-reduce")([torch.ones(1)], options(True))
+    assert isinstance(first, PlannedWork) and not first.is_completed() and not order
+    second = made("broadcast")([torch.ones(1)], options(True))
+    go.set()
+    assert second.wait() and first.wait() and order == ["all-reduce", "broadcast"] and engine.agreed == [1, 2]
+    engine.consent.close()
+
+
+def test_a_call_refused_here_alone_is_asked_for_again_without_asking_the_others_twice() -> None:
+    engine, refusals = Engine(), [RuntimeError("a list is too short")]
+
+    def run(*_: Any) -> Work:
+        if refusals:
+            raise refusals.pop()
+        return Work()
+
+    hand = builtin_call(engine, "gather", run, [0])  # type: ignore[arg-type]
+    with pytest.raises(RuntimeError, match="too short"):
+        hand("tensors", options(False))
+    assert engine.recorder.number == 0, "it is none of the group's"
+    hand("tensors", options(False))
+    assert engine.agreed == [1] and engine.recorder.number == 1

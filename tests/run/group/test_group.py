@@ -187,3 +187,11 @@ def test_an_unknown_strategy_is_refused_where_it_is_set() -> None:
     with pytest.raises(UsageError, match="rings"):
         settings_from({"MESHWRIGHT_STRATEGIES": "ring,rings"})
     assert settings_from({"MESHWRIGHT_STRATEGIES": "ring, forestcoll"}).strategies == ("ring", "forestcoll")
+
+
+@pytest.mark.real
+@pytest.mark.parametrize("fabric", ["", "laptop:3"], ids=["no-plans", "plans"])
+def test_unlike_bytes_never_reach_the_built_in_backend(fabric: str) -> None:
+    done = run_ranks(3, [str(HERE / "unlike_bytes_rank.py"), fabric])
+    assert [code for code, _ in done] == [0, 0, 0], "\n".join(text[-3000:] for code, text in done if code)
+    assert all("all right" in text for _, text in done)

@@ -15,8 +15,9 @@ from ...decide.memory.regions import Chosen
 from ...fabric.fabric import Fabric
 from ...graph.graph import Work
 from ...plan.plan import TrainingLayout
-from ...program.calls import InlinedProgram, phases
+from ...program.calls import InlinedProgram
 from ...program.flat import flatten, represented_by
+from ...program.phases import phases
 from ...program.program import Program
 from ...timeline import Timeline
 from ...trace.phases import phase_seconds

@@ -21,9 +21,10 @@ from ...graph.graph import OpGraph, Work
 from ...lower.folded import folded_works
 from ...lower.training import lower_training
 from ...plan.plan import TrainingLayout
-from ...program.calls import Callee, InlinedProgram, phases
+from ...program.calls import Callee, InlinedProgram
 from ...program.first_microbatches import first_microbatches
 from ...program.flat import flatten, represented_by
+from ...program.phases import phases
 from ...program.program import Program
 from ...timeline import Timeline
 from ...trace.phases import phase_seconds

@@ -7,8 +7,8 @@ from typing import Any
 
 from ...explain.numbers import bytes_text, seconds_text, share_text
 from ...explain.opening import opening
-from ...program.calls import phases
 from ...program.flat import represented_by
+from ...program.phases import phases
 from ...trace.phases import PHASE_ORDER, phase_seconds
 from .bars import error_bars_table
 from .content import PageContent

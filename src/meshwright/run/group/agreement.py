@@ -25,13 +25,20 @@ from .verdict import DEAD, LEFT, UNKNOWN, UP, Claim, Verdict, View, first_cause
 __all__ = ["Agreement", "Message"]
 
 
+Asked = tuple[int, int, int]
+MAX_ASKED = 64  # calls of which not all ranks have come, kept at rank 0
+
+
 class Message(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
-    """`view`: somebody's view; `need`: ranks that the sender has not heard; `verdict`: the end; `told`: of its calls, while all is well."""
+    """`view`: somebody's view; `need`: ranks that the sender has not heard; `verdict`: the end; `told`: of its calls, while all is well;
+    `asks`: (number, call, bytes) that the sender is about to begin, if all do; `agreed`: they do."""
 
     view: View | None = None
     need: list[int] = []
     verdict: Verdict | None = None
     told: Told | None = None
+    asks: Asked | None = None
+    agreed: Asked | None = None
 
 
 class Agreement:
@@ -51,6 +58,8 @@ class Agreement:
         self.next_s = math.inf
         self._why = ""
         self._relay: set[tuple[int, int]] = set()
+        self._asked: dict[int, dict[int, Asked]] = {}  # number of a call -> rank -> what it is about to call
+        self._waits: dict[Asked, Callable[[], None]] = {}
         self._needed = self._complete = False
 
     # ---- what happens ------------------------------------------------------------------------------------------
@@ -72,6 +81,12 @@ class Agreement:
         if message.told is not None:  # no answer to an alarm: it may have been sent before the peer froze
             if self.audit is not None:
                 self.audit.hear(peer, message.told)
+            return
+        if message.asks is not None:
+            self._hear(now_s, peer, message.asks)
+            return
+        if message.agreed is not None:
+            self._agree(message.agreed)
             return
         self.links[peer] = UP
         if message.verdict is not None:
@@ -103,6 +118,30 @@ class Agreement:
         if self.verdict is None and not self._farewell(peer):
             self.alarm(now_s)
             self._settle(now_s)
+
+    def ask(self, now_s: float, what: Asked, agreed: Callable[[], None]) -> None:
+        """This rank is about to call `what`; `agreed()` when all are."""
+        self._waits[what] = agreed
+        if self.rank:
+            self._send(0, Message(asks=what))
+        else:
+            self._hear(now_s, 0, what)
+
+    def _hear(self, now_s: float, peer: int, what: Asked) -> None:
+        said = self._asked.setdefault(what[0], {})
+        said[peer] = what
+        if len(set(said.values())) > 1:
+            self.alarm(now_s, "diverged")
+        elif len(said) == self.size:
+            del self._asked[what[0]]
+            for rank in range(1, self.size):
+                self._send(rank, Message(agreed=what))
+            self._agree(what)
+        while len(self._asked) > MAX_ASKED:
+            self._asked.pop(next(iter(self._asked)))
+
+    def _agree(self, what: Asked) -> None:
+        self._waits.pop(what, lambda: None)()
 
     @property
     def calm(self) -> bool:

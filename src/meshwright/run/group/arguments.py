@@ -73,7 +73,7 @@ class Arguments:
 
         Splits are a rank's own: those of one may happen to be equal where the others' are not. So the ranks tell each other first.
         """
-        if self.ranks < 2 or self.engine.plans.never:
+        if self.ranks < 2:
             return elements >= 0
         least = dist.AllreduceOptions()
         least.reduceOp, least.asyncOp = dist.ReduceOp.MIN, False

@@ -1,7 +1,8 @@
 """Handing collectives to the built-in backend, at the least cost.
 
-A collective is counted, recorded and run in the caller's thread, and its failure is looked into; nothing is copied, queued or given to another
-thread. Between two collectives of a real program all of this has left the processor's caches, so it costs not its instructions (about 2 us when
+A collective that was foreseen (`consent`) is counted, recorded and run in the caller's thread, and its failure is looked into; nothing is copied,
+queued or given to another thread. Between two collectives of a real program all of this has left the processor's caches, so it costs not its
+instructions (about 2 us when
 repeated at once) but the memory that it touches: hence closures over the few objects that they need, and nothing in between where a group can have
 no plan at all (`METHODS`).
 """
@@ -72,7 +73,8 @@ def builtin_call(
     arguments by position, or tensors with gaps, go there.
     Raises: what ended the group, now or before; what the built-in backend has to say about the arguments.
     """
-    over, inside, asked, alone = engine.over, engine.inside, engine.recorder.asked, engine.health is None
+    over, inside, consent, alone = engine.over, engine.inside, engine.consent, engine.health is None
+    foreseen, called = consent.foreseen, consent.called
     plain = pack_call(op, -1, "", ""), 0
 
     def hand(*args: Any, signed: Signature | None = None, **named: Any) -> Any:
@@ -80,11 +82,20 @@ def builtin_call(
             return otherwise(*args, **named)
         if over:
             raise over[0]
+        try:
+            signature = signed or (plain if sign is None else sign(args))
+        except (IndexError, AttributeError, TypeError):  # no arguments of such a call: torch's words, or ours
+            return (otherwise or run)(*args)
+        if not alone and (signature != foreseen.next or consent.pending):
+            if otherwise is not None:  # which looks at the arguments before the other ranks hear of the call
+                return otherwise(*args)
+            if (entered := consent.enter(signature, run, args)) is not None:
+                count[0] += 1
+                return entered
         # gloo looks at the arguments and queues: a call that it refuses is none of the group's, whose ranks count alike
         work = run(*args)
         count[0] += 1
-        call, size_bytes = signed or (plain if sign is None else sign(args))
-        number = asked(call, size_bytes, 0)
+        number = called(signature)
         if alone or work is None:
             return work
         if args[-1].asyncOp:

@@ -17,6 +17,7 @@ from ..executor.tags import ReservedTag
 from .audit import Audit
 from .call import Call, Session
 from .chunks import BLOCKED
+from .consent import Consent
 from .health import GroupHealth, claim_of, refuse
 from .messages import GlooMessages, end_waits, mask_of
 from .plans import Chosen, GroupPlans
@@ -25,6 +26,7 @@ from .record_file import pack_call
 from .recorder import Recorder, flight_file
 from .reductions import Reduction
 from .settings import Settings
+from .signatures import Signature
 from .streams import DeviceRunner
 from .verdict import NO_PROGRAM, View
 from .views import view_of
@@ -51,9 +53,10 @@ class Engine:
         self._device_transports: list[Any] = []
         self._closed: MeshwrightError | None = None
         self._planning = False
-        self._asking: tuple[int, int, int] | None = None  # (number, call, bytes) of the call for which a plan is made or waited for
+        self._asking: tuple[int, int, int] | None = None  # (number, call, bytes) of the call that is being planned or agreed on
         self.over: list[MeshwrightError] = []  # what ended the group, once something has
         self.inside = [0]  # number of the built-in collective that is waited for
+        self.consent = Consent(self)
         self._signatures: dict[tuple[Session, str], tuple[int, int]] = {}
         own = dist.PrefixStore("meshwright", store)
         try:
@@ -192,6 +195,30 @@ class Engine:
         finally:
             self.inside[0] = 0
 
+    def agree(self, number: int, signature: Signature, timeout_s: float | None = None) -> None:
+        """Wait until all ranks are about to make this call. Raises: what ended the group, RankDiverged where a rank makes another call."""
+        assert self.health is not None
+        what = number, *signature
+        if number > self.recorder.number:
+            self._asking = what
+        self.inside[0] = number
+        try:
+            self.health.agree(what, timeout_s or self.timeout_s)
+        except MeshwrightError as error:
+            self.over.append(error)
+            raise self.over[0] from None
+        finally:
+            self.inside[0] = 0
+            if number > self.recorder.number:
+                self._asking = None
+
+    def monitored_barrier(self, timeout_s: float | None) -> None:
+        self.raise_if_failed()
+        call = pack_call("monitored-barrier", -1, "", "")
+        number = self.recorder.asked(call, 0, 0)
+        if self.health is not None:
+            self.agree(number, (call, 0), timeout_s)
+
     def explain(self, error: RuntimeError) -> None:
         """Raises: what the ranks make of an error of the built-in backend, if it tells of a lost connection."""
         why = loss_of(error)
@@ -222,6 +249,9 @@ class Engine:
         view = view_of(self.recorder, self.rank, code, worker.under if worker is not None else None, self._planning)
         if view.state == "idle" and self.inside[0]:
             view.state, view.number = "builtin", self.inside[0]
+            if self._asking is not None and self._asking[0] > view.asked:
+                view.asked = view.number
+                view.history.append((*self._asking, 0))
         if view.state == "planning":
             view.number = self.recorder.number + 1
             if self._asking is not None:
@@ -314,6 +344,7 @@ class Engine:
             if worker.alive and self._messages is not None:
                 self._messages.abort()
                 worker.close(1.0)  # one that is blocked in the transport ends with its wait
+        self.consent.close()
         self._messages = self._builtin = None
         self._device_transports.clear()
         if self.health is not None:

@@ -44,9 +44,8 @@ class MeshwrightGroup(dist.ProcessGroup):  # type: ignore[misc]
 
     def __init__(self, engine: Engine, builtin: Any) -> None:
         super().__init__(engine.rank, engine.size)
-        self.engine, self.builtin = engine, builtin
+        self.engine, self.builtin, self.tally = engine, builtin, Tally()
         engine.attend(builtin)
-        self.tally = Tally()
         self._routes = Routes(engine.forget)
         self._name, self._ranks = "", engine.size
         self._arguments = Arguments(engine, builtin)
@@ -146,6 +145,8 @@ class MeshwrightGroup(dist.ProcessGroup):  # type: ignore[misc]
         opts = opts or dist.AllToAllOptions()
         builtin = Builtin(self._for(output).alltoall_base, (output, input, output_splits, input_splits, opts))
         self._arguments.require_splits((input, input_splits), (output, output_splits))
+        if never := self.engine.plans.never:  # nobody tells the others of its splits
+            return self._fall("all-to-all", never, builtin)
         even = len(set(output_splits)) <= 1 and len(set(input_splits)) <= 1 and output.numel() == input.numel() and input.numel() % self._ranks == 0
         if not self._arguments.all_exchange(input.numel() if even and alike([output, input]) else -1):
             return self._fall("all-to-all", "unequal splits", builtin)
@@ -174,6 +175,8 @@ class MeshwrightGroup(dist.ProcessGroup):  # type: ignore[misc]
         opts = opts or dist.AllToAllOptions()
         builtin = Builtin(self._for(inputs).alltoall, (outputs, inputs, opts))
         self._arguments.require_rows(inputs, outputs)
+        if never := self.engine.plans.never:
+            return self._fall("all-to-all", never, builtin)
         even = alike([*outputs, *inputs])
         if self._arguments.all_exchange(inputs[0].numel() * self._ranks if even else -1):
             return self._listed("all-to-all", inputs, outputs, -1, builtin, outputs)
@@ -181,9 +184,8 @@ class MeshwrightGroup(dist.ProcessGroup):  # type: ignore[misc]
             return self._fall("all-to-all", "unequal splits", builtin)
         # gloo's own call takes lists of one size only; one tensor in unequal parts it does take
         into = outputs[0].new_empty(sum(t.numel() for t in outputs))
-        given = torch.cat([in_a_row(t) for t in inputs])
-        splits = [[t.numel() for t in row] for row in (outputs, inputs)]
-        work = self._fall("all-to-all", "unequal splits", Builtin(self.builtin.alltoall_base, (into, given, *splits, opts)))
+        rows, splits = [in_a_row(t) for t in inputs], [[t.numel() for t in row] for row in (outputs, inputs)]
+        work = self._fall("all-to-all", "unequal splits", Builtin(self.builtin.alltoall_base, (into, torch.cat(rows), *splits, opts)))
         return JoinedWork(outputs, [work], copier(outputs, into))
 
     def gather(self, outputs: list[Tensors], inputs: Tensors, opts: Any) -> Any:
@@ -232,10 +234,11 @@ class MeshwrightGroup(dist.ProcessGroup):  # type: ignore[misc]
         self.engine.raise_if_failed()
         return self._for(tensors).recv_anysource(tensors, tag)
 
-    def monitored_barrier(self, opts: Any = None, wait_all_ranks: bool = False) -> Any:
-        return self.builtin.monitored_barrier(opts or dist.BarrierOptions(), wait_all_ranks)
+    def monitored_barrier(self, timeout: timedelta | None = None, wait_all_ranks: bool = False) -> None:
+        """Those that do not come are named at all others, and the group is over. Raises: RunTimeout; what ended the group."""
+        self.engine.monitored_barrier(timeout.total_seconds() if timeout is not None else None)
 
-    def _start_coalescing(self, device: torch.device) -> None:
+    def _start_coalescing(self, _: torch.device) -> None:
         """Operations inside `_coalescing_manager` are asked for one by one; each is a work of its own."""
 
     def _end_coalescing(self, device: torch.device) -> Any:
@@ -334,14 +337,11 @@ class MeshwrightGroup(dist.ProcessGroup):  # type: ignore[misc]
         self.engine.submit(Task(call, route.session, found, route.name, work, after))
         return work
 
-    # ---- trials ------------------------------------------------------------------------------------------------
     def _try(
         self, trial: Trial, call: Call, found: Reduction | None, builtin: Builtin, outputs: Any, after: Callable[[], None] | None
     ) -> Any:  # fmt: skip
         """One call by the option whose turn it is. Calls under trial are waited for here, so that all ranks issue everything in one order.
-
-        Each lasts as long as at its slowest rank: all hear that before the next.
-        """
+        Each lasts as long as at its slowest rank: all hear that before the next."""
         option = trial.options[trial.trials.turn]
         self.barrier().wait()
         start = perf_counter()

@@ -40,6 +40,7 @@ from .verdict import Claim, Verdict, View, rank_list
 __all__ = ["GroupHealth", "claim_of", "error_of", "grace_s", "refuse", "store_host"]
 
 MAX_LINGER_S = 2.0  # that a rank which ends the meeting stays, so that the others can read why from a store that may live in its process
+AGREE_POLL_S = 0.02  # between two looks at whether the group has failed
 _CLASSES: dict[str, type[MeshwrightError]] = {
     kind.code: kind
     for kind in (RankDied, RankFailed, RankFrozen, RankDiverged, LinkLost, LinkSlow, MessageDamaged, PlanMismatch, GroupFailed, RunTimeout)
@@ -203,6 +204,15 @@ class GroupHealth:
     def check(self) -> None:
         if self.error is not None:
             raise self.error
+
+    def agree(self, what: tuple[int, int, int], timeout_s: float) -> None:
+        """Wait until all ranks are about to call (number, call, bytes). Raises: the error that ended the group; that of a deadline."""
+        agreed, deadline = threading.Event(), time.monotonic() + timeout_s
+        self._control.call(lambda: self.agreement.ask(time.monotonic(), what, agreed.set))
+        while not agreed.wait(AGREE_POLL_S):
+            self.check()
+            if time.monotonic() > deadline:
+                raise self.lost("deadline")
 
     def lost(self, why: str) -> MeshwrightError:
         """A wait of this rank was lost. Gives the verdict of the group, when there is one."""

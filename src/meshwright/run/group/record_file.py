@@ -45,7 +45,10 @@ FREE, LIVE, CLOSED, FAILED = range(4)
 ASKED, RUNNING, DONE, BROKEN, BUILTIN = range(5)
 STATES = ("asked", "running", "done", "failed", "builtin")
 
-OPS = ("?", "all-reduce", "broadcast", "reduce", "all-gather", "reduce-scatter", "all-to-all", "scatter", "gather", "barrier", "send", "recv")
+OPS = (
+    "?", "all-reduce", "broadcast", "reduce", "all-gather", "reduce-scatter", "all-to-all", "scatter", "gather", "barrier", "send", "recv",
+    "monitored-barrier",
+)  # fmt: skip
 REDUCTIONS = ("", "sum", "avg", "product", "min", "max", "band", "bor", "bxor")
 DTYPES = (
     "?", "float32", "float64", "float16", "bfloat16", "int64", "int32", "int16", "int8", "uint8", "bool", "complex64", "complex128",

@@ -344,7 +344,11 @@ class _Rule:
         number = max(v.asked for v in inside)
         late = [v for v in self.views.values() if v.asked < number]
         if late:
-            what = f"has not come to collective {number}, which the built-in backend runs; it has called {late[0].asked}"
+            known = {h[0]: h[1:3] for v in inside for h in v.history}
+            called = f" ({call_text(*known[number])})" if number in known else ""
+            what = f"has not come to collective {number}{called}, which the built-in backend runs; it has called {late[0].asked}"
+            if late[1:]:
+                what += f"; nor has {rank_list([self.names[v.rank] for v in late[1:]])}"
             return self.make("run-timeout", late[0].rank, what, how="not there")
         first = min(inside, key=lambda v: (not v.why, v.rank))
         return self.make("group-failed", first.rank, f"lost collective {number} in the built-in backend ({first.why})", how=first.why)

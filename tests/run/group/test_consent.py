@@ -1,0 +1,84 @@
+"""What call comes next, from those before; and ranks that begin a call only together."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from meshwright.run.group import consent
+from meshwright.run.group.agreement import Agreement, Asked
+from meshwright.run.group.consent import Foreseen
+from meshwright.run.group.verdict import View
+
+
+def surprises(calls: list[tuple[int, int]]) -> int:
+    """How many of the calls were not foreseen."""
+    foreseen, count = Foreseen(), 0
+    for call in calls:
+        count += foreseen.next != call
+        foreseen.called(call)
+    return count
+
+
+def test_a_loop_is_foreseen_from_its_second_turn_on() -> None:
+    turn = [(1, 8)] * 5 + [(2, 8)] + [(1, 8)] * 3 + [(3, 4), (2, 8)]
+    once = surprises(turn)
+    assert surprises(turn * 2) <= once + 3, "where it begins again must be learnt, too"
+    assert surprises(turn * 50) == surprises(turn * 3)
+
+
+def test_what_never_comes_twice_is_never_foreseen() -> None:
+    assert surprises([(1, k) for k in range(50)]) == 50
+
+
+def test_what_is_foreseen_depends_on_the_calls_alone_and_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(consent, "MAX_KEPT_CALLS", 32)
+    draw = random.Random(3)
+    calls = [(draw.randrange(3), 0) for _ in range(500)]
+    one, two = Foreseen(), Foreseen()
+    for call in calls:
+        one.called(call)
+        two.called(call)
+        assert one.next == two.next and len(one._calls) <= 32
+    assert surprises([(k % 16, 0) for k in range(500)]) == 16, "forgetting the oldest does not unlearn the loop"
+
+
+class Ranks:
+    """Agreements whose messages arrive at once."""
+
+    def __init__(self, n: int) -> None:
+        self.all = [Agreement(r, n, 1.0, lambda r=r: View(rank=r), lambda peer: "?") for r in range(n)]  # type: ignore[misc]
+        self.began: list[int] = []
+
+    def ask(self, rank: int, what: Asked) -> None:
+        self.all[rank].ask(0.0, what, lambda: self.began.append(rank))
+        while any(one.out for one in self.all):
+            for source, one in enumerate(self.all):
+                out, one.out = one.out, []
+                for peer, message in out:
+                    self.all[peer].receive(0.0, source, message)
+
+
+def test_a_call_begins_when_all_ranks_ask_for_it() -> None:
+    for order in ((0, 1, 2), (2, 1, 0), (1, 0, 2)):
+        ranks = Ranks(3)
+        for rank in order[:2]:
+            ranks.ask(rank, (7, 1, 64))
+        assert not ranks.began and all(one.calm for one in ranks.all)
+        ranks.ask(order[2], (7, 1, 64))
+        assert sorted(ranks.began) == [0, 1, 2] and all(one.calm for one in ranks.all)
+
+
+def test_unlike_calls_of_one_number_are_an_alarm_at_once() -> None:
+    ranks = Ranks(3)
+    ranks.ask(1, (7, 1, 64))
+    ranks.ask(2, (7, 1, 16))
+    assert not ranks.began and not any(one.calm for one in ranks.all)
+
+
+def test_calls_of_which_not_all_ranks_come_are_forgotten_in_the_end() -> None:
+    ranks = Ranks(2)
+    for number in range(1000):
+        ranks.ask(1, (number, 1, 64))
+    assert len(ranks.all[0]._asked) <= 64
