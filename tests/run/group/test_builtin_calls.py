@@ -63,11 +63,11 @@ def options(asynchronous: bool) -> Any:
 def test_synchronous_calls_are_waited_for_and_others_are_not() -> None:
     engine, made, count = Engine(), Work(), [0]
     hand = builtin_call(engine, "all-reduce", lambda *_: made, count)  # type: ignore[arg-type]
-    assert hand("tensors", options(False)) is made and made.waits == 1
+    assert hand("tensors", options(False)) is made and hand("tensors", options(False)) is made and made.waits == 2
     later = hand("tensors", options(True))
-    assert isinstance(later, BuiltinWork) and made.waits == 1 and engine.agreed == [1], "the second call was foreseen: as the first"
-    assert later.wait() and made.waits == 2 and engine.inside == [2], "the second collective is the one that is waited for"
-    assert count == [2] and engine.recorder.number == 2 and sorted(engine.recorder.calls) == [1, 2]
+    assert isinstance(later, BuiltinWork) and made.waits == 2 and engine.agreed == [1, 2], "what came twice is foreseen"
+    assert later.wait() and made.waits == 3 and engine.inside == [3], "the third collective is the one that is waited for"
+    assert count == [3] and engine.recorder.number == 3 and sorted(engine.recorder.calls) == [1, 2, 3]
 
 
 def test_a_lost_connection_is_explained_and_a_refusal_is_not() -> None:

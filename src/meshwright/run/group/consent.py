@@ -14,15 +14,14 @@ import queue
 import threading
 from collections import deque
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from datetime import timedelta
+from typing import Any, Protocol
 
 import torch
 
+from .recorder import Recorder
 from .signatures import Signature
 from .work import PlannedWork
-
-if TYPE_CHECKING:
-    from .engine import Engine
 
 __all__ = ["Consent", "Foreseen"]
 
@@ -65,10 +64,22 @@ class Foreseen:
         return count
 
 
+class Group(Protocol):
+    """What is needed of the engine."""
+
+    recorder: Recorder
+
+    def agree(self, number: int, signature: Signature, /) -> None: ...
+
+    def wait_inside(self, work: Any, number: int, timeout: timedelta | None) -> bool: ...
+
+    def raise_if_failed(self) -> None: ...
+
+
 class Consent:
     """Of one group. `enter` where the call at hand is not `foreseen.next`, or while `busy`."""
 
-    def __init__(self, engine: Engine) -> None:
+    def __init__(self, engine: Group) -> None:
         self.engine, self.foreseen = engine, Foreseen()
         self.pending = 0  # calls that the thread has not made yet
         self._lock = threading.Lock()
