@@ -60,7 +60,7 @@ class Agreement:
         self._relay: set[tuple[int, int]] = set()
         self._asked: dict[int, dict[int, Asked]] = {}  # number of a call -> rank -> what it is about to call
         self._waits: dict[Asked, Callable[[], None]] = {}
-        self._needed = self._complete = False
+        self._needed = self._complete = self._differ = False
 
     # ---- what happens ------------------------------------------------------------------------------------------
     def alarm(self, now_s: float, why: str = "", claim: Claim | None = None) -> None:
@@ -131,7 +131,10 @@ class Agreement:
         said = self._asked.setdefault(what[0], {})
         said[peer] = what
         if len(set(said.values())) > 1:
-            self.alarm(now_s, "diverged")
+            if len(said) == self.size:
+                self.alarm(now_s, "diverged")
+            elif self.calm and not self._differ:  # of two that differ, a third says which is the odd one: it gets a moment
+                self._differ, self.next_s = True, now_s + self.grace_s / 2
         elif len(said) == self.size:
             del self._asked[what[0]]
             for rank in range(1, self.size):
@@ -171,6 +174,9 @@ class Agreement:
 
     def tick(self, now_s: float) -> None:
         if now_s < self.next_s or self.verdict is not None:
+            return
+        if self._differ and self.calm:
+            self.alarm(now_s, "diverged")
             return
         if self._complete:
             self._conclude()
