@@ -7,7 +7,7 @@ out here and said. One box has no network.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from .fabric import Fabric
 from .machines import MACHINES
@@ -46,7 +46,7 @@ def _nic_per_pair(parts: Parts, box: int, gpus: Sequence[str]) -> list[str]:
 _V100_LINKS = ("02112000", "20120100", "11020020", "12200001", "20000211", "01002012", "00201102", "00011220")
 
 
-def _v100_box(parts: Parts, box: int, gpus: Sequence[str], rate_Bps: int) -> None:
+def _v100_box(parts: Parts, gpus: Sequence[str], rate_Bps: int) -> None:
     for a, row in enumerate(_V100_LINKS):
         for b in range(a + 1, 8):
             if width := int(row[b]):
@@ -58,20 +58,27 @@ _V100_NVLINK = "25 GB/s per link and direction, nominal; NCCL plans with 20.0, T
 _PCIE_NOTE = "NCCL's figure for PCIe gen 3 x16 is 12 GB/s"
 
 
-def dgx1_v100(n: int, name: str, chosen: Chosen) -> Fabric:
+def _dgx1(
+    n: int, name: str, chosen: Chosen, device: str, rate_Bps: int, source: str, box_links: Callable[[Parts, Sequence[str], int], None]
+) -> Fabric:
+    """Boxes of eight GPUs with NVLinks between them and one IB port per two GPUs."""
     parts = Parts()
-    rate = rate_note(parts, "NVLink rate", chosen.nvlink, 25 * GB, _V100_NVLINK)
+    rate = rate_note(parts, "NVLink rate", chosen.nvlink, rate_Bps, source)
     nic_rate = rate_note(parts, "NIC - network rate", chosen.nic, _IB_EDR_Bps, _NIC_NOTE) if n > 1 else 0
     ports: list[list[str]] = []
     for box in range(n):
-        gpus = devices_of(parts, f"box{box}", 8, "v100", chosen.memory)
-        _v100_box(parts, box, gpus, rate)
+        gpus = devices_of(parts, f"box{box}", 8, device, chosen.memory)
+        box_links(parts, gpus, rate)
         if n > 1:
             ports.append(_nic_per_pair(parts, box, gpus))
     if n > 1:
         network(parts, ports, nic_rate, chosen)
-    device_notes(parts, chosen.memory, "v100")
+    device_notes(parts, chosen.memory, device)
     return parts.fabric(name)
+
+
+def dgx1_v100(n: int, name: str, chosen: Chosen) -> Fabric:
+    return _dgx1(n, name, chosen, "v100", 25 * GB, _V100_NVLINK, _v100_box)
 
 
 def ndv2(n: int, name: str, chosen: Chosen) -> Fabric:
@@ -81,7 +88,7 @@ def ndv2(n: int, name: str, chosen: Chosen) -> Fabric:
     ports: list[list[str]] = []
     for box in range(n):
         gpus = devices_of(parts, f"box{box}", 8, "v100", chosen.memory)
-        _v100_box(parts, box, gpus, rate)
+        _v100_box(parts, gpus, rate)
         if n > 1:
             ports.append(nic_switches(parts, f"box{box}", 1))
             port = ports[-1][0]
@@ -165,23 +172,13 @@ def mi250(n: int, name: str, chosen: Chosen) -> Fabric:
 _P100_LINKS = ((0, 1), (0, 2), (0, 3), (1, 2), (1, 3), (2, 3), (4, 5), (4, 6), (4, 7), (5, 6), (5, 7), (6, 7), (0, 4), (1, 5), (2, 6), (3, 7))
 
 
+def _p100_box(parts: Parts, gpus: Sequence[str], rate_Bps: int) -> None:
+    for a, b in _P100_LINKS:
+        parts.cable(gpus[a], gpus[b], rate_Bps, NVLINK_S, "NV1", LIBRARY_NVLINK_S, LIBRARY_NVLINK_S)
+
+
 def dgx1_p100(n: int, name: str, chosen: Chosen) -> Fabric:
-    """DGX-1 with P100: sixteen single NVLinks, one IB port per two GPUs."""
-    parts = Parts()
-    source = "20 GB/s per link and direction, nominal; NCCL plans with 18.0"
-    rate = rate_note(parts, "NVLink rate", chosen.nvlink, 20 * GB, source)
-    nic_rate = rate_note(parts, "NIC - network rate", chosen.nic, _IB_EDR_Bps, _NIC_NOTE) if n > 1 else 0
-    ports: list[list[str]] = []
-    for box in range(n):
-        gpus = devices_of(parts, f"box{box}", 8, "p100", chosen.memory)
-        for a, b in _P100_LINKS:
-            parts.cable(gpus[a], gpus[b], rate, NVLINK_S, "NV1", LIBRARY_NVLINK_S, LIBRARY_NVLINK_S)
-        if n > 1:
-            ports.append(_nic_per_pair(parts, box, gpus))
-    if n > 1:
-        network(parts, ports, nic_rate, chosen)
-    device_notes(parts, chosen.memory, "p100")
-    return parts.fabric(name)
+    return _dgx1(n, name, chosen, "p100", 20 * GB, "20 GB/s per link and direction, nominal; NCCL plans with 18.0", _p100_box)
 
 
 def h100_a100(n: int, name: str, chosen: Chosen) -> Fabric:

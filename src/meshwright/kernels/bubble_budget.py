@@ -39,6 +39,31 @@ class Line:
 
 
 @njit(cache=True, nogil=True)
+def _nested(device, size, devices):  # type: ignore[no-untyped-def]
+    """How the stages of a device follow one another.
+
+    Per stage: `level` (stages of its device before it), `below` (their size), `onward` (the next one of its device, 0: none). Per device: `above`
+    (by level, the size of its stages beyond that level), `top` (its last level), `mine` (its stages) and `hosts` (how many).
+    """
+    stages = len(device)
+    level, below, onward = np.zeros(stages, np.int64), np.zeros(stages, np.int64), np.zeros(stages, np.int64)
+    top, mine, hosts = np.zeros(devices, np.int64), np.zeros((devices, stages), np.int64), np.zeros(devices, np.int64)
+    for s in range(stages):
+        for before in range(s):
+            if device[before] == device[s]:
+                level[s] += 1
+                onward[before] = s if onward[before] == 0 else onward[before]
+                below[s] += size[before]
+        top[device[s]] = level[s]
+        mine[device[s], hosts[device[s]]] = s
+        hosts[device[s]] += 1
+    above = np.zeros((devices, level.max() + 1), np.int64)
+    for s in range(stages):
+        above[device[s], : level[s]] += size[s]
+    return level, below, onward, above, top, mine, hosts
+
+
+@njit(cache=True, nogil=True)
 def _build(device, seconds, up, down, size, cap, many, target, style, slack, orders, length):  # type: ignore[no-untyped-def]
     """Fills orders[device, place] = (kind · stages + stage) · many + micro-batch; returns the makespan, infinite when stuck.
 
@@ -63,21 +88,8 @@ def _build(device, seconds, up, down, size, cap, many, target, style, slack, ord
     quota, skipped = np.zeros(devices, np.int64), np.zeros(devices, np.int64)
     last, work, left = np.ones(devices, np.int64), np.zeros(devices), np.zeros(devices, np.int64)
     head, tail, most = np.zeros(devices, np.int64), np.zeros(devices, np.int64), 0
-    level, below, top = np.zeros(stages, np.int64), np.zeros(stages, np.int64), np.zeros(devices, np.int64)
-    mine, hosts = np.zeros((devices, stages), np.int64), np.zeros(devices, np.int64)
-    onward = np.zeros(stages, np.int64)  # the next stage of the same device, 0: none
-    for s in range(stages):
-        for before in range(s):
-            if device[before] == device[s]:
-                level[s] += 1
-                onward[before] = s if onward[before] == 0 else onward[before]
-                below[s] += size[before]
-        top[device[s]] = level[s]
-        mine[device[s], hosts[device[s]]] = s
-        hosts[device[s]] += 1
-    held, above = np.zeros((devices, level.max() + 1), np.int64), np.zeros((devices, level.max() + 1), np.int64)
-    for s in range(stages):
-        above[device[s], : level[s]] += size[s]
+    level, below, onward, above, top, mine, hosts = _nested(device, size, devices)
+    held = np.zeros_like(above)
     for s in range(stages):
         work[device[s]] += many * (seconds[0, s] + seconds[1, s] + seconds[2, s])
         left[device[s]] += 3 * many

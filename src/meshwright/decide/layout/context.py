@@ -215,7 +215,6 @@ class _Positions(AttentionSteps):
         return n
 
     def _part(self, n: OpNode, value: str, along: Along) -> OpNode:
-        """`n` with this rank's part of an operand in its place."""
         name, shape = part_of(n.name, value), self.shapes[value]
         info = self._info(value)
         local = self.local(shape, along)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -21,7 +22,7 @@ ATTENTION = "scaled_dot_product_attention"
 
 
 @dataclass
-class AttentionSteps:
+class AttentionSteps(ABC):
     """The graph so far. `states`: of values that are divided; `of_param`: those made of parameters; `shapes`: whole."""
 
     graph: OpGraph
@@ -34,8 +35,9 @@ class AttentionSteps:
     of_param: set[str] = field(default_factory=set)
     attended: int = 0
 
+    @abstractmethod
     def _part(self, n: OpNode, value: str, along: Along) -> OpNode:
-        raise NotImplementedError
+        """`n` with this rank's part of an operand in its place."""
 
     def attention(self, n: OpNode) -> None:
         q, k, v = n.inputs[:3]
