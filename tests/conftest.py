@@ -12,17 +12,22 @@ from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
-from hypothesis import HealthCheck, settings
+from hypothesis import HealthCheck, is_hypothesis_test, settings
 
 import compiled_once
 import warm_interpreters
 from meshwright.run.machine.process import batch_scheduling
 
-# "ci": the same examples in every run, no time limit per example (two cores, other load). "soak": fresh ones, many.
+# "ci": the same examples in every run, no time limit per example (two cores, other load), a share of what a test asks for: what the others
+# find, they found when the test was written. "full": all of them. "soak": fresh ones, many.
 settings.register_profile("ci", derandomize=True, deadline=None, suppress_health_check=[HealthCheck.too_slow], database=None)
+settings.register_profile("full", settings.get_profile("ci"))
 settings.register_profile("dev", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.register_profile("soak", deadline=None, max_examples=20_000, suppress_health_check=[HealthCheck.too_slow])
-settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "ci"))
+PROFILE = os.environ.get("HYPOTHESIS_PROFILE", "ci")
+settings.load_profile(PROFILE)
+FULL = PROFILE != "ci"
+SHARE_OF_EXAMPLES, MIN_EXAMPLES = 0.4, 10  # of the examples that a test asks for in its `@settings`, in the profile "ci"
 
 # Compiled kernels are kept beside the environment, so that every worker and every later run finds them.
 os.environ.setdefault("NUMBA_CACHE_DIR", str(Path(sys.prefix) / "numba-cache"))
@@ -48,6 +53,43 @@ def pytest_collection() -> Iterator[None]:
         gc.freeze()
         gc.set_threshold(*warm_interpreters.GC_THRESHOLDS)
         gc.enable()
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """In CI a test of properties tries a share of its examples, and a test marked `sample` runs some of its cases."""
+    if FULL:
+        return
+    for function in {id(f): f for f in (getattr(getattr(i, "obj", None), "__func__", getattr(i, "obj", None)) for i in items)}.values():
+        if is_hypothesis_test(function):  # a function that many cases share is told once
+            asked = function._hypothesis_internal_use_settings
+            few = min(asked.max_examples, max(MIN_EXAMPLES, round(SHARE_OF_EXAMPLES * asked.max_examples)))
+            function._hypothesis_internal_use_settings = settings(asked, max_examples=few)
+    cases: dict[str, list[pytest.Item]] = {}
+    for item in items:
+        if item.get_closest_marker("sample") is not None:
+            cases.setdefault(item.nodeid.partition("[")[0], []).append(item)
+    left = {id(item) for alike in cases.values() for item in unchosen(alike)}
+    if left:
+        config.hook.pytest_deselected(items=[item for item in items if id(item) in left])
+        items[:] = [item for item in items if id(item) not in left]
+
+
+def unchosen(alike: list[pytest.Item]) -> list[pytest.Item]:
+    """All cases of a test but as many as it asks for. Each of those brings the most values of parameters not seen yet, or else lies far from the others."""
+    alike = sorted(alike, key=lambda item: tuple(item.callspec.indices.values()))  # type: ignore[attr-defined]  # as written: the order is mixed
+    marker = alike[0].get_closest_marker("sample")
+    assert marker is not None
+    wanted, seen, chosen = marker.args[0], set[tuple[str, str]](), set[int]()
+
+    def brings(at: int) -> tuple[int, int]:
+        values = {(name, repr(value)) for name, value in alike[at].callspec.params.items()}  # type: ignore[attr-defined]
+        return len(values - seen), min((abs(at - other) for other in chosen), default=len(alike))
+
+    while len(chosen) < min(wanted, len(alike)):
+        at = max((i for i in range(len(alike)) if i not in chosen), key=brings)
+        chosen.add(at)
+        seen |= {(name, repr(value)) for name, value in alike[at].callspec.params.items()}  # type: ignore[attr-defined]
+    return [item for at, item in enumerate(alike) if at not in chosen]
 
 
 def pytest_unconfigure() -> None:

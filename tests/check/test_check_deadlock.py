@@ -11,6 +11,7 @@ from check_random_programs import random_program
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from effort import few
 from meshwright.check import check_program, smallest_depth
 from meshwright.check.program.deadlock import find_cycle
 from meshwright.check.program.order import topological
@@ -31,13 +32,13 @@ def finishes(p: Program, seed: int) -> bool:
 
 def test_the_cycle_test_agrees_with_running_on_thousands_of_random_programs() -> None:
     stuck = 0
-    for seed in range(2000):
+    for seed in range(few(2000)):
         p = random_program(seed, max_messages=12)
         assert check_wellformed(p) == []
         live = finishes(p, seed)
         stuck += not live
         assert live == (not find_cycle(p)), seed
-    assert 200 < stuck < 1800  # both answers occur often
+    assert few(200) < stuck < few(1800)  # both answers occur often
 
 
 @settings(max_examples=200, deadline=None)
@@ -48,7 +49,7 @@ def test_the_cycle_test_agrees_with_running(seed: int) -> None:
 
 
 def test_every_edge_of_a_cycle_is_a_real_wait() -> None:
-    for seed in range(300):
+    for seed in range(few(300)):
         p = random_program(seed)
         cycle = find_cycle(p)
         lane = p.lane_of_step()

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from check_programs import Training, training_layout
 
+from effort import few
 from meshwright.check import worst_order_memory
 from meshwright.check.program import order
 from meshwright.check.program.flow_kernel import maximum_flow
@@ -110,7 +111,7 @@ def peak_over_all_orders(p: Program) -> list[int]:
 
 def test_worst_order_memory_is_the_peak_over_every_interleaving() -> None:
     exact = 0
-    for seed in range(400):
+    for seed in range(few(400)):
         p = random_lives(seed)
         if len(p.steps) > 11:
             continue
@@ -125,7 +126,7 @@ def test_worst_order_memory_is_the_peak_over_every_interleaving() -> None:
                 assert held == want[rank], seed  # the certificate adds up to the peak
             else:
                 assert worst.peak_bytes[rank] >= want[rank], seed
-    assert exact > 200
+    assert exact > few(200)
 
 
 def test_a_buffer_whose_end_is_open_is_bounded_from_above() -> None:

@@ -58,6 +58,7 @@ def assert_names_the_place(verdict: Verdict, what: str) -> None:
     assert first.message
 
 
+@pytest.mark.sample(10)
 @pytest.mark.parametrize("name", COLLECTIVES)
 def test_every_mutant_of_a_collective_is_refused_or_equivalent(name: str) -> None:
     program = COLLECTIVES[name]()
@@ -85,6 +86,7 @@ def weights(program: Program, training: Training, seed: int) -> list[list[int]] 
     return [m.result(b, 0, 1, 0) for b in range(len(program.buffers)) if program.buffers.role[b] == 2]
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("name", LAYOUTS)
 def test_every_mutant_of_a_training_step_is_refused_or_equivalent(name: str) -> None:
     t = Training(training_layout(**LAYOUTS[name]))

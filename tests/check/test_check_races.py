@@ -9,6 +9,7 @@ import pytest
 from check_programs import windowed_reduce
 from check_random_programs import random_program
 
+from effort import few
 from meshwright.check import check_program
 from meshwright.check.program.deadlock import find_cycle
 from meshwright.check.program.order import Order
@@ -90,7 +91,7 @@ def clash(p: Program, s: int, i: int, t: int, j: int) -> bool:
 
 def test_races_are_exactly_the_pairs_that_occur_in_both_orders() -> None:
     racy = clean = 0
-    for seed in range(260):
+    for seed in range(few(260)):
         p = random_program(seed, max_repeat=3, max_messages=4, windows=True)
         turns = turns_needed(p)
         if find_cycle(p) or sum(min(int(r), turns) * int(b - a) for r, a, b in zip(p.lanes.repeat, p.lanes.start, p.lanes.end, strict=True)) > 15:
@@ -102,12 +103,12 @@ def test_races_are_exactly_the_pairs_that_occur_in_both_orders() -> None:
         assert got <= want, seed  # each one named is real; neighbours in the order stand for the rest
         racy += bool(want)
         clean += not want
-    assert racy > 15 and clean > 15
+    assert racy > few(15) and clean > few(15)
 
 
 def test_more_turns_find_nothing_new() -> None:
     """Window + 1 turns decide: checking all of them gives the same answer."""
-    for seed in range(400):
+    for seed in range(few(400)):
         p = random_program(seed, max_repeat=4, max_messages=5, windows=True)
         if not find_cycle(p):
             assert bool(check_races(p)) == bool(check_races(p, Order(p, iterations=8))), seed

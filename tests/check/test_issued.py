@@ -8,6 +8,7 @@ from dataclasses import replace
 import pytest
 from check_random_programs import random_program
 
+from effort import few
 from meshwright.check.issued import MAX_GROUP_CALLS, check_issued
 from meshwright.errors import CheckFailed, Deadlock
 from meshwright.program.issued import CallOrders, Communicator, Issued, Message
@@ -225,7 +226,7 @@ class Explorer:
 @pytest.mark.parametrize("one_queue", [False, True])
 def test_the_answer_is_that_of_every_way_to_go_on(one_queue: bool) -> None:
     deadlocks = fine = explored = 0
-    for seed in range(400):
+    for seed in range(few(400)):
         given = random_orders(seed)
         verdict = check_issued(given, in_issue_order=one_queue)
         if any(f.check == "calls" for f in verdict.findings):
@@ -238,12 +239,12 @@ def test_the_answer_is_that_of_every_way_to_go_on(one_queue: bool) -> None:
         if not verdict.ok:
             cycle = verdict.findings[0].witness["cycle"]
             assert len({(c["rank"], c["entry"]) for c in cycle}) == len(cycle) >= 2
-    assert min(deadlocks, fine, explored) > 40, (deadlocks, fine, explored)
+    assert min(deadlocks, fine, explored) > few(40), (deadlocks, fine, explored)
 
 
 def test_what_ends_in_the_order_of_issue_ends_under_any_streams() -> None:
     """The stricter rule is stricter."""
-    for seed in range(3000):
+    for seed in range(few(3000)):
         given = random_orders(seed)
         if check_issued(given, in_issue_order=True).ok:
             assert check_issued(given).ok, seed
@@ -251,7 +252,7 @@ def test_what_ends_in_the_order_of_issue_ends_under_any_streams() -> None:
 
 def test_what_the_executor_issues_for_random_programs_ends_as_issued() -> None:
     judged = refused = 0
-    for seed in range(2000):
+    for seed in range(few(2000)):
         program = random_program(seed, max_repeat=1, max_messages=12)
         try:
             orders = fuse_lanes(program)
@@ -261,4 +262,4 @@ def test_what_the_executor_issues_for_random_programs_ends_as_issued() -> None:
         judged += 1
         verdict = check_issued(issued_orders(program, compile_rounds(program, orders)), in_issue_order=True)
         assert verdict.ok, (seed, verdict.findings)
-    assert judged > 1000 and refused > 100
+    assert judged > few(1000) and refused > few(100)

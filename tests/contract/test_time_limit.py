@@ -68,6 +68,7 @@ def hurried(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
     return hurry
 
 
+@pytest.mark.sample(4)
 @pytest.mark.parametrize("what", PLANS)
 def test_plans_are_the_same_on_a_clock_that_runs_fifty_times_as_fast(
     here: Path, hurried: Callable[[], None], what: str, capsys: pytest.CaptureFixture[str]
@@ -126,9 +127,10 @@ def test_a_cut_is_said_by_the_exit_code_the_text_the_document_and_the_plan(
         assert any(str(cut) in d["why"] for d in plan.decisions.values())
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize(("command", "limit"), [
-    ("collective compare all-reduce --fabric dgx1-v100:1 --sizes 1KiB:1GiB:32", 600),
     ("pipeline compare --stages 8 --microbatches 16 --search 10", 2_000),
+    ("collective compare all-reduce --fabric dgx1-v100:1 --sizes 1KiB:1GiB:32", 600),
     ("traffic compare --profile profile.json", 60),
     ("layout compare " + SHARDED + " --fabric star:4", 900),
 ])  # fmt: skip

@@ -359,6 +359,7 @@ def _signature(m):
 UNLIKE = list({_signature(m): m.name for m in MACHINES.values()}.values())
 
 
+@pytest.mark.sample(12)
 @pytest.mark.parametrize("name", UNLIKE)
 def test_every_machine_is_routed_planned_and_checked(name, capsys, tmp_path):
     """Two boxes of each that differs from the others: a route between all pairs, and an all-gather plan that the checker accepts, above its bound."""

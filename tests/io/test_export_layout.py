@@ -325,6 +325,7 @@ def test_what_launchers_have_no_words_for():
 
 
 # ---- plain PyTorch -------------------------------------------------------------------------------------------------------
+@pytest.mark.sample(2)
 @pytest.mark.parametrize(
     ("counts", "data", "tensor", "zero"),
     [((3,), 1, 2, 0), ((3,), 2, 1, 0), ((3,), 2, 1, 3), ((2, 1), 1, 1, 0)], ids=["tensor", "ddp", "fsdp", "stages"],

@@ -44,6 +44,7 @@ def right(algo: MscclAlgo, *, seeds: int = 3) -> None:
     assert depth == 1 or hangs(text, depth - 1)
 
 
+@pytest.mark.sample(60)
 @pytest.mark.parametrize("op", OPERATIONS)
 @pytest.mark.parametrize("name", NAMES)
 def test_every_strategy_is_handed_over(name: str, op: str) -> None:
@@ -235,6 +236,7 @@ def test_a_wrong_program_is_never_written() -> None:
 
 
 # ---- imports -----------------------------------------------------------------------------------------------------------
+@pytest.mark.sample(8)
 @pytest.mark.parametrize("name", FILES)
 def test_imports_can_be_exported_again(name: str) -> None:
     """A foreign file as a program, written anew: another file, also right."""

@@ -56,6 +56,7 @@ def test_the_papers_coefficients() -> None:
     assert layer_bytes(SHAPES["noise_masks"], SplitLayout()) == s * h * 36 + 6 * a * s * s + statistics
 
 
+@pytest.mark.sample(4)
 @pytest.mark.parametrize("name", SHAPES)
 def test_captured_graph_and_hooks_and_formulas_agree(name: str) -> None:
     model = SHAPES[name]

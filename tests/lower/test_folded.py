@@ -116,6 +116,7 @@ def both(model: str, data: int, tensor: int, pipeline: int, microbatch: int, seq
     return Both(fabric, graph, layout, plain, folded, {**one, **other}, places)
 
 
+@pytest.mark.sample(5)
 @pytest.mark.parametrize("model", ["gpt.py:tiny", "gpt.py:tiny_tied"])
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 def test_folded_is_unfolded_to_the_last_bit(model: str, shape: tuple[int, int, int, int, bool]) -> None:

@@ -68,6 +68,7 @@ def sent_bytes(program: Program) -> list[dict[str, int]]:
     return [dict(x) for x in found]
 
 
+@pytest.mark.sample(4)
 @pytest.mark.parametrize(("model", "devices", "mesh", "search"), MODELS)
 def test_programs_of_plans(model: str, devices: int, mesh: tuple[int, ...], search: str) -> None:
     graph, fabric = captured(model, scalable=False), star(devices)

@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from random_programs import Case, random_case
 
+from effort import few
 from meshwright.simulate import compile_network
 from meshwright.simulate.engine import run
 from meshwright.simulate.tables import link_tables, make_state, program_tables
@@ -43,12 +44,12 @@ MODES = [("exclusive", None), ("exclusive", 3), ("fair", None)]
 @pytest.mark.parametrize(("mode", "segment_bytes"), MODES)
 def test_equal_bits_on_seeded_programs(mode: str, segment_bytes: int | None) -> None:
     deadlocks = sent = 0
-    for seed in range(700):
+    for seed in range(few(700)):
         dead, messages = both(random_case(seed), mode, segment_bytes)
         deadlocks += dead
         sent += messages
-    assert 5 < deadlocks < 350, "the generator should make both live and dead programs"
-    assert sent > 4000
+    assert few(5) < deadlocks < few(350), "the generator should make both live and dead programs"
+    assert sent > few(4000)
 
 
 @settings(max_examples=150, deadline=None)

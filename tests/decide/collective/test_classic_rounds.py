@@ -57,6 +57,7 @@ def time_s(strategy: Any, problem: CollectiveProblem) -> float:
 
 
 # ---- right ---------------------------------------------------------------------------------------------------------------
+@pytest.mark.sample(10)
 @pytest.mark.parametrize("strategy", VARIANTS, ids=repr)
 def test_right_for_every_number_of_ranks(strategy: Any) -> None:
     done = set()

@@ -36,6 +36,7 @@ def planned(problem: CollectiveProblem, **options: object) -> CollectivePlan:
     return ForestColl(**options).plan(problem, rng=np.random.default_rng(0))  # type: ignore[arg-type]
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("name", ["dgx-a100:2", "mi250:1", "two-islands", "dgx-h100:24"])
 def test_a_plan_remembered_from_another_size_is_the_one_built_afresh(name: str) -> None:
     shared = replace(load_fabric(name))
@@ -122,6 +123,7 @@ def test_trees_are_fewer_where_many_would_leave_too_few_pieces() -> None:
     assert times[0] < times[1]
 
 
+@pytest.mark.sample(4)
 @pytest.mark.parametrize("unroll", [False, True])
 @pytest.mark.parametrize("op", ["all-gather", "reduce-scatter", "all-reduce", "broadcast", "reduce"])
 def test_paced_programs_are_correct(op: str, unroll: bool) -> None:

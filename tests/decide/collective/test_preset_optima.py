@@ -74,6 +74,7 @@ def test_trees_of_sixteen_h100_boxes_reach_the_optimum_and_stay_low() -> None:
     assert forest.k == 1 and forest.stretch == forest.optimum and forest.height <= 6
 
 
+@pytest.mark.sample(15)
 @pytest.mark.parametrize("name", ["dgx1-v100", "dgx-a100:2", "mi250:1", "two-islands:3", "dgx-h100:2"])
 @pytest.mark.parametrize("op", OPERATIONS)
 def test_plans_on_presets_deliver(name: str, op: str) -> None:

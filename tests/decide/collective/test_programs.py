@@ -21,6 +21,7 @@ OPERATIONS = ("all-reduce", "all-gather", "reduce-scatter", "broadcast", "reduce
 RNG = np.random.default_rng
 
 
+@pytest.mark.sample(30)
 @pytest.mark.parametrize("op", OPERATIONS)
 @pytest.mark.parametrize("n", range(2, 10))
 @pytest.mark.parametrize("both", [False, True])

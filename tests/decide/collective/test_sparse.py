@@ -117,6 +117,7 @@ def messages(p: Program) -> list[Sent]:
     return sorted((m for m in found if m.size_bytes), key=lambda m: m.source)
 
 
+@pytest.mark.sample(16)
 @pytest.mark.parametrize("name", sorted(NAMES))
 @pytest.mark.parametrize("ranks", [2, 3, 5, 8])
 @pytest.mark.parametrize("threshold", ["reuse", "gaussian"])

@@ -370,6 +370,7 @@ PUBLISHED_ON = {
 }  # fmt: skip
 
 
+@pytest.mark.sample(4)
 @pytest.mark.parametrize("name", PUBLISHED_ON)
 @pytest.mark.parametrize("op", ["all-gather", "reduce-scatter"])
 def test_published_sketches_plan_on_their_boxes(name: str, op: str) -> None:
@@ -495,6 +496,7 @@ def test_replay_of_any_order_is_feasible() -> None:
 
 
 # ---- the strategy ------------------------------------------------------------------------------------------------------
+@pytest.mark.sample(4)
 @pytest.mark.parametrize("op", OPERATIONS)
 def test_two_boxes_in_every_operation(op: str) -> None:
     problem = CollectiveProblem.on(two_boxes(), op, 8 * 40_000)
@@ -550,6 +552,7 @@ def test_what_was_planned_before_changes_nothing(fabric: Fabric, op: str, sizes:
         assert one.options == two.options and one.notes == two.notes
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("op", ["all-reduce", "all-gather", "all-to-all"])
 def test_one_class_is_as_good_for_its_other_sizes(op: str) -> None:
     """Sizes that share a class: the schedule time is within a quarter of what the same strategy plans with the class to itself."""

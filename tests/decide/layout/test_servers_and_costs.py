@@ -154,7 +154,7 @@ def test_the_command_prints_the_layout_its_bounds_and_its_runners_up(graph_file:
     assert sum(s["layers"] for s in best["layout"]["stages"]) == document["layers"] == sum(r["layers"] for r in best["choices"])
     assert best["time_s"] >= document["bounds"]["universal_s"] and best["time_s"] >= document["bounds"]["family_s"] * (1 - 1e-6)
     assert len(document["runners_up"]) == 3 and all(r["why"] for r in document["runners_up"])
-    assert main([*words, "--show", "2", "--levels", "0,1"]) == 0
+    assert main([*words, "--microbatches", "4", "--show", "2", "--levels", "0,1"]) == 0
     text = capsys.readouterr().out
     assert "bound of any layout" in text and "runners-up" in text and "sharding 3" not in text
 

@@ -53,6 +53,7 @@ SHAPES = [(n, {}) for n in NAMES if n != "search"] + [  # that one may leave a d
 ]  # fmt: skip
 
 
+@pytest.mark.sample(6)
 @pytest.mark.parametrize(("name", "options"), SHAPES)
 def test_no_step_gets_longer(name: str, options: dict[str, Any]) -> None:
     problem = of(4, 8, forward_s=(1.0, 1.3, 0.9, 1.1), activation_bytes=10, p2p_rate_Bps=1000, p2p_latency_s=0.001)
@@ -99,6 +100,7 @@ PROFILES = {
 }  # fmt: skip
 
 
+@pytest.mark.sample(8)
 @pytest.mark.parametrize("depth", [4, 8])
 @pytest.mark.parametrize("profile", PROFILES)
 @pytest.mark.parametrize("strategy", [GPipe(), OneFOneB(), Chimera()])

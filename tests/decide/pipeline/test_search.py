@@ -85,6 +85,7 @@ def test_exact_search_against_brute_force(devices: int, microbatches: int, cap: 
     assert max(in_flight_peaks(proof.schedule)) <= cap
 
 
+@pytest.mark.sample(4)
 @pytest.mark.parametrize(("devices", "microbatches", "cap", "optimum"), [
     (4, 8, 8, 51), (4, 8, 4, 59), (3, 6, 4, 41), (4, 4, 5, 32), (4, 4, 4, 35), (2, 4, 3, 27), (2, 4, 2, 33),
 ])  # fmt: skip

@@ -22,6 +22,7 @@ def agree(name: str, degrees: tuple[int, int, int], context: tuple[int, str], **
     return case, outcomes
 
 
+@pytest.mark.sample(8)
 @pytest.mark.parametrize(
     ("name", "degrees", "context"),
     [

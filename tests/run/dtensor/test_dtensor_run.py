@@ -36,6 +36,7 @@ def plan(model: str, devices: int, search: str = "auto", mesh: tuple[int, ...] |
     return AutoDDL(search=search, mesh=mesh).plan(problem)
 
 
+@pytest.mark.sample(1)
 @pytest.mark.real
 @pytest.mark.parametrize("devices", [2, 4])
 def test_loss_gradients_and_bytes(devices: int) -> None:
@@ -121,6 +122,7 @@ os._exit(0)  # torch's own threads may end the process with "terminate called" w
 """
 
 
+@pytest.mark.sample(2)
 @pytest.mark.real
 @pytest.mark.parametrize("mesh", ["2", "4", "2x2"])
 def test_every_redistribution_on_gloo_sends_the_predicted_bytes_and_pieces_are_dtensors(mesh: str, tmp_path: Path) -> None:

@@ -100,6 +100,7 @@ def gradients(plan: ShardingPlan) -> dict[str, torch.Tensor]:
     return {name: p.grad for name, p in trainer.work.parameters.items()}
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize(("model", "devices", "search"), CASES)
 def test_gradients_are_those_of_operators_one_by_one(model: str, devices: int, search: str, monkeypatch: pytest.MonkeyPatch) -> None:
     plan, lowered = planned(model, devices, search)

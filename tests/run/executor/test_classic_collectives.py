@@ -53,6 +53,7 @@ def expected(op: str, given: list[torch.Tensor], root: int) -> list[torch.Tensor
     return [given[(r - 1) % n] for r in range(n)]
 
 
+@pytest.mark.sample(14)
 @pytest.mark.parametrize("ranks", [2, 3, 5])
 @pytest.mark.parametrize("name", ALGORITHMS)
 def test_real_messages_give_torchs_answer(name: str, ranks: int) -> None:

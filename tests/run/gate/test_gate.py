@@ -113,6 +113,7 @@ def test_what_changes_outside_the_module_is_no_random_number() -> None:
 COUNTED = ["ignoring", "ignoring_most", "class_weights", "summed", "negative_log", "masked", "masked_means", "two_terms", "shifted"]
 
 
+@pytest.mark.sample(5)
 @pytest.mark.parametrize("loss", COUNTED)
 def test_losses_are_normalised_as_one_process_would(loss: str, monkeypatch: pytest.MonkeyPatch) -> None:
     for degrees in ((2, 1, 1), (1, 1, 2), (1, 2, 1)):
@@ -231,6 +232,7 @@ def test_a_step_that_is_equal_by_chance_is_no_proof() -> None:
 
 
 # ---- optimizers -------------------------------------------------------------------------------------------------------
+@pytest.mark.sample(3)
 @pytest.mark.parametrize(
     ("optimizer", "whole", "split"),
     [

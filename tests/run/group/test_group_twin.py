@@ -8,9 +8,10 @@ import fault_cases as fc
 import pytest
 import torch
 
+from effort import few
 from meshwright.testing.group_twin import FAULTS, Fault, VirtualWorld
 
-CASES = 2000
+CASES = few(2000)
 
 
 @pytest.mark.timeout(120)
@@ -92,7 +93,7 @@ def test_every_interleaving_of_small_programs(strategy: str, op: str, fabric: st
 
 def test_two_faults_at_once_still_end_with_typed_errors() -> None:
     every = fc.cells(30)
-    for seed in range(300):
+    for seed in range(few(300)):
         made = every[seed % len(every)]
         _, first, a = fc.schedule(made, seed)
         _, second, b = fc.schedule(made, seed + 10_000)

@@ -71,6 +71,7 @@ def test_another_batch_size_or_place_is_the_same_model(tmp_path):
     assert executed_graph(trace_forward(f"{tmp_path}/moved.py:model")).fingerprint() == planned
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize(("model", "loss"), [("gpt.py:tiny", "cross-entropy"), ("convnet.py:small", "cross-entropy"), ("dlrm.py:small", "mse")])
 def test_tracing_to_run_finds_what_capture_found(model, loss):
     name = f"examples/{model}"

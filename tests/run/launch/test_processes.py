@@ -78,6 +78,7 @@ def serial():
     return serial_losses(Training(model=TINY, global_batch=8), data="python-source", steps=STEPS)
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("degrees", [(4, 1, 1), (2, 2, 1), (2, 1, 2), (1, 1, 4), (1, 2, 2)], ids=["DP4", "TP2xDP2", "PP2xDP2", "PP4", "TP2xPP2"])
 def test_loss_curve_equals_serial(degrees, serial, tmp_path):
     result = train_run(make_plan(degrees), RunRequest(out=tmp_path / "run", steps=STEPS, calibrate=False))
@@ -141,6 +142,7 @@ def test_a_resumed_run_has_the_bits_of_an_uninterrupted_one(tmp_path):
     assert not (tmp_path / "nothing").exists()
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize(("first", "then"), [((1, 2, 1), (1, 1, 2)), ((1, 3, 1), (2, 2, 1))], ids=["TP2>PP2", "TP3>TP2xDP2"])
 def test_another_layout_resumes_from_the_same_checkpoint(first, then, tmp_path):
     """A tied, unevenly split, dropping model: the second half on other degrees continues the serial run's losses."""
@@ -243,6 +245,7 @@ def _torchrun(tmp_path: Path, agents: int, per_agent: int, plan_file: Path, *wor
     return done
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("agents", [1, 2])
 def test_under_torchrun(agents, tmp_path, serial):
     write_plan(tmp_path / "plan.json", make_plan((2, 1, 1), microbatch=4))

@@ -143,6 +143,7 @@ def test_a_killed_rank_is_planned_around_with_local_shards(serial, tmp_path):
     ]
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize(
     ("before", "keep"),
     [((1, 4, 1), ()), ((1, 2, 2), ("pp",)), ((4, 1, 1, 3), ()), ((2, 2, 1, 2), ("tp",)), ((2, 1, 2, 1), ())],
@@ -179,6 +180,7 @@ def test_ranks_send_what_others_lack_and_storage_gives_what_is_lost(serial, tmp_
     assert again.losses == pytest.approx(serial[:6], rel=1e-9)
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize(
     ("before", "after"), [((4, 1, 1, 3), (2, 2, 1, 2)), ((2, 1, 2, 2), (4, 1, 1, 3)), ((2, 2, 1, 1), (1, 2, 2, 0))],
     ids=["DP4 level 3 to TP2xDP2 level 2", "DP2xPP2 level 2 to DP4 level 3", "TP2xDP2 level 1 to TP2xPP2"],

@@ -43,6 +43,7 @@ def run(pool, tmp_path, layout, recipe, dtype=WIDE, kind="adamw", name="store", 
     return pool.run(stepped, 2, 2, str(tmp_path / name), plan, recipe, dtype, kind, more)
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("layout", ["dp2", "pp2", "tp2", "zero1", "zero2", "zero3"])
 def test_the_full_recipe_equals_a_plain_loop(layout, pool, tmp_path):
     """Clipping by the norm of all, a schedule, an average, a group without decay that the plan makes; and losses in evaluation beside it."""
@@ -82,6 +83,7 @@ def test_a_saved_recipe_goes_on_with_equal_bits_and_in_another_layout(layout, po
 BF16, FP16 = mw.Recipe(precision="bf16-autocast", clip_norm=NORM), mw.Recipe(precision="fp16-autocast", clip_norm=NORM, ema=0.7)
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize(("layout", "tolerance"), [("dp2", 1e-6), ("zero3", 1e-6), ("pp2", 2e-3), ("tp2", 2e-3)])
 def test_bf16_autocast_and_clipping_equal_ddp(layout, tolerance, pool, tmp_path):
     """The same rows go together under data parallelism; elsewhere sums round in bfloat16 at other places."""
@@ -100,6 +102,7 @@ def test_fp16_autocast_scales_and_leaves_out_as_gradscaler_under_ddp(pool, tmp_p
     alike(one["averages"], one["ddp"]["averages"], 1e-6)
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("layout", ["dp2", "pp2", "zero2"])
 def test_masters_of_bfloat16_weights_equal_ddp_with_masters(layout, pool, tmp_path):
     recipe = mw.Recipe(clip_value=1e-2)

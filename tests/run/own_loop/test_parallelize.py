@@ -36,6 +36,7 @@ def same_optimizer(found, expected, tolerance=1e-9):
         alike(found["state"][number], state, tolerance)
 
 
+@pytest.mark.sample(4)
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_losses_weights_and_optimizer_equal_a_plain_loop(layout, pool, tmp_path):
     plan = plan_for(**LAYOUTS[layout])
@@ -47,6 +48,7 @@ def test_losses_weights_and_optimizer_equal_a_plain_loop(layout, pool, tmp_path)
         assert found["same"]  # the owner's parameter objects are still his
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("layout", ["dp2", "pp2", "zero3"])
 def test_a_saved_step_goes_on_with_equal_bits(layout, pool, tmp_path):
     plan = plan_for(**LAYOUTS[layout])
@@ -83,6 +85,7 @@ def test_what_other_ranks_hold_is_emptied_and_comes_back_with_the_whole(pool, tm
         assert torch.equal(x, found[1]["state"][name]) and x.numel()
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize(
     ("case", "layouts", "expected"),
     [

@@ -85,6 +85,7 @@ def candidates(devices: int, microbatches: int) -> list[tuple[str, dict[str, Any
     return found
 
 
+@pytest.mark.sample(8)
 @pytest.mark.parametrize(
     ("name", "options"), [*candidates(4, 5), ("dualpipe-v", {})], ids=lambda x: "-".join(map(str, x)) if isinstance(x, dict) else x
 )

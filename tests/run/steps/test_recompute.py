@@ -53,6 +53,7 @@ def policies(layer: Layer, nodes: Any) -> dict[str, LayerPolicy]:
     return found
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("name", ["double", "paper", "noise_masks", "llama", "grouped"])
 def test_gradients_are_bit_equal_and_the_bytes_are_the_policys(name: str) -> None:
     module, inputs, traced, layers = case(name)

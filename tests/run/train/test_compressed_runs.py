@@ -40,6 +40,7 @@ def test_a_plan_that_compresses_nothing_is_the_plain_plan_and_trains_alike():
     close(trained(plan, 3)[0], trained(planned(None), 3)[0])
 
 
+@pytest.mark.sample(4)
 @pytest.mark.parametrize("codec", ["int8", "efsign", "onebit", "qsgd", "terngrad", "fp8", "fp16", "bf16", "randomk:density=0.2", "powersgd:rank=2"])
 def test_every_codec_sends_what_it_encodes(codec):
     plan = planned(codec)

@@ -54,6 +54,7 @@ def plain(cause: str) -> tuple[list[float], dict[str, torch.Tensor]]:
 CASES = [(c, d) for c in ("Experts", "OwnGradient", "InPlaceWithoutGradient", "ChangedThroughViews", "Autocast") for d in ((2, 1, 1), (1, 1, 2))]
 
 
+@pytest.mark.sample(5)
 @pytest.mark.parametrize(("cause", "degrees"), [*CASES, ("Checkpointed", (1, 2, 1))])  # the last: a linear right after one that sums its parts
 def test_a_plan_trains_what_a_plain_loop_trains(cause: str, degrees: tuple[int, int, int]) -> None:
     model = f"{MODELS}:{cause}"

@@ -135,6 +135,7 @@ LAYOUTS = [
 ]  # fmt: skip
 
 
+@pytest.mark.sample(4)
 @pytest.mark.parametrize(("degrees", "more"), LAYOUTS, ids=lambda x: str(x)[:40])
 def test_the_loss_is_the_owners_in_evaluation_mode(degrees: tuple[int, int, int], more: dict[str, Any]) -> None:
     """Whose dropout draws nothing then. The last of 18 samples, which fill no batch, are left out."""

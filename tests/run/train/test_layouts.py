@@ -65,6 +65,7 @@ def serial():
     return serial_losses(Training(model=TINY, global_batch=GLOBAL_BATCH), data="python-source", steps=8)
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize(
     ("degrees", "microbatch", "steps"),
     [((4, 1, 1), 2, 8), ((2, 2, 1), 2, 8), ((2, 1, 2), 1, 8), ((1, 1, 4), 2, 8), ((1, 2, 2), 2, 8), ((1, 4, 1), 8, 5), ((1, 1, 1), 4, 5)],

@@ -42,6 +42,7 @@ def test_graphs_have_the_types_that_autocast_gives():
     assert {o.dtype for n in plain_graph.nodes for o in n.outputs} <= {"float32", "int64"}
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("precision", DTYPES)
 @pytest.mark.parametrize("recompute", ["none", "full", "steps"])
 def test_one_process_has_the_bits_of_eager_autocast(pool, precision, recompute):
@@ -54,6 +55,7 @@ def test_one_process_has_the_bits_of_eager_autocast(pool, precision, recompute):
         assert torch.equal(values, expected.weights[name].reshape(-1)), name
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize(
     ("degrees", "level", "options"),
     [

@@ -60,6 +60,7 @@ OPTIMIZER = "adamw:weight_decay=0.3,betas=0.8,0.9"
 NORM = 0.5
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize(("degrees", "level"), LAYOUTS)
 def test_groups_schedule_average_and_clipping_equal_the_plain_loop(pool, degrees, level):
     case = case_of(degrees, level, end=StepEnd(state_copies=3, norm=True))
@@ -72,6 +73,7 @@ def test_groups_schedule_average_and_clipping_equal_the_plain_loop(pool, degrees
     assert worst(case, found, expected) <= 1e-9
 
 
+@pytest.mark.sample(4)
 @pytest.mark.parametrize(
     ("text", "make"),
     [
@@ -94,6 +96,7 @@ def test_optimizers_equal_the_plain_loop(pool, text, make, degrees, level):
     assert worst(case, found, expected) <= 1e-9
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize(
     ("before", "after"),
     [(((2, 1, 2), 3), ((2, 1, 2), 3)), (((2, 1, 1), 2), ((1, 2, 2), 0)), (((1, 2, 1), 0), ((2, 1, 1), 1))],
@@ -120,6 +123,7 @@ def test_a_resumed_run_goes_on_exactly(pool, before, after, tmp_path):
             assert worst(target, again, expected) <= 1e-9
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize(
     ("name", "degrees", "level", "options"),
     [

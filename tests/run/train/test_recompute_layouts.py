@@ -43,6 +43,7 @@ CASES = [
 ]  # fmt: skip
 
 
+@pytest.mark.sample(5)
 @pytest.mark.parametrize(("name", "degrees", "options"), CASES)
 def test_bits_and_bytes(pool, name, degrees, options):
     whole, plain = run(pool, name, degrees, "none", **options)

@@ -25,6 +25,7 @@ def agree(pool, name, degrees, **options):
     return as_serial(pool, name, degrees, **{"options": ALONG, **options})
 
 
+@pytest.mark.sample(5)
 @pytest.mark.parametrize(
     ("name", "degrees"),
     [

@@ -35,6 +35,7 @@ def agree(pool, case, name, *, steps=2, optimizer="adamw", **more):
     return found
 
 
+@pytest.mark.sample(7)
 @pytest.mark.parametrize(
     ("name", "degrees"), [("even", (2, 1, 1)), ("even", (3, 1, 1)), ("odd_tied", (2, 1, 1)), ("odd_tied", (2, 1, 2)), ("grouped_expand", (2, 2, 1))]
 )
@@ -46,6 +47,7 @@ def test_steps_equal_the_serial_run(pool, name, degrees, level):
     agree(pool, case, name)
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("level", [1, 2, 3])
 def test_not_overlapped_and_with_tensor_and_pipeline(pool, level):
     agree(pool, case_of("odd_tied", (2, 1, 2), level, False), "odd_tied")

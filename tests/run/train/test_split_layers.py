@@ -11,6 +11,7 @@ pytestmark = [pytest.mark.real, pytest.mark.timeout(240)]
 MODELS = "tests/run/attention_models.py:"
 
 
+@pytest.mark.sample(9)
 @pytest.mark.parametrize("name", NAMES)
 def test_loss_gradients_and_bytes(pool, name):
     case, _ = as_serial(pool, name, (1, 2, 1), models=MODELS)

@@ -21,6 +21,7 @@ from meshwright.simulate.pricing import durations
 pytestmark = [pytest.mark.real, pytest.mark.timeout(240)]
 
 
+@pytest.mark.sample(6)
 @pytest.mark.parametrize(
     ("name", "degrees"),
     [
@@ -48,6 +49,7 @@ def test_what_was_split(pool):
     assert shards["grouped_packed", 2]["blocks.0.attention.qkv.weight"].mixed == ((32, 0), (8, 2), (8, 2))
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("name", ["smoothed", "weighted", "every_loss", "summed"])
 @pytest.mark.parametrize("tensor", [2, 3])
 def test_losses_over_a_split_vocabulary(pool, name, tensor):

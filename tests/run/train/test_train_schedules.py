@@ -14,6 +14,7 @@ pytestmark = [pytest.mark.real, pytest.mark.timeout(120)]
 MODELS, TENSOR = "tests/run/schedule_models.py:", "tests/run/tensor_models.py:"
 
 
+@pytest.mark.sample(6)
 @pytest.mark.parametrize(
     ("name", "options", "degrees", "microbatches"),
     [
@@ -47,6 +48,7 @@ def test_sharded_steps_equal_the_serial_run(pool, name, options, level):
     same_as_serial(case, found, serial(case, "net", 2))
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize(
     ("name", "models", "degrees", "microbatches", "schedule", "rule", "along"),
     [

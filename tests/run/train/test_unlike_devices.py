@@ -16,6 +16,7 @@ from meshwright.errors import Unsupported
 pytestmark = [pytest.mark.real, pytest.mark.timeout(240)]
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize(
     ("name", "degrees", "division", "batch"),
     [

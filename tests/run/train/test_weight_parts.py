@@ -20,6 +20,7 @@ from meshwright.run.train.work import gradient_bytes
 MODELS = "tests/run/recipe_models.py:"
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize(
     ("name", "degrees", "level"),
     [("tied", (1, 2, 2), 0), ("grouped", (1, 4, 1), 0), ("tied", (2, 1, 1), 1), ("tied", (2, 1, 2), 2), ("shared", (2, 2, 1), 3)],
