@@ -75,7 +75,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def unchosen(alike: list[pytest.Item]) -> list[pytest.Item]:
-    """All cases of a test but as many as it asks for. Each of those brings the most values of parameters not seen yet, or else lies far from the others."""
+    """All cases of a test but as many as it asks for: each of those brings most values of parameters not seen yet, or lies far from the others."""
     alike = sorted(alike, key=lambda item: tuple(item.callspec.indices.values()))  # type: ignore[attr-defined]  # as written: the order is mixed
     marker = alike[0].get_closest_marker("sample")
     assert marker is not None
