@@ -48,7 +48,7 @@ def simulate_program(
         depth: of all channels, or by channel, instead of the program's own.
         sizes: bytes per symbol name, instead of the expected ones; or "lower" or "upper" for all of them.
         record: also spans, memory curves, the critical path and slack; else only makespan, link busy seconds and memory peaks.
-        memory: without it (and `record`) memory is not counted, which takes longer than many a simulation.
+        memory: without it memory is not counted, which takes longer than many a simulation.
         transfers: with `record`, also which message was on which link when.
         staging: count `depth` messages of staging at the receiver of every channel whose messages cannot go straight into their place.
 
@@ -72,7 +72,7 @@ def simulate_program(
     attributes["rate_instants"] = int(state.work[1])  # at which rates of fair links were worked out anew ...
     attributes["rate_work"] = int(state.work[2])  # ... and the links and flows looked at for it: what such a simulation costs
     timeline = make_timeline(
-        inlined, tables, state, links, fabric_name=fabric.name, makespan_s=makespan_s, record=record, memory=memory or record,
+        inlined, tables, state, links, fabric_name=fabric.name, makespan_s=makespan_s, record=record, memory=memory,
         staging=staging, attributes=attributes,
     )  # fmt: skip
     return replace(timeline, transfers=link_transfers(tables, state, links)) if record and transfers else timeline

@@ -73,7 +73,7 @@ def estimate_restart(problem: RestartProblem, found: Transfers, fabric: Fabric, 
         return RestartEstimate(time_s=0.0, bound_s=bound, bound_where=where, program=None)
     program = restart_program(found, len(problem.placement))
     full = with_storage(fabric, storage_Bps)
-    timeline = simulate_program(program, full, (*problem.placement, STORAGE_NAME), cost, record=False)
+    timeline = simulate_program(program, full, (*problem.placement, STORAGE_NAME), cost, record=False, memory=False)
     return RestartEstimate(time_s=timeline.makespan_s, bound_s=bound, bound_where=where, program=program)
 
 

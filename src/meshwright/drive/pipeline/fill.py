@@ -110,7 +110,7 @@ def _steps(problem: PipelineProblem, schedule: Schedule, filling: Filling) -> tu
         name = program_hash(program)
         if name not in known:
             check_program(program, programs=callees).raise_if_wrong()
-            known[name] = simulate_program(program, fabric, names, cost, programs=callees, record=False).makespan_s
+            known[name] = simulate_program(program, fabric, names, cost, programs=callees, record=False, memory=False).makespan_s
         programs.append(program)
         makespans.append(known[name])
     return programs, table, makespans

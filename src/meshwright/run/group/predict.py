@@ -131,7 +131,7 @@ def timed_form(program: Program, fabric: Fabric | None, ranks: Sequence[str]) ->
 
     def times(unrolled: Program) -> tuple[F64, F64]:
         assert fabric is not None
-        spans = simulate_program(unrolled, fabric, tuple(ranks), assumed_cost(fabric), record=True).spans
+        spans = simulate_program(unrolled, fabric, tuple(ranks), assumed_cost(fabric), memory=False).spans
         known = spans.step >= 0
         start_s, end_s = np.zeros(len(unrolled.steps)), np.zeros(len(unrolled.steps))
         start_s[spans.step[known]], end_s[spans.step[known]] = spans.start_s[known], spans.end_s[known]
@@ -178,7 +178,7 @@ def predicted_time_s(form: Form, fabric: Fabric, ranks: Sequence[str], transport
     """Simulated time of the walks on links slowed by their flows, for the planned or another size. Raises: as `simulate_program`."""
     walks = on_the_wire(form, size_bytes)
     slowed = slowed_by_flows(fabric, flows_on_links(walks, fabric, ranks))
-    return simulate_program(walks, slowed, tuple(ranks), Cost(transport=transport), record=False).makespan_s
+    return simulate_program(walks, slowed, tuple(ranks), Cost(transport=transport), record=False, memory=False).makespan_s
 
 
 def late_time_s(form: Form, fabric: Fabric, ranks: Sequence[str], transport: Transport) -> float:
@@ -197,5 +197,5 @@ def late_time_s(form: Form, fabric: Fabric, ranks: Sequence[str], transport: Tra
         random, time_s = np.random.default_rng(seed), usual_s.copy()
         late = taken[random.random(len(taken)) < LATE_SHARE]
         time_s[late] += random.exponential(LATE_S, len(late))
-        times.append(simulate_program(walks, slowed, tuple(ranks), durations_s=time_s, record=False).makespan_s)
+        times.append(simulate_program(walks, slowed, tuple(ranks), durations_s=time_s, record=False, memory=False).makespan_s)
     return float(np.mean(times))

@@ -63,7 +63,7 @@ def _judged(problem: SparseProblem, plan: SparsePlan) -> SparseRanked:
 
     def time_s(name: str, sizes: str = "expected") -> float:
         done = simulate_program(
-            plan.programs[name], problem.fabric, problem.ranks, cost, works=plan.works, sizes=sizes, record=False,  # type: ignore[arg-type]
+            plan.programs[name], problem.fabric, problem.ranks, cost, works=plan.works, sizes=sizes, record=False, memory=False,  # type: ignore[arg-type]
         )  # fmt: skip
         return done.makespan_s
 
@@ -83,7 +83,7 @@ def _dense(problem: SparseProblem) -> SparseRanked:
         fabric=problem.fabric, op="all-reduce", ranks=problem.ranks, size_bytes=4 * problem.elements, transport=cost.transport
     )
     plan = Ring().plan(asked, rng=np.random.default_rng(0))
-    time_s = simulate_program(plan.program, problem.fabric, problem.ranks, cost, record=False).makespan_s
+    time_s = simulate_program(plan.program, problem.fabric, problem.ranks, cost, record=False, memory=False).makespan_s
     return SparseRanked(
         strategy=DENSE, plan=None, time_s=time_s, mean_s=time_s, upper_s=time_s, words=2 * problem.elements * (n - 1) / n,
         why="the ring, nothing left out",
