@@ -56,6 +56,7 @@ def with_ranges(p: Program, op: int, name: str, rows: list[list[int]]) -> Progra
     return dataclasses.replace(p, ops=dataclasses.replace(p.ops, **{name: Csr.of(values)}))
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("case", CASES)
 def test_plans_are_right_and_say_what_they_ask(case: str) -> None:
     plan = planned(case)

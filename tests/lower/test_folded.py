@@ -140,6 +140,7 @@ def test_folded_is_unfolded_to_the_last_bit(model: str, shape: tuple[int, int, i
     assert again.makespan_s == one.makespan_s
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 def test_folded_programs_are_proved_without_expanding(shape: tuple[int, int, int, int, bool]) -> None:
     x = both("gpt.py:tiny_tied", *shape)
@@ -148,6 +149,7 @@ def test_folded_programs_are_proved_without_expanding(shape: tuple[int, int, int
     assert verdict.ok, verdict.findings
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("shape", SHAPES[:4], ids=str)
 def test_the_norm_of_gradients_folds(shape: tuple[int, int, int, int, bool]) -> None:
     x = both("gpt.py:tiny_tied", *shape, norm=True)

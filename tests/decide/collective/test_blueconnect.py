@@ -70,6 +70,7 @@ def test_any_factorisation_order_primitive_and_grid_delivers(seed: int, n: int, 
     assert program.buffers.actor.tolist() == list(range(n))
 
 
+@pytest.mark.sample(10)
 @pytest.mark.parametrize("op", ["all-reduce", "reduce-scatter", "all-gather"])
 @pytest.mark.parametrize("sizes", [(3, 5), (1, 2), (2, 3, 4), (1, 1, 3)])
 @pytest.mark.parametrize("weighted", [False, True])

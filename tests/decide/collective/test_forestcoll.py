@@ -137,6 +137,7 @@ def test_paced_programs_are_correct(op: str, unroll: bool) -> None:
     assert check_program(planned(shards, pace=2, **options | {"unroll": None}).program).ok
 
 
+@pytest.mark.sample(7)
 @pytest.mark.parametrize(("unroll", "lead"), [(False, 2), (False, 3), (False, 4), (True, 4)])
 @pytest.mark.parametrize("op", ["all-gather", "reduce-scatter", "all-reduce", "reduce"])
 def test_programs_with_a_lead_move_the_same_data(op: str, unroll: bool, lead: int) -> None:

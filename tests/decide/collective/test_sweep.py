@@ -27,6 +27,7 @@ def test_sizes_that_are_planned_at():
     assert planned_sizes([1, 100, 10_000, 10**6, 10**8]) == [1, 100, 10_000, 10**6, 10**8]
 
 
+@pytest.mark.sample(4)
 @pytest.mark.parametrize("op", OPERATIONS)
 def test_resized_schedules_deliver_and_keep_the_messages(op):
     before = CollectiveProblem.on(FABRIC, op, 6 * 4096, root=2)

@@ -93,6 +93,7 @@ def test_properties_that_cannot_be_run_are_named(graph: OpGraph) -> None:
         best_runnable(replace(found, found=replace(found.found, ranked=(bad,))))
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize(("level", "rule"), [(3, "none"), (1, "selective"), (2, "full"), (0, "mixed")])
 def test_levels_and_recomputation_that_were_found_are_in_the_plan(graph: OpGraph, level: int, rule: str) -> None:
     found = found_for(graph, levels=(level,), recompute=("none", "selective", "full"))

@@ -49,6 +49,7 @@ def planned(graph: StepGraph, budget: int | None) -> object:
         return error
 
 
+@pytest.mark.sample(10)
 @pytest.mark.parametrize("in_flight", [1, 3])
 @pytest.mark.parametrize("seed", range(12))
 def test_within_the_budget_and_never_slower_than_plain_operators(seed: int, in_flight: int) -> None:

@@ -96,6 +96,7 @@ def test_proved_optima_of_the_v_placement(devices: int, microbatches: int, cap: 
     assert found.notes[0].startswith("these orders are optimal")
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize(("devices", "microbatches", "cap", "optimum"), [(4, 8, 6, 53), (4, 8, 5, 56), (4, 8, 4, 59), (3, 6, 4, 41), (4, 4, 5, 32)])
 def test_the_bound_from_counts_is_the_optimum_here(devices: int, microbatches: int, cap: int, optimum: int) -> None:
     p = slots(devices, microbatches)

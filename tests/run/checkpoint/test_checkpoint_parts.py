@@ -53,6 +53,7 @@ def saved(case, folder):
     return make_index(plan_of(case), 3, "d", [], parts)
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize(
     ("name", "before", "after"),
     [

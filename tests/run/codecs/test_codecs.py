@@ -127,6 +127,7 @@ def test_equal_input_gives_equal_bits_and_is_left_alone(text: str) -> None:
         assert all(torch.equal(p.wire, q.wire) for p, q in zip(a, b, strict=True))
 
 
+@pytest.mark.sample(60)
 @pytest.mark.parametrize("text", VARIANTS)
 @pytest.mark.parametrize("shapes", [[], [(0,)], [(1,)], [(1, 1)], [(3,), (0, 4)], [(17, 2)]], ids=str)
 def test_empty_and_tiny_groups(text: str, shapes: list[tuple[int, ...]]) -> None:

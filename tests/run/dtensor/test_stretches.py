@@ -51,6 +51,7 @@ def walked(lowered: ShardedProgram, rank: int) -> list[tuple[str, str]]:
     return found
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize(("model", "devices", "search"), CASES)
 def test_stretches_are_cut_only_where_something_is_exchanged_or_comes_back(model: str, devices: int, search: str) -> None:
     _, lowered = planned(model, devices, search)

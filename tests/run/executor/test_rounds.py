@@ -248,6 +248,7 @@ def test_the_executor_issues_what_is_judged() -> None:
             assert {e.stream for e in entries if e.kind == "work"} <= {COMPUTE} and {entries[i].stream for i in made} == {MESSAGES}
 
 
+@pytest.mark.sample(5)
 @pytest.mark.parametrize(
     ("name", "options", "devices", "microbatches", "more"),
     [

@@ -37,6 +37,7 @@ def test_a_scale_of_a_region_that_would_close_a_cycle_is_counted_once(number):
     assert judge(combination).outcome == "equal", str(combination)
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize(("number", "cause"), [(293, "batch-statistics"), (152, "batch-statistics"), (240, "optimizer"), (658, "optimizer")])
 def test_a_cause_is_found_where_a_micro_batch_alone_has_no_loss_or_an_update_follows_rounding(number, cause):
     """They were refused without one: a loss of two terms, or without a target, beside batch statistics; a gradient of few directions, orthogonal.

@@ -36,6 +36,7 @@ def refused(model: str, degrees: tuple[int, int, int] = (2, 1, 1), *, stated: St
     return caught.value
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("degrees", [(1, 1, 1), (2, 1, 1), (1, 1, 2), (2, 1, 2), (1, 2, 1), (2, 2, 1)])
 def test_plain_models_are_their_owners(degrees: tuple[int, int, int]) -> None:
     for model in ("dropping", "language", "attending") if degrees[1] == 1 else ("attending",):
@@ -68,6 +69,7 @@ def test_the_owners_step_is_a_plain_loop() -> None:
 
 
 # ---- the owner's gradients --------------------------------------------------------------------------------------------
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("model", ["reversing", "tensor_hook", "module_hook", "node_hook", "packed", "early_module_hook"])
 def test_the_owners_gradients_are_kept(model: str, monkeypatch: pytest.MonkeyPatch) -> None:
     report = gated(model, (2, 1, 1))
@@ -142,6 +144,7 @@ def test_a_batch_without_a_target_that_counts_is_refused() -> None:
 
 
 # ---- the batch as a whole ---------------------------------------------------------------------------------------------
+@pytest.mark.sample(2)
 @pytest.mark.parametrize(
     ("model", "loss", "said"),
     [

@@ -76,6 +76,7 @@ def test_what_is_not_run() -> None:
     assert fill_seconds(plan_pipeline(PipelineProblem.of(2, 2), "1f1b")) == {}
 
 
+@pytest.mark.sample(3)
 @pytest.mark.timeout(120)
 @pytest.mark.parametrize(
     ("name", "layers", "devices", "data", "groups"),

@@ -93,6 +93,7 @@ def test_four_devices_equal_serial_training(name: str, options: dict[str, Any]) 
     agree(name, options, 4, 8 if name == "dualpipe-v" else 5)
 
 
+@pytest.mark.sample(4)
 @pytest.mark.parametrize(
     ("name", "options", "devices", "microbatches"),
     [

@@ -42,6 +42,7 @@ def walked_s(program: Program, orders: list[Any], seconds: dict[int, float]) -> 
     return max(now)
 
 
+@pytest.mark.sample(5)
 @pytest.mark.parametrize("name", ["1f1b", "interleaved", "breadth-first", "interleaved-zb", "zbv", "dualpipe-v"])
 @pytest.mark.parametrize("microbatches", [8, 16])
 def test_walks_end_when_the_lanes_do(name: str, microbatches: int) -> None:

@@ -25,6 +25,7 @@ def reduce(rank: int, group: Any, elements: int, settings: dict[str, Any]) -> tu
     return mean(update).tobytes(), reducer.residual.tobytes(), reducer.xi(next(source))
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("ranks", [1, 2, 3, 5])
 def test_processes_give_the_twins_bits(pool: RankPool, ranks: int) -> None:
     for number, method in enumerate(sorted(METHODS)):

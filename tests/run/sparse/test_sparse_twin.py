@@ -87,6 +87,7 @@ def test_delivery_in_any_order_gives_the_same_bits(method: str) -> None:
     assert found[0] == found[1]
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("ranks", [2, 3, 8, 13])
 def test_words_stay_below_six_k_between_re_evaluations_and_on_average(ranks: int) -> None:
     rng = np.random.default_rng(ranks)

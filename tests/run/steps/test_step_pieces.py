@@ -85,6 +85,7 @@ def test_a_normalisations_gradient_by_channels(pieces: int, weighted: bool) -> N
     close(found[: 1 + 2 * weighted], plain[: 1 + 2 * weighted])  # type: ignore[index]
 
 
+@pytest.mark.sample(16)
 @pytest.mark.parametrize("seed", range(40))
 def test_pooling_by_places_in_windows(seed: int) -> None:
     """Any geometry that torch takes, ties, infinities and NaN among the values: the same values and gradients to the last bit."""

@@ -105,6 +105,7 @@ def saved(case, folder):
     return msgspec.json.decode(msgspec.json.encode(index), type=type(index))
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize(
     ("before", "after"),
     [
@@ -135,6 +136,7 @@ def test_checkpoints_load_at_every_level(before, after, tmp_path):
         assert all(optimizer.state[t]["step"] == 3 for _, t, _ in module.updated())
 
 
+@pytest.mark.sample(4)
 @pytest.mark.parametrize(("name", "degrees"), [("odd_tied", (2, 1, 2)), ("grouped_expand", (2, 2, 1)), ("even", (3, 1, 1))])
 @pytest.mark.parametrize("level", [1, 2, 3])
 def test_what_ranks_hold_follows_from_the_plan(name, degrees, level):

@@ -20,6 +20,7 @@ def test_loss_gradients_and_bytes(pool, name):
     assert matrices - split == KEPT_WHOLE.get(name, set())
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("name", ["normed_grouped", "multi_query", "latent", "relative"])
 def test_more_ranks_than_key_value_heads(pool, name):
     case, outcomes = as_serial(pool, name, (1, 4, 1), models=MODELS)

@@ -66,6 +66,7 @@ def test_backward_in_two_parts_with_recomputation_and_values_gathered_again(pool
     assert any(s.recompute for s in case.layout.segments) == (rule != "none")
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize(
     ("degrees", "microbatches", "options", "level", "overlap"),
     [((1, 1, 4), 5, {}, 0, True), ((2, 1, 2), 3, {}, 1, True), ((2, 1, 2), 3, {"split": True}, 2, False), ((2, 1, 2), 3, {}, 3, True)],
