@@ -130,7 +130,7 @@ def test_every_redistribution_on_gloo_sends_the_predicted_bytes_and_pieces_are_d
     import socket
 
     ranks = 2 if mesh == "2" else 4
-    stride = "3" if mesh == "2x2" and few(100) < 100 else "1"  # of the pairs of states: each state is left and reached all the same
+    stride = "3" if mesh == "2x2" and few(100) < 100 else "1"  # of the pairs of states; each is left and reached
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
     environment = {
