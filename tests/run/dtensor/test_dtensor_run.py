@@ -137,8 +137,9 @@ def test_every_redistribution_on_gloo_sends_the_predicted_bytes_and_pieces_are_d
         **os.environ, "WORLD_SIZE": str(ranks), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "OMP_NUM_THREADS": "1",
         "GLOO_SOCKET_IFNAME": "lo",
     }  # fmt: skip
+    command = [sys.executable, "-W", "ignore", "-c", SCRIPT]
     processes = [
-        subprocess.Popen([sys.executable, "-W", "ignore", "-c", SCRIPT, mesh, stride], env={**environment, "RANK": str(r)}, stderr=subprocess.PIPE, text=True)
+        subprocess.Popen([*command, mesh, stride], env={**environment, "RANK": str(r)}, stderr=subprocess.PIPE, text=True)
         for r in range(ranks)
     ]
     try:
