@@ -14,7 +14,7 @@ from .direct import MAX_RATE_DIFFERENCE_SHARE, DirectFit, alike
 from .fair_share import F64, Bools
 from .measurements import Measurements
 
-__all__ = ["Nodes", "build_direct", "build_loopback", "build_tree", "least_squares"]
+__all__ = ["Nodes", "build_direct", "build_loopback", "build_tree", "least_squares", "provenance_of"]
 
 RATE_DIGITS = 3  # significant digits of an inferred rate: measurements do not give more
 
@@ -76,7 +76,7 @@ def _inside_hosts(nodes: Nodes, loopback: Mapping[int, tuple[float, float]]) -> 
     return switches, links
 
 
-def _provenance(measured: Measurements) -> tuple[Provenance, ...]:
+def provenance_of(measured: Measurements) -> tuple[Provenance, ...]:
     source = measured.source or f"{len(measured.trials)} trials"
     notes = [Provenance(what="rates", source=f"measured: {source}; payload of TCP"), Provenance(what="latencies", source="half the round trips")]
     if measured.library_latency_s:
@@ -94,7 +94,7 @@ def _finished(fabric: Fabric, measured: Measurements) -> Fabric:
 def build_loopback(nodes: Nodes, loopback: Mapping[int, tuple[float, float]], name: str, measured: Measurements) -> Fabric:
     """All endpoints on one host."""
     switches, links = _inside_hosts(nodes, loopback)
-    found = Fabric(name=name, devices=_devices(nodes), switches=tuple(switches), links=tuple(links), provenance=_provenance(measured))
+    found = Fabric(name=name, devices=_devices(nodes), switches=tuple(switches), links=tuple(links), provenance=provenance_of(measured))
     return _finished(found, measured)
 
 
@@ -125,7 +125,7 @@ def build_tree(
     links = [Link(src=ends[x][0], dst=ends[x][1], rate_Bps=rates[x], latency_s=latency[x]) for x in order]
     inner, loops = _inside_hosts(nodes, loopback)
     switches = (*inner, *(Switch(name=x) for x in switch))
-    found = Fabric(name=name, devices=_devices(nodes), switches=switches, links=(*loops, *links), provenance=_provenance(measured))
+    found = Fabric(name=name, devices=_devices(nodes), switches=switches, links=(*loops, *links), provenance=provenance_of(measured))
     return _finished(found, measured), [f"{a} -> {b}" for a, b in ends]
 
 
@@ -165,5 +165,5 @@ def build_direct(
             latency = round(float(rtt[i, j]) / 2, 9)
             links.append(Link(src=nodes.actor(a), dst=nodes.actor(b), rate_Bps=rates[2 * k + way], latency_s=latency))
     inner, loops = _inside_hosts(nodes, loopback)
-    found = Fabric(name=name, devices=_devices(nodes), switches=tuple(inner), links=(*loops, *links), provenance=_provenance(measured))
+    found = Fabric(name=name, devices=_devices(nodes), switches=tuple(inner), links=(*loops, *links), provenance=provenance_of(measured))
     return _finished(found, measured), [f"{x.src} -> {x.dst}" for x in links]

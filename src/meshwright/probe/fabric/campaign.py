@@ -16,9 +16,9 @@ from typing import Protocol
 import numpy as np
 
 from ...errors import RunError, TimeLimit, UsageError
-from .build import Nodes
+from .build import Nodes, provenance_of
 from .fair_share import F64, Trial
-from .infer import MAX_ERROR_SHARE, Inferred, infer_fabric, nodes_of, verify
+from .infer import MAX_ERROR_SHARE, UNFINISHED, Inferred, infer_fabric, nodes_of, verify
 from .measurements import Measurements
 from .rank_order import tournament
 
@@ -244,9 +244,11 @@ def probe_fabric(
     if not budget_s > 0:
         raise UsageError(f"must be > 0 s, got {budget_s:g}", where="budget")
     campaign = _Campaign(network, budget_s, tolerance, seed, say)
-    campaign.course(name)
+    found = campaign.course(name)
     seconds = time.monotonic() - campaign.start_s
     again = f", {campaign.again} of them again" if campaign.again else ""
     source = f"{network.source}, {len(campaign.measured.trials)} trials{again} in {seconds:.0f} s"
     measured = replace(campaign.measured, seconds=seconds, idle=network.idle, source=source)
-    return measured, infer_fabric(measured, name=name, tolerance=tolerance)
+    if UNFINISHED in found.notes:  # the campaign leaves an inference less time than it may take
+        return measured, infer_fabric(measured, name=name, tolerance=tolerance)
+    return measured, replace(found, fabric=replace(found.fabric, provenance=provenance_of(measured)))

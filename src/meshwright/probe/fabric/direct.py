@@ -14,7 +14,7 @@ import numpy as np
 
 from ...fabric.fabric import Device, Fabric, Link
 from ...kernels.effort import Budget
-from .fair_share import F64, Fit, Trial
+from .fair_share import F64, Fit, Laid, Trial
 
 __all__ = ["MAX_NODES", "DirectFit", "alike", "fit_direct"]
 
@@ -34,7 +34,7 @@ class DirectFit:
     via: for ordered pairs without a cable, what lies between them on the way.
     """
 
-    def __init__(self, trials: Sequence[Trial], n: int, pairs: Sequence[Pair], via: Mapping[Pair, tuple[int, ...]], rounds: int = 1) -> None:
+    def __init__(self, laid: Laid, n: int, pairs: Sequence[Pair], via: Mapping[Pair, tuple[int, ...]], rounds: int = 1) -> None:
         self.n, self.pairs, self.via = n, tuple(pairs), dict(via)
         self.number = {p: k for k, p in enumerate(self.pairs)}
         self.paths = np.zeros((n, n, 2 * len(self.pairs)), bool)
@@ -42,7 +42,7 @@ class DirectFit:
             for j in range(n):
                 for a, b in pairwise(self.stops(i, j)) if i != j else ():
                     self.paths[i, j, self.link(a, b)] = True
-        self.fit = Fit(trials, self.paths, rounds=rounds)
+        self.fit = Fit(laid, self.paths, rounds=rounds)
 
     def link(self, a: int, b: int) -> int:
         return 2 * self.number[a, b] if a < b else 2 * self.number[b, a] + 1
@@ -51,7 +51,7 @@ class DirectFit:
         """All on the way from i to j, both ends included."""
         return (i, *self.via.get((i, j), ()), j)
 
-    def detoured(self, trials: Sequence[Trial], pair: Pair, middle: int, back: int) -> DirectFit | None:
+    def detoured(self, laid: Laid, pair: Pair, middle: int, back: int) -> DirectFit | None:
         """The same without the cable of `pair`, which goes by `middle` now, and by `back` back; None where a way would meet itself."""
         via = dict(self.via)
         for (i, k), by in ((pair, middle), (pair[::-1], back)):
@@ -65,7 +65,7 @@ class DirectFit:
             if len(set(whole)) < len(whole):
                 return None
             via[ends] = whole[1:-1]
-        return DirectFit(trials, self.n, [p for p in self.pairs if p != pair], via)
+        return DirectFit(laid, self.n, [p for p in self.pairs if p != pair], via)
 
 
 def alike(rates: F64, *, within: float = MAX_RATE_DIFFERENCE_SHARE) -> F64:
@@ -99,16 +99,17 @@ def fit_direct(
     budget, alone = budget or Budget(MAX_DETOURS_TRIED), _alone(trials, n)
     if n > MAX_NODES or (alone[~np.eye(n, dtype=bool)] <= 0).any():
         return None
-    best = DirectFit(trials, n, [(i, j) for i in range(n) for j in range(i + 1, n)], {})
+    laid = Laid(trials)
+    best = DirectFit(laid, n, [(i, j) for i in range(n) for j in range(i + 1, n)], {})
     beam, width = [best] if rival > best.fit.loss / MAX_LOSS_FACTOR else [], max(1, MAX_BEAM_NODES // n)
     while beam and best.fit.worst > tolerance and not budget.late:
         grown: dict[frozenset[tuple[Pair, tuple[int, ...]]], DirectFit] = {}
         for state in beam:
-            for tried in _detours(trials, state, alone, tolerance, budget):
+            for tried in _detours(laid, state, alone, tolerance, budget):
                 grown[frozenset(tried.via.items())] = tried
         beam = sorted(grown.values(), key=lambda x: (x.fit.loss, x.pairs))[:width]
         best = min([best, *beam], key=lambda x: x.fit.loss)
-    return _numbered(trials, _one_way(trials, best, tolerance))
+    return _numbered(laid, _one_way(laid, best, tolerance))
 
 
 def _alone(trials: Sequence[Trial], n: int) -> F64:
@@ -121,14 +122,14 @@ def _alone(trials: Sequence[Trial], n: int) -> F64:
     return np.where(alone > 0, alone, beside)
 
 
-def _detours(trials: Sequence[Trial], now: DirectFit, alone: F64, tolerance: float, budget: Budget) -> Iterator[DirectFit]:
+def _detours(laid: Laid, now: DirectFit, alone: F64, tolerance: float, budget: Budget) -> Iterator[DirectFit]:
     """One cable less, where that explains more: its pair's rate must be that of the slowest link of the detour."""
     for i, k in now.pairs:
         there, back = (_middles(now, a, b, alone, tolerance) for a, b in ((i, k), (k, i)))
         for middle, other in product(there, back):
             if (middle != other and now.n > MAX_NODES_MIXED) or not budget.spend():
                 continue
-            tried = now.detoured(trials, (i, k), middle, other)
+            tried = now.detoured(laid, (i, k), middle, other)
             if tried is not None and tried.fit.loss < now.fit.loss - 0.05:
                 yield tried
 
@@ -145,21 +146,21 @@ def _middles(now: DirectFit, i: int, k: int, alone: F64, tolerance: float) -> li
     return found
 
 
-def _one_way(trials: Sequence[Trial], now: DirectFit, tolerance: float) -> DirectFit:
+def _one_way(laid: Laid, now: DirectFit, tolerance: float) -> DirectFit:
     """Where ways are equally long, the way back may be another: each is tried by itself."""
-    now = DirectFit(trials, now.n, now.pairs, now.via, rounds=4)
+    now = DirectFit(laid, now.n, now.pairs, now.via, rounds=4)
     for i, k in sorted(now.via) if now.fit.worst > tolerance / 2 else ():
         for middle in range(now.n):
             way = (*now.stops(i, middle)[1:], *now.stops(middle, k)[1:-1]) if middle not in (i, k) else ()
             if not way or len(way) != len(now.via[i, k]) or len({i, *way, k}) < len(way) + 2:
                 continue
-            other = DirectFit(trials, now.n, now.pairs, {**now.via, (i, k): way}, rounds=4)
+            other = DirectFit(laid, now.n, now.pairs, {**now.via, (i, k): way}, rounds=4)
             if other.fit.loss < now.fit.loss - 0.05:
                 now = other
     return now
 
 
-def _numbered(trials: Sequence[Trial], now: DirectFit) -> DirectFit:
+def _numbered(laid: Laid, now: DirectFit) -> DirectFit:
     """Ties between routes go to the links with the smallest numbers: cables are put in an order in which the fabric's routes are those found."""
 
     def wrong(pairs: Sequence[Pair]) -> int:
@@ -179,4 +180,4 @@ def _numbered(trials: Sequence[Trial], now: DirectFit) -> DirectFit:
                 fewer = wrong(moved)
                 if fewer < left:
                     order, left, improved = moved, fewer, fewer > 0
-    return DirectFit(trials, now.n, order, now.via, rounds=4)
+    return DirectFit(laid, now.n, order, now.via, rounds=4)

@@ -11,11 +11,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from statistics import median
 
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["Bools", "F64", "Fit", "Trial", "errors_of", "share"]
+__all__ = ["Bools", "F64", "Fit", "Laid", "Trial", "errors_of", "share"]
 
 F64 = NDArray[np.float64]
 Bools = NDArray[np.bool_]
@@ -82,6 +83,25 @@ def errors_of(crossed: Bools, either: Bools, capacity_Bps: F64, measured: F64) -
     return max(over, 0.0), max(slack, 0.0)
 
 
+class Laid:
+    """Trials as arrays, which fits of other links to them share: all transfers below each other, those of a trial together.
+
+    `first[k]`: where those of trial k begin; `single`, `several`: trials of one transfer and of more; `slots`: the places of the latter's among them.
+    """
+
+    def __init__(self, trials: Sequence[Trial]) -> None:
+        sizes = np.array([len(t.flows) for t in trials], np.int64)
+        self.sizes, self.trial = sizes, np.repeat(np.arange(len(trials)), sizes)
+        self.first = np.cumsum(sizes) - sizes
+        self.src, self.dst = (np.array([f[end] for t in trials for f in t.flows], np.int64) for end in (0, 1))
+        self.measured_Bps = np.array([r for t in trials for r in t.rate_Bps], np.float64)
+        self.single, self.several = np.flatnonzero(sizes == 1), np.flatnonzero(sizes > 1)
+        self.alone_at = self.first[self.single]
+        self.slots = np.arange(sizes[self.several].max(initial=0)) < sizes[self.several, None]
+        self.several_at = np.flatnonzero(sizes[self.trial] > 1)
+        self.spans = [(int(k), int(self.first[k]), int(self.first[k] + sizes[k])) for k in self.several]
+
+
 @dataclass
 class Fit:
     """Capacities of given links, fitted to trials. `paths[i, j, l]`: what goes from i to j crosses link l.
@@ -90,74 +110,79 @@ class Fit:
     their capacity. `capacity_Bps`: per link; `tight`: links that held something back in a trial (the capacity of the others is a lower bound).
     """
 
-    trials: Sequence[Trial]
+    laid: Laid
     paths: Bools
     rounds: int = 4
     capacity_Bps: F64 = field(init=False)
-    predicted: list[F64] = field(init=False)
     error: F64 = field(init=False)
     loss: float = field(init=False)
     tight: Bools = field(init=False)
 
     def __post_init__(self) -> None:
-        self._crossed = [self.paths[[i for i, _ in t.flows], [j for _, j in t.flows]] for t in self.trials]
-        self._either = [c | self.paths[[j for _, j in t.flows], [i for i, _ in t.flows]] for c, t in zip(self._crossed, self.trials, strict=True)]
-        self._measured = [np.array(t.rate_Bps) for t in self.trials]
-        self._seen = np.array([m @ c for m, c in zip(self._measured, self._crossed, strict=True)])
-        # All transfers below each other: the trial of every one, and the first of every trial.
-        self._either_all = np.concatenate(self._either)
-        self._trial = np.repeat(np.arange(len(self.trials)), [len(m) for m in self._measured])
-        self._first = np.searchsorted(self._trial, np.arange(len(self.trials)))
-        self._used = np.array([c.any(axis=0) for c in self._crossed])
-        # Trials of several transfers, filled together; `_slots`: the places of their transfers among them.
-        self._several = [k for k, t in enumerate(self.trials) if len(t.flows) > 1]
-        sizes = np.array([len(self.trials[k].flows) for k in self._several], np.int64)
-        self._slots = np.arange(sizes.max(initial=0)) < sizes[:, None]
-        self._together = np.zeros((*self._slots.shape, self.paths.shape[2]))
-        for row, k in zip(self._together, self._several, strict=True):
-            row[: len(self._crossed[k])] = self._crossed[k]
-        self._single = np.array([k for k, t in enumerate(self.trials) if len(t.flows) == 1], np.int64)
-        self._alone = np.array([self._crossed[k][0] for k in self._single], bool).reshape(len(self._single), self.paths.shape[2])
+        laid = self.laid
+        crossed = self.paths[laid.src, laid.dst]
+        self._either = crossed | self.paths[laid.dst, laid.src]
+        self._alone = crossed[laid.alone_at]
+        self._used = np.logical_or.reduceat(crossed, laid.first, axis=0)
+        self._seen = np.empty((len(laid.sizes), crossed.shape[1]))
+        self._seen[laid.single] = laid.measured_Bps[laid.alone_at, None] * self._alone
+        for k, begin, end in laid.spans:
+            self._seen[k] = laid.measured_Bps[begin:end] @ crossed[begin:end]
+        self._together = np.zeros((*laid.slots.shape, crossed.shape[1]))  # trials of several transfers, filled together
+        self._together[laid.slots] = crossed[laid.several_at]
         capacity = np.maximum(self._seen.max(axis=0), MIN_Bps)
         best: tuple[float, F64] | None = None
-        for _ in range(self.rounds):
+        for last in (*[False] * (self.rounds - 1), True):
             # The median of measured over predicted, where a link holds back, scales it; others then hold back, hence the rounds. Not every round is
             # better, so the best one counts.
-            ratios = self._evaluate(capacity)
+            trials, links = self._evaluate(capacity)
             if best is None or self.loss < best[0]:
                 best = (self.loss, capacity)
-            capacity = np.array([c * float(np.median(r)) if r else c for c, r in zip(capacity, ratios, strict=True)])
-            capacity = np.maximum(capacity, MIN_Bps)
+            scaled = capacity if last else np.maximum(capacity * self._medians(trials, links), MIN_Bps)
+            if (scaled == capacity).all():  # so it would stay
+                break
+            capacity = scaled
         assert best is not None
         if best[1] is not self.capacity_Bps:
             self._evaluate(best[1])
 
-    def _evaluate(self, capacity: F64) -> list[list[float]]:
-        """Predict all trials; returns, per link, measured over predicted in every trial where it is the one that holds back."""
-        ratios: list[list[float]] = [[] for _ in capacity]
-        self.capacity_Bps = capacity
-        self.tight = np.zeros(len(capacity), bool)
-        limits = np.where(self._alone, capacity, np.inf)
-        alone: dict[int, int] = dict(zip(self._single.tolist(), limits.argmin(axis=1).tolist(), strict=True)) if len(limits) else {}
+    def _medians(self, trials: NDArray[np.int64], links: NDArray[np.int64]) -> F64:
+        """Per link, of measured over predicted in the trials where it is the one that holds back; 1 where there is none."""
+        order = np.argsort(links, kind="stable")
+        ratios = self._full[trials[order], links[order]]
+        ends = np.cumsum(np.bincount(links, minlength=len(self.capacity_Bps))).tolist()
+        return np.array([median(ratios[i:j].tolist()) if j > i else 1.0 for i, j in zip([0, *ends], ends, strict=False)])
+
+    def _evaluate(self, capacity: F64) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """Predict all trials; returns (trials, links): the link holds something back in the trial."""
+        laid, self.capacity_Bps = self.laid, capacity
+        tightest = np.where(self._alone, capacity, np.inf).argmin(axis=1)
         # `errors_of` for all trials at once.
-        full = self._seen / capacity
+        full = self._full = self._seen / capacity
         over = np.where(self._used, full, -np.inf).max(axis=1) - 1
-        slack = 1 - np.minimum.reduceat(np.where(self._either_all, full[self._trial], 0.0).max(axis=1), self._first)
+        slack = 1 - np.minimum.reduceat(np.where(self._either, full[laid.trial], 0.0).max(axis=1), laid.first)
         self.error = np.maximum(np.maximum(over, 0.0), np.maximum(slack, 0.0))
-        rates, holding = [capacity[[alone.get(k, 0)]] for k in range(len(self.trials))], [[alone.get(k, 0)] for k in range(len(self.trials))]
-        for k, slots, rate, neck in zip(self._several, self._slots, *_filled(self._together, self._slots, capacity), strict=True):
-            rates[k], holding[k] = rate[slots], list(set(neck[slots].tolist()))
-        self.predicted = rates
-        off = np.abs(np.concatenate(rates) / np.maximum(np.concatenate(self._measured), MIN_Bps) - 1).clip(0, MAX_SINGLE_ERROR_SHARE)
-        ends = [*self._first[1:].tolist(), len(off)]
-        single = np.array([off[i] if j - i == 1 else off[i:j].mean() for i, j in zip(self._first.tolist(), ends, strict=True)])
+        rate, neck = _filled(self._together, laid.slots, capacity)
+        self._rate_Bps = np.empty(len(laid.trial))
+        self._rate_Bps[laid.alone_at], self._rate_Bps[laid.several_at] = capacity[tightest], rate[laid.slots]
+        holds = np.zeros((len(laid.several), len(capacity)), bool)
+        holds[np.nonzero(laid.slots)[0], neck[laid.slots]] = True
+        row, link = np.nonzero(holds)
+        trials, links = np.concatenate([laid.single, laid.several[row]]), np.concatenate([tightest, link])
+        self.tight = np.zeros(len(capacity), bool)
+        self.tight[links] = True
+        off = np.abs(self._rate_Bps / np.maximum(laid.measured_Bps, MIN_Bps) - 1).clip(0, MAX_SINGLE_ERROR_SHARE)
+        single = off[laid.first]
+        for k, begin, end in laid.spans:
+            single[k] = np.add.reduce(off[begin:end]) / (end - begin)
         # log1p: one trial that nothing explains counts little more than a bad one, so the others decide.
         self.loss = sum(np.log1p(self.error + SINGLE_ERROR_WEIGHT * single).tolist())
-        for k, links in enumerate(holding):
-            for link in links:
-                self.tight[link] = True
-                ratios[link].append(float(full[k, link]))
-        return ratios
+        return trials, links
+
+    def predicted(self, trial: int) -> F64:
+        """Rates of its transfers."""
+        begin = int(self.laid.first[trial])
+        return self._rate_Bps[begin : begin + int(self.laid.sizes[trial])]
 
     @property
     def worst(self) -> float:

@@ -25,6 +25,7 @@ __all__ = ["MAX_ERROR_SHARE", "MAX_UNEXPLAINED_SHARE", "Inferred", "TrialCheck",
 
 MAX_ERROR_SHARE = 0.10  # of a measured rate by which the fabric may miss it, unless the caller says otherwise
 MAX_UNEXPLAINED_SHARE = 0.05  # of the trials that may be missed by more: now and then TCP does not fill its links
+UNFINISHED = "time was up before every explanation was tried"  # a note of the fabric that was found
 MAX_ROUNDING_ERROR_SHARE = 0.02  # that rounding rates may add to the worst error; else the exact ones are kept
 
 
@@ -173,11 +174,12 @@ def infer_fabric(measured: Measurements, *, name: str = "probed", tolerance: flo
         rival = tree.loss if len(splits) < n - 3 else float("inf")
         with until.net():
             direct = fit_direct(trials, n, tolerance=tolerance, rival=rival)
+    unfinished = (UNFINISHED,) if until.cut else ()
     if direct is not None and _is_direct(tree, direct, n, tolerance):
         built = [build_direct(nodes, direct, rtt, loopback, name, measured, exact=exact) for exact in (False, True)]
-        return _chosen(*(_judged(measured, f, "direct", (), _loose(direct.fit, links), rtt, nodes) for f, links in built))
+        return _chosen(*(_judged(measured, f, "direct", (), _loose(direct.fit, links), rtt, nodes, unfinished) for f, links in built))
     notes: tuple[str, ...] = () if together else ("no transfers ran at once: links that pairs share are a guess (the least that explains the rates)",)
-    notes += ("time was up before every explanation was tried",) if until.cut else ()
+    notes += unfinished
     found = []
     for exact in (False, True):
         fabric, links = build_tree(nodes, tree.capacity_Bps, splits, rtt, loopback, name, measured, exact=exact)

@@ -15,7 +15,7 @@ from itertools import product
 import numpy as np
 
 from ...kernels.effort import Budget
-from .fair_share import F64, Bools, Fit, Trial
+from .fair_share import F64, Bools, Fit, Laid, Trial
 
 __all__ = ["compatible", "fit_tree", "linkage_sets", "tree_paths"]
 
@@ -85,7 +85,7 @@ class _Candidates:
         return out
 
     def best(self, fit: Fit, taken: Sequence[Bools]) -> list[Bools]:
-        expected = self._matrices([fit.predicted[k] for k in self.at])
+        expected = self._matrices([fit.predicted(k) for k in self.at])
         if self.n <= MAX_NODES_ALL_SPLITS:
             # Every subset without node 0: its complement is the same split.
             numbers = np.arange(2 ** (self.n - 1))[:, None]
@@ -152,20 +152,21 @@ def fit_tree(
     """The tree that explains the trials, and its trunks' splits (sets without node 0). `budget`: of splits tried."""
     budget = budget or Budget(MAX_SPLITS_TRIED)
     splits: list[Bools] = []
-    fit = Fit(trials, tree_paths(n, splits))
+    laid = Laid(trials)
+    fit = Fit(laid, tree_paths(n, splits))
     candidates = _Candidates(trials, n, hints)
     while fit.worst > tolerance / 2 and len(splits) < 2 * n and not budget.late:
-        tried = [(Fit(trials, tree_paths(n, [*splits, c]), rounds=2), c) for c in candidates.best(fit, splits) if budget.spend()]
+        tried = [(Fit(laid, tree_paths(n, [*splits, c]), rounds=2), c) for c in candidates.best(fit, splits) if budget.spend()]
         if not tried:
             break
         best, chosen = min(tried, key=lambda x: x[0].loss)
         if not _better(best, fit, tolerance):
             break
         splits.append(chosen)
-        splits, fit = _exchanged(trials, n, splits, budget)
+        splits, fit = _exchanged(laid, n, splits, budget)
     for inside in list(splits):
         fewer = [s for s in splits if s is not inside]
-        without = Fit(trials, tree_paths(n, fewer))
+        without = Fit(laid, tree_paths(n, fewer))
         if not _better(fit, without, tolerance):
             splits, fit = fewer, without
     return fit, splits
@@ -175,12 +176,12 @@ def _better(more: Fit, fewer: Fit, tolerance: float) -> bool:
     """Whether a split more explains more than noise would, or the last trials that nothing else explained."""
     if fewer.worst > tolerance >= more.worst:
         return more.loss < fewer.loss
-    return more.loss < fewer.loss - (0.1 + 0.002 * len(fewer.trials) + 0.06 * fewer.loss)
+    return more.loss < fewer.loss - (0.1 + 0.002 * len(fewer.laid.sizes) + 0.06 * fewer.loss)
 
 
-def _exchanged(trials: Sequence[Trial], n: int, splits: list[Bools], budget: Budget) -> tuple[list[Bools], Fit]:
+def _exchanged(laid: Laid, n: int, splits: list[Bools], budget: Budget) -> tuple[list[Bools], Fit]:
     """Single nodes change sides of the newest split while that explains more."""
-    fit = Fit(trials, tree_paths(n, splits))
+    fit = Fit(laid, tree_paths(n, splits))
     improved = fit.worst > 0.02
     while improved:
         improved = False
@@ -190,8 +191,8 @@ def _exchanged(trials: Sequence[Trial], n: int, splits: list[Bools], budget: Bud
                 continue
             if not budget.spend():
                 return splits, fit
-            other = Fit(trials, tree_paths(n, [*splits[:-1], moved]), rounds=2)
+            other = Fit(laid, tree_paths(n, [*splits[:-1], moved]), rounds=2)
             if other.loss < fit.loss - 0.02:
                 splits = [*splits[:-1], moved]
-                fit, improved = Fit(trials, tree_paths(n, splits)), True
+                fit, improved = Fit(laid, tree_paths(n, splits)), True
     return splits, fit
