@@ -275,6 +275,12 @@ class Engine:
             found.__cause__ = error
         return found
 
+    def diverged(self, error: MeshwrightError, op: str) -> MeshwrightError:
+        """All ranks have found this in what they told each other before a call. The group is over; gives what every rank raises."""
+        found = self._verdict(error, self.recorder.number, op)
+        self.over.append(found)
+        return self.over[0]
+
     def _verdict(self, error: Exception, number: int, op: str) -> MeshwrightError:
         """What all ranks make of an error of this one in its collective `number`."""
         if self.health is not None:
