@@ -39,7 +39,7 @@ def plan(op: str = "all-reduce", ranks: int = 4) -> Plan:
 def groups() -> Plan:
     names = REDUCE.ranks
     asked = [CollectiveProblem(fabric=ISLANDS, op="all-reduce", ranks=pair, size_bytes=1 << 12) for pair in (names[::2], names[1::2])]
-    return plan_groups(GroupsProblem(tuple(asked)))[0]
+    return plan_groups(GroupsProblem(groups=tuple(asked)))[0]
 
 
 @lru_cache

@@ -97,8 +97,7 @@ class MeshwrightGroup(dist.ProcessGroup):  # type: ignore[misc]
         self.engine.set_timeout(timeout.total_seconds())
         self.builtin._set_default_timeout(timeout)
 
-    def forget_routes(self) -> None:
-        """Choose again, because the plans are others."""
+    def forget_routes(self) -> None:  # the plans are others
         uninstall_builtin_calls(self)
         self._routes.clear()
 
@@ -333,7 +332,7 @@ class MeshwrightGroup(dist.ProcessGroup):  # type: ignore[misc]
         if runner is not None:
             return self.engine.run_on(runner, call, route.session, found, route.name, outputs, after)
         work = PlannedWork(outputs, call.op)
-        self.engine.submit(Task(call, route.session, found, route.name, work, after))
+        self.engine.submit(Task(call, route.session, found, route.name, work, after), waits=not builtin.args[-1].asyncOp)
         return work
 
     def _try(
@@ -377,9 +376,11 @@ class MeshwrightGroup(dist.ProcessGroup):  # type: ignore[misc]
         routes = [route for route in made if isinstance(route, Route)]
         if not routes:
             return next((route for route in made if isinstance(route, str)), MEASURED)
-        if self.engine.settings.tune and settled is None:
-            trials = Trials(len(routes) + 1, self.engine.settings.tune_s)
-            return Trial([*routes, None], size_bytes, trials, (op, root, elements, given.dtype, given.device.type))
+        tune, tune_s = self.engine.settings.tune, self.engine.settings.tune_s
+        options: list[Route | None] = [*routes, None] if tune else [None, routes[0]]  # the first stays unless beaten
+        if settled is None and (tune or self.engine.plans.tries(op, root, size_bytes)):
+            trials = Trials(len(options), tune_s, small=not tune)
+            return Trial(options, size_bytes, trials, (op, root, elements, given.dtype, given.device.type))
         return routes[0]
 
     def _compiled(self, chosen: Chosen, op: str, root: int, elements: int, given: torch.Tensor) -> Route | str:

@@ -44,11 +44,12 @@ def ran(sequence: Sequence, rank: int) -> dict[str, Any]:
     right: dict[int, list[torch.Tensor] | None] = {}
     for number, call in enumerate(sequence.line):
         try:
-            _, results = made(call, rank, ranks, dist.group.WORLD, (seed, number + 1))
+            _, results = made(call, rank, ranks, dist.group.WORLD, (seed, number + 1), joined=True)
             right[number] = [t.clone() for t in results()]
         except (RuntimeError, ValueError):  # gloo does not do it
             right[number] = None
-    ours.configure(fabric=f"laptop:{ranks}" if SETTINGS[sequence.setting] else "", **SETTINGS[sequence.setting] or {"strategies": None})
+    told = SETTINGS[sequence.setting]
+    ours.configure(fabric=f"laptop:{ranks}" if told else "", **{"min_bytes": None, "builtin": None, "strategies": None, **told})
     group: Any = dist.new_group(backend="meshwright", timeout=DEADLINE)
     try:
         return _compared(sequence, rank, group, right)

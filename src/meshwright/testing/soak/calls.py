@@ -25,9 +25,9 @@ DTYPES = ("float32", "float64", "int32", "int64", "uint8", "bfloat16", "float16"
 OPERATORS = ("SUM", "MAX", "MIN", "PRODUCT")
 SIZES = (1, 2, 3, 17, 50, 257, 1000, 9001, 20000)
 MAX_CALLS = 24
-# What the group is told. "small": also the smallest calls have plans; "some": those from 4 KiB on; "none": everything goes to gloo.
+# What the group is told. "measured": nothing but the fabric, so small ones are tried. "small": also the smallest calls have plans; "some": those from 4 KiB on; "none": everything goes to gloo.
 SETTINGS: dict[str, dict[str, Any]] = {
-    "none": {}, "small": {"min_bytes": 0, "builtin": False, "strategies": ("direct",)},
+    "none": {}, "measured": {"builtin": True}, "small": {"min_bytes": 0, "builtin": False, "strategies": ("direct",)},
     "some": {"min_bytes": 4096, "builtin": False, "strategies": ("ring", "halving-doubling", "direct")},
 }  # fmt: skip
 DIVERGENCES = ("operator", "type", "size", "root", "operation", "left out", "twice", "order", "splits")
@@ -142,9 +142,10 @@ def _given(key: tuple[int, ...], count: int, dtype: str) -> torch.Tensor:
 
 
 def made(
-    call: One, rank: int, ranks: int, group: Any, key: tuple[int, ...], *, gaps: bool = False, waits: bool = True
+    call: One, rank: int, ranks: int, group: Any, key: tuple[int, ...], *, gaps: bool = False, waits: bool = True, joined: bool = False
 ) -> tuple[Any, Callable[[], list[torch.Tensor]]]:  # fmt: skip
-    """The call's work (None where it was waited for), and what then holds its results at this rank. `gaps`: hand over views with gaps."""
+    """The call's work (None where it was waited for), and what then holds its results at this rank. `gaps`: hand over views with gaps. `joined`: lists of
+    unequal tensors as one tensor with splits: gloo's own call for lists waits for ever there."""
 
     def held(tensor: torch.Tensor) -> torch.Tensor:
         if not gaps:
@@ -194,14 +195,20 @@ def made(
     elif call.op == "all_to_all":
         rows = call.splits or tuple((n,) * ranks for _ in range(ranks))
         results = [empty(row[rank]) for row in rows]
-        work = dist.all_to_all(results, [given(count, i) for i, count in enumerate(rows[rank])], **later)
+        parts = [given(count, i) for i, count in enumerate(rows[rank])]
+        if joined:
+            whole, sends, takes = empty(sum(t.numel() for t in results)), list(rows[rank]), [row[rank] for row in rows]
+            dist.all_to_all_single(whole, torch.cat(parts), takes, sends, group=group)
+            results = list(whole.split(takes))
+        else:
+            work = dist.all_to_all(results, parts, **later)
     elif call.op == "gather":
         results = [empty(n) for _ in range(ranks)] if rank == call.root else []
         work = dist.gather(given(n), results or None, group_dst=call.root, **later)
     elif call.op == "scatter":
         results = [empty(n)]
-        parts = [given(n, i) for i in range(ranks)] if rank == call.root else None
-        work = dist.scatter(results[0], parts, group_src=call.root, **later)
+        own = [given(n, i) for i in range(ranks)] if rank == call.root else None
+        work = dist.scatter(results[0], own, group_src=call.root, **later)
     elif call.op == "barrier":
         work = dist.barrier(**later)
     elif call.op == "all_gather_object":
