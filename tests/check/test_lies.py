@@ -16,7 +16,6 @@ from meshwright.cost import Cost
 from meshwright.decide.collective import CollectiveProblem, Ring
 from meshwright.decide.collective.bounds.allreduce import hosts_of, packing_bound
 from meshwright.decide.collective.bounds.collective import collective_bound
-from meshwright.decide.collective.groups.problem import GroupsProblem
 from meshwright.drive.claims import check_claims
 from meshwright.drive.collective.groups import plan_groups
 from meshwright.drive.collective.job import plan_collective
@@ -39,7 +38,7 @@ def plan(op: str = "all-reduce", ranks: int = 4) -> Plan:
 def groups() -> Plan:
     names = REDUCE.ranks
     asked = [CollectiveProblem(fabric=ISLANDS, op="all-reduce", ranks=pair, size_bytes=1 << 12) for pair in (names[::2], names[1::2])]
-    return plan_groups(GroupsProblem(groups=tuple(asked)))[0]
+    return plan_groups(asked)[0]
 
 
 @lru_cache

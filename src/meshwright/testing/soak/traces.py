@@ -145,9 +145,9 @@ def _begins_and_ends(drawn: Drawn, rng: Rng) -> Drawn:
             if doc["pid"] == 0:
                 out.append((0.0, 0, 0.0, text))
                 continue
-            end = doc["ts"] + doc["dur"]
-            out.append((doc["ts"], 1, -doc["dur"], json.dumps({k: v for k, v in doc.items() if k != "dur"} | {"ph": "B"})))
-            out.append((end, 0, doc["dur"], json.dumps({"ph": "E", "pid": doc["pid"], "tid": doc["tid"], "ts": end})))
+            start, end = round(doc["ts"] * 1000), round((doc["ts"] + doc["dur"]) * 1000)  # ns: sums of µs differ by less than one
+            out.append((start, 1, -doc["dur"], json.dumps({k: v for k, v in doc.items() if k != "dur"} | {"ph": "B"})))
+            out.append((end, 0, doc["dur"], json.dumps({"ph": "E", "pid": doc["pid"], "tid": doc["tid"], "ts": end / 1000})))
         return "[" + ",\n".join(text for *_, text in sorted(out, key=lambda x: x[:3])) + "]"
 
     return replace(drawn, dress=dress)
