@@ -150,7 +150,7 @@ def test_commands_name_false_claims(command: str, tmp_path: Path, capsys: pytest
 
 def test_a_soak_counts_and_tells() -> None:
     found = soak("plans", minutes=5, count=5, seed=3)
-    assert found["ok"] and found["mutants"] == 5 and sum(found["outcomes"].values()) == 5
+    assert found["ok"] and found["cases"] == 5 and sum(found["outcomes"].values()) == 5
     assert set(found["kinds"]) == {"arena", "collective", "filled", "memory step", "pipeline"} and found["told"] == []
     with pytest.raises(KeyError):
         soak("nothing", minutes=1)

@@ -122,6 +122,13 @@ def test_a_file_cut_anywhere_keeps_what_is_whole(tmp_path):
     assert 1000 < len(t) < 4000 and kinds(t)["the file ends early"] == 1
 
 
+def test_the_list_is_the_documents_own(tmp_path):
+    inner = '{"a": {"traceEvents": [{"ph": "X", "name": "no", "ts": 1, "dur": 1}]}, "b": "traceEvents: [", "traceEvents": [%s]}'
+    assert names(read(tmp_path, inner % json.dumps(event("e", 1, 1)))) == ["e"]
+    quote_too_many = '{"a": "x" y", "traceEvents": [%s]}'
+    assert names(read(tmp_path, quote_too_many % json.dumps(event("e", 1, 1)))) == ["e"]
+
+
 def test_an_odd_quote_costs_nothing(tmp_path):
     t = read(tmp_path, document([event("first", 1, 5), event("odd", 20, 1), event("later", 60, 1), event("last", 200, 1)]).replace('"odd"', '"o"d"'))
     assert names(t) == ["first", "last", "later", 'o"d'] and kinds(t) == {"not JSON, repaired": 1, "the file ends early": 1}
@@ -139,9 +146,9 @@ def test_what_is_no_event_costs_none(tmp_path):
 
 
 def test_a_time_that_cannot_be_one_does_not_move_the_others(tmp_path):
-    times = [1e300, 1e18, -1e18, 5e9, 5e9 + 1]
+    times = [1e300, 1e18, -1e18, 5e9, 5e9 + 1, True]
     t = read(tmp_path, json.dumps([event(f"e{i}", at, 0.5) for i, at in enumerate(times)]))
-    assert kinds(t) == {"time beyond 64 bits, taken as 0": 3}
+    assert kinds(t) == {"time that no clock says, lost": 3, "slice without a time, lost": 1} and len(t) == 2
     at = {t.name_of(i): int(t.start_ns[i]) for i in range(len(t))}
     assert at["e4"] - at["e3"] == 1000 and t.origin_ns == 5_000_000_000_000
 

@@ -214,7 +214,8 @@ def check_plan(plan: Plan, fabric: Fabric | None = None) -> Verdict:
     work: list[PipelineWork] = []
     findings += guarded("values", lambda: _work(plan, work))
     for name in sorted(set(plan.programs) - called):
-        fills = _fills(plan, name)
+        fills: list[FillWork] = []
+        findings += guarded("values", lambda name=name, fills=fills: _fills(plan, name, fills))  # type: ignore[misc]
         verdict = check_program(plan.programs[name], programs=plan.programs, layout=plan.layout, work=work[0] if work else None, fills=fills)
         findings += verdict.findings
         notes += verdict.notes
@@ -238,10 +239,16 @@ def _work(plan: Plan, keep: list[PipelineWork]) -> list[Finding]:
     return []
 
 
-def _fills(plan: Plan, program: str) -> list[FillWork]:
+def _fills(plan: Plan, program: str, keep: list[FillWork]) -> list[Finding]:
     """Of each step of the cycle for which the program stands, the work put into its idle time."""
     document = plan.job.get("fill")
-    return [FillWork(document, k) for k, entry in enumerate(plan.cycle) if entry.program == program] if document is not None else []
+    try:
+        if document is not None:
+            keep += [FillWork(document, k) for k, entry in enumerate(plan.cycle) if entry.program == program]
+    except (KeyError, IndexError, TypeError, ValueError, AttributeError) as error:
+        text = f"job.fill, the work in idle time, lacks or mangles {error}"
+        return [Finding(check="values", message=text, witness={"field": "job.fill"})]
+    return []
 
 
 def _recomputation(plan: Plan) -> list[Finding]:

@@ -69,3 +69,14 @@ def test_as_fast_is_not_faster() -> None:
     trials = Trials(2, 1e9)
     run(trials, [1.0, 1.0 - MIN_GAIN_SHARE / 2], {}, 1.0)
     assert trials.winner == 0
+
+
+def test_small_collectives_are_measured_longer() -> None:
+    """Of the last two of many disturbed calls, the lower median decides; option 0 is the built-in backend, which stays unless beaten."""
+    turns = Counter(run(Trials(2, 1e9, small=True), [1.0, 0.5], {}, 1.0))
+    assert turns[0] == turns[1] == 12
+    noisy, calls = Trials(2, 1e9, small=True), 0
+    while not noisy.over:
+        calls += 1
+        noisy.took((1.0, 0.99)[noisy.turn] * (9.0 if calls % 3 == 0 else 1.0))
+    assert noisy.winner == 0

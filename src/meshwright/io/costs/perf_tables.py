@@ -185,6 +185,8 @@ def parse_system(name: str, text: str, *, where: str) -> System:
         )
     except KeyError as error:
         raise FormatError(f"{error.args[0]} is missing", where=where, hint=f"this reads the layout of {PACKAGE} 0.12") from None
+    except OverflowError:
+        raise FormatError("gpu.mem_capacity is no finite number", where=where, hint=f"this reads the layout of {PACKAGE} 0.12") from None
 
 
 # ---- collectives -------------------------------------------------------------------------------------------------------

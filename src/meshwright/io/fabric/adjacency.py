@@ -22,6 +22,7 @@ from ...errors import FormatError, UsageError
 from ...fabric.fabric import Device, Fabric, Link, Provenance, Switch
 from ..limits import MAX_QUANTITY, MaxBytes
 from ..quantity import parse_rate_Bps, parse_time_s
+from .document import require_document
 
 __all__ = ["edges_text", "matrix_text_of", "parse_edges", "parse_matrix"]
 
@@ -187,7 +188,8 @@ def parse_edges(text: str, *, unit_Bps: int = 10**9, name: str = "edges", where:
     if not devices:
         raise FormatError("names no device", where=where, hint="src dst rate per line")
     source = Provenance(what="devices, links, rates", source=f"edges {where}, 1 = {unit_Bps} B/s; latencies 0 where not given")
-    return Fabric(name=name, devices=tuple(devices.values()), switches=tuple(switches.values()), links=tuple(links), provenance=(source,))
+    made = Fabric(name=name, devices=tuple(devices.values()), switches=tuple(switches.values()), links=tuple(links), provenance=(source,))
+    return require_document(made, where)
 
 
 def _looks_like_edge(words: list[str]) -> bool:

@@ -16,7 +16,7 @@ from ..fields import Table
 from ..limits import MAX_QUANTITY
 from ..quantity import parse_flops, parse_rate_Bps, parse_size_bytes, parse_time_s
 
-__all__ = ["DTYPES", "MAX_DEVICES", "MAX_LINKS", "SCHEMA", "VERSION", "fabric_document", "fabric_from_document"]
+__all__ = ["DTYPES", "MAX_DEVICES", "MAX_LINKS", "SCHEMA", "VERSION", "fabric_document", "fabric_from_document", "require_document"]
 
 SCHEMA = "meshwright.fabric"
 VERSION = 1
@@ -90,6 +90,15 @@ def fabric_from_document(document: Any, *, where: str = "fabric") -> Fabric:
     provenance = tuple(_provenance(entry) for entry in top.tables("provenance", most=4096))
     top.done()
     return Fabric(name=name, devices=tuple(devices), switches=tuple(switches), links=tuple(links), provenance=provenance)
+
+
+def require_document(fabric: Fabric, where: str) -> Fabric:
+    """The fabric, if what is written of it can be read again: other tools' files hold names and figures of which ours hold none.
+
+    Raises: FormatError naming the field.
+    """
+    fabric_from_document(fabric_document(fabric), where=where)
+    return fabric
 
 
 def _name(entry: Table, taken: dict[str, str], field: str, name: str) -> str:

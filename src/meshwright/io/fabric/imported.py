@@ -22,6 +22,7 @@ from ..nccl.fabric import Join, nccl_fabric
 from ..nccl.topology import parse_nccl_topology
 from .adjacency import parse_edges, parse_matrix
 from .dcgm_topo import parse_dcgm_topo
+from .document import require_document
 from .nodes import nodes_fabric, parse_kubernetes_nodes, parse_slurm_nodes
 from .nvidia_topo import parse_nvidia_topo
 from .topo_matrix import Assumed, matrix_fabric
@@ -93,6 +94,11 @@ def import_fabric(
     sources: Sequence[Source], *, form: str = "auto", name: str = "", join: Join | None = None, assumed: Assumed | None = None, unit_Bps: int = 10**9
 ) -> Fabric:
     """The fabric that these files describe. Raises: FormatError with file and line; UsageError for settings that do not fit."""
+    made = _imported(sources, form, name, join, assumed, unit_Bps)
+    return require_document(made, ", ".join(s.where for s in sources[:4]))
+
+
+def _imported(sources: Sequence[Source], form: str, name: str, join: Join | None, assumed: Assumed | None, unit_Bps: int) -> Fabric:
     if not 1 <= len(sources) <= MAX_FILES:
         raise UsageError(f"{len(sources)} files", hint=f"between 1 and {MAX_FILES}")
     formats = {format_of(source) if form == "auto" else form for source in sources}

@@ -168,6 +168,11 @@ class EventRows:
     # ---- slices ----------------------------------------------------------------------------------------------------------
     def _slices(self, events: Sequence[Event]) -> None:
         start = _floats([e.ts for e in events])
+        beyond = np.abs(start) > MAX_TIME_US
+        if beyond.any():
+            self.problems.add("time that no clock says, lost", events[int(beyond.argmax())].name, int(beyond.sum()))
+            kept = np.flatnonzero(~beyond)
+            events, start = [events[i] for i in kept.tolist()], start[kept]
         if np.isnan(start).any():
             self.problems.add("slice without a time, lost", events[int(np.isnan(start).argmax())].name, int(np.isnan(start).sum()))
             kept = np.flatnonzero(~np.isnan(start))
@@ -330,6 +335,9 @@ def _floats(values: list[Any]) -> NDArray[np.float64]:
     if out.shape != (len(values),):
         out = np.array([_float(v) for v in values], np.float64)
     out[~np.isfinite(out)] = np.nan
+    for i in np.flatnonzero((out == 0) | (out == 1)).tolist():
+        if isinstance(values[i], bool):
+            out[i] = np.nan
     return out
 
 

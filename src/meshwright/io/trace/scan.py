@@ -32,6 +32,7 @@ MAX_UNPACKED_BYTES = 64 << 30  # of a whole trace: more is a file made to exhaus
 
 _ARRAY = re.compile(rb'"traceEvents"\s*:\s*\[')
 _NEXT_EVENT = re.compile(rb'\}\s*,?\s*(?=\{\s*"(?:ph|name|cat|pid|tid|ts|dur|args|id|bp)"\s*:)')
+_BRACKET = re.compile(rb'"(?:[^"\\]|\\.)*"|[{}\[\]]', re.DOTALL)
 _BETWEEN = bytes(c if c >= 32 else 32 for c in range(256))
 _BAD_ESCAPE = re.compile(rb'\\(?!["\\/bfnrt]|u[0-9a-fA-F]{4})')
 _SURROGATE = re.compile(rb"\\u[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2}|(\\u[dD][89a-fA-F][0-9a-fA-F]{2})")  # a pair, or half of one
@@ -120,7 +121,7 @@ class TraceScan:
         return buffer[last:]
 
     def _find_array(self, chunks: Iterator[bytes]) -> bytes:
-        buffer = b""
+        buffer, start, end = b"", b"", 0
         for chunk in chunks:
             buffer += chunk
             # A byte order mark and blanks may stand first; then a bare list of events, or an object that holds one.
@@ -130,12 +131,15 @@ class TraceScan:
                 return buffer[len(self.head) :]
             if start and start[:1] != b"{":
                 break
-            match = _ARRAY.search(buffer)
-            if match:
-                self.head = buffer[: match.end()]
-                return buffer[match.end() :]
-            if len(buffer) > MAX_HEAD_BYTES:
+            end = next((m.end() for m in _ARRAY.finditer(buffer) if _depth(buffer[: m.start()]) == 1), 0)
+            if end or len(buffer) > MAX_HEAD_BYTES:
                 break
+        # A head with a quote too many has no depth: then the first list of that name.
+        match = _ARRAY.search(buffer) if start[:1] == b"{" else None
+        end = end or (match.end() if match else 0)
+        if end:
+            self.head = buffer[:end]
+            return buffer[end:]
         hint = "give a trace written by torch.profiler, by Chrome or Perfetto as JSON, or by meshwright"
         raise FormatError("is not a Chrome trace: no list of events, and no object with traceEvents", where=self.where, hint=hint)
 
@@ -180,6 +184,12 @@ class TraceScan:
                 raise FormatError(f"unpacks to more than {MAX_UNPACKED_BYTES} bytes", where=self.where, hint="a file made to exhaust memory?")
             if out:
                 yield out
+
+
+def _depth(head: bytes) -> int:
+    """How many brackets are open at its end."""
+    found = [m.group() for m in _BRACKET.finditer(head) if m.group()[:1] != b'"']
+    return sum(1 if x in b"{[" else -1 for x in found)
 
 
 def salvaged(data: bytes, valid: Callable[[bytes], bool]) -> tuple[list[bytes], int]:

@@ -1,4 +1,4 @@
-"""What torch hands a process group, looked at before anything is sent: is the call right by itself, and do all ranks exchange equal blocks?"""
+"""What torch hands a process group, looked at before anything is sent: is the call right by itself, and and do all ranks exchange what the others expect?"""
 
 from __future__ import annotations
 
@@ -6,13 +6,18 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch.distributed.distributed_c10d import AllgatherOptions  # torch 2.13 leaves it out of `dist`
 
-from ...errors import UsageError
+from ...errors import RankDiverged, UsageError
 from .builtin_calls import builtin_call
 from .engine import Engine
+from .record_file import call_text
 from .routes import dense
+from .signatures import Signature
 
 __all__ = ["Arguments"]
+
+MAX_SHOWN_SPLITS = 8  # of a rank's, in a message
 
 
 class Arguments:
@@ -68,15 +73,46 @@ class Arguments:
         rows = tensor.size(0) if tensor.dim() else -1
         return (len(splits) == self.ranks and sum(splits) == rows and min(splits) >= 0) if splits else rows % self.ranks == 0
 
-    def all_exchange(self, elements: int) -> bool:
-        """Do all ranks exchange equal blocks of the same `elements` in all? -1: this one does not.
+    def counts(self, tensor: torch.Tensor, splits: list[int]) -> list[int]:
+        """Elements of the parts, one per rank."""
+        if not splits:
+            return [tensor.numel() // self.ranks] * self.ranks
+        of_a_row = tensor.numel() // max(tensor.size(0), 1)
+        return [of_a_row * rows for rows in splits]
 
-        Splits are a rank's own: those of one may happen to be equal where the others' are not. So the ranks tell each other first.
+    def all_exchange(self, sends: list[int], takes: list[int], signed: Signature) -> bool:
+        """Do all ranks exchange equal blocks? `sends[j]`: elements from here to rank j; `takes[j]`: those that this rank expects of it.
+
+        Splits are a rank's own: those of one may happen to be equal where the others' are not, and what one sends another may not expect, which
+        would end gloo's process. So all ranks first tell each other what they are about to exchange (2 n numbers of each).
+        Raises: RankDiverged, the same at all ranks, where they do not fit.
         """
-        if self.ranks < 2:
-            return elements >= 0
-        least = dist.AllreduceOptions()
-        least.reduceOp, least.asyncOp = dist.ReduceOp.MIN, False
-        told = torch.tensor([elements, -elements])
-        builtin_call(self.engine, "all-reduce", self.builtin.allreduce, [0])([told], least)
-        return 0 <= int(told[0]) == -int(told[1])
+        n = self.ranks
+        if n > 1:
+            options = AllgatherOptions()
+            options.asyncOp = False
+            told = torch.empty(n * 2 * n, dtype=torch.int64)
+            tell = builtin_call(self.engine, "all-to-all", self.builtin._allgather_base, [0])
+            tell(told, torch.tensor([*sends, *takes]), options, signed=signed)
+            sent, taken = told.view(n, 2, n).unbind(1)
+        else:
+            sent, taken = torch.tensor([sends]), torch.tensor([takes])
+        wrong = (sent != taken.t()).nonzero().tolist()
+        if wrong:
+            self._unlike(sent.tolist(), taken.tolist(), *wrong[0], signed)
+        return bool((sent == sent[0, 0]).all())
+
+    def _unlike(self, sent: list[list[int]], taken: list[list[int]], source: int, target: int, signed: Signature) -> None:
+        """Raises: RankDiverged. Whose splits fit no other rank's is to blame, else the receiver."""
+        names, call = self.engine.global_ranks, call_text(signed[0])
+        unfit = [sum((sent[r][o] != taken[o][r]) + (sent[o][r] != taken[r][o]) for o in range(self.ranks)) for r in range(self.ranks)]
+        odd = max((target, source), key=lambda r: unfit[r])
+        what = f"rank {names[source]} calls {call} with splits {_short(sent[source])} and sends {sent[source][target]} elements to rank {names[target]}, "
+        what += f"which calls it with splits {_short(taken[target])} of what comes and expects {taken[target][source]}"
+        hint = "what rank i sends to rank j (its input split j) is what j expects of i (its output split i): exchange the counts first"
+        error = RankDiverged(what, where=f"rank {names[odd]}", hint=hint, data={"rank": names[odd], "group_rank": odd})
+        raise self.engine.diverged(error, "all-to-all")
+
+
+def _short(splits: list[int]) -> str:
+    return str(splits) if len(splits) <= MAX_SHOWN_SPLITS else f"[{', '.join(map(str, splits[:MAX_SHOWN_SPLITS]))}, ...]"

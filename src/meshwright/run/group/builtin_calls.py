@@ -26,7 +26,8 @@ __all__ = ["METHODS", "Hand", "Tally", "install_builtin_calls", "uninstall_built
 
 Hand = Callable[..., Any]
 
-# Methods of a process group: the operation, how many arguments torch passes (options last), the built-in backend's name for it.
+# Methods of a process group: the operation, how many arguments torch passes (options last), the built-in backend's name for it. Not all-to-all:
+# before it, ranks tell each other what they exchange (`arguments`).
 METHODS = {
     "allreduce": ("all-reduce", 2, "allreduce"),
     "broadcast": ("broadcast", 2, "broadcast"),
@@ -35,11 +36,8 @@ METHODS = {
     "_allgather_base": ("all-gather", 3, "_allgather_base"),
     "reduce_scatter_single": ("reduce-scatter", 3, "_reduce_scatter_base"),
     "_reduce_scatter_base": ("reduce-scatter", 3, "_reduce_scatter_base"),
-    "all_to_all_single": ("all-to-all", 5, "alltoall_base"),
-    "alltoall_base": ("all-to-all", 5, "alltoall_base"),
     "allgather": ("all-gather", 3, "allgather"),
     "reduce_scatter": ("reduce-scatter", 3, "reduce_scatter"),
-    "alltoall": ("all-to-all", 3, "alltoall"),
     "gather": ("gather", 3, "gather"),
     "scatter": ("scatter", 3, "scatter"),
 }

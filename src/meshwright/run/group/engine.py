@@ -35,6 +35,8 @@ from .worker import Lost, Task, Worker
 
 __all__ = ["Engine"]
 
+MAX_CALLERS_BYTES = 1 << 16  # of a collective that runs in its caller's thread: gloo does not end the wait for a half of a longer message
+
 
 class Engine:
     """Made with the group; thread and message connections only when the first planned collective comes, control connections at once."""
@@ -112,7 +114,8 @@ class Engine:
         """Programs for a call (packed), the best predicted first, or why there is none; see `GroupPlans`."""
         self._planning = True
         # Trials and a probe call collectives of their own before this one, so then it is not the next.
-        self._asking = None if self.settings.tune or self.plans.find_fabric is not None else (self.recorder.number + 1, call, size_bytes)
+        alone = self.settings.tune or self.plans.find_fabric is not None or self.plans.tries(op, root, size_bytes)
+        self._asking = None if alone else (self.recorder.number + 1, call, size_bytes)
         try:
             return self.plans.candidates(op, root, size_bytes)
         finally:
@@ -128,11 +131,14 @@ class Engine:
         found = self.recorder.calls.get(number)
         return found[:2] if found is not None else None
 
-    def submit(self, task: Task) -> None:
+    def submit(self, task: Task, *, waits: bool = False) -> None:
+        """`waits`: the caller will wait at once, so a small collective runs in its thread where nothing is before it."""
         call, size_bytes = self._signature(task.session, task.reduction)
         task.number = self.recorder.asked(call, size_bytes, task.name)
         worker = self._worker or self._start()
         task.mask = mask_of(task.number, call, size_bytes, task.name)
+        if waits and size_bytes <= MAX_CALLERS_BYTES and worker.run_here(task):
+            return
         worker.submit(task)
         # `give_up` may have emptied the queue just before this task came into it; done again, it ends the task too.
         if worker.failed is not None:  # the group failed meanwhile, and the worker may be blocked
@@ -274,6 +280,12 @@ class Engine:
         if found is not error and found.__cause__ is None:
             found.__cause__ = error
         return found
+
+    def diverged(self, error: MeshwrightError, op: str) -> MeshwrightError:
+        """All ranks have found this in what they told each other before a call. The group is over; gives what every rank raises."""
+        found = self._verdict(error, self.recorder.number, op)
+        self.over.append(found)
+        return self.over[0]
 
     def _verdict(self, error: Exception, number: int, op: str) -> MeshwrightError:
         """What all ranks make of an error of this one in its collective `number`."""

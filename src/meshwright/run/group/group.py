@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch.distributed.distributed_c10d import AllgatherOptions  # torch 2.13 leaves it out of `dist`
 
 from ...errors import MeshwrightError
 from .arguments import Arguments
@@ -96,8 +97,7 @@ class MeshwrightGroup(dist.ProcessGroup):  # type: ignore[misc]
         self.engine.set_timeout(timeout.total_seconds())
         self.builtin._set_default_timeout(timeout)
 
-    def forget_routes(self) -> None:
-        """Choose again, because the plans are others."""
+    def forget_routes(self) -> None:  # the plans are others
         uninstall_builtin_calls(self)
         self._routes.clear()
 
@@ -126,7 +126,7 @@ class MeshwrightGroup(dist.ProcessGroup):  # type: ignore[misc]
 
     # ---- collectives between two tensors -----------------------------------------------------------------------
     def all_gather_single(self, output: torch.Tensor, input: torch.Tensor, opts: Any = None) -> Any:
-        opts = opts or dist.AllgatherOptions()
+        opts = opts or AllgatherOptions()
         fits = output.numel() == self._ranks * input.numel()
         return self._between("all-gather", input, output, Builtin(self._for(output)._allgather_base, (output, input, opts)), fits)
 
@@ -145,18 +145,17 @@ class MeshwrightGroup(dist.ProcessGroup):  # type: ignore[misc]
         opts = opts or dist.AllToAllOptions()
         builtin = Builtin(self._for(output).alltoall_base, (output, input, output_splits, input_splits, opts))
         self._arguments.require_splits((input, input_splits), (output, output_splits))
-        if never := self.engine.plans.never:  # nobody tells the others of its splits
-            return self._fall("all-to-all", never, builtin)
-        even = len(set(output_splits)) <= 1 and len(set(input_splits)) <= 1 and output.numel() == input.numel() and input.numel() % self._ranks == 0
-        if not self._arguments.all_exchange(input.numel() if even and alike([output, input]) else -1):
-            return self._fall("all-to-all", "unequal splits", builtin)
+        signed = signing("all-to-all", self._ranks)(builtin.args)
+        even = self._arguments.all_exchange(self._arguments.counts(input, input_splits), self._arguments.counts(output, output_splits), signed)
+        if not even or not alike([output, input]):
+            return self._fall("all-to-all", "unequal splits", builtin, signed)
         return self._between("all-to-all", input, output, builtin)
 
     alltoall_base = all_to_all_single
 
     # ---- collectives on lists of tensors -----------------------------------------------------------------------
     def allgather(self, outputs: list[Tensors], inputs: Tensors, opts: Any = None) -> Any:
-        opts = opts or dist.AllgatherOptions()
+        opts = opts or AllgatherOptions()
         builtin = Builtin(self._for(inputs).allgather, (outputs, inputs, opts))
         self._arguments.require_lists("all-gather", inputs, outputs, "outputs")
         if not alike([*outputs[0], inputs[0]]):
@@ -175,17 +174,16 @@ class MeshwrightGroup(dist.ProcessGroup):  # type: ignore[misc]
         opts = opts or dist.AllToAllOptions()
         builtin = Builtin(self._for(inputs).alltoall, (outputs, inputs, opts))
         self._arguments.require_rows(inputs, outputs)
-        if never := self.engine.plans.never:
-            return self._fall("all-to-all", never, builtin)
-        even = alike([*outputs, *inputs])
-        if self._arguments.all_exchange(inputs[0].numel() * self._ranks if even else -1):
+        signed = signing("all-to-all", self._ranks)(builtin.args)
+        even = self._arguments.all_exchange([t.numel() for t in inputs], [t.numel() for t in outputs], signed)
+        if even and alike([*outputs, *inputs]):
             return self._listed("all-to-all", inputs, outputs, -1, builtin, outputs)
         if inputs[0].device.type != "cpu":
-            return self._fall("all-to-all", "unequal splits", builtin)
+            return self._fall("all-to-all", "unequal splits", builtin, signed)
         # gloo's own call takes lists of one size only; one tensor in unequal parts it does take
         into = outputs[0].new_empty(sum(t.numel() for t in outputs))
         rows, splits = [in_a_row(t) for t in inputs], [[t.numel() for t in row] for row in (outputs, inputs)]
-        work = self._fall("all-to-all", "unequal splits", Builtin(self.builtin.alltoall_base, (into, torch.cat(rows), *splits, opts)))
+        work = self._fall("all-to-all", "unequal splits", Builtin(self.builtin.alltoall_base, (into, torch.cat(rows), *splits, opts)), signed)
         return JoinedWork(outputs, [work], copier(outputs, into))
 
     def gather(self, outputs: list[Tensors], inputs: Tensors, opts: Any) -> Any:
@@ -334,7 +332,7 @@ class MeshwrightGroup(dist.ProcessGroup):  # type: ignore[misc]
         if runner is not None:
             return self.engine.run_on(runner, call, route.session, found, route.name, outputs, after)
         work = PlannedWork(outputs, call.op)
-        self.engine.submit(Task(call, route.session, found, route.name, work, after))
+        self.engine.submit(Task(call, route.session, found, route.name, work, after), waits=not builtin.args[-1].asyncOp)
         return work
 
     def _try(
@@ -378,9 +376,11 @@ class MeshwrightGroup(dist.ProcessGroup):  # type: ignore[misc]
         routes = [route for route in made if isinstance(route, Route)]
         if not routes:
             return next((route for route in made if isinstance(route, str)), MEASURED)
-        if self.engine.settings.tune and settled is None:
-            trials = Trials(len(routes) + 1, self.engine.settings.tune_s)
-            return Trial([*routes, None], size_bytes, trials, (op, root, elements, given.dtype, given.device.type))
+        tune, tune_s = self.engine.settings.tune, self.engine.settings.tune_s
+        options: list[Route | None] = [*routes, None] if tune else [None, routes[0]]  # the first stays unless beaten
+        if settled is None and (tune or self.engine.plans.tries(op, root, size_bytes)):
+            trials = Trials(len(options), tune_s, small=not tune)
+            return Trial(options, size_bytes, trials, (op, root, elements, given.dtype, given.device.type))
         return routes[0]
 
     def _compiled(self, chosen: Chosen, op: str, root: int, elements: int, given: torch.Tensor) -> Route | str:

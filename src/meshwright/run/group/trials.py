@@ -19,6 +19,7 @@ __all__ = ["MIN_GAIN_SHARE", "Trials", "most_calls"]
 
 TURNS_PER_ROUND = 2  # calls of every option that is left, before the slower half leaves
 TURNS_OF_LAST_ROUND = 3  # calls of each of the last two
+TURNS_OF_SMALL = 11  # the same for small collectives, of which a call says little
 MIN_TURNS = 2  # calls of an option before its time counts: one alone may be disturbed
 MIN_GAIN_SHARE = 0.03  # of its time by which the predicted choice must be beaten: a smaller lead may be a disturbed call
 
@@ -26,10 +27,10 @@ MIN_GAIN_SHARE = 0.03  # of its time by which the predicted choice must be beate
 class Trials:
     """Run `turn`, tell `took` how long it took, until `over`; then `winner`."""
 
-    def __init__(self, options: int, budget_s: float) -> None:
+    def __init__(self, options: int, budget_s: float, *, small: bool = False) -> None:
         self.times_s: list[list[float]] = [[] for _ in range(options)]  # without the first
         self.budget_s, self.spent_s = budget_s, 0.0
-        self._left = list(range(options))
+        self._left, self.last_turns = list(range(options)), TURNS_OF_SMALL if small else TURNS_OF_LAST_ROUND
         self._warm = self._last = False
         self._turns = deque(self._left)
 
@@ -57,7 +58,7 @@ class Trials:
             self._left = [0, *rest[: _kept(len(self._left)) - 1]]
         self._warm = True
         self._last = len(self._left) <= 2
-        self._turns.extend(self._left * (TURNS_OF_LAST_ROUND if self._last else TURNS_PER_ROUND))
+        self._turns.extend(self._left * (self.last_turns if self._last else TURNS_PER_ROUND))
 
     def typical_s(self, option: int) -> float:
         """The lower median of its calls; infinite where there are too few."""

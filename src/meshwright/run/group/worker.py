@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from ...errors import MeshwrightError, MessageDamaged
+from ...errors import GroupFailed, MeshwrightError, MessageDamaged
 from .call import Call, Session
 from .messages import Broken, GlooMessages
 from .recorder import Recorder
@@ -58,11 +58,39 @@ class Worker:
         self.task: Task | None = None  # under way
         self.under = Under()
         self._queue: queue.SimpleQueue[Task | None] = queue.SimpleQueue()
+        self._left, self._counting = 0, threading.Lock()  # tasks that are not over
+        self._walking = threading.Lock()  # by one thread at a time: this one's own, or a caller's
         self._thread = threading.Thread(target=self._loop, name="meshwright-group", daemon=True)
         self._thread.start()
 
     def submit(self, task: Task) -> None:
+        with self._counting:
+            self._left += 1
         self._queue.put(task)
+
+    def run_here(self, task: Task) -> bool:
+        """In the caller's thread, unless something is under way or waits before it: waking two threads costs as much as a small message.
+
+        False: not done, hand it to `submit`. Raises nothing of its own: what becomes of the task, its work says.
+        """
+        with self._counting:
+            if self._left:
+                return False
+            self._left = 1
+        error: BaseException | None = GroupFailed("this rank was interrupted in a collective", where=task.call.op, hint="start the job again")
+        try:
+            with self._walking, torch.inference_mode():
+                error = self.failed or self._run(task)
+        finally:
+            self._over(task, error)
+        return True
+
+    def _over(self, task: Task, error: BaseException | None) -> None:
+        with self._counting:
+            self._left -= 1
+        if isinstance(error, MeshwrightError):
+            self.failed = self.failed or error
+        task.work.finish(error)
 
     def close(self, timeout_s: float = 5.0) -> None:
         self._queue.put(None)
@@ -89,7 +117,7 @@ class Worker:
             if waiting is None:  # the end of the thread was asked for: that stays last
                 self._queue.put(None)
                 return
-            waiting.work.finish(error)
+            self._over(waiting, error)
 
     @property
     def alive(self) -> bool:
@@ -98,9 +126,10 @@ class Worker:
     def _loop(self) -> None:
         with torch.inference_mode():
             while (task := self._queue.get()) is not None:
-                error = self.failed or self._run(task)
-                task.work.finish(error)
-                del task  # tensors of a finished collective are not kept until the next one comes
+                with self._walking:
+                    error = self.failed or self._run(task)
+                self._over(task, error)
+                del task, error  # tensors of a finished collective are not kept until the next one comes
 
     def _run(self, task: Task) -> BaseException | None:
         recorder = self.recorder

@@ -7,7 +7,7 @@ independent rule of `same`). Plans are small, so that a minute sees many; which 
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterator, Mapping
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
@@ -44,7 +44,7 @@ Case = dict[str, Any]
 LABEL_SHARE = 0.25  # of the mutants of a plan, so many change what it says and not what it does
 
 
-def mutants_of_plans(rng: Rng) -> Iterator[Case]:
+def mutants_of_plans(rng: Rng) -> Generator[Case, None, None]:
     """Without end, one of each kind in turn."""
     kinds = [_plans("collective", _collective), _plans("pipeline", _pipeline), _plans("filled", _filled), _steps, _arenas]
     kinds.append(_plans("training", _training))  # last: the only one that needs torch
