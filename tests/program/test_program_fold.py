@@ -20,10 +20,11 @@ from meshwright.errors import FormatError, MeshwrightError, Unsupported, UsageEr
 from meshwright.fabric.fabric import Device, Fabric, Link, Switch
 from meshwright.program.builder import ProgramBuilder, StepRef
 from meshwright.program.calls import inline
-from meshwright.program.fold import expand, members
+from meshwright.program.fold import expand, generators, image, members, representative
 from meshwright.program.fold_calls import inline_folded
 from meshwright.program.fold_find import fold
 from meshwright.program.program import Contract, Fold, FoldAxis, Program, Unit
+from meshwright.simulate import folded as folded_simulation
 from meshwright.simulate import simulate_folded, simulate_program
 from meshwright.simulate.folded import fold_network
 
@@ -259,6 +260,36 @@ def test_orbits_of_a_shared_trunk() -> None:
     assert simulate_program(expand(p), fabric, names(8), network="fair").makespan_s == pytest.approx(0.02)
     with pytest.raises(Unsupported, match="exclusive links shared"):
         simulate_folded(p, fabric, names(8), network="exclusive")
+
+
+@pytest.mark.parametrize("kind", ["shift", "xor"])
+def test_orbits_from_symmetry_are_those_of_every_route(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No route of a member is looked at, and the network is the one that all of them make."""
+    p = ring(4, 1000)
+    assert p.fold is not None
+    p = replace(p, fold=Fold((FoldAxis("ring", 4, 1, kind),), p.fold.buffer_shift))  # type: ignore[arg-type]
+    shown = fold_network(p, star(4), names(4))
+    monkeypatch.setattr(folded_simulation, "_orbits_by_symmetry", lambda *_: None)
+    listed = fold_network(p, star(4), names(4))
+    assert shown.orbits == listed.orbits and np.array_equal(shown.network.rate_Bps, listed.network.rate_Bps)
+    monkeypatch.setattr(folded_simulation, "MAX_LISTED_ROUTES", 1)
+    with pytest.raises(Unsupported, match="not each other's images"):
+        fold_network(p, star(4), names(4))
+
+
+def test_steps_along_the_axes_generate_all_members() -> None:
+    axes = (FoldAxis("a", 4, 1, "xor"), FoldAxis("b", 3, 4, "shift"), FoldAxis("c", 2, 12, "plain"), FoldAxis("d", 1, 24, "shift"))
+    f = Fold(axes, np.zeros((3, 0), np.int32))
+    steps = generators(f)
+    assert steps == [(1, 0, 0), (2, 0, 0), (0, 1, 0)]
+    for rank in (0, 12, 17):
+        reached, todo = {rank}, [rank]
+        for here in todo:
+            fresh = {int(image(f, here, step)) for step in steps} - reached
+            reached |= fresh
+            todo += sorted(fresh)
+        assert reached == {int(image(f, rank, m)) for m in members(f)}
+        assert set(representative(f, np.array(sorted(reached))).tolist()) == {rank // 12 * 12}
 
 
 def test_refuses_what_is_not_symmetric() -> None:

@@ -301,8 +301,6 @@ def _memory_facts(worst: WorstMemory, ranks: int) -> dict[str, Any]:
 
 def _folded_on_fabric(plan: Plan, program: Program, fabric: Fabric, claimed: float | None, facts: dict[str, Any]) -> list[Finding]:
     """The same of a folded program that is too big to write out."""
-    if not len(program.calls):
-        return []
 
     def links() -> list[Finding]:
         time, found = folded_link_time(program, plan.programs, fabric, plan.placement)
@@ -314,7 +312,8 @@ def _folded_on_fabric(plan: Plan, program: Program, fabric: Fabric, claimed: flo
         facts.update(_memory_facts(worst, made.program.ranks))
         return check_memory(made.program, worst, fabric, plan.placement)
 
-    return guarded("links", links) + guarded("memory", memory)
+    # Memory is looked at where work is done between collectives; of a collective alone the contract says what every rank holds.
+    return guarded("links", links) + (guarded("memory", memory) if len(program.calls) else [])
 
 
 def _bound(plan: Plan, fabric: Fabric) -> list[Finding]:

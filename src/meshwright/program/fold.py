@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 from itertools import product
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,7 +21,7 @@ from ..errors import FormatError, Unsupported
 from .program import I32, MAX_EXECUTED_STEPS, Buffers, Calls, Channels, Comms, Csr, Fold, FoldAxis, Kind, Lanes, Ops, Part, Program, Sizes, Steps
 from .validate import validate
 
-__all__ = ["expand", "folded_axes", "image", "is_representative", "members"]
+__all__ = ["expand", "folded_axes", "generators", "image", "is_representative", "members", "representative"]
 
 
 def folded_axes(fold: Fold) -> tuple[FoldAxis, ...]:
@@ -33,6 +34,13 @@ def members(fold: Fold) -> list[tuple[int, ...]]:
     return list(product(*(range(axis.size) for axis in folded_axes(fold))))
 
 
+def generators(fold: Fold) -> list[tuple[int, ...]]:
+    """Offsets of which every other is a sum: one step along a shifted axis, each power of two along an `xor` axis."""
+    axes = folded_axes(fold)
+    steps = [(at, 1 << bit) for at, axis in enumerate(axes) for bit in range((axis.size - 1).bit_length() if axis.kind == "xor" else min(1, axis.size - 1))]
+    return [tuple(offset * (i == at) for i in range(len(axes))) for at, offset in steps]
+
+
 def image(fold: Fold, ranks: NDArray[np.int32] | int, member: tuple[int, ...]) -> NDArray[np.int32]:
     """Where the ranks go under a member's offset."""
     out = np.asarray(ranks, np.int32)
@@ -41,6 +49,14 @@ def image(fold: Fold, ranks: NDArray[np.int32] | int, member: tuple[int, ...]) -
         moved = at ^ offset if axis.kind == "xor" else (at + offset) % axis.size
         out = out + (moved - at) * axis.stride
     return out.astype(np.int32)
+
+
+def representative(fold: Fold, ranks: NDArray[np.integer[Any]]) -> NDArray[np.int64]:
+    """The rank that stands for each of these."""
+    out = ranks.astype(np.int64)
+    for axis in folded_axes(fold):
+        out = out - (out // axis.stride) % axis.size * axis.stride
+    return out
 
 
 def is_representative(fold: Fold, rank: int) -> bool:

@@ -4,10 +4,11 @@ All members of a class do the same at the same time, so the representative's ste
 another member sends to the representative, the representative's own channel sends to that member at the same instant: the stored
 channel stands for both. Links: the images of one stored channel pass an orbit of K links with M members in all; with fair
 sharing every image gets the same rate (progressive filling raises symmetric flows together), so the orbit is one link of rate
-K/M times the rate of each, crossed once by every stored channel. That holds if every link of an orbit has the same rate and latency
-and is crossed by the same channels equally often; this is verified link by link, for every member, and anything else is refused, as are
-devices of one class that differ, token buckets, and exclusive links that several messages share (first come, first served
-breaks the symmetry). Cost: routes of every (stored channel, member) once; then as for a program of the stored size.
+K/M times the rate of each, crossed once by every stored channel. That holds where the fabric has the program's symmetry and its
+routes keep it (`fabric.symmetry`), or else where every link of an orbit has the same rate and latency and is crossed by the same channels
+equally often, which is verified route by route, for every member. Anything else is refused, as are devices of one class that differ, token
+buckets, and exclusive links that several messages share (first come, first served breaks the symmetry). Cost: routes of the stored channels
+and a look at every link; then as for a program of the stored size.
 """
 
 from __future__ import annotations
@@ -21,10 +22,11 @@ from numpy.typing import NDArray
 from ..cost import Cost
 from ..errors import Unsupported, UsageError
 from ..fabric.fabric import Fabric
+from ..fabric.symmetry import link_orbits, routing_symmetry
 from ..graph.graph import Work
-from ..program.fold import folded_axes, image, members, require_folded
+from ..program.fold import generators, image, members, representative, require_folded
 from ..program.fold_calls import inline_folded
-from ..program.program import Program
+from ..program.program import Fold, Program
 from ..timeline import Timeline
 from .engine import run
 from .network import Mode, Network, link_names, used_channels
@@ -33,6 +35,9 @@ from .results import make_timeline, refuse_unfinished
 from .tables import link_tables, make_state, program_tables
 
 __all__ = ["FoldedNetwork", "fold_network", "simulate_folded"]
+
+Ints = NDArray[np.int64]
+MAX_LISTED_ROUTES = 400_000  # of (stored channel, member), where no symmetry of the fabric shows: some seconds
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,16 +54,12 @@ def fold_network(program: Program, fabric: Fabric, placement: Sequence[str], *, 
     Raises: Unsupported when the fabric or the placement does not have the program's symmetry (says where), or exclusive links are shared;
     UsageError, UnknownName, Disconnected as `compile_network`.
     """
-    routes = _routes(program, fabric, placement)
-    k, channels = routes[0].shape[1] if routes else 1, len(program.channels)
-    hops = np.array([r.shape[0] for r in routes], np.int32)
-    crossings = np.concatenate([r.reshape(-1) for r in routes]) if routes else np.zeros(0, np.int64)
-    entry = np.repeat(np.arange(int(hops.sum())), k)  # (stored channel, hop)
-    orbit_of, sizes = _orbits(fabric, crossings, entry, k)
-    first = crossings[::k] if len(crossings) else crossings
-    flat = orbit_of[first].astype(np.int32)
+    k, channels = require_folded(program).members, len(program.channels)
+    paths, orbit_of, sizes = _paths(program, fabric, placement)
     ptr = np.zeros(channels + 1, np.int32)
-    np.cumsum(hops, out=ptr[1:])
+    np.cumsum([len(path) for path in paths], out=ptr[1:])
+    first = np.array([x for path in paths for x in path], np.int64)
+    flat = orbit_of[first].astype(np.int32)
     # fewer links than members: some image shares a link with another
     shared = bool(np.any(sizes < k)) or bool(np.any(np.bincount(flat, minlength=1) > 1))
     if mode == "exclusive" and shared:
@@ -80,13 +81,13 @@ def fold_network(program: Program, fabric: Fabric, placement: Sequence[str], *, 
         link_names=tuple(f"orbit of {fabric.links[x].src}->{fabric.links[x].dst}" for x in lead.tolist()),
     )  # fmt: skip
     held: list[list[int]] = [[] for _ in range(len(sizes))]
-    for link in np.unique(crossings).tolist():
+    for link in np.flatnonzero(orbit_of >= 0).tolist():
         held[int(orbit_of[link])].append(link)
     return FoldedNetwork(network=network, orbits=tuple(map(tuple, held)))
 
 
-def _routes(p: Program, fabric: Fabric, placement: Sequence[str]) -> list[NDArray[np.int64]]:
-    """Per stored channel the links of all its images: (hops, members)."""
+def _paths(p: Program, fabric: Fabric, placement: Sequence[str]) -> tuple[list[tuple[int, ...]], Ints, Ints]:
+    """Links of every stored channel, the orbit of every link (-1 unused), and how many links each orbit has."""
     fold = require_folded(p)
     if len(placement) != p.ranks:
         raise UsageError(f"names {len(placement)} actors, the program has {p.ranks} ranks", where="placement")
@@ -95,26 +96,60 @@ def _routes(p: Program, fabric: Fabric, placement: Sequence[str]) -> list[NDArra
     if np.any(p.channels.route >= 0):
         raise Unsupported("a folded program with pinned routes", where=p.name, hint="leave the routes to the fabric")
     on = np.array([fabric.actor_of[name] for name in placement], np.int64)
-    everyone = members(fold)
-    src = np.stack([on[image(fold, p.channels.src, m)] for m in everyone], axis=1) if len(p.channels) else np.zeros((0, 1), np.int64)
-    dst = np.stack([on[image(fold, p.channels.dst, m)] for m in everyone], axis=1) if len(p.channels) else src
-    used = used_channels(p)
+    used, pairs = used_channels(p), zip(on[p.channels.src].tolist(), on[p.channels.dst].tolist(), strict=True)
+    paths = [fabric.route(*pair) if used[c] else () for c, pair in enumerate(pairs)]
+    first = _orbits_by_symmetry(fold, fabric, on, paths)
+    if first is None:
+        return paths, *_orbits_by_listing(p, fabric, on, used)
+    mine = np.unique(first[[x for path in paths for x in path]]) if any(paths) else np.zeros(0, np.int64)
+    for link in (fabric.links[x] for x in mine.tolist()):
+        if link.burst_bytes:
+            raise Unsupported(f"link {link.src}->{link.dst} has a token bucket, which cannot be folded", hint="expand the program")
+    orbit_of = np.where(np.isin(first, mine), np.searchsorted(mine, first), -1)
+    return paths, orbit_of, np.bincount(orbit_of[orbit_of >= 0])
+
+
+def _orbits_by_symmetry(fold: Fold, fabric: Fabric, on: Ints, paths: Sequence[tuple[int, ...]]) -> Ints | None:
+    """The first link of every link's orbit, or None where the fabric does not show the fold's symmetry."""
+    ranks = np.arange(len(on))
+    kind = dict(zip(on.tolist(), on[representative(fold, ranks)].tolist(), strict=True))
+    moves = []
+    for step in generators(fold):
+        goes = dict(zip(on.tolist(), on[image(fold, ranks, step)].tolist(), strict=True))
+        moved = routing_symmetry(fabric, goes, paths, kind)
+        if moved is None:
+            return None
+        moves.append(moved)
+    return link_orbits(moves, len(fabric.links))
+
+
+def _orbits_by_listing(p: Program, fabric: Fabric, on: Ints, used: NDArray[np.bool_]) -> tuple[Ints, Ints]:
+    """Orbits from the routes of every (stored channel, member): where links are used alike, whatever moves them."""
+    fold = require_folded(p)
+    everyone, channels = members(fold), np.flatnonzero(used)
+    if len(channels) * len(everyone) > MAX_LISTED_ROUTES:
+        raise Unsupported(
+            f"routes of {len(everyone)} members are not each other's images, as far as the order of links shows", where=p.name, hint="expand the program"
+        )
+    src = [on[image(fold, p.channels.src[channels], m)].tolist() for m in everyone]
+    dst = [on[image(fold, p.channels.dst[channels], m)].tolist() for m in everyone]
     known: dict[tuple[int, int], tuple[int, ...]] = {}
-    out = []
-    for c in range(len(p.channels)):
+    crossings, hops = [], []
+    for at, c in enumerate(channels.tolist()):
         rows = []
-        for pair in zip(src[c].tolist(), dst[c].tolist(), strict=True) if used[c] else ():
-            path = known.get(pair)
-            if path is None:
-                path = known[pair] = fabric.route(*pair)
-            rows.append(path)
+        for pair in ((src[m][at], dst[m][at]) for m in range(len(everyone))):
+            if pair not in known:
+                known[pair] = fabric.route(*pair)
+            rows.append(known[pair])
         if len({len(r) for r in rows}) > 1:
             raise Unsupported(f"routes of channel {c} have different lengths for different members", where=p.name, hint="expand the program")
-        out.append(np.array(rows, np.int64).T.reshape(-1, len(everyone)))
-    return out
+        crossings.append(np.array(rows, np.int64).T.reshape(-1))
+        hops.append(len(rows[0]))
+    entry = np.repeat(np.arange(sum(hops)), len(everyone))  # (stored channel, hop)
+    return _orbits(fabric, np.concatenate(crossings) if crossings else np.zeros(0, np.int64), entry)
 
 
-def _orbits(fabric: Fabric, crossings: NDArray[np.int64], entry: NDArray[np.int64], k: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+def _orbits(fabric: Fabric, crossings: Ints, entry: Ints) -> tuple[Ints, Ints]:
     """Orbit of every link (-1 unused) and its size; links are alike when crossed equally often by the same (channel, hop) entries."""
     orbit_of = np.full(len(fabric.links), -1, np.int64)
     if not len(crossings):
@@ -177,24 +212,18 @@ def simulate_folded(
 
 def _require_equal_devices(p: Program, fabric: Fabric, placement: Sequence[str]) -> None:
     fold = require_folded(p)
-    kinds = {name: replace(fabric.device(name), name="", group="") for name in placement}
-    for rank in np.unique(p.lanes.actor).tolist():
-        for m in members(fold):
-            other = int(image(fold, rank, m))
-            if kinds[placement[other]] != kinds[placement[rank]]:
-                raise Unsupported(
-                    f"ranks {rank} and {other} share a lane body, but {placement[rank]} and {placement[other]} differ", where=p.name,
-                    hint="expand the program", data={"ranks": [rank, other]},
-                )  # fmt: skip
+    kinds = [replace(fabric.device(name), name="", group="") for name in placement]
+    for other, rank in enumerate(representative(fold, np.arange(p.ranks)).tolist()):
+        if kinds[other] != kinds[rank]:
+            raise Unsupported(
+                f"ranks {rank} and {other} share a lane body, but {placement[rank]} and {placement[other]} differ", where=p.name,
+                hint="expand the program", data={"ranks": [rank, other]},
+            )  # fmt: skip
 
 
 def _unfold_peaks(p: Program, peaks: Sequence[int]) -> tuple[int, ...]:
     """Every rank's peak is its representative's."""
-    fold = require_folded(p)
-    rank = np.arange(p.ranks)
-    for axis in folded_axes(fold):
-        rank = rank - (rank // axis.stride) % axis.size * axis.stride
-    return tuple(np.asarray(peaks)[rank].tolist())
+    return tuple(np.asarray(peaks)[representative(require_folded(p), np.arange(p.ranks))].tolist())
 
 
 def _unfold_busy(fabric: Fabric, folded: FoldedNetwork, busy: NDArray[np.float64]) -> dict[str, float]:

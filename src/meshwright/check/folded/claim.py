@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from ...errors import Unsupported
-from ...program.fold import image
+from ...program.fold import generators, image
 from ...program.fold_part import Lifted
 from ...program.program import Contract, Program
 from ..program.values import QUANTITY_MASK
@@ -78,7 +78,7 @@ class Claim:
         return ((1 << self.n) - 1) << 32 | (1 + skip + at)
 
     def require_symmetry(self) -> None:
-        """The contract is its own image: one offset of one step along every folded axis is enough, they generate all.
+        """The contract is its own image under offsets of which all others are sums.
 
         An image moves ranks, buffers and chunks. Inputs must go to inputs and outputs to outputs. A quantity is the place of a chunk in
         the concatenation of the inputs (all-gather) or in every input (sums); it must move the same way on both sides.
@@ -86,9 +86,8 @@ class Claim:
         """
         lifted, c = self.lifted, self.c
         stored = len(self.p.buffers)
-        # One step along each axis generates the whole group of members, and images of images are images.
-        for number in range(len(lifted.axes)):
-            step = tuple(int(i == number) for i in range(len(lifted.axes)))
+        # What holds for these holds for all members: images of images are images.
+        for step in generators(lifted.fold):
             goes_to = image(lifted.fold, np.arange(self.n, dtype=np.int32), step)
             shift = np.asarray(step, np.int64) @ lifted.fold.buffer_shift.astype(np.int64)
             quantity = np.full(max(self.starts[-1], self.parts[-1], *(n for _, _, n in c.inputs)), -1, np.int64)

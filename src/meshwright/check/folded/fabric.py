@@ -1,18 +1,25 @@
-"""Links and memory of a folded program where a plan puts its ranks: routes of every member, bytes of every image, memory of the representatives."""
+"""Links and memory of a folded program where a plan puts its ranks: bytes of every image, memory of the representatives.
+
+Where the fabric has the program's symmetry and routes keep it (`fabric.symmetry`), the links of an orbit carry the same: what all members send over
+it, divided among its links. Else every member's routes are looked at.
+"""
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from fractions import Fraction
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
-from ...errors import MeshwrightError
+from ...errors import MeshwrightError, Unsupported
 from ...fabric.fabric import Fabric
-from ...program.fold import image, members, require_folded
+from ...fabric.symmetry import link_orbits, routing_symmetry
+from ...program.fold import generators, image, members, representative, require_folded
 from ...program.fold_calls import inline_folded
-from ...program.program import Program
+from ...program.program import Fold, Program
 from ..program.links import placed
 from ..program.memory import WorstMemory, worst_order_memory
 from ..program.order import Order, messages
@@ -20,6 +27,9 @@ from ..verdict import Finding
 from .shadow import Shadow
 
 __all__ = ["folded_link_time", "folded_memory"]
+
+Ints = NDArray[np.int64]
+MAX_LISTED_ROUTES = 400_000  # of (stored channel, member), where no symmetry of the fabric shows
 
 
 def folded_link_time(
@@ -33,20 +43,46 @@ def folded_link_time(
     fold = require_folded(flat)
     m = messages(flat)
     total = np.zeros(len(flat.channels), np.int64)
-    np.add.at(total, m.channel, flat.message_bytes()[m.send])
+    np.add.at(total, m.channel, flat.message_bytes()[m.send] * flat.lanes.repeat[flat.lane_of_step()[m.send]])
     on = np.array([fabric.actor_of[name] for name in placement], np.int64)
-    load: dict[int, int] = {}
     used = np.flatnonzero(m.per_channel > 0)
+    try:
+        load = _by_symmetry(fold, fabric, on, flat, used, total) or _by_listing(fold, fabric, on, flat, used, total)
+    except MeshwrightError as error:
+        return {}, [Finding(check="links", message=str(error), witness={"placement": list(placement)})]
+    return {link: amount / fabric.links[link].rate_Bps for link, amount in sorted(load.items())}, []
+
+
+def _by_symmetry(fold: Fold, fabric: Fabric, on: Ints, p: Program, used: Ints, total: Ints) -> dict[int, Fraction]:
+    """Bytes of every link, from the representatives' routes; empty where the fabric does not show the symmetry."""
+    paths = [fabric.route(int(on[p.channels.src[c]]), int(on[p.channels.dst[c]])) for c in used.tolist()]
+    ranks, moves = np.arange(len(on)), []
+    kind = dict(zip(on.tolist(), on[representative(fold, ranks)].tolist(), strict=True))
+    for step in generators(fold):
+        moved = routing_symmetry(fabric, dict(zip(on.tolist(), on[image(fold, ranks, step)].tolist(), strict=True)), paths, kind)
+        if moved is None:
+            return {}
+        moves.append(moved)
+    first = link_orbits(moves, len(fabric.links)).tolist()
+    carried: dict[int, int] = {}
+    for path, size in zip(paths, total[used].tolist(), strict=True):
+        for link in path:
+            carried[first[link]] = carried.get(first[link], 0) + size
+    links = Counter(first)
+    each = {orbit: Fraction(amount * fold.members, links[orbit]) for orbit, amount in carried.items()}
+    return {link: each[orbit] for link, orbit in enumerate(first) if orbit in each}
+
+
+def _by_listing(fold: Fold, fabric: Fabric, on: Ints, p: Program, used: Ints, total: Ints) -> dict[int, Fraction]:
+    load: dict[int, Fraction] = {}
+    if len(used) * fold.members > MAX_LISTED_ROUTES:
+        raise Unsupported(f"{len(used)} routes of {fold.members} members are too many to look at, and the fabric shows no symmetry")
     for member in members(fold):
-        src, dst = on[image(fold, flat.channels.src[used], member)], on[image(fold, flat.channels.dst[used], member)]
+        src, dst = on[image(fold, p.channels.src[used], member)], on[image(fold, p.channels.dst[used], member)]
         for a, b, size in zip(src.tolist(), dst.tolist(), total[used].tolist(), strict=True):
-            try:
-                path = fabric.route(a, b)
-            except MeshwrightError as error:
-                return {}, [Finding(check="links", message=str(error), witness={"member": list(member)})]
-            for link in path:
-                load[link] = load.get(link, 0) + size
-    return {link: Fraction(amount, fabric.links[link].rate_Bps) for link, amount in sorted(load.items())}, []
+            for link in fabric.route(a, b):
+                load[link] = load.get(link, Fraction(0)) + size
+    return load
 
 
 def folded_memory(made: Shadow, order: Order) -> WorstMemory:

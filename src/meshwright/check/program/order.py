@@ -275,6 +275,9 @@ class Order:
         if len(owner):
             self.local_row[1 + by_row] = 1 + np.arange(len(owner)) - np.searchsorted(owner[by_row], owner[by_row])
         self.rows_of = np.bincount(owner, minlength=lanes) + 1 if lanes else self.local_row
+        joined = self.component[self.lane[self.cross_dst]]
+        self.edges: Ints = np.lexsort((self.rank_in_order[self.cross_dst], joined))
+        self.edges_of: Ints = np.searchsorted(joined[self.edges], np.arange(lanes + 1))
         width = np.array([len(x) for x in self.lanes_of_block], dtype=np.int64)
         lead = np.array([int(x[0]) for x in self.lanes_of_block], dtype=np.int64)
         entries = self.rows_of[self.component[lead]] * width if len(lead) else width
@@ -293,9 +296,8 @@ class Order:
         lanes = self.lanes_of_block[block]
         here = int(self.component[lanes[0]])
         clock = np.full((int(self.rows_of[here]), len(lanes)), -1, np.int32)
-        mine = np.flatnonzero(self.component[self.lane[self.cross_dst]] == here)
         # In topological order every source's clock is final before it is merged.
-        mine = mine[np.argsort(self.rank_in_order[self.cross_dst[mine]], kind="stable")]
+        mine = self.edges[self.edges_of[here] : self.edges_of[here + 1]]
         target, source = self.cross_dst[mine], self.cross_src[mine]
         column = np.where(self.block_of_lane[self.lane[source]] == block, self.column[self.lane[source]], -1)
         merge_clocks(
@@ -318,9 +320,9 @@ class Order:
             out[across] = self._search(a[across], b[across])
             return out
         block = self.block_of_lane[self.lane[a[across]]]
-        for which in np.unique(block).tolist():
-            at = across[block == which]
-            clock = self.clocks(which)
+        by = np.argsort(block, kind="stable")
+        for at in np.split(across[by], np.flatnonzero(np.diff(block[by])) + 1) if len(by) else []:
+            clock = self.clocks(int(self.block_of_lane[self.lane[a[at[0]]]]))
             # a precedes b when the last join at or before b has seen a's lane at least as far as a.
             out[at] = clock[self.local_row[self.row[b[at]]], self.column[self.lane[a[at]]]] >= self.position[a[at]]
         return out

@@ -24,6 +24,7 @@ PIECES = ("pieces", "slices", "chunks")  # options that say into how many parts 
 MAX_SEARCHED_PIECES = 1024  # parts of a message that the search tries
 MAX_TIME_SHARE_WORTH_A_CUT = 0.998  # a finer or coarser cut must take no more than this share of the time before it
 MAX_TIMES_FASTEST = 2.0  # no other cut is looked for where a candidate takes longer than the fastest, times this
+ONE_MESSAGE_FACTOR = 7  # a broadcast's and a reduction's programs are simulated up to so many times as many steps: few messages share a link
 MAX_RANKS_ALWAYS_SIMULATED = 256  # among so many ranks every program is simulated, however long it is
 MIN_LEFT_S = 1e-9  # seconds that a candidate gets even if none are left: limits must be above 0
 MAX_SEARCH_STEPS = 200_000  # executed steps of a candidate's own plan up to which other cuts are tried
@@ -75,7 +76,8 @@ def _searched(candidate: CollectiveStrategy, problem: CollectiveProblem, first: 
 def _try(candidate: CollectiveStrategy, problem: CollectiveProblem) -> _Tried:
     plan = candidate.plan(problem, rng=np.random.default_rng(problem.seed))
     actors, steps = (*problem.ranks, *plan.switches), simulated_steps(plan.program)
-    if steps > MAX_SIMULATED_STEPS and len(actors) > MAX_RANKS_ALWAYS_SIMULATED and plan.program.fold is None and not plan.switches:
+    most = MAX_SIMULATED_STEPS * (ONE_MESSAGE_FACTOR if problem.op in ("broadcast", "reduce") else 1)
+    if steps > most and len(actors) > MAX_RANKS_ALWAYS_SIMULATED and plan.program.fold is None and not plan.switches:
         note = f"the busiest link's time: {steps} steps are too many to simulate here"
         return _Tried(replace(plan, notes={**plan.notes, "time": note}), busiest_link_s(plan.program, problem.fabric, actors))
     return _Tried(plan, simulated_time_s(plan.program, problem.fabric, actors, problem.transport))

@@ -48,7 +48,8 @@ def rate_graph(fabric: Fabric, ranks: Sequence[str], *, relay: bool = True) -> R
 
     Args: `relay`: keep devices that are no rank, as nodes that forward. Bounds must keep them, since their links exist.
     """
-    kept = list(ranks) + ([d.name for d in fabric.devices if d.name not in set(ranks)] if relay else []) + [s.name for s in fabric.switches]
+    own = set(ranks)
+    kept = list(ranks) + ([d.name for d in fabric.devices if d.name not in own] if relay else []) + [s.name for s in fabric.switches]
     number = {name: i for i, name in enumerate(kept)}
     found: dict[tuple[int, int], int] = {}
     for link in fabric.links:

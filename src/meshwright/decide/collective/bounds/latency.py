@@ -22,7 +22,7 @@ MAX_PAIRS = 1 << 14
 
 
 def needs(problem: CollectiveProblem) -> list[tuple[int, list[int]]]:
-    """(rank, ranks that need some of its data)."""
+    """(rank, ranks that need some of its data, itself perhaps among them)."""
     n, op, root = len(problem.ranks), problem.op, problem.root
     everyone = list(range(n))
     shards = problem.shard_bytes or (1,) * n
@@ -34,7 +34,7 @@ def needs(problem: CollectiveProblem) -> list[tuple[int, list[int]]]:
         return [(r, [root]) for r in everyone if r != root and (op == "reduce" or shards[r])]
     targets = [d for d in everyone if shards[d]] if op == "reduce-scatter" else everyone
     sources = [s for s in everyone if shards[s]] if op == "all-gather" else everyone
-    return [(s, [d for d in targets if d != s]) for s in sources]
+    return [(s, targets) for s in sources]  # one list for all
 
 
 def latency_bound(problem: CollectiveProblem) -> Bound:

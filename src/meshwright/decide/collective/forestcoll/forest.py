@@ -294,7 +294,7 @@ def _structured(
                 return Forest(graph, tuple(weight), k, stretch, optimum, rotated_trees(graph, boxes, k, capacities), None, "rotated ranks")
             require_automorphism(graph, shift.generator)
             return Forest(graph, tuple(weight), k, stretch, optimum, trees, shift, "alike boxes")
-        trees = unlike_forest(graph, boxes, weight, k, capacities, signatures, deadline)
+        trees = unlike_forest(graph, boxes, weight, k, capacities, signatures, deadline, low=sum(weight) == 1 and graph.ranks > MAX_FEW_RANKS)
     except Unsupported:
         return None
     return Forest(graph, tuple(weight), k, stretch, optimum, lowered(trees), None, "unlike boxes")

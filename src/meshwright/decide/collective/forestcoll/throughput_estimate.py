@@ -13,6 +13,7 @@ MAX_STEPS_TIMES_SQUARED_RANKS = 12_300_000_000
 MIN_STEP_LIMIT = 500_000
 MAX_STEP_LIMIT = 8 * MIN_STEP_LIMIT
 MIN_STEP_LIMIT_OF_TRIED_RANKS = 2_600_000
+MIN_STEP_LIMIT_OF_ONE_ROOT = 8_000_000  # few messages share a link: some seconds of a core
 # Ranks up to which such large programs are simulated, and fewer trees tried where the exact number leaves few pieces.
 MAX_TRIED_RANKS = 160
 LARGE_MESSAGE_BYTES = 1 << 30  # message for which forests are compared before they are cut and simulated
@@ -39,5 +40,5 @@ def most_steps(ranks: int, roots: int) -> int:
     """Executed steps up to which more pieces are chosen: the more ranks, the longer takes a simulator for a step; few roots have few messages."""
     if roots == 1 and ranks <= MAX_FEW_RANKS:
         return MAX_STEP_LIMIT
-    least = MIN_STEP_LIMIT_OF_TRIED_RANKS if roots > 1 and ranks <= MAX_TRIED_RANKS else MIN_STEP_LIMIT
-    return int(min(max(MAX_STEPS_TIMES_SQUARED_RANKS // ranks**2, least), MAX_STEP_LIMIT))
+    least = MIN_STEP_LIMIT_OF_ONE_ROOT if roots == 1 else MIN_STEP_LIMIT_OF_TRIED_RANKS if ranks <= MAX_TRIED_RANKS else MIN_STEP_LIMIT
+    return int(max(min(MAX_STEPS_TIMES_SQUARED_RANKS // ranks**2, MAX_STEP_LIMIT), least))

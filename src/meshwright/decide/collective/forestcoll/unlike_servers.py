@@ -25,21 +25,22 @@ Arc = tuple[int, int]
 
 
 def unlike_forest(
-    graph: RateGraph, boxes: Boxes, weight: Sequence[int], k: int, capacities: Mapping[Arc, int], signatures: Sequence[Hashable], deadline: Deadline
-) -> tuple[Tree, ...]:
-    """All trees, one by one; boxes with equal signatures are packed once.
+    graph: RateGraph, boxes: Boxes, weight: Sequence[int], k: int, capacities: Mapping[Arc, int], signatures: Sequence[Hashable], deadline: Deadline,
+    *, low: bool = False,
+) -> tuple[Tree, ...]:  # fmt: skip
+    """All trees, one by one; boxes with equal signatures are packed once. `low`: with one hop inside every server where that fits.
 
     Raises: Unsupported when trees that enter every server once do not come out, TimeLimit.
     """
     if k * sum(weight) > MAX_TREES:
         raise Unsupported(f"{k * sum(weight)} trees one by one", hint=HINT)
-    return _Unlike(graph, boxes, weight, k, capacities, signatures, deadline).trees()
+    return _Unlike(graph, boxes, weight, k, capacities, signatures, deadline, low).trees()
 
 
 class _Unlike:
     def __init__(
         self, graph: RateGraph, boxes: Boxes, weight: Sequence[int], k: int, capacities: Mapping[Arc, int], signatures: Sequence[Hashable],
-        deadline: Deadline,
+        deadline: Deadline, low: bool,
     ) -> None:  # fmt: skip
         self.graph, self.boxes, self.deadline = graph, boxes, deadline
         self.count = len(boxes.members)
@@ -73,7 +74,7 @@ class _Unlike:
                 demand[port.rank] += amount
             key = (signatures[x], tuple(demand.values()))
             if key not in packed:
-                packed[key] = pack_box(boxes, x, graph, by_box[x], demand, deadline)
+                packed[key] = pack_box(boxes, x, graph, by_box[x], demand, deadline, low=low)
             self.stock.append(Stock(packed[key], boxes.members[x]))
 
     def _server(self, x: int) -> str:
