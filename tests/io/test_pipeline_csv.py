@@ -10,9 +10,10 @@ import pytest
 
 from meshwright.decide.pipeline import Chimera, OneFOneB, PipelineProblem, Schedule
 from meshwright.decide.pipeline.breadthfirst import BreadthFirst
+from meshwright.decide.pipeline.dualpipe import DualPipeV
 from meshwright.decide.pipeline.gpipe import GPipe
 from meshwright.decide.pipeline.interleaved import Interleaved
-from meshwright.decide.pipeline.vschedules import ZBV, DualPipeV, VHalf
+from meshwright.decide.pipeline.vschedules import ZBV, VHalf
 from meshwright.decide.pipeline.zerobubble import ZB1P
 from meshwright.errors import FormatError, Unsupported
 from meshwright.io.plan.pipeline_csv import pipeline_csv, read_pipeline_csv

@@ -69,6 +69,8 @@ def _row(row: Row, best: bool) -> dict[str, Any]:
 
     out: dict[str, Any] = {"name": row.name, "strategy": row.strategy, "options": dict(row.options)}
     j = row.judged
+    if j is None and row.estimate is not None:
+        return out | {"estimated_s": row.estimate[0], "estimated_bytes": row.estimate[1], "not_simulated": row.why}
     if j is None:
         return out | {"refused": row.why, "hint": row.hint}
     bound_s = float(j.bound)
@@ -104,6 +106,10 @@ def text_of(found: Comparison) -> str:
     ]
     for row in found.rows:
         j = row.judged
+        if j is None and row.estimate is not None:
+            time_s, size = row.estimate
+            lines.append(f"~ {row.name:<34}{show_time(time_s):>10}{'':>39}{show_size(size):>11}  {row.why}")
+            continue
         if j is None:
             lines.append(f"- {row.name:<34}{row.why}" + (f"; {row.hint}" if row.hint else ""))
             continue

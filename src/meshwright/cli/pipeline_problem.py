@@ -32,6 +32,8 @@ def problem_arguments(parser: argparse.ArgumentParser) -> None:
     add("--memory-cap-bytes", metavar="B", help="weights and activations a device may hold: one number, or one per device (default: no cap)")
     add("--speeds", default="1", metavar="X", help="speed of the devices, 1 = the times as given: one number, or one per device (default 1)")
     add("--data", type=int, default=1, help="replicas of the whole pipeline (default 1)")
+    add("--pair-s", metavar="S", help=f"a forward of a stage beside a backward, at once: {EACH} (default: see --pair-overlap)")
+    add("--pair-overlap", type=float, default=0.0, metavar="SHARE", help="of the shorter of both that is hidden: 0 their sum (default), 1 the longer")
     add("--no-first-input-grad", action="store_true", help="the first stage of the model has no input gradient to compute")
     add("--time-limit", type=float, default=120.0, metavar="S", help=TIME_LIMIT.format(120))
     add("--seed", type=int, default=0, help="of the search: equal seeds give equal plans (default 0)")
@@ -51,7 +53,7 @@ def problem_of(args: argparse.Namespace) -> PipelineProblem:
         weight_grad_s=times("weight_grad_s"), activation_bytes=sizes("activation_bytes") or 1, message_bytes=sizes("message_bytes"),
         weight_bytes=sizes("weight_bytes") or 0, gradient_bytes=sizes("gradient_bytes") or 0, p2p_latency_s=times("p2p_latency_s") or 0.0,
         p2p_rate_Bps=sizes("p2p_rate_Bps"), speeds=times("speeds") or 1.0, memory_cap_bytes=sizes("memory_cap_bytes"), data=args.data,
-        first_input_grad=not args.no_first_input_grad,
+        first_input_grad=not args.no_first_input_grad, pair_s=times("pair_s"), pair_overlap=args.pair_overlap,
     )  # fmt: skip
 
 

@@ -23,6 +23,7 @@ I64 = NDArray[np.int64]
 STYLES = (42, 106, 234, 9, 38, 2, 18, 23)
 SLACKS = (0, 1 << 30)  # micro-batches that a stage may run ahead of where they come back to its device, beyond the stages between
 STEPS = 12  # targets between the least makespan and the greedy one
+MAX_BUILT_ACTIONS = 4_000_000  # over all constructions of one call, some seconds: large steps aim at fewer targets, two at least
 
 
 @dataclass(frozen=True)
@@ -269,8 +270,9 @@ def build(line: Line, target_s: float, style: int, slack: int) -> tuple[float, l
 def fastest_build(line: Line, least_s: float) -> tuple[float, list[list[tuple[int, int, int]]]]:
     """The best over all styles and over targets from `least_s` (which no order can beat) up; infinite where every one got stuck."""
     orders, length = _arrays(line)
+    steps = min(STEPS, max(2, MAX_BUILT_ACTIONS // (len(STYLES) * len(SLACKS) * 3 * len(line.device) * line.microbatches)))
     span = _fastest(
-        line.device, line.seconds, line.up_s, line.down_s, line.size, line.cap, line.microbatches, least_s, STEPS, np.array(STYLES),
+        line.device, line.seconds, line.up_s, line.down_s, line.size, line.cap, line.microbatches, least_s, steps, np.array(STYLES),
         np.array(SLACKS), orders, length,
     )  # fmt: skip
     return float(span), _decoded(line, orders, length)

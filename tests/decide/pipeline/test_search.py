@@ -216,3 +216,22 @@ def test_forged_certificates_are_seen(change: str) -> None:
         value = str(bound.exact + 1)
     (finding,) = check_bound(msgspec.structs.replace(bound, value=value, certificate=Certificate(kind="pipeline", data=data)), fabric_of(p))
     assert finding.status == "wrong"
+
+
+def test_weight_gradients_that_take_no_time_are_all_placed() -> None:
+    """Their counts may rise at the very end, which is no slot of the step."""
+    p = PipelineProblem.of(4, 6, input_grad_s=1, weight_grad_s=0)
+    found = Search(placement="both-ways", tries=0, effort=12).plan(p)
+    check_orders(found)
+
+
+def test_both_ways_says_its_copies_and_may_keep_backwards_whole() -> None:
+    p = PipelineProblem.of(4, 4)
+    for copies in (2, 4):
+        found = Search(placement="both-ways", tries=0, copies=copies).plan(p)
+        assert found.copies <= copies and f"there are {found.copies} copies of the weights" in found.notes[0]
+    assert {Search(placement="both-ways", tries=0, backward=x).plan(p).split for x in ("split", "whole")} == {True, False}
+    with pytest.raises(Unsupported, match="to the end of W"):
+        Search(placement="both-ways", cap=4, backward="whole").plan(p)
+    with pytest.raises(UsageError, match="no even number of copies"):
+        Search(copies=3).plan(p)

@@ -99,6 +99,7 @@ def test_four_devices_equal_serial_training(name: str, options: dict[str, Any]) 
     [
         ("chimera", {}, 2, 2), ("chimera", {"split": True}, 2, 5), ("chimera", {"sync": "lazy"}, 4, 3), ("chimera", {"sync": "eager"}, 4, 4),
         ("chimera", {"pipes": 3, "mode": "halve"}, 6, 6), ("zbv", {}, 3, 4), ("interleaved", {"chunks": 3}, 2, 4), ("1f1b", {}, 1, 3),
+        ("dualpipe", {}, 4, 8),
         ("breadth-first", {"chunks": 4, "reverse": True}, 2, 3), ("gpipe", {"reverse": True}, 3, 1),
     ],
 )  # fmt: skip

@@ -37,10 +37,13 @@ def figures_of(plan: Plan, data: Mapping[str, Any]) -> Iterator[str]:
         if says != does:
             yield f"its {name} are {says}, the schedule's {does}"
             return
+    beside = _beside(work, problem, speeds)
     for c, where in enumerate(work.placement):
         for k in range(work.stages):
             for kind, rows in data["seconds"].items():
                 most = _seconds(work, problem, kind, k) / speeds[where[k]]
+                if kind == "F":
+                    most = min(most, beside.get((c, k), most))
                 if fraction_of(str(rows[c][k])) > most * (1 + ROUNDING):
                     yield f"{kind} of stage {k} takes {float(most):.6g} s, it says {float(fraction_of(str(rows[c][k]))):.6g}"
                     return
@@ -70,6 +73,25 @@ def _seconds(work: PipelineWork, problem: Mapping[str, Any], kind: str, stage: i
     return Fraction(problem[name][stage * work.devices // work.stages]) / (work.stages // work.devices * work.parts)
 
 
+def _beside(work: PipelineWork, problem: Mapping[str, Any], speeds: list[Fraction]) -> dict[tuple[int, int], Fraction]:
+    """[copy, stage] -> the least that a forward beside a backward takes over the backward alone."""
+    found: dict[tuple[int, int], Fraction] = {}
+    for device, order in enumerate(work.orders):
+        for copy, stage, other, count in {
+            (work.copy_of[a.first], a.stage, a.beside, len(a.microbatches)) for a in order if a.phase == "F" and a.beside >= 0
+        }:  # fmt: skip
+            one = count * _seconds(work, problem, "F", stage)
+            two = sum((_seconds(work, problem, kind, other) for kind in ("IW" if work.split else "B")), Fraction(0))
+            if own := problem.get("pair_s"):
+                pieces = work.stages // work.devices * work.parts
+                pair = max(one, two, count * Fraction(own[stage * work.devices // work.stages]) / pieces)
+            else:
+                pair = one + two - Fraction(problem.get("pair_overlap", 0)) * min(one, two)
+            key, left = (copy, stage), (pair - two) / speeds[device]
+            found[key] = min(found.get(key, left), left)
+    return found
+
+
 def _message(work: PipelineWork, problem: Mapping[str, Any], border: int, a: int, b: int) -> Fraction:
     if a == b:
         return Fraction(0)
@@ -85,8 +107,13 @@ def _any(problem: Mapping[str, Any], speeds: list[Fraction], data: Mapping[str, 
         yield "its speeds or micro-batches are not the problem's"
         return
     work = path = Fraction(0)
+    longest = max(Fraction(max(b, i + w)) for b, i, w in zip(problem["backward_s"], problem["input_grad_s"], problem["weight_grad_s"], strict=True))
     for k in range(int(problem["devices"])):
         f, b, i, w = (Fraction(problem[x][k]) for x in ("forward_s", "backward_s", "input_grad_s", "weight_grad_s"))
+        if own := problem.get("pair_s"):
+            f = min(f, max(Fraction(0), Fraction(own[k]) - longest))
+        else:
+            f *= 1 - Fraction(problem.get("pair_overlap", 0))
         idle = not k and not problem["first_input_grad"]  # of the first stage's backward only the weights' part is sure
         work += f + min(b, w if idle else i + w)
         path += f if idle else f + min(b, i)

@@ -62,11 +62,15 @@ class _Step(Machine):
         super().__init__(p, order, nothing_is_zero=True)
         self.work, self.fill, self.found = work, fill, list[Finding]()
         self.number: dict[tuple[object, ...], int] = {}
+        self.names, self.chunks = list(p.buffers.name), p.buffers.chunks.tolist()
+        self.ops: list[int] = p.steps.op.tolist()
         self.actor = p.lanes.actor[p.lane_of_step()].tolist()
         self.at: dict[tuple[int, str], int] = {}
         self.nodes: dict[tuple[int, str], int] = {}  # (rank, action such as 3F0) -> step
         self.pieces: dict[tuple[int, str], int] = {}  # (rank, key of other work) -> step
         self.act: dict[int, Act] = {}
+        self.pairs: list[tuple[int, int]] = []  # steps of the gradient of an input, and of the weights of the same
+        self.meaning: dict[tuple[int, str], tuple[object, ...]] = {}
         garbage = 1 << 32 | self.quantity("garbage")
         for b, cells in self.memory.items():
             # What steps add to starts at zero: gradients, and those of inputs, since an op's `accumulate` is for all that it writes.
@@ -116,7 +120,7 @@ class _Step(Machine):
         b = self.at.get((rank, self.work.held("weights", stage, copy)), -1)
         if b < 0:
             return
-        root, lo, hi = self.locate(b, 0, int(self.p.buffers.chunks[b]), 0)
+        root, lo, hi = self.locate(b, 0, self.chunks[b], 0)
         first, last = self._own(rank, stage, hi - lo) if stage in self.work.gathered else (0, hi - lo)
         self.memory[root][lo + first : lo + last] = [self.one("weight", stage, i) for i in range(first, last)]
 
@@ -163,7 +167,7 @@ class _Step(Machine):
     def compute(self, step: int, turn: int) -> None:
         if len(self.found) >= MAX_FINDINGS_OF_A_KIND:
             return
-        rank, op = self.actor[step], int(self.p.steps.op[step])
+        rank, op = self.actor[step], self.ops[step]
         if step not in self.act:
             assert self.fill is not None
             self.fill.compute(self, step, rank, op)
@@ -171,11 +175,15 @@ class _Step(Machine):
         a = self.act[step]
         reads, makes = self.work.reads(a), self.work.makes(a)
         for lists, want, verb in ((self.p.ops.reads, reads, "read"), (self.p.ops.writes, makes, "write")):
+            rows = lists[op].reshape(-1, 3).tolist()
+            whole = all(not first and count == self.chunks[b] and self.names[b] in want for b, first, count in rows)
+            if whole and len({b for b, _, _ in rows}) == len(rows) == len(want):
+                continue
             got = Counter[str]()
-            for b, first, count in lists[op].reshape(-1, 3).tolist():
-                name = self.p.buffers.name[b]
+            for b, first, count in rows:
+                name = self.names[b]
                 got[name] += 1
-                if first or count != int(self.p.buffers.chunks[b]):
+                if first or count != self.chunks[b]:
                     self.wrong(step, f"{verb}s chunks {first}..{first + count - 1} of {name}, not the whole", buffer=b)
             for name in sorted({*want, *got}):
                 if name not in want or not got[name]:
@@ -183,33 +191,51 @@ class _Step(Machine):
                                f"{'' if name in want else ' not'}")  # fmt: skip
                     return
         if a.phase == "W":
-            before = [self.nodes.get((rank, f"{a.stage}I{m}"), -1) for m in a.microbatches]
-            if not all(self._before(x, step) for x in before):
-                self.wrong(step, f"may run before {a.stage}I{a.first}")
+            self.pairs += [(self.nodes.get((rank, f"{a.stage}I{m}"), -1), step) for m in a.microbatches]
+        if a.phase != "F" and a.beside >= 0:  # the pair's time is its forward's, so that one waits for the gradient too
+            self._pair(step, rank, a)
         for name in sorted(reads):
             self.reading(step, rank, name)
         for name in sorted(makes):
             self.making(step, rank, a, name)
 
-    def _before(self, one: int, two: int) -> bool:
-        pair = np.array([[one], [two]])
-        return one >= 0 and bool(self.order.before(self.order.node(pair[0], 0), self.order.node(pair[1], 0))[0])
+    def _pair(self, step: int, rank: int, a: Act) -> None:
+        forward = step - (2 if a.phase == "W" else 1)
+        for m in a.microbatches:
+            name = self.work.returned(a.stage, m)
+            root, lo, _ = self.locate(self.at[rank, name], 0, 1, 0) if name else (0, 0, 0)
+            if name and (writer := self.writer[root][lo]) != forward:
+                self.pairs.append((writer, forward))
+
+    def _weights_last(self) -> None:
+        """The gradient of weights comes after the one of the input: all pairs at once, a call for each would cost more than the rest."""
+        if not self.pairs:
+            return
+        one, two = np.array(self.pairs).T
+        after = (one >= 0) & self.order.before(self.order.node(np.maximum(one, 0), 0), self.order.node(two, 0))
+        for step in two[~after].tolist():
+            a = self.act[step]
+            self.wrong(step, f"may run before {a.stage}I{a.first}" if a.phase == "W" else "may begin before the other half of its pair can")
 
     def held(self, rank: int, name: str, cell: int) -> int:
         """The cell of what a buffer's name says: act and grad are quantities of a border, wherever they lie."""
+        if (rank, name) not in self.meaning:
+            self.meaning[rank, name] = self._means(rank, name)
+        return self.one(*self.meaning[rank, name], cell)
+
+    def _means(self, rank: int, name: str) -> tuple[object, ...]:
         kind, _, rest = name.partition(":")
-        replica = rank % self.work.data
         if kind in ("weights", "gradients"):
-            return self.one("weight" if kind == "weights" else "gradient", int(rest.partition(":")[0]), cell)
+            return "weight" if kind == "weights" else "gradient", int(rest.partition(":")[0])
         stage, m = (int(x) for x in rest.split(":"))
         if kind == "saved":
-            return self.one("saved", stage, m, rank, cell)
+            return "saved", stage, m, rank
         border = stage - 1 if kind in ("in", "gradout") else stage  # the border below it for these, the one above for out and gradin
-        return self.one("act" if kind in ("in", "out") else "grad", border, m, replica, cell)
+        return "act" if kind in ("in", "out") else "grad", border, m, rank % self.work.data
 
     def reading(self, step: int, rank: int, name: str) -> None:
         b = self.at[rank, name]
-        root, lo, hi = self.locate(b, 0, int(self.p.buffers.chunks[b]), 0)
+        root, lo, hi = self.locate(b, 0, self.chunks[b], 0)
         for i, have in enumerate(self.memory[root][lo:hi]):
             if have != self.held(rank, name, i):
                 writer = self.writer[root][lo + i]
@@ -220,7 +246,7 @@ class _Step(Machine):
 
     def making(self, step: int, rank: int, a: Act, name: str) -> None:
         b = self.at[rank, name]
-        root, lo, hi = self.locate(b, 0, int(self.p.buffers.chunks[b]), 0)
+        root, lo, hi = self.locate(b, 0, self.chunks[b], 0)
         bits = sum(self.bit(m, rank % self.work.data) for m in a.microbatches)
         gradient = name.startswith("gradients:")
         fresh = [bits << 32 | self.quantity("gradient", a.stage, i) if gradient else self.held(rank, name, i) for i in range(hi - lo)]
@@ -234,6 +260,7 @@ class _Step(Machine):
     # ---- the end of the step -----------------------------------------------------------------------------------
     def end(self) -> None:
         """Gradients are whole on whoever answers for them, and every rank still has its weights."""
+        self._weights_last()
         w = self.work
         for rank in range(self.p.ranks):
             for copy, stage in w.hosted(rank // w.data):
@@ -242,13 +269,13 @@ class _Step(Machine):
                 many = [m for m, on in enumerate(w.copy_of) if together or on == copy]
                 bits = sum(self.bit(m, r) for m in many for r in (range(w.data) if together else [rank % w.data]))
                 b = self.at[rank, w.held("gradients", stage, copy)]
-                root, lo, hi = self.locate(b, 0, int(self.p.buffers.chunks[b]), 0)
+                root, lo, hi = self.locate(b, 0, self.chunks[b], 0)
                 own = self._own(rank, stage, hi - lo) if how == "reduce" and together else (0, hi - lo)
                 want = {i: bits << 32 | self.quantity("gradient", stage, i) if bits else 0 for i in range(*own)}
                 self._final(rank, b, {lo + i: x for i, x in want.items()}, root, "lacks gradients or holds some twice")
                 b = self.at.get((rank, w.held("weights", stage, copy)), -1)
                 if b >= 0:
-                    root, lo, hi = self.locate(b, 0, int(self.p.buffers.chunks[b]), 0)
+                    root, lo, hi = self.locate(b, 0, self.chunks[b], 0)
                     own = self._own(rank, stage, hi - lo) if stage in w.gathered else (0, hi - lo)
                     self._final(rank, b, {lo + i: self.one("weight", stage, i) for i in range(*own)}, root, "no longer holds them")
 

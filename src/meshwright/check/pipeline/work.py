@@ -33,6 +33,7 @@ class Act(NamedTuple):
     stage: int
     first: int
     last: int
+    beside: int = -1  # in a pair of a forward and a backward that run at once: the stage of the other half
 
     @property
     def microbatches(self) -> range:
@@ -80,7 +81,7 @@ class PipelineWork:
     def op(self, a: Act) -> dict[str, Any]:
         """The columns of its op."""
         copy, count = self.copy_of[a.first], a.last - a.first + 1
-        graph = f"stage{a.stage}{self.suffix(copy)}" + (f":x{count}" if count > 1 else "")
+        graph = f"stage{a.stage}{self.suffix(copy)}" + (f":x{count}" if count > 1 else "") + (f"&{a.beside}" if a.beside >= 0 else "")
         return {
             "name": a.phase, "graph": graph, "module": f"{a.first}-{a.last}" if count > 1 else "", "copy": copy, "stage": a.stage,
             "microbatch": a.first, "accumulate": int(a.phase in "BW"),
@@ -175,8 +176,9 @@ def _read(doc: Mapping[str, Any], problem: Mapping[str, Any]) -> PipelineWork:
 
 def _act(text: str) -> Act:
     at = next(i for i, c in enumerate(text) if c in PHASES)
-    first, _, last = text[at + 1 :].partition("-")
-    return Act(text[at], int(text[:at]), int(first), int(last or first))
+    name, _, beside = text.partition("&")
+    first, _, last = name[at + 1 :].partition("-")
+    return Act(text[at], int(text[:at]), int(first), int(last or first), int(beside or -1))
 
 
 def _whole(work: PipelineWork) -> None:
@@ -190,3 +192,22 @@ def _whole(work: PipelineWork) -> None:
             raise ValueError(f"device {device} {'lacks' if odd[0] in want else 'should not run'} {odd[0][1]}{odd[0][0]}{odd[0][2]}")
         if any(len({work.copy_of[m] for m in a.microbatches}) > 1 for a in order):
             raise ValueError(f"device {device} runs micro-batches of several copies at once")
+        if (lone := _lone_half(order, "IW" if work.split else "B")) is not None:
+            raise ValueError(f"device {device} runs {lone.stage}{lone.phase}{lone.first} without the other half of its pair")
+
+
+def _lone_half(order: tuple[Act, ...], phases: str) -> Act | None:
+    """The first half of a pair beside which the other half does not stand: F, and behind it the phases of one backward."""
+    inside: Act | None = None  # the forward of the pair whose phases are still to come
+    left = ""
+    for k, a in enumerate(order):
+        if left:
+            same = k > 0 and (order[k - 1].phase == "F" or (a.stage, a.first) == (order[k - 1].stage, order[k - 1].first))
+            if inside is None or a.phase != left[0] or (a.stage, a.beside) != (inside.beside, inside.stage) or not same:
+                return inside
+            left = left[1:]
+        elif a.beside >= 0:
+            if a.phase != "F":
+                return a
+            inside, left = a, phases
+    return inside if left else None

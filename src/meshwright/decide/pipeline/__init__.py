@@ -6,12 +6,13 @@ from ...plan.orders import one_f_one_b_order, peak_in_flight
 from ..strategies import cites, found, named
 from .breadthfirst import BreadthFirst
 from .chimera import Chimera
+from .dualpipe import DualPipe, DualPipeV
 from .gpipe import GPipe
 from .interleaved import Interleaved
 from .onefoneb import OneFOneB
 from .problem import Action, PipelineProblem, PipelineStrategy, Schedule
 from .search import Search
-from .vschedules import ZBV, DualPipeV, VHalf, VMin
+from .vschedules import ZBV, VHalf, VMin
 from .zerobubble import ZB1P, ZB2P, InterleavedZB
 
 __all__ = [
@@ -21,7 +22,7 @@ __all__ = [
 
 # The list: names, citations, the command line, `auto` and the contract battery follow from it, in this order.
 STRATEGIES: tuple[type[PipelineStrategy], ...] = (
-    GPipe, OneFOneB, Interleaved, BreadthFirst, Chimera, ZB1P, ZB2P, InterleavedZB, ZBV, VHalf, VMin, DualPipeV, Search,
+    GPipe, OneFOneB, Interleaved, BreadthFirst, Chimera, ZB1P, ZB2P, InterleavedZB, ZBV, VHalf, VMin, DualPipe, DualPipeV, Search,
 )  # fmt: skip
 NAMES = named(STRATEGIES)
 CITES = cites(STRATEGIES)

@@ -13,11 +13,13 @@ All in exact rationals of the given floats.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from fractions import Fraction
+from itertools import accumulate
 from typing import Any
 
 from ...bound import Bound, Certificate
-from .orders import action_s, activation_bytes, border_delays
+from .orders import action_s, activation_bytes, border_delays, pair_s
 from .problem import Action, PipelineProblem, Schedule
 
 __all__ = ["any_bound", "facts_of", "schedule_bound"]
@@ -26,9 +28,10 @@ __all__ = ["any_bound", "facts_of", "schedule_bound"]
 def schedule_bound(problem: PipelineProblem, schedule: Schedule, *, cap_bytes: Sequence[int] = ()) -> Bound:
     """No order on this placement is faster; with `cap_bytes` (activations per device), none that fits."""
     facts = facts_of(problem, schedule)
-    found = [_busy(facts, d, weights) for d in range(schedule.devices) for weights in ((True, False) if schedule.split else (True,))]
-    found += [_entry(facts, c, s) for c in range(schedule.copies) for s in range(schedule.stages)]
-    found += [_memory(facts, d, cap) for d, cap in enumerate(cap_bytes) if cap > 0]
+    way = [_Way(facts, c) for c in range(schedule.copies)]
+    found = [_busy(facts, way, d, weights) for d in range(schedule.devices) for weights in ((True, False) if schedule.split else (True,))]
+    found += [_entry(facts, way, c, s) for c in range(schedule.copies) for s in range(schedule.stages)]
+    found += [_memory(facts, way, d, cap) for d, cap in enumerate(cap_bytes) if cap > 0]
     value, form = max(found, key=lambda x: x[0])
     return _bound(value, {**facts, **form})
 
@@ -36,9 +39,12 @@ def schedule_bound(problem: PipelineProblem, schedule: Schedule, *, cap_bytes: S
 def any_bound(problem: PipelineProblem) -> Bound:
     """No schedule of any kind is faster: the cheaper of whole and split backward everywhere, any piece on any device, messages free."""
     work = path = Fraction(0)
+    longest = max(Fraction(max(b, i + w)) for b, i, w in zip(problem.backward_s, problem.input_grad_s, problem.weight_grad_s, strict=True))
     for s in range(problem.devices):
         f, b = Fraction(problem.forward_s[s]), Fraction(problem.backward_s[s])
         i, w = Fraction(problem.input_grad_s[s]), Fraction(problem.weight_grad_s[s])
+        # whatever of a forward may be hidden beside a backward
+        f = min(f, max(Fraction(0), Fraction(problem.pair_s[s]) - longest)) if problem.pair_s else f * (1 - Fraction(problem.pair_overlap))
         if s or problem.first_input_grad:
             work += f + min(b, i + w)
             path += f + min(b, i)
@@ -61,11 +67,20 @@ def facts_of(problem: PipelineProblem, schedule: Schedule) -> dict[str, Any]:
     """Everything that certificates of a placement use, as strings: exact seconds per copy and stage."""
     counts = [schedule.copy_of.count(c) for c in range(schedule.copies)]
     kinds = ("F", "I", "W") if schedule.split else ("F", "B")
+    grouped: dict[tuple[str, int, int], set[int]] = {}
+    beside: dict[tuple[int, int], dict[int, Action]] = {}  # a forward per stage of which a backward runs beside it
+    for order in schedule.orders:
+        for a in order:
+            grouped.setdefault((a.kind, a.copy, a.stage), set()).add(a.count)
+            if a.beside >= 0 and a.kind == "F":
+                beside.setdefault((a.copy, a.stage), {})[a.beside] = a
 
     def seconds(kind: Any, c: int, s: int) -> str:
         # several micro-batches at once may take less each: the least of them holds for all
-        grouped = [a.count for a in schedule.orders[schedule.placement[c][s]] if a.kind == kind and a.copy == c and a.stage == s]
-        whole = [action_s(problem, schedule, Action(kind, s, 0, c, k)) / k for k in set(grouped)]
+        whole = [action_s(problem, schedule, Action(kind, s, 0, c, k)) / k for k in grouped.get((kind, c, s), ())]
+        if kind == "F" and (paired := beside.get((c, s))):
+            # of a pair, what is more than the backward takes alone: with it all F and all backwards add up to no more than they take
+            whole += [max(0.0, pair_s(problem, schedule, a) - _backward_s(problem, schedule, a)) for a in paired.values()]
         return str(min(map(Fraction, whole), default=Fraction(0)))
 
     table = {k: [[seconds(k, c, s) for s in range(schedule.stages)] for c in range(schedule.copies)] for k in kinds}
@@ -76,6 +91,12 @@ def facts_of(problem: PipelineProblem, schedule: Schedule) -> dict[str, Any]:
         "down_s": [[str(Fraction(b)) for _, b in row] for row in delays],
         "activation_bytes": [activation_bytes(problem, schedule, s) for s in range(schedule.stages)],
     }  # fmt: skip
+
+
+def _backward_s(problem: PipelineProblem, schedule: Schedule, forward: Action) -> float:
+    """Alone, of the backward beside a forward."""
+    alone = replace(problem, pair_s=(), pair_overlap=0.0)  # the sum of both
+    return pair_s(alone, schedule, forward) - action_s(problem, schedule, forward._replace(beside=-1))
 
 
 class _Way:
@@ -89,17 +110,25 @@ class _Way:
         self.weight = [Fraction(x) for x in table["W"][copy]] if facts["split"] else [Fraction(0)] * len(self.forward)
         self.up = [Fraction(x) for x in facts["up_s"][copy]]
         self.down = [Fraction(x) for x in facts["down_s"][copy]]
+        # sums from the first stage on: those of every stage are asked for
+        self.forwards, self.backwards = _running(self.forward), _running(self.backward)
+        self.ups, self.downs = _running(self.up), _running(self.down)
 
     def head(self, stage: int) -> Fraction:
-        return sum(self.forward[:stage], Fraction(0)) + sum(self.up[:stage], Fraction(0))
+        return self.forwards[stage] + self.ups[stage]
 
     def tail(self, stage: int) -> Fraction:
         """After the backward (I) of `stage`: those below it, and the first stage's W."""
-        return sum(self.backward[:stage], Fraction(0)) + sum(self.down[:stage], Fraction(0)) + self.weight[0]
+        return self.backwards[stage] + self.downs[stage] + self.weight[0]
 
     def above(self, stage: int) -> Fraction:
         """From the end of F of `stage` to the start of its backward."""
-        return sum(self.forward[stage + 1 :] + self.backward[stage + 1 :] + self.up[stage:] + self.down[stage:], Fraction(0))
+        sums = ((self.forwards, stage + 1), (self.backwards, stage + 1), (self.ups, stage), (self.downs, stage))
+        return sum((total[-1] - total[s] for total, s in sums), Fraction(0))
+
+
+def _running(values: list[Fraction]) -> list[Fraction]:
+    return list(accumulate(values, initial=Fraction(0)))
 
 
 def _hosted(facts: dict[str, Any], device: int) -> list[tuple[int, int]]:
@@ -107,12 +136,11 @@ def _hosted(facts: dict[str, Any], device: int) -> list[tuple[int, int]]:
     return [(c, s) for c, where in enumerate(facts["placement"]) for s, d in enumerate(where) if d == device and counts[c]]
 
 
-def _busy(facts: dict[str, Any], device: int, weights: bool) -> tuple[Fraction, dict[str, Any]]:
+def _busy(facts: dict[str, Any], way: list[_Way], device: int, weights: bool) -> tuple[Fraction, dict[str, Any]]:
     held = _hosted(facts, device)
     form = {"form": "busy", "device": device, "weights": weights}
     if not held:
         return Fraction(0), form
-    way = {c: _Way(facts, c) for c, _ in held}
     each = {(c, s): way[c].forward[s] + way[c].backward[s] + (way[c].weight[s] if weights else 0) for c, s in held}
     work = sum((facts["microbatches"][c] * each[c, s] for c, s in held), Fraction(0))
     # what it runs first has come up to it, whichever of its stages that is: at least the shortest way
@@ -122,22 +150,21 @@ def _busy(facts: dict[str, Any], device: int, weights: bool) -> tuple[Fraction, 
     return head + work + tail, form
 
 
-def _entry(facts: dict[str, Any], copy: int, stage: int) -> tuple[Fraction, dict[str, Any]]:
+def _entry(facts: dict[str, Any], ways: list[_Way], copy: int, stage: int) -> tuple[Fraction, dict[str, Any]]:
     form = {"form": "entry", "copy": copy, "stage": stage}
     many = facts["microbatches"][copy]
     if not many:
         return Fraction(0), form
-    way = _Way(facts, copy)
+    way = ways[copy]
     # the stage runs all its forwards one after the other; the last of them still goes to the top and all the way down
     return way.head(stage) + many * way.forward[stage] + way.above(stage) + way.backward[stage] + way.tail(stage), form
 
 
-def _memory(facts: dict[str, Any], device: int, cap_bytes: int) -> tuple[Fraction, dict[str, Any]]:
+def _memory(facts: dict[str, Any], way: list[_Way], device: int, cap_bytes: int) -> tuple[Fraction, dict[str, Any]]:
     form = {"form": "memory", "device": device, "cap_bytes": cap_bytes}
     held = _hosted(facts, device)
     if not held:
         return Fraction(0), form
-    way = {c: _Way(facts, c) for c, _ in held}
     # bytes x seconds that must be held, over the cap: so long at least from the first forward's start to the last byte's end
     area = Fraction(0)
     for c, s in held:

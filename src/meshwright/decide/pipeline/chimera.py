@@ -24,6 +24,7 @@ import numpy as np
 
 from ...cite import Cite
 from ...errors import Unsupported, UsageError
+from .improve import is_large
 from .listing import Rule, list_orders
 from .orders import times
 from .problem import Action, PipelineProblem, PipelineStrategy, Schedule, Traits
@@ -35,6 +36,7 @@ CITE = Cite(
     key="li2021chimera", title="Chimera: Efficiently Training Large-Scale Neural Networks with Bidirectional Pipelines", year=2021, venue="SC",
     authors="Shigang Li, Torsten Hoefler", url="https://arxiv.org/abs/2107.06925",
 )  # fmt: skip
+DEEP_DEVICES, MAX_PAIRS_DEEP = 32, 4
 MODES = ("concatenate", "double", "halve")
 
 
@@ -54,7 +56,8 @@ class Chimera(PipelineStrategy):
     @classmethod
     def variants(cls, problem: PipelineProblem, *, chunks: Sequence[int] = (2,), effort: int = 0) -> tuple[Self, ...]:
         d, found = problem.devices, []
-        for f in _pairs(d) or [1]:
+        # of deep pipelines few pairs: with many a device holds so much of the model that it is no pipeline any more
+        for f in [f for f in _pairs(d) if d <= DEEP_DEVICES or f <= MAX_PAIRS_DEEP] or [1]:
             found += [cls(pipes=f), cls(pipes=f, split=True)]
             if problem.microbatches > d:
                 found.append(cls(pipes=f, mode="double"))
@@ -145,7 +148,7 @@ def _split(problem: PipelineProblem, schedule: Schedule) -> Schedule:
     base = replace(schedule, orders=late, split=True)
     cap = _peaks(schedule)
     found = [base]  # W right behind its I keeps what the unsplit schedule keeps, so it always stands
-    for patience in (1.0, 0.5, 0.0):
+    for patience in () if is_large(base) else (1.0, 0.5, 0.0):
         found.append(list_orders(problem, base, Rule("IFW", True, patience, fixed), cap))
     return min(found, key=lambda s: times(problem, s).makespan_s)
 
@@ -154,7 +157,7 @@ def _better(problem: PipelineProblem, schedule: Schedule) -> Schedule:
     """The slot order, or a list schedule that keeps no more activations per copy, whichever is faster."""
     cap = _peaks(schedule)
     found = [schedule]
-    for patience in (1.0, 0.0):
+    for patience in () if is_large(schedule) else (1.0, 0.0):
         found.append(list_orders(problem, schedule, Rule("BIFW", True, patience), cap))
     return min(found, key=lambda s: times(problem, s).makespan_s)
 

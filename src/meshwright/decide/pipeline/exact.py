@@ -220,4 +220,6 @@ def _decoded(grid: Grid, slots: int, model: Any, base: Schedule) -> Schedule:
             for k in range(before, now):
                 orders[c.device].append((t, rank, c.stage if c.kind == "F" else -c.stage, Action(c.kind, c.stage, mine[c.copy][k], c.copy)))  # type: ignore[arg-type]
             before = max(before, now)
+        for k in range(before, len(mine[c.copy])):  # what takes no whole slot may begin when the last one ends
+            orders[c.device].append((slots, rank, c.stage if c.kind == "F" else -c.stage, Action(c.kind, c.stage, mine[c.copy][k], c.copy)))  # type: ignore[arg-type]
     return replace(base, orders=tuple(tuple(a for _, _, _, a in sorted(rows_, key=lambda r: r[:3])) for rows_ in orders))

@@ -21,10 +21,17 @@ from .problem import Action, PipelineProblem, Schedule
 if TYPE_CHECKING:
     from ...kernels.pipeline_search import Shop
 
-__all__ = ["improved"]
+__all__ = ["improved", "is_large"]
 
 # Actions placed over all schedules of one call: some seconds at the 0.1 us an action that the header states; large steps get fewer tries.
 MAX_PLACED_ACTIONS = 20_000_000
+# Steps of more actions stay as they were built: the few hundred tries that are left for so many find nothing, and list schedules take too long.
+MAX_ANNEALED_ACTIONS = 40_000
+
+
+def is_large(schedule: Schedule) -> bool:
+    """Too many actions for anything but compiled constructions."""
+    return sum(map(len, schedule.orders)) > MAX_ANNEALED_ACTIONS
 
 
 def improved(
@@ -38,6 +45,8 @@ def improved(
     """
     from ...kernels.pipeline_search import anneal
 
+    if is_large(schedule) and _within(schedule, cap, sizes or [1] * schedule.stages):
+        return schedule
     tries = min(tries, MAX_PLACED_ACTIONS // max(1, sum(map(len, schedule.orders))))
     actions, shop = _shop(problem, schedule, cap, sizes or [1] * schedule.stages)
     clock = times(problem, schedule)

@@ -5,7 +5,8 @@ connection follow the producer's order, so messages always match. A receive wait
 has been used (more, where the consumer's order demands that more be held), so a slow stage never piles up activations.
 
 Names, which an executor reads: op F | B | I | W, graph `stage<k>` (`:c<copy>` behind where there are copies), `copy`, `stage`, `microbatch`, and for
-Chimera's doubled forward graph `…:x2` and module `<first>-<last>`, the micro-batches it runs together. Buffers of stage k and micro-batch m:
+Chimera's doubled forward graph `…:x2` and module `<first>-<last>`, the micro-batches it runs together. In a pair of a forward and a backward graph
+ends with `&<stage of the other half>`, and F takes the time of both. Buffers of stage k and micro-batch m:
 `in:k:m` input received (kept for the backward), `saved:k:m` the rest of what F keeps, `out:k:m` output, `gradin:k:m` gradient of the output
 received, `gradout:k:m` gradient of the input; `weights:k`, `gradients:k` (persistent; `:c<copy>` behind when there are copies).
 Bytes: in = message, in + saved = activation (saved alone where the input comes from the same device or is data).
@@ -78,7 +79,9 @@ def price_table(problem: PipelineProblem, schedule: Schedule) -> Cost:
 
 def _graph(schedule: Schedule, a: Action) -> str:
     """Names what an action runs: a copy of a stage is on one device, so its price has one key."""
-    return f"stage{a.stage}" + (f":c{a.copy}" if schedule.copies > 1 else "") + (f":x{a.count}" if a.count > 1 else "")
+    return f"stage{a.stage}" + (f":c{a.copy}" if schedule.copies > 1 else "") + (f":x{a.count}" if a.count > 1 else "") + (
+        f"&{a.beside}" if a.beside >= 0 else ""
+    )
 
 
 @dataclass
@@ -122,8 +125,8 @@ class _Lowering:
         self.exchanges(ranks)
         for r in ranks:
             look()
-            for a in s.orders[r.device]:
-                self.compute(r, a)
+            for place, a in enumerate(s.orders[r.device]):
+                self.compute(r, a, s.orders[r.device][place + 1] if a.beside >= 0 and a.kind == "F" else None)
             if r.comm is not None and s.collectives:
                 self.collect(r, r.comm, s.collectives[r.device])
             self.deaths(r)
@@ -214,12 +217,15 @@ class _Lowering:
         return f"gradin:{stage}:{m}" if f"gradin:{stage}:{m}" in r.buffer else f"gradout:{stage + 1}:{m}"
 
     # ---- compute -----------------------------------------------------------------------------------------------
-    def compute(self, r: _Rank, a: Action) -> None:
+    def compute(self, r: _Rank, a: Action, beside: Action | None) -> None:
+        """`beside`: the backward that runs at once with a forward, which then waits for the gradient too."""
         def whole(name: str) -> tuple[int, int, int]:
             return r.buffer[name], 0, self.b.chunks_of(r.buffer[name])
 
         weights, gradients = self.key("weights", a.stage, a.copy), self.key("gradients", a.stage, a.copy)
         reads, writes, waits = [whole(weights)], [], []
+        if beside is not None and (ref := r.received.get(("B", beside.stage, beside.microbatch))) is not None:
+            waits.append(ref)
         for m in range(a.microbatch, a.microbatch + a.count):
             kind = "F" if a.kind == "F" else "B"
             source = self.inputs(r, kind, a.stage, m)

@@ -15,8 +15,8 @@ from ...errors import CheckFailed, Deadlock
 from .problem import Action, PipelineProblem, Schedule
 
 __all__ = [
-    "Times", "action_s", "activation_bytes", "check_orders", "in_flight_peaks", "kept_peak_bytes", "message_bytes", "message_s", "stage_share",
-    "times",
+    "Times", "action_s", "activation_bytes", "check_orders", "in_flight_peaks", "kept_peak_bytes", "message_bytes", "message_s", "pair_s",
+    "stage_share", "times",
     "weight_bytes",
 ]  # fmt: skip
 
@@ -27,7 +27,9 @@ def stage_share(schedule: Schedule, stage: int) -> int:
 
 
 def action_s(problem: PipelineProblem, schedule: Schedule, action: Action) -> float:
-    """Seconds of one action on its device."""
+    """Seconds of one action on its device. Of an overlapped pair the forward has the pair's time, and the backward, which ends with it, none."""
+    if action.beside >= 0:
+        return pair_s(problem, schedule, action) if action.kind == "F" else 0.0
     s = stage_share(schedule, action.stage)
     speed = problem.speeds[schedule.device(action)]
     work = {"F": problem.forward_s, "B": problem.backward_s, "I": problem.input_grad_s, "W": problem.weight_grad_s}[action.kind][s]
@@ -35,6 +37,19 @@ def action_s(problem: PipelineProblem, schedule: Schedule, action: Action) -> fl
     if action.stage == 0 and not problem.first_input_grad:
         work = 0.0 if action.kind == "I" else problem.weight_grad_s[s] if action.kind == "B" else work
     return work * action.count / (schedule.chunks * schedule.parts * speed)
+
+
+def pair_s(problem: PipelineProblem, schedule: Schedule, forward: Action) -> float:
+    """Seconds of a forward and the backward beside it: never less than either."""
+    one = action_s(problem, schedule, forward._replace(beside=-1))
+    kinds = "IW" if schedule.split else "B"
+    where = {d: c for c, row in enumerate(schedule.placement) for s, d in enumerate(row) if s == forward.beside}
+    other = Action("B", forward.beside, 0, where[schedule.device(forward)])
+    two = sum(action_s(problem, schedule, other._replace(kind=k)) for k in kinds)  # type: ignore[arg-type]
+    if not problem.pair_s:
+        return one + two - problem.pair_overlap * min(one, two)
+    share = problem.pair_s[stage_share(schedule, forward.stage)] * forward.count
+    return max(one, two, share / (schedule.chunks * schedule.parts * problem.speeds[schedule.device(forward)]))
 
 
 def activation_bytes(problem: PipelineProblem, schedule: Schedule, stage: int) -> int:
@@ -88,11 +103,24 @@ def check_orders(schedule: Schedule) -> None:
                 if before and (before, a.stage, m) not in done:
                     raise CheckFailed(f"runs {a} before {a.stage}{before}{m}", where=f"device {device}", data={"place": place})
                 done.add(key)
+            _require_pair(order, place, device, "IW" if schedule.split else "B")
         wanted = expected_actions(schedule, device)
         if done != wanted:
             odd = sorted(done ^ wanted)[0]
             raise CheckFailed(f"{'lacks' if odd in wanted else 'should not run'} {odd[1]}{odd[0]}{odd[2]}", where=f"device {device}")
     _require_live(schedule)
+
+
+def _require_pair(order: Sequence[Action], place: int, device: int, kinds: str) -> None:
+    """A half of an overlapped pair stands beside the other half. Raises: CheckFailed."""
+    a = order[place]
+    if a.beside < 0:
+        return
+    at = place if a.kind == "F" else place - 1 - kinds.index(a.kind)
+    first, behind = order[at], order[at + 1 : at + 1 + len(kinds)]
+    halves = "".join(x.kind for x in behind) == kinds and len({(x.stage, x.microbatch) for x in behind}) == 1
+    if at < 0 or first.kind != "F" or not halves or any((x.stage, x.beside) != (first.beside, first.stage) for x in behind):
+        raise CheckFailed(f"runs {a} without the other half of its pair beside it", where=f"device {device}", data={"place": place})
 
 
 def _require_live(schedule: Schedule) -> None:
@@ -157,8 +185,14 @@ class _Clock:
         for d, order in enumerate(self.schedule.orders):
             starts, ends = self.start[d], self.end[d]
             for a in islice(order, self.at[d], None):
-                kind, s, first, copy, count = a
+                kind, s, first, copy, count, beside = a
                 start = ends[-1] if ends else 0.0
+                if beside >= 0 and kind == "F" and beside < top:  # both halves of a pair begin when both can
+                    other = order[self.at[d] + 1]
+                    needed = done.get(("B", beside + 1, other.microbatch))
+                    if needed is None:
+                        break
+                    start = max(start, needed + arrives(beside, other.copy, False))
                 for m in range(first, first + count):
                     if kind == "F":
                         if not s:
@@ -193,10 +227,10 @@ class _Clock:
 
 def times(problem: PipelineProblem, schedule: Schedule) -> Times:
     """When every action runs. Raises: Deadlock when the orders wait for each other."""
-    cost: dict[tuple[str, int, int, int], float] = {}
+    cost: dict[tuple[str, int, int, int, int], float] = {}
 
     def seconds(a: Action) -> float:
-        key = (a.kind, a.stage, a.copy, a.count)
+        key = (a.kind, a.stage, a.copy, a.count, a.beside)
         if key not in cost:
             cost[key] = action_s(problem, schedule, a)
         return cost[key]

@@ -3,6 +3,7 @@
 A model is cut into `devices` stages; with `chunks` v > 1 each stage is cut into v equal pieces, and the v·devices pieces, in model
 order, are the *stages* that a schedule speaks of (0 = first). A schedule gives every device its compute actions in order; times are
 never part of it. Action kinds: F forward; B whole backward; I gradient of the input, W gradient of the weights (split backward).
+F and a backward may run at once, as a pair with a time of its own (`Action.beside`).
 Micro-batches are numbered over the whole step. A stage may have several copies (Chimera's pipes); a micro-batch uses one copy.
 """
 
@@ -38,10 +39,13 @@ class Action(NamedTuple):
     microbatch: int
     copy: int = 0
     count: int = 1  # type: ignore[assignment]  # hides tuple.count, which nobody needs here
+    # Of an overlapped pair, F and the backward that stands right behind it (B, or I and its W): the stage of the other half; -1 outside of pairs.
+    # Both begin when both can, and end together after the pair's time.
+    beside: int = -1
 
     def __str__(self) -> str:
         many = f"-{self.microbatch + self.count - 1}" if self.count > 1 else ""
-        return f"{self.stage}{self.kind}{self.microbatch}{many}"
+        return f"{self.stage}{self.kind}{self.microbatch}{many}" + (f"&{self.beside}" if self.beside >= 0 else "")
 
 
 class Collective(NamedTuple):
@@ -80,7 +84,9 @@ class PipelineProblem:
     message_bytes: what crosses the border after a stage, either way. p2p_*[i]: of the connection between devices i and i+1 (the last:
     with device 0); other pairs get the smallest rate and largest latency. memory_cap_bytes: per device, () = no limit.
     weight_bytes: parameters, gradients and optimiser state of one copy of a stage. gradient_bytes: what a reduction of it moves.
-    data: replicas of the whole pipeline. first_input_grad: whether the first stage of the model computes a gradient of its input.
+    pair_s: of a forward of the stage beside a backward, () = by `pair_overlap`, the share of the shorter one that the longer one hides (0: the sum of
+    both, 1: the longer one). data: replicas of the whole pipeline. first_input_grad: whether the first stage of the model computes a gradient of its
+    input.
     """
 
     devices: int
@@ -99,6 +105,8 @@ class PipelineProblem:
     memory_cap_bytes: tuple[int, ...] = ()
     data: int = 1
     first_input_grad: bool = True
+    pair_s: tuple[float, ...] = ()
+    pair_overlap: float = 0.0
 
     @staticmethod
     def of(
@@ -108,6 +116,7 @@ class PipelineProblem:
         weight_bytes: float | Sequence[float] = 0, gradient_bytes: float | Sequence[float] = 0, p2p_latency_s: float | Sequence[float] = 0.0,
         p2p_rate_Bps: float | Sequence[float] | None = None, speeds: float | Sequence[float] = 1.0,
         memory_cap_bytes: float | Sequence[float] | None = None, data: int = 1, first_input_grad: bool = True,
+        pair_s: float | Sequence[float] | None = None, pair_overlap: float = 0.0,
     ) -> PipelineProblem:  # fmt: skip
         """Fill in and check. Without `backward_s` it is I + W; without I or W they are the rest of the backward, or half of it each.
 
@@ -125,6 +134,8 @@ class PipelineProblem:
         for where, values in (("p2p_rate_Bps", rate), ("speeds", quick)):
             if min(values) <= 0:
                 raise UsageError("must be > 0", where=where)
+        if not 0 <= pair_overlap <= 1:
+            raise UsageError(f"must be between 0 and 1, got {pair_overlap}", where="pair_overlap", hint="it is a share of the shorter half")
         cap = () if memory_cap_bytes is None else tuple(int(x) for x in per_stage(memory_cap_bytes, devices, "memory_cap_bytes"))
         return PipelineProblem(
             devices=devices, microbatches=microbatches, forward_s=filled["forward_s"], backward_s=whole, input_grad_s=inputs,
@@ -132,6 +143,7 @@ class PipelineProblem:
             weight_bytes=_whole(filled["weight_bytes"]), gradient_bytes=_whole(filled["gradient_bytes"]),
             p2p_latency_s=per_stage(p2p_latency_s, devices, "p2p_latency_s"), p2p_rate_Bps=_whole(rate), speeds=quick,
             memory_cap_bytes=cap, data=data, first_input_grad=first_input_grad,
+            pair_s=() if pair_s is None else per_stage(pair_s, devices, "pair_s"), pair_overlap=float(pair_overlap),
         )  # fmt: skip
 
 

@@ -37,6 +37,7 @@ CITE = Cite(
     key="qi2024zerobubble", title="Zero Bubble Pipeline Parallelism", year=2024, venue="ICLR", authors="Penghui Qi, Xinyi Wan, et al.",
     url="https://arxiv.org/abs/2401.10241",
 )  # fmt: skip
+BACKWARDS = ("either", "split", "whole")
 PLACEMENTS = ("straight", "looped", "vee", "both-ways")
 # Searches per start: each asks for less where the simulated memory of the one before was over the cap; what does not fit then is given up.
 MAX_FITTINGS = 3
@@ -45,7 +46,8 @@ MAX_FITTINGS = 3
 @dataclass(frozen=True, kw_only=True)
 class Search(PipelineStrategy):
     """`placement`: auto tries all; `cap`: stage activations per device, 0: the problem's memory; `tries`: schedules per start; `effort`: of exact
-    search afterwards, 0: none; about 0.1 s each (`kernels.highs.Looks`)."""
+    search afterwards, 0: none; about 0.1 s each (`kernels.highs.Looks`). `backward`: split, whole, or either. `copies`: of every stage, at most,
+    where pipelines run both ways (even; each holds weights of its own)."""
 
     name: ClassVar[str] = "search"
     cite: ClassVar[Cite] = CITE
@@ -54,6 +56,8 @@ class Search(PipelineStrategy):
     cap: int = 0
     tries: int = 3000
     effort: int = 0
+    backward: str = "either"
+    copies: int = 2
 
     @classmethod
     def variants(cls, problem: PipelineProblem, *, chunks: Sequence[int] = (2,), effort: int = 0) -> tuple[Self, ...]:
@@ -71,6 +75,11 @@ class Search(PipelineStrategy):
     def plan(self, problem: PipelineProblem, *, rng: np.random.Generator | None = None) -> Schedule:
         if self.placement not in ("auto", *PLACEMENTS) or self.cap < 0 or self.tries < 0 or self.effort < 0:
             raise UsageError("no such placement, or a number below 0", where="search", hint=f"placements: auto, {', '.join(PLACEMENTS)}")
+        if self.backward not in BACKWARDS or self.copies < 2 or self.copies % 2:
+            raise UsageError(
+                f"no such backward, or no even number of copies: {self.backward}, {self.copies}", where="search",
+                hint=f"backward: {', '.join(BACKWARDS)}; copies: 2, 4, ...",
+            )  # fmt: skip
         if self.placement == "both-ways" and problem.devices % 2:
             raise Unsupported("pipelines in both directions need an even number of stages", where="placement", hint="use straight or vee")
         seed = int(rng.integers(1 << 30)) if rng is not None else 0
@@ -88,7 +97,7 @@ class Search(PipelineStrategy):
                 "no orders were found within the memory cap on any placement", where="memory_cap_bytes",
                 hint="raise the cap, use smaller micro-batches or more stages", data={"limit": "memory"},
             )  # fmt: skip
-        notes: tuple[str, ...] = ()
+        notes: tuple[str, ...] = (f"every device holds {best.copies} stages: there are {best.copies} copies of the weights",) * (best.copies > 1)
         if self.effort:
             proof = exact_search(room.problem, best, cap_bytes=room.total, effort=self.effort)
             better = proof.schedule is not best and not any(room.over(proof.schedule))
@@ -96,7 +105,7 @@ class Search(PipelineStrategy):
             least = float(proof.least_s)
             gap = times(problem, best).makespan_s / least - 1
             what = "these orders are optimal" if gap <= 1e-7 else f"exact search was cut off, these orders are {100 * gap:.1f} % above the bound"
-            notes = (f"{what}: none on this placement that keep no more activations take less than {least:.6g} s",)
+            notes += (f"{what}: none on this placement that keep no more activations take less than {least:.6g} s",)
         return replace(best, name=self.name, options=asdict(self), notes=notes, collectives=())
 
     def _starts(self, problem: PipelineProblem) -> Iterator[Schedule]:
@@ -110,9 +119,14 @@ class Search(PipelineStrategy):
         if self.placement in ("auto", "vee"):
             kinds += [ZBV(cap=cap, tries=0), VHalf(tries=0), VMin(tries=0)]
         if self.placement in ("auto", "both-ways") and d % 2 == 0:
-            kinds += [Chimera(pipes=f, split=True) for f in range(1, d // 2 + 1) if d // 2 % f == 0 and f <= 2]
+            pairs = [f for f in range(1, d // 2 + 1) if d // 2 % f == 0 and 2 * f <= self.copies]
+            kinds += [Chimera(pipes=f, split=split) for f in pairs for split in (True, False) if split or not cap]
         # with a cap of its own the search leaves out 1F1B and plain interleaving, which take none
+        if cap and self.backward == "whole":
+            raise Unsupported("a cap of one's own counts activations to the end of W", where="cap", hint="give memory_cap_bytes, or split backward")
         for kind in kinds:
+            if self.backward != "either" and kind.traits.split_backward != (self.backward == "split"):
+                continue
             try:
                 yield kind.plan(problem)
             except (Infeasible, Unsupported):

@@ -1,12 +1,11 @@
-"""Schedules on the V placement (device r holds stages r and 2p-1-r): ZBV, V-Half, V-Min, DualPipe-V.
+"""Schedules on the V placement (device r holds stages r and 2p-1-r): ZBV, V-Half, V-Min.
 
-Cite: see CITE (V-Half, V-Min), ZBV_CITE, DUALPIPE_CITE.
+Cite: see CITE (V-Half, V-Min), ZBV_CITE.
 Left open by the papers: unequal times, and what remains of a repeating pattern at the ends of a step. Our answers: the pattern's order of F and I
     with W in its free slots, the same with W filled in by our clock, and orders built or listed under the pattern's activation peak; the fastest.
 Patterns, period 6 slots, device i of p, slots of F(first), F(second), I(second), I(first): V-Min i, 2p-1-i,
     2p+δ+i, 4p+δ-1-i with δ = 2 if 3 | p else 0;
     V-Half 2i, 3p-2-i, 3p+δ+2i-1, 6p+δ-2-i with δ = 3 if p even else 0. ZBV has no pattern: built under 1F1B's cap of 2p stage activations.
-DualPipe-V is the published order, eight phases per device; a forward and a backward that it overlaps stand one after the other.
 Invariant: V-Half and V-Min keep no more activations than their patterns on any device, ZBV at most 2p.
 Cost: O(styles · targets · actions), compiled; small steps O(rules · actions · log) besides.
 """
@@ -21,15 +20,15 @@ from typing import ClassVar
 import numpy as np
 
 from ...cite import Cite
-from ...errors import Infeasible, Unsupported
+from ...errors import Infeasible
 from .bound import schedule_bound
-from .improve import improved
+from .improve import improved, is_large
 from .listing import Rule, list_orders
 from .orders import in_flight_peaks, times, vee
 from .problem import Action, PipelineProblem, PipelineStrategy, Schedule, Traits
 from .zerobubble import built, fastest_listing, listed, split_base
 
-__all__ = ["CITE", "DUALPIPE_CITE", "ZBV", "ZBV_CITE", "DualPipeV", "VHalf", "VMin", "v_cap"]
+__all__ = ["CITE", "ZBV", "ZBV_CITE", "VHalf", "VMin", "v_cap"]
 
 CITE = Cite(
     key="qi2024controllable", title="Pipeline Parallelism with Controllable Memory", year=2024, venue="NeurIPS",
@@ -38,10 +37,6 @@ CITE = Cite(
 ZBV_CITE = Cite(
     key="qi2024zerobubble", title="Zero Bubble Pipeline Parallelism", year=2024, venue="ICLR", authors="Penghui Qi, Xinyi Wan, et al.",
     url="https://arxiv.org/abs/2401.10241",
-)  # fmt: skip
-DUALPIPE_CITE = Cite(
-    key="deepseek2024v3", title="DeepSeek-V3 Technical Report", year=2024, venue="arXiv:2412.19437", authors="DeepSeek-AI",
-    url="https://github.com/deepseek-ai/DualPipe",
 )  # fmt: skip
 # Slots between the same actions of two micro-batches: F, I and W of two stages on a device, of one slot each.
 PERIOD_SLOTS = 6
@@ -148,8 +143,9 @@ def _patterned(problem: PipelineProblem, name: str, tries: int) -> Schedule:
     found = [pattern]
     # with F and I in the pattern's own order, only W free to move; and with every order that keeps the peak
     fixed = tuple(tuple(a for a in order if a.kind != "W") for order in pattern.orders)
+    listing = () if is_large(pattern) else (1.0, 0.0)
     tried: list[Callable[[], Schedule]] = [
-        *(partial(list_orders, problem, pattern, Rule("IFW", True, patience, fixed), rows) for patience in (1.0, 0.0)),
+        *(partial(list_orders, problem, pattern, Rule("IFW", True, patience, fixed), rows) for patience in listing),
         partial(built, problem, pattern, cap),
     ]
     for make in tried:
@@ -160,96 +156,7 @@ def _patterned(problem: PipelineProblem, name: str, tries: int) -> Schedule:
     found += listed(problem, pattern, rows) if tries else []
     # the pattern is the better start for annealing where list schedules happen to be as fast
     ways = sorted(found, key=lambda s: times(problem, s).makespan_s)
-    if tries:
+    if tries and not is_large(pattern):
         least = float(schedule_bound(problem, pattern))
         ways = [improved(problem, s, rows, tries=tries, least_s=least) for s in (ways[0], found[-1] if ways[0] is pattern else pattern)]
     return replace(min(ways, key=lambda s: times(problem, s).makespan_s), options={"tries": tries})
-
-
-@dataclass(frozen=True, kw_only=True)
-class DualPipeV(PipelineStrategy):
-    """No options."""
-
-    name: ClassVar[str] = "dualpipe-v"
-    cite: ClassVar[Cite] = DUALPIPE_CITE
-
-    @classmethod
-    def applies(cls, problem: PipelineProblem) -> bool:
-        return problem.microbatches >= 2 * problem.devices
-
-    @property
-    def traits(self) -> Traits:
-        return ON_A_V
-
-    def plan(self, problem: PipelineProblem, *, rng: np.random.Generator | None = None) -> Schedule:
-        p, n = problem.devices, problem.microbatches
-        if not self.applies(problem):
-            raise Unsupported(
-                f"DualPipe-V needs at least twice as many micro-batches as devices: {n} < {2 * p}", where="microbatches",
-                hint=f"use {2 * p} micro-batches or more, or zbv", data={"least": 2 * p},
-            )  # fmt: skip
-        orders = tuple(tuple(_DualPipe(p, n, d).run()) for d in range(p))
-        return Schedule(
-            name=self.name, devices=p, stages=2 * p, placement=(vee(p),), copy_of=(0,) * n, orders=orders, split=True, options={}
-        )
-
-
-class _DualPipe:
-    """The eight phases of one device. Where the publication runs a whole backward, I is followed by its W."""
-
-    def __init__(self, devices: int, microbatches: int, device: int) -> None:
-        self.p, self.n, self.d = devices, microbatches, device
-        self.stage = (device, 2 * devices - 1 - device)
-        self.forwards, self.backwards = [0, 0], [0, 0]
-        self.order: list[Action] = []
-        self.waiting: list[Action] = []
-
-    def forward(self, chunk: int) -> None:
-        self.order.append(Action("F", self.stage[chunk], self.forwards[chunk]))
-        self.forwards[chunk] += 1
-
-    def backward(self, chunk: int, *, later: bool = False) -> None:
-        """I, and W at once or `later`."""
-        a = Action("I", self.stage[chunk], self.backwards[chunk])
-        self.backwards[chunk] += 1
-        self.order.append(a)
-        (self.waiting if later else self.order).append(a._replace(kind="W"))
-
-    def weight(self) -> None:
-        self.order.append(self.waiting.pop(0))
-
-    def run(self) -> list[Action]:
-        p, n, d = self.p, self.n, self.d
-        # fill: the first devices run ahead by the way to the turn of the V and back
-        for _ in range(2 * (p - 1 - d)):
-            self.forward(0)
-        for _ in range(d + 1):
-            self.forward(0)
-            self.forward(1)
-        # the first backwards, each with its W right behind
-        for _ in range(p - 1 - d):
-            self.backward(1, later=True)
-            self.weight()
-            self.forward(1)
-        # steady state: one forward and one backward of either stage in turn
-        for _ in range(n - 2 * p + d + 1):
-            self.forward(0)
-            self.backward(1)
-            self.forward(1)
-            self.backward(0)
-        for _ in range(p - 1 - d):
-            self.backward(1)
-            self.forward(1)
-            self.backward(0)
-        # drain: from the middle on backwards leave their W, which fill the gaps of the two phases below
-        for i in range(d + 1):
-            late = i >= (d + 1) // 2
-            odd = d % 2 == 1
-            self.backward(1, later=late and (odd or i > (d + 1) // 2))
-            self.backward(0, later=late)
-        for _ in range(p - 1 - d):
-            self.weight()
-            self.backward(0, later=True)
-        for _ in range(d + 1):
-            self.weight()
-        return self.order

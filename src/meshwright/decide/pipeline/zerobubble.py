@@ -23,7 +23,7 @@ import numpy as np
 from ...cite import Cite
 from ...errors import Infeasible, UsageError
 from .bound import schedule_bound
-from .improve import improved
+from .improve import improved, is_large
 from .late_messages import sturdiest
 from .listing import RULES, list_orders, require_room
 from .orders import action_s, border_delays, looped, times
@@ -124,7 +124,7 @@ def fastest_listing(problem: PipelineProblem, base: Schedule, cap: Sequence[int]
     rows = [[c] for c in cap]
     require_room(base, rows)
     best = built(problem, base, cap)
-    if not tries:
+    if not tries or is_large(best):
         return best
     starts = [best, *sorted(listed(problem, base, rows), key=lambda s: times(problem, s).makespan_s)[:1]]
 

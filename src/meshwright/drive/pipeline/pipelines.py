@@ -15,6 +15,7 @@ from ...decide.pipeline import STRATEGIES, Action, PipelineProblem, PipelineStra
 from ...decide.pipeline.bound import any_bound, schedule_bound
 from ...decide.pipeline.judge import Judged, judge
 from ...decide.pipeline.lower import PlanCollective, fabric_of, price_table
+from ...decide.pipeline.orders import kept_peak_bytes, times, weight_bytes
 from ...decide.strategies import options_given
 from ...errors import FormatError, Infeasible, MeshwrightError, TimeLimit, Unsupported, UsageError
 from ...kernels.effort import Budget, Cut, look, why_with
@@ -30,13 +31,18 @@ __all__ = [
 ]  # fmt: skip
 
 Wanted = tuple[str, Mapping[str, Any]]  # a strategy's name, and those of its options that are not left to it
+# Micro-batches of stages over all candidates up to which all are simulated, in which order does not matter; of larger comparisons the most promising
+# by the planners' clock are, while they have no more actions than this (and one at least): a simulated and checked action takes some 0.2 ms.
+MAX_SIMULATED = 250_000
+LATE: dict[str, Any] = {"why": "not judged: the time limit", "hint": "raise it"}
 OPERATIONS = {"gather": "all-gather", "reduce": "reduce-scatter", "all-reduce": "all-reduce"}
 
 
 @dataclass(frozen=True, kw_only=True)
 class Row:
     """A candidate: what it is, and how it was judged or why it was refused. `kept_bound`: no orders on its placement that keep no more activations
-    than its fullest device does are faster (sought with `effort` only)."""
+    than its fullest device does are faster (sought with `effort` only). `estimate`: of a large step's schedule that was not simulated, seconds by the
+    planners' clock and bytes on the fullest device by its orders alone."""
 
     name: str
     strategy: str
@@ -45,6 +51,7 @@ class Row:
     why: str = ""
     hint: str = ""
     kept_bound: Bound | None = None
+    estimate: tuple[float, int] | None = None
 
     @property
     def fits(self) -> bool:
@@ -113,27 +120,70 @@ def compare_pipelines(
     rows: list[Row] = []
     listed = candidates if candidates is not None else default_candidates(problem, chunks=chunks, effort=effort)
     budget = Budget(len(listed) * (2 if effort else 1), time_limit_s=time_limit_s)
+    large = len(listed) * problem.devices * problem.microbatches > MAX_SIMULATED
+    planned: list[tuple[Row, Schedule]] = []
     for name, options in listed:
-        late = Row(name=schedule_label(name, options), strategy=name, options=options, why="not judged: the time limit", hint="raise it")
+        row = Row(name=schedule_label(name, options), strategy=name, options=options)
         if not budget.spend():
-            rows.append(late)
+            rows.append(replace(row, **LATE))
             continue
         try:
             with budget.net():
                 schedule = make_strategy(name, options).plan(problem, rng=np.random.default_rng(seed))
-                judged = judge(problem, schedule, collectives)
-                judged = _checked(judged) if checks else judged
-            rows.append(Row(name=schedule_label(name, options), strategy=name, options=schedule.options, judged=judged))
+                if large:
+                    planned.append((replace(row, estimate=_estimate(problem, schedule)), schedule))
+                    continue
+                rows.append(_judged(problem, row, schedule, collectives, checks))
         except TimeLimit:
             if budget.cut is None:
                 raise
-            rows.append(late)
+            rows.append(replace(row, **LATE))
         except (Unsupported, Infeasible) as refused:
-            rows.append(Row(name=schedule_label(name, options), strategy=name, options=options, why=refused.message, hint=refused.hint))
+            rows.append(replace(row, why=refused.message, hint=refused.hint))
+    rows += _most_promising(problem, planned, collectives, checks, budget)
     if effort:
         rows = [_bounded(problem, r, effort, budget) for r in rows]
-    rows.sort(key=lambda r: (r.judged is None, r.judged.time_s if r.judged else 0.0, max(r.judged.memory_bytes) if r.judged else 0))
+    rows.sort(key=_place)
     return Comparison(problem=problem, rows=tuple(rows), bound=any_bound(problem), cut=budget.cut)
+
+
+def _place(row: Row) -> tuple[int, float, int]:
+    """Simulated rows by time, then those that are only estimated, then refused ones."""
+    if row.judged is not None:
+        return 0, row.judged.time_s, max(row.judged.memory_bytes)
+    return (1, *row.estimate) if row.estimate is not None else (2, 0.0, 0)
+
+
+def _judged(problem: PipelineProblem, row: Row, schedule: Schedule, collectives: PlanCollective, checks: bool) -> Row:
+    judged = judge(problem, schedule, collectives)
+    return replace(row, options=schedule.options, judged=_checked(judged) if checks else judged)
+
+
+def _estimate(problem: PipelineProblem, schedule: Schedule) -> tuple[float, int]:
+    kept = kept_peak_bytes(problem, schedule)
+    return times(problem, schedule).makespan_s, max(k + weight_bytes(problem, schedule, d) for d, k in enumerate(kept))
+
+
+def _most_promising(
+    problem: PipelineProblem, planned: list[tuple[Row, Schedule]], collectives: PlanCollective, checks: bool, budget: Budget
+) -> list[Row]:
+    """The fastest by the planners' clock that fit by their orders are simulated, until one is found that fits and the work is spent."""
+    rows: list[Row] = []
+    cap, spent = max(problem.memory_cap_bytes, default=0), 0
+    for row, schedule in sorted(planned, key=lambda x: (bool(cap) and x[0].estimate[1] > cap, x[0].estimate)):  # type: ignore[index, type-var, return-value]
+        actions = sum(map(len, schedule.orders))
+        if any(r.fits for r in rows) and spent + actions > MAX_SIMULATED:
+            rows.append(replace(row, why="not simulated: large, and others promise more", hint="name it with --strategy"))
+            continue
+        spent += actions
+        try:
+            with budget.net():
+                rows.append(_judged(problem, row, schedule, collectives, checks))
+        except TimeLimit:
+            if budget.cut is None:
+                raise
+            rows.append(replace(row, **LATE))
+    return rows
 
 
 def schedule_label(name: str, options: Mapping[str, Any]) -> str:
@@ -153,8 +203,6 @@ def _checked(judged: Judged) -> Judged:
 def _bounded(problem: PipelineProblem, row: Row, effort: int, budget: Budget) -> Row:
     """`row` with the bound for schedules that keep no more activations than it does."""
     from ...decide.pipeline.exact import counts_bound
-    from ...decide.pipeline.orders import kept_peak_bytes
-
     j = row.judged
     if j is None:
         return row
@@ -255,7 +303,7 @@ def _plan(problem: PipelineProblem, chosen: Row, found: Comparison, seed: int) -
     }  # fmt: skip
     return make_plan(
         "pipeline", fabric, tuple(d.name for d in fabric.devices), j.program, others=j.callees.values(),
-        job={"problem": asdict(problem), "schedule": schedule_document(j.schedule)}, cost=price_table(problem, j.schedule),
+        job={"problem": problem_document(problem), "schedule": schedule_document(j.schedule)}, cost=price_table(problem, j.schedule),
         decisions={"pipeline": decision}, bound=j.bound,
         prediction=Prediction(target_fabric=fabric.name, time_s=j.time_s, memory_peak_bytes=tuple(j.timeline.memory_peak_bytes)),
         alternatives=(_alternative(r) for r in found.rows if r is not chosen), seed=seed,
@@ -264,7 +312,7 @@ def _plan(problem: PipelineProblem, chosen: Row, found: Comparison, seed: int) -
 
 def _alternative(row: Row) -> Alternative:
     if row.judged is None:
-        return Alternative(what=row.name, why=row.why)
+        return Alternative(what=row.name, why=row.why, **({"time_s": row.estimate[0]} if row.estimate else {}))  # type: ignore[arg-type]
     why = "" if row.fits else f"needs {row.judged.over_bytes} bytes more than the cap"
     return Alternative(what=row.name, time_s=row.judged.time_s, memory_peak_bytes=max(row.judged.memory_bytes), why=why)
 
@@ -273,8 +321,14 @@ def _why(found: Comparison, chosen: Row) -> str:
     return "asked for" if len(found.rows) == 1 else f"fastest of {len(found.fitting)} schedules that fit, {len(found.rows)} tried"
 
 
+def problem_document(problem: PipelineProblem) -> dict[str, Any]:
+    """The problem as JSON; of overlapped pairs only what is given."""
+    return {k: v for k, v in asdict(problem).items() if k not in ("pair_s", "pair_overlap") or v}
+
+
 def schedule_document(schedule: Schedule) -> dict[str, Any]:
-    """The schedule as JSON: actions as `<stage><kind><micro-batch>`, `-<last>` behind where several run at once."""
+    """The schedule as JSON: actions as `<stage><kind><micro-batch>`, `-<last>` behind where several run at once,
+    `&<stage>` in a pair of a forward and a backward of that stage."""
     return {
         "name": schedule.name, "devices": schedule.devices, "stages": schedule.stages, "placement": [list(x) for x in schedule.placement],
         "copy_of": list(schedule.copy_of), "split": schedule.split, "parts": schedule.parts,
@@ -333,6 +387,7 @@ def relowered(plan: Plan, problem: PipelineProblem) -> Plan:
 
 def _action(text: str, copy_of: Sequence[int]) -> Action:
     at = next(i for i, c in enumerate(text) if c in "FBIW")
-    first, _, last = text[at + 1 :].partition("-")
+    name, _, beside = text.partition("&")
+    first, _, last = name[at + 1 :].partition("-")
     m = int(first)
-    return Action(text[at], int(text[:at]), m, copy_of[m], int(last) - m + 1 if last else 1)  # type: ignore[arg-type]
+    return Action(text[at], int(text[:at]), m, copy_of[m], int(last) - m + 1 if last else 1, int(beside or -1))  # type: ignore[arg-type]

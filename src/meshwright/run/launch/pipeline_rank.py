@@ -31,7 +31,7 @@ from ..pipeline.memory import PipelineMemory
 from ..pipeline.orders import meetings, pipeline_orders
 from ..pipeline.second_order import Exchange, StageKFAC, worst_kfac_difference
 from ..pipeline.stages import Given, PacedStage, given_stages, precise_sleep
-from ..pipeline.times import fill_seconds, paced_times
+from ..pipeline.times import fill_seconds, paced_times, with_pairs
 from ..pipeline.work import StageWork, gradient_flats, stage_segment
 from ..ranks.worker import RankLink, Seat
 from .rank import fetch_orders
@@ -152,7 +152,7 @@ class RankStages:
                 for kind, a, b in zip("FIW" if self.schedule.split else "FB", marks[:-1], marks[1:], strict=True):
                     if turn:
                         found.setdefault(f"{graph}|{kind}", []).append(b - a)
-        return {key: statistics.median(values) for key, values in found.items()}
+        return with_pairs(self.schedule, {key: statistics.median(values) for key, values in found.items()})
 
 
 @dataclass

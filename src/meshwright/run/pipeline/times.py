@@ -6,7 +6,7 @@ from ...decide.pipeline.orders import action_s
 from ...decide.pipeline.problem import Action, PipelineProblem, Schedule
 from ...plan.plan import Plan
 
-__all__ = ["fill_seconds", "paced_times"]
+__all__ = ["fill_seconds", "paced_times", "with_pairs"]
 
 
 def paced_times(problem: PipelineProblem, schedule: Schedule, copy: int, stage: int) -> tuple[float, float, float]:
@@ -31,3 +31,18 @@ def fill_seconds(plan: Plan) -> dict[str, float]:
         return {}
     table = plan.job["cost"]["table"]
     return {key: float(priced["time_s"]) for key, priced in table.items() if key.startswith("fill:")}
+
+
+def with_pairs(schedule: Schedule, alone_s: dict[str, float]) -> dict[str, float]:
+    """Measured seconds by price key, those of pairs added: a process runs the halves one after the other, and the forward stands for both."""
+    found = dict(alone_s)
+    for a in {a._replace(microbatch=0) for order in schedule.orders for a in order if a.beside >= 0}:
+        copy = f":c{a.copy}" if schedule.copies > 1 else ""
+        if (own := alone_s.get(f"stage{a.stage}{copy}|{a.kind}")) is None:  # of another rank
+            continue
+        if a.kind == "F":
+            there = next(c for c, row in enumerate(schedule.placement) if row[a.beside] == schedule.device(a))
+            other = f"stage{a.beside}" + (f":c{there}" if schedule.copies > 1 else "")
+            own += sum(alone_s[f"{other}|{kind}"] for kind in ("IW" if schedule.split else "B"))
+        found[f"stage{a.stage}{copy}&{a.beside}|{a.kind}"] = own if a.kind == "F" else 0.0
+    return found
