@@ -178,7 +178,7 @@ def plain_events(
     """Events from `position` on into the columns of `out`; returns (rows filled, position of what is no plain event, or the end).
 
     Complete slices (kind 0), beginnings (1) and ends (2) of arrows become rows; other phases are counted in `ignored` by their letter;
-    metadata and open slices are left to the caller. `found` is scratch of 20. `state[AFTER]`: 0 at the beginning, 1 after an event, 2 after its comma.
+    metadata and open slices are left to the caller. `found` is scratch of 20. `state[AFTER]`: 0 at first, 1 after an event, 2 after its comma.
     """
     i, row = position, 0
     span = found[12:20]
