@@ -1,5 +1,8 @@
 """Device times beside HolisticTraceAnalysis's on the same files: idle, compute, the rest, overlap; and how long both take, parsing included.
 
+`--start TRACE`: nothing but processor time (user and system) of whole processes on one trace, start and imports included, three each: HTA's temporal
+breakdown and overlap, our device totals (the same question), and our `trace breakdown` (the critical path and causes as well).
+
 Run: `python benchmarks/trace_hta.py --hta-python PYTHON [--quick] [TRACE ...]` (prints a summary; raw output goes to results/trace_hta.json).
 
 `PYTHON` is an interpreter in whose environment `HolisticTraceAnalysis` is installed: it runs in a child process and is no dependency. Traces
@@ -18,6 +21,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import resource
 import subprocess
 import sys
 import tempfile
@@ -78,6 +82,46 @@ def ours(files: list[Path], last: bool, repeat: int) -> dict[str, Any]:
     return {"wall_s": best, "rows": rows}
 
 
+OURS = r"""
+import sys
+from pathlib import Path
+from meshwright.bottleneck.device import device_times
+from meshwright.io.trace.read import read_trace
+print(device_times(read_trace(Path(sys.argv[1]))))
+"""
+
+
+def started(command: list[str], environment: dict[str, str]) -> float:
+    """Processor seconds of a process from its start to its end, its children's included; the better of three."""
+    best = float("inf")
+    for _ in range(3):
+        before = resource.getrusage(resource.RUSAGE_CHILDREN)
+        subprocess.run(command, capture_output=True, check=True, cwd=tempfile.gettempdir(), env=environment)
+        after = resource.getrusage(resource.RUSAGE_CHILDREN)
+        best = min(best, after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime)
+    return best
+
+
+def start_included(python: str, trace: Path) -> None:
+    """Prints and records the whole processes on one trace. Both write and use byte code of their modules, as installed packages do."""
+    environment = {k: v for k, v in os.environ.items() if k != "PYTHONDONTWRITEBYTECODE"} | {"PYTHONPATH": str(Path(__file__).parent.parent / "src")}
+    with tempfile.TemporaryDirectory() as folder:
+        environment["PYTHONPYCACHEPREFIX"] = folder
+        names = json.dumps({"0": str(trace.absolute())})
+        theirs_s = started([python, "-c", CHILD, names, "1", "1"], environment)
+        same_s = started([sys.executable, "-c", OURS, str(trace.absolute())], environment)
+        whole_s = started([sys.executable, "-m", "meshwright", "trace", "breakdown", str(trace.absolute())], environment)
+    rows = [
+        {"what": "device totals, start included", "value": round(same_s, 3), "unit": "s", "peer": round(theirs_s, 3),
+         "ratio": round(same_s / theirs_s, 3)},
+        {"what": "whole breakdown, start included", "value": round(whole_s, 3), "unit": "s", "peer": round(theirs_s, 3),
+         "ratio": round(whole_s / theirs_s, 3)},
+    ]  # fmt: skip
+    for row in rows:
+        print(f"{row['what']:<40} {row['value']:>8} s, HTA {row['peer']} s: {1 / row['ratio']:.1f} times faster")
+    machine.record("trace_hta_start", rows, command="python benchmarks/trace_hta.py --hta-python PYTHON --start TRACE", raw=[{"trace": trace.name}])
+
+
 def whole(files: list[Path]) -> float:
     """Seconds of the whole breakdown, critical path and causes included."""
     from meshwright.compare.breakdown import breakdown_of
@@ -104,7 +148,11 @@ def main() -> None:
     parser.add_argument("--hta-python", required=True, help="interpreter of an environment with HolisticTraceAnalysis")
     parser.add_argument("--quick", action="store_true", help="small traces, nothing written")
     parser.add_argument("traces", nargs="*", type=Path, help="real traces instead, one per rank")
+    parser.add_argument("--start", type=Path, metavar="TRACE", help="whole processes on this trace instead, start included")
     args = parser.parse_args()
+    if args.start:
+        start_included(args.hta_python, args.start)
+        return
     cases = [("1 rank", Settings(ranks=1, steps=40, layers=60, seed=1)), ("4 ranks", Settings(ranks=4, steps=30, layers=60, seed=2, skew_us=200.0))]
     cases.append(("2 ranks in whole us", Settings(ranks=2, steps=30, layers=60, seed=3, whole_us=True)))
     if args.quick:

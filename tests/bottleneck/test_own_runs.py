@@ -14,7 +14,7 @@ import pytest
 from meshwright.bottleneck.breakdown import break_down
 from meshwright.bottleneck.lanes import Kind
 from meshwright.cli.frame import main
-from meshwright.compare.breakdown import plain_steps, run_views
+from meshwright.compare.own_run import plain_steps, run_views
 from meshwright.compare.run import compare_run
 from meshwright.errors import FormatError, UsageError
 from meshwright.io.plan.plan import write_plan

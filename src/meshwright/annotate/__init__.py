@@ -11,6 +11,6 @@ of distinct steps.
 
 from .labels import Evidence, Labels, Stage
 from .result import Annotation, Node
-from .whole import CITE, annotate
+from .whole import CITE, annotate, label
 
-__all__ = ["CITE", "Annotation", "Evidence", "Labels", "Node", "Stage", "annotate"]
+__all__ = ["CITE", "Annotation", "Evidence", "Labels", "Node", "Stage", "annotate", "label"]

@@ -135,9 +135,10 @@ def _accumulations(trace: Trace, labels: Labels, rows: I64, accumulates: NDArray
 
 def _unlinked(labels: Labels, rows: I64, accumulates: NDArray[np.bool_]) -> None:
     """A node without a forward operator (made by the engine, or the profiler began later) is of the module of the one before it, if that is known."""
-    for before, row in zip(rows[:-1].tolist(), rows[1:].tolist(), strict=True):
-        if labels.evidence[row] == Evidence.NONE and labels.evidence[before] != Evidence.NONE:
-            labels.module[row], labels.evidence[row] = labels.module[before], Evidence.FUZZY
+    known = labels.evidence[rows] != Evidence.NONE
+    last = np.maximum.accumulate(np.where(known, np.arange(len(rows)), -1))
+    lacks = ~known & (last >= 0)
+    labels.module[rows[lacks]], labels.evidence[rows[lacks]] = labels.module[rows[last[lacks]]], Evidence.FUZZY
 
 
 def _compiled(trace: Trace, units: Units, labels: Labels, rows: I64, tree: ModuleTree | None) -> None:

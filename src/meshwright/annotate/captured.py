@@ -12,9 +12,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from ..kernels.align import common_subsequence
-from ..program.program import I32
 from ..trace.module_tree import ModuleTree
+from ..trace.trace import I32
 
 __all__ = ["Aligned", "CapturedSequence", "between", "owners_of"]
 
@@ -55,6 +54,8 @@ class CapturedSequence:
 
     def _align(self, names: I32) -> Aligned | None:
         copies = self._copies(names)
+        from ..kernels.align import common_subsequence  # loads numba, which a trace alone does not need
+
         here, there = common_subsequence(names, np.tile(self.names, copies))
         if len(here) < max(1, MIN_ALIGNED_SHARE * min(len(names), copies * len(self.names))):
             return None

@@ -15,7 +15,6 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from ..kernels.align import common_subsequence
 from ..trace.module_tree import ModuleTree
 from ..trace.trace import Trace
 from .captured import between
@@ -46,6 +45,8 @@ class CompiledSequence:
         ours = np.array([number.setdefault(names[i].removeprefix("aten::"), len(number)) for i in places], np.int32)
         known = [i for i, (name, _) in enumerate(captured) if name in number]
         theirs = np.array([number[captured[i][0]] for i in known], np.int32)
+        from ..kernels.align import common_subsequence  # loads numba, which a trace alone does not need
+
         left, right = common_subsequence(ours, theirs)
         at = np.full(len(names), -1, np.int64)  # place in the captured sequence
         for a, b in zip(left.tolist(), right.tolist(), strict=True):

@@ -8,8 +8,7 @@ from enum import IntEnum
 import numpy as np
 from numpy.typing import NDArray
 
-from ..program.program import I32
-from ..trace.trace import Trace
+from ..trace.trace import I32, Trace
 
 __all__ = ["Evidence", "Labels", "Stage"]
 

@@ -11,8 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..kernels.nesting import nearest_ancestors
-from ..program.program import I32
-from ..trace.trace import Trace
+from ..trace.trace import I32, Trace
 from ..trace.vocabulary import DEVICE, EVALUATE, NODE, OPERATOR_NAME, RUNTIME
 
 __all__ = ["ANNOTATION_CATEGORY", "Units", "around", "names_like", "units"]
@@ -78,12 +77,16 @@ def _pending(trace: Trace, operator: Flags) -> Flags:
     asynchronous &= (np.bincount(trace.track, weights=elsewhere, minlength=len(trace.tracks)) > 0)[trace.track]
     found = np.zeros(len(trace), bool)
     outer = around(trace, asynchronous)
-    level = np.unique(outer[operator & (outer >= 0)])
+    level = _once(outer[operator & (outer >= 0)])
     while len(level):
         found[level] = True
-        level = np.unique(outer[level])
-        level = level[level >= 0]
+        level = outer[level]
+        level = _once(level[level >= 0])
     return found
+
+
+def _once(rows: I32) -> NDArray[np.int64]:
+    return np.flatnonzero(np.bincount(rows)) if len(rows) else np.zeros(0, np.int64)
 
 
 def _bare_nodes(trace: Trace, operator: Flags, evaluate: Flags) -> Flags:

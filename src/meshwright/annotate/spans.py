@@ -13,9 +13,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ..program.program import I32
 from ..trace.module_tree import MODULE_SPAN, ModuleNode, ModuleTree
-from ..trace.trace import Trace
+from ..trace.trace import I32, Trace
 from .slices import around
 
 __all__ = ["ModuleSpans", "module_spans"]

@@ -75,7 +75,7 @@ def find_stages(trace: Trace, units: Units, labels: Labels, module: NDArray[np.i
     for stage in (Stage.LOAD, Stage.ZERO, Stage.BACKWARD, Stage.OPTIMIZER):
         labels.give(rows[kind == stage], stage=stage, evidence=Evidence.EXACT)
     stretches = []
-    trains = {int(s) for s in np.unique(step[kind == Stage.BACKWARD])}
+    trains = set(step[kind == Stage.BACKWARD].tolist())
     befores = _neighbours(runs, kind, step, fixed)
     afters = _neighbours(runs[::-1], kind, step, fixed)[::-1]
     for (low, high), before, after in zip(runs, befores, afters, strict=True):

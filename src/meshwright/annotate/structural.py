@@ -17,7 +17,6 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from ..kernels.split import best_split
 from ..trace.module_tree import ModuleTree
 from .captured import Aligned, between
 from .repeated import ACCUMULATED, UNACCUMULATED, sources_of
@@ -266,6 +265,8 @@ class StructuralMatch:
             return None
         cost, back = np.zeros((len(compound) + 1, n + 1), np.int64), np.zeros((len(compound) + 1, n + 1), np.int64)
         parts = np.zeros((len(compound), 2), np.int64)
+        from ..kernels.split import best_split  # loads numba, which a trace alone does not need
+
         best_split(
             group, prefix, self.least[compound], self.most[compound], self.weight, outside, self.opens[compound],
             np.array([before[c] for c in compound], np.int64), longest, cost, back, parts,

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import numpy as np
 
 from ..cite import Cite
@@ -15,10 +17,10 @@ from .labels import Evidence, Labels
 from .result import Annotation
 from .segments import segments
 from .slices import Units, units
-from .spans import module_spans
+from .spans import ModuleSpans, module_spans
 from .stages import find_stages, find_steps, stage_at
 
-__all__ = ["CITE", "annotate"]
+__all__ = ["CITE", "Labelled", "annotate", "label"]
 
 CITE = Cite(
     key="snider2023hotline", title="Hotline Profiler: Automatic Annotation and A Multi-Scale Timeline for Visualizing Time-Use in DNN Training",
@@ -26,8 +28,18 @@ CITE = Cite(
 )  # fmt: skip
 
 
-def annotate(trace: Trace, tree: ModuleTree | None = None) -> Annotation:
-    """Label every slice and fold the time into a tree. Without `tree`, modules are those that the trace itself names, if any."""
+@dataclass(frozen=True, kw_only=True)
+class Labelled:
+    """What is known of every slice before time is folded; `tree`: the modules, given or named by the trace."""
+
+    units: Units
+    labels: Labels
+    tree: ModuleTree | None
+    spans: ModuleSpans | None
+
+
+def label(trace: Trace, tree: ModuleTree | None = None) -> Labelled:
+    """Label every slice. Without `tree`, modules are those that the trace itself names, if any."""
     found = units(trace)
     labels = Labels.blank(trace)
     spans = module_spans(trace, tree)
@@ -42,6 +54,13 @@ def annotate(trace: Trace, tree: ModuleTree | None = None) -> Annotation:
     label_backward(trace, found, labels, known, spans)
     _inner(trace, found, labels)
     label_device(trace, found, labels, spans)
+    return Labelled(units=found, labels=labels, tree=known, spans=spans)
+
+
+def annotate(trace: Trace, tree: ModuleTree | None = None) -> Annotation:
+    """Label every slice and fold the time into a tree."""
+    told = label(trace, tree)
+    found, labels, known, spans = told.units, told.labels, told.tree, told.spans
     device_track = _device_tracks(trace, found)
     cut = segments(trace, found.ignored)
     root = fold(trace, found, labels, cut, known, spans, find_steps(trace)[0], device_track)

@@ -17,7 +17,7 @@ from ..trace.vocabulary import DEVICE, EVALUATE, KERNEL, NODE, RUNTIME, STEP
 from .classify import COLLECTIVE_KERNEL, COPY_OPERATOR, HOST, MEETING_RANGE, ONE_WAY, SYNC, TRANSFER
 from .labels import Labels, own_labels
 from .lanes import Activities, Device, Kind, Meetings, RankView, Stage, Step
-from .tiles import covering, flattened
+from .tiles import covering, distinct, flattened
 
 __all__ = ["rank_view"]
 
@@ -74,7 +74,7 @@ def _threads(trace: Trace, host: Mask) -> tuple[int, list[int]]:
         main = int(busy.argmax())
     engine = trace.where_name(np.array([n.startswith(EVALUATE) or bool(NODE.search(n)) for n in trace.names], bool)) & host
     # Autograd runs backward on threads of its own; those of other processes work for others.
-    others = {t for t in np.unique(trace.track[engine]).tolist() if t != main and trace.tracks[t].pid == trace.tracks[main].pid}
+    others = {t for t in np.flatnonzero(np.bincount(trace.track[engine])).tolist() if t != main and trace.tracks[t].pid == trace.tracks[main].pid}
     return main, sorted(others)
 
 
@@ -124,7 +124,7 @@ def _flattened(trace: Trace, host: Mask, track: int) -> tuple[I64, I64, I64]:
 def _fill(outer: tuple[I64, I64, I64], inner: tuple[I64, I64, I64], container: Mask) -> tuple[I64, I64, I64]:
     """The outer pieces; where they are mere annotations or absent, the inner ones."""
     busy = ~container[outer[2]]
-    edges = np.unique(np.concatenate([*outer[:2], *inner[:2]]))
+    edges = distinct(np.concatenate([*outer[:2], *inner[:2]]))
     first, second = covering(edges, *outer), covering(edges, *inner)
     strong = covering(edges, outer[0][busy], outer[1][busy], outer[2][busy])
     # Own work first, then what autograd's threads did meanwhile, and an annotation only where neither ran.
@@ -230,7 +230,7 @@ def waiting(pieces: Activities, meetings: Meetings) -> Activities:
 def _cut_at(pieces: Activities, times: I64) -> Activities:
     """Idle pieces split at the given times, so that each lies inside or outside every meeting."""
     idle = np.isin(pieces.kind, (Kind.HOST, Kind.IDLE))
-    times = np.unique(times)
+    times = distinct(times)
     inside = np.searchsorted(pieces.start, times, side="right") - 1
     keep = (inside >= 0) & (times < pieces.end[np.maximum(inside, 0)]) & (times > pieces.start[np.maximum(inside, 0)])
     keep &= idle[np.maximum(inside, 0)]
@@ -323,7 +323,7 @@ def _entered(trace: Trace, rows: NDArray[np.int64]) -> I64:
     """When the rank entered each meeting. gloo begins a message's range after it has sent: there it is when the operator around it began."""
     entered = trace.start_ns[rows].copy()
     calls = np.flatnonzero(trace.where_name(np.array([bool(_CALL.match(n)) for n in trace.names], bool)))
-    for track in np.unique(trace.track[rows]).tolist():
+    for track in np.flatnonzero(np.bincount(trace.track[rows])).tolist():
         mine = calls[trace.track[calls] == track]
         here = np.flatnonzero(trace.track[rows] == track)
         if len(mine):

@@ -69,7 +69,7 @@ def _ran(plan: Plan, folder: Path) -> RunFacts:
     import msgspec
 
     from ..bottleneck.breakdown import break_down
-    from ..compare.breakdown import run_views
+    from ..compare.own_run import run_views
     from ..compare.run import compare_run
     from ..errors import UsageError
     from ..report.page.content import RunFacts

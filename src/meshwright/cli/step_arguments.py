@@ -24,7 +24,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--implementations", default="exact", metavar="KINDS",
         help="what operators may run as: exact (default: others with the same bits: in place, in pieces, packed), rounding, bf16, int8 (those too, "
-        "by commas), or plain",
+        "by commas), host (results may wait in the host's memory, too), or plain",
     )  # fmt: skip
     group.add_argument(
         "--layout", default="", help="of images in memory: given, channels-last, or fastest (the faster of both; default where rounding is allowed)"

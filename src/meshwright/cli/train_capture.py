@@ -85,7 +85,7 @@ def summary(graph: OpGraph, *, top: int) -> dict[str, Any]:
 
 def _text(d: dict[str, Any]) -> str:
     from ..explain.numbers import bytes_text
-    from ..report.plan_text import columns
+    from ..report.columns import columns
 
     flops = d["forward_flops"] + d["backward_flops"]
     traced = f"{100 * d['share_with_cause']:.1f} % traced to their module" if d["joint_calls"] else "no joint graph"

@@ -20,7 +20,7 @@ from ..program.program import Program
 from ..run.launch.run_folder import read_run, run_plan
 from ..run.recording.recording import plan_identity
 from ..timeline import Timeline
-from .breakdown import plain_steps, run_views
+from .own_run import plain_steps, run_views
 from .ranks import read_ranks, traces_in
 from .run import predicted_run, require_costs
 

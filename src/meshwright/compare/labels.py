@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from ..annotate import Evidence, annotate
+from ..annotate import Evidence, label
 from ..annotate import Stage as Annotated
 from ..annotate.stages import annotated_stage
 from ..bottleneck.labels import Labels, own_labels
@@ -23,7 +23,7 @@ _STAGE = {
 
 def annotated_labels(trace: Trace, tree: ModuleTree | None = None) -> Labels:
     """Labels of every slice. Without `tree` modules are those that the trace names."""
-    own, found = own_labels(trace), annotate(trace, tree)
+    own, found = own_labels(trace), label(trace, tree)
     said = found.labels.evidence != Evidence.NONE  # of heads of units; what lies in them is theirs
     of_stage = np.array([_STAGE[s] for s in Annotated], np.int32)
     stage = np.where(said, of_stage[found.labels.stage], np.int32(-1))

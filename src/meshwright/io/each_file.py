@@ -17,7 +17,6 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from ..errors import RunError
-from ..fabric.preset_nets import usable_cores
 
 __all__ = ["each_file", "free_bytes", "processes_for", "unpacked_bytes"]
 
@@ -111,6 +110,10 @@ def _may_fork() -> bool:
 def processes_for(sizes: Sequence[int]) -> int:
     """How many files of these sizes (bytes, unpacked) to read at once: by cores, by memory, and only where each has enough to do."""
     worth = sum(size >= MIN_PROCESS_BYTES for size in sizes)
+    if worth < 2:
+        return 1
+    from ..fabric.preset_nets import usable_cores
+
     most, free = max(1, min(worth, usable_cores())), free_bytes() // 2
     largest = sorted(sizes, reverse=True)
     while most > 1 and MEMORY_FACTOR * sum(largest[:most]) > free:

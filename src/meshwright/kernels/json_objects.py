@@ -8,7 +8,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from .compile import kernel
+from .object_code import native
 
 __all__ = ["DEPTH", "DONE", "ESCAPE", "LISTS", "OPEN", "STATE_WORDS", "TEXT", "scan_objects"]
 
@@ -20,7 +20,7 @@ _QUOTE, _BACKSLASH, _OPEN_BRACE, _CLOSE_BRACE, _OPEN_BRACKET, _CLOSE_BRACKET = (
 _BRACKET_BITS = 0b01011001  # common to [ ] { }
 
 
-@kernel  # type: ignore[untyped-decorator]
+@native("u1[] i8 i8[] i8[] i8[] -> 2")
 def scan_objects(
     data: NDArray[np.uint8], position: int, state: NDArray[np.int64], starts: NDArray[np.int64], ends: NDArray[np.int64]
 ) -> tuple[int, int]:

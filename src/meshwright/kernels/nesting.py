@@ -5,12 +5,12 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from .compile import kernel
+from .object_code import native
 
 __all__ = ["exclusive_segments", "nearest_ancestors", "parents"]
 
 
-@kernel  # type: ignore[untyped-decorator]
+@native("i8[] i8[] i8 i8[] i4[] -> 1")
 def parents(start: NDArray[np.int64], end: NDArray[np.int64], tolerance: int, stack: NDArray[np.int64], parent: NDArray[np.int32]) -> int:
     """Parent row of every slice of one track, -1 for the outermost; returns how many slices overlap another without lying in it.
 
@@ -34,7 +34,7 @@ def parents(start: NDArray[np.int64], end: NDArray[np.int64], tolerance: int, st
     return overlaps
 
 
-@kernel  # type: ignore[untyped-decorator]
+@native("i8[] i8[] i8[] i8[] i8[] i8[] -> 1")
 def exclusive_segments(
     start: NDArray[np.int64], end: NDArray[np.int64], stack: NDArray[np.int64], row: NDArray[np.int64], since: NDArray[np.int64],
     until: NDArray[np.int64],
@@ -71,7 +71,7 @@ def exclusive_segments(
     return count
 
 
-@kernel  # type: ignore[untyped-decorator]
+@native("i4[] b1[] i4[] -> 0")
 def nearest_ancestors(parent: NDArray[np.int32], wanted: NDArray[np.bool_], found: NDArray[np.int32]) -> None:
     """`found[i]`: the nearest row around row i that is wanted, -1 if none is. Parents stand before their children."""
     for i in range(len(parent)):

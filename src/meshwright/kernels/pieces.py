@@ -5,12 +5,12 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from .compile import kernel
+from .object_code import native
 
 __all__ = ["flatten", "inherit"]
 
 
-@kernel  # type: ignore[untyped-decorator]
+@native("i8[] i8[] i8[] i8[] i8[] i8[] -> 1")
 def flatten(
     start: NDArray[np.int64], end: NDArray[np.int64], stack: NDArray[np.int64], piece_start: NDArray[np.int64], piece_end: NDArray[np.int64],
     piece_row: NDArray[np.int64],
@@ -45,7 +45,7 @@ def flatten(
     return made
 
 
-@kernel  # type: ignore[untyped-decorator]
+@native("i4[] i4[] -> 0")
 def inherit(parent: NDArray[np.int32], value: NDArray[np.int32]) -> None:
     """Every row with a negative value takes its parent's; parents come before their children."""
     for i in range(len(parent)):

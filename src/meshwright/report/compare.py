@@ -19,7 +19,7 @@ from ..program.phases import phases
 from ..timeline import Timeline
 from ..trace.measured import Measured
 from ..trace.phases import PHASE_ORDER, phase_seconds
-from .plan_text import columns
+from .columns import columns
 
 __all__ = ["Comparison", "compare", "compare_document", "compare_text"]
 

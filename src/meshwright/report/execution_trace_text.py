@@ -6,7 +6,7 @@ from typing import Any
 
 from ..explain.numbers import bytes_text
 from ..trace.execution_trace import ExecutionTrace, OperatorUse, operator_uses
-from .plan_text import columns
+from .columns import columns
 from .svg import cut
 
 __all__ = ["execution_trace_document", "execution_trace_text"]

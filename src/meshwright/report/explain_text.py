@@ -10,8 +10,9 @@ from ..explain.assumptions import NOT_MODELLED
 from ..explain.explanation import Explanation
 from ..explain.numbers import bytes_text, seconds_text
 from ..plan.plan import Plan
-from .plan_text import columns, plan_document, plan_text
+from .columns import columns
 from .plan_text import explain_text as decisions_text
+from .plan_text import plan_document, plan_text
 
 __all__ = ["explain_document", "explain_text"]
 

@@ -12,7 +12,7 @@ from ..ledger.flops import Causal, step_flops, utilisation
 from ..ledger.layer import embedding_ledger, head_ledger, layer_ledger
 from ..ledger.stage import kept_per_layer, stage_memory
 from ..ledger.transformer import SplitLayout, Transformer
-from .plan_text import columns
+from .columns import columns
 
 __all__ = ["ledger_document", "ledger_text"]
 

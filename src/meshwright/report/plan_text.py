@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import msgspec
@@ -10,8 +10,9 @@ import msgspec
 from ..explain.numbers import bytes_text, seconds_text, share_text
 from ..plan.context import exchange_of
 from ..plan.plan import Plan
+from .columns import columns
 
-__all__ = ["columns", "explain_text", "plan_document", "plan_text"]
+__all__ = ["explain_text", "plan_document", "plan_text"]
 
 
 def plan_document(plan: Plan, *, path: str = "", alternatives: int | None = None) -> dict[str, Any]:
@@ -193,13 +194,3 @@ def explain_text(plan: Plan, *, limit: int) -> str:
     if refused:
         lines += ["", f"not simulated ({len(refused)})", *(f"  {a.what}: {a.why}" for a in refused[:limit])]
     return "\n".join(lines)
-
-
-def columns(rows: Sequence[Sequence[str]]) -> list[str]:
-    """Rows as aligned text columns, numbers (cells that start with a digit) to the right."""
-    widths = [max(len(r[i]) for r in rows) for i in range(len(rows[0]))]
-    out = []
-    for r in rows:
-        cells = [c.rjust(w) if c[:1].isdigit() and i else c.ljust(w) for i, (c, w) in enumerate(zip(r, widths, strict=True))]
-        out.append("  ".join(cells).rstrip())
-    return out

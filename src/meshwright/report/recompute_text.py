@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 from ..decide.memory.problem import RecomputePlan, RecomputeProblem
 from ..explain.numbers import bytes_text, seconds_text
-from .plan_text import columns
+from .columns import columns
 
 __all__ = ["plan_lines", "table_lines"]
 

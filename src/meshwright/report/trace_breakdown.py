@@ -10,7 +10,7 @@ from ..bottleneck.breakdown import Breakdown
 from ..bottleneck.device import DeviceTimes
 from ..bottleneck.table import COLUMNS
 from ..explain.numbers import seconds_text, share_text
-from .plan_text import columns
+from .columns import columns
 
 __all__ = ["breakdown_document", "breakdown_text"]
 

@@ -6,7 +6,7 @@ from typing import Any
 
 from ..bottleneck.diff import Change, Diff
 from ..explain.numbers import seconds_text
-from .plan_text import columns
+from .columns import columns
 
 __all__ = ["diff_document", "diff_text"]
 

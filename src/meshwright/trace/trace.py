@@ -13,10 +13,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..notebook_repr import repr_html
-from ..program.program import I32
 
 __all__ = ["ABSENT", "Collectives", "Trace", "TraceWarning", "Track"]
 
+I32 = NDArray[np.int32]
 I64 = NDArray[np.int64]
 
 ABSENT = -1  # in a column where the file did not say

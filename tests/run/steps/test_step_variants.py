@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import msgspec
 import numpy as np
 import pytest
 import torch
@@ -13,6 +14,7 @@ from meshwright.decide.memory.step import finished, keep_everything
 from meshwright.errors import RunError, UsageError
 from meshwright.graph.step_graph import StepGraph, StepPlan
 from meshwright.probe.steps.choices import with_variants
+from meshwright.probe.steps.host_copies import CopyRates, measured_rates
 from meshwright.run.steps.step import measured_peak_bytes, runner_of, step_tensors
 from meshwright.run.steps.variants import BLOCK_ELEMENTS, int8, unpacked
 
@@ -54,7 +56,7 @@ def forced(graph: StepGraph, node: int, alternative: int) -> StepPlan:
 
 
 def test_every_alternative_gives_what_the_plain_operator_gives(step: CapturedStep) -> None:
-    graph = with_variants(step, rounding=True, lossy=("bf16", "int8"))
+    graph = with_variants(step, rounding=True, lossy=("bf16", "int8"), offload=CopyRates(to_host_Bps=1e9, from_host_Bps=1e9))
     expected = results(step, step.step_graph, keep_everything(step.step_graph))
     tried: dict[str, int] = {}
     for i, n in enumerate(graph.nodes):
@@ -71,7 +73,7 @@ def test_every_alternative_gives_what_the_plain_operator_gives(step: CapturedSte
                     near = {"inverse": 1e-4, "bf16": 0.05, "int8": 0.05}[kind]
                     wrong, size = (x.double() - y.double()).square().mean(), y.double().square().mean()
                     assert wrong <= near**2 * max(float(size), 1e-6), (n.target, a.name)
-    exact = {"in_place", "over_gradient", "mask_bits", "sign_bits", "operand", "meshwright.pool_argmax", "over"}
+    exact = {"in_place", "over_gradient", "mask_bits", "sign_bits", "operand", "meshwright.pool_argmax", "over", "host"}
     assert set(tried) == {*exact, "inverse", "bf16", "int8"}, tried
     assert tried["inverse"] == 3 and tried["mask_bits"] >= 2
 
@@ -113,18 +115,40 @@ def test_packed_forms_have_their_exact_size(step: CapturedStep) -> None:
 
 
 def test_offload_is_a_copy_at_its_rate_that_takes_no_device_bytes(step: CapturedStep) -> None:
-    graph = with_variants(step, offload_Bps=1e9)
+    graph = with_variants(step, offload=CopyRates(to_host_Bps=1e9, from_host_Bps=2e9))
     copies = [n for n in graph.nodes if n.target == "meshwright.host"]
     assert copies and all(sum(graph.storages[s].size_bytes for s in n.makes) == 0 for n in copies)
     for n in copies:
         assert n.time_s == pytest.approx(sum(graph.storages[s].size_bytes for x in n.inputs for s in graph.nodes[x].storages) / 1e9)
 
 
+def test_a_plan_that_lets_results_wait_on_the_host_runs_equal_in_its_bytes() -> None:
+    """Free copies against products: nothing is computed again, and the device never holds what waits."""
+    torch.manual_seed(0)
+    net = nn.Sequential(*(m for _ in range(4) for m in (nn.Linear(256, 256, bias=False), nn.Tanh())))
+    step = capture_step(net, (torch.randn(512, 256), torch.randn(512, 256)), loss="mse", name="chain")
+    graph = with_variants(step, offload=CopyRates(to_host_Bps=1e15, from_host_Bps=1e15), offload_only=True)
+    timed = [msgspec.structs.replace(n, time_s=n.time_s + (1e-3 if n.phase != "input" and not n.optional else 0.0), alternatives=tuple(
+        msgspec.structs.replace(a, time_s=a.time_s + 1e-3) for a in n.alternatives)) for n in graph.nodes]  # fmt: skip
+    graph = msgspec.structs.replace(graph, nodes=tuple(timed))
+    keep = keep_everything(graph)
+    plan = Monet(exact_operators=60, solver_nodes=50).plan(graph, int(0.88 * keep.peak_bytes), rng=np.random.default_rng(0))
+    assert any(graph.nodes[a.node].target == "meshwright.host" for a in plan.actions) and plan.time_s < keep.time_s + 1e-3
+    for x, y in zip(results(step, graph, plan), results(step, graph, keep), strict=True):
+        assert torch.equal(x, y)
+    assert measured_peak_bytes(runner_of(step, plan, graph=graph), step_tensors(step)) == plan.peak_bytes
+
+
+def test_copy_rates_are_measured() -> None:
+    rates = measured_rates(size_bytes=1 << 20, rounds=3)
+    assert 1e7 < rates.to_host_Bps < 1e13 and 1e7 < rates.from_host_Bps < 1e13
+
+
 def test_wrong_options_are_refused(step: CapturedStep) -> None:
     with pytest.raises(UsageError, match="fp4"):
         with_variants(step, lossy=("fp4",))
     with pytest.raises(UsageError, match="rate"):
-        with_variants(step, offload_Bps=0)
+        CopyRates(to_host_Bps=0, from_host_Bps=1)
 
 
 def test_a_weight_near_zero_is_not_divided_by() -> None:

@@ -8,35 +8,52 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ...program.program import I32
-from ...trace.trace import I64
+from ...trace.trace import I32, I64
 
 __all__ = ["Arrows", "slice_at"]
 
 
 class Arrows:
-    """Ends of arrows as growing columns, in the order of the file. A key is (kind, number), both as text."""
+    """Ends of arrows as growing columns, in the order of the file. Two ends are of one arrow if they are of one kind and have one number."""
 
     def __init__(self) -> None:
-        self.keys: dict[tuple[str, str], int] = {}
-        self.columns: dict[str, list[NDArray[Any]]] = {"key": [], "track": [], "time_ns": [], "enters": []}
+        self.kinds: dict[str, int] = {}
+        self.texts: dict[str, int] = {}  # numbers that are none
+        self.columns: dict[str, list[NDArray[Any]]] = {"kind": [], "number": [], "track": [], "time_ns": [], "enters": []}
+
+    def kind_code(self, kind: str) -> int:
+        """Even; texts instead of numbers are told by the odd code after it."""
+        return 2 * self.kinds.setdefault(kind, len(self.kinds))
+
+    def append(self, kind: I64, number: I64, track: I64, time_ns: I64, enters: NDArray[np.bool_]) -> None:
+        """`kind` as `kind_code` says."""
+        for column, part in zip(self.columns.values(), (kind, number, track, time_ns, enters), strict=True):
+            column.append(part.copy())
 
     def add(self, keys: Iterable[tuple[str, str]], track: Sequence[int], time_ns: NDArray[np.float64], enters: Sequence[bool]) -> None:
-        table = self.keys
-        numbers = [table.setdefault(key, len(table)) for key in keys]
-        parts = (np.array(numbers, np.int64), np.array(track, np.int64), time_ns.astype(np.int64), np.array(enters, bool))
-        for column, part in zip(self.columns.values(), parts, strict=True):
-            column.append(part)
+        """The same with keys (kind, number) as texts."""
+        kind, number = [], []
+        for name, text in keys:
+            plain = text.isascii() and text.isdigit() and len(text) < 19 and str(int(text)) == text
+            kind.append(self.kind_code(name) + (not plain))
+            number.append(int(text) if plain else self.texts.setdefault(text, len(self.texts)))
+        self.append(np.array(kind, np.int64), np.array(number, np.int64), np.array(track, np.int64), time_ns.astype(np.int64), np.array(enters, bool))
 
     def joined(self) -> tuple[dict[str, tuple[tuple[I64, I64], tuple[I64, I64]]], list[tuple[str, str]]]:
         """kind -> ((tracks, times) of the beginnings, the same of the ends), by time of the ends; and the keys of ends without a beginning.
 
         An arrow enters from the last beginning with its number; from one that lies later only if there is none before (clocks of two devices).
         """
-        if not self.keys:
+        if not self.columns["kind"]:
             return {}, []
-        key, track, time, enters = (np.concatenate(parts) for parts in self.columns.values())
-        later = np.full(len(self.keys), -1, np.int64)
+        kind, number, track, time, enters = (np.concatenate(parts) for parts in self.columns.values())
+        by_key = np.lexsort((number, kind))
+        new = np.ones(len(kind), bool)
+        new[1:] = (np.diff(kind[by_key]) != 0) | (np.diff(number[by_key]) != 0)
+        key = np.empty(len(kind), np.int64)
+        key[by_key] = np.cumsum(new) - 1
+        count = int(new.sum())
+        later = np.full(count, -1, np.int64)
         begins = np.flatnonzero(~enters)
         np.maximum.at(later, key[begins], begins)
         order = np.lexsort((enters, time, key))
@@ -47,23 +64,22 @@ class Arrows:
         end = order[ends]
         in_time = np.lexsort((end, time[end]))
         begin, end = begin[in_time], end[in_time]
-        names = list(self.keys)
-        lost = [names[k] for k in key[end[begin < 0]].tolist()]
+        names, texts = list(self.kinds), list(self.texts)
+        missed = end[begin < 0]
+        lost = [(names[k >> 1], texts[n] if k & 1 else str(n)) for k, n in zip(kind[missed].tolist(), number[missed].tolist(), strict=True)]
         end, begin = end[begin >= 0], begin[begin >= 0]
-        kinds = {kind: i for i, kind in enumerate(sorted({kind for kind, _ in names}))}
-        of_key = np.array([kinds[kind] for kind, _ in names], np.int64)
         found = {}
-        for kind, number in kinds.items():
-            mine = of_key[key[end]] == number
+        for name in sorted(names):
+            mine = kind[end] >> 1 == self.kinds[name]
             if mine.any():
-                found[kind] = (track[begin[mine]], time[begin[mine]]), (track[end[mine]], time[end[mine]])
+                found[name] = (track[begin[mine]], time[begin[mine]]), (track[end[mine]], time[end[mine]])
         return found, lost
 
 
 def slice_at(track: I64, time: I64, start: I64, duration: I64, parent: I32, track_start: I64) -> I32:
     """The innermost slice of `track` under way at `time` (its ends included), or -1."""
     row = np.full(len(track), -1, np.int64)
-    for t in np.unique(track).tolist():
+    for t in np.flatnonzero(np.bincount(track)).tolist():
         low, high = int(track_start[t]), int(track_start[t + 1])
         mine = track == t
         at = np.searchsorted(start[low:high], time[mine], side="right") - 1

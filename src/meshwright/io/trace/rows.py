@@ -14,11 +14,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...errors import FormatError
+from ...trace.trace import I64
 from ...trace.vocabulary import arrow_of
 from .arrows import Arrows
 from .scan import Piece, salvaged
 
-__all__ = ["Args", "EventRows", "WarningCounts"]
+__all__ = ["Args", "EventRows", "WarningCounts", "decoded_args"]
 
 MAX_EVENTS = 50_000_000  # of one file
 MAX_NAME_CHARACTERS = 4096  # that are kept of a name
@@ -192,27 +193,36 @@ class EventRows:
         self, name: list[int], category: list[int], track: list[int], start_us: NDArray[np.float64], duration_us: NDArray[np.float64],
         args: list[Args],
     ) -> None:  # fmt: skip
-        base, self.count = self.count, self.count + len(name)
-        if self.count > MAX_EVENTS:
-            raise FormatError(f"has more than {MAX_EVENTS} events", where=self.where, hint="cut the trace: profile fewer steps")
-        columns = self.columns
-        for key, values in (("name", name), ("category", category), ("track", track)):
-            columns[key].append(np.array(values, np.int32))
+        base = self.count
         start_ns, duration_ns = self.to_ns(start_us), np.rint(duration_us * 1000.0)
-        self.fractions = self.fractions or bool((start_ns % 1000 != 0).any())
         # What a 64-bit count of ns cannot hold is not a time; it would wrap round silently.
         beyond = (np.abs(start_ns) > 2**62) | (duration_ns > 2**61)
         if beyond.any():
             self.problems.add("time beyond 64 bits, taken as 0", list(self.names)[name[int(beyond.argmax())]], int(beyond.sum()))
             start_ns[beyond], duration_ns[beyond] = 0.0, 0.0
-        columns["start"].append(start_ns.astype(np.int64))
-        columns["duration"].append(duration_ns.astype(np.int64))
-        for key in INTEGER_ARGS:
-            columns[key].append(integers(list(map(attrgetter(key), args))))
+        numbers = np.array([integers(list(map(attrgetter(key), args))) for key in INTEGER_ARGS], np.int64)
         old = [i for i, a in enumerate(args) if a.external_id_old != -1]
         if old:
-            columns["external_id"][-1][old] = integers([args[i].external_id_old for i in old])
+            numbers[INTEGER_ARGS.index("external_id"), old] = integers([args[i].external_id_old for i in old])
+        self.append_columns(np.array(name), np.array(category), np.array(track), start_ns.astype(np.int64), duration_ns.astype(np.int64), numbers)
         self.collectives += [(base + i, a) for i, a in enumerate(args) if a.collective is not None]
+
+    def append_columns(
+        self, name: NDArray[Any], category: NDArray[Any], track: NDArray[Any], start_ns: I64, duration_ns: I64, numbers: I64
+    ) -> None:  # fmt: skip
+        """Rows of slices. Times in ns from the origin; `numbers`: a row for each of `INTEGER_ARGS`."""
+        self.count += len(name)
+        if self.count > MAX_EVENTS:
+            raise FormatError(f"has more than {MAX_EVENTS} events", where=self.where, hint="cut the trace: profile fewer steps")
+        self.fractions = self.fractions or bool((start_ns % 1000 != 0).any())
+        columns = self.columns
+        for key, values in (("name", name), ("category", category), ("track", track)):
+            columns[key].append(values.astype(np.int32))
+        # Copies: what is handed over may be a view of a table that is filled again.
+        columns["start"].append(start_ns.astype(np.int64))
+        columns["duration"].append(duration_ns.astype(np.int64))
+        for key, values in zip(INTEGER_ARGS, numbers, strict=True):
+            columns[key].append(values.copy())
 
     def to_ns(self, time_us: NDArray[np.float64]) -> NDArray[np.float64]:
         """ns from the first time seen that can be one. Subtracting first keeps the ns that a float of absolute µs still resolves."""
@@ -315,6 +325,11 @@ def _event(data: bytes) -> Event | None:
         return msgspec.convert(fields, Event)
     except (msgspec.MsgspecError, RecursionError, ValueError, OverflowError):
         return None
+
+
+def decoded_args(event: bytes) -> Args:
+    """The arguments of a whole event."""
+    return _ONE.decode(event).args or _NO_ARGS
 
 
 def _label(value: Any) -> int | str:

@@ -13,22 +13,25 @@ import zlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import BinaryIO
+from typing import BinaryIO, Protocol
 
 import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
 from ...errors import FormatError, UsageError
-from ...kernels.json_objects import DONE, OPEN, STATE_WORDS, scan_objects
+from ...kernels.json_objects import DEPTH, DONE, LISTS, OPEN, STATE_WORDS, scan_objects
 
-__all__ = ["Piece", "TraceScan", "is_object", "repaired", "salvaged"]
+__all__ = ["Piece", "Plain", "TraceScan", "is_object", "repaired", "salvaged"]
 
 CHUNK_BYTES = 8 << 20  # read (and unpacked) at once
 MAX_OBJECT_BYTES = 4 << 20  # of one event; beyond it a string was left open: look for the next event inside
 MAX_HEAD_BYTES = 64 << 20  # before the first event
 MAX_TAIL_BYTES = 64 << 20  # after the last event
 MAX_UNPACKED_BYTES = 64 << 30  # of a whole trace: more is a file made to exhaust memory
+
+FEW_BYTES = 4096  # of plain events between others that are looked for one by one
+_BRACKETS = b"{]"  # an event begins, or the events end
 
 _ARRAY = re.compile(rb'"traceEvents"\s*:\s*\[')
 _NEXT_EVENT = re.compile(rb'\}\s*,?\s*(?=\{\s*"(?:ph|name|cat|pid|tid|ts|dur|args|id|bp)"\s*:)')
@@ -38,6 +41,14 @@ _BAD_ESCAPE = re.compile(rb'\\(?!["\\/bfnrt]|u[0-9a-fA-F]{4})')
 _SURROGATE = re.compile(rb"\\u[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2}|(\\u[dD][89a-fA-F][0-9a-fA-F]{2})")  # a pair, or half of one
 _NOT_A_NUMBER = re.compile(rb"(?<=[:\[,])\s*[-+]?(?:nan|inf(?:inity)?)\s*(?=[,}\]])", re.IGNORECASE)
 _INNER_TEXT = re.compile(rb'("(?:name|cat)"\s*:\s*")(.*?)("\s*(?=,\s*"(?:ph|name|cat|pid|tid|ts|dur|args|id|bp)"\s*:|\}))', re.DOTALL)
+
+
+class Plain(Protocol):
+    """Reads plain events of a buffer from a position between events, and says where it stopped; is told of those that others read."""
+
+    def __call__(self, buffer: bytes, position: int) -> int: ...
+
+    def other(self, clean: bool) -> None: ...
 
 
 @dataclass(frozen=True)
@@ -64,8 +75,9 @@ class TraceScan:
     trace or unpacks beyond the cap.
     """
 
-    def __init__(self, path: str | os.PathLike[str]) -> None:
+    def __init__(self, path: str | os.PathLike[str], plain: Plain | None = None) -> None:
         self.path = Path(path)
+        self.plain = plain  # reads what events it can; pieces are what it leaves
         self.where = self.path.name
         self.head = b""
         self.tail = b""
@@ -82,11 +94,25 @@ class TraceScan:
         # State is kept between chunks, so objects, strings and escapes may lie across their edges.
         state[OPEN] = -1
         starts, ends = np.zeros(CHUNK_BYTES // 16, np.int64), np.zeros(CHUNK_BYTES // 16, np.int64)
-        position = 0
+        position, most = 0, len(starts)
         while True:
             while position < len(buffer) and not state[DONE]:
-                found, position = scan_objects(np.frombuffer(buffer, np.uint8), position, state, starts, ends)
+                if self.plain and not state[DEPTH] and not state[LISTS]:
+                    before, position = position, self.plain(buffer, position)
+                    # What is not plain comes alone or in long rows: few are looked for at first, then twice as many.
+                    most = 1 if position - before > FEW_BYTES else min(2 * most, len(starts))
+                    if position == len(buffer):
+                        break
+                clean = bool(state[DEPTH]) or buffer[position] in _BRACKETS
+                alone = self.plain and not state[LISTS]
+                found, position = scan_objects(np.frombuffer(buffer, np.uint8), position, state, starts[:most], ends[:most])
                 if found:
+                    if self.plain:
+                        self.plain.other(clean)
+                    if alone and not state[LISTS]:  # what follows is read again: it may be plain, and commas are counted there
+                        position = int(ends[found - 1])
+                        state[:] = 0
+                        state[OPEN] = -1
                     yield Piece(buffer, starts[:found].copy(), ends[:found].copy())
             if state[DONE]:
                 self.whole = True

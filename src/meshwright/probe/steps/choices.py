@@ -22,6 +22,7 @@ from ...graph.step_graph import Alternative, StepGraph, StepNode, StepStorage, r
 from ...run.steps.pieces import CONVOLUTION_BACKWARD, GROUPS, MASK, PIECES, TRANSPOSED, pool_geometry
 from ...run.steps.variants import BINARY, BLOCK_ELEMENTS, IN_PLACE, INVERSE, MIN_WEIGHT, OVER_GRADIENT, register
 from .costs import StepCosts
+from .host_copies import CopyRates
 from .norms_apart import norms_apart
 from .variants import measure_variants, pools_by_offsets
 
@@ -49,21 +50,20 @@ class JointGraph(Protocol):
 
 def with_variants(
     step: JointGraph, graph: StepGraph | None = None, *, costs: StepCosts | None = None, rounding: bool = False, lossy: Collection[str] = (),
-    offload_Bps: float | None = None, workspaces_only: bool = False,
+    offload: CopyRates | None = None, offload_only: bool = False, workspaces_only: bool = False,
 ) -> StepGraph:  # fmt: skip
     """`graph`: the step's own, with measured times (default: `step.step_graph`). `costs`: implementations are measured, and operators in pieces are
     among them. `rounding`: what is exact up to rounding too: normalisations from their output, weight gradients by images. `lossy`: narrower saves,
-    of "bf16" and "int8". `offload_Bps`: results may go to the host and come back at this rate (planned only: a CPU has no host beside it).
+    of "bf16" and "int8". `offload`: results may go to the host and come back, at these rates where copies are not measured with the rest;
+    `offload_only`: nothing else may.
     `workspaces_only`: only what reads the same and writes over nothing, so that schedules of the plain operators are schedules of these.
 
-    Raises: UsageError for an unknown lossy form or a rate that is not positive; with `costs` as `probe.steps.costs.measure_step`.
+    Raises: UsageError for an unknown lossy form; with `costs` as `probe.steps.costs.measure_step`.
     """
     unknown = [x for x in lossy if x not in LOSSY]
     if unknown:
         raise UsageError(f"no lossy form {unknown[0]!r}", where="lossy", hint="bf16 or int8")
-    if offload_Bps is not None and not offload_Bps > 0:
-        raise UsageError(f"an offload rate of {offload_Bps} B/s", where="offload_Bps", hint="bytes per second, above 0")
-    measured = costs is not None and costs.environment["device"] == "cpu"
+    measured = costs is not None and costs.environment["device"] == "cpu" and not offload_only
     graph = graph or step.step_graph
     if costs is not None and measured:
         graph = pools_by_offsets(step.graph_module, graph, costs)
@@ -72,6 +72,10 @@ def with_variants(
         if measured:
             found.pieces(i, n, over=not workspaces_only)
         if workspaces_only:
+            continue
+        if offload is not None and n.phase == "backward" and n.makes:
+            found.offload(i, n, offload)
+        if offload_only:
             continue
         found.over_operand(i, n)
         if n.phase == "forward":
@@ -86,8 +90,6 @@ def with_variants(
                 found.inverse(i, n)
             for form in lossy:
                 found.narrower(i, n, form)
-            if offload_Bps is not None:
-                found.offload(i, n, offload_Bps)
     graph = found.inserted()
     if costs is not None and measured:
         graph = norms_apart(step.graph_module, graph, costs)
@@ -302,18 +304,21 @@ class _Choices:
                 narrow = self.extra(form, x, size)
                 self.way(i, f"{form} {k}", _replaced(n.inputs, k, narrow), more_bytes=self.size(x), workspace=self.size(x), lossless=False)
 
-    def _wide(self, x: int) -> bool:
-        return self.saved(x) and self.value(x).dtype == torch.float32 and self.size(x) > MIN_NARROWED_BYTES and self.value(x).is_contiguous()
+    def _contiguous(self, x: int) -> bool:
+        return self.saved(x) and self.value(x).dtype.is_floating_point and self.size(x) > MIN_NARROWED_BYTES and self.value(x).is_contiguous()
 
-    def offload(self, i: int, n: StepNode, rate_Bps: float) -> None:
+    def _wide(self, x: int) -> bool:
+        return self._contiguous(x) and self.value(x).dtype == torch.float32
+
+    def offload(self, i: int, n: StepNode, rates: CopyRates) -> None:
         for k, x in enumerate(n.inputs):
-            if self._wide(x):
+            if self._contiguous(x):
                 self.extra("host", x, 0)
                 position = -1 - self.known["host", self.root(x)]
-                self.extras[position].time_s = self.size(x) / rate_Bps
+                self.extras[position].time_s = self.size(x) / rates.to_host_Bps
                 self.way(i, f"host {k}", _replaced(n.inputs, k, self.known["host", self.root(x)]), workspace=self.size(x))
                 way = self.ways[i][-1]
-                self.ways[i][-1] = msgspec.structs.replace(way, time_s=n.time_s + self.size(x) / rate_Bps)
+                self.ways[i][-1] = msgspec.structs.replace(way, time_s=n.time_s + self.size(x) / rates.from_host_Bps)
 
     def inserted(self) -> StepGraph:
         """The graph with the extra nodes in their places and all numbers moved along."""

@@ -116,7 +116,6 @@ def _limited(ratio: float) -> float:
 def _plans_with_ways(graph: StepGraph) -> list[StepPlan]:
     """Steps that keep everything and run nodes by other implementations: first by those that write over something, where nobody misses it."""
     ways = [sorted(range(len(n.alternatives)), key=lambda k, n=n: n.alternatives[k].over < 0) for n in graph.nodes]  # type: ignore[misc]
-    ways = [[k for k in mine if not n.alternatives[k].name.startswith("host")] for n, mine in zip(graph.nodes, ways, strict=True)]
     steps = min(MAX_STEP_KINDS, max(map(len, ways), default=0))
     return [_plan(graph, {i: mine[k] for i, mine in enumerate(ways) if k < len(mine)}) for k in range(steps)]
 

@@ -23,7 +23,7 @@ from .priced import priced_graphs
 
 __all__ = ["CHANNELS_LAST", "LAYOUTS", "MeasuredStep", "implementations_named", "measured_step", "measured_steps"]
 
-IMPLEMENTATIONS = ("plain", "exact", "rounding", *LOSSY)
+IMPLEMENTATIONS = ("plain", "exact", "rounding", *LOSSY, "host")
 GIVEN, CHANNELS_LAST, FASTEST = "given", "channels-last", "fastest"
 LAYOUTS = (GIVEN, CHANNELS_LAST, FASTEST)
 
@@ -96,7 +96,7 @@ def measured_step(
     device: str = "fake", implementations: str = "plain", channels_last: bool = False,
 ) -> MeasuredStep:  # fmt: skip
     """Captures and measures the step of a model function; `costs`: file of measured costs (default: the user's cache). `implementations`: what
-    operators may run as, by commas: plain (nothing else), exact (other ones with the same bits), rounding, bf16, int8 (those too); of a
+    operators may run as, by commas: plain (nothing else), exact (other ones with the same bits), rounding, bf16, int8, host (those too); of a
     processor's step only. Operators are measured alone and, where the plain step fits easily into the free memory, in a few whole steps, too.
 
     Raises: UnknownName, UsageError, CaptureError, Unsupported (dynamic shapes, sparse gradients), RunError.

@@ -19,6 +19,7 @@ from ...io.each_file import free_bytes
 from ...run.steps.step import step_tensors
 from .choices import LOSSY, with_variants
 from .costs import StepCosts, measure_step
+from .host_copies import CopyRates, measured_rates
 from .in_place import Ratios, in_place, ratios_in_place, ratios_of_ways
 
 __all__ = ["priced_graphs"]
@@ -31,16 +32,21 @@ def priced_graphs(
 ) -> tuple[StepGraph, StepGraph]:
     """The step's graph as PyTorch runs it, and with the other implementations that `kinds` allow (the same graph for "plain").
 
-    `kinds`: plain, or some of exact, rounding, bf16, int8; of processors only. `tensors`: what the step's placeholders get when a whole step is run
-    (default: the model's own); asked at most once. Where a plain step takes more than half of the free memory, or does not run, times are those of
+    `kinds`: plain, or some of exact, rounding, bf16, int8, of processors only, and host: results may wait in the host's memory.
+    `tensors`: what the step's placeholders get when a whole step is run (default: the model's own); asked at most once. Where a plain step takes more than half of the free memory, or does not run, times are those of
     operators alone, and a note of both graphs says so. What is measured is kept in `costs`. Raises: as `measure_step`.
     """
     alone = measure_step(step.graph_module, step.step_graph, costs=costs, device=device)
     joint, ratios, why_not = None, Ratios(), ""
     if device == "cpu":
         if "plain" not in kinds:
-            joint = with_variants(step, alone, costs=costs, rounding="rounding" in kinds, lossy=[k for k in kinds if k in LOSSY])
+            joint = with_variants(
+                step, alone, costs=costs, rounding="rounding" in kinds, lossy=[k for k in kinds if k in LOSSY], offload=_rates(kinds, device)
+            )  # fmt: skip
         ratios, why_not = _ratios(step, alone, joint, costs, cache(tensors or partial(step_tensors, step)))
+
+    elif "host" in kinds:
+        joint = with_variants(step, alone, offload=_rates(kinds, device), offload_only=True)
 
     def finished(graph: StepGraph) -> StepGraph:
         graph = in_place(graph, step.graph_module, ratios) if ratios.plain else graph
@@ -48,6 +54,10 @@ def priced_graphs(
 
     plain = finished(alone)
     return plain, plain if joint is None else finished(joint)
+
+
+def _rates(kinds: Sequence[str], device: str) -> CopyRates | None:
+    return measured_rates(device) if "host" in kinds else None
 
 
 def _ratios(step: CapturedStep, alone: StepGraph, joint: StepGraph | None, costs: StepCosts, tensors: Tensors) -> tuple[Ratios, str]:

@@ -32,7 +32,7 @@ MAX_TIME_SHARE = 0.97  # of the plain operator's time, to count as faster: by mo
 
 def measure_variants(module: fx.GraphModule, graph: StepGraph, costs: StepCosts, *, rounding: bool, rounds: int = VARIANT_ROUNDS) -> StepGraph:
     """`graph`: with alternatives, registered (`probe.steps.choices`); `module`: its joint graph. `rounding`: implementations that are exact up to
-    rounding stay. What nothing implements here (copies on a host) keeps its estimate.
+    rounding stay. What nothing implements here keeps its estimate.
 
     Raises: RunError when one fails on tensors of its shapes, naming it.
     """
@@ -100,7 +100,7 @@ class _Tried:
                 found.append((self.extra_key(i), Job(name=n.name, ready=partial(self._extra, i))))
             for a in n.alternatives:
                 run = VARIANTS.alternatives.get((n.target, a.name))
-                if run is not None and not a.name.startswith("host"):
+                if run is not None:
                     plain = partial(self._plain, i) if a.inputs == n.inputs else None
                     fakes = None if plain else self.calls[n.name].meta["val"]
                     found.append((self.key(i, a), Job(name=f"{n.name} by {a.name}", ready=partial(self._way, i, a, run), plain=plain, fakes=fakes)))

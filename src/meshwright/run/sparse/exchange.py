@@ -24,7 +24,7 @@ from .walk import Place, Words
 __all__ = ["CONTROL", "Exchange", "gather_words"]
 
 FIELDS = ("elements", "k", "method", "step", "index bytes", "kind of step")  # which must be equal on all ranks
-FIXED = HEADER_WORDS + 1  # words of the header before the counts, of which a vector has one per rank, and the inner boundaries, one less
+FIXED = HEADER_WORDS + 1  # words of the header before the counts, of which a vector has one per rank, and what the method proposes
 CONTROL = ("headers", "counts", "edges", "histogram0", "histogram1", "histogram2", "sizes", "count")  # buffers that hold no entries
 MASS_TOLERANCE = 2.0**-22  # of the sum of magnitudes, per addition in float32
 
@@ -116,7 +116,7 @@ class Exchange(ABC):
         self.table("headers", np.concatenate([np.array(fields, np.int64), mass, rows, proposed]))
 
     def outgoing(self, entries: Entries) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """Rows for every rank, and inner boundaries of regions that this rank proposes: zeros where a method has none."""
+        """Rows for every rank, and what this rank proposes for the regions: zeros where a method has none."""
         rows = np.zeros(self.state.ranks, np.int64)
         rows[self.state.rank] = len(entries)
         return rows, np.zeros(self.state.ranks - 1, np.int64)

@@ -1,8 +1,8 @@
 """Ok-Topk: sums by balanced regions, a global threshold, and a balanced gathering of what is above it.
 
-Cite, deviations, programs: `decide.collective.sparse.oktopk`. A step: select locally; headers; (every `region_period` steps) average everybody's
-proposals for the regions' boundaries; sums by region; the global threshold and everybody's sizes; blocks of equal length where the largest is
-`balance` times the mean; gather. Entries that a rank sent and that are in the result leave its residual.
+Cite, deviations, programs: `decide.collective.sparse.oktopk`. A step: select locally; headers; (every `region_period` steps, or where regions
+have become uneven) cut regions at quantiles of all selections together; sums by region; the global threshold and everybody's sizes; blocks of
+equal length where the largest is `balance` times the mean; gather. Entries that a rank sent and that are in the result leave its residual.
 The global threshold is exact every `period` steps. In between it is guessed, a little low, and sizes are exchanged for `EDGE_THRESHOLDS` of them
 from there on at once: the one that leaves closest to k entries is taken without another round. Where none of them will do, it is found exactly
 in the same step.
@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...decide.collective.sparse.oktopk import OkTopk as Planned
-from ...decide.collective.sparse.phases import EDGE_THRESHOLDS
+from ...decide.collective.sparse.phases import EDGE_THRESHOLDS, quantiles
 from ...kernels.entries import clear_chosen, entry_values, move_tail, select_from
 from .exchange import Exchange, gather_words
 from .selection import MAX_KEPT_SHARE, MIN_FOUND_SHARE, LocalSelection, Selected, ThresholdKind, ahead, followed, value_of
@@ -39,17 +39,27 @@ def equal_regions(elements: int, ranks: int) -> NDArray[np.int64]:
 
 
 def proposals(entries: Entries, elements: int, ranks: int) -> NDArray[np.int64]:
-    """The ranks - 1 inner boundaries that would give each region as many of this rank's entries."""
+    """Places below which a Q-th, two Q-ths, ... all of this rank's entries lie, Q = `quantiles(ranks)`."""
+    count = quantiles(ranks)
     if len(entries) == 0:
-        return equal_regions(elements, ranks)[1:-1]
-    rows = np.arange(1, ranks, dtype=np.int64) * len(entries) // ranks
-    found: NDArray[np.int64] = entries[rows, 0].astype(np.int64)
+        return np.arange(1, count + 1, dtype=np.int64) * elements // count
+    rows = np.arange(1, count + 1, dtype=np.int64) * len(entries) // count - 1
+    found: NDArray[np.int64] = entries[np.maximum(rows, 0), 0].astype(np.int64) + 1
     return found
 
 
-def agreed_regions(proposed: NDArray[np.int64], elements: int) -> NDArray[np.int64]:
-    """Boundaries at the mean of all ranks' proposals, rising; a region may be empty."""
-    inner = np.sort(proposed.sum(0) // len(proposed)).clip(0, elements)
+def agreed_regions(proposed: NDArray[np.int64], selected: NDArray[np.int64], elements: int) -> NDArray[np.int64]:
+    """Boundaries between which as many entries of all ranks together lie, as far as their quantiles tell: whole numbers, so all ranks find the same.
+
+    `proposed[r]`: rank r's `proposals`, of which each stands for as many of its `selected[r]` entries. A region may be empty.
+    """
+    ranks, count = proposed.shape
+    places, weights = proposed.reshape(-1), np.repeat(selected, count)
+    order = np.argsort(places, kind="stable")
+    below = np.cumsum(weights[order])
+    # a region ends at the first place below which its share lies; all quantities are times `count` and times `ranks`
+    rows = np.searchsorted(below * ranks, np.arange(1, ranks, dtype=np.int64) * below[-1])
+    inner = places[order][np.minimum(rows, len(places) - 1)].clip(0, elements)
     return np.concatenate([[0], inner, [elements]]).astype(np.int64)
 
 
@@ -114,7 +124,7 @@ class OkTopk(Exchange):
         self.bounds = self.regions
         if "regions" in self.running or self._uneven():
             self.stats.kind = "thresholds+regions" if self.exact else "regions"
-            self.bounds = agreed_regions(self.inner, self.state.elements)
+            self.bounds = agreed_regions(self.inner, self.counts.sum(1), self.state.elements)
             self.table("counts", np.diff(np.searchsorted(self.entries[:, 0], self.bounds)))
 
     def agree_regions(self, reads: tuple[Place, ...]) -> None:
@@ -246,6 +256,7 @@ class OkTopk(Exchange):
         state.given, state.given_size = clear_chosen(state.sums, self.entries, entry_values(self.entries), result)
         self.local.commit()
         self.low, self.kth = ahead(self.kth, self.now), self.now
-        self.regions, self.agreed = agreed_regions(self.inner, state.elements), True  # of this step's proposals, which all ranks have: no round
+        # of this step's proposals, which all ranks have: no round
+        self.regions, self.agreed = agreed_regions(self.inner, self.counts.sum(1), state.elements), True
         self.stats.global_threshold = value_of(self.now)
         self.end(result, self.local.kth)

@@ -1,4 +1,5 @@
-"""Other implementations of a step's operators, for real: packed signs, masks and argmax, in place, from the output, narrower saves.
+"""Other implementations of a step's operators, for real: packed signs, masks and argmax, in place, from the output, narrower saves,
+copies on the host.
 
 Registered in `VARIANTS` (`run.steps.step`), where the plan's alternatives are looked up: fixed ones by operator when this module is imported, the
 general
@@ -33,7 +34,7 @@ aten = torch.ops.aten
 
 
 class Packed(NamedTuple):
-    """A narrower form of a tensor of this shape and dtype. `kind`: bits, bf16 or int8."""
+    """Another form of a tensor of this shape and dtype. `kind`: bits, bf16, int8, or host: the same bytes outside the device's memory."""
 
     kind: str
     data: torch.Tensor
@@ -81,9 +82,23 @@ def int8(x: torch.Tensor) -> Packed:
     return Packed("int8", data, scale, tuple(x.shape), x.dtype)
 
 
-def unpacked(x: Any) -> Any:
+def host(x: torch.Tensor) -> Packed:
+    """The same values in the host's memory: pinned for an accelerator, whose stream the copy joins; on a processor outside torch's allocator, which
+    stands for the device."""
+    if x.device.type == "cpu":
+        data = torch.from_numpy(np.empty(x.numel() * x.element_size(), np.uint8)).view(x.dtype).view(x.shape)
+        return Packed("host", data.copy_(x), None, tuple(x.shape), x.dtype)
+    data = torch.empty(x.shape, dtype=x.dtype, pin_memory=True)
+    return Packed("host", data.copy_(x, non_blocking=True), None, tuple(x.shape), x.dtype)
+
+
+def unpacked(x: Any, device: torch.device | None = None) -> Any:
+    """What was packed, as it was; `device`: where that is if it went to the host."""
     if not isinstance(x, Packed):
         return x
+    if x.kind == "host":
+        found = torch.empty(x.shape, dtype=x.dtype, device=device)
+        return found.copy_(x.data, non_blocking=True)
     if x.kind == "bits":
         flags = torch.empty(x.shape, dtype=torch.bool)
         unpack_bits(x.data.numpy(), _flat(flags).view(np.uint8))
@@ -96,7 +111,8 @@ def unpacked(x: Any) -> Any:
 
 def operand(call: fx.Node, *inputs: Any) -> Any:
     """The plain call on these operands instead of its own, in the same order."""
-    given = dict(zip(call.all_input_nodes, (unpacked(x) for x in inputs), strict=True))
+    device = next((x.device for x in inputs if isinstance(x, torch.Tensor)), None)
+    given = dict(zip(call.all_input_nodes, (unpacked(x, device) for x in inputs), strict=True))
     args, kwargs = fx.node.map_arg((call.args, call.kwargs), given.__getitem__)
     function: Any = call.target
     return function(*args, **kwargs)
@@ -196,7 +212,7 @@ INVERSE: dict[str, Callable[..., Any]] = {
     "aten.native_layer_norm_backward.default": layer_norm_inverse, "aten.native_batch_norm_backward.default": batch_norm_inverse,
     "aten.native_group_norm_backward.default": group_norm_inverse,
 }  # fmt: skip
-NARROW: dict[str, Callable[..., Any]] = {"mask_bits": mask_bits, "sign_bits": sign_bits, "bf16": bf16, "int8": int8}
+NARROW: dict[str, Callable[..., Any]] = {"mask_bits": mask_bits, "sign_bits": sign_bits, "bf16": bf16, "int8": int8, "host": host}
 
 for _name, _pack in NARROW.items():
     VARIANTS.optional[f"meshwright.{_name}"] = _pack
@@ -217,7 +233,7 @@ for _target, _function in BINARY.items():
     for _position in (0, 1):
         VARIANTS.alternatives[_target, f"over {_position}"] = partial(over_operand, function=_function, position=_position)
 
-GENERAL = ("operand", "mask_bits", "bf16", "int8")  # of any operator: its plain call on other operands, unpacked first
+GENERAL = ("operand", "mask_bits", "bf16", "int8", "host")  # of any operator: its plain call on other operands, unpacked first
 
 
 def register(graph: StepGraph, variants: Variants = VARIANTS) -> Variants:

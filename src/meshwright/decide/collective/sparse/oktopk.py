@@ -5,12 +5,12 @@ Left open by the paper: how thresholds are kept from drifting between re-evaluat
 answer: the next step's is the last step's k-th magnitude, moved on by 3/4 of what it grew by and lowered by 2 %, so that a little more than k are
 above it. Of its own entries a rank then sends the k largest. For the sums, sizes are exchanged for 128 thresholds at once, and the one that leaves
 closest to k is taken: no further round. Where it leaves more than 4/3 k or less than k/3, the exact one is found in the same step.
-Left open: what to do when regions have become uneven before their turn. Our answer: the header of every step carries each rank's proposal; the next
-step's regions are their mean, without a round of their own, and they are made anew in the same step when somebody would receive more than half of
-the promised volume.
+Left open: what to do when regions have become uneven before their turn. Our answer: the header of every step carries quantiles of each rank's
+selection; the next step's regions are cut at quantiles of all of them merged, without a round of their own, and they are made anew in the same step
+when somebody would receive more than half of the promised volume. (The mean of the ranks' own cuts is no cut of all where supports differ.)
 Deviations: the exact global threshold comes from three all-reduced histograms of float bit patterns (11 + 11 + 9 bits) instead of gathering all sums;
 blocks are also balanced where the bound would be missed, not only beyond four times the mean; equal values are kept rank by rank until there are k.
-Invariant: every rank's every region is in the result once; between re-evaluations at most 6k(P-1)/P words each way where ranks select alike.
+Invariant: every rank's every region is in the result once; between re-evaluations at most 6k(P-1)/P words each way, whatever ranks select.
 Cost: (2P + 2 log P) messages; O(n) to select, O(k) to add. Programs of P^2 chunks, so at most MAX_RANKS ranks.
 """
 
@@ -21,7 +21,7 @@ from typing import ClassVar
 
 from ....cite import Cite
 from ....errors import Unsupported, UsageError
-from .phases import EDGE_THRESHOLDS, Phases, planned
+from .phases import EDGE_THRESHOLDS, Phases, planned, quantiles
 from .problem import SparsePlan, SparseProblem, SparseSizes, SparseStrategy
 
 __all__ = ["CITE", "DEVIATIONS", "OkTopk"]
@@ -65,7 +65,7 @@ class OkTopk(SparseStrategy):
         n, exact = sizes.ranks, "thresholds" in kind
         p = Phases(sizes, f"oktopk {kind}", regions=n, parts=n)
         picked = p.select(exact=exact)
-        p.headers()
+        p.headers(proposals=quantiles(n))
         p.gather_counts("counts", 8 * n, always="regions" in kind)
         kept = p.sum_regions(picked)
         if not exact:

@@ -19,13 +19,20 @@ from ....program.program import Contract, Program, Role, Unit
 from ..problem import options_of
 from .problem import SparsePlan, SparseProblem, SparseSizes
 
-__all__ = ["HISTOGRAM_BINS", "BUCKET_MESSAGES", "EDGE_THRESHOLDS", "HEADER_WORDS", "Phased", "Phases", "greeting", "planned"]
+__all__ = ["HISTOGRAM_BINS", "BUCKET_MESSAGES", "EDGE_THRESHOLDS", "HEADER_WORDS", "Phased", "Phases", "greeting", "planned", "quantiles"]
 
 BUCKET_MESSAGES = 2  # of a bucket, added up together
 MAX_BUCKETS_UNDER_WAY = 2  # while one is waited for, the next keeps links busy
 HISTOGRAM_BINS = (2048, 2048, 512)  # of the three histograms that find the exact k-th value
 EDGE_THRESHOLDS = 128  # for which sizes are exchanged at once
 HEADER_WORDS = 9  # and two per rank, 8 bytes each
+MAX_QUANTILES_PER_RANK = 16  # of a rank's selection that its header has for every region; the error of a region is then 1/16 at most
+MAX_QUANTILES = 256  # of a rank altogether where ranks are many
+
+
+def quantiles(ranks: int) -> int:
+    """Quantiles of its selection that a rank's header carries, as many for each region: 16 for up to 16 ranks, fewer beyond."""
+    return ranks * max(2, min(MAX_QUANTILES_PER_RANK, MAX_QUANTILES // ranks))
 
 
 class Lanes(NamedTuple):
@@ -126,8 +133,9 @@ class Phases:
                 after[r].append(moved.got)
         self.ready = [steps or ready for steps, ready in zip(after, self.ready, strict=True)]
 
-    def headers(self) -> None:
-        self.gather_counts("headers", 8 * (HEADER_WORDS + 2 * self.n))
+    def headers(self, *, proposals: int | None = None) -> None:
+        """`proposals`: words for the boundaries of regions (default: one less than ranks, unused)."""
+        self.gather_counts("headers", 8 * (HEADER_WORDS + 1 + self.n + (self.n - 1 if proposals is None else proposals)))
 
     def histograms(self, sums: list[int], *, always: bool) -> None:
         """Three histograms of the sums, each added up part by part, one to a rank, and spread; of size 0 or whole, where not always needed."""

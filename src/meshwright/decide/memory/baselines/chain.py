@@ -24,6 +24,9 @@ I32 = NDArray[np.int32]
 MAX_STAGE_SHARE = 0.2
 # Stages below which a chain is too coarse to choose checkpoints in, so that its longest stages are cut down further.
 MIN_CUTS = 8
+# Stages beyond which neighbours count as one: Rotor's table has an entry per pair of stages and slot of memory (128: 100 MB; 750: 3.4 GB), and
+# its time grows with the cube.
+MAX_STAGES = 128
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -155,6 +158,7 @@ def _cuts(lives: Lifetimes, calls: list[int], crossing: list[tuple[int, ...]]) -
     spent = np.concatenate([[0.0], np.cumsum([lives.graph.nodes[i].time_s or 1e-9 for i in calls])])
     size = lives.arrays.size
     weight = [int(size[list(x)].sum()) for x in crossing]
+    cuts = _fewer(cuts, spent, weight)
     while True:
         longest = max(range(len(cuts)), key=lambda k: spent[cuts[k + 1] if k + 1 < len(cuts) else len(calls)] - spent[cuts[k]])
         low, high = cuts[longest], cuts[longest + 1] if longest + 1 < len(cuts) else len(calls)
@@ -167,6 +171,18 @@ def _cuts(lives: Lifetimes, calls: list[int], crossing: list[tuple[int, ...]]) -
         if not inner:
             return cuts
         cuts = sorted([*cuts, min(inner, key=lambda c: (weight[c], abs(2 * spent[c] - spent[low] - spent[high])))])
+
+
+def _fewer(cuts: list[int], spent: NDArray[np.float64], weight: list[int]) -> list[int]:
+    """At most `MAX_STAGES` of the cuts: in each equal part of the time the one that the fewest bytes cross, the first among equals."""
+    if len(cuts) <= MAX_STAGES:
+        return cuts
+    best: dict[int, int] = {}
+    for c in cuts[1:]:
+        part = int((MAX_STAGES - 1) * spent[c] / spent[-1] * (1 - 1e-12))
+        if part not in best or weight[c] < weight[best[part]]:
+            best[part] = c
+    return [cuts[0], *best.values()]
 
 
 def _blocks(lives: Lifetimes, home: dict[int, int], count: int) -> list[int]:

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
@@ -22,7 +23,7 @@ from ..baselines.chain import chain_of
 from ..lifetimes import Lifetimes, lifetimes_of
 from .hull import CutPoint, Moment, cut_points, floor_s, held_of, moments
 
-__all__ = ["Entry", "Frontier", "fastest_within", "frontier_of", "least_bytes"]
+__all__ = ["Entry", "Frontier", "cheapest_floor_s", "fastest_within", "frontier_of", "least_bytes"]
 
 I32 = NDArray[np.int32]
 I64 = NDArray[np.int64]
@@ -42,6 +43,9 @@ FRONTIER_SMALL_CHANGES_SHARE = 0.4
 DESCENT_SHARE = 0.5
 # How much slower a small change may make a schedule at first, as a share of the time that the budget costs; it falls to nothing.
 MAX_WORSENING_SHARE = 0.03
+# Nodes of a graph beyond which a search for one budget does not begin at Chen's, Revolve's and Rotor's schedules as well: making them takes longer
+# than a glance then, for every choice of implementations anew. The frontier of all budgets begins at them always.
+MAX_PUBLISHED_NODES = 3000
 # Price of a byte above the budget, in mean prices of a byte between the budget and keeping everything: so dear that staying above it does not pay.
 EXCESS_PRICE_FACTOR = 60
 
@@ -114,7 +118,7 @@ def fastest_within(
     `kept`: more sets of storages to begin with. `begin`: schedules (`Entry.hold_from`) to begin with instead of Chen's, Revolve's and Rotor's.
     `down`: the search also comes down from keeping everything, not only from the first of them. `seed`: of the changes tried at random.
     """
-    start = _Start.of(graph, True, False, kept, published=not begin)
+    start = _Start.of(graph, True, False, kept, published=not begin and len(graph.nodes) <= MAX_PUBLISHED_NODES)
     seeds = _distinct([*start.seeds, *begin] if down else [*begin, *start.seeds])
     top = max(start.most_bytes, budget_bytes + 1)
     width = -(-(top - budget_bytes) // (ARCHIVE_BINS - 1))  # the first bin ends at the budget, so nothing beyond it is kept there
@@ -129,6 +133,23 @@ def fastest_within(
     else:  # small changes lead nowhere from above the budget: the way down once more, further
         found = start.searched(archive, targets, 1, np.stack(seeds), down=1.0)
     return start.lives, _first([*start.published, *found], budget_bytes)
+
+
+def cheapest_floor_s(graph: StepGraph, budget_bytes: int) -> float:
+    """No plan within the budget takes less, whatever implementations it chooses: the minimum cut at the end of the forward pass of a step in which
+    every node takes its least time and reads only what all of its implementations read."""
+    nodes = []
+    for n in graph.nodes:
+        ways = n.alternatives
+        inputs = tuple(x for x in n.inputs if all(x in a.inputs for a in ways))
+        time_s = min([n.time_s, *(a.time_s for a in ways)])
+        nodes.append(msgspec.structs.replace(n, inputs=inputs if ways else n.inputs, time_s=time_s, workspace_bytes=0, alternatives=()))
+    cheapest = msgspec.structs.replace(graph, nodes=tuple(nodes))
+    lives = lifetimes_of(cheapest)
+    first = moments(lives, 0)[0]
+    again = floor_s(cut_points(lives, first), first.capacity_bytes(budget_bytes))
+    plain_s = sum(n.time_s for n, wanted in zip(nodes, lives.arrays.wanted, strict=True) if wanted)
+    return plain_s + (again if np.isfinite(again) else 0.0)
 
 
 def _first(entries: Sequence[Entry], budget_bytes: int) -> Entry:

@@ -26,7 +26,7 @@ from numpy.typing import NDArray
 from ....errors import Infeasible
 from ....graph.step_graph import StepPlan
 from ....kernels.step_search import DEFAULT_SEED
-from ..fusionaware.frontier import fastest_within
+from ..fusionaware.frontier import cheapest_floor_s, fastest_within
 from ..step import finished
 from .closure import Closure, closure, floor_bytes
 from .fixed import fixed, free_ways
@@ -64,6 +64,9 @@ MAX_FAILURES = 16
 MAX_FLOOR_GAP_SHARE = 2e-3
 # Branch-and-bound nodes of the knapsack: its root bounds nearly as well as minutes of branching do on a large network.
 MAX_CLOSURE_NODES = 1
+# Merged operators beyond which the knapsack is not asked: its linear programme took 1.3 s of 560 operators and more than 60 s of 1,130. Minimum cuts,
+# whose time grows in proportion, bound such networks then.
+MAX_CLOSURE_OPERATORS = 800
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -159,7 +162,8 @@ def searched(
     search = _Search(
         m=m, budget_bytes=budget_bytes, goal_bytes=goal, kept=kept, lossy=bool(options.get("lossy")), seed=seed, fields=fields
     )  # fmt: skip
-    glance = max(effort // GLANCES_PER_EFFORT, 1)
+    # on the largest graphs all first glances together get what the best choices get after them
+    glance = max(min(effort // GLANCES_PER_EFFORT, MAX_NODE_RUNS // (len(choices) * len(m.graph.nodes))), 1)
     found = sorted((search.glance(w, glance) for w in choices), key=lambda f: f.rank)
     left = min(MAX_GLANCES, MAX_NODE_RUNS // (glance * len(m.graph.nodes)))
     for count, length in FIRST_ROUNDS:
@@ -191,7 +195,10 @@ def _choices(
     free = free_ways(m.graph) if m.has_ways else {}
     plain = _without_forward(m, free)
     tried, kept, floor_s = list[dict[int, int]](), list[frozenset[int]](), None
-    for one in (m, *others) if budget_bytes is not None else ():
+    large = len(m.operators) > MAX_CLOSURE_OPERATORS
+    if large and budget_bytes is not None:
+        floor_s = cheapest_floor_s(m.graph, budget_bytes)
+    for one in (m, *others) if budget_bytes is not None and not large else ():
         try:
             answer = closure(one, goal_bytes, nodes=min(nodes, MAX_CLOSURE_NODES), seed=seed)
         except Infeasible:

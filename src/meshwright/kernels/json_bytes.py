@@ -1,0 +1,213 @@
+"""Values of JSON in bytes, for kernels: blanks, texts, decimals, any value skipped. Strict, and ASCII only: anything else is answered with -1.
+
+Plain functions, to be compiled into a kernel that names them (`object_code.native`).
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+__all__ = ["PARSING", "blank", "decimal", "digits", "key", "text", "value"]
+
+U8 = NDArray[np.uint8]
+_MOST = 4_000_000_000_000_000  # of a number that is scaled: more us than any clock says
+
+
+def blank(data: U8, i: int) -> int:
+    while i < len(data) and (data[i] == 32 or data[i] == 10 or data[i] == 13 or data[i] == 9):
+        i += 1
+    return i
+
+
+def text(data: U8, i: int) -> tuple[int, int]:
+    """(place of the closing quote, whether there are escapes) of the text that begins at `i`; -1 where it is not ASCII, not closed, or not JSON."""
+    escapes = 0
+    while i < len(data):
+        c = data[i]
+        if c == 34:
+            return i, escapes
+        if c < 32 or c >= 127:
+            return -1, 0
+        if c == 92:
+            escapes = 1
+            i += 1
+            if i >= len(data):
+                return -1, 0
+            c = data[i]
+            if not (c == 34 or c == 92 or c == 47 or c == 98 or c == 102 or c == 110 or c == 114 or c == 116):
+                return -1, 0
+        i += 1
+    return -1, 0
+
+
+def closed_by(data: U8, i: int) -> bool:
+    """Whether a number or a word may end before `i`."""
+    if i >= len(data):
+        return False
+    c = data[i]
+    return c == 44 or c == 125 or c == 93 or c == 32 or c == 10 or c == 13 or c == 9
+
+
+def decimal(data: U8, i: int, scale: int) -> tuple[int, int]:
+    """(number times `scale`, a power of ten, rounded half to even; the byte after it); (0, -1) where it is no plain decimal of at most 18 digits."""
+    negative = i < len(data) and data[i] == 45
+    if negative:
+        i += 1
+    first, value = i, np.int64(0)
+    while i < len(data) and 48 <= data[i] <= 57 and i - first < 19:
+        value = value * 10 + (np.int64(data[i]) - 48)
+        i += 1
+    if i == first or i - first > 18 or (data[first] == 48 and i - first > 1):
+        return 0, -1
+    if scale > 1 and value >= _MOST:
+        return 0, -1
+    if scale > 1 or (i < len(data) and data[i] == 46):
+        value *= scale
+    if i < len(data) and data[i] == 46:
+        i += 1
+        begin, weight, rest = i, scale, 0  # `rest`: 0 below half, 1 half, 2 above
+        while i < len(data) and 48 <= data[i] <= 57:
+            digit = np.int64(data[i]) - 48
+            if weight > 1:
+                weight //= 10
+                value += digit * weight
+            elif weight == 1:
+                weight = 0
+                rest = 2 if digit > 5 else 1 if digit == 5 else 0
+            elif rest == 1 and digit > 0:
+                rest = 2
+            i += 1
+        if i == begin:
+            return 0, -1
+        if rest == 2 or (rest == 1 and value & 1):
+            value += 1
+    if not closed_by(data, i):
+        return 0, -1
+    return (-value if negative else value), i
+
+
+def number(data: U8, i: int) -> int:
+    """The byte after any JSON number that begins at `i`, or -1."""
+    if i < len(data) and data[i] == 45:
+        i += 1
+    first = i
+    while i < len(data) and 48 <= data[i] <= 57:
+        i += 1
+    if i == first or (data[first] == 48 and i - first > 1):
+        return -1
+    if i < len(data) and data[i] == 46:
+        first = i + 1
+        i = first
+        while i < len(data) and 48 <= data[i] <= 57:
+            i += 1
+        if i == first:
+            return -1
+    if i < len(data) and (data[i] == 101 or data[i] == 69):
+        i += 1
+        if i < len(data) and (data[i] == 43 or data[i] == 45):
+            i += 1
+        first = i
+        while i < len(data) and 48 <= data[i] <= 57:
+            i += 1
+        if i == first:
+            return -1
+    return i if closed_by(data, i) else -1
+
+
+def value(data: U8, i: int) -> int:
+    """The byte after any JSON value that begins at `i`, or -1."""
+    depth, lists, expects = 0, np.int64(0), 0  # `lists`: a bit per level, whether it is a list; `expects`: 0 a value, 1 a key, 2 a comma or an end
+    empty = False
+    while True:
+        i = blank(data, i)
+        if i >= len(data):
+            return -1
+        c = data[i]
+        if expects == 2 or (empty and (c == 93 or c == 125)):
+            is_list = (lists >> (depth - 1)) & 1
+            if c == 44 and not empty:
+                expects = 0 if is_list else 1
+                i += 1
+                continue
+            if (c == 93 and is_list) or (c == 125 and not is_list):
+                depth -= 1
+                lists &= (np.int64(1) << depth) - 1
+                empty = False
+                expects = 2
+                i += 1
+                if depth == 0:
+                    return i
+                continue
+            return -1
+        empty = False
+        if expects == 1:
+            if c != 34:
+                return -1
+            i = text(data, i + 1)[0]
+            if i < 0:
+                return -1
+            i = blank(data, i + 1)
+            if i >= len(data) or data[i] != 58:
+                return -1
+            i += 1
+            expects = 0
+            continue
+        if c == 123 or c == 91:
+            if depth == 60:
+                return -1
+            if c == 91:
+                lists |= np.int64(1) << depth
+            depth += 1
+            expects = 0 if c == 91 else 1
+            empty = True
+            i += 1
+            continue
+        if c == 34:
+            i = text(data, i + 1)[0]
+            if i < 0:
+                return -1
+            i += 1
+        elif c == 116 or c == 110 or c == 102:
+            length = 5 if c == 102 else 4
+            if i + length >= len(data):
+                return -1
+            a, b, d = data[i + 1], data[i + 2], data[i + 3]
+            true, null = c == 116 and a == 114 and b == 117 and d == 101, c == 110 and a == 117 and b == 108 and d == 108
+            if not (true or null or (c == 102 and a == 97 and b == 108 and d == 115 and data[i + 4] == 101)):
+                return -1
+            i += length
+        else:
+            i = number(data, i)
+            if i < 0:
+                return -1
+        if depth == 0:
+            return i
+        expects = 2
+
+
+def key(data: U8, i: int) -> tuple[int, int]:
+    """(place of a key's closing quote, place of its value), or (-1, -1)."""
+    if i >= len(data) or data[i] != 34:
+        return -1, -1
+    end, escapes = text(data, i + 1)
+    if end < 0 or escapes:
+        return -1, -1
+    i = blank(data, end + 1)
+    if i >= len(data) or data[i] != 58:
+        return -1, -1
+    return end, blank(data, i + 1)
+
+
+def digits(data: U8, i: int) -> tuple[int, int]:
+    """A whole number in quotes, and the place of the closing one, or (0, -1)."""
+    first, value = i, np.int64(0)
+    while i < len(data) and 48 <= data[i] <= 57 and i - first < 18:
+        value = value * 10 + (np.int64(data[i]) - 48)
+        i += 1
+    if i == first or i >= len(data) or data[i] != 34:
+        return 0, -1
+    return value, i
+
+
+PARSING = (blank, text, closed_by, decimal, number, value, key, digits)

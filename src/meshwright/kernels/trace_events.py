@@ -1,0 +1,300 @@
+"""Events of a Chrome trace from bytes to columns, without an object per event.
+
+Only what is plain is read here: whole objects in strict JSON, times as decimals, numbers of at most 18 digits. At the first object that is not
+so the kernel stops, and the caller reads that one by other means; so nothing is guessed here. Names, categories and threads become numbers by
+hash tables that go on from piece to piece. Cost: O(bytes).
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from .json_bytes import PARSING, blank, decimal, digits, key, text, value
+from .object_code import native
+
+__all__ = [
+    "AFTER", "ARGUMENTS", "COLLECTIVE", "COLUMNS", "END", "FULL", "GAPS", "KIND", "NAME", "NAMES", "PAIRS", "START", "STATE_WORDS", "TABLE_ROWS",
+    "TIME", "TRACK", "WORD", "WORDS", "hashed", "pair_place", "plain_events",
+]  # fmt: skip
+
+I64 = NDArray[np.int64]
+U8 = NDArray[np.uint8]
+
+# Rows of the table of columns. A row's `DURATION` is an arrow's number; `WORD` its category; an arrow's `NAME` is a word too.
+KIND, NAME, WORD, TRACK, TIME, DURATION, START, END, COLLECTIVE, ARGUMENTS = range(10)
+COLUMNS = ARGUMENTS + 10
+# Words of the state: separators seen, gaps between events that are none; entries and bytes of the tables; whether a table is full.
+AFTER, GAPS, NAMES, NAME_BYTES, WORDS, WORD_BYTES, PAIRS, FULL = range(8)
+STATE_WORDS = 8
+# Rows of a table of texts: slots (entry + 1), and of each entry its place in the arena, its length, its hash.
+SLOT, PLACE, LENGTH, HASH = range(4)
+TABLE_ROWS = 4
+_PROBES = 32  # more is a file made to collide: its events are read one by one
+_LONGEST = 4096  # bytes of a text that is interned
+
+_KNOWN = (b"Sequence number", b"Fwd thread id", b"External id", b"correlation", b"device", b"stream", b"Python id", b"Python module id", b"step",
+          b"iteration", b"external id", b"Collective name")  # fmt: skip
+_KEYS = np.array([list(k.ljust(16)) for k in _KNOWN], np.uint8)
+_KEY_LENGTH = np.array([len(k) for k in _KNOWN], np.int64)
+
+
+def _same(data: U8, at: int, other: U8, place: int, length: int) -> bool:
+    different = 0
+    for k in range(length):
+        different |= data[at + k] ^ other[place + k]
+    return different == 0
+
+
+def hashed(data: U8, start: int, end: int) -> int:
+    """63 bits of the bytes; all of them count."""
+    h, i = np.int64(end - start), start
+    while i + 8 <= end:
+        word = np.int64(data[i])
+        for k in range(1, 8):
+            word |= np.int64(data[i + k]) << (8 * k)
+        h = (h ^ word) * np.int64(-7046029254386353131)
+        h ^= (h >> 29) & np.int64(0x7FFFFFFFF)
+        i += 8
+    while i < end:
+        h = (h ^ np.int64(data[i])) * np.int64(1099511628211)
+        i += 1
+    h ^= (h >> 32) & np.int64(0xFFFFFFFF)
+    return h & np.int64(0x7FFFFFFFFFFFFFFF)
+
+
+def _interned(data: U8, start: int, end: int, table: I64, arena: U8, state: I64, count: int) -> int:
+    """The number of a text, new or known; -1 where it is too long, collides too often, or (`state[FULL]`) there is no room."""
+    length = end - start
+    if length > _LONGEST:
+        return -1
+    h = hashed(data, start, end)
+    mask = table.shape[1] - 1
+    at = h & mask
+    for _ in range(_PROBES):
+        entry = table[SLOT, at] - 1
+        if entry < 0:
+            entry = state[count]
+            if 2 * entry + 2 > table.shape[1] or state[count + 1] + length > len(arena):
+                state[FULL] = 1
+                return -1
+            place = state[count + 1]
+            for k in range(length):
+                arena[place + k] = data[start + k]
+            table[SLOT, at], table[PLACE, entry], table[LENGTH, entry], table[HASH, entry] = entry + 1, place, length, h
+            state[count], state[count + 1] = entry + 1, place + length
+            return int(entry)
+        if table[HASH, entry] == h and table[LENGTH, entry] == length and _same(data, start, arena, table[PLACE, entry], length):
+            return int(entry)
+        at = (at + 1) & mask
+    return -1
+
+
+def pair_place(both: int, mask: int) -> int:
+    """Where a pair's slot is looked for first: any number is as good, so the words' low bits are."""
+    return ((both >> 32) * 31 + both) & mask
+
+
+def _pair(first: int, second: int, pairs: I64, state: I64) -> int:
+    """The number of a pair of words; -1 and `state[FULL]` where there is no room. `pairs`: slots, and each entry's two words as one."""
+    both = (np.int64(first) << 32) | np.int64(second)
+    mask = pairs.shape[1] - 1
+    at = pair_place(both, mask)
+    while True:
+        entry = pairs[0, at] - 1
+        if entry < 0:
+            entry = state[PAIRS]
+            if 2 * entry + 2 > pairs.shape[1]:
+                state[FULL] = 1
+                return -1
+            pairs[0, at], pairs[1, entry] = entry + 1, both
+            state[PAIRS] = entry + 1
+            return int(entry)
+        if pairs[1, entry] == both:
+            return int(entry)
+        at = (at + 1) & mask
+
+
+def _arguments(data: U8, i: int, found: I64) -> int:
+    """Read the arguments at `i` into `found` (ten numbers, the older spelling of one, the place of a collective's name); the byte after them."""
+    for k in range(12):
+        found[k] = -1
+    if i < len(data) and data[i] == 110:
+        return value(data, i)
+    if i >= len(data) or data[i] != 123:
+        return -1
+    i = blank(data, i + 1)
+    if i < len(data) and data[i] == 125:
+        return i + 1
+    while True:
+        start = i + 1
+        end, i = key(data, i)
+        if i < 0 or i >= len(data):
+            return -1
+        which, length = -1, end - start
+        for k in range(12):
+            if _KEY_LENGTH[k] == length and _KEYS[k, 0] == data[start] and _KEYS[k, length - 1] == data[end - 1]:
+                same = True
+                for c in range(length):
+                    same = same and _KEYS[k, c] == data[start + c]
+                which = k if same else which
+        if which == 11:
+            found[11] = -1 if data[i] == 110 else i
+            i = value(data, i)
+        elif which >= 0:
+            quoted = data[i] == 34
+            number = i + 1 if quoted else i
+            what, number_end = decimal(data, number, 1) if not quoted else digits(data, number)
+            if number_end < 0:
+                return -1
+            for c in range(number, number_end):
+                if data[c] == 46:
+                    return -1
+            found[which] = what
+            i = number_end + 1 if quoted else number_end
+        else:
+            i = value(data, i)
+        if i < 0:
+            return -1
+        i = blank(data, i)
+        if i >= len(data):
+            return -1
+        if data[i] == 125:
+            return i + 1
+        if data[i] != 44:
+            return -1
+        i = blank(data, i + 1)
+
+
+_USES: tuple[Any, ...] = (*PARSING, _same, hashed, _interned, pair_place, _pair, _arguments)
+
+
+@native("u1[] i8 i8[] i8[,] i8[,] u1[] i8[,] u1[] i8[,] i8[] i8[] -> 2", uses=_USES)
+def plain_events(
+    data: U8, position: int, state: I64, out: I64, names: I64, name_arena: U8, words: I64, word_arena: U8, pairs: I64, ignored: I64, found: I64
+) -> tuple[int, int]:  # fmt: skip
+    """Events from `position` on into the columns of `out`; returns (rows filled, position of what is no plain event, or the end).
+
+    Complete slices (kind 0), beginnings (1) and ends (2) of arrows become rows; other phases are counted in `ignored` by their letter;
+    metadata and open slices are left to the caller. `found` is scratch of 20. `state[AFTER]`: 0 at first, 1 after an event, 2 after its comma.
+    """
+    i, row = position, 0
+    span = found[12:20]
+    while True:
+        i = blank(data, i)
+        while i < len(data) and data[i] == 44:
+            if state[AFTER] == 2:
+                state[GAPS] += 1
+            state[AFTER] = 2 if state[AFTER] else 0
+            i = blank(data, i + 1)
+        if i >= len(data) or data[i] != 123 or row == out.shape[1]:
+            return row, i
+        begin = i
+        # Places of name, category, process and thread: start and end, bare of quotes for the first two.
+        for k in range(8):
+            span[k] = 0
+        phase, time, duration, number, said = 0, np.int64(0), np.int64(0), np.int64(0), 0
+        for k in range(12):
+            found[k] = -1
+        i = blank(data, i + 1)
+        fine = True
+        while fine:
+            start = i + 1
+            end, i = key(data, i)
+            if i < 0 or i >= len(data):
+                fine = False
+                break
+            length = end - start
+            a = data[start] if length > 0 else 0
+            b = data[start + 1] if length > 1 else 0
+            c = data[start + 2] if length > 2 else 0
+            if length == 2 and a == 112 and b == 104:  # ph
+                fine = i + 2 < len(data) and data[i] == 34 and data[i + 2] == 34 and 33 <= data[i + 1] < 127 and data[i + 1] != 92
+                phase = np.int64(data[i + 1]) if fine else 0
+                i += 3
+            elif (length == 4 and a == 110 and b == 97 and c == 109 and data[start + 3] == 101) or (length == 3 and a == 99 and b == 97 and c == 116):
+                which = 0 if length == 4 else 2  # name, cat
+                fine = data[i] == 34
+                if fine:
+                    close, _ = text(data, i + 1)
+                    fine = close >= 0
+                    span[which], span[which + 1] = i + 1, close
+                    i = close + 1
+            elif length == 3 and (a == 112 or a == 116) and b == 105 and c == 100:  # pid, tid
+                which = 4 if a == 112 else 6
+                span[which] = i
+                if data[i] == 34:
+                    close, escapes = text(data, i + 1)
+                    fine = close >= 0 and escapes == 0
+                    i = close + 1
+                else:
+                    _, close = decimal(data, i, 1)
+                    fine = close >= 0
+                    for k in range(i, close):
+                        fine = fine and data[k] != 46
+                    i = close
+                span[which + 1] = i
+            elif length == 2 and a == 116 and b == 115:  # ts
+                time, close = decimal(data, i, 1000)
+                said = said | 1 if close >= 0 else said & ~1
+                i = close if close >= 0 else value(data, i)
+            elif length == 3 and a == 100 and b == 117 and c == 114:  # dur
+                duration, close = decimal(data, i, 1000)
+                said = said | 2 if close >= 0 and duration >= 0 and data[i] != 45 else said & ~2
+                i = close if close >= 0 else value(data, i)
+            elif length == 2 and a == 105 and b == 100:  # id
+                number, close = decimal(data, i, 1)
+                said = said | 4 if close >= 0 else said & ~4
+                for k in range(i, close):
+                    said = said & ~4 if data[k] == 46 or data[k] == 45 else said
+                i = close if close >= 0 else value(data, i)
+            elif length == 4 and a == 97 and b == 114 and c == 103 and data[start + 3] == 115:  # args
+                i = _arguments(data, i, found)
+            else:
+                i = value(data, i)
+            if not fine or i < 0:
+                fine = False
+                break
+            i = blank(data, i)
+            if i >= len(data):
+                fine = False
+            elif data[i] == 125:
+                i += 1
+                break
+            elif data[i] == 44:
+                i = blank(data, i + 1)
+            else:
+                fine = False
+        # M, B and E are rare, and what is left of a slice or an arrow without its time is not plain.
+        slice_, arrow = phase == 88, phase == 115 or phase == 102
+        if not fine or phase == 0 or phase == 77 or phase == 66 or phase == 69 or (slice_ and said & 3 != 3) or (arrow and said & 5 != 5):
+            return row, begin
+        if slice_ or arrow:
+            if span[4] == 0 or span[6] == 0:
+                return row, begin
+            first = _interned(data, span[4], span[5], words, word_arena, state, WORDS)
+            second = _interned(data, span[6], span[7], words, word_arena, state, WORDS) if first >= 0 else -1
+            word = _interned(data, span[2], span[3], words, word_arena, state, WORDS) if second >= 0 else -1
+            name = -1
+            if word >= 0 and arrow:
+                name = _interned(data, span[0], span[1], words, word_arena, state, WORDS)
+            elif word >= 0:
+                name = _interned(data, span[0], span[1], names, name_arena, state, NAMES)
+            track = _pair(first, second, pairs, state) if name >= 0 else -1
+            if track < 0:
+                return row, begin
+            out[KIND, row] = 0 if slice_ else 1 if phase == 115 else 2
+            out[NAME, row], out[WORD, row], out[TRACK, row], out[TIME, row] = name, word, track, time
+            out[DURATION, row] = duration if slice_ else number
+            out[START, row], out[END, row], out[COLLECTIVE, row] = begin, i, found[11]
+            if found[10] != -1:
+                found[2] = found[10]
+            for k in range(10):
+                out[ARGUMENTS + k, row] = found[k]
+            row += 1
+        elif phase != 116:
+            ignored[phase] += 1
+        state[GAPS] += 1 if state[AFTER] == 1 else 0
+        state[AFTER] = 1
