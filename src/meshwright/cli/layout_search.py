@@ -169,7 +169,8 @@ def _row(found: LayoutFindings, j: Judged) -> dict[str, Any]:
     import msgspec
 
     c, d = j.candidate, found.demands
-    layout = {k: v for k, v in msgspec.to_builtins(c.layout).items() if k != "schedule" or v is not None}
+    unsaid = {"schedule": None, "context": 1}  # fields that say nothing where they have these values
+    layout = {k: v for k, v in msgspec.to_builtins(c.layout).items() if k not in unsaid or v != unsaid[k]}
     row: dict[str, Any] = {
         "name": c.layout.name, "source": c.source, "time_s": j.time_s, "closed_form_s": j.estimate.time_s, "why": j.why,
         "layout": layout, "choices": _runs(found, j),
@@ -205,6 +206,7 @@ def assumptions(found: LayoutFindings) -> list[str]:
     said += [
         f"layer times: {p.table.source}; {alone}tensor-parallel collectives as rings inside a server",
         f"messages of sharding levels 2 and 3: {p.table.sharding_messages}, at the group's share of a server's links, not simulated as flows",
+        *(["exchanges of context ranks: in layer times, beside a ring's own computation, not simulated as flows"] if p.table.contexts else []),
         f"state per parameter: weight {p.table.state.weight:g}, gradient {p.table.state.gradient:g}, optimizer {p.table.state.optimizer:g} B",
         "a tied table is held by both of its stages; the sum of its two gradients is not priced",
         "temporaries of single operators are not counted in memory",

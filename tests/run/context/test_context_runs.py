@@ -68,3 +68,18 @@ def as_plain(model: str, degrees: tuple[int, int, int], context: tuple[int, str]
 def test_weights_are_a_plain_loops(tmp_path: Path) -> None:
     """Two ranks of positions, each on two ranks of columns."""
     assert as_plain("tests/run/context_models.py:llama", (1, 2, 1), (2, "ring"), tmp_path / "run") < 1e-9
+
+
+def test_dropout_is_left_out_of_evaluations(tmp_path: Path) -> None:
+    """Its ranks' calls are others than those that were planned. Heads travel here."""
+    model = "tests/run/context_models.py:gpt"
+    plan = make_plan((1, 1, 1), model=model, context=(2, "ulysses"), element_bytes=8, optimizer="adamw")
+    asked = {"evaluate_every": 1, "evaluation_data": "synthetic", "evaluation_batches": 1}
+    found = train_run(plan, RunRequest(out=tmp_path / "run", steps=1, data="synthetic", calibrate=False, **asked)).document
+    job = Training(model=model, global_batch=8, optimizer="adamw")
+    _, names, reader, _ = whole_tensors(checkpoint_folder(tmp_path / "run" / "checkpoint", 1))
+    module = build_model(model, device="cpu", seed=job.seed, batch_size=8).module
+    with torch.no_grad():
+        for name, p in module.named_parameters():
+            p.copy_(reader.read(names[name]))
+    assert found is not None and [x for _, x in found.evaluation["losses"]] == pytest.approx([evaluated(module, job, 1)], rel=1e-9)
