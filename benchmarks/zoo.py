@@ -1,5 +1,6 @@
 """The zoo: models nobody tuned for, captured, planned and trained, each compared with plain PyTorch.
 
+    python benchmarks/zoo.py --products
     python benchmarks/zoo.py [NAME ...] [--steps 20] [--rows FILE.jsonl] [--layouts dp2,pp2] [--summary]
 
 Three kinds: transformers' classes from small configurations (needs transformers; diffusers for its U-Net), nets of torch.nn, and the traps of
@@ -13,6 +14,7 @@ tests/capture/eager_models.py (no_grad and autocast inside forward, checkpoints,
   against one that accumulates over the same micro-batches, with the replicas' buffers apart. Where neither is equal, the row says so. A refusal is
   told in its own words.
 
+`--products`: twelve decoders under products of data, tensor, pipeline and context degrees on 4 and 8 ranks (zoo_products.jsonl).
 Every model runs in a forked process of its own. A row is appended as soon as it is known; rows that are there are not made again, so an interrupted
 run goes on. Raw output: benchmarks/results/zoo.jsonl (a row per model and layout), summed up in zoo.json.
 """
@@ -46,6 +48,14 @@ LAYOUTS: dict[str, tuple[tuple[int, int, int], dict[str, Any]]] = {  # data, ten
     "zero 2": ((2, 1, 1), {"zero": 2}), "zero 3": ((2, 1, 1), {"zero": 3}), "recompute full": ((1, 1, 2), {"recompute": "full"}),
     "sequence parallel": ((1, 2, 1), {"sequence": True}),
 }  # fmt: skip
+PRODUCTS: dict[str, tuple[tuple[int, int, int], dict[str, Any]]] = {  # on 4 and 8 ranks; context and its exchange
+    "tp4": ((1, 4, 1), {}), "dp2 x tp2": ((2, 2, 1), {}), "tp2 x pp2": ((1, 2, 2), {}), "dp2 x tp2 x pp2": ((2, 2, 2), {}),
+    "cp2 ring x dp2": ((2, 1, 1), {"context": (2, "ring")}), "cp2 ulysses x pp2": ((1, 1, 2), {"context": (2, "ulysses")}),
+    "cp2 ring x tp2": ((1, 2, 1), {"context": (2, "ring")}), "cp2 ring x tp2 x pp2": ((1, 2, 2), {"context": (2, "ring")}),
+    "cp2 ring x dp2 x tp2": ((2, 2, 1), {"context": (2, "ring")}),
+}  # fmt: skip
+ALL = LAYOUTS | PRODUCTS
+TWELVE = ("gpt2", "llama", "mistral", "qwen2", "qwen3", "gemma", "phi", "gpt_neox", "opt", "olmo2", "granite", "stablelm")  # of `--products`
 MAX_ERROR = {"float64": 1e-9, "float32": 1e-5}  # relative, of losses and weights
 MIN_SCALE = 1e-3  # a tensor whose elements are all smaller is compared as if its largest were this: key biases have no gradient but rounding
 TIMEOUT_S = 900
@@ -103,7 +113,7 @@ def rows_of(name: str, layouts: list[str], steps: int) -> Iterator[dict[str, Any
         for layout in layouts:
             start = time.process_time()
             try:
-                row = Trained(model, loss, steps).under(*LAYOUTS[layout])
+                row = Trained(model, loss, steps).under(*ALL[layout])
             except Exception as error:
                 row = {"ok": False, "why": _said(error, folder)}
             yield {"name": name, "layout": layout, **row, "cpu_s": round(time.process_time() - start, 1)}
@@ -263,8 +273,9 @@ class Trained:
         options = TensorOptions(sequence=True if how.get("sequence") else None)
         sharding = DataSharding(how["zero"]) if how.get("zero") else PLAIN
         layout, _, program = tensor_rig._lowered(
-            self.model, degrees, MICRO, GLOBAL, self.loss, options, None, how.get("recompute", "none"), sharding, None, EVEN
-        )
+            self.model, degrees, MICRO, GLOBAL, self.loss, options, None, how.get("recompute", "none"), sharding, None, EVEN, None, None, "fp32",
+            how.get("context", (1, "")),
+        )  # fmt: skip
         if degrees[1] > 1 and not layout.shards:
             return {"ok": False, "why": "nothing of it divides over tensor-parallel ranks"}
         if how.get("sequence") and not any(s.sequence for s in layout.segments):
@@ -333,13 +344,16 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("names", nargs="*")
     parser.add_argument("--steps", type=int, default=STEPS)
-    parser.add_argument("--rows", type=Path, default=ROWS)
-    parser.add_argument("--layouts", default=",".join(LAYOUTS))
+    parser.add_argument("--rows", type=Path)
+    parser.add_argument("--layouts")
+    parser.add_argument("--products", action="store_true", help="twelve transformers classes under products of degrees, context among them")
     parser.add_argument("--summary", action="store_true", help="only sum up the rows")
     args = parser.parse_args()
-    layouts = args.layouts.split(",")
+    args.rows = args.rows or (ROWS.with_name("zoo_products.jsonl") if args.products else ROWS)
+    layouts = (args.layouts or ",".join(PRODUCTS if args.products else LAYOUTS)).split(",")
     if not args.summary:
-        names = [n for n in every() if not args.names or any(w in n for w in args.names)]
+        wanted = [f"transformers/{n}" for n in TWELVE] if args.products else []
+        names = [n for n in every() if (n in wanted or not args.products) and (not args.names or any(w in n for w in args.names))]
         warm()
         for name in names:
             while missing := [x for x in (CAPTURED, *layouts) if x not in known(args.rows).get(name, {})]:
@@ -348,11 +362,11 @@ def main() -> int:
                     break
     found = summary(known(args.rows))
     print(json.dumps(found, indent=1))
-    if args.rows == ROWS and not args.names:
+    if args.rows.parent == ROWS.parent and not args.names:
         from machine import describe
 
-        document = {"schema": "meshwright.benchmark", "name": "zoo", **found, "machine": describe()}
-        ROWS.with_suffix(".json").write_text(json.dumps(document, indent=1) + "\n")
+        document = {"schema": "meshwright.benchmark", "name": args.rows.stem, **found, "machine": describe()}
+        args.rows.with_suffix(".json").write_text(json.dumps(document, indent=1) + "\n")
     return 0
 
 
@@ -417,8 +431,10 @@ def summary(models: dict[str, dict[str, dict[str, Any]]]) -> dict[str, Any]:
         "captured": sum(r["ok"] for r in captures), "same_bits": sum(r.get("error") == 0 for r in captures),
         "with_modules_kept_whole": sum(r.get("kept_whole", 0) > 0 for r in captures), "opaque": sum(r.get("method") == "opaque" for r in captures),
     }  # fmt: skip
-    for layout in LAYOUTS:
+    for layout in ALL:
         rows = [m[layout] for m in models.values() if layout in m]
+        if not rows:
+            continue
         equal = [r for r in rows if r.get("equal")]
         errors = [min(r[k] for k in ("whole_batch", "by_microbatch") if k in r) for r in equal if r["precision"] == "float64"]
         found[layout] = {

@@ -27,6 +27,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--precision", default="mixed", choices=("mixed", "fp32"), help="mixed (default): bf16 with fp32 states; fp32")
     parser.add_argument("--microbatches", default="1,2,3,4,6,8", help="micro-batch sizes to try (default 1,2,3,4,6,8; those that divide the batch)")
     parser.add_argument("--tensors", default="", help="tensor degrees to try (default: powers of two within a server)")
+    parser.add_argument("--contexts", default="", help="context degrees to try, 1: none (default: powers of two that leave a rank 8192 positions)")
     parser.add_argument("--no-sequence-parallel", action="store_true", help="keep what lies between tensor-parallel regions whole on every rank")
     parser.add_argument("--sharding-messages", default="overlapped", choices=("overlapped", "blocking"), help="of sharding levels 2 and 3")
     parser.add_argument("--levels", default="0,1,2,3", help="sharding levels allowed (default 0,1,2,3)")
@@ -72,7 +73,8 @@ def run(args: argparse.Namespace) -> Result:
     )  # fmt: skip
     found = find_layouts(
         lambda batch: at_batch(graph, batch), fabric, cost, global_batch=args.global_batch, precision=with_optimizer(precision, args.optimizer),
-        microbatches=_whole(args.microbatches, "--microbatches"), tensors=_whole(args.tensors, "--tensors"), sequence=not args.no_sequence_parallel,
+        microbatches=_whole(args.microbatches, "--microbatches"), tensors=_whole(args.tensors, "--tensors"),
+        contexts=_whole(args.contexts, "--contexts"), sequence=not args.no_sequence_parallel,
         memory_bytes=size_bytes(args.memory, "--memory") if args.memory else 0, demands=demands,
         methods=args.methods.split(",") if args.methods else (), adjust=lambda runtime: with_settings(runtime, args.set),
         levels=_whole(args.levels, "--levels"), sharding_messages=args.sharding_messages,
@@ -167,7 +169,8 @@ def _row(found: LayoutFindings, j: Judged) -> dict[str, Any]:
     import msgspec
 
     c, d = j.candidate, found.demands
-    layout = {k: v for k, v in msgspec.to_builtins(c.layout).items() if k != "schedule" or v is not None}
+    unsaid = {"schedule": None, "context": 1}  # fields that say nothing where they have these values
+    layout = {k: v for k, v in msgspec.to_builtins(c.layout).items() if k not in unsaid or v != unsaid[k]}
     row: dict[str, Any] = {
         "name": c.layout.name, "source": c.source, "time_s": j.time_s, "closed_form_s": j.estimate.time_s, "why": j.why,
         "layout": layout, "choices": _runs(found, j),
@@ -203,6 +206,7 @@ def assumptions(found: LayoutFindings) -> list[str]:
     said += [
         f"layer times: {p.table.source}; {alone}tensor-parallel collectives as rings inside a server",
         f"messages of sharding levels 2 and 3: {p.table.sharding_messages}, at the group's share of a server's links, not simulated as flows",
+        *(["exchanges of context ranks: in layer times, beside a ring's own computation, not simulated as flows"] if p.table.contexts else []),
         f"state per parameter: weight {p.table.state.weight:g}, gradient {p.table.state.gradient:g}, optimizer {p.table.state.optimizer:g} B",
         "a tied table is held by both of its stages; the sum of its two gradients is not priced",
         "temporaries of single operators are not counted in memory",

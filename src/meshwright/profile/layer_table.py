@@ -14,7 +14,7 @@ as flows.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
 
@@ -39,11 +39,13 @@ COLUMNS = (
 
 
 class LayerChoice(NamedTuple):
-    """`tensor`: degree of this layer inside its group of ranks, 0 = the group's; the rest of the group then shares the micro-batch's samples."""
+    """`tensor`: degree of this layer inside its group of ranks, 0 = the group's; the rest of the group then shares the micro-batch's samples.
+    `context`: replicas that share samples and divide their positions, the same for all layers."""
 
     recompute: Recompute = "none"
     sharding: int = 0
     tensor: int = 0
+    context: int = 1
 
 
 class StateBytes(NamedTuple):
@@ -83,12 +85,16 @@ class LayerRow:
 
 @dataclass(frozen=True, kw_only=True)
 class LayerTable:
-    """`rows[entry]`: all layers. Rates and hops are those of the messages of sharding levels 2 and 3, per rank."""
+    """`rows[entry]`: all layers. Rates and hops are those of the messages of sharding levels 2 and 3, per rank.
+
+    `contexts[degree][entry]`: of one of `degree` ranks that divide the positions of an entry's samples; times contain their exchanges.
+    """
 
     model: str
     names: tuple[str, ...]
     rows: Mapping[Entry, tuple[LayerRow, ...]]
     state: StateBytes
+    contexts: Mapping[int, Mapping[Entry, tuple[LayerRow, ...]]] = field(default_factory=dict)
     inside_Bps: Mapping[str, float] = field(default_factory=dict)  # per device kind: rank to rank in a server
     outside_Bps: Mapping[str, float] = field(default_factory=dict)  # per device kind: its share of the server's NICs
     inside_hop_s: Mapping[str, float] = field(default_factory=dict)  # one message, in a server
@@ -115,9 +121,19 @@ class LayerTable:
     def devices(self) -> tuple[str, ...]:
         return tuple(sorted({e.device for e in self.rows}))
 
-    def row(self, entry: Entry) -> tuple[LayerRow, ...]:
+    def every(self) -> Iterator[tuple[Entry, int, tuple[LayerRow, ...]]]:
+        """(entry, context degree, its layers) of the whole table."""
+        for context, rows in ((1, self.rows), *self.contexts.items()):
+            yield from ((entry, context, found) for entry, found in rows.items())
+
+    def row(self, entry: Entry, context: int = 1) -> tuple[LayerRow, ...]:
         """Raises: ProfileEntryMissing."""
-        found = self.rows.get(entry)
+        found = (self.rows if context == 1 else self.contexts.get(context, {})).get(entry)
+        if found is None and context > 1:
+            raise ProfileEntryMissing(
+                f"the table of {self.model!r} lacks {entry}, context degree {context}", hint=f"degrees are {[1, *self.contexts]}",
+                data={"missing": [list(entry)], "context": context},
+            )  # fmt: skip
         if found is None:
             have = "; ".join(str(e) for e in sorted(self.rows)[:6])
             raise ProfileEntryMissing(f"the table of {self.model!r} lacks {entry}", hint=f"it has {have}", data={"missing": [list(entry)]})
@@ -147,7 +163,7 @@ class LayerTable:
         inner, rest = divmod(entry.tensor, tensor)
         if rest or entry.microbatch % inner:
             raise UsageError(f"{entry} cannot be shared {inner} x tensor {tensor}", where=self.model, hint="degrees and samples must divide")
-        rows = self.row(Entry(entry.device, entry.microbatch // inner, tensor))
+        rows = self.row(Entry(entry.device, entry.microbatch // inner, tensor), choice.context)
         plain = (np.array([getattr(r, name) for r in rows]) for name in PLAIN)
         forward_s, backward_s, update_s, weights_s, parameters, output_bytes, left_bytes = plain
         i = RECOMPUTE.index(choice.recompute)

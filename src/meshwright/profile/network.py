@@ -61,7 +61,8 @@ class ProfiledSchedule(_Record, frozen=True, kw_only=True):
 class ProfiledLayout(_Record, frozen=True, kw_only=True):
     """A pipeline of stages, uneven if need be, in data-parallel copies; `microbatches` of `microbatch` samples each, a number for every pipeline.
 
-    `schedule`: none is 1F1B, a stage's layers follow each other; with one, a stage holds the layers of its pieces.
+    `schedule`: none is 1F1B, a stage's layers follow each other; with one, a stage holds the layers of its pieces. `context`: so many pipelines in a
+    row share samples and divide their positions.
     """
 
     stages: tuple[ProfiledStage, ...]
@@ -69,8 +70,12 @@ class ProfiledLayout(_Record, frozen=True, kw_only=True):
     microbatches: tuple[int, ...]
     name: str = ""
     schedule: ProfiledSchedule | None = None
+    context: int = 1
 
     def __post_init__(self) -> None:
+        if self.context < 1 or len(self.microbatches) % self.context:
+            message = f"{len(self.microbatches)} pipelines do not divide into groups of {self.context} that share samples"
+            raise UsageError(message, where=self.name or "layout", hint="a context degree that divides the pipelines")
         if not self.stages or not self.microbatches:
             raise UsageError("a layout needs stages and micro-batches", where=self.name or "layout")
         if self.microbatch < 1 or min(self.microbatches) < 1:
@@ -105,7 +110,7 @@ class ProfiledLayout(_Record, frozen=True, kw_only=True):
 
     @property
     def global_batch(self) -> int:
-        return self.microbatch * sum(self.microbatches)
+        return self.microbatch * sum(self.microbatches) // self.context
 
     @property
     def pieces(self) -> tuple[tuple[int, int, int], ...]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 import pytest
-from rig import forward_of, graph_of
+from rig import graph_of
 from tensor_rig import plan_case, run_case
 
 from meshwright.cli.train_plan import _context
@@ -13,10 +13,9 @@ from meshwright.drive.training.decisions import context_of
 from meshwright.drive.training.memory import Memory, MemoryWanted
 from meshwright.drive.training.recompute import RecomputeWanted
 from meshwright.drive.training.wishes import LayoutWanted
-from meshwright.errors import PlanMismatch, Unsupported, UsageError
+from meshwright.errors import PlanMismatch, UsageError
 from meshwright.job import Training
 from meshwright.run.calibrate.transport import laptop_shape
-from meshwright.run.train.evaluation_graph import evaluation_layout
 
 MODEL = "tests/run/context_models.py:interleaved"
 
@@ -38,10 +37,8 @@ def test_degrees_that_do_not_divide_the_devices_and_whole_stages_planned() -> No
         Memory().require(context)
 
 
-def test_evaluation_and_another_model() -> None:
+def test_another_model() -> None:
     case = plan_case("interleaved", (1, 1, 1), models=MODEL.partition(":")[0] + ":", context=(2, "ring"))
-    with pytest.raises(Unsupported, match="do not evaluate on a part of the positions"):
-        evaluation_layout(case.layout, forward_of(MODEL, 2))
     renamed = tuple(msgspec.structs.replace(s, nodes=(*s.nodes, "nobody")) for s in case.layout.segments)
     case.layout = msgspec.structs.replace(case.layout, segments=renamed)
     with pytest.raises(PlanMismatch, match="runs 'nobody', which the model does not call"):

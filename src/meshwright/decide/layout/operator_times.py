@@ -18,6 +18,8 @@ from ...cost_models.gpu_rates import GpuRates
 from ...cost_models.products import ProductModel
 from ...fabric.fabric import Device
 from ...graph.graph import OpGraph, OpNode, operator_name
+from ...plan.context import HEADS, RING_BLOCK, RING_END
+from ...plan.vocabulary import base_node
 from ...profile.frameworks import Framework
 from .cut import dtype_bytes
 
@@ -27,6 +29,7 @@ FUSED_LOSS = 0.25  # of an eager cross-entropy's traffic in float32: 16-bit logi
 # Eager attention moves a score so many times in 16 bits beside its products, forward and backward: Megatron's scaled, upper-triangle-masked softmax
 # reads the lower half only (half + 1; half + half + 1), dropout with its one-byte mask is 2.5 either way.
 SCORE_MOVES = (4.0, 4.5)
+ROUNDS = frozenset({RING_BLOCK, RING_END, HEADS})  # attention on a part of the positions
 LINEAR = frozenset({"add", "sub", "neg", "cat", "clone", "contiguous", "to"})  # whose backward needs none of its operands
 
 
@@ -52,7 +55,7 @@ class OperatorTimes:
     def time_s(self, node: OpNode, *, backward: bool, part: float, row: bool) -> float:
         """`part`: of the operator, on one rank; `row`: divided along what a product sums over, else along its columns."""
         work = node.backward if backward else node.forward
-        if node.forward.flops and "scaled_dot_product" in node.target:
+        if node.forward.flops and ("scaled_dot_product" in node.target or node.target in ROUNDS):
             return self._attention_s(node, work.flops * part, backward=backward, part=part)
         if node.forward.flops and node.module != "loss":
             return self._product_s(node, backward=backward, part=part, row=row)
@@ -81,14 +84,23 @@ class OperatorTimes:
         return found + cut * k * self.framework.accumulate_bytes / self.memory_Bps
 
     def _attention_s(self, node: OpNode, flops: float, *, backward: bool, part: float) -> float:
-        positions = node.outputs[0].shape[-2]
+        queries, positions, width = _attended(node)
         if self.framework.attention == "eager":
-            scores = prod(node.outputs[0].shape[:-1]) * positions * part
-            width = node.outputs[0].shape[-1]
+            scores = queries * positions * part
             products = (4 if backward else 2) * float(self._products.time_s(scores / positions, positions, width))  # all heads as one batch
             return products + SCORE_MOVES[backward] * scores * self.value_bytes / self.memory_Bps
-        half = 0.5 if node.name in self._causal else 1.0
+        half = 0.5 if base_node(node.name) in self._causal else 1.0
         return half * flops / (self.peak * self.rates.attention_share(self.framework.attention, positions))
+
+
+def _attended(node: OpNode) -> tuple[int, int, int]:
+    """(queries of all heads and samples, keys that each sees or is masked from, width of a result)."""
+    if node.target == HEADS:  # of some heads, over the positions of all ranks
+        samples, positions, (heads, _, _, width) = node.args[-5:-2]
+        positions *= node.outputs[0].shape[0]
+        return samples * heads * positions, positions, width
+    shape = node.outputs[0].shape
+    return prod(shape[:-1]), shape[-2], shape[-1] - 2 * (node.target == RING_BLOCK)
 
 
 def _fused_bytes(graph: OpGraph, value_bytes: float) -> dict[str, tuple[float, float]]:

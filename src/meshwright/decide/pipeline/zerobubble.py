@@ -16,7 +16,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
-from typing import ClassVar
+from typing import ClassVar, Self
 
 import numpy as np
 
@@ -85,6 +85,10 @@ class InterleavedZB(PipelineStrategy):
     chunks: int = 2
     cap: int = 0
     tries: int = 1000
+
+    @classmethod
+    def variants(cls, problem: PipelineProblem, *, chunks: Sequence[int] = (2,), effort: int = 0) -> tuple[Self, ...]:
+        return tuple(cls(chunks=v) for v in chunks)
 
     @property
     def traits(self) -> Traits:

@@ -28,13 +28,14 @@ __all__ = ["LayoutSchedules", "StepForecast"]
 F64 = NDArray[np.float64]
 Parts = tuple[float, float, float]
 # Pieces per stage that are tried where a schedule has the choice.
-CHUNKS = (2, 3, 4, 6, 8)
+CHUNKS = (2, 3, 4, 6, 8, 12, 16)
+LISTED_CHUNKS = (2, 4, 8)  # of those whose orders are list-scheduled
 # Rounds (micro-batches over stages) of the longer of two steps that stand for one of more rounds; list-scheduled orders take longer to plan.
 MAX_ROUNDS = 3
 MAX_LISTED_ROUNDS = 4
 # Actions of orders that are planned: of one step, and of list-scheduled ones in all.
 MAX_ACTIONS = 100_000
-MAX_LISTED_ACTIONS = 20_000
+MAX_LISTED_ACTIONS = 40_000
 RATIO_STEPS = 4  # of a forward's seconds, to which the ratio for list scheduling is rounded
 
 
@@ -86,6 +87,8 @@ class LayoutSchedules:
                 continue
             for made in kind.variants(problem, chunks=CHUNKS):
                 traits, label = made.traits, schedule_label(made.name, options_given(made, made.told))
+                if traits.split_backward and traits.stages_per_device not in (1, *LISTED_CHUNKS):
+                    continue
                 if traits.copies > 1 or traits.parts > 1 or stages * traits.stages_per_device > layers:
                     continue
                 self._known[label] = made

@@ -62,12 +62,13 @@ def find_layouts(
     demands: Demands | None = None, methods: Iterable[str] = (), adjust: Callable[[TrainingRuntime], TrainingRuntime] | None = None,
     simulated: int = 50, refine: int = 5, levels: Iterable[int] = (0, 1, 2, 3),
     sharding_messages: Literal["overlapped", "blocking"] = "overlapped", recompute: Iterable[Recompute] = RECOMPUTE, schedules: Iterable[str] = (),
-    framework: Framework | None = None,
+    framework: Framework | None = None, contexts: Sequence[int] = (),
 ) -> LayoutFindings:  # fmt: skip
     """Ranked layouts. `memory_bytes`: of every device instead of the fabric's; `adjust` changes the runtime; `schedules`: names of those allowed
     beside 1F1B, none for all.
 
     `framework`: whose kernels, state, overlap and overheads the prices are of; None: operators alone on a roofline.
+    `contexts`: degrees of context parallelism beside 1, by default those that leave ranks long sequences (`context_degrees`); (1,): none.
     `tensors`: degrees, by default all powers of two in a server; `levels`, `recompute`: sharding levels and recomputation allowed.
 
     Raises: Infeasible, UsageError, Disconnected and what the parts raise.
@@ -89,7 +90,7 @@ def find_layouts(
         raise UsageError(f"no micro-batch divides a global batch of {global_batch}", where="micro-batches", hint="1 always does")
     priced = partial(
         layer_table, graph_at, kinds, cost, tensors=degrees, precision=precision, sequence=sequence, sharding_messages=sharding_messages,
-        framework=framework, watts=demands.watts if demands is not None else None,
+        framework=framework, watts=demands.watts if demands is not None else None, contexts=contexts,
     )  # fmt: skip
     table = priced(microbatches=sizes)
     pools = tuple(Pool(kind=k, memory_bytes=memory_bytes or k.device.memory_bytes) for k in kinds)

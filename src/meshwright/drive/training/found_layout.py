@@ -78,8 +78,8 @@ def plan_found(
     again = {c.recompute for c in choices}
     level = choices[0].sharding if layout.data > 1 else 0
     wanted = LayoutWanted(
-        data=layout.data, tensor=layout.stages[0].replicas[0].tensor, pipeline=len(layout.stages), microbatch=layout.microbatch,
-        borders=_borders(found, [n for _, _, n in layout.pieces]),
+        data=layout.data // layout.context, context=layout.context, tensor=layout.stages[0].replicas[0].tensor, pipeline=len(layout.stages),
+        microbatch=layout.microbatch, borders=_borders(found, [n for _, _, n in layout.pieces]),
     )  # fmt: skip
     name, *options = layout.schedule.name.split() if layout.schedule is not None else (OneFOneB.name,)
     pairs = (x.partition("=") for x in options)

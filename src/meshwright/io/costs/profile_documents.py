@@ -13,7 +13,7 @@ from typing import Any
 
 import msgspec
 
-from ...errors import FormatError
+from ...errors import FormatError, Unsupported
 from ...profile.network import MeasuredRun, ProfiledLayout, TrainingRuntime
 from ..limits import MaxBytes
 from ..strict_json import read_versioned, write_document
@@ -47,14 +47,23 @@ def read_runtime(path: str | os.PathLike[str]) -> TrainingRuntime:
 
 
 def read_layout(path: str | os.PathLike[str]) -> ProfiledLayout:
-    """Raises: UsageError (no such file), FormatError naming the field."""
-    return read_versioned(path, _Layout, schema="meshwright.profiled-layout", version=VERSION, limit=MaxBytes.PROFILE_DOCUMENT)[0].layout
+    """Raises: UsageError (no such file), FormatError naming the field, Unsupported for a context degree."""
+    document, where = read_versioned(path, _Layout, schema="meshwright.profiled-layout", version=VERSION, limit=MaxBytes.PROFILE_DOCUMENT)
+    _require_whole(document.layout, where)
+    return document.layout
+
+
+def _require_whole(layout: ProfiledLayout, where: str) -> None:
+    if layout.context > 1:
+        hint = "`layout search` prices context degrees"
+        raise Unsupported(f"context degree {layout.context}: measured layer times are of whole sequences", where=where, hint=hint)
 
 
 def read_measured_runs(path: str | os.PathLike[str]) -> tuple[MeasuredRun, ...]:
-    """Raises: UsageError (no such file), FormatError for anything wrong, also a time that is not positive."""
+    """Raises: UsageError (no such file), FormatError for anything wrong, also a time that is not positive, Unsupported for a context degree."""
     document, where = read_versioned(path, _Runs, schema="meshwright.measured-runs", version=VERSION, limit=MaxBytes.PROFILE_DOCUMENT)
     for i, run in enumerate(document.runs):
+        _require_whole(run.layout, f"{where}: runs[{i}].layout")
         if not (math.isfinite(run.time_s) and run.time_s > 0):
             raise FormatError(f"must be > 0, got {run.time_s}", where=f"{where}: runs[{i}].time_s")
         if run.memory_peak_bytes and len(run.memory_peak_bytes) != len(run.layout.stages):

@@ -52,7 +52,8 @@ def evaluation_graph_of(plan: Plan, layout: TrainingLayout, planned: Any) -> Any
     except Unsupported:
         graph = from_traced(trace_job(job, device="cpu", **options))
     graph = evaluation_graph(planned, graph)
-    evaluation_layout(layout, graph)
+    if layout.context == 1:  # ranks of a part of the positions look for themselves: it is theirs that their segments compute
+        evaluation_layout(layout, graph)
     return graph
 
 

@@ -29,7 +29,6 @@ from ..machine.process import POSITION
 from ..steps.forward_graph import ForwardGraph
 from .count_exchange import CountExchange
 from .data import Dataset, samples_in
-from .evaluation_graph import evaluation_layout
 from .loader import seeded
 from .segments import RankModule, evaluation_module, random_seed
 from .work import BatchSource, TrainingWork
@@ -102,9 +101,8 @@ class Evaluation:
         opaque: Callable[..., Any] | None = None, precision: str = "fp32", exchange: CountExchange | None = None, progress: Any = None,
     ) -> None:  # fmt: skip
         assert plan.layout is not None
-        layout = evaluation_layout(plan.layout, graph)
+        own, layout = evaluation_module(graph, plan.layout, rank, module, device=data.device, opaque=opaque, precision=precision)
         self.layout, self.rank, self.data, self.batches, self.exchange = layout, rank, data, batches, exchange
-        own = evaluation_module(graph, layout, rank, module, device=data.device, opaque=opaque, precision=precision)
         program = evaluation_program(plan)
         self.work = _Work(program, layout, rank, own, data, None, seed=random_seed(plan.seed, PLACE))
         memory = RankMemory(program, rank, data.device, local_values(layout, rank), module.flats, layout=layout)
@@ -138,5 +136,6 @@ class Evaluation:
         mine = [partial(self.data.microbatch, k, d, mb) for k in range(self.batches) for d in replicas for mb in range(lay.microbatches_of(d))]
         batches = (fetch() for fetch in mine)
         sums = counts.sums(batches) if self.exchange is None else self.exchange(counts, batches)
-        counts.fill(sums, lay.all_microbatches * self.batches)
+        # members of a context group have the same samples, and each counted them
+        counts.fill({v: x / lay.context for v, x in sums.items()}, lay.all_microbatches * self.batches)
         self.counted = True

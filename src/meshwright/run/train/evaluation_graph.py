@@ -65,7 +65,8 @@ def _renamed(n: ForwardNode, names: Mapping[str, str]) -> ForwardNode:
 
 
 def evaluation_layout(layout: TrainingLayout, graph: ForwardGraph) -> TrainingLayout:
-    """The layout with the calls of `graph` (of `evaluation_graph`) in its segments; nothing runs again, nothing runs as a planned step.
+    """The layout with the calls of `graph` (of `evaluation_graph`, on a rank's positions where it has not all) in its segments; nothing runs again,
+    nothing runs as a planned step.
 
     Raises: Unsupported naming module and operator of a value that the plan sends on and evaluation does not make.
     """
@@ -76,9 +77,6 @@ def evaluation_layout(layout: TrainingLayout, graph: ForwardGraph) -> TrainingLa
     nodes: dict[str, list[str]] = {s.key: [] for s in layout.segments}
     waiting: list[str] = []
     last = [layout.segments[-1].key]
-    if layout.context > 1:
-        hint = "evaluate the checkpoint with a plan of --context 1"
-        raise Unsupported("ranks do not evaluate on a part of the positions so far", where="--evaluate-every", hint=hint)
     for n in expand_forward(graph, layout.losses).nodes:
         waiting.append(n.name)
         if n.name in of:

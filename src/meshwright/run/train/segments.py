@@ -30,6 +30,7 @@ from ..steps.forward_graph import ForwardGraph
 from ..tensor.sharding import take_part
 from ..tensor.vocabulary import expand_forward
 from .dropout import Draws
+from .evaluation_graph import evaluation_layout
 from .loss_counts import LossCounts, divisors_of
 from .loss_terms import loss_terms
 from .segment_builder import SegmentBuilder, example_tensors
@@ -54,6 +55,7 @@ class RankModule:
     groups: dict[str, ParameterGroup] = field(default_factory=dict)  # where data replicas divide training state, by group name
     sums: dict[str, torch.Tensor] = field(default_factory=dict)  # encoded gradients that replicas add up, by the plan's buffer name
     norms: dict[str, torch.Tensor] = field(default_factory=dict)  # what the ranks' sums of squares are gathered in, likewise
+    positions: Positions | None = None  # its calls, where it has a part of the positions
     counts: LossCounts | None = None  # what sums in the loss are divided by, where it is not a mean over samples; set before a step
     weighted: bool = False  # micro-batches' losses count for so much, not sums inside them
 
@@ -137,7 +139,7 @@ def build_rank_module(
     sums = sum_buffers(layout, rank, gradient_bytes, device)
     norms = {n: torch.zeros(size // 8, dtype=torch.float64, device=device) for n, size in gradient_bytes.items() if n.startswith("norm:")}
     counts = LossCounts(graph, {n: terms[n] for n in divisors}, divisors, builder.constants, kept) if divisors else None
-    return RankModule(segments, held, kept, gradients, graph.outputs[0], builder.draws, groups, sums, norms, counts, weighted)
+    return RankModule(segments, held, kept, gradients, graph.outputs[0], builder.draws, groups, sums, norms, positions, counts, weighted)
 
 
 def _positions(
@@ -162,15 +164,23 @@ def _read(values: WeightFiles, name: str, whole: torch.Tensor, shard: ParamShard
 def evaluation_module(
     graph: ForwardGraph, layout: TrainingLayout, rank: int, trained: RankModule, *, device: torch.device, opaque: Callable[..., Any] | None = None,
     precision: str = "fp32",
-) -> RankModule:  # fmt: skip
-    """The segments of `rank` in evaluation mode, on the very parameters and buffers of `trained`. `graph`, `layout`: of `evaluation_graph`.
+) -> tuple[RankModule, TrainingLayout]:  # fmt: skip
+    """The segments of `rank` in evaluation mode, on the very parameters and buffers of `trained`, and their layout. `graph`: of `evaluation_graph`;
+    `layout`: the plan's.
 
-    Raises: Unsupported where a call cannot be split, or a segment needs what it neither reads nor makes.
+    Raises: Unsupported where a call cannot be split, or a segment needs what it neither reads nor makes; PlanMismatch where positions cannot be
+    followed as in training.
     """
+    positions = None
+    if trained.positions is not None:
+        fixed = {v: s for v, s in trained.positions.whole.items() if v.startswith(("param:", "buffer:"))}
+        fixed |= {f"constant:{n}": tuple(c.shape) for n, c in graph.constants.items()}
+        positions = local_graph(graph, layout, rank, fixed, evaluated=True)
+    layout = evaluation_layout(layout, graph if positions is None else positions.graph)
     stage, terms = layout.held(layout.coordinates(rank)[0]), loss_terms(graph)
     builder = SegmentBuilder(
-        expand_forward(graph, layout.losses), layout, layout.coordinates(rank)[2], trained.parameters, trained.buffers, device, opaque, None,
-        trained.groups, precision, terms,
+        expand_forward(graph if positions is None else positions.graph, layout.losses), layout, layout.coordinates(rank)[2], trained.parameters,
+        trained.buffers, device, opaque, None, trained.groups, precision, terms, positions,
     )  # fmt: skip
     mine = [s for s in layout.segments if s.key in stage.segments]
     builder.divisors, _ = divisors_of(mine, graph, terms, device)
@@ -178,7 +188,8 @@ def evaluation_module(
     counts = None
     if builder.divisors:
         counts = LossCounts(graph, {n: terms[n] for n in builder.divisors}, builder.divisors, builder.constants, trained.buffers)
-    return RankModule(segments, trained.parameters, trained.buffers, {}, graph.outputs[0], builder.draws, trained.groups, counts=counts)
+    made = RankModule(segments, trained.parameters, trained.buffers, {}, graph.outputs[0], builder.draws, trained.groups, counts=counts)
+    return made, layout
 
 
 def _gradient_buffers(

@@ -63,8 +63,8 @@ def layout_bounds(problem: Problem, candidate: Candidate) -> LayoutBounds:
 def least_device_s(problem: Problem) -> dict[str, F64]:
     """Device-seconds of every layer for one sample, per kind of device, that no entry of the table goes below; collectives are part of an entry."""
     found: dict[str, F64] = {}
-    for entry, rows in problem.table.rows.items():
-        each = np.array([r.forward_s + r.backward_s for r in rows]) * (entry.tensor / entry.microbatch)
+    for entry, context, rows in problem.table.every():
+        each = np.array([r.forward_s + r.backward_s for r in rows]) * (entry.tensor * context / entry.microbatch)
         found[entry.device] = np.minimum(found[entry.device], each) if entry.device in found else each
     return found
 
@@ -118,15 +118,15 @@ def _path_s(problem: Problem) -> float:
     A layout has one entry of the table per layer and pipeline; its step is at least any mean of the two, so at least the sum over the layers of the
     entry that is best in that mean. The sum is concave in the mean's weight: the best weight is found by thirds."""
     kinds = {p.kind.name for p in problem.pools}
-    entries = [e for e in problem.table.rows if e.device in kinds]
+    entries = [(e, context) for e, context, _ in problem.table.every() if e.device in kinds]
     if len(kinds) > 1 or not entries:
         return 0.0
     each = problem.global_batch / sum(p.kind.devices for p in problem.pools)
     work, way = (np.empty((len(entries), problem.table.layers)) for _ in range(2))
-    for k, e in enumerate(entries):
-        a = problem.table.priced(e, LayerChoice(), 1)
+    for k, (e, context) in enumerate(entries):
+        a = problem.table.priced(e, LayerChoice(context=context), 1)
         way[k] = a["forward_s"] + a["backward_s"] - a["weights_s"]
-        work[k] = (a["forward_s"] + a["backward_s"]) * (each * e.tensor / e.microbatch)
+        work[k] = (a["forward_s"] + a["backward_s"]) * (each * e.tensor * context / e.microbatch)
 
     def mean_s(weight: float) -> float:
         return float((weight * work + (1 - weight) * way).min(axis=0).sum())
@@ -140,7 +140,7 @@ def _path_s(problem: Problem) -> float:
 
 def _least_flops(problem: Problem) -> float:
     """Operations of one sample that no entry of the table goes below."""
-    each = [sum(sum(r.flops) for r in rows) * e.tensor / e.microbatch for e, rows in problem.table.rows.items()]
+    each = [sum(sum(r.flops) for r in rows) * e.tensor * context / e.microbatch for e, context, rows in problem.table.every()]
     return min(each, default=0.0)
 
 
@@ -200,8 +200,8 @@ def _any_order_s(problem: Problem, candidate: Candidate) -> float:
 
 def _allowed(problem: Problem, candidate: Candidate) -> list[LayerChoice]:
     """The choices of its family."""
-    levels, inner = {c.sharding for c in candidate.choices}, {0, *(c.tensor for c in candidate.choices)}
-    return [c._replace(tensor=t) for c in problem.choices if c.sharding in levels for t in sorted(inner)]
+    inner = {0, *(c.tensor for c in candidate.choices)}
+    return [c._replace(tensor=t) for c in problem.choices_of(candidate) for t in sorted(inner)]
 
 
 def _stage_numbers(problem: Problem, candidate: Candidate) -> tuple[float, dict[Replica, float], dict[Replica, float], float]:

@@ -45,7 +45,7 @@ class Candidate:
     @property
     def identity(self) -> tuple[object, ...]:
         stages = tuple((s.layers, s.replicas) for s in self.layout.stages)
-        return (stages, self.layout.schedule, self.layout.microbatch, self.layout.microbatches, self.choices)
+        return (stages, self.layout.schedule, self.layout.microbatch, self.layout.microbatches, self.layout.context, self.choices)
 
 
 @dataclass(frozen=True)
@@ -97,13 +97,18 @@ class Problem:
     def microbatches(self) -> list[int]:
         return sorted({e.microbatch for e in self.table.rows})
 
+    def choices_of(self, candidate: Candidate, also: Iterable[int] = ()) -> list[LayerChoice]:
+        """What its layers may choose within its sharding levels, and those in `also`, and its context degree."""
+        levels = {*(c.sharding for c in candidate.choices), *also}
+        return [c._replace(context=candidate.layout.context) for c in self.choices if c.sharding in levels]
+
     def profile(self, candidate: Candidate) -> LayerProfile:
         return self.table.profile(candidate.layout.entries(), candidate.choices, candidate.layout.data)
 
     def parts_s(self, layout: ProfiledLayout) -> tuple[float, float, float]:
         """Seconds of forward, input's and weights' gradients of all layers on the layout's first device, nothing computed again."""
         r = layout.stages[0].replicas[0]
-        a = self.table.priced(Entry(r.device, layout.microbatch, r.tensor), LayerChoice(), layout.data)
+        a = self.table.priced(Entry(r.device, layout.microbatch, r.tensor), LayerChoice(context=layout.context), layout.data)
         forward, backward, weights = (float(a[name].sum()) for name in ("forward_s", "backward_s", "weights_s"))
         return forward, backward - weights, weights
 

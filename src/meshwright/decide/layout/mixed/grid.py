@@ -1,4 +1,4 @@
-"""Candidates on one kind of device: every data, tensor and pipeline degree, micro-batch, recomputation and sharding level.
+"""Candidates on one kind of device: every data, context, tensor and pipeline degree, micro-batch, recomputation and sharding level.
 
 Cite: Narayanan et al., SC 2021 (grids of three degrees). Deviation: stages are uneven from the start (`split`), and nothing is pruned by rank:
 every candidate that fits in memory is evaluated in closed form.
@@ -22,28 +22,28 @@ __all__ = ["LayerGrid", "grid_candidates"]
 
 def grid_candidates(problem: Problem, pool: Pool, devices: int) -> Iterator[Candidate]:
     """All combinations on `devices` devices of one pool."""
-    kind = pool.kind
-    for tensor in problem.tensors(kind.name):
-        if devices % tensor or tensor > devices:
+    for entry, context, _ in sorted(problem.table.every(), key=lambda x: (x[1], x[0].tensor, x[0].microbatch)):
+        if entry.device == pool.kind.name and devices % (entry.tensor * context) == 0 and problem.global_batch % entry.microbatch == 0:
+            yield from _of_entry(problem, pool, devices, entry, context)
+
+
+def _of_entry(problem: Problem, pool: Pool, devices: int, entry: Entry, context: int) -> Iterator[Candidate]:
+    """Every pipeline degree of one micro-batch, tensor and context degree. Ranks that share samples are pipelines side by side."""
+    kind, tensor, microbatch = pool.kind, entry.tensor, entry.microbatch
+    a = problem.table.priced(entry, problem.choices[0]._replace(context=context), 1)
+    times = a["forward_s"] + a["backward_s"]
+    for stages in range(1, min(problem.table.layers, devices // (tensor * context)) + 1):
+        data, rest = divmod(devices, tensor * context * stages)
+        count, odd = divmod(problem.global_batch // microbatch, data) if data else (0, 0)
+        if rest or odd or not count or stages * count * data * context > MAX_PASSES:
             continue
-        for microbatch in problem.microbatches:
-            entry = Entry(kind.name, microbatch, tensor)
-            if entry not in problem.table.rows or problem.global_batch % microbatch:
-                continue
-            a = problem.table.priced(entry, problem.choices[0], 1)
-            times = a["forward_s"] + a["backward_s"]
-            for stages in range(1, min(problem.table.layers, devices // tensor) + 1):
-                data, rest = divmod(devices, tensor * stages)
-                count, odd = divmod(problem.global_batch // microbatch, data)
-                if rest or odd or not count or stages * count * data > MAX_PASSES:
-                    continue
-                replica = Replica(device=kind.name, tensor=tensor, zone=kind.zone)
-                made = tuple(ProfiledStage(layers=n, replicas=(replica,) * data) for n in split_layers([times] * stages))
-                name = f"dp{data} tp{tensor} pp{stages} mb{microbatch}"
-                layout = ProfiledLayout(stages=made, microbatch=microbatch, microbatches=(count,) * data, name=name)
-                for choice in problem.choices:
-                    if choice.tensor in (0, tensor) and not (choice.sharding and data == 1):
-                        yield Candidate(layout, (choice,) * problem.table.layers, LayerGrid.name)
+        replica, pipelines = Replica(device=kind.name, tensor=tensor, zone=kind.zone), data * context
+        made = tuple(ProfiledStage(layers=n, replicas=(replica,) * pipelines) for n in split_layers([times] * stages))
+        name = f"dp{data} cp{context} tp{tensor} pp{stages} mb{microbatch}" if context > 1 else f"dp{data} tp{tensor} pp{stages} mb{microbatch}"
+        layout = ProfiledLayout(stages=made, microbatch=microbatch, microbatches=(count,) * pipelines, name=name, context=context)
+        for choice in problem.choices:
+            if choice.tensor in (0, tensor) and not (choice.sharding and pipelines == 1):
+                yield Candidate(layout, (choice._replace(context=context),) * problem.table.layers, LayerGrid.name)
 
 
 @dataclass(frozen=True, kw_only=True)

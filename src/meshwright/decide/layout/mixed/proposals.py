@@ -177,12 +177,11 @@ class PerLayer(LayersStrategy):
         best: dict[tuple[object, ...], Judged] = {}
         for j in judged:
             layout = j.candidate.layout
-            key = (tuple((s.layers, s.replicas[0]) for s in layout.stages), layout.microbatch, layout.microbatches)
+            key = (tuple((s.layers, s.replicas[0]) for s in layout.stages), layout.microbatch, layout.microbatches, layout.context)
             if key not in best or j.estimate.time_s < best[key].estimate.time_s:
                 best[key] = j
         for number, j in enumerate(sorted(best.values(), key=lambda j: j.estimate.time_s)[: self.chosen]):
-            levels = {c.sharding for c in j.candidate.choices}
-            choices = [c for c in problem.choices if c.sharding in levels or (c.sharding == 1 and j.candidate.layout.data > 1)]
+            choices = problem.choices_of(j.candidate, also=(1,) if j.candidate.layout.data > 1 else ())
             if number < self.with_tensor:
                 choices += _half_degrees(problem, j.candidate)
             made = with_best_choices(problem, j.candidate, choices, self.name)
@@ -196,7 +195,7 @@ def _half_degrees(problem: Problem, c: Candidate) -> list[LayerChoice]:
     replicas = {r for s in layout.stages for r in s.replicas}
     halves = {Entry(r.device, layout.microbatch // 2, r.tensor // 2) for r in replicas}
     degrees = {r.tensor for r in replicas}
-    if layout.microbatch % 2 or len(degrees) > 1 or max(degrees) < 2 or any(e not in problem.table.rows for e in halves):
+    if layout.context > 1 or layout.microbatch % 2 or len(degrees) > 1 or max(degrees) < 2 or any(e not in problem.table.rows for e in halves):
         return []
     levels = {x.sharding for x in c.choices}
     return [LayerChoice(x.recompute, x.sharding, max(degrees) // 2) for x in problem.choices if x.sharding in levels and not x.tensor]

@@ -28,7 +28,7 @@ def refined(problem: Problem, candidate: Candidate, value: Callable[[Candidate],
     """Candidates that the closed form finds better than `candidate`, best last. `value`: seconds, infinite where it does not fit."""
     found: list[Candidate] = []
     best, least = candidate, value(candidate)
-    choices = [c for c in problem.choices if c.sharding in {x.sharding for x in candidate.choices}]
+    choices = problem.choices_of(candidate)
     for _ in range(MAX_ROUNDS):
         moved = False
         for tried in _neighbours(problem, best, choices):

@@ -80,8 +80,7 @@ class Scheduled(LayersStrategy):
         found = [(e.time_s, c) for e, c in fitting.values()]
         found.sort(key=lambda x: x[0])
         for _, c in found[: self.per_layer]:
-            levels = {x.sharding for x in c.choices}
-            chosen = with_best_choices(problem, c, [x for x in problem.choices if x.sharding in levels], self.name)
+            chosen = with_best_choices(problem, c, problem.choices_of(c), self.name)
             if chosen is not None:
                 yield chosen
         yield from (c for _, c in found)
@@ -94,7 +93,7 @@ def _better(a: Estimate, b: Estimate) -> bool:
 
 
 def _degrees(c: Candidate) -> tuple[object, ...]:
-    return (tuple(s.replicas[0] for s in c.layout.stages), c.layout.microbatch, c.layout.microbatches[0])
+    return (tuple(s.replicas[0] for s in c.layout.stages), c.layout.microbatch, c.layout.microbatches[0], c.layout.context)
 
 
 def _bases(problem: Problem, judged: Sequence[Judged]) -> list[tuple[float, Candidate]]:
@@ -123,7 +122,7 @@ def _on_schedules(problem: Problem, base: Candidate, known: dict[tuple[object, .
 def _cut(problem: Problem, layout: ProfiledLayout, variant: Variant, choice: LayerChoice, known: dict[tuple[object, ...], Layers]) -> ProfiledLayout:
     """Cut by the times of layers whose state is not sharded: messages of sharding are a few layers' affair, and many choices share the cut."""
     column = tuple(s.replicas[0] for s in layout.stages)
-    key = (column, layout.microbatch, choice.recompute, choice.tensor, variant.stage_of)
+    key = (column, layout.microbatch, choice.recompute, choice.tensor, choice.context, variant.stage_of)
     if key not in known:
         times = {}
         for r in dict.fromkeys(column):

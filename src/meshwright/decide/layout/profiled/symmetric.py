@@ -39,4 +39,4 @@ def alike_part(layout: ProfiledLayout, runtime: TrainingRuntime) -> ProfiledLayo
     if whole == data:
         return layout
     stages = tuple(msgspec.structs.replace(s, replicas=s.replicas[:whole]) for s in layout.stages)
-    return msgspec.structs.replace(layout, stages=stages, microbatches=layout.microbatches[:whole])
+    return msgspec.structs.replace(layout, stages=stages, microbatches=layout.microbatches[:whole], context=1)  # who shares samples is in the times
