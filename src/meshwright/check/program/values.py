@@ -27,6 +27,9 @@ from .wellformed import witness
 __all__ = ["QUANTITY_MASK", "Machine", "check_collective"]
 
 MAX_CELLS = 40_000_000  # cells held and chunk moves, added up: each is followed by an interpreted loop
+# Plain integers: an enum's `&` makes a member each time, and the loop over steps asks six times a step.
+RECV, READ, STORE, ADD, SEND, IN_SET, OUT_SET = map(int, (Part.RECV, Part.READ, Part.STORE, Part.ADD, Part.SEND, Part.IN_SET, Part.OUT_SET))
+COMPUTE, TRANSFER = int(Kind.COMPUTE), int(Kind.TRANSFER)
 QUANTITY_MASK = (1 << 32) - 1  # of a cell: which quantity it holds; the bits above are whose contributions
 
 
@@ -85,29 +88,29 @@ class Machine:
         # Any topological order will do: without races all of them leave the same values.
         nodes = zip(self.order.step[self.order.order].tolist(), self.order.iteration[self.order.order].tolist(), strict=True)
         for step, turn in nodes:
-            if kind[step] == Kind.COMPUTE:
+            if kind[step] == COMPUTE:
                 self.compute(step, turn)
-            if kind[step] != Kind.TRANSFER:
+            if kind[step] != TRANSFER:
                 continue
             part = parts[step]
             value: list[int] = []
             # The order of the parts within a step: receive, add what is read, store (or add into what is there), send on.
-            if part & Part.RECV:
-                sources = sets[chan_in[step]].tolist() if part & Part.IN_SET else (chan_in[step],)
+            if part & RECV:
+                sources = sets[chan_in[step]].tolist() if part & IN_SET else (chan_in[step],)
                 value = queue[sources[0]].popleft()
                 for more in sources[1:]:
                     value = [self.add(a, b, step) for a, b in zip(value, queue[more].popleft(), strict=True)]
-            if part & Part.READ:
+            if part & READ:
                 root, lo, hi = self.locate(src[step], src_chunk[step], count[step], turn)
                 here = self.memory[root][lo:hi]
-                value = [self.add(a, b, step) for a, b in zip(value, here, strict=True)] if part & Part.RECV else here
-            if part & Part.STORE:
+                value = [self.add(a, b, step) for a, b in zip(value, here, strict=True)] if part & RECV else here
+            if part & STORE:
                 root, lo, hi = self.locate(dst[step], dst_chunk[step], count[step], turn)
-                if part & Part.ADD and not part & Part.RECV:
+                if part & ADD and not part & RECV:
                     value = [self.add(a, b, step) for a, b in zip(value, self.memory[root][lo:hi], strict=True)]
                 self.store(root, lo, hi, value, step)
-            if part & Part.SEND:
-                for out in sets[chan_out[step]].tolist() if part & Part.OUT_SET else (chan_out[step],):
+            if part & SEND:
+                for out in sets[chan_out[step]].tolist() if part & OUT_SET else (chan_out[step],):
                     queue[out].append(value)
 
     def compute(self, step: int, turn: int) -> None:
