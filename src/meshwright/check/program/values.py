@@ -27,6 +27,9 @@ from .wellformed import witness
 __all__ = ["QUANTITY_MASK", "Machine", "check_collective"]
 
 MAX_CELLS = 40_000_000  # cells held and chunk moves, added up: each is followed by an interpreted loop
+# Plain integers: an enum's `&` makes a member each time, and the loop over steps asks six times a step.
+RECV, READ, STORE, ADD, SEND, IN_SET, OUT_SET = map(int, (Part.RECV, Part.READ, Part.STORE, Part.ADD, Part.SEND, Part.IN_SET, Part.OUT_SET))
+COMPUTE, TRANSFER = int(Kind.COMPUTE), int(Kind.TRANSFER)
 QUANTITY_MASK = (1 << 32) - 1  # of a cell: which quantity it holds; the bits above are whose contributions
 
 
@@ -82,37 +85,32 @@ class Machine:
         src, src_chunk, dst, dst_chunk = s.src_buffer.tolist(), s.src_chunk.tolist(), s.dst_buffer.tolist(), s.dst_chunk.tolist()
         chan_in, chan_out = s.chan_in.tolist(), s.chan_out.tolist()
         sets, queue = self.p.channels.sets, self.queue
-        # Plain numbers: `&` on a flag makes an object each time, which is most of the time of a large step.
-        is_compute, is_transfer = int(Kind.COMPUTE), int(Kind.TRANSFER)
-        recv, in_set, read, store, add, send, out_set = map(
-            int, (Part.RECV, Part.IN_SET, Part.READ, Part.STORE, Part.ADD, Part.SEND, Part.OUT_SET)
-        )  # fmt: skip
         # Any topological order will do: without races all of them leave the same values.
         nodes = zip(self.order.step[self.order.order].tolist(), self.order.iteration[self.order.order].tolist(), strict=True)
         for step, turn in nodes:
-            if kind[step] == is_compute:
+            if kind[step] == COMPUTE:
                 self.compute(step, turn)
-            if kind[step] != is_transfer:
+            if kind[step] != TRANSFER:
                 continue
             part = parts[step]
             value: list[int] = []
             # The order of the parts within a step: receive, add what is read, store (or add into what is there), send on.
-            if part & recv:
-                sources = sets[chan_in[step]].tolist() if part & in_set else (chan_in[step],)
+            if part & RECV:
+                sources = sets[chan_in[step]].tolist() if part & IN_SET else (chan_in[step],)
                 value = queue[sources[0]].popleft()
                 for more in sources[1:]:
                     value = [self.add(a, b, step) for a, b in zip(value, queue[more].popleft(), strict=True)]
-            if part & read:
+            if part & READ:
                 root, lo, hi = self.locate(src[step], src_chunk[step], count[step], turn)
                 here = self.memory[root][lo:hi]
-                value = [self.add(a, b, step) for a, b in zip(value, here, strict=True)] if part & recv else here
-            if part & store:
+                value = [self.add(a, b, step) for a, b in zip(value, here, strict=True)] if part & RECV else here
+            if part & STORE:
                 root, lo, hi = self.locate(dst[step], dst_chunk[step], count[step], turn)
-                if part & add and not part & recv:
+                if part & ADD and not part & RECV:
                     value = [self.add(a, b, step) for a, b in zip(value, self.memory[root][lo:hi], strict=True)]
                 self.store(root, lo, hi, value, step)
-            if part & send:
-                for out in sets[chan_out[step]].tolist() if part & out_set else (chan_out[step],):
+            if part & SEND:
+                for out in sets[chan_out[step]].tolist() if part & OUT_SET else (chan_out[step],):
                     queue[out].append(value)
 
     def compute(self, step: int, turn: int) -> None:

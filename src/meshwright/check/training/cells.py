@@ -45,6 +45,7 @@ class WeightCells(Machine):
     number: dict[tuple[object, ...], int]
     role: list[str]
     found: list[Finding]
+    places: dict[tuple[int, int], tuple[str, int, int, int]]  # (rank, buffer) -> what `place` says of it, with the cell that its first is
 
     def in_cells(self, b: int) -> bool:
         """Weights that replicas divide are quantities cell by cell, others one."""
@@ -58,10 +59,12 @@ class WeightCells(Machine):
         return self.number.setdefault(name, len(self.number) + 1)
 
     def place(self, rank: int, buffer: int, cell: int) -> tuple[str, int, int, int]:
-        stage, _, tensor = self.layout.coordinates(rank)
-        name = self.data.named(buffer, self.p.buffers.name[buffer])
-        cell += self.data.shift(rank, buffer, len(self.memory[self.root[buffer]])) if self.root[buffer] == buffer else 0
-        return name, -1 if ":" in name else self.layout.mates(stage)[0], self.group(name, tensor)[0], cell
+        if (known := self.places.get((rank, buffer))) is None:
+            stage, _, tensor = self.layout.coordinates(rank)
+            name = self.data.named(buffer, self.p.buffers.name[buffer])
+            shift = self.data.shift(rank, buffer, len(self.memory[self.root[buffer]])) if self.root[buffer] == buffer else 0
+            known = self.places[rank, buffer] = name, -1 if ":" in name else self.layout.mates(stage)[0], self.group(name, tensor)[0], shift
+        return known[0], known[1], known[2], cell + known[3]
 
     def group(self, name: str, tensor: int) -> tuple[int, ...]:
         """Tensor indices whose contributions a gradient buffer adds up: `gradients+0.1`."""

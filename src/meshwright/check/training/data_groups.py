@@ -48,6 +48,7 @@ class DataGroups:
             if part is not None and part.number < 0:
                 self.held[int(p.buffers.actor[b]), part.kind, part.group] = b
         self.of_rank: dict[int, dict[str, frozenset[str]]] = {}
+        self._used: dict[tuple[int, tuple[str, ...]], list[str]] = {}
 
     def named(self, b: int, name: str) -> str:
         """The name of the gradient buffer whose cells buffer `b` holds some or copies of."""
@@ -73,7 +74,9 @@ class DataGroups:
 
     def used(self, rank: int, params: tuple[str, ...]) -> list[str]:
         """Groups that hold some of these parameters."""
-        return [group for group, mine in self.groups(rank).items() if not mine.isdisjoint(params)]
+        if (found := self._used.get((rank, params))) is None:
+            found = self._used[rank, params] = [group for group, mine in self.groups(rank).items() if not mine.isdisjoint(params)]
+        return found
 
     def missing(self, rank: int) -> list[str]:
         """Buffers that the rank must hold between steps, and does not."""

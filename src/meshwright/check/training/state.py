@@ -42,8 +42,11 @@ class StepState(WeightCells):
         self.split = {v.name for v in layout.values if v.split is not None}
         touched = {v for s in layout.segments for v in (*s.gathers, *s.sum_writes, *((*s.reads, *s.writes) if s.sequence else ()))}
         self.along = self.split & touched  # along the sequence
-        self.number = {}
+        self.number, self.places = {}, {}
         self.found = []
+        self.coordinates = [layout.coordinates(rank) for rank in range(layout.ranks)]
+        self._names = [_named(name) for name in p.buffers.name]
+        self._spread: dict[int, tuple[int, bool]] = {}
         self.actor = p.lanes.actor[p.lane_of_step()].tolist()
         self.role = [BUFFER_ROLES[int(r)] for r in p.buffers.role]
         self.old, self.garbage = (1 << 32 | self.quantity(name) for name in ("initial", "garbage"))
@@ -89,7 +92,7 @@ class StepState(WeightCells):
 
     def gradient(self, key: str, microbatch: int, rank: int, b: int, cell: int) -> int:
         """What B(segment, micro-batch) of a rank adds to a cell of its gradient buffer."""
-        _, replica, tensor = self.layout.coordinates(rank)
+        _, replica, tensor = self.coordinates[rank]
         share = self.group(self.data.named(b, self.p.buffers.name[b]), tensor).index(tensor)
         return self.contribution(key, microbatch, replica, share) << 32 | self.quantity("gradient", *self.place(rank, b, cell))
 
@@ -130,32 +133,26 @@ class StepState(WeightCells):
 
     def of_value(self, kind: str, value: str, mb: int, rank: int, b: int, cell: int) -> int:
         """The quantity that a cell of a buffer of a value's parts, or of its gradient, stands for."""
-        _, lo, hi = self.locate(b, 0, int(self.p.buffers.chunks[b]), 0)
-        at, part = self.cell_of(b, cell, value, rank)
-        root, replica, at = self.home(value, self.layout.coordinates(rank)[1], at, hi - lo)
+        if (known := self._spread.get(b)) is None:
+            _, lo, hi = self.locate(b, 0, int(self.p.buffers.chunks[b]), 0)
+            known = self._spread[b] = hi - lo, self.holds_all(b)
+        cells, of_all = known
+        slot = max(1, cells // self.layout.tensor)
+        at, part = (cell % slot, cell // slot) if of_all else (cell, self.own(value, rank))
+        root, replica, at = self.home(value, self.coordinates[rank][1], at, cells)
         return self.quantity(kind, root, mb, replica, at, part)
 
     def own(self, value: str, rank: int) -> int:
         """The tensor index where a value is split: each part is a quantity of its own; -1 elsewhere."""
-        return self.layout.coordinates(rank)[2] if value in self.split else -1
+        return self.coordinates[rank][2] if value in self.split else -1
 
     def named(self, b: int) -> tuple[str, str, str]:
         """(kind, value or segment, micro-batch) that a buffer's name says."""
-        kind, _, rest = self.p.buffers.name[b].partition(":")
-        value, _, number = rest.rpartition(":")
-        return kind, value.rpartition(":")[0] if kind in ("gradpart", "actall", "actagain") else value, number
+        return self._names[b]
 
     def holds_all(self, b: int) -> bool:
         kind, value, _ = self.named(b)
         return value in self.along and kind in ("actsum", "actall", "actagain", "gradall", "gradpart")
-
-    def cell_of(self, b: int, cell: int, value: str, rank: int) -> tuple[int, int]:
-        """(cell within a part, part) of a cell of a value's buffer."""
-        if not self.holds_all(b):
-            return cell, self.own(value, rank)
-        _, lo, hi = self.locate(b, 0, int(self.p.buffers.chunks[b]), 0)
-        slot = max(1, (hi - lo) // self.layout.tensor)
-        return cell % slot, cell // slot
 
     def parts(self, s: Segment, value: str, *, gradient: bool) -> int:
         return self.layout.tensor if s.split and value in (s.sum_grads if gradient else s.sum_writes) else 1
@@ -188,3 +185,9 @@ class StepState(WeightCells):
         if writer >= 0 and have >= 0:
             what += f"; last written by {self.p.describe(writer)}"
         self.wrong(step, what, chunk=chunk, buffer=b, writer=writer)
+
+
+def _named(name: str) -> tuple[str, str, str]:
+    kind, _, rest = name.partition(":")
+    value, _, number = rest.rpartition(":")
+    return kind, value.rpartition(":")[0] if kind in ("gradpart", "actall", "actagain") else value, number

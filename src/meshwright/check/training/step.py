@@ -31,6 +31,8 @@ from __future__ import annotations
 from collections import Counter
 from itertools import pairwise
 
+import numpy as np
+
 from ...plan.plan import Segment, TrainingLayout
 from ...program.program import Kind, Program
 from ..program.order import Order
@@ -88,15 +90,18 @@ class TrainingStep(StepState):
         found: list[Finding] = []
         has: list[Counter[tuple[str, str, int]]] = [Counter() for _ in range(p.ranks)]
         at: dict[tuple[int, str, str, int], int] = {}
-        for step in range(len(p.steps)):
-            if p.steps.kind[step] == Kind.COMPUTE and o.name[op := int(p.steps.op[step])] not in self.besides:
-                key = (o.name[op], o.graph[op] if o.name[op] != "optimizer" else "", int(o.microbatch[op]) if o.name[op] != "optimizer" else 0)
+        microbatch = o.microbatch.tolist()
+        computing = np.flatnonzero(p.steps.kind == Kind.COMPUTE)
+        for step, op in zip(computing.tolist(), p.steps.op[computing].tolist(), strict=True):
+            if o.name[op] not in self.besides:
+                key = (o.name[op], o.graph[op] if o.name[op] != "optimizer" else "", microbatch[op] if o.name[op] != "optimizer" else 0)
                 has[self.actor[step]][key] += 1
                 at[(self.actor[step], *key)] = step
+        gradients = {int(p.buffers.actor[b]) for b, role in enumerate(self.role) if role == "gradient"}
         for rank in self.ranks():
             # The work that the layout says, as a multiset: nothing may lack, come twice or be foreign.
             want = Counter(compute_steps(lay, *lay.coordinates(rank)[:2]))
-            if any(self.role[b] == "gradient" and int(p.buffers.actor[b]) == rank for b in range(len(p.buffers))):
+            if rank in gradients:
                 want["optimizer", "", 0] = 1
             want |= codec_steps(lay, p, rank)
             want |= Counter(norm_steps(lay, rank))
@@ -134,12 +139,12 @@ class TrainingStep(StepState):
             return
         s, mb = self.segment[o.graph[op]], int(o.microbatch[op])
         part = int(o.part[op])
-        expected_part = self.layout.coordinates(rank)[2] if s.split else 0
+        expected_part = self.coordinates[rank][2] if s.split else 0
         if part != expected_part or int(o.parts[op]) != (self.layout.tensor if s.split else 1):
             self.wrong(step, f"is part {part} of {int(o.parts[op])}, rank {rank} must compute part {expected_part}")
-        reads = o.reads[op].reshape(-1, 3).tolist()
+        reads, writes = o.reads[op].reshape(-1, 3).tolist(), o.writes[op].reshape(-1, 3).tolist()
         names = {self.p.buffers.name[b] for b, _, _ in reads}
-        made = {self.p.buffers.name[b] for b in o.writes[op].reshape(-1, 3)[:, 0].tolist()}
+        made = {self.p.buffers.name[b] for b, _, _ in writes}
         for v in s.writes if o.name[op] == "F" else ():
             if not made & {f"act:{v}:{mb}", f"actsum:{v}:{mb}"}:
                 self.wrong(step, f"does not write {v}")
@@ -158,11 +163,11 @@ class TrainingStep(StepState):
         foreign = {n for n in names - needed if n.startswith(("act:", "actall:"))} if o.name[op] == "F" else set()
         for name in sorted(foreign):
             self.wrong(step, f"reads {name}, which the layout's segment {s.key} does not")
-        self.uses_groups(step, rank, s, o.name[op], {b for b, _, _ in reads}, {int(b) for b in o.writes[op].reshape(-1, 3)[:, 0]})
+        self.uses_groups(step, rank, s, o.name[op], {b for b, _, _ in reads}, {b for b, _, _ in writes})
         # Induction: if all operands hold what they must, the operator writes what it must; values of tensors are not looked at.
         for b, first, count in reads:
             self.read(step, rank, b, first, count, s, mb, part)
-        for b, first, count in o.writes[op].reshape(-1, 3).tolist():
+        for b, first, count in writes:
             if (self.role[b] == "gradient") != (o.name[op] == "W") and o.name[op] in ("I", "W"):
                 self.wrong(step, f"writes {self.p.buffers.name[b]}, which the other part of a split backward makes")
                 return
@@ -181,7 +186,7 @@ class TrainingStep(StepState):
                     self.wrong(step, f"does not {verb} the whole of {kinds[0]}{group}, which holds parameters of segment {s.key}")
 
     def read(self, step: int, rank: int, b: int, first: int, count: int, s: Segment, mb: int, part: int) -> None:
-        replica = self.layout.coordinates(rank)[1]
+        replica = self.coordinates[rank][1]
         kind, value, number = self.named(b)
         root, lo, hi = self.locate(b, first, count, 0)
         base = self.locate(b, 0, 1, 0)[1]
@@ -209,7 +214,7 @@ class TrainingStep(StepState):
                 return
 
     def write(self, step: int, rank: int, b: int, first: int, count: int, s: Segment, mb: int, part: int, *, accumulate: bool) -> None:
-        replica = self.layout.coordinates(rank)[1]
+        replica = self.coordinates[rank][1]
         kind, value, number = self.named(b)
         root, lo, hi = self.locate(b, first, count, 0)
         base = self.locate(b, 0, 1, 0)[1]
@@ -303,9 +308,9 @@ class TrainingStep(StepState):
         """Nothing overwrites what optimizers have brought up to date."""
         new = 1 << 32 | self.quantity("updated")
         p = self.p
-        for step in range(len(p.steps)):
+        for step in np.flatnonzero(p.steps.kind == Kind.COMPUTE).tolist():
             op = int(p.steps.op[step])
-            if p.steps.kind[step] != Kind.COMPUTE or p.ops.name[op] != "optimizer":
+            if p.ops.name[op] != "optimizer":
                 continue
             for b, first, count in p.ops.writes[op].reshape(-1, 3).tolist():
                 root, lo, hi = self.locate(b, first, count, 0)
