@@ -20,6 +20,7 @@ from .. import __version__
 from ..errors import Interrupted, MeshwrightError, MissingExtra, TimeLimit, Unsupported, UsageError
 from ..kernels.kept import fallback_in_use
 from .commands import COMMANDS, NOUNS
+from .progress import Interrupts, shown
 
 if TYPE_CHECKING:
     from ..kernels.effort import Cut
@@ -106,10 +107,21 @@ def _run(words: list[str]) -> int:
     if unrecognised:
         _refuse(parser, unrecognised[0])
     args.json = as_json or args.json
-    with _silenced(sys.stderr) if args.quiet or "--quiet" in leading else nullcontext():
-        result: Result = module.run(args)
+    quiet, interrupts = args.quiet or "--quiet" in leading, Interrupts()
+    watched = shown(" ".join(command), as_json=args.json) if getattr(module, "PROGRESS", True) else nullcontext()
+    with _silenced(sys.stderr) if quiet else watched, interrupts.caught():
+        try:
+            result: Result = module.run(args)
+        except TimeLimit as error:
+            if interrupts.asked:
+                raise _nothing_yet(error) from error
+            raise
         _say_where_kernels_are_kept()
-    return _print(result, args.json)
+    return _print(replace(result, exit_code=Interrupted.exit_code) if interrupts.asked else result, args.json)
+
+
+def _nothing_yet(error: TimeLimit) -> Interrupted:
+    return Interrupted(f"interrupted before there was anything to give: {error.message}", where=error.where, data=error.data)
 
 
 @contextmanager
@@ -150,6 +162,7 @@ class CommandModule(Protocol):
     """What a command's module has; see `commands`."""
 
     HELP: str
+    # PROGRESS: bool = True, False for a command that says by itself how far it is, or that runs a program of the user's
 
     @staticmethod
     def arguments(parser: argparse.ArgumentParser) -> None: ...
@@ -190,11 +203,22 @@ def _parser(command: tuple[str, ...], module: Any) -> _Parser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
+    parser.register("type", int, _whole)  # no number of anything is negative
     module.arguments(parser)
     parser.add_argument("--json", action="store_true", help="print one JSON document instead of text")
     parser.add_argument("--quiet", action="store_true", help="say nothing on standard error but errors")
     parser.add_argument("--debug", action="store_true", help="show the traceback of an error")
     return parser
+
+
+def _whole(text: str) -> int:
+    try:
+        number = int(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"must be a whole number, got {text!r}") from None
+    if number < 0:
+        raise argparse.ArgumentTypeError(f"must be at least 0, got {number}")
+    return number
 
 
 def _refuse_unknown_options(parser: _Parser, words: list[str]) -> None:
@@ -224,8 +248,8 @@ def suggest(word: str, known: Iterable[str], *, before: str = "") -> str:
 # ---- output ------------------------------------------------------------------------------------------------------------
 def _print(result: Result, as_json: bool) -> int:
     if (cut := result.cut) is not None:
-        said = {**result.document, "cut": cut.to_json()}
-        result = replace(result, document=said, text=f"{result.text}\n{cut}", exit_code=result.exit_code or TimeLimit.exit_code)
+        said, code = {**result.document, "cut": cut.to_json()}, Interrupted.exit_code if cut.interrupted else TimeLimit.exit_code
+        result = replace(result, document=said, text=f"{result.text}\n{cut}", exit_code=result.exit_code or code)
         _report(cut.error("this is the best so far"), as_json=as_json)
     if as_json:
         import json

@@ -6,7 +6,7 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from .arguments import TIME_LIMIT
+from .arguments import TIME_LIMIT, at_least_one
 from .frame import Result
 
 if TYPE_CHECKING:
@@ -19,7 +19,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("table", type=Path, help="storages as CSV: id,lower,upper,size (MiniMalloc's format)")
     parser.add_argument("-o", "--output", type=Path, help="write the table with offsets here")
     parser.add_argument("--capacity", help="the arena's size, e.g. 1048576 or 4GiB; exit code 3 if none is found (default: as small as can be)")
-    parser.add_argument("--alignment", type=int, default=1, help="offsets are multiples of so many bytes (default 1)")
+    parser.add_argument("--alignment", type=at_least_one, default=1, help="offsets are multiples of so many bytes (default 1)")
     parser.add_argument("--effort", type=int, default=1, help="how long to search, in units of some ten seconds (default 1; 0: placements only)")
     parser.add_argument("--time-limit", "--seconds", type=float, default=0.0, metavar="S", dest="seconds",
                         help=TIME_LIMIT.format("none"))  # fmt: skip

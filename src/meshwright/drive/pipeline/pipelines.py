@@ -18,6 +18,7 @@ from ...decide.pipeline.lower import PlanCollective, fabric_of, price_table
 from ...decide.strategies import options_given
 from ...errors import FormatError, Infeasible, MeshwrightError, TimeLimit, Unsupported, UsageError
 from ...kernels.effort import Budget, Cut, look, why_with
+from ...kernels.stages import innermost, stage
 from ...plan.plan import Alternative, Plan, Prediction
 from ...program.calls import Callee
 from ...program.hash import program_hash
@@ -98,6 +99,7 @@ def _as(value: Any, default: Any, where: str) -> Any:
         raise UsageError(f"{text!r} is no {kind.__name__}", where=where) from None
 
 
+@stage("schedules")
 def compare_pipelines(
     problem: PipelineProblem, candidates: Sequence[Wanted] | None = None, *, chunks: Sequence[int] = (2,), seed: int = 0,
     time_limit_s: float = 120.0, effort: int = 0, checks: bool = True,
@@ -110,7 +112,7 @@ def compare_pipelines(
     With `effort` searched orders are one more candidate, and both their exact search and the tighter bound of every row may take so much.
     """
     collectives = collective_planner(problem)
-    rows: list[Row] = []
+    rows, fastest_s = list[Row](), float("inf")
     listed = candidates if candidates is not None else default_candidates(problem, chunks=chunks, effort=effort)
     budget = Budget(len(listed) * (2 if effort else 1), time_limit_s=time_limit_s)
     for name, options in listed:
@@ -118,12 +120,16 @@ def compare_pipelines(
         if not budget.spend():
             rows.append(late)
             continue
+        here = innermost()
+        here.what = f"schedule {late.name}"
         try:
             with budget.net():
                 schedule = make_strategy(name, options).plan(problem, rng=np.random.default_rng(seed))
                 judged = judge(problem, schedule, collectives)
                 judged = _checked(judged) if checks else judged
             rows.append(Row(name=schedule_label(name, options), strategy=name, options=schedule.options, judged=judged))
+            fastest_s = min([fastest_s, judged.time_s] if rows[-1].fits else [fastest_s])
+            here.best = here.best if fastest_s < judged.time_s or not rows[-1].fits else f"{late.name}, {judged.time_s:.4g} s"
         except TimeLimit:
             if budget.cut is None:
                 raise
