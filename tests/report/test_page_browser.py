@@ -71,6 +71,8 @@ def test_the_table_says_what_the_timeline_holds(browser: Chromium, pages: dict[s
     spans = content("pipeline").timeline.spans
     program = content("pipeline").inlined.program
     compute = [i for i, lane in enumerate(spans.lane.tolist()) if int(program.lanes.role[lane]) == 0]
+    browser.value("(() => { const r = document.getElementById('rows-shown'); r.value = 'compute'; r.dispatchEvent(new Event('change')); })()")
+    browser.settle()
     found = []
     while True:
         found += browser.value("[...document.querySelectorAll('#spans-body tr')].map((r) => [r.children[0].textContent, r.children[4].textContent])")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from ..cite import Cite
+from ..kernels.stages import stage
 from ..trace.module_tree import ModuleTree
 from ..trace.trace import Trace
 from .backward import label_backward
@@ -26,6 +27,7 @@ CITE = Cite(
 )  # fmt: skip
 
 
+@stage("finding modules in the trace")
 def annotate(trace: Trace, tree: ModuleTree | None = None) -> Annotation:
     """Label every slice and fold the time into a tree. Without `tree`, modules are those that the trace itself names, if any."""
     found = units(trace)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -60,5 +59,6 @@ def _measured(args: argparse.Namespace) -> tuple[Measurements, Inferred]:
 
 
 def _say(text: str) -> None:
-    if sys.stderr.isatty():
-        sys.stderr.write(text + "\n")
+    from ..kernels.stages import innermost
+
+    innermost().what = f"fabric probe: {text}"

@@ -28,7 +28,8 @@ def timeline_section(titles: list[tuple[str, str]], view: TimelineView) -> Html:
         _button("zoom-in", "+", "zoom in"), _button("zoom-out", "−", "zoom out"), _button("pan-left", "◀", "earlier"),
         _button("pan-right", "▶", "later"), _button("zoom-all", "all", "show all of it"),
     ]  # fmt: skip
-    choices = [_choice("rows-shown", "rows", [("all", "all"), ("compute", "computing"), ("comm", "communication"), ("link", "links")])]
+    kinds = [("all", "all"), ("step", "alike ranks once"), ("compute", "computing"), ("comm", "communication"), ("link", "links")]
+    choices = [_choice("rows-shown", "rows", kinds)]
     if len(titles) > 1:
         choices.insert(0, _choice("view", "show", titles))
     find = tag("label", "find ", tag("input", id="find", type="search", size=14, autocomplete="off", spellcheck="false"))
