@@ -50,7 +50,7 @@ class Said:
 
 def pages() -> list[Path]:
     """Those that are run: all blocks of these run as they stand."""
-    return [ROOT / "docs" / "start.md", *sorted((ROOT / "docs" / "howto").glob("*.md"))]
+    return [ROOT / "docs" / "start.md", *sorted((ROOT / "docs" / "howto").glob("*.md")), *sorted((ROOT / "docs" / "methods").glob("*.md"))]
 
 
 def shown_commands(body: str) -> list[tuple[str, list[str]]]:

@@ -55,11 +55,7 @@ def measured_page(sides: Sequence[Side], diff: Diff | None = None) -> Page:
         ("timeline", "Timeline", "Timeline", timeline_section([("run", title)], view)),
         ("changes", "Changes", "What changed", _changes(sides, diff) if diff is not None else None),
         ("where", "Time", "Where the time goes", joined(_times(s) for s in sides)),
-        *(
-            (f"modules{k}" if k else "modules", f"Modules of {s.name}" if len(sides) > 1 else "Modules",
-             f"Modules and bottlenecks of {s.name}" if len(sides) > 1 else "Modules and bottlenecks", modules_section(s.found))
-            for k, s in enumerate(sides)
-        ),
+        *(_modules(s, k, several=len(sides) > 1) for k, s in enumerate(sides)),
         ("sources", "Sources", "Where every number comes from", _sources(sides)),
     ]  # fmt: skip
     ranks = max(len(s.found.views) for s in sides)
@@ -70,6 +66,12 @@ def measured_page(sides: Sequence[Side], diff: Diff | None = None) -> Page:
         [data_block("data-run", timeline_block(view, title, lambda rank: f"rank {rank}"))],
     )  # fmt: skip
     return Page(html=html, spans=int(view.count.sum()), shown=len(view.start), messages=0, notes=view.notes)
+
+
+def _modules(side: Side, number: int, *, several: bool) -> tuple[str, str, str, Html]:
+    of = f" of {side.name}" if several else ""
+    content = modules_section(side.found, side.name if several else "")
+    return f"modules{number or ''}", f"Modules{of}", f"Modules and bottlenecks{of}", content
 
 
 # ---- timeline ------------------------------------------------------------------------------------------------------------
