@@ -21,10 +21,10 @@ MEMORY = "memory plan --model benchmarks/memory_nets.py:swiglu --loss mse --opti
 STORAGES = "id,lower,upper,size\nweights,0,9,4096\nconv1,0,3,6144\nrelu1,2,5,6144\nconv2,4,7,3072\nskip,1,6,2048\nlogits,6,9,1024\n"
 # The last command of a row draws; those before it make what it draws.
 COMMANDS: dict[str, list[str]] = {
-    "forestcoll": ["collective plan all-gather --fabric dgx1-v100:1 --size 4MiB --strategy forestcoll"],
+    "forestcoll": ["collective plan all-gather --fabric two-islands:2 --size 64KiB --strategy forestcoll"],
     "taccl": ["collective plan all-gather --fabric ndv2:1 --size 1MiB --strategy taccl"],
     "blink": ["collective plan broadcast --fabric dgx1-v100:1 --devices 0,1,4,5,6 --size 8MiB --strategy blink"],
-    "blueconnect": ["collective plan all-reduce --fabric two-islands:4 --size 1MiB --strategy blueconnect"],
+    "blueconnect": ["collective plan all-reduce --fabric two-islands:2 --size 1MiB --strategy blueconnect"],
     "cloudcollectives": ["collective plan all-reduce --fabric two-islands:4 --devices 0,4,1,5,2,6,3,7 --size 1MiB --strategy cloudcollectives"],
     "megatron": [TRAIN],
     "sequence": [f"{TRAIN} --tp 2 --dp 2 --pp 1 --sequence-parallel on"],

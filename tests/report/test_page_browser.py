@@ -113,7 +113,7 @@ def test_keys_move_zoom_choose_and_reach_the_table(browser: Chromium, pages: dic
     browser.press("Escape")
     browser.settle()
     assert browser.value("document.getElementById('chosen').textContent") == ""
-    for _ in range(3):  # the table's box, then its first span
+    for _ in range(4):  # the rows, the table's box, then its first span
         browser.press("Tab")
         if browser.value("document.activeElement.closest('#spans-body') !== null"):
             break

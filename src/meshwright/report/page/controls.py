@@ -38,7 +38,7 @@ def timeline_section(titles: list[tuple[str, str]], view: TimelineView) -> Html:
         "Enter zooms to the chosen span, comma and full stop choose the one before and after. "
         "Close spans are drawn as one, as tall as they fill its time, until you zoom in."
     )
-    rows = tag("div", tag("canvas", id="rows"), tag("div", id="rows-height"), id="rows-scroll")
+    rows = tag("div", tag("canvas", id="rows"), tag("div", id="rows-height"), id="rows-scroll", tabindex="0", role="group", aria_label="rows")
     said = {"aria_label": "timeline", "aria_describedby": "timeline-keys timeline-status"}
     canvas = tag("div", tag("canvas", id="overview"), rows, id="timeline-box", tabindex="0", role="application", **said)
     heads = ("span", "kind", "where", "start", "takes", "other timeline")
