@@ -17,7 +17,7 @@ ROOT = Path(__file__).parents[1]
 PAGES = ROOT / "docs" / "methods"
 TRAIN = "train plan --model examples/gpt.py:tiny --fabric two-islands:2 --global-batch 16 --microbatch 4"
 KFAC = "--work kfac --curvature-s 0.025547 --inverse-s 0.071667 --layers 6 --precondition-s 0.0068"
-MEMORY = "memory plan --model benchmarks/memory_nets.py:swiglu --loss mse --optimizer adam --budget 60%"
+MEASURED = {"fusionaware": "memory_curve_swiglu.svg"}  # drawn by a benchmark, of measured steps
 STORAGES = "id,lower,upper,size\nweights,0,9,4096\nconv1,0,3,6144\nrelu1,2,5,6144\nconv2,4,7,3072\nskip,1,6,2048\nlogits,6,9,1024\n"
 # The last command of a row draws; those before it make what it draws.
 COMMANDS: dict[str, list[str]] = {
@@ -36,8 +36,6 @@ COMMANDS: dict[str, list[str]] = {
         f"pipeline fill pipeline.json {KFAC} --out filled.json",
         "program show filled.json",
     ],
-    "monet": [f"{MEMORY} --strategy monet"],
-    "fusionaware": [f"{MEMORY} --strategy fusionaware"],
     "staticmemory": ["memory pack storages.csv -o placed.csv"],
 }  # fmt: skip
 
@@ -96,7 +94,10 @@ def arena_svg(placed: Path) -> str:
 if __name__ == "__main__":
     sys.path.insert(0, str(ROOT / "src"))
     os.environ["MESHWRIGHT_CACHE"] = os.environ["MESHWRIGHT_PROGRESS"] = "0"
-    if unknown := [w for w in sys.argv[1:] if w not in COMMANDS]:
+    if unknown := [w for w in sys.argv[1:] if w not in {*COMMANDS, *MEASURED}]:
         raise SystemExit(f"error: no picture {unknown[0]!r}; there are: {', '.join(COMMANDS)}")
-    for method in sys.argv[1:] or COMMANDS:
-        draw(method)
+    for method in sys.argv[1:] or (*COMMANDS, *MEASURED):
+        if method in MEASURED:
+            (PAGES / f"{method}.svg").write_text((ROOT / "benchmarks" / "results" / MEASURED[method]).read_text(encoding="utf-8"), encoding="utf-8")
+        else:
+            draw(method)
