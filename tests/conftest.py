@@ -33,6 +33,8 @@ SHARE_OF_EXAMPLES, MIN_EXAMPLES = 0.4, 10  # of the examples that a test asks fo
 os.environ.setdefault("NUMBA_CACHE_DIR", str(Path(sys.prefix) / "numba-cache"))
 # No test reads what an earlier run kept, nor leaves anything where users keep caches.
 os.environ["MESHWRIGHT_CACHE"] = "0"
+# What a command says of its progress depends on the clock; the tests of it say it by hand.
+os.environ["MESHWRIGHT_PROGRESS"] = "0"
 faulthandler.enable()
 
 

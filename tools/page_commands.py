@@ -50,7 +50,7 @@ class Said:
 
 def pages() -> list[Path]:
     """Those that are run: all blocks of these run as they stand."""
-    return [ROOT / "docs" / "start.md", *sorted((ROOT / "docs" / "howto").glob("*.md"))]
+    return [ROOT / "docs" / "start.md", *sorted((ROOT / "docs" / "howto").glob("*.md")), *sorted((ROOT / "docs" / "methods").glob("*.md"))]
 
 
 def shown_commands(body: str) -> list[tuple[str, list[str]]]:
@@ -167,6 +167,7 @@ def main(words: list[str]) -> int:
     os.environ["PYTHONPATH"] = os.pathsep.join([str(ROOT / "src"), os.environ.get("PYTHONPATH", "")]).rstrip(os.pathsep)
     sys.path.insert(0, str(ROOT / "src"))
     os.environ["MESHWRIGHT_CACHE"] = "0"
+    os.environ["MESHWRIGHT_PROGRESS"] = "0"  # when a line of it comes depends on the machine
     os.environ["KINETO_LOG_LEVEL"] = "6"  # torch's profiler says nothing on stderr
     wrong = False
     for page in [Path(w).resolve() for w in words[1:]] or pages():

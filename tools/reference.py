@@ -157,6 +157,15 @@ OWN_PAGES = {
     "decide.memory.rules": "recomputation.md", "decide.memory.selective": "recomputation.md", "decide.memory.static": "arenas.md",
     "decide.memory.fusionaware": "memory_curves.md", "decide.layout.profiled": "profiles.md", "decide.collective.cloudcollectives": "clusters.md",
 }  # fmt: skip
+METHOD_PAGES = {
+    "decide.collective.forestcoll": "forestcoll", "decide.collective.joint": "forestcoll", "decide.collective.taccl": "taccl",
+    "decide.collective.blink": "blink", "decide.collective.blueconnect": "blueconnect", "decide.collective.sparse.oktopk": "oktopk",
+    "decide.collective.cloudcollectives": "cloudcollectives", "decide.layout.grid": "megatron", "decide.memory.rules": "sequence",
+    "decide.memory.selective": "sequence", "decide.layout.autoddl": "autoddl", "decide.pipeline.chimera": "chimera",
+    "decide.pipeline.zerobubble": "zerobubble", "decide.pipeline.vschedules": "zerobubble", "decide.pipeline.breadthfirst": "breadthfirst",
+    "decide.memory.monet": "monet", "decide.memory.fusionaware": "fusionaware", "decide.memory.static": "staticmemory",
+    "decide.traffic.cupcake": "cupcake",
+}  # fmt: skip
 
 
 def methods_page() -> str:
@@ -174,7 +183,8 @@ def methods_page() -> str:
             lines += [f"### {', '.join(dict.fromkeys(k.name for k in strategies))}", "", *method(sys.modules[module].__doc__ or ""), ""]
             cites = dict.fromkeys(k.cite.line() for k in strategies if k.cite is not FOLKLORE)
             lines += [f"- From: {escaped(line)}" for line in cites]
-            pages = [page for name, page in OWN_PAGES.items() if f".{name}." in f"{module}."]
+            pages = [f"methods/{page}.md" for name, page in METHOD_PAGES.items() if f".{name}." in f"{module}."]
+            pages += [page for name, page in OWN_PAGES.items() if f".{name}." in f"{module}."]
             lines += [*(f"- More: [its page](../{page})" for page in pages), ""]
             alone += [] if pages else [f"`{k.name}`" for k in strategies if k.cite is not FOLKLORE]
     lines += ["## Published methods without a page of their own", ""]

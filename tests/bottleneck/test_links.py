@@ -77,6 +77,17 @@ def test_equal_links_are_not_blamed():
     assert not [c for c in break_down(views(4, messages, end), one_clock=True).causes if c.kind == "slow link"]
 
 
+def test_a_link_that_is_slow_for_a_while_only_is_not_blamed():
+    """Other work on a machine comes and goes: what was slow in three quarters of the recording is no slow link, unless a fabric says so."""
+    messages, end = ring((0, 1), 40 * MS, MS)
+    spared = sorted(m for m in messages if m[:2] == (0, 1))[-3:]
+    faster = [(*m[:4], m[2] + MS) if m in spared else m for m in messages]
+    faster = [(a, b, sent, min(since, arrives - 1), arrives) for a, b, sent, since, arrives in faster]
+    assert not [c for c in break_down(views(4, faster, end), one_clock=True).causes if c.kind == "slow link"]
+    few = [m for m in messages if m[:2] != (0, 1)] + sorted(m for m in messages if m[:2] == (0, 1))[:4]
+    assert not [c for c in break_down(views(4, few, end), one_clock=True).causes if c.kind == "slow link"]
+
+
 def test_a_fabric_says_what_links_should_carry(tmp_path, capsys):
     messages, end = ring((9, 9), MS, MS)
     plain = break_down(views(4, messages, end), one_clock=True)

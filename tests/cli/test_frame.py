@@ -72,7 +72,7 @@ def test_help_of_a_command(capsys, command):
         (["fabric", "show", "two-islands", "--devces=1"], "unknown option '--devces'", "did you mean `--devices`?"),
         (["fabric", "show", "two-islands", "more"], "unknown argument 'more'", "see `meshwright fabric show --help`"),
         (["fabric", "show"], "meshwright fabric show: the following arguments are required: FABRIC", "see `meshwright fabric show --help`"),
-        (["fabric", "show", "two-islands", "--limit", "x"], "argument --limit: invalid int value: 'x'", "see `meshwright fabric show --help`"),
+        (["fabric", "show", "two-islands", "--limit", "x"], "argument --limit: must be a whole number", "see `meshwright fabric show --help`"),
     ],
 )
 def test_usage_errors(capsys, argv, error, hint):

@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import json
+import sys
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+sys.path.insert(0, str(Path(__file__).parents[1] / "bottleneck"))
+from cuda_traces import Settings, write_ranks
+
 from meshwright.cli.frame import main
+from meshwright.compare.diff import kind_of
 from meshwright.decide.pipeline import PipelineProblem
 from meshwright.drive.pipeline.pipelines import plan_pipeline
 from meshwright.io.plan.plan import write_plan
@@ -82,3 +87,32 @@ def test_a_cycle_shows_the_program_that_is_asked_for(file: Path, plan: Plan) -> 
     out = file.parent / "page.html"
     assert main(["report", str(file), "-o", str(out), "--step", "1", "--no-check"]) == 0
     assert "number 2 of the plan" in out.read_text() and "micro-batch 4" not in out.read_text()  # names are packed
+
+
+def test_a_trace_and_two_of_them_have_a_page_without_a_plan(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "before").mkdir()
+    (tmp_path / "after").mkdir()
+    one, _ = write_ranks(tmp_path / "before", Settings())
+    write_ranks(tmp_path / "after", Settings())
+    out = tmp_path / "page.html"
+    assert main(["report", str(one), "-o", str(out), "--json"]) == 0
+    document = json.loads(capsys.readouterr().out)
+    assert (document["kind"], document["plan"], document["against"], document["checked"]) == ("measured", None, None, False)
+    html = out.read_text()
+    assert "What to do: " in html and "Modules and bottlenecks" in html and "What changed" not in html and 'id="data-run"' in html
+    assert main(["report", str(tmp_path / "before"), str(tmp_path / "after"), "-o", str(out)]) == 0
+    html = out.read_text()
+    assert "What changed most" in html and html.count('scope="row">rank 1<') == 2 and 'id="modules1"' in html
+    again = out.read_bytes()
+    assert main(["report", str(tmp_path / "before"), str(tmp_path / "after"), "-o", str(out)]) == 0
+    assert out.read_bytes() == again
+
+
+def test_a_plan_is_known_as_one_gzipped_or_not(tmp_path: Path, plan: Plan) -> None:
+    for name in ("plan.json", "plan.json.gz"):
+        write_plan(tmp_path / name, plan)
+        assert kind_of(tmp_path / name) == "plan"
+    (tmp_path / "damaged.json.gz").write_bytes(b"\x1f\x8b" + b"x" * 40)
+    (tmp_path / "trace.json").write_text('{"traceEvents": []}')
+    assert kind_of(tmp_path / "damaged.json.gz") == kind_of(tmp_path / "trace.json") == "trace"
+    assert kind_of(Path("-")) == "plan" and kind_of(tmp_path) == "traces"

@@ -56,7 +56,7 @@ def out_of(command: str) -> str:
 
 
 def made(command: str, *more: str) -> int:
-    return main([*command.split(), "--out" if not command.startswith("memory pack") else "--output", out_of(command), *more])
+    return main([*command.split(), "--out", out_of(command), *more])
 
 
 @pytest.fixture

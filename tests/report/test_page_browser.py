@@ -71,6 +71,8 @@ def test_the_table_says_what_the_timeline_holds(browser: Chromium, pages: dict[s
     spans = content("pipeline").timeline.spans
     program = content("pipeline").inlined.program
     compute = [i for i, lane in enumerate(spans.lane.tolist()) if int(program.lanes.role[lane]) == 0]
+    browser.value("(() => { const r = document.getElementById('rows-shown'); r.value = 'compute'; r.dispatchEvent(new Event('change')); })()")
+    browser.settle()
     found = []
     while True:
         found += browser.value("[...document.querySelectorAll('#spans-body tr')].map((r) => [r.children[0].textContent, r.children[4].textContent])")
@@ -111,7 +113,7 @@ def test_keys_move_zoom_choose_and_reach_the_table(browser: Chromium, pages: dic
     browser.press("Escape")
     browser.settle()
     assert browser.value("document.getElementById('chosen').textContent") == ""
-    for _ in range(3):  # the table's box, then its first span
+    for _ in range(4):  # the rows, the table's box, then its first span
         browser.press("Tab")
         if browser.value("document.activeElement.closest('#spans-body') !== null"):
             break

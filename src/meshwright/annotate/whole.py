@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from ..cite import Cite
+from ..kernels.stages import stage
 from ..trace.module_tree import ModuleTree
 from ..trace.trace import Trace
 from .backward import label_backward
@@ -57,6 +58,7 @@ def label(trace: Trace, tree: ModuleTree | None = None) -> Labelled:
     return Labelled(units=found, labels=labels, tree=known, spans=spans)
 
 
+@stage("finding modules in the trace")
 def annotate(trace: Trace, tree: ModuleTree | None = None) -> Annotation:
     """Label every slice and fold the time into a tree."""
     told = label(trace, tree)

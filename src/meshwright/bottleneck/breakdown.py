@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from ..kernels.stages import stage
 from .causes import Cause, rank_causes
 from .clocks import Clocks, align
 from .lanes import RankView
@@ -32,6 +33,7 @@ class Breakdown:
         return (self.path.end - self.path.start) / 1e9 / max(max(len(v.steps) for v in self.views), 1)
 
 
+@stage("finding where the time goes")
 def break_down(
     views: Sequence[RankView], *, one_clock: bool = False, rates_Bps: Mapping[tuple[int, int], float] | None = None
 ) -> Breakdown:

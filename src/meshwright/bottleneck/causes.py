@@ -13,6 +13,7 @@ import re
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -28,6 +29,8 @@ __all__ = ["Cause", "rank_causes"]
 MIN_SIBLINGS = 3  # modules of one form from which one can stick out: of two, neither is the usual one
 MIN_SIBLING_FACTOR = 1.3  # times the median sibling that a module must take to be named
 MAX_SLOW_LINK_SHARE = 0.6  # of the median rate of the other links, below which a link is named
+PARTS = 4  # of the recording: without a stated rate a link must be slow in each of them, which other work on a machine that comes and goes is not
+MIN_MESSAGES = 3  # of a link in each of them
 RATE_QUANTILE = 0.9  # a link's rate is this quantile of its messages' rates: most messages wait for something else
 MIN_LATE_SHARE = 0.6  # of all lateness that one rank must cause to be named
 MAX_MODULES = 3  # modules listed for where computing went
@@ -195,6 +198,8 @@ class _Books:
             usual = stated or (float(np.median(others)) if others else 0.0)
             if rate[pair] >= MAX_SLOW_LINK_SHARE * usual or rate.get(back, np.inf) < rate[pair]:
                 continue
+            if not stated and not _always_slow(moved[pair], MAX_SLOW_LINK_SHARE * usual):
+                continue
             size = {i: b for p in (pair, back) for i, _, b in moved.get(p, ())}
             on_path = np.flatnonzero(np.isin(self.path.meeting, list(size)))
             self.slow_meetings |= set(size)
@@ -322,3 +327,16 @@ class _Books:
         largest = sorted(sums.items(), key=lambda item: (-item[1], item[0]))[:MAX_MODULES]
         advice = "computes, and nothing of it is known to be avoidable: faster kernels, lower precision, or a finer split"
         return [self.cause("computing", where, total, 0.0, advice) for where, total in largest]
+
+
+def _always_slow(messages: Sequence[tuple[int, int, int]], limit: float) -> bool:
+    """Whether a link's rate is below the limit (bytes per ns) in every part of the recording. A link with few messages is not said to be."""
+    if len(messages) < PARTS * MIN_MESSAGES:
+        return False
+    rates = [np.array([size / max(took, 1) for _, took, size in part]) for part in _parts(sorted(messages))]
+    return all(float(np.quantile(r, RATE_QUANTILE)) < limit for r in rates)
+
+
+def _parts(messages: Sequence[tuple[int, int, int]]) -> list[Sequence[tuple[int, int, int]]]:
+    ends = [len(messages) * k // PARTS for k in range(PARTS + 1)]
+    return [messages[a:b] for a, b in pairwise(ends)]

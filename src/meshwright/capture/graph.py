@@ -19,6 +19,7 @@ import torch
 from meshwright.errors import CaptureError, MeshwrightError, UnknownName, UsageError
 from meshwright.graph.graph import GraphValue, JointNode, OpGraph, OpNode, Parameter, Work
 from meshwright.graph.scale import scaling_between
+from meshwright.kernels.stages import stage
 
 from .diagnose import module_in
 from .forward import TracedForward, build_objective, trace_forward, trace_objective
@@ -55,12 +56,12 @@ def capture(
     for method in methods:
         if method not in METHODS:
             raise UnknownName(f"there is no capture method {method!r}", where=model, hint=f"there are: {', '.join(METHODS)}")
-    with _few_collections(), uncompiled_graphs():
+    with stage(f"capturing {model}"), _few_collections(), uncompiled_graphs():
         graph, _ = _once(model, loss, batch_size, seed, methods)
     if not scalable:
         return graph
     try:
-        with _few_collections(), uncompiled_graphs():
+        with stage(f"capturing {model} at twice the batch"), _few_collections(), uncompiled_graphs():
             other, _ = _once(model, loss, 2 * graph.batch_size, seed, (graph.method,))
         scaling = scaling_between(graph, other)
     except MeshwrightError as error:

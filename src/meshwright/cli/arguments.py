@@ -14,6 +14,17 @@ MODELS = "FILE.py:function or module:function that returns (module, example inpu
 LOSSES = "cross-entropy (default), mse, output, or module:function"
 
 
+def at_least_one(text: str) -> int:
+    """An option's whole number, of at least 1."""
+    try:
+        number = int(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"must be a whole number, got {text!r}") from None
+    if number < 1:
+        raise argparse.ArgumentTypeError(f"must be at least 1, got {number}")
+    return number
+
+
 def fabric_arguments(parser: argparse.ArgumentParser, *, devices: str = "use only these devices, e.g. 0-3,8") -> None:
     parser.add_argument("--fabric", required=True, help="FILE.toml or PRESET:n, see `meshwright fabric list`")
     parser.add_argument("--devices", help=devices)
@@ -24,7 +35,7 @@ def training_arguments(parser: argparse.ArgumentParser) -> None:
     model_arguments(parser)
     parser.add_argument("--graph", type=Path, help="a captured graph (`train capture`) instead of --model")
     fabric_arguments(parser)
-    parser.add_argument("--global-batch", type=int, required=True, help="samples per step, over all replicas")
+    parser.add_argument("--global-batch", type=at_least_one, required=True, help="samples per step, over all replicas")
     parser.add_argument("--loss", default=None, help=LOSSES)
 
 
@@ -34,7 +45,7 @@ def model_arguments(parser: argparse.ArgumentParser, *short: str, required: bool
         "--dtype", default="", choices=["", "float32", "bfloat16", "float16", "float64"],
         help="of the weights of a model by its configuration (default: the configuration's where the folder has weights, else float32)",
     )  # fmt: skip
-    parser.add_argument("--seq-len", type=int, metavar="N", help="tokens of an example row, of a model by its configuration (hf:)")
+    parser.add_argument("--seq-len", type=at_least_one, metavar="N", help="tokens of an example row, of a model by its configuration (hf:)")
 
 
 def model_given(args: argparse.Namespace) -> str | None:

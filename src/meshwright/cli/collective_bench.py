@@ -6,6 +6,7 @@ import argparse
 import os
 from typing import TYPE_CHECKING, Any
 
+from .arguments import at_least_one
 from .collective_bound import size_bytes
 from .frame import Result
 
@@ -27,14 +28,14 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("op", help="all-reduce, all-gather, reduce-scatter, broadcast, reduce, all-to-all, scatter or gather")
     parser.add_argument("-b", "--minbytes", default="64KiB", metavar="SIZE", help="smallest size (default 64KiB)")
     parser.add_argument("-e", "--maxbytes", default="16MiB", metavar="SIZE", help="largest size (default 16MiB)")
-    parser.add_argument("-f", "--stepfactor", type=int, default=4, metavar="N", help="factor between sizes (default 4)")
-    parser.add_argument("-n", "--iters", type=int, default=5, metavar="N", help="timed iterations; the median is shown (default 5)")
+    parser.add_argument("-f", "--stepfactor", type=at_least_one, default=4, metavar="N", help="factor between sizes (default 4)")
+    parser.add_argument("-n", "--iters", type=at_least_one, default=5, metavar="N", help="timed iterations; the median is shown (default 5)")
     parser.add_argument("-w", "--warmup", type=int, default=1, metavar="N", help="iterations before them (default 1)")
     parser.add_argument("-d", "--datatype", default="float", help="int8, uint8, int32, int64, half, bfloat16, float or double")
     parser.add_argument("-o", "--redop", default="sum", help="sum, prod, min, max or avg")
     parser.add_argument("-r", "--root", type=int, default=0, metavar="RANK", help="root of broadcast, reduce, scatter and gather")
     parser.add_argument("-c", "--check", type=int, choices=(0, 1), default=1, help="count wrong elements (default 1)")
-    parser.add_argument("--ranks", type=int, default=4, metavar="N", help="processes to start on this machine (default 4)")
+    parser.add_argument("--ranks", type=at_least_one, default=4, metavar="N", help="processes to start on this machine (default 4)")
     parser.add_argument("--lab", metavar="NAME", help="run on this lab, one rank per device, with its fabric")
     parser.add_argument("--order", metavar="LIST", help="with --lab: device of each rank, e.g. 3,1,0,2")
     parser.add_argument("--fabric", help="fabric to plan for (default: the lab's)")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from typing import TYPE_CHECKING
 
-from .arguments import TIME_LIMIT, fabric_arguments
+from .arguments import TIME_LIMIT, at_least_one, fabric_arguments
 from .fabric_subset import edit_arguments
 from .frame import Result
 
@@ -33,7 +33,7 @@ def problem_arguments(parser: argparse.ArgumentParser, *, sized: bool = True, si
     parser.add_argument("--root", type=int, default=0, help="rank that data starts from or ends at (default 0)")
     parser.add_argument("--peers", metavar="RANKS", help="permute: the rank that each rank receives from, e.g. 1,2,0; -1 = none (default: a shift)")
     parser.add_argument("--in-network", action="store_true", help="switches that can add and copy do (simulated; without, they only forward)")
-    parser.add_argument("--element-bytes", type=int, default=4, help="bytes of one number (default 4)")
+    parser.add_argument("--element-bytes", type=at_least_one, default=4, help="bytes of one number (default 4)")
 
 
 def seed(text: str) -> int:

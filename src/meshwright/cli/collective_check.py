@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from .arguments import at_least_one
 from .frame import Result
 
 if TYPE_CHECKING:
@@ -20,7 +21,7 @@ its bound and what that is of, its prediction beside the simulator, the names of
 
 def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("file", metavar="FILE", help="schedule to check")
-    parser.add_argument("--fifo", type=int, default=2, metavar="N", help="messages that fit into a channel (default 2)")
+    parser.add_argument("--fifo", type=at_least_one, default=2, metavar="N", help="messages that fit into a channel (default 2)")
     parser.add_argument("--steps", type=int, default=64, metavar="N", help="steps per block that the executor was built for (default 64)")
     parser.add_argument("--root", type=int, help="root of a broadcast, reduce, scatter or gather, where the file does not say")
     parser.add_argument("--copies", action="store_true", help="the runtime makes the local copies of <copy> elements (MSCCL's executor does not)")

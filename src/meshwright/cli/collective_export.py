@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 from typing import TYPE_CHECKING, Any
 
+from .arguments import at_least_one
 from .frame import Result
 
 if TYPE_CHECKING:
@@ -25,7 +26,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--min-size", default="0B", help="smallest message to use it for, e.g. 1MiB (default 0)")
     parser.add_argument("--max-size", default="0B", help="biggest message to use it for (default: no limit)")
     parser.add_argument("--steps", type=int, default=64, metavar="N", help="steps per block that the executor was built for (default 64)")
-    parser.add_argument("--blocks", type=int, default=108, metavar="N", help="thread blocks a GPU can hold at once (default 108)")
+    parser.add_argument("--blocks", type=at_least_one, default=108, metavar="N", help="thread blocks a GPU can hold at once (default 108)")
     parser.add_argument("--fabric", help="nccl-tuner: FILE.toml or PRESET:n")
     parser.add_argument("--devices", help="nccl-tuner: use only these devices")
     parser.add_argument("--by", default="model", choices=("model", "simulation"), help="nccl-tuner: choose by NCCL's own model, or by simulation")

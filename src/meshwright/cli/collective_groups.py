@@ -6,7 +6,7 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from .arguments import require_directory
+from .arguments import at_least_one, require_directory
 from .collective_bound import count, limit_arguments, limits, seed
 from .collective_bound import size_bytes as parse_size
 from .frame import Result
@@ -26,7 +26,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
         help="repeat for every group, e.g. all-reduce:64MiB:0-3; several groups alike with `/`: all-reduce:64MiB:0-3/4-7; rooted operations start "
         "or end at the first device",
     )  # fmt: skip
-    parser.add_argument("--element-bytes", type=int, default=4, help="bytes of one number (default 4)")
+    parser.add_argument("--element-bytes", type=at_least_one, default=4, help="bytes of one number (default 4)")
     parser.add_argument("--trees", type=count, help="most trees per group and direction (default 256)")
     parser.add_argument("--pieces", type=count, help="pipeline pieces, the same for all groups (default: chosen)")
     parser.add_argument("--seed", type=seed, default=0, help="of the search: equal seeds give equal plans (default 0)")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 from dataclasses import replace
 
+from .arguments import at_least_one
 from .collective_check import kind_of, read_schedule
 from .frame import Result
 
@@ -21,7 +22,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--fabric", help="FILE.toml or PRESET:n, see `meshwright fabric list`")
     parser.add_argument("--devices", help="use only these devices, e.g. 0-3,8; gpu i of the file is the i-th of them in the fabric's order")
     parser.add_argument("--size", help="message size, e.g. 1GiB")
-    parser.add_argument("--element-bytes", type=int, default=4, help="bytes of one number (default 4)")
+    parser.add_argument("--element-bytes", type=at_least_one, default=4, help="bytes of one number (default 4)")
     parser.add_argument("--root", type=int, help="root of a broadcast, reduce, scatter or gather, where the file does not say")
 
 

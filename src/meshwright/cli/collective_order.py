@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from .arguments import at_least_one
 from .collective_bound import seed
 from .frame import Result
 
@@ -27,7 +28,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     source.add_argument("--matrix", type=Path, help="a file written by --save-matrix")
     agent = "an agent (`python -m meshwright.probe.fabric.rank_order_agent`); repeat"
     source.add_argument("--probe", action="append", metavar="NAME=HOST:PORT", help=agent)
-    source.add_argument("--probe-local", type=int, metavar="N", help="start N agents on this machine and probe them (to try it)")
+    source.add_argument("--probe-local", type=at_least_one, metavar="N", help="start N agents on this machine and probe them (to try it)")
     parser.add_argument("--devices", help="with --fabric: ranks in order, e.g. 0,4,1,5")
     parser.add_argument("--token-file", type=Path, help="with --probe: the agents' shared secret")
     names = "ring, halving-doubling, halving-doubling-far, bcube, recursive-doubling, bruck, hierarchical, double-tree, rooted-tree"
@@ -37,7 +38,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--each-device", action="store_true", help="permute single endpoints, not whole hosts")
     parser.add_argument("--budget", type=int, default=4000, help="orders tried at most per algorithm (default 4000)")
     parser.add_argument("--seed", type=seed, default=0, help="of the search: equal seeds give equal plans (default 0)")
-    parser.add_argument("--echoes", type=int, default=100, help="round trips per pair and direction (default 100)")
+    parser.add_argument("--echoes", type=at_least_one, default=100, help="round trips per pair and direction (default 100)")
     parser.add_argument("--hostfile", type=Path, help="write the endpoints in rank order to this file")
     parser.add_argument("--assignment", type=Path, help="write `name RANK=r` lines to this file")
     parser.add_argument("--save-order", type=Path, metavar="FILE", help="write the order for `meshwright run ordered` to this file (JSON)")

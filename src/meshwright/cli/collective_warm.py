@@ -6,6 +6,7 @@ import argparse
 import sys
 from typing import TYPE_CHECKING, Any
 
+from .arguments import at_least_one
 from .frame import Result
 
 if TYPE_CHECKING:
@@ -17,7 +18,7 @@ HELP = "plan a job's collectives into its cache before it starts"
 def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--fabric", required=True, help="as the job's MESHWRIGHT_FABRIC: FILE.toml or PRESET:n")
     parser.add_argument("--devices", help="as the job's MESHWRIGHT_DEVICES: names, one per rank, with commas (default: the fabric's, in order)")
-    parser.add_argument("--ranks", type=int, help="ranks of the job: so many first devices (default: all)")
+    parser.add_argument("--ranks", type=at_least_one, help="ranks of the job: so many first devices (default: all)")
     parser.add_argument("--ops", default="all-reduce", help="operations, with commas (default all-reduce)")
     parser.add_argument("--sizes", help="A,B,C or FIRST:LAST in powers of two, e.g. 1MiB:64MiB")
     parser.add_argument("--model", help="FILE.py:function or module:function instead of --sizes: the all-reduces of its gradients under DDP")

@@ -16,7 +16,7 @@ bash:  eval "$(meshwright completion bash)"
 zsh:   eval "$(meshwright completion zsh)"
 fish:  meshwright completion fish | source"""
 
-_COMMON = ("--json", "--quiet", "--debug", "--help")
+_COMMON = ("--json", "--output", "--quiet", "--debug", "--help")
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:

@@ -6,6 +6,7 @@ import argparse
 import json
 
 from ..errors import UsageError
+from .arguments import at_least_one
 from .frame import Result
 
 __all__ = ["HELP", "arguments", "run"]
@@ -24,9 +25,9 @@ reads nvidia-smi topo -m, nvidia-smi -q, ibstat or ibv_devinfo -v, lscpu and NCC
 
 def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("-o", "--out", metavar="FILE", help="write the fabric into this .toml or .json")
-    parser.add_argument("--boxes", type=int, default=1, metavar="N", help="N machines like this one (default 1)")
+    parser.add_argument("--boxes", type=at_least_one, default=1, metavar="N", help="N machines like this one (default 1)")
     parser.add_argument("--net", default="switch", help="between machines: switch (default), rails, spine, planes, direct or trunk")
-    parser.add_argument("--cores", type=int, metavar="N", help="without GPUs: N processes (default: one for each CPU)")
+    parser.add_argument("--cores", type=at_least_one, metavar="N", help="without GPUs: N processes (default: one for each CPU)")
     parser.add_argument("--save", metavar="DIR", help="keep the tools' outputs in this folder")
     parser.add_argument("--from", dest="saved", metavar="DIR", help="read the outputs in this folder instead of this machine")
 

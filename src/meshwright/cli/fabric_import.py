@@ -7,6 +7,7 @@ import json
 from typing import TYPE_CHECKING
 
 from ..errors import UsageError
+from .arguments import at_least_one
 from .frame import Result
 
 if TYPE_CHECKING:
@@ -37,9 +38,9 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--as", dest="form", choices=AS, help="write it as this (default: by the ending of --out, else toml)")
     parser.add_argument("--name", default="", help="the fabric's name (default: the file's)")
     joined = parser.add_argument_group("several servers")
-    joined.add_argument("--boxes", type=int, default=1, metavar="N", help="N servers like each file (default 1)")
+    joined.add_argument("--boxes", type=at_least_one, default=1, metavar="N", help="N servers like each file (default 1)")
     joined.add_argument("--net", default="switch", help="between servers: switch (default), rails, spine, planes, direct or trunk")
-    joined.add_argument("--oversubscription", type=int, default=1, metavar="N", help="of rails (spine) or servers (trunk)")
+    joined.add_argument("--oversubscription", type=at_least_one, default=1, metavar="N", help="of rails (spine) or servers (trunk)")
     joined.add_argument("--trunk", metavar="RATE", help="with --net trunk: rate of a server's uplink")
     facts = parser.add_argument_group("what the file does not say, or says wrongly")
     facts.add_argument("--nic", metavar="RATE", help="rate of every NIC's port")

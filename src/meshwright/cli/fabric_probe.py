@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import argparse
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ..probe.fabric.options import check_arguments, outcome, probe_arguments
+from .arguments import at_least_one
 from .frame import Result
 
 if TYPE_CHECKING:
@@ -27,7 +27,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     source = parser.add_argument_group("what is measured (one of these)")
     agent = "an agent (`python -m meshwright.probe.fabric.rank_order_agent`); repeat"
     source.add_argument("--probe", action="append", metavar="NAME=HOST:PORT", help=agent)
-    source.add_argument("--probe-local", type=int, metavar="N", help="start N agents on this machine and probe them (to try it)")
+    source.add_argument("--probe-local", type=at_least_one, metavar="N", help="start N agents on this machine and probe them (to try it)")
     source.add_argument("--from", dest="saved", type=Path, metavar="FILE", help="what --save wrote, or costs of `collective order --save-matrix`")
     parser.add_argument("--token-file", type=Path, help="with --probe: the agents' shared secret")
     probe_arguments(parser)
@@ -59,5 +59,6 @@ def _measured(args: argparse.Namespace) -> tuple[Measurements, Inferred]:
 
 
 def _say(text: str) -> None:
-    if sys.stderr.isatty():
-        sys.stderr.write(text + "\n")
+    from ..kernels.stages import innermost
+
+    innermost().what = f"fabric probe: {text}"

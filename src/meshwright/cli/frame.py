@@ -20,6 +20,7 @@ from .. import __version__
 from ..errors import Interrupted, MeshwrightError, MissingExtra, TimeLimit, Unsupported, UsageError
 from ..kernels.kept import fallback_in_use
 from .commands import COMMANDS, NOUNS
+from .progress import Interrupts, shown
 
 if TYPE_CHECKING:
     from ..kernels.effort import Cut
@@ -39,11 +40,15 @@ _OPTIONS = ("--json", "--quiet", "--debug", "--version", "--help", "-h")
 _FOOTER = """\
 options of every command:
   --json     print one JSON document instead of text
+  --output csv
+             print the document's table as CSV (its rows, or itself as one row)
   --quiet    say nothing on standard error but errors: no progress, no notes
   --debug    show the traceback of an error
   --help     show help
   --version  (alone) show the version
 
+what takes more than 2 s says on standard error how far it is; Ctrl-C ends a search with the best so far
+environment: NO_COLOR (no colour), MESHWRIGHT_PROGRESS=0 (no progress), MESHWRIGHT_CACHE, NUMBA_CACHE_DIR (where plans and kernels are kept)
 exit codes: 0 ok, 1 failure, 2 usage, 3 infeasible, 4 check failed, 5 time limit, 130 interrupted"""
 
 
@@ -105,11 +110,22 @@ def _run(words: list[str]) -> int:
     args, unrecognised = parser.parse_known_args(rest)
     if unrecognised:
         _refuse(parser, unrecognised[0])
-    args.json = as_json or args.json
-    with _silenced(sys.stderr) if args.quiet or "--quiet" in leading else nullcontext():
-        result: Result = module.run(args)
+    args.json = as_json or args.json or args.output == "json"
+    quiet, interrupts = args.quiet or "--quiet" in leading, Interrupts()
+    watched = shown(" ".join(command), as_json=args.json) if getattr(module, "PROGRESS", True) else nullcontext()
+    with _silenced(sys.stderr) if quiet else watched, interrupts.caught():
+        try:
+            result: Result = module.run(args)
+        except TimeLimit as error:
+            if interrupts.asked:
+                raise _nothing_yet(error) from error
+            raise
         _say_where_kernels_are_kept()
-    return _print(result, args.json)
+    return _print(replace(result, exit_code=Interrupted.exit_code) if interrupts.asked else result, args.json, as_csv=args.output == "csv")
+
+
+def _nothing_yet(error: TimeLimit) -> Interrupted:
+    return Interrupted(f"interrupted before there was anything to give: {error.message}", where=error.where, data=error.data)
 
 
 @contextmanager
@@ -150,6 +166,7 @@ class CommandModule(Protocol):
     """What a command's module has; see `commands`."""
 
     HELP: str
+    # PROGRESS: bool = True, False for a command that says by itself how far it is, or that runs a program of the user's
 
     @staticmethod
     def arguments(parser: argparse.ArgumentParser) -> None: ...
@@ -190,11 +207,23 @@ def _parser(command: tuple[str, ...], module: Any) -> _Parser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
+    parser.register("type", int, _whole)  # no number of anything is negative
     module.arguments(parser)
     parser.add_argument("--json", action="store_true", help="print one JSON document instead of text")
+    parser.add_argument("--output", choices=("text", "json", "csv"), default="text", help="text (default), json (as --json), csv (the table)")
     parser.add_argument("--quiet", action="store_true", help="say nothing on standard error but errors")
     parser.add_argument("--debug", action="store_true", help="show the traceback of an error")
     return parser
+
+
+def _whole(text: str) -> int:
+    try:
+        number = int(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"must be a whole number, got {text!r}") from None
+    if number < 0:
+        raise argparse.ArgumentTypeError(f"must be at least 0, got {number}")
+    return number
 
 
 def _refuse_unknown_options(parser: _Parser, words: list[str]) -> None:
@@ -222,12 +251,16 @@ def suggest(word: str, known: Iterable[str], *, before: str = "") -> str:
 
 
 # ---- output ------------------------------------------------------------------------------------------------------------
-def _print(result: Result, as_json: bool) -> int:
+def _print(result: Result, as_json: bool, *, as_csv: bool = False) -> int:
     if (cut := result.cut) is not None:
-        said = {**result.document, "cut": cut.to_json()}
-        result = replace(result, document=said, text=f"{result.text}\n{cut}", exit_code=result.exit_code or TimeLimit.exit_code)
+        said, code = {**result.document, "cut": cut.to_json()}, Interrupted.exit_code if cut.interrupted else TimeLimit.exit_code
+        result = replace(result, document=said, text=f"{result.text}\n{cut}", exit_code=result.exit_code or code)
         _report(cut.error("this is the best so far"), as_json=as_json)
-    if as_json:
+    if as_csv:
+        from ..report.tables import csv_text
+
+        text = csv_text(result.document)
+    elif as_json:
         import json
 
         if not {"schema", "version"} <= result.document.keys():

@@ -6,11 +6,13 @@ import argparse
 import sys
 from typing import Any
 
+from .arguments import at_least_one
 from .frame import Result
 
 __all__ = ["HELP", "arguments", "run"]
 
 HELP = "Run a command (after `--`) once per device of a lab: RANK, WORLD_SIZE, MASTER_ADDR, GLOO_SOCKET_IFNAME, ... are set."
+PROGRESS = False  # what it runs writes to the terminal
 EPILOG = """\
 usage: meshwright lab run NAME [options] -- COMMAND [ARGUMENTS]
 With --torchrun, what follows `--` is a script and its arguments, or torchrun's own options before them.
@@ -28,7 +30,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     parser.set_defaults(after_dashes=[])
     parser.add_argument("--ranks", metavar="LIST", help="only these devices take part, e.g. 0-3")
     parser.add_argument("--order", metavar="LIST", help="device of each rank, e.g. 3,1,0,2")
-    parser.add_argument("--per-device", type=int, default=1, metavar="N", help="ranks per device (default %(default)s)")
+    parser.add_argument("--per-device", type=at_least_one, default=1, metavar="N", help="ranks per device (default %(default)s)")
     parser.add_argument("--torchrun", action="store_true", help="start one torchrun agent per device instead of the command itself")
     parser.add_argument("--timeout", type=float, metavar="S", help="end all ranks after this many seconds")
     parser.add_argument("--counters", action="store_true", help="afterwards, show what went over each link")

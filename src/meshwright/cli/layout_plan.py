@@ -6,7 +6,7 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from .arguments import LOSSES, TIME_LIMIT, fabric_arguments, require_directory
+from .arguments import LOSSES, TIME_LIMIT, at_least_one, fabric_arguments, require_directory
 from .frame import Result
 
 if TYPE_CHECKING:
@@ -22,7 +22,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--strategy", default="autoddl", help="autoddl (default), or another of `strategies list layout` for operators")
     parser.add_argument("--search", default="auto", help="of autoddl: auto (default), exact, ilp, descent")
     parser.add_argument("--mesh", help="only this mesh, e.g. 2x4 (default: every factorisation of the devices)")
-    parser.add_argument("--restarts", type=int, default=20, help="random starts of coordinate descent (default 20)")
+    parser.add_argument("--restarts", type=at_least_one, default=20, help="random starts of coordinate descent (default 20)")
     parser.add_argument("--seed", type=int, default=0, help="of the search: equal seeds give equal plans (default 0)")
     parser.add_argument("--time-limit", type=float, default=120.0, metavar="S", help=TIME_LIMIT.format(120))
     parser.add_argument("--out", "-o", type=Path, default=Path("layout.json"), help="where to write the plan (default layout.json)")
@@ -31,7 +31,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 def problem_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("model", help="FILE.py:function or module:function that returns (module, example inputs)")
     fabric_arguments(parser)
-    parser.add_argument("--batch", type=int, help="samples per step over all devices (default: that of the example inputs)")
+    parser.add_argument("--batch", type=at_least_one, help="samples per step over all devices (default: that of the example inputs)")
     parser.add_argument("--loss", default="cross-entropy", help=LOSSES)
     parser.add_argument("--optimizer", default="sgd", choices=["sgd", "adamw"], help="sgd (default) or adamw")
     parser.add_argument("--cost", default="roofline", help="roofline (default), tables:SYSTEM, or a cost file")

@@ -61,8 +61,7 @@ def run(args: argparse.Namespace) -> Result:
 
     if args.out is not None:
         require_directory(args.out)
-    graph = graph_given(args) or _captured(args)
-    fabric = read_fabric(args.fabric, args.devices)
+    given, fabric = graph_given(args), read_fabric(args.fabric, args.devices)
     cost = load_cost(args.cost, fabric)
     made, precision = framework(args.framework) if args.framework else None, MIXED if args.precision == "mixed" else FULL
     if made is not None and args.precision == "mixed":
@@ -71,20 +70,21 @@ def run(args: argparse.Namespace) -> Result:
         objective=args.objective, price_per_hour=_numbers(args.price, "--price"), watts=_numbers(args.power, "--power"), budget=args.budget,
         samples_per_s=args.min_throughput,
     )  # fmt: skip
+    sizes, tensors, levels = _whole(args.microbatches, "--microbatches"), _whole(args.tensors, "--tensors"), _whole(args.levels, "--levels")
+    contexts, memory_bytes = _whole(args.contexts, "--contexts"), size_bytes(args.memory, "--memory") if args.memory else 0
+    graph = given or _captured(args)  # last: it takes longest, and everything else has been read
     found = find_layouts(
         lambda batch: at_batch(graph, batch), fabric, cost, global_batch=args.global_batch, precision=with_optimizer(precision, args.optimizer),
-        microbatches=_whole(args.microbatches, "--microbatches"), tensors=_whole(args.tensors, "--tensors"),
-        contexts=_whole(args.contexts, "--contexts"), sequence=not args.no_sequence_parallel,
-        memory_bytes=size_bytes(args.memory, "--memory") if args.memory else 0, demands=demands,
+        microbatches=sizes, tensors=tensors, contexts=contexts, sequence=not args.no_sequence_parallel, memory_bytes=memory_bytes, demands=demands,
         methods=args.methods.split(",") if args.methods else (), adjust=lambda runtime: with_settings(runtime, args.set),
-        levels=_whole(args.levels, "--levels"), sharding_messages=args.sharding_messages,
+        levels=levels, sharding_messages=args.sharding_messages,
         recompute=[x for x in args.recompute.split(",") if x], schedules=[x for x in args.schedules.split(",") if x], framework=made,
     )  # fmt: skip
     document, text = document_of(found, args.show), text_of(found, args.show)
     if args.out is not None:
         written, said = _write_plan(args, found, graph, fabric, cost)
         document, text = {**document, "plan": written}, f"{text}\n{said}"
-    return Result(document, text)
+    return Result(document, text, cut=found.found.cut)
 
 
 def _write_plan(args: argparse.Namespace, found: LayoutFindings, graph: OpGraph, fabric: Fabric, cost: Cost) -> tuple[dict[str, Any], str]:

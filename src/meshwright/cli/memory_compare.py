@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
+from .arguments import at_least_one
 from .frame import Result
 
 HELP = "time beyond keeping everything, by memory budget, of all strategies and PyTorch's own, beside a bound"
@@ -13,8 +14,8 @@ HELP = "time beyond keeping everything, by memory budget, of all strategies and 
 def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--model", required=True, help="FILE.py:function or module:function that returns (module, example inputs)")
     parser.add_argument("--loss", default="cross-entropy", help="cross-entropy (default), mse, output, or module:function")
-    parser.add_argument("--batch", type=int, help="rows of the batch (default: as the example inputs)")
-    parser.add_argument("--budgets", type=int, default=11, help="how many budgets, evenly from keeping everything to the least peak (default 11)")
+    parser.add_argument("--batch", type=at_least_one, help="rows of the batch (default: as the example inputs)")
+    parser.add_argument("--budgets", type=at_least_one, default=11, help="budgets, evenly from keeping everything to the least peak (default 11)")
     parser.add_argument("--strategies", default="", help="names by commas, or all (monet takes long); default: those of one frontier")
     parser.add_argument("--effort", type=int, default=100, help="of the search, in millions of simulated operator runs (default 100)")
     parser.add_argument(

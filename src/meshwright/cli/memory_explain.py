@@ -6,6 +6,7 @@ import argparse
 from typing import TYPE_CHECKING, Any
 
 from . import step_arguments
+from .arguments import at_least_one
 from .frame import Result
 
 if TYPE_CHECKING:
@@ -18,7 +19,7 @@ MAX_ROWS = 10  # storages that are listed, the largest first
 
 def arguments(parser: argparse.ArgumentParser) -> None:
     step_arguments.arguments(parser)
-    parser.add_argument("--batch", type=int, help="rows of the inputs (default: the example's)")
+    parser.add_argument("--batch", type=at_least_one, help="rows of the inputs (default: the example's)")
     parser.add_argument("--budget", help="explain the plan within this budget (default: keeping everything)")
     parser.add_argument("--strategy", help="auto (default) or a name")
 

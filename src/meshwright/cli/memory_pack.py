@@ -6,7 +6,7 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from .arguments import TIME_LIMIT
+from .arguments import TIME_LIMIT, at_least_one
 from .frame import Result
 
 if TYPE_CHECKING:
@@ -17,9 +17,9 @@ HELP = "place storages with lifetimes in one arena, as small as can be"
 
 def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("table", type=Path, help="storages as CSV: id,lower,upper,size (MiniMalloc's format)")
-    parser.add_argument("-o", "--output", type=Path, help="write the table with offsets here")
+    parser.add_argument("--out", "-o", type=Path, help="write the table with offsets here")
     parser.add_argument("--capacity", help="the arena's size, e.g. 1048576 or 4GiB; exit code 3 if none is found (default: as small as can be)")
-    parser.add_argument("--alignment", type=int, default=1, help="offsets are multiples of so many bytes (default 1)")
+    parser.add_argument("--alignment", type=at_least_one, default=1, help="offsets are multiples of so many bytes (default 1)")
     parser.add_argument("--effort", type=int, default=1, help="how long to search, in units of some ten seconds (default 1; 0: placements only)")
     parser.add_argument("--time-limit", "--seconds", type=float, default=0.0, metavar="S", dest="seconds",
                         help=TIME_LIMIT.format("none"))  # fmt: skip
@@ -49,10 +49,10 @@ def run(args: argparse.Namespace) -> Result:
     verdict.raise_if_wrong()
     if not verdict.ok:
         raise CheckFailed(verdict.findings[0].message, where="arena")
-    if args.output:
+    if args.out:
         from ..io.atomic import write_text
 
-        write_text(args.output, buffers_csv(table, plan.offset_bytes.tolist()))
+        write_text(args.out, buffers_csv(table, plan.offset_bytes.tolist()))
     document = {
         "schema": "meshwright.memory.pack", "version": 1, "storages": len(table.names), "arena_bytes": plan.arena_bytes,
         "bound_bytes": plan.bound_bytes, "optimal": plan.optimal, "clique": [table.names[t] for t in plan.clique],
@@ -60,7 +60,7 @@ def run(args: argparse.Namespace) -> Result:
         "offset_bytes": dict(zip(table.names, plan.offset_bytes.tolist(), strict=True)), "check": verdict.to_json(),
         "cites": [CITE.key, MINIMALLOC.key],
     }  # fmt: skip
-    return Result(document, "\n".join(_lines(problem, plan, args.output)), cut=Cut(*plan.cut) if plan.cut else None)
+    return Result(document, "\n".join(_lines(problem, plan, args.out)), cut=Cut(*plan.cut) if plan.cut else None)
 
 
 def _lines(problem: ArenaProblem, plan: ArenaPlan, output: Path | None) -> list[str]:

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from . import pictures, step_arguments
+from .arguments import at_least_one
 from .frame import Result
 
 if TYPE_CHECKING:
@@ -21,13 +22,13 @@ HELP = "choose what a training step keeps for its backward pass and what it comp
 def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("graph", type=Path, nargs="?", help="a captured graph (`train capture`): plan its repeated layer; or else --model")
     parser.add_argument("--layer", help="module path of the layer, e.g. blocks.0 (default: the one that repeats most)")
-    parser.add_argument("--batch", type=int, help="micro-batch size (default: that of the graph)")
+    parser.add_argument("--batch", type=at_least_one, help="micro-batch size (default: that of the graph)")
     parser.add_argument("--budget", help="bytes, e.g. 4GB: with a graph those for activations of a stage, or one per stage by commas; see --model")
     parser.add_argument("--layers", help="layers of every stage, by commas (default: all that repeat, spread evenly)")
-    parser.add_argument("--pp", type=int, default=1, help="pipeline stages (default 1)")
-    parser.add_argument("--microbatches", type=int, default=1, help="micro-batches per step (default 1); stage i of p keeps min(N, p - i)")
+    parser.add_argument("--pp", type=at_least_one, default=1, help="pipeline stages (default 1)")
+    parser.add_argument("--microbatches", type=at_least_one, default=1, help="micro-batches per step (default 1); stage i of p keeps min(N, p - i)")
     parser.add_argument("--strategy", help="optimal (default), another of `strategies list memory`, or all: a table; with --model see there")
-    parser.add_argument("--every", type=int, default=1, help="uniform: layers per checkpoint; block: layers computed again")
+    parser.add_argument("--every", type=at_least_one, default=1, help="uniform: layers per checkpoint; block: layers computed again")
     parser.add_argument("--device", default="a100", help="the GPU whose roofline prices operators (default a100)")
     step_arguments.arguments(parser)
     parser.add_argument("--max-batch", action="store_true", help="with --model: the largest batch that fits in --budget, and why one more does not")

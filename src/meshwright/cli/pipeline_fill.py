@@ -7,7 +7,7 @@ from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from .arguments import require_directory
+from .arguments import at_least_one, require_directory
 from .frame import Result
 from .pipeline_problem import EACH, numbers
 
@@ -42,7 +42,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     add("--gradient-inverse-s", metavar="S", help="of these, factor B's; then --inverse-s is factor A's alone")
     add("--sync-s", metavar="S", help="both factors of a stage summed over its copies and replicas (default: a ring all-reduce of --factor-bytes)")
     add("--precondition-s", metavar="S", help="preconditioning at the end of every step, in no idle time (default 0)")
-    add("--layers", type=int, default=1, help="layers per stage: pieces that the work is made of (default 1)")
+    add("--layers", type=at_least_one, default=1, help="layers per stage: pieces that the work is made of (default 1)")
     add("--input-bytes", metavar="B", help="inputs kept per micro-batch and stage until their curvature is done (default 0)")
     add("--error-bytes", metavar="B", help="output gradients kept likewise (default 0)")
     add("--factor-bytes", metavar="B", help="both factors of a stage; the inverses take as much again (default 0)")
@@ -54,7 +54,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     add("--piece-s", type=float, default=0.0, metavar="S", help="checkpoints: largest piece of writing (default: in one piece)")
     add("--evaluations", type=int, metavar="N", help="evaluation micro-batches per cycle")
     add("--margin", type=float, default=0.0, help="share by which idle time must be longer than what is put into it (default 0)")
-    add("--most-steps", type=int, default=256, help="longest cycle (default 256)")
+    add("--most-steps", type=at_least_one, default=256, help="longest cycle (default 256)")
     add("--out", "-o", type=Path, default=Path("filled.json"), help="where to write the plan (default filled.json)")
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from typing import TYPE_CHECKING
 
-from .arguments import TIME_LIMIT
+from .arguments import TIME_LIMIT, at_least_one
 
 if TYPE_CHECKING:
     from ..decide.pipeline import PipelineProblem
@@ -17,8 +17,8 @@ EACH = "one number, or one per stage with commas"
 
 def problem_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
-    add("--stages", type=int, required=True, help="stages of the model = devices of the pipeline")
-    add("--microbatches", type=int, required=True, help="micro-batches per step (and replica)")
+    add("--stages", type=at_least_one, required=True, help="stages of the model = devices of the pipeline")
+    add("--microbatches", type=at_least_one, required=True, help="micro-batches per step (and replica)")
     add("--forward-s", default="1", metavar="S", help=f"forward of a stage for one micro-batch, seconds: {EACH} (default 1)")
     add("--backward-s", metavar="S", help=f"whole backward: {EACH} (default: its two parts together)")
     add("--input-grad-s", metavar="S", help=f"gradient of the input, when the backward is split: {EACH} (default: the rest of it, or half)")
@@ -31,7 +31,7 @@ def problem_arguments(parser: argparse.ArgumentParser) -> None:
     add("--gradient-bytes", default="0", metavar="B", help=f"reduced over copies and replicas of a stage: {EACH} (default 0: no reduction)")
     add("--memory-cap-bytes", metavar="B", help="weights and activations a device may hold: one number, or one per device (default: no cap)")
     add("--speeds", default="1", metavar="X", help="speed of the devices, 1 = the times as given: one number, or one per device (default 1)")
-    add("--data", type=int, default=1, help="replicas of the whole pipeline (default 1)")
+    add("--data", type=at_least_one, default=1, help="replicas of the whole pipeline (default 1)")
     add("--pair-s", metavar="S", help=f"a forward of a stage beside a backward, at once: {EACH} (default: see --pair-overlap)")
     add("--pair-overlap", type=float, default=0.0, metavar="SHARE", help="of the shorter of both that is hidden: 0 their sum (default), 1 the longer")
     add("--no-first-input-grad", action="store_true", help="the first stage of the model has no input gradient to compute")

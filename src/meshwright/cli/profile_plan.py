@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 from typing import TYPE_CHECKING, Any
 
+from .arguments import at_least_one
 from .frame import Result
 from .profile_predict import runtime_arguments, runtime_of
 from .profile_show import file_arguments
@@ -19,8 +20,8 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     file_arguments(parser)
     parser.add_argument("--gpu", required=True, help="kind of GPU, as the profile names it")
     parser.add_argument("--zone", default="", help="zone, as the network file names it")
-    parser.add_argument("--gpus", type=int, required=True, help="how many")
-    parser.add_argument("--global-batch", type=int, required=True, help="samples per iteration")
+    parser.add_argument("--gpus", type=at_least_one, required=True, help="how many")
+    parser.add_argument("--global-batch", type=at_least_one, required=True, help="samples per iteration")
     parser.add_argument("--memory", help="of a GPU, e.g. 40GiB; layouts that need more are refused")
     parser.add_argument("--limit", type=int, default=50, help="layouts to simulate at most (default 50)")
     parser.add_argument("--show", type=int, default=10, help="layouts to print (default 10)")

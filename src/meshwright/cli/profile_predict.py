@@ -6,6 +6,7 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from .arguments import at_least_one
 from .frame import Result
 from .profile_show import file_arguments
 
@@ -23,15 +24,15 @@ def layout_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--gpu", help="kind of GPU, as the profile names it")
     parser.add_argument("--zone", default="", help="zone, as the network file names it")
     parser.add_argument("--stages", help="layers per stage, e.g. 12,11,11; or one number: that many stages, split so that the slowest is fastest")
-    parser.add_argument("--dp", type=int, default=1, help="data-parallel degree (default 1)")
-    parser.add_argument("--tp", type=int, default=1, help="tensor-parallel degree (default 1)")
-    parser.add_argument("--microbatch", type=int, default=1, help="samples per micro-batch (default 1)")
-    parser.add_argument("--global-batch", type=int, help="samples per iteration")
+    parser.add_argument("--dp", type=at_least_one, default=1, help="data-parallel degree (default 1)")
+    parser.add_argument("--tp", type=at_least_one, default=1, help="tensor-parallel degree (default 1)")
+    parser.add_argument("--microbatch", type=at_least_one, default=1, help="samples per micro-batch (default 1)")
+    parser.add_argument("--global-batch", type=at_least_one, help="samples per iteration")
 
 
 def runtime_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--runtime", type=Path, help="a runtime file (`profile fit` writes one)")
-    parser.add_argument("--gpus-per-server", type=int, help="of the layout's GPUs, where the runtime file does not say")
+    parser.add_argument("--gpus-per-server", type=at_least_one, help="of the layout's GPUs, where the runtime file does not say")
     parser.add_argument("--nics-per-server", type=int, help="NICs that a server's ranks share; 0 = one per GPU")
     parser.add_argument("--p2p", choices=("blocking", "overlapped"), help="whether pipeline sends stop the computation")
     parser.add_argument("--set", action="append", default=[], metavar="FIELD=VALUE", help="any other field of the runtime, e.g. bucket_bytes=25e6")

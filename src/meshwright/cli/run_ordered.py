@@ -10,6 +10,7 @@ from pathlib import Path
 from .frame import Result
 
 HELP = "start any program (after `--`) with the ranks of an order (`collective order --save-order`)"
+PROGRESS = False  # what it runs writes to the terminal
 EPILOG = """\
 usage: meshwright run ordered --order FILE [options] -- COMMAND [ARGUMENTS]
 

@@ -17,7 +17,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     which.add_argument("--modules", type=Path, metavar="TREE.json", help="the model's modules as a file (`train run` writes modules.json)")
     parser.add_argument("--device", default="cpu", choices=("cpu", "meta"), help="where --model runs once: cpu (default), or meta, without computing")
     parser.add_argument("--save-modules", type=Path, metavar="FILE", help="keep what --model gave, for --modules")
-    parser.add_argument("-o", "--output", type=Path, metavar="OUT", help="write the trace with steps, stages and modules on tracks of their own")
+    parser.add_argument("--out", "-o", type=Path, metavar="OUT", help="write the trace with steps, stages and modules on tracks of their own")
     parser.add_argument("--depth", type=int, default=4, help="levels to print below a step (default 4)")
     parser.add_argument("--least", type=float, default=1.0, metavar="PERCENT", help="print what takes at least this share (default 1)")
 
@@ -34,8 +34,8 @@ def run(args: argparse.Namespace) -> Result:
         raise UsageError("--depth is at least 1, --least a percentage from 0 to 100", where="trace annotate")
     if args.save_modules and not args.model:
         raise UsageError("--save-modules keeps what --model gives", where="trace annotate", hint="add --model FILE.py:function")
-    if args.output and args.output.exists() and args.trace.exists() and args.output.samefile(args.trace):
-        raise UsageError("would overwrite the trace it reads", where=str(args.output), hint="name another file after -o")
+    if args.out and args.out.exists() and args.trace.exists() and args.out.samefile(args.trace):
+        raise UsageError("would overwrite the trace it reads", where=str(args.out), hint="name another file after -o")
     trace = read_trace(args.trace)
     tree = None
     if args.model:
@@ -48,7 +48,7 @@ def run(args: argparse.Namespace) -> Result:
         tree = read_module_tree(args.modules)
     annotation = annotate(trace, tree)
     text = annotation_text(annotation, depth=args.depth, least_share=args.least / 100)
-    if args.output:
-        write_annotated(args.trace, annotation, args.output)
-        text += f"\nwritten: {args.output}; open it in https://ui.perfetto.dev or chrome://tracing"
+    if args.out:
+        write_annotated(args.trace, annotation, args.out)
+        text += f"\nwritten: {args.out}; open it in https://ui.perfetto.dev or chrome://tracing"
     return Result(annotation_document(annotation), text)

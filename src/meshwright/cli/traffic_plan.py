@@ -6,7 +6,7 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from .arguments import TIME_LIMIT
+from .arguments import TIME_LIMIT, at_least_one
 from .collective_bound import seconds
 from .frame import Result
 
@@ -22,7 +22,7 @@ def traffic_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--tensors", type=Path, help="a CSV file with name, shape, ready_s instead of --model")
     parser.add_argument("--profile", type=Path, help="a whole profile (JSON), with the codecs' costs in it, instead of --model and --fabric")
     parser.add_argument("--loss", default="cross-entropy", help="cross-entropy (default), mse, output, or module:function")
-    parser.add_argument("--batch", type=int, help="rows of one rank's batch (default: as the example inputs)")
+    parser.add_argument("--batch", type=at_least_one, help="rows of one rank's batch (default: as the example inputs)")
     parser.add_argument("--fabric", help="FILE.toml or PRESET:n, one rank per device")
     parser.add_argument("--devices", help="use only these devices, e.g. 0-3,8")
     parser.add_argument("--codecs", default="fp16,topk:density=0.01,powersgd:rank=2", help="to choose from, by semicolons or commas; none always is")

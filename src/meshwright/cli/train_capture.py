@@ -6,7 +6,7 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from .arguments import model_arguments, model_given
+from .arguments import at_least_one, model_arguments, model_given
 from .frame import Result
 
 if TYPE_CHECKING:
@@ -22,7 +22,7 @@ It is captured on fake tensors: a model of any size needs no memory for its weig
 def arguments(parser: argparse.ArgumentParser) -> None:
     model_arguments(parser, "-m", required=True)
     parser.add_argument("--loss", default="cross-entropy", help="cross-entropy (default), mse, output (the module returns it), or module:function")
-    parser.add_argument("--batch", type=int, default=None, metavar="N", help="rows of the example inputs (default: as the model function returns)")
+    parser.add_argument("--batch", type=at_least_one, default=None, metavar="N", help="rows of the example inputs (default: as the function returns)")
     parser.add_argument("--seed", type=int, default=0, help="seed of the random state before the model is built (default 0)")
     parser.add_argument("--out", "-o", type=Path, default=Path("graph.json"), help="where to write it; .json or .json.gz (default graph.json)")
     parser.add_argument("--strict", action="store_true", help="fail instead of falling back to a graph that cannot be cut")

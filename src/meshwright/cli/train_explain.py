@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from . import pictures
-from .arguments import TIME_LIMIT
+from .arguments import TIME_LIMIT, at_least_one
 from .frame import Result
 
 if TYPE_CHECKING:
@@ -28,12 +28,12 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     pictures.svg_argument(parser, "simulate the plan and draw its schedule and memory over time")
     described = parser.add_argument_group("a described transformer instead of a plan")
     described.add_argument("--transformer", metavar="SPEC", help="layers=48,hidden=6144,heads=64,sequence=2048,vocabulary=51200,... or FILE.toml")
-    described.add_argument("--tp", type=int, help="tensor-parallel degree")
-    described.add_argument("--pp", type=int, help="pipeline degree")
-    described.add_argument("--dp", type=int, help="data-parallel degree")
-    described.add_argument("--interleave", type=int, help="chunks of a stage (interleaved 1F1B)")
-    described.add_argument("--microbatch", type=int, help="micro-batch size")
-    described.add_argument("--global-batch", type=int, help="samples per step, over all replicas (default: one micro-batch each)")
+    described.add_argument("--tp", type=at_least_one, help="tensor-parallel degree")
+    described.add_argument("--pp", type=at_least_one, help="pipeline degree")
+    described.add_argument("--dp", type=at_least_one, help="data-parallel degree")
+    described.add_argument("--interleave", type=at_least_one, help="chunks of a stage (interleaved 1F1B)")
+    described.add_argument("--microbatch", type=at_least_one, help="micro-batch size")
+    described.add_argument("--global-batch", type=at_least_one, help="samples per step, over all replicas (default: one micro-batch each)")
     described.add_argument("--sequence-parallel", action="store_true", default=None, help="split the parts between regions along the sequence")
     described.add_argument("--recompute", metavar="RULE", help="none, selective, full, uniform:K or block:K")
     described.add_argument("--distributed-optimizer", action="store_true", default=None, help="replicas divide the optimizer state (ZeRO 1)")

@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from .arguments import TIME_LIMIT, graph_given, require_directory, training_arguments
+from .arguments import TIME_LIMIT, at_least_one, graph_given, require_directory, training_arguments
 from .frame import Result
 from .pictures import check_pictures, picture_arguments, with_pictures
 from .recipe_arguments import recipe_arguments, recipe_of, require_made
@@ -35,9 +35,9 @@ HELP = "decide how to train a model on a fabric, and prove it"
 def arguments(parser: argparse.ArgumentParser) -> None:
     training_arguments(parser)
     recipe_arguments(parser)
-    parser.add_argument("--dp", type=int, help="fix the data-parallel degree")
-    parser.add_argument("--tp", type=int, help="fix the tensor-parallel degree")
-    parser.add_argument("--pp", type=int, help="fix the pipeline degree")
+    parser.add_argument("--dp", type=at_least_one, help="fix the data-parallel degree")
+    parser.add_argument("--tp", type=at_least_one, help="fix the tensor-parallel degree")
+    parser.add_argument("--pp", type=at_least_one, help="fix the pipeline degree")
     parser.add_argument(
         "--context", default="1", metavar="N|auto",
         help="ranks that share samples and divide the positions of their sequences: 1 (default), a degree, or auto (judged by simulation and memory)",
@@ -70,7 +70,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
         "--compress", default="none", metavar="auto|none|CODEC",
         help="send gradients of replicas smaller: none (default), auto (where the step gets shorter), or one codec, e.g. topk:density=0.01",
     )  # fmt: skip
-    parser.add_argument("--microbatch", type=int, help="fix the micro-batch size")
+    parser.add_argument("--microbatch", type=at_least_one, help="fix the micro-batch size")
     parser.add_argument(
         "--pipeline", default="", metavar="NAME",
         help="order of micro-batches: 1f1b, auto (judged best together with the degrees), or one that `meshwright pipeline compare` lists (default: "

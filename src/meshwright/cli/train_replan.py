@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from .arguments import TIME_LIMIT, require_directory
+from .arguments import TIME_LIMIT, at_least_one, require_directory
 from .frame import Result
 
 if TYPE_CHECKING:
@@ -30,7 +30,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--with", dest="added", metavar="DEVICE,...", help="devices that are added, each named by one that it is like")
     parser.add_argument("--checkpoint", type=Path, metavar="DIR", help="folder of checkpoints on storage that every rank can read")
     parser.add_argument("--keep", metavar="dp,tp,pp,microbatch", help="decisions of the old layout that stay")
-    parser.add_argument("--global-batch", type=int, help="samples per step (default: as before)")
+    parser.add_argument("--global-batch", type=at_least_one, help="samples per step (default: as before)")
     parser.add_argument(
         "--pipeline", metavar="NAME", help="order of micro-batches (default: as the old plan was asked, 1f1b where that exists for no layout)"
     )

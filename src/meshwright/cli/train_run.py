@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from .arguments import at_least_one
 from .frame import Result
 from .train_gate import choices, stated
 
@@ -16,6 +17,7 @@ if TYPE_CHECKING:
     from ..run.launch.request import RunRequest
 
 HELP = "train for real, as the plan says"
+PROGRESS = False  # it says by itself which step it is at
 EPILOG = """\
 On one machine the ranks are started here. On several, start this command with torchrun, e.g. on each of two machines
   torchrun --nnodes 2 --nproc-per-node 2 --rdzv-backend c10d --rdzv-endpoint HOST:29400 \\
@@ -49,7 +51,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--device", default="cpu", help="cpu (gloo, default) or cuda (NCCL)")
     parser.add_argument("--pacing", default="auto", help="auto (default), none, quota or paced: how ranks that outnumber the cores share them")
     parser.add_argument("--timeout", type=float, default=60.0, metavar="S", help="give up when no rank moves for this long (default 60)")
-    parser.add_argument("--max-ranks", type=int, help="refuse plans with more ranks")
+    parser.add_argument("--max-ranks", type=at_least_one, help="refuse plans with more ranks")
     parser.add_argument("--profile", action="store_true", help="also write a torch.profiler trace of three steps per rank (.json.gz) into --out")
     parser.add_argument(
         "--log-every", type=int, default=0, metavar="N",

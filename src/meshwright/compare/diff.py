@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import zlib
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -24,7 +26,7 @@ from .own_run import plain_steps, run_views
 from .ranks import read_ranks, traces_in
 from .run import predicted_run, require_costs
 
-__all__ = ["FoundDiff", "diff_of"]
+__all__ = ["FoundDiff", "diff_of", "kind_of"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,7 +45,7 @@ def diff_of(a: Path, b: Path, *, plan: Path | None = None, modules: Path | None 
     `plan`: what run folders ran (default: what they hold). `by`: "steps", "modules", or "auto": steps where both sides are of one plan of ours.
     Raises: UsageError for sides that cannot be joined.
     """
-    kinds = [_kind(p) for p in (a, b)]
+    kinds = [kind_of(p) for p in (a, b)]
     if kinds == ["plan", "plan"]:
         raise UsageError("both are plans", where=str(b), hint="`meshwright program diff` compares plans")
     known = plan or next((p for p, kind in zip((a, b), kinds, strict=True) if kind == "plan"), None)
@@ -71,7 +73,10 @@ def diff_of(a: Path, b: Path, *, plan: Path | None = None, modules: Path | None 
     return FoundDiff(diff=difference(*sides), joined="modules", a=str(a), b=str(b))
 
 
-def _kind(path: Path) -> str:
+def kind_of(path: Path) -> str:
+    """`plan`, `run` (the folder of one of ours), `trace`, or `traces` (a folder of them). Raises: UsageError where nothing can be read."""
+    if str(path) == "-":
+        return "plan"
     if path.is_dir():
         return "run" if (path / "run.json").is_file() else "traces"
     try:
@@ -79,7 +84,10 @@ def _kind(path: Path) -> str:
             head = file.read(4096)
     except OSError as error:
         raise UsageError(f"cannot read: {error.strerror}", where=str(path), hint="check the path") from None
-    return "plan" if b'"meshwright.plan"' in head else "trace"
+    if head[:2] == b"\x1f\x8b":
+        with suppress(zlib.error):  # a damaged file is told of by whoever reads it
+            head = zlib.decompressobj(zlib.MAX_WBITS | 16).decompress(head, len(head))
+    return "plan" if b'"meshwright.' in head and b'"traceEvents"' not in head else "trace"
 
 
 def _by_steps(plan: Plan, paths: tuple[Path, Path], kinds: list[str]) -> FoundDiff:

@@ -13,6 +13,7 @@ from ..bound import Bound
 from ..cost import Cost
 from ..errors import UsageError
 from ..fabric.fabric import Fabric
+from ..kernels.stages import stage
 from ..plan.plan import Alternative, CycleEntry, Plan, Prediction, TrainingLayout
 from ..program.hash import program_hash
 from ..program.program import Program
@@ -78,6 +79,7 @@ def write_plan(path: str | Path, plan: Plan) -> None:
     write(Path(path), plan)
 
 
+@stage("simulating the plan")
 def simulate_plan(
     plan: Plan, fabric: Fabric | None = None, cost: Cost | None = None, *, record: bool = True, transfers: bool = False
 ) -> Timeline:
@@ -98,7 +100,8 @@ def check_plan(plan: Plan) -> Verdict:
     """The verdict, `ok` or, where a checker could not decide, `unknown`. Raises CheckFailed with a witness where one finds the plan wrong."""
     from ..check import check_plan as verdict_on
 
-    verdict = verdict_on(plan, fabric_of(plan))
+    with stage("proving the plan"):
+        verdict = verdict_on(plan, fabric_of(plan))
     verdict.raise_if_wrong()
     return verdict
 

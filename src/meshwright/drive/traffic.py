@@ -22,6 +22,7 @@ from ..decide.traffic import strategy as named
 from ..errors import CheckFailed, UsageError
 from ..io.plan.traffic import read_traffic_plan
 from ..kernels.effort import Budget, Cut
+from ..kernels.stages import stage
 from ..traffic import TrafficGroup, TrafficPlan, TrafficProfile
 
 __all__ = [
@@ -59,6 +60,7 @@ class TrafficRow:
     risks: tuple[Risk, ...]
 
 
+@stage("choosing codecs and groups")
 def plan_traffic(
     profile: TrafficProfile, *, strategy: str = Cupcake.name, codecs: Sequence[str] | None = None, options: Mapping[str, Any] | None = None,
     bounds: tuple[Bound, Bound] | None = None, time_limit_s: float = float("inf"),
@@ -135,6 +137,7 @@ def traffic_citations(plan: TrafficPlan) -> list[tuple[str, Cite]]:
     return found
 
 
+@stage("codecs beside each other")
 def compare_traffic(
     profile: TrafficProfile, *, options: Mapping[str, Any] | None = None, time_limit_s: float = float("inf")
 ) -> tuple[list[TrafficRow], Cut | None]:

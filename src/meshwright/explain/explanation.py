@@ -25,6 +25,7 @@ from ..fabric.fabric import Fabric
 from ..graph.graph import OpGraph
 from ..job import Training
 from ..kernels.effort import Budget, Cut
+from ..kernels.stages import stage
 from ..ledger.captured import captured_flops
 from ..ledger.flops import Causal
 from ..plan.context import exchange_of
@@ -80,6 +81,7 @@ class _Others:
     context: Context
 
 
+@stage("asking what would change the plan")
 def explain_plan(
     plan: Plan, *, graph_path: Path | None = None, quick: bool = False, errors: Mapping[str, float] | None = None,
     step_time_s: float | None = None, causal: Causal = "full", time_limit_s: float = 300.0,

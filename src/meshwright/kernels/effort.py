@@ -28,7 +28,7 @@ import threading
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import wraps
 from math import ceil
 from time import monotonic
@@ -38,6 +38,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..errors import TimeLimit
+from .interrupts import ASKED, NETS
+from .stages import innermost
 
 __all__ = [
     "NEVER", "Budget", "Cut", "Deadline", "clock_cut", "count_work", "cut_of", "cuts", "look", "make_up", "remembered",
@@ -62,9 +64,9 @@ _tally = _Tally()
 
 # ---- the clock ---------------------------------------------------------------------------------------------------------
 def _late(until_s: float) -> bool:
-    """Whether the clock is past `until_s` or the net, and so cuts. Without either it is not read."""
+    """Whether the clock is past `until_s` or the net, and so cuts. Without either it is not read. An interrupt cuts as the clock does."""
     until_s = min(until_s, _tally.until_s)
-    if until_s == INFINITE or monotonic() <= until_s:
+    if NETS.born >= ASKED.times and (until_s == INFINITE or monotonic() <= until_s):
         return False
     clock_cut()
     return True
@@ -115,20 +117,21 @@ def cuts() -> int:
 
 @dataclass(frozen=True)
 class Cut:
-    """The clock ended a search that had looked at so many of so many."""
+    """The clock, or an interrupt, ended a search that had looked at so many of so many."""
 
     looked: int
     of: int
+    interrupted: bool = False
 
     def __str__(self) -> str:
-        return f"time limit: looked at {self.looked} of {self.of}"
+        return f"{'interrupted' if self.interrupted else 'time limit'}: looked at {self.looked} of {self.of}"
 
     def to_json(self) -> dict[str, int]:
-        return asdict(self)
+        return {"looked": self.looked, "of": self.of, **({"interrupted": True} if self.interrupted else {})}
 
     def error(self, what: str) -> TimeLimit:
         """When nothing was found: `what` says what there is none of."""
-        return TimeLimit(f"{self}; {what}", hint="raise the time limit", data=self.to_json())
+        return TimeLimit(f"{self}; {what}", hint="" if self.interrupted else "raise the time limit", data=self.to_json())
 
 
 def why_with(why: str, cut: Cut | None) -> dict[str, Any]:
@@ -146,7 +149,7 @@ class Budget:
 
     def __init__(self, evaluations: int, *, time_limit_s: float = INFINITE) -> None:
         self.of, self.looked = evaluations, 0
-        self._begun, self._cut = 0, False
+        self._begun, self._cut, self._born = 0, False, ASKED.times
         self._until_s = min(monotonic() + time_limit_s, _tally.until_s)
 
     def spend(self) -> bool:
@@ -155,31 +158,34 @@ class Budget:
             return False
         self._begun += 1
         self.looked += 1
+        if self.of > 1:
+            here = innermost()
+            here.done, here.of = self._begun, self.of
         return True
 
     @property
     def late(self) -> bool:
-        """Whether time is up: whoever asks stops then, which is a cut."""
-        late = _late(self._until_s)
+        """Whether time is up, or somebody interrupts: whoever asks stops then, which is a cut."""
+        late = _late(self._until_s) or self._born < ASKED.times
         self._cut |= late
         return late
 
     @contextmanager
     def net(self) -> Iterator[None]:
         """An evaluation whose end the clock may bring: it is then not counted as looked at."""
-        outer_s, before = _tally.until_s, _tally.cuts
-        _tally.until_s = min(outer_s, self._until_s)
+        outer_s, before, oldest = _tally.until_s, _tally.cuts, NETS.born
+        _tally.until_s, NETS.born = min(outer_s, self._until_s), min(oldest, self._born)
         try:
             yield
         finally:
-            _tally.until_s = outer_s
+            _tally.until_s, NETS.born = outer_s, oldest
             if _tally.cuts > before:
                 self.looked, self._cut = max(self.looked - 1, 0), True
 
     @property
     def cut(self) -> Cut | None:
         """What was left out because the clock said so; None when it did not."""
-        return Cut(self.looked, self.of) if self._cut else None
+        return Cut(self.looked, self.of, self._born < ASKED.times) if self._cut else None
 
 
 # ---- work --------------------------------------------------------------------------------------------------------------

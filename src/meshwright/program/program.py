@@ -20,6 +20,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from enum import IntEnum, IntFlag
+from functools import cache
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
@@ -66,6 +67,11 @@ class Part(IntFlag):
     SEND = 16
     IN_SET = 32
     OUT_SET = 64
+
+
+@cache
+def _parts_text(parts: int) -> str:
+    return "+".join(str(p.name).lower() for p in Part if p & parts and p < Part.IN_SET)
 
 
 class Unit(IntEnum):
@@ -423,25 +429,27 @@ class Program:
 
     def describe(self, index: int) -> str:
         """A step in words, for messages: `rank 3 lane 5 step 17 (recv+add 2 chunks from rank 2 into grad[4])`."""
-        st = self.step(index)
-        who = f"rank {st.actor}" if st.actor < self.ranks else f"switch {st.actor - self.ranks}"
-        what = st.kind.name.lower()
-        if st.kind is Kind.COMPUTE:
+        s = self.steps
+        kind, parts, op, count = Kind(int(s.kind[index])), int(s.parts[index]), int(s.op[index]), int(s.count[index])
+        lane = int(np.searchsorted(self.lanes.end, index, side="right"))
+        actor = int(self.lanes.actor[lane])
+        who = f"rank {actor}" if actor < self.ranks else f"switch {actor - self.ranks}"
+        what = kind.name.lower()
+        if kind is Kind.COMPUTE:
             o = self.ops
-            what = f"{o.name[st.op]} {o.graph[st.op]} micro-batch {int(o.microbatch[st.op])}"
-        elif st.kind is Kind.CALL:
-            what = f"call {self.calls.names[int(self.calls.callee[st.op])][:12]} on comm {self.comms.name[int(self.calls.comm[st.op])]}"
-        elif st.kind is Kind.TRANSFER:
-            what = "+".join(p.name.lower() for p in Part if p in st.parts and p.name and p.value <= 16)
-            what += f" {st.count} chunk{'s' if st.count != 1 else ''}"
-            if Part.RECV in st.parts and Part.IN_SET not in st.parts:
-                what += f" from rank {int(self.channels.src[st.chan_in])}"
-            if Part.SEND in st.parts and Part.OUT_SET not in st.parts:
-                what += f" to rank {int(self.channels.dst[st.chan_out])}"
-            for word, (buffer, chunk) in (("of", st.src), ("into", st.dst)):
+            what = f"{o.name[op]} {o.graph[op]} micro-batch {int(o.microbatch[op])}"
+        elif kind is Kind.CALL:
+            what = f"call {self.calls.names[int(self.calls.callee[op])][:12]} on comm {self.comms.name[int(self.calls.comm[op])]}"
+        elif kind is Kind.TRANSFER:
+            what = f"{_parts_text(parts)} {count} chunk{'s' if count != 1 else ''}"
+            if parts & Part.RECV and not parts & Part.IN_SET:
+                what += f" from rank {int(self.channels.src[s.chan_in[index]])}"
+            if parts & Part.SEND and not parts & Part.OUT_SET:
+                what += f" to rank {int(self.channels.dst[s.chan_out[index]])}"
+            for word, buffer, chunk in (("of", int(s.src_buffer[index]), s.src_chunk), ("into", int(s.dst_buffer[index]), s.dst_chunk)):
                 if buffer >= 0:
-                    what += f" {word} {self.buffer_name(buffer)}[{chunk}]"
-        return f"{who} lane {st.lane} step {index} ({what})"
+                    what += f" {word} {self.buffer_name(buffer)}[{int(chunk[index])}]"
+        return f"{who} lane {lane} step {index} ({what})"
 
     def buffer_name(self, buffer: int) -> str:
         named = self.buffers.name[buffer] if self.buffers.name else ""

@@ -17,6 +17,7 @@ from ..timeline import Spans
 
 __all__ = ["PHASE_ORDER", "phase_seconds"]
 
+F64 = NDArray[np.float64]
 PHASE_ORDER = ("forward", "backward", "optimizer", "tensor-parallel", "gradient", "pipeline", "other")
 
 
@@ -25,28 +26,35 @@ def phase_seconds(spans: Spans, phase_of_step: NDArray[np.int8], ranks: int | Se
 
     `ranks`: how many, or for each the rank whose spans are its own too (`program.flat.represented_by`).
     """
-    if not isinstance(ranks, int):
-        rows = {rank: _seconds(spans, phase_of_step, rank, makespan_s) for rank in dict.fromkeys(ranks)}
-        return [rows[rank] for rank in ranks]
-    return [_seconds(spans, phase_of_step, rank, makespan_s) for rank in range(ranks)]
-
-
-def _seconds(spans: Spans, phase_of_step: NDArray[np.int8], rank: int, makespan_s: float) -> dict[str, float]:
     known = spans.step >= 0
     codes = np.where(known, phase_of_step[np.maximum(spans.step, 0)], 0)
-    mine = known & (spans.rank == rank) & (spans.end_s > spans.start_s)
-    taken: list[tuple[NDArray[np.float64], NDArray[np.float64]]] = []
+    rows = np.flatnonzero(known & (spans.end_s > spans.start_s))
+    rows = rows[np.argsort(spans.rank[rows], kind="stable")]  # once for all ranks: of thousands, a look through all spans for each takes minutes
+    owner = spans.rank[rows]
+    names = (*PHASE_ORDER, *(("context",) if (phase_of_step == PHASES.index("context")).any() else ()))
+
+    def of(rank: int) -> dict[str, float]:
+        own = rows[np.searchsorted(owner, rank) : np.searchsorted(owner, rank, side="right")]
+        return _seconds(spans.start_s[own], spans.end_s[own], codes[own], names, makespan_s)
+
+    if not isinstance(ranks, int):
+        found = {rank: of(rank) for rank in dict.fromkeys(ranks)}
+        return [found[rank] for rank in ranks]
+    return [of(rank) for rank in range(ranks)]
+
+
+def _seconds(start_s: F64, end_s: F64, codes: NDArray[np.integer], names: Sequence[str], makespan_s: float) -> dict[str, float]:
+    taken: list[tuple[F64, F64]] = []
     seconds: dict[str, float] = {}
-    context = PHASES.index("context")
-    for name in (*PHASE_ORDER, *(("context",) if (phase_of_step == context).any() else ())):
-        chosen = mine & (codes == PHASES.index(name))
-        taken.append((spans.start_s[chosen], spans.end_s[chosen]))
+    for name in names:
+        chosen = codes == PHASES.index(name)
+        taken.append((start_s[chosen], end_s[chosen]))
         seconds[name] = _union(taken) - sum(seconds.values())
     seconds["idle"] = max(makespan_s - sum(seconds.values()), 0.0)
     return seconds
 
 
-def _union(parts: Sequence[tuple[NDArray[np.float64], NDArray[np.float64]]]) -> float:
+def _union(parts: Sequence[tuple[F64, F64]]) -> float:
     """Length of the union of intervals."""
     start = np.concatenate([p[0] for p in parts])
     end = np.concatenate([p[1] for p in parts])

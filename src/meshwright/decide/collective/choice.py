@@ -13,6 +13,7 @@ import numpy as np
 
 from ...errors import Infeasible, MeshwrightError, TimeLimit, Unsupported, UsageError
 from ...kernels.effort import NEVER, Budget, Deadline, cuts, worked_s
+from ...kernels.stages import innermost, stage
 from .connected import require_connected
 from .problem import CollectivePlan, CollectiveProblem, CollectiveStrategy, Ranked
 from .program_time import MAX_SIMULATED_STEPS, busiest_link_s, simulated_steps, simulated_time_s
@@ -83,6 +84,7 @@ def _try(candidate: CollectiveStrategy, problem: CollectiveProblem) -> _Tried:
     return _Tried(plan, simulated_time_s(plan.program, problem.fabric, actors, problem.transport))
 
 
+@stage("collective")
 def rank(
     problem: CollectiveProblem, candidates: Sequence[CollectiveStrategy], *, search: bool, each_s: float = float("inf")
 ) -> list[Ranked]:
@@ -99,7 +101,8 @@ def rank(
     planned: list[tuple[int, CollectiveStrategy, _Tried, float]] = []  # place, candidate, its own plan, seconds it has left
     errors: list[MeshwrightError] = []
     for number, candidate in enumerate(candidates):
-        late = not budget.spend()
+        late, here = not budget.spend(), innermost()
+        here.what = f"{problem.op} of {problem.size_bytes} bytes by {candidate.label}"
         if late or (number and deadline.work_left_s <= 0):
             why = "not tried: time limit" if late else "not tried: the effort is spent"
             found.append(Ranked(strategy=candidate.label, plan=None, time_s=None, why=why, cut=late))
@@ -115,6 +118,8 @@ def rank(
             errors.append(error)
             found.append(Ranked(strategy=candidate.label, plan=None, time_s=None, why=str(error)))
         else:
+            if first.time_s < min((other.time_s for _, _, other, _ in planned), default=float("inf")):
+                here.best = f"{candidate.label}, {first.time_s:.4g} s"
             planned.append((number, candidate, first, each_s - (worked_s() - begin_s)))
             found.append(Ranked(strategy=candidate.label, plan=first.plan, time_s=first.time_s, why="", cut=cuts() > before))
     best_s = min((first.time_s for _, _, first, _ in planned), default=0.0)

@@ -19,6 +19,7 @@ from ...decide.pipeline.orders import kept_peak_bytes, times, weight_bytes
 from ...decide.strategies import options_given
 from ...errors import FormatError, Infeasible, MeshwrightError, TimeLimit, Unsupported, UsageError
 from ...kernels.effort import Budget, Cut, look, why_with
+from ...kernels.stages import innermost, stage
 from ...plan.plan import Alternative, Plan, Prediction
 from ...program.calls import Callee
 from ...program.hash import program_hash
@@ -105,6 +106,7 @@ def _as(value: Any, default: Any, where: str) -> Any:
         raise UsageError(f"{text!r} is no {kind.__name__}", where=where) from None
 
 
+@stage("schedules")
 def compare_pipelines(
     problem: PipelineProblem, candidates: Sequence[Wanted] | None = None, *, chunks: Sequence[int] = (2,), seed: int = 0,
     time_limit_s: float = 120.0, effort: int = 0, checks: bool = True,
@@ -117,7 +119,7 @@ def compare_pipelines(
     With `effort` searched orders are one more candidate, and both their exact search and the tighter bound of every row may take so much.
     """
     collectives = collective_planner(problem)
-    rows: list[Row] = []
+    rows, fastest_s = list[Row](), float("inf")
     listed = candidates if candidates is not None else default_candidates(problem, chunks=chunks, effort=effort)
     budget = Budget(len(listed) * (2 if effort else 1), time_limit_s=time_limit_s)
     large = len(listed) * problem.devices * problem.microbatches > MAX_SIMULATED
@@ -127,6 +129,8 @@ def compare_pipelines(
         if not budget.spend():
             rows.append(replace(row, **LATE))
             continue
+        here = innermost()
+        here.what = f"schedule {row.name}"
         try:
             with budget.net():
                 schedule = make_strategy(name, options).plan(problem, rng=np.random.default_rng(seed))
@@ -134,6 +138,9 @@ def compare_pipelines(
                     planned.append((replace(row, estimate=_estimate(problem, schedule)), schedule))
                     continue
                 rows.append(_judged(problem, row, schedule, collectives, checks))
+            judged = rows[-1].judged
+            if rows[-1].fits and judged is not None and judged.time_s < fastest_s:
+                fastest_s, here.best = judged.time_s, f"{row.name}, {judged.time_s:.4g} s"
         except TimeLimit:
             if budget.cut is None:
                 raise

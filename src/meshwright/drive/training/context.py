@@ -109,6 +109,11 @@ class Found:
         return self if cut is None or name in self.cuts else replace(self, cuts={**self.cuts, name: cut})
 
     @property
+    def said(self) -> str:
+        """The best so far for whoever waits, nothing before there is one."""
+        return f"{self.best.candidate.what}, {self.best.time_s:.4g} s a step" if self.best is not None else ""
+
+    @property
     def step_s(self) -> float | None:
         return self.best.time_s if self.best is not None else None
 

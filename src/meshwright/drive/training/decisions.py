@@ -9,11 +9,14 @@ from typing import Any, Literal
 
 from ...cite import Cite
 from ...cost import Cost, assumed_cost
+from ...decide.layout.grid import degrees_of
+from ...decide.layout.problem import LayoutProblem
 from ...errors import CheckFailed, TimeLimit, UsageError
 from ...fabric.fabric import Fabric
 from ...graph.graph import OpGraph
 from ...job import Training
 from ...kernels.effort import Budget, Cut
+from ...kernels.stages import stage
 from .collective_choice import Collectives, CollectivesWanted
 from .collectives import CollectivePlanner
 from .compress import Compression
@@ -28,9 +31,9 @@ from .pipeline import Schedule
 from .recompute import Recompute
 from .sharding import Sharding
 from .step_end import in_precision
-from .wishes import StepPrices, Wishes
+from .wishes import LayoutWanted, StepPrices, Wishes
 
-__all__ = ["DECISIONS", "choose", "cites_of", "context_of", "decide", "refine"]
+__all__ = ["DECISIONS", "choose", "cites_of", "context_of", "decide", "refine", "require_asked"]
 
 # In this order, among all that was judged and then on the winner:
 DECISIONS: tuple[Decision, ...] = (
@@ -53,9 +56,7 @@ def context_of(
 
     Raises: UsageError for a decision to leave out that is none, or that all others need.
     """
-    names = [d.name for d in DECISIONS]
-    if unknown := sorted({*without} - {*names[1:]}):
-        raise UsageError(f"there is no decision {unknown[0]!r} that can be left out", where="--without", hint=f"some of {', '.join(names[1:])}")
+    _require_names(without)
     asked, cost = Wishes.these(wishes), in_precision(cost or assumed_cost(fabric), job, fabric)
     strategy = asked.of(CollectivesWanted).strategy
     strategy = "ring" if strategy == "auto" and len(fabric.devices) > MAX_PLANNED_DEVICES else strategy
@@ -66,6 +67,26 @@ def context_of(
         job=job, fabric=fabric, cost=cost, graph=graph, evaluator=evaluator, wishes=asked, budget=budget, decisions=DECISIONS,
         clock=clock or Budget(1, time_limit_s=budget.time_limit_s), without=frozenset(without), watch=watch,
     )  # fmt: skip
+
+
+def require_asked(job: Training, fabric: Fabric, wishes: Wishes, without: Collection[str] = ()) -> None:
+    """What can be refused without the graph, before it is captured. Raises: UsageError for a batch, degrees or names that cannot be."""
+    _require_names(without)
+    wish = wishes.of(LayoutWanted)
+    problem = LayoutProblem(
+        graph_at=_not_captured, fabric=fabric, cost=assumed_cost(fabric), global_batch=job.global_batch, fixed=wish.fixed, context=wish.context,
+    )  # fmt: skip
+    next(degrees_of(problem), None)
+
+
+def _not_captured(batch: int) -> OpGraph:
+    raise AssertionError("degrees are counted without the graph")
+
+
+def _require_names(without: Collection[str]) -> None:
+    names = [d.name for d in DECISIONS]
+    if unknown := sorted({*without} - {*names[1:]}):
+        raise UsageError(f"there is no decision {unknown[0]!r} that can be left out", where="--without", hint=f"some of {', '.join(names[1:])}")
 
 
 def decide(context: Context) -> Found:
@@ -106,7 +127,8 @@ def _made(name: str, make: Callable[[Found, Context], Found], found: Found, cont
     clock, begun_s, tally = Budget(1), perf_counter(), context.evaluator.tally
     evaluations = tally["evaluations"]
     try:
-        with context.clock.net(), clock.net():
+        with stage(f"deciding on {name}") as here, context.clock.net(), clock.net():
+            here.best = found.said
             made = make(found, context)
     except TimeLimit:
         if found.best is None or clock.cut is None:

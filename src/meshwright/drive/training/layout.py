@@ -16,6 +16,7 @@ from ...cite import Cite
 from ...decide.layout import LayoutCandidate, grid, megatron, sequence
 from ...decide.layout.problem import Degrees
 from ...decide.layout.unlike_devices import EVEN
+from ...kernels.stages import innermost
 from ...plan.context import EXCHANGES, exchange_of
 from .context import Context, Decision, Found, Looks
 from .evaluated import Evaluated, fastest
@@ -133,7 +134,9 @@ class _Search:
             found = [e for variant in (c, *others) for e in context.judge(variant, placement, name, self.fastest_s)]
             self.judged += found
             self.simulated += len(found)
-            self.fastest_s = min([self.fastest_s, *(e.time_s for e in found if e.excess_bytes <= 0)])
+            for e in found:
+                if e.excess_bytes <= 0 and e.time_s < self.fastest_s:
+                    self.fastest_s, innermost().best = e.time_s, f"{e.candidate.what}, {e.time_s:.4g} s a step"
             if any(e.folded for e in found):
                 return
 

@@ -27,7 +27,7 @@ from ...plan.plan import Alternative, Plan, Prediction
 from ...timeline import Timeline
 from ..plans import check_plan, make_plan
 from .context import Context, Found, Made, SearchBudget
-from .decisions import context_of, decide, refine
+from .decisions import context_of, decide, refine, require_asked
 from .evaluated import Evaluated
 from .sharding import ShardingWanted, as_wanted
 from .step_end import require_recipe
@@ -60,6 +60,7 @@ def plan_training(
     """
     fabric.require_connected()
     asked, captured = Wishes.these(wishes), graph
+    require_asked(job, fabric, asked, without)
     if graph is None:
         from ...capture.precision import capture_job
 

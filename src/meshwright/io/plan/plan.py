@@ -20,6 +20,7 @@ import msgspec
 from ...bound import Bound, fraction_of
 from ...codec.codec import parse_codec
 from ...errors import FormatError, MeshwrightError
+from ...kernels.stages import stage as in_stage
 from ...plan.context import KINDS as EXCHANGE_KINDS
 from ...plan.context import layout_exchanges
 from ...plan.plan import SCHEMA, VERSION, Alternative, CycleEntry, ParamShard, Plan, Prediction, TrainingLayout, ValueSplit
@@ -107,6 +108,7 @@ def write_program(path: str | os.PathLike[str], program: Program) -> None:
 
 
 # ---- reading -----------------------------------------------------------------------------------------------------------
+@in_stage("reading the plan")
 def read_plan(path: str | os.PathLike[str]) -> Plan:
     """Read and validate a plan, plain or gzipped; `-` is standard input.
 

@@ -16,6 +16,7 @@ import msgspec
 import numpy as np
 
 from ...kernels.nesting import parents
+from ...kernels.stages import stage
 from ...trace.trace import ABSENT, I32, I64, Collectives, Trace, TraceWarning, Track
 from ...trace.vocabulary import category_of
 from .arrows import slice_at
@@ -31,6 +32,7 @@ _RANK = re.compile(rb'"rank"\s*:\s*(\d{1,9})\b')
 _WORLD = re.compile(rb'"world_size"\s*:\s*(\d{1,9})\b')
 
 
+@stage("reading the trace")
 def read_trace(path: str | os.PathLike[str]) -> Trace:
     """Every slice of the file. Raises: UsageError if it cannot be read, FormatError if it is no trace, or larger than the caps."""
     return read_events(path, PlainEvents)

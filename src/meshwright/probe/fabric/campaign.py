@@ -16,6 +16,7 @@ from typing import Protocol
 import numpy as np
 
 from ...errors import RunError, TimeLimit, UsageError
+from ...kernels.stages import counted
 from .build import Nodes, provenance_of
 from .fair_share import F64, Trial
 from .infer import MAX_ERROR_SHARE, UNFINISHED, Inferred, infer_fabric, nodes_of, verify
@@ -127,7 +128,7 @@ class _Campaign:
         rest = [rest[k] for k in self.rng.permutation(len(rest))]
         out: list[Trial] = []
         limit = self.budget_s * MAX_ALONE_SHARE
-        for pair in (*ring, *back, *rest):
+        for pair in counted((*ring, *back, *rest), "pairs by themselves"):
             if len(out) >= len(ring) and self.budget_s - self.left_s() > limit:
                 self.say(f"{len(out)} of {self.n * (self.n - 1)} pairs measured by themselves; the budget is for transfers at once now")
                 break

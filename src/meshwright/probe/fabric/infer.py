@@ -15,6 +15,7 @@ import numpy as np
 from ...errors import CheckFailed, UsageError
 from ...fabric.fabric import Fabric
 from ...kernels.effort import Budget
+from ...kernels.stages import stage
 from .build import Nodes, build_direct, build_loopback, build_tree
 from .direct import MAX_NODES, DirectFit, fit_direct
 from .fair_share import F64, Bools, Fit, MIN_Bps, Trial, errors_of, share
@@ -147,6 +148,7 @@ def nodes_of(measured: Measurements) -> Nodes:
     return Nodes(names=measured.names, hosts=tuple(number), node=node)
 
 
+@stage("inferring the fabric from the trials")
 def infer_fabric(measured: Measurements, *, name: str = "probed", tolerance: float = MAX_ERROR_SHARE, time_limit_s: float = 60.0) -> Inferred:
     """The fabric that explains the trials that are not held out, judged on all of them. Whether that is well enough: `require_explained`.
 

@@ -28,7 +28,8 @@ def timeline_section(titles: list[tuple[str, str]], view: TimelineView) -> Html:
         _button("zoom-in", "+", "zoom in"), _button("zoom-out", "−", "zoom out"), _button("pan-left", "◀", "earlier"),
         _button("pan-right", "▶", "later"), _button("zoom-all", "all", "show all of it"),
     ]  # fmt: skip
-    choices = [_choice("rows-shown", "rows", [("all", "all"), ("compute", "computing"), ("comm", "communication"), ("link", "links")])]
+    kinds = [("all", "all"), ("step", "alike ranks once"), ("compute", "computing"), ("comm", "communication"), ("link", "links")]
+    choices = [_choice("rows-shown", "rows", kinds)]
     if len(titles) > 1:
         choices.insert(0, _choice("view", "show", titles))
     find = tag("label", "find ", tag("input", id="find", type="search", size=14, autocomplete="off", spellcheck="false"))
@@ -37,7 +38,7 @@ def timeline_section(titles: list[tuple[str, str]], view: TimelineView) -> Html:
         "Enter zooms to the chosen span, comma and full stop choose the one before and after. "
         "Close spans are drawn as one, as tall as they fill its time, until you zoom in."
     )
-    rows = tag("div", tag("canvas", id="rows"), tag("div", id="rows-height"), id="rows-scroll")
+    rows = tag("div", tag("canvas", id="rows"), tag("div", id="rows-height"), id="rows-scroll", tabindex="0", role="group", aria_label="rows")
     said = {"aria_label": "timeline", "aria_describedby": "timeline-keys timeline-status"}
     canvas = tag("div", tag("canvas", id="overview"), rows, id="timeline-box", tabindex="0", role="application", **said)
     heads = ("span", "kind", "where", "start", "takes", "other timeline")

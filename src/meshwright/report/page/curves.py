@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -77,8 +77,14 @@ def _curve(page: PageContent, rank: int, curve: tuple[F64, F64], t: Timeline, me
         said += f", measured {bytes_text(measured)} ({100 * (peak / measured - 1):+.1f} %)"
     label = page.rank_name(rank)
     svg = tag("svg", *lines, viewBox=f"0 0 {WIDTH} {HEIGHT}", preserveAspectRatio="none", role="img", aria_label=f"{label}: {said}")
-    scale = tag("span", f"0 to {seconds_text(t.makespan_s)}, up to {bytes_text(top)}", cls="scale")
-    return tag("figure", tag("figcaption", shortened(label, 40), tag("br"), said, " ", scale), svg)
+    plot = _plot(svg, (bytes_text(top), "0 B"), ("0 s", "time in the step", seconds_text(t.makespan_s)))
+    return tag("figure", tag("figcaption", shortened(label, 40), tag("br"), said), plot)
+
+
+def _plot(svg: Html, up: tuple[str, str], along: tuple[str, str, str]) -> Html:
+    """A drawing with its axes. `up`: what stands at the top and at the bottom; `along`: at the left, what the axis is, at the right."""
+    left = tag("div", *(tag("span", x) for x in up), cls="up", aria_hidden="true")
+    return tag("div", left, svg, tag("div", *(tag("span", x) for x in along), cls="along", aria_hidden="true"), cls="plot")
 
 
 def _peaks(page: PageContent, shown: Timeline, measured: Sequence[int]) -> Html:
@@ -104,10 +110,19 @@ def run_section(page: PageContent) -> Html:
     losses, steps = [x for x in c.measured.losses if math.isfinite(x)][-MAX_STEPS:], c.step_s[-MAX_STEPS:]
     figures = []
     if losses:
-        figures.append(_line(losses, f"Loss: {losses[0]:.4f} to {losses[-1]:.4f} in {len(c.measured.losses)} steps", 0.0))
+        first = len(c.measured.losses) - len(losses)
+        said = f"Loss: {losses[0]:.4f} to {losses[-1]:.4f} in {len(c.measured.losses)} steps"
+        figures.append(_line(losses, said, first=first, text="{:.4g}".format, least=min(losses)))
     if steps:
         said = f"Step time: {seconds_text(min(steps))} to {seconds_text(max(steps))}, predicted {seconds_text(c.predicted.makespan_s)} (dashed)"
-        figures.append(_line(steps, said, c.predicted.makespan_s))
+        first = len(c.step_s) - len(steps)
+        figures.append(_line(steps, said, mark=c.predicted.makespan_s, first=first, text=seconds_text))
+        batch = int(page.plan.job.get("training", {}).get("global_batch", 0))
+        if batch and min(steps) > 0:
+            rate = [batch / s for s in steps]
+            predicted = batch / c.predicted.makespan_s if c.predicted.makespan_s else 0.0
+            said = f"Throughput: {min(rate):.4g} to {max(rate):.4g} samples/s, predicted {predicted:.4g} (dashed)"
+            figures.append(_line(rate, said, mark=predicted, first=first, text="{:.4g}/s".format))
     cpu = [[str(r), seconds_text(p), seconds_text(m)] for r, (p, m) in enumerate(zip(c.cpu_s, c.measured.cpu_s, strict=False))][:128]
     parts = [tag("p", "Every step of the run. ", source_link("measured")), tag("div", *figures, cls="curves")]
     if cpu:
@@ -115,13 +130,20 @@ def run_section(page: PageContent) -> Html:
     return joined(parts)
 
 
-def _line(values: Sequence[float], said: str, mark: float) -> Html:
-    top = max([*values, mark]) * 1.05 or 1.0
-    wide = max(len(values) - 1, 1)
-    points = Html(" ".join(f"{WIDTH * i / wide:.1f},{HEIGHT - v / top * HEIGHT:.1f}" for i, v in enumerate(values)))
+def _line(
+    values: Sequence[float], said: str, *, mark: float = 0.0, first: int = 0, text: Callable[[float], str], least: float = 0.0
+) -> Html:
+    """One value per step, from step `first`; `mark`: a dashed line there; `text`: how a value is written at its axis, which begins at `least`."""
+    top = max([*values, mark])
+    low, high = least - 0.05 * (top - least) if least else 0.0, (top + 0.05 * (top - least)) or 1.0
+    wide, span = max(len(values) - 1, 1), (high - low) or 1.0
+
+    def y(value: float) -> str:
+        return f"{HEIGHT - (value - low) / span * HEIGHT:.1f}"
+
+    points = Html(" ".join(f"{WIDTH * i / wide:.1f},{y(v)}" for i, v in enumerate(values)))
     parts = [tag("polyline", points=points, cls="line")]
     if mark:
-        y = f"{HEIGHT - mark / top * HEIGHT:.1f}"
-        parts.append(tag("line", x1=0, x2=WIDTH, y1=y, y2=y, cls="measured"))
+        parts.append(tag("line", x1=0, x2=WIDTH, y1=y(mark), y2=y(mark), cls="measured"))
     svg = tag("svg", *parts, viewBox=f"0 0 {WIDTH} {HEIGHT}", preserveAspectRatio="none", role="img", aria_label=said)
-    return tag("figure", tag("figcaption", said), svg)
+    return tag("figure", tag("figcaption", said), _plot(svg, (text(high), text(low)), (str(first), "step", str(first + len(values) - 1))))

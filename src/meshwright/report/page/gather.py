@@ -8,6 +8,7 @@ from ...drive.plans import cost_of, fabric_of, works_of
 from ...explain.assumptions import ErrorBars
 from ...explain.breakdown import Breakdown, Simulated, breakdown
 from ...explain.explanation import error_bars
+from ...kernels.stages import stage
 from ...plan.plan import Plan
 from ...program.flat import flatten
 from ...simulate import simulate_stored
@@ -16,6 +17,7 @@ from .content import PageContent, RunFacts
 __all__ = ["gather"]
 
 
+@stage("simulating for the page")
 def gather(plan: Plan, *, plan_file: str, run: RunFacts | None = None, entry: int = 0, checked: bool = True) -> PageContent:
     """`entry`: which program of the plan's cycle is shown.
 

@@ -63,7 +63,7 @@ def table(caption: str, heads: Sequence[str], rows: Iterable[Sequence[object]], 
         cells = [cell(v, number=i in numbers) for i, v in enumerate(rest, 1)]
         body.append(tag("tr", tag("th", first if isinstance(first, str) else str(first), scope="row"), *cells))
     made = tag("table", tag("caption", caption), tag("thead", head), tag("tbody", *body), id=id)
-    return tag("div", made, cls="wide", tabindex="0", role="region", aria_label=caption)
+    return tag("div", made, cls="wide", tabindex="0", role="region", aria_label=f"table: {caption}")
 
 
 def figure_of(value: str, label: str, source: str, *, note: str = "") -> Html:

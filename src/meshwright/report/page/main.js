@@ -2,7 +2,7 @@
 
 async function start() {
   const blocks = new Map();
-  for (const name of ["run", "target"]) {
+  for (const name of ["run", "target"]) { // a page of measurements has the first only
     const data = await unpack(`data-${name}`);
     if (data) blocks.set(name, data);
   }
@@ -13,9 +13,12 @@ async function start() {
 
   function open(name) {
     timeline.open(blocks.get(name));
-    for (const option of rows.options) option.hidden = option.value !== "all" && !timeline.data.rows.some((row) => row.role === option.value);
-    const used = [...new Set(timeline.data.category)].map((c) => timeline.data.categories[c]).filter((kind) => kind !== "critical path");
-    byId("legend").replaceChildren(...used.map((kind) => make("li", null, {}, [swatch(kind), ` ${kind}`])));
+    for (const option of rows.options) option.hidden = option.value !== "all" && option.value !== "step" && !timeline.data.rows.some((row) => row.role === option.value);
+    const used = [...new Set(timeline.data.category)].map((c) => timeline.data.categories[c]);
+    const entries = used.map((kind) => make("li", null, {}, [swatch(kind), ` ${kind}`]));
+    if (used.some(isHatched)) entries.push(make("li", "hatched: communication"));
+    entries.push(make("li", "empty: idle"));
+    byId("legend").replaceChildren(...entries);
     byId("timeline-notes").textContent = timeline.data.notes.map((note) => `${note}.`).join(" ");
     byId("spans").classList.toggle("single", new Set(timeline.data.rows.map((row) => row.origin)).size < 2);
     timeline.draw();
@@ -24,7 +27,7 @@ async function start() {
   }
 
   const many = [...blocks.values()].some((data) => data.rows.length > 16);
-  if (many && [...blocks.values()].some((data) => data.rows.some((row) => row[3] === "compute"))) timeline.only = rows.value = "compute";
+  if (many) timeline.only = rows.value = "step";
   open(blocks.keys().next().value);
 
   const view = byId("view");

@@ -62,8 +62,8 @@ def _around(path: str) -> list[str]:
     return ["", *(".".join(parts[: i + 1]) for i in range(len(parts)))]
 
 
-def modules_section(measured: Breakdown) -> Html:
-    """Bottlenecks, then modules; what is below a thousandth of the step's computing is left out."""
+def modules_section(measured: Breakdown, of: str = "") -> Html:
+    """Bottlenecks, then modules; what is below a thousandth of the step's computing is left out. `of`: which run, where the page has several."""
     causes = [tag("li", c.line()) for c in measured.causes[:MAX_CAUSES]]
     parts = [tag("p", "From the recording of the run: steps that nothing slowed. ", source_link("measured"))]
     if causes:
@@ -78,7 +78,8 @@ def modules_section(measured: Breakdown) -> Html:
             for t in shown[:MAX_MODULES]]  # fmt: skip
     heads = ["module", "forward", "loss", "backward", "optimizer", "all", "share"]
     left = len(times) - len(rows)
-    caption = "Computing per step and module, all ranks together, modules inside included" + (f"; {left} small ones left out" if left else "")
+    caption = f"{f'{of}: c' if of else 'C'}omputing per step and module, all ranks together, modules inside included"
+    caption += f"; {left} small ones left out" if left else ""
     return joined([*parts, tag("h3", "Modules"), table(caption, heads, rows, numbers=range(1, 7))])
 
 

@@ -83,7 +83,7 @@ def breakdown_section(page: PageContent) -> Html:
     names = [n for n in (*PHASE_ORDER, "idle") if any(seconds.get(n, 0.0) > 0 for _, _, seconds in rows)]
     parts += [tag("figure", tag("figcaption", what, " ", source_link(source)), _bar(seconds, names)) for what, source, seconds in rows]
     body = [[what, *(seconds_text(seconds.get(n, 0.0)) for n in names), seconds_text(sum(seconds.values()))] for what, _, seconds in rows]
-    parts.append(table("Seconds of a rank per phase, mean over ranks", ["", *names, "step"], body, numbers=range(1, len(names) + 2)))
+    parts.append(table("Seconds of a rank per phase, mean over ranks", ["which step", *names, "step"], body, numbers=range(1, len(names) + 2)))
     found = page.breakdown
     if found is not None:
         names = [n for n in (*PHASE_ORDER, "idle") if any(s.seconds.get(n, 0.0) > 0 for s in found.stages)]

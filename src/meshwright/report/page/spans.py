@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,13 +20,15 @@ from ...io.trace.events import build_trace
 from ...io.trace.slices import Slices, Trace, take
 from ...program.program import Kind, Part, Program, Role
 from ...timeline import Timeline
+from .packed import clean, pack
 
-__all__ = ["MAX_ROWS", "MAX_SPANS", "Row", "TimelineView", "tick_of", "timeline_view"]
+__all__ = ["MAX_ROWS", "MAX_SPANS", "Row", "TimelineView", "alike_groups", "rows_view", "tick_of", "timeline_block", "timeline_view"]
 
 I64 = NDArray[np.int64]
 MAX_SPANS = 250_000  # of one timeline: beyond it neighbours are joined
 MAX_ROWS = 12_000  # of one timeline: beyond it messages share rows
 NANOSECOND_EXPONENT = -9  # ticks are no finer than 10^-9 s unless a timeline is short
+ALIKE_PARTS = 500  # of a timeline: rows whose kinds of work take as many of them each are alike
 MAX_TICKS = 2_000_000_000  # of a timeline: times fit into 32 bits
 
 
@@ -90,7 +93,15 @@ def timeline_view(
     chosen = np.flatnonzero(wanted[slices.track])
     slices, category = take(slices, chosen), of_trace[chosen]
     order, kept = _ordered(program, trace, slices, most_rows, notes)
-    slices, category = take(slices, order), category[order]
+    return rows_view(take(slices, order), category[order], kept, categories, trace, of_trace, notes, most_spans=most_spans)
+
+
+def rows_view(
+    slices: Slices, category: I64, kept: Mapping[int, tuple[str, str, str, str]], categories: Sequence[str], trace: Trace, of_trace: I64,
+    notes: Sequence[str] = (), *, most_spans: int = MAX_SPANS,
+) -> TimelineView:  # fmt: skip
+    """Slices in the order of their rows as columns, few enough. `kept`: who, origin, lane and role of every track."""
+    notes = list(notes)
     end_s = float(slices.end_s.max(initial=0.0))
     exponent = tick_of(end_s)
     start = np.rint(slices.start_s / 10.0**exponent).astype(np.int64)
@@ -108,6 +119,37 @@ def timeline_view(
         tick_exponent=exponent, end=int(finish.max(initial=0)), rows=rows, **columns, names=names, categories=categories, notes=tuple(notes),
         trace=trace, trace_category=of_trace,
     )  # fmt: skip
+
+
+def timeline_block(view: TimelineView, title: str, rank_name: Callable[[int], str]) -> dict[str, Any]:
+    """What the page's script reads of a timeline. `rank_name`: what the rows of a rank are headed by."""
+    columns = {
+        "start": view.start, "duration": view.duration, "name": view.name, "category": view.category, "step": view.step, "iteration": view.iteration,
+    }  # fmt: skip
+    if len(view.count) and int(view.count.max()) > 1:
+        columns |= {"count": view.count, "busy": np.minimum(view.busy, (1 << 31) - 1)}
+    whos = list(dict.fromkeys(row.who for row in view.rows))
+    place = {who: k for k, who in enumerate(whos)}
+    named = {who: rank_name(int(who.removeprefix("rank "))) if who.startswith("rank ") else who for who in whos}
+    return {
+        "title": clean(title), "tick_s": view.tick_s, "end": view.end, "categories": view.categories, "notes": list(view.notes),
+        "groups": [clean(named[who]) for who in whos], "alike": alike_groups(view, whos),
+        "rows": [[place[row.who], row.origin, clean(row.lane), row.role, row.first, row.last] for row in view.rows],
+        "packed": pack(columns, {"names": view.names}),
+    }  # fmt: skip
+
+
+def alike_groups(view: TimelineView, whos: Sequence[str]) -> list[int]:
+    """Of every group of rows the first one that does the same: rows of the same roles, of each kind of work as much, begun and ended at once."""
+    part = max(view.end / ALIKE_PARTS, 1.0)
+    facts: dict[str, list[tuple[object, ...]]] = {who: [] for who in whos}
+    for row in view.rows:
+        spans = slice(row.first, row.last)
+        spent = np.bincount(view.category[spans], weights=view.busy[spans], minlength=len(view.categories))
+        ends = (int(view.start[row.first]), int(view.start[row.last - 1] + view.duration[row.last - 1])) if row.last > row.first else (0, 0)
+        facts[row.who].append((row.origin, row.role, *(round(x / part) for x in (*spent.tolist(), *ends))))
+    first: dict[tuple[object, ...], int] = {}
+    return [first.setdefault((who.startswith("rank ") or who, *sorted(facts[who], key=repr)), k) for k, who in enumerate(whos)]
 
 
 def _categories(program: Program, slices: Slices, trace: Trace, collective: bool) -> tuple[I64, list[str]]:

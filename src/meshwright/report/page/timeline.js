@@ -43,15 +43,22 @@ class Timeline {
 
   // Which rows are shown and where: a line with the name above the rows of every rank.
   arrange() {
+    const step = this.only === "step";
     const known = this.data.rows.some((row) => row.role === this.only);
+    const { alike } = this.data;
+    const like = new Map();
+    for (const first of alike) like.set(first, (like.get(first) || 0) + 1);
     this.lines = [];
     let y = AXIS;
     let group = -1;
     for (const row of this.data.rows) {
+      if (step && (row.role === "link" || alike[row.group] !== row.group)) continue;
       if (known && row.role !== this.only && row.role !== "path") continue;
       if (row.group !== group) {
         group = row.group;
-        this.lines.push({ y, height: HEAD, text: this.data.groups[group] });
+        const others = step ? like.get(group) - 1 : 0;
+        const also = others ? ` and ${thin.format(others)} alike` : "";
+        this.lines.push({ y, height: HEAD, text: this.data.groups[group] + also });
         y += HEAD;
       }
       this.lines.push({ y, height: ROW, row });
@@ -59,6 +66,7 @@ class Timeline {
     }
     this.height = y + 4;
     byId("rows-height").style.height = `${this.height}px`;
+    this.measure();
     this.shown = this.lines.filter((line) => line.row).map((line) => line.row);
   }
 
@@ -66,8 +74,16 @@ class Timeline {
     return this.canvas.clientWidth - this.gutter;
   }
 
+  // Pixels left of the spans: as wide as the longest label is, within limits.
+  measure() {
+    const context = this.canvas.getContext("2d");
+    context.font = FONT;
+    const labels = new Set(this.lines.filter((line) => line.row).map((line) => this.label(line.row)));
+    this.widest = Math.max(0, ...[...labels].slice(0, 2000).map((text) => context.measureText(text).width));
+  }
+
   get gutter() {
-    return this.narrow ? 74 : 190;
+    return this.narrow ? 74 : Math.min(Math.max(Math.ceil(this.widest || 0) + 26, 120), 340);
   }
 
   get narrow() {
@@ -154,7 +170,7 @@ class Timeline {
   }
 
   label(row) {
-    if (!this.narrow) return shortened(`${row.origin} ${row.lane}`, 30);
+    if (!this.narrow) return shortened(`${row.origin} ${row.lane}`, 54);
     const lane = row.lane.replace("compute", "comp").replace("comm ", "").replace("from rank ", "←").replace("to rank ", "→");
     return shortened(row.lane ? `${row.origin.slice(0, 1).toUpperCase()} ${lane}` : row.origin, 11);
   }

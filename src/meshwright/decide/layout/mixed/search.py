@@ -11,6 +11,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from ....errors import Infeasible
+from ....kernels.effort import Budget, Cut
+from ....kernels.stages import counted, innermost
+from ....kernels.stages import stage as in_stage
 from ....profile.layer_table import LayerChoice
 from .. import strategies, strategy
 from ..profiled.predict import ProfilePrediction, predict
@@ -33,6 +36,7 @@ class Found:
     others: tuple[Judged, ...]
     bounds: LayoutBounds
     counts: Mapping[str, int]
+    cut: Cut | None = None  # an interrupt ended the search
 
     @property
     def best(self) -> Judged:
@@ -52,13 +56,17 @@ def search_mixed(
     demands.require({p.kind.name for p in problem.pools})
     seen: dict[tuple[object, ...], Judged] = {}
     counts: dict[str, int] = {}
-    for c in _proposed(problem, demands, asked):
-        counts[c.source] = counts.get(c.source, 0) + 1
-        if c.identity not in seen:
-            seen[c.identity] = Judged(c, problem.estimate(c))
+    budget = Budget(simulated)
+    with budget.net():
+        for c in counted(_proposed(problem, demands, asked), "layouts by the closed form"):
+            counts[c.source] = counts.get(c.source, 0) + 1
+            if c.identity not in seen:
+                seen[c.identity] = Judged(c, problem.estimate(c))
+            if budget.late:
+                break
     if not seen:
         raise Infeasible("no layout of these devices divides the global batch", hint="another global batch, micro-batch or number of devices")
-    for refining in [x for x in asked if x.refines]:
+    for refining in [x for x in asked if x.refines and not budget.late]:
         for c in refining.plan(problem, demands, list(seen.values())):
             counts[c.source] = counts.get(c.source, 0) + 1
             seen.setdefault(c.identity, Judged(c, problem.estimate(c)))
@@ -71,16 +79,16 @@ def search_mixed(
             bool(demands.broken(j.candidate, j.estimate.time_s)), demands.value(j.candidate, j.estimate.time_s), j.candidate.layout.name,
         )
     )  # fmt: skip
-    ranked = _simulate(problem, fitting[:simulated])
+    ranked = _simulate(problem, fitting[:simulated], budget)
     # refined ones join the simulated: the simulator decides between them, so refining never makes worse
-    ranked += _refined(problem, demands, ranked[:], refine)
+    ranked += _refined(problem, demands, ranked[:], refine) if not budget.late else []
     kept = _keeping(demands, ranked)
     best = kept[0]
     ranked = [best, *(_with_why(j, best, demands) for j in kept[1:])]
     simulated_ids = {j.candidate.identity for j in ranked}
     others = [_left_out(j, simulated) for j in seen.values() if j.candidate.identity not in simulated_ids]
     numbers = {**counts, "candidates": len(seen), "fitting": len(fitting), "simulated": len(ranked)}
-    return Found(ranked=tuple(ranked), others=tuple(others), bounds=layout_bounds(problem, best.candidate), counts=numbers)
+    return Found(ranked=tuple(ranked), others=tuple(others), bounds=layout_bounds(problem, best.candidate), counts=numbers, cut=budget.cut)
 
 
 # ---- candidates --------------------------------------------------------------------------------------------------------
@@ -94,9 +102,13 @@ def _proposed(problem: Problem, demands: Demands, asked: Sequence[LayersStrategy
 
 
 # ---- judging -----------------------------------------------------------------------------------------------------------
-def _simulate(problem: Problem, judged: Iterable[Judged]) -> list[Judged]:
-    found = []
+@in_stage("simulated layouts")
+def _simulate(problem: Problem, judged: Iterable[Judged], budget: Budget | None = None) -> list[Judged]:
+    found: list[Judged] = []
+    fastest_s = float("inf")
     for j in judged:
+        if budget is not None and not budget.spend():
+            break
         layout = j.candidate.layout
         orders = problem.orders(layout) if layout.schedule is not None else None
         if layout.schedule is not None and orders is None:
@@ -106,6 +118,9 @@ def _simulate(problem: Problem, judged: Iterable[Judged]) -> list[Judged]:
         )  # fmt: skip
         if _fits(problem, j.candidate, predicted):
             found.append(Judged(j.candidate, j.estimate, predicted))
+            if found[-1].time_s < fastest_s:
+                fastest_s = found[-1].time_s
+                innermost().best = f"{layout.name}, {fastest_s:.4g} s a step"
     return found
 
 

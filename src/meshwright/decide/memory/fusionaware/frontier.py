@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ....graph.step_graph import StepGraph
+from ....kernels.stages import stage
 from ....kernels.step_anneal import anneal
 from ....kernels.step_schedule import NEVER
 from ....kernels.step_search import DEFAULT_SEED, Archive, archive_for, search
@@ -88,6 +89,7 @@ class Frontier:
 
 
 @lru_cache(maxsize=8)
+@stage("time and memory of the step")
 def frontier_of(graph: StepGraph, effort: int, replay_random: bool = True, once: bool = False) -> Frontier:
     """`effort`: runs of nodes simulated, at most (10^8 take some seconds). `once`: nothing runs more than twice."""
     start = _Start.of(graph, replay_random, once)
