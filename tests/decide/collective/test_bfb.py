@@ -144,4 +144,9 @@ def test_refusals() -> None:
         BFB().plan(CollectiveProblem.on(line, "all-gather", 96, shard_bytes=(64, 32, 0)), rng=RNG)
     with pytest.raises(UsageError, match="pieces must be"):
         BFB(pieces=0).plan(CollectiveProblem.on(line, "all-gather", 96), rng=RNG)
+    many = fabric_of(nx.cycle_graph(513))
+    with pytest.raises(Unsupported, match="at most 512"):
+        BFB().plan(CollectiveProblem.on(many, "all-gather", 513 * 4), rng=RNG)
+    alone = [BFB.variants(CollectiveProblem.on(fabric, "all-gather", 4 * len(fabric.devices))) for fabric in (many, line)]
+    assert [len(v) for v in alone] == [0, 2]
     assert ways(line, ("n0", "n1", "n2"))[0].keys() == {1}

@@ -38,6 +38,10 @@ DEVIATIONS = ("exact divisions by cuts", "unlike rates", "no barrier between ste
 MAX_PIECES = 12  # that are tried: 12 divides into halves, thirds and quarters, which is what ports of up to four links ask for
 
 
+MAX_RANKS_OF_AUTO = 128  # every shard reaches every rank by a message of its own: 32,512 steps, a second to plan
+MAX_RANKS = 512  # 523,264 steps and more, half a minute
+
+
 @dataclass(frozen=True)
 class _Steps:
     """An all-gather: per step and rank the classes of shards that arrive, and how long each step takes with pieces as small as one likes."""
@@ -125,7 +129,7 @@ class BFB(CollectiveStrategy):
     @classmethod
     def variants(cls, problem: CollectiveProblem, use: Use = "alone") -> tuple[Self, ...]:
         """On direct connections; among switches it is the direct exchange."""
-        if problem.fabric.switches or use not in ("alone", "inlined"):
+        if problem.fabric.switches or len(problem.ranks) > MAX_RANKS_OF_AUTO or use not in ("alone", "inlined"):
             return ()
         return (cls(), cls(pack=True)) if use == "alone" else (cls(),)
 
@@ -139,6 +143,8 @@ class BFB(CollectiveStrategy):
         require_operation(problem, self.name, self.operations)
         if self.pieces is not None and not 1 <= self.pieces <= 1024:
             raise UsageError(f"pieces must be 1..1024, got {self.pieces}", where="bfb")
+        if len(problem.ranks) > MAX_RANKS:
+            raise Unsupported(f"bfb writes a message for every pair of ranks, of at most {MAX_RANKS}", hint="use --strategy forestcoll or ring")
         senders = ways(problem.fabric, problem.ranks)
         receivers: list[Ports] = [{u: ports[v] for u, ports in enumerate(senders) if v in ports} for v in range(len(senders))]
         gather, scatter = problem.op != "reduce-scatter", problem.op != "all-gather"
