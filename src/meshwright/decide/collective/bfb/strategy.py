@@ -27,7 +27,7 @@ from ..classic.rounds import Area, Move, plan_rounds, reverse
 from ..problem import CollectivePlan, CollectiveProblem, CollectiveStrategy, Use, require_operation
 from .loads import Ports, breadth_first, distances, divide
 
-__all__ = ["BFB", "CITE", "DEVIATIONS"]
+__all__ = ["BFB", "CITE", "DEVIATIONS", "Steps", "ways"]
 
 CITE = Cite(
     key="zhao2025directconnect", title="Efficient Direct-Connect Topologies for Collective Communications",
@@ -43,7 +43,7 @@ MAX_RANKS = 512  # 523,264 steps and more, half a minute
 
 
 @dataclass(frozen=True)
-class _Steps:
+class Steps:
     """An all-gather: per step and rank the classes of shards that arrive, and how long each step takes with pieces as small as one likes."""
 
     senders: list[Ports]
@@ -52,7 +52,7 @@ class _Steps:
     tight: list[dict[str, Any]]  # per step the busiest rank's certificate
 
     @staticmethod
-    def of(senders: list[Ports], names: tuple[str, ...]) -> _Steps:
+    def of(senders: list[Ports], names: tuple[str, ...]) -> Steps:
         hops = distances(senders)
         if hops.min() < 0:
             v, u = (int(x) for x in np.argwhere(hops < 0)[0])
@@ -77,7 +77,7 @@ class _Steps:
             u = max((u for u in range(len(found)) if t < len(found[u])), key=lambda u: (found[u][t].time, -u))
             ports = sorted(senders[u])
             tight.append({"rank": names[u], "ports": [names[ports[k]] for k in found[u][t].ports], "shards": found[u][t].shards})
-        return _Steps(senders, arrivals, [[d.time for d in row] for row in found], tight)
+        return Steps(senders, arrivals, [[d.time for d in row] for row in found], tight)
 
     def time(self, pieces: int = 0) -> Fraction:
         """Of all steps, each as long as its busiest rank; with so many whole pieces to a shard (equal rates at every rank; else a lower bound)."""
@@ -149,7 +149,7 @@ class BFB(CollectiveStrategy):
         receivers: list[Ports] = [{u: ports[v] for u, ports in enumerate(senders) if v in ports} for v in range(len(senders))]
         gather, scatter = problem.op != "reduce-scatter", problem.op != "all-gather"
         # A reduce-scatter is an all-gather on the reversed ways, played backwards.
-        parts = [_Steps.of(way, problem.ranks) for way, asked in ((receivers, scatter), (senders, gather)) if asked]
+        parts = [Steps.of(way, problem.ranks) for way, asked in ((receivers, scatter), (senders, gather)) if asked]
         pieces = self.pieces or _pieces(parts)
         rounds = reverse(parts[0].rounds(pieces)) if scatter else []
         rounds += parts[-1].rounds(pieces) if gather else []
@@ -166,7 +166,7 @@ class BFB(CollectiveStrategy):
         return plan_rounds(problem, chosen, rounds, areas, order=tuple(range(n)), pack=self.pack, name=self.name, bound=bound, notes=notes)
 
 
-def _pieces(parts: list[_Steps]) -> int:
+def _pieces(parts: list[Steps]) -> int:
     return min(range(1, MAX_PIECES + 1), key=lambda pieces: (sum(part.time(pieces) for part in parts), pieces))
 
 
