@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from itertools import zip_longest
 
 from ..strategies import found, named
+from .bfb.strategy import BFB
 from .blink.strategy import Blink
 from .blueconnect.strategy import BlueConnect
 from .bounds.collective import collective_bound
@@ -36,7 +37,7 @@ __all__ = [
 # The list: names, citations, the command line, `auto`, a step's calls and the contract battery follow from it, in this order.
 STRATEGIES: tuple[type[CollectiveStrategy], ...] = (
     Ring, ForestColl, Joint, Taccl, Blink, BlueConnect, DoubleTree, HalvingDoubling, RecursiveDoubling, Bruck, Pat, Direct, RootedTree,
-    ScatterAllGather, Hierarchical, Classic, Multipath, Nccl, CloudCollectives,
+    ScatterAllGather, Hierarchical, BFB, Classic, Multipath, Nccl, CloudCollectives,
 )  # fmt: skip
 NAMES = named(STRATEGIES)
 

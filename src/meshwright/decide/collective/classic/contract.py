@@ -8,11 +8,10 @@ from math import gcd
 
 from ....errors import Unsupported
 from ....program.program import Contract
-from ..problem import CollectiveProblem
+from ..problem import SHARDED, CollectiveProblem
 from ..trees.shards import MAX_BUFFER_CHUNKS
 
 __all__ = ["block_chunks", "classic_contract", "refuse"]
-
 
 
 def refuse(problem: CollectiveProblem, name: str, able: Sequence[str]) -> Unsupported:
@@ -40,17 +39,23 @@ def block_chunks(problem: CollectiveProblem, areas: Mapping[str, tuple[int, bool
 
 
 def classic_contract(problem: CollectiveProblem, inputs: Sequence[int], outputs: Sequence[int], sizes: Mapping[str, Sequence[int]]) -> Contract:
-    """The contract of a program whose rank r reads `inputs[r]` and ends with `outputs[r]` (the same buffer when in place)."""
+    """The contract of a program whose rank r reads `inputs[r]` and ends with `outputs[r]` (the same buffer when in place).
+
+    Of operations with shards a rank's shard may be several blocks, as many as every other's.
+    """
     op, n = problem.op, len(problem.ranks)
     size = sizes["data"] if "data" in sizes else sizes["input"]
     total, start = sum(size), [0, *accumulate(size)]
     whole_in = tuple((b, 0, total) for b in inputs)
     whole_out = tuple((b, 0, total) for b in outputs)
     rooted = op in ("broadcast", "reduce", "scatter", "gather")
-    if op in ("all-gather", "gather"):
-        whole_in = tuple((b, start[r], size[r]) for r, b in enumerate(inputs))
-    if op in ("reduce-scatter", "scatter"):
-        whole_out = tuple((b, start[r], size[r]) for r, b in enumerate(outputs))
+    if op in SHARDED:
+        each = len(size) // n
+        own = [(start[each * r], start[each * (r + 1)] - start[each * r]) for r in range(n)]
+        if op in ("all-gather", "gather"):
+            whole_in = tuple((b, *own[r]) for r, b in enumerate(inputs))
+        else:
+            whole_out = tuple((b, *own[r]) for r, b in enumerate(outputs))
     if op == "scatter":
         whole_in = tuple((b, 0, total if r == problem.root else 0) for r, b in enumerate(inputs))
     more = {"peers": problem.peers} if op == "permute" else {}

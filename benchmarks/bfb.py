@@ -1,0 +1,102 @@
+"""Breadth-first broadcasts on direct connections: exact figures of graphs of 1,024 nodes, and K(4,4) in the lab beside our ring.
+
+Run: `python benchmarks/bfb.py` (some seconds for the figures; the lab needs root and takes two minutes on a quiet machine). Graphs: steps and the
+bandwidth factor T_B in M/B, beside the figure that was published or the bound (N - 1)/N; processor time of the exact division at all ranks. Lab:
+eight devices, each joined to the four of the other side by links of 20 Mbit/s and 5 ms; median time of an all-gather, both planned for that fabric.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterable
+from fractions import Fraction
+from pathlib import Path
+from typing import Any
+
+import machine
+
+from meshwright.decide.collective.bfb.strategy import Steps
+from meshwright.fabric.fabric import Device, Fabric, Link
+from meshwright.io.fabric.document import fabric_document
+
+NODES, PORTS = 1024, 4
+ASKED_GAIN = 2.5  # of the ring's time at 4 KiB over ours, on K(4,4)
+
+
+def graphs() -> dict[str, tuple[Iterable[tuple[int, int]], str]]:
+    side = 32
+    kautz = [(x, (-PORTS * x - a) % NODES) for x in range(NODES) for a in range(1, PORTS + 1)]
+    turns = ((0, 1), (1, 0), (0, -1), (-1, 0))
+    torus = [(a * side + b, (a + i) % side * side + (b + j) % side) for a in range(side) for b in range(side) for i, j in turns]
+    line = 16  # circulant: i joined to i +- 3 and i +- 4; its line graph three times has 1,024 nodes
+    arcs = [(i, (i + s) % line) for i in range(line) for s in (3, 4, -3, -4)]
+    for _ in range(3):
+        number = {arc: k for k, arc in enumerate(arcs)}
+        leaving: dict[int, list[tuple[int, int]]] = {}
+        for arc in arcs:
+            leaving.setdefault(arc[0], []).append(arc)
+        arcs = [(number[arc], number[after]) for arc in arcs for after in leaving[arc[1]]]
+    return {"generalized Kautz (published: 5 steps, 1.332)": (kautz, "341/256"), "torus 32 x 32": (torus, "1023/1024"),
+            "line graph, 3 times, of the circulant 16 {3, 4} (published: 6 steps, 1.020)": (arcs, "1.020")}  # fmt: skip
+
+
+def figures() -> list[dict[str, Any]]:
+    rows = []
+    for name, (arcs, peer) in graphs().items():
+        senders: list[dict[int, int]] = [{} for _ in range(NODES)]
+        for a, b in arcs:
+            if a != b:
+                senders[b][a] = 1
+        begin = time.process_time()
+        steps = Steps.of(list(senders), tuple(map(str, range(NODES))))
+        factor = steps.time() * PORTS / NODES
+        rows.append({
+            "what": f"bandwidth factor of {name}", "value": float(factor), "unit": "M/B", "exact": str(factor), "peer": float(Fraction(peer)),
+            "steps": len(steps.tight), "cpu_s": time.process_time() - begin,
+        })  # fmt: skip
+        print(f"{name:<80} {len(steps.tight):>3} steps  {factor} = {float(factor):.4f}  {rows[-1]['cpu_s']:.1f} s", flush=True)
+    return rows
+
+
+def seconds(row: dict[str, Any]) -> float:
+    return float(row["in_place"]["time_s"])
+
+
+def in_lab() -> list[dict[str, Any]]:
+    sides = [(a, b) for a in range(4) for b in range(4, 8)]
+    links = tuple(Link(src=f"n{x}", dst=f"n{y}", rate_Bps=2_500_000, latency_s=5e-3) for a, b in sides for x, y in ((a, b), (b, a)))
+    fabric = Fabric(name="k44", devices=tuple(Device(name=f"n{i}", kind="cpu") for i in range(8)), links=links)
+    run = [sys.executable, "-m", "meshwright"]
+    rows = []
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder, "k44.json")
+        path.write_text(json.dumps(fabric_document(fabric)))
+        subprocess.run([*run, "lab", "up", str(path), "--name", "bench-k44", "--no-verify", "--quiet"], check=True)
+        try:
+            times: dict[str, dict[int, dict[str, Any]]] = {}
+            for strategy in ("bfb", "ring"):
+                # ranks of the two sides in turn, so that the ring's every hop is a link
+                words = ["collective", "bench", "all-gather", "--lab", "bench-k44", "--order", "0,4,1,5,2,6,3,7", "-b", "4KiB", "-e", "1MiB"]
+                words += ["-f", "16", "-n", "21", "--strategies", strategy, "--no-builtin", "--backends", "meshwright", "--json"]
+                every_size = {**os.environ, "MESHWRIGHT_MIN_BYTES": "0"}
+                said = subprocess.run([*run, *words], check=True, stdout=subprocess.PIPE, env=every_size).stdout
+                times[strategy] = {row["size_bytes"]: row for row in json.loads(said)["rows"]}
+        finally:
+            subprocess.run([*run, "lab", "down", "bench-k44", "--quiet"], check=True)
+    for size, ours in times["bfb"].items():
+        ring = times["ring"][size]
+        rows.append({
+            "what": f"all-gather of {size} B on K(4,4) in the lab: bfb, beside our ring", "value": seconds(ours), "unit": "s", "peer": seconds(ring),
+            "gain": seconds(ring) / seconds(ours), "asked_gain": ASKED_GAIN if size == 4096 else None, "simulated_s": ours.get("simulated_s"),
+        })  # fmt: skip
+        print(f"{size:>8} B  bfb {ours['time_s']:.4f} s  ring {ring['time_s']:.4f} s  simulated {ours.get('simulated_s')}", flush=True)
+    return rows
+
+
+if __name__ == "__main__":
+    machine.record("bfb", figures() + in_lab(), command="python benchmarks/bfb.py")
