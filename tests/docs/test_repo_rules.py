@@ -99,7 +99,7 @@ def looked(path: Path) -> Looked:
 def test_the_rule_sees_what_it_should() -> None:
     bad = "import pickle\nfrom marshal import loads\neval('1')\nyaml.load(x)\nsubprocess.run('x', shell=True)\ntorch.load(f)\nos.system('x')\n"
     assert [line for line, _ in violations(ast.walk(ast.parse(bad)))] == [1, 2, 3, 4, 5, 6, 7]
-    assert all(SUSPICIOUS.search(line) for line in [*bad.splitlines(), "__import__('x')", "load = importlib.import_module", "f = eval", "x(shell = True)"])
+    assert all(SUSPICIOUS.search(line) for line in [*bad.splitlines(), "__import__('x')", "f = importlib.import_module", "f = eval", "x(shell = 1)"])
     assert all(SUSPICIOUS.search(word) for word in FORBIDDEN_CALLS | FORBIDDEN_MODULES)
     good = "model.eval()\nre.compile('x')\nsubprocess.run(['x'])\ntorch.load(f, weights_only=True)\n"
     assert not list(violations(ast.walk(ast.parse(good))))

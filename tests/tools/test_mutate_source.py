@@ -265,10 +265,22 @@ def toy(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def verdict_on(bench: runs.Bench, before: str, after: str, ledger: dict, nth: int = 0) -> runs.Verdict:
+def mutant(bench: runs.Bench, before: str, after: str, nth: int = 0) -> operators.Mutation:
     source = (bench.root / "src/toy/part.py").read_text()
-    made = [m for m in operators.mutations("src/toy/part.py", source) if (m.before.strip(), m.after.strip()) == (before, after)]
-    return bench.judge(made[nth], bench.record([made[nth]], ["tests/test_toy.py"]), ledger)
+    return [m for m in operators.mutations("src/toy/part.py", source) if (m.before.strip(), m.after.strip()) == (before, after)][nth]
+
+
+def verdict_on(bench: runs.Bench, before: str, after: str, ledger: dict, nth: int = 0, recorded: dict | None = None) -> runs.Verdict:
+    """`recorded`: what the tests touch, where that is known."""
+    made = mutant(bench, before, after, nth)
+    return bench.judge(made, bench.record([made], ["tests/test_toy.py"]) if recorded is None else recorded, ledger)
+
+
+# Looked for by one recording, as the tool does with all that it has drawn.
+DRAWN = [
+    ("if a > b:", "if a <= b:"), ("if a > b:", "if a >= b:"), ("return a + 2", "return a + 3"), ("return a + 1", "return a - 1"),
+    ("return a * 3", "return None"), ("return a * 5", "return None"), ("LIMIT = 7", "LIMIT = 8"),
+]  # fmt: skip
 
 
 @pytest.mark.interpreter
@@ -276,17 +288,20 @@ def test_verdicts_on_a_toy(toy: Path, capsys: pytest.CaptureFixture[str]) -> Non
     bench, ledger = runs.Bench(toy), {}
     before = {p: p.read_bytes() for p in toy.rglob("*.py") if ".mutation" not in p.parts}
     try:
-        smaller = verdict_on(bench, "if a > b:", "if a <= b:", ledger)
+        touched = bench.record([mutant(bench, *lines_of) for lines_of in DRAWN], ["tests/test_toy.py"])
+        smaller = verdict_on(bench, "if a > b:", "if a <= b:", ledger, recorded=touched)
         assert (smaller.verdict, smaller.by, smaller.how) == ("caught", "tests/test_toy.py::test_bigger", "failed")
         assert "fails on the sources as they are: tests/test_toy.py::test_wrong_anyway" in capsys.readouterr().out
-        equal = verdict_on(bench, "if a > b:", "if a >= b:", ledger)
+        equal = verdict_on(bench, "if a > b:", "if a >= b:", ledger, recorded=touched)
         assert equal.verdict == "survived" and equal.tests >= 1
-        assert verdict_on(bench, "return a + 2", "return a + 3", ledger).verdict == "untouched"
-        assert verdict_on(bench, "return a + 1", "return a - 1", ledger).verdict == "caught"  # a fixture's, by the second test that has it
-        assert verdict_on(bench, "return a * 3", "return None", ledger).by == "tests/test_toy.py::test_started"  # in a process of the test
-        assert verdict_on(bench, "return a * 5", "return None", ledger).by == "tests/test_toy.py::test_forked"
-        assert verdict_on(bench, "LIMIT = 7", "LIMIT = 8", ledger).by == "tests/test_toy.py::test_limit"  # runs at import
-        again = verdict_on(bench, "if a > b:", "if a <= b:", ledger)
+        assert verdict_on(bench, "return a + 2", "return a + 3", ledger, recorded=touched).verdict == "untouched"
+        # a fixture's, by the second test that has it
+        assert verdict_on(bench, "return a + 1", "return a - 1", ledger, recorded=touched).verdict == "caught"
+        started = verdict_on(bench, "return a * 3", "return None", ledger, recorded=touched)  # in a process of the test
+        assert started.by == "tests/test_toy.py::test_started"
+        assert verdict_on(bench, "return a * 5", "return None", ledger, recorded=touched).by == "tests/test_toy.py::test_forked"
+        assert verdict_on(bench, "LIMIT = 7", "LIMIT = 8", ledger, recorded=touched).by == "tests/test_toy.py::test_limit"  # runs at import
+        again = verdict_on(bench, "if a > b:", "if a <= b:", ledger, recorded=touched)
         assert (again.verdict, again.seconds) == ("caught", 0.0)  # the ledger knows
         assert {p: p.read_bytes() for p in toy.rglob("*.py") if ".mutation" not in p.parts} == before
         assert bench.confirm([smaller], {"tests/test_toy.py::test_bigger": {"s": 0.1}}) == []

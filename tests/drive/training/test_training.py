@@ -22,6 +22,8 @@ from meshwright.drive.citations import citations
 from meshwright.drive.training import context, evaluate, layout, training
 from meshwright.drive.training.collective_choice import CollectivesWanted
 from meshwright.drive.training.collectives import SCOUTS, CollectivePlanner
+from meshwright.drive.training.decisions import choose, context_of
+from meshwright.drive.training.no_plan import nothing_fits
 from meshwright.drive.training.recompute import RecomputeWanted
 from meshwright.drive.training.sharding import ShardingWanted
 from meshwright.drive.training.training import plan_training
@@ -56,8 +58,8 @@ def islands(k: int = 2) -> Fabric:
 
 def plan(model: str, degrees: tuple[int, int, int] | None = None, *wishes: object, **more: object) -> Plan:
     fixed = dict(zip(("data", "tensor", "pipeline"), degrees, strict=True)) if degrees else {}
-    fabric = more.pop("fabric", None) or islands()
-    return plan_training(job_of(model), fabric, graph=graph_of(model), wishes=(LayoutWanted(**fixed, **more), *wishes))  # type: ignore[arg-type]
+    fabric, job = more.pop("fabric", None) or islands(), job_of(model, more.pop("batch", 16))  # type: ignore[arg-type]
+    return plan_training(job, fabric, graph=graph_of(model), wishes=(LayoutWanted(**fixed, **more), *wishes))  # type: ignore[arg-type]
 
 
 @functools.cache
@@ -69,7 +71,7 @@ def best_called() -> Plan:
 @pytest.mark.parametrize("degrees", [(4, 1, 1), (2, 2, 1), (2, 1, 2), (1, 1, 4), (1, 2, 2), (1, 4, 1)])
 def test_every_layout_is_checked_and_simulated(model: str, degrees: tuple[int, int, int]) -> None:
     # shared weights change what a layout sums, not how its collectives are chosen
-    made = plan(model, degrees, *([CollectivesWanted("ring")] if model.endswith("tied") else []), microbatch=2)
+    made = plan(model, degrees, *([CollectivesWanted("ring")] if model.endswith("tied") else []), batch=8, microbatch=2)
     assert made.layout is not None and (made.layout.data, made.layout.tensor, made.layout.pipeline) == degrees
     verdict = check_plan(made, islands())
     assert verdict.status == "ok", verdict
@@ -82,7 +84,7 @@ def test_every_layout_is_checked_and_simulated(model: str, degrees: tuple[int, i
 
 @pytest.mark.parametrize("model", ["convnet.py:tiny", "encoder_decoder.py:tiny"])
 def test_other_kinds_of_nets_are_planned_too(model: str) -> None:
-    made = plan(model)
+    made = plan(model, None, CollectivesWanted("ring"), microbatch=4)
     assert check_plan(made, islands()).status == "ok"
     assert made.layout is not None and made.layout.ranks == 4
     assert {n for s in made.layout.segments for n in s.nodes} == {n.name for n in graph_of(model).nodes}
@@ -145,20 +147,22 @@ def test_a_collective_strategy_that_does_not_exist_is_refused() -> None:
 
 
 def test_a_job_that_cannot_fit_names_the_smallest_violated_limit() -> None:
-    small = replace(islands(), devices=tuple(replace(d, memory_bytes=4_000_000) for d in islands().devices))
+    two, ring = drive.read_fabric("laptop:2"), CollectivesWanted("ring")  # nearest changes are looked for on up to 16 devices
+    small = replace(two, devices=tuple(replace(d, memory_bytes=4_200_000) for d in two.devices))
     with pytest.raises(Infeasible, match="does not fit: rank") as error:
-        plan("gpt.py:tiny", (4, 1, 1), ShardingWanted(level=0), fabric=small)
-    assert max(plan("gpt.py:tiny", (4, 1, 1), fabric=small).prediction.memory_worst_bytes) <= 4_000_000, "divided among replicas it fits"
+        plan("gpt.py:tiny", (2, 1, 1), ShardingWanted(level=0), ring, fabric=small, microbatch=4)
+    assert max(plan("gpt.py:tiny", (2, 1, 1), ring, fabric=small).prediction.memory_worst_bytes) <= 4_200_000, "divided among replicas it fits"
     data = error.value.data
-    assert data["needed_bytes"] > data["limit_bytes"] == 4_000_000
+    assert data["needed_bytes"] > data["limit_bytes"] == 4_200_000
     enough = replace(small, devices=tuple(replace(d, memory_bytes=data["needed_bytes"]) for d in small.devices))
-    assert plan("gpt.py:tiny", (4, 1, 1), fabric=enough).layout is not None
+    assert plan("gpt.py:tiny", (2, 1, 1), ring, fabric=enough).layout is not None
 
 
 def test_a_job_whose_state_alone_does_not_fit_is_refused_before_anything_is_lowered() -> None:
-    small = replace(islands(), devices=tuple(replace(d, memory_bytes=100_000) for d in islands().devices))
-    with pytest.raises(Infeasible, match="optimiser state alone need") as error:
-        plan("gpt.py:tiny", fabric=small)
+    two = drive.read_fabric("laptop:2")
+    small = replace(two, devices=tuple(replace(d, memory_bytes=100_000) for d in two.devices))
+    with pytest.raises(Infeasible, match=r"optimi[sz]er state alone need") as error:
+        plan("gpt.py:tiny", None, CollectivesWanted("ring"), fabric=small, microbatch=8)
     assert error.value.data["needed_bytes"] > 100_000 and "bytes" in error.value.hint
 
 
@@ -275,14 +279,18 @@ def test_scouts_find_the_layout_that_all_ranks_and_micro_batches_find(monkeypatc
 
 def test_collectives_of_large_steps_have_few_steps(monkeypatch: pytest.MonkeyPatch) -> None:
     """What is written out is bounded: first the purpose that brings most gets rings in rank order, then the layout is refused by its size."""
-    many = plan("gpt.py:tiny", (2, 2, 1), fabric=drive.read_fabric("dgx-h100:1", "0-3"))
-    inlined = inline(many.main, many.programs).program
-    assert len(inlined.steps) <= called_sizes(many.main, many.programs)[0] <= len(inlined.steps) + len(inlined.steps.after_step)
+    server, degrees = drive.read_fabric("dgx-h100:1", "0-3"), LayoutWanted(data=2, tensor=2, pipeline=1, microbatch=4)
+    asked_for = context_of(job_of("gpt.py:tiny"), server, graph=graph_of("gpt.py:tiny"), wishes=(degrees,))
+    many = choose(asked_for, ("layout",)).winner
+    assert many.program is not None
+    inlined = inline(many.program, many.callees).program
+    assert len(inlined.steps) <= called_sizes(many.program, many.callees)[0] <= len(inlined.steps) + len(inlined.steps.after_step)
     plain, asked = CollectivePlanner.for_placement, list[set[str]]()
     monkeypatch.setattr(CollectivePlanner, "for_placement", lambda self, at, short=(): asked.append(set(short)) or plain(self, at, short))
     monkeypatch.setattr(evaluate, "MAX_WRITTEN_OUT", 1)
-    with pytest.raises(Infeasible, match=r"not simulated: its collectives stand for [\d,]+ steps and edges, at most 1"):
-        plan("gpt.py:tiny", (2, 2, 1), fabric=drive.read_fabric("dgx-h100:1", "0-3"))
+    refused = choose(asked_for, ("layout",))
+    told = nothing_fits(refused.judged, server).message
+    assert refused.best is None and re.search(r"not simulated: its collectives stand for [\d,]+ steps and edges, at most 1\b", told)
     assert asked[:3] == [set(), {"tensor"}, {"tensor", "gradient"}]  # a micro-batch has many of the one, a step few of the other
 
 
@@ -299,12 +307,13 @@ def test_smaller_micro_batches_of_large_models_are_tried_where_larger_ones_do_no
 
 
 def test_a_plan_that_cannot_be_proved_gives_way_to_the_next(monkeypatch: pytest.MonkeyPatch) -> None:
-    best, check = plan("gpt.py:tiny", (2, 2, 1)), training.check_plan
+    ring = CollectivesWanted("ring")
+    best, check = plan("gpt.py:tiny", (2, 2, 1), ring), training.check_plan
     unknown = Verdict(findings=(Finding(check="memory", message="too many joins", status="unknown"),))
     monkeypatch.setattr(training, "check_plan", lambda p: unknown if p.layout == best.layout else check(p))
-    other = plan("gpt.py:tiny", (2, 2, 1))
+    other = plan("gpt.py:tiny", (2, 2, 1), ring)
     assert other.layout != best.layout and check(other).ok and other.prediction.time_s >= best.prediction.time_s
     assert re.fullmatch(r"data 2 x tensor 2 .*: its program is too large to be proved \(too many joins\); larger .*", other.job["undecided"][0])
     monkeypatch.setattr(training, "check_plan", lambda _: unknown)
-    kept = plan("gpt.py:tiny", (2, 2, 1))
+    kept = plan("gpt.py:tiny", (2, 2, 1), ring)
     assert kept.layout == best.layout and len(kept.job["undecided"]) == training.MAX_LAYOUTS_PROVED

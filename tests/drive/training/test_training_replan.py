@@ -30,7 +30,7 @@ def graph():
 
 @cache
 def old(fabric="laptop:4", data=None, tensor=None, pipeline=None, optimizer="adamw", schedule="1f1b"):
-    job = Training(model=MODEL, global_batch=8, optimizer=optimizer)
+    job = Training(model=MODEL, global_batch=4, optimizer=optimizer)
     wanted = PipelineWanted(name=schedule)
     return plan_training(
         job, read_fabric(fabric), graph=graph(),
@@ -44,7 +44,7 @@ def test_replicas_leave_nothing_to_move():
     lost = before.placement[3]
     found = replan_training(before, lost=[lost], graph=graph(), keep=("tp", "pp"))
     assert lost not in found.plan.placement
-    assert found.plan.layout.data == 2 and found.plan.layout.global_batch == 8
+    assert found.plan.layout.data == 2 and found.plan.layout.global_batch == 4
     assert found.chosen.transfers.moved_bytes == 0 and found.chosen.restart.time_s == 0
     assert sum(found.chosen.transfers.reused_bytes) == sum(found.chosen.transfers.needed_bytes) > 0
     check_plan(found.plan)
@@ -170,7 +170,7 @@ def test_refusals():
         training_tensors(graph(), "file.py:mine")
     with pytest.raises(UsageError, match="sharding level 2 follows from the plan's program"):
         holdings(msgspec.structs.replace(before.layout, zero_level=2), 0, {})
-    islands = old(fabric="two-islands:2", data=None)
+    islands = old(fabric="two-islands:2", data=4)
     trunk = [x.dst for x in fabric_of(islands).links if x.dst in {s.name for s in fabric_of(islands).switches}]
     if trunk:
         with pytest.raises((Disconnected, UsageError)):

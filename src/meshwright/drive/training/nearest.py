@@ -26,7 +26,8 @@ from .wishes import LayoutWanted
 
 __all__ = ["NearestChange", "nearest_changes", "with_nearest_changes"]
 
-NAMES = ("--dp", "--tp", "--pp", "--microbatch")
+DEGREES = ("--dp", "--tp", "--pp")
+NAMES = (*DEGREES, "--microbatch")
 # Devices that are tried, as a multiple of those there are.
 MAX_DEVICES_FACTOR = 8
 # Searches for a layout; one change of each kind takes a few.
@@ -79,9 +80,11 @@ class _Planner:
 
     # ---- the changes, the first of a kind that fits --------------------------------------------------------------------
     def opened(self) -> Iterator[NearestChange]:
-        """One fixed decision left open, else all."""
+        """One fixed decision left open, else all. Of three fixed degrees each follows from the others: one alone is not open."""
         given = [i for i, x in enumerate(self.fixed) if x is not None]
-        for chosen in ([i] for i in given) if len(given) < 2 else [*([i] for i in given), given]:
+        settled = None not in self.fixed[:3] and self.context.wish(LayoutWanted).context is not None
+        one = [[i] for i in given if not (settled and i < len(DEGREES))]
+        for chosen in one if len(given) < 2 else [*one, given]:
             free = tuple(None if i in chosen else x for i, x in enumerate(self.fixed))
             if (best := self.fitting(self.fabric, self.global_batch, free)) is not None:  # type: ignore[arg-type]
                 yield self.change("open", "without " + " and ".join(f"{NAMES[i]} {self.fixed[i]}" for i in chosen), best)
