@@ -93,9 +93,10 @@ def _compared(sequence: Sequence, rank: int, group: Any, right: dict[int, list[t
                 pending.append((number, work, results))
             if len(pending) > 3:
                 settle()
+        if not began:  # the odd rank has left out its last call
+            began.append(time.monotonic())
         settle()
         limit = time.monotonic() + MAX_CLOSING_S
-        began = began or [time.monotonic()]  # the odd rank has left out its last call
         while True:
             x = torch.ones(1)
             dist.all_reduce(x, group=group)
