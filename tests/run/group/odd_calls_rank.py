@@ -122,6 +122,30 @@ def splits_without_plans(r: int, n: int) -> None:
     meshwright.torch.configure(fabric="laptop:3")
 
 
+def unlike_messages(r: int, n: int) -> None:
+    """What rank 0 sends is not what rank 1 expects: longer, shorter, of another type. Equal ones, from anybody too, arrive."""
+    if r == 2:
+        dist.send(torch.full((4,), 7.0), 1, tag=3)
+    if r == 1:
+        x = torch.zeros(4)
+        assert dist.recv(x, tag=3) == 2 and x.eq(7).all()
+    for sent, taken in ((6, 4), (3, 4), (4, 4)):
+        group = dist.new_group(timeout=DEADLINE)
+        begin = time.monotonic()
+        try:
+            for count, dtype in ((2, torch.float32), (sent, torch.int32)):
+                if r == 0:
+                    dist.send(torch.ones(count, dtype=dtype), 1, group=group)
+                elif r == 1:
+                    dist.recv(torch.empty(2 if dtype == torch.float32 else taken), 0, group=group)
+            while time.monotonic() < begin + LONG_BEFORE_A_DEADLINE_S:
+                dist.all_reduce(torch.ones(4), group=group)
+        except RankDiverged as error:
+            assert f"calls send int32 {4 * sent} bytes to rank 1, which calls recv float32 {4 * taken} bytes (message 2" in str(error), error
+        else:
+            raise AssertionError("a message that is not what was expected passed")
+
+
 def wrong_arguments(r: int, n: int) -> None:
     """What one rank gets wrong is an error there, before anything is sent. Asked again rightly, the others have waited for it."""
     x = torch.ones(PLANNED)
@@ -239,6 +263,7 @@ def main() -> None:
     for case in (views_with_gaps, uneven_splits, wrong_arguments):
         case(rank, n)
     splits_without_plans(rank, n)
+    unlike_messages(rank, n)
     nans(rank, n)
     many_lengths()
     divergence(rank, n)

@@ -114,10 +114,13 @@ class Engine:
     # ---- collectives (those of the built-in backend: see `builtin_calls`) ----------------------------------------------
     def candidates(self, op: str, root: int, size_bytes: int, call: int) -> list[Chosen] | str:
         """Programs for a call (packed), the best predicted first, or why there is none; see `GroupPlans`."""
-        self._planning = True
         # Trials and a probe call collectives of their own before this one, so then it is not the next.
-        alone = self.settings.tune or self.plans.find_fabric is not None or self.plans.tries(op, root, size_bytes)
-        self._asking = None if alone else (self.recorder.number + 1, call, size_bytes)
+        others = bool(self.settings.tune) or self.plans.find_fabric is not None
+        if not others and self.size > 1 and self.plans.tries(op, root, size_bytes):
+            self.agree(self.recorder.number + 1, (call, size_bytes))  # and nobody would hear from a plan that another call is made
+            others = True
+        self._planning = True
+        self._asking = None if others else (self.recorder.number + 1, call, size_bytes)
         try:
             return self.plans.candidates(op, root, size_bytes)
         finally:

@@ -75,11 +75,14 @@ class _Stream:
         self.told: deque[tuple[int, int, str]] = deque(maxlen=MAX_KEPT_CHANGES)
 
     def differs(self) -> tuple[int, tuple[int, str], tuple[int, str]] | None:
-        """(number, ours, theirs) of the first message about which the ends differ, as far as both are known."""
-        for number in sorted({x[0] for x in (*self.changes, *self.told)}):
-            ours, theirs = _at(self.changes, number), _at(self.told, number)
-            if number < self.count and ours is not None and theirs is not None and ours != theirs:
-                return number, ours, theirs
+        """(number, ours, theirs) of the first message of which the other end has told, and that is unlike what was posted here.
+
+        Where the other end has told nothing it may not have come so far; of a change on this side that one hears.
+        """
+        for number, size, dtype in self.told:
+            ours = _at(self.changes, number) if number < self.count else None
+            if ours is not None and ours != (size, dtype):
+                return number, ours, (size, dtype)
         return None
 
 

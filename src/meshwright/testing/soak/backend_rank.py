@@ -108,7 +108,7 @@ def _compared(sequence: Sequence, rank: int, group: Any, right: dict[int, list[t
         told.setdefault("outcome", "alike" if sequence.odd < 0 else "accepted")
     except RankDiverged as error:
         told["seconds"] = time.monotonic() - began[0]
-        told["error"], told["named"] = str(error), error.data.get("rank", -1)
+        told["error"], told["named"] = told["error"] or str(error), error.data.get("rank", -1)
         told.setdefault("outcome", "diverged" if sequence.odd >= 0 else "wrong")
     except (MeshwrightError, RuntimeError, ValueError) as error:
         told.setdefault("outcome", "wrong")

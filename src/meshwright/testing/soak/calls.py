@@ -119,7 +119,7 @@ def _diverged(line: list[tuple[int, One]], at: int, how: str, ranks: int, rng: n
     if how == "left out":
         del own[at]
     elif how == "twice":
-        own.insert(at, (-1, call))
+        own.insert(at + 1, (-1, call))  # the first of the two is what the others wait for
     elif how == "order":
         if at + 1 < len(own):
             own[at], own[at + 1] = own[at + 1], own[at]
