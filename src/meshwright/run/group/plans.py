@@ -84,7 +84,7 @@ class GroupPlans:
     def fingerprint(self) -> str:
         """Of everything that decides which program runs."""
         settings = self.settings
-        told = [sorted(f.name for f in self.files), settings.strategies, settings.planned_bytes, settings.min_bytes is None, settings.builtin, self.devices]
+        told = [sorted(f.name for f in self.files), settings.strategies, settings.min_bytes, settings.small, settings.builtin, self.devices]
         told += [settings.tune, settings.tune_s]
         if self.fabric is not None:
             from ...io.fabric.document import fabric_document
@@ -171,7 +171,7 @@ class GroupPlans:
         if fitting:
             best = min(fitting, key=lambda f: (abs(_log2(f.size_bytes) - _log2(size_bytes)), f.name))
             return [Chosen(form_of(best.program), best.name, best.strategy, best.path, best.size_bytes, best.predicted_s)]
-        if self.fabric is None and self.find_fabric is not None and size_bytes >= self.settings.planned_bytes:
+        if self.fabric is None and self.find_fabric is not None and size_bytes >= self.settings.min_bytes:
             self.find_fabric()
             if self.fabric is None:
                 return "the fabric is not probed yet"
@@ -180,8 +180,8 @@ class GroupPlans:
         if self.tries(op, root, size_bytes):
             small = SMALL_CLASS_BYTES  # one plan for all
             return self._planned(op, root, small) if class_bytes == small else self.candidates(op, root, small)
-        if size_bytes < self.settings.planned_bytes:
-            return f"below {self.settings.planned_bytes} bytes"
+        if size_bytes < self.settings.min_bytes:
+            return f"below {self.settings.min_bytes} bytes"
         return self._planned(op, root, class_bytes)
 
     def tries(self, op: str, root: int, size_bytes: int) -> bool:

@@ -49,7 +49,7 @@ def ran(sequence: Sequence, rank: int) -> dict[str, Any]:
         except (RuntimeError, ValueError):  # gloo does not do it
             right[number] = None
     told = SETTINGS[sequence.setting]
-    ours.configure(fabric=f"laptop:{ranks}" if told else "", **{"min_bytes": None, "builtin": None, "strategies": None, **told})
+    ours.configure(fabric=f"laptop:{ranks}" if told else "", **{"min_bytes": None, "builtin": None, "strategies": None, "small": None, **told})
     group: Any = dist.new_group(backend="meshwright", timeout=DEADLINE)
     try:
         return _compared(sequence, rank, group, right)

@@ -25,10 +25,10 @@ DTYPES = ("float32", "float64", "int32", "int64", "uint8", "bfloat16", "float16"
 OPERATORS = ("SUM", "MAX", "MIN", "PRODUCT")
 SIZES = (1, 2, 3, 17, 50, 257, 1000, 9001, 20000)
 MAX_CALLS = 24
-# What the group is told. "measured": nothing but the fabric, so small ones are tried. "small": also the smallest calls have plans; "some": those from
+# What the group is told. "measured": small ones are tried. "small": also the smallest calls have plans; "some": those from
 # 4 KiB on; "none": everything goes to gloo.
 SETTINGS: dict[str, dict[str, Any]] = {
-    "none": {}, "measured": {"builtin": True}, "small": {"min_bytes": 0, "builtin": False, "strategies": ("direct",)},
+    "none": {}, "measured": {"small": True}, "small": {"min_bytes": 0, "builtin": False, "strategies": ("direct",)},
     "some": {"min_bytes": 4096, "builtin": False, "strategies": ("ring", "halving-doubling", "direct")},
 }  # fmt: skip
 DIVERGENCES = ("operator", "type", "size", "root", "operation", "left out", "twice", "order", "splits")
