@@ -27,7 +27,6 @@ CERTIFICATES = {
 
 def check_job(plan: Plan) -> list[Finding]:
     """The job's operation, ranks, root, peers and size against the main program's contract, the placement and the bound's certificate."""
-    job = plan.job.get("collective")
     if plan.kind not in KINDS:
         return [Finding(check="plan", message=f"there are no plans of kind {plan.kind[:64]!r}", witness={"field": "kind"})]
     if plan.kind == "training" and plan.layout is None:

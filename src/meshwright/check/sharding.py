@@ -22,12 +22,12 @@ __all__ = ["check_sharding"]
 Steps = Sequence[tuple[int, str]]
 BYTES_REASONS = ("activations", "gradients", "parameters", "loader")
 # One element of the result needs the same element of the operand, and nothing else of it.
-ELEMENTWISE = frozenset(
-    "relu gelu silu tanh sigmoid exp log sqrt rsqrt abs neg dropout clamp pow elu leaky_relu hardtanh softplus erf sin cos reciprocal square "
-    "to _to_copy clone contiguous detach alias".split()
-)
-LINEAR = frozenset("neg to _to_copy clone contiguous detach alias".split())  # of those: a sum of results is the result of the sum
-PRODUCTS = frozenset("mul mm bmm matmul linear conv1d conv2d conv3d scaled_dot_product_attention".split())
+ELEMENTWISE = frozenset({
+    "relu", "gelu", "silu", "tanh", "sigmoid", "exp", "log", "sqrt", "rsqrt", "abs", "neg", "dropout", "clamp", "pow", "elu", "leaky_relu",
+    "hardtanh", "softplus", "erf", "sin", "cos", "reciprocal", "square", "to", "_to_copy", "clone", "contiguous", "detach", "alias",
+})  # fmt: skip
+LINEAR = frozenset({"neg", "to", "_to_copy", "clone", "contiguous", "detach", "alias"})  # of those: a sum of results is the result of the sum
+PRODUCTS = frozenset({"mul", "mm", "bmm", "matmul", "linear", "conv1d", "conv2d", "conv3d", "scaled_dot_product_attention"})
 
 
 def check_sharding(plan: ShardingPlan, graph: OpGraph) -> Verdict:
@@ -54,7 +54,10 @@ def _form(plan: ShardingPlan, graph: OpGraph) -> Iterator[Finding]:
         return
     shapes = _shapes(graph)
     sources = {name for name in shapes if ":" in name}
-    named = (("ops", set(plan.ops), {n.name for n in graph.nodes}), ("sources", set(plan.sources), sources), ("hubs", set(plan.hubs) - set(shapes), set()))
+    operators, unknown = {n.name for n in graph.nodes}, set(plan.hubs) - set(shapes)
+    named: tuple[tuple[str, set[str], set[str]], ...] = (
+        ("ops", set(plan.ops), operators), ("sources", set(plan.sources), sources), ("hubs", unknown, set()),
+    )  # fmt: skip
     for what, said, real in named:
         if said != real:
             yield _wrong("plan", f"{what} names others than the graph: {sorted(said ^ real)[:3]}", field=what)

@@ -37,7 +37,8 @@ __all__ = ["Chosen", "GroupPlans", "size_class"]
 MAX_EFFORT_CANDIDATES = 15  # the whole choice may use as much effort as so many candidates at their own limit (`Settings.plan_s`)
 MAX_LAST_READ_S = 5.0  # that a rank waits for the others to have read why the group ends, before its store goes with it
 MAX_SHARE_OF_BUILTIN_TIME = 0.98  # predicted time of a plan over the built-in backend's, up to which it is used: a smaller gain is within the error
-FEW_ROUNDS = ("recursive-doubling", "halving-doubling", "direct", "bruck", "rooted-tree")  # what may be fastest where only the number of messages counts
+# What may be fastest where only the number of messages counts.
+FEW_ROUNDS = ("recursive-doubling", "halving-doubling", "direct", "bruck", "rooted-tree")
 SMALL_CLASS_BYTES = 1 << 10  # for which all small collectives of an operation are planned: the rounds count, not the bytes
 MAX_TRIED_RANKS = 64  # of a group whose small collectives get plans: those that all send to all have n² messages
 ROOTED = ("broadcast", "reduce", "scatter", "gather")
@@ -254,7 +255,8 @@ class GroupPlans:
         shared = self.ranks_per_core > 1
         best = executed(problem, candidates, each_s=self.settings.plan_s, fabric=self.fabric, shared=shared)[: max(1, self.settings.tune)]
         gloo = builtin(problem, self.fabric, shared=shared)
-        if self.settings.builtin and not small and not self.settings.tune and gloo is not None and best[0].judged_s > MAX_SHARE_OF_BUILTIN_TIME * gloo.judged_s:
+        predicted = self.settings.builtin and not small and not self.settings.tune
+        if predicted and gloo is not None and best[0].judged_s > MAX_SHARE_OF_BUILTIN_TIME * gloo.judged_s:
             text = f"the built-in backend is predicted to be as fast ({gloo.judged_s:.3g} s against {best[0].judged_s:.3g} s)"
             return json.dumps({"none": text}).encode()
         heads, plans = [], []

@@ -49,7 +49,7 @@ class One:
 
 @dataclass(frozen=True)
 class Sequence:
-    """`odd`: the rank that diverges at call `at`, by `how`; -1 where all do the same. `calls(rank)`: what a rank calls, with the call that it is for."""
+    """`odd`: the rank that diverges at call `at`, by `how`; -1 where all do the same. `calls(rank)`: what it calls, with the call that it is for."""
 
     seed: int
     ranks: int
@@ -145,7 +145,7 @@ def _given(key: tuple[int, ...], count: int, dtype: str) -> torch.Tensor:
 def made(
     call: One, rank: int, ranks: int, group: Any, key: tuple[int, ...], *, gaps: bool = False, waits: bool = True, joined: bool = False
 ) -> tuple[Any, Callable[[], list[torch.Tensor]]]:  # fmt: skip
-    """The call's work (None where it was waited for), and what then holds its results at this rank. `gaps`: hand over views with gaps. `joined`: lists of
+    """The call's work (None where it was waited for), and what then holds its results. `gaps`: hand over views with gaps. `joined`: lists of
     unequal tensors as one tensor with splits: gloo's own call for lists waits for ever there."""
 
     def held(tensor: torch.Tensor) -> torch.Tensor:
