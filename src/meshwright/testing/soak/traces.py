@@ -196,8 +196,8 @@ def _end_missing(drawn: Drawn, rng: Rng) -> Drawn:
 
 
 DRESSES: Mapping[str, Callable[[Drawn, Rng], Drawn]] = {
-    "as it is": lambda drawn, rng: drawn, "shuffled": _shuffled, "a bare list": _bare, "one line": _one_line, "indented": _indented, "packed": _packed,
-    "unknown fields": _unknown_fields, "numbers as texts": _as_texts, "begins and ends": _begins_and_ends,
+    "as it is": lambda drawn, rng: drawn, "shuffled": _shuffled, "a bare list": _bare, "one line": _one_line, "indented": _indented,
+    "packed": _packed, "unknown fields": _unknown_fields, "numbers as texts": _as_texts, "begins and ends": _begins_and_ends,
     "another origin": _other_origin,
     "other phases": _other_phases, "an event without a time": _no_time, "an event of no kind": _other_letter, "the end is missing": _end_missing,
 }  # fmt: skip
