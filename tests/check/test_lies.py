@@ -120,7 +120,10 @@ def test_a_roofline_is_of_the_plans_type_and_peaks() -> None:
 
     assert check_claims(claimed(flops=data["flops"] // 2)).ok, "less work is a weaker bound, and a true one"
     slow = 10**9
-    lies = {"devices do": {"flops_per_s": data["flops_per_s"] // 2}, "plan computes in fp32": {"dtype": "fp8"}, "segments do": {"flops": data["flops"] * 3}}
+    lies: dict[str, dict[str, Any]] = {
+        "devices do": {"flops_per_s": data["flops_per_s"] // 2}, "plan computes in fp32": {"dtype": "fp8"},
+        "segments do": {"flops": data["flops"] * 3},
+    }  # fmt: skip
     for words, change in lies.items():
         assert words in said(claimed(**change))
     # A peak that the certificate assumes where devices state none is a claim like any other.
@@ -134,5 +137,6 @@ def test_what_a_proof_needs_cannot_be_left_out() -> None:
     cycle = tuple(msgspec.structs.replace(x, program=name) for x in plan().cycle)
     assert "states no contract" in said(replace(plan(), programs={name: bare}, cycle=cycle))
     assert "the program does 1" in said(replace(plan(), job={k: v for k, v in plan().job.items() if k != "collective"}))
-    for kind, words in (("imported", "states no job that a bound could be of"), ("training", "states no layout"), ("quicksilver", "no plans of kind")):
+    kinds = {"imported": "states no job that a bound could be of", "training": "states no layout", "quicksilver": "no plans of kind"}
+    for kind, words in kinds.items():
         assert words in said(replace(plan(), kind=kind))

@@ -115,6 +115,7 @@ BY_TEXT = {
     "src/meshwright/__init__.py": "the public names, which stand beside it as typing imports too (test_public_names)",
     "src/meshwright/cli/frame.py": "the module of a command, from the table of commands (test_commands_have_what_the_frame_asks_for)",
     "src/meshwright/capture/resolve.py": "modules of the user's model",
+    "src/meshwright/testing/soak/files.py": "the readers of io, from a table that names them all (test_every_reader_is_in_the_list)",
     "src/meshwright/run/ranks/worker.py": "what a rank does, in a process of its own that its caller starts (test_what_ranks_do_is_there)",
 }
 

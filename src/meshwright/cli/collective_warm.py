@@ -49,7 +49,7 @@ def run(args: argparse.Namespace) -> Result:
         if not 2 <= args.ranks <= len(names):
             raise UsageError(f"must be 2..{len(names)}, got {args.ranks}", where="--ranks")
         names = names[: args.ranks]
-    wanted = [(op, size) for op in ops for size in _sizes(args, settings.planned_bytes)]
+    wanted = [(op, size) for op in ops for size in _sizes(args, settings.min_bytes)]
 
     def say(row: Warmed) -> None:
         sys.stderr.write(_line(row) + "\n")

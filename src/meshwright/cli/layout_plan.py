@@ -52,13 +52,16 @@ def run(args: argparse.Namespace) -> Result:
 
 
 def make_plan(args: argparse.Namespace, problem: ShardingProblem, strategy: str) -> ShardingPlan:
+    """Raises: what the strategy raises; CheckFailed for a plan that is not right (please report it)."""
     from dataclasses import fields
 
+    from ..check.sharding import check_sharding
     from ..decide.layout import strategy as named
 
     kind = named(strategy, "operators", where="--strategy")
     given = {"search": args.search, "restarts": args.restarts, "mesh": parse_mesh(args.mesh) if args.mesh else None, "time_limit_s": args.time_limit}
     plan: ShardingPlan = kind(**{f.name: given[f.name] for f in fields(kind) if f.name in given}).plan(problem, seed=args.seed)
+    check_sharding(plan, problem.graph).raise_if_wrong()
     return plan
 
 

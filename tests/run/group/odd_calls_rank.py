@@ -106,6 +106,46 @@ def uneven_splits(r: int, n: int) -> None:
         assert torch.equal(y, torch.cat([(torch.arange(3.0 * b) + i)[r * b : (r + 1) * b] for i in range(n)]))
 
 
+def splits_without_plans(r: int, n: int) -> None:
+    """A group that has no plan exchanges and refuses the same."""
+    meshwright.torch.configure(fabric="")
+    group = dist.new_group(timeout=DEADLINE)
+    parts = [torch.empty(10 + come) for come in range(n)]
+    dist.all_to_all(parts, [torch.full((10 + r,), 1.0 * to) for to in range(n)], group=group)
+    assert all(t.eq(r).all() and t.numel() == 10 + come for come, t in enumerate(parts))
+    try:
+        dist.all_to_all_single(torch.empty(3), torch.ones(3), [1, 1, 1], [0, 2, 1] if r == 2 else [1, 1, 1], group=group)
+    except RankDiverged as error:
+        assert error.data["rank"] == 2 and "sends 0 elements to rank 0" in str(error), error
+    else:
+        raise AssertionError("splits that do not fit passed")
+    meshwright.torch.configure(fabric="laptop:3")
+
+
+def unlike_messages(r: int, n: int) -> None:
+    """What rank 0 sends is not what rank 1 expects: longer, shorter, of another type. Equal ones, from anybody too, arrive."""
+    if r == 2:
+        dist.send(torch.full((4,), 7.0), 1, tag=3)
+    if r == 1:
+        x = torch.zeros(4)
+        assert dist.recv(x, tag=3) == 2 and x.eq(7).all()
+    for sent, taken in ((6, 4), (3, 4), (4, 4)):
+        group = dist.new_group(timeout=DEADLINE)
+        begin = time.monotonic()
+        try:
+            for count, dtype in ((2, torch.float32), (sent, torch.int32)):
+                if r == 0:
+                    dist.send(torch.ones(count, dtype=dtype), 1, group=group)
+                elif r == 1:
+                    dist.recv(torch.empty(2 if dtype == torch.float32 else taken), 0, group=group)
+            while time.monotonic() < begin + LONG_BEFORE_A_DEADLINE_S:
+                dist.all_reduce(torch.ones(4), group=group)
+        except RankDiverged as error:
+            assert f"calls send int32 {4 * sent} bytes to rank 1, which calls recv float32 {4 * taken} bytes (message 2" in str(error), error
+        else:
+            raise AssertionError("a message that is not what was expected passed")
+
+
 def wrong_arguments(r: int, n: int) -> None:
     """What one rank gets wrong is an error there, before anything is sent. Asked again rightly, the others have waited for it."""
     x = torch.ones(PLANNED)
@@ -179,8 +219,18 @@ def divergence(r: int, n: int) -> None:
     def broadcasts(size: int, root: int) -> Callable[[Any], Any]:
         return lambda group: dist.broadcast(torch.ones(size), root, group=group)
 
+    def exchanges(sends: list[int], takes: list[int]) -> Callable[[Any], Any]:
+        return lambda group: dist.all_to_all_single(torch.empty(sum(takes)), torch.ones(sum(sends)), takes, sends, group=group)
+
+    def exchanges_lists(sends: list[int], takes: list[int]) -> Callable[[Any], Any]:
+        return lambda group: dist.all_to_all([torch.empty(k) for k in takes], [torch.ones(k) for k in sends], group=group)
+
     most, total = dist.ReduceOp.MAX, dist.ReduceOp.SUM
+    even, unlike = [SMALL] * n, [SMALL - 1, SMALL + 1, SMALL]
+    sent = f"splits {unlike} and sends {SMALL - 1} elements to rank 0, which calls it with splits {even} of what comes and expects {SMALL}"
     cases = (
+        (exchanges(unlike, even), exchanges(even, even), f"rank 1 calls all-to-all float32 with {sent}"),
+        (exchanges_lists(unlike, even), exchanges_lists(even, even), f"rank 1 calls all-to-all float32 with {sent}"),
         (reduces(SMALL, most), reduces(SMALL, total), "calls all-reduce max float32 200 bytes as collective 1 where the others call"),
         (reduces(PLANNED, most), reduces(PLANNED, total), "calls all-reduce max float32 117.2 KiB as collective 1 where the others call"),
         (broadcasts(PLANNED, 0), reduces(PLANNED, total), "calls broadcast float32 root 0 117.2 KiB as collective 1 where the others call"),
@@ -212,6 +262,8 @@ def main() -> None:
     dist.init_process_group("meshwright", timeout=DEADLINE)
     for case in (views_with_gaps, uneven_splits, wrong_arguments):
         case(rank, n)
+    splits_without_plans(rank, n)
+    unlike_messages(rank, n)
     nans(rank, n)
     many_lengths()
     divergence(rank, n)

@@ -9,7 +9,7 @@ import pytest
 
 from meshwright.io.fabric.name import load_fabric
 from meshwright.run.group.plans import MAX_TRIED_RANKS, GroupPlans
-from meshwright.run.group.settings import SMALL_BYTES, Settings, settings_from
+from meshwright.run.group.settings import Settings, settings_from
 
 
 class Store(dict[str, bytes]):
@@ -23,17 +23,18 @@ def plans(ranks: int = 4, **settings: Any) -> GroupPlans:
     return GroupPlans(Settings(cache="0", **settings), Store(), 0, ranks, devices=names, fabric=fabric, timeout_s=1.0)
 
 
-def test_by_default_small_ones_are_tried() -> None:
-    assert Settings().planned_bytes == SMALL_BYTES and Settings().tries(SMALL_BYTES - 1) and not Settings().tries(SMALL_BYTES)
-    assert not replace(Settings(), builtin=False).tries(8), "then every plan is used, and the sizes below have none"
-    assert not replace(Settings(), min_bytes=4096).tries(8) and settings_from({"MESHWRIGHT_MIN_BYTES": "0"}).min_bytes == 0
-    assert settings_from({}).min_bytes is None and plans().tries("all-reduce", 0, 8)
-    assert not plans(MAX_TRIED_RANKS + 1).tries("all-reduce", 0, 8) and not plans(min_bytes=0).tries("all-reduce", 0, 8)
+def test_small_ones_are_tried_where_that_is_asked_for() -> None:
+    asked = Settings(small=True)
+    assert asked.tries(asked.min_bytes - 1) and not asked.tries(asked.min_bytes) and not Settings().tries(8)
+    assert not replace(asked, builtin=False).tries(8), "then every plan is used, and the sizes below have none"
+    assert settings_from({"MESHWRIGHT_SMALL": "1"}).small and not settings_from({}).small
+    assert plans(small=True).tries("all-reduce", 0, 8) and not plans(MAX_TRIED_RANKS + 1, small=True).tries("all-reduce", 0, 8)
+    assert plans(small=True).fingerprint() != plans().fingerprint()
 
 
 @pytest.mark.parametrize("op", ["all-reduce", "all-gather", "broadcast"])
 def test_one_plan_of_few_rounds_serves_all_small_sizes(op: str) -> None:
-    made = plans()
+    made = plans(small=True)
     eight, many = made.candidates(op, 0, 8), made.candidates(op, 0, 20_000)
     assert isinstance(eight, list) and isinstance(many, list) and eight[0].name == many[0].name
     assert eight[0].strategy in ("recursive-doubling", "halving-doubling", "direct", "bruck", "rooted-tree")
@@ -42,4 +43,4 @@ def test_one_plan_of_few_rounds_serves_all_small_sizes(op: str) -> None:
 
 def test_a_threshold_keeps_small_ones_with_the_built_in_backend() -> None:
     assert plans(min_bytes=4096).candidates("all-reduce", 0, 8) == "below 4096 bytes"
-    assert plans(builtin=False).candidates("all-reduce", 0, 8) == f"below {SMALL_BYTES} bytes"
+    assert plans(builtin=False, small=True).candidates("all-reduce", 0, 8) == f"below {1 << 15} bytes"

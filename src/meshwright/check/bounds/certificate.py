@@ -32,7 +32,7 @@ def check_bound(bound: Bound, fabric: Fabric, *, layout: TrainingLayout | None =
         proved = _proved(bound, fabric, layout)
         if proved != bound.exact:
             raise _Wrong(f"the certificate gives {proved} {bound.unit}, claimed is {bound.value}")
-    except (_Wrong, _Open, KeyError, ValueError, TypeError, ZeroDivisionError) as error:
+    except (_Wrong, _Open, KeyError, IndexError, ValueError, TypeError, ZeroDivisionError) as error:
         detail = f"lacks or mangles {error}" if isinstance(error, KeyError) else str(error)
         facts = {"quantity": bound.quantity, "kind": bound.certificate.kind, "value": bound.value}
         status = "unknown" if isinstance(error, _Open) else "wrong"

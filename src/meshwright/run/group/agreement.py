@@ -20,6 +20,7 @@ from collections.abc import Callable, Sequence
 import msgspec
 
 from .audit import Audit, Told
+from .pairs import Note
 from .verdict import DEAD, LEFT, UNKNOWN, UP, Claim, Verdict, View, first_cause
 
 __all__ = ["Agreement", "Message"]
@@ -31,7 +32,8 @@ MAX_ASKED = 64  # calls of which not all ranks have come, kept at rank 0
 
 class Message(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     """`view`: somebody's view; `need`: ranks that the sender has not heard; `verdict`: the end; `told`: of its calls, while all is well;
-    `asks`: (number, call, bytes) that the sender is about to begin, if all do; `agreed`: they do."""
+    `asks`: (number, call, bytes) that the sender is about to begin, if all do; `agreed`: they do;
+    `note`: of a message of the user's own (`pairs`)."""
 
     view: View | None = None
     need: list[int] = []
@@ -39,6 +41,7 @@ class Message(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     told: Told | None = None
     asks: Asked | None = None
     agreed: Asked | None = None
+    note: Note | None = None
 
 
 class Agreement:
@@ -50,6 +53,7 @@ class Agreement:
         self.rank, self.size, self.grace_s, self.look, self.judge = rank, size, grace_s, look, judge
         self.names = tuple(names) or tuple(range(size))
         self.audit: Audit | None = None
+        self.noted: Callable[[int, Note], None] = lambda peer, note: None
         self.links = [UNKNOWN] * size
         self.views: dict[int, View] = {}
         self.verdict: Verdict | None = None
@@ -81,6 +85,9 @@ class Agreement:
         if message.told is not None:  # no answer to an alarm: it may have been sent before the peer froze
             if self.audit is not None:
                 self.audit.hear(peer, message.told)
+            return
+        if message.note is not None:
+            self.noted(peer, message.note)
             return
         if message.asks is not None:
             self._hear(now_s, peer, message.asks)

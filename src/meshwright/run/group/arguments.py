@@ -1,11 +1,10 @@
-"""What torch hands a process group, looked at before anything is sent: is the call right by itself, and and do all ranks exchange what the others expect?"""
+"""What torch hands a process group, looked at before anything is sent: is the call right by itself, and does what ranks exchange fit?"""
 
 from __future__ import annotations
 
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch.distributed.distributed_c10d import AllgatherOptions  # torch 2.13 leaves it out of `dist`
 
 from ...errors import RankDiverged, UsageError
@@ -107,8 +106,8 @@ class Arguments:
         names, call = self.engine.global_ranks, call_text(signed[0])
         unfit = [sum((sent[r][o] != taken[o][r]) + (sent[o][r] != taken[r][o]) for o in range(self.ranks)) for r in range(self.ranks)]
         odd = max((target, source), key=lambda r: unfit[r])
-        what = f"rank {names[source]} calls {call} with splits {_short(sent[source])} and sends {sent[source][target]} elements to rank {names[target]}, "
-        what += f"which calls it with splits {_short(taken[target])} of what comes and expects {taken[target][source]}"
+        what = f"rank {names[source]} calls {call} with splits {_short(sent[source])} and sends {sent[source][target]} elements"
+        what += f" to rank {names[target]}, which calls it with splits {_short(taken[target])} of what comes and expects {taken[target][source]}"
         hint = "what rank i sends to rank j (its input split j) is what j expects of i (its output split i): exchange the counts first"
         error = RankDiverged(what, where=f"rank {names[odd]}", hint=hint, data={"rank": names[odd], "group_rank": odd})
         raise self.engine.diverged(error, "all-to-all")

@@ -20,6 +20,7 @@ from .chunks import BLOCKED
 from .consent import Consent
 from .health import GroupHealth, claim_of, refuse
 from .messages import GlooMessages, end_waits, mask_of
+from .pairs import Pairs, PairWork, mixed
 from .plans import Chosen, GroupPlans
 from .rank_code import RankCode
 from .record_file import pack_call
@@ -68,12 +69,13 @@ class Engine:
             refuse(own, rank, size, error)
             raise
         self.health: GroupHealth | None = None
+        self.pairs: Pairs | None = None
         self.recorder = Recorder(None, self.global_ranks, rank)
         if size > 1:
             audit = Audit(self._last, self._digest, self._call_at, lambda: self._asking)
             health = GroupHealth(own, rank, size, self.global_ranks, self.timeout_s, self._look, self._failed, self._busy, audit)
             health.meet(self.meeting_s)
-            self.health = health
+            self.health, self.pairs = health, health.pairs()
             self.plans.wait_for = self._wait_for
         try:
             self.recorder = self._recorder(self.health.run if self.health is not None else secrets.token_hex(8))
@@ -112,10 +114,13 @@ class Engine:
     # ---- collectives (those of the built-in backend: see `builtin_calls`) ----------------------------------------------
     def candidates(self, op: str, root: int, size_bytes: int, call: int) -> list[Chosen] | str:
         """Programs for a call (packed), the best predicted first, or why there is none; see `GroupPlans`."""
-        self._planning = True
         # Trials and a probe call collectives of their own before this one, so then it is not the next.
-        alone = self.settings.tune or self.plans.find_fabric is not None or self.plans.tries(op, root, size_bytes)
-        self._asking = None if alone else (self.recorder.number + 1, call, size_bytes)
+        others = bool(self.settings.tune) or self.plans.find_fabric is not None
+        if not others and self.size > 1 and self.plans.tries(op, root, size_bytes):
+            self.agree(self.recorder.number + 1, (call, size_bytes))  # and nobody would hear from a plan that another call is made
+            others = True
+        self._planning = True
+        self._asking = None if others else (self.recorder.number + 1, call, size_bytes)
         try:
             return self.plans.candidates(op, root, size_bytes)
         finally:
@@ -217,6 +222,17 @@ class Engine:
             self.inside[0] = 0
             if number > self.recorder.number:
                 self._asking = None
+
+    def message(self, run: Callable[..., Any], tensors: list[Any], peer: int | None, tag: int, *, sends: bool) -> Any:
+        """A message of the user's own to or from a rank (None: from any). Raises: what ended the group."""
+        self.raise_if_failed()
+        if self.pairs is None or len(tensors) != 1 or tensors[0].device.type != "cpu":
+            return run(tensors, tag) if peer is None else run(tensors, peer, tag)
+        if peer is None:
+            self.pairs.uncounted.add(tag)
+            return PairWork(run(tensors, mixed(tag, tensors[0])), self, 0)
+        self.pairs.posts(tensors[0], peer, tag, sends=sends)
+        return PairWork(run(tensors, peer, mixed(tag, tensors[0])), self, 0)
 
     def monitored_barrier(self, timeout_s: float | None) -> None:
         self.raise_if_failed()

@@ -221,16 +221,13 @@ class MeshwrightGroup(dist.ProcessGroup):  # type: ignore[misc]
         return self._barrier(opts or dist.BarrierOptions())
 
     def send(self, tensors: Tensors, peer: int, tag: int) -> Any:
-        self.engine.raise_if_failed()
-        return self._for(tensors).send(tensors, peer, tag)
+        return self.engine.message(self._for(tensors).send, tensors, peer, tag, sends=True)
 
     def recv(self, tensors: Tensors, peer: int, tag: int) -> Any:
-        self.engine.raise_if_failed()
-        return self._for(tensors).recv(tensors, peer, tag)
+        return self.engine.message(self._for(tensors).recv, tensors, peer, tag, sends=False)
 
     def recv_anysource(self, tensors: Tensors, tag: int) -> Any:
-        self.engine.raise_if_failed()
-        return self._for(tensors).recv_anysource(tensors, tag)
+        return self.engine.message(self._for(tensors).recv_anysource, tensors, None, tag, sends=False)
 
     def monitored_barrier(self, timeout: timedelta | None = None, wait_all_ranks: bool = False) -> None:
         """Those that do not come are named at all others, and the group is over. Raises: RunTimeout; what ended the group."""

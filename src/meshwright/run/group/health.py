@@ -35,6 +35,7 @@ from .agreement import Agreement, Message
 from .audit import Audit
 from .control import SAMPLES_PER_TIMEOUT, Member, control, release
 from .control_frames import PROTOCOL_VERSION, Hello, frame
+from .pairs import Note, Pairs
 from .verdict import Claim, Verdict, View, rank_list
 
 __all__ = ["GroupHealth", "claim_of", "error_of", "grace_s", "refuse", "store_host"]
@@ -213,6 +214,19 @@ class GroupHealth:
             self.check()
             if time.monotonic() > deadline:
                 raise self.lost("deadline")
+
+    def pairs(self) -> Pairs:
+        """Compares the user's own messages between two ranks; see `pairs`."""
+
+        def tell(peer: int, note: Note) -> None:
+            self._control.call(lambda: self.agreement.out.append((peer, Message(note=note))))
+
+        def alarm(claim: Claim) -> None:
+            self._control.call(lambda: self.agreement.alarm(time.monotonic(), "diverged", claim))
+
+        found = Pairs(self.rank, self.names, tell, alarm)
+        self.agreement.noted = found.hear
+        return found
 
     def lost(self, why: str) -> MeshwrightError:
         """A wait of this rank was lost. Gives the verdict of the group, when there is one."""

@@ -37,7 +37,8 @@ __all__ = ["Chosen", "GroupPlans", "size_class"]
 MAX_EFFORT_CANDIDATES = 15  # the whole choice may use as much effort as so many candidates at their own limit (`Settings.plan_s`)
 MAX_LAST_READ_S = 5.0  # that a rank waits for the others to have read why the group ends, before its store goes with it
 MAX_SHARE_OF_BUILTIN_TIME = 0.98  # predicted time of a plan over the built-in backend's, up to which it is used: a smaller gain is within the error
-FEW_ROUNDS = ("recursive-doubling", "halving-doubling", "direct", "bruck", "rooted-tree")  # what may be fastest where only the number of messages counts
+# What may be fastest where only the number of messages counts.
+FEW_ROUNDS = ("recursive-doubling", "halving-doubling", "direct", "bruck", "rooted-tree")
 SMALL_CLASS_BYTES = 1 << 10  # for which all small collectives of an operation are planned: the rounds count, not the bytes
 MAX_TRIED_RANKS = 64  # of a group whose small collectives get plans: those that all send to all have n² messages
 ROOTED = ("broadcast", "reduce", "scatter", "gather")
@@ -84,7 +85,7 @@ class GroupPlans:
     def fingerprint(self) -> str:
         """Of everything that decides which program runs."""
         settings = self.settings
-        told = [sorted(f.name for f in self.files), settings.strategies, settings.planned_bytes, settings.min_bytes is None, settings.builtin, self.devices]
+        told = [sorted(f.name for f in self.files), settings.strategies, settings.min_bytes, settings.small, settings.builtin, self.devices]
         told += [settings.tune, settings.tune_s]
         if self.fabric is not None:
             from ...io.fabric.document import fabric_document
@@ -171,7 +172,7 @@ class GroupPlans:
         if fitting:
             best = min(fitting, key=lambda f: (abs(_log2(f.size_bytes) - _log2(size_bytes)), f.name))
             return [Chosen(form_of(best.program), best.name, best.strategy, best.path, best.size_bytes, best.predicted_s)]
-        if self.fabric is None and self.find_fabric is not None and size_bytes >= self.settings.planned_bytes:
+        if self.fabric is None and self.find_fabric is not None and size_bytes >= self.settings.min_bytes:
             self.find_fabric()
             if self.fabric is None:
                 return "the fabric is not probed yet"
@@ -180,8 +181,8 @@ class GroupPlans:
         if self.tries(op, root, size_bytes):
             small = SMALL_CLASS_BYTES  # one plan for all
             return self._planned(op, root, small) if class_bytes == small else self.candidates(op, root, small)
-        if size_bytes < self.settings.planned_bytes:
-            return f"below {self.settings.planned_bytes} bytes"
+        if size_bytes < self.settings.min_bytes:
+            return f"below {self.settings.min_bytes} bytes"
         return self._planned(op, root, class_bytes)
 
     def tries(self, op: str, root: int, size_bytes: int) -> bool:
@@ -254,7 +255,8 @@ class GroupPlans:
         shared = self.ranks_per_core > 1
         best = executed(problem, candidates, each_s=self.settings.plan_s, fabric=self.fabric, shared=shared)[: max(1, self.settings.tune)]
         gloo = builtin(problem, self.fabric, shared=shared)
-        if self.settings.builtin and not small and not self.settings.tune and gloo is not None and best[0].judged_s > MAX_SHARE_OF_BUILTIN_TIME * gloo.judged_s:
+        predicted = self.settings.builtin and not small and not self.settings.tune
+        if predicted and gloo is not None and best[0].judged_s > MAX_SHARE_OF_BUILTIN_TIME * gloo.judged_s:
             text = f"the built-in backend is predicted to be as fast ({gloo.judged_s:.3g} s against {best[0].judged_s:.3g} s)"
             return json.dumps({"none": text}).encode()
         heads, plans = [], []

@@ -10,7 +10,8 @@
 | MESHWRIGHT_STRATEGIES | strategies to plan with, separated by commas; default: all |
 | MESHWRIGHT_TUNE | N: the first calls of a size run the N programs predicted to be fastest and the built-in backend in turn; the fastest stays |
 | MESHWRIGHT_TUNE_S | such calls of one size end when they have taken so many seconds (default 60) |
-| MESHWRIGHT_MIN_BYTES | smaller collectives are not planned from a fabric (plan files serve every size); default: below 32 KiB what is measured to be faster |
+| MESHWRIGHT_MIN_BYTES | smaller collectives are not planned from a fabric (plan files serve every size) |
+| MESHWRIGHT_SMALL | 1: those get a plan of few rounds where a few calls of both show that it is faster than the built-in backend |
 | MESHWRIGHT_BUILTIN | 0: never choose the built-in backend where a plan exists |
 | MESHWRIGHT_CACHE | folder in which plans made for a fabric are kept between runs; 0: keep none |
 | MESHWRIGHT_DEBUG | 1: checksum every message |
@@ -28,15 +29,14 @@ from typing import Any
 
 from ...errors import UsageError
 
-__all__ = ["SMALL_BYTES", "Settings", "configure", "current_settings", "settings_from"]
+__all__ = ["Settings", "configure", "current_settings", "settings_from"]
 
-SMALL_BYTES = 1 << 15  # below, what a message costs whatever it carries decides, which no fabric says: see `trials`
 MAX_TUNED_PROGRAMS = 8  # that MESHWRIGHT_TUNE may ask for: each is tried in calls of the job, the slow ones too
 PREFIX = "MESHWRIGHT_"
 MIN_NAME_LIKENESS = 0.8  # difflib's ratio from which an unknown variable is taken for a mistyped setting
 NAMES = (
     "PLAN", "FABRIC", "DEVICES", "DEVICE", "TIMEOUT_S", "STRATEGIES", "TUNE", "TUNE_S", "MIN_BYTES", "BUILTIN", "CACHE", "DEBUG", "RECORD_DIR",
-    "REPORT",
+    "REPORT", "SMALL",
 )  # fmt: skip
 
 
@@ -50,7 +50,8 @@ class Settings:
     device: str = ""
     timeout_s: float | None = None
     strategies: tuple[str, ...] = ()
-    min_bytes: int | None = None  # None: smaller ones than `SMALL_BYTES` get the plan or the built-in backend, whichever is measured to be faster
+    min_bytes: int = 1 << 15  # below, what a message costs whatever it carries decides, which no fabric says
+    small: bool = False  # smaller ones get a plan of few rounds or the built-in backend, whichever is measured to be faster
     tune: int = 0
     tune_s: float = 60.0
     debug: bool = False
@@ -60,14 +61,9 @@ class Settings:
     cache: str = ""
     builtin: bool = True  # may the built-in backend be chosen where it is predicted to be as fast; False: every plan is used
 
-    @property
-    def planned_bytes(self) -> int:
-        """From which size on predictions decide."""
-        return SMALL_BYTES if self.min_bytes is None else self.min_bytes
-
     def tries(self, size_bytes: int) -> bool:
         """Is a collective of this size so small that a plan and the built-in backend are both measured?"""
-        return self.min_bytes is None and self.builtin and size_bytes < SMALL_BYTES
+        return self.small and self.builtin and size_bytes < self.min_bytes
 
 
 _configured: dict[str, Any] = {}
@@ -106,7 +102,8 @@ def settings_from(env: Mapping[str, str]) -> Settings:
             plans=words("MESHWRIGHT_PLAN", os.pathsep), fabric=env.get("MESHWRIGHT_FABRIC", "").strip(), devices=words("MESHWRIGHT_DEVICES", ","),
             device=env.get("MESHWRIGHT_DEVICE", "").strip(),
             timeout_s=_number("MESHWRIGHT_TIMEOUT_S", timeout) if timeout else None, strategies=words("MESHWRIGHT_STRATEGIES", ","),
-            min_bytes=int(_number("MESHWRIGHT_MIN_BYTES", env["MESHWRIGHT_MIN_BYTES"])) if env.get("MESHWRIGHT_MIN_BYTES") else None,
+            min_bytes=int(_number("MESHWRIGHT_MIN_BYTES", env.get("MESHWRIGHT_MIN_BYTES", str(Settings.min_bytes)))),
+            small=env.get("MESHWRIGHT_SMALL", "0") not in ("", "0"),
             tune=int(_number("MESHWRIGHT_TUNE", env.get("MESHWRIGHT_TUNE", "0"))),
             tune_s=_number("MESHWRIGHT_TUNE_S", env.get("MESHWRIGHT_TUNE_S", str(Settings.tune_s))),
             debug=env.get("MESHWRIGHT_DEBUG", "0") not in ("", "0"), record_dir=env.get("MESHWRIGHT_RECORD_DIR", ""),
@@ -126,7 +123,7 @@ def _number(name: str, text: str) -> float:
 def _validated(settings: Settings) -> Settings:
     if settings.timeout_s is not None and not 0 < settings.timeout_s < 1e7:
         raise UsageError(f"must be above 0 s, got {settings.timeout_s}", where="MESHWRIGHT_TIMEOUT_S")
-    if settings.min_bytes is not None and settings.min_bytes < 0:
+    if settings.min_bytes < 0:
         raise UsageError(f"must be >= 0 bytes, got {settings.min_bytes}", where="MESHWRIGHT_MIN_BYTES")
     if not 0 <= settings.tune <= MAX_TUNED_PROGRAMS:
         raise UsageError(f"must be 0..{MAX_TUNED_PROGRAMS} programs, got {settings.tune}", where="MESHWRIGHT_TUNE")

@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from ...check.sharding import check_sharding
 from ...cost import Cost, Transport, assumed_cost
 from ...decide.layout import LayoutProblem, LayoutStrategy
 from ...decide.layout.autoddl.problem import ShardingProblem, ShardingStrategy
@@ -122,6 +123,7 @@ def test_states_are_complete_and_never_below_the_bounds(operators_kind: type[Sha
     plan = sharded(operators_kind, asked)
     if plan is None:
         return
+    assert check_sharding(plan, asked.graph).ok
     assert plan.strategy == operators_kind.name and int(np.prod(plan.mesh)) == devices == len(plan.devices)
     assert {n.name for n in asked.graph.nodes} >= set(plan.ops) and all(len(s) == len(plan.mesh) for s in plan.sources.values())
     assert plan.time_s >= plan.bound_time_s * (1 - 1e-9) and (not memory or plan.memory_bytes <= memory)

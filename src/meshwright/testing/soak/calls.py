@@ -25,10 +25,10 @@ DTYPES = ("float32", "float64", "int32", "int64", "uint8", "bfloat16", "float16"
 OPERATORS = ("SUM", "MAX", "MIN", "PRODUCT")
 SIZES = (1, 2, 3, 17, 50, 257, 1000, 9001, 20000)
 MAX_CALLS = 24
-# What the group is told. "measured": nothing but the fabric, so small ones are tried. "small": also the smallest calls have plans; "some": those from
+# What the group is told. "measured": small ones are tried. "small": also the smallest calls have plans; "some": those from
 # 4 KiB on; "none": everything goes to gloo.
 SETTINGS: dict[str, dict[str, Any]] = {
-    "none": {}, "measured": {"builtin": True}, "small": {"min_bytes": 0, "builtin": False, "strategies": ("direct",)},
+    "none": {}, "measured": {"small": True}, "small": {"min_bytes": 0, "builtin": False, "strategies": ("direct",)},
     "some": {"min_bytes": 4096, "builtin": False, "strategies": ("ring", "halving-doubling", "direct")},
 }  # fmt: skip
 DIVERGENCES = ("operator", "type", "size", "root", "operation", "left out", "twice", "order", "splits")
@@ -49,7 +49,7 @@ class One:
 
 @dataclass(frozen=True)
 class Sequence:
-    """`odd`: the rank that diverges at call `at`, by `how`; -1 where all do the same. `calls(rank)`: what a rank calls, with the call that it is for."""
+    """`odd`: the rank that diverges at call `at`, by `how`; -1 where all do the same. `calls(rank)`: what it calls, with the call that it is for."""
 
     seed: int
     ranks: int
@@ -119,7 +119,7 @@ def _diverged(line: list[tuple[int, One]], at: int, how: str, ranks: int, rng: n
     if how == "left out":
         del own[at]
     elif how == "twice":
-        own.insert(at, (-1, call))
+        own.insert(at + 1, (-1, call))  # the first of the two is what the others wait for
     elif how == "order":
         if at + 1 < len(own):
             own[at], own[at + 1] = own[at + 1], own[at]
@@ -145,7 +145,7 @@ def _given(key: tuple[int, ...], count: int, dtype: str) -> torch.Tensor:
 def made(
     call: One, rank: int, ranks: int, group: Any, key: tuple[int, ...], *, gaps: bool = False, waits: bool = True, joined: bool = False
 ) -> tuple[Any, Callable[[], list[torch.Tensor]]]:  # fmt: skip
-    """The call's work (None where it was waited for), and what then holds its results at this rank. `gaps`: hand over views with gaps. `joined`: lists of
+    """The call's work (None where it was waited for), and what then holds its results. `gaps`: hand over views with gaps. `joined`: lists of
     unequal tensors as one tensor with splits: gloo's own call for lists waits for ever there."""
 
     def held(tensor: torch.Tensor) -> torch.Tensor:

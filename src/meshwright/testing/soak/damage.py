@@ -1,4 +1,4 @@
-"""Damage to files: by bytes, by words and numbers, and by structure (JSON, XML, lines of CSV and TOML). Every operator takes bytes and gives others."""
+"""Damage to files: by bytes, by words and numbers, by structure (JSON, XML, lines of CSV and TOML). Operators take bytes and give others."""
 
 from __future__ import annotations
 
@@ -24,8 +24,13 @@ NUMBERS = (
     b"0", b"-1", b"1", b"-0", b"1e999", b"-1e999", b"NaN", b"Infinity", b"9223372036854775807", b"9223372036854775808", b"-9223372036854775809",
     b"18446744073709551616", b"2147483648", b"1e-320", b"0.5", b"1" + b"0" * 400, b"1" + b"0" * 20, b"1e18", b"4294967296", b"0x10", b"1_0", b"65536",
 )  # fmt: skip
-TEXTS = (b"", b"../../etc/passwd", b"\x00", b"\xff\xfe", b"<!DOCTYPE x>", b"&amp;", b"&x;", b"%s%n", b"a" * 70_000, b"\xe2\x80\xae", b"null", b"true", b"//")
-VALUES: tuple[Any, ...] = (None, True, False, 0, -1, 1, 2**31, 2**63, 10**400, 0.5, 1e308, "", "x", "0", "a" * 5000, [], {}, [[]], [None], {"": 0}, [0] * 3000)
+TEXTS = (
+    b"", b"../../etc/passwd", b"\x00", b"\xff\xfe", b"<!DOCTYPE x>", b"&amp;", b"&x;", b"%s%n", b"a" * 70_000, b"\xe2\x80\xae", b"null", b"true",
+    b"//",
+)  # fmt: skip
+VALUES: tuple[Any, ...] = (
+    None, True, False, 0, -1, 1, 2**31, 2**63, 10**400, 0.5, 1e308, "", "x", "0", "a" * 5000, [], {}, [[]], [None], {"": 0}, [0] * 3000,
+)  # fmt: skip
 
 
 def _at(rng: Rng, count: int) -> int:

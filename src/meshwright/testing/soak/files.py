@@ -95,7 +95,8 @@ def _plans() -> list[tuple[str, str, bytes]]:
     filled = fill_plan(pipeline, lambda p, s: checkpoint_work(p, s, write_s=0.5, snapshot_s=0.2, piece_s=0.2), most_steps=4).plan
     profile = traffic_profile(random.Random(3), 6, 2)
     fill = {"schema": "meshwright.fill-work", "version": 1, "items": [
-        {"name": "a", "kind": "checkpoint", "ranks": [0], "duration_s": 0.5, "piece_s": 0.1}, {"name": "b", "kind": "k", "ranks": [1], "after": ["a"], "duration_s": 1.0},
+        {"name": "a", "kind": "checkpoint", "ranks": [0], "duration_s": 0.5, "piece_s": 0.1},
+        {"name": "b", "kind": "k", "ranks": [1], "after": ["a"], "duration_s": 1.0},
     ]}  # fmt: skip
     return [
         ("plan or program", "ring.json", plan_bytes(ring)), ("plan or program", "pipeline.json", plan_bytes(pipeline)),
@@ -119,7 +120,8 @@ def _fabrics() -> list[tuple[str, str, bytes]]:
     islands, box = load_fabric("two-islands"), load_fabric("dgx-a100:1")
     matrix, edges, topology = matrix_text_of(load_fabric("laptop:4")), edges_text(islands), nccl_topology_text(box).encode()
     return [
-        ("fabric TOML", "islands.toml", fabric_toml(islands).encode()), ("fabric JSON", "islands.json", json.dumps(fabric_document(islands)).encode()),
+        ("fabric TOML", "islands.toml", fabric_toml(islands).encode()),
+        ("fabric JSON", "islands.json", json.dumps(fabric_document(islands)).encode()),
         ("edges", "islands.edges", edges.encode()), ("matrix", "four.txt", matrix.encode()), ("cluster", "islands.edges", edges.encode()),
         ("NCCL topology", "box.xml", topology), ("cluster", "box.xml", topology),
     ]  # fmt: skip
@@ -154,7 +156,7 @@ def _costs() -> list[tuple[str, str, bytes]]:
     documents = [
         ("runtime", {"schema": "meshwright.training-runtime", "version": 1, "runtime": {"p2p": "blocking", "gpus_per_server": {"A100": 4}}}),
         ("profiled layout", {"schema": "meshwright.profiled-layout", "version": 1, "layout": layout}),
-        ("measured runs", {"schema": "meshwright.measured-runs", "version": 1, "runs": [{"layout": layout, "time_s": 1.5, "memory_peak_bytes": [7]}]}),
+        ("measured runs", {"schema": "meshwright.measured-runs", "version": 1, "runs": [{"layout": layout, "time_s": 1.5}]}),
         ("layer profile", {"1": {"1": {"0": [1.0, 2.0, 0.1], "1": [0.5, 1.0, 0.1]}}}),
     ]  # fmt: skip
     system = b"gpu:\n  mem_bw: 3.3e12 # B/s\n  mem_capacity: 8e10\n  bfloat16_tc_flops: 9.8e14\nnode:\n  intra_node_bw: 4.5e11\n"
@@ -202,8 +204,8 @@ def _foreign() -> list[tuple[str, str, bytes]]:
     gpu = b"Attached GPUs : 1\nGPU 00000000:07:00.0\n    Product Name : NVIDIA A100-SXM4-40GB\n    GPU Link Info\n        PCIe Generation\n" \
           b"            Max : 4\n        Link Width\n            Max : 16x\n    FB Memory Usage\n        Total : 40960 MiB\n"  # fmt: skip
     ibstat = b"CA 'mlx5_0'\n\tCA type: MT4123\n\tPort 1:\n\t\tState: Active\n\t\tRate: 200\n\t\tLink layer: InfiniBand\n"
-    ibv = b"hca_id:\tmlx5_0\n\t\tport:\t1\n\t\t\tstate:\t\t\tPORT_ACTIVE (4)\n\t\t\tactive_width:\t\t4X (2)\n\t\t\tactive_speed:\t\t100.0 Gbps (128)\n" \
-          b"\t\t\tlink_layer:\t\tEthernet\n"  # fmt: skip
+    ibv = b"hca_id:\tmlx5_0\n\t\tport:\t1\n\t\t\tstate:\t\t\tPORT_ACTIVE (4)\n\t\t\tactive_width:\t\t4X (2)\n" \
+          b"\t\t\tactive_speed:\t\t100.0 Gbps (128)\n\t\t\tlink_layer:\t\tEthernet\n"  # fmt: skip
     cpu = b"Architecture: x86_64\nCPU(s): 112\nModel name: Intel(R) Xeon(R) Platinum 8462Y+\nSocket(s): 2\nNUMA node(s): 2\n"
     node: dict[str, Any] = {
         "kind": "Node", "metadata": {"name": "n1", "labels": {"node.kubernetes.io/instance-type": "p5.48xlarge"}}, "spec": {},
@@ -211,8 +213,8 @@ def _foreign() -> list[tuple[str, str, bytes]]:
     }  # fmt: skip
     nodes = json.dumps({"apiVersion": "v1", "kind": "List", "items": [node, node | {"metadata": {**node["metadata"], "name": "n2"}}]}).encode()
     slurm = b"NodeName=a1 Arch=x86_64 CPUTot=192\n   Gres=gpu:h100:8(S:0-1)\n   RealMemory=2000000 Sockets=2\n   State=IDLE ThreadsPerCore=2\n\n"
-    graph = b'<graphs version="1"><graph id="0" pattern="4" crossnic="0" nchannels="1" speedintra="20" speedinter="20" latencyinter="0" typeintra="NVL"' \
-            b' typeinter="PIX" samechannels="1"><channel><gpu dev="0"/><gpu dev="1"/></channel></graph></graphs>'  # fmt: skip
+    graph = b'<graphs version="1"><graph id="0" pattern="4" crossnic="0" nchannels="1" speedintra="20" speedinter="20" latencyinter="0"' \
+            b' typeintra="NVL" typeinter="PIX" samechannels="1"><channel><gpu dev="0"/><gpu dev="1"/></channel></graph></graphs>'  # fmt: skip
     box = {"name": "NDv2", "gpus_per_node": 8, "nics_per_node": 1, "alpha": 0.3, "node_betas_list": [23, 46], "node_invbws_list": [23, 46],
            "remote_invbw": 107, "remote_alpha": 2.6, "remote_beta": 105}  # fmt: skip
     toml = b'[transformer]\nlayers = 2\nhidden = 64\nheads = 4\nsequence = 32\nvocabulary = 96\n[layout]\ntensor = 2\nrecompute = "selective"\n'

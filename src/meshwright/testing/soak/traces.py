@@ -12,6 +12,7 @@ import json
 import tempfile
 from collections.abc import Callable, Generator, Mapping
 from dataclasses import dataclass, field, replace
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -64,7 +65,7 @@ def drawn_trace(rng: Rng) -> Drawn:
     """A few steps on one thread, nested operators, calls that launch kernels on two streams."""
     events: list[Event] = []
     now, launch = BASE_NS + int(rng.integers(1000)), 0
-    free = {stream: now for stream in STREAMS}
+    free = dict.fromkeys(STREAMS, now)
     for step in range(int(rng.integers(1, 4))):
         begin = now
         for _ in range(int(rng.integers(1, 5))):
@@ -195,8 +196,9 @@ def _end_missing(drawn: Drawn, rng: Rng) -> Drawn:
 
 
 DRESSES: Mapping[str, Callable[[Drawn, Rng], Drawn]] = {
-    "as it is": lambda drawn, rng: drawn, "shuffled": _shuffled, "a bare list": _bare, "one line": _one_line, "indented": _indented, "packed": _packed,
-    "unknown fields": _unknown_fields, "numbers as texts": _as_texts, "begins and ends": _begins_and_ends, "another origin": _other_origin,
+    "as it is": lambda drawn, rng: drawn, "shuffled": _shuffled, "a bare list": _bare, "one line": _one_line, "indented": _indented,
+    "packed": _packed, "unknown fields": _unknown_fields, "numbers as texts": _as_texts, "begins and ends": _begins_and_ends,
+    "another origin": _other_origin,
     "other phases": _other_phases, "an event without a time": _no_time, "an event of no kind": _other_letter, "the end is missing": _end_missing,
 }  # fmt: skip
 
@@ -211,7 +213,7 @@ def counted(events: list[Event]) -> dict[str, Any]:
         (e.name, e.start_ns - zero): [  # the shortest slice of the thread that holds it
             (o.name, o.start_ns - zero)
             for o in sorted(host, key=lambda o: o.duration_ns)
-            if o is not e and o.start_ns <= e.start_ns and o.start_ns + o.duration_ns >= e.start_ns + e.duration_ns and o.duration_ns > e.duration_ns
+            if o.duration_ns > e.duration_ns and o.start_ns <= e.start_ns and o.start_ns + o.duration_ns >= e.start_ns + e.duration_ns
         ][:1]
         for e in host
     }
@@ -229,7 +231,7 @@ def _device(events: list[Event]) -> dict[str, int] | None:
         return None
     times = sorted({t for e in kernels for t in (e.start_ns, e.start_ns + e.duration_ns)})
     sums = dict.fromkeys(("idle", "compute", "other", "communication", "both"), 0)
-    for low, high in zip(times[:-1], times[1:], strict=True):
+    for low, high in pairwise(times):
         names = [e.name for e in kernels if e.start_ns <= low and e.start_ns + e.duration_ns >= high]
         computes = any(not n.startswith(("nccl", "Memcpy")) for n in names)
         talks = any(n.startswith("nccl") for n in names)
