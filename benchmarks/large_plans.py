@@ -3,7 +3,8 @@
     python benchmarks/large_plans.py [FABRIC ...] [--ops all-gather,all-reduce,...] [--size 1GiB] [--strategy auto]
 
 Every command is a process of its own, as a user gives it. Per command: exit code, seconds of processor time (user and system), peak memory; per plan:
-bytes of the file, its simulated time and the bound's share of it. Rows that are not run again stay as they were, each with its own command. `export` may be refused by a limit of MSCCL's executor, which the row names.
+bytes of the file, its simulated time and the bound's share of it. Rows that are not run again stay as they were, each with its own command.
+`export` may be refused by a limit of MSCCL's executor, which the row names.
 """
 
 from __future__ import annotations

@@ -111,7 +111,7 @@ class Direct(CollectiveStrategy):
         n = len(problem.ranks)
         if problem.op in ("all-gather", "reduce-scatter", "all-reduce", "all-to-all") and 2 * n * (n - 1) > MAX_EXECUTED_STEPS:
             text = f"{n * (n - 1)} messages of {n} ranks are {2 * n * (n - 1)} steps, a program holds {MAX_EXECUTED_STEPS}"
-            raise Unsupported(text, where="direct", hint="plan for fewer devices, or in two levels: --strategy hierarchical")
+            raise Unsupported(text, where="direct", hint="plan for fewer devices")
         order = list(resolve_order(problem, self.order, "direct"))
         placed = order
         if problem.op in ("broadcast", "reduce", "scatter", "gather"):
