@@ -106,7 +106,7 @@ def rank(
     for number, candidate in enumerate(candidates):
         needless = _needless(problem, candidate, found) if many and len(candidates) > 1 else ""
         if needless:
-            errors.append(Unsupported(needless, where=candidate.label, hint=f"ask for --strategy {candidate.label}"))
+            errors.append(Unsupported(needless, where=problem.op, hint="plan for fewer devices, or ask for a strategy by its name"))
             found.append(Ranked(strategy=candidate.label, plan=None, time_s=None, why=needless))
             continue
         late = not budget.spend()
