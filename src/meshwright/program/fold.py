@@ -43,7 +43,7 @@ def generators(fold: Fold) -> list[tuple[int, ...]]:
     return [tuple(offset * (i == at) for i in range(len(axes))) for at, offset in steps]
 
 
-def image(fold: Fold, ranks: NDArray[np.int32] | int, member: tuple[int, ...]) -> NDArray[np.int32]:
+def image(fold: Fold, ranks: NDArray[np.integer[Any]] | int, member: tuple[int, ...]) -> NDArray[np.int32]:
     """Where the ranks go under a member's offset."""
     out = np.asarray(ranks, np.int32)
     for axis, offset in zip(folded_axes(fold), member, strict=True):
