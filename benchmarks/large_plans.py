@@ -1,9 +1,10 @@
 """Plans of many servers, full circle: planned, written, read and checked by value, exported to MSCCL and read back, reported.
 
-    python benchmarks/large_plans.py [FABRIC ...] [--ops all-gather,all-reduce,...] [--size 1GiB]
+    python benchmarks/large_plans.py [FABRIC ...] [--ops all-gather,all-reduce,...] [--size 1GiB] [--strategy auto]
 
 Every command is a process of its own, as a user gives it. Per command: exit code, seconds of processor time (user and system), peak memory; per plan:
-bytes of the file, its simulated time and the bound's share of it. `export` may be refused by a limit of MSCCL's executor, which the row names.
+bytes of the file, its simulated time and the bound's share of it. Rows that are not run again stay as they were, each with its own command.
+`export` may be refused by a limit of MSCCL's executor, which the row names.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from machine import record
+from machine import RESULTS, record
 
 FABRICS = ["dgx-h100:13", "dgx-h100:16"]
 OPS = "all-gather,reduce-scatter,all-reduce,broadcast,reduce,all-to-all,scatter,gather"
@@ -41,12 +42,12 @@ def command(*words: str) -> tuple[dict[str, Any], dict[str, Any]]:
     return cost, document
 
 
-def circle(folder: Path, op: str, fabric: str, size: str) -> dict[str, Any]:
+def circle(folder: Path, op: str, fabric: str, size: str, strategy: str) -> dict[str, Any]:
     plan, xml = folder / "plan.json.gz", folder / "plan.xml"
     row: dict[str, Any] = {"what": f"{op} of {size} on {fabric}: the plan's file", "value": 0, "unit": "bytes", "limit": MAX_FILE_BYTES}
     for file in (plan, xml):
         file.unlink(missing_ok=True)
-    row["plan"], document = command("collective", "plan", op, "--fabric", fabric, "--size", size, "--out", str(plan))
+    row["plan"], document = command("collective", "plan", op, "--fabric", fabric, "--size", size, "--strategy", strategy, "--out", str(plan))
     if not plan.exists():
         return row
     row |= {"value": plan.stat().st_size, "strategy": document.get("strategy"), "time_s": document.get("time_s")}
@@ -61,20 +62,30 @@ def circle(folder: Path, op: str, fabric: str, size: str) -> dict[str, Any]:
     return row
 
 
+def kept_beside(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The rows recorded before that are not among these, and these."""
+    path = RESULTS / "large_plans.json"
+    before = json.loads(path.read_text()) if path.exists() else {"rows": [], "command": ""}
+    new = {row["what"] for row in rows}
+    return [{"command": before["command"]} | row for row in before["rows"] if row["what"] not in new] + rows
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("fabrics", nargs="*", default=FABRICS)
     parser.add_argument("--ops", default=OPS)
     parser.add_argument("--size", default="1GiB")
+    parser.add_argument("--strategy", default="auto")
     args = parser.parse_args()
     rows = []
     with tempfile.TemporaryDirectory() as name:
         for fabric in args.fabrics or FABRICS:
             for op in args.ops.split(","):
-                rows.append(circle(Path(name), op, fabric, args.size))
+                rows.append(circle(Path(name), op, fabric, args.size, args.strategy))
                 sys.stdout.write(json.dumps(rows[-1]) + "\n")
                 sys.stdout.flush()
     command_line = " ".join(["python benchmarks/large_plans.py", *sys.argv[1:]])
+    rows = kept_beside([row | {"command": command_line} for row in rows])
     peak = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss * 1024
     record("large_plans", rows, command=command_line, peak_bytes_of_any_command=peak)
 

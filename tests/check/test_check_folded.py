@@ -8,10 +8,13 @@ import numpy as np
 import pytest
 
 from meshwright.check import check_program, whole
+from meshwright.check.folded import fabric as folded_fabric
 from meshwright.check.folded import orbits
 from meshwright.check.folded import program as folded_check
 from meshwright.check.folded.claim import Claim
+from meshwright.check.folded.fabric import folded_link_time
 from meshwright.check.folded.program import check_folded
+from meshwright.check.program.links import link_time
 from meshwright.check.verdict import Finding
 from meshwright.decide.collective import CollectiveProblem, ForestColl, Ring
 from meshwright.errors import FormatError, Unsupported
@@ -62,6 +65,21 @@ def test_the_stored_lanes_alone_prove_what_hangs_together(monkeypatch: pytest.Mo
     assert check_program(program).ok
     monkeypatch.setattr(orbits, "MAX_MOVES", 1)
     assert check_program(program).status == "unknown"
+
+
+@pytest.mark.parametrize("rails", [True, False])
+@pytest.mark.parametrize("unroll", [True, False])
+def test_links_carry_what_those_of_the_expanded_form_carry(rails: bool, unroll: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    fabric = cluster(rails)
+    program, places = folded("all-gather", fabric, unroll=unroll), tuple(d.name for d in fabric.devices)
+    whole, found = link_time(expand(program), fabric, places)
+    assert whole and not found
+    assert folded_link_time(program, {}, fabric, places) == (whole, [])
+    monkeypatch.setattr(folded_fabric, "_by_symmetry", lambda *_: {})
+    assert folded_link_time(program, {}, fabric, places) == (whole, [])
+    monkeypatch.setattr(folded_fabric, "MAX_LISTED_ROUTES", 1)
+    _, found = folded_link_time(program, {}, fabric, places)
+    assert [f.check for f in found] == ["links"] and "too many to look at" in found[0].message
 
 
 @pytest.mark.parametrize("broken", ["aliases", "repeats", "route", "in place", "circle"])

@@ -25,7 +25,7 @@ from .to_msccl_memory import Memory, Place
 
 __all__ = ["MscclOptions", "lower_to_msccl", "most_connections", "refuse_too_large"]
 
-MAX_WRITTEN_STEPS = 1_000_000  # of all gpus: about as many lines, which every gpu reads; the checks of so many take minutes
+MAX_WRITTEN_STEPS = 400_000  # of all gpus: about as many lines, which every gpu reads; more than half a million were refused after minutes of trying
 TYPES = {"XS": "s", "RD": "r", "XD": "cpy", "XAD": "re", "RXAD": "rrc", "RXAS": "rrs", "RDS": "rcs", "RXADS": "rrcs"}
 
 

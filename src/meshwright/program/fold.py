@@ -36,12 +36,14 @@ def members(fold: Fold) -> list[tuple[int, ...]]:
 
 def generators(fold: Fold) -> list[tuple[int, ...]]:
     """Offsets of which every other is a sum: one step along a shifted axis, each power of two along an `xor` axis."""
-    axes = folded_axes(fold)
-    steps = [(at, 1 << bit) for at, axis in enumerate(axes) for bit in range((axis.size - 1).bit_length() if axis.kind == "xor" else min(1, axis.size - 1))]
+    axes, steps = folded_axes(fold), list[tuple[int, int]]()
+    for at, axis in enumerate(axes):
+        bits = (axis.size - 1).bit_length()
+        steps += [(at, 1 << bit) for bit in range(bits if axis.kind == "xor" else min(1, bits))]
     return [tuple(offset * (i == at) for i in range(len(axes))) for at, offset in steps]
 
 
-def image(fold: Fold, ranks: NDArray[np.int32] | int, member: tuple[int, ...]) -> NDArray[np.int32]:
+def image(fold: Fold, ranks: NDArray[np.integer[Any]] | int, member: tuple[int, ...]) -> NDArray[np.int32]:
     """Where the ranks go under a member's offset."""
     out = np.asarray(ranks, np.int32)
     for axis, offset in zip(folded_axes(fold), member, strict=True):

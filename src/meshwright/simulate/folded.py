@@ -128,9 +128,8 @@ def _orbits_by_listing(p: Program, fabric: Fabric, on: Ints, used: NDArray[np.bo
     fold = require_folded(p)
     everyone, channels = members(fold), np.flatnonzero(used)
     if len(channels) * len(everyone) > MAX_LISTED_ROUTES:
-        raise Unsupported(
-            f"routes of {len(everyone)} members are not each other's images, as far as the order of links shows", where=p.name, hint="expand the program"
-        )
+        text = f"routes of {len(everyone)} members are not each other's images, as far as the order of links shows"
+        raise Unsupported(text, where=p.name, hint="expand the program")
     src = [on[image(fold, p.channels.src[channels], m)].tolist() for m in everyone]
     dst = [on[image(fold, p.channels.dst[channels], m)].tolist() for m in everyone]
     known: dict[tuple[int, int], tuple[int, ...]] = {}

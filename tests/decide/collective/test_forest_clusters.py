@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 
 from meshwright.decide.collective import CollectiveProblem, ForestColl
 from meshwright.decide.collective.cuts import worst_cut
+from meshwright.decide.collective.forestcoll import forest
 from meshwright.decide.collective.forestcoll.boxes import stars
 from meshwright.decide.collective.forestcoll.forest import Forest, build_forest
 from meshwright.decide.collective.program_time import simulated_time_s
@@ -224,3 +225,15 @@ def test_rates_that_are_a_little_off_cost_little() -> None:
     links = tuple(replace(x, rate_Bps=int(x.rate_Bps * (1 - 1e-3 * rng.random()))) for x in problem.fabric.links)
     times = [simulated_time_s(plan.program, fabric, problem.ranks, None) for fabric in (problem.fabric, replace(problem.fabric, links=links))]
     assert plan.notes["height"] == 2 and times[0] <= times[1] < 1.01 * times[0]
+
+
+def test_trees_of_one_root_among_many_servers_have_one_hop_inside(monkeypatch: pytest.MonkeyPatch) -> None:
+    fabric = cluster(10, 8, 9, 1)
+    graph = rate_graph(fabric, tuple(d.name for d in fabric.devices))
+    weight = [1] + [0] * (graph.ranks - 1)
+    low = build_forest(graph, weight, trees=8)
+    monkeypatch.setattr(forest, "MAX_FEW_RANKS", graph.ranks)
+    high = build_forest(graph, weight, trees=8)
+    # One hop to the rank at the exit; then per server on the way one to enter it and one inside.
+    assert low.method == high.method == "unlike boxes" and low.ratio == high.ratio == 1
+    assert low.height <= 6 < high.height

@@ -8,7 +8,9 @@ from collective_oracle import bandwidth_time_s
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from meshwright.decide.collective import NAMES, CollectiveProblem, auto, choice
+from meshwright.decide.collective import NAMES, CollectiveProblem, ForestColl, Ring, auto, choice
+from meshwright.decide.collective.classic import direct
+from meshwright.decide.collective.classic.direct import Direct
 from meshwright.decide.collective.joint.strategy import Joint
 from meshwright.decide.collective.program_time import busiest_link_s, simulated_steps, simulated_time_s
 from meshwright.errors import Unsupported
@@ -56,3 +58,29 @@ def test_link_loads_of_switches_that_copy_are_refused():
     plan = Joint(in_network=True).plan(CollectiveProblem.on(fabric, "all-reduce", 1 << 20), rng=np.random.default_rng(0))
     with pytest.raises(Unsupported, match="plain programs"):
         busiest_link_s(plan.program, fabric, (*(d.name for d in fabric.devices), *plan.switches))
+
+
+def test_among_many_ranks_a_plan_near_the_bound_ends_the_search(monkeypatch):
+    problem = CollectiveProblem.on(load_fabric("dgx-h100:1"), "all-gather", 1 << 28)
+    candidates = (Ring(), Direct(), ForestColl())
+    assert all(entry.plan for entry in auto(problem, candidates=candidates))
+    monkeypatch.setattr(choice, "MAX_RANKS_ALWAYS_SIMULATED", 2)
+    monkeypatch.setattr(choice, "MAX_ABOVE_BOUND", 1.0)
+    first, *others = auto(problem, candidates=candidates)
+    assert first.strategy == "forestcoll" and [entry.plan for entry in others] == [None, None]
+    assert all("nothing can gain more" in entry.why for entry in others)
+    monkeypatch.setattr(choice, "MAX_ABOVE_BOUND", -1.0)
+    assert all(entry.plan for entry in auto(problem, candidates=candidates))
+    # Among thousands only what folds, unless it is asked for alone.
+    monkeypatch.setattr(choice, "MAX_PLAIN_RANKS", 4)
+    assert [entry.plan is not None for entry in auto(problem, candidates=candidates)] == [True, False, False]
+    assert auto(problem, candidates=(Ring(),))[0].plan is not None
+    everyone = CollectiveProblem.on(problem.fabric, "all-to-all", 1 << 20)
+    with pytest.raises(Unsupported, match="fit no program"):
+        auto(everyone, candidates=(Direct(), Ring()))
+
+
+def test_direct_exchanges_that_fit_no_program_are_refused_before_they_are_written(monkeypatch):
+    monkeypatch.setattr(direct, "MAX_EXECUTED_STEPS", 100)
+    with pytest.raises(Unsupported, match="56 messages of 8 ranks are 112 steps, a program holds 100"):
+        Direct().plan(CollectiveProblem.on(load_fabric("dgx-h100:1"), "all-to-all", 1 << 20), rng=np.random.default_rng(0))

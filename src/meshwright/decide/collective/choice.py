@@ -27,6 +27,8 @@ MAX_TIME_SHARE_WORTH_A_CUT = 0.998  # a finer or coarser cut must take no more t
 MAX_TIMES_FASTEST = 2.0  # no other cut is looked for where a candidate takes longer than the fastest, times this
 ONE_MESSAGE_FACTOR = 7  # a broadcast's and a reduction's programs are simulated up to so many times as many steps: few messages share a link
 MAX_RANKS_ALWAYS_SIMULATED = 256  # among so many ranks every program is simulated, however long it is
+MAX_ABOVE_BOUND = 0.02  # among more ranks than that nothing else is tried once a plan is so near the bound: no other can gain more ...
+MAX_PLAIN_RANKS = 2048  # ... and among more than these only what folds: the steps of so many ranks, each to thousands of others, fit no program
 MIN_LEFT_S = 1e-9  # seconds that a candidate gets even if none are left: limits must be above 0
 MAX_SEARCH_STEPS = 200_000  # executed steps of a candidate's own plan up to which other cuts are tried
 
@@ -92,15 +94,23 @@ def rank(
 
     Those that would start after the problem's limits are refused, the first is always tried; one gets at most `each_s` seconds of counted work
     (`kernels.effort`), and where the problem limits time the same share of that. Where the clock ended one, it is marked (`cut_among`). On a fabric
-    that suffices for the operation (a broadcast down one-way links, say), a candidate that needs more of it is refused like any other.
+    that suffices for the operation (a broadcast down one-way links, say), a candidate that needs more of it is refused like any other. Among many
+    ranks those that fold come first, and one near the bound ends the search: no other can gain more than it is above the bound.
     Raises: Disconnected; MeshwrightError of the first candidate when none has a plan.
     """
     require_connected(problem, rate_graph(problem.fabric, problem.ranks))
+    many = len(problem.ranks) > MAX_RANKS_ALWAYS_SIMULATED
+    candidates = sorted(candidates, key=lambda candidate: many and not candidate.folds)
     deadline, budget = problem.deadline(), Budget(len(candidates), time_limit_s=problem.time_limit_s)
     found: list[Ranked] = []
     planned: list[tuple[int, CollectiveStrategy, _Tried, float]] = []  # place, candidate, its own plan, seconds it has left
     errors: list[MeshwrightError] = []
     for number, candidate in enumerate(candidates):
+        needless = _needless(problem, candidate, found) if many and len(candidates) > 1 else ""
+        if needless:
+            errors.append(Unsupported(needless, where=problem.op, hint="plan for fewer devices, or ask for a strategy by its name"))
+            found.append(Ranked(strategy=candidate.label, plan=None, time_s=None, why=needless))
+            continue
         late, here = not budget.spend(), innermost()
         here.what = f"{problem.op} of {problem.size_bytes} bytes by {candidate.label}"
         if late or (number and deadline.work_left_s <= 0):
@@ -138,6 +148,17 @@ def rank(
             raise budget.cut.error(f"no candidate has a plan: {errors[0]}")
         raise next((e for e in errors if "strategy" not in e.data), errors[0])  # rather than that some strategy lacks the operation
     return explained(found)
+
+
+def _needless(problem: CollectiveProblem, candidate: CollectiveStrategy, found: Sequence[Ranked]) -> str:
+    """Why a candidate among many ranks is not tried, or nothing."""
+    for entry in found:
+        if entry.plan is not None and entry.plan.bound and entry.time_s is not None and not _is_estimate(entry):
+            above = entry.time_s / float(entry.plan.bound) - 1
+            if above <= MAX_ABOVE_BOUND:
+                return f"not tried: {entry.strategy} is {100 * above:.1f} % above the bound, so nothing can gain more"
+    ranks = len(problem.ranks)
+    return f"not tried: the steps of {ranks} ranks, each for itself, fit no program" if ranks > MAX_PLAIN_RANKS and not candidate.folds else ""
 
 
 def _own(problem: CollectiveProblem, deadline: Deadline, each_s: float) -> CollectiveProblem:

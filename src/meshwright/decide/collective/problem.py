@@ -172,6 +172,7 @@ class CollectiveStrategy(Listed, Protocol):
     operations: ClassVar[tuple[str, ...]] = OPERATIONS
     chooses: ClassVar[bool] = False
     searches: ClassVar[bool] = False
+    folds: ClassVar[bool] = False  # may store one server's steps for all: what keeps programs of thousands of ranks small
 
     @classmethod
     def applies(cls, problem: CollectiveProblem) -> bool:

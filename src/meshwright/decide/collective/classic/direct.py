@@ -16,7 +16,8 @@ from typing import ClassVar
 import numpy as np
 
 from ....cite import Cite
-from ....errors import UsageError
+from ....errors import Unsupported, UsageError
+from ....program.program import MAX_EXECUTED_STEPS
 from ..bounds.collective import collective_bound
 from ..problem import OPERATIONS, CollectivePlan, CollectiveProblem, CollectiveStrategy
 from .contract import refuse
@@ -107,6 +108,10 @@ class Direct(CollectiveStrategy):
             raise UsageError(f"shots must be 1 or 2, got {self.shots}", where="direct")
         if problem.op not in OPERATIONS:
             raise refuse(problem, "direct exchange", OPERATIONS)
+        n = len(problem.ranks)
+        if problem.op in ("all-gather", "reduce-scatter", "all-reduce", "all-to-all") and 2 * n * (n - 1) > MAX_EXECUTED_STEPS:
+            text = f"{n * (n - 1)} messages of {n} ranks are {2 * n * (n - 1)} steps, a program holds {MAX_EXECUTED_STEPS}"
+            raise Unsupported(text, where="direct", hint="plan for fewer devices")
         order = list(resolve_order(problem, self.order, "direct"))
         placed = order
         if problem.op in ("broadcast", "reduce", "scatter", "gather"):

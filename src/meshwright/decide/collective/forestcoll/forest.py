@@ -89,8 +89,8 @@ class Forest:
         """Trees that every arc carries."""
         out: dict[tuple[int, int], int] = {}
         for tree in self.trees:
-            for path in tree.paths:
-                for arc in pairwise(path):
+            for v in sorted(tree.order):  # a path of a gather joins few of all ranks
+                for arc in pairwise(tree.paths[v]):
                     out[arc] = out.get(arc, 0) + tree.units
         return out if self.symmetry is None else _spread_load(out, self.symmetry)
 

@@ -106,6 +106,7 @@ class ForestColl(CollectiveStrategy):
     name: ClassVar[str] = "forestcoll"
     cite: ClassVar[Cite] = CITE
     searches: ClassVar[bool] = True
+    folds: ClassVar[bool] = True
 
     trees: int | None = None
     max_trees: int = 8
