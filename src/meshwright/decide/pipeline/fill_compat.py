@@ -2,7 +2,7 @@
 
 Cite: see `fill.CITE`; the rules are those of `auto_schedule.py` of kazukiosawa/pipe-fisher.
 A device walks through the idle times between its actions and, while one lasts, takes work in the order curvature A, B, sums A, B, inverses A, B;
-work needs idle time that is `margin` longer than itself. Curvature of a micro-batch is there once so many actions of its kind have run (in every later
+work needs idle time `margin` longer than itself. Curvature of a micro-batch is there once so many actions of its kind have run (in every later
 step always), a sum once all curvature of its letter is placed, an inverse once that and the sum are. What is left goes into the same idle times once
 more if all of it fits, else into those of one more step; what fits into no idle time at all runs after the last step.
 Deviations: an inverse that any of several ranks may do goes to them in turn; the script has an owner per block of layers. In Chimera each pipe's
