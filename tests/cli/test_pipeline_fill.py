@@ -93,3 +93,22 @@ def test_a_damaged_problem_is_refused(plan: str, capsys: pytest.CaptureFixture[s
     document["job"]["problem"]["nonsense"] = 1
     Path(plan).write_text(json.dumps(document))
     assert "is no problem" in output(capsys, "pipeline", "fill", plan, *KFAC, "-o", str(tmp_path / "f.json"), code=1)
+
+
+def test_the_authors_greedy_and_their_profiles(plan: str, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    """1F1B, F = 1, B = 2: a device idles 9 s in a step of 21 s; the work of a refresh is 3.5 s."""
+    out = str(tmp_path / "f.json")
+    found = json.loads(output(capsys, "pipeline", "fill", plan, *KFAC, "-o", out, "--compat", "--json"))["published_greedy"]
+    assert [g["exposed_s"] for g in found] == [0.0] * 4
+    assert all(g["used"] == pytest.approx((12 * g["steps"] + 3.5) / (21 * g["steps"])) for g in found)
+    assert "rank 3: " in output(capsys, "pipeline", "fill", plan, *KFAC, "-o", out, "--compat")
+    csv = tmp_path / "block.csv"
+    csv.write_text(
+        "bs,time_f,time_b,time_kron,time_inv,time_prec,mem_param,mem_act,mem_peak_err,mem_save_err,mem_kron\n"
+        "32,9.748,16.45,25.547,71.667,6.805,39.1,264.06,145.05,108.0,94.5\n"
+    )
+    rows = json.loads(output(capsys, "pipeline", "fill", "--profile", str(csv), "--depths", "4", "--json"))["rows"]
+    assert [r["refresh_steps"] for r in rows] == [3, 2, 6, 4]
+    assert "chimera recompute" in output(capsys, "pipeline", "fill", "--profile", str(csv))
+    assert "--depths" in output(capsys, "pipeline", "fill", "--profile", str(csv), "--depths", "1", code=2)
+    assert "needs a plan" in output(capsys, "pipeline", "fill", code=2)

@@ -34,8 +34,8 @@ A cycle of steps repeats; used: share of time that a device computes, without th
 
 def arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
-    add("plan", help="a plan of `meshwright pipeline plan`")
-    add("--work", action="append", required=True, metavar="KIND|FILE", help=f"{', '.join(KINDS)}, or a file; may be given several times")
+    add("plan", nargs="?", help="a plan of `meshwright pipeline plan`; none with --profile")
+    add("--work", action="append", default=[], metavar="KIND|FILE", help=f"{', '.join(KINDS)}, or a file; may be given several times")
     add("--curvature-s", metavar="S", help=f"both factors of one micro-batch of a stage: {EACH}")
     add("--gradient-curvature-s", metavar="S", help="of these, factor B, where it differs; then --curvature-s is factor A alone")
     add("--inverse-s", metavar="S", help=f"both inverses of a stage: {EACH}")
@@ -53,6 +53,9 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     add("--snapshot-s", metavar="S", help="copying a stage's weights before it is written (default 0)")
     add("--piece-s", type=float, default=0.0, metavar="S", help="checkpoints: largest piece of writing (default: in one piece)")
     add("--evaluations", type=int, metavar="N", help="evaluation micro-batches per cycle")
+    add("--profile", metavar="CSV", help="print what PipeFisher's model says of a measured block (prof/*.csv of its repository), and stop")
+    add("--depths", default="4,8,16", help="stages, with --profile: as many micro-batches, a block per stage (default 4,8,16)")
+    add("--compat", action="store_true", help="beside our cycle, what the greedy of PipeFisher's authors makes of the K-FAC work, device by device")
     add("--margin", type=float, default=0.0, help="share by which idle time must be longer than what is put into it (default 0)")
     add("--most-steps", type=at_least_one, default=256, help="longest cycle (default 256)")
     add("--out", "-o", type=Path, default=Path("filled.json"), help="where to write the plan (default filled.json)")
@@ -61,13 +64,61 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> Result:
     from ..drive.pipeline.fill import fill_plan
     from ..drive.plans import read_plan
+    from ..errors import UsageError
     from ..io.plan.plan import write_plan
 
+    if args.profile is not None:
+        return _profile(args.profile, args.depths)
+    if args.plan is None or not args.work:
+        raise UsageError("needs a plan and --work", hint="or --profile CSV; see `meshwright pipeline fill --help`")
     require_directory(args.out)
     plan = read_plan(args.plan)
     filled = fill_plan(plan, lambda problem, schedule: _work(args, problem, schedule), margin=args.margin, most_steps=args.most_steps)
     write_plan(args.out, filled.plan)
-    return Result(_document(filled, args.out), _text(filled, args.out))
+    document, text = _document(filled, args.out), _text(filled, args.out)
+    return _with_greedy(filled, document, text) if args.compat else Result(document, text)
+
+
+def _with_greedy(filled: Filled, document: dict[str, Any], text: str) -> Result:
+    from dataclasses import asdict
+
+    from ..decide.pipeline.fill_compat import published_greedy
+    from ..io.quantity import show_time
+
+    found = published_greedy(filled.filling.idle, filled.filling.work)
+    lines = [text, "the greedy of PipeFisher's authors, each device by itself (no plan is made of it):"]
+    for rank, g in enumerate(found):
+        left = f", {show_time(g.exposed_s)} fit into no idle time" if g.exposed_s else ""
+        lines.append(f"  rank {rank}: {g.steps} steps, used {g.used * 100:.1f} %{left}")
+    return Result({**document, "published_greedy": [asdict(g) for g in found]}, "\n".join(lines))
+
+
+def _profile(path: str, depths: str) -> Result:
+    from dataclasses import asdict
+
+    from ..errors import UsageError
+    from ..io.plan.kfac_csv import read_kfac_csv
+    from ..io.quantity import show_size, show_time
+    from ..profile.kfac import capacity
+
+    parts = depths.split(",")
+    if not all(p.isdecimal() and 1 < int(p) <= 4096 for p in parts):
+        raise UsageError(f"{depths!r} is not a list of stages from 2 to 4096", where="--depths", hint="e.g. 4,8,16")
+    rows = []
+    lines = [f"{'batch':>6}{'stages':>8}  {'schedule':<22}{'step':>10}{'bubble':>10}{'work':>10}{'refresh':>9}{'memory':>11}"]
+    for row in read_kfac_csv(path):
+        for depth in map(int, parts):
+            for both_ways in (False, True):
+                for again in (False, True):
+                    c = capacity(row, depth, both_ways=both_ways, recompute=again)
+                    name = ("chimera" if both_ways else "gpipe, 1f1b") + (" recompute" if again else "")
+                    rows.append({"batch": row.batch, "stages": depth, "both_ways": both_ways, "recompute": again, **asdict(c)})
+                    lines.append(
+                        f"{row.batch:>6}{depth:>8}  {name:<22}{show_time(c.step_s):>10}{show_time(c.bubble_s):>10}{show_time(c.work_s):>10}"
+                        f"{c.refresh_steps:>9}{show_size(round(c.memory_bytes)):>11}"
+                    )  # fmt: skip
+    lines.append("step: with preconditioning; work: of one refresh; refresh: steps whose bubbles hold it")
+    return Result({"schema": "meshwright.kfac-capacity", "version": 1, "rows": rows}, "\n".join(lines))
 
 
 def _work(args: argparse.Namespace, problem: PipelineProblem, schedule: Schedule) -> FillWork:

@@ -9,10 +9,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import islice
 
 from ...errors import CheckFailed, Deadlock
-from .problem import Action, PipelineProblem, Schedule
+from .problem import Action, Kind, PipelineProblem, Schedule
 
 __all__ = [
     "Times", "action_s", "activation_bytes", "check_orders", "in_flight_peaks", "kept_peak_bytes", "message_bytes", "message_s", "pair_s",
@@ -42,10 +41,10 @@ def action_s(problem: PipelineProblem, schedule: Schedule, action: Action) -> fl
 def pair_s(problem: PipelineProblem, schedule: Schedule, forward: Action) -> float:
     """Seconds of a forward and the backward beside it: never less than either."""
     one = action_s(problem, schedule, forward._replace(beside=-1))
-    kinds = "IW" if schedule.split else "B"
+    kinds: tuple[Kind, ...] = ("I", "W") if schedule.split else ("B",)
     where = {d: c for c, row in enumerate(schedule.placement) for s, d in enumerate(row) if s == forward.beside}
     other = Action("B", forward.beside, 0, where[schedule.device(forward)])
-    two = sum(action_s(problem, schedule, other._replace(kind=k)) for k in kinds)  # type: ignore[arg-type]
+    two = sum((action_s(problem, schedule, other._replace(kind=k)) for k in kinds), 0.0)
     if not problem.pair_s:
         return one + two - problem.pair_overlap * min(one, two)
     share = problem.pair_s[stage_share(schedule, forward.stage)] * forward.count
@@ -182,9 +181,13 @@ class _Clock:
         """Run every device as far as it gets; False when none moved."""
         done, top, moved = self.done, self.schedule.stages - 1, False
         # In whatever order devices are visited: an action's time rests only on actions that have one already, so no later visit changes it.
-        for d, order in enumerate(self.schedule.orders):
+        # Once up and once down, so that a chain of forwards and one of backwards are both followed in one visit.
+        devices = len(self.schedule.orders)
+        for d in (*range(devices), *range(devices - 2, 0, -1)):
+            order = self.schedule.orders[d]
             starts, ends = self.start[d], self.end[d]
-            for a in islice(order, self.at[d], None):
+            for i in range(self.at[d], len(order)):
+                a = order[i]
                 kind, s, first, copy, count, beside = a
                 start = ends[-1] if ends else 0.0
                 if beside >= 0 and kind == "F" and beside < top:  # both halves of a pair begin when both can
