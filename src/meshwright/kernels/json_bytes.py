@@ -48,7 +48,7 @@ def closed_by(data: U8, i: int) -> bool:
     if i >= len(data):
         return False
     c = data[i]
-    return c == 44 or c == 125 or c == 93 or c == 32 or c == 10 or c == 13 or c == 9
+    return bool(c == 44 or c == 125 or c == 93 or c == 32 or c == 10 or c == 13 or c == 9)
 
 
 def decimal(data: U8, i: int, scale: int) -> tuple[Any, int]:

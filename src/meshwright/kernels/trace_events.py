@@ -45,7 +45,7 @@ def _same(data: U8, at: int, other: U8, place: int, length: int) -> bool:
     different: Any = 0
     for k in range(length):
         different |= data[at + k] ^ other[place + k]
-    return different == 0
+    return bool(different == 0)
 
 
 def hashed(data: U8, start: int, end: int) -> Any:
