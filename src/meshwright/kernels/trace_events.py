@@ -99,7 +99,7 @@ def pair_place(both: int, mask: int) -> int:
 
 def _pair(first: int, second: int, pairs: I64, state: I64) -> int:
     """The number of a pair of words; -1 and `state[FULL]` where there is no room. `pairs`: slots, and each entry's two words as one."""
-    both = (np.int64(first) << 32) | np.int64(second)
+    both: Any = (np.int64(first) << 32) | np.int64(second)
     mask = pairs.shape[1] - 1
     at = pair_place(both, mask)
     while True:
