@@ -8,6 +8,7 @@ paper's bytes per image). The paper's overheads are the paper's, on its own GPU 
 implementations, with those that round (normalisations from their outputs, which the paper has, and weight gradients by images), and with those and
 images channels last, as convolutions' kernels have them. `measured`: whole steps run in turns with plain ones as they are written, medians,
 processor seconds of one thread, freed memory kept by the process; predicted overheads are sums of operators as measured in whole plain steps.
+`same_layout` and `measured_same_layout`: the same plans channels last over the plain step channels last, which is faster: what planning alone costs.
 """
 
 from __future__ import annotations
@@ -162,11 +163,14 @@ def network_rows(name: str, quick: bool) -> Iterator[Row]:
     plain = measured_peak_bytes(*whole)
     aside = fixed_bytes(net.plain)
     shares = shares_of(name, net.step.source.batch_size, plain - aside)
+    bases = {id(net): (keep, whole)}  # of each layout: the step that keeps everything
     kinds = [("alone", net, net.plain), ("joint", net, net.joint("exact"))]
     if name in IMAGES:
         kinds.append(("joint, rounding too", net, net.joint("rounding")))
         last = Network(name, costs, channels_last=True)
         kinds.append(("joint, channels last", last, last.joint("rounding")))
+        fastest = keep_everything(last.plain)
+        bases[id(last)] = fastest, (runner_of(last.step, fastest, graph=last.plain), step_tensors(last.step))
     for kind, within, planned in kinds:
         for share in [*shares][: 2 if quick else None]:
             start = time.process_time()
@@ -182,13 +186,18 @@ def network_rows(name: str, quick: bool) -> Iterator[Row]:
             assert not check_step_plan(planned, plan).findings
             runner, tensors = runner_of(within.step, plan, graph=planned), step_tensors(within.step)
             measured = measured_peak_bytes(runner, tensors)
-            yield {
+            row = {
                 "what": label, "value": round(plan.time_s / keep.time_s - 1, 4), "unit": "overhead", "paper": shares[share],
                 "solve_s": round(took, 1), "measured": round(ratio_of((runner, tensors), whole) - 1, 4),
                 "ways": sum(a.alternative >= 0 for a in plan.actions),
                 "above_floor": None if plan.floor_s is None else round(plan.time_s / plan.floor_s - 1, 4),
                 "measured_to_predicted_peak": round(measured / plan.peak_bytes, 4),
             }  # fmt: skip
+            own, own_whole = bases[id(within)]
+            if within is not net:
+                row["same_layout"] = round(plan.time_s / own.time_s - 1, 4)
+                row["measured_same_layout"] = round(ratio_of((runner, tensors), own_whole) - 1, 4)
+            yield row
 
 
 def parts(args: argparse.Namespace) -> dict[str, Callable[[], Iterator[Row]]]:

@@ -204,8 +204,8 @@ def planned_traffic(ddp: Any, plan: str | Path, *, deadline_s: float = 300.0, no
 
 
 def measured_traffic(
-    ddp: Any, step: Callable[[], object], *, codecs: Sequence[str] = ("fp16", "topk:density=0.01", "powersgd:rank=2"), save: str | Path | None = None,
-    deadline_s: float = 300.0, nonfinite: Literal["refuse", "pass"] = "refuse",
+    ddp: Any, step: Callable[[], object], *, codecs: Sequence[str] = ("fp16", "topk:density=0.01", "powersgd:rank=1", "powersgd:rank=4"),
+    save: str | Path | None = None, deadline_s: float = 300.0, nonfinite: Literal["refuse", "pass"] = "refuse",
 ) -> Any:  # fmt: skip
     """Measure what gradients cost in this job, plan for it, and go on with the plan: registers its own hook and returns its state.
 

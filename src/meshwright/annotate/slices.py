@@ -80,8 +80,8 @@ def _pending(trace: Trace, operator: Flags) -> Flags:
     level = _once(outer[operator & (outer >= 0)])
     while len(level):
         found[level] = True
-        level = outer[level]
-        level = _once(level[level >= 0])
+        further = outer[level]
+        level = _once(further[further >= 0])
     return found
 
 

@@ -5,6 +5,8 @@ Plain functions, to be compiled into a kernel that names them (`object_code.nati
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -46,10 +48,10 @@ def closed_by(data: U8, i: int) -> bool:
     if i >= len(data):
         return False
     c = data[i]
-    return c == 44 or c == 125 or c == 93 or c == 32 or c == 10 or c == 13 or c == 9
+    return bool(c == 44 or c == 125 or c == 93 or c == 32 or c == 10 or c == 13 or c == 9)
 
 
-def decimal(data: U8, i: int, scale: int) -> tuple[int, int]:
+def decimal(data: U8, i: int, scale: int) -> tuple[Any, int]:
     """(number times `scale`, a power of ten, rounded half to even; the byte after it); (0, -1) where it is no plain decimal of at most 18 digits."""
     negative = i < len(data) and data[i] == 45
     if negative:
@@ -199,7 +201,7 @@ def key(data: U8, i: int) -> tuple[int, int]:
     return end, blank(data, i + 1)
 
 
-def digits(data: U8, i: int) -> tuple[int, int]:
+def digits(data: U8, i: int) -> tuple[Any, int]:
     """A whole number in quotes, and the place of the closing one, or (0, -1)."""
     first, value = i, np.int64(0)
     while i < len(data) and 48 <= data[i] <= 57 and i - first < 18:

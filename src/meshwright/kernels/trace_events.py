@@ -42,13 +42,13 @@ _KEY_LENGTH = np.array([len(k) for k in _KNOWN], np.int64)
 
 
 def _same(data: U8, at: int, other: U8, place: int, length: int) -> bool:
-    different = 0
+    different: Any = 0
     for k in range(length):
         different |= data[at + k] ^ other[place + k]
-    return different == 0
+    return bool(different == 0)
 
 
-def hashed(data: U8, start: int, end: int) -> int:
+def hashed(data: U8, start: int, end: int) -> Any:
     """63 bits of the bytes; all of them count."""
     h, i = np.int64(end - start), start
     while i + 8 <= end:
@@ -99,7 +99,7 @@ def pair_place(both: int, mask: int) -> int:
 
 def _pair(first: int, second: int, pairs: I64, state: I64) -> int:
     """The number of a pair of words; -1 and `state[FULL]` where there is no room. `pairs`: slots, and each entry's two words as one."""
-    both = (np.int64(first) << 32) | np.int64(second)
+    both: Any = (np.int64(first) << 32) | np.int64(second)
     mask = pairs.shape[1] - 1
     at = pair_place(both, mask)
     while True:
@@ -195,7 +195,8 @@ def plain_events(
         # Places of name, category, process and thread: start and end, bare of quotes for the first two.
         for k in range(8):
             span[k] = 0
-        phase, time, duration, number, said = 0, np.int64(0), np.int64(0), np.int64(0), 0
+        phase: Any = 0
+        time, duration, number, said = np.int64(0), np.int64(0), np.int64(0), 0
         for k in range(12):
             found[k] = -1
         i = blank(data, i + 1)

@@ -10,9 +10,10 @@ import pytest
 
 from meshwright.bound import Bound
 from meshwright.check.traffic import check_traffic, replayed_ns
-from meshwright.decide.traffic import NAMES, Cupcake, DdpBuckets, TrafficProblem, groups_of, timeline
+from meshwright.decide.traffic import NAMES, Cupcake, DdpBuckets, TrafficProblem, cupcake, groups_of, timeline
 from meshwright.drive.traffic import compare_traffic, plan_traffic
 from meshwright.errors import UsageError
+from meshwright.kernels import effort
 from meshwright.testing.traffic import traffic_profile as profile
 from meshwright.traffic import CodecCost, Curve, GradientTensor, TrafficGroup, TrafficPlan, TrafficProfile
 
@@ -167,3 +168,19 @@ def test_what_is_no_profile_is_refused() -> None:
         with pytest.raises(UsageError, match=text):
             make()
     assert line.r2 is None and replayed_ns(good, [(0, 3, "none")]) > 0
+
+
+def test_what_is_proved_does_not_depend_on_whether_kernels_were_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first call of the search's kernel takes longer than all of the time limit, as compiling does on a busy machine."""
+    clock, calls, real = [0.0], [0], cupcake.extend
+
+    def extend(*arguments: object) -> object:
+        clock[0] += 1000.0 if not calls[0] else 0.0
+        calls[0] += 1
+        return real(*arguments)
+
+    monkeypatch.setattr(effort, "monotonic", lambda: clock[0])
+    monkeypatch.setattr(cupcake, "extend", extend)
+    found = profile(random.Random(3), 6, 2)
+    fusion = Cupcake().plan(TrafficProblem.of(found))
+    assert calls[0] > 6 and fusion.step_ns == fusion.least_ns == shortest_ns(found)

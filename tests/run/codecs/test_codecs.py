@@ -202,7 +202,7 @@ def test_half_precision_sums_to_the_mean() -> None:
     for text, most in (("fp16", 65519.0), ("bf16", 3.3961e38)):
         codec = make_codec(parse_codec(text), [(2,)])
         assert torch.isfinite(codec.encode(torch.tensor([1.0, most]), {}, At(step=0)).summand).all()
-        with pytest.raises(NotFinite, match="element 1 is inf"):
+        with pytest.raises(NotFinite, match=rf"element 1 .* beyond {text} .*the gradient itself is finite"):
             codec.encode(torch.tensor([1.0, most * 1.0001]), {}, At(step=0))
         assert torch.isfinite(codec.encode(torch.tensor([1.0, most]), {}, At(step=0, world=2)).summand).all()
 

@@ -43,7 +43,7 @@ class _Table:
 
 def _insert(slots: I64, places: list[int]) -> None:
     """Entries 0, 1, ... into the free slot at or behind their places."""
-    mask, taken = len(slots) - 1, set()
+    mask, taken = len(slots) - 1, set[int]()
     for entry, at in enumerate(places):
         while at in taken:
             at = (at + 1) & mask

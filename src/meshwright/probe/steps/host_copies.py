@@ -10,6 +10,7 @@ import statistics
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -53,9 +54,9 @@ def measured_rates(device: str = "cpu", *, size_bytes: int = SIZE_BYTES, rounds:
 
     there, back = [], []
     for _ in range(rounds + 1):
-        taken, kept = seconds(lambda: host(x))
+        taken, kept = seconds(partial(host, x))
         there.append(taken)
-        back.append(seconds(lambda kept=kept: unpacked(kept, x.device))[0])
+        back.append(seconds(partial(unpacked, kept, x.device))[0])
     size = x.numel() * 4
     least = size / 1e13  # a clock that did not move
     return CopyRates(

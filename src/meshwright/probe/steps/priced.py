@@ -33,8 +33,9 @@ def priced_graphs(
     """The step's graph as PyTorch runs it, and with the other implementations that `kinds` allow (the same graph for "plain").
 
     `kinds`: plain, or some of exact, rounding, bf16, int8, of processors only, and host: results may wait in the host's memory.
-    `tensors`: what the step's placeholders get when a whole step is run (default: the model's own); asked at most once. Where a plain step takes more than half of the free memory, or does not run, times are those of
-    operators alone, and a note of both graphs says so. What is measured is kept in `costs`. Raises: as `measure_step`.
+    `tensors`: what the step's placeholders get when a whole step is run (default: the model's own); asked at most once. Where a plain step takes more
+    than half of the free memory, or does not run, times are those of operators alone, and a note of both graphs says so. What is measured is kept in
+    `costs`. Raises: as `measure_step`.
     """
     alone = measure_step(step.graph_module, step.step_graph, costs=costs, device=device)
     joint, ratios, why_not = None, Ratios(), ""

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import torch
 
+from ...errors import NotFinite
 from ...kernels.select import magnitude
 from .base import At, Codec, Payload, State
 from .devices import kernels_of
@@ -58,10 +59,23 @@ class Half(Codec):
     def pack(self, x: torch.Tensor, state: State, at: At) -> Payload:
         largest = magnitude(kernels_of(x).largest_magnitude(x)) / at.world
         if self.nonfinite == "refuse" and largest >= OVERFLOWS[self.dtype]:
-            self.finite((x / at.world).to(self.dtype).to(torch.float32), at)
+            self._refuse_overflow(x, at)
         payload = Payload.of([(self.dtype, self.elements)], device=x.device)
         payload.summand.copy_(x / at.world if at.world != 1 else x)
         return payload
+
+    def _refuse_overflow(self, x: torch.Tensor, at: At) -> None:
+        """Raises: NotFinite, for what is finite and has no number in the narrow type."""
+        halves = (x / at.world).to(self.dtype)
+        wrong = torch.nonzero(~torch.isfinite(halves))
+        if len(wrong):
+            first = int(wrong[0])
+            raise NotFinite(
+                f"element {first} is {float(x[first]):.6g}, of which its share for {at.world} ranks is beyond {self.spec.name} "
+                f"(at most {torch.finfo(self.dtype).max:.6g}); the gradient itself is finite", where=self.name,
+                hint="lower the loss scale, or use bf16, which reaches as far as float32",
+                data={"group": self.name, "element": first, "step": at.step, "rank": at.rank, "overflow": self.spec.name},
+            )  # fmt: skip
 
     def expand(self, payload: Payload, out: torch.Tensor, accumulate: bool) -> None:
         if accumulate:

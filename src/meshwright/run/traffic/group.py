@@ -127,8 +127,11 @@ class GroupExchange:
     def _require_finite(self, payload: Payload, whose: str) -> None:
         """What stands for a refused gradient has NaN in its numbers, whatever the codec."""
         if self.nonfinite == "refuse" and not all(_finite(p) for p in payload.parts if p.dtype.is_floating_point):
+            said = f"the gradient of {whose} is not finite"
+            if self.spec.aggregation == "all-reduce" and self.spec.name == "fp16":
+                said += ", or beyond fp16 (65,504), alone or when ranks were added up"
             raise NotFinite(
-                f"the gradient of {whose} is not finite", where=self.codec.name, hint="see that rank's message, which names the element",
+                said, where=self.codec.name, hint="see that rank's message, which names the element",
                 data={"group": self.codec.name},
             )  # fmt: skip
 
