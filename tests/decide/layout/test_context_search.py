@@ -63,7 +63,7 @@ def test_rows_are_a_ranks_share_of_the_whole(graph: OpGraph) -> None:
                 if tensor == 1:
                     assert a.parameters == b.parameters and sum(a.flops) * parts == pytest.approx(sum(b.flops), rel=0.02)
                 else:  # where heads travel, tensor ranks keep attention whole
-                    assert b.parameters <= a.parameters and sum(a.flops) * parts > 0.98 * sum(b.flops)
+                    assert b.parameters <= a.parameters and sum(a.flops) * parts >= 0.98 * sum(b.flops)
             if tensor > 1:
                 continue
             kept = [sum(r.kept_bytes[0] for r in x) for x in (mine, whole)]

@@ -140,6 +140,21 @@ def test_orders_that_wait_for_each_other_are_refused() -> None:
         ClockedOrders.of(schedule)
 
 
+def test_pieces_that_are_tried() -> None:
+    """As many as there are layers for; of list-scheduled orders, which are planned slowly, fewer numbers. More pieces, less of a bubble."""
+    made = LayoutSchedules(("interleaved", "interleaved-zb"))
+    found = {v.label: v for v in made.variants(4, 4, 40)}
+    assert [label for label in found if "zb" in label] == ["interleaved-zb", "interleaved-zb chunks=4", "interleaved-zb chunks=8"]
+    assert [label for label in found if "zb" not in label] == [f"interleaved chunks={v} group=4" for v in (2, 3, 4, 6, 8)]
+    spans = []
+    for label in ("interleaved chunks=8 group=4", "interleaved-zb", "interleaved-zb chunks=8"):
+        forecast, pieces = made.forecast(label, 4, 4, (1.0, 1.0, 1.0)), len(found[label].stage_of)
+        assert forecast is not None
+        one = np.full(pieces, 4 / pieces)
+        spans.append(float(forecast.ends_s(one, 2 * one, one, np.zeros(2 * (pieces - 1))).max()))
+    assert 12.0 < spans[2] < spans[0] < spans[1]
+
+
 def test_schedules_and_layouts_that_do_not_exist_are_refused() -> None:
     with pytest.raises(UsageError, match="no schedule fastest"):
         LayoutSchedules(("fastest", "gpipe"))
