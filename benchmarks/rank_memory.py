@@ -1,9 +1,11 @@
-"""Peak memory of building every rank of a model whose weights lie in safetensors files: whole on each rank first, and read by parts.
+"""Peak memory of building every rank of a model: whole on each rank first, and by parts, which are read from safetensors files or drawn.
 
-    python benchmarks/rank_memory.py [--hidden 1024] [--layers 16]
+    python benchmarks/rank_memory.py [--hidden 1024] [--layers 16]   # other sizes are not recorded
 
 A LLaMA of 271 million parameters is written into a folder in bfloat16, as models are published, in four files, planned for four ranks in float32
-(2 tensor-parallel x 2 stages), and every rank's module with its gradients is built in a fresh process, one after the other.
+(2 tensor-parallel x 2 stages), and every rank's module with its gradients is built in a fresh process, one after the other. The same is done by its
+configuration alone: weights are drawn from the seed then, and a rank's parts are the bits that one process would draw. `cpu_s`: processor time of
+building.
 `value` is the peak of its own (anonymous) memory above what it had after its imports, sampled every 2 ms; `resident_bytes` the same of its resident
 set, in which pages of mapped files count that the system may take back at any time. Needs transformers. Nothing is trained: optimizer state and
 activations come on top in both cases.
@@ -17,12 +19,15 @@ import subprocess
 import sys
 import tempfile
 import threading
+import time
+from itertools import product
 from pathlib import Path
 from typing import Any
 
 from machine import memory_high_water_bytes, record
 
 LAYOUTS = {"tp 2 x pp 2": ["--tp", "2", "--pp", "2", "--dp", "1", "--microbatch", "2"]}
+HIDDEN, LAYERS = 1024, 16
 INTERVAL_S = 0.002
 FABRIC = "laptop:4?memory=64GiB"
 FILE_BYTES = 150_000_000  # of each file of weights
@@ -88,6 +93,7 @@ def build(plan_file: str, rank: int, lazy: bool) -> dict[str, Any]:
     before, own = memory_high_water_bytes(), anonymous_bytes()
     sampled = Sampled()
     sampled.start()
+    start = time.process_time()
     source = build_model(job.model, device="cpu", seed=0, batch_size=layout.microbatch_size, lazy=lazy)
     assert (source.weights is not None) == lazy
     module = build_rank_module(
@@ -98,13 +104,17 @@ def build(plan_file: str, rank: int, lazy: bool) -> dict[str, Any]:
     sampled.over.set()
     sampled.join()
     peak = max(sampled.peak_bytes, anonymous_bytes())
-    return {"rank": rank, "held_bytes": held, "peak_bytes": peak - own, "resident_bytes": memory_high_water_bytes() - before, "imports_bytes": own}
+    resident = memory_high_water_bytes() - before
+    return {
+        "rank": rank, "held_bytes": held, "peak_bytes": peak - own, "resident_bytes": resident, "imports_bytes": own,
+        "cpu_s": round(time.process_time() - start, 2),
+    }  # fmt: skip
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--hidden", type=int, default=1024)
-    parser.add_argument("--layers", type=int, default=16)
+    parser.add_argument("--hidden", type=int, default=HIDDEN)
+    parser.add_argument("--layers", type=int, default=LAYERS)
     parser.add_argument("--rank", type=int, default=-1, help=argparse.SUPPRESS)
     parser.add_argument("--plan", default="", help=argparse.SUPPRESS)
     parser.add_argument("--lazy", action="store_true", help=argparse.SUPPRESS)
@@ -116,19 +126,22 @@ def main() -> int:
     with tempfile.TemporaryDirectory() as place:
         folder = Path(place) / "model"
         size = written(folder, args.hidden, args.layers)
-        for layout, flags in LAYOUTS.items():
+        alone = Path(place) / "config.json"
+        alone.write_bytes((folder / "config.json").read_bytes())
+        for (layout, flags), (parts, name) in product(LAYOUTS.items(), (("read", folder), ("drawn", alone))):
             plan = Path(place) / f"{len(rows)}.json"
-            model = ["--model", f"hf:{folder}", "--dtype", "float32", "--seq-len", "16"]
+            model = ["--model", f"hf:{name}", "--dtype", "float32", "--seq-len", "16"]
             command = ["train", "plan", *model, "--fabric", FABRIC, "--global-batch", "8", *flags]
             subprocess.run([sys.executable, "-m", "meshwright", *command, "-o", str(plan)], check=True, stdout=subprocess.DEVNULL)
             own = [sys.executable, __file__, "--plan", str(plan)]
             subprocess.run([*own, "--rank", "0"], check=True, stdout=subprocess.DEVNULL)  # traces
-            for how, more in (("whole", []), ("by parts", ["--lazy"])):
+            for how, more in ((f"{parts} whole", []), (f"{parts} by parts", ["--lazy"])):
                 for rank in range(4):
                     said = subprocess.run([*own, "--rank", str(rank), *more], check=True, capture_output=True, text=True).stdout.splitlines()[-1]
                     one = json.loads(said)
                     rows.append({"what": f"{layout}, {how}, rank {rank}", "value": one.pop("peak_bytes"), "unit": "bytes", **one})
                     print(rows[-1], flush=True)
+        if args.hidden == HIDDEN and args.layers == LAYERS:
             record("rank_memory", rows, model_bytes=size, command="python benchmarks/rank_memory.py")
     return 0
 

@@ -29,9 +29,10 @@ from torch import nn
 from meshwright.errors import CaptureError, MeshwrightError, UnknownName, UsageError
 
 from .calling import Calling, flat_inputs
-from .hf import build_hf, hf_name
+from .drawn import DrawnWeights, made_lazily
+from .hf import HfName, build_hf, hf_name
 from .live import stands_for
-from .weight_files import WeightFiles
+from .weight_files import WeightFiles, has_weights
 
 __all__ = ["ModelSource", "build_model", "match_hint", "resolve_function", "shown", "user_code"]
 
@@ -43,7 +44,7 @@ class ModelSource:
     """A built model: the module, its example inputs (target last) and notes on how it was built.
 
     `examples`: the inputs as its function gave them, whatever batch size was asked for. `calling`: how they become the module's arguments; None: in
-    order, the target last. `weights`: where the values of its parameters, which are on the meta device then, lie.
+    order, the target last. `weights`: where the values of its parameters, of which some or all are on the meta device then, come from.
     """
 
     name: str
@@ -52,7 +53,7 @@ class ModelSource:
     notes: tuple[str, ...] = ()
     examples: tuple[torch.Tensor, ...] = ()
     calling: Calling | None = None
-    weights: WeightFiles | None = None
+    weights: WeightFiles | DrawnWeights | None = None
 
     @property
     def batch_size(self) -> int:
@@ -84,7 +85,7 @@ def resolve_function(name: str, *, what: str = "model") -> Callable[..., Any]:
 def build_model(name: str, *, device: str, seed: int = 0, batch_size: int | None = None, lazy: bool = False) -> ModelSource:
     """Calls the model function on `device` after seeding torch, checks the contract and brings the inputs to `batch_size` rows.
 
-    `lazy`: weights that lie in files need not be loaded (`ModelSource.weights`).
+    `lazy`: weights that lie in files need not be loaded, others need not be drawn, on the processor (`ModelSource.weights`).
     The global random state is put back afterwards. Raises UsageError (contract broken) or CaptureError (user code failed).
     """
     if batch_size is not None and batch_size < 1:
@@ -94,10 +95,14 @@ def build_model(name: str, *, device: str, seed: int = 0, batch_size: int | None
     function = partial(build_hf, by_config, lazy=files if lazy else None) if by_config is not None else resolve_function(name)
     with torch.random.fork_rng(devices=[]), torch.device(device), user_code(name, "" if by_config is not None else _place(name)):
         torch.manual_seed(seed)
-        result = function()
+        result, drawn = made_lazily(function) if lazy and device == "cpu" and not _in_files(by_config) else (function(), None)
     module, inputs, calling = _checked(name, result)
     resized = inputs if batch_size is None else tuple(resize_batch(x, batch_size) for x in inputs)
-    return ModelSource(name=name, module=module, inputs=resized, examples=inputs, calling=calling, weights=files[0] if files else None)
+    return ModelSource(name=name, module=module, inputs=resized, examples=inputs, calling=calling, weights=files[0] if files else drawn)
+
+
+def _in_files(by_config: HfName | None) -> bool:
+    return by_config is not None and has_weights(by_config.folder)
 
 
 def resize_batch(x: torch.Tensor, batch_size: int) -> torch.Tensor:

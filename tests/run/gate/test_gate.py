@@ -303,6 +303,7 @@ def test_a_copy_is_traced_once_and_that_trace_is_what_runs(monkeypatch: pytest.M
     monkeypatch.setattr(gating, "MAX_GATE_FLOPS", 3 * sum(s.forward.flops for s in plan.layout.segments) * plan.layout.all_microbatches // 2)
     assert gate(plan, data="synthetic").copy and len(traced) == 1
     small = scaled_down(plan, tmp_path)
+    assert "undecided" not in small.plan.job  # proved at the first attempt, its bound too
     assert small.plan.layout is not None
     assert forward_graph(small.plan, small.plan.layout, small.traced) == forward_graph(small.plan, small.plan.layout)
 

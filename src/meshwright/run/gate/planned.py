@@ -12,16 +12,15 @@ import torch
 from ...capture.regions import REGION
 from ...job import Training
 from ...plan.plan import TrainingLayout
-from ...plan.shards import local_values
 from ...program.program import Program
 from ..executor.executor import Executor, StepFailed
 from ..executor.lanes import fuse_lanes
-from ..executor.memory import RankMemory
 from ..executor.transport import Transport
 from ..steps.forward_graph import OPAQUE, ForwardGraph
-from ..train.segments import RankModule, build_rank_module
-from ..train.update import Update, make_update
-from ..train.work import BatchSource, TrainingWork, gradient_bytes
+from ..train.rank_builder import RankBuilder
+from ..train.segments import RankModule
+from ..train.update import Update
+from ..train.work import BatchSource
 from .together import ranks_together
 from .widened import Widened
 
@@ -70,20 +69,16 @@ def planned_step(
 ) -> list[RankStep]:  # fmt: skip
     """The first steps of an inlined program, by rank: gradients and loss of the last. Raises: what a rank raises, without the executor's wrapping."""
     orders: Sequence[Any] = fuse_lanes(program)
-    trained = {name: p for name, p in parameters.items() if p.requires_grad}
     device = torch.device("cpu")
     own_code = any(n.target in (REGION, OPAQUE) for n in graph.nodes)
 
     def body(rank: int, transport: Transport) -> RankStep:
-        module = build_rank_module(
-            graph, layout, rank, parameters, buffers, device=device, gradient_bytes=gradient_bytes(program, rank), opaque=opaque,
-            precision=job.asked.precision,
-        )  # fmt: skip
+        built = RankBuilder(program=program, layout=layout, graph=graph, job=job, rank=rank, device=device, seed=seed, opaque=opaque)
+        module = built.module(parameters, buffers)
         found = RankStep()
-        update = make_update(job, [(p.name, tensor) for p, tensor, _ in module.updated()], whole=trained)
+        update = built.update(module, parameters)
         _watch(update, module, found.gradients)
-        work = TrainingWork(program, layout, rank, module, data, update, seed=seed)
-        memory = RankMemory(program, rank, device, local_values(layout, rank), module.flats, dtype, layout=layout)
+        work, memory = built.work(module, update, data, dtype=dtype)
         executor = Executor(program, orders, rank, memory=memory, transport=transport, work=work)
         for step in range(steps):
             found.gradients.clear()

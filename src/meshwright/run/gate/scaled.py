@@ -9,7 +9,7 @@ collective algorithms are used, and steps planned by storage. Those are proved b
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -26,6 +26,7 @@ from ...drive.training.sharding import ShardingWanted
 from ...drive.training.training import plan_training
 from ...drive.training.wishes import LayoutWanted
 from ...errors import MissingExtra, UnknownName
+from ...fabric.fabric import Fabric
 from ...job import Training
 from ...plan.plan import Plan, TrainingLayout
 from ..calibrate.transport import laptop_shape
@@ -35,6 +36,7 @@ __all__ = ["ScaledDown", "scaled_down"]
 MAX_REPLICAS = 2
 SAMPLES = 2  # of a micro-batch: of one, some classes are traced in another way
 MAX_LENGTH = 32  # tokens, at least two per tensor-parallel rank
+PEAK_FLOPS = 10**12  # per second, of a device of the copy
 RULES = ("none", "selective", "full")
 
 
@@ -65,7 +67,7 @@ def scaled_down(plan: Plan, folder: Path) -> ScaledDown:
     smaller_job = msgspec.structs.replace(job, model=model or job.model, global_batch=replicas * samples * count)
     graph, traced = capture_and_trace_job(smaller_job, samples)  # of this one micro-batch: other sizes are not asked for
     copied = plan_training(
-        smaller_job, laptop_shape(replicas * layout.tensor * layout.pipeline), graph=graph,
+        smaller_job, _fabric(replicas * layout.tensor * layout.pipeline), graph=graph,
         wishes=(
             LayoutWanted(data=replicas, tensor=layout.tensor, pipeline=layout.pipeline, microbatch=samples, tensor_options=tensor),
             ShardingWanted(level=layout.zero_level, overlap=layout.overlap), _schedule(plan), RecomputeWanted(_rule(plan, layout)),
@@ -77,6 +79,12 @@ def scaled_down(plan: Plan, folder: Path) -> ScaledDown:
     if replicas < layout.data:
         said.append(f"{replicas} replicas of {layout.data}")
     return ScaledDown(copied, ", ".join(said), "synthetic" if model else "", traced)
+
+
+def _fabric(devices: int) -> Fabric:
+    """Nobody asks how fast the copy is; peaks are stated so that its bound, and so its plan, can be proved at the first attempt."""
+    shape = laptop_shape(devices)
+    return replace(shape, devices=tuple(replace(d, flops=dict.fromkeys(("fp32", "bf16", "fp16"), PEAK_FLOPS)) for d in shape.devices))
 
 
 def _smaller_model(model: str, layout: TrainingLayout, folder: Path) -> tuple[str, list[str]]:

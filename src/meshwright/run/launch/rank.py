@@ -21,7 +21,6 @@ from ...io.plan.plan import read_plan
 from ...io.plan.run_names import PLAN
 from ...job import Training
 from ...plan.plan import Plan, TrainingLayout
-from ...plan.shards import local_values
 from ...program.calls import inline
 from ...program.program import I32, Program
 from ..calibrate.calibrate import time_rank
@@ -46,10 +45,11 @@ from ..train.evaluation import Evaluation, batches_of
 from ..train.loader import seeded
 from ..train.metrics import Metrics
 from ..train.optimizer_trial import refuse_optimizer
-from ..train.segments import RankModule, build_rank_module
-from ..train.update import Update, make_update
+from ..train.rank_builder import RankBuilder
+from ..train.segments import RankModule
+from ..train.update import Update
 from ..train.utilisation import utilisation_of
-from ..train.work import TrainingWork, gradient_bytes
+from ..train.work import TrainingWork
 from .outcome import opaque_function
 
 __all__ = ["RankOptions", "run_rank", "training_rank"]
@@ -126,10 +126,9 @@ def run_rank(plan: Plan, graph: ForwardGraph, orders: Sequence[I32], rank: int, 
     data = Batches(open_data(options.data, made.examples, job.seed, job.global_batch), layout, graph.inputs, device)
     pacing = Pacing(mode=options.pacing, share=options.share)  # type: ignore[arg-type]
     exchange = count_exchange(graph, layout, rank) if layout.ranks > 1 else None
-    work = TrainingWork(program, layout, rank, module, data, optimizer, seed=plan.seed, exchange=exchange)
+    work, memory = made.builder.work(module, optimizer, data, exchange=exchange)
     if index is not None:
         work.compressed.load(Path(options.resume_from), index.residuals, drop_residual=options.drop_residual)
-    memory = RankMemory(program, rank, device, local_values(layout, rank), module.flats, layout=layout)
     clock = PacedClock(pacing.share).step if pacing.mode == "paced" else None
     transport = own_transport(rank, device)
     executor = Executor(
@@ -143,8 +142,7 @@ def run_rank(plan: Plan, graph: ForwardGraph, orders: Sequence[I32], rank: int, 
 
         def spoilable() -> tuple[TrainingWork, RankMemory]:
             copy, its_optimizer = made.module()
-            spare = RankMemory(program, rank, device, local_values(layout, rank), copy.flats, layout=layout)
-            return TrainingWork(program, layout, rank, copy, data, its_optimizer, seed=plan.seed, alone=True), spare
+            return made.builder.work(copy, its_optimizer, data, alone=True)
 
         costs = time_rank(program, orders, rank, spoilable, transport if layout.ranks > 1 else None, device)
         blob_put(link.store, f"costs/{rank}", msgspec.json.encode(costs))
@@ -182,13 +180,13 @@ def _from_local_shards(
 
 
 class _Maker:
-    """Builds rank modules from the model function. Weights that lie in files are read by parts; else every rank draws the whole model from the same
-    seed and keeps its part."""
+    """Builds rank modules from the model function. Weights that lie in files are read by parts; others are drawn by parts, as one process draws them
+    from the same seed, where its making can be put off (`capture.drawn`)."""
 
     def __init__(
         self, plan: Plan, job: Training, layout: TrainingLayout, graph: ForwardGraph, program: Program, rank: int, device: torch.device
     ) -> None:
-        self.job, self.layout, self.graph, self.program, self.rank, self.device = job, layout, graph, program, rank, device
+        self.job, self.layout, self.rank, self.device = job, layout, rank, device
         source = build_model(job.model, device="cpu", seed=job.seed, batch_size=layout.microbatch_size, lazy=True)
         self.examples = source.examples
         self.parameters = dict(source.module.named_parameters())
@@ -196,19 +194,17 @@ class _Maker:
         for name, buffer in self.buffers.items():
             if self.values is not None and name in self.values.known_as:
                 buffer.copy_(self.values.part(name, buffer.dtype))
-        self.opaque = opaque_function(job, graph, layout, str(device))
+        self.builder = RankBuilder(
+            program=program, layout=layout, graph=graph, job=job, rank=rank, device=device, seed=plan.seed,
+            opaque=opaque_function(job, graph, layout, str(device)),
+        )  # fmt: skip
         self.evaluation_data: Batches | None = None
 
     def module(self, clock: ModuleClock | None = None) -> tuple[RankModule, Update]:
-        module = build_rank_module(
-            self.graph, self.layout, self.rank, self.parameters, self.buffers, device=self.device,
-            gradient_bytes=gradient_bytes(self.program, self.rank),
-            opaque=self.opaque, clock=clock, precision=self.job.asked.precision, values=self.values,
-        )  # fmt: skip
+        module = self.builder.module(self.parameters, self.buffers, clock=clock, values=self.values)
         if self.rank == 0 and self.parameters:
             refuse_optimizer(self.job.optimizer, self.parameters, self.job.learning_rate, self.layout)
-        trained = {name: p for name, p in self.parameters.items() if p.requires_grad}
-        return module, make_update(self.job, [(p.name, tensor) for p, tensor, _ in module.updated()], whole=trained)
+        return module, self.builder.update(module, self.parameters)
 
     def evaluation(self, plan: Plan, module: RankModule, transport: Transport, options: RankOptions, link: RankLink) -> Evaluation:
         """On the rank's own weights. Nothing that making it draws at random is missed by training."""

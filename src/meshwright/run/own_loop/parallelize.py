@@ -21,10 +21,8 @@ from ...capture.regions import REGION
 from ...drive.plans import check_plan, read_plan
 from ...errors import PlanMismatch, UsageError
 from ...plan.plan import Plan, TrainingLayout
-from ...plan.shards import local_values
 from ...program.calls import inline
 from ..executor.executor import Executor
-from ..executor.memory import RankMemory
 from ..executor.transport import TaggedTransport, Transport, own_transport
 from ..launch.outcome import forward_graph, opaque_function, walk_orders
 from ..launch.rank import orders_from, orders_to
@@ -32,8 +30,7 @@ from ..recording.recording import plan_identity
 from ..steps.forward_graph import OPAQUE, ForwardGraph
 from ..train.count_exchange import count_exchange
 from ..train.masters import Masters
-from ..train.segments import build_rank_module
-from ..train.work import TrainingWork, gradient_bytes
+from ..train.rank_builder import RankBuilder
 from .batches import OwnBatches
 from .evaluation import OwnEvaluation
 from .first_rank import FirstRank
@@ -77,16 +74,13 @@ def parallelize(
     else:
         evaluation.live = live_again(copied(model, torch.device("meta")), plan.job, loss, batch)
     program = inline(plan.main, plan.programs).program
-    module = build_rank_module(
-        graph, layout, rank, dict(model.named_parameters()), dict(model.named_buffers()), device=device,
-        gradient_bytes=gradient_bytes(program, rank), opaque=opaque, adopt=True, precision=live.job.asked.precision,
-    )  # fmt: skip
+    built = RankBuilder(program=program, layout=layout, graph=graph, job=live.job, rank=rank, device=device, seed=plan.seed, opaque=opaque)
+    module = built.module(dict(model.named_parameters()), dict(model.named_buffers()), adopt=True)
     own = OwnOptimizer(optimizer, model, module, layout, rank, Masters(), Reached(module, _holders(layout, rank)) if watched else None)
     update = own_update(live.job, own)
     batches = OwnBatches(layout, rank, live.batch.form, graph.inputs, device, frozenset(i for s in module.segments.values() for i in s.inputs))
     exchange = count_exchange(graph, layout, rank) if world else None
-    work = TrainingWork(program, layout, rank, module, batches, update, seed=plan.seed, exchange=exchange)
-    memory = RankMemory(program, rank, device, local_values(layout, rank), module.flats, layout=layout)
+    work, memory = built.work(module, update, batches, exchange=exchange)
     executor = Executor(program, orders, rank, memory=memory, transport=_transport(rank, device, group), work=work)
     release_others(model, module, layout)
     return ParallelStep(

@@ -19,6 +19,7 @@ from typing import Any
 
 import torch
 
+from ...capture.drawn import DrawnWeights
 from ...capture.weight_files import WeightFiles
 from ...errors import PlanMismatch, Unsupported
 from ...plan.plan import ParamShard, TrainingLayout
@@ -86,14 +87,14 @@ class RankModule:
 def build_rank_module(
     graph: ForwardGraph, layout: TrainingLayout, rank: int, parameters: Mapping[str, torch.Tensor], buffers: Mapping[str, torch.Tensor], *,
     device: torch.device, gradient_bytes: Mapping[str, int], opaque: Callable[..., Any] | None = None, clock: ModuleClock | None = None,
-    precision: str = "fp32", adopt: bool = False, counted: bool = True, values: WeightFiles | None = None,
+    precision: str = "fp32", adopt: bool = False, counted: bool = True, values: WeightFiles | DrawnWeights | None = None,
 ) -> RankModule:  # fmt: skip
     """The segments, shards and gradient buffers of `rank`.
 
     `parameters`, `buffers`: whole tensors by name, equal on all ranks. `gradient_bytes`: sizes of the plan's gradient buffers (padding included).
     `opaque` is what the one node of an untraced model calls. `clock`: is told when which module runs. `precision`: see `capture.precision`. `adopt`:
     what the rank holds whole is the given parameters and buffers themselves, which are on `device`, no copies. `counted`: losses as in one process.
-    `values`: where parameters are on the meta device, the files that this rank reads its part of them from.
+    `values`: where parameters are on the meta device, the files or draws that this rank reads its part of them from.
     Raises: Unsupported when a segment cannot be split as the layout says (names the node), or a trained parameter is of no type in TRAINED;
     PlanMismatch for one that the plan does not train.
     """
@@ -154,7 +155,7 @@ def _positions(
     return local_graph(graph, layout, rank, shapes | {f"constant:{n}": tuple(c.shape) for n, c in graph.constants.items()})
 
 
-def _read(values: WeightFiles, name: str, whole: torch.Tensor, shard: ParamShard | None, part: int, parts: int) -> torch.Tensor:
+def _read(values: WeightFiles | DrawnWeights, name: str, whole: torch.Tensor, shard: ParamShard | None, part: int, parts: int) -> torch.Tensor:
     """A rank's part of a parameter, of which nothing else is read."""
     if shard is None:
         return values.part(name, whole.dtype)
