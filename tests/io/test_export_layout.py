@@ -312,6 +312,24 @@ def test_the_batch_script_starts_torchrun_with_the_nodes_number(tmp_path):
     ]
 
 
+SKY = os.environ.get("MESHWRIGHT_SKYPILOT", "")
+READ_TASK = """
+import json, sys, sky
+task = sky.Task.from_yaml(sys.argv[1])
+found = [r.accelerators for r in task.resources]
+print(json.dumps({"name": task.name, "nodes": task.num_nodes, "accelerators": found, "run": task.run, "version": sky.__version__}))
+"""
+
+
+@pytest.mark.skipif(not SKY, reason="no SkyPilot here (MESHWRIGHT_SKYPILOT names a Python that has it)")
+def test_skypilot_reads_the_task_as_it_was_meant(tmp_path):
+    (tmp_path / "task.yaml").write_text(export_layout(cluster_plan(), "skypilot").text)
+    done = subprocess.run([SKY, "-c", READ_TASK, "task.yaml"], capture_output=True, text=True, check=False, cwd=tmp_path, env={"HOME": str(tmp_path)})
+    assert done.returncode == 0, done.stderr[-2000:]
+    task = json.loads(done.stdout.splitlines()[-1])
+    assert (task["nodes"], task["accelerators"]) == (2, [{"H100": 8}]) and "--nnodes=2 --nproc-per-node=8" in task["run"]
+
+
 def test_what_launchers_have_no_words_for():
     plan = cluster_plan()
     mixed = replace(plan, placement=(*plan.placement[:8], *plan.placement[8:12]))

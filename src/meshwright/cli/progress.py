@@ -101,7 +101,7 @@ def shown(command: str, *, as_json: bool) -> Iterator[None]:
             return
         line = _Shown(stream, terminal)
         thread = threading.Thread(target=line.watch, name="progress", daemon=True)
-        sys.stderr = line  # type: ignore[assignment]
+        sys.stderr = line
         thread.start()
         try:
             yield

@@ -11,7 +11,7 @@ in the innermost stage by itself. A stage costs a microsecond, so it may stand a
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sized
 from contextlib import contextmanager
 from typing import TypeVar
 
@@ -52,7 +52,7 @@ def stage(what: str, of: int = 0) -> Iterator[Stage]:
 
 def counted(items: Iterable[T], what: str, of: int = 0) -> Iterator[T]:
     """The items, each a step of a stage. `of`: how many there are, by default the length where there is one."""
-    with stage(what, of or (len(items) if hasattr(items, "__len__") else 0)) as here:
+    with stage(what, of or (len(items) if isinstance(items, Sized) else 0)) as here:
         for item in items:
             here.begin()
             yield item

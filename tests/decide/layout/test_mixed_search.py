@@ -8,12 +8,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from meshwright.decide.layout.mixed import search
 from meshwright.decide.layout.mixed.bounds import family_bound_s, universal_bound
 from meshwright.decide.layout.mixed.candidate import Candidate, Problem
 from meshwright.decide.layout.mixed.nearest import nearest_feasible
 from meshwright.decide.layout.mixed.search import Demands, search_mixed, uniform_choices
 from meshwright.decide.layout.profiled.predict import predict
 from meshwright.errors import Infeasible, UsageError
+from meshwright.kernels.interrupts import interrupt
 from meshwright.profile.layer_profile import Entry, ProfileEntryMissing
 from meshwright.profile.layer_table import RECOMPUTE, LayerChoice, LayerTable
 from meshwright.profile.network import ProfiledLayout, ProfiledStage, Replica
@@ -289,3 +291,17 @@ def test_demands_below_zero_are_refused(demands: Demands, option: str) -> None:
     with pytest.raises(UsageError, match="is not >= 0") as found:
         demands.require(["a100"])
     assert found.value.where == option
+
+
+def test_an_interrupt_gives_the_best_of_what_was_simulated(monkeypatch: pytest.MonkeyPatch) -> None:
+    whole, done = search_mixed(BIG, methods=("grid",)), [0]
+
+    def counted(*args: object, **options: object) -> object:
+        done[0] += 1
+        assert done[0] != 3 or interrupt()
+        return predict(*args, **options)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(search, "predict", counted)
+    found = search_mixed(BIG, methods=("grid",))
+    assert whole.cut is None and done[0] == 3 and found.cut is not None and found.cut.interrupted
+    assert 1 <= len(found.ranked) <= 3 and found.best.time_s == min(j.time_s for j in found.ranked)

@@ -94,7 +94,7 @@ def _aliased(spec: str, name: str, size: str, query: str) -> tuple[str, str, str
     close = [spelt[x] for x in get_close_matches(plain, list(spelt), n=1)]
     hints = [*([f"did you mean {close[0]!r}?"] if close else []), *([f"near by specification: {', '.join(map(facts, near))}"] if near else [])]
     known = "; ".join(hints) or f"presets: {', '.join(list(PRESETS)[:_SHOWN])}, ...; `meshwright fabric list` shows all"
-    raise UnknownName(f"no fabric is called {name[:64]!r}", hint=f"{known}; a file must end in .toml or .json")
+    raise UnknownName(f"no fabric is called {name[:64]!r}", hint=f"{known} (a file must end in .toml or .json)")
 
 
 def _example(preset: Preset) -> str:

@@ -75,8 +75,9 @@ def _lane_slices(
     track = np.zeros(len(order), np.int64)
     change = np.flatnonzero((rank[1:] != rank[:-1]) | (lane[1:] != lane[:-1])) + 1
     bounds = [0, *change.tolist(), len(order)] if len(order) else [0]
+    labels = _LaneLabels(program)
     for low, high in pairwise(bounds):
-        label = _lane_label(program, int(lane[low]))
+        label = labels[int(lane[low])]
         for layer, members in enumerate(layers(start[low:high], end[low:high])):
             name = label if layer == 0 else f"{label} (also under way, {layer})"
             track[low:high][members] = trace.track_id(process[int(rank[low])], name)
@@ -95,21 +96,35 @@ def _lane_slices(
     )  # fmt: skip
 
 
-def _lane_label(program: Program, lane: int) -> str:
-    if not 0 <= lane < len(program.lanes):
-        return "outside the program"
-    label = f"lane {lane} {Role(int(program.lanes.role[lane])).name.lower()}"
-    steps = slice(int(program.lanes.start[lane]), int(program.lanes.end[lane]))
-    parts = program.steps.parts[steps]
-    for part, set_part, column, ends, arrow in (
-        (Part.RECV, Part.IN_SET, "chan_in", program.channels.src, "from"),
-        (Part.SEND, Part.OUT_SET, "chan_out", program.channels.dst, "to"),
-    ):
-        channels = getattr(program.steps, column)[steps][(parts & part > 0) & (parts & set_part == 0)]
-        peers = np.unique(ends[channels]) if len(channels) else channels
-        if len(peers) == 1:
-            label += f" {arrow} {_actor(program, int(peers[0]))}"
-    return label
+class _LaneLabels:
+    """`lane 3 comm from rank 1 to rank 2`: role, and the only rank that a lane hears from or sends to, of all lanes at once."""
+
+    def __init__(self, program: Program) -> None:
+        self.program = program
+        self.role = [Role(r).name.lower() for r in program.lanes.role.tolist()]
+        self.heard = _only_peers(program, Part.RECV, Part.IN_SET, program.steps.chan_in, program.channels.src)
+        self.told = _only_peers(program, Part.SEND, Part.OUT_SET, program.steps.chan_out, program.channels.dst)
+
+    def __getitem__(self, lane: int) -> str:
+        if not 0 <= lane < len(self.role):
+            return "outside the program"
+        label = f"lane {lane} {self.role[lane]}"
+        for arrow, peer in (("from", self.heard[lane]), ("to", self.told[lane])):
+            label += f" {arrow} {_actor(self.program, peer)}" if peer >= 0 else ""
+        return label
+
+
+def _only_peers(program: Program, part: Part, in_set: Part, channel: NDArray[np.int32], ends: NDArray[np.int32]) -> list[int]:
+    """Of every lane the one actor at the other end of its messages; -1 where there is none, or several."""
+    steps, found = program.steps, np.full(len(program.lanes), -1, np.int64)
+    rows = np.flatnonzero((steps.parts & part > 0) & (steps.parts & in_set == 0))
+    if len(rows):
+        lane, peer = program.lane_of_step()[rows], ends[channel[rows]]  # steps stand lane by lane
+        first = np.flatnonzero(np.diff(lane, prepend=-1))
+        low, high = np.minimum.reduceat(peer, first), np.maximum.reduceat(peer, first)
+        found[lane[first]] = np.where(low == high, low, -1)
+    only: list[int] = found.tolist()
+    return only
 
 
 def _actor(program: Program, actor: int) -> str:

@@ -89,9 +89,9 @@ def _view(sides: Sequence[Side]) -> TimelineView:
                 continue
             rows = [("", "compute", tiles(view))] + ([("host", "other", view.host)] if view.device is not None else [])
             for lane, role, pieces in rows:
-                track = len(kept)
-                kept[track] = (f"rank {rank}", side.name if len(sides) > 1 else "measured", lane, role)
-                columns.append(_columns(track, view, pieces, zero, names))
+                number = len(kept)
+                kept[number] = (f"rank {rank}", side.name if len(sides) > 1 else "measured", lane, role)
+                columns.append(_columns(number, view, pieces, zero, names))
     track, start, end, name, category = (np.concatenate(c) for c in zip(*columns, strict=True))
     none = np.full(len(track), -1, np.int64)
     slices = Slices(track=track, start_s=start / 1e9, end_s=end / 1e9, name=name, category=category, step=none, iteration=none * 0)

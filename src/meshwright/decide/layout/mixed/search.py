@@ -79,7 +79,8 @@ def search_mixed(
             bool(demands.broken(j.candidate, j.estimate.time_s)), demands.value(j.candidate, j.estimate.time_s), j.candidate.layout.name,
         )
     )  # fmt: skip
-    ranked = _simulate(problem, fitting[:simulated], budget)
+    with budget.net():  # what an interrupt ends
+        ranked = _simulate(problem, fitting[:simulated], budget)
     # refined ones join the simulated: the simulator decides between them, so refining never makes worse
     ranked += _refined(problem, demands, ranked[:], refine) if not budget.late else []
     kept = _keeping(demands, ranked)
