@@ -98,7 +98,8 @@ class Arguments:
             sent, taken = torch.tensor([sends]), torch.tensor([takes])
         wrong = (sent != taken.t()).nonzero().tolist()
         if wrong:
-            self._unlike(sent.tolist(), taken.tolist(), *wrong[0], signed)
+            source, target = wrong[0]
+            self._unlike(sent.tolist(), taken.tolist(), source, target, signed)
         return bool((sent == sent[0, 0]).all())
 
     def _unlike(self, sent: list[list[int]], taken: list[list[int]], source: int, target: int, signed: Signature) -> None:
