@@ -1,16 +1,22 @@
-"""Models captured once per process: tests of many modules read the same few graphs, and a capture takes seconds."""
+"""Models captured once per run: tests of many modules read the same few graphs, and a capture takes seconds."""
 
 from __future__ import annotations
 
+import fcntl
 import functools
+import hashlib
+import os
+import shutil
+import tempfile
 from pathlib import Path
 
 import msgspec
 
 from meshwright.capture.graph import capture
 from meshwright.graph.graph import OpGraph
+from meshwright.io.model.graph import read_graph, write_graph
 
-__all__ = ["captured"]
+__all__ = ["captured", "forget"]
 
 
 @functools.cache
@@ -22,4 +28,24 @@ def captured(model: str, *, scalable: bool = True, loss: str = "cross-entropy") 
 
 @functools.cache
 def _captured(model: str, scalable: bool, loss: str) -> OpGraph:
-    return capture(model, scalable=scalable, loss=loss)
+    """Of several workers one captures, the others wait and read what it wrote."""
+    run = os.environ.get("PYTEST_XDIST_TESTRUNUID")
+    if run is None:
+        return capture(model, scalable=scalable, loss=loss)
+    folder = _folder(run)
+    folder.mkdir(mode=0o700, exist_ok=True)
+    kept = folder / f"{hashlib.sha256(f'{model} {scalable} {loss}'.encode()).hexdigest()[:20]}.json"
+    with kept.with_suffix(".lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)  # released when the file closes
+        if not kept.exists():
+            write_graph(kept, capture(model, scalable=scalable, loss=loss))
+    return read_graph(kept)
+
+
+def _folder(run: str) -> Path:
+    return Path(tempfile.gettempdir(), f"meshwright-captured-{run}")
+
+
+def forget(run: str) -> None:
+    """At the end of a run."""
+    shutil.rmtree(_folder(run), ignore_errors=True)

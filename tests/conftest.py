@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, is_hypothesis_test, settings
 
+import captured
 import compiled_once
 import warm_interpreters
 from meshwright.run.machine.process import batch_scheduling
@@ -94,8 +95,11 @@ def unchosen(alike: list[pytest.Item]) -> list[pytest.Item]:
     return [item for at, item in enumerate(alike) if at not in chosen]
 
 
-def pytest_unconfigure() -> None:
+def pytest_unconfigure(config: pytest.Config) -> None:
     warm_interpreters.remove()
+    run = getattr(config, "workerinput", {}).get("testrunuid")
+    if run and config.workerinput["workerid"] == "gw0":  # type: ignore[attr-defined]
+        captured.forget(run)
 
 
 @pytest.hookimpl(wrapper=True)
