@@ -177,7 +177,7 @@ def _most_promising(
     """The fastest by the planners' clock that fit by their orders are simulated, until one is found that fits and the work is spent."""
     rows: list[Row] = []
     cap, spent = max(problem.memory_cap_bytes, default=0), 0
-    for row, schedule in sorted(planned, key=lambda x: (bool(cap) and x[0].estimate[1] > cap, x[0].estimate)):  # type: ignore[index, type-var, return-value]
+    for row, schedule in sorted(planned, key=lambda x: (bool(cap) and x[0].estimate[1] > cap, x[0].estimate)):  # type: ignore[index]
         actions = sum(map(len, schedule.orders))
         if any(r.fits for r in rows) and spent + actions > MAX_SIMULATED:
             rows.append(replace(row, why="not simulated: large, and others promise more", hint="name it with --strategy"))
