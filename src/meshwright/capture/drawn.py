@@ -101,6 +101,7 @@ class _Deferring(TorchDispatchMode):  # type: ignore[misc]
         super().__init__()
         self.min_bytes = min_bytes
         self.made: dict[int, _Made] = {}  # by the address of a storage
+        self.scratch = torch.empty(0, dtype=torch.uint8)
         self.refused = ""  # what could not be noted, should the function go on after it
 
     def view(self, x: torch.Tensor) -> _View | None:
@@ -183,7 +184,7 @@ class _Deferring(TorchDispatchMode):  # type: ignore[misc]
         call = _Call(func, (None, *self.noted(args[1:])), self.noted(kwargs))
         if draws:
             call.generator = torch.get_rng_state()
-            func(torch.empty_strided(view.shape, view.strides, dtype=target.dtype), *args[1:], **kwargs)
+            func(self.thrown_away(view, target.dtype), *args[1:], **kwargs)
         made = view.made
         if func in WHOLE and target.is_contiguous() and target.numel() * target.element_size() == made.storage.nbytes():
             flat = (made.storage.nbytes() // target.element_size(),)
@@ -191,6 +192,14 @@ class _Deferring(TorchDispatchMode):  # type: ignore[misc]
             self.made[made.storage._cdata] = made  # what was there before is kept by those who read it
         made.changes.append((view, call))
         return target
+
+    def thrown_away(self, view: _View, dtype: torch.dtype) -> torch.Tensor:
+        """Memory to draw into, the same again and again: freed and taken anew, holes between what stays would add up to the whole model."""
+        size = (1 + sum((n - 1) * stride for n, stride in zip(view.shape, view.strides, strict=True))) * dtype.itemsize
+        if self.scratch.nbytes < size:
+            self.scratch = torch.empty(0, dtype=torch.uint8)
+            self.scratch = torch.empty(-(-size // 16) * 16, dtype=torch.uint8)
+        return self.scratch.view(dtype).as_strided(view.shape, view.strides, 0)
 
     def put(self, x: torch.Tensor, call: _Call) -> None:
         storage = x.untyped_storage()
