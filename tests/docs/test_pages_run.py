@@ -15,7 +15,8 @@ TOOL = ROOT / "tools" / "page_commands.py"
 sys.path.insert(0, str(TOOL.parent))
 import page_commands  # noqa: E402
 
-PAGES = page_commands.pages()
+METHODS = [page for page in page_commands.pages() if page.parent.name == "methods"]
+PAGES = [page for page in page_commands.pages() if page not in METHODS]
 
 
 def run(*words: str) -> subprocess.CompletedProcess[str]:
@@ -30,6 +31,23 @@ def test_a_page_prints_what_it_says(page: Path) -> None:
         return
     done = run("check", str(page))
     assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-2000:]
+
+
+@pytest.mark.real
+def test_the_pages_of_methods_print_what_they_say() -> None:
+    """In one process: their commands are short."""
+    done = run("check", *(str(page) for page in METHODS if "```console" in page.read_text(encoding="utf-8")))
+    assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-2000:]
+
+
+def test_every_method_page_says_what_a_reader_asks() -> None:
+    index = (ROOT / "docs" / "methods" / "index.md").read_text(encoding="utf-8")
+    assert {p.name for p in METHODS} - {"index.md"} == set(re.findall(r"\]\((\w+\.md)\)", index))
+    for page in METHODS:
+        if page.name != "index.md":
+            text = page.read_text(encoding="utf-8")
+            assert all(f"## {head}\n" in text for head in ("When it wins here", "What we changed", "Cite")), page
+            assert all((page.parent / name).is_file() for name in re.findall(r"\]\((\w+\.svg)\)", text)), page
 
 
 def test_every_job_has_a_page() -> None:
