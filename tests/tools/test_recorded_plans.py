@@ -42,7 +42,7 @@ def test_a_plan_that_is_not_as_recorded_is_found(tmp_path: Path) -> None:
     entries = {e["command"]: e for e in document["plans"]}
     entries[ZB2P]["sha256"] = "0" * 64
     old = {**document, "versions": {**document["versions"], "numpy": "0.1"}}
-    code, text = said("--only", WORDS, "--file", written(tmp_path / "old.json", old))
+    code, text = said("--only", "pipeline: zb2p", "--file", written(tmp_path / "old.json", old))
     assert code == 0 and "DIFFERS" in text and "numpy 0.1, here" in text and "prove nothing" in text, text
 
     lacking = {**document, "plans": [e for e in document["plans"] if e["command"] != ZB1P]}

@@ -16,6 +16,7 @@ from meshwright.check.training.segment_step import check_segment_steps
 from meshwright.cli import main
 from meshwright.cost import Cost, Priced
 from meshwright.drive import plans as drive
+from meshwright.drive.training.collective_choice import CollectivesWanted
 from meshwright.drive.training.memory import MemoryWanted
 from meshwright.drive.training.recompute import RecomputeWanted
 from meshwright.drive.training.stage_steps import peaks_in_flight
@@ -26,6 +27,7 @@ from meshwright.explain.explanation import explain_plan
 from meshwright.fabric.fabric import Fabric
 from meshwright.graph.graph import OpGraph
 from meshwright.io.export.layout import export_layout
+from meshwright.io.model.graph import write_graph
 from meshwright.io.plan.plan import plan_bytes, plan_from_bytes
 from meshwright.job import Training
 from meshwright.plan.plan import Plan, Recompute, SegmentStep, TrainingLayout
@@ -101,9 +103,10 @@ def test_the_plan_says_how_far_it_is_from_the_best_of_its_layout():
 def test_stages_of_several_segments_hold_less_and_have_a_bound():
     """Segments of a tensor-parallel stage add up in what they hold, whatever the peak of each alone."""
     degrees = {"data": 1, "tensor": 2, "pipeline": 1, "microbatch": 8}
-    whole = plan_training(JOB, fabric(1 << 30), graph=graph(), wishes=(LayoutWanted(**degrees), RecomputeWanted("none")))
+    asked = LayoutWanted(**degrees), CollectivesWanted("ring")
+    whole = plan_training(JOB, fabric(1 << 30), graph=graph(), wishes=(*asked, RecomputeWanted("none")))
     limit = max(whole.prediction.memory_worst_bytes) * 7 // 10
-    made = plan_training(JOB, fabric(limit), graph=graph(), wishes=(LayoutWanted(**degrees), RecomputeWanted("steps"), MemoryWanted(source())))
+    made = plan_training(JOB, fabric(limit), graph=graph(), wishes=(*asked, RecomputeWanted("steps"), MemoryWanted(source())))
     (stage,) = made.decisions["recompute"]["options"]["stages"]
     assert max(made.prediction.memory_worst_bytes) <= limit and check_plan(made).ok
     assert 0 < stage["bound_s"] <= stage["time_s"]
@@ -163,7 +166,7 @@ def test_whole_stages_need_their_graphs(tmp_path, capsys):
     assert main([*words, "--model", MODEL, "--memory", "0B"]) == 2
     assert "--memory" in capsys.readouterr().err
     file = tmp_path / "graph.json"
-    assert main(["train", "capture", "--model", MODEL, "-o", str(file)]) == 0
+    write_graph(file, graph())
     assert main([*words, "--graph", str(file), "--recompute", "steps"]) == 2
     assert "need --model" in capsys.readouterr().err
 
