@@ -130,6 +130,7 @@ class Tree:
     def _start(self) -> subprocess.Popen[str]:
         changed = {"PYTHONPATH": str(self.root / "src"), "OMP_NUM_THREADS": "1", "MESHWRIGHT_CACHE": "0", "COLUMNS": "80"}
         environment = {k: v for k, v in os.environ.items() if k != "PYTHONHASHSEED"} | changed
+        environment["MESHWRIGHT_PROGRESS"] = "0"  # what is said of the progress depends on the clock
         environment.setdefault("NUMBA_CACHE_DIR", str(Path(sys.prefix) / "numba-cache"))
         words = [sys.executable, str(HERE / "server.py")]
         return subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment, cwd=self.folder)
