@@ -15,7 +15,8 @@ import os
 import re
 import sys
 import types
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -64,9 +65,10 @@ class Native:
         path = place / f"{name}-{self.key}.o" if place else None
         code = _read(path) if path else None
         if code is None and path is not None:
-            code = self._compiled()
-            if code:
-                _write(path, code)
+            with _alone(path.with_suffix(".lock")):
+                code = _read(path)  # by whoever was first
+                if code is None and (code := self._compiled()):
+                    _write(path, code)
         return self._bound(code) if code else self.plain
 
     @cached_property
@@ -187,6 +189,21 @@ def _read(path: Path) -> bytes | None:
     except OSError:
         return None
     return data[32:] if hashlib.sha256(data[32:]).digest() == data[:32] else None
+
+
+@contextmanager
+def _alone(path: Path) -> Iterator[None]:
+    """One process at a time: compiling takes seconds. Where files cannot be locked, each compiles."""
+    try:
+        import fcntl
+
+        file = path.open("w")
+    except (ImportError, OSError):
+        yield
+        return
+    with file:
+        fcntl.flock(file, fcntl.LOCK_EX)  # released when the file closes
+        yield
 
 
 def _write(path: Path, code: bytes) -> None:
