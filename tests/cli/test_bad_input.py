@@ -152,7 +152,7 @@ def test_rates_with_huge_common_denominators(capsys, folder):
         (["--size", "-4"], 2, "must be a number with a unit"), (["--size", "1e9"], 2, "--size"), (["--size", "NaN"], 2, "--size"),
         (["--devices", "0"], 2, "at least 2 ranks"), (["--devices", "0,0"], 2, "named twice"), (["--devices", "0-2,1"], 2, "named twice"),
         (["--devices", "3-0"], 2, "not a range"), (["--devices", ""], 2, "has no device ''"), (["--devices", "9"], 2, "not a range"),
-        (["--root", "4"], 2, "root must be 0..3"), (["--root", "-1"], 2, "root must be"), (["--element-bytes", "0"], 2, "must be >= 1"),
+        (["--root", "4"], 2, "root must be 0..3"), (["--root", "-1"], 2, "--root: must be >= 0"), (["--element-bytes", "0"], 2, "must be >= 1"),
         (["--shards", "4,4"], 2, "2 shards for 4 ranks"), (["--shards", "4,4,4,4"], 2, "add up to 16 B"), (["--shards", "x"], 2, "--shards"),
         (["--peers", "1,2,3,0"], 2, "has no peers"), (["--without", "nope"], 2, "no device, switch or server 'nope'"),
         (["--without", ","], 2, "an empty name"), (["--without", "0,island0/cpu0"], 2, "named twice"),

@@ -80,7 +80,7 @@ def test_show_limits(ring: Path, capsys: pytest.CaptureFixture[str]) -> None:
     [
         (["--rank", "3"], "ranks 0..2, got --rank 3"),
         (["--lane", "6"], "lanes 0..5, got --lane 6"),
-        (["--limit", "-1"], "--limit must be >= 0"),
+        (["--limit", "-1"], "--limit: must be >= 0"),
         (["--program", "x"], "0 programs are called 'x'"),
     ],
 )

@@ -104,7 +104,7 @@ def _runs(pid):
 
 
 def test_how_many_at_once(monkeypatch):
-    monkeypatch.setattr(module, "usable_cores", lambda: 4)
+    monkeypatch.setattr("meshwright.fabric.preset_nets.usable_cores", lambda: 4)
     monkeypatch.setattr(module, "free_bytes", lambda: 64 << 30)
     large = 100 << 20
     assert processes_for([large] * 8) == 4 and processes_for([large] * 3) == 3

@@ -431,7 +431,7 @@ def test_command(capsys, tmp_path, monkeypatch):
     assert json.loads(capsys.readouterr().out)["files"][0]["graphs"][0]["pattern"] == "ring"
     assert main(["fabric", "import", str(DATA / "hub.csv"), "-o", "hub.json"]) == 0 and load_fabric("hub.json").name == "hub"
     for words, code, text in [
-        (["vm.xml", "--net", "ring"], 2, "no network 'ring'"), (["vm.xml", "--boxes", "0"], 2, "--boxes: must be between"),
+        (["vm.xml", "--net", "ring"], 2, "no network 'ring'"), (["vm.xml", "--boxes", "0"], 2, "--boxes: must be >= 1"),
         (["vm.xml", "--nic", "fast"], 2, "--nic: must be a number with a unit"), (["vm.xml", "--unit", "0B/s"], 2, "--unit: must be above 0"),
         (["vm.xml", "--format", "x"], 2, "no format 'x'"), (["vm.xml", "--format", "dcgm"], 1, "vm.xml"),
     ]:  # fmt: skip

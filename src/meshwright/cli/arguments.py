@@ -21,7 +21,7 @@ def at_least_one(text: str) -> int:
     except ValueError:
         raise argparse.ArgumentTypeError(f"must be a whole number, got {text!r}") from None
     if number < 1:
-        raise argparse.ArgumentTypeError(f"must be at least 1, got {number}")
+        raise argparse.ArgumentTypeError(f"must be >= 1, got {number}")
     return number
 
 

@@ -222,7 +222,7 @@ def _whole(text: str) -> int:
     except ValueError:
         raise argparse.ArgumentTypeError(f"must be a whole number, got {text!r}") from None
     if number < 0:
-        raise argparse.ArgumentTypeError(f"must be at least 0, got {number}")
+        raise argparse.ArgumentTypeError(f"must be >= 0, got {number}")
     return number
 
 

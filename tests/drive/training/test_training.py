@@ -118,6 +118,7 @@ def test_a_step_calls_any_collective_strategy_or_says_why_it_cannot(name: str) -
     """Plans are checked as they are made; the strategy is the one that was asked for, and nothing that was tried in the winner's place is faster."""
     refused = {
         "pat": "PAT has no all-reduce", "scatter-all-gather": "has no all-reduce", "multipath": "does not do all-reduce", "nccl": "NCCL runs on GPUs",
+        "bfb": "no program calls bfb",  # this fabric has a switch, over which it is the direct exchange
     }  # fmt: skip
     if name in refused:
         with pytest.raises(Infeasible, match=refused[name]):

@@ -39,7 +39,7 @@ MAX_AUTO_LAYOUTS = 4
 # Combinations that are tried where one schedule is asked for.
 MAX_ASKED_LAYOUTS = 8
 # Schedules simulated per layout, best by the planners' clock first.
-MAX_FAST_SCHEDULES = 4
+MAX_FAST_SCHEDULES = 5
 # Schedules simulated besides where none of these fits: those that keep least.
 MAX_LEAN_SCHEDULES = 3
 # Stages per device that are tried where a schedule has the choice.

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ...decide.collective.sparse.phases import HEADER_WORDS
+from ...decide.collective.sparse.phases import HEADER_WORDS, quantiles
 from ...errors import MessageDamaged, NotFinite, PlanMismatch, Unsupported
 from ...kernels.entries import add_entries, entry_values
 from .selection import Selected, value_of
@@ -119,7 +119,7 @@ class Exchange(ABC):
         """Rows for every rank, and what this rank proposes for the regions: zeros where a method has none."""
         rows = np.zeros(self.state.ranks, np.int64)
         rows[self.state.rank] = len(entries)
-        return rows, np.zeros(self.state.ranks - 1, np.int64)
+        return rows, np.zeros(quantiles(self.state.ranks), np.int64)
 
     def outgoing_entries(self) -> Entries:
         """The selection, in the order of whom it is sent to."""

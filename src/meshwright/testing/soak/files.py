@@ -12,12 +12,17 @@ import numpy as np
 
 __all__ = ["READERS", "read_with", "seeds"]
 
+KFAC_TABLE = b"""bs,time_f,time_b,time_kron,time_inv,time_prec,mem_param,mem_act,mem_peak_err,mem_save_err,mem_kron
+1,4.5,9.25,3,12,2,85,40,12,6,30
+8,21.75,44,9,12,2,85,310,96,48,30
+"""
+
 # name -> (module, function, what it takes). "path": a file; "bytes", "text": what it holds. Options that a reader needs stand behind.
 READERS: Mapping[str, tuple[str, str, str, dict[str, Any]]] = {
     "plan or program": ("plan.plan", "read_plan_or_program", "path", {}), "fill work": ("plan.fill", "read_fill_work", "path", {}),
     "traffic plan": ("plan.traffic", "read_traffic_plan", "path", {}), "traffic profile": ("plan.traffic", "read_traffic_profile", "path", {}),
     "tensors": ("plan.traffic", "read_tensors", "path", {}), "buffers": ("plan.minimalloc_csv", "read_buffers_csv", "path", {}),
-    "pipeline table": ("plan.pipeline_csv", "read_pipeline_csv", "text", {}), "graph": ("model.graph", "read_graph", "path", {}),
+    "kfac table": ("plan.kfac_csv", "read_kfac_csv", "path", {}), "pipeline table": ("plan.pipeline_csv", "read_pipeline_csv", "text", {}), "graph": ("model.graph", "read_graph", "path", {}),
     "transformer": ("model.transformer_toml", "read_transformer_toml", "path", {}), "cost": ("costs.table", "read_cost", "path", {}),
     "runtime": ("costs.profile_documents", "read_runtime", "path", {}), "profiled layout": ("costs.profile_documents", "read_layout", "path", {}),
     "measured runs": ("costs.profile_documents", "read_measured_runs", "path", {}),
@@ -106,7 +111,7 @@ def _plans() -> list[tuple[str, str, bytes]]:
         ("traffic profile", "profile.json", _written(lambda p: write_traffic_profile(p, profile), "profile.json")),
         ("tensors", "tensors.csv", b"ready_s,name,shape\n0.5,late,3x4\n0.25,early,7\n0.75,last,1x2x3\n"),
         ("buffers", "buffers.csv", b"id,lower,upper,size\na,0,3,8\nb,1,4,16\nc,3,9,4\n"),
-        ("pipeline table", "pipeline.csv", b"0F0,0F1,0B0,0F2,0B1,0B2\n1F0,1B0,1F1,1B1,1F2,1B2\n"),
+        ("kfac table", "kfac.csv", KFAC_TABLE), ("pipeline table", "pipeline.csv", b"0F0,0F1,0B0,0F2,0B1,0B2\n1F0,1B0,1F1,1B1,1F2,1B2\n"),
     ]
 
 

@@ -21,7 +21,7 @@ from typing import ClassVar
 
 from ....cite import Cite
 from ....errors import Unsupported, UsageError
-from .phases import EDGE_THRESHOLDS, Phases, planned, quantiles
+from .phases import EDGE_THRESHOLDS, Phases, planned
 from .problem import SparsePlan, SparseProblem, SparseSizes, SparseStrategy
 
 __all__ = ["CITE", "DEVIATIONS", "OkTopk"]
@@ -65,7 +65,7 @@ class OkTopk(SparseStrategy):
         n, exact = sizes.ranks, "thresholds" in kind
         p = Phases(sizes, f"oktopk {kind}", regions=n, parts=n)
         picked = p.select(exact=exact)
-        p.headers(proposals=quantiles(n))
+        p.headers()
         p.gather_counts("counts", 8 * n, always="regions" in kind)
         kept = p.sum_regions(picked)
         if not exact:

@@ -25,7 +25,7 @@ BUCKET_MESSAGES = 2  # of a bucket, added up together
 MAX_BUCKETS_UNDER_WAY = 2  # while one is waited for, the next keeps links busy
 HISTOGRAM_BINS = (2048, 2048, 512)  # of the three histograms that find the exact k-th value
 EDGE_THRESHOLDS = 128  # for which sizes are exchanged at once
-HEADER_WORDS = 9  # and two per rank, 8 bytes each
+HEADER_WORDS = 9  # and one more, one per rank and the quantiles, 8 bytes each
 MAX_QUANTILES_PER_RANK = 16  # of a rank's selection that its header has for every region; the error of a region is then 1/16 at most
 MAX_QUANTILES = 256  # of a rank altogether where ranks are many
 
@@ -133,9 +133,9 @@ class Phases:
                 after[r].append(moved.got)
         self.ready = [steps or ready for steps, ready in zip(after, self.ready, strict=True)]
 
-    def headers(self, *, proposals: int | None = None) -> None:
-        """`proposals`: words for the boundaries of regions (default: one less than ranks, unused)."""
-        self.gather_counts("headers", 8 * (HEADER_WORDS + 1 + self.n + (self.n - 1 if proposals is None else proposals)))
+    def headers(self) -> None:
+        """As long for every method, used or not: ranks whose methods differ are told of it by headers."""
+        self.gather_counts("headers", 8 * (HEADER_WORDS + 1 + self.n + quantiles(self.n)))
 
     def histograms(self, sums: list[int], *, always: bool) -> None:
         """Three histograms of the sums, each added up part by part, one to a rank, and spread; of size 0 or whole, where not always needed."""
