@@ -80,7 +80,7 @@ def test_sides_that_do_not_fit_are_refused(tmp_path, capsys):
         ([one, two, "--by", "steps"], "only runs and plans of ours have steps"),
         ([str(plan), str(plan)], "both are plans"),
         ([str(plan), one], "compared with the folder of a run"),
-        ([one, two, "--limit", "-1"], "at least 0"),
+        ([one, two, "--limit", "-1"], ">= 0"),
     ):
         assert main(["trace", "diff", *arguments]) == 2
         assert said in capsys.readouterr().err

@@ -15,9 +15,9 @@ SEARCH = "layout search --model nowhere.py:model --fabric dgx-a100:2 --global-ba
 @pytest.mark.parametrize(
     ("command", "message"),
     [
-        ("train plan --model nowhere.py:model --fabric two-islands --global-batch -4", "argument --global-batch: must be at least 1, got -4"),
-        (f"{TRAIN} --tp 0", "argument --tp: must be at least 1, got 0"),
-        (f"{TRAIN} --seed -1", "argument --seed: must be at least 0, got -1"),
+        ("train plan --model nowhere.py:model --fabric two-islands --global-batch -4", "argument --global-batch: must be >= 1, got -4"),
+        (f"{TRAIN} --tp 0", "argument --tp: must be >= 1, got 0"),
+        (f"{TRAIN} --seed -1", "argument --seed: must be >= 0, got -1"),
         (f"{TRAIN} --pp many", "argument --pp: must be a whole number, got 'many'"),
         (f"{TRAIN} --without layuot", "there is no decision 'layuot' that can be left out"),
         (f"{TRAIN} --pipeline nine", "nine"),

@@ -45,9 +45,7 @@ def whole_mix(classes: Sequence[Members], budget_bytes: int) -> list[list[int]]:
         lp, n = _model(classes, limit, integer=True)
         try:
             require_optimal(lp, what="mix of recomputation policies")
-        except Infeasible:
-            if limit == budget_bytes:
-                raise
+        except Infeasible:  # or by the solver's tolerance, where the budget is met to the byte
             return _leanest(classes, budget_bytes)
         counts = [[round(c) for c in mine] for mine in _split(classes, values(lp)[:n])]
         over = _held_bytes(classes, counts) - budget_bytes
