@@ -92,9 +92,10 @@ def in_lab() -> list[dict[str, Any]]:
         ring = times["ring"][size]
         rows.append({
             "what": f"all-gather of {size} B on K(4,4) in the lab: bfb, beside our ring", "value": seconds(ours), "unit": "s", "peer": seconds(ring),
-            "gain": seconds(ring) / seconds(ours), "asked_gain": ASKED_GAIN if size == 4096 else None, "simulated_s": ours.get("simulated_s"),
+            "gain": seconds(ring) / seconds(ours), "asked_gain": ASKED_GAIN if size == 4096 else None,
+            "simulated_s": ours["simulated_s"], "peer_simulated_s": ring["simulated_s"],
         })  # fmt: skip
-        print(f"{size:>8} B  bfb {ours['time_s']:.4f} s  ring {ring['time_s']:.4f} s  simulated {ours.get('simulated_s')}", flush=True)
+        print(f"{size:>8} B  bfb {seconds(ours):.4f} s  ring {seconds(ring):.4f} s  simulated {ours['simulated_s']}", flush=True)
     return rows
 
 
