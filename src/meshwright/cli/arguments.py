@@ -14,15 +14,20 @@ MODELS = "FILE.py:function or module:function that returns (module, example inpu
 LOSSES = "cross-entropy (default), mse, output, or module:function"
 
 
-def at_least_one(text: str) -> int:
-    """An option's whole number, of at least 1."""
+def whole_number(text: str, *, least: int = 0) -> int:
+    """An option's whole number; no number of anything is negative."""
     try:
         number = int(text)
     except ValueError:
         raise argparse.ArgumentTypeError(f"must be a whole number, got {text!r}") from None
-    if number < 1:
-        raise argparse.ArgumentTypeError(f"must be >= 1, got {number}")
+    if number < least:
+        raise argparse.ArgumentTypeError(f"must be >= {least}, got {number}")
     return number
+
+
+def at_least_one(text: str) -> int:
+    """An option's whole number, of at least 1."""
+    return whole_number(text, least=1)
 
 
 def fabric_arguments(parser: argparse.ArgumentParser, *, devices: str = "use only these devices, e.g. 0-3,8") -> None:

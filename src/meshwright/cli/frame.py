@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, NoReturn, Protocol, TextIO, cast
 from .. import __version__
 from ..errors import Interrupted, MeshwrightError, MissingExtra, TimeLimit, Unsupported, UsageError
 from ..kernels.kept import fallback_in_use
+from .arguments import whole_number
 from .commands import COMMANDS, NOUNS
 from .progress import Interrupts, shown
 
@@ -207,23 +208,13 @@ def _parser(command: tuple[str, ...], module: Any) -> _Parser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
-    parser.register("type", int, _whole)  # no number of anything is negative
+    parser.register("type", int, whole_number)
     module.arguments(parser)
     parser.add_argument("--json", action="store_true", help="print one JSON document instead of text")
     parser.add_argument("--output", choices=("text", "json", "csv"), default="text", help="text (default), json (as --json), csv (the table)")
     parser.add_argument("--quiet", action="store_true", help="say nothing on standard error but errors")
     parser.add_argument("--debug", action="store_true", help="show the traceback of an error")
     return parser
-
-
-def _whole(text: str) -> int:
-    try:
-        number = int(text)
-    except ValueError:
-        raise argparse.ArgumentTypeError(f"must be a whole number, got {text!r}") from None
-    if number < 0:
-        raise argparse.ArgumentTypeError(f"must be >= 0, got {number}")
-    return number
 
 
 def _refuse_unknown_options(parser: _Parser, words: list[str]) -> None:
