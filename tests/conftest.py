@@ -17,6 +17,7 @@ from hypothesis import HealthCheck, is_hypothesis_test, settings
 import captured
 import compiled_once
 import warm_interpreters
+from effort import FULL, PROFILE, few
 from meshwright.run.machine.process import batch_scheduling
 
 # "ci": the same examples in every run, no time limit per example (two cores, other load), a share of what a test asks for: what the others
@@ -25,10 +26,8 @@ settings.register_profile("ci", derandomize=True, deadline=None, suppress_health
 settings.register_profile("full", settings.get_profile("ci"))
 settings.register_profile("dev", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.register_profile("soak", deadline=None, max_examples=20_000, suppress_health_check=[HealthCheck.too_slow])
-PROFILE = os.environ.get("HYPOTHESIS_PROFILE", "ci")
 settings.load_profile(PROFILE)
-FULL = PROFILE != "ci"
-SHARE_OF_EXAMPLES, MIN_EXAMPLES = 0.4, 10  # of the examples that a test asks for in its `@settings`, in the profile "ci"
+MIN_EXAMPLES = 10  # of a test of properties, if it asks for so many
 
 # Compiled kernels are kept beside the environment, so that every worker and every later run finds them.
 os.environ.setdefault("NUMBA_CACHE_DIR", str(Path(sys.prefix) / "numba-cache"))
@@ -65,8 +64,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     for function in {id(f): f for f in (getattr(getattr(i, "obj", None), "__func__", getattr(i, "obj", None)) for i in items)}.values():
         if is_hypothesis_test(function):  # a function that many cases share is told once
             asked = function._hypothesis_internal_use_settings
-            few = min(asked.max_examples, max(MIN_EXAMPLES, round(SHARE_OF_EXAMPLES * asked.max_examples)))
-            function._hypothesis_internal_use_settings = settings(asked, max_examples=few)
+            function._hypothesis_internal_use_settings = settings(asked, max_examples=few(asked.max_examples, least=MIN_EXAMPLES))
     cases: dict[str, list[pytest.Item]] = {}
     for item in items:
         if item.get_closest_marker("sample") is not None:

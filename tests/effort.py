@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import os
 
-__all__ = ["few"]
+__all__ = ["FULL", "PROFILE", "few"]
 
-SHARE_OF_SEEDS = 0.4
+PROFILE = os.environ.get("HYPOTHESIS_PROFILE", "ci")
+FULL = PROFILE != "ci"
+SHARE = 0.4  # of the seeds and examples that a test asks for
 
 
-def few(seeds: int) -> int:
-    """How many of a test's own seeds to try."""
-    return seeds if os.environ.get("HYPOTHESIS_PROFILE", "ci") != "ci" else max(1, round(SHARE_OF_SEEDS * seeds))
+def few(wanted: int, *, least: int = 1) -> int:
+    """How many of a test's own seeds or examples to try."""
+    return wanted if FULL else min(wanted, max(least, round(SHARE * wanted)))

@@ -28,7 +28,7 @@ from meshwright.testing.soak.traces import DRESSES, counted, drawn_trace
 # Not readers of an outside file: parts of one, tables of an installed package, and what calls a reader that is in the list.
 PARTS = {
     "quantity": {"parse_rate_Bps", "parse_size_bytes", "parse_flops", "parse_time_s"}, "protobuf": {"read_varint"},
-    "strict_json": {"read_at_most", "read_document", "read_versioned"}, "xml_reader": {"read_xml", "parse_xml"},
+    "strict_json": {"read_at_most", "read_text", "read_document", "read_versioned"}, "xml_reader": {"read_xml", "parse_xml"},
     "perf_tables": {"read_system", "read_nccl", "read_gemm"}, "imported": {"read_source"}, "toml": {"parse_fabric_toml"},
     "plan": {"read_plan", "read_program"}, "minimalloc_csv": {"parse_buffers_csv"}, "profile_layers": {"parse_profile_file"},
     "kfac_csv": {"parse_kfac_csv"},

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
+from .arguments import at_least_one
 from .frame import Result
 
 HELP = "where the time of measured steps went, per rank and stage, and what to do about it"
@@ -20,7 +21,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--model", metavar="MODULE:FUNCTION", help="capture the module tree from this function")
     parser.add_argument("--fabric", help="FILE.toml or PRESET:n: what links should carry, to tell slow ones (default: what the other links carry)")
     parser.add_argument("--without-last-step", action="store_true", help="device totals: leave out what the last profiler step launched")
-    parser.add_argument("--limit", type=int, default=10, metavar="N", help="print at most N bottlenecks (default 10)")
+    parser.add_argument("--limit", type=at_least_one, default=10, metavar="N", help="print at most N bottlenecks (default 10)")
 
 
 def run(args: argparse.Namespace) -> Result:
@@ -28,8 +29,6 @@ def run(args: argparse.Namespace) -> Result:
     from ..errors import UsageError
     from ..report.trace_breakdown import breakdown_document, breakdown_text
 
-    if args.limit < 1:
-        raise UsageError(f"must be at least 1, got {args.limit}", where="--limit")
     if args.modules and args.model:
         raise UsageError("give --modules or --model, not both", where="--modules")
     found, devices = breakdown_of(

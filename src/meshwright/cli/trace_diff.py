@@ -24,11 +24,8 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> Result:
     from ..compare.diff import diff_of
-    from ..errors import UsageError
     from ..report.trace_diff import diff_document, diff_text
 
-    if args.limit < 0:
-        raise UsageError(f"must be at least 0, got {args.limit}", where="--limit")
     found = diff_of(args.a, args.b, plan=args.plan, modules=args.modules, by=args.by)
     names = {"a": found.a, "b": found.b, "joined": found.joined}
     return Result(diff_document(found.diff, **names), diff_text(found.diff, limit=args.limit, **names))

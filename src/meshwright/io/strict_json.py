@@ -59,6 +59,17 @@ def read_at_most(path: str | os.PathLike[str], limit: int) -> tuple[str, bytes]:
     return where, data
 
 
+def read_text(path: str | os.PathLike[str], limit: int) -> tuple[str, str]:
+    """(name for messages, text) of a file of at most `limit` bytes. Raises: UsageError if it cannot be read; FormatError: too large, no UTF-8."""
+    where, data = read_at_most(path, limit)
+    if len(data) > limit:
+        raise FormatError(f"larger than {limit} bytes", where=where)
+    try:
+        return where, data.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise FormatError(f"byte {error.start} is not UTF-8", where=where) from None
+
+
 def read_document(path: str | os.PathLike[str], *, limit: int = MaxBytes.DOCUMENT) -> bytes:
     """The bytes of a JSON file, unpacked if they are gzip (told by content); `-` is standard input.
 

@@ -12,7 +12,7 @@ import re
 from ...errors import FormatError
 from ...profile.kfac import KFACRow
 from ..limits import MaxBytes
-from ..strict_json import read_at_most
+from ..strict_json import read_text
 
 __all__ = ["parse_kfac_csv", "read_kfac_csv"]
 
@@ -30,13 +30,8 @@ _NUMBER = re.compile(r"\d{1,18}(\.\d{1,24})?([eE][-+]?\d{1,2})?\Z")
 
 def read_kfac_csv(path: str | os.PathLike[str]) -> tuple[KFACRow, ...]:
     """A file (`-`: standard input). Raises: UsageError if it cannot be read; FormatError."""
-    where, data = read_at_most(path, MaxBytes.KFAC_CSV)
-    if len(data) > MaxBytes.KFAC_CSV:
-        raise FormatError(f"larger than {MaxBytes.KFAC_CSV} bytes", where=where)
-    try:
-        return parse_kfac_csv(data.decode("utf-8-sig"), where=where)
-    except UnicodeDecodeError as error:
-        raise FormatError(f"byte {error.start} is not UTF-8", where=where) from None
+    where, text = read_text(path, MaxBytes.KFAC_CSV)
+    return parse_kfac_csv(text, where=where)
 
 
 def parse_kfac_csv(text: str, *, where: str = "csv") -> tuple[KFACRow, ...]:

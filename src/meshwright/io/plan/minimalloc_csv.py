@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from ...errors import FormatError
 from ..limits import MaxBytes
-from ..strict_json import read_at_most
+from ..strict_json import read_text
 
 __all__ = ["BufferTable", "buffers_csv", "parse_buffers_csv", "read_buffers_csv"]
 
@@ -36,13 +36,8 @@ class BufferTable:
 
 def read_buffers_csv(path: str | os.PathLike[str]) -> BufferTable:
     """A file (`-`: standard input). Raises: UsageError if it cannot be read; FormatError."""
-    where, data = read_at_most(path, MaxBytes.BUFFERS_CSV)
-    if len(data) > MaxBytes.BUFFERS_CSV:
-        raise FormatError(f"larger than {MaxBytes.BUFFERS_CSV} bytes", where=where)
-    try:
-        return parse_buffers_csv(data.decode("utf-8-sig"), where=where)
-    except UnicodeDecodeError as error:
-        raise FormatError(f"byte {error.start} is not UTF-8", where=where) from None
+    where, text = read_text(path, MaxBytes.BUFFERS_CSV)
+    return parse_buffers_csv(text, where=where)
 
 
 def parse_buffers_csv(text: str, *, where: str = "csv") -> BufferTable:
