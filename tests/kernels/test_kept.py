@@ -86,8 +86,9 @@ def test_kernels_are_made_where_package_and_home_are_read_only(home: str | None,
     package, temporary = Path(kept.__file__).parents[1], tmp_path / "größe mit leer"
     temporary.mkdir()
     read_only = "".join(f"mount --bind {p} {p} && mount -o remount,bind,ro {p} || exit 9; " for p in (package, "/root"))
-    code = "import meshwright.kernels.tree_order; from meshwright.cli.frame import _say_where_kernels_are_kept as say; say()"
-    alone = f"import runpy; runpy.run_path('{package}/kernels/tree_order.py')"
+    code = "import meshwright.kernels.select; from meshwright.cli.frame import _say_where_kernels_are_kept as say; say()"
+    a_kernel = f"compile('@njit(cache=True)\\ndef f(): pass', '{package}/kernels/select.py', 'exec')"
+    alone = f"from numba import njit; exec({a_kernel})"
     environment = {k: v for k, v in os.environ.items() if k not in ("NUMBA_CACHE_DIR", "XDG_CACHE_HOME", "HOME", "PYTHONPYCACHEPREFIX")}
     environment |= {"PYTHONPATH": str(package.parent), "TMPDIR": str(temporary), **({"HOME": home} if home else {})}
     said = {}

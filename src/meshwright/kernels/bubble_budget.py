@@ -12,8 +12,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-from numba import njit
 from numpy.typing import NDArray
+
+from .compile import allocating, callee
 
 __all__ = ["Line", "build", "fastest_build"]
 
@@ -39,7 +40,7 @@ class Line:
     microbatches: int
 
 
-@njit(cache=True, nogil=True)
+@callee
 def _nested(device, size, devices):  # type: ignore[no-untyped-def]
     """How the stages of a device follow one another.
 
@@ -64,7 +65,7 @@ def _nested(device, size, devices):  # type: ignore[no-untyped-def]
     return level, below, onward, above, top, mine, hosts
 
 
-@njit(cache=True, nogil=True)
+@allocating
 def _build(device, seconds, up, down, size, cap, many, target, style, slack, orders, length):  # type: ignore[no-untyped-def]
     """Fills orders[device, place] = (kind · stages + stage) · many + micro-batch; returns the makespan, infinite when stuck.
 
@@ -236,7 +237,7 @@ def _build(device, seconds, up, down, size, cap, many, target, style, slack, ord
     return free.max()
 
 
-@njit(cache=True, nogil=True)
+@allocating
 def _fastest(device, seconds, up, down, size, cap, many, least, steps, styles, slacks, best_orders, best_length):  # type: ignore[no-untyped-def]
     orders, length = np.zeros_like(best_orders), np.zeros_like(best_length)
     best = np.inf

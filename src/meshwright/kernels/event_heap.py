@@ -15,7 +15,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from .compile import kernel
+from .compile import inlined, kernel
 
 __all__ = ["EventHeap", "heap_pop", "heap_put", "heap_repair", "make_heap"]
 
@@ -35,7 +35,7 @@ def make_heap(slots: int) -> EventHeap:
     )
 
 
-@kernel
+@inlined
 def _sift_up(heap, at, slot):  # type: ignore[no-untyped-def]
     order, place, time, key = heap.order, heap.place, heap.time, heap.key
     t, k = time[slot], key[slot]
@@ -52,7 +52,7 @@ def _sift_up(heap, at, slot):  # type: ignore[no-untyped-def]
     return at
 
 
-@kernel
+@inlined
 def _sift_down(heap, at, slot):  # type: ignore[no-untyped-def]
     order, place, time, key = heap.order, heap.place, heap.time, heap.key
     t, k, n = time[slot], key[slot], heap.queued[0]

@@ -14,8 +14,9 @@ Cost: per position, candidates = sum of kept states before it * codecs; each is 
 from __future__ import annotations
 
 import numpy as np
-from numba import njit
 from numpy.typing import NDArray
+
+from .compile import allocating, callee
 
 __all__ = ["WEIGHT_PARTS", "advance", "extend", "suffix_bounds"]
 
@@ -24,7 +25,7 @@ WEIGHT_PARTS = 16  # bounds are taken for the weights l / WEIGHT_PARTS, l = 0 ..
 _MAX_NS = 1 << 62  # above every time: where a minimum begins
 
 
-@njit(cache=True, nogil=True)
+@allocating
 def advance(start, network, work, permille):  # type: ignore[no-untyped-def]
     """When `work` is done that begins at `start` on a stream that is slowed down until `network`."""
     if permille == 0 or network <= start:
@@ -32,7 +33,7 @@ def advance(start, network, work, permille):  # type: ignore[no-untyped-def]
     return start + work + min(work * permille // 1000, (network - start) * permille // (1000 + permille))
 
 
-@njit(cache=True, nogil=True)
+@allocating
 def suffix_bounds(position, work, encode, exchange, decode, network, stream, decodes):  # type: ignore[no-untyped-def]
     """Fill column `position` of the bounds from the columns behind it.
 
@@ -66,7 +67,7 @@ def suffix_bounds(position, work, encode, exchange, decode, network, stream, dec
     decodes[position] = least
 
 
-@njit(cache=True, nogil=True)
+@callee
 def _least(compute, network_end, chain, total, position, network, stream, decodes):  # type: ignore[no-untyped-def]
     """A lower bound of the step, times WEIGHT_PARTS, of every completion of a state at `position`."""
     # Weight-free bounds first: all decodes follow the last encode, and the chain of decodes follows the exchanges.
@@ -78,7 +79,7 @@ def _least(compute, network_end, chain, total, position, network, stream, decode
     return best
 
 
-@njit(cache=True, nogil=True)
+@allocating
 def extend(  # type: ignore[no-untyped-def]
     end, work, encode, exchange, decode, first, states, permille, network, stream, decodes, limit, beam
 ):

@@ -14,9 +14,9 @@ from heapq import heappop, heappush
 from typing import Any
 
 import numpy as np
-from numba import njit
 from numpy.typing import NDArray
 
+from .compile import allocating, callee
 from .effort import count_work
 
 __all__ = ["Csr", "ListProblem", "place_items"]
@@ -55,7 +55,7 @@ class ListProblem:
     waits: I64
 
 
-@njit(cache=True, nogil=True)
+@callee
 def _earliest(t, ready, route, ptr, resource, offset, free):  # type: ignore[no-untyped-def]
     at = ready[t]
     for k in range(ptr[route[t]], ptr[route[t] + 1]):
@@ -63,7 +63,7 @@ def _earliest(t, ready, route, ptr, resource, offset, free):  # type: ignore[no-
     return at
 
 
-@njit(cache=True, nogil=True)
+@allocating
 def _place(  # type: ignore[no-untyped-def]
     route, ptr, resource, offset, hold, delay, after_ptr, after, behind_ptr, behind, waits, urgency, tie, eager, start, end, order
 ):  # fmt: skip

@@ -15,10 +15,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
-from numba import njit
 from numpy.typing import NDArray
 
 from ..errors import Unsupported, UsageError
+from .compile import allocating
 from .effort import count_work
 
 __all__ = ["MAX_CAPACITY", "FlowNetwork", "Sweep", "checked_capacities", "dinic"]
@@ -49,7 +49,7 @@ def checked_capacities(values: Iterable[int], *, what: str = "capacities") -> I6
     return np.array(listed, np.int64)
 
 
-@njit(cache=True, nogil=True)
+@allocating
 def dinic(  # type: ignore[no-untyped-def]
     ptr, head, rev, residual, source, sink, limit, level, cursor, queue, path
 ):
@@ -118,7 +118,7 @@ def dinic(  # type: ignore[no-untyped-def]
     return flow
 
 
-@njit(cache=True, nogil=True)
+@allocating
 def _sweep(  # type: ignore[no-untyped-def]
     ptr, head, rev, capacity, residual, source, sinks, need, level, cursor, queue, path
 ):

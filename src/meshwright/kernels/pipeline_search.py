@@ -17,9 +17,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-from numba import njit
 from numpy.typing import NDArray
 
+from .compile import allocating, callee
 from .effort import stop_flag
 
 __all__ = ["Shop", "anneal"]
@@ -58,7 +58,7 @@ class Shop:
     most_classes: int
 
 
-@njit(cache=True, nogil=True)
+@callee
 def _room(a, takes, pool, level, cap, above, held):  # type: ignore[no-untyped-def]
     """Whether `a` may run now as far as memory goes."""
     if takes[a] <= 0:
@@ -72,7 +72,7 @@ def _room(a, takes, pool, level, cap, above, held):  # type: ignore[no-untyped-d
     return True
 
 
-@njit(cache=True, nogil=True)
+@callee
 def _schedule(  # type: ignore[no-untyped-def]
     device, duration, waits, takes, brings, pool, level, succ_ptr, succ, lag, cap, above, devices, most, prio, look, early, loose, start, order
 ):  # fmt: skip
@@ -147,7 +147,7 @@ def _schedule(  # type: ignore[no-untyped-def]
     return free.max(), free.mean()
 
 
-@njit(cache=True, nogil=True)
+@callee
 def _draw(state, draws):  # type: ignore[no-untyped-def]
     """The next numbers in [0, 1) (xorshift, Marsaglia 2003)."""
     for i in range(len(draws)):
@@ -158,7 +158,7 @@ def _draw(state, draws):  # type: ignore[no-untyped-def]
     return state
 
 
-@njit(cache=True, nogil=True)
+@allocating
 def _anneal(  # type: ignore[no-untyped-def]
     device, duration, waits, takes, brings, pool, level, succ_ptr, succ, lag, cap, above, class_ptr, devices, most, prio, looks, earlies, rounds,
     tries, seed, least, best_order, stop,

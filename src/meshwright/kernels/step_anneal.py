@@ -11,15 +11,15 @@ is spent. No exponentials and a fixed random sequence: equal inputs give equal s
 from __future__ import annotations
 
 import numpy as np
-from numba import njit
 
+from .compile import allocating, callee
 from .step_schedule import NEVER
 from .step_search import measured, random_below
 
 __all__ = ["anneal"]
 
 
-@njit(cache=True, nogil=True)
+@callee
 def _value(archive, held, beyond, stages):  # type: ignore[no-untyped-def]
     """From which stage on a storage is held next. `held`: now; `beyond`: the stage after the peak's."""
     draw = random_below(archive, 100)
@@ -34,7 +34,7 @@ def _value(archive, held, beyond, stages):  # type: ignore[no-untyped-def]
     return 2 + random_below(archive, stages) if draw < 95 else NEVER
 
 
-@njit(cache=True, nogil=True)
+@allocating
 def anneal(g, w, archive, hold, to, ahead, target, choice, threshold_s, price):  # type: ignore[no-untyped-def]
     """Changes `hold` until the archive's effort is spent. `choice`: storages that may be moved; `threshold_s`: seconds by which a change may make it
     worse at first; `price`: seconds per byte above the target."""

@@ -13,8 +13,9 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import numpy as np
-from numba import njit
 from numpy.typing import NDArray
+
+from .compile import allocating, callee
 
 __all__ = ["NEVER", "IMPOSSIBLE", "ScheduleArrays", "Scratch", "evaluate", "scratch_for"]
 
@@ -89,7 +90,7 @@ def scratch_for(graph: ScheduleArrays) -> Scratch:
     )  # fmt: skip
 
 
-@njit(cache=True, nogil=True)
+@callee
 def _run(g, w, x, t):  # type: ignore[no-untyped-def]
     """Node x runs in stage t. False: too many runs."""
     c = w.counts[0]
@@ -132,7 +133,7 @@ def _run(g, w, x, t):  # type: ignore[no-untyped-def]
     return True
 
 
-@njit(cache=True, nogil=True)
+@callee
 def _there(g, w, hold_from, hold_to, y, t):  # type: ignore[no-untyped-def]
     """Is the result of y, as last computed, there in stage t?"""
     if w.ran[y] == 0:
@@ -146,7 +147,7 @@ def _there(g, w, hold_from, hold_to, y, t):  # type: ignore[no-untyped-def]
     return True
 
 
-@njit(cache=True, nogil=True)
+@callee
 def _forward(g, w, hold_from):  # type: ignore[no-untyped-def]
     for x in range(g.boundary):
         w.mark[x] = 0
@@ -175,7 +176,7 @@ def _forward(g, w, hold_from):  # type: ignore[no-untyped-def]
     return True
 
 
-@njit(cache=True, nogil=True)
+@callee
 def _again(g, w, hold_from, hold_to, t, until):  # type: ignore[no-untyped-def]
     """Runs what the backward nodes of stages t..until read and is not there."""
     depth, count = 0, 0
@@ -212,7 +213,7 @@ def _again(g, w, hold_from, hold_to, t, until):  # type: ignore[no-untyped-def]
     return True
 
 
-@njit(cache=True, nogil=True)
+@allocating
 def evaluate(g, w, hold_from, hold_to, ahead):  # type: ignore[no-untyped-def]
     """(peak bytes, seconds), or (IMPOSSIBLE, inf) when a node that must not run again would have to.
 

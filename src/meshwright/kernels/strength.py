@@ -16,10 +16,10 @@ from dataclasses import dataclass
 from fractions import Fraction
 
 import numpy as np
-from numba import njit
 from numpy.typing import NDArray
 
 from ..errors import CheckFailed, Disconnected, TimeLimit
+from .compile import allocating, callee
 from .effort import NEVER, Deadline
 from .maxflow import FlowNetwork
 
@@ -101,7 +101,7 @@ def _attack(nodes: int, edges: Edges, ratio: Fraction) -> tuple[tuple[int, ...],
 
 
 # ---- whole trees by matroid union ------------------------------------------------------------------------------------
-@njit(cache=True, nogil=True)
+@callee
 def _tree_path(held, us, vs, forest, start, goal, by, seen):  # type: ignore[no-untyped-def]
     """Edges of the path from start to goal inside a forest, walked back through `by`; False if they are not joined."""
     seen[:] = False
@@ -124,7 +124,7 @@ def _tree_path(held, us, vs, forest, start, goal, by, seen):  # type: ignore[no-
     return False
 
 
-@njit(cache=True, nogil=True)
+@allocating
 def _augment(held, us, vs, nodes, first):  # type: ignore[no-untyped-def]
     """Put one more copy of edge `first` into the forests, moving others along a shortest exchange path; False if impossible."""
     edges, trees = len(us), len(held)

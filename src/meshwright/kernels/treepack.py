@@ -15,10 +15,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
-from numba import njit
 from numpy.typing import NDArray
 
 from ..errors import CheckFailed, TimeLimit
+from .compile import allocating
 from .effort import NEVER, Deadline, count_work
 from .maxflow import FLOW_WORK_S, MAX_CAPACITY, FlowNetwork, dinic
 
@@ -35,7 +35,7 @@ class TreeBatch:
     order: NDArray[np.int32]
 
 
-@njit(cache=True, nogil=True)
+@allocating
 def _grow(  # type: ignore[no-untyped-def]
     ptr, head, rev, capacity, residual, source, source_slot, pending, root, count, unlimited, parent, order, level, cursor, queue, path
 ):

@@ -13,9 +13,9 @@ Cost: proposals times devices, less where a move closes a circle. Randomness fro
 from __future__ import annotations
 
 import numpy as np
-from numba import njit
 from numpy.typing import NDArray
 
+from .compile import allocating, callee
 from .effort import count_work, remembered
 from .tree_order import breadth_first
 
@@ -30,7 +30,7 @@ MAX_REMEMBERED_ENTRIES = 4096  # rows times devices of what is kept, about 60 by
 MAX_EXPONENT = 60.0  # powers of two beyond this are not told apart: one such term outweighs all others of a sum in float64
 
 
-@njit(cache=True, nogil=True)
+@callee
 def _draw(state, below):  # type: ignore[no-untyped-def]
     """A number from 0 to below - 1: xorshift64*."""
     x = state[0]
@@ -41,7 +41,7 @@ def _draw(state, below):  # type: ignore[no-untyped-def]
     return np.int64((x * np.uint64(2685821657736338717)) >> np.uint64(33)) % below
 
 
-@njit(cache=True, nogil=True)
+@allocating
 def _energy(parent, cost, unit, after, order, child, beside):  # type: ignore[no-untyped-def]
     """Sum of 2^(t / unit) over the devices of one tree, `after` their t; -1 where the tree does not span."""
     found = breadth_first(parent, order, child, beside)
@@ -53,7 +53,7 @@ def _energy(parent, cost, unit, after, order, child, beside):  # type: ignore[no
     return total if found == len(parent) else -1.0
 
 
-@njit(cache=True, nogil=True)
+@callee
 def _rooted(parent, v):  # type: ignore[no-untyped-def]
     """Whether the way up from v ends, at a device without a parent: else it runs into a circle."""
     for _ in range(len(parent)):
@@ -63,7 +63,7 @@ def _rooted(parent, v):  # type: ignore[no-untyped-def]
     return False
 
 
-@njit(cache=True, nogil=True)
+@callee
 def _swap(parent, cost, first, second, i, j, v):  # type: ignore[no-untyped-def]
     """Rows i and j swap the entries of v."""
     parent[i, v], parent[j, v] = parent[j, v], parent[i, v]
@@ -72,7 +72,7 @@ def _swap(parent, cost, first, second, i, j, v):  # type: ignore[no-untyped-def]
     second[i, v], second[j, v] = second[j, v], second[i, v]
 
 
-@njit(cache=True, nogil=True)
+@callee
 def _swap_senders(parent, cost, first, second, halves, i, v, j, w):  # type: ignore[no-untyped-def]
     """Device v of row i and device w of row j swap the first halves of their entries."""
     parent[i, v], parent[j, w] = parent[j, w], parent[i, v]
@@ -83,7 +83,7 @@ def _swap_senders(parent, cost, first, second, halves, i, v, j, w):  # type: ign
         cost[row, x] = halves[0, a // n, a % n] + halves[2, b, x] + max(halves[1, a // n, a % n], halves[3, b, x])
 
 
-@njit(cache=True, nogil=True)
+@allocating
 def _anneal(parent, cost, first, second, hub, halves, units, trees, proposals, unit, energy, seed):  # type: ignore[no-untyped-def]
     rows, n = parent.shape
     state = np.array([seed], np.uint64)

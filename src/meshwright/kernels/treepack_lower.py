@@ -10,9 +10,9 @@ Cost: trees² · devices per round, at most MAX_ROUNDS rounds; trees of unlike m
 from __future__ import annotations
 
 import numpy as np
-from numba import njit
 from numpy.typing import NDArray
 
+from .compile import allocating, callee
 from .effort import count_work
 from .tree_order import breadth_first
 
@@ -23,7 +23,7 @@ MAX_ROUNDS = 64  # rounds of exchanges, each of which lowers the sum of squared 
 PAIR_WORK_S = 1e-9  # work of a round per pair of trees and device: about the seconds of a quiet core
 
 
-@njit(cache=True, nogil=True)
+@allocating
 def _measure(parent, depth, size, total, order, child, beside):  # type: ignore[no-untyped-def]
     """Depth of every device of one tree, and devices and sum of depths of every subtree."""
     n = breadth_first(parent, order, child, beside)
@@ -38,7 +38,7 @@ def _measure(parent, depth, size, total, order, child, beside):  # type: ignore[
         total[parent[v]] += total[v]
 
 
-@njit(cache=True, nogil=True)
+@callee
 def _under(parent, v, u):  # type: ignore[no-untyped-def]
     """Whether u is in the subtree of v."""
     while u >= 0:
@@ -48,7 +48,7 @@ def _under(parent, v, u):  # type: ignore[no-untyped-def]
     return False
 
 
-@njit(cache=True, nogil=True)
+@allocating
 def _round(parent, donor, units, depth, size, total, order, child, beside):  # type: ignore[no-untyped-def]
     """One pass over all devices and trees: the best exchange of each, if any gains. Returns how many there were."""
     trees, n = parent.shape

@@ -14,10 +14,10 @@ from dataclasses import dataclass
 from math import log
 
 import numpy as np
-from numba import njit
 from numpy.typing import NDArray
 
 from ..errors import UsageError
+from .compile import allocating, callee
 
 __all__ = ["ARBORESCENCE", "SHORTEST", "SPANNING", "PathEdges", "cheapest_trees", "pack_by_weights"]
 
@@ -39,7 +39,7 @@ class PathEdges:
     capacity: F64  # of every arc
 
 
-@njit(cache=True, nogil=True)
+@allocating
 def _pair_costs(src, dst, ptr, arc, length, cost, via):  # type: ignore[no-untyped-def]
     """Cheapest edge of every ordered pair."""
     # Of parallel edges the cheapest counts; `via` remembers which.
@@ -54,7 +54,7 @@ def _pair_costs(src, dst, ptr, arc, length, cost, via):  # type: ignore[no-untyp
             via[src[e], dst[e]] = e
 
 
-@njit(cache=True, nogil=True)
+@callee
 def _arborescence(cost, root, parent, work, origin, best, comp, in_cycle, size, chosen):  # type: ignore[no-untyped-def]
     """Cheapest spanning out-tree of `root` into `parent` (-1 for the root); False if some node cannot be reached."""
     k, r, level = len(cost), root, 0
@@ -126,7 +126,7 @@ def _arborescence(cost, root, parent, work, origin, best, comp, in_cycle, size, 
     return True
 
 
-@njit(cache=True, nogil=True)
+@callee
 def _grown(cost, root, parent, spanning):  # type: ignore[no-untyped-def]
     """Prim (spanning: an edge costs both directions) or Dijkstra; False if some node cannot be reached."""
     n = len(cost)
@@ -152,7 +152,7 @@ def _grown(cost, root, parent, spanning):  # type: ignore[no-untyped-def]
     return True
 
 
-@njit(cache=True, nogil=True)
+@callee
 def _below(parent, count):  # type: ignore[no-untyped-def]
     """Nodes in the subtree of every node, itself included."""
     n = len(parent)
@@ -165,7 +165,7 @@ def _below(parent, count):  # type: ignore[no-untyped-def]
             u = parent[u]
 
 
-@njit(cache=True, nogil=True)
+@allocating
 def _one_column(mode, roots, cost, via, ptr, arc, parent, count, chosen, usage, work):  # type: ignore[no-untyped-def]
     """Cheapest tree for every root, edges into `chosen`, what they use of every arc into `usage`; returns False if there is none."""
     n = len(cost)
@@ -198,7 +198,7 @@ def _one_column(mode, roots, cost, via, ptr, arc, parent, count, chosen, usage, 
     return True
 
 
-@njit(cache=True, nogil=True)
+@allocating
 def _workspace(n):  # type: ignore[no-untyped-def]
     return (
         np.empty((n, n, n)), np.empty((n, n, n), np.int64), np.empty((n, n), np.int64), np.empty((n, n), np.int64),
@@ -206,7 +206,7 @@ def _workspace(n):  # type: ignore[no-untyped-def]
     )  # fmt: skip
 
 
-@njit(cache=True, nogil=True)
+@allocating
 def _pack(mode, roots, src, dst, ptr, arc, capacity, epsilon, limit, target, chosen, amount):  # type: ignore[no-untyped-def]
     """Fill `chosen` and `amount`, one entry per round; returns the number of rounds (-1: some node cannot be reached)."""
     n, arcs, most = chosen.shape[2], len(capacity), len(amount)

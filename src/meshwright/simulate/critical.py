@@ -12,15 +12,15 @@ Cost: O(instances + edges), compiled.
 from __future__ import annotations
 
 import numpy as np
-from numba import njit
 from numpy.typing import NDArray
 
+from ..kernels.compile import allocating, callee
 from .tables import COMPLETE, SENDING, TAKEN, ProgramTables, State
 
 __all__ = ["critical_path"]
 
 
-@njit(cache=True, nogil=True)
+@callee
 def _offer(slack, best, before, node, unused):  # type: ignore[no-untyped-def]
     """Node `before` gave something that lay `unused` seconds until `node` took it."""
     slack[before] = min(slack[before], unused + slack[node])
@@ -28,7 +28,7 @@ def _offer(slack, best, before, node, unused):  # type: ignore[no-untyped-def]
         best[node] = before
 
 
-@njit(cache=True, nogil=True)
+@callee
 def _offer_entry(t, s, slack, best, node, step, instance, lane, unit_before, wait):  # type: ignore[no-untyped-def]
     """Everything a step needs before its local part: lane, unit, `after`. `wait`: pause between that and this node."""
     begun = s.instance[instance].middle
@@ -50,7 +50,7 @@ def _offer_entry(t, s, slack, best, node, step, instance, lane, unit_before, wai
             _offer(slack, best, 3 * before + COMPLETE, node, begun - s.instance[before].end + wait)
 
 
-@njit(cache=True, nogil=True)
+@allocating
 def _backward(t, s, step_of, lane_of, receives, sends, unit_before, makespan):  # type: ignore[no-untyped-def]
     """slack of every node, and a node before it whose gift was used at once (-1 none)."""
     slack = np.full(3 * len(step_of), np.inf)
@@ -93,7 +93,7 @@ def _backward(t, s, step_of, lane_of, receives, sends, unit_before, makespan):  
     return slack, best
 
 
-@njit(cache=True, nogil=True)
+@allocating
 def _partners(t, s, step_of, lane_of):  # type: ignore[no-untyped-def]
     """Node that sent and node that took every message; instance that held the unit before every compute instance."""
     sends, receives = np.full(len(s.arrival), -1, np.int64), np.full(len(s.arrival), -1, np.int64)

@@ -11,11 +11,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-from numba import njit
 from numpy.typing import NDArray
 
 from ....arena import ArenaProblem, Rows
 from ....errors import Unsupported, UsageError
+from ....kernels.compile import allocating
 
 __all__ = ["Lifetimes", "conflicts", "lifetimes"]
 
@@ -43,7 +43,7 @@ class Lifetimes:
         return bool((self.closes[a] <= self.opens[b]).all())
 
 
-@njit(cache=True, nogil=True)
+@allocating
 def _clocks(stream, starts, items, streams):  # type: ignore[no-untyped-def]
     ops = len(stream)
     position, done = np.zeros(ops, np.int32), np.zeros((ops, streams), np.int32)
@@ -101,7 +101,7 @@ def _require_ordered(problem: ArenaProblem, position: I32, done: I32) -> None:
         )  # fmt: skip
 
 
-@njit(cache=True, nogil=True)
+@allocating
 def _pairs(opens, closes, size, order, count, starts, items):  # type: ignore[no-untyped-def]
     """Counts conflicts per storage into `count`, or with `items` writes them from `starts` on. `order`: by when a storage opens on stream 0."""
     n, streams = opens.shape

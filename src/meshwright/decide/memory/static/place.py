@@ -12,10 +12,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-from numba import njit
 from numpy.typing import NDArray
 
 from ....arena import ArenaProblem, Rows
+from ....kernels.compile import allocating, callee
 
 __all__ = ["Blocks", "blocks_of", "place"]
 
@@ -49,7 +49,7 @@ def blocks_of(problem: ArenaProblem, size_bytes: I64) -> Blocks:
     return Blocks(Rows(starts, np.array([t for x in lists for t in x], np.int32)), inner, total, block_of)
 
 
-@njit(cache=True, nogil=True)
+@callee
 def _free_start(low, high, count, best_fit):  # type: ignore[no-untyped-def]
     """Where a block may start, given `count` forbidden open intervals; 0 is the lowest place."""
     order = np.argsort(low[:count])
@@ -66,7 +66,7 @@ def _free_start(low, high, count, best_fit):  # type: ignore[no-untyped-def]
     return chosen if chosen >= 0 else at
 
 
-@njit(cache=True, nogil=True)
+@allocating
 def place(order, first, member_starts, members, inner, size, conflict_starts, conflict_items, block_of, best_fit, offset):  # type: ignore[no-untyped-def]
     """Places the blocks order[first:] on top of those before, whose offsets are there; into `offset`. Returns the height of all."""
     for k in range(first, len(order)):
