@@ -49,7 +49,7 @@ class Prepared:
     units: int
     ranks: int
     cuts: dict[int, tuple[list[Part], int]] = field(default_factory=dict)
-    lowered: dict[tuple[int, int, bool, int, int, bool], Program] = field(default_factory=dict)
+    lowered: dict[tuple[int, int, bool, int, int, bool, int], Program] = field(default_factory=dict)
     times: dict[tuple[Hashable, ...], tuple[tuple[float, int], float]] = field(default_factory=dict)  # what programs took, and the work
 
     def cut(self, quantum: int) -> tuple[list[Part], int]:
@@ -69,7 +69,7 @@ class Prepared:
     def program(self, how: Lowering, quantum: int) -> Program:
         """The parts lowered. Repeats, depths and chunk sizes are the same everywhere, so they are written in afterwards."""
         count_work(WORK_PER_LOWERED_STEP_S * self.cut(quantum)[1] * how.stored_pieces)
-        key = quantum, how.stored_pieces, how.unroll, how.pace, how.lead, how.fused
+        key = quantum, how.stored_pieces, how.unroll, how.pace, how.lead, how.fused, how.window
         if key not in self.lowered:
             self.lowered[key] = lower_parts(self.cut(quantum)[0], replace(how, pieces=how.stored_pieces))
         program = with_chunk_bytes(self.lowered[key], how.chunk_bytes)
