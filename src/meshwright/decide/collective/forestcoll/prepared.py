@@ -6,7 +6,7 @@ from collections.abc import Hashable
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from functools import cached_property
-from math import gcd
+from math import gcd, lcm
 from typing import Any
 
 import numpy as np
@@ -79,15 +79,17 @@ class Prepared:
     @cached_property
     def fullest_link(self) -> Fraction:
         """Seconds that the fullest link needs per byte of a weight."""
-        forests, op, load = self.forests, self.op, dict[tuple[int, int], Fraction]()
+        forests, op, load = self.forests, self.op, dict[tuple[int, int], int]()
+        common = lcm(*(forest.k for forest in forests))
         for number, forest in enumerate(forests):
             climbs = op in ("reduce-scatter", "reduce") or (op == "all-reduce" and number == 0)
             for (u, v), trees in forest.load.items():
                 arc = (v, u) if climbs else (u, v)
-                load[arc] = load.get(arc, Fraction(0)) + Fraction(trees, forest.k)
+                load[arc] = load.get(arc, 0) + trees * (common // forest.k)
         graph = forests[-1].graph if op == "all-reduce" else forests[0].graph
         arcs = (graph.reversed() if op in ("reduce-scatter", "reduce") else graph).arcs
-        return max(used / arcs[arc] for arc, used in load.items()) / graph.unit_Bps
+        kinds = {(used, arcs[arc]) for arc, used in load.items()}  # few, of very many links
+        return max(Fraction(used, rate) for used, rate in kinds) / common / graph.unit_Bps
 
 
 def servers_of(forests: list[Forest]) -> int:
