@@ -99,7 +99,7 @@ class Direct(CollectiveStrategy):
 
     name: ClassVar[str] = "direct"
     cite: ClassVar[Cite] = CITE
-    folds: ClassVar[bool] = True
+    folds: ClassVar[tuple[str, ...]] = ("all-to-all",)
 
     shots: int | None = None
     order: Order = "rank"

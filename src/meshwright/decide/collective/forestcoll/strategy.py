@@ -108,7 +108,7 @@ class ForestColl(CollectiveStrategy):
     name: ClassVar[str] = "forestcoll"
     cite: ClassVar[Cite] = CITE
     searches: ClassVar[bool] = True
-    folds: ClassVar[bool] = True
+    folds: ClassVar[tuple[str, ...]] = OPERATIONS
 
     trees: int | None = None
     max_trees: int = 8
