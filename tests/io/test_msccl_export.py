@@ -14,6 +14,7 @@ from msccl_files import FILES, ring_all_reduce
 
 from meshwright.check import check_program
 from meshwright.decide.collective import NAMES, OPERATIONS, CollectiveProblem, ForestColl, Ring
+from meshwright.drive.handover import msccl
 from meshwright.drive.handover.msccl import export_msccl, original_msccl, plan_of_msccl
 from meshwright.drive.handover.verdicts import check_msccl
 from meshwright.errors import CheckFailed, FormatError, Infeasible, MeshwrightError, TimeLimit, Unsupported
@@ -142,6 +143,12 @@ def test_files_of_too_many_steps_are_refused_before_they_are_written(monkeypatch
     monkeypatch.setattr(to_msccl, "MAX_WRITTEN_STEPS", 10)
     data = refusal(program_of(ForestColl(pieces=1), "all-gather"))
     assert data["limit"] == "written" and data["needed"] > data["most"] == 10
+
+
+def test_more_peers_than_thread_blocks_are_refused_before_anything_is_written(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(msccl, "lower_to_msccl", lambda *args: pytest.fail("written"))
+    data = refusal(program_of(NAMES["direct"](), "all-gather", "laptop:5"), blocks=3)
+    assert data == {"limit": "blocks", "needed": 8, "most": 3}  # four that are sent to, four that are received from
 
 
 def test_refusals_name_the_limit() -> None:

@@ -7,7 +7,8 @@ links wide enough that still lead to the destination. (One Dijkstra over the who
 narrower half-way may tie in the end and have the smaller numbers.)
 
 Cost: a pair joined through switches only is met from both ends, the cheaper side first, which on a cluster touches tens
-of actors, not the thousands behind the network switch. Other pairs take one Dijkstra per source, kept.
+of actors, not the thousands behind the network switch. A source of which many routes are asked gets its shortest paths to
+all actors once, in O(links). Other pairs take one Dijkstra per source, kept.
 """
 
 from __future__ import annotations
@@ -20,6 +21,9 @@ __all__ = ["Router"]
 
 _UNREACHED = 1 << 62  # above every distance and every rate
 _THROUGH_DEVICE = 1 << 32  # one device passed through weighs more than any number of links
+# Routes of one source from which on its paths to all actors are found, and actors per such route: that costs about as much as so many routes.
+MIN_ASKED_OF_A_TREE, ACTORS_PER_ASKED = 64, 64
+MAX_TREES = 32  # sources whose paths to all actors are kept
 
 
 class Router:
@@ -40,16 +44,45 @@ class Router:
         self._rates = rates
         self._routes: dict[tuple[int, int], tuple[int, ...] | None] = {}
         self._distances: dict[int, array[int]] = {}
+        self._asked: dict[int, int] = {}  # by source
+        self.few = max(MIN_ASKED_OF_A_TREE, len(out_links) // ACTORS_PER_ASKED)
+        self._trees: dict[int, tuple[dict[int, list[int]], dict[int, int]]] = {}
 
     def route(self, src: int, dst: int) -> tuple[int, ...] | None:
         """Links of the route from `src` to another actor `dst`, or None if there is none."""
         pair = (src, dst)
         if pair not in self._routes:
-            before = self._through_switches(src, dst)
+            widths: dict[int, int] = {}
+            self._asked[src] = asked = self._asked.get(src, 0) + 1
+            if src not in self._trees and asked < self.few:
+                before = self._through_switches(src, dst)
+            else:
+                tree, widths = self._tree(src)
+                before = tree if dst in tree else None
             if before is None:
-                before = self._through_devices(src, dst)
-            self._routes[pair] = self._best(src, dst, before) if before else None
+                before, widths = self._through_devices(src, dst), {}
+            self._routes[pair] = self._best(src, dst, before, widths) if before else None
         return self._routes[pair]
+
+    def _tree(self, src: int) -> tuple[dict[int, list[int]], dict[int, int]]:
+        """Links into every actor on shortest paths from `src` that pass only through switches, and the widths found so far."""
+        if src not in self._trees:
+            if len(self._trees) >= MAX_TREES:
+                gone = next(iter(self._trees))
+                del self._trees[gone], self._asked[gone]
+            level, towards, front = {src: 0}, dict[int, list[int]](), [src]
+            for actor in front:  # grows while it is walked
+                if actor != src and actor < self._devices:
+                    continue
+                for link in self._out[actor]:
+                    found = self._ends[link][1]
+                    if found not in level:
+                        level[found], towards[found] = level[actor] + 1, []
+                        front.append(found)
+                    if level[found] == level[actor] + 1:
+                        towards[found].append(link)
+            self._trees[src] = towards, {}
+        return self._trees[src]
 
     def reach(self, start: int, *, forward: bool) -> set[int]:
         """Actors that `start` reaches, or that reach `start`."""
@@ -154,9 +187,10 @@ class Router:
         return distance
 
     # ---- the best of them ------------------------------------------------------------------------------------------
-    def _best(self, src: int, dst: int, before: dict[int, list[int]]) -> tuple[int, ...]:
+    def _best(self, src: int, dst: int, before: dict[int, list[int]], widths: dict[int, int]) -> tuple[int, ...]:
+        """`widths`: of actors on the way, as far as they are known; the rest is added."""
         ends, rates = self._ends, self._rates
-        widths: dict[int, int] = {src: _UNREACHED}
+        widths[src] = _UNREACHED
         stack = [dst]
         while stack:  # depth first, because a path may be thousands of links long
             actor = stack[-1]

@@ -25,7 +25,7 @@ from .to_msccl_memory import Memory, Place
 
 __all__ = ["MscclOptions", "lower_to_msccl", "most_connections", "refuse_too_large"]
 
-MAX_WRITTEN_STEPS = 400_000  # of all gpus: about as many lines, which every gpu reads; more than half a million were refused after minutes of trying
+MAX_WRITTEN_STEPS = 1_000_000  # of all gpus, about as many lines, which every gpu reads
 TYPES = {"XS": "s", "RD": "r", "XD": "cpy", "XAD": "re", "RXAD": "rrc", "RXAS": "rrs", "RDS": "rcs", "RXADS": "rrcs"}
 
 
@@ -82,14 +82,25 @@ def refuse(what: str, *, limit: str, needed: int, most: int, hint: str = "") -> 
     return Unsupported(f"{what}: {needed}, the executor has {most}", hint=hint, data={"limit": limit, "needed": needed, "most": most})
 
 
-def refuse_too_large(p: Program, limits: ExecutorLimits) -> None:
-    """Refuse, before anything is written out, what no way of writing brings within the parser's limits: a rank's messages are steps of its own.
+def refuse_too_large(p: Program, limits: ExecutorLimits, blocks: int) -> None:
+    """Refuse, before anything is written out, what no way of writing brings within the limits: messages are steps of their own, and a block sends to
+    one peer and receives from one.
 
     Raises: Unsupported, naming the limit.
     """
     if p.ranks > limits.children:
         raise refuse("gpus", limit="children", needed=p.ranks, most=limits.children, hint="plan for fewer devices")
-    written = len(p.steps) * (p.fold.members if p.fold is not None else 1)
+    members = p.fold.members if p.fold is not None else 1
+    pairs = np.unique(np.stack([p.channels.src, p.channels.dst])[:, _used(p)], axis=1)
+    peers = np.bincount(pairs[0], minlength=1)
+    # More connections than blocks must be shared, and then blocks only send or only receive: some gpu has no fewer peers than the mean of both.
+    both = -(-2 * pairs.shape[1] // (p.ranks // members)) if most_connections(p) > blocks else 0
+    needed = max(int(peers.max()), both)
+    if needed > blocks:
+        what = "peers of a gpu, each with a thread block of its own" if both else f"peers that gpu {int(peers.argmax())} sends to"
+        hint = "raise --blocks if the GPU has the multiprocessors, or plan for fewer devices"
+        raise refuse(what, limit="blocks", needed=needed, most=blocks, hint=hint)
+    written = len(p.steps) * members
     if written > MAX_WRITTEN_STEPS:
         text = f"{written} steps of all gpus are more than the {MAX_WRITTEN_STEPS} that are written: every gpu reads the whole file before it starts"
         raise Unsupported(text, hint="plan for fewer devices", data={"limit": "written", "needed": written, "most": MAX_WRITTEN_STEPS})
@@ -104,9 +115,13 @@ def refuse_too_large(p: Program, limits: ExecutorLimits) -> None:
 
 def most_connections(p: Program) -> int:
     """The most channels on which one gpu sends: of a folded program a representative, which stands for all."""
+    return int(np.bincount(p.channels.src[_used(p)], minlength=1).max())
+
+
+def _used(p: Program) -> np.ndarray:
+    """The stored channels on which somebody sends, without sets."""
     s = p.steps
-    used = np.unique(s.chan_out[(s.parts & (Part.SEND | Part.OUT_SET)) == Part.SEND])
-    return int(np.bincount(p.channels.src[used], minlength=1).max())
+    return np.unique(s.chan_out[(s.parts & (Part.SEND | Part.OUT_SET)) == Part.SEND])
 
 
 def _plain(program: Program) -> Program:

@@ -75,7 +75,13 @@ class _Homes:
 
     def _homes(self, copied: list[set[Cell]]) -> list[tuple[list[Home], list[Home]]]:
         """Per step the homes of the cells it reads and of those it stores."""
-        moved = [set(cells) if self.memory.place == "both" else set(cells) - self._untouched(r, cells) for r, cells in enumerate(copied)]
+        moved = [set(cells) for cells in copied]
+        if self.memory.place != "both":  # copied cells that nobody stores to stay readable in the input, so that nobody need wait for the copy
+            stores: list[set[Cell]] = [set() for _ in copied]
+            for a in self.accesses:
+                if "D" in a.move.parts and moved[a.move.rank]:
+                    stores[a.move.rank].update(self.cells(a.dst, a.size))
+            moved = [cells & stored for cells, stored in zip(moved, stores, strict=True)]
         self.synced = [set(cells) for cells in moved]
         out: list[tuple[list[Home], list[Home]]] = [([], []) for _ in self.accesses]
         for k in self.by_order:
@@ -90,14 +96,6 @@ class _Homes:
                 moved[r].update(cells)
                 out[k][1].extend(self.memory.second_home(r, cell) for cell in cells)
         return out
-
-    def _untouched(self, rank: int, cells: set[Cell]) -> set[Cell]:
-        """Copied cells that stay readable in the input, so that nobody need wait for the copy."""
-        stored = set()
-        for a in self.accesses:
-            if a.move.rank == rank and "D" in a.move.parts:
-                stored.update(self.cells(a.dst, a.size))
-        return cells - stored
 
     def _pieces(self, homes: list[tuple[list[Home], list[Home]]]) -> list[list[int]]:
         """Per step the first chunks of its pieces; both ends of a message are cut alike."""

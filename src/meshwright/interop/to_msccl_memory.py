@@ -82,9 +82,6 @@ class Memory:
         lo = int(self.base[buffer] + first * self.p.buffers.chunk_bytes[buffer])
         return int(self.root[buffer]), lo, lo + int(count * self.p.buffers.chunk_bytes[buffer])
 
-    def address(self, buffer: int, chunk: int) -> tuple[int, int]:
-        return int(self.root[buffer]), int(self.base[buffer] + chunk * self.p.buffers.chunk_bytes[buffer])
-
     def cut(self, accesses: Sequence[Access]) -> None:
         """Choose the biggest chunk of which everything is a multiple."""
         unit = 0
@@ -216,24 +213,32 @@ def accesses_of(p: Program, memory: Memory, order: np.ndarray) -> list[Access]:
         return behind.get(step, [step])
 
     rows: list[tuple[Access, list[int]]] = []
+    # Columns as lists, and a word per set of parts: programs have a million steps, and a look at an array's element costs as much as the rest of one.
+    ptr, on, lag = s.after_ptr.tolist(), s.after_step.tolist(), s.after_lag.tolist()
+    words = {mask: "".join(letter for part, letter in _LETTERS if mask & int(part)) for mask in np.unique(s.parts).tolist()}
+    parts_of, is_transfer, count, place = s.parts.tolist(), (s.kind == Kind.TRANSFER).tolist(), s.count.tolist(), order.tolist()
+    chan_in, chan_out, actor = s.chan_in.tolist(), s.chan_out.tolist(), p.lanes.actor.tolist()
+    src_buffer, src_chunk, dst_buffer, dst_chunk = s.src_buffer.tolist(), s.src_chunk.tolist(), s.dst_buffer.tolist(), s.dst_chunk.tolist()
+    root, base, chunk_bytes = memory.root.tolist(), memory.base.tolist(), p.buffers.chunk_bytes.tolist()
+
+    def address(buffer: int, chunk: int) -> tuple[int, int]:
+        return root[buffer], base[buffer] + chunk * chunk_bytes[buffer]
+
     for step in range(len(s)):
         if lane_of[step] != lane:
             lane, previous, carried = lane_of[step], -1, []
-        lo, hi = int(s.after_ptr[step]), int(s.after_ptr[step + 1])
-        waits = [int(d) for d, lag in zip(s.after_step[lo:hi], s.after_lag[lo:hi], strict=True) if not lag]
-        parts = "".join(letter for part, letter in _LETTERS if int(s.parts[step]) & part) if s.kind[step] == Kind.TRANSFER else ""
-        if not parts or not s.count[step]:
+        waits = [on[e] for e in range(ptr[step], ptr[step + 1]) if not lag[e]]
+        parts = words[parts_of[step]] if is_transfer[step] else ""
+        if not parts or not count[step]:
             carried += waits
             behind[step] = [*([previous] if previous >= 0 else []), *carried]
             continue
-        buffer = int(s.dst_buffer[step] if s.dst_buffer[step] >= 0 else s.src_buffer[step])
-        move = Move(
-            int(p.lanes.actor[lane]), lane, int(order[step]), parts, int(s.chan_in[step]) if "R" in parts else -1,
-            int(s.chan_out[step]) if "S" in parts else -1, ("", 0), ("", 0), 0,
-        )  # fmt: skip
-        src = memory.address(int(s.src_buffer[step]), int(s.src_chunk[step])) if "X" in parts else (-1, 0)
-        dst = memory.address(int(s.dst_buffer[step]), int(s.dst_chunk[step])) if "D" in parts else (-1, 0)
-        access = Access(move, src, dst, int(s.count[step] * p.buffers.chunk_bytes[buffer]))
+        buffer = dst_buffer[step] if dst_buffer[step] >= 0 else src_buffer[step]
+        receives, sends = chan_in[step] if "R" in parts else -1, chan_out[step] if "S" in parts else -1
+        move = Move(actor[lane], lane, place[step], parts, receives, sends, ("", 0), ("", 0), 0)
+        src = address(src_buffer[step], src_chunk[step]) if "X" in parts else (-1, 0)
+        dst = address(dst_buffer[step], dst_chunk[step]) if "D" in parts else (-1, 0)
+        access = Access(move, src, dst, count[step] * chunk_bytes[buffer])
         number[step] = len(found)
         found.append(access)
         rows.append((access, carried + waits))

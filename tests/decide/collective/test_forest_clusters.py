@@ -13,9 +13,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from meshwright.check import check_program
 from meshwright.decide.collective import CollectiveProblem, ForestColl
 from meshwright.decide.collective.cuts import worst_cut
-from meshwright.decide.collective.forestcoll import forest
+from meshwright.decide.collective.forestcoll import forest, windows
 from meshwright.decide.collective.forestcoll.boxes import stars
 from meshwright.decide.collective.forestcoll.forest import Forest, build_forest
 from meshwright.decide.collective.program_time import simulated_time_s
@@ -25,6 +26,8 @@ from meshwright.errors import TimeLimit, Unsupported
 from meshwright.fabric.fabric import Device, Fabric, Link, Switch
 from meshwright.io.fabric.name import load_fabric
 from meshwright.kernels.effort import Deadline
+from meshwright.program.fold import expand
+from meshwright.program.hash import program_hash
 
 
 def cluster(boxes: int, gpus: int, inside: int, nic: int, *, rails: bool = False, missing: Mapping[int, int] | None = None) -> Fabric:
@@ -215,6 +218,34 @@ def test_many_alike_servers_come_near_the_bound(op: str) -> None:
     plan = ForestColl().plan(problem, rng=np.random.default_rng(0))
     assert plan.program.fold is not None and plan.notes["height"] == 2
     assert float(plan.bound or 0) / simulated_time_s(plan.program, problem.fabric, problem.ranks, None) > 0.985
+
+
+@pytest.mark.parametrize("op", ["all-gather", "reduce-scatter", "all-reduce"])
+def test_windows_of_servers_leave_less_for_the_end_of_a_piece(op: str) -> None:
+    """Few pieces: what servers pass on inside after the last one is a part in pieces times windows. Folded and written out, proved and simulated."""
+    problem = CollectiveProblem.on(cluster(37, 2, 2 * 10**9, 10**9), op, 74 << 20)
+    plans = [ForestColl(fold=True, pieces=4, window=window).plan(problem, rng=np.random.default_rng(0)) for window in (0, 6)]
+    assert len(plans[1].program.lanes) < len(plans[0].program.lanes) / 4
+    times = []
+    for plan in plans:
+        times.append(simulated_time_s(plan.program, problem.fabric, problem.ranks, None))
+        whole = expand(plan.program)
+        assert check_program(plan.program).ok and check_program(whole).ok
+        assert simulated_time_s(whole, problem.fabric, problem.ranks, None) == pytest.approx(times[-1], rel=1e-9)
+        again = ForestColl(**plan.options).plan(problem, rng=np.random.default_rng(1))
+        assert program_hash(again.program) == program_hash(plan.program)
+    assert float(plans[1].bound or 0) <= times[1] < 0.97 * times[0]
+
+
+def test_windows_are_taken_where_servers_leave_few_pieces_and_refused_where_trees_cannot(monkeypatch: pytest.MonkeyPatch) -> None:
+    problem = CollectiveProblem.on(cluster(37, 2, 2 * 10**9, 10**9), "all-gather", 74 << 16)
+    monkeypatch.setattr(windows, "WINDOW_SERVERS", 6)
+    plan = ForestColl(fold=True).plan(problem, rng=np.random.default_rng(0))
+    assert plan.options["window"] == 6
+    few = CollectiveProblem.on(cluster(4, 2, 2 * 10**9, 10**9), "all-gather", 8 << 16)
+    for fold in (True, False):
+        with pytest.raises(Unsupported, match="window"):
+            ForestColl(fold=fold, window=2, structure=fold).plan(few, rng=np.random.default_rng(0))
 
 
 def test_rates_that_are_a_little_off_cost_little() -> None:

@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from meshwright.io.fabric.name import load_fabric
+from meshwright.run.group.audit import Audit, Told
+from meshwright.run.group.engine import Engine
 from meshwright.run.group.plans import MAX_TRIED_RANKS, GroupPlans
+from meshwright.run.group.record_file import pack_call
+from meshwright.run.group.recorder import Recorder
 from meshwright.run.group.settings import Settings, settings_from
 
 
@@ -44,3 +49,21 @@ def test_one_plan_of_few_rounds_serves_all_small_sizes(op: str) -> None:
 def test_a_threshold_keeps_small_ones_with_the_built_in_backend() -> None:
     assert plans(min_bytes=4096).candidates("all-reduce", 0, 8) == "below 4096 bytes"
     assert plans(builtin=False, small=True).candidates("all-reduce", 0, 8) == f"below {1 << 15} bytes"
+
+
+def test_what_is_agreed_on_before_a_trial_has_a_number_of_its_own() -> None:
+    """A neighbour that hears late what was agreed on compares it with the call of that number: with the barrier of the trial it would differ."""
+    engine = Engine.__new__(Engine)
+    engine.settings, engine.size, engine.plans, engine.recorder = Settings(small=True), 2, plans(2, small=True), Recorder(None, (0, 1), 0)
+    told: list[Told | None] = []
+    audit = Audit(engine._last, engine._digest, engine._call_at, lambda: engine._asking)
+    neighbour = Audit(engine._last, engine._digest, engine._call_at, lambda: None)
+
+    engine._asking, engine._planning, engine.inside, engine.timeout_s = None, False, [0], 1.0
+    engine.health = SimpleNamespace(agree=lambda what, limit_s: told.append(audit.due(1e9)))  # type: ignore[assignment]
+    call = pack_call("all-reduce", -1, "SUM", "float32")
+    assert isinstance(engine.candidates("all-reduce", -1, 8, call), list)
+    engine.recorder.asked(pack_call("barrier", -1, "", ""), 0, 0)
+    assert told[0] is not None
+    neighbour.hear(1, told[0])
+    assert neighbour.differs() is None

@@ -6,6 +6,7 @@ from itertools import accumulate
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from ...errors import Unsupported
 from ...program.fold import generators, image
@@ -16,6 +17,8 @@ from ..program.wellformed import witness
 from ..verdict import MAX_FINDINGS_OF_A_KIND, Finding
 
 __all__ = ["Claim", "wrong_cell"]
+
+Ints = NDArray[np.int64]
 
 
 def wrong_cell(p: Program, rank: int, buffer: int, chunk: int, have: int, want: int, step: int) -> Finding:
@@ -48,8 +51,11 @@ class Claim:
         sizes = {n for _, _, n in c.inputs}
         whole = self.starts[-1] if c.op == "all-gather" else c.inputs[0][2]
         # Equal shares in rank order: otherwise one instance's chunk numbers are not those of the others moved.
-        outputs = {"all-gather": {whole}, "all-reduce": {whole}, "reduce-scatter": {n for _, _, n in c.outputs}}[c.op]
         shares = {n for _, _, n in c.outputs}
+        outputs = shares if c.op == "reduce-scatter" else {whole}
+        self.block = whole // self.n  # all-to-all: of one rank for another
+        if c.op == "all-to-all" and whole % self.n:
+            raise Unsupported("the contract's inputs are no equal blocks")
         if len(sizes) > 1 or len(shares) > 1 or shares != outputs or (c.op == "reduce-scatter" and self.parts[-1] != whole):
             raise Unsupported("the contract's ranges are no whole collective of equal shares")
 
@@ -74,6 +80,8 @@ class Claim:
         at = chunk - self.c.outputs[rank][1]
         if self.c.op == "all-gather":
             return (1 << (32 + at // self.c.inputs[0][2])) | (1 + at)
+        if self.c.op == "all-to-all":
+            return (1 << (32 + at // self.block)) | (1 + rank * self.block + at % self.block)
         skip = self.parts[rank] if self.c.op == "reduce-scatter" else 0
         return ((1 << self.n) - 1) << 32 | (1 + skip + at)
 
@@ -81,7 +89,7 @@ class Claim:
         """The contract is its own image under offsets of which all others are sums.
 
         An image moves ranks, buffers and chunks. Inputs must go to inputs and outputs to outputs. A quantity is the place of a chunk in
-        the concatenation of the inputs (all-gather) or in every input (sums); it must move the same way on both sides.
+        the concatenation of the inputs (all-gather) or in every input (sums, all-to-all); it must move the same way on both sides.
         Raises: Unsupported.
         """
         lifted, c = self.lifted, self.c
@@ -93,7 +101,7 @@ class Claim:
             quantity = np.full(max(self.starts[-1], self.parts[-1], *(n for _, _, n in c.inputs)), -1, np.int64)
             for rank in range(self.n):
                 other = int(goes_to[rank])
-                for table, base in ((c.inputs, self._in_base), (c.outputs, self._out_base)):
+                for table, place in ((c.inputs, self._in_place), (c.outputs, self._out_place)):
                     b, first, count = table[rank]
                     to, there, _ = table[other]
                     chunks = int(self.p.buffers.chunks[b % stored])
@@ -103,17 +111,22 @@ class Claim:
                     moved = (at + shift[b % stored]) % chunks if count < chunks or shift[b % stored] else at
                     if np.any((moved < there) | (moved >= there + count)):
                         raise Unsupported("the contract's ranges are not each other's images")
-                    q, r = base(rank) + at - first, base(other) + moved - there
+                    q, r = place(rank, at - first), place(other, moved - there)
+                    if c.op == "all-to-all" and np.any(goes_to[(at - first) // self.block] != (moved - there) // self.block):
+                        raise Unsupported("the contract's blocks do not move with their ranks")
                     # A chunk's number must move alike wherever it appears, or the same image would mean different data.
                     if np.any((quantity[q] >= 0) & (quantity[q] != r)):
                         raise Unsupported("the contract's chunks are not each other's images")
                     quantity[q] = r
 
-    def _in_base(self, rank: int) -> int:
-        return self.starts[rank] if self.c.op == "all-gather" else 0
+    def _in_place(self, rank: int, at: Ints) -> Ints:
+        """Quantities of chunks of a rank's input, from its first on."""
+        return at + (self.starts[rank] if self.c.op == "all-gather" else 0)
 
-    def _out_base(self, rank: int) -> int:
-        return self.parts[rank] if self.c.op == "reduce-scatter" else 0
+    def _out_place(self, rank: int, at: Ints) -> Ints:
+        if self.c.op == "all-to-all":
+            return rank * self.block + at % self.block
+        return at + (self.parts[rank] if self.c.op == "reduce-scatter" else 0)
 
     def _buffer_image(self, buffer: int, step: tuple[int, ...]) -> int:
         stored = len(self.p.buffers)
@@ -154,6 +167,13 @@ class Claim:
         Raises: Unsupported.
         """
         c = self.c
+        for rank in np.unique(self.p.buffers.actor).tolist():  # the others' are images of these
+            if any(self._owners(b) != (rank,) or b >= len(self.p.buffers) for b, _, _ in (c.inputs[rank], c.outputs[rank])):
+                raise Unsupported("the contract's ranges of a rank lie in another's buffers")
+        if c.op == "all-to-all":
+            if any((first, count) != (0, chunks) for _, first, count in (*c.inputs, *c.outputs)):
+                raise Unsupported("an all-to-all among parts of buffers")
+            return
         whole, own = (c.outputs, c.inputs) if c.op == "all-gather" else (c.inputs, c.outputs)
         starts = self.starts if c.op == "all-gather" else self.parts
         in_order = c.op == "all-reduce" or all(first == starts[rank] for rank, (_, first, _) in enumerate(own))

@@ -100,20 +100,21 @@ def _values(p: Program, quotient: Program, claim: Claim) -> list[Finding]:
     queue: list[deque[list[int]]] = [deque() for _ in hops]
     s, order = p.steps, Order(quotient)
     columns = [x.tolist() for x in (s.parts, s.count, s.src_buffer, s.src_chunk, s.dst_buffer, s.dst_chunk, s.chan_in, s.chan_out)]
+    recv, read, store, add, send = (int(x) for x in (Part.RECV, Part.READ, Part.STORE, Part.ADD, Part.SEND))
     for step in order.step[order.order].tolist():
         part, count, src, src_chunk, dst, dst_chunk, chan_in, chan_out = (column[step] for column in columns)
         value: list[int] = []
-        if part & Part.RECV:
+        if part & recv:
             value = [moved(x, hops[chan_in]) for x in queue[chan_in].popleft()]
-        if part & Part.READ:
+        if part & read:
             here = memory[src][src_chunk : src_chunk + count]
-            value = [_sum(x, y, step) for x, y in zip(value, here, strict=True)] if part & Part.RECV else here
-        if part & Part.STORE:
-            if part & Part.ADD and not part & Part.RECV:
+            value = [_sum(x, y, step) for x, y in zip(value, here, strict=True)] if part & recv else here
+        if part & store:
+            if part & add and not part & recv:
                 value = [_sum(x, y, step) for x, y in zip(value, memory[dst][dst_chunk : dst_chunk + count], strict=True)]
             memory[dst][dst_chunk : dst_chunk + count] = value
             writer[dst][dst_chunk : dst_chunk + count] = [step] * count
-        if part & Part.SEND:
+        if part & send:
             queue[chan_out].append(value)
     found: list[Finding] = []
     for rank in range(axis.stride):

@@ -30,14 +30,15 @@ from .orbits import check_orbits
 
 __all__ = ["check_folded"]
 
+PROVED = ("all-gather", "reduce-scatter", "all-reduce", "all-to-all")
 MAX_COMPONENT_LANES = 200_000  # lanes that hang together and are written out at once: memory and time grow with them
 Ints = NDArray[np.int64]
 
 
 def check_folded(p: Program) -> list[Finding]:
     """Findings; empty when the folded program keeps its contract. Raises: Unsupported where this proof does not apply."""
-    if len(p.contracts) != 1 or p.contracts[0].op not in ("all-gather", "reduce-scatter", "all-reduce") or p.contracts[0].ranks:
-        raise Unsupported("only all-gather, reduce-scatter and all-reduce of all ranks are proved folded")
+    if len(p.contracts) != 1 or p.contracts[0].op not in PROVED or p.contracts[0].ranks:
+        raise Unsupported(f"only {', '.join(PROVED)} of all ranks are proved folded")
     if np.any(p.buffers.window > 0) or np.any(np.diff(p.buffers.last.ptr) > 0):
         raise Unsupported("buffers that are used again are not proved folded")
     lifted = Lifted(p)
@@ -46,7 +47,8 @@ def check_folded(p: Program) -> list[Finding]:
     try:
         return check_orbits(p, claim)
     except Unsupported:  # lanes that are proved as a whole only where ranks and components are written out
-        pass
+        if claim.c.op == "all-to-all":
+            raise
     instance = np.full(len(p.lanes), -1, np.int64)  # of every stored lane: class · members + offset
     written: list[set[tuple[int, int]]] = []
     found: list[Finding] = []

@@ -172,7 +172,7 @@ class CollectiveStrategy(Listed, Protocol):
     operations: ClassVar[tuple[str, ...]] = OPERATIONS
     chooses: ClassVar[bool] = False
     searches: ClassVar[bool] = False
-    folds: ClassVar[bool] = False  # may store one server's steps for all: what keeps programs of thousands of ranks small
+    folds: ClassVar[tuple[str, ...]] = ()  # operations that it plans among thousands of ranks: folded, or in few steps
 
     @classmethod
     def applies(cls, problem: CollectiveProblem) -> bool:

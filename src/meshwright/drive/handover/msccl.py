@@ -49,7 +49,7 @@ def export_msccl(program: Program, options: MscclOptions | None = None, *, place
     Raises: Unsupported when no way is within the format and the executor's limits; `data["limit"]` names the limit of the last way tried.
     """
     how = options or MscclOptions()
-    refuse_too_large(program, how.limits)
+    refuse_too_large(program, how.limits, how.blocks)
     pooled = most_connections(program) > how.blocks  # a block sends over one connection only, so nothing but sharing them helps
     places = ("both", "out", "in") if place == "auto" else (place,)
     failed: Unsupported | None = None

@@ -117,7 +117,9 @@ class Engine:
         # Trials and a probe call collectives of their own before this one, so then it is not the next.
         others = bool(self.settings.tune) or self.plans.find_fabric is not None
         if not others and self.size > 1 and self.plans.tries(op, root, size_bytes):
-            self.agree(self.recorder.number + 1, (call, size_bytes))  # and nobody would hear from a plan that another call is made
+            # Nobody would hear from a plan that another call is made, so all agree on it. That counts as a call of its own: a number that was told as
+            # this call's, and then is that of a trial's barrier, is a divergence to a rank that hears of the first late.
+            self.agree(self.recorder.asked(call, size_bytes, 0), (call, size_bytes))
             others = True
         self._planning = True
         self._asking = None if others else (self.recorder.number + 1, call, size_bytes)

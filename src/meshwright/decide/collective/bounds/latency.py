@@ -49,17 +49,19 @@ def _latency_bound(problem: CollectiveProblem) -> Bound:
     links = fabric.links
     worst: tuple[Fraction, int, int] = (Fraction(0), 0, 0)
     if any(x.latency_s or x.library_latency_s for x in links):
-        hop = [Fraction(repr(x.latency_s)) for x in links]
-        first = [h + Fraction(repr(x.library_latency_s)) for h, x in zip(hop, links, strict=True)]
-        scale = lcm(*{f.denominator for f in first + hop})
-        hop_units, first_units = [int(h * scale) for h in hop], [int(f * scale) for f in first]
+        kinds = {(x.latency_s, x.library_latency_s) for x in links}  # few, of very many links
+        exact = {kind: (Fraction(repr(kind[0])), Fraction(repr(kind[0])) + Fraction(repr(kind[1]))) for kind in kinds}
+        scale = lcm(*(f.denominator for pair in exact.values() for f in pair))
+        units = {kind: (int(hop * scale), int(first * scale)) for kind, (hop, first) in exact.items()}
+        hop_units = [units[x.latency_s, x.library_latency_s][0] for x in links]
+        first_units = [units[x.latency_s, x.library_latency_s][1] for x in links]
         wanted = [(source, targets) for source, targets in needs(problem) if targets]
         few = max(2, MAX_PAIRS // len(problem.ranks))
         for source, targets in wanted[:: -(-len(wanted) // few) or 1]:
             if targets:
                 reach = _distances(problem, actor[source], hop_units, first_units)
-                found = max(((Fraction(reach[actor[t]], scale), source, t) for t in targets if actor[t] in reach), default=worst)
-                worst = max(worst, found, key=lambda w: w[0])
+                far = max(((reach[actor[t]], t) for t in targets if actor[t] in reach), default=(-1, 0))
+                worst = max(worst, (Fraction(far[0], scale), source, far[1]), key=lambda w: w[0])
     return Bound(
         quantity=f"{problem.op} time",
         value=str(worst[0]),

@@ -11,16 +11,17 @@ Cost: n - 1 messages per rank in one round (two for the two-shot all-reduce); (n
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import ClassVar
+from typing import ClassVar, Self
 
 import numpy as np
 
 from ....cite import Cite
 from ....errors import Unsupported, UsageError
-from ....program.program import MAX_EXECUTED_STEPS
+from ....program.program import MAX_EXECUTED_STEPS, Program
 from ..bounds.collective import collective_bound
-from ..problem import OPERATIONS, CollectivePlan, CollectiveProblem, CollectiveStrategy
+from ..problem import OPERATIONS, CollectivePlan, CollectiveProblem, CollectiveStrategy, Use, options_of
 from .contract import refuse
+from .direct_folded import folded_all_to_all, servers_of
 from .rounds import Area, Move, Order, plan_rounds, resolve_order, reverse
 
 __all__ = ["CITE", "DEVIATIONS", "Direct"]
@@ -33,6 +34,7 @@ CITE = Cite(
     venue="EuroPVM/MPI",
     doi="10.1007/978-3-540-39924-7_38",
 )
+MAX_UNFOLDED_PAIRS = 20_000  # of ranks: beyond, an all-to-all is folded where it can be; folded programs are not executed by the backend
 DEVIATIONS = ("rank i serves i + 1 first", "one-shot sums are added in rank order at every rank")
 Layout = tuple[list[list[Move]], dict[str, Area]]
 
@@ -91,15 +93,22 @@ class Direct(CollectiveStrategy):
     shots: of the all-reduce: 1 = everything to everyone, 2 = reduce-scatter and all-gather; None = 1 where n - 1 messages take less
         time than the latency of one more round.
     order: `rank`, `servers` (ranks of a server together), or position -> rank: rank i starts with its successor.
+    fold: store one server's steps for all, in an all-to-all of alike servers; None = if the program gets large otherwise.
     unroll: there is no other form.
     """
 
     name: ClassVar[str] = "direct"
     cite: ClassVar[Cite] = CITE
+    folds: ClassVar[tuple[str, ...]] = ("all-to-all",)
 
     shots: int | None = None
     order: Order = "rank"
+    fold: bool | None = None
     unroll: bool = True
+
+    @classmethod
+    def variants(cls, problem: CollectiveProblem, use: Use = "alone") -> tuple[Self, ...]:
+        return (cls(unroll=True, fold=False),) if use == "inlined" else super().variants(problem, use)
 
     def plan(self, problem: CollectiveProblem, *, rng: np.random.Generator) -> CollectivePlan:
         """Every operation. Raises: Disconnected, Unsupported (pairs without a path), UsageError (options)."""
@@ -109,6 +118,10 @@ class Direct(CollectiveStrategy):
         if problem.op not in OPERATIONS:
             raise refuse(problem, "direct exchange", OPERATIONS)
         n = len(problem.ranks)
+        if (folded := self._folded(problem)) is not None:
+            options = options_of(replace(self, shots=1, order="rank", fold=True))
+            notes = {"ranks": n, "height": 1}
+            return CollectivePlan(program=folded, bound=bound, strategy=self.name, options=options, notes=notes)
         if problem.op in ("all-gather", "reduce-scatter", "all-reduce", "all-to-all") and 2 * n * (n - 1) > MAX_EXECUTED_STEPS:
             text = f"{n * (n - 1)} messages of {n} ranks are {2 * n * (n - 1)} steps, a program holds {MAX_EXECUTED_STEPS}"
             raise Unsupported(text, where="direct", hint="plan for fewer devices")
@@ -119,8 +132,20 @@ class Direct(CollectiveStrategy):
             placed = order[start:] + order[:start]
         shots = self.shots or (_shots(problem) if problem.op == "all-reduce" else 1)
         rounds, areas = _layout(problem, shots, placed)
-        chosen = replace(self, shots=shots, order=tuple(order))
+        chosen = replace(self, shots=shots, order=tuple(order), fold=False)
         return plan_rounds(problem, chosen, rounds, areas, order=placed, pack=False, name=self.name, bound=bound)
+
+    def _folded(self, problem: CollectiveProblem) -> Program | None:
+        """The folded program where it is asked for, or there are many steps. Raises: Unsupported where it is asked for and there is none."""
+        n = len(problem.ranks)
+        wanted = self.fold if self.fold is not None else problem.op == "all-to-all" and self.order == "rank" and n * n > MAX_UNFOLDED_PAIRS
+        servers = servers_of(problem) if wanted and problem.op == "all-to-all" else 1
+        if servers > 1 and self.order == "rank":
+            return folded_all_to_all(problem, servers)
+        if self.fold:
+            text = "only an all-to-all in rank order of alike servers, whose ranks are equal runs, is folded"
+            raise Unsupported(text, where="direct", hint="leave fold out")
+        return None
 
 
 def _shots(problem: CollectiveProblem) -> int:

@@ -38,12 +38,13 @@ MAX_FINAL_RATES = 1_000_000_000
 
 @dataclass(frozen=True)
 class Way:
-    """Most units per channel, pieces, pieces that a leader may be ahead, and pieces that it is ahead of shorter ways."""
+    """Most units per channel, pieces, those that a leader may be ahead, and pieces that it is ahead of shorter ways; servers at once (`Lowering`)."""
 
     quantum: int
     pieces: int
     pace: int
     lead: int = 1
+    window: int = 0
 
 
 def best_way(problem: CollectiveProblem, ready: Prepared, ways: Sequence[Way], lowering: Callable[[Way], Lowering]) -> Way:
@@ -89,7 +90,7 @@ def _simulated(problem: CollectiveProblem, ready: Prepared, way: Way, how: Lower
 
 def timed(problem: CollectiveProblem, ready: Prepared, quantum: int, how: Lowering) -> tuple[float, int]:
     """Simulated time, and the new rates it took: once per program of these forests."""
-    key = quantum, how.pieces, how.unroll, how.pace, how.lead, how.depth, how.chunk_bytes, problem.transport
+    key = quantum, how.pieces, how.unroll, how.pace, how.lead, how.window, how.depth, how.chunk_bytes, problem.transport
     begin_s = worked_s()
     if key not in ready.times:
         found = simulated(ready.program(how, quantum), problem.fabric, problem.ranks, problem.transport)

@@ -326,10 +326,10 @@ def _require_sound(forest: Forest) -> None:
 
 def require_loads(forest: Forest) -> None:
     """Raise CheckFailed if an arc carries more than stretch · rate."""
-    graph = forest.graph
+    graph, above, below = forest.graph, forest.stretch.numerator, forest.stretch.denominator
     for (u, v), load in forest.load.items():
         rate = graph.arcs.get((u, v), 0)
-        if load > forest.stretch * rate:
+        if load * below > above * rate:
             raise CheckFailed(
                 f"link {graph.names[u]} -> {graph.names[v]} carries {load} trees, more than {forest.stretch * rate}", hint=DEFECT
             )

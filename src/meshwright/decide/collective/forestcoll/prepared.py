@@ -6,7 +6,7 @@ from collections.abc import Hashable
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from functools import cached_property
-from math import gcd
+from math import gcd, lcm
 from typing import Any
 
 import numpy as np
@@ -49,7 +49,7 @@ class Prepared:
     units: int
     ranks: int
     cuts: dict[int, tuple[list[Part], int]] = field(default_factory=dict)
-    lowered: dict[tuple[int, int, bool, int, int, bool], Program] = field(default_factory=dict)
+    lowered: dict[tuple[int, int, bool, int, int, bool, int], Program] = field(default_factory=dict)
     times: dict[tuple[Hashable, ...], tuple[tuple[float, int], float]] = field(default_factory=dict)  # what programs took, and the work
 
     def cut(self, quantum: int) -> tuple[list[Part], int]:
@@ -69,7 +69,7 @@ class Prepared:
     def program(self, how: Lowering, quantum: int) -> Program:
         """The parts lowered. Repeats, depths and chunk sizes are the same everywhere, so they are written in afterwards."""
         count_work(WORK_PER_LOWERED_STEP_S * self.cut(quantum)[1] * how.stored_pieces)
-        key = quantum, how.stored_pieces, how.unroll, how.pace, how.lead, how.fused
+        key = quantum, how.stored_pieces, how.unroll, how.pace, how.lead, how.fused, how.window
         if key not in self.lowered:
             self.lowered[key] = lower_parts(self.cut(quantum)[0], replace(how, pieces=how.stored_pieces))
         program = with_chunk_bytes(self.lowered[key], how.chunk_bytes)
@@ -79,15 +79,17 @@ class Prepared:
     @cached_property
     def fullest_link(self) -> Fraction:
         """Seconds that the fullest link needs per byte of a weight."""
-        forests, op, load = self.forests, self.op, dict[tuple[int, int], Fraction]()
+        forests, op, load = self.forests, self.op, dict[tuple[int, int], int]()
+        common = lcm(*(forest.k for forest in forests))
         for number, forest in enumerate(forests):
             climbs = op in ("reduce-scatter", "reduce") or (op == "all-reduce" and number == 0)
             for (u, v), trees in forest.load.items():
                 arc = (v, u) if climbs else (u, v)
-                load[arc] = load.get(arc, Fraction(0)) + Fraction(trees, forest.k)
+                load[arc] = load.get(arc, 0) + trees * (common // forest.k)
         graph = forests[-1].graph if op == "all-reduce" else forests[0].graph
         arcs = (graph.reversed() if op in ("reduce-scatter", "reduce") else graph).arcs
-        return max(used / arcs[arc] for arc, used in load.items()) / graph.unit_Bps
+        kinds = {(used, arcs[arc]) for arc, used in load.items()}  # few, of very many links
+        return max(Fraction(used, rate) for used, rate in kinds) / common / graph.unit_Bps
 
 
 def servers_of(forests: list[Forest]) -> int:

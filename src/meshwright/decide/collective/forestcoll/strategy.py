@@ -44,6 +44,7 @@ from .paths import gather_forest
 from .pieces import depth_of, lead_of, round_number, wanted_pieces
 from .prepared import Late, Prepared, is_uneven, lowering_of, notes_of, parts_of, servers_of, uses_way_back, weights_of
 from .throughput_estimate import LARGE_MESSAGE_BYTES, MAX_TRIED_RANKS, filled, most_steps, worth_of
+from .windows import in_windows, require_window
 
 __all__ = ["CITE", "DEVIATIONS", "ForestColl"]
 
@@ -96,6 +97,7 @@ class ForestColl(CollectiveStrategy):
     depth: messages a channel may hold; None = enough of DEPTHS to cover the latency of a hop.
     pace: pieces that a rank's longest way may be ahead of its others, 0 = all lanes go as they can; None = the depth.
     lead: paced, pieces that it is ahead of ways with fewer hops; None = as many as outlast a network's latency, where that ends earlier.
+    window: folded, servers that a tree serves at once, 0 = all; None = all, or `windows.WINDOW_SERVERS` where so many leave few pieces.
     structure: try trees over servers before the general method; None = yes, and for one root or few ranks the lower of both.
     back: may trees of one root use links that lead into its server? None = unless trees without them do as well.
     relief: so many times the extra latency of slow links that trees leave them idle (`latency_relief`), 0 = none; None = for large all-gathers
@@ -106,7 +108,7 @@ class ForestColl(CollectiveStrategy):
     name: ClassVar[str] = "forestcoll"
     cite: ClassVar[Cite] = CITE
     searches: ClassVar[bool] = True
-    folds: ClassVar[bool] = True
+    folds: ClassVar[tuple[str, ...]] = OPERATIONS
 
     trees: int | None = None
     max_trees: int = 8
@@ -119,6 +121,7 @@ class ForestColl(CollectiveStrategy):
     depth: int | None = None
     pace: int | None = None
     lead: int | None = None
+    window: int | None = None
     structure: bool | None = None
     back: bool | None = None
     relief: int | None = None
@@ -135,7 +138,7 @@ class ForestColl(CollectiveStrategy):
         for option in ("trees", "max_trees", "pieces", "max_pieces", "lead"):
             if (value := getattr(self, option)) is not None and value < 1:
                 raise UsageError(f"{option} must be >= 1, got {value}", where="forestcoll")
-        if self.pieces and self.lead and self.pieces % self.lead:
+        if self.pieces and self.pieces % (self.lead or 1):
             raise UsageError(f"a lead of {self.lead} does not divide {self.pieces} pieces", where="forestcoll")
         if self.depth and self.lead and self.depth < self.lead:
             raise UsageError(f"a lead of {self.lead} needs channels of as many messages, not {self.depth}", where="forestcoll")
@@ -148,7 +151,8 @@ class ForestColl(CollectiveStrategy):
         parts, steps = ready.cut(quantum)
         unroll = uneven or (self.unroll if self.unroll is not None else pieces * steps <= MAX_EXPLICIT_STEPS)
         depth = self.depth or min(pieces, max(depth_of(problem, forests, pieces), way.lead))
-        how = replace(lowering_of(problem, forests[0], units, pieces, unroll, ready.servers, depth), pace=way.pace, lead=way.lead)
+        how = lowering_of(problem, forests[0], units, pieces, unroll, ready.servers, depth)
+        how = replace(how, pace=way.pace, lead=way.lead, window=way.window)
         if uneven:
             table = shard_table(problem, units, pieces)
             how = replace(how, table=table, shard_units=tuple(w * units for w in weight), chunk_bytes=table.chunk_bytes)
@@ -158,7 +162,7 @@ class ForestColl(CollectiveStrategy):
         trees = forests[0].k if forests[0].k == forests[-1].k else None
         chosen = replace(best, trees=trees, pieces=pieces, unroll=unroll, quantum=quantum, relay=ready.relay, fold=fold, depth=depth, pace=way.pace)
         structure, back = forests[0].method != "general", uses_way_back(problem, ready)
-        chosen = replace(chosen, lead=way.lead, structure=structure, back=back, relief=best.relief or 0)
+        chosen = replace(chosen, lead=way.lead, window=way.window, structure=structure, back=back, relief=best.relief or 0)
         return CollectivePlan(program=program, bound=bound, strategy=self.name, options=options_of(chosen), notes=notes_of(problem, ready, pieces))
 
     def _best(self, problem: CollectiveProblem, deadline: Deadline) -> Planned:
@@ -235,7 +239,7 @@ class ForestColl(CollectiveStrategy):
     def _way(self, problem: CollectiveProblem, ready: Prepared) -> Way:
         """Quantum, pieces and pace: as asked, or of some ways the best. Tried for a power of four of bytes, and remembered: the sizes up to the
         next one take the same quantum and pace."""
-        if any(x is not None for x in (self.quantum, self.pace, self.pieces, self.lead)) or self.unroll or is_uneven(problem):
+        if any(x is not None for x in (self.quantum, self.pace, self.pieces, self.lead, self.window)) or self.unroll or is_uneven(problem):
             return self._ways(problem, ready)[0]
 
         def make() -> Way:
@@ -254,7 +258,8 @@ class ForestColl(CollectiveStrategy):
 
     def _in_way(self, problem: CollectiveProblem, ready: Prepared, way: Way) -> Lowering:
         depth = self.depth or min(way.pieces, max(depth_of(problem, ready.forests, way.pieces), way.lead))
-        return replace(lowering_of(problem, ready.forests[0], ready.units, way.pieces, False, ready.servers, depth), pace=way.pace, lead=way.lead)
+        how = lowering_of(problem, ready.forests[0], ready.units, way.pieces, False, ready.servers, depth)
+        return replace(how, pace=way.pace, lead=way.lead, window=way.window)
 
     def _ways(self, problem: CollectiveProblem, ready: Prepared) -> list[Way]:
         """Ways worth a try: the finest channels that leave MIN_PIECES_LEFT, not paced, paced, with a lead; coarser ones, paced, with more pieces."""
@@ -272,14 +277,17 @@ class ForestColl(CollectiveStrategy):
             lead = self.lead or (lead_of(problem, forests, pieces, steps) if leads and not self.depth else 1)
             depth = self.depth or min(pieces, max(depth_of(problem, forests, pieces), lead))  # else ranks of unlike longest ways block each other
             pace = self.pace if self.pace is not None else max(depth, MIN_PACE_PIECES, 2 * lead * (lead > 1)) * paced
-            return Way(quantum, pieces, pace if pieces > 1 else 0, lead)
+            window, pieces = in_windows(ready, pieces, self.window, fixed=self.pieces is not None)
+            return Way(quantum, pieces, pace if pieces > 1 and not window else 0, lead, window)
 
-        if self.quantum is not None or self.pieces is not None or wanted < MIN_TRIED_PIECES:
-            return [way(first, False)]
+        require_window(ready, self.window)
+        plain = way(first, False)
+        if self.quantum is not None or self.pieces is not None or wanted < MIN_TRIED_PIECES or plain.window:
+            return [plain]
         largest = max(p.units for p in ready.parts)
         coarser = sorted({min(first * times, largest) for times in COARSER_FACTORS} - {first}) if largest > first else []
         leading = [way(first, True, True)] if problem.op in LEADING else []
-        return [way(first, False), way(first, True), *leading, *(way(quantum, True) for quantum in coarser)]
+        return [plain, way(first, True), *leading, *(way(quantum, True) for quantum in coarser)]
 
     def _forests(self, problem: CollectiveProblem, deadline: Deadline) -> tuple[list[Forest], bool]:
         """The forests needed: for reductions on the reversed graph, for broadcasts on the graph; and whether devices relay."""

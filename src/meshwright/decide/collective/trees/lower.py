@@ -18,6 +18,10 @@ ahead and leave the others late. So of each rank's lanes that only send what it 
 with the longest way is the leader: it goes at most `pace` pieces ahead of any other, and nobody overtakes it. Long ways end first this way.
 With a `lead` of some pieces, ways of fewer hops stay so far behind: what others have to pass on sets off early, and the short ways use the links
 while the last of it still travels. Lanes then repeat in iterations of `lead` pieces, and shorter ways are an iteration behind.
+
+With a `window` (folded), a tree serves so many servers at once: a lane takes those that are `window` apart one after the other, in every piece. All
+at once, a piece enters all servers together, at its end, and what a server then still passes on inside is a part of one in `pieces`; in windows it is
+one in `pieces` times servers / `window`. Lanes take edges in the order of the tree, in which an edge comes after the one that feeds it: no deadlock.
 """
 
 from __future__ import annotations
@@ -70,6 +74,7 @@ class Lowering:
     pace: int = 0  # pieces that a rank's sending lane with the longest way may be ahead of its others; 0 = every lane goes as it can
     lead: int = 1  # paced: pieces that it is ahead of those with fewer hops; where lanes repeat, pieces of an iteration: it divides `pieces`
     servers: int = 1  # folded: so many alike runs of rank numbers; only the first is stored
+    window: int = 0  # folded: servers that a tree serves at once; 0 = all
     table: ShardTable | None = None  # uneven shards: shard r's parts are shares of its chunks, out of `shard_units[r]`; needs `unroll`
     shard_units: tuple[int, ...] = ()
 
@@ -237,6 +242,24 @@ class _Home:
         return self.known[server]
 
 
+class _Lanes:
+    """Lanes of one tree: every edge has its own, or with a `window`, edges of servers so far apart share one."""
+
+    def __init__(self, b: ProgramBuilder, tree: Tree, how: Lowering) -> None:
+        self.b, self.how, self.home = b, how, tree.root // how.stored
+        self.shared: dict[tuple[int, ...], LaneBuilder] = {}
+
+    def of(self, here: int, v: int, *what: int) -> LaneBuilder:
+        """At `here`, for the edge into or out of v; `what` tells apart lanes at one place for one server."""
+        apart = (v // self.how.stored - self.home) % self.how.servers
+        if not self.how.window or not apart:
+            return self.b.lane(here, repeat=self.how.repeat)
+        key = here, apart % self.how.window, *what
+        if key not in self.shared:
+            self.shared[key] = self.b.lane(here, repeat=self.how.repeat)
+        return self.shared[key]
+
+
 def _uneven_spans(part: Part, how: Lowering, table: ShardTable) -> list[tuple[int, int]]:
     """The part's share of its shard's chunks, rounded at both borders, in at most `pieces` spans."""
     start, count, units = table.start[part.shard], table.count[part.shard], how.shard_units[part.shard]
@@ -262,19 +285,20 @@ def _climb(
 ) -> dict[int, list[StepRef]]:
     """Reduce towards the root; returns for every rank the step after which its chunks may be written again, per piece."""
     children: dict[int, list[int]] = {}
-    for v in reversed(tree.order[1:]):  # late joiners are leaves far from the root: their sums arrive first at their parents
+    # Late joiners are leaves far from the root: their sums arrive first at their parents; in windows lanes take all edges in the tree's order.
+    for v in tree.order[1:] if how.window else reversed(tree.order[1:]):
         children.setdefault(tree.parent[v], []).append(v)
     channel = {}
     for v in tree.order[1:]:
         src, dst = home.channel(v, tree.parent[v])
         channel[v] = b.channel(src, dst, depth=how.depth, route=routes.of(tree.paths[v][::-1]))
     done: dict[int, list[StepRef]] = {}
-    hops = {tree.root: 0}
+    hops, lanes = {tree.root: 0}, _Lanes(b, tree, how)
     for v in tree.order:
         here = home.actor(v)
         if v != tree.root:
             hops[v] = hops[tree.parent[v]] + 1
-        lane, out = b.lane(here, repeat=how.repeat), channel.get(v)
+        lane, out = lanes.of(here, v), channel.get(v)
         done[v] = [_climb_piece(lane, [channel[c] for c in children.get(v, [])], out, here, first, count) for first, count in home.spans(v)]
         if v not in children and how.pace:
             sources.setdefault(here, []).append(_Source(lane, hops[v], home.part.units, tuple(done[v])))
@@ -304,26 +328,28 @@ def _descend(
     for v in tree.order[1:]:
         src, dst = home.channel(tree.parent[v], v)
         channel[v] = b.channel(src, dst, depth=how.depth, route=routes.of(tree.paths[v]))
+    lanes = _Lanes(b, tree, how)
     below_height = [0] * len(tree.parent)
     for v in reversed(tree.order[1:]):
         below_height[tree.parent[v]] = max(below_height[tree.parent[v]], below_height[v] + 1)
     for v in tree.order:
         here, spans = home.actor(v), home.spans(v)
-        below = [channel[c] for c in children.get(v, [])]
+        below = children.get(v, [])
         ready = [[step] for step in climbed.get(v, [])] or [[] for _ in spans]
         if v != tree.root:
-            lane = b.lane(here, repeat=how.repeat)
+            lane = lanes.of(here, v, 0)
             fused = len(below) == 1 or (bool(below) and how.fused)
             for i, (first, count) in enumerate(spans):
                 if fused:
-                    step = lane.recv_send(channel[v], below[0], here, first, count, after=ready[i])
+                    step = lane.recv_send(channel[v], channel[below[0]], here, first, count, after=ready[i])
                 else:
                     step = lane.recv(channel[v], here, first, count, after=ready[i])
                 ready[i] = [step]
             below = below[1:] if fused else below
         ways = [1 + below_height[c] for c in children.get(v, [])] if v == tree.root and how.pace and not climbed else []
-        for number, out in enumerate(below):
-            lane = b.lane(here, repeat=how.repeat)
-            steps = [lane.send(out, here, first, count, after=after) for (first, count), after in zip(spans, ready, strict=True)]
+        inside = v % how.stored  # ranks of other servers than v's, entered once each, share lanes by server; those of its own have one each
+        for number, child in enumerate(below):
+            lane = lanes.of(here, child, 1, child % how.stored if child // how.stored == v // how.stored else inside)
+            steps = [lane.send(channel[child], here, first, count, after=after) for (first, count), after in zip(spans, ready, strict=True)]
             if ways:
                 sources.setdefault(here, []).append(_Source(lane, ways[number], home.part.units, tuple(steps)))
