@@ -11,13 +11,18 @@ import numpy as np
 import pytest
 import torch
 from gate_rig import gated, plan_of
+from rig import graph_of
 from torch.nn import functional as F
 
 from meshwright.check.training.layout import check_layout
 from meshwright.check.training.step import check_training
 from meshwright.cli import main
-from meshwright.errors import DifferentTraining, FormatError, Unsupported
+from meshwright.drive.training.stage_steps import StageSteps
+from meshwright.drive.training.step_end import require_recipe
+from meshwright.errors import DifferentTraining, FormatError, Unsupported, UsageError
 from meshwright.io.plan.plan import plan_bytes, plan_from_bytes
+from meshwright.job import Recipe, Training
+from meshwright.lower.folded import why_not_folded
 from meshwright.plan.plan import Plan
 from meshwright.program.program import Kind, Part
 from meshwright.run.gate.gate import Stated
@@ -145,3 +150,16 @@ def test_the_command_plans_runs_and_evaluates_them(tmp_path: Path, capsys: pytes
     plain = ["train", "plan", "--model", "tests/run/gate_models.py:mlp", "--loss", "mse", "--fabric", "laptop:2", "--global-batch", "8"]
     assert main([*plain, "--batch-statistics", "global", "--out", plan]) == 2
     assert "no call of the model normalises by its batch" in capsys.readouterr().err
+
+
+def test_what_cannot_share_them_is_refused() -> None:
+    plan = planned()
+    assert plan.layout is not None
+    with pytest.raises(Unsupported, match="planned steps share no statistics"):
+        StageSteps(plan.layout, lambda layout, key: None)
+    graph = graph_of("tests/run/gate_models.py:batch_norm", 4, "mse")
+    asked = Training(model="m", global_batch=8, recipe=Recipe(batch_statistics="each"))
+    with pytest.raises(UsageError, match="there is no 'each' of it"):
+        require_recipe(asked, graph)
+    require_recipe(msgspec.structs.replace(asked, recipe=Recipe(batch_statistics="global")), graph)
+    assert "lowered rank by rank" in why_not_folded(plan.layout)
