@@ -39,7 +39,7 @@ def judged(numbers: list[int]) -> Iterator[dict[str, Any]]:
     torch.set_num_threads(1)
     commit = describe()["commit"]
     for number in numbers:
-        combination = draw(number)
+        combination = draw(number, recipes=True)
         verdict = judge(combination)
         print(f"{number:4} {combination}: {verdict.outcome}, {verdict.why}, {verdict.error:.1e}", flush=True)
         found = {"number": number, "what": str(combination), "outcome": verdict.outcome, "why": verdict.why, "error": verdict.error}

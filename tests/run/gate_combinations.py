@@ -19,7 +19,7 @@ from meshwright.capture.forward import trace_forward
 from meshwright.capture.losses import Objective
 from meshwright.capture.resolve import build_model
 from meshwright.errors import DifferentTraining, MeshwrightError
-from meshwright.job import Training
+from meshwright.job import Recipe, Training
 from meshwright.plan.plan import Plan
 from meshwright.run.gate.gate import GateReport, gate
 from meshwright.run.gate.planned import planned_step
@@ -33,6 +33,10 @@ from meshwright.run.train.optimizers import make_optimizer
 
 NETS = "tests/run/gate_nets.py:"
 STEPS = 3
+RECIPES: tuple[dict[str, Any], ...] = (
+    {"clip_norm": 0.3}, {"clip_value": 0.02}, {"schedule": "linear:steps=10,warmup=2,end=0.1"}, {"no_decay": ("bias",)}, {"ema": 0.9},
+    {"clip_norm": 0.3, "schedule": "StepLR:step_size=1,gamma=0.5"}, {"batch_statistics": "global"}, {"batch_statistics": "global", "clip_norm": 0.3},
+)  # fmt: skip
 LAYOUTS = ((1, 1, 1), (2, 1, 1), (4, 1, 1), (1, 2, 1), (1, 1, 2), (2, 1, 2), (2, 2, 1), (1, 2, 2), (1, 1, 3))
 
 
@@ -59,8 +63,8 @@ class Verdict:
     error: float = 0.0
 
 
-def draw(number: int, *, nets: int = 400) -> Combination:
-    """Half of the optimizers and losses are plain ones, so that most combinations train."""
+def draw(number: int, *, nets: int = 400, recipes: bool = False) -> Combination:
+    """Half of the optimizers and losses are plain ones, so that most combinations train. `recipes`: two of three have one."""
     r = random.Random(10_000 + number)
     net = r.randrange(nets)
     losses = LOSSES_OF_TOKENS if of_tokens(net) else LOSSES_OF_VECTORS
@@ -72,13 +76,21 @@ def draw(number: int, *, nets: int = 400) -> Combination:
         how["zero"] = r.randint(1, 3)
     if r.random() < 0.3:
         how["recompute"] = r.choice(["selective", "full", "least"])
+    if recipes and (r := random.Random(20_000 + number)).random() < 2 / 3:
+        how["recipe"] = recipe = r.choice(RECIPES)
+        if "no_decay" in recipe:
+            optimizer = "adamw:weight_decay=0.1"
+        if "batch_statistics" in recipe:  # of the whole batch: one micro-batch in each replica
+            how["microbatch"] = 8 // degrees[0]
     return Combination(f"net_{net}", loss, optimizer, degrees, how)
 
 
 def judge(c: Combination) -> Verdict:
     """Plans, asks the gate, and trains on where it says equal."""
     try:
-        plan = plan_of(c.net, c.degrees, models=NETS, loss=c.loss, optimizer=c.optimizer, rate=0.05, **c.how)
+        asked = c.how.get("recipe", {})
+        how = {**c.how, "recipe": Recipe(**asked) if asked else None, "shared": "batch_statistics" in asked and c.degrees[0] > 1}
+        plan = plan_of(c.net, c.degrees, models=NETS, loss=c.loss, optimizer=c.optimizer, rate=0.05, **how)
         report = gate(plan, data="synthetic")
     except DifferentTraining as error:
         cause = error.data["cause"]
@@ -149,8 +161,18 @@ def opaque_call(job: Training, graph: ForwardGraph, rows: int) -> Any:
 
 def plain_loop(job: Training, module: torch.nn.Module, rows: Any, seed: int, places: Any) -> list[float]:
     """Whole batches, one after the other."""
-    objective = Objective(module, job.loss)
-    optimizer = make_optimizer(job.optimizer, list(module.named_parameters()), job.learning_rate)
+    objective, asked = Objective(module, job.loss), job.asked
+    if asked.no_decay:
+        groups = [{"params": [p for n, p in module.named_parameters() if ("bias" in n) == kept], **decay}
+                  for kept, decay in ((False, {}), (True, {"weight_decay": 0.0}))]  # fmt: skip
+        optimizer = torch.optim.AdamW(groups, lr=job.learning_rate, weight_decay=0.1)
+    else:
+        optimizer = make_optimizer(job.optimizer, list(module.named_parameters()), job.learning_rate)
+    rate: Any = None
+    if asked.schedule:  # written out: two steps up, eight down to a tenth; or halved after each step
+        warm = asked.schedule.startswith("linear")
+        shape = (lambda s: s / 2 if s < 2 else 1 - 0.9 * (s - 2) / 8) if warm else (lambda s: 0.5**s)
+        rate = torch.optim.lr_scheduler.LambdaLR(optimizer, shape)
     losses = []
     for step in range(STEPS):
         optimizer.zero_grad()
@@ -158,6 +180,12 @@ def plain_loop(job: Training, module: torch.nn.Module, rows: Any, seed: int, pla
         with SerialDraws(draws, places) if places else nullcontext():
             loss = objective(*rows(step * job.global_batch, job.global_batch))
         loss.backward()
+        if asked.clip_norm:
+            torch.nn.utils.clip_grad_norm_(module.parameters(), asked.clip_norm)
+        if asked.clip_value:
+            torch.nn.utils.clip_grad_value_(module.parameters(), asked.clip_value)
         optimizer.step()
+        if rate is not None:
+            rate.step()
         losses.append(float(loss.detach()))
     return losses

@@ -232,6 +232,29 @@ class Normed(nn.Module):
         return self.last(torch.relu(self.norm(self.first(x))))
 
 
+class Convolved(nn.Module):
+    """Three forms of it: with all, without weights, without running statistics."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body = nn.Sequential(
+            nn.Unflatten(1, (2, 4)), nn.Conv1d(2, 4, 3, padding=1), nn.BatchNorm1d(4), nn.ReLU(), nn.Conv1d(4, 4, 3, padding=1),
+            nn.BatchNorm1d(4, affine=False), nn.ReLU(), nn.Flatten(), nn.Linear(16, WIDTH), nn.BatchNorm1d(WIDTH, track_running_stats=False),
+        )  # fmt: skip
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.body(x) + x
+
+
+class NormedLanguage(Language):
+    def __init__(self) -> None:
+        super().__init__(norm=False)
+        self.shared = nn.BatchNorm1d(WIDTH)
+
+    def forward(self, ids: torch.Tensor) -> torch.Tensor:
+        return self.head(self.shared(self.embed(ids).transpose(1, 2)).transpose(1, 2))
+
+
 class Noisy(MLP):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return super().forward(x + 0.1 * torch.randn_like(x))
@@ -337,6 +360,14 @@ class Diverged(MLP):
 
 def diverged() -> Model:
     return Diverged(), vectors()
+
+
+def convolved() -> Model:
+    return Convolved(), vectors()
+
+
+def normed_language() -> Model:
+    return NormedLanguage(), tokens()
 
 
 def batch_norm() -> Model:

@@ -12,8 +12,8 @@ from meshwright.decide.layout.data_sharding import PLAIN, DataSharding
 from meshwright.decide.layout.tensor_shares import TensorOptions
 from meshwright.decide.layout.unlike_devices import EVEN
 from meshwright.io.fabric.document import fabric_document
-from meshwright.job import Training
-from meshwright.plan.plan import CycleEntry, Plan
+from meshwright.job import Recipe, Training
+from meshwright.plan.plan import CycleEntry, Plan, StepEnd
 from meshwright.program.hash import program_hash
 from meshwright.run.calibrate.transport import laptop_shape
 from meshwright.run.gate.gate import GateReport, Stated, gate
@@ -24,17 +24,19 @@ MODELS = "tests/run/gate_models.py:"
 def plan_of(
     model: str, degrees: tuple[int, int, int] = (1, 1, 1), *, loss: str = "mse", optimizer: str = "sgd", microbatch: int = 2, global_batch: int = 8,
     zero: int = 0, recompute: str = "none", schedule: tuple[str, dict[str, Any]] | None = None, seed: int = 0, rate: float = 0.1,
-    models: str = MODELS,
+    models: str = MODELS, shared: bool = False, recipe: Recipe | None = None,
 ) -> Plan:  # fmt: skip
     """(data, tensor, pipeline) degrees of a model of `gate_models`; losses and optimizers without ":" of their names there too."""
     loss = loss if loss in ("mse", "cross-entropy", "output") else MODELS + loss
-    optimizer = optimizer if optimizer in ("sgd", "adamw") else MODELS + optimizer
+    optimizer = optimizer if optimizer.partition(":")[0] in ("sgd", "adamw") else MODELS + optimizer
+    end = StepEnd(norm=True) if recipe is not None and recipe.clip_norm else None
     sharding = DataSharding(zero) if zero else PLAIN
     layout, _, program = _lowered(
-        models + model, degrees, microbatch, global_batch, loss, TensorOptions(), None, recompute, sharding, schedule, EVEN
+        models + model, degrees, microbatch, global_batch, loss, TensorOptions(), None, recompute, sharding, schedule, EVEN, end=end, shared=shared
     )
     main, fabric = program_hash(program), laptop_shape(max(2, layout.ranks))
     job = Training(model=models + model, global_batch=global_batch, loss=loss, optimizer=optimizer, learning_rate=rate, seed=seed)
+    job = msgspec.structs.replace(job, recipe=recipe) if recipe is not None else job
     return Plan(
         kind="training", job={"training": msgspec.to_builtins(job), "graph_fingerprint": "", "cost": msgspec.to_builtins(Cost()), "works": {}},
         target_fabric=fabric_document(fabric), placement=tuple(d.name for d in fabric.devices[: layout.ranks]), programs={main: program},

@@ -37,6 +37,7 @@ from meshwright.drive.training.stage_steps import StageSteps
 from meshwright.graph.liveness import segment_workspace
 from meshwright.job import Recipe, Training
 from meshwright.lower.training import lower_training
+from meshwright.plan.batch_statistics import with_shared_statistics
 from meshwright.plan.plan import StepEnd, TrainingLayout
 from meshwright.plan.recompute import LayoutRegions
 from meshwright.plan.shards import local_values
@@ -115,18 +116,19 @@ def lowered_step(
     return found, flat
 
 
-def _lowered(*arguments: Any) -> tuple[TrainingLayout, Program, Program]:
-    layout, program, callees = lowered_calls(*arguments)
+def _lowered(*arguments: Any, **more: Any) -> tuple[TrainingLayout, Program, Program]:
+    layout, program, callees = lowered_calls(*arguments, **more)
     return layout, program, inline(program, callees).program
 
 
 def lowered_calls(
     model: str, degrees: tuple[int, int, int], microbatch: int, global_batch: int, loss: str, options: TensorOptions, layout: TrainingLayout | None,
     recompute: str = "none", sharding: DataSharding = PLAIN, schedule: tuple[str, dict[str, Any]] | None = None, division: Division = EVEN,
-    costs: Path | None = None, end: StepEnd | None = None, precision: str = "fp32", context: tuple[int, str] = (1, ""),
+    costs: Path | None = None, end: StepEnd | None = None, precision: str = "fp32", context: tuple[int, str] = (1, ""), shared: bool = False,
 ) -> tuple[TrainingLayout, Program, dict[str, Program]]:  # fmt: skip
-    """(layout, program, the programs that it calls)."""
+    """(layout, program, the programs that it calls). `shared`: statistics of the batch are summed over the replicas."""
     graph = context_graph(graph_of(model, microbatch, loss, precision), *context)
+    graph = with_shared_statistics(graph) if shared else graph
     orders = None
     if schedule is not None:
         problem = PipelineProblem.of(degrees[2], max(division.microbatches, default=global_batch // (degrees[0] * microbatch)), data=degrees[0])

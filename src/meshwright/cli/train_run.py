@@ -29,7 +29,8 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("plan", type=Path, help="a plan file made by `meshwright train plan`")
     parser.add_argument(
         "--data", default="python-source",
-        help="python-source (default), synthetic, a text file, or FILE.py:function that returns a dataset or a DataLoader",
+        help="python-source (default), synthetic, a text file, or FILE.py:function that returns a dataset or a DataLoader (?pad=0,-100: "
+        "shorter samples are filled up with these values, one for each input of the model)",
     )  # fmt: skip
     parser.add_argument("--steps", type=int, default=20, help="train until this many steps are done (default 20)")
     parser.add_argument("--out", "-o", type=Path, default=Path("run"), help="folder for recordings and checkpoints (default run/)")

@@ -16,6 +16,7 @@ import numpy as np
 
 from ..errors import Unsupported
 from ..graph.graph import OpGraph, Work
+from ..plan.batch_statistics import batch_sums
 from ..plan.plan import TrainingLayout, ValueInfo
 from ..plan.shards import local_values, sequence_values
 from ..plan.sizes import shard_bytes, training_works
@@ -35,6 +36,8 @@ def why_not_folded(layout: TrainingLayout) -> str:
         return f"schedule {layout.schedule} is lowered rank by rank"
     if layout.context > 1:
         return "ranks that divide positions send each other blocks"
+    if batch_sums(layout):
+        return "statistics that replicas share are lowered rank by rank"
     if layout.replica_microbatches:
         return "data replicas have unequal numbers of micro-batches"
     everyone = tuple(range(layout.tensor))

@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 from ..errors import Unsupported
 from ..graph.graph import OpGraph
+from ..plan.batch_statistics import batch_sums
 from ..plan.context import layout_exchanges
 from ..plan.plan import Stage, TrainingLayout, ValueInfo
 from ..plan.shards import sequence_values
@@ -23,7 +24,7 @@ from .sequence import ELEMENT_BYTES, SequenceParts, element_of, per_chunk
 
 __all__ = ["Order", "PlanCollective", "Position", "RankLanes", "StepLowering", "require_orders"]
 
-# (purpose: "tensor" | "gradient" | "weights" | "tied", ranks, size in bytes[, operation if it is not all-reduce]) -> the collective to call
+# (purpose: "tensor" | "statistics" | "gradient" | "weights" | "tied", ranks, size in bytes[, operation if no all-reduce]) -> the collective
 PlanCollective = Callable[..., Callee]
 # (stages, micro-batches, stage) -> [("F" | "B", micro-batch)]
 Order = Callable[[int, int, int], Sequence[tuple[str, int]]]
@@ -106,6 +107,7 @@ class StepLowering:
         self.steps_of: dict[tuple[int, int], tuple[Position, ...]] = {}  # by pipeline index and number of micro-batches
         self.apart = sequence_values(layout)
         self.summed = {v for s in layout.segments for v in (*s.sum_writes, *s.sum_grads)} - self.apart
+        self.over_replicas = {*batch_sums(layout)}
         self.in_blocks = {v for x in layout_exchanges(layout) if x.kind == "all-to-all" for v in (x.source, x.target)}
         self.parts = SequenceParts(self.b, layout, all_reduce, self.tensor_call_on)
         self.readers: dict[tuple[int, str], list[str]] = {}  # (pipeline index, value) -> segments there
@@ -158,13 +160,20 @@ class StepLowering:
             self.groups[rank] = tuple(self.layout.rank(p, d, t) for t in range(self.layout.tensor))
         return self.groups[rank]
 
+    def summing(self, rank: int, value: str) -> tuple[str, tuple[int, ...], str]:
+        """(purpose, ranks, communicator) of the sum that completes a value."""
+        p, d, t = self.layout.coordinates(rank)
+        if value in self.over_replicas:
+            return "statistics", tuple(self.layout.rank(p, x, t) for x in range(self.layout.data)), f"batch:{p}.{t}"
+        return "tensor", self.tensor_group(rank), f"tp:{p}.{d}"
+
     def activation(self, r: RankLanes, kind: str, value: str, mb: int, *, segment: str = "") -> int:
         name = f"{kind}:{value}:{segment}:{mb}" if segment else f"{kind}:{value}:{mb}"
         if name not in r.buffers:
             size = r.value[value].size_bytes
             chunks = 1
             if value in self.summed:  # all buffers of a value that is ever summed are cut alike
-                chunks = self.plan_all_reduce("tensor", self.tensor_group(r.number), size).chunks
+                chunks = self.plan_all_reduce(*self.summing(r.number, value)[:2], size).chunks
             each = per_chunk(size, chunks, element_of(self.value[value]))
             if value in self.in_blocks:
                 chunks, each = self.layout.context, size // self.layout.context

@@ -155,7 +155,8 @@ class _Lowering(StepLowering):
         )  # fmt: skip
 
     def tensor_call(self, r: RankLanes, buffer: str, value: str) -> StepRef:
-        return self.tensor_call_on(r.number, r.compute, r.buffers[buffer], self.value[value].size_bytes)
+        purpose, ranks, name = self.summing(r.number, value)
+        return r.compute.call(self.call(purpose, name, ranks, r.number, r.buffers[buffer], self.value[value].size_bytes))
 
     def backward(self, r: RankLanes, stage: Stage, mb: int) -> None:
         """`B`, or `I` where backward is split."""

@@ -134,7 +134,8 @@ class Segment(_Record, frozen=True, kw_only=True):
 
     `key` is `op.graph` of its steps. `reads` and `writes` name the values that cross its border (activations only; parameters are in
     `params`). If `split`, its parameters named in TrainingLayout.shards are sharded, its `sum_writes` are partial sums that an all-reduce
-    over the tensor-parallel ranks completes in forward, and the gradients of `sum_grads` (a subset of its reads) in backward.
+    over the tensor-parallel ranks completes in forward, and the gradients of `sum_grads` (a subset of its reads) in backward; of those named in
+    TrainingLayout.batch_sums, split or not, one over the data replicas.
     `row_biases`: added to read values when the segment starts (see RowBias).
 
     With sequence parallelism a border value may be split along the sequence (`ValueInfo.split`). A sum_write that is, is completed by a
@@ -240,6 +241,7 @@ class TrainingLayout(_Record, frozen=True, kw_only=True):
     `replica_microbatches`: micro-batches of every data replica where they differ (devices of unlike speed), the most of them being `microbatches`;
     replica d takes the samples after those of the replicas before it.
     `context`: each so many neighbouring data replicas share samples and divide their positions; `exchanges` are what they send each other for it.
+    `batch_sums`: values that the data replicas add up, not the tensor-parallel ranks: statistics of the whole batch (`plan.batch_statistics`).
     `zero_level`: what the data replicas divide among them instead of each holding it: 0 nothing, 1 optimizer state, 2 and gradients, 3 and
     weights. `overlap`: sums of gradients (and gathers of weights) run while backward (and forward) goes on, bucket by bucket.
     """
@@ -272,6 +274,7 @@ class TrainingLayout(_Record, frozen=True, kw_only=True):
     notes: tuple[str, ...] = ()  # what was kept whole, and why
     end: StepEnd | msgspec.UnsetType = msgspec.UNSET  # left out of documents where it is plain
     exchanges: tuple[ContextExchange, ...] | msgspec.UnsetType = msgspec.UNSET  # left out without context parallelism
+    batch_sums: tuple[str, ...] | msgspec.UnsetType = msgspec.UNSET  # left out where replicas share no statistics
 
     @property
     def step_end(self) -> StepEnd:

@@ -14,14 +14,14 @@ PHASES = ("", "forward", "backward", "tensor-parallel", "pipeline", "gradient", 
 
 
 def phases(inlined: InlinedProgram) -> NDArray[np.int8]:
-    """Phase of every step as an index into PHASES: by op, communicator (`tp…`, `dp…`, `tied…`), channel tag (`context…`), else pipeline."""
+    """Phase of every step as an index into PHASES: by op, communicator (`tp…`, `batch…`, `dp…`, `tied…`), channel tag (`context…`), else pipeline."""
     p = inlined.program
     out = np.zeros(len(p.steps), np.int8)
     by_op = {"F": 1, "loss": 1, "B": 2, "I": 2, "W": 2, "encode": 5, "advance": 5, "decode": 5, "norm": 6, "optimizer": 6}
     of_op = np.array([by_op.get(name, 7) for name in p.ops.name] + [0], np.int8)
     compute = p.steps.kind == Kind.COMPUTE
     out[compute] = of_op[p.steps.op[compute]]
-    of_comm = np.array([3 if name.startswith("tp") else 5 for name in p.comms.name] + [4], np.int8)
+    of_comm = np.array([3 if name.startswith("tp") else 7 if name.startswith("batch") else 5 for name in p.comms.name] + [4], np.int8)
     transfer = p.steps.kind == Kind.TRANSFER
     out[transfer] = of_comm[inlined.comm[transfer]]
     tagged = np.array([name.startswith("context") for name in p.comms.name] + [False], bool)

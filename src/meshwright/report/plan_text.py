@@ -126,12 +126,17 @@ def _sharding_line(plan: Plan) -> str:
 
 def _said(decision: str) -> str:
     purpose = decision.replace("collective:", "")
+    if purpose == "statistics":
+        return purpose
     return f"{purpose} gather" if purpose in ("weights", "norm") else f"{purpose} sum"
 
 
 def _recipe(asked: Mapping[str, Any]) -> str:
-    words = {"no_decay": "no decay of", "schedule": "schedule", "ema": "average", "clip_norm": "norm at most", "clip_value": "elements at most"}
-    return ", ".join(f"{words.get(k, k)} {' '.join(v) if isinstance(v, (list, tuple)) else v}" for k, v in asked.items())
+    words = {
+        "no_decay": "no decay of", "schedule": "schedule", "ema": "average", "clip_norm": "norm at most", "clip_value": "elements at most",
+        "batch_statistics": "batch statistics",
+    }  # fmt: skip
+    return ", ".join(f"{words.get(k, k)} {' '.join(v) if isinstance(v, (list, tuple)) else v}" for k, v in asked.items() if v and v != "fp32")
 
 
 def _wrapped(name: str, value: str, width: int = 80) -> str:

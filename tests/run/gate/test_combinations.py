@@ -13,7 +13,7 @@ NAMED = ("DifferentTraining: ", "Unsupported: ", "Infeasible: ", "CaptureError: 
 @settings(max_examples=6)  # benchmarks/gate.py judges hundreds
 @given(number=st.integers(0, 1 << 20))
 def test_equal_or_refused(number: int) -> None:
-    combination = draw(number)
+    combination = draw(number, recipes=True)
     verdict = judge(combination)
     assert verdict.outcome == "equal" or (verdict.outcome == "refused" and verdict.why.startswith(NAMED)), (str(combination), verdict)
 

@@ -162,8 +162,8 @@ def test_what_looks_at_the_batch_is_a_stated_choice(model: str, loss: str, said:
         assert whole.against == "the whole batch at once" and not whole.stated
 
 
-def test_global_statistics_of_several_micro_batches_are_refused() -> None:
-    with pytest.raises(Unsupported, match="statistics of the whole batch need one micro-batch, the plan has 4"):
+def test_global_statistics_of_a_plan_that_shares_none_are_refused() -> None:
+    with pytest.raises(Unsupported, match="the plan has 4 micro-batches, which share no statistics"):
         gated("batch_norm", (2, 1, 1), stated=Stated(batch_statistics="global"))
 
 

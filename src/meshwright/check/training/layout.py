@@ -55,6 +55,7 @@ def check_layout(layout: TrainingLayout, ranks: int | None) -> list[Finding]:
                 bad.append((f"value {v!r} is written by {made[v]} and {seg.key}", {"value": v}))
             made[v] = seg.key
     bad += _context(layout, made, stage)
+    bad += _batch_sums(layout, made)
     for seg in layout.segments:
         for v in seg.reads:
             if v not in made:
@@ -95,6 +96,27 @@ def _context(layout: TrainingLayout, made: dict[str, str], stage: dict[str, int]
         if x.kind == "all-to-all" and a.shape[0] != layout.context:
             found.append((f"{x.source!r} has {a.shape[0]} blocks for {layout.context} ranks", facts))
         made[x.target] = made[x.source]
+    return found
+
+
+def _batch_sums(layout: TrainingLayout, made: dict[str, str]) -> list[tuple[str, dict[str, Any]]]:
+    """Sums over the replicas are summed where they are made, and their gradients where they are read; each replica has one micro-batch."""
+    sums = set(() if layout.batch_sums is UNSET else layout.batch_sums)
+    found: list[tuple[str, dict[str, Any]]] = []
+    if sums and (layout.data < 2 or layout.context > 1 or layout.microbatches > 1):
+        text = f"statistics of the batch are summed over {layout.data} replicas of ({layout.microbatch_counts}) micro-batches: each must have one"
+        found.append((text, {}))
+    differentiable = {v.name for v in layout.values if v.differentiable}
+    crossing = {v for s in layout.stages for v in (*s.receives, *s.sends)}
+    for v in sorted(sums):
+        if v not in made or v in crossing:
+            found.append((f"{v!r} is a sum over the replicas that no segment makes, or that stages hand over", {"value": v}))
+    for s in layout.segments:
+        less = (sums & set(s.writes)) - set(s.sum_writes) or (sums & set(s.reads) & differentiable) - set(s.sum_grads)
+        # Names are part of the format: "<node>/sum" and "<node>/moments" are statistics of the samples of one replica.
+        less |= {n for n in s.writes if n.rpartition("/")[2] in ("sum", "moments")} - sums
+        if less:
+            found.append((f"segment {s.key} does not sum {min(less)!r} over the replicas, or its gradient", {"segment": s.key}))
     return found
 
 

@@ -37,6 +37,7 @@ class StepState(WeightCells):
             for v in s.reads:
                 if v not in gradless:
                     self.readers.setdefault(self.sent(v), []).append(s)
+        self.over_replicas = frozenset(() if layout.batch_sums is UNSET else layout.batch_sums)
         self.maker = {v: s for s in layout.segments for v in s.writes}
         self.maker |= {v: self.maker[self.sent(v)] for v in self.exchanged if self.sent(v) in self.maker}
         self.split = {v.name for v in layout.values if v.split is not None}
@@ -140,6 +141,7 @@ class StepState(WeightCells):
         slot = max(1, cells // self.layout.tensor)
         at, part = (cell % slot, cell // slot) if of_all else (cell, self.own(value, rank))
         root, replica, at = self.home(value, self.coordinates[rank][1], at, cells)
+        replica = 0 if value in self.over_replicas else replica  # the sum is the same on all
         return self.quantity(kind, root, mb, replica, at, part)
 
     def own(self, value: str, rank: int) -> int:
@@ -155,7 +157,14 @@ class StepState(WeightCells):
         return value in self.along and kind in ("actsum", "actall", "actagain", "gradall", "gradpart")
 
     def parts(self, s: Segment, value: str, *, gradient: bool) -> int:
-        return self.layout.tensor if s.split and value in (s.sum_grads if gradient else s.sum_writes) else 1
+        """Of how many parts a value (or what a reader hands back of its gradient) is the sum."""
+        if value not in (s.sum_grads if gradient else s.sum_writes):
+            return 1
+        return self.layout.data if value in self.over_replicas else self.layout.tensor if s.split else 1
+
+    def part_of(self, value: str, rank: int, part: int) -> int:
+        """Which of these parts a rank makes; `part`: its tensor index where the segment is split."""
+        return self.coordinates[rank][1] if value in self.over_replicas else part
 
     def gradient_bits(self, value: str, reader: Segment, part: int) -> tuple[int, int]:
         """(bit of one part, bits of all parts) of a reader's contribution to the gradient of a value."""

@@ -17,6 +17,8 @@ Then what it writes is, by definition, the value named. A split segment's F writ
 `sum_grads`; values that the layout calls split are each part's own; others are computed alike by all parts. Each rank runs each F and B (or I
 and W) of the stages that it holds once for every micro-batch of its copy of them, and one optimizer: copies of a stage end with equal gradients.
 
+Values named in `batch_sums` are sums over the data replicas: one quantity for all of them, of which each makes a part (and of its gradient).
+
 What ranks that divide positions exchange is, on the rank that gets it, the quantity that the layout says another rank of its group has made
 (`home`); its gradient sums what all that read it on any of them hand back.
 
@@ -228,9 +230,9 @@ class TrainingStep(StepState):
                 fresh.append(self.gradient(s.key, mb, rank, b, cell))
                 continue
             if kind in ("act", "actsum"):
-                bit = 1 << (part if self.parts(s, value, gradient=False) > 1 else 0)
+                bit = 1 << (self.part_of(value, rank, part) if self.parts(s, value, gradient=False) > 1 else 0)
             elif kind in ("grad", "gradpart"):
-                bit = self.gradient_bits(value, s, part)[0]
+                bit = self.gradient_bits(value, s, self.part_of(value, rank, part))[0]
             else:
                 bit = 1 << part
             if number != str(mb) or not bit or self.foreign(kind, value, s):

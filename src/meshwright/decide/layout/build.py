@@ -13,6 +13,7 @@ from ...cost import Cost
 from ...errors import Infeasible
 from ...fabric.fabric import Device
 from ...graph.graph import OpGraph, OpNode, Work
+from ...plan.batch_statistics import MOMENTS, NORMALISE, SUMMED, sums_in
 from ...plan.context import HEADS, JOIN, KINDS, OUT, RING_BLOCK, RING_END, TILE_ELEMENTS, exchanges_in
 from ...plan.plan import GradientBucket, PartialGradient, RowBias, Segment, Stage, TrainingLayout, ValueInfo, ValueSplit, VocabularyLoss
 from ...plan.recompute import saved_storages
@@ -29,7 +30,7 @@ from .unlike_devices import EVEN, Division
 
 __all__ = ["build_layout"]
 
-INSIDE = frozenset({*KINDS, JOIN, OUT, RING_BLOCK, HEADS})  # between whose results and attention's no stage ends
+INSIDE = frozenset({*KINDS, JOIN, OUT, RING_BLOCK, HEADS, *SUMMED})  # between whose results and attention's, or a normalisation's, no stage ends
 Workspace = Callable[[OpGraph, Sequence[str]], tuple[int, int]]
 
 
@@ -85,6 +86,8 @@ class _Build:
         return max(shares), sum(shares)
 
     def differentiable(self, value: str) -> bool:
+        if value in self.node_of and self.node_of[value].target in SUMMED:
+            return self.node_of[value].target == MOMENTS and value in self.made_from_params
         carrying = self.sequence.trained if self.sequence.values else self.made_from_params
         if value not in carrying and (base_node(value) == value or "/part/" in value):
             return False  # whole tables that ranks cut to their part would get partial gradients, for nobody
@@ -149,6 +152,7 @@ def build_layout(
         global_batch=global_batch,
         context=degrees.context,
         exchanges=exchanges_in(graph) or UNSET,
+        batch_sums=sums_in(graph) or UNSET,
         zero_level=b.sharding.level,
         overlap=b.sharding.overlap,
         bucket_bytes=b.bucket_bytes if b.sharding.cuts else 0,
@@ -242,7 +246,7 @@ def _segments(b: _Build, stage: int, run: Sequence[Unit]) -> list[Segment]:
         kind = ("region", 0) if split else b.sequence.kind(unit)
         if kind[0] == "beside":  # runs with the next split unit
             kind = ("split", 0)
-        apart = split or unit.nodes[0].target in STARTS
+        apart = split or unit.nodes[0].target in (*STARTS, MOMENTS, NORMALISE)
         fits = groups and not apart and not groups[-1][0] and (kind == kinds[-1] or "any" in (kind[0], kinds[-1][0]) or _joins(kind, kinds[-1]))
         if fits:
             groups[-1][1].append(unit)
@@ -326,7 +330,7 @@ def _segment(b: _Build, key: str, stage: int, units: Sequence[Unit], split: bool
     own += [base_node(n.name) for n in nodes if n.name in {sums_of(x) for x in in_parts}]
     forward_temp, backward_temp = b.workspace(b.captured, own)
     gathers = () if extent else tuple(v for v in reads if v in b.sequence.values)
-    sums = tuple(w for w in writes if region and w in region.rows)
+    sums = tuple(w for w in writes if (region and w in region.rows) or b.node_of[w].target in SUMMED)
     copied = max((_value(b, v).size_bytes for v in (*gathers, *sums) if v in b.sequence.values), default=0)  # into and out of all parts' form
     return Segment(
         key=key,
@@ -364,7 +368,8 @@ def _partial_grads(b: _Build, region: Region | None, reads: Sequence[str], exten
     """Read values whose gradient is a partial sum: a region's entries; what is whole where each rank computes a part of the sequence."""
     if extent:
         return tuple(v for v in reads if v not in b.sequence.values and b.differentiable(v))
-    return tuple(v for v in reads if region and v in region.entries and b.differentiable(v))
+    entries = region.entries if region else ()
+    return tuple(v for v in reads if (v in entries or b.node_of[v].target == MOMENTS) and b.differentiable(v))
 
 
 def _saved_of_sums(b: _Build, loss: str) -> int:

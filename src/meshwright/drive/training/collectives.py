@@ -17,7 +17,7 @@ from ..collective.callee import bindable
 
 __all__ = ["MAX_PLANNING_WORK_S", "PURPOSES", "SCOUTS", "CollectivePlanner", "Planned", "rank_order_ring"]
 
-PURPOSES = ("gradient", "weights", "tensor", "tied", "norm")
+PURPOSES = ("gradient", "weights", "tensor", "statistics", "tied", "norm")
 
 # What layouts are judged with: the first of the list, most promising first. Planning a call takes milliseconds with these, seconds with some others,
 # and a search over layouts makes hundreds; the winner's calls are tried with all.

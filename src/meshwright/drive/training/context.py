@@ -25,7 +25,7 @@ from .evaluate import Evaluator
 from .evaluated import Evaluated
 from .placements import placements_of
 from .program_sizes import MAX_SMALL_OPERATORS, MAX_SMALL_STEPS, expected_steps
-from .step_end import refusing_cuts, step_end
+from .step_end import refusing_cuts, statistics_of, step_end
 from .wishes import LayoutWanted, Wishes
 
 __all__ = ["MAX_WORK_S", "TIME_LIMIT_S", "Context", "Decision", "Found", "Looks", "Made", "SearchBudget"]
@@ -181,7 +181,7 @@ class Context:
         old = self.evaluator.planner
         planner = CollectivePlanner(fabric=fabric, transport=old.transport, strategy=old.strategy, seed=old.seed)
         job = self.job if global_batch is None else msgspec.structs.replace(self.job, global_batch=global_batch)
-        evaluator = replace(self.evaluator, fabric=fabric, planner=planner)
+        evaluator = replace(self.evaluator, fabric=fabric, planner=planner, statistics_of=statistics_of(job))
         budget = self.budget if work_s is None else replace(self.budget, work_s=work_s)
         return replace(self, job=job, fabric=fabric, evaluator=evaluator, budget=budget)
 

@@ -30,7 +30,7 @@ from .order import MAX_PLANNED_DEVICES
 from .pipeline import Schedule
 from .recompute import Recompute
 from .sharding import Sharding
-from .step_end import in_precision
+from .step_end import in_precision, statistics_of
 from .wishes import LayoutWanted, StepPrices, Wishes
 
 __all__ = ["DECISIONS", "choose", "cites_of", "context_of", "decide", "refine", "require_asked"]
@@ -61,7 +61,7 @@ def context_of(
     strategy = asked.of(CollectivesWanted).strategy
     strategy = "ring" if strategy == "auto" and len(fabric.devices) > MAX_PLANNED_DEVICES else strategy
     planner = CollectivePlanner(fabric=fabric, transport=cost.transport, strategy=strategy, seed=job.seed)
-    evaluator = Evaluator(fabric=fabric, cost=cost, graph=graph, planner=planner, prices=asked.of(StepPrices).of)
+    evaluator = Evaluator(fabric=fabric, cost=cost, graph=graph, planner=planner, prices=asked.of(StepPrices).of, statistics_of=statistics_of(job))
     budget = budget or SearchBudget()
     return Context(
         job=job, fabric=fabric, cost=cost, graph=graph, evaluator=evaluator, wishes=asked, budget=budget, decisions=DECISIONS,

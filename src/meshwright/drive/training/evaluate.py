@@ -20,6 +20,7 @@ from ...graph.graph import OpGraph
 from ...kernels.effort import count_work, look
 from ...lower.folded import why_not_folded
 from ...lower.training import lower_training, training_works
+from ...plan.batch_statistics import with_shared_statistics
 from ...plan.context import exchange_of
 from ...plan.on_schedule import split_prices
 from ...plan.plan import TrainingLayout
@@ -51,7 +52,9 @@ class Evaluator:
     planner: CollectivePlanner
     prices: Prices | None = None
     scouting: bool = False  # large programs are judged by one rank of every stage and few micro-batches, where that can be
+    statistics_of: int = 0  # samples of the batch whose statistics replicas share; 0: none does
     graphs: dict[int, OpGraph] = field(default_factory=dict)
+    shared: dict[int, OpGraph] = field(default_factory=dict)  # the same with statistics in three calls
     frontiers: dict[Any, Any] = field(default_factory=dict)
     tally: Counter[str] = field(default_factory=Counter)  # of evaluations
 
@@ -60,7 +63,11 @@ class Evaluator:
 
         if batch not in self.graphs:
             self.graphs[batch] = self.graph if batch == self.graph.batch_size else at_batch(self.graph, batch)
-        return self.graphs[batch]
+        if batch >= self.statistics_of:
+            return self.graphs[batch]
+        if batch not in self.shared:
+            self.shared[batch] = with_shared_statistics(self.graphs[batch])
+        return self.shared[batch]
 
     def graph_for(self, layout: TrainingLayout) -> OpGraph:
         """The graph as a rank of the layout computes it, tensor parallelism aside: at its micro-batch size, of its positions."""

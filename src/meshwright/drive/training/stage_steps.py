@@ -31,6 +31,7 @@ from ...decide.pipeline import peak_in_flight
 from ...errors import Infeasible, Unsupported
 from ...graph.graph import Work
 from ...graph.step_graph import StepGraph, StepPlan, replacement
+from ...plan.batch_statistics import batch_sums
 from ...plan.plan import Segment, SegmentStep, TrainingLayout
 from ...plan.shards import local_value
 from ...simulate.step_memory import simulate_step
@@ -111,6 +112,11 @@ class StageSteps:
             raise Unsupported(
                 "values gathered along the sequence are given to a planned step for one backward, not for one in two parts", where="--recompute",
                 hint="another --recompute, --sequence-parallel off, or a schedule with whole backward",
+            )  # fmt: skip
+        if batch_sums(self.layout):
+            raise Unsupported(
+                "planned steps share no statistics of the batch with other replicas", where="--recompute",
+                hint="another --recompute, no --memory plan, or leave out --batch-statistics global",
             )  # fmt: skip
         self.in_flight = peaks_in_flight(self.layout, self.orders)
         self.segment = {s.key: s for s in self.layout.segments}

@@ -8,14 +8,15 @@ import msgspec
 
 from ...cost import Cost
 from ...decide.layout.problem import Degrees
-from ...errors import UsageError
+from ...errors import Unsupported, UsageError
 from ...fabric.fabric import Fabric
 from ...graph.graph import OpGraph
 from ...job import Training
+from ...plan.batch_statistics import normalises
 from ...plan.optimizers import optimizer_kind, state_copies, undecayed
 from ...plan.plan import StepEnd
 
-__all__ = ["in_precision", "refusing_cuts", "require_recipe", "step_end"]
+__all__ = ["in_precision", "refusing_cuts", "require_recipe", "statistics_of", "step_end"]
 
 
 def require_recipe(job: Training, graph: OpGraph) -> None:
@@ -27,6 +28,14 @@ def require_recipe(job: Training, graph: OpGraph) -> None:
     undecayed({p.name: p.shape for p in graph.parameters if p.trainable}, asked.no_decay)
     if not 0 <= asked.ema < 1:
         raise UsageError(f"the decay of the average must be at least 0 and below 1, got {asked.ema:g}", where="--ema", hint="e.g. --ema 0.999")
+    if asked.batch_statistics not in ("", "global"):
+        raise UsageError(f"there is no {asked.batch_statistics!r} of it", where="--batch-statistics", hint="global, or leave it out")
+    if asked.batch_statistics and not any(normalises(n.target, n.args) for n in graph.nodes):
+        found = "the model could not be traced" if graph.method == "opaque" else "no call of the model normalises by its batch"
+        raise Unsupported(
+            f"{found}: there are no statistics that replicas could share", where="--batch-statistics global",
+            hint="only BatchNorm's can be shared; leave it out, or plan one micro-batch in all (--dp 1) for a loss that looks at the whole batch",
+        )  # fmt: skip
     cast = {"bf16-autocast": "bfloat16", "fp16-autocast": "float16"}.get(asked.precision)
     if cast is not None and not any(x.dtype == cast for n in graph.nodes for x in n.outputs):
         raise UsageError(f"the graph holds no {cast}: it was captured in another precision", where="--precision", hint="give --model")
@@ -47,6 +56,11 @@ def step_end(job: Training, graph: OpGraph) -> StepEnd | None:
     return None if made == StepEnd() else made
 
 
+def statistics_of(job: Training) -> int:
+    """Samples of the batch whose statistics the data replicas share; 0 where they do not."""
+    return job.global_batch if job.asked.batch_statistics == "global" else 0
+
+
 def in_precision(cost: Cost, job: Training, fabric: Fabric) -> Cost:
     """The cost at the peak of the job's precision, where the devices state one and it is the higher one: products are cast, and they are the work."""
     kind = {"bf16-autocast": "bf16", "fp16-autocast": "fp16"}.get(job.asked.precision, "")
@@ -56,13 +70,18 @@ def in_precision(cost: Cost, job: Training, fabric: Fabric) -> Cost:
 
 
 def refusing_cuts(job: Training, refuse: Callable[[Degrees], str] | None) -> Callable[[Degrees], str] | None:
-    """`refuse`, and tensor parallelism for an optimizer that needs parameters whole."""
-    kind = optimizer_kind(job.optimizer)
-    if kind is None or kind.cut:
+    """`refuse`, tensor parallelism for an optimizer that needs parameters whole, and several micro-batches of a replica where replicas share
+    statistics of the batch (`plan.batch_statistics`)."""
+    kind, shared = optimizer_kind(job.optimizer), statistics_of(job)
+    if (kind is None or kind.cut) and not shared:
         return refuse
 
     def why(degrees: Degrees) -> str:
-        if degrees.tensor > 1:
+        if shared and (degrees.context > 1 or degrees.data * degrees.microbatch_size < shared):
+            count = shared // (degrees.data * degrees.microbatch_size)
+            each = f"{degrees.context} ranks share samples" if degrees.context > 1 else f"{count} a replica"
+            return f"statistics of the whole batch need one micro-batch in each replica (--microbatch {shared} / --dp): {each}"
+        if kind is not None and not kind.cut and degrees.tensor > 1:
             return f"optimizer {job.optimizer} needs parameters whole, tensor parallelism splits them"
         return refuse(degrees) if refuse is not None else ""
 

@@ -21,6 +21,7 @@ from ...bound import Bound, fraction_of
 from ...codec.codec import parse_codec
 from ...errors import FormatError, MeshwrightError
 from ...kernels.stages import stage as in_stage
+from ...plan.batch_statistics import batch_sums
 from ...plan.context import KINDS as EXCHANGE_KINDS
 from ...plan.context import layout_exchanges
 from ...plan.plan import SCHEMA, VERSION, Alternative, CycleEntry, ParamShard, Plan, Prediction, TrainingLayout, ValueSplit
@@ -197,6 +198,8 @@ def _check_layout(layout: TrainingLayout, ranks: int, where: str) -> None:
             raise FormatError(f"must be one of {', '.join(EXCHANGE_KINDS.values())}, got {x.kind[:64]!r}", where=f"{where}.exchanges[{i}].kind")
         if unknown := [v for v in (x.source, x.target) if v not in listed]:
             raise FormatError(f"names the value {unknown[0][:64]!r}, which the layout does not list", where=f"{where}.exchanges[{i}]")
+    if unknown := [v for v in batch_sums(layout) if v not in listed]:
+        raise FormatError(f"names the value {unknown[0][:64]!r}, which the layout does not list", where=f"{where}.batch_sums")
     if layout.zero_level not in (0, 1, 2, 3):
         raise FormatError(f"must be 0 to 3, got {layout.zero_level}", where=f"{where}.zero_level")
     if layout.bucket_bytes < 0:

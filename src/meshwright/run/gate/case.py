@@ -7,12 +7,14 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import cached_property, partial
 
+import msgspec
 import torch
 
 from ...capture.precision import PRECISIONS, trace_job
 from ...capture.regions import REGION
 from ...errors import MeshwrightError, Unsupported
 from ...job import Training
+from ...plan.batch_statistics import shared_norms
 from ...plan.plan import Plan, TrainingLayout
 from ...program.program import Program
 from ..steps.forward_graph import OPAQUE, ForwardGraph, ForwardNode, from_traced
@@ -31,6 +33,7 @@ from .wide import wide_graph
 __all__ = ["COMPARED", "Case"]
 
 COMPARED = {"loss": "loss", "gradient": "gradients", "buffer": "buffers", "parameter": "parameters after the optimizer"}
+ALIAS = "aten.alias.default"
 LATER_BATCHES = 4  # whose loss alone is looked at, where it is not understood
 
 
@@ -173,12 +176,19 @@ class Case:
                     return False
         return True
 
+    @cached_property
+    def unmixed(self) -> ForwardGraph:
+        """The graph in which normalisations whose statistics replicas share give back what they are given."""
+        shared = shared_norms(self.layout)
+        nodes = [msgspec.structs.replace(n, target=ALIAS, args=n.args[:1], kwargs={}) if n.name in shared else n for n in self.graph.nodes]
+        return msgspec.structs.replace(self.graph, nodes=tuple(nodes)) if shared else self.graph
+
     def mixing(self) -> ForwardNode | None:
-        """The first call that brings samples together; None where that is not known."""
+        """The first call that brings samples together, beside what replicas share; None where that is not known."""
         if self.opaque:
             return None
         d, m = self.pieces()[0]
-        graph, inputs, others = self.graph, [*self.microbatch(0, d, m)], [*self.microbatch(1, d, m)]
+        graph, inputs, others = self.unmixed, [*self.microbatch(0, d, m)], [*self.microbatch(1, d, m)]
         if self.layout.microbatch_size == 1:
             try:
                 graph = from_traced(trace_job(self.job, batch_size=2, device="cpu"))

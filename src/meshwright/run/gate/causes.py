@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from ...plan.batch_statistics import BATCH_NORM
 from ..steps.forward_graph import ForwardGraph, ForwardNode
 
 __all__ = [
@@ -14,6 +15,7 @@ __all__ = [
 BATCH_NORMS = ("batch_norm", "native_batch_norm", "_native_batch_norm_legit", "cudnn_batch_norm", "_native_batch_norm_legit_functional")
 
 STATE_IT = "state that it is meant with --batch-statistics local, or plan one micro-batch in all (--dp 1, --microbatch as large as the global batch)"
+SHARE_IT = f"plan with --batch-statistics global, so that data replicas share them (one micro-batch in each); or {STATE_IT}"
 
 
 @dataclass(frozen=True)
@@ -42,7 +44,8 @@ def mixes_samples(graph: ForwardGraph, mixing: ForwardNode | None, buffer: str =
     norms = batch_statistics(graph)
     if norms:
         what = f"batch statistics: {norms[0].target.split('.')[1]} of {_place(graph, norms[0].name)} normalises by the micro-batch it sees"
-    elif buffer:
+        return Cause("batch-statistics", what, SHARE_IT if all(n.target == BATCH_NORM for n in norms) else STATE_IT)
+    if buffer:
         module, operators = described(graph, buffer)
         what = f"{' and '.join(operators[:2]) or 'what changes it'} in module {module!r} keeps in it what depends on the whole micro-batch"
     else:

@@ -34,7 +34,7 @@ class Tolerance:
 
 def tolerance_of(dtype: torch.dtype) -> Tolerance:
     if dtype == torch.float64:
-        return Tolerance(relative=1e-9, updated=1e-7, floor=1e-6, settled=1e-6)
+        return Tolerance(relative=1e-9, updated=1e-7, floor=1e-4, settled=1e-6)
     if dtype == torch.float32:
         return Tolerance(relative=1e-4, updated=1e-3, floor=1e-2, settled=1e-3)
     return Tolerance(relative=3e-2, updated=1e-1, floor=1e-1, settled=1e-1)

@@ -22,6 +22,7 @@ import torch
 from ...capture.regions import REGION
 from ...errors import DifferentTraining, MeshwrightError, Unsupported, UsageError
 from ...job import Training
+from ...plan.batch_statistics import batch_sums
 from ...plan.optimizers import may_be_cut
 from ...plan.plan import Plan, TrainingLayout
 from ...program.calls import inline
@@ -94,10 +95,10 @@ def gate(plan: Plan, *, data: str, stated: Stated = Stated(), limited: bool = Tr
     """
     layout = plan.layout
     assert layout is not None
-    if stated.batch_statistics == "global" and layout.all_microbatches > 1:
+    if stated.batch_statistics == "global" and layout.all_microbatches > 1 and not batch_sums(layout):
         raise Unsupported(
-            f"statistics of the whole batch need one micro-batch, the plan has {layout.all_microbatches}", where="--batch-statistics global",
-            hint="plan with --dp 1 and --microbatch as large as the global batch, or state --batch-statistics local",
+            f"the plan has {layout.all_microbatches} micro-batches, which share no statistics", where="--batch-statistics global",
+            hint="make the plan with `train plan --batch-statistics global`, or state --batch-statistics local",
         )  # fmt: skip
     if limited and (why := too_large(plan, layout)):
         return _of_a_copy(plan, why, data, stated)
@@ -247,6 +248,8 @@ class _Trial:
                 return self.equal(local, "micro-batch by micro-batch", ("batch statistics local",))
         elif first.kind == "parameter":
             cause = self.of_the_update(compared)
+        elif batch_sums(case.layout) and (other := case.mixing()) is not None:  # beside what replicas share
+            cause = mixes_samples(case.unmixed, other)
         else:
             cause = of_the_plan(case.graph, first.name)
         raise self.error(compared, cause)

@@ -9,16 +9,19 @@ Left open by the paper: indices that no rank has. Our answer: an error, as witho
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import msgspec
 import torch
 
-from ...plan.plan import VocabularyLoss
+from ...plan.batch_statistics import shared_norms
+from ...plan.plan import TrainingLayout, VocabularyLoss
 from ...plan.vocabulary import LOSS, MAX, SUMS, loss_arguments, max_of, sum_rows, sums_of
 from ..executor.sequence_parts import own_part
 from ..steps.forward_graph import ForwardGraph, ForwardNode, TensorInfo, resolve
+from .batch_statistics import FUNCTIONS as STATISTICS
+from .batch_statistics import expand_norms
 from .cuts import OWN_PART
 
 __all__ = ["EMBEDDING", "expand_forward", "function_of", "vocabulary_embedding", "vocabulary_loss", "vocabulary_max", "vocabulary_sums"]
@@ -121,6 +124,7 @@ def vocabulary_loss(
 
 FUNCTIONS: dict[str, Callable[..., Any]] = {
     EMBEDDING: vocabulary_embedding, MAX: vocabulary_max, SUMS: vocabulary_sums, LOSS: vocabulary_loss, OWN_PART: own_part,
+    **STATISTICS,
 }  # fmt: skip
 
 
@@ -129,9 +133,11 @@ def function_of(target: str) -> Callable[..., Any]:
     return FUNCTIONS.get(target) or resolve(target)
 
 
-def expand_forward(graph: ForwardGraph, losses: Sequence[VocabularyLoss]) -> ForwardGraph:
-    """`graph` with each split cross-entropy as three calls, as `plan.vocabulary.expand_losses` does with an `OpGraph`."""
-    wanted = {x.node: x for x in losses}
+def expand_forward(graph: ForwardGraph, layout: TrainingLayout) -> ForwardGraph:
+    """`graph` with each split cross-entropy as three calls, as `plan.vocabulary.expand_losses` does with an `OpGraph`, and each normalisation whose
+    statistics replicas share."""
+    wanted = {x.node: x for x in layout.losses}
+    graph = expand_norms(graph, shared_norms(layout), layout.data)
     nodes = [y for n in graph.nodes for y in (_three(n, graph, wanted[n.name]) if n.name in wanted else [n])]
     return msgspec.structs.replace(graph, nodes=tuple(nodes)) if wanted else graph
 

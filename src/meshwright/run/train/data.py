@@ -6,7 +6,7 @@ stopped.
 
 Sources: `python-source` (bytes of the standard library's own `.py` files), a text or binary file (its bytes), `FILE.py:function`
 or `module:function` returning a dataset (`len(dataset)` optional, `dataset[i]` -> tuple of tensors, one per example input, target
-last), an iterable dataset or a DataLoader (`loader`), and `synthetic`.
+last), an iterable dataset or a DataLoader (`loader`), and `synthetic`. Samples of changing shape: `padding`.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ from ...errors import UsageError
 from ...plan.plan import TrainingLayout
 from ..steps.forward_graph import TensorInfo
 from .loader import Loaded, Streamed, as_samples
+from .padding import Padding, padding_of
 
 __all__ = ["Batches", "ByteWindows", "Dataset", "Synthetic", "open_data", "samples_in"]
 
@@ -74,8 +75,8 @@ class Synthetic:
 class _Indexed:
     """A user's dataset: anything with `dataset[i]`, taken modulo its length if it has one."""
 
-    def __init__(self, dataset: Any, name: str) -> None:
-        self.dataset, self.name = dataset, name
+    def __init__(self, dataset: Any, name: str, padding: Padding | None) -> None:
+        self.dataset, self.name, self.padding = dataset, name, padding
         self.length = len(dataset) if hasattr(dataset, "__len__") else 0
         if hasattr(dataset, "__len__") and not self.length:
             raise UsageError("the dataset is empty", where=name)
@@ -83,7 +84,7 @@ class _Indexed:
     def sample(self, index: int) -> tuple[torch.Tensor, ...]:
         with user_code(self.name, self.name.rpartition(":")[0]):
             item = self.dataset[index % self.length if self.length else index]
-            return tuple(torch.as_tensor(x) for x in (item if isinstance(item, (tuple, list)) else (item,)))
+            return self.padding(item) if self.padding else tuple(map(torch.as_tensor, item if isinstance(item, (tuple, list)) else (item,)))
 
 
 def samples_in(dataset: Dataset) -> int:
@@ -130,7 +131,7 @@ class Batches:
             if tuple(x.shape) != wanted or str(x.dtype) != f"torch.{info.dtype}":
                 raise UsageError(
                     f"tensor {i} of {what} is {tuple(x.shape)} {x.dtype}, the model takes {wanted} torch.{info.dtype}", where=where,
-                    hint="a plan is for one shape: pad or cut samples to it, or make the model's example inputs as long as the longest sample",
+                    hint="a plan is for one shape: pad to it (--data NAME?pad=VALUE,...), or give the model inputs as long as the longest sample",
                     data={"given": list(x.shape), "planned": list(wanted)},
                 )  # fmt: skip
 
@@ -145,6 +146,7 @@ def open_data(name: str, examples: Sequence[torch.Tensor], seed: int, global_bat
 
     Raises: as `loader.as_samples`; UsageError when a text source does not fit the model's inputs, a file is missing, or the name means nothing.
     """
+    name, padding = padding_of(name, examples)
     if name == "synthetic":
         return Synthetic(examples, seed)
     if name == "python-source":
@@ -156,7 +158,7 @@ def open_data(name: str, examples: Sequence[torch.Tensor], seed: int, global_bat
     if ":" in name:
         with user_code(name, name.rpartition(":")[0]):
             made = resolve_function(name, what="data")()
-        return as_samples(made, name, seed, global_batch) or _Indexed(made, name)
+        return as_samples(made, name, seed, global_batch, padding) or _Indexed(made, name, padding)
     raise UsageError(f"no data {name!r}", where="--data", hint="python-source, synthetic, a file of text, or FILE.py:function")
 
 

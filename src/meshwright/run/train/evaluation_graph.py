@@ -77,7 +77,7 @@ def evaluation_layout(layout: TrainingLayout, graph: ForwardGraph) -> TrainingLa
     nodes: dict[str, list[str]] = {s.key: [] for s in layout.segments}
     waiting: list[str] = []
     last = [layout.segments[-1].key]
-    for n in expand_forward(graph, layout.losses).nodes:
+    for n in expand_forward(graph, layout).nodes:
         waiting.append(n.name)
         if n.name in of:
             last = of[n.name]

@@ -22,6 +22,7 @@ from torch.utils.data.distributed import DistributedSampler
 
 from ...capture.resolve import user_code
 from ...errors import Unsupported, UsageError
+from .padding import Padding
 from .segments import random_seed
 
 __all__ = ["Loaded", "Streamed", "as_samples", "seeded"]
@@ -29,8 +30,8 @@ __all__ = ["Loaded", "Streamed", "as_samples", "seeded"]
 MAX_EMPTY_EPOCHS = 2  # of an iterable dataset, one after the other, until it counts as empty
 
 
-def as_samples(made: Any, name: str, seed: int, global_batch: int) -> Loaded | Streamed | None:
-    """What a data function returned, where it is a DataLoader or an iterable dataset; None for anything else.
+def as_samples(made: Any, name: str, seed: int, global_batch: int, padding: Padding | None = None) -> Loaded | Streamed | None:
+    """What a data function returned, where it is a DataLoader or an iterable dataset; None for anything else. `padding`: of each item.
 
     Raises: Unsupported for loaders that make batches themselves or divide samples among processes; UsageError for an empty one.
     """
@@ -38,8 +39,8 @@ def as_samples(made: Any, name: str, seed: int, global_batch: int) -> Loaded | S
     dataset = loader.dataset if loader is not None else made
     streamed = isinstance(dataset, IterableDataset) or (hasattr(dataset, "__iter__") and not hasattr(dataset, "__getitem__"))
     if streamed:
-        return Streamed(dataset, loader.collate_fn if loader is not None and loader.batch_size is not None else None, name, seed)
-    return Loaded(loader, name, seed, global_batch) if loader is not None else None
+        return Streamed(dataset, loader.collate_fn if loader is not None and loader.batch_size is not None else None, name, seed, padding)
+    return Loaded(loader, name, seed, global_batch, padding) if loader is not None else None
 
 
 @contextmanager
@@ -61,25 +62,26 @@ def seeded(*place: int | str) -> Iterator[None]:
 class _Items(torch.utils.data.Dataset):  # type: ignore[misc]
     """Items by (number of the sample, index in the dataset), each fetched with generators of its own."""
 
-    def __init__(self, dataset: Any, seed: int) -> None:
-        self.dataset, self.seed = dataset, seed
+    def __init__(self, dataset: Any, seed: int, padding: Padding | None) -> None:
+        self.dataset, self.seed, self.padding = dataset, seed, padding
 
     def __getitem__(self, at: tuple[int, int]) -> Any:
         number, index = at
         with seeded(self.seed, "item", number):
-            return self.dataset[index]
+            found = self.dataset[index]
+        return found if self.padding is None else self.padding(found)
 
 
 class Loaded:
     """The samples of a map-style DataLoader. `rows` gives some in a row as one batch."""
 
-    def __init__(self, loader: DataLoader[Any], name: str, seed: int, global_batch: int) -> None:
+    def __init__(self, loader: DataLoader[Any], name: str, seed: int, global_batch: int, padding: Padding | None = None) -> None:
         if loader.batch_sampler is not None and type(loader.batch_sampler) is not BatchSampler:
             raise Unsupported("the loader's batch sampler makes batches of its own, and they are the plan's", where=name, hint="give it a sampler")
         if isinstance(loader.sampler, DistributedSampler):
             raise Unsupported("the loader divides samples among processes, which the plan does", where=name, hint="leave DistributedSampler out")
         self.loader, self.name, self.seed = loader, name, seed
-        self.items, self.place = _Items(loader.dataset, seed), name.rpartition(":")[0]
+        self.items, self.place = _Items(loader.dataset, seed, padding), name.rpartition(":")[0]
         self.whole = global_batch if loader.drop_last else 1  # an epoch is a multiple of it
         self.collate = loader.collate_fn if loader.batch_size is not None else torch.utils.data.default_collate
         self.epoch, self.order = -1, list[int]()
@@ -183,7 +185,8 @@ class _Endless:
 class Streamed:
     """The items of an iterable dataset, one epoch after the other."""
 
-    def __init__(self, dataset: Any, collate: Any, name: str, seed: int) -> None:
+    def __init__(self, dataset: Any, collate: Any, name: str, seed: int, padding: Padding | None = None) -> None:
+        self.padding = padding
         self.dataset, self.collate, self.name, self.seed = dataset, collate or torch.utils.data.default_collate, name, seed
         self.place = name.rpartition(":")[0]
         self.restart()
@@ -216,6 +219,7 @@ class Streamed:
 
     def rows(self, first: int, count: int) -> tuple[torch.Tensor, ...]:
         items = [self.item(i) for i in range(first, first + count)]
+        items = items if self.padding is None else [self.padding(x) for x in items]
         with user_code(self.name, self.place):
             return _tensors(_together(self.collate, items, self.name), self.name)
 
@@ -236,7 +240,7 @@ def _together(collate: Any, items: list[Any], name: str) -> Any:
             raise
         raise UsageError(
             f"samples of one batch have unlike shapes, among them {', '.join(map(str, list(dict.fromkeys(shapes))[:6]))}", where=name,
-            hint="a plan is for one shape: give the loader a collate_fn that pads to it",
+            hint="a plan is for one shape: pad to it (--data NAME?pad=VALUE,...), or give the loader a collate_fn that does",
         ) from None  # fmt: skip
 
 

@@ -131,7 +131,7 @@ def build_rank_module(
     kept = dict(buffers) if adopt else {name: b.detach().clone().to(device) for name, b in buffers.items()}
     terms = loss_terms(graph) if counted else {}
     positions = _positions(graph, layout, rank, {n: tuple(p.shape) for n, p in parameters.items()}, kept)
-    own_calls = expand_forward(positions.graph if positions is not None else graph, layout.losses)
+    own_calls = expand_forward(positions.graph if positions is not None else graph, layout)
     builder = SegmentBuilder(own_calls, layout, tensor, held, kept, device, opaque, clock, groups, precision, terms, positions)
     mine = [s for s in layout.segments if s.key in stage.segments]  # forward order, over all stages that the rank holds
     divisors, weighted = divisors_of(mine, graph, terms, device)
@@ -180,7 +180,7 @@ def evaluation_module(
     layout = evaluation_layout(layout, graph if positions is None else positions.graph)
     stage, terms = layout.held(layout.coordinates(rank)[0]), loss_terms(graph)
     builder = SegmentBuilder(
-        expand_forward(graph if positions is None else positions.graph, layout.losses), layout, layout.coordinates(rank)[2], trained.parameters,
+        expand_forward(graph if positions is None else positions.graph, layout), layout, layout.coordinates(rank)[2], trained.parameters,
         trained.buffers, device, opaque, None, trained.groups, precision, terms, positions,
     )  # fmt: skip
     mine = [s for s in layout.segments if s.key in stage.segments]
