@@ -22,7 +22,7 @@ HELP = "which host should play which rank, from probed or stated costs"
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("op", nargs="?", default="all-reduce", help="the collective that matters (default all-reduce)")
+    parser.add_argument("op", nargs="?", default="all-reduce", help="the collective to order ranks for (default all-reduce)")
     source = parser.add_argument_group("where the costs come from (one of these)")
     source.add_argument("--fabric", help="FILE.toml or PRESET:n; with --devices in the order in which the ranks are now")
     source.add_argument("--matrix", type=Path, help="a file written by --save-matrix")
@@ -34,10 +34,10 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     names = "ring, halving-doubling, halving-doubling-far, bcube, recursive-doubling, bruck, hierarchical, double-tree, rooted-tree"
     parser.add_argument("--algorithm", default="ring", help=f"{names}, or best (default ring)")
     parser.add_argument("--sizes", default="64MiB", help="message sizes: A,B,C or FIRST:LAST in powers of two (default 64MiB)")
-    parser.add_argument("--first", help="endpoint that must stay rank 0 (checkpoint writer, rendezvous)")
-    parser.add_argument("--each-device", action="store_true", help="permute single endpoints, not whole hosts")
+    parser.add_argument("--first", help="endpoint that must be rank 0 (it writes checkpoints, or hosts the rendezvous)")
+    parser.add_argument("--each-device", action="store_true", help="move single endpoints instead of whole hosts")
     parser.add_argument("--budget", type=int, default=4000, help="orders tried at most per algorithm (default 4000)")
-    parser.add_argument("--seed", type=seed, default=0, help="of the search: equal seeds give equal plans (default 0)")
+    parser.add_argument("--seed", type=seed, default=0, help="seed of the search: equal seeds give equal plans (default 0)")
     parser.add_argument("--echoes", type=at_least_one, default=100, help="round trips per pair and direction (default 100)")
     parser.add_argument("--hostfile", type=Path, help="write the endpoints in rank order to this file")
     parser.add_argument("--assignment", type=Path, help="write `name RANK=r` lines to this file")

@@ -28,7 +28,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--sketch", metavar="FILE|NAME", help="taccl: a communication sketch (TACCL's JSON format), or a published one's name")
     parser.add_argument("--option", action="append", default=[], metavar="NAME=VALUE",
                         help="an option of the strategy, its value as JSON or plain text, e.g. form=trees; may be repeated")  # fmt: skip
-    parser.add_argument("--seed", type=seed, default=0, help="of the search: equal seeds give equal plans (default 0)")
+    parser.add_argument("--seed", type=seed, default=0, help="seed of the search: equal seeds give equal plans (default 0)")
     limit_arguments(parser)
     parser.add_argument("--out", "-o", type=Path, help="also write the plan to this file (.json or .json.gz)")
     picture_arguments(parser)

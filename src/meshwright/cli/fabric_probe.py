@@ -28,7 +28,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     agent = "an agent (`python -m meshwright.probe.fabric.rank_order_agent`); repeat"
     source.add_argument("--probe", action="append", metavar="NAME=HOST:PORT", help=agent)
     source.add_argument("--probe-local", type=at_least_one, metavar="N", help="start N agents on this machine and probe them (to try it)")
-    source.add_argument("--from", dest="saved", type=Path, metavar="FILE", help="what --save wrote, or costs of `collective order --save-matrix`")
+    source.add_argument("--from", dest="saved", type=Path, metavar="FILE", help="a file written by --save, or by `collective order --save-matrix`")
     parser.add_argument("--token-file", type=Path, help="with --probe: the agents' shared secret")
     probe_arguments(parser)
 

@@ -212,7 +212,7 @@ def _parser(command: tuple[str, ...], module: Any) -> _Parser:
     module.arguments(parser)
     parser.add_argument("--json", action="store_true", help="print one JSON document instead of text")
     parser.add_argument("--output", choices=("text", "json", "csv"), default="text", help="text (default), json (as --json), csv (the table)")
-    parser.add_argument("--quiet", action="store_true", help="say nothing on standard error but errors")
+    parser.add_argument("--quiet", action="store_true", help="print nothing but errors on standard error")
     parser.add_argument("--debug", action="store_true", help="show the traceback of an error")
     return parser
 

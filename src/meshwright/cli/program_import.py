@@ -26,7 +26,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--fabric", help="FILE.toml or PRESET:n, see `meshwright fabric list`: make a plan")
     parser.add_argument("--devices", help="use only these devices, e.g. 0-3,8")
     parser.add_argument("--collective", default="auto", help="schedule of collectives that are called by name: auto (default), ring, forestcoll")
-    parser.add_argument("--seed", type=int, default=0, help="of the search: equal seeds give equal plans (default 0)")
+    parser.add_argument("--seed", type=int, default=0, help="seed of the search: equal seeds give equal plans (default 0)")
     parser.add_argument("--out", "-o", type=Path, help="where to write the plan (.json or .json.gz)")
     picture_arguments(parser)
 

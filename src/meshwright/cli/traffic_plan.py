@@ -26,10 +26,10 @@ def traffic_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--fabric", help="FILE.toml or PRESET:n, one rank per device")
     parser.add_argument("--devices", help="use only these devices, e.g. 0-3,8")
     parser.add_argument(
-        "--codecs", default="fp16,topk:density=0.01,powersgd:rank=1,powersgd:rank=4", help="to choose from, by semicolons or commas; none always is"
+        "--codecs", default="fp16,topk:density=0.01,powersgd:rank=1,powersgd:rank=4", help="codecs to choose from, separated by semicolons or commas; `none` is always included"
     )  # fmt: skip
     parser.add_argument("--time-limit", type=seconds, default=float("inf"), metavar="S", help=TIME_LIMIT.format("none"))
-    parser.add_argument("--interference", type=float, default=0.0, help="how much slower compute runs while messages go, in percent (default 0)")
+    parser.add_argument("--interference", type=float, default=0.0, help="how much slower compute runs during messages, in percent (default 0)")
 
 
 def profile_given(args: argparse.Namespace) -> TrafficProfile:

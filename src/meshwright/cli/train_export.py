@@ -19,10 +19,13 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     from ..io.export.layout import TARGETS
 
     choices = (*TARGETS, "safetensors", "dcp")
-    parser.add_argument("--to", required=True, choices=choices, help="in whose words, or in which form")
+    parser.add_argument("--to", required=True, choices=choices, help="system or format to write for")
     parser.add_argument("--out", "-o", required=True, help="file to write (`/dev/stdout` to print); for dcp, a new folder")
-    parser.add_argument("--average", action="store_true", help="of weights: the moving averages (`train plan --ema`) in their place")
-    parser.add_argument("--strict", action="store_true", help="write nothing unless all of the layout can be expressed")
+    parser.add_argument(
+        "--average", action="store_true",
+        help="write the moving averages of the weights (`train plan --ema`) in place of the weights",
+    )  # fmt: skip
+    parser.add_argument("--strict", action="store_true", help="refuse if a part of the layout cannot be expressed")
 
 
 def run(args: argparse.Namespace) -> Result:

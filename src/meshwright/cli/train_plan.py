@@ -85,9 +85,9 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     )  # fmt: skip
     parser.add_argument("--collective", default="auto", help="auto (default) or one strategy that `meshwright collective compare` lists")
     parser.add_argument("--cost", default="roofline", help="roofline (default), measured (operators timed here), tables:SYSTEM, or a cost file")
-    parser.add_argument("--seed", type=int, default=0, help="of the search: equal seeds give equal plans (default 0)")
+    parser.add_argument("--seed", type=int, default=0, help="seed of the search: equal seeds give equal plans (default 0)")
     parser.add_argument("--time-limit", type=float, default=600.0, metavar="S", help=TIME_LIMIT.format(600))
-    parser.add_argument("--without", metavar="NAME,..", help="decisions that are not made, e.g. division,collectives")
+    parser.add_argument("--without", metavar="NAME,..", help="decisions to leave out, e.g. division,collectives")
     parser.add_argument("--timings", action="store_true", help="say on stderr what each decision gained and how long it took")
     parser.add_argument(
         "--gate", action="store_true", help="also compare one step of the plan, or of a smaller copy of it, with the owner's module (`train gate`)"
