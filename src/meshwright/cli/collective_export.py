@@ -44,7 +44,7 @@ def run(args: argparse.Namespace) -> Result:
 
         return export_tuner(args)
     if args.fabric is not None or args.devices is not None:
-        raise UsageError(f"--fabric and --devices mean nothing for {args.format}: a plan names its fabric", hint="use them with --format nccl-tuner")
+        raise UsageError(f"--fabric and --devices do not apply to {args.format}: a plan names its fabric", hint="use them with --format nccl-tuner")
     plan, program = _read(args.what)
     return (_msccl if args.format == "msccl-xml" else _mscclpp)(plan, program, args)
 

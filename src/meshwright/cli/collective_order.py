@@ -112,7 +112,7 @@ def _matrix(args: argparse.Namespace) -> CostMatrix:
 
     given = [name for name in ("fabric", "matrix", "probe", "probe_local") if getattr(args, name) is not None]
     if len(given) != 1:
-        raise UsageError("name one source of costs", where=" ".join(f"--{x.replace('_', '-')}" for x in given), hint="--fabric, --matrix or --probe")
+        raise UsageError("give exactly one source of costs", where=" ".join(f"--{x.replace('_', '-')}" for x in given), hint="--fabric, --matrix or --probe")
     if args.devices is not None and args.fabric is None:
         raise UsageError("--devices needs --fabric", where="--devices")
     if args.matrix is not None:

@@ -41,7 +41,7 @@ def run(args: argparse.Namespace) -> Result:
     check_arguments(args)
     given = [name for name in ("probe", "probe_local", "saved") if getattr(args, name) is not None]
     if len(given) != 1:
-        raise UsageError("name one source of measurements", hint="--probe, --probe-local or --from")
+        raise UsageError("give exactly one source of measurements", hint="--probe, --probe-local or --from")
     if args.saved is not None:
         measured = read_measurements(args.saved)
         return Result(*outcome(args, measured, infer_fabric(measured, name=args.name, tolerance=args.tolerance)))

@@ -39,7 +39,7 @@ def run(args: argparse.Namespace) -> Result:
     from ..report.memory_curve import curve_svg, curve_text
 
     if args.budgets < 2 or args.effort < 1:
-        raise UsageError("at least 2 budgets and an effort of 1", where="--budgets" if args.budgets < 2 else "--effort")
+        raise UsageError("must be at least " + ("2" if args.budgets < 2 else "1"), where="--budgets" if args.budgets < 2 else "--effort")
     kinds = implementations_named(args.implementations)
     names = args.strategies.split(",") if args.strategies not in ("", "all") else budgeted(all_of_them=args.strategies == "all")
     steps = measured_steps(args.model, loss=args.loss, batch_size=args.batch, implementations=args.implementations)

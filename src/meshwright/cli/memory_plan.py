@@ -53,9 +53,9 @@ def run(args: argparse.Namespace) -> Result:
 
         return run_step(args)
     if args.graph is None or args.budget is None:
-        raise UsageError("wants a captured graph and --budget, or --model and --budget", where="memory plan", hint="see memory plan --help")
+        raise UsageError("needs --budget, and a captured graph or --model", where="memory plan", hint="see memory plan --help")
     if args.svg is not None:
-        raise UsageError("draws the step of a model", where="--svg", hint="give --model FILE.py:function instead of a graph")
+        raise UsageError("works only with --model", where="--svg", hint="give --model FILE.py:function instead of a graph")
     args.strategy = args.strategy or "optimal"
     from ..report.recompute_text import plan_lines, table_lines
 

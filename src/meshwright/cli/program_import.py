@@ -81,7 +81,10 @@ def _of_pytorch(args: argparse.Namespace) -> Result:
     from ..report.execution_trace_text import execution_trace_document, execution_trace_text
 
     if args.fabric or args.out or args.trace or args.svg or args.groups:
-        raise UsageError("no plan is made of it: it has no times and one process", where=args.prefix, hint="give it alone, for a summary")
+        raise UsageError(
+            "cannot become a plan: a PyTorch execution trace has no times and is of one process",
+            where=args.prefix, hint="give it alone, for a summary",
+        )  # fmt: skip
     trace = read_execution_trace(args.prefix)
     return Result(execution_trace_document(trace), execution_trace_text(trace))
 

@@ -36,7 +36,7 @@ def run(args: argparse.Namespace) -> Result:
     if args.depth < 1 or not 0 <= args.least <= 100:
         raise UsageError("--depth is at least 1, --least a percentage from 0 to 100", where="trace annotate")
     if args.save_modules and not args.model:
-        raise UsageError("--save-modules keeps what --model gives", where="trace annotate", hint="add --model FILE.py:function")
+        raise UsageError("--save-modules needs --model", where="trace annotate", hint="add --model FILE.py:function")
     if args.out and args.out.exists() and args.trace.exists() and args.out.samefile(args.trace):
         raise UsageError("would overwrite the trace it reads", where=str(args.out), hint="name another file after -o")
     trace = read_trace(args.trace)

@@ -53,7 +53,7 @@ def run(args: argparse.Namespace) -> Result:
     if args.step_time is not None and not 0 < args.step_time < float("inf"):
         raise UsageError(f"must be a time in seconds, got {args.step_time}", where="--step-time")
     if args.svg is not None and args.plan is None:
-        raise UsageError("draws the schedule of a plan, and a described transformer has none", where="--svg", hint="give a plan")
+        raise UsageError("needs a plan: a described transformer has no schedule to draw", where="--svg", hint="give a plan")
     pictures.check_pictures(args)
     return _ledger(args) if args.plan is None else _plan(args)
 

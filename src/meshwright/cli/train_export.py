@@ -34,7 +34,7 @@ def run(args: argparse.Namespace) -> Result:
     if args.to in ("safetensors", "dcp"):
         return _weights(args)
     if args.average:
-        raise UsageError("is about weights", where="--average", hint="with --to safetensors or --to dcp")
+        raise UsageError("applies only to exports of weights", where="--average", hint="use it with --to safetensors or --to dcp")
     return _layout(args)
 
 
@@ -44,7 +44,7 @@ def _weights(args: argparse.Namespace) -> Result:
     from ..run.checkpoint.export import export_checkpoint
 
     if not args.plan.is_dir():
-        raise UsageError("is no folder of a run", where=str(args.plan), hint="name what `train run` wrote to (--out)")
+        raise UsageError("is not the folder of a run", where=str(args.plan), hint="name what `train run` wrote to (--out)")
     plan = args.plan / "plan.json"
     model = str(read_plan(plan).job["training"]["model"]) if plan.is_file() else ""
     made = export_checkpoint(args.plan, Path(args.out), to=args.to, model=model, average=args.average)

@@ -175,7 +175,7 @@ def _limited(fabric: Fabric, text: str) -> Fabric:
     except ValueError as error:
         raise UsageError(str(error), where="--memory", hint="e.g. 12GiB") from None
     if size < 1:
-        raise UsageError("a device has at least one byte", where="--memory", hint="e.g. 12GiB")
+        raise UsageError("must be at least 1 byte", where="--memory", hint="e.g. 12GiB")
     return replace(fabric, devices=tuple(replace(d, memory_bytes=min(d.memory_bytes or size, size)) for d in fabric.devices))
 
 
@@ -187,7 +187,7 @@ def _steps(args: argparse.Namespace, job: Training, fabric: Fabric, cost: Cost) 
         return None
     if ":" not in job.model or args.model is None:
         if args.recompute == "steps":
-            raise UsageError("plans of whole stages need --model", where="--recompute", hint="a captured graph has no step graphs")
+            raise UsageError("--recompute steps needs --model", where="--recompute", hint="a captured graph has no step graphs")
         return None
     from ..probe.steps.stages import StageSource
 
@@ -213,7 +213,7 @@ def _sharding(args: argparse.Namespace) -> ShardingWanted:
         except ValueError as error:
             raise UsageError(str(error), where="--bucket", hint="e.g. 25MB") from None
         if size < 1:
-            raise UsageError("a bucket holds at least one byte", where="--bucket", hint="e.g. 25MB")
+            raise UsageError("must be at least 1 byte", where="--bucket", hint="e.g. 25MB")
     level = None if args.zero == "auto" else int(args.zero)
     return ShardingWanted(level=level, overlap={"auto": None, "on": True, "off": False}[args.overlap], bucket_bytes=size)
 

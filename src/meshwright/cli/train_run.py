@@ -35,8 +35,9 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--out", "-o", type=Path, default=Path("run"), help="folder for recordings and checkpoints (default run/)")
     parser.add_argument("--resume", action="store_true", help="continue from the newest checkpoint in --out")
     parser.add_argument(
-        "--local-shards", default="", metavar="DIR", help="keep each rank's part of the checkpoint in this folder on its own device; {device} stands for the device's name"
-    )
+        "--local-shards", default="", metavar="DIR",
+        help="keep each rank's part of the checkpoint in this folder on its own device; {device} stands for the device's name",
+    )  # fmt: skip
     parser.add_argument("--also-shared", action="store_true", help="with --local-shards: write checkpoints to --out as well")
     parser.add_argument("--drop-residual", action="store_true", help="with --resume: allow losing what the checkpoint's codecs had not sent")
     parser.add_argument("--checkpoint-every", type=int, default=0, metavar="N", help="checkpoint every N steps (default: at the end)")

@@ -31,7 +31,7 @@ def check_arguments(args: argparse.Namespace) -> None:
     from ...errors import UsageError
 
     if args.out is not None and not args.out.lower().endswith((".toml", ".json")):
-        raise UsageError(f"--out must end in .toml or .json, got {args.out!r}", hint="the ending chooses the format")
+        raise UsageError(f"--out must end in .toml or .json, got {args.out!r}", hint="name a file with one of these endings")
     limits = (("seed", -1, 2**63), ("tolerance", 0.0, 1.0), ("unexplained", -1e-9, 1.0), ("window", 0.02, 20.0), ("budget", 0.0, 86400.0))
     for name, low, high in limits:
         if not low < getattr(args, name) <= high:
