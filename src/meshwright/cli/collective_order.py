@@ -112,7 +112,7 @@ def _matrix(args: argparse.Namespace) -> CostMatrix:
 
     given = [name for name in ("fabric", "matrix", "probe", "probe_local") if getattr(args, name) is not None]
     if len(given) != 1:
-        raise UsageError("give exactly one source of costs", where=" ".join(f"--{x.replace('_', '-')}" for x in given), hint="--fabric, --matrix or --probe")
+        raise UsageError("give one source of costs", where=" ".join(f"--{x.replace('_', '-')}" for x in given), hint="--fabric, --matrix or --probe")
     if args.devices is not None and args.fabric is None:
         raise UsageError("--devices needs --fabric", where="--devices")
     if args.matrix is not None:
@@ -183,7 +183,7 @@ def probed_agents(args: argparse.Namespace) -> Iterator[tuple[list[Endpoint], st
 
     if args.probe_local is not None:
         if not 2 <= args.probe_local <= 64:
-            raise UsageError(f"2 to 64 agents, got {args.probe_local}", where="--probe-local")
+            raise UsageError(f"must be 2 to 64 agents, got {args.probe_local}", where="--probe-local", hint="e.g. --probe-local 4")
         with local_agents(args.probe_local) as (endpoints, token):
             yield list(endpoints), token
         return

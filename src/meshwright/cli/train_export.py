@@ -73,7 +73,8 @@ def _layout(args: argparse.Namespace) -> Result:
         "schema": "meshwright.train-export", "version": 1, "to": args.to, "file": args.out, "not_expressed": list(made.not_expressed),
         "to_add": list(made.to_add), "for": made.version,
     }  # fmt: skip
-    lines = [f"{args.out}: {args.to} ({made.version}), {len(made.not_expressed)} things not expressed"]
+    count = len(made.not_expressed)
+    lines = [f"{args.out}: {args.to} ({made.version}), {count} {'thing' if count == 1 else 'things'} not expressed"]
     lines += [f"not expressed: {x}" for x in made.not_expressed]
     lines += [f"to add: {x}" for x in made.to_add]
     return Result(document, "\n".join(lines))

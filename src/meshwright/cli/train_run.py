@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import shlex
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -177,6 +178,6 @@ def _text(document: Any, out: Path) -> str:
         _gated(document.gate),
         *([_restart(document.restart)] if document.restart else []),
         *(f"note: {n}" for n in document.notes),
-        f"written: {out}/run.json; compare with `meshwright train compare PLAN {out}`",
+        f"written: {out}/run.json; compare with `meshwright train compare PLAN {shlex.quote(str(out))}`",
     ]
     return "\n".join(lines)
