@@ -21,6 +21,10 @@ from importlib import import_module
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
+if sys.version_info < (3, 11):  # noqa: UP036  # a checkout on the path of an old Python: pip refuses by itself
+    _TOO_OLD = "meshwright needs Python 3.11 or newer, this is Python {}.{}: start it with a newer one, e.g. python3.11".format(*sys.version_info)
+    raise SystemExit("error: " + _TOO_OLD) if sys.argv[:1] == ["-m"] else ImportError(_TOO_OLD)
+
 from . import notebook_repr
 from .kernels.kept import ensure_place
 

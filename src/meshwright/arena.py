@@ -91,7 +91,10 @@ class ArenaProblem:
                 raise UsageError(f"there is no operator {int(what.items[at])}", where=self.name(storage))
         empty = [t for t in np.flatnonzero(np.diff(self.sources.starts) == 0).tolist() if t not in self.from_start]
         if empty:
-            raise UsageError("nobody writes it", where=self.name(empty[0]), hint="one that is full before the first operator is in `from_start`")
+            raise UsageError(
+                "no operator writes it",
+                where=self.name(empty[0]), hint="list a storage that is full before the first operator in `from_start`",
+            )  # fmt: skip
         seen: set[int] = set()
         for run in self.runs:
             for t in run:
@@ -109,7 +112,7 @@ def intervals_problem(
     """Storages alive in [lower, upper) of one order of time. Raises: UsageError for an empty interval, named."""
     for i, (a, b) in enumerate(zip(lower, upper, strict=True)):
         if a >= b:
-            raise UsageError(f"is alive from {a} to {b}", where=names[i] if names else f"storage {i}", hint="its end lies after its start")
+            raise UsageError(f"is alive from {a} to {b}", where=names[i] if names else f"storage {i}", hint="its end must be above its start")
     moments = sorted({*lower, *upper})
     at = {moment: i for i, moment in enumerate(moments)}
     return ArenaProblem(

@@ -3,10 +3,10 @@
     import meshwright.torch
     torch.distributed.init_process_group("meshwright")     # instead of "gloo"
 
-DDP, FSDP2, tensor parallelism and plain collectives run unchanged. What runs is told by environment variables (`meshwright.run.group.settings`
-lists them) or `configure`: plan files, or a fabric to plan for. Whatever has no plan runs on gloo, and is counted: see `report`.
+DDP, FSDP2, tensor parallelism and plain collectives run unchanged. Environment variables or `configure` say what runs: plan files, or a fabric to
+plan for (`meshwright.run.group.settings` lists the variables). A collective without a plan runs on gloo. `report` counts these.
 
-`parallelize` runs a whole training plan inside the own loop; it needs no backend of ours.
+`parallelize` runs a whole training plan inside your own loop. It does not need this backend.
 """
 
 from __future__ import annotations
@@ -119,10 +119,10 @@ _probed: Fabric | None = None
 
 
 def probe(*, budget_s: float | None = None, tolerance: float | None = None, save: str | None = None) -> Fabric:
-    """Measure the job's fabric now, and plan for it from here on, in all groups made with MESHWRIGHT_FABRIC=probe.
+    """Measure the job's fabric now. From here on, all groups made with MESHWRIGHT_FABRIC=probe plan for it.
 
-    Call it on all ranks, with nothing else running; it takes up to `budget_s` seconds. `save`: rank 0 writes the fabric there, as TOML.
-    With MESHWRIGHT_FABRIC=probe the first collective of the whole job that is large enough to plan for does this by itself.
+    Call it on all ranks, while nothing else runs. It takes up to `budget_s` seconds. `save`: rank 0 writes the fabric there, as TOML.
+    Without this call, the first collective of the whole job that is large enough to plan for measures the fabric.
     Raises: CheckFailed when no fabric explains what was measured (names the transfer), RunError, what `probe_group` raises.
     """
     global _probed
@@ -156,20 +156,20 @@ def _probe_for(ranks: tuple[int, ...]) -> None:
 def parallelize(
     model: torch.nn.Module, optimizer: torch.optim.Optimizer, plan: Plan | str | Path, *, loss: Callable[..., Any] | None = None, batch: Any = None
 ) -> ParallelStep:
-    """A training step of `model` as the plan says, for the own loop; call it on all ranks (started by torchrun, or the own world).
+    """A training step of `model` that runs the plan, for your own loop. Call it on all ranks (started by torchrun, or in a world of your own).
 
         step = meshwright.torch.parallelize(model, optimizer, plan)
         for batch in loader:
             loss = step(batch)          # forward, backward and the optimizer's update
             scheduler.step()            # a scheduler of the same optimizer goes on working
 
-    model: the same module on every rank, on this rank's device; where weights differ, rank 0's count. What this rank holds whole is updated in place;
-        what others hold, or of which it holds a part, is emptied in the module (`step.state_dict(full=True)` has all of it).
-    optimizer: made of the model's parameters; its class, groups and options stay, and the tensors in its groups become this rank's.
-    plan: of `meshwright.plan`, or a file; for as many ranks as the world has, rank r of the world being the plan's rank r.
-    loss: the function that was planned with, where that was in another process. batch: an example, for a plan made from a model's name.
-    The step takes the global batch, or the part of the rank's data replica, in the form that was planned. What the plan's recipe asks (precision,
-    clipping, average, schedule) it does; `step.evaluate(batch)` is the loss in evaluation mode.
+    model: the same module on every rank, on this rank's device. Where weights differ, those of rank 0 are used. A parameter that this rank holds
+        whole is updated in place. Other parameters are emptied in the module; `step.state_dict(full=True)` has all of them.
+    optimizer: made of the model's parameters. Its class, groups and options stay. The tensors in its groups become those of this rank.
+    plan: made by `meshwright.plan`, or a file. It is for as many ranks as the world has. Rank r of the world is rank r of the plan.
+    loss: the loss function, if the plan was made in another process. batch: an example, for a plan that was made from a model's name.
+    The step takes the global batch, or the part of the rank's data replica, in the form of the planned batch. It does what the plan's recipe asks:
+    precision, clipping, average, schedule. `step.evaluate(batch)` is the loss in evaluation mode.
 
     Raises: PlanMismatch (another world, different plans at different ranks), UsageError (another model, an optimizer of other parameters; one whose
     scheduler, groups or options that do not go with the plan's), Unsupported (gradient hooks; optimizers that need closures, or, where parameters
@@ -181,9 +181,9 @@ def parallelize(
 
 
 def memory_budget(*, budget_bytes: int | None = None, share: float | None = None) -> contextlib.AbstractContextManager[Any]:
-    """While it lasts, what `torch.compile` compiles keeps within the budget: bytes of one compiled graph, or a share (0 to 1) of its plain peak.
+    """In this context, graphs that `torch.compile` compiles stay within a memory budget: bytes of one graph, or a share (0 to 1) of its plain peak.
 
-    Yields the partitioner; its `made` lists what was cut, with the predicted peak (see `meshwright.run.steps.partitioner`).
+    Yields the partitioner. Its `made` lists the graphs that were cut, with the predicted peak (see `meshwright.run.steps.partitioner`).
     Raises: UsageError for a wrong budget; while compiling, Infeasible below the least peak found.
     """
     from .run.steps.partitioner import memory_budget as budget  # imports Inductor
@@ -194,7 +194,7 @@ def memory_budget(*, budget_bytes: int | None = None, share: float | None = None
 def planned_traffic(ddp: Any, plan: str | Path, *, deadline_s: float = 300.0, nonfinite: Literal["refuse", "pass"] = "refuse") -> Any:
     """State for `ddp.register_comm_hook(state, meshwright.torch.traffic_hook)` from a file of `meshwright traffic plan`. Call it on all ranks.
 
-    `state.state_dict()` and `load_state_dict` belong into checkpoints: they hold what was not sent yet. See `meshwright.run.traffic.ddp`.
+    Put `state.state_dict()` into checkpoints, and load it with `load_state_dict`: it holds what was not sent yet. See `meshwright.run.traffic.ddp`.
     Raises: UsageError (no such file), FormatError, CheckFailed (a changed file), PlanMismatch (other model, ranks, or plans differ), Unsupported.
     """
     from .drive.traffic import load_traffic_plan
@@ -207,10 +207,10 @@ def measured_traffic(
     ddp: Any, step: Callable[[], object], *, codecs: Sequence[str] = ("fp16", "topk:density=0.01", "powersgd:rank=1", "powersgd:rank=4"),
     save: str | Path | None = None, deadline_s: float = 300.0, nonfinite: Literal["refuse", "pass"] = "refuse",
 ) -> Any:  # fmt: skip
-    """Measure what gradients cost in this job, plan for it, and go on with the plan: registers its own hook and returns its state.
+    """Measure what gradients cost in this job, plan their traffic, and use the plan. Registers the hook and returns its state.
 
-    `step` runs forward and backward once, without the optimizer; it is called some dozens of times on all ranks. The plan is run, too, and the costs
-    fitted again with its steps, before it is taken. Gradients are left to DDP where no plan is at least 5 % faster than what it takes by itself.
+    `step` runs forward and backward once, without the optimizer. It is called some dozens of times on all ranks. The plan is also run, and costs are
+    fitted again with its steps, before it is used. If no plan is at least 5 % faster than DDP alone, DDP sends the gradients.
     `save`: rank 0 writes the plan there, for `planned_traffic`.
     Raises: what `probe.traffic.steps.measure_traffic` and `drive.traffic.plan_traffic` raise, RunError on the other ranks when rank 0 could not plan.
     """
@@ -233,7 +233,7 @@ def measured_traffic(
 
 
 def compress_fsdp(model: torch.nn.Module, codec: str, *, nonfinite: Literal["refuse", "pass"] = "refuse") -> list[Any]:
-    """Send the gradients of all FSDP2 modules in `model` with `codec`; returns what holds their states. See `meshwright.run.traffic.fsdp`.
+    """Send the gradients of all FSDP2 modules in `model` with `codec`. Returns the object that holds their states. See `meshwright.run.traffic.fsdp`.
 
     Raises: UnknownName, UsageError (codec), Unsupported (a codec of several rounds, a model that is not sharded).
     """
@@ -263,8 +263,8 @@ def __getattr__(name: str) -> Any:
 
 
 def report(group: Any = None) -> Mapping[str, Any]:
-    """What became of the collectives of a group, or of all groups that are alive: `planned` by operation and strategy, `builtin` by operation and
-    reason, each with its count."""
+    """How the collectives of a group ran, or of all groups that are alive: `planned` counts by operation and strategy, `builtin` by operation and
+    reason."""
     groups = [group] if group is not None else list(_groups)
     planned: dict[str, dict[str, int]] = {}
     builtin: dict[str, dict[str, int]] = {}

@@ -174,8 +174,8 @@ def test_problems_that_are_none(capsys, words, code, part):
         ("plan all-gather --time-limit 0", "above 0"), ("plan all-gather --pieces 0", ">= 1"), ("plan all-gather --pieces 1000000000", "at most"),
         ("plan all-gather --trees x", ">= 1"), ("plan all-gather --strategy nope", "there are: ring"),
         ("plan all-gather --out nowhere/p.json", "nowhere"),
-        ("plan nothing", "no collective 'nothing'"), ("replan all-gather", "nothing is down"), ("replan all-gather --without 0 --seed -1", "2^63"),
-        ("replan broadcast --without 0", "the root island0/cpu0 is gone"), ("replan all-gather --without 0,1,2", "1 device is left"),
+        ("plan nothing", "no collective 'nothing'"), ("replan all-gather", "no part is down"), ("replan all-gather --without 0 --seed -1", "2^63"),
+        ("replan broadcast --without 0", "the root island0/cpu0 is taken out"), ("replan all-gather --without 0,1,2", "1 device is left"),
     ],
 )  # fmt: skip
 def test_wrong_flags_of_planning(capsys, words, part):
@@ -197,7 +197,7 @@ def test_wrong_flags_of_planning(capsys, words, part):
         ("order all-reduce --fabric two-islands --devices 0", "at least two devices"),
         ("order all-reduce --fabric two-islands --seed -1", "2^63 - 1"),
         ("order all-reduce --fabric two-islands --probe a=b:c", "one source of costs"),
-        ("order", "name one source of costs"),
+        ("order", "give one source of costs"),
         ("groups --fabric two-islands --group all-reduce:1MiB", "must be OP:SIZE:DEVICES"),
         ("groups --fabric two-islands --group all-reduce:0:0-1", "not a positive multiple"),
         ("groups --fabric two-islands --group all-reduce:1MiB:0,0", "named twice"),
@@ -236,7 +236,7 @@ def test_plans_that_were_edited_or_cut(capsys, folder):
     for words, code, part in [
         (["export", "plan.json", "-o", "o.xml", "--blocks", "0"], 2, "must be >= 1"), (["export", "plan.json", "-o", "folder"], 2, "is a folder"),
         (["export", "plan.json", "-o", "o.json", "--format", "mscclpp-json", "--min-size", "5B", "--max-size", "4B"], 2, "is below"),
-        (["export", "plan.json", "-o", "o.xml", "--fabric", "laptop"], 2, "mean nothing"), (["import", "plan.json", "-o", "o.json"], 1, "already"),
+        (["export", "plan.json", "-o", "o.xml", "--fabric", "laptop"], 2, "do not apply"), (["import", "plan.json", "-o", "o.json"], 1, "already"),
         (["check", "plan.json", "--fifo", "0"], 2, "must be >= 1"), (["import", "plan.json"], 2, "--out is missing"),
     ]:  # fmt: skip
         refused(capsys, ["collective", *words], code, part)

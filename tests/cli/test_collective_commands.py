@@ -105,7 +105,7 @@ def test_a_named_strategy_is_the_only_one_tried(capsys: pytest.CaptureFixture[st
         (["bound", "all-reduce", "--fabric", "laptop:1", "--size", "1MB"], 2, "at least 2 ranks"),
         (["bound", "broadcast", "--fabric", "laptop:2", "--size", "1MB", "--root", "2"], 2, "root must be 0..1"),
         (["plan", "all-reduce", "--fabric", "laptop:2", "--size", "1MB", "--strategy", "star"], 2, "no collective strategy"),
-        (["plan", "all-reduce", "--fabric", "laptop:2", "--size", "1MB", "--strategy", "ring", "--trees", "2"], 2, "--trees means nothing"),
+        (["plan", "all-reduce", "--fabric", "laptop:2", "--size", "1MB", "--strategy", "ring", "--trees", "2"], 2, "--trees does not apply"),
         (["plan", "all-reduce", "--fabric", "laptop:2", "--size", "1MB", "--out", "/no/such/folder/p.json"], 2, "no directory"),
         (["plan", "all-reduce", "--fabric", "laptop:2", "--size", "1MB", "--pieces", "0"], 2, "must be >= 1"),
     ],
@@ -196,7 +196,7 @@ def test_a_sketch_by_name_and_from_a_file(capsys: pytest.CaptureFixture[str], tm
         (["--sketch", "nope"], "no published sketch 'nope'"),
         (["--sketch", str(tmp_path / "bad.json")], "bad.json"),
         (["--sketch", str(tmp_path / "missing.json")], "missing.json"),
-        (["--sketch", "ndv2-sk-1:2", "--strategy", "ring"], "means nothing to ring"),
+        (["--sketch", "ndv2-sk-1:2", "--strategy", "ring"], "does not apply to ring"),
     ):
         code, out, err = run(capsys, *base, *words)
         assert code in (1, 2) and not out and text in err
@@ -210,7 +210,7 @@ def test_options_of_a_strategy_as_text(capsys: pytest.CaptureFixture[str]) -> No
     code, out, _ = run(capsys, *base, "--strategy", "blink", "--option", "form=one-tree")
     assert code == 0 and json.loads(out)["options"]["form"] == "one-tree"
     for words, text in (
-        (["--option", "form=trees"], "whose option"),
+        (["--option", "form=trees"], "--option needs --strategy"),
         (["--strategy", "blink", "--option", "form"], "not NAME=VALUE"),
         (["--strategy", "blink", "--option", "from=trees"], "no option 'from'"),
         (["--strategy", "blink", "--option", "form=7"], "Expected `str"),

@@ -112,7 +112,7 @@ def test_wrong_uses(ring: Path, tmp_path: Path, capsys: pytest.CaptureFixture[st
         (("import", ring, "--out", "x", "--fabric", "two-islands"), 2, "--fabric and --size go together"),
         (("import", ring, "--out", tmp_path / "x", "--fabric", "laptop:2", "--size", "4KiB"), 2, "is for 4 gpus, 2 devices are given"),
         (("import", plan, "--out", tmp_path / "x"), 1, "is a plan of meshwright already"),
-        (("export", plan, "--out", tmp_path / "x", "--fabric", "laptop:2"), 2, "mean nothing for msccl-xml"),
+        (("export", plan, "--out", tmp_path / "x", "--fabric", "laptop:2"), 2, "do not apply to msccl-xml"),
         (("export", ring, "--out", tmp_path / "x"), 1, "becomes one with `meshwright collective import`"),
         (("export", plan, "--out", tmp_path / "x", "--blocks", "0"), 2, "must be >= 1"),
         (("export", plan, "--out", tmp_path / "x", "--min-size", "1MiB", "--max-size", "1KiB"), 2, "is below --min-size"),

@@ -173,7 +173,7 @@ def test_the_largest_batch_by_all_strategies_together(measured_at: Callable[[int
 def test_max_batch_on_the_command_line(folder: Path, model: str, capsys: pytest.CaptureFixture[str]) -> None:
     document = asked(folder, capsys, "plan", "--model", model, "--max-batch", "--budget", "50kB", "--strategy", "keep")
     assert isinstance(document["peak_bytes"], int) and document["peak_bytes"] <= 50_000 and document["batch_size"] == document["max_batch"]
-    for more, said in ((["--budget", "50%"], "a share has no meaning"), ([], "wants --budget")):
+    for more, said in ((["--budget", "50%"], "must be bytes with --max-batch"), ([], "needs --budget")):
         assert main(["memory", "plan", "--model", model, "--max-batch", *more]) == 2
         assert said in capsys.readouterr().err
 

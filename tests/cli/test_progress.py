@@ -130,7 +130,7 @@ def test_ctrl_c_before_there_is_anything_and_ctrl_c_twice(capsys, command, what,
 
 def test_without_ctrl_c_a_time_limit_is_one(command) -> None:  # type: ignore[no-untyped-def]  # noqa: F811
     def late(args: object) -> Result:
-        raise TimeLimit("time is up")
+        raise TimeLimit("the time limit was reached")
 
     command(late)
     assert main(["fabric", "tryout"]) == 5

@@ -67,7 +67,7 @@ def test_tensors_from_a_spreadsheet_are_priced_on_a_fabric(capsys, tmp_path):
 @pytest.mark.parametrize(
     ("words", "text"),
     [
-        ([], "give one of --model"), (["--tensors", "t.csv"], "on which fabric"), (["--profile", "p", "--tensors", "t"], "give one of"),
+        ([], "give one of --model"), (["--tensors", "t.csv"], "--fabric: is missing"), (["--profile", "p", "--tensors", "t"], "give one of"),
         (["--profile", "missing.json"], "cannot read"), (["--tensors", "t", "--fabric", "laptop:2", "--interference", "-1"], "0 to 10000"),
     ],
 )  # fmt: skip

@@ -70,7 +70,7 @@ def test_what_nobody_else_has_ends_with_exit_3(files: Path, capsys: pytest.Captu
     assert main([*words, "--without", lost, "--storage-rate", "quick"]) == 2
     assert "--storage-rate" in capsys.readouterr().err
     assert main(words) == 2
-    assert "nothing is lost" in capsys.readouterr().err
+    assert "no device is lost" in capsys.readouterr().err
 
 
 def test_memory_plan_names_what_would_fit(files: Path, capsys: pytest.CaptureFixture[str]) -> None:

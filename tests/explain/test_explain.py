@@ -207,7 +207,7 @@ def test_what_if_reports_gains_losses_and_refusals(whole: Explanation) -> None:
 
     found = what_ifs(bare, 1.0, refused, Budget(3))
     assert [w.why.partition(":")[0] for w in found] == ["the devices state no memory limit", "no plan", "no plan"]
-    assert all("time is up" in w.why for w in what_ifs(fabric, 1.0, refused, Budget(3, time_limit_s=-1.0)))
+    assert all("the time limit was reached" in w.why for w in what_ifs(fabric, 1.0, refused, Budget(3, time_limit_s=-1.0)))
     worse = what_ifs(fabric, 1.0, lambda _: (2.0, "x"), Budget(3))
     assert all(w.time_s == 1.0 and w.gain == 0 and w.why for w in worse)
 

@@ -269,7 +269,7 @@ def test_dcgm():
         (one % (0, '{"To GPU 1": {"value": "Connected by hand"}}'), "unknown path 'Connected by hand'"),
         (one % (0, "{}") + one % (0, "{}"), "GPU 0 is there twice"),
         (one % (0, '{"To GPU 1": {"value": "Unknown", "overflow": ["Connected via many NVLINKs"]}}'), "unknown path"), ("", "0 GPUs"),
-        (one % (0, '{"To GPU 1": {"value": "Unknown"}, "To GPU 2": {"value": "Unknown"}}'), "nothing joins GPU 1 and GPU 2"),
+        (one % (0, '{"To GPU 1": {"value": "Unknown"}, "To GPU 2": {"value": "Unknown"}}'), "no document says how GPU 1 and GPU 2 are connected"),
     ]:  # fmt: skip
         with pytest.raises(FormatError) as caught:
             parse_dcgm_topo(text, "t.json")

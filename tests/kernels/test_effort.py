@@ -106,7 +106,7 @@ def test_the_net_ends_a_budget_and_is_told(monkeypatch: pytest.MonkeyPatch) -> N
 def test_an_evaluation_that_is_cut_short_is_not_looked_at_and_not_begun_again(monkeypatch: pytest.MonkeyPatch) -> None:
     hand, budget = Hand(monkeypatch), Budget(5, time_limit_s=10.0)
     assert budget.spend()
-    with pytest.raises(TimeLimit, match="time is up"), budget.net():
+    with pytest.raises(TimeLimit, match="the time limit was reached"), budget.net():
         hand.now_s += 11.0
         look()
     assert budget.cut == Cut(0, 5) and not budget.spend() and budget.late

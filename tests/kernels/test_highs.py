@@ -95,7 +95,7 @@ def packing(**options: object):
 
 def test_limits_end_in_time_limit_or_a_feasible_solution() -> None:
     before = cuts()
-    with pytest.raises(TimeLimit, match="time is up before toy"):
+    with pytest.raises(TimeLimit, match="the time limit was reached before toy"):
         solve(program([1], [(1, INF, [1])]), what="toy", deadline=Deadline.after(clock_s=-1))
     with pytest.raises(TimeLimit, match="stopped without a solution"):
         solve(hard(), what="toy", deadline=Deadline.after(clock_s=0.3))

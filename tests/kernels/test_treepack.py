@@ -81,5 +81,5 @@ def test_nothing_to_pack() -> None:
 
 
 def test_a_deadline_that_passed_is_a_typed_error() -> None:
-    with pytest.raises(TimeLimit, match="time is up"):
+    with pytest.raises(TimeLimit, match="the time limit was reached"):
         pack_trees(2, {(0, 1): 1}, {0: 1}, deadline=Deadline(clock_s=0.0))

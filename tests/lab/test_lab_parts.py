@@ -301,7 +301,7 @@ def test_exit_codes() -> None:
 
     with pytest.raises(RankFailed, match="rank 0 ended with -9") as caught:
         require_success(killed)
-    assert caught.value.hint == "its last words: last"
+    assert caught.value.hint == "its last line of output: last"
 
 
 @pytest.mark.parametrize("text", ["x", "1-", "-1", "1,,2", "9999999", "1" * 20])

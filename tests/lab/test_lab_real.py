@@ -306,7 +306,7 @@ FORKS = "setsid sh -c 'sleep 1000 & sleep 1000' & (trap '' TERM; sleep 1000) & "
 def test_the_first_failure_ends_all_and_names_itself(star: Lab) -> None:
     with pytest.raises(RankFailed, match="rank 1 ended with 7") as caught:
         star.run(["sh", "-c", FORKS + "if [ $RANK = 1 ]; then echo bad luck; exit 7; fi; wait"], timeout_s=60)
-    assert caught.value.hint == "its last words: bad luck"
+    assert caught.value.hint == "its last line of output: bad luck"
     assert len(members(pid_namespace(star))) == 1
 
 

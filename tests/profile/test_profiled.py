@@ -159,9 +159,9 @@ def test_refusals():
         predict(p, ProfiledLayout.uniform((6,), device="A100", microbatch=3), FREE, RUNTIME)
     filled = predict(p, ProfiledLayout.uniform((6,), device="A100", microbatch=3), FREE, RUNTIME, interpolate=True)
     assert filled.interpolated == (Entry("A100", 3, 1),) and filled.to_json()["interpolated"] == [["A100", 3, 1]]
-    with pytest.raises(UsageError, match="how many A100"):
+    with pytest.raises(UsageError, match="the number of A100 per server is missing"):
         predict(p, ProfiledLayout.uniform((6,), device="A100"), FREE, TrainingRuntime())
-    with pytest.raises(UsageError, match="tensor degree 4 on servers of 2"):
+    with pytest.raises(UsageError, match="tensor degree 4 is above the 2"):
         predict(p, ProfiledLayout.uniform((6,), device="A100", tensor=4), FREE, TrainingRuntime(gpus_per_server={"A100": 2}))
     with pytest.raises(UnknownName, match="between servers"):
         predict(p, ProfiledLayout.uniform((3, 3), device="A100", tensor=4), NetworkProfile(), RUNTIME)

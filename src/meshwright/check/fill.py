@@ -90,7 +90,7 @@ class _Filling:
             if abs(done - Fraction(item["duration_s"])) > self.slack * (1 + len(rows)):
                 raise _Wrong(f"{name} gets {float(done)} s of {item['duration_s']} s", item=name, rank=rank)
             if len(rows) > 1 and not item["piece_s"]:
-                raise _Wrong(f"{name} is cut, and may not be", item=name)
+                raise _Wrong(f"{name} is cut into pieces, and must be whole", item=name)
             for step, start, end in rows:
                 if not 0 <= step < self.steps or start < 0 or end < start or end > self.step + self.slack:
                     raise _Wrong(f"{name} lies outside its step", item=name, rank=rank, step=step)
@@ -160,7 +160,7 @@ class _Filling:
                 raise _Wrong(f"rank {rank} holds up to {total} bytes, it says {d['memory_bytes'][rank]}", rank=rank)
             cap = int(d["cap_bytes"][rank]) if d["cap_bytes"] else 0
             if cap and total > cap:
-                raise _Wrong(f"rank {rank} holds up to {total} bytes, {cap} are there", rank=rank)
+                raise _Wrong(f"rank {rank} holds up to {total} bytes, above its {cap}", rank=rank)
 
     def bound(self) -> None:
         """The certificate's work and idle time, counted again."""

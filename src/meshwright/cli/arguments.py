@@ -48,9 +48,9 @@ def model_arguments(parser: argparse.ArgumentParser, *short: str, required: bool
     parser.add_argument("--model", *short, required=required, help=MODELS)
     parser.add_argument(
         "--dtype", default="", choices=["", "float32", "bfloat16", "float16", "float64"],
-        help="of the weights of a model by its configuration (default: the configuration's where the folder has weights, else float32)",
+        help="hf: models: data type of the weights (default: that of the configuration where the folder has weights, else float32)",
     )  # fmt: skip
-    parser.add_argument("--seq-len", type=at_least_one, metavar="N", help="tokens of an example row, of a model by its configuration (hf:)")
+    parser.add_argument("--seq-len", type=at_least_one, metavar="N", help="hf: models: tokens in an example row")
 
 
 def model_given(args: argparse.Namespace) -> str | None:

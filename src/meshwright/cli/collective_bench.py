@@ -34,16 +34,16 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("-d", "--datatype", default="float", help="int8, uint8, int32, int64, half, bfloat16, float or double")
     parser.add_argument("-o", "--redop", default="sum", help="sum, prod, min, max or avg")
     parser.add_argument("-r", "--root", type=int, default=0, metavar="RANK", help="root of broadcast, reduce, scatter and gather")
-    parser.add_argument("-c", "--check", type=int, choices=(0, 1), default=1, help="count wrong elements (default 1)")
+    parser.add_argument("-c", "--check", type=int, choices=(0, 1), default=1, help="check the result and count wrong elements (default 1)")
     parser.add_argument("--ranks", type=at_least_one, default=4, metavar="N", help="processes to start on this machine (default 4)")
     parser.add_argument("--lab", metavar="NAME", help="run on this lab, one rank per device, with its fabric")
     parser.add_argument("--order", metavar="LIST", help="with --lab: device of each rank, e.g. 3,1,0,2")
     parser.add_argument("--fabric", help="fabric to plan for (default: the lab's)")
     parser.add_argument("--plan", action="append", default=[], metavar="FILE", help="plan file to use; may be repeated")
-    parser.add_argument("--strategies", help="plan with these only, separated by commas")
-    parser.add_argument("--backends", default="meshwright,gloo", help="compared in this order (default meshwright,gloo)")
+    parser.add_argument("--strategies", help="plan with these strategies only, separated by commas")
+    parser.add_argument("--backends", default="meshwright,gloo", help="backends to compare, in this order (default meshwright,gloo)")
     parser.add_argument("--no-builtin", action="store_true", help="never choose the built-in backend where a plan exists")
-    parser.add_argument("--seed", type=int, default=0, help="of the search and of the test data (default 0)")
+    parser.add_argument("--seed", type=int, default=0, help="seed of the search and of the test data (default 0)")
 
 
 def request_of(args: argparse.Namespace) -> Request:

@@ -29,10 +29,16 @@ def problem_arguments(parser: argparse.ArgumentParser, *, sized: bool = True, si
     if sized:
         given = {"default": size, "help": f"{SIZE_HELP} (default {size})"} if size else {"required": True, "help": SIZE_HELP}
         parser.add_argument("--size", **given)
-        parser.add_argument("--shards", metavar="SIZES", help="what each rank owns, e.g. 4KiB,8KiB,0 (all-gather, reduce-scatter, scatter, gather)")
+        parser.add_argument(
+            "--shards", metavar="SIZES",
+            help="bytes that each rank owns, e.g. 4KiB,8KiB,0 (all-gather, reduce-scatter, scatter, gather)",
+        )  # fmt: skip
     parser.add_argument("--root", type=int, default=0, help="rank that data starts from or ends at (default 0)")
     parser.add_argument("--peers", metavar="RANKS", help="permute: the rank that each rank receives from, e.g. 1,2,0; -1 = none (default: a shift)")
-    parser.add_argument("--in-network", action="store_true", help="switches that can add and copy do (simulated; without, they only forward)")
+    parser.add_argument(
+        "--in-network", action="store_true",
+        help="let switches add and copy where they can; without this they only forward (simulated)",
+    )  # fmt: skip
     parser.add_argument("--element-bytes", type=at_least_one, default=4, help="bytes of one number (default 4)")
 
 

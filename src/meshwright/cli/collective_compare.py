@@ -19,12 +19,12 @@ DEFAULT_EFFORT_S = 5  # counted work of one strategy per size class
 def arguments(parser: argparse.ArgumentParser) -> None:
     problem_arguments(parser, sized=False)
     parser.add_argument("--sizes", required=True, help=f"FIRST:LAST[:FACTOR] (factor 2 by default) or a list, e.g. 1KiB:1GiB; {SIZE_HELP}")
-    parser.add_argument("--strategies", help="names separated by commas (default: all)")
+    parser.add_argument("--strategies", help="strategies to compare, separated by commas (default: all)")
     parser.add_argument("--winners", action="store_true", help="print only the winner of every size")
     limit_arguments(parser, DEFAULT_EFFORT_S, f"of one strategy per size class, {EFFORT}")
-    parser.add_argument("--every-size", action="store_true", help="let every strategy plan at every size, not only at sizes 16 times apart")
-    parser.add_argument("--no-search", action="store_true", help="take every strategy's own number of pieces, do not look for a better one")
-    parser.add_argument("--seed", type=seed, default=0, help="of the search: equal seeds give equal plans (default 0)")
+    parser.add_argument("--every-size", action="store_true", help="make new plans at every size, not only at sizes 16 times apart")
+    parser.add_argument("--no-search", action="store_true", help="keep each strategy's own number of pieces; do not look for a better one")
+    parser.add_argument("--seed", type=seed, default=0, help="seed of the search: equal seeds give equal plans (default 0)")
 
 
 def sizes_of(text: str) -> list[int]:

@@ -19,7 +19,10 @@ nccl-tuner, a configuration of NCCL's example tuner plugin: WHAT is then an oper
 
 def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("what", metavar="WHAT", help="a plan (see `meshwright collective plan --out`) or program; for nccl-tuner an operation")
-    parser.add_argument("--format", default="msccl-xml", choices=("msccl-xml", "mscclpp-json", "nccl-tuner"), help="whose file (default msccl-xml)")
+    parser.add_argument(
+        "--format", default="msccl-xml", choices=("msccl-xml", "mscclpp-json", "nccl-tuner"),
+        help="format of the file (default msccl-xml)",
+    )  # fmt: skip
     parser.add_argument("--out", "-o", required=True, help="file to write (`/dev/stdout` to print)")
     parser.add_argument("--place", default="auto", choices=("auto", "in", "out", "both"), help="buffers of the call (default: both if possible)")
     parser.add_argument("--proto", default="Simple", choices=("Simple", "LL", "LL128"), help="NCCL's protocol in the file (default Simple)")
@@ -41,7 +44,7 @@ def run(args: argparse.Namespace) -> Result:
 
         return export_tuner(args)
     if args.fabric is not None or args.devices is not None:
-        raise UsageError(f"--fabric and --devices mean nothing for {args.format}: a plan names its fabric", hint="use them with --format nccl-tuner")
+        raise UsageError(f"--fabric and --devices do not apply to {args.format}: a plan names its fabric", hint="use them with --format nccl-tuner")
     plan, program = _read(args.what)
     return (_msccl if args.format == "msccl-xml" else _mscclpp)(plan, program, args)
 

@@ -29,7 +29,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--element-bytes", type=at_least_one, default=4, help="bytes of one number (default 4)")
     parser.add_argument("--trees", type=count, help="most trees per group and direction (default 256)")
     parser.add_argument("--pieces", type=count, help="pipeline pieces, the same for all groups (default: chosen)")
-    parser.add_argument("--seed", type=seed, default=0, help="of the search: equal seeds give equal plans (default 0)")
+    parser.add_argument("--seed", type=seed, default=0, help="seed of the search: equal seeds give equal plans (default 0)")
     limit_arguments(parser)
     parser.add_argument("--out", "-o", type=Path, help="also write the plan to this file (.json or .json.gz)")
 

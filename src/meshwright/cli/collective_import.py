@@ -17,10 +17,10 @@ A plan that is not changed is exported again as it was read."""
 def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("file", metavar="FILE", help="schedule to read; `-` is standard input")
     formats = ("auto", "msccl-xml", "mscclpp-json", "nccl-tuner")
-    parser.add_argument("--format", default="auto", choices=formats, help="whose file (default: told by its content)")
+    parser.add_argument("--format", default="auto", choices=formats, help="format of the file (default: told by its content)")
     parser.add_argument("--out", "-o", help="plan or program to write (.json or .json.gz)")
     parser.add_argument("--fabric", help="FILE.toml or PRESET:n, see `meshwright fabric list`")
-    parser.add_argument("--devices", help="use only these devices, e.g. 0-3,8; gpu i of the file is the i-th of them in the fabric's order")
+    parser.add_argument("--devices", help="use only these devices, e.g. 0-3,8; GPU i of the file is the i-th of them in the fabric's order")
     parser.add_argument("--size", help="message size, e.g. 1GiB")
     parser.add_argument("--element-bytes", type=at_least_one, default=4, help="bytes of one number (default 4)")
     parser.add_argument("--root", type=int, help="root of a broadcast, reduce, scatter or gather, where the file does not say")

@@ -20,8 +20,8 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--sizes", default="1KiB:1GiB", help="FIRST:LAST[:FACTOR] (factor 2 by default) or a list A,B,C (default 1KiB:1GiB)")
     parser.add_argument("--arch", help="volta, ampere, hopper or blackwell (default: by the devices' figures)")
     parser.add_argument("--cpu", default="intel", help="intel, amd or other: NCCL's figures depend on it (default intel)")
-    parser.add_argument("--algo", help="as NCCL_ALGO: ring,tree or ^nvls")
-    parser.add_argument("--proto", help="as NCCL_PROTO: LL,Simple or ^LL128")
+    parser.add_argument("--algo", help="algorithms allowed, written as in NCCL_ALGO: ring,tree or ^nvls")
+    parser.add_argument("--proto", help="protocols allowed, written as in NCCL_PROTO: LL,Simple or ^LL128")
     parser.add_argument("--all", action="store_true", help="print every cell of the tuner's table, not only the choice")
 
 

@@ -22,7 +22,7 @@ HELP = "which host should play which rank, from probed or stated costs"
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("op", nargs="?", default="all-reduce", help="the collective that matters (default all-reduce)")
+    parser.add_argument("op", nargs="?", default="all-reduce", help="the collective to order ranks for (default all-reduce)")
     source = parser.add_argument_group("where the costs come from (one of these)")
     source.add_argument("--fabric", help="FILE.toml or PRESET:n; with --devices in the order in which the ranks are now")
     source.add_argument("--matrix", type=Path, help="a file written by --save-matrix")
@@ -34,10 +34,10 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     names = "ring, halving-doubling, halving-doubling-far, bcube, recursive-doubling, bruck, hierarchical, double-tree, rooted-tree"
     parser.add_argument("--algorithm", default="ring", help=f"{names}, or best (default ring)")
     parser.add_argument("--sizes", default="64MiB", help="message sizes: A,B,C or FIRST:LAST in powers of two (default 64MiB)")
-    parser.add_argument("--first", help="endpoint that must stay rank 0 (checkpoint writer, rendezvous)")
-    parser.add_argument("--each-device", action="store_true", help="permute single endpoints, not whole hosts")
+    parser.add_argument("--first", help="endpoint that must be rank 0 (it writes checkpoints, or hosts the rendezvous)")
+    parser.add_argument("--each-device", action="store_true", help="move single endpoints instead of whole hosts")
     parser.add_argument("--budget", type=int, default=4000, help="orders tried at most per algorithm (default 4000)")
-    parser.add_argument("--seed", type=seed, default=0, help="of the search: equal seeds give equal plans (default 0)")
+    parser.add_argument("--seed", type=seed, default=0, help="seed of the search: equal seeds give equal plans (default 0)")
     parser.add_argument("--echoes", type=at_least_one, default=100, help="round trips per pair and direction (default 100)")
     parser.add_argument("--hostfile", type=Path, help="write the endpoints in rank order to this file")
     parser.add_argument("--assignment", type=Path, help="write `name RANK=r` lines to this file")
@@ -112,7 +112,7 @@ def _matrix(args: argparse.Namespace) -> CostMatrix:
 
     given = [name for name in ("fabric", "matrix", "probe", "probe_local") if getattr(args, name) is not None]
     if len(given) != 1:
-        raise UsageError("name one source of costs", where=" ".join(f"--{x.replace('_', '-')}" for x in given), hint="--fabric, --matrix or --probe")
+        raise UsageError("give one source of costs", where=" ".join(f"--{x.replace('_', '-')}" for x in given), hint="--fabric, --matrix or --probe")
     if args.devices is not None and args.fabric is None:
         raise UsageError("--devices needs --fabric", where="--devices")
     if args.matrix is not None:
@@ -183,7 +183,7 @@ def probed_agents(args: argparse.Namespace) -> Iterator[tuple[list[Endpoint], st
 
     if args.probe_local is not None:
         if not 2 <= args.probe_local <= 64:
-            raise UsageError(f"2 to 64 agents, got {args.probe_local}", where="--probe-local")
+            raise UsageError(f"must be 2 to 64 agents, got {args.probe_local}", where="--probe-local", hint="e.g. --probe-local 4")
         with local_agents(args.probe_local) as (endpoints, token):
             yield list(endpoints), token
         return

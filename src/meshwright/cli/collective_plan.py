@@ -28,7 +28,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--sketch", metavar="FILE|NAME", help="taccl: a communication sketch (TACCL's JSON format), or a published one's name")
     parser.add_argument("--option", action="append", default=[], metavar="NAME=VALUE",
                         help="an option of the strategy, its value as JSON or plain text, e.g. form=trees; may be repeated")  # fmt: skip
-    parser.add_argument("--seed", type=seed, default=0, help="of the search: equal seeds give equal plans (default 0)")
+    parser.add_argument("--seed", type=seed, default=0, help="seed of the search: equal seeds give equal plans (default 0)")
     limit_arguments(parser)
     parser.add_argument("--out", "-o", type=Path, help="also write the plan to this file (.json or .json.gz)")
     picture_arguments(parser)
@@ -44,7 +44,7 @@ def run(args: argparse.Namespace) -> Result:
 
     problem = problem_of(args, seed=args.seed, **limits(args))
     if args.trees is not None and args.strategy not in ("auto", "forestcoll"):
-        raise UsageError(f"--trees means nothing to {args.strategy}", hint="use it with --strategy forestcoll")
+        raise UsageError(f"--trees does not apply to {args.strategy}", hint="use it with --strategy forestcoll")
     if args.out is not None:
         require_directory(args.out)
     check_pictures(args)
@@ -58,7 +58,7 @@ def run(args: argparse.Namespace) -> Result:
         candidates = [_with_options(x, sketch=_sketch(args.sketch, args.strategy)) for x in candidates]
     if args.option:
         if args.strategy == "auto":
-            raise UsageError("--option needs to know whose option it is", hint="name a --strategy")
+            raise UsageError("--option needs --strategy, because options belong to a strategy", hint="name a --strategy")
         candidates = [_with_texts(candidates[0], args.option, args.strategy)]
     each_s = problem.budget_s / 4 if len(candidates) > 1 else problem.budget_s
     plan, ranked = plan_collective(problem, candidates=candidates, search=args.pieces is None, each_s=each_s)
@@ -77,7 +77,7 @@ def _sketch(text: str, name: str) -> Sketch | str:
     from ..sketch import PUBLISHED_SKETCHES, sketch_of
 
     if name not in ("auto", "taccl"):
-        raise UsageError(f"--sketch means nothing to {name}", hint="use it with --strategy taccl")
+        raise UsageError(f"--sketch does not apply to {name}", hint="use it with --strategy taccl")
     if text in PUBLISHED_SKETCHES or not (Path(text).exists() or "/" in text or text.endswith(".json")):
         sketch_of(text)
         return text

@@ -25,7 +25,7 @@ examples:
 def arguments(parser: argparse.ArgumentParser) -> None:
     problem_arguments(parser)
     parser.add_argument("--strategy", default="auto", help="auto (default: forestcoll, on alike servers where that is as good) or a strategy's name")
-    parser.add_argument("--seed", type=seed, default=0, help="of the search: equal seeds give equal plans (default 0)")
+    parser.add_argument("--seed", type=seed, default=0, help="seed of the search: equal seeds give equal plans (default 0)")
     limit_arguments(parser, DEFAULT_EFFORT_S)
     parser.add_argument("--out", "-o", type=Path, help="also write the plan to this file (.json or .json.gz)")
 

@@ -25,8 +25,8 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     size.add_argument("--k", type=whole, metavar="K", help="elements that a rank sends")
     parser.add_argument("--overlap", type=float, default=0.3, metavar="O", help="share of a rank's selection that all have in common (default 0.3)")
     parser.add_argument("--cost", default="roofline", help="roofline (default: compute by bytes), measured (kernels timed here), or a cost file")
-    parser.add_argument("--strategies", help="names separated by commas (default: all)")
-    parser.add_argument("--out", "-o", type=Path, help="also write the best one's plan to this file (.json or .json.gz)")
+    parser.add_argument("--strategies", help="strategies to compare, separated by commas (default: all)")
+    parser.add_argument("--out", "-o", type=Path, help="also write the best plan to this file (.json or .json.gz)")
 
 
 def whole(text: str) -> int:

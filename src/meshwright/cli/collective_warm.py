@@ -16,13 +16,16 @@ HELP = "plan a job's collectives into its cache before it starts"
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--fabric", required=True, help="as the job's MESHWRIGHT_FABRIC: FILE.toml or PRESET:n")
-    parser.add_argument("--devices", help="as the job's MESHWRIGHT_DEVICES: names, one per rank, with commas (default: the fabric's, in order)")
-    parser.add_argument("--ranks", type=at_least_one, help="ranks of the job: so many first devices (default: all)")
-    parser.add_argument("--ops", default="all-reduce", help="operations, with commas (default all-reduce)")
+    parser.add_argument("--fabric", required=True, help="FILE.toml or PRESET:n, the same as MESHWRIGHT_FABRIC of the job")
+    parser.add_argument(
+        "--devices",
+        help="device names, one per rank, separated by commas, the same as MESHWRIGHT_DEVICES of the job (default: the fabric's devices in order)",
+    )  # fmt: skip
+    parser.add_argument("--ranks", type=at_least_one, help="number of ranks of the job: it uses the first N devices (default: all)")
+    parser.add_argument("--ops", default="all-reduce", help="operations, separated by commas (default all-reduce)")
     parser.add_argument("--sizes", help="A,B,C or FIRST:LAST in powers of two, e.g. 1MiB:64MiB")
     parser.add_argument("--model", help="FILE.py:function or module:function instead of --sizes: the all-reduces of its gradients under DDP")
-    parser.add_argument("--ranks-per-core", type=float, default=1.0, help="where ranks share cores: ranks of a machine over its cores (default 1)")
+    parser.add_argument("--ranks-per-core", type=float, default=1.0, help="ranks of a machine over its cores, if ranks share cores (default 1)")
 
 
 def run(args: argparse.Namespace) -> Result:

@@ -35,20 +35,26 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     formats = "auto (default: told by content), nccl, nccl-graph, nvidia-smi, dcgm, kubernetes, slurm, matrix or edges"
     parser.add_argument("--format", default="auto", help=formats)
     parser.add_argument("-o", "--out", metavar="FILE", help="write the fabric there (default: stdout)")
-    parser.add_argument("--as", dest="form", choices=AS, help="write it as this (default: by the ending of --out, else toml)")
+    parser.add_argument("--as", dest="form", choices=AS, help="format to write (default: by the ending of --out, else toml)")
     parser.add_argument("--name", default="", help="the fabric's name (default: the file's)")
     joined = parser.add_argument_group("several servers")
     joined.add_argument("--boxes", type=at_least_one, default=1, metavar="N", help="N servers like each file (default 1)")
     joined.add_argument("--net", default="switch", help="between servers: switch (default), rails, spine, planes, direct or trunk")
-    joined.add_argument("--oversubscription", type=at_least_one, default=1, metavar="N", help="of rails (spine) or servers (trunk)")
+    joined.add_argument(
+        "--oversubscription", type=at_least_one, default=1, metavar="N",
+        help="oversubscription of rails (spine) or of servers (trunk)",
+    )  # fmt: skip
     joined.add_argument("--trunk", metavar="RATE", help="with --net trunk: rate of a server's uplink")
     facts = parser.add_argument_group("what the file does not say, or says wrongly")
     facts.add_argument("--nic", metavar="RATE", help="rate of every NIC's port")
-    facts.add_argument("--nvswitch", metavar="RATE", help="nccl: an NVSwitch that the file does not show, by the rate of one GPU")
+    facts.add_argument("--nvswitch", metavar="RATE", help="nccl: add an NVSwitch that the file does not show; its rate per GPU")
     facts.add_argument("--nvlink", metavar="RATE", help="nvidia-smi, dcgm: rate of one NVLink (default 25GB/s)")
     facts.add_argument("--pcie", metavar="RATE", help="nvidia-smi, dcgm: rate of one PCIe link (default 24GB/s)")
-    facts.add_argument("--gpu", help="make of the GPUs (a100, h100, ...), for memory and FLOP/s")
-    facts.add_argument("--rates", choices=("nccl", "nominal"), default="nccl", help="nccl: NVLink rates as NCCL plans with (default) or nominal ones")
+    facts.add_argument("--gpu", help="model of the GPUs (a100, h100, ...), for memory and FLOP/s")
+    facts.add_argument(
+        "--rates", choices=("nccl", "nominal"), default="nccl",
+        help="nccl: NVLink rates that NCCL plans with (default), or nominal rates",
+    )  # fmt: skip
     facts.add_argument("--unit", default="1GB/s", metavar="RATE", help="matrix, edges: what the number 1 means (default 1GB/s)")
 
 

@@ -26,7 +26,7 @@ ENDINGS = (".xml", ".txt", ".csv", ".edges")
 def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("fabric", metavar="FABRIC", help="FILE.toml, FILE.json, PRESET:n, or what `fabric import` reads (.xml, .txt, .csv, -)")
     parser.add_argument("--devices", metavar="LIST", help="only these devices of a fabric")
-    parser.add_argument("--format", default="auto", help="of a file that is imported (default: told by content)")
+    parser.add_argument("--format", default="auto", help="format of an imported file (default: told by content)")
     parser.add_argument("--strict", action="store_true", help="warnings count as errors")
 
 

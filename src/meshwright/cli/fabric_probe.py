@@ -28,7 +28,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     agent = "an agent (`python -m meshwright.probe.fabric.rank_order_agent`); repeat"
     source.add_argument("--probe", action="append", metavar="NAME=HOST:PORT", help=agent)
     source.add_argument("--probe-local", type=at_least_one, metavar="N", help="start N agents on this machine and probe them (to try it)")
-    source.add_argument("--from", dest="saved", type=Path, metavar="FILE", help="what --save wrote, or costs of `collective order --save-matrix`")
+    source.add_argument("--from", dest="saved", type=Path, metavar="FILE", help="a file written by --save, or by `collective order --save-matrix`")
     parser.add_argument("--token-file", type=Path, help="with --probe: the agents' shared secret")
     probe_arguments(parser)
 
@@ -41,7 +41,7 @@ def run(args: argparse.Namespace) -> Result:
     check_arguments(args)
     given = [name for name in ("probe", "probe_local", "saved") if getattr(args, name) is not None]
     if len(given) != 1:
-        raise UsageError("name one source of measurements", hint="--probe, --probe-local or --from")
+        raise UsageError("give exactly one source of measurements", hint="--probe, --probe-local or --from")
     if args.saved is not None:
         measured = read_measurements(args.saved)
         return Result(*outcome(args, measured, infer_fabric(measured, name=args.name, tolerance=args.tolerance)))

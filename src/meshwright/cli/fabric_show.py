@@ -31,7 +31,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--devices", metavar="LIST", help="only these devices, e.g. 0-3,8-11 or names")
     parser.add_argument("--rates", action="store_true", help="show rates instead of kinds of links")
     parser.add_argument("--limit", type=int, default=DEFAULT_MATRIX_DEVICES, metavar="N", help="most devices in the matrix (default %(default)s)")
-    parser.add_argument("--svg", metavar="FILE", help="also draw the fabric into this file; above 64 devices alike servers once")
+    parser.add_argument("--svg", metavar="FILE", help="also draw the fabric into this file; above 64 devices, alike servers are drawn once")
     parser.add_argument("--whole", action="store_true", help="with --svg: draw every server")
 
 

@@ -38,13 +38,13 @@ def edit_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> Result:
     down, slow = parts_down(args.without), parts_slow(args.degrade)
     if args.devices is None and not down and not slow:
-        raise UsageError("nothing to leave out: --devices, --without or --degrade is needed", hint="e.g. --devices 0-3 or --without box0/nic3")
+        raise UsageError("needs --devices, --without or --degrade", hint="e.g. --devices 0-3 or --without box0/nic3")
     part = edited(load_fabric(args.fabric, args.devices), down, slow)
     document = fabric_document(part)
     if args.out is None:
         return Result(document, fabric_toml(part))
     lowered = args.out.lower()
     if not lowered.endswith((".toml", ".json")):
-        raise UsageError(f"--out must end in .toml or .json, got {args.out!r}", hint="the ending chooses the format")
+        raise UsageError(f"--out must end in .toml or .json, got {args.out!r}", hint="name a file with one of these endings")
     write_text(args.out, fabric_toml(part) if lowered.endswith(".toml") else json.dumps(document, ensure_ascii=False) + "\n")
     return Result(document, f"{args.out}: {len(part.devices)} devices, {len(part.switches)} switches, {len(part.links)} links")

@@ -7,6 +7,7 @@ it, one line `hint: ...`; with `--json` it is one JSON object on one line. Modul
 from __future__ import annotations
 
 import argparse
+import codecs
 import os
 import sys
 from collections.abc import Iterable, Iterator, Sequence
@@ -70,7 +71,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     options = words[: words.index("--")] if "--" in words else words
     for stream in (sys.stdout, sys.stderr):
         if hasattr(stream, "reconfigure"):
-            stream.reconfigure(errors="backslashreplace")  # a terminal without Unicode gets escapes, not a traceback
+            stream.reconfigure(errors=_ESCAPES)  # a terminal without Unicode gets escapes, not a traceback
     os.environ.setdefault("KINETO_LOG_LEVEL", "6")  # torch's profiler, wherever it serves: it says on stderr that it starts and stops
     try:
         return _run(words)
@@ -82,6 +83,24 @@ def main(argv: Sequence[str] | None = None) -> int:
 
             traceback.print_exc()
         return _report(_as_typed(error), as_json="--json" in options)
+
+
+_ESCAPES = "meshwright.escapes"
+
+
+def _escaped(error: UnicodeError) -> tuple[bytes, int]:
+    """Bytes of a file name that the locale cannot express are written as they are, so the name reads as it was typed; other characters as escapes."""
+    assert isinstance(error, UnicodeEncodeError)
+    text = error.object[error.start : error.end]
+    return b"".join(c.encode("ascii", "surrogateescape") if _raw_byte(c) else c.encode("ascii", "backslashreplace") for c in text), error.end
+
+
+def _raw_byte(character: str) -> bool:
+    """Whether it stands for a byte that could not be decoded (PEP 383)."""
+    return "\udc80" <= character <= "\udcff"
+
+
+codecs.register_error(_ESCAPES, _escaped)
 
 
 def _run(words: list[str]) -> int:
@@ -212,7 +231,7 @@ def _parser(command: tuple[str, ...], module: Any) -> _Parser:
     module.arguments(parser)
     parser.add_argument("--json", action="store_true", help="print one JSON document instead of text")
     parser.add_argument("--output", choices=("text", "json", "csv"), default="text", help="text (default), json (as --json), csv (the table)")
-    parser.add_argument("--quiet", action="store_true", help="say nothing on standard error but errors")
+    parser.add_argument("--quiet", action="store_true", help="print nothing but errors on standard error")
     parser.add_argument("--debug", action="store_true", help="show the traceback of an error")
     return parser
 
@@ -301,6 +320,9 @@ def _as_typed(error: BaseException) -> MeshwrightError:
         named = isinstance(error.filename, str | bytes)
         hint = "check the path and its permissions" if named else "the system refused; run with --debug to see where"
         return MeshwrightError(error.strerror or str(error) or type(error).__name__, where=os.fsdecode(error.filename) if named else "", hint=hint)
+    if isinstance(error, UnicodeEncodeError) and any(map(_raw_byte, error.object[error.start : error.end])):
+        hint = "use a UTF-8 locale (LC_ALL=C.UTF-8, without PYTHONUTF8=0), or rename the file"
+        return UsageError(f"a name has characters that this locale ({sys.getfilesystemencoding()}) cannot express", hint=hint)
     if isinstance(error, MemoryError):
         return MeshwrightError("out of memory", hint="use a smaller problem, or a machine with more memory")
     detail = " ".join(str(error).split())
@@ -331,7 +353,7 @@ def _report(error: MeshwrightError, *, as_json: bool) -> int:
 
 def _one_line(text: str) -> str:
     """Names in messages come from outside: no line breaks, no terminal control characters."""
-    return "".join(c if c.isprintable() else " " for c in " ".join(text.split()))
+    return "".join(c if c.isprintable() or _raw_byte(c) else " " for c in " ".join(text.split()))
 
 
 # ---- help --------------------------------------------------------------------------------------------------------------

@@ -20,7 +20,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("name", metavar="NAME", help="name of the lab")
     parser.add_argument("what", choices=("cut", "rate", "restore"), help="what happens to the link")
     parser.add_argument("link", metavar="LINK", help="a->b, a<->b, or a device or switch with all its links")
-    parser.add_argument("value", metavar="RATE", nargs="?", help="with rate: the new one, e.g. 1Mbit/s")
+    parser.add_argument("value", metavar="RATE", nargs="?", help="with `rate`: the new rate, e.g. 1Mbit/s")
 
 
 def run(args: argparse.Namespace) -> Result:

@@ -28,12 +28,12 @@ All processes end when one fails, on Ctrl-C, and when this command is killed. Th
 def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("name", metavar="NAME", help="name of the lab")
     parser.set_defaults(after_dashes=[])
-    parser.add_argument("--ranks", metavar="LIST", help="only these devices take part, e.g. 0-3")
+    parser.add_argument("--ranks", metavar="LIST", help="use only these devices, e.g. 0-3")
     parser.add_argument("--order", metavar="LIST", help="device of each rank, e.g. 3,1,0,2")
     parser.add_argument("--per-device", type=at_least_one, default=1, metavar="N", help="ranks per device (default %(default)s)")
     parser.add_argument("--torchrun", action="store_true", help="start one torchrun agent per device instead of the command itself")
     parser.add_argument("--timeout", type=float, metavar="S", help="end all ranks after this many seconds")
-    parser.add_argument("--counters", action="store_true", help="afterwards, show what went over each link")
+    parser.add_argument("--counters", action="store_true", help="show the bytes on each link afterwards")
     parser.add_argument("--env", action="append", default=[], metavar="NAME=VALUE", help="set this for every rank; may be repeated")
 
 

@@ -32,9 +32,9 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--no-verify", action="store_true", help="do not measure the links first")
     parser.add_argument("--force", action="store_true", help="build it even if the processors cannot carry its rates")
     parser.add_argument("--mtu", type=at_least_one, default=1500, metavar="BYTES", help="largest packet (default %(default)s)")
-    parser.add_argument("--no-delay", action="store_true", help="leave latencies to the simulator (those below 0.2 ms always are)")
+    parser.add_argument("--no-delay", action="store_true", help="do not imitate latencies (those below 0.2 ms never are); the simulator counts them")
     parser.add_argument("--loss", action="append", default=[], metavar="LINK=P", help="lose packets on a link (a->b, a<->b) with probability P")
-    parser.add_argument("--seed", type=int, default=0, help="of the losses (default %(default)s)")
+    parser.add_argument("--seed", type=int, default=0, help="seed of the losses (default %(default)s)")
     parser.add_argument("--no-offload", action="store_true", help="send single packets instead of super-packets of up to 64 KiB")
 
 

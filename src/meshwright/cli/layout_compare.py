@@ -19,9 +19,9 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     from .layout_plan import problem_arguments
 
     problem_arguments(parser)
-    parser.add_argument("--run", action="store_true", help="measure too: processes on this machine, the plans taking turns")
+    parser.add_argument("--run", action="store_true", help="also run the plans in processes on this machine, in turns, and measure them")
     parser.add_argument("--steps", type=int, default=5, help="timed steps of every plan (default 5)")
-    parser.add_argument("--seed", type=int, default=0, help="of the search: equal seeds give equal plans (default 0)")
+    parser.add_argument("--seed", type=int, default=0, help="seed of the search: equal seeds give equal plans (default 0)")
     parser.add_argument("--time-limit", type=float, default=120.0, metavar="S", help=TIME_LIMIT.format(120))
     parser.set_defaults(search="auto", mesh=None, restarts=20)
 

@@ -20,10 +20,10 @@ HELP = "split every operator of a model over devices, and say how far that is fr
 def arguments(parser: argparse.ArgumentParser) -> None:
     problem_arguments(parser)
     parser.add_argument("--strategy", default="autoddl", help="autoddl (default), or another of `strategies list layout` for operators")
-    parser.add_argument("--search", default="auto", help="of autoddl: auto (default), exact, ilp, descent")
-    parser.add_argument("--mesh", help="only this mesh, e.g. 2x4 (default: every factorisation of the devices)")
+    parser.add_argument("--search", default="auto", help="search of autoddl: auto (default), exact, ilp, descent")
+    parser.add_argument("--mesh", help="use only this mesh, e.g. 2x4 (default: every factorisation of the devices)")
     parser.add_argument("--restarts", type=at_least_one, default=20, help="random starts of coordinate descent (default 20)")
-    parser.add_argument("--seed", type=int, default=0, help="of the search: equal seeds give equal plans (default 0)")
+    parser.add_argument("--seed", type=int, default=0, help="seed of the search: equal seeds give equal plans (default 0)")
     parser.add_argument("--time-limit", type=float, default=120.0, metavar="S", help=TIME_LIMIT.format(120))
     parser.add_argument("--out", "-o", type=Path, default=Path("layout.json"), help="where to write the plan (default layout.json)")
 

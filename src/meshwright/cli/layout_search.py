@@ -23,29 +23,47 @@ HELP = "find stages, degrees, recomputation and sharding for a model on a fabric
 def arguments(parser: argparse.ArgumentParser) -> None:
     training_arguments(parser)
     parser.add_argument("--cost", default="roofline", help="roofline (default), tables:SYSTEM, or a cost file")
-    parser.add_argument("--framework", default="", help="prices as a framework runs: megatron-core, torchtitan, ... (docs/profiles.md)")
+    parser.add_argument("--framework", default="", help="price layers as this framework runs them: megatron-core, torchtitan, ... (docs/profiles.md)")
     parser.add_argument("--precision", default="mixed", choices=("mixed", "fp32"), help="mixed (default): bf16 with fp32 states; fp32")
     parser.add_argument("--microbatches", default="1,2,3,4,6,8", help="micro-batch sizes to try (default 1,2,3,4,6,8; those that divide the batch)")
     parser.add_argument("--tensors", default="", help="tensor degrees to try (default: powers of two within a server)")
     parser.add_argument("--contexts", default="", help="context degrees to try, 1: none (default: powers of two that leave a rank 8192 positions)")
-    parser.add_argument("--no-sequence-parallel", action="store_true", help="keep what lies between tensor-parallel regions whole on every rank")
-    parser.add_argument("--sharding-messages", default="overlapped", choices=("overlapped", "blocking"), help="of sharding levels 2 and 3")
+    parser.add_argument(
+        "--no-sequence-parallel", action="store_true",
+        help="do not split the parts between tensor-parallel regions along the sequence",
+    )  # fmt: skip
+    parser.add_argument(
+        "--sharding-messages", default="overlapped", choices=("overlapped", "blocking"),
+        help="whether messages of sharding levels 2 and 3 overlap computation (default overlapped)",
+    )  # fmt: skip
     parser.add_argument("--levels", default="0,1,2,3", help="sharding levels allowed (default 0,1,2,3)")
     parser.add_argument("--recompute", default="none,selective,full", help="recomputation allowed (default none,selective,full)")
-    parser.add_argument("--memory", help="of every device, e.g. 40GiB (default: what the fabric says)")
-    parser.add_argument("--objective", default="time", choices=("time", "cost", "energy"), help="what is made least (default time)")
-    parser.add_argument("--price", action="append", default=[], metavar="KIND=X", help="of one device and hour, by kind; may be repeated")
+    parser.add_argument("--memory", help="memory of every device, e.g. 40GiB (default: what the fabric says)")
+    parser.add_argument("--objective", default="time", choices=("time", "cost", "energy"), help="what to minimise (default time)")
+    parser.add_argument(
+        "--price", action="append", default=[], metavar="KIND=X",
+        help="price of one device per hour, by kind of device; may be repeated",
+    )  # fmt: skip
     parser.add_argument("--power", action="append", default=[], metavar="KIND=W", help="watts of one device, by kind; may be repeated")
-    parser.add_argument("--budget", type=float, default=0.0, help="the most a step may cost, in the unit of --price (default 0: anything)")
-    parser.add_argument("--min-throughput", type=float, default=0.0, metavar="S", help="the least samples per second")
-    parser.add_argument("--methods", default="", help="names by commas, of `strategies list layout` (default: all)")
-    parser.add_argument("--schedules", default="", help="allowed beside 1F1B, names by commas, of `strategies list pipeline` (default: all)")
-    parser.add_argument("--set", action="append", default=[], metavar="FIELD=VALUE", help="of the runtime, see docs/profiles.md")
+    parser.add_argument("--budget", type=float, default=0.0, help="highest cost of a step, in the unit of --price (default 0: no limit)")
+    parser.add_argument("--min-throughput", type=float, default=0.0, metavar="S", help="lowest samples per second")
+    parser.add_argument("--methods", default="", help="strategies, separated by commas, from `strategies list layout` (default: all)")
+    parser.add_argument(
+        "--schedules", default="",
+        help="schedules allowed beside 1F1B, separated by commas, from `strategies list pipeline` (default: all)",
+    )  # fmt: skip
+    parser.add_argument(
+        "--set", action="append", default=[], metavar="FIELD=VALUE",
+        help="a field of the runtime, see docs/profiles.md; may be repeated",
+    )  # fmt: skip
     parser.add_argument("--show", type=int, default=8, help="runners-up to print (default 8)")
     parser.add_argument("--out", "-o", type=Path, help="write the fastest layout that `train run` can execute as a training plan")
-    parser.add_argument("--optimizer", default="adamw", help="adamw (default), sgd, or module:function: its state in memory, and of the plan")
-    parser.add_argument("--learning-rate", type=float, default=1e-3, help="of the plan")
-    parser.add_argument("--seed", type=int, default=0, help="of the plan")
+    parser.add_argument(
+        "--optimizer", default="adamw",
+        help="adamw (default), sgd, or module:function; its state counts as memory, and the plan of --out names it",
+    )  # fmt: skip
+    parser.add_argument("--learning-rate", type=float, default=1e-3, help="learning rate of the plan")
+    parser.add_argument("--seed", type=int, default=0, help="seed of the plan")
 
 
 def run(args: argparse.Namespace) -> Result:

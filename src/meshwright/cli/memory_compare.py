@@ -16,14 +16,17 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--loss", default="cross-entropy", help="cross-entropy (default), mse, output, or module:function")
     parser.add_argument("--batch", type=at_least_one, help="rows of the batch (default: as the example inputs)")
     parser.add_argument("--budgets", type=at_least_one, default=11, help="budgets, evenly from keeping everything to the least peak (default 11)")
-    parser.add_argument("--strategies", default="", help="names by commas, or all (monet takes long); default: those of one frontier")
-    parser.add_argument("--effort", type=int, default=100, help="of the search, in millions of simulated operator runs (default 100)")
+    parser.add_argument(
+        "--strategies", default="",
+        help="strategies, separated by commas, or all (monet takes long); default: those that give a whole curve at once",
+    )  # fmt: skip
+    parser.add_argument("--effort", type=int, default=100, help="effort of the search, in millions of simulated operator runs (default 100)")
     parser.add_argument(
         "--implementations", default="plain", metavar="KINDS",
         help="a curve of plans that choose how operators run, too: exact (others with the same bits), rounding, bf16, int8 (by commas; default: "
         "plain, no such curve); takes up to two minutes a budget, and with rounding as long again for images channels last",
     )  # fmt: skip
-    parser.add_argument("--svg", type=Path, help="write the curve here as a drawing")
+    parser.add_argument("--svg", type=Path, help="draw the curve into this file (SVG)")
 
 
 def run(args: argparse.Namespace) -> Result:
@@ -36,7 +39,7 @@ def run(args: argparse.Namespace) -> Result:
     from ..report.memory_curve import curve_svg, curve_text
 
     if args.budgets < 2 or args.effort < 1:
-        raise UsageError("at least 2 budgets and an effort of 1", where="--budgets" if args.budgets < 2 else "--effort")
+        raise UsageError("must be at least " + ("2" if args.budgets < 2 else "1"), where="--budgets" if args.budgets < 2 else "--effort")
     kinds = implementations_named(args.implementations)
     names = args.strategies.split(",") if args.strategies not in ("", "all") else budgeted(all_of_them=args.strategies == "all")
     steps = measured_steps(args.model, loss=args.loss, batch_size=args.batch, implementations=args.implementations)

@@ -32,7 +32,7 @@ def run(args: argparse.Namespace) -> Result:
     from ..simulate.step_memory import alive_at
 
     if not args.model:
-        raise UsageError("wants --model", where="memory explain", hint="--model FILE.py:function")
+        raise UsageError("needs --model", where="memory explain", hint="--model FILE.py:function")
     steps = step_arguments.measured(args)
     step = steps[0]
     graph, plan = step.plain, keep_everything(step.plain)

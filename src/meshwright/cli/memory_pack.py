@@ -19,11 +19,14 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("table", type=Path, help="storages as CSV: id,lower,upper,size (MiniMalloc's format)")
     parser.add_argument("--out", "-o", type=Path, help="write the table with offsets here")
     parser.add_argument("--capacity", help="the arena's size, e.g. 1048576 or 4GiB; exit code 3 if none is found (default: as small as can be)")
-    parser.add_argument("--alignment", type=at_least_one, default=1, help="offsets are multiples of so many bytes (default 1)")
-    parser.add_argument("--effort", type=int, default=1, help="how long to search, in units of some ten seconds (default 1; 0: placements only)")
+    parser.add_argument("--alignment", type=at_least_one, default=1, help="alignment of offsets in bytes (default 1)")
+    parser.add_argument(
+        "--effort", type=int, default=1,
+        help="effort of the search; 1 takes about ten seconds (default 1; 0: no search, only direct placements)",
+    )  # fmt: skip
     parser.add_argument("--time-limit", "--seconds", type=float, default=0.0, metavar="S", dest="seconds",
                         help=TIME_LIMIT.format("none"))  # fmt: skip
-    parser.add_argument("--seed", type=int, default=0, help="of the search (default 0)")
+    parser.add_argument("--seed", type=int, default=0, help="seed of the search (default 0)")
 
 
 def run(args: argparse.Namespace) -> Result:

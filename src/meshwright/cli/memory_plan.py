@@ -23,13 +23,16 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("graph", type=Path, nargs="?", help="a captured graph (`train capture`): plan its repeated layer; or else --model")
     parser.add_argument("--layer", help="module path of the layer, e.g. blocks.0 (default: the one that repeats most)")
     parser.add_argument("--batch", type=at_least_one, help="micro-batch size (default: that of the graph)")
-    parser.add_argument("--budget", help="bytes, e.g. 4GB: with a graph those for activations of a stage, or one per stage by commas; see --model")
-    parser.add_argument("--layers", help="layers of every stage, by commas (default: all that repeat, spread evenly)")
+    parser.add_argument(
+        "--budget",
+        help="bytes, e.g. 4GB; with a graph: for the activations of a stage, or one number per stage separated by commas; with --model: see above",
+    )  # fmt: skip
+    parser.add_argument("--layers", help="layers of every stage, separated by commas (default: all that repeat, spread evenly)")
     parser.add_argument("--pp", type=at_least_one, default=1, help="pipeline stages (default 1)")
     parser.add_argument("--microbatches", type=at_least_one, default=1, help="micro-batches per step (default 1); stage i of p keeps min(N, p - i)")
-    parser.add_argument("--strategy", help="optimal (default), another of `strategies list memory`, or all: a table; with --model see there")
+    parser.add_argument("--strategy", help="optimal (default), another of `strategies list memory`, or all (prints a table); with --model: see above")
     parser.add_argument("--every", type=at_least_one, default=1, help="uniform: layers per checkpoint; block: layers computed again")
-    parser.add_argument("--device", default="a100", help="the GPU whose roofline prices operators (default a100)")
+    parser.add_argument("--device", default="a100", help="GPU for which operators are priced, by roofline (default a100)")
     step_arguments.arguments(parser)
     parser.add_argument("--max-batch", action="store_true", help="with --model: the largest batch that fits in --budget, and why one more does not")
     parser.add_argument("--measure", action="store_true", help="with --model: run the plan here and print the measured peak beside the predicted one")
@@ -50,9 +53,9 @@ def run(args: argparse.Namespace) -> Result:
 
         return run_step(args)
     if args.graph is None or args.budget is None:
-        raise UsageError("wants a captured graph and --budget, or --model and --budget", where="memory plan", hint="see memory plan --help")
+        raise UsageError("needs --budget, and a captured graph or --model", where="memory plan", hint="see memory plan --help")
     if args.svg is not None:
-        raise UsageError("draws the step of a model", where="--svg", hint="give --model FILE.py:function instead of a graph")
+        raise UsageError("works only with --model", where="--svg", hint="give --model FILE.py:function instead of a graph")
     args.strategy = args.strategy or "optimal"
     from ..report.recompute_text import plan_lines, table_lines
 

@@ -28,8 +28,8 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     problem_arguments(parser)
     parser.add_argument(
         "--search", type=int, default=0, metavar="EFFORT",
-        help="also search for orders, with so much effort for the optimum, and for a tighter bound of every row at the memory it keeps; "
-        "100 are about 10 s each (default: no)",
+        help="also search for better orders, and for a tighter bound of every row at the memory it keeps, with this effort; "
+        "100 takes about 10 s per row (default: no search)",
     )  # fmt: skip
     parser.add_argument("--chunks", default="2", help="stages per device of interleaved and breadth-first, e.g. 2,4 (default 2)")
 

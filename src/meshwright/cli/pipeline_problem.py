@@ -19,24 +19,42 @@ def problem_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("--stages", type=at_least_one, required=True, help="stages of the model = devices of the pipeline")
     add("--microbatches", type=at_least_one, required=True, help="micro-batches per step (and replica)")
-    add("--forward-s", default="1", metavar="S", help=f"forward of a stage for one micro-batch, seconds: {EACH} (default 1)")
-    add("--backward-s", metavar="S", help=f"whole backward: {EACH} (default: its two parts together)")
-    add("--input-grad-s", metavar="S", help=f"gradient of the input, when the backward is split: {EACH} (default: the rest of it, or half)")
-    add("--weight-grad-s", metavar="S", help=f"gradient of the weights, when the backward is split: {EACH} (default: the rest of it, or half)")
-    add("--p2p-latency-s", default="0", metavar="S", help="of a message between neighbours: one number, or one per device i for i to i+1 (default 0)")
-    add("--p2p-rate-Bps", metavar="B/S", help="of a message between neighbours, as above (default: messages take no time)")
-    add("--activation-bytes", default="1", metavar="B", help=f"kept by a stage for one micro-batch until its backward is done: {EACH} (default 1)")
-    add("--message-bytes", metavar="B", help=f"crossing the border after a stage, either way: {EACH} (default: the activation bytes)")
-    add("--weight-bytes", default="0", metavar="B", help=f"parameters, gradients and optimiser state of a stage: {EACH} (default 0)")
-    add("--gradient-bytes", default="0", metavar="B", help=f"reduced over copies and replicas of a stage: {EACH} (default 0: no reduction)")
-    add("--memory-cap-bytes", metavar="B", help="weights and activations a device may hold: one number, or one per device (default: no cap)")
-    add("--speeds", default="1", metavar="X", help="speed of the devices, 1 = the times as given: one number, or one per device (default 1)")
+    add("--forward-s", default="1", metavar="S", help=f"time of the forward of a stage for one micro-batch, seconds: {EACH} (default 1)")
+    add("--backward-s", metavar="S", help=f"time of the whole backward: {EACH} (default: its two parts together)")
+    add(
+        "--input-grad-s", metavar="S",
+        help=f"time of the input's gradient, if the backward is split: {EACH} (default: the rest of the backward, or half)",
+    )  # fmt: skip
+    add(
+        "--weight-grad-s", metavar="S",
+        help=f"time of the weights' gradient, if the backward is split: {EACH} (default: the rest of the backward, or half)",
+    )  # fmt: skip
+    add(
+        "--p2p-latency-s", default="0", metavar="S",
+        help="latency of a message between neighbours: one number, or one per device i for i to i+1 (default 0)",
+    )  # fmt: skip
+    add("--p2p-rate-Bps", metavar="B/S", help="bytes/s of a message between neighbours, as above (default: messages take no time)")
+    add(
+        "--activation-bytes", default="1", metavar="B",
+        help=f"bytes that a stage keeps for one micro-batch until its backward is done: {EACH} (default 1)",
+    )  # fmt: skip
+    add("--message-bytes", metavar="B", help=f"bytes that cross the border after a stage, in each direction: {EACH} (default: the activation bytes)")
+    add("--weight-bytes", default="0", metavar="B", help=f"bytes of parameters, gradients and optimizer state of a stage: {EACH} (default 0)")
+    add("--gradient-bytes", default="0", metavar="B", help=f"bytes that copies and replicas of a stage sum: {EACH} (default 0: no sum)")
+    add(
+        "--memory-cap-bytes", metavar="B",
+        help="bytes of weights and activations that a device may hold: one number, or one per device (default: no limit)",
+    )  # fmt: skip
+    add("--speeds", default="1", metavar="X", help="speed of the devices; 1 = the times as given: one number, or one per device (default 1)")
     add("--data", type=at_least_one, default=1, help="replicas of the whole pipeline (default 1)")
-    add("--pair-s", metavar="S", help=f"a forward of a stage beside a backward, at once: {EACH} (default: see --pair-overlap)")
-    add("--pair-overlap", type=float, default=0.0, metavar="SHARE", help="of the shorter of both that is hidden: 0 their sum (default), 1 the longer")
+    add("--pair-s", metavar="S", help=f"time of a forward and a backward of a stage that run at once: {EACH} (default: see --pair-overlap)")
+    add(
+        "--pair-overlap", type=float, default=0.0, metavar="SHARE",
+        help="share of the shorter of the two that is hidden: 0 (default): a pair takes their sum, 1: it takes the longer",
+    )  # fmt: skip
     add("--no-first-input-grad", action="store_true", help="the first stage of the model has no input gradient to compute")
     add("--time-limit", type=float, default=120.0, metavar="S", help=TIME_LIMIT.format(120))
-    add("--seed", type=int, default=0, help="of the search: equal seeds give equal plans (default 0)")
+    add("--seed", type=int, default=0, help="seed of the search: equal seeds give equal plans (default 0)")
 
 
 def problem_of(args: argparse.Namespace) -> PipelineProblem:

@@ -15,11 +15,11 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("plan", help="a plan of `meshwright pipeline plan`")
     add("--stages", default="", metavar="FILE.py:FUNCTION", help="function(stages, microbatches) -> (modules, inputs, targets, loss); "
-        "without it, stages last as long as the plan says and do little else")  # fmt: skip
+        "without it, stages only wait as long as the plan says")  # fmt: skip
     add("--steps", type=int, default=7, help="measured passes, after one that is not counted (default 7)")
     add("--device", choices=["cpu", "cuda"], default="cpu", help="where the ranks compute (default cpu)")
-    add("--timeout", type=float, default=60.0, metavar="S", help="give up after this long without any progress (default 60)")
-    add("--port", type=int, default=0, help="for the ranks' rendezvous on this machine (default: any)")
+    add("--timeout", type=float, default=60.0, metavar="S", help="give up after this many seconds without progress (default 60)")
+    add("--port", type=int, default=0, help="port of the ranks' rendezvous on this machine (default: any free one)")
 
 
 def run(args: argparse.Namespace) -> Result:

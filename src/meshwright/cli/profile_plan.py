@@ -20,10 +20,10 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     file_arguments(parser)
     parser.add_argument("--gpu", required=True, help="kind of GPU, as the profile names it")
     parser.add_argument("--zone", default="", help="zone, as the network file names it")
-    parser.add_argument("--gpus", type=at_least_one, required=True, help="how many")
+    parser.add_argument("--gpus", type=at_least_one, required=True, help="number of GPUs")
     parser.add_argument("--global-batch", type=at_least_one, required=True, help="samples per iteration")
-    parser.add_argument("--memory", help="of a GPU, e.g. 40GiB; layouts that need more are refused")
-    parser.add_argument("--limit", type=int, default=50, help="layouts to simulate at most (default 50)")
+    parser.add_argument("--memory", help="memory of a GPU, e.g. 40GiB; layouts that need more are refused")
+    parser.add_argument("--limit", type=int, default=50, help="most layouts to simulate (default 50)")
     parser.add_argument("--show", type=int, default=10, help="layouts to print (default 10)")
     runtime_arguments(parser)
 

@@ -32,11 +32,14 @@ def layout_arguments(parser: argparse.ArgumentParser) -> None:
 
 def runtime_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--runtime", type=Path, help="a runtime file (`profile fit` writes one)")
-    parser.add_argument("--gpus-per-server", type=at_least_one, help="of the layout's GPUs, where the runtime file does not say")
+    parser.add_argument("--gpus-per-server", type=at_least_one, help="GPUs per server, if the runtime file does not say")
     parser.add_argument("--nics-per-server", type=int, help="NICs that a server's ranks share; 0 = one per GPU")
     parser.add_argument("--p2p", choices=("blocking", "overlapped"), help="whether pipeline sends stop the computation")
     parser.add_argument("--set", action="append", default=[], metavar="FIELD=VALUE", help="any other field of the runtime, e.g. bucket_bytes=25e6")
-    parser.add_argument("--interpolate", action="store_true", help="fill missing entries along the micro-batch, and say so")
+    parser.add_argument(
+        "--interpolate", action="store_true",
+        help="fill in missing entries, linear along the micro-batch size; the result marks them",
+    )  # fmt: skip
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:

@@ -17,14 +17,17 @@ EPILOG = """Files: Metis (DeviceType.<device>_tp<n>_bs<n>.json), Sailor (times, 
 def file_arguments(parser: argparse.ArgumentParser) -> None:
     """What all `profile` commands read."""
     parser.add_argument("files", nargs="+", metavar="FILE", help="layer times, memory table, network coefficients; in any order")
-    parser.add_argument("--model", help="which model of the files; also the name of one that a file does not give")
+    parser.add_argument("--model", help="which model of the files; also the name of a model that a file does not name")
     parser.add_argument("--device", help="GPU of files that do not name theirs")
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
     file_arguments(parser)
-    parser.add_argument("--peak", action="append", default=[], metavar="DEVICE=FLOPS", help="peak of a device, to find times below the compute bound")
-    parser.add_argument("--tokens", type=int, default=0, help="tokens per sample, for the same")
+    parser.add_argument(
+        "--peak", action="append", default=[], metavar="DEVICE=FLOPS",
+        help="peak FLOP/s of a device, to find times below the compute bound",
+    )  # fmt: skip
+    parser.add_argument("--tokens", type=int, default=0, help="tokens per sample, for the same check")
 
 
 def run(args: argparse.Namespace) -> Result:

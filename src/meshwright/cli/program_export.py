@@ -17,8 +17,8 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("plan", metavar="PLAN", help="a plan, plain or .gz; `-` is standard input")
     parser.add_argument("--format", choices=["chakra"], default="chakra", help="chakra (default)")
     parser.add_argument("--inline", action="store_true", help="write collectives as sends and receives")
-    parser.add_argument("--name", help="what the files are called (default: the plan's file without its ending)")
-    parser.add_argument("--out", "-o", type=Path, required=True, metavar="FOLDER", help="where to write them; made if it is not there")
+    parser.add_argument("--name", help="first part of the files' names (default: the plan's name without its ending)")
+    parser.add_argument("--out", "-o", type=Path, required=True, metavar="FOLDER", help="folder to write to; it is made if needed")
 
 
 def run(args: argparse.Namespace) -> Result:

@@ -26,7 +26,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--fabric", help="FILE.toml or PRESET:n, see `meshwright fabric list`: make a plan")
     parser.add_argument("--devices", help="use only these devices, e.g. 0-3,8")
     parser.add_argument("--collective", default="auto", help="schedule of collectives that are called by name: auto (default), ring, forestcoll")
-    parser.add_argument("--seed", type=int, default=0, help="of the search: equal seeds give equal plans (default 0)")
+    parser.add_argument("--seed", type=int, default=0, help="seed of the search: equal seeds give equal plans (default 0)")
     parser.add_argument("--out", "-o", type=Path, help="where to write the plan (.json or .json.gz)")
     picture_arguments(parser)
 
@@ -81,7 +81,10 @@ def _of_pytorch(args: argparse.Namespace) -> Result:
     from ..report.execution_trace_text import execution_trace_document, execution_trace_text
 
     if args.fabric or args.out or args.trace or args.svg or args.groups:
-        raise UsageError("no plan is made of it: it has no times and one process", where=args.prefix, hint="give it alone, for a summary")
+        raise UsageError(
+            "cannot become a plan: a PyTorch execution trace has no times and is of one process",
+            where=args.prefix, hint="give it alone, for a summary",
+        )  # fmt: skip
     trace = read_execution_trace(args.prefix)
     return Result(execution_trace_document(trace), execution_trace_text(trace))
 

@@ -20,7 +20,7 @@ def recipe_arguments(parser: argparse.ArgumentParser) -> None:
         help="adamw (default), sgd, any of torch.optim, with options: adamw:weight_decay=0.1,betas=0.9,0.95; or module:function, called with the "
         "model's (name, parameter) pairs and the learning rate",
     )  # fmt: skip
-    group.add_argument("--learning-rate", type=float, default=1e-3, help="of the optimizer (default 0.001)")
+    group.add_argument("--learning-rate", type=float, default=1e-3, help="learning rate (default 0.001)")
     group.add_argument(
         "--no-decay", default="", metavar="PATTERN,...",
         help="no weight decay for parameters with one of these in their names, e.g. bias,norm; with * as a pattern; 1d: of at most one dimension",

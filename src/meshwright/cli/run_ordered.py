@@ -22,9 +22,9 @@ examples:
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--order", type=Path, required=True, metavar="FILE", help="the order")
-    parser.add_argument("--as", dest="me", metavar="NAME", help="which endpoint this process or host is (default: told from its addresses, or RANK)")
-    parser.add_argument("--show", action="store_true", help="print what would be started, and with which environment")
+    parser.add_argument("--order", type=Path, required=True, metavar="FILE", help="the file with the order")
+    parser.add_argument("--as", dest="me", metavar="NAME", help="which endpoint this process or host is (default: by its addresses, or by RANK)")
+    parser.add_argument("--show", action="store_true", help="only print what would be started, and with which environment")
     parser.set_defaults(after_dashes=[])
 
 

@@ -20,17 +20,17 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     )  # fmt: skip
     group.add_argument("--model", help="the model function, FILE.py:function or module:function")
     group.add_argument("--loss", default="cross-entropy", help="cross-entropy (default), mse, output, or module:function")
-    group.add_argument("--optimizer", default="none", help="whose state is counted: none (default), sgd, momentum, adam")
+    group.add_argument("--optimizer", default="none", help="optimizer whose state is counted: none (default), sgd, momentum, adam")
     group.add_argument(
         "--implementations", default="exact", metavar="KINDS",
         help="what operators may run as: exact (default: others with the same bits: in place, in pieces, packed), rounding, bf16, int8 (those too, "
         "by commas), host (results may wait in the host's memory, too), or plain",
     )  # fmt: skip
     group.add_argument(
-        "--layout", default="", help="of images in memory: given, channels-last, or fastest (the faster of both; default where rounding is allowed)"
+        "--layout", default="", help="memory layout of images: given, channels-last, or fastest (tries both; default where rounding is allowed)"
     )  # fmt: skip
     group.add_argument("--costs", type=Path, help="file that keeps measured operator costs (default: the user's cache folder)")
-    group.add_argument("--seed", type=int, default=0, help="of the model's construction and the planner (default 0)")
+    group.add_argument("--seed", type=int, default=0, help="seed of the model's construction and of the planner (default 0)")
 
 
 def measured(args: argparse.Namespace, *, batch: int | None = None, device: str = "fake") -> tuple[MeasuredStep, ...]:

@@ -26,10 +26,13 @@ def run(args: argparse.Namespace) -> Result:
 
     if args.max_batch:
         if args.budget is None:
-            raise UsageError("wants --budget", where="--max-batch", hint="the bytes of the device, e.g. --budget 12GiB")
+            raise UsageError("needs --budget", where="--max-batch", hint="give the bytes of the device, e.g. --budget 12GiB")
         budget = budget_bytes(args.budget, 0)
         if not budget:
-            raise UsageError("a share has no meaning here: the whole depends on the batch", where="--budget", hint="bytes, e.g. 12GiB")
+            raise UsageError(
+                "must be bytes with --max-batch: a share would be of a peak that depends on the batch",
+                where="--budget", hint="e.g. 12GiB",
+            )  # fmt: skip
         best = largest_batch(lambda b: measured(args, batch=b), budget, strategy(args), seed=args.seed)
         step, plan, others = best.measured, best.plan, dict[str, str]()
         lines = [f"largest batch: {best.batch_size}" + (f" (one more does not fit, proved: {best.why})" if best.proved else f" ({best.why})")]

@@ -10,7 +10,7 @@ HELP = "strategies by decision, with their options and where they come from"
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("decision", nargs="?", default="", help="only of this decision, e.g. collective (default: all)")
+    parser.add_argument("decision", nargs="?", default="", help="only strategies of this decision, e.g. collective (default: all)")
 
 
 def run(args: argparse.Namespace) -> Result:

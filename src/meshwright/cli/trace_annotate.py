@@ -15,11 +15,14 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     which = parser.add_mutually_exclusive_group()
     which.add_argument("--model", metavar="FILE.py:function", help="the model that ran: its modules, and the operators of one forward pass")
     which.add_argument("--modules", type=Path, metavar="TREE.json", help="the model's modules as a file (`train run` writes modules.json)")
-    parser.add_argument("--device", default="cpu", choices=("cpu", "meta"), help="where --model runs once: cpu (default), or meta, without computing")
-    parser.add_argument("--save-modules", type=Path, metavar="FILE", help="keep what --model gave, for --modules")
+    parser.add_argument(
+        "--device", default="cpu", choices=("cpu", "meta"),
+        help="where --model runs once: cpu (default), or meta, which computes nothing",
+    )  # fmt: skip
+    parser.add_argument("--save-modules", type=Path, metavar="FILE", help="write the modules of --model to this file, for --modules")
     parser.add_argument("--out", "-o", type=Path, metavar="OUT", help="write the trace with steps, stages and modules on tracks of their own")
     parser.add_argument("--depth", type=int, default=4, help="levels to print below a step (default 4)")
-    parser.add_argument("--least", type=float, default=1.0, metavar="PERCENT", help="print what takes at least this share (default 1)")
+    parser.add_argument("--least", type=float, default=1.0, metavar="PERCENT", help="print what takes at least this many percent (default 1)")
 
 
 def run(args: argparse.Namespace) -> Result:
@@ -33,7 +36,7 @@ def run(args: argparse.Namespace) -> Result:
     if args.depth < 1 or not 0 <= args.least <= 100:
         raise UsageError("--depth is at least 1, --least a percentage from 0 to 100", where="trace annotate")
     if args.save_modules and not args.model:
-        raise UsageError("--save-modules keeps what --model gives", where="trace annotate", hint="add --model FILE.py:function")
+        raise UsageError("--save-modules needs --model", where="trace annotate", hint="add --model FILE.py:function")
     if args.out and args.out.exists() and args.trace.exists() and args.out.samefile(args.trace):
         raise UsageError("would overwrite the trace it reads", where=str(args.out), hint="name another file after -o")
     trace = read_trace(args.trace)

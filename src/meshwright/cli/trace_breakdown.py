@@ -19,8 +19,11 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--plan", type=Path, help="with a run folder: the plan that was run (default: plan.json in it)")
     parser.add_argument("--modules", type=Path, metavar="FILE", help="module tree of the model (`trace annotate` and `train run` write one)")
     parser.add_argument("--model", metavar="MODULE:FUNCTION", help="capture the module tree from this function")
-    parser.add_argument("--fabric", help="FILE.toml or PRESET:n: what links should carry, to tell slow ones (default: what the other links carry)")
-    parser.add_argument("--without-last-step", action="store_true", help="device totals: leave out what the last profiler step launched")
+    parser.add_argument(
+        "--fabric",
+        help="FILE.toml or PRESET:n with the rates that links should have, to find slow ones (default: compare links with each other)",
+    )  # fmt: skip
+    parser.add_argument("--without-last-step", action="store_true", help="leave the last profiler step out of the device totals")
     parser.add_argument("--limit", type=at_least_one, default=10, metavar="N", help="print at most N bottlenecks (default 10)")
 
 

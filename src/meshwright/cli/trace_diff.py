@@ -16,9 +16,12 @@ fabric that the run had). Runs and plans of ours are joined by step id, others b
 def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("a", metavar="A", type=Path, help="trace, folder of traces, run folder or plan")
     parser.add_argument("b", metavar="B", type=Path, help="trace, folder of traces, run folder or plan")
-    parser.add_argument("--plan", type=Path, help="the plan that run folders ran (default: plan.json in them)")
+    parser.add_argument("--plan", type=Path, help="plan of the run folders (default: plan.json in them)")
     parser.add_argument("--modules", type=Path, metavar="FILE", help="module tree of the model (`trace annotate` and `train run` write one)")
-    parser.add_argument("--by", choices=("auto", "steps", "modules"), default="auto", help="how to join (default: steps where both have them)")
+    parser.add_argument(
+        "--by", choices=("auto", "steps", "modules"), default="auto",
+        help="what to match between the two (default: steps, if both have them)",
+    )  # fmt: skip
     parser.add_argument("--limit", type=int, default=20, metavar="N", help="print at most N changes (default 20; 0 = all)")
 
 

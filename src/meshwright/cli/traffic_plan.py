@@ -26,10 +26,11 @@ def traffic_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--fabric", help="FILE.toml or PRESET:n, one rank per device")
     parser.add_argument("--devices", help="use only these devices, e.g. 0-3,8")
     parser.add_argument(
-        "--codecs", default="fp16,topk:density=0.01,powersgd:rank=1,powersgd:rank=4", help="to choose from, by semicolons or commas; none always is"
+        "--codecs", default="fp16,topk:density=0.01,powersgd:rank=1,powersgd:rank=4",
+        help="codecs to choose from, separated by semicolons or commas; `none` is always included",
     )  # fmt: skip
     parser.add_argument("--time-limit", type=seconds, default=float("inf"), metavar="S", help=TIME_LIMIT.format("none"))
-    parser.add_argument("--interference", type=float, default=0.0, help="how much slower compute runs while messages go, in percent (default 0)")
+    parser.add_argument("--interference", type=float, default=0.0, help="how much slower compute runs during messages, in percent (default 0)")
 
 
 def profile_given(args: argparse.Namespace) -> TrafficProfile:
@@ -42,7 +43,7 @@ def profile_given(args: argparse.Namespace) -> TrafficProfile:
     if args.profile is not None:
         return read_traffic_profile(args.profile)
     if args.fabric is None:
-        raise UsageError("on which fabric?", where="--fabric", hint="e.g. --fabric laptop:4; see `meshwright fabric list`")
+        raise UsageError("is missing", where="--fabric", hint="e.g. --fabric laptop:4; see `meshwright fabric list`")
     if not 0 <= args.interference <= 10000:
         raise UsageError(f"must be 0 to 10000 percent, got {args.interference:g}", where="--interference")
     from ..drive.plans import read_fabric

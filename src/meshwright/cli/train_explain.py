@@ -19,10 +19,10 @@ HELP = "say where a plan's time and memory go, why the others lost, and what wou
 def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("plan", type=Path, nargs="?", help="a plan file")
     parser.add_argument("--limit", type=int, default=10, help="how many runners-up to list (default 10)")
-    parser.add_argument("--step-time", type=float, metavar="S", help="a measured step: MFU and HFU for it instead of the predicted one")
+    parser.add_argument("--step-time", type=float, metavar="S", help="measured time of a step, for MFU and HFU instead of the predicted time")
     parser.add_argument("--causal", choices=("full", "half"), default="full", help="count causal attention in full (default) or below the diagonal")
     parser.add_argument("--graph", type=Path, help="the plan's captured graph (default: capture its model again)")
-    parser.add_argument("--quick", action="store_true", help="nothing that needs the model: no other layouts, no what-if")
+    parser.add_argument("--quick", action="store_true", help="leave out all that needs the model: other layouts and what-if")
     parser.add_argument("--error", metavar="KIND=E,..", help="relative error of measured, interpolated, assumed costs, e.g. assumed=0.5")
     parser.add_argument("--time-limit", type=float, default=300.0, metavar="S", help=TIME_LIMIT.format(300))
     pictures.svg_argument(parser, "simulate the plan and draw its schedule and memory over time")
@@ -31,16 +31,16 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     described.add_argument("--tp", type=at_least_one, help="tensor-parallel degree")
     described.add_argument("--pp", type=at_least_one, help="pipeline degree")
     described.add_argument("--dp", type=at_least_one, help="data-parallel degree")
-    described.add_argument("--interleave", type=at_least_one, help="chunks of a stage (interleaved 1F1B)")
+    described.add_argument("--interleave", type=at_least_one, help="chunks per rank (interleaved 1F1B)")
     described.add_argument("--microbatch", type=at_least_one, help="micro-batch size")
     described.add_argument("--global-batch", type=at_least_one, help="samples per step, over all replicas (default: one micro-batch each)")
     described.add_argument("--sequence-parallel", action="store_true", default=None, help="split the parts between regions along the sequence")
     described.add_argument("--recompute", metavar="RULE", help="none, selective, full, uniform:K or block:K")
     described.add_argument("--distributed-optimizer", action="store_true", default=None, help="replicas divide the optimizer state (ZeRO 1)")
-    described.add_argument("--keep-outputs", action="store_true", default=None, help="sent outputs are not deallocated")
+    described.add_argument("--keep-outputs", action="store_true", default=None, help="do not free outputs after they were sent")
     described.add_argument("--stage-layers", help="layers of every stage, e.g. 11,12,12,11")
     described.add_argument("--device", help="a GPU's name (a100, h100, ...): its memory and peak")
-    described.add_argument("--dtype", default="bf16", help="whose peak rate counts (default bf16)")
+    described.add_argument("--dtype", default="bf16", help="data type whose peak rate counts (default bf16)")
     described.add_argument("--peak-flops", type=float, help="operations per second of one device")
     described.add_argument("--memory", help="memory of one device, e.g. 80GB; exit 3 when it does not fit")
 
@@ -53,7 +53,7 @@ def run(args: argparse.Namespace) -> Result:
     if args.step_time is not None and not 0 < args.step_time < float("inf"):
         raise UsageError(f"must be a time in seconds, got {args.step_time}", where="--step-time")
     if args.svg is not None and args.plan is None:
-        raise UsageError("draws the schedule of a plan, and a described transformer has none", where="--svg", hint="give a plan")
+        raise UsageError("needs a plan: a described transformer has no schedule to draw", where="--svg", hint="give a plan")
     pictures.check_pictures(args)
     return _ledger(args) if args.plan is None else _plan(args)
 

@@ -19,10 +19,13 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     from ..io.export.layout import TARGETS
 
     choices = (*TARGETS, "safetensors", "dcp")
-    parser.add_argument("--to", required=True, choices=choices, help="in whose words, or in which form")
+    parser.add_argument("--to", required=True, choices=choices, help="system or format to write for")
     parser.add_argument("--out", "-o", required=True, help="file to write (`/dev/stdout` to print); for dcp, a new folder")
-    parser.add_argument("--average", action="store_true", help="of weights: the moving averages (`train plan --ema`) in their place")
-    parser.add_argument("--strict", action="store_true", help="write nothing unless all of the layout can be expressed")
+    parser.add_argument(
+        "--average", action="store_true",
+        help="write the moving averages of the weights (`train plan --ema`) in place of the weights",
+    )  # fmt: skip
+    parser.add_argument("--strict", action="store_true", help="refuse if a part of the layout cannot be expressed")
 
 
 def run(args: argparse.Namespace) -> Result:
@@ -31,7 +34,7 @@ def run(args: argparse.Namespace) -> Result:
     if args.to in ("safetensors", "dcp"):
         return _weights(args)
     if args.average:
-        raise UsageError("is about weights", where="--average", hint="with --to safetensors or --to dcp")
+        raise UsageError("applies only to exports of weights", where="--average", hint="use it with --to safetensors or --to dcp")
     return _layout(args)
 
 
@@ -41,7 +44,7 @@ def _weights(args: argparse.Namespace) -> Result:
     from ..run.checkpoint.export import export_checkpoint
 
     if not args.plan.is_dir():
-        raise UsageError("is no folder of a run", where=str(args.plan), hint="name what `train run` wrote to (--out)")
+        raise UsageError("is not the folder of a run", where=str(args.plan), hint="name what `train run` wrote to (--out)")
     plan = args.plan / "plan.json"
     model = str(read_plan(plan).job["training"]["model"]) if plan.is_file() else ""
     made = export_checkpoint(args.plan, Path(args.out), to=args.to, model=model, average=args.average)
@@ -70,7 +73,8 @@ def _layout(args: argparse.Namespace) -> Result:
         "schema": "meshwright.train-export", "version": 1, "to": args.to, "file": args.out, "not_expressed": list(made.not_expressed),
         "to_add": list(made.to_add), "for": made.version,
     }  # fmt: skip
-    lines = [f"{args.out}: {args.to} ({made.version}), {len(made.not_expressed)} things not expressed"]
+    count = len(made.not_expressed)
+    lines = [f"{args.out}: {args.to} ({made.version}), {count} {'thing' if count == 1 else 'things'} not expressed"]
     lines += [f"not expressed: {x}" for x in made.not_expressed]
     lines += [f"to add: {x}" for x in made.to_add]
     return Result(document, "\n".join(lines))

@@ -34,8 +34,8 @@ def stated(args: argparse.Namespace) -> Stated:
 
 def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("plan", type=Path, help="a plan file made by `meshwright train plan`")
-    parser.add_argument("--data", default="python-source", help="what the first batch is taken from, as for `train run` (default python-source)")
-    parser.add_argument("--whole", action="store_true", help="the plan itself however large it is, not a smaller copy of it")
+    parser.add_argument("--data", default="python-source", help="data of the first batch, as for `train run` (default python-source)")
+    parser.add_argument("--whole", action="store_true", help="compare the plan itself, however large, and not a smaller copy of it")
     choices(parser)
 
 

@@ -85,9 +85,9 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     )  # fmt: skip
     parser.add_argument("--collective", default="auto", help="auto (default) or one strategy that `meshwright collective compare` lists")
     parser.add_argument("--cost", default="roofline", help="roofline (default), measured (operators timed here), tables:SYSTEM, or a cost file")
-    parser.add_argument("--seed", type=int, default=0, help="of the search: equal seeds give equal plans (default 0)")
+    parser.add_argument("--seed", type=int, default=0, help="seed of the search: equal seeds give equal plans (default 0)")
     parser.add_argument("--time-limit", type=float, default=600.0, metavar="S", help=TIME_LIMIT.format(600))
-    parser.add_argument("--without", metavar="NAME,..", help="decisions that are not made, e.g. division,collectives")
+    parser.add_argument("--without", metavar="NAME,..", help="decisions to leave out, e.g. division,collectives")
     parser.add_argument("--timings", action="store_true", help="say on stderr what each decision gained and how long it took")
     parser.add_argument(
         "--gate", action="store_true", help="also compare one step of the plan, or of a smaller copy of it, with the owner's module (`train gate`)"
@@ -175,7 +175,7 @@ def _limited(fabric: Fabric, text: str) -> Fabric:
     except ValueError as error:
         raise UsageError(str(error), where="--memory", hint="e.g. 12GiB") from None
     if size < 1:
-        raise UsageError("a device has at least one byte", where="--memory", hint="e.g. 12GiB")
+        raise UsageError("must be at least 1 byte", where="--memory", hint="e.g. 12GiB")
     return replace(fabric, devices=tuple(replace(d, memory_bytes=min(d.memory_bytes or size, size)) for d in fabric.devices))
 
 
@@ -187,7 +187,7 @@ def _steps(args: argparse.Namespace, job: Training, fabric: Fabric, cost: Cost) 
         return None
     if ":" not in job.model or args.model is None:
         if args.recompute == "steps":
-            raise UsageError("plans of whole stages need --model", where="--recompute", hint="a captured graph has no step graphs")
+            raise UsageError("--recompute steps needs --model", where="--recompute", hint="a captured graph has no step graphs")
         return None
     from ..probe.steps.stages import StageSource
 
@@ -213,7 +213,7 @@ def _sharding(args: argparse.Namespace) -> ShardingWanted:
         except ValueError as error:
             raise UsageError(str(error), where="--bucket", hint="e.g. 25MB") from None
         if size < 1:
-            raise UsageError("a bucket holds at least one byte", where="--bucket", hint="e.g. 25MB")
+            raise UsageError("must be at least 1 byte", where="--bucket", hint="e.g. 25MB")
     level = None if args.zero == "auto" else int(args.zero)
     return ShardingWanted(level=level, overlap={"auto": None, "on": True, "off": False}[args.overlap], bucket_bytes=size)
 

@@ -27,16 +27,16 @@ then: meshwright train run smaller.json --resume --out run/"""
 def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("plan", type=Path, help="the plan that was running")
     parser.add_argument("--without", metavar="DEVICE,...", help="devices (or servers, NICs, links) that are lost")
-    parser.add_argument("--with", dest="added", metavar="DEVICE,...", help="devices that are added, each named by one that it is like")
+    parser.add_argument("--with", dest="added", metavar="DEVICE,...", help="devices to add; each is named by an existing device that it is like")
     parser.add_argument("--checkpoint", type=Path, metavar="DIR", help="folder of checkpoints on storage that every rank can read")
-    parser.add_argument("--keep", metavar="dp,tp,pp,microbatch", help="decisions of the old layout that stay")
+    parser.add_argument("--keep", metavar="dp,tp,pp,microbatch", help="decisions of the old layout to keep")
     parser.add_argument("--global-batch", type=at_least_one, help="samples per step (default: as before)")
     parser.add_argument(
-        "--pipeline", metavar="NAME", help="order of micro-batches (default: as the old plan was asked, 1f1b where that exists for no layout)"
+        "--pipeline", metavar="NAME", help="order of micro-batches (default: as asked for the old plan; 1f1b if no layout has that)"
     )
     parser.add_argument("--steps-left", type=int, metavar="N", help="decide by restart plus N steps (default: by the step alone)")
     parser.add_argument(
-        "--storage-rate", default="1GB/s", help="what the checkpoint's storage gives to all ranks together (default 1GB/s: assumed)"
+        "--storage-rate", default="1GB/s", help="rate of the checkpoint's storage for all ranks together (default 1GB/s, assumed)"
     )
     parser.add_argument("--graph", type=Path, help="the captured graph of the job's model, instead of capturing it again")
     parser.add_argument("--time-limit", type=float, default=600.0, metavar="S", help=TIME_LIMIT.format(600))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import shlex
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -36,30 +37,37 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--out", "-o", type=Path, default=Path("run"), help="folder for recordings and checkpoints (default run/)")
     parser.add_argument("--resume", action="store_true", help="continue from the newest checkpoint in --out")
     parser.add_argument(
-        "--local-shards", default="", metavar="DIR", help="keep each rank's checkpoint shard in this folder of its own device; {device} is its name"
-    )
+        "--local-shards", default="", metavar="DIR",
+        help="keep each rank's part of the checkpoint in this folder on its own device; {device} stands for the device's name",
+    )  # fmt: skip
     parser.add_argument("--also-shared", action="store_true", help="with --local-shards: write checkpoints to --out as well")
-    parser.add_argument("--drop-residual", action="store_true", help="with --resume: what the checkpoint's codecs had not sent may be lost")
+    parser.add_argument("--drop-residual", action="store_true", help="with --resume: allow losing what the checkpoint's codecs had not sent")
     parser.add_argument("--checkpoint-every", type=int, default=0, metavar="N", help="checkpoint every N steps (default: at the end)")
-    parser.add_argument("--evaluate-every", type=int, default=0, metavar="N", help="the loss on --evaluation-data every N steps and at the end")
-    parser.add_argument("--evaluation-data", default="", metavar="DATA", help="samples that are not trained on, as --data")
+    parser.add_argument(
+        "--evaluate-every", type=int, default=0, metavar="N",
+        help="evaluate the loss on --evaluation-data every N steps and at the end",
+    )  # fmt: skip
+    parser.add_argument("--evaluation-data", default="", metavar="DATA", help="samples for evaluation, in the same form as --data")
     parser.add_argument(
         "--evaluation-batches", type=int, default=0, metavar="K",
-        help="global batches of an evaluation (default: all whole ones; 8 of data without a length)",
+        help="global batches per evaluation (default: all whole ones; 8 if the data has no length)",
     )  # fmt: skip
-    parser.add_argument("--dry-run", action="store_true", help="only list ranks, ports, memory and time needed")
+    parser.add_argument("--dry-run", action="store_true", help="only list the ranks, ports, memory and time that the run needs")
     parser.add_argument("--port", type=int, default=0, help="port of the rendezvous on loopback (default: any free one)")
     parser.add_argument("--device", default="cpu", help="cpu (gloo, default) or cuda (NCCL)")
     parser.add_argument("--pacing", default="auto", help="auto (default), none, quota or paced: how ranks that outnumber the cores share them")
     parser.add_argument("--timeout", type=float, default=60.0, metavar="S", help="give up when no rank moves for this long (default 60)")
-    parser.add_argument("--max-ranks", type=at_least_one, help="refuse plans with more ranks")
+    parser.add_argument("--max-ranks", type=at_least_one, help="refuse plans with more ranks than this")
     parser.add_argument("--profile", action="store_true", help="also write a torch.profiler trace of three steps per rank (.json.gz) into --out")
     parser.add_argument(
         "--log-every", type=int, default=0, metavar="N",
         help="a line of loss, rate and MFU every N steps, where stderr is no terminal (default: ten in all)",
     )  # fmt: skip
-    parser.add_argument("--tensorboard", action="store_true", help="metrics of every step not only to OUT/metrics.jsonl, to TensorBoard too")
-    parser.add_argument("--no-module-spans", action="store_true", help="do not record when which module runs")
+    parser.add_argument(
+        "--tensorboard", action="store_true",
+        help="also write the metrics of every step to TensorBoard (they are in OUT/metrics.jsonl in any case)",
+    )  # fmt: skip
+    parser.add_argument("--no-module-spans", action="store_true", help="do not record when each module runs")
     parser.add_argument("--no-gate", action="store_true", help="do not compare a step with the owner's module first (`train gate`)")
     choices(parser)
     parser.add_argument(
@@ -171,6 +179,6 @@ def _text(document: Any, out: Path) -> str:
         _gated(document.gate),
         *([_restart(document.restart)] if document.restart else []),
         *(f"note: {n}" for n in document.notes),
-        f"written: {out}/run.json; compare with `meshwright train compare PLAN {out}`",
+        f"written: {out}/run.json; compare with `meshwright train compare PLAN {shlex.quote(str(out))}`",
     ]
     return "\n".join(lines)

@@ -1,1 +1,1 @@
-"""The only place that composes decisions into plans."""
+"""Composes decisions into plans, and checks every plan. Nothing else makes plans."""

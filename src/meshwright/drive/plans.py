@@ -1,4 +1,4 @@
-"""What is done with plans of every kind: read, write, simulate, check, say what they rest on."""
+"""Works with plans of every kind: read, write, simulate, check, and say how well their prices are known."""
 
 from __future__ import annotations
 
@@ -33,9 +33,9 @@ def make_plan(
     layout: TrainingLayout | None = None, bound: Bound | None = None, prediction: Prediction | float | None = None,
     alternatives: Iterable[Alternative] = (), seed: int = 0,
 ) -> Plan:  # fmt: skip
-    """The plan of what was decided, made here and nowhere else. It is not checked yet.
+    """Makes a plan of what was decided. Only this function makes plans. The plan is not checked yet.
 
-    Args: others: programs beside the main one, which it calls or takes turns with; table: of these by what selects one of them for a step;
+    Args: others: programs that the main one calls or takes turns with; table: which of these runs in a step, by what selects it;
     prediction: that, or just the seconds of a step.
     """
     from ..io.fabric.document import fabric_document

@@ -104,7 +104,7 @@ def explain_plan(
         extra["rivals"] = rivals
         extra["crossings"] = crossings(Scenario(run.fabric), others.chosen, fitting, budget)
         if budget.cut:
-            notes.append("not all runners-up were tried at other rates: time is up (--time-limit)")
+            notes.append("not all runners-up were tried at other rates: the time limit was reached (--time-limit)")
         again, now_s = _planner(others.context), others.chosen.time_s
         if plan.main.fold is not None:
             again, now_s = among([others.chosen, *kept], notes), Scenario(run.fabric).time_s(others.chosen, "links", 1.0)

@@ -70,7 +70,7 @@ def among(known: Sequence[Evaluated], notes: list[str]) -> Callable[[Fabric], tu
             if not short:
                 found.append((e.steady.time_s(fabric, e.placement, e.cost, e.works), name_of(e)))
         if not found:
-            raise Infeasible("none of the layouts known fits there", hint="plan the job on that fabric")
+            raise Infeasible("none of the known layouts fits on that fabric", hint="plan the job on that fabric")
         return min(found)
 
     return best

@@ -6,6 +6,7 @@ Killed or full-disk writes leave the old file; the temporary one is removed on e
 
 from __future__ import annotations
 
+import errno
 import os
 import stat
 import tempfile
@@ -15,6 +16,14 @@ from pathlib import Path
 from ..errors import MeshwrightError, UsageError
 
 __all__ = ["write_bytes", "write_chunks", "write_text"]
+
+
+_WAYS_ON = {
+    errno.ENOSPC: "free space, or name a place on another disk",
+    errno.EDQUOT: "the quota is used up: remove files, or name a place on another disk",
+    errno.EROFS: "this file system can only be read: name a place on another one",
+    errno.EACCES: "you may not write there: check permissions, or name another place",
+}
 
 
 def write_bytes(path: str | os.PathLike[str], data: bytes) -> None:
@@ -35,18 +44,19 @@ def write_chunks(path: str | os.PathLike[str], chunks: Iterable[bytes]) -> None:
         raise UsageError(f"cannot write: {error.strerror}", where=str(path), hint="check the path") from error
     if mode is not None and stat.S_ISDIR(mode):
         raise UsageError("is a folder, not a file", where=str(path), hint="name a file in it")
-    if mode is not None and not stat.S_ISREG(mode):
-        with Path(path).open("wb") as file:
-            for chunk in chunks:
-                file.write(chunk)
-        return
     target = Path(os.path.realpath(path))
     if not target.parent.is_dir():
         raise UsageError(f"the folder {str(target.parent)!r} does not exist", where=str(path), hint="make it first, or name another place")
     try:
+        if mode is not None and not stat.S_ISREG(mode):
+            with Path(path).open("wb") as file:
+                for chunk in chunks:
+                    file.write(chunk)
+            return
         _replace(target, chunks, stat.S_IMODE(mode) if mode is not None else 0o666 & ~_umask())
     except OSError as error:
-        raise MeshwrightError(f"cannot write: {error.strerror}", where=str(path), hint="check permissions and free space") from error
+        way_on = _WAYS_ON.get(error.errno or 0, "check permissions and free space")
+        raise MeshwrightError(f"cannot write: {error.strerror}", where=str(path), hint=way_on) from error
 
 
 def write_text(path: str | os.PathLike[str], text: str) -> None:

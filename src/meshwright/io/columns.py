@@ -53,13 +53,19 @@ class Budget:
             raise FormatError(f"{count} entries, the limit is {MAX_STEPS}", where=where)
         self.left -= count
         if self.left < 0:
-            raise FormatError("the document expands to more numbers than its size allows", where=where, hint="a file made to exhaust memory?")
+            raise FormatError(
+                "the document expands to more numbers than its size allows",
+                where=where, hint="it is damaged or made to exhaust memory: get it again",
+            )  # fmt: skip
 
     def take_text(self, characters: int, where: str) -> None:
         """Strings put together from a word and a number: the word counts every time."""
         self.characters -= characters
         if self.characters < 0:
-            raise FormatError(f"{characters} characters, more than the document's size allows", where=where, hint="a file made to exhaust memory?")
+            raise FormatError(
+                f"{characters} characters, more than the document's size allows",
+                where=where, hint="it is damaged or made to exhaust memory: get it again",
+            )  # fmt: skip
 
 
 def encode_column(values: Any) -> bytes:

@@ -51,7 +51,7 @@ def read_varint(data: bytes, at: int, end: int, where: str) -> tuple[int, int]:
     start = at
     while True:
         if at >= end:
-            raise FormatError(f"ends inside a number at byte {start}", where=where, hint="the file is cut short?")
+            raise FormatError(f"ends inside a number at byte {start}", where=where, hint="the file may be cut short")
         byte = data[at]
         at += 1
         # Seven bits a byte, the lowest first; the top bit says that more follow.
@@ -86,7 +86,7 @@ def fields(data: bytes, at: int, end: int, where: str) -> Iterator[tuple[int, in
             elif wire in (FIXED64, FIXED32):
                 length = 8 if wire == FIXED64 else 4
             else:
-                raise FormatError(f"wire type {wire} at byte {start} is not used", where=where, hint="not a file of this kind?")
+                raise FormatError(f"wire type {wire} at byte {start} is not used", where=where, hint="the file may be of another kind")
             # Checked before anything is read: content may not reach beyond its message.
             if length > end - at:
                 raise FormatError(f"field {field} at byte {start} says {length} bytes, {end - at} are left", where=where)

@@ -89,7 +89,7 @@ def _unzip(data: bytes, where: str, limit: int) -> bytes:
     except zlib.error as error:
         raise FormatError(f"damaged gzip: {error}", where=where) from error
     if len(out) > limit:
-        raise FormatError(f"unpacks to more than {limit} bytes", where=where, hint="a file made to exhaust memory?")
+        raise FormatError(f"unpacks to more than {limit} bytes", where=where, hint="it is damaged or made to exhaust memory: get it again")
     if not inflater.eof:
         raise FormatError("truncated gzip", where=where, hint="copy or write the file again")
     if inflater.unused_data:

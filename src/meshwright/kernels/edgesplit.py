@@ -102,7 +102,7 @@ class _Splitting:
         taken, given = sum(self.arcs[u, w] for u in self.into[w]), sum(self.arcs[w, t] for t in self.out[w])
         if taken != given:
             raise Unsupported(
-                f"switch {self._name(w)} takes in {taken} units but gives out {given}: tree packing needs balanced switches",
+                f"switch {self._name(w)} receives {taken} units but sends {given}: tree packing needs balanced switches",
                 hint="give each cable of the switch equal rates in both directions, or use --strategy ring",
                 data={"switch": self._name(w), "in": taken, "out": given},
             )
@@ -148,7 +148,7 @@ class _Splitting:
         if self.into[w] or self.out[w]:
             raise Unsupported(
                 f"no admissible split is left at switch {self._name(w)}",
-                hint="some device takes in more than it gives out or the reverse; make links full duplex, or use --strategy ring",
+                hint="some device receives more than it sends, or the reverse; make links full duplex, or use --strategy ring",
                 data={"switch": self._name(w)},
             )
 
@@ -183,7 +183,10 @@ class _Splitting:
             stack = [wanted] if wanted else []
             while stack:
                 if self.deadline.past:
-                    raise TimeLimit("time is up before all switches were removed", hint="raise the time limit, or use --strategy ring")
+                    raise TimeLimit(
+                        "the time limit was reached before all switches were removed",
+                        hint="raise the time limit, or use --strategy ring",
+                    )  # fmt: skip
                 part = stack.pop()
                 shortfall = self._accept(network, w, part)
                 if not shortfall:

@@ -85,7 +85,7 @@ def time_is_up() -> bool:
 def look() -> None:
     """For loops that take long and have nothing to give yet: raises TimeLimit when the net's time is up."""
     if time_is_up():
-        raise TimeLimit("time is up", hint="raise the time limit")
+        raise TimeLimit("the time limit was reached", hint="raise the time limit")
 
 
 @contextmanager

@@ -104,7 +104,7 @@ def _solve(model: Any, what: str, deadline: Deadline, looks: Looks | int | None,
     import highspy
 
     if deadline.past or (isinstance(looks, Looks) and looks.left <= 0):
-        raise TimeLimit(f"time is up before {what} was solved", where=what, hint="raise the time limit")
+        raise TimeLimit(f"the time limit was reached before {what} was solved", where=what, hint="raise the time limit")
     if (left_s := deadline.clock_left_s) != float("inf"):
         # HiGHS counts its clock over all runs of one model
         model.setOptionValue("time_limit", float(model.getRunTime()) + max(left_s, 0.0))

@@ -180,7 +180,10 @@ def pack_spanning_trees(nodes: int, edges: Edges, trees: int, *, deadline: Deadl
                 break
             placed += 1
         if deadline.past:
-            raise TimeLimit("time is up before all spanning trees were packed", hint="raise the time limit, or do not ask for the exact packing")
+            raise TimeLimit(
+                "the time limit was reached before all spanning trees were packed",
+                hint="raise the time limit, or do not ask for the exact packing",
+            )  # fmt: skip
     if placed < wanted:
         raise CheckFailed(f"only {placed} of the {wanted} edges of {trees} spanning trees fit", hint="please report the graph", data={"trees": trees})
     rows: dict[bytes, int] = {}

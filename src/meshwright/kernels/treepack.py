@@ -129,7 +129,7 @@ def pack_trees(
     batches: list[TreeBatch] = []
     while pending.any():
         if deadline.past:
-            raise TimeLimit("time is up before all trees were packed", hint="raise the time limit, or use --strategy ring")
+            raise TimeLimit("the time limit was reached before all trees were packed", hint="raise the time limit, or use --strategy ring")
         root = int(np.argmax(pending > 0))
         parent, order = np.empty(nodes, np.int32), np.empty(nodes, np.int32)
         count = _grow(

@@ -256,7 +256,8 @@ def require_success(result: RunResult) -> RunResult:
         rank = result.first_failure
         words = result.outputs[rank].decode(errors="replace").strip().splitlines() if result.outputs else []
         raise RankFailed(
-            f"rank {rank} ended with {result.returncodes[rank]}", where=f"rank {rank}", hint=f"its last words: {words[-1][:300]}" if words else "",
+            f"rank {rank} ended with {result.returncodes[rank]}", where=f"rank {rank}",
+            hint=f"its last line of output: {words[-1][:300]}" if words else "",
             data={"rank": rank, "returncodes": result.returncodes},
         )  # fmt: skip
     return result

@@ -1,4 +1,4 @@
-"""What was decided: plans, layouts, shares and regions of tensors, and a layout put on a schedule."""
+"""Plans: what was decided. Layouts, shares and regions of tensors, and a layout on a pipeline schedule."""
 
 from .plan import Alternative, CycleEntry, Plan, Prediction, Segment, Stage, TrainingLayout
 from .shards import part_ranges

@@ -49,7 +49,7 @@ def on_schedule(
     _require_families(made)
     routes = [_routes(layout, where) for where in placement]
     if any(r != routes[0] for r in routes):
-        raise Unsupported("copies of the stages pass values on differently", where=f"schedule {name}", hint="another schedule")
+        raise Unsupported("the copies of a stage send their values to different stages", where=f"schedule {name}", hint="another schedule")
     receives = routes[0]
     stages = []
     for s in layout.stages:

@@ -118,7 +118,7 @@ def test_the_two_islands_optimum_is_the_trunk() -> None:
 
 def test_a_dead_line_that_passed_ends_with_a_typed_error() -> None:
     graph = rate_graph(two_islands(), ["d0", "d1", "d2", "d3"])
-    with pytest.raises(TimeLimit, match="time is up"):
+    with pytest.raises(TimeLimit, match="the time limit was reached"):
         build_forest(graph, [1] * 4, deadline=Deadline(clock_s=0.0))
 
 

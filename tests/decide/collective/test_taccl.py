@@ -619,7 +619,7 @@ def test_a_second_greedy_routing_that_runs_out_of_time_is_left_out(monkeypatch: 
 
     def slow(*args: Any, **which: bool) -> Any:
         if any(which.values()) or never:
-            raise TimeLimit("time is up before every chunk had a route", where="taccl", hint="raise the time limit")
+            raise TimeLimit("the time limit was reached before every chunk had a route", where="taccl", hint="raise the time limit")
         return greedy_routes(*args, **which)
 
     never = False

@@ -194,7 +194,7 @@ def test_too_many_pairs_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
         ({"alignment_bytes": 0}, "at least 1"), ({"stream": np.array([0, 0, -1, 1], np.int32)}, "numbered from 0"),
         ({"after": rows([[]])}, "one row per"),
         ({"size_bytes": np.array([1, -1])}, "cannot place -1"), ({"after": rows([[], [1], [], []])}, "waits for operator 1"),
-        ({"consumers": rows([[1], [9]])}, "no operator 9"), ({"sources": rows([[0], []])}, "nobody writes it"),
+        ({"consumers": rows([[1], [9]])}, "no operator 9"), ({"sources": rows([[0], []])}, "no operator writes it"),
         ({"runs": ((0, 1), (1,))}, "two runs"),
     ],
 )  # fmt: skip

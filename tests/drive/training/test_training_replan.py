@@ -150,7 +150,7 @@ def test_where_the_old_schedule_exists_for_nothing_1f1b_takes_its_place_and_an_a
 
 def test_refusals():
     before = old(data=4)
-    with pytest.raises(UsageError, match="nothing is lost"):
+    with pytest.raises(UsageError, match="no device is lost"):
         replan_training(before, graph=graph())
     with pytest.raises(UnknownName, match="no device"):
         replan_training(before, lost=["gpu99"], graph=graph())

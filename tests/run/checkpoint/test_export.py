@@ -94,6 +94,6 @@ def test_the_command(tmp_path, capsys):
     document = json.loads(capsys.readouterr().out)
     assert document["step"] == 3 and set(document["tensors"]) == set(load_file(out)) and "names no model" in document["notes"][0]
     assert main(["train", "export", str(tmp_path / "nothing"), "--to", "dcp", "-o", str(tmp_path / "x")]) == 2
-    assert "is no folder of a run" in capsys.readouterr().err
+    assert "is not the folder of a run" in capsys.readouterr().err
     assert main(["train", "export", str(tmp_path), "--to", "megatron", "--average", "-o", str(out)]) == 2
-    assert "is about weights" in capsys.readouterr().err
+    assert "applies only to exports of weights" in capsys.readouterr().err

@@ -191,7 +191,7 @@ def test_walks_of_different_orders_are_refused() -> None:
     b.lane(1).send(back, y, 1)
     program = b.build()
     assert len(compile_rounds(program, [np.array([0, 1], np.int32), np.array([2, 3], np.int32)])) == 2
-    with pytest.raises(Deadlock, match="the walks of ranks 0, 1 wait for each other") as caught:
+    with pytest.raises(Deadlock, match="the orders of steps of ranks 0, 1 wait for each other") as caught:
         compile_rounds(program, [np.array([1, 0], np.int32), np.array([2, 3], np.int32)])
     assert caught.value.data["ranks"] == [0, 1]
 

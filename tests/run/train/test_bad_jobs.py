@@ -82,7 +82,7 @@ def test_samples_of_unlike_shapes_are_refused() -> None:
     with pytest.raises(UsageError, match=r"tensor 0 of sample 1 is \(5,\) torch.float32, the model takes \(4,\)") as found:
         batches("unlike").microbatch(0, 0, 0)
     assert found.value.where == line("unlike") and "pad to it" in found.value.hint
-    with pytest.raises(UsageError, match=r"samples of one batch have unlike shapes, among them \(4,\), \(5,\)") as found:
+    with pytest.raises(UsageError, match=r"samples of one batch have different shapes, among them \(4,\), \(5,\)") as found:
         batches("unlike_loader").microbatch(0, 0, 0)
     assert "collate_fn" in found.value.hint
 

@@ -60,7 +60,7 @@ def _proved(bound: Bound, fabric: Fabric, layout: TrainingLayout | None) -> Frac
         return _roofline(data, fabric, layout)
     if kind == "memory":
         if int(data["needed_bytes"]) <= int(data["available_bytes"]):
-            raise _Wrong("what is needed is available")
+            raise _Wrong("the bound says that memory is lacking, and its own figures fit")
         return Fraction(int(data["needed_bytes"]))
     if kind == "pipeline":
         return pipeline_time(data)

@@ -66,7 +66,7 @@ def counted_time(pipeline: Pipeline, data: Mapping[str, Any]) -> Fraction:
         least += x * (low if x > 0 else high)
     # Farkas: only a left side that is always above the right one shows that no such step exists; so does an empty range.
     if least <= right and not any(low > high for c in table.values() for t in range(slots) for low, high in [_range(c, t)]):
-        raise ValueError("the multipliers contradict nothing")
+        raise ValueError("the multipliers prove no contradiction")
     return (slots + 1) * slot
 
 

@@ -59,7 +59,7 @@ def check_folded(p: Program) -> list[Finding]:
         # One component for each class: the lanes it holds are named with it, so their images are not written out again.
         nodes = lifted.component(lane, MAX_COMPONENT_LANES)
         if nodes is None:
-            raise Unsupported(f"more than {MAX_COMPONENT_LANES} lanes hang together")
+            raise Unsupported(f"more than {MAX_COMPONENT_LANES} lanes depend on each other")
         _number(instance, nodes, len(written), k)
         cells, wrong = _check_component(part(lifted, nodes), claim)
         found += wrong
@@ -77,7 +77,7 @@ def _number(instance: Ints, nodes: list[tuple[int, int]], number: int, k: int) -
     for lane, found in by_lane.items():
         # Member m of the component is its image under m; a lane that it holds under some members only would lie in several of them.
         if len(found) not in (1, k):
-            raise Unsupported("a component is its own image under some members only")
+            raise Unsupported("some members of the fold map a connected part of the program to itself, and others do not")
         instance[lane] = number * k + (found[0] if len(found) == 1 else 0)
 
 

@@ -363,7 +363,7 @@ class Order:
                     queries = [k for k in queries if not out[k]]
             steps += len(seen)
             if steps > MAX_SEARCHED_JOINS:
-                raise TimeLimit(f"happens-before among {self.rows} joins in {len(self.program.lanes)} lanes takes too long to decide")
+                raise TimeLimit(f"the program is too large to decide the order of its steps ({self.rows} joins in {len(self.program.lanes)} lanes)")
         return out
 
     def last_ancestor(self, nodes: Ints, lane: int) -> Ints:
@@ -375,7 +375,7 @@ class Order:
     def _column(self, lane: int, rows: Ints) -> Ints:
         """Per row (global, 0: none) the last ancestor position in one lane."""
         if not self.clocked:
-            raise TimeLimit(f"{self.rows} joins in {len(self.program.lanes)} lanes are too many for exact clocks")
+            raise TimeLimit(f"the program is too large for exact clocks ({self.rows} joins in {len(self.program.lanes)} lanes)")
         out = np.full(len(rows), -1, np.int64)
         near = np.flatnonzero(self.component_of_row[rows] == self.component[lane])
         out[near] = self.clocks(int(self.block_of_lane[lane]))[self.local_row[rows[near]], int(self.column[lane])]

@@ -74,7 +74,10 @@ def layer_table(
             known = found.setdefault(c, {})
             known |= {e: x for e, x in made.items() if e not in known or _total_s(x) < _total_s(known[e])}
     if missing := [c for c in contexts if c > 1 and c not in found]:
-        raise Infeasible(f"context degree {missing[0]} is not possible: {notes[-1]}", where="--contexts", hint="1 always is")
+        raise Infeasible(
+            f"context degree {missing[0]} is not possible: {notes[-1]}",
+            where="--contexts", hint="degree 1 is always possible: --contexts 1",
+        )  # fmt: skip
     starts, names, heads = cuts.starts, cuts.names, cuts.heads
     flops = sum(n.forward.flops + n.backward.flops for n in first.nodes) / first.batch_size
     if len(starts) < 2 and least > 1:

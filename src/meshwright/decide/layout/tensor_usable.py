@@ -92,7 +92,7 @@ def _shards(members: Sequence[Region], shares: tuple[int, ...], shapes: Mapping[
     for s in (s for r in members for s in r.shards):
         shard = msgspec.structs.replace(s, shares=shares)
         if found.setdefault(s.param, shard) != shard:
-            raise Unsupported(f"parameter {s.param!r} would have to be split in two ways")
+            raise Unsupported(f"parameter {s.param!r} is used in two places that need different splits")
         for part in range(parts):
             part_ranges(shapes[s.param][s.axis], shard, part, parts)
     return list(found.values())

@@ -186,5 +186,5 @@ def best_of(problem: TrafficProblem, candidates: Iterable[tuple[TrafficGroup, ..
     """The candidate with the shortest step, the first of equals. Raises: Infeasible when there is none."""
     found = min(((timeline(problem, g)[0], i, g) for i, g in enumerate(candidates)), key=lambda row: row[:2], default=None)
     if found is None:
-        raise Infeasible("no way to group the tensors", hint="give at least one codec")
+        raise Infeasible("the tensors cannot be grouped", hint="give at least one codec")
     return found[2]

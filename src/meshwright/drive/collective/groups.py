@@ -93,7 +93,7 @@ def _why(entry: RankedGroups, best: float, place: int) -> str:
 
 def _alone(group: CollectiveProblem, use: Use, deadline: Deadline) -> CollectivePlan:
     if deadline.past:
-        raise TimeLimit("time is up before every group was planned alone", hint="raise the time limit")
+        raise TimeLimit("the time limit was reached before every group was planned alone", hint="raise the time limit")
     own: list[CollectiveStrategy] = [variant for kind in STRATEGIES for variant in kind.variants(group, use)]
     listed = own if group.op in PACKED else default_candidates(group)
     best = auto(replace(group, time_limit_s=max(deadline.clock_left_s, 1e-3), effort_s=max(deadline.work_left_s, 1e-3)), candidates=listed)[0].plan

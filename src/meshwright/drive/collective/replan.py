@@ -73,10 +73,10 @@ def _twins(fabric: Fabric, name: str) -> list[str]:
     """The part and its namesakes in all servers: `box3/nic2` -> `box0/nic2`, `box1/nic2`, ..."""
     part = find_part(fabric, name)
     if any(fabric.actor_of[a] < len(fabric.devices) for a in part.actors):
-        raise UsageError("a device cannot be levelled", where=name)
+        raise UsageError("is a device; only NICs and links can be taken out of all servers", where=name)
     groups = [g for g in fabric.groups if g and (name.startswith(f"{g}/") or f"->{g}/" in name)]
     if len(groups) != 1:
-        raise UsageError("belongs to no single server", where=name)
+        raise UsageError("does not belong to one server", where=name)
     twins = [name.replace(f"{groups[0]}/", f"{g}/") for g in fabric.groups]
     for twin in twins:
         find_part(fabric, twin)
@@ -94,10 +94,10 @@ def reduced_problem(problem: CollectiveProblem, fabric: Fabric) -> CollectivePro
         raise UsageError(f"{len(ranks)} device is left of {len(problem.ranks)}", hint="a collective needs two; name fewer parts")
     if problem.peers or problem.shard_bytes is not None:
         what = "peers" if problem.peers else "shards"
-        raise UsageError(f"{gone} is gone, and the {what} name it", hint=f"give {what} for the devices that are left")
+        raise UsageError(f"{gone} is taken out, and the {what} name it", hint=f"give {what} for the devices that are left")
     if problem.op in ("broadcast", "reduce", "scatter", "gather"):
         if problem.ranks[problem.root] not in left:
-            raise UsageError(f"the root {problem.ranks[problem.root]} is gone", hint="choose another with --root")
+            raise UsageError(f"the root {problem.ranks[problem.root]} is taken out", hint="choose another with --root")
         return replace(problem, fabric=fabric, ranks=ranks, root=ranks.index(problem.ranks[problem.root]))
     return replace(problem, fabric=fabric, ranks=ranks)
 
@@ -122,14 +122,14 @@ class AlikeForestColl(CollectiveStrategy):
         """Raises: Unsupported where servers cannot be levelled or levelling would cost throughput; what ForestColl raises."""
         level = None if self.whole is None else levelled(self.whole, self.down, {name: Fraction(x) for name, x in self.slow})
         if level is None:
-            raise Unsupported("the servers cannot be made alike", hint="only a NIC or a link of one server can be taken out of all")
+            raise Unsupported("not all servers can be made alike", hint="only a NIC or a link of one server can be taken out of all")
         as_level = replace(problem, fabric=level)
         op = "all-gather" if problem.op == "all-reduce" else problem.op  # ForestColl's all-reduce is as fast as its two halves
         now = collective_bound(problem)
         with_all, with_fewer = (collective_bound(replace(p, op=op)) for p in (problem, as_level))
         if with_fewer.exact > with_all.exact:
             lost = 100 * float(1 - with_all.exact / with_fewer.exact)
-            raise Unsupported(f"alike servers would cost {lost:.3g} %", hint="plan for the fabric as it is")
+            raise Unsupported(f"making all servers alike would cost {lost:.3g} % of throughput", hint="plan for the fabric as it is")
         found = self._fastest(as_level, rng)
         return replace(found, bound=now, notes={**found.notes, "planned_on": level.name})
 
@@ -163,7 +163,7 @@ def replan(problem: CollectiveProblem, down: Sequence[str], slow: Mapping[str, F
     Raises: Disconnected naming the cut where what is left does not hang together; as `edited`, `reduced_problem`, `plan_collective`.
     """
     if not down and not slow:
-        raise UsageError("nothing is down or slow", hint="name parts with --without or --degrade")
+        raise UsageError("--without or --degrade is missing: no part is down or slow", hint="name parts with --without or --degrade")
     fabric = edited(problem.fabric, down, slow)
     now = reduced_problem(problem, fabric)
     whole_bound, now_bound = collective_bound(problem), collective_bound(now)

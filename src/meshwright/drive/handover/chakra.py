@@ -62,7 +62,10 @@ def plan_of_chakra(
     """
     ranks = len(traces.traces)
     if ranks > len(fabric.devices):
-        raise UsageError(f"{ranks} traces, but fabric {fabric.name!r} has {len(fabric.devices)} devices", where="--fabric", hint="a larger one")
+        raise UsageError(
+            f"{ranks} traces, but fabric {fabric.name!r} has {len(fabric.devices)} devices",
+            where="--fabric", hint=f"name a fabric with {ranks} devices",
+        )  # fmt: skip
     fabric.require_connected()
     devices = tuple(d.name for d in fabric.devices[:ranks])
     planner = CollectivePlanner(fabric=fabric, transport=Cost().transport, strategy=strategy, seed=seed)

@@ -87,7 +87,7 @@ def find_layouts(
         raise UsageError(f"recomputation is one of {', '.join(RECOMPUTE)}", where="recompute")
     sizes = sorted({m for m in microbatches if m >= 1 and global_batch % m == 0})
     if not sizes:
-        raise UsageError(f"no micro-batch divides a global batch of {global_batch}", where="micro-batches", hint="1 always does")
+        raise UsageError(f"no micro-batch divides a global batch of {global_batch}", where="micro-batches", hint="add 1, which divides every batch")
     priced = partial(
         layer_table, graph_at, kinds, cost, tensors=degrees, precision=precision, sequence=sequence, sharding_messages=sharding_messages,
         framework=framework, watts=demands.watts if demands is not None else None, contexts=contexts,

@@ -96,7 +96,7 @@ def what_ifs(fabric: Fabric, now_s: float, best: Callable[[Fabric], tuple[float,
         found.append(WhatIf(what="10 % more memory", why="the devices state no memory limit: nothing was refused for it"))
     for change in changes:
         if budget.late or not budget.spend():
-            found.append(WhatIf(what=change.what, why="not tried: time is up"))
+            found.append(WhatIf(what=change.what, why="not tried: the time limit was reached"))
             continue
         try:
             with budget.net():

@@ -1,8 +1,8 @@
-"""Plans of a model that is an object of the caller's program.
+"""Plans the training of a model that is an object in the caller's program.
 
     plan = meshwright.plan(model, batch, fabric="dgx-h100:2", optimizer=optimizer)
 
-What a live model is called, how it is copied for tracing, what its batches look like: `capture.live`. The plan keeps the form of the batch, so that
+`capture.live` names a live model, copies it for tracing, and describes its batches. The plan keeps the form of the batch, so that
 `meshwright.torch.parallelize` can trace the model again without an example.
 """
 
@@ -45,23 +45,23 @@ def plan_model(
     collective: str = "auto", seed: int = 0, cost: Cost | None = None, wishes: Iterable[object] = (), budget: SearchBudget | None = None,
     without: Collection[str] = (), recipe: Recipe | None = None,
 ) -> Plan:  # fmt: skip
-    """Plans the training of `model` on all devices of `fabric`; the same as `meshwright.plan(...)`. Nothing of the model is run or changed.
+    """Plans the training of `model` on all devices of `fabric`. `meshwright.plan(...)` is the same. The model is neither run nor changed.
 
     Args:
         model: an nn.Module (with values, or on the meta device), a function that makes one, or a name as `meshwright train plan --model` takes it.
         batch: one batch, samples first: a tensor, a tuple of tensors with the target last, or a dictionary of tensors that forward takes by name.
-            Not needed where the model is a name, whose function gives example inputs. Tensors on meta will do.
+            Not needed if the model is a name: its function gives example inputs. Tensors on the meta device are enough.
         fabric: a fabric, a file, or a preset such as `dgx-h100:2`.
         optimizer: a torch optimizer, its class, or a name: `adamw`, `sgd`, `module:function`.
         loss: `cross-entropy`, `mse` or `module:function` of (output, target); `output` (the model returns its loss: a tensor, `.loss`, `["loss"]` or
             the first of a tuple); or a function: of (output, target) for a tuple, of (output, batch) for a dictionary. Default: `cross-entropy` for
             a tuple of two or more, else `output`. A dictionary's target is `labels` or the like, else its last tensor (`capture.calling`).
         global_batch: samples of one step over all replicas; default: the batch's.
-        data, tensor, pipeline, microbatch: degrees and samples of a micro-batch that are fixed; None leaves them to the search.
-        zero: what data replicas divide: 0 nothing, 1 optimizer state, 2 and gradients, 3 and weights; None leaves it to the search.
+        data, tensor, pipeline, microbatch: fixed degrees, and samples of a micro-batch. None lets the search choose.
+        zero: what data replicas divide: 0 nothing, 1 optimizer state, 2 also gradients, 3 also weights. None lets the search choose.
         schedule, recompute, collective: as `--pipeline`, `--recompute`, `--collective` of `meshwright train plan`.
         recipe: precision, clipping, schedule, moving average and parameters without weight decay (`meshwright.Recipe`); default: nothing of it.
-        wishes: records for what has no argument here (`plan_training` lists them); one of a kind takes the place of the arguments above.
+        wishes: records for what has no argument here (`plan_training` lists them). A record replaces the arguments above that it covers.
 
     Raises: UsageError (arguments; a module that cannot be copied), CaptureError (the model fails), and what `plan_training` raises.
     """
@@ -102,7 +102,7 @@ def plan_model(
 def optimizer_name(optimizer: Any) -> tuple[str, float]:
     """(the job's name for an optimizer, its class or its name; its learning rate).
 
-    A name says what planning wants to know of it: whether it updates every element by itself (then parameters may be divided), and what it keeps.
+    From the name, planning knows what the optimizer keeps, and whether it updates every element by itself. Then parameters may be divided.
     Raises: UsageError for what is none.
     """
     if isinstance(optimizer, str):

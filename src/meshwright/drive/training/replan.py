@@ -146,7 +146,7 @@ def replan_training(
     parts and that no checkpoint in `shards.stored` has.
     """
     if not lost and not added:
-        raise UsageError("nothing is lost and nothing is added", hint="name devices with --without or --with")
+        raise UsageError("no device is lost and none is added", hint="name devices with --without or --with")
     if old.layout is None:
         raise UsageError(f"this is a {old.kind} plan, not a training plan", hint="make one with `meshwright train plan`")
     if steps_left is not None and steps_left < 1:

@@ -29,7 +29,7 @@ def scheduled(layout: TrainingLayout, graph: OpGraph, schedule: Schedule) -> Tra
     """`layout`, which has a pipeline index per stage of the schedule, put on its devices. Raises: Unsupported, see `on_schedule`."""
     if schedule.parts != 1:
         raise Unsupported(
-            "backward passes of half a micro-batch are not executed on models", where=f"schedule {schedule.name}",
+            "models cannot run backward passes of half a micro-batch", where=f"schedule {schedule.name}",
             hint="mode=double, with --microbatch half as large",
         )  # fmt: skip
     return on_schedule(

@@ -110,7 +110,7 @@ class StageSteps:
     def __post_init__(self) -> None:
         if self.layout.split_backward and self.layout.sequence:
             raise Unsupported(
-                "values gathered along the sequence are given to a planned step for one backward, not for one in two parts", where="--recompute",
+                "with sequence parallelism, planned steps (--recompute steps) run a whole backward, and this schedule splits it", where="--recompute",
                 hint="another --recompute, --sequence-parallel off, or a schedule with whole backward",
             )  # fmt: skip
         if batch_sums(self.layout):

@@ -4,8 +4,8 @@
     plan = plan_training(Training(model="examples/gpt.py:small", global_batch=32), fabric)
     write_plan("plan.json", plan)
 
-The operator graph is captured (or given): everything else is arithmetic on it. `decisions.DECISIONS` says what is decided and in which order. The
-winner is checked with code that shares nothing with what decided; only then is it a plan.
+The operator graph is captured, or given. The rest is arithmetic on it. `decisions.DECISIONS` lists the decisions in order. A checker that shares no
+code with the planners checks the winner. Only then is it a plan.
 """
 
 from __future__ import annotations
@@ -50,9 +50,9 @@ def plan_training(
         graph: a captured graph; None captures `job.model` (needs torch).
         wishes: what is asked of decisions, at most one record of a kind: `LayoutWanted` (degrees that are fixed), `ShardingWanted`, `PipelineWanted`,
             `RecomputeWanted`, `MemoryWanted`, `DivisionWanted`, `CollectivesWanted`, `CompressWanted`; `StepPrices`. The rest has its defaults.
-        budget: how much is searched; where its time limit cuts, the plan is the best so far, and its entries say `cut`.
-        without: names of decisions that are not made.
-        watch: told what each decision gained and took, as soon as it is made.
+        budget: effort of the search. If its time limit is reached, the plan is the best so far, and its entries say `cut`.
+        without: names of decisions to leave out.
+        watch: called after each decision with what it gained and how long it took.
 
     Raises: Disconnected, UsageError (degrees or batch that do not divide), Infeasible (nothing fits: carries the smallest violated
         limit), TimeLimit (degrees were left out for size or time, none of the others fits), CaptureError,

@@ -75,7 +75,10 @@ class ProfileFiles:
         for what, table in (("times", times), ("memory table", sizes), ("layer memory", memory)):
             for key, row in table.items():
                 if len(row) != layers:
-                    raise FormatError(f"{what} of {key} have {len(row)} layers, others {layers}", where=name, hint="files of different models?")
+                    raise FormatError(
+                        f"{what} of {key} have {len(row)} layers, others {layers}",
+                        where=name, hint="are the files of different models?",
+                    )  # fmt: skip
         return LayerProfile(
             model=name, layers=layers, times=dict(sorted(times.items())), sizes=dict(sorted(sizes.items())),
             memory_bytes=dict(sorted(memory.items())), split_assumed=self.split_assumed, source=", ".join(self.files),

@@ -51,7 +51,10 @@ def parse_dcgm_topo(text: str, where: str = "topo.json") -> TopoMatrix:
     for a in range(len(gpus)):
         for b in range(a + 1, len(gpus)):
             if (a, b) not in pairs and gpus[a] not in rows and gpus[b] not in rows:
-                raise FormatError(f"nothing joins GPU {gpus[a]} and GPU {gpus[b]}", where=where, hint=f"add `dcgmi topo --gpuid {gpus[a]} --json`")
+                raise FormatError(
+                    f"no document says how GPU {gpus[a]} and GPU {gpus[b]} are connected",
+                    where=where, hint=f"add `dcgmi topo --gpuid {gpus[a]} --json`",
+                )  # fmt: skip
     numa = {number_of[gpu]: affinity for gpu, (affinity, _) in rows.items() if affinity}
     return TopoMatrix(where, tuple(f"GPU{gpu}" for gpu in gpus), pairs, numa)
 

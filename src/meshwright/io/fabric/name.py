@@ -91,7 +91,7 @@ def _aliased(spec: str, name: str, size: str, query: str) -> tuple[str, str, str
         raise UsageError("is a file, but its name ends in neither .toml nor .json", where=spec[:64], hint=hint)
     near = near_machines(plain[:64])
     spelt = {known.casefold(): known for known in (*PRESETS, *(alias for p in PRESETS.values() for alias in p.aliases if "*" not in alias))}
-    close = [spelt[x] for x in get_close_matches(plain, list(spelt), n=1)]
+    close = [spelt[x] for x in get_close_matches(plain, list(spelt), n=1, cutoff=0.75 if near else 0.6)]
     hints = [*([f"did you mean {close[0]!r}?"] if close else []), *([f"near by specification: {', '.join(map(facts, near))}"] if near else [])]
     known = "; ".join(hints) or f"presets: {', '.join(list(PRESETS)[:_SHOWN])}, ...; `meshwright fabric list` shows all"
     raise UnknownName(f"no fabric is called {name[:64]!r}", hint=f"{known} (a file must end in .toml or .json)")

@@ -29,7 +29,7 @@ def read_fill_work(path: str | os.PathLike[str]) -> FillWork:
     found = decode(data, msgspec.json.Decoder(_File), where)
     refuse_ambiguous(data, where)
     if not found.items:
-        raise FormatError("there is no item", where=where)
+        raise FormatError("has no items", where=where)
     for i in found.items:
         if not i.name or not i.kind:
             raise FormatError("must not be empty", where=f"{where}: items", hint="every item has a name and a kind")

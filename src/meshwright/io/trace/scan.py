@@ -207,7 +207,10 @@ class TraceScan:
                 data, inflater = inflater.unused_data, zlib.decompressobj(wbits=31)
             total += len(out)
             if total > MAX_UNPACKED_BYTES:
-                raise FormatError(f"unpacks to more than {MAX_UNPACKED_BYTES} bytes", where=self.where, hint="a file made to exhaust memory?")
+                raise FormatError(
+                    f"unpacks to more than {MAX_UNPACKED_BYTES} bytes",
+                    where=self.where, hint="it is damaged or made to exhaust memory: get it again",
+                )  # fmt: skip
             if out:
                 yield out
 

@@ -62,7 +62,7 @@ def stream(order: dict[str, Any], token: str, source: str = "") -> dict[str, Any
     except (OSError, ValueError) as error:
         return {"error": f"{host}:{port}: {error}"}
     if not isinstance(answer, dict) or not all(isinstance(answer.get(x), int | float) for x in ("bytes", "seconds", "idle")):
-        return {"error": f"{host}:{port}: answered what is no answer"}
+        return {"error": f"{host}:{port}: sent an answer that cannot be read"}
     return answer
 
 

@@ -15,15 +15,15 @@ __all__ = ["check_arguments", "outcome", "probe_arguments"]
 
 def probe_arguments(parser: argparse.ArgumentParser) -> None:
     """What is common to all sources of measurements."""
-    parser.add_argument("-o", "--out", metavar="FILE", help="FILE.toml or FILE.json for the fabric")
-    parser.add_argument("--save", type=Path, metavar="FILE", help="write what was measured (JSON; .json.gz is packed)")
-    parser.add_argument("--save-matrix", type=Path, metavar="FILE", help="write costs for `collective order --matrix`")
+    parser.add_argument("-o", "--out", metavar="FILE", help="write the fabric to this FILE.toml or FILE.json")
+    parser.add_argument("--save", type=Path, metavar="FILE", help="write the measurements to this file (JSON; .json.gz is compressed)")
+    parser.add_argument("--save-matrix", type=Path, metavar="FILE", help="write the costs to this file, for `collective order --matrix`")
     parser.add_argument("--name", default="probed", help="the fabric's name (default probed)")
     parser.add_argument("--budget", type=float, default=90.0, metavar="S", help="seconds to measure in (default 90)")
     parser.add_argument("--tolerance", type=float, default=0.1, metavar="X", help="largest relative error of a trial (default 0.1)")
     parser.add_argument("--unexplained", type=float, default=0.05, metavar="X", help="share of trials that may exceed it; 1 = all (default 0.05)")
     parser.add_argument("--window", type=float, default=0.3, metavar="S", help="seconds in which a transfer is counted (default 0.3)")
-    parser.add_argument("--seed", type=int, default=0, help="of the order of trials (default 0)")
+    parser.add_argument("--seed", type=int, default=0, help="seed of the order of trials (default 0)")
 
 
 def check_arguments(args: argparse.Namespace) -> None:
@@ -31,7 +31,7 @@ def check_arguments(args: argparse.Namespace) -> None:
     from ...errors import UsageError
 
     if args.out is not None and not args.out.lower().endswith((".toml", ".json")):
-        raise UsageError(f"--out must end in .toml or .json, got {args.out!r}", hint="the ending chooses the format")
+        raise UsageError(f"--out must end in .toml or .json, got {args.out!r}", hint="name a file with one of these endings")
     limits = (("seed", -1, 2**63), ("tolerance", 0.0, 1.0), ("unexplained", -1e-9, 1.0), ("window", 0.02, 20.0), ("budget", 0.0, 86400.0))
     for name, low, high in limits:
         if not low < getattr(args, name) <= high:

@@ -150,7 +150,7 @@ def order_agent(endpoint: Endpoint, token: str, order: dict[str, Any], limit_s: 
     except ValueError:
         answer = None
     if not isinstance(answer, dict):
-        raise RunError(f"agent {endpoint.name} answered what is no answer", hint="is another program on that port?")
+        raise RunError(f"agent {endpoint.name} sent an answer that cannot be read", hint="is another program on that port?")
     return answer
 
 

@@ -36,7 +36,7 @@ def budget_bytes(text: str, full_bytes: int, where: str = "--budget") -> int:
         share = None  # not a share: bytes with a unit
     if share is not None and len(text) <= 32 and (text.strip().endswith("%") or 0 <= share <= 1):
         if not 0 <= share <= 1:
-            raise UsageError(f"{text[:32]} is no share of the whole", where=where, hint="0 to 1, 0% to 100%, or bytes such as 4GB")
+            raise UsageError(f"{text[:32]} is not a share", where=where, hint="give 0 to 1, 0% to 100%, or bytes such as 4GB")
         return int(share * full_bytes)
     try:
         return int(text) if text.strip().isascii() and text.strip().isdigit() and len(text) <= 20 else parse_size_bytes(text)
@@ -148,7 +148,7 @@ def largest_batch(at: Callable[[int], Sequence[MeasuredStep]], budget: int, stra
     while ok(high):
         low, high = high, 2 * high
         if high > MAX_BATCH_SAMPLES:
-            raise UsageError(f"a batch of {low} fits easily: the budget does not bind", where="--budget")
+            raise UsageError(f"the budget is no limit: a batch of {low} still fits", where="--budget")
     while high - low > 1:
         middle = (low + high) // 2
         low, high = (middle, high) if ok(middle) else (low, middle)

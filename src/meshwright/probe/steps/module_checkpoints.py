@@ -77,7 +77,10 @@ def _named(where: str, paths: Collection[str] = ()) -> Iterator[None]:
     except Exception as error:
         inside = f" with checkpoints around {', '.join(sorted(paths))[:200]}" if paths else ""
         said = str(error).strip().partition("\n")[0][:300]
-        raise RunError(f"a training step of the model fails{inside}: {type(error).__name__}: {said}", where=where, hint="mend the model") from error
+        raise RunError(
+            f"a training step of the model fails{inside}: {type(error).__name__}: {said}",
+            where=where, hint="correct the model, and try one training step in plain PyTorch",
+        ) from error  # fmt: skip
 
 
 def module_uses(objective: nn.Module, inputs: tuple[torch.Tensor, ...], *, where: str = "") -> tuple[list[ModuleUse], int]:

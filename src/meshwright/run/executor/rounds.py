@@ -98,7 +98,7 @@ class _Numbers:
             rank = stuck[0]
             step = self.walks[rank][min(self.place[rank][0], len(self.walks[rank]) - 1)]
             raise Deadlock(
-                f"the walks of ranks {', '.join(map(str, stuck[:8]))} wait for each other", where=program.describe(step),
+                f"the orders of steps of ranks {', '.join(map(str, stuck[:8]))} wait for each other", where=program.describe(step),
                 hint="walks must be restrictions of one order of all steps", data={"ranks": stuck},
             )  # fmt: skip
 

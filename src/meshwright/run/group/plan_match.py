@@ -32,7 +32,7 @@ def require_fitting(
     strange = [name for name in planned if name not in known] if known else []
     if strange:
         raise PlanMismatch(
-            f"the plan is for other devices: {strange[0]} is none of this job's ({_some(known)})", where=path,
+            f"the plan is for other devices: {strange[0]} is not a device of this job ({_some(known)})", where=path,
             hint="plan for this job's fabric (in a lab: $MESHWRIGHT_FABRIC), or say with MESHWRIGHT_DEVICES which device each rank is",
         )  # fmt: skip
     if len(planned) == len(devices) == world and tuple(planned) != tuple(devices):

@@ -98,7 +98,10 @@ class StageWork:
         segment = self.segments.get((copy, stage))
         make: Any = {"F": self._forward, "B": self._backward, "I": self._input, "W": self._weight}.get(kind)
         if segment is None or make is None:
-            raise Unsupported(f"rank {memory.rank} cannot execute {kind!r} of stage {stage}", hint="plan and stages do not belong together")
+            raise Unsupported(
+                f"rank {memory.rank} cannot execute {kind!r} of stage {stage}",
+                hint="the plan was made for other stages: make it again",
+            )  # fmt: skip
         actions = [make(segment, stage, m, memory) for m in range(first, last + 1)]
         if len(actions) == 1:
             only: Action = actions[0]

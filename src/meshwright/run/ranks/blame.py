@@ -81,7 +81,7 @@ def _died(rank: int, code: int, places: Sequence[Place], describe: Describe, out
         how, hint = f"ended with exit code {code}", ""
         last = [x for x in outputs.get(rank, "").strip().splitlines() if not _NOTICE.match(x)]
         if last:
-            hint = f"its last words: {last[-1][:300]}"
+            hint = f"its last line of output: {last[-1][:300]}"
     waiting = [r for r, p in enumerate(places) if p[2] - 1 == rank]
     peer = places[rank][2] - 1 if places[rank][2] else (waiting[0] if waiting else -1)
     message = f"rank {rank} {how}{_when(places[rank])}"

@@ -184,7 +184,7 @@ class LocalRanks:
             last = self._tail("output").splitlines()
             raise RankDied(
                 f"the process that starts the ranks ended (exit {code})",
-                hint=f"its last words: {last[-1][:300]}" if last else "",
+                hint=f"its last line of output: {last[-1][:300]}" if last else "",
                 data={"exit": code},
             )
         # The last line may be half there.

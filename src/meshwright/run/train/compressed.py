@@ -80,7 +80,10 @@ class CompressedGroups:
         return {"encode": self._encode_into, "advance": self._advance, "decode": self._decode}[name](g, found)
 
     def _odd(self, name: str, group: str) -> Unsupported:
-        return Unsupported(f"rank {self.rank} cannot execute {name!r} of {group!r}", hint="the plan's program and layout do not belong together")
+        return Unsupported(
+            f"rank {self.rank} cannot execute {name!r} of {group!r}",
+            hint="program and layout of the plan are of different plans: make it again",
+        )  # fmt: skip
 
     @property
     def at(self) -> At:

@@ -77,9 +77,9 @@ class Loaded:
 
     def __init__(self, loader: DataLoader[Any], name: str, seed: int, global_batch: int, padding: Padding | None = None) -> None:
         if loader.batch_sampler is not None and type(loader.batch_sampler) is not BatchSampler:
-            raise Unsupported("the loader's batch sampler makes batches of its own, and they are the plan's", where=name, hint="give it a sampler")
+            raise Unsupported("the loader has a batch sampler; the plan makes the batches", where=name, hint="give it a sampler")
         if isinstance(loader.sampler, DistributedSampler):
-            raise Unsupported("the loader divides samples among processes, which the plan does", where=name, hint="leave DistributedSampler out")
+            raise Unsupported("the loader divides samples among processes; the plan already does", where=name, hint="leave DistributedSampler out")
         self.loader, self.name, self.seed = loader, name, seed
         self.items, self.place = _Items(loader.dataset, seed, padding), name.rpartition(":")[0]
         self.whole = global_batch if loader.drop_last else 1  # an epoch is a multiple of it
@@ -239,7 +239,7 @@ def _together(collate: Any, items: list[Any], name: str) -> Any:
         if "equal size" not in str(error):
             raise
         raise UsageError(
-            f"samples of one batch have unlike shapes, among them {', '.join(map(str, list(dict.fromkeys(shapes))[:6]))}", where=name,
+            f"samples of one batch have different shapes, among them {', '.join(map(str, list(dict.fromkeys(shapes))[:6]))}", where=name,
             hint="a plan is for one shape: pad to it (--data NAME?pad=VALUE,...), or give the loader a collate_fn that does",
         ) from None  # fmt: skip
 

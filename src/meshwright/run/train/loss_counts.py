@@ -79,7 +79,7 @@ class LossCounts:
             whole = float(known(term.divisor))
         if not whole:
             raise Unsupported(
-                "the loss is a mean over nothing: no target of the whole batch counts", where=f"node {term.node}",
+                "all targets of the batch are ignored, so the loss is a mean over nothing", where=f"node {term.node}",
                 hint="a batch needs at least one target that is not ignored",
             )  # fmt: skip
         return whole if term.averaged else whole / microbatches
@@ -95,7 +95,7 @@ class LossCounts:
         own = self.total(term, self.of(inputs), 1) if any(self.of(inputs).values()) else 0.0
         if not own:
             raise Unsupported(
-                "no target of a micro-batch counts, and its loss alone is a mean over nothing", where=f"node {term.node}",
+                "all targets of a micro-batch are ignored, so its loss is a mean over nothing", where=f"node {term.node}",
                 hint="larger micro-batches, or a plan without --memory and --recompute steps",
             )  # fmt: skip
         return own / (float(self.divisors[term.node]) * microbatches)

@@ -86,7 +86,10 @@ class GradientNorm:
 
     def flat(self, name: str) -> torch.Tensor:
         if name not in self.slots:
-            raise Unsupported(f"the program has no buffer {name!r} on rank {self.rank}", hint="the plan's program and layout do not belong together")
+            raise Unsupported(
+                f"the program has no buffer {name!r} on rank {self.rank}",
+                hint="program and layout of the plan are of different plans: make it again",
+            )  # fmt: skip
         return self.slots[name]
 
     def squares(self) -> torch.Tensor:

@@ -86,7 +86,10 @@ def make_schedule(text: str, optimizer: torch.optim.Optimizer) -> Any:
     else:
         made = _called(_of_torch(asked.name, text), asked.options, text, optimizer)
     if isinstance(made, lr_scheduler.ReduceLROnPlateau):
-        raise Unsupported("ReduceLROnPlateau needs a loss in every step, not only its number", where="--schedule", hint="e.g. cosine:steps=1000")
+        raise Unsupported(
+            "ReduceLROnPlateau needs the loss of every step, and a schedule is only given the number of the step",
+            where="--schedule", hint="e.g. cosine:steps=1000",
+        )  # fmt: skip
     return made
 
 

@@ -134,7 +134,10 @@ class SegmentBuilder:
         kind, _, rest = name.partition(":")
         if kind == "param":
             if rest not in self.held:
-                raise Unsupported(f"parameter {rest!r} is used by a segment of a stage that does not hold it", hint="the layout is inconsistent")
+                raise Unsupported(
+                    f"parameter {rest!r} is used by a segment of a stage that does not hold it",
+                    hint="the plan is damaged: make it again",
+                )  # fmt: skip
             return self.held[rest].tensor
         return {"buffer": self.buffers, "count": self.divisors}.get(kind, self.constants)[rest]
 

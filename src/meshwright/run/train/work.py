@@ -122,8 +122,9 @@ class TrainingWork:
         actions = {"F": self._forward, "B": self._backward, "I": self._backward, "W": self._weights}
         if segment is None or name not in actions:
             raise Unsupported(
-                f"rank {self.rank} cannot execute {name!r} of {ops.graph[op]!r}", hint="the plan's program and layout do not belong together"
-            )
+                f"rank {self.rank} cannot execute {name!r} of {ops.graph[op]!r}",
+                hint="program and layout of the plan are of different plans: make it again",
+            )  # fmt: skip
         microbatch = int(ops.microbatch[op])
         action = actions[name](segment, microbatch, memory)
         return self._with_whole(op, memory, action) if self.module.groups else action
@@ -242,7 +243,10 @@ class TrainingWork:
 
     def _buffer(self, memory: RankMemory, name: str) -> int:
         if name not in memory.by_name:
-            raise Unsupported(f"the program has no buffer {name!r} on rank {self.rank}", hint="the plan's program and layout do not belong together")
+            raise Unsupported(
+                f"the program has no buffer {name!r} on rank {self.rank}",
+                hint="program and layout of the plan are of different plans: make it again",
+            )  # fmt: skip
         return memory.by_name[name]
 
 

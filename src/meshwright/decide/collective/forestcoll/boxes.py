@@ -326,5 +326,5 @@ class Growth:
 
 def require_time(deadline: Deadline) -> None:
     if deadline.past:
-        raise TimeLimit("time is up before all trees were packed", hint="raise the time limit, or use --strategy ring")
+        raise TimeLimit("the time limit was reached before all trees were packed", hint="raise the time limit, or use --strategy ring")
 

@@ -55,7 +55,10 @@ class OkTopk(SparseStrategy):
         if self.period < 1 or self.region_period < 1 or self.balance < 1:
             raise UsageError("periods and balance must be >= 1", where="oktopk")
         if len(problem.ranks) > MAX_RANKS:
-            raise Unsupported(f"{len(problem.ranks)} ranks, the headers of Ok-Topk are for {MAX_RANKS}", hint="sum inside servers first")
+            raise Unsupported(
+                f"Ok-Topk works up to {MAX_RANKS} ranks, got {len(problem.ranks)}",
+                hint="sum inside each server first, and use one rank per server",
+            )  # fmt: skip
         n = len(problem.ranks)
         words = 4 * problem.k * (n - 1) / n * problem.entry_bytes / 8
         return planned(self, problem, words, {"limit_words": problem.limit_words})

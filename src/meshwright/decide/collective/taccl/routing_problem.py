@@ -328,7 +328,7 @@ class _Greedy:
             count_work(WORK_PER_MOVE_S)
             if moves % 1024 == 0 and deadline.past:
                 hint = "raise the time limit, or give a sketch with fewer links"
-                raise TimeLimit("time is up before every chunk had a route", where="taccl", hint=hint)
+                raise TimeLimit("the time limit was reached before every chunk had a route", where="taccl", hint=hint)
             found = heappop(heap)
             _, _, c, i = found
             if not self.possible(c, i):

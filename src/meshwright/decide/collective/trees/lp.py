@@ -235,7 +235,7 @@ class _Program:
             if not added:
                 return self._packing(x, rounds)
             if rounds >= MAX_ROUNDS:
-                raise TimeLimit(f"{self.what}: no end of violated cuts after {rounds} rounds", hint="use --strategy forestcoll")
+                raise TimeLimit(f"{self.what}: the cut search did not end after {rounds} rounds", hint="use --strategy forestcoll")
 
     def _separate(self, number: int, network: FlowNetwork, x: Sequence[float]) -> int:
         """Add the violated cuts of one flow, at most one per member."""

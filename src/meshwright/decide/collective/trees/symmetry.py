@@ -23,7 +23,7 @@ MIN_RANKS_FOR_SYMMETRY = 128  # among fewer ranks looking for symmetry costs mor
 def require_automorphism(graph: RateGraph, goes_to: Sequence[int]) -> None:
     """Raises Unsupported, naming a link, unless node v -> goes_to[v] is a permutation that keeps ranks ranks and every arc's rate."""
     if sorted(goes_to) != list(range(graph.nodes)):
-        raise Unsupported("a symmetry must map the nodes one to one", hint="name every device and switch once on either side")
+        raise Unsupported("a symmetry must map every node to exactly one node", hint="name every device and switch once on either side")
     for v in range(graph.ranks):
         if goes_to[v] >= graph.ranks:
             raise Unsupported(f"a symmetry maps rank {graph.names[v]} to {graph.names[goes_to[v]]}, which is none", hint="map ranks to ranks")

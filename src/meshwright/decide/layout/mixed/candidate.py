@@ -280,7 +280,7 @@ class Demands:
         """Raises: UsageError naming every kind of device that lacks a price or a power the objective needs, or a demand below zero."""
         for option, demand in (("budget", self.budget), ("min-throughput", self.samples_per_s)):
             if not demand >= 0:
-                raise UsageError(f"{demand:g} is not >= 0", where=f"--{option}", hint="0 asks for nothing")
+                raise UsageError(f"{demand:g} is not >= 0", where=f"--{option}", hint="0 means no limit")
         for needed, table, option in (
             (self.objective == "cost" or self.budget > 0, self.price_per_hour, "price"),
             (self.objective == "energy", self.watts, "power"),

@@ -159,7 +159,7 @@ def _keeping(demands: Demands, ranked: list[Judged]) -> list[Judged]:
     near = min(ranked, key=lambda j: demands.cost(j.candidate, j.time_s) if demands.budget else -j.candidate.layout.global_batch / j.time_s)
     cost, rate = demands.cost(near.candidate, near.time_s), near.candidate.layout.global_batch / near.time_s
     raise Infeasible(
-        f"no layout keeps the constraints; nearest: {near.candidate.layout.name}, {demands.broken(near.candidate, near.time_s)}",
+        f"no layout meets the constraints; nearest: {near.candidate.layout.name}, {demands.broken(near.candidate, near.time_s)}",
         hint=f"a budget of {cost:.6g} per step" if demands.budget and cost > demands.budget else f"a throughput of {rate:.6g} samples/s",
         data={"layout": near.candidate.layout.name, "time_s": near.time_s, "cost": cost, "samples_per_s": rate},
     )

@@ -88,9 +88,12 @@ def _gpus(replica: Replica, runtime: TrainingRuntime, where: str) -> int:
     gpus = runtime.gpus_per_server.get(replica.device)
     if gpus is None:
         known = ", ".join(sorted(runtime.gpus_per_server)) or "none"
-        raise UsageError(f"how many {replica.device} has a server?", where=where, hint=f"runtime.gpus_per_server knows: {known}")
+        raise UsageError(f"the number of {replica.device} per server is missing", where=where, hint=f"set gpus_per_server; it has: {known}")
     if replica.tensor > gpus:
-        raise UsageError(f"tensor degree {replica.tensor} on servers of {gpus} {replica.device}", where=where, hint="it stays in a server")
+        raise UsageError(
+            f"tensor degree {replica.tensor} is above the {gpus} {replica.device} of a server",
+            where=where, hint="use a degree that fits into a server",
+        )  # fmt: skip
     return gpus
 
 
