@@ -13,7 +13,8 @@ class Recipe(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
     `no_decay`: parameters without weight decay: parts of their names, patterns with `*`, or `1d` for all of at most one dimension. `schedule`: of
     the learning rate, `name:option=value,...` or a function (`run.train.schedules`). `ema`: decay of the moving average of the weights. `clip_norm`:
     gradients are scaled so that the norm of all of them is at most this; `clip_value`: each element is at most this. `precision`: "fp32",
-    "bf16-autocast", "fp16-autocast" (with dynamic loss scaling): forward and loss run under torch.autocast.
+    "bf16-autocast", "fp16-autocast" (with dynamic loss scaling): forward and loss run under torch.autocast. `reproducible`: "run"; "tree",
+    gradients are one fold over the step's micro-batches, so that training has equal bits at any number of ranks (docs/reproducibility.md).
     """
 
     no_decay: tuple[str, ...] = ()
@@ -22,6 +23,7 @@ class Recipe(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
     clip_norm: float = 0.0
     clip_value: float = 0.0
     precision: str = "fp32"
+    reproducible: str = "run"
 
 
 class Training(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):

@@ -19,7 +19,7 @@ __all__ = ["BenchRow", "Request", "Timed", "bench"]
 
 
 class Request(msgspec.Struct, frozen=True, kw_only=True):
-    """What `collective bench` was asked for. `check`: count wrong elements after one more, untimed run of each form. `digest`: of the bits of sums (`digest`)."""
+    """What `collective bench` was asked for. `check`: count wrong elements after one more, untimed run of each form. `digest`: of bits of sums."""
 
     op: str
     sizes: tuple[int, ...]

@@ -36,6 +36,10 @@ def recipe_arguments(parser: argparse.ArgumentParser) -> None:
         "--precision", choices=("fp32", "bf16-autocast", "fp16-autocast"), default="fp32",
         help="fp32 (default), or forward and loss under torch.autocast; float16 with dynamic loss scaling",
     )  # fmt: skip
+    group.add_argument(
+        "--reproducible", choices=("run", "tree"), default="run",
+        help="tree: gradients are one fold over the step's micro-batches, so that training has equal bits at 1, 2, 4, ... ranks (needs --microbatch)",
+    )  # fmt: skip
     group.add_argument("--ema", type=float, default=0.0, metavar="DECAY", help="keep a moving average of the weights, e.g. 0.999")
 
 
@@ -52,7 +56,8 @@ def recipe_of(args: argparse.Namespace) -> Recipe | UnsetType:
         raise UsageError(why, where="--precision", hint="give --model, and another --cost")
     patterns = tuple(p.strip() for p in args.no_decay.split(",") if p.strip())
     made = Recipe(
-        no_decay=patterns, schedule=args.schedule, ema=args.ema, clip_norm=args.clip_norm, clip_value=args.clip_value, precision=args.precision
+        no_decay=patterns, schedule=args.schedule, ema=args.ema, clip_norm=args.clip_norm, clip_value=args.clip_value, precision=args.precision,
+        reproducible=args.reproducible,
     )
     return UNSET if made == Recipe() else made
 

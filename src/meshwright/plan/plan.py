@@ -225,10 +225,16 @@ class ContextExchange(_Record, frozen=True, kw_only=True):
 
 class StepEnd(_Record, frozen=True, kw_only=True):
     """What the end of a step does beyond Adam's update. `state_copies`: what is kept beside each parameter, in units of it. `norm`: gradients are
-    scaled by the norm of all of them, which ranks sum up before their optimizers."""
+    scaled by the norm of all of them, which ranks sum up before their optimizers. `reproducible`: "tree", gradients are the
+    fold over micro-batches."""
 
     state_copies: int = 2
     norm: bool = False
+    reproducible: str | msgspec.UnsetType = msgspec.UNSET  # left out of documents where nothing is promised
+
+    @property
+    def folded(self) -> bool:
+        return self.reproducible == "tree"
 
 
 class TrainingLayout(_Record, frozen=True, kw_only=True):

@@ -131,7 +131,7 @@ def _said(decision: str) -> str:
 
 def _recipe(asked: Mapping[str, Any]) -> str:
     words = {"no_decay": "no decay of", "schedule": "schedule", "ema": "average", "clip_norm": "norm at most", "clip_value": "elements at most"}
-    return ", ".join(f"{words.get(k, k)} {' '.join(v) if isinstance(v, (list, tuple)) else v}" for k, v in asked.items())
+    return ", ".join(f"{words.get(k, k)} {' '.join(v) if isinstance(v, (list, tuple)) else v}" for k, v in asked.items() if v and v != "run")
 
 
 def _wrapped(name: str, value: str, width: int = 80) -> str:
