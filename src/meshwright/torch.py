@@ -66,7 +66,7 @@ def _create(options: Any, _: Any = None) -> MeshwrightGroup:
         raise found from error
     if settings.fabric == PROBE and fabric is None and len(ranks) > 1:
         engine.plans.find_fabric = lambda: _probe_for(ranks)
-    kind = ReproducibleGroup if settings.reproducible in ("tree", "exact") else MeshwrightGroup
+    kind = ReproducibleGroup if settings.reproducible in ("tree", "exact") or settings.record_bits else MeshwrightGroup
     group = kind(engine, builtin)
     if torch.cuda.is_available() and dist.is_nccl_available():
         _add_nccl(group, engine, options)

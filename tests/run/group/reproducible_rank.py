@@ -142,6 +142,15 @@ def main() -> int:
             fell = [op for op, reason in group.tally.builtin if level == "tree" and op in ("all-reduce", "reduce", "reduce-scatter")]
             assert len(fell) <= 1, (fell, group.tally.builtin)  # no elements
             dist.destroy_process_group(group)
+    for level in ("tree", "run"):  # the same sums by the fold and by gloo's ring, written down
+        meshwright.torch.configure(reproducible=level, fabric="", record_bits=f"{os.environ['BITS']}/{level}")
+        group = dist.new_group(backend="meshwright")
+        dist.all_reduce(torch.ones(3), group=group)
+        dist.all_reduce(heavy(rank, 300), group=group)
+        out = torch.empty(20)
+        dist.reduce_scatter_tensor(out, heavy(rank, 20 * n), group=group)
+        dist.reduce_scatter(out, list(heavy(rank, 20 * n).split(20)), group=group)
+        dist.destroy_process_group(group)
     dist.barrier()
     if rank == 0:
         sys.stdout.write('{"ok": true}\n')

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
 import torch
 from test_group import run_ranks
 
-from meshwright.errors import UsageError
+from meshwright.cli import main
+from meshwright.errors import FormatError, UsageError
+from meshwright.run.group.bits import BitsRecord, first_difference
 from meshwright.run.group.integers import exponents, from_integers, is_finite, to_integers
 from meshwright.run.group.settings import settings_from
 
@@ -17,11 +20,18 @@ HERE = Path(__file__).parent
 
 @pytest.mark.real
 @pytest.mark.timeout(280)
-def test_folds_and_exact_sums_of_everything_that_torch_asks_for() -> None:
-    """Five ranks: a tree with a tail; with and without a fabric."""
-    done = run_ranks(5, [str(HERE / "reproducible_rank.py"), "none", "two-islands:3"])
+def test_folds_and_exact_sums_of_everything_that_torch_asks_for(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Five ranks: a tree with a tail; with and without a fabric. Then the doctor names where the fold and gloo's ring part."""
+    done = run_ranks(5, [str(HERE / "reproducible_rank.py"), "none", "two-islands:3"], BITS=str(tmp_path))
     assert [code for code, _ in done] == [0] * 5, "\n".join(text[-3000:] for code, text in done if code)
     assert '{"ok": true}' in done[0][1]
+    assert len(list(tmp_path.glob("*/world/*.safetensors"))) == 2 * 4 * 5
+    assert main(["run", "doctor", "--bits", str(tmp_path / "tree"), str(tmp_path / "run")]) == 1
+    said = capsys.readouterr().out
+    assert "world, sum 2 (all-reduce sum): element" in said and "fold node [0, 5) of 5" in said
+    assert "the second run's result is not their fold" in said
+    assert main(["run", "doctor", "--bits", str(tmp_path / "tree"), str(tmp_path / "tree"), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["compared"] == 4
 
 
 @pytest.mark.parametrize("also", [{"MESHWRIGHT_TUNE": "2"}, {"MESHWRIGHT_SMALL": "1"}, {"MESHWRIGHT_FABRIC": "probe"}])
@@ -51,3 +61,51 @@ def test_integers_are_elements_where_a_block_is_near_its_largest(dtype: torch.dt
     tops = torch.tensor([[torch.finfo(dtype).max] * 2 + [torch.finfo(dtype).tiny]], dtype=dtype)
     coded = exponents(tops)
     assert torch.equal(from_integers(to_integers(tops, coded, 2), coded, 2)[:, :2], tops[:, :2])
+
+
+def recorded(folder: Path, rows: list[torch.Tensor], op: str = "all-reduce", result: torch.Tensor | None = None) -> Path:
+    """A record of one sum of these contributions, by their fold unless the result is given."""
+    nodes = list(rows)
+    while len(nodes) > 1:
+        nodes = [nodes[i] + nodes[i + 1] if i + 1 < len(nodes) else nodes[i] for i in range(0, len(nodes), 2)]
+    for rank, row in enumerate(rows):
+        record = BitsRecord.of(str(folder), tuple(range(len(rows))), rank, len(rows))
+        record.begin(op, "sum", row, lambda: nodes[0] if result is None else result)()
+    return folder
+
+
+def test_the_doctor_names_the_first_fold_node(tmp_path: Path) -> None:
+    rows = [torch.randn(40, generator=torch.Generator().manual_seed(r)) for r in range(8)]
+    whole = recorded(tmp_path / "whole", rows)
+    other = [row.clone() for row in rows]
+    other[5][7] = other[5][7].nextafter(torch.tensor(9.0)) * 3
+    found, compared = first_difference(whole, recorded(tmp_path / "leaf", other))
+    assert found is not None and compared == 1
+    assert (found.element, found.elements, found.node, found.of) == (7, 1, (5, 6), 8) and "before anything is added" in found.why
+    # the same micro-batches on two ranks, which fold four each: the first node that both have
+    halves = [torch.stack(rows[i : i + 4]) for i in (0, 4)]
+    two = [(h[0] + h[1]) + (h[2] + h[3]) for h in halves]
+    assert first_difference(whole, recorded(tmp_path / "two", two)) == (None, 1)
+    turned = [two[0], ((halves[1][0] + halves[1][2]) + halves[1][1]) + halves[1][3]]
+    found, _ = first_difference(whole, recorded(tmp_path / "turned", turned))
+    assert found is not None and found.node == (1, 2) and found.of == 2
+    found, _ = first_difference(whole, recorded(tmp_path / "three", rows[:3]))
+    assert found is not None and "no nodes in common" in found.line()
+    found, _ = first_difference(whole, recorded(tmp_path / "op", rows, op="reduce"))
+    assert found is not None and "the other run makes reduce sum" in found.line()
+
+
+def test_records_that_are_none_are_refused(tmp_path: Path) -> None:
+    rows = [torch.ones(4), torch.ones(4)]
+    good = recorded(tmp_path / "good", rows)
+    for wrong in (tmp_path / "missing", tmp_path):
+        with pytest.raises((UsageError, FormatError)):
+            first_difference(good, wrong)
+    bad = recorded(tmp_path / "bad", rows)
+    next(bad.glob("*/*0of2*")).write_bytes(b"not tensors at all")
+    with pytest.raises(FormatError):
+        first_difference(good, bad)
+    (tmp_path / "names" / "world").mkdir(parents=True)
+    (tmp_path / "names" / "world" / "x.safetensors").write_bytes(b"")
+    with pytest.raises(FormatError, match="no part of a record"):
+        first_difference(good, tmp_path / "names")

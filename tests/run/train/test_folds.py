@@ -117,7 +117,8 @@ def test_proofs_find_what_is_no_fold(plans: dict[int, Plan]) -> None:
 
 
 @pytest.mark.parametrize(
-    ("wish", "flag"), [(ShardingWanted(level=1), "--zero"), (LayoutWanted(microbatch=2, tensor=2), "--tp"), (CompressWanted(codec="onebit"), "--compress")]
+    ("wish", "flag"),
+    [(ShardingWanted(level=1), "--zero"), (LayoutWanted(microbatch=2, tensor=2), "--tp"), (CompressWanted(codec="onebit"), "--compress")],
 )
 def test_what_divides_gradients_otherwise_is_refused(wish: Any, flag: str) -> None:
     with pytest.raises(Unsupported) as refused:

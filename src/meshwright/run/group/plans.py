@@ -144,7 +144,7 @@ class GroupPlans:
     @property
     def never(self) -> str:
         """Why there can be no plan for anything, in words; empty if there can be."""
-        if self.settings.reproducible in ("tree", "exact"):  # sums do not go to the built-in backend as they are
+        if self.settings.reproducible in ("tree", "exact") or self.settings.record_bits:  # sums do not go to the built-in backend as they are
             return ""
         return "no plans and no fabric" if not self.files and self.fabric is None and self.find_fabric is None else ""
 

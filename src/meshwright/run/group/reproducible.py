@@ -8,12 +8,15 @@ around alike in any order, so their sums may go anywhere.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
 import torch.distributed as dist
 
 from ...errors import Unsupported
+from .bits import BitsRecord
+from .engine import Engine
 from .group import MeshwrightGroup, Tensors
 from .integers import Encoded, exponents, from_integers, is_finite, to_integers
 from .reductions import operator_name
@@ -27,7 +30,18 @@ ORDERLESS = ("one rank", "no elements")  # why nothing is added
 
 
 class ReproducibleGroup(MeshwrightGroup):
-    """See the module's docstring. `engine.settings.reproducible` is "tree" or "exact"."""
+    """See the module's docstring. `engine.settings.reproducible`: "tree", "exact", or another where sums are only recorded."""
+
+    def __init__(self, engine: Engine, builtin: Any) -> None:
+        super().__init__(engine, builtin)
+        folder, world = engine.settings.record_bits, dist.get_world_size() if dist.is_initialized() else engine.size
+        self.record = BitsRecord.of(folder, tuple(engine.global_ranks), engine.rank, world) if folder else None
+
+    def _recorded(self, op: str, given: torch.Tensor, result: Callable[[], torch.Tensor | None], builtin: Builtin) -> Callable[[], None] | None:
+        """What writes down a sum of floating-point numbers when it is done."""
+        if self.record is None or op not in REDUCING or not _rounds(builtin.args):
+            return None
+        return self.record.begin(op, operator_name(builtin.args[-1].reduceOp), given, result)
 
     @property
     def level(self) -> str:
@@ -43,6 +57,16 @@ class ReproducibleGroup(MeshwrightGroup):
 
     # ---- exact -------------------------------------------------------------------------------------------------
     def _in_place(self, op: str, tensors: Tensors, root: int, builtin: Builtin) -> Any:
+        end = self._recorded(op, tensors[0], lambda: tensors[0] if op == "all-reduce" or self.rank() == root else None, builtin)
+        work = self._sum_in_place(op, tensors, root, builtin)
+        return work if end is None else JoinedWork(tensors, [work], end)
+
+    def _between(self, op: str, source: torch.Tensor, target: torch.Tensor, builtin: Builtin, fits: bool = True) -> Any:
+        end = self._recorded(op, source, lambda: target, builtin)
+        work = self._sum_between(op, source, target, builtin, fits)
+        return work if end is None else JoinedWork([target], [work], end)
+
+    def _sum_in_place(self, op: str, tensors: Tensors, root: int, builtin: Builtin) -> Any:
         average = self._as_integers(op, tensors, builtin)
         if average is None:
             return super()._in_place(op, tensors, root, builtin)
@@ -62,7 +86,7 @@ class ReproducibleGroup(MeshwrightGroup):
 
         return JoinedWork(tensors, [work], finish)
 
-    def _between(self, op: str, source: torch.Tensor, target: torch.Tensor, builtin: Builtin, fits: bool = True) -> Any:
+    def _sum_between(self, op: str, source: torch.Tensor, target: torch.Tensor, builtin: Builtin, fits: bool) -> Any:
         average = self._as_integers(op, [source], builtin)
         if average is None:
             return super()._between(op, source, target, builtin, fits)
@@ -81,7 +105,7 @@ class ReproducibleGroup(MeshwrightGroup):
 
     def reduce_scatter(self, outputs: Tensors, inputs: list[Tensors], opts: Any = None) -> Any:
         opts = opts or dist.ReduceScatterOptions()
-        if self.level != "exact" or not alike([*inputs[0], outputs[0]]):
+        if (self.level != "exact" and self.record is None) or not alike([*inputs[0], outputs[0]]):
             return super().reduce_scatter(outputs, inputs, opts)
         self._arguments.require_lists("reduce-scatter", outputs, inputs, "inputs")
         return self.reduce_scatter_single(outputs[0], torch.cat([in_a_row(t) for t in inputs[0]]), opts)

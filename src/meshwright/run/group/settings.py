@@ -17,6 +17,7 @@
 | MESHWRIGHT_CACHE | folder in which plans made for a fabric are kept between runs; 0: keep none |
 | MESHWRIGHT_DEBUG | 1: checksum every message |
 | MESHWRIGHT_RECORD_DIR | where the ranks' flight recorders lie |
+| MESHWRIGHT_RECORD_BITS | a folder for what sums are made of and come to, which `run doctor --bits` compares between runs |
 | MESHWRIGHT_REPORT | 1: rank 0 says at the end what was planned and what fell through |
 """
 
@@ -38,7 +39,7 @@ PREFIX = "MESHWRIGHT_"
 MIN_NAME_LIKENESS = 0.8  # difflib's ratio from which an unknown variable is taken for a mistyped setting
 NAMES = (
     "PLAN", "FABRIC", "DEVICES", "DEVICE", "TIMEOUT_S", "STRATEGIES", "TUNE", "TUNE_S", "MIN_BYTES", "BUILTIN", "CACHE", "DEBUG", "RECORD_DIR",
-    "REPORT", "SMALL", "REPRODUCIBLE",
+    "REPORT", "SMALL", "REPRODUCIBLE", "RECORD_BITS",
 )  # fmt: skip
 
 
@@ -58,6 +59,7 @@ class Settings:
     tune_s: float = 60.0
     debug: bool = False
     record_dir: str = ""
+    record_bits: str = ""
     report: bool = False
     plan_s: float = 5.0
     cache: str = ""
@@ -110,6 +112,7 @@ def settings_from(env: Mapping[str, str]) -> Settings:
             tune=int(_number("MESHWRIGHT_TUNE", env.get("MESHWRIGHT_TUNE", "0"))),
             tune_s=_number("MESHWRIGHT_TUNE_S", env.get("MESHWRIGHT_TUNE_S", str(Settings.tune_s))),
             debug=env.get("MESHWRIGHT_DEBUG", "0") not in ("", "0"), record_dir=env.get("MESHWRIGHT_RECORD_DIR", ""),
+            record_bits=env.get("MESHWRIGHT_RECORD_BITS", ""),
             report=env.get("MESHWRIGHT_REPORT", "0") not in ("", "0"), builtin=env.get("MESHWRIGHT_BUILTIN", "1") not in ("", "0"),
             cache=env.get("MESHWRIGHT_CACHE", "").strip(), reproducible=env.get("MESHWRIGHT_REPRODUCIBLE", "").strip(),
         )
