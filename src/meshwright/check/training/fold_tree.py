@@ -27,7 +27,7 @@ def check_folds(plan: Plan) -> list[Finding]:
         return []
     if not layout.step_end.folded or not asked:
         text = "the job asks for gradients that are folds, the layout does not" if asked else "the layout folds gradients, and the job asks for none"
-        return [_wrong(text, "layout.end.reproducible")]
+        return [_wrong(text, "layout.end.folded")]
     return [*_of_layout(layout), *(found for program in plan.programs.values() for found in _of_program(program, plan.programs, layout))]
 
 

@@ -45,7 +45,7 @@ def step_end(job: Training, graph: OpGraph) -> StepEnd | None:
     # float16 may overflow: the norm tells all ranks alike that some gradient is not finite
     made = StepEnd(
         state_copies=copies, norm=job.asked.clip_norm > 0 or job.asked.precision == "fp16-autocast",
-        reproducible="tree" if job.asked.reproducible == "tree" else msgspec.UNSET,
+        folded=True if job.asked.reproducible == "tree" else msgspec.UNSET,
     )  # fmt: skip
     return None if made == StepEnd() else made
 
