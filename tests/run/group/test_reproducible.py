@@ -10,10 +10,13 @@ import torch
 from test_group import run_ranks
 
 from meshwright.cli import main
-from meshwright.errors import FormatError, UsageError
+from meshwright.drive.plans import read_plan
+from meshwright.errors import FormatError, Unsupported, UsageError
+from meshwright.run.executor.collective import run_collective
 from meshwright.run.group.bits import BitsRecord, first_difference
 from meshwright.run.group.integers import exponents, from_integers, is_finite, to_integers
-from meshwright.run.group.settings import settings_from
+from meshwright.run.group.plans import GroupPlans
+from meshwright.run.group.settings import Settings, settings_from
 
 HERE = Path(__file__).parent
 
@@ -42,6 +45,23 @@ def test_settings_that_change_bits_from_call_to_call_are_refused(also: dict[str,
     with pytest.raises(UsageError, match="no level"):
         settings_from({"MESHWRIGHT_REPRODUCIBLE": "bits"})
     assert settings_from({"MESHWRIGHT_REPRODUCIBLE": "tree", "MESHWRIGHT_FABRIC": "probe"}).reproducible == "tree"
+
+
+def test_plans_of_exact_sums_run_on_integers_only(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = str(tmp_path / "plan.json")
+    command = ["collective", "plan", "all-reduce", "--fabric", "laptop:2", "--size", "4KiB", "--strategy", "ring", "-o", path]
+    assert main([*command, "--reproducible", "exact"]) == 0
+    assert "exact sums" in capsys.readouterr().out
+    with pytest.raises(Unsupported, match="integers of exact sums"):
+        GroupPlans(Settings(plans=(path,)), None, 0, 2, devices=(), fabric=None, timeout_s=1.0)
+    GroupPlans(Settings(plans=(path,), reproducible="exact"), None, 0, 2, devices=(), fabric=None, timeout_s=1.0)
+    program = read_plan(path).main
+    with pytest.raises(Unsupported, match=r"not torch\.float32"):
+        run_collective(program, 0, {0: torch.zeros(2048)}, None)  # type: ignore[arg-type]
+    for wrong in ("1,2,x", "0,0"):
+        assert main([*command, "--reproducible", "tree", "--numbers", wrong]) == 2
+    assert main([*command, "--reproducible", "tree"]) == 2, "a ring is no fold"
+    assert "fold-tree" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])

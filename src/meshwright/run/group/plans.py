@@ -75,7 +75,7 @@ class GroupPlans:
         self.settings, self.store, self.rank, self.ranks, self.world = settings, store, rank, ranks, world or ranks
         self.devices, self.fabric, self.timeout_s = tuple(devices), fabric, timeout_s
         self.cache = PlanCache(cache_folder(settings.cache))
-        self.files = [_from_file(path) for path in settings.plans]
+        self.files = [_from_file(path, settings.reproducible) for path in settings.plans]
         self.known: dict[tuple[str, int, int], list[Chosen] | str] = {}
         self.settled: dict[tuple[str, int, int], Chosen | str] = {}  # by measurement
         self.ranks_per_core = 1.0
@@ -345,8 +345,8 @@ class _File:
     fabric: Fabric  # that it was planned for
 
 
-def _from_file(path: str) -> _File:
-    """Read and check a plan. Raises: FormatError, CheckFailed, UsageError (not the plan of a collective)."""
+def _from_file(path: str, level: str = "") -> _File:
+    """Read and check a plan. Raises: FormatError, CheckFailed, UsageError (not the plan of a collective), Unsupported (none that ranks carry out)."""
     from ...drive import plans as drive
 
     plan = drive.read_plan(path)
@@ -359,6 +359,8 @@ def _from_file(path: str) -> _File:
     predicted = plan.prediction.time_s if plan.prediction is not None else None
     if plan.main.switches:
         raise Unsupported("this plan computes in switches", where=path, hint="plan without --in-network")
+    if plan.main.contracts[0].reproducible == "exact" and level != "exact":
+        raise Unsupported("this plan adds the integers of exact sums", where=path, hint="set MESHWRIGHT_REPRODUCIBLE=exact")
     if not isinstance(job.get("size_bytes"), int):
         raise FormatError("the job has no size", where=path)
     return _File(
