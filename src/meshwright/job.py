@@ -15,6 +15,8 @@ class Recipe(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
     gradients are scaled so that the norm of all of them is at most this; `clip_value`: each element is at most this. `precision`: "fp32",
     "bf16-autocast", "fp16-autocast" (with dynamic loss scaling): forward and loss run under torch.autocast. `batch_statistics`: "" (of each
     micro-batch, which the gate refuses where it is not all of the batch) or "global": normalisation by the whole batch, over all data replicas.
+    `reproducible`: "run"; "tree", gradients are one fold over the step's micro-batches, so that training has equal bits at any number of ranks
+    (docs/reproducibility.md).
     """
 
     no_decay: tuple[str, ...] = ()
@@ -24,6 +26,7 @@ class Recipe(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
     clip_value: float = 0.0
     precision: str = "fp32"
     batch_statistics: str = ""
+    reproducible: str = "run"
 
 
 class Training(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):

@@ -27,6 +27,7 @@ from .run.executor.transport import connected
 from .run.group.engine import Engine
 from .run.group.group import MeshwrightGroup
 from .run.group.health import refuse
+from .run.group.reproducible import ReproducibleGroup
 from .run.group.settings import Settings, configure, current_settings
 from .run.group.streams import DeviceRunner, GroupedMessages
 
@@ -65,7 +66,8 @@ def _create(options: Any, _: Any = None) -> MeshwrightGroup:
         raise found from error
     if settings.fabric == PROBE and fabric is None and len(ranks) > 1:
         engine.plans.find_fabric = lambda: _probe_for(ranks)
-    group = MeshwrightGroup(engine, builtin)
+    kind = ReproducibleGroup if settings.reproducible in ("tree", "exact") or settings.record_bits else MeshwrightGroup
+    group = kind(engine, builtin)
     if torch.cuda.is_available() and dist.is_nccl_available():
         _add_nccl(group, engine, options)
     _groups.add(group)

@@ -97,3 +97,30 @@ def test_errors_of_rank_0_come_through() -> None:
 def test_operations_that_there_are_not() -> None:
     with pytest.raises(UsageError, match="in the bench"):
         make_case("permute", 64, torch.float32, "sum", 0, in_place=True, seed=0)
+
+
+def test_inputs_of_digests_are_the_same_everywhere_and_uneven() -> None:
+    """Made of integers alone; a digest of them is a fixed number on every machine. Half the sums of eight depend on the order."""
+    from hashlib import sha256
+
+    import torch
+
+    from meshwright.bench.digest import uneven
+
+    made = {dtype: uneven(1, 2, 1000, dtype) for dtype in (torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.int32)}
+    for dtype, row in made.items():
+        assert row.dtype == dtype and bool(torch.isfinite(row.double()).all())
+        if dtype != torch.int32:
+            assert 0.4 < float((row < 0).float().mean()) < 0.6
+    assert sha256(made[torch.float32].numpy().tobytes()).hexdigest()[:16] == "e716442efb8a8f18"
+    rows = [uneven(1, r, 4000, torch.float32) for r in range(8)]
+    ahead, back = rows[0].clone(), rows[7].clone()
+    for r in range(1, 8):
+        ahead += rows[r]
+        back += rows[7 - r]
+    assert float((ahead != back).float().mean()) > 0.5
+
+
+def test_digests_are_of_sums(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["collective", "bench", "all-gather", "--digest"]) == 2
+    assert "adds nothing" in capsys.readouterr().err

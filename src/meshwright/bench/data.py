@@ -11,7 +11,7 @@ from collections.abc import Callable
 
 import torch
 
-__all__ = ["DTYPES", "REDUCTIONS", "contribution", "expected", "wrong_elements"]
+__all__ = ["DTYPES", "REDUCTIONS", "contribution", "element_hashes", "expected", "wrong_elements"]
 
 DTYPES: dict[str, torch.dtype] = {
     "int8": torch.int8, "uint8": torch.uint8, "int32": torch.int32, "int64": torch.int64, "half": torch.float16, "bfloat16": torch.bfloat16,
@@ -23,7 +23,7 @@ BLOCK_ELEMENTS = 1 << 15  # hashed at a time, as int64
 _MIX = (0x9E3779B1, 0x85EBCA77, 0xC2B2AE3D)
 
 
-def _hash(seed: int, rank: int, first: int, count: int) -> torch.Tensor:
+def element_hashes(seed: int, rank: int, first: int, count: int) -> torch.Tensor:
     """int64 in 0..2^31 per element."""
     x = torch.arange(first, first + count, dtype=torch.int64)
     x = (x * _MIX[0] + rank * _MIX[1] + seed * _MIX[2]) & 0xFFFFFFFF
@@ -52,9 +52,9 @@ def _in_blocks(make: Callable[[int, int], torch.Tensor], first: int, count: int,
 
 
 def _contribution(seed: int, rank: int, ranks: int, first: int, count: int, reduction: str) -> torch.Tensor:
-    mixed = _hash(seed, rank, first, count)
+    mixed = element_hashes(seed, rank, first, count)
     if reduction == "prod":
-        spread = _hash(seed, 1 << 20, first, count) % max(ranks, 1)
+        spread = element_hashes(seed, 1 << 20, first, count) % max(ranks, 1)
         mixed = 1 + ((rank - spread) % max(ranks, 1) < MAX_TWOS).long() * (mixed % 2)
     elif reduction == "sum":
         mixed = mixed % 4

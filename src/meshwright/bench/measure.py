@@ -12,13 +12,14 @@ import torch
 import torch.distributed as dist
 
 from ..decide.collective.problem import busbw_factor
-from .operations import Case, make_case
+from .digest import digest_of
+from .operations import REDUCING, Case, make_case
 
 __all__ = ["BenchRow", "Request", "Timed", "bench"]
 
 
 class Request(msgspec.Struct, frozen=True, kw_only=True):
-    """What `collective bench` was asked for. `check`: count wrong elements after one more, untimed run of each form."""
+    """What `collective bench` was asked for. `check`: count wrong elements after one more, untimed run of each form. `digest`: of bits of sums."""
 
     op: str
     sizes: tuple[int, ...]
@@ -29,6 +30,7 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
     warmup: int = 1
     check: bool = True
     seed: int = 0
+    digest: bool = False
 
 
 class Timed(msgspec.Struct, frozen=True, kw_only=True):
@@ -51,6 +53,7 @@ class BenchRow(msgspec.Struct, frozen=True, kw_only=True):
     ran: str = ""  # strategy, or why the built-in backend ran it
     simulated_s: float | None = None
     bound_s: float | None = None
+    digest: str = ""
 
 
 def bench(
@@ -73,9 +76,12 @@ def bench(
             case = make_case(request.op, size_bytes, dtype, request.reduction, request.root, in_place=in_place, seed=request.seed, group=group)
             forms.append(_timed(case, request, size_bytes, n, control) if case is not None else None)
         ran, simulated, bound = describe(request.op, request.root, size_bytes) if describe is not None else ("", None, None)
+        digest = ""
+        if request.digest and request.op in REDUCING:
+            digest = digest_of(request.op, size_bytes, request.dtype, request.reduction, request.root, request.seed, group, control)
         yield BenchRow(
             backend=backend, size_bytes=size_bytes, count=size_bytes // dtype.itemsize, out_of_place=forms[0], in_place=forms[1], ran=ran,
-            simulated_s=simulated, bound_s=bound,
+            simulated_s=simulated, bound_s=bound, digest=digest,
         )  # fmt: skip
 
 

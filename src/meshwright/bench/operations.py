@@ -12,11 +12,16 @@ import torch.distributed as dist
 from ..errors import UsageError
 from .data import contribution, expected, wrong_elements
 
-__all__ = ["OPERATIONS", "Case", "make_case"]
+__all__ = ["OPERATIONS", "REDUCING", "Case", "make_case", "reduce_operator"]
 
 OPERATIONS = ("all-reduce", "all-gather", "reduce-scatter", "broadcast", "reduce", "all-to-all", "scatter", "gather")
 REDUCING = ("all-reduce", "reduce-scatter", "reduce")
 _OPS = {"sum": dist.ReduceOp.SUM, "prod": dist.ReduceOp.PRODUCT, "min": dist.ReduceOp.MIN, "max": dist.ReduceOp.MAX, "avg": dist.ReduceOp.AVG}
+
+
+def reduce_operator(reduction: str) -> Any:
+    """torch's, by the bench's name."""
+    return _OPS[reduction]
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ from typing import Any
 
 from ..bound import Bound
 from ..plan.plan import Plan
-from ..program.program import Contract, Program
+from ..program.program import REPRODUCIBLE_SUMS, Contract, Program
 from .pipeline.figures import figures_of
 from .verdict import Finding
 
@@ -55,6 +55,9 @@ def _of_contract(plan: Plan, where: str, job: Mapping[str, Any], contract: Contr
         stated.append(("root", job.get("root"), contract.root))
     if contract.op == "permute" and "peers" in job:
         stated.append(("peers", list(job["peers"]), list(contract.peers)))
+    if contract.op in REPRODUCIBLE_SUMS:
+        stated.append(("reproducible", job.get("reproducible", "run"), contract.reproducible))
+        stated.append(("numbers", list(job.get("numbers", ())), list(contract.numbers)))
     found = [_finding(f"{where}.{name}", f"the job says {_short(says)}, the program {_short(does)}") for name, says, does in stated if says != does]
     size = job.get("size_bytes")
     if isinstance(size, int) and not found and plan.main.fold is None and (moved := _bytes(plan.main, contract)) < size:

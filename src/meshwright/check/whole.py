@@ -31,6 +31,7 @@ from .program.order import Order
 from .program.races import check_races, turns_needed
 from .program.values import check_collective
 from .program.wellformed import check_wellformed, witness
+from .training.fold_tree import check_folds
 from .training.layout import check_layout
 from .training.recompute import check_recompute, operands_of
 from .training.segment_step import check_segment_steps
@@ -223,6 +224,7 @@ def check_plan(plan: Plan, fabric: Fabric | None = None) -> Verdict:
             findings += guarded("plan", lambda p=plan.programs[name]: _on_fabric(plan, p, target[0], facts))  # type: ignore[misc]
     findings += guarded("plan", lambda: check_job(plan))
     findings += guarded("values", lambda: _recomputation(plan))
+    findings += guarded("values", lambda: check_folds(plan))
     findings += guarded("certificate", lambda: _bound(plan, target[0]))
     findings += guarded("certificate", lambda: check_bound_is_of_job(plan))
     return Verdict(findings=tuple(findings), facts=facts, notes=tuple(notes))

@@ -35,6 +35,11 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("-o", "--redop", default="sum", help="sum, prod, min, max or avg")
     parser.add_argument("-r", "--root", type=int, default=0, metavar="RANK", help="root of broadcast, reduce, scatter and gather")
     parser.add_argument("-c", "--check", type=int, choices=(0, 1), default=1, help="check the result and count wrong elements (default 1)")
+    parser.add_argument(
+        "--reproducible", choices=("run", "tree", "exact"),
+        help="promise the bits of sums: run (equal plans), tree (one fold, whatever the plan), exact (no order matters); docs/reproducibility.md",
+    )  # fmt: skip
+    parser.add_argument("--digest", action="store_true", help="also print a digest of the result's bits on uneven inputs, to compare machines by")
     parser.add_argument("--ranks", type=at_least_one, default=4, metavar="N", help="processes to start on this machine (default 4)")
     parser.add_argument("--lab", metavar="NAME", help="run on this lab, one rank per device, with its fabric")
     parser.add_argument("--order", metavar="LIST", help="with --lab: device of each rank, e.g. 3,1,0,2")
@@ -50,7 +55,7 @@ def request_of(args: argparse.Namespace) -> Request:
     """Raises: UsageError."""
     from ..bench.data import DTYPES, REDUCTIONS
     from ..bench.measure import Request
-    from ..bench.operations import OPERATIONS
+    from ..bench.operations import OPERATIONS, REDUCING
     from ..errors import UsageError
 
     for what, value, known in (("operation", args.op, OPERATIONS), ("type", args.datatype, tuple(DTYPES)), ("reduction", args.redop, REDUCTIONS)):
@@ -62,6 +67,8 @@ def request_of(args: argparse.Namespace) -> Request:
             raise UsageError(f"must be >= {least}, got {number}", where=name)
     if args.ranks > MAX_RANKS:
         raise UsageError(f"at most {MAX_RANKS} processes on one machine, got {args.ranks}", where="--ranks")
+    if args.digest and args.op not in REDUCING:
+        raise UsageError(f"{args.op} adds nothing, so its bits say nothing", where="--digest", hint=f"operations: {', '.join(REDUCING)}")
     first, last = size_bytes(args.minbytes, "-b"), size_bytes(args.maxbytes, "-e")
     if not 0 < first <= last:
         raise UsageError(f"the sizes {args.minbytes} to {args.maxbytes} are empty", where="-b, -e", hint="-b must be above 0 and not above -e")
@@ -71,7 +78,7 @@ def request_of(args: argparse.Namespace) -> Request:
         first *= args.stepfactor
     return Request(
         op=args.op, sizes=tuple(sizes), dtype=args.datatype, reduction=args.redop, root=args.root, iterations=args.iters, warmup=args.warmup,
-        check=bool(args.check), seed=args.seed,
+        check=bool(args.check), seed=args.seed, digest=args.digest,
     )  # fmt: skip
 
 
@@ -86,6 +93,8 @@ def environment(args: argparse.Namespace, request: Request) -> dict[str, str]:
         env["MESHWRIGHT_PLAN"] = os.pathsep.join(args.plan)
     if args.strategies:
         env["MESHWRIGHT_STRATEGIES"] = args.strategies
+    if args.reproducible:
+        env["MESHWRIGHT_REPRODUCIBLE"] = args.reproducible
     if args.no_builtin:
         env["MESHWRIGHT_BUILTIN"] = "0"
     return env
@@ -137,6 +146,8 @@ def text(request: Request, rows: list[BenchRow]) -> str:
             f"  {row.size_bytes:>12} {row.count:>12} {request.dtype:>8} {redop:>6} {root:>5} {_form(row.out_of_place)}   {_form(row.in_place)}  "
             f"{_us(row.simulated_s)} {_us(row.bound_s)}  {said}"
         )
+        if row.digest:
+            lines.append(f"  digest {row.digest}")
     return "\n".join(lines)
 
 

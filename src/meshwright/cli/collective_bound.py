@@ -42,6 +42,14 @@ def problem_arguments(parser: argparse.ArgumentParser, *, sized: bool = True, si
     parser.add_argument("--element-bytes", type=at_least_one, default=4, help="bytes of one number (default 4)")
 
 
+def reproducible_argument(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--reproducible", choices=("run", "tree", "exact"), default="run",
+        help="bits of sums: run (default; equal for equal plans), tree (one fold over numbered contributions, whatever the plan), exact (no order "
+        "matters); see docs/reproducibility.md",
+    )  # fmt: skip
+
+
 def seed(text: str) -> int:
     """A seed, for `type=`: 0 to 2^63 - 1, what random generators take and plans can hold."""
     if not text.isascii() or not text.isdigit() or len(text) > 19 or int(text) >= 1 << 63:

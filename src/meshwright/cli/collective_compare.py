@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from typing import TYPE_CHECKING
 
-from .collective_bound import EFFORT, SIZE_HELP, limit_arguments, problem_arguments, problem_of, seed, size_bytes
+from .collective_bound import EFFORT, SIZE_HELP, limit_arguments, problem_arguments, problem_of, reproducible_argument, seed, size_bytes
 from .frame import Result
 
 if TYPE_CHECKING:
@@ -19,6 +19,7 @@ DEFAULT_EFFORT_S = 5  # counted work of one strategy per size class
 def arguments(parser: argparse.ArgumentParser) -> None:
     problem_arguments(parser, sized=False)
     parser.add_argument("--sizes", required=True, help=f"FIRST:LAST[:FACTOR] (factor 2 by default) or a list, e.g. 1KiB:1GiB; {SIZE_HELP}")
+    reproducible_argument(parser)
     parser.add_argument("--strategies", help="strategies to compare, separated by commas (default: all)")
     parser.add_argument("--winners", action="store_true", help="print only the winner of every size")
     limit_arguments(parser, DEFAULT_EFFORT_S, f"of one strategy per size class, {EFFORT}")
@@ -58,7 +59,7 @@ def run(args: argparse.Namespace) -> Result:
 
     sizes = sizes_of(args.sizes)
     args.size = str(sizes[0])
-    problem = problem_of(args, seed=args.seed)
+    problem = problem_of(args, seed=args.seed, reproducible=args.reproducible)
     listed: list[CollectiveStrategy] = list(default_candidates(problem, in_network=args.in_network))
     if args.strategies:
         listed = [strategy(name, where="--strategies")() for name in args.strategies.split(",")]

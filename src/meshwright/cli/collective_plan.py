@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from .arguments import require_directory
-from .collective_bound import count, limit_arguments, limits, problem_arguments, problem_of, seed
+from .collective_bound import count, limit_arguments, limits, problem_arguments, problem_of, reproducible_argument, seed
 from .frame import Result
 from .pictures import check_pictures, picture_arguments, with_pictures
 
@@ -22,6 +22,8 @@ HELP = "a schedule for a collective on a fabric"
 
 def arguments(parser: argparse.ArgumentParser) -> None:
     problem_arguments(parser)
+    reproducible_argument(parser)
+    parser.add_argument("--numbers", metavar="LIST", help="of each rank's contribution in the tree, e.g. 2,0,3,1 (default: its rank)")
     parser.add_argument("--strategy", default="auto", help="auto (default: the fastest in simulation) or a strategy's name")
     parser.add_argument("--trees", type=count, help="forestcoll: trees per root (default: chosen)")
     parser.add_argument("--pieces", type=count, help="pipeline pieces (ring: slices; default: chosen)")
@@ -42,7 +44,8 @@ def run(args: argparse.Namespace) -> Result:
     from ..kernels.effort import cut_of
     from ..report.collective_text import plan_document, plan_line
 
-    problem = problem_of(args, seed=args.seed, **limits(args))
+    numbers = {"numbers": _numbers(args.numbers)} if args.numbers else {}
+    problem = problem_of(args, seed=args.seed, reproducible=args.reproducible, **numbers, **limits(args))
     if args.trees is not None and args.strategy not in ("auto", "forestcoll"):
         raise UsageError(f"--trees does not apply to {args.strategy}", hint="use it with --strategy forestcoll")
     if args.out is not None:
@@ -68,6 +71,14 @@ def run(args: argparse.Namespace) -> Result:
         document["plan"] = str(args.out)
         text += f"\nwritten: {args.out}"
     return with_pictures(Result(document, text, cut=cut_of(plan.decisions)), args, plan)
+
+
+def _numbers(text: str) -> tuple[int, ...]:
+    from ..errors import UsageError
+
+    if not all(part.isascii() and part.isdigit() and len(part) <= 9 for part in text.split(",")):
+        raise UsageError(f"not a list of numbers: {text[:64]!r}", where="--numbers", hint="e.g. --numbers 2,0,3,1")
+    return tuple(int(part) for part in text.split(","))
 
 
 def _sketch(text: str, name: str) -> Sketch | str:

@@ -93,6 +93,7 @@ def _title(p: Program) -> str:
     what = [f"{p.ranks} ranks", f"{len(p.lanes)} lanes", f"{len(p.steps)} steps", f"{len(p.channels)} channels", f"{len(p.buffers)} buffers"]
     if p.requires:
         what.append(f"uses {', '.join(p.requires)}")
+    what += sorted({f"sums reproducible by {c.reproducible}" for c in p.contracts if c.reproducible != "run"})
     return f"program {p.name or '(unnamed)'}: {', '.join(what)}"
 
 

@@ -40,6 +40,10 @@ def recipe_arguments(parser: argparse.ArgumentParser) -> None:
         "--batch-statistics", choices=("global",), default="",
         help="global: BatchNorm normalises by the whole batch, whose statistics the replicas add up within the step; one micro-batch per replica",
     )  # fmt: skip
+    group.add_argument(
+        "--reproducible", choices=("run", "tree"), default="run",
+        help="tree: gradients are one fold over the step's micro-batches, so that training has equal bits at 1, 2, 4, ... ranks (needs --microbatch)",
+    )  # fmt: skip
     group.add_argument("--ema", type=float, default=0.0, metavar="DECAY", help="keep a moving average of the weights, e.g. 0.999")
 
 
@@ -57,7 +61,7 @@ def recipe_of(args: argparse.Namespace) -> Recipe | UnsetType:
     patterns = tuple(p.strip() for p in args.no_decay.split(",") if p.strip())
     made = Recipe(
         no_decay=patterns, schedule=args.schedule, ema=args.ema, clip_norm=args.clip_norm, clip_value=args.clip_value, precision=args.precision,
-        batch_statistics=args.batch_statistics,
+        batch_statistics=args.batch_statistics, reproducible=args.reproducible,
     )
     return UNSET if made == Recipe() else made
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import os
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from .frame import Result
@@ -24,6 +25,10 @@ exit code: 0 nothing is wrong, 1 something is"""
 def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("paths", nargs="*", metavar="DIR|FILE", help="folders or records (default: MESHWRIGHT_RECORD_DIR, else the private folder)")
     parser.add_argument("--dump", action="store_true", help="with --json: everything that the records hold")
+    parser.add_argument(
+        "--bits", nargs=2, metavar=("RUN", "OTHER"), type=Path,
+        help="instead: the first sum, element and fold node in which two runs recorded with MESHWRIGHT_RECORD_BITS differ",
+    )  # fmt: skip
     parser.add_argument("--run", default="", metavar="ID", help="the run to look at (default: the latest)")
 
 
@@ -31,11 +36,22 @@ def run(args: argparse.Namespace) -> Result:
     from ..run.group.doctor import diagnose, dump, find_records
     from ..run.group.recorder import private_folder
 
+    if args.bits:
+        return _bits(*args.bits)
     paths = args.paths or [os.environ.get("MESHWRIGHT_RECORD_DIR") or private_folder()]
     records, damaged = find_records(paths, args.run)
     found = diagnose(records, damaged=damaged)
     document = found.to_json() | ({"records": dump(records)} if args.dump else {})
     return Result(document, _text(found), exit_code=1 if found.wrong else 0)
+
+
+def _bits(one: Path, other: Path) -> Result:
+    from ..run.group.bits import first_difference
+
+    found, compared = first_difference(one, other)
+    document = {"schema": "meshwright.bits", "version": 1, "compared": compared, "difference": found.to_json() if found is not None else None}
+    text = found.line() if found is not None else f"equal bits in {compared} sums"
+    return Result(document, text, exit_code=1 if found is not None else 0)
 
 
 def _text(found: Diagnosis) -> str:

@@ -52,6 +52,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
         "--evaluation-batches", type=int, default=0, metavar="K",
         help="global batches per evaluation (default: all whole ones; 8 if the data has no length)",
     )  # fmt: skip
+    parser.add_argument("--reproducible", choices=("run", "tree"), default="run", help="tree: refuse a plan whose bits depend on the number of ranks")
     parser.add_argument("--dry-run", action="store_true", help="only list the ranks, ports, memory and time that the run needs")
     parser.add_argument("--port", type=int, default=0, help="port of the rendezvous on loopback (default: any free one)")
     parser.add_argument("--device", default="cpu", help="cpu (gloo, default) or cuda (NCCL)")
@@ -90,6 +91,14 @@ def run(args: argparse.Namespace) -> Result:
         raise
 
 
+def _require_level(plan: Plan, level: str) -> None:
+    from ..errors import UsageError
+
+    if level == "tree" and (plan.layout is None or not plan.layout.step_end.folded):
+        text = "the plan's gradients are summed in an order of its own layout"
+        raise UsageError(text, where="--reproducible", hint="make it with `meshwright train plan --reproducible tree`")
+
+
 def _run(args: argparse.Namespace) -> Result:
     from dataclasses import replace
 
@@ -101,6 +110,7 @@ def _run(args: argparse.Namespace) -> Result:
 
     plan = read_plan(args.plan)
     check_plan(plan)  # the file may come from anywhere: nothing runs unchecked
+    _require_level(plan, args.reproducible)
     request = RunRequest(
         out=args.out, data=args.data, steps=args.steps, resume=args.resume, port=args.port, device=args.device, pacing=args.pacing,
         timeout_s=args.timeout, checkpoint_every=args.checkpoint_every, max_ranks=args.max_ranks, calibrate=not args.no_calibration,

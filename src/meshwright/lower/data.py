@@ -140,6 +140,8 @@ class DataParallel:
             r.buffers[gradients] = b.buffer(
                 r.number, chunks=chunks, chunk_bytes=g.chunk_bytes, role="gradient", persistent=True, name=gradients,
             )  # fmt: skip
+            if waiting := self._folds():
+                b.buffer(r.number, chunks=waiting, chunk_bytes=g.size_bytes, role="scratch", persistent=True, name=f"folds{g.name}")
             if self.level:
                 weights, chunks = (f"weights{g.name}", g.chunks) if self.level < 3 else (f"shard{g.name}", g.part[1])
                 r.buffers[weights] = b.buffer(r.number, chunks=chunks, chunk_bytes=g.chunk_bytes, role="weight", persistent=True, name=weights)
@@ -154,6 +156,11 @@ class DataParallel:
         trained = sum(g.part[1] * g.chunk_bytes if self.level else g.size_bytes for g in self.groups.values())
         state = self.low.layout.step_end.state_copies * trained
         r.buffers["state"] = b.buffer(r.number, chunks=1, chunk_bytes=state, role="state", persistent=True, name="state")
+
+    def _folds(self) -> int:
+        """Sums of micro-batches that wait for their other half, at most, where gradients are folds over micro-batches."""
+        lay = self.low.layout
+        return (lay.microbatches_of(self._replica()) - 1).bit_length() if lay.step_end.folded else 0
 
     def _cut(self, g: _Group) -> None:
         """Chunks that every collective of the group can use, and that the replicas' parts are whole numbers of."""

@@ -226,10 +226,12 @@ class ContextExchange(_Record, frozen=True, kw_only=True):
 
 class StepEnd(_Record, frozen=True, kw_only=True):
     """What the end of a step does beyond Adam's update. `state_copies`: what is kept beside each parameter, in units of it. `norm`: gradients are
-    scaled by the norm of all of them, which ranks sum up before their optimizers."""
+    scaled by the norm of all of them, which ranks sum up before their optimizers. `folded`: gradients are the fold
+    over the step's micro-batches (docs/reproducibility.md)."""
 
     state_copies: int = 2
     norm: bool = False
+    folded: bool | msgspec.UnsetType = msgspec.UNSET  # left out of documents where they are not
 
 
 class TrainingLayout(_Record, frozen=True, kw_only=True):

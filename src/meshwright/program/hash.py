@@ -60,7 +60,11 @@ def program_hash(program: Program) -> str:
 
 def _promise(c: Contract) -> list[Any]:
     """A contract's fields; those that later versions added only where they are used, so that hashes of older programs stay."""
-    return [c.op, c.inputs, c.outputs, c.root, *([c.ranks, c.peers] if c.ranks or c.peers else [])]
+    return [c.op, c.inputs, c.outputs, c.root, *([c.ranks, c.peers] if c.ranks or c.peers else []), *_level(c)]
+
+
+def _level(c: Contract) -> list[Any]:
+    return [c.reproducible, c.numbers] if c.reproducible != "run" or c.numbers else []
 
 
 def _update(digest: Any, name: str, values: Any, dtype: str) -> None:

@@ -30,7 +30,7 @@ from ..notebook_repr import repr_html
 
 __all__ = [
     "CHUNKWISE", "COLLECTIVES", "Buffers", "Calls", "Channels", "Comms", "Contract", "Csr", "Fold", "FoldAxis", "I32", "I64", "Kind", "Lanes", "Ops",
-    "Part", "Program", "Role", "Sizes", "Space", "Step", "Steps", "Unit",
+    "REPRODUCIBLE", "REPRODUCIBLE_SUMS", "Part", "Program", "Role", "Sizes", "Space", "Step", "Steps", "Unit",
 ]  # fmt: skip
 
 I32 = NDArray[np.int32]
@@ -45,6 +45,10 @@ MAX_EXECUTED_STEPS = 1 << 24
 # Ranks and switches of one program.
 MAX_ACTORS = 1 << 20
 COLLECTIVES = ("all-reduce", "all-gather", "reduce-scatter", "broadcast", "reduce", "all-to-all", "scatter", "gather", "permute")
+# What a collective promises of the bits of its sums (docs/reproducibility.md), the weakest first.
+REPRODUCIBLE = ("run", "tree", "exact")
+# Operations that add: of the others every level holds by itself.
+REPRODUCIBLE_SUMS = ("all-reduce", "reduce-scatter", "reduce")
 # Ops of collectives that work chunk by chunk, see `Ops`.
 CHUNKWISE = frozenset({"select", "encode", "decode", "accumulate", "merge"})
 FEATURES = frozenset({"multi", "lag", "symbolic-size", "fold", "calls", "repeat"})
@@ -327,6 +331,9 @@ class Contract:
     scatter: member m's output = its part of the root's input, parts in member order; only the root has an input.
     all-to-all: inputs are equal blocks by destination, outputs equal blocks by source: block s of member m = block m of member s.
     permute: member m's output = the input of member `peers[m]`; -1: nothing is promised.
+    `reproducible`, of sums: "run", the order that the steps say; "tree", the fold of the complete binary tree over the contributions' numbers 0, 1,
+    ... from left to right (an odd last one moves up unchanged), whatever the steps; "exact", chunks hold integers, so no order matters.
+    `numbers[m]`: of member m's contribution in the tree, () = m. It belongs to the job: another placement of ranks keeps it.
     """
 
     op: str
@@ -335,6 +342,8 @@ class Contract:
     root: int = -1
     ranks: tuple[int, ...] = ()
     peers: tuple[int, ...] = ()
+    reproducible: str = "run"
+    numbers: tuple[int, ...] = ()
 
     def members(self, ranks: int) -> tuple[int, ...]:
         """The group's ranks in a program of `ranks` ranks."""

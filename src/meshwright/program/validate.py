@@ -11,7 +11,21 @@ from typing import Any
 import numpy as np
 
 from ..errors import FormatError
-from .program import BUFFER_ROLES, COLLECTIVES, I32, MAX_ACTORS, MAX_EXECUTED_STEPS, Contract, Csr, Kind, Part, Program, Role, Space
+from .program import (  # fmt: skip
+    BUFFER_ROLES,
+    COLLECTIVES,
+    I32,
+    MAX_ACTORS,
+    MAX_EXECUTED_STEPS,
+    REPRODUCIBLE,
+    Contract,
+    Csr,
+    Kind,
+    Part,
+    Program,
+    Role,
+    Space,
+)
 
 __all__ = ["refuse_too_many_executed", "validate"]
 
@@ -175,6 +189,10 @@ def _promise(program: Program, promised: Contract, where: str) -> None:
     for i, peer in enumerate(promised.peers):
         if not -1 <= peer < members:
             raise FormatError(f"must be -1..{members - 1}, got {peer}", where=f"{where}.peers[{i}]")
+    if promised.reproducible not in REPRODUCIBLE:
+        raise FormatError(f"must be {', '.join(REPRODUCIBLE)}, got {promised.reproducible[:64]!r}", where=f"{where}.reproducible")
+    if promised.numbers and sorted(promised.numbers) != list(range(members)):
+        raise FormatError(f"must hold every number 0..{members - 1} once", where=f"{where}.numbers")
     # a contract speaks of every rank, so of the plain form's buffers: those of member 0, of member 1, ... (`fold.expand`)
     stored = len(program.buffers)
     plain = stored * (program.fold.members if program.fold is not None else 1)

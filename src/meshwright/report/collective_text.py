@@ -33,6 +33,10 @@ def head_of(problem: CollectiveProblem) -> dict[str, Any]:
         head["shard_bytes"] = list(problem.shard_bytes)
     if problem.peers:
         head["peers"] = list(problem.peers)
+    if problem.reproducible != "run":
+        head["reproducible"] = problem.reproducible
+    if problem.numbers:
+        head["numbers"] = list(problem.numbers)
     return head
 
 
@@ -121,4 +125,5 @@ def _filled(text: str) -> str:
 
 
 def _what(problem: CollectiveProblem) -> str:
-    return f"{problem.op} {show_size(problem.size_bytes)} on {len(problem.ranks)} devices of {problem.fabric.name}"
+    bits = {"tree": ", bits of the fold", "exact": ", exact sums"}.get(problem.reproducible, "")
+    return f"{problem.op} {show_size(problem.size_bytes)} on {len(problem.ranks)} devices of {problem.fabric.name}{bits}"

@@ -39,6 +39,8 @@ def check_folded(p: Program) -> list[Finding]:
     """Findings; empty when the folded program keeps its contract. Raises: Unsupported where this proof does not apply."""
     if len(p.contracts) != 1 or p.contracts[0].op not in PROVED or p.contracts[0].ranks:
         raise Unsupported(f"only {', '.join(PROVED)} of all ranks are proved folded")
+    if p.contracts[0].reproducible == "tree":
+        raise Unsupported("folds of numbered contributions are proved written out only")
     if np.any(p.buffers.window > 0) or np.any(np.diff(p.buffers.last.ptr) > 0):
         raise Unsupported("buffers that are used again are not proved folded")
     lifted = Lifted(p)

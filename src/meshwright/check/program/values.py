@@ -5,7 +5,8 @@ quantities or one contribution twice makes poison (`-1 - step`), an error only w
 well-formed, live and free of races: then every order gives these values, and one topological order is executed. Buffers are cut into
 cells by the greatest common divisor of all ranges used on the buffers that data moves between. Turns: see `races.turns_needed`.
 
-Collectives: quantity = input chunk (and iteration), contribution = member. `Program.contracts` say what every output must be.
+Collectives: quantity = input chunk (and iteration), contribution = member. `Program.contracts` say what every output must be. Sums that a contract
+wants as the fold of a tree are poison too where an addition is none of the tree's (`fold_tree`).
 """
 
 from __future__ import annotations
@@ -18,8 +19,9 @@ from typing import Any
 import numpy as np
 
 from ...errors import TimeLimit, Unsupported
-from ...program.program import CHUNKWISE, I32, Contract, Kind, Part, Program
+from ...program.program import CHUNKWISE, I32, REPRODUCIBLE_SUMS, Contract, Kind, Part, Program
 from ..verdict import MAX_FINDINGS_OF_A_KIND, Finding
+from .fold_tree import FoldTrees
 from .order import Accesses, Addresses, Ints, Order, accesses, messages
 from .races import turns_needed
 from .wellformed import witness
@@ -38,6 +40,7 @@ class Machine:
 
     def __init__(self, p: Program, order: Order, *, nothing_is_zero: bool, grain: Ints | None = None) -> None:
         self.p, self.order, self.nothing_is_zero = p, order, nothing_is_zero
+        self.trees: FoldTrees | None = None  # of sums that must be folds
         self.where = Addresses(p)
         self.cell = _cells(p, self.where, accesses(p), grain)  # per buffer: bytes of a cell of its root
         # A window keeps the slices of so many turns; without one every turn has its own.
@@ -72,6 +75,8 @@ class Machine:
             return (a or b) if self.nothing_is_zero else -1 - step
         # Different quantities do not belong together; a common contribution would be counted twice.
         if (a ^ b) & QUANTITY_MASK or (a >> 32) & (b >> 32):
+            return -1 - step
+        if self.trees is not None and not self.trees.allow(a & QUANTITY_MASK, a >> 32, b >> 32, step):
             return -1 - step
         return a | b
 
@@ -116,6 +121,8 @@ class Machine:
     def compute(self, step: int, turn: int) -> None:
         """An op that works chunk by chunk (`program.Ops`); of others it is not known what they do to a collective's data."""
         ops, op = self.p.ops, int(self.p.steps.op[step])
+        if self.trees is not None:
+            raise Unsupported(f"step {step} computes {ops.name[op]!r}: how it rounds a sum that must be a fold is not known")
         if ops.name[op] not in CHUNKWISE:
             raise Unsupported(f"step {step} computes {ops.name[op]!r}: what a collective's operators do to its data is not known")
         read = self._chunks(ops.reads[op], turn)
@@ -196,6 +203,9 @@ def check_collective(p: Program, order: Order | None = None) -> list[Finding]:
         # Quantities of different contracts and turns get different numbers: what is left from another turn never looks right.
         claims.append(_Claim(p, m, c, first=claims[-1].first + claims[-1].quantities(turns) if claims else 1))
         claims[-1].fill(turns)
+        if c.reproducible == "tree" and c.op in REPRODUCIBLE_SUMS:
+            m.trees = m.trees or FoldTrees()
+            m.trees.hold(claims[-1].first, claims[-1].first + claims[-1].quantities(turns), len(claims[-1].members))
     m.run()
     found: list[Finding] = []
     for claim in claims:
@@ -213,6 +223,8 @@ class _Claim:
     def __init__(self, p: Program, m: Machine, c: Contract, first: int) -> None:
         self.p, self.m, self.c, self.first = p, m, c, first
         self.members = c.members(p.ranks)
+        # Which bit of a cell stands for a member's contribution: in a tree its number in the job, which rank it is does not matter.
+        self.bit = c.numbers if c.numbers and c.op in REPRODUCIBLE_SUMS else tuple(range(len(self.members)))
         self.starts = [0, *accumulate(n for _, _, n in c.inputs)]
         buffer = c.inputs[0][0]
         self.per: int = max(1, m.unit[buffer] // m.grain[buffer])
@@ -234,7 +246,7 @@ class _Claim:
                 continue
             for turn in range(turns):
                 root, lo, hi = self.m.locate(buffer, chunk, count, turn)
-                self.m.memory[root][lo:hi] = [(1 << (32 + member)) | (self.of(member, turn) + k) for k in range(hi - lo)]
+                self.m.memory[root][lo:hi] = [(1 << (32 + self.bit[member])) | (self.of(member, turn) + k) for k in range(hi - lo)]
 
     def wanted(self, member: int, turn: int) -> list[int] | None:
         """What the member's output must hold, cell by cell; None: nothing is promised."""
@@ -299,14 +311,15 @@ class _Claim:
         place = f"chunk {chunk} of {p.buffer_name(buffer)} on rank {rank} (iteration {turn})"
         more: dict[str, Any] = {}
         if have < 0:
-            text = f"{place} is spoilt: {p.describe(step)} adds a contribution twice, or adds what does not belong together"
+            why, more = self.m.trees.why(step) if self.m.trees is not None else ("", {})
+            text = f"{place} is spoilt: {p.describe(step)} {why or 'adds a contribution twice, or adds what does not belong together'}"
         elif not have:
             text = f"{place} is never written"
         elif (have ^ want) & QUANTITY_MASK:
             text = f"{place} holds another chunk's data"
         else:
-            missing = [r for i, r in enumerate(self.members) if (want >> 32) & ~(have >> 32) >> i & 1]
-            extra = [r for i, r in enumerate(self.members) if (have >> 32) & ~(want >> 32) >> i & 1]
+            missing = [r for i, r in zip(self.bit, self.members, strict=True) if (want >> 32) & ~(have >> 32) >> i & 1]
+            extra = [r for i, r in zip(self.bit, self.members, strict=True) if (have >> 32) & ~(want >> 32) >> i & 1]
             text = f"{place} lacks the contribution of ranks {missing}" + (f" and has that of ranks {extra}" if extra else "")
             more = {"missing_ranks": missing, "extra_ranks": extra}
         if step >= 0 and have >= 0:

@@ -14,6 +14,7 @@ from .choice import rank
 from .classic.bruck import Bruck
 from .classic.direct import Direct
 from .classic.double_tree import DoubleTree
+from .classic.fold_tree import FoldTree
 from .classic.halving_doubling import HalvingDoubling, RecursiveDoubling
 from .classic.hierarchical import Hierarchical
 from .classic.pat import Pat
@@ -37,7 +38,7 @@ __all__ = [
 # The list: names, citations, the command line, `auto`, a step's calls and the contract battery follow from it, in this order.
 STRATEGIES: tuple[type[CollectiveStrategy], ...] = (
     Ring, ForestColl, Joint, Taccl, Blink, BlueConnect, DoubleTree, HalvingDoubling, RecursiveDoubling, Bruck, Pat, Direct, RootedTree,
-    ScatterAllGather, Hierarchical, BFB, Classic, Multipath, Nccl, CloudCollectives,
+    ScatterAllGather, Hierarchical, FoldTree, BFB, Classic, Multipath, Nccl, CloudCollectives,
 )  # fmt: skip
 NAMES = named(STRATEGIES)
 

@@ -14,6 +14,7 @@ import numpy as np
 from ...errors import Infeasible, MeshwrightError, TimeLimit, Unsupported, UsageError
 from ...kernels.effort import NEVER, Budget, Deadline, cuts, worked_s
 from ...kernels.stages import innermost, stage
+from .bounds.collective import collective_bound
 from .connected import require_connected
 from .problem import CollectivePlan, CollectiveProblem, CollectiveStrategy, Ranked
 from .program_time import MAX_SIMULATED_STEPS, busiest_link_s, simulated_steps, simulated_time_s
@@ -79,6 +80,8 @@ def _searched(candidate: CollectiveStrategy, problem: CollectiveProblem, first: 
 
 def _try(candidate: CollectiveStrategy, problem: CollectiveProblem) -> _Tried:
     plan = candidate.plan(problem, rng=np.random.default_rng(problem.seed))
+    if problem.reproducible == "exact" and plan.bound is not None:  # what bounds the sum bounds its integers, whose bytes are our choice
+        plan = replace(plan, bound=collective_bound(problem))
     actors, steps = (*problem.ranks, *plan.switches), simulated_steps(plan.program)
     most = MAX_SIMULATED_STEPS * (ONE_MESSAGE_FACTOR if problem.op in ("broadcast", "reduce") else 1)
     if steps > most and len(actors) > MAX_RANKS_ALWAYS_SIMULATED and plan.program.fold is None and not plan.switches:

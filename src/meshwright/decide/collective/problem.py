@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field, fields
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, fields, replace
 from fractions import Fraction
+from functools import wraps
 from typing import Any, ClassVar, Literal, Protocol, Self, get_args
 
 import numpy as np
@@ -15,12 +16,12 @@ from ...errors import UnknownName, Unsupported, UsageError
 from ...fabric.edit import sustained
 from ...fabric.fabric import Fabric
 from ...kernels.effort import Cut, Deadline
-from ...program.program import Program
+from ...program.program import REPRODUCIBLE, REPRODUCIBLE_SUMS, Program
 from ..strategies import Listed
 
 __all__ = [
-    "MIN_PIECE_BYTES", "OPERATIONS", "PIECES_BESIDE", "ROOTED", "SHARDED", "CollectivePlan", "CollectiveProblem", "CollectiveStrategy", "Operation",
-    "Ranked", "Use", "busbw_factor", "cut_among", "options_of", "require_operation",
+    "EXACT_BYTES", "MIN_PIECE_BYTES", "OPERATIONS", "PIECES_BESIDE", "ROOTED", "SHARDED", "CollectivePlan", "CollectiveProblem",
+    "CollectiveStrategy", "Operation", "Ranked", "Use", "busbw_factor", "cut_among", "options_of", "require_operation",
 ]  # fmt: skip
 
 Operation = Literal["all-reduce", "all-gather", "reduce-scatter", "broadcast", "reduce", "all-to-all", "scatter", "gather", "permute"]
@@ -29,6 +30,7 @@ ROOTED = ("broadcast", "reduce", "scatter", "gather")
 SHARDED = ("all-gather", "reduce-scatter", "scatter", "gather")  # operations whose ranks may own parts of unlike sizes
 DEFAULT_EFFORT_S = 60.0  # counted work (`kernels.effort`) of a planner, in seconds of a quiet core, unless the problem states its own
 MIN_PIECE_BYTES = 4096  # pieces of a pipeline are not made smaller (forests: 8192)
+EXACT_BYTES = 8  # of the integers that stand for the elements of an exact sum: two limbs of 32 bits, added as one number
 Use = Literal["alone", "in network", "inlined", "beside", "beside, in iterations"]
 PIECES_BESIDE = 128  # iterations of programs that run side by side, which must have equal numbers of them
 
@@ -45,12 +47,15 @@ class CollectiveProblem:
         shard_bytes: all-gather, reduce-scatter, scatter, gather: what each rank owns, together `size_bytes`; None = equal shares (padded
             to whole elements where the size does not divide).
         peers: permute: peers[i] is the rank whose buffer rank i receives, -1 = nothing; () = the next rank up, round the ring.
+        reproducible: what is promised of the bits of sums: "run", "tree" or "exact" (docs/reproducibility.md; `program.Contract`). For "exact",
+            elements travel as integers of EXACT_BYTES.
+        numbers: numbers[i] is the number of rank i's contribution in the tree; () = i. A job's numbers stay when its ranks are placed anew.
         transport: cost of messages beyond the links' rate and latency; None = none.
         time_limit_s: a net: planners stop near it, by the clock, with the best they have, and say so; none unless the user asks for one.
         effort_s: how long they search, in seconds of counted work (`kernels.effort`), however busy the machine is; None = DEFAULT_EFFORT_S.
     Raises: UnknownName for an operation or device that does not exist, UsageError for fewer than two ranks, repeated ranks, a
         size below one element or not a multiple of it, a root that is no rank, shards that do not add up or that the operation does not
-        have, peers that are no ranks.
+        have, peers that are no ranks, a level or numbers that there are not.
     """
 
     fabric: Fabric
@@ -65,6 +70,8 @@ class CollectiveProblem:
     transport: Transport | None = None
     shard_bytes: tuple[int, ...] | None = None
     peers: tuple[int, ...] = ()
+    reproducible: str = "run"
+    numbers: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "fabric", sustained(self.fabric))
@@ -92,6 +99,10 @@ class CollectiveProblem:
             raise UsageError(f"effort_s must be > 0, got {self.effort_s}")
         self._require_shards()
         self._require_peers()
+        if self.reproducible not in REPRODUCIBLE:
+            raise UnknownName(f"no level {self.reproducible[:32]!r}", where="reproducible", hint=f"levels: {', '.join(REPRODUCIBLE)}")
+        if self.numbers and sorted(self.numbers) != list(range(len(self.ranks))):
+            raise UsageError(f"must hold every number 0..{len(self.ranks) - 1} once", where="numbers")
 
     def _require_shards(self) -> None:
         shards = self.shard_bytes
@@ -174,6 +185,15 @@ class CollectiveStrategy(Listed, Protocol):
     searches: ClassVar[bool] = False
     folds: ClassVar[tuple[str, ...]] = ()  # operations that it plans among thousands of ranks: folded, or in few steps
 
+    def __init_subclass__(cls, **more: Any) -> None:
+        super().__init_subclass__(**more)
+        if "plan" in cls.__dict__:
+            cls.plan = _promising(cls.plan)  # type: ignore[method-assign]
+
+    def sums_by_tree(self, problem: CollectiveProblem) -> bool:
+        """Whether its sums of this problem are the fold over the contributions' numbers, which `check` then proves; else "tree" is refused for it."""
+        return False
+
     @classmethod
     def applies(cls, problem: CollectiveProblem) -> bool:
         """Cheap. False only where `plan` raises Unsupported with every option; the reason is in that error."""
@@ -199,6 +219,35 @@ class CollectiveStrategy(Listed, Protocol):
     def plan(self, problem: CollectiveProblem, *, rng: np.random.Generator) -> CollectivePlan:
         """Raises: Unsupported rather than answer wrongly."""
         ...
+
+
+def _promising(plan: Callable[..., CollectivePlan]) -> Callable[..., CollectivePlan]:
+    """A strategy's `plan`, refusing a level of reproducibility that it cannot keep, and writing the one that it keeps into the contract.
+
+    Integers add up alike in any order, so every strategy does exact sums: its plan for the bytes of the integers.
+    """
+
+    @wraps(plan)
+    def honest(self: Any, problem: CollectiveProblem, *, rng: np.random.Generator) -> CollectivePlan:
+        if problem.reproducible == "run" or problem.op not in REPRODUCIBLE_SUMS:
+            return plan(self, problem, rng=rng)
+        if problem.reproducible == "tree" and not self.sums_by_tree(problem):
+            text = f"{self.name} adds up this {problem.op} in an order of its own, which is not the fold of a fixed tree"
+            raise Unsupported(text, hint="use --strategy fold-tree, or --reproducible exact", data={"strategy": self.name})
+        made = plan(self, _as_integers(problem) if problem.reproducible == "exact" else problem, rng=rng)
+        kept = tuple(replace(c, reproducible=problem.reproducible, numbers=problem.numbers) for c in made.program.contracts)
+        return replace(made, program=replace(made.program, contracts=kept))
+
+    return honest
+
+
+def _as_integers(problem: CollectiveProblem) -> CollectiveProblem:
+    """The problem whose elements are the integers that stand for this one's."""
+    if problem.element_bytes > EXACT_BYTES:
+        raise Unsupported(f"elements of {problem.element_bytes} B do not fit into integers of {EXACT_BYTES} B", hint="--reproducible tree")
+    elements = problem.size_bytes // problem.element_bytes
+    shards = None if problem.shard_bytes is None else tuple(x // problem.element_bytes * EXACT_BYTES for x in problem.shard_bytes)
+    return replace(problem, size_bytes=elements * EXACT_BYTES, element_bytes=EXACT_BYTES, shard_bytes=shards, reproducible="run")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -32,6 +32,8 @@ def plan_collective(
         "element_bytes": problem.element_bytes,
         **({} if problem.shard_bytes is None else {"shard_bytes": list(problem.shard_bytes)}),
         **({"peers": list(problem.peers)} if problem.peers else {}),
+        **({"reproducible": problem.reproducible} if problem.reproducible != "run" else {}),
+        **({"numbers": list(problem.numbers)} if problem.numbers else {}),
     }  # fmt: skip
     decision = {
         "strategy": best.plan.strategy, "options": dict(best.plan.options), "notes": dict(best.plan.notes),

@@ -46,7 +46,7 @@ class Collectives(Decision):
     def refine(self, found: Found, context: Context) -> Found:
         """One purpose after the other; keeps what shortens the step."""
         best, planner = found.winner, context.evaluator.planner
-        if planner.strategy != "auto" or (best.program is not None and best.program.fold is not None):
+        if planner.strategy != "auto" or planner.reproducible != "run" or (best.program is not None and best.program.fold is not None):
             return found
         told: dict[str, list[dict[str, Any]]] = {}
         work_s = context.budget.work_s / LARGE_PARTS if context.is_large(best.candidate) else float("inf")

@@ -8,6 +8,8 @@ from typing import Any
 
 from ...cost import Transport
 from ...decide.collective import STRATEGIES, CollectivePlan, CollectiveProblem, CollectiveStrategy, Ring, auto, strategy
+from ...decide.collective.classic.fold_tree import FoldTree
+from ...decide.collective.classic.halving_doubling import HalvingDoubling, RecursiveDoubling
 from ...errors import TimeLimit, Unsupported
 from ...fabric.fabric import Fabric
 from ...kernels.effort import look
@@ -48,6 +50,7 @@ class CollectivePlanner:
     transport: Transport
     strategy: str = "auto"
     seed: int = 0
+    reproducible: str = "run"  # of all its sums
     each_s: float = float("inf")
     chosen: dict[str, str] = field(default_factory=dict)
     cache: dict[tuple[str, tuple[str, ...], int, str], Planned] = field(default_factory=dict)
@@ -62,7 +65,7 @@ class CollectivePlanner:
         """`short`: purposes whose calls are the ring in rank order, which has fewest steps."""
 
         def plan(purpose: str, ranks: tuple[int, ...], size_bytes: int, op: str = "all-reduce") -> Callee:
-            only = rank_order_ring(len(ranks)) if purpose in short and self.strategy == "auto" else None
+            only = rank_order_ring(len(ranks)) if purpose in short and self.strategy == "auto" and self.reproducible == "run" else None
             return self.collective(purpose, tuple(placement[r] for r in ranks), size_bytes, op, only=only)
 
         return plan
@@ -93,8 +96,11 @@ class CollectivePlanner:
 
     def _plan(self, op: str, devices: tuple[str, ...], size: int, name: str, only: CollectiveStrategy | None) -> Planned:
         """Raises: Unsupported where the strategy named cannot be called from a step: it has not the operation, or adds in switches."""
-        problem = CollectiveProblem(fabric=self.fabric, op=op, ranks=devices, size_bytes=size, seed=self.seed, transport=self.transport)
-        kinds = SCOUTS if name == "auto" or only is not None else (strategy(name, where="--collective"),)
+        problem = CollectiveProblem(
+            fabric=self.fabric, op=op, ranks=devices, size_bytes=size, seed=self.seed, transport=self.transport, reproducible=self.reproducible,
+        )  # fmt: skip
+        scouts: tuple[type[CollectiveStrategy], ...] = SCOUTS if self.reproducible == "run" else (*SCOUTS, FoldTree, HalvingDoubling, RecursiveDoubling)
+        kinds = scouts if name == "auto" or only is not None else (strategy(name, where="--collective"),)
         candidates = [only] if only is not None else called_variants(kinds, problem)
         if not candidates:
             raise Unsupported(f"no program calls {name}: it has no schedule of {op} whose chunks are explicit and whose actors are the ranks alone")

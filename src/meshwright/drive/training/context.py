@@ -179,7 +179,7 @@ class Context:
     def on(self, fabric: Fabric, global_batch: int | None = None, work_s: float | None = None) -> Context:
         """The same wishes on another fabric, for another batch, or with less work; under the same clock."""
         old = self.evaluator.planner
-        planner = CollectivePlanner(fabric=fabric, transport=old.transport, strategy=old.strategy, seed=old.seed)
+        planner = CollectivePlanner(fabric=fabric, transport=old.transport, strategy=old.strategy, seed=old.seed, reproducible=old.reproducible)
         job = self.job if global_batch is None else msgspec.structs.replace(self.job, global_batch=global_batch)
         evaluator = replace(self.evaluator, fabric=fabric, planner=planner, statistics_of=statistics_of(job))
         budget = self.budget if work_s is None else replace(self.budget, work_s=work_s)

@@ -60,7 +60,7 @@ def context_of(
     asked, cost = Wishes.these(wishes), in_precision(cost or assumed_cost(fabric), job, fabric)
     strategy = asked.of(CollectivesWanted).strategy
     strategy = "ring" if strategy == "auto" and len(fabric.devices) > MAX_PLANNED_DEVICES else strategy
-    planner = CollectivePlanner(fabric=fabric, transport=cost.transport, strategy=strategy, seed=job.seed)
+    planner = CollectivePlanner(fabric=fabric, transport=cost.transport, strategy=strategy, seed=job.seed, reproducible=job.asked.reproducible)
     evaluator = Evaluator(fabric=fabric, cost=cost, graph=graph, planner=planner, prices=asked.of(StepPrices).of, statistics_of=statistics_of(job))
     budget = budget or SearchBudget()
     return Context(

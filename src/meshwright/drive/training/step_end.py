@@ -52,7 +52,10 @@ def step_end(job: Training, graph: OpGraph) -> StepEnd | None:
     if any(p.trainable and p.dtype == "bfloat16" for p in graph.parameters):
         copies = 2 * (1 + copies)  # a master and its state, twice as wide as the weight
     # float16 may overflow: the norm tells all ranks alike that some gradient is not finite
-    made = StepEnd(state_copies=copies, norm=job.asked.clip_norm > 0 or job.asked.precision == "fp16-autocast")
+    made = StepEnd(
+        state_copies=copies, norm=job.asked.clip_norm > 0 or job.asked.precision == "fp16-autocast",
+        folded=True if job.asked.reproducible == "tree" else msgspec.UNSET,
+    )  # fmt: skip
     return None if made == StepEnd() else made
 
 

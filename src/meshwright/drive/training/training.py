@@ -29,6 +29,7 @@ from ..plans import check_plan, make_plan
 from .context import Context, Found, Made, SearchBudget
 from .decisions import context_of, decide, refine, require_asked
 from .evaluated import Evaluated
+from .reproducible import folding
 from .sharding import ShardingWanted, as_wanted
 from .step_end import require_recipe
 from .wishes import LayoutWanted, Wishes
@@ -59,7 +60,7 @@ def plan_training(
         CheckFailed (a planner is wrong: please report it); as `require_recipe`.
     """
     fabric.require_connected()
-    asked, captured = Wishes.these(wishes), graph
+    asked, captured = folding(job, fabric, Wishes.these(wishes)), graph
     require_asked(job, fabric, asked, without)
     if graph is None:
         from ...capture.precision import capture_job

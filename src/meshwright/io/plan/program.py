@@ -52,6 +52,8 @@ class _Contract(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True):
     root: Annotated[int, msgspec.Meta(ge=-1, le=(1 << 31) - 1)]
     ranks: list[_Peer] = []
     peers: list[_Peer] = []
+    reproducible: str = "run"
+    numbers: list[_Peer] = []
 
 
 class _Program(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
@@ -161,7 +163,7 @@ def _fold(fold: Fold) -> bytes:
 
 def _contract(contract: Contract) -> bytes:
     c = contract
-    return _json(_Contract(c.op, list(c.inputs), list(c.outputs), c.root, list(c.ranks), list(c.peers)))
+    return _json(_Contract(c.op, list(c.inputs), list(c.outputs), c.root, list(c.ranks), list(c.peers), c.reproducible, list(c.numbers)))
 
 
 # ---- reading -----------------------------------------------------------------------------------------------------------
@@ -268,8 +270,9 @@ def _read_text(raw: Any, count: int, where: str, budget: Budget) -> tuple[str, .
 
 def _read_contract(raw: _Contract) -> Contract:
     return Contract(
-        op=raw.op, inputs=tuple(raw.inputs), outputs=tuple(raw.outputs), root=raw.root, ranks=tuple(raw.ranks), peers=tuple(raw.peers)
-    )
+        op=raw.op, inputs=tuple(raw.inputs), outputs=tuple(raw.outputs), root=raw.root, ranks=tuple(raw.ranks), peers=tuple(raw.peers),
+        reproducible=raw.reproducible, numbers=tuple(raw.numbers),
+    )  # fmt: skip
 
 
 def _read_fold(raw: _Fold | None, buffers: int, where: str, budget: Budget) -> Fold | None:

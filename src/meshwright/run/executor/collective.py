@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from ...errors import UsageError
+from ...errors import Unsupported, UsageError
 from ...program.builder import ProgramBuilder
 from ...program.calls import inline
 from ...program.program import I32, Program
@@ -48,10 +48,13 @@ class CollectiveRank:
     def __init__(
         self, program: Program, rank: int, tensors: Mapping[int, torch.Tensor], transport: Transport, orders: Sequence[I32] | None = None
     ) -> None:
-        form = callable_form(program)
         dtypes = {t.dtype for t in tensors.values()}
         if len(dtypes) != 1:
             raise UsageError("all buffers of a collective have one dtype", hint="pass tensors of one dtype")
+        if any(c.reproducible == "exact" for c in program.contracts) and next(iter(dtypes)) != torch.int64:
+            text = f"the program adds the integers of exact sums, not {next(iter(dtypes))}"
+            raise Unsupported(text, where=program.name, hint="`run.group.integers` makes them, as MESHWRIGHT_REPRODUCIBLE=exact does")
+        form = callable_form(program)
         self.memory = RankMemory(form, rank, next(iter(tensors.values())).device, {}, _named(form, rank, tensors), dtype=next(iter(dtypes)))
         self.executor = Executor(form, orders or fuse_lanes(form), rank, memory=self.memory, transport=transport)
 

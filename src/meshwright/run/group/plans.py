@@ -15,7 +15,7 @@ import os
 import socket
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -24,7 +24,7 @@ from ...errors import FormatError, MeshwrightError, PlanMismatch, Unsupported, U
 from ...fabric.fabric import Fabric
 from ...plan.plan import Plan
 from ...program.hash import program_hash
-from ...program.program import Program
+from ...program.program import REPRODUCIBLE_SUMS, Program
 from .merged_rates import merge_near_rates
 from .plan_cache import PlanCache, cache_folder
 from .plan_match import require_fitting
@@ -39,6 +39,7 @@ MAX_LAST_READ_S = 5.0  # that a rank waits for the others to have read why the g
 MAX_SHARE_OF_BUILTIN_TIME = 0.98  # predicted time of a plan over the built-in backend's, up to which it is used: a smaller gain is within the error
 # What may be fastest where only the number of messages counts.
 FEW_ROUNDS = ("recursive-doubling", "halving-doubling", "direct", "bruck", "rooted-tree")
+FOLDING = ("fold-tree", "halving-doubling", "recursive-doubling")  # what may keep `tree`; the first always does
 SMALL_CLASS_BYTES = 1 << 10  # for which all small collectives of an operation are planned: the rounds count, not the bytes
 MAX_TRIED_RANKS = 64  # of a group whose small collectives get plans: those that all send to all have n² messages
 ROOTED = ("broadcast", "reduce", "scatter", "gather")
@@ -74,7 +75,7 @@ class GroupPlans:
         self.settings, self.store, self.rank, self.ranks, self.world = settings, store, rank, ranks, world or ranks
         self.devices, self.fabric, self.timeout_s = tuple(devices), fabric, timeout_s
         self.cache = PlanCache(cache_folder(settings.cache))
-        self.files = [_from_file(path) for path in settings.plans]
+        self.files = [_from_file(path, settings.reproducible) for path in settings.plans]
         self.known: dict[tuple[str, int, int], list[Chosen] | str] = {}
         self.settled: dict[tuple[str, int, int], Chosen | str] = {}  # by measurement
         self.ranks_per_core = 1.0
@@ -86,7 +87,7 @@ class GroupPlans:
         """Of everything that decides which program runs."""
         settings = self.settings
         told = [sorted(f.name for f in self.files), settings.strategies, settings.min_bytes, settings.small, settings.builtin, self.devices]
-        told += [settings.tune, settings.tune_s]
+        told += [settings.tune, settings.tune_s, settings.reproducible]
         if self.fabric is not None:
             from ...io.fabric.document import fabric_document
 
@@ -143,6 +144,8 @@ class GroupPlans:
     @property
     def never(self) -> str:
         """Why there can be no plan for anything, in words; empty if there can be."""
+        if self.settings.reproducible in ("tree", "exact") or self.settings.record_bits:  # sums do not go to the built-in backend as they are
+            return ""
         return "no plans and no fabric" if not self.files and self.fabric is None and self.find_fabric is None else ""
 
     # ---- the choice --------------------------------------------------------------------------------------------
@@ -172,6 +175,8 @@ class GroupPlans:
         if fitting:
             best = min(fitting, key=lambda f: (abs(_log2(f.size_bytes) - _log2(size_bytes)), f.name))
             return [Chosen(form_of(best.program), best.name, best.strategy, best.path, best.size_bytes, best.predicted_s)]
+        if self.folds(op):
+            return self._planned(op, root, class_bytes)
         if self.fabric is None and self.find_fabric is not None and size_bytes >= self.settings.min_bytes:
             self.find_fabric()
             if self.fabric is None:
@@ -190,7 +195,23 @@ class GroupPlans:
         small = self.settings.tries(size_bytes) and self.fabric is not None and self.ranks <= MAX_TRIED_RANKS
         return small and not any(self._serves(f, op, root) for f in self.files)
 
+    def folds(self, op: str) -> bool:
+        """Must sums of the operation be those of the tree?"""
+        return self.settings.reproducible == "tree" and op in REPRODUCIBLE_SUMS
+
+    def _site(self, op: str) -> tuple[Fabric, tuple[str, ...]]:
+        """What is planned for. The bits of a fold are the same everywhere, so any fabric will do where none is known."""
+        if self.fabric is None and self.folds(op):
+            from ...drive.plans import read_fabric
+
+            found = read_fabric(f"laptop:{self.ranks}")
+            return found, tuple(d.name for d in found.devices)
+        assert self.fabric is not None
+        return self.fabric, self.devices
+
     def _serves(self, file: _File, op: str, root: int) -> bool:
+        if self.folds(op) and file.program.contracts[0].reproducible != "tree":
+            return False
         if file.op != op or len(file.devices) != self.ranks or (op in ROOTED and file.root != root):
             return False
         return not self.devices or file.devices == self.devices
@@ -227,12 +248,11 @@ class GroupPlans:
         """All that an answer depends on, but for the planners themselves."""
         from ...io.fabric.document import fabric_document
 
-        assert self.fabric is not None
-        told = self.settings
+        told, (fabric, devices) = self.settings, self._site(op)
         return {
-            "fabric": fabric_document(self.fabric), "devices": self.devices, "op": op, "root": root, "class_bytes": class_bytes, "ranks": self.ranks,
+            "fabric": fabric_document(fabric), "devices": devices, "op": op, "root": root, "class_bytes": class_bytes, "ranks": self.ranks,
             "ranks_per_core": max(1.0, self.ranks_per_core), "strategies": told.strategies, "tune": told.tune, "builtin": told.builtin,
-            "plan_s": told.plan_s,
+            "plan_s": told.plan_s, **({"reproducible": told.reproducible} if self.folds(op) else {}),
         }  # fmt: skip
 
     def _plan(self, op: str, root: int, class_bytes: int) -> bytes:
@@ -241,21 +261,21 @@ class GroupPlans:
         from ...io.plan.plan import plan_bytes
         from .choose import builtin, executed
 
-        assert self.fabric is not None
-        transport = executor_transport(self.fabric, self.ranks_per_core)
-        n = self.ranks
+        fabric, devices = self._site(op)
+        transport = executor_transport(fabric, self.ranks_per_core)
+        n, folds = self.ranks, self.folds(op)
         size = -(-class_bytes // (8 * n)) * 8 * n  # whole blocks of the widest element
         problem = CollectiveProblem(
-            fabric=merge_near_rates(self.fabric), op=op, size_bytes=size, ranks=self.devices, root=root, element_bytes=1, transport=transport,
-            effort_s=MAX_EFFORT_CANDIDATES * self.settings.plan_s,
+            fabric=merge_near_rates(fabric), op=op, size_bytes=size, ranks=devices, root=root, element_bytes=1, transport=transport,
+            reproducible="tree" if folds else "run", effort_s=MAX_EFFORT_CANDIDATES * self.settings.plan_s,
         )  # fmt: skip
         small = self.settings.tries(class_bytes)
-        names = self.settings.strategies or (FEW_ROUNDS if small else ())
+        names = self.settings.strategies or (FOLDING if folds else FEW_ROUNDS if small else ())
         candidates = [strategy(name)() for name in names] or None
         shared = self.ranks_per_core > 1
-        best = executed(problem, candidates, each_s=self.settings.plan_s, fabric=self.fabric, shared=shared)[: max(1, self.settings.tune)]
-        gloo = builtin(problem, self.fabric, shared=shared)
-        predicted = self.settings.builtin and not small and not self.settings.tune
+        best = executed(problem, candidates, each_s=self.settings.plan_s, fabric=fabric, shared=shared)[: max(1, self.settings.tune)]
+        gloo = builtin(replace(problem, reproducible="run"), fabric, shared=shared)
+        predicted = self.settings.builtin and not small and not folds and not self.settings.tune
         if predicted and gloo is not None and best[0].judged_s > MAX_SHARE_OF_BUILTIN_TIME * gloo.judged_s:
             text = f"the built-in backend is predicted to be as fast ({gloo.judged_s:.3g} s against {best[0].judged_s:.3g} s)"
             return json.dumps({"none": text}).encode()
@@ -267,13 +287,16 @@ class GroupPlans:
         return json.dumps({"plans": heads}).encode() + b"\n" + b"".join(plans)
 
     def _decode(self, answer: bytes, class_bytes: int) -> list[Chosen] | str:
+        from ...drive.plans import fabric_of
+
         plans = _plans_in(answer)
         if isinstance(plans, str):
             return plans
-        out, origin = [], self.fabric.name if self.fabric else ""
+        out = []
         for row, plan in plans:
-            form, name = walked(plan.main, self.fabric, plan.placement, row["walk"]), program_hash(plan.main)
-            out.append(Chosen(form, name, row["strategy"], origin, class_bytes, row["predicted_s"], row["builtin_s"]))
+            fabric = self.fabric or fabric_of(plan)
+            form, name = walked(plan.main, fabric, plan.placement, row["walk"]), program_hash(plan.main)
+            out.append(Chosen(form, name, row["strategy"], fabric.name, class_bytes, row["predicted_s"], row["builtin_s"]))
         return out
 
 
@@ -322,8 +345,8 @@ class _File:
     fabric: Fabric  # that it was planned for
 
 
-def _from_file(path: str) -> _File:
-    """Read and check a plan. Raises: FormatError, CheckFailed, UsageError (not the plan of a collective)."""
+def _from_file(path: str, level: str = "") -> _File:
+    """Read and check a plan. Raises: FormatError, CheckFailed, UsageError (not the plan of a collective), Unsupported (none that ranks carry out)."""
     from ...drive import plans as drive
 
     plan = drive.read_plan(path)
@@ -336,6 +359,8 @@ def _from_file(path: str) -> _File:
     predicted = plan.prediction.time_s if plan.prediction is not None else None
     if plan.main.switches:
         raise Unsupported("this plan computes in switches", where=path, hint="plan without --in-network")
+    if plan.main.contracts[0].reproducible == "exact" and level != "exact":
+        raise Unsupported("this plan adds the integers of exact sums", where=path, hint="set MESHWRIGHT_REPRODUCIBLE=exact")
     if not isinstance(job.get("size_bytes"), int):
         raise FormatError("the job has no size", where=path)
     return _File(

@@ -13,9 +13,11 @@
 | MESHWRIGHT_MIN_BYTES | smaller collectives are not planned from a fabric (plan files serve every size) |
 | MESHWRIGHT_SMALL | 1: those get a plan of few rounds where a few calls of both show that it is faster than the built-in backend |
 | MESHWRIGHT_BUILTIN | 0: never choose the built-in backend where a plan exists |
+| MESHWRIGHT_REPRODUCIBLE | run, tree or exact: the bits of sums that are promised (docs/reproducibility.md); unset: none are |
 | MESHWRIGHT_CACHE | folder in which plans made for a fabric are kept between runs; 0: keep none |
 | MESHWRIGHT_DEBUG | 1: checksum every message |
 | MESHWRIGHT_RECORD_DIR | where the ranks' flight recorders lie |
+| MESHWRIGHT_RECORD_BITS | a folder for what sums are made of and come to, which `run doctor --bits` compares between runs |
 | MESHWRIGHT_REPORT | 1: rank 0 says at the end what was planned and what fell through |
 """
 
@@ -28,6 +30,7 @@ from difflib import get_close_matches
 from typing import Any
 
 from ...errors import UsageError
+from ...program.program import REPRODUCIBLE
 
 __all__ = ["Settings", "configure", "current_settings", "settings_from"]
 
@@ -36,7 +39,7 @@ PREFIX = "MESHWRIGHT_"
 MIN_NAME_LIKENESS = 0.8  # difflib's ratio from which an unknown variable is taken for a mistyped setting
 NAMES = (
     "PLAN", "FABRIC", "DEVICES", "DEVICE", "TIMEOUT_S", "STRATEGIES", "TUNE", "TUNE_S", "MIN_BYTES", "BUILTIN", "CACHE", "DEBUG", "RECORD_DIR",
-    "REPORT", "SMALL",
+    "REPORT", "SMALL", "REPRODUCIBLE", "RECORD_BITS",
 )  # fmt: skip
 
 
@@ -56,9 +59,11 @@ class Settings:
     tune_s: float = 60.0
     debug: bool = False
     record_dir: str = ""
+    record_bits: str = ""
     report: bool = False
     plan_s: float = 5.0
     cache: str = ""
+    reproducible: str = ""  # a level of `program.REPRODUCIBLE`
     builtin: bool = True  # may the built-in backend be chosen where it is predicted to be as fast; False: every plan is used
 
     def tries(self, size_bytes: int) -> bool:
@@ -107,8 +112,9 @@ def settings_from(env: Mapping[str, str]) -> Settings:
             tune=int(_number("MESHWRIGHT_TUNE", env.get("MESHWRIGHT_TUNE", "0"))),
             tune_s=_number("MESHWRIGHT_TUNE_S", env.get("MESHWRIGHT_TUNE_S", str(Settings.tune_s))),
             debug=env.get("MESHWRIGHT_DEBUG", "0") not in ("", "0"), record_dir=env.get("MESHWRIGHT_RECORD_DIR", ""),
+            record_bits=env.get("MESHWRIGHT_RECORD_BITS", ""),
             report=env.get("MESHWRIGHT_REPORT", "0") not in ("", "0"), builtin=env.get("MESHWRIGHT_BUILTIN", "1") not in ("", "0"),
-            cache=env.get("MESHWRIGHT_CACHE", "").strip(),
+            cache=env.get("MESHWRIGHT_CACHE", "").strip(), reproducible=env.get("MESHWRIGHT_REPRODUCIBLE", "").strip(),
         )
     )  # fmt: skip
 
@@ -132,6 +138,15 @@ def _validated(settings: Settings) -> Settings:
 
         for name in settings.strategies:
             strategy(name, where="MESHWRIGHT_STRATEGIES")
+    if settings.reproducible not in ("", *REPRODUCIBLE):
+        hint = f"levels: {', '.join(REPRODUCIBLE)}"
+        raise UsageError(f"no level {settings.reproducible[:32]!r}", where="MESHWRIGHT_REPRODUCIBLE", hint=hint)
+    if settings.reproducible and (settings.tune or settings.small):
+        text = "calls of one size run by several programs in turn, whose bits differ"
+        raise UsageError(text, where="MESHWRIGHT_TUNE" if settings.tune else "MESHWRIGHT_SMALL", hint="unset it, or MESHWRIGHT_REPRODUCIBLE")
+    if settings.reproducible == "run" and settings.fabric == "probe":
+        text = "a fabric measured anew may give another plan, and with it other bits"
+        raise UsageError(text, where="MESHWRIGHT_FABRIC", hint="keep the fabric in a file, or MESHWRIGHT_REPRODUCIBLE=tree")
     if not settings.tune_s >= 0:
         raise UsageError(f"must be >= 0 s, got {settings.tune_s}", where="MESHWRIGHT_TUNE_S")
     return settings

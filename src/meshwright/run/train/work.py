@@ -16,6 +16,7 @@ from ...program.program import Program
 from ..executor.memory import RankMemory
 from .compressed import STEPS, CompressedGroups
 from .count_exchange import CountExchange
+from .folds import GradientFolds
 from .loss_counts import LossCounts
 from .norm import GradientNorm
 from .segments import RankModule, SegmentModule, random_seed
@@ -127,7 +128,13 @@ class TrainingWork:
             )  # fmt: skip
         microbatch = int(ops.microbatch[op])
         action = actions[name](segment, microbatch, memory)
-        return self._with_whole(op, memory, action) if self.module.groups else action
+        action = self._with_whole(op, memory, action) if self.module.groups else action
+        return self.folds.after(op, action) if self.layout.step_end.folded else action
+
+    @cached_property
+    def folds(self) -> GradientFolds:
+        own = self.layout.microbatches_of(self.layout.coordinates(self.rank)[1])
+        return GradientFolds(self.program, self.rank, self.module.gradients, own)
 
     def _with_whole(self, op: int, memory: RankMemory, action: Callable[[], None]) -> Callable[[], None]:
         """The action with gathered weights attached, and whole gradients to add to."""
@@ -183,7 +190,11 @@ class TrainingWork:
         if missing:
             raise Unsupported(f"the program has no buffer for {missing[0]!r}, which segment {segment.key!r} writes")
         replica, tensor = self.layout.coordinates(self.rank)[1:]
-        place = (replica, microbatch, segment.key, *((tensor,) if segment.split else ()))
+        if self.layout.step_end.folded:  # by its number in the step, whose replica does not matter
+            place_of = (0, self.layout.first_sample(replica, microbatch) // self.layout.microbatch_size)
+        else:
+            place_of = (replica, microbatch)
+        place = (*place_of, segment.key, *((tensor,) if segment.split else ()))
         lay, draws = self.layout, self.module.draws
         sample, weights = lay.first_sample(replica, microbatch), self._shares
 

@@ -58,8 +58,7 @@ def classic_contract(problem: CollectiveProblem, inputs: Sequence[int], outputs:
             whole_out = tuple((b, *own[r]) for r, b in enumerate(outputs))
     if op == "scatter":
         whole_in = tuple((b, 0, total if r == problem.root else 0) for r, b in enumerate(inputs))
-    more = {"peers": problem.peers} if op == "permute" else {}
     if op == "permute":
         whole_out = tuple((b, 0, total if problem.peers[r] >= 0 else 0) for r, b in enumerate(outputs))
     assert len(whole_in) == len(whole_out) == n
-    return Contract(op=op, inputs=whole_in, outputs=whole_out, root=problem.root if rooted else -1, **more)
+    return Contract(op=op, inputs=whole_in, outputs=whole_out, root=problem.root if rooted else -1, peers=problem.peers if op == "permute" else ())

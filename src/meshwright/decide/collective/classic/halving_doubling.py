@@ -164,6 +164,12 @@ def whole_rounds(n: int) -> list[list[Move]]:
     return rounds
 
 
+def by_numbers(problem: CollectiveProblem, order: Order) -> bool:
+    """A power of two of ranks, in the order of their contributions' numbers."""
+    n, placed = len(problem.ranks), resolve_order(problem, order, "halving-doubling")
+    return not n & (n - 1) and all((problem.numbers or range(n))[rank] == at for at, rank in enumerate(placed))
+
+
 @dataclass(frozen=True, kw_only=True)
 class HalvingDoubling(CollectiveStrategy):
     """Options.
@@ -184,6 +190,10 @@ class HalvingDoubling(CollectiveStrategy):
     order: Order = "rank"
     pack: bool = True
     unroll: bool = True
+
+    def sums_by_tree(self, problem: CollectiveProblem) -> bool:
+        """Nearest numbers first, a power of two of them: every exchange adds the two halves of an aligned block."""
+        return problem.op == "all-reduce" and self.near is not False and self.radix == 2 and by_numbers(problem, self.order)
 
     def plan(self, problem: CollectiveProblem, *, rng: np.random.Generator) -> CollectivePlan:
         """All-reduce (Rabenseifner), reduce-scatter, all-gather. Raises: Disconnected, Unsupported, UsageError (order)."""
@@ -214,6 +224,9 @@ class RecursiveDoubling(CollectiveStrategy):
 
     order: Order = "rank"
     unroll: bool = True
+
+    def sums_by_tree(self, problem: CollectiveProblem) -> bool:
+        return problem.op == "all-reduce" and by_numbers(problem, self.order)
 
     def plan(self, problem: CollectiveProblem, *, rng: np.random.Generator) -> CollectivePlan:
         """Raises: Disconnected, Unsupported (other operations), UsageError (order)."""

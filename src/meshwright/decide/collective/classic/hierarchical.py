@@ -27,7 +27,7 @@ from .nearness import islands
 from .rooted_tree import choose_pieces, require_pieces, tree_parents
 from .rounds import Area, Move, plan_rounds, reverse
 
-__all__ = ["CITE", "DEVIATIONS", "Hierarchical", "groups_of", "leader_rounds", "servers_of"]
+__all__ = ["CITE", "DEVIATIONS", "Hierarchical", "groups_of", "leader_rounds", "overlapped", "servers_of"]
 
 CITE = Cite(
     key="karonis2000exploiting",
@@ -141,7 +141,7 @@ def _in_stream(rounds: Rounds, stream: int) -> Rounds:
     return [[replace(m, stream=stream) for m in step] for step in rounds]
 
 
-def _overlapped(pieces: Sequence[Rounds]) -> Rounds:
+def overlapped(pieces: Sequence[Rounds]) -> Rounds:
     """Piece i runs i rounds behind the first; the phases of a piece have lanes of their own, so that pieces do not wait for each other."""
     length = max(map(len, pieces))
     out: Rounds = [[] for _ in range(length + len(pieces) - 1)]
@@ -234,12 +234,12 @@ def _tree(groups: Groups, n: int) -> list[int]:
 def _layout(op: str, groups: Groups, n: int, pieces: int) -> tuple[Rounds, dict[str, Area]]:
     if op == "all-reduce":
         count = len(groups)
-        return _overlapped([leader_rounds(groups, p * count) for p in range(pieces)]), {"data": Area("input", pieces * count)}
+        return overlapped([leader_rounds(groups, p * count) for p in range(pieces)]), {"data": Area("input", pieces * count)}
     if op in ("broadcast", "reduce"):
         rounds = [_broadcast_rounds(groups, [p]) for p in range(pieces)]
         if op == "reduce":
-            return _overlapped([reverse(r) for r in rounds]), {"data": Area("input", pieces)}
-        return _overlapped(rounds), {"data": Area("output", pieces)}
+            return overlapped([reverse(r) for r in rounds]), {"data": Area("input", pieces)}
+        return overlapped(rounds), {"data": Area("output", pieces)}
     if op == "all-to-all":
         rounds_, most = _two_step(groups, n)
         areas = {"input": Area("input", n, True), "output": Area("output", n, True)}

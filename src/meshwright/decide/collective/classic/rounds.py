@@ -313,7 +313,7 @@ def plan_rounds(
         return lower(problem, _placed(rounds, areas, order), areas, pack=pack, name=f"{name} {problem.op}")
 
     if problem.shard_bytes is None:  # the same program at every size, but for the bytes of a chunk
-        key = ("rounds", name, problem.op, problem.ranks, problem.root, problem.peers, pack, repr(strategy))
+        key = ("rounds", name, problem.op, problem.ranks, problem.root, problem.peers, problem.numbers, pack, repr(strategy))
         chunk_bytes = block_chunks(problem, {what: (area.blocks, area.by_rank) for what, area in areas.items()})[1]
         program = with_chunk_bytes(remember(problem.fabric, key, build), chunk_bytes)
     else:

@@ -1,0 +1,159 @@
+"""Training whose bits do not depend on the number of ranks: the fold over micro-batches on one rank, plans of it, proofs, and real runs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+import torch
+from rig import TINY
+
+from meshwright.check import check_plan
+from meshwright.cli import main
+from meshwright.drive.plans import read_fabric, read_plan, write_plan
+from meshwright.drive.training.compress import CompressWanted
+from meshwright.drive.training.sharding import ShardingWanted
+from meshwright.drive.training.training import plan_training
+from meshwright.drive.training.wishes import LayoutWanted
+from meshwright.errors import Unsupported, UsageError
+from meshwright.io.plan.plan import plan_bytes, plan_from_bytes
+from meshwright.job import Recipe, Training
+from meshwright.plan.plan import Plan
+from meshwright.program.builder import ProgramBuilder
+from meshwright.program.program import Kind, Unit
+from meshwright.run.checkpoint.export import whole_tensors
+from meshwright.run.launch.request import RunRequest
+from meshwright.run.launch.train_run import train_run
+from meshwright.run.train.folds import GradientFolds
+
+
+def planned(devices: int, *wishes: Any, batch: int = 8, recipe: Recipe | None = None, microbatch: int | None = 2) -> Plan:
+    job = Training(model=TINY, global_batch=batch, recipe=recipe or Recipe(reproducible="tree", clip_norm=0.5))
+    given = {type(w): w for w in (LayoutWanted(microbatch=microbatch), *wishes)}
+    return plan_training(job, read_fabric(f"laptop:{devices}"), wishes=given.values())
+
+
+@pytest.fixture(scope="module")
+def plans() -> dict[int, Plan]:
+    return {n: planned(n) for n in (1, 4)}
+
+
+# ---- on one rank ---------------------------------------------------------------------------------------------------------
+def fold(rows: list[torch.Tensor]) -> torch.Tensor:
+    while len(rows) > 1:
+        rows = [rows[i] + rows[i + 1] if i + 1 < len(rows) else rows[i] for i in range(0, len(rows), 2)]
+    return rows[0]
+
+
+def backward_steps(order: Iterator[int] | range | list[int]) -> Any:
+    """A rank with two backward steps per micro-batch that add to one gradient buffer."""
+    b = ProgramBuilder(ranks=1)
+    buffer = b.buffer(0, chunks=1, chunk_bytes=4 * 50, role="gradient", name="gradients", persistent=True)
+    lane, ops = b.lane(0, unit=Unit.COMPUTE), []
+    for number in order:
+        for part in ("head", "body"):
+            ops.append((number, b.op("B", graph=part, microbatch=number, accumulate=True, writes=[(buffer, 0, 1)])))
+            lane.compute(ops[-1][1])
+    return b.build(), ops
+
+
+@pytest.mark.parametrize("m", range(1, 12))
+def test_a_rank_folds_its_micro_batches(m: int) -> None:
+    program, ops = backward_steps(range(m))
+    rows = [torch.randn(2, 50, generator=torch.Generator().manual_seed(i)) * 2.0 ** (i % 5) for i in range(m)]
+    flat = torch.zeros(50)
+    folds = GradientFolds(program, 0, {"gradients": flat}, m)
+    assert len(folds.waiting["gradients"]) == (m - 1).bit_length()
+    for _ in range(2):  # steps: nothing is left over from the one before
+        flat.zero_()
+        for at, (number, op) in enumerate(ops):
+            folds.after(op, lambda number=number, at=at: flat.add_(rows[number][at % 2]))()
+        assert torch.equal(flat, fold([row[0] + row[1] for row in rows]))
+
+
+def test_micro_batches_out_of_order_are_refused() -> None:
+    program, _ = backward_steps([0, 2, 1])
+    with pytest.raises(Unsupported, match="where 1 is due"):
+        GradientFolds(program, 0, {"gradients": torch.zeros(50)}, 3)
+
+
+# ---- plans -----------------------------------------------------------------------------------------------------------------
+def test_plans_say_it_and_are_read_back(plans: dict[int, Plan]) -> None:
+    for n, plan in plans.items():
+        assert plan.layout is not None and plan.layout.step_end.folded and plan.layout.data == n
+        again = plan_from_bytes(plan_bytes(plan))
+        assert check_plan(again).ok and again.job["training"]["recipe"]["reproducible"] == "tree"
+        promised = {c.reproducible for p in plan.programs.values() for c in p.contracts}
+        assert promised == ({"tree"} if n > 1 else set())
+    waiting = [int(plans[1].main.buffers.chunks[b]) for b, name in enumerate(plans[1].main.buffers.name) if name == "folds"]
+    assert waiting == [2], "two sums of four micro-batches wait, and memory counts them"
+
+
+def test_proofs_find_what_is_no_fold(plans: dict[int, Plan]) -> None:
+    plan = plans[4]
+    assert plan.layout is not None
+    ring = planned(4, LayoutWanted(microbatch=2, data=4, tensor=1, pipeline=1), ShardingWanted(level=0, overlap=False), recipe=Recipe(clip_norm=0.5))
+    training = plan.job["training"]
+    cases = {
+        "otherwise than the tree": replace(ring, job={**ring.job, "training": training}, layout=plan.layout),
+        "the layout does not": replace(plan, layout=msgspec.structs.replace(plan.layout, end=ring.layout.end)),
+        "asks for none": replace(plan, job={**plan.job, "training": {**training, "recipe": {"clip_norm": 0.5}}}),
+    }
+    for words, wrong in cases.items():
+        assert any(words in f.message for f in check_plan(wrong).findings), words
+    one = plans[1]
+    main = one.main
+    backward = [i for i in range(len(main.steps)) if main.steps.kind[i] == Kind.COMPUTE and main.ops.name[int(main.steps.op[i])] == "B"]
+    numbers = main.ops.microbatch.copy()
+    ends = [int(main.steps.op[backward[0]]), int(main.steps.op[backward[-1]])]
+    numbers[ends] = numbers[ends[::-1]]
+    turned = replace(main, ops=replace(main.ops, microbatch=numbers))
+    found = check_plan(replace(one, programs=dict.fromkeys(one.programs, turned))).findings
+    assert any(f.witness.get("fold_node") for f in found), [f.message for f in found]
+
+
+@pytest.mark.parametrize(
+    ("wish", "flag"),
+    [(ShardingWanted(level=1), "--zero"), (LayoutWanted(microbatch=2, tensor=2), "--tp"), (CompressWanted(codec="onebit"), "--compress")],
+)
+def test_what_divides_gradients_otherwise_is_refused(wish: Any, flag: str) -> None:
+    with pytest.raises(Unsupported) as refused:
+        planned(4, wish)
+    assert refused.value.where == flag and refused.value.hint
+
+
+def test_micro_batches_must_be_told_and_fit() -> None:
+    with pytest.raises(UsageError, match="size must be told"):
+        planned(4, microbatch=None)
+    with pytest.raises(Unsupported, match="no power of two"):
+        planned(2, batch=12)
+    with pytest.raises(UsageError, match="run or tree"):
+        planned(2, recipe=Recipe(reproducible="exact"))
+
+
+# ---- runs --------------------------------------------------------------------------------------------------------------------
+@pytest.mark.real
+@pytest.mark.timeout(280)
+def test_weights_and_state_have_equal_bits_at_one_and_four_ranks(plans: dict[int, Plan], tmp_path: Path) -> None:
+    found = []
+    for n, plan in plans.items():
+        out = tmp_path / str(n)
+        train_run(plan, RunRequest(out=out, data="synthetic", steps=3, calibrate=False, module_spans=False))
+        _, _, reader, _ = whole_tensors(out)
+        found.append({name: reader.read(name) for name in reader.tensors})
+    one, four = found
+    assert one.keys() == four.keys() and len(one) > 8
+    assert all(torch.equal(one[name].nan_to_num(), four[name].nan_to_num()) for name in one)
+
+
+def test_a_run_asks_for_what_its_plan_promises(plans: dict[int, Plan], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    write_plan(path := tmp_path / "plan.json", plans[1])
+    assert read_plan(path).layout == plans[1].layout
+    assert main(["train", "run", str(path), "--reproducible", "tree", "--dry-run"]) == 0
+    write_plan(path, planned(1, recipe=Recipe(clip_norm=0.5)))
+    assert main(["train", "run", str(path), "--reproducible", "tree", "--dry-run"]) == 2
+    assert "train plan --reproducible tree" in capsys.readouterr().err
