@@ -1,4 +1,4 @@
-"""`meshwright fabric design`: which cables to plug between accelerators, with steps, bandwidth, bounds and price of every design on the frontier."""
+"""`meshwright fabric design`: which cables to plug between accelerators, or which network with switches to buy, with bounds and prices."""
 
 from __future__ import annotations
 
@@ -9,28 +9,36 @@ from .arguments import at_least_one, whole_number
 from .frame import Result
 
 if TYPE_CHECKING:
+    from ..decide.topology import TopologyProblem
+    from ..drive.network import NetworkRow
     from ..drive.wiring import WiringRow
     from ..fabric.fabric import Fabric
 
 __all__ = ["HELP", "arguments", "run"]
 
-HELP = "Which fabric to build: wirings of accelerators without switches, each with its distance from the best possible."
+HELP = "Which fabric to build: wirings without switches and how far they are from the best possible, or networks by price and time."
 EPILOG = """\
 examples:
   meshwright fabric design --nodes 16 --ports 4
   meshwright fabric design --nodes 64 --ports 4 --bidirectional --out pod.toml --cables pod.csv
   meshwright collective plan all-gather --fabric pod.toml --size 64MiB --strategy bfb       the schedule for it
+  meshwright fabric design --accelerators 1024 --budget 6000000 --job job.toml              networks beside each other
 
 steps    of an all-gather or a reduce-scatter, the worse of both; every step costs one latency
 T_B      how long its bytes take, in (bytes of the message) / (rate of all ports of one accelerator)
 least    no wiring of so many accelerators and ports has fewer steps (Moore), or a smaller T_B
-best     T_B of the best schedule on this wiring, however many steps it takes (--strategy forestcoll)"""
+best     T_B of the best schedule on this wiring, however many steps it takes (--strategy forestcoll)
+global   at most so much of the injection can be all-to-all traffic, by a cut
+time     of one iteration of the job, at least: its bytes over these shares, and latency over the diameter"""
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--nodes", type=at_least_one, required=True, metavar="N", help="accelerators")
-    parser.add_argument("--ports", type=at_least_one, required=True, metavar="D", help="ports of each accelerator, one way in and one way out each")
+    parser.add_argument("--nodes", type=at_least_one, metavar="N", help="accelerators without switches, joined by the ports of each")
+    parser.add_argument("--ports", type=at_least_one, metavar="D", help="ports of each accelerator, one way in and one way out each")
     parser.add_argument("--bidirectional", action="store_true", help="only cables that carry both ways between the same two accelerators")
+    parser.add_argument("--accelerators", type=at_least_one, metavar="N", help="at least so many, in a network of 16 ports each")
+    parser.add_argument("--budget", type=whole_number, metavar="USD", help="with --accelerators: leave out what costs more")
+    parser.add_argument("--job", metavar="FILE", help="with --accelerators: what an iteration sends (TOML; default: 10 GB summed, 1 GB all-to-all)")
     parser.add_argument("--rate", default="50GB/s", help="of one port (default 50GB/s)")
     parser.add_argument("--latency", default="1us", help="of one cable (default 1us)")
     parser.add_argument("--prices", metavar="FILE", help="what parts cost (TOML; default: the published figures that ship)")
@@ -45,7 +53,6 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> Result:
     from ..decide.topology import TopologyProblem
-    from ..drive.wiring import design_wiring
     from ..errors import UsageError
     from ..fabric.prices import shipped_prices
     from ..io.fabric.prices import read_prices
@@ -55,22 +62,83 @@ def run(args: argparse.Namespace) -> Result:
         rate, latency = parse_rate_Bps(args.rate), parse_time_s(args.latency)
     except ValueError as error:
         raise UsageError(str(error), where="--rate, --latency", hint="e.g. --rate 50GB/s --latency 1us") from None
+    wired = args.nodes is not None and args.ports is not None
+    if wired == (args.accelerators is not None) or (args.nodes is None) != (args.ports is None):
+        raise UsageError("give --nodes and --ports, or --accelerators", hint="e.g. --nodes 16 --ports 4, or --accelerators 1024")
     prices = read_prices(args.prices) if args.prices else shipped_prices()
-    problem = TopologyProblem(
+    if not wired:
+        return _networks(args, TopologyProblem(nodes=args.accelerators, ports=1, rate_Bps=rate, latency_s=latency, prices=prices))
+    for option, value in (("--budget", args.budget), ("--job", args.job)):
+        if value is not None:
+            raise UsageError("belongs to --accelerators", where=option, hint="wirings are compared by steps and bandwidth, whatever the job")
+    return _wirings(args, TopologyProblem(
         nodes=args.nodes, ports=args.ports, bidirectional=args.bidirectional, rate_Bps=rate, latency_s=latency, prices=prices,
-    )  # fmt: skip
+    ))  # fmt: skip
+
+
+def _wirings(args: argparse.Namespace, problem: TopologyProblem) -> Result:
+    from ..drive.wiring import design_wiring
+
     options = {} if args.evaluations is None else {"evaluations": args.evaluations}
     rows = design_wiring(problem, options=options, seed=args.seed)
-    number = len(rows) if args.row is None else args.row
-    if not 1 <= number <= len(rows):
-        raise UsageError(f"there are {len(rows)} rows, no row {number}", where="--row")
+    number = _chosen(args, len(rows), len(rows))
     text = _text(rows, problem)
-    written = _written(args, rows[number - 1].design.fabric(problem))
+    written = _written(args, rows[number - 1].design.fabric(problem)) if args.out or args.cables or args.dot else []
     document = {
-        "schema": "meshwright.fabric-design", "version": 1, "nodes": args.nodes, "ports": args.ports, "bidirectional": args.bidirectional,
-        "prices": prices.source, "designs": [_document(row) for row in rows], "files": written,
+        "schema": "meshwright.fabric-design", "version": 1, "nodes": problem.nodes, "ports": problem.ports, "bidirectional": problem.bidirectional,
+        "prices": problem.prices.source, "designs": [_document(row) for row in rows], "files": written,
     }  # fmt: skip
     return Result(document, "\n".join([text, *(f"row {number} written to {path}" for path in written)]))
+
+
+def _chosen(args: argparse.Namespace, rows: int, default: int) -> int:
+    from ..errors import UsageError
+
+    number = default if args.row is None else args.row
+    if not 1 <= number <= rows:
+        raise UsageError(f"there are {rows} rows, no row {number}", where="--row", hint="leave --row out for the usual choice")
+    return int(number)
+
+
+def _networks(args: argparse.Namespace, problem: TopologyProblem) -> Result:
+    from ..drive.network import DEFAULT_JOB, compare_networks
+    from ..io.fabric.network_jobs import read_network_job
+
+    job = read_network_job(args.job) if args.job else dict(DEFAULT_JOB)
+    rows = compare_networks(problem, job, budget_usd=args.budget)
+    number = _chosen(args, len(rows), 1)
+    written = _written(args, rows[number - 1].design.fabric(problem)) if args.out or args.cables or args.dot else []
+    document = {
+        "schema": "meshwright.network-design", "version": 1, "accelerators": problem.nodes, "job": job, "prices": problem.prices.source,
+        "budget_usd": args.budget, "designs": [_network(row) for row in rows], "files": written,
+    }  # fmt: skip
+    return Result(document, "\n".join([_network_text(rows, problem), *(f"row {number} written to {path}" for path in written)]))
+
+
+def _network(row: NetworkRow) -> dict[str, Any]:
+    d = row.design
+    return {
+        "name": d.name, "strategy": d.strategy, "accelerators": d.nodes, "planes": d.planes, "links": d.links, "parts": dict(d.parts), "usd": row.usd,
+        "global_bound": str(d.global_bound), "all_reduce_share": str(d.all_reduce_share), "diameter": d.diameter, "time_s": row.time_s,
+        "usd_seconds": row.usd_seconds,
+    }  # fmt: skip
+
+
+def _network_text(rows: list[NetworkRow], problem: TopologyProblem) -> str:
+    from ..io.quantity import show_time
+
+    lines = [
+        f"networks for {problem.nodes} accelerators of 16 ports, by price times least time of the job's iteration",
+        f"{'row':>3}  {'network':<32}{'nodes':>7}{'switches':>10}{'cables':>9}{'price':>14}{'global':>9}{'hops':>6}{'time':>12}{'$ x s':>12}",
+    ]
+    for number, row in enumerate(rows, 1):
+        d = row.design
+        cables = sum(count for part, count in d.parts.items() if part.endswith("cable"))
+        lines.append(
+            f"{number:>3}  {d.name:<32}{d.nodes:>7}{d.parts.get('switch', 0):>10}{cables:>9}{row.usd:>12,} ${float(d.global_bound) * 100:>7.1f} %"
+            f"{d.diameter:>6}{show_time(row.time_s):>12}{row.usd_seconds:>12,.0f}"
+        )
+    return "\n".join(lines)
 
 
 def _document(row: WiringRow) -> dict[str, Any]:

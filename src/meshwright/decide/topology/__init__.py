@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from ..strategies import found, named
 from .directconnect.strategy import DirectConnect
+from .hammingmesh.rivals import Dragonfly, FatTree, HyperX, Torus
+from .hammingmesh.strategy import HammingMesh
 from .problem import Design, Question, TopologyProblem, TopologyStrategy
 
 __all__ = ["NAMES", "STRATEGIES", "Design", "DirectConnect", "TopologyProblem", "TopologyStrategy", "strategy"]
 
 # The list, for both questions (`TopologyStrategy.answers`): names, citations, the command line and the contract battery follow from it.
-STRATEGIES: tuple[type[TopologyStrategy], ...] = (DirectConnect,)
+STRATEGIES: tuple[type[TopologyStrategy], ...] = (DirectConnect, HammingMesh, FatTree, Dragonfly, HyperX, Torus)
 NAMES = named(STRATEGIES)
 
 

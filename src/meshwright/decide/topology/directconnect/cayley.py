@@ -136,6 +136,7 @@ def search(
         full = at is not None and len(at[1]) == MAX_TIES and at[0] <= load
         return full or any(t <= steps and row[0] <= load and (t, row[0]) != (steps, load) for t, row in best.items())
 
+    evaluations = min(evaluations, 2 * len(groups(order)) * comb(order - 1, ports))  # small groups have few sets
     for _, (group, generators) in zip(range(evaluations), _candidates(order, ports, paired, evaluations, rng), strict=False):
         cost = cayley_cost(group, generators, most_steps=most_steps) if generators else None
         if cost is None or beaten(*cost):
