@@ -10,18 +10,21 @@ import numpy as np
 import pytest
 
 from effort import few
+from meshwright.check import check_program
 from meshwright.check.boards import check_boards
+from meshwright.decide.collective import CollectiveProblem, Ring
+from meshwright.decide.collective.program_time import simulated_time_s
 from meshwright.decide.topology import Dragonfly, FatTree, HammingMesh, HyperX, TopologyProblem, Torus
 from meshwright.decide.topology.hammingmesh.allocate import Boards, Submesh, allocate, defragment, find, greedy
 from meshwright.decide.topology.hammingmesh.bandwidth import global_share, mesh_share
 from meshwright.decide.topology.hammingmesh.network import Builder, grid_sides
 from meshwright.decide.topology.hammingmesh.replay import POLICIES, BoardJob, best_replay, replay
-from meshwright.decide.topology.hammingmesh.rings import ring_pair
 from meshwright.decide.topology.hammingmesh.strategy import Mesh
 from meshwright.drive.boards import place_jobs, replay_jobs
 from meshwright.drive.network import compare_networks
 from meshwright.errors import Infeasible, Unsupported, UsageError
 from meshwright.fabric.prices import Prices, shipped_prices
+from meshwright.kernels.torus_rings import ring_pair
 
 RNG = np.random.default_rng(0)
 
@@ -86,6 +89,25 @@ def test_two_rings_that_share_no_cable(rows: int) -> None:
             edges += [frozenset(pair) for pair in pairwise(places)]
             assert all(graph.has_edge(*pair) for pair in pairwise(places))
         assert len(set(edges)) == len(edges) == graph.number_of_edges()
+
+
+@pytest.mark.parametrize("mesh", [Mesh(2, 2, 2, 2), Mesh(3, 1, 1, 3)], ids=lambda m: m.name)
+def test_a_pair_of_rings_keeps_all_four_links_busy(mesh: Mesh) -> None:
+    """In the simulator the all-reduce takes the bound's time, and half of what one ring takes; the checker adds it up."""
+    builder = Builder(10**7, 0.0)
+    mesh.build(builder)
+    problem = CollectiveProblem.on(builder.fabric("mesh", "test"), "all-reduce", 36 * 10**4)
+    sides = mesh.a * mesh.rows, mesh.b * mesh.columns
+    plan = Ring(torus=sides, bidirectional=True).plan(problem, rng=RNG)
+    assert check_program(plan.program).ok and plan.notes["rings"] == 4
+    one = Ring(order=ring_pair(*sides)[0], bidirectional=True).plan(problem, rng=RNG)
+    pair_s, one_s = (simulated_time_s(p.program, problem.fabric, problem.ranks, None) for p in (plan, one))
+    assert plan.bound is not None and pair_s == pytest.approx(float(plan.bound.exact), rel=0.01) and one_s == pytest.approx(2 * pair_s, rel=0.01)
+    again = Ring(**plan.options).plan(problem, rng=RNG)
+    assert again.options == plan.options and "torus" not in one.options
+    for options in ({"torus": (3, 5)}, {"torus": sides, "rings": 2}, {"torus": sides, "folded": True}, {"torus": (2.5,)}):
+        with pytest.raises(UsageError):
+            Ring(**options).plan(problem, rng=RNG)
 
 
 def grid(rnd: random.Random, most: int) -> tuple[list[int], int]:

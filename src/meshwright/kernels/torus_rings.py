@@ -8,7 +8,7 @@ does is read off the places of its corners on their cycles.
 
 from __future__ import annotations
 
-from ....errors import Unsupported, UsageError
+from ..errors import Unsupported, UsageError
 
 __all__ = ["ring_pair"]
 
