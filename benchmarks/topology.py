@@ -225,7 +225,8 @@ def lab() -> Iterator[Row]:
                 words += ["--option", "bidirectional=true"]
                 order = [] if plan else ["--option", "order=" + json.dumps(list(ring_pair(4, 4)[0]))]
                 subprocess.run([*run, *words, *plan, *order, "--out", str(out), "--quiet"], check=True)
-                bench = ["collective", "bench", "all-reduce", "--lab", name, "--plan", str(out), "-n", "5", "--no-builtin", "--json"]
+                bench = ["collective", "bench", "all-reduce", "--lab", name, "--plan", str(out), "-n", "5", "-b", "4MB", "-e", "4MB"]
+                bench += ["--no-builtin", "--json"]
                 every = {**os.environ, "MESHWRIGHT_MIN_BYTES": "0"}
                 said[label] = json.loads(subprocess.run([*run, *bench], check=True, stdout=subprocess.PIPE, env=every).stdout)["rows"][0]
         finally:
@@ -240,9 +241,11 @@ def lab() -> Iterator[Row]:
 PARTS = {part.__name__: part for part in (frontiers, kautz, linear_programs, prices, shares, boards, rings, lab)}
 
 if __name__ == "__main__":
-    rows: list[Row] = []
-    for part in sys.argv[1:] or PARTS:
+    asked = sys.argv[1:] or list(PARTS)
+    before = machine.RESULTS / "topology.json"  # parts that are not run again keep their rows
+    rows: list[Row] = [row for row in json.loads(before.read_text())["rows"] if row["part"] not in asked] if before.exists() else []
+    for part in asked:
         for row in PARTS[part]():
             rows.append({"part": part, **row})
             print(json.dumps(rows[-1], default=str), flush=True)
-    machine.record("topology", rows, command="python benchmarks/topology.py " + " ".join(sys.argv[1:]))
+    machine.record("topology", rows, command="python benchmarks/topology.py " + " ".join(PARTS))

@@ -16,7 +16,7 @@ from operator import or_
 
 from .verdict import Finding, Verdict, guarded
 
-__all__ = ["MAX_TRIED_PORTS", "check_wiring"]
+__all__ = ["MAX_TRIED_PORTS", "check_schedule", "check_wiring"]
 
 MAX_TRIED_PORTS = 8  # neighbours of a node whose sets are all tried: 255 sets of each
 
@@ -95,3 +95,45 @@ def _load(
 def _sets(items: Sequence[int]) -> Iterator[tuple[int, ...]]:
     for mask in range(1, 1 << len(items)):
         yield tuple(x for k, x in enumerate(items) if mask >> k & 1)
+
+
+def check_schedule(
+    nodes: int, arcs: Sequence[tuple[int, int]], pieces: int, transfers: Sequence[tuple[int, int, int, int, int, int]], *, steps: int, load: Fraction
+) -> Verdict:
+    """An all-gather as transfers (step, source, first piece, last piece + 1, sender, receiver), replayed.
+
+    They go over links that there are, carry pieces that the sender had before the step, bring each to a node once, until everyone has all.
+    """
+    return Verdict(findings=tuple(guarded("values", lambda: _replayed(nodes, arcs, pieces, transfers, steps, load))))
+
+
+def _replayed(
+    nodes: int, arcs: Sequence[tuple[int, int]], pieces: int, transfers: Sequence[tuple[int, int, int, int, int, int]], steps: int, load: Fraction
+) -> Iterator[Finding]:
+    links = set(arcs)
+    held = {(u, v): (1 << pieces) - 1 if u == v else 0 for u in range(nodes) for v in range(nodes)}
+    total, last = 0, 0
+    by_step: dict[int, list[tuple[int, int, int, int, int, int]]] = {}
+    for transfer in transfers:
+        by_step.setdefault(transfer[0], []).append(transfer)
+    for step in sorted(by_step):
+        before, on = dict(held), Counter[tuple[int, int]]()
+        for _, source, first, end, sender, receiver in by_step[step]:
+            mask = (1 << end) - (1 << first)
+            witness = {"step": step, "source": source, "sender": sender, "receiver": receiver}
+            if (sender, receiver) not in links or not 0 <= first < end <= pieces:
+                yield Finding(check="values", message="a transfer over no link, or of no pieces", witness=witness)
+            elif before[sender, source] & mask != mask:
+                yield Finding(check="values", message="a sender has not got what it sends", witness=witness)
+            elif held[receiver, source] & mask:
+                yield Finding(check="values", message="a piece arrives twice", witness=witness)
+            else:
+                held[receiver, source] |= mask
+                on[sender, receiver] += end - first
+        total, last = total + max(on.values(), default=0), step + 1
+    lacking = next((key for key, mask in held.items() if mask != (1 << pieces) - 1), None)
+    if lacking is not None:
+        yield Finding(check="values", message="a node lacks a part of a shard", witness={"node": lacking[0], "source": lacking[1]})
+    if (last, Fraction(total, pieces)) != (steps, load):
+        witness = {"steps": last, "load": str(Fraction(total, pieces))}
+        yield Finding(check="certificate", message=f"{last} steps and a load of {Fraction(total, pieces)}, not {steps} and {load}", witness=witness)

@@ -200,8 +200,9 @@ def firsts(rows: list[_Costed]) -> list[_Costed]:
 
 
 def _product_load(a: _Costed, b: _Costed, ports: int) -> Fraction:
-    """Of breadth-first broadcasts where both factors have the least load; else of one factor after the other."""
+    """Of breadth-first broadcasts where both factors have the least load; else of one factor after the other, of equal ones in two halves at once
+    (`schedule.of_power`)."""
     n, m = a.wiring.nodes, b.wiring.nodes
     if a.load * a.wiring.ports == n - 1 and b.load * b.wiring.ports == m - 1:
         return Fraction(n * m - 1, ports)
-    return min(a.load + n * b.load, b.load + m * a.load)
+    return min(a.load + n * b.load, b.load + m * a.load) / (2 if a.wiring is b.wiring else 1)
