@@ -151,6 +151,7 @@ def presets_page() -> str:
 EXPLAINED = {
     "collective": "collectives.md", "collective.sparse": "sparse_collectives.md", "layout": "layout_search.md", "memory": "memory.md",
     "pipeline": "pipelines.md", "traffic": "traffic.md", "restart": "replanning.md",
+    "topology": "topology.md",
 }  # fmt: skip
 OWN_PAGES = {
     "decide.layout.autoddl": "autoddl.md", "decide.layout.grid": "tensor_parallel.md", "decide.memory.monet": "monet.md",
@@ -164,7 +165,7 @@ METHOD_PAGES = {
     "decide.memory.selective": "sequence", "decide.layout.autoddl": "autoddl", "decide.pipeline.chimera": "chimera",
     "decide.pipeline.zerobubble": "zerobubble", "decide.pipeline.vschedules": "zerobubble", "decide.pipeline.breadthfirst": "breadthfirst",
     "decide.memory.monet": "monet", "decide.memory.fusionaware": "fusionaware", "decide.memory.static": "staticmemory",
-    "decide.traffic.cupcake": "cupcake",
+    "decide.traffic.cupcake": "cupcake", "decide.topology.directconnect": "directconnect", "decide.topology.hammingmesh": "hammingmesh",
 }  # fmt: skip
 
 

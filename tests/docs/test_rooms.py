@@ -17,7 +17,16 @@ MOST_NAMES = 12
 
 # Rooms whose `__init__` holds more than imports, each with the reason.
 HOLD_CODE = {"cli": "`main` loads the frame when it is called"} | dict.fromkeys(
-    ("decide/collective", "decide/collective/sparse", "decide/layout", "decide/memory", "decide/pipeline", "decide/restart", "decide/traffic"),
+    (
+        "decide/collective",
+        "decide/collective/sparse",
+        "decide/layout",
+        "decide/memory",
+        "decide/pipeline",
+        "decide/restart",
+        "decide/topology",
+        "decide/traffic",
+    ),
     "the list of a decision's strategies, and the look-up in it",
 )
 

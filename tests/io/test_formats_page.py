@@ -77,7 +77,7 @@ PRINTED = {
     "lab-run", "lab-show", "ordered-launch", "train-check",
     "profile", "profile-prediction", "profile-plan", "profile-fit", "train-export", "memory.plan", "memory.pack", "memory.compare",
     "report", "memory.step", "memory.modules", "memory.explain", "train.ledger", "layout-search",
-    "trace-annotation", "traffic.plan", "traffic.compare",
+    "trace-annotation", "traffic.plan", "traffic.compare", "fabric-design", "network-design", "board-allocation", "board-replay",
 }  # fmt: skip
 SRC = Path("src/meshwright")
 DOTTED = {".".join(p.relative_to(SRC).with_suffix("").parts) for p in SRC.rglob("*.py") if p.parent != SRC}

@@ -31,7 +31,7 @@ PARTS = {
     "strict_json": {"read_at_most", "read_text", "read_document", "read_versioned"}, "xml_reader": {"read_xml", "parse_xml"},
     "perf_tables": {"read_system", "read_nccl", "read_gemm"}, "imported": {"read_source"}, "toml": {"parse_fabric_toml"},
     "plan": {"read_plan", "read_program"}, "minimalloc_csv": {"parse_buffers_csv"}, "profile_layers": {"parse_profile_file"},
-    "kfac_csv": {"parse_kfac_csv"},
+    "kfac_csv": {"parse_kfac_csv"}, "small_toml": {"read_table"},
     "transformer_toml": {"parse_transformer_toml"}, "mscclpp_json": {"parse_mscclpp"}, "xml": {"parse_msccl"}, "tuner": {"parse_tuner"},
     "graph": {"parse_nccl_graph"}, "topology": {"parse_nccl_topology"}, "et": {"read_chakra_set"}, "read": {"read_events"},
 }  # fmt: skip

@@ -35,6 +35,8 @@ COMMANDS: dict[tuple[str, ...], tuple[str, str]] = {
     ("fabric", "import"): ("fabric_import", "read a cluster from NCCL, nvidia-smi, DCGM, Kubernetes, Slurm, matrix or edge files"),
     ("fabric", "probe"): ("fabric_probe", "measure latencies, ports and shared trunks between hosts, and write the fabric"),
     ("fabric", "lint"): ("fabric_lint", "look for what is wrong or unlikely in a fabric or a topology file"),
+    ("fabric", "design"): ("fabric_design", "which fabric to build: wirings and networks, with bounds and prices"),
+    ("fabric", "allocate"): ("fabric_allocate", "where jobs fit on the boards of a HammingMesh, some of them failed"),
     ("train", "capture"): ("train_capture", "capture a PyTorch model as an operator graph"),
     ("train", "plan"): ("train_plan", "decide how to train a model on a fabric, and prove it"),
     ("train", "replan"): ("train_replan", "plan a job again after devices are lost or added, reusing what the others hold"),

@@ -14,6 +14,8 @@ class MaxBytes:
 
     DOCUMENT = 512 << 20  # plans, programs, graphs: the largest documents of our own
     FABRIC_TOML = 16 << 20  # the largest preset takes 10.4 MiB
+    PRICES = 64 << 10  # half a dozen figures and their source
+    NETWORK_JOBS = 4 << 20  # 10,000 jobs on boards take 1.2 MiB
     FABRIC_JSON = 32 << 20  # the same fabric is longer in JSON, less than twice
     CLUSTER_FILE = 32 << 20  # one of the files that describe a cluster: XML, `nvidia-smi topo`, a matrix
     ADJACENCY = 32 << 20  # a matrix of 4096 x 4096 entries of two characters

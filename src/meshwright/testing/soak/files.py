@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import random
 from collections.abc import Callable, Mapping
+from importlib import resources
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +31,8 @@ READERS: Mapping[str, tuple[str, str, str, dict[str, Any]]] = {
     "layer profile": ("costs.profile_layers", "read_profile_files", "paths", {"model": "m", "device": "d"}),
     "system": ("costs.perf_tables", "parse_system", "text", {"name": "x"}),
     "fabric TOML": ("fabric.toml", "read_fabric_toml", "path", {}), "fabric JSON": ("fabric.toml", "read_fabric_json", "path", {}),
+    "prices": ("fabric.prices", "read_prices", "path", {}), "network job": ("fabric.network_jobs", "read_network_job", "path", {}),
+    "board jobs": ("fabric.network_jobs", "read_board_jobs", "path", {}),
     "cluster": ("fabric.imported", "import_fabric", "source", {}), "matrix": ("fabric.adjacency", "parse_matrix", "text", {}),
     "edges": ("fabric.adjacency", "parse_edges", "text", {}), "nvidia-smi": ("fabric.nvidia_topo", "parse_nvidia_topo", "text", {}),
     "nvidia-smi -q": ("fabric.machine_outputs", "parse_nvidia_q", "text", {}), "ibstat": ("fabric.machine_outputs", "parse_ibstat", "text", {}),
@@ -130,6 +133,9 @@ def _fabrics() -> list[tuple[str, str, bytes]]:
         ("fabric JSON", "islands.json", json.dumps(fabric_document(islands)).encode()),
         ("edges", "islands.edges", edges.encode()), ("matrix", "four.txt", matrix.encode()), ("cluster", "islands.edges", edges.encode()),
         ("NCCL topology", "box.xml", topology), ("cluster", "box.xml", topology),
+        ("prices", "prices.toml", resources.files("meshwright.fabric").joinpath("prices.toml").read_bytes()),
+        ("network job", "job.toml", b'schema = "meshwright.network-job"\nversion = 1\ncompute_s = 0.5\nall_reduce_bytes = 1000000\n'),
+        ("board jobs", "jobs.toml", b'schema = "meshwright.board-jobs"\nversion = 1\n[[jobs]]\nname = "a"\nrows = 1\ncolumns = 2\nduration_s = 3'),
     ]  # fmt: skip
 
 

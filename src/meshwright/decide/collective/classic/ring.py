@@ -25,6 +25,7 @@ from ....cost import Transport
 from ....errors import Disconnected, Unsupported, UsageError
 from ....fabric.fabric import Fabric
 from ....kernels.effort import Deadline, count_work
+from ....kernels.torus_rings import ring_pair
 from ....program.builder import ProgramBuilder, StepRef
 from ....program.program import Fold, FoldAxis, Program
 from ..bounds.collective import collective_bound
@@ -60,6 +61,7 @@ class Ring(CollectiveStrategy):
     folded: store rank 0's lanes only (`Program.fold`); needs a ring in rank order, one direction, all-reduce, all-gather or reduce-scatter.
     unroll: slices as explicit chunks (repeat 1), or as iterations of repeated lanes.
     order: rank order round the ring; None = found for the fabric.
+    torus: [rows, columns] of ranks in row order: two rings that share no cable of the torus, with `bidirectional` over all four links of a rank.
     """
 
     name: ClassVar[str] = "ring"
@@ -72,6 +74,7 @@ class Ring(CollectiveStrategy):
     folded: bool = False
     unroll: bool = True
     order: tuple[int, ...] | None = None
+    torus: tuple[int, int] | None = None
 
     @classmethod
     def variants(cls, problem: CollectiveProblem, use: Use = "alone") -> tuple[Self, ...]:
@@ -83,7 +86,7 @@ class Ring(CollectiveStrategy):
 
     def plan(self, problem: CollectiveProblem, *, rng: np.random.Generator) -> CollectivePlan:
         """Raises: Disconnected, UsageError (options), Unsupported (ranks that no ring joins, folding a ring that is not symmetric)."""
-        plain = not (self.bidirectional or self.folded) and (self.slices or 1) == (self.rings or 1) == 1
+        plain = not (self.bidirectional or self.folded or self.torus) and (self.slices or 1) == (self.rings or 1) == 1
         require_operation(problem, self.name, self.operations, uneven=plain)
         n = len(problem.ranks)
         for option, value in (("slices", self.slices), ("rings", self.rings)):
@@ -91,6 +94,8 @@ class Ring(CollectiveStrategy):
                 raise UsageError(f"{option} must be >= 1, got {value}", where="ring")
         if self.order is not None and sorted(self.order) != list(range(n)):
             raise UsageError(f"order must hold every rank of 0..{n - 1} once, got {self.order}", where="ring")
+        if self.torus is not None:
+            self._require_torus(n)
         bound = collective_bound(problem)
         hops = _Hops(problem.fabric, problem.ranks)
         try:
@@ -102,13 +107,22 @@ class Ring(CollectiveStrategy):
         if problem.shard_bytes is not None and len(set(problem.shard_bytes)) > 1:
             return self._uneven(problem, order, bound)
         slices = self.slices or _choose_slices(problem, load, len(rings))
-        chosen = replace(self, slices=slices, rings=len(rings) // (2 if self.bidirectional else 1), order=order)
+        found = {"rings": len(rings) // (2 if self.bidirectional else 1), "order": order} if self.torus is None else {}
+        chosen = replace(self, slices=slices, **found)
         builder = _Builder(problem, chosen, rings, slices)
         shape = ("ring program", problem.op, problem.ranks, problem.root, repr(chosen))
         program = with_chunk_bytes(remember(problem.fabric, shape, builder.build), builder.chunk_bytes)
         names = [problem.ranks[r] for r in rings[0]]
         notes = {"order": names, "rings": len(rings), "slices": slices, "bottleneck_s_per_byte": str(load), "links_used": links}
-        return CollectivePlan(program=program, bound=bound, strategy=self.name, options=options_of(chosen), notes=notes)
+        options = {name: value for name, value in options_of(chosen).items() if name != "torus" or value is not None}  # plans without it as they were
+        return CollectivePlan(program=program, bound=bound, strategy=self.name, options=options, notes=notes)
+
+    def _require_torus(self, ranks: int) -> None:
+        sides = tuple(self.torus or ())
+        if len(sides) != 2 or not all(type(x) is int for x in sides) or sides[0] * sides[1] != ranks:
+            raise UsageError(f"torus must be the rows and columns of {ranks} ranks, got {self.torus!r}"[:200], where="ring", hint="e.g. torus=[4,4]")
+        if self.order is not None or self.rings is not None or self.folded:
+            raise UsageError("torus gives order and number of rings, unfolded", where="ring", hint="leave order, rings and folded out")
 
     def _uneven(self, problem: CollectiveProblem, order: tuple[int, ...], bound: Bound) -> CollectivePlan:
         """Shards of unlike sizes: one ring, one way, a shard per round."""
@@ -123,6 +137,10 @@ class Ring(CollectiveStrategy):
         self, problem: CollectiveProblem, hops: _Hops, rng: np.random.Generator
     ) -> tuple[tuple[int, ...], list[tuple[int, ...]], Fraction, int]:
         """(rank order, rings, load of the busiest link, links used): nothing of it depends on the size."""
+        if self.torus is not None:
+            pair = list(ring_pair(*self.torus))
+            rings = pair + [(ring[0], *reversed(ring[1:])) for ring in pair] * self.bidirectional
+            return pair[0], rings, *_load(hops, rings)
         order = tuple(self.order) if self.order is not None else ring_order(problem, rng)
         rings = _rings(problem, hops, order, self)
         return order, rings, *_load(hops, rings)

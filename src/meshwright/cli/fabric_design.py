@@ -1,0 +1,197 @@
+"""`meshwright fabric design`: which cables to plug between accelerators, or which network with switches to buy, with bounds and prices."""
+
+from __future__ import annotations
+
+import argparse
+from typing import TYPE_CHECKING, Any
+
+from .arguments import at_least_one, whole_number
+from .frame import Result
+
+if TYPE_CHECKING:
+    from ..decide.topology import TopologyProblem
+    from ..drive.network import NetworkRow
+    from ..drive.wiring import WiringRow
+    from ..fabric.fabric import Fabric
+
+__all__ = ["HELP", "arguments", "run"]
+
+HELP = "Which fabric to build: wirings without switches and how far they are from the best possible, or networks by price and time."
+EPILOG = """\
+examples:
+  meshwright fabric design --nodes 16 --ports 4
+  meshwright fabric design --nodes 64 --ports 4 --bidirectional --out pod.toml --cables pod.csv
+  meshwright collective plan all-gather --fabric pod.toml --size 64MiB --strategy bfb       the schedule for it
+  meshwright fabric design --accelerators 1024 --budget 6000000 --job job.toml              networks beside each other
+
+steps    of an all-gather or a reduce-scatter, the worse of both; every step costs one latency
+T_B      how long its bytes take, in (bytes of the message) / (rate of all ports of one accelerator)
+least    no wiring of so many accelerators and ports has fewer steps (Moore), or a smaller T_B
+best     T_B of the best schedule on this wiring, however many steps it takes (--strategy forestcoll)
+global   at most so much of the injection can be all-to-all traffic, by a cut
+time     of one iteration of the job, at least: its bytes over these shares, and latency over the diameter"""
+
+
+def arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--nodes", type=at_least_one, metavar="N", help="accelerators without switches, joined by the ports of each")
+    parser.add_argument("--ports", type=at_least_one, metavar="D", help="ports of each accelerator, one way in and one way out each")
+    parser.add_argument("--bidirectional", action="store_true", help="only cables that carry both ways between the same two accelerators")
+    parser.add_argument("--accelerators", type=at_least_one, metavar="N", help="at least so many, in a network of 16 ports each")
+    parser.add_argument("--budget", type=whole_number, metavar="USD", help="with --accelerators: leave out what costs more")
+    parser.add_argument("--job", metavar="FILE", help="with --accelerators: what an iteration sends (TOML; default: 10 GB summed, 1 GB all-to-all)")
+    parser.add_argument("--rate", default="50GB/s", help="of one port (default 50GB/s)")
+    parser.add_argument("--latency", default="1us", help="of one cable (default 1us)")
+    parser.add_argument("--prices", metavar="FILE", help="what parts cost (TOML; default: the published figures that ship)")
+    parser.add_argument("--evaluations", type=whole_number, default=None, metavar="N", help="Cayley digraphs tried at every size (default 2000)")
+    parser.add_argument("--seed", type=whole_number, default=0, help="of the search: equal seeds give equal designs (default 0)")
+    chosen = parser.add_argument_group("one design as files")
+    chosen.add_argument("--row", type=whole_number, metavar="N", help="which row, counted from 1 (default: the last)")
+    chosen.add_argument("-o", "--out", metavar="FILE", help="write it as a fabric file (.toml or .json)")
+    chosen.add_argument("--cables", metavar="FILE", help="write its cables as CSV")
+    chosen.add_argument("--dot", metavar="FILE", help="write it for Graphviz")
+
+
+def run(args: argparse.Namespace) -> Result:
+    from ..decide.topology import TopologyProblem
+    from ..errors import UsageError
+    from ..fabric.prices import shipped_prices
+    from ..io.fabric.prices import read_prices
+    from ..io.quantity import parse_rate_Bps, parse_time_s
+
+    try:
+        rate, latency = parse_rate_Bps(args.rate), parse_time_s(args.latency)
+    except ValueError as error:
+        raise UsageError(str(error), where="--rate, --latency", hint="e.g. --rate 50GB/s --latency 1us") from None
+    wired = args.nodes is not None and args.ports is not None
+    if wired == (args.accelerators is not None) or (args.nodes is None) != (args.ports is None):
+        raise UsageError("give --nodes and --ports, or --accelerators", hint="e.g. --nodes 16 --ports 4, or --accelerators 1024")
+    prices = read_prices(args.prices) if args.prices else shipped_prices()
+    if not wired:
+        return _networks(args, TopologyProblem(nodes=args.accelerators, ports=1, rate_Bps=rate, latency_s=latency, prices=prices))
+    for option, value in (("--budget", args.budget), ("--job", args.job)):
+        if value is not None:
+            raise UsageError("belongs to --accelerators", where=option, hint="wirings are compared by steps and bandwidth, whatever the job")
+    return _wirings(args, TopologyProblem(
+        nodes=args.nodes, ports=args.ports, bidirectional=args.bidirectional, rate_Bps=rate, latency_s=latency, prices=prices,
+    ))  # fmt: skip
+
+
+def _wirings(args: argparse.Namespace, problem: TopologyProblem) -> Result:
+    from ..drive.wiring import design_wiring
+
+    options = {} if args.evaluations is None else {"evaluations": args.evaluations}
+    rows = design_wiring(problem, options=options, seed=args.seed)
+    number = _chosen(args, len(rows), len(rows))
+    text = _text(rows, problem)
+    written = _written(args, rows[number - 1].design.fabric(problem)) if args.out or args.cables or args.dot else []
+    document = {
+        "schema": "meshwright.fabric-design", "version": 1, "nodes": problem.nodes, "ports": problem.ports, "bidirectional": problem.bidirectional,
+        "prices": problem.prices.source, "designs": [_document(row) for row in rows], "files": written,
+    }  # fmt: skip
+    return Result(document, "\n".join([text, *(f"row {number} written to {path}" for path in written)]))
+
+
+def _chosen(args: argparse.Namespace, rows: int, default: int) -> int:
+    from ..errors import UsageError
+
+    number = default if args.row is None else args.row
+    if not 1 <= number <= rows:
+        raise UsageError(f"there are {rows} rows, no row {number}", where="--row", hint="leave --row out for the usual choice")
+    return int(number)
+
+
+def _networks(args: argparse.Namespace, problem: TopologyProblem) -> Result:
+    from ..drive.network import DEFAULT_JOB, compare_networks
+    from ..io.fabric.network_jobs import read_network_job
+
+    job = read_network_job(args.job) if args.job else dict(DEFAULT_JOB)
+    rows = compare_networks(problem, job, budget_usd=args.budget)
+    number = _chosen(args, len(rows), 1)
+    written = _written(args, rows[number - 1].design.fabric(problem)) if args.out or args.cables or args.dot else []
+    document = {
+        "schema": "meshwright.network-design", "version": 1, "accelerators": problem.nodes, "job": job, "prices": problem.prices.source,
+        "budget_usd": args.budget, "designs": [_network(row) for row in rows], "files": written,
+    }  # fmt: skip
+    return Result(document, "\n".join([_network_text(rows, problem), *(f"row {number} written to {path}" for path in written)]))
+
+
+def _network(row: NetworkRow) -> dict[str, Any]:
+    d = row.design
+    return {
+        "name": d.name, "strategy": d.strategy, "accelerators": d.nodes, "planes": d.planes, "links": d.links, "parts": dict(d.parts), "usd": row.usd,
+        "global_bound": str(d.global_bound), "all_reduce_share": str(d.all_reduce_share), "diameter": d.diameter, "time_s": row.time_s,
+        "usd_seconds": row.usd_seconds,
+    }  # fmt: skip
+
+
+def _network_text(rows: list[NetworkRow], problem: TopologyProblem) -> str:
+    from ..io.quantity import show_time
+
+    lines = [
+        f"networks for {problem.nodes} accelerators of 16 ports, by price times least time of the job's iteration",
+        f"{'row':>3}  {'network':<32}{'nodes':>7}{'switches':>10}{'cables':>9}{'price':>14}{'global':>9}{'hops':>6}{'time':>12}{'$ x s':>12}",
+    ]
+    for number, row in enumerate(rows, 1):
+        d = row.design
+        cables = sum(count for part, count in d.parts.items() if part.endswith("cable"))
+        lines.append(
+            f"{number:>3}  {d.name:<32}{d.nodes:>7}{d.parts.get('switch', 0):>10}{cables:>9}{row.usd:>12,} ${float(d.global_bound) * 100:>7.1f} %"
+            f"{d.diameter:>6}{show_time(row.time_s):>12}{row.usd_seconds:>12,.0f}"
+        )
+    return "\n".join(lines)
+
+
+def _document(row: WiringRow) -> dict[str, Any]:
+    d = row.design
+    verdicts = {"all-gather": row.gather, "reduce-scatter": row.scatter}
+    return {
+        "name": d.name, "strategy": d.strategy, "exact": d.exact, "steps": d.steps, "factor": str(d.factor), "steps_bound": d.steps_bound,
+        "factor_bound": str(d.factor_bound), "forest_factor": str(row.forest_factor), "parts": dict(d.parts), "usd": row.usd,
+        "check": {op: None if v is None else v.to_json() for op, v in verdicts.items()},
+        "directions": {
+            op: None if cost is None else {
+                "steps": cost.steps, "factor": str(cost.load * d.wiring.ports / d.nodes),
+                "tight": [{"node": t.node, "senders": list(t.senders), "shards": t.shards, "links": t.links} for t in cost.tight],
+            }
+            for op, cost in (("all-gather", d.gather), ("reduce-scatter", d.scatter))
+        },
+    }  # fmt: skip
+
+
+def _text(rows: list[WiringRow], problem: Any) -> str:
+    first = rows[0].design
+    cables = "two-way cables" if problem.bidirectional else "ports each"
+    lines = [
+        f"{first.nodes} accelerators, {first.wiring.ports} {cables}: at least {first.steps_bound} steps, T_B at least {first.factor_bound}",
+        f"{'row':>3}  {'steps':>5}  {'T_B':>10}  {'':>7}  {'best':>10}  {'cables':>7}  {'price':>12}  wiring",
+    ]
+    for number, row in enumerate(rows, 1):
+        d = row.design
+        above = f"{float(d.factor / d.factor_bound - 1) * 100:.1f} %" if d.factor != d.factor_bound else "least"
+        mark = "" if d.exact else "  (by its rule, at most)"
+        cables_of = d.parts["optical cable"]
+        lines.append(
+            f"{number:>3}  {d.steps:>5}  {d.factor!s:>10}  {above:>7}  {row.forest_factor!s:>10}  {cables_of:>7}  {row.usd:>10,} $  {d.name}{mark}"
+        )
+    return "\n".join(lines)
+
+
+def _written(args: argparse.Namespace, fabric: Fabric) -> list[str]:
+    import json
+
+    from ..io.atomic import write_text
+    from ..io.fabric.cabling import cabling_csv, graphviz
+    from ..io.fabric.document import fabric_document
+    from ..io.fabric.toml import fabric_toml
+
+    made = []
+    if args.out:
+        as_json = args.out.lower().endswith(".json")
+        made.append((args.out, json.dumps(fabric_document(fabric), ensure_ascii=False) + "\n" if as_json else fabric_toml(fabric)))
+    if args.cables:
+        made.append((args.cables, cabling_csv(fabric)))
+    if args.dot:
+        made.append((args.dot, graphviz(fabric)))
+    for path, text in made:
+        write_text(path, text)
+    return [path for path, _ in made]

@@ -1,0 +1,86 @@
+"""`fabric design` and `fabric allocate`: rows, files that other commands take, refusals with their exit codes."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from meshwright.cli import main
+
+JOBS = """schema = "meshwright.board-jobs"
+version = 1
+[[jobs]]
+name = "a"
+rows = 2
+columns = 2
+duration_s = 5
+[[jobs]]
+name = "b"
+rows = 1
+columns = 3
+arrival_s = 1
+duration_s = 2
+"""
+
+
+def told(capsys: pytest.CaptureFixture[str], *words: str, code: int = 0) -> dict:
+    assert main([*words, "--json"]) == code
+    said = capsys.readouterr()
+    return json.loads(said.out if code == 0 else said.err)
+
+
+def test_a_wiring_is_designed_written_and_planned_on(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    files = [tmp_path / "pod.toml", tmp_path / "pod.csv", tmp_path / "pod.dot"]
+    words = ["--row", "1", "--out", str(files[0]), "--cables", str(files[1]), "--dot", str(files[2])]
+    found = told(capsys, "fabric", "design", "--nodes", "8", "--ports", "2", "--evaluations", "200", "--rate", "1GB/s", *words)
+    best = found["designs"][0]
+    assert (best["steps"], best["factor"], best["factor_bound"]) == (3, "7/8", "7/8") and best["check"]["all-gather"]["status"] == "ok"
+    assert all(file.stat().st_size for file in files) and found["files"] == [str(f) for f in files]
+    plan = told(
+        capsys, "collective", "plan", "all-gather", "--fabric", str(files[0]), "--size", "1MB", "--strategy", "bfb", "--out", str(tmp_path / "p.json")
+    )
+    assert plan["ratio"] < 1.01
+    assert main(["collective", "check", str(tmp_path / "p.json")]) == 0
+    assert main(["fabric", "design", "--nodes", "8", "--ports", "2", "--evaluations", "0"]) == 0
+    assert "at least 3 steps" in capsys.readouterr().out
+
+
+def test_networks_are_compared_and_one_is_written(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    job = tmp_path / "job.toml"
+    job.write_text('schema = "meshwright.network-job"\nversion = 1\nall_to_all_bytes = 1000\n', encoding="utf-8")
+    out = tmp_path / "net.json"
+    found = told(capsys, "fabric", "design", "--accelerators", "64", "--job", str(job), "--out", str(out))
+    assert found["designs"][0]["usd_seconds"] <= found["designs"][-1]["usd_seconds"] and json.loads(out.read_text(encoding="utf-8"))["devices"]
+    assert main(["fabric", "design", "--accelerators", "64"]) == 0 and "Hx4Mesh 2x2" in capsys.readouterr().out
+    assert told(capsys, "fabric", "design", "--accelerators", "64", "--budget", "5", code=3)["data"]["usd"] > 5
+
+
+def test_jobs_are_placed_moved_and_replayed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    found = told(capsys, "fabric", "allocate", "--boards", "3x3", "--failed", "0.0", "--job", "2x3", "--job", "1x1")
+    assert found["jobs"][0]["rows"] == [1, 2] or len(found["jobs"][0]["columns"]) == 2
+    refused = told(capsys, "fabric", "allocate", "--boards", "2x2", "--failed", "0.1", "--job", "2x2", code=3)
+    assert refused["data"]["nearest"] in ([1, 2], [2, 1])
+    assert main(["fabric", "allocate", "--boards", "3x3", "--job", "1x2", "--job", "2x2", "--move"]) == 0
+    assert "job2: rows" in capsys.readouterr().out
+    mix = tmp_path / "mix.toml"
+    mix.write_text(JOBS, encoding="utf-8")
+    rows = told(capsys, "fabric", "allocate", "--boards", "3x3", "--mix", str(mix))["policies"]
+    assert rows[0]["utilisation"] == max(row["utilisation"] for row in rows) and len(rows[0]["jobs"]) == 2
+    assert main(["fabric", "allocate", "--boards", "3x3", "--mix", str(mix)]) == 0
+
+
+WRONG = [
+    "design --nodes 8", "design", "design --nodes 8 --ports 2 --accelerators 8", "design --nodes 4 --ports 4",
+    "design --nodes 8 --ports 2 --budget 5",
+    "design --nodes 8 --ports 2 --evaluations 9 --row 99", "design --accelerators 8 --rate fast", "design --accelerators 1",
+    "allocate --boards 2y2 --job 1x1", "allocate --boards 2x2", "allocate --boards 2x2 --failed 7 --job 1x1", "allocate --boards 99x2 --job 1x1",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("words", WRONG)
+def test_what_is_refused(words: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["fabric", *words.split()]) == 2
+    said = capsys.readouterr()
+    assert "error: " in said.err and "hint: " in said.err and "bug" not in said.err
