@@ -28,7 +28,7 @@ _take, _accept, _row_of, _first = (f.py_func for f in (protocol.take, protocol.a
 
 @dataclass(frozen=True)
 class Explored:
-    """`states` reached; `wrong`: the shortest way to a wrong result taken, () if there is none; `stuck`: states from where the end is out of reach."""
+    """`states` reached; `wrong`: the shortest way to a wrong result taken, () if there is none; `stuck`: states that cannot reach the end."""
 
     states: int
     wrong: tuple[str, ...]
