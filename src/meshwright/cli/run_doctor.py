@@ -17,6 +17,7 @@ HELP = "read the flight recorders of all ranks and name the first divergence"
 EPILOG = """\
 The first line names what is wrong. Records of a run that ended well are removed; those of a failed or killed one stay in
 MESHWRIGHT_RECORD_DIR or in a private folder of the user. For a run on several machines, copy them into one folder.
+With --aggregator, a switch in software is asked instead: which slot of which job waits for which worker.
 
 exit code: 0 nothing is wrong, 1 something is"""
 
@@ -25,9 +26,12 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("paths", nargs="*", metavar="DIR|FILE", help="folders or records (default: MESHWRIGHT_RECORD_DIR, else the private folder)")
     parser.add_argument("--dump", action="store_true", help="with --json: everything that the records hold")
     parser.add_argument("--run", default="", metavar="ID", help="the run to look at (default: the latest)")
+    parser.add_argument("--aggregator", metavar="HOST:PORT", help="ask this switch (`meshwright collective aggregator`) instead of reading records")
 
 
 def run(args: argparse.Namespace) -> Result:
+    if args.aggregator:
+        return _switch(args.aggregator)
     from ..run.group.doctor import diagnose, dump, find_records
     from ..run.group.recorder import private_folder
 
@@ -36,6 +40,19 @@ def run(args: argparse.Namespace) -> Result:
     found = diagnose(records, damaged=damaged)
     document = found.to_json() | ({"records": dump(records)} if args.dump else {})
     return Result(document, _text(found), exit_code=1 if found.wrong else 0)
+
+
+def _switch(address: str) -> Result:
+    import msgspec
+
+    from ..run.aggregate.client import ask_status
+    from ..run.aggregate.doctor import status_lines
+    from ..run.aggregate.sockets import parse_address
+
+    status = ask_status(parse_address(address, "--aggregator"))
+    lines, wrong = status_lines(status)
+    document = {"schema": "meshwright.aggregator-status", "version": 1, "line": lines[0], "wrong": wrong, **msgspec.to_builtins(status)}
+    return Result(document, "\n".join(lines), exit_code=1 if wrong else 0)
 
 
 def _text(found: Diagnosis) -> str:

@@ -17,9 +17,10 @@ from pathlib import Path
 
 from numba import njit
 
-__all__ = ["fingerprint", "inlined", "kernel"]
+__all__ = ["called", "fingerprint", "inlined", "kernel"]
 
 kernel = njit(cache=True, nogil=True, _nrt=False, error_model="numpy")
+called = njit(nogil=True, _nrt=False, error_model="numpy")  # as `inlined`, where copies of a long function would take long to compile
 inlined = njit(nogil=True, _nrt=False, error_model="numpy", forceinline=True)
 
 

@@ -15,7 +15,8 @@ from numpy.typing import NDArray
 
 from ...errors import GroupFailed, LinkLost, NotFinite, RankFrozen, RunTimeout, Unsupported, UsageError
 from .arithmetic import limb_bits, steps_of
-from .control import Aborted, Join, Leave, Left, Status, StatusJob, Welcome, decode, encode, kind_of
+from .control import Aborted, Hop, Join, Leave, Left, Status, Welcome, decode, encode, kind_of
+from .doctor import missing_worker
 from .frames import ABORT, JOIN, LEAVE, MAX_CONTROL_BYTES, STATUS, signature
 from .protocol import MAX_CHUNK, MAX_WORKERS
 from .sockets import Address, inbox, now_ns, open_socket, outbox
@@ -35,7 +36,7 @@ LONGEST_ENCODING = 2  # words per element
 @dataclass(frozen=True, kw_only=True)
 class Seat:
     """Who a worker is. `worker` of `children` at this switch; `workers` in the whole job (0: as many); `words` of 32 bits per packet, as the switch has;
-    `slots`: packets in flight; `silence_s`: that a switch may say nothing; `timeout_s`: that one waits for other workers.
+    `slots`: packets in flight; `above`: the way from this switch to the top; `silence_s`: that a switch may say nothing; `timeout_s`: that one waits for other workers.
     """
 
     job: str
@@ -45,6 +46,7 @@ class Seat:
     words: int = 256
     slots: int = 64
     mode: str = "sum"
+    above: tuple[Hop, ...] = ()
     silence_s: float = 3.0
     timeout_s: float = 300.0
 
@@ -90,7 +92,8 @@ class Stream:
         try:
             _compile(seat.words)
             nonce = secrets.randbits(53)
-            ask = Join(seat.job, seat.worker, seat.children, seat.workers or seat.children, seat.words, seat.slots, seat.mode, nonce)
+            ask = Join(seat.job, seat.worker, seat.children, seat.workers or seat.children, seat.words, seat.slots, seat.mode, nonce,
+                       seat.above)  # fmt: skip
             began = heard = time.monotonic()
             while True:
                 now = time.monotonic()
@@ -257,13 +260,6 @@ class Stream:
             self.close()
         elif not self.closed:
             self._give_up(Aborted("left", "it ended with an error", self.seat.worker))
-
-
-def missing_worker(job: StatusJob) -> tuple[int, int]:
-    """(worker, slot): who is waited for, the longest silent of those that the oldest slot lacks; of a job that waits for nothing, the longest silent."""
-    rows = [(w.missing, w.slot) for w in job.waits if w.missing] or [(list(range(job.workers)), 0)]
-    missing, slot = rows[0]
-    return max(missing, key=lambda w: job.silent_s[w] if w < len(job.silent_s) else 0.0), slot
 
 
 def ask_status(switch: Address, *, job: str = "", timeout_s: float = 3.0) -> Status:

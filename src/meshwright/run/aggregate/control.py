@@ -9,13 +9,23 @@ import msgspec
 
 from .frames import HEADER_BYTES, MAGIC, MAX_CONTROL_BYTES, VERSION
 
-__all__ = ["Aborted", "Join", "Leave", "Left", "Status", "StatusJob", "StatusSlot", "Welcome", "decode", "encode", "kind_of"]
+__all__ = ["Aborted", "Hop", "Join", "Leave", "Left", "Status", "StatusJob", "StatusSlot", "Welcome", "decode", "encode", "kind_of"]
 
 T = TypeVar("T", bound=msgspec.Struct)
 
 
+class Hop(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
+    """The switch above one: its address, and which of its workers, of how many, this one is."""
+
+    address: str
+    worker: int
+    children: int
+
+
 class Join(msgspec.Struct, forbid_unknown_fields=True):
-    """A worker asks to take part. `children`: workers at this switch; `workers`: of the whole job, however many switches; `nonce`: of this attempt."""
+    """A worker asks to take part. `children`: workers at this switch; `workers`: of the whole job, however many switches; `nonce`: of this attempt;
+    `above`: the way from this switch to the top, () where it is the top.
+    """
 
     job: str
     worker: int
@@ -25,6 +35,7 @@ class Join(msgspec.Struct, forbid_unknown_fields=True):
     slots: int
     mode: str
     nonce: int
+    above: tuple[Hop, ...] = ()
 
 
 class Welcome(msgspec.Struct, forbid_unknown_fields=True):

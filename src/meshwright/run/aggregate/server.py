@@ -14,17 +14,17 @@ import msgspec
 import numpy as np
 
 from ...errors import UsageError
-from .control import Aborted, Join, Leave, Left, Status, StatusJob, StatusSlot, Welcome, decode, encode, kind_of
+from .control import Aborted, Hop, Join, Leave, Left, Status, StatusJob, StatusSlot, Welcome, decode, encode, kind_of
 from .frames import ABORT, CONTRIBUTION, JOIN, LEAVE, MAX_CONTROL_BYTES, STATUS
 from .injector import Injector, injector
 from .protocol import MAX_WORKERS, first_chunk
-from .sockets import Address, address_of, inbox, open_socket, outbox, packed_address
+from .sockets import Address, address_of, inbox, open_socket, outbox, packed_address, parse_address
 from .switch_loop import (
     ABORTED, BLAMED, COUNTERS, FIRST_POOL, FIRST_ROW, FREE, MAX_CONTROLS, MAX_JOBS, MODE, MODES, PARENT_WORKER, PARENT_WORLD, POOL_STEP, RUNNING,
     SLOTS, STATE, TREE, WORKERS, WORLD, Controls, Jobs, Rows, serve,
 )  # fmt: skip
 
-__all__ = ["Aggregator", "Parent"]
+__all__ = ["Aggregator"]
 
 MAX_SLOTS, MAX_WORDS = 1 << 16, 2048  # of a switch; of a packet: 8 KiB, which frames of 9,000 bytes carry
 TURN_S = 0.05  # that the loop runs before Python looks round
@@ -33,15 +33,6 @@ MIN_ASK_S = 0.05  # between two packets that ask the switch above
 LEAVES = 3  # times that the switch above is told of a job's end: nobody waits for its answer
 MAX_TOLD = 5  # slots that a status names per job
 MAX_ENDED = 256  # jobs that have ended well and whose workers may still ask
-
-
-@dataclass(frozen=True)
-class Parent:
-    """The switch above, and which of its workers this one is."""
-
-    address: Address
-    worker: int
-    children: int
 
 
 @dataclass
@@ -61,6 +52,15 @@ class _Job:
     welcomed: bool = False
 
     @property
+    def above(self) -> Hop | None:
+        return self.ask.above[0] if self.ask.above else None
+
+    @property
+    def above_name(self) -> bytes:
+        """The address of the switch above, as the kernel has it."""
+        return packed_address(parse_address(self.above.address, "above")).tobytes() if self.above is not None else b""
+
+    @property
     def cost(self) -> int:
         """Slots' worth of memory: a tree keeps all contributions."""
         return self.slots * (self.ask.children if MODES[self.ask.mode] == TREE else 1)
@@ -69,13 +69,11 @@ class _Job:
 class Aggregator:
     """A switch with so many slots of so many 32-bit words, listening. Raises: UsageError, PortInUse, Unsupported."""
 
-    def __init__(self, listen: Address, *, slots: int = 512, words: int = 256, parent: Parent | None = None, faults: Injector | None = None) -> None:
+    def __init__(self, listen: Address, *, slots: int = 512, words: int = 256, faults: Injector | None = None) -> None:
         for what, value, most in (("slots", slots, MAX_SLOTS), ("words", words, MAX_WORDS)):
             if not 1 <= value <= most:
                 raise UsageError(f"must be 1..{most}, got {value}", where=f"--{what}")
-        if parent is not None and not 0 <= parent.worker < parent.children <= MAX_WORKERS:
-            raise UsageError(f"worker {parent.worker} of {parent.children} is none", where="--child", hint=f"at most {MAX_WORKERS}, from 0")
-        self.slots, self.words, self.parent = slots, words, parent
+        self.slots, self.words = slots, words
         self.sock = open_socket(listen=listen)
         self.address = Address(*self.sock.getsockname())
         rows = 2 * slots
@@ -119,7 +117,7 @@ class Aggregator:
                     self._abort(job, Aborted("mismatch", "its call differs from that of the others (elements, dtype or mode)", blamed))
         self.controls.state[:] = 0
         for job in self.known.values():
-            if self.parent is not None and len(job.nonces) == job.ask.children and not job.welcomed and job.problem is None:
+            if job.above is not None and len(job.nonces) == job.ask.children and not job.welcomed and job.problem is None:
                 self._ask_above(job)
 
     def close(self) -> None:
@@ -141,28 +139,28 @@ class Aggregator:
         if about is None:
             return
         kind, worker, world = about
-        if kind == JOIN and self.parent is not None and (welcome := decode(packet, Welcome)) is not None:
+        if kind == JOIN and (welcome := decode(packet, Welcome)) is not None:
             self._welcome_from_above(welcome, name)
         elif kind == JOIN and (join := decode(packet, Join)) is not None:
             self._join(join, name)
         elif kind == STATUS and (status := decode(packet, Status)) is not None:
             self._say(STATUS, 0, 0, self.status(status.asked), name)
-        elif kind in (CONTRIBUTION, LEAVE, ABORT):
+        elif kind in (CONTRIBUTION, ABORT) or (kind == LEAVE and decode(packet, Leave) is not None):  # not what the switch above answers to ours
             self._of_job(kind, worker, world, packet, name)
 
     def _of_job(self, kind: int, worker: int, world: int, packet: bytes, name: bytes) -> None:
-        above = [j for j in self.known.values() if self.parent is not None and self.jobs.table[j.number, PARENT_WORLD] == world and j.welcomed]
-        if kind == ABORT and above and (problem := decode(packet, Aborted)) is not None and name == self._parent_name():
-            self._abort(above[0], problem, from_above=True)
-            return
-        if kind == ABORT and not world and name == self._parent_name() and (problem := decode(packet, Aborted)) is not None:
-            for waiting in [j for j in self.known.values() if not j.welcomed and j.problem is None]:
-                self._abort(waiting, problem, from_above=True)
-            return
+        if kind == ABORT and (problem := decode(packet, Aborted)) is not None:
+            of = [j for j in self.known.values() if j.problem is None and j.above_name == name]
+            told = [j for j in of if j.welcomed and self.jobs.table[j.number, PARENT_WORLD] == world] or [j for j in of if not j.welcomed and not world]
+            for below in told:
+                self._abort(below, problem, from_above=True)
+            if told:
+                return
         job = next((j for j in self.known.values() if j.world == world), None)
         if job is None:
-            if kind == LEAVE and world in self.ended:
-                self._say(LEAVE, 0, world, Left(0, True), name)
+            if world in self.ended:  # what is not LEAVE was sent twice, and all have what they want
+                if kind == LEAVE:
+                    self._say(LEAVE, 0, world, Left(0, True), name)
             elif kind != ABORT:
                 self._say(ABORT, 0, world, Aborted("unknown", "the switch does not know this job: it was started again, or gave its slots away"), name)
             return
@@ -172,7 +170,7 @@ class Aggregator:
             self._say(ABORT, 0, world, job.problem, name)
         elif kind == ABORT and (problem := decode(packet, Aborted)) is not None:
             self._abort(job, problem)
-        elif kind == LEAVE and decode(packet, Leave) is not None:
+        elif kind == LEAVE:
             job.left.add(worker)
             over = len(job.left) == job.ask.children
             self._say(LEAVE, 0, world, Left(len(job.left), over), name)
@@ -201,7 +199,7 @@ class Aggregator:
             if job is None:
                 self._say(ABORT, 0, 0, Aborted("no-slots", f"{self._free()} of {self.slots} slots are free"), name)
                 return
-        same = (ask.children, ask.workers, ask.words, ask.mode) == (job.ask.children, job.ask.workers, job.ask.words, job.ask.mode)
+        same = msgspec.structs.replace(ask, worker=0, slots=0, nonce=0) == msgspec.structs.replace(job.ask, worker=0, slots=0, nonce=0)
         if not same or job.nonces.get(ask.worker, ask.nonce) != ask.nonce:
             reason = "it runs already, with another such worker" if same else "others joined it with other figures"
             self._say(ABORT, 0, 0, Aborted("refused", f"job {ask.job!r}: {reason}", ask.worker), name)
@@ -212,7 +210,7 @@ class Aggregator:
             self.jobs.names[job.number, ask.worker] = np.frombuffer(name, np.int64)
         if job.welcomed:
             self._say(JOIN, ask.worker, job.world, Welcome(ask.nonce, job.world, job.slots), name)
-        elif len(job.nonces) == ask.children and self.parent is None:
+        elif len(job.nonces) == ask.children and job.above is None:
             self._start(job, -1)
 
     def _refusal(self, ask: Join) -> Aborted | None:
@@ -220,6 +218,11 @@ class Aggregator:
             return Aborted("refused", f"worker {ask.worker} of {ask.children}: a switch has 1 to {MAX_WORKERS} workers", ask.worker)
         if ask.words != self.words:
             return Aborted("refused", f"packets of {ask.words} words; this switch has slots of {self.words}", ask.worker)
+        try:
+            for hop in ask.above:
+                parse_address(hop.address, "above")
+        except UsageError as error:
+            return Aborted("refused", f"the switch above: {error.message}")
         if ask.mode not in MODES:
             return Aborted("refused", f"no mode {ask.mode[:32]!r}; there are {', '.join(MODES)}", ask.worker)
         return None
@@ -271,29 +274,27 @@ class Aggregator:
             column[first : first + count] = 0
         rows.queued[first : first + count] = -1
         table[SLOTS], table[PARENT_WORLD] = job.slots, parent_world
-        if self.parent is not None:
-            table[PARENT_WORKER] = self.parent.worker
-            self.jobs.names[job.number, MAX_WORKERS] = packed_address(self.parent.address)
+        if job.above is not None:
+            table[PARENT_WORKER] = job.above.worker
+            self.jobs.names[job.number, MAX_WORKERS] = np.frombuffer(job.above_name, np.int64)
         self.jobs.heard[job.number] = time.monotonic_ns()
         table[STATE], job.welcomed = RUNNING, True
         for worker, name in job.names.items():
             self._say(JOIN, worker, job.world, Welcome(job.nonces[worker], job.world, job.slots), name)
 
-    def _parent_name(self) -> bytes:
-        return packed_address(self.parent.address).tobytes() if self.parent is not None else b""
-
     def _ask_above(self, job: _Job) -> None:
-        assert self.parent is not None
+        assert job.above is not None
         now = time.monotonic()
         if now - job.asked_s < MIN_ASK_S:
             return
         job.asked_s = now
-        ask = Join(job.name, self.parent.worker, self.parent.children, job.ask.workers, self.words, job.slots, job.ask.mode, job.world)
-        self._say(JOIN, self.parent.worker, 0, ask, self._parent_name())
+        hop = job.above
+        ask = Join(job.name, hop.worker, hop.children, job.ask.workers, self.words, job.slots, job.ask.mode, job.world, job.ask.above[1:])
+        self._say(JOIN, hop.worker, 0, ask, job.above_name)
 
     def _welcome_from_above(self, welcome: Welcome, name: bytes) -> None:
         job = next((j for j in self.known.values() if j.world == welcome.nonce), None)
-        if job is None or job.welcomed or name != self._parent_name() or not 1 <= welcome.slots <= job.slots:
+        if job is None or job.welcomed or name != job.above_name or not 1 <= welcome.slots <= job.slots:
             return
         job.slots = welcome.slots
         self._start(job, welcome.world)
@@ -302,8 +303,8 @@ class Aggregator:
         job.problem = problem
         above = int(self.jobs.table[job.number, PARENT_WORLD])
         self.jobs.table[job.number, STATE] = ABORTED
-        if above >= 0 and not from_above and self.parent is not None:
-            self._say(ABORT, self.parent.worker, above, problem, self._parent_name())
+        if above >= 0 and not from_above and job.above is not None:
+            self._say(ABORT, job.above.worker, above, problem, job.above_name)
         self._tell(job, problem)
 
     def _tell(self, job: _Job, problem: Aborted) -> None:
@@ -312,9 +313,9 @@ class Aggregator:
 
     def _end(self, job: _Job) -> None:
         above = int(self.jobs.table[job.number, PARENT_WORLD])
-        if job.problem is None and above >= 0 and self.parent is not None:
+        if job.problem is None and above >= 0 and job.above is not None:
             for _ in range(LEAVES):
-                self._say(LEAVE, self.parent.worker, above, Leave(job.world), self._parent_name())
+                self._say(LEAVE, job.above.worker, above, Leave(job.world), job.above_name)
         if job.problem is None:
             self.ended.append(job.world)
         self.jobs.table[job.number, STATE] = FREE

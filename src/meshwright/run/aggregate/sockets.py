@@ -14,7 +14,7 @@ import numpy as np
 from numba.core import types
 
 from ...errors import PortInUse, RunError, Unsupported, UsageError
-from ...kernels.compile import inlined
+from ...kernels.compile import called, inlined
 from .frames import HEADER_BYTES, MAX_CONTROL_BYTES
 
 __all__ = [
@@ -77,7 +77,7 @@ def now_ns(out):  # type: ignore[no-untyped-def]
     return out.clock[0] * 1_000_000_000 + out.clock[1]
 
 
-@inlined  # type: ignore[untyped-decorator]
+@called  # type: ignore[untyped-decorator]
 def receive(fd, box):  # type: ignore[no-untyped-def]
     """Wait a little for packets; how many came."""
     for i in range(BATCH):
@@ -85,7 +85,7 @@ def receive(fd, box):  # type: ignore[no-untyped-def]
     return max(_recvmmsg(fd, box.heads.ctypes.data, BATCH, MSG_WAITFORONE, 0), 0)
 
 
-@inlined  # type: ignore[untyped-decorator]
+@called  # type: ignore[untyped-decorator]
 def flush(fd, out):  # type: ignore[no-untyped-def]
     """Send all that waits. What the kernel will not take is lost, as packets may be."""
     first, refused, step = 0, 0, HEAD_WORDS * 8
@@ -100,7 +100,7 @@ def flush(fd, out):  # type: ignore[no-untyped-def]
     out.state[1] += 1
 
 
-@inlined  # type: ignore[untyped-decorator]
+@called  # type: ignore[untyped-decorator]
 def put(fd, out, name, header, payload, size):  # type: ignore[no-untyped-def]
     """Queue a packet: addresses in memory of the receiver's name (0: the socket's peer), of the header and of the payload, and its bytes."""
     if out.state[0] == out.heads.shape[0]:

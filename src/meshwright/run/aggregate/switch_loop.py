@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ...kernels.compile import fingerprint, inlined, kernel
+from ...kernels.compile import called, fingerprint, inlined, kernel
 from . import arithmetic, frames, injector, protocol, sockets
 from .arithmetic import fold_tree
 from .frames import CONTRIBUTION, HEADER_BYTES, JOIN, MAGIC, MAX_CONTROL_BYTES, RESULT, VERSION, head, tail
@@ -76,7 +76,7 @@ def _job_of(jobs, column, world):  # type: ignore[no-untyped-def]
     return -1
 
 
-@inlined  # type: ignore[untyped-decorator]
+@called  # type: ignore[untyped-decorator]
 def _control(box, i, size, controls):  # type: ignore[no-untyped-def]
     at = controls.state[0]
     if at < MAX_CONTROLS and size <= MAX_CONTROL_BYTES:
@@ -87,7 +87,7 @@ def _control(box, i, size, controls):  # type: ignore[no-untyped-def]
         controls.state[0] += 1
 
 
-@inlined  # type: ignore[untyped-decorator]
+@called  # type: ignore[untyped-decorator]
 def _to_all(fd, rows, jobs, j, row, out, chaos):  # type: ignore[no-untyped-def]
     """The result is there: to every worker."""
     rows.ready[row] = 1
@@ -97,7 +97,7 @@ def _to_all(fd, rows, jobs, j, row, out, chaos):  # type: ignore[no-untyped-def]
         _to_one(fd, rows, jobs, j, row, worker, out, chaos)
 
 
-@inlined  # type: ignore[untyped-decorator]
+@called  # type: ignore[untyped-decorator]
 def _to_one(fd, rows, jobs, j, row, worker, out, chaos):  # type: ignore[no-untyped-def]
     jobs.counters[_RESULTS] += 1
     pool = jobs.table[j, FIRST_POOL] + (row - jobs.table[j, FIRST_ROW]) * jobs.table[j, POOL_STEP]
@@ -116,7 +116,7 @@ def _to_one(fd, rows, jobs, j, row, worker, out, chaos):  # type: ignore[no-unty
         rows.queued[row] = out.state[1]
 
 
-@inlined  # type: ignore[untyped-decorator]
+@called  # type: ignore[untyped-decorator]
 def _up(fd, rows, jobs, j, row, out, now):  # type: ignore[no-untyped-def]
     """The sum of this switch's workers to its parent, as a worker of that."""
     rows.headers[row, 0] = head(CONTRIBUTION, jobs.table[j, PARENT_WORKER], jobs.table[j, PARENT_WORLD])
@@ -129,7 +129,7 @@ def _up(fd, rows, jobs, j, row, out, now):  # type: ignore[no-untyped-def]
     rows.tries[row] += 1
 
 
-@inlined  # type: ignore[untyped-decorator]
+@called  # type: ignore[untyped-decorator]
 def _contribution(fd, words, numbers, i, size, rows, jobs, j, worker, out, controls, chaos, now):  # type: ignore[no-untyped-def]
     first, slots, workers = jobs.table[j, FIRST_ROW], jobs.table[j, SLOTS], jobs.table[j, WORKERS]
     number, exponent, call = words[i, 1] & (1 << 40) - 1, words[i, 1] >> 40 & 255, words[i, 1] >> 48 & 0xFFFF
@@ -175,7 +175,7 @@ def _contribution(fd, words, numbers, i, size, rows, jobs, j, worker, out, contr
             _to_all(fd, rows, jobs, j, row, out, chaos)
 
 
-@inlined  # type: ignore[untyped-decorator]
+@called  # type: ignore[untyped-decorator]
 def _from_parent(fd, words, numbers, i, size, rows, jobs, j, out, chaos):  # type: ignore[no-untyped-def]
     first = jobs.table[j, FIRST_ROW]
     number = words[i, 1] & (1 << 40) - 1
@@ -193,7 +193,7 @@ def _from_parent(fd, words, numbers, i, size, rows, jobs, j, out, chaos):  # typ
     _to_all(fd, rows, jobs, j, row, out, chaos)
 
 
-@inlined  # type: ignore[untyped-decorator]
+@called  # type: ignore[untyped-decorator]
 def _packet(fd, box, i, rows, jobs, out, controls, chaos, now):  # type: ignore[no-untyped-def]
     size = (box.heads[i, 7] & 0xFFFFFFFF) - HEADER_BYTES
     word = box.words[i, 0]
@@ -231,7 +231,7 @@ def _packet(fd, box, i, rows, jobs, out, controls, chaos, now):  # type: ignore[
         _contribution(fd, box.words, box.numbers, i, size, rows, jobs, j, worker, out, controls, chaos, now)
 
 
-@inlined  # type: ignore[untyped-decorator]
+@called  # type: ignore[untyped-decorator]
 def _late(fd, rows, jobs, out, controls, chaos, now):  # type: ignore[no-untyped-def]
     """Send again what was kept and whose slot has gone on for long enough, from the newest back."""
     i = 0
@@ -260,7 +260,7 @@ def _late(fd, rows, jobs, out, controls, chaos, now):  # type: ignore[no-untyped
         chaos.state[0] = last
 
 
-@inlined  # type: ignore[untyped-decorator]
+@called  # type: ignore[untyped-decorator]
 def _timers(fd, rows, jobs, out, now):  # type: ignore[no-untyped-def]
     """Sums whose parent has not answered are sent again."""
     for j in range(jobs.table.shape[0]):

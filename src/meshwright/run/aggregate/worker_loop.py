@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ...kernels.compile import fingerprint, inlined, kernel
+from ...kernels.compile import called, fingerprint, inlined, kernel
 from . import arithmetic, frames, protocol, sockets
 from .arithmetic import from_steps, largest_exponent, to_steps
 from .frames import CONTRIBUTION, HEADER_BYTES, JOIN, MAGIC, MAX_CONTROL_BYTES, RESULT, VERSION, head, tail
@@ -64,7 +64,7 @@ def _span(flow, tensor, number, coded):  # type: ignore[no-untyped-def]
     return first, min(each, tensor.words.shape[0] - first)
 
 
-@inlined  # type: ignore[untyped-decorator]
+@called  # type: ignore[untyped-decorator]
 def _post(fd, flow, tensor, number, coded, out, now):  # type: ignore[no-untyped-def]
     """Make a chunk's packet and queue it."""
     slot = number % flow.numbers[SLOTS]
@@ -81,7 +81,7 @@ def _post(fd, flow, tensor, number, coded, out, now):  # type: ignore[no-untyped
     _send(fd, flow, tensor, number, coded, out, now)
 
 
-@inlined  # type: ignore[untyped-decorator]
+@called  # type: ignore[untyped-decorator]
 def _send(fd, flow, tensor, number, coded, out, now):  # type: ignore[no-untyped-def]
     slot = number % flow.numbers[SLOTS]
     first, count = _span(flow, tensor, number, coded)
@@ -107,7 +107,7 @@ def _timed(flow, slot, now):  # type: ignore[no-untyped-def]
         flow.numbers[SMOOTH_NS] += (took - flow.numbers[SMOOTH_NS]) // 8
 
 
-@inlined  # type: ignore[untyped-decorator]
+@called  # type: ignore[untyped-decorator]
 def _result(fd, box, i, flow, tensor, coded, out, now):  # type: ignore[no-untyped-def]
     """Whether it is a result that was due; it is stored, and the slot's next chunk sent."""
     size = (box.heads[i, 7] & 0xFFFFFFFF) - HEADER_BYTES
