@@ -172,6 +172,7 @@ class CollectiveStrategy(Listed, Protocol):
     operations: ClassVar[tuple[str, ...]] = OPERATIONS
     chooses: ClassVar[bool] = False
     searches: ClassVar[bool] = False
+    in_network: ClassVar[bool] = False  # its programs have switches as actors: they need switches that add, and run through aggregators
     folds: ClassVar[bool] = False  # may store one server's steps for all: what keeps programs of thousands of ranks small
 
     @classmethod

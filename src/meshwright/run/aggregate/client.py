@@ -30,7 +30,6 @@ __all__ = ["ARITHMETIC", "Counts", "Seat", "Stream", "ask_status"]
 TURN_S = 0.2  # that the loop runs before Python looks round: for an interrupt, and for silence
 ASK_S = 0.05  # between two packets that ask to join, to leave or for a status
 ARITHMETIC = ("exact", "two-limb", "tree")  # of floats: one 32-bit word per element, two, or a fold of floats in the order of workers
-LONGEST_ENCODING = 2  # words per element
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -172,7 +171,6 @@ class Stream:
 
     def _collect(self, tensor: Tensor, how: int) -> None:
         fd, begin, numbers = self.sock.fileno(), True, self.flow.numbers
-        waits = False
         asked = time.monotonic()
         while True:
             self.flow.control[0] = 0
@@ -188,7 +186,6 @@ class Stream:
             if since > self.seat.silence_s and now - asked > self.seat.silence_s:
                 asked = now
                 self._examine(since)
-            waits = waits or since > self.seat.silence_s
 
     def _hear(self, packet: bytes) -> None:
         about = kind_of(packet)
@@ -218,6 +215,11 @@ class Stream:
         for _ in range(3):  # nobody answers; others that miss it ask again, and are told then
             _send(self.sock, encode(ABORT, self.seat.worker, self.world, problem))
         self._close()
+
+    def abandon(self, reason: str) -> None:
+        """Give the job up: all its workers are told."""
+        if not self.closed:
+            self._give_up(Aborted("left", reason, self.seat.worker))
 
     def _close(self) -> None:
         self.closed = True
@@ -258,8 +260,8 @@ class Stream:
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         if kind is None:
             self.close()
-        elif not self.closed:
-            self._give_up(Aborted("left", "it ended with an error", self.seat.worker))
+        else:
+            self.abandon("it ended with an error")
 
 
 def ask_status(switch: Address, *, job: str = "", timeout_s: float = 3.0) -> Status:

@@ -27,7 +27,7 @@ FREE, RUNNING, ABORTED = 0, 1, 2
 WORLD, WORKERS, FIRST_ROW, SLOTS, MODE, FIRST_POOL, POOL_STEP, STATE, PARENT_WORLD, PARENT_WORKER, BLAMED = range(11)
 COUNTERS = ("contributions", "results", "repeats", "doubles", "stale", "foreign", "malformed")
 _CONTRIBUTIONS, _RESULTS, _REPEATS, _DOUBLES, _STALE, _FOREIGN, _MALFORMED = range(7)
-MIN_RESEND_NS, MAX_RESEND_NS = 30_000_000, 1_000_000_000  # until a sum is sent to the parent again: doubles each time (the paper: 1 ms; see worker_loop)
+MIN_RESEND_NS, MAX_RESEND_NS = 30_000_000, 250_000_000  # until a sum is sent to the parent again, as a worker's packet (`worker_loop`)
 SOURCES = fingerprint(*(m.__file__ for m in (arithmetic, frames, injector, protocol, sockets)))
 
 
@@ -267,7 +267,7 @@ def _timers(fd, rows, jobs, out, now):  # type: ignore[no-untyped-def]
         if jobs.table[j, STATE] == RUNNING and jobs.table[j, PARENT_WORLD] >= 0:
             first, everyone = jobs.table[j, FIRST_ROW], (1 << jobs.table[j, WORKERS]) - 1
             for row in range(first, first + 2 * jobs.table[j, SLOTS]):
-                wait = min(MIN_RESEND_NS << min(max(rows.tries[row] - 1, 0), 5), MAX_RESEND_NS)
+                wait = min(MIN_RESEND_NS << min(max(rows.tries[row] - 2, 0), 4), MAX_RESEND_NS)
                 if rows.seen[row] == everyone and not rows.ready[row] and now - rows.sent_ns[row] > wait:
                     _up(fd, rows, jobs, j, row, out, now)
 

@@ -19,8 +19,10 @@ DONE, LATER, CONTROL = 0, 1, 2  # why `collect` returned
 NUMBERS, FLOATS = 0, 1  # how words travel: as they are, or floats as steps of a common exponent
 # Until a packet is sent again, at least: 64 packets of 1 KiB queue for 11 ms at 50 Mbit/s; with 20 ms, packets were sent twice without any loss, with
 # 100 ms never, and each loss cost its slot that long.
-MIN_TIMEOUT_NS, MAX_TIMEOUT_NS = 30_000_000, 1_000_000_000
-MAX_DOUBLINGS = 5
+MIN_TIMEOUT_NS = 30_000_000
+# From the third time on it doubles, up to this: a packet that is lost a second time is not made to wait long (at 20 % loss each way every third is),
+# and a worker that waits for one that computes sends 64 packets in a quarter of a second.
+MAX_TIMEOUT_NS, MAX_DOUBLINGS = 250_000_000, 4
 # places in `Flow.numbers`
 WORLD, WORKER, SLOTS, FIRST, END, CALL, WORDS, SMOOTH_NS, SPREAD_NS, PROGRESS_NS, SENT, RESENT, RESULTS, LEFT, SPLIT = range(15)
 SOURCES = fingerprint(*(m.__file__ for m in (arithmetic, frames, protocol, sockets)))
@@ -168,7 +170,7 @@ def collect(fd, box, out, flow, tensor, how, begin, until_ns):  # type: ignore[n
             checked = now
             wait = max(flow.numbers[SMOOTH_NS] + 4 * flow.numbers[SPREAD_NS], MIN_TIMEOUT_NS)
             for slot in range(slots):
-                patience = min(wait << min(max(flow.tries[slot] - 1, 0), MAX_DOUBLINGS), MAX_TIMEOUT_NS)
+                patience = max(min(wait << min(max(flow.tries[slot] - 2, 0), MAX_DOUBLINGS), MAX_TIMEOUT_NS), wait)
                 if flow.due[slot] < flow.numbers[END] and now - flow.sent_ns[slot] > patience:
                     flow.numbers[RESENT] += 1
                     _send(fd, flow, tensor, flow.due[slot], coded, out, now)
