@@ -46,7 +46,9 @@ def two_levels(workers: int) -> Fabric:
     return Fabric(name=f"levels{workers}", devices=devices, switches=switches, links=links)
 
 
-def case(name: str, workers: int, lab: Lab, *, arithmetic: str = "exact", dtype: str = "int32", repeat: int = 5, port: int = PORT, **more: Any) -> Any:
+def case(
+    name: str, workers: int, lab: Lab, *, arithmetic: str = "exact", dtype: str = "int32", repeat: int = 5, port: int = PORT, **more: Any
+) -> dict[str, Any]:
     """`levels`: through two levels of switches."""
     devices, levels = len(lab.fabric.devices), more.pop("levels", False)
     address = [f"{lab.wiring.address(devices + i)}:{port}" for i in range(len(lab.fabric.switches))]
@@ -82,8 +84,8 @@ def row(what: str, got: Any, peer: float, *, asked: float | None = None, more: b
     """`asked`: of the time over the peer's, at most; `more`: of the peer's over the time, at least."""
     time_s = statistics.median(got["times_s"])
     ratio = peer / time_s if more else time_s / peer
-    return {"what": what, "value": time_s, "unit": "s", "peer": peer, "ratio": ratio, "asked": asked, "wrong": got["wrong"], "times_s": got["times_s"],
-            "resent": got.get("resent"), "peer_is": name}  # fmt: skip
+    return {"what": what, "value": time_s, "unit": "s", "peer": peer, "ratio": ratio, "asked": asked, "wrong": got["wrong"],
+            "times_s": got["times_s"], "resent": got.get("resent"), "peer_is": name}  # fmt: skip
 
 
 def aggregated() -> list[dict[str, Any]]:

@@ -27,7 +27,7 @@ nor signed: listen on a network of your own."""
 def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--listen", required=True, metavar="HOST:PORT", help="where; port 0 takes a free one")
     parser.add_argument("--slots", type=at_least_one, default=512, help="chunks that may be under way, of all jobs together (default %(default)s)")
-    parser.add_argument("--words", type=at_least_one, default=256, help="32-bit numbers per packet (default %(default)s: 1 KiB; 2048 for an MTU of 9000)")
+    parser.add_argument("--words", type=at_least_one, default=256, help="32-bit numbers per packet (default %(default)s: 1 KiB; at most 2048)")
     for name, what in (("lost", "lost"), ("doubled", "sent twice"), ("late", "sent again three turns of their slot later")):
         parser.add_argument(f"--{name}", type=float, default=0.0, metavar="P", help=f"rehearse faults: this share of packets, each way, is {what}")
     parser.add_argument("--seed", type=int, default=0, help="of the faults (default %(default)s)")
@@ -47,6 +47,7 @@ def run(args: argparse.Namespace) -> Result:
         sys.stderr.flush()
 
     counts = run_aggregator(
-        parse_address(args.listen), slots=args.slots, words=args.words, lost=args.lost, doubled=args.doubled, late=args.late, seed=args.seed, ready=ready
-    )
+        parse_address(args.listen), slots=args.slots, words=args.words, lost=args.lost, doubled=args.doubled, late=args.late, seed=args.seed,
+        ready=ready,
+    )  # fmt: skip
     return Result({"schema": "meshwright.aggregator", "version": 1, "packets": counts}, "  ".join(f"{k} {v}" for k, v in counts.items()))

@@ -25,7 +25,8 @@ def _able(wiring: Wiring) -> list[int]:
 
 def aggregator_commands(wiring: Wiring) -> list[list[str]]:
     """The processes, as commands; none where no switch can add."""
-    jobs = [{"namespace": wiring.namespaces[actor], "host": wiring.address(actor) if wiring.style == "bridged" else "0.0.0.0"} for actor in _able(wiring)]
+    hosts = {actor: wiring.address(actor) if wiring.style == "bridged" else "0.0.0.0" for actor in _able(wiring)}
+    jobs = [{"namespace": wiring.namespaces[actor], "host": host} for actor, host in hosts.items()]
     return [[sys.executable, "-m", "meshwright.lab.aggregators", json.dumps(job)] for job in jobs]
 
 

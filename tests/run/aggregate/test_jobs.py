@@ -37,8 +37,9 @@ def test_packets_of_others_change_nothing() -> None:
                     job = next(iter(up.aggregator.known.values()), None)
                     world = 0 if job is None else job.world
                     for sent in (
-                        b"", b"\0", rng.bytes(15), rng.bytes(300), packet(CONTRIBUTION, world, payload=bytes(256)), packet(RESULT, world, payload=bytes(256)),
-                        packet(CONTRIBUTION, world, version=2), packet(CONTRIBUTION, world ^ 1), packet(CONTRIBUTION, world, worker=61, payload=bytes(255)),
+                        b"", b"\0", rng.bytes(15), rng.bytes(300), packet(CONTRIBUTION, world, payload=bytes(256)),
+                        packet(RESULT, world, payload=bytes(256)), packet(CONTRIBUTION, world, version=2), packet(CONTRIBUTION, world ^ 1),
+                        packet(CONTRIBUTION, world, worker=61, payload=bytes(255)),
                         packet(CONTRIBUTION, world, chunk=1 << 39), packet(JOIN, 0, payload=b"[" * 900), packet(JOIN, 0, payload=rng.bytes(100)),
                     ):  # fmt: skip
                         sock.sendto(sent, (up.address.host, up.address.port))
@@ -90,7 +91,12 @@ def test_several_jobs_share_the_slots_and_one_too_many_is_refused() -> None:
 )  # fmt: skip
 def test_who_does_not_fit_is_refused(more: dict[str, Any], said: str) -> None:
     with switch() as up:
-        waiting = threading.Thread(target=lambda: pytest.raises(RunTimeout, Stream.join, up.address, seat(0, 2, timeout_s=0.6)))
+
+        def wait() -> None:
+            with pytest.raises(RunTimeout):
+                Stream.join(up.address, seat(0, 2, timeout_s=0.6))
+
+        waiting = threading.Thread(target=wait)
         waiting.start()
         time.sleep(0.2)
         with pytest.raises(Unsupported, match=said):

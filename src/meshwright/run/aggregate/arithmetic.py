@@ -3,8 +3,8 @@
 Cite: Sapio et al. (NSDI 2021), appendix C, and the repository p4lang/p4app-switchML (exponents travel one chunk ahead); D. De Sensi, S. Di Girolamo,
 S. Ashkboos, S. Li, T. Hoefler, "Flare: Flexible In-Network Allreduce" (SC 2021, arXiv 2106.15565), section 5 for the tree.
 Left open by the papers: overflow by rounding, zero and denormal blocks, infinities. Our answer: the scale is a whole number of steps such that all
-workers at their largest stay inside 32 bits, times a power of two; a block without a normal number has the least exponent; what is not finite is refused
-before anything is sent.
+workers at their largest stay inside 32 bits, times a power of two; a block without a normal number has the least exponent; what is not finite is
+refused before anything is sent.
 Deviations: two words per element (`limbs`) where 32 bits are too few.
 Invariant: sums are those of whole numbers, so no order of arrival, no slot and no tree of switches changes a bit.
 Cost: one pass over a chunk.

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import os
 import secrets
 import select
 import time
 from dataclasses import dataclass
 from typing import Any
 
-import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
@@ -19,10 +17,29 @@ from .control import Aborted, Hop, Join, Leave, Left, Status, Welcome, decode, e
 from .doctor import missing_worker
 from .frames import ABORT, JOIN, LEAVE, MAX_CONTROL_BYTES, STATUS, signature
 from .protocol import MAX_CHUNK, MAX_WORKERS
-from .sockets import Address, inbox, now_ns, open_socket, outbox
+from .sockets import Address, inbox, open_socket, outbox
 from .worker_loop import (
-    CALL, CONTROL, DONE, END, FIRST, FLOATS, LEFT, NUMBERS, PROGRESS_NS, RESENT, RESULTS, SENT, SLOTS, SMOOTH_NS, SPLIT, WORDS, WORKER, WORLD, Flow,
-    Tensor, collect,
+    CALL,
+    CONTROL,
+    DONE,
+    END,
+    FIRST,
+    FLOATS,
+    LEFT,
+    NUMBERS,
+    PROGRESS_NS,
+    RESENT,
+    RESULTS,
+    SENT,
+    SLOTS,
+    SMOOTH_NS,
+    SPLIT,
+    WORDS,
+    WORKER,
+    WORLD,
+    Flow,
+    Tensor,
+    collect,
 )  # fmt: skip
 
 __all__ = ["ARITHMETIC", "Counts", "Seat", "Stream", "ask_status"]
@@ -34,8 +51,10 @@ ARITHMETIC = ("exact", "two-limb", "tree")  # of floats: one 32-bit word per ele
 
 @dataclass(frozen=True, kw_only=True)
 class Seat:
-    """Who a worker is. `worker` of `children` at this switch; `workers` in the whole job (0: as many); `words` of 32 bits per packet, as the switch has;
-    `slots`: packets in flight; `above`: the way from this switch to the top; `silence_s`: that a switch may say nothing; `timeout_s`: that one waits for other workers.
+    """Who a worker is: `worker` of `children` at this switch, `workers` in the whole job (0: as many).
+
+    `words`: of 32 bits per packet, as the switch has; `slots`: packets in flight; `above`: the way from this switch to the top; `silence_s`: that a
+    switch may say nothing; `timeout_s`: that one waits for other workers.
     """
 
     job: str
@@ -100,7 +119,7 @@ class Stream:
                     raise _late(sock, seat, f"job {seat.job!r} was not complete after {seat.timeout_s:g} s", switch)
                 if now - heard > seat.silence_s:
                     if _status(sock, seat.job, seat.silence_s) is None:
-                        raise LinkLost(f"no switch answers at {switch}", hint="start one: meshwright collective aggregator", data={"switch": str(switch)})
+                        raise LinkLost(f"no switch answers at {switch}", hint="start one: meshwright collective aggregator")
                     heard = time.monotonic()
                 _send(sock, encode(JOIN, seat.worker, 0, ask))
                 for kind, world, packet in _received(sock, ASK_S):
@@ -117,10 +136,10 @@ class Stream:
     def all_reduce(self, array: NDArray[Any], *, arithmetic: str = "exact") -> NDArray[Any]:
         """Sum a C-contiguous int32 or float32 array over all workers, in place. `arithmetic`: of floats, as in `ARITHMETIC`.
 
-        int32: the sum must fit for any sign of the others' numbers; float32 `exact`: within n * n * m / 2^31 of the true sum in a packet whose largest
-        magnitude is m, and one rounding; `two-limb`: better than any order of float32 additions; `tree`: floats added in the order of workers.
-        Raises: UsageError, Unsupported (overflow, nothing was sent), NotFinite, RankFrozen, LinkLost, GroupFailed; the stream is closed by all but the
-        first two. After any of the others all workers are told, and none has a wrong sum.
+        int32: the sum must fit whatever the others send; float32 `exact`: within n * n * m / 2^31 of the true sum in a packet whose largest magnitude
+        is m, and one rounding; `two-limb`: better than any order of float32 additions; `tree`: floats added in the order of workers.
+        Raises: UsageError (the stream goes on); Unsupported (overflow, nothing was sent), NotFinite, RankFrozen, LinkLost, GroupFailed: the stream is
+        closed, all workers are told, and none has a wrong sum.
         """
         if self.closed:
             raise GroupFailed("the stream is closed", hint="join again")
@@ -152,7 +171,7 @@ class Stream:
             raise UsageError(f"no arithmetic {arithmetic!r}", where="arithmetic", hint=", ".join(ARITHMETIC))
         tree = array.dtype == np.float32 and arithmetic == "tree"
         if tree != (self.seat.mode == "tree"):
-            raise UsageError(f"a job of mode {self.seat.mode!r} cannot", where="arithmetic", hint="join with mode='tree' for it, and for nothing else")
+            raise UsageError(f"a job of mode {self.seat.mode!r} cannot", where="arithmetic", hint="floats as 'tree' need mode='tree', and alone")
         if array.dtype == np.int32:
             most = max(int(array.max(initial=0)), -int(array.min(initial=0)))
             if most > (2**31 - 1) // self.workers:
@@ -165,7 +184,8 @@ class Stream:
             problem = Aborted("not-finite", f"element {place} is {array.reshape(-1)[place]}", self.seat.worker)
             if not tree:
                 self._give_up(problem)
-                raise NotFinite(problem.reason, where=f"worker {self.seat.worker}", hint="arithmetic='tree' adds it as floats do", data={"element": place})
+                hint = "arithmetic='tree' adds it as floats do"
+                raise NotFinite(problem.reason, where=f"worker {self.seat.worker}", hint=hint, data={"element": place})
         limbs = {"exact": 1, "two-limb": 2, "tree": 0}[arithmetic]
         return (False, 0, 0.0) if tree else (True, limb_bits(self.workers, limbs), steps_of(self.workers, limbs))
 
@@ -193,7 +213,8 @@ class Stream:
             self._close()
             data = {"code": problem.code, "worker": problem.worker}
             at_fault = f" (worker {problem.worker})" if problem.worker >= 0 else ""
-            raise GroupFailed(f"the switch gave the job up: {problem.reason}{at_fault}", where=self.seat.job, hint="join again, or hosts alone", data=data)
+            said = f"the switch gave the job up: {problem.reason}{at_fault}"
+            raise GroupFailed(said, where=self.seat.job, hint="join again, or hosts alone", data=data)
 
     def _examine(self, since_s: float) -> None:
         """Nothing has come for long: is it the switch, or a worker?"""
@@ -226,7 +247,10 @@ class Stream:
         self.sock.close()
 
     def close(self) -> None:
-        """Wait until every worker has all its results: until then a lost one must be there to be sent again. Raises: LinkLost, GroupFailed, RunTimeout."""
+        """Wait until every worker has all its results: until then a lost one must be there to be sent again.
+
+        Raises: LinkLost, GroupFailed, RunTimeout.
+        """
         if self.closed:
             return
         began = heard = time.monotonic()

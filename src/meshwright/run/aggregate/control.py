@@ -1,4 +1,4 @@
-"""What a switch and its workers say beside the sums: who joins, who leaves, how far everyone is, and why a job is over. JSON in a packet of its own."""
+"""What a switch and its workers say beside the sums: who joins, who leaves, how far everyone is, why a job is over. JSON in packets of its own."""
 
 from __future__ import annotations
 

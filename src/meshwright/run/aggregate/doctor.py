@@ -10,7 +10,7 @@ MIN_SILENT_S = 3.0  # of a worker that others wait for, until it is called missi
 
 
 def missing_worker(job: StatusJob) -> tuple[int, int]:
-    """(worker, slot): who is waited for, the longest silent of those that the oldest slot lacks; of a job that waits for nothing, the longest silent."""
+    """(worker, slot): who is waited for: the longest silent of those that the oldest slot lacks, or of all where nothing waits."""
     rows = [(w.missing, w.slot) for w in job.waits if w.missing] or [(list(range(job.workers)), 0)]
     missing, slot = rows[0]
     return max(missing, key=lambda w: job.silent_s[w] if w < len(job.silent_s) else 0.0), slot
@@ -21,7 +21,8 @@ def status_lines(status: Status) -> tuple[list[str], bool]:
     said = [_verdict(job) for job in status.jobs]
     wrong = [line for line in said if line]
     lines = [wrong[0] if wrong else f"nothing is wrong: {len(status.jobs)} job{'s' if len(status.jobs) != 1 else ''}"]
-    lines.append(f"{status.free_slots} of {status.slots} slots of {4 * status.words} B are free; " + ", ".join(f"{k} {v}" for k, v in status.counters.items()))
+    counters = ", ".join(f"{k} {v}" for k, v in status.counters.items())
+    lines.append(f"{status.free_slots} of {status.slots} slots of {4 * status.words} B are free; {counters}")
     for job in status.jobs:
         lines.append(f"job {job.job}: {job.state}, {job.joined} of {job.workers} workers, {job.slots} slots, {job.mode}")
         lines += [f"  {_wait(job, wait)}" for wait in job.waits]

@@ -1,8 +1,8 @@
 """Tensors through a switch for as long as it serves, then among the hosts: no call is lost, none is summed twice.
 
-When a switch dies or gives a job up, some workers may have the result of a call that others lack, and be in the next call already (never further: a call
-needs everyone). So the hosts first agree on how many calls each has finished; whoever is ahead gives its last result to those behind. From then on every
-call is the hosts' own.
+When a switch dies or gives a job up, some workers may have the result of a call that others lack, and be in the next call already (never further: a
+call needs everyone). So the hosts first agree on how many calls each has finished; whoever is ahead gives its last result to those behind. From
+then on every call is the hosts' own.
 """
 
 from __future__ import annotations

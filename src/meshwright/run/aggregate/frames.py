@@ -1,8 +1,9 @@
 """The packets: a header of two 64-bit words, little-endian, then whole 32-bit numbers, or the words of a control message.
 
-Word 0: magic (16 bits), kind (4), version (4), worker (8), world (32). Word 1: chunk (40), exponent (8), signature (16). `world` names one run of one job
-on one switch: a number that the switch draws, so that nothing of another run is taken for this one's. `exponent`: the exponent field of the largest
-float of the chunk that this slot serves next. `signature`: of the call (how many elements, of what kind): workers that call different things are told.
+Word 0: magic (16 bits), kind (4), version (4), worker (8), world (32). Word 1: chunk (40), exponent (8), signature (16). `world` names one run of one
+job on one switch: a number that the switch draws, so that nothing of another run is taken for this one's. `exponent`: the exponent field of the
+largest float of the chunk that this slot serves next. `signature`: of the call (how many elements, of what kind), so that workers whose calls differ
+are told.
 """
 
 from __future__ import annotations

@@ -20,7 +20,10 @@ MAX_KEPT = 64  # packets that wait for that
 
 
 class Injector(NamedTuple):
-    """`kept`: packets; `numbers`: the same memory; `about`: whether up, job, worker, chunk, bytes. `state`: how many are kept, sent late, lost, doubled."""
+    """`kept`: packets, `numbers` the same memory; `about`: whether up, job, worker, chunk, bytes.
+
+    `state`: how many are kept, were sent late, lost, doubled.
+    """
 
     rates: Any
     random: Any

@@ -1,4 +1,4 @@
-"""The switch as a process: who may use which slots, when a job begins and ends, and what is wrong with it. The packets themselves are in `switch_loop`."""
+"""The switch as a process: who may use which slots, when a job begins and ends, what is wrong with it. The packets themselves: `switch_loop`."""
 
 from __future__ import annotations
 
@@ -20,8 +20,29 @@ from .injector import Injector, injector
 from .protocol import MAX_WORKERS, first_chunk
 from .sockets import Address, address_of, inbox, open_socket, outbox, packed_address, parse_address
 from .switch_loop import (
-    ABORTED, BLAMED, COUNTERS, FIRST_POOL, FIRST_ROW, FREE, MAX_CONTROLS, MAX_JOBS, MODE, MODES, PARENT_WORKER, PARENT_WORLD, POOL_STEP, RUNNING,
-    SLOTS, STATE, TREE, WORKERS, WORLD, Controls, Jobs, Rows, serve,
+    ABORTED,
+    BLAMED,
+    COUNTERS,
+    FIRST_POOL,
+    FIRST_ROW,
+    FREE,
+    MAX_CONTROLS,
+    MAX_JOBS,
+    MODE,
+    MODES,
+    PARENT_WORKER,
+    PARENT_WORLD,
+    POOL_STEP,
+    RUNNING,
+    SLOTS,
+    STATE,
+    TREE,
+    WORKERS,
+    WORLD,
+    Controls,
+    Jobs,
+    Rows,
+    serve,
 )  # fmt: skip
 
 __all__ = ["Aggregator"]
@@ -151,7 +172,7 @@ class Aggregator:
     def _of_job(self, kind: int, worker: int, world: int, packet: bytes, name: bytes) -> None:
         if kind == ABORT and (problem := decode(packet, Aborted)) is not None:
             of = [j for j in self.known.values() if j.problem is None and j.above_name == name]
-            told = [j for j in of if j.welcomed and self.jobs.table[j.number, PARENT_WORLD] == world] or [j for j in of if not j.welcomed and not world]
+            told = [j for j in of if (int(self.jobs.table[j.number, PARENT_WORLD]) if j.welcomed else 0) == world]
             for below in told:
                 self._abort(below, problem, from_above=True)
             if told:
@@ -162,7 +183,8 @@ class Aggregator:
                 if kind == LEAVE:
                     self._say(LEAVE, 0, world, Left(0, True), name)
             elif kind != ABORT:
-                self._say(ABORT, 0, world, Aborted("unknown", "the switch does not know this job: it was started again, or gave its slots away"), name)
+                reason = "the switch does not know this job: it was started again, or gave its slots away"
+                self._say(ABORT, 0, world, Aborted("unknown", reason), name)
             return
         if job.names.get(worker) != name:
             return
@@ -191,7 +213,8 @@ class Aggregator:
             self._say(ABORT, 0, 0, refusal, name)
             return
         job = self.known.get(ask.job)
-        if job is not None and (job.problem is not None or (job.nonces.get(ask.worker, ask.nonce) != ask.nonce and self._quiet_s(job) > MIN_QUIET_S)):
+        again = job is not None and job.nonces.get(ask.worker, ask.nonce) != ask.nonce
+        if job is not None and (job.problem is not None or (again and self._quiet_s(job) > MIN_QUIET_S)):
             self._end(job)
             job = None
         if job is None:
@@ -255,7 +278,7 @@ class Aggregator:
         return job
 
     def _gap(self, ask: Join) -> tuple[int, int] | None:
-        """(first slot, how many, as asked or fewer) in the largest free stretch. A tree's rows lie at the stretch's beginning, its memory all over it."""
+        """(first slot, how many, as asked or fewer) in the largest free stretch. A tree's rows lie at its beginning, its memory all over it."""
         each = ask.children if MODES[ask.mode] == TREE else 1
         at, gaps = 0, []
         for first, end in [*self._used(), (self.slots, self.slots)]:

@@ -1,4 +1,4 @@
-"""UDP without Python per packet: compiled code calls the C library's `recvmmsg` and `sendmmsg`, many packets a call, on arrays that are laid out here."""
+"""UDP without Python per packet: compiled code calls the C library's `recvmmsg` and `sendmmsg`, many packets a call, on arrays laid out here."""
 
 from __future__ import annotations
 
@@ -18,7 +18,8 @@ from ...kernels.compile import called, inlined
 from .frames import HEADER_BYTES, MAX_CONTROL_BYTES
 
 __all__ = [
-    "BATCH", "Inbox", "Outbox", "address_of", "flush", "inbox", "now_ns", "open_socket", "outbox", "packed_address", "parse_address", "put", "receive",
+    "BATCH", "Address", "Inbox", "Outbox", "address_of", "flush", "inbox", "now_ns", "open_socket", "outbox", "packed_address", "parse_address",
+    "put", "receive",
 ]  # fmt: skip
 
 BATCH = 64  # packets of one call of the C library

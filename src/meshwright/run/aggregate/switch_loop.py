@@ -11,7 +11,7 @@ from . import arithmetic, frames, injector, protocol, sockets
 from .arithmetic import fold_tree
 from .frames import CONTRIBUTION, HEADER_BYTES, JOIN, MAGIC, MAX_CONTROL_BYTES, RESULT, VERSION, head, tail
 from .injector import Injector, again, keep, strikes
-from .protocol import ADDED, DOUBLE, FIRST, IGNORED, MAX_WORKERS, REPEAT, row_of, take
+from .protocol import DOUBLE, FIRST, IGNORED, MAX_WORKERS, REPEAT, row_of, take
 from .sockets import Outbox, flush, now_ns, put, receive
 
 __all__ = [

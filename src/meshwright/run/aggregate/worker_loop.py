@@ -31,8 +31,8 @@ SOURCES = fingerprint(*(m.__file__ for m in (arithmetic, frames, protocol, socke
 class Flow(NamedTuple):
     """Per slot: `due` (the chunk it waits for), when it was sent and how often, its agreed exponent, its header, and its payload where that is made.
 
-    `numbers`: figures of the stream and of the call, by the places above; `at`: address of headers, address and row of staging, address of the tensor,
-    steps of a block; `control`: the last control message, its bytes in the first word.
+    `numbers`: figures of the stream and of the call, by the places above; `at`: addresses of headers and of staging, bytes of its row, address of the
+    tensor, steps of a block; `control`: the last control message, its bytes in the first word.
     """
 
     due: Any

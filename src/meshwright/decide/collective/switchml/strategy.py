@@ -4,7 +4,7 @@ Cite: A. Sapio, M. Canini, C.-Y. Ho, J. Nelson, P. Kalnis, C. Kim, A. Krishnamur
 Learning with In-Network Aggregation" (NSDI 2021, arXiv 1903.06701), section 4; trees of switches and shards over switches from section 6.
 Left open by the paper: how many slots, which switches. Our answer: as many slots as cover a round trip at the narrowest link of a rank, and one;
 roots by the load of the busiest link, in equal shards for as long as one more root is quicker.
-Deviations: chunks of the program are larger than packets where it would have more steps than `MAX_CHUNKS` turns; loss and repair lie below the program
+Deviations: chunks of the program are larger than packets where a shard would have more than `MAX_CHUNKS`; loss and repair lie below the program
 (`run.aggregate`).
 Invariant: a rank sends and receives its data once, whatever their number; a switch holds one chunk per slot.
 Cost: O(ranks) routes per switch; (2 ranks + switches) steps per slot, whatever the message's size.
@@ -34,9 +34,15 @@ CITE = Cite(
     authors="A. Sapio, M. Canini, C.-Y. Ho, J. Nelson, P. Kalnis, C. Kim, A. Krishnamurthy, M. Moshref, D. Ports, P. Richtarik", year=2021,
     venue="NSDI", url="https://arxiv.org/abs/1903.06701",
 )  # fmt: skip
-DEVIATIONS = ("chunks of large messages are larger than packets", "loss and repair lie below the program", "slots by the round trip", "roots by link load")
+DEVIATIONS = (
+    "chunks of large messages are larger than packets",
+    "loss and repair lie below the program",
+    "slots by round trip",
+    "roots by link load",
+)
 PACKET_BYTES = 1024  # of payload: the paper's largest
-MAX_SLOTS, MAX_CHUNKS = 64, 4096  # of a program and shard: what a slot adds to the round trip covers is below 2 % by then
+MAX_SLOTS, MAX_CHUNKS = 64, 4096  # of a program and shard; a slot of it then stands for several of a switch's
+SPARE_SLOTS = 8  # of those, for the time that chunks themselves take on up to four links each way
 MAX_TRIED_ROOTS = 64  # switches that are tried as the root of a tree
 
 
@@ -45,7 +51,7 @@ class SwitchML(CollectiveStrategy):
     """Options.
 
     slots: chunks that a rank has under way at a root; None = what a round trip takes, and one, up to `MAX_SLOTS`.
-    chunk_bytes: what a slot holds; None = `PACKET_BYTES`, or more where a shard would have more than `MAX_CHUNKS`.
+    chunk_bytes: what a slot holds; None = `PACKET_BYTES`, or more where a shard would have more than `MAX_CHUNKS`, or a round trip `MAX_SLOTS`.
     shards: roots that share the message; None = as many as make it quicker.
     """
 
@@ -78,10 +84,11 @@ class SwitchML(CollectiveStrategy):
         trees = self._trees(problem)
         elements = problem.size_bytes // problem.element_bytes
         share = -(-elements // len(trees)) * problem.element_bytes
-        chunk_bytes = self.chunk_bytes or max(PACKET_BYTES, -(-share // MAX_CHUNKS))
+        rate_Bps, flight_s = _path(problem, trees, 0)
+        chunk_bytes = self.chunk_bytes or max(PACKET_BYTES, -(-share // MAX_CHUNKS), ceil(rate_Bps * flight_s / (MAX_SLOTS - SPARE_SLOTS)))
         chunk_bytes = min(-(-chunk_bytes // problem.element_bytes) * problem.element_bytes, share)
         chunks = -(-share // chunk_bytes)
-        rate_Bps, round_trip_s = _path(problem, trees, chunk_bytes)
+        round_trip_s = _path(problem, trees, chunk_bytes)[1]
         slots = min(self.slots or min(ceil(rate_Bps * round_trip_s / chunk_bytes) + 1, MAX_SLOTS), chunks)
         turns = -(-chunks // slots)
         slots = -(-chunks // turns)
@@ -132,9 +139,9 @@ def _path(problem: CollectiveProblem, trees: list[SwitchTree], chunk_bytes: int)
             v, took = fabric.actor_of[name], 0.0
             while v != tree.root:
                 up = tree.parent[v]
-                way = [fabric.links[x] for x in (*fabric.route(v, up), *fabric.route(up, v))]
-                narrowest = min(narrowest, *(float(x.rate_Bps) for x in way))
-                took += sum(x.latency_s + chunk_bytes / x.rate_Bps for x in way) + 2 * per_message
+                for way in ([fabric.links[x] for x in fabric.route(*ends)] for ends in ((v, up), (up, v))):
+                    narrowest = min(narrowest, *(float(x.rate_Bps) for x in way))
+                    took += sum(x.latency_s + chunk_bytes / x.rate_Bps for x in way) + per_message + max(x.library_latency_s for x in way)
                 v = up
             longest = max(longest, took)
     return narrowest, longest
