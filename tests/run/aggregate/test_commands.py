@@ -11,7 +11,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from rig import seat, switch
+from aggregate_rig import seat, switch
 
 from meshwright.cli.frame import main
 from meshwright.errors import Unsupported

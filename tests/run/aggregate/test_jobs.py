@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from rig import HERE, Switch, floats, numbers, reduced, seat, switch, together
+from aggregate_rig import HERE, Switch, floats, numbers, reduced, seat, switch, together
 
 from meshwright.errors import GroupFailed, LinkLost, PortInUse, RankFrozen, RunTimeout, Unsupported, UsageError
 from meshwright.run.aggregate.client import Stream, ask_status

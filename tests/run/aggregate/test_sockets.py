@@ -6,7 +6,7 @@ from fractions import Fraction
 
 import numpy as np
 import pytest
-from rig import floats, fold, numbers, reduced, seat, switch, together
+from aggregate_rig import floats, fold, numbers, reduced, seat, switch, together
 
 from meshwright.errors import GroupFailed, NotFinite, RunError, Unsupported, UsageError
 from meshwright.run.aggregate.client import Stream
