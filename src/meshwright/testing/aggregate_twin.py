@@ -8,6 +8,7 @@ packet that counts twice, or for another chunk, shows.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -22,7 +23,6 @@ MAX_FLYING, MAX_KEPT = 512, 256  # packets under way and packets kept to be sent
 LATE_TURNS = 3  # turns of its slot after which a kept packet is sent again
 MAX_EVENTS = 200_000  # of a schedule; a hundred times what the longest of 100,000 took
 _LOST, _DOUBLED, _KEPT, _REPLAYED, _EVENTS = 0, 1, 2, 3, 4
-SOURCES = fingerprint(protocol.__file__)
 
 
 @dataclass(frozen=True)
@@ -61,7 +61,7 @@ def run_schedule(seed: int, *, workers: int, slots: int, chunks: int, tensors: i
     return Tally(verdict, *(int(x) for x in counts))
 
 
-@inlined  # type: ignore[untyped-decorator]
+@inlined
 def _draw(network):  # type: ignore[no-untyped-def]
     """splitmix64: a fraction of 1."""
     network[3][0] += np.uint64(0x9E3779B97F4A7C15)
@@ -72,12 +72,12 @@ def _draw(network):  # type: ignore[no-untyped-def]
     return (z >> np.uint64(11)) * (1.0 / (1 << 53))
 
 
-@inlined  # type: ignore[untyped-decorator]
+@inlined
 def _value(worker, number):  # type: ignore[no-untyped-def]
     return np.int32((worker * 7919 + number * 104729 + 12345) * 2654435761 & 0xFFFFFFF)
 
 
-@inlined  # type: ignore[untyped-decorator]
+@inlined
 def _fly(network, up, worker, number, value):  # type: ignore[no-untyped-def]
     flying, count = network[0], network[2]
     if count[0] < flying.shape[0]:
@@ -86,7 +86,7 @@ def _fly(network, up, worker, number, value):  # type: ignore[no-untyped-def]
         count[0] += 1
 
 
-@inlined  # type: ignore[untyped-decorator]
+@inlined
 def _post(network, rates, counts, up, worker, number, value):  # type: ignore[no-untyped-def]
     """Hand a packet to the network, which does with it what it likes."""
     kept, count = network[1], network[2]
@@ -104,7 +104,7 @@ def _post(network, rates, counts, up, worker, number, value):  # type: ignore[no
         _fly(network, up, worker, number, value)
 
 
-@inlined  # type: ignore[untyped-decorator]
+@inlined
 def _replay(network, counts, due, slots):  # type: ignore[no-untyped-def]
     """Send one kept packet whose slot has gone on for long enough."""
     kept, count = network[1], network[2]
@@ -120,55 +120,63 @@ def _replay(network, counts, due, slots):  # type: ignore[no-untyped-def]
     count[1] -= 1
 
 
-@kernel  # type: ignore[untyped-decorator]
-def _schedule(slots, chunks, tensors, network, switch, worker, rates, counts):  # type: ignore[no-untyped-def]
-    if SOURCES < 0:
-        return STUCK
-    number_of, (due, out) = switch[0], worker
-    n, total = out.shape
-    for row in range(len(number_of)):
-        number_of[row] = first_chunk(row, slots)
-    end = np.int64(chunks)  # of the tensor that everybody is in or has finished
-    for w in range(n):
-        for slot in range(slots):
-            due[w, slot] = slot
-            if slot < end:
-                _post(network, rates, counts, 1, w, slot, _value(w, slot))
-    while True:
-        counts[_EVENTS] += 1
-        if counts[_EVENTS] > MAX_EVENTS:
+def _entry(sources: int) -> Any:
+    """Closes over the sources of what it uses: code that was kept for others is not taken."""
+
+    @kernel
+    def _schedule(slots, chunks, tensors, network, switch, worker, rates, counts):  # type: ignore[no-untyped-def]
+        if sources < 0:
             return STUCK
-        left = 0
+        number_of, (due, out) = switch[0], worker
+        n, total = out.shape
+        for row in range(len(number_of)):
+            number_of[row] = first_chunk(row, slots)
+        end = np.int64(chunks)  # of the tensor that everybody is in or has finished
         for w in range(n):
             for slot in range(slots):
-                left += due[w, slot] < end
-        if not left:
-            if end == total:
-                break
-            end += chunks  # every worker has the result, which is when each begins its next tensor, whatever is still under way
+                due[w, slot] = slot
+                if slot < end:
+                    _post(network, rates, counts, 1, w, slot, _value(w, slot))
+        while True:
+            counts[_EVENTS] += 1
+            if counts[_EVENTS] > MAX_EVENTS:
+                return STUCK
+            left = 0
             for w in range(n):
                 for slot in range(slots):
-                    if due[w, slot] < end:
-                        _post(network, rates, counts, 1, w, due[w, slot], _value(w, due[w, slot]))
-            continue
-        _replay(network, counts, due, slots)
-        if not network[2][0] or _draw(network) < rates[3]:
-            w, slot = int(_draw(network) * n), int(_draw(network) * slots)
-            if due[w, slot] < end:
-                _post(network, rates, counts, 1, w, due[w, slot], _value(w, due[w, slot]))
-            continue
-        _arrive(slots, end, network, switch, worker, rates, counts)
-    for number in range(total):
-        wanted = np.int32(0)
-        for w in range(n):
-            wanted += _value(w, number)
-        for w in range(n):
-            if out[w, number] != wanted:
-                return WRONG
-    return DONE
+                    left += due[w, slot] < end
+            if not left:
+                if end == total:
+                    break
+                end += chunks  # every worker has the result, which is when each begins its next tensor, whatever is still under way
+                for w in range(n):
+                    for slot in range(slots):
+                        if due[w, slot] < end:
+                            _post(network, rates, counts, 1, w, due[w, slot], _value(w, due[w, slot]))
+                continue
+            _replay(network, counts, due, slots)
+            if not network[2][0] or _draw(network) < rates[3]:
+                w, slot = int(_draw(network) * n), int(_draw(network) * slots)
+                if due[w, slot] < end:
+                    _post(network, rates, counts, 1, w, due[w, slot], _value(w, due[w, slot]))
+                continue
+            _arrive(slots, end, network, switch, worker, rates, counts)
+        for number in range(total):
+            wanted = np.int32(0)
+            for w in range(n):
+                wanted += _value(w, number)
+            for w in range(n):
+                if out[w, number] != wanted:
+                    return WRONG
+        return DONE
+
+    return _schedule
 
 
-@inlined  # type: ignore[untyped-decorator]
+_schedule = _entry(fingerprint(__file__, protocol.__file__))
+
+
+@inlined
 def _arrive(slots, end, network, switch, worker, rates, counts):  # type: ignore[no-untyped-def]
     """One packet, any of those under way."""
     number_of, seen, ready, pool = switch

@@ -37,7 +37,7 @@ def limb_bits(workers: int, limbs: int) -> int:
     return split_bits(workers) if limbs == 2 else 0
 
 
-@inlined  # type: ignore[untyped-decorator]
+@inlined
 def largest_exponent(bits, first, count):  # type: ignore[no-untyped-def]
     """The exponent field of the largest magnitude among float32s given as 32-bit words; 255: one is infinite or not a number."""
     most = np.int32(0)
@@ -46,13 +46,13 @@ def largest_exponent(bits, first, count):  # type: ignore[no-untyped-def]
     return np.int64(most >> np.int32(23))
 
 
-@inlined  # type: ignore[untyped-decorator]
+@inlined
 def _power(exponent):  # type: ignore[no-untyped-def]
     """2 to a power within a double's range."""
     return np.ldexp(1.0, exponent)
 
 
-@inlined  # type: ignore[untyped-decorator]
+@inlined
 def to_steps(floats, first, count, field, steps, split, out, row):  # type: ignore[no-untyped-def]
     """Floats as steps of the block whose agreed exponent field is `field`, into `out[row]`; two words: the upper ones first."""
     scale = steps * _power(-(field + LEAST_EXPONENT))
@@ -66,7 +66,7 @@ def to_steps(floats, first, count, field, steps, split, out, row):  # type: igno
         out[row, count + i] = np.int32(whole & ((1 << split) - 1))
 
 
-@inlined  # type: ignore[untyped-decorator]
+@inlined
 def from_steps(numbers, row, at, count, field, steps, split, floats, first):  # type: ignore[no-untyped-def]
     """The sum of steps as floats."""
     scale = _power(field + LEAST_EXPONENT)
@@ -77,7 +77,7 @@ def from_steps(numbers, row, at, count, field, steps, split, floats, first):  # 
         floats[first + i] = np.float32(whole / steps * scale)
 
 
-@inlined  # type: ignore[untyped-decorator]
+@inlined
 def fold_tree(floats, base, workers, seen, worker, count):  # type: ignore[no-untyped-def]
     """A contribution has come into row `base + worker`: climb the fold for as long as the other half is complete.
 

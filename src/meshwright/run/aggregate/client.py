@@ -342,8 +342,9 @@ def _received(sock: Any, wait_s: float) -> list[tuple[int, int, bytes]]:
 
 def _compile(words: int) -> None:
     """Load the loop before the first packet: a worker that compiles while others send costs them their patience."""
-    flow = Flow(*(np.zeros(1, np.int64) for _ in range(4)), np.zeros((1, 2), np.int64), np.zeros((1, words), np.int32), np.zeros(SPLIT + 1, np.int64),
-                np.zeros(5, np.int64), np.zeros(1 + MAX_CONTROL_BYTES // 8, np.int64))  # fmt: skip
+    due, sent_ns, tries, agreed = (np.zeros(1, np.int64) for _ in range(4))
+    headers, staging, numbers = np.zeros((1, 2), np.int64), np.zeros((1, words), np.int32), np.zeros(SPLIT + 1, np.int64)
+    flow = Flow(due, sent_ns, tries, agreed, headers, staging, numbers, np.zeros(5, np.int64), np.zeros(1 + MAX_CONTROL_BYTES // 8, np.int64))
     flow.numbers[[SLOTS, WORDS]] = 1, words
     nothing = np.zeros(0, np.int32)
     tensor = Tensor(nothing, nothing.view(np.float32), nothing, nothing.view(np.float32))

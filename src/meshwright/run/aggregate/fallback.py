@@ -73,7 +73,8 @@ class Reducer:
     @classmethod
     def join(cls, switch: Address, seat: Seat, hosts: Hosts, rank: int) -> Reducer:
         """As `Stream.join`; where it fails for one, hosts do everything."""
-        stream, why = None, None
+        stream: Stream | None = None
+        why: MeshwrightError | None = None
         try:
             stream = Stream.join(switch, seat)
         except (Unsupported, LinkLost, RunTimeout) as error:

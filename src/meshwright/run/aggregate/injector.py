@@ -42,7 +42,7 @@ def injector(payload_bytes: int, *, lost: float = 0.0, doubled: float = 0.0, kep
     return Injector(rates, np.array([2 * seed + 1], np.uint64), packets, packets.view(np.int32), np.zeros((MAX_KEPT, 5), np.int64), state, at)
 
 
-@inlined  # type: ignore[untyped-decorator]
+@inlined
 def _draw(chaos):  # type: ignore[no-untyped-def]
     """splitmix64: a fraction of 1."""
     chaos.random[0] += np.uint64(0x9E3779B97F4A7C15)
@@ -53,7 +53,7 @@ def _draw(chaos):  # type: ignore[no-untyped-def]
     return (z >> np.uint64(11)) * (1.0 / (1 << 53))
 
 
-@inlined  # type: ignore[untyped-decorator]
+@inlined
 def strikes(chaos):  # type: ignore[no-untyped-def]
     """How many of this packet get through: 0, 1 or 2."""
     if _draw(chaos) < chaos.rates[1]:
@@ -65,13 +65,13 @@ def strikes(chaos):  # type: ignore[no-untyped-def]
     return 1
 
 
-@inlined  # type: ignore[untyped-decorator]
+@inlined
 def keep(chaos):  # type: ignore[no-untyped-def]
     """Whether this packet is to be kept, too; its place is `state[0]`, and `again` says what it is."""
     return chaos.state[0] < chaos.kept.shape[0] and _draw(chaos) < chaos.rates[3]
 
 
-@inlined  # type: ignore[untyped-decorator]
+@inlined
 def again(chaos, up, j, worker, number, size):  # type: ignore[no-untyped-def]
     i = chaos.state[0]
     chaos.about[i, 0], chaos.about[i, 1], chaos.about[i, 2], chaos.about[i, 3], chaos.about[i, 4] = up, j, worker, number, size

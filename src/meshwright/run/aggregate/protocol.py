@@ -40,7 +40,7 @@ def first_chunk(row: int, slots: int) -> int:
     return row // 2 + (row % 2 - 2) * slots
 
 
-@inlined  # type: ignore[untyped-decorator]
+@inlined
 def take(chunk, seen, ready, row, slots, worker, number):  # type: ignore[no-untyped-def]
     """A contribution to chunk `number`, whose row is `row`, comes to a switch.
 
@@ -59,7 +59,7 @@ def take(chunk, seen, ready, row, slots, worker, number):  # type: ignore[no-unt
     return FIRST
 
 
-@inlined  # type: ignore[untyped-decorator]
+@inlined
 def accept(due, slots, number):  # type: ignore[no-untyped-def]
     """A result comes to a worker: is it the one that its slot waits for? Then the slot waits for the next."""
     slot = number % slots

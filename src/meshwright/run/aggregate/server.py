@@ -101,10 +101,9 @@ class Aggregator:
         headers, pool = np.zeros((rows, 2), np.int64), np.zeros((rows, words), np.int32)
         names = np.zeros((MAX_JOBS, MAX_WORKERS + 1, 2), np.int64)
         at = np.array([headers.ctypes.data, pool.ctypes.data, names.ctypes.data, 4 * words])
-        whole = [np.zeros(rows, np.int64) for _ in range(7)]
-        self.rows = Rows(
-            whole[0], whole[1], np.zeros(rows, np.uint8), headers, *whole[2:5], np.full(rows, -1), whole[5], whole[6], pool, pool.view(np.float32), at
-        )
+        chunk, seen, size, call, exponent, sent_ns, tries = (np.zeros(rows, np.int64) for _ in range(7))
+        self.rows = Rows(chunk, seen, np.zeros(rows, np.uint8), headers, size, call, exponent, np.full(rows, -1), sent_ns, tries, pool,
+                         pool.view(np.float32), at)  # fmt: skip
         self.jobs = Jobs(
             np.zeros((MAX_JOBS, BLAMED + 1), np.int64), names, np.zeros((MAX_JOBS, MAX_WORKERS + 1), np.int64), np.zeros(len(COUNTERS), np.int64)
         )
@@ -125,9 +124,7 @@ class Aggregator:
 
     def turn(self, seconds: float) -> None:
         """Serve for so long, or until there was a control message."""
-        serve(
-            self.sock.fileno(), self.box, self.rows, self.jobs, self.out, self.controls, self.faults, time.monotonic_ns() + int(seconds * 1e9)
-        )
+        serve(self.sock.fileno(), self.box, self.rows, self.jobs, self.out, self.controls, self.faults, time.monotonic_ns() + int(seconds * 1e9))
         for i in range(int(self.controls.state[0])):
             packet = self.controls.words[i].tobytes()[: int(self.controls.size[i])]
             self._hear(packet, self.controls.names[i].tobytes())
@@ -369,4 +366,3 @@ class Aggregator:
         silent = [round((now - int(x)) / 1e9, 3) for x in self.jobs.heard[job.number, :n]]
         state = "over" if job.problem is not None else "running" if job.welcomed else "joining"
         return StatusJob(job.name, n, len(job.nonces), job.slots, job.ask.mode, state, waits[:MAX_TOLD], silent)
-

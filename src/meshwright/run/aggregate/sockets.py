@@ -29,9 +29,9 @@ BUFFER_BYTES = 8 << 20  # of the kernel's queues, both ways, where it grants so 
 MSG_WAITFORONE = 0x10000
 HEAD_WORDS = 8  # of the C library's `struct mmsghdr` on 64-bit Linux: name, its length, parts, their number, control (2), flags, bytes received
 
-_recvmmsg = types.ExternalFunction("recvmmsg", types.int32(types.int32, types.intp, types.uint32, types.int32, types.intp))
-_sendmmsg = types.ExternalFunction("sendmmsg", types.int32(types.int32, types.intp, types.uint32, types.int32))
-_clock = types.ExternalFunction("clock_gettime", types.int32(types.int32, types.intp))
+_recvmmsg: Any = types.ExternalFunction("recvmmsg", types.int32(types.int32, types.intp, types.uint32, types.int32, types.intp))
+_sendmmsg: Any = types.ExternalFunction("sendmmsg", types.int32(types.int32, types.intp, types.uint32, types.int32))
+_clock: Any = types.ExternalFunction("clock_gettime", types.int32(types.int32, types.intp))
 
 
 class Inbox(NamedTuple):
@@ -71,14 +71,14 @@ def outbox() -> Outbox:
     return Outbox(heads, parts, np.zeros(2, np.int64), np.zeros(3, np.int64))
 
 
-@inlined  # type: ignore[untyped-decorator]
+@inlined
 def now_ns(out):  # type: ignore[no-untyped-def]
     """The monotonic clock."""
     _clock(1, out.clock.ctypes.data)
     return out.clock[0] * 1_000_000_000 + out.clock[1]
 
 
-@called  # type: ignore[untyped-decorator]
+@called
 def receive(fd, box):  # type: ignore[no-untyped-def]
     """Wait a little for packets; how many came."""
     for i in range(BATCH):
@@ -86,7 +86,7 @@ def receive(fd, box):  # type: ignore[no-untyped-def]
     return max(_recvmmsg(fd, box.heads.ctypes.data, BATCH, MSG_WAITFORONE, 0), 0)
 
 
-@called  # type: ignore[untyped-decorator]
+@called
 def flush(fd, out):  # type: ignore[no-untyped-def]
     """Send all that waits. What the kernel will not take is lost, as packets may be."""
     first, refused, step = 0, 0, HEAD_WORDS * 8
@@ -101,7 +101,7 @@ def flush(fd, out):  # type: ignore[no-untyped-def]
     out.state[1] += 1
 
 
-@called  # type: ignore[untyped-decorator]
+@called
 def put(fd, out, name, header, payload, size):  # type: ignore[no-untyped-def]
     """Queue a packet: addresses in memory of the receiver's name (0: the socket's peer), of the header and of the payload, and its bytes."""
     if out.state[0] == out.heads.shape[0]:

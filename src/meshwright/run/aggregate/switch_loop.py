@@ -28,7 +28,6 @@ WORLD, WORKERS, FIRST_ROW, SLOTS, MODE, FIRST_POOL, POOL_STEP, STATE, PARENT_WOR
 COUNTERS = ("contributions", "results", "repeats", "doubles", "stale", "foreign", "malformed")
 _CONTRIBUTIONS, _RESULTS, _REPEATS, _DOUBLES, _STALE, _FOREIGN, _MALFORMED = range(7)
 MIN_RESEND_NS, MAX_RESEND_NS = 30_000_000, 250_000_000  # until a sum is sent to the parent again, as a worker's packet (`worker_loop`)
-SOURCES = fingerprint(*(m.__file__ for m in (arithmetic, frames, injector, protocol, sockets)))
 
 
 class Rows(NamedTuple):
@@ -68,7 +67,7 @@ class Controls(NamedTuple):
     state: Any
 
 
-@inlined  # type: ignore[untyped-decorator]
+@inlined
 def _job_of(jobs, column, world):  # type: ignore[no-untyped-def]
     for j in range(jobs.table.shape[0]):
         if jobs.table[j, STATE] == RUNNING and jobs.table[j, column] == world:
@@ -76,7 +75,7 @@ def _job_of(jobs, column, world):  # type: ignore[no-untyped-def]
     return -1
 
 
-@called  # type: ignore[untyped-decorator]
+@called
 def _control(box, i, size, controls):  # type: ignore[no-untyped-def]
     at = controls.state[0]
     if at < MAX_CONTROLS and size <= MAX_CONTROL_BYTES:
@@ -87,7 +86,7 @@ def _control(box, i, size, controls):  # type: ignore[no-untyped-def]
         controls.state[0] += 1
 
 
-@called  # type: ignore[untyped-decorator]
+@called
 def _to_all(fd, rows, jobs, j, row, out, chaos):  # type: ignore[no-untyped-def]
     """The result is there: to every worker."""
     rows.ready[row] = 1
@@ -97,7 +96,7 @@ def _to_all(fd, rows, jobs, j, row, out, chaos):  # type: ignore[no-untyped-def]
         _to_one(fd, rows, jobs, j, row, worker, out, chaos)
 
 
-@called  # type: ignore[untyped-decorator]
+@called
 def _to_one(fd, rows, jobs, j, row, worker, out, chaos):  # type: ignore[no-untyped-def]
     jobs.counters[_RESULTS] += 1
     pool = jobs.table[j, FIRST_POOL] + (row - jobs.table[j, FIRST_ROW]) * jobs.table[j, POOL_STEP]
@@ -116,7 +115,7 @@ def _to_one(fd, rows, jobs, j, row, worker, out, chaos):  # type: ignore[no-unty
         rows.queued[row] = out.state[1]
 
 
-@called  # type: ignore[untyped-decorator]
+@called
 def _up(fd, rows, jobs, j, row, out, now):  # type: ignore[no-untyped-def]
     """The sum of this switch's workers to its parent, as a worker of that."""
     rows.headers[row, 0] = head(CONTRIBUTION, jobs.table[j, PARENT_WORKER], jobs.table[j, PARENT_WORLD])
@@ -129,7 +128,7 @@ def _up(fd, rows, jobs, j, row, out, now):  # type: ignore[no-untyped-def]
     rows.tries[row] += 1
 
 
-@called  # type: ignore[untyped-decorator]
+@called
 def _contribution(fd, words, numbers, i, size, rows, jobs, j, worker, out, controls, chaos, now):  # type: ignore[no-untyped-def]
     first, slots, workers = jobs.table[j, FIRST_ROW], jobs.table[j, SLOTS], jobs.table[j, WORKERS]
     number, exponent, call = words[i, 1] & (1 << 40) - 1, words[i, 1] >> 40 & 255, words[i, 1] >> 48 & 0xFFFF
@@ -175,7 +174,7 @@ def _contribution(fd, words, numbers, i, size, rows, jobs, j, worker, out, contr
             _to_all(fd, rows, jobs, j, row, out, chaos)
 
 
-@called  # type: ignore[untyped-decorator]
+@called
 def _from_parent(fd, words, numbers, i, size, rows, jobs, j, out, chaos):  # type: ignore[no-untyped-def]
     first = jobs.table[j, FIRST_ROW]
     number = words[i, 1] & (1 << 40) - 1
@@ -193,7 +192,7 @@ def _from_parent(fd, words, numbers, i, size, rows, jobs, j, out, chaos):  # typ
     _to_all(fd, rows, jobs, j, row, out, chaos)
 
 
-@called  # type: ignore[untyped-decorator]
+@called
 def _packet(fd, box, i, rows, jobs, out, controls, chaos, now):  # type: ignore[no-untyped-def]
     size = (box.heads[i, 7] & 0xFFFFFFFF) - HEADER_BYTES
     word = box.words[i, 0]
@@ -231,7 +230,7 @@ def _packet(fd, box, i, rows, jobs, out, controls, chaos, now):  # type: ignore[
         _contribution(fd, box.words, box.numbers, i, size, rows, jobs, j, worker, out, controls, chaos, now)
 
 
-@called  # type: ignore[untyped-decorator]
+@called
 def _late(fd, rows, jobs, out, controls, chaos, now):  # type: ignore[no-untyped-def]
     """Send again what was kept and whose slot has gone on for long enough, from the newest back."""
     i = 0
@@ -260,7 +259,7 @@ def _late(fd, rows, jobs, out, controls, chaos, now):  # type: ignore[no-untyped
         chaos.state[0] = last
 
 
-@called  # type: ignore[untyped-decorator]
+@called
 def _timers(fd, rows, jobs, out, now):  # type: ignore[no-untyped-def]
     """Sums whose parent has not answered are sent again."""
     for j in range(jobs.table.shape[0]):
@@ -272,22 +271,30 @@ def _timers(fd, rows, jobs, out, now):  # type: ignore[no-untyped-def]
                     _up(fd, rows, jobs, j, row, out, now)
 
 
-@kernel  # type: ignore[untyped-decorator]
-def serve(fd, box, rows, jobs, out: Outbox, controls, chaos: Injector, until_ns):  # type: ignore[no-untyped-def]
-    """Until the time, or until there is something for Python."""
-    if SOURCES < 0:
-        return
-    checked = np.int64(0)
-    while True:
-        got = receive(fd, box)
-        now = now_ns(out)
-        for i in range(got):
-            _packet(fd, box, i, rows, jobs, out, controls, chaos, now)
-        if chaos.rates[0] > 0.0:
-            _late(fd, rows, jobs, out, controls, chaos, now)
-        if now - checked > 5_000_000:
-            _timers(fd, rows, jobs, out, now)
-            checked = now
-        flush(fd, out)
-        if controls.state[0] or controls.state[1] or now > until_ns:
+def _entry(sources: int) -> Any:
+    """Closes over the sources of what it uses: code that was kept for others is not taken."""
+
+    @kernel  # type: ignore[untyped-decorator]
+    def serve(fd, box, rows, jobs, out: Outbox, controls, chaos: Injector, until_ns):  # type: ignore[no-untyped-def]
+        """Until the time, or until there is something for Python."""
+        if sources < 0:
             return
+        checked = np.int64(0)
+        while True:
+            got = receive(fd, box)
+            now = now_ns(out)
+            for i in range(got):
+                _packet(fd, box, i, rows, jobs, out, controls, chaos, now)
+            if chaos.rates[0] > 0.0:
+                _late(fd, rows, jobs, out, controls, chaos, now)
+            if now - checked > 5_000_000:
+                _timers(fd, rows, jobs, out, now)
+                checked = now
+            flush(fd, out)
+            if controls.state[0] or controls.state[1] or now > until_ns:
+                return
+
+    return serve
+
+
+serve = _entry(fingerprint(*(str(m.__file__) for m in (arithmetic, frames, injector, protocol, sockets))))

@@ -25,7 +25,6 @@ MIN_TIMEOUT_NS = 30_000_000
 MAX_TIMEOUT_NS, MAX_DOUBLINGS = 250_000_000, 4
 # places in `Flow.numbers`
 WORLD, WORKER, SLOTS, FIRST, END, CALL, WORDS, SMOOTH_NS, SPREAD_NS, PROGRESS_NS, SENT, RESENT, RESULTS, LEFT, SPLIT = range(15)
-SOURCES = fingerprint(*(m.__file__ for m in (arithmetic, frames, protocol, sockets)))
 
 
 class Flow(NamedTuple):
@@ -55,7 +54,7 @@ class Tensor(NamedTuple):
     out_floats: Any
 
 
-@inlined  # type: ignore[untyped-decorator]
+@inlined
 def _span(flow, tensor, number, coded):  # type: ignore[no-untyped-def]
     """(first element, elements) of a chunk's data; coded: the first turn of slots carries none, it agrees on exponents."""
     each = flow.numbers[WORDS] if flow.numbers[SPLIT] == 0 else flow.numbers[WORDS] // 2
@@ -66,7 +65,7 @@ def _span(flow, tensor, number, coded):  # type: ignore[no-untyped-def]
     return first, min(each, tensor.words.shape[0] - first)
 
 
-@called  # type: ignore[untyped-decorator]
+@called
 def _post(fd, flow, tensor, number, coded, out, now):  # type: ignore[no-untyped-def]
     """Make a chunk's packet and queue it."""
     slot = number % flow.numbers[SLOTS]
@@ -83,7 +82,7 @@ def _post(fd, flow, tensor, number, coded, out, now):  # type: ignore[no-untyped
     _send(fd, flow, tensor, number, coded, out, now)
 
 
-@called  # type: ignore[untyped-decorator]
+@called
 def _send(fd, flow, tensor, number, coded, out, now):  # type: ignore[no-untyped-def]
     slot = number % flow.numbers[SLOTS]
     first, count = _span(flow, tensor, number, coded)
@@ -98,7 +97,7 @@ def _send(fd, flow, tensor, number, coded, out, now):  # type: ignore[no-untyped
     flow.numbers[SENT] += 1
 
 
-@inlined  # type: ignore[untyped-decorator]
+@inlined
 def _timed(flow, slot, now):  # type: ignore[no-untyped-def]
     """A round trip, of a packet that was sent once: Jacobson's smoothing, as TCP's."""
     took = now - flow.sent_ns[slot]
@@ -109,7 +108,7 @@ def _timed(flow, slot, now):  # type: ignore[no-untyped-def]
         flow.numbers[SMOOTH_NS] += (took - flow.numbers[SMOOTH_NS]) // 8
 
 
-@called  # type: ignore[untyped-decorator]
+@called
 def _result(fd, box, i, flow, tensor, coded, out, now):  # type: ignore[no-untyped-def]
     """Whether it is a result that was due; it is stored, and the slot's next chunk sent."""
     size = (box.heads[i, 7] & 0xFFFFFFFF) - HEADER_BYTES
@@ -136,46 +135,54 @@ def _result(fd, box, i, flow, tensor, coded, out, now):  # type: ignore[no-untyp
     return True
 
 
-@kernel  # type: ignore[untyped-decorator]
-def collect(fd, box, out, flow, tensor, how, begin, until_ns):  # type: ignore[no-untyped-def]
-    """Go on with the call until all chunks `FIRST`..`END` are there. `begin`: send the first turn of slots."""
-    if SOURCES < 0:
-        return LATER
-    coded = how == FLOATS
-    now = now_ns(out)
-    slots = flow.numbers[SLOTS]
-    if begin:
-        flow.numbers[PROGRESS_NS] = now
-        for number in range(flow.numbers[FIRST], min(flow.numbers[FIRST] + slots, flow.numbers[END])):
-            _post(fd, flow, tensor, number, coded, out, now)
-    checked = now
-    while flow.numbers[LEFT] > 0:
-        flush(fd, out)
-        got = receive(fd, box)
-        now = now_ns(out)
-        for i in range(got):
-            word = box.words[i, 0]
-            kind, size = word >> 16 & 15, box.heads[i, 7] & 0xFFFFFFFF
-            if size < HEADER_BYTES or word & 0xFFFF != MAGIC or word >> 20 & 15 != VERSION:
-                continue
-            if kind >= JOIN and size <= MAX_CONTROL_BYTES:
-                flow.control[0] = size
-                for x in range(-(-size // 8)):
-                    flow.control[1 + x] = box.words[i, x]
-            if kind == RESULT and (word >> 32 & 0xFFFFFFFF) == flow.numbers[WORLD]:
-                _result(fd, box, i, flow, tensor, coded, out, now)
-        if flow.control[0]:
-            return CONTROL
-        if now - checked > 5_000_000:
-            checked = now
-            wait = max(flow.numbers[SMOOTH_NS] + 4 * flow.numbers[SPREAD_NS], MIN_TIMEOUT_NS)
-            for slot in range(slots):
-                patience = max(min(wait << min(max(flow.tries[slot] - 2, 0), MAX_DOUBLINGS), MAX_TIMEOUT_NS), wait)
-                if flow.due[slot] < flow.numbers[END] and now - flow.sent_ns[slot] > patience:
-                    flow.numbers[RESENT] += 1
-                    _send(fd, flow, tensor, flow.due[slot], coded, out, now)
-        if now > until_ns:
-            flush(fd, out)
+def _entry(sources: int) -> Any:
+    """Closes over the sources of what it uses: code that was kept for others is not taken."""
+
+    @kernel
+    def collect(fd, box, out, flow, tensor, how, begin, until_ns):  # type: ignore[no-untyped-def]
+        """Go on with the call until all chunks `FIRST`..`END` are there. `begin`: send the first turn of slots."""
+        if sources < 0:
             return LATER
-    flush(fd, out)
-    return DONE
+        coded = how == FLOATS
+        now = now_ns(out)
+        slots = flow.numbers[SLOTS]
+        if begin:
+            flow.numbers[PROGRESS_NS] = now
+            for number in range(flow.numbers[FIRST], min(flow.numbers[FIRST] + slots, flow.numbers[END])):
+                _post(fd, flow, tensor, number, coded, out, now)
+        checked = now
+        while flow.numbers[LEFT] > 0:
+            flush(fd, out)
+            got = receive(fd, box)
+            now = now_ns(out)
+            for i in range(got):
+                word = box.words[i, 0]
+                kind, size = word >> 16 & 15, box.heads[i, 7] & 0xFFFFFFFF
+                if size < HEADER_BYTES or word & 0xFFFF != MAGIC or word >> 20 & 15 != VERSION:
+                    continue
+                if kind >= JOIN and size <= MAX_CONTROL_BYTES:
+                    flow.control[0] = size
+                    for x in range(-(-size // 8)):
+                        flow.control[1 + x] = box.words[i, x]
+                if kind == RESULT and (word >> 32 & 0xFFFFFFFF) == flow.numbers[WORLD]:
+                    _result(fd, box, i, flow, tensor, coded, out, now)
+            if flow.control[0]:
+                return CONTROL
+            if now - checked > 5_000_000:
+                checked = now
+                wait = max(flow.numbers[SMOOTH_NS] + 4 * flow.numbers[SPREAD_NS], MIN_TIMEOUT_NS)
+                for slot in range(slots):
+                    patience = max(min(wait << min(max(flow.tries[slot] - 2, 0), MAX_DOUBLINGS), MAX_TIMEOUT_NS), wait)
+                    if flow.due[slot] < flow.numbers[END] and now - flow.sent_ns[slot] > patience:
+                        flow.numbers[RESENT] += 1
+                        _send(fd, flow, tensor, flow.due[slot], coded, out, now)
+            if now > until_ns:
+                flush(fd, out)
+                return LATER
+        flush(fd, out)
+        return DONE
+
+    return collect
+
+
+collect = _entry(fingerprint(*(str(m.__file__) for m in (arithmetic, frames, protocol, sockets))))
