@@ -5,6 +5,7 @@ It shares nothing with `meshwright.lab` but the commands' text: `ip` and `tc` li
 
 from __future__ import annotations
 
+import json
 import shlex
 from collections import defaultdict
 from dataclasses import dataclass, field
@@ -39,11 +40,13 @@ class Network:
             return
         if "meshwright.lab.relay" in words:
             self.helpers.append(words)
-            import json
-
             for job in json.loads(words[3]):
                 a, b = (tuple(end) for end in job["ends"])
                 self.cables[a], self.cables[b] = b, a
+            return
+        if "meshwright.lab.aggregators" in words:
+            assert json.loads(words[3])["namespace"] in self.spaces
+            self.helpers.append(words)
             return
         if words[:3] == ["ip", "netns", "add"]:
             assert words[3] not in self.spaces

@@ -18,6 +18,7 @@ HELP = "read the flight recorders of all ranks and name the first divergence"
 EPILOG = """\
 The first line names what is wrong. Records of a run that ended well are removed; those of a failed or killed one stay in
 MESHWRIGHT_RECORD_DIR or in a private folder of the user. For a run on several machines, copy them into one folder.
+With --aggregator, a switch in software is asked instead: which slot of which job waits for which worker.
 
 exit code: 0 nothing is wrong, 1 something is"""
 
@@ -30,9 +31,12 @@ def arguments(parser: argparse.ArgumentParser) -> None:
         help="instead: the first sum, element and fold node in which two runs recorded with MESHWRIGHT_RECORD_BITS differ",
     )  # fmt: skip
     parser.add_argument("--run", default="", metavar="ID", help="the run to look at (default: the latest)")
+    parser.add_argument("--aggregator", metavar="HOST:PORT", help="ask this switch (`meshwright collective aggregator`) instead of reading records")
 
 
 def run(args: argparse.Namespace) -> Result:
+    if args.aggregator:
+        return _switch(args.aggregator)
     from ..run.group.doctor import diagnose, dump, find_records
     from ..run.group.recorder import private_folder
 
@@ -52,6 +56,19 @@ def _bits(one: Path, other: Path) -> Result:
     document = {"schema": "meshwright.bits", "version": 1, "compared": compared, "difference": found.to_json() if found is not None else None}
     text = found.line() if found is not None else f"equal bits in {compared} sums"
     return Result(document, text, exit_code=1 if found is not None else 0)
+
+
+def _switch(address: str) -> Result:
+    import msgspec
+
+    from ..run.aggregate.client import ask_status
+    from ..run.aggregate.doctor import status_lines
+    from ..run.aggregate.sockets import parse_address
+
+    status = ask_status(parse_address(address, "--aggregator"))
+    lines, wrong = status_lines(status)
+    document = {"schema": "meshwright.aggregator-status", "version": 1, "line": lines[0], "wrong": wrong, **msgspec.to_builtins(status)}
+    return Result(document, "\n".join(lines), exit_code=1 if wrong else 0)
 
 
 def _text(found: Diagnosis) -> str:

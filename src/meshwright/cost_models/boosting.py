@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..errors import FormatError
-from ..kernels.compile import allocating, callee
+from ..kernels.compile import allocating, helper
 
 __all__ = ["BoostedTrees", "fit_trees"]
 
@@ -72,7 +72,7 @@ def _coded(x: F64, edges: tuple[F64, ...]) -> NDArray[np.uint8]:
     return np.ascontiguousarray(np.stack(columns, 1))
 
 
-@callee  # type: ignore[untyped-decorator]
+@helper  # type: ignore[untyped-decorator]
 def _best_split(sums: Any, least: float, shrink: float) -> tuple[int, int]:
     """(feature, bin) whose split of one node's sums (feature x bin x 2) gains most; (-1, 0) for none."""
     g, h = sums[0, :, 0].sum(), sums[0, :, 1].sum()

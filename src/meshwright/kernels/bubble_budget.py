@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from .compile import allocating, callee
+from .compile import allocating, helper
 
 __all__ = ["Line", "build", "fastest_build"]
 
@@ -40,7 +40,7 @@ class Line:
     microbatches: int
 
 
-@callee
+@helper
 def _nested(device, size, devices):  # type: ignore[no-untyped-def]
     """How the stages of a device follow one another.
 

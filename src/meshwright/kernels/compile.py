@@ -5,8 +5,9 @@ counting: state travels through functions as tuples of arrays, and counting each
 So these functions must not allocate. `inlined` also asks LLVM to inline: tuples of arrays are long, and copying them for a call cost
 as much again. No fastmath anywhere: results are the same bits everywhere.
 
-`allocating` is a kernel that makes arrays of its own, and `callee` a function that only such kernels call. Neither `inlined` nor `callee` can be
-called from Python: the entry that numba would make for it unpacks every array of every tuple, and compiling that took half of a first run's time.
+`called` is as `inlined` where copies of a long function would take long to compile. `allocating` is a kernel that makes arrays of its own, and
+`helper` a function that only such kernels call. None of `inlined`, `called` and `helper` can be called from Python: the
+entry that numba would make for it unpacks every array of every tuple, and compiling that took half of a first run's time.
 
 numba keeps compiled code on disk per function and looks only at that function's own file to see whether it is still true. So parts that
 other files use are not kept (`inlined`), and an entry point that uses them closes over the `fingerprint` of all their files: numba
@@ -20,12 +21,13 @@ from pathlib import Path
 
 from numba import njit
 
-__all__ = ["allocating", "callee", "fingerprint", "inlined", "kernel"]
+__all__ = ["allocating", "called", "fingerprint", "helper", "inlined", "kernel"]
 
 kernel = njit(cache=True, nogil=True, no_cfunc_wrapper=True, _nrt=False, error_model="numpy")
 inlined = njit(nogil=True, no_cpython_wrapper=True, no_cfunc_wrapper=True, _nrt=False, error_model="numpy", forceinline=True)
+called = njit(nogil=True, no_cpython_wrapper=True, no_cfunc_wrapper=True, _nrt=False, error_model="numpy")
 allocating = njit(cache=True, nogil=True, no_cfunc_wrapper=True)
-callee = njit(nogil=True, no_cpython_wrapper=True, no_cfunc_wrapper=True)
+helper = njit(nogil=True, no_cpython_wrapper=True, no_cfunc_wrapper=True)
 
 
 def fingerprint(*files: str) -> int:

@@ -16,7 +16,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from .compile import allocating, callee
+from .compile import allocating, helper
 
 __all__ = ["WEIGHT_PARTS", "advance", "extend", "suffix_bounds"]
 
@@ -67,7 +67,7 @@ def suffix_bounds(position, work, encode, exchange, decode, network, stream, dec
     decodes[position] = least
 
 
-@callee
+@helper
 def _least(compute, network_end, chain, total, position, network, stream, decodes):  # type: ignore[no-untyped-def]
     """A lower bound of the step, times WEIGHT_PARTS, of every completion of a state at `position`."""
     # Weight-free bounds first: all decodes follow the last encode, and the chain of decodes follows the exchanges.

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from .compile import allocating, callee
+from .compile import allocating, helper
 from .effort import count_work
 
 __all__ = ["Csr", "ListProblem", "place_items"]
@@ -55,7 +55,7 @@ class ListProblem:
     waits: I64
 
 
-@callee
+@helper
 def _earliest(t, ready, route, ptr, resource, offset, free):  # type: ignore[no-untyped-def]
     at = ready[t]
     for k in range(ptr[route[t]], ptr[route[t] + 1]):

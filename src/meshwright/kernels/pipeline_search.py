@@ -19,7 +19,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from .compile import allocating, callee
+from .compile import allocating, helper
 from .effort import stop_flag
 
 __all__ = ["Shop", "anneal"]
@@ -58,7 +58,7 @@ class Shop:
     most_classes: int
 
 
-@callee
+@helper
 def _room(a, takes, pool, level, cap, above, held):  # type: ignore[no-untyped-def]
     """Whether `a` may run now as far as memory goes."""
     if takes[a] <= 0:
@@ -72,7 +72,7 @@ def _room(a, takes, pool, level, cap, above, held):  # type: ignore[no-untyped-d
     return True
 
 
-@callee
+@helper
 def _schedule(  # type: ignore[no-untyped-def]
     device, duration, waits, takes, brings, pool, level, succ_ptr, succ, lag, cap, above, devices, most, prio, look, early, loose, start, order
 ):  # fmt: skip
@@ -147,7 +147,7 @@ def _schedule(  # type: ignore[no-untyped-def]
     return free.max(), free.mean()
 
 
-@callee
+@helper
 def _draw(state, draws):  # type: ignore[no-untyped-def]
     """The next numbers in [0, 1) (xorshift, Marsaglia 2003)."""
     for i in range(len(draws)):

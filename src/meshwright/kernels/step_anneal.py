@@ -12,14 +12,14 @@ from __future__ import annotations
 
 import numpy as np
 
-from .compile import allocating, callee
+from .compile import allocating, helper
 from .step_schedule import NEVER
 from .step_search import measured, random_below
 
 __all__ = ["anneal"]
 
 
-@callee
+@helper
 def _value(archive, held, beyond, stages):  # type: ignore[no-untyped-def]
     """From which stage on a storage is held next. `held`: now; `beyond`: the stage after the peak's."""
     draw = random_below(archive, 100)

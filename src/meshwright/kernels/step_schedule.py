@@ -15,7 +15,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from .compile import allocating, callee
+from .compile import allocating, helper
 
 __all__ = ["NEVER", "IMPOSSIBLE", "ScheduleArrays", "Scratch", "evaluate", "scratch_for"]
 
@@ -90,7 +90,7 @@ def scratch_for(graph: ScheduleArrays) -> Scratch:
     )  # fmt: skip
 
 
-@callee
+@helper
 def _run(g, w, x, t):  # type: ignore[no-untyped-def]
     """Node x runs in stage t. False: too many runs."""
     c = w.counts[0]
@@ -133,7 +133,7 @@ def _run(g, w, x, t):  # type: ignore[no-untyped-def]
     return True
 
 
-@callee
+@helper
 def _there(g, w, hold_from, hold_to, y, t):  # type: ignore[no-untyped-def]
     """Is the result of y, as last computed, there in stage t?"""
     if w.ran[y] == 0:
@@ -147,7 +147,7 @@ def _there(g, w, hold_from, hold_to, y, t):  # type: ignore[no-untyped-def]
     return True
 
 
-@callee
+@helper
 def _forward(g, w, hold_from):  # type: ignore[no-untyped-def]
     for x in range(g.boundary):
         w.mark[x] = 0
@@ -176,7 +176,7 @@ def _forward(g, w, hold_from):  # type: ignore[no-untyped-def]
     return True
 
 
-@callee
+@helper
 def _again(g, w, hold_from, hold_to, t, until):  # type: ignore[no-untyped-def]
     """Runs what the backward nodes of stages t..until read and is not there."""
     depth, count = 0, 0

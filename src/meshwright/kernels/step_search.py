@@ -15,7 +15,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from .compile import allocating, callee
+from .compile import allocating, helper
 from .step_schedule import evaluate
 
 __all__ = ["Archive", "archive_for", "measured", "random_below", "search"]
@@ -48,7 +48,7 @@ def archive_for(storages: int, low: int, high: int, *, bins: int, effort: int, s
     )  # fmt: skip
 
 
-@callee
+@helper
 def measured(g, w, archive, hold, to, ahead):  # type: ignore[no-untyped-def]
     """(peak, seconds) of a schedule, which is noted in the archive where it is the fastest of its bin."""
     peak, seconds = evaluate(g, w, hold, to, ahead)
@@ -63,7 +63,7 @@ def measured(g, w, archive, hold, to, ahead):  # type: ignore[no-untyped-def]
     return peak, seconds
 
 
-@callee
+@helper
 def _above(w, target):  # type: ignore[no-untyped-def]
     total = 0.0
     for c in range(w.counts[0]):
@@ -72,7 +72,7 @@ def _above(w, target):  # type: ignore[no-untyped-def]
     return total
 
 
-@callee
+@helper
 def _candidates(g, w, movable, hold, groups_ptr, moves, values, once):  # type: ignore[no-untyped-def]
     """Changes to try at the peak: (storage or -1 - group, hold_from), and how many."""
     at = w.counts[3]
@@ -97,7 +97,7 @@ def _candidates(g, w, movable, hold, groups_ptr, moves, values, once):  # type: 
     return count
 
 
-@callee
+@helper
 def _apply(hold, move, value, groups_ptr, groups):  # type: ignore[no-untyped-def]
     """Returns whether anything changed."""
     if move >= 0:
@@ -113,7 +113,7 @@ def _apply(hold, move, value, groups_ptr, groups):  # type: ignore[no-untyped-de
     return changed
 
 
-@callee
+@helper
 def _descend(g, w, archive, hold, to, ahead, target, movable, groups_ptr, groups, trial, moves, values, gain, once):  # type: ignore[no-untyped-def]
     """Changes `hold` until its peak is within the target; False when nothing helps any more or the effort is spent."""
     peak, seconds = measured(g, w, archive, hold, to, ahead)
@@ -162,7 +162,7 @@ def _descend(g, w, archive, hold, to, ahead, target, movable, groups_ptr, groups
     return True
 
 
-@callee
+@helper
 def _again(w, movable, hold, moves):  # type: ignore[no-untyped-def]
     """Storages not kept from forward that are computed in backward, each once."""
     count = 0
@@ -179,7 +179,7 @@ def _again(w, movable, hold, moves):  # type: ignore[no-untyped-def]
     return count
 
 
-@callee
+@helper
 def _improve(g, w, archive, hold, to, ahead, target, movable, trial, moves):  # type: ignore[no-untyped-def]
     """Keeps, one by one, what saves most time and stays within the target; returns the time."""
     _, seconds = measured(g, w, archive, hold, to, ahead)
@@ -203,7 +203,7 @@ def _improve(g, w, archive, hold, to, ahead, target, movable, trial, moves):  # 
     return seconds
 
 
-@callee
+@helper
 def random_below(archive, below):  # type: ignore[no-untyped-def]
     """The next number of the archive's sequence, 0 to `below` - 1."""
     # The linear congruential generator of the C standard's example; the low bits, which repeat early, are dropped.
@@ -211,7 +211,7 @@ def random_below(archive, below):  # type: ignore[no-untyped-def]
     return (archive.spent[2] >> 8) % below
 
 
-@callee
+@helper
 def _kick(g, w, archive, hold, to, ahead, target, movable, groups_ptr, groups, trial, other, moves, values, gain, once, kicks):  # type: ignore[no-untyped-def]
     """Tries to better `hold` (within the target) by keeping a few things more, going down again and improving."""
     _, seconds = measured(g, w, archive, hold, to, ahead)
@@ -233,7 +233,7 @@ def _kick(g, w, archive, hold, to, ahead, target, movable, groups_ptr, groups, t
                 hold[:] = other
 
 
-@callee
+@helper
 def _best_within(archive, target, hold):  # type: ignore[no-untyped-def]
     """Copies the fastest schedule within the target out of the archive; False when there is none."""
     best = -1

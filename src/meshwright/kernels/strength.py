@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..errors import CheckFailed, Disconnected, TimeLimit
-from .compile import allocating, callee
+from .compile import allocating, helper
 from .effort import NEVER, Deadline
 from .maxflow import FlowNetwork
 
@@ -101,7 +101,7 @@ def _attack(nodes: int, edges: Edges, ratio: Fraction) -> tuple[tuple[int, ...],
 
 
 # ---- whole trees by matroid union ------------------------------------------------------------------------------------
-@callee
+@helper
 def _tree_path(held, us, vs, forest, start, goal, by, seen):  # type: ignore[no-untyped-def]
     """Edges of the path from start to goal inside a forest, walked back through `by`; False if they are not joined."""
     seen[:] = False

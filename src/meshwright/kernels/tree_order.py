@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from .compile import callee
+from .compile import helper
 
 __all__ = ["breadth_first"]
 
 
-@callee
+@helper
 def breadth_first(parent, order, child, beside):  # type: ignore[no-untyped-def]
     """Writes the devices that are reached from the root (parent -1) to `order`, nearest first, and returns how many they are.
 

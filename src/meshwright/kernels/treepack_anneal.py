@@ -15,7 +15,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from .compile import allocating, callee
+from .compile import allocating, helper
 from .effort import count_work, remembered
 from .tree_order import breadth_first
 
@@ -30,7 +30,7 @@ MAX_REMEMBERED_ENTRIES = 4096  # rows times devices of what is kept, about 60 by
 MAX_EXPONENT = 60.0  # powers of two beyond this are not told apart: one such term outweighs all others of a sum in float64
 
 
-@callee
+@helper
 def _draw(state, below):  # type: ignore[no-untyped-def]
     """A number from 0 to below - 1: xorshift64*."""
     x = state[0]
@@ -53,7 +53,7 @@ def _energy(parent, cost, unit, after, order, child, beside):  # type: ignore[no
     return total if found == len(parent) else -1.0
 
 
-@callee
+@helper
 def _rooted(parent, v):  # type: ignore[no-untyped-def]
     """Whether the way up from v ends, at a device without a parent: else it runs into a circle."""
     for _ in range(len(parent)):
@@ -63,7 +63,7 @@ def _rooted(parent, v):  # type: ignore[no-untyped-def]
     return False
 
 
-@callee
+@helper
 def _swap(parent, cost, first, second, i, j, v):  # type: ignore[no-untyped-def]
     """Rows i and j swap the entries of v."""
     parent[i, v], parent[j, v] = parent[j, v], parent[i, v]
@@ -72,7 +72,7 @@ def _swap(parent, cost, first, second, i, j, v):  # type: ignore[no-untyped-def]
     second[i, v], second[j, v] = second[j, v], second[i, v]
 
 
-@callee
+@helper
 def _swap_senders(parent, cost, first, second, halves, i, v, j, w):  # type: ignore[no-untyped-def]
     """Device v of row i and device w of row j swap the first halves of their entries."""
     parent[i, v], parent[j, w] = parent[j, w], parent[i, v]

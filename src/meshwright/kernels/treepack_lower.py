@@ -12,7 +12,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from .compile import allocating, callee
+from .compile import allocating, helper
 from .effort import count_work
 from .tree_order import breadth_first
 
@@ -38,7 +38,7 @@ def _measure(parent, depth, size, total, order, child, beside):  # type: ignore[
         total[parent[v]] += total[v]
 
 
-@callee
+@helper
 def _under(parent, v, u):  # type: ignore[no-untyped-def]
     """Whether u is in the subtree of v."""
     while u >= 0:

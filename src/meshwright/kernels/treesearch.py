@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..errors import UsageError
-from .compile import allocating, callee
+from .compile import allocating, helper
 
 __all__ = ["ARBORESCENCE", "SHORTEST", "SPANNING", "PathEdges", "cheapest_trees", "pack_by_weights"]
 
@@ -54,7 +54,7 @@ def _pair_costs(src, dst, ptr, arc, length, cost, via):  # type: ignore[no-untyp
             via[src[e], dst[e]] = e
 
 
-@callee
+@helper
 def _arborescence(cost, root, parent, work, origin, best, comp, in_cycle, size, chosen):  # type: ignore[no-untyped-def]
     """Cheapest spanning out-tree of `root` into `parent` (-1 for the root); False if some node cannot be reached."""
     k, r, level = len(cost), root, 0
@@ -126,7 +126,7 @@ def _arborescence(cost, root, parent, work, origin, best, comp, in_cycle, size, 
     return True
 
 
-@callee
+@helper
 def _grown(cost, root, parent, spanning):  # type: ignore[no-untyped-def]
     """Prim (spanning: an edge costs both directions) or Dijkstra; False if some node cannot be reached."""
     n = len(cost)
@@ -152,7 +152,7 @@ def _grown(cost, root, parent, spanning):  # type: ignore[no-untyped-def]
     return True
 
 
-@callee
+@helper
 def _below(parent, count):  # type: ignore[no-untyped-def]
     """Nodes in the subtree of every node, itself included."""
     n = len(parent)

@@ -12,6 +12,7 @@ from ..errors import UsageError
 from ..fabric.fabric import Fabric
 from ..run.machine.cpu_quota import process_start_ticks
 from ..run.machine.pacing import machine_facts
+from .aggregators import aggregator_commands
 from .build import tool_path
 from .commands import Command, build, relays, shell_text
 from .impair import MIN_DELAY_S, has_netem, has_priorities, impairments, method_for
@@ -84,7 +85,7 @@ def plan_lab(fabric: Fabric, name: str, options: Options) -> Plan:
         notes.append(f"{len(fabric.links) - len(built.links)} parallel links were merged with others")
     return Plan(
         fabric=built, wiring=wiring, routes=routes, commands=tuple(build(wiring, routes, ipv6=Path("/proc/sys/net/ipv6").exists())),
-        helpers=tuple(relays(wiring, options.seed)),
+        helpers=(*relays(wiring, options.seed), *aggregator_commands(wiring)),
         notes=tuple(notes),
     )  # fmt: skip
 

@@ -15,6 +15,7 @@ from pathlib import Path
 
 from ..errors import Interrupted, RankFailed, RunTimeout, UsageError
 from ..run.machine.cpu_use import MachineUse, MachineUseRecorder
+from .aggregators import AGGREGATORS_VARIABLE, aggregators_of
 from .handle import StandingLab
 from .process import LabProcess
 
@@ -102,6 +103,8 @@ def device_environment(lab: StandingLab, device: int) -> dict[str, str]:
         "MESHWRIGHT_FABRIC": str(lab.folder / "fabric.toml"),
         "MESHWRIGHT_DEVICE": state.devices[device],
     }
+    if adding := aggregators_of(lab.wiring, device):
+        found[AGGREGATORS_VARIABLE] = ",".join(f"{switch}={address}" for switch, address in adding.items())
     share = state.shares[device] if state.shares else 0.0
     if share:
         found |= {"MESHWRIGHT_CPU_SHARE": f"{share:g}", "MESHWRIGHT_CPU_PACING": state.pacing}

@@ -136,7 +136,8 @@ def _recipe(asked: Mapping[str, Any]) -> str:
         "no_decay": "no decay of", "schedule": "schedule", "ema": "average", "clip_norm": "norm at most", "clip_value": "elements at most",
         "batch_statistics": "batch statistics",
     }  # fmt: skip
-    return ", ".join(f"{words.get(k, k)} {' '.join(v) if isinstance(v, (list, tuple)) else v}" for k, v in asked.items() if v and v not in ("fp32", "run"))
+    told = {k: v for k, v in asked.items() if v and v not in ("fp32", "run")}
+    return ", ".join(f"{words.get(k, k)} {' '.join(v) if isinstance(v, (list, tuple)) else v}" for k, v in told.items())
 
 
 def _wrapped(name: str, value: str, width: int = 80) -> str:

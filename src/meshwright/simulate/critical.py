@@ -14,13 +14,13 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from ..kernels.compile import allocating, callee
+from ..kernels.compile import allocating, helper
 from .tables import COMPLETE, SENDING, TAKEN, ProgramTables, State
 
 __all__ = ["critical_path"]
 
 
-@callee
+@helper
 def _offer(slack, best, before, node, unused):  # type: ignore[no-untyped-def]
     """Node `before` gave something that lay `unused` seconds until `node` took it."""
     slack[before] = min(slack[before], unused + slack[node])
@@ -28,7 +28,7 @@ def _offer(slack, best, before, node, unused):  # type: ignore[no-untyped-def]
         best[node] = before
 
 
-@callee
+@helper
 def _offer_entry(t, s, slack, best, node, step, instance, lane, unit_before, wait):  # type: ignore[no-untyped-def]
     """Everything a step needs before its local part: lane, unit, `after`. `wait`: pause between that and this node."""
     begun = s.instance[instance].middle

@@ -5,14 +5,14 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from ...kernels.compile import allocating, callee
+from ...kernels.compile import allocating, helper
 
 __all__ = ["maximum_flow"]
 
 Ints = NDArray[np.int64]
 
 
-@callee
+@helper
 def _levels(first, arc, to, room, source, level, queue):  # type: ignore[no-untyped-def]
     """Fill `level`: arcs with room from the source, -1 where there is no way."""
     level[:] = -1

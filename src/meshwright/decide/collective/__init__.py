@@ -28,6 +28,7 @@ from .joint.strategy import Joint
 from .multipath.strategy import Multipath
 from .nccl.strategy import Nccl
 from .problem import OPERATIONS, CollectivePlan, CollectiveProblem, CollectiveStrategy, Ranked, Use
+from .switchml.strategy import SwitchML
 from .taccl.strategy import Taccl
 
 __all__ = [
@@ -38,7 +39,7 @@ __all__ = [
 # The list: names, citations, the command line, `auto`, a step's calls and the contract battery follow from it, in this order.
 STRATEGIES: tuple[type[CollectiveStrategy], ...] = (
     Ring, ForestColl, Joint, Taccl, Blink, BlueConnect, DoubleTree, HalvingDoubling, RecursiveDoubling, Bruck, Pat, Direct, RootedTree,
-    ScatterAllGather, Hierarchical, FoldTree, BFB, Classic, Multipath, Nccl, CloudCollectives,
+    ScatterAllGather, Hierarchical, FoldTree, BFB, SwitchML, Classic, Multipath, Nccl, CloudCollectives,
 )  # fmt: skip
 NAMES = named(STRATEGIES)
 

@@ -58,7 +58,7 @@ def planned(kind: Kind, problem: CollectiveProblem, **options: object) -> Collec
 
 
 def time_of(plan: CollectivePlan, problem: CollectiveProblem) -> float:
-    return simulated_time_s(plan.program, problem.fabric, problem.ranks, problem.transport)
+    return simulated_time_s(plan.program, problem.fabric, (*problem.ranks, *plan.switches), problem.transport)
 
 
 @EXAMPLES
@@ -197,7 +197,10 @@ def test_what_it_says_of_itself_is_true(kind: Kind, problem: CollectiveProblem) 
 def test_auto_ranks_it_among_the_others(kind: Kind) -> None:
     planned_one = False
     for op in OPERATIONS:
-        problem = CollectiveProblem.on(star(5), op, 1 << 16, transport=Transport(per_message_s=1e-4))
+        fabric = star(5)
+        if kind.in_network:
+            fabric = replace(fabric, switches=tuple(replace(s, aggregate=True, multicast=True) for s in fabric.switches))
+        problem = CollectiveProblem.on(fabric, op, 1 << 16, transport=Transport(per_message_s=1e-4))
         try:
             ranked = auto(problem, candidates=[Ring(), ForestColl(), kind()])
         except Unsupported:  # nobody has this operation

@@ -19,7 +19,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from ....kernels.compile import allocating, callee
+from ....kernels.compile import allocating, helper
 
 __all__ = ["FITS", "NEVER", "STOPPED", "MAX_SEARCHED_STORAGES", "mixed_order", "preorders", "search"]
 
@@ -69,7 +69,7 @@ def _ranks(keys: Sequence[I64]) -> I64:
     return rank
 
 
-@callee
+@helper
 def _rest(list_, k, base, base_rank, rank, lower, upper, size, lowest, place, roof):  # type: ignore[no-untyped-def]
     """`place[t]`: no solution puts the unplaced storage t beneath; False if some cannot be put at all.
 
@@ -109,7 +109,7 @@ def _rest(list_, k, base, base_rank, rank, lower, upper, size, lowest, place, ro
     return True
 
 
-@callee
+@helper
 def _fits(list_, k, base, base_rank, rank, lower, upper, size, lowest, capacity, place, roof, above):  # type: ignore[no-untyped-def]
     """False if at some moment the unplaced storages of list_[:k] that lie at some height or higher do not fit above it together.
 
@@ -135,7 +135,7 @@ def _fits(list_, k, base, base_rank, rank, lower, upper, size, lowest, capacity,
     return True
 
 
-@callee
+@helper
 def _candidates(list_, k, rank, size, lowest, base, base_rank, out):  # type: ignore[no-untyped-def]
     """Members that may be placed next, by (lowest place, rank), into `out`; their number. None lies beneath `base`, the offset placed last."""
     ceiling = np.int64(2**62)
@@ -157,7 +157,7 @@ def _candidates(list_, k, rank, size, lowest, base, base_rank, out):  # type: ig
     return count
 
 
-@callee
+@helper
 def _next_part(rest, first, stop, lower, upper, part):  # type: ignore[no-untyped-def]
     """The storages from rest[first] on that share moments with one another, into `part`: (how many, the first of the next part, their end)."""
     i, k, reach = first, 0, np.int64(0)
@@ -169,7 +169,7 @@ def _next_part(rest, first, stop, lower, upper, part):  # type: ignore[no-untype
     return k, i, reach
 
 
-@callee
+@helper
 def _by_load(members, k, rank, lower, upper, total, out):  # type: ignore[no-untyped-def]
     """Ranks of a part's storages by what is unplaced in their lifetimes, most first, then by `rank`."""
     load = np.zeros(k, np.int64)
@@ -182,7 +182,7 @@ def _by_load(members, k, rank, lower, upper, total, out):  # type: ignore[no-unt
         out[members[order[j]]] = j
 
 
-@callee
+@helper
 def _put(t, members, k, lower, upper, size, lowest, total, rest):  # type: ignore[no-untyped-def]
     """Places `t` as low as it may lie. `rest`: the others; returns (how many, whether none of them shares a moment with it)."""
     top, r, alone = lowest[t] + size[t], 0, True
@@ -200,7 +200,7 @@ def _put(t, members, k, lower, upper, size, lowest, total, rest):  # type: ignor
     return r, alone
 
 
-@callee
+@helper
 def _keep(members, k, first, last, lowest, total, kept_lowest, kept_total):  # type: ignore[no-untyped-def]
     for j in range(k):
         kept_lowest[j] = lowest[members[j]]
@@ -208,7 +208,7 @@ def _keep(members, k, first, last, lowest, total, kept_lowest, kept_total):  # t
         kept_total[s] = total[s]
 
 
-@callee
+@helper
 def _undo(members, k, first, last, lowest, total, kept_lowest, kept_total):  # type: ignore[no-untyped-def]
     for j in range(k):
         lowest[members[j]] = kept_lowest[j]

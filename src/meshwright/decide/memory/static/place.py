@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ....arena import ArenaProblem, Rows
-from ....kernels.compile import allocating, callee
+from ....kernels.compile import allocating, helper
 
 __all__ = ["Blocks", "blocks_of", "place"]
 
@@ -49,7 +49,7 @@ def blocks_of(problem: ArenaProblem, size_bytes: I64) -> Blocks:
     return Blocks(Rows(starts, np.array([t for x in lists for t in x], np.int32)), inner, total, block_of)
 
 
-@callee
+@helper
 def _free_start(low, high, count, best_fit):  # type: ignore[no-untyped-def]
     """Where a block may start, given `count` forbidden open intervals; 0 is the lowest place."""
     order = np.argsort(low[:count])

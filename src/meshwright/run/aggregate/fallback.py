@@ -1,0 +1,139 @@
+"""Tensors through a switch for as long as it serves, then among the hosts: no call is lost, none is summed twice.
+
+When a switch dies or gives a job up, some workers may have the result of a call that others lack, and be in the next call already (never further: a
+call needs everyone). So the hosts first agree on how many calls each has finished; whoever is ahead gives its last result to those behind. From
+then on every call is the hosts' own.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ...errors import GroupFailed, LinkLost, MeshwrightError, NotFinite, RunTimeout, Unsupported
+from .client import Seat, Stream
+from .sockets import Address
+
+__all__ = ["GlooHosts", "Hosts", "Reducer"]
+
+MAX_INT32 = 2**31 - 1
+
+
+class Hosts(Protocol):
+    """What hosts do without a switch, all of them together."""
+
+    def most(self, value: int) -> int:
+        """The largest of all workers' values."""
+        ...
+
+    def give(self, array: NDArray[Any], source: int) -> None:
+        """Worker `source`'s array to all, in place."""
+        ...
+
+    def all_reduce(self, array: NDArray[Any]) -> None:
+        """The sum, in place."""
+        ...
+
+
+class GlooHosts:
+    """A torch process group whose ranks are the job's workers, by `rank` (of the job, not of a switch)."""
+
+    def __init__(self, group: Any) -> None:
+        self.group = group
+
+    def most(self, value: int) -> int:
+        import torch
+        import torch.distributed as dist
+
+        found, options = torch.tensor([value]), dist.AllreduceOptions()
+        options.reduceOp = dist.ReduceOp.MAX
+        self.group.allreduce([found], options).wait()
+        return int(found)
+
+    def give(self, array: NDArray[Any], source: int) -> None:
+        import torch
+
+        self.group.broadcast(torch.from_numpy(array.reshape(-1)), source).wait()
+
+    def all_reduce(self, array: NDArray[Any]) -> None:
+        import torch
+
+        self.group.allreduce([torch.from_numpy(array.reshape(-1))]).wait()
+
+
+class Reducer:
+    """Worker `rank` of the job. `why`: the error for which the hosts took over, None while the switch serves."""
+
+    def __init__(self, stream: Stream | None, hosts: Hosts, rank: int, why: MeshwrightError | None = None) -> None:
+        self.stream, self.hosts, self.rank, self.why = stream, hosts, rank, why
+        self.done, self.last = 0, np.zeros(0, np.int32)
+
+    @classmethod
+    def join(cls, switch: Address, seat: Seat, hosts: Hosts, rank: int) -> Reducer:
+        """As `Stream.join`; where it fails for one, hosts do everything."""
+        stream: Stream | None = None
+        why: MeshwrightError | None = None
+        try:
+            stream = Stream.join(switch, seat)
+        except (Unsupported, LinkLost, RunTimeout) as error:
+            why = error
+        if hosts.most(int(stream is None)):
+            if stream is not None:
+                stream.abandon("another worker could not join")
+                why = GroupFailed("another worker could not join the switch", where=seat.job)
+            stream = None
+        return cls(stream, hosts, rank, why)
+
+    def all_reduce(self, array: NDArray[Any], *, arithmetic: str = "exact") -> NDArray[Any]:
+        """As `Stream.all_reduce`, in place; a tensor that the switch refuses, or loses, is summed by the hosts: floats as they sum them.
+
+        Raises: UsageError; RankFrozen; Unsupported where an int32 sum leaves 32 bits (at every worker).
+        """
+        if self.stream is None:
+            self._by_hosts(array)
+        else:
+            given = array.copy()  # a part of it may be overwritten when the switch is lost
+            try:
+                self.stream.all_reduce(array, arithmetic=arithmetic)
+                self.last = array.copy()
+            except (GroupFailed, LinkLost, NotFinite, Unsupported) as error:
+                if not self.stream.closed:
+                    raise
+                array[...] = given
+                if self._agree(error, array):
+                    self._by_hosts(array)
+        self.done += 1
+        return array
+
+    def close(self) -> None:
+        """Wait until all have their results; where the switch is lost before, give what others lack. Raises: RunTimeout."""
+        if self.stream is None:
+            return
+        try:
+            self.stream.close()
+        except (GroupFailed, LinkLost) as error:
+            self._agree(error, self.last)
+        self.stream = None
+
+    def _agree(self, why: MeshwrightError, array: NDArray[Any]) -> bool:
+        """Leave the switch. Whether the call in hand is still to be done: a worker that was behind has its result now."""
+        self.stream, self.why = None, why
+        most, least = self.hosts.most(self.done), -self.hosts.most(-self.done)
+        if most == least:
+            return True
+        ahead = self.done == most
+        source = self.hosts.most(self.rank if ahead else -1)
+        self.hosts.give(self.last if ahead else array, source)
+        return ahead
+
+    def _by_hosts(self, array: NDArray[Any]) -> None:
+        if array.dtype != np.int32:
+            self.hosts.all_reduce(array)
+            return
+        wide = array.astype(np.int64)
+        self.hosts.all_reduce(wide)
+        if wide.size and max(int(wide.max()), -int(wide.min()) - 1) > MAX_INT32:
+            raise Unsupported("the sum leaves 32 bits", hint="send it as float32, or in parts")
+        array[...] = wide

@@ -1,0 +1,368 @@
+"""The switch as a process: who may use which slots, when a job begins and ends, what is wrong with it. The packets themselves: `switch_loop`."""
+
+from __future__ import annotations
+
+import secrets
+import socket
+import time
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from ...errors import UsageError
+from .control import Aborted, Hop, Join, Leave, Left, Status, StatusJob, StatusSlot, Welcome, decode, encode, kind_of
+from .frames import ABORT, CONTRIBUTION, JOIN, LEAVE, MAX_CONTROL_BYTES, STATUS
+from .injector import Injector, injector
+from .protocol import MAX_WORKERS, first_chunk
+from .sockets import Address, address_of, inbox, open_socket, outbox, packed_address, parse_address
+from .switch_loop import (
+    ABORTED,
+    BLAMED,
+    COUNTERS,
+    FIRST_POOL,
+    FIRST_ROW,
+    FREE,
+    MAX_CONTROLS,
+    MAX_JOBS,
+    MODE,
+    MODES,
+    PARENT_WORKER,
+    PARENT_WORLD,
+    POOL_STEP,
+    RUNNING,
+    SLOTS,
+    STATE,
+    TREE,
+    WORKERS,
+    WORLD,
+    Controls,
+    Jobs,
+    Rows,
+    serve,
+)  # fmt: skip
+
+__all__ = ["Aggregator"]
+
+MAX_SLOTS, MAX_WORDS = 1 << 16, 2048  # of a switch; of a packet: 8 KiB, which frames of 9,000 bytes carry
+TURN_S = 0.05  # that the loop runs before Python looks round
+MIN_QUIET_S = 600.0  # of a job until another may have its slots
+MIN_ASK_S = 0.05  # between two packets that ask the switch above
+LEAVES = 3  # times that the switch above is told of a job's end: nobody waits for its answer
+MAX_TOLD = 5  # slots that a status names per job
+MAX_ENDED = 256  # jobs that have ended well and whose workers may still ask
+
+
+@dataclass
+class _Job:
+    """A job's place in the tables is `number`. `nonces[w]` and `names[w]`: of the workers that have joined; `left`: those that have all they want."""
+
+    name: str
+    ask: Join
+    number: int
+    world: int
+    slots: int
+    nonces: dict[int, int] = field(default_factory=dict)
+    names: dict[int, bytes] = field(default_factory=dict)
+    left: set[int] = field(default_factory=set)
+    problem: Aborted | None = None
+    asked_s: float = 0.0
+    welcomed: bool = False
+
+    @property
+    def above(self) -> Hop | None:
+        return self.ask.above[0] if self.ask.above else None
+
+    @property
+    def above_name(self) -> bytes:
+        """The address of the switch above, as the kernel has it."""
+        return packed_address(parse_address(self.above.address, "above")).tobytes() if self.above is not None else b""
+
+    @property
+    def cost(self) -> int:
+        """Slots' worth of memory: a tree keeps all contributions."""
+        return self.slots * (self.ask.children if MODES[self.ask.mode] == TREE else 1)
+
+
+class Aggregator:
+    """A switch with so many slots of so many 32-bit words, listening. Raises: UsageError, PortInUse, Unsupported."""
+
+    def __init__(self, listen: Address, *, slots: int = 512, words: int = 256, faults: Injector | None = None) -> None:
+        for what, value, most in (("slots", slots, MAX_SLOTS), ("words", words, MAX_WORDS)):
+            if not 1 <= value <= most:
+                raise UsageError(f"must be 1..{most}, got {value}", where=f"--{what}")
+        self.slots, self.words = slots, words
+        self.sock = open_socket(listen=listen)
+        self.address = Address(*self.sock.getsockname())
+        rows = 2 * slots
+        headers, pool = np.zeros((rows, 2), np.int64), np.zeros((rows, words), np.int32)
+        names = np.zeros((MAX_JOBS, MAX_WORKERS + 1, 2), np.int64)
+        at = np.array([headers.ctypes.data, pool.ctypes.data, names.ctypes.data, 4 * words])
+        chunk, seen, size, call, exponent, sent_ns, tries = (np.zeros(rows, np.int64) for _ in range(7))
+        self.rows = Rows(chunk, seen, np.zeros(rows, np.uint8), headers, size, call, exponent, np.full(rows, -1), sent_ns, tries, pool,
+                         pool.view(np.float32), at)  # fmt: skip
+        self.jobs = Jobs(
+            np.zeros((MAX_JOBS, BLAMED + 1), np.int64), names, np.zeros((MAX_JOBS, MAX_WORKERS + 1), np.int64), np.zeros(len(COUNTERS), np.int64)
+        )
+        self.controls = Controls(
+            np.zeros((MAX_CONTROLS, MAX_CONTROL_BYTES // 8), np.int64), np.zeros(MAX_CONTROLS, np.int64), np.zeros((MAX_CONTROLS, 2), np.int64),
+            np.zeros(2, np.int64),
+        )  # fmt: skip
+        self.box, self.out, self.faults = inbox(4 * words), outbox(), faults or injector(4 * words)
+        self.known: dict[str, _Job] = {}
+        self.ended: deque[int] = deque(maxlen=MAX_ENDED)
+        self.turn(0)  # compiles: before the first packet, or workers send all they have again and again meanwhile
+
+    # ---- the loop --------------------------------------------------------------------------------------------------
+    def serve(self, stop: Callable[[], bool]) -> None:
+        """Until `stop()` says so, which is asked some 20 times a second."""
+        while not stop():
+            self.turn(TURN_S)
+
+    def turn(self, seconds: float) -> None:
+        """Serve for so long, or until there was a control message."""
+        serve(self.sock.fileno(), self.box, self.rows, self.jobs, self.out, self.controls, self.faults, time.monotonic_ns() + int(seconds * 1e9))
+        for i in range(int(self.controls.state[0])):
+            packet = self.controls.words[i].tobytes()[: int(self.controls.size[i])]
+            self._hear(packet, self.controls.names[i].tobytes())
+        if self.controls.state[1]:
+            for job in list(self.known.values()):
+                if self.jobs.table[job.number, STATE] == ABORTED and job.problem is None:
+                    blamed = int(self.jobs.table[job.number, BLAMED])
+                    self._abort(job, Aborted("mismatch", "its call differs from that of the others (elements, dtype or mode)", blamed))
+        self.controls.state[:] = 0
+        for job in self.known.values():
+            if job.above is not None and len(job.nonces) == job.ask.children and not job.welcomed and job.problem is None:
+                self._ask_above(job)
+
+    def close(self) -> None:
+        """Workers that still wait are told."""
+        for job in self.known.values():
+            self._tell(job, Aborted("closed", "the switch has ended"))
+        self.sock.close()
+
+    def __enter__(self) -> Aggregator:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    # ---- control messages ------------------------------------------------------------------------------------------
+    def _hear(self, packet: bytes, name: bytes) -> None:
+        """`name`: the sender's address as the kernel has it."""
+        about = kind_of(packet)
+        if about is None:
+            return
+        kind, worker, world = about
+        if kind == JOIN and (welcome := decode(packet, Welcome)) is not None:
+            self._welcome_from_above(welcome, name)
+        elif kind == JOIN and (join := decode(packet, Join)) is not None:
+            self._join(join, name)
+        elif kind == STATUS and (status := decode(packet, Status)) is not None:
+            self._say(STATUS, 0, 0, self.status(status.asked), name)
+        elif kind in (CONTRIBUTION, ABORT) or (kind == LEAVE and decode(packet, Leave) is not None):  # not what the switch above answers to ours
+            self._of_job(kind, worker, world, packet, name)
+
+    def _of_job(self, kind: int, worker: int, world: int, packet: bytes, name: bytes) -> None:
+        if kind == ABORT and (problem := decode(packet, Aborted)) is not None:
+            of = [j for j in self.known.values() if j.problem is None and j.above_name == name]
+            told = [j for j in of if (int(self.jobs.table[j.number, PARENT_WORLD]) if j.welcomed else 0) == world]
+            for below in told:
+                self._abort(below, problem, from_above=True)
+            if told:
+                return
+        job = next((j for j in self.known.values() if j.world == world), None)
+        if job is None:
+            if world in self.ended:  # what is not LEAVE was sent twice, and all have what they want
+                if kind == LEAVE:
+                    self._say(LEAVE, 0, world, Left(0, True), name)
+            elif kind != ABORT:
+                reason = "the switch does not know this job: it was started again, or gave its slots away"
+                self._say(ABORT, 0, world, Aborted("unknown", reason), name)
+            return
+        if job.names.get(worker) != name:
+            return
+        if job.problem is not None:
+            self._say(ABORT, 0, world, job.problem, name)
+        elif kind == ABORT and (problem := decode(packet, Aborted)) is not None:
+            self._abort(job, problem)
+        elif kind == LEAVE:
+            job.left.add(worker)
+            over = len(job.left) == job.ask.children
+            self._say(LEAVE, 0, world, Left(len(job.left), over), name)
+            if over:
+                self._end(job)
+
+    def _say(self, kind: int, worker: int, world: int, message: Any, name: bytes) -> None:
+        address = address_of(np.frombuffer(name, np.int64))
+        try:
+            self.sock.sendto(encode(kind, worker, world, message), socket.MSG_DONTWAIT, (address.host, address.port))
+        except OSError:  # it will ask again
+            return
+
+    # ---- jobs ------------------------------------------------------------------------------------------------------
+    def _join(self, ask: Join, name: bytes) -> None:
+        refusal = self._refusal(ask)
+        if refusal is not None:
+            self._say(ABORT, 0, 0, refusal, name)
+            return
+        job = self.known.get(ask.job)
+        again = job is not None and job.nonces.get(ask.worker, ask.nonce) != ask.nonce
+        if job is not None and (job.problem is not None or (again and self._quiet_s(job) > MIN_QUIET_S)):
+            self._end(job)
+            job = None
+        if job is None:
+            job = self._begin(ask)
+            if job is None:
+                self._say(ABORT, 0, 0, Aborted("no-slots", f"{self._free()} of {self.slots} slots are free"), name)
+                return
+        same = msgspec.structs.replace(ask, worker=0, slots=0, nonce=0) == msgspec.structs.replace(job.ask, worker=0, slots=0, nonce=0)
+        if not same or job.nonces.get(ask.worker, ask.nonce) != ask.nonce:
+            reason = "it runs already, with another such worker" if same else "others joined it with other figures"
+            self._say(ABORT, 0, 0, Aborted("refused", f"job {ask.job!r}: {reason}", ask.worker), name)
+            return
+        if not job.welcomed and ask.worker not in job.nonces:
+            job.slots = min(job.slots, ask.slots)
+            job.nonces[ask.worker], job.names[ask.worker] = ask.nonce, name
+            self.jobs.names[job.number, ask.worker] = np.frombuffer(name, np.int64)
+        if job.welcomed:
+            self._say(JOIN, ask.worker, job.world, Welcome(ask.nonce, job.world, job.slots), name)
+        elif len(job.nonces) == ask.children and job.above is None:
+            self._start(job, -1)
+
+    def _refusal(self, ask: Join) -> Aborted | None:
+        if not 1 <= ask.children <= MAX_WORKERS or not 0 <= ask.worker < ask.children or ask.workers < ask.children or ask.slots < 1:
+            return Aborted("refused", f"worker {ask.worker} of {ask.children}: a switch has 1 to {MAX_WORKERS} workers", ask.worker)
+        if ask.words != self.words:
+            return Aborted("refused", f"packets of {ask.words} words; this switch has slots of {self.words}", ask.worker)
+        try:
+            for hop in ask.above:
+                parse_address(hop.address, "above")
+        except UsageError as error:
+            return Aborted("refused", f"the switch above: {error.message}")
+        if ask.mode not in MODES:
+            return Aborted("refused", f"no mode {ask.mode[:32]!r}; there are {', '.join(MODES)}", ask.worker)
+        return None
+
+    def _used(self) -> list[tuple[int, int]]:
+        """Slots that jobs have, as (first, end)."""
+        return sorted((int(self.jobs.table[j.number, FIRST_POOL]) // 2, int(self.jobs.table[j.number, FIRST_POOL]) // 2 + j.cost)
+                      for j in self.known.values())  # fmt: skip
+
+    def _free(self) -> int:
+        return self.slots - sum(end - first for first, end in self._used())
+
+    def _begin(self, ask: Join) -> _Job | None:
+        """A place and slots for a new job; None where there are none, not even those of jobs that were quiet for long."""
+        number = next((i for i in range(MAX_JOBS) if self.jobs.table[i, STATE] == FREE and all(j.number != i for j in self.known.values())), None)
+        for quiet in sorted(self.known.values(), key=self._quiet_s, reverse=True):
+            if self._gap(ask) or self._quiet_s(quiet) < MIN_QUIET_S:
+                break
+            self._end(quiet)
+        gap = self._gap(ask)
+        if number is None or gap is None:
+            return None
+        job = _Job(ask.job, ask, number, secrets.randbits(32), gap[1])
+        table = self.jobs.table[number]
+        table[:] = 0
+        table[[WORLD, WORKERS, MODE, PARENT_WORLD]] = job.world, ask.children, MODES[ask.mode], -1
+        table[[FIRST_ROW, FIRST_POOL, POOL_STEP]] = 2 * gap[0], 2 * gap[0], ask.children if MODES[ask.mode] == TREE else 1
+        self.jobs.heard[number] = time.monotonic_ns()
+        self.known[ask.job] = job
+        return job
+
+    def _gap(self, ask: Join) -> tuple[int, int] | None:
+        """(first slot, how many, as asked or fewer) in the largest free stretch. A tree's rows lie at its beginning, its memory all over it."""
+        each = ask.children if MODES[ask.mode] == TREE else 1
+        at, gaps = 0, []
+        for first, end in [*self._used(), (self.slots, self.slots)]:
+            gaps.append((min((first - at) // each, ask.slots), -at))
+            at = end
+        most, first = max(gaps)
+        return (-first, most) if most else None
+
+    def _start(self, job: _Job, parent_world: int) -> None:
+        """All are here: fresh rows, and everyone is told."""
+        table, rows = self.jobs.table[job.number], self.rows
+        first, count = int(table[FIRST_ROW]), 2 * job.slots
+        for i in range(count):
+            rows.chunk[first + i] = first_chunk.py_func(i, job.slots)
+        for column in (rows.seen, rows.ready, rows.size, rows.call, rows.exponent, rows.sent_ns, rows.tries):
+            column[first : first + count] = 0
+        rows.queued[first : first + count] = -1
+        table[SLOTS], table[PARENT_WORLD] = job.slots, parent_world
+        if job.above is not None:
+            table[PARENT_WORKER] = job.above.worker
+            self.jobs.names[job.number, MAX_WORKERS] = np.frombuffer(job.above_name, np.int64)
+        self.jobs.heard[job.number] = time.monotonic_ns()
+        table[STATE], job.welcomed = RUNNING, True
+        for worker, name in job.names.items():
+            self._say(JOIN, worker, job.world, Welcome(job.nonces[worker], job.world, job.slots), name)
+
+    def _ask_above(self, job: _Job) -> None:
+        assert job.above is not None
+        now = time.monotonic()
+        if now - job.asked_s < MIN_ASK_S:
+            return
+        job.asked_s = now
+        hop = job.above
+        ask = Join(job.name, hop.worker, hop.children, job.ask.workers, self.words, job.slots, job.ask.mode, job.world, job.ask.above[1:])
+        self._say(JOIN, hop.worker, 0, ask, job.above_name)
+
+    def _welcome_from_above(self, welcome: Welcome, name: bytes) -> None:
+        job = next((j for j in self.known.values() if j.world == welcome.nonce), None)
+        if job is None or job.welcomed or name != job.above_name or not 1 <= welcome.slots <= job.slots:
+            return
+        job.slots = welcome.slots
+        self._start(job, welcome.world)
+
+    def _abort(self, job: _Job, problem: Aborted, *, from_above: bool = False) -> None:
+        job.problem = problem
+        above = int(self.jobs.table[job.number, PARENT_WORLD])
+        self.jobs.table[job.number, STATE] = ABORTED
+        if above >= 0 and not from_above and job.above is not None:
+            self._say(ABORT, job.above.worker, above, problem, job.above_name)
+        self._tell(job, problem)
+
+    def _tell(self, job: _Job, problem: Aborted) -> None:
+        for worker, name in job.names.items():
+            self._say(ABORT, worker, job.world, problem, name)
+
+    def _end(self, job: _Job) -> None:
+        above = int(self.jobs.table[job.number, PARENT_WORLD])
+        if job.problem is None and above >= 0 and job.above is not None:
+            for _ in range(LEAVES):
+                self._say(LEAVE, job.above.worker, above, Leave(job.world), job.above_name)
+        if job.problem is None:
+            self.ended.append(job.world)
+        self.jobs.table[job.number, STATE] = FREE
+        del self.known[job.name]
+
+    # ---- how far everyone is ---------------------------------------------------------------------------------------
+    def _quiet_s(self, job: _Job) -> float:
+        return (time.monotonic_ns() - int(self.jobs.heard[job.number, : job.ask.children].max())) / 1e9
+
+    def status(self, asked: str = "") -> Status:
+        """Of all jobs, or of one."""
+        jobs = [self._job_status(j) for j in self.known.values() if asked in ("", j.name)]
+        found = Status(asked, self.slots, self._free(), self.words, jobs, dict(zip(COUNTERS, map(int, self.jobs.counters), strict=True)))
+        while len(msgspec.json.encode(found)) > MAX_CONTROL_BYTES - 32 and found.jobs:
+            found.jobs.pop()
+        return found
+
+    def _job_status(self, job: _Job) -> StatusJob:
+        now, n = time.monotonic_ns(), job.ask.children
+        first, everyone = int(self.jobs.table[job.number, FIRST_ROW]), (1 << n) - 1
+        waits = []
+        for row in range(first, first + 2 * job.slots) if job.welcomed else ():
+            seen = int(self.rows.seen[row])
+            if seen and not self.rows.ready[row]:
+                missing = [w for w in range(n) if not seen >> w & 1]
+                waits.append(StatusSlot((row - first) // 2, int(self.rows.chunk[row]), missing, seen == everyone))
+        waits.sort(key=lambda w: w.chunk)
+        silent = [round((now - int(x)) / 1e9, 3) for x in self.jobs.heard[job.number, :n]]
+        state = "over" if job.problem is not None else "running" if job.welcomed else "joining"
+        return StatusJob(job.name, n, len(job.nonces), job.slots, job.ask.mode, state, waits[:MAX_TOLD], silent)
