@@ -13,10 +13,10 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+from numba import njit
 from numpy.typing import NDArray
 
 from ..errors import FormatError
-from ..kernels.compile import allocating, helper
 
 __all__ = ["BoostedTrees", "fit_trees"]
 
@@ -72,7 +72,7 @@ def _coded(x: F64, edges: tuple[F64, ...]) -> NDArray[np.uint8]:
     return np.ascontiguousarray(np.stack(columns, 1))
 
 
-@helper  # type: ignore[untyped-decorator]
+@njit(no_cpython_wrapper=True, no_cfunc_wrapper=True)  # type: ignore[untyped-decorator]
 def _best_split(sums: Any, least: float, shrink: float) -> tuple[int, int]:
     """(feature, bin) whose split of one node's sums (feature x bin x 2) gains most; (-1, 0) for none."""
     g, h = sums[0, :, 0].sum(), sums[0, :, 1].sum()
@@ -92,7 +92,7 @@ def _best_split(sums: Any, least: float, shrink: float) -> tuple[int, int]:
     return feature, threshold
 
 
-@allocating  # type: ignore[untyped-decorator]
+@njit(cache=True, no_cfunc_wrapper=True)  # type: ignore[untyped-decorator]
 def _grow(coded: Any, gradient: Any, weight: Any, depth: int, least: float, shrink: float) -> tuple[Any, Any, Any]:
     """One tree, level by level: (feature, threshold, value) by node."""
     rows, count = coded.shape
@@ -123,7 +123,7 @@ def _grow(coded: Any, gradient: Any, weight: Any, depth: int, least: float, shri
     return features, thresholds, values
 
 
-@allocating  # type: ignore[untyped-decorator]
+@njit(cache=True, no_cfunc_wrapper=True)  # type: ignore[untyped-decorator]
 def _sum(coded: Any, features: Any, thresholds: Any, values: Any) -> Any:
     out = np.zeros(coded.shape[0])
     for i in range(coded.shape[0]):
