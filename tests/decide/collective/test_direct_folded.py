@@ -66,6 +66,16 @@ def test_mistakes_are_found_on_the_stored_lanes() -> None:
     c = folded.contracts[0]
     for other in (replace(c, outputs=c.outputs[8:] + c.outputs[:8]), replace(c, outputs=c.inputs), replace(c, op="all-reduce")):
         assert not proved(replace(folded, contracts=(other,)))
+    short = replace(c, inputs=tuple((b, 0, 23) for b, _, _ in c.inputs), outputs=tuple((b, 0, 23) for b, _, _ in c.outputs))
+    with pytest.raises(Unsupported, match="no equal blocks"):
+        check_folded(replace(folded, contracts=(short,)))
+    swapped = replace(c, inputs=c.inputs[8:] + c.inputs[:8], outputs=c.outputs[8:] + c.outputs[:8])
+    with pytest.raises(Unsupported, match="another's buffers"):
+        check_folded(replace(folded, contracts=(swapped,)))
+    still = folded.fold.buffer_shift.copy() if folded.fold is not None else np.zeros((1, 16), np.int32)
+    still[0, 8:] = 0
+    with pytest.raises(Unsupported, match="do not move with their ranks"):
+        check_folded(replace(folded, fold=replace(folded.fold, buffer_shift=still)))
 
 
 def test_many_pairs_are_folded_and_what_cannot_be_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
