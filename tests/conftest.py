@@ -16,6 +16,7 @@ from hypothesis import HealthCheck, is_hypothesis_test, settings
 
 import captured
 import compiled_once
+import documents
 import warm_interpreters
 from effort import FULL, PROFILE, few
 from meshwright.run.machine.process import batch_scheduling
@@ -41,6 +42,7 @@ faulthandler.enable()
 def pytest_configure(config: pytest.Config) -> None:
     batch_scheduling()  # for ranks that are threads or processes of a test's own as for those of the launcher
     warm_interpreters.install()
+    documents.install()
     if hasattr(config, "workerinput"):  # one of several
         compiled_once.install()
 
@@ -122,6 +124,16 @@ def children() -> dict[int, str]:
                 continue
             found[int(pid)] = command or "(ended, not waited for)"
     return found
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_call(item: pytest.Item) -> Iterator[None]:
+    """A document that a command made in a test of commands, and that is not of its published form, fails it."""
+    documents.told()
+    outcome = yield
+    if (wrong := documents.told()) and "cli" in item.path.parts:
+        pytest.fail("\n".join(wrong))
+    return outcome
 
 
 @pytest.fixture(autouse=True)

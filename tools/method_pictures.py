@@ -36,6 +36,10 @@ COMMANDS: dict[str, list[str]] = {
         f"pipeline fill pipeline.json {KFAC} --out filled.json",
         "program show filled.json",
     ],
+    "oktopk": [
+        "collective sparse --fabric star:4?link=12.5MB/s --elements 1000000 --density 0.01 --strategies oktopk --out sparse.json",
+        "program show sparse.json",
+    ],
     "staticmemory": ["memory pack storages.csv -o placed.csv"],
 }  # fmt: skip
 

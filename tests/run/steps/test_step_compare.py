@@ -68,7 +68,7 @@ def test_the_command_prints_a_table_and_draws_it(tmp_path, capsys, monkeypatch):
     assert document["schema"] == "meshwright.memory.compare" and len(document["budgets"]) == 3 and document["evidence"].startswith("measured here")
     assert (tmp_path / "c.svg").read_text().startswith("<svg")
     assert main([*words, "--budgets", "1"]) == 2
-    assert "at least 2 budgets" in capsys.readouterr().err
+    assert "must be at least 2" in capsys.readouterr().err
 
 
 def test_plans_that_choose_implementations_have_a_curve_of_their_own(tmp_path, capsys, monkeypatch):
