@@ -24,14 +24,14 @@ HERE = Path(__file__).parent
 @pytest.mark.real
 @pytest.mark.timeout(280)
 def test_folds_and_exact_sums_of_everything_that_torch_asks_for(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Five ranks: a tree with a tail; with and without a fabric. Then the doctor names where the fold and gloo's ring part."""
-    done = run_ranks(5, [str(HERE / "reproducible_rank.py"), "none", "two-islands:3"], BITS=str(tmp_path))
-    assert [code for code, _ in done] == [0] * 5, "\n".join(text[-3000:] for code, text in done if code)
+    """Three ranks: a tree with a tail; with and without a fabric. Then the doctor names where the fold and gloo's ring part."""
+    done = run_ranks(3, [str(HERE / "reproducible_rank.py"), "none", "two-islands"], BITS=str(tmp_path))
+    assert [code for code, _ in done] == [0] * 3, "\n".join(text[-3000:] for code, text in done if code)
     assert '{"ok": true}' in done[0][1]
-    assert len(list(tmp_path.glob("*/world/*.safetensors"))) == 2 * 4 * 5
+    assert len(list(tmp_path.glob("*/world/*.safetensors"))) == 2 * 4 * 3
     assert main(["run", "doctor", "--bits", str(tmp_path / "tree"), str(tmp_path / "run")]) == 1
     said = capsys.readouterr().out
-    assert "world, sum 2 (all-reduce sum): element" in said and "fold node [0, 5) of 5" in said
+    assert "world, sum 2 (all-reduce sum): element" in said and "fold node [0, 3) of 3" in said
     assert "the second run's result is not their fold" in said
     assert main(["run", "doctor", "--bits", str(tmp_path / "tree"), str(tmp_path / "tree"), "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["compared"] == 4
