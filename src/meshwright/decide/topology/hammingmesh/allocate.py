@@ -96,7 +96,7 @@ def _turned(free: Sequence[int], columns: int) -> list[int]:
 
 
 def find(free: Sequence[int], columns: int, u: int, v: int, turned: Sequence[int] | None = None) -> Submesh | None:
-    """u rows and v columns whose crossings are free, or None: then there are none. `turned`: the same with rows and columns exchanged, where known."""
+    """u rows and v columns whose crossings are free, or None: then there are none. `turned`: the grid with rows and columns exchanged, if known."""
     if u > v:  # the shorter side is chosen one by one
         found = find(_turned(free, columns) if turned is None else turned, len(free), v, u)
         return None if found is None else Submesh(found.columns, found.rows)
