@@ -135,5 +135,5 @@ def _replayed(
     if lacking is not None:
         yield Finding(check="values", message="a node lacks a part of a shard", witness={"node": lacking[0], "source": lacking[1]})
     if (last, Fraction(total, pieces)) != (steps, load):
-        witness = {"steps": last, "load": str(Fraction(total, pieces))}
-        yield Finding(check="certificate", message=f"{last} steps and a load of {Fraction(total, pieces)}, not {steps} and {load}", witness=witness)
+        said = f"{last} steps and a load of {Fraction(total, pieces)}, not {steps} and {load}"
+        yield Finding(check="certificate", message=said, witness={"steps": last, "load": str(Fraction(total, pieces))})

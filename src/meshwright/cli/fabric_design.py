@@ -28,6 +28,7 @@ steps    of an all-gather or a reduce-scatter, the worse of both; every step cos
 T_B      how long its bytes take, in (bytes of the message) / (rate of all ports of one accelerator)
 least    no wiring of so many accelerators and ports has fewer steps (Moore), or a smaller T_B
 best     T_B of the best schedule on this wiring, however many steps it takes (--strategy forestcoll)
+all      at most so much of the ports' rate can be all-to-all traffic, by the mean number of hops
 global   at most so much of the injection can be all-to-all traffic, by a cut
 time     of one iteration of the job, at least: its bytes over these shares, and latency over the diameter"""
 
@@ -146,7 +147,8 @@ def _document(row: WiringRow) -> dict[str, Any]:
     verdicts = {"all-gather": row.gather, "reduce-scatter": row.scatter}
     return {
         "name": d.name, "strategy": d.strategy, "exact": d.exact, "steps": d.steps, "factor": str(d.factor), "steps_bound": d.steps_bound,
-        "factor_bound": str(d.factor_bound), "forest_factor": str(row.forest_factor), "parts": dict(d.parts), "usd": row.usd,
+        "factor_bound": str(d.factor_bound), "forest_factor": str(row.forest_factor),
+        "all_to_all_bound": None if d.gather is None else str(1 / d.gather.hops), "parts": dict(d.parts), "usd": row.usd,
         "check": {op: None if v is None else v.to_json() for op, v in verdicts.items()},
         "directions": {
             op: None if cost is None else {
@@ -163,15 +165,17 @@ def _text(rows: list[WiringRow], problem: Any) -> str:
     cables = "two-way cables" if problem.bidirectional else "ports each"
     lines = [
         f"{first.nodes} accelerators, {first.wiring.ports} {cables}: at least {first.steps_bound} steps, T_B at least {first.factor_bound}",
-        f"{'row':>3}  {'steps':>5}  {'T_B':>10}  {'':>7}  {'best':>10}  {'cables':>7}  {'price':>12}  wiring",
+        f"{'row':>3}  {'steps':>5}  {'T_B':>10}  {'':>7}  {'best':>10}  {'all':>7}  {'cables':>7}  {'price':>12}  wiring",
     ]
     for number, row in enumerate(rows, 1):
         d = row.design
         above = f"{float(d.factor / d.factor_bound - 1) * 100:.1f} %" if d.factor != d.factor_bound else "least"
         mark = "" if d.exact else "  (by its rule, at most)"
         cables_of = d.parts["optical cable"]
+        share = f"{float(1 / d.gather.hops) * 100:.1f} %" if d.gather is not None else ""
         lines.append(
-            f"{number:>3}  {d.steps:>5}  {d.factor!s:>10}  {above:>7}  {row.forest_factor!s:>10}  {cables_of:>7}  {row.usd:>10,} $  {d.name}{mark}"
+            f"{number:>3}  {d.steps:>5}  {d.factor!s:>10}  {above:>7}  {row.forest_factor!s:>10}  {share:>7}  {cables_of:>7}  {row.usd:>10,} $  "
+            f"{d.name}{mark}"
         )
     return "\n".join(lines)
 

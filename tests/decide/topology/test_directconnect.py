@@ -63,6 +63,7 @@ def test_the_cost_is_that_of_linear_programs_and_of_the_checker(seed: int) -> No
     each = [max(least_load(hops, wiring.links(), u, t) for u in hops) for t in range(1, cost.steps + 1)]
     assert cost.steps == max(max(row.values()) for row in hops.values())
     assert float(cost.load) == pytest.approx(sum(each), rel=1e-6)
+    assert cost.hops == Fraction(sum(sum(row.values()) for row in hops.values()), wiring.nodes * (wiring.nodes - 1))
     assert [t.shards / t.links for t in cost.tight] == pytest.approx(each)
     verdict = check_wiring(wiring.nodes, ports, [(a, b) for a, b in wiring.arcs.tolist()], steps=cost.steps, load=cost.load)
     assert verdict.ok, verdict.findings

@@ -107,8 +107,9 @@ class Ring(CollectiveStrategy):
         if problem.shard_bytes is not None and len(set(problem.shard_bytes)) > 1:
             return self._uneven(problem, order, bound)
         slices = self.slices or _choose_slices(problem, load, len(rings))
-        found = {"rings": len(rings) // (2 if self.bidirectional else 1), "order": order} if self.torus is None else {}
-        chosen = replace(self, slices=slices, **found)
+        chosen = replace(self, slices=slices)
+        if self.torus is None:
+            chosen = replace(chosen, rings=len(rings) // (2 if self.bidirectional else 1), order=order)
         builder = _Builder(problem, chosen, rings, slices)
         shape = ("ring program", problem.op, problem.ranks, problem.root, repr(chosen))
         program = with_chunk_bytes(remember(problem.fabric, shape, builder.build), builder.chunk_bytes)

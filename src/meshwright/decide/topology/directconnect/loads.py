@@ -36,10 +36,14 @@ class Tight:
 
 @dataclass(frozen=True)
 class Cost:
-    """`load`: shards over the busiest link, summed over steps. With N nodes and d ports the bandwidth factor T_B is d · load / N, in M/B."""
+    """`load`: shards over the busiest link, summed over steps. With N nodes and d ports the bandwidth factor T_B is d · load / N, in M/B.
+
+    hops: between two nodes, on average: of uniform all-to-all traffic no more than 1 / hops of what all ports carry can leave its source.
+    """
 
     load: Fraction
     tight: tuple[Tight, ...]
+    hops: Fraction
 
     @property
     def steps(self) -> int:
@@ -90,7 +94,7 @@ def gather_cost(wiring: Wiring) -> Cost:
     front = np.eye(n, dtype=bool)  # [u, v]: u received v's shard in the last step
     seen = front.copy()
     looked = np.arange(1 if wiring.transitive else n)
-    load, tight = Fraction(0), []
+    load, tight, hops = Fraction(0), [], 0
     while not seen.all():
         rows: list[tuple[Fraction, Tight]] = []
         new = np.empty_like(front)
@@ -103,9 +107,10 @@ def gather_cost(wiring: Wiring) -> Cost:
             raise _cut(wiring, seen)
         load += max(row[0] for row in rows)
         tight.append(max(rows, key=lambda row: row[0])[1])
+        hops += len(tight) * int(np.count_nonzero(new))
         seen |= new
         front = new
-    return Cost(load, tuple(tight))
+    return Cost(load, tuple(tight), Fraction(hops, n * (n - 1)))
 
 
 def _received(front: NDArray[np.bool_], senders: NDArray[np.int64]) -> NDArray[np.bool_]:

@@ -1,7 +1,7 @@
 """All-gathers as lists of transfers: breadth-first ones, and those that expansions make of a smaller graph's, as in the paper's rules.
 
 A transfer is a run of pieces of one source's shard over one link in one step. What a rule makes is a schedule of the expanded wiring whose load the
-rule promises. On the explicit graph of a line graph breadth-first broadcasts are at least as good; `collective plan --strategy bfb` runs those.
+rule promises. On the explicit graph of a line graph breadth-first broadcasts are at least as good: `collective plan --strategy bfb` runs them.
 Only for wirings without loops and parallel arcs, where a link is a pair of nodes.
 """
 

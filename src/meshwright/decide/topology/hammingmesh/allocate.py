@@ -17,6 +17,7 @@ from ....kernels.effort import count_work
 __all__ = ["MAX_SIDE", "Board", "Boards", "Submesh", "allocate", "defragment", "find", "greedy"]
 
 MAX_SIDE = 64  # rows or columns of boards
+LIKELY_ROWS = 6  # begun with when the nearest shape is looked for: with half of 64 x 64 boards dead it has 4 to 12
 MAX_MOVED = 2  # jobs that are moved at once to make room
 WORK_PER_BRANCH_S = 1e-6  # counted work (`kernels.effort`) of a choice of rows that is looked at
 Board = tuple[int, int]
@@ -94,10 +95,10 @@ def _turned(free: Sequence[int], columns: int) -> list[int]:
     return [sum((row >> c & 1) << r for r, row in enumerate(free)) for c in range(columns)]
 
 
-def find(free: Sequence[int], columns: int, u: int, v: int) -> Submesh | None:
-    """u rows and v columns whose crossings are free, or None: then there are none."""
+def find(free: Sequence[int], columns: int, u: int, v: int, turned: Sequence[int] | None = None) -> Submesh | None:
+    """u rows and v columns whose crossings are free, or None: then there are none. `turned`: the grid with rows and columns exchanged, if known."""
     if u > v:  # the shorter side is chosen one by one
-        found = find(_turned(free, columns), len(free), v, u)
+        found = find(_turned(free, columns) if turned is None else turned, len(free), v, u)
         return None if found is None else Submesh(found.columns, found.rows)
     chosen = _rows(list(enumerate(free)), u, v)
     if chosen is None:
@@ -192,17 +193,17 @@ def allocate(boards: Boards, u: int, v: int, *, turn: bool = True) -> Submesh:
 
 
 def _nearest(boards: Boards, u: int, v: int) -> tuple[int, int] | None:
-    most = min(u * v, boards.free_boards)
-    shapes = [(a, b) for a in range(1, boards.rows + 1) for b in range(1, boards.columns + 1) if a * b <= most]
-    shapes.sort(key=lambda s: (-s[0] * s[1], abs(s[0] - u) + abs(s[1] - v), s))
-    refused = [(u, v)]
-    for shape in shapes:
-        if any(shape[0] >= a and shape[1] >= b for a, b in refused):
-            continue
-        if find(boards.free, boards.columns, *shape) is not None:
-            return shape
-        refused.append(shape)
-    return None
+    """For every number of rows the least number of columns that would be more boards is refused, or found and raised: few refusals prove the best."""
+    most, best, turned = min(u * v, boards.free_boards), 0, _turned(boards.free, boards.columns)
+
+    def fits(shape: tuple[int, int]) -> bool:
+        return find(boards.free, boards.columns, *shape, turned) is not None
+
+    for a in sorted(range(1, boards.rows + 1), key=lambda a: (abs(a - LIKELY_ROWS), a)):
+        while (b := best // a + 1) <= min(boards.columns, most // a) and fits((a, b)):
+            best = a * b
+    shapes = [(a, best // a) for a in range(1, boards.rows + 1) if best and best % a == 0 and best // a <= boards.columns]
+    return next((s for s in sorted(shapes, key=lambda s: (abs(s[0] - u) + abs(s[1] - v), s)) if fits(s)), None)
 
 
 def defragment(boards: Boards, u: int, v: int) -> tuple[Mapping[str, Submesh], Submesh] | None:
