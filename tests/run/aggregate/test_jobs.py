@@ -14,6 +14,7 @@ from aggregate_rig import HERE, Switch, floats, numbers, reduced, seat, switch, 
 
 from meshwright.errors import GroupFailed, LinkLost, PortInUse, RankFrozen, RunTimeout, Unsupported, UsageError
 from meshwright.run.aggregate.client import Stream, ask_status
+from meshwright.run.aggregate.control import Hop
 from meshwright.run.aggregate.doctor import status_lines
 from meshwright.run.aggregate.fallback import GlooHosts, Reducer
 from meshwright.run.aggregate.frames import CONTRIBUTION, JOIN, MAGIC, RESULT, VERSION
@@ -102,6 +103,15 @@ def test_who_does_not_fit_is_refused(more: dict[str, Any], said: str) -> None:
         with pytest.raises(Unsupported, match=said):
             Stream.join(up.address, seat(1, **({"children": 2} | more)))
         waiting.join()
+
+
+def test_a_fold_needs_aligned_switches() -> None:
+    """Three workers below one of two switches: their sum is no node of the fold over all."""
+    with switch() as up:
+        for mode, number, refused in (("tree", 0, True), ("sum", 0, False), ("tree", 1, False)):
+            above = (Hop("127.0.0.1:9", number, 2),)
+            with pytest.raises(Unsupported if refused else RunTimeout, match="power of two" if refused else "workers have joined"):
+                Stream.join(up.address, seat(0, 3, workers=6, mode=mode, above=above, job=f"{mode}{number}", timeout_s=0.3))
 
 
 def test_bad_seats_and_addresses() -> None:
