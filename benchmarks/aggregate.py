@@ -99,10 +99,11 @@ def aggregated() -> list[dict[str, Any]]:
                     case("float32 two-limb 8", 8, lab, dtype="float32", arithmetic="two-limb"),
                     case("float32 tree 8", 8, lab, dtype="float32", arithmetic="tree"),
                 ]  # fmt: skip
+                once = {"repeat": 1, "warm": 0, "in_a_row": 3}
                 for i, loss in enumerate(LOSSES):
                     start_lossy(lab, PORT + 1 + i, loss)
                     rough = loss > 0.02
-                    cases.append(case(f"int32 8, loss {loss:g}", 8, lab, port=PORT + 1 + i, repeat=1 if rough else 5, in_a_row=3 if rough else 1))
+                    cases.append(case(f"int32 8, loss {loss:g}", 8, lab, port=PORT + 1 + i, **once if rough else {}))
             found = run(lab, cases)
         plain[workers] = found[f"int32 {workers}"]
         rows.append(row(f"int32, {workers} workers, beside the frame bound", plain[workers], BOUND_S, asked=1.10, name="bound"))

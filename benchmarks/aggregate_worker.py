@@ -64,7 +64,8 @@ def main() -> None:
             )  # fmt: skip
             stream = Stream.join(parse_address(at["switch"]), seat)
         times, wrong = [], 0
-        for turn in range(case["repeat"] + 1):
+        warm = case.get("warm", 1)
+        for turn in range(case["repeat"] + warm):
             data = values(rank, turn, case["elements"], case["dtype"])
             tensor = torch.from_numpy(data)
             dist.barrier()
@@ -85,7 +86,7 @@ def main() -> None:
         bad = torch.tensor([wrong])
         dist.all_reduce(bad)
         if rank == 0:
-            print(json.dumps({"case": case["name"], "times_s": times[1:], "wrong": int(bad), **counts}), flush=True)
+            print(json.dumps({"case": case["name"], "times_s": times[warm:], "wrong": int(bad), **counts}), flush=True)
     dist.destroy_process_group()
 
 

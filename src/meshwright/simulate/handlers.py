@@ -17,6 +17,7 @@ from collections import defaultdict, deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 from fractions import Fraction
+from math import lcm
 
 from ..errors import UsageError
 
@@ -97,17 +98,18 @@ def simulate_handlers(switch: HandlerSwitch, design: str, packets: Packets) -> H
     """Every packet on its cluster. Raises: UsageError for a design that does not exist."""
     if design not in DESIGNS:
         raise UsageError(f"no design {design!r}", where="design", hint=", ".join(DESIGNS))
-    clusters: dict[int, list[tuple[Fraction, int, int]]] = defaultdict(list)
-    for packet in packets:
-        clusters[packet[1] % switch.clusters].append(packet)
-    runs = [_Cluster(switch, design, own).run() for own in clusters.values()]
+    scale = lcm(*{when.denominator for when, _, _ in packets})  # whole numbers inside: exact, and quick
+    clusters: dict[int, list[tuple[int, int, int]]] = defaultdict(list)
+    for when, block, child in packets:
+        clusters[block % switch.clusters].append((int(when * scale), block, child))
+    runs = [_Cluster(switch, design, own, switch.add_cycles * scale).run() for own in clusters.values()]
     service = sum(run.service for run in runs)
     spans = [span for run in runs for span in run.spans.values()]
     total, queued, held = max(end for _, end in spans), max(run.queued for run in runs), max(run.held for run in runs)
-    return Handlers(float(service / len(packets)), float(total), queued, held, _open(spans))
+    return Handlers(service / len(packets) / scale, total / scale, queued, held, _open(spans))
 
 
-def _open(spans: Sequence[tuple[Fraction, Fraction]]) -> int:
+def _open(spans: Sequence[tuple[int, int]]) -> int:
     """Most intervals at one time."""
     most = now = 0
     for _, change in sorted([(end, -1) for _, end in spans] + [(begin, 1) for begin, _ in spans]):
@@ -119,14 +121,14 @@ def _open(spans: Sequence[tuple[Fraction, Fraction]]) -> int:
 class _Cluster:
     """Cores that share a queue. Events: a packet comes; a core ends an addition."""
 
-    def __init__(self, switch: HandlerSwitch, design: str, packets: Packets) -> None:
-        self.switch, self.design, self.packets = switch, design, packets
-        self.idle, self.queue, self.events = switch.cores, deque[tuple[int, int]](), list[tuple[Fraction, int, int, int, int, Fraction]]()
-        self.service, self.queued, self.held, self.number = Fraction(0), 0, 0, 0
-        self.free: dict[int, list[Fraction]] = {}  # block -> when its buffers are free
+    def __init__(self, switch: HandlerSwitch, design: str, packets: Sequence[tuple[int, int, int]], add: int) -> None:
+        self.switch, self.design, self.packets, self.add = switch, design, packets, add
+        self.idle, self.queue, self.events = switch.cores, deque[tuple[int, int]](), list[tuple[int, int, int, int, int, int]]()
+        self.service = self.queued = self.held = self.number = 0
+        self.free: dict[int, list[int]] = {}  # block -> when its buffers are free
         self.come: dict[int, int] = defaultdict(int)  # block -> packets that a core has begun
         self.stored: dict[int, set[tuple[int, int]]] = defaultdict(set)  # block -> nodes of the fold whose sums wait
-        self.spans: dict[int, tuple[Fraction, Fraction]] = {}
+        self.spans: dict[int, tuple[int, int]] = {}
 
     def run(self) -> _Cluster:
         at = 0
@@ -143,11 +145,11 @@ class _Cluster:
             self.queued = max(self.queued, len(self.queue))
         return self
 
-    def _push(self, when: Fraction, block: int, child: int, level: int, began: Fraction) -> None:
+    def _push(self, when: int, block: int, child: int, level: int, began: int) -> None:
         self.number += 1
         heapq.heappush(self.events, (when, self.number, block, child, level, began))
 
-    def _begin(self, now: Fraction, block: int, child: int) -> None:
+    def _begin(self, now: int, block: int, child: int) -> None:
         self.idle -= 1
         self.come[block] += 1
         self.spans.setdefault(block, (now, now))
@@ -155,18 +157,18 @@ class _Cluster:
             self._push(now, block, child, 0, now)
             return
         buffers = 1 if self.design == "single" else self.switch.buffers
-        free, add = self.free.setdefault(block, []), self.switch.add_cycles
+        free = self.free.setdefault(block, [])
         if len(free) < buffers:
             free.append(now)
         place = min(range(len(free)), key=free.__getitem__)
-        free[place] = max(now, free[place]) + add
+        free[place] = max(now, free[place]) + self.add
         self.held = max(self.held, len(free))
         end = free[place]
         if self.come[block] == self.switch.children and len(free) > 1:
-            end = max(free) + (len(free) - 1) * add
+            end = max(free) + (len(free) - 1) * self.add
         self._push(end, block, child, -1, now)
 
-    def _ended(self, now: Fraction, block: int, child: int, level: int, began: Fraction) -> None:
+    def _ended(self, now: int, block: int, child: int, level: int, began: int) -> None:
         """A core has ended an addition: the packet's, or one of the fold's, whose node's first child is `child`."""
         n, stored = self.switch.children, self.stored[block]
         while level >= 0 and 1 << level < n:
@@ -175,7 +177,7 @@ class _Cluster:
                 level += 1
             elif (level, other) in stored:
                 stored.remove((level, other))
-                self._push(now + self.switch.add_cycles, block, min(child, other), level + 1, began)
+                self._push(now + self.add, block, min(child, other), level + 1, began)
                 return
             else:
                 stored.add((level, child))

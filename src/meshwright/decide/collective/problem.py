@@ -183,7 +183,7 @@ class CollectiveStrategy(Listed, Protocol):
     operations: ClassVar[tuple[str, ...]] = OPERATIONS
     chooses: ClassVar[bool] = False
     searches: ClassVar[bool] = False
-    in_network: ClassVar[bool] = False  # its programs have switches as actors: they need switches that add, and run through aggregators
+    switch_actors: ClassVar[bool] = False  # its programs have switches as actors: they need switches that add, and run through aggregators
     folds: ClassVar[tuple[str, ...]] = ()  # operations that it plans among thousands of ranks: folded, or in few steps
 
     def __init_subclass__(cls, **more: Any) -> None:

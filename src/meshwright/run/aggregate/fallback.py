@@ -64,10 +64,10 @@ class GlooHosts:
 
 
 class Reducer:
-    """Worker `rank` of the job. `why`: the error for which the hosts took over, None while the switch serves."""
+    """Worker `rank` of `workers`. `why`: the error for which the hosts took over, None while the switch serves."""
 
-    def __init__(self, stream: Stream | None, hosts: Hosts, rank: int, why: MeshwrightError | None = None) -> None:
-        self.stream, self.hosts, self.rank, self.why = stream, hosts, rank, why
+    def __init__(self, stream: Stream | None, hosts: Hosts, rank: int, workers: int, why: MeshwrightError | None = None) -> None:
+        self.stream, self.hosts, self.rank, self.workers, self.why = stream, hosts, rank, workers, why
         self.done, self.last = 0, np.zeros(0, np.int32)
 
     @classmethod
@@ -84,7 +84,7 @@ class Reducer:
                 stream.abandon("another worker could not join")
                 why = GroupFailed("another worker could not join the switch", where=seat.job)
             stream = None
-        return cls(stream, hosts, rank, why)
+        return cls(stream, hosts, rank, seat.workers or seat.children, why)
 
     def all_reduce(self, array: NDArray[Any], *, arithmetic: str = "exact") -> NDArray[Any]:
         """As `Stream.all_reduce`, in place; a tensor that the switch refuses, or loses, is summed by the hosts: floats as they sum them.

@@ -243,6 +243,9 @@ class Aggregator:
                 parse_address(hop.address, "above")
         except UsageError as error:
             return Aborted("refused", f"the switch above: {error.message}")
+        last = all(hop.worker == hop.children - 1 for hop in ask.above)
+        if ask.mode == "tree" and not last and ask.children & (ask.children - 1):
+            return Aborted("refused", f"{ask.children} workers below another switch: a fold needs a power of two, but for the last", ask.worker)
         if ask.mode not in MODES:
             return Aborted("refused", f"no mode {ask.mode[:32]!r}; there are {', '.join(MODES)}", ask.worker)
         return None

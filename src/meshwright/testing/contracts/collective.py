@@ -198,7 +198,7 @@ def test_auto_ranks_it_among_the_others(kind: Kind) -> None:
     planned_one = False
     for op in OPERATIONS:
         fabric = star(5)
-        if kind.in_network:
+        if kind.switch_actors:
             fabric = replace(fabric, switches=tuple(replace(s, aggregate=True, multicast=True) for s in fabric.switches))
         problem = CollectiveProblem.on(fabric, op, 1 << 16, transport=Transport(per_message_s=1e-4))
         try:

@@ -58,7 +58,7 @@ class SwitchML(CollectiveStrategy):
     name: ClassVar[str] = "switchml"
     cite: ClassVar[Cite] = CITE
     operations: ClassVar[tuple[str, ...]] = ("all-reduce",)
-    in_network: ClassVar[bool] = True
+    switch_actors: ClassVar[bool] = True
 
     slots: int | None = None
     chunk_bytes: int | None = None
