@@ -135,8 +135,7 @@ class Segment(_Record, frozen=True, kw_only=True):
     `key` is `op.graph` of its steps. `reads` and `writes` name the values that cross its border (activations only; parameters are in
     `params`). If `split`, its parameters named in TrainingLayout.shards are sharded, its `sum_writes` are partial sums that an all-reduce
     over the tensor-parallel ranks completes in forward, and the gradients of `sum_grads` (a subset of its reads) in backward; of those named in
-    TrainingLayout.batch_sums, split or not, one over the data replicas.
-    `row_biases`: added to read values when the segment starts (see RowBias).
+    TrainingLayout.batch_sums one over the data replicas. `row_biases`: added to read values when the segment starts (see RowBias).
 
     With sequence parallelism a border value may be split along the sequence (`ValueInfo.split`). A sum_write that is, is completed by a
     reduce-scatter: each rank gets its part of the sum. `gathers` are reads that the segment needs whole and that are split: all-gathered
@@ -226,8 +225,7 @@ class ContextExchange(_Record, frozen=True, kw_only=True):
 
 class StepEnd(_Record, frozen=True, kw_only=True):
     """What the end of a step does beyond Adam's update. `state_copies`: what is kept beside each parameter, in units of it. `norm`: gradients are
-    scaled by the norm of all of them, which ranks sum up before their optimizers. `folded`: gradients are the fold
-    over the step's micro-batches (docs/reproducibility.md)."""
+    scaled by the norm of all of them, summed by the ranks first. `folded`: gradients are a fold over micro-batches (docs/reproducibility.md)."""
 
     state_copies: int = 2
     norm: bool = False
