@@ -99,7 +99,8 @@ class CollectivePlanner:
         problem = CollectiveProblem(
             fabric=self.fabric, op=op, ranks=devices, size_bytes=size, seed=self.seed, transport=self.transport, reproducible=self.reproducible,
         )  # fmt: skip
-        scouts: tuple[type[CollectiveStrategy], ...] = SCOUTS if self.reproducible == "run" else (*SCOUTS, FoldTree, HalvingDoubling, RecursiveDoubling)
+        folding: tuple[type[CollectiveStrategy], ...] = (FoldTree, HalvingDoubling, RecursiveDoubling) if self.reproducible == "tree" else ()
+        scouts = (*SCOUTS, *folding)
         kinds = scouts if name == "auto" or only is not None else (strategy(name, where="--collective"),)
         candidates = [only] if only is not None else called_variants(kinds, problem)
         if not candidates:
