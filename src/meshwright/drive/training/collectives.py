@@ -19,7 +19,7 @@ from ..collective.callee import bindable
 
 __all__ = ["MAX_PLANNING_WORK_S", "PURPOSES", "SCOUTS", "CollectivePlanner", "Planned", "rank_order_ring"]
 
-PURPOSES = ("gradient", "weights", "tensor", "statistics", "tied", "norm")
+PURPOSES = ("gradient", "weights", "tensor", "tied", "norm")
 
 # What layouts are judged with: the first of the list, most promising first. Planning a call takes milliseconds with these, seconds with some others,
 # and a search over layouts makes hundreds; the winner's calls are tried with all.
@@ -99,8 +99,8 @@ class CollectivePlanner:
         problem = CollectiveProblem(
             fabric=self.fabric, op=op, ranks=devices, size_bytes=size, seed=self.seed, transport=self.transport, reproducible=self.reproducible,
         )  # fmt: skip
-        by_tree: tuple[type[CollectiveStrategy], ...] = (FoldTree, HalvingDoubling, RecursiveDoubling)
-        scouts = SCOUTS if self.reproducible == "run" else (*SCOUTS, *by_tree)
+        folding: tuple[type[CollectiveStrategy], ...] = (FoldTree, HalvingDoubling, RecursiveDoubling) if self.reproducible == "tree" else ()
+        scouts = (*SCOUTS, *folding)
         kinds = scouts if name == "auto" or only is not None else (strategy(name, where="--collective"),)
         candidates = [only] if only is not None else called_variants(kinds, problem)
         if not candidates:
