@@ -32,7 +32,7 @@ def _along(value: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
 
 def _count(x: torch.Tensor, replicas: int) -> int:
     """Numbers of a channel in the whole batch."""
-    return int(x.numel() // x.shape[1]) * replicas
+    return int(x.numel() // x.shape[1] * replicas)
 
 
 def batch_norm_sum(x: torch.Tensor) -> torch.Tensor:
