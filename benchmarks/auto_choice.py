@@ -64,6 +64,17 @@ def rows_of(name: str, fabric: Fabric, op: str, size_bytes: int, found: list[dic
     }  # fmt: skip
 
 
+def keep(rows: list[dict[str, Any]], part: str | None) -> None:
+    """Write all rows so far, with the worst and the median."""
+    if part:
+        machine.keep_part(part, rows)
+        return
+    values = [row["value"] for row in rows]
+    worst = {"what": "worst of all cases", "value": max(values), "unit": "x", "limit": 1.0}
+    typical = {"what": "median of all cases", "value": round(statistics.median(values), 4), "unit": "x", "limit": 1.0}
+    machine.record("auto_choice", [worst, typical, *rows])
+
+
 def main() -> None:
     from meshwright.lab import Lab
 
@@ -89,13 +100,9 @@ def main() -> None:
                     rows.append(rows_of(name, fabric, op, size, measure(lab, turns)))
                     sys.stdout.write(f"{rows[-1]['what']}: {rows[-1]['value']} ({rows[-1]['chosen']} against {rows[-1]['fastest']})\n")
                     sys.stdout.flush()
-    if args.part:
-        machine.keep_part(args.part, rows)
-        return
-    values = [row["value"] for row in rows]
-    worst = {"what": "worst of all cases", "value": max(values), "unit": "x", "limit": 1.0}
-    typical = {"what": "median of all cases", "value": round(statistics.median(values), 4), "unit": "x", "limit": 1.0}
-    machine.record("auto_choice", [worst, typical, *rows])
+                    keep(rows, args.part)  # what a run that is ended early has measured stays
+    if args.join:
+        keep(rows, None)
 
 
 if __name__ == "__main__":
