@@ -150,8 +150,8 @@ def test_public_names() -> None:
     """The table that loads them, the imports that type checkers and import-linter see, and `__all__` say the same."""
     import meshwright
 
-    conditions = [n for n in ast.parse(Path(meshwright.__file__).read_text()).body if isinstance(n, ast.If)]
-    typing_only = next(n for n in conditions if ast.unparse(n.test) == "TYPE_CHECKING")
+    body = ast.parse(Path(meshwright.__file__).read_text()).body
+    typing_only = next(n for n in body if isinstance(n, ast.If) and ast.unparse(n.test) == "TYPE_CHECKING")
     seen = {a.asname or a.name: n.module for n in typing_only.body if isinstance(n, ast.ImportFrom) for a in n.names if n.level == 1}
     assert len(seen) > 10
     assert meshwright.__all__ == sorted([*seen, "__version__"])
