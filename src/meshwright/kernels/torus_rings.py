@@ -41,8 +41,7 @@ class _Painted:
         self.down = [[1] * columns for _ in range(rows)]
         self.place: list[list[tuple[int, int]]] = [[], []]  # [colour][node]: (cycle, place on it)
         self.count = [0, 0]
-        self.walk(0)
-        self.walk(1)
+        self.walk_both()
 
     @property
     def cycles(self) -> int:
@@ -106,6 +105,8 @@ class _Painted:
         below, right = (i + 1) % self.rows, (j + 1) % self.columns
         for table, at in ((self.across, (i, j)), (self.across, (below, j)), (self.down, (i, j)), (self.down, (i, right))):
             table[at[0]][at[1]] ^= 1
+
+    def walk_both(self) -> None:
         self.walk(0)
         self.walk(1)
 
@@ -114,13 +115,16 @@ def _merge(painted: _Painted) -> None:
     rows, columns = painted.rows, painted.columns
     for i in range(columns - 1):
         painted.exchange(i, i)
+    painted.walk_both()
     for i in range(columns - 1, rows - 1):
         known = [(change, j) for j in range(columns) if (change := painted.change(i, j)) is not None]
         if known:
             painted.exchange(i, min(known)[1])
+            painted.walk_both()
     while painted.cycles > 2:
         known2 = [(change, i, j) for i in range(rows) for j in range(columns) if (change := painted.change(i, j)) is not None]
         best = min(known2, default=(0, 0, 0))
         if best[0] >= 0:
             return
         painted.exchange(best[1], best[2])
+        painted.walk_both()
