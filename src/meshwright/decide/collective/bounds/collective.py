@@ -35,6 +35,7 @@ from ..cuts import worst_cut
 from ..memo import remember
 from ..problem import ROOTED, CollectiveProblem
 from ..rates import RateGraph, rate_graph
+from ..trees.symmetry import sinks_of_each_kind
 from .allreduce import all_reduce_dual_bound
 from .flow import flow_bound
 from .latency import latency_bound
@@ -89,16 +90,17 @@ def _bandwidth_bounds(problem: CollectiveProblem) -> list[Bound]:
         found += [b for parts in _partitions(problem, graph) if (b := _partition_bound(problem, graph, parts, Fraction(problem.size_bytes)))]
         dual = all_reduce_dual_bound(problem) if len(graph.arcs) <= MAX_DUAL_ARCS else None
         return found + ([dual] if dual is not None else [])
-    cuts = [cut for cut in _cuts_to_try(graph) if op == "all-to-all" or crossing_bytes(problem, cut)]
+    ranks = sinks_of_each_kind(graph, weight) if op == "all-to-all" else range(n)  # what leaves a server or its ranks leaves their images, too
+    cuts = [cut for cut in _cuts_to_try(graph, ranks) if op == "all-to-all" or crossing_bytes(problem, cut)]
     found = [_cut_bound(problem, graph, cut) for cut in cuts]
     flow = flow_bound(problem, graph) if op in ("all-to-all", "permute") else None
     return found + ([flow] if flow is not None else [])
 
 
-def _cuts_to_try(graph: RateGraph) -> list[list[bool]]:
-    """Every rank alone and every server with its switches, and all the rest; the narrowest cut."""
-    found = [[v == r for v in range(graph.nodes)] for r in range(graph.ranks)]
-    for server in sorted({graph.group[r] for r in range(graph.ranks)}):
+def _cuts_to_try(graph: RateGraph, ranks: Sequence[int]) -> list[list[bool]]:
+    """Every one of these ranks alone and each of their servers with its switches, and all the rest; the narrowest cut."""
+    found = [[v == r for v in range(graph.nodes)] for r in ranks]
+    for server in sorted({graph.group[r] for r in ranks}):
         inside = [g == server for g in graph.group]
         if not all(inside[: graph.ranks]):
             found.append(inside)
