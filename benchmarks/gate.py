@@ -1,11 +1,12 @@
 """Generated jobs and layouts before the gate: equal to a plain loop, or refused by name.
 
-    python benchmarks/gate.py                          # 520 combinations, some twenty minutes on a quiet machine
+    python benchmarks/gate.py                          # 520 combinations, six minutes of processor time
     python benchmarks/gate.py --quick                  # 20 of them, nothing recorded
     python benchmarks/gate.py --first 520 --stop 700   # others
     python benchmarks/gate.py --summary                # only sum up the rows
 
-Nets, losses, optimizers and layouts are drawn by number (`tests/run/gate_nets.py`, `tests/run/gate_combinations.py`). What the gate lets pass is
+Nets, losses, optimizers, layouts and recipes (clipping, schedules, decay, averages, statistics of the whole batch) are drawn by number
+(`tests/run/gate_nets.py`, `tests/run/gate_combinations.py`). What the gate lets pass is
 trained for three steps by the plan's ranks and by a loop written out in the tests, on other samples than the gate saw; more than 1e-6 apart in
 float64 (5e-3 in float32) is "different", which must not happen; nor must a difference that the gate finds no cause for.
 
