@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from ...kernels.compile import allocating
+from numba import njit
 
 __all__ = ["merge_clocks"]
 
 
-@allocating
+@njit(cache=True, nogil=True, no_cfunc_wrapper=True)
 def merge_clocks(rows, before, source_row, source_position, column, clock):  # type: ignore[no-untyped-def]
     """Fill `clock` (joins x lanes of a block) in place. Per edge, in topological order of the joins they lead to: the row of its join, the row before
     that one in its lane, the row of its source (0: none), the source's position, and its column in the block (-1: it lies outside)."""

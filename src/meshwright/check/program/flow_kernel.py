@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import numpy as np
+from numba import njit
 from numpy.typing import NDArray
-
-from ...kernels.compile import allocating, helper
 
 __all__ = ["maximum_flow"]
 
 Ints = NDArray[np.int64]
 
 
-@helper
+@njit(nogil=True, no_cpython_wrapper=True, no_cfunc_wrapper=True)
 def _levels(first, arc, to, room, source, level, queue):  # type: ignore[no-untyped-def]
     """Fill `level`: arcs with room from the source, -1 where there is no way."""
     level[:] = -1
@@ -30,7 +29,7 @@ def _levels(first, arc, to, room, source, level, queue):  # type: ignore[no-unty
                 tail += 1
 
 
-@allocating
+@njit(cache=True, nogil=True, no_cfunc_wrapper=True)
 def _flow(first, arc, to, room, source, sink):  # type: ignore[no-untyped-def]
     """As `maximum_flow`. Arc 2k and its reverse 2k + 1 are neighbours in `to` and `room`; `arc[first[v] : first[v + 1]]` leave node v."""
     n = len(first) - 1

@@ -115,8 +115,7 @@ class Ring(CollectiveStrategy):
         program = with_chunk_bytes(remember(problem.fabric, shape, builder.build), builder.chunk_bytes)
         names = [problem.ranks[r] for r in rings[0]]
         notes = {"order": names, "rings": len(rings), "slices": slices, "bottleneck_s_per_byte": str(load), "links_used": links}
-        options = {name: value for name, value in options_of(chosen).items() if name != "torus" or value is not None}  # plans without it as they were
-        return CollectivePlan(program=program, bound=bound, strategy=self.name, options=options, notes=notes)
+        return CollectivePlan(program=program, bound=bound, strategy=self.name, options=options_of(chosen), notes=notes)
 
     def _require_torus(self, ranks: int) -> None:
         sides = tuple(self.torus or ())
