@@ -104,9 +104,14 @@ def finished(schema: dict[str, Any]) -> dict[str, Any]:
 
 
 def problems(schema: dict[str, Any], value: Any, place: str = "") -> list[str]:
-    """Where `value` is not what the schema says, as lines `place: what`."""
+    """Where `value` is not what the schema says, as lines `place: what`.
+
+    Below the first level a schema knows the recorded documents only: what none of them had, lacked or left null is not a mistake there.
+    """
     kind = TYPES.get(type(value), type(value).__name__)
     types = _types(schema)
+    if place.count(".") > 1 and kind == "null":
+        return []
     if types and kind not in types and not (kind == "integer" and "number" in types):
         return [f"{place or '(document)'}: is {kind}, not {' or '.join(types)}"]
     if "const" in schema and value != schema["const"]:
@@ -116,15 +121,15 @@ def problems(schema: dict[str, Any], value: Any, place: str = "") -> list[str]:
         for i, item in enumerate(value[:MAX_ITEMS]):
             found += problems(schema["items"], item, f"{place}[{i}]")
     if kind == "object":
-        found += [f"{place}.{key}: is missing" for key in schema.get("required", []) if key not in value]
+        found += [f".{key}: is missing" for key in schema.get("required", []) if key not in value and not place]
         fields, rest = schema.get("properties", {}), schema.get("additionalProperties")
         for key, inner in value.items():
             if key in fields:
                 found += problems(fields[key], inner, f"{place}.{key}")
             elif isinstance(rest, dict):
                 found += problems(rest, inner, f"{place}.{key}")
-            elif fields:
-                found.append(f"{place}.{key}: is not published")
+            elif fields and not place:
+                found.append(f".{key}: is not published")
     return found
 
 
@@ -140,7 +145,8 @@ def index() -> str:
         "JSON Schema (2020-12) of one form and version.", "",
         "- Within a version fields may be added. No field is taken away, and none changes its type.",
         "- Otherwise the version is raised, and the old schema stays here.", "- `required` are the fields that every document has.",
-        "- Every document that a command makes in this repository's tests of commands is compared with its schema.", "",
+        "- Every document that a command makes in this repository's tests of commands is compared with its schema.",
+        "- Below the first level a schema lists the fields that recorded documents had.", "",
         "The schemas are made from documents that commands made in tests (`tools/schemas.py`). What a field means is in",
         "[file formats](../formats.md) and on the page of the command.", "", "| schema | version | file |", "|---|---|---|",
     ]  # fmt: skip

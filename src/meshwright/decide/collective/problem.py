@@ -188,7 +188,7 @@ class CollectiveStrategy(Listed, Protocol):
 
     def __init_subclass__(cls, **more: Any) -> None:
         super().__init_subclass__(**more)
-        if "plan" in cls.__dict__:
+        if callable(cls.__dict__.get("plan")):
             cls.plan = _promising(cls.plan)  # type: ignore[method-assign]
 
     def sums_by_tree(self, problem: CollectiveProblem) -> bool:
