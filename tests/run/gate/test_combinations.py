@@ -59,3 +59,9 @@ def test_a_difference_without_a_cause_is_no_refusal(monkeypatch) -> None:
 
     monkeypatch.setattr(gate_combinations, "gate", unexplained)
     assert judge(Combination("net_1", "mse", "sgd", (2, 1, 1))).outcome == "unexplained"
+
+
+def test_a_schedule_that_begins_at_rate_0_hides_no_optimizer() -> None:
+    """Nothing moved in the step that was compared, so an update that follows rounding was let pass."""
+    verdict = judge(draw(373, recipes=True))
+    assert (verdict.outcome, verdict.why) == ("refused", "DifferentTraining: optimizer")

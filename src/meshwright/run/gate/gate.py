@@ -30,6 +30,7 @@ from ..launch.outcome import forward_graph
 from ..steps.forward_graph import OPAQUE, ForwardNode
 from ..train.loss_terms import loss_understood
 from ..train.optimizer_trial import refuse_optimizer
+from ..train.update import make_update
 from .case import COMPARED, Case
 from .causes import Cause, described, follows_rounding, keeps_state, mixes_samples, of_outside, of_the_optimizer, of_the_plan, random_numbers
 from .differences import Compared, Difference, differences, settled_elements
@@ -109,11 +110,19 @@ def _compared(plan: Plan, layout: TrainingLayout, data: str, stated: Stated, tra
     job = msgspec.convert(plan.job["training"], Training)
     graph = forward_graph(plan, layout, traced)
     owner = Owner(job, wide=False)
+    owner.job = job = _moving(job, owner)
     refuse_optimizer(job.optimizer, owner.parameters(), job.learning_rate, layout)
     narrow = Case(plan, layout, job, graph, inline(plan.main, plan.programs).program, data, owner)
     with torch.random.fork_rng(devices=[]):
         case, whole, planned, notes = _in_double(narrow)
         return _Trial(case, whole, stated, notes).report(planned)
+
+
+def _moving(job: Training, owner: Owner) -> Training:
+    """Without a schedule that begins at rate 0: parameters that stay say nothing of an optimizer."""
+    if not job.asked.schedule or any(g["lr"] for g in make_update(job, [*owner.parameters().items()]).param_groups):
+        return job
+    return msgspec.structs.replace(job, recipe=msgspec.structs.replace(job.asked, schedule=""))
 
 
 def _of_a_copy(plan: Plan, why: str, data: str, stated: Stated) -> GateReport:
