@@ -72,7 +72,7 @@ def widened(schema: dict[str, Any], value: Any, place: str = "") -> dict[str, An
         for key in value:
             known[key] = widened(known.get(key, {}), value[key], key)
         found["properties"] = dict(sorted(known.items()))
-        always = set(schema["required"]) & set(value) if "properties" in schema else set(value)
+        always = set(schema.get("required", [])) & set(value) if "properties" in schema else set(value)
         found |= {"required": sorted(always), "x-seen": schema.get("x-seen", 0) + 1}
     return found
 
