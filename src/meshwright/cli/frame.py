@@ -85,7 +85,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return _report(_as_typed(error), as_json="--json" in options)
 
 
-_ESCAPES = "meshwright.escapes"
+_ESCAPES = "meshwright-escapes"
 
 
 def _escaped(error: UnicodeError) -> tuple[bytes, int]:

@@ -264,7 +264,7 @@ def test_the_checker_accepts_and_refuses() -> None:
         "which is no item": restated(d, "g0", after=["zz"]),
         "not in one": changed(d, "g1", step=lambda s: (s + 1) % d["steps"]),
         "holds up to": {**d, "memory_bytes": [1, 1]},
-        "are there": {**d, "cap_bytes": [5, 5]},
+        "above its 5": {**d, "cap_bytes": [5, 5]},
         "one name": {**d, "items": [*d["items"], d["items"][0]]},
         "lacks or mangles": {k: v for k, v in d.items() if k != "bound"},
         "claimed is": {**d, "bound": {**d["bound"], "value": "999"}},

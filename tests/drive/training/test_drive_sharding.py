@@ -102,7 +102,7 @@ def test_a_bucket_of_no_stage_is_refused():
         plan_from_bytes(plan_bytes(replace(plan, layout=msgspec.structs.replace(plan.layout, buckets=buckets))), where="plan.json")
 
 
-@pytest.mark.parametrize(("size", "message"), [("much", "'much'"), ("0B", "at least one byte"), ("-5MB", "'-5MB'")])
+@pytest.mark.parametrize(("size", "message"), [("much", "'much'"), ("0B", "at least 1 byte"), ("-5MB", "'-5MB'")])
 def test_bucket_sizes_that_are_none_are_refused(size, message, capsys, tmp_path):
     words = ["train", "plan", "--model", MODEL, "--fabric", "laptop:2", "--global-batch", "4", f"--bucket={size}", "--out", str(tmp_path / "p.json")]
     assert main(words) == 2

@@ -168,7 +168,7 @@ def test_whole_stages_need_their_graphs(tmp_path, capsys):
     file = tmp_path / "graph.json"
     write_graph(file, graph())
     assert main([*words, "--graph", str(file), "--recompute", "steps"]) == 2
-    assert "need --model" in capsys.readouterr().err
+    assert "needs --model" in capsys.readouterr().err
 
 
 # ---- the checker -------------------------------------------------------------------------------------------------------

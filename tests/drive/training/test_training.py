@@ -119,6 +119,8 @@ def test_a_step_calls_any_collective_strategy_or_says_why_it_cannot(name: str) -
     refused = {
         "pat": "PAT has no all-reduce", "scatter-all-gather": "has no all-reduce", "multipath": "does not do all-reduce", "nccl": "NCCL runs on GPUs",
         "bfb": "no program calls bfb",  # this fabric has a switch, over which it is the direct exchange
+        "fold-tree": "no program calls fold-tree",  # only where equal bits are asked for
+        "switchml": "no program calls switchml",
     }  # fmt: skip
     if name in refused:
         with pytest.raises(Infeasible, match=refused[name]):

@@ -92,7 +92,7 @@ def test_iterable_datasets_go_on_in_the_next_epoch_and_are_found_again():
 @pytest.mark.parametrize(
     ("name", "error", "message"),
     [
-        ("batched", Unsupported, "makes batches of its own"),
+        ("batched", Unsupported, "has a batch sampler"),
         ("distributed", Unsupported, "divides samples among processes"),
         ("too_few", UsageError, "drops its 3 samples"),
     ],

@@ -84,9 +84,9 @@ def test_counts_of_all_micro_batches_make_the_divisor() -> None:
     (divisor,) = counts.divisors.values()
     assert float(divisor) == pytest.approx(7 / 3)
     assert counts.weight([torch.zeros(ROWS, 3), targets[1]], 3) == pytest.approx(3 / 7)
-    with pytest.raises(Unsupported, match="no target of a micro-batch counts"):
+    with pytest.raises(Unsupported, match="all targets of a micro-batch are ignored"):
         counts.weight([torch.zeros(ROWS, 3), targets[0]], 3)
-    with pytest.raises(Unsupported, match="no target of the whole batch counts"):
+    with pytest.raises(Unsupported, match="all targets of the batch are ignored"):
         counts.fill(counts.sums([[torch.zeros(ROWS, 3), targets[0]]] * 2), 2)
 
 

@@ -82,7 +82,7 @@ def test_a_new_schedule_catches_up_exactly(text):
         ("LRScheduler", UnknownName, "no schedule"),
         ("cosine:steps=3,warm=2", UnknownName, "no option 'warm'"),
         ("cosine", UsageError, "do not fit"),
-        ("ReduceLROnPlateau", Unsupported, "needs a loss"),
+        ("ReduceLROnPlateau", Unsupported, "needs the loss"),
         (FUNCTIONS + "nothing", UsageError, "returned a int"),
         (FUNCTIONS + "of_another", UsageError, "another optimizer"),
     ],

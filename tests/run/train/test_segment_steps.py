@@ -220,7 +220,7 @@ def test_what_a_split_backward_leaves_is_checked():
 
 def test_steps_of_a_split_backward_with_gathered_values_are_refused(stages):
     layout = msgspec.structs.replace(stages.layout, split_backward=True, sequence=True)
-    with pytest.raises(Unsupported, match="not for one in two parts"):
+    with pytest.raises(Unsupported, match="run a whole backward, and this schedule splits it"):
         StageSteps(layout, stages.source)
 
 
