@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from effort import few
+from meshwright.run.aggregate import worker_loop
 from meshwright.testing.aggregate_states import explore, original
 from meshwright.testing.aggregate_twin import DONE, Faults, run_schedule
 
@@ -39,3 +40,11 @@ def test_sums_are_right_whatever_the_network_does() -> None:
 def test_a_schedule_is_a_function_of_its_seed() -> None:
     one, same, other = (run_schedule(seed, workers=3, slots=2, chunks=9) for seed in (1, 1, 2))
     assert one == same != other
+
+
+def test_no_packet_waits_longer_than_the_cap_however_long_a_round_trip_was() -> None:
+    patience_ns = worker_loop.patience_ns.py_func
+    assert patience_ns(0, 0, 1) == worker_loop.MIN_TIMEOUT_NS
+    assert patience_ns(40_000_000, 5_000_000, 1) == 60_000_000 and patience_ns(40_000_000, 5_000_000, 3) == 120_000_000
+    for smooth_ns in (10**9, 60 * 10**9):
+        assert {patience_ns(smooth_ns, smooth_ns // 2, tries) for tries in range(1, 90)} == {worker_loop.MAX_TIMEOUT_NS}
