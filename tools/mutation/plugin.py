@@ -69,12 +69,14 @@ def pytest_collectreport(report: pytest.CollectReport) -> None:
 @pytest.hookimpl(wrapper=True, tryfirst=True)
 def pytest_runtest_protocol(item: pytest.Item) -> Iterator[Any]:
     note("start", item.nodeid)
+    process = os.getpid()
     if RECORDING:
         lines.under(item.nodeid)
     if item.nodeid in LIMITS_S:  # a thread of its own, which needs no lock of the interpreter; exit status 1
         faulthandler.dump_traceback_later(LIMITS_S[item.nodeid] + GRACE_S, exit=True, file=sys.__stderr__)
     result = yield
-    faulthandler.cancel_dump_traceback_later()
+    if os.getpid() == process:  # a fork of a test that comes this far has no such thread, and would wait for it until the limit
+        faulthandler.cancel_dump_traceback_later()
     outcome = "failed" if item.nodeid in BAD else "skipped" if item.nodeid in SKIPPED else "passed"
     note(outcome, item.nodeid, round(TAKEN[item.nodeid], 4))
     return result
