@@ -8,8 +8,6 @@ from typing import Any
 
 from ...cost import Transport
 from ...decide.collective import STRATEGIES, CollectivePlan, CollectiveProblem, CollectiveStrategy, Ring, auto, strategy
-from ...decide.collective.classic.fold_tree import FoldTree
-from ...decide.collective.classic.halving_doubling import HalvingDoubling, RecursiveDoubling
 from ...errors import TimeLimit, Unsupported
 from ...fabric.fabric import Fabric
 from ...kernels.effort import look
@@ -99,8 +97,8 @@ class CollectivePlanner:
         problem = CollectiveProblem(
             fabric=self.fabric, op=op, ranks=devices, size_bytes=size, seed=self.seed, transport=self.transport, reproducible=self.reproducible,
         )  # fmt: skip
-        folding: tuple[type[CollectiveStrategy], ...] = (FoldTree, HalvingDoubling, RecursiveDoubling) if self.reproducible == "tree" else ()
-        scouts = (*SCOUTS, *folding)
+        folds = STRATEGIES if self.reproducible == "tree" else ()  # where the bits are asked for, whoever sums by that tree is tried
+        scouts = (*SCOUTS, *(k for k in folds if any(v.sums_by_tree(problem) for v in called_variants((k,), problem))))
         kinds = scouts if name == "auto" or only is not None else (strategy(name, where="--collective"),)
         candidates = [only] if only is not None else called_variants(kinds, problem)
         if not candidates:
