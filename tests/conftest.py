@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, is_hypothesis_test, settings
 
+import before_torch  # noqa: F401
 import captured
 import compiled_once
 import documents

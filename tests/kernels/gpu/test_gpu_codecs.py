@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-import os
-
 import numpy as np
 import pytest
 
 from meshwright.kernels import quantise, select, sparse
 from meshwright.kernels.counter_random import key_of
 
-if "TRITON_INTERPRET" not in os.environ:
-    os.environ["TRITON_INTERPRET"] = "1"  # read when triton is imported
 pytest.importorskip("triton", reason="triton is not installed: GPU kernels unchecked (pip install triton)")
 torch = pytest.importorskip("torch")
 

@@ -3,14 +3,10 @@
 from __future__ import annotations
 
 import importlib
-import os
 import sys
 
 import pytest
 import torch
-
-if "TRITON_INTERPRET" not in os.environ:
-    os.environ["TRITON_INTERPRET"] = "1"  # read when triton is imported
 
 from meshwright.codec.codec import parse_codec
 from meshwright.errors import NotFinite, Unsupported

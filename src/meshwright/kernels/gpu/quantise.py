@@ -49,7 +49,8 @@ def _measure(x, out, n, NORM: tl.constexpr, BLOCK: tl.constexpr, ROOM: tl.conste
         tl.store(out + tl.program_id(0), tl.max(found & 0x7FFFFFFF, 0))
 
 
-@triton.jit  # type: ignore[untyped-decorator]
+# Triton makes a constant of an integer that is 1, and a constant has no `.to`: levels of 2 bits, a key, a first position may be 1.
+@triton.jit(do_not_specialize=["levels", "key0", "key1", "first"])  # type: ignore[untyped-decorator]
 def _round(  # type: ignore[no-untyped-def]
     x, scales, codes, n, levels, key0, key1, first, RANDOM: tl.constexpr, BLOCK: tl.constexpr, ROOM: tl.constexpr
 ):
@@ -81,7 +82,7 @@ def _pack(codes, out, n, WIDTH: tl.constexpr, ROOM: tl.constexpr):  # type: igno
     tl.store(out + byte, tl.sum(found << (lane[None, :] * WIDTH), 1).to(tl.uint8), mask=byte * per < n)
 
 
-@triton.jit  # type: ignore[untyped-decorator]
+@triton.jit(do_not_specialize=["levels"])  # type: ignore[untyped-decorator]
 def _add(  # type: ignore[no-untyped-def]
     packed, scales, out, n, levels, WIDTH: tl.constexpr, KEEP: tl.constexpr, BLOCK: tl.constexpr, ROOM: tl.constexpr
 ):
