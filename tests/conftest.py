@@ -41,7 +41,8 @@ faulthandler.enable()
 
 def pytest_configure(config: pytest.Config) -> None:
     batch_scheduling()  # for ranks that are threads or processes of a test's own as for those of the launcher
-    warm_interpreters.install()
+    workers = getattr(config.option, "numprocesses", None) and not hasattr(config, "workerinput")
+    warm_interpreters.install([str(config.invocation_params.dir / x.partition("::")[0]) for x in config.args] if workers else [])
     documents.install()
     if hasattr(config, "workerinput"):  # one of several
         compiled_once.install()

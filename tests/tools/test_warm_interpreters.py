@@ -17,7 +17,8 @@ import warm_interpreters
 from warm_interpreters import PRELOADED, real_interpreters
 
 needs_forks = pytest.mark.skipif(
-    subprocess.Popen is warm_interpreters._real_popen, reason="interpreters are not forked here (another system, or MESHWRIGHT_TEST_WARM=0)"
+    "subprocess.Popen is warm_interpreters._real_popen",  # asked by the worker: this module may have been imported before it was forked
+    reason="interpreters are not forked here (another system, or MESHWRIGHT_TEST_WARM=0)"
 )
 SEEN = """
 import json, os, sys, tempfile, warnings
