@@ -17,6 +17,7 @@ from hypothesis import HealthCheck, is_hypothesis_test, settings
 import captured
 import compiled_once
 import documents
+import traced
 import warm_interpreters
 from effort import FULL, PROFILE, few
 from meshwright.run.machine.process import batch_scheduling
@@ -44,6 +45,7 @@ def pytest_configure(config: pytest.Config) -> None:
     workers = getattr(config.option, "numprocesses", None) and not hasattr(config, "workerinput")
     warm_interpreters.install([str(config.invocation_params.dir / x.partition("::")[0]) for x in config.args] if workers else [])
     documents.install()
+    traced.install()
     if hasattr(config, "workerinput"):  # one of several
         compiled_once.install()
 
@@ -105,7 +107,8 @@ def pytest_unconfigure(config: pytest.Config) -> None:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
-    """Under `@pytest.mark.interpreter` no interpreter is a fork of the warm one."""
+    """Under `@pytest.mark.interpreter` no interpreter is a fork of the warm one. What is captured is kept, but where capturing is tested."""
+    traced.remember("capture" not in item.path.parts)
     with warm_interpreters.real_interpreters() if item.get_closest_marker("interpreter") else nullcontext():
         return (yield)
 

@@ -58,6 +58,7 @@ SWITCH = "MESHWRIGHT_TEST_WARM"  # set to 0: only real interpreters
 LONGEST_COMMAND_BYTES = 16384
 HIGH_FD, MOST_FDS = 500, 64
 MOST_REQUEST_BYTES = 100_000
+STARTS_NONE = "meshwright.run.ranks.worker"  # forks its ranks, and starts no interpreter
 XDIST_WORKER = "import sys;exec(eval(sys.stdin.readline()))"  # what execnet has an interpreter run that is to be a worker
 CLONE_SYSCALL = {"x86_64": 56, "aarch64": 220}.get(platform.machine())
 CLONE_PARENT, CLONE_CHILD_CLEARTID, CLONE_CHILD_SETTID = 0x8000, 0x200000, 0x1000000
@@ -316,7 +317,7 @@ def _become(told: dict[str, Any]) -> None:
     if told["new_session"]:
         os.setsid()
     signal.signal(signal.SIGINT, signal.default_int_handler)
-    if "-c" not in command[:3] or command[-1] == XDIST_WORKER:
+    if ("-c" not in command[:3] and STARTS_NONE not in command) or command[-1] == XDIST_WORKER:
         _own_server(fds, told["environment"])
     if command[-1] != XDIST_WORKER:
         for name in of_tests:

@@ -9,16 +9,13 @@ from contextlib import suppress
 from datetime import timedelta
 from functools import cache
 from typing import Any
-from unittest import mock
 
 import msgspec
 import numpy as np
 import torch
 import torch.distributed as dist
 
-from meshwright.capture import graph as graph_module
-from meshwright.capture.forward import TracedForward, trace_forward, trace_objective
-from meshwright.capture.graph import capture
+from meshwright.capture.forward import trace_forward
 from meshwright.capture.precision import casting
 from meshwright.cost import Cost, Transport
 from meshwright.decide.collective import CollectiveProblem, strategy
@@ -40,6 +37,7 @@ from meshwright.program.program import Program
 from meshwright.run.calibrate.transport import laptop_shape
 from meshwright.run.executor.transport import GroupedTransport
 from meshwright.run.steps.forward_graph import ForwardGraph, from_traced
+from traced import captured_with_trace
 
 TINY = "examples/gpt.py:tiny"
 
@@ -52,16 +50,12 @@ def graph_of(model: str, batch: int, loss: str = "cross-entropy", precision: str
 @cache
 def kept_graph_of(model: str, batch: int, loss: str, precision: str) -> OpGraph:
     """What capturing traces on its way is kept for `forward_of`, which would trace the same again."""
-
-    def tracing(*given: Any, opaque: bool = False, **more: Any) -> TracedForward:
-        traced = trace_objective(*given, opaque=opaque, **more)
-        if not opaque:
-            with suppress(Unsupported):  # `forward_of` says so when it is asked
-                traced_on_the_way[model, batch, loss, precision] = from_traced(traced)
-        return traced
-
-    with casting(precision), mock.patch.object(graph_module, "trace_objective", tracing):
-        return capture(model, loss=loss, batch_size=batch, methods=("export", "opaque"), scalable=False)
+    with casting(precision):
+        graph, traced = captured_with_trace(model, loss, batch)
+    if graph.method == "export":
+        with suppress(Unsupported):  # `forward_of` says so when it is asked
+            traced_on_the_way[model, batch, loss, precision] = from_traced(traced)
+    return graph
 
 
 traced_on_the_way: dict[tuple[str, int, str, str], ForwardGraph] = {}

@@ -13,7 +13,6 @@ from typing import Any
 
 import pytest
 
-import warm_interpreters
 from warm_interpreters import PRELOADED, real_interpreters
 
 needs_forks = pytest.mark.skipif(
