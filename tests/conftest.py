@@ -10,6 +10,7 @@ import time
 from collections.abc import Iterator
 from contextlib import nullcontext
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, is_hypothesis_test, settings
@@ -38,6 +39,7 @@ os.environ["MESHWRIGHT_CACHE"] = "0"
 # What a command says of its progress depends on the clock; the tests of it say it by hand.
 os.environ["MESHWRIGHT_PROGRESS"] = "0"
 faulthandler.enable()
+SHARED_BY = pytest.StashKey[str]()
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -98,10 +100,15 @@ def unchosen(alike: list[pytest.Item]) -> list[pytest.Item]:
     return [item for at, item in enumerate(alike) if at not in chosen]
 
 
+@pytest.hookimpl(optionalhook=True)
+def pytest_configure_node(node: Any) -> None:
+    """Of the process that starts the workers: what they share in this run is forgotten when all have ended."""
+    node.config.stash[SHARED_BY] = node.workerinput["testrunuid"]
+
+
 def pytest_unconfigure(config: pytest.Config) -> None:
     warm_interpreters.remove()
-    run = getattr(config, "workerinput", {}).get("testrunuid")
-    if run and config.workerinput["workerid"] == "gw0":  # type: ignore[attr-defined]
+    if run := config.stash.get(SHARED_BY, ""):
         captured.forget(run)
 
 

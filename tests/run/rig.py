@@ -8,6 +8,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from datetime import timedelta
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -15,6 +16,7 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
+from captured import shared
 from meshwright.capture.forward import trace_forward
 from meshwright.capture.precision import casting
 from meshwright.cost import Cost, Transport
@@ -37,7 +39,7 @@ from meshwright.program.program import Program
 from meshwright.run.calibrate.transport import laptop_shape
 from meshwright.run.executor.transport import GroupedTransport
 from meshwright.run.steps.forward_graph import ForwardGraph, from_traced
-from traced import captured_with_trace
+from traced import captured_with_trace, kept
 
 TINY = "examples/gpt.py:tiny"
 
@@ -49,12 +51,20 @@ def graph_of(model: str, batch: int, loss: str = "cross-entropy", precision: str
 
 @cache
 def kept_graph_of(model: str, batch: int, loss: str, precision: str) -> OpGraph:
-    """What capturing traces on its way is kept for `forward_of`, which would trace the same again."""
-    with casting(precision):
-        graph, traced = captured_with_trace(model, loss, batch)
-    if graph.method == "export":
+    """What capturing traces on its way is kept for `forward_of`, which would trace the same again. Of several workers one captures."""
+
+    def made() -> tuple[OpGraph, ForwardGraph | None]:
+        with casting(precision):
+            graph, traced = captured_with_trace(model, loss, batch)
         with suppress(Unsupported):  # `forward_of` says so when it is asked
-            traced_on_the_way[model, batch, loss, precision] = from_traced(traced)
+            return graph, from_traced(traced) if graph.method == "export" else None
+        return graph, None
+
+    key = f"{Path.cwd()} {model} {batch} {loss} {precision}"
+    found = shared(key, lambda path: path.write_bytes(msgspec.msgpack.encode(made())) and None) if kept(model, loss) else None
+    graph, forward = made() if found is None else msgspec.msgpack.decode(found.read_bytes(), type=tuple[OpGraph, ForwardGraph | None])
+    if forward is not None:
+        traced_on_the_way[model, batch, loss, precision] = forward
     return graph
 
 
