@@ -240,7 +240,10 @@ def _preload_tests(places: list[str]) -> None:
     from _pytest.pathlib import import_path
 
     path, before = list(sys.path), set(sys.modules)
-    config = _prepareconfig(["-s", "-p", "no:cacheprovider", *places])
+    try:
+        config = _prepareconfig(["-s", "-p", "no:cacheprovider", *places])
+    except BaseException:
+        return
     files = {file for place in places for file in (Path(place).rglob("test_*.py") if Path(place).is_dir() else [Path(place)])}
     # Helpers lie beside a conftest.py.
     above = {folder for file in files for folder in file.parents if config.rootpath in folder.parents and (folder / "conftest.py").exists()}
