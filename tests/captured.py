@@ -8,6 +8,7 @@ import hashlib
 import os
 import shutil
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
 
 import msgspec
@@ -16,7 +17,7 @@ from meshwright.capture.graph import capture
 from meshwright.graph.graph import OpGraph
 from meshwright.io.model.graph import read_graph, write_graph
 
-__all__ = ["captured", "forget"]
+__all__ = ["captured", "forget", "shared"]
 
 
 @functools.cache
@@ -28,18 +29,26 @@ def captured(model: str, *, scalable: bool = True, loss: str = "cross-entropy") 
 
 @functools.cache
 def _captured(model: str, scalable: bool, loss: str) -> OpGraph:
-    """Of several workers one captures, the others wait and read what it wrote."""
+    def make(kept: Path) -> None:
+        write_graph(kept, capture(model, scalable=scalable, loss=loss))
+
+    found = shared(f"{model} {scalable} {loss}", make)
+    return read_graph(found) if found else capture(model, scalable=scalable, loss=loss)
+
+
+def shared(key: str, make: Callable[[Path], None]) -> Path | None:
+    """The file that `make` writes for this key, once in a run: of several workers one makes it, the others wait. None: there is one worker only."""
     run = os.environ.get("PYTEST_XDIST_TESTRUNUID")
     if run is None:
-        return capture(model, scalable=scalable, loss=loss)
+        return None
     folder = _folder(run)
     folder.mkdir(mode=0o700, exist_ok=True)
-    kept = folder / f"{hashlib.sha256(f'{model} {scalable} {loss}'.encode()).hexdigest()[:20]}.json"
+    kept = folder / f"{hashlib.sha256(key.encode()).hexdigest()[:20]}.json"
     with kept.with_suffix(".lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)  # released when the file closes
         if not kept.exists():
-            write_graph(kept, capture(model, scalable=scalable, loss=loss))
-    return read_graph(kept)
+            make(kept)
+    return kept
 
 
 def _folder(run: str) -> Path:

@@ -10,6 +10,7 @@ import time
 from collections.abc import Iterator
 from contextlib import nullcontext
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, is_hypothesis_test, settings
@@ -18,6 +19,7 @@ import before_torch  # noqa: F401
 import captured
 import compiled_once
 import documents
+import traced
 import warm_interpreters
 from effort import FULL, PROFILE, few
 from meshwright.run.machine.process import batch_scheduling
@@ -38,12 +40,15 @@ os.environ["MESHWRIGHT_CACHE"] = "0"
 # What a command says of its progress depends on the clock; the tests of it say it by hand.
 os.environ["MESHWRIGHT_PROGRESS"] = "0"
 faulthandler.enable()
+SHARED_BY = pytest.StashKey[str]()
 
 
 def pytest_configure(config: pytest.Config) -> None:
     batch_scheduling()  # for ranks that are threads or processes of a test's own as for those of the launcher
-    warm_interpreters.install()
+    workers = getattr(config.option, "numprocesses", None) and not hasattr(config, "workerinput")
+    warm_interpreters.install([str(config.invocation_params.dir / x.partition("::")[0]) for x in config.args] if workers else [])
     documents.install()
+    traced.install()
     if hasattr(config, "workerinput"):  # one of several
         compiled_once.install()
 
@@ -96,16 +101,22 @@ def unchosen(alike: list[pytest.Item]) -> list[pytest.Item]:
     return [item for at, item in enumerate(alike) if at not in chosen]
 
 
+@pytest.hookimpl(optionalhook=True)
+def pytest_configure_node(node: Any) -> None:
+    """Of the process that starts the workers: what they share in this run is forgotten when all have ended."""
+    node.config.stash[SHARED_BY] = node.workerinput["testrunuid"]
+
+
 def pytest_unconfigure(config: pytest.Config) -> None:
     warm_interpreters.remove()
-    run = getattr(config, "workerinput", {}).get("testrunuid")
-    if run and config.workerinput["workerid"] == "gw0":  # type: ignore[attr-defined]
+    if run := config.stash.get(SHARED_BY, ""):
         captured.forget(run)
 
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
-    """Under `@pytest.mark.interpreter` no interpreter is a fork of the warm one."""
+    """Under `@pytest.mark.interpreter` no interpreter is a fork of the warm one. What is captured is kept, but where capturing is tested."""
+    traced.remember("capture" not in item.path.parts)
     with warm_interpreters.real_interpreters() if item.get_closest_marker("interpreter") else nullcontext():
         return (yield)
 

@@ -5,7 +5,8 @@ of the caller, with the command line, the environment, the folder, the streams a
 ordinary end of an interpreter. What the fork cannot give (another PYTHON* variable, a function before exec, another user) starts a real
 interpreter, as does everything under `@pytest.mark.interpreter` and `real_interpreters()`.
 
-One server per pytest process, started by the first test that needs it. Linux only: elsewhere every interpreter is a real one.
+One server per pytest process, started by the first test that needs it; the workers of a run are forks of their caller's, each with a
+server of its own, forked while it was as good as new. Linux only: elsewhere every interpreter is a real one.
 """
 
 from __future__ import annotations
@@ -27,10 +28,11 @@ import subprocess
 import sys
 import tempfile
 import threading
+import time
 import types
 import warnings
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -56,6 +58,8 @@ SWITCH = "MESHWRIGHT_TEST_WARM"  # set to 0: only real interpreters
 LONGEST_COMMAND_BYTES = 16384
 HIGH_FD, MOST_FDS = 500, 64
 MOST_REQUEST_BYTES = 100_000
+STARTS_NONE = "meshwright.run.ranks.worker"  # forks its ranks, and starts no interpreter
+XDIST_WORKER = "import sys;exec(eval(sys.stdin.readline()))"  # what execnet has an interpreter run that is to be a worker
 CLONE_SYSCALL = {"x86_64": 56, "aarch64": 220}.get(platform.machine())
 CLONE_PARENT, CLONE_CHILD_CLEARTID, CLONE_CHILD_SETTID = 0x8000, 0x200000, 0x1000000
 PR_GET_TID_ADDRESS = 40
@@ -73,7 +77,7 @@ class _Server:
     def start(cls) -> _Server:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with theirs:
-            command = [sys.executable, str(Path(__file__).resolve()), str(theirs.fileno()), "x" * LONGEST_COMMAND_BYTES]
+            command = [sys.executable, str(Path(__file__).resolve()), str(theirs.fileno()), json.dumps(_places), "x" * LONGEST_COMMAND_BYTES]
             return cls(ours, _real_popen(command, stdin=subprocess.DEVNULL, pass_fds=(theirs.fileno(),)), os.environ)
 
     def fork(self, request: dict[str, Any], fds: list[int]) -> int | None:
@@ -104,6 +108,8 @@ class _Server:
 
 _real_popen = subprocess.Popen
 _server: _Server | None = None
+_places: list[str] = []  # of the tests that workers will run, if this process starts some
+of_tests = set[str]()  # in the server: modules of tests that it has imported
 _installing = threading.Lock()
 _suspended = False
 
@@ -123,7 +129,9 @@ def server_pid() -> int | None:
     return None if _server is None or _server.process is None else _server.process.pid
 
 
-def install() -> None:
+def install(places: list[str] | None = None) -> None:
+    """`places`: files and folders of the tests that workers of this process will run."""
+    _places[:] = places or []
     if sys.platform == "linux" and CLONE_SYSCALL and os.environ.get(SWITCH) != "0":
         subprocess.Popen = _WarmPopen  # type: ignore[misc]
 
@@ -170,11 +178,19 @@ class _WarmPopen(_real_popen):  # type: ignore[type-arg]
                 }  # fmt: skip
                 pid = server.fork(request, [*streams, *pass_fds])
                 if pid is not None:
+                    if new_session:
+                        _wait_for_session(pid)
                     self._child_created = True
                     self.pid = pid
                     self._close_pipe_fds(p2cread, p2cwrite, c2pread, c2pwrite, errread, errwrite)
                     return
         super()._execute_child(args, executable, preexec_fn, close_fds, pass_fds, cwd, env, *rest)
+
+
+def _wait_for_session(pid: int) -> None:
+    """A caller may end the whole session at once: an interpreter that is executed has it when Popen returns."""
+    while os.getsid(pid) != pid and not os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT):
+        time.sleep(0.0005)
 
 
 def _python_path(environment: Mapping[str, str]) -> list[str]:
@@ -209,9 +225,39 @@ def _preload() -> None:
     from meshwright.run.train.data import python_source
 
     python_source()  # the text that ranks train on is kept per process
-    gc.collect()
-    gc.freeze()
     gc.set_threshold(*GC_THRESHOLDS)
+
+
+def _preload_tests(places: list[str]) -> None:
+    """Import test modules as pytest would, with its assertions: the workers of a run are forks and need not do it one by one.
+
+    What cannot be imported, or only with a warning, is left to the workers: they say so.
+    """
+    if not places:
+        return
+    from _pytest.assertion.rewrite import AssertionRewritingHook
+    from _pytest.config import _prepareconfig, apply_warning_filters
+    from _pytest.pathlib import import_path
+
+    path, before = list(sys.path), set(sys.modules)
+    try:
+        config = _prepareconfig(["-s", "-p", "no:cacheprovider", *places])
+    except BaseException:
+        return
+    files = {file for place in places for file in (Path(place).rglob("test_*.py") if Path(place).is_dir() else [Path(place)])}
+    # Helpers lie beside a conftest.py.
+    above = {folder for file in files for folder in file.parents if config.rootpath in folder.parents and (folder / "conftest.py").exists()}
+    sys.path[:0] = [str(folder) for folder in sorted(above)]
+    for file in sorted(files):
+        with warnings.catch_warnings(), suppress(BaseException):
+            apply_warning_filters(config.getini("filterwarnings"), [])
+            import_path(file, root=config.rootpath, consider_namespace_packages=False)
+    sys.meta_path[:] = [hook for hook in sys.meta_path if not isinstance(hook, AssertionRewritingHook)]  # every worker has its own
+    sys.path[:] = path
+    sys.modules.pop("conftest", None)
+    of_tests.update(
+        name for name in set(sys.modules) - before if str(config.rootpath / "tests") in str(getattr(sys.modules[name], "__file__", ""))
+    )
 
 
 def _serve(server: socket.socket) -> dict[str, Any]:
@@ -271,16 +317,19 @@ def _clone_sibling() -> int:
 def _become(told: dict[str, Any]) -> None:
     """Take on the streams, the folder, the environment and the command line of the request, and run it."""
     command, fds = told["command"], told["fds"]
+    if told["new_session"]:
+        os.setsid()
     signal.signal(signal.SIGINT, signal.default_int_handler)
-    if "-c" not in command[:3]:
+    if ("-c" not in command[:3] and STARTS_NONE not in command) or command[-1] == XDIST_WORKER:
         _own_server(fds, told["environment"])
+    if command[-1] != XDIST_WORKER:
+        for name in of_tests:
+            sys.modules.pop(name, None)
     high = [fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, HIGH_FD) for fd in fds]  # numbers that no caller asks for
     for number, fd in zip([0, 1, 2, *told["pass_fds"]], high, strict=True):
         os.dup2(fd, number)
     for fd in {*high, *fds} - {0, 1, 2, *told["pass_fds"]}:
         os.close(fd)
-    if told["new_session"]:
-        os.setsid()
     os.chdir(told["folder"])
     os.sched_setaffinity(0, told["cpus"])
     for name in set(os.environ) - set(told["environment"]):
@@ -374,5 +423,9 @@ def _main_names() -> dict[str, Any]:
 
 if __name__ == "__main__":
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C ends the tests, and they end us
+    sys.modules["warm_interpreters"] = sys.modules["__main__"]  # a fork that imports it finds the server that it was given
     _preload()
+    _preload_tests(json.loads(sys.argv[2]))
+    gc.collect()
+    gc.freeze()
     _become(_serve(socket.socket(fileno=int(sys.argv[1]))))

@@ -8,17 +8,16 @@ from collections.abc import Callable
 from contextlib import suppress
 from datetime import timedelta
 from functools import cache
+from pathlib import Path
 from typing import Any
-from unittest import mock
 
 import msgspec
 import numpy as np
 import torch
 import torch.distributed as dist
 
-from meshwright.capture import graph as graph_module
-from meshwright.capture.forward import TracedForward, trace_forward, trace_objective
-from meshwright.capture.graph import capture
+from captured import shared
+from meshwright.capture.forward import trace_forward
 from meshwright.capture.precision import casting
 from meshwright.cost import Cost, Transport
 from meshwright.decide.collective import CollectiveProblem, strategy
@@ -40,6 +39,7 @@ from meshwright.program.program import Program
 from meshwright.run.calibrate.transport import laptop_shape
 from meshwright.run.executor.transport import GroupedTransport
 from meshwright.run.steps.forward_graph import ForwardGraph, from_traced
+from traced import captured_with_trace, kept
 
 TINY = "examples/gpt.py:tiny"
 
@@ -51,17 +51,21 @@ def graph_of(model: str, batch: int, loss: str = "cross-entropy", precision: str
 
 @cache
 def kept_graph_of(model: str, batch: int, loss: str, precision: str) -> OpGraph:
-    """What capturing traces on its way is kept for `forward_of`, which would trace the same again."""
+    """What capturing traces on its way is kept for `forward_of`, which would trace the same again. Of several workers one captures."""
 
-    def tracing(*given: Any, opaque: bool = False, **more: Any) -> TracedForward:
-        traced = trace_objective(*given, opaque=opaque, **more)
-        if not opaque:
-            with suppress(Unsupported):  # `forward_of` says so when it is asked
-                traced_on_the_way[model, batch, loss, precision] = from_traced(traced)
-        return traced
+    def made() -> tuple[OpGraph, ForwardGraph | None]:
+        with casting(precision):
+            graph, traced = captured_with_trace(model, loss, batch)
+        with suppress(Unsupported):  # `forward_of` says so when it is asked
+            return graph, from_traced(traced) if graph.method == "export" else None
+        return graph, None
 
-    with casting(precision), mock.patch.object(graph_module, "trace_objective", tracing):
-        return capture(model, loss=loss, batch_size=batch, methods=("export", "opaque"), scalable=False)
+    key = f"{Path.cwd()} {model} {batch} {loss} {precision}"
+    found = shared(key, lambda path: path.write_bytes(msgspec.msgpack.encode(made())) and None) if kept(model, loss) else None
+    graph, forward = made() if found is None else msgspec.msgpack.decode(found.read_bytes(), type=tuple[OpGraph, ForwardGraph | None])
+    if forward is not None:
+        traced_on_the_way[model, batch, loss, precision] = forward
+    return graph
 
 
 traced_on_the_way: dict[tuple[str, int, str, str], ForwardGraph] = {}

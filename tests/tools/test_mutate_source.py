@@ -285,7 +285,7 @@ DRAWN = [
 
 @pytest.mark.interpreter
 def test_verdicts_on_a_toy(toy: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    bench, ledger = runs.Bench(toy), {}
+    bench, ledger = runs.Bench(toy, imported=("pytest", "_pytest.assertion.rewrite")), {}
     before = {p: p.read_bytes() for p in toy.rglob("*.py") if ".mutation" not in p.parts}
     try:
         touched = bench.record([mutant(bench, *lines_of) for lines_of in DRAWN], ["tests/test_toy.py"])
@@ -315,7 +315,7 @@ def test_verdicts_on_a_toy(toy: Path, capsys: pytest.CaptureFixture[str]) -> Non
 @pytest.mark.parametrize(("which", "name", "how"), [(0, "ending", "failed"), (1, "deaf", "time ran out")])
 def test_a_loop_without_end_is_caught(which: int, name: str, how: str, toy: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(runs, "TEST_EXTRA_S", 1.0)
-    bench = runs.Bench(toy)
+    bench = runs.Bench(toy, imported=("pytest", "_pytest.assertion.rewrite"))
     try:
         ended = verdict_on(bench, "n -= 1", "pass", {}, nth=which)
         assert (ended.by, ended.how) == (f"tests/test_toy.py::test_{name}", how)

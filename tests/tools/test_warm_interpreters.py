@@ -16,9 +16,7 @@ import pytest
 import warm_interpreters
 from warm_interpreters import PRELOADED, real_interpreters
 
-needs_forks = pytest.mark.skipif(
-    subprocess.Popen is warm_interpreters._real_popen, reason="interpreters are not forked here (another system, or MESHWRIGHT_TEST_WARM=0)"
-)
+needs_forks = pytest.mark.usefixtures("forks")
 SEEN = """
 import json, os, sys, tempfile, warnings
 print(json.dumps({
@@ -30,6 +28,13 @@ print(json.dumps({
 }))
 """
 WARM = "import sys; print('torch' in sys.modules)"
+
+
+@pytest.fixture
+def forks() -> None:
+    """Asked by the worker: this module may have been imported before it was forked."""
+    if subprocess.Popen is warm_interpreters._real_popen:
+        pytest.skip("interpreters are not forked here (another system, or MESHWRIGHT_TEST_WARM=0)")
 
 
 def both(*words: str, **options: Any) -> tuple[Any, Any]:

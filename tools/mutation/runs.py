@@ -60,12 +60,14 @@ class Verdict:
 
 @dataclass
 class Bench:
-    """One overlay of the sources below `root` and the server that runs tests on it."""
+    """One overlay of the sources below `root` and the server that runs tests on it. `imported`: what the server imports once for all runs, where that
+    is not what the tests of this repository need."""
 
     root: Path
     source: str = "src"
     python: str = sys.executable
     limit_s: float | None = None
+    imported: tuple[str, ...] = ()
     server: subprocess.Popen[str] | None = None
     unreliable: set[str] = field(default_factory=set)
 
@@ -131,7 +133,7 @@ class Bench:
             "PYTHONPATH": f"{self.overlay}{os.pathsep}{TOOLS}", **environment,
         }  # fmt: skip
         if self.server is None or self.server.poll() is not None:
-            command = [self.python, "-m", "mutation.server"]
+            command = [self.python, "-m", "mutation.server", *self.imported]
             self.server = subprocess.Popen(command, cwd=self.root, env=os.environ | given, text=True, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
         assert self.server.stdin is not None and self.server.stdout is not None
         job = {"arguments": [*arguments, *options, *files], "environment": given, "log": str(self.kept / "log.txt"), "limit_s": limit_s}

@@ -1,7 +1,8 @@
 """A process that has imported what is slow and never changes, and forks for every run of tests.
 
 One JSON job per line on stdin: `{"arguments": [...], "environment": {...}, "log": file, "limit_s": seconds}`; one JSON answer per line:
-`{"status": exit status or null when the time was up, "seconds": ...}`. Started by `runs.Server`; never imports the package under test.
+`{"status": exit status or null when the time was up, "seconds": ...}`. Its arguments are imported instead of
+`IMPORTED`. Started by `runs.Server`; never imports the package under test.
 """
 
 from __future__ import annotations
@@ -84,7 +85,7 @@ def serve() -> None:
     prctl(SUBREAPER, 1, 0, 0, 0)
     prctl(PARENT_DIED, signal.SIGTERM, 0, 0, 0)
     signal.signal(signal.SIGTERM, stop)
-    for name in IMPORTED:
+    for name in sys.argv[1:] or IMPORTED:
         try:
             importlib.import_module(name)
         except ImportError:

@@ -1,0 +1,109 @@
+"""A model of ours that was captured or traced once in a process is not traced again: tests of many features run the same few nets, and half of what a
+gate or a small run costs is torch.export of the same module at the same batch.
+
+`capture` and the tracing before a run give what they gave the first time, where nothing that they depend on can be another: the model lies in this
+repository, one trace is made (no module is kept whole, which would be noted elsewhere too), and no part of the capture has been replaced by a test.
+Tests of the capture itself (tests/capture) do without.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from meshwright.capture import exporting, flatten, forward, joint, regions
+from meshwright.capture import graph as capturing
+from meshwright.capture import precision as of_jobs
+from meshwright.capture.forward import TracedForward
+from meshwright.graph.graph import OpGraph
+
+__all__ = ["captured_with_trace", "forget", "install", "kept", "remember"]
+
+ROOT = Path(__file__).parents[1].resolve()
+MOST_KEPT = 64  # of each kind, the newest
+_real_once, _real_trace_job = capturing._once, of_jobs.trace_job
+_rooms = (capturing, exporting, flatten, forward, joint, regions)
+_parts = [(room, name, x) for room in _rooms for name, x in vars(room).items() if callable(x) and name != "_once"]
+_parts += [(exporting, "_once", exporting._once), (of_jobs, "casting", of_jobs.casting)]
+_captures: dict[tuple[Any, ...], tuple[OpGraph, TracedForward]] = {}
+_traces: dict[tuple[Any, ...], TracedForward] = {}
+_on = False
+
+
+def install() -> None:
+    capturing._once = _once
+    of_jobs.trace_job = _trace_job
+
+
+def remember(on: bool) -> None:
+    """Whether what is kept is used from now on."""
+    global _on
+    _on = on
+
+
+def forget() -> None:
+    """For tests that count captures or look into them."""
+    _captures.clear()
+    _traces.clear()
+
+
+def kept(model: str, loss: str) -> bool:
+    """Whether a model and its loss are of this repository, whose files stay as they are while tests run."""
+    if not _on or ".py:" not in model or any(getattr(module, name, None) is not part for module, name, part in _parts):
+        return False  # a test has replaced a part of the capture
+    return all(Path(x.partition(":")[0]).resolve().is_relative_to(ROOT) for x in (model, loss) if ".py:" in x)
+
+
+def _casting() -> tuple[bool, str]:
+    return torch.is_autocast_enabled("cpu"), str(torch.get_autocast_dtype("cpu"))
+
+
+def _key(model: str, loss: str, batch_size: int | None, seed: int) -> tuple[Any, ...]:
+    return model, str(Path.cwd()), loss, batch_size, seed, _casting()
+
+
+def _once(model: str, loss: str, batch_size: int | None, seed: int, methods: Any) -> tuple[OpGraph, TracedForward]:
+    if not kept(model, loss):
+        return _real_once(model, loss, batch_size, seed, methods)
+    key = _key(model, loss, batch_size, seed)
+    if "export" in methods and key in _captures:
+        return _captures[key]
+    graph, traced = found = _real_once(model, loss, batch_size, seed, methods)
+    if graph.method == "export" and _plain(traced):
+        _put(_captures, key, found)
+        _put(_traces, _key(model, loss, graph.batch_size, seed), traced)
+    return found
+
+
+def _trace_job(job: Any, **options: Any) -> Any:
+    """Only what a run asks for: the model on fakes at a batch size."""
+    if set(options) != {"batch_size"} or not kept(job.model, job.loss):
+        return _real_trace_job(job, **options)
+    with of_jobs.casting(job.asked.precision):
+        key = _key(job.model, job.loss, options["batch_size"], job.seed)
+    if key in _traces:
+        return _traces[key]
+    traced = _real_trace_job(job, **options)
+    if traced.method == "export" and _plain(traced):
+        _put(_traces, key, traced)
+    return traced
+
+
+def captured_with_trace(model: str, loss: str, batch_size: int) -> tuple[OpGraph, TracedForward]:
+    """As `capture` gives it at one batch size, with the trace that it was made of."""
+    with capturing._few_collections(), capturing.uncompiled_graphs():
+        return capturing._once(model, loss, batch_size, 0, ("export", "opaque"))
+
+
+def _plain(traced: TracedForward) -> bool:
+    return all("meshwright" not in str(n.target) for n in traced.graph_module.graph.nodes if n.op == "call_function")
+
+
+def _put(where: dict[tuple[Any, ...], Any], key: tuple[Any, ...], what: Any) -> None:
+    where[key] = what
+    while len(where) > MOST_KEPT:
+        del where[next(iter(where))]
+
+
