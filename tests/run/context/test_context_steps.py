@@ -10,7 +10,7 @@ from rig import in_threads
 from tensor_rig import Case, Outcome, compare, plan_case, run_case, serial_step
 
 from meshwright.decide.layout.tensor_shares import TensorOptions
-from meshwright.plan.context import exchange_of
+from meshwright.plan.context import exchange_of, layout_exchanges
 from meshwright.program.program import Program
 
 MODELS = "tests/run/context_models.py:"
@@ -63,6 +63,19 @@ def test_heads_of_a_region_go_round_the_ring(name: str, split: bool) -> None:
     case, _ = agree(name, (1, 2, 1), (2, "ring"))
     blocks = [v for v in case.layout.values if "/kv" in v.name]
     assert blocks and all((v.split is not None and v.split.dim == 1) == split for v in blocks)
+
+
+@pytest.mark.parametrize(("name", "context"), [("gpt", (2, "ring-again")), ("llama", (2, "ulysses"))])
+def test_segments_beside_the_rounds_run_planned_steps(name: str, context: tuple[int, str]) -> None:
+    """Rounds run as they are, each rank's with other parts of the mask; all other segments by plans that keep least, with dropout in one of them."""
+    degrees = (1, 1, 1)
+    case, _ = agree(name, degrees, context, recompute="steps")
+    exchanged = {v for x in layout_exchanges(case.layout) for v in (x.source, x.target)}
+    planned = {s.key for s in case.layout.segments if s.step is not None}
+    rounds = {s.key for s in case.layout.segments if exchanged & {*s.reads}}
+    assert planned and rounds and not planned & rounds
+    kept = [sum(s.saved_bytes for s in lay.segments) for lay in (case.layout, plan_case(name, degrees, models=MODELS, context=context).layout)]
+    assert kept[0] < kept[1]
 
 
 def read_by_backward(p: Program) -> Iterator[bool]:

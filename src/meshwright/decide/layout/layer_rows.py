@@ -251,7 +251,7 @@ def _collectives(p: Pricing, units: Sequence[Unit]) -> tuple[float, float]:
 
 
 def _selective(p: Pricing, nodes: Sequence[OpNode], names: set[str], kept: Mapping[int, float]) -> tuple[float, float]:
-    """(bytes kept, seconds computed again) when what cheap operators of the layer made is dropped and computed again, and a ring's blocks come again."""
+    """(bytes kept, seconds computed again) when what cheap operators of the layer made is dropped and computed again; blocks of a ring come again."""
     owner = p.chain.storage_owner
     by_name = {n.name: n for n in nodes}
     cheap = {n.name for n in nodes if not n.forward.flops and not n.random and n.target != ALL_TO_ALL}
