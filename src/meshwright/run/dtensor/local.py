@@ -323,6 +323,7 @@ def _attention(call: LocalCall, operands: Sequence[Any], place: Place, draws: St
 
 
 _OWN = {
-    "scaled_dot_product_attention": _attention, "mean": _mean, "dropout": _dropout, "embedding": _embedding, "batch_norm": _batch_norm, "cross_entropy_loss": _cross_entropy,
+    "scaled_dot_product_attention": _attention,
+    "mean": _mean, "dropout": _dropout, "embedding": _embedding, "batch_norm": _batch_norm, "cross_entropy_loss": _cross_entropy,
     **dict.fromkeys(_REDUCTION, _mean_loss),
 }  # fmt: skip

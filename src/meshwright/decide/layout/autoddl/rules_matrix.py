@@ -74,8 +74,8 @@ def convolution(call: Call) -> Spec:
 def attention(call: Call) -> Spec | None:
     """softmax(Q K^T) V by batch dimensions and heads; by query rows, where every device reads all keys; V's columns.
 
-    Rows of positions are context parallelism by gathered keys ("The Llama 3 Herd of Models", arXiv:2407.21783, section 3.3.2): under a causal mask the
-    executor masks by the rows' own numbers. By heads between splits of positions it is head all-to-all (arXiv:2309.14509).
+    Rows of positions are context parallelism by gathered keys ("The Llama 3 Herd of Models", arXiv:2407.21783, section 3.3.2): under a causal mask
+    the executor masks by the rows' own numbers. By heads between splits of positions it is head all-to-all (arXiv:2309.14509).
     """
     query, key = call.shapes[0], call.shapes[1]
     dropout = call.argument(4, "dropout_p", 0.0)
