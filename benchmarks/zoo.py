@@ -77,8 +77,8 @@ def every() -> list[str]:
     )
 
 
-def model_of(name: str, folder: Path) -> tuple[str, str]:
-    """(model, loss) as jobs name them."""
+def model_of(name: str, folder: Path, products: bool) -> tuple[str, str]:
+    """(model, loss) as jobs name them; `products`: without dropout of attention's weights."""
     import zoo_nets
 
     kind, rest = named(name)
@@ -93,6 +93,8 @@ def model_of(name: str, folder: Path) -> tuple[str, str]:
     for k, v in config.items():  # what leaves out whole layers or paths draws by itself: the gate refuses that by name (`random-streams`)
         if ("layerdrop" in k or "drop_path" in k) and isinstance(v, float):
             config[k] = 0.0
+    if products:  # a part of the positions does not know the bits of dropped attention weights
+        config |= {k: 0.0 for k in ("attention_dropout", "attn_pdrop") if k in config}
     place = folder / f"{rest}.json"
     place.write_text(json.dumps({**config, "architectures": fields["architectures"]}, default=str))
     text = fields["architectures"][0].endswith(("LM", "LMHeadModel", "ForConditionalGeneration", "MTModel", "SequenceClassification"))
@@ -104,7 +106,7 @@ def rows_of(name: str, layouts: list[str], steps: int) -> Iterator[dict[str, Any
     with tempfile.TemporaryDirectory() as folder:
         start = time.process_time()
         try:
-            model, loss = model_of(name, Path(folder))
+            model, loss = model_of(name, Path(folder), products={*layouts} <= {*PRODUCTS})
             found = captured(model, loss)
         except Exception as error:
             yield {"name": name, "layout": CAPTURED, "ok": False, "why": _said(error, folder)}

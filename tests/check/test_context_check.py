@@ -29,7 +29,9 @@ MODELS = "tests/run/context_models.py:"
 change = msgspec.structs.replace
 
 
-@pytest.fixture(scope="module", params=[("three", 3, "ring"), ("interleaved", 2, "ulysses")], ids=["ring", "ulysses"])
+@pytest.fixture(
+    scope="module", params=[("three", 3, "ring"), ("three", 3, "ring-again"), ("interleaved", 2, "ulysses")], ids=["ring", "again", "ulysses"]
+)  # fmt: skip
 def right(request: Any) -> tuple[TrainingLayout, Program]:
     name, parts, exchange = request.param
     layout, program, callees = lowered_calls(

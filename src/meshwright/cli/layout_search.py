@@ -223,7 +223,7 @@ def assumptions(found: LayoutFindings) -> list[str]:
     said[:1] = [said[0].replace(" in 1 B per value", "")] if said else []
     said += [
         f"layer times: {p.table.source}; {alone}tensor-parallel collectives as rings inside a server",
-        f"messages of sharding levels 2 and 3: {p.table.sharding_messages}, at the group's share of a server's links, not simulated as flows",
+        f"messages of sharding levels 2 and 3: {p.table.sharding_messages}, at the group's share of a server's links, each stage's as one flow",
         *(["exchanges of context ranks: in layer times, beside a ring's own computation, not simulated as flows"] if p.table.contexts else []),
         f"state per parameter: weight {p.table.state.weight:g}, gradient {p.table.state.gradient:g}, optimizer {p.table.state.optimizer:g} B",
         "a tied table is held by both of its stages; the sum of its two gradients is not priced",

@@ -3,13 +3,17 @@
 Each rank has two lanes that send and receive for forward, and two for backward. An exchanged value is sent as soon as it is there, so a block is on
 its way while the one before it is attended to. A receive waits until the rank has made, or got, what it sends in the same exchange: it never holds
 more than its own micro-batches in flight ask for. Gradients that come back are added to those that the rank has for what it sent.
+
+A block that is received again (`ContextExchange.again`) is `act:` until its forward steps are done, and `actagain:` for its backward. It comes from
+the neighbour behind, which had it for the backward before its own, or made it itself. It may come while the step before its backward is computed, so
+a rank holds two at a time.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ..plan.context import came_from, layout_exchanges
+from ..plan.context import came_from, layout_exchanges, received_again
 from ..plan.plan import ContextExchange, Segment
 from ..program.builder import LaneBuilder, StepRef
 from .step import RankLanes, StepLowering
@@ -29,11 +33,13 @@ class ContextMessages:
         self.channels: dict[tuple[str, int, int], int] = {}
         self.back: dict[tuple[int, str, int], StepRef] = {}  # (rank, value, micro-batch) -> the last gradient of it that came back
         self.read = {v for s in low.layout.segments for v in s.reads}
+        self.again = received_again(low.layout)
+        self.keys = {v: s.key for s in low.layout.segments for v in s.reads if v in self.again}
         if not self.exchanges:
             return
         kinds = {x.kind for x in self.exchanges}
         for r in ranks:
-            for way in ("send F", "receive F", "send B", "receive B"):
+            for way in ("send F", "receive F", "send B", "receive B", *(("send again", "receive again") if self.again else ())):
                 self.lanes[r.number, way] = low.b.lane(r.number)
         for r in ranks:
             me = self.member(r.number)
@@ -45,6 +51,8 @@ class ContextMessages:
                 peer = self.rank(r.number, source)
                 self.channels["F", peer, r.number] = low.b.channel(peer, r.number, tag=comm)
                 self.channels["B", r.number, peer] = low.b.channel(r.number, peer, tag=comm)
+                if self.again:
+                    self.channels["again", r.number, peer] = low.b.channel(r.number, peer, tag=comm)
 
     def member(self, rank: int) -> int:
         return self.low.layout.coordinates(rank)[1] % self.parts
@@ -96,6 +104,36 @@ class ContextMessages:
         r.produced[x.target, mb] = last
 
     # ---- backward ----------------------------------------------------------------------------------------------
+    def name(self, s: Segment, value: str, mb: int) -> str:
+        """The buffer in which backward of a segment finds a value that it read."""
+        return f"actagain:{value}:{s.key}:{mb}" if value in self.again or value in s.gathers else f"act:{value}:{mb}"
+
+    def receive_again(self, r: RankLanes, s: Segment, mb: int) -> tuple[list[StepRef], list[int]]:
+        """Before backward of a segment: what it waits for, and the buffers that end with it."""
+        waits, buffers = [], []
+        for value in s.reads:
+            if value not in self.again:
+                continue
+            me, ahead = self.member(r.number), self.sources.get(value)
+            if ahead is None:  # the last round: the neighbour behind made that block itself
+                held = value
+                while held in self.targets:
+                    held = self.targets[held].source
+                sent, made = self.low.activation(r, "act", held, mb), r.produced[held, mb]
+            else:
+                sent = r.buffers[self.name(self.low.segment[self.keys[ahead.target]], ahead.target, mb)]
+                made = r.produced[f"{ahead.target}/again", mb]
+            before, behind = (self.rank(r.number, (me + k) % self.parts) for k in (-1, 1))
+            step = self.lanes[r.number, "send again"].send(self.channels["again", r.number, before], sent, 0, 1, after=[made])
+            self.low.b.dies_after(sent, step)
+            into = self.low.activation(r, "actagain", value, mb, segment=s.key)
+            early = StepRef(r.compute.number, len(r.compute) - 2)
+            step = self.lanes[r.number, "receive again"].recv(self.channels["again", behind, r.number], into, 0, 1, after=[early])
+            r.produced[f"{value}/again", mb] = step
+            waits.append(step)
+            buffers.append(into)
+        return waits, buffers
+
     def gradients(self, r: RankLanes, s: Segment, mb: int, done: StepRef) -> None:
         """After the backward step of a segment: gradients of what others sent go back to them, those that come back are added to the rank's own."""
         for value in s.reads:

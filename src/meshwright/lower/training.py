@@ -171,6 +171,8 @@ class _Lowering(StepLowering):
             reads += [self.whole(r, name) for name in dict.fromkeys((f"saved:{key}:{mb}", *own))]
             gathered = self.parts.before_backward(r.number, r.compute, r.buffers, s, mb, self.keeps[key], waits)
             waits = [] if gathered else waits
+            arriving, came = self.context.receive_again(r, s, mb)
+            gathered += came
             for v in s.writes:
                 if self.value[v].differentiable and v not in self.graph.outputs:
                     self.activation(r, "grad", v, mb)
@@ -178,7 +180,7 @@ class _Lowering(StepLowering):
             writes, partial = [], []
             for v in s.reads:
                 if v in self.keeps[key]:
-                    reads.append(self.whole(r, f"actagain:{v}:{key}:{mb}" if v in s.gathers else f"act:{v}:{mb}"))
+                    reads.append(self.whole(r, self.context.name(s, v, mb)))
                 if not self.value[v].differentiable:
                     continue
                 if v in s.gathers:
@@ -200,7 +202,7 @@ class _Lowering(StepLowering):
                 r.buffers[left] = self.b.buffer(r.number, chunks=1, chunk_bytes=s.left_bytes, role="activation", name=left)
                 writes.append(self.whole(r, left))
             op = self.op(r, s, name, mb, reads, writes + gradients, s.backward_workspace_bytes)
-            ref = r.compute.compute(op, after=[*waits, *held, *self.context.returned(r, s, mb)])
+            ref = r.compute.compute(op, after=[*waits, *arriving, *held, *self.context.returned(r, s, mb)])
             self.data[r.number].leave(ref)
             waits = []
             for buffer in gathered:
@@ -217,8 +219,9 @@ class _Lowering(StepLowering):
             s = self.segment[key]
             reads, gradients, held = self.data[r.number].enter()
             reads += [self.whole(r, f"saved:{key}:{mb}"), self.whole(r, f"left:{key}:{mb}")]
-            gathered = {v: r.buffers[f"actagain:{v}:{key}:{mb}"] for v in s.gathers if v in self.keeps[key]}
-            reads += [self.whole(r, f"actagain:{v}:{key}:{mb}" if v in gathered else f"act:{v}:{mb}") for v in s.reads if v in self.keeps[key]]
+            kept = [(v, self.context.name(s, v, mb)) for v in s.reads if v in self.keeps[key]]
+            gathered = {v: r.buffers[name] for v, name in kept if name.startswith("actagain:")}
+            reads += [self.whole(r, name) for _, name in kept]
             op = self.op(r, s, "W", mb, reads, gradients, s.backward_workspace_bytes)
             ref = r.compute.compute(op, after=held)
             for buffer in gathered.values():
@@ -250,7 +253,7 @@ class _Lowering(StepLowering):
         makers = {v: k for k in reversed(r.stage.segments) for v in self.segment[k].writes}
         keepers: dict[str, list[str]] = {}
         for k in r.stage.segments:
-            for v in self.keeps[k]:
+            for v in self.keeps[k] - self.context.again:
                 keepers.setdefault(v, []).append(k)
         for name, buffer in r.buffers.items():
             kind, _, rest = name.partition(":")

@@ -5,7 +5,8 @@ as many pairs of query and key as every other, whatever the exchange. Positions 
 A (`aten.scaled_dot_product_attention`) of a captured graph becomes, with n ranks,
 
 ring: `A/kv0` joins key and value, `A/kv<j>` is the neighbour's `A/kv<j-1>`; `A/r<j>` attends to block j and merges the result into what came before;
-A itself is the last of these steps. Cite: RING.
+A itself is the last of these steps. Cite: RING. Blocks that came are kept until backward, or (ring-again) come a second time then, from the last to
+the first: the neighbour behind has each a round earlier.
 ulysses: `A/out` holds what every other rank needs of queries, keys and values, `A/in` what came; `A/heads` attends for this rank's heads over all
 positions; `A/back` is what came back of that, from which A is put together. Cite: ULYSSES.
 
@@ -23,7 +24,8 @@ from .plan import ContextExchange, TrainingLayout
 
 __all__ = [
     "ALL_TO_ALL", "EXCHANGES", "HEADS", "JOIN", "KINDS", "OUT", "PART", "RING", "RING_BLOCK", "RING_END", "SHIFT", "TILE_ELEMENTS", "ULYSSES",
-    "UNITE", "came_from", "exchange_of", "exchanges_in", "layout_exchanges", "part_of", "position_ranges", "require_positions",
+    "UNITE", "came_from", "exchange_of", "exchanges_in", "layout_exchanges", "part_of", "position_ranges",
+    "received_again", "require_positions",
 ]  # fmt: skip
 
 RING = Cite(
@@ -33,7 +35,7 @@ ULYSSES = Cite(
     key="jacobs2023ulysses", title="DeepSpeed Ulysses: System Optimizations for Enabling Training of Extreme Long Sequence Transformer Models",
     year=2023, venue="arXiv:2309.14509",
 )  # fmt: skip
-EXCHANGES: dict[str, Cite] = {"ring": RING, "ulysses": ULYSSES}
+EXCHANGES: dict[str, Cite] = {"ring": RING, "ring-again": RING, "ulysses": ULYSSES}
 
 # Exchanges between ranks: no compute steps.
 SHIFT, ALL_TO_ALL = "meshwright.context_shift.default", "meshwright.context_all_to_all.default"
@@ -72,7 +74,10 @@ def position_ranges(extent: int, blocks: int, part: int, parts: int) -> tuple[tu
 
 def exchanges_in(graph: OpGraph) -> tuple[ContextExchange, ...]:
     """The exchanges of a graph of one rank's positions, in order."""
-    return tuple(ContextExchange(kind=KINDS[n.target], source=n.inputs[0], target=n.name) for n in graph.nodes if n.target in KINDS)
+    return tuple(
+        ContextExchange(kind=KINDS[n.target], source=n.inputs[0], target=n.name, again=n.args[-1] is True or msgspec.UNSET)
+        for n in graph.nodes if n.target in KINDS
+    )  # fmt: skip
 
 
 def layout_exchanges(layout: TrainingLayout) -> tuple[ContextExchange, ...]:
@@ -80,10 +85,17 @@ def layout_exchanges(layout: TrainingLayout) -> tuple[ContextExchange, ...]:
 
 
 def exchange_of(layout: TrainingLayout) -> str:
-    """ "ring", "ulysses", or "" without context parallelism."""
+    """ "ring", "ring-again", "ulysses", or "" without context parallelism."""
     if layout.context == 1:
         return ""
+    if received_again(layout):
+        return "ring-again"
     return "ring" if any(x.kind == "shift" for x in layout_exchanges(layout)) else "ulysses"
+
+
+def received_again(layout: TrainingLayout) -> frozenset[str]:
+    """Values that come of others in forward, are given up, and come again for backward."""
+    return frozenset(x.target for x in layout_exchanges(layout) if x.again is True)
 
 
 def came_from(kind: str, member: int, parts: int, block: int) -> tuple[int, int]:

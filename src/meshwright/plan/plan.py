@@ -216,11 +216,13 @@ class ValueInfo(_Record, frozen=True, kw_only=True):
 
 class ContextExchange(_Record, frozen=True, kw_only=True):
     """Value `target` on a rank is what others of its context group have as `source` (see `plan.context`). "shift": the neighbour's before it, whole;
-    "all-to-all": of `context` equal blocks, block i of rank r is block r of rank i. Gradients go the other way."""
+    "all-to-all": of `context` equal blocks, block i of rank r is block r of rank i. Gradients go the other way. `again`: a shifted value is given up
+    after its forward steps and comes again, from the neighbour behind, before their backward."""
 
     kind: str
     source: str
     target: str
+    again: bool | msgspec.UnsetType = msgspec.UNSET  # left out of documents where nothing comes again
 
 
 class StepEnd(_Record, frozen=True, kw_only=True):

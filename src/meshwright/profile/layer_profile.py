@@ -15,6 +15,7 @@ from itertools import pairwise
 from typing import Any, Literal, NamedTuple
 
 from ..errors import Infeasible, UnknownName, UsageError
+from .layer_messages import LayerMessages, pass_s
 
 __all__ = ["Entry", "LayerProfile", "LayerSize", "LayerTime", "LayerPhase", "ProfileEntryMissing", "ProfileFinding"]
 
@@ -82,7 +83,7 @@ class LayerProfile:
     """Times by entry and layer, sizes by tensor degree and layer, whole layer memory where that is all a profiler gives.
 
     `split_assumed`: forward and backward were measured together and divided by a stated share. `memory_bytes`: of every layer on one rank with
-    one micro-batch in flight, weights and optimizer included.
+    one micro-batch in flight, weights and optimizer included. `messages`: where weights are gathered, or gradients scattered, for every micro-batch.
     """
 
     model: str
@@ -93,9 +94,10 @@ class LayerProfile:
     interpolated: frozenset[Entry] = frozenset()
     split_assumed: float = 0.0
     source: str = ""
+    messages: Mapping[Entry, tuple[LayerMessages, ...]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        for name, table in (("times", self.times), ("sizes", self.sizes), ("memory_bytes", self.memory_bytes)):
+        for name, table in (("times", self.times), ("messages", self.messages), ("sizes", self.sizes), ("memory_bytes", self.memory_bytes)):
             for key, row in table.items():
                 if len(row) != self.layers:
                     raise UsageError(f"{len(row)} layers where the profile has {self.layers}", where=f"{self.model}: {name}[{key}]")
@@ -145,12 +147,16 @@ class LayerProfile:
         return {"forward": row[layer].forward_s, "backward": row[layer].backward_s, "update": row[layer].update_s}[phase]
 
     def span(self, entry: Entry, first: int, count: int) -> LayerTime:
-        """Sums over `count` layers from `first`. Raises as `time_s`."""
+        """Sums over `count` layers from `first`; where layers send messages, no less than their flow takes. Raises as `time_s`."""
         self.require([entry])
         if count < 1 or not 0 <= first <= self.layers - count:
             raise UsageError(f"layers {first} to {first + count - 1} do not exist", where=self.model, hint=f"layers are 0-{self.layers - 1}")
         rows = self.times[entry][first : first + count]
-        return LayerTime(*(math.fsum(column) for column in zip(*rows, strict=True)))
+        found = LayerTime(*(math.fsum(column) for column in zip(*rows, strict=True)))
+        if sent := self.messages.get(entry, ())[first : first + count]:
+            forward_s, backward_s = (pass_s(sent, backward=way) for way in (False, True))
+            found = found._replace(forward_s=max(found.forward_s, forward_s), backward_s=max(found.backward_s, backward_s))
+        return found
 
     def size(self, tensor: int, layer: int) -> LayerSize:
         """Sizes of one layer on one rank; where only other degrees are known, parameters and kept values are divided by the ratio of degrees.

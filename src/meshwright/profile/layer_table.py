@@ -7,9 +7,9 @@ Sizes are bytes; times are seconds of one rank for one micro-batch and contain t
 
 Sharding levels (Rajbhandari et al., SC 2020): 1 shards optimizer state, 2 gradients too, 3 weights too. Levels 0 and 1 send gradients once a
 step (all-reduce; reduce-scatter, then all-gather of weights: the ring of `predict`). Level 2 scatters gradients after every micro-batch, level 3
-gathers weights before forward and backward as well; those bytes run beside the layer's own computation and cost what is longer of the two
-(`sharding_messages` "overlapped"), or are waited for ("blocking"). They are priced at the group's share of a server's links, not simulated
-as flows.
+gathers weights before forward and backward as well; those bytes run beside computation (`sharding_messages` "overlapped"), or are waited for
+("blocking"), at the group's share of a server's links. Overlapped, a layer costs what is longer of its messages and its own computation: searches
+and bounds count with that. The profile that is simulated holds the messages: a stage's passes are flows (`layer_messages`), no less than that sum.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..errors import UsageError
+from .layer_messages import LayerMessages
 from .layer_profile import Entry, LayerProfile, LayerSize, LayerTime, ProfileEntryMissing
 
 __all__ = ["COLUMNS", "LayerChoice", "LayerRow", "LayerTable", "Recompute", "StateBytes", "RECOMPUTE"]
@@ -32,9 +33,10 @@ RECOMPUTE: tuple[Recompute, ...] = ("none", "selective", "full")
 # of a row: what no choice of recomputation changes
 PLAIN = ("forward_s", "backward_s", "update_s", "weights_s", "parameters", "output_bytes", "left_bytes")
 # of a layer on a rank; wire: what its gradient ring counts, working: beside what is kept, while its backward runs; weights: part of the backward
-# that only gradients of weights need, left: what waits for it where a schedule parts the two
+# that only gradients of weights need, left: what waits for it where a schedule parts the two; gather, scatter, own: `layer_messages.LayerMessages`
 COLUMNS = (
     "forward_s", "backward_s", "update_s", "weights_s", "wire_bytes", "state_bytes", "kept_bytes", "working_bytes", "output_bytes", "left_bytes",
+    "gather_s", "scatter_s", "own_forward_s", "own_backward_s",
 )  # fmt: skip
 
 
@@ -170,6 +172,7 @@ class LayerTable:
         most_bytes, kept_bytes = (np.array([r.kept_bytes[k] for r in rows]) for k in (0, i))
         backward_s = backward_s + np.array([r.again_s[i] for r in rows])
         copies = replicas * inner
+        gather, scatter, own_forward_s, own_backward_s = 0.0 * parameters, 0.0 * parameters, forward_s, backward_s
         wire = parameters * self.state.message
         if choice.sharding >= 1:
             update_s = update_s / copies
@@ -189,13 +192,15 @@ class LayerTable:
             # a ring goes through every server once: one hop between servers, the others inside
             far = 0 if near else -(-copies * entry.tensor // (gpus * inner))
             hops = far * self.outside_hop_s.get(entry.device, 0.0) + (copies - 1 - far) * self.inside_hop_s.get(entry.device, 0.0)
-            gather = part * self.state.weight + hops if choice.sharding == 3 else 0.0
-            after = part * self.state.message + hops + gather
+            gather = part * self.state.weight + hops if choice.sharding == 3 else gather
+            scatter = part * self.state.message + hops
+            after = scatter + gather
             if self.sharding_messages == "overlapped":
-                forward_s = np.maximum(forward_s + self.stolen * gather, gather)
-                backward_s = np.maximum(backward_s + self.stolen * after, after)
+                own_forward_s, own_backward_s = forward_s + self.stolen * gather, backward_s + self.stolen * after
+                forward_s, backward_s = np.maximum(own_forward_s, gather), np.maximum(own_backward_s, after)
             else:
                 forward_s, backward_s = forward_s + gather, backward_s + after
+                gather, scatter = 0.0 * gather, 0.0 * scatter
             # level 2 after the last micro-batch: the all-gather of weights only, in gradient-ring bytes (a ring moves them twice)
             wire = parameters * self.state.weight / 2 if choice.sharding == 2 else 0.0 * parameters
         # level 2 has one layer's gradients whole for a while, level 3 also its weights and the next one's
@@ -206,6 +211,7 @@ class LayerTable:
         left_bytes = left_bytes + np.maximum(0.0, most_bytes - kept_bytes)
         return (
             forward_s, backward_s, update_s, weights_s, wire, state_bytes, kept_bytes, working_bytes, output_bytes * inner, left_bytes * inner,
+            gather, scatter, own_forward_s, own_backward_s,
         )  # fmt: skip
 
     def _rate(self, device: str, where: Literal["inside", "outside"]) -> float:
@@ -223,6 +229,7 @@ class LayerTable:
             raise UsageError(f"{len(choices)} choices for {self.layers} layers", where=self.model)
         times: dict[Entry, tuple[LayerTime, ...]] = {}
         sizes: dict[int, tuple[LayerSize, ...]] = {}
+        messages: dict[Entry, tuple[LayerMessages, ...]] = {}
         for entry in dict.fromkeys(entries):
             a = {name: column.tolist() for name, column in self.priced_each(entry, choices, replicas).items()}
             times[entry] = tuple(map(LayerTime, a["forward_s"], a["backward_s"], a["update_s"], a["weights_s"]))
@@ -231,6 +238,8 @@ class LayerTable:
                     parameters=wire / self.state.message, saved_values=kept / entry.microbatch, output_values=output / entry.microbatch,
                     state_bytes=state, working_bytes=working, left_values=left / entry.microbatch,
                 )
-                for wire, state, kept, working, output, left in zip(*(a[name] for name in COLUMNS[4:]), strict=True)
+                for wire, state, kept, working, output, left in zip(*(a[name] for name in COLUMNS[4:10]), strict=True)
             )  # fmt: skip
-        return LayerProfile(model=self.model, layers=self.layers, times=times, sizes=sizes, source=self.source)
+            if any(a["gather_s"]) or any(a["scatter_s"]):
+                messages[entry] = tuple(map(LayerMessages, *(a[name] for name in COLUMNS[10:])))
+        return LayerProfile(model=self.model, layers=self.layers, times=times, sizes=sizes, source=self.source, messages=messages)

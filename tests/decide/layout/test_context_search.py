@@ -12,7 +12,7 @@ from captured import captured
 from meshwright.cost import assumed_cost
 from meshwright.cost_models.gpu_rates import GPU_RATES
 from meshwright.decide.layout.context import context_graph
-from meshwright.decide.layout.context_costs import LEAST_POSITIONS, context_degrees, exchange_s, same_starts
+from meshwright.decide.layout.context_costs import LEAST_POSITIONS, again_s, context_degrees, exchange_s, same_starts
 from meshwright.decide.layout.cut import order_units
 from meshwright.decide.layout.layer_costs import FULL, layer_table
 from meshwright.decide.layout.operator_times import OperatorTimes
@@ -154,3 +154,18 @@ def test_pipelines_are_groups_of_a_context_degree() -> None:
     assert alike_part(many, TrainingRuntime(gpus_per_server={"fast": 4})).data == 8  # a few stand for all, whoever shares samples
     with pytest.raises(UsageError, match="4 pipelines do not divide into groups of 3"):
         ProfiledLayout(stages=stages, microbatch=2, microbatches=(3,) * 4, context=3)
+
+
+def test_blocks_that_come_again_cost_time_and_no_memory(graph: OpGraph) -> None:
+    """Selective recomputation of a ring's layers gives up what came, and pays for what attention does not hide of two messages one way."""
+    net = fabric([("fast", 2, 4)], nic_Bps=10**8)
+    kind, cost = server_kinds(net)[0], assumed_cost(net)
+    block = next(n for n in context_graph(at_batch(graph, 2), 4, "ring").nodes if n.name.endswith("/kv1"))
+    one = 1e6 / 2e9 + kind.inside_latency_s + cost.transport.per_message_s
+    hidden, seen, late = (again_s(block, attend * one, 4, 1, kind, cost, 1e6) for attend in (3.0, 1.5, 0.0))
+    assert (hidden, seen, late) == (0.0, pytest.approx(0.5 * one), pytest.approx(one))
+    rows = table_of(graph, tensors=(1,)).row(Entry("a100", 2, 1), 4)
+    sizes = [x.outputs[0].shape for x in context_graph(graph, 4, "ring").nodes if "/kv" in x.name]
+    elements = sum(s[1] * s[2] * s[3] for s in sizes)
+    given_up = sum(r.kept_bytes[0] - r.kept_bytes[1] for r in rows)
+    assert given_up > elements * 2 * 4 and sum(r.again_s[1] for r in rows) > 0  # float32, two samples

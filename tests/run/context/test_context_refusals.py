@@ -10,8 +10,6 @@ from tensor_rig import plan_case, run_case
 from meshwright.cli.train_plan import _context
 from meshwright.decide.layout.grid import degrees_of
 from meshwright.drive.training.decisions import context_of
-from meshwright.drive.training.memory import Memory, MemoryWanted
-from meshwright.drive.training.recompute import RecomputeWanted
 from meshwright.drive.training.wishes import LayoutWanted
 from meshwright.errors import PlanMismatch, UsageError
 from meshwright.job import Training
@@ -27,14 +25,11 @@ def test_degrees_are_numbers_or_auto(text: str) -> None:
         _context(text)
 
 
-def test_degrees_that_do_not_divide_the_devices_and_whole_stages_planned() -> None:
-    wishes = (LayoutWanted(context=3), RecomputeWanted("steps"), MemoryWanted(steps=object()))  # type: ignore[arg-type]
-    context = context_of(Training(model=MODEL, global_batch=2), laptop_shape(4), graph=graph_of(MODEL, 2), wishes=wishes)
+def test_degrees_that_do_not_divide_the_devices() -> None:
+    context = context_of(Training(model=MODEL, global_batch=2), laptop_shape(4), graph=graph_of(MODEL, 2), wishes=(LayoutWanted(context=3),))
     with pytest.raises(UsageError, match="context degree 3 does not divide 4 devices") as error:
         list(degrees_of(context.problem))
     assert "--context 2" in str(error.value.hint)
-    with pytest.raises(UsageError, match="not planned on a part of the positions"):
-        Memory().require(context)
 
 
 def test_another_model() -> None:

@@ -259,3 +259,13 @@ def test_the_number_of_ranks_must_be_the_plans(tmp_path: Path, monkeypatch: pyte
     monkeypatch.setenv("WORLD_SIZE", "3")
     with pytest.raises(PlanMismatch, match="for 2 ranks"):
         run_rank(tmp_path)
+
+
+@pytest.mark.real
+def test_positions_of_one_long_sample_are_divided() -> None:
+    """Context parallelism in the search's own words: rows of a causal attention, its keys gathered, all else position by position."""
+    found = plan(f"{NETS}:one_long_sample", 2)
+    (attention,) = [op for name, op in found.ops.items() if name.startswith("scaled_dot_product_attention")]
+    assert attention.names == ("query rows",) and attention.inputs[0] == ("S2",) and attention.inputs[1] == ("B",)
+    (r,) = run_layout([found], steps=1, warmup=1, dtype="float64", verify=True)
+    assert r.bytes_equal and r.loss_apart < 1e-9 and r.gradients_apart < 1e-9

@@ -88,7 +88,8 @@ def _context(layout: TrainingLayout, made: dict[str, str], stage: dict[str, int]
     for x in exchanges:
         facts = {"value": x.target}
         a, b = value.get(x.source), value.get(x.target)
-        if x.kind not in ("shift", "all-to-all") or a is None or b is None or x.source not in made or x.target in made:
+        known = x.kind == "shift" or (x.kind == "all-to-all" and x.again is not True)
+        if not known or a is None or b is None or x.source not in made or x.target in made:
             found.append((f"the exchange of {x.source!r} as {x.target!r} is of no known kind, or of values that are not made, or made twice", facts))
             continue
         if (a.shape, a.dtype, a.differentiable, a.split) != (b.shape, b.dtype, b.differentiable, b.split) or {x.source, x.target} & crossing:

@@ -37,6 +37,7 @@ class StepState(WeightCells):
             for v in s.reads:
                 if v not in gradless:
                     self.readers.setdefault(self.sent(v), []).append(s)
+        self.again = {x.target for x in self.exchanged.values() if x.again is True}
         self.over_replicas = frozenset(() if layout.batch_sums is UNSET else layout.batch_sums)
         self.maker = {v: s for s in layout.segments for v in s.writes}
         self.maker |= {v: self.maker[self.sent(v)] for v in self.exchanged if self.sent(v) in self.maker}

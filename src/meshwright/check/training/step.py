@@ -159,7 +159,8 @@ class TrainingStep(StepState):
             # Backward needs what forward saved, and the gradient of each value that anybody reads.
             needed = {f"saved:{s.key}:{mb}"} | {f"{'gradall' if v in summed else 'grad'}:{v}:{mb}" for v in s.writes if v in self.readers}
             again = {v for x in s.recompute for v in x.reads} | {*(s.step.kept if s.step is not None else ())}  # what calls read that run again
-            needed |= {f"actagain:{v}:{s.key}:{mb}" if v in s.gathers else f"act:{v}:{mb}" for v in again}
+            again |= self.again & set(s.reads)  # nothing of it is kept
+            needed |= {f"actagain:{v}:{s.key}:{mb}" if v in s.gathers or v in self.again else f"act:{v}:{mb}" for v in again}
         for name in sorted(needed - names):
             self.wrong(step, f"does not read {name}")
         foreign = {n for n in names - needed if n.startswith(("act:", "actall:"))} if o.name[op] == "F" else set()

@@ -5,7 +5,8 @@ Left open by the papers: where sequences are in a module that nobody annotated. 
 ...) meets a parameter, and are carried through operators that keep positions apart (`sequence_rules`). What is made of inputs alone (labels shifted
 by one, position numbers) is computed whole by every rank, and each takes its positions of the result; so is what is made of parameters alone.
 Attention is `scaled_dot_product_attention` over the positions of one sequence. Every other operator that brings positions together is refused by
-name. Deviations: ring: keys and values that came are kept until backward instead of being sent again, and only their gradients travel then.
+name. Deviations: ring: keys and values that came may be kept until backward, so only their gradients travel then; `ring-again` is the published
+form, which sends them again.
 Invariant: the loss of a rank is the mean (or sum) over its positions; the mean over a group is that of all.
 Cost: O(nodes).
 """

@@ -55,7 +55,7 @@ class AttentionSteps(ABC):
             raise Refused(f"{n.name}: {groups} key and {self.shapes[v][1]} value heads for {heads} query heads")
         self.states[n.name] = Along(Split(2), shapes[0][2])
         self.attended += 1
-        (self._ring if self.exchange == "ring" else self._ulysses)(n, q, k, v, mask)
+        (self._ulysses if self.exchange == "ulysses" else self._ring)(n, q, k, v, mask)
 
     def _mask(self, n: OpNode, queries: Sequence[int]) -> tuple[str, ...]:
         """The mask, which every rank has whole: pairs of positions, the same for all heads."""
@@ -124,7 +124,8 @@ class AttentionSteps(ABC):
         kv = [self._add(n, "kv0", JOIN, (k, v), joined, forward=self._copy(joined), backward=self._copy(joined))]
         rounds = [x.share(1, self.parts * self.parts) for x in (n.forward, n.backward)]
         for j in range(1, self.parts):
-            kv.append(self._add(n, f"kv{j}", SHIFT, (kv[-1],), self.made("", (b, groups, s, keys + width), dtype)))
+            again = [True] if self.exchange == "ring-again" else []
+            kv.append(self._add(n, f"kv{j}", SHIFT, (kv[-1],), self.made("", (b, groups, s, keys + width), dtype), args=again))
         state: list[str] = []
         for m in mask:  # of this rank's queries
             self._part(n, m, Along(Split(2), whole))

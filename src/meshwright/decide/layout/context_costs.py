@@ -18,7 +18,7 @@ from ...graph.graph import OpGraph, OpNode
 from ...plan.context import ALL_TO_ALL, SHIFT
 from .cut import Unit
 
-__all__ = ["LEAST_POSITIONS", "context_degrees", "exchange_s", "same_starts"]
+__all__ = ["LEAST_POSITIONS", "again_s", "context_degrees", "exchange_s", "same_starts"]
 
 LEAST_POSITIONS = 8192  # of a rank, for a degree to be tried unasked
 
@@ -64,6 +64,12 @@ def exchange_s(
             each = _all_to_all_s(size_bytes(n), context, tensor, kind, cost)
             forward, backward = forward + each, backward + each
     return forward, backward
+
+
+def again_s(n: OpNode, attend_s: float, context: int, tensor: int, kind: ServerKind, cost: Cost, size_bytes: float) -> float:
+    """Seconds more of backward where a block comes again, the way its gradients go. `attend_s`: of a round of attention in backward."""
+    each = _shift_s(size_bytes, context, tensor, kind, cost) if n.target == SHIFT else 0.0
+    return max(0.0, 2 * each - attend_s) - max(0.0, each - attend_s)
 
 
 def _shift_s(size_bytes: float, context: int, tensor: int, kind: ServerKind, cost: Cost) -> float:

@@ -15,11 +15,11 @@ from ...cost_models.gpu_rates import GPU_RATES
 from ...fabric.fabric import Device
 from ...fabric.servers import ServerKind
 from ...graph.graph import OpGraph, OpNode, Work
-from ...plan.context import KINDS
+from ...plan.context import ALL_TO_ALL, SHIFT
 from ...plan.vocabulary import SUMS
 from ...profile.frameworks import Framework
 from ...profile.layer_table import LayerRow
-from .context_costs import exchange_s
+from .context_costs import again_s, exchange_s
 from .cut import Unit, dtype_bytes
 from .operator_times import OperatorTimes
 from .precision import Precision
@@ -251,10 +251,10 @@ def _collectives(p: Pricing, units: Sequence[Unit]) -> tuple[float, float]:
 
 
 def _selective(p: Pricing, nodes: Sequence[OpNode], names: set[str], kept: Mapping[int, float]) -> tuple[float, float]:
-    """(bytes kept, seconds computed again) when what cheap operators of the layer made is dropped and computed again."""
+    """(bytes kept, seconds computed again) when what cheap operators of the layer made is dropped and computed again; blocks of a ring come again."""
     owner = p.chain.storage_owner
     by_name = {n.name: n for n in nodes}
-    cheap = {n.name for n in nodes if not n.forward.flops and not n.random and n.target not in KINDS}  # what came of others is not sent again
+    cheap = {n.name for n in nodes if not n.forward.flops and not n.random and n.target != ALL_TO_ALL}
     dropped = {s for s in kept if owner[s] in cheap}
     redo = {owner[s] for s in dropped}
     stored = {s: size for s, size in kept.items() if s not in dropped}
@@ -272,4 +272,9 @@ def _selective(p: Pricing, nodes: Sequence[OpNode], names: set[str], kept: Mappi
             open_.append(made)
     rows = {v for r in p.shares for v in r.rows}
     again = sum(p.time_s(by_name[x], by_name[x].forward) + (p.ring_s(p.chain.size_of[x]) if x in rows else 0.0) for x in redo)
+    for x in redo:
+        if by_name[x].target == SHIFT:
+            round_ = by_name[f"{x.rpartition('/')[0]}/r0"]
+            size = p.chain.size_of[x] * p.part_of[x]
+            again += again_s(by_name[x], p.time_s(round_, round_.backward), p.context, p.tensor, p.kind, p.cost, size)
     return sum(stored.values()), again

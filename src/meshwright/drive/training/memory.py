@@ -15,7 +15,6 @@ from .program_sizes import MAX_PROGRAM_STEPS, expected_steps
 from .recompute import RecomputeWanted, with_recomputation
 from .sharding import ShardingWanted
 from .stage_steps import StageSteps, StepSource
-from .wishes import LayoutWanted
 
 __all__ = ["Memory", "MemoryWanted", "leanest", "leanest_fitting"]
 
@@ -38,14 +37,9 @@ class Memory(Decision):
         if context.wish(RecomputeWanted).policy == "steps" and context.wish(MemoryWanted).steps is None:
             hint = "give steps, e.g. probe.steps.stages.StageSource"
             raise UsageError("plans of whole stages need the stages' step graphs", where="recompute", hint=hint)
-        if context.wish(RecomputeWanted).policy == "steps" and context.wish(LayoutWanted).context != 1:
-            hint = "--recompute optimal, or --context 1"
-            raise UsageError("whole stages are not planned on a part of the positions so far", where="recompute", hint=hint)
 
     def fitted(self, found: list[Evaluated], context: Context) -> list[Evaluated]:
         first, steps = found[0], context.wish(MemoryWanted).steps
-        if first.layout.context > 1:
-            return found
         if steps is None or first.timeline is None or first.fits or context.wish(RecomputeWanted).policy not in ("auto", "optimal", "steps"):
             return found
         try:

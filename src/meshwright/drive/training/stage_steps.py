@@ -6,6 +6,8 @@ A stage that tensor parallelism cuts into several segments has a graph for each 
 (`decide.memory.mix`): all keep what their plans keep, and one of them runs at a time.
 Where backward is split, the plan's backward actions are told apart: what gradients of reads need runs first, all else in `W`, where what both need is
 held in between (`in_two`); the bytes held from `F` to `I` are counted until `W`.
+Where ranks divide positions, the rounds of attention between their messages are no planned steps: each rank computes other parts of a mask in them.
+They run as they are, and the segments beside them are planned.
 """
 
 from __future__ import annotations
@@ -32,6 +34,7 @@ from ...errors import Infeasible, Unsupported
 from ...graph.graph import Work
 from ...graph.step_graph import StepGraph, StepPlan, replacement
 from ...plan.batch_statistics import batch_sums
+from ...plan.context import layout_exchanges
 from ...plan.plan import Segment, SegmentStep, TrainingLayout
 from ...plan.shards import local_value
 from ...simulate.step_memory import simulate_step
@@ -121,7 +124,9 @@ class StageSteps:
         self.in_flight = peaks_in_flight(self.layout, self.orders)
         self.segment = {s.key: s for s in self.layout.segments}
         self.size_bytes = {v.name: local_value(v, 0, self.layout.tensor).size_bytes for v in self.layout.values}
-        self.graphs = {s.key: self._in_flight(s.stage, self.source(self.layout, s.key)) for s in self.layout.segments}
+        exchanged = {v for x in layout_exchanges(self.layout) for v in (x.source, x.target)}
+        planned = [s for s in self.layout.segments if not exchanged & {*s.reads}]
+        self.graphs = {s.key: self._in_flight(s.stage, self.source(self.layout, s.key)) for s in planned}
 
     def _in_flight(self, stage: int, found: SegmentGraph) -> SegmentGraph:
         flight = self.in_flight[stage]
@@ -136,7 +141,7 @@ class StageSteps:
         for stage, need in need_bytes.items():
             if need > 0:
                 keys = self.layout.stages[stage].segments
-                plans = [self._alone(keys[0], need)] if len(keys) == 1 else self._mixed(keys, need)
+                plans = [self._alone(keys[0], need)] if len(keys) == 1 and keys[0] in self.graphs else self._mixed(keys, need)
                 mine = {k: self._step(k, plan) for k, plan in zip(keys, plans, strict=True) if plan is not None}
                 self.steps |= mine
                 chosen[stage] = self._chosen(mine, self._bounds.get(stage, 0.0))
@@ -156,8 +161,8 @@ class StageSteps:
         """A plan for each of the segments, None: it runs as it is. The least time that saves `need`, else the least that all together hold."""
         alike: dict[object, list[str]] = {}
         for k in keys:
-            alike.setdefault(_alike(self.graphs[k].graph, self.segment[k]), []).append(k)
-        flight = self.graphs[keys[0]].graph.in_flight
+            alike.setdefault(self._kind(k), []).append(k)
+        flight = self.in_flight[self.segment[keys[0]].stage]
         menus = [self._worthwhile(mine[0]) for mine in alike.values()]
         classes = [
             Members(count=len(mine), policies=tuple(policy for _, policy in menu), copies=flight)
@@ -175,6 +180,11 @@ class StageSteps:
             found |= dict(zip(mine, order, strict=True))
         return [found[k] for k in keys]
 
+    def _kind(self, key: str) -> object:
+        """Equal for segments that are planned alike; of those that are not planned, for ones of equal bytes."""
+        s = self.segment[key]
+        return _alike(self.graphs[key].graph, s) if key in self.graphs else (s.saved_bytes, s.left_bytes, s.backward_workspace_bytes)
+
     def _worthwhile(self, key: str) -> list[tuple[StepPlan | None, LayerPolicy]]:
         """The segment as it is, and plans that hold fewer bytes between its passes or while one runs."""
         plain, *others = [(plan, self._policy(key, plan)) for plan in self._menu(key)]
@@ -183,7 +193,9 @@ class StageSteps:
 
     def _menu(self, key: str) -> tuple[StepPlan | None, ...]:
         """From the segment as it is to the plan of least memory; a partial sum that others complete in place is held by none of them."""
-        graph, which = self.graphs[key].graph, _alike(self.graphs[key].graph, self.segment[key])
+        if key not in self.graphs:
+            return (None,)
+        graph, which = self.graphs[key].graph, self._kind(key)
         if graph.boundary == len(graph.nodes):  # no backward: nothing is kept for it
             return (None,)
         if which not in self._menus:
@@ -199,7 +211,11 @@ class StageSteps:
 
     def _policy(self, key: str, plan: StepPlan | None) -> LayerPolicy:
         """What a segment holds and takes by a plan, as far as mixing them asks."""
-        found, segment = self.graphs[key], self.segment[key]
+        segment = self.segment[key]
+        if key not in self.graphs:
+            held = segment.saved_bytes + segment.left_bytes
+            return LayerPolicy(recompute=(), keep=(), kept_bytes=held, workspace_bytes=segment.backward_workspace_bytes, time_s=0.0)
+        found = self.graphs[key]
         used, step = (keep_everything(found.graph), None) if plan is None else (plan, self._step(key, plan))
         made = segment if step is None else with_step(segment, step)
         border = sum(self.size_bytes[v] for v in _kept(found, used, segment))
@@ -232,10 +248,14 @@ class StageSteps:
     def _floors(self, keys: Sequence[str]) -> list[SegmentFloor]:
         """Of a stage's segments; of alike ones, the moments of the last only."""
         found, known, surely = list[SegmentFloor](), dict[object, SegmentFloor](), set[str]()
-        border = {v for k in keys for v in _read_by_backward(self.graphs[k], self.segment[k])}
-        last = {_alike(self.graphs[k].graph, self.segment[k]): k for k in keys}
+        border = {v for k in keys if k in self.graphs for v in _read_by_backward(self.graphs[k], self.segment[k])}
+        last = {self._kind(k): k for k in keys}
         for k in keys:
-            g, s, alike = self.graphs[k], self.segment[k], _alike(self.graphs[k].graph, self.segment[k])
+            s, alike = self.segment[k], self._kind(k)
+            if k not in self.graphs:
+                found.append(SegmentFloor(held=((float(s.saved_bytes + s.left_bytes), 0.0),)))
+                continue
+            g = self.graphs[k]
             surely |= _read_by_backward(g, s)
             elsewhere = tuple(n for v, n in zip(s.writes, g.writes, strict=True) if v in border)
             which = alike, elsewhere

@@ -92,7 +92,7 @@ def local_graph(graph: ForwardGraph, layout: TrainingLayout, rank: int, shapes: 
 class _Local:
     def __init__(self, graph: ForwardGraph, layout: TrainingLayout, part: int, shapes: Mapping[str, Shape]) -> None:
         self.graph, self.layout, self.part, self.parts = graph, layout, part, layout.context
-        self.member, self.ring = _Positions(part, layout.context), exchange_of(layout) == "ring"
+        self.member, self.ring = _Positions(part, layout.context), exchange_of(layout) != "ulysses"
         self.planned = {n for s in layout.segments for n in s.nodes}
         self.value = {v.name: v for v in layout.values}
         self.states: dict[str, Any] = {}

@@ -306,7 +306,24 @@ def _talking_cross_entropy(call: LocalCall, logits: Tensor, target: Tensor, smoo
     return loss / count.to(loss.dtype).squeeze()
 
 
+def _attention(call: LocalCall, operands: Sequence[Any], place: Place, draws: Step) -> Any:
+    """Rows of a causal mask by their own numbers; keys behind the last of them are not looked at."""
+    dim = len(call.shapes[0]) - 2
+    if not call.argument(5, "is_causal", False) or not call.split_axes(0, dim, place):
+        return NotImplemented
+    query, key, value = operands
+    runs = local_slices(call.shapes[0], call.inputs[0], place.sizes, place.at)[dim]
+    rows = torch.cat([torch.arange(a, b, device=query.device) for a, b in runs])
+    seen = max((b for _, b in runs), default=0)
+    mask = torch.arange(seen, device=query.device) <= rows[:, None]
+    return F.scaled_dot_product_attention(
+        query, key.narrow(dim, 0, seen), value.narrow(dim, 0, seen), mask, scale=call.argument(6, "scale"),
+        enable_gqa=bool(call.argument(7, "enable_gqa", False)),
+    )  # fmt: skip
+
+
 _OWN = {
+    "scaled_dot_product_attention": _attention,
     "mean": _mean, "dropout": _dropout, "embedding": _embedding, "batch_norm": _batch_norm, "cross_entropy_loss": _cross_entropy,
     **dict.fromkeys(_REDUCTION, _mean_loss),
 }  # fmt: skip

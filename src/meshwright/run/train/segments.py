@@ -146,11 +146,9 @@ def build_rank_module(
 def _positions(
     graph: ForwardGraph, layout: TrainingLayout, rank: int, parameters: Mapping[str, tuple[int, ...]], buffers: Mapping[str, torch.Tensor]
 ) -> Positions | None:
-    """The calls on a rank's positions; None where it has all. Raises: Unsupported for segments that run as planned steps."""
+    """The calls on a rank's positions; None where it has all."""
     if layout.context == 1:
         return None
-    if any(s.step is not None for s in layout.segments):
-        raise Unsupported("planned steps are not run on a part of the positions so far", where="segments", hint="plan without --recompute steps")
     shapes = {f"param:{n}": x for n, x in parameters.items()} | {f"buffer:{n}": tuple(b.shape) for n, b in buffers.items()}
     return local_graph(graph, layout, rank, shapes | {f"constant:{n}": tuple(c.shape) for n, c in graph.constants.items()})
 

@@ -123,3 +123,14 @@ COST = Cost(per_call_s=1e-6, transport=Transport(per_message_s=1e-5))
 def problem(net: str, devices: int = 4, **more: object) -> ShardingProblem:
     fabric = more.pop("fabric", None) or star(devices)
     return ShardingProblem(graph=graph_of(net), fabric=fabric, cost=COST, **more)  # type: ignore[arg-type]
+
+
+def one_long_sample() -> tuple[nn.Module, tuple[torch.Tensor, ...]]:
+    """A causal decoder whose sample is longer than its weights are wide: dividing positions sends least."""
+    import sys
+    from pathlib import Path
+
+    sys.path.insert(0, str(Path(__file__).parents[4] / "examples"))
+    import llama
+
+    return llama.build(layers=1, width=16, heads=2, kv_heads=1, hidden=32, vocabulary=32, sequence=256, batch=1)

@@ -72,15 +72,18 @@ def convolution(call: Call) -> Spec:
 
 
 def attention(call: Call) -> Spec | None:
-    """softmax(Q K^T) V by batch dimensions and heads; by query rows where nothing depends on their position; V's columns."""
+    """softmax(Q K^T) V by batch dimensions and heads; by query rows, where every device reads all keys; V's columns.
+
+    Rows of positions are context parallelism by gathered keys ("The Llama 3 Herd of Models", arXiv:2407.21783, section 3.3.2): under a causal mask
+    the executor masks by the rows' own numbers. By heads between splits of positions it is head all-to-all (arXiv:2309.14509).
+    """
     query, key = call.shapes[0], call.shapes[1]
     dropout = call.argument(4, "dropout_p", 0.0)
     if dropout or len(query) < 3 or len(key) != len(query) or call.shapes[2][:-2] != key[:-2] or key[:-3] != query[:-3]:
         return None
     lead = letters(len(query) - 2)
     even = {} if key[-3] == query[-3] else {lead[-1]: key[-3]}  # grouped heads: every device has whole groups
-    causal = bool(call.argument(5, "is_causal", False))
-    rows = "." if causal else "x"
+    rows = "." if bool(call.argument(5, "is_causal", False)) and query[-2] != key[-2] else "x"
     operands = [lead + rows + ".", lead + "..", lead + ".z"]
     result = lead + rows + "z"
     if len(call.shapes) == 4:  # a mask
