@@ -42,7 +42,8 @@ INSTEAD = "leave --batch-statistics global out and plan one micro-batch in all (
 @dataclass(frozen=True)
 class Call:
     """A call of the graph in which replicas share the batch. `role`: "own" and "whole" are the captured call `of`, at the replica's batch or the whole
-    one, reading `names` in place of others; "share", "place" and "back" are of the value `of`; `mean`: a share of a mean; `dim`: of the samples."""
+    one, reading `names` in place of others; "share", "place" and "back" are of the value `of`; `mean`: a share of a mean; `dim`: of the samples, which
+    lie there `outer` times one after the other (both views of a sample)."""
 
     name: str
     role: str
@@ -50,6 +51,7 @@ class Call:
     names: Mapping[str, str] = field(default_factory=dict)
     mean: bool = False
     dim: int = 0
+    outer: int = 1
 
 
 def wide_type(dtype: str) -> str:
@@ -144,12 +146,21 @@ class _Reader:
             return False
         if name in SCALED and n.args != self.whole[n.name].args:  # a number of samples among the operands
             return False
-        own = [v for v in n.inputs if self.kind.get(v) == OWN]
+        own, inputs = [v for v in n.inputs if self.kind.get(v) == OWN], len(n.inputs)
+        joined = name == "cat" and len(own) == inputs and {self.dim[v] for v in own} == {changed[0]} and len({self.inner(v) for v in own}) == 1
         if mixes(n, name, {v: self.dim[v] for v in own}, self.shape) or any(self.dim[v] in contracted(n, name, v, self.shape) for v in own):
+            if not joined:
+                return False
+        elif len({self.outer[v] for v in own}) > 1:
             return False
         self.dim[n.name] = changed[0]
-        self.outer[n.name] = self.outer_of(n.name, own[0]) if name in VIEWS else max(self.outer[v] for v in own)
+        outer = sum(self.outer[v] for v in own) if joined else self.outer[own[0]]
+        self.outer[n.name] = self.outer_of(n.name, own[0]) if name in VIEWS else outer
         return True
+
+    def inner(self, value: str) -> int:
+        """Rows of other dimensions below the samples within theirs."""
+        return self.shape[value][self.dim[value]] // (self.rows * self.outer[value])
 
     def outer_of(self, value: str, source: str) -> int:
         """Of a view: rows of other dimensions above the samples within the dimension that holds them."""
@@ -160,12 +171,7 @@ class _Reader:
         if getattr(n, "random", False):
             raise Unsupported(f"{n.target} draws random numbers for the whole batch", where=f"node {n.name}", hint=INSTEAD)
         gathered = [v for v in dict.fromkeys(n.inputs) if self.kind.get(v) == OWN and v not in self.names]
-        for v in gathered:
-            if self.outer[v] > 1:
-                raise Unsupported(
-                    f"{n.target} compares samples that lie apart in {v!r}", where=f"node {n.name}", hint=f"keep samples the first dimension, or {INSTEAD}"
-                )
-        places = [Call(f"{n.name}/place{i}", "place", v, dim=self.dim[v]) for i, v in enumerate(gathered)]
+        places = [Call(f"{n.name}/place{i}", "place", v, dim=self.dim[v], outer=self.outer[v]) for i, v in enumerate(gathered)]
         yield from places
         for i, (v, place) in enumerate(zip(gathered, places, strict=True)):
             self.names[v] = f"{n.name}/all{i}"

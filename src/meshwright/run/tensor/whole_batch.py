@@ -14,11 +14,11 @@ from ..steps.forward_graph import ForwardGraph, ForwardNode, TensorInfo
 __all__ = ["FUNCTIONS", "calls_of", "expand_batch", "of_whole_batch"]
 
 
-def place(x: torch.Tensor, *, dim: int, replica: int, replicas: int, dtype: torch.dtype) -> torch.Tensor:
-    """A replica's rows (dimension `dim`) in their places among zeros."""
-    size = x.shape[dim]
-    after = [0, 0] * (x.dim() - 1 - dim)
-    return torch.nn.functional.pad(x.to(dtype), (*after, replica * size, (replicas - 1 - replica) * size))
+def place(x: torch.Tensor, *, dim: int, outer: int, replica: int, replicas: int, dtype: torch.dtype) -> torch.Tensor:
+    """A replica's rows (dimension `dim`, `outer` times all of them) in their places among zeros."""
+    x = x.to(dtype).unflatten(dim, (outer, -1))
+    size, after = x.shape[dim + 1], [0, 0] * (x.dim() - 2 - dim)
+    return torch.nn.functional.pad(x, (*after, replica * size, (replicas - 1 - replica) * size)).flatten(dim, dim + 1)
 
 
 def share(x: torch.Tensor, *, replicas: int, dtype: torch.dtype) -> torch.Tensor:
@@ -71,4 +71,5 @@ def _moved(c: Call, value: TensorInfo, types: dict[str, str], replica: int, repl
     if c.role == "share":
         return ForwardNode(c.name, SHARE, [{"value": c.of}], {**how, "replicas": replicas if c.mean else 1}, (TensorInfo(value.shape, dtype),))
     shape = tuple(d * replicas if i == c.dim else d for i, d in enumerate(value.shape))
-    return ForwardNode(c.name, PLACE, [{"value": c.of}], {**how, "dim": c.dim, "replica": replica, "replicas": replicas}, (TensorInfo(shape, dtype),))
+    how = {**how, "dim": c.dim, "outer": c.outer, "replica": replica, "replicas": replicas}
+    return ForwardNode(c.name, PLACE, [{"value": c.of}], dict(how), (TensorInfo(shape, dtype),))
