@@ -122,19 +122,20 @@ class Switch(nn.Module):
         super().__init__()
         self.routers = nn.ModuleList(nn.Linear(WIDTH, EXPERTS) for _ in range(2))
         self.experts = nn.ModuleList(nn.ModuleList(_tower() for _ in range(EXPERTS)) for _ in range(2))
-        self.register_buffer("bias", torch.zeros(EXPERTS))
+        for i in range(2):
+            self.register_buffer(f"bias{i}", torch.zeros(EXPERTS))
         self.biased = biased
 
     def forward(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
         balance = x.new_zeros(())
-        for router, experts in zip(self.routers, self.experts, strict=True):
+        for bias, router, experts in zip((self.bias0, self.bias1), self.routers, self.experts, strict=True):
             flat = x.reshape(-1, WIDTH)
             shares = router(flat).softmax(-1)
-            chosen = F.one_hot((shares + self.bias).argmax(-1), EXPERTS)
+            chosen = F.one_hot((shares + bias).argmax(-1), EXPERTS)
             counts = chosen.to(shares.dtype).mean(0)
             balance = balance + EXPERTS * (counts * shares.mean(0)).sum()
             if self.biased:
-                self.bias.add_(0.01 * (counts.mean() - counts))
+                bias.add_(0.01 * (counts.mean() - counts))
             mixed = sum(e(flat) * (shares * chosen)[:, i : i + 1] for i, e in enumerate(experts))
             x = x + mixed.view_as(x)
         return F.mse_loss(x, y) + 0.1 * balance

@@ -100,7 +100,14 @@ def at_batch(graph: OpGraph, batch_size: int) -> OpGraph:
         return size
 
     result = msgspec.convert(scaled(document), OpGraph)
-    return msgspec.structs.replace(result, scaling=graph.scaling, notes=graph.notes)
+    return msgspec.structs.replace(result, scaling=_from(graph.scaling, rows), notes=graph.notes)
+
+
+def _from(scaling: Scaling, rows: int) -> Scaling:
+    """The same sizes, counted from so many rows more."""
+    if not scaling.square:
+        return scaling
+    return msgspec.structs.replace(scaling, slope=tuple(s + 2 * q * rows for s, q in zip(scaling.slope, scaling.square, strict=True)))
 
 
 def _values(graph: OpGraph) -> Iterator[GraphValue]:

@@ -32,8 +32,10 @@ from .mixing import contracted, linear, mixes, over_samples, sums_samples
 __all__ = ["BACK", "PLACE", "SHARE", "Call", "renamed", "shared_calls", "wide_type", "with_shared_batch"]
 
 PLACE, SHARE, BACK = "meshwright.batch_place.default", "meshwright.batch_share.default", "meshwright.batch_whole.default"
-CREATED = ("zeros", "ones", "full", "empty", "new_zeros", "new_ones", "new_full", "expand", "repeat")  # alike in every row
+LIKE = ("new_zeros", "new_ones", "new_full", "zeros_like", "ones_like", "full_like")  # of nothing but a shape and a type
+CREATED = ("zeros", "ones", "full", "expand", "repeat", *LIKE)  # alike in every row
 VIEWS = ("view", "reshape", "_unsafe_view", "flatten", "unflatten")
+TURNS = ("t", "transpose", "permute", "numpy_T", "mT", "adjoint", "alias", "detach")
 SCALED = ("mul", "div", "true_divide", "add", "sub", "rsub", "pow")
 OWN, FIXED, PLACED, WHOLE, TERM = "own", "fixed", "placed", "whole", "term"
 INSTEAD = "leave --batch-statistics global out and plan one micro-batch in all (--dp 1), or state --batch-statistics local"
@@ -106,7 +108,7 @@ class _Reader:
         if n.name in self.terms and (TERM in kinds or (OWN in kinds and not kinds & {WHOLE, PLACED})):
             self.kind[n.name] = TERM
             yield Call(n.name, "own", n.name)
-        elif not kinds & {OWN, WHOLE, TERM}:
+        elif not kinds & {OWN, WHOLE, TERM} or n.name not in self.shape or (name in LIKE and WHOLE not in kinds):
             self.kind[n.name] = self.without_samples(n, name, kinds)
             yield Call(n.name, "own", n.name)
         elif OWN in kinds and PLACED not in kinds and self.stays_own(n, name):
@@ -123,9 +125,10 @@ class _Reader:
 
     def without_samples(self, n: Any, name: str, kinds: set[str]) -> str:
         changed = self.changed(n.name)
-        if not changed and kinds <= {FIXED} and n.args == self.whole[n.name].args:
+        alike = kinds <= {FIXED} or name in LIKE
+        if not changed and alike and n.args == self.whole[n.name].args:
             return FIXED
-        if len(changed) == 1 and name in CREATED and kinds <= {FIXED} and self.in_rows(n.name, changed[0]):
+        if len(changed) == 1 and name in CREATED and alike and self.in_rows(n.name, changed[0]):
             self.dim[n.name], self.outer[n.name] = changed[0], 1
             return OWN
         return PLACED
@@ -170,24 +173,32 @@ class _Reader:
     def of_whole(self, n: Any) -> Iterator[Call]:
         if getattr(n, "random", False):
             raise Unsupported(f"{n.target} draws random numbers for the whole batch", where=f"node {n.name}", hint=INSTEAD)
-        gathered = [v for v in dict.fromkeys(n.inputs) if self.kind.get(v) == OWN and v not in self.names]
+        inputs = [self.turned(v) for v in dict.fromkeys(n.inputs)]
+        gathered = [v for v in dict.fromkeys(inputs) if self.kind.get(v) == OWN and v not in self.names]
         places = [Call(f"{n.name}/place{i}", "place", v, dim=self.dim[v], outer=self.outer[v]) for i, v in enumerate(gathered)]
         yield from places
         for i, (v, place) in enumerate(zip(gathered, places, strict=True)):
             self.names[v] = f"{n.name}/all{i}"
             yield Call(self.names[v], "back", place.name)
         for v in n.inputs:
-            yield from self.placed(v)
+            yield from self.placed(v, PLACED if self.turned(v) == v else OWN)
         self.kind[n.name] = WHOLE
         yield Call(n.name, "whole", n.name, {v: self.names[v] for v in n.inputs if v in self.names})
 
-    def placed(self, value: str) -> Iterator[Call]:
-        """What depends on positions alone, for the whole batch."""
-        if self.kind.get(value) != PLACED or value in self.names:
+    def turned(self, value: str) -> str:
+        """What a value is another view of, so that it travels once."""
+        node = self.whole.get(value)
+        if node is None or self.kind.get(value) != OWN or operator_name(node.target) not in TURNS:
+            return value
+        return self.turned(node.inputs[0])
+
+    def placed(self, value: str, kind: str = PLACED) -> Iterator[Call]:
+        """What depends on positions alone, or is a view of what was gathered, for the whole batch."""
+        if self.kind.get(value) != kind or value in self.names:
             return
         node = self.whole[value]
         for v in node.inputs:
-            yield from self.placed(v)
+            yield from self.placed(v, kind)
         self.names[value] = f"{value}/all"
         yield Call(self.names[value], "whole", value, {v: self.names[v] for v in node.inputs if v in self.names})
 

@@ -259,7 +259,7 @@ class _Trial:
         elif first.kind == "parameter":
             cause = self.of_the_update(compared)
         elif batch_sums(case.layout) and (other := case.mixing()) is not None:  # beside what replicas share
-            cause = mixes_samples(case.unmixed, other)
+            cause = mixes_samples(case.unmixed, other, shared=True)
         else:
             cause = of_the_plan(case.graph, first.name)
         raise self.error(compared, cause)
