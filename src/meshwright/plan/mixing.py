@@ -33,7 +33,8 @@ def mixes(n: Any, name: str, dims: Mapping[str, int], shape: Mapping[str, tuple[
     source = next((v for v in n.inputs if v in dims), "")
     rank, dim = len(shape.get(source, ())), dims.get(source, -1)
     if name == "slice":
-        along, start, end, step = (*n.args[1:], *(0, None, None, 1)[len(n.args) - 1 :])
+        given: list[Any] = [*n.args[1:]]
+        along, start, end, step = [*given, *[0, None, None, 1][len(given) :]]
         whole = not start and (end is None or end >= shape[source][dim]) and step in (1, None)
         return bool(along % rank == dim) and not whole
     if name in ("index", "index_put", "_unsafe_index"):

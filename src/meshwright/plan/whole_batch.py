@@ -9,8 +9,8 @@ the whole batch. A call that brings samples together becomes one of the whole ba
 Both sums have the sum of the gradients as their backward, of which each replica takes its rows. What is computed of the whole batch is computed by
 each replica; the mean over replicas of their losses is the loss of the batch, and of the gradients its gradient. Sums and means that only lead to the
 loss, by sums and factors, stay the replica's own: the mean over replicas is theirs already.
-Cite: van den Oord et al., CPC, arXiv 1807.03748, equation 4; Radford et al., CLIP, arXiv 2103.00020, figure 3; Fedus et al., Switch Transformer, arXiv
-2101.03961, equations 4 to 6: each over the whole batch.
+Cite: van den Oord et al., CPC, arXiv 1807.03748, equation 4; Radford et al., CLIP, arXiv 2103.00020, figure 3; Fedus et al., Switch Transformer,
+arXiv 2101.03961, equations 4 to 6: each over the whole batch.
 Deviations: rows are gathered by a sum with zeros (exact), twice the bytes of an all-gather; no replica leaves rows of the comparison to others.
 Left open: several micro-batches of one replica, refused as in `batch_statistics`; random numbers in calls of the whole batch, refused.
 Invariant: `N` of the whole batch is what one process computes. Cost: O(calls + arguments).
@@ -43,9 +43,9 @@ INSTEAD = "leave --batch-statistics global out and plan one micro-batch in all (
 
 @dataclass(frozen=True)
 class Call:
-    """A call of the graph in which replicas share the batch. `role`: "own" and "whole" are the captured call `of`, at the replica's batch or the whole
-    one, reading `names` in place of others; "share", "place" and "back" are of the value `of`; `mean`: a share of a mean; `dim`: of the samples, which
-    lie there `outer` times one after the other (both views of a sample)."""
+    """A call of the graph in which replicas share the batch. `role`: "own" and "whole" are the captured call `of`, at the replica's batch or the
+    whole one, reading `names` in place of others; "share", "place" and "back" are of the value `of`; `mean`: a share of a mean; `dim`: of the
+    samples, which lie there `outer` times one after the other (both views of a sample)."""
 
     name: str
     role: str
@@ -140,7 +140,7 @@ class _Reader:
 
     def in_rows(self, value: str, dim: int) -> bool:
         size, rest = divmod(self.shape[value][dim], self.rows)
-        return rest == 0 and self.whole_shape[value][dim] == size * self.all_rows
+        return bool(rest == 0 and self.whole_shape[value][dim] == size * self.all_rows)
 
     def stays_own(self, n: Any, name: str) -> bool:
         """Whether every row of the result is of the same row of what is read, and perhaps of what is known of the whole batch."""
@@ -163,7 +163,7 @@ class _Reader:
 
     def inner(self, value: str) -> int:
         """Rows of other dimensions below the samples within theirs."""
-        return self.shape[value][self.dim[value]] // (self.rows * self.outer[value])
+        return int(self.shape[value][self.dim[value]] // (self.rows * self.outer[value]))
 
     def outer_of(self, value: str, source: str) -> int:
         """Of a view: rows of other dimensions above the samples within the dimension that holds them."""

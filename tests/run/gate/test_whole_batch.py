@@ -101,7 +101,8 @@ def test_the_command_plans_runs_and_evaluates_them(tmp_path: Path, capsys: pytes
         words = ["train", "plan", "--model", f"{MODELS}labelled", "--loss", "output", "--fabric", f"laptop:{degrees}", "--global-batch", "8"]
         shared = ["--batch-statistics", "global"] if degrees == "2" else []
         assert main([*words, "--dp", degrees, *shared, "--out", plan, "--optimizer", "sgd", "--learning-rate", "0.3"]) == 0
-        assert main(["train", "run", plan, "--steps", "3", "--evaluate-every", "3", "--evaluation-data", "synthetic", "--data", "synthetic", "--out", str(out), "--no-calibration"]) == 0
+        data = ["--data", "synthetic", "--evaluate-every", "3", "--evaluation-data", "synthetic"]
+        assert main(["train", "run", plan, "--steps", "3", *data, "--out", str(out), "--no-calibration"]) == 0
         document = msgspec.json.decode((out / "run.json").read_bytes())
         losses.append([*document["losses"], *(x for _, x in document["evaluation"]["losses"])])
     capsys.readouterr()

@@ -31,7 +31,7 @@ from .unlike_devices import EVEN, Division
 
 __all__ = ["build_layout"]
 
-INSIDE = frozenset({*KINDS, JOIN, OUT, RING_BLOCK, HEADS, *SUMMED})  # between whose results and attention's, or what reads a sum over replicas, no stage ends
+INSIDE = frozenset({*KINDS, JOIN, OUT, RING_BLOCK, HEADS, *SUMMED})  # no stage ends between these and what reads them
 Workspace = Callable[[OpGraph, Sequence[str]], tuple[int, int]]
 
 

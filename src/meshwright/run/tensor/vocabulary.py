@@ -22,9 +22,9 @@ from ..executor.sequence_parts import own_part
 from ..steps.forward_graph import ForwardGraph, ForwardNode, TensorInfo, resolve
 from .batch_statistics import FUNCTIONS as STATISTICS
 from .batch_statistics import expand_norms
+from .cuts import OWN_PART
 from .whole_batch import FUNCTIONS as WHOLE_BATCH
 from .whole_batch import expand_batch
-from .cuts import OWN_PART
 
 __all__ = ["EMBEDDING", "expand_forward", "function_of", "vocabulary_embedding", "vocabulary_loss", "vocabulary_max", "vocabulary_sums"]
 
@@ -136,8 +136,8 @@ def function_of(target: str) -> Callable[..., Any]:
 
 
 def expand_forward(graph: ForwardGraph, layout: TrainingLayout, rank: int = 0) -> ForwardGraph:
-    """`graph` with each split cross-entropy as three calls, as `plan.vocabulary.expand_losses` does with an `OpGraph`, and what a rank's replica shares
-    with others: statistics of normalisations, calls of the whole batch."""
+    """`graph` with each split cross-entropy as three calls, as `plan.vocabulary.expand_losses` does with an `OpGraph`, and what a rank's replica
+    shares with others: statistics of normalisations, calls of the whole batch."""
     wanted = {x.node: x for x in layout.losses}
     graph = expand_batch(graph, layout.coordinates(rank)[1], layout.data)
     graph = expand_norms(graph, shared_norms(layout), layout.data)
