@@ -51,7 +51,8 @@ def capture(
 
     `batch_size` defaults to that of the example inputs. `methods` are tried in the order of METHODS. With `scalable`, the model is
     captured a second time at twice the batch (and a third time where rows are compared with rows), so that
-    `graph.scale.at_batch` can give other batch sizes. Raises UsageError, UnknownName (names, contract) and CaptureError (no method works: names the operator, the file and line, the module).
+    `graph.scale.at_batch` can give other batch sizes. Raises UsageError, UnknownName (names, contract) and CaptureError (no method works: names the
+    operator, the file and line, the module).
     """
     for method in methods:
         if method not in METHODS:
