@@ -64,7 +64,8 @@ def capture(
     try:
         with stage(f"capturing {model} at twice the batch"), _few_collections(), uncompiled_graphs():
             other, _ = _once(model, loss, 2 * graph.batch_size, seed, (graph.method,))
-            third = _once(model, loss, 3 * graph.batch_size, seed, (graph.method,))[0] if rows_compared(graph, other) else None
+            quadratic = rows_compared(graph, other) and not rows_compared(graph, other, 2)
+            third = _once(model, loss, 3 * graph.batch_size, seed, (graph.method,))[0] if quadratic else None
         scaling = scaling_between(graph, other, third)
     except MeshwrightError as error:
         scaling = f"capturing it at batch {2 * graph.batch_size} failed: {error.message}"

@@ -53,7 +53,6 @@ def evaluation_graph_of(plan: Plan, layout: TrainingLayout, planned: Any) -> Any
     except Unsupported:
         graph = from_traced(trace_job(job, device="cpu", **options))
     if shares_batch(layout):
-        del options["batch_size"]
         graph = _at_whole_batch(graph, job, layout, options)
     graph = evaluation_graph(planned, graph)
     if layout.context == 1:  # ranks of a part of the positions look for themselves: it is theirs that their segments compute
@@ -92,7 +91,11 @@ def _at_whole_batch(graph: Any, job: Training, layout: TrainingLayout, options: 
     from ..steps.forward_graph import from_traced
     from ..tensor.whole_batch import calls_of
 
-    whole = from_traced(trace_job(job, batch_size=layout.global_batch, device="cpu", **options))
+    options = {**options, "batch_size": layout.global_batch}
+    try:
+        whole = from_traced(trace_job(job, **options))
+    except Unsupported:
+        whole = from_traced(trace_job(job, device="cpu", **options))
     if whole.constants != graph.constants:
         raise Unsupported("the model holds other constants for the whole batch than for a part of it", where="--batch-statistics global")
     graph = msgspec.structs.replace(graph, whole=whole.nodes, whole_inputs=whole.inputs)
