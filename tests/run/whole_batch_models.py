@@ -134,7 +134,7 @@ class Switch(nn.Module):
             chosen = F.one_hot((shares + bias).argmax(-1), EXPERTS)
             counts = chosen.to(shares.dtype).mean(0)
             balance = balance + EXPERTS * (counts * shares.mean(0)).sum()
-            if self.biased:
+            if self.biased and self.training:
                 bias.add_(0.01 * (counts.mean() - counts))
             mixed = sum(e(flat) * (shares * chosen)[:, i : i + 1] for i, e in enumerate(experts))
             x = x + mixed.view_as(x)
