@@ -34,7 +34,8 @@ def mixes(n: Any, name: str, dims: Mapping[str, int], shape: Mapping[str, tuple[
     rank, dim = len(shape.get(source, ())), dims.get(source, -1)
     if name == "slice":
         given: list[Any] = [*n.args[1:]]
-        along, start, end, step = [*given, *[0, None, None, 1][len(given) :]]
+        rest: list[Any] = [0, None, None, 1][len(given) :]
+        along, start, end, step = given + rest
         whole = not start and (end is None or end >= shape[source][dim]) and step in (1, None)
         return bool(along % rank == dim) and not whole
     if name in ("index", "index_put", "_unsafe_index"):

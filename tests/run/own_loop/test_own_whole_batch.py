@@ -10,6 +10,7 @@ from whole_batch_models import biased, clip
 import meshwright as mw
 from meshwright.job import Recipe
 
+
 @pytest.fixture(autouse=True)
 def patience(pool, monkeypatch):
     """Rank 0 traces while the others wait: longer than a busy machine needs for that."""
