@@ -14,7 +14,7 @@ class Recipe(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
     the learning rate, `name:option=value,...` or a function (`run.train.schedules`). `ema`: decay of the moving average of the weights. `clip_norm`:
     gradients are scaled so that the norm of all of them is at most this; `clip_value`: each element is at most this. `precision`: "fp32",
     "bf16-autocast", "fp16-autocast" (with dynamic loss scaling): forward and loss run under torch.autocast. `batch_statistics`: "" (of each
-    micro-batch, which the gate refuses where it is not all of the batch) or "global": normalisation by the whole batch, over all data replicas.
+    micro-batch, which the gate refuses where it is not all of the batch) or "global": all that looks at other samples sees the whole batch.
     `reproducible`: "run"; "tree", gradients are one fold over the step's micro-batches, so that training has equal bits at any number of ranks
     (docs/reproducibility.md).
     """

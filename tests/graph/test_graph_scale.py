@@ -62,6 +62,21 @@ def test_reasons_why_two_captures_give_no_scaling() -> None:
     assert "[2, 2] at batch 2 has [4, 4] at 4" in scaling_between(*squared)
 
 
+@given(batch=SMALL, wanted=st.integers(1, 40), constant=st.integers(0, 5), each=st.integers(0, 5), pairs=st.integers(1, 5))
+def test_sizes_of_rows_by_rows_are_exact_at_every_batch(batch: int, wanted: int, constant: int, each: int, pairs: int) -> None:
+    def compared(b: int) -> OpGraph:
+        found = graph(b)
+        storages = (found.storages[0], Storage(size_bytes=constant + each * b + pairs * b * b, owner="linear"))
+        return msgspec.structs.replace(found, nodes=(_square(found.nodes[0], b),), storages=storages)
+
+    assert "not affine" in scaling_between(compared(batch), compared(2 * batch))
+    scaling = scaling_between(compared(batch), compared(2 * batch), compared(3 * batch))
+    assert isinstance(scaling, Scaling) and pairs in (scaling.square or ())
+    base = msgspec.structs.replace(compared(batch), scaling=scaling)
+    got = at_batch(base, wanted)
+    assert msgspec.structs.replace(got, scaling=None) == compared(wanted) and at_batch(got, batch) == base
+
+
 def _square(node: OpNode, batch: int) -> OpNode:
     return msgspec.structs.replace(node, outputs=(GraphValue(shape=(batch, batch), dtype="float32", storage=1),))
 

@@ -128,7 +128,7 @@ def lowered_calls(
 ) -> tuple[TrainingLayout, Program, dict[str, Program]]:  # fmt: skip
     """(layout, program, the programs that it calls). `shared`: statistics of the batch are summed over the replicas."""
     graph = context_graph(graph_of(model, microbatch, loss, precision), *context)
-    graph = with_shared_statistics(graph) if shared else graph
+    graph = with_shared_statistics(graph, graph_of(model, global_batch, loss, precision)) if shared else graph
     orders = None
     if schedule is not None:
         problem = PipelineProblem.of(degrees[2], max(division.microbatches, default=global_batch // (degrees[0] * microbatch)), data=degrees[0])

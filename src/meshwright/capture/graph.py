@@ -18,7 +18,7 @@ import torch
 
 from meshwright.errors import CaptureError, MeshwrightError, UnknownName, UsageError
 from meshwright.graph.graph import GraphValue, JointNode, OpGraph, OpNode, Parameter, Work
-from meshwright.graph.scale import scaling_between
+from meshwright.graph.scale import rows_compared, scaling_between
 from meshwright.kernels.stages import stage
 
 from .diagnose import module_in
@@ -50,8 +50,9 @@ def capture(
     """Captures the model named `model` (`FILE.py:function` or `module:function`) with its loss at `batch_size` rows.
 
     `batch_size` defaults to that of the example inputs. `methods` are tried in the order of METHODS. With `scalable`, the model is
-    captured a second time at twice the batch, so that `graph.scale.at_batch` can give other batch sizes. Raises UsageError,
-    UnknownName (names, contract) and CaptureError (no method works: names the operator, the file and line, the module).
+    captured a second time at twice the batch (and a third time where rows are compared with rows), so that
+    `graph.scale.at_batch` can give other batch sizes. Raises UsageError, UnknownName (names, contract) and CaptureError (no method works: names the
+    operator, the file and line, the module).
     """
     for method in methods:
         if method not in METHODS:
@@ -63,7 +64,9 @@ def capture(
     try:
         with stage(f"capturing {model} at twice the batch"), _few_collections(), uncompiled_graphs():
             other, _ = _once(model, loss, 2 * graph.batch_size, seed, (graph.method,))
-        scaling = scaling_between(graph, other)
+            quadratic = rows_compared(graph, other) and not rows_compared(graph, other, 2)
+            third = _once(model, loss, 3 * graph.batch_size, seed, (graph.method,))[0] if quadratic else None
+        scaling = scaling_between(graph, other, third)
     except MeshwrightError as error:
         scaling = f"capturing it at batch {2 * graph.batch_size} failed: {error.message}"
     if isinstance(scaling, str):

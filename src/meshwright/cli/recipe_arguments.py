@@ -38,7 +38,7 @@ def recipe_arguments(parser: argparse.ArgumentParser) -> None:
     )  # fmt: skip
     group.add_argument(
         "--batch-statistics", choices=("global",), default="",
-        help="global: BatchNorm normalises by the whole batch, whose statistics the replicas add up within the step; one micro-batch per replica",
+        help="global: BatchNorm, contrasts and balance losses see the whole batch, which the replicas share within the step; one micro-batch each",
     )  # fmt: skip
     group.add_argument(
         "--reproducible", choices=("run", "tree"), default="run",

@@ -114,7 +114,8 @@ class JointNode(_Record, frozen=True, kw_only=True):
 
 
 class Scaling(_Record, frozen=True, kw_only=True):
-    """How the graph's sizes change with the batch: integer number `index[i]` of its document grows by `slope[i]` per row.
+    """How the graph's sizes change with the batch: integer number `index[i]` of its document grows by `slope[i]` per row, and by `square[i]` times
+    the number of rows squared (left out where all are 0).
 
     Integers are numbered in the order of the JSON document without its `scaling` (booleans are not integers); there are `integers`
     of them. Made from captures at two batch sizes; `meshwright.graph.scale.at_batch` applies it.
@@ -123,6 +124,7 @@ class Scaling(_Record, frozen=True, kw_only=True):
     integers: int
     index: tuple[int, ...]
     slope: tuple[int, ...]
+    square: tuple[int, ...] | msgspec.UnsetType = msgspec.UNSET
 
 
 class OpGraph(_Record, frozen=True, kw_only=True):

@@ -2,8 +2,8 @@
 
 Capture is done at two batch sizes. Where the two graphs have the same calls, every integer in them (dimensions, storage sizes, flops,
 bytes, constants of views) is an affine function of the batch, and two points give it exactly. Numbers that do not depend on the
-inputs (parameters, their gradients) have slope 0. What is not affine is refused: a value with two dimensions that depend on the batch (rows compared
-with rows), a size whose change is not a whole number per row.
+inputs (parameters, their gradients) have slope 0. Where rows are compared with rows, a value has two dimensions that depend on the batch: its bytes
+and flops are quadratic, and a third capture gives them. Refused are values with more such dimensions, and sizes whose change is no whole number.
 """
 
 from __future__ import annotations
@@ -12,38 +12,51 @@ from collections.abc import Iterator
 from typing import Any
 
 import msgspec
+from msgspec import UNSET
 
 from ..errors import Unsupported, UsageError
 from .graph import GraphValue, OpGraph, Scaling
 
-__all__ = ["at_batch", "scaling_between"]
+__all__ = ["at_batch", "rows_compared", "scaling_between"]
 
 
-def scaling_between(graph: OpGraph, other: OpGraph) -> Scaling | str:
-    """The scaling of `graph` learned from a capture of the same model at another batch size, or the reason why there is none."""
-    rows = other.batch_size - graph.batch_size
-    if rows == 0:
-        return "both captures have the same batch size"
+def rows_compared(graph: OpGraph, other: OpGraph, limit: int = 1) -> str:
+    """A value with more than `limit` dimensions that depend on the batch; "" where there is none."""
     for a, b in zip(_values(graph), _values(other), strict=False):
-        if len(a.shape) == len(b.shape) and sum(x != y for x, y in zip(a.shape, b.shape, strict=True)) > 1:
+        if len(a.shape) == len(b.shape) and sum(x != y for x, y in zip(a.shape, b.shape, strict=True)) > limit:
             return f"a value of shape {list(a.shape)} at batch {graph.batch_size} has {list(b.shape)} at {other.batch_size}: not affine in the batch"
-    mine, others = list(_leaves(_document(graph))), list(_leaves(_document(other)))
-    if len(mine) != len(others):
+    return ""
+
+
+def scaling_between(graph: OpGraph, other: OpGraph, third: OpGraph | None = None) -> Scaling | str:
+    """The scaling of `graph` learned from a capture of the same model at another batch size, or the reason why there is none. `third`: at one more,
+    for sizes that are quadratic in the batch."""
+    rows = other.batch_size - graph.batch_size
+    more = third.batch_size - graph.batch_size if third is not None else 2 * rows
+    if not rows or not more or rows == more:
+        return "captures have the same batch size"
+    if why := rows_compared(graph, other, 1 if third is None else 2):
+        return why
+    trees = [list(_leaves(_document(g))) for g in (graph, other, *(() if third is None else (third,)))]
+    if len({*map(len, trees)}) > 1:
         return f"the calls differ between batch {graph.batch_size} and {other.batch_size}"
-    index, slope, position = [], [], 0
-    for a, b in zip(mine, others, strict=True):
-        if type(a) is not type(b) or (a != b and type(a) is not int):
+    index, slope, square, position = [], [], [], 0
+    for a, b, *c in zip(*trees, strict=True):
+        if any(type(a) is not type(x) or (a != x and type(a) is not int) for x in (b, *c)):
             return f"batch {graph.batch_size} and {other.batch_size} differ in {a!r} and {b!r}"
         if type(a) is not int:
             continue
-        if a != b:
-            per_row, rest = divmod(b - a, rows)
-            if rest:
+        if a != b or any(a != x for x in c):
+            # c - a = slope * more + curve * more^2 and b - a = slope * rows + curve * rows^2
+            curve, odd = divmod((c[0] - a) * rows - (b - a) * more, rows * more * (more - rows)) if c else (0, 0)
+            per_row, rest = divmod(b - a - curve * rows * rows, rows)
+            if rest or odd:
                 return f"a size is {a} at batch {graph.batch_size} and {b} at {other.batch_size}: not affine in the batch"
             index.append(position)
             slope.append(per_row)
+            square.append(curve)
         position += 1
-    return Scaling(integers=position, index=tuple(index), slope=tuple(slope))
+    return Scaling(integers=position, index=tuple(index), slope=tuple(slope), square=tuple(square) if any(square) else UNSET)
 
 
 def at_batch(graph: OpGraph, batch_size: int) -> OpGraph:
@@ -60,7 +73,8 @@ def at_batch(graph: OpGraph, batch_size: int) -> OpGraph:
     if graph.scaling is None:
         raise Unsupported(f"the graph was captured at batch {graph.batch_size} only", where=graph.model, hint=hint)
     document = _document(graph)
-    slopes = dict(zip(graph.scaling.index, graph.scaling.slope, strict=True))
+    square = graph.scaling.square or (0,) * len(graph.scaling.index)
+    slopes = dict(zip(graph.scaling.index, zip(graph.scaling.slope, square, strict=True), strict=True))
     found = sum(1 for leaf in _leaves(document) if type(leaf) is int)
     if found != graph.scaling.integers:
         message = f"the scaling is for {graph.scaling.integers} integers, the graph has {found}: it was changed"
@@ -77,15 +91,23 @@ def at_batch(graph: OpGraph, batch_size: int) -> OpGraph:
             return tree
         position = counter[0]
         counter[0] += 1
-        slope = slopes.get(position)
-        if slope is None:
+        if position not in slopes:
             return tree
-        if tree >= 0 and tree + slope * rows < 0:
-            raise Unsupported(f"a size would be {tree + slope * rows} at batch {batch_size}", where=graph.model, hint=hint)
-        return tree + slope * rows
+        slope, curve = slopes[position]
+        size = tree + slope * rows + curve * rows * rows
+        if tree >= 0 and size < 0:
+            raise Unsupported(f"a size would be {size} at batch {batch_size}", where=graph.model, hint=hint)
+        return size
 
     result = msgspec.convert(scaled(document), OpGraph)
-    return msgspec.structs.replace(result, scaling=graph.scaling, notes=graph.notes)
+    return msgspec.structs.replace(result, scaling=_from(graph.scaling, rows), notes=graph.notes)
+
+
+def _from(scaling: Scaling, rows: int) -> Scaling:
+    """The same sizes, counted from so many rows more."""
+    if not scaling.square:
+        return scaling
+    return msgspec.structs.replace(scaling, slope=tuple(s + 2 * q * rows for s, q in zip(scaling.slope, scaling.square, strict=True)))
 
 
 def _values(graph: OpGraph) -> Iterator[GraphValue]:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from ..graph.graph import OpGraph
 from ..graph.liveness import kept_storages
-from ..plan.batch_statistics import moments_of, shared_norms, sum_of
+from ..plan.batch_statistics import batch_sums, moments_of, shared_norms, sum_of
 from ..plan.plan import TrainingLayout
-from ..plan.vocabulary import expand_losses, sums_of
+from ..plan.vocabulary import base_node, expand_losses, sums_of
 
 __all__ = ["kept_values"]
 
@@ -23,10 +23,12 @@ def kept_values(graph: OpGraph, layout: TrainingLayout) -> dict[str, set[str]]:
         for s in layout.segments
     }
     samples = {n.name: n.inputs[0] for n in graph.nodes if n.name in shared_norms(layout)}
+    of_batch = {v for v in batch_sums(layout) if base_node(v) not in shared_norms(layout)}  # calls of the whole batch keep what they are given
     for s in layout.segments:
         for norm, x in samples.items():
             asked = ({x, sum_of(norm)} if moments_of(norm) in s.nodes else set()) | ({x, moments_of(norm)} if norm in s.nodes else set())
             found[s.key] |= asked & {*s.reads, *s.writes}
+        found[s.key] |= {v for v in s.reads if v in of_batch}
         found[s.key] |= {sums_of(x.node) for x in layout.losses if x.node in s.nodes}
         found[s.key] |= {v for x in s.recompute for v in x.reads}
         if s.step is not None:

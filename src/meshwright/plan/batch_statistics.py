@@ -25,16 +25,18 @@ import msgspec
 from ..graph.graph import GraphValue, OpGraph, OpNode, Work
 from .plan import TrainingLayout
 from .vocabulary import base_node
+from .whole_batch import PLACE, SHARE, with_shared_batch
 
 __all__ = [
-    "BATCH_NORM", "MOMENTS", "NORMALISE", "SUM", "SUMMED", "batch_sums", "moments_of", "normalises", "shared_norms", "sum_of", "sums_in",
-    "with_shared_statistics",
+    "BATCH_NORM", "CARRYING", "MOMENTS", "NORMALISE", "SUM", "SUMMED", "batch_sums", "moments_of", "normalises", "shared_norms", "shares_batch",
+    "sum_of", "sums_in", "with_shared_statistics",
 ]  # fmt: skip
 
 BATCH_NORM = "aten.batch_norm.default"
 # Named after what they are, so that what is never computed again (`plan.recompute`) and what changes buffers is known of them too.
 SUM, MOMENTS, NORMALISE = "meshwright.batch_norm_sum.default", "meshwright.batch_norm_moments.default", "meshwright.batch_norm.default"
-SUMMED = (SUM, MOMENTS)
+SUMMED = (SUM, MOMENTS, PLACE, SHARE)
+CARRYING = (MOMENTS, PLACE, SHARE)  # those with a gradient, which is summed too
 TRAINING = 5  # position of `training` among the arguments of `aten.batch_norm`
 
 
@@ -62,12 +64,19 @@ def sums_in(graph: OpGraph) -> tuple[str, ...]:
 
 
 def shared_norms(layout: TrainingLayout) -> frozenset[str]:
-    """The captured nodes that run as three."""
-    return frozenset(map(base_node, batch_sums(layout)))
+    """The captured normalisations that run as three."""
+    return frozenset(base_node(v) for v in batch_sums(layout) if v == sum_of(base_node(v)))
 
 
-def with_shared_statistics(graph: OpGraph) -> OpGraph:
-    """`graph` with every normalisation by the batch as three nodes. Work: the captured call's goes to the last; the others read the samples once."""
+def shares_batch(layout: TrainingLayout) -> bool:
+    """Whether calls are of the whole batch (`plan.whole_batch`)."""
+    return any(base_node(v) not in shared_norms(layout) for v in batch_sums(layout))
+
+
+def with_shared_statistics(graph: OpGraph, whole: OpGraph) -> OpGraph:
+    """`graph` with every normalisation by the batch as three nodes, and other calls that look at other samples as in `plan.whole_batch`; `whole`: the
+    graph at the whole batch. Work: the captured call's goes to the last; the others read the samples once. Raises: Unsupported."""
+    graph = with_shared_batch(graph, whole)
     shapes = {n.name: n.outputs[0] for n in graph.nodes if n.outputs} | {f"input:{i}": x for i, x in enumerate(graph.inputs)}
     nodes = [y for n in graph.nodes for y in (_three(n, shapes[n.inputs[0]]) if normalises(n.target, n.args) else [n])]
     return graph if len(nodes) == len(graph.nodes) else msgspec.structs.replace(graph, nodes=tuple(nodes))

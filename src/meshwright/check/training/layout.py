@@ -114,8 +114,8 @@ def _batch_sums(layout: TrainingLayout, made: dict[str, str]) -> list[tuple[str,
             found.append((f"{v!r} is a sum over the replicas that no segment makes, or that stages hand over", {"value": v}))
     for s in layout.segments:
         less = (sums & set(s.writes)) - set(s.sum_writes) or (sums & set(s.reads) & differentiable) - set(s.sum_grads)
-        # Names are part of the format: "<node>/sum" and "<node>/moments" are statistics of the samples of one replica.
-        less |= {n for n in s.writes if n.rpartition("/")[2] in ("sum", "moments")} - sums
+        # Names are part of the format: "<node>/sum", "<node>/moments", "<node>/share" and "<node>/place<i>" are of the samples of one replica.
+        less |= {n for n in s.writes if n.rpartition("/")[2].startswith(("place", "share")) or n.rpartition("/")[2] in ("sum", "moments")} - sums
         if less:
             found.append((f"segment {s.key} does not sum {min(less)!r} over the replicas, or its gradient", {"segment": s.key}))
     return found

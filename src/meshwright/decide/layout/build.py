@@ -13,11 +13,12 @@ from ...cost import Cost
 from ...errors import Infeasible
 from ...fabric.fabric import Device
 from ...graph.graph import OpGraph, OpNode, Work
-from ...plan.batch_statistics import MOMENTS, NORMALISE, SUMMED, sums_in
+from ...plan.batch_statistics import CARRYING, MOMENTS, NORMALISE, SUMMED, sums_in
 from ...plan.context import HEADS, JOIN, KINDS, OUT, RING_BLOCK, RING_END, TILE_ELEMENTS, exchanges_in
 from ...plan.plan import GradientBucket, PartialGradient, RowBias, Segment, Stage, TrainingLayout, ValueInfo, ValueSplit, VocabularyLoss
 from ...plan.recompute import saved_storages
 from ...plan.vocabulary import base_node, expand_losses, sums_of
+from ...plan.whole_batch import BACK
 from .cut import STARTS, Unit, around_exchanges, border_values, cut_stages, dtype_bytes
 from .data_sharding import PLAIN, DataSharding, bucket_size, cut_run, gradient_buckets
 from .megatron import Kept, Region, kept_notes
@@ -30,7 +31,7 @@ from .unlike_devices import EVEN, Division
 
 __all__ = ["build_layout"]
 
-INSIDE = frozenset({*KINDS, JOIN, OUT, RING_BLOCK, HEADS, *SUMMED})  # between whose results and attention's, or a normalisation's, no stage ends
+INSIDE = frozenset({*KINDS, JOIN, OUT, RING_BLOCK, HEADS, *SUMMED})  # no stage ends between these and what reads them
 Workspace = Callable[[OpGraph, Sequence[str]], tuple[int, int]]
 
 
@@ -87,7 +88,7 @@ class _Build:
 
     def differentiable(self, value: str) -> bool:
         if value in self.node_of and self.node_of[value].target in SUMMED:
-            return self.node_of[value].target == MOMENTS and value in self.made_from_params
+            return self.node_of[value].target in CARRYING and value in self.made_from_params
         carrying = self.sequence.trained if self.sequence.values else self.made_from_params
         if value not in carrying and (base_node(value) == value or "/part/" in value):
             return False  # whole tables that ranks cut to their part would get partial gradients, for nobody
@@ -246,7 +247,7 @@ def _segments(b: _Build, stage: int, run: Sequence[Unit]) -> list[Segment]:
         kind = ("region", 0) if split else b.sequence.kind(unit)
         if kind[0] == "beside":  # runs with the next split unit
             kind = ("split", 0)
-        apart = split or unit.nodes[0].target in (*STARTS, MOMENTS, NORMALISE)
+        apart = split or unit.nodes[0].target in (*STARTS, MOMENTS, NORMALISE, BACK)
         fits = groups and not apart and not groups[-1][0] and (kind == kinds[-1] or "any" in (kind[0], kinds[-1][0]) or _joins(kind, kinds[-1]))
         if fits:
             groups[-1][1].append(unit)
@@ -369,7 +370,7 @@ def _partial_grads(b: _Build, region: Region | None, reads: Sequence[str], exten
     if extent:
         return tuple(v for v in reads if v not in b.sequence.values and b.differentiable(v))
     entries = region.entries if region else ()
-    return tuple(v for v in reads if (v in entries or b.node_of[v].target == MOMENTS) and b.differentiable(v))
+    return tuple(v for v in reads if (v in entries or b.node_of[v].target in CARRYING) and b.differentiable(v))
 
 
 def _saved_of_sums(b: _Build, loss: str) -> int:

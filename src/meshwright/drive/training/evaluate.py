@@ -59,15 +59,18 @@ class Evaluator:
     tally: Counter[str] = field(default_factory=Counter)  # of evaluations
 
     def graph_at(self, batch: int) -> OpGraph:
+        if batch >= self.statistics_of:
+            return self._plain(batch)
+        if batch not in self.shared:
+            self.shared[batch] = with_shared_statistics(self._plain(batch), self._plain(self.statistics_of))
+        return self.shared[batch]
+
+    def _plain(self, batch: int) -> OpGraph:
         from ...graph.scale import at_batch
 
         if batch not in self.graphs:
             self.graphs[batch] = self.graph if batch == self.graph.batch_size else at_batch(self.graph, batch)
-        if batch >= self.statistics_of:
-            return self.graphs[batch]
-        if batch not in self.shared:
-            self.shared[batch] = with_shared_statistics(self.graphs[batch])
-        return self.shared[batch]
+        return self.graphs[batch]
 
     def graph_for(self, layout: TrainingLayout) -> OpGraph:
         """The graph as a rank of the layout computes it, tensor parallelism aside: at its micro-batch size, of its positions."""

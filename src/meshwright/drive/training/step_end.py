@@ -11,8 +11,9 @@ from ...decide.layout.problem import Degrees
 from ...errors import Unsupported, UsageError
 from ...fabric.fabric import Fabric
 from ...graph.graph import OpGraph
+from ...graph.scale import at_batch
 from ...job import Training
-from ...plan.batch_statistics import normalises
+from ...plan.batch_statistics import normalises, sums_in, with_shared_statistics
 from ...plan.optimizers import optimizer_kind, state_copies, undecayed
 from ...plan.plan import StepEnd
 
@@ -30,12 +31,8 @@ def require_recipe(job: Training, graph: OpGraph) -> None:
         raise UsageError(f"the decay of the average must be at least 0 and below 1, got {asked.ema:g}", where="--ema", hint="e.g. --ema 0.999")
     if asked.batch_statistics not in ("", "global"):
         raise UsageError(f"there is no {asked.batch_statistics!r} of it", where="--batch-statistics", hint="global, or leave it out")
-    if asked.batch_statistics and not any(normalises(n.target, n.args) for n in graph.nodes):
-        found = "the model could not be traced" if graph.method == "opaque" else "no call of the model normalises by its batch"
-        raise Unsupported(
-            f"{found}: there are no statistics that replicas could share", where="--batch-statistics global",
-            hint="only BatchNorm's can be shared; leave it out, or plan one micro-batch in all (--dp 1) for a loss that looks at the whole batch",
-        )  # fmt: skip
+    if asked.batch_statistics:
+        _require_shared(graph)
     cast = {"bf16-autocast": "bfloat16", "fp16-autocast": "float16"}.get(asked.precision)
     if cast is not None and not any(x.dtype == cast for n in graph.nodes for x in n.outputs):
         raise UsageError(f"the graph holds no {cast}: it was captured in another precision", where="--precision", hint="give --model")
@@ -44,6 +41,17 @@ def require_recipe(job: Training, graph: OpGraph) -> None:
             raise UsageError(f"gradients are clipped to a positive number, got {value:g}", where=flag, hint=f"e.g. {flag} 1.0")
     if asked.clip_norm and asked.clip_value:
         raise UsageError("gradients are clipped by norm or by value", where="--clip-value", hint="leave one of the two out")
+
+
+def _require_shared(graph: OpGraph) -> None:
+    if any(normalises(n.target, n.args) for n in graph.nodes):
+        return
+    where, found = "--batch-statistics global", "the model could not be traced" if graph.method == "opaque" else ""
+    if not found and not sums_in(with_shared_statistics(graph, at_batch(graph, 2 * graph.batch_size))):
+        found = "no call of the model or its loss looks at other samples of the batch"
+    if found:
+        hint = "leave it out, or plan one micro-batch in all (--dp 1) for a loss that looks at the whole batch"
+        raise Unsupported(f"{found}: there is nothing of the batch that replicas could share", where=where, hint=hint)
 
 
 def step_end(job: Training, graph: OpGraph) -> StepEnd | None:

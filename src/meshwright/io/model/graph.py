@@ -138,7 +138,8 @@ class _Check:
         s = g.scaling
         if s is None:
             return
-        if len(s.index) != len(s.slope):
-            raise self.fail("scaling.slope", f"has {len(s.slope)} entries for {len(s.index)} integers")
+        for field, numbers in (("slope", s.slope), ("square", s.square or s.index)):
+            if len(s.index) != len(numbers):
+                raise self.fail(f"scaling.{field}", f"has {len(numbers)} entries for {len(s.index)} integers")
         if any(a >= b for a, b in zip(s.index, s.index[1:], strict=False)) or (s.index and not (s.index[0] >= 0 and s.index[-1] < s.integers)):
             raise self.fail("scaling.index", f"must rise within 0..{s.integers - 1}")

@@ -15,7 +15,7 @@ __all__ = [
 BATCH_NORMS = ("batch_norm", "native_batch_norm", "_native_batch_norm_legit", "cudnn_batch_norm", "_native_batch_norm_legit_functional")
 
 STATE_IT = "state that it is meant with --batch-statistics local, or plan one micro-batch in all (--dp 1, --microbatch as large as the global batch)"
-SHARE_IT = f"plan with --batch-statistics global, so that data replicas share them (one micro-batch in each); or {STATE_IT}"
+SHARE_IT = f"plan with --batch-statistics global, so that data replicas share the batch (one micro-batch in each); or {STATE_IT}"
 
 
 @dataclass(frozen=True)
@@ -38,9 +38,9 @@ def _training(node: ForwardNode) -> bool:
     return bool(node.args[place]) if len(node.args) > place else bool(node.kwargs.get("training", True))
 
 
-def mixes_samples(graph: ForwardGraph, mixing: ForwardNode | None, buffer: str = "") -> Cause:
+def mixes_samples(graph: ForwardGraph, mixing: ForwardNode | None, buffer: str = "", shared: bool = False) -> Cause:
     """The owner's module gives the plan's numbers micro-batch by micro-batch. `mixing`: the first call that brings samples together; `buffer`: where
-    nothing but a buffer differs."""
+    nothing but a buffer differs; `shared`: though replicas share what can be shared."""
     norms = batch_statistics(graph)
     if norms:
         what = f"batch statistics: {norms[0].target.split('.')[1]} of {_place(graph, norms[0].name)} normalises by the micro-batch it sees"
@@ -52,7 +52,7 @@ def mixes_samples(graph: ForwardGraph, mixing: ForwardNode | None, buffer: str =
         what = "the loss depends on what else is in its micro-batch: a mean over a count that differs, a contrast or a balance within the batch"
         if mixing is not None:
             what += f"; {mixing.target} in {_place(graph, mixing.name)} brings samples together first"
-    return Cause("batch-statistics", what, STATE_IT)
+    return Cause("batch-statistics", what, STATE_IT if shared or mixing is None else SHARE_IT)
 
 
 def keeps_state(graph: ForwardGraph, buffer: str) -> Cause:

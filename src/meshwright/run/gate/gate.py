@@ -28,6 +28,7 @@ from ...plan.plan import Plan, TrainingLayout
 from ...program.calls import inline
 from ..launch.outcome import forward_graph
 from ..steps.forward_graph import OPAQUE, ForwardNode
+from ..tensor.whole_batch import of_whole_batch
 from ..train.loss_terms import loss_understood
 from ..train.optimizer_trial import refuse_optimizer
 from ..train.update import make_update
@@ -184,7 +185,7 @@ class _Trial:
         if not math.isfinite(self.whole.loss):
             self.notes.append(f"the owner's loss of the first batch is {self.whole.loss}")
         compared = differences(case.layout, planned, self.whole, case.tolerance, case.kinds)
-        if not compared.found and case.layout.all_microbatches > 1 and not loss_understood(case.graph):
+        if not compared.found and case.layout.all_microbatches > 1 and not loss_understood(case.graph, of_whole_batch(case.graph)):
             self.look_ahead(compared)
         if not compared.found and (drawn := self.equal_by_chance()) is not None:
             if self.stated.dropout == "local":
@@ -258,7 +259,7 @@ class _Trial:
         elif first.kind == "parameter":
             cause = self.of_the_update(compared)
         elif batch_sums(case.layout) and (other := case.mixing()) is not None:  # beside what replicas share
-            cause = mixes_samples(case.unmixed, other)
+            cause = mixes_samples(case.unmixed, other, shared=True)
         else:
             cause = of_the_plan(case.graph, first.name)
         raise self.error(compared, cause)

@@ -65,8 +65,9 @@ def wide_graph(graph: ForwardGraph) -> ForwardGraph:
         return msgspec.structs.replace(n, args=_wide(n.args), kwargs=kwargs, outputs=tuple(map(info, n.outputs)))
 
     constants = {k: msgspec.structs.replace(c, dtype=WIDE) if c.dtype == NARROW else c for k, c in graph.constants.items()}
-    inputs = tuple(TensorInfo(x.shape, WIDE if x.dtype == NARROW else x.dtype) for x in graph.inputs)
-    return msgspec.structs.replace(graph, nodes=tuple(map(node, graph.nodes)), inputs=inputs, constants=constants)
+    inputs, whole_inputs = (tuple(TensorInfo(x.shape, WIDE if x.dtype == NARROW else x.dtype) for x in y) for y in (graph.inputs, graph.whole_inputs))
+    nodes, whole = (tuple(map(node, y)) for y in (graph.nodes, graph.whole))
+    return msgspec.structs.replace(graph, nodes=nodes, inputs=inputs, constants=constants, whole=whole, whole_inputs=whole_inputs)
 
 
 def _wide(value: Any) -> Any:

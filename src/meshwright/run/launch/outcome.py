@@ -19,6 +19,7 @@ from ...io.fabric.document import fabric_document
 from ...io.plan.run_names import MODULES, PLAN, trace_name
 from ...io.trace.module_tree import write_module_tree
 from ...job import Training
+from ...plan.batch_statistics import shares_batch
 from ...plan.plan import Plan, TrainingLayout
 from ...plan.vocabulary import base_node
 from ...program.calls import inline
@@ -51,6 +52,8 @@ def evaluation_graph_of(plan: Plan, layout: TrainingLayout, planned: Any) -> Any
         graph = from_traced(traced)
     except Unsupported:
         graph = from_traced(trace_job(job, device="cpu", **options))
+    if shares_batch(layout):
+        graph = _at_whole_batch(graph, job, layout, options)
     graph = evaluation_graph(planned, graph)
     if layout.context == 1:  # ranks of a part of the positions look for themselves: it is theirs that their segments compute
         evaluation_layout(layout, graph)
@@ -79,6 +82,24 @@ def forward_graph(plan: Plan, layout: TrainingLayout, traced: Any = None) -> Any
             f"the model {job.model!r} is not the one that was planned: {len(odd)} operators differ, e.g. {odd[0]!r}", where=job.model,
             hint="make the plan again",
         )  # fmt: skip
+    return _at_whole_batch(graph, job, layout, {}) if shares_batch(layout) else graph
+
+
+def _at_whole_batch(graph: Any, job: Training, layout: TrainingLayout, options: Mapping[str, Any]) -> Any:
+    """`graph` with its calls as they are at the whole batch (`plan.whole_batch`). Raises: Unsupported where they are others."""
+    from ...capture.precision import trace_job
+    from ..steps.forward_graph import from_traced
+    from ..tensor.whole_batch import calls_of
+
+    options = {**options, "batch_size": layout.global_batch}
+    try:
+        whole = from_traced(trace_job(job, **options))
+    except Unsupported:
+        whole = from_traced(trace_job(job, device="cpu", **options))
+    if whole.constants != graph.constants:
+        raise Unsupported("the model holds other constants for the whole batch than for a part of it", where="--batch-statistics global")
+    graph = msgspec.structs.replace(graph, whole=whole.nodes, whole_inputs=whole.inputs)
+    calls_of(graph)
     return graph
 
 

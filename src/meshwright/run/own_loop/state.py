@@ -24,6 +24,8 @@ from ..train.segments import RankModule
 from ..train.sharded_state import ParameterShard, Piece
 from ..train.update import AVERAGE, Update
 from ..train.work import TrainingWork
+from .buffers import changed_on, whole_buffers
+from .evaluation import OwnEvaluation
 from .owned import OwnOptimizer, divide
 from .recipe import load_recipe, recipe_state, require_recipe_state
 
@@ -42,6 +44,7 @@ class Stated(Protocol):
     work: TrainingWork
     optimizer: OwnOptimizer
     update: Update
+    evaluation: OwnEvaluation
     group: Any
     steps: int
 
@@ -95,15 +98,19 @@ def _states(step: Stated) -> dict[int, Mapping[str, Any]]:
 
 
 def _by_own_names(step: Stated, whole: Mapping[str, torch.Tensor]) -> dict[str, Any]:
-    """As `model.state_dict()` gives it; `whole`: parameters by the plan's names."""
+    """As `model.state_dict()` gives it; `whole`: parameters by the plan's names. Buffers are those of the stages that change them."""
     found: dict[str, Any] = {}
+    layout, moved = step.plan.layout, dict[str, torch.Tensor]()
+    if step.group is not None and layout is not None and layout.pipeline > 1:
+        ranks = [dist.get_global_rank(step.group, r) for r in range(layout.ranks)]
+        moved = whole_buffers(step.module.buffers, changed_on(step.evaluation.graph, layout), ranks, step.group)
     first = {id(x): n for n, x in reversed(list(step.model.named_parameters(remove_duplicate=False)))}
     for name, value in step.model.state_dict(keep_vars=True).items():
         if isinstance(value, torch.nn.Parameter):
             own = first[id(value)]
             found[name] = whole[own] if own in whole else value.detach().cpu()
         else:
-            found[name] = value.detach().cpu() if isinstance(value, torch.Tensor) else value
+            found[name] = moved.get(name, value.detach().cpu()) if isinstance(value, torch.Tensor) else value
     return found
 
 

@@ -58,7 +58,7 @@ class Constant(msgspec.Struct, frozen=True, array_like=True):
 
 class ForwardGraph(msgspec.Struct, frozen=True, dict=True):
     """`outputs[0]` is the loss. `modules`: path of the innermost module of each node, "" at the root, "loss" for the loss.
-    `tree`: the model's modules."""
+    `tree`: the model's modules. `whole`: the calls at the whole batch, and `whole_inputs`, where data replicas share it (`plan.whole_batch`)."""
 
     nodes: tuple[ForwardNode, ...]
     inputs: tuple[TensorInfo, ...]
@@ -66,6 +66,8 @@ class ForwardGraph(msgspec.Struct, frozen=True, dict=True):
     constants: dict[str, Constant] = {}
     modules: dict[str, str] = {}
     tree: tuple[ModuleNode, ...] = ()
+    whole: tuple[ForwardNode, ...] = ()
+    whole_inputs: tuple[TensorInfo, ...] = ()
 
     @cached_property
     def by_name(self) -> Mapping[str, ForwardNode]:

@@ -23,6 +23,8 @@ from ..steps.forward_graph import ForwardGraph, ForwardNode, TensorInfo, resolve
 from .batch_statistics import FUNCTIONS as STATISTICS
 from .batch_statistics import expand_norms
 from .cuts import OWN_PART
+from .whole_batch import FUNCTIONS as WHOLE_BATCH
+from .whole_batch import expand_batch
 
 __all__ = ["EMBEDDING", "expand_forward", "function_of", "vocabulary_embedding", "vocabulary_loss", "vocabulary_max", "vocabulary_sums"]
 
@@ -124,7 +126,7 @@ def vocabulary_loss(
 
 FUNCTIONS: dict[str, Callable[..., Any]] = {
     EMBEDDING: vocabulary_embedding, MAX: vocabulary_max, SUMS: vocabulary_sums, LOSS: vocabulary_loss, OWN_PART: own_part,
-    **STATISTICS,
+    **STATISTICS, **WHOLE_BATCH,
 }  # fmt: skip
 
 
@@ -133,10 +135,11 @@ def function_of(target: str) -> Callable[..., Any]:
     return FUNCTIONS.get(target) or resolve(target)
 
 
-def expand_forward(graph: ForwardGraph, layout: TrainingLayout) -> ForwardGraph:
-    """`graph` with each split cross-entropy as three calls, as `plan.vocabulary.expand_losses` does with an `OpGraph`, and each normalisation whose
-    statistics replicas share."""
+def expand_forward(graph: ForwardGraph, layout: TrainingLayout, rank: int = 0) -> ForwardGraph:
+    """`graph` with each split cross-entropy as three calls, as `plan.vocabulary.expand_losses` does with an `OpGraph`, and what a rank's replica
+    shares with others: statistics of normalisations, calls of the whole batch."""
     wanted = {x.node: x for x in layout.losses}
+    graph = expand_batch(graph, layout.coordinates(rank)[1], layout.data)
     graph = expand_norms(graph, shared_norms(layout), layout.data)
     nodes = [y for n in graph.nodes for y in (_three(n, graph, wanted[n.name]) if n.name in wanted else [n])]
     return msgspec.structs.replace(graph, nodes=tuple(nodes)) if wanted else graph

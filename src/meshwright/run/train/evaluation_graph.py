@@ -42,9 +42,9 @@ def evaluation_graph(planned: ForwardGraph, found: ForwardGraph) -> ForwardGraph
         if n.name not in names:
             names[n.name] = _free(f"{n.name}_evaluated", taken)
             taken.add(names[n.name])
-    nodes = tuple(_renamed(n, names) for n in found.nodes)
+    nodes, whole = (tuple(_renamed(n, names) for n in calls) for calls in (found.nodes, found.whole))
     modules = {names.get(name, name): module for name, module in found.modules.items()}
-    return msgspec.structs.replace(found, nodes=nodes, outputs=tuple(names.get(x, x) for x in found.outputs), modules=modules)
+    return msgspec.structs.replace(found, nodes=nodes, whole=whole, outputs=tuple(names.get(x, x) for x in found.outputs), modules=modules)
 
 
 def _free(name: str, taken: set[str]) -> str:

@@ -12,6 +12,7 @@ Whatever is none of these is taken for a mean (`loss_understood` says that somet
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Any
 
@@ -50,13 +51,13 @@ def loss_terms(graph: ForwardGraph) -> dict[str, LossTerm]:
     return _Reader(graph).terms()
 
 
-def loss_understood(graph: ForwardGraph) -> bool:
-    """Whether every term of the loss was recognised, so that it is normalised for any batch; False for opaque models."""
+def loss_understood(graph: ForwardGraph, of_whole_batch: Collection[str] = ()) -> bool:
+    """Whether every term of the loss was recognised, so that it is normalised for any batch, or is `of_whole_batch`; False for opaque models."""
     if any(n.target == OPAQUE for n in graph.nodes) or not graph.inputs:
         return False
     reader = _Reader(graph)
     reader.terms()
-    return not reader.unknown
+    return {*reader.unknown} <= {*of_whole_batch}
 
 
 def _name(node: ForwardNode) -> str:

@@ -30,10 +30,11 @@ from ..recording.module_clock import ModuleClock
 from ..steps.forward_graph import ForwardGraph
 from ..tensor.sharding import take_part
 from ..tensor.vocabulary import expand_forward
+from ..tensor.whole_batch import of_whole_batch
 from .dropout import Draws
 from .evaluation_graph import evaluation_layout
 from .loss_counts import LossCounts, divisors_of
-from .loss_terms import loss_terms
+from .loss_terms import LossTerm, loss_terms
 from .segment_builder import SegmentBuilder, example_tensors
 from .segment_module import SegmentModule
 from .sharded_state import ParameterGroup, ParameterShard, Piece, build_groups, sum_buffers
@@ -129,9 +130,9 @@ def build_rank_module(
     for g in groups.values():
         gradients |= {name: flat for name, flat in g.flats.items() if name.startswith("grad")}
     kept = dict(buffers) if adopt else {name: b.detach().clone().to(device) for name, b in buffers.items()}
-    terms = loss_terms(graph) if counted else {}
+    terms = own_terms(graph) if counted else {}
     positions = _positions(graph, layout, rank, {n: tuple(p.shape) for n, p in parameters.items()}, kept)
-    own_calls = expand_forward(positions.graph if positions is not None else graph, layout)
+    own_calls = expand_forward(positions.graph if positions is not None else graph, layout, rank)
     builder = SegmentBuilder(own_calls, layout, tensor, held, kept, device, opaque, clock, groups, precision, terms, positions)
     mine = [s for s in layout.segments if s.key in stage.segments]  # forward order, over all stages that the rank holds
     divisors, weighted = divisors_of(mine, graph, terms, device)
@@ -141,6 +142,12 @@ def build_rank_module(
     norms = {n: torch.zeros(size // 8, dtype=torch.float64, device=device) for n, size in gradient_bytes.items() if n.startswith("norm:")}
     counts = LossCounts(graph, {n: terms[n] for n in divisors}, divisors, builder.constants, kept) if divisors else None
     return RankModule(segments, held, kept, gradients, graph.outputs[0], builder.draws, groups, sums, norms, positions, counts, weighted)
+
+
+def own_terms(graph: ForwardGraph) -> dict[str, LossTerm]:
+    """Terms of the loss that a replica computes of its own samples."""
+    of_all = of_whole_batch(graph)
+    return {n: t for n, t in loss_terms(graph).items() if n not in of_all}
 
 
 def _positions(
@@ -176,9 +183,9 @@ def evaluation_module(
         fixed |= {f"constant:{n}": tuple(c.shape) for n, c in graph.constants.items()}
         positions = local_graph(graph, layout, rank, fixed, evaluated=True)
     layout = evaluation_layout(layout, graph if positions is None else positions.graph)
-    stage, terms = layout.held(layout.coordinates(rank)[0]), loss_terms(graph)
+    stage, terms = layout.held(layout.coordinates(rank)[0]), own_terms(graph)
     builder = SegmentBuilder(
-        expand_forward(graph if positions is None else positions.graph, layout), layout, layout.coordinates(rank)[2], trained.parameters,
+        expand_forward(graph if positions is None else positions.graph, layout, rank), layout, layout.coordinates(rank)[2], trained.parameters,
         trained.buffers, device, opaque, None, trained.groups, precision, terms, positions,
     )  # fmt: skip
     mine = [s for s in layout.segments if s.key in stage.segments]
