@@ -92,7 +92,7 @@ def folded_memory(made: Shadow, order: Order) -> WorstMemory:
     p = made.program
     worst = worst_order_memory(p, order)
     rank = np.arange(p.ranks)
-    for axis in made.axes:
+    for axis in made.axes:  # no rank stays: such a fold has no calls
         rank = rank - (rank // axis.stride) % axis.size * axis.stride
     of = rank.tolist()
 
