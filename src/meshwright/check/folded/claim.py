@@ -51,6 +51,7 @@ class Claim:
         stored, member = lifted.fold.stored_buffers(p.buffers.actor, np.arange(plain))
         self.stored, self.member = stored.tolist(), member.tolist()  # of every buffer of the plain form
         self.plain = {row: number for number, row in enumerate(zip(self.stored, self.member, strict=True))}
+        self.owner: dict[int, int] = {}  # rank of a buffer of the plain form, once asked for
         self.stays = np.isin(p.buffers.actor, lifted.fold.fixed).tolist()  # of every stored buffer
         self.starts = [0, *accumulate(n for _, _, n in c.inputs)]
         self.parts = [0, *accumulate(n for _, _, n in c.outputs)]
@@ -77,8 +78,10 @@ class Claim:
         return 0
 
     def _owners(self, buffer: int) -> tuple[int, ...]:
-        actor = int(self.p.buffers.actor[self.stored[buffer]])
-        return (int(image(self.lifted.fold, actor, self.lifted.everyone[self.member[buffer]])),)
+        if buffer not in self.owner:
+            actor = int(self.p.buffers.actor[self.stored[buffer]])
+            self.owner[buffer] = int(image(self.lifted.fold, actor, self.lifted.everyone[self.member[buffer]]))
+        return (self.owner[buffer],)
 
     def is_output(self, rank: int, buffer: int, chunk: int) -> bool:
         b, first, count = self.c.outputs[rank]

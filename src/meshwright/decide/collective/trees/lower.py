@@ -227,9 +227,17 @@ class _Routes:
     def __init__(self, how: Lowering) -> None:
         self.how = how
         self.known: dict[tuple[int, ...], tuple[str, ...] | None] = {}
+        self.joined: set[tuple[int, int]] = set()
 
-    def of(self, path: tuple[int, ...]) -> tuple[str, ...] | None:
-        """Raises Unsupported for a path of its own in a folded program."""
+    def of(self, path: tuple[int, ...], src: int, dst: int) -> tuple[str, ...] | None:
+        """Of a channel from `src` to `dst`. Raises Unsupported for a path of its own in a folded program.
+
+        Folded, of all channels with the same two ends one path is looked at: the others are images of it that the fabric's routing takes alike.
+        """
+        if self.how.servers > 1:
+            if (src, dst) in self.joined:
+                return None
+            self.joined.add((src, dst))
         if path not in self.known:
             names = tuple(self.how.names[v] for v in path)
             self.known[path] = pinned_route(self.how.fabric, names)
@@ -318,7 +326,7 @@ def _climb(
     channel = {}
     for v in tree.order[1:]:
         src, dst = home.channel(v, tree.parent[v])
-        channel[v] = b.channel(src, dst, depth=how.depth, route=routes.of(tree.paths[v][::-1]))
+        channel[v] = b.channel(src, dst, depth=how.depth, route=routes.of(tree.paths[v][::-1], src, dst))
     done: dict[int, list[StepRef]] = {}
     hops, lanes = {tree.root: 0}, _Lanes(b, tree, how)
     for v in tree.order:
@@ -355,7 +363,7 @@ def _descend(
     channel = {}
     for v in tree.order[1:]:
         src, dst = home.channel(tree.parent[v], v)
-        channel[v] = b.channel(src, dst, depth=how.depth, route=routes.of(tree.paths[v]))
+        channel[v] = b.channel(src, dst, depth=how.depth, route=routes.of(tree.paths[v], src, dst))
     lanes = _Lanes(b, tree, how)
     below_height = [0] * len(tree.parent)
     for v in reversed(tree.order[1:]):
