@@ -10,6 +10,7 @@ from dataclasses import replace
 
 from ..check.verdict import Finding, Verdict, guarded
 from ..decide.collective.groups.strategy import Groups
+from ..fabric.fabric import Fabric
 from ..plan.plan import Plan
 from .pipeline.fill import check_filled
 from .plans import fabric_of, simulate_plan

@@ -113,11 +113,12 @@ class Claim:
         held = self.p.buffers.chunks.tolist()
         if c.op in ROOTED and c.root not in lifted.fold.fixed:
             raise Unsupported("the contract's root is moved")
+        quantities = {"all-gather": self.starts[-1], "reduce-scatter": self.parts[-1]}.get(c.op, max(n for _, _, n in c.inputs))
         # What holds for these holds for all members: images of images are images.
         for step in generators(lifted.fold):
             goes_to = image(lifted.fold, np.arange(self.n, dtype=np.int32), step)
             shift = np.asarray(step, np.int64) @ lifted.fold.buffer_shift.astype(np.int64)
-            quantity = np.full(max(self.starts[-1], self.parts[-1], *(n for _, _, n in c.inputs)), -1, np.int64)
+            quantity = np.full(quantities, -1, np.int64)
             known: set[tuple[int, ...]] = set()  # of most ranks the same ranges are the same quantities
             for rank in range(self.n):
                 other = int(goes_to[rank])
