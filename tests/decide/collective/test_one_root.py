@@ -127,13 +127,34 @@ def test_a_root_that_is_moved_is_not_proved() -> None:
         check_folded(replace(folded, contracts=(other,)))
 
 
-def test_servers_that_differ_have_other_trees() -> None:
-    fabric = without(load_fabric("dgx-a100:4"), ["box1/gpu2"])
+def found_on(fabric: Fabric, root: int) -> bool:
     graph = rate_graph(fabric, tuple(d.name for d in fabric.devices))
-    weight = [int(r == 0) for r in range(graph.ranks)]
-    assert one_root_forest(graph, weight, worst_cut(graph, weight).ratio, trees=None, max_trees=8, deadline=NEVER) is None
-    weight = [int(r == 9) for r in range(graph.ranks)]  # the one that differs is the root's
-    assert one_root_forest(graph, weight, worst_cut(graph, weight).ratio, trees=None, max_trees=8, deadline=NEVER) is not None
+    weight = [int(r == root) for r in range(graph.ranks)]
+    return one_root_forest(graph, weight, worst_cut(graph, weight).ratio, trees=None, max_trees=8, deadline=NEVER) is not None
+
+
+def test_more_than_one_server_that_differs_has_other_trees() -> None:
+    whole = load_fabric("dgx-a100:5")
+    assert found_on(without(whole, ["box1/gpu2"]), 0) and found_on(without(whole, ["box1/gpu2"]), 9)
+    assert found_on(without(whole, ["box1/gpu2", "box0/gpu2"]), 0)  # the root's own server may differ besides
+    assert not found_on(without(whole, ["box1/gpu2", "box2/gpu2"]), 0)
+    assert not found_on(load_fabric("dgx-a100:2"), 0)
+
+
+@pytest.mark.parametrize("op", ["broadcast", "reduce"])
+@pytest.mark.parametrize("down", ["box1/gpu2", "box2/nic5"])
+def test_a_server_with_a_part_down_stays_where_it_is(op: str, down: str) -> None:
+    of, plan = planned(op, without(load_fabric("dgx-h100:4"), [down]), root=3, pieces=2)
+    folded = plan.program
+    box = int(down[3])
+    odd = range(8 * box, 8 * box + 8 - ("gpu" in down))
+    assert folded.fold is not None and folded.fold.fixed == (*range(8), *odd) and folded.fold.members == 2
+    assert check_folded(folded) == []
+    whole = expand(folded)
+    assert check_program(whole).ok
+    time_s = simulated_time_s(folded, of.fabric, of.ranks, None)
+    assert simulated_time_s(whole, of.fabric, of.ranks, None) == pytest.approx(time_s, rel=1e-9)
+    assert folded_link_time(folded, {}, of.fabric, of.ranks)[0] == link_time(whole, of.fabric, of.ranks)[0]
 
 
 def test_a_fold_with_ranks_that_stay_is_written_and_read() -> None:

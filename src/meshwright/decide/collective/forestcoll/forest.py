@@ -116,7 +116,7 @@ def _spread_load(load: Mapping[tuple[int, int], int], symmetry: Shift) -> dict[t
     out: dict[tuple[int, int], int] = {}
     for (u, v), used in load.items():
         box = place[u][0] if u in place else place[v][0]
-        if box == symmetry.stays:
+        if box in symmetry.stays:
             out[u, v] = used * symmetry.members  # the arc of all images
             continue
         first = symmetry.image(u, -symmetry.turns(box)), symmetry.image(v, -symmetry.turns(box))

@@ -42,7 +42,7 @@ def _enters_from_one(ready: Prepared) -> bool:
     server = {v: i // size for i, v in enumerate(moving)}
     for tree in {id(x): x for part in ready.parts for x in (part.up, part.down) if x is not None}.values() if ready.servers > 1 else ():
         into = [v for v in tree.order[1:] if server.get(tree.parent[v], -1) != server.get(v, -1)]
-        from_one = all(server.get(tree.parent[v], -1) in ((0,) if server[v] else (-1,)) for v in into)
-        if not from_one or len({server[v] for v in into}) < len(into):
+        from_one = all(server.get(tree.parent[v], -1) == (0 if server.get(v, -1) else -1) for v in into)
+        if not from_one or len({server.get(v, -1 - v) for v in into}) < len(into):
             return False
     return ready.servers > 1

@@ -127,16 +127,16 @@ def alike(graph: RateGraph, weight: Sequence[int]) -> bool:
 class Shift:
     """Boxes that are alike, taken round: member m of the group maps box x to box (x + m) mod boxes, position by position.
 
-    `stays`: a box that is not one of them and goes nowhere, -1 = none.
+    `stays`: boxes that are not among them and go nowhere, rising.
     """
 
     boxes: Boxes
-    stays: int = -1
+    stays: tuple[int, ...] = ()
 
     @cached_property
     def moving(self) -> tuple[int, ...]:
         """The boxes that move, in order."""
-        return tuple(x for x in range(len(self.boxes.members)) if x != self.stays)
+        return tuple(x for x in range(len(self.boxes.members)) if x not in self.stays)
 
     @property
     def members(self) -> int:
@@ -144,19 +144,19 @@ class Shift:
 
     def turns(self, box: int) -> int:
         """How many boxes further a moving box is than the first."""
-        return box - (0 <= self.stays < box)
+        return box - sum(x < box for x in self.stays)
 
     def image(self, v: int, member: int) -> int:
         """Where a member of the group takes node v."""
-        if v not in self.boxes.place or self.boxes.place[v][0] == self.stays:
+        if v not in self.boxes.place or self.boxes.place[v][0] in self.stays:
             return v
         box, position = self.boxes.place[v]
         return self.boxes.members[self.moving[(self.turns(box) + member) % self.members]][position]
 
     @property
     def fixed(self) -> tuple[int, ...]:
-        """Ranks of the box that goes nowhere."""
-        return self.boxes.members[self.stays][: self.boxes.ranks[self.stays]] if self.stays >= 0 else ()
+        """Ranks of the boxes that go nowhere."""
+        return tuple(sorted(v for x in self.stays for v in self.boxes.members[x][: self.boxes.ranks[x]]))
 
     @property
     def generator(self) -> tuple[int, ...]:
