@@ -12,11 +12,11 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from fractions import Fraction
 from itertools import pairwise
 
 from ....errors import Unsupported
 from ....kernels.effort import Deadline
+from ..cuts import worst_cut
 from ..rates import RateGraph
 from ..trees.pack import Path, Tree, merged
 from ..trees.symmetry import Boxes, Shift, require_automorphism
@@ -28,9 +28,7 @@ __all__ = ["one_root_forest"]
 MIN_OTHER_SERVERS = 2
 
 
-def one_root_forest(
-    graph: RateGraph, weight: Sequence[int], optimum: Fraction, *, trees: int | None, max_trees: int, deadline: Deadline
-) -> Forest | None:
+def one_root_forest(graph: RateGraph, weight: Sequence[int], *, trees: int | None, max_trees: int, deadline: Deadline) -> Forest | None:
     """The forest of the one root, its first trees stored; None where the servers are not alike or trees do not come out.
 
     trees: of the root, images counted; None = the fewest that reach the optimum, or the best of 1..max_trees, times the other servers.
@@ -46,6 +44,7 @@ def one_root_forest(
         shift = Shift(boxes, tuple(sorted((home, *odd))))
         if shift.members < MIN_OTHER_SERVERS or len(odd) > 1 or (trees or 0) % shift.members:
             return None
+        optimum = worst_cut(graph, weight).ratio
         k, stretch = choose_trees(
             graph, weight, optimum, trees=trees // shift.members if trees else None, max_trees=max_trees, deadline=deadline
         )  # fmt: skip
