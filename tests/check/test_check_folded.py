@@ -239,7 +239,7 @@ def test_a_contract_that_is_not_its_own_image_is_left_open() -> None:
     with pytest.raises(Unsupported, match="images"):
         check_folded(replace(program, contracts=(replace(c, inputs=swapped),)))
     with pytest.raises(Unsupported, match="only all-gather"):
-        check_folded(replace(program, contracts=(replace(c, op="broadcast", root=0),)))
+        check_folded(replace(program, contracts=(replace(c, op="gather", root=0),)))
     with pytest.raises(Unsupported, match="equal shares"):
         check_folded(replace(program, contracts=(replace(c, outputs=((c.outputs[0][0], 0, 1), *c.outputs[1:])),)))
 

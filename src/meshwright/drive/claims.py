@@ -10,6 +10,7 @@ from dataclasses import replace
 
 from ..check.verdict import Finding, Verdict, guarded
 from ..decide.collective.groups.strategy import Groups
+from ..fabric.fabric import Fabric
 from ..plan.plan import Plan
 from .pipeline.fill import check_filled
 from .plans import fabric_of, simulate_plan
@@ -28,7 +29,8 @@ def check_claims(plan: Plan) -> Verdict:
     """The checker's verdict on the plan, and the claims that it cannot judge itself. Notes name what a plan does not state."""
     from ..check import check_plan
 
-    verdict = check_plan(plan, fabric_of(plan))
+    fabric = fabric_of(plan)
+    verdict = check_plan(plan, fabric)
     notes = list(verdict.notes)
     found = [*verdict.findings, *guarded("claims", lambda: _names(plan, notes))]
     if plan.bound is None:
@@ -38,15 +40,15 @@ def check_claims(plan: Plan) -> Verdict:
     elif verdict.ok and any(e.table for e in plan.cycle):
         notes.append("its prediction is a mean over programs that the data select: not compared with a simulation")
     elif verdict.ok:  # what is wrong need not end in the simulator
-        found += guarded("claims", lambda: _prediction(plan))
+        found += guarded("claims", lambda: _prediction(plan, fabric))
     if "fill" in plan.job and verdict.ok:
         found += guarded("fill", lambda: check_filled(plan))
     return replace(verdict, findings=tuple(found), notes=tuple(notes))
 
 
-def _prediction(plan: Plan) -> list[Finding]:
+def _prediction(plan: Plan, fabric: Fabric) -> list[Finding]:
     assert plan.prediction is not None
-    claimed, simulated = plan.prediction.time_s, simulate_plan(plan, record=False).makespan_s
+    claimed, simulated = plan.prediction.time_s, simulate_plan(plan, record=False, target=fabric).makespan_s
     if abs(claimed - simulated) <= PREDICTION_TOLERANCE * simulated:
         return []
     text = f"the plan predicts {claimed:.6g} s, its programs take {simulated:.6g} s in the simulator"

@@ -81,12 +81,14 @@ def write_plan(path: str | Path, plan: Plan) -> None:
 
 @stage("simulating the plan")
 def simulate_plan(
-    plan: Plan, fabric: Fabric | None = None, cost: Cost | None = None, *, record: bool = True, transfers: bool = False
-) -> Timeline:
-    """Simulates the plan's main program, by default on the fabric it was made for; another fabric takes its devices in order."""
+    plan: Plan, fabric: Fabric | None = None, cost: Cost | None = None, *, record: bool = True, transfers: bool = False,
+    target: Fabric | None = None,
+) -> Timeline:  # fmt: skip
+    """Simulates the plan's main program, by default on the fabric it was made for (`target`, if that is read already); another fabric takes its
+    devices in order."""
     from ..simulate import simulate_stored
 
-    target = fabric_of(plan)
+    target = target or fabric_of(plan)
     where = target if fabric is None else fabric
     placement = plan.placement if fabric is None else tuple(d.name for d in where.devices[: plan.main.ranks])
     if len(placement) < plan.main.ranks:

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 import numpy as np
 
 from .calls import InlinedProgram, inline
-from .fold import folded_axes
+from .fold import representative
 from .fold_calls import inline_folded
 from .program import I32, Program
 
@@ -27,6 +27,4 @@ def flatten(program: Program, programs: Mapping[str, Program]) -> InlinedProgram
 def represented_by(program: Program) -> I32:
     """Per rank the rank whose stored lanes it runs: itself, where nothing is folded."""
     rank = np.arange(program.ranks, dtype=np.int32)
-    for axis in folded_axes(program.fold) if program.fold is not None else ():
-        rank = rank - (rank // axis.stride) % axis.size * axis.stride
-    return rank.astype(np.int32)
+    return rank if program.fold is None else representative(program.fold, rank).astype(np.int32)

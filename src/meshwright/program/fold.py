@@ -1,16 +1,17 @@
 """Folded programs: symmetric ranks share lane bodies. Their plain form; calls inside them: `fold_calls`.
 
 `Fold` (see `program`) says which mesh axes of the ranks are symmetric; stored are the lanes and buffers of the representatives, the
-ranks whose coordinates on those axes are 0. A stored channel starts at a representative. A step that receives from it is stored
-at the representative of its destination and means the image that arrives there: so one stored channel has one stored sender and
-one stored receiver, even where it leads to another member. Ops on an axis named "tensor" move their `part` with the member.
+ranks whose coordinates on those axes are 0, and of the ranks that no member moves (`Fold.fixed`), which stand for themselves. A stored channel
+starts at one of these. A step that receives from it is stored at the representative of its destination and means the image that arrives there: so
+one stored channel has one stored sender and one stored receiver, even where it leads to another member. Ops on an axis named "tensor" move their
+`part` with the member.
 Groups of communicators are stored in rising order, their images too. Everything is defined by `expand`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import fields, replace
 from itertools import product
 from typing import Any
 
@@ -21,7 +22,7 @@ from ..errors import FormatError, Unsupported
 from .program import I32, MAX_EXECUTED_STEPS, Buffers, Calls, Channels, Comms, Csr, Fold, FoldAxis, Kind, Lanes, Ops, Part, Program, Sizes, Steps
 from .validate import validate
 
-__all__ = ["expand", "folded_axes", "generators", "image", "is_representative", "members", "representative"]
+__all__ = ["coordinates", "expand", "folded_axes", "generators", "image", "is_representative", "members", "representative"]
 
 
 def folded_axes(fold: Fold) -> tuple[FoldAxis, ...]:
@@ -45,28 +46,45 @@ def generators(fold: Fold) -> list[tuple[int, ...]]:
 
 def image(fold: Fold, ranks: NDArray[np.integer[Any]] | int, member: tuple[int, ...]) -> NDArray[np.int32]:
     """Where the ranks go under a member's offset."""
-    out = np.asarray(ranks, np.int32)
+    start = np.asarray(ranks, np.int32)
+    out, stays = _place(fold, start)
     for axis, offset in zip(folded_axes(fold), member, strict=True):
         at = (out // axis.stride) % axis.size
         moved = at ^ offset if axis.kind == "xor" else (at + offset) % axis.size
         out = out + (moved - at) * axis.stride
-    return out.astype(np.int32)
+    return np.where(stays, start, _rank(fold, out)).astype(np.int32)
 
 
 def representative(fold: Fold, ranks: NDArray[np.integer[Any]]) -> NDArray[np.int64]:
     """The rank that stands for each of these."""
-    out = ranks.astype(np.int64)
+    out, stays = _place(fold, ranks)
     for axis in folded_axes(fold):
         out = out - (out // axis.stride) % axis.size * axis.stride
-    return out
+    return np.where(stays, ranks, _rank(fold, out)).astype(np.int64)
 
 
 def is_representative(fold: Fold, rank: int) -> bool:
-    return all((rank // axis.stride) % axis.size == 0 for axis in folded_axes(fold))
+    """Whether the rank is stored: it is a representative, or no member moves it."""
+    return not coordinates(fold, np.array([rank])).any()
 
 
-def _coordinates(fold: Fold, rank: int) -> tuple[int, ...]:
-    return tuple((rank // axis.stride) % axis.size for axis in folded_axes(fold))
+def coordinates(fold: Fold, ranks: NDArray[np.integer[Any]]) -> NDArray[np.int64]:
+    """(ranks, folded axes): the offsets of the ranks from their representatives; all 0 of ranks that stay."""
+    place, stays = _place(fold, ranks)
+    rows = [np.where(stays, 0, (place // axis.stride) % axis.size) for axis in folded_axes(fold)]
+    return np.array(rows, np.int64).reshape(len(rows), len(place)).T
+
+
+def _place(fold: Fold, ranks: NDArray[np.integer[Any]]) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
+    """The ranks numbered among those that move, and which of them do not."""
+    fixed = np.asarray(fold.fixed, np.int64)
+    return ranks - np.searchsorted(fixed, ranks), np.isin(ranks, fixed)
+
+
+def _rank(fold: Fold, place: NDArray[np.integer[Any]]) -> NDArray[np.int64]:
+    """The ranks with these numbers among those that move: as many later as ranks that stay come before."""
+    fixed = np.asarray(fold.fixed, np.int64)
+    return place.astype(np.int64) + np.searchsorted(fixed - np.arange(len(fixed)), place, side="right")
 
 
 def _back(fold: Fold, member: tuple[int, ...], by: tuple[int, ...]) -> tuple[int, ...]:
@@ -91,15 +109,15 @@ def require_folded(p: Program) -> Fold:
             what = f"axis {axis.name!r} of size {axis.size} and stride {axis.stride}"
             raise FormatError(f"{what} does not tile {p.ranks} ranks", where=f"{p.name}.fold")
         stride *= axis.size
-    if stride != p.ranks:
-        raise FormatError(f"axes hold {stride} ranks, the program has {p.ranks}", where=f"{p.name}.fold")
+    if stride != p.ranks - len(fold.fixed):
+        raise FormatError(f"axes hold {stride} ranks, the program has {p.ranks - len(fold.fixed)} that move", where=f"{p.name}.fold")
+    if fold.fixed and (len(p.calls) or len(p.ops) or len(p.sizes) or len(p.comms) or np.any(p.buffers.alias_of >= 0) or len(p.buffers.last.values)):
+        raise Unsupported("ranks that stay, in a program with more than transfers between whole buffers", where=p.name, hint="build it unfolded")
     expected = (len(folded_axes(fold)), len(p.buffers))
     if fold.buffer_shift.shape != expected:
         raise FormatError(f"shape {fold.buffer_shift.shape}, expected {expected}", where=f"{p.name}.fold.buffer_shift")
     for what, actors in (("lane", p.lanes.actor), ("buffer", p.buffers.actor), ("channel", p.channels.src)):
-        first = np.ones(len(actors), bool)
-        for axis in folded_axes(fold):
-            first &= (actors // axis.stride) % axis.size == 0
+        first = representative(fold, actors) == actors
         if not first.all():
             number = int(np.flatnonzero(~first)[0])
             raise FormatError(f"{what} {number} is at rank {int(actors[number])}, which is not a representative", where=f"{p.name}.fold")
@@ -158,7 +176,7 @@ def _image_steps(p: Program, fold: Fold, member: tuple[int, ...], number: Mappin
     """Step columns of one member in the plain program's numbers (all but `after`)."""
     s, c, me = p.steps, p.channels, number[member]
     # a channel is its sender's: what arrives here was sent by the member from which the same channel leads to this one
-    sends_to = np.array([number[_back(fold, member, _coordinates(fold, int(dst)))] for dst in c.dst], np.int64)
+    sends_to = np.array([number[_back(fold, member, tuple(by))] for by in coordinates(fold, c.dst).tolist()], np.int64)
     out: dict[str, NDArray[np.int64]] = {}
     for name in ("kind", "parts", "count", "size"):
         out[name] = getattr(s, name).astype(np.int64)
@@ -168,13 +186,22 @@ def _image_steps(p: Program, fold: Fold, member: tuple[int, ...], number: Mappin
     sets = (s.parts & (Part.IN_SET | Part.OUT_SET)) != 0
     if np.any(sets):
         raise Unsupported("a folded program with channel sets", where=p.name, hint="build it unfolded")
-    incoming = np.maximum(s.chan_in, 0)
+    incoming, at = np.maximum(s.chan_in, 0), _buffer_numbers(p, fold)[me]
     out["chan_in"] = np.where(s.chan_in >= 0, (sends_to[incoming] if len(c) else 0) * len(c) + s.chan_in, -1)
     out["chan_out"] = np.where(s.chan_out >= 0, me * len(c) + s.chan_out, -1)
     for side in ("src", "dst"):
         buffer, chunk = getattr(s, f"{side}_buffer"), getattr(s, f"{side}_chunk")
-        out[f"{side}_buffer"] = np.where(buffer >= 0, buffer + me * len(p.buffers), -1)
+        out[f"{side}_buffer"] = np.where(buffer >= 0, at[np.maximum(buffer, 0)] if len(at) else -1, -1)
         out[f"{side}_chunk"] = _shift_chunks(p, fold, member, buffer, chunk, s.count)
+    return out
+
+
+def _buffer_numbers(p: Program, fold: Fold) -> NDArray[np.int64]:
+    """(members, stored buffers): the number of each in the plain form; buffers of ranks that stay are one for all."""
+    out = np.tile(np.arange(len(p.buffers), dtype=np.int64), (fold.members, 1))
+    number = np.arange(fold.plain_buffers(p.buffers.actor))
+    stored, member = fold.stored_buffers(p.buffers.actor, number)
+    out[member, stored] = number
     return out
 
 
@@ -225,6 +252,8 @@ def _expand_channels(p: Program, fold: Fold, everyone: list[tuple[int, ...]], co
 
 def _expand_buffers(p: Program, fold: Fold, everyone: list[tuple[int, ...]]) -> Buffers:
     b, k, n = p.buffers, len(everyone), len(p.buffers)
+    if fold.fixed:
+        return _kept_buffers(p, fold, everyone)
     base = np.repeat(np.arange(k, dtype=np.int32) * n, n)
     size_base = np.repeat(np.arange(k, dtype=np.int32) * len(p.sizes), n)
     tiled = {
@@ -236,6 +265,16 @@ def _expand_buffers(p: Program, fold: Fold, everyone: list[tuple[int, ...]]) -> 
         b, actor=np.concatenate([image(fold, b.actor, m) for m in everyone]), alias_of=np.where(alias >= 0, alias + base, -1).astype(np.int32),
         size=np.where(size >= 0, size + size_base, -1).astype(np.int32), last=_tile_csr(b.last, k, len(p.steps)), name=b.name * k, **tiled,
     )  # fmt: skip
+
+
+def _kept_buffers(p: Program, fold: Fold, everyone: list[tuple[int, ...]]) -> Buffers:
+    """`_expand_buffers` where some ranks stay."""
+    b = p.buffers
+    stored, member = fold.stored_buffers(b.actor, np.arange(fold.plain_buffers(b.actor)))
+    tiled = {f.name: getattr(b, f.name)[stored] for f in fields(Buffers) if f.name not in ("actor", "last", "name")}
+    every = np.stack([image(fold, b.actor, m) for m in everyone])
+    name = tuple(b.name[i] for i in stored.tolist()) if b.name else ()
+    return replace(b, actor=every[member, stored], last=Csr.of([[]] * len(stored)), name=name, **tiled)
 
 
 def _expand_ops(p: Program, fold: Fold, everyone: list[tuple[int, ...]]) -> Ops:

@@ -72,9 +72,8 @@ def inline_folded(program: Program, programs: Mapping[str, Program]) -> InlinedP
         tag[theirs] = unique[pair, 0]
     shift = _shifts(program, fold, inlined.program, sites, which)
     back = np.append(unique[:, 0], -1).astype(np.int32)
-    folded = replace(
-        inlined.program, fold=Fold(fold.axes, shift), comms=program.comms, channels=replace(c, dst=dst.astype(np.int32), tag=tag.astype(np.int32))
-    )
+    channels = replace(c, dst=dst.astype(np.int32), tag=tag.astype(np.int32))
+    folded = replace(inlined.program, fold=replace(fold, buffer_shift=shift), comms=program.comms, channels=channels)
     return InlinedProgram(folded, inlined.origin_step, back[inlined.comm])
 
 

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..errors import Unsupported
-from .fold import folded_axes, image, members, require_folded
+from .fold import coordinates, folded_axes, image, members, require_folded
 from .program import I32, Buffers, Channels, Csr, Fold, Lanes, Part, Program, Steps
 
 __all__ = ["Lifted", "part"]
@@ -40,7 +40,7 @@ class Lifted:
         for column, flag, table in ((p.steps.chan_out, Part.SEND, self.sender), (p.steps.chan_in, Part.RECV, self.receiver)):
             at = np.flatnonzero((p.steps.parts & flag) != 0)
             table[column[at]] = lane_of[at]
-        self.leads = np.array([self._coordinates(int(r)) for r in p.channels.dst], np.int64).reshape(c, -1)
+        self.leads = coordinates(self.fold, p.channels.dst)
         owner = np.repeat(np.arange(len(p.steps)), np.diff(p.steps.after_ptr))
         joined = np.unique(np.stack([lane_of[owner], lane_of[p.steps.after_step]]), axis=1) if len(owner) else np.zeros((2, 0), np.int64)
         self.near: list[list[tuple[int, int, int]]] = [[] for _ in range(len(p.lanes))]  # (other lane, channel or -1, +1 | -1)
@@ -51,9 +51,6 @@ class Lifted:
             a, b = int(self.sender[channel]), int(self.receiver[channel])
             self.near[a].append((b, channel, 1))
             self.near[b].append((a, channel, -1))
-
-    def _coordinates(self, rank: int) -> tuple[int, ...]:
-        return tuple((rank // axis.stride) % axis.size for axis in self.axes)
 
     def moved(self, member: int, channel: int, way: int) -> int:
         """The member that a channel of `member` leads to (way 1), or whose channel leads to it (-1)."""
@@ -80,8 +77,13 @@ class Lifted:
 
 
 def part(lifted: Lifted, nodes: list[tuple[int, int]]) -> Program:
-    """The plain program of these nodes. All lanes tied to a node must be among them; buffers are those of the whole plain form."""
+    """The plain program of these nodes. All lanes tied to a node must be among them; buffers are those of the whole plain form.
+
+    Raises: Unsupported (a range of chunks wraps around, or ranks stay where they are).
+    """
     p, fold = lifted.program, lifted.fold
+    if fold.fixed:
+        raise Unsupported("lanes that hang together are not written out where ranks stay", where=p.name)
     lane = np.array([node[0] for node in nodes], np.int64)
     member = np.array([node[1] for node in nodes], np.int64)
     width = (p.lanes.end - p.lanes.start).astype(np.int64)[lane]

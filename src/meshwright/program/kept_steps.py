@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from .program import I32, Buffers, Calls, Csr, Fold, Kind, Ops, Program, Steps
+from .program import I32, Buffers, Calls, Csr, Kind, Ops, Program, Steps
 from .validate import validate
 
 __all__ = ["kept_steps"]
@@ -68,7 +68,7 @@ def kept_steps(p: Program, steps: NDArray[np.bool_], buffers: NDArray[np.bool_],
             reads=_triples(o.reads, ops, to_buffer, 0), writes=_triples(o.writes, ops, to_buffer, 0),
         ),
         calls=Calls(comm=c.comm[calls], callee=c.callee[calls], names=c.names, binds=_triples(c.binds, calls, to_buffer, 1)),
-        contracts=(), fold=Fold(p.fold.axes, p.fold.buffer_shift[:, held]) if p.fold is not None else None,
+        contracts=(), fold=replace(p.fold, buffer_shift=p.fold.buffer_shift[:, held]) if p.fold is not None else None,
     )  # fmt: skip
     validate(made)
     return made

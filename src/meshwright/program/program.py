@@ -305,10 +305,14 @@ class Fold:
     (coordinate + m) mod size, or coordinate xor m; a buffer of the representative becomes the image's twin, and a chunk index c
     of it becomes (c + m · shift) mod chunks for the buffer's `shift` on that axis. A channel goes from the image of its
     source to the image of its destination. Comms map to the comm that holds the images.
+
+    `fixed`: ranks that every member leaves where they are, rising; the axes tile the others, numbered in order. They are stored too. A lane of theirs
+    has one image per member like any other, all at its rank; a buffer of theirs is one buffer, whose chunks move.
     """
 
     axes: tuple[FoldAxis, ...]
     buffer_shift: I32  # (folded axes, buffers): chunks moved per unit of offset
+    fixed: tuple[int, ...] = ()
 
     @property
     def members(self) -> int:
@@ -317,6 +321,19 @@ class Fold:
             if axis.kind != "plain":
                 total *= axis.size
         return total
+
+    def plain_buffers(self, actor: I32) -> int:
+        """How many buffers the plain form has: all that are stored (at `actor`), then member after member those that move."""
+        return len(actor) + int((~np.isin(actor, self.fixed)).sum()) * (self.members - 1)
+
+    def stored_buffers(self, actor: I32, buffer: NDArray[np.integer[Any]]) -> tuple[I64, I64]:
+        """(stored buffer, member) of buffers of the plain form."""
+        moving = np.flatnonzero(~np.isin(actor, self.fixed))
+        later = np.maximum(buffer.astype(np.int64) - len(actor), 0)
+        first = buffer < len(actor)
+        each = max(len(moving), 1)
+        stored = np.where(first, buffer, moving[later % each] if len(moving) else 0)
+        return stored.astype(np.int64), np.where(first, 0, 1 + later // each).astype(np.int64)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -6,6 +6,7 @@ Whether a program is *right* (delivers, cannot deadlock, fits) is the business o
 from __future__ import annotations
 
 from dataclasses import fields
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -162,8 +163,11 @@ def _fold(program: Program) -> None:
         if axis.kind == "xor" and axis.size & (axis.size - 1):
             raise FormatError(f"an xor axis needs a power of two, got {axis.size}", where=f"program.fold.axes[{i}].size")
         size *= axis.size
-    if size != program.ranks:
-        raise FormatError(f"axes of {size} ranks in a program of {program.ranks}", where="program.fold.axes")
+    fixed = program.fold.fixed
+    if any(a >= b for a, b in pairwise((-1, *fixed, program.ranks))):
+        raise FormatError(f"must be different ranks 0..{program.ranks - 1}, rising", where="program.fold.fixed")
+    if size != program.ranks - len(fixed):
+        raise FormatError(f"axes of {size} ranks in a program of {program.ranks}, of which {len(fixed)} stay", where="program.fold.axes")
     folded = sum(axis.kind != "plain" for axis in program.fold.axes)
     if program.fold.buffer_shift.shape != (folded, len(program.buffers)):
         raise FormatError(f"must be {folded} x {len(program.buffers)}, got {program.fold.buffer_shift.shape}", where="program.fold.buffer_shift")
@@ -194,16 +198,18 @@ def _promise(program: Program, promised: Contract, where: str) -> None:
     if promised.numbers and sorted(promised.numbers) != list(range(members)):
         raise FormatError(f"must hold every number 0..{members - 1} once", where=f"{where}.numbers")
     # a contract speaks of every rank, so of the plain form's buffers: those of member 0, of member 1, ... (`fold.expand`)
-    stored = len(program.buffers)
-    plain = stored * (program.fold.members if program.fold is not None else 1)
+    b, fold = program.buffers, program.fold
+    plain = len(b) if fold is None else fold.plain_buffers(b.actor)
     for field in ("inputs", "outputs"):
         ranges = getattr(promised, field)
         if len(ranges) != members:
             raise FormatError(f"has {len(ranges)} entries, expected one per rank ({members})", where=f"{where}.{field}")
-        for i, (buffer, first, count) in enumerate(ranges):
-            if not 0 <= buffer < plain:
-                raise FormatError(f"must be a buffer 0..{plain - 1}, got {buffer}", where=f"{where}.{field}[{i}]")
-            chunks = int(program.buffers.chunks[buffer % stored])
+        named = np.array([buffer for buffer, _, _ in ranges], np.int64).reshape(-1)
+        if np.any(bad := (named < 0) | (named >= plain)):
+            i = int(np.argmax(bad))
+            raise FormatError(f"must be a buffer 0..{plain - 1}, got {named[i]}", where=f"{where}.{field}[{i}]")
+        held = b.chunks[named if fold is None else fold.stored_buffers(b.actor, named)[0]].tolist()
+        for i, ((_, first, count), chunks) in enumerate(zip(ranges, held, strict=True)):
             if first < 0 or count < 0 or first + count > chunks:
                 raise FormatError(f"chunks {first}..{first + count} of a buffer with {chunks}", where=f"{where}.{field}[{i}]")
 

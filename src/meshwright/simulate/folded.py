@@ -96,8 +96,9 @@ def _paths(p: Program, fabric: Fabric, placement: Sequence[str]) -> tuple[list[t
     if np.any(p.channels.route >= 0):
         raise Unsupported("a folded program with pinned routes", where=p.name, hint="leave the routes to the fabric")
     on = np.array([fabric.actor_of[name] for name in placement], np.int64)
-    used, pairs = used_channels(p), zip(on[p.channels.src].tolist(), on[p.channels.dst].tolist(), strict=True)
-    paths = [fabric.route(*pair) if used[c] else () for c, pair in enumerate(pairs)]
+    used, pairs = used_channels(p), list(zip(on[p.channels.src].tolist(), on[p.channels.dst].tolist(), strict=True))
+    known = {pair: fabric.route(*pair) for pair in {pairs[c] for c in np.flatnonzero(used).tolist()}}  # many channels join the same two
+    paths = [known[pair] if used[c] else () for c, pair in enumerate(pairs)]
     first = _orbits_by_symmetry(fold, fabric, on, paths)
     if first is None:
         return paths, *_orbits_by_listing(p, fabric, on, used)

@@ -10,6 +10,7 @@ import pytest
 from meshwright.check import check_program
 from meshwright.check.folded.program import check_folded
 from meshwright.decide.collective import CollectiveProblem
+from meshwright.decide.collective.bounds.collective import collective_bound
 from meshwright.decide.collective.classic import direct
 from meshwright.decide.collective.classic.direct import Direct
 from meshwright.decide.collective.program_time import simulated_time_s
@@ -89,3 +90,11 @@ def test_many_pairs_are_folded_and_what_cannot_be_is_refused(monkeypatch: pytest
     for of, options in ((problem(op="all-gather"), {}), (some, {}), (problem(), {"order": "servers"})):
         with pytest.raises(Unsupported, match="folded"):
             planned(of, fold=True, **options)
+
+
+def test_pairs_of_many_ranks_are_not_listed_for_a_bound_that_is_not_worked_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On 8,192 ranks the list alone took 7.5 GB."""
+    monkeypatch.setattr("meshwright.decide.collective.bounds.flow.MAX_COLUMNS", 1)
+    monkeypatch.setattr("meshwright.decide.collective.bounds.flow.demands", lambda _: pytest.fail("pairs were listed"))
+    of = problem()
+    assert collective_bound(of).certificate.kind != "metric"

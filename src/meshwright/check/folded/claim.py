@@ -19,6 +19,8 @@ from ..verdict import MAX_FINDINGS_OF_A_KIND, Finding
 __all__ = ["Claim", "wrong_cell"]
 
 Ints = NDArray[np.int64]
+ROOTED = ("broadcast", "reduce")
+UNDIVIDED = ("all-reduce", *ROOTED)  # every rank has the whole before and after
 
 
 def wrong_cell(p: Program, rank: int, buffer: int, chunk: int, have: int, want: int, step: int) -> Finding:
@@ -43,9 +45,14 @@ class Claim:
     def __init__(self, p: Program, lifted: Lifted, c: Contract) -> None:
         self.p, self.lifted, self.c, self.n = p, lifted, c, p.ranks
         self.buffers = {b for b, _, _ in (*c.inputs, *c.outputs)}
-        stored, k = len(p.buffers), len(lifted.everyone)
-        if any(not 0 <= b < stored * k for b in self.buffers) or len(c.inputs) != self.n or len(c.outputs) != self.n:
+        plain = lifted.fold.plain_buffers(p.buffers.actor)
+        if any(not 0 <= b < plain for b in self.buffers) or len(c.inputs) != self.n or len(c.outputs) != self.n:
             raise Unsupported("the contract names buffers that do not exist")
+        stored, member = lifted.fold.stored_buffers(p.buffers.actor, np.arange(plain))
+        self.stored, self.member = stored.tolist(), member.tolist()  # of every buffer of the plain form
+        self.plain = {row: number for number, row in enumerate(zip(self.stored, self.member, strict=True))}
+        self.owner: dict[int, int] = {}  # rank of a buffer of the plain form, once asked for
+        self.stays = np.isin(p.buffers.actor, lifted.fold.fixed).tolist()  # of every stored buffer
         self.starts = [0, *accumulate(n for _, _, n in c.inputs)]
         self.parts = [0, *accumulate(n for _, _, n in c.outputs)]
         sizes = {n for _, _, n in c.inputs}
@@ -62,6 +69,8 @@ class Claim:
     def initial(self, buffer: int, chunk: int) -> int:
         """What a cell holds before the program runs: 0 = nothing known."""
         for rank in self._owners(buffer):
+            if self.c.op == "broadcast" and rank != self.c.root:
+                continue
             b, first, count = self.c.inputs[rank]
             if b == buffer and first <= chunk < first + count:
                 quantity = (self.starts[rank] if self.c.op == "all-gather" else 0) + chunk - first
@@ -69,12 +78,18 @@ class Claim:
         return 0
 
     def _owners(self, buffer: int) -> tuple[int, ...]:
-        stored = len(self.p.buffers)
-        return (int(image(self.lifted.fold, int(self.p.buffers.actor[buffer % stored]), self.lifted.everyone[buffer // stored])),)
+        if buffer not in self.owner:
+            actor = int(self.p.buffers.actor[self.stored[buffer]])
+            self.owner[buffer] = int(image(self.lifted.fold, actor, self.lifted.everyone[self.member[buffer]]))
+        return (self.owner[buffer],)
 
     def is_output(self, rank: int, buffer: int, chunk: int) -> bool:
         b, first, count = self.c.outputs[rank]
-        return b == buffer and first <= chunk < first + count
+        return b == buffer and first <= chunk < first + count and self.promised(rank)
+
+    def promised(self, rank: int) -> bool:
+        """Whether the rank is to have a result: of a reduction only the root is."""
+        return self.c.op != "reduce" or rank == self.c.root
 
     def wanted(self, rank: int, chunk: int) -> int:
         at = chunk - self.c.outputs[rank][1]
@@ -82,6 +97,8 @@ class Claim:
             return (1 << (32 + at // self.c.inputs[0][2])) | (1 + at)
         if self.c.op == "all-to-all":
             return (1 << (32 + at // self.block)) | (1 + rank * self.block + at % self.block)
+        if self.c.op == "broadcast":
+            return (1 << (32 + self.c.root)) | (1 + at)
         skip = self.parts[rank] if self.c.op == "reduce-scatter" else 0
         return ((1 << self.n) - 1) << 32 | (1 + skip + at)
 
@@ -93,22 +110,31 @@ class Claim:
         Raises: Unsupported.
         """
         lifted, c = self.lifted, self.c
-        stored = len(self.p.buffers)
+        held = self.p.buffers.chunks.tolist()
+        if c.op in ROOTED and c.root not in lifted.fold.fixed:
+            raise Unsupported("the contract's root is moved")
+        quantities = {"all-gather": self.starts[-1], "reduce-scatter": self.parts[-1]}.get(c.op, max(n for _, _, n in c.inputs))
         # What holds for these holds for all members: images of images are images.
         for step in generators(lifted.fold):
             goes_to = image(lifted.fold, np.arange(self.n, dtype=np.int32), step)
             shift = np.asarray(step, np.int64) @ lifted.fold.buffer_shift.astype(np.int64)
-            quantity = np.full(max(self.starts[-1], self.parts[-1], *(n for _, _, n in c.inputs)), -1, np.int64)
+            quantity = np.full(quantities, -1, np.int64)
+            known: set[tuple[int, ...]] = set()  # of most ranks the same ranges are the same quantities
             for rank in range(self.n):
                 other = int(goes_to[rank])
                 for table, place in ((c.inputs, self._in_place), (c.outputs, self._out_place)):
                     b, first, count = table[rank]
                     to, there, _ = table[other]
-                    chunks = int(self.p.buffers.chunks[b % stored])
+                    chunks, by = held[self.stored[b]], int(shift[self.stored[b]])
                     if self._buffer_image(b, step) != to:
                         raise Unsupported("the contract's buffers are not each other's images")
+                    if c.op != "all-to-all":
+                        one, two = (int(place(x, np.zeros(1, np.int64))[0]) for x in (rank, other))
+                        if (alike := (chunks, by, first, count, there, one, two)) in known:
+                            continue
+                        known.add(alike)
                     at = np.arange(first, first + count)
-                    moved = (at + shift[b % stored]) % chunks if count < chunks or shift[b % stored] else at
+                    moved = (at + by) % chunks if count < chunks or by else at
                     if np.any((moved < there) | (moved >= there + count)):
                         raise Unsupported("the contract's ranges are not each other's images")
                     q, r = place(rank, at - first), place(other, moved - there)
@@ -129,14 +155,15 @@ class Claim:
         return at + (self.parts[rank] if self.c.op == "reduce-scatter" else 0)
 
     def _buffer_image(self, buffer: int, step: tuple[int, ...]) -> int:
-        stored = len(self.p.buffers)
-        here = self.lifted.everyone[buffer // stored]
+        if self.stays[self.stored[buffer]]:
+            return buffer
+        here = self.lifted.everyone[self.member[buffer]]
         there = tuple(a ^ b if axis.kind == "xor" else (a + b) % axis.size for axis, a, b in zip(self.lifted.axes, here, step, strict=True))
-        return self.lifted.number[there] * stored + buffer % stored
+        return self.plain[self.stored[buffer], self.lifted.number[there]]
 
     def uncovered(self, written: list[set[tuple[int, int]]]) -> list[Finding]:
         """Output cells of representatives that no component writes and that do not hold the right input."""
-        lifted, stored = self.lifted, len(self.p.buffers)
+        lifted = self.lifted
         # Each rank is the image of one representative under one member.
         home: dict[int, tuple[int, tuple[int, ...]]] = {}
         for rank in np.unique(self.p.buffers.actor).tolist():
@@ -147,7 +174,7 @@ class Claim:
         for cells in written:
             for rank, chunk in cells:
                 first, m = home[rank]
-                local = self.c.outputs[rank][0] % stored
+                local = self.stored[self.c.outputs[rank][0]]
                 chunks = int(self.p.buffers.chunks[local])
                 # What a component writes at rank (first, m), the component's image under m's inverse writes at `first`, moved back.
                 covered.setdefault(first, set()).add(int((chunk - np.dot(np.asarray(m, np.int64), shift[:, local])) % chunks))
@@ -156,7 +183,7 @@ class Claim:
             b, first, count = self.c.outputs[rank]
             for chunk in range(first, first + count):
                 if chunk not in covered.get(rank, set()) and self.initial(b, chunk) != self.wanted(rank, chunk):
-                    found.append(wrong_cell(self.p, rank, b % stored, chunk, 0, 0, -1))
+                    found.append(wrong_cell(self.p, rank, self.stored[b], chunk, 0, 0, -1))
                     if len(found) >= MAX_FINDINGS_OF_A_KIND:
                         return found
         return found
@@ -176,6 +203,6 @@ class Claim:
             return
         whole, own = (c.outputs, c.inputs) if c.op == "all-gather" else (c.inputs, c.outputs)
         starts = self.starts if c.op == "all-gather" else self.parts
-        in_order = c.op == "all-reduce" or all(first == starts[rank] for rank, (_, first, _) in enumerate(own))
-        if any((first, count) != (0, chunks) for _, first, count in whole) or not in_order or (c.op == "all-reduce" and whole != own):
+        in_order = c.op in UNDIVIDED or all(first == starts[rank] for rank, (_, first, _) in enumerate(own))
+        if any((first, count) != (0, chunks) for _, first, count in whole) or not in_order or (c.op in UNDIVIDED and whole != own):
             raise Unsupported("a contract that is not in place")

@@ -57,7 +57,9 @@ def folded_link_time(
 
 def _by_symmetry(fold: Fold, fabric: Fabric, on: Ints, p: Program, used: Ints, total: Ints) -> dict[int, Fraction]:
     """Bytes of every link, from the representatives' routes; empty where the fabric does not show the symmetry."""
-    paths = [fabric.route(int(on[p.channels.src[c]]), int(on[p.channels.dst[c]])) for c in used.tolist()]
+    pairs = list(zip(on[p.channels.src[used]].tolist(), on[p.channels.dst[used]].tolist(), strict=True))
+    known = {pair: fabric.route(*pair) for pair in set(pairs)}  # many channels join the same two
+    paths = [known[pair] for pair in pairs]
     ranks, moves = np.arange(len(on)), []
     kind = dict(zip(on.tolist(), on[representative(fold, ranks)].tolist(), strict=True))
     for step in generators(fold):
@@ -92,7 +94,7 @@ def folded_memory(made: Shadow, order: Order) -> WorstMemory:
     p = made.program
     worst = worst_order_memory(p, order)
     rank = np.arange(p.ranks)
-    for axis in made.axes:
+    for axis in made.axes:  # no rank stays: such a fold has no calls
         rank = rank - (rank // axis.stride) % axis.size * axis.stride
     of = rank.tolist()
 

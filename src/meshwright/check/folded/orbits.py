@@ -7,6 +7,8 @@ Members of a fold along one axis do the same, moved. So:
 4. Values: steps run in an order of the quotient, all members of a step at once. That is an order of the whole program, since what a step waits for
    comes before it there too, and without races any order gives the same. A representative's memory stands for all: what it receives from a member
    is what the representative sent, moved to that member: contributions move by ranks, quantities by chunks.
+   A rank that no member moves (`Fold.fixed`) runs all images of its lanes itself, each on chunks of its own: its stored lanes touch one run of as
+   many chunks as an image moves, which no other image's do (so no two race), and the rest of its memory is that run's images.
 5. The contract is its own image (`Claim.require_symmetry`), so the representatives' outputs are enough.
 
 Raises Unsupported where one of these does not hold or does not apply, which says nothing about the program.
@@ -15,16 +17,17 @@ Raises Unsupported where one of these does not hold or does not apply, which say
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
 
 from ...errors import FormatError, Unsupported
-from ...program.fold import folded_axes, require_folded
-from ...program.program import Kind, Part, Program
+from ...program.fold import coordinates, folded_axes, representative, require_folded
+from ...program.program import Fold, Kind, Part, Program
 from ...program.validate import validate
 from ..program.deadlock import find_cycle
-from ..program.order import Order, accesses
+from ..program.order import Accesses, Order, accesses
 from ..program.races import check_races
 from ..program.values import QUANTITY_MASK
 from ..program.wellformed import check_form
@@ -57,7 +60,7 @@ def _quotient(p: Program) -> Program:
     """The stored lanes as a program among representatives. Raises: Unsupported where the proof does not apply."""
     fold = require_folded(p)
     axes = folded_axes(fold)
-    if len(axes) != 1 or axes[0].kind != "shift" or axes[0].size * axes[0].stride != p.ranks:
+    if len(axes) != 1 or axes[0].kind != "shift" or axes[0].size * axes[0].stride != p.ranks - len(fold.fixed):
         raise Unsupported("more than one folded axis, or one that is not the outermost")
     s, b = p.steps, p.buffers
     if np.any(s.kind != Kind.TRANSFER) or np.any(s.parts & (Part.IN_SET | Part.OUT_SET)) or np.any(p.channels.route >= 0) or np.any(s.after_lag):
@@ -70,7 +73,20 @@ def _quotient(p: Program) -> Program:
         raise Unsupported("aliases, or ranges that members' images do not keep whole")
     if int(s.count.astype(np.int64).sum()) > MAX_MOVES:
         raise Unsupported("too many chunks to follow one by one")
-    return replace(p, fold=None, contracts=(), channels=replace(p.channels, dst=p.channels.dst % np.int32(axes[0].stride)))
+    _require_runs_apart(p, fold, a, shift)
+    return replace(p, fold=None, contracts=(), channels=replace(p.channels, dst=representative(fold, p.channels.dst).astype(np.int32)))
+
+
+def _require_runs_apart(p: Program, fold: Fold, a: Accesses, shift: int) -> None:
+    """Raises: Unsupported unless a rank that stays touches one run of `shift` chunks only, and has as many such runs as there are members."""
+    stays = np.isin(p.buffers.actor[a.buffer], fold.fixed)
+    if not stays.any():
+        return
+    if not shift or int(p.buffers.chunks[0]) != shift * fold.members:
+        raise Unsupported("the chunks of ranks that stay do not move once round")
+    runs = np.unique(np.stack([a.buffer[stays], a.chunk[stays] // shift]), axis=1)
+    if len(np.unique(runs[0])) < runs.shape[1]:
+        raise Unsupported("images of a lane of a rank that stays touch the same chunks")
 
 
 def _alone(quotient: Program) -> Program:
@@ -81,11 +97,14 @@ def _alone(quotient: Program) -> Program:
 
 
 def _values(p: Program, quotient: Program, claim: Claim) -> list[Finding]:
-    axis = folded_axes(require_folded(p))[0]
-    chunks, shift = int(p.buffers.chunks[0]), int(require_folded(p).buffer_shift[0, 0])
+    fold = require_folded(p)
+    axis = folded_axes(fold)[0]
+    chunks, shift = int(p.buffers.chunks[0]), int(fold.buffer_shift[0, 0])
     claim.require_in_place(chunks)
-    n, full = p.ranks, (1 << p.ranks) - 1
-    hops = (p.channels.dst // axis.stride).tolist()  # a message of the representative arrives at so many members further on
+    n = p.ranks - len(fold.fixed)
+    full = (1 << n) - 1
+    still = sum(1 << rank for rank in fold.fixed)
+    hops = coordinates(fold, p.channels.dst)[:, 0].tolist()  # a message of the representative arrives at so many members further on
 
     def moved(value: int, back: int) -> int:
         """The value as the member `back` before has it, if the representative has it so."""
@@ -93,7 +112,9 @@ def _values(p: Program, quotient: Program, claim: Claim) -> list[Finding]:
             return value
         turn, quantity = back * axis.stride % n, (value & QUANTITY_MASK) - 1
         mask = value >> 32
-        return ((mask >> turn | mask << (n - turn)) & full) << 32 | 1 + (quantity - back * shift) % chunks
+        moving = _without(mask, fold.fixed)
+        moving = (moving >> turn | moving << (n - turn)) & full
+        return (_with_gaps(moving, fold.fixed) | mask & still) << 32 | 1 + (quantity - back * shift) % chunks
 
     memory = [[claim.initial(b, c) for c in range(chunks)] for b in range(len(p.buffers))]
     writer = [[-1] * chunks for _ in memory]
@@ -116,14 +137,32 @@ def _values(p: Program, quotient: Program, claim: Claim) -> list[Finding]:
             writer[dst][dst_chunk : dst_chunk + count] = [step] * count
         if part & send:
             queue[chan_out].append(value)
+    a = accesses(quotient)
+    run = dict(zip(a.buffer.tolist(), (a.chunk // shift).tolist(), strict=True)) if fold.fixed and shift else {}
     found: list[Finding] = []
-    for rank in range(axis.stride):
+    for rank in np.unique(p.buffers.actor).tolist():
         buffer, first, count = claim.c.outputs[rank]
-        for chunk in range(first, first + count):
+        for chunk in range(first, first + count) if claim.promised(rank) else ():
+            if claim.stays[buffer] and chunk // shift != run.get(buffer, chunk // shift):
+                continue  # an image of a chunk of the run
             have, want = memory[buffer][chunk], claim.wanted(rank, chunk)
             if have != want and len(found) < MAX_FINDINGS_OF_A_KIND:
                 found.append(wrong_cell(p, rank, buffer, chunk, have, want, writer[buffer][chunk]))
     return found
+
+
+def _without(mask: int, ranks: Sequence[int]) -> int:
+    """The bits of all other ranks, moved together."""
+    for rank in reversed(ranks):
+        mask = mask >> (rank + 1) << rank | mask & (1 << rank) - 1
+    return mask
+
+
+def _with_gaps(mask: int, ranks: Sequence[int]) -> int:
+    """`_without` undone, with 0 for these ranks."""
+    for rank in ranks:
+        mask = mask >> rank << (rank + 1) | mask & (1 << rank) - 1
+    return mask
 
 
 def _sum(a: int, b: int, step: int) -> int:

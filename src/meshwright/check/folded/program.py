@@ -30,7 +30,7 @@ from .orbits import check_orbits
 
 __all__ = ["check_folded"]
 
-PROVED = ("all-gather", "reduce-scatter", "all-reduce", "all-to-all")
+PROVED = ("all-gather", "reduce-scatter", "all-reduce", "all-to-all", "broadcast", "reduce")
 MAX_COMPONENT_LANES = 200_000  # lanes that hang together and are written out at once: memory and time grow with them
 Ints = NDArray[np.int64]
 
@@ -49,7 +49,7 @@ def check_folded(p: Program) -> list[Finding]:
     try:
         return check_orbits(p, claim)
     except Unsupported:  # lanes that are proved as a whole only where ranks and components are written out
-        if claim.c.op == "all-to-all":
+        if claim.c.op == "all-to-all" or lifted.fold.fixed:
             raise
     instance = np.full(len(p.lanes), -1, np.int64)  # of every stored lane: class · members + offset
     written: list[set[tuple[int, int]]] = []

@@ -293,8 +293,7 @@ class Order:
         if block in self._cache:
             self._cache[block] = self._cache.pop(block)  # used last
             return self._cache[block]
-        lanes = self.lanes_of_block[block]
-        here = int(self.component[lanes[0]])
+        here = int(self.component[(lanes := self.lanes_of_block[block])[0]])
         clock = np.full((int(self.rows_of[here]), len(lanes)), -1, np.int32)
         # In topological order every source's clock is final before it is merged.
         mine = self.edges[self.edges_of[here] : self.edges_of[here + 1]]
@@ -316,6 +315,8 @@ class Order:
         out: Bools = (self.lane[a] == self.lane[b]) & (self.position[a] < self.position[b])
         across = (self.lane[a] != self.lane[b]) & (self.component[self.lane[a]] == self.component[self.lane[b]])
         across = np.flatnonzero(across & (self.rank_in_order[a] < self.rank_in_order[b]))
+        out[across] = np.isin(a[across] * self.n + b[across], self.cross_src * self.n + self.cross_dst)
+        across = across[~out[across]]  # most pairs are the ends of one edge: those need no clocks, whose tables are lanes times joins
         if not self.clocked:
             out[across] = self._search(a[across], b[across])
             return out

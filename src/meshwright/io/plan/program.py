@@ -43,6 +43,7 @@ class _Axis(msgspec.Struct, forbid_unknown_fields=True):
 class _Fold(msgspec.Struct, forbid_unknown_fields=True):
     axes: list[_Axis]
     buffer_shift: list[msgspec.Raw]  # one column per folded axis
+    fixed: list[_Count] = []
 
 
 class _Contract(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True):
@@ -158,7 +159,8 @@ def _text(values: Sequence[str]) -> bytes:
 
 def _fold(fold: Fold) -> bytes:
     rows = b",".join(encode_column(row) for row in fold.buffer_shift)
-    return b'{"axes":%s,"buffer_shift":[%s]}' % (_json([_Axis(*axis) for axis in fold.axes]), rows)
+    fixed = b',"fixed":' + _json(fold.fixed) if fold.fixed else b""
+    return b'{"axes":%s,"buffer_shift":[%s]%s}' % (_json([_Axis(*axis) for axis in fold.axes]), rows, fixed)
 
 
 def _contract(contract: Contract) -> bytes:
@@ -286,4 +288,4 @@ def _read_fold(raw: _Fold | None, buffers: int, where: str, budget: Budget) -> F
         decode_column(row, np.int32, where=f"{where}.buffer_shift[{i}]", budget=budget, expected=buffers) for i, row in enumerate(raw.buffer_shift)
     ]
     shift = np.ascontiguousarray(rows, dtype=np.int32).reshape(folded, buffers)
-    return Fold(axes=axes, buffer_shift=shift)
+    return Fold(axes=axes, buffer_shift=shift, fixed=tuple(raw.fixed))

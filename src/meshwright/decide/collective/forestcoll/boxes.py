@@ -23,7 +23,10 @@ from ..rates import RateGraph
 from ..trees.pack import Path, Tree, merged, pack_capacities, zipped
 from ..trees.symmetry import Boxes, Shift
 
-__all__ = ["BoxTree", "Growth", "Port", "Stock", "alike_forest", "pack_box", "ports_of", "require_time", "spread", "stars", "switches_to_network"]
+__all__ = [
+    "BoxTree", "Growth", "Port", "Stock", "alike_forest", "pack_box", "ports_of", "quotas_of", "require_time", "spread", "stars",
+    "switches_to_network",
+]  # fmt: skip
 
 Arc = tuple[int, int]
 # Trees that are built one by one: of one server where servers are alike, else of all. Beyond it equal trees must be counted instead of
@@ -218,7 +221,7 @@ def alike_forest(
     need = sum(own.values()) * (count - 1)
     if not 0 < need <= MAX_TREES * count:
         raise Unsupported(f"{sum(own.values())} trees per server", hint=HINT)
-    quotas = _quotas(graph, boxes, capacities, need)
+    quotas = quotas_of(graph, boxes, capacities, need)
     entering: dict[int, int] = {}
     for (_, into), amount in quotas.items():
         entering[into.rank] = entering.get(into.rank, 0) + amount
@@ -234,15 +237,20 @@ def alike_forest(
     return merged(trees), shift
 
 
-def _quotas(graph: RateGraph, boxes: Boxes, capacities: Mapping[Arc, int], need: int) -> dict[tuple[Port, Port], int]:
-    """How many trees take each (exit, entry) of a box, both at one leaf; the same rank at both ends where possible."""
-    entries = spread(*ports_of(boxes, 0, graph, capacities, inward=True), need)
+def quotas_of(
+    graph: RateGraph, boxes: Boxes, capacities: Mapping[Arc, int], need: int, x: int = 0, *, per_leaf: Mapping[int, int] | None = None
+) -> dict[tuple[Port, Port], int]:  # fmt: skip
+    """How many trees take each (exit, entry) of box x, both at one leaf; the same rank at both ends where possible. `per_leaf`: as `spread`.
+
+    Raises: Unsupported where so many do not fit.
+    """
+    entries = spread(*ports_of(boxes, x, graph, capacities, inward=True), need, per_leaf)
     if entries is None:
         raise Unsupported("a server's links from the network are too few for trees that enter once", hint=HINT)
-    per_leaf: dict[int, int] = {}
+    at_leaf: dict[int, int] = {}
     for port, amount in entries.items():
-        per_leaf[port.leaf] = per_leaf.get(port.leaf, 0) + amount
-    exits = spread(*ports_of(boxes, 0, graph, capacities, inward=False), need, per_leaf)
+        at_leaf[port.leaf] = at_leaf.get(port.leaf, 0) + amount
+    exits = spread(*ports_of(boxes, x, graph, capacities, inward=False), need, at_leaf)
     if exits is None:
         raise Unsupported("a server's links to the network are too few for trees that enter once", hint=HINT)
     left_in, left_out = dict(entries), dict(exits)

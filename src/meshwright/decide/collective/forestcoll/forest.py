@@ -27,7 +27,7 @@ from .boxes import alike_forest
 from .rotation import rotated_trees
 from .unlike_servers import unlike_forest
 
-__all__ = ["Forest", "Tree", "build_forest", "choose_trees", "require_loads", "rounded_capacities", "smallest_stretch"]
+__all__ = ["Forest", "Tree", "build_forest", "choose_trees", "require_loads", "require_sound", "rounded_capacities", "smallest_stretch"]
 
 # Trees per root that count as few: tried before the exact optimum's number is taken, and the most that rotated trees come in.
 MAX_FEW_TREES = 8
@@ -51,7 +51,7 @@ class Forest:
 
     So time = (data per weight / k) · stretch (per rate unit). `optimum` is the smallest possible stretch / k, exactly.
     With a `symmetry` only the trees of the first box's roots are kept: the others are their images. `method` is how it was made:
-    "general", "alike boxes", "rotated ranks" or "unlike boxes".
+    "general", "alike boxes", "rotated ranks", "unlike boxes" or "one root".
     """
 
     graph: RateGraph
@@ -113,11 +113,15 @@ def _spread_load(load: Mapping[tuple[int, int], int], symmetry: Shift) -> dict[t
     """Loads of all images together: every arc of an orbit carries what its arcs carry of the stored trees."""
     place = symmetry.boxes.place
     orbit: dict[tuple[int, int], int] = {}
+    out: dict[tuple[int, int], int] = {}
     for (u, v), used in load.items():
         box = place[u][0] if u in place else place[v][0]
-        first = symmetry.image(u, -box), symmetry.image(v, -box)
+        if box in symmetry.stays:
+            out[u, v] = used * symmetry.members  # the arc of all images
+            continue
+        first = symmetry.image(u, -symmetry.turns(box)), symmetry.image(v, -symmetry.turns(box))
         orbit[first] = orbit.get(first, 0) + used
-    return {(symmetry.image(u, m), symmetry.image(v, m)): used for (u, v), used in orbit.items() for m in range(symmetry.members)}
+    return out | {(symmetry.image(u, m), symmetry.image(v, m)): used for (u, v), used in orbit.items() for m in range(symmetry.members)}
 
 
 def exact_counts(graph: RateGraph, optimum: Fraction) -> tuple[int, Fraction]:
@@ -250,7 +254,7 @@ def build_forest(
         # Edge splitting, packing and mapping back: works on any fabric, and costs most.
         found = pack_capacities(graph.nodes, capacities, graph.ranks, demand, graph.group, names=graph.names, deadline=deadline)
         forest = Forest(graph, tuple(weight), k, stretch, optimum, lowered(found))
-    _require_sound(forest)
+    require_sound(forest)
     return forest
 
 
@@ -300,7 +304,7 @@ def _structured(
     return Forest(graph, tuple(weight), k, stretch, optimum, lowered(trees), None, "unlike boxes")
 
 
-def _require_sound(forest: Forest) -> None:
+def require_sound(forest: Forest) -> None:
     """Every tree spans, every root has its number of trees, no arc carries more than stretch · rate."""
     graph = forest.graph
     units = [0] * graph.ranks

@@ -2,20 +2,35 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from ....cost import Transport
+from ....errors import UsageError
 from ..problem import CollectiveProblem
 from .arrival import HopTimes, arrival_s
 from .forest import Forest
 from .prepared import bandwidth_s
 
-__all__ = ["depth_of", "lead_of", "round_number", "wanted_pieces"]
+__all__ = ["depth_of", "lead_of", "require_numbers", "round_number", "wanted_pieces"]
 
 # Messages in flight on a channel of many pieces: the first is taken that lets a hop's latency overlap with the pieces that follow.
 DEPTHS = (4, 8, 16, 32, 64)
-MIN_PIECE_BYTES = 8192  # pieces are not made smaller: that gains nothing
+MIN_PIECE_BYTES = 8192  # pieces are not made smaller: that gains nothing ...
+MIN_PIECE_BYTES_OF_ONE_ROOT = 4096  # ... but of folded trees of one root, as all wait for a first piece: 0.976 of the bound on 128 boxes, not 0.969
 MAX_POWER_OF_TWO_PIECES = 32  # up to so many pieces are rounded to powers of two, more to three leading binary digits
 MAX_LEAD_PIECES = 16  # pieces that the longest way may be ahead: as many are held at once, and stored as one iteration
 MAX_ITERATION_STEPS = 400_000  # stored steps of such an iteration
+
+
+def require_numbers(counts: Mapping[str, int | None], pieces: int | None, lead: int | None, depth: int | None) -> None:
+    """Raises: UsageError where options that count something are below 1, or these three do not fit together."""
+    for option, value in {**counts, "pieces": pieces, "lead": lead}.items():
+        if value is not None and value < 1:
+            raise UsageError(f"{option} must be >= 1, got {value}", where="forestcoll")
+    if pieces and pieces % (lead or 1):
+        raise UsageError(f"a lead of {lead} does not divide {pieces} pieces", where="forestcoll")
+    if depth and lead and depth < lead:
+        raise UsageError(f"a lead of {lead} needs channels of as many messages, not {depth}", where="forestcoll")
 
 
 def wanted_pieces(problem: CollectiveProblem, forests: list[Forest], parts: int, *, most: int, depth: int | None) -> int:
@@ -30,7 +45,8 @@ def wanted_pieces(problem: CollectiveProblem, forests: list[Forest], parts: int,
     time_s = bandwidth_s(problem, forests)
     transport = problem.transport or Transport()
     overhead_s = 2 * transport.per_message_s + 2 * transport.per_step_s
-    wanted = min(most, problem.size_bytes // parts // MIN_PIECE_BYTES)
+    least = MIN_PIECE_BYTES_OF_ONE_ROOT if forests[0].method == "one root" else MIN_PIECE_BYTES
+    wanted = min(most, problem.size_bytes // parts // least)
     # p pieces: (hops - 1) · time / p to fill and p · overhead for messages; the sum is least where both are equal.
     if overhead_s > 0:
         wanted = min(wanted, int(((hops - 1) * time_s / overhead_s) ** 0.5))

@@ -48,6 +48,7 @@ class Prepared:
     parts: list[Part]
     units: int
     ranks: int
+    fixed: tuple[int, ...] = ()  # folded: ranks of the server of the one root, which are stored too
     cuts: dict[int, tuple[list[Part], int]] = field(default_factory=dict)
     lowered: dict[tuple[int, int, bool, int, int, bool, int], Program] = field(default_factory=dict)
     times: dict[tuple[Hashable, ...], tuple[tuple[float, int], float]] = field(default_factory=dict)  # what programs took, and the work
@@ -159,6 +160,7 @@ def lowering_of(problem: CollectiveProblem, forest: Forest, units: int, pieces: 
         fabric=problem.fabric, ranks=problem.ranks, names=forest.graph.names, op=problem.op, root=problem.root,
         shards=shards_of(problem), units=units, pieces=pieces, unroll=unroll, depth=depth, servers=servers, fused=unroll,
         chunk_bytes=-(-elements // total) * problem.element_bytes, name=f"forestcoll {problem.op}",
+        fixed=forest.symmetry.fixed if forest.symmetry is not None and servers > 1 else (),
     )  # fmt: skip
 
 

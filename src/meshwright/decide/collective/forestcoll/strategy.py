@@ -25,7 +25,7 @@ from typing import Any, ClassVar, Self
 import numpy as np
 
 from ....cite import Cite
-from ....errors import Disconnected, TimeLimit, Unsupported, UsageError
+from ....errors import Disconnected, TimeLimit, Unsupported
 from ....kernels.effort import Deadline
 from ....program.program import MAX_EXECUTED_STEPS
 from ..bounds.collective import collective_bound
@@ -40,11 +40,12 @@ from .cut_and_pace import Way, best_way, timed
 from .finish_time import finish_s
 from .forest import MAX_FEW_RANKS, MIN_SHARE_OF_OPTIMUM, Forest, build_forest, smallest_stretch
 from .latency_relief import IDLE_PER_LATENCY_FACTOR, at_home, may_relieve, relief_of, relieved, require_relief
+from .one_root import one_root_forest
 from .paths import gather_forest
-from .pieces import depth_of, lead_of, round_number, wanted_pieces
+from .pieces import depth_of, lead_of, require_numbers, round_number, wanted_pieces
 from .prepared import Late, Prepared, is_uneven, lowering_of, notes_of, parts_of, servers_of, uses_way_back, weights_of
 from .throughput_estimate import LARGE_MESSAGE_BYTES, MAX_TRIED_RANKS, filled, most_steps, worth_of
-from .windows import in_windows, require_window
+from .windows import in_windows, most_folded_steps, require_window
 
 __all__ = ["CITE", "DEVIATIONS", "ForestColl"]
 
@@ -68,7 +69,6 @@ DEVIATIONS = (
 )
 OPERATIONS = ("all-reduce", "all-gather", "reduce-scatter", "broadcast", "reduce", "scatter", "gather")
 MAX_EXPLICIT_STEPS = 20_000  # executed steps: larger programs use `repeat` and batches of trees, unless told otherwise
-MAX_FOLDED_STEPS = 1 << 21  # executed by the stored lanes of a folded program, which a simulator and a checker look at alone: seconds of a core
 MIN_TRIED_PIECES = 32  # plans of fewer pieces are not tried on the simulator: the shortest try has as many
 COARSER_FACTORS = (2, 8)  # units per channel that are tried beside the finest, as multiples of those
 MIN_PACE_PIECES = 4  # pieces that a paced rank's longest way may be ahead, at least
@@ -135,13 +135,7 @@ class ForestColl(CollectiveStrategy):
     def plan(self, problem: CollectiveProblem, *, rng: np.random.Generator) -> CollectivePlan:
         """Raises: Disconnected, Unsupported (unbalanced switches, rates beyond 63 bits), TimeLimit, UsageError (options)."""
         require_operation(problem, self.name, OPERATIONS, uneven=True)
-        for option in ("trees", "max_trees", "pieces", "max_pieces", "lead"):
-            if (value := getattr(self, option)) is not None and value < 1:
-                raise UsageError(f"{option} must be >= 1, got {value}", where="forestcoll")
-        if self.pieces and self.pieces % (self.lead or 1):
-            raise UsageError(f"a lead of {self.lead} does not divide {self.pieces} pieces", where="forestcoll")
-        if self.depth and self.lead and self.depth < self.lead:
-            raise UsageError(f"a lead of {self.lead} needs channels of as many messages, not {self.depth}", where="forestcoll")
+        require_numbers({"trees": self.trees, "max_trees": self.max_trees, "max_pieces": self.max_pieces}, self.pieces, self.lead, self.depth)
         require_relief(problem, self.relief)
         bound = collective_bound(problem)
         best, ready, way = self._best(problem, problem.deadline())
@@ -218,12 +212,13 @@ class ForestColl(CollectiveStrategy):
             forests, relay = self._forests(problem, deadline)
             servers = servers_of(forests)
             steps = sum(2 * f.distinct * len(problem.ranks) for f in forests)
-            fold = servers > 1 and not is_uneven(problem) and (self.fold if self.fold is not None else steps > MAX_EXPLICIT_STEPS)
+            fixed = forests[0].symmetry.fixed if forests[0].symmetry and servers > 1 else ()
+            fold = servers > 1 and not is_uneven(problem) and (self.fold if self.fold is not None else bool(fixed) or steps > MAX_EXPLICIT_STEPS)
             if self.fold and not fold:
                 text = "these trees cannot be folded: servers are not alike, or their ranks are no equal runs in order"
                 raise Unsupported(text, hint="leave fold out")
             parts, units = parts_of(problem, forests, stored=fold)
-            found = Prepared(problem.op, forests, relay, servers if fold else 1, parts, units, len(problem.ranks))
+            found = Prepared(problem.op, forests, relay, servers if fold else 1, parts, units, len(problem.ranks), fixed if fold else ())
             if deadline.past:
                 raise Late(found)
             return found
@@ -264,8 +259,8 @@ class ForestColl(CollectiveStrategy):
     def _ways(self, problem: CollectiveProblem, ready: Prepared) -> list[Way]:
         """Ways worth a try: the finest channels that leave MIN_PIECES_LEFT, not paced, paced, with a lead; coarser ones, paced, with more pieces."""
         forests = ready.forests
-        most = most_steps(len(problem.ranks), sum(map(bool, weights_of(problem))))
-        most = MAX_EXPLICIT_STEPS if self.unroll else MAX_FOLDED_STEPS if ready.servers > 1 else min(most, MAX_EXECUTED_STEPS)
+        roots, folded = sum(map(bool, weights_of(problem))), most_folded_steps(ready) if ready.servers > 1 else 0
+        most = MAX_EXPLICIT_STEPS if self.unroll else folded or min(most_steps(len(problem.ranks), roots), MAX_EXECUTED_STEPS)
         held: dict[str, Any] = {"most": self.max_pieces, "depth": self.depth}
         wanted = self.pieces or wanted_pieces(problem, forests, sum(weights_of(problem)) * ready.units, **held)
         first = self.quantum or ready.quantum(most // min(wanted, MIN_PIECES_LEFT))
@@ -319,6 +314,11 @@ class ForestColl(CollectiveStrategy):
                     tried[id(forest)] = forest, worth_of(hastened(forest, hurried=True), seconds)
                 return tried[id(forest)][1]
 
+            others = (self.trees, self.structure, self.back, self.relief) != (None, None, None, None)  # trees that are asked for
+            if sum(weight) == 1 and of.ranks > MAX_FEW_RANKS and (self.fold or (self.fold is None and not others)):
+                images = one_root_forest(of, weight, trees=self.trees, max_trees=self.max_trees, deadline=deadline)
+                if images is not None:
+                    return images
             pruned = without_way_back(of, weight.index(1)) if sum(weight) == 1 and self.back is not True else None
             if self.back is False and pruned is None:
                 raise Unsupported("no link leads back into the root's server, or trees need those that do", hint="leave back out")

@@ -11,33 +11,45 @@ from __future__ import annotations
 from ....errors import Unsupported
 from .prepared import Prepared
 
-__all__ = ["in_windows", "require_window"]
+__all__ = ["in_windows", "most_folded_steps", "require_window"]
 
 MAX_PIECES_WITHOUT = 512  # programs of fewer pieces take windows: at the end of the last, a part in so many is still passed on inside
 WINDOW_SERVERS = 32
+MAX_FOLDED_STEPS = 1 << 21  # executed by the stored lanes of a folded program, which a simulator and a checker look at alone: seconds of a core
+MAX_FOLDED_STEPS_OF_ONE_ROOT = 1 << 22  # as many pieces as fill the pipeline of its hops: 2 s of a core
 MIN_TURNS = 512  # windows times pieces that are enough: 0.991 of the bound of an all-gather on 1,024 servers, where half as many reach 0.989
+
+
+def most_folded_steps(ready: Prepared) -> int:
+    """Steps up to which more pieces are chosen."""
+    return MAX_FOLDED_STEPS_OF_ONE_ROOT if ready.fixed else MAX_FOLDED_STEPS
 
 
 def in_windows(ready: Prepared, pieces: int, window: int | None, *, fixed: bool) -> tuple[int, int]:
     """Servers at once (0 = all) and pieces: those asked for, else windows, and fewer pieces, where so many servers leave few."""
     if window is None:
         many = pieces < MAX_PIECES_WITHOUT and ready.servers > WINDOW_SERVERS
-        window = WINDOW_SERVERS if many and _enters_from_root(ready) else 0
-    return window, min(pieces, -(-MIN_TURNS // -(-(ready.servers - 1) // window))) if window and not fixed else pieces
+        window = WINDOW_SERVERS if many and _enters_from_one(ready) else 0
+    if not window or fixed or ready.fixed:  # what has come from the one root is passed on a piece later, however it is split then
+        return window, pieces
+    return window, min(pieces, -(-MIN_TURNS // -(-(ready.servers - 1) // window)))
 
 
 def require_window(ready: Prepared, window: int | None) -> None:
     """Raises: Unsupported where one is asked for and the trees take none."""
-    if window and not _enters_from_root(ready):
-        text = "these trees take no window: they are not folded, or enter a server several times or from elsewhere than the root's"
+    if window and not _enters_from_one(ready):
+        text = "these trees take no window: they are not folded, or enter a server several times or from several others"
         raise Unsupported(text, hint="leave window out", where="forestcoll")
 
 
-def _enters_from_root(ready: Prepared) -> bool:
-    """Folded, and every tree enters each server once, from the root's own."""
-    stored = ready.ranks // ready.servers
+def _enters_from_one(ready: Prepared) -> bool:
+    """Folded, and every tree enters each server once, from the first of the alike ones; that one itself, if it is not the root's."""
+    moving = [v for v in range(ready.ranks) if v not in set(ready.fixed)]
+    size = len(moving) // ready.servers
+    server = {v: i // size for i, v in enumerate(moving)}
     for tree in {id(x): x for part in ready.parts for x in (part.up, part.down) if x is not None}.values() if ready.servers > 1 else ():
-        into = [v for v in tree.order[1:] if tree.parent[v] // stored != v // stored]
-        if any(tree.parent[v] // stored != tree.root // stored for v in into) or len({v // stored for v in into}) < len(into):
+        into = [v for v in tree.order[1:] if server.get(tree.parent[v], -1) != server.get(v, -1)]
+        from_one = all(server.get(tree.parent[v], -1) == (0 if server.get(v, -1) else -1) for v in into)
+        if not from_one or len({server.get(v, -1 - v) for v in into}) < len(into):
             return False
     return ready.servers > 1

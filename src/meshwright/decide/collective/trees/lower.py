@@ -7,7 +7,7 @@ equal slices first and every slice is a collective of its own (window 0).
 
 Folded (see `program.fold`), where servers are alike: only the first server's lanes are stored. A rank of server x in the stored tree is
 written down at its twin in the first server, in the tree's image by -x, whose shard is the stored one's image by -x. So a folded program is
-what lowering the stored trees gives, with every rank's lanes taken home.
+what lowering the stored trees gives, with every rank's lanes taken home. Trees of one root: its server stays where it is (`fixed`).
 
 Per part of a root and per rank: one lane climbs (receive and add from each child, the last one passed on to the parent), one
 lane receives from the parent and passes on to the first child, one lane for each further child. Not `fused`: where there are several children,
@@ -28,6 +28,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from itertools import pairwise
 
 import numpy as np
@@ -74,14 +75,39 @@ class Lowering:
     pace: int = 0  # pieces that a rank's sending lane with the longest way may be ahead of its others; 0 = every lane goes as it can
     lead: int = 1  # paced: pieces that it is ahead of those with fewer hops; where lanes repeat, pieces of an iteration: it divides `pieces`
     servers: int = 1  # folded: so many alike runs of rank numbers; only the first is stored
+    fixed: tuple[int, ...] = ()  # folded: ranks of a server that is not one of these, but stored
     window: int = 0  # folded: servers that a tree serves at once; 0 = all
     table: ShardTable | None = None  # uneven shards: shard r's parts are shares of its chunks, out of `shard_units[r]`; needs `unroll`
     shard_units: tuple[int, ...] = ()
 
+    @cached_property
+    def moving(self) -> list[int]:
+        """Ranks of the alike servers."""
+        return [v for v in range(len(self.ranks)) if v not in set(self.fixed)]
+
     @property
-    def stored(self) -> int:
-        """Ranks whose lanes are stored."""
-        return len(self.ranks) // self.servers
+    def size(self) -> int:
+        """Ranks of one alike server."""
+        return len(self.moving) // self.servers
+
+    @cached_property
+    def place(self) -> dict[int, tuple[int, int]]:
+        """Of every rank of an alike server: (which server, which of its ranks)."""
+        return {v: divmod(i, self.size) for i, v in enumerate(self.moving)}
+
+    @cached_property
+    def buffer(self) -> dict[int, int]:
+        """The buffer of every rank in the plain form, and if its lanes are stored, in the program."""
+        first = sorted((*self.moving[: self.size], *self.fixed))
+        return {v: i for i, v in enumerate([*first, *self.moving[self.size :]])}
+
+    def member(self, v: int) -> int:
+        """The number of v's server, 0 of one that stays."""
+        return self.place[v][0] if v in self.place else 0
+
+    def moved(self, v: int, by: int) -> int:
+        """Where rank v goes so many servers further on."""
+        return self.moving[(self.place[v][0] + by) % self.servers * self.size + self.place[v][1]] if v in self.place else v
 
     @property
     def chunks(self) -> int:
@@ -140,7 +166,7 @@ def lower_parts(parts: Sequence[Part], how: Lowering) -> Program:
     n = len(how.ranks)
     b = ProgramBuilder(ranks=n, name=how.name)
     role = "output" if how.op in ("all-gather", "broadcast", "gather") else "input"
-    for r in range(how.stored):
+    for r in sorted((*how.moving[: how.size], *how.fixed)):
         b.buffer(r, chunks=how.chunks, chunk_bytes=how.chunk_bytes, role=role, name=f"data:{r}")
     routes = _Routes(how)
     sources: dict[int, list[_Source]] = {}
@@ -152,7 +178,7 @@ def lower_parts(parts: Sequence[Part], how: Lowering) -> Program:
     if how.table is not None:
         promise = shard_contract(how.op, list(range(n)), how.table, how.root)
     else:
-        promise = contract(how.op, list(range(n)), how.chunks, how.root)
+        promise = contract(how.op, [how.buffer[r] for r in range(n)], how.chunks, how.root)
     if how.servers == 1:
         b.contract = promise
         return b.build()
@@ -160,9 +186,8 @@ def lower_parts(parts: Sequence[Part], how: Lowering) -> Program:
 
 
 def _fold(how: Lowering) -> Fold:
-    axes = (FoldAxis("place", how.stored, 1, "plain"), FoldAxis("server", how.servers, how.stored, "shift"))
-    moved = how.stored * (how.chunks // len(how.ranks))
-    return Fold(axes, np.full((1, how.stored), moved, np.int32))
+    axes = (FoldAxis("place", how.size, 1, "plain"), FoldAxis("server", how.servers, how.size, "shift"))
+    return Fold(axes, np.full((1, how.size + len(how.fixed)), how.chunks // how.servers, np.int32), how.fixed)
 
 
 @dataclass(frozen=True)
@@ -202,9 +227,17 @@ class _Routes:
     def __init__(self, how: Lowering) -> None:
         self.how = how
         self.known: dict[tuple[int, ...], tuple[str, ...] | None] = {}
+        self.joined: set[tuple[int, int]] = set()
 
-    def of(self, path: tuple[int, ...]) -> tuple[str, ...] | None:
-        """Raises Unsupported for a path of its own in a folded program."""
+    def of(self, path: tuple[int, ...], src: int, dst: int) -> tuple[str, ...] | None:
+        """Of a channel from `src` to `dst`. Raises Unsupported for a path of its own in a folded program.
+
+        Folded, of all channels with the same two ends one path is looked at: the others are images of it that the fabric's routing takes alike.
+        """
+        if self.how.servers > 1:
+            if (src, dst) in self.joined:
+                return None
+            self.joined.add((src, dst))
         if path not in self.known:
             names = tuple(self.how.names[v] for v in path)
             self.known[path] = pinned_route(self.how.fabric, names)
@@ -221,23 +254,25 @@ class _Home:
         self.known: dict[int, list[tuple[int, int]]] = {}
 
     def actor(self, v: int) -> int:
-        return v % self.how.stored
+        return self.how.moved(v, -self.how.member(v))
+
+    def buffer(self, v: int) -> int:
+        return self.how.buffer[self.actor(v)]
 
     def channel(self, src: int, dst: int) -> tuple[int, int]:
         """Both ends of a channel that starts at home."""
-        n = len(self.how.ranks)
-        return self.actor(src), (dst - src + self.actor(src)) % n if self.how.servers > 1 else dst
+        return self.actor(src), self.how.moved(dst, -self.how.member(src))
 
     def spans(self, v: int) -> list[tuple[int, int]]:
         """(first chunk, chunks) of every step of one lane of rank v, piece after piece."""
-        server = v // self.how.stored
+        server = self.how.member(v)
         if server not in self.known:
             part, how = self.part, self.how
             if how.table is not None:
                 self.known[server] = _uneven_spans(part, how, how.table)
                 return self.known[server]
-            shard = (part.shard - server * how.stored) % how.shards if how.servers > 1 else part.shard
-            base = (shard * how.units + part.first) * how.stored_pieces
+            total = how.shards * how.units
+            base = (part.shard * how.units + part.first - server * (total // how.servers)) % total * how.stored_pieces
             self.known[server] = [(base + i * part.units, part.units) for i in range(how.stored_pieces)]
         return self.known[server]
 
@@ -246,12 +281,12 @@ class _Lanes:
     """Lanes of one tree: every edge has its own, or with a `window`, edges of servers so far apart share one."""
 
     def __init__(self, b: ProgramBuilder, tree: Tree, how: Lowering) -> None:
-        self.b, self.how, self.home = b, how, tree.root // how.stored
+        self.b, self.how, self.home = b, how, how.member(tree.root)
         self.shared: dict[tuple[int, ...], LaneBuilder] = {}
 
     def of(self, here: int, v: int, *what: int) -> LaneBuilder:
         """At `here`, for the edge into or out of v; `what` tells apart lanes at one place for one server."""
-        apart = (v // self.how.stored - self.home) % self.how.servers
+        apart = (self.how.member(v) - self.home) % self.how.servers
         if not self.how.window or not apart:
             return self.b.lane(here, repeat=self.how.repeat)
         key = here, apart % self.how.window, *what
@@ -291,7 +326,7 @@ def _climb(
     channel = {}
     for v in tree.order[1:]:
         src, dst = home.channel(v, tree.parent[v])
-        channel[v] = b.channel(src, dst, depth=how.depth, route=routes.of(tree.paths[v][::-1]))
+        channel[v] = b.channel(src, dst, depth=how.depth, route=routes.of(tree.paths[v][::-1], src, dst))
     done: dict[int, list[StepRef]] = {}
     hops, lanes = {tree.root: 0}, _Lanes(b, tree, how)
     for v in tree.order:
@@ -299,7 +334,8 @@ def _climb(
         if v != tree.root:
             hops[v] = hops[tree.parent[v]] + 1
         lane, out = lanes.of(here, v), channel.get(v)
-        done[v] = [_climb_piece(lane, [channel[c] for c in children.get(v, [])], out, here, first, count) for first, count in home.spans(v)]
+        incoming, buffer = [channel[c] for c in children.get(v, [])], home.buffer(v)
+        done[v] = [_climb_piece(lane, incoming, out, buffer, first, count) for first, count in home.spans(v)]
         if v not in children and how.pace:
             sources.setdefault(here, []).append(_Source(lane, hops[v], home.part.units, tuple(done[v])))
     return done
@@ -327,13 +363,13 @@ def _descend(
     channel = {}
     for v in tree.order[1:]:
         src, dst = home.channel(tree.parent[v], v)
-        channel[v] = b.channel(src, dst, depth=how.depth, route=routes.of(tree.paths[v]))
+        channel[v] = b.channel(src, dst, depth=how.depth, route=routes.of(tree.paths[v], src, dst))
     lanes = _Lanes(b, tree, how)
     below_height = [0] * len(tree.parent)
     for v in reversed(tree.order[1:]):
         below_height[tree.parent[v]] = max(below_height[tree.parent[v]], below_height[v] + 1)
     for v in tree.order:
-        here, spans = home.actor(v), home.spans(v)
+        here, buffer, spans = home.actor(v), home.buffer(v), home.spans(v)
         below = children.get(v, [])
         ready = [[step] for step in climbed.get(v, [])] or [[] for _ in spans]
         if v != tree.root:
@@ -341,15 +377,17 @@ def _descend(
             fused = len(below) == 1 or (bool(below) and how.fused)
             for i, (first, count) in enumerate(spans):
                 if fused:
-                    step = lane.recv_send(channel[v], channel[below[0]], here, first, count, after=ready[i])
+                    step = lane.recv_send(channel[v], channel[below[0]], buffer, first, count, after=ready[i])
                 else:
-                    step = lane.recv(channel[v], here, first, count, after=ready[i])
+                    step = lane.recv(channel[v], buffer, first, count, after=ready[i])
                 ready[i] = [step]
             below = below[1:] if fused else below
         ways = [1 + below_height[c] for c in children.get(v, [])] if v == tree.root and how.pace and not climbed else []
-        inside = v % how.stored  # ranks of other servers than v's, entered once each, share lanes by server; those of its own have one each
+        # Ranks of other servers than v's, entered once each, share lanes by server; those of its own have one each.
+        server, inside = how.place.get(v, (-1, v))
         for number, child in enumerate(below):
-            lane = lanes.of(here, child, 1, child % how.stored if child // how.stored == v // how.stored else inside)
-            steps = [lane.send(channel[child], here, first, count, after=after) for (first, count), after in zip(spans, ready, strict=True)]
+            other, twin = how.place.get(child, (-1, child))
+            lane = lanes.of(here, child, 1, twin if other == server else inside)
+            steps = [lane.send(channel[child], buffer, first, count, after=after) for (first, count), after in zip(spans, ready, strict=True)]
             if ways:
                 sources.setdefault(here, []).append(_Source(lane, ways[number], home.part.units, tuple(steps)))

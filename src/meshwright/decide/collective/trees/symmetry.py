@@ -125,20 +125,38 @@ def alike(graph: RateGraph, weight: Sequence[int]) -> bool:
 
 @dataclass(frozen=True)
 class Shift:
-    """Boxes that are alike, taken round: member m of the group maps box x to box (x + m) mod boxes, position by position."""
+    """Boxes that are alike, taken round: member m of the group maps box x to box (x + m) mod boxes, position by position.
+
+    `stays`: boxes that are not among them and go nowhere, rising.
+    """
 
     boxes: Boxes
+    stays: tuple[int, ...] = ()
+
+    @cached_property
+    def moving(self) -> tuple[int, ...]:
+        """The boxes that move, in order."""
+        return tuple(x for x in range(len(self.boxes.members)) if x not in self.stays)
 
     @property
     def members(self) -> int:
-        return len(self.boxes.members)
+        return len(self.moving)
+
+    def turns(self, box: int) -> int:
+        """How many boxes further a moving box is than the first."""
+        return box - sum(x < box for x in self.stays)
 
     def image(self, v: int, member: int) -> int:
         """Where a member of the group takes node v."""
-        if v not in self.boxes.place:
+        if v not in self.boxes.place or self.boxes.place[v][0] in self.stays:
             return v
         box, position = self.boxes.place[v]
-        return self.boxes.members[(box + member) % self.members][position]
+        return self.boxes.members[self.moving[(self.turns(box) + member) % self.members]][position]
+
+    @property
+    def fixed(self) -> tuple[int, ...]:
+        """Ranks of the boxes that go nowhere."""
+        return tuple(sorted(v for x in self.stays for v in self.boxes.members[x][: self.boxes.ranks[x]]))
 
     @property
     def generator(self) -> tuple[int, ...]:
@@ -146,6 +164,7 @@ class Shift:
 
     def stride(self) -> int:
         """The rank numbers that a box lies apart from the one before, if the boxes are equal runs of rank numbers in order; else 0."""
-        n = self.boxes.ranks[0]
-        runs = [list(nodes[:n]) for nodes in self.boxes.members]
-        return n if all(run == list(range(x * n, x * n + n)) for x, run in enumerate(runs)) else 0
+        n = self.boxes.ranks[self.moving[0]]
+        others = [v for v in range(sum(self.boxes.ranks)) if v not in set(self.fixed)]
+        runs = [v for x in self.moving for v in self.boxes.members[x][:n]]
+        return n if runs == others else 0
