@@ -11,18 +11,20 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from math import isfinite
 from typing import Any, ClassVar, Literal, NamedTuple, Protocol, Self
 
 import numpy as np
+from numpy.typing import NDArray
 
 from ...errors import UsageError
 from ...plan.orders import RECEIVES_AHEAD
 from ..strategies import Listed
 
 __all__ = [
-    "FREE_RATE_BPS", "Action", "Collective", "CollectiveKind", "Kind", "PipelineProblem", "PipelineStrategy", "Schedule", "Traits",
-    "per_stage",
+    "FREE_RATE_BPS", "KIND_CODES", "Action", "Collective", "CollectiveKind", "Columns", "Kind", "PipelineProblem", "PipelineStrategy", "Schedule",
+    "Traits", "per_stage",
 ]  # fmt: skip
 
 Kind = Literal["F", "B", "I", "W"]
@@ -178,6 +180,29 @@ def _rest(whole: tuple[float, ...], part: tuple[float, ...], where: str) -> tupl
     return tuple(b - p for b, p in zip(whole, part, strict=True))
 
 
+KIND_CODES = {"F": 0, "B": 1, "I": 2, "W": 3}  # as `Columns.kind` has them
+
+
+@dataclass(frozen=True)
+class Columns:
+    """All actions of a schedule as columns, device after device: those of device d are first[d] to first[d + 1]. `kind`: see KIND_CODES."""
+
+    kind: NDArray[np.int64]
+    stage: NDArray[np.int64]
+    microbatch: NDArray[np.int64]
+    copy: NDArray[np.int64]
+    count: NDArray[np.int64]
+    beside: NDArray[np.int64]
+    first: NDArray[np.int64]
+
+    @staticmethod
+    def of(orders: Sequence[Sequence[Action]]) -> Columns:
+        rows = [a for order in orders for a in order]
+        kinds, *others = zip(*rows, strict=True) if rows else ((),) * 6
+        codes = np.fromiter(map(KIND_CODES.__getitem__, kinds), np.int64, len(rows))
+        return Columns(codes, *(np.array(x, np.int64) for x in others), first=np.cumsum([0, *map(len, orders)], dtype=np.int64))
+
+
 @dataclass(frozen=True, kw_only=True)
 class Schedule:
     """Who computes what in which order.
@@ -204,6 +229,10 @@ class Schedule:
     @property
     def microbatches(self) -> int:
         return len(self.copy_of)
+
+    @cached_property
+    def columns(self) -> Columns:
+        return Columns.of(self.orders)
 
     @property
     def chunks(self) -> int:
