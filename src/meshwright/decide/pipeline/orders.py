@@ -19,8 +19,7 @@ from .problem import KIND_CODES, Action, Columns, Kind, PipelineProblem, Schedul
 
 __all__ = [
     "Times", "action_s", "activation_bytes", "check_orders", "in_flight_peaks", "kept_peak_bytes", "message_bytes", "message_s", "pair_s",
-    "stage_share", "times",
-    "weight_bytes",
+    "saved_bytes", "stage_share", "times", "weight_bytes",
 ]  # fmt: skip
 
 F64 = NDArray[np.float64]
@@ -56,6 +55,13 @@ def pair_s(problem: PipelineProblem, schedule: Schedule, forward: Action) -> flo
         return one + two - problem.pair_overlap * min(one, two)
     share = problem.pair_s[stage_share(schedule, forward.stage)] * forward.count
     return max(one, two, share / (schedule.chunks * schedule.parts * problem.speeds[schedule.device(forward)]))
+
+
+def saved_bytes(problem: PipelineProblem, schedule: Schedule, copy: int, stage: int) -> int:
+    """Of what `stage` keeps for a micro-batch, all but the input that another device sent."""
+    where = schedule.placement[copy]
+    received = message_bytes(problem, schedule, stage - 1) if stage and where[stage - 1] != where[stage] else 0
+    return max(0, activation_bytes(problem, schedule, stage) - received)
 
 
 def activation_bytes(problem: PipelineProblem, schedule: Schedule, stage: int) -> int:
@@ -114,6 +120,7 @@ def check_orders(schedule: Schedule) -> None:
             asked = expected_actions(schedule, device)
             odd = sorted(done ^ asked)[0]
             raise CheckFailed(f"{'lacks' if odd in asked else 'should not run'} {odd[1]}{odd[0]}{odd[2]}", where=f"device {device}")
+    _require_offloads(schedule)
     _require_live(schedule)
 
 
@@ -153,6 +160,19 @@ def _require_pair(order: Sequence[Action], place: int, device: int, kinds: str) 
     halves = "".join(x.kind for x in behind) == kinds and len({(x.stage, x.microbatch) for x in behind}) == 1
     if at < 0 or first.kind != "F" or not halves or any((x.stage, x.beside) != (first.beside, first.stage) for x in behind):
         raise CheckFailed(f"runs {a} without the other half of its pair beside it", where=f"device {device}", data={"place": place})
+
+
+def _require_offloads(schedule: Schedule) -> None:
+    """What waits in the host's memory leaves after its F and is back before its backward. Raises: CheckFailed."""
+    for device, rows in enumerate(schedule.offloads):
+        place = {(a.kind, a.stage, m): i for i, a in enumerate(schedule.orders[device]) for m in range(a.microbatch, a.microbatch + a.count)}
+        for row in rows:
+            own = ("I" if schedule.split else "B", row.stage, row.microbatch)
+            if own not in place or not place["F", *own[1:]] < row.free <= row.fetch < place[own]:
+                text = f"cannot let {row.stage}F{row.microbatch} wait in the host's memory from action {row.free} to {row.fetch}"
+                raise CheckFailed(text, where=f"device {device}", data={"free": row.free, "fetch": row.fetch})
+        if len({row[:2] for row in rows}) < len(rows):
+            raise CheckFailed("moves one activation twice", where=f"device {device}")
 
 
 def _require_live(schedule: Schedule) -> None:
@@ -222,8 +242,9 @@ def _seconds(problem: PipelineProblem, schedule: Schedule) -> F64:
     c = schedule.columns
     alike = (((c.kind * schedule.stages + c.stage) * schedule.copies + c.copy) * (int(c.count.max(initial=0)) + 1) + c.count) * (schedule.stages + 1)
     _, some, which = np.unique(alike + c.beside + 1, return_index=True, return_inverse=True)
-    device = (np.searchsorted(c.first, some, side="right") - 1).tolist()
-    found = [action_s(problem, schedule, schedule.orders[d][i - c.first[d]]) for d, i in zip(device, some.tolist(), strict=True)]
+    device = np.asarray(np.searchsorted(c.first, some, side="right") - 1)
+    places = np.asarray(some - c.first[device])
+    found = [action_s(problem, schedule, schedule.orders[d][i]) for d, i in zip(device.tolist(), places.tolist(), strict=True)]
     return np.array(found, np.float64)[which]
 
 
