@@ -35,7 +35,8 @@ def run(args: argparse.Namespace) -> Result:
     schedule = schedule_of_plan(plan)
     if args.format == "csv":
         cells = [[(a.kind, a.stage, a.microbatch) for a in order] for order in schedule.orders]
-        text = pipeline_csv(cells, copies=schedule.copies, grouped=any(a.count > 1 for order in schedule.orders for a in order))
+        grouped = any(a.count > 1 for order in schedule.orders for a in order)
+        text = pipeline_csv(cells, copies=schedule.copies, grouped=grouped, moved=any(schedule.offloads))
         write_bytes(out, text.encode())
     else:
         if not 0 <= args.step < len(plan.cycle):

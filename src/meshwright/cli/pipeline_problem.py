@@ -52,6 +52,11 @@ def problem_arguments(parser: argparse.ArgumentParser) -> None:
         "--pair-overlap", type=float, default=0.0, metavar="SHARE",
         help="share of the shorter of the two that is hidden: 0 (default): a pair takes their sum, 1: it takes the longer",
     )  # fmt: skip
+    add(
+        "--host-copies", default="", metavar="RATES|measure",
+        help="activations may wait in the host's memory where a schedule would not fit: bytes/s of copies there and back, e.g. 24GB,22GB; "
+        "measure: those of this machine's processor (default: nothing is copied)",
+    )  # fmt: skip
     add("--no-first-input-grad", action="store_true", help="the first stage of the model has no input gradient to compute")
     add("--time-limit", type=float, default=120.0, metavar="S", help=TIME_LIMIT.format(120))
     add("--seed", type=int, default=0, help="seed of the search: equal seeds give equal plans (default 0)")
@@ -59,6 +64,8 @@ def problem_arguments(parser: argparse.ArgumentParser) -> None:
 
 def problem_of(args: argparse.Namespace) -> PipelineProblem:
     from ..decide.pipeline import PipelineProblem
+
+    out_Bps, in_Bps = _host_copies(args.host_copies)
 
     def times(name: str) -> list[float] | None:
         return numbers(getattr(args, name), "--" + name.replace("_", "-"), size=False)
@@ -72,7 +79,23 @@ def problem_of(args: argparse.Namespace) -> PipelineProblem:
         weight_bytes=sizes("weight_bytes") or 0, gradient_bytes=sizes("gradient_bytes") or 0, p2p_latency_s=times("p2p_latency_s") or 0.0,
         p2p_rate_Bps=sizes("p2p_rate_Bps"), speeds=times("speeds") or 1.0, memory_cap_bytes=sizes("memory_cap_bytes"), data=args.data,
         first_input_grad=not args.no_first_input_grad, pair_s=times("pair_s"), pair_overlap=args.pair_overlap,
+        host_out_Bps=out_Bps, host_in_Bps=in_Bps,
     )  # fmt: skip
+
+
+def _host_copies(text: str) -> tuple[float, float]:
+    """Rates to the host's memory and back; one number is both."""
+    if text == "measure":
+        from ..errors import MissingExtra
+
+        try:
+            from ..probe.steps.host_copies import measured_rates
+        except ImportError:
+            raise MissingExtra("torch", extra="torch", needed_for="measuring copies") from None
+        rates = measured_rates()
+        return rates.to_host_Bps, rates.from_host_Bps
+    found = numbers(text or None, "--host-copies", size=True) or [0.0]
+    return found[0], found[-1]
 
 
 def numbers(text: str | None, where: str, *, size: bool) -> list[float] | None:

@@ -6,7 +6,7 @@ from ..cite import Cite
 from ..decide.collective import STRATEGIES as COLLECTIVE
 from ..decide.collective.sparse import STRATEGIES as SPARSE
 from ..decide.pipeline import STRATEGIES as PIPELINE
-from ..decide.pipeline import fill
+from ..decide.pipeline import fill, offload
 from ..decide.strategies import cite_of
 from ..interop.msccl import CITE as MSCCL_CITE
 from ..plan.plan import Plan
@@ -28,4 +28,4 @@ def _cite(key: str, strategy: str) -> Cite | None:
         return imported or cite_of("collective", COLLECTIVE, strategy) or cite_of("collective.sparse", SPARSE, strategy)
     if key == "pipeline":
         return cite_of("pipeline", PIPELINE, strategy)
-    return fill.CITE if key == "fill" else None
+    return {"fill": fill.CITE, "offload": offload.CITE}.get(key)

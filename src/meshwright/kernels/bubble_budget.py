@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .compile import allocating, helper
+from .v_rounds import fastest_rounds
 
 __all__ = ["Line", "build", "fastest_build"]
 
@@ -269,14 +270,25 @@ def build(line: Line, target_s: float, style: int, slack: int) -> tuple[float, l
 
 
 def fastest_build(line: Line, least_s: float) -> tuple[float, list[list[tuple[int, int, int]]]]:
-    """The best over all styles and over targets from `least_s` (which no order can beat) up; infinite where every one got stuck."""
+    """The best over all styles and over targets from `least_s` (which no order can beat) up, and over rounds on a V; infinite where all got stuck."""
     orders, length = _arrays(line)
     steps = min(STEPS, max(2, MAX_BUILT_ACTIONS // (len(STYLES) * len(SLACKS) * 3 * len(line.device) * line.microbatches)))
     span = _fastest(
         line.device, line.seconds, line.up_s, line.down_s, line.size, line.cap, line.microbatches, least_s, steps, np.array(STYLES),
         np.array(SLACKS), orders, length,
     )  # fmt: skip
+    if span > least_s and _on_a_v(line):
+        others, lengths = _arrays(line)
+        rounds_span = fastest_rounds(line, others, lengths)
+        if rounds_span < span:
+            span, orders, length = rounds_span, others, lengths
     return float(span), _decoded(line, orders, length)
+
+
+def _on_a_v(line: Line) -> bool:
+    """Device d holds stages d and 2·devices-1-d, each of size 1."""
+    half = np.arange(len(line.cap))
+    return np.array_equal(line.device, np.concatenate((half, half[::-1]))) and bool(np.all(line.size == 1))
 
 
 def _arrays(line: Line) -> tuple[I64, I64]:

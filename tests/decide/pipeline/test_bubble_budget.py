@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -9,11 +11,12 @@ from hypothesis import strategies as st
 
 from meshwright.decide.pipeline.bound import schedule_bound
 from meshwright.decide.pipeline.orders import check_orders, in_flight_peaks, looped, times, vee
-from meshwright.decide.pipeline.problem import PipelineProblem
+from meshwright.decide.pipeline.problem import Action, PipelineProblem
 from meshwright.decide.pipeline.vschedules import ZBV
 from meshwright.decide.pipeline.zerobubble import ZB1P, built, split_base
 from meshwright.errors import Infeasible
 from meshwright.kernels.bubble_budget import SLACKS, STYLES, Line, build
+from meshwright.kernels.v_rounds import fastest_rounds
 
 STYLE_IDS = [f"{style}" for style in STYLES]
 
@@ -51,6 +54,40 @@ def test_published_profiles_are_near_their_proven_bound(profile: tuple[int, ...]
     assert max(in_flight_peaks(schedule)) <= 2 * devices
 
 
+@pytest.mark.parametrize(
+    ("setting", "published"),
+    [
+        ((6, 8, 1341, 2164, 1640, 293), 100465),
+        ((3, 4, 958, 1828, 513, 157), 32709),
+        ((5, 9, 738, 1315, 803, 211), 60692),
+        ((8, 12, 1336, 2139, 1799, 170), 148594),
+        ((3, 12, 1351, 2683, 1340, 278), 136574),
+    ],
+)  # fmt: skip
+def test_never_slower_than_the_published_construction(setting: tuple[int, ...], published: float) -> None:
+    """Makespans of the zero-bubble authors' scheduler (benchmarks/zero_bubble.py), where other constructions take up to 1.11 of them."""
+    devices, microbatches, f, i, w, latency = setting
+    problem = of(devices, microbatches, 2.0 * f, 2.0 * i, 2.0 * w, float(latency))
+    schedule = ZBV(tries=0).plan(problem)
+    assert times(problem, schedule).makespan_s <= published
+    assert max(in_flight_peaks(schedule)) <= 2 * devices
+
+
+def test_rounds_tell_their_own_makespan() -> None:
+    problem = of(6, 8, 2682.0, 4328.0, 3280.0, 293.0)
+    line = Line(
+        device=np.array(vee(6)), seconds=np.array([[1341.0] * 12, [2164.0] * 12, [1640.0] * 12]), up_s=np.full(12, 293.0), down_s=np.full(12, 293.0),
+        size=np.ones(12, np.int64), cap=np.full(6, 12), microbatches=8,
+    )  # fmt: skip
+    orders, length = np.zeros((6, 48), np.int64), np.zeros(6, np.int64)
+    span = fastest_rounds(line, orders, length)
+    made = tuple(tuple(Action("FIW"[c // 8 // 12], c // 8 % 12, c % 8) for c in row.tolist()) for row in orders)  # type: ignore[arg-type]
+    schedule = replace(split_base(problem, "x", vee(6), {}), orders=made)
+    check_orders(schedule)
+    assert times(problem, schedule).makespan_s == span < np.inf
+    assert fastest_rounds(replace(line, cap=np.full(6, 1)), orders, length) == np.inf
+
+
 @settings(max_examples=60, deadline=None)
 @given(
     devices=st.integers(1, 5), microbatches=st.integers(1, 9), seconds=st.tuples(*[st.integers(1, 9)] * 3), latency=st.integers(0, 4),
@@ -80,8 +117,6 @@ def test_its_own_clock_is_that_of_orders(style: int) -> None:
     for slack in SLACKS:
         span, orders = build(line, 40.0, style, slack)
         if span < np.inf:
-            from meshwright.decide.pipeline.problem import Action
-
             made = tuple(tuple(Action("FIW"[k], s, m) for k, s, m in row) for row in orders)  # type: ignore[arg-type]
             clock = times(problem, type(base)(**{**{f: getattr(base, f) for f in base.__dataclass_fields__}, "orders": made}))
             assert clock.makespan_s == pytest.approx(span)

@@ -177,3 +177,60 @@ def test_messages_leave_before_room_is_made_for_new_ones() -> None:
     orders, _ = pipeline_orders(large, problem_of_plan(large), schedule_of_plan(large))
     plain, first = (compile_schedule(program, orders, 1, sends_ahead=len(program.steps), sends_first=x) for x in (False, True))
     assert plain.posts == first.posts  # word of a receive would wait behind a long message
+
+
+@pytest.mark.parametrize(("name", "microbatches", "cap"), [("1f1b", 5, 2_500_000), ("zbv", 5, 3_500_000), ("interleaved", 4, 2_500_000)])
+def test_activations_wait_in_the_hosts_memory(name: str, microbatches: int, cap: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Saved tensors leave and come back at the plan's places, those of backwards that run are all there, and the sums are those of a serial run."""
+    from meshwright.run.pipeline.host import WaitingTensors
+
+    left: list[tuple[int, int]] = []
+    leave = WaitingTensors.leave
+
+    def seen(self: WaitingTensors) -> None:
+        before = self.here_bytes
+        leave(self)
+        left.append((before, self.here_bytes))
+
+    monkeypatch.setattr(WaitingTensors, "leave", seen)
+    more = {"activation_bytes": 1_000_000, "message_bytes": 1000, "memory_cap_bytes": cap, "host_out_Bps": 1e12, "host_in_Bps": 1e12}
+    walks = agree(name, {}, 4, microbatches, **more)
+    moves = sum(len(w.work.waiting) for w in walks)
+    assert moves and len(left) == 2 * moves  # two steps
+    assert all(after == 0 for _, after in left) and sum(before for before, _ in left) > 0
+    assert not any(x.found for w in walks for x in w.work.waiting.values())
+
+
+def test_what_is_away_cannot_be_used() -> None:
+    from meshwright.errors import CheckFailed
+    from meshwright.run.pipeline.host import WaitingTensors
+
+    module = torch.nn.Linear(3, 3).double()
+    waiting, x = WaitingTensors(module), torch.randn(2, 3, dtype=torch.float64)
+    waiting.begin(x)
+    assert waiting.refer(x) is x and waiting.refer(module.weight) is module.weight
+    kept: Any = waiting.refer(y := module(x))
+    assert waiting.refer(y) is kept
+    waiting.leave()
+    with pytest.raises(CheckFailed, match="still in the host's memory"):
+        kept.tensor()
+    waiting.come()
+    assert torch.equal(kept.tensor(), y) and kept.tensor().data_ptr() != y.data_ptr()
+
+
+def test_a_plan_with_overlapped_pairs_trains_as_a_plain_loop() -> None:
+    """Loss, and weights after a step of SGD, in double precision: pairs run for real."""
+    plan, given = planned("dualpipe", {}, 4, 8, pair_overlap=0.5)
+    pairs = sum(text.count("&") for text in plan.job["schedule"]["orders"])
+    assert pairs > 20
+    walks = walked(plan, given)
+    loop = torch.nn.ModuleList(given.modules)
+    loss = sum((given.loss(_through(given, x), t) for x, t in zip(given.inputs, given.targets, strict=True)), torch.zeros(())) / len(given.inputs)
+    loss.backward()
+    for walk in walks:
+        for (_, stage), module in walk.stages.modules.items():
+            for mine, theirs in zip(module.parameters(), loop[stage].parameters(), strict=True):
+                if theirs.grad is not None and mine.grad is not None:
+                    assert torch.allclose(mine - 0.1 * mine.grad, theirs - 0.1 * theirs.grad, rtol=0, atol=1e-12)
+    losses = sum(float(x) for w in walks for x in w.work.losses.values()) / len(given.inputs)
+    assert losses == pytest.approx(float(loss.detach()), rel=1e-12)

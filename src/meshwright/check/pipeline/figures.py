@@ -56,6 +56,9 @@ def figures_of(plan: Plan, data: Mapping[str, Any]) -> Iterator[str]:
     stated = {int(data["device"]): int(data["cap_bytes"])} if data["form"] == "memory" else {}
     if data["form"] == "counts":
         stated = {d: int(x) for d, x in enumerate(data["cap_bytes"]) if int(x)}
+    if stated and any(work.away):
+        yield "it counts activations that wait in the host's memory as kept"
+        return
     for device, cap in stated.items():
         weights = sum(-(-int(problem["weight_bytes"][k * work.devices // work.stages]) // chunks) for _, k in work.hosted(device))
         if not caps or not caps[device] or cap < caps[device] - weights:

@@ -14,13 +14,15 @@ from typing import Any
 
 import numpy as np
 
-from ...program.program import BUFFER_ROLES, Kind, Program, Role
+from ...program.program import BUFFER_ROLES, Kind, Program, Role, Space
 from ..program.order import Order
 from ..program.values import QUANTITY_MASK, Machine
 from ..program.wellformed import witness
 from ..verdict import MAX_FINDINGS_OF_A_KIND, Finding
 from .filled import FillWork
 from .work import Act, PipelineWork
+
+MOVES = {"O": "copy out", "R": "copy back"}
 
 __all__ = ["check_pipeline", "runs_once", "solid"]
 
@@ -67,6 +69,7 @@ class _Step(Machine):
         self.actor = p.lanes.actor[p.lane_of_step()].tolist()
         self.at: dict[tuple[int, str], int] = {}
         self.nodes: dict[tuple[int, str], int] = {}  # (rank, action such as 3F0) -> step
+        self.moves: dict[int, tuple[str, int, int]] = {}  # step -> (O or R, stage, micro-batch)
         self.pieces: dict[tuple[int, str], int] = {}  # (rank, key of other work) -> step
         self.act: dict[int, Act] = {}
         self.pairs: list[tuple[int, int]] = []  # steps of the gradient of an input, and of the weights of the same
@@ -105,6 +108,10 @@ class _Step(Machine):
                 if found < 0:
                     text = f"rank {rank} has no buffer {name!r}"
                     self.found.append(Finding(check="values", message=text, witness={"rank": rank, "buffer": -1}))
+                    return
+                if name.startswith("kept:") != (int(b.space[found]) == Space.HOST):
+                    text = f"{p.buffer_name(found)} lies in space {int(b.space[found])}"
+                    self.found.append(Finding(check="values", message=text, witness={"rank": rank, "buffer": found}))
                     return
                 has = int(b.chunks[found]) * int(b.chunk_bytes[found])
                 if has < size or (exactly and has != max(1, size)):
@@ -152,11 +159,22 @@ class _Step(Machine):
                 text = f"rank {rank} runs {len(steps)} actions in {len(lanes)} lanes, the schedule says {len(order)} in one"
                 self.found.append(Finding(check="values", message=text, witness={"rank": rank, "lane": lanes[0] if lanes else -1, "step": -1}))
             others = [s for x in mine if x not in lanes for s in range(int(p.lanes.start[x]), int(p.lanes.end[x])) if compute[s]]
+            away = self.work.away[rank // self.work.data] if self.work.away else frozenset()
+            missing = {(kind, *x) for x in away for kind in "OR"}
             for step in others:
+                op = int(p.steps.op[step])
+                move = (o.name[op], int(o.stage[op]), int(o.microbatch[op]))
+                if move in missing:
+                    missing.remove(move)
+                    self.moves[step] = move
+                    continue
                 key = (rank, o.graph[int(p.steps.op[step])])
                 if self.fill is None or not self.fill.has(rank, o.graph[int(p.steps.op[step])], o.name[int(p.steps.op[step])]) or key in self.pieces:
                     self.wrong(step, f"runs {o.name[int(p.steps.op[step])]!r}, which this step is not to do")
                 self.pieces[key] = step
+            for kind, stage, m in sorted(missing)[:1]:
+                text = f"rank {rank} does not {MOVES[kind]} what stage {stage} saves of micro-batch {m}"
+                self.found.append(Finding(check="values", message=text, witness={"rank": rank, "stage": stage, "microbatch": m}))
         if self.fill is not None:
             lacks = sorted(set(self.fill.item_of) - set(self.pieces))
             if lacks:
@@ -168,6 +186,9 @@ class _Step(Machine):
         if len(self.found) >= MAX_FINDINGS_OF_A_KIND:
             return
         rank, op = self.actor[step], self.ops[step]
+        if step in self.moves:
+            self.moving(step, rank, op)
+            return
         if step not in self.act:
             assert self.fill is not None
             self.fill.compute(self, step, rank, op)
@@ -199,6 +220,19 @@ class _Step(Machine):
         for name in sorted(makes):
             self.making(step, rank, a, name)
 
+    def moving(self, step: int, rank: int, op: int) -> None:
+        """A copy to the host's memory or back: the other buffer holds the same."""
+        kind, stage, m = self.moves[step]
+        source, target = (f"{name}:{stage}:{m}" for name in (("saved", "kept") if kind == "O" else ("kept", "again")))
+        for lists, name, verb in ((self.p.ops.reads, source, "read"), (self.p.ops.writes, target, "write")):
+            if lists[op].tolist() != [self.at[rank, name], 0, self.chunks[self.at[rank, name]]]:
+                self.wrong(step, f"does not {verb} {name}, which it is to {MOVES[kind]}")
+                return
+        self.reading(step, rank, source)
+        b = self.at[rank, target]
+        root, lo, hi = self.locate(b, 0, self.chunks[b], 0)
+        self.store(root, lo, hi, [self.held(rank, target, i) for i in range(hi - lo)], step)
+
     def _pair(self, step: int, rank: int, a: Act) -> None:
         forward = step - (2 if a.phase == "W" else 1)
         for m in a.microbatches:
@@ -228,7 +262,7 @@ class _Step(Machine):
         if kind in ("weights", "gradients"):
             return "weight" if kind == "weights" else "gradient", int(rest.partition(":")[0])
         stage, m = (int(x) for x in rest.split(":"))
-        if kind == "saved":
+        if kind in ("saved", "kept", "again"):
             return "saved", stage, m, rank
         border = stage - 1 if kind in ("in", "gradout") else stage  # the border below it for these, the one above for out and gradin
         return "act" if kind in ("in", "out") else "grad", border, m, rank % self.work.data

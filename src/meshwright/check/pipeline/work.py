@@ -5,6 +5,7 @@ The contract of a program with compute. A step is named by (stage, micro-batch, 
   B(k, m)  reads weights:k, saved:k:m, the input that its F read, and the gradient of its output (none at the last stage); makes the gradient of
            its input gradout:k:m (none at stage 0) and adds to gradients:k
   I and W  do what B does, I but for gradients:k, W but for gradout:k:m, of one micro-batch in this order
+  O and R  of what the schedule lets wait in the host's memory: copy saved:k:m to kept:k:m there, and that to again:k:m, which the backward reads
 What arrives from another device lies in in:k:m and gradin:k:m, what comes from the same device where its maker left it (docs/formats.md). Nothing
 here is taken from planners or lowering: names, orders, copies and sizes are derived from the document again.
 """
@@ -56,6 +57,7 @@ class PipelineWork:
     reduced: Mapping[tuple[int, int], str]
     gathered: frozenset[int]
     sizes: Mapping[str, tuple[int, ...]]
+    away: tuple[frozenset[tuple[int, int]], ...] = ()  # per device: (stage, micro-batch) whose activations wait in the host's memory
 
     @property
     def ranks(self) -> int:
@@ -102,10 +104,15 @@ class PipelineWork:
             return ""
         return f"gradin:{stage}:{m}" if where[stage + 1] != where[stage] else f"gradout:{stage + 1}:{m}"
 
+    def waits(self, stage: int, m: int) -> bool:
+        """Whether what the stage saves of a micro-batch waits in the host's memory."""
+        return any((stage, m) in row for row in self.away)
+
     def reads(self, a: Act) -> set[str]:
         found = {self.held("weights", a.stage, self.copy_of[a.first])}
         for m in a.microbatches:
-            found |= {self.given(a.stage, m)} if a.phase == "F" else {self.given(a.stage, m), self.returned(a.stage, m), f"saved:{a.stage}:{m}"}
+            kept = f"{'again' if self.waits(a.stage, m) else 'saved'}:{a.stage}:{m}"
+            found |= {self.given(a.stage, m)} if a.phase == "F" else {self.given(a.stage, m), self.returned(a.stage, m), kept}
         return found - {""}
 
     def makes(self, a: Act) -> set[str]:
@@ -128,7 +135,9 @@ class PipelineWork:
                     continue
                 before, after = self.given(k, m), self.returned(k, m)
                 arrives = self.share(message, k - 1, self.parts) if before.startswith("in:") else 0
-                yield f"saved:{k}:{m}", max(0, self.share("activation_bytes", k, chunks * self.parts) - arrives), True
+                saved = max(0, self.share("activation_bytes", k, chunks * self.parts) - arrives)
+                for name in ("saved", "kept", "again") if self.waits(k, m) else ("saved",):
+                    yield f"{name}:{k}:{m}", saved, True
                 if before.startswith("in:"):
                     yield before, arrives, True
                 if k < self.stages - 1:
@@ -158,6 +167,7 @@ def _read(doc: Mapping[str, Any], problem: Mapping[str, Any]) -> PipelineWork:
         devices=devices, stages=stages, data=data, split=bool(doc["split"]), parts=parts, placement=placement, copy_of=copy_of,
         orders=tuple(tuple(_act(text) for text in row.split()) for row in doc["orders"]),
         reduced=moved if any(sizes["gradient_bytes"]) else {}, sizes=sizes,
+        away=tuple(frozenset((int(stage), int(m)) for stage, m, _, _ in row) for row in doc.get("offloads", ())),
         gathered=frozenset(stage for row in rows for kind, stage, _ in row if kind == "gather") if any(sizes["gradient_bytes"]) else frozenset(),
     )  # fmt: skip
     for wrong, text in (
@@ -167,6 +177,7 @@ def _read(doc: Mapping[str, Any], problem: Mapping[str, Any]) -> PipelineWork:
         (len(copy_of) != parts * int(problem["microbatches"]), f"{len(copy_of)} micro-batches in {parts} parts"),
         (not all(0 <= c < len(placement) for c in copy_of), "a micro-batch runs through a copy that there is not"),
         (any(len(x) != devices for x in sizes.values()), "sizes"),
+        (len(work.away) not in (0, devices), f"{len(work.away)} devices move activations"),
     ):
         if wrong:
             raise ValueError(text)
@@ -192,6 +203,8 @@ def _whole(work: PipelineWork) -> None:
             raise ValueError(f"device {device} {'lacks' if odd[0] in want else 'should not run'} {odd[0][1]}{odd[0][0]}{odd[0][2]}")
         if any(len({work.copy_of[m] for m in a.microbatches}) > 1 for a in order):
             raise ValueError(f"device {device} runs micro-batches of several copies at once")
+        if device < len(work.away) and (odd_ones := sorted(work.away[device] - {(k, m) for _, k, m in want})):
+            raise ValueError(f"device {device} moves what stage {odd_ones[0][0]} saves of micro-batch {odd_ones[0][1]}, which it does not hold")
         if (lone := _lone_half(order, "IW" if work.split else "B")) is not None:
             raise ValueError(f"device {device} runs {lone.stage}{lone.phase}{lone.first} without the other half of its pair")
 

@@ -3,8 +3,8 @@
 `bubble` = idle share of devices x time between the common start and the common end. `span_bubble`: the same with every device's own first start
 and last end, the figure of the zero-bubble papers.
 Memory of a device = weights + activations: an activation counts from the arrival of its input (received and not yet used included; of a stage whose
-input is on the device, from F) to the end of its backward (of W when split). Buffers of messages on their way out, of gradients, and receives
-posted ahead are in `program_bytes`, the peak of everything the program holds.
+input is on the device, from F) to the end of its backward (of W when split), without the time in which it is in the host's memory. Buffers of
+messages on their way out, of gradients, and receives posted ahead are in `program_bytes`, the peak of everything the program holds.
 """
 
 from __future__ import annotations
@@ -64,7 +64,9 @@ def judge(problem: PipelineProblem, schedule: Schedule, plan_collective: PlanCol
     memory = tuple(w + a for w, a in zip(weights, _activation_peaks(problem, schedule, program, timeline, callees), strict=True))
     caps = problem.memory_cap_bytes
     over = max((m - c for m, c in zip(memory, caps, strict=True) if c), default=0) if caps else 0
-    free = [max(1, c - w) if c else 0 for c, w in zip(caps, weights, strict=True)] if caps and over <= 0 else []
+    # what waits in the host's memory is not kept, so no bound follows from what a device can keep
+    bounded = caps and over <= 0 and not any(schedule.offloads)
+    free = [max(1, c - w) if c else 0 for c, w in zip(caps, weights, strict=True)] if bounded else []
     total = timeline.makespan_s * problem.devices
     return Judged(
         schedule=schedule, program=program, callees=callees, timeline=timeline, bound=schedule_bound(problem, schedule, cap_bytes=free),
@@ -118,7 +120,7 @@ def _activation_peaks(
     for b, name in enumerate(flat.buffers.name):
         kind, _, rest = name.partition(":")
         rank = int(flat.buffers.actor[b])
-        if kind not in ("in", "saved") or rank % problem.data:
+        if kind not in ("in", "saved", "again") or rank % problem.data:
             continue
         device, stage = rank // problem.data, int(rest.partition(":")[0])
         size = int(flat.buffers.chunk_bytes[b])

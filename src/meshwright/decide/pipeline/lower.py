@@ -9,6 +9,8 @@ Chimera's doubled forward graph `…:x2` and module `<first>-<last>`, the micro-
 ends with `&<stage of the other half>`, and F takes the time of both. Buffers of stage k and micro-batch m:
 `in:k:m` input received (kept for the backward), `saved:k:m` the rest of what F keeps, `out:k:m` output, `gradin:k:m` gradient of the output
 received, `gradout:k:m` gradient of the input; `weights:k`, `gradients:k` (persistent; `:c<copy>` behind when there are copies).
+What waits in the host's memory (`Schedule.offloads`): op O copies `saved:k:m` to `kept:k:m` (space host) and R copies that to `again:k:m`, which the
+backward reads instead, in two lanes on the device's copy unit.
 Bytes: in = message, in + saved = activation (saved alone where the input comes from the same device or is data).
 
 Not `lower.training`: that one lowers a graph's segments, every value with buffers and messages of its own, on data and tensor ranks, with an
@@ -28,8 +30,8 @@ from ...kernels.effort import look
 from ...lower.connections import Connection, connections, window
 from ...program.builder import LaneBuilder, ProgramBuilder, StepRef
 from ...program.calls import Callee
-from ...program.program import Program, Role, Unit
-from .orders import action_s, activation_bytes, connection, message_bytes, stage_share
+from ...program.program import Program, Role, Space, Unit
+from .orders import action_s, connection, message_bytes, saved_bytes, stage_share
 from .problem import Action, Collective, PipelineProblem, Schedule
 
 __all__ = ["Fill", "PlanCollective", "fabric_of", "lower_schedule", "price_table"]
@@ -74,6 +76,11 @@ def price_table(problem: PipelineProblem, schedule: Schedule) -> Cost:
     for order in schedule.orders:
         for a in order:
             table[f"{_graph(schedule, a)}|{a.kind}"] = Priced(action_s(problem, schedule, a))
+    for row in schedule.offloads:
+        for x in row:
+            copy = schedule.copy_of[x.microbatch]
+            for kind, rate_Bps in (("O", problem.host_out_Bps), ("R", problem.host_in_Bps)):
+                table[f"{_graph(schedule, Action('F', x.stage, 0, copy))}|{kind}"] = Priced(saved_bytes(problem, schedule, copy, x.stage) / rate_Bps)
     return Cost(name="pipeline", table=table, source="times per stage as given")
 
 
@@ -105,6 +112,7 @@ class _Lowering:
         self.comms: dict[tuple[int, ...], int] = {}
         self.top = schedule.stages - 1
         self.end = "W" if schedule.split else "B"
+        self.away = {row[:2] for rows in schedule.offloads for row in rows}  # (stage, micro-batch)
 
     def run(self, fill: Fill | None = None) -> tuple[Program, dict[str, Program]]:
         s, data = self.schedule, self.problem.data
@@ -130,6 +138,8 @@ class _Lowering:
             if r.comm is not None and s.collectives:
                 self.collect(r, r.comm, s.collectives[r.device])
             self.deaths(r)
+            if r.device < len(s.offloads) and s.offloads[r.device]:
+                self.offload(r)
         if fill is not None:
             fill(self.b, [r.compute for r in ranks])
         return self.b.build(), self.callees
@@ -190,13 +200,9 @@ class _Lowering:
             if a.kind != "F":
                 continue
             where, k = s.placement[a.copy], a.stage
-            kept = activation_bytes(p, s, k)
-            before = message_bytes(p, s, k - 1) if k and where[k - 1] != r.device else 0
-            sizes = {"saved": max(0, kept - before)}
-            if before:
-                sizes["in"] = before
-            elif k and where[k - 1] != r.device:
-                sizes["in"] = 0
+            sizes = {"saved": saved_bytes(p, s, a.copy, k)}
+            if k and where[k - 1] != r.device:
+                sizes["in"] = message_bytes(p, s, k - 1)
             if k < self.top:
                 sizes["out"] = message_bytes(p, s, k)
                 if where[k + 1] != r.device:
@@ -204,9 +210,10 @@ class _Lowering:
             if k:
                 sizes["gradout"] = message_bytes(p, s, k - 1)
             for m in range(a.microbatch, a.microbatch + a.count):
-                for name, size in sizes.items():
-                    full = f"{name}:{k}:{m}"
-                    r.buffer[full] = self.b.buffer(r.number, chunks=1, chunk_bytes=size, role="activation", name=full)
+                more = {"kept": sizes["saved"], "again": sizes["saved"]} if (k, m) in self.away else {}
+                for name, size in (sizes | more).items():
+                    full, space = f"{name}:{k}:{m}", Space.HOST if name == "kept" else Space.DEVICE
+                    r.buffer[full] = self.b.buffer(r.number, chunks=1, chunk_bytes=size, role="activation", space=space, name=full)
 
     def inputs(self, r: _Rank, kind: str, stage: int, m: int) -> str | None:
         """The buffer that F (or the backward) of a stage reads from its neighbour; None at the end of the model."""
@@ -238,7 +245,7 @@ class _Lowering:
                 writes.append(whole(f"saved:{a.stage}:{m}"))
                 writes += [whole(f"out:{a.stage}:{m}")] if a.stage < self.top else []
                 continue
-            reads.append(whole(f"saved:{a.stage}:{m}"))
+            reads.append(whole(f"{'again' if (a.stage, m) in self.away else 'saved'}:{a.stage}:{m}"))
             reads += [whole(forward)] if forward is not None else []
             writes += [whole(f"gradout:{a.stage}:{m}")] if a.stage and a.kind != "W" else []
             writes += [whole(gradients)] if a.kind != "I" else []
@@ -257,13 +264,37 @@ class _Lowering:
                 continue
             k, m = map(int, rest.split(":"))
             last = r.step[self.end, k, m]
-            if kind in ("saved", "in", "gradin"):
+            if kind == "kept" or (kind == "saved" and (k, m) in self.away):
+                continue
+            if kind in ("saved", "in", "gradin", "again"):
                 self.b.dies_after(buffer, last)
             elif kind == "out":
                 if (self.end, k + 1, m) in r.step:  # the next stage is here and keeps it as its input
                     self.b.dies_after(buffer, r.step[self.end, k + 1, m])
             elif (self.end, k - 1, m) in r.step:
                 self.b.dies_after(buffer, r.step[self.end, k - 1, m])
+
+    def offload(self, r: _Rank) -> None:
+        """What waits in the host's memory: out as its forwards are made, back as its backwards ask for it."""
+        out, back = (self.b.lane(r.number, unit=Unit.COPY) for _ in range(2))
+        left = {}
+        rows = self.schedule.offloads[r.device]
+
+        def move(lane: LaneBuilder, kind: str, stage: int, m: int, source: str, target: str, after: list[StepRef]) -> StepRef:
+            a = Action("F", stage, m, self.schedule.copy_of[m])
+            ranges = [(r.buffer[f"{name}:{stage}:{m}"], 0, 1) for name in (source, target)]
+            graph = _graph(self.schedule, a)
+            op = self.b.op(kind, graph=graph, copy=a.copy, stage=stage, microbatch=m, reads=ranges[:1], writes=ranges[1:])
+            ref = lane.compute(op, after=after)
+            self.b.dies_after(ranges[0][0], ref)
+            return ref
+
+        for x in sorted(rows, key=lambda x: (r.place["F", x.stage, x.microbatch], x.microbatch)):
+            left[x] = move(out, "O", x.stage, x.microbatch, "saved", "kept", [r.step["F", x.stage, x.microbatch]])
+            r.compute.wait(x.free, left[x])
+        for x in sorted(rows, key=lambda x: r.place["B", x.stage, x.microbatch]):
+            ref = move(back, "R", x.stage, x.microbatch, "kept", "again", [left[x], StepRef(r.compute.number, x.fetch)])
+            r.compute.wait(r.place["B", x.stage, x.microbatch], ref)
 
     # ---- collectives -------------------------------------------------------------------------------------------
     def members(self, r: _Rank, c: Collective) -> tuple[int, ...]:

@@ -7,17 +7,23 @@ Cost: O(actions).
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
+from numpy.typing import NDArray
+
 from ...errors import CheckFailed, Deadlock
-from .problem import Action, Kind, PipelineProblem, Schedule
+from .problem import KIND_CODES, Action, Columns, Kind, PipelineProblem, Schedule
 
 __all__ = [
     "Times", "action_s", "activation_bytes", "check_orders", "in_flight_peaks", "kept_peak_bytes", "message_bytes", "message_s", "pair_s",
-    "stage_share", "times",
-    "weight_bytes",
+    "saved_bytes", "stage_share", "times", "weight_bytes",
 ]  # fmt: skip
+
+F64 = NDArray[np.float64]
+I64 = NDArray[np.int64]
 
 
 def stage_share(schedule: Schedule, stage: int) -> int:
@@ -49,6 +55,13 @@ def pair_s(problem: PipelineProblem, schedule: Schedule, forward: Action) -> flo
         return one + two - problem.pair_overlap * min(one, two)
     share = problem.pair_s[stage_share(schedule, forward.stage)] * forward.count
     return max(one, two, share / (schedule.chunks * schedule.parts * problem.speeds[schedule.device(forward)]))
+
+
+def saved_bytes(problem: PipelineProblem, schedule: Schedule, copy: int, stage: int) -> int:
+    """Of what `stage` keeps for a micro-batch, all but the input that another device sent."""
+    where = schedule.placement[copy]
+    received = message_bytes(problem, schedule, stage - 1) if stage and where[stage - 1] != where[stage] else 0
+    return max(0, activation_bytes(problem, schedule, stage) - received)
 
 
 def activation_bytes(problem: PipelineProblem, schedule: Schedule, stage: int) -> int:
@@ -91,23 +104,50 @@ def expected_actions(schedule: Schedule, device: int) -> set[tuple[str, int, int
 
 def check_orders(schedule: Schedule) -> None:
     """Every device runs its actions once, F before its backward, I before W, and nobody waits for ever. Raises: CheckFailed, Deadlock."""
+    columns, kinds = schedule.columns, "IW" if schedule.split else "B"
+    hosts = np.array(schedule.placement)[np.array(schedule.copy_of, np.int64)].T  # [stage, micro-batch]: the device
     for device, order in enumerate(schedule.orders):
-        done: set[tuple[str, int, int]] = set()
-        for place, a in enumerate(order):
-            for m in range(a.microbatch, a.microbatch + a.count):
-                key = (a.kind, a.stage, m)
-                if key in done:
-                    raise CheckFailed(f"runs {a} twice", where=f"device {device}", data={"place": place})
-                before = {"F": None, "B": "F", "I": "F", "W": "I"}[a.kind]
-                if before and (before, a.stage, m) not in done:
-                    raise CheckFailed(f"runs {a} before {a.stage}{before}{m}", where=f"device {device}", data={"place": place})
-                done.add(key)
-            _require_pair(order, place, device, "IW" if schedule.split else "B")
-        wanted = expected_actions(schedule, device)
-        if done != wanted:
-            odd = sorted(done ^ wanted)[0]
-            raise CheckFailed(f"{'lacks' if odd in wanted else 'should not run'} {odd[1]}{odd[0]}{odd[2]}", where=f"device {device}")
+        mine = slice(columns.first[device], columns.first[device + 1])
+        place, kind, stage, m = _one_by_one(columns, mine)
+        _require_order(order, device, place, kind, stage, m)
+        for paired in np.flatnonzero(columns.beside[mine] >= 0).tolist():
+            _require_pair(order, paired, device, kinds)
+        wanted = hosts == device
+        held = (stage >= 0) & (stage < wanted.shape[0]) & (m >= 0) & (m < wanted.shape[1])
+        right = bool(held.all()) and bool(wanted[stage, m].all()) and len(place) == (1 + len(kinds)) * int(wanted.sum())
+        if not right or not np.isin(kind, [KIND_CODES[k] for k in "F" + kinds]).all():
+            done = {("FBIW"[k], s, n) for k, s, n in zip(kind.tolist(), stage.tolist(), m.tolist(), strict=True)}
+            asked = expected_actions(schedule, device)
+            odd = sorted(done ^ asked)[0]
+            raise CheckFailed(f"{'lacks' if odd in asked else 'should not run'} {odd[1]}{odd[0]}{odd[2]}", where=f"device {device}")
+    _require_offloads(schedule)
     _require_live(schedule)
+
+
+def _one_by_one(columns: Columns, mine: slice) -> tuple[I64, I64, I64, I64]:
+    """Place, kind, stage and micro-batch of a device's actions, those on several micro-batches once for each."""
+    count = columns.count[mine]
+    place = np.repeat(np.arange(len(count)), count)
+    within = np.arange(len(place)) - np.repeat(np.cumsum(count) - count, count)
+    return place, columns.kind[mine][place], columns.stage[mine][place], columns.microbatch[mine][place] + within
+
+
+def _require_order(order: Sequence[Action], device: int, place: I64, kind: I64, stage: I64, m: I64) -> None:
+    """Nothing twice, nothing before what it needs on its device. Raises: CheckFailed of the first that is wrong."""
+    if not len(place):
+        return
+    work = (stage - stage.min()) * (int(m.max() - m.min()) + 1) + m - m.min()
+    rows = np.arange(len(place))
+    seen = np.full((len(KIND_CODES), int(work.max()) + 1), len(place))  # where each is first
+    np.minimum.at(seen, (kind, work), rows)
+    twice = seen[kind, work] != rows
+    before = np.array([-1, KIND_CODES["F"], KIND_CODES["F"], KIND_CODES["I"]])[kind]
+    wrong = twice | ((before >= 0) & (seen[before, work] >= rows))
+    if wrong.any():
+        i = int(np.argmax(wrong))
+        a = order[int(place[i])]
+        what = "twice" if twice[i] else f"before {a.stage}{'FBIW'[before[i]]}{m[i]}"
+        raise CheckFailed(f"runs {a} {what}", where=f"device {device}", data={"place": int(place[i])})
 
 
 def _require_pair(order: Sequence[Action], place: int, device: int, kinds: str) -> None:
@@ -122,41 +162,44 @@ def _require_pair(order: Sequence[Action], place: int, device: int, kinds: str) 
         raise CheckFailed(f"runs {a} without the other half of its pair beside it", where=f"device {device}", data={"place": place})
 
 
+def _require_offloads(schedule: Schedule) -> None:
+    """What waits in the host's memory leaves after its F and is back before its backward. Raises: CheckFailed."""
+    for device, rows in enumerate(schedule.offloads):
+        place = {(a.kind, a.stage, m): i for i, a in enumerate(schedule.orders[device]) for m in range(a.microbatch, a.microbatch + a.count)}
+        for row in rows:
+            own = ("I" if schedule.split else "B", row.stage, row.microbatch)
+            if own not in place or not place["F", *own[1:]] < row.free <= row.fetch < place[own]:
+                text = f"cannot let {row.stage}F{row.microbatch} wait in the host's memory from action {row.free} to {row.fetch}"
+                raise CheckFailed(text, where=f"device {device}", data={"free": row.free, "fetch": row.fetch})
+        if len({row[:2] for row in rows}) < len(rows):
+            raise CheckFailed("moves one activation twice", where=f"device {device}")
+
+
 def _require_live(schedule: Schedule) -> None:
-    clock = _Clock(schedule)
-    while clock.advance(lambda *_: 0.0, lambda *_: 0.0):
-        pass
-    stuck = [d for d, order in enumerate(schedule.orders) if clock.at[d] < len(order)]
-    if stuck:
-        waits = [str(schedule.orders[d][clock.at[d]]) for d in stuck]
+    free = np.zeros((schedule.copies, schedule.stages))
+    _, _, at = _run(schedule, np.zeros(len(schedule.columns.kind)), free, free)
+    places = (at - schedule.columns.first[:-1]).tolist()
+    waits = [str(order[place]) for order, place in zip(schedule.orders, places, strict=True) if place < len(order)]
+    if waits:
         raise Deadlock(f"devices wait for each other: {', '.join(waits[:8])}", where=schedule.name, data={"waiting": waits[:64]})
 
 
 def in_flight_peaks(schedule: Schedule) -> list[int]:
     """Most micro-batches of a stage that each device keeps activations of at once, from the order alone."""
-    end = "W" if schedule.split else "B"
-    peaks = []
-    for order in schedule.orders:
-        held = peak = 0
-        for a in order:
-            held += a.count if a.kind == "F" else -a.count if a.kind == end else 0
-            peak = max(peak, held)
-        peaks.append(peak)
-    return peaks
+    return _peaks(schedule, np.ones(schedule.stages, np.int64))
 
 
 def kept_peak_bytes(problem: PipelineProblem, schedule: Schedule) -> list[int]:
     """Most bytes of activations each device keeps at once, from the order alone: none received ahead, no messages."""
-    end = "W" if schedule.split else "B"
-    peaks = []
-    for order in schedule.orders:
-        held = peak = 0
-        for a in order:
-            size = a.count * activation_bytes(problem, schedule, a.stage)
-            held += size if a.kind == "F" else -size if a.kind == end else 0
-            peak = max(peak, held)
-        peaks.append(peak)
-    return peaks
+    return _peaks(schedule, np.array([activation_bytes(problem, schedule, s) for s in range(schedule.stages)], np.int64))
+
+
+def _peaks(schedule: Schedule, sizes: I64) -> list[int]:
+    """Most of `sizes[stage]` per micro-batch that each device holds between F and the end of the backward."""
+    c = schedule.columns
+    ends = KIND_CODES["W" if schedule.split else "B"]
+    change = c.count * sizes[c.stage] * ((c.kind == KIND_CODES["F"]).astype(np.int64) - (c.kind == ends))
+    return [int(np.cumsum(change[a:b]).max(initial=0)) for a, b in itertools.pairwise(c.first.tolist())]
 
 
 # ---- clock -------------------------------------------------------------------------------------------------------------
@@ -169,83 +212,40 @@ class Times:
     makespan_s: float
 
 
-class _Clock:
-    def __init__(self, schedule: Schedule) -> None:
-        self.schedule = schedule
-        self.at = [0] * schedule.devices
-        self.start: list[list[float]] = [[] for _ in range(schedule.devices)]
-        self.end: list[list[float]] = [[] for _ in range(schedule.devices)]
-        self.done: dict[tuple[str, int, int], float] = {}
+def _run(schedule: Schedule, seconds: F64, up: F64, down: F64) -> tuple[F64, F64, I64]:
+    """Start and end of every action, and the action that every device stands at: short of its last one, it waits for ever."""
+    from ...kernels.order_times import run_orders
 
-    def advance(self, seconds, arrives) -> bool:  # type: ignore[no-untyped-def]
-        """Run every device as far as it gets; False when none moved."""
-        done, top, moved = self.done, self.schedule.stages - 1, False
-        # In whatever order devices are visited: an action's time rests only on actions that have one already, so no later visit changes it.
-        # Once up and once down, so that a chain of forwards and one of backwards are both followed in one visit.
-        devices = len(self.schedule.orders)
-        for d in (*range(devices), *range(devices - 2, 0, -1)):
-            order = self.schedule.orders[d]
-            starts, ends = self.start[d], self.end[d]
-            for i in range(self.at[d], len(order)):
-                a = order[i]
-                kind, s, first, copy, count, beside = a
-                start = ends[-1] if ends else 0.0
-                if beside >= 0 and kind == "F" and beside < top:  # both halves of a pair begin when both can
-                    other = order[self.at[d] + 1]
-                    needed = done.get(("B", beside + 1, other.microbatch))
-                    if needed is None:
-                        break
-                    start = max(start, needed + arrives(beside, other.copy, False))
-                for m in range(first, first + count):
-                    if kind == "F":
-                        if not s:
-                            continue
-                        needed = done.get(("F", s - 1, m))
-                        if needed is None:
-                            break
-                        start = max(start, needed + arrives(s - 1, copy, True))
-                        continue
-                    needed = done.get(("B" if kind == "W" else "F", s, m))
-                    if needed is None:
-                        break
-                    start = max(start, needed)
-                    if kind != "W" and s < top:
-                        needed = done.get(("B", s + 1, m))
-                        if needed is None:
-                            break
-                        start = max(start, needed + arrives(s, copy, False))
-                else:
-                    end = start + seconds(a)
-                    starts.append(start)
-                    ends.append(end)
-                    # The stage before waits for the gradient of its output, which I gives as B does; nobody waits for W.
-                    for m in range(first, first + count):
-                        done["B" if kind == "I" else kind, s, m] = end
-                    self.at[d] += 1
-                    moved = True
-                    continue
-                break  # something that it needs has no time yet
-        return moved
+    c = schedule.columns
+    start, end, at = np.zeros(len(seconds)), np.zeros(len(seconds)), c.first[:-1].copy()
+    done = np.full((3, schedule.stages, schedule.microbatches), -1.0)
+    row = np.array([0, 1, 1, 2])[c.kind]
+    run_orders(row, c.stage, c.microbatch, c.copy, c.count, c.beside, c.first, seconds, up, down, done, at, start, end)
+    return start, end, at
 
 
 def times(problem: PipelineProblem, schedule: Schedule) -> Times:
     """When every action runs. Raises: Deadlock when the orders wait for each other."""
-    cost: dict[tuple[str, int, int, int, int], float] = {}
-
-    def seconds(a: Action) -> float:
-        key = (a.kind, a.stage, a.copy, a.count, a.beside)
-        if key not in cost:
-            cost[key] = action_s(problem, schedule, a)
-        return cost[key]
-
-    delay = border_delays(problem, schedule)
-    clock = _Clock(schedule)
-    while clock.advance(seconds, lambda s, c, forward: delay[c][s][0 if forward else 1]):
-        pass
-    if any(clock.at[d] < len(order) for d, order in enumerate(schedule.orders)):
+    delay = np.zeros((2, schedule.copies, schedule.stages))
+    for copy, row in enumerate(border_delays(problem, schedule)):
+        delay[:, copy, : len(row)] = np.array(row, np.float64).reshape(len(row), 2).T
+    start, end, at = _run(schedule, _seconds(problem, schedule), delay[0], delay[1])
+    first = schedule.columns.first.tolist()
+    if at.tolist() != first[1:]:
         _require_live(schedule)
-    last = max((e[-1] for e in clock.end if e), default=0.0)
-    return Times(clock.start, clock.end, last)
+    starts, ends = ([x[a:b].tolist() for a, b in itertools.pairwise(first)] for x in (start, end))
+    return Times(starts, ends, float(end.max(initial=0.0)))
+
+
+def _seconds(problem: PipelineProblem, schedule: Schedule) -> F64:
+    """Of every action: asked once for those that are alike."""
+    c = schedule.columns
+    alike = (((c.kind * schedule.stages + c.stage) * schedule.copies + c.copy) * (int(c.count.max(initial=0)) + 1) + c.count) * (schedule.stages + 1)
+    _, some, which = np.unique(alike + c.beside + 1, return_index=True, return_inverse=True)
+    device = np.asarray(np.searchsorted(c.first, some, side="right") - 1)
+    places = np.asarray(some - c.first[device])
+    found = [action_s(problem, schedule, schedule.orders[d][i]) for d, i in zip(device.tolist(), places.tolist(), strict=True)]
+    return np.array(found, np.float64)[which]
 
 
 def border_delays(problem: PipelineProblem, schedule: Schedule) -> list[list[tuple[float, float]]]:

@@ -11,18 +11,20 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from math import isfinite
 from typing import Any, ClassVar, Literal, NamedTuple, Protocol, Self
 
 import numpy as np
+from numpy.typing import NDArray
 
 from ...errors import UsageError
 from ...plan.orders import RECEIVES_AHEAD
 from ..strategies import Listed
 
 __all__ = [
-    "FREE_RATE_BPS", "Action", "Collective", "CollectiveKind", "Kind", "PipelineProblem", "PipelineStrategy", "Schedule", "Traits",
-    "per_stage",
+    "FREE_RATE_BPS", "KIND_CODES", "Action", "Collective", "CollectiveKind", "Columns", "Kind", "Offload", "PipelineProblem", "PipelineStrategy",
+    "Schedule", "Traits", "per_stage",
 ]  # fmt: skip
 
 Kind = Literal["F", "B", "I", "W"]
@@ -62,6 +64,19 @@ class Collective(NamedTuple):
     before: int = -1
 
 
+class Offload(NamedTuple):
+    """What a stage saves of one micro-batch waits in the host's memory between its F and its backward.
+
+    `free`, `fetch`: places in the device's compute order. The action at `free` waits until the copy to the host is complete, so the bytes are free
+    from there on; the copy back begins when the action at `fetch` is complete, and the backward waits for it.
+    """
+
+    stage: int
+    microbatch: int
+    free: int
+    fetch: int
+
+
 def per_stage(values: float | Sequence[float], devices: int, name: str) -> tuple[float, ...]:
     """One number for every stage, or one per stage. Raises: UsageError naming `name`."""
     given = (values,) if isinstance(values, int | float) else tuple(values)
@@ -86,7 +101,7 @@ class PipelineProblem:
     weight_bytes: parameters, gradients and optimiser state of one copy of a stage. gradient_bytes: what a reduction of it moves.
     pair_s: of a forward of the stage beside a backward, () = by `pair_overlap`, the share of the shorter one that the longer one hides (0: the sum of
     both, 1: the longer one). data: replicas of the whole pipeline. first_input_grad: whether the first stage of the model computes a gradient of its
-    input.
+    input. host_out_Bps, host_in_Bps: of copies between a device and its host's memory and back, 0 = none are made.
     """
 
     devices: int
@@ -107,6 +122,8 @@ class PipelineProblem:
     first_input_grad: bool = True
     pair_s: tuple[float, ...] = ()
     pair_overlap: float = 0.0
+    host_out_Bps: float = 0.0
+    host_in_Bps: float = 0.0
 
     @staticmethod
     def of(
@@ -116,7 +133,7 @@ class PipelineProblem:
         weight_bytes: float | Sequence[float] = 0, gradient_bytes: float | Sequence[float] = 0, p2p_latency_s: float | Sequence[float] = 0.0,
         p2p_rate_Bps: float | Sequence[float] | None = None, speeds: float | Sequence[float] = 1.0,
         memory_cap_bytes: float | Sequence[float] | None = None, data: int = 1, first_input_grad: bool = True,
-        pair_s: float | Sequence[float] | None = None, pair_overlap: float = 0.0,
+        pair_s: float | Sequence[float] | None = None, pair_overlap: float = 0.0, host_out_Bps: float = 0.0, host_in_Bps: float = 0.0,
     ) -> PipelineProblem:  # fmt: skip
         """Fill in and check. Without `backward_s` it is I + W; without I or W they are the rest of the backward, or half of it each.
 
@@ -136,6 +153,8 @@ class PipelineProblem:
                 raise UsageError("must be > 0", where=where)
         if not 0 <= pair_overlap <= 1:
             raise UsageError(f"must be between 0 and 1, got {pair_overlap}", where="pair_overlap", hint="it is a share of the shorter half")
+        if min(host_out_Bps, host_in_Bps) < 0 or (host_out_Bps > 0) != (host_in_Bps > 0):
+            raise UsageError("needs two rates above 0, or none", where="host copies", hint="bytes per second to the host's memory, and back")
         cap = () if memory_cap_bytes is None else tuple(int(x) for x in per_stage(memory_cap_bytes, devices, "memory_cap_bytes"))
         return PipelineProblem(
             devices=devices, microbatches=microbatches, forward_s=filled["forward_s"], backward_s=whole, input_grad_s=inputs,
@@ -144,6 +163,7 @@ class PipelineProblem:
             p2p_latency_s=per_stage(p2p_latency_s, devices, "p2p_latency_s"), p2p_rate_Bps=_whole(rate), speeds=quick,
             memory_cap_bytes=cap, data=data, first_input_grad=first_input_grad,
             pair_s=() if pair_s is None else per_stage(pair_s, devices, "pair_s"), pair_overlap=float(pair_overlap),
+            host_out_Bps=float(host_out_Bps), host_in_Bps=float(host_in_Bps),
         )  # fmt: skip
 
 
@@ -178,14 +198,38 @@ def _rest(whole: tuple[float, ...], part: tuple[float, ...], where: str) -> tupl
     return tuple(b - p for b, p in zip(whole, part, strict=True))
 
 
+KIND_CODES = {"F": 0, "B": 1, "I": 2, "W": 3}  # as `Columns.kind` has them
+
+
+@dataclass(frozen=True)
+class Columns:
+    """All actions of a schedule as columns, device after device: those of device d are first[d] to first[d + 1]. `kind`: see KIND_CODES."""
+
+    kind: NDArray[np.int64]
+    stage: NDArray[np.int64]
+    microbatch: NDArray[np.int64]
+    copy: NDArray[np.int64]
+    count: NDArray[np.int64]
+    beside: NDArray[np.int64]
+    first: NDArray[np.int64]
+
+    @staticmethod
+    def of(orders: Sequence[Sequence[Action]]) -> Columns:
+        rows = [a for order in orders for a in order]
+        kinds, *others = zip(*rows, strict=True) if rows else ((),) * 6
+        codes = np.fromiter(map(KIND_CODES.__getitem__, kinds), np.int64, len(rows))
+        stage, microbatch, copy, count, beside = (np.array(x, np.int64) for x in others)
+        return Columns(codes, stage, microbatch, copy, count, beside, np.cumsum([0, *map(len, orders)], dtype=np.int64))
+
+
 @dataclass(frozen=True, kw_only=True)
 class Schedule:
     """Who computes what in which order.
 
     placement[copy][stage]: the device. orders[device]: its compute actions. copy_of[m]: the copy that micro-batch m runs through.
     parts: micro-batches here per micro-batch of the problem (2: Chimera's halved backward). collectives[device]: weights and gradients, in the
-    order of the device's communication lane. receives_ahead: messages a receiver may hold unused per connection and direction, at least
-    (more where the producer's order demands it).
+    order of the device's communication lane. offloads[device]: what waits in the host's memory for a while, () = nothing anywhere. receives_ahead:
+    messages a receiver may hold unused per connection and direction, at least (more where the producer's order demands it).
     """
 
     name: str
@@ -197,6 +241,7 @@ class Schedule:
     split: bool = False
     parts: int = 1
     collectives: tuple[tuple[Collective, ...], ...] = ()
+    offloads: tuple[tuple[Offload, ...], ...] = ()
     receives_ahead: int = RECEIVES_AHEAD
     options: dict[str, Any] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
@@ -204,6 +249,10 @@ class Schedule:
     @property
     def microbatches(self) -> int:
         return len(self.copy_of)
+
+    @cached_property
+    def columns(self) -> Columns:
+        return Columns.of(self.orders)
 
     @property
     def chunks(self) -> int:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
 import numpy as np
@@ -11,13 +11,15 @@ import numpy as np
 from ...bound import Bound
 from ...cost import Transport
 from ...decide.collective import CollectiveProblem, Ring
-from ...decide.pipeline import STRATEGIES, Action, PipelineProblem, PipelineStrategy, Schedule, strategy
+from ...decide.pipeline import STRATEGIES, PipelineProblem, PipelineStrategy, Schedule, strategy
 from ...decide.pipeline.bound import any_bound, schedule_bound
 from ...decide.pipeline.judge import Judged, judge
 from ...decide.pipeline.lower import PlanCollective, fabric_of, price_table
+from ...decide.pipeline.offload import CITE as OFFLOAD_CITE
+from ...decide.pipeline.offload import fitting
 from ...decide.pipeline.orders import kept_peak_bytes, times, weight_bytes
 from ...decide.strategies import options_given
-from ...errors import FormatError, Infeasible, MeshwrightError, TimeLimit, Unsupported, UsageError
+from ...errors import Infeasible, TimeLimit, Unsupported, UsageError
 from ...kernels.effort import Budget, Cut, look, why_with
 from ...kernels.stages import innermost, stage
 from ...plan.plan import Alternative, Plan, Prediction
@@ -25,6 +27,7 @@ from ...program.calls import Callee
 from ...program.hash import program_hash
 from ..collective.callee import bindable
 from ..plans import check_plan, make_plan
+from .documents import problem_document, problem_of_plan, schedule_document, schedule_of_plan
 
 __all__ = [
     "Comparison", "Row", "Wanted", "compare_pipelines", "default_candidates", "frontier", "make_strategy", "plan_pipeline",
@@ -138,6 +141,7 @@ def compare_pipelines(
                     planned.append((replace(row, estimate=_estimate(problem, schedule)), schedule))
                     continue
                 rows.append(_judged(problem, row, schedule, collectives, checks))
+                rows += _in_host_memory(problem, rows[-1], collectives, checks)
             judged = rows[-1].judged
             if rows[-1].fits and judged is not None and judged.time_s < fastest_s:
                 fastest_s, here.best = judged.time_s, f"{row.name}, {judged.time_s:.4g} s"
@@ -186,11 +190,20 @@ def _most_promising(
         try:
             with budget.net():
                 rows.append(_judged(problem, row, schedule, collectives, checks))
+                rows += _in_host_memory(problem, rows[-1], collectives, checks)
         except TimeLimit:
             if budget.cut is None:
                 raise
             rows.append(replace(row, **LATE))
     return rows
+
+
+def _in_host_memory(problem: PipelineProblem, row: Row, collectives: PlanCollective, checks: bool = True) -> list[Row]:
+    """Of a row that does not fit: the same schedule with activations in the host's memory, where it fits so."""
+    if row.judged is None or row.fits:
+        return []
+    judged = fitting(problem, row.judged.schedule, collectives)
+    return [] if judged is None else [replace(row, name=f"{row.name} offload", judged=_checked(judged) if checks else judged)]
 
 
 def schedule_label(name: str, options: Mapping[str, Any]) -> str:
@@ -273,6 +286,7 @@ def plan_pipeline(
         except TimeLimit as error:
             raise budget.cut.error(f"{strategy} has no orders so far") if budget.cut else error from None
         chosen = Row(name=schedule_label(strategy, options or {}), strategy=strategy, options=judged.schedule.options, judged=judged)
+        chosen = (_in_host_memory(problem, chosen, collective_planner(problem), checks=False) or [chosen])[0]
         found = Comparison(problem=problem, rows=(chosen,), bound=any_bound(problem), cut=budget.cut)
         if not chosen.fits:
             raise nothing_fits(compare_pipelines(problem, seed=seed, time_limit_s=time_limit_s, checks=False), chosen)
@@ -308,10 +322,14 @@ def _plan(problem: PipelineProblem, chosen: Row, found: Comparison, seed: int) -
         "strategy": chosen.strategy, "options": dict(j.schedule.options), **why_with(_why(found, chosen), found.cut), "notes": list(j.schedule.notes),
         "cite": [strategy(chosen.strategy).cite.key],
     }  # fmt: skip
+    decisions: dict[str, Any] = {"pipeline": decision}
+    if any(j.schedule.offloads):
+        why = "the schedule would not fit in memory otherwise"
+        decisions["offload"] = {"strategy": "pipeoffload", "options": {}, "why": why, "cite": [OFFLOAD_CITE.key]}
     return make_plan(
         "pipeline", fabric, tuple(d.name for d in fabric.devices), j.program, others=j.callees.values(),
         job={"problem": problem_document(problem), "schedule": schedule_document(j.schedule)}, cost=price_table(problem, j.schedule),
-        decisions={"pipeline": decision}, bound=j.bound,
+        decisions=decisions, bound=j.bound,
         prediction=Prediction(target_fabric=fabric.name, time_s=j.time_s, memory_peak_bytes=tuple(j.timeline.memory_peak_bytes)),
         alternatives=(_alternative(r) for r in found.rows if r is not chosen), seed=seed,
     )  # fmt: skip
@@ -328,55 +346,6 @@ def _why(found: Comparison, chosen: Row) -> str:
     return "asked for" if len(found.rows) == 1 else f"fastest of {len(found.fitting)} schedules that fit, {len(found.rows)} tried"
 
 
-def problem_document(problem: PipelineProblem) -> dict[str, Any]:
-    """The problem as JSON; of overlapped pairs only what is given."""
-    return {k: v for k, v in asdict(problem).items() if k not in ("pair_s", "pair_overlap") or v}
-
-
-def schedule_document(schedule: Schedule) -> dict[str, Any]:
-    """The schedule as JSON: actions as `<stage><kind><micro-batch>`, `-<last>` behind where several run at once,
-    `&<stage>` in a pair of a forward and a backward of that stage."""
-    return {
-        "name": schedule.name, "devices": schedule.devices, "stages": schedule.stages, "placement": [list(x) for x in schedule.placement],
-        "copy_of": list(schedule.copy_of), "split": schedule.split, "parts": schedule.parts,
-        "orders": [" ".join(map(str, order)) for order in schedule.orders],
-        "collectives": [[list(c) for c in row] for row in schedule.collectives], "receives_ahead": schedule.receives_ahead,
-    }  # fmt: skip
-
-
-def schedule_of_plan(plan: Plan) -> Schedule:
-    """The schedule that a pipeline plan holds. Raises: UsageError for another kind of plan, FormatError for a damaged one."""
-    from ...decide.pipeline.orders import check_orders
-    from ...decide.pipeline.problem import Collective
-
-    if plan.kind != "pipeline":
-        raise UsageError(f"this is a {plan.kind} plan, not a pipeline plan", hint="make one with `meshwright pipeline plan`")
-    try:
-        doc = plan.job["schedule"]
-        copy_of = tuple(map(int, doc["copy_of"]))
-        schedule = Schedule(
-            name=str(doc["name"]), devices=int(doc["devices"]), stages=int(doc["stages"]), copy_of=copy_of,
-            placement=tuple(tuple(map(int, row)) for row in doc["placement"]), split=bool(doc["split"]), parts=int(doc["parts"]),
-            orders=tuple(tuple(_action(text, copy_of) for text in row.split()) for row in doc["orders"]),
-            collectives=tuple(tuple(Collective(*c) for c in row) for row in doc["collectives"]), receives_ahead=int(doc["receives_ahead"]),
-        )  # fmt: skip
-        check_orders(schedule)
-    except (KeyError, TypeError, ValueError, IndexError, AttributeError, MeshwrightError) as error:
-        raise FormatError(f"is no schedule: {str(error)[:160]}", where="plan.job.schedule", hint="make the plan again") from None
-    return schedule
-
-
-def problem_of_plan(plan: Plan) -> PipelineProblem:
-    """The problem that a pipeline plan was made for. Raises: as `schedule_of_plan`."""
-    if plan.kind != "pipeline":
-        raise UsageError(f"this is a {plan.kind} plan, not a pipeline plan", hint="make one with `meshwright pipeline plan`")
-    try:
-        found: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in plan.job["problem"].items()}
-        return PipelineProblem(**found)
-    except (KeyError, TypeError, AttributeError) as error:
-        raise FormatError(f"is no problem: {str(error)[:160]}", where="plan.job.problem", hint="make the plan again") from None
-
-
 def plan_schedule(problem: PipelineProblem, schedule: Schedule, strategy: str, options: Mapping[str, Any] | None = None, *, seed: int = 0) -> Plan:
     """A plan of a given schedule, whoever made it; `strategy` says whose family it is of. Raises: as `judge`; Infeasible when it does not fit."""
     judged = _checked(judge(problem, schedule, collective_planner(problem)))
@@ -390,11 +359,3 @@ def relowered(plan: Plan, problem: PipelineProblem) -> Plan:
     """The plan's schedule for another problem (measured times, other sizes), lowered, simulated and checked anew. Raises: as `plan_schedule`."""
     chosen = plan.decisions["pipeline"]
     return replace(plan_schedule(problem, schedule_of_plan(plan), chosen["strategy"], chosen["options"], seed=plan.seed), decisions=plan.decisions)
-
-
-def _action(text: str, copy_of: Sequence[int]) -> Action:
-    at = next(i for i, c in enumerate(text) if c in "FBIW")
-    name, _, beside = text.partition("&")
-    first, _, last = name[at + 1 :].partition("-")
-    m = int(first)
-    return Action(text[at], int(text[:at]), m, copy_of[m], int(last) - m + 1 if last else 1, int(beside or -1))  # type: ignore[arg-type]

@@ -15,7 +15,7 @@ __all__ = ["pipeline_csv", "read_pipeline_csv"]
 Cell = tuple[str, int, int]  # (kind, stage, micro-batch)
 
 
-def pipeline_csv(orders: Sequence[Sequence[Cell]], *, copies: int = 1, grouped: bool = False) -> str:
+def pipeline_csv(orders: Sequence[Sequence[Cell]], *, copies: int = 1, grouped: bool = False, moved: bool = False) -> str:
     """The CSV text. Raises: Unsupported for what PyTorch's format cannot say."""
     if copies > 1:
         raise Unsupported(
@@ -24,6 +24,8 @@ def pipeline_csv(orders: Sequence[Sequence[Cell]], *, copies: int = 1, grouped: 
         )  # fmt: skip
     if grouped:
         raise Unsupported("PyTorch's schedules run one micro-batch per action", where="csv", hint="export another schedule, or use --format trace")
+    if moved:
+        raise Unsupported("PyTorch's schedules copy nothing to the host", where="csv", hint="plan without --host-copies, or use --format trace")
     return "".join(",".join(f"{stage}{kind}{microbatch}" for kind, stage, microbatch in order) + "\n" for order in orders)
 
 

@@ -27,6 +27,7 @@ from ..executor.device_time import device_time
 from ..executor.executor import Executor
 from ..executor.transport import Transport, own_device, own_transport
 from ..machine.process import CALIBRATING, DONE, POSITION, STATE, STEP, TRAINING
+from ..pipeline.host import WaitingTensors
 from ..pipeline.memory import PipelineMemory
 from ..pipeline.orders import meetings, pipeline_orders
 from ..pipeline.second_order import Exchange, StageKFAC, worst_kfac_difference
@@ -34,6 +35,7 @@ from ..pipeline.stages import Given, PacedStage, given_stages, precise_sleep
 from ..pipeline.times import fill_seconds, paced_times, with_pairs
 from ..pipeline.work import StageWork, gradient_flats, stage_segment
 from ..ranks.worker import RankLink, Seat
+from ..steps.stand_in import as_they_are
 from .rank import fetch_orders
 
 __all__ = [
@@ -152,7 +154,30 @@ class RankStages:
                 for kind, a, b in zip("FIW" if self.schedule.split else "FB", marks[:-1], marks[1:], strict=True):
                     if turn:
                         found.setdefault(f"{graph}|{kind}", []).append(b - a)
+            found |= self.measured_copies(c, s, graph, x)
         return with_pairs(self.schedule, {key: statistics.median(values) for key, values in found.items()})
+
+
+    def measured_copies(self, copy: int, stage: int, graph: str, x: torch.Tensor) -> dict[str, list[float]]:
+        """Seconds of copying what a stage saves to the host's memory and back, where the schedule asks for it; by this thread's clock."""
+        asked = {(row.stage, self.schedule.copy_of[row.microbatch]) for rows in self.schedule.offloads for row in rows}
+        if (stage, copy) not in asked:
+            return {}
+        segment, waiting = self.segments[copy, stage], WaitingTensors(self.modules[copy, stage])
+        found: dict[str, list[float]] = {f"{graph}|O": [], f"{graph}|R": []}
+        for turn in range(REPETITIONS + 1):
+            waiting.begin(x)
+            segment.refer = waiting.refer
+            segment.forward(-1, [x], self.targets[:1] if stage == self.schedule.stages - 1 else [])
+            for key, move in zip(found, (waiting.leave, waiting.come), strict=True):
+                start = time.perf_counter()
+                move()
+                if self.device.type != "cpu":
+                    torch.get_device_module(self.device.type).synchronize(self.device)
+                found[key] += [time.perf_counter() - start] if turn else []
+            segment.forget()
+        segment.refer = as_they_are
+        return found
 
 
 @dataclass
@@ -193,7 +218,8 @@ def make_walk(
     if before is None and given is not None and (fill := plan.job.get("fill")):
         kfac = StageKFAC(stages.modules, stages.share, fill["items"], fill["placements"], Exchange(sums or transport, rank))
     work = StageWork(
-        program, stages.segments, stages.inputs, stages.targets, stages=schedule.stages, share=stages.share, fill_s=fill_seconds(plan), kfac=kfac
+        program, stages.segments, stages.inputs, stages.targets, stages=schedule.stages, share=stages.share, fill_s=fill_seconds(plan), kfac=kfac,
+        modules=stages.modules,
     )
     executor = Executor(
         program, orders, rank, memory=memory, transport=transport, work=work, progress=progress, sends_ahead=len(program.steps), sends_first=True,

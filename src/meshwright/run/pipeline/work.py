@@ -1,4 +1,4 @@
-"""What the compute steps of a pipeline program do on one rank: F, B, or I and W, of the stages it holds.
+"""What the compute steps of a pipeline program do on one rank: F, B, or I and W, of the stages it holds; O and R, copies to the host and back.
 
 Names are those of `decide.pipeline.lower`. A doubled forward runs its micro-batches one after the other: their backwards come one by one, so what
 each keeps must be its own. The loss of a micro-batch counts 1 / (micro-batches x replicas), so gradients summed over micro-batches, copies
@@ -19,7 +19,9 @@ from ...errors import Unsupported
 from ...program.program import Program
 from ..executor.executor import Action
 from ..executor.memory import RankMemory
+from ..steps.stand_in import as_they_are
 from ..train.segment_module import SegmentModule
+from .host import WaitingTensors
 from .memory import PipelineMemory
 from .second_order import StageKFAC
 
@@ -74,18 +76,21 @@ def gradient_flats(program: Program, rank: int, modules: Mapping[Key, nn.Module]
 class StageWork:
     """`segments`: of the stages this rank holds. `inputs`, `targets`: of this replica's micro-batches. `losses`: of the last pass.
 
-    `fill_s`: see `times.fill_seconds`. `kfac`: does the work in idle time for real.
+    `fill_s`: see `times.fill_seconds`. `kfac`: does the work in idle time for real. `modules`: of the stages, where what some save waits elsewhere.
     """
 
     def __init__(
         self, program: Program, segments: Mapping[Key, SegmentModule], inputs: Sequence[torch.Tensor], targets: Sequence[torch.Tensor], *,
         stages: int, share: float,
-        fill_s: Mapping[str, float] | None = None, kfac: StageKFAC | None = None,
+        fill_s: Mapping[str, float] | None = None, kfac: StageKFAC | None = None, modules: Mapping[Key, nn.Module] | None = None,
     ) -> None:  # fmt: skip
         self.program, self.segments, self.inputs, self.targets = program, segments, inputs, targets
         self.top, self.share = stages - 1, share
         self.fill_s, self.kfac = fill_s or {}, kfac
         self.losses: dict[int, torch.Tensor] = {}
+        o = program.ops
+        away = {(int(o.copy[i]), int(o.stage[i]), int(o.microbatch[i])) for i, name in enumerate(o.name) if name == "O"}
+        self.waiting = {(s, m): WaitingTensors(modules[c, s]) for c, s, m in away if modules and (c, s) in modules}
 
     def compile(self, op: int, memory: RankMemory) -> Action:
         o = self.program.ops
@@ -94,6 +99,9 @@ class StageWork:
             if self.kfac is not None:
                 return self.kfac.action(o.graph[op])  # its messages only say that something is done
             return partial(time.sleep, self.fill_s[f"{o.graph[op]}|{kind}"])
+        if kind in ("O", "R") and (stage, first) in self.waiting:
+            moved = self.waiting[stage, first]
+            return moved.leave if kind == "O" else moved.come
         last = int(o.module[op].partition("-")[2]) if o.module[op] else first
         segment = self.segments.get((copy, stage))
         make: Any = {"F": self._forward, "B": self._backward, "I": self._input, "W": self._weight}.get(kind)
@@ -123,12 +131,16 @@ class StageWork:
         read, put, inputs, losses = memory.read, memory.put, self.inputs, self.losses
         extra = [self.targets[m]] if stage == self.top else []
         shape = tuple(memory.borders[stage].shape) if stage < self.top else ()
-        kfac = self.kfac
+        kfac, waiting = self.kfac, self.waiting.get((stage, m))
 
         def forward() -> None:
             if kfac is not None:
                 kfac.tell(stage, m)
-            (y,) = segment.forward(m, [read(source) if stage else inputs[m]], extra)
+            x = read(source) if stage else inputs[m]
+            if waiting is not None:
+                waiting.begin(x, *extra)
+            segment.refer = waiting.refer if waiting is not None else as_they_are
+            (y,) = segment.forward(m, [x], extra)
             if target < 0:
                 losses[m] = y
                 return

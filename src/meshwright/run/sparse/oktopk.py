@@ -29,7 +29,9 @@ from .walk import Place, Words
 
 __all__ = ["OkTopk", "equal_regions", "proposals"]
 
-MAX_IMBALANCE_FACTOR = 1.25  # of what the busiest rank receives over the mean, before regions are cut anew
+# Of what the busiest rank receives over the mean, before regions are cut anew in the same step: where the promised volume is at stake, and else
+# where that many words more than the mean take longer than the round that it costs (0.3 ms at 100 Mbit/s, as in benchmarks/oktopk.py).
+MAX_IMBALANCE_FACTOR, MAX_WASTE_FACTOR, MIN_WASTE_WORDS = 1.25, 1.05, 1024
 STEP_BITS = 16  # of the thresholds tried at once each is 2^16 above the last as an integer, 0.4-0.8 % as a number; all of them span a factor of 2
 
 
@@ -131,9 +133,12 @@ class OkTopk(Exchange):
         self.sums_from(self.tables.get("counts", self.counts))
 
     def _uneven(self) -> bool:
-        """Somebody would receive more than half of the promised volume, and new regions would change that: the other half is for the gathering."""
+        """Somebody would receive more than half of the promised volume (the other half is for the gathering), or 5 % and a round's worth more than
+        the mean."""
         received = (self.counts.sum(0) - np.diag(self.counts)) * self.state.entry_words
-        return bool(2 * received.max() > self.state.limit_words and received.max() > MAX_IMBALANCE_FACTOR * received.mean())
+        most, mean = received.max(), received.mean()
+        promise = 2 * most > self.state.limit_words and most > MAX_IMBALANCE_FACTOR * mean
+        return bool(promise or (most > MAX_WASTE_FACTOR * mean and most - mean >= MIN_WASTE_WORDS))
 
     def region(self) -> tuple[int, int]:
         return int(self.bounds[self.state.rank]), int(self.bounds[self.state.rank + 1])

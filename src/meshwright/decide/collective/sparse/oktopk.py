@@ -6,8 +6,9 @@ answer: the next step's is the last step's k-th magnitude, moved on by 3/4 of wh
 above it. Of its own entries a rank then sends the k largest. For the sums, sizes are exchanged for 128 thresholds at once, and the one that leaves
 closest to k is taken: no further round. Where it leaves more than 4/3 k or less than k/3, the exact one is found in the same step.
 Left open: what to do when regions have become uneven before their turn. Our answer: the header of every step carries quantiles of each rank's
-selection; the next step's regions are cut at quantiles of all of them merged, without a round of their own, and they are made anew in the same step
-when somebody would receive more than half of the promised volume. (The mean of the ranks' own cuts is no cut of all where supports differ.)
+selection; the next step's regions are cut at quantiles of all of them merged, without a round of their own. They are made anew in the same step when
+somebody would receive more than half of the promised volume, or 5 % more than the mean and enough to pay for the round. (The mean of the ranks' own
+cuts is no cut of all where supports differ.)
 Deviations: the exact global threshold comes from three all-reduced histograms of float bit patterns (11 + 11 + 9 bits) instead of gathering all sums;
 blocks are also balanced where the bound would be missed, not only beyond four times the mean; equal values are kept rank by rank until there are k.
 Invariant: every rank's every region is in the result once; between re-evaluations at most 6k(P-1)/P words each way, whatever ranks select.
