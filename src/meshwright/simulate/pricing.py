@@ -78,7 +78,8 @@ def _message_cpu_s(program: Program, transport: Transport) -> NDArray[np.float64
     ends = ((parts & Part.RECV) != 0).astype(np.float64) + ((parts & Part.SEND) != 0)
     ends[(program.steps.size >= 0) & (size_bytes == 0)] = 0
     per_message_s = transport.cpu_per_message_s or transport.per_message_s
-    return ends * (per_message_s + transport.cpu_per_byte_s * size_bytes) + transport.per_byte_s * size_bytes
+    spent_s: NDArray[np.float64] = ends * (per_message_s + transport.cpu_per_byte_s * size_bytes) + transport.per_byte_s * size_bytes
+    return spent_s
 
 
 def _key(ops: Ops, op: int, cost: Cost, works: Mapping[str, Work]) -> str:

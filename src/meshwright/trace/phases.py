@@ -17,7 +17,8 @@ from ..timeline import Spans
 
 __all__ = ["PHASE_ORDER", "phase_seconds"]
 
-F64, I64 = NDArray[np.float64], NDArray[np.int64]
+F64 = NDArray[np.float64]
+I64 = NDArray[np.int64]
 PHASE_ORDER = ("forward", "backward", "optimizer", "tensor-parallel", "gradient", "pipeline", "other")
 
 
