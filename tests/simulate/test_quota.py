@@ -135,7 +135,7 @@ def test_a_real_process_under_a_real_quota(cpu_s: float) -> None:
         said, _ = done.communicate("\n", timeout=60)
     walls = np.array([float(line) for line in said.split()])
     least = served_by_hand(cpu_s, share * period_s, period_s)
-    assert walls.min() >= 0.9 * min(least), "never faster than the bucket allows"
+    assert np.median(walls) >= 0.9 * min(least), "not faster than the bucket allows; a single one may be, as the kernel looks once a tick"
     assert cpu_s > share * period_s or walls.min() < 0.8 * cpu_s / share, "a short one is faster than on a device that is evenly slower"
 
 
