@@ -14,7 +14,7 @@ import msgspec
 from .fabric.fabric import Device, Fabric
 from .graph.graph import Work
 
-__all__ = ["Cost", "Evidence", "Priced", "Transport", "assumed_cost"]
+__all__ = ["Cost", "Evidence", "Priced", "RankThread", "Transport", "assumed_cost"]
 
 Evidence = Literal["measured", "interpolated", "assumed"]
 
@@ -38,6 +38,13 @@ class Transport(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only
     evidence: Evidence = "assumed"
 
 
+class RankThread(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """Ranks of one thread, as the executor's: what a rank computes, posts, copies and adds takes turns, and nothing of it overlaps."""
+
+    begin_s: float = 0.0  # processor time of a rank before its first action of a training step: fetching micro-batches
+    begin_wait_s: float = 0.0  # what it then waits for the others: the sum of what their losses count
+
+
 class Cost(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """Prices for one job on one kind of device.
 
@@ -55,6 +62,7 @@ class Cost(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True
     table: dict[str, Priced] = {}
     table_share: float = 0.0  # of a core, at which the table's times hold; 0: of whatever device they are asked for
     transport: Transport = Transport()
+    thread: RankThread | msgspec.UnsetType = msgspec.UNSET  # UNSET: lanes of a rank run beside each other
     evidence: Evidence = "assumed"  # of the roofline: "interpolated" once its efficiencies are fitted to a measured table
     source: str = "analytic roofline"
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -11,15 +13,15 @@ from random_programs import Case, random_case
 from effort import few
 from meshwright.simulate import compile_network
 from meshwright.simulate.engine import run
-from meshwright.simulate.tables import link_tables, make_state, program_tables
+from meshwright.simulate.tables import Processors, link_tables, make_state, program_tables
 from meshwright.testing.engine_twin import simulate_twin
 
 
-def both(case: Case, mode: str, segment_bytes: int | None) -> tuple[bool, int]:
+def both(case: Case, mode: str, segment_bytes: int | None, processors: Processors | None = None) -> tuple[bool, int]:
     """Run both; returns (deadlocked, messages sent)."""
     p = case.program
     network = compile_network(p, case.fabric, case.placement, mode=mode, segment_bytes=segment_bytes)
-    t, messages = program_tables(p, case.durations_s, p.message_bytes(), p.channels.depth)
+    t, messages = program_tables(p, case.durations_s, p.message_bytes(), p.channels.depth, processors)
     k = link_tables(network)
     s = make_state(t, k, messages, record=True)
     run(t, k, s, True)
@@ -56,3 +58,19 @@ def test_equal_bits_on_seeded_programs(mode: str, segment_bytes: int | None) -> 
 @given(st.integers(0, 2**32 - 1), st.sampled_from(MODES))
 def test_equal_bits(seed: int, how: tuple[str, int | None]) -> None:
     both(random_case(seed), *how)
+
+
+def test_equal_bits_where_ranks_have_processors_with_quotas() -> None:
+    """Durations, quotas and periods are binary fractions, so the twin's period after period must give the engine's formula exactly."""
+    waited = 0
+    for seed in range(few(300)):
+        rng, case = np.random.default_rng(seed), random_case(seed)
+        actors = case.program.ranks + case.program.switches
+        period = rng.choice([0.5, 1.0, 4.0], actors)
+        quota = np.where(rng.random(actors) < 0.3, 0.0, period * rng.choice([1 / 16, 0.25, 0.625], actors))
+        begin, wait = rng.integers(0, 3, actors) / 8, rng.integers(0, 2, actors) / 4
+        case = replace(case, durations_s=np.round(case.durations_s * 1.3 * 32) / 32)
+        processors = Processors(rng.random(actors) < 0.8, quota, period, begin, wait)
+        both(case, *MODES[seed % 2], processors)
+        waited += bool((quota[processors.taken] > 0).any())
+    assert waited > few(150)

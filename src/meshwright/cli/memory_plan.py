@@ -161,4 +161,5 @@ def _per_stage(text: str, stages: int, where: str, parse: Any) -> list[int]:
 def _size(text: str) -> int:
     from ..io.quantity import parse_size_bytes
 
-    return parse_size_bytes(text)
+    plain = text.strip()
+    return int(plain) if plain.isascii() and plain.isdigit() and len(plain) <= 20 else parse_size_bytes(text)  # without a unit: bytes

@@ -38,6 +38,7 @@ class Device:
     memory_bandwidth_Bps: int = 0
     flops: Mapping[str, int] = field(default_factory=dict)
     cpu_share: float = 0.0  # share of one core this device may use; 0 = a whole device of its own
+    cpu_period_s: float = 0.0  # of the quota that keeps the share: it may be used up at once, then the device stands still; 0 = evenly slower
     sm: int = 0  # ten times the compute capability of an NVIDIA GPU, 90 = Hopper; 0 = unknown
 
 

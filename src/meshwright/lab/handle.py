@@ -10,7 +10,7 @@ from pathlib import Path
 
 from ..errors import RunError, UsageError
 from ..fabric.fabric import Fabric
-from ..run.machine.cpu_quota import CpuQuota, quota_place
+from ..run.machine.cpu_quota import PERIOD_US, CpuQuota, quota_place
 from .build import stop_holder
 from .control import Control
 from .links import Links
@@ -40,11 +40,14 @@ class StandingLab(Links):
 
     @property
     def measured_fabric(self) -> Fabric:
-        """The fabric with each link's measured goodput of payload as its rate. Raises: RunError when nothing was measured."""
+        """The fabric with each link's measured goodput of payload as its rate, and the period of its devices' quotas. Raises: RunError when nothing
+        was measured."""
         if not self.state.verified:
             raise RunError("no link was measured", where=self.name, hint="build the lab without --no-verify")
         links = [replace(x, rate_Bps=s.goodput_Bps) for x, s in zip(self.fabric.links, self.state.links, strict=True)]
-        return replace(self.fabric, name=f"{self.fabric.name} measured", links=tuple(links))
+        period_s = PERIOD_US / 1e6 if self.state.pacing == "quota" else 0.0
+        devices = tuple(replace(d, cpu_period_s=period_s if 0 < d.cpu_share < 1 else 0.0) for d in self.fabric.devices)
+        return replace(self.fabric, name=f"{self.fabric.name} measured", devices=devices, links=tuple(links))
 
     def address(self, device: int | str) -> str:
         """A device's address inside the lab."""

@@ -73,6 +73,9 @@ class Part(IntFlag):
     OUT_SET = 64
 
 
+_RECV, _SEND, _IN_SET, _OUT_SET = int(Part.RECV), int(Part.SEND), int(Part.IN_SET), int(Part.OUT_SET)  # flags as numbers are ten times faster
+
+
 @cache
 def _parts_text(parts: int) -> str:
     return "+".join(str(p.name).lower() for p in Part if p & parts and p < Part.IN_SET)
@@ -455,27 +458,31 @@ class Program:
 
     def describe(self, index: int) -> str:
         """A step in words, for messages: `rank 3 lane 5 step 17 (recv+add 2 chunks from rank 2 into grad[4])`."""
-        s = self.steps
-        kind, parts, op, count = Kind(int(s.kind[index])), int(s.parts[index]), int(s.op[index]), int(s.count[index])
         lane = int(np.searchsorted(self.lanes.end, index, side="right"))
         actor = int(self.lanes.actor[lane])
         who = f"rank {actor}" if actor < self.ranks else f"switch {actor - self.ranks}"
-        what = kind.name.lower()
-        if kind is Kind.COMPUTE:
+        return f"{who} lane {lane} step {index} ({self.says(index)})"
+
+    def says(self, index: int) -> str:
+        """What a step does, in words: `recv+add 2 chunks from rank 2 into grad[4]`."""
+        s = self.steps
+        kind, parts, op, count = int(s.kind[index]), int(s.parts[index]), int(s.op[index]), int(s.count[index])
+        if kind == Kind.COMPUTE:
             o = self.ops
-            what = f"{o.name[op]} {o.graph[op]} micro-batch {int(o.microbatch[op])}"
-        elif kind is Kind.CALL:
-            what = f"call {self.calls.names[int(self.calls.callee[op])][:12]} on comm {self.comms.name[int(self.calls.comm[op])]}"
-        elif kind is Kind.TRANSFER:
-            what = f"{_parts_text(parts)} {count} chunk{'s' if count != 1 else ''}"
-            if parts & Part.RECV and not parts & Part.IN_SET:
-                what += f" from rank {int(self.channels.src[s.chan_in[index]])}"
-            if parts & Part.SEND and not parts & Part.OUT_SET:
-                what += f" to rank {int(self.channels.dst[s.chan_out[index]])}"
-            for word, buffer, chunk in (("of", int(s.src_buffer[index]), s.src_chunk), ("into", int(s.dst_buffer[index]), s.dst_chunk)):
-                if buffer >= 0:
-                    what += f" {word} {self.buffer_name(buffer)}[{int(chunk[index])}]"
-        return f"{who} lane {lane} step {index} ({what})"
+            return f"{o.name[op]} {o.graph[op]} micro-batch {int(o.microbatch[op])}"
+        if kind == Kind.CALL:
+            return f"call {self.calls.names[int(self.calls.callee[op])][:12]} on comm {self.comms.name[int(self.calls.comm[op])]}"
+        if kind != Kind.TRANSFER:
+            return Kind(kind).name.lower()
+        what = f"{_parts_text(parts)} {count} chunk{'s' if count != 1 else ''}"
+        if parts & _RECV and not parts & _IN_SET:
+            what += f" from rank {int(self.channels.src[s.chan_in[index]])}"
+        if parts & _SEND and not parts & _OUT_SET:
+            what += f" to rank {int(self.channels.dst[s.chan_out[index]])}"
+        for word, buffer, chunk in (("of", int(s.src_buffer[index]), s.src_chunk), ("into", int(s.dst_buffer[index]), s.dst_chunk)):
+            if buffer >= 0:
+                what += f" {word} {self.buffer_name(buffer)}[{int(chunk[index])}]"
+        return what
 
     def buffer_name(self, buffer: int) -> str:
         named = self.buffers.name[buffer] if self.buffers.name else ""

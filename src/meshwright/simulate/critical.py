@@ -3,7 +3,7 @@
 The run's own order is kept (who got a unit, which message went when) and each message keeps its time in flight. Then the run is
 a graph of nodes, in the order in which the engine recorded them: of every step its end (COMPLETE), of a step that sends the moment
 its messages leave (SENDING), of a step that receives and then sends also the moment its local part is done (TAKEN). Edges are lane
-order, `after`, unit, message, credit and the parts of a step. slack(node) = min over its successors of (how long what it gave
+order, `after`, unit, processor, message, credit and the parts of a step. slack(node) = min over its successors of (how long what it gave
 lay unused + slack(successor)); an end without successors may be as late as the makespan. The critical path goes back from the
 last end along edges whose gift was used at once; on a tie it takes the message, then the edge, then the unit, then the lane.
 Cost: O(instances + edges), compiled.
@@ -29,8 +29,16 @@ def _offer(slack, best, before, node, unused):  # type: ignore[no-untyped-def]
 
 
 @helper
-def _offer_entry(t, s, slack, best, node, step, instance, lane, unit_before, wait):  # type: ignore[no-untyped-def]
-    """Everything a step needs before its local part: lane, unit, `after`. `wait`: pause between that and this node."""
+def _local_end(t, step, instance):  # type: ignore[no-untyped-def]
+    """The node at which an instance's local part is over, or the next one after that."""
+    if t.out_ptr[step] == t.out_ptr[step + 1]:
+        return 3 * instance + COMPLETE
+    return 3 * instance + (TAKEN if t.in_ptr[step] < t.in_ptr[step + 1] else SENDING)
+
+
+@helper
+def _offer_entry(t, s, slack, best, node, step, instance, lane, unit_before, wait, step_of):  # type: ignore[no-untyped-def]
+    """Everything a step needs before its local part: lane, unit, processor, `after`. `wait`: pause between that and this node."""
     begun = s.instance[instance].middle
     turn = instance - t.record_at[step]
     before = -1
@@ -42,6 +50,9 @@ def _offer_entry(t, s, slack, best, node, step, instance, lane, unit_before, wai
         _offer(slack, best, 3 * before + COMPLETE, node, begun - s.instance[before].end + wait)
     if unit_before >= 0:
         _offer(slack, best, 3 * unit_before + COMPLETE, node, begun - s.instance[unit_before].end + wait)
+    behind = s.instance[instance].behind
+    if behind >= 0:
+        _offer(slack, best, _local_end(t, step_of[behind], behind), node, begun - s.instance[behind].local_end + wait)
     for e in range(t.after_ptr[step], t.after_ptr[step + 1]):
         other = t.after_step[e]
         needed = min(turn - t.after_lag[e] + 1, t.repeat[other])
@@ -70,11 +81,11 @@ def _backward(t, s, step_of, lane_of, receives, sends, unit_before, makespan):  
                 continue
         elif what == SENDING:
             begun = s.instance[instance].send
-            wait = begun - (s.instance[instance].middle + t.duration[step])
+            wait = begun - s.instance[instance].local_end
             if has_in:
                 _offer(slack, best, node - SENDING + TAKEN, node, wait)
             else:
-                _offer_entry(t, s, slack, best, node, step, instance, lane_of[step], unit_before[instance], wait)
+                _offer_entry(t, s, slack, best, node, step, instance, lane_of[step], unit_before[instance], wait, step_of)
             for e in range(t.out_ptr[step], t.out_ptr[step + 1]):
                 c = t.out_channel[e]
                 credited[c] -= 1
@@ -82,9 +93,9 @@ def _backward(t, s, step_of, lane_of, receives, sends, unit_before, makespan):  
                 j = credited[c] - t.depth[c]
                 if j >= 0:
                     giver = receives[s.channel[c].message_at + j]
-                    _offer(slack, best, giver, node, begun - (s.instance[giver // 3].middle + t.duration[step_of[giver // 3]]))
+                    _offer(slack, best, giver, node, begun - s.instance[giver // 3].local_end)
             continue
-        _offer_entry(t, s, slack, best, node, step, instance, lane_of[step], unit_before[instance], wait)
+        _offer_entry(t, s, slack, best, node, step, instance, lane_of[step], unit_before[instance], wait, step_of)
         for e in range(t.in_ptr[step], t.in_ptr[step + 1]):
             c = t.in_channel[e]
             taken[c] -= 1

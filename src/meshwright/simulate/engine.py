@@ -213,6 +213,49 @@ def _send(t, k, s, lane, now, record):  # type: ignore[no-untyped-def]
 
 
 @inlined
+def _filled(t, s, processor, now):  # type: ignore[no-untyped-def]
+    """Begin the period that `now` lies in, if it is not the one that is used."""
+    if now >= s.processor[processor].refill:
+        period = t.period[processor]
+        s.processor[processor].refill += period * (np.floor((now - s.processor[processor].refill) / period) + 1.0)
+        s.processor[processor].left = t.quota[processor]
+
+
+@inlined
+def posted(t, s, processor, now, work):  # type: ignore[no-untyped-def]
+    """A send's `work` is done at once; what was asked for before is over as it was told, what is asked for later waits."""
+    s.processor[processor].free = max(now, s.processor[processor].free) + work
+    if t.quota[processor] > 0.0:
+        _filled(t, s, processor, now)
+        s.processor[processor].left = max(0.0, s.processor[processor].left - work)
+
+
+@inlined
+def served(t, s, processor, asked, work):  # type: ignore[no-untyped-def]
+    """(begin, end) of `work` seconds of a processor that are asked for at `asked`, behind all that was asked before."""
+    begin = max(asked, s.processor[processor].free)
+    quota, period = t.quota[processor], t.period[processor]
+    end = begin + work
+    if quota > 0.0:
+        _filled(t, s, processor, begin)
+        left = min(s.processor[processor].left, s.processor[processor].refill - begin)  # what this period still gives
+        if work <= left:
+            s.processor[processor].left -= work
+        else:
+            rest = work - left
+            if left <= 0.0:
+                begin = s.processor[processor].refill
+            whole = np.ceil(rest / quota) - 1.0  # periods that are used up
+            start = s.processor[processor].refill + whole * period
+            rest -= whole * quota
+            s.processor[processor].refill = start + period
+            s.processor[processor].left = quota - rest
+            end = start + rest
+    s.processor[processor].free = end
+    return begin, end
+
+
+@inlined
 def _visit(t, k, s, lane, now, record):  # type: ignore[no-untyped-def]
     """Let the lane go on until it waits for something."""
     while s.lane[lane].turn < t.lane_repeat[lane]:
@@ -232,16 +275,29 @@ def _visit(t, k, s, lane, now, record):  # type: ignore[no-untyped-def]
             if t.kind[step] == _COMPUTE:
                 if _must_wait_for_unit(t, s, lane):
                     return
-                s.step[step].first_start = min(s.step[step].first_start, now)
-                if record:
-                    s.instance[t.record_at[step] + s.lane[lane].turn].start = now
             elif _must_wait_for_messages(t, s, lane):
                 return
+            begin, end = now, now + t.duration[step]
+            processor = np.int64(t.lane_processor[lane])
+            takes_turn = processor >= 0 and t.duration[step] > 0.0
+            if takes_turn and t.kind[step] != _COMPUTE and t.in_ptr[step] == t.in_ptr[step + 1] and t.out_ptr[step] < t.out_ptr[step + 1]:
+                takes_turn = False
+                posted(t, s, processor, now, t.duration[step])
+            elif takes_turn:
+                begin, end = served(t, s, processor, now, t.duration[step])
             if record:
-                s.instance[t.record_at[step] + s.lane[lane].turn].middle = now
+                instance = t.record_at[step] + s.lane[lane].turn
+                s.instance[instance].middle = begin
+                s.instance[instance].local_end = end
+                if t.kind[step] == _COMPUTE:
+                    s.instance[instance].start = begin
+                    s.step[step].first_start = min(s.step[step].first_start, begin)
+                if takes_turn:
+                    s.instance[instance].behind = s.processor[processor].last
+                    s.processor[processor].last = instance
             if t.duration[step] > 0.0:
                 s.lane[lane].phase = _BUSY
-                heap_put(s.heap, lane, now + t.duration[step], lane << 32)
+                heap_put(s.heap, lane, end, lane << 32)
                 return
             _after_local(t, s, lane, now, record)
         elif phase == _CREDIT:
@@ -304,6 +360,9 @@ def _entry(sources: int):  # type: ignore[no-untyped-def]
         number = s.number
         number[5] = sources
         lanes = len(t.lane_start)
+        for processor in range(len(t.quota)):
+            if t.begin[processor] > 0.0 or t.begin_wait[processor] > 0.0:
+                s.processor[processor].free = served(t, s, processor, 0.0, t.begin[processor])[1] + t.begin_wait[processor]
         for lane in range(lanes):
             if t.lane_start[lane] == t.lane_end[lane]:
                 s.lane[lane].turn = t.lane_repeat[lane]

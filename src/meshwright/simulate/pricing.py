@@ -4,6 +4,10 @@ compute: `cost.price(key, works[key], device)` with key `"<graph>|<name>"`. tran
 or received `transport.per_message_s`, plus `transport.per_byte_s` for the bytes it moves; the links' time is the network's. A message whose size is
 a symbol and expected to be 0 is not posted and costs neither.
 Every step of any kind: `transport.per_step_s`.
+
+A device with a quota (`cpu_share`, `cpu_period_s`) uses up its share at once and then stands still until the next period; where a rank is one thread
+(`Cost.thread`), what it computes and copies takes turns. Both are the engine's (`tables.Processors`), whose durations are then
+seconds of the processor: `on_processors` takes the share out of them.
 """
 
 from __future__ import annotations
@@ -13,12 +17,13 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from ..cost import Cost
+from ..cost import Cost, Transport
 from ..fabric.fabric import Device, Fabric
 from ..graph.graph import Work
 from ..program.program import Kind, Ops, Part, Program
+from .tables import Processors
 
-__all__ = ["durations"]
+__all__ = ["durations", "on_processors"]
 
 
 def durations(
@@ -45,6 +50,36 @@ def durations(
         priced_s = [_price_s(cost, names[int(x) % len(keys)], works or {}, _device(fabric, placement, int(x) // len(keys))) for x in pair]
         time_s[computes] += np.array(priced_s)[which]
     return time_s
+
+
+def on_processors(
+    program: Program, cost: Cost | None, fabric: Fabric, placement: Sequence[str], time_s: NDArray[np.float64]
+) -> tuple[NDArray[np.float64], Processors | None]:
+    """(durations in seconds of the processor where an actor has one, the processors or None if nobody has)."""
+    if cost is None or program.switches:
+        return time_s, None
+    devices = [_device(fabric, placement, r) for r in range(program.ranks)]
+    shares = np.array([d.cpu_share if d.cpu_period_s > 0 and 0 < d.cpu_share < 1 else 0.0 for d in devices])
+    thread = cost.thread or None
+    if thread is None and not shares.any():
+        return time_s, None
+    period_s = np.array([d.cpu_period_s for d in devices])
+    begin_s, wait_s = (np.full(len(devices), x) for x in ((thread.begin_s, thread.begin_wait_s) if thread else (0.0, 0.0)))
+    of_step = np.where(shares > 0, shares, 1.0)[program.lanes.actor[program.lane_of_step()]]
+    spent_s = _message_cpu_s(program, cost.transport)
+    time_s = np.where((program.steps.kind == Kind.TRANSFER) & (of_step < 1.0), spent_s, time_s * of_step)
+    return time_s, Processors((shares > 0) | (thread is not None), shares * period_s, period_s, begin_s, wait_s)
+
+
+def _message_cpu_s(program: Program, transport: Transport) -> NDArray[np.float64]:
+    """Processor seconds of every transfer under a quota, which the transport's threads use up too; what was not measured is as long as it occupies
+    the lane of a whole core."""
+    parts, size_bytes = program.steps.parts, program.message_bytes()
+    ends = ((parts & Part.RECV) != 0).astype(np.float64) + ((parts & Part.SEND) != 0)
+    ends[(program.steps.size >= 0) & (size_bytes == 0)] = 0
+    per_message_s = transport.cpu_per_message_s or transport.per_message_s
+    spent_s: NDArray[np.float64] = ends * (per_message_s + transport.cpu_per_byte_s * size_bytes) + transport.per_byte_s * size_bytes
+    return spent_s
 
 
 def _key(ops: Ops, op: int, cost: Cost, works: Mapping[str, Work]) -> str:

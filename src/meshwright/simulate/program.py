@@ -19,12 +19,13 @@ from ..timeline import Timeline
 from .engine import run
 from .folded import simulate_folded
 from .network import Mode, compile_network
-from .pricing import durations
+from .pricing import durations, on_processors
 from .results import make_timeline, refuse_unfinished
-from .tables import link_tables, make_state, program_tables
+from .tables import LinkTables, ProgramTables, State, link_tables, make_state, program_tables
 from .transfers import link_transfers
 
 Extreme = Literal["lower", "expected", "upper"]
+STEPS_IN_A_ROW = 12  # that are simulated under a quota to find a typical one; the first quarter only fills the row
 
 __all__ = ["Extreme", "simulate_program", "simulate_stored"]
 
@@ -62,12 +63,15 @@ def simulate_program(
     p = inlined.program
     links = compile_network(p, fabric, placement, mode=network, segment_bytes=segment_bytes)
     time_s = _durations(p, fabric, placement, cost, durations_s, works)
-    tables, messages = program_tables(p, time_s, _message_bytes(p, sizes), _depths(p, depth))
+    time_s, processors = on_processors(p, cost if durations_s is None else None, fabric, placement, time_s)
+    tables, messages = program_tables(p, time_s, _message_bytes(p, sizes), _depths(p, depth), processors)
     links_t = link_tables(links)
     state = make_state(tables, links_t, messages, record=record)
+    if np.any(tables.quota > 0):
+        state.processor[:] = _typical_start(p, tables, links_t, messages)
     run(tables, links_t, state, record)
     refuse_unfinished(p, tables, state)
-    makespan_s = float(max(state.step["last_end"].max(initial=0.0), 0.0))
+    makespan_s = _makespan_s(state)
     attributes: dict[str, Any] = {"network": links.mode, "segment_bytes": segment_bytes, "program": program.name}
     attributes["rate_instants"] = int(state.work[1])  # at which rates of fair links were worked out anew ...
     attributes["rate_work"] = int(state.work[2])  # ... and the links and flows looked at for it: what such a simulation costs
@@ -86,6 +90,30 @@ def simulate_stored(
     if program.fold is not None:
         return simulate_folded(program, fabric, placement, cost, works=works, programs=programs, record=record)
     return simulate_program(program, fabric, placement, cost, works=works, programs=programs, record=record, transfers=transfers)
+
+
+def _makespan_s(state: State) -> float:
+    return float(max(state.step["last_end"].max(initial=0.0), 0.0))
+
+
+def _typical_start(p: Program, tables: ProgramTables, links: LinkTables, messages: NDArray[np.int64]) -> NDArray[Any]:
+    """Processors at the start of a typical one of many steps in a row: what a step has used of a quota, the next one lacks.
+
+    Periods of all processors begin together. Typical: the step whose makespan is nearest to the mean without the first ones.
+    Raises: as `refuse_unfinished`.
+    """
+    starts, makespans_s = [], []
+    state = make_state(tables, links, messages, record=False)
+    for _ in range(STEPS_IN_A_ROW):
+        starts.append(state.processor.copy())
+        run(tables, links, state, False)
+        refuse_unfinished(p, tables, state)
+        makespans_s.append(_makespan_s(state))
+        following = make_state(tables, links, messages, record=False)
+        following.processor["left"], following.processor["refill"] = state.processor["left"], state.processor["refill"] - makespans_s[-1]
+        state = following
+    settled = np.array(makespans_s[STEPS_IN_A_ROW // 4 :])
+    return starts[STEPS_IN_A_ROW // 4 + int(np.argmin(np.abs(settled - settled.mean())))]
 
 
 def _durations(

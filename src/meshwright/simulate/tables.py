@@ -17,7 +17,10 @@ from ..kernels.event_heap import EventHeap, make_heap
 from ..program.program import I32, Kind, Part, Program
 from .network import Network
 
-__all__ = ["COMPLETE", "MAX_IN_FLIGHT", "SENDING", "TAKEN", "LinkTables", "ProgramTables", "State", "link_tables", "make_state", "program_tables"]
+__all__ = [
+    "COMPLETE", "MAX_IN_FLIGHT", "SENDING", "TAKEN", "LinkTables", "Processors", "ProgramTables", "State", "link_tables", "make_state",
+    "program_tables",
+]  # fmt: skip
 
 F64 = NDArray[np.float64]
 I64 = NDArray[np.int64]
@@ -48,6 +51,11 @@ class ProgramTables(NamedTuple):
     depth: I64  # per channel
     sender: I32  # per channel: lane, -1 unused
     units: int
+    lane_processor: I32  # actor whose processor does the lane's local parts one after the other, -1: they take no turns
+    quota: F64  # per processor: seconds of it that each period gives, 0 = no quota
+    period: F64
+    begin: F64  # seconds of it that are used before any step ...
+    begin_wait: F64  # ... and that pass then
 
 
 class LinkTables(NamedTuple):
@@ -93,7 +101,9 @@ LINK = np.dtype(
         ("open_flows", "i4"),
     ], align=True,
 )  # fmt: skip
-INSTANCE = np.dtype([("start", "f8"), ("middle", "f8"), ("send", "f8"), ("end", "f8")], align=True)
+INSTANCE = np.dtype([("start", "f8"), ("middle", "f8"), ("local_end", "f8"), ("send", "f8"), ("end", "f8"), ("behind", "i8")], align=True)
+# A processor: free from when; seconds `left` of the quota until it is full again at `refill`; the instance that it served last, -1 none.
+PROCESSOR = np.dtype([("free", "f8"), ("left", "f8"), ("refill", "f8"), ("last", "i8")], align=True)
 Records = NDArray[Any]  # of one of the dtypes above
 
 
@@ -118,7 +128,8 @@ class State(NamedTuple):
     touched: I32  # channels whose flow began or ended at this instant
     stack_links: I32
     stack_flows: I32
-    instance: Records  # `middle`: the unit is granted, or the messages are there; `send`: the send part begins
+    processor: Records
+    instance: Records  # `middle`: the local part begins; `send`: the send part; `behind`: the instance before it on the processor, -1 none
     arrival: F64  # message: when it arrived
     order: I64  # 3 · instance + (TAKEN | SENDING | COMPLETE) in the order in which it happened; see `critical`
 
@@ -157,7 +168,17 @@ def _only_lane(p: Program, ptr: I32, values: I32, lane_of: I32, what: str) -> tu
     return lane, messages
 
 
-def program_tables(p: Program, durations_s: F64, size_bytes: Any, depth: I64) -> tuple[ProgramTables, I64]:
+class Processors(NamedTuple):
+    """By actor: whether its local parts take turns, and the quota, see `ProgramTables`."""
+
+    taken: NDArray[np.bool_]
+    quota_s: F64
+    period_s: F64
+    begin_s: F64
+    begin_wait_s: F64
+
+
+def program_tables(p: Program, durations_s: F64, size_bytes: Any, depth: I64, processors: Processors | None = None) -> tuple[ProgramTables, I64]:
     """Tables of a plain program (no calls, not folded) and the number of messages per channel.
 
     Raises: CheckFailed when two lanes send to, or receive from, one channel.
@@ -173,10 +194,13 @@ def program_tables(p: Program, durations_s: F64, size_bytes: Any, depth: I64) ->
     repeat = la.repeat[lane_of]
     record_at = np.zeros(len(s) + 1, np.int64)
     np.cumsum(repeat, out=record_at[1:])
+    none = np.zeros(0)
+    of_lane = np.full(len(la), -1) if processors is None else np.where(processors.taken[la.actor], la.actor, -1)
     tables = ProgramTables(
         _c32(la.start), _c32(la.end), _c32(la.repeat), _c32(np.where(la.unit >= 0, unit.reshape(-1), -1)), _c32(s.kind),
         np.ascontiguousarray(durations_s, np.float64), np.ascontiguousarray(size_bytes, np.float64), in_ptr, in_channel, out_ptr, out_channel,
         _c32(s.after_ptr), _c32(s.after_step), _c32(s.after_lag), _c32(repeat), record_at, np.ascontiguousarray(depth, np.int64), sender, len(unique),
+        _c32(of_lane), *((none,) * 4 if processors is None else processors[1:]),
     )  # fmt: skip
     return tables, messages
 
@@ -236,12 +260,14 @@ def make_state(t: ProgramTables, k: LinkTables, messages: I64, *, record: bool) 
     link = _records(LINK, links)
     uses = np.bincount(k.shared_link, minlength=links)
     link["tokens"], link["left"], link["first"] = k.burst, k.rate, np.cumsum(uses) - uses
+    processor, instance = _records(PROCESSOR, len(t.quota)), _records(INSTANCE, instances)
+    processor["left"], processor["refill"], processor["last"], instance["behind"] = t.quota, t.period, -1, -1
     return State(
         heap=make_heap(lanes + channels + slots), number=np.array([0, -1, 0, lanes, 0, 0], np.int64), work=np.zeros(3, np.int64),
         ready=np.zeros(max(lanes, 1), np.int64), lane=lane, step=step, unit=unit, channel=channel, slot=_records(SLOT, slots), link=link,
         member=np.zeros(entries, np.int32), member_channel=np.zeros(entries, np.int32), member_place=np.zeros(entries, np.int32),
         touched=np.zeros(channels, np.int32), stack_links=np.zeros(links, np.int32), stack_flows=np.zeros(channels, np.int32),
-        instance=_records(INSTANCE, instances), arrival=np.zeros(int(message_at[-1]) if record else 0),
+        processor=processor, instance=instance, arrival=np.zeros(int(message_at[-1]) if record else 0),
         order=np.zeros(_nodes(t) if record else 0, np.int64),
     )  # fmt: skip
 

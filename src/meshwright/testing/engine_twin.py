@@ -49,6 +49,42 @@ class Link:
 
 
 @dataclass
+class Processor:
+    """Gives `quota` seconds of itself per `period`, one piece of work after the other; quota 0: no limit. Goes from period to period."""
+
+    quota: float
+    period: float
+    free: float = 0.0
+    number: int = 0  # of the period that `left` is of
+    left: float = 0.0
+
+    def __post_init__(self) -> None:
+        self.left = self.quota
+
+    def serve(self, asked: float, work: float) -> tuple[float, float]:
+        begin, now = None, max(asked, self.free)
+        while work > 0:
+            if self.quota and now >= (self.number + 1) * self.period:
+                self.number, self.left = self.number + 1, self.quota
+                continue
+            part = min(work, self.left, (self.number + 1) * self.period - now) if self.quota else work
+            if part <= 0:
+                now = (self.number + 1) * self.period
+                continue
+            begin = now if begin is None else begin
+            now, work, self.left = now + part, work - part, self.left - part
+        self.free = now
+        return now if begin is None else begin, now
+
+
+    def post(self, now: float, work: float) -> None:
+        self.free = max(now, self.free) + work
+        while self.quota and now >= (self.number + 1) * self.period:
+            self.number, self.left = self.number + 1, self.quota
+        self.left = max(0.0, self.left - work)
+
+
+@dataclass
 class Flow:
     left: float
     since: float
@@ -74,6 +110,9 @@ class Twin:
         ]
         rows = zip(k.rate.tolist(), k.latency.tolist(), k.burst.tolist(), strict=True)
         self.links = [Link(rate, latency, burst, tokens=burst, unused=rate) for rate, latency, burst in rows]
+        self.processors = [Processor(q, p) for q, p in zip(t.quota.tolist(), t.period.tolist(), strict=True)]
+        for one, work, wait in zip(self.processors, t.begin.tolist(), t.begin_wait.tolist(), strict=True):
+            one.free = one.serve(0.0, work)[1] + wait
         self.events: list[tuple[float, Key, int, Callable[[], None]]] = []
         self.pushed = count()
         self.done = [0] * len(t.kind)
@@ -142,6 +181,10 @@ class Twin:
                 else:
                     yield from self.transfer(lane, step, turn)
 
+    def local_part(self, lane: int, work: float) -> tuple[float, float]:
+        processor = int(self.t.lane_processor[lane])
+        return (self.now, self.now + work) if processor < 0 or work <= 0 else self.processors[processor].serve(self.now, work)
+
     def has_done(self, step: int, times: int) -> bool:
         return self.done[step] >= times
 
@@ -156,14 +199,14 @@ class Twin:
             queue.append(lane)
             yield lambda: unit not in self.unit_owner and queue[0] == lane
             self.unit_owner[unit] = queue.pop(0)
-        self.start[step, turn] = self.now
+        self.start[step, turn], end = self.local_part(lane, duration)
 
         def ended() -> None:
             self.unit_owner.pop(unit, None)
             self.finish(step, turn)
 
         if duration > 0:
-            self.at(self.now + duration, (0, lane, 0), ended)
+            self.at(end, (0, lane, 0), ended)
             yield lambda: (step, turn) in self.end
         else:
             ended()
@@ -185,7 +228,12 @@ class Twin:
                 self.finish(step, turn)
 
         if t.duration[step] > 0:
-            self.at(self.now + float(t.duration[step]), (0, lane, 0), local_done)
+            work, processor = float(t.duration[step]), int(t.lane_processor[lane])
+            if processor >= 0 and outgoing and not incoming:
+                self.processors[processor].post(self.now, work)
+                self.at(self.now + work, (0, lane, 0), local_done)
+            else:
+                self.at(self.local_part(lane, work)[1], (0, lane, 0), local_done)
             yield lambda: bool(taken)
         else:
             local_done()

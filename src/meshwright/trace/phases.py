@@ -18,6 +18,7 @@ from ..timeline import Spans
 __all__ = ["PHASE_ORDER", "phase_seconds"]
 
 F64 = NDArray[np.float64]
+I64 = NDArray[np.int64]
 PHASE_ORDER = ("forward", "backward", "optimizer", "tensor-parallel", "gradient", "pipeline", "other")
 
 
@@ -33,34 +34,44 @@ def phase_seconds(spans: Spans, phase_of_step: NDArray[np.int8], ranks: int | Se
     owner = spans.rank[rows]
     names = (*PHASE_ORDER, *(("context",) if (phase_of_step == PHASES.index("context")).any() else ()))
 
-    def of(rank: int) -> dict[str, float]:
-        own = rows[np.searchsorted(owner, rank) : np.searchsorted(owner, rank, side="right")]
-        return _seconds(spans.start_s[own], spans.end_s[own], codes[own], names, makespan_s)
+    wanted = list(range(ranks)) if isinstance(ranks, int) else list(dict.fromkeys(ranks))
+    place = np.full(max([*wanted, int(owner.max(initial=0))], default=0) + 1, -1)
+    place[wanted] = np.arange(len(wanted))
+    rows = rows[place[owner] >= 0]
+    per_rank = _seconds(place[spans.rank[rows]], spans.start_s[rows], spans.end_s[rows], codes[rows], names, makespan_s, len(wanted))
+    found = dict(zip(wanted, per_rank, strict=True))
+    return [found[rank] for rank in (wanted if isinstance(ranks, int) else ranks)]
 
-    if not isinstance(ranks, int):
-        found = {rank: of(rank) for rank in dict.fromkeys(ranks)}
-        return [found[rank] for rank in ranks]
-    return [of(rank) for rank in range(ranks)]
 
-
-def _seconds(start_s: F64, end_s: F64, codes: NDArray[np.integer], names: Sequence[str], makespan_s: float) -> dict[str, float]:
-    taken: list[tuple[F64, F64]] = []
-    seconds: dict[str, float] = {}
+def _seconds(
+    owner: I64, start_s: F64, end_s: F64, codes: NDArray[np.integer], names: Sequence[str], makespan_s: float, ranks: int
+) -> list[dict[str, float]]:
+    """`owner`: of every span, ascending."""
+    taken = np.zeros(len(codes), np.bool_)
+    columns: dict[str, F64] = {}
+    before = np.zeros(ranks)
     for name in names:
-        chosen = codes == PHASES.index(name)
-        taken.append((start_s[chosen], end_s[chosen]))
-        seconds[name] = _union(taken) - sum(seconds.values())
-    seconds["idle"] = max(makespan_s - sum(seconds.values()), 0.0)
-    return seconds
+        taken |= codes == PHASES.index(name)
+        covered = _unions(owner[taken], start_s[taken], end_s[taken], ranks)
+        columns[name], before = covered - before, covered
+    columns["idle"] = np.maximum(makespan_s - before, 0.0)
+    rows = zip(*(column.tolist() for column in columns.values()), strict=True)
+    return [dict(zip(columns, row, strict=True)) for row in rows]
 
 
-def _union(parts: Sequence[tuple[F64, F64]]) -> float:
-    """Length of the union of intervals."""
-    start = np.concatenate([p[0] for p in parts])
-    end = np.concatenate([p[1] for p in parts])
-    if not len(start):
-        return 0.0
-    order = np.argsort(start, kind="stable")
-    start, reach = start[order], np.maximum.accumulate(end[order])
-    gaps = np.maximum(start[1:] - reach[:-1], 0.0).sum()
-    return float(reach[-1] - start[0] - gaps)
+def _unions(owner: I64, start_s: F64, end_s: F64, ranks: int) -> F64:
+    """Length of the union of each owner's intervals."""
+    found = np.zeros(ranks)
+    order = np.lexsort((start_s, owner))
+    owner, start, end = owner[order], start_s[order], end_s[order]
+    first = np.flatnonzero(np.diff(owner, prepend=-1))
+    if not len(first):
+        return found
+    # Owners one after the other on one axis, so far apart that what one has covered never reaches the next one's.
+    apart = (float(end.max()) - min(float(start.min()), 0.0) + 1.0) * owner
+    reach = np.maximum.accumulate(end + apart) - apart
+    gaps = np.maximum(start[1:] - reach[:-1], 0.0)
+    gaps[first[1:] - 1] = 0.0
+    last = np.append(first[1:], len(owner)) - 1
+    found[owner[first]] = reach[last] - start[first] - np.add.reduceat(np.append(0.0, gaps), first)
+    return found

@@ -32,6 +32,7 @@ def test_losses_come_from_the_last_stage_of_every_replica(tmp_path):
     store = dist.HashStore()
     ranks = [Metrics(store, r, lay, TOKENS, tmp_path, 0) for r in range(4)]
     for step in range(3):
+        ranks[0].written_s = 0.0  # long ago
         for r in (3, 2, 1, 0):
             ranks[r].step(step, {2: 1.0 + step, 3: 2.0 + step}.get(r), 0.5, learning_rate=0.1)
         assert [x["step"] for x in lines(tmp_path)] == list(range(step)), "the last step waits for the next"
@@ -43,6 +44,15 @@ def test_losses_come_from_the_last_stage_of_every_replica(tmp_path):
     assert [x["loss"] for x in lines(tmp_path)] == [1.5, 2.5, 3.5]
     assert lines(tmp_path)[0] == {"step": 0, "loss": 1.5, "step_s": 0.5, "samples_per_s": 16.0, "tokens_per_s": 256.0, "learning_rate": 0.1}
     assert store.num_keys() == 0 and last_line(tmp_path)["step"] == 2
+
+
+def test_short_steps_are_written_several_at_once(tmp_path):
+    metrics = Metrics(None, 0, layout(1, 1, 1), TOKENS, tmp_path, 0)
+    metrics.step(0, 1.0, 0.001)
+    metrics.step(1, 2.0, 0.001)
+    assert metrics.waiting and [x["step"] for x in lines(tmp_path)] == [], "the first had nothing to write, the second came too soon"
+    metrics.leave()
+    assert [x["step"] for x in lines(tmp_path)] == [0, 1], "but nothing is lost"
 
 
 def test_steps_that_are_run_again_are_said_once(tmp_path):

@@ -82,10 +82,11 @@ def _checked(file: _File, where: str) -> Cost:
     _not_negative(cost.table_share, "cost.table_share", where)
     if cost.table_share > 1:
         raise FormatError(f"must be at most 1, got {cost.table_share}", where=f"{where}: cost.table_share")
-    for name in cost.transport.__struct_fields__:
-        value = getattr(cost.transport, name)
-        if isinstance(value, float):
-            _not_negative(value, f"cost.transport.{name}", where)
+    for part, of in (("transport", cost.transport), ("thread", cost.thread or None)):
+        for name in of.__struct_fields__ if of is not None else ():
+            value = getattr(of, name)
+            if isinstance(value, float):
+                _not_negative(value, f"cost.{part}.{name}", where)
     for key, price in cost.table.items():
         _price(key, price, where)
     return cost

@@ -128,6 +128,7 @@ def _devices(entry: Table, taken: dict[str, str], room: int) -> list[Device]:
     bandwidth = entry.quantity("memory_bandwidth_Bps", "memory_bandwidth", parse_rate_Bps, whole, 0)
     flops = _flops(entry)
     share = entry.number("cpu_share", 0.0, most=1.0)
+    period = entry.number("cpu_period_s", 0.0, most=1.0)
     sm = entry.integer("sm", 0, least=0, most=MAX_SM)
     entry.done()
     names = [f"{name}{i}" for i in range(count)] if array else [name]
@@ -140,6 +141,7 @@ def _devices(entry: Table, taken: dict[str, str], room: int) -> list[Device]:
             memory_bandwidth_Bps=bandwidth,
             flops=dict(flops),
             cpu_share=share,
+            cpu_period_s=period,
             sm=sm,
         )
         for x in names

@@ -27,8 +27,8 @@ _WORDS = {"simulated": "predicted", "measured": "measured"}
 _RANK = re.compile(r"\brank (\d+)$")
 
 
-def build_trace(program: Program, timelines: Sequence[Timeline], *, title: str = "") -> Trace:
-    """Everything that the timelines of `program` show. Raises UsageError for a timeline of another program."""
+def build_trace(program: Program, timelines: Sequence[Timeline], *, title: str = "", counters: bool = True) -> Trace:
+    """Everything that the timelines of `program` show, without `counters` no curves. Raises UsageError for a timeline of another program."""
     trace = Trace(title or program.name or "meshwright")
     labels = _labels(timelines)
     step_names = _StepNames(program)
@@ -42,8 +42,9 @@ def build_trace(program: Program, timelines: Sequence[Timeline], *, title: str =
             raise UsageError(f"a timeline has step {int(spans.step.max())}, the program has {len(program.steps)}", where=labels[k])
         zero = float(spans.start_s.min()) if len(spans) else 0.0
         lanes = _lane_slices(trace, program, timeline, {rank: process[rank, k] for rank in ranks}, step_names, phase_of_step, zero)
-        parts += [lanes, _critical_path(trace, timeline, lanes, labels[k]), link_slices(trace, timeline, labels[k], zero)]
-        _counters(trace, timeline, {rank: process[rank, k] for rank in ranks}, labels[k])
+        parts += [lanes, _critical_path(trace, timeline, lanes, labels[k]), link_slices(trace, timeline, labels[k], zero, counters=counters)]
+        if counters:
+            _counters(trace, timeline, {rank: process[rank, k] for rank in ranks}, labels[k])
     owner = np.repeat(np.arange(len(parts)), [len(part) for part in parts])
     joined = join(parts)
     order = np.lexsort((joined.start_s, joined.track))
@@ -155,8 +156,7 @@ class _StepNames:
             ops, op = program.ops, int(program.steps.op[step])
             microbatch = int(ops.microbatch[op])
             return f"{ops.name[op]} {ops.graph[op]}".strip() + (f" micro-batch {microbatch}" if microbatch >= 0 else "")
-        said = program.describe(step)
-        return said[said.index("(") + 1 : -1]
+        return program.says(step)
 
 
 def _critical_path(trace: Trace, timeline: Timeline, lanes: Slices, label: str) -> Slices:

@@ -12,14 +12,15 @@ from .slices import Counter, Slices, Trace, layers, no_slices
 __all__ = ["link_slices"]
 
 
-def link_slices(trace: Trace, timeline: Timeline, label: str, zero: float) -> Slices:
-    """A track per link, times from `zero` on: its transfers where the timeline has them, with a counter of use; else one slice for all its time."""
+def link_slices(trace: Trace, timeline: Timeline, label: str, zero: float, *, counters: bool = True) -> Slices:
+    """A track per link, times from `zero` on: its transfers where the timeline has them, with a counter of use if wanted; else one slice for all its
+    time."""
     if not timeline.link_busy_s or timeline.makespan_s <= 0:
         return no_slices()
     process = trace.process_id(f"links · {label}")
     shares = {link: f"{100 * busy_s / timeline.makespan_s:.0f} % busy" for link, busy_s in timeline.link_busy_s.items()}
     if timeline.transfers is not None:
-        return _transfers(trace, timeline.transfers, process, shares, zero)
+        return _transfers(trace, timeline.transfers, process, shares, zero, counters)
     track = [trace.track_id(process, link) for link in shares]
     name = [trace.name_id(f"{share}, {timeline.link_busy_s[link] * 1e3:.3f} ms") for link, share in shares.items()]
     n = len(track)
@@ -29,7 +30,7 @@ def link_slices(trace: Trace, timeline: Timeline, label: str, zero: float) -> Sl
     )  # fmt: skip
 
 
-def _transfers(trace: Trace, t: Transfers, process: int, shares: dict[str, str], zero: float) -> Slices:
+def _transfers(trace: Trace, t: Transfers, process: int, shares: dict[str, str], zero: float, counters: bool) -> Slices:
     starts, ends = t.start_s - zero, t.end_s - zero
     bounds = np.searchsorted(t.link, np.arange(len(t.links) + 1))
     track = np.zeros(len(t), np.int64)
@@ -40,8 +41,9 @@ def _transfers(trace: Trace, t: Transfers, process: int, shares: dict[str, str],
         title = f"{name} · {shares[name]}" if name in shares else name
         for layer, members in enumerate(layers(starts[rows], ends[rows])):
             track[rows][members] = trace.track_id(process, title if layer == 0 else f"{title} (also under way, {layer})")
-        time_s, value = _use(starts[rows], ends[rows], t.size_bytes[rows], float(t.rate_Bps[link]))
-        trace.counters.append(Counter(process, f"use of {name}", "percent", time_s, value))
+        if counters:
+            time_s, value = _use(starts[rows], ends[rows], t.size_bytes[rows], float(t.rate_Bps[link]))
+            trace.counters.append(Counter(process, f"use of {name}", "percent", time_s, value))
     sizes, which = np.unique(t.size_bytes, return_inverse=True)
     names = np.array([trace.name_id(f"message, {show_size(int(size))}") for size in sizes], np.int64)
     return Slices(

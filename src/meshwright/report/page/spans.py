@@ -85,7 +85,7 @@ def timeline_view(
 
     Raises: UsageError for a timeline of another program.
     """
-    trace = build_trace(program, timelines)
+    trace = build_trace(program, timelines, counters=False)
     slices, notes = trace.slices, list[str]()
     of_trace, categories = _categories(program, slices, trace, collective)
     dropped = ("counters",) if timelines[0].transfers is not None else ("counters", "links")
@@ -143,11 +143,13 @@ def alike_groups(view: TimelineView, whos: Sequence[str]) -> list[int]:
     """Of every group of rows the first one that does the same: rows of the same roles, of each kind of work as much, begun and ended at once."""
     part = max(view.end / ALIKE_PARTS, 1.0)
     facts: dict[str, list[tuple[object, ...]]] = {who: [] for who in whos}
-    for row in view.rows:
-        spans = slice(row.first, row.last)
-        spent = np.bincount(view.category[spans], weights=view.busy[spans], minlength=len(view.categories))
+    kinds, lengths = max(len(view.categories), 1), [row.last - row.first for row in view.rows]
+    spans = np.concatenate([np.arange(row.first, row.last) for row in view.rows]) if view.rows else np.zeros(0, np.int64)
+    cell = np.repeat(np.arange(len(lengths)), lengths) * kinds + view.category[spans]
+    of_rows = np.rint(np.bincount(cell, weights=view.busy[spans], minlength=kinds * len(lengths)) / part).astype(np.int64).reshape(-1, kinds)
+    for row, spent in zip(view.rows, of_rows.tolist(), strict=True):
         ends = (int(view.start[row.first]), int(view.start[row.last - 1] + view.duration[row.last - 1])) if row.last > row.first else (0, 0)
-        facts[row.who].append((row.origin, row.role, *(round(x / part) for x in (*spent.tolist(), *ends))))
+        facts[row.who].append((row.origin, row.role, *spent, *(round(x / part) for x in ends)))
     first: dict[tuple[object, ...], int] = {}
     return [first.setdefault((who.startswith("rank ") or who, *sorted(facts[who], key=repr)), k) for k, who in enumerate(whos)]
 

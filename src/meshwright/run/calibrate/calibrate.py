@@ -13,8 +13,9 @@ from typing import Any
 
 import msgspec
 import torch
+import torch.distributed as dist
 
-from ...cost import Cost, Priced
+from ...cost import Cost, Priced, RankThread
 from ...fabric.fabric import Fabric
 from ...program.program import I32, Program
 from ..executor.device_time import device_time
@@ -31,7 +32,8 @@ __all__ = ["MESSAGE_SIZES", "RankCosts", "cost_of_ranks", "time_rank"]
 
 MESSAGE_SIZES = tuple(16 * 8**i for i in range(7))  # 16 B ... 4 MiB
 MESSAGE_BUDGET_S = 0.06  # for each size, in all batches together
-REPEATS = 3  # steps that are timed
+REPEATS = 3  # steps that are timed, at least
+MAX_WAIT_S = 2e-3  # that a silent message is waited for: the shortest one as measured, less on a crowded machine
 
 
 class RankCosts(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
@@ -44,20 +46,30 @@ class RankCosts(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
 
 def time_rank(
     program: Program, orders: Sequence[I32], rank: int, make: Callable[[], tuple[TrainingWork, RankMemory]], transport: Transport | None,
-    device: torch.device,
+    device: torch.device, counting: Any = None,
 ) -> RankCosts:  # fmt: skip
     """Measure on this rank, on its device. Collective with a transport, whose messages are timed: all ranks of the default group call it at once.
+    `counting`: the process group of the small sum that begins a step (`train.count_exchange`), on its ranks.
 
     `make` gives work and memory that may be spoilt.
     """
     parts: dict[str, Any] = {}
     if transport is not None:
-        parts = MessageTimes(sizes=MESSAGE_SIZES, budget_s=MESSAGE_BUDGET_S, batches=3, transport=transport, device=device).run()
+        parts = MessageTimes(sizes=MESSAGE_SIZES, budget_s=MESSAGE_BUDGET_S, batches=3, transport=transport, device=device).run(counting)
     work, memory = make()
-    silent = SilentRank(program, rank, device_time(device))
+    wait_s = min(float(parts["ring"][0]["wall_s"]), MAX_WAIT_S) if parts and device.type == "cpu" else 0.0
+    silent = SilentRank(program, rank, device_time(device), wait_s=wait_s)
     executor = Executor(program, orders, rank, memory=memory, transport=silent.transport, work=silent.timed(work), times=silent.times)
-    times = silent.measure(executor.run, begin=work.begin, repeats=REPEATS)
+    together = _together if transport is not None else bool
+    times = silent.measure(executor.run, begin=work.begin, repeats=REPEATS, together=together)
     return RankCosts(rank=rank, times=times, messages=parts)
+
+
+def _together(more: bool) -> bool:
+    """Ranks begin a step at the same time, as after a sum of gradients; whether one of them wants more steps."""
+    wanted = torch.tensor([float(more)])
+    dist.all_reduce(wanted, op=dist.ReduceOp.MAX)
+    return bool(wanted)
 
 
 def cost_of_ranks(base: Cost, costs: Sequence[RankCosts], pacing: Pacing, *, seconds: float = 0.0) -> tuple[Fabric, Cost, Calibration | None]:
@@ -71,4 +83,8 @@ def cost_of_ranks(base: Cost, costs: Sequence[RankCosts], pacing: Pacing, *, sec
     per_step = statistics.median(c.times.per_step_s for c in costs)
     share = pacing.share if pacing.mode == "quota" else 1.0
     transport = msgspec.structs.replace(calibration.transport, per_step_s=per_step / share)
-    return calibration.fabric, base.with_table(table, source=source, transport=transport), calibration
+    waits_s = [float(c.messages["small_sum_s"]) for c in costs if "small_sum_s" in c.messages]
+    begin_s = statistics.fmean(c.times.begin_s for c in costs)
+    thread = RankThread(begin_s=begin_s, begin_wait_s=statistics.median(waits_s) if waits_s else 0.0)
+    priced = base.with_table(table, source=source, transport=transport)
+    return calibration.fabric, msgspec.structs.replace(priced, thread=thread), calibration

@@ -24,7 +24,7 @@ __all__ = ["MessageTimes", "add_s_per_byte"]
 
 CPU = torch.device("cpu")
 MIN_ROUNDS = 8  # messages of a batch, whatever they take
-Rounds = Callable[[int], tuple[float, float]]  # number of rounds -> wall and CPU seconds spent in messages
+Rounds = Callable[[int], tuple[float, float, float]]  # number of rounds -> seconds spent in messages: wall, of the process, of the calling thread
 
 
 class MessageTimes:
@@ -43,7 +43,8 @@ class MessageTimes:
         self.tag = int(ReservedTag.MESSAGE_TIMES)
         self.work = (torch.ones(256, 512, device=device), torch.ones(512, 512, device=device), torch.ones(2**19, device=device))
 
-    def run(self) -> dict[str, Any]:
+    def run(self, counting: Any = None) -> dict[str, Any]:
+        """`counting`: a process group whose small sums are timed too."""
         collecting = gc.isenabled()
         gc.disable()
         try:
@@ -51,6 +52,8 @@ class MessageTimes:
             part: dict[str, Any] = {"add_s_per_byte": add_s_per_byte(), "sizes": self.sizes}
             part["ring"] = [self.measure(self.ring, size) for size in self.sizes]
             part["pingpong"] = [self.measure(self.pingpong, size) for size in self.sizes[::2]]
+            if counting is not None:
+                part["small_sum_s"] = self.small_sum_s(counting)
             dist.barrier()
             return part
         finally:
@@ -62,26 +65,27 @@ class MessageTimes:
 
     def ring(self, size: int) -> Rounds:
         """n rounds: all compute, then send to the next rank and receive from the one before, two receives posted ahead; in groups, where the
-        transport has them, both at once."""
+        transport has them, both at once. Wall time: of the median round, since a few rounds wait long for other programs, or for a quota."""
         if self.transport.grouped:
             return self.grouped_ring(size)
         outgoing, slots = self.tensor(size), [self.tensor(size) for _ in range(2)]
         after, before, tag, transport = (self.rank + 1) % self.ranks, (self.rank - 1) % self.ranks, self.tag, self.transport
 
-        def rounds(n: int) -> tuple[float, float]:
-            wall = cpu = 0.0
+        def rounds(n: int) -> tuple[float, float, float]:
+            walls, cpu, thread = list[float](), 0.0, 0.0
             posted = [transport.receive(slots[i], before, tag) for i in range(min(2, n))]
             for i in range(n):
                 self.burst()
-                begin, used = time.perf_counter(), time.process_time()
+                begin, used, own = time.perf_counter(), time.process_time(), time.thread_time()
                 sent = transport.send(outgoing, after, tag)
                 transport.wait(posted[i])
                 if i + 2 < n:
                     posted.append(transport.receive(slots[i % 2], before, tag))
                 transport.wait(sent)
-                wall += time.perf_counter() - begin
+                walls.append(time.perf_counter() - begin)
                 cpu += time.process_time() - used
-            return wall, cpu
+                thread += time.thread_time() - own
+            return n * statistics.median(walls), cpu, thread
 
         return rounds
 
@@ -89,7 +93,7 @@ class MessageTimes:
         outgoing, incoming, transport = self.tensor(size), self.tensor(size), self.transport
         sends, receives = [(outgoing, (self.rank + 1) % self.ranks, self.tag)], [(incoming, (self.rank - 1) % self.ranks, self.tag)]
 
-        def rounds(n: int) -> tuple[float, float]:
+        def rounds(n: int) -> tuple[float, float, float]:
             wall = cpu = 0.0
             for _ in range(n):
                 self.burst()
@@ -100,7 +104,7 @@ class MessageTimes:
                 self.module.synchronize(self.device)
                 wall += time.perf_counter() - begin
                 cpu += time.process_time() - used
-            return wall, cpu
+            return wall, cpu, cpu
 
         return rounds
 
@@ -113,10 +117,10 @@ class MessageTimes:
         """n one-way messages between ranks 0 and 1, by turns; the others do nothing."""
         outgoing, incoming, tag, transport = self.tensor(size), self.tensor(size), self.tag, self.transport
 
-        def rounds(n: int) -> tuple[float, float]:
-            begin, used = time.perf_counter(), time.process_time()
+        def rounds(n: int) -> tuple[float, float, float]:
+            begin, used, own = time.perf_counter(), time.process_time(), time.thread_time()
             if self.rank > 1:
-                return 0.0, 0.0
+                return 0.0, 0.0, 0.0
             peer = 1 - self.rank
             for i in range(n):
                 if i % 2 == self.rank:
@@ -124,9 +128,19 @@ class MessageTimes:
                 else:
                     transport.wait(transport.receive(incoming, peer, tag))
             self.module.synchronize(self.device)
-            return time.perf_counter() - begin, time.process_time() - used
+            return time.perf_counter() - begin, time.process_time() - used, time.thread_time() - own
 
         return rounds
+
+    def small_sum_s(self, group: Any) -> float:
+        """Median wall seconds of a sum of a few numbers over the group, whose ranks compute before it."""
+        number, waits = torch.zeros(2, dtype=torch.float64), []
+        for _ in range(2 * MIN_ROUNDS):
+            self.burst()
+            begin = time.perf_counter()
+            dist.all_reduce(number, group=group)
+            waits.append(time.perf_counter() - begin)
+        return statistics.median(waits)
 
     def measure(self, make: Callable[[int], Rounds], size: int) -> dict[str, float]:
         """Median over batches of wall and CPU seconds per message round; the number of rounds is agreed by all ranks.
@@ -142,13 +156,12 @@ class MessageTimes:
         guess = torch.tensor([(time.perf_counter() - begin) / 4], dtype=torch.float64)
         dist.all_reduce(guess, op=dist.ReduceOp.MAX)
         n = max(MIN_ROUNDS, min(1000, int(self.budget_s / self.batches / max(float(guess), 1e-6)) // 2 * 2))
-        wall, cpu = [], []
+        wall, cpu, thread = list[float](), list[float](), list[float]()
         for _ in range(self.batches):
             rounds(2)
-            spent, used = rounds(n)
-            wall.append(spent / n)
-            cpu.append(used / n)
-        return {"wall_s": statistics.median(wall), "cpu_s": statistics.median(cpu), "rounds": n}
+            for into, spent in zip((wall, cpu, thread), rounds(n), strict=True):
+                into.append(spent / n)
+        return {"wall_s": statistics.median(wall), "cpu_s": statistics.median(cpu), "thread_s": statistics.median(thread), "rounds": n}
 
 
 def add_s_per_byte() -> float:

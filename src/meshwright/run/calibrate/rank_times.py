@@ -35,16 +35,19 @@ __all__ = ["RankTimes", "SilentRank", "SilentTransport", "merged_prices"]
 
 _clock = time.thread_time
 PATTERN_NUMEL = 1 << 16  # random numbers, repeated to fill received tensors of any length
+MIN_TIMED_S, MAX_REPEATS = 0.4, 50  # so long, steps are repeated: one other program slows few short ones by half
 PATTERN_SCALE = 1e-3  # zeros and denormals would be computed faster or slower than real values
 
 
 class RankTimes(msgspec.Struct, frozen=True):
     """`prices`: by `Cost.table` key; `step_s`: median CPU seconds of a whole step, messages left out; `per_step_s`: executor's own time per
-    transfer step; what adding received bytes takes (`message_times.add_s_per_byte`) is left out, since `Transport.per_byte_s` holds it."""
+    transfer step; what adding received bytes takes (`message_times.add_s_per_byte`) is left out, since `Transport.per_byte_s` holds it;
+    `begin_s`: CPU seconds of what comes before a step, fetching its micro-batches."""
 
     prices: dict[str, Priced]
     step_s: float
     per_step_s: float
+    begin_s: float = 0.0
 
 
 class Work(Protocol):
@@ -54,11 +57,13 @@ class Work(Protocol):
 
 
 class SilentTransport:
-    """Messages that are not sent and arrive at once. `filled`: moments by `now` before and after their contents were made, by turns."""
+    """Messages that are not sent and arrive `wait_s` after they are waited for: a thread that sleeps finds its caches used by others, as in a run.
+    `filled`: moments by `now` before and after their contents were made, by turns."""
 
     grouped = False
 
-    def __init__(self, now: Callable[[], float], device: torch.device) -> None:
+    def __init__(self, now: Callable[[], float], device: torch.device, wait_s: float = 0.0) -> None:
+        self.wait_s = wait_s
         self.pattern = (torch.randn(PATTERN_NUMEL, generator=torch.Generator().manual_seed(0)) * PATTERN_SCALE).to(device)
         self.now = now
         self.filled: list[float] = []
@@ -66,13 +71,15 @@ class SilentTransport:
     def send(self, tensor: torch.Tensor, peer: int, tag: int) -> None:
         return None
 
-    def receive(self, tensor: torch.Tensor, peer: int, tag: int) -> None:
+    def receive(self, tensor: torch.Tensor, peer: int, tag: int) -> bool:
+        """True: there is something to wait for."""
         begin = self.now()
         flat = tensor.detach().reshape(-1)
         for start in range(0, flat.numel(), PATTERN_NUMEL):
             part = flat[start : start + PATTERN_NUMEL]
             part.copy_(self.pattern[: part.numel()])
         self.filled += (begin, self.now())
+        return True
 
     def exchange(self, sends: Messages, receives: Messages) -> Sequence[None]:
         for tensor, peer, tag in receives:
@@ -80,17 +87,18 @@ class SilentTransport:
         return [None]
 
     def wait(self, work: Any) -> None:
-        return None
+        if work and self.wait_s:
+            time.sleep(self.wait_s)
 
 
 class SilentRank:
     """Collects the time of every compute step of one rank: CPU time, or that of the device that `times` are of, which the executor begins and
     settles. See the module's text."""
 
-    def __init__(self, program: Program, rank: int, times: DeviceTime | None = None) -> None:
+    def __init__(self, program: Program, rank: int, times: DeviceTime | None = None, *, wait_s: float = 0.0) -> None:
         self.program, self.rank, self.times = program, rank, times
         self.now: Callable[[], float] = _clock if times is None else times.now
-        self.transport = SilentTransport(self.now, torch.device("cpu") if times is None else times.device)
+        self.transport = SilentTransport(self.now, torch.device("cpu") if times is None else times.device, wait_s)
         self.moments: dict[str, list[float]] = defaultdict(list)  # of the step under way, before and after each call by turns
         self.samples: dict[str, list[float]] = defaultdict(list)
 
@@ -99,22 +107,29 @@ class SilentRank:
         return _Timed(work, self.program, self.now, self.moments)
 
     def measure(
-        self, run: Callable[[], object], *, begin: Callable[[int], object] = lambda step: None, repeats: int = 3, warmup: int = 1
-    ) -> RankTimes:
-        """Run `warmup + repeats` steps. `begin(step)` is called before each (fetch micro-batches); its time does not count.
+        self, run: Callable[[], object], *, begin: Callable[[int], object] = lambda step: None, repeats: int = 3, warmup: int = 1,
+        together: Callable[[bool], bool] = lambda more: more,
+    ) -> RankTimes:  # fmt: skip
+        """Run `warmup + repeats` steps, more of short ones. `begin(step)` is called before each (fetch micro-batches); its time counts apart.
+        `together`: called before each step by all ranks, which go on where one of them wants more.
 
         Raises: UsageError for repeats < 1, and whatever the step raises.
         """
         if repeats < 1 or warmup < 0:
             raise UsageError(f"repeats must be at least 1 and warmup at least 0, got {repeats} and {warmup}")
-        totals, rests = [], []
+        totals, rests, begins = list[float](), list[float](), list[float]()
         transfers, added_bytes = self._transfers()
         # What a device adds stays in its time per step: `add_s_per_byte` is the processor's.
         adding_s = added_bytes * add_s_per_byte() if added_bytes and self.times is None else 0.0
         whole = _clock if self.times is None else time.perf_counter
         with quiet_single_thread():
-            for step in range(warmup + repeats):
+            stop = time.perf_counter() + MIN_TIMED_S
+            for step in range(warmup + MAX_REPEATS):
+                if not together(step < warmup + repeats or time.perf_counter() < stop):
+                    break
+                before = _clock()
                 begin(step)
+                begun_s = _clock() - before
                 start = whole()
                 run()
                 total = whole() - start
@@ -123,11 +138,13 @@ class SilentRank:
                 if step >= warmup:
                     for key, found in lapses.items():
                         self.samples[key] += found
+                    begins.append(begun_s)
                     totals.append(total - filled_s)
                     rests.append(total - filled_s - sum(map(sum, lapses.values())))
         rest = max(0.0, statistics.median(rests) - adding_s)
         prices = {key: Priced(cpu, "measured", cpu) for key, cpu in ((k, statistics.median(v)) for k, v in self.samples.items())}
-        return RankTimes(prices, statistics.median(totals), rest / transfers if transfers else 0.0)
+        per_step_s = rest / transfers if transfers else 0.0
+        return RankTimes(prices, statistics.median(totals), per_step_s, statistics.median(begins))
 
     def _lapses(self, moments: list[float]) -> list[float]:
         """Seconds between the moments of each pair, which are forgotten."""

@@ -20,6 +20,7 @@ import numpy as np
 
 from ...cost import Transport
 from ...fabric.fabric import Device, Fabric, Link, Provenance, Switch
+from ..machine.cpu_quota import PERIOD_US
 from ..machine.pacing import Pacing, machine_facts
 from .fit import FitErrors, Line, errors_of, fit_line, held_back
 
@@ -73,7 +74,8 @@ def calibration_of(parts: Sequence[Mapping[str, Any]], pacing: Pacing, *, second
     ring = _pattern([p["ring"] for p in parts], sizes)
     pingpong = _pattern([p["pingpong"] for p in parts[:2]], sizes[::2])
     add_s_per_byte = pacing.wall_s(float(np.median([p["add_s_per_byte"] for p in parts])))
-    transport = _transport(ring, pacing, add_s_per_byte)
+    threads = [float(row.get("thread_s", row["cpu_s"])) for p in parts for row in p["ring"][:1]]
+    transport = _transport(ring, pacing, add_s_per_byte, float(np.mean(threads)))
     fabric = _with_figures(laptop_shape(len(parts)), ring.line, transport, pacing, len(parts))
     return Calibration(
         fabric=fabric, transport=transport, ring=ring, pingpong=pingpong, pacing=pacing, add_s_per_byte=add_s_per_byte, seconds=seconds
@@ -100,14 +102,16 @@ def _pattern(per_rank: list[list[dict[str, float]]], sizes: list[int]) -> Patter
     )  # fmt: skip
 
 
-def _transport(ring: PatternTimes, pacing: Pacing, add_s_per_byte: float) -> Transport:
-    """Per rank and round the ring spends CPU on one send and one receive; half of it at either end of a message.
+def _transport(ring: PatternTimes, pacing: Pacing, add_s_per_byte: float, thread_s: float) -> Transport:
+    """Per rank and round the ring spends CPU on one send and one receive; half of it at either end of a message. A lane is occupied by what its own
+    thread spends (`thread_s`, of the shortest messages); a quota is used up by the transport's threads too.
 
     Of the four transfer steps that carry a byte through an all-reduce (send, receive and add, send, receive) one adds it, and the engine
     charges `per_byte_s` at each.
     """
     share = pacing.share if pacing.mode == "quota" else 1.0
-    per_message = min(ring.cpu_line.alpha_s / share, ring.line.alpha_s) / 2
+    spent_s = ring.cpu_line.alpha_s / share if pacing.mode == "quota" else min(thread_s, ring.cpu_line.alpha_s)
+    per_message = min(spent_s, ring.line.alpha_s) / 2
     return Transport(
         per_message_s=per_message, per_byte_s=add_s_per_byte / 4, evidence="measured", cpu_per_message_s=ring.cpu_line.alpha_s / 2,
         cpu_per_byte_s=ring.cpu_line.beta_s_per_byte / 2,
@@ -121,6 +125,7 @@ def _with_figures(shape: Fabric, line: Line, transport: Transport, pacing: Pacin
     rate = max(1, round(1 / line.beta_s_per_byte)) if line.beta_s_per_byte > 0 else 10**12
     links = tuple(replace(x, rate_Bps=rate, latency_s=latency, library_latency_s=0.0) for x in shape.links)
     share = 0.0 if pacing.mode == "none" else pacing.share
-    devices = tuple(replace(d, cpu_share=share) for d in shape.devices)
+    period_s = PERIOD_US / 1e6 if pacing.mode == "quota" else 0.0
+    devices = tuple(replace(d, cpu_share=share, cpu_period_s=period_s) for d in shape.devices)
     source = f"measured here: ring exchange of {ranks} processes over gloo, pacing {pacing.mode}, share {pacing.share:g}"
     return replace(shape, devices=devices, links=links, provenance=(*shape.provenance, Provenance(what="links", source=source)))

@@ -141,10 +141,11 @@ def run_rank(plan: Plan, graph: ForwardGraph, orders: Sequence[I32], rank: int, 
     if options.calibrate:
 
         def spoilable() -> tuple[TrainingWork, RankMemory]:
-            copy, its_optimizer = made.module()
+            copy, its_optimizer = made.module(ModuleClock(times) if options.module_spans else None)
             return made.builder.work(copy, its_optimizer, data, alone=True)
 
-        costs = time_rank(program, orders, rank, spoilable, transport if layout.ranks > 1 else None, device)
+        counting = exchange.group if exchange is not None else None
+        costs = time_rank(program, orders, rank, spoilable, transport if layout.ranks > 1 else None, device, counting)
         blob_put(link.store, f"costs/{rank}", msgspec.json.encode(costs))
     made.forget()
     if layout.ranks > 1:

@@ -12,10 +12,11 @@ from pathlib import Path
 
 from ...errors import MeshwrightError
 from ...io.atomic import write_bytes
+from .pacing import declared_pacing
 
 __all__ = ["ends_with_its_own_code", "tell_torchrun"]
 
-MAX_EXIT_S = 2.0  # for the interpreter's own shutdown
+MAX_EXIT_S = 2.0  # for the interpreter's own shutdown, on a whole core
 
 
 def tell_torchrun(error: MeshwrightError) -> None:
@@ -46,4 +47,5 @@ def ends_with_its_own_code() -> None:
     if threading.current_thread() is threading.main_thread():
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
         signal.signal(signal.SIGALRM, signal.SIG_DFL)
-        signal.setitimer(signal.ITIMER_REAL, MAX_EXIT_S)
+        pacing = declared_pacing(os.environ)
+        signal.setitimer(signal.ITIMER_REAL, MAX_EXIT_S / (pacing.share if pacing is not None else 1.0))

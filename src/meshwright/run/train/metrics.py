@@ -3,7 +3,8 @@
     {"step": 12, "loss": 3.2, "step_s": 0.11, "samples_per_s": 290.0, "tokens_per_s": 18600.0, "learning_rate": 1e-3, "gradient_norm": 0.8}
 
 with `mfu` where the devices' peak is known (`utilisation`), and after an evaluation `evaluation_loss`. Losses come from the ranks that compute them,
-through the store; rank 0 writes a step when it has finished the next one, for which it needed what those ranks did after it, so it waits for nobody.
+through the store; rank 0 writes a step when it has finished the next one, for which it needed what those ranks did after it, so it waits for nobody;
+of short steps, several at once.
 A resumed run leaves out the lines of steps that are run again. Times are rank 0's. Nothing is there before the first line; a run that fails leaves
 whole lines, of the last step that ended too where its loss is known (`leave`).
 """
@@ -12,6 +13,7 @@ from __future__ import annotations
 
 import json
 import math
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -26,6 +28,7 @@ from .utilisation import Utilisation
 __all__ = ["METRICS", "Metrics", "last_line", "loss_ranks"]
 
 METRICS = "metrics.jsonl"
+MIN_WRITE_S = 0.1  # between two writings: a line takes 0.4 ms, a tenth of a short step
 MAX_LINE_BYTES = 4096  # of the end of the file, read for the last line
 
 
@@ -49,6 +52,7 @@ class Metrics:
     tensorboard: bool = False
     utilisation: Utilisation | None = None
     waiting: list[dict[str, Any]] = field(default_factory=list)  # rank 0's own part of steps that are not written yet
+    written_s: float = 0.0
 
     def __post_init__(self) -> None:
         self.of = loss_ranks(self.layout)
@@ -79,7 +83,9 @@ class Metrics:
         if self.utilisation is not None:
             record["mfu"] = round(self.utilisation.mfu(seconds), 9)
         self.waiting.append(record | more)
-        self.write(all_but=1)
+        if time.monotonic() - self.written_s > MIN_WRITE_S:  # else short steps wait for rank 0, which asks the store for every rank's loss
+            self.write(all_but=1)
+            self.written_s = time.monotonic()
 
     def evaluated(self, step: int, loss: float | None) -> None:
         """An evaluation after `step` is over on this rank, before the next step ends."""

@@ -1,0 +1,154 @@
+"""Devices under a CPU quota: the exact function of what is asked for, and a real process under a real quota."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from fractions import Fraction
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from meshwright.cost import Cost, Priced, RankThread, Transport
+from meshwright.fabric.fabric import Device, Fabric, Link
+from meshwright.program.builder import ProgramBuilder
+from meshwright.program.program import Program, Unit
+from meshwright.run.machine.cpu_quota import PERIOD_US, CpuQuota, quota_place
+from meshwright.simulate import simulate_program
+
+
+def chain(works: list[float]) -> tuple[Program, Cost]:
+    """Compute steps one after the other on one rank."""
+    b = ProgramBuilder(ranks=1, name="chain")
+    lane = b.lane(0, unit=Unit.COMPUTE)
+    for i in range(len(works)):
+        lane.compute(b.op(f"F{i}", graph="g"))
+    return b.build(), Cost(table={f"g|F{i}": Priced(w, "measured", w) for i, w in enumerate(works)})
+
+
+def ends_by_hand(works: list[Fraction], quota: Fraction, period: Fraction) -> list[Fraction]:
+    """Second by second on a grid that everything is a multiple of: works while the period has quota left."""
+    grid, now, ends = Fraction(1, 64), Fraction(0), []
+    left = quota
+    for work in works:
+        while work > 0:
+            if left > 0:
+                work, left = work - grid, left - grid
+            now += grid
+            if now % period == 0:
+                left = quota
+        ends.append(now)
+    return ends
+
+
+@given(st.lists(st.integers(1, 40), min_size=1, max_size=6), st.sampled_from([(1, 16), (4, 16), (15, 16), (8, 32)]))
+def test_a_chain_under_a_quota_ends_when_counting_says(sixty_fourths: list[int], of: tuple[int, int]) -> None:
+    quota, period = Fraction(of[0], 64), Fraction(of[1], 64)
+    share = quota / period
+    works = [Fraction(w, 64) for w in sixty_fourths]
+    program, cost = chain([float(w / share) for w in works])  # a price is wall time at the device's share
+    cost = Cost(table=cost.table, table_share=float(share))
+    fabric = Fabric(name="one", devices=(Device(name="a", kind="cpu", cpu_share=float(share), cpu_period_s=float(period)),))
+    found = simulate_program(program, fabric, ["a"], cost)
+    lasted = sum(works, Fraction(0))
+    # A step in a row of steps ends once the quota of so many periods is used: all wall time is work or waiting for quota.
+    assert float(lasted) - 1e-9 <= found.makespan_s <= float(ends_by_hand(works, quota, period)[-1] + period) + 1e-9
+    even = float(lasted / share)
+    assert abs(found.makespan_s - even) <= float(period) + 1e-9
+
+
+def test_a_burst_within_the_quota_runs_at_full_speed_and_a_longer_one_waits() -> None:
+    """1.9 ms of processor time before and after a round trip, and again in the next step: the quota of 4 ms is never used up."""
+    device = Device(name="a", kind="cpu", cpu_share=0.4, cpu_period_s=0.01)
+    link = Link(src="a", dst="b", rate_Bps=10**9, latency_s=0.03), Link(src="b", dst="a", rate_Bps=10**9, latency_s=0.03)
+    fabric = Fabric(name="two", devices=(device, Device(name="b", kind="cpu")), links=link)
+    b = ProgramBuilder(ranks=2, name="there and back")
+    op, data = b.op("F", graph="g"), [b.buffer(r, chunks=1, chunk_bytes=1) for r in (0, 1)]
+    there, back = b.channel(0, 1), b.channel(1, 0)
+    first, second = b.lane(0, unit=Unit.COMPUTE), b.lane(1)
+    one = first.compute(op)
+    first.send(there, data[0], 0)
+    second.recv(there, data[1], 0)
+    second.send(back, data[1], 0)
+    answer = b.lane(0).recv(back, data[0], 0, after=[one])
+    first.compute(op, after=[answer])
+    cost = Cost(table={"g|F": Priced(0.0019 / 0.4, "measured")}, table_share=0.4)
+    took = simulate_program(b.build(), fabric, ["a", "b"], cost).makespan_s
+    assert took == pytest.approx(0.06 + 2 * 0.0019, abs=5e-6)
+    long = Cost(table={"g|F": Priced(0.006 / 0.4, "measured")}, table_share=0.4)
+    slower = simulate_program(b.build(), fabric, ["a", "b"], long).makespan_s
+    assert 0.06 + 2 * 0.006 + 0.006 - 1e-6 <= slower <= 0.06 + 2 * 0.02, "a burst stands still, till its period's end"
+
+
+def test_a_rank_of_one_thread_does_one_thing_at_a_time() -> None:
+    """Copies of messages wait for compute steps and the other way round; data is fetched before both."""
+    b = ProgramBuilder(ranks=2, name="side by side")
+    op, data = b.op("F", graph="g"), [b.buffer(r, chunks=1, chunk_bytes=1) for r in (0, 1)]
+    channel = b.channel(0, 1)
+    b.lane(0, unit=Unit.COMPUTE).compute(op)
+    b.lane(0).send(channel, data[0], 0)
+    b.lane(1).recv(channel, data[1], 0)
+    fabric = Fabric(name="two", devices=(Device(name="a"), Device(name="b")), links=(Link(src="a", dst="b", rate_Bps=10**9),))
+    cost = Cost(table={"g|F": Priced(0.5)}, transport=Transport(per_message_s=0.25))
+    assert simulate_program(b.build(), fabric, ["a", "b"], cost).makespan_s == pytest.approx(0.5)
+    thread = Cost(table=cost.table, transport=cost.transport, thread=RankThread(begin_s=0.125, begin_wait_s=0.0625))
+    timeline = simulate_program(b.build(), fabric, ["a", "b"], thread)
+    assert timeline.makespan_s == pytest.approx(0.1875 + 0.5, abs=1e-6), "the send goes first, at once"
+    b = ProgramBuilder(ranks=2, name="an answer")
+    op, data = b.op("F", graph="g"), [b.buffer(r, chunks=1, chunk_bytes=1) for r in (0, 1)]
+    channel = b.channel(0, 1)
+    b.lane(0).send(channel, data[0], 0)
+    b.lane(1, unit=Unit.COMPUTE).compute(op)
+    b.lane(1).recv(channel, data[1], 0)
+    beside = simulate_program(b.build(), fabric, ["a", "b"], cost)
+    turns = simulate_program(b.build(), fabric, ["a", "b"], Cost(table=cost.table, transport=cost.transport, thread=RankThread()))
+    assert beside.makespan_s == pytest.approx(0.5, abs=1e-6) and turns.makespan_s == pytest.approx(0.75, abs=1e-6)
+    assert [step for step, _ in turns.critical_path] == [1, 2]
+
+
+BURN = """
+import sys, time
+def burn(cpu_s):
+    end = time.thread_time() + cpu_s
+    while time.thread_time() < end:
+        pass
+sys.stdin.readline()
+for i in range(40):
+    time.sleep(0.0237)
+    begin = time.perf_counter()
+    burn(float(sys.argv[1]))
+    print(time.perf_counter() - begin, flush=True)
+"""
+
+
+@pytest.mark.skipif(quota_place() is None, reason="no control group can be written here")
+@pytest.mark.parametrize("cpu_s", [0.0015, 0.011])
+def test_a_real_process_under_a_real_quota(cpu_s: float) -> None:
+    """Bursts after idle periods. One of 1.5 ms fits into the quota of 3 ms: the quickest runs at full speed, which an evenly slower device cannot.
+    One of 11 ms needs three whole quotas and more: it stands still three times at least."""
+    share, period_s = 0.3, PERIOD_US / 1e6
+    done = subprocess.Popen([sys.executable, "-c", BURN, str(cpu_s)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    with CpuQuota(share) as quota:
+        quota.attach(done.pid)
+        said, _ = done.communicate("\n", timeout=60)
+    walls = np.array([float(line) for line in said.split()])
+    least = served_by_hand(cpu_s, share * period_s, period_s)
+    assert np.median(walls) >= 0.9 * min(least), "not faster than the bucket allows; a single one may be, as the kernel looks once a tick"
+    assert cpu_s > share * period_s or walls.min() < 0.8 * cpu_s / share, "a short one is faster than on a device that is evenly slower"
+
+
+def served_by_hand(work_s: float, quota_s: float, period_s: float) -> list[float]:
+    """Wall seconds of a burst that begins with a full bucket at 20 places of a period."""
+    found = []
+    for begin in np.arange(20) / 20 * period_s:
+        now, left, rest = begin, quota_s, work_s
+        edge = period_s
+        while rest > 1e-12:
+            part = min(rest, left, edge - now)
+            now, rest, left = now + part, rest - part, left - part
+            if (left <= 1e-12 or now >= edge - 1e-12) and rest > 1e-12:
+                now, left, edge = edge, quota_s, edge + period_s
+        found.append(now - begin)
+    return found
