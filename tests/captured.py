@@ -12,7 +12,6 @@ from pathlib import Path
 
 import msgspec
 
-from meshwright.capture.graph import capture
 from meshwright.graph.graph import OpGraph
 from meshwright.io.model.graph import read_graph, write_graph
 
@@ -29,6 +28,8 @@ def captured(model: str, *, scalable: bool = True, loss: str = "cross-entropy") 
 @functools.cache
 def _captured(model: str, scalable: bool, loss: str) -> OpGraph:
     """Of several workers one captures, the others wait and read what it wrote."""
+    from meshwright.capture.graph import capture
+
     run = os.environ.get("PYTEST_XDIST_TESTRUNUID")
     if run is None:
         return capture(model, scalable=scalable, loss=loss)

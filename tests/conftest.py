@@ -20,6 +20,7 @@ import documents
 import warm_interpreters
 from effort import FULL, PROFILE, few
 from meshwright.run.machine.process import batch_scheduling
+from without_torch import TORCH, WithoutTorch
 
 # "ci": the same examples in every run, no time limit per example (two cores, other load), a share of what a test asks for: what the others
 # find, they found when the test was written. "full": all of them. "soak": fresh ones, many.
@@ -41,7 +42,10 @@ faulthandler.enable()
 
 def pytest_configure(config: pytest.Config) -> None:
     batch_scheduling()  # for ranks that are threads or processes of a test's own as for those of the launcher
-    warm_interpreters.install()
+    if TORCH:
+        warm_interpreters.install()
+    else:
+        config.pluginmanager.register(WithoutTorch())
     documents.install()
     if hasattr(config, "workerinput"):  # one of several
         compiled_once.install()
