@@ -12,7 +12,7 @@ __all__ = ["TORCH", "WithoutTorch"]
 
 TORCH = importlib.util.find_spec("torch") is not None
 # What Python, a module of ours, a command in a process of its own, or a command that asks for the module says where torch is missing.
-MISSING = re.compile(r"No module named 'torch|meshwright\[(?:torch|hf|lightning|accelerate|transformers)\]|needs the package 'torch'|could not import 'torch")
+MISSING = re.compile(r"No module named 'torch|needs the package 'torch'|could not import 'torch|meshwright\[(?:torch|hf|lightning|transformers)\]")
 
 
 class WithoutTorch:
