@@ -48,10 +48,10 @@ def tried(python: str, wheel: Path, tests: list[str]) -> dict[str, Any]:
 
 
 def tested(folder: Path, tests: list[str]) -> str:
-    """The last line of pytest on these folders, run with the installed package and not with src/."""
+    """The last line of pytest on these folders, run with the installed package; src/ is there for tests that read it."""
     inside = folder / "venv" / "bin" / "python"
     release.run(str(inside), "-m", "pip", "install", "--quiet", "--disable-pip-version-check", *TEST_TOOLS, cwd=folder)
-    for place in (p for p in ROOT.iterdir() if p.name != "src" and not p.name.startswith(".")):
+    for place in (p for p in ROOT.iterdir() if not p.name.startswith(".")):
         (folder / place.name).symlink_to(place)
     environment = {k: v for k, v in os.environ.items() if k != "PYTHONPATH"} | {"NUMBA_CACHE_DIR": str(folder / "kernels")}
     command = [str(inside), "-m", "pytest", "-q", "-p", "no:cacheprovider", *tests]
