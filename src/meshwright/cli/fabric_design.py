@@ -23,7 +23,7 @@ examples:
   meshwright fabric design --nodes 64 --ports 4 --bidirectional --out pod.toml --cables pod.csv
   meshwright collective plan all-gather --fabric pod.toml --size 64MiB --strategy bfb       the schedule for it
   meshwright fabric design --nodes 18 --ports 4 --grow pod.toml --moves moves.csv           two more, few cables moved
-  meshwright fabric design --nodes 64 --ports 4 --peers 2 --schedule gather.json            two neighbours each, cables doubled
+  meshwright fabric design --nodes 64 --ports 4 --peers 2                                   two neighbours each, cables doubled
   meshwright fabric design --accelerators 1024 --budget 6000000 --job job.toml              networks beside each other
 
 steps    of an all-gather or a reduce-scatter, the worse of both; every step costs one latency
