@@ -24,9 +24,8 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 HANDED_ON = ("/etc/pip.conf", "/etc/xdg/pip", "/etc/ssl/certs", "/etc/resolv.conf", "/opt/wheels")  # so that pip finds packages
 SHOWN = (
-    ["--version"], ["fabric", "list"],
-    ["collective", "plan", "all-reduce", "--fabric", "two-islands:2", "--size", "64KiB", "--out", "/tmp/plan.json"],
-    ["collective", "check", "/tmp/plan.json"],
+    ["--version"], ["fabric", "list"], ["collective", "bound", "all-gather", "--fabric", "dgx-h100:2", "--size", "1GiB"],
+    ["collective", "plan", "all-reduce", "--fabric", "two-islands:2", "--size", "64KiB", "--strategy", "ring", "--out", "/tmp/plan.json"],
 )  # fmt: skip
 
 
