@@ -144,7 +144,7 @@ def _chosen(args: argparse.Namespace, rows: int, default: int) -> int:
 
     number = default if args.row is None else args.row
     if not 1 <= number <= rows:
-        raise UsageError(f"there are {rows} rows, no row {number}", where="--row", hint="leave --row out for the usual choice")
+        raise UsageError(f"there is no row {number}, the last is {rows}", where="--row", hint="leave --row out for the usual choice")
     return int(number)
 
 

@@ -56,8 +56,8 @@ class TopologyProblem:
         if self.most_peers and self.most_parallel and self.most_peers * self.most_parallel < self.ports:
             most = self.most_peers * self.most_parallel
             raise Infeasible(
-                f"{self.most_peers} neighbours with {self.most_parallel} cables each are {most} cables, of {self.ports} ports", where="ports",
-                hint="allow more neighbours or more cables to each, or use fewer ports", data={"ports": self.ports, "most": most},
+                f"of {self.ports} ports only {most} can be used: {self.most_peers} (neighbours) x {self.most_parallel} (cables to each)",
+                where="ports", hint="allow more neighbours or more cables to each, or use fewer ports", data={"ports": self.ports, "most": most},
             )  # fmt: skip
 
 
