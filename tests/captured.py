@@ -13,7 +13,6 @@ from pathlib import Path
 
 import msgspec
 
-from meshwright.capture.graph import capture
 from meshwright.graph.graph import OpGraph
 from meshwright.io.model.graph import read_graph, write_graph
 
@@ -29,6 +28,8 @@ def captured(model: str, *, scalable: bool = True, loss: str = "cross-entropy") 
 
 @functools.cache
 def _captured(model: str, scalable: bool, loss: str) -> OpGraph:
+    from meshwright.capture.graph import capture
+
     def make(kept: Path) -> None:
         write_graph(kept, capture(model, scalable=scalable, loss=loss))
 

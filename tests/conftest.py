@@ -19,10 +19,10 @@ import before_torch  # noqa: F401
 import captured
 import compiled_once
 import documents
-import traced
 import warm_interpreters
 from effort import FULL, PROFILE, few
 from meshwright.run.machine.process import batch_scheduling
+from without_torch import TORCH, WithoutTorch
 
 # "ci": the same examples in every run, no time limit per example (two cores, other load), a share of what a test asks for: what the others
 # find, they found when the test was written. "full": all of them. "soak": fresh ones, many.
@@ -45,10 +45,15 @@ SHARED_BY = pytest.StashKey[str]()
 
 def pytest_configure(config: pytest.Config) -> None:
     batch_scheduling()  # for ranks that are threads or processes of a test's own as for those of the launcher
-    workers = getattr(config.option, "numprocesses", None) and not hasattr(config, "workerinput")
-    warm_interpreters.install([str(config.invocation_params.dir / x.partition("::")[0]) for x in config.args] if workers else [])
+    if TORCH:
+        workers = getattr(config.option, "numprocesses", None) and not hasattr(config, "workerinput")
+        warm_interpreters.install([str(config.invocation_params.dir / x.partition("::")[0]) for x in config.args] if workers else [])
+        import traced
+
+        traced.install()
+    else:
+        config.pluginmanager.register(WithoutTorch())
     documents.install()
-    traced.install()
     if hasattr(config, "workerinput"):  # one of several
         compiled_once.install()
 

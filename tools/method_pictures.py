@@ -6,12 +6,14 @@ plan is to look different: `python tools/method_pictures.py chimera`.
 
 from __future__ import annotations
 
-import csv
+import json
 import os
 import shlex
 import sys
 import tempfile
 from pathlib import Path
+
+from method_drawings import arena_svg, layout_svg, traffic_svg
 
 ROOT = Path(__file__).parents[1]
 PAGES = ROOT / "docs" / "methods"
@@ -41,6 +43,18 @@ COMMANDS: dict[str, list[str]] = {
         "program show sparse.json",
     ],
     "staticmemory": ["memory pack storages.csv -o placed.csv"],
+    "monet": ["memory plan --model examples/gpt.py:tiny --budget 70% --strategy monet"],  # times its operators
+    "autoddl": ["layout plan benchmarks/autoddl.py:fc_heavy --fabric star:4?link=100Mbit/s --out layout.json"],
+    "cupcake": [
+        "traffic plan --profile profile.json --strategy ddp-buckets --codecs none --out ddp.json",
+        "traffic plan --profile profile.json --codecs none --out none.json",
+        "traffic plan --profile profile.json --out cupcake.json",
+    ],
+}
+DRAWN = {  # by tools/method_drawings.py, of what the last command wrote
+    "staticmemory": lambda: arena_svg(Path("placed.csv")),
+    "autoddl": lambda: layout_svg(Path("layout.json")),
+    "cupcake": lambda: traffic_svg({"DDP's buckets": Path("ddp.json"), "grouped": Path("none.json"), "and fp16": Path("cupcake.json")}),
 }  # fmt: skip
 
 
@@ -54,13 +68,14 @@ def draw(name: str) -> None:
             Path(folder, link).symlink_to(ROOT / link)
         os.chdir(folder)
         try:
+            Path("profile.json").write_text(profile_json(), encoding="utf-8")
             Path("storages.csv").write_text(STORAGES, encoding="utf-8")
             *before, last = COMMANDS[name]
             for command in before:
                 run(main, command)
-            if name == "staticmemory":
+            if name in DRAWN:
                 run(main, last)
-                Path("picture.svg").write_text(arena_svg(Path("placed.csv")), encoding="utf-8")
+                Path("picture.svg").write_text(DRAWN[name](), encoding="utf-8")
             else:
                 run(main, f"{last} --svg picture.svg")
             target.write_text(Path("picture.svg").read_text(encoding="utf-8"), encoding="utf-8")
@@ -73,26 +88,21 @@ def run(main: object, command: str) -> None:
         raise SystemExit(f"error: meshwright {command}")
 
 
-def arena_svg(placed: Path) -> str:
-    """Storages in their arena: time to the right, addresses upwards."""
-    from meshwright.report.svg import PALETTE, document, rect, text
+def profile_json() -> str:
+    """Five gradients, and two codecs with straight costs: 1 ms and 6 ns a byte to send; for half precision 0.1 ms and 1 ns an element to encode."""
+    tensors = {"head": 512_000, "block3": 1_048_576, "block2": 1_048_576, "block1": 1_048_576, "stem": 9_408}
+    elements, biggest = list(tensors.values()), 10_000_000
 
-    with placed.open(encoding="utf-8") as file:
-        rows = [(r["id"], int(r["lower"]), int(r["upper"]), int(r["size"]), int(r["offset"])) for r in csv.DictReader(file)]
-    end, top = max(r[2] for r in rows), max(r[3] + r[4] for r in rows)
-    width, height, left, above = 640, 300, 70, 20
+    def codec(name: str, code_ns: int, per_element_ns: int, element_bytes: int) -> dict[str, object]:
+        code = {"sizes": [0, biggest], "times_ns": [code_ns, code_ns + per_element_ns * biggest], "r2": None}
+        send = {"sizes": [0, 4 * biggest], "times_ns": [1_000_000, 1_000_000 + 24 * biggest], "r2": None}
+        payloads = [n * element_bytes for n in elements]
+        return {"codec": name, "encode": code, "exchange": send, "decode": code, "payload_bytes": payloads, "evidence": "assumed"}
 
-    def y(address: int) -> float:
-        return above + height * (1 - address / top)
-
-    parts = []
-    for k, (name, lower, upper, size, offset) in enumerate(rows):
-        x, wide, tall = left + width * lower / end, width * (upper - lower) / end, height * size / top
-        parts += [rect(x, y(offset + size), wide, tall, fill=PALETTE[k % len(PALETTE)], tip=name, rx=2),
-                  text(x + 6, y(offset + size) + tall / 2 + 4, f"{name}, {size} B", fill="#ffffff")]  # fmt: skip
-    parts += [text(left - 6, y(0), "0", anchor="end"), text(left - 6, y(top) + 10, f"{top} B", anchor="end")]
-    parts += [text(left, above + height + 18, "time 0"), text(left + width, above + height + 18, f"time {end}", anchor="end")]
-    return document(left + width + 20, above + height + 30, parts, title="An arena", summary="Storages by lifetime and address")
+    rows = [{"name": n, "shape": [k], "ready_ns": (4 + 8 * i) * 1_000_000} for i, (n, k) in enumerate(tensors.items())]
+    codecs = [codec("none", 0, 0, 4), codec("fp16", 100_000, 1, 2)]
+    profile = {"tensors": rows, "codecs": codecs, "ranks": 4, "source": "straight costs"}
+    return json.dumps({"schema": "meshwright.traffic-profile", "version": 1, "profile": profile})
 
 
 if __name__ == "__main__":

@@ -152,7 +152,7 @@ def test_rates_with_huge_common_denominators(capsys, folder):
         (["--size", "-4"], 2, "must be a number with a unit"), (["--size", "1e9"], 2, "--size"), (["--size", "NaN"], 2, "--size"),
         (["--devices", "0"], 2, "at least 2 ranks"), (["--devices", "0,0"], 2, "named twice"), (["--devices", "0-2,1"], 2, "named twice"),
         (["--devices", "3-0"], 2, "not a range"), (["--devices", ""], 2, "has no device ''"), (["--devices", "9"], 2, "not a range"),
-        (["--root", "4"], 2, "root must be 0..3"), (["--root", "-1"], 2, "--root: must be >= 0"), (["--element-bytes", "0"], 2, "must be >= 1"),
+        (["--root", "4"], 2, "root: must be 0..3"), (["--root", "-1"], 2, "--root: must be >= 0"), (["--element-bytes", "0"], 2, "must be >= 1"),
         (["--shards", "4,4"], 2, "2 shards for 4 ranks"), (["--shards", "4,4,4,4"], 2, "add up to 16 B"), (["--shards", "x"], 2, "--shards"),
         (["--peers", "1,2,3,0"], 2, "has no peers"), (["--without", "nope"], 2, "no device, switch or server 'nope'"),
         (["--without", ","], 2, "an empty name"), (["--without", "0,island0/cpu0"], 2, "named twice"),
@@ -280,3 +280,15 @@ def test_every_strategy_is_right_or_refuses(name):
                     assert simulated_time_s(plan.program, fabric, problem.ranks, None) >= bound_s * (1 - 1e-9), (op, size, kind)
                 planned += 1
     assert planned > 30
+
+
+def test_a_value_with_a_dash_is_explained_and_so_are_shares_and_roots(capsys: pytest.CaptureFixture[str]) -> None:
+    """What a newcomer met: `--size -5MB` was said to lack an argument; a density and a root were refused without what to do."""
+    for words, hint in (
+        (["collective", "plan", "all-reduce", "--fabric", "laptop:4", "--size", "-5MB"], "begins with a dash is written --size=-..."),
+        (["collective", "plan", "all-reduce", "--fabric", "laptop:4", "--size", "1MB", "--out"], "is written --out=-..."),
+        (["collective", "sparse", "--fabric", "laptop:4", "--elements", "100", "--density", "2"], "0.01 is 1 %"),
+        (["collective", "plan", "broadcast", "--fabric", "laptop:4", "--size", "1MB", "--root", "7"], "counts the ranks of this call, from 0"),
+    ):
+        assert main(words) == 2
+        assert hint in capsys.readouterr().err.partition("hint: ")[2]

@@ -103,7 +103,7 @@ def test_a_named_strategy_is_the_only_one_tried(capsys: pytest.CaptureFixture[st
         (["bound", "all-reduce", "--fabric", "laptop:2", "--size", "1Mb"], 2, "unknown unit"),
         (["bound", "all-reduce", "--fabric", "laptop:2", "--size", "3B"], 2, "not a positive multiple"),
         (["bound", "all-reduce", "--fabric", "laptop:1", "--size", "1MB"], 2, "at least 2 ranks"),
-        (["bound", "broadcast", "--fabric", "laptop:2", "--size", "1MB", "--root", "2"], 2, "root must be 0..1"),
+        (["bound", "broadcast", "--fabric", "laptop:2", "--size", "1MB", "--root", "2"], 2, "root: must be 0..1"),
         (["plan", "all-reduce", "--fabric", "laptop:2", "--size", "1MB", "--strategy", "star"], 2, "no collective strategy"),
         (["plan", "all-reduce", "--fabric", "laptop:2", "--size", "1MB", "--strategy", "ring", "--trees", "2"], 2, "--trees does not apply"),
         (["plan", "all-reduce", "--fabric", "laptop:2", "--size", "1MB", "--out", "/no/such/folder/p.json"], 2, "no directory"),

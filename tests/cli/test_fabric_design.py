@@ -84,3 +84,29 @@ def test_what_is_refused(words: str, capsys: pytest.CaptureFixture[str]) -> None
     assert main(["fabric", *words.split()]) == 2
     said = capsys.readouterr()
     assert "error: " in said.err and "hint: " in said.err and "bug" not in said.err
+
+
+def test_a_wiring_grows_and_says_what_moves_and_a_rule_becomes_a_plan(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    pod, moves, rule = (str(tmp_path / name) for name in ("pod.toml", "moves.csv", "rule.json"))
+    first = told(capsys, "fabric", "design", "--nodes", "8", "--ports", "2", "--evaluations", "50", "--out", pod, "--schedule", rule, "--size", "1MB")
+    assert first["files"] == [pod, rule] and 0 < first["designs"][-1]["all_to_all"] <= 1
+    assert main(["collective", "check", rule]) == 0
+    capsys.readouterr()
+    grown = told(capsys, "fabric", "design", "--nodes", "9", "--ports", "2", "--grow", pod, "--moves", moves, "--evaluations", "20")["designs"][-1]
+    rows = Path(moves).read_text(encoding="utf-8").splitlines()
+    assert rows[0] == "do,from,to" and grown["unplugged"] == sum(row.startswith("unplug,") for row in rows) == 2 and grown["plugged"] == 4
+    assert main(["fabric", "design", "--nodes", "9", "--ports", "2", "--grow", pod, "--evaluations", "5"]) == 0
+    assert "   out     in  wiring" in capsys.readouterr().out
+    limited = told(capsys, "fabric", "design", "--nodes", "8", "--ports", "4", "--peers", "2", "--evaluations", "50")["designs"][-1]
+    assert limited["peers"] == 2 and limited["parallel"] >= 2
+
+
+def test_options_of_the_other_question_are_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    wired, grown = ("--nodes", "8", "--ports", "2"), ("--nodes", "9", "--ports", "2", "--grow", "x.toml")
+    for words, said in (
+        ((*wired, "--job", "j.toml"), "--job: belongs to --accelerators"), ((*wired, "--moves", "m.csv"), "--moves: belongs to --grow"),
+        ((*grown, "--peers", "2"), "--peers: belongs to designs without --grow"), ((*wired, "--size", "much"), "--rate, --latency, --size"),
+        (("--accelerators", "64", "--grow", "x.toml"), "--grow: belongs to --nodes"),
+    ):  # fmt: skip
+        assert main(["fabric", "design", *words]) == 2
+        assert said in capsys.readouterr().err

@@ -26,6 +26,18 @@ def said(capsys, *words):
     return code, found.out + found.err
 
 
+def test_codecs_of_a_profile_can_be_named_and_its_fabric_cannot(capsys, profile):
+    """`--codecs none` chose among all codecs of the profile."""
+    code, text = said(capsys, "traffic", "plan", "--profile", profile, "--codecs", "none", "--json")
+    assert code == 0 and json.loads(text)["codecs"] == ["none"]
+    code, text = said(capsys, "traffic", "plan", "--profile", profile, "--codecs", "fp16", "--json")
+    assert code == 0 and sorted(json.loads(text)["codecs"]) == ["fp16", "none"]
+    code, text = said(capsys, "traffic", "plan", "--profile", profile, "--codecs", "int8")
+    assert code == 2 and "no costs of codec 'int8'" in text
+    code, text = said(capsys, "traffic", "plan", "--profile", profile, "--fabric", "laptop:2")
+    assert code == 2 and "--fabric: belongs to --model and --tensors" in text
+
+
 def test_a_plan_is_written_and_says_what_it_risks_and_what_none_would_take(capsys, tmp_path, profile):
     out = tmp_path / "plan.json"
     code, text = said(capsys, "traffic", "plan", "--profile", profile, "--out", str(out))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import json
+import sys
 
 import pytest
 
@@ -52,7 +53,9 @@ def test_output_csv_of_a_command_holds_what_its_document_holds(capsys: pytest.Ca
     assert "invalid choice: 'xml'" in capsys.readouterr().err
 
 
-def test_a_data_frame_and_an_arrow_table_where_the_packages_are() -> None:
+def test_a_data_frame_and_an_arrow_table_where_the_packages_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "bottleneck", None)  # pandas takes our folder tests/bottleneck for a package of that name
+    mixed = {"rows": [{"value": 1, "note": None}, {"value": 2.5, "note": "x"}, {"value": "all", "note": None}]}
     for make, package, extra in ((to_pandas, "pandas", "frames"), (to_arrow, "pyarrow", "frames")):
         try:
             __import__(package)
@@ -65,3 +68,8 @@ def test_a_data_frame_and_an_arrow_table_where_the_packages_are() -> None:
         names = list(made.columns) if package == "pandas" else made.column_names
         assert names == ["name", "time_s", "best", "parts", "bound.x", "why", "more.a", "more.deep"]
         assert len(made) == 3
+        records = made.to_dict("records") if package == "pandas" else made.to_pylist()
+        for record, row in zip(records, rows_of(DOCUMENT), strict=True):
+            assert {k: v for k, v in record.items() if k in row and row[k] is not None} == {k: v for k, v in row.items() if v is not None}
+        made = make(mixed)  # Arrow has one kind a column
+        assert (list(made["value"]) if package == "pandas" else made["value"].to_pylist()) in ([1, 2.5, "all"], ["1", "2.5", "all"])

@@ -72,8 +72,11 @@ def uncompiled_graphs() -> contextlib.AbstractContextManager[None]:
 @contextlib.contextmanager
 def without_places() -> Iterator[None]:
     """While it lasts, tracing does not note at every call where in the Python source it was made: the deeper the
-    caller's stack, the longer that takes; a seventh of an export under pytest."""
-    config: Any = torch.fx.config
+    caller's stack, the longer that takes; a seventh of an export under pytest. Torch 2.11 cannot leave it out."""
+    config: Any = getattr(torch.fx, "config", None)
+    if not hasattr(config, "do_not_emit_stack_traces"):
+        yield
+        return
     before = config.do_not_emit_stack_traces
     config.do_not_emit_stack_traces = True
     try:

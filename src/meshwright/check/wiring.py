@@ -30,13 +30,17 @@ def check_wiring(
     load: Fraction,
     paired: bool = False,
     tight: Sequence[tuple[int, Sequence[int]]] = (),
+    most_peers: int = 0,
+    most_parallel: int = 0,
 ) -> Verdict:
     """Claimed of an all-gather: `steps`, and `load` shards over the busiest link, summed over steps. `tight[t]`: (node, senders) of step t.
 
     The reduce-scatter of a wiring is checked as the all-gather of the reversed arcs.
+    `most_peers`, `most_parallel`: others that a node may send to, and arcs to the same one; 0: any number.
     """
     facts: dict[str, object] = {}
     findings = guarded("plan", lambda: _ports(nodes, ports, arcs, paired))
+    findings = findings or guarded("plan", lambda: _limits(arcs, most_peers, most_parallel))
     if not findings:
         findings = guarded("certificate", lambda: _load(nodes, arcs, steps, load, tight, facts))
     return Verdict(findings=tuple(findings), facts=facts)
@@ -52,6 +56,16 @@ def _ports(nodes: int, ports: int, arcs: Sequence[tuple[int, int]], paired: bool
     alone = next((arc for arc in arcs if paired and both[arc] != both[arc[1], arc[0]]), None)
     if alone is not None:
         yield Finding(check="plan", message=f"no link back from node {alone[1]} to node {alone[0]}", witness={"arc": list(alone)})
+
+
+def _limits(arcs: Sequence[tuple[int, int]], most_peers: int, most_parallel: int) -> Iterator[Finding]:
+    links = Counter((a, b) for a, b in arcs if a != b)
+    for (a, b), count in links.items():
+        if most_parallel and count > most_parallel:
+            yield Finding(check="plan", message=f"{count} links from node {a} to node {b}, of at most {most_parallel}", witness={"arc": [a, b]})
+    for node, count in Counter(a for a, _ in links).items():
+        if most_peers and count > most_peers:
+            yield Finding(check="plan", message=f"node {node} sends to {count} others, of at most {most_peers}", witness={"node": node})
 
 
 def _load(

@@ -66,7 +66,7 @@ def run(args: argparse.Namespace) -> Result:
     if args.out is not None:
         require_directory(args.out)
     if args.density is not None and not 0 < args.density <= 1:
-        raise UsageError(f"must lie in (0, 1], got {args.density:g}", where="--density")
+        raise UsageError(f"must lie in (0, 1], got {args.density:g}", where="--density", hint="a share of the elements: 0.01 is 1 %")
     fabric = read_fabric(args.fabric, args.devices)
     k = args.k if args.k is not None else max(1, int(args.density * args.elements))
     names = tuple(d.name for d in fabric.devices)

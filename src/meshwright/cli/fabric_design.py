@@ -22,13 +22,16 @@ examples:
   meshwright fabric design --nodes 16 --ports 4
   meshwright fabric design --nodes 64 --ports 4 --bidirectional --out pod.toml --cables pod.csv
   meshwright collective plan all-gather --fabric pod.toml --size 64MiB --strategy bfb       the schedule for it
+  meshwright fabric design --nodes 18 --ports 4 --grow pod.toml --moves moves.csv           two more, few cables moved
+  meshwright fabric design --nodes 64 --ports 4 --peers 2                                   two neighbours each, cables doubled
   meshwright fabric design --accelerators 1024 --budget 6000000 --job job.toml              networks beside each other
 
 steps    of an all-gather or a reduce-scatter, the worse of both; every step costs one latency
 T_B      how long its bytes take, in (bytes of the message) / (rate of all ports of one accelerator)
 least    no wiring of so many accelerators and ports has fewer steps (Moore), or a smaller T_B
 best     T_B of the best schedule on this wiring, however many steps it takes (--strategy forestcoll)
-all      at most so much of the ports' rate can be all-to-all traffic, by the mean number of hops
+all      share of the ports' rate that all-to-all traffic can have, by a linear program; with <: at most so much, by the mean number of hops
+out, in  with --grow: links of the old wiring to unplug, and links to plug; a two-way cable is two links
 global   at most so much of the injection can be all-to-all traffic, by a cut
 time     of one iteration of the job, at least: its bytes over these shares, and latency over the diameter"""
 
@@ -37,19 +40,26 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--nodes", type=at_least_one, metavar="N", help="accelerators without switches, joined by the ports of each")
     parser.add_argument("--ports", type=at_least_one, metavar="D", help="ports of each accelerator, one way in and one way out each")
     parser.add_argument("--bidirectional", action="store_true", help="only cables that carry both ways between the same two accelerators")
+    parser.add_argument("--peers", type=at_least_one, default=0, metavar="N", help="with --nodes: others that each is joined to, at most")
+    parser.add_argument("--parallel", type=at_least_one, default=0, metavar="N", help="with --nodes: cables to the same other, at most")
+    parser.add_argument("--grow", metavar="FILE", help="with --nodes: a wiring that stands (fabric file), to grow to so many with few cables moved")
     parser.add_argument("--accelerators", type=at_least_one, metavar="N", help="at least so many, in a network of 16 ports each")
     parser.add_argument("--budget", type=whole_number, metavar="USD", help="with --accelerators: leave out what costs more")
     parser.add_argument("--job", metavar="FILE", help="with --accelerators: what an iteration sends (TOML; default: 10 GB summed, 1 GB all-to-all)")
     parser.add_argument("--rate", default="50GB/s", help="of one port (default 50GB/s)")
     parser.add_argument("--latency", default="1us", help="of one cable (default 1us)")
     parser.add_argument("--prices", metavar="FILE", help="what parts cost (TOML; default: the published figures that ship)")
-    parser.add_argument("--evaluations", type=whole_number, default=None, metavar="N", help="Cayley digraphs tried at every size (default 2000)")
+    tried = "Cayley digraphs tried at every size (default 2000); with --grow: growths tried (default 200)"
+    parser.add_argument("--evaluations", type=whole_number, default=None, metavar="N", help=tried)
     parser.add_argument("--seed", type=whole_number, default=0, help="of the search: equal seeds give equal designs (default 0)")
     chosen = parser.add_argument_group("one design as files")
     chosen.add_argument("--row", type=whole_number, metavar="N", help="which row, counted from 1 (default: the last)")
     chosen.add_argument("-o", "--out", metavar="FILE", help="write it as a fabric file (.toml or .json)")
     chosen.add_argument("--cables", metavar="FILE", help="write its cables as CSV")
     chosen.add_argument("--dot", metavar="FILE", help="write it for Graphviz")
+    chosen.add_argument("--moves", metavar="FILE", help="with --grow: write what to unplug and to plug, as CSV")
+    chosen.add_argument("--schedule", metavar="FILE", help="write the plan of an all-gather by the rule of the wiring's expansion, checked")
+    chosen.add_argument("--size", default="64MiB", help="of that all-gather (default 64MiB)")
 
 
 def run(args: argparse.Namespace) -> Result:
@@ -57,34 +67,52 @@ def run(args: argparse.Namespace) -> Result:
     from ..errors import UsageError
     from ..fabric.prices import shipped_prices
     from ..io.fabric.prices import read_prices
-    from ..io.quantity import parse_rate_Bps, parse_time_s
+    from ..io.quantity import parse_rate_Bps, parse_size_bytes, parse_time_s
 
     try:
-        rate, latency = parse_rate_Bps(args.rate), parse_time_s(args.latency)
+        rate, latency, _ = parse_rate_Bps(args.rate), parse_time_s(args.latency), parse_size_bytes(args.size)
     except ValueError as error:
-        raise UsageError(str(error), where="--rate, --latency", hint="e.g. --rate 50GB/s --latency 1us") from None
+        raise UsageError(str(error), where="--rate, --latency, --size", hint="e.g. --rate 50GB/s --latency 1us --size 64MiB") from None
     wired = args.nodes is not None and args.ports is not None
     if wired == (args.accelerators is not None) or (args.nodes is None) != (args.ports is None):
         raise UsageError("give --nodes and --ports, or --accelerators", hint="e.g. --nodes 16 --ports 4, or --accelerators 1024")
     prices = read_prices(args.prices) if args.prices else shipped_prices()
     if not wired:
+        _refuse(args, ("peers", "parallel", "grow", "moves", "schedule"), "--nodes", "networks with switches have their own parts")
         return _networks(args, TopologyProblem(nodes=args.accelerators, ports=1, rate_Bps=rate, latency_s=latency, prices=prices))
-    for option, value in (("--budget", args.budget), ("--job", args.job)):
-        if value is not None:
-            raise UsageError("belongs to --accelerators", where=option, hint="wirings are compared by steps and bandwidth, whatever the job")
+    _refuse(args, ("budget", "job"), "--accelerators", "wirings are compared by steps and bandwidth, whatever the job")
+    if not args.grow:
+        _refuse(args, ("moves",), "--grow", "only a wiring that stands has cables to move")
+    else:
+        _refuse(args, ("peers", "parallel", "bidirectional", "schedule"), "designs without --grow", "a growth keeps what stands, and has no rule")
     return _wirings(args, TopologyProblem(
         nodes=args.nodes, ports=args.ports, bidirectional=args.bidirectional, rate_Bps=rate, latency_s=latency, prices=prices,
+        most_peers=args.peers, most_parallel=args.parallel,
     ))  # fmt: skip
 
 
+def _refuse(args: argparse.Namespace, options: tuple[str, ...], owner: str, hint: str) -> None:
+    from ..errors import UsageError
+
+    for option in options:
+        if getattr(args, option):
+            raise UsageError(f"belongs to {owner}", where=f"--{option}", hint=hint)
+
+
 def _wirings(args: argparse.Namespace, problem: TopologyProblem) -> Result:
-    from ..drive.wiring import design_wiring
+    from ..drive.plans import read_fabric
+    from ..drive.wiring import GROWTHS, design_wiring, grow_wiring
 
     options = {} if args.evaluations is None else {"evaluations": args.evaluations}
-    rows = design_wiring(problem, options=options, seed=args.seed)
+    if args.grow:
+        tried = GROWTHS if args.evaluations is None else args.evaluations
+        rows = grow_wiring(read_fabric(args.grow), problem, evaluations=tried, seed=args.seed)
+    else:
+        rows = design_wiring(problem, options=options, seed=args.seed)
     number = _chosen(args, len(rows), len(rows))
     text = _text(rows, problem)
     written = _written(args, rows[number - 1].design.fabric(problem)) if args.out or args.cables or args.dot else []
+    written += _plans(args, rows[number - 1], problem)
     document = {
         "schema": "meshwright.fabric-design", "version": 1, "nodes": problem.nodes, "ports": problem.ports, "bidirectional": problem.bidirectional,
         "prices": problem.prices.source, "designs": [_document(row) for row in rows], "files": written,
@@ -92,12 +120,31 @@ def _wirings(args: argparse.Namespace, problem: TopologyProblem) -> Result:
     return Result(document, "\n".join([text, *(f"row {number} written to {path}" for path in written)]))
 
 
+def _plans(args: argparse.Namespace, row: WiringRow, problem: TopologyProblem) -> list[str]:
+    """`--moves` and `--schedule`."""
+    from ..drive.plans import write_plan
+    from ..io.atomic import write_text
+    from ..io.fabric.cabling import moves_csv
+    from ..io.quantity import parse_size_bytes
+
+    made = []
+    if args.moves and row.grown is not None:
+        write_text(args.moves, moves_csv(row.design.names, row.grown.unplugged, row.grown.plugged))
+        made.append(args.moves)
+    if args.schedule:
+        from ..drive.expansion import plan_expansion
+
+        write_plan(args.schedule, plan_expansion(row.design, problem, "all-gather", parse_size_bytes(args.size)))
+        made.append(args.schedule)
+    return made
+
+
 def _chosen(args: argparse.Namespace, rows: int, default: int) -> int:
     from ..errors import UsageError
 
     number = default if args.row is None else args.row
     if not 1 <= number <= rows:
-        raise UsageError(f"there are {rows} rows, no row {number}", where="--row", hint="leave --row out for the usual choice")
+        raise UsageError(f"there is no row {number}, the last is {rows}", where="--row", hint="leave --row out for the usual choice")
     return int(number)
 
 
@@ -148,7 +195,9 @@ def _document(row: WiringRow) -> dict[str, Any]:
     return {
         "name": d.name, "strategy": d.strategy, "exact": d.exact, "steps": d.steps, "factor": str(d.factor), "steps_bound": d.steps_bound,
         "factor_bound": str(d.factor_bound), "forest_factor": str(row.forest_factor),
-        "all_to_all_bound": None if d.gather is None else str(1 / d.gather.hops), "parts": dict(d.parts), "usd": row.usd,
+        "all_to_all_bound": None if d.gather is None else str(1 / d.gather.hops), "all_to_all": row.all_to_all,
+        "parts": dict(d.parts), "usd": row.usd, "peers": d.wiring.peers, "parallel": d.wiring.parallel,
+        **({} if row.grown is None else {"unplugged": len(row.grown.unplugged), "plugged": len(row.grown.plugged)}),
         "check": {op: None if v is None else v.to_json() for op, v in verdicts.items()},
         "directions": {
             op: None if cost is None else {
@@ -163,19 +212,22 @@ def _document(row: WiringRow) -> dict[str, Any]:
 def _text(rows: list[WiringRow], problem: Any) -> str:
     first = rows[0].design
     cables = "two-way cables" if problem.bidirectional else "ports each"
+    moved = f"{'out':>5}  {'in':>5}  " if rows[0].grown is not None else ""
     lines = [
         f"{first.nodes} accelerators, {first.wiring.ports} {cables}: at least {first.steps_bound} steps, T_B at least {first.factor_bound}",
-        f"{'row':>3}  {'steps':>5}  {'T_B':>10}  {'':>7}  {'best':>10}  {'all':>7}  {'cables':>7}  {'price':>12}  wiring",
+        f"{'row':>3}  {'steps':>5}  {'T_B':>10}  {'':>7}  {'best':>10}  {'all':>7}  {'cables':>7}  {'price':>12}  {moved}wiring",
     ]
     for number, row in enumerate(rows, 1):
         d = row.design
         above = f"{float(d.factor / d.factor_bound - 1) * 100:.1f} %" if d.factor != d.factor_bound else "least"
         mark = "" if d.exact else "  (by its rule, at most)"
         cables_of = d.parts["optical cable"]
-        share = f"{float(1 / d.gather.hops) * 100:.1f} %" if d.gather is not None else ""
+        share = f"<{float(1 / d.gather.hops) * 100:.1f} %" if d.gather is not None else ""
+        share = share if row.all_to_all is None else f"{row.all_to_all * 100:.1f} %"
+        moves = f"{len(row.grown.unplugged):>5}  {len(row.grown.plugged):>5}  " if row.grown is not None else ""
         lines.append(
             f"{number:>3}  {d.steps:>5}  {d.factor!s:>10}  {above:>7}  {row.forest_factor!s:>10}  {share:>7}  {cables_of:>7}  {row.usd:>10,} $  "
-            f"{d.name}{mark}"
+            f"{moves}{d.name}{mark}"
         )
     return "\n".join(lines)
 

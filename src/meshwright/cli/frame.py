@@ -216,7 +216,10 @@ class _Parser(argparse.ArgumentParser):
         return found, unknown
 
     def error(self, message: str) -> NoReturn:
-        raise UsageError(f"{self.prog}: {message}", hint=f"see `{self.prog} --help`")
+        option = max(message.removeprefix("argument ").partition(":")[0].split("/"), key=len)
+        negative = message.endswith("expected one argument")  # or there is none, or it looks like an option
+        more = f"; a value that begins with a dash is written {option}=-..." if negative else ""
+        raise UsageError(f"{self.prog}: {message}", hint=f"see `{self.prog} --help`{more}")
 
 
 def _parser(command: tuple[str, ...], module: Any) -> _Parser:

@@ -13,6 +13,7 @@ from .frame import Result
 if TYPE_CHECKING:
     from ..traffic import TrafficProfile
 
+CODECS = "fp16,topk:density=0.01,powersgd:rank=1,powersgd:rank=4"  # that are timed unless others are named
 HELP = "which gradients to send together, and how small, beside the best step without compression"
 
 
@@ -26,8 +27,8 @@ def traffic_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--fabric", help="FILE.toml or PRESET:n, one rank per device")
     parser.add_argument("--devices", help="use only these devices, e.g. 0-3,8")
     parser.add_argument(
-        "--codecs", default="fp16,topk:density=0.01,powersgd:rank=1,powersgd:rank=4",
-        help="codecs to choose from, separated by semicolons or commas; `none` is always included",
+        "--codecs",
+        help=f"codecs to choose from, separated by semicolons or commas; `none` is always included (default {CODECS}; all of a --profile)",
     )  # fmt: skip
     parser.add_argument("--time-limit", type=seconds, default=float("inf"), metavar="S", help=TIME_LIMIT.format("none"))
     parser.add_argument("--interference", type=float, default=0.0, help="how much slower compute runs during messages, in percent (default 0)")
@@ -41,7 +42,11 @@ def profile_given(args: argparse.Namespace) -> TrafficProfile:
     if sum(x is not None for x in (args.model, args.tensors, args.profile)) != 1:
         raise UsageError("give one of --model, --tensors and --profile", hint="e.g. --model examples/gpt.py:small --fabric laptop:4")
     if args.profile is not None:
-        return read_traffic_profile(args.profile)
+        for option, value in (("--fabric", args.fabric), ("--devices", args.devices)):
+            if value is not None:
+                raise UsageError("belongs to --model and --tensors", where=option, hint="a profile says for which ranks and fabric it was made")
+        profile = read_traffic_profile(args.profile)
+        return profile if args.codecs is None else with_codecs(profile, codec_names(args.codecs))
     if args.fabric is None:
         raise UsageError("is missing", where="--fabric", hint="e.g. --fabric laptop:4; see `meshwright fabric list`")
     if not 0 <= args.interference <= 10000:
@@ -51,7 +56,18 @@ def profile_given(args: argparse.Namespace) -> TrafficProfile:
 
     fabric = read_fabric(args.fabric, args.devices)
     tensors, backward_ns = (read_tensors(args.tensors), 0) if args.tensors is not None else model_tensors(args.model, args.loss, args.batch)
-    return profile_tensors(tensors, backward_ns, fabric, codec_names(args.codecs), interference_permille=round(args.interference * 10))
+    return profile_tensors(tensors, backward_ns, fabric, codec_names(args.codecs or CODECS), interference_permille=round(args.interference * 10))
+
+
+def with_codecs(profile: TrafficProfile, names: list[str]) -> TrafficProfile:
+    """Of the profile's codecs those named, and `none`. Raises: UsageError for one that it has no costs of."""
+    import msgspec
+
+    from ..codec.codec import parse_codec
+    from ..drive.traffic import UNCOMPRESSED
+
+    wanted = {profile.position(parse_codec(name).text) for name in names}
+    return msgspec.structs.replace(profile, codecs=tuple(c for i, c in enumerate(profile.codecs) if i in wanted or c.codec == UNCOMPRESSED))
 
 
 def codec_names(text: str) -> list[str]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fractions import Fraction
 from typing import Any
 
@@ -14,23 +14,34 @@ from ..check.wiring import check_wiring
 from ..decide.collective import CollectiveProblem
 from ..decide.collective.bounds.collective import bandwidth_bound
 from ..decide.topology import TopologyProblem, strategy
-from ..decide.topology.directconnect.loads import Cost
+from ..decide.topology.directconnect.growth import Grown, grow, wiring_of
+from ..decide.topology.directconnect.loads import Cost, gather_cost
 from ..decide.topology.directconnect.strategy import WiringDesign
+from ..decide.topology.hammingmesh.bandwidth import global_share
+from ..decide.topology.problem import factor_bound, steps_bound
 from ..errors import UsageError
+from ..fabric.fabric import Fabric
 from ..kernels.stages import stage
 
-__all__ = ["WiringRow", "design_wiring"]
+__all__ = ["GROWTHS", "WiringRow", "design_wiring", "grow_wiring"]
+
+GROWTHS = 200  # growths that are costed: of 64 to 66 accelerators with 4 ports, 4 s
+MAX_FLOWS = 2100  # accelerators times cables of the linear program of all-to-all traffic: 22 accelerators with 4 ports
 
 
 @dataclass(frozen=True, kw_only=True)
 class WiringRow:
-    """`forest_factor`: T_B of the best schedule that there is on this wiring, however many steps (ForestColl reaches it). `usd`: of all its parts."""
+    """`forest_factor`: T_B of the best schedule that there is on this wiring, however many steps (ForestColl reaches it). `usd`: of all its parts.
+    `all_to_all`: share of the ports' rate that all-to-all traffic can have, by a linear program; None where that is too large. `grown`: what moves.
+    """
 
     design: WiringDesign
     gather: Verdict | None
     scatter: Verdict | None
     forest_factor: Fraction
     usd: int
+    all_to_all: float | None = None
+    grown: Grown | None = None
 
 
 @stage("designing wirings")
@@ -46,16 +57,47 @@ def design_wiring(
     return [_row(design, problem) for design in made.plan(problem, rng=np.random.default_rng(seed)) if isinstance(design, WiringDesign)]
 
 
+@stage("growing a wiring")
+def grow_wiring(fabric: Fabric, problem: TopologyProblem, *, evaluations: int = GROWTHS, seed: int = 0) -> list[WiringRow]:
+    """Growths of the wiring that stands, to `problem.nodes` accelerators, each checked; old accelerators keep their names.
+
+    Raises: UsageError (no wiring, other ports, not more accelerators), Infeasible (`growth.grow`), CheckFailed.
+    """
+    base = wiring_of(fabric)
+    if base.ports != problem.ports:
+        raise UsageError(f"has {base.ports} ports on every accelerator, not {problem.ports}", where=fabric.name, hint=f"give --ports {base.ports}")
+    old = [device.name for device in fabric.devices]
+    free = (name for k in range(2 * problem.nodes) if (name := f"d{k}") not in set(old))
+    names = (*old, *(next(free) for _ in range(problem.nodes - base.nodes)))
+    rows = []
+    for grown in grow(base, problem.nodes, evaluations=evaluations, rng=np.random.default_rng(seed)):
+        gather = gather_cost(grown.wiring)
+        design = WiringDesign(
+            wiring=grown.wiring, gather=gather, scatter=gather if grown.wiring.paired else gather_cost(grown.wiring.transposed()), steps=grown.steps,
+            factor=grown.load * base.ports / problem.nodes, names=names, factor_bound=factor_bound(problem.nodes),
+            steps_bound=steps_bound(problem.nodes, base.ports, bidirectional=base.paired),
+        )  # fmt: skip
+        rows.append(replace(_row(design, problem), grown=grown))
+    return rows
+
+
 def _row(design: WiringDesign, problem: TopologyProblem) -> WiringRow:
     size = design.nodes * 1000  # any size: the bound is a rate
     bound = bandwidth_bound(CollectiveProblem.on(design.fabric(problem), "all-gather", size))
     return WiringRow(
-        design=design, gather=_checked(design, design.gather, 1), scatter=_checked(design, design.scatter, -1),
+        design=design, gather=_checked(design, design.gather, 1, problem), scatter=_checked(design, design.scatter, -1, problem),
         forest_factor=bound.exact * design.wiring.ports * problem.rate_Bps / size, usd=problem.prices.of(design.parts),
+        all_to_all=_all_to_all(design, problem),
     )  # fmt: skip
 
 
-def _checked(design: WiringDesign, cost: Cost | None, way: int) -> Verdict | None:
+def _all_to_all(design: WiringDesign, problem: TopologyProblem) -> float | None:
+    if design.nodes * len(design.wiring.arcs) > MAX_FLOWS:
+        return None
+    return global_share(design.fabric(replace(problem, rate_Bps=1)), links=design.wiring.ports)
+
+
+def _checked(design: WiringDesign, cost: Cost | None, way: int, problem: TopologyProblem) -> Verdict | None:
     """None where the design is costed by a rule. Raises: CheckFailed."""
     if cost is None:
         return None
@@ -63,6 +105,7 @@ def _checked(design: WiringDesign, cost: Cost | None, way: int) -> Verdict | Non
     tight = [(t.node, t.senders) for t in cost.tight]
     verdict = check_wiring(
         design.nodes, design.wiring.ports, arcs, steps=cost.steps, load=cost.load, paired=design.wiring.paired, tight=tight,
+        most_peers=problem.most_peers, most_parallel=problem.most_parallel,
     )  # fmt: skip
     verdict.raise_if_wrong()
     return verdict

@@ -85,10 +85,17 @@ def to_pandas(document: Mapping[str, Any], key: str = "") -> pandas.DataFrame:
 
 
 def to_arrow(document: Mapping[str, Any], key: str = "") -> pyarrow.Table:
-    """The rows as an Arrow table. Raises: as `rows_of`; MissingExtra without pyarrow."""
+    """The rows as an Arrow table; a column of unlike kinds is one of texts. Raises: as `rows_of`; MissingExtra without pyarrow."""
     try:
         import pyarrow
     except ModuleNotFoundError as error:
         raise MissingExtra("pyarrow", extra="frames", needed_for="an Arrow table") from error
     rows = rows_of(document, key)
-    return pyarrow.Table.from_pylist([{name: row.get(name) for name in _columns(rows)} for row in rows])
+    columns: dict[str, Any] = {}
+    for name in _columns(rows):
+        values = [row.get(name) for row in rows]
+        try:
+            columns[name] = pyarrow.array(values)
+        except (pyarrow.ArrowInvalid, pyarrow.ArrowTypeError):
+            columns[name] = pyarrow.array([None if v is None else str(v) for v in values])
+    return pyarrow.table(columns)

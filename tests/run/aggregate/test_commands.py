@@ -85,3 +85,20 @@ def test_a_lab_has_one_per_switch_that_adds(tmp_path: Path, monkeypatch: pytest.
     with lab:
         result = lab.run([sys.executable, "-c", WORKER], env={"PYTHONPATH": os.pathsep.join(sys.path)}, timeout_s=100)
         assert [output.strip() for output in result.outputs] == [b"205000", b"205000"]
+
+
+def test_plans_that_need_a_switch_are_refused_by_name_where_only_ranks_run(tmp_path: Path) -> None:
+    """By the group of ranks and by the executor; both say what carries such a plan out."""
+    from meshwright.drive.plans import read_plan
+    from meshwright.errors import Unsupported
+    from meshwright.run.executor.lanes import require_executable
+    from meshwright.run.group.plans import _from_file
+
+    plan = tmp_path / "plan.json"
+    words = ["collective", "plan", "all-reduce", "--fabric", "dgx-h100:1", "--size", "64KiB", "--strategy", "switchml", "--in-network"]
+    assert main([*words, "--out", str(plan)]) == 0
+    with pytest.raises(Unsupported, match="strategy switchml computes in switches") as refused:
+        _from_file(str(plan))
+    assert "collective aggregator" in str(refused.value.hint)
+    with pytest.raises(Unsupported, match="in-network actors"):
+        require_executable(read_plan(plan).main)

@@ -92,7 +92,7 @@ class CollectiveProblem:
                 hint="round the size up to whole elements",
             )
         if not 0 <= self.root < len(self.ranks):
-            raise UsageError(f"root must be 0..{len(self.ranks) - 1}, got {self.root}")
+            raise UsageError(f"must be 0..{len(self.ranks) - 1}, got {self.root}", where="root", hint="it counts the ranks of this call, from 0")
         if self.time_limit_s <= 0:
             raise UsageError(f"time_limit_s must be > 0, got {self.time_limit_s}")
         if self.effort_s is not None and not self.effort_s > 0:

@@ -13,7 +13,7 @@ from typing import ClassVar, Literal, Protocol
 
 import numpy as np
 
-from ...errors import UsageError
+from ...errors import Infeasible, UsageError
 from ...fabric.fabric import Fabric
 from ...fabric.prices import Prices, shipped_prices
 from ..strategies import Listed
@@ -28,13 +28,17 @@ Question = Literal["wiring", "network"]
 @dataclass(frozen=True, kw_only=True)
 class TopologyProblem:
     """`ports`: of one accelerator, each one way in and one way out (question `wiring`). bidirectional: only cables that carry both ways between the
-    same two accelerators. `rate_Bps`, `latency_s`: of one port. Raises: UsageError."""
+    same two accelerators. `rate_Bps`, `latency_s`: of one port. `most_peers`: each accelerator is joined to at most so many others, each way;
+    `most_parallel`: by at most so many cables to the same one (0: no limit). Raises: UsageError, Infeasible (the limits leave ports over).
+    """
 
     nodes: int
     ports: int = 4
     bidirectional: bool = False
     rate_Bps: int = 50 * 10**9
     latency_s: float = 1e-6
+    most_peers: int = 0
+    most_parallel: int = 0
     prices: Prices = field(default_factory=shipped_prices)
 
     def __post_init__(self) -> None:
@@ -47,6 +51,14 @@ class TopologyProblem:
             raise UsageError(f"{self.nodes} accelerators cannot use {self.ports} ports each", where="ports", hint=hint)
         if self.rate_Bps < 1 or not 0 <= self.latency_s < float("inf"):
             raise UsageError("rate must be positive, latency finite and >= 0", where="rate, latency")
+        if min(self.most_peers, self.most_parallel) < 0:
+            raise UsageError("must be positive, or 0 for no limit", where="most_peers, most_parallel")
+        if self.most_peers and self.most_parallel and self.most_peers * self.most_parallel < self.ports:
+            most = self.most_peers * self.most_parallel
+            raise Infeasible(
+                f"of {self.ports} ports only {most} can be used: {self.most_peers} (neighbours) x {self.most_parallel} (cables to each)",
+                where="ports", hint="allow more neighbours or more cables to each, or use fewer ports", data={"ports": self.ports, "most": most},
+            )  # fmt: skip
 
 
 class Design(Protocol):

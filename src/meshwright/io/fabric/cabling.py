@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from ...fabric.fabric import Fabric
 
-__all__ = ["cabling_csv", "graphviz"]
+__all__ = ["cabling_csv", "graphviz", "moves_csv"]
 
 
 def _cables(fabric: Fabric) -> list[tuple[str, str, int, str]]:
@@ -38,6 +40,12 @@ def cabling_csv(fabric: Fabric) -> str:
         out, into = ("out", "in") if ways == "one way" else ("both", "both")
         rows.append(f"{a},{port(a, out)},{b},{port(b, into)},{rate},{ways}")
     return "\n".join(rows) + "\n"
+
+
+def moves_csv(names: Sequence[str], unplugged: Sequence[tuple[int, int]], plugged: Sequence[tuple[int, int]]) -> str:
+    """Header `do,from,to`: links to unplug, then links to plug; a two-way cable is a line each way."""
+    rows = [f"{what},{names[a]},{names[b]}" for what, links in (("unplug", unplugged), ("plug", plugged)) for a, b in links]
+    return "\n".join(["do,from,to", *rows]) + "\n"
 
 
 def graphviz(fabric: Fabric) -> str:

@@ -32,7 +32,7 @@ def require_executable(program: Program) -> None:
     """Raise Unsupported unless every step can be executed by ranks with point-to-point messages."""
     s = program.steps
     for what, found, hint in (
-        ("in-network actors", program.switches > 0, "choose a strategy that does not compute in switches"),
+        ("in-network actors", program.switches > 0, "a strategy without them, or a switch in software: `meshwright collective aggregator`"),
         ("folded ranks", program.fold is not None, "expand the program first"),
         ("calls", bool(np.any(s.kind == Kind.CALL)), "inline the program first"),
         ("repeated lanes", bool(np.any(program.lanes.repeat > 1)), "call it from a program and inline that"),

@@ -358,7 +358,8 @@ def _from_file(path: str, level: str = "") -> _File:
     decision = plan.decisions.get(f"collective:{job['op']}", {})
     predicted = plan.prediction.time_s if plan.prediction is not None else None
     if plan.main.switches:
-        raise Unsupported("this plan computes in switches", where=path, hint="plan without --in-network")
+        hint = "plan without --in-network; sums by a switch in software: `meshwright collective aggregator` and docs/aggregation.md"
+        raise Unsupported(f"strategy {decision.get('strategy', '?')} computes in switches, which ranks alone cannot carry out", where=path, hint=hint)
     if plan.main.contracts[0].reproducible == "exact" and level != "exact":
         raise Unsupported("this plan adds the integers of exact sums", where=path, hint="set MESHWRIGHT_REPRODUCIBLE=exact")
     if not isinstance(job.get("size_bytes"), int):

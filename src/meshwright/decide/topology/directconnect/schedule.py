@@ -17,9 +17,10 @@ import numpy as np
 
 from ....errors import Disconnected, Unsupported
 from ....kernels.port_division import divide
+from .loads import gather_cost
 from .wiring import Wiring, copies, line_graph, product
 
-__all__ = ["MAX_PIECES", "Schedule", "Transfer", "breadth_first", "of_copies", "of_line_graph", "of_power"]
+__all__ = ["MAX_PIECES", "Schedule", "Transfer", "breadth_first", "expanded", "of_copies", "of_line_graph", "of_power"]
 
 MAX_PIECES = 24  # of a shard, that are tried: halves to quarters, sixths and eighths
 
@@ -59,6 +60,21 @@ class Schedule:
         for (step, _, _), pieces in on.items():
             busiest[step] = max(busiest[step], pieces)
         return Fraction(sum(busiest), self.pieces)
+
+
+def expanded(wiring: Wiring) -> Schedule:
+    """By the rule of the expansion that the wiring comes from, and so on down to its base graph, which has a breadth-first one.
+
+    Raises: as `breadth_first`.
+    """
+    rule, base, count = wiring.made or ("", wiring, 1)
+    if rule == "line":
+        return of_line_graph(expanded(base))
+    if rule == "copies":
+        return of_copies(expanded(base), count)
+    if rule == "power":
+        return of_power(expanded(base), count)
+    return breadth_first(wiring, gather_cost(wiring).load)
 
 
 def _require_simple(wiring: Wiring) -> None:

@@ -27,7 +27,7 @@ from ..problem import Question, TopologyProblem, TopologyStrategy, factor_bound,
 from .cayley import search
 from .families import base_wirings
 from .loads import Cost, gather_cost
-from .wiring import Wiring, copies, line_graph, product
+from .wiring import Wiring, copies, line_graph, product, widened
 
 __all__ = ["CITE", "DEVIATIONS", "DirectConnect", "WiringDesign"]
 
@@ -64,6 +64,7 @@ class WiringDesign:
     steps_bound: int
     factor_bound: Fraction
     strategy: str = "directconnect"
+    names: tuple[str, ...] = ()  # of the accelerators; default d0, d1, ...
 
     @property
     def name(self) -> str:
@@ -84,8 +85,8 @@ class WiringDesign:
         return {"optical cable": -(-fibres // 2), "patch-panel port": 0 if self.wiring.paired else self.wiring.nodes * self.wiring.ports}
 
     def fabric(self, problem: TopologyProblem) -> Fabric:
-        """Accelerators d0, d1, ...; parallel arcs are one link of so many times the rate."""
-        names = [f"d{i}" for i in range(self.nodes)]
+        """Parallel arcs are one link of so many times the rate."""
+        names = list(self.names) or [f"d{i}" for i in range(self.nodes)]
         links = tuple(
             Link(src=names[a], dst=names[b], rate_Bps=count * problem.rate_Bps, latency_s=problem.latency_s)
             for (a, b), count in sorted(self.wiring.links().items())
@@ -115,11 +116,12 @@ class DirectConnect(TopologyStrategy):
         for option, value, most in (("evaluations", self.evaluations, MAX_EVALUATIONS), ("exact", self.exact, MAX_EXACT)):
             if not 0 <= value <= most:
                 raise UsageError(f"{option} must be 0..{most}, got {value}", where=self.name)
-        least = steps_bound(problem.nodes, problem.ports, bidirectional=problem.bidirectional)
-        found = firsts(_Synthesis(self, problem.bidirectional, rng).frontier(problem.nodes, problem.ports))
+        least = steps_bound(problem.nodes, min(problem.ports, problem.most_peers or problem.ports), bidirectional=problem.bidirectional)
+        found = firsts(_Synthesis(self, problem, rng).frontier(problem.nodes, problem.ports))
         if not found:
+            capped = " within these limits" if problem.most_peers or problem.most_parallel else ""
             raise Infeasible(
-                f"no wiring of {problem.nodes} accelerators with {problem.ports} ports was found", where=self.name,
+                f"no wiring of {problem.nodes} accelerators with {problem.ports} ports was found{capped}", where=self.name,
                 hint="an odd number of accelerators needs an even number of two-way ports",
                 data={"nodes": problem.nodes, "ports": problem.ports, "bidirectional": problem.bidirectional},
             )  # fmt: skip
@@ -141,7 +143,7 @@ class _Synthesis:
     """The frontier of every (nodes, ports) that the asked one is made of, each found once."""
 
     options: DirectConnect
-    paired: bool
+    problem: TopologyProblem
     rng: np.random.Generator
     known: dict[tuple[int, int], list[_Costed]] = field(default_factory=dict)
 
@@ -152,14 +154,37 @@ class _Synthesis:
         if key not in self.known:
             rows = self.known[key] = []
             least = Fraction(nodes - 1, ports)
-            found = list(self._bases(nodes, ports))
+            found = [row for row in self._bases(nodes, ports) if self._allowed(row.wiring)]
+            if key == (self.problem.nodes, self.problem.ports) and self.problem.most_peers:
+                found += self._widened(nodes, ports)
             for make, steps, load in sorted(self._expansions(nodes, ports), key=lambda row: row[1:]):
                 reachable = least if nodes <= self.options.exact else load  # on its explicit graph an expansion may be better than its rule
                 if not any(row.steps <= steps and row.load <= reachable for row in found):
-                    found.append(self._costed(make(), steps, load))
+                    wiring = make()
+                    found += [self._costed(wiring, steps, load)] if self._allowed(wiring) else []
             points = {(found[i].steps, found[i].load) for i in nondominated([(row.steps, row.load) for row in found])}
             rows += sorted((row for row in found if (row.steps, row.load) in points), key=lambda row: row.steps)
         return self.known[key]
+
+    @property
+    def paired(self) -> bool:
+        return self.problem.bidirectional
+
+    def _allowed(self, wiring: Wiring) -> bool:
+        """The limits are of the wiring that is asked for, not of what it grows from."""
+        limits, asked = self.problem, (self.problem.nodes, self.problem.ports)
+        if (wiring.nodes, wiring.ports) != asked or not (limits.most_peers or limits.most_parallel):
+            return True
+        return wiring.peers <= (limits.most_peers or wiring.ports) and wiring.parallel <= (limits.most_parallel or wiring.ports)
+
+    def _widened(self, nodes: int, ports: int) -> Iterator[_Costed]:
+        """Wirings with fewer ports, their links made wider. Two-way cables are doubled whole."""
+        for fewer in range(1, min(ports, self.problem.most_peers + 1)):
+            if not (self.paired and ports % fewer) and (nodes <= self.options.exact or ports % fewer == 0):
+                for base in firsts(self.frontier(nodes, fewer)):
+                    wiring = widened(base.wiring, ports)
+                    if self._allowed(wiring):
+                        yield self._costed(wiring, base.steps, base.load * fewer / ports)
 
     def _costed(self, wiring: Wiring, steps: int = 0, load: Fraction = Fraction(0)) -> _Costed:
         if wiring.nodes > self.options.exact and not wiring.transitive:

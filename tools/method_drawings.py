@@ -1,0 +1,96 @@
+"""Drawings of plans that no command draws, for `tools/method_pictures.py`: an arena, a layout's signatures, gradients that are sent in groups."""
+
+from __future__ import annotations
+
+import csv
+import json
+from pathlib import Path
+
+__all__ = ["arena_svg", "layout_svg", "traffic_svg"]
+
+
+def arena_svg(placed: Path) -> str:
+    """Storages in their arena: time to the right, addresses upwards."""
+    from meshwright.report.svg import PALETTE, document, rect, text
+
+    with placed.open(encoding="utf-8") as file:
+        rows = [(r["id"], int(r["lower"]), int(r["upper"]), int(r["size"]), int(r["offset"])) for r in csv.DictReader(file)]
+    end, top = max(r[2] for r in rows), max(r[3] + r[4] for r in rows)
+    width, height, left, above = 640, 300, 70, 20
+
+    def y(address: int) -> float:
+        return above + height * (1 - address / top)
+
+    parts = []
+    for k, (name, lower, upper, size, offset) in enumerate(rows):
+        x, wide, tall = left + width * lower / end, width * (upper - lower) / end, height * size / top
+        parts += [rect(x, y(offset + size), wide, tall, fill=PALETTE[k % len(PALETTE)], tip=name, rx=2),
+                  text(x + 6, y(offset + size) + tall / 2 + 4, f"{name}, {size} B", fill="#ffffff")]  # fmt: skip
+    parts += [text(left - 6, y(0), "0", anchor="end"), text(left - 6, y(top) + 10, f"{top} B", anchor="end")]
+    parts += [text(left, above + height + 18, "time 0"), text(left + width, above + height + 18, f"time {end}", anchor="end")]
+    return document(left + width + 20, above + height + 30, parts, title="An arena", summary="Storages by lifetime and address")
+
+
+def layout_svg(path: Path) -> str:
+    """A layout plan: what every operator does on each axis of the devices, where a signature changes, and the times of the other layouts."""
+    from meshwright.io.quantity import show_time
+    from meshwright.report.svg import PALETTE, document, rect, text
+
+    plan = json.loads(path.read_text(encoding="utf-8"))
+    plan = plan.get("plan", plan)
+    width, left, parts = 760, 20, []
+    shown = [name for name, op in plan["ops"].items() if not name.startswith("reshape")]
+    wide = (width - 2 * left) / len(shown)
+    moves = {(m["source"].split(":")[0], m["reader"]): m for m in plan["moves"]}
+    for k, name in enumerate(shown):
+        x = left + k * wide
+        parts += [rect(x, 24, wide - 34, 66, kind="panel", rx=4), text(x + 8, 42, name, bold=True)]
+        parts += [text(x + 8, 60 + 16 * axis, f"axis {axis}: {what}") for axis, what in enumerate(plan["ops"][name]["names"])]
+        if k and (move := moves.get((shown[k - 1], name)) or moves.get(("reshape", name))):
+            axis, after = move["forward"][0]
+            parts += [text(x - 17, 50, "→", anchor="middle", size=16), text(x - 17, 106, f"axis {axis} to {after}", anchor="middle", kind="soft")]
+        elif k:
+            parts.append(text(x - 17, 50, "→", anchor="middle", size=16, kind="soft"))
+    rows = [r for r in plan["alternatives"] if r["time_s"]]
+    longest = max(r["time_s"] for r in rows)
+    for k, row in enumerate(rows):
+        y, name = 130 + 24 * k, f"{row['what']} {' x '.join(map(str, row['mesh']))}"
+        long = max(2.0, 450 * row["time_s"] / longest)
+        parts += [text(left, y + 12, name), rect(left + 170, y, long, 16, fill=PALETTE[0 if row["why"] == "chosen" else 7])]
+        parts.append(text(left + 180 + long, y + 12, show_time(row["time_s"])))
+    title = "What every operator does on two axes of two devices, and the step of each layout"
+    return document(width, 140 + 24 * len(rows), parts, title=title, summary="Above: operators with one word an axis. Below: bars of time per step")
+
+
+def traffic_svg(plans: dict[str, Path]) -> str:
+    """Steps of plans of `traffic plan`, one below the other: the backward pass with encoding, the network, decoding."""
+    from meshwright.decide.traffic.problem import TrafficProblem, timeline
+    from meshwright.drive.traffic import load_traffic_plan
+    from meshwright.io.quantity import show_time
+    from meshwright.report.svg import PALETTE, document, legend, rect, text
+
+    loaded = {name: load_traffic_plan(path) for name, path in plans.items()}
+    width, left, parts, y = 820, 190, [], 20.0
+    longest = max(plan.step_ns for plan in loaded.values())
+    scale = (width - left - 90) / longest
+    for name, plan in loaded.items():
+        problem = TrafficProblem.of(plan.profile)
+        _, times = timeline(problem, plan.groups)
+        parts.append(text(10, y + 12, name, bold=True))
+        bars, at = list[tuple[int, int, int, int, str]](), 0
+        for k, (group, t) in enumerate(zip(plan.groups, times, strict=True)):
+            tip = f"group {k + 1}: {group.last - group.first} tensors, {group.codec}"
+            bars += [(0, at, t.encode_start_ns, 0, "backward"), (0, t.encode_start_ns, t.encode_end_ns, 1, tip)]
+            bars += [(1, t.exchange_start_ns, t.exchange_end_ns, 2 + k % 2, tip), (0, t.decode_start_ns, t.decode_end_ns, 4, tip)]
+            at = t.encode_end_ns
+        for row, label in enumerate(("computes", "network")):
+            parts.append(text(left - 8, y + 12 + 20 * row, label, anchor="end", kind="soft"))
+        for row, begin, end, colour, tip in bars:
+            parts.append(rect(left + begin * scale, y + 20 * row, max(0.6, (end - begin) * scale), 16, fill=PALETTE[colour], tip=tip))
+        parts.append(text(left + plan.step_ns * scale + 6, y + 22, show_time(plan.step_ns / 1e9)))
+        y += 62
+    names = ("backward", "encode", "message", "next message", "decode")
+    marks, tall = legend(left, y, [(n, PALETTE[k]) for k, n in enumerate(names)], width=width - left)
+    summary = "Three plans of one step, from its start to its end"
+    return document(width, y + tall + 12, [*parts, *marks], title="Gradients sent in groups", summary=summary)
+
