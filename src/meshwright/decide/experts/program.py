@@ -76,7 +76,7 @@ class _Layer:
         """Buffers of the gathered slices (their gradients in backward), and in forward the calls that gather them."""
         b, ranks = self.b, self.shape.ranks
         role = "gradient" if self.backward else "weight"
-        made = [b.buffer(r, chunks=size, chunk_bytes=elements * self.shape.element_bytes, role=role, name=f"{name}:{r}") for r in range(ranks)]
+        made = [b.buffer(r, chunks=size, chunk_bytes=elements * self.shape.element_bytes, role=role, name=name) for r in range(ranks)]
         for r in range(ranks):
             self.weights[r].append((made[r], 0, size))
         if self.backward or size == 1:
