@@ -1,11 +1,11 @@
 """The expert layer beside microsoft/Tutel's own CPU build: outputs, loss, capacity and demand, on 1, 2 and 4 gloo processes with the same weights.
 
-Run: `python benchmarks/experts_tutel.py --tutel-python PYTHON` (two minutes). PYTHON: of an environment with torch 2.13 and Tutel, built from its
-repository by `NO_CUDA=1 pip install --no-build-isolation .`. Cases: k = 1, 2, 3, 5; f = 0, 0.5, 1, -1; batch-prioritised routing off and on; with fewer
-experts than ranks every degree r. Raw output: results/experts_tutel.json.
+Run: `python benchmarks/experts_tutel.py --tutel-python PYTHON` (two minutes). PYTHON: of an environment with torch 2.13 and Tutel, built from
+its repository by `NO_CUDA=1 pip install --no-build-isolation .`. Cases: k = 1, 2, 3, 5; f = 0, 0.5, 1, -1; batch-prioritised routing off and on; with
+fewer experts than ranks every degree r. Raw output: results/experts_tutel.json.
 
-With batch priority Tutel reads the demand from the row of its last token, so its counts and, for f <= 0, its capacity are too small; tokens that it means
-to keep are lost. In these cases ours is held against the equations (tests/nn/test_layer.py), and how far the peer is off is written down.
+With batch priority Tutel reads the demand from the row of its last token, so its counts and, for f <= 0, its capacity are too small; tokens that it
+means to keep are lost. In these cases ours is held against the equations (tests/nn/test_layer.py), and how far the peer is off is written down.
 """
 
 from __future__ import annotations

@@ -38,8 +38,8 @@ class MoELayer(torch.nn.Module):  # type: ignore[misc]
     experts: their number, over all ranks. form: `FeedForward`, `GatedFeedForward`, `ModuleExpert`, or your own `ExpertForm`.
     k, capacity_factor: defaults of every call; the factor f as in `kernels.experts.capacity_of`: > 0 fixed, 0 drops nothing, < 0 at most.
     prioritised: batch-prioritised routing. normalise: a token's gates add up to 1. gate: "after" weighs what experts give, "before" what they get.
-    loss: "balance" (GShard) or "importance" (with `noise`), in `l_aux` after every call; noise: deviation of the logits' noise while training, over E.
-    choice: (r, d, algorithm) of every step, or "search": tried and measured while training goes on. chunks, algorithms: what it may use.
+    `used` (the choice). Expert parameters are apart on every rank, not to be averaged (`expert_parameters`); their gradients are sums over ranks.
+    choice: (r, d, algorithm) of every step, or "search": tried and measured while training goes on. chunks, algorithms: tried.
     fabric: a preset, file or Fabric whose devices are the group's ranks in order; it says what lies in one server. None: one switch.
     seed: of the experts' first weights, the same on all ranks; None: torch's own generator must be alike everywhere.
 
@@ -59,7 +59,8 @@ class MoELayer(torch.nn.Module):  # type: ignore[misc]
         if gate not in ("after", "before") or loss not in ("balance", "importance"):
             raise UsageError(f"no gate {gate!r} or loss {loss!r}", where="MoELayer", hint="gate: after, before; loss: balance, importance")
         self.group = group if group is not None else (dist.group.WORLD if dist.is_initialized() else None)
-        self.rank, self.ranks = (0, 1) if self.group is None else (self.group.rank(), self.group.size())
+        self.rank: int = 0 if self.group is None else self.group.rank()
+        self.ranks: int = 1 if self.group is None else self.group.size()
         self.form, self.experts, self.k, self.capacity_factor = form, experts, k, capacity_factor
         self.prioritised, self.normalise, self.gate, self.loss, self.noise = prioritised, normalise, gate, loss, noise
         self.router = router or LinearRouter(form.model, experts)

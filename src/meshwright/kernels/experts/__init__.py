@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
+from ..capacity import aligned, capacity_of
 from .dispatch import decode, encode, slots_of
-from .routing import Routing, aligned, capacity_of, load_balance_loss, load_importance_loss, route
+from .routing import Routing, load_balance_loss, load_importance_loss, route
 
 __all__ = ["Routing", "aligned", "capacity_of", "decode", "encode", "load_balance_loss", "load_importance_loss", "route", "slots_of"]

@@ -28,17 +28,19 @@ from ..executor.executor import Executor, StepFailed
 from ..executor.lanes import fuse_lanes
 from ..executor.memory import RankMemory
 from ..executor.transport import TaggedTransport
+from ..group.messages import end_waits
 from .weights import WeightLayout
 
 __all__ = ["ExchangeRunner", "Held"]
 
+END_TAG = (1 << 31) - 11  # no message has it
 MAX_KEPT = 16  # programs of a layer that stay compiled; each has buffers for one step
 Run = Callable[[torch.Tensor, dict[str, torch.Tensor], float], torch.Tensor]
 
 
 @dataclass
 class Held:
-    """Two compiled programs of a step. `keep`: gradients will be wanted; `leaves`: of every chunk its rows and what they became; `params`: gathered."""
+    """Two compiled programs of a step. `keep`: gradients are wanted; `leaves`: of every chunk its rows and what they became; `params`: gathered."""
 
     key: tuple[Any, ...]
     passes: dict[bool, _Pass] = field(default_factory=dict)  # backward?
@@ -74,7 +76,7 @@ class ExchangeRunner:
         self.shape.require(choice, capacity)
         if not choice.degree:
             done = _Step.apply(encoded.reshape(1, -1), slices, whole, self, choice, capacity)
-            return done.view(shape.experts, capacity, shape.output)  # type: ignore[no-any-return]
+            return done.view(shape.experts, capacity, shape.output)
         r, d, homes = choice.degree, choice.chunks, shape.experts // shape.local
         copies, rows = shape.shares // r, shape.block_rows(choice, capacity)
         cut = encoded.view(homes, shape.local, 1, copies, d, rows, shape.model).expand(-1, -1, r, -1, -1, -1, -1)
@@ -133,6 +135,7 @@ class ExchangeRunner:
         try:
             made.executor.run()
         except StepFailed as error:
+            end_waits(self.group, self.rank, self.shape.ranks, END_TAG)  # so that no other rank waits for this one
             if not isinstance(error.__cause__, RuntimeError):
                 raise error.__cause__ or error from error
             peer = error.waiting_for - 1
@@ -262,7 +265,7 @@ class _Step(torch.autograd.Function):  # type: ignore[misc]
         keep = any(ctx.needs_input_grad[:3])
         out, held = runner.forward(blocks, slices, whole, choice, capacity, keep)
         ctx.runner, ctx.held, ctx.choice, ctx.capacity = runner, held, choice, capacity
-        return out  # type: ignore[no-any-return]
+        return out
 
     @staticmethod
     @once_differentiable  # type: ignore[untyped-decorator]
