@@ -134,3 +134,7 @@ def saved(rank: int, group: Any, experts: int) -> dict[str, Any]:
     with torch.no_grad():
         same = torch.allclose(layer(inputs(rank, 5)[0], capacity_factor=0), other(inputs(rank, 5)[0], capacity_factor=0), atol=1e-12)
     return {"same": same, "full": {n: t.numpy() for n, t in full.items()}}
+
+
+def dropless(rank: int, group: Any, name: str, experts: int, ways: list[str], k: int) -> list[dict[str, Any]]:
+    return [step_of(layer_of(group, name, experts, k=k, dropless=way, block=4), rank) for way in ways]

@@ -16,6 +16,7 @@ sys.path.insert(0, str(Path(__file__).parent.parent / "run"))
 from moe_ranks import (  # noqa: E402
     TOKENS,
     H,
+    dropless,
     every_choice,
     form_of,
     inputs,
@@ -29,7 +30,7 @@ from moe_ranks import (  # noqa: E402
 from processes import RankPool  # noqa: E402
 
 from meshwright.decide.experts import degrees_of  # noqa: E402
-from meshwright.errors import FormatError, NotFinite, UsageError  # noqa: E402
+from meshwright.errors import FormatError, NotFinite, Unsupported, UsageError  # noqa: E402
 from meshwright.nn import CosineRouter, FeedForward, MoELayer  # noqa: E402
 
 pytestmark = pytest.mark.real
@@ -136,6 +137,21 @@ def test_every_choice_gives_the_same_on_real_ranks(pool: RankPool, ranks: int, e
             compare(one, wanted[rank], layout, rank)
 
 
+@pytest.mark.parametrize(
+    ("ranks", "name", "ways"),
+    [(1, "gated", ["loop", "padded", "sparse", "auto"]), (4, "gated", ["sparse", "loop", "auto"]), (2, "plain", ["padded"]), (2, "module", ["auto"])],
+)
+def test_dropless_is_the_layer_that_drops_nothing(pool: RankPool, ranks: int, name: str, ways: list[str]) -> None:
+    """Padded f = 0 in float64: equal to rounding; on ranks with unequal splits, one rank without tokens."""
+    found = pool.run(dropless, ranks, name, 4, ways, 2) if ranks > 1 else [dropless(0, None, name, 4, ways, 2)]
+    layer = layer_of(None, name, 4)
+    layout = type(layer.layout)(ranks, 4, layer.form.sliced, layer.form.whole)
+    wanted = plain(name, 4, ranks, k=2, factor=0)
+    for rank, of_rank in enumerate(found):
+        for one in of_rank:
+            compare(one, wanted[rank], layout, rank)
+
+
 def test_the_search_decides_alike_on_all_ranks(pool: RankPool) -> None:
     found = pool.run(searching, 2, 30)
     assert all(f == found[0] for f in found)
@@ -205,6 +221,10 @@ def test_refusals_in_one_process() -> None:
         layer(torch.full((3, H), float("inf"), dtype=torch.float64))
     with pytest.raises(UsageError, match="no gate 'never'"):
         layer_of(None, "plain", 2, gate="never")
+    with pytest.raises(UsageError, match="no way 'magic'"):
+        layer_of(None, "plain", 2, dropless="magic")
+    with pytest.raises(Unsupported, match="are shared"):
+        MoELayer(FeedForward(H, 8), 4, group=EightRanks(), fabric="dgx-h100:1", dropless="loop", choice=(1, 1, "linear"))
     with pytest.raises(UsageError, match="4 devices for 8 ranks"):
         MoELayer(FeedForward(H, 8), 8, group=EightRanks(), fabric="two-islands")
 

@@ -14,6 +14,9 @@ from typing import Protocol
 import torch
 from torch.nn import functional
 
+from ..errors import Unsupported
+from ..kernels.experts.dropless import multiply, sparse_mlp
+
 __all__ = ["ExpertForm", "FeedForward", "GatedFeedForward", "ModuleExpert"]
 
 Tensors = Mapping[str, torch.Tensor]
@@ -41,6 +44,10 @@ class ExpertForm(Protocol):
 
     def run(self, x: torch.Tensor, params: Tensors, share: float) -> torch.Tensor:
         """[E, R, H] -> [E, R, output], with E experts' parameters stacked. `share`: of F that `params` hold; what is added once is times that."""
+        ...
+
+    def run_rows(self, x: torch.Tensor, counts: torch.Tensor, params: Tensors, way: str, block: int) -> torch.Tensor:
+        """[n, H] -> [n, output]: counts[e] rows for expert e, in order, by a way of `kernels.experts.dropless`. Raises: Unsupported, UsageError."""
         ...
 
 
@@ -72,6 +79,18 @@ class FeedForward:
         y = torch.bmm(self.activation(h), params["w2"])
         return y + share * params["b2"].unsqueeze(1) if self.bias else y
 
+    def run_rows(self, x: torch.Tensor, counts: torch.Tensor, params: Tensors, way: str, block: int) -> torch.Tensor:
+        if way == "sparse":
+            if self.bias:
+                text = "experts with biases inside are not block-sparse products alone"
+                raise Unsupported(text, where="sparse", hint="bias=False, or dropless='grouped'")
+            return sparse_mlp(x, counts, params["w1"], None, params["w2"], self.activation, block)
+        each = counts.tolist()
+        owner = torch.repeat_interleave(torch.arange(len(counts), device=x.device), counts)
+        h = multiply(x, params["w1"].transpose(1, 2), each, way)
+        y = multiply(self.activation(h + params["b1"][owner] if self.bias else h), params["w2"], each, way)
+        return y + params["b2"][owner] if self.bias else y
+
 
 class GatedFeedForward:
     """y = (act(x · W1ᵀ) * (x · V1ᵀ)) · W2, all [F, H]: SwiGLU with the default activation."""
@@ -95,6 +114,13 @@ class GatedFeedForward:
     def run(self, x: torch.Tensor, params: Tensors, share: float) -> torch.Tensor:
         h = self.activation(torch.bmm(x, params["w1"].transpose(1, 2))) * torch.bmm(x, params["v1"].transpose(1, 2))
         return torch.bmm(h, params["w2"])
+
+    def run_rows(self, x: torch.Tensor, counts: torch.Tensor, params: Tensors, way: str, block: int) -> torch.Tensor:
+        if way == "sparse":
+            return sparse_mlp(x, counts, params["w1"], params["v1"], params["w2"], self.activation, block)
+        each = counts.tolist()
+        gates = self.activation(multiply(x, params["w1"].transpose(1, 2), each, way))
+        return multiply(gates * multiply(x, params["v1"].transpose(1, 2), each, way), params["w2"], each, way)
 
 
 class ModuleExpert:
@@ -127,6 +153,13 @@ class ModuleExpert:
     def run(self, x: torch.Tensor, params: Tensors, share: float) -> torch.Tensor:
         each = [torch.func.functional_call(self.module, {name: p[e] for name, p in params.items()}, (rows,)) for e, rows in enumerate(x)]
         return torch.stack(each)
+
+    def run_rows(self, x: torch.Tensor, counts: torch.Tensor, params: Tensors, way: str, block: int) -> torch.Tensor:
+        if way != "loop":
+            raise Unsupported("modules run one after the other", where=way, hint="way='loop'")
+        parts = x.split(counts.tolist())
+        called = [torch.func.functional_call(self.module, {n: p[e] for n, p in params.items()}, (rows,)) for e, rows in enumerate(parts)]
+        return torch.cat(called)
 
 
 def _uniform(shapes: Mapping[str, tuple[int, ...]], reach: Mapping[str, int], generator: torch.Generator | None) -> dict[str, torch.Tensor]:

@@ -12,20 +12,24 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping, Sequence
+from time import perf_counter
 from typing import Any, Literal
 
 import torch
 import torch.distributed as dist
 
 from ..decide.experts import Choice, DictionarySearch, ExpertShape, Tutel
+from ..decide.experts.megablocks import FittedWays
 from ..decide.experts.tutel import alignment_of
 from ..drive.experts import LayerPrograms
 from ..drive.plans import read_fabric
-from ..errors import UsageError
+from ..errors import Unsupported, UsageError
 from ..fabric.fabric import Fabric
 from ..kernels.experts import Routing, capacity_of, decode, encode, load_balance_loss, load_importance_loss, route, slots_of
+from ..kernels.experts.dropless import WAYS, first_rows, grouped_applies
 from ..run.experts import ExchangeRunner, Facts, WeightLayout, agree
 from ..run.experts.agreement import number_of
+from ..run.experts.ragged import ragged_exchange
 from .experts import ExpertForm
 from .routers import LinearRouter
 
@@ -38,8 +42,10 @@ class MoELayer(torch.nn.Module):  # type: ignore[misc]
     experts: their number, over all ranks. form: `FeedForward`, `GatedFeedForward`, `ModuleExpert`, or your own `ExpertForm`.
     k, capacity_factor: defaults of every call; the factor f as in `kernels.experts.capacity_of`: > 0 fixed, 0 drops nothing, < 0 at most.
     prioritised: batch-prioritised routing. normalise: a token's gates add up to 1. gate: "after" weighs what experts give, "before" what they get.
-    `used` (the choice). Expert parameters are apart on every rank, not to be averaged (`expert_parameters`); their gradients are sums over ranks.
+    loss: "balance" (GShard) or "importance" (with `noise`), in `l_aux` after every call; noise: deviation of that on logits in training, times E.
     choice: (r, d, algorithm) of every step, or "search": tried and measured while training goes on. chunks, algorithms: tried.
+    dropless: "loop", "padded", "grouped", "sparse" (blocks of `block`) or "auto", fitted to measured steps: rows of any number each instead of
+        buffers, whatever capacity_factor says; among ranks for as many experts or a multiple of them.
     fabric: a preset, file or Fabric whose devices are the group's ranks in order; it says what lies in one server. None: one switch.
     seed: of the experts' first weights, the same on all ranks; None: torch's own generator must be alike everywhere.
 
@@ -52,8 +58,8 @@ class MoELayer(torch.nn.Module):  # type: ignore[misc]
         self, form: ExpertForm, experts: int, *, k: int = 2, capacity_factor: float = 1.0, router: torch.nn.Module | None = None,
         prioritised: bool = False, normalise: bool = True, gate: Literal["after", "before"] = "after",
         loss: Literal["balance", "importance"] = "balance", noise: float = 0.0, choice: Choice | tuple[int, int, str] | Literal["search"] = "search",
-        chunks: Sequence[int] = (1, 2, 4), algorithms: Sequence[str] = ("linear",), window: int = 128, fabric: str | Fabric | None = None,
-        group: Any = None, seed: int | None = None,
+        dropless: str = "", block: int = 16, chunks: Sequence[int] = (1, 2, 4), algorithms: Sequence[str] = ("linear",), window: int = 128,
+        fabric: str | Fabric | None = None, group: Any = None, seed: int | None = None,
     ) -> None:  # fmt: skip
         super().__init__()
         if gate not in ("after", "before") or loss not in ("balance", "importance"):
@@ -73,6 +79,7 @@ class MoELayer(torch.nn.Module):  # type: ignore[misc]
         options = Tutel(chunks=tuple(chunks), algorithms=tuple(algorithms), window=window)
         self.choice = None if choice == "search" else Choice(*choice)
         self.alignment = alignment_of(self.shape.shares, tuple(chunks) if self.choice is None else (self.choice.chunks,))
+        self.ways = self._ways(dropless, block)
         candidates = self._candidates(options) if self.choice is None else (self.choice,)
         self.searches = {training: DictionarySearch(candidates, window=window) for training in (True, False)}
         self.runner = ExchangeRunner(self.group, self.rank, self.programs, self.layout, form.run, self._took)
@@ -81,13 +88,29 @@ class MoELayer(torch.nn.Module):  # type: ignore[misc]
         self._begin(seed)
         self.l_aux: torch.Tensor | None = None
         self.dispatch_count: torch.Tensor | None = None
-        self.capacity, self.dropped, self.used = 0, 0, candidates[0]
+        self.capacity, self.dropped, self._demand, self.used = 0, 0, 0, candidates[0]
 
     def _programs(self, fabric: str | Fabric | None) -> LayerPrograms:
         found = fabric if isinstance(fabric, Fabric) else read_fabric(fabric or f"laptop:{max(self.ranks, 2)}")
         if len(found.devices) < self.ranks:
             raise UsageError(f"the fabric has {len(found.devices)} devices for {self.ranks} ranks", where="fabric", hint="a device for every rank")
         return LayerPrograms(found, tuple(d.name for d in found.devices)[: self.ranks], self.shape)
+
+    def _ways(self, dropless: str, block: int) -> FittedWays | None:
+        """Ways to multiply rows without buffers; None with buffers."""
+        if not dropless:
+            return None
+        if dropless not in (*WAYS, "auto"):
+            raise UsageError(f"no way {dropless!r}", where="dropless", hint=f"ways: {', '.join(WAYS)}, auto")
+        if self.layout.shares > 1:
+            raise Unsupported(
+                f"{self.experts} experts on {self.ranks} ranks are shared, and rows without buffers go to whole experts", where="dropless",
+                hint=f"capacity_factor=0 drops nothing either; or {self.ranks} experts", data={"shares": self.layout.shares},
+            )  # fmt: skip
+        if dropless != "auto":
+            return FittedWays((dropless,), block)
+        sparse = self.form.inner and self.form.inner % block == 0 and not self.layout.whole
+        return FittedWays(("grouped", "loop", "padded", *(("sparse",) if sparse else ())) if self.form.inner else ("loop",), block)
 
     def _candidates(self, options: Tutel) -> tuple[Choice, ...]:
         from ..decide.experts import ExpertProblem
@@ -126,6 +149,9 @@ class MoELayer(torch.nn.Module):  # type: ignore[misc]
         assert routing is not None, "what does not fit is refused by all ranks"
         self.dispatch_count, self.capacity = routing.counts, capacity
         self.l_aux = self._loss(scores, logits, noisy, routing)
+        if self.ways is not None:
+            self.capacity, self.dropped = self._demand, 0
+            return self._rows(x, tokens, routing)
         slots = slots_of(routing.experts, routing.locations, capacity)
         self.dropped = int((slots < 0).sum())
         rows = self.experts * capacity
@@ -137,6 +163,32 @@ class MoELayer(torch.nn.Module):  # type: ignore[misc]
         out = decode(done.view(rows, -1), slots, gates if self.gate == "after" else None)
         return out.to(x.dtype).view(*x.shape[:-1], self.form.output)
 
+    def _rows(self, x: torch.Tensor, tokens: torch.Tensor, routing: Routing) -> torch.Tensor:
+        """Without buffers: all rows of an expert follow each other."""
+        slots = first_rows(routing.counts)[routing.experts] + routing.locations
+        gates = routing.gates.to(self.slices.dtype)
+        rows = encode(tokens.to(gates.dtype), slots, slots.numel(), gates if self.gate == "before" else None)
+        if self.ranks == 1:
+            done = self._multiplied(rows, routing.counts)
+        else:
+            done = ragged_exchange(self.group, self.ranks, rows, routing.counts, self._multiplied)
+        out = decode(done, slots, gates if self.gate == "after" else None)
+        return out.to(x.dtype).view(*x.shape[:-1], self.form.output)
+
+    def _multiplied(self, rows: torch.Tensor, counts: torch.Tensor) -> torch.Tensor:
+        assert self.ways is not None
+        params = self.layout.sliced_of(self.slices, self.layout.local) if self.layout.sliced else {}
+        params |= self.layout.whole_of(self.whole, self.layout.local) if self.layout.whole else {}
+        each = counts.tolist()
+        way = self.ways.choose(each)
+        widths = (self.form.model, self.form.inner, self.form.output)
+        if way == "grouped" and len(self.ways.ways) > 1 and not grouped_applies(len(rows), widths, rows.dtype):
+            way = "loop"
+        began = perf_counter()
+        done = self.form.run_rows(rows, counts, params, way, self.ways.block)
+        self.ways.record(way, each, perf_counter() - began)
+        return done
+
     def _agreed(self, tokens: torch.Tensor, logits: torch.Tensor, k: int, factor: float, routing: Routing | None) -> int:
         """The capacity; what the ranks disagree on, or all have wrong, is raised here. The time of the step before goes to the search."""
         last, self._last = self._last, None
@@ -147,6 +199,7 @@ class MoELayer(torch.nn.Module):  # type: ignore[misc]
             time_s=last[3] if last else 0.0, equal=(k, number_of(float(factor)), logits.shape[1], tokens.shape[1], known, int(training)),
         )  # fmt: skip
         agreed = agree(facts, self.group, self.rank, self.ranks)
+        self._demand = agreed.demand
         if tokens.shape[1] != self.form.model:
             raise UsageError(f"tokens have {tokens.shape[1]} elements, the experts take {self.form.model}", where="MoELayer")
         if logits.shape[1] != self.experts:
@@ -158,6 +211,7 @@ class MoELayer(torch.nn.Module):  # type: ignore[misc]
             raise UsageError(f"k must be 1..{self.experts} (there are {self.experts} experts), got {k}", where="k", hint=f"k={self.experts}")
         if last is not None:
             self.searches[last[0]].record(last[1], last[2], agreed.time_s)
+        factor = 0.0 if self.ways is not None else factor
         return capacity_of(factor, tokens=agreed.tokens, experts=self.experts, k=k, demand=agreed.demand, alignment=self.alignment)
 
     def _loss(self, scores: torch.Tensor, logits: torch.Tensor, noisy: torch.Tensor, routing: Routing) -> torch.Tensor:
