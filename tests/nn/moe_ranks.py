@@ -138,3 +138,13 @@ def saved(rank: int, group: Any, experts: int) -> dict[str, Any]:
 
 def dropless(rank: int, group: Any, name: str, experts: int, ways: list[str], k: int) -> list[dict[str, Any]]:
     return [step_of(layer_of(group, name, experts, k=k, dropless=way, block=4), rank) for way in ways]
+
+
+def planned(rank: int, group: Any, path: str) -> list[Any]:
+    layer = MoELayer(FeedForward(H, F, bias=False), 1, k=1, capacity_factor=0, group=group, seed=3, plan=path)
+    used = []
+    for tokens in (4, 300):
+        torch.manual_seed(rank)
+        layer(torch.randn(tokens, H)).sum().backward()
+        used.append(tuple(layer.used))
+    return used

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,7 @@ from moe_ranks import (  # noqa: E402
     inputs,
     layer_of,
     lost,
+    planned,
     refused,
     saved,
     searching,
@@ -29,8 +31,11 @@ from moe_ranks import (  # noqa: E402
 )
 from processes import RankPool  # noqa: E402
 
-from meshwright.decide.experts import degrees_of  # noqa: E402
-from meshwright.errors import FormatError, NotFinite, Unsupported, UsageError  # noqa: E402
+from meshwright.decide.experts import ExpertProblem, ExpertShape, Tutel, degrees_of  # noqa: E402
+from meshwright.decide.experts.search import TableSearch  # noqa: E402
+from meshwright.drive.experts import plan_experts, table_of  # noqa: E402
+from meshwright.drive.plans import read_fabric, write_plan  # noqa: E402
+from meshwright.errors import FormatError, NotFinite, PlanMismatch, Unsupported, UsageError  # noqa: E402
 from meshwright.nn import CosineRouter, FeedForward, MoELayer  # noqa: E402
 
 pytestmark = pytest.mark.real
@@ -150,6 +155,23 @@ def test_dropless_is_the_layer_that_drops_nothing(pool: RankPool, ranks: int, na
     for rank, of_rank in enumerate(found):
         for one in of_rank:
             compare(one, wanted[rank], layout, rank)
+
+
+def test_the_choices_of_a_plan(pool: RankPool, tmp_path: Path) -> None:
+    fabric = read_fabric("laptop:2")
+    ranks = tuple(d.name for d in fabric.devices)
+    shape = ExpertShape(ranks=2, experts=1, model=H, inner=8)
+    problem = ExpertProblem(fabric=fabric, ranks=ranks, shape=shape, capacities=(8, 304))
+    plan, ranked = plan_experts(problem, Tutel(chunks=(1, 2), algorithms=("linear",)))
+    write_plan(tmp_path / "plan.json", plan)
+    for used in pool.run(planned, 2, str(tmp_path / "plan.json")):
+        assert used == [tuple(rows[0].choice) for rows in ranked]
+    with pytest.raises(PlanMismatch, match="the plan is for inner = 8, the layer has 16"):
+        table_of(plan, ExpertShape(ranks=2, experts=1, model=H, inner=16))
+    with pytest.raises(PlanMismatch, match="a collective plan"):
+        table_of(replace(plan, kind="collective"), shape)
+    with pytest.raises(UsageError, match="no choice"):
+        TableSearch({}, window=1)
 
 
 def test_the_search_decides_alike_on_all_ranks(pool: RankPool) -> None:

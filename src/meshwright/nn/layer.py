@@ -20,13 +20,15 @@ import torch.distributed as dist
 
 from ..decide.experts import Choice, DictionarySearch, ExpertShape, Tutel
 from ..decide.experts.megablocks import FittedWays
+from ..decide.experts.search import TableSearch
 from ..decide.experts.tutel import alignment_of
-from ..drive.experts import LayerPrograms
-from ..drive.plans import read_fabric
+from ..drive.experts import LayerPrograms, table_of
+from ..drive.plans import read_fabric, read_plan
 from ..errors import Unsupported, UsageError
 from ..fabric.fabric import Fabric
 from ..kernels.experts import Routing, capacity_of, decode, encode, load_balance_loss, load_importance_loss, route, slots_of
 from ..kernels.experts.dropless import WAYS, first_rows, grouped_applies
+from ..plan.plan import Plan
 from ..run.experts import ExchangeRunner, Facts, WeightLayout, agree
 from ..run.experts.agreement import number_of
 from ..run.experts.ragged import ragged_exchange
@@ -46,6 +48,7 @@ class MoELayer(torch.nn.Module):  # type: ignore[misc]
     choice: (r, d, algorithm) of every step, or "search": tried and measured while training goes on. chunks, algorithms: tried.
     dropless: "loop", "padded", "grouped", "sparse" (blocks of `block`) or "auto", fitted to measured steps: rows of any number each instead of
         buffers, whatever capacity_factor says; among ranks for as many experts or a multiple of them.
+    plan: of `experts plan`, or its file: the choice of every range of capacities comes from its table, and nothing is tried.
     fabric: a preset, file or Fabric whose devices are the group's ranks in order; it says what lies in one server. None: one switch.
     seed: of the experts' first weights, the same on all ranks; None: torch's own generator must be alike everywhere.
 
@@ -59,7 +62,7 @@ class MoELayer(torch.nn.Module):  # type: ignore[misc]
         prioritised: bool = False, normalise: bool = True, gate: Literal["after", "before"] = "after",
         loss: Literal["balance", "importance"] = "balance", noise: float = 0.0, choice: Choice | tuple[int, int, str] | Literal["search"] = "search",
         dropless: str = "", block: int = 16, chunks: Sequence[int] = (1, 2, 4), algorithms: Sequence[str] = ("linear",), window: int = 128,
-        fabric: str | Fabric | None = None, group: Any = None, seed: int | None = None,
+        fabric: str | Fabric | None = None, group: Any = None, seed: int | None = None, plan: str | Plan | None = None,
     ) -> None:  # fmt: skip
         super().__init__()
         if gate not in ("after", "before") or loss not in ("balance", "importance"):
@@ -78,10 +81,18 @@ class MoELayer(torch.nn.Module):  # type: ignore[misc]
         self.programs = self._programs(fabric)
         options = Tutel(chunks=tuple(chunks), algorithms=tuple(algorithms), window=window)
         self.choice = None if choice == "search" else Choice(*choice)
-        self.alignment = alignment_of(self.shape.shares, tuple(chunks) if self.choice is None else (self.choice.chunks,))
         self.ways = self._ways(dropless, block)
-        candidates = self._candidates(options) if self.choice is None else (self.choice,)
-        self.searches = {training: DictionarySearch(candidates, window=window) for training in (True, False)}
+        searches: dict[bool, DictionarySearch | TableSearch]
+        if plan is not None:
+            table, window = table_of(plan if isinstance(plan, Plan) else read_plan(plan), self.shape)
+            candidates = tuple(dict.fromkeys(table.values()))
+            chunks = tuple(c.chunks for c in candidates)
+            searches = dict.fromkeys((True, False), TableSearch(table, window=window))
+        else:
+            candidates = self._candidates(options) if self.choice is None else (self.choice,)
+            searches = {training: DictionarySearch(candidates, window=window) for training in (True, False)}
+        self.searches = searches
+        self.alignment = alignment_of(self.shape.shares, tuple(chunks) if self.choice is None else (self.choice.chunks,))
         self.runner = ExchangeRunner(self.group, self.rank, self.programs, self.layout, form.run, self._took)
         self._last: tuple[bool, int, Choice, float] | None = None  # of the step before: in training?, capacity, choice, seconds
         self._forward_s = 0.0
@@ -115,7 +126,7 @@ class MoELayer(torch.nn.Module):  # type: ignore[misc]
     def _candidates(self, options: Tutel) -> tuple[Choice, ...]:
         from ..decide.experts import ExpertProblem
 
-        problem = ExpertProblem(fabric=self.programs.fabric, ranks=self.programs.ranks, shape=self.shape, capacities=(self.alignment,))
+        problem = ExpertProblem(fabric=self.programs.fabric, ranks=self.programs.ranks, shape=self.shape, capacities=(1,))
         found = options.plan(problem).candidates
         if self.ranks > 1:
             for choice in found:

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from ...errors import UsageError
 from .problem import Choice
 
-__all__ = ["BAND", "SMOOTHING", "DictionarySearch", "bucket_of"]
+__all__ = ["BAND", "SMOOTHING", "DictionarySearch", "TableSearch", "bucket_of"]
 
 SMOOTHING = 0.3  # of the newest time in the running mean
 BAND = 0.15  # a running mean that leaves this share around the time at which the choice was made starts the trials again
@@ -115,6 +115,27 @@ class DictionarySearch:
         """The candidate of that degree that is most like another."""
         same = [c for c in self.candidates if c.degree == degree]
         return min(same, key=lambda c: (c.algorithm != like.algorithm, abs(c.chunks - like.chunks), self.candidates.index(c)))
+
+
+class TableSearch:
+    """The choices of a plan's table: those of the range that a capacity lies in, or of the nearest one. `record` changes nothing."""
+
+    def __init__(self, table: Mapping[int, Choice], *, window: int) -> None:
+        """table: by number of the range (`bucket_of`). Raises: UsageError for an empty one."""
+        if not table:
+            raise UsageError("the table holds no choice", where="plan")
+        self.table, self.window = dict(table), window
+
+    def choose(self, capacity: int) -> Choice:
+        wanted = bucket_of(capacity, self.window)
+        return self.table[min(self.table, key=lambda bucket: (abs(bucket - wanted), bucket))]
+
+    def record(self, capacity: int, choice: Choice, time_s: float) -> None:
+        """Nothing is learned."""
+
+    @property
+    def settled(self) -> Mapping[int, Choice]:
+        return self.table
 
 
 class _Due(Exception):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from .plan import RankedChoice, plan_experts, rank_choices
+from .plan import RankedChoice, plan_experts, rank_choices, table_of
 from .programs import ALGORITHMS, LayerPrograms
 
-__all__ = ["ALGORITHMS", "LayerPrograms", "RankedChoice", "plan_experts", "rank_choices"]
+__all__ = ["ALGORITHMS", "LayerPrograms", "RankedChoice", "plan_experts", "rank_choices", "table_of"]

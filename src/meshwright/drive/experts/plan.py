@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import msgspec
 
 from ...cost import assumed_cost
-from ...decide.experts import Choice, ExpertProblem, strategy
+from ...decide.experts import Choice, ExpertProblem, ExpertShape, strategy
 from ...decide.experts.bound import ExpertBound, expert_bound
 from ...decide.experts.problem import ExpertStrategy
 from ...decide.experts.search import bucket_of
-from ...errors import Unsupported
+from ...errors import PlanMismatch, Unsupported
 from ...graph.graph import Work
 from ...kernels.stages import stage
 from ...plan.plan import Alternative, Plan
@@ -23,7 +23,7 @@ from ...simulate import simulate_program
 from ..plans import check_plan, make_plan
 from .programs import LayerPrograms
 
-__all__ = ["RankedChoice", "plan_experts", "rank_choices"]
+__all__ = ["RankedChoice", "plan_experts", "rank_choices", "table_of"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,7 +57,7 @@ def rank_choices(problem: ExpertProblem, programs: LayerPrograms, candidates: Se
                 times = [_time_s(problem, programs, choice, capacity, backward=b) for b in (False, True)[: 2 if problem.passes == "training" else 1]]
                 why = ""
             except Unsupported as error:
-                times, why = [None], str(error)
+                times, why = [None], error.message
             rows.append(RankedChoice(
                 choice=choice, capacity=capacity, forward_s=times[0], backward_s=times[1] if len(times) > 1 else None, tokens_bytes=tokens,
                 weights_bytes=weights, bound=bounds[choice.degree], why=why,
@@ -107,6 +107,24 @@ def plan_experts(problem: ExpertProblem, chosen: ExpertStrategy | None = None) -
     )  # fmt: skip
     check_plan(plan)
     return plan, ranked
+
+
+def table_of(plan: Plan, shape: ExpertShape) -> tuple[dict[int, Choice], int]:
+    """(choice by number of its range of capacities, window) of a plan for a layer of that shape.
+
+    Raises: PlanMismatch for a plan of another kind or layer, naming what differs.
+    """
+    job = plan.job.get("experts")
+    if plan.kind != "experts" or not isinstance(job, Mapping):
+        raise PlanMismatch(f"this is a {plan.kind} plan, not one of an expert layer", where="plan", hint="make one with `meshwright experts plan`")
+    for name in ("ranks", "experts", "model", "inner", "output", "matrices"):
+        if job.get(name) != getattr(shape, name):
+            text = f"the plan is for {name} = {job.get(name)}, the layer has {getattr(shape, name)}"
+            raise PlanMismatch(text, where="plan", hint="plan for this layer", data={"field": name})
+    decision = plan.decisions["experts"]
+    window = int(decision["options"]["window"])
+    rows = decision["notes"]["choices"]
+    return {bucket_of(int(row["capacity"]), window): Choice(*row["choice"]) for row in rows}, window
 
 
 def _job(problem: ExpertProblem) -> dict[str, Any]:
