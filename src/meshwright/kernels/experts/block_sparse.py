@@ -8,6 +8,7 @@ Invariant: products are those of the dense matrix with zeros where there is no b
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -105,6 +106,6 @@ def dds(a: torch.Tensor, b: BlockMatrix, *, transposed: bool = False) -> torch.T
     return dsd(b, a.t(), transposed=not transposed).t()
 
 
-def _require(fits: bool, what: str, a: object, b: object, topology: Topology) -> None:
+def _require(fits: bool, what: str, a: Sequence[int], b: Sequence[int], topology: Topology) -> None:
     if not fits:
-        raise UsageError(f"{what} of {tuple(a)} and {tuple(b)} does not fit blocks of {topology.shape}", where="block_sparse")  # type: ignore[call-overload]
+        raise UsageError(f"{what} of {tuple(a)} and {tuple(b)} does not fit blocks of {topology.shape}", where="block_sparse")
