@@ -1,7 +1,7 @@
 """Rows of any number per expert: every way to multiply beside padding to the longest, a loop, torch's grouped_mm and a dense MLP of as many rows.
 
 Run: `python benchmarks/experts_dropless.py` (one minute). T = 4,096, H = 256, F = 512, 16 experts of two matrices, k = 1; forward and backward;
-routing by Zipf 1.0, 1.2, 1.5. Processor seconds of one thread, median of 7 after 2. `auto`: the way that lines fitted to the steps choose.
+routing by Zipf 1.0, 1.2, 1.5. Processor seconds of one thread, median of 5 after 1. `auto`: the way that lines fitted to the steps choose.
 Raw output: results/experts_dropless.json.
 """
 
@@ -23,7 +23,7 @@ from meshwright.nn import FeedForward
 
 T, H, F, E, K = 4096, 256, 512, 16, 1
 BLOCK = 128
-ROUNDS, WARM = 7, 2
+ROUNDS, WARM = 5, 1
 ASKED_SHARE_OF_RATIO, ASKED_OF_GROUPED, ASKED_OF_DENSE = 0.9, 1.05, 0.85
 
 
