@@ -121,7 +121,8 @@ def pytest_unconfigure(config: pytest.Config) -> None:
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
     """Under `@pytest.mark.interpreter` no interpreter is a fork of the warm one. What is captured is kept, but where capturing is tested."""
-    traced.remember("capture" not in item.path.parts)
+    if kept := sys.modules.get("traced"):
+        kept.remember("capture" not in item.path.parts)
     with warm_interpreters.real_interpreters() if item.get_closest_marker("interpreter") else nullcontext():
         return (yield)
 

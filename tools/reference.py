@@ -150,7 +150,7 @@ def presets_page() -> str:
 # The page that explains the methods of a decision, beside their own where they have one.
 EXPLAINED = {
     "collective": "collectives.md", "collective.sparse": "sparse_collectives.md", "layout": "layout_search.md", "memory": "memory.md",
-    "pipeline": "pipelines.md", "traffic": "traffic.md", "restart": "replanning.md",
+    "pipeline": "pipelines.md", "traffic": "traffic.md", "restart": "replanning.md", "experts": "experts.md",
     "topology": "topology.md",
 }  # fmt: skip
 OWN_PAGES = {
@@ -166,6 +166,7 @@ METHOD_PAGES = {
     "decide.pipeline.zerobubble": "zerobubble", "decide.pipeline.vschedules": "zerobubble", "decide.pipeline.breadthfirst": "breadthfirst",
     "decide.memory.monet": "monet", "decide.memory.fusionaware": "fusionaware", "decide.memory.static": "staticmemory",
     "decide.traffic.cupcake": "cupcake", "decide.topology.directconnect": "directconnect", "decide.topology.hammingmesh": "hammingmesh",
+    "decide.experts.tutel": "tutel",
 }  # fmt: skip
 
 

@@ -20,6 +20,7 @@ HOLD_CODE = {"cli": "`main` loads the frame when it is called"} | dict.fromkeys(
     (
         "decide/collective",
         "decide/collective/sparse",
+        "decide/experts",
         "decide/layout",
         "decide/memory",
         "decide/pipeline",

@@ -17,7 +17,7 @@ from .verdict import Finding
 
 __all__ = ["check_bound_is_of_job", "check_job"]
 
-KINDS = ("collective", "training", "pipeline", "imported")
+KINDS = ("collective", "training", "pipeline", "experts", "imported")
 ROOTED = ("broadcast", "reduce", "scatter", "gather")
 # What a plan of a kind may have a bound by; kinds that are not named have none.
 CERTIFICATES = {

@@ -5,6 +5,7 @@ from __future__ import annotations
 from ..cite import Cite
 from ..decide.collective import STRATEGIES as COLLECTIVE
 from ..decide.collective.sparse import STRATEGIES as SPARSE
+from ..decide.experts import STRATEGIES as EXPERTS
 from ..decide.pipeline import STRATEGIES as PIPELINE
 from ..decide.pipeline import fill, offload
 from ..decide.strategies import cite_of
@@ -28,4 +29,6 @@ def _cite(key: str, strategy: str) -> Cite | None:
         return imported or cite_of("collective", COLLECTIVE, strategy) or cite_of("collective.sparse", SPARSE, strategy)
     if key == "pipeline":
         return cite_of("pipeline", PIPELINE, strategy)
+    if key == "experts":
+        return cite_of("experts", EXPERTS, strategy)
     return {"fill": fill.CITE, "offload": offload.CITE}.get(key)

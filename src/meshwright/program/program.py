@@ -50,7 +50,7 @@ REPRODUCIBLE = ("run", "tree", "exact")
 # Operations that add: of the others every level holds by itself.
 REPRODUCIBLE_SUMS = ("all-reduce", "reduce-scatter", "reduce")
 # Ops of collectives that work chunk by chunk, see `Ops`.
-CHUNKWISE = frozenset({"select", "encode", "decode", "accumulate", "merge"})
+CHUNKWISE = frozenset({"select", "encode", "decode", "accumulate", "merge", "expert"})
 FEATURES = frozenset({"multi", "lag", "symbolic-size", "fold", "calls", "repeat"})
 
 
@@ -218,7 +218,8 @@ class Ops:
     `name`: "F", "B", "I", "W", "optimizer", "loss", ...; `graph`: key of the operator-graph segment. `f"{graph}|{name}"` is
     the key by which `Cost` prices the op and by which an executor finds what to run. `part` of `parts`: tensor-parallel shard.
     An op named in `CHUNKWISE` makes the i-th chunk that it writes from chunks i, i + w, i + 2w, ... of those that it reads (w: how many it
-    writes), adding them up: whatever it leaves out or packs, the chunk stays those ranks' contribution.
+    writes), adding them up: whatever it leaves out or packs, the chunk stays those ranks' contribution. Weights that an "expert" reads, and gradients
+    that it writes (buffers of these roles), are no part of what it passes on.
     """
 
     name: tuple[str, ...]

@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 
 from ...errors import TimeLimit, Unsupported
-from ...program.program import CHUNKWISE, I32, REPRODUCIBLE_SUMS, Contract, Kind, Part, Program
+from ...program.program import BUFFER_ROLES, CHUNKWISE, I32, REPRODUCIBLE_SUMS, Contract, Kind, Part, Program
 from ..verdict import MAX_FINDINGS_OF_A_KIND, Finding
 from .fold_tree import FoldTrees
 from .order import Accesses, Addresses, Ints, Order, accesses, messages
@@ -32,6 +32,7 @@ MAX_CELLS = 40_000_000  # cells held and chunk moves, added up: each is followed
 # Plain integers: an enum's `&` makes a member each time, and the loop over steps asks six times a step.
 RECV, READ, STORE, ADD, SEND, IN_SET, OUT_SET = map(int, (Part.RECV, Part.READ, Part.STORE, Part.ADD, Part.SEND, Part.IN_SET, Part.OUT_SET))
 COMPUTE, TRANSFER = int(Kind.COMPUTE), int(Kind.TRANSFER)
+BESIDE = (BUFFER_ROLES.index("weight"), BUFFER_ROLES.index("gradient"))
 QUANTITY_MASK = (1 << 32) - 1  # of a cell: which quantity it holds; the bits above are whose contributions
 
 
@@ -125,8 +126,9 @@ class Machine:
             raise Unsupported(f"step {step} computes {ops.name[op]!r}: how it rounds a sum that must be a fold is not known")
         if ops.name[op] not in CHUNKWISE:
             raise Unsupported(f"step {step} computes {ops.name[op]!r}: what a collective's operators do to its data is not known")
-        read = self._chunks(ops.reads[op], turn)
-        written = self._chunks(ops.writes[op], turn)
+        beside = ops.name[op] == "expert"
+        read = self._chunks(ops.reads[op], turn, beside=beside)
+        written = self._chunks(ops.writes[op], turn, beside=beside)
         if not written or len(read) % len(written) or len({hi - lo for _, lo, hi in (*read, *written)}) > 1:
             raise Unsupported(f"step {step} makes {len(written)} chunks of {len(read)}: {ops.name[op]!r} works chunk by chunk")
         # Read before anything is written: an op may write what it reads. The inputs of output i are every len(written)-th range from i on.
@@ -138,9 +140,10 @@ class Machine:
                 total = [self.add(a, b, step) for a, b in zip(total, part, strict=True)]
             self.store(root, lo, hi, total, step)
 
-    def _chunks(self, ranges: I32, turn: int) -> list[tuple[int, int, int]]:
-        """(root, first cell, end cell) of every chunk of (buffer, first chunk, count) triples."""
-        rows = ranges.reshape(-1, 3).tolist()
+    def _chunks(self, ranges: I32, turn: int, *, beside: bool) -> list[tuple[int, int, int]]:
+        """(root, first cell, end cell) of every chunk of (buffer, first chunk, count) triples; `beside`: but of weights and gradients."""
+        role = self.p.buffers.role
+        rows = [x for x in ranges.reshape(-1, 3).tolist() if not (beside and role[x[0]] in BESIDE)]
         return [self.locate(buffer, chunk + i, 1, turn) for buffer, chunk, count in rows for i in range(count)]
 
 

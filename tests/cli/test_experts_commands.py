@@ -1,0 +1,52 @@
+"""`meshwright experts plan` and `compare` as a user calls them."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from meshwright.cli.frame import main
+
+LAYER = ["--fabric", "two-islands", "--experts", "2", "--model-dim", "16", "--inner", "32", "--chunks", "1,2"]
+
+
+def test_plan(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "experts.json.gz"
+    assert main(["experts", "plan", *LAYER, "--capacities", "30,300", "--out", str(path), "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert (found["schema"], found["version"], found["degrees"]) == ("meshwright.experts.plan", 1, [0, 1, 2])
+    assert [c["capacity"] for c in found["choices"]] == [32, 300] and sorted(found["table"])[0] == "backward:128"
+    assert all(c["ratio"] >= 1 and c["bound"]["follows_from"] for c in found["choices"])
+    assert main(["train", "check", str(path)]) == 0
+    assert main(["cite", str(path)]) == 0
+    assert "Tutel" in capsys.readouterr().out
+
+
+def test_compare(capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["experts", "compare", *LAYER, "--tokens", "100", "--k", "1", "--gated", "--inference", "--degrees", "0,2"]
+    assert main([*words, "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    (rows,) = found["capacities"]
+    assert {(r["degree"], r["chunks"], r["algorithm"]) for r in rows} == {(0, 1, "linear"), (0, 1, "2dh"), *((2, d, a) for d in (1, 2)
+                                                                           for a in ("linear", "2dh"))}  # fmt: skip
+    assert [r["time_s"] for r in rows] == sorted(r["time_s"] for r in rows) and all(r["backward_s"] is None for r in rows)
+    assert found["fixed"]["best_fixed_s"] == found["fixed"]["adaptive_s"]
+    assert main(words) == 0
+    assert "with the best fixed one" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("words", "text"),
+    [
+        ([], "one of --capacities and --tokens"), (["--capacities", "0"], "at least 1"), (["--capacities", "8", "--degrees", "3"], "no degree 3"),
+        (["--tokens", "9", "--k", "3"], "there are 2 experts"), (["--tokens", "9", "--capacity-factor", "0"], "follow the demand"),
+        (["--tokens", "9", "--capacity-factor", "0.01"], "rounds to a capacity of zero"), (["--capacities", "x"], "whole numbers separated"),
+        (["--capacities", "8", "--chunks", "0"], "must be"), (["--capacities", "8", "--algorithms", "spiral"], "spiral"),
+        (["--capacities", "8", "--experts", "3"], "cannot be divided evenly"),
+    ],
+)  # fmt: skip
+def test_mistakes(words: list[str], text: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["experts", "plan", *LAYER, *words]) == 2
+    assert text in capsys.readouterr().err

@@ -1,0 +1,48 @@
+"""Triton kernels of expert layers in the interpreter against the CPU kernels. Needs `triton` beside torch; skipped without it."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+
+if "TRITON_INTERPRET" not in os.environ:
+    os.environ["TRITON_INTERPRET"] = "1"  # read when triton is imported
+pytest.importorskip("triton", reason="triton is not installed: GPU kernels unchecked (pip install triton)")
+torch = pytest.importorskip("torch")
+
+from meshwright.kernels.experts import block_sparse, dispatch, route, slots_of  # noqa: E402
+from meshwright.kernels.gpu import experts as gpu  # noqa: E402
+
+
+@pytest.mark.parametrize(("tokens", "k", "capacity", "width"), [(0, 1, 1, 8), (7, 1, 2, 8), (20, 3, 5, 1030), (9, 2, 9, 33)])
+@pytest.mark.parametrize("gated", [False, True])
+def test_encode_and_decode(tokens: int, k: int, capacity: int, width: int, gated: bool) -> None:
+    torch.manual_seed(tokens)
+    found = route(torch.softmax(torch.randn(tokens, 4), 1), k)
+    slots = slots_of(found.experts, found.locations, capacity)
+    gates = found.gates if gated else None
+    x = torch.randn(tokens, width)
+    ours = gpu.put(4 * capacity, x, slots, gates)
+    assert torch.equal(ours, dispatch._put(4 * capacity, x, slots, gates))
+    assert torch.allclose(gpu.take(ours, slots, gates), dispatch._take(ours, slots, gates), atol=1e-6)
+
+
+@pytest.mark.parametrize(("block", "tall", "wide", "inner"), [(16, 3, 2, 40), (32, 2, 4, 64), (128, 4, 2, 512)])
+def test_products(block: int, tall: int, wide: int, inner: int) -> None:
+    """With every transpose; some rows and columns have no block."""
+    torch.manual_seed(block)
+    mask = torch.rand(tall, wide) < 0.6
+    mask[0], mask[:, 0] = False, False
+    t = block_sparse.topology_of(mask, block)
+    a, b = torch.randn(tall * block, inner), torch.randn(inner, wide * block)
+    plain = block_sparse.sdd(a, b, t)
+    assert torch.allclose(gpu.sdd(a, b, t.rows, t.columns, block), plain.values, atol=1e-3)
+    assert torch.allclose(gpu.sdd(a.t().contiguous().t(), b.t().contiguous().t(), t.rows, t.columns, block), plain.values, atol=1e-3)
+    right, left = torch.randn(wide * block, 70), torch.randn(tall * block, 70)
+    every = torch.arange(len(t.rows), dtype=torch.int32)
+    scale = inner**0.5
+    assert torch.allclose(gpu.dsd(plain.values, every, t.offsets, t.columns, right), block_sparse.dsd(plain, right), atol=1e-4 * scale * block)
+    order, offsets = t.transposed()
+    turned = gpu.dsd(plain.values, order.int(), offsets.int(), t.rows, left, transposed=True)
+    assert torch.allclose(turned, block_sparse.dsd(plain, left, transposed=True), atol=1e-4 * scale * block)
