@@ -29,7 +29,8 @@ __all__ = ["Device", "Fabric", "Link", "Provenance", "Switch"]
 
 @dataclass(frozen=True, kw_only=True)
 class Device:
-    """One processor that computes. `flops` maps a dtype name (`"fp32"`, `"bf16"`, ...) to peak operations per second."""
+    """One processor that computes. `flops` maps a dtype name (`"fp32"`, `"bf16"`, ...) to peak operations per second; `runs` kinds of tasks of one's
+    own (`"camera"`, `"decoder"`, ...) to the operations per second of theirs that this device does."""
 
     name: str
     kind: str = "gpu"  # "gpu" | "cpu"
@@ -39,6 +40,7 @@ class Device:
     flops: Mapping[str, int] = field(default_factory=dict)
     cpu_share: float = 0.0  # share of one core this device may use; 0 = a whole device of its own
     sm: int = 0  # ten times the compute capability of an NVIDIA GPU, 90 = Hopper; 0 = unknown
+    runs: Mapping[str, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, kw_only=True)
