@@ -40,7 +40,8 @@ def document_of(problem: PlaceProblem, ranked: list[Tried], bound: Bound) -> dic
         {
             "strategy": t.strategy.name, "time_s": t.time_s if t.placement else None, "alone_s": t.placement.makespan_s if t.placement else None,
             "evaluations": t.placement.evaluations if t.placement else 0,
-            "over_bound": t.time_s / float(bound) if t.placement and float(bound) else None, "why": t.why, "notes": dict(t.placement.notes) if t.placement else {},
+            "over_bound": t.time_s / float(bound) if t.placement and float(bound) else None,
+            "why": t.why, "notes": dict(t.placement.notes) if t.placement else {},
         }
         for t in ranked
     ]  # fmt: skip

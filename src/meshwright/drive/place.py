@@ -64,7 +64,7 @@ def plan_placement(problem: PlaceProblem, candidates: Sequence[PlaceStrategy] | 
     }  # fmt: skip
     plan = make_plan(
         "placement", problem.fabric, tuple(d.name for d in problem.fabric.devices), program, job={"tasks": msgspec.to_builtins(problem.graph)},
-        cost=price_table(problem, best.placement), decisions={"placement": decision}, bound=bound, prediction=best.time_s, seed=seed,
+        cost=price_table(problem, best.placement), decisions={"place": decision}, bound=bound, prediction=best.time_s, seed=seed,
         alternatives=(Alternative(what=t.strategy.name, time_s=t.time_s if t.placement else None, why=t.why) for t in ranked[1:]),
     )  # fmt: skip
     check_plan(plan)

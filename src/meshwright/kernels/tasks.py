@@ -3,8 +3,8 @@
 Tasks are numbered, devices too. `dur[i, k]`: seconds of task i on device k, infinite where it cannot run. Parents are lists in CSR form (`ptr`,
 `parent`, `size` in bytes). A message from device k to l takes `delay[k, l] + size * per_byte[k, l]`, nothing within a device. With `route_ptr`,
 `route_link` (links of the route from k to l at `k * devices + l`) and `link_per_byte`, a message also waits for the links of its route and keeps them
-busy; without links (an empty `link_per_byte`) messages do not share any. A sequence is a topological order of all tasks: each device runs its tasks in
-this order, each as early as the data and the device allow.
+busy; without links (an empty `link_per_byte`) messages do not share any. A sequence is a topological order of all tasks: each device runs its tasks
+in this order, each as early as the data and the device allow.
 """
 
 from __future__ import annotations
@@ -93,27 +93,22 @@ def inserted(order: Any, fixed: Any, dur: Any, ptr: Any, parent: Any, size: Any,
 
 
 @_kept  # type: ignore[untyped-decorator]
-def first_come(order: Any, on: Any, dur: Any, ptr: Any, parent: Any, size: Any, delay: Any, per_byte: Any, start: Any, end: Any) -> float:
+def first_come(edge: Any, on: Any, dur: Any, ptr: Any, parent: Any, size: Any, delay: Any, per_byte: Any, start: Any, end: Any) -> float:
     """Each device runs tasks in the order in which their data is complete (GiPH, section 3): the makespan.
 
-    A task that is not yet known to be ready becomes so after one that is, so the earliest among those known is next on its device. O(tasks^2)."""
+    A task that is not yet known to be ready becomes so after one that is, so the earliest among those known is next on its device. Of those that are
+    ready at one time it is the one whose last message has the smallest number, as in GiPH's simulator; `edge`: numbers of the edges. O(tasks^2)."""
     tasks = dur.shape[0]
-    left = np.zeros(tasks, np.int64)
-    for i in range(tasks):
-        left[i] = ptr[i + 1] - ptr[i]
-    ready = np.full(tasks, np.inf)
-    for i in range(tasks):
-        if left[i] == 0:
-            ready[i] = 0.0
+    left = ptr[1:] - ptr[:-1]
+    ready, last_edge = np.zeros(tasks), np.arange(tasks) - tasks
     done = np.zeros(tasks, np.bool_)
     free = np.zeros(dur.shape[1])
     last = 0.0
     for _ in range(tasks):
-        next_one = -1
-        for i in order:
-            if not done[i] and left[i] == 0 and (next_one < 0 or ready[i] < ready[next_one]):
-                next_one = i
-        i = next_one
+        i = -1
+        for j in range(tasks):
+            if not done[j] and left[j] == 0 and (i < 0 or (ready[j], last_edge[j]) < (ready[i], last_edge[i])):
+                i = j
         done[i] = True
         k = on[i]
         start[i] = max(free[k], ready[i])
@@ -124,14 +119,11 @@ def first_come(order: Any, on: Any, dur: Any, ptr: Any, parent: Any, size: Any, 
             for e in range(ptr[j], ptr[j + 1]):
                 if parent[e] == i:
                     left[j] -= 1
-                    if left[j] == 0:
-                        ready[j] = 0.0
-                        for f in range(ptr[j], ptr[j + 1]):
-                            p = parent[f]
-                            t = end[p]
-                            if on[p] != on[j]:
-                                t += delay[on[p], on[j]] + size[f] * per_byte[on[p], on[j]]
-                            ready[j] = max(ready[j], t)
+                    t = end[i]
+                    if k != on[j]:
+                        t += delay[k, on[j]] + size[e] * per_byte[k, on[j]]
+                    if (t, edge[e]) > (ready[j], last_edge[j]):
+                        ready[j], last_edge[j] = t, edge[e]
     return last
 
 

@@ -116,7 +116,7 @@ def test_first_come_first_served(seed):
     problem = PlaceProblem(graph=TaskGraph(tasks=tasks, edges=problem.graph.edges), fabric=problem.fabric)
     on = np.array([r.choice(np.flatnonzero(np.isfinite(row))) for row in problem.arrays.dur])
     start, end = np.empty(10), np.empty(10)
-    found = first_come(np.array(problem.graph.order), on, *problem.arrays, start, end)
+    found = first_come(problem.edge_numbers, on, *problem.arrays, start, end)
     assert found == pytest.approx(served(problem, on.tolist()), rel=1e-12)
 
 
@@ -164,6 +164,8 @@ def test_what_cannot_be_placed_is_refused(monkeypatch):
     for options in ({"evaluations": -1}, {"rounds": 0}, {"links": "none"}):
         with pytest.raises(UsageError, match="search"):
             planned(Search(**options), problem)
+    with pytest.raises(UsageError, match=r"heft\.pairs"):
+        planned(Heft(pairs="some"), problem)
     monkeypatch.setattr("meshwright.decide.place.exact.find_spec", lambda name: None)
     with pytest.raises(MissingExtra, match="ortools"):
         planned(Exact(), problem)

@@ -5,7 +5,7 @@ Hu et al., "GiPH", MLSys 2023, section 5 (random task + EFT).
 Left open by the paper: ties. Our answer: the smaller task number, then the smaller device.
 Deviations: a gap may lie anywhere between two tasks of a device (public code leaves gaps out). CPOP's path processor is the one on which the critical
 path takes least and which can run all of it; where there is none, its tasks go where they end first. Mean costs are over the devices that can run a
-task, mean messages over pairs of different devices of which one can run either task.
+task; mean messages over pairs of different devices that can run the two tasks, or, as an option, over all such pairs, as in GiPH's public code.
 Invariant: sequences are topological; every task is on a device that has a rate for its kind.
 Cost: O(tasks · devices · (degree + tasks per device)) a schedule.
 """
@@ -20,6 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...cite import Cite
+from ...errors import UsageError
 from ...kernels.tasks import first_come, inserted
 from .problem import Placement, PlaceProblem
 
@@ -33,12 +34,12 @@ CPOP_CITE = HEFT_CITE
 GIPH_CITE = Cite(key="giph-mlsys23", title="GiPH: Generalizable Placement Learning for Adaptive Heterogeneous Computing", year=2023, venue="MLSys")
 
 
-def upward_ranks(problem: PlaceProblem) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """(upward rank with the task itself, downward rank without it) in seconds, with mean costs."""
+def upward_ranks(problem: PlaceProblem, *, pairs: str = "different") -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """(upward rank with the task itself, downward rank without it) in seconds, with mean costs; messages over `pairs` of devices: different, all."""
     a = problem.arrays
     finite = np.isfinite(a.dur)
     mean = np.where(finite, a.dur, 0).sum(1) / finite.sum(1)
-    message = _mean_messages(problem, finite)
+    message = _mean_messages(problem, finite, pairs)
     up, down = mean.copy(), np.zeros_like(mean)
     order = problem.graph.order
     for j in reversed(order):
@@ -52,13 +53,14 @@ def upward_ranks(problem: PlaceProblem) -> tuple[NDArray[np.float64], NDArray[np
     return up, down
 
 
-def _mean_messages(problem: PlaceProblem, finite: NDArray[np.bool_]) -> NDArray[np.float64]:
+def _mean_messages(problem: PlaceProblem, finite: NDArray[np.bool_], which: str) -> NDArray[np.float64]:
     """Of every edge, in the order of `Arrays.parent`. Tasks of a kind run on the same devices, so means are taken once per pair of kinds."""
     a = problem.arrays
     kinds = {kind: n for n, kind in enumerate(dict.fromkeys(t.kind for t in problem.graph.tasks))}
     kind_of = np.array([kinds[t.kind] for t in problem.graph.tasks])
     can = np.array([finite[np.flatnonzero(kind_of == n)[0]] for n in range(len(kinds))], np.float64)
-    pairs = np.maximum(can.sum(1)[:, None] * can.sum(1) - can @ can.T, 1.0)  # within a device there is no message, so tables hold 0
+    same = can @ can.T if which == "different" else 0.0  # within a device there is no message, so tables hold 0
+    pairs = np.maximum(can.sum(1)[:, None] * can.sum(1) - same, 1.0)
     delay, per_byte = (can @ table @ can.T / pairs for table in (a.delay, a.per_byte))
     child = np.repeat(np.arange(len(kind_of)), np.diff(a.ptr))
     at = kind_of[a.parent], kind_of[child]
@@ -93,14 +95,19 @@ def listed(problem: PlaceProblem, order: NDArray[np.int64], fixed: NDArray[np.in
 
 @dataclass(frozen=True, kw_only=True)
 class Heft:
-    """Heterogeneous earliest finish time. No options."""
+    """Heterogeneous earliest finish time. pairs: of devices over which a message's mean is taken: different (default, as published), or all."""
 
     name: ClassVar[str] = "heft"
     cite: ClassVar[Cite] = HEFT_CITE
     aliases: ClassVar[tuple[str, ...]] = ()
 
+    pairs: str = "different"
+
     def plan(self, problem: PlaceProblem, *, rng: np.random.Generator) -> Placement:
-        return problem.placement(self, *listed(problem, in_order_of(problem, upward_ranks(problem)[0])), evaluations=1)
+        """Raises: UsageError for other pairs."""
+        if self.pairs not in ("different", "all"):
+            raise UsageError(f"must be different or all, got {self.pairs!r}", where="heft.pairs")
+        return problem.placement(self, *listed(problem, in_order_of(problem, upward_ranks(problem, pairs=self.pairs)[0])), evaluations=1)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -149,13 +156,12 @@ class RandomEft:
     def plan(self, problem: PlaceProblem, *, rng: np.random.Generator) -> Placement:
         a = problem.arrays
         n = len(problem.graph.tasks)
-        order = np.array(problem.graph.order, np.int64)
         on = np.array([rng.choice(np.flatnonzero(np.isfinite(row))) for row in a.dur], np.int64)
         start, end = np.empty(n), np.empty(n)
         looked = self.evaluations or 20 * n
         best, found = np.inf, (on.copy(), start.copy())
         for _ in range(looked):
-            makespan_s = first_come(order, on, *a, start, end)
+            makespan_s = first_come(problem.edge_numbers, on, *a, start, end)
             if makespan_s < best:
                 best, found = makespan_s, (on.copy(), start.copy())
             i = int(rng.integers(n))

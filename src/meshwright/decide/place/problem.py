@@ -1,8 +1,8 @@
 """Types of the placement decision: which task runs on which device, and in which order each device runs its tasks.
 
 Times are those of the fabric: a task takes work over the device's rate for its kind (`Device.runs`, or `flops`); a message takes the latencies of its
-route and its bytes over the rate of the narrowest link, as the simulator has it. While a schedule is sought, messages share no links, or take turns on
-them; what they really lose by sharing shows when the finished plan is simulated.
+route and its bytes over the rate of the narrowest link, as the simulator has it. While a schedule is sought, messages share no links, or take turns
+on them; what they really lose by sharing shows when the finished plan is simulated.
 """
 
 from __future__ import annotations
@@ -86,6 +86,11 @@ class PlaceProblem:
         size = np.array([e.size_bytes for e in self.graph.edges], np.float64)
         delay, per_byte = self._messages()
         return Arrays(dur, ptr.astype(np.int64), pairs[by, 0].copy(), size[by], delay, per_byte)
+
+    @cached_property
+    def edge_numbers(self) -> NDArray[np.int64]:
+        """Numbers of the graph's edges, in the order of `Arrays.parent`."""
+        return np.argsort(np.array(self.graph.pairs, np.int64).reshape(-1, 2)[:, 1], kind="stable").astype(np.int64)
 
     @cached_property
     def children(self) -> tuple[NDArray[np.int64], NDArray[np.int64]]:

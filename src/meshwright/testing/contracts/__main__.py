@@ -19,7 +19,7 @@ from ...drive.strategies import of_package
 from ...errors import MeshwrightError
 from .chosen import KINDS
 
-BATTERIES = ("collective", "layout", "memory", "pipeline", "restart", "topology", "traffic")
+BATTERIES = ("collective", "layout", "memory", "pipeline", "place", "restart", "topology", "traffic")
 MAX_MESSAGE_LINES = 12  # of a failure's message
 
 
