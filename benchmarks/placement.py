@@ -5,7 +5,8 @@
 DIR: a copy of github.com/uidmice/placement-rl (needs torch, networkx, simpy, matplotlib; dgl is not imported by what is used and is stubbed). Ten
 instances: v 12, alpha 0.3, connection probability 0.2, 5 devices, 5 types, type probability 0.6, seeds 0 to 9. Of each: does our clock of first come,
 first served give their simulator's makespan for their HEFT's mapping and 20 random ones; our HEFT, our search at 2, 20 and 10,000 schedules for every
-task, each timed with messages that share no links, as theirs; and, with OR-Tools, the exact solver. Every gain is over their HEFT's mapping in their own simulator.
+task, each timed with messages that share no links, as theirs; and, with OR-Tools, the exact solver. Every gain is over their HEFT's
+mapping in their own simulator.
 """
 
 from __future__ import annotations

@@ -27,11 +27,11 @@ NEW = {
     },
 }  # fmt: skip
 OLD = {
-    "name": "montage", "schemaVersion": "1.3",
+    "name": "montage", "schemaVersion": "1.4",
     "workflow": {
         "tasks": [
-            {"name": "p", "runtime": 2.0, "parents": [], "files": [{"link": "output", "name": "f", "size": 11}]},
-            {"name": "q", "runtime": 3.0, "parents": ["p"], "files": [{"link": "input", "name": "f", "size": 11}]},
+            {"name": "p", "id": "ID1", "runtime": 2.0, "parents": [], "files": [{"link": "output", "name": "f", "size": 11}]},
+            {"name": "q", "id": "ID2", "runtime": 3.0, "parents": ["p"], "files": [{"link": "input", "name": "f", "size": 11}]},
         ]
     },
 }
@@ -50,7 +50,7 @@ def test_all_forms_are_read(tmp_path):
     assert [t.work for t in new.tasks] == [1.5 * WORKFLOW_RATE, 0.25 * WORKFLOW_RATE]
     assert [(e.src, e.dst, e.size_bytes) for e in new.edges] == [("d1", "m1", 100)] and new.name == "seismology"
     old = read_tasks(written(tmp_path, OLD))
-    assert [(e.src, e.dst, e.size_bytes) for e in old.edges] == [("p", "q", 11)] and old.tasks[1].work == 3 * WORKFLOW_RATE
+    assert [(e.src, e.dst, e.size_bytes) for e in old.edges] == [("ID1", "ID2", 11)] and old.tasks[1].work == 3 * WORKFLOW_RATE
 
 
 @pytest.mark.parametrize(

@@ -1,8 +1,8 @@
-"""Task graphs in files: our own form (`meshwright.tasks`, docs/formats.md) and WfFormat 1.4 and 1.5, in which workflow collections are published.
+"""Task graphs in files: our own form (`meshwright.tasks`, docs/formats.md) and WfFormat 1.2 to 1.5, in which workflow collections are published.
 
 WfFormat (wfcommons.org/format): `workflow.specification.tasks` with `parents` and files, `workflow.execution.tasks` with `runtimeInSeconds`. Work is
 the runtime times `WORKFLOW_RATE`, so a device with that rate takes as long as the machine of the recording; an edge carries the files that one task
-writes and the other reads. Version 1.3 and older ones keep all of it in `workflow.tasks`.
+writes and the other reads. Version 1.4 and older ones keep all of it in `workflow.tasks`. Files that no task writes are taken to be everywhere.
 """
 
 from __future__ import annotations
@@ -54,14 +54,15 @@ def _workflow(document: dict[str, Any], where: str) -> TaskGraph:
         ids = [str(t.get("id", t.get("name"))) for t in specified]
         reads, writes = ([_files(t, kind, old, sizes) for t in specified] for kind in ("input", "output"))
         tasks = [Task(name=name, work=_seconds(ran.get(name)) * WORKFLOW_RATE) for name in ids]
-        number = {name: i for i, name in enumerate(ids)}
+        # Files of 1.4 name parents by `name`, whether tasks have an `id` or not.
+        number = {str(t.get("name")): i for i, t in enumerate(specified)} | {name: i for i, name in enumerate(ids)}
         edges = [
-            TaskEdge(src=str(parent), dst=ids[j], size_bytes=sum(reads[j][f] for f in reads[j].keys() & writes[number[str(parent)]].keys()))
-            for j, t in enumerate(specified) for parent in t.get("parents", ())
+            TaskEdge(src=ids[i], dst=ids[j], size_bytes=sum(reads[j][f] for f in reads[j].keys() & writes[i].keys()))
+            for j, t in enumerate(specified) for i in (number[str(parent)] for parent in t.get("parents", ()))
         ]  # fmt: skip
     except (KeyError, TypeError, AttributeError, ValueError) as error:
         what = f"lacks or mangles {error}"
-        raise FormatError(what, where=f"{where}: workflow", hint="WfFormat 1.3 to 1.5: wfcommons.org/format") from None
+        raise FormatError(what, where=f"{where}: workflow", hint="WfFormat 1.2 to 1.5: wfcommons.org/format") from None
     return TaskGraph(name=str(document.get("name", "workflow"))[:128], tasks=tuple(tasks), edges=tuple(edges))
 
 
