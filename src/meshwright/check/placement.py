@@ -56,9 +56,10 @@ def check_tasks(p: Program, job: Placed, order: Order) -> list[Finding]:
     if found:
         return found[:MAX_FINDINGS_OF_A_KIND]
     writers = _writers(p)
-    for i, edge in enumerate(job.graph.edges):
-        child = step_of[edge.dst]
-        number = sum(e.src == edge.src for e in job.graph.edges[:i])
+    written = dict.fromkeys(step_of, 0)
+    for edge in job.graph.edges:
+        child, number = step_of[edge.dst], written[edge.src]
+        written[edge.src] += 1
         why = _lacks(p, order, writers, (step_of[edge.src], number), child, max(1, edge.size_bytes))
         if why:
             text = f"task {edge.dst} needs {edge.size_bytes} bytes of task {edge.src}: {why}"

@@ -1,12 +1,15 @@
-"""A placement as a program: each device runs its tasks in order on one lane; every edge between devices is a message of its own.
+"""A placement as a program: each device runs its tasks in order on one lane; each pair of devices has one channel for what one hands to the other.
 
-A message leaves as soon as its task is done and waits for nobody else: it has a lane at either end, as a copy engine or a network thread would.
+Messages of a pair follow each other in the order in which their tasks end by the planners' clock, so none waits for one that is not made yet. A channel
+has a lane at either end, as a copy engine or a network thread would: tasks go on meanwhile.
 """
 
 from __future__ import annotations
 
+import numpy as np
+
 from ...cost import Cost, Priced
-from ...program.builder import ProgramBuilder, StepRef
+from ...program.builder import LaneBuilder, ProgramBuilder, StepRef
 from ...program.program import Program, Role, Unit
 from .problem import Placement, PlaceProblem
 
@@ -35,16 +38,27 @@ def lower_placement(problem: PlaceProblem, placement: Placement) -> Program:
         out[i].append(n)
         into[j].append(n)
     computing = [b.lane(k, unit=Unit.COMPUTE, role=Role.COMPUTE) for k in range(len(devices))]
+    ends = np.array(placement.start_s) + problem.arrays.dur[np.arange(len(graph.tasks)), list(placement.on)]
+    place = {i: n for n, i in enumerate(placement.sequence)}
+    wires: dict[tuple[int, int], tuple[int, LaneBuilder, LaneBuilder]] = {}
     arrived: dict[int, StepRef] = {}
+    sent: dict[int, StepRef] = {}
+    for n in sorted((n for n, across in enumerate(crosses) if across), key=lambda n: (ends[graph.pairs[n][0]], place[graph.pairs[n][0]], n)):
+        ends_of = placement.on[graph.pairs[n][0]], placement.on[graph.pairs[n][1]]
+        if ends_of not in wires:
+            # As deep as it has messages: a message on its way does not hold up the next.
+            depth = sum(across and (placement.on[i], placement.on[j]) == ends_of for (i, j), across in zip(graph.pairs, crosses, strict=True))
+            wires[ends_of] = b.channel(*ends_of, depth=depth), b.lane(ends_of[0]), b.lane(ends_of[1])
+        channel, out_lane, in_lane = wires[ends_of]
+        sent[n] = out_lane.send(channel, made[n], 0)
+        arrived[n] = in_lane.recv(channel, got[n], 0)
+        b.dies_after(made[n], sent[n])
     for i in placement.sequence:
         op = b.op(OP, graph=graph.tasks[i].name, reads=[(got[n], 0, 1) for n in into[i]], writes=[(made[n], 0, 1) for n in out[i]])
         done = computing[placement.on[i]].compute(op, after=[arrived[n] for n in into[i] if n in arrived])
         for n in out[i]:
             if crosses[n]:
-                channel = b.channel(placement.on[i], placement.on[graph.pairs[n][1]])
-                sent = b.lane(placement.on[i]).send(channel, made[n], 0, after=[done])
-                arrived[n] = b.lane(placement.on[graph.pairs[n][1]]).recv(channel, got[n], 0)
-                b.dies_after(made[n], sent)
+                wires[placement.on[i], placement.on[graph.pairs[n][1]]][1].wait(sent[n].position, done)
         for n in into[i]:
             b.dies_after(got[n], done)
     return b.build()

@@ -30,12 +30,13 @@ __all__ = ["Search"]
 
 EVALUATIONS_PER_TASK = 5_000
 MIN_EVALUATIONS = 200_000  # of small graphs: some 0.1 s for 20 tasks
+MAX_VISITS = 200_000_000  # of tasks and edges over all schedules, unless evaluations are given: some 5 s of one core
 HOT, COLD = 0.5, 1e-3  # temperatures at the beginning and at the end, shares of the makespan: of 20 random graphs none stayed above the best known
 
 
 @dataclass(frozen=True, kw_only=True)
 class Search:
-    """evaluations: schedules looked at, 0: 5,000 for every task and 200,000 at least; rounds: annealings from the best so far, each followed by moves
+    """evaluations: schedules looked at, 0: 5,000 for every task, fewer on large graphs; rounds: annealings from the best so far, each followed by moves
     of critical tasks, that share them; links: shared (messages share links as they do in the simulator), or own (they share none, as published)."""
 
     name: ClassVar[str] = "search"
@@ -50,7 +51,8 @@ class Search:
         """Raises: UsageError for options that are none."""
         if self.evaluations < 0 or self.rounds < 1 or self.links not in ("shared", "own"):
             raise UsageError("evaluations must be >= 0, rounds >= 1, links shared or own", where="search")
-        budget = self.evaluations or max(MIN_EVALUATIONS, EVALUATIONS_PER_TASK * len(problem.graph.tasks))
+        tasks, visits = len(problem.graph.tasks), len(problem.graph.tasks) + len(problem.graph.edges)
+        budget = self.evaluations or max(1, min(max(MIN_EVALUATIONS, EVALUATIONS_PER_TASK * tasks), MAX_VISITS // visits))
         starts = [kind.plan(problem, rng=rng) for kind in (Heft(), Heft(pairs="all"), Cpop())]
         models = (NO_ROUTES,) if self.links == "own" else (NO_ROUTES, problem.routes)
         finalists, looked = list(starts), len(starts)
