@@ -1,7 +1,7 @@
 """A placement as a program: each device runs its tasks in order on one lane; each pair of devices has one channel for what one hands to the other.
 
-Messages of a pair follow each other in the order in which their tasks end by the planners' clock, so none waits for one that is not made yet. A channel
-has a lane at either end, as a copy engine or a network thread would: tasks go on meanwhile.
+Messages of a pair follow each other in the order in which their tasks end by the planners' clock, so none waits for one that is not made yet. A
+channel has a lane at either end, as a copy engine or a network thread would: tasks go on meanwhile.
 """
 
 from __future__ import annotations
