@@ -37,7 +37,7 @@ HOT, COLD = 0.5, 1e-3  # temperatures at the beginning and at the end, shares of
 @dataclass(frozen=True, kw_only=True)
 class Search:
     """evaluations: schedules looked at, 0: 5,000 for every task, fewer on large graphs; rounds: annealings from the best so far, each followed by
-    moves of critical tasks, that share them; links: shared (messages share links as they do in the simulator), or own (they share none, as published)."""
+    moves of critical tasks, that share them; links: shared (messages share links as in the simulator), or own (they share none, as published)."""
 
     name: ClassVar[str] = "search"
     cite: ClassVar[Cite] = FOLKLORE
