@@ -40,9 +40,11 @@ class Certificate(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
         step_s · ceil(work_s (1 - rounding) / idle_s); `rounding` allows for sums of floats (`check.fill`)
     fusion: `{"codecs": […], "labels": [[position, compute, network, chain, decodes in ns], …]}`: states of a step's gradient traffic, closed under
         one more group unless that ends at or above the bound; checked with the plan that holds it (`check.traffic`)
+    placement: `{"form": "path"}`: the longest path of tasks, each on its best device, messages over the cheapest links; or `{"form": "load",
+        "weights": {device: share}}`: the sum over tasks of their least weighted seconds; both of the plan's own tasks (`check.placement`)
     """
 
-    kind: Literal["cut", "delay", "partition", "metric", "packing", "latency", "roofline", "memory", "pipeline", "fill", "fusion", "sum"]
+    kind: Literal["cut", "delay", "partition", "metric", "packing", "latency", "roofline", "memory", "pipeline", "fill", "fusion", "placement", "sum"]
     data: dict[str, Any]
 
 

@@ -24,6 +24,7 @@ HOLD_CODE = {"cli": "`main` loads the frame when it is called"} | dict.fromkeys(
         "decide/layout",
         "decide/memory",
         "decide/pipeline",
+        "decide/place",
         "decide/restart",
         "decide/topology",
         "decide/traffic",

@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from ..errors import FormatError, TimeLimit, Unsupported
+from ..errors import FormatError, MeshwrightError, TimeLimit, Unsupported
 from ..fabric.fabric import Device, Fabric, Link, Provenance, Switch
 from ..plan.plan import Plan, TrainingLayout
 from ..program.calls import inline
@@ -24,6 +24,7 @@ from .job import check_bound_is_of_job, check_job
 from .pipeline.filled import FillWork
 from .pipeline.values import check_pipeline, runs_once, solid
 from .pipeline.work import NoWork, PipelineWork, pipeline_work
+from .placement import Placed, check_placement_bound, check_tasks, placed_tasks
 from .program.deadlock import check_deadlock, find_cycle
 from .program.links import busiest_link, check_links, link_time
 from .program.memory import WorstMemory, check_memory, worst_order_memory
@@ -45,7 +46,7 @@ MAX_EXPANDED_STEPS = 400_000  # executed steps up to which a folded program is c
 
 def check_program(
     program: Program, *, programs: Mapping[str, Program] | None = None, layout: TrainingLayout | None = None, work: PipelineWork | None = None,
-    fills: Sequence[FillWork] = (),
+    fills: Sequence[FillWork] = (), placed: Placed | None = None,
 ) -> Verdict:  # fmt: skip
     """Form, deadlock, races and values of a program; with calls, each callee alone and then the whole inlined.
 
@@ -53,6 +54,7 @@ def check_program(
         programs: content hash -> program, for the callees (and possibly others, which are not looked at).
         layout: of a training program; without it gradients are not followed.
         work: of a pipeline's step; fills: of the steps of a cycle for which the program stands, the other work they do.
+        placed: tasks that it is to run.
     """
     findings: list[Finding] = []
     notes: list[str] = []
@@ -77,6 +79,8 @@ def check_program(
         if not findings and work is not None:
             for fill in fills or (None,):
                 findings += guarded("values", lambda fill=fill: check_pipeline(flat, work, order[0], fill))  # type: ignore[misc]
+        elif not findings and placed is not None:
+            findings += guarded("values", lambda: check_tasks(flat, placed, order[0]))
         elif not findings and flat.contracts:
             findings += guarded("values", lambda: check_collective(flat, order[0]))
         elif not findings and layout is not None:
@@ -214,10 +218,15 @@ def check_plan(plan: Plan, fabric: Fabric | None = None) -> Verdict:
     called = {name for p in plan.programs.values() for name in p.calls.names}
     work: list[PipelineWork] = []
     findings += guarded("values", lambda: _work(plan, work))
+    placed: list[Placed] = []
+    findings += guarded("values", lambda: _placed(plan, target[0], placed))
     for name in sorted(set(plan.programs) - called):
         fills: list[FillWork] = []
         findings += guarded("values", lambda name=name, fills=fills: _fills(plan, name, fills))  # type: ignore[misc]
-        verdict = check_program(plan.programs[name], programs=plan.programs, layout=plan.layout, work=work[0] if work else None, fills=fills)
+        verdict = check_program(
+            plan.programs[name], programs=plan.programs, layout=plan.layout, work=work[0] if work else None, fills=fills,
+            placed=placed[0] if placed else None,
+        )  # fmt: skip
         findings += verdict.findings
         notes += verdict.notes
         if verdict.ok:
@@ -225,7 +234,7 @@ def check_plan(plan: Plan, fabric: Fabric | None = None) -> Verdict:
     findings += guarded("plan", lambda: check_job(plan))
     findings += guarded("values", lambda: _recomputation(plan))
     findings += guarded("values", lambda: check_folds(plan))
-    findings += guarded("certificate", lambda: _bound(plan, target[0]))
+    findings += guarded("certificate", lambda: _bound(plan, target[0], placed))
     findings += guarded("certificate", lambda: check_bound_is_of_job(plan))
     return Verdict(findings=tuple(findings), facts=facts, notes=tuple(notes))
 
@@ -238,6 +247,17 @@ def _work(plan: Plan, keep: list[PipelineWork]) -> list[Finding]:
         keep.append(pipeline_work(plan))
     except NoWork as error:
         return [Finding(check="values", message=str(error), witness={"field": "job.schedule"})]
+    return []
+
+
+def _placed(plan: Plan, fabric: Fabric, keep: list[Placed]) -> list[Finding]:
+    """The tasks of a placement; a plan that does not say is not proved."""
+    if plan.kind != "placement":
+        return []
+    try:
+        keep.append(placed_tasks(plan, fabric))
+    except (KeyError, TypeError, ValueError, MeshwrightError) as error:
+        return [Finding(check="values", message=f"job.tasks, what is placed, lacks or mangles {error}", witness={"field": "job.tasks"})]
     return []
 
 
@@ -318,10 +338,13 @@ def _folded_on_fabric(plan: Plan, program: Program, fabric: Fabric, claimed: flo
     return guarded("links", links) + (guarded("memory", memory) if len(program.calls) else [])
 
 
-def _bound(plan: Plan, fabric: Fabric) -> list[Finding]:
+def _bound(plan: Plan, fabric: Fabric, placed: Sequence[Placed]) -> list[Finding]:
     if plan.bound is None:
         return []
-    found = check_bound(plan.bound, fabric, layout=plan.layout)
+    if placed and plan.bound.certificate.kind == "placement":
+        found = check_placement_bound(plan.bound, placed[0], fabric)
+    else:
+        found = check_bound(plan.bound, fabric, layout=plan.layout)
     p = plan.prediction
     if p is not None and plan.bound.unit == "s" and Fraction(p.time_s) < plan.bound.exact * (1 - Fraction(1, 10**9)):
         text = f"the prediction {p.time_s:.6g} s is below the bound {float(plan.bound):.6g} s"

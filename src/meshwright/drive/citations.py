@@ -8,6 +8,7 @@ from ..decide.collective.sparse import STRATEGIES as SPARSE
 from ..decide.experts import STRATEGIES as EXPERTS
 from ..decide.pipeline import STRATEGIES as PIPELINE
 from ..decide.pipeline import fill, offload
+from ..decide.place import STRATEGIES as PLACE
 from ..decide.strategies import cite_of
 from ..interop.msccl import CITE as MSCCL_CITE
 from ..plan.plan import Plan
@@ -31,4 +32,6 @@ def _cite(key: str, strategy: str) -> Cite | None:
         return cite_of("pipeline", PIPELINE, strategy)
     if key == "experts":
         return cite_of("experts", EXPERTS, strategy)
+    if key == "place":
+        return cite_of("place", PLACE, strategy)
     return {"fill": fill.CITE, "offload": offload.CITE}.get(key)

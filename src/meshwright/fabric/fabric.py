@@ -29,7 +29,8 @@ __all__ = ["Device", "Fabric", "Link", "Provenance", "Switch"]
 
 @dataclass(frozen=True, kw_only=True)
 class Device:
-    """One processor that computes. `flops` maps a dtype name (`"fp32"`, `"bf16"`, ...) to peak operations per second."""
+    """One processor that computes. `flops` maps a dtype name (`"fp32"`, `"bf16"`, ...) to peak operations per second; `runs` kinds of tasks of one's
+    own (`"camera"`, `"decoder"`, ...) to the operations per second of theirs that this device does."""
 
     name: str
     kind: str = "gpu"  # "gpu" | "cpu"
@@ -40,6 +41,7 @@ class Device:
     cpu_share: float = 0.0  # share of one core this device may use; 0 = a whole device of its own
     cpu_period_s: float = 0.0  # of the quota that keeps the share: it may be used up at once, then the device stands still; 0 = evenly slower
     sm: int = 0  # ten times the compute capability of an NVIDIA GPU, 90 = Hopper; 0 = unknown
+    runs: Mapping[str, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -12,7 +12,7 @@ from typing import Any
 
 from ...fabric.fabric import Device, Fabric, Link, Provenance, Switch
 from ...fabric.presets import MAX_DEVICES
-from ..fields import Table
+from ..fields import MAX_NAME_CHARACTERS, Table
 from ..limits import MAX_QUANTITY
 from ..quantity import parse_flops, parse_rate_Bps, parse_size_bytes, parse_time_s
 
@@ -22,6 +22,7 @@ SCHEMA = "meshwright.fabric"
 VERSION = 1
 MAX_SWITCHES = 65_536  # four for each device
 MAX_LINKS = 1_048_576  # 64 for each device
+MAX_RATES = 1024  # kinds of tasks of one device
 MAX_SM = 999  # of compute capabilities, times ten
 MAX_LATENCY_S = 3600.0  # an hour: more is a mistake of the unit
 DTYPES = ("fp64", "fp32", "tf32", "bf16", "fp16", "fp8", "fp4", "int8", "int4")
@@ -56,6 +57,8 @@ def _device_entry(device: Device) -> dict[str, Any]:
     entry = _without(vars(device), _DEVICE_DEFAULTS)
     if "flops" in entry:
         entry["flops"] = dict(device.flops)
+    if "runs" in entry:
+        entry["runs"] = dict(device.runs)
     return entry
 
 
@@ -126,7 +129,7 @@ def _devices(entry: Table, taken: dict[str, str], room: int) -> list[Device]:
     group = entry.text("group", "")
     memory = entry.quantity("memory_bytes", "memory", parse_size_bytes, whole, 0)
     bandwidth = entry.quantity("memory_bandwidth_Bps", "memory_bandwidth", parse_rate_Bps, whole, 0)
-    flops = _flops(entry)
+    flops, runs = _rates(entry, "flops"), _rates(entry, "runs")
     share = entry.number("cpu_share", 0.0, most=1.0)
     period = entry.number("cpu_period_s", 0.0, most=1.0)
     sm = entry.integer("sm", 0, least=0, most=MAX_SM)
@@ -143,28 +146,33 @@ def _devices(entry: Table, taken: dict[str, str], room: int) -> list[Device]:
             cpu_share=share,
             cpu_period_s=period,
             sm=sm,
+            runs=dict(runs),
         )
         for x in names
     ]
 
 
-def _flops(entry: Table) -> dict[str, int]:
-    present = entry.has("flops")
-    given = entry.take("flops")
+def _rates(entry: Table, field: str) -> dict[str, int]:
+    """`flops`, by dtype, or `runs`, by any word."""
+    present = entry.has(field)
+    given = entry.take(field)
     if not present:
         return {}
-    table = Table(given, entry.where, f"{entry.path}.flops")
+    table = Table(given, entry.where, f"{entry.path}.{field}")
     found: dict[str, int] = {}
-    for dtype in given:
-        if dtype not in DTYPES:
-            raise table.error(dtype if len(dtype) <= 32 else dtype[:32] + "...", "unknown dtype", hint=f"one of: {', '.join(DTYPES)}")
-        value = table.take(dtype)
+    for kind in given:
+        short = kind if len(kind) <= 32 else kind[:32] + "..."
+        if field == "flops" and kind not in DTYPES:
+            raise table.error(short, "unknown dtype", hint=f"one of: {', '.join(DTYPES)}; rates of other kinds of tasks stand in `runs`")
+        if not kind or len(kind) > MAX_NAME_CHARACTERS or len(given) > MAX_RATES:
+            raise table.error(short, f"a kind of task has 1 to {MAX_NAME_CHARACTERS} characters, a device at most {MAX_RATES} of them")
+        value = table.take(kind)
         if isinstance(value, str):
             try:
                 value = parse_flops(value)
             except ValueError as error:
-                raise table.error(dtype, str(error)) from None
-        found[dtype] = table.checked_integer(dtype, value, least=1, most=MAX_QUANTITY)
+                raise table.error(kind, str(error)) from None
+        found[kind] = table.checked_integer(kind, value, least=1, most=MAX_QUANTITY)
     return found
 
 

@@ -6,4 +6,5 @@ runs them on the tuples of `decide`. They need the `test` extra; nothing in mesh
 
 import pytest
 
-pytest.register_assert_rewrite(*(f"{__name__}.{name}" for name in ("collective", "layout", "memory", "pipeline", "restart", "topology", "traffic")))
+BATTERIES = ("collective", "layout", "memory", "pipeline", "place", "restart", "topology", "traffic")
+pytest.register_assert_rewrite(*(f"{__name__}.{name}" for name in BATTERIES))

@@ -17,9 +17,9 @@ import pytest
 
 from ...drive.strategies import of_package
 from ...errors import MeshwrightError
+from . import BATTERIES
 from .chosen import KINDS
 
-BATTERIES = ("collective", "layout", "memory", "pipeline", "restart", "topology", "traffic")
 MAX_MESSAGE_LINES = 12  # of a failure's message
 
 

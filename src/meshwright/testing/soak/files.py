@@ -25,6 +25,7 @@ READERS: Mapping[str, tuple[str, str, str, dict[str, Any]]] = {
     "tensors": ("plan.traffic", "read_tensors", "path", {}), "buffers": ("plan.minimalloc_csv", "read_buffers_csv", "path", {}),
     "kfac table": ("plan.kfac_csv", "read_kfac_csv", "path", {}),
     "pipeline table": ("plan.pipeline_csv", "read_pipeline_csv", "text", {}), "graph": ("model.graph", "read_graph", "path", {}),
+    "tasks": ("model.tasks", "read_tasks", "path", {}),
     "transformer": ("model.transformer_toml", "read_transformer_toml", "path", {}), "cost": ("costs.table", "read_cost", "path", {}),
     "runtime": ("costs.profile_documents", "read_runtime", "path", {}), "profiled layout": ("costs.profile_documents", "read_layout", "path", {}),
     "measured runs": ("costs.profile_documents", "read_measured_runs", "path", {}),

@@ -1,0 +1,69 @@
+"""What `place plan` and `place compare` share: the tasks, the fabric, strategies and their options."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from ..bound import Bound
+    from ..decide.place import PlaceProblem
+    from ..drive.place import Tried
+
+__all__ = ["document_of", "problem_arguments", "problem_of", "table"]
+
+
+def problem_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("tasks", type=Path, help="a task graph: meshwright.tasks (docs/formats.md) or WfFormat, .json or .json.gz")
+    parser.add_argument("--fabric", required=True, help="FILE.toml or PRESET:n; a device runs kinds of tasks that it has a rate for (runs, flops)")
+    parser.add_argument("--devices", help="use only these devices, e.g. 0-3,8")
+    parser.add_argument("--seed", type=int, default=0, help="seed of the search: equal seeds give equal plans (default 0)")
+    parser.add_argument("--evaluations", type=int, default=0, help="schedules that search and random-eft look at (default: by the number of tasks)")
+
+
+def problem_of(args: argparse.Namespace) -> PlaceProblem:
+    from ..decide.place import PlaceProblem
+    from ..drive.plans import read_fabric
+    from ..errors import UsageError
+    from ..io.model.tasks import read_tasks
+
+    if args.evaluations < 0:
+        raise UsageError(f"must be at least 0, got {args.evaluations}", where="--evaluations", hint="0: by the number of tasks")
+    if args.seed < 0:
+        raise UsageError(f"must be at least 0, got {args.seed}", where="--seed")
+    return PlaceProblem(graph=read_tasks(args.tasks), fabric=read_fabric(args.fabric, args.devices))
+
+
+def document_of(problem: PlaceProblem, ranked: list[Tried], bound: Bound) -> dict[str, Any]:
+    rows = [
+        {
+            "strategy": t.strategy.name, "time_s": t.time_s if t.placement else None, "alone_s": t.placement.makespan_s if t.placement else None,
+            "evaluations": t.placement.evaluations if t.placement else 0,
+            "over_bound": t.time_s / float(bound) if t.placement and float(bound) else None,
+            "why": t.why, "notes": dict(t.placement.notes) if t.placement else {},
+        }
+        for t in ranked
+    ]  # fmt: skip
+    return {
+        "tasks": problem.graph.name, "task_count": len(problem.graph.tasks), "edges": len(problem.graph.edges), "fabric": problem.fabric.name,
+        "devices": len(problem.fabric.devices), "bound_s": float(bound), "bound": bound.certificate.data["form"], "strategies": rows,
+    }  # fmt: skip
+
+
+def table(problem: PlaceProblem, ranked: list[Tried], bound: Bound) -> list[str]:
+    from ..io.quantity import show_time
+
+    say = {"path": "the longest path, every task on its best device", "load": "the work over the rates of all devices together"}
+    lines = [
+        f"{problem.graph.name}: {len(problem.graph.tasks)} tasks, {len(problem.graph.edges)} edges, on {len(problem.fabric.devices)} devices of "
+        f"{problem.fabric.name}", f"no schedule is shorter than {show_time(float(bound))}: {say[bound.certificate.data['form']]}", "",
+        f"{'strategy':<12}{'time':>12}{'of bound':>10}{'schedules':>11}",
+    ]  # fmt: skip
+    for t in ranked:
+        if t.placement is None:
+            lines.append(f"{t.strategy.name:<12}{'-':>12}{'-':>10}{'-':>11}  {t.why}")
+        else:
+            over = f"{t.time_s / float(bound):.3f}" if float(bound) else "-"
+            lines.append(f"{t.strategy.name:<12}{show_time(t.time_s):>12}{over:>10}{t.placement.evaluations:>11,}")
+    return lines

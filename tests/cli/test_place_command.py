@@ -1,0 +1,77 @@
+"""`place plan` and `place compare`: a table with the bound, a plan that other commands take, refusals with their exit codes."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from meshwright.cli import main
+
+FABRIC = """schema = "meshwright.fabric"
+version = 1
+name = "edge"
+[[devices]]
+name = "cam"
+kind = "cpu"
+runs = { camera = "1G" }
+[[devices]]
+name = "box"
+kind = "cpu"
+flops = { fp32 = "4GFLOP/s" }
+runs = { codec = 1000000000 }
+[[links]]
+src = "cam"
+dst = "box"
+rate = "10MB/s"
+[[links]]
+src = "box"
+dst = "cam"
+rate = "10MB/s"
+"""
+TASKS = {
+    "schema": "meshwright.tasks", "version": 1, "name": "frames",
+    "tasks": [{"name": "shoot", "work": 1e7, "kind": "camera"}, {"name": "pack", "work": 5e6, "kind": "codec"}, {"name": "look", "work": 8e7}],
+    "edges": [{"src": "shoot", "dst": "pack", "size_bytes": 100000}, {"src": "shoot", "dst": "look", "size_bytes": 50000}],
+}  # fmt: skip
+
+
+@pytest.fixture
+def files(tmp_path):
+    fabric, tasks = tmp_path / "edge.toml", tmp_path / "frames.json"
+    fabric.write_text(FABRIC.replace('"1G"', "1000000000"), encoding="utf-8")
+    tasks.write_text(json.dumps(TASKS), encoding="utf-8")
+    return str(tasks), str(fabric), str(tmp_path / "plan.json")
+
+
+def told(capsys, *words, code=0):
+    assert main([*words, "--json"]) == code
+    said = capsys.readouterr()
+    return json.loads(said.out if code == 0 else said.err)
+
+
+def test_a_placement_is_planned_checked_and_compared(files, capsys):
+    tasks, fabric, out = files
+    found = told(capsys, "place", "plan", tasks, "--fabric", fabric, "--evaluations", "200", "--out", out)
+    assert found["orders"]["cam"] == ["shoot"] and sorted(found["orders"]["box"]) == ["look", "pack"]
+    assert found["strategies"][0]["time_s"] >= found["bound_s"] > 0 and found["plan"] == out
+    assert main(["train", "check", out]) == 0 and "placement plan among 2 ranks: ok" in capsys.readouterr().out
+    assert main(["cite", out]) == 0
+    capsys.readouterr()
+    rows = told(capsys, "place", "compare", tasks, "--fabric", fabric, "--evaluations", "200")["strategies"]
+    assert {r["strategy"] for r in rows} == {"heft", "cpop", "random-eft", "search", "exact"} and rows[0]["over_bound"] >= 1
+    assert main(["place", "plan", tasks, "--fabric", fabric, "--strategy", "heft"]) == 0
+    assert "no schedule is shorter than" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "says"),
+    [
+        (["--strategy", "magic"], 2, "there is no strategy 'magic'"), (["--evaluations", "-1"], 2, "--evaluations"), (["--seed", "-1"], 2, "--seed"),
+        (["--devices", "cam"], 3, "no device of edge[0] can run task pack"), (["--out", "/nowhere/p.json"], 2, "/nowhere"),
+    ],
+)  # fmt: skip
+def test_refusals(files, capsys, words, code, says):
+    tasks, fabric, _ = files
+    said = json.dumps(told(capsys, "place", "plan", tasks, "--fabric", fabric, *words, code=code))
+    assert says in said
