@@ -37,8 +37,7 @@ class ParamShard(_Record, frozen=True, kw_only=True):
     Dimension `axis` consists of `blocks` equal blocks (3 for packed q, k, v), or of the unequal blocks of `mixed`: (size, groups) each.
     A block is cut at the running sums of `shares` (empty: equal shares), part i keeping the i-th piece, blocks in order. Where `groups`
     is not 0, a block consists of that many groups (key-value heads) that are never cut: a part keeps every group its piece touches,
-    so parts may hold the same group; such a parameter is named in TrainingLayout.partial_gradients. Arithmetic: `plan.shards`.
-    """
+    so parts may hold the same group; such a parameter is named in TrainingLayout.partial_gradients. Arithmetic: `plan.shards`."""
 
     param: str
     axis: int
@@ -215,9 +214,8 @@ class ValueInfo(_Record, frozen=True, kw_only=True):
 
 
 class ContextExchange(_Record, frozen=True, kw_only=True):
-    """Value `target` on a rank is what others of its context group have as `source` (see `plan.context`). "shift": the neighbour's before it, whole;
-    "all-to-all": of `context` equal blocks, block i of rank r is block r of rank i. Gradients go the other way. `again`: a shifted value is given up
-    after its forward steps and comes again, from the neighbour behind, before their backward."""
+    """Value `target` on a rank is what others of its context group have as `source`. "shift": the neighbour's before it, whole. "all-to-all": of equal
+    blocks, block i of rank r is block r of rank i. Gradients go the other way. `again`: it is given up after forward and comes again for backward."""
 
     kind: str
     source: str

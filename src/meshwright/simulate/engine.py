@@ -285,13 +285,14 @@ def _visit(t, k, s, lane, now, record):  # type: ignore[no-untyped-def]
                 posted(t, s, processor, now, t.duration[step])
             elif takes_turn:
                 begin, end = served(t, s, processor, now, t.duration[step])
+            if t.kind[step] == _COMPUTE:
+                s.step[step].first_start = min(s.step[step].first_start, begin)
             if record:
                 instance = t.record_at[step] + s.lane[lane].turn
                 s.instance[instance].middle = begin
                 s.instance[instance].local_end = end
                 if t.kind[step] == _COMPUTE:
                     s.instance[instance].start = begin
-                    s.step[step].first_start = min(s.step[step].first_start, begin)
                 if takes_turn:
                     s.instance[instance].behind = s.processor[processor].last
                     s.processor[processor].last = instance

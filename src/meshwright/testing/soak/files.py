@@ -176,14 +176,19 @@ def _costs() -> list[tuple[str, str, bytes]]:
     return [("cost", "cost.json", cost), ("system", "x.yaml", system), *((r, f"{r}.json", json.dumps(d).encode()) for r, d in documents)]
 
 
+TASKS = b"""{"schema": "meshwright.tasks", "version": 1, "tasks": [{"name": "a", "work": 2.5, "kind": "camera"}, {"name": "b", "work": 1}],
+ "edges": [{"src": "a", "dst": "b", "size_bytes": 7}]}"""
+
+
 def _graphs() -> list[tuple[str, str, bytes]]:
     from ...io.model.graph import write_graph
 
+    tasks = ("tasks", "tasks.json", TASKS)
     try:
         from ..nets import captured
     except ImportError:  # without torch
-        return []
-    return [("graph", "graph.json", _written(lambda p: write_graph(p, captured("chain")), "graph.json"))]
+        return [tasks]
+    return [tasks, ("graph", "graph.json", _written(lambda p: write_graph(p, captured("chain")), "graph.json"))]
 
 
 def _traces() -> list[tuple[str, str, bytes]]:
