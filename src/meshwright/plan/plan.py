@@ -214,7 +214,7 @@ class ValueInfo(_Record, frozen=True, kw_only=True):
 
 
 class ContextExchange(_Record, frozen=True, kw_only=True):
-    """Value `target` on a rank is what others of its context group have as `source`. "shift": the neighbour's before it, whole. "all-to-all": of equal
+    """Value `target` on a rank is what others of its context group have as `source`. "shift": the neighbour's before, whole. "all-to-all": of equal
     blocks, block i of rank r is block r of rank i. Gradients go the other way. `again`: it is given up after forward and comes again for backward."""
 
     kind: str
