@@ -35,6 +35,9 @@ MIN_EXAMPLES = 10  # of a test of properties, if it asks for so many
 
 # Compiled kernels are kept beside the environment, so that every worker and every later run finds them.
 os.environ.setdefault("NUMBA_CACHE_DIR", str(Path(sys.prefix) / "numba-cache"))
+# Relative folders are those of the folder that the tests were started in; what tests start in others has the same packages.
+if path := os.environ.get("PYTHONPATH"):
+    os.environ["PYTHONPATH"] = os.pathsep.join(str(Path(x).absolute()) for x in path.split(os.pathsep))
 # No test reads what an earlier run kept, nor leaves anything where users keep caches.
 os.environ["MESHWRIGHT_CACHE"] = "0"
 # What a command says of its progress depends on the clock; the tests of it say it by hand.

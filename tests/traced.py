@@ -8,6 +8,7 @@ Tests of the capture itself (tests/capture) do without.
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -33,8 +34,11 @@ _on = False
 
 
 def install() -> None:
+    """Also in modules that have imported `trace_job` before: a worker is the fork of a process that has imported all tests."""
     capturing._once = _once
-    of_jobs.trace_job = _trace_job
+    for module in list(sys.modules.values()):
+        if getattr(module, "__dict__", {}).get("trace_job") is _real_trace_job:
+            module.trace_job = _trace_job  # type: ignore[attr-defined]
 
 
 def remember(on: bool) -> None:

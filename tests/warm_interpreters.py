@@ -68,9 +68,8 @@ PR_GET_TID_ADDRESS = 40
 class _Server:
     """The caller's end of one server process."""
 
-    def __init__(self, ours: socket.socket, process: subprocess.Popen[bytes] | None, environment: Mapping[str, str]) -> None:
-        self.socket, self.process = ours, process
-        self.started_with = _read_at_start(environment)
+    def __init__(self, ours: socket.socket, process: subprocess.Popen[bytes] | None, started_with: dict[str, str]) -> None:
+        self.socket, self.process, self.started_with = ours, process, started_with
         self.lock, self.ready = threading.Lock(), False
 
     @classmethod
@@ -78,7 +77,8 @@ class _Server:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with theirs:
             command = [sys.executable, str(Path(__file__).resolve()), str(theirs.fileno()), json.dumps(_places), "x" * LONGEST_COMMAND_BYTES]
-            return cls(ours, _real_popen(command, stdin=subprocess.DEVNULL, pass_fds=(theirs.fileno(),)), os.environ)
+            process = _real_popen(command, stdin=subprocess.DEVNULL, pass_fds=(theirs.fileno(),))
+        return cls(ours, process, _read_at_start(os.environ, str(Path.cwd())))
 
     def fork(self, request: dict[str, Any], fds: list[int]) -> int | None:
         """The new process's number; None when the server cannot fork."""
@@ -110,6 +110,7 @@ _real_popen = subprocess.Popen
 _server: _Server | None = None
 _places: list[str] = []  # of the tests that workers will run, if this process starts some
 of_tests = set[str]()  # in the server: modules of tests that it has imported
+_of_server: list[str] = []  # in the server: its folders of PYTHONPATH
 _installing = threading.Lock()
 _suspended = False
 
@@ -152,10 +153,10 @@ def _running_server() -> _Server:
         return _server
 
 
-def _read_at_start(environment: Mapping[str, str]) -> dict[str, str]:
+def _read_at_start(environment: Mapping[str, str], folder: str) -> dict[str, str]:
+    """What an interpreter that starts in `folder` reads. Of PYTHONPATH the folders of preloaded packages; a fork takes on the others."""
     told = {k: v for k, v in environment.items() if k.startswith(READ_AT_START) and not k.startswith(READ_WHEN_USED)}
-    if not any(Path(folder, name).exists() for folder in _python_path(environment) for name in OWN_PACKAGES):
-        told.pop("PYTHONPATH", None)
+    told["PYTHONPATH"] = os.pathsep.join(x for x in _python_path(environment, folder) if any(Path(x, name).exists() for name in OWN_PACKAGES))
     if told.get("PYTHONWARNINGS") == "ignore":  # the one value that a fork takes on
         del told["PYTHONWARNINGS"]
     return told
@@ -170,7 +171,7 @@ class _WarmPopen(_real_popen):  # type: ignore[type-arg]
         folder = os.fsdecode(cwd) if cwd is not None else str(Path.cwd())
         if command is not None and Path(folder).is_dir():
             server = _running_server()
-            if _read_at_start(environment) == server.started_with:
+            if _read_at_start(environment, folder) == server.started_with:
                 streams = [p2cread if p2cread != -1 else 0, c2pwrite if c2pwrite != -1 else 1, errwrite if errwrite != -1 else 2]
                 request = {
                     "command": command, "environment": environment, "folder": folder, "new_session": bool(new_session), "pass_fds": list(pass_fds),
@@ -193,8 +194,10 @@ def _wait_for_session(pid: int) -> None:
         time.sleep(0.0005)
 
 
-def _python_path(environment: Mapping[str, str]) -> list[str]:
-    return [folder for folder in environment.get("PYTHONPATH", "").split(os.pathsep) if folder]
+def _python_path(environment: Mapping[str, str], folder: str) -> list[str]:
+    """The folders of PYTHONPATH as an interpreter that starts in `folder` has them: whole paths, each once."""
+    told = environment.get("PYTHONPATH")
+    return list(dict.fromkeys(os.path.normpath(Path(folder, x)) for x in told.split(os.pathsep))) if told else []
 
 
 def _python_command(args: Any) -> list[str] | None:
@@ -281,7 +284,7 @@ def _serve(server: socket.socket) -> dict[str, Any]:
         server.send(str(max(pid, 0)).encode())
 
 
-def _own_server(fds: list[int], environment: Mapping[str, str]) -> None:
+def _own_server(fds: list[int], started_with: dict[str, str]) -> None:
     """A server of this process's own, forked while it is as good as new: a command may start interpreters too (`train run` starts ranks)."""
     global _server
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -293,7 +296,7 @@ def _own_server(fds: list[int], environment: Mapping[str, str]) -> None:
         told = _serve(theirs)
         _become(told)
     theirs.close()
-    _server = _Server(ours, None, environment)
+    _server = _Server(ours, None, started_with)
     install()
 
 
@@ -321,7 +324,7 @@ def _become(told: dict[str, Any]) -> None:
         os.setsid()
     signal.signal(signal.SIGINT, signal.default_int_handler)
     if ("-c" not in command[:3] and STARTS_NONE not in command) or command[-1] == XDIST_WORKER:
-        _own_server(fds, told["environment"])
+        _own_server(fds, _read_at_start(told["environment"], told["folder"]))
     if command[-1] != XDIST_WORKER:
         for name in of_tests:
             sys.modules.pop(name, None)
@@ -397,7 +400,7 @@ def _run(command: list[str]) -> None:
     words = words[1:] if words[0] == "-u" else words
     kind, rest = words[0], words[1:]
     sys.orig_argv = command
-    sys.path[1:1] = [str(Path(folder).absolute()) for folder in _python_path(os.environ) if folder not in sys.path]
+    sys.path[1:] = _search_path(sys.path[1:], _of_server, _python_path(os.environ, str(Path.cwd())))
     if kind == "-c":
         sys.argv, sys.path[0] = ["-c", *rest[1:]], ""
         exec(compile(rest[0], "<string>", "exec"), _main_names())
@@ -413,6 +416,11 @@ def _run(command: list[str]) -> None:
         exec(compile(Path(kind).read_bytes(), kind, "exec"), names)
 
 
+def _search_path(path: list[str], of_server: list[str], ours: list[str]) -> list[str]:
+    """The server's search path with our folders of PYTHONPATH in place of its own."""
+    return [*ours, *(x for x in path if x not in of_server and x not in ours)]
+
+
 def _main_names() -> dict[str, Any]:
     """The names of a new `__main__`."""
     module = types.ModuleType("__main__")
@@ -424,6 +432,7 @@ def _main_names() -> dict[str, Any]:
 if __name__ == "__main__":
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C ends the tests, and they end us
     sys.modules["warm_interpreters"] = sys.modules["__main__"]  # a fork that imports it finds the server that it was given
+    _of_server[:] = _python_path(os.environ, str(Path.cwd()))
     _preload()
     _preload_tests(json.loads(sys.argv[2]))
     gc.collect()

@@ -20,7 +20,7 @@ needs_forks = pytest.mark.usefixtures("forks")
 SEEN = """
 import json, os, sys, tempfile, warnings
 print(json.dumps({
-    "argv": sys.argv, "path": sys.path[:3], "temporary": tempfile.gettempdir(),
+    "argv": sys.argv, "path": sys.path, "temporary": tempfile.gettempdir(),
     "cwd": os.getcwd(), "name": __name__, "parent": os.getppid(), "session": os.getsid(0) == os.getpid(),
     "command": open("/proc/self/cmdline").read().rstrip(chr(0)).split(chr(0)), "open": sorted(map(int, os.listdir("/proc/self/fd")))[:-1],
     "said": os.environ.get("SAID"), "home": os.environ.get("HOME"), "threads": len(os.listdir("/proc/self/task")), "stdin": sys.stdin.read(),
@@ -45,6 +45,12 @@ def both(*words: str, **options: Any) -> tuple[Any, Any]:
     return forked, real
 
 
+def with_path(*folders: str) -> str:
+    """A PYTHONPATH with these before what the tests were started with: without that a real interpreter would be needed."""
+    told = os.environ.get("PYTHONPATH")
+    return os.pathsep.join([*folders, *([told] if told else [])])
+
+
 @needs_forks
 def test_forks_have_torch_and_real_interpreters_do_not() -> None:
     forked, real = both("-c", WARM)
@@ -65,7 +71,7 @@ def test_a_fork_sees_what_a_real_interpreter_sees(how: str, tmp_path: Path) -> N
     }[how]  # fmt: skip
     environment = {k: v for k, v in os.environ.items() if k != "HOME"} | {"SAID": "a b", "TMPDIR": str(tmp_path)}
     if how == "path":
-        environment |= {"PYTHONPATH": f"{tmp_path / 'first'}{os.pathsep}{tmp_path / 'second'}"}
+        environment["PYTHONPATH"] = with_path(str(tmp_path / "first"), "second", "", "second/../third", "second")
     done = both(*words, "x", "y z", cwd=tmp_path, env=environment, input="in", start_new_session=how == "code")
     assert [d.stderr for d in done] == ["", ""]
     forked, real = (json.loads(d.stdout) for d in done)
@@ -114,13 +120,28 @@ def test_what_a_fork_cannot_give_is_a_real_interpreter(tmp_path: Path) -> None:
         return done.stdout == "True\n"
 
     assert warm(env=os.environ | {"PYTHONWARNINGS": "ignore"}) and warm(env=os.environ | {"ANY": "x"})
-    assert warm(env=os.environ | {"PYTHONPATH": str(tmp_path), "TORCHINDUCTOR_CACHE_DIR": "x", "TORCHELASTIC_RUN_ID": "1"})
+    assert warm(env=os.environ | {"PYTHONPATH": with_path(str(tmp_path)), "TORCHINDUCTOR_CACHE_DIR": "x", "TORCHELASTIC_RUN_ID": "1"})
     (tmp_path / "meshwright").mkdir()
-    assert not warm(env=os.environ | {"PYTHONPATH": str(tmp_path)})
+    assert not warm(env=os.environ | {"PYTHONPATH": with_path(str(tmp_path))})
     assert not warm(env=os.environ | {"PYTHONHASHSEED": "1"}) and not warm(env=os.environ | {"OMP_NUM_THREADS": "7"})
     assert not warm(preexec_fn=os.getpid)
     with pytest.raises(FileNotFoundError):
         warm(cwd=tmp_path / "nowhere")
+
+
+def test_folders_of_a_server_with_a_path_of_its_own(tmp_path: Path) -> None:
+    """Tests may be started with PYTHONPATH=src: a fork needs the same packages, and has of that path only what it is told itself."""
+    (tmp_path / "src" / "meshwright").mkdir(parents=True)
+
+    def started(path: str, folder: Path = tmp_path) -> dict[str, str]:
+        return warm_interpreters._read_at_start({"PYTHONPATH": path}, str(folder))
+
+    server = started("src")
+    assert server == started(str(tmp_path / "src")) == started(f"{tmp_path / 'other'}{os.pathsep}src/../src{os.pathsep}src")
+    assert server != started("") == started("src", tmp_path / "src") == warm_interpreters._read_at_start({}, str(tmp_path))
+    assert warm_interpreters._search_path(["/src", "/of server", "/lib", "/site"], ["/src", "/of server"], ["/mine", "/src"]) == [
+        "/mine", "/src", "/lib", "/site",
+    ]  # fmt: skip
 
 
 @needs_forks

@@ -58,6 +58,19 @@ class FaultRig:
         self.sessions = {place.pid for place in self.places} if lab is None else set()
         for place in self.places:
             json.loads(place.stdout.readline())
+        self.at_start = self.processes()
+
+    def processes(self) -> set[int]:
+        """All of the place's session. The place is there, and what it lives with: its server of warm interpreters where it is a fork of one."""
+        found = set[int]()
+        for stat in Path("/proc").glob("[0-9]*/stat"):
+            try:
+                session = int(stat.read_text().rpartition(")")[2].split()[3])
+            except (OSError, ValueError, IndexError):
+                continue
+            if session in self.sessions:
+                found.add(int(stat.parent.name))
+        return found
 
     def __enter__(self) -> FaultRig:
         return self
