@@ -58,16 +58,24 @@ def every_choice(rank: int, group: Any, name: str, experts: int, options: dict[s
     return found
 
 
-def searching(rank: int, group: Any, steps: int) -> dict[str, Any]:
+def searching(rank: int, group: Any, steps: int, given: bool) -> dict[str, Any]:
+    """given: what the clock of each rank says, unlike at both; half way the second choice of degree 1 gets slow, at rank 1 alone."""
     layer = layer_of(group, "plain", 1, k=1, chunks=(1, 2), window=1000)
+    took = layer.runner.on_time
+    times = {tuple(c): (1.0 + i, 4.0 - i / 2)[rank] for i, c in enumerate(layer.searches[True].candidates)}
+    first = dict(times)
+    if given:
+        layer.runner.on_time = lambda choice, capacity, time_s, which: took(choice, capacity, times[tuple(choice)], which)
     used = []
     for step in range(steps):
+        if step == steps // 2 and rank == 1:
+            times[1, 2, "linear"] *= 10
         x, _ = inputs(rank, 8, step)
         layer(x).square().sum().backward()
         used.append(tuple(layer.used))
     with torch.no_grad():
         layer(inputs(rank, 8)[0])
-    return {"used": used, "settled": {k: tuple(v) for k, v in layer.searches[True].settled.items()}}
+    return {"times": first, "used": used, "settled": {k: tuple(v) for k, v in layer.searches[True].settled.items()}}
 
 
 def refused(rank: int, group: Any, what: str) -> tuple[str, str]:

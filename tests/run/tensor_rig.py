@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import threading
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -58,6 +59,7 @@ from meshwright.run.train.work import TrainingWork, gradient_bytes
 
 MODELS = "tests/run/tensor_models.py:"
 SEED = 3
+BUILDING = threading.Lock()  # ranks that are threads trace one after another: what torch.fx patches while it traces is the process's
 
 
 @dataclass
@@ -229,7 +231,8 @@ def run_case(rank: int, group: Any, case: Case) -> Outcome:
     layout, program, graph = case.layout, case.program, ForwardGraph.from_json(case.graph)
     whole = {n: torch.nn.Parameter(p, requires_grad=n not in case.frozen) for n, p in case.parameters.items()}
     device = torch.device("cpu")
-    module = build_rank_module(graph, layout, rank, whole, case.buffers, device=device, gradient_bytes=gradient_bytes(program, rank))
+    with BUILDING:
+        module = build_rank_module(graph, layout, rank, whole, case.buffers, device=device, gradient_bytes=gradient_bytes(program, rank))
     optimizer = _Keep(module)
     work = TrainingWork(program, layout, rank, module, _Fixed(case), optimizer, seed=SEED)
     memory = RankMemory(program, rank, device, local_values(layout, rank), module.gradients, layout=layout)
