@@ -57,16 +57,23 @@ def check_tasks(p: Program, job: Placed, order: Order) -> list[Finding]:
         return found[:MAX_FINDINGS_OF_A_KIND]
     writers = _writers(p)
     written = dict.fromkeys(step_of, 0)
-    for edge in job.graph.edges:
+    lacks: list[str] = []
+    waits: list[tuple[int, int, int]] = []  # (edge, step, step that must come after it)
+    for n, edge in enumerate(job.graph.edges):
         child, number = step_of[edge.dst], written[edge.src]
         written[edge.src] += 1
-        why = _lacks(p, order, writers, (step_of[edge.src], number), child, max(1, edge.size_bytes))
+        why, steps = _brought(p, writers, (step_of[edge.src], number), child, max(1, edge.size_bytes))
+        lacks.append(why)
+        waits += [(n, a, b) for a, b in steps]
+    if waits:  # all at once: each question of the order costs a look at the whole of it
+        of, first, second = (np.array(column) for column in zip(*waits, strict=True))
+        for n in of[~order.before(order.node(first, 0), order.node(second, 0))].tolist():
+            lacks[n] = lacks[n] or "nothing makes it wait for them"
+    for edge, why in zip(job.graph.edges, lacks, strict=True):
         if why:
             text = f"task {edge.dst} needs {edge.size_bytes} bytes of task {edge.src}: {why}"
-            found.append(Finding(check="values", message=text, witness=witness(p, child, edge=[edge.src, edge.dst])))
-            if len(found) == MAX_FINDINGS_OF_A_KIND:
-                break
-    return found
+            found.append(Finding(check="values", message=text, witness=witness(p, step_of[edge.dst], edge=[edge.src, edge.dst])))
+    return found[:MAX_FINDINGS_OF_A_KIND]
 
 
 def _steps(p: Program, job: Placed) -> tuple[dict[str, int], list[Finding]]:
@@ -112,33 +119,26 @@ def _writers(p: Program) -> Writers:
     return found
 
 
-def _lacks(p: Program, order: Order, writers: Writers, wanted: tuple[int, int], child: int, size_bytes: int) -> str:
-    """Why no range that the child reads holds what is wanted, (parent's step, number of the range it writes); "" where one does."""
+def _brought(p: Program, writers: Writers, wanted: tuple[int, int], child: int, size_bytes: int) -> tuple[str, list[tuple[int, int]]]:
+    """How the child comes by what is wanted, (parent's step, number of the range it writes): pairs of steps that must follow each other; or why no
+    range that it reads holds it."""
     why = "it reads nothing of it"
     reads = p.ops.reads[int(p.steps.op[child])].tolist()
     for buffer, count in zip(reads[::3], reads[2::3], strict=True):
-        at, reader = buffer, child
-        while True:
-            made = writers.get(at, [])
-            if len(made) != 1:
-                break
+        at, reader, pairs = buffer, child, list[tuple[int, int]]()
+        while at >= 0 and len(made := writers.get(at, [])) == 1 and len(pairs) <= len(p.steps):
             step, detail = made[0]
-            if not bool(order.before(order.node(np.array([step]), 0), order.node(np.array([reader]), 0))[0]):
-                break
+            pairs.append((step, reader))
             if int(p.steps.kind[step]) == int(Kind.COMPUTE):
-                if (step, detail) == wanted:
-                    held = count * int(p.buffers.chunk_bytes[buffer])
-                    if held >= size_bytes:
-                        return ""
-                    why = f"it reads {held} bytes of it"
+                held = count * int(p.buffers.chunk_bytes[buffer])
+                if (step, detail) == wanted and held >= size_bytes:
+                    return "", pairs
+                why = f"it reads {held} bytes of it" if (step, detail) == wanted else why
                 break
-            if int(p.steps.parts[step]) & int(Part.ADD) or int(p.steps.count[step]) < count:
+            if int(p.steps.parts[step]) & int(Part.ADD) or min(int(p.steps.count[step]), int(p.steps.count[detail])) < count:
                 break
             at, reader = int(p.steps.src_buffer[detail]), detail
-            count_sent = int(p.steps.count[detail])
-            if at < 0 or count_sent < count:
-                break
-    return why
+    return why, []
 
 
 def check_placement_bound(bound: Bound, job: Placed, fabric: Fabric) -> list[Finding]:

@@ -10,11 +10,13 @@ import pytest
 from cases import FAST_BPS, random_problem
 
 from effort import few
+from meshwright.check.placement import check_tasks, placed_tasks
+from meshwright.check.program.order import Order
 from meshwright.decide.place import PlaceProblem
 from meshwright.decide.place.lists import Heft
 from meshwright.decide.place.search import Search
 from meshwright.drive.place import compare_placements, plan_placement
-from meshwright.drive.plans import check_plan, read_plan, simulate_plan, write_plan
+from meshwright.drive.plans import check_plan, fabric_of, read_plan, simulate_plan, write_plan
 from meshwright.errors import CheckFailed, MissingExtra
 from meshwright.fabric.fabric import Device, Fabric, Link
 from meshwright.graph.tasks import Task, TaskEdge, TaskGraph
@@ -116,8 +118,11 @@ def test_data_that_comes_too_late_is_refused():
     compute = np.flatnonzero(s.kind == 0)
     none = replace(s, after_ptr=np.zeros_like(s.after_ptr), after_step=s.after_step[:0], after_lag=s.after_lag[:0])
     assert len(compute) == 3
+    late = replace(p, steps=none)
     with pytest.raises(CheckFailed):
-        check_plan(with_program(plan, replace(p, steps=none)))
+        check_plan(with_program(plan, late))
+    found = check_tasks(late, placed_tasks(plan, fabric_of(plan)), Order(late))
+    assert ["nothing makes it wait" in f.message for f in found] == [True, True] and found[0].witness["edge"] == ["shoot", "look"]
 
 
 @pytest.mark.parametrize(
