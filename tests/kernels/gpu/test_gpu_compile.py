@@ -19,9 +19,9 @@ os.environ.setdefault("TRITON_DEFAULT_FP_FUSION", "1")
 import torch, triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
-from meshwright.kernels.gpu import quantise, select, signs
+from meshwright.kernels.gpu import experts, quantise, select, signs
 
-KINDS = {torch.float32: "fp32", torch.int32: "i32", torch.int64: "i64", torch.uint8: "u8"}
+KINDS = {torch.float32: "fp32", torch.int32: "i32", torch.int64: "i64", torch.uint8: "u8", torch.bfloat16: "bf16"}
 TARGETS = (GPUTarget("cuda", 80, 32), GPUTarget("cuda", 90, 32), GPUTarget("hip", "gfx942", 64))
 compiled = set()
 
@@ -53,7 +53,7 @@ class Launcher:
                 triton.compile(ASTSource(fn=self.kernel, signature=signature, constexprs=fixed), target=target, options=options)
 
 
-for module in (quantise, select, signs):
+for module in (experts, quantise, select, signs):
     for name, value in list(vars(module).items()):
         if isinstance(value, triton.runtime.jit.JITFunction) and name not in ("_mixed", "_bits_at", "_inverse"):
             setattr(module, name, Launcher(value))
@@ -78,6 +78,17 @@ for n in (1, 1000):
         select.select_above(x, threshold)
     select.add_at(out, torch.zeros(n, dtype=torch.int32), x)
     select.put_at(out, torch.zeros(n, dtype=torch.int64), 0.5)
+for dtype in (torch.float32, torch.bfloat16):
+    for k in (1, 2):
+        slots, gates = torch.zeros(8, k, dtype=torch.int64), torch.ones(8, k, dtype=dtype)
+        for given in (None, gates):
+            experts.take(experts.put(8 * k, torch.ones(8, 64, dtype=dtype), slots, given), slots, given)
+    for block in (16, 64):
+        a, b, one = torch.ones(2 * block, 96, dtype=dtype), torch.ones(96, 2 * block, dtype=dtype), torch.zeros(2, dtype=torch.int64)
+        values = experts.sdd(a, b, one, one, block)
+        experts.sdd(b.t(), a.t(), one, one, block)
+        for transposed in (False, True):
+            experts.dsd(values, one, torch.tensor([0, 1, 2]), one, torch.ones(2 * block, 48, dtype=dtype), transposed=transposed)
 print(len(compiled), sorted({key[0] for key in compiled}))
 """
 
@@ -87,5 +98,5 @@ def test_every_kernel_compiles_for_gpus_that_are_not_here():
     pytest.importorskip("triton", reason="triton is not installed: GPU kernels are not compiled (pip install triton)")
     done = subprocess.run([sys.executable, "-c", PROGRAM], capture_output=True, text=True, check=False, timeout=220)
     assert done.returncode == 0, done.stderr[-3000:]
-    for name in ("_measure", "_round", "_pack", "_add", "_count", "_write", "_put", "_means"):
+    for name in ("_measure", "_round", "_pack", "_add", "_count", "_write", "_put", "_take", "_sdd", "_dsd", "_means"):
         assert name in done.stdout, done.stdout
