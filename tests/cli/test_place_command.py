@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import re
+from pathlib import Path
 
 import pytest
 
@@ -64,10 +66,23 @@ def test_a_placement_is_planned_checked_and_compared(files, capsys):
     assert "no schedule is shorter than" in capsys.readouterr().out
 
 
+def test_the_page_prints_what_it_shows(tmp_path, monkeypatch, capsys):
+    page = (Path(__file__).parents[2] / "docs" / "placement.md").read_text(encoding="utf-8")
+    monkeypatch.chdir(tmp_path)
+    for name, body in re.findall(r'```\w+ title="([\w.]+)"\n(.*?)```', page, re.DOTALL):
+        (tmp_path / name).write_text(body, encoding="utf-8")
+    compare, plan = re.findall(r"^\$ meshwright (.*)$", page, re.MULTILINE)
+    shown = page[page.index(plan) + len(plan) + 1 :].partition("```")[0]
+    assert main(compare.split()) == 0
+    capsys.readouterr()
+    assert main(plan.split()) == 0 and capsys.readouterr().out == shown
+
+
 @pytest.mark.parametrize(
     ("words", "code", "says"),
     [
         (["--strategy", "magic"], 2, "there is no strategy 'magic'"), (["--evaluations", "-1"], 2, "--evaluations"), (["--seed", "-1"], 2, "--seed"),
+        (["--strategy", "heft", "--evaluations", "5"], 2, "heft looks at no number of schedules"),
         (["--devices", "cam"], 3, "no device of edge[0] can run task pack"), (["--out", "/nowhere/p.json"], 2, "/nowhere"),
     ],
 )  # fmt: skip

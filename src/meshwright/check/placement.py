@@ -47,7 +47,7 @@ def placed_tasks(plan: Plan, fabric: Fabric) -> Placed:
 
 
 def _rate(device: Device, kind: str) -> int:
-    return max((*device.flops.values(), *device.runs.values()), default=0) if kind == ANY else device.runs.get(kind) or device.flops.get(kind, 0)
+    return device.rate_of("" if kind == ANY else kind)
 
 
 def check_tasks(p: Program, job: Placed, order: Order) -> list[Finding]:
@@ -163,14 +163,9 @@ def _seconds(job: Placed) -> np.ndarray[Any, np.dtype[np.float64]]:
 
 def _path_s(job: Placed, fabric: Fabric) -> float:
     """The earliest that the last task can end if every task had each device to itself and could choose for each of its children anew."""
-    n = len(job.devices)
-    latency, per_byte = np.zeros((n, n)), np.zeros((n, n))
-    for a in range(n):
-        for b in range(n):
-            route = [fabric.links[x] for x in fabric.route(fabric.actor_of[job.devices[a].name], fabric.actor_of[job.devices[b].name])]
-            if route:
-                latency[a, b] = sum(x.latency_s for x in route) + max(x.library_latency_s for x in route)
-                per_byte[a, b] = 1 / min(x.rate_Bps for x in route)
+    actors = [fabric.actor_of[d.name] for d in job.devices]
+    costs = np.array([[fabric.message_costs(a, b) for b in actors] for a in actors])
+    latency, per_byte = costs[..., 0], costs[..., 1]
     seconds = _seconds(job)
     into: list[list[tuple[int, int]]] = [[] for _ in job.graph.tasks]
     for (i, j), edge in zip(job.graph.pairs, job.graph.edges, strict=True):

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from ..bound import Bound
-    from ..decide.place import PlaceProblem
+    from ..decide.place import PlaceProblem, PlaceStrategy
     from ..drive.place import Tried
 
-__all__ = ["document_of", "problem_arguments", "problem_of", "table"]
+__all__ = ["document_of", "problem_arguments", "problem_of", "strategies_of", "table"]
 
 
 def problem_arguments(parser: argparse.ArgumentParser) -> None:
@@ -33,6 +34,19 @@ def problem_of(args: argparse.Namespace) -> PlaceProblem:
     if args.seed < 0:
         raise UsageError(f"must be at least 0, got {args.seed}", where="--seed")
     return PlaceProblem(graph=read_tasks(args.tasks), fabric=read_fabric(args.fabric, args.devices))
+
+
+def strategies_of(args: argparse.Namespace, kinds: Sequence[type[PlaceStrategy]]) -> list[PlaceStrategy]:
+    """With the evaluations asked for. Raises: UsageError where none of them takes any."""
+    from dataclasses import fields, replace
+
+    from ..errors import UsageError
+
+    made: list[Any] = [kind() for kind in kinds]
+    takes = [any(f.name == "evaluations" for f in fields(s)) for s in made]
+    if args.evaluations and not any(takes):
+        raise UsageError(f"{made[0].name} looks at no number of schedules", where="--evaluations", hint="use it with search or random-eft")
+    return [replace(s, evaluations=args.evaluations) if args.evaluations and t else s for s, t in zip(made, takes, strict=True)]
 
 
 def document_of(problem: PlaceProblem, ranked: list[Tried], bound: Bound) -> dict[str, Any]:

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import argparse
 from pathlib import Path
-from typing import Any
 
 from .arguments import require_directory
 from .frame import Result
 from .pictures import check_pictures, picture_arguments, with_pictures
-from .place_arguments import document_of, problem_arguments, problem_of, table
+from .place_arguments import document_of, problem_arguments, problem_of, strategies_of, table
 
 HELP = "Which task runs on which device, and in which order: a checked plan beside the bound."
 MAX_SHOWN_TASKS = 12  # of a device, in text
@@ -24,8 +23,6 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> Result:
-    from dataclasses import fields, replace
-
     from ..decide.place import STRATEGIES, strategy
     from ..drive.place import plan_placement
     from ..drive.plans import write_plan
@@ -34,11 +31,8 @@ def run(args: argparse.Namespace) -> Result:
         require_directory(args.out)
     check_pictures(args)
     kinds = STRATEGIES if args.strategy == "auto" else (strategy(args.strategy, where="--strategy"),)
-    made: list[Any] = [kind() for kind in kinds]
-    if args.evaluations:
-        made = [replace(s, evaluations=args.evaluations) if "evaluations" in {f.name for f in fields(s)} else s for s in made]
     problem = problem_of(args)
-    plan, ranked, bound = plan_placement(problem, made, seed=args.seed)
+    plan, ranked, bound = plan_placement(problem, strategies_of(args, kinds), seed=args.seed)
     best = ranked[0].placement
     assert best is not None
     graph, devices = problem.graph, problem.fabric.devices

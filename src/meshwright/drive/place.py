@@ -24,26 +24,28 @@ __all__ = ["Tried", "compare_placements", "plan_placement"]
 
 @dataclass(frozen=True, kw_only=True)
 class Tried:
-    """A strategy's placement; `time_s`: simulated, messages sharing links. Without a placement `why` says why not."""
+    """A strategy's placement; `time_s`: simulated, messages sharing links. Without a placement: its refusal."""
 
     strategy: PlaceStrategy
     placement: Placement | None = None
     time_s: float = float("inf")
-    why: str = ""
+    refused: MeshwrightError | None = None
+
+    @property
+    def why(self) -> str:
+        return self.refused.message if self.refused is not None else ""
 
 
 @stage("placements")
 def compare_placements(problem: PlaceProblem, candidates: Sequence[PlaceStrategy] | None = None, *, seed: int = 0) -> tuple[list[Tried], Bound]:
-    """All candidates (default: every strategy), by simulated time, refused ones last; and the bound. Raises: what a named single candidate raises."""
+    """All candidates (default: every strategy), by simulated time, refused ones last; and the bound."""
     found = []
     listed = [kind() for kind in STRATEGIES] if candidates is None else list(candidates)
     for each in listed:
         try:
             placement = each.plan(problem, rng=np.random.default_rng(seed))
         except (Unsupported, MissingExtra) as refused:
-            if len(listed) == 1:
-                raise
-            found.append(Tried(strategy=each, why=refused.message))
+            found.append(Tried(strategy=each, refused=refused))
             continue
         found.append(Tried(strategy=each, placement=placement, time_s=simulated_s(problem, placement)))
     return sorted(found, key=lambda t: t.time_s), place_bound(problem)
@@ -52,11 +54,12 @@ def compare_placements(problem: PlaceProblem, candidates: Sequence[PlaceStrategy
 def plan_placement(problem: PlaceProblem, candidates: Sequence[PlaceStrategy] | None = None, *, seed: int = 0) -> tuple[Plan, list[Tried], Bound]:
     """The shortest in simulation as a checked plan, all that were tried, and the bound.
 
-    Raises: CheckFailed; what a single candidate raises; the error of the first where all refuse."""
+    Raises: CheckFailed; where all refuse, the first one's refusal (Unsupported, MissingExtra)."""
     ranked, bound = compare_placements(problem, candidates, seed=seed)
     best = ranked[0]
     if best.placement is None:
-        raise MeshwrightError(best.why, where="place plan")
+        assert best.refused is not None
+        raise best.refused
     program = lower_placement(problem, best.placement)
     decision: dict[str, Any] = {
         "strategy": best.strategy.name, "options": options_given(best.strategy, [f.name for f in fields(best.strategy)]),  # type: ignore[arg-type]

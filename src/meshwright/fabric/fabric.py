@@ -43,6 +43,12 @@ class Device:
     sm: int = 0  # ten times the compute capability of an NVIDIA GPU, 90 = Hopper; 0 = unknown
     runs: Mapping[str, int] = field(default_factory=dict)
 
+    def rate_of(self, kind: str = "") -> int:
+        """Operations per second for tasks of this kind, 0 where it cannot run them; without a kind the highest of its rates."""
+        if not kind:
+            return max((*self.flops.values(), *self.runs.values()), default=0)
+        return self.runs.get(kind) or self.flops.get(kind, 0)
+
 
 @dataclass(frozen=True, kw_only=True)
 class Switch:
@@ -161,6 +167,14 @@ class Fabric:
                 data={"src": names[src], "dst": names[dst], "reachable": [names[a] for a in self.reachable(src)][:64]},
             )
         return path
+
+    def message_costs(self, src: int, dst: int) -> tuple[float, float]:
+        """(seconds, seconds per byte) of a message that shares no link: every link's latency, the library's once, the narrowest link's rate. Zero
+        within a device. Raises: Disconnected."""
+        route = [self.links[x] for x in self.route(src, dst)]
+        if not route:
+            return 0.0, 0.0
+        return sum(x.latency_s for x in route) + max(x.library_latency_s for x in route), 1 / min(x.rate_Bps for x in route)
 
     def reachable(self, src: int) -> tuple[int, ...]:
         """Actors that can be reached from `src`, itself included, in actor order."""

@@ -163,4 +163,4 @@ def test_one_that_is_named_says_why_it_cannot():
         from meshwright.decide.place.exact import Exact
 
         with pytest.raises(MissingExtra):
-            compare_placements(problem, [Exact()])
+            plan_placement(problem, [Exact(), Exact(effort=1.0)])

@@ -6,6 +6,8 @@ channel has a lane at either end, as a copy engine or a network thread would: ta
 
 from __future__ import annotations
 
+from collections import Counter
+
 import numpy as np
 
 from ...cost import Cost, Priced
@@ -40,6 +42,7 @@ def lower_placement(problem: PlaceProblem, placement: Placement) -> Program:
     computing = [b.lane(k, unit=Unit.COMPUTE, role=Role.COMPUTE) for k in range(len(devices))]
     ends = np.array(placement.start_s) + problem.arrays.dur[np.arange(len(graph.tasks)), list(placement.on)]
     place = {i: n for n, i in enumerate(placement.sequence)}
+    messages = Counter((placement.on[i], placement.on[j]) for i, j in graph.pairs)
     wires: dict[tuple[int, int], tuple[int, LaneBuilder, LaneBuilder]] = {}
     arrived: dict[int, StepRef] = {}
     sent: dict[int, StepRef] = {}
@@ -47,8 +50,7 @@ def lower_placement(problem: PlaceProblem, placement: Placement) -> Program:
         ends_of = placement.on[graph.pairs[n][0]], placement.on[graph.pairs[n][1]]
         if ends_of not in wires:
             # As deep as it has messages: a message on its way does not hold up the next.
-            depth = sum(across and (placement.on[i], placement.on[j]) == ends_of for (i, j), across in zip(graph.pairs, crosses, strict=True))
-            wires[ends_of] = b.channel(*ends_of, depth=depth), b.lane(ends_of[0]), b.lane(ends_of[1])
+            wires[ends_of] = b.channel(*ends_of, depth=messages[ends_of]), b.lane(ends_of[0]), b.lane(ends_of[1])
         channel, out_lane, in_lane = wires[ends_of]
         sent[n] = out_lane.send(channel, made[n], 0)
         arrived[n] = in_lane.recv(channel, got[n], 0)

@@ -28,7 +28,7 @@ MAX_ENTRIES = 50_000_000  # of the table of tasks by devices, 400 MB
 
 def rate_of(device: Device, kind: str) -> int:
     """Operations per second of the device for tasks of this kind; 0: it cannot run them."""
-    return max((*device.flops.values(), *device.runs.values()), default=0) if kind == ANY else device.runs.get(kind) or device.flops.get(kind, 0)
+    return device.rate_of("" if kind == ANY else kind)
 
 
 class Arrays(NamedTuple):
@@ -101,15 +101,9 @@ class PlaceProblem:
         return ptr.astype(np.int64), pairs[by, 1].copy()
 
     def _messages(self) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-        n, links = len(self.fabric.devices), self.fabric.links
-        delay, per_byte = np.zeros((n, n)), np.zeros((n, n))
-        for a in range(n):
-            for b in range(n):
-                route = self.fabric.route(a, b)
-                if route:
-                    delay[a, b] = sum(links[x].latency_s for x in route) + max(links[x].library_latency_s for x in route)
-                    per_byte[a, b] = 1 / min(links[x].rate_Bps for x in route)
-        return delay, per_byte
+        devices = range(len(self.fabric.devices))
+        costs = np.array([[self.fabric.message_costs(a, b) for b in devices] for a in devices])
+        return np.ascontiguousarray(costs[..., 0]), np.ascontiguousarray(costs[..., 1])
 
     @cached_property
     def routes(self) -> Routes:
