@@ -87,7 +87,7 @@ def run(args: argparse.Namespace) -> Result:
             from ..run.machine.torchrun_worker import ends_with_its_own_code, tell_torchrun
 
             tell_torchrun(error)
-            ends_with_its_own_code()
+            ends_with_its_own_code(error.exit_code)
         raise
 
 

@@ -13,16 +13,18 @@ import pytest
 RANK = {"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29999", "TORCHELASTIC_RUN_ID": "x"}
 
 LEAVING = """
-import os, signal, sys, time
+import atexit, os, signal, sys, threading, time
 from meshwright.run.machine.torchrun_worker import ends_with_its_own_code
 signal.signal(signal.SIGTERM, lambda *_: None)
+atexit.register(lambda: print("other exit functions ran"))
 if "told" in sys.argv:
-    ends_with_its_own_code()
+    ends_with_its_own_code(7, 0.5)
+if "hang" in sys.argv:
+    threading.Thread(target=lambda: time.sleep(50)).start()
 class Late:  # deleted when modules are cleared, after Python has put back the default signal handlers
-    def __del__(self, kill=os.kill, me=os.getpid(), number=signal.SIGTERM, sleep=time.sleep, hang="hang" in sys.argv):
+    def __del__(self, kill=os.kill, me=os.getpid(), number=signal.SIGTERM, sleep=time.sleep):
         kill(me, number)
-        if hang:
-            sleep(50)
+        sleep(50)
 late = Late()
 sys.exit(7)
 """
@@ -53,5 +55,6 @@ def test_without_torchrun_no_error_file_is_written(tmp_path):
 @pytest.mark.interpreter
 @pytest.mark.parametrize(("words", "code"), [((), -signal.SIGTERM), (("told",), 7), (("told", "hang"), -signal.SIGALRM)])
 def test_a_signal_during_shutdown_does_not_change_the_exit_code(words, code):
-    done = subprocess.run([sys.executable, "-c", LEAVING, *words], capture_output=True, timeout=30)
+    done = subprocess.run([sys.executable, "-c", LEAVING, *words], capture_output=True, timeout=30, text=True)
     assert done.returncode == code
+    assert ("other exit functions ran" in done.stdout) == ("hang" not in words)
