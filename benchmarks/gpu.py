@@ -126,7 +126,7 @@ def three_steps(text: str, device: str, shapes: list[tuple[int, ...]]) -> list[l
         codec.decode(payload, out)
         codec.decode(payload, out, accumulate=True)
         codec.finish(out, 2)
-        found.append([t.cpu() for t in (sent, out, *state.values())])
+        found.append([t.cpu().clone() for t in (sent, out, *state.values())])  # a state goes on changing
     return found
 
 

@@ -47,7 +47,7 @@ class BlockFloat8(Codec):
         payload, kernels = Payload.of(self.layout(), device=x.device), kernels_of(x)
         scales, packed = payload.parts
         kernels.block_maxima(x, self.block, scales)
-        scales /= torch.finfo(self.dtype).max
+        scales /= torch.full((1,), torch.finfo(self.dtype).max, device=x.device)  # of a number CUDA would multiply by the inverse: other bits
         scaled = torch.empty_like(x)
         kernels.scale_blocks(x, self.block, scales, scaled)
         packed.view(self.dtype).copy_(scaled)
