@@ -1,9 +1,10 @@
-"""Files larger than memory, read in random order: the page cache as it is, and with members kept (`meshwright.data.Kept`); the analyser's predictions.
+"""Files larger than memory, read in random order: the page cache as it is, and with members kept; and the analyser's predictions.
 
-Run as root: `python benchmarks/data_cache.py [--parts cache,stalls] [--rounds N]`. 400 files of 1 MiB on a disk held to 50 MiB/s, in a control group of
-200 MiB: bytes from storage and seconds per epoch, ways in turn, medians over the rounds' epochs from the second on. `stalls`: a loader under a quota of
-half a core and the same disk; its rates are measured by `measure_stalls`, in turn with real epochs of which a share of the bytes is in memory.
-Where mosaicml-streaming is installed it reads the same items as MDS shards, with a cache limit of as many bytes.
+Run as root: `python benchmarks/data_cache.py [--parts cache,stalls] [--rounds N]`. 400 files of 1 MiB on a disk held to 50 MiB/s, in a control group
+of 200 MiB: bytes from storage and seconds per epoch, ways in turn, medians over the rounds' epochs from the second on. `stalls`: a loader under a
+quota of half a core and a disk of 5 MiB/s. Rates are measured by `measure_stalls`, in turn with epochs of which a share of the bytes is in memory.
+Where mosaicml-streaming is installed it reads the same items as MDS shards of 4 MiB in its own shuffled order, with a cache limit of as many bytes;
+its control group has room for the packages that it imports beside that.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ STALL_FILES, STALL_BYTES, STALL_DISK_BPS, STALL_CORES = 96, 256 << 10, 5 << 20, 
 @contextlib.contextmanager
 def groups(folder: Path, memory_bytes: int, disk_Bps: int, cores: float = 0) -> Iterator[list[Path]]:
     """Control groups (v1) with a memory limit, a limit on the folder's disk and a CPU quota. They are removed at the end."""
-    device = os.stat(folder).st_dev
+    device = folder.stat().st_dev
     name = f"meshwright-bench-{os.getpid()}"
     limits = {
         "memory": {"memory.limit_in_bytes": str(memory_bytes)} if memory_bytes else {},
@@ -63,9 +64,9 @@ def groups(folder: Path, memory_bytes: int, disk_Bps: int, cores: float = 0) -> 
                 time.sleep(0.05)
 
 
-def child(way: str, folder: Path, inside: list[Path], **options: Any) -> Any:
+def child(what: str, folder: Path, inside: list[Path], **options: Any) -> Any:
     """The JSON that this script's child prints, a process inside the groups."""
-    command = [sys.executable, __file__, "--child", way, "--folder", str(folder), "--options", json.dumps(options)]
+    command = [sys.executable, __file__, "--child", what, "--folder", str(folder), "--options", json.dumps(options)]
 
     def join() -> None:
         for group in inside:
@@ -73,7 +74,7 @@ def child(way: str, folder: Path, inside: list[Path], **options: Any) -> Any:
 
     done = subprocess.run(command, capture_output=True, text=True, preexec_fn=join, check=False)
     if done.returncode:
-        raise SystemExit(f"{way}: {done.stderr[-3000:]}")
+        raise SystemExit(f"{what}: {done.stderr[-3000:]}")
     return json.loads(done.stdout.splitlines()[-1])
 
 
@@ -115,21 +116,27 @@ def epochs(way: str, folder: Path, seed: int, count: int = EPOCHS) -> list[dict[
     rng, found = np.random.default_rng(seed), []
     for _ in range(count):
         before, begin = read_bytes(), time.perf_counter()
-        for index in rng.permutation(len(dataset)):
-            item = dataset[int(index)]
-            assert len(item["data"] if isinstance(item, dict) else item) == FILE_BYTES
+        items = iter(dataset) if way == "mosaicml-streaming" else (dataset[int(i)] for i in rng.permutation(len(dataset)))
+        assert sum(len(item["data"] if isinstance(item, dict) else item) for item in items) == FILES * FILE_BYTES
         found.append({"time_s": time.perf_counter() - begin, "read_bytes": read_bytes() - before, "members": members})
     return found
+
+
+def imported(folder: Path) -> int:
+    """Resident bytes of a process that has imported the peer."""
+    import streaming  # noqa: F401
+
+    return machine.memory_high_water_bytes()
 
 
 def streamed(folder: Path) -> Any:
     from streaming import StreamingDataset
 
     local = folder / "local"
-    return StreamingDataset(remote=str(folder / "mds"), local=str(local), shuffle=False, batch_size=1, cache_limit=KEPT_BYTES, num_canonical_nodes=1)
+    return StreamingDataset(remote=str(folder / "mds"), local=str(local), shuffle=True, batch_size=1, cache_limit=KEPT_BYTES, num_canonical_nodes=1)
 
 
-def cache(rounds: int) -> dict[str, Any]:
+def cache(rounds: int) -> tuple[list[dict[str, Any]], dict[str, Any]]:
     ways = ["plain", "kept"] + ["mosaicml-streaming"] * (importlib.util.find_spec("streaming") is not None)
     with tempfile.TemporaryDirectory(prefix="data-cache-") as name:
         folder = Path(name)
@@ -141,23 +148,24 @@ def cache(rounds: int) -> dict[str, Any]:
             for way in ways:
                 for path in folder.rglob("*"):
                     forget(path)
-                with groups(folder, MEMORY_BYTES, DISK_BPS) as inside:
+                beside = child("imported", folder, []) if way == "mosaicml-streaming" else 0
+                with groups(folder, MEMORY_BYTES + beside, DISK_BPS) as inside:
                     raw[way].append(child("epochs", folder, inside, way=way, seed=seed))
                 print(way, [round(e["read_bytes"] / 2**20, 1) for e in raw[way][-1]], [round(e["time_s"], 2) for e in raw[way][-1]], flush=True)
-    rows = {}
-    for way, found in raw.items():
-        later = [e for epochs in found for e in epochs[1:]]
-        rows[way] = {
-            "read_bytes": statistics.median(e["read_bytes"] for e in later), "time_s": statistics.median(e["time_s"] for e in later),
-            "members": later[0]["members"],
-        }  # fmt: skip
-    kept, plain = rows["kept"], rows["plain"]
-    least = (FILES - kept["members"]) * FILE_BYTES
-    summary = {
-        "kept_read_over_least": kept["read_bytes"] / least, "plain_read_over_kept": plain["read_bytes"] / kept["read_bytes"],
-        "plain_time_over_kept": plain["time_s"] / kept["time_s"],
-    }  # fmt: skip
-    return {"files": FILES, "file_bytes": FILE_BYTES, "memory_bytes": MEMORY_BYTES, "disk_Bps": DISK_BPS, "rows": rows, "summary": summary, "raw": raw}
+    later = {way: [e for epochs in found for e in epochs[1:]] for way, found in raw.items()}
+    read = {way: statistics.median(e["read_bytes"] for e in found) for way, found in later.items()}
+    time_s = {way: statistics.median(e["time_s"] for e in found) for way, found in later.items()}
+    members = later["kept"][0]["members"]
+    peers = [way for way in ways if way != "kept"]
+    rows = [
+        {"what": "members of 400 files (asked: 170)", "value": members, "unit": "files"},
+        {"what": "bytes of an epoch, kept, over all others (asked: 1.02)", "value": read["kept"], "unit": "B", "peer": (FILES - members) * FILE_BYTES},
+        *({"what": f"bytes of an epoch, {way}, over kept", "value": read[way], "unit": "B", "peer": read["kept"]} for way in peers),
+        *({"what": f"time of an epoch, {way}, over kept", "value": time_s[way], "unit": "s", "peer": time_s["kept"]} for way in peers),
+    ]  # fmt: skip
+    for row in rows:
+        print(row, flush=True)
+    return rows, {"files": FILES, "file_bytes": FILE_BYTES, "memory_bytes": MEMORY_BYTES, "disk_Bps": DISK_BPS, "raw": raw}
 
 
 def write_files(folder: Path, count: int, size: int) -> None:
@@ -184,7 +192,7 @@ def forget(path: Path) -> None:
         os.close(fd)
 
 
-def stalls(rounds: int) -> dict[str, Any]:
+def stalls(rounds: int) -> tuple[list[dict[str, Any]], dict[str, Any]]:
     """Every round: the rates, then a real epoch at each share; predicted from the medians of the rates."""
     from meshwright.profile.input_rates import InputRates, speed_at
 
@@ -204,10 +212,10 @@ def stalls(rounds: int) -> dict[str, Any]:
     rows = []
     for share, found in measured.items():
         predicted = speed_at(m, share)
-        real = statistics.median(found)
-        rows.append({"cached": share, "predicted": predicted.items_per_s, "limit": predicted.limit, "measured": real, "error": predicted.items_per_s / real - 1})
-        print(rows[-1], flush=True)
-    return {"rates": rates, "measured": {str(k): v for k, v in measured.items()}, "rows": rows, "worst": max(abs(r["error"]) for r in rows)}
+        what = f"items per second, {share:.0%} of the bytes in memory, predicted over measured; limit: {predicted.limit} (asked: within 10 %)"
+        rows.append({"what": what, "value": predicted.items_per_s, "unit": "items/s", "peer": statistics.median(found)})
+        print(rows[-1], predicted.items_per_s / statistics.median(found), flush=True)
+    return rows, {"rates": rates, "measured": {str(k): v for k, v in measured.items()}}
 
 
 def loader_of(folder: Path, workers: int = 2) -> Any:
@@ -249,14 +257,12 @@ def main() -> None:
         parser.add_argument(hidden, help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.child:
-        call = {"epochs": epochs, "rates": rates_here, "share": share_here}[args.child]
+        call = {"epochs": epochs, "imported": imported, "rates": rates_here, "share": share_here}[args.child]
         print(json.dumps(call(folder=Path(args.folder), **json.loads(args.options))))
         return
     for part in args.parts.split(","):
-        found = {"cache": cache, "stalls": stalls}[part](args.rounds)
-        print(json.dumps(found.get("summary", found.get("rows")), indent=1))
-        document = {"schema": "meshwright.benchmark", "version": 1, "name": f"data_{part}", "command": f"python benchmarks/data_cache.py --parts {part}"}
-        (machine.RESULTS / f"data_{part}.json").write_text(json.dumps({**document, **found, "machine": machine.describe()}, indent=1) + "\n")
+        rows, facts = {"cache": cache, "stalls": stalls}[part](args.rounds)
+        machine.record(f"data_{part}", rows, command=f"python benchmarks/data_cache.py --parts {part} --rounds {args.rounds}", **facts)
 
 
 if __name__ == "__main__":
