@@ -50,6 +50,8 @@ def measure_stalls(
     warm = _Loader(loader, plain, order)
     found: dict[str, list[float]] = {"miss": [], "hit": [], "storage": [], "prepare": [], "cpu": [], "device": []}
     try:
+        if loader.num_workers:
+            warm.epoch()  # the workers start, and load what they need
         for _ in range(rounds):
             half = listed[: max(len(listed) // 2, 1)]
             _drop(listed)
