@@ -156,10 +156,11 @@ def cache(rounds: int) -> tuple[list[dict[str, Any]], dict[str, Any]]:
     read = {way: statistics.median(e["read_bytes"] for e in found) for way, found in later.items()}
     time_s = {way: statistics.median(e["time_s"] for e in found) for way, found in later.items()}
     members = later["kept"][0]["members"]
+    rest = FILES - members
     peers = [way for way in ways if way != "kept"]
     rows = [
         {"what": "members of 400 files (asked: 170)", "value": members, "unit": "files"},
-        {"what": "bytes of an epoch, kept, over all others (asked: 1.02)", "value": read["kept"], "unit": "B", "peer": (FILES - members) * FILE_BYTES},
+        {"what": "bytes of an epoch, kept, over the others (asked: 1.02)", "value": read["kept"], "unit": "B", "peer": rest * FILE_BYTES},
         *({"what": f"bytes of an epoch, {way}, over kept", "value": read[way], "unit": "B", "peer": read["kept"]} for way in peers),
         *({"what": f"time of an epoch, {way}, over kept", "value": time_s[way], "unit": "s", "peer": time_s["kept"]} for way in peers),
     ]  # fmt: skip

@@ -232,6 +232,7 @@ def test_batches_arrive_as_they_were():
         "text": ["a", None], "leaf": torch.nn.Linear(1, 1).weight,
     }  # fmt: skip
     got = _unpacked(bytearray(b"".join(_packed(batch))), "x")
+    assert all(t.data_ptr() % 8 == 0 for t in got.values() if isinstance(t, torch.Tensor) and t.numel())
     for key, value in batch.items():
         if isinstance(value, torch.Tensor):
             assert torch.equal(got[key], value) and got[key].dtype == value.dtype and got[key].shape == value.shape

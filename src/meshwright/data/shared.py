@@ -5,7 +5,7 @@ Left open by the paper: who takes over the batches of a job that dies. Ours: eac
 Deviations: batches belong to no job beforehand. There is no coordinator, but a table in shared memory (`board`). Jobs take batches in the order in
 which they are ready, the lowest first, so their orders may differ a little.
 Invariant: a job that lives gets every batch of an epoch once; an epoch has its own permutation and random numbers; at most `staged` batches wait.
-Cost: one copy of a batch to shared memory, one out of it for each job.
+Cost: one copy of a batch, to shared memory; jobs map it, and pages that a job changes are copied for it alone.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import ctypes
 import errno
 import hashlib
 import io
+import mmap
 import multiprocessing
 import os
 import pickle
@@ -39,6 +40,7 @@ __all__ = ["SharedLoader"]
 SHARED_MEMORY = Path("/dev/shm")
 MAX_POLL_S = 0.01  # between two looks at the table
 MIN_SWEEP_S = 0.1  # of waiting before the dead are looked for
+ALIGNED_BYTES = 64  # of a tensor's first element, as torch allocates
 MAX_WAIT_S = 300.0  # for the next batch, or for the other jobs at the start
 _NAME = re.compile(r"[A-Za-z0-9._-]{1,64}")
 
@@ -122,7 +124,7 @@ class SharedLoader:
             for _ in range(self.batches):
                 batch = self._wait(board, epoch, seen)
                 seen[batch] = True
-                data = _read(board.file(epoch, batch))
+                data = _mapped(board.file(epoch, batch))
                 with board.locked():
                     board.taken(epoch, batch, self._number)
                 yield _unpacked(data, f"{self.folder.name}: epoch {epoch}, batch {batch}")
@@ -258,35 +260,39 @@ def _tensor(data: Any, dtype: str, shape: tuple[int, ...]) -> Any:
     return torch.from_numpy(data).view(kind).view(shape) if data.size else torch.empty(shape, dtype=kind)
 
 
-def _packed(batch: Any) -> list[bytes]:
-    """A letter, the number of buffers, their sizes and that of the pickle, the pickle, the buffers."""
+def _packed(batch: Any) -> list[bytes | memoryview]:
+    """A letter, the number of buffers, the size of the pickle, the buffers' sizes; the pickle; the buffers, each at a multiple of ALIGNED_BYTES."""
     buffers: list[pickle.PickleBuffer] = []
     text = io.BytesIO()
     _Pickler(text, protocol=5, buffer_callback=buffers.append).dump(batch)
     raw = [b.raw() for b in buffers]
-    return [b"B" + struct.pack(f"<{len(raw) + 2}Q", len(raw), len(text.getvalue()), *map(len, raw)), text.getvalue(), *map(bytes, raw)]
+    size = text.tell()
+    parts: list[bytes | memoryview] = [b"B" + struct.pack(f"<{len(raw) + 2}Q", len(raw), size, *map(len, raw)), text.getvalue()]
+    at = len(parts[0]) + size
+    for each in raw:
+        parts += [bytes(-at % ALIGNED_BYTES), each]
+        at += -at % ALIGNED_BYTES + len(each)
+    return parts
 
 
-def _read(path: Path) -> bytearray:
+def _mapped(path: Path) -> mmap.mmap:
+    """The file's bytes without a copy of them; what the job changes stays its own. The file may be removed meanwhile."""
     with path.open("rb", buffering=0) as file:
-        data = bytearray(os.fstat(file.fileno()).st_size)
-        view, at = memoryview(data), 0
-        while at < len(data) and (got := file.readinto(view[at:])):
-            at += got
-    return data
+        return mmap.mmap(file.fileno(), 0, flags=mmap.MAP_PRIVATE, prot=mmap.PROT_READ | mmap.PROT_WRITE)
 
 
-def _unpacked(data: bytearray, where: str) -> Any:
+def _unpacked(data: mmap.mmap | bytearray, where: str) -> Any:
     """Raises: RunError with what a worker said."""
-    view = memoryview(data)
     if data[:1] == b"E":
-        raise RunError(bytes(view[1:]).decode(), where=where, hint="the dataset or collate_fn raised it; all jobs are told")
-    count, size = struct.unpack_from("<2Q", data, 1)
-    sizes = struct.unpack_from(f"<{count}Q", data, 17)
+        raise RunError(bytes(data[1:]).decode(), where=where, hint="the dataset or collate_fn raised it; all jobs are told")
+    view = memoryview(data)
+    count, size = struct.unpack_from("<2Q", view, 1)
+    sizes = struct.unpack_from(f"<{count}Q", view, 17)
     at = 17 + 8 * count
     text, at = view[at : at + size], at + size
     buffers = []
     for length in sizes:
+        at += -at % ALIGNED_BYTES
         buffers.append(view[at : at + length])
         at += length
     return pickle.loads(text, buffers=buffers)  # noqa: S301  # a batch of ours: the folder is the user's own, and only he may write there
