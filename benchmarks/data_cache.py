@@ -1,10 +1,10 @@
-"""Files larger than memory, read in random order: the page cache as it is, and with members kept; and the analyser's predictions.
+"""Files larger than memory, read in random order: the page cache as it is, members kept, and nodes that keep together; the analyser's predictions.
 
-Run as root: `python benchmarks/data_cache.py [--parts cache,stalls] [--rounds N]`. 400 files of 1 MiB on a disk held to 50 MiB/s, in a control group
-of 200 MiB: bytes from storage and seconds per epoch, ways in turn, medians over the rounds' epochs from the second on. `stalls`: a loader under a
-quota of half a core and a disk of 5 MiB/s. Rates are measured by `measure_stalls`, in turn with epochs of which a share of the bytes is in memory.
-Where mosaicml-streaming is installed it reads the same items as MDS shards of 4 MiB in its own shuffled order, with a cache limit of as many bytes;
-its control group has room for the packages that it imports beside that.
+Run as root: `python benchmarks/data_cache.py [--parts cache,stalls,peers] [--rounds N]`. cache: 400 files of 1 MiB, a disk of 50 MiB/s, a control
+group of 200 MiB; bytes from storage and seconds per epoch, ways in turn, medians over the rounds' epochs from the second on. Where mosaicml-streaming
+is installed it reads the same items as MDS shards of 4 MiB in its own shuffled order, with a cache limit of as many bytes; its control group has room
+for the packages that it imports beside that. stalls: a loader under a quota of half a core and a disk of 5 MiB/s. Rates are measured by
+`measure_stalls`, in turn with epochs of which a share of the bytes is in memory. peers: four nodes in network namespaces, a disk for each.
 """
 
 from __future__ import annotations
@@ -30,6 +30,7 @@ FILES, FILE_BYTES = 400, 1 << 20
 MEMORY_BYTES, DISK_BPS = 200 << 20, 50 << 20
 KEPT_BYTES = 175 << 20
 EPOCHS = 4
+NODES, NODE_FILES, NODE_FILE_BYTES = 4, 120, 1 << 20
 SHARES = (0.0, 0.25, 0.5, 0.75, 1.0)
 STALL_FILES, STALL_BYTES, STALL_DISK_BPS, STALL_CORES = 192, 256 << 10, 5 << 20, 0.5
 
@@ -250,19 +251,87 @@ def share_here(folder: Path, share: float, seed: int) -> float:
     return (count - 8) / (time.perf_counter() - first) if first > begin else 0.0
 
 
+def peers(_: int) -> tuple[list[dict[str, Any]], dict[str, Any]]:
+    """Four nodes of a lab, each with a disk of its own of 20 MiB/s and room for a third of the files; kept together, and each for itself."""
+    run = [sys.executable, "-m", "meshwright"]
+    raw: dict[str, Any] = {}
+    with tempfile.TemporaryDirectory(prefix="data-peers-") as name:
+        for node in range(NODES):
+            (Path(name) / str(node)).mkdir()
+            write_files(Path(name) / str(node), NODE_FILES, NODE_FILE_BYTES)
+        subprocess.run([*run, "lab", "up", f"star:{NODES}?link=1Gbit/s", "--name", "datapeers", "--no-verify", "--quiet"], check=True)
+        try:
+            for way in ("alone", "together"):
+                for path in Path(name).rglob("*.bin"):
+                    forget(path)
+                child = [sys.executable, __file__, "--child", "node", "--folder", name, "--options", json.dumps({"way": way})]
+                subprocess.run([*run, "lab", "run", "datapeers", "--", *child], check=True)
+                raw[way] = [json.loads((Path(name) / f"{way}-{node}.json").read_text()) for node in range(NODES)]
+        finally:
+            subprocess.run([*run, "lab", "down", "datapeers", "--quiet"], check=True)
+    later = {way: [e for node in found for e in node["epochs"][1:]] for way, found in raw.items()}
+    rows = [
+        {"what": f"bytes from storage of an epoch from the second on, all nodes, {way}" + " (asked: 0)" * (way == "together"),
+         "value": sum(e["read_bytes"] for e in found) / (EPOCHS - 1), "unit": "B"}
+        for way, found in later.items()
+    ]  # fmt: skip
+    time_s = {way: statistics.median(e["time_s"] for e in found) for way, found in later.items()}
+    rows.append({"what": "time of an epoch, alone over together", "value": time_s["alone"], "unit": "s", "peer": time_s["together"]})
+    for row in rows:
+        print(row, flush=True)
+    return rows, {"raw": raw}
+
+
+def node_here(folder: Path, way: str) -> None:
+    """One node: reads all files in an order of its own, four epochs."""
+    import socket
+
+    from meshwright.data import Kept, PeerFiles
+
+    rank = int(os.environ["RANK"])
+    with groups(folder, 0, 20 << 20) as made:
+        for group in made:
+            (group / "cgroup.procs").write_text(str(os.getpid()))
+        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+            probe.connect((os.environ["MASTER_ADDR"], 9))
+            mine = f"{probe.getsockname()[0] if rank else os.environ['MASTER_ADDR']}:{29000 + rank}"
+        (folder / f"{way}-address-{rank}").write_text(mine)
+        while len(list(folder.glob(f"{way}-address-*"))) < NODES:
+            time.sleep(0.01)
+        time.sleep(0.2)
+        nodes = [(folder / f"{way}-address-{r}").read_text() for r in range(NODES)]
+        plain, budget = Files(folder / str(rank)), NODE_FILES * NODE_FILE_BYTES // 3
+        dataset: Any = PeerFiles(plain.paths, nodes, rank, budget) if way == "together" else Kept(plain, budget)
+        rng, found = np.random.default_rng(rank), []
+        for epoch in range(EPOCHS):
+            (folder / f"{way}-{epoch}-{rank}").touch()
+            while len(list(folder.glob(f"{way}-{epoch}-*"))) < NODES:
+                time.sleep(0.01)
+            before, begin = read_bytes(), time.perf_counter()
+            for index in rng.permutation(NODE_FILES):
+                assert len(dataset[int(index)]) == NODE_FILE_BYTES
+            found.append({"time_s": time.perf_counter() - begin, "read_bytes": read_bytes() - before})
+        (folder / f"{way}-done-{rank}").touch()
+        while len(list(folder.glob(f"{way}-done-*"))) < NODES:
+            time.sleep(0.01)
+        served = dataset.served.__dict__ if way == "together" else {}
+        (folder / f"{way}-{rank}.json").write_text(json.dumps({"epochs": found, "served": served}))
+        (Path("/sys/fs/cgroup/blkio") / "cgroup.procs").write_text(str(os.getpid()))
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--parts", default="cache,stalls")
+    parser.add_argument("--parts", default="cache,stalls,peers")
     parser.add_argument("--rounds", type=int, default=5)
     for hidden in ("--child", "--folder", "--options"):
         parser.add_argument(hidden, help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.child:
-        call = {"epochs": epochs, "imported": imported, "rates": rates_here, "share": share_here}[args.child]
+        call = {"epochs": epochs, "imported": imported, "rates": rates_here, "share": share_here, "node": node_here}[args.child]
         print(json.dumps(call(folder=Path(args.folder), **json.loads(args.options))))
         return
     for part in args.parts.split(","):
-        rows, facts = {"cache": cache, "stalls": stalls}[part](args.rounds)
+        rows, facts = {"cache": cache, "stalls": stalls, "peers": peers}[part](args.rounds)
         machine.record(f"data_{part}", rows, command=f"python benchmarks/data_cache.py --parts {part} --rounds {args.rounds}", **facts)
 
 

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from .kept import FileRange, Kept, Residency
 from .limits import memory_budget_bytes, memory_limit_bytes
+from .peers import PeerFiles, Served
 from .shards import MdsSamples, TarSamples
 from .shared import SharedLoader
 from .stalls import measure_stalls
 
 __all__ = [
-    "FileRange", "Kept", "MdsSamples", "Residency", "SharedLoader", "TarSamples", "measure_stalls", "memory_budget_bytes", "memory_limit_bytes",
+    "FileRange", "Kept", "MdsSamples", "PeerFiles", "Residency", "Served", "SharedLoader", "TarSamples", "measure_stalls", "memory_budget_bytes",
+    "memory_limit_bytes",
 ]  # fmt: skip
