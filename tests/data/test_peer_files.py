@@ -42,7 +42,7 @@ def paths(tmp_path):
 def cluster(paths):
     """Three nodes with room for all; the folder has another name on one of them."""
     names, folder = ports(3), Path(paths[0]).parent
-    other = folder.with_name("other")
+    other = folder / "other"
     other.symlink_to(folder)
     nodes = [PeerFiles([str(other / Path(p).name) for p in paths] if i == 1 else paths, names, i, 24 * 8192) for i in range(3)]
     yield nodes
