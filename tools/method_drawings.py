@@ -1,12 +1,14 @@
-"""Drawings of plans that no command draws, for `tools/method_pictures.py`: an arena, a layout's signatures, gradients that are sent in groups."""
+"""Drawings of plans that no command draws, for `tools/method_pictures.py`: an arena, a layout's signatures, gradients in groups,
+times of an expert layer, blocks of a product."""
 
 from __future__ import annotations
 
 import csv
 import json
+import math
 from pathlib import Path
 
-__all__ = ["arena_svg", "layout_svg", "traffic_svg"]
+__all__ = ["arena_svg", "blocks_svg", "degrees_svg", "layout_svg", "traffic_svg"]
 
 
 def arena_svg(placed: Path) -> str:
@@ -94,3 +96,56 @@ def traffic_svg(plans: dict[str, Path]) -> str:
     summary = "Three plans of one step, from its start to its end"
     return document(width, y + tall + 12, [*parts, *marks], title="Gradients sent in groups", summary=summary)
 
+
+
+def degrees_svg(printed: Path) -> str:
+    """`experts compare --json`: seconds of a step over capacities, a line for each degree; the best of each capacity is marked."""
+    from meshwright.report.svg import PALETTE, document, line, rect, text
+
+    rows = [row for each in json.loads(printed.read_text(encoding="utf-8"))["capacities"] for row in each]
+    capacities, degrees = sorted({r["capacity"] for r in rows}), sorted({r["degree"] for r in rows})
+    time_s = {(r["degree"], r["capacity"]): r["time_s"] for r in rows}
+    low, high = math.log(min(time_s.values())), math.log(max(time_s.values()))
+    left, above, width, height = 80, 24, 480, 260
+
+    def at(degree: int, capacity: int) -> tuple[float, float]:
+        share = (math.log(time_s[degree, capacity]) - low) / (high - low)
+        return left + width * capacities.index(capacity) / (len(capacities) - 1), above + height * (1 - share)
+
+    parts = [line([(left, above), (left, above + height), (left + width, above + height)], "#888888", width=1)]
+    for k, degree in enumerate(degrees):
+        points = [at(degree, c) for c in capacities]
+        parts.append(line(points, PALETTE[k], width=2))
+        parts.append(text(points[-1][0] + 8, points[-1][1] + 4, f"r = {degree}"))
+    for i, capacity in enumerate(capacities):
+        best = min(degrees, key=lambda r, c=capacity: time_s[r, c])
+        x, y = at(best, capacity)
+        parts.append(rect(x - 5, y - 5, 10, 10, fill=PALETTE[degrees.index(best)], tip=f"best: r = {best}", rx=5))
+        parts.append(text(left + width * i / (len(capacities) - 1), above + height + 18, str(capacity), anchor="middle"))
+    parts.append(text(left + width / 2, above + height + 38, "capacity, tokens of an expert", anchor="middle"))
+    for value in (math.exp(low), math.exp(high)):
+        parts.append(text(left - 8, above + height * (1 - (math.log(value) - low) / (high - low)) + 4, f"{value * 1e3:.0f} ms", anchor="end"))
+    return document(left + width + 70, above + height + 50, parts, title="Degrees of an expert layer", summary="Time of a step over the capacity")
+
+
+def blocks_svg() -> str:
+    """Blocks of the product of four experts with 5, 1, 0 and 9 tokens, in blocks of four: rows are tokens, columns the experts' inner dimensions."""
+    from meshwright.report.svg import PALETTE, document, rect, text
+
+    tokens, block, columns, cell = (5, 1, 0, 9), 4, 2, 34
+    left, above, row, parts = 110, 40, 0, []
+    rows = sum(-(-n // block) for n in tokens)
+    for expert, n in enumerate(tokens):
+        x = left + expert * columns * cell
+        parts.append(text(x + columns * cell / 2, above - 14, f"expert {expert}", anchor="middle"))
+        for k in range(-(-n // block)):
+            y, full = above + (row + k) * cell, min(n - k * block, block)
+            parts += [rect(x + c * cell, y, cell - 2, cell - 2, fill=PALETTE[expert], rx=2) for c in range(columns)]
+            if full < block:  # rows of zeros
+                part = (cell - 2) * full / block
+                parts += [rect(x + c * cell, y + part, cell - 2, cell - 2 - part, kind="panel") for c in range(columns)]
+            parts.append(text(left - 10, y + cell / 2 + 4, f"{full} token{'s' * (full > 1)}", anchor="end"))
+        row += -(-n // block)
+    parts.append(rect(left - 2, above - 2, len(tokens) * columns * cell + 2, rows * cell + 2, fill="none"))
+    wide = left + len(tokens) * columns * cell + 20
+    return document(wide, above + rows * cell + 20, parts, title="Block-sparse experts", summary="Blocks that a product of all experts has")

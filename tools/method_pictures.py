@@ -6,6 +6,8 @@ plan is to look different: `python tools/method_pictures.py chimera`.
 
 from __future__ import annotations
 
+import contextlib
+import io
 import json
 import os
 import shlex
@@ -13,7 +15,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-from method_drawings import arena_svg, layout_svg, traffic_svg
+from method_drawings import arena_svg, blocks_svg, degrees_svg, layout_svg, traffic_svg
 
 ROOT = Path(__file__).parents[1]
 PAGES = ROOT / "docs" / "methods"
@@ -45,6 +47,16 @@ COMMANDS: dict[str, list[str]] = {
     "staticmemory": ["memory pack storages.csv -o placed.csv"],
     "monet": ["memory plan --model examples/gpt.py:tiny --budget 70% --strategy monet"],  # times its operators
     "autoddl": ["layout plan benchmarks/autoddl.py:fc_heavy --fabric star:4?link=100Mbit/s --out layout.json"],
+    "directconnect": [
+        "fabric design --nodes 8 --ports 2 --row 1 --out pod.toml",
+        "collective plan all-gather --fabric pod.toml --size 1MiB --strategy bfb",
+    ],
+    "hammingmesh": ["fabric design --accelerators 16 --row 3 --out mesh.toml", "fabric show mesh.toml"],
+    "tutel": [
+        "experts compare --fabric star:4?link=12.5MB/s --experts 2 --model-dim 256 --inner 1024 --capacities 64,128,256,512,1024 --chunks 1 "
+        "--algorithms linear --json",
+    ],
+    "megablocks": [],  # its blocks follow from a routing of our kernels
     "cupcake": [
         "traffic plan --profile profile.json --strategy ddp-buckets --codecs none --out ddp.json",
         "traffic plan --profile profile.json --codecs none --out none.json",
@@ -54,6 +66,8 @@ COMMANDS: dict[str, list[str]] = {
 DRAWN = {  # by tools/method_drawings.py, of what the last command wrote
     "staticmemory": lambda: arena_svg(Path("placed.csv")),
     "autoddl": lambda: layout_svg(Path("layout.json")),
+    "tutel": lambda: degrees_svg(Path("printed.json")),
+    "megablocks": blocks_svg,
     "cupcake": lambda: traffic_svg({"DDP's buckets": Path("ddp.json"), "grouped": Path("none.json"), "and fp16": Path("cupcake.json")}),
 }  # fmt: skip
 
@@ -70,22 +84,24 @@ def draw(name: str) -> None:
         try:
             Path("profile.json").write_text(profile_json(), encoding="utf-8")
             Path("storages.csv").write_text(STORAGES, encoding="utf-8")
-            *before, last = COMMANDS[name]
-            for command in before:
+            commands = COMMANDS[name] if name in DRAWN else [*COMMANDS[name][:-1], f"{COMMANDS[name][-1]} --svg picture.svg"]
+            for command in commands:
                 run(main, command)
             if name in DRAWN:
-                run(main, last)
                 Path("picture.svg").write_text(DRAWN[name](), encoding="utf-8")
-            else:
-                run(main, f"{last} --svg picture.svg")
             target.write_text(Path("picture.svg").read_text(encoding="utf-8"), encoding="utf-8")
         finally:
             os.chdir(here)
 
 
 def run(main: object, command: str) -> None:
-    if main(shlex.split(command)):  # type: ignore[operator]
-        raise SystemExit(f"error: meshwright {command}")
+    """What a command with --json prints goes to printed.json."""
+    printed = io.StringIO()
+    with contextlib.redirect_stdout(printed if "--json" in command else sys.stdout):
+        if main(shlex.split(command)):  # type: ignore[operator]
+            raise SystemExit(f"error: meshwright {command}")
+    if "--json" in command:
+        Path("printed.json").write_text(printed.getvalue(), encoding="utf-8")
 
 
 def profile_json() -> str:

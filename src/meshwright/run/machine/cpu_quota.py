@@ -21,7 +21,7 @@ from typing import Literal
 
 from ...errors import RunError, UsageError
 
-__all__ = ["CgroupPlace", "CpuQuota", "cgroup_cpu_limit", "find_place", "gc", "process_start_ticks", "quota_place"]
+__all__ = ["CgroupPlace", "CpuQuota", "cgroup_cpu_limit", "find_place", "gc", "own_groups", "process_start_ticks", "quota_place"]
 
 PERIOD_US = 10_000  # of a quota: a rank that has used its share stands still for less than this
 MIN_QUOTA_US = 1_000  # the kernel refuses quotas below 1 ms
@@ -39,8 +39,8 @@ class CgroupPlace:
     folder: Path
 
 
-def _ancestry(root: Path) -> list[CgroupPlace]:
-    """Own group and its ancestors on every hierarchy that has the cpu controller, deepest first, v2 before v1."""
+def own_groups(controller: str, root: Path = Path("/")) -> list[CgroupPlace]:
+    """Own group and its ancestors on every hierarchy that has the controller, deepest first, v2 before v1."""
     proc = root / "proc/self"
     paths: dict[str, str] = {}
     for line in _lines(proc / "cgroup"):
@@ -55,8 +55,8 @@ def _ancestry(root: Path) -> list[CgroupPlace]:
         if kind == "cgroup2" and "" in paths:
             version: Literal[1, 2] = 2
             path = paths[""]
-        elif kind == "cgroup" and "cpu" in options.split(","):
-            version, path = 1, paths.get("cpu", "/")
+        elif kind == "cgroup" and controller in options.split(","):
+            version, path = 1, paths.get(controller, "/")
         else:
             continue
         relative = path.removeprefix(inner.rstrip("/")).strip("/")
@@ -79,7 +79,7 @@ def _lines(path: Path) -> list[str]:
 def cgroup_cpu_limit(root: Path = Path("/")) -> float | None:
     """Cores that this process's own groups allow it (the smallest over its ancestry), or None if nothing limits it."""
     limits = []
-    for place in _ancestry(root):
+    for place in own_groups("cpu", root):
         if place.version == 2:
             quota, _, period = "".join(_lines(place.folder / "cpu.max")[:1]).partition(" ")
         else:
@@ -95,7 +95,7 @@ def find_place(root: Path = Path("/")) -> CgroupPlace | None:
 
     On v2 this may enable the cpu controller for the children of a group of ours, as service managers do.
     """
-    for place in _ancestry(root):
+    for place in own_groups("cpu", root):
         if place.version == 2 and "cpu" not in "".join(_lines(place.folder / "cgroup.subtree_control")).split():
             try:
                 (place.folder / "cgroup.subtree_control").write_text("+cpu")
@@ -238,7 +238,7 @@ def _remove(folder: Path) -> bool:
 def gc(root: Path = Path("/")) -> list[str]:
     """Remove the groups of owners that are gone; returns their names. Members still running lose the quota, nothing else."""
     removed = []
-    for place in _ancestry(root):
+    for place in own_groups("cpu", root):
         for folder in sorted(place.folder.glob(f"{PREFIX}*")):
             match = _NAME.fullmatch(folder.name)
             if match and process_start_ticks(int(match[1])) != match[2] and _remove(folder):

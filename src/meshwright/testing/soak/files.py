@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import io
 import json
 import random
+import struct
+import tarfile
 from collections.abc import Callable, Mapping
 from importlib import resources
 from pathlib import Path
@@ -25,7 +28,8 @@ READERS: Mapping[str, tuple[str, str, str, dict[str, Any]]] = {
     "tensors": ("plan.traffic", "read_tensors", "path", {}), "buffers": ("plan.minimalloc_csv", "read_buffers_csv", "path", {}),
     "kfac table": ("plan.kfac_csv", "read_kfac_csv", "path", {}),
     "pipeline table": ("plan.pipeline_csv", "read_pipeline_csv", "text", {}), "graph": ("model.graph", "read_graph", "path", {}),
-    "tasks": ("model.tasks", "read_tasks", "path", {}),
+    "tasks": ("model.tasks", "read_tasks", "path", {}), "tar index": ("data.tar", "read_tar_index", "path", {}),
+    "MDS index": ("data.mds", "read_mds_index", "path", {}), "MDS shard": ("data.mds", "read_mds_offsets", "path", {"samples": 2}),
     "transformer": ("model.transformer_toml", "read_transformer_toml", "path", {}), "cost": ("costs.table", "read_cost", "path", {}),
     "runtime": ("costs.profile_documents", "read_runtime", "path", {}), "profiled layout": ("costs.profile_documents", "read_layout", "path", {}),
     "measured runs": ("costs.profile_documents", "read_measured_runs", "path", {}),
@@ -71,7 +75,7 @@ def read_with(reader: str, path: Path) -> Any:
 def seeds() -> list[tuple[str, str, bytes]]:
     """(reader, file name, what it holds). Made once; equal in every process."""
     found: list[tuple[str, str, bytes]] = []
-    for make in (_plans, _fabrics, _schedules, _costs, _graphs, _traces, _foreign):
+    for make in (_plans, _fabrics, _schedules, _costs, _graphs, _traces, _shards, _foreign):
         found += make()
     return found
 
@@ -214,6 +218,23 @@ def _traces() -> list[tuple[str, str, bytes]]:
         ("Chakra", "t.0.et", chakra_bytes(ChakraTrace(nodes=nodes))), ("execution trace", "et.json", json.dumps(observed).encode()),
         ("trace", "t.json", drawn.text().encode()), ("module tree", "tree.json", _written(lambda p: write_module_tree(p, tree), "tree.json")),
     ]
+
+
+def _shards() -> list[tuple[str, str, bytes]]:
+    """Training data in shards: an archive of two samples, an MDS shard of two."""
+    archive = io.BytesIO()
+    with tarfile.open(fileobj=archive, mode="w") as file:
+        for name in ("a/1.jpg", "a/1.cls", "a/2.jpg"):
+            member = tarfile.TarInfo(name)
+            member.size = 5
+            file.addfile(member, io.BytesIO(b"12345"))
+    shard = {
+        "column_encodings": ["int", "str"], "column_names": ["a", "b"], "column_sizes": [8, None], "samples": 2, "format": "mds", "compression": None,
+        "raw_data": {"basename": "shard.mds", "bytes": 23},
+    }  # fmt: skip
+    index = json.dumps({"version": 2, "shards": [shard]}).encode()
+    data = struct.pack("<4I", 2, 16, 19, 23) + b"1234567"
+    return [("tar index", "samples.tar", archive.getvalue()), ("MDS index", "index.json", index), ("MDS shard", "shard.mds", data)]
 
 
 def _foreign() -> list[tuple[str, str, bytes]]:

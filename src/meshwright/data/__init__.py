@@ -1,0 +1,15 @@
+"""Input pipelines: which files stay in the page cache, what an epoch then reads, what stalls the training loop."""
+
+from __future__ import annotations
+
+from .kept import FileRange, Kept, Residency
+from .limits import memory_budget_bytes, memory_limit_bytes
+from .peers import PeerFiles, Served
+from .shards import MdsSamples, TarSamples
+from .shared import SharedLoader
+from .stalls import measure_stalls
+
+__all__ = [
+    "FileRange", "Kept", "MdsSamples", "PeerFiles", "Residency", "Served", "SharedLoader", "TarSamples", "measure_stalls", "memory_budget_bytes",
+    "memory_limit_bytes",
+]  # fmt: skip

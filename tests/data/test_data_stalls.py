@@ -1,0 +1,191 @@
+"""What a loop waits for: the model against simulated caches and pipelines, the measurement on a loader, the commands."""
+
+from __future__ import annotations
+
+import json
+import random
+from collections import OrderedDict
+from pathlib import Path
+
+import pytest
+
+from effort import few
+from meshwright.cli.frame import main
+from meshwright.data.stalls import measure_stalls
+from meshwright.errors import UsageError
+from meshwright.profile.input_rates import InputRates, cache_for_no_fetch_stall, lru_hits, speed_at
+
+BASE = InputRates(
+    items=1000, total_bytes=1_000_000_000, workers=4, cores=4, device_s=0.001, prepare_s=0.002, cpu_s=0.008, miss_s=0.02, hit_s=0.0005,
+    storage_Bps=1e8, sampled=100, rounds=3,
+)  # fmt: skip
+
+
+@pytest.mark.parametrize(("share", "published"), [(0.25, 0.0340), (0.4, 0.0936), (0.6, 0.2329), (0.9, 0.6717)])
+def test_what_a_cache_that_exchanges_finds(share, published):
+    """A simulated LRU cache under independent permutations; the card's figures."""
+    assert lru_hits(share) == pytest.approx(published, abs=6e-3)
+    rng, n, hits = random.Random(1), 2000, 0
+    cache: OrderedDict[int, None] = OrderedDict()
+    for epoch in range(6):
+        for item in rng.sample(range(n), n):
+            hits += item in cache and epoch > 0
+            cache[item] = None
+            cache.move_to_end(item)
+            if len(cache) > share * n:
+                cache.popitem(last=False)
+    assert hits / (5 * n) == pytest.approx(lru_hits(share), abs=0.02)
+    assert lru_hits(0) == 0 and lru_hits(1) == 1
+
+
+@pytest.mark.parametrize("seed", range(few(50)))
+def test_more_of_anything_is_never_slower(seed):
+    rng = random.Random(seed)
+    m = InputRates(
+        items=100, total_bytes=rng.randrange(10**5, 10**9), workers=rng.randrange(5), cores=2, device_s=rng.choice([0, rng.uniform(0, 0.01)]),
+        prepare_s=rng.uniform(1e-4, 0.01), cpu_s=rng.uniform(1e-4, 0.01), miss_s=rng.uniform(1e-3, 0.1), hit_s=rng.uniform(1e-6, 1e-3),
+        storage_Bps=rng.uniform(1e6, 1e9), sampled=10, rounds=1,
+    )  # fmt: skip
+    shares = sorted(rng.random() for _ in range(5))
+    speeds = [speed_at(m, x).items_per_s for x in shares]
+    assert speeds == sorted(speeds)
+    for change in ({"device": 2}, {"cores": 2}, {"disk": 2}):
+        assert speed_at(m, shares[2], **change).items_per_s >= speeds[2]
+    assert speed_at(m, shares[2], jobs=2).items_per_s <= speeds[2]
+    needed = cache_for_no_fetch_stall(m)
+    assert speed_at(m, needed).items_per_s == pytest.approx(speed_at(m, 1).items_per_s, rel=1e-6)
+    assert needed == 0 or speed_at(m, needed * 0.99).items_per_s < speed_at(m, 1).items_per_s
+
+
+def test_each_limit_is_named():
+    assert speed_at(BASE, 0).limit == "storage" and speed_at(BASE, 0).items_per_s == pytest.approx(100)
+    assert speed_at(BASE, 0, disk=100).limit == "waiting" or speed_at(BASE, 0, disk=100).limit == "preparation"
+    assert speed_at(BASE, 1).limit == "waiting" and speed_at(BASE, 1).items_per_s == pytest.approx(4 / 0.0085)
+    slow = InputRates(**{**BASE.__dict__, "prepare_s": 0.004})
+    assert speed_at(slow, 1).limit == "preparation" and speed_at(slow, 1, cores=2).limit == "waiting"
+    device = InputRates(**{**BASE.__dict__, "device_s": 0.05})
+    assert speed_at(device, 0.5).limit == "device" and cache_for_no_fetch_stall(device) == 0
+    alone = InputRates(**{**BASE.__dict__, "workers": 0})
+    assert speed_at(alone, 1).limit == "in turn" and speed_at(alone, 1).items_per_s == pytest.approx(1 / 0.003)
+    assert speed_at(alone, 0).items_per_s == pytest.approx(1 / (0.001 + 0.002 + 0.0195))
+
+
+LOADER = """
+import os
+from torch.utils.data import DataLoader
+
+class Files:
+    def __init__(self):
+        self.paths = sorted(os.path.join({folder!r}, name) for name in os.listdir({folder!r}))
+
+    def __len__(self):
+        return len(self.paths)
+
+    def __getitem__(self, index):
+        with open(self.paths[index], "rb") as file:
+            return len(file.read())
+
+class Hidden(Files):
+    def __init__(self):
+        super().__init__()
+        self.where, self.paths = self.paths, None
+
+    def __len__(self):
+        return len(self.where)
+
+    def __getitem__(self, index):
+        with open(self.where[index], "rb") as file:
+            return len(file.read())
+
+def loader():
+    return DataLoader(Files(), batch_size=3, shuffle=True)
+
+def hidden():
+    return DataLoader(Hidden(), batch_size=3, num_workers=1)
+
+def where(index):
+    return Hidden().where[index]
+
+def step(batch):
+    assert batch.sum() > 0
+
+def broken():
+    raise ValueError("no such bucket")
+"""
+
+
+@pytest.fixture
+def user(tmp_path):
+    pytest.importorskip("torch", reason="torch is not installed")
+    folder = tmp_path / "items"
+    folder.mkdir()
+    for i in range(10):
+        (folder / f"{i}").write_bytes(bytes(5000))
+    file = tmp_path / "mine.py"
+    file.write_text(LOADER.format(folder=str(folder)))
+    return file
+
+
+def run(capsys, *words: str) -> tuple[int, dict, str]:
+    code = main([*words, "--json"])
+    said = capsys.readouterr()
+    return code, json.loads(said.out) if said.out.startswith("{") else {}, said.err
+
+
+def test_analyse(user, capsys):
+    code, found, _ = run(capsys, "data", "analyse", f"{user}:loader", "--step", f"{user}:step", "--memory", "20000", "--rounds", "1")
+    assert code == 0 and found["schema"] == "meshwright.data.stalls"
+    m = found["measured"]
+    assert (m["items"], m["total_bytes"], m["workers"], m["sampled"]) == (10, 50_000, 0, 10) and m["device_s"] > 0 and m["prepare_s"] > 0
+    assert found["share"] == pytest.approx(0.4) and found["cases"][0]["cached"] == pytest.approx(lru_hits(0.4))
+    by = {row["what"]: row["items_per_s"] for row in found["cases"]}
+    assert by["as it is"] <= by["files kept in memory"] <= by["all files in memory"]
+    assert main(["data", "analyse", f"{user}:loader", "--device-time", "0.3", "--rounds", "1"]) == 0
+    text = capsys.readouterr().out
+    assert "device       10 items/s" in text and "limited by" in text and "one thread" in text
+
+
+def test_bench(user, capsys):
+    code, found, _ = run(capsys, "data", "bench", f"{user}:hidden", "--files", f"{user}:where", "--keep", "20kB", "--epochs", "2")
+    assert code == 0 and [e["items"] for e in found["epochs"]] == [10, 10]
+    assert found["kept"]["members"] == 2 and found["kept"]["budget_bytes"] == 20_000
+    assert main(["data", "bench", f"{user}:loader", "--epochs", "1"]) == 0
+    assert "from storage" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["analyse", "{}:hidden"], "the files of a Hidden are not known"), (["analyse", "{}:loader", "--memory", "900TB"], "memory limit"),
+        (["analyse", "{}:loader", "--step", "{}:step", "--device-time", "1"], "give one of --step and --device-time"),
+        (["analyse", "{}:step"], "step() missing 1 required positional argument"), (["bench", "{}:broken"], "no such bucket"),
+        (["analyse", "{}:where"], "missing 1 required"), (["bench", "{}:nothing"], "has no function 'nothing'"),
+    ],
+)  # fmt: skip
+def test_what_is_refused(user, capsys, words, message):
+    assert main(["data", *(w.format(user) for w in words)]) in (1, 2)
+    assert message in capsys.readouterr().err
+
+
+def test_what_cannot_be_measured(tmp_path):
+    data = pytest.importorskip("torch.utils.data", reason="torch is not installed")
+
+    class Stream(data.IterableDataset):
+        def __iter__(self):
+            return iter([1])
+
+    with pytest.raises(UsageError, match="not a DataLoader over a map-style dataset"):
+        measure_stalls(data.DataLoader(Stream(), batch_size=None))
+    (tmp_path / "a").write_bytes(b"1")
+
+    class One:
+        paths = [str(tmp_path / "a")]
+
+        def __len__(self):
+            return 1
+
+        def __getitem__(self, index):
+            return Path(self.paths[index]).read_bytes()
+
+    with pytest.raises(UsageError, match="1 items are too few"):
+        measure_stalls(data.DataLoader(One(), batch_size=1))

@@ -1,0 +1,52 @@
+"""The memory that files may fill: control groups of both kinds, and budgets that do not fit."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+
+from meshwright.data import memory_budget_bytes, memory_limit_bytes
+from meshwright.errors import UsageError
+
+MACHINE = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+
+
+def fake_root(tmp_path, groups: str, mounts: list[str]):
+    proc = tmp_path / "proc/self"
+    proc.mkdir(parents=True)
+    (proc / "cgroup").write_text(groups)
+    (proc / "mountinfo").write_text("\n".join(mounts))
+    return tmp_path
+
+
+def test_the_smallest_limit_of_the_ancestry_counts(tmp_path):
+    root = fake_root(tmp_path, "0::/a/b\n", ["1 1 0:1 / /cg rw - cgroup2 cgroup2 rw"])
+    deep = root / "cg/a/b"
+    deep.mkdir(parents=True)
+    assert memory_limit_bytes(root) == MACHINE
+    (deep / "memory.max").write_text("max\n")
+    assert memory_limit_bytes(root) == MACHINE
+    (deep.parent / "memory.max").write_text("1000000\n")
+    (deep / "memory.max").write_text("2000000\n")
+    assert memory_limit_bytes(root) == 1_000_000
+
+
+def test_version_1_says_no_limit_by_a_large_number(tmp_path):
+    root = fake_root(tmp_path, "4:memory:/job\n", ["1 1 0:1 / /cg/memory rw - cgroup cgroup rw,memory"])
+    job = root / "cg/memory/job"
+    job.mkdir(parents=True)
+    (job / "memory.limit_in_bytes").write_text("9223372036854771712\n")
+    assert memory_limit_bytes(root) == MACHINE
+    (job / "memory.limit_in_bytes").write_text("209715200\n")
+    assert memory_limit_bytes(root) == 209_715_200
+
+
+def test_budgets():
+    assert memory_budget_bytes(limit_bytes=1000) == 750 and memory_budget_bytes(reserve_bytes=900, limit_bytes=1000) == 100
+    assert memory_budget_bytes(999, limit_bytes=1000) == 999 and memory_budget_bytes(0, limit_bytes=1000) == 0
+    with pytest.raises(UsageError, match="1000 bytes of cache are asked for, this process's memory limit is 1000") as caught:
+        memory_budget_bytes(1000, limit_bytes=1000)
+    assert "at most 750" in str(caught.value.hint) and caught.value.data["limit_bytes"] == 1000
+    with pytest.raises(UsageError, match="a reserve of 1001 bytes is more than the memory limit of 1000"):
+        memory_budget_bytes(reserve_bytes=1001, limit_bytes=1000)
