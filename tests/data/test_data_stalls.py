@@ -14,6 +14,7 @@ from meshwright.cli.frame import main
 from meshwright.data.stalls import measure_stalls
 from meshwright.errors import UsageError
 from meshwright.profile.input_rates import InputRates, cache_for_no_fetch_stall, lru_hits, speed_at
+from meshwright.profile.input_ways import Place, least_item_s, ways
 
 BASE = InputRates(
     items=1000, total_bytes=1_000_000_000, workers=4, cores=4, device_s=0.001, prepare_s=0.002, cpu_s=0.008, miss_s=0.02, hit_s=0.0005,
@@ -68,6 +69,39 @@ def test_each_limit_is_named():
     alone = InputRates(**{**BASE.__dict__, "workers": 0})
     assert speed_at(alone, 1).limit == "in turn" and speed_at(alone, 1).items_per_s == pytest.approx(1 / 0.003)
     assert speed_at(alone, 0).items_per_s == pytest.approx(1 / (0.001 + 0.002 + 0.0195))
+
+
+@pytest.mark.parametrize("seed", range(few(60)))
+def test_no_way_beats_the_bound_and_the_best_is_the_best(seed):
+    rng = random.Random(seed)
+    m = InputRates(
+        items=100, total_bytes=rng.randrange(10**5, 10**9), workers=rng.randrange(5), cores=rng.choice([0.5, 2, 16]), device_s=rng.choice([0, 0.003]),
+        prepare_s=rng.uniform(1e-3, 0.02), cpu_s=rng.uniform(1e-4, 1e-3), miss_s=rng.uniform(1e-3, 0.1), hit_s=rng.uniform(1e-6, 1e-3),
+        storage_Bps=rng.uniform(1e6, 1e9), sampled=10, rounds=1,
+    )  # fmt: skip
+    memory, jobs, nodes = rng.randrange(1, 2 * m.total_bytes), rng.randint(1, 4), rng.randint(1, 3)
+    place = Place(memory_bytes=memory, jobs=jobs, nodes=nodes, network_Bps=rng.choice([1e6, 1e9]))
+    found = ways(m, place)
+    least_s, _ = least_item_s(m, place)
+    assert all(w.speed.items_per_s * least_s <= 1 + 1e-9 for w in found)
+    assert [w.speed.items_per_s for w in found] == sorted((w.speed.items_per_s for w in found), reverse=True)
+    assert len(found) == len({(w.kept, w.shared, w.workers) for w in found})
+    same = next(w for w in found if (w.kept, w.shared, w.workers) == ("", False, m.workers))
+    share = min(place.memory_bytes / m.total_bytes, 1)
+    assert same.speed.items_per_s == pytest.approx(speed_at(m, lru_hits(share), jobs=place.jobs).items_per_s, rel=1e-6)
+    kept = next(w for w in found if (w.kept, w.shared, w.workers) == ("here", False, m.workers))
+    assert kept.speed.items_per_s >= same.speed.items_per_s
+
+
+def test_which_way_is_chosen():
+    fast = InputRates(**{**BASE.__dict__, "storage_Bps": 1e12, "miss_s": 0.0005})
+    assert ways(fast, Place(memory_bytes=0))[0].words == "files as they are, 4 workers"  # nothing else is faster
+    best = ways(BASE, Place(memory_bytes=400_000_000, jobs=4, nodes=3))[0]
+    assert (best.kept, best.shared) == ("nodes", True) and "files kept by all nodes, batches shared" in best.words
+    slow = ways(BASE, Place(memory_bytes=400_000_000, nodes=3, network_Bps=1e6))
+    assert slow[0].kept == "here" and {w.speed.limit for w in slow if w.kept == "nodes"} == {"network"}
+    alone = InputRates(**{**BASE.__dict__, "workers": 0, "cores": 2})
+    assert ways(alone, Place(memory_bytes=0))[0].workers == 2
 
 
 LOADER = """
@@ -142,6 +176,7 @@ def test_analyse(user, capsys):
     assert by["as it is"] <= by["files kept in memory"] <= by["all files in memory"]
     assert main(["data", "analyse", f"{user}:loader", "--device-time", "0.3", "--rounds", "1"]) == 0
     text = capsys.readouterr().out
+    assert "Fastest: " in text and "No way to feed it takes less than" in text
     assert "device       10 items/s" in text and "limited by" in text and "one thread" in text
 
 
@@ -158,6 +193,7 @@ def test_bench(user, capsys):
     [
         (["analyse", "{}:hidden"], "the files of a Hidden are not known"), (["analyse", "{}:loader", "--memory", "900TB"], "memory limit"),
         (["analyse", "{}:loader", "--step", "{}:step", "--device-time", "1"], "give one of --step and --device-time"),
+        (["analyse", "{}:loader", "--network", "fast"], "--network"),
         (["analyse", "{}:step"], "step() missing 1 required positional argument"), (["bench", "{}:broken"], "no such bucket"),
         (["analyse", "{}:where"], "missing 1 required"), (["bench", "{}:nothing"], "has no function 'nothing'"),
     ],

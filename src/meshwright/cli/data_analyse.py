@@ -28,6 +28,8 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--items", type=at_least_one, default=256, help="items that are measured (default 256)")
     parser.add_argument("--rounds", type=at_least_one, default=3, help="measurements, of which the median counts (default 3)")
     parser.add_argument("--jobs", type=at_least_one, default=1, help="jobs with loaders of their own on this machine (default 1)")
+    parser.add_argument("--nodes", type=at_least_one, default=1, help="nodes that could keep the files together, this one included (default 1)")
+    parser.add_argument("--network", default="10Gbit/s", metavar="RATE", help="of each node, with --nodes (default 10Gbit/s)")
     parser.add_argument("--seed", type=whole_number, default=0, help="which items (default 0)")
 
 
@@ -35,15 +37,21 @@ def run(args: argparse.Namespace) -> Result:
     from ..data.limits import memory_budget_bytes
     from ..data.stalls import measure_stalls
     from ..errors import UsageError
+    from ..io.quantity import parse_rate_Bps
+    from ..profile.input_ways import Place
     from ..report.stalls_text import stalls_document, stalls_text
 
     if args.step and args.device_time:
         raise UsageError("give one of --step and --device-time", where="--device-time", hint="--step measures it")
     budget = memory_budget_bytes(size_bytes(args.memory, "--memory") if args.memory else None)
+    try:
+        network = parse_rate_Bps(args.network)
+    except ValueError as error:
+        raise UsageError(str(error), where="--network", hint="e.g. --network 25Gbit/s") from None
     step = function_of(args.step, "step") if args.step else None
     loader, files = loader_of(args)
     measured = measure_stalls(loader, step, device_s=args.device_time, items=args.items, rounds=args.rounds, seed=args.seed, files=files)
-    document = stalls_document(measured, budget, args.jobs)
+    document = stalls_document(measured, Place(memory_bytes=budget, jobs=args.jobs, nodes=args.nodes, network_Bps=network))
     return Result(document, stalls_text(document))
 
 

@@ -7,18 +7,20 @@ from typing import Any
 
 from ..io.quantity import show_size
 from ..profile.input_rates import InputRates, cache_for_no_fetch_stall, lru_hits, speed_at
+from ..profile.input_ways import Place, least_item_s, ways
 from .columns import columns
 
 __all__ = ["stalls_document", "stalls_text"]
 
 WORDS = {
     "device": "the device", "preparation": "preparation of items", "storage": "storage", "waiting": "workers, in turn reading and preparing",
-    "in turn": "one thread",
+    "in turn": "one thread", "network": "the network between nodes",
 }  # fmt: skip
 
 
-def stalls_document(m: InputRates, budget_bytes: int, jobs: int) -> dict[str, Any]:
-    """The loop now (a page cache that exchanges), with files kept, and what one change after the other would give."""
+def stalls_document(m: InputRates, place: Place) -> dict[str, Any]:
+    """The loop now (a page cache that exchanges), with files kept, what one change after the other would give, and the fastest way to feed it."""
+    budget_bytes, jobs = place.memory_bytes, place.jobs
     share = min(budget_bytes / m.total_bytes, 1.0) if m.total_bytes else 1.0
     now = lru_hits(share)
     cases: list[tuple[str, float, dict[str, float]]] = [
@@ -29,11 +31,17 @@ def stalls_document(m: InputRates, budget_bytes: int, jobs: int) -> dict[str, An
     for what, cached, change in cases:
         found = speed_at(m, cached, jobs=jobs, **change)
         rows.append({"what": what, "cached": cached, "items_per_s": found.items_per_s, "limit": found.limit, "epoch_s": m.items / found.items_per_s})
+    best, (least_s, why) = ways(m, place)[0], least_item_s(m, place)
     epoch_s, inside_s, device_s = rows[0]["epoch_s"], m.items / speed_at(m, 1, jobs=jobs).items_per_s, m.items * m.device_s
     return {
         "schema": "meshwright.data.stalls", "version": 1, "measured": {**asdict(m), "item_bytes": m.item_bytes}, "jobs": jobs,
         "memory_bytes": budget_bytes, "share": share, "cases": rows,
         "stalls": {"fetch": 1 - inside_s / epoch_s, "preparation": max(inside_s - device_s, 0) / epoch_s if m.device_s else None},
+        "best": {
+            "what": best.words, "kept": best.kept, "shared": best.shared, "workers": best.workers, "cached": best.cached, "limit": best.speed.limit,
+            "items_per_s": best.speed.items_per_s, "epoch_s": m.items / best.speed.items_per_s,
+        },
+        "bound": {"epoch_s": m.items * least_s, "limit": why},
         "no_fetch_stall_bytes": round(cache_for_no_fetch_stall(m) * m.total_bytes),
     }  # fmt: skip
 
@@ -64,4 +72,7 @@ def stalls_text(document: dict[str, Any]) -> str:
     lines += columns(table)
     needed = document["no_fetch_stall_bytes"]
     lines += ["", f"Kept files of {show_size(needed)} end all waiting for files." if needed else "No file needs to be kept: nothing waits for them."]
+    best, bound = document["best"], document["bound"]
+    lines.append(f"Fastest: {best['what']}: {best['epoch_s']:.3g} s an epoch, limited by {WORDS[best['limit']]}.")
+    lines.append(f"No way to feed it takes less than {bound['epoch_s']:.3g} s: {WORDS[bound['limit']]}.")
     return "\n".join(lines)
