@@ -35,7 +35,8 @@ def features(rows: F64, dim: F64, pooling: F64, histogram: F64, batch: int) -> F
     often = np.array([0.0, *range(16)])
     met = looked / np.maximum(histogram @ np.exp2(np.maximum(often - 0.5, 0)), 1.0)  # rows that a batch meets, about
     columns = [
-        dim, pooling, rows, np.log2(rows), pooling * dim, np.log2(1 + rows * dim), np.log2(1 + looked * dim), np.minimum(met, rows) * dim, np.sqrt(looked),
+        dim, pooling, rows, np.log2(rows), pooling * dim, np.log2(1 + rows * dim), np.log2(1 + looked * dim), np.minimum(met, rows) * dim,
+        np.sqrt(looked),
     ]  # fmt: skip
     return np.concatenate([histogram, np.stack(columns, -1)], -1)
 

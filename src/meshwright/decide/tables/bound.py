@@ -1,9 +1,9 @@
 """How fast an iteration can be by its costs' floors: lookups and columns cost some device at least so much, wherever they are.
 
 With weights on the devices that sum to 1, the slowest device takes at least the weighted mean of all. Elements looked up, columns, and tables each
-cost at least the least weighted floor of a device (`LookupCosts.floor`, and a column's bytes over the links of its device, out and back). A cut in columns keeps
-both sums, a cut in rows keeps the first and makes the second larger: so the bound holds for every plan, split or not. The best weights are
-those of a linear programme of one row per device and term. Cite: linear duality; NeuroShard's card, (b) and (d).
+cost at least the least weighted floor of a device (`LookupCosts.floor`, and a column's bytes over the links of its device, out and back). A cut in
+columns keeps both sums, a cut in rows keeps the first and makes the second larger: so the bound holds for every plan, split or not. The best weights
+are those of a linear programme of one row per device and term: linear duality.
 """
 
 from __future__ import annotations

@@ -112,7 +112,8 @@ class RandomTables(_Rule):
         for i in np.argsort(-size, kind="stable").tolist():  # the largest first, or they find no room
             free = np.flatnonzero(held + size[i] <= problem.memory)
             if not len(free):
-                raise Infeasible("a random plan finds no room", where=problem.fabric.name, hint="--strategy size-greedy", data={"needed_bytes": float(size[i])})
+                need = float(size[i])
+                raise Infeasible("a random plan finds no room", where=problem.fabric.name, hint="--strategy size-greedy", data={"needed_bytes": need})
             on[i] = int(rng.choice(free))
             held[on[i]] += size[i]
         return pieces, on

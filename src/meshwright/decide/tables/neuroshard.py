@@ -97,7 +97,8 @@ class NeuroShard(TableStrategy):
         for pieces in beam:
             size = problem.bytes_of(pieces)
             alone = problem.compute_s(np.moveaxis(problem.embed(pieces), 0, 1)).mean(1)
-            chosen = dict.fromkeys([*np.argsort(-size, kind="stable")[: self.candidates].tolist(), *np.argsort(-alone, kind="stable")[: self.candidates].tolist()])
+            largest, costliest = (np.argsort(-x, kind="stable")[: self.candidates].tolist() for x in (size, alone))
+            chosen = dict.fromkeys([*largest, *costliest])
             for i in chosen:
                 parts = halves(pieces[i])
                 if parts is not None:

@@ -82,7 +82,8 @@ class TableProblem:
         if need > have:
             raise Infeasible(
                 f"the tables need {need:.0f} bytes on their devices, which have {have:.0f} together", where=self.fabric.name,
-                hint=f"{need - have:.0f} bytes more: another device, smaller tables, or an optimizer that keeps less", data={"needed_bytes": need, "available_bytes": have},
+                hint=f"{need - have:.0f} bytes more: another device, smaller tables, or an optimizer that keeps less",
+                data={"needed_bytes": need, "available_bytes": have},
             )  # fmt: skip
 
     @property
@@ -184,7 +185,9 @@ class TableProblem:
             fore = np.maximum(net, wire_fore)
         return Phases(compute, back, fore, (ends + fore).max(-1))
 
-    def judged(self, strategy: TableStrategy, pieces: Sequence[Piece], on: Sequence[int], *, evaluations: int, notes: Mapping[str, Any] | None = None) -> TablePlan:
+    def judged(
+        self, strategy: TableStrategy, pieces: Sequence[Piece], on: Sequence[int], *, evaluations: int, notes: Mapping[str, Any] | None = None
+    ) -> TablePlan:  # fmt: skip
         """The plan of pieces on devices; pieces that meet on a device become one. Raises: Unsupported where more is moved than may be."""
         shards = merged(self, pieces, on)
         held = [Piece(self.tables.number_of[s.table], s.rows, s.columns) for s in shards]
@@ -212,7 +215,7 @@ class TableProblem:
 
 
 def merged(problem: TableProblem, pieces: Sequence[Piece], on: Sequence[int]) -> tuple[Shard, ...]:
-    """Shards, ordered by table and place. Columns are alike: a table that is cut in columns only is cut anew, so that each device has one run of them."""
+    """Shards, ordered by table and place. Columns are alike: a table that is cut is cut anew, so that each device has one run of its columns."""
     by_table: dict[int, list[tuple[Piece, int]]] = {}
     for piece, d in zip(pieces, on, strict=True):
         by_table.setdefault(piece.table, []).append((piece, int(d)))
@@ -297,7 +300,8 @@ def fitting(problem: TableProblem) -> list[Piece]:
             name, least = problem.tables.tables[piece.table].name, float(problem.bytes_of([piece])[0])
             raise Infeasible(
                 f"no device holds even {piece.kind[1]} rows of {piece.kind[2]} columns of table {name}: {least:.0f} bytes, {most:.0f} are free",
-                where=f"table {name}", hint="devices with more memory, or a smaller batch", data={"table": name, "needed_bytes": least, "available_bytes": most},
+                where=f"table {name}", hint="devices with more memory, or a smaller batch",
+                data={"table": name, "needed_bytes": least, "available_bytes": most},
             )  # fmt: skip
         todo += reversed(parts)
     return found

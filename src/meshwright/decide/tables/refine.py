@@ -122,10 +122,9 @@ class FewestMoves(TableStrategy):
                 name = problem.tables.tables[pieces[i].table].name
                 raise Infeasible(f"no device has room for {size[i]:.0f} bytes of table {name}", where=f"table {name}",
                                  hint="plan anew, without --from", data={"needed_bytes": float(size[i])})  # fmt: skip
-            sums, columns = problem.sums([p for p, d in zip(pieces, on, strict=True) if d >= 0], np.array([d for d in on if d >= 0], np.int64))
-            embedded = problem.embed([pieces[i]])
-            costs = [float(problem.compute_s(sums[None] + np.where(np.arange(problem.devices)[:, None] == d, embedded[:, 0], 0.0)[None])[0, d]) for d in free]
-            on[i] = int(free[int(np.argmin(costs))])
+            sums, _ = problem.sums([p for p, d in zip(pieces, on, strict=True) if d >= 0], np.array([d for d in on if d >= 0], np.int64))
+            costs = problem.compute_s(sums + problem.embed([pieces[i]])[:, 0])
+            on[i] = int(free[costs[free].argmin()])
             held[on[i]] += size[i]
         forced = float(price[np.arange(len(on)), on].sum())
         most = np.inf if problem.move_bytes is None else float(problem.move_bytes)

@@ -21,7 +21,7 @@ from .operator import CacheEvictor, Lookup, indices_of, weights_buffer
 
 __all__ = ["ComputePoints", "Meter", "collect_compute", "widths_of"]
 
-RUNS = 3
+RUNS = 5
 MOST_TABLES = 15  # of a point
 MAX_POINT_BYTES = 2 << 30
 

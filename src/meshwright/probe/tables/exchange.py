@@ -1,7 +1,7 @@
 """Measured exchanges: pooled rows forward and their gradients backward, between processes that start as far apart as their lookups end.
 
-Cite: NeuroShard, MLSys 2023, section 3.2. One process per device, on this machine or in a lab with shaped links; lookups are replaced by sleep, so that
-processes do not contend for cores. A forward time counts from a device's own start: waiting for late ones is in it.
+Cite: NeuroShard, MLSys 2023, section 3.2. One process per device, on this machine or in a lab with shaped links; lookups are replaced by sleep, so
+that processes do not contend for cores. A forward time counts from a device's own start: waiting for late ones is in it.
 """
 
 from __future__ import annotations
@@ -74,7 +74,8 @@ def measure_exchanges(
         if lab is None:
             LocalRanks(devices, folder, f"{__name__}:exchange_rank", {}, limit_s=timeout_s, limit_hint="ask for fewer points").run()
         else:
-            lab.run([sys.executable, "-m", __name__, str(folder)], ranks=range(devices), timeout_s=timeout_s, env={"OMP_NUM_THREADS": "1"})  # type: ignore[attr-defined]
+            words = [sys.executable, "-m", __name__, str(folder)]
+            lab.run(words, ranks=range(devices), timeout_s=timeout_s, env={"OMP_NUM_THREADS": "1"})  # type: ignore[attr-defined]
         ranks = [msgspec.json.decode((folder / f"rank-{r:03d}.json").read_bytes(), type=_Report) for r in range(devices)]
     pairs = [[[x[i] for x in kind] for i in range(len(tasks))] for kind in ([r.backward_s for r in ranks], [r.forward_s for r in ranks])]
     return pairs[0], pairs[1]

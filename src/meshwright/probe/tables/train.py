@@ -1,8 +1,8 @@
 """The nets of `cost_models.lookups`, trained on measured points: Adam, seeded, the weights that are best on points held back.
 
 Cite: NeuroShard, MLSys 2023, section 3.3: 80 % of the points are learned from, on 10 % the best weights are chosen, on 10 % the errors are told.
-Deviations: the loss is the mean relative error of a time (the paper: squared seconds), batches are of 128 points, and the rate falls to nothing along a cosine;
-the features of a point are summed by one matrix of zeros and ones. The floor is the largest additive cost that lies below all points but the
+Deviations: the loss is the mean relative error of a time (the paper: squared seconds), batches are of 128 points, the rate falls to nothing along a
+cosine; the features of a point are summed by one matrix of zeros and ones. The floor is the largest additive cost that lies below all points but the
 lowest `FLOOR_MISSED`, found by linear programming.
 """
 
@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from itertools import pairwise
 
 import numpy as np
 import torch
@@ -45,7 +46,7 @@ def split_points(n: int, seed: int) -> tuple[NDArray[np.int64], NDArray[np.int64
 
 def _stack(sizes: Sequence[int], last_relu: bool = False) -> torch.nn.Sequential:
     layers: list[torch.nn.Module] = []
-    for i, (a, b) in enumerate(zip(sizes[:-1], sizes[1:], strict=True)):
+    for i, (a, b) in enumerate(pairwise(sizes)):
         layers.append(torch.nn.Linear(a, b))
         if last_relu or i + 2 < len(sizes):
             layers.append(torch.nn.ReLU())
@@ -112,7 +113,8 @@ def fit_compute(tables: Tables, points: ComputePoints, *, epochs: int = 300, see
     units = MEMBERS[-1]
     costs = LookupCosts(
         batch=tables.batch, floor=floor, overhead_s=overhead_s, table=_net(members, mean, spread, last_relu=True),
-        device=_net(head, np.zeros(units), np.ones(units)), ranges={"rows": _range(columns[0]), "columns": _range(columns[1]), "pooling": _range(columns[2])},
+        device=_net(head, np.zeros(units), np.ones(units)),
+        ranges={"rows": _range(columns[0]), "columns": _range(columns[1]), "pooling": _range(columns[2])},
     )  # fmt: skip
     found = costs.compute_s(counts[test] @ costs.embed(*columns))
     return replace(costs, errors={"compute": float(np.median(np.abs(found / times[test] - 1)))})
@@ -159,7 +161,7 @@ def fit_exchange(
         with torch.no_grad():
             stack[-1].bias.copy_(truth.mean(0))  # type: ignore[operator, union-attr]
 
-        def losses(part: torch.Tensor, stack: torch.nn.Sequential = stack, scaled: torch.Tensor = scaled, truth: torch.Tensor = truth) -> torch.Tensor:
+        def losses(part: torch.Tensor, stack: torch.nn.Module = stack, scaled: torch.Tensor = scaled, truth: torch.Tensor = truth) -> torch.Tensor:
             return _relative(stack(scaled[part]), truth[part])
 
         _train((stack,), losses, (learn, choose), epochs, seed)
