@@ -105,7 +105,8 @@ def plan_tables(
     decision: dict[str, Any] = {
         "strategy": best.strategy.name, "options": options_given(best.strategy, [f.name for f in fields(best.strategy)]),  # type: ignore[arg-type]
         "why": _why(best, ranked), "cite": best.strategy.cite.key, "cost_s": best.plan.cost_s,
-        "measured_s": best.measured.total_s if best.measured else None, "moved_bytes": best.plan.moved_bytes, "measured_on": dict(problem.costs[0].machine),
+        "measured_s": best.measured.total_s if best.measured else None, "moved_bytes": best.plan.moved_bytes,
+        "measured_on": dict(problem.costs[0].machine),
     }  # fmt: skip
     if not kept:
         floor = dict.fromkeys(names, (0.0, 0.0, 0.0))

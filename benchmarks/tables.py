@@ -1,0 +1,174 @@
+"""Embedding tables of a made pool, planned by costs measured here, beside torchrec's planner and the classic rules: what the plans really take.
+
+Run: `python benchmarks/tables.py` (root for the lab; with torchrec and fbgemm-gpu-cpu 1.8.0 for the peer; a quarter of an hour). Pool of 60 tables: 10^3
+to 10^6 rows, 4 to 64 columns, pooling 1 to 30, Zipf 0.6 to 1.2; batch 1,024. Twenty tasks of 24 tables on 4 ranks with links of 1 Gbit/s. Cost of a
+plan: the slowest rank's lookups (one rank at a time, one thread's processor time, caches evicted) and both exchanges, measured in the lab (wall time).
+Our plans: `tables plan --measure`, whose finalists are measured first, and then again with all others. Raw: results/tables.json.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import machine
+import numpy as np
+
+from meshwright.decide.tables import TableProblem, table_bound
+from meshwright.decide.tables.classic import DimGreedy, LookupGreedy, RandomTables, SizeLookupGreedy
+from meshwright.decide.tables.neuroshard import NeuroShard
+from meshwright.drive.tables import compare_tables
+from meshwright.fabric.fabric import Fabric
+from meshwright.graph.embeddings import Shard, Table, Tables, histogram_of
+from meshwright.io.costs.lookups import read_lookup_costs, write_lookup_costs
+from meshwright.io.fabric.name import load_fabric
+from meshwright.lab import Lab
+from meshwright.probe.tables.compute import Meter
+from meshwright.probe.tables.exchange import ExchangeTask, measure_exchanges
+from meshwright.probe.tables.fit import fit_costs, measure_plans
+from meshwright.probe.tables.operator import operator_name
+
+FABRIC, RATE_BPS, BATCH = "star:4?link=125MB/s", 125_000_000, 1024
+ASKED = {"error": 0.07, "torchrec": 0.95, "torchrec worst": 1.05, "dim-greedy": 0.98, "plan_s": 10.0, "fit_s": 900.0}
+
+
+def pool(seed: int = 0, count: int = 60) -> Tables:
+    draw, found = np.random.default_rng(seed), []
+    for i in range(count):
+        rows, dim, pooling, skew = int(10 ** draw.uniform(3, 6)), int(draw.choice([4, 8, 16, 32, 64])), int(draw.integers(1, 31)), draw.uniform(0.6, 1.2)
+        often = np.cumsum(np.arange(1, rows + 1) ** -skew)
+        looked = np.searchsorted(often, draw.random(pooling * BATCH) * often[-1])
+        found.append(Table(name=f"t{i}", rows=rows, dim=dim, pooling=float(pooling), histogram=histogram_of(looked)))
+    return Tables(tables=tuple(found), batch=BATCH, name="pool")
+
+
+def torchrec_shards(tables: Tables, fabric: Fabric) -> list[Shard]:
+    """Its planner's answer: table- and column-wise, told the link rate and each table's pooling."""
+    import torch
+    from torchrec.distributed.embeddingbag import EmbeddingBagCollectionSharder  # type: ignore[import-not-found]
+    from torchrec.distributed.planner import EmbeddingShardingPlanner, Topology  # type: ignore[import-not-found]
+    from torchrec.distributed.planner.types import ParameterConstraints  # type: ignore[import-not-found]
+    from torchrec.modules.embedding_configs import EmbeddingBagConfig  # type: ignore[import-not-found]
+    from torchrec.modules.embedding_modules import EmbeddingBagCollection  # type: ignore[import-not-found]
+
+    configs = [EmbeddingBagConfig(name=t.name, embedding_dim=t.dim, num_embeddings=t.rows, feature_names=[t.name]) for t in tables.tables]
+    module = EmbeddingBagCollection(tables=configs, device=torch.device("meta"))
+    devices = len(fabric.devices)
+    rate = RATE_BPS / 1e3  # bytes per millisecond
+    topology = Topology(
+        world_size=devices, local_world_size=devices, compute_device="cpu", intra_host_bw=rate, inter_host_bw=rate, ddr_cap=1 << 36,
+    )  # fmt: skip
+    constraints = {
+        t.name: ParameterConstraints(sharding_types=["table_wise", "column_wise"], min_partition=4, pooling_factors=[t.pooling]) for t in tables.tables
+    }
+    planner = EmbeddingShardingPlanner(topology=topology, batch_size=BATCH // devices, constraints=constraints)
+    plan = planner.plan(module=module, sharders=[EmbeddingBagCollectionSharder()]).plan[""]
+    names, found = [d.name for d in fabric.devices], []
+    for t in tables.tables:
+        for s in plan[t.name].sharding_spec.shards:
+            left, width = s.shard_offsets[1], s.shard_sizes[1]
+            found.append(Shard(table=t.name, device=names[s.placement.rank()], rows=(0, t.rows), columns=(left, left + width)))
+    return found
+
+
+def measured(plans: Sequence[tuple[Sequence[Shard], Meter]], fabric: Fabric, lab: Any) -> list[dict[str, Any]]:
+    names = [d.name for d in fabric.devices]
+    compute = [[meter.device_s([s for s in shards if s.device == n]) for n in names] for shards, meter in plans]
+    columns = [[sum(s.width for s in shards if s.device == n) for n in names] for shards, _ in plans]
+    tasks = [ExchangeTask(columns=w, compute_s=c) for w, c in zip(columns, compute, strict=True)]
+    back, fore = measure_exchanges(tasks, len(names), BATCH, lab=lab)
+    return [
+        {"compute_s": c, "backward_s": b, "forward_s": f, "columns": w, "total_s": max(map(sum, zip(c, b, f, strict=True)))}
+        for c, b, f, w in zip(compute, back, fore, columns, strict=True)
+    ]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--points", type=int, default=3000)
+    parser.add_argument("--exchange-points", type=int, default=500)
+    parser.add_argument("--epochs", type=int, default=300)
+    parser.add_argument("--tasks", type=int, default=20)
+    parser.add_argument("--tables", type=int, default=24)
+    parser.add_argument("--costs", type=Path, help="costs of an earlier run of this benchmark, instead of measuring them")
+    parser.add_argument("--keep", type=Path, help="write the costs here")
+    args = parser.parse_args()
+    whole, fabric = pool(), load_fabric(FABRIC)
+    began, additive = time.perf_counter(), None
+    with Lab.up(FABRIC, name="bench-tables", verify=False) as lab:
+        if args.costs:
+            costs = read_lookup_costs(args.costs)
+        else:
+            fitted = fit_costs(whole, fabric, points=args.points, exchange_points=args.exchange_points, epochs=args.epochs, lab=lab)
+            costs, additive = fitted.costs, fitted.additive_error
+        fit_s = time.perf_counter() - began
+        if args.keep:
+            write_lookup_costs(args.keep, costs)
+        print(f"fit {fit_s:.0f} s, errors {dict(costs.errors)}, additive formula {additive}", flush=True)
+        draw, plans, plan_s, predicted = np.random.default_rng(7), list[tuple[int, str, list[Shard], Meter]](), list[float](), dict[tuple[int, str], float]()
+        bounds = []
+        for n in range(args.tasks):
+            chosen = tuple(whole.tables[i] for i in draw.permutation(len(whole.tables))[: args.tables])
+            tables = Tables(tables=chosen, batch=BATCH, name=f"task {n}")
+            meter = Meter(tables, seed=n)
+            problem = TableProblem(tables=tables, fabric=fabric, costs=(costs,))
+            began = time.perf_counter()
+            found = NeuroShard().plan(problem, rng=np.random.default_rng(n))
+            plan_s.append(time.perf_counter() - began)
+            strategies = [NeuroShard(), DimGreedy(), LookupGreedy(), SizeLookupGreedy()]
+            ranked, _ = compare_tables(problem, strategies, seed=n, measure=measure_plans(tables, fabric, lab=lab, meter=meter))
+            assert ranked[0].plan is not None
+            bounds.append(float(table_bound(problem)))
+            plans.append((n, "ours", list(ranked[0].plan.shards), meter))
+            plans.append((n, "neuroshard", list(found.shards), meter))
+            predicted[n, "neuroshard"] = found.cost_s
+            for rule in (DimGreedy(), LookupGreedy(), RandomTables()):
+                plan = rule.plan(problem, rng=np.random.default_rng(n))
+                plans.append((n, rule.name, list(plan.shards), meter))
+                predicted[n, rule.name] = plan.cost_s
+            try:
+                plans.append((n, "torchrec", torchrec_shards(tables, fabric), meter))
+            except ImportError as error:
+                print(f"no torchrec here: {error}")
+            print(f"task {n}: {ranked[0].strategy.name}, {plan_s[-1]:.1f} s", flush=True)
+        taken = measured([(shards, meter) for _, _, shards, meter in plans], fabric, lab)
+    raw = [{"task": n, "plan": name, **t, "predicted_s": predicted.get((n, name))} for (n, name, _, _), t in zip(plans, taken, strict=True)]
+    record(args, raw, bounds, plan_s, fit_s, costs.errors, additive)
+
+
+def record(args: Any, raw: list[dict[str, Any]], bounds: list[float], plan_s: list[float], fit_s: float, errors: Any, additive: float | None) -> None:
+    total = {(r["task"], r["plan"]): r["total_s"] for r in raw}
+    names = list(dict.fromkeys(r["plan"] for r in raw))
+
+    def beside(ours: str, peer: str) -> list[float]:
+        return [total[n, ours] / total[n, peer] for n in range(args.tasks) if (n, peer) in total]
+
+    guessed = [r for r in raw if r["predicted_s"]]
+    ranks = [np.argsort(np.argsort([r[k] for r in guessed])) for k in ("predicted_s", "total_s")]
+    rows = [
+        {"what": f"lookups by the net: median error on unseen sets ({operator_name()})", "value": errors["compute"], "unit": "", "limit": ASKED["error"],
+         "peer": additive, "asked_ratio": 0.5},
+        {"what": "exchanges by the nets: median errors, backward and forward", "value": errors.get("backward"), "unit": "", "forward": errors.get("forward")},
+        {"what": f"fit: {args.points} points of lookups, {args.exchange_points} of exchanges, nets", "value": fit_s, "unit": "s", "limit": ASKED["fit_s"]},
+        {"what": "one plan, slowest", "value": max(plan_s), "unit": "s", "limit": ASKED["plan_s"]},
+        {"what": "rank correlation of predicted and measured costs", "value": float(np.corrcoef(*ranks)[0, 1]), "unit": ""},
+        {"what": "bound over ours, mean", "value": statistics.mean(b / total[n, "ours"] for n, b in enumerate(bounds)), "unit": ""},
+    ]  # fmt: skip
+    for ours in ("ours", "neuroshard"):
+        for peer in [x for x in names if x not in ("ours", "neuroshard")]:
+            found = beside(ours, peer)
+            rows.append({
+                "what": f"{ours}: cost over that of {peer}, mean of {len(found)} tasks", "value": statistics.mean(found), "unit": "", "worst": max(found),
+                "best": min(found), "limit": ASKED.get(peer), "limit_worst": ASKED.get(f"{peer} worst"),
+            })  # fmt: skip
+    for row in rows:
+        print(f"{row['what']:<90} {row['value']}", *(f"{k} {row[k]}" for k in ("worst", "limit", "peer") if row.get(k) is not None))
+    machine.record("tables", rows, command="python benchmarks/tables.py", raw=raw)
+
+
+if __name__ == "__main__":
+    main()
