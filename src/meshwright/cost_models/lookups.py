@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["CITE", "FEATURES", "FLOOR_TERMS", "LookupCosts", "Net", "features", "floor_terms"]
+__all__ = ["CITE", "FEATURES", "FLOOR_TERMS", "LookupCosts", "Net", "assumed_costs", "features", "floor_terms"]
 
 from ..cite import Cite
 
@@ -25,6 +25,7 @@ CITE = Cite(
     venue="MLSys", authors="Daochen Zha, Louis Feng, Liang Luo, Bhargav Bhushanam, et al.", url="arxiv.org/abs/2305.01868",
 )  # fmt: skip
 F64 = NDArray[np.float64]
+ASSUMED_BANDWIDTH_BPS = 10e9  # of a device that states none: one core's share of a server's memory
 FEATURES = 26
 FLOOR_TERMS = 2  # elements looked up (batch x pooling x columns), and pooled elements (batch x columns): both keep their sum when columns are split
 
@@ -107,3 +108,9 @@ class LookupCosts:
         x = columns if starts_s is None else np.concatenate([columns, starts_s * 1e3], -1)
         with np.errstate(over="ignore"):
             return np.asarray(np.exp2(np.minimum(net(x), 40.0)))
+
+
+def assumed_costs(batch: int, element_bytes: int, bandwidth_Bps: int) -> LookupCosts:
+    """By a formula, where nothing was measured: a row is read, read again and written back, its pooled sum written and its gradient read."""
+    rate = float(bandwidth_Bps or ASSUMED_BANDWIDTH_BPS)
+    return LookupCosts(batch=batch, floor=(3 * element_bytes / rate, 2 * element_bytes / rate))

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, NamedTuple, Protocol
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
@@ -215,41 +216,42 @@ class TableProblem:
 
 
 def merged(problem: TableProblem, pieces: Sequence[Piece], on: Sequence[int]) -> tuple[Shard, ...]:
-    """Shards, ordered by table and place. Columns are alike: a table that is cut is cut anew, so that each device has one run of its columns."""
-    by_table: dict[int, list[tuple[Piece, int]]] = {}
-    for piece, d in zip(pieces, on, strict=True):
-        by_table.setdefault(piece.table, []).append((piece, int(d)))
+    """Shards, ordered by table and place. Columns are alike: where nothing lies anywhere yet, tables are cut anew, one run of columns for each device."""
     names = [d.name for d in problem.fabric.devices]
+    where = [(p, int(d)) for p, d in zip(pieces, on, strict=True)]
+    if not problem.start:
+        where = _one_run_each(where)
+    tables = problem.tables.tables
+    shards = [Shard(table=tables[p.table].name, device=names[d], rows=p.rows, columns=p.columns) for p, d in where]
+    return tuple(sorted(_joined(_joined(shards, "rows", "columns"), "columns", "rows"), key=lambda s: (s.table, s.rows, s.columns)))
+
+
+def _one_run_each(where: Sequence[tuple[Piece, int]]) -> list[tuple[Piece, int]]:
+    bands: dict[tuple[int, tuple[int, int]], dict[int, int]] = {}
+    for piece, d in where:
+        widths = bands.setdefault((piece.table, piece.rows), {})
+        widths[d] = widths.get(d, 0) + piece.kind[2]
+    found = []
+    for (table, rows), widths in bands.items():
+        at = 0
+        for d in sorted(widths):
+            found.append((Piece(table, rows, (at, at + widths[d])), d))
+            at += widths[d]
+    return found
+
+
+def _joined(shards: Sequence[Shard], same: str, along: str) -> list[Shard]:
+    """Shards of one device with the same rows (or columns), whose columns (or rows) follow each other, become one."""
     found: list[Shard] = []
-    for number, held in sorted(by_table.items()):
-        table = problem.tables.tables[number]
-        for rows in sorted({p.rows for p, _ in held}):
-            band = [(p, d) for p, d in held if p.rows == rows]
-            kept = _held_columns(problem, table.name)
-            order = sorted({d for _, d in band}, key=lambda d: (kept.get(names[d], 1 << 30), d))
-            at = 0
-            for d in order:
-                width = sum(p.kind[2] for p, e in band if e == d)
-                found.append(Shard(table=table.name, device=names[d], rows=rows, columns=(at, at + width)))
-                at += width
-    return tuple(_joined(found))
-
-
-def _held_columns(problem: TableProblem, table: str) -> dict[str, int]:
-    """The first column of the table that devices hold now."""
-    return {s.device: s.columns[0] for s in reversed(problem.start) if s.table == table}
-
-
-def _joined(shards: list[Shard]) -> list[Shard]:
-    """Rows of the same columns that follow each other on one device are one shard."""
-    found: list[Shard] = []
-    for s in sorted(shards, key=lambda s: (s.table, s.columns, s.device, s.rows)):
+    for s in sorted(shards, key=lambda s: (s.table, s.device, getattr(s, same), getattr(s, along))):
         last = found[-1] if found else None
-        if last is not None and (last.table, last.device, last.columns, last.rows[1]) == (s.table, s.device, s.columns, s.rows[0]):
-            found[-1] = Shard(table=s.table, device=s.device, rows=(last.rows[0], s.rows[1]), columns=s.columns)
+        if last is not None and (last.table, last.device, getattr(last, same), getattr(last, along)[1]) == (
+            s.table, s.device, getattr(s, same), getattr(s, along)[0]
+        ):  # fmt: skip
+            found[-1] = msgspec.structs.replace(last, **{along: (getattr(last, along)[0], getattr(s, along)[1])})
         else:
             found.append(s)
-    return sorted(found, key=lambda s: (s.table, s.rows, s.columns))
+    return found
 
 
 @dataclass(frozen=True, kw_only=True)

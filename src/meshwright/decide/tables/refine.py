@@ -14,12 +14,12 @@ import numpy as np
 
 from ...cite import FOLKLORE, Cite
 from ...errors import Infeasible, Unsupported
-from .problem import F64, I64, Piece, TablePlan, TableProblem, TableStrategy, fitting
+from .problem import F64, I64, Piece, TablePlan, TableProblem, TableStrategy, fitting, halves
 
 __all__ = ["FewestMoves", "refine"]
 
 LEAST_GAIN = 1e-4  # of the cost, below which a step is not taken: nets know their costs no better
-EVEN = 1e-3  # weight of the mean of devices beside the slowest: leaves plateaus
+EVEN = 0.02  # weight of how evenly devices work, beside the slowest one's time: two that are equally slow are left one after the other
 
 
 def refine(
@@ -70,8 +70,8 @@ def refine(
 
 
 def _value(total: F64, phases: object) -> F64:
-    mean = (phases.compute_s + phases.backward_s + phases.forward_s).mean(-1)  # type: ignore[attr-defined]
-    return total + EVEN * mean  # type: ignore[no-any-return]
+    works = phases.compute_s + phases.backward_s  # type: ignore[attr-defined]  # the forward exchange is mostly waiting for the slowest
+    return total + EVEN * np.sqrt((works**2).mean(-1))  # type: ignore[no-any-return]
 
 
 def _moved(
@@ -92,40 +92,37 @@ def _moved(
 
 @dataclass(frozen=True, kw_only=True)
 class FewestMoves(TableStrategy):
-    """The plan that runs now, made better by moves and swaps within the limit of moved bytes. Options. rounds: of moves and swaps at most."""
+    """The plan that runs now, made better by moves and swaps within the limit of moved bytes. Options. rounds: of moves and swaps at most; cuts: how
+    often shards are halved at most, so that parts of them can move."""
 
     name: ClassVar[str] = "fewest-moves"
     cite: ClassVar[Cite] = FOLKLORE
 
     rounds: int = 200
+    cuts: int = 2
 
     def plan(self, problem: TableProblem, *, rng: np.random.Generator) -> TablePlan:
         """Raises: Unsupported without a plan to start from; Infeasible where devices that are gone leave more to move than may be moved."""
         if not problem.start:
             raise Unsupported("there is no plan to start from", hint="give the plan that runs now with --from PLAN")
-        names = {d.name: k for k, d in enumerate(problem.fabric.devices)}
+        plans = [self._from(problem, cuts) for cuts in range(self.cuts + 1)]
+        return min(plans, key=lambda p: p.cost_s)
+
+    def _from(self, problem: TableProblem, cuts: int) -> TablePlan:
+        """With each shard halved so often first, so that parts of it can go."""
+        names, number_of = {d.name: k for k, d in enumerate(problem.fabric.devices)}, problem.tables.number_of
         old = {s.table for s in problem.start}
-        pieces = [Piece(problem.tables.number_of[s.table], s.rows, s.columns) for s in problem.start if s.table in problem.tables.number_of]
-        on = [names.get(s.device, -1) for s in problem.start if s.table in problem.tables.number_of]
+        lies = [(Piece(number_of[s.table], s.rows, s.columns), names.get(s.device, -1)) for s in problem.start if s.table in number_of]
+        for _ in range(cuts):
+            lies = [(part, d) for piece, d in lies for part in (halves(piece) or (piece,))]
         new = [p for p in fitting(problem) if problem.tables.tables[p.table].name not in old]
-        pieces, on = [*pieces, *new], [*on, *[-1] * len(new)]
-        size = problem.bytes_of(pieces)
+        pieces, on = [p for p, _ in lies] + new, [d for _, d in lies] + [-1] * len(new)
         price = np.zeros((len(pieces), problem.devices))
-        for i, p in enumerate(pieces[: len(pieces) - len(new)]):
+        for i, (p, d) in enumerate(lies):
             price[i] = p.kind[1] * p.kind[2] * problem.tables.weight_bytes
-            if on[i] >= 0:
-                price[i, on[i]] = 0.0
-        held = np.bincount([d for d in on if d >= 0], weights=[s for s, d in zip(size, on, strict=True) if d >= 0], minlength=problem.devices)
-        for i in sorted((i for i, d in enumerate(on) if d < 0), key=lambda i: -size[i]):
-            free = np.flatnonzero(held + size[i] <= problem.memory)
-            if not len(free):
-                name = problem.tables.tables[pieces[i].table].name
-                raise Infeasible(f"no device has room for {size[i]:.0f} bytes of table {name}", where=f"table {name}",
-                                 hint="plan anew, without --from", data={"needed_bytes": float(size[i])})  # fmt: skip
-            sums, _ = problem.sums([p for p, d in zip(pieces, on, strict=True) if d >= 0], np.array([d for d in on if d >= 0], np.int64))
-            costs = problem.compute_s(sums + problem.embed([pieces[i]])[:, 0])
-            on[i] = int(free[costs[free].argmin()])
-            held[on[i]] += size[i]
+            if d >= 0:
+                price[i, d] = 0.0
+        _settle(problem, pieces, on)
         forced = float(price[np.arange(len(on)), on].sum())
         most = np.inf if problem.move_bytes is None else float(problem.move_bytes)
         if forced > most:
@@ -134,4 +131,26 @@ class FewestMoves(TableStrategy):
                 data={"needed_bytes": forced, "allowed_bytes": most},
             )  # fmt: skip
         done, where, looked = refine(problem, pieces, on, rounds=self.rounds, most_moved=most, moved=price)
-        return problem.judged(self, done, where, evaluations=looked, notes={"forced_bytes": forced})
+        return problem.judged(self, done, where, evaluations=looked, notes={"forced_bytes": forced, "cuts": cuts})
+
+
+def _settle(problem: TableProblem, pieces: Sequence[Piece], on: list[int]) -> None:
+    """Pieces that lie nowhere (-1) go, the largest first, to the device with room that they make least slow. Raises: Infeasible."""
+    size = problem.bytes_of(pieces)
+    held = np.zeros(problem.devices)
+    for i, d in enumerate(on):
+        if d >= 0:
+            held[d] += size[i]
+    for i in sorted((i for i, d in enumerate(on) if d < 0), key=lambda i: -size[i]):
+        free = np.flatnonzero(held + size[i] <= problem.memory)
+        if not len(free):
+            name = problem.tables.tables[pieces[i].table].name
+            raise Infeasible(
+                f"no device has room for {size[i]:.0f} bytes of table {name}", where=f"table {name}", hint="plan anew, without --from",
+                data={"needed_bytes": float(size[i])},
+            )  # fmt: skip
+        settled = [(p, d) for p, d in zip(pieces, on, strict=True) if d >= 0]
+        sums = problem.sums([p for p, _ in settled], np.array([d for _, d in settled], np.int64))[0] if settled else np.zeros((problem.devices, 1))
+        costs = problem.compute_s(sums + problem.embed([pieces[i]])[:, 0])
+        on[i] = int(free[costs[free].argmin()])
+        held[on[i]] += size[i]

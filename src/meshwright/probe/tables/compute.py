@@ -17,7 +17,8 @@ from numpy.typing import NDArray
 
 from ...errors import UsageError
 from ...graph.embeddings import ALIGNMENT, Shard, Table, Tables
-from .operator import CacheEvictor, Lookup, indices_of, weights_buffer
+from ...run.tables.batches import indices_of
+from .operator import CacheEvictor, Lookup, weights_buffer
 
 __all__ = ["ComputePoints", "Meter", "collect_compute", "widths_of"]
 

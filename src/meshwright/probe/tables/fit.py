@@ -56,7 +56,8 @@ def fit_costs(
 ) -> Fitted:  # fmt: skip
     """Raises: UsageError for too few points; as measuring exchanges does. `exchange_points` 0: exchanges are priced by the fabric's links."""
     if points < LEAST_POINTS or (exchange_points and exchange_points < LEAST_POINTS):
-        raise UsageError(f"{points} and {exchange_points} points", where="--points", hint=f"nets need {LEAST_POINTS} points, and get good with thousands")
+        hint = f"nets need {LEAST_POINTS} points, and get good with thousands"
+        raise UsageError(f"{points} and {exchange_points} points", where="--points", hint=hint)
     with stage("measuring lookups", of=points) as here:
         meter = Meter(tables, seed=seed)
         found = collect_compute(meter, points, np.random.default_rng([seed, 1]), on_point=lambda n: here.begin())
