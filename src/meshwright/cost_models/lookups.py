@@ -98,7 +98,7 @@ class LookupCosts:
             return floor
         with np.errstate(over="ignore"):
             found = np.exp2(np.minimum(self.device(sums[..., :-1])[..., 0], 40.0))
-        return np.where(floor > 0, np.maximum(found, floor), 0.0)
+        return np.asarray(np.where(floor > 0, np.maximum(found, floor), 0.0))
 
     def exchange_s(self, columns: F64, starts_s: F64 | None) -> F64 | None:
         """[..., devices] seconds of the backward exchange, or of the forward one where starts are given; None where no net was trained."""

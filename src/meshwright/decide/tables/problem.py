@@ -216,7 +216,7 @@ class TableProblem:
 
 
 def merged(problem: TableProblem, pieces: Sequence[Piece], on: Sequence[int]) -> tuple[Shard, ...]:
-    """Shards, ordered by table and place. Columns are alike: where nothing lies anywhere yet, tables are cut anew, one run of columns for each device."""
+    """Shards, ordered by table and place. Columns are alike: where nothing lies anywhere yet, tables are cut anew, one run of columns per device."""
     names = [d.name for d in problem.fabric.devices]
     where = [(p, int(d)) for p, d in zip(pieces, on, strict=True)]
     if not problem.start:

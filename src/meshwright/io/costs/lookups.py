@@ -19,6 +19,7 @@ from ..strict_json import read_at_most
 __all__ = ["SCHEMA", "VERSION", "read_lookup_costs", "write_lookup_costs"]
 
 SCHEMA, VERSION = "meshwright.lookup-costs", 1
+KEY = "meshwright"  # of the header's metadata
 NETS = ("table", "device", "forward", "backward")
 MAX_UNITS = 4096
 MAX_LAYERS = 16
@@ -50,8 +51,8 @@ def write_lookup_costs(path: str | Path, costs: LookupCosts) -> None:
             tensors |= {f"{name}.mean": net.mean, f"{name}.spread": net.spread}
             for i, (weights, bias) in enumerate(net.layers):
                 tensors |= {f"{name}.{i}.weight": np.ascontiguousarray(weights), f"{name}.{i}.bias": bias}
-    facts_text = json.dumps(facts, sort_keys=True)
-    write_bytes(path, save(tensors, {"schema": SCHEMA, "version": str(VERSION), "facts": facts_text}))
+    head = json.dumps({"schema": SCHEMA, "version": VERSION, "facts": facts}, sort_keys=True)
+    write_bytes(path, save(tensors, {KEY: head}))  # one key: safetensors writes several in any order
 
 
 def read_lookup_costs(path: str | Path) -> LookupCosts:
@@ -65,15 +66,15 @@ def read_lookup_costs(path: str | Path) -> LookupCosts:
     try:
         tensors = load(data)
         header = json.loads(data[8 : 8 + int.from_bytes(data[:8], "little")])
-        head = dict(header.get("__metadata__", {}))
-    except (SafetensorError, ValueError, RecursionError, TypeError, KeyError) as error:
+        head = dict(json.loads(header.get("__metadata__", {}).get(KEY, "{}")))
+    except (SafetensorError, ValueError, RecursionError, TypeError, KeyError, AttributeError) as error:
         raise FormatError(f"is no safetensors file: {str(error)[:120]}", where=where, hint=_AGAIN) from None
-    if head.get("schema") != SCHEMA or head.get("version") != str(VERSION):
+    if head.get("schema") != SCHEMA or head.get("version") != VERSION:
         text = f"holds {str(head.get('schema', 'no costs'))[:64]!r} version {str(head.get('version'))[:16]}, expected {SCHEMA!r} version {VERSION}"
         raise FormatError(text, where=where, hint=_AGAIN)
     try:
-        facts = msgspec.json.decode(str(head.get("facts", "")), type=_Facts)
-    except (msgspec.ValidationError, msgspec.DecodeError, RecursionError) as error:
+        facts = msgspec.convert(head.get("facts"), _Facts)
+    except (msgspec.ValidationError, RecursionError) as error:
         raise FormatError(f"facts: {error}", where=where, hint=_AGAIN) from None
     numbers = [*facts.floor, facts.overhead_s, *facts.errors.values()]
     if len(facts.floor) != FLOOR_TERMS or not all(math.isfinite(x) and x >= 0 for x in numbers) or facts.batch < 1 or facts.devices < 0:

@@ -62,7 +62,8 @@ class Lookup:
 
     def _forward(self) -> torch.Tensor:
         if self.operator == "fbgemm":
-            return self._module(self._indices, self._offsets)  # type: ignore[no-any-return]
+            found: torch.Tensor = self._module(self._indices, self._offsets)
+            return found
         bag = torch.nn.functional.embedding_bag
         found = [bag(i, w, o, mode="sum", sparse=True, include_last_offset=True) for w, (i, o) in zip(self.weights, self.inputs, strict=True)]
         return torch.cat(found, 1)
@@ -75,7 +76,7 @@ class Lookup:
         if self.operator != "fbgemm":  # fbgemm's backward pass has updated its weights
             with torch.no_grad():
                 for w in self.weights:
-                    w.add_(w.grad, alpha=-LEARNING_RATE)  # type: ignore[arg-type]
+                    w.add_(w.grad, alpha=-LEARNING_RATE)
                     w.grad = None
         return time.thread_time() - began
 
