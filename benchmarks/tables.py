@@ -1,8 +1,8 @@
 """Embedding tables of a made pool, planned by costs measured here, beside torchrec's planner and the classic rules: what the plans really take.
 
-Run: `python benchmarks/tables.py` (root for the lab; with torchrec and fbgemm-gpu-cpu 1.8.0 for the peer; a quarter of an hour). Pool of 60 tables: 10^3
-to 10^6 rows, 4 to 64 columns, pooling 1 to 30, Zipf 0.6 to 1.2; batch 1,024. Twenty tasks of 24 tables on 4 ranks with links of 1 Gbit/s. Cost of a
-plan: the slowest rank's lookups (one rank at a time, one thread's processor time, caches evicted) and both exchanges, measured in the lab (wall time).
+Run: `python benchmarks/tables.py` (root for the lab; with torchrec and fbgemm-gpu-cpu 1.8.0 for the peer; a quarter of an hour). Pool of 60 tables:
+10^3 to 10^6 rows, 4 to 64 columns, pooling 1 to 30, Zipf 0.6 to 1.2; batch 1,024. Twenty tasks of 24 tables on 4 ranks with links of 1 Gbit/s. Cost of
+a plan: the slowest rank's lookups (one rank at a time, one thread's processor time, caches evicted) and both exchanges in the lab (wall time).
 "ours": the best of three finalists, measured beforehand, as `tables plan --measure` has it. Raw: results/tables.json.
 """
 
@@ -43,7 +43,8 @@ ASKED = {"error": 0.07, "torchrec": 0.95, "torchrec worst": 1.05, "dim-greedy": 
 def pool(seed: int = 0, count: int = 60) -> Tables:
     draw, found = np.random.default_rng(seed), []
     for i in range(count):
-        rows, dim, pooling, skew = int(10 ** draw.uniform(3, 6)), int(draw.choice([4, 8, 16, 32, 64])), int(draw.integers(1, 31)), draw.uniform(0.6, 1.2)
+        rows, dim = int(10 ** draw.uniform(3, 6)), int(draw.choice([4, 8, 16, 32, 64]))
+        pooling, skew = int(draw.integers(1, 31)), draw.uniform(0.6, 1.2)
         often = np.cumsum(np.arange(1, rows + 1) ** -skew)
         looked = np.searchsorted(often, draw.random(pooling * BATCH) * often[-1])
         found.append(Table(name=f"t{i}", rows=rows, dim=dim, pooling=float(pooling), histogram=histogram_of(looked)))
@@ -66,9 +67,8 @@ def torchrec_shards(tables: Tables, fabric: Fabric) -> list[Shard]:
     topology = Topology(
         world_size=devices, local_world_size=devices, compute_device="cpu", intra_host_bw=rate, inter_host_bw=rate, ddr_cap=1 << 36,
     )  # fmt: skip
-    constraints = {
-        t.name: ParameterConstraints(sharding_types=["table_wise", "column_wise"], min_partition=4, pooling_factors=[t.pooling]) for t in tables.tables
-    }
+    kinds = ["table_wise", "column_wise"]
+    constraints = {t.name: ParameterConstraints(sharding_types=kinds, min_partition=4, pooling_factors=[t.pooling]) for t in tables.tables}
     planner = EmbeddingShardingPlanner(topology=topology, batch_size=BATCH // devices, constraints=constraints)
     plan = planner.plan(module=module, sharders=[EmbeddingBagCollectionSharder()]).plan[""]
     names, found = [d.name for d in fabric.devices], []
@@ -169,10 +169,12 @@ def record(args: Any, raw: list[dict[str, Any]], bounds: list[float], plan_s: li
     guessed = [r for r in raw if r["predicted_s"] and r["plan"] != "ours"]
     ranks = [np.argsort(np.argsort([r[k] for r in guessed])) for k in ("predicted_s", "total_s")]
     rows = [
-        {"what": f"lookups by the net: median error on unseen sets ({operator_name()})", "value": errors["compute"], "unit": "", "limit": ASKED["error"],
-         "peer": additive, "asked_ratio": 0.5},
-        {"what": "exchanges by the nets: median errors, backward and forward", "value": errors.get("backward"), "unit": "", "forward": errors.get("forward")},
-        {"what": f"fit: {args.points} points of lookups, {args.exchange_points} of exchanges, nets", "value": fit_s, "unit": "s", "limit": ASKED["fit_s"]},
+        {"what": f"lookups by the net: median error on unseen sets ({operator_name()})", "value": errors["compute"], "unit": "",
+         "limit": ASKED["error"], "peer": additive, "asked_ratio": 0.5},
+        {"what": "exchanges by the nets: median error, backward", "value": errors["backward"], "unit": ""},
+        {"what": "exchanges by the nets: median error, forward", "value": errors["forward"], "unit": ""},
+        {"what": f"fit: {args.points} points of lookups, {args.exchange_points} of exchanges, nets", "value": fit_s, "unit": "s",
+         "limit": ASKED["fit_s"]},
         {"what": "one plan, slowest", "value": max(plan_s), "unit": "s", "limit": ASKED["plan_s"]},
         {"what": "rank correlation of predicted and measured costs", "value": float(np.corrcoef(*ranks)[0, 1]), "unit": ""},
         {"what": "bound over ours, mean", "value": statistics.mean(b / total[n, "ours"] for n, b in enumerate(bounds)), "unit": ""},
@@ -181,8 +183,8 @@ def record(args: Any, raw: list[dict[str, Any]], bounds: list[float], plan_s: li
         for peer in [x for x in names if x not in ("ours", "neuroshard")]:
             found = beside(ours, peer)
             rows.append({
-                "what": f"{ours}: cost over that of {peer}, mean of {len(found)} tasks", "value": statistics.mean(found), "unit": "", "worst": max(found),
-                "best": min(found), "limit": ASKED.get(peer), "limit_worst": ASKED.get(f"{peer} worst"),
+                "what": f"{ours}: cost over that of {peer}, mean of {len(found)} tasks", "value": statistics.mean(found), "unit": "",
+                "worst": max(found), "best": min(found), "limit": ASKED.get(peer), "limit_worst": ASKED.get(f"{peer} worst"),
             })  # fmt: skip
     for row in rows:
         print(f"{row['what']:<90} {row['value']}", *(f"{k} {row[k]}" for k in ("worst", "limit", "peer") if row.get(k) is not None))

@@ -49,7 +49,8 @@ def test_both_forms_are_read_and_ours_is_written(tmp_path):
         ({**OURS, "tables": [{"name": "a", "rows": 0, "dim": 4}]}, "0 rows"), ({**OURS, "more": 1}, "unknown field"),
         ({**OURS, "tables": [{"name": "a", "rows": 1, "dim": 4, "pooling": -1}]}, "looked up -1"),
         ({**OURS, "tables": [{"name": "a", "rows": 1, "dim": 4, "histogram": [1.0]}]}, "a histogram has 17"),
-        (STATISTICS, "give them with --dim"), ([{"row": 3}], "no table's statistics"), ([{"row": "x", "pooling_factor": 1, "dim": 4}], "no number"),
+        (STATISTICS, "give them with --dim"), ([{"row": 3}], "no table's statistics"),
+        ([{"row": "x", "pooling_factor": 1, "dim": 4}], "no number"),
         ({"schema": "meshwright.tasks", "version": 1}, "meshwright.tasks"),
     ],
 )  # fmt: skip
