@@ -1,7 +1,7 @@
 """Embedding tables of a made pool, planned by costs measured here, beside torchrec's planner and the classic rules: what the plans really take.
 
 Run: `python benchmarks/tables.py` (root for the lab; with torchrec and fbgemm-gpu-cpu 1.8.0 for the peer; a quarter of an hour). Pool of 60 tables:
-10^3 to 10^6 rows, 4 to 64 columns, pooling 1 to 30, Zipf 0.6 to 1.2; batch 1,024. Twenty tasks of 24 tables on 4 ranks with links of 1 Gbit/s. Cost of
+10^3 to 10^6 rows, 4 to 64 columns, pooling 1 to 30, Zipf 0.6 to 1.2; batch 1,024. Twenty tasks of 24 tables on 4 ranks, links of 1 Gbit/s. Cost of
 a plan: the slowest rank's lookups (one rank at a time, one thread's processor time, caches evicted) and both exchanges in the lab (wall time).
 "ours": the best of three finalists, measured beforehand, as `tables plan --measure` has it. Raw: results/tables.json.
 """

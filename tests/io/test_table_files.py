@@ -75,7 +75,8 @@ def _costs(features=FEATURES):
     r = np.random.default_rng(0)
     return LookupCosts(
         batch=8, floor=(1e-9, 2e-9), overhead_s=1e-6, table=_net(r, features, 5, 3, last_relu=True), device=_net(r, 3, 4, 1),
-        forward=_net(r, 4, 5, 2), backward=_net(r, 2, 5, 2), fabric="f", devices=2, machine={"cpu": "x"}, errors={"compute": 0.1}, ranges={"rows": (1.0, 2.0)},
+        forward=_net(r, 4, 5, 2), backward=_net(r, 2, 5, 2), fabric="f", devices=2, machine={"cpu": "x"}, errors={"compute": 0.1},
+        ranges={"rows": (1.0, 2.0)},
     )  # fmt: skip
 
 
