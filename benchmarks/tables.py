@@ -13,13 +13,14 @@ import json
 import statistics
 import time
 from collections.abc import Sequence
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
 import machine
 import numpy as np
 
-from meshwright.cost_models.lookups import LookupCosts
+from meshwright.cost_models.lookups import LookupCosts, assumed_costs
 from meshwright.decide.tables import TableProblem
 from meshwright.decide.tables.classic import DimGreedy, LookupGreedy, RandomTables, SizeLookupGreedy
 from meshwright.decide.tables.neuroshard import NeuroShard
@@ -79,12 +80,23 @@ def torchrec_shards(tables: Tables, fabric: Fabric) -> list[Shard]:
     return found
 
 
+def by_links(columns: Any, compute_s: Any, fabric: Fabric) -> tuple[list[list[float]], list[list[float]]]:
+    one = Tables(tables=(Table(name="any", rows=1, dim=4),), batch=BATCH)
+    problem = TableProblem(tables=one, fabric=fabric, costs=(assumed_costs(BATCH, 4, 0),))
+    back = problem.by_links(columns)
+    ends = compute_s + back
+    return back.tolist(), problem.by_links(columns, ends - ends.min(1, keepdims=True)).tolist()
+
+
 def measured(plans: Sequence[tuple[Sequence[Shard], Meter]], fabric: Fabric, lab: Any) -> list[dict[str, Any]]:
     names = [d.name for d in fabric.devices]
     compute = [[meter.device_s([s for s in shards if s.device == n]) for n in names] for shards, meter in plans]
     columns = [[sum(s.width for s in shards if s.device == n) for n in names] for shards, _ in plans]
-    tasks = [ExchangeTask(columns=w, compute_s=c) for w, c in zip(columns, compute, strict=True)]
-    back, fore = measure_exchanges(tasks, len(names), BATCH, lab=lab)
+    if lab is None:
+        back, fore = by_links(np.array(columns, float), np.array(compute), fabric)
+    else:
+        tasks = [ExchangeTask(columns=w, compute_s=c) for w, c in zip(columns, compute, strict=True)]
+        back, fore = measure_exchanges(tasks, len(names), BATCH, lab=lab)
     return [
         {"compute_s": c, "backward_s": b, "forward_s": f, "columns": w, "total_s": max(map(sum, zip(c, b, f, strict=True)))}
         for c, b, f, w in zip(compute, back, fore, columns, strict=True)
@@ -105,7 +117,7 @@ def fitted(args: Any, whole: Tables, fabric: Fabric, lab: Any) -> tuple[LookupCo
             write_lookup_costs(args.costs, costs)
             kept.write_text(json.dumps(facts))
     if lab is None:
-        return costs, facts
+        return costs, {**facts, "fit_s": facts["lookups_s"]}
     began = time.perf_counter()
     tasks = exchange_tasks(whole, len(fabric.devices), args.exchange_points, np.random.default_rng(2))
     back, fore = measure_exchanges(tasks, len(fabric.devices), BATCH, lab=lab)
@@ -123,12 +135,13 @@ def main() -> None:
     parser.add_argument("--tables", type=int, default=24)
     parser.add_argument("--costs", type=Path, help="file of measured lookups: read if it is there, else written")
     parser.add_argument("--lookups-only", action="store_true", help="measure lookups into --costs, and end")
+    parser.add_argument("--computed-exchanges", action="store_true", help="exchanges by the links' rate, where the machine is too busy to time them")
     args = parser.parse_args()
     whole, fabric = pool(), load_fabric(FABRIC)
     if args.lookups_only:
         print(fitted(args, whole, fabric, None))
         return
-    with Lab.up(FABRIC, name="bench-tables", verify=False) as lab:
+    with nullcontext() if args.computed_exchanges else Lab.up(FABRIC, name="bench-tables", verify=False) as lab:
         costs, facts = fitted(args, whole, fabric, lab)
         print(facts, dict(costs.errors), flush=True)
         draw, plan_s, bounds = np.random.default_rng(7), list[float](), list[float]()
@@ -166,14 +179,14 @@ def record(args: Any, raw: list[dict[str, Any]], bounds: list[float], plan_s: li
     def beside(ours: str, peer: str) -> list[float]:
         return [total[n, ours] / total[n, peer] for n in range(args.tasks) if (n, peer) in total]
 
+    exchanges = 0 if args.computed_exchanges else args.exchange_points
     guessed = [r for r in raw if r["predicted_s"] and r["plan"] != "ours"]
     ranks = [np.argsort(np.argsort([r[k] for r in guessed])) for k in ("predicted_s", "total_s")]
     rows = [
         {"what": f"lookups by the net: median error on unseen sets ({operator_name()})", "value": errors["compute"], "unit": "",
          "limit": ASKED["error"], "peer": additive, "asked_ratio": 0.5},
-        {"what": "exchanges by the nets: median error, backward", "value": errors["backward"], "unit": ""},
-        {"what": "exchanges by the nets: median error, forward", "value": errors["forward"], "unit": ""},
-        {"what": f"fit: {args.points} points of lookups, {args.exchange_points} of exchanges, nets", "value": fit_s, "unit": "s",
+        *({"what": f"exchanges by the nets: median error, {k}", "value": errors[k], "unit": ""} for k in ("backward", "forward") if k in errors),
+        {"what": f"fit: {args.points} points of lookups, {exchanges} of exchanges, nets", "value": fit_s, "unit": "s",
          "limit": ASKED["fit_s"]},
         {"what": "one plan, slowest", "value": max(plan_s), "unit": "s", "limit": ASKED["plan_s"]},
         {"what": "rank correlation of predicted and measured costs", "value": float(np.corrcoef(*ranks)[0, 1]), "unit": ""},
@@ -188,7 +201,9 @@ def record(args: Any, raw: list[dict[str, Any]], bounds: list[float], plan_s: li
             })  # fmt: skip
     for row in rows:
         print(f"{row['what']:<90} {row['value']}", *(f"{k} {row[k]}" for k in ("worst", "limit", "peer") if row.get(k) is not None))
-    machine.record("tables", rows, command="python benchmarks/tables.py", raw=raw)
+    how = "by the links' rate" if args.computed_exchanges else "measured in the lab"
+    command = "python benchmarks/tables.py" + " --computed-exchanges" * args.computed_exchanges + f" --tasks {args.tasks}"
+    machine.record("tables", rows, command=command, exchanges=how, raw=raw)
 
 
 if __name__ == "__main__":

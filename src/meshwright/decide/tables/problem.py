@@ -163,27 +163,31 @@ class TableProblem:
         others = self.tables.batch - self.samples
         return others * size / out, others * size / into, self.samples * size / into, self.samples * size / out
 
-    def phases(self, sums: F64, columns: F64) -> Phases:
-        """Of plans with these sums [..., D, K] and columns [..., D]."""
-        compute = self.compute_s(sums)
+    def by_links(self, columns: F64, starts_s: F64 | None = None) -> F64:
+        """[..., D] seconds of the backward exchange by the fabric's links, or of the forward one where devices start so late."""
         own_out, own_in, other_in, other_out = self.per_column_s
         rest = columns.sum(-1, keepdims=True) - columns
-        wire_back = np.maximum(columns * own_in, rest * other_out)
-        wire_fore = np.maximum(columns * own_out, rest * other_in)
+        if starts_s is None:
+            return np.maximum(columns * own_in, rest * other_out)
+        out, into = self.rates
+        message = columns[..., :, None] * self.samples * self.tables.element_bytes / np.minimum(out[:, None], into)
+        sends = np.where((columns[..., :, None] > 0) & ~np.eye(self.devices, dtype=bool), starts_s[..., :, None] + message, 0.0)
+        return np.maximum(np.maximum(columns * own_out, rest * other_in), sends.max(-2) - starts_s)  # what the latest sends last decides
+
+    def phases(self, sums: F64, columns: F64) -> Phases:
+        """Of plans with these sums [..., D, K] and columns [..., D]. A net is not believed below what a device's links take for its bytes."""
         first = self.costs[0]
         trained = first.devices == self.devices and first.fabric == self.fabric.name
-        net = first.exchange_s(columns, None) if trained else None
-        back = wire_back if net is None else np.maximum(net, wire_back)
+        compute, back = self.compute_s(sums), self.by_links(columns)
+        if trained and (net := first.exchange_s(columns, None)) is not None:
+            back = np.maximum(net, back)
         ends = compute + back
         starts = ends - ends.min(-1, keepdims=True)
-        net = first.exchange_s(columns, starts) if trained else None
-        if net is None:  # what is last sent by the latest decides
-            out, into = self.rates
-            message = columns[..., :, None] * self.samples * self.tables.element_bytes / np.minimum(out[:, None], into)
-            sends = np.where((columns[..., :, None] > 0) & ~np.eye(self.devices, dtype=bool), starts[..., :, None] + message, 0.0)
-            fore = np.maximum(wire_fore, sends.max(-2) - starts)
+        if trained and (net := first.exchange_s(columns, starts)) is not None:
+            own_out, _, other_in, _ = self.per_column_s
+            fore = np.maximum(net, np.maximum(columns * own_out, (columns.sum(-1, keepdims=True) - columns) * other_in))
         else:
-            fore = np.maximum(net, wire_fore)
+            fore = self.by_links(columns, starts)
         return Phases(compute, back, fore, (ends + fore).max(-1))
 
     def judged(
