@@ -42,9 +42,12 @@ class Certificate(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
         one more group unless that ends at or above the bound; checked with the plan that holds it (`check.traffic`)
     placement: `{"form": "path"}`: the longest path of tasks, each on its best device, messages over the cheapest links; or `{"form": "load",
         "weights": {device: share}}`: the sum over tasks of their least weighted seconds; both of the plan's own tasks (`check.placement`)
+    tables: `{"form": "load", "weights": {device: share}}`: lookups, columns and tables, each at the least weighted floor of a device (`check.tables`)
     """
 
-    kind: Literal["cut", "delay", "partition", "metric", "packing", "latency", "roofline", "memory", "pipeline", "fill", "fusion", "placement", "sum"]
+    kind: Literal[
+        "cut", "delay", "partition", "metric", "packing", "latency", "roofline", "memory", "pipeline", "fill", "fusion", "placement", "tables", "sum"
+    ]
     data: dict[str, Any]
 
 

@@ -26,6 +26,7 @@ HOLD_CODE = {"cli": "`main` loads the frame when it is called"} | dict.fromkeys(
         "decide/pipeline",
         "decide/place",
         "decide/restart",
+        "decide/tables",
         "decide/topology",
         "decide/traffic",
     ),

@@ -32,6 +32,7 @@ from .program.order import Order
 from .program.races import check_races, turns_needed
 from .program.values import check_collective
 from .program.wellformed import check_wellformed, witness
+from .tables import Sharded, check_table_bound, check_tables, sharded_tables
 from .training.fold_tree import check_folds
 from .training.layout import check_layout
 from .training.recompute import check_recompute, operands_of
@@ -46,7 +47,7 @@ MAX_EXPANDED_STEPS = 400_000  # executed steps up to which a folded program is c
 
 def check_program(
     program: Program, *, programs: Mapping[str, Program] | None = None, layout: TrainingLayout | None = None, work: PipelineWork | None = None,
-    fills: Sequence[FillWork] = (), placed: Placed | None = None,
+    fills: Sequence[FillWork] = (), placed: Placed | Sharded | None = None,
 ) -> Verdict:  # fmt: skip
     """Form, deadlock, races and values of a program; with calls, each callee alone and then the whole inlined.
 
@@ -54,7 +55,7 @@ def check_program(
         programs: content hash -> program, for the callees (and possibly others, which are not looked at).
         layout: of a training program; without it gradients are not followed.
         work: of a pipeline's step; fills: of the steps of a cycle for which the program stands, the other work they do.
-        placed: tasks that it is to run.
+        placed: tasks that it is to run, or tables whose lookups and exchanges it is to make.
     """
     findings: list[Finding] = []
     notes: list[str] = []
@@ -80,7 +81,8 @@ def check_program(
             for fill in fills or (None,):
                 findings += guarded("values", lambda fill=fill: check_pipeline(flat, work, order[0], fill))  # type: ignore[misc]
         elif not findings and placed is not None:
-            findings += guarded("values", lambda: check_tasks(flat, placed, order[0]))
+            proved = check_tables if isinstance(placed, Sharded) else check_tasks
+            findings += guarded("values", lambda: proved(flat, placed, order[0]))  # type: ignore[operator]
         elif not findings and flat.contracts:
             findings += guarded("values", lambda: check_collective(flat, order[0]))
         elif not findings and layout is not None:
@@ -218,7 +220,7 @@ def check_plan(plan: Plan, fabric: Fabric | None = None) -> Verdict:
     called = {name for p in plan.programs.values() for name in p.calls.names}
     work: list[PipelineWork] = []
     findings += guarded("values", lambda: _work(plan, work))
-    placed: list[Placed] = []
+    placed: list[Placed | Sharded] = []
     findings += guarded("values", lambda: _placed(plan, target[0], placed))
     for name in sorted(set(plan.programs) - called):
         fills: list[FillWork] = []
@@ -250,14 +252,15 @@ def _work(plan: Plan, keep: list[PipelineWork]) -> list[Finding]:
     return []
 
 
-def _placed(plan: Plan, fabric: Fabric, keep: list[Placed]) -> list[Finding]:
-    """The tasks of a placement; a plan that does not say is not proved."""
-    if plan.kind != "placement":
+def _placed(plan: Plan, fabric: Fabric, keep: list[Placed | Sharded]) -> list[Finding]:
+    """The tasks of a placement, or the tables; a plan that does not say is not proved."""
+    if plan.kind not in ("placement", "tables"):
         return []
+    field = "job.tasks" if plan.kind == "placement" else "job.tables"
     try:
-        keep.append(placed_tasks(plan, fabric))
+        keep.append(placed_tasks(plan, fabric) if plan.kind == "placement" else sharded_tables(plan, fabric))
     except (KeyError, TypeError, ValueError, MeshwrightError) as error:
-        return [Finding(check="values", message=f"job.tasks, what is placed, lacks or mangles {error}", witness={"field": "job.tasks"})]
+        return [Finding(check="values", message=f"{field}, what is placed, lacks or mangles {error}", witness={"field": field})]
     return []
 
 
@@ -338,11 +341,14 @@ def _folded_on_fabric(plan: Plan, program: Program, fabric: Fabric, claimed: flo
     return guarded("links", links) + (guarded("memory", memory) if len(program.calls) else [])
 
 
-def _bound(plan: Plan, fabric: Fabric, placed: Sequence[Placed]) -> list[Finding]:
+def _bound(plan: Plan, fabric: Fabric, placed: Sequence[Placed | Sharded]) -> list[Finding]:
     if plan.bound is None:
         return []
-    if placed and plan.bound.certificate.kind == "placement":
-        found = check_placement_bound(plan.bound, placed[0], fabric)
+    job = placed[0] if placed else None
+    if isinstance(job, Placed) and plan.bound.certificate.kind == "placement":
+        found = check_placement_bound(plan.bound, job, fabric)
+    elif isinstance(job, Sharded) and plan.bound.certificate.kind == "tables":
+        found = check_table_bound(plan.bound, job, fabric)
     else:
         found = check_bound(plan.bound, fabric, layout=plan.layout)
     p = plan.prediction

@@ -34,6 +34,8 @@ class MaxBytes:
     TRAFFIC_CSV = 4 << 20  # 1 kB for each of the 4096 tensors that can be planned
     BUFFERS_CSV = 64 << 20
     KFAC_CSV = 1 << 20  # the published ones have a kilobyte
+    LOOKUP_COSTS = 64 << 20  # nets for four devices take 0.3 MB
+    TABLES = 64 << 20  # 20,000 tables with histograms take 8 MB
     TASKS = 64 << 20  # 100,000 tasks with 300,000 edges take 30 MB
     TRANSFORMER_TOML = 64 << 10  # a dozen lines
     EXECUTION_TRACE = 128 << 20  # a node takes about 1 kB

@@ -68,6 +68,8 @@ def _proved(bound: Bound, fabric: Fabric, layout: TrainingLayout | None) -> Frac
         return fill_time(data)
     if kind == "fusion":
         raise _Open("it speaks of gradient traffic, and is checked with the plan that holds it (check.traffic)")
+    if kind == "tables":
+        raise _Open("it speaks of embedding tables, and is checked with the plan that holds them (check.tables)")
     if kind == "placement":
         raise _Open("it speaks of placed tasks, and is checked with the plan that holds them (check.placement)")
     if not bound.parts:

@@ -30,6 +30,8 @@ READERS: Mapping[str, tuple[str, str, str, dict[str, Any]]] = {
     "pipeline table": ("plan.pipeline_csv", "read_pipeline_csv", "text", {}), "graph": ("model.graph", "read_graph", "path", {}),
     "tasks": ("model.tasks", "read_tasks", "path", {}), "tar index": ("data.tar", "read_tar_index", "path", {}),
     "MDS index": ("data.mds", "read_mds_index", "path", {}), "MDS shard": ("data.mds", "read_mds_offsets", "path", {"samples": 2}),
+    "tables": ("model.tables", "read_tables", "path", {}),
+    "lookup costs": ("costs.lookups", "read_lookup_costs", "path", {}),
     "transformer": ("model.transformer_toml", "read_transformer_toml", "path", {}), "cost": ("costs.table", "read_cost", "path", {}),
     "runtime": ("costs.profile_documents", "read_runtime", "path", {}), "profiled layout": ("costs.profile_documents", "read_layout", "path", {}),
     "measured runs": ("costs.profile_documents", "read_measured_runs", "path", {}),
@@ -184,15 +186,30 @@ TASKS = b"""{"schema": "meshwright.tasks", "version": 1, "tasks": [{"name": "a",
  "edges": [{"src": "a", "dst": "b", "size_bytes": 7}]}"""
 
 
+TABLES = b"""{"schema": "meshwright.tables", "version": 1, "batch": 8, "tables": [{"name": "a", "rows": 9, "dim": 8, "pooling": 2.5},
+ {"name": "b", "rows": 5, "dim": 4, "mode": "mean"}]}"""
+STATISTICS = b'[{"row": 100, "pooling_factor": 3.5, "bin_0": 0.75, "bin_1": 0.25, "dim": 8}]'
+
+
+def _lookup_costs() -> list[tuple[str, str, bytes]]:
+    from ...cost_models.lookups import assumed_costs
+    from ...io.costs.lookups import write_lookup_costs
+
+    try:
+        return [("lookup costs", "c.safetensors", _written(lambda p: write_lookup_costs(p, assumed_costs(8, 4, 10**9)), "c.safetensors"))]
+    except ImportError:  # without safetensors
+        return []
+
+
 def _graphs() -> list[tuple[str, str, bytes]]:
     from ...io.model.graph import write_graph
 
-    tasks = ("tasks", "tasks.json", TASKS)
+    tasks = [("tasks", "tasks.json", TASKS), ("tables", "tables.json", TABLES), ("tables", "statistics.json", STATISTICS), *_lookup_costs()]
     try:
         from ..nets import captured
     except ImportError:  # without torch
-        return [tasks]
-    return [tasks, ("graph", "graph.json", _written(lambda p: write_graph(p, captured("chain")), "graph.json"))]
+        return tasks
+    return [*tasks, ("graph", "graph.json", _written(lambda p: write_graph(p, captured("chain")), "graph.json"))]
 
 
 def _traces() -> list[tuple[str, str, bytes]]:

@@ -1,0 +1,107 @@
+"""Measured lookups: one device's tables at a time, on one thread, with evicted caches; and points to learn from.
+
+Cite: NeuroShard, MLSys 2023, section 3.2. Points are 1 to 15 tables of the pool with replacement, every table with every number of columns from the
+largest down by halves. Deviations: sizes are drawn first, and only tables that do not fit are drawn again (the paper draws all again, so that large
+tables are rare); median of `RUNS` after one warm-up (the paper: 10 after 5), which makes 3,000 points a matter of minutes.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from ...errors import UsageError
+from ...graph.embeddings import ALIGNMENT, Shard, Table, Tables
+from ...run.tables.batches import indices_of
+from .operator import CacheEvictor, Lookup, weights_buffer
+
+__all__ = ["ComputePoints", "Meter", "collect_compute", "widths_of"]
+
+RUNS = 5
+MOST_TABLES = 15  # of a point
+MAX_POINT_BYTES = 2 << 30
+
+
+@dataclass(frozen=True)
+class ComputePoints:
+    """Row i of `points`: (table of the pool, columns) of each; `time_s[i]`."""
+
+    points: tuple[tuple[tuple[int, int], ...], ...]
+    time_s: tuple[float, ...]
+
+
+class Meter:
+    """Measures shards of a pool's tables. Holds one batch of each table's indices, drawn once."""
+
+    def __init__(self, tables: Tables, *, seed: int = 0, operator: str = "", most_bytes: int = MAX_POINT_BYTES) -> None:
+        rng = np.random.default_rng(seed)
+        self.tables, self.operator = tables, operator
+        self.inputs = [indices_of(t, tables.batch, rng) for t in tables.tables]
+        self._evict, self._most = CacheEvictor(), most_bytes // 4
+        self._buffer = weights_buffer(0)
+        torch.set_num_threads(1)
+
+    def time_s(self, shards: Sequence[tuple[int, tuple[int, int], int]], *, runs: int = RUNS) -> float:
+        """Median seconds of a step of (table, rows, columns) shards on one device; 0 for none. Raises: UsageError beyond this machine's memory."""
+        if not shards:
+            return 0.0
+        sizes = [(hi - lo, columns) for _, (lo, hi), columns in shards]
+        elements = sum(r * d for r, d in sizes)
+        if elements > self._most:
+            raise UsageError(f"{4 * elements} bytes of tables cannot be measured here", hint=f"at most {4 * self._most} bytes on a device")
+        if elements > len(self._buffer):
+            self._buffer = weights_buffer(elements)
+        lookup = Lookup(sizes, [self._input(t, rows) for t, rows, _ in shards], buffer=self._buffer, operator=self.operator)
+        lookup.step_s()
+        taken = []
+        for _ in range(runs):
+            self._evict()
+            taken.append(lookup.step_s())
+        return statistics.median(taken)
+
+    def device_s(self, shards: Sequence[Shard], *, runs: int = RUNS) -> float:
+        """The same for shards of a plan."""
+        return self.time_s([(self.tables.number_of[s.table], s.rows, s.width) for s in shards], runs=runs)
+
+    def _input(self, table: int, rows: tuple[int, int]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        indices, offsets = self.inputs[table]
+        if rows == (0, self.tables.tables[table].rows):
+            return indices, offsets
+        kept = (indices >= rows[0]) & (indices < rows[1])
+        return indices[kept] - rows[0], np.concatenate([[0], np.cumsum(kept)])[offsets]
+
+
+def widths_of(table: Table) -> tuple[int, ...]:
+    """The table's columns, halved as often as they can be."""
+    found = [table.dim]
+    while found[-1] % (2 * ALIGNMENT) == 0:
+        found.append(found[-1] // 2)
+    return tuple(found)
+
+
+def collect_compute(meter: Meter, points: int, rng: np.random.Generator, *, on_point: Callable[[int], None] = lambda n: None) -> ComputePoints:
+    """So many measured points. A set of tables that fits is drawn table by table."""
+    tables = meter.tables.tables
+    drawn: list[tuple[tuple[int, int], ...]] = []
+    taken: list[float] = []
+    for n in range(points):
+        wanted, left, chosen = int(rng.integers(1, MOST_TABLES + 1)), MAX_POINT_BYTES // 4, list[tuple[int, int]]()
+        for _ in range(20 * wanted):
+            if len(chosen) == wanted:
+                break
+            t = int(rng.integers(len(tables)))
+            width = int(rng.choice(widths_of(tables[t])))
+            if tables[t].rows * width <= left:
+                chosen.append((t, width))
+                left -= tables[t].rows * width
+        if not chosen:
+            raise UsageError("none of the tables fits into this machine's measurements", hint="give a pool with smaller tables")
+        drawn.append(tuple(chosen))
+        taken.append(meter.time_s([(t, (0, tables[t].rows), width) for t, width in chosen]))
+        on_point(n + 1)
+    return ComputePoints(tuple(drawn), tuple(taken))

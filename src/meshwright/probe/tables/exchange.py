@@ -1,0 +1,136 @@
+"""Measured exchanges: pooled rows forward and their gradients backward, between processes that start as far apart as their lookups end.
+
+Cite: NeuroShard, MLSys 2023, section 3.2. One process per device, on this machine or in a lab with shaped links; lookups are replaced by sleep, so
+that processes do not contend for cores. A forward time counts from a device's own start: waiting for late ones is in it.
+"""
+
+from __future__ import annotations
+
+import statistics
+import sys
+import time
+from collections.abc import Sequence
+from datetime import timedelta
+from pathlib import Path
+
+import msgspec
+import numpy as np
+import torch
+import torch.distributed as dist
+
+from ...graph.embeddings import Tables
+from ...run.ranks.launcher import LocalRanks, scratch_folder
+from ...run.ranks.worker import Seat
+
+__all__ = ["ExchangeRequest", "ExchangeTask", "exchange_rank", "exchange_tasks", "measure_exchanges"]
+
+MAX_SKEW_S = 0.019  # of drawn starts
+LEAST_TABLES, MOST_TABLES = 10, 59  # of a drawn task
+
+
+class ExchangeTask(msgspec.Struct, kw_only=True):
+    """`columns`: sums of devices. `start_s`: when each begins the forward exchange; none: after `compute_s` and its backward exchange."""
+
+    columns: list[int]
+    start_s: list[float] = []
+    compute_s: list[float] = []
+
+
+class ExchangeRequest(msgspec.Struct, kw_only=True):
+    tasks: list[ExchangeTask]
+    batch: int
+    element_bytes: int = 4
+    runs: int = 5
+    timeout_s: float = 600.0
+
+
+class _Report(msgspec.Struct, kw_only=True):
+    backward_s: list[float]
+    forward_s: list[float]
+
+
+def exchange_tasks(tables: Tables, devices: int, points: int, rng: np.random.Generator) -> list[ExchangeTask]:
+    """Drawn loads of every degree of balance, with starts up to `MAX_SKEW_S` apart."""
+    from .compute import widths_of
+
+    widths = [w for t in tables.tables for w in widths_of(t)]
+    found = []
+    for _ in range(points):
+        sums, p = np.zeros(devices, int), rng.random()
+        for w in sorted(rng.choice(widths, int(rng.integers(LEAST_TABLES, MOST_TABLES + 1))), reverse=True):
+            sums[int(rng.integers(devices)) if rng.random() < p else int(sums.argmin())] += w
+        starts = rng.random(devices) * rng.random() * MAX_SKEW_S
+        found.append(ExchangeTask(columns=sums.tolist(), start_s=(starts - starts.min()).tolist()))
+    return found
+
+
+def measure_exchanges(
+    tasks: Sequence[ExchangeTask], devices: int, batch: int, *, lab: object = None, runs: int = 5, timeout_s: float = 600.0, element_bytes: int = 4
+) -> tuple[list[list[float]], list[list[float]]]:  # fmt: skip
+    """(backward, forward) seconds of every task and device: medians. `lab`: a `meshwright.lab.Lab` that stands; none: this machine's loopback."""
+    request = ExchangeRequest(tasks=list(tasks), batch=batch, element_bytes=element_bytes, runs=runs, timeout_s=timeout_s)
+    with scratch_folder("tables") as folder:
+        (folder / "request.json").write_bytes(msgspec.json.encode(request))
+        if lab is None:
+            LocalRanks(devices, folder, f"{__name__}:exchange_rank", {}, limit_s=timeout_s, limit_hint="ask for fewer points").run()
+        else:
+            words = [sys.executable, "-m", __name__, str(folder)]
+            lab.run(words, ranks=range(devices), timeout_s=timeout_s, env={"OMP_NUM_THREADS": "1"})  # type: ignore[attr-defined]
+        ranks = [msgspec.json.decode((folder / f"rank-{r:03d}.json").read_bytes(), type=_Report) for r in range(devices)]
+    pairs = [[[x[i] for x in kind] for i in range(len(tasks))] for kind in ([r.backward_s for r in ranks], [r.forward_s for r in ranks])]
+    return pairs[0], pairs[1]
+
+
+def exchange_rank(seat: Seat) -> _Report:
+    """A rank that the launcher started."""
+    request = msgspec.json.decode((seat.folder / "request.json").read_bytes(), type=ExchangeRequest)
+    link = seat.join("cpu", request.timeout_s)
+    link.go()
+    return _measure(request)
+
+
+def _measure(request: ExchangeRequest) -> _Report:
+    torch.set_num_threads(1)
+    rank, world = dist.get_rank(), dist.get_world_size()
+    share = [len(range(r, request.batch, world)) for r in range(world)]
+    dtype = {2: torch.float16, 4: torch.float32, 8: torch.float64}[request.element_bytes]
+    most = max((max(t.columns) for t in request.tasks), default=0)
+    wide, small = torch.zeros(max(1, most * request.batch), dtype=dtype), torch.zeros(max(1, world * most * share[0]), dtype=dtype)
+    found = _Report(backward_s=[], forward_s=[])
+    for task in request.tasks:
+        mine, theirs = [task.columns[rank] * b for b in share], [c * share[rank] for c in task.columns]
+        pooled, got = wide[: sum(mine)], small[: sum(theirs)]
+        back = statistics.median(_run(pooled, got, mine, theirs, 0.0) for _ in range(request.runs))
+        starts = task.start_s
+        if not starts:
+            ends = torch.zeros(world, dtype=torch.float64)
+            ends[rank] = task.compute_s[rank] + back
+            dist.all_reduce(ends)
+            starts = (ends - ends.min()).tolist()
+        fore = statistics.median(_run(got, pooled, theirs, mine, starts[rank]) for _ in range(request.runs))
+        found.backward_s.append(back)
+        found.forward_s.append(fore)
+    dist.barrier()
+    return found
+
+
+def _run(into: torch.Tensor, out: torch.Tensor, into_sizes: list[int], out_sizes: list[int], start_s: float) -> float:
+    dist.barrier()
+    if start_s > 0:
+        time.sleep(start_s)
+    began = time.perf_counter()
+    dist.all_to_all_single(into, out, into_sizes, out_sizes)
+    return time.perf_counter() - began
+
+
+def main(folder: Path) -> None:
+    """A rank that a lab, or torchrun, started."""
+    request = msgspec.json.decode((folder / "request.json").read_bytes(), type=ExchangeRequest)
+    dist.init_process_group("gloo", timeout=timedelta(seconds=request.timeout_s))
+    found = _measure(request)
+    (folder / f"rank-{dist.get_rank():03d}.json").write_bytes(msgspec.json.encode(found))
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))

@@ -1,0 +1,90 @@
+"""Costs of embedding tables on this machine: points are measured, nets are trained. Finalists of a plan are measured again."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from ...cost_models.lookups import LookupCosts
+from ...decide.tables import TablePlan
+from ...drive.tables import Measured
+from ...errors import UsageError
+from ...fabric.fabric import Fabric
+from ...graph.embeddings import Tables
+from ...kernels.stages import stage
+from ...run.machine.pacing import machine_facts
+from .compute import Meter, collect_compute
+from .exchange import ExchangeTask, exchange_tasks, measure_exchanges
+from .operator import operator_name
+from .train import additive_errors, fit_compute, fit_exchange
+
+__all__ = ["Fitted", "fit_costs", "machine_here", "measure_plans", "refuse_foreign"]
+
+LEAST_POINTS = 20  # of which two are held back: a net is no use with fewer
+
+
+@dataclass(frozen=True)
+class Fitted:
+    """`additive_error`: of the best additive formula on the points that tell `costs.errors["compute"]`."""
+
+    costs: LookupCosts
+    additive_error: float
+
+
+def machine_here() -> dict[str, str]:
+    """What costs of lookups depend on: the processor, torch's release, the operator."""
+    import torch
+
+    facts = machine_facts()
+    return {"cpu": facts.cpu_model, "cores": str(facts.online_cores), "torch": str(torch.__version__), "operator": operator_name()}
+
+
+def refuse_foreign(costs: LookupCosts, where: str, here: dict[str, str] | None = None) -> None:
+    """Raises: UsageError for costs of another machine (foreign) or of another release or operator on this one (stale)."""
+    here = machine_here() if here is None else here
+    apart = [f"{key} {costs.machine.get(key, 'unknown')}, here {value}" for key, value in here.items() if costs.machine.get(key) != value]
+    if costs.machine and apart:
+        what = "foreign" if any(x.startswith(("cpu", "cores")) for x in apart) else "stale"
+        hint = "measure again with `meshwright tables fit`, or give --foreign to plan for the machine they are of"
+        raise UsageError(f"these costs are {what}: measured on {'; '.join(apart)}", where=where, hint=hint)
+
+
+def fit_costs(
+    tables: Tables, fabric: Fabric, *, points: int, exchange_points: int, epochs: int = 300, seed: int = 0, lab: object = None, runs: int = 5,
+) -> Fitted:  # fmt: skip
+    """Raises: UsageError for too few points; as measuring exchanges does. `exchange_points` 0: exchanges are priced by the fabric's links."""
+    if points < LEAST_POINTS or (exchange_points and exchange_points < LEAST_POINTS):
+        hint = f"nets need {LEAST_POINTS} points, and get good with thousands"
+        raise UsageError(f"{points} and {exchange_points} points", where="--points", hint=hint)
+    with stage("measuring lookups", of=points) as here:
+        meter = Meter(tables, seed=seed)
+        found = collect_compute(meter, points, np.random.default_rng([seed, 1]), on_point=lambda n: here.begin())
+    with stage("training the net of lookups"):
+        costs = replace(fit_compute(tables, found, epochs=epochs, seed=seed), machine=machine_here())
+    if exchange_points:
+        with stage("measuring exchanges"):
+            tasks = exchange_tasks(tables, len(fabric.devices), exchange_points, np.random.default_rng([seed, 2]))
+            back, fore = measure_exchanges(tasks, len(fabric.devices), tables.batch, lab=lab, runs=runs, element_bytes=tables.element_bytes)
+        with stage("training the nets of exchanges"):
+            loads, starts = np.array([t.columns for t in tasks], float), np.array([t.start_s for t in tasks])
+            costs = fit_exchange(costs, loads, starts, np.array(back), np.array(fore), fabric=fabric.name, epochs=epochs, seed=seed)
+    return Fitted(costs, additive_errors(tables, found, seed))
+
+
+def measure_plans(
+    tables: Tables, fabric: Fabric, *, seed: int = 0, lab: object = None, runs: int = 5, meter: Meter | None = None
+) -> Callable[[Sequence[TablePlan]], Sequence[Measured]]:
+    """What `drive.tables` takes as `measure`: each device's lookups alone, then both exchanges of all plans in one job."""
+
+    def measure(plans: Sequence[TablePlan]) -> Sequence[Measured]:
+        own = meter or Meter(tables, seed=seed)
+        names = [d.name for d in fabric.devices]
+        with stage("measuring plans"):
+            compute = [[own.device_s([s for s in p.shards if s.device == n], runs=runs) for n in names] for p in plans]
+            tasks = [ExchangeTask(columns=list(p.columns), compute_s=c) for p, c in zip(plans, compute, strict=True)]
+            back, fore = measure_exchanges(tasks, len(names), tables.batch, lab=lab, runs=runs, element_bytes=tables.element_bytes)
+        return [Measured(compute_s=tuple(c), backward_s=tuple(b), forward_s=tuple(f)) for c, b, f in zip(compute, back, fore, strict=True)]
+
+    return measure

@@ -1,0 +1,5 @@
+"""Table plans that run: sharded embedding bags, forward and backward, between processes."""
+
+from .sharded import ShardedTables
+
+__all__ = ["ShardedTables"]

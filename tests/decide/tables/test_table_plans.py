@@ -1,0 +1,232 @@
+"""Plans of embedding tables: beside brute force and an LP, memory, unequal devices, splits, few moves; checked plans and their mutants."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from itertools import product
+
+import msgspec
+import numpy as np
+import pytest
+from table_cases import additive_costs, fabric_of, grown_costs, problem_of, tables_of
+
+from effort import few
+from meshwright.check import check_plan
+from meshwright.decide.tables import STRATEGIES, TableProblem, table_bound
+from meshwright.decide.tables.bound import floors
+from meshwright.decide.tables.classic import DimGreedy, RandomTables, SizeGreedy
+from meshwright.decide.tables.neuroshard import NeuroShard
+from meshwright.decide.tables.refine import FewestMoves
+from meshwright.drive.tables import Measured, compare_tables, plan_tables, shards_of
+from meshwright.errors import FormatError, Infeasible, Unsupported, UsageError
+from meshwright.graph.embeddings import Shard, Table, Tables, moved_bytes
+from meshwright.io.plan.plan import plan_bytes, plan_from_bytes
+
+RNG = np.random.default_rng
+
+
+def test_without_splits_it_is_within_five_percent_of_brute_force():
+    over = []
+    for seed in range(few(6, least=3)):
+        problem = problem_of(seed, tables=6, devices=3)
+        found = NeuroShard(levels=0).plan(problem, rng=RNG(0))
+        every = [problem.phases(*problem.sums(problem.whole, np.array(on))).total_s for on in product(range(3), repeat=6)]
+        assert found.cost_s >= min(every) * (1 - 1e-9)
+        over.append(found.cost_s / float(min(every)))
+    assert np.mean(over) <= 1.05
+
+
+@pytest.mark.parametrize("seed", range(few(4, least=2)))
+def test_it_is_never_dearer_than_a_classic_rule_and_splits_help(seed):
+    problem = problem_of(seed, tables=5, devices=4)
+    best = NeuroShard().plan(problem, rng=RNG(0))
+    others = [kind().plan(problem, rng=RNG(0)) for kind in STRATEGIES if kind not in (NeuroShard, RandomTables, FewestMoves)]
+    assert best.cost_s <= min(p.cost_s for p in others) * (1 + 1e-9)
+    assert best.cost_s < NeuroShard(levels=0).plan(problem, rng=RNG(0)).cost_s, "five tables on four devices want to be cut"
+
+
+def test_the_bound_is_the_lp_of_additive_costs_and_below_every_plan():
+    import highspy
+
+    batch = 16
+    costs = (additive_costs(batch), additive_costs(batch, element=4e-7, each=0.0))
+    problem = TableProblem(tables=tables_of(3, 5), fabric=fabric_of(3, slow=("d2",)), costs=costs, kinds=(0, 1, 0))
+    each, many = floors(problem)
+    lp = highspy.Highs()
+    lp.setOptionValue("output_flag", False)
+    lp.addVar(0.0, lp.getInfinity())
+    lp.changeColCost(0, 1.0)
+    for _ in range(each.size):
+        lp.addVar(0.0, 1.0)
+    at = lambda d, t: 1 + d * len(many) + t  # noqa: E731
+    for d in range(3):
+        row = [0, *(at(d, t) for t in range(len(many)))]
+        lp.addRow(0.0, lp.getInfinity(), len(row), row, [1.0, *(-each[d] * many).tolist()])
+    for t in range(len(many)):
+        lp.addRow(1.0, 1.0, 3, [at(d, t) for d in range(3)], [1.0] * 3)
+    lp.run()
+    bound = float(table_bound(problem))
+    assert bound == pytest.approx(lp.getInfo().objective_function_value, rel=1e-6)
+    for seed in range(few(20, least=8)):
+        assert RandomTables().plan(problem, rng=RNG(seed)).cost_s >= bound
+
+
+def test_small_memory_cuts_rows_and_what_does_not_fit_is_refused_with_the_proof():
+    big = Tables(tables=(Table(name="long", rows=4000, dim=4), Table(name="wide", rows=50, dim=32)), batch=8)
+    problem = TableProblem(tables=big, fabric=fabric_of(4, memory_bytes=25_000), costs=(additive_costs(8),))
+    plan, ranked, _ = plan_tables(problem, [NeuroShard()])
+    cut = [s for s in shards_of(plan) if s.table == "long"]
+    assert len(cut) >= 3 and all(s.columns == (0, 4) for s in cut) and ranked[0].plan is not None
+    with pytest.raises(Infeasible, match=r"need .* bytes on their devices") as refused:
+        replace(problem, fabric=fabric_of(2, memory_bytes=25_000))
+    assert refused.value.data["needed_bytes"] > refused.value.data["available_bytes"] and "bytes more" in refused.value.hint
+    wide = Tables(tables=(Table(name="wide", rows=2, dim=4),), batch=1 << 20)
+    with pytest.raises(Infeasible, match=r"need|holds even"):
+        NeuroShard().plan(TableProblem(tables=wide, fabric=fabric_of(8, memory_bytes=30 << 20), costs=(additive_costs(1 << 20),)), rng=RNG(0))
+
+
+def test_a_rule_that_finds_no_room_says_what_lacks_and_splits_find_some():
+    job = Tables(tables=tuple(Table(name=f"t{i}", rows=1000, dim=d) for i, d in enumerate((4, 4, 4, 8))), batch=2)
+    problem = TableProblem(tables=job, fabric=fabric_of(2, memory_bytes=41_500), costs=(additive_costs(2),))
+    for rule in (RandomTables, SizeGreedy):
+        with pytest.raises(Infeasible, match="room") as refused:
+            rule().plan(problem, rng=RNG(0))
+        assert refused.value.hint and refused.value.data
+    assert len(NeuroShard().plan(problem, rng=RNG(0)).shards) > 4
+    with pytest.raises(Infeasible, match="left over"):
+        NeuroShard(levels=0).plan(problem, rng=RNG(0))
+
+
+def test_a_slow_device_gets_less():
+    costs = (additive_costs(16), additive_costs(16, element=8e-7, column=8e-7))
+    problem = TableProblem(tables=tables_of(1, 12), fabric=fabric_of(3), costs=costs, kinds=(1, 0, 0))
+    found = NeuroShard().plan(problem, rng=RNG(0))
+    assert found.columns[0] < min(found.columns[1:])
+    assert found.cost_s < DimGreedy().plan(problem, rng=RNG(0)).cost_s
+
+
+def test_relabelled_devices_keep_the_cost_and_a_batch_of_others_is_refused():
+    problem = problem_of(4, tables=7, devices=3)
+    turned = replace(problem, fabric=replace(problem.fabric, devices=problem.fabric.devices[::-1]))
+    assert NeuroShard().plan(turned, rng=RNG(0)).cost_s == pytest.approx(NeuroShard().plan(problem, rng=RNG(0)).cost_s, rel=0.02)
+    with pytest.raises(UsageError, match="batches of 99"):
+        replace(problem, costs=(grown_costs(99),))
+    with pytest.raises(UsageError, match="kinds of devices"):
+        replace(problem, kinds=(0, 5, 0))
+    with pytest.raises(UsageError, match="do not mix"):
+        replace(problem, costs=(grown_costs(16), additive_costs(16)))
+    with pytest.raises(UsageError, match="without a plan to start from"):
+        replace(problem, move_bytes=3)
+
+
+def test_planning_again_moves_no_more_than_allowed_and_empties_lost_devices():
+    problem = problem_of(2, tables=8, devices=3, costs=additive_costs(16))
+    before = RandomTables().plan(problem, rng=RNG(5))
+    costs = []
+    for most in (0, 2_000, 20_000, 10**9):
+        again = replace(problem, start=before.shards, move_bytes=most)
+        found = FewestMoves().plan(again, rng=RNG(0))
+        assert found.moved_bytes == moved_bytes(before.shards, found.shards, problem.tables) <= most
+        costs.append(found.cost_s)
+    assert costs == sorted(costs, reverse=True) and costs[0] == pytest.approx(before.cost_s) and costs[-1] < costs[0]
+    with pytest.raises(Unsupported, match="may be moved"):
+        NeuroShard().plan(replace(problem, start=before.shards, move_bytes=0), rng=RNG(0))
+    with pytest.raises(Unsupported, match="no plan to start from"):
+        FewestMoves().plan(problem, rng=RNG(0))
+    smaller = replace(problem, fabric=fabric_of(2), start=before.shards)
+    lost = sum(s.elements * 4 for s in before.shards if s.device == "d2")
+    assert {s.device for s in FewestMoves().plan(smaller, rng=RNG(0)).shards} == {"d0", "d1"}
+    with pytest.raises(Infeasible, match="devices that are gone"):
+        FewestMoves().plan(replace(smaller, move_bytes=lost - 1), rng=RNG(0))
+
+
+def test_finalists_are_measured_and_the_best_of_them_wins():
+    problem = problem_of(0, tables=6, devices=2)
+    asked = []
+
+    def measure(plans):
+        asked.extend(plans)
+        return [Measured(compute_s=(1.0 / n,) * 2, backward_s=(0.1,) * 2, forward_s=(0.1,) * 2) for n, _ in enumerate(plans, 1)]
+
+    plan, ranked, bound = plan_tables(problem, measure=measure, finalists=2)
+    assert len(asked) == 2 and ranked[0].plan is asked[1] and ranked[0].time_s == pytest.approx(0.7)
+    assert plan.decisions["tables"]["measured_s"] == pytest.approx(0.7) and plan.bound is not None and float(bound) > 0
+    lucky = lambda plans: [Measured(compute_s=(0.0,) * 2, backward_s=(0.1,) * 2, forward_s=(0.1,) * 2) for _ in plans]  # noqa: E731
+    assert plan_tables(problem, [DimGreedy()], measure=lucky)[0].bound is None, "costs below the floor prove no bound"
+    found, _ = compare_tables(problem)
+    assert [t.refused is not None for t in found].count(True) == 1 and "no plan to start from" in found[-1].why
+
+
+@pytest.fixture(scope="module")
+def plan():
+    return plan_tables(problem_of(1, tables=6, devices=3), [NeuroShard()])[0]
+
+
+def test_a_plan_is_written_read_and_proved(plan):
+    again = plan_from_bytes(plan_bytes(plan))
+    assert check_plan(again).ok and plan_bytes(again) == plan_bytes(plan)
+    assert plan.prediction.time_s >= float(plan.bound)
+    with pytest.raises(FormatError, match="kind"):
+        shards_of(replace(plan, kind="placement"))
+    with pytest.raises(FormatError, match="shards"):
+        shards_of(replace(plan, job={**plan.job, "shards": [{"table": 3}]}))
+
+
+def _with_shard(plan, change):
+    shards = [dict(s) for s in plan.job["shards"]]
+    change(shards)
+    return replace(plan, job={**plan.job, "shards": shards})
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        (lambda s: s.pop(), "elements|looks up|never pass|are \\d+ bytes"), (lambda s: s.append(dict(s[0])), "two shards hold"),
+        (lambda s: s[0].update(columns=(2, 4)), "no multiples"), (lambda s: s[0].update(table="x"), "no such table"),
+        (lambda s: s[0].update(rows=(0, 10**6)), "not inside"), (lambda s: s[0].update(device="d9"), "no device"),
+        (lambda s: s[0].update(device="d1" if s[0]["device"] != "d1" else "d2"), "bytes, the program sends|floor|looks up"),
+    ],
+)  # fmt: skip
+def test_changed_shards_are_found(plan, change, says):
+    import re
+
+    verdict = check_plan(_with_shard(plan, change))
+    assert not verdict.ok and any(re.search(says, f.message) for f in verdict.findings), verdict.findings
+
+
+def test_changed_prices_bounds_and_orders_are_found(plan):
+    cost = msgspec.to_builtins(plan.job["cost"])
+    key = next(iter(cost["table"]))
+    entry = cost["table"][key]
+    cost["table"][key] = {**entry, "time_s": 1e-12} if isinstance(entry, dict) else [1e-12, *entry[1:]]
+    cheap = check_plan(replace(plan, job={**plan.job, "cost": cost}))
+    assert any("floor" in f.message for f in cheap.findings)
+    raised = msgspec.structs.replace(plan.bound, value=str(plan.bound.exact * 2).replace(" ", ""))
+    assert any("certificate proves" in f.message for f in check_plan(replace(plan, bound=raised)).findings)
+    for data in ({"form": "path", "weights": {}}, {"form": "load", "weights": {"d0": -1.0, "d1": 1.0, "d2": 1.0}}, {}):
+        bound = msgspec.structs.replace(plan.bound, certificate=msgspec.structs.replace(plan.bound.certificate, data=data))
+        assert any("mangles" in f.message for f in check_plan(replace(plan, bound=bound)).findings)
+    steps = plan.main.steps
+    for step in range(len(steps)):
+        if steps.after_ptr[step + 1] > steps.after_ptr[step]:  # a wait that is taken away
+            fewer = steps.after_ptr[step + 1] - steps.after_ptr[step]
+            ptr = np.where(np.arange(len(steps.after_ptr)) > step, steps.after_ptr - fewer, steps.after_ptr)
+            keep = np.ones(len(steps.after_step), bool)
+            keep[steps.after_ptr[step] : steps.after_ptr[step + 1]] = False
+            lost = replace(steps, after_ptr=ptr.astype(np.int32), after_step=steps.after_step[keep], after_lag=steps.after_lag[keep])
+            from meshwright.program.hash import program_hash
+
+            program = replace(plan.main, steps=lost)
+            name = program_hash(program)
+            entry = msgspec.structs.replace(plan.cycle[0], program=name)
+            assert not check_plan(replace(plan, programs={name: program}, cycle=(entry,))).ok
+    missing = check_plan(replace(plan, job={k: v for k, v in plan.job.items() if k != "floor"}))
+    assert any("job.tables" in f.message for f in missing.findings)
+
+
+def test_moved_bytes_counts_what_is_not_there():
+    job = Tables(tables=(Table(name="a", rows=10, dim=8), Table(name="b", rows=5, dim=4)), batch=2, state_bytes=4)
+    old = [Shard(table="a", device="x", rows=(0, 10), columns=(0, 8))]
+    new = [Shard(table="a", device="x", rows=(0, 10), columns=(0, 4)), Shard(table="a", device="y", rows=(0, 10), columns=(4, 8)),
+           Shard(table="b", device="y", rows=(0, 5), columns=(0, 4))]  # fmt: skip
+    assert moved_bytes(old, new, job) == 10 * 4 * 8
