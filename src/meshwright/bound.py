@@ -42,9 +42,13 @@ class Certificate(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
         one more group unless that ends at or above the bound; checked with the plan that holds it (`check.traffic`)
     placement: `{"form": "path"}`: the longest path of tasks, each on its best device, messages over the cheapest links; or `{"form": "load",
         "weights": {device: share}}`: the sum over tasks of their least weighted seconds; both of the plan's own tasks (`check.placement`)
+    halo: `{"variance", "price", "shares": {device: share}}`: the sum over groups of rows of the least, over widths, of weighted seconds on the
+        sender's links plus priced variance, minus price · variance; of the plan's own groups (`check.halo`)
     """
 
-    kind: Literal["cut", "delay", "partition", "metric", "packing", "latency", "roofline", "memory", "pipeline", "fill", "fusion", "placement", "sum"]
+    kind: Literal[
+        "cut", "delay", "partition", "metric", "packing", "latency", "roofline", "memory", "pipeline", "fill", "fusion", "placement", "halo", "sum",
+    ]  # fmt: skip
     data: dict[str, Any]
 
 

@@ -11,6 +11,7 @@ import numpy as np
 
 from ..errors import FormatError, MeshwrightError, TimeLimit, Unsupported
 from ..fabric.fabric import Device, Fabric, Link, Provenance, Switch
+from ..plan.halo import HaloJob
 from ..plan.plan import Plan, TrainingLayout
 from ..program.calls import inline
 from ..program.fold import expand
@@ -20,6 +21,7 @@ from .folded.fabric import folded_link_time, folded_memory
 from .folded.program import check_folded
 from .folded.shadow import shadow
 from .folded.training import check_folded_training
+from .halo import check_halo, check_halo_bound, halo_job
 from .job import check_bound_is_of_job, check_job
 from .pipeline.filled import FillWork
 from .pipeline.values import check_pipeline, runs_once, solid
@@ -46,7 +48,7 @@ MAX_EXPANDED_STEPS = 400_000  # executed steps up to which a folded program is c
 
 def check_program(
     program: Program, *, programs: Mapping[str, Program] | None = None, layout: TrainingLayout | None = None, work: PipelineWork | None = None,
-    fills: Sequence[FillWork] = (), placed: Placed | None = None,
+    fills: Sequence[FillWork] = (), placed: Placed | None = None, halo: HaloJob | None = None,
 ) -> Verdict:  # fmt: skip
     """Form, deadlock, races and values of a program; with calls, each callee alone and then the whole inlined.
 
@@ -54,7 +56,7 @@ def check_program(
         programs: content hash -> program, for the callees (and possibly others, which are not looked at).
         layout: of a training program; without it gradients are not followed.
         work: of a pipeline's step; fills: of the steps of a cycle for which the program stands, the other work they do.
-        placed: tasks that it is to run.
+        placed: tasks that it is to run; halo: exchanges of a graph training that it is to do.
     """
     findings: list[Finding] = []
     notes: list[str] = []
@@ -81,6 +83,8 @@ def check_program(
                 findings += guarded("values", lambda fill=fill: check_pipeline(flat, work, order[0], fill))  # type: ignore[misc]
         elif not findings and placed is not None:
             findings += guarded("values", lambda: check_tasks(flat, placed, order[0]))
+        elif not findings and halo is not None:
+            findings += guarded("values", lambda: check_halo(flat, halo, order[0]))
         elif not findings and flat.contracts:
             findings += guarded("values", lambda: check_collective(flat, order[0]))
         elif not findings and layout is not None:
@@ -220,12 +224,14 @@ def check_plan(plan: Plan, fabric: Fabric | None = None) -> Verdict:
     findings += guarded("values", lambda: _work(plan, work))
     placed: list[Placed] = []
     findings += guarded("values", lambda: _placed(plan, target[0], placed))
+    exchanged: list[HaloJob] = []
+    findings += guarded("values", lambda: _exchanged(plan, exchanged))
     for name in sorted(set(plan.programs) - called):
         fills: list[FillWork] = []
         findings += guarded("values", lambda name=name, fills=fills: _fills(plan, name, fills))  # type: ignore[misc]
         verdict = check_program(
             plan.programs[name], programs=plan.programs, layout=plan.layout, work=work[0] if work else None, fills=fills,
-            placed=placed[0] if placed else None,
+            placed=placed[0] if placed else None, halo=exchanged[0] if exchanged else None,
         )  # fmt: skip
         findings += verdict.findings
         notes += verdict.notes
@@ -234,7 +240,7 @@ def check_plan(plan: Plan, fabric: Fabric | None = None) -> Verdict:
     findings += guarded("plan", lambda: check_job(plan))
     findings += guarded("values", lambda: _recomputation(plan))
     findings += guarded("values", lambda: check_folds(plan))
-    findings += guarded("certificate", lambda: _bound(plan, target[0], placed))
+    findings += guarded("certificate", lambda: _bound(plan, target[0], placed, exchanged))
     findings += guarded("certificate", lambda: check_bound_is_of_job(plan))
     return Verdict(findings=tuple(findings), facts=facts, notes=tuple(notes))
 
@@ -258,6 +264,17 @@ def _placed(plan: Plan, fabric: Fabric, keep: list[Placed]) -> list[Finding]:
         keep.append(placed_tasks(plan, fabric))
     except (KeyError, TypeError, ValueError, MeshwrightError) as error:
         return [Finding(check="values", message=f"job.tasks, what is placed, lacks or mangles {error}", witness={"field": "job.tasks"})]
+    return []
+
+
+def _exchanged(plan: Plan, keep: list[HaloJob]) -> list[Finding]:
+    """The exchanges of a graph training; a plan that does not say is not proved."""
+    if plan.kind != "halo":
+        return []
+    try:
+        keep.append(halo_job(plan))
+    except (KeyError, TypeError, ValueError) as error:
+        return [Finding(check="values", message=f"job.halo, what is exchanged, lacks or mangles {error}", witness={"field": "job.halo"})]
     return []
 
 
@@ -338,11 +355,13 @@ def _folded_on_fabric(plan: Plan, program: Program, fabric: Fabric, claimed: flo
     return guarded("links", links) + (guarded("memory", memory) if len(program.calls) else [])
 
 
-def _bound(plan: Plan, fabric: Fabric, placed: Sequence[Placed]) -> list[Finding]:
+def _bound(plan: Plan, fabric: Fabric, placed: Sequence[Placed], exchanged: Sequence[HaloJob]) -> list[Finding]:
     if plan.bound is None:
         return []
     if placed and plan.bound.certificate.kind == "placement":
         found = check_placement_bound(plan.bound, placed[0], fabric)
+    elif exchanged and plan.bound.certificate.kind == "halo":
+        found = check_halo_bound(plan.bound, exchanged[0], plan.placement, fabric)
     else:
         found = check_bound(plan.bound, fabric, layout=plan.layout)
     p = plan.prediction
