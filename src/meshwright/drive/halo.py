@@ -28,7 +28,7 @@ from ..plan.plan import Alternative, Plan
 from ..simulate import simulate_program
 from .plans import check_plan, make_plan
 
-__all__ = ["Ranges", "TriedBits", "compare_halos", "default_strategies", "digest_of", "halo_problem", "plan_halo", "uniform_beside"]
+__all__ = ["Ranges", "TriedBits", "aggregated", "compare_halos", "default_strategies", "digest_of", "halo_problem", "plan_halo", "uniform_beside"]
 
 Ranges = Mapping[tuple[str, int, int], "np.ndarray[Any, Any]"]  # (exchange, source, destination) -> mean of (max - min)^2 of each row
 
@@ -90,6 +90,12 @@ def halo_problem(job: GraphTraining, shares: Sequence[Halo], fabric: Fabric, ran
     return HaloProblem(fabric=fabric, ranks=names, exchanges=tuple(exchanges), works=works, own=own, name=job.name)
 
 
+def aggregated(job: GraphTraining, graph: NodeGraph) -> tuple[NodeGraph, np.ndarray[Any, Any]]:
+    """What the network aggregates over, and by what each edge multiplies: GCN adds self-loops."""
+    over = graph.looped() if job.model == "gcn" else graph
+    return over, over.coefficients("gcn" if job.model == "gcn" else "mean")
+
+
 def _works(job: GraphTraining, share: Halo, layer: int, forward: bool) -> dict[str, Work]:
     """Sparse product of each part's rows, and the layer's dense one; backward does both for inputs and weights."""
     edges = int(share.indptr[share.central]), int(share.indptr[-1] - share.indptr[share.central])
@@ -132,10 +138,10 @@ def compare_halos(
 
 
 def plan_halo(
-    job: GraphTraining, problem: HaloProblem, strategy: HaloStrategy, *, digest: str, edges: int, central: Sequence[int], cost: Cost | None = None,
-    seed: int = 0,
+    job: GraphTraining, problem: HaloProblem, strategy: HaloStrategy, *, digest: str, edges: int, central: Sequence[int], method: str = "own",
+    cost: Cost | None = None, seed: int = 0,
 ) -> tuple[Plan, TriedBits]:  # fmt: skip
-    """The strategy's bits as a checked plan with its bound. Raises: CheckFailed; what the strategy raises."""
+    """The strategy's bits as a checked plan with its bound. `method`: that made the parts. Raises: CheckFailed; what the strategy raises."""
     prices = cost or assumed_cost(problem.fabric)
     (tried,) = compare_halos(problem, [strategy], cost=prices, seed=seed)
     if tried.assignment is None:
@@ -156,7 +162,7 @@ def plan_halo(
     plan = make_plan(
         "halo", problem.fabric, problem.ranks, lower_halo(problem, tried.assignment),
         job={"graph_training": msgspec.to_builtins(job), "halo": msgspec.to_builtins(stated)}, cost=prices, works=works_of(problem),
-        decisions={"halo": decision}, bound=bound, prediction=tried.time_s, seed=seed,
+        decisions={"halo": decision, "partition": {"strategy": method, "options": {}, "why": "few edges between workers", "cite": ""}}, bound=bound, prediction=tried.time_s, seed=seed,
         alternatives=(Alternative(what=t.label, time_s=t.time_s, why=f"variance {t.assignment.variance:.4g}") for t in others if t.assignment),
     )  # fmt: skip
     check_plan(plan)

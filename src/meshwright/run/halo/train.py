@@ -7,7 +7,7 @@ says. Evaluation is in full precision. (AdaQP, MLSys 2023, section 3.8 of its ca
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -17,10 +17,11 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
+from ...codec.rows import WIDTHS
 from ...decide.traffic.adaqp import NAMES
 from ...decide.traffic.adaqp.lower import stated_steps
 from ...decide.traffic.adaqp.strategy import AdaQP
-from ...drive.halo import digest_of, halo_problem
+from ...drive.halo import aggregated, digest_of, halo_problem
 from ...drive.plans import fabric_of, read_plan, write_plan
 from ...errors import PlanMismatch, UsageError
 from ...graph.halo import Halo, halos
@@ -48,14 +49,13 @@ class GraphRank(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     accuracy: float = 0.0
     sent: list[tuple[str, int, int, int]] = []
     reassigned: list[int] = []
-    variances: list[float] = []
-    compute_s: float = 0.0
+    variances: list[dict[str, float]] = []
     digest: str = ""
 
 
 class GraphRun(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     """A run of all workers. `epochs_s`: the slowest worker's; `accuracy`: of labelled nodes that do not count in the loss, of all where all count;
-    `as_planned`: every channel's bytes were those stated. `compute_s`: of one worker's epoch without others, the mean."""
+    `as_planned`: every channel's bytes were those stated. `variances`: at each reassignment, of the new bits ("planned") and of uniform ones."""
 
     epochs_s: list[float]
     losses: list[float]
@@ -63,19 +63,13 @@ class GraphRun(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     sent_bytes: int
     as_planned: bool
     reassigned: list[int]
-    variances: list[float]
-    compute_s: float
+    variances: list[dict[str, float]]
     ranks: list[GraphRank]
 
 
 class RankOptions(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     epochs: int
     timeout_s: float
-
-
-def looped(model: str, graph: NodeGraph) -> NodeGraph:
-    """What a model aggregates over: GCN adds self-loops."""
-    return graph.looped() if model == "gcn" else graph
 
 
 def write_share(folder: Path, plan: Plan, data: Labelled, of: np.ndarray[Any, Any]) -> None:
@@ -96,8 +90,7 @@ def read_share(folder: Path, rank: int) -> tuple[Plan, tuple[Halo, ...], Labelle
     training = msgspec.convert(plan.job["graph_training"], GraphTraining)
     with np.load(folder / GRAPH, allow_pickle=False) as found:
         data = Labelled(NodeGraph(found["indptr"], found["indices"], training.name), found["features"], found["labels"], found["train"])
-        graph = looped(training.model, data.graph)
-        weights = graph.coefficients("gcn" if training.model == "gcn" else "mean")
+        graph, weights = aggregated(training, data.graph)
         return plan, halos(graph, found["of"], plan.main.ranks, weights), data
 
 
@@ -125,7 +118,7 @@ def together(ranks: list[GraphRank]) -> GraphRun:
         epochs_s=[max(times) for times in zip(*(r.epochs_s for r in ranks), strict=True)], losses=first.losses, accuracy=first.accuracy,
         sent_bytes=sum(counted for r in ranks for _, _, counted, _ in r.sent),
         as_planned=all(counted == stated for r in ranks for _, _, counted, stated in r.sent), reassigned=first.reassigned, variances=first.variances,
-        compute_s=sum(r.compute_s for r in ranks) / len(ranks), ranks=ranks,
+        ranks=ranks,
     )  # fmt: skip
 
 
@@ -145,8 +138,10 @@ def training_rank(seat: Any) -> GraphRank:
     return found
 
 
-def train_rank(plan: Plan, shares: tuple[Halo, ...], data: Labelled, epochs: int, *, on_epoch: Any = lambda epoch: None) -> GraphRank:
-    """One worker's training; `torch.distributed` is initialised and has one rank per worker."""
+def train_rank(
+    plan: Plan, shares: tuple[Halo, ...], data: Labelled, epochs: int, *, on_epoch: Callable[[int], object] = lambda epoch: None
+) -> GraphRank:  # fmt: skip
+    """One worker's training; `torch.distributed` is initialised and has one rank per worker. `on_epoch`: told which begins."""
     torch.set_num_threads(1)
     rank = dist.get_rank()
     worker = _Worker(plan, shares, data, rank)
@@ -161,7 +156,7 @@ def train_rank(plan: Plan, shares: tuple[Halo, ...], data: Labelled, epochs: int
         worker.count()
     result.accuracy = worker.accuracy()
     result.sent = [(name, dst, counted, worker.stated[name, dst]) for (name, _, dst), counted in sorted(worker.halo.sent.items())]
-    result.digest = str(float(sum(p.double().sum() for p in worker.net.parameters())))
+    result.digest = str(float(sum(p.detach().double().sum() for p in worker.net.parameters())))
     return result
 
 
@@ -181,6 +176,7 @@ class _Worker:
         self.net = GraphNet(self.training, share)
         self.optimizer = torch.optim.Adam(self.net.parameters(), lr=self.training.learning_rate)
         self.stated: dict[tuple[str, int], int] = {}
+        self.compared: dict[str, float] = {}
 
     def epoch(self) -> float:
         """Returns the loss, a mean over all nodes that count."""
@@ -214,7 +210,7 @@ class _Worker:
         if epoch and epoch % every == 0:
             self.reassign()
             result.reassigned.append(epoch)
-            result.variances.append(self.job.variance)
+            result.variances.append(self.compared)
         if (epoch + min(TRACED, every)) % every == 0:
             self.halo.trace()
 
@@ -222,7 +218,7 @@ class _Worker:
         """Raises: what the plan's strategy raises, on rank 0."""
         everyone: list[Any] = [None] * len(self.shares)
         dist.all_gather_object(everyone, self.halo.ranges())
-        box: list[Any] = [None]
+        box: list[Any] = [None, None]
         if self.rank == 0:
             ranges: Mapping[tuple[str, int, int], Any] = {key: value for each in everyone for key, value in each.items()}
             problem = halo_problem(self.training, self.shares, fabric_of(self.plan), ranges)
@@ -230,7 +226,9 @@ class _Worker:
             made = strategy.plan(problem, rng=np.random.default_rng(self.plan.seed))
             steps = stated_steps(problem, made, strategy.group)  # type: ignore[attr-defined]
             box[0] = msgspec.json.encode(msgspec.structs.replace(self.job, steps=steps, variance=made.variance))
+            box[1] = {"planned": made.variance} | {str(b): problem.variance(problem.uniform(b)) for b in WIDTHS}
         dist.broadcast_object_list(box, src=0)
+        self.compared = box[1]
         self.job = msgspec.json.decode(box[0], type=HaloJob)
         self.halo.assign(self.job)
 
