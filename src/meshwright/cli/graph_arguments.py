@@ -28,7 +28,8 @@ def data_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def parts_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--method", choices=["auto", "own", "pymetis"], default="auto", help="partitioner (default auto: pymetis where it is installed)")
+    say = "partitioner (default auto: pymetis where it is installed)"
+    parser.add_argument("--method", choices=["auto", "own", "pymetis"], default="auto", help=say)
 
 
 def network_arguments(parser: argparse.ArgumentParser) -> None:
@@ -46,6 +47,7 @@ def bits_arguments(parser: argparse.ArgumentParser) -> None:
     add("--group", type=at_least_one, default=100, help="rows that share a width, 1: each for itself (default 100)")
     add("--trade", type=float, default=0.5, metavar="LAMBDA", help="0 counts time alone, 1 variance alone (default 0.5)")
     add("--max-variance", type=float, metavar="V", help="least time at most this variance, instead of a trade")
+    add("--like", type=int, choices=[2, 4, 8], help="least time at the variance of so many bits everywhere, instead of a trade")
     add("--max-rounds-s", type=float, metavar="S", help="least variance within these seconds of all rounds, instead of a trade")
 
 
@@ -58,7 +60,7 @@ def data_of(args: argparse.Namespace) -> Labelled:
 def planned_bits(args: argparse.Namespace) -> HaloStrategy:
     from ..decide.traffic.adaqp.strategy import AdaQP
 
-    return AdaQP(group=args.group, trade=args.trade, max_variance=args.max_variance, max_rounds_s=args.max_rounds_s)
+    return AdaQP(group=args.group, trade=args.trade, max_variance=args.max_variance, max_rounds_s=args.max_rounds_s, like=args.like)
 
 
 def problem_of(args: argparse.Namespace, data: Labelled) -> tuple[GraphTraining, Parts, Sequence[Halo], HaloProblem]:

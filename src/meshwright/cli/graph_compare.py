@@ -5,7 +5,17 @@ from __future__ import annotations
 import argparse
 
 from .frame import Result
-from .graph_arguments import bits_arguments, bits_rows, bits_table, data_arguments, data_of, network_arguments, parts_arguments, planned_bits, problem_of
+from .graph_arguments import (  # fmt: skip
+    bits_arguments,
+    bits_rows,
+    bits_table,
+    data_arguments,
+    data_of,
+    network_arguments,
+    parts_arguments,
+    planned_bits,
+    problem_of,
+)
 
 __all__ = ["HELP", "arguments", "run"]
 

@@ -58,7 +58,8 @@ def run(args: argparse.Namespace) -> Result:
     }  # fmt: skip
     sure = "no other choice of these groups is better" if tried.assignment.exact else f"another choice may be {tried.assignment.gap:.2%} better"
     lines = [
-        f"{job.name} on {len(shares)} workers of {problem.fabric.name}, {job.layers} layers of {job.hidden}; parts by {parts.method}, {parts.cut:,} cut",
+        f"{job.name} on {len(shares)} workers of {problem.fabric.name}, {job.layers} layers of {job.hidden}; parts by {parts.method}, "
+        f"{parts.cut:,} cut",
         f"{sum(s.central for s in shares) / max(1, sum(s.own for s in shares)):.1%} of the nodes are computed while rows travel; "
         f"messages of this variance take at least {show_time(bound_s)} an epoch", sure, "", *bits_table(rows),
     ]  # fmt: skip

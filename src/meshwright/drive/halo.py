@@ -162,7 +162,8 @@ def plan_halo(
     plan = make_plan(
         "halo", problem.fabric, problem.ranks, lower_halo(problem, tried.assignment),
         job={"graph_training": msgspec.to_builtins(job), "halo": msgspec.to_builtins(stated)}, cost=prices, works=works_of(problem),
-        decisions={"halo": decision, "partition": {"strategy": method, "options": {}, "why": "few edges between workers", "cite": ""}}, bound=bound, prediction=tried.time_s, seed=seed,
+        decisions={"halo": decision, "partition": {"strategy": method, "options": {}, "why": "few edges between workers", "cite": ""}},
+        bound=bound, prediction=tried.time_s, seed=seed,
         alternatives=(Alternative(what=t.label, time_s=t.time_s, why=f"variance {t.assignment.variance:.4g}") for t in others if t.assignment),
     )  # fmt: skip
     check_plan(plan)

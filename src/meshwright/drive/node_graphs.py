@@ -49,7 +49,8 @@ def _numbers(text: str, count: int, where: str) -> list[int]:
     except ValueError:
         found = []
     if len(found) != count or min(found) < 1:
-        raise UsageError(f"{text[:64]!r} is not {count} whole number{'s' if count > 1 else ''} above 0", where=where, hint="rmat:100000,1000000, digits:8")
+        said = f"{text[:64]!r} is not {count} whole number{'s' if count > 1 else ''} above 0"
+        raise UsageError(said, where=where, hint="rmat:100000,1000000, digits:8")
     return found
 
 

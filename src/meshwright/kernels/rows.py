@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from .compile import kernel
 from .counter_random import bits_at
 
-__all__ = ["ceil_bfloat16", "floor_bfloat16", "read_rows", "round_rows", "row_extremes"]
+__all__ = ["ceil_bfloat16", "floor_bfloat16", "read_rows", "round_rows", "row_extremes", "weighted_rows"]
 
 F32 = NDArray[np.float32]
 
@@ -63,6 +63,21 @@ def read_rows(packed, width, zero, scale, rows, out):  # type: ignore[no-untyped
             for i in range(wide):
                 k = first + i
                 into[i] = a + np.float32((packed[k // per] >> (k % per * width)) & mask) * s
+
+
+@kernel
+def weighted_rows(ptr, idx, weight, x, halo, out):  # type: ignore[no-untyped-def]
+    """out[r] = sum over row r's entries of weight · row idx, of x, or of halo from number len(x) on."""
+    own, wide = x.shape[0], out.shape[1]
+    for r in range(out.shape[0]):
+        into = out[r]
+        for i in range(wide):
+            into[i] = np.float32(0)
+        for k in range(ptr[r], ptr[r + 1]):
+            a, at = weight[k], idx[k]
+            values = x[at] if at < own else halo[at - own]
+            for i in range(wide):
+                into[i] += a * values[i]
 
 
 def floor_bfloat16(x: F32) -> NDArray[np.uint16]:

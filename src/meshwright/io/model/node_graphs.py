@@ -2,7 +2,7 @@
 
 | what | read as |
 |---|---|
-| `.npz` | `indptr`, `indices`, and where there are `features` or `x`, `labels` or `y`, `train` or `train_mask`; scipy.sparse.save_npz of a CSR or CSC matrix |
+| `.npz` | `indptr`, `indices`; maybe `features` or `x`, `labels` or `y`, `train` or `train_mask`; scipy.sparse.save_npz of CSR or CSC |
 | a folder | OGB's node property layout: `raw/edge.csv.gz`, `raw/num-node-list.csv.gz`, `node-feat`, `node-label`, `split/*/train` where there are |
 | `.json`, `.json.gz` | networkx.node_link_data |
 | anything else | lines `source target`, whole numbers, `#` begins a comment (SNAP) |
@@ -166,7 +166,8 @@ def _of_ends(src: NDArray[Any], dst: NDArray[Any], nodes: int, where: str) -> No
 
 
 def read_points(path: str | os.PathLike[str]) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
-    """(points, labels) of a CSV without a header whose last column is the class, as scikit-learn ships its digits. Raises: UsageError, FormatError."""
+    """(points, labels) of a CSV without a header whose last column is the class, as scikit-learn ships its digits. Raises: UsageError,
+    FormatError."""
     where = Path(path).name or str(path)
     rows = _table(read_document(path, limit=MaxBytes.POINTS_CSV), where, separator=",", kind=np.float64)
     if not len(rows) or rows.shape[1] < 2 or not np.isfinite(rows).all() or np.abs(rows).max() > 1e30:
@@ -184,7 +185,8 @@ def _ogb(folder: Path, where: str) -> NodeFile:
 
     edges, count = table("raw/edge"), table("raw/num-node-list")
     if edges is None or count is None or count.shape != (1, 1) or (len(edges) and edges.shape[1] != 2):
-        raise FormatError("needs raw/edge.csv.gz with two columns and raw/num-node-list.csv.gz of one graph", where=where, hint="OGB's node property layout")
+        need = "needs raw/edge.csv.gz with two columns and raw/num-node-list.csv.gz of one graph"
+        raise FormatError(need, where=where, hint="OGB's node property layout")
     nodes = int(count[0, 0])
     ends = edges if len(edges) else np.empty((0, 2), np.int64)
     graph = _of_ends(ends[:, 0], ends[:, 1], nodes, where)
@@ -206,7 +208,8 @@ def _node_link(path: Path, where: str) -> NodeFile:
     refuse_ambiguous(data, where)
     try:
         number = {node["id"]: i for i, node in enumerate(document["nodes"])}
-        ends = np.array([(number[e["source"]], number[e["target"]]) for e in document.get("links", document.get("edges"))], np.int64).reshape(-1, 2)
+        edges = document.get("links", document.get("edges"))
+        ends = np.array([(number[e["source"]], number[e["target"]]) for e in edges], np.int64).reshape(-1, 2)
         directed = bool(document.get("directed", False))
     except (KeyError, TypeError, AttributeError, ValueError) as error:
         raise FormatError(f"lacks or mangles {str(error)[:80]}", where=where, hint="write it with networkx.node_link_data") from None

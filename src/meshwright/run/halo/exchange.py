@@ -4,8 +4,8 @@
     every_row = halo(h, layer)              # [own + copies, dim], or, so that computing goes on meanwhile:
     ticket = halo.start(h, layer); ...; copies = halo.finish(ticket, layer)
 
-Backward, what `finish` gave sends its gradients to the owners, and `start` adds what came; autograd puts what was computed between the two there again.
-All workers call the same layers in the same order. An exchange that the plan does not state goes in full precision.
+Backward, what `finish` gave sends its gradients to the owners, and `start` adds what came; autograd puts what was computed between the two there
+again. All workers call the same layers in the same order. An exchange that the plan does not state goes in full precision.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
+from datetime import timedelta
 from typing import Any
 
 import numpy as np
@@ -27,15 +28,20 @@ from .messages import RowMessage, spreads
 
 __all__ = ["HaloExchange"]
 
+TAG = 7  # messages of two workers are in the order of their layers, so one tag does
+
 
 class HaloExchange:
-    """`plan`: a plan of kind halo, or its `HaloJob`; None: full precision. `share`: this worker's, of the plan's graph and parts. `seed`: of the rounding.
+    """`plan`: a plan of kind halo, or its `HaloJob`; None: full precision. `share`: this worker's, of the plan's graph and parts. `seed`: of the
+    rounding. `timeout_s`: longest wait for a row.
 
     `sent`: bytes of each (exchange, source, destination), this worker's, added up. Raises: PlanMismatch for a share of other rows.
     """
 
-    def __init__(self, plan: Any, share: Halo, *, group: Any = None, seed: int = 0) -> None:
-        self.share, self.group, self.seed = share, group, seed
+    def __init__(self, plan: Any, share: Halo, *, group: Any = None, seed: int = 0, timeout_s: float = 300.0) -> None:
+        self.share, self.seed, self.limit = share, seed, timedelta(seconds=timeout_s)
+        group = group or dist.group.WORLD
+        self.port: Any = getattr(group, "builtin", group)  # of a "meshwright" group
         self.workers = len(share.send)
         self.widths: dict[tuple[str, int, int], np.ndarray[Any, Any]] = {}
         self.sent: Counter[tuple[str, int, int]] = Counter()
@@ -92,10 +98,15 @@ class HaloExchange:
 
     def start(self, h: torch.Tensor, layer: int) -> torch.Tensor:
         """Sends what others need of h [own, dim] float32. Returns a ticket for `finish`. Raises: Unsupported, NotFinite."""
+        self.checked(h, layer)
+        return _Start.apply(h, self, layer)  # type: ignore[no-any-return, no-untyped-call]
+
+    def checked(self, h: torch.Tensor, layer: int) -> np.ndarray[Any, Any]:
+        """The rows as an array. Raises: Unsupported."""
         if h.dtype != torch.float32 or h.dim() != 2 or h.shape[0] != self.share.own or h.device.type != "cpu":
             what = f"{tuple(h.shape)} of {h.dtype} on {h.device.type}"
             raise Unsupported(what, where=f"layer {layer}", hint=f"float32 rows in host memory, {self.share.own} of them: one for each own node")
-        return _Start.apply(h, self, layer)  # type: ignore[no-any-return, no-untyped-call]
+        return h.detach().contiguous().numpy()
 
     def finish(self, ticket: torch.Tensor, layer: int) -> torch.Tensor:
         """[copies, dim]: the rows of others, by owner. Raises: GroupFailed, RunTimeout."""
@@ -122,7 +133,7 @@ class HaloExchange:
                 if receive[peer]:
                     codec = self._codec(name, peer, me, receive[peer], dim)
                     wire = torch.empty(codec.size_bytes, dtype=torch.uint8)
-                    coming.append((peer, wire, codec, dist.irecv(wire, peer, group=self.group)))
+                    coming.append((peer, wire, codec, self.port.recv([wire], peer, TAG)))
             for turn in range(1, self.workers):
                 peer = (me + turn) % self.workers
                 if not len(send[peer]):
@@ -133,7 +144,7 @@ class HaloExchange:
                 codec = self._codec(name, me, peer, len(send[peer]), dim)
                 place = (self.seed, self.step, layer, int(name.startswith("forward")), me, peer)
                 wire = torch.from_numpy(codec.encode(x, send[peer], place, f"{name}, worker {me} to {peer}"))
-                works.append(dist.isend(wire, peer, group=self.group))
+                works.append(self.port.send([wire], peer, TAG))
                 kept.append(wire)
                 if not self.full:
                     self.sent[key] += codec.size_bytes
@@ -145,12 +156,38 @@ class HaloExchange:
         found = {}
         with _named(name, self.share.rank):
             for peer, wire, codec, work in coming:
-                work.wait()
+                work.wait(self.limit)
                 found[peer] = np.empty((codec.rows, dim), np.float32)
                 codec.decode(wire.numpy(), found[peer])
             for work in works:
-                work.wait()
+                work.wait(self.limit)
         return found, dim
+
+    # ---- what autograd does ------------------------------------------------------------------------------------------
+    def post_rows(self, h: np.ndarray[Any, Any], layer: int) -> None:
+        """Sends what others need of the own rows; their rows are expected."""
+        self._post(f"forward{layer}", h, list(self.share.send), [end - first for first, end in self.share.receive], layer)
+
+    def take_rows(self, layer: int) -> np.ndarray[Any, Any]:
+        """[copies, dim]: what was expected."""
+        came, dim = self._collect(f"forward{layer}")
+        out = np.empty((self.share.copies, dim), np.float32)
+        for peer, rows in came.items():
+            first, end = (x - self.share.own for x in self.share.receive[peer])
+            out[first:end] = rows
+        return out
+
+    def post_gradients(self, of_copies: np.ndarray[Any, Any], layer: int) -> None:
+        """Sends the gradients [copies, dim] of others' rows to them."""
+        own = self.share.own
+        send = [np.arange(first - own, end - own) for first, end in self.share.receive]
+        self._post(f"backward{layer}", of_copies, send, [len(rows) for rows in self.share.send], layer)
+
+    def add_gradients(self, total: np.ndarray[Any, Any], layer: int) -> None:
+        """Adds what came to the own rows [own, dim] that it is of, in the order of workers: the sum is the same every time."""
+        came, _ = self._collect(f"backward{layer}")
+        for peer in sorted(came):
+            total[self.share.send[peer]] += came[peer]  # a row goes to a peer once
 
 
 @contextmanager
@@ -170,7 +207,8 @@ def _job(plan: Any) -> HaloJob:
     import msgspec
 
     if getattr(plan, "kind", "") != "halo":
-        raise PlanMismatch(f"a plan of kind {getattr(plan, 'kind', type(plan).__name__)}", where="HaloExchange", hint="meshwright graph plan makes one")
+        what = f"a plan of kind {getattr(plan, 'kind', type(plan).__name__)}"
+        raise PlanMismatch(what, where="HaloExchange", hint="meshwright graph plan makes one")
     return msgspec.convert(plan.job["halo"], HaloJob)
 
 
@@ -180,16 +218,13 @@ class _Start(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, h: torch.Tensor, halo: HaloExchange, layer: int) -> torch.Tensor:
         ctx.halo, ctx.layer, ctx.shape = halo, layer, h.shape
-        receive = [end - first for first, end in halo.share.receive]
-        halo._post(f"forward{layer}", h.detach().contiguous().numpy(), list(halo.share.send), receive, layer)
+        halo.post_rows(h.detach().contiguous().numpy(), layer)
         return h.new_zeros(1)
 
     @staticmethod
     def backward(ctx: Any, *_: torch.Tensor) -> tuple[torch.Tensor, None, None]:
-        came, dim = ctx.halo._collect(f"backward{ctx.layer}")
-        total = torch.zeros(ctx.shape[0], dim)
-        for peer in sorted(came):  # in the order of workers: the sum is the same every time
-            total.index_add_(0, torch.from_numpy(ctx.halo.share.send[peer]), torch.from_numpy(came[peer]))
+        total = torch.zeros(ctx.shape)
+        ctx.halo.add_gradients(total.numpy(), ctx.layer)
         return total, None, None
 
 
@@ -199,17 +234,9 @@ class _Finish(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, ticket: torch.Tensor, halo: HaloExchange, layer: int) -> torch.Tensor:
         ctx.halo, ctx.layer = halo, layer
-        came, dim = halo._collect(f"forward{layer}")
-        out = torch.empty(halo.share.copies, dim)
-        for peer, rows in came.items():
-            first, end = (x - halo.share.own for x in halo.share.receive[peer])
-            out[first:end] = torch.from_numpy(rows)
-        return out
+        return torch.from_numpy(halo.take_rows(layer))
 
     @staticmethod
     def backward(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor, None, None]:
-        halo: HaloExchange = ctx.halo
-        own, x = halo.share.own, grads[0].contiguous().numpy()
-        send = [np.arange(first - own, end - own) for first, end in halo.share.receive]
-        halo._post(f"backward{ctx.layer}", x, send, [len(rows) for rows in halo.share.send], ctx.layer)
+        ctx.halo.post_gradients(grads[0].contiguous().numpy(), ctx.layer)
         return grads[0].new_zeros(1), None, None

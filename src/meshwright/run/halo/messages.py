@@ -1,7 +1,8 @@
 """One message of rows at planned bits: to bytes and back, with random numbers that both ends could make.
 
-On the wire: the packed numbers of rows at 2, 4 and 8 bits, then zero points and scales of these rows (bfloat16), then rows sent as they are. Zero points
-are rounded down and scales up, so every number lies between two levels and the expectation is exact (the paper rounds to nearest, then clamps).
+On the wire: the packed numbers of rows at 2, 4 and 8 bits, then zero points and scales of these rows (bfloat16), then rows sent as they are. Zero
+points are rounded down and scales up, so every number lies between two levels and the expectation is exact (the paper rounds to nearest, then
+clamps).
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
-"""GCN and GraphSAGE on a worker's share: own nodes without neighbours elsewhere are aggregated while the halo travels."""
+"""GCN and GraphSAGE on a worker's share: own nodes without neighbours elsewhere are aggregated while the halo travels, both ways."""
 
 from __future__ import annotations
 
-import warnings
 from typing import Any
 
 import numpy as np
@@ -11,46 +10,51 @@ from torch import nn
 
 from ...graph.halo import Halo
 from ...job import GraphTraining
+from ...kernels.rows import weighted_rows
 from .exchange import HaloExchange
 
-__all__ = ["GraphConv", "GraphNet", "SparseRows"]
+__all__ = ["GraphConv", "GraphNet", "Rows"]
+
+Array = np.ndarray[Any, Any]
 
 
-class SparseRows:
-    """Rows of a sparse matrix and of its transpose, both compressed: `rows @ x` has a gradient in x."""
+class Rows:
+    """Weighted sums over a share's in-edges: of central rows, of marginal ones, and back to own rows and to copies."""
 
-    def __init__(self, indptr: np.ndarray[Any, Any], indices: np.ndarray[Any, Any], weights: np.ndarray[Any, Any], columns: int) -> None:
-        rows = np.repeat(np.arange(len(indptr) - 1), np.diff(indptr))
-        by = np.lexsort((rows, indices))
-        turned = np.concatenate([[0], np.cumsum(np.bincount(indices, minlength=columns))])
-        size = len(indptr) - 1, columns
-        self.plain = _compressed(indptr, indices, weights, size)
-        self.turned = _compressed(turned, rows[by], weights[by], size[::-1])
-
-    def __matmul__(self, x: torch.Tensor) -> torch.Tensor:
-        return _Product.apply(x, self)  # type: ignore[no-any-return, no-untyped-call]
-
-
-def _compressed(indptr: Any, indices: Any, weights: Any, size: tuple[int, int]) -> torch.Tensor:
-    places = (torch.from_numpy(np.array(column, np.int64)) for column in (indptr, indices))
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # torch calls compressed rows a beta feature, once a process
-        return torch.sparse_csr_tensor(*places, torch.from_numpy(np.array(weights, np.float32)), size=size, check_invariants=False)
+    def __init__(self, share: Halo) -> None:
+        cut = int(share.indptr[share.central])
+        self.own, self.copies, self.cut = share.own, share.copies, share.central
+        self.central = share.indptr[: share.central + 1], share.indices[:cut], share.weights[:cut]
+        self.marginal = share.indptr[share.central :] - cut, share.indices[cut:], share.weights[cut:]
+        rows = np.repeat(np.arange(share.own), np.diff(share.indptr))
+        by = np.lexsort((rows, share.indices))
+        turned = np.concatenate([[0], np.cumsum(np.bincount(share.indices, minlength=len(share.nodes)))])
+        self.to_own = turned[: share.own + 1], rows[by], share.weights[by]
+        self.to_copies = turned[share.own :], rows[by], share.weights[by]
 
 
-class _Product(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, x: torch.Tensor, matrix: SparseRows) -> torch.Tensor:
-        ctx.matrix = matrix
-        return _times(matrix.plain, x)
+class _Aggregate(torch.autograd.Function):
+    """Forward: others' rows travel while central ones are computed. Backward: gradients of copies first, which travel while those of own rows are."""
 
     @staticmethod
-    def backward(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor, None]:
-        return _times(ctx.matrix.turned, grads[0]), None
+    def forward(ctx: Any, h: torch.Tensor, rows: Rows, halo: HaloExchange, layer: int) -> torch.Tensor:
+        ctx.rows, ctx.halo, ctx.layer = rows, halo, layer
+        x = halo.checked(h, layer)
+        halo.post_rows(x, layer)
+        out = np.empty((rows.own, x.shape[1]), np.float32)
+        weighted_rows(*rows.central, x, x[:0], out[: rows.cut])
+        weighted_rows(*rows.marginal, x, halo.take_rows(layer), out[rows.cut :])
+        return torch.from_numpy(out)
 
-
-def _times(matrix: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
-    return matrix @ x if matrix.values().numel() and x.numel() else x.new_zeros(matrix.shape[0], x.shape[1])
+    @staticmethod
+    def backward(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor, None, None, None]:
+        rows, g = ctx.rows, grads[0].contiguous().numpy()
+        of_copies, total = np.empty((rows.copies, g.shape[1]), np.float32), np.empty((rows.own, g.shape[1]), np.float32)
+        weighted_rows(*rows.to_copies, g, g[:0], of_copies)
+        ctx.halo.post_gradients(of_copies, ctx.layer)
+        weighted_rows(*rows.to_own, g, g[:0], total)
+        ctx.halo.add_gradients(total, ctx.layer)
+        return torch.from_numpy(total), None, None, None
 
 
 class GraphConv(nn.Module):
@@ -59,21 +63,14 @@ class GraphConv(nn.Module):
     The share's coefficients say which (`NodeGraph.coefficients`; for gcn of the graph with self-loops).
     """
 
-    def __init__(self, model: str, dim_in: int, dim_out: int, share: Halo) -> None:
+    def __init__(self, model: str, dim_in: int, dim_out: int, rows: Rows) -> None:
         super().__init__()
-        self.lin = nn.Linear(dim_in, dim_out)
+        self.rows, self.lin = rows, nn.Linear(dim_in, dim_out)
         self.own = nn.Linear(dim_in, dim_out, bias=False) if model == "sage" else None
-        cut = int(share.indptr[share.central])
-        self.central = SparseRows(share.indptr[: share.central + 1], share.indices[:cut], share.weights[:cut], share.own)
-        self.marginal = SparseRows(share.indptr[share.central :] - cut, share.indices[cut:], share.weights[cut:], len(share.nodes))
 
     def forward(self, h: torch.Tensor, halo: HaloExchange, layer: int) -> torch.Tensor:
         """h [own, dim_in] -> [own, dim_out]."""
-        ticket = halo.start(h, layer)
-        central = self.central @ h
-        rows = torch.cat([h, halo.finish(ticket, layer)])
-        taken = torch.cat([central, self.marginal @ rows])
-        out: torch.Tensor = self.lin(taken)
+        out: torch.Tensor = self.lin(_Aggregate.apply(h, self.rows, halo, layer))  # type: ignore[no-untyped-call]
         return out if self.own is None else out + self.own(h)
 
 
@@ -83,7 +80,8 @@ class GraphNet(nn.Module):
     def __init__(self, job: GraphTraining, share: Halo) -> None:
         super().__init__()
         torch.manual_seed(job.seed)
-        self.layers = nn.ModuleList(GraphConv(job.model, a, b, share) for a, b in zip(job.dims[:-1], job.dims[1:], strict=True))
+        rows = Rows(share)
+        self.layers = nn.ModuleList(GraphConv(job.model, a, b, rows) for a, b in zip(job.dims[:-1], job.dims[1:], strict=True))
 
     def forward(self, x: torch.Tensor, halo: HaloExchange) -> torch.Tensor:
         for k, layer in enumerate(self.layers):

@@ -77,11 +77,11 @@ def write_share(folder: Path, plan: Plan, data: Labelled, of: np.ndarray[Any, An
     job = msgspec.convert(plan.job["halo"], HaloJob)
     training = msgspec.convert(plan.job["graph_training"], GraphTraining)
     if digest_of(data.graph, of) != job.digest or data.features.shape[1] != training.features or data.classes > training.classes:
-        raise PlanMismatch("the plan is for another graph, or other parts of it", where=data.graph.name, hint="plan again with the same graph and seed")
+        what = "the plan is for another graph, or other parts of it"
+        raise PlanMismatch(what, where=data.graph.name, hint="plan again with the same graph and seed")
     write_plan(folder / PLAN, plan)
-    np.savez(
-        folder / GRAPH, indptr=data.graph.indptr, indices=data.graph.indices, of=of, features=data.features, labels=data.labels, train=data.train
-    )  # fmt: skip
+    columns = {"indptr": data.graph.indptr, "indices": data.graph.indices, "of": of}
+    np.savez(folder / GRAPH, **columns, features=data.features, labels=data.labels, train=data.train)
 
 
 def read_share(folder: Path, rank: int) -> tuple[Plan, tuple[Halo, ...], Labelled]:

@@ -25,7 +25,8 @@ READERS: Mapping[str, tuple[str, str, str, dict[str, Any]]] = {
     "tensors": ("plan.traffic", "read_tensors", "path", {}), "buffers": ("plan.minimalloc_csv", "read_buffers_csv", "path", {}),
     "kfac table": ("plan.kfac_csv", "read_kfac_csv", "path", {}),
     "pipeline table": ("plan.pipeline_csv", "read_pipeline_csv", "text", {}), "graph": ("model.graph", "read_graph", "path", {}),
-    "tasks": ("model.tasks", "read_tasks", "path", {}),
+    "tasks": ("model.tasks", "read_tasks", "path", {}), "points": ("model.node_graphs", "read_points", "path", {}),
+    "node graph": ("model.node_graphs", "read_node_graph", "path", {}),
     "transformer": ("model.transformer_toml", "read_transformer_toml", "path", {}), "cost": ("costs.table", "read_cost", "path", {}),
     "runtime": ("costs.profile_documents", "read_runtime", "path", {}), "profiled layout": ("costs.profile_documents", "read_layout", "path", {}),
     "measured runs": ("costs.profile_documents", "read_measured_runs", "path", {}),
@@ -183,12 +184,18 @@ TASKS = b"""{"schema": "meshwright.tasks", "version": 1, "tasks": [{"name": "a",
 def _graphs() -> list[tuple[str, str, bytes]]:
     from ...io.model.graph import write_graph
 
-    tasks = ("tasks", "tasks.json", TASKS)
+    linked = b'{"directed": true, "nodes": [{"id": "a"}, {"id": "b"}], "links": [{"source": "a", "target": "b"}]}'
+    rows = _written(lambda p: np.savez(p, indptr=np.array([0, 1, 2]), indices=np.array([1, 0]), y=np.array([0, 1])), "rows.npz")
+    nodes = [
+        ("points", "points.csv", b"0,0,1\n1,0.5,0\n0,2,1\n"), ("node graph", "edges.txt", b"# from to\n0 1\n2 1\n"),
+        ("node graph", "linked.json", linked), ("node graph", "rows.npz", rows),
+    ]  # fmt: skip
+    tasks = [("tasks", "tasks.json", TASKS), *nodes]
     try:
         from ..nets import captured
     except ImportError:  # without torch
-        return [tasks]
-    return [tasks, ("graph", "graph.json", _written(lambda p: write_graph(p, captured("chain")), "graph.json"))]
+        return tasks
+    return [*tasks, ("graph", "graph.json", _written(lambda p: write_graph(p, captured("chain")), "graph.json"))]
 
 
 def _traces() -> list[tuple[str, str, bytes]]:

@@ -20,7 +20,7 @@ from typing import ClassVar
 import numpy as np
 
 from ....cite import FOLKLORE, Cite
-from ....codec.rows import FULL, require_width
+from ....codec.rows import FULL, WIDTHS, require_width
 from ....errors import Infeasible, UsageError
 from .choose import Chosen, best_sum, curve, least_within
 from .frontier import RoundFrontier, channel_frontier, round_frontier
@@ -36,8 +36,9 @@ CITE = Cite(
 
 @dataclass(frozen=True, kw_only=True)
 class AdaQP:
-    """`group`: rows that share a width; 1: each for itself. `trade`: lambda, 0 (time alone) to 1 (variance alone). `max_variance`, `max_rounds_s`: a
-    budget over all exchanges instead of a trade."""
+    """`group`: rows that share a width; 1: each for itself. `trade`: lambda, 0 (time alone) to 1 (variance alone). Instead of a trade, a budget over
+    all
+    exchanges: `max_variance`; `like`: the variance of so many bits everywhere; `max_rounds_s`."""
 
     name: ClassVar[str] = "adaqp"
     cite: ClassVar[Cite] = CITE
@@ -46,13 +47,15 @@ class AdaQP:
     trade: float = 0.5
     max_variance: float | None = None
     max_rounds_s: float | None = None
+    like: int | None = None
 
     def plan(self, problem: HaloProblem, *, rng: np.random.Generator) -> Assignment:
         """Raises: UsageError; Infeasible where 8 bits everywhere are too noisy, or 2 bits everywhere too slow."""
         self._require()
         rounds = self.frontiers(problem)
-        if self.max_variance is not None:
-            chosen = self._within(rounds, self.max_variance, "variance", [(r.time_s, r.variance) for r in rounds])
+        limit = self.max_variance if self.like is None else problem.variance(problem.uniform(self.like))
+        if limit is not None:
+            chosen = self._within(rounds, limit, "variance", [(r.time_s, r.variance) for r in rounds])
         elif self.max_rounds_s is not None:
             chosen = self._within(rounds, self.max_rounds_s, "rounds_s", [(r.variance, r.time_s) for r in rounds])
         else:
@@ -71,8 +74,10 @@ class AdaQP:
             raise UsageError(f"groups of {self.group} rows", where="group", hint="at least 1")
         if not 0 <= self.trade <= 1:
             raise UsageError(f"must be from 0 to 1, got {self.trade}", where="trade", hint="0 counts time alone, 1 variance alone")
-        if self.max_variance is not None and self.max_rounds_s is not None:
+        if sum(x is not None for x in (self.max_variance, self.max_rounds_s, self.like)) > 1:
             raise UsageError("a budget of variance and one of time", where="max_rounds_s", hint="give one: the other is minimised")
+        if self.like is not None and self.like not in WIDTHS:
+            raise UsageError(f"{self.like} bits everywhere", where="like", hint="2, 4 or 8")
         for name, value in (("max_variance", self.max_variance), ("max_rounds_s", self.max_rounds_s)):
             if value is not None and not (isfinite(value) and value >= 0):
                 raise UsageError(f"must be a number from 0 on, got {value}", where=name)
