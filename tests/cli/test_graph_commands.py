@@ -73,7 +73,7 @@ def test_what_is_refused(capsys, words, text):
 def test_the_page_prints_what_it_shows(tmp_path, monkeypatch, capsys):
     page = (Path(__file__).parents[2] / "docs" / "graphs.md").read_text(encoding="utf-8")
     monkeypatch.chdir(tmp_path)
-    blocks = [block for block in re.findall(r"```console\n(.*?)```", page, re.DOTALL)]
+    blocks = re.findall(r"```console\n(.*?)```", page, re.DOTALL)
     assert len(blocks) == 3
     for block in blocks:
         for part in block.split("$ meshwright ")[1:]:
