@@ -43,11 +43,14 @@ class Certificate(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
     placement: `{"form": "path"}`: the longest path of tasks, each on its best device, messages over the cheapest links; or `{"form": "load",
         "weights": {device: share}}`: the sum over tasks of their least weighted seconds; both of the plan's own tasks (`check.placement`)
     tables: `{"form": "load", "weights": {device: share}}`: lookups, columns and tables, each at the least weighted floor of a device (`check.tables`)
+    halo: `{"variance", "price", "shares": {device: share}}`: the sum over groups of rows of the least, over widths, of weighted seconds on the
+        sender's links plus priced variance, minus price · variance; of the plan's own groups (`check.halo`)
     """
 
     kind: Literal[
-        "cut", "delay", "partition", "metric", "packing", "latency", "roofline", "memory", "pipeline", "fill", "fusion", "placement", "tables", "sum"
-    ]
+        "cut", "delay", "partition", "metric", "packing", "latency", "roofline", "memory", "pipeline", "fill", "fusion", "placement", "tables",
+        "halo", "sum",
+    ]  # fmt: skip
     data: dict[str, Any]
 
 

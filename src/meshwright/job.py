@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import msgspec
 
-__all__ = ["Recipe", "Training"]
+from .errors import UsageError
+
+__all__ = ["GraphTraining", "Recipe", "Training"]
 
 
 class Recipe(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True, omit_defaults=True):
@@ -48,3 +50,42 @@ class Training(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     def asked(self) -> Recipe:
         """The recipe, or the one that asks for nothing."""
         return self.recipe or Recipe()
+
+
+class GraphTraining(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """A network trained on one whole graph whose nodes lie on several workers. The graph itself is beside it (`graph.nodes`).
+
+    `model`: "gcn" or "sage". `layers` of them, `hidden` numbers wide; `features` in, `classes` out. `reassign`: epochs after which bits are chosen
+    anew from what was traced, 0: never. Raises: UsageError.
+    """
+
+    name: str
+    features: int
+    classes: int
+    model: str = "gcn"
+    layers: int = 3
+    hidden: int = 256
+    learning_rate: float = 0.01
+    reassign: int = 50
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        if self.model not in ("gcn", "sage"):
+            raise UsageError(f"there is no graph network {self.model[:32]!r}", where="model", hint="gcn or sage; any module takes a HaloExchange")
+        for field in ("features", "classes", "layers", "hidden"):
+            if getattr(self, field) < 1:
+                raise UsageError(f"must be at least 1, got {getattr(self, field)}", where=field)
+        if self.reassign < 0 or not self.learning_rate > 0:
+            said = f"reassign {self.reassign}, learning rate {self.learning_rate}"
+            raise UsageError(said, where="reassign", hint="0 or more epochs, a rate above 0")
+
+    @property
+    def dims(self) -> tuple[int, ...]:
+        """Width of what enters each layer, and of what leaves the last."""
+        return (self.features, *[self.hidden] * (self.layers - 1), self.classes)
+
+    @property
+    def exchanges(self) -> tuple[tuple[str, int, bool], ...]:
+        """(name, layer, forward) in the order of an epoch: all layers forward, then back down to the second; the input needs no gradient."""
+        forward = [(f"forward{k}", k, True) for k in range(self.layers)]
+        return (*forward, *[(f"backward{k}", k, False) for k in range(self.layers - 1, 0, -1)])

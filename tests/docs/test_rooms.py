@@ -29,6 +29,7 @@ HOLD_CODE = {"cli": "`main` loads the frame when it is called"} | dict.fromkeys(
         "decide/tables",
         "decide/topology",
         "decide/traffic",
+        "decide/traffic/adaqp",
     ),
     "the list of a decision's strategies, and the look-up in it",
 )

@@ -17,13 +17,12 @@ from .verdict import Finding
 
 __all__ = ["check_bound_is_of_job", "check_job"]
 
-KINDS = ("collective", "training", "pipeline", "experts", "placement", "tables", "imported")
+KINDS = ("collective", "training", "pipeline", "experts", "placement", "tables", "halo", "imported")
 ROOTED = ("broadcast", "reduce", "scatter", "gather")
 # What a plan of a kind may have a bound by; kinds that are not named have none.
 CERTIFICATES = {
     "collective": ("cut", "delay", "partition", "metric", "packing", "latency"), "training": ("roofline",), "pipeline": ("pipeline",),
-    "placement": ("placement",),
-    "tables": ("tables",),
+    "placement": ("placement",), "tables": ("tables",), "halo": ("halo",),
 }  # fmt: skip
 
 
@@ -77,8 +76,11 @@ def check_bound_is_of_job(plan: Plan) -> list[Finding]:
     jobs = [plan.job["collective"]] if "collective" in plan.job else list(plan.job.get("collectives", ()))
     # Collectives at once take at least as long as each alone.
     together = {f"{job['op']} time" for job in jobs} | ({"time of all collectives together"} if len(jobs) > 1 else set())
-    what = {"training": {"step time"}, "pipeline": {"pipeline step time"}, "placement": {"placement time"},
-            "tables": {"tables iteration time"}}.get(plan.kind, together)
+    of_kind = {
+        "training": {"step time"}, "pipeline": {"pipeline step time"}, "placement": {"placement time"}, "tables": {"tables iteration time"},
+        "halo": {"epoch time"},
+    }  # fmt: skip
+    what = of_kind.get(plan.kind, together)
     found = []
     everywhere = [str(d["name"]) for d in plan.target_fabric.get("devices", ())]
     if bound.unit != "s":

@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from ..errors import FormatError, MeshwrightError, TimeLimit, Unsupported
+from ..errors import FormatError, TimeLimit, Unsupported
 from ..fabric.fabric import Device, Fabric, Link, Provenance, Switch
 from ..plan.plan import Plan, TrainingLayout
 from ..program.calls import inline
@@ -21,10 +21,10 @@ from .folded.program import check_folded
 from .folded.shadow import shadow
 from .folded.training import check_folded_training
 from .job import check_bound_is_of_job, check_job
+from .kinds import OwnJob, check_own_bound, check_own_steps, own_job
 from .pipeline.filled import FillWork
 from .pipeline.values import check_pipeline, runs_once, solid
 from .pipeline.work import NoWork, PipelineWork, pipeline_work
-from .placement import Placed, check_placement_bound, check_tasks, placed_tasks
 from .program.deadlock import check_deadlock, find_cycle
 from .program.links import busiest_link, check_links, link_time
 from .program.memory import WorstMemory, check_memory, worst_order_memory
@@ -32,7 +32,6 @@ from .program.order import Order
 from .program.races import check_races, turns_needed
 from .program.values import check_collective
 from .program.wellformed import check_wellformed, witness
-from .tables import Sharded, check_table_bound, check_tables, sharded_tables
 from .training.fold_tree import check_folds
 from .training.layout import check_layout
 from .training.recompute import check_recompute, operands_of
@@ -47,7 +46,7 @@ MAX_EXPANDED_STEPS = 400_000  # executed steps up to which a folded program is c
 
 def check_program(
     program: Program, *, programs: Mapping[str, Program] | None = None, layout: TrainingLayout | None = None, work: PipelineWork | None = None,
-    fills: Sequence[FillWork] = (), placed: Placed | Sharded | None = None,
+    fills: Sequence[FillWork] = (), own: OwnJob | None = None,
 ) -> Verdict:  # fmt: skip
     """Form, deadlock, races and values of a program; with calls, each callee alone and then the whole inlined.
 
@@ -55,7 +54,7 @@ def check_program(
         programs: content hash -> program, for the callees (and possibly others, which are not looked at).
         layout: of a training program; without it gradients are not followed.
         work: of a pipeline's step; fills: of the steps of a cycle for which the program stands, the other work they do.
-        placed: tasks that it is to run, or tables whose lookups and exchanges it is to make.
+        own: the job of a plan whose kind has one of its own (tasks, tables, exchanges).
     """
     findings: list[Finding] = []
     notes: list[str] = []
@@ -80,9 +79,8 @@ def check_program(
         if not findings and work is not None:
             for fill in fills or (None,):
                 findings += guarded("values", lambda fill=fill: check_pipeline(flat, work, order[0], fill))  # type: ignore[misc]
-        elif not findings and placed is not None:
-            proved = check_tables if isinstance(placed, Sharded) else check_tasks
-            findings += guarded("values", lambda: proved(flat, placed, order[0]))  # type: ignore[operator]
+        elif not findings and own is not None:
+            findings += guarded("values", lambda: check_own_steps(flat, own, order[0]))
         elif not findings and flat.contracts:
             findings += guarded("values", lambda: check_collective(flat, order[0]))
         elif not findings and layout is not None:
@@ -220,14 +218,14 @@ def check_plan(plan: Plan, fabric: Fabric | None = None) -> Verdict:
     called = {name for p in plan.programs.values() for name in p.calls.names}
     work: list[PipelineWork] = []
     findings += guarded("values", lambda: _work(plan, work))
-    placed: list[Placed | Sharded] = []
-    findings += guarded("values", lambda: _placed(plan, target[0], placed))
+    own: list[OwnJob] = []
+    findings += guarded("values", lambda: own_job(plan, target[0], own))
     for name in sorted(set(plan.programs) - called):
         fills: list[FillWork] = []
         findings += guarded("values", lambda name=name, fills=fills: _fills(plan, name, fills))  # type: ignore[misc]
         verdict = check_program(
             plan.programs[name], programs=plan.programs, layout=plan.layout, work=work[0] if work else None, fills=fills,
-            placed=placed[0] if placed else None,
+            own=own[0] if own else None,
         )  # fmt: skip
         findings += verdict.findings
         notes += verdict.notes
@@ -236,7 +234,7 @@ def check_plan(plan: Plan, fabric: Fabric | None = None) -> Verdict:
     findings += guarded("plan", lambda: check_job(plan))
     findings += guarded("values", lambda: _recomputation(plan))
     findings += guarded("values", lambda: check_folds(plan))
-    findings += guarded("certificate", lambda: _bound(plan, target[0], placed))
+    findings += guarded("certificate", lambda: _bound(plan, target[0], own))
     findings += guarded("certificate", lambda: check_bound_is_of_job(plan))
     return Verdict(findings=tuple(findings), facts=facts, notes=tuple(notes))
 
@@ -249,18 +247,6 @@ def _work(plan: Plan, keep: list[PipelineWork]) -> list[Finding]:
         keep.append(pipeline_work(plan))
     except NoWork as error:
         return [Finding(check="values", message=str(error), witness={"field": "job.schedule"})]
-    return []
-
-
-def _placed(plan: Plan, fabric: Fabric, keep: list[Placed | Sharded]) -> list[Finding]:
-    """The tasks of a placement, or the tables; a plan that does not say is not proved."""
-    if plan.kind not in ("placement", "tables"):
-        return []
-    field = "job.tasks" if plan.kind == "placement" else "job.tables"
-    try:
-        keep.append(placed_tasks(plan, fabric) if plan.kind == "placement" else sharded_tables(plan, fabric))
-    except (KeyError, TypeError, ValueError, MeshwrightError) as error:
-        return [Finding(check="values", message=f"{field}, what is placed, lacks or mangles {error}", witness={"field": field})]
     return []
 
 
@@ -341,14 +327,11 @@ def _folded_on_fabric(plan: Plan, program: Program, fabric: Fabric, claimed: flo
     return guarded("links", links) + (guarded("memory", memory) if len(program.calls) else [])
 
 
-def _bound(plan: Plan, fabric: Fabric, placed: Sequence[Placed | Sharded]) -> list[Finding]:
+def _bound(plan: Plan, fabric: Fabric, own: Sequence[OwnJob]) -> list[Finding]:
     if plan.bound is None:
         return []
-    job = placed[0] if placed else None
-    if isinstance(job, Placed) and plan.bound.certificate.kind == "placement":
-        found = check_placement_bound(plan.bound, job, fabric)
-    elif isinstance(job, Sharded) and plan.bound.certificate.kind == "tables":
-        found = check_table_bound(plan.bound, job, fabric)
+    if own and plan.bound.certificate.kind == own[0].kind:
+        found = check_own_bound(plan.bound, own[0], plan, fabric)
     else:
         found = check_bound(plan.bound, fabric, layout=plan.layout)
     p = plan.prediction

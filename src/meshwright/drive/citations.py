@@ -11,6 +11,7 @@ from ..decide.pipeline import fill, offload
 from ..decide.place import STRATEGIES as PLACE
 from ..decide.strategies import cite_of
 from ..decide.tables import STRATEGIES as TABLES
+from ..decide.traffic.adaqp import STRATEGIES as HALO
 from ..interop.msccl import CITE as MSCCL_CITE
 from ..plan.plan import Plan
 from .training.decisions import cites_of
@@ -37,4 +38,6 @@ def _cite(key: str, strategy: str) -> Cite | None:
         return cite_of("place", PLACE, strategy)
     if key == "tables":
         return cite_of("tables", TABLES, strategy)
+    if key == "halo":
+        return cite_of("traffic.halo", HALO, strategy)
     return {"fill": fill.CITE, "offload": offload.CITE}.get(key)

@@ -21,7 +21,7 @@ __all__ = ["check_claims"]
 # Share of the simulated time by which a prediction may differ: sums of floats in another order.
 PREDICTION_TOLERANCE = 1e-6
 LISTS = {"collective": ("collective", "collective.sparse"), "pipeline": ("pipeline",), "layout": ("layout",), "place": ("place",),
-         "tables": ("tables",)}  # fmt: skip
+         "tables": ("tables",), "halo": ("traffic.halo",)}  # fmt: skip
 # What plans write that is on no list: schedules of other tools, the joint planner, the work in idle time, state divided over replicas.
 BESIDES = {"collective": ("msccl", Groups.name), "fill": ("pipefisher",), "sharding": tuple(f"zero-{level}" for level in range(4))}
 

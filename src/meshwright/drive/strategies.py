@@ -29,10 +29,11 @@ def decisions() -> dict[str, tuple[type[Listed], ...]]:
     """The tuple of every decision, by what follows `meshwright.` in the entry-point group."""
     from ..decide import collective, experts, layout, memory, pipeline, place, restart, tables, topology, traffic
     from ..decide.collective import sparse
+    from ..decide.traffic import adaqp
 
     return {
         "collective": collective.STRATEGIES, "collective.sparse": sparse.STRATEGIES, "layout": layout.STRATEGIES, "memory": memory.STRATEGIES,
-        "pipeline": pipeline.STRATEGIES, "traffic": traffic.STRATEGIES, "restart": restart.STRATEGIES,
+        "pipeline": pipeline.STRATEGIES, "traffic": traffic.STRATEGIES, "traffic.halo": adaqp.STRATEGIES, "restart": restart.STRATEGIES,
         "topology": topology.STRATEGIES, "experts": experts.STRATEGIES, "place": place.STRATEGIES,
         "tables": tables.STRATEGIES,
     }  # fmt: skip

@@ -37,6 +37,8 @@ class MaxBytes:
     LOOKUP_COSTS = 64 << 20  # nets for four devices take 0.3 MB
     TABLES = 64 << 20  # 20,000 tables with histograms take 8 MB
     TASKS = 64 << 20  # 100,000 tasks with 300,000 edges take 30 MB
+    NODE_GRAPH = 16 << 30  # columns of a graph to train on; ogbn-products has 0.5 GB
+    POINTS_CSV = 256 << 20
     TRANSFORMER_TOML = 64 << 10  # a dozen lines
     EXECUTION_TRACE = 128 << 20  # a node takes about 1 kB
     MODULE_TREE = 256 << 20

@@ -380,7 +380,7 @@ class CycleEntry(_Record, frozen=True, kw_only=True):
 class Plan:
     """`decisions` maps a decision ("layout", "collective:gradient", ...) to {strategy, options, why, cite}."""
 
-    kind: str  # "training" | "collective" | "pipeline" | "experts" | "placement" | "tables" | "imported"
+    kind: str  # "training" | "collective" | "pipeline" | "experts" | "placement" | "tables" | "halo" | "imported"
     job: Mapping[str, Any]
     target_fabric: Mapping[str, Any]  # the fabric's JSON document
     placement: tuple[str, ...]  # rank -> device name; then switch actor -> switch name

@@ -72,6 +72,8 @@ def _proved(bound: Bound, fabric: Fabric, layout: TrainingLayout | None) -> Frac
         raise _Open("it speaks of embedding tables, and is checked with the plan that holds them (check.tables)")
     if kind == "placement":
         raise _Open("it speaks of placed tasks, and is checked with the plan that holds them (check.placement)")
+    if kind == "halo":
+        raise _Open("it speaks of rows of a graph training, and is checked with the plan that holds them (check.halo)")
     if not bound.parts:
         raise _Wrong("a sum without parts")
     for part in bound.parts:

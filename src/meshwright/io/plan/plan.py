@@ -39,13 +39,13 @@ __all__ = [
     "write_plan", "write_program",
 ]  # fmt: skip
 
-KINDS = ("training", "collective", "pipeline", "experts", "placement", "tables", "imported")
+KINDS = ("training", "collective", "pipeline", "experts", "placement", "tables", "halo", "imported")
 
 
 class _Plan(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     schema: str = SCHEMA
     version: int = VERSION
-    kind: Literal["training", "collective", "pipeline", "experts", "placement", "tables", "imported"]
+    kind: Literal["training", "collective", "pipeline", "experts", "placement", "tables", "halo", "imported"]
     job: dict[str, Any]
     target_fabric: dict[str, Any]
     placement: tuple[str, ...]

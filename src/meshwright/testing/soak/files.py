@@ -32,6 +32,7 @@ READERS: Mapping[str, tuple[str, str, str, dict[str, Any]]] = {
     "MDS index": ("data.mds", "read_mds_index", "path", {}), "MDS shard": ("data.mds", "read_mds_offsets", "path", {"samples": 2}),
     "tables": ("model.tables", "read_tables", "path", {}),
     "lookup costs": ("costs.lookups", "read_lookup_costs", "path", {}),
+    "points": ("model.node_graphs", "read_points", "path", {}), "node graph": ("model.node_graphs", "read_node_graph", "path", {}),
     "transformer": ("model.transformer_toml", "read_transformer_toml", "path", {}), "cost": ("costs.table", "read_cost", "path", {}),
     "runtime": ("costs.profile_documents", "read_runtime", "path", {}), "profiled layout": ("costs.profile_documents", "read_layout", "path", {}),
     "measured runs": ("costs.profile_documents", "read_measured_runs", "path", {}),
@@ -204,7 +205,15 @@ def _lookup_costs() -> list[tuple[str, str, bytes]]:
 def _graphs() -> list[tuple[str, str, bytes]]:
     from ...io.model.graph import write_graph
 
-    tasks = [("tasks", "tasks.json", TASKS), ("tables", "tables.json", TABLES), ("tables", "statistics.json", STATISTICS), *_lookup_costs()]
+    linked = b'{"directed": true, "nodes": [{"id": "a"}, {"id": "b"}], "links": [{"source": "a", "target": "b"}]}'
+    rows = _written(lambda p: np.savez(p, indptr=np.array([0, 1, 2]), indices=np.array([1, 0]), y=np.array([0, 1])), "rows.npz")
+    nodes = [
+        ("points", "points.csv", b"0,0,1\n1,0.5,0\n0,2,1\n"), ("node graph", "edges.txt", b"# from to\n0 1\n2 1\n"),
+        ("node graph", "linked.json", linked), ("node graph", "rows.npz", rows),
+    ]  # fmt: skip
+    tasks = [
+        ("tasks", "tasks.json", TASKS), ("tables", "tables.json", TABLES), ("tables", "statistics.json", STATISTICS), *_lookup_costs(), *nodes,
+    ]  # fmt: skip
     try:
         from ..nets import captured
     except ImportError:  # without torch

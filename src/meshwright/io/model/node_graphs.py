@@ -1,0 +1,223 @@
+"""Graphs to train on, in files: npz columns (ours, scipy's), OGB's folders, node-link JSON (networkx), lists of edges; and points in CSV.
+
+| what | read as |
+|---|---|
+| `.npz` | `indptr`, `indices`; maybe `features` or `x`, `labels` or `y`, `train` or `train_mask`; scipy.sparse.save_npz of CSR or CSC |
+| a folder | OGB's node property layout: `raw/edge.csv.gz`, `raw/num-node-list.csv.gz`, `node-feat`, `node-label`, `split/*/train` where there are |
+| `.json`, `.json.gz` | networkx.node_link_data |
+| anything else | lines `source target`, whole numbers, `#` begins a comment (SNAP) |
+
+Nothing is unpickled. Sizes are read from headers first, so a file that would not fit is refused before memory is taken.
+"""
+
+from __future__ import annotations
+
+import io
+import os
+import zipfile
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+from numpy.lib import format as npy
+from numpy.typing import NDArray
+
+from ...errors import FormatError, Infeasible, MeshwrightError, UsageError
+from ...graph.nodes import NodeGraph, graph_of_edges
+from ..limits import MaxBytes
+from ..strict_json import decode, read_document, refuse_ambiguous
+
+__all__ = ["NodeFile", "available_bytes", "read_node_graph", "read_points"]
+
+COPIES = 4  # times that a graph's columns are held while it is read, sorted and divided
+
+
+@dataclass(frozen=True, eq=False)
+class NodeFile:
+    """A graph, and what else the file has of its nodes."""
+
+    graph: NodeGraph
+    features: NDArray[np.float32] | None = None
+    labels: NDArray[np.int64] | None = None
+    train: NDArray[np.bool_] | None = None
+
+
+def available_bytes() -> int:
+    """Of memory, now."""
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_AVPHYS_PAGES")
+
+
+def require_room(size_bytes: int, where: str) -> None:
+    """Raises: Infeasible for columns that memory does not hold `COPIES` times."""
+    free = available_bytes()
+    if size_bytes * COPIES > free:
+        raise Infeasible(
+            f"its columns take {size_bytes} bytes, {COPIES} times that while it is divided; {free} are free", where=where,
+            hint="use a machine with more memory, or a part of the graph", data={"needed_bytes": size_bytes * COPIES, "available_bytes": free},
+        )  # fmt: skip
+
+
+def read_node_graph(path: str | os.PathLike[str], *, directed: bool = True) -> NodeFile:
+    """The graph in a file or folder, told by its name. `directed`: False adds the other direction of every edge.
+
+    Raises: UsageError (no such file), FormatError, Infeasible (larger than memory).
+    """
+    where = Path(path).name or str(path)
+    try:
+        if Path(path).is_dir():
+            found = _ogb(Path(path), where)
+        elif where.endswith(".npz"):
+            found = _npz(Path(path), where)
+        elif where.endswith((".json", ".json.gz")):
+            found = _node_link(Path(path), where)
+        else:
+            found = NodeFile(_edge_lines(Path(path), where))
+    except UsageError as error:
+        if error.message.startswith("cannot read"):
+            raise
+        raise FormatError(error.message, where=f"{where}: {error.where}", hint=error.hint) from None
+    return found if directed else NodeFile(found.graph.symmetric, found.features, found.labels, found.train)
+
+
+# ---- npz -----------------------------------------------------------------------------------------------------------
+def _npz(path: Path, where: str) -> NodeFile:
+    try:
+        with path.open("rb") as file:
+            if os.fstat(file.fileno()).st_size > MaxBytes.NODE_GRAPH:
+                raise FormatError(f"larger than {MaxBytes.NODE_GRAPH} bytes", where=where)
+            with zipfile.ZipFile(file) as archive:
+                columns = _columns(archive, where)
+    except OSError as error:
+        raise UsageError(f"cannot read: {error.strerror}", where=str(path), hint="check the path") from error
+    except (zipfile.BadZipFile, ValueError, EOFError, NotImplementedError, KeyError, SyntaxError, RuntimeError, OverflowError) as error:
+        raise FormatError(f"no npz of plain arrays: {str(error)[:160]}", where=where, hint="write it with numpy.savez, without objects") from None
+    if "indptr" not in columns or "indices" not in columns:
+        raise FormatError(f"has {', '.join(sorted(columns)) or 'nothing'}, needs indptr and indices", where=where, hint="give compressed rows")
+    indptr, indices = (_whole(columns[name], f"{where}: {name}") for name in ("indptr", "indices"))
+    graph = NodeGraph(indptr, indices, where)
+    if columns.get("format", np.array(b"csr")).item() in ("csc", b"csc"):
+        graph = graph_of_edges(graph.rows, graph.indices, graph.nodes, name=where)
+    features = columns.get("features", columns.get("x"))
+    labels, train = columns.get("labels", columns.get("y")), columns.get("train", columns.get("train_mask"))
+    return NodeFile(
+        graph, None if features is None else _floats(features, f"{where}: features"), None if labels is None else _whole(labels, f"{where}: labels"),
+        None if train is None else np.asarray(train).astype(bool).reshape(-1),
+    )  # fmt: skip
+
+
+def _columns(archive: zipfile.ZipFile, where: str) -> dict[str, NDArray[Any]]:
+    found, wanted = {}, {"indptr", "indices", "format", "features", "x", "labels", "y", "train", "train_mask"}
+    for entry in archive.infolist():
+        name = entry.filename.removesuffix(".npy")
+        if name not in wanted:
+            continue
+        with archive.open(entry) as file:
+            version = npy.read_magic(file)
+            shape, _, kind = npy.read_array_header_1_0(file) if version == (1, 0) else npy.read_array_header_2_0(file)
+            size = int(np.prod(shape, dtype=object)) * kind.itemsize if shape else kind.itemsize
+            if kind.hasobject or size > MaxBytes.NODE_GRAPH or size > entry.file_size:
+                raise FormatError(f"{size} bytes of {kind}", where=f"{where}: {name}", hint="plain numbers, as many as the header says")
+            require_room(size, f"{where}: {name}")
+        with archive.open(entry) as file:
+            found[name] = npy.read_array(file, allow_pickle=False)
+    return found
+
+
+def _whole(column: NDArray[Any], where: str) -> NDArray[np.int64]:
+    if column.dtype.kind not in "iub" and not (column.dtype.kind == "f" and (np.nan_to_num(column, nan=-1) % 1 == 0).all()):
+        raise FormatError(f"{column.dtype}, must be whole numbers", where=where)
+    if column.dtype.kind == "f":  # OGB and PyTorch Geometric mark what has no label by NaN
+        column = np.nan_to_num(column, nan=-1)
+    return np.ascontiguousarray(column.reshape(-1).astype(np.int64))
+
+
+def _floats(column: NDArray[Any], where: str) -> NDArray[np.float32]:
+    if column.ndim != 2 or column.dtype.kind not in "iufb":
+        raise FormatError(f"{column.dtype} of shape {column.shape}, must be one row of numbers for each node", where=where)
+    return np.ascontiguousarray(column.astype(np.float32))
+
+
+# ---- text ----------------------------------------------------------------------------------------------------------
+def _table(data: bytes, where: str, *, separator: str | None, kind: type[Any] = np.int64) -> NDArray[Any]:
+    """[lines, columns]. Raises: FormatError."""
+    if not data.strip():
+        return np.empty((0, 0), kind)
+    require_room(len(data) * 4, where)
+    try:
+        return np.loadtxt(io.BytesIO(data), dtype=kind, delimiter=separator, comments="#", ndmin=2, encoding="utf-8")
+    except (ValueError, OverflowError, UnicodeDecodeError) as error:
+        raise FormatError(f"not a table of numbers: {str(error)[:160]}", where=where) from None
+
+
+def _edge_lines(path: Path, where: str) -> NodeGraph:
+    ends = _table(read_document(path, limit=MaxBytes.NODE_GRAPH), where, separator=None)
+    if not len(ends) or ends.shape[1] < 2:
+        raise FormatError("no line holds two nodes", where=where, hint="source target, one edge a line")
+    return _of_ends(ends[:, 0], ends[:, 1], int(ends[:, :2].max()) + 1, where)
+
+
+def _of_ends(src: NDArray[Any], dst: NDArray[Any], nodes: int, where: str) -> NodeGraph:
+    if nodes > MaxBytes.NODE_GRAPH // 8:
+        raise FormatError(f"{nodes} nodes", where=where, hint="number nodes from 0 without gaps")
+    require_room(8 * (nodes + len(src)), where)
+    return graph_of_edges(src, dst, nodes, name=where)
+
+
+def read_points(path: str | os.PathLike[str]) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
+    """(points, labels) of a CSV without a header whose last column is the class, as scikit-learn ships its digits. Raises: UsageError,
+    FormatError."""
+    where = Path(path).name or str(path)
+    rows = _table(read_document(path, limit=MaxBytes.POINTS_CSV), where, separator=",", kind=np.float64)
+    if not len(rows) or rows.shape[1] < 2 or not np.isfinite(rows).all() or np.abs(rows).max() > 1e30:
+        raise FormatError("needs lines of at least one finite number and a class", where=where)
+    return rows[:, :-1].astype(np.float32), _whole(rows[:, -1], f"{where}: last column")
+
+
+# ---- OGB -----------------------------------------------------------------------------------------------------------
+def _ogb(folder: Path, where: str) -> NodeFile:
+    def table(name: str, kind: type[Any] = np.int64) -> NDArray[Any] | None:
+        for end in (".csv.gz", ".csv"):
+            if (path := folder / f"{name}{end}").exists():
+                return _table(read_document(path, limit=MaxBytes.NODE_GRAPH), f"{where}/{name}{end}", separator=",", kind=kind)
+        return None
+
+    edges, count = table("raw/edge"), table("raw/num-node-list")
+    if edges is None or count is None or count.shape != (1, 1) or (len(edges) and edges.shape[1] != 2):
+        need = "needs raw/edge.csv.gz with two columns and raw/num-node-list.csv.gz of one graph"
+        raise FormatError(need, where=where, hint="OGB's node property layout")
+    nodes = int(count[0, 0])
+    ends = edges if len(edges) else np.empty((0, 2), np.int64)
+    graph = _of_ends(ends[:, 0], ends[:, 1], nodes, where)
+    features, labels, train = table("raw/node-feat", np.float32), table("raw/node-label", np.float64), None
+    for split in sorted(folder.glob("split/*/train.csv*")):
+        chosen = _table(read_document(split, limit=MaxBytes.NODE_GRAPH), f"{where}/{split.name}", separator=",").reshape(-1)
+        if len(chosen) and not 0 <= int(chosen.min()) <= int(chosen.max()) < nodes:
+            raise FormatError(f"names a node that is none of {nodes}", where=f"{where}/{split.name}")
+        train = np.zeros(nodes, bool)
+        train[chosen] = True
+        break
+    return NodeFile(graph, features, None if labels is None else _whole(labels[:, 0], f"{where}/node-label"), train)
+
+
+# ---- networkx ------------------------------------------------------------------------------------------------------
+def _node_link(path: Path, where: str) -> NodeFile:
+    data = read_document(path, limit=MaxBytes.DOCUMENT)
+    document = decode(data, msgspec.json.Decoder(dict[str, Any]), where)
+    refuse_ambiguous(data, where)
+    try:
+        number = {node["id"]: i for i, node in enumerate(document["nodes"])}
+        edges = document.get("links", document.get("edges"))
+        ends = np.array([(number[e["source"]], number[e["target"]]) for e in edges], np.int64).reshape(-1, 2)
+        directed = bool(document.get("directed", False))
+    except (KeyError, TypeError, AttributeError, ValueError) as error:
+        raise FormatError(f"lacks or mangles {str(error)[:80]}", where=where, hint="write it with networkx.node_link_data") from None
+    if not number:
+        raise FormatError("has no nodes", where=where)
+    if not directed:
+        ends = np.concatenate([ends, ends[ends[:, 0] != ends[:, 1]][:, ::-1]])
+    try:
+        return NodeFile(_of_ends(ends[:, 0], ends[:, 1], len(number), where))
+    except MeshwrightError as error:
+        raise FormatError(error.message, where=where, hint=error.hint) from None
