@@ -42,9 +42,16 @@ class Certificate(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
         one more group unless that ends at or above the bound; checked with the plan that holds it (`check.traffic`)
     placement: `{"form": "path"}`: the longest path of tasks, each on its best device, messages over the cheapest links; or `{"form": "load",
         "weights": {device: share}}`: the sum over tasks of their least weighted seconds; both of the plan's own tasks (`check.placement`)
+    prices: `{"kinds": [[gpus, cores, memory_bytes, type], …], "gpu", "core", "gb": [per kind], "floors": [[profile, types, kind, price], …]}`: an upper
+        bound on the speed of jobs that share a cluster, by linear duality (`check.cluster`)
+    fillings: `{"jobs": [[profile, gpus, types, price], …]}`: an upper bound on the same, by prices of jobs and the best filling of a server at these
+        prices (`check.cluster`)
     """
 
-    kind: Literal["cut", "delay", "partition", "metric", "packing", "latency", "roofline", "memory", "pipeline", "fill", "fusion", "placement", "sum"]
+    kind: Literal[
+        "cut", "delay", "partition", "metric", "packing", "latency", "roofline", "memory", "pipeline", "fill", "fusion", "placement", "prices", "fillings",
+        "sum",
+    ]
     data: dict[str, Any]
 
 
@@ -53,7 +60,7 @@ class Bound(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tru
 
     quantity: str  # what is bounded, e.g. "step time", "all-reduce time"
     value: str  # exact rational, "3/100"
-    unit: Literal["s", "bytes", "s/byte"]
+    unit: Literal["s", "bytes", "s/byte", "GPUs"]
     certificate: Certificate
     parts: tuple[Bound, ...] = ()  # for kind "sum" and for max over several bounds
     _repr_html_ = repr_html
