@@ -15,7 +15,7 @@ from ..errors import UsageError
 from .queue import Queue, QueuedJob
 from .sensitivity import Sensitivity
 
-__all__ = ["CLASSES", "published_profiles", "reprofiled", "synthetic"]
+__all__ = ["CLASSES", "UNPROFILED", "published_profiles", "reprofiled", "synthetic"]
 
 CORES = (1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 9.0, 12.0, 24.0)
 MEMORY_BYTES = (20_830_000_000, 62_500_000_000, 125_000_000_000, 187_500_000_000, 250_000_000_000)
@@ -28,6 +28,8 @@ SPEECH = {"m5": (0.3, 0.66, 1, 1.2, 1.4, 2.5, 2.5, 2.5, 2.5), "deepspeech": (0.3
 CAPS = {"alexnet": (2.0,), "shufflenet": (2.0,), "m5": (1.5, 2.0)}  # of the speed at 62.5 GB, 125 GB; none: the whole of it
 STARVED = 0.1  # of image and speech models at 20.83 GB
 CLASSES: Mapping[str, tuple[str, ...]] = {"image": tuple(IMAGE), "language": ("gnmt", "transformer", "lstm"), "speech": tuple(SPEECH)}
+# Of jobs of which a trace says nothing but GPUs and times: any core and any memory will do.
+UNPROFILED = Sensitivity(name="unprofiled", cores=(1.0,), memory_bytes=(1,), speed=((1.0,),))
 SIZES = ((1, 0.7), (2, 0.1), (4, 0.15), (8, 0.05))
 
 

@@ -27,13 +27,14 @@ class Row:
 
 def decisions() -> dict[str, tuple[type[Listed], ...]]:
     """The tuple of every decision, by what follows `meshwright.` in the entry-point group."""
-    from ..decide import collective, experts, layout, memory, pipeline, place, restart, topology, traffic
+    from ..decide import cluster, collective, experts, layout, memory, pipeline, place, restart, topology, traffic
     from ..decide.collective import sparse
 
     return {
         "collective": collective.STRATEGIES, "collective.sparse": sparse.STRATEGIES, "layout": layout.STRATEGIES, "memory": memory.STRATEGIES,
         "pipeline": pipeline.STRATEGIES, "traffic": traffic.STRATEGIES, "restart": restart.STRATEGIES,
         "topology": topology.STRATEGIES, "experts": experts.STRATEGIES, "place": place.STRATEGIES,
+        "cluster": cluster.STRATEGIES,
     }  # fmt: skip
 
 

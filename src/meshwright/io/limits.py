@@ -35,6 +35,9 @@ class MaxBytes:
     BUFFERS_CSV = 64 << 20
     KFAC_CSV = 1 << 20  # the published ones have a kilobyte
     TASKS = 64 << 20  # 100,000 tasks with 300,000 edges take 30 MB
+    QUEUE = 256 << 20  # a million jobs take 150 MB
+    CLUSTER_TRACE = 256 << 20  # the published job log of Philly, 117,325 jobs, is the largest
+    ALLOCATION = 64 << 20
     TRANSFORMER_TOML = 64 << 10  # a dozen lines
     EXECUTION_TRACE = 128 << 20  # a node takes about 1 kB
     MODULE_TREE = 256 << 20

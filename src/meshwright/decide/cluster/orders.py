@@ -98,7 +98,7 @@ class Drf(OrderStrategy):
 
     def plan(self, waiting: Waiting) -> NDArray[np.float64]:
         ran_s = waiting.attained_s / np.maximum(waiting.queue.gpus[waiting.jobs], 1)
-        return ran_s * _demands(waiting).max(1)
+        return np.asarray(ran_s * _demands(waiting).max(1))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -111,4 +111,4 @@ class Tetris(OrderStrategy):
     def plan(self, waiting: Waiting) -> NDArray[np.float64]:
         fits = _demands(waiting).sum(1)
         work = waiting.left_s * fits
-        return -fits + work * (fits.mean() / max(float(work.mean()), 1e-300))
+        return np.asarray(-fits + work * (fits.mean() / max(float(work.mean()), 1e-300)))

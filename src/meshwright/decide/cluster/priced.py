@@ -37,7 +37,7 @@ class Priced(AllocationStrategy):
     name: ClassVar[str] = "priced"
     cite: ClassVar[Cite] = CITE
 
-    evaluations: int = 40
+    evaluations: int = 20
     stay: bool = True
 
     def plan(self, problem: AllocationProblem, *, rng: np.random.Generator) -> Divided:
@@ -137,9 +137,9 @@ class _Swaps:
         while not quiet and looked < budget:
             quiet = True
             order = sorted(range(len(self.there)), key=lambda s: -self.worth[s].core)
-            for a in order:
-                for b in reversed(order):
-                    if looked >= budget or self.worth[a].core <= self.worth[b].core + GAIN:
+            for n, a in enumerate(order):
+                for b in reversed(order[n + 1 :]):
+                    if looked >= budget:
                         break
                     tried, better = self._pair(a, b)
                     looked += tried
@@ -148,7 +148,7 @@ class _Swaps:
         return looked
 
     def _pair(self, a: int, b: int) -> tuple[int, bool]:
-        """Server a could use more cores than b: the best of the promising exchanges of equally many GPUs; how many were tried, and whether one was
+        """Server a has more use of cores than b: the best of the promising exchanges of equally many GPUs; how many were tried, and whether one was
         made."""
         best: tuple[float, Any] = (GAIN, None)
         tried = 0
