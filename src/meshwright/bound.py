@@ -42,14 +42,15 @@ class Certificate(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
         one more group unless that ends at or above the bound; checked with the plan that holds it (`check.traffic`)
     placement: `{"form": "path"}`: the longest path of tasks, each on its best device, messages over the cheapest links; or `{"form": "load",
         "weights": {device: share}}`: the sum over tasks of their least weighted seconds; both of the plan's own tasks (`check.placement`)
-    prices: `{"kinds": [[gpus, cores, memory_bytes, type], …], "gpu", "core", "gb": [per kind], "floors": [[profile, types, kind, price], …]}`: an upper
-        bound on the speed of jobs that share a cluster, by linear duality (`check.cluster`)
+    prices: `{"kinds": [[gpus, cores, memory_bytes, type], …], "gpu", "core", "gb": [per kind], "floors": [[profile, types, kind, price], …]}`:
+        an upper bound on the speed of jobs that share a cluster, by linear duality (`check.cluster`)
     fillings: `{"jobs": [[profile, gpus, types, price], …]}`: an upper bound on the same, by prices of jobs and the best filling of a server at these
         prices (`check.cluster`)
     """
 
     kind: Literal[
-        "cut", "delay", "partition", "metric", "packing", "latency", "roofline", "memory", "pipeline", "fill", "fusion", "placement", "prices", "fillings",
+        "cut", "delay", "partition", "metric", "packing", "latency", "roofline", "memory", "pipeline", "fill", "fusion", "placement", "prices",
+        "fillings",
         "sum",
     ]
     data: dict[str, Any]

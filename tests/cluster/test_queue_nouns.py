@@ -25,7 +25,8 @@ def test_speed_is_linear_between_points():
 
 @pytest.mark.parametrize(("change", "says"), [
     ({"cores": (1, 2)}, "matrix of that shape"), ({"cores": (2, 1, 4)}, "grow"), ({"memory_bytes": (0, 30)}, "above 0"),
-    ({"speed": ((0.5, 0.6), (0.4, 1.0), (0.9, 2.0))}, "falls as cores grow"), ({"speed": ((0.5, 0.4), (0.8, 1.0), (0.9, 2.0))}, "falls as memory_bytes"),
+    ({"speed": ((0.5, 0.6), (0.4, 1.0), (0.9, 2.0))}, "falls as cores grow"), ({"speed": ((0.5, 0.4), (0.8, 1.0), (0.9, 2.0))},
+        "falls as memory_bytes"),
     ({"speed": ((0.5, 0.6), (0.8, 1.0), (0.9, float("inf")))}, "finite"), ({"types": {"x": 0.0}}, "factor"),
 ])  # fmt: skip
 def test_profiles_that_are_refused(change, says):

@@ -1,7 +1,7 @@
 """Allocations: does everybody have what is said, once, within every server; does everybody keep the floor; and does the bound hold?
 
-Speeds are read off the profiles here again, linear between points and 0 below the first. A gang is as fast as its slowest part. The floor of a part with
-n of a server's GPUs is its speed with n shares of the server's cores and memory, rounded down to whole cores. Shares nothing
+Speeds are read off the profiles here again, linear between points and 0 below the first. A gang is as fast as its slowest part. The floor of a
+part with n of a server's GPUs is its speed with n shares of the server's cores and memory, rounded down to whole cores. Shares nothing
 with the planner but the types of job, server and allocation.
 """
 

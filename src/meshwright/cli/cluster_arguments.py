@@ -13,7 +13,8 @@ __all__ = ["hours", "problem_arguments", "queue_of", "row_of", "run_arguments", 
 
 
 def problem_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("queue", help="meshwright.queue .json, Philly's .json, Gavel's .tsv or .trace, Alibaba's .csv, or synthetic:jobs=300,per_hour=20,seed=1")
+    parser.add_argument("queue",
+        help="meshwright.queue .json, Philly's .json, Gavel's .tsv or .trace, Alibaba's .csv, or synthetic:jobs=300,per_hour=20,seed=1")
     parser.add_argument("--fabric", required=True, help="FILE.toml or PRESET:n; its groups with GPUs are the servers, e.g. dgx1-v100:16")
     parser.add_argument("--cores", type=int, required=True, help="cores of one server")
     parser.add_argument("--memory", required=True, help="memory of one server, e.g. 500GB")
@@ -29,7 +30,8 @@ def run_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--age", type=int, default=144, help="rounds that a gang may be passed over before it goes first, 0: for ever (default 144)")
     parser.add_argument("--failures", default="", help="mean time between failures of one server, e.g. 720h")
     parser.add_argument("--repair", default="1h", help="how long a failed server is away (default 1h)")
-    parser.add_argument("--checkpoint", default="0s", help="time between checkpoints, beyond which work is not lost when a server fails (default: all is)")
+    parser.add_argument("--checkpoint", default="0s",
+        help="time between checkpoints: work since the last one is lost when a server fails (default: all)")
 
 
 def queue_of(args: argparse.Namespace) -> Queue:
@@ -78,7 +80,8 @@ def run_options(args: argparse.Namespace, queue: Queue, servers: Servers) -> dic
     if args.failures:
         every_s, repair_s = parse_time_s(args.failures), parse_time_s(args.repair)
         if every_s < 60 or repair_s <= 0:
-            raise UsageError(f"failures every {args.failures}, repaired in {args.repair}", where="--failures", hint="at least 60s, and a repair above 0s")
+            raise UsageError(f"failures every {args.failures}, repaired in {args.repair}", where="--failures",
+                hint="at least 60s, and a repair above 0s")
         until_s = float(queue.arrival_s.max(initial=0.0) + 10 * queue.duration_s.max(initial=0.0))
         failures = random_failures(servers, every_s=every_s, repair_s=repair_s, until_s=until_s, seed=args.seed)
     costs = Costs(move_s=parse_time_s(args.move), checkpoint_s=parse_time_s(args.checkpoint))

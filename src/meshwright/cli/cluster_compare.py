@@ -27,5 +27,6 @@ def run(args: argparse.Namespace) -> Result:
     options = run_options(args, queue, servers)
     rows = [row_of(simulate_queue(servers, queue, first(), strategy(), **options)) for first in orders for strategy in allocations]
     lines = [f"{queue.name}: {rows[0]['jobs']} jobs counted, on {servers.total_gpus} GPUs of {servers.fabric}", "", *table(rows)]
-    document = {"schema": "meshwright.cluster-runs", "version": 1, "queue": queue.name, "fabric": servers.fabric, "gpus": servers.total_gpus, "rows": rows}
+    document = {"schema": "meshwright.cluster-runs", "version": 1, "queue": queue.name, "fabric": servers.fabric, "gpus": servers.total_gpus,
+        "rows": rows}
     return Result(document, "\n".join(lines))

@@ -17,7 +17,8 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     problem_arguments(parser)
     parser.add_argument("--order", default="fifo", help="who goes first: fifo (default), srtf, las, ftf, drf or tetris")
     parser.add_argument("--allocation", default="priced", help="who gets what: priced (default), proportional, greedy, tune or opt")
-    parser.add_argument("--bound", choices=("prices", "fillings"), default="prices", help="fillings: also the tighter bound of whole servers, seconds")
+    parser.add_argument("--bound", choices=("prices", "fillings"), default="prices",
+        help="fillings: also the tighter bound of whole servers, seconds")
     parser.add_argument("--out", "-o", type=Path, help="also write the allocation to this file (.json or .json.gz)")
 
 
@@ -42,7 +43,8 @@ def run(args: argparse.Namespace) -> Result:
     ]  # fmt: skip
     for server in servers.servers[:MAX_SHOWN]:
         here = [g for g in found.given if g.server == server.name]
-        lines.append(f"{server.name}: " + (", ".join(f"{g.job} {len(g.gpus)} GPUs {g.cores} cores {g.memory_bytes / 1e9:.0f} GB" for g in here) or "nothing"))
+        told = [f"{g.job} {len(g.gpus)} GPUs {g.cores} cores {g.memory_bytes / 1e9:.0f} GB" for g in here]
+        lines.append(f"{server.name}: {', '.join(told) or 'nothing'}")
     if len(servers) > MAX_SHOWN:
         lines.append(f"and {len(servers) - MAX_SHOWN} servers more")
     document = {**allocation_document(found), "ratio": found.speed / limit if limit else 1.0, "gpus": wanted, "notes": dict(divided.notes)}

@@ -35,7 +35,8 @@ def run(args: argparse.Namespace) -> Result:
     found = simulate_queue(servers, queue, first(), strategy(), **run_options(args, queue, servers))
     row = row_of(found)
     lines = [
-        f"{queue.name}: {row['jobs']} jobs counted, on {servers.total_gpus} GPUs of {servers.fabric}, {row['rounds']} rounds, {row['planned']} planned",
+        f"{queue.name}: {row['jobs']} jobs counted, on {servers.total_gpus} GPUs of {servers.fabric}, {row['rounds']} rounds, "
+        f"{row['planned']} planned",
         "", *table([row]),
     ]  # fmt: skip
     document = {"schema": "meshwright.cluster-run", "version": 1, "queue": queue.name, "fabric": servers.fabric, "gpus": servers.total_gpus, **row}

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from functools import cached_property
+from itertools import pairwise
 from typing import Any
 
 import msgspec
@@ -37,10 +38,11 @@ class Sensitivity(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
         rows, columns = len(self.cores), len(self.memory_bytes)
         if not rows or not columns or rows * columns > MAX_POINTS or len(self.speed) != rows or any(len(row) != columns for row in self.speed):
             raise UsageError(
-                f"{rows} cores and {columns} memory sizes need a matrix of that shape", where=where, hint="speed[i][k] is at cores[i], memory_bytes[k]",
+                f"{rows} cores and {columns} memory sizes need a matrix of that shape", where=where,
+                hint="speed[i][k] is at cores[i], memory_bytes[k]",
             )  # fmt: skip
         for what, axis in (("cores", self.cores), ("memory_bytes", self.memory_bytes)):
-            if not all(math.isfinite(x) and x > 0 for x in axis) or any(a >= b for a, b in zip(axis, axis[1:], strict=False)):
+            if not all(math.isfinite(x) and x > 0 for x in axis) or any(a >= b for a, b in pairwise(axis)):
                 raise UsageError("must be above 0 and grow", where=f"{where}: {what}")
         matrix = np.array(self.speed)
         if not (np.isfinite(matrix).all() and (matrix >= 0).all()):

@@ -42,8 +42,8 @@ def speeds(servers: Servers, queue: Queue, read: Callable[..., float]) -> Callab
 
 @dataclass(kw_only=True)
 class Rounds:
-    """The policy of rounds. `age_rounds`: so often a job may be passed over for lack of GPUs before it goes first; 0: for ever. After a run, `waited`:
-    sum over rounds of jobs that waited while one behind them ran; `rounds`; `planned`: rounds whose allocation was made anew."""
+    """The policy of rounds. `age_rounds`: so often a job may be passed over for lack of GPUs before it goes first; 0: for ever. After a run,
+    `waited`: sum over rounds of jobs that waited while one behind them ran; `rounds`; `planned`: rounds whose allocation was made anew."""
 
     servers: Servers
     queue: Queue
@@ -137,7 +137,8 @@ class Simulated:
 
 @stage("cluster")
 def simulate_queue(
-    servers: Servers, queue: Queue, order: OrderStrategy, allocation: AllocationStrategy, *, costs: Costs | None = None, failures: Sequence[Failure] = (),
+    servers: Servers, queue: Queue, order: OrderStrategy, allocation: AllocationStrategy, *, costs: Costs | None = None,
+    failures: Sequence[Failure] = (),
     count: tuple[int, int] | None = None, round_s: float = ROUND_S, age_rounds: int = MAX_AGE_ROUNDS, seed: int = 0, record: bool = False,
 ) -> Simulated:  # fmt: skip
     """`count`: first and last job (exclusive) that is measured, in the order of the queue; default: all. The run ends when they are done.
@@ -185,7 +186,8 @@ def plan_allocation(
     contention = max(1.0, float(queue.gpus.sum()) / servers.total_gpus)
     now_s = float(queue.arrival_s.max(initial=0.0))
     waiting = Waiting(
-        servers=servers, queue=queue, book=book, now_s=now_s, jobs=jobs, left_s=queue.duration_s, attained_s=np.zeros(len(jobs)), contention=contention
+        servers=servers, queue=queue, book=book, now_s=now_s, jobs=jobs, left_s=queue.duration_s, attained_s=np.zeros(len(jobs)),
+        contention=contention
     )
     ranked = ranking(order, waiting)
     problem = AllocationProblem(
@@ -210,7 +212,9 @@ def plan_allocation(
 
 
 def _given(servers: Servers, queue: Queue, job: int, parts: Parts) -> list[Given]:
-    return [
-        Given(job=queue.jobs[job].name, server=host.name, gpus=tuple(host.gpus[g] for g in p.gpus), cores=p.cores, memory_bytes=host.kind.bytes_of(p.steps))
-        for p in parts for host in (servers.servers[p.server],)
-    ]  # fmt: skip
+    found = []
+    for p in parts:
+        host = servers.servers[p.server]
+        gpus, memory_bytes = tuple(host.gpus[g] for g in p.gpus), host.kind.bytes_of(p.steps)
+        found.append(Given(job=queue.jobs[job].name, server=host.name, gpus=gpus, cores=p.cores, memory_bytes=memory_bytes))
+    return found

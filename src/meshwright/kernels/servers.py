@@ -17,7 +17,8 @@ __all__ = ["divide"]
 def divide(classes, count, first, cores, steps, gain, best, choice, picked):  # type: ignore[no-untyped-def]
     """The most that the first `count` entries of `classes` gain together, -inf if they do not fit; `picked[i]`: number of the option of each.
 
-    `first[k] .. first[k + 1]`: options of class k in `cores`, `steps`, `gain`. Scratch: `best` [C + 1, U + 1], `choice` [count or more, C + 1, U + 1].
+    `first[k] .. first[k + 1]`: options of class k in `cores`, `steps`, `gain`. Scratch: `best` [C + 1, U + 1], `choice` [count or more, C + 1, U
+    + 1].
     """
     most_c, most_u = best.shape[0] - 1, best.shape[1] - 1
     for c in range(most_c + 1):

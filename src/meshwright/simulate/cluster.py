@@ -1,8 +1,8 @@
 """Clusters in virtual time: jobs arrive, get parts of servers, are resized, moved, preempted and done; servers fail and come back.
 
-One engine for queues and for placements. A policy is asked at the moments that it names (rounds, arrivals, ends, failures) and answers what changes: a
-job's parts, or () to take them away. Between moments a job's work goes down at its speed. Who is moved or started again stands still for `move_s`
-first; who only gets other cores or memory on the same GPUs does not. A server that fails throws its jobs back to their last checkpoint.
+One engine for queues and for placements. A policy is asked at the moments that it names (rounds, arrivals, ends, failures) and answers what
+changes: a job's parts, or () to take them away. Between moments a job's work goes down at its speed. Who is moved or started again stands still
+for `move_s` first; who only gets other cores or memory on the same GPUs does not. A server that fails throws its jobs back to their last checkpoint.
 
 Invariant: no GPU is held twice and no server gives more cores or memory than it has, or UsageError names it.
 Cost: O(log jobs) per event, and what the policy takes.
@@ -27,6 +27,7 @@ from ..timeline import Spans, Timeline
 __all__ = ["ClusterRun", "Costs", "Failure", "Measures", "Moment", "Policy", "State", "measures", "simulate_cluster"]
 
 Why = Literal["end", "arrival", "failure", "repair", "round"]
+SpeedOf = Callable[[int, Parts], float]
 NEVER_S = float("inf")
 DONE_S = 1e-9  # work left below which a job is done: sums of floats
 
@@ -50,8 +51,8 @@ class Moment(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class Costs:
-    """`move_s`: a job that starts again or on other GPUs saves and loads its state so long. `checkpoint_s`: time between checkpoints, beyond which work
-    is not lost when a server fails; 0: all work since it was started is lost."""
+    """`move_s`: a job that starts again or on other GPUs saves and loads its state so long. `checkpoint_s`: time between checkpoints, beyond
+    which work is not lost when a server fails; 0: all work since it was started is lost."""
 
     move_s: float = 0.0
     checkpoint_s: float = 0.0
@@ -128,17 +129,18 @@ class ClusterRun:
         )  # fmt: skip
         counters = {name: (self.at_s, getattr(self, name)) for name in ("gpus", "cores", "steps", "wanted")}
         return Timeline(
-            origin="simulated", run_fabric=self.servers.fabric, spans=spans, makespan_s=float(self.at_s[-1]) if len(self.at_s) else 0.0, counters=counters
+            origin="simulated", run_fabric=self.servers.fabric, spans=spans, makespan_s=float(self.at_s[-1]) if len(self.at_s) else 0.0,
+            counters=counters
         )
 
 
 class _Engine:
-    def __init__(self, servers: Servers, queue: Queue, policy: Policy, speed: Callable[[int, Parts], float], costs: Costs, floor: Callable[[int, Parts], float],
-                 record: bool) -> None:  # fmt: skip
+    def __init__(self, servers: Servers, queue: Queue, policy: Policy, speed: SpeedOf, costs: Costs, floor: SpeedOf, record: bool) -> None:
         n = len(queue.jobs)
         self.policy, self.speed_of, self.floor_of, self.costs, self.record = policy, speed, floor, costs, record
         self.state = State(
-            queue=queue, servers=servers, left_s=queue.duration_s.copy(), attained_s=np.zeros(n), speed=np.zeros(n), since_s=np.zeros(n), ready_s=np.zeros(n)
+            queue=queue, servers=servers, left_s=queue.duration_s.copy(), attained_s=np.zeros(n), speed=np.zeros(n), since_s=np.zeros(n),
+            ready_s=np.zeros(n)
         )
         self.now_s = 0.0
         self.began_s = np.zeros(n)

@@ -7,8 +7,8 @@ import itertools
 import msgspec
 import numpy as np
 import pytest
-from effort import few
 
+from effort import few
 from meshwright.check.cluster import check_allocation
 from meshwright.cluster import Given, Queue, QueuedJob, Sensitivity, Server, Servers
 from meshwright.cluster.generate import published_profiles, synthetic
@@ -34,7 +34,8 @@ def profiles(r: np.random.Generator, count: int) -> tuple[Sensitivity, ...]:
     found = []
     for n in range(count):
         table = np.cumsum(np.cumsum(r.integers(0, 4, (4, 3)), 0), 1) + 1.0
-        found.append(Sensitivity(name=f"p{n}", cores=(1, 2, 3, 5), memory_bytes=(1 * GB, 3 * GB, 5 * GB), speed=tuple(map(tuple, table / table[1, 1]))))
+        table /= table[1, 1]
+        found.append(Sensitivity(name=f"p{n}", cores=(1, 2, 3, 5), memory_bytes=(1 * GB, 3 * GB, 5 * GB), speed=tuple(map(tuple, table))))
     return tuple(found)
 
 
@@ -221,7 +222,8 @@ def test_wrong_allocations_are_named():
 
 
 @pytest.mark.parametrize("change", [
-    {"kinds": []}, {"gpu": [-1.0]}, {"core": ["x"]}, {"gb": [float("nan")]}, {"floors": [["p"]]}, {"gpu": [0.0], "core": [0.0], "gb": [0.0], "floors": []},
+    {"kinds": []}, {"gpu": [-1.0]}, {"core": ["x"]}, {"gb": [float("nan")]}, {"floors": [["p"]]},
+    {"gpu": [0.0], "core": [0.0], "gb": [0.0], "floors": []},
 ])  # fmt: skip
 def test_mangled_certificates_prove_nothing(change):
     cluster, queue = servers((8, 24, 500, "gpu"), (8, 24, 500, "gpu")), synthetic(20, per_hour=20, split=(60, 20, 20), seed=4)

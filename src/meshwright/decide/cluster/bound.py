@@ -1,9 +1,10 @@
 """The most that the running jobs can reach together: a linear programme over one big server of each kind, and its prices.
 
-Every job mixes the measured points of its profile; the mix is on average no slower than its share; cores, memory and GPUs of all servers of a kind are
-one. Speeds are linear between points, so every real allocation is such a mix. The dual prices are the certificate: for any prices >= 0
+Every job mixes the measured points of its profile; the mix is on average no slower than its share; cores, memory and GPUs of all servers of a
+kind are one. Speeds are linear between points, so every real allocation is such a mix. The dual prices are the certificate: for any prices >= 0
 
-    speed <= prices · capacities + sum over jobs of GPUs · max over kinds and points of (1 + floor price) · speed - floor price · floor - prices · point
+    speed <= prices · capacities + sum over jobs of GPUs · the most, over kinds and points, of
+             speed + floor price · (speed - floor) - prices · point
 
 Cost: one programme of profiles x kinds x points columns, kept while the same profiles run on as many GPUs.
 """
@@ -85,7 +86,8 @@ def lp_prices(book: Book, groups: dict[Group, int]) -> Prices:
     model = solver()
     infinity = model.getInfinity()
     pairs = [(g, t) for g in groups for t in kinds if not g[1] or book.kinds[t].type in g[1]]
-    rows = [*((-infinity, float(x)) for cap in caps for x in cap), *((float(n), float(n)) for n in groups.values()), *((0.0, infinity) for _ in pairs)]
+    rows = [(-infinity, float(x)) for cap in caps for x in cap]
+    rows += [*((float(n), float(n)) for n in groups.values()), *((0.0, infinity) for _ in pairs)]
     for low, high in rows:
         model.addRow(low, high, 0, [], [])
     base, number = 3 * len(caps), {g: n for n, g in enumerate(groups)}

@@ -21,10 +21,13 @@ from .problem import OrderStrategy, Waiting
 
 __all__ = ["Drf", "Fifo", "Ftf", "Las", "Srtf", "Tetris"]
 
-TIRESIAS = Cite(key="gu2019tiresias", title="Tiresias: A GPU Cluster Manager for Distributed Deep Learning", year=2019, venue="NSDI", authors="Juncheng Gu et al.")
-THEMIS = Cite(key="mahajan2020themis", title="Themis: Fair and Efficient GPU Cluster Scheduling", year=2020, venue="NSDI", authors="Kshiteej Mahajan et al.")
+TIRESIAS = Cite(key="gu2019tiresias", title="Tiresias: A GPU Cluster Manager for Distributed Deep Learning", year=2019, venue="NSDI",
+    authors="Juncheng Gu et al.")
+THEMIS = Cite(key="mahajan2020themis", title="Themis: Fair and Efficient GPU Cluster Scheduling", year=2020, venue="NSDI",
+    authors="Kshiteej Mahajan et al.")
 DRF = Cite(key="ghodsi2011drf", title="Dominant Resource Fairness", year=2011, venue="NSDI", authors="Ali Ghodsi et al.")
-TETRIS = Cite(key="grandl2014tetris", title="Multi-resource Packing for Cluster Schedulers", year=2014, venue="SIGCOMM", authors="Robert Grandl et al.")
+TETRIS = Cite(key="grandl2014tetris", title="Multi-resource Packing for Cluster Schedulers", year=2014, venue="SIGCOMM",
+    authors="Robert Grandl et al.")
 KNEE = 0.95  # share of a job's highest speed at which it has what it demands
 
 

@@ -4,7 +4,8 @@ Cite: no publication; it stands on Synergy's sensitivity (Mohan et al., OSDI 202
 Left open by the paper: which jobs share a server, and how its cores and memory are divided among them.
 Deviations: none, it is ours.
 Invariant: every job is at its share at least; speed never below that of the same placement with proportional shares.
-Cost: O(jobs · servers) for the placement, `evaluations` divisions of a server for the swaps; a division is O(jobs · cores · steps · options), and kept.
+Cost: O(jobs · servers) for the placement, `evaluations` divisions of a server for the swaps; a division is O(jobs · cores · steps · options),
+and kept.
 """
 
 from __future__ import annotations
@@ -50,7 +51,8 @@ class Priced(AllocationStrategy):
         swaps = _Swaps(layout)
         looked = swaps.improve(self.evaluations * len(problem.servers))
         swaps.divide()
-        return Divided(parts=layout.parts(), notes={"evaluations": looked, "swaps": swaps.done, "price_of_core": list(prices.core), "lp": prices.value})
+        return Divided(parts=layout.parts(), notes={"evaluations": looked, "swaps": swaps.done, "price_of_core": list(prices.core),
+            "lp": prices.value})
 
 
 def _demands(problem: AllocationProblem, prices: Prices) -> dict[int, dict[int, tuple[float, int, int]]]:

@@ -53,8 +53,9 @@ class Waiting:
 
 @dataclass(frozen=True, kw_only=True)
 class AllocationProblem:
-    """`running`: jobs (numbers) that the order admits, first in the order first; together they want no more GPUs than there are. `ranked`: all jobs in
-    the order. `previous`: what jobs had in the round before. `move_s`: seconds of work that moving a job costs; `round_s`: length of a round."""
+    """`running`: jobs (numbers) that the order admits, first in the order first; together they want no more GPUs than there are. `ranked`: all
+    jobs in the order. `previous`: what jobs had in the round before. `move_s`: seconds of work that moving a job costs; `round_s`: length of a
+    round."""
 
     servers: Servers
     queue: Queue

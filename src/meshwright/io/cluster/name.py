@@ -53,5 +53,6 @@ def _synthetic(text: str) -> Queue:
             known = "jobs, per_hour, split=20/70/10, seed, most_gpus"
             raise UsageError(f"{part[:64]!r} is no option of a synthetic queue", where="synthetic", hint=f"there are: {known}") from None
     if not 1 <= options["jobs"] <= MAX_SYNTHETIC or options.get("seed", 0) < 0:
-        raise UsageError(f"{options['jobs']} jobs, seed {options.get('seed', 0)}", where="synthetic", hint=f"1 to {MAX_SYNTHETIC} jobs, a seed from 0 on")
+        raise UsageError(f"{options['jobs']} jobs, seed {options.get('seed', 0)}", where="synthetic",
+            hint=f"1 to {MAX_SYNTHETIC} jobs, a seed from 0 on")
     return synthetic(**options)

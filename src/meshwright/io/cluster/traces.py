@@ -1,7 +1,7 @@
 """Published traces of GPU clusters as queues: Philly (JSON), Gavel (TSV), Alibaba GPU 2023 (CSV).
 
-They say how many GPUs for how long, and little of cores and memory: jobs get the profile `unprofiled`, or of Gavel's types the published profile of the
-same model; `cluster.generate.reprofiled` draws others. Jobs that never had a GPU are left out. A duration is that of the recording.
+They say how many GPUs for how long, and little of cores and memory: jobs get the profile `unprofiled`, or of Gavel's types the published profile
+of the same model; `cluster.generate.reprofiled` draws others. Jobs that never had a GPU are left out. A duration is that of the recording.
 Sources: github.com/msr-fiddle/philly-traces, github.com/stanford-futuredata/gavel, github.com/alibaba/clusterdata (cluster-trace-gpu-v2023).
 """
 
@@ -130,8 +130,8 @@ def read_gavel_rates(path: str | os.PathLike[str], kind: str = "v100") -> dict[t
 
 
 def read_gavel(path: str | os.PathLike[str], *, rates: Mapping[tuple[str, int], float]) -> Queue:
-    """A trace of 9, 10 or 11 columns: its type first, steps, GPUs (in the newest followed by a mode), priority, deadline and arrival last. Durations are
-    steps over `rates`. Raises: UsageError (no such file), FormatError naming line and type."""
+    """A trace of 9, 10 or 11 columns: its type first, steps, GPUs (in the newest followed by a mode), priority, deadline and arrival last.
+    Durations are steps over `rates`. Raises: UsageError (no such file), FormatError naming line and type."""
     where, text = read_text(path, MaxBytes.CLUSTER_TRACE)
     found = []
     for number, line in enumerate(text.splitlines(), start=1):
@@ -146,7 +146,8 @@ def read_gavel(path: str | os.PathLike[str], *, rates: Mapping[tuple[str, int], 
         if model not in GAVEL_TYPES:
             raise FormatError(f"unknown job type {kind[:64]!r}", where=at, hint=f"known are: {', '.join(GAVEL_TYPES)}")
         if (kind, gpus) not in rates:
-            raise FormatError(f"no rate of {kind[:64]!r} on {gpus} GPUs", where=at, hint="give --rates the file of measured throughputs of the same trace")
+            raise FormatError(f"no rate of {kind[:64]!r} on {gpus} GPUs", where=at,
+                hint="give --rates the file of measured throughputs of the same trace")
         found.append(QueuedJob(
             name=f"j{number}", gpus=gpus, profile=GAVEL_TYPES[model], arrival_s=_number(fields[-1], "arrival", at),
             duration_s=_number(str(steps / rates[kind, gpus]), "duration", at, least=1e-9),
@@ -155,8 +156,8 @@ def read_gavel(path: str | os.PathLike[str], *, rates: Mapping[tuple[str, int], 
 
 
 def read_alibaba(path: str | os.PathLike[str]) -> Queue:
-    """`openb_pod_list_*.csv`: pods with GPUs, from when they were scheduled (or made) to when they were deleted. A pod with a part of a GPU counts as one
-    with a whole one; `gpu_spec` is not read. Raises: UsageError (no such file), FormatError."""
+    """`openb_pod_list_*.csv`: pods with GPUs, from when they were scheduled (or made) to when they were deleted. A pod with a part of a GPU
+    counts as one with a whole one; `gpu_spec` is not read. Raises: UsageError (no such file), FormatError."""
     where, text = read_text(path, MaxBytes.CLUSTER_TRACE)
     lines = text.splitlines()
     if any(len(line) > MAX_LINE for line in lines):

@@ -33,7 +33,9 @@ def _servers(seed: int) -> Servers:
     ))  # fmt: skip
 
 
-PROBLEMS = [(_servers(seed), synthetic(10 + 8 * seed, per_hour=20, split=(40, 30, 30), seed=seed, most_gpus=4 if seed % 2 else 8)) for seed in range(3)]
+PROBLEMS = [
+    (_servers(seed), synthetic(10 + 8 * seed, per_hour=20, split=(40, 30, 30), seed=seed, most_gpus=4 if seed % 2 else 8)) for seed in range(3)
+]
 
 
 @pytest.mark.parametrize("number", range(len(PROBLEMS)))
@@ -42,7 +44,8 @@ def test_orders_rank_all_and_allocations_are_proved(kind: Kind, number: int) -> 
     jobs = np.arange(len(queue.jobs))
     if kind.answers == "order":
         waiting = Waiting(
-            servers=servers, queue=queue, book=Book(servers, queue.profiles), now_s=1e6, jobs=jobs, left_s=queue.duration_s, attained_s=jobs.astype(np.float64),
+            servers=servers, queue=queue, book=Book(servers, queue.profiles), now_s=1e6, jobs=jobs, left_s=queue.duration_s,
+            attained_s=jobs.astype(np.float64),
             contention=2.0,
         )  # fmt: skip
         assert sorted(ranking(kind(), waiting).tolist()) == jobs.tolist()
