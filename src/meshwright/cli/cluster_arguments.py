@@ -9,7 +9,7 @@ if TYPE_CHECKING:
     from ..cluster import Queue, Servers
     from ..drive.cluster import Simulated
 
-__all__ = ["hours", "problem_arguments", "queue_of", "row_of", "run_arguments", "run_options", "servers_of", "table"]
+__all__ = ["bytes_given", "hours", "problem_arguments", "queue_of", "row_of", "run_arguments", "run_options", "seconds_given", "servers_of", "table"]
 
 
 def problem_arguments(parser: argparse.ArgumentParser) -> None:
@@ -34,6 +34,28 @@ def run_arguments(parser: argparse.ArgumentParser) -> None:
         help="time between checkpoints: work since the last one is lost when a server fails (default: all)")
 
 
+def seconds_given(text: str, where: str) -> float:
+    """Raises: UsageError."""
+    from ..errors import UsageError
+    from ..io.quantity import parse_time_s
+
+    try:
+        return parse_time_s(text)
+    except ValueError as error:
+        raise UsageError(str(error), where=where, hint="as in 30s, 5min, 2h") from None
+
+
+def bytes_given(text: str, where: str) -> int:
+    """Raises: UsageError."""
+    from ..errors import UsageError
+    from ..io.quantity import parse_size_bytes
+
+    try:
+        return parse_size_bytes(text)
+    except ValueError as error:
+        raise UsageError(str(error), where=where, hint="as in 500GB") from None
+
+
 def queue_of(args: argparse.Namespace) -> Queue:
     from ..errors import UsageError
     from ..io.cluster import load_queue
@@ -53,18 +75,16 @@ def servers_of(args: argparse.Namespace) -> Servers:
     from ..cluster import servers_of as of_fabric
     from ..drive.plans import read_fabric
     from ..errors import UsageError
-    from ..io.quantity import parse_size_bytes
 
     if args.cores < 1:
         raise UsageError(f"must be at least 1, got {args.cores}", where="--cores")
-    return of_fabric(read_fabric(args.fabric), cores=args.cores, memory_bytes=parse_size_bytes(args.memory))
+    return of_fabric(read_fabric(args.fabric), cores=args.cores, memory_bytes=bytes_given(args.memory, "--memory"))
 
 
 def run_options(args: argparse.Namespace, queue: Queue, servers: Servers) -> dict[str, Any]:
     """Options of `simulate_queue`. Raises: UsageError."""
     from ..drive.cluster import random_failures
     from ..errors import UsageError
-    from ..io.quantity import parse_time_s
     from ..simulate.cluster import Costs
 
     count = None
@@ -73,18 +93,18 @@ def run_options(args: argparse.Namespace, queue: Queue, servers: Servers) -> dic
         if not (first.isdigit() and last.isdigit() and int(first) <= int(last) < len(queue.jobs)):
             raise UsageError(f"{args.count!r} are no jobs of this queue", where="--count", hint=f"FIRST-LAST within 0-{len(queue.jobs) - 1}")
         count = (int(first), int(last) + 1)
-    round_s = parse_time_s(args.round)
+    round_s = seconds_given(args.round, "--round")
     if round_s <= 0 or args.age < 0:
         raise UsageError(f"a round of {args.round}, age {args.age}", where="--round", hint="a time above 0; an age of at least 0")
     failures: tuple[Any, ...] = ()
     if args.failures:
-        every_s, repair_s = parse_time_s(args.failures), parse_time_s(args.repair)
+        every_s, repair_s = seconds_given(args.failures, "--failures"), seconds_given(args.repair, "--repair")
         if every_s < 60 or repair_s <= 0:
             raise UsageError(f"failures every {args.failures}, repaired in {args.repair}", where="--failures",
                 hint="at least 60s, and a repair above 0s")
         until_s = float(queue.arrival_s.max(initial=0.0) + 10 * queue.duration_s.max(initial=0.0))
         failures = random_failures(servers, every_s=every_s, repair_s=repair_s, until_s=until_s, seed=args.seed)
-    costs = Costs(move_s=parse_time_s(args.move), checkpoint_s=parse_time_s(args.checkpoint))
+    costs = Costs(move_s=seconds_given(args.move, "--move"), checkpoint_s=seconds_given(args.checkpoint, "--checkpoint"))
     return {"count": count, "round_s": round_s, "age_rounds": args.age, "seed": args.seed, "failures": failures, "costs": costs}
 
 

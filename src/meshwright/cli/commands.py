@@ -89,6 +89,7 @@ COMMANDS: dict[tuple[str, ...], tuple[str, str]] = {
     ("cluster", "plan"): ("cluster_plan", "one round: which jobs run, and which GPUs, cores and memory each gets"),
     ("cluster", "simulate"): ("cluster_simulate", "a queue on a cluster in virtual time"),
     ("cluster", "compare"): ("cluster_compare", "orders times allocations on the same queue, in virtual time"),
+    ("cluster", "profile"): ("cluster_profile", "how fast a command is at so many cores and so much memory, measured under real limits"),
     ("place", "compare"): ("place_compare", "every strategy's placement of a task graph, simulated, beside the bound"),
     ("strategies", "list"): ("strategies_list", "strategies by decision, with their options and where they come from"),
     ("strategies", "check"): ("strategies_check", "run the contract batteries on the strategies that an installed package brings"),

@@ -53,6 +53,7 @@ class Book:
         self._columns: tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64], NDArray[np.float64]] | None = None
         self.points: dict[tuple[int, int], Points] = {}  # of a profile on a kind, for programmes
         self.settled: set[tuple[int, tuple[int, ...], int, tuple[int, ...]]] = set()  # pairs of servers that gain nothing by swaps
+        self._floors: dict[tuple[int, int, int], float] = {}
         self._divided: dict[tuple[int, tuple[int, ...]], Division] = {}
         most = max(len(s.gpus) for s in servers.servers)
         self._scratch = [
@@ -73,6 +74,12 @@ class Book:
 
     def floor(self, profile: int, gpus: int, kind: int) -> float:
         """Speed at the share of so many GPUs."""
+        key = (profile, gpus, kind)
+        if key not in self._floors:
+            self._floors[key] = self._floor(*key)
+        return self._floors[key]
+
+    def _floor(self, profile: int, gpus: int, kind: int) -> float:
         k = self.kinds[kind]
         cores, steps = k.share(gpus)
         floor = self.profiles[profile].on(k.type) * float(self.profiles[profile].at(cores / gpus, k.bytes_of(steps) / gpus))

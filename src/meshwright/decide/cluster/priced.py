@@ -38,7 +38,7 @@ class Priced(AllocationStrategy):
     name: ClassVar[str] = "priced"
     cite: ClassVar[Cite] = CITE
 
-    evaluations: int = 20
+    evaluations: int = 40
     stay: bool = True
 
     def plan(self, problem: AllocationProblem, *, rng: np.random.Generator) -> Divided:
@@ -91,7 +91,7 @@ def _placed(problem: AllocationProblem, prices: Prices, previous: Mapping[int, P
 
     for j in sorted(running - layout.pieces.keys(), key=first):
         gpus, d = problem.queue.jobs[j].gpus, demands[j]
-        fits = np.flatnonzero((layout.free_gpus >= gpus) & np.isin(kinds, list(d)))
+        fits = np.flatnonzero((layout.free_gpus >= gpus) & np.array([t in d for t in range(len(mean))])[kinds])
         if len(fits):
             net = np.array([d.get(t, (-np.inf, 0, 0))[0] for t in range(len(mean))])[kinds[fits]]
             fits = fits[net >= net.max() - GAIN]
@@ -135,18 +135,18 @@ class _Swaps:
 
     def improve(self, budget: int) -> int:
         """Swap until nothing gains or so many divisions were looked at; how many were."""
-        looked, quiet = 0, False
+        looked, quiet, count = 0, False, len(self.there)
+        # The hungriest with the idlest first, then step by step further from the ends.
+        places = sorted(((i, k) for i in range(count) for k in range(i + 1, count)), key=lambda p: (p[0] - p[1], p[0]))
         while not quiet and looked < budget:
             quiet = True
             order = sorted(range(len(self.there)), key=lambda s: -self.worth[s].core)
-            for n, a in enumerate(order):
-                for b in reversed(order[n + 1 :]):
-                    if looked >= budget:
-                        break
-                    tried, better = self._pair(a, b)
-                    looked += tried
-                    if better:
-                        quiet = False
+            for i, k in places:
+                if looked >= budget:
+                    break
+                tried, better = self._pair(order[i], order[k])
+                looked += tried
+                quiet = quiet and not better
         return looked
 
     def _pair(self, a: int, b: int) -> tuple[int, bool]:
