@@ -4,8 +4,8 @@
 
 16 servers of 8 GPUs, 24 cores, 500 GB; splits of image, language and speech models (20,70,10) and (33,33,33); rounds of 300 s; no cost of
 moving, as in the simulator of Synergy. rounds: 200 jobs wait, FIFO: GPUs x W of every allocation over the bound of prices and, for `priced`,
-over that of fillings, and seconds per round; the same on 1,024 GPUs without fillings. burst: 300 jobs at 20 an hour. steady: 1,400 jobs at 3.6
-and 4.2 an hour, jobs 400 to 899 counted. large: 2,000 jobs simulated. TUNE, GREEDY and proportional are this repository's own, in the same run
+over that of fillings, and seconds per round; the same on 1,024 GPUs without fillings. burst: 300 jobs at 20 an hour. steady: 700 jobs at 3.6
+and 4.2 an hour, jobs 200 to 499 counted. large: 2,000 jobs simulated. TUNE, GREEDY and proportional are this repository's own, in the same run
 on the same queues.
 """
 
@@ -55,10 +55,11 @@ def rounds(seeds: int, count: int, fillings: bool) -> list[dict[str, Any]]:
     return rows
 
 
-def queues(what: str, jobs: int, per_hour: float, count: tuple[int, int] | None, seeds: int, names: tuple[str, ...]) -> list[dict[str, Any]]:
+def queues(what: str, jobs: int, per_hour: float, count: tuple[int, int] | None, seeds: int, names: tuple[str, ...],
+           orders: list[str]) -> list[dict[str, Any]]:
     rows = []
     for split in SPLITS:
-        for first in ("fifo", "srtf", "las"):
+        for first in orders:
             for seed in range(seeds):
                 queue = synthetic(jobs, per_hour=per_hour, split=split, seed=seed)
                 for name in names:
@@ -101,7 +102,7 @@ def table_of(result: dict[str, Any]) -> list[dict[str, Any]]:
             table.append({"what": f"{gpus} GPUs: a round with check and bound, median", "value": statistics.median(r["priced_s"] for r in mine),
                 "unit": "s",
                           "limit": limit})  # fmt: skip
-        for first in ("fifo", "srtf", "las"):
+        for first in dict.fromkeys(r["order"] for r in (*result.get("burst", ()), *result.get("steady", ()))):
             where = {"split": split, "order": first}
             if rows := result.get("burst"):
                 ratio = mean(rows, "mean_h", allocation="priced", **where) / mean(rows, "mean_h", allocation="tune", **where)
@@ -132,9 +133,10 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true", help="one seed, small queues; nothing is written")
     parser.add_argument("--seeds", type=int, default=5)
     parser.add_argument("--parts", default="rounds,burst,steady,large")
+    parser.add_argument("--orders", default="fifo,srtf,las", help="of burst and steady")
     parser.add_argument("--name", default="cluster", help="of the file of results")
     args = parser.parse_args()
-    seeds, parts = 1 if args.quick else args.seeds, args.parts.split(",")
+    seeds, parts, orders = 1 if args.quick else args.seeds, args.parts.split(","), args.orders.split(",")
     simulate_queue(servers(2), synthetic(5, per_hour=20), order("fifo")(), allocation("priced")())  # kernels are compiled before anything is timed
     result: dict[str, Any] = {}
     if "rounds" in parts:
@@ -145,15 +147,16 @@ def main() -> None:
         simulate_queue(servers(16), queue, order("fifo")(), allocation("priced")())
         result["large"] = {"jobs": len(queue.jobs), "wall_s": time.perf_counter() - begun, "cpu_s": time.process_time() - used}
     if "burst" in parts:
-        result["burst"] = queues("burst", 100 if args.quick else 300, 20.0, None, seeds, ALLOCATIONS)
+        result["burst"] = queues("burst", 100 if args.quick else 300, 20.0, None, seeds, ALLOCATIONS, orders)
     if "steady" in parts:
-        jobs, count = (300, (100, 200)) if args.quick else (1400, (400, 900))
-        result["steady"] = [r for rate in (3.6, 4.2) for r in queues("steady", jobs, rate, count, seeds, ("proportional", "tune", "priced"))]
+        jobs, count = (300, (100, 200)) if args.quick else (700, (200, 500))
+        result["steady"] = [r for rate in (3.6, 4.2) for r in queues("steady", jobs, rate, count, seeds, ("proportional", "tune", "priced"), orders)]
     table = table_of(result)
     for line in table:
         print(line)
     if not args.quick:
-        machine.record(args.name, table, command=f"python benchmarks/cluster.py --seeds {seeds} --parts {args.parts}", runs=result)
+        machine.record(args.name, table, command=f"python benchmarks/cluster.py --seeds {seeds} --parts {args.parts} --orders {args.orders}",
+            runs=result)
 
 
 if __name__ == "__main__":

@@ -69,7 +69,7 @@ def test_noise_is_made_monotone_and_bad_shares_are_refused():
 @limited
 def test_commands_that_fail_say_how():
     timing = Timing(steps="step", warm_up_s=0.0, seconds=0.2, limit_s=30)
-    with pytest.raises(RunError, match="ends with 3.*oops"):
+    with pytest.raises(RunError, match=r"ends with 3.*oops"):
         measure_rate(["sh", "-c", "echo oops; exit 3"], timing, cores=1.0, memory_bytes=64 << 20)
     with pytest.raises(RunError, match="0 steps"):
         measure_rate(["sh", "-c", "echo nothing"], timing, cores=1.0, memory_bytes=None)
