@@ -47,7 +47,10 @@ def run(args: argparse.Namespace) -> Result:
         lines.append(f"{server.name}: {', '.join(told) or 'nothing'}")
     if len(servers) > MAX_SHOWN:
         lines.append(f"and {len(servers) - MAX_SHOWN} servers more")
-    document = {**allocation_document(found), "ratio": found.speed / limit if limit else 1.0, "gpus": wanted, "notes": dict(divided.notes)}
+    document = {
+        "schema": "meshwright.cluster-plan", "version": 1, "allocation": allocation_document(found),
+        "ratio": found.speed / limit if limit else 1.0, "gpus": wanted, "notes": dict(divided.notes),
+    }  # fmt: skip
     if args.out is not None:
         write_allocation(args.out, found)
         document["written"] = str(args.out)
