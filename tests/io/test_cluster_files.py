@@ -71,9 +71,9 @@ def test_philly(tmp_path):
     assert [(j.name, j.gpus, j.arrival_s, j.duration_s) for j in found.jobs] == [("a1", 2, 0.0, 74.0), ("a0", 1, 60.0, 3674.0)]
     assert load_queue(str(path)) == found and load_queue(str(path), split=(100, 0, 0), seed=1).jobs[0].profile in ("alexnet", "shufflenet", "res18",
         "mobilenet", "res50")  # fmt: skip
-    job["attempts"][0]["end_time"] = "2016-01-01 00:00:00"
+    back = job | {"attempts": [job["attempts"][0] | {"end_time": "2016-01-01 00:00:00"}]}
     for wrong, says in (
-        ([job], r"\[0\].*before it starts"), ([late, late], "twice"), ([never], "no job in it"),
+        ([back], r"\[0\].*before it starts"), ([late, late], "twice"), ([never], "no job in it"),
         ([late | {"submitted_time": "yesterday"}], "is no time"), ({"a": 1}, "Expected `array`"),
     ):  # fmt: skip
         with pytest.raises(FormatError, match=says):
