@@ -113,7 +113,7 @@ def _watched(process: subprocess.Popen[bytes], pattern: re.Pattern[bytes] | None
             times += [now for line in lines if pattern.search(line)]
 
 
-def isotonic(values: Sequence[float]) -> NDArray[np.float64]:
+def isotonic(values: Any) -> NDArray[np.float64]:
     """The nearest sequence that does not fall, in squares (pool adjacent violators)."""
     means: list[float] = []
     counts: list[int] = []
@@ -155,8 +155,8 @@ def profiled(
         by_memory = np.array([at(most_c, m) for m in memories])
         table = np.minimum(by_core[:, None], by_memory[None, :])
     for _ in range(8):  # rows and columns in turns: a few are enough for noise
-        table = np.apply_along_axis(isotonic, 0, table)
-        table = np.apply_along_axis(isotonic, 1, table)
+        table = np.array([isotonic(column) for column in table.T]).T
+        table = np.array([isotonic(row) for row in table])
     table = np.maximum.accumulate(np.maximum.accumulate(table, 0), 1)
     base = float(table[wanted.index(share[0]), memories.index(share[1])])
     if base <= 0:

@@ -17,12 +17,11 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from ...cite import Cite
+from ...cite import FOLKLORE, Cite
 from ...cluster.allocation import Parts
 from .bound import GB, Prices, groups_of, lp_prices
 from .layout import Layout, spread
 from .problem import AllocationProblem, AllocationStrategy, Divided
-from .shares import CITE
 
 __all__ = ["Priced"]
 
@@ -36,7 +35,7 @@ class Priced(AllocationStrategy):
     them costs; only where moving costs something."""
 
     name: ClassVar[str] = "priced"
-    cite: ClassVar[Cite] = CITE
+    cite: ClassVar[Cite] = FOLKLORE
 
     evaluations: int = 40
     stay: bool = True
