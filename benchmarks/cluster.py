@@ -41,9 +41,9 @@ def rounds(seeds: int, count: int, fillings: bool) -> list[dict[str, Any]]:
             queue = synthetic(200 * count // 16, per_hour=20, split=split, seed=seed)
             row: dict[str, Any] = {"gpus": 8 * count, "split": split, "seed": seed}
             for name in (*ALLOCATIONS, "opt"):
-                begun = time.perf_counter()
+                begun = time.process_time()
                 found, _ = plan_allocation(servers(count), queue, order("fifo")(), allocation(name)())
-                row |= {name: found.speed / float(found.bound), f"{name}_s": time.perf_counter() - begun}
+                row |= {name: found.speed / float(found.bound), f"{name}_s": time.process_time() - begun}
             if fillings:
                 found, _ = plan_allocation(servers(count), queue, order("fifo")(), allocation("priced")(), bound="fillings")
                 row["priced_over_fillings"] = found.speed / float(found.bound)
@@ -100,7 +100,7 @@ def table_of(result: dict[str, Any]) -> list[dict[str, Any]]:
                 value = statistics.median(r["priced_over_fillings"] for r in mine)
                 table.append({"what": f"{gpus} GPUs, {split}: priced over the bound of fillings, median", "value": value, "unit": "share"})
             table.append({"what": f"{gpus} GPUs: a round with check and bound, median", "value": statistics.median(r["priced_s"] for r in mine),
-                "unit": "s",
+                "unit": "s of processor",
                           "limit": limit})  # fmt: skip
         for first in dict.fromkeys(r["order"] for r in (*result.get("burst", ()), *result.get("steady", ()))):
             where = {"split": split, "order": first}
