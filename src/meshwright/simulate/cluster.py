@@ -99,7 +99,7 @@ class Policy(Protocol):
 @dataclass(frozen=True, kw_only=True)
 class ClusterRun:
     """Per job: `start_s` first start, `end_s` (not finite: not done), `moves` (starts after the first, and changes of GPUs), `resizes`, `lost_s` work
-    lost to failures, `slow_s` time below its floor. `at_s` and the columns beside it: GPUs, cores and steps of memory in use, GPUs wanted, from that
+    lost to failures, `slow`: it was below its floor. `at_s` and the columns beside it: GPUs, cores and steps of memory in use, GPUs wanted, from that
     time on."""
 
     queue: Queue

@@ -118,9 +118,3 @@ class _Pricing:
             filling[n] = filling.get(n, 0) + 1
             worth, at_g, c_, u_ = worth + w, at_g - size, c_ - c, u_ - u
         return float(best[-1][-1, -1]), filling, worth
-
-
-def tighter(problem: AllocationProblem, prices: Bound, **options: Any) -> Bound:
-    """The fillings' bound where it is below that of the prices."""
-    found = fillings_bound(problem, **options)
-    return found if found.exact < prices.exact else prices
