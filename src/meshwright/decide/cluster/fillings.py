@@ -11,7 +11,6 @@ Cost: a programme of kinds + classes rows, and one knapsack per kind and round o
 from __future__ import annotations
 
 from fractions import Fraction
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
