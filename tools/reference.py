@@ -151,7 +151,7 @@ def presets_page() -> str:
 EXPLAINED = {
     "collective": "collectives.md", "collective.sparse": "sparse_collectives.md", "layout": "layout_search.md", "memory": "memory.md",
     "pipeline": "pipelines.md", "traffic": "traffic.md", "restart": "replanning.md", "experts": "experts.md",
-    "topology": "topology.md", "place": "placement.md", "tables": "tables.md", "traffic.halo": "graphs.md",
+    "topology": "topology.md", "place": "placement.md", "tables": "tables.md", "traffic.halo": "graphs.md", "cluster": "queues.md",
 }  # fmt: skip
 OWN_PAGES = {
     "decide.layout.autoddl": "autoddl.md", "decide.layout.grid": "tensor_parallel.md", "decide.memory.monet": "monet.md",

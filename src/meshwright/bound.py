@@ -45,11 +45,15 @@ class Certificate(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
     tables: `{"form": "load", "weights": {device: share}}`: lookups, columns and tables, each at the least weighted floor of a device (`check.tables`)
     halo: `{"variance", "price", "shares": {device: share}}`: the sum over groups of rows of the least, over widths, of weighted seconds on the
         sender's links plus priced variance, minus price · variance; of the plan's own groups (`check.halo`)
+    prices: `{"kinds": [[gpus, cores, memory_bytes, type], …], "gpu", "core", "gb": [per kind], "floors": [[profile, types, kind, price], …]}`:
+        an upper bound on the speed of jobs that share a cluster, by linear duality (`check.cluster`)
+    fillings: `{"jobs": [[profile, gpus, types, price], …]}`: an upper bound on the same, by prices of jobs and the best filling of a server at these
+        prices (`check.cluster`)
     """
 
     kind: Literal[
         "cut", "delay", "partition", "metric", "packing", "latency", "roofline", "memory", "pipeline", "fill", "fusion", "placement", "tables",
-        "halo", "sum",
+        "halo", "prices", "fillings", "sum",
     ]  # fmt: skip
     data: dict[str, Any]
 
@@ -59,7 +63,7 @@ class Bound(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tru
 
     quantity: str  # what is bounded, e.g. "step time", "all-reduce time"
     value: str  # exact rational, "3/100"
-    unit: Literal["s", "bytes", "s/byte"]
+    unit: Literal["s", "bytes", "s/byte", "GPUs"]
     certificate: Certificate
     parts: tuple[Bound, ...] = ()  # for kind "sum" and for max over several bounds
     _repr_html_ = repr_html

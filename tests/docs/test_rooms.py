@@ -18,6 +18,7 @@ MOST_NAMES = 12
 # Rooms whose `__init__` holds more than imports, each with the reason.
 HOLD_CODE = {"cli": "`main` loads the frame when it is called"} | dict.fromkeys(
     (
+        "decide/cluster",
         "decide/collective",
         "decide/collective/sparse",
         "decide/experts",

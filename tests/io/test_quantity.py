@@ -52,7 +52,7 @@ def test_values(parse, text, value):
         (parse_size_bytes, "1GB/s"),
         (parse_size_bytes, ""),
         (parse_flops, "1 GFLOPS"),
-        (parse_time_s, "5 min"),
+        (parse_time_s, "5 days"),
         (parse_time_s, "us"),
     ],
 )

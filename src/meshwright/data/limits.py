@@ -6,7 +6,7 @@ import os
 from pathlib import Path
 
 from ..errors import UsageError
-from ..run.machine.cpu_quota import own_groups
+from ..run.machine.cpu_quota import places_of
 
 __all__ = ["memory_budget_bytes", "memory_limit_bytes"]
 
@@ -19,7 +19,7 @@ MAX_LIMIT_BYTES = 1 << 60  # what control groups say for "no limit" is larger (v
 def memory_limit_bytes(root: Path = Path("/")) -> int:
     """The smallest memory limit of this process's control groups and their ancestors (v1 and v2), or the machine's memory if none is smaller."""
     limits = [os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")]
-    for place in own_groups("memory", root):
+    for place in places_of(root, "memory"):
         file = place.folder / ("memory.max" if place.version == 2 else "memory.limit_in_bytes")
         try:
             said = file.read_text().strip()

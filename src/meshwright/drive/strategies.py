@@ -27,7 +27,7 @@ class Row:
 
 def decisions() -> dict[str, tuple[type[Listed], ...]]:
     """The tuple of every decision, by what follows `meshwright.` in the entry-point group."""
-    from ..decide import collective, experts, layout, memory, pipeline, place, restart, tables, topology, traffic
+    from ..decide import cluster, collective, experts, layout, memory, pipeline, place, restart, tables, topology, traffic
     from ..decide.collective import sparse
     from ..decide.traffic import adaqp
 
@@ -36,6 +36,7 @@ def decisions() -> dict[str, tuple[type[Listed], ...]]:
         "pipeline": pipeline.STRATEGIES, "traffic": traffic.STRATEGIES, "traffic.halo": adaqp.STRATEGIES, "restart": restart.STRATEGIES,
         "topology": topology.STRATEGIES, "experts": experts.STRATEGIES, "place": place.STRATEGIES,
         "tables": tables.STRATEGIES,
+        "cluster": cluster.STRATEGIES,
     }  # fmt: skip
 
 

@@ -39,6 +39,9 @@ class MaxBytes:
     TASKS = 64 << 20  # 100,000 tasks with 300,000 edges take 30 MB
     NODE_GRAPH = 16 << 30  # columns of a graph to train on; ogbn-products has 0.5 GB
     POINTS_CSV = 256 << 20
+    QUEUE = 256 << 20  # a million jobs take 150 MB
+    CLUSTER_TRACE = 256 << 20  # the published job log of Philly, 117,325 jobs, is the largest
+    ALLOCATION = 64 << 20
     TRANSFORMER_TOML = 64 << 10  # a dozen lines
     EXECUTION_TRACE = 128 << 20  # a node takes about 1 kB
     MODULE_TREE = 256 << 20

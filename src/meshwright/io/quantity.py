@@ -14,6 +14,7 @@ __all__ = ["parse_flops", "parse_rate_Bps", "parse_size_bytes", "parse_time_s", 
 _FACTOR = {"": 1, "k": 10**3, "K": 10**3, "M": 10**6, "G": 10**9, "T": 10**12, "P": 10**15, "E": 10**18}
 _FACTOR |= {f"{letter}i": 1024**power for power, letter in enumerate("KMGTPE", start=1)}
 _SECONDS = {"s": Fraction(1), "ms": Fraction(1, 10**3), "us": Fraction(1, 10**6), "µs": Fraction(1, 10**6), "ns": Fraction(1, 10**9)}
+_SECONDS |= {"min": Fraction(60), "h": Fraction(3600)}
 _NUMBER = re.compile(r"(\d{1,19}(?:\.\d{1,19})?(?:e[+-]?\d{1,2})?)\s*([A-Za-zµ/]*)\Z")
 
 

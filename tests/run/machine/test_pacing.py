@@ -231,7 +231,7 @@ def test_limits_of_own_groups_v1_on_a_hybrid_machine(tmp_path):
     (root / "cg/cpu/cpu.cfs_quota_us").write_text("-1\n")
     (root / "cg/cpu/cpu.cfs_period_us").write_text("100000\n")
     assert cgroup_cpu_limit(root) == 0.5
-    assert [(p.version, p.folder.name) for p in cpu_quota.own_groups("cpu", root)] == [(2, "unified"), (1, "job"), (1, "cpu")]
+    assert [(p.version, p.folder.name) for p in cpu_quota.places_of(root)] == [(2, "unified"), (1, "job"), (1, "cpu")]
 
 
 def test_no_control_groups_at_all(tmp_path):

@@ -66,6 +66,8 @@ def _proved(bound: Bound, fabric: Fabric, layout: TrainingLayout | None) -> Frac
         return pipeline_time(data)
     if kind == "fill":
         return fill_time(data)
+    if kind in ("prices", "fillings"):
+        raise _Open("it speaks of jobs that share a cluster, and is checked with their allocation (check.cluster)")
     if kind == "fusion":
         raise _Open("it speaks of gradient traffic, and is checked with the plan that holds it (check.traffic)")
     if kind == "tables":

@@ -21,7 +21,8 @@ from typing import Literal
 
 from ...errors import RunError, UsageError
 
-__all__ = ["CgroupPlace", "CpuQuota", "cgroup_cpu_limit", "find_place", "gc", "own_groups", "process_start_ticks", "quota_place"]
+__all__ = ["CgroupPlace", "CpuQuota", "cgroup_cpu_limit", "find_place", "gc", "group_name", "places_of", "process_start_ticks", "quota_place",
+    "remove_group"]
 
 PERIOD_US = 10_000  # of a quota: a rank that has used its share stands still for less than this
 MIN_QUOTA_US = 1_000  # the kernel refuses quotas below 1 ms
@@ -39,8 +40,11 @@ class CgroupPlace:
     folder: Path
 
 
-def own_groups(controller: str, root: Path = Path("/")) -> list[CgroupPlace]:
-    """Own group and its ancestors on every hierarchy that has the controller, deepest first, v2 before v1."""
+CONTROLLERS = ("cpu", "memory", "blkio")  # of which groups of ours may exist
+
+
+def places_of(root: Path = Path("/"), controller: str = "cpu") -> list[CgroupPlace]:
+    """Own group and its ancestors on every hierarchy that has the controller (v1's name), deepest first, v2 before v1."""
     proc = root / "proc/self"
     paths: dict[str, str] = {}
     for line in _lines(proc / "cgroup"):
@@ -79,7 +83,7 @@ def _lines(path: Path) -> list[str]:
 def cgroup_cpu_limit(root: Path = Path("/")) -> float | None:
     """Cores that this process's own groups allow it (the smallest over its ancestry), or None if nothing limits it."""
     limits = []
-    for place in own_groups("cpu", root):
+    for place in places_of(root):
         if place.version == 2:
             quota, _, period = "".join(_lines(place.folder / "cpu.max")[:1]).partition(" ")
         else:
@@ -95,7 +99,7 @@ def find_place(root: Path = Path("/")) -> CgroupPlace | None:
 
     On v2 this may enable the cpu controller for the children of a group of ours, as service managers do.
     """
-    for place in own_groups("cpu", root):
+    for place in places_of(root):
         if place.version == 2 and "cpu" not in "".join(_lines(place.folder / "cgroup.subtree_control")).split():
             try:
                 (place.folder / "cgroup.subtree_control").write_text("+cpu")
@@ -129,6 +133,11 @@ def process_start_ticks(pid: int) -> str | None:
     return None if fields[0] in "ZX" else fields[19]
 
 
+def group_name() -> str:
+    """A name for a new group of this process."""
+    return f"{PREFIX}{os.getpid()}-{process_start_ticks(os.getpid())}-{next(_serial)}"
+
+
 class CpuQuota:
     """Limits processes to `share` of one core, together, per 10 ms.
 
@@ -155,7 +164,7 @@ class CpuQuota:
             hint = "use paced compute: --pacing paced; quotas need root or a delegated group"
             raise RunError("no control group with the cpu controller can be written here", hint=hint)
         self._place = place
-        folder = place.folder / f"{PREFIX}{os.getpid()}-{process_start_ticks(os.getpid())}-{next(_serial)}"
+        folder = place.folder / group_name()
         quota_us = max(round(self.share * self.period_us), MIN_QUOTA_US)
         try:
             folder.mkdir()
@@ -199,7 +208,7 @@ class CpuQuota:
     def close(self) -> None:
         """Let members go back to the group above and remove this one."""
         if self._folder is not None:
-            _remove(self._folder)
+            remove_group(self._folder)
             self._folder = None
         if self._finalizer is not None:
             self._finalizer.detach()
@@ -213,10 +222,11 @@ class CpuQuota:
 
 def _remove_if_owner(folder: Path, owner: int) -> None:
     if os.getpid() == owner:  # a forked child must not take its parent's groups away
-        _remove(folder)
+        remove_group(folder)
 
 
-def _remove(folder: Path) -> bool:
+def remove_group(folder: Path) -> bool:
+    """Let members go back to the group above, and remove the group; whether it is gone."""
     deadline = time.monotonic() + MAX_REMOVE_S
     while True:
         for line in _lines(folder / "cgroup.procs"):
@@ -238,9 +248,9 @@ def _remove(folder: Path) -> bool:
 def gc(root: Path = Path("/")) -> list[str]:
     """Remove the groups of owners that are gone; returns their names. Members still running lose the quota, nothing else."""
     removed = []
-    for place in own_groups("cpu", root):
+    for place in dict.fromkeys(place for controller in CONTROLLERS for place in places_of(root, controller)):
         for folder in sorted(place.folder.glob(f"{PREFIX}*")):
             match = _NAME.fullmatch(folder.name)
-            if match and process_start_ticks(int(match[1])) != match[2] and _remove(folder):
+            if match and process_start_ticks(int(match[1])) != match[2] and remove_group(folder):
                 removed.append(folder.name)
     return removed

@@ -33,6 +33,10 @@ READERS: Mapping[str, tuple[str, str, str, dict[str, Any]]] = {
     "tables": ("model.tables", "read_tables", "path", {}),
     "lookup costs": ("costs.lookups", "read_lookup_costs", "path", {}),
     "points": ("model.node_graphs", "read_points", "path", {}), "node graph": ("model.node_graphs", "read_node_graph", "path", {}),
+    "queue": ("cluster.queue", "read_queue", "path", {}), "allocation": ("cluster.allocation", "read_allocation", "path", {}),
+    "Philly": ("cluster.traces", "read_philly", "path", {}), "Alibaba": ("cluster.traces", "read_alibaba", "path", {}),
+    "Gavel": ("cluster.traces", "read_gavel", "path", {"rates": {("ResNet-18 (batch size 16)", 1): 20.0, ("LM (batch size 5)", 2): 8.0}}),
+    "Gavel rates": ("cluster.traces", "read_gavel_rates", "path", {}),
     "transformer": ("model.transformer_toml", "read_transformer_toml", "path", {}), "cost": ("costs.table", "read_cost", "path", {}),
     "runtime": ("costs.profile_documents", "read_runtime", "path", {}), "profiled layout": ("costs.profile_documents", "read_layout", "path", {}),
     "measured runs": ("costs.profile_documents", "read_measured_runs", "path", {}),
@@ -78,7 +82,7 @@ def read_with(reader: str, path: Path) -> Any:
 def seeds() -> list[tuple[str, str, bytes]]:
     """(reader, file name, what it holds). Made once; equal in every process."""
     found: list[tuple[str, str, bytes]] = []
-    for make in (_plans, _fabrics, _schedules, _costs, _graphs, _traces, _shards, _foreign):
+    for make in (_plans, _fabrics, _schedules, _costs, _graphs, _clusters, _traces, _shards, _foreign):
         found += make()
     return found
 
@@ -219,6 +223,32 @@ def _graphs() -> list[tuple[str, str, bytes]]:
     except ImportError:  # without torch
         return tasks
     return [*tasks, ("graph", "graph.json", _written(lambda p: write_graph(p, captured("chain")), "graph.json"))]
+
+
+def _clusters() -> list[tuple[str, str, bytes]]:
+    from ...cluster.generate import synthetic
+    from ...cluster.servers import Server, Servers
+    from ...decide.cluster import allocation, order
+    from ...drive.cluster import plan_allocation
+    from ...io.cluster.allocation import write_allocation
+    from ...io.cluster.queue import queue_bytes
+
+    queue = synthetic(3, per_hour=20, seed=1, most_gpus=2)
+    servers = Servers(servers=(Server(name="s", gpus=("a", "b"), cores=6, memory_bytes=125 * 10**9),))
+    found = plan_allocation(servers, queue, order("fifo")(), allocation("priced")())[0]
+    philly = [{"status": "Pass", "vc": "v", "jobid": "a1", "submitted_time": "2017-10-07 01:11:39", "user": "u", "attempts": [
+        {"start_time": "2017-10-07 01:12:09", "end_time": "2017-10-07 01:13:23", "detail": [{"ip": "m1", "gpus": ["gpu0", "gpu1"]}]},
+    ]}]  # fmt: skip
+    gavel = "ResNet-18 (batch size 16)\tpython3 main.py\tdata\t--steps\t1\t9000\t1\t1\t-1.0\t12.5\n" \
+            "LM (batch size 5)\tpython3 main.py\t--steps\t1\t400\t2\t1.0\t-1\t20\n"  # fmt: skip
+    alibaba = "name,cpu_milli,memory_mib,num_gpu,gpu_milli,gpu_spec,qos,pod_phase,creation_time,deletion_time,scheduled_time\n" \
+              "p0,12000,16384,1,1000,,LS,Running,0,12537496,0\np1,6000,12288,2,460,V100M16|V100M32,BE,Failed,427061,12902960,427070\n"  # fmt: skip
+    rates = {"v100": {"('ResNet-18 (batch size 16)', 1)": {"null": 20.5}, "('LM (batch size 5)', 2)": {"null": 8.0}}}
+    return [
+        ("queue", "queue.json", queue_bytes(queue)), ("allocation", "allocation.json", _written(lambda p: write_allocation(p, found), "a.json")),
+        ("Philly", "philly.json", json.dumps(philly).encode()), ("Gavel", "gavel.tsv", gavel.encode()), ("Alibaba", "pods.csv", alibaba.encode()),
+        ("Gavel rates", "rates.json", json.dumps(rates).encode()),
+    ]  # fmt: skip
 
 
 def _traces() -> list[tuple[str, str, bytes]]:

@@ -1,0 +1,189 @@
+"""Published traces of GPU clusters as queues: Philly (JSON), Gavel (TSV), Alibaba GPU 2023 (CSV).
+
+They say how many GPUs for how long, and little of cores and memory: jobs get the profile `unprofiled`, or of Gavel's types the published profile
+of the same model; `cluster.generate.reprofiled` draws others. Jobs that never had a GPU are left out. A duration is that of the recording.
+Sources: github.com/msr-fiddle/philly-traces, github.com/stanford-futuredata/gavel, github.com/alibaba/clusterdata (cluster-trace-gpu-v2023).
+"""
+
+from __future__ import annotations
+
+import csv
+import math
+import os
+import re
+from collections.abc import Mapping
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from ...cluster.generate import UNPROFILED, published_profiles
+from ...cluster.queue import MAX_GPUS, MAX_JOBS, MAX_S, Queue, QueuedJob
+from ...errors import FormatError
+from ..limits import MaxBytes
+from ..strict_json import decode, read_document, read_text
+
+__all__ = ["GAVEL_TYPES", "philly_queue", "read_alibaba", "read_gavel", "read_gavel_rates", "read_philly"]
+
+GAVEL_TYPES: Mapping[str, str] = {
+    "ResNet-18": "res18", "ResNet-50": "res50", "Transformer": "transformer", "LM": "lstm", "Recommendation": "unprofiled", "A3C": "unprofiled",
+    "CycleGAN": "unprofiled",
+}  # fmt: skip
+ALIBABA = ("name", "num_gpu", "creation_time", "deletion_time")
+MAX_LINE = 65_536
+_RATE_KEY = re.compile(r"\('(?P<type>[^']{1,128})', (?P<gpus>\d{1,6})\)")
+
+
+class _Detail(msgspec.Struct):
+    gpus: list[str] = []
+
+
+class _Attempt(msgspec.Struct):
+    start_time: str | None = None
+    end_time: str | None = None
+    detail: list[_Detail] = []
+
+
+class _Logged(msgspec.Struct):
+    jobid: str
+    submitted_time: str | None
+    attempts: list[_Attempt]
+
+
+def _made(name: str, jobs: list[QueuedJob], where: str) -> Queue:
+    if not jobs:
+        raise FormatError("no job in it had GPUs and a time", where=where)
+    if len(jobs) > MAX_JOBS:
+        raise FormatError(f"more than {MAX_JOBS} jobs", where=where)
+    first = min(j.arrival_s for j in jobs)
+    moved = sorted((msgspec.structs.replace(j, arrival_s=j.arrival_s - first) for j in jobs), key=lambda j: (j.arrival_s, j.name))
+    used = {j.profile for j in moved}
+    return Queue(name=name, profiles=tuple(p for p in (*published_profiles(), UNPROFILED) if p.name in used), jobs=tuple(moved))
+
+
+def _time_s(text: str | None, where: str) -> float | None:
+    """Seconds since 1970 of `2017-10-07 01:11:39`; None where nothing is said."""
+    if text is None or text in ("", "None"):
+        return None
+    try:
+        return (datetime.strptime(text, "%Y-%m-%d %H:%M:%S") - datetime(1970, 1, 1)).total_seconds()
+    except ValueError:
+        raise FormatError(f"{text[:32]!r} is no time", where=where, hint="as in 2017-10-07 01:11:39") from None
+
+
+def philly_queue(data: bytes, where: str) -> Queue:
+    """As `read_philly`, of bytes."""
+    found, seen = [], set()
+    for i, job in enumerate(decode(data, msgspec.json.Decoder(list[_Logged]), where)):
+        at = f"{where}: [{i}]"
+        submitted_s, ran_s, gpus = _time_s(job.submitted_time, at), 0.0, 0
+        for attempt in job.attempts:
+            start_s, end_s = _time_s(attempt.start_time, at), _time_s(attempt.end_time, at)
+            if start_s is not None and end_s is not None:
+                if end_s < start_s:
+                    raise FormatError(f"job {job.jobid[:64]} ends {start_s - end_s:g} s before it starts", where=at)
+                ran_s += end_s - start_s
+                gpus = sum(len(d.gpus) for d in attempt.detail) or gpus
+        if submitted_s is not None and ran_s > 0 and gpus:
+            if job.jobid in seen or not job.jobid or gpus > MAX_GPUS:
+                raise FormatError(f"the job {job.jobid[:64]!r} is there twice, has no name or {gpus} GPUs", where=at)
+            seen.add(job.jobid)
+            found.append(QueuedJob(name=job.jobid, gpus=gpus, profile="unprofiled", arrival_s=submitted_s, duration_s=ran_s))
+    return _made("philly", found, where)
+
+
+def read_philly(path: str | os.PathLike[str]) -> Queue:
+    """`cluster_job_log`: GPUs of the last attempt that ran, for the time of all attempts. Raises: UsageError (no such file), FormatError."""
+    return philly_queue(read_document(path, limit=MaxBytes.CLUSTER_TRACE), Path(path).name or str(path))
+
+
+def _number(text: str, what: str, where: str, *, least: float = 0.0, most: float = MAX_S) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = math.nan
+    if not (math.isfinite(value) and least <= value <= most):
+        raise FormatError(f"{what} is {text[:32]!r}", where=where, hint=f"a number from {least:g} to {most:g}")
+    return value
+
+
+def _whole(text: str, what: str, where: str, *, least: int = 0, most: int = MAX_GPUS) -> int:
+    value = _number(text, what, where, least=least, most=most)
+    if value != int(value):
+        raise FormatError(f"{what} is {text[:32]!r}", where=where, hint="a whole number")
+    return int(value)
+
+
+def read_gavel_rates(path: str | os.PathLike[str], kind: str = "v100") -> dict[tuple[str, int], float]:
+    """Steps per second of (type, GPUs) alone on GPUs of this kind, of Gavel's `simulation_throughputs.json`. Raises: UsageError, FormatError."""
+    where, data = Path(path).name or str(path), read_document(path, limit=MaxBytes.CLUSTER_TRACE)
+    tables = decode(data, msgspec.json.Decoder(dict[str, dict[str, dict[str, Any]]]), where)
+    if kind not in tables:
+        raise FormatError(f"there is no GPU {kind!r}", where=where, hint=f"there are: {', '.join(sorted(tables)[:12])}")
+    found = {}
+    for key, row in tables[kind].items():
+        match = _RATE_KEY.fullmatch(key)
+        if match and isinstance(rate := row.get("null"), (int, float)) and 0 < rate < MAX_S:
+            found[match["type"], int(match["gpus"])] = float(rate)
+    return found
+
+
+def read_gavel(path: str | os.PathLike[str], *, rates: Mapping[tuple[str, int], float]) -> Queue:
+    """A trace of 9, 10 or 11 columns: its type first, steps, GPUs (in the newest followed by a mode), priority, deadline and arrival last.
+    Durations are steps over `rates`. Raises: UsageError (no such file), FormatError naming line and type."""
+    where, text = read_text(path, MaxBytes.CLUSTER_TRACE)
+    found = []
+    for number, line in enumerate(text.splitlines(), start=1):
+        at, fields = f"{where}:{number}", line.split("\t")
+        if not line.strip():
+            continue
+        if len(fields) not in (9, 10, 11):
+            raise FormatError(f"{len(fields)} columns", where=at, hint="traces of Gavel have 9, 10 or 11, with tabs between them")
+        back = 4 + (len(fields) == 11)
+        kind, gpus, steps = fields[0], _whole(fields[-back], "GPUs", at, least=1), _number(fields[-back - 1], "steps", at, least=1)
+        model = kind.partition(" (")[0]
+        if model not in GAVEL_TYPES:
+            raise FormatError(f"unknown job type {kind[:64]!r}", where=at, hint=f"known are: {', '.join(GAVEL_TYPES)}")
+        if (kind, gpus) not in rates:
+            raise FormatError(f"no rate of {kind[:64]!r} on {gpus} GPUs", where=at,
+                hint="give --rates the file of measured throughputs of the same trace")
+        found.append(QueuedJob(
+            name=f"j{number}", gpus=gpus, profile=GAVEL_TYPES[model], arrival_s=_number(fields[-1], "arrival", at),
+            duration_s=_number(str(steps / rates[kind, gpus]), "duration", at, least=1e-9),
+        ))  # fmt: skip
+    return _made("gavel", found, where)
+
+
+def read_alibaba(path: str | os.PathLike[str]) -> Queue:
+    """`openb_pod_list_*.csv`: pods with GPUs, from when they were scheduled (or made) to when they were deleted. A pod with a part of a GPU
+    counts as one with a whole one; `gpu_spec` is not read. Raises: UsageError (no such file), FormatError."""
+    where, text = read_text(path, MaxBytes.CLUSTER_TRACE)
+    lines = text.splitlines()
+    if any(len(line) > MAX_LINE for line in lines):
+        raise FormatError(f"a line of more than {MAX_LINE} characters", where=where)
+    rows = csv.reader(lines, strict=True)
+    found, seen = [], set()
+    try:
+        header = [h.strip() for h in next(rows, [])]
+        if any(name not in header for name in ALIBABA):
+            raise FormatError(f"lacks columns: {', '.join(n for n in ALIBABA if n not in header)}", where=f"{where}:1", hint="openb_pod_list_*.csv")
+        for number, row in enumerate(rows, start=2):
+            at, field = f"{where}:{number}", dict(zip(header, row, strict=False))
+            if len(row) != len(header):
+                raise FormatError(f"{len(row)} columns, the first line has {len(header)}", where=at)
+            gpus = _whole(field["num_gpu"], "num_gpu", at)
+            if not gpus or not field["deletion_time"]:
+                continue
+            came_s, end_s = _number(field["creation_time"], "creation_time", at), _number(field["deletion_time"], "deletion_time", at)
+            start_s = _number(field.get("scheduled_time") or field["creation_time"], "scheduled_time", at)
+            if end_s < start_s:
+                raise FormatError(f"pod {field['name'][:64]} ends {start_s - end_s:g} s before it starts", where=at)
+            if field["name"] in seen or not field["name"]:
+                raise FormatError(f"the name {field['name'][:64]!r} is empty or taken", where=at)
+            seen.add(field["name"])
+            if end_s > start_s:
+                found.append(QueuedJob(name=field["name"], gpus=gpus, profile="unprofiled", arrival_s=came_s, duration_s=end_s - start_s))
+    except csv.Error as error:
+        raise FormatError(f"not CSV: {str(error)[:80]}", where=where) from None
+    return _made("alibaba", found, where)

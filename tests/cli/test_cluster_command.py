@@ -1,0 +1,68 @@
+"""`cluster plan`, `simulate` and `compare`: the page, documents, files, refusals with their exit codes."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+
+from meshwright.cli import main
+
+ON = ["--fabric", "dgx1-v100:2", "--cores", "24", "--memory", "500GB"]
+QUEUE = "synthetic:jobs=12,per_hour=20,seed=1"
+
+
+def told(capsys, *words, code=0):
+    assert main([*words, "--json"]) == code
+    said = capsys.readouterr()
+    return json.loads(said.out if code == 0 else said.err)
+
+
+def test_the_page_prints_what_it_shows(tmp_path, monkeypatch, capsys):
+    page = (Path(__file__).parents[2] / "docs" / "queues.md").read_text(encoding="utf-8")
+    monkeypatch.chdir(tmp_path)
+    for name, body in re.findall(r'```\w+ title="([\w.]+)"\n(.*?)```', page, re.DOTALL):
+        (tmp_path / name).write_text(body, encoding="utf-8")
+    shown = re.findall(r"^\$ meshwright (.*)\n((?:(?!\$ |```).*\n)*)", page, re.MULTILINE)
+    assert len(shown) == 2
+    for command, output in shown:
+        assert main(command.split()) == 0
+        assert capsys.readouterr().out == output, command
+
+
+def test_plans_and_runs_are_documents(tmp_path, capsys):
+    out, jobs, queue = tmp_path / "a.json", tmp_path / "jobs.csv", tmp_path / "q.json"
+    plan = told(capsys, "cluster", "plan", QUEUE, *ON, "--bound", "fillings", "--out", str(out))
+    assert plan["ratio"] > 0.9 and plan["gpus"] <= 16 and json.loads(out.read_text()) == plan["allocation"]
+    run = told(capsys, "cluster", "simulate", QUEUE, *ON, "--count", "2-9", "--export", str(queue), "--jobs-out", str(jobs), "--move", "60s")
+    assert run["jobs"] == 8 and run["below_floor"] == 0 and run["unfinished"] == 0 and len(jobs.read_text().splitlines()) == 13
+    rows = told(capsys, "cluster", "compare", str(queue), *ON, "--orders", "drf,tetris", "--allocations", "opt,priced", "--failures",
+        "100h",
+                "--checkpoint", "10min")["rows"]  # fmt: skip
+    assert len(rows) == 4 and all(r["unfinished"] == 0 for r in rows)
+    assert main(["cluster", "simulate", QUEUE, *ON, "--split", "0,100,0"]) == 0
+    assert "below floor" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(("words", "code", "says"), [
+    (["--allocation", "magic"], 2, "no allocation 'magic'"), (["--order", "tune"], 2, "no order 'tune'"), (["--seed", "-1"], 2, "--seed"),
+    (["--split", "a,b"], 2, "--split"), (["--split", "1,2"], 2, "split"), (["--count", "5"], 2, "--count"), (["--count", "0-99"], 2, "--count"),
+    (["--round", "0s"], 2, "--round"), (["--round", "5"], 2, "--round"), (["--move", "x"], 2, "--move"), (["--failures", "1s"], 2, "--failures"),
+    (["--age", "-1"], 2, "--age"), (["--memory", "5"], 2, "--memory"), (["--cores", "0"], 2, "--cores"), (["--cores", "4"], 2,
+        "no speed at the proportional"),
+    (["--jobs-out", "/nowhere/j.csv"], 2, "/nowhere"), (["--fabric", "laptop:2"], 2, "no GPUs in servers"),
+])  # fmt: skip
+def test_refusals(capsys, words, code, says):
+    assert says in json.dumps(told(capsys, "cluster", "simulate", QUEUE, *ON, *words, code=code))
+
+
+def test_impossible_gangs_end_with_exit_code_3(tmp_path, capsys):
+    queue = tmp_path / "q.json"
+    profile = {"name": "p", "cores": [1], "memory_bytes": [1], "speed": [[1]]}
+    job = {"name": "big", "gpus": 9, "profile": "p", "arrival_s": 0, "duration_s": 1, "together": True}
+    queue.write_text(json.dumps({"schema": "meshwright.queue", "version": 1, "profiles": [profile], "jobs": [job]}), encoding="utf-8")
+    for verb in ("plan", "simulate", "compare"):
+        said = told(capsys, "cluster", verb, str(queue), *ON, code=3)
+        assert said["data"]["fragments"] == {"8": 2} and "big" in said["message"]

@@ -1,0 +1,130 @@
+"""Queues, allocations and traces in files: what is read, and what is refused with its place."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from meshwright.cluster import Server, Servers
+from meshwright.cluster.generate import synthetic
+from meshwright.decide.cluster import allocation, order
+from meshwright.drive.cluster import plan_allocation
+from meshwright.errors import FormatError, UsageError
+from meshwright.io.cluster import load_queue, read_allocation, read_queue, write_allocation, write_queue
+from meshwright.io.cluster.traces import read_alibaba, read_gavel, read_gavel_rates, read_philly
+from meshwright.testing.soak.files import seeds
+
+FILES = {reader: data for reader, _, data in seeds() if reader in ("queue", "Philly", "Gavel", "Alibaba", "Gavel rates")}
+RATES = {("ResNet-18 (batch size 16)", 1): 20.0, ("LM (batch size 5)", 2): 8.0}
+
+
+def written(tmp_path, name: str, data):
+    path = tmp_path / name
+    path.write_bytes(data if isinstance(data, bytes) else data.encode())
+    return path
+
+
+def test_queues_and_allocations_come_back(tmp_path):
+    queue = synthetic(12, per_hour=20, seed=3)
+    for name in ("q.json", "q.json.gz"):
+        write_queue(tmp_path / name, queue)
+        assert read_queue(tmp_path / name) == queue == load_queue(str(tmp_path / name))
+    servers = Servers(servers=tuple(Server(name=f"s{n}", gpus=tuple(f"s{n}g{k}" for k in range(8)), cores=24,
+        memory_bytes=500 * 10**9) for n in range(2)))
+    found, _ = plan_allocation(servers, queue, order("fifo")(), allocation("priced")())
+    write_allocation(tmp_path / "a.json", found)
+    first = (tmp_path / "a.json").read_bytes()
+    assert read_allocation(tmp_path / "a.json") == found
+    write_allocation(tmp_path / "a.json", read_allocation(tmp_path / "a.json"))
+    assert (tmp_path / "a.json").read_bytes() == first
+    broken = json.loads(first)
+    broken["bound"]["value"] = "0.5"
+    with pytest.raises(FormatError, match="exact rational"):
+        read_allocation(written(tmp_path, "b.json", json.dumps(broken)))
+
+
+@pytest.mark.parametrize(("change", "says"), [
+    (("jobs", 0, "gpus", -1), r"jobs\[0\].gpus"), (("jobs", 1, "profile", "none"), r"jobs\[1\].profile"), (("jobs", 0, "arrival_s", -3), "time of"),
+    (("profiles", 0, "speed", [[1.0]]), "profile"), (("schema", None, None, "x"), "document"), (("version", None, None, 9), "newer"),
+])  # fmt: skip
+def test_queues_that_are_refused(tmp_path, change, says):
+    document = json.loads(FILES["queue"])
+    first, second, third, value = change
+    if second is None:
+        document[first] = value
+    else:
+        document[first][second][third] = value
+    with pytest.raises(FormatError, match=says):
+        read_queue(written(tmp_path, "q.json", json.dumps(document)))
+
+
+def test_philly(tmp_path):
+    job = json.loads(FILES["Philly"])[0]
+    late = job | {"jobid": "a0", "submitted_time": "2017-10-07 01:12:39", "attempts": [
+        *job["attempts"], {"start_time": "2017-10-07 02:00:00", "end_time": "2017-10-07 03:00:00", "detail": [{"gpus": ["gpu0"]}]},
+        {"start_time": "2017-10-07 04:00:00", "end_time": None, "detail": []},
+    ]}  # fmt: skip
+    never = job | {"jobid": "a2", "attempts": []}
+    path = written(tmp_path, "log.json", json.dumps([late, job, never]))
+    found = read_philly(path)
+    assert [(j.name, j.gpus, j.arrival_s, j.duration_s) for j in found.jobs] == [("a1", 2, 0.0, 74.0), ("a0", 1, 60.0, 3674.0)]
+    assert load_queue(str(path)) == found and load_queue(str(path), split=(100, 0, 0), seed=1).jobs[0].profile in ("alexnet", "shufflenet", "res18",
+        "mobilenet", "res50")  # fmt: skip
+    back = job | {"attempts": [job["attempts"][0] | {"end_time": "2016-01-01 00:00:00"}]}
+    for wrong, says in (
+        ([back], r"\[0\].*before it starts"), ([late, late], "twice"), ([never], "no job in it"),
+        ([late | {"submitted_time": "yesterday"}], "is no time"), ({"a": 1}, "Expected `array`"),
+    ):  # fmt: skip
+        with pytest.raises(FormatError, match=says):
+            read_philly(written(tmp_path, "bad.json", json.dumps(wrong)))
+
+
+def test_gavel(tmp_path):
+    path, rates = written(tmp_path, "t.trace", FILES["Gavel"]), written(tmp_path, "rates.json", FILES["Gavel rates"])
+    found = read_gavel(path, rates=RATES)
+    assert [(j.gpus, j.profile, j.arrival_s, j.duration_s) for j in found.jobs] == [(1, "res18", 0.0, 450.0), (2, "lstm", 7.5, 50.0)]
+    newest = FILES["Gavel"].decode().splitlines()[0].split("\t")
+    newest.insert(7, "static")
+    assert read_gavel(written(tmp_path, "n.trace", "\t".join(newest)), rates=RATES).jobs[0].duration_s == 450.0
+    assert read_gavel_rates(rates)["ResNet-18 (batch size 16)", 1] == 20.5
+    assert load_queue(str(path), rates=str(rates)).jobs[1].duration_s == 50.0
+    with pytest.raises(UsageError, match="counts steps"):
+        load_queue(str(path))
+    with pytest.raises(FormatError, match="no GPU 'h100'"):
+        read_gavel_rates(rates, "h100")
+    text = FILES["Gavel"].decode()
+    for wrong, says in (
+        (text.replace("ResNet-18", "Quantum"), "t.trace:1: unknown job type 'Quantum"), (text.replace("12.5", "-12.5"), "arrival is '-12.5'"),
+        (text.replace("9000", "x"), "steps is 'x'"), ("a\tb\n", "2 columns"), ("\n", "no job in it"), (text.replace("size 5", "size 7"),
+            "no rate of"),
+        (text.replace("\t9000\t1\t", "\t9000\t1.5\t"), "GPUs is '1.5'"),
+    ):  # fmt: skip
+        with pytest.raises(FormatError) as refused:
+            read_gavel(written(tmp_path, "t.trace", wrong), rates=RATES)
+        assert says in str(refused.value)
+
+
+def test_alibaba(tmp_path):
+    path = written(tmp_path, "pods.csv", FILES["Alibaba"])
+    found = read_alibaba(path)
+    assert [(j.name, j.gpus, j.arrival_s, j.duration_s) for j in found.jobs] == [("p0", 1, 0.0, 12537496.0), ("p1", 2, 427061.0, 12475890.0)]
+    assert load_queue(str(path)) == found
+    text = FILES["Alibaba"].decode()
+    for wrong, says in (
+        (text.replace("12537496", "-5"), "deletion_time is '-5'"), (text.replace(",12902960,", ",1,"), "before it starts"),
+        (text.replace("num_gpu", "gpus"), "lacks columns: num_gpu"), (text.replace("p1", "p0"), "taken"), (text + "x,1\n", "2 columns"),
+        (text.replace("12000", '"12000"x'), "not CSV"), (text + "x" * 70000, "characters"),
+    ):  # fmt: skip
+        with pytest.raises(FormatError) as refused:
+            read_alibaba(written(tmp_path, "pods.csv", wrong))
+        assert says in str(refused.value)
+
+
+def test_synthetic_names():
+    assert load_queue("synthetic:jobs=5,per_hour=2,seed=1,split=0/100/0,most_gpus=2") == synthetic(5, per_hour=2, seed=1, split=(0, 100, 0),
+        most_gpus=2)
+    assert len(load_queue("synthetic").jobs) == 300
+    for wrong in ("synthetic:jobs=x", "synthetic:colour=1", "synthetic:jobs=0", "synthetic:seed=-1", "synthetic:per_hour=0", "/no/such/file.json"):
+        with pytest.raises(UsageError):
+            load_queue(wrong)
