@@ -176,7 +176,7 @@ class StepLowering:
                 chunks = self.plan_all_reduce(*self.summing(r.number, value)[:2], size).chunks
             each = per_chunk(size, chunks, element_of(self.value[value]))
             if value in self.in_blocks:
-                chunks, each = self.layout.context, size // self.layout.context
+                chunks, each = self.layout.exchanging, size // self.layout.exchanging
             if value in self.apart:
                 chunks, each = self.parts.slot(r.number, value)
             r.buffers[name] = self.b.buffer(r.number, chunks=chunks, chunk_bytes=each, role="activation", name=name)

@@ -249,5 +249,5 @@ def balance_biases(model: nn.Module, speed: float, *, group: Any = None) -> dict
             buffers[0] += speed * torch.sign(load.double().mean() - load).to(buffers[0])
         found[path] = load
     if not found:
-        raise UsageError("no converted layer has a bias for balance and has been trained", where="balance_biases", hint="see convert_experts(...).text")
+        raise UsageError("no converted layer with a bias for balance has been trained", where="balance_biases", hint="see convert_experts(...).text")
     return found
