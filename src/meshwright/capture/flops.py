@@ -61,11 +61,11 @@ def _no_flops(*args: Any, out_val: Any = None, **kwargs: Any) -> int:
 
 
 def _experts(rows: Any, counts: Any, gate_up: Any, *args: Any, out_val: Any = None) -> int:
-    return mlp_flops(gate_up.shape, args[-1], 2)
+    return mlp_flops(gate_up.shape, args[-1], 1)
 
 
 def _experts_backward(grad: Any, rows: Any, counts: Any, gate_up: Any, *args: Any, out_val: Any = None) -> int:
-    return mlp_flops(gate_up.shape, args[-1], 4) + args[-1] * 2 * int(gate_up.shape[1]) * int(gate_up.shape[2])  # what the activation got, again
+    return mlp_flops(gate_up.shape, args[-1], 2) + args[-1] * 2 * int(gate_up.shape[1]) * int(gate_up.shape[2])  # what the activation got, again
 
 
 _OWN: dict[Any, Callable[..., int]] = {

@@ -158,7 +158,7 @@ def _unlike(module: nn.Module) -> str | None:
 
 def _activation(module: nn.Module) -> str:
     """The activation's name, by its values; "" for one that is not known."""
-    act, x = getattr(module, "act_fn", None), torch.linspace(-6, 6, 97, dtype=torch.float64)
+    act, x = getattr(module, "act_fn", None), torch.linspace(-6, 6, 97, dtype=torch.float64, device="cpu")
     if not callable(act):
         return ""
     with torch.no_grad():
@@ -172,9 +172,9 @@ def _differs(module: nn.Module, ours: StackedExperts, k: int) -> tuple[str | Non
     if up.is_meta or type(up.data).__name__ == "FakeTensor":
         return None, False
     generator = torch.Generator().manual_seed(0)
-    x = torch.randn(PROBED_TOKENS, ours.form.model, generator=generator, dtype=torch.float64).to(up)
-    index = torch.rand(PROBED_TOKENS, ours.experts, generator=generator).topk(k).indices.to(up.device)
-    weights = torch.rand(PROBED_TOKENS, k, generator=generator, dtype=torch.float64).to(up)
+    x = torch.randn(PROBED_TOKENS, ours.form.model, generator=generator, dtype=torch.float64, device="cpu").to(up)
+    index = torch.rand(PROBED_TOKENS, ours.experts, generator=generator, device="cpu").topk(k).indices.to(up.device)
+    weights = torch.rand(PROBED_TOKENS, k, generator=generator, dtype=torch.float64, device="cpu").to(up)
     forward: Any = type(module).forward
     with torch.no_grad():
         got = ours.train(False)(x, index, weights)
@@ -208,9 +208,9 @@ def _router(parent: nn.Module, base: str, experts: nn.Module) -> tuple[str, Foun
 
 def _seen(path: str, module: nn.Module, shape: tuple[int, int]) -> FoundRouter:
     generator = torch.Generator().manual_seed(0)
-    x = torch.randn(1, PROBED_TOKENS, shape[1], generator=generator)
-    state = {n: torch.zeros(t.shape, dtype=t.dtype) for n, t in module.named_buffers()}
-    state |= {"weight": torch.randn(shape, generator=generator) / shape[1] ** 0.5}
+    x = torch.randn(1, PROBED_TOKENS, shape[1], generator=generator, device="cpu")
+    state = {n: torch.zeros(t.shape, dtype=t.dtype, device="cpu") for n, t in module.named_buffers()}
+    state |= {"weight": torch.randn(shape, generator=generator, device="cpu") / shape[1] ** 0.5}
     with torch.no_grad():
         logits, weights, index = torch.func.functional_call(module, state, (x,))
     found, scores = "other", {"softmax": logits.float().softmax(-1), "sigmoid": logits.float().sigmoid()}

@@ -23,6 +23,7 @@ from ...graph.graph import OpGraph
 from ...graph.liveness import segment_workspace
 from ...lower.training import shard_bytes
 from ...plan.context import EXCHANGES, exchange_of, layout_exchanges
+from ...plan.experts import GSHARD
 from ...plan.plan import StepEnd, TrainingLayout
 from .build import build_layout
 from .context import context_graph
@@ -76,6 +77,8 @@ class Grid(DegreesStrategy):
             parts.append(("sequence", SEQUENCE_CITE))
         if layout is not None and layout.context > 1:
             parts.append(("context", EXCHANGES[exchange_of(layout)]))
+        if layout is not None and layout.expert > 1:
+            parts.append(("experts", GSHARD))
         return parts + ([("sharding", SHARDING_CITE)] if layout is not None and layout.zero_level else [])
 
     def plan(self, problem: LayoutProblem) -> list[LayoutCandidate]:

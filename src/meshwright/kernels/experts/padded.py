@@ -184,6 +184,6 @@ def _mlp_backward(ctx: Any, grad: torch.Tensor) -> tuple[Any, ...]:
 expert_mlp.register_autograd(_mlp_backward, setup_context=_mlp_setup)
 
 
-def mlp_flops(gate_up: torch.Size, expected: int, products: int) -> int:
-    """Of `expected` rows, each through `products` products of [2F, H] and [F, H] matrices; a multiply-add counts as two."""
-    return products * expected * 3 * int(gate_up[1]) * int(gate_up[2])
+def mlp_flops(gate_up: torch.Size, expected: int, passes: int) -> int:
+    """Of `expected` rows, each `passes` times through matrices of [2F, H] and [F, H]; a multiply-add counts as two."""
+    return passes * expected * 3 * int(gate_up[1]) * int(gate_up[2])
