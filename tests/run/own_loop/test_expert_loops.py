@@ -13,6 +13,7 @@ import meshwright as mw
 from meshwright.check.training.layout import check_layout
 from meshwright.drive.plans import check_plan, read_plan, write_plan
 from meshwright.errors import CheckFailed, FormatError, Infeasible, UsageError
+from meshwright.report.plan_text import plan_text
 
 
 @pytest.fixture(autouse=True)
@@ -63,7 +64,7 @@ def test_the_plan_says_who_divides_what_and_is_proved(tmp_path):
     layout = plan.layout
     assert layout.expert == 2 and layout.exchanging == 2 and {x.kind for x in layout.exchanges} == {"all-to-all"}
     assert {s.param for s in layout.expert_shards} == {f"blocks.{i}.experts.{n}" for i in (0, 1) for n in ("gate_up_proj", "down_proj")}
-    assert plan.decisions["experts"]["options"] == {"degree": 2, "wanted": "2"} and "experts over 2" in mw.report.plan_text.plan_text(plan)
+    assert plan.decisions["experts"]["options"] == {"degree": 2, "wanted": "2"} and "experts over 2" in plan_text(plan)
     names = set(plan.main.comms.name)
     assert {"experts:0.0.0", "experts:0.1.0", "dp:0.0e0", "dp:0.0e1"} <= names
     write_plan(tmp_path / "plan.json", plan)
@@ -82,7 +83,7 @@ def test_experts_summed_over_all_replicas_are_found():
     plan = plan_of("ep2xdp2")
     lines = [
         (msgspec.structs.replace(plan.layout, expert=4), "lacks|has another|holds another|blocks"),
-        (msgspec.structs.replace(plan.layout, expert=1), "expert"),
+        (msgspec.structs.replace(plan.layout, expert=1), "do not belong together"),
     ]
     for layout, told in lines:
         with pytest.raises(CheckFailed, match=told):
