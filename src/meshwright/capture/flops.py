@@ -65,7 +65,7 @@ def _experts(rows: Any, counts: Any, gate_up: Any, *args: Any, out_val: Any = No
 
 
 def _experts_backward(grad: Any, rows: Any, counts: Any, gate_up: Any, *args: Any, out_val: Any = None) -> int:
-    return mlp_flops(gate_up.shape, args[-1], 2) + args[-1] * 2 * int(gate_up.shape[1]) * int(gate_up.shape[2])  # what the activation got, again
+    return int(mlp_flops(gate_up.shape, args[-1], 2) + args[-1] * 2 * int(gate_up.shape[1]) * int(gate_up.shape[2]))  # what the activation got, again
 
 
 _OWN: dict[Any, Callable[..., int]] = {
