@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -50,3 +51,20 @@ def test_compare(capsys: pytest.CaptureFixture[str]) -> None:
 def test_mistakes(words: list[str], text: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["experts", "plan", *LAYER, *words]) == 2
     assert text in capsys.readouterr().err
+
+
+@pytest.mark.real
+def test_the_commands_of_the_page_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    """As they stand, in order: each reads what the one before has written."""
+    root = Path(__file__).parents[2]
+    page = (root / "docs" / "experts.md").read_text(encoding="utf-8")
+    (tmp_path / "examples").symlink_to(root / "examples")
+    monkeypatch.chdir(tmp_path)
+    commands = re.findall(r"^\$ meshwright (.*)$", page, re.MULTILINE)
+    assert [c.split()[:2] for c in commands] == [
+        ["experts", "compare"], ["experts", "plan"], ["train", "check"], ["train", "plan"], ["train", "check"],
+    ]  # fmt: skip
+    for command in commands:
+        assert main(command.split()) == 0, command
+    said = capsys.readouterr().out
+    assert "experts over 2" in said and said.count(": ok") >= 2 and "bound" in said

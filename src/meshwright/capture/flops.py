@@ -14,6 +14,8 @@ from typing import Any
 import torch
 from torch.utils.flop_counter import flop_registry
 
+from meshwright.kernels.experts.padded import mlp_flops
+
 __all__ = ["flops_of", "is_causal", "lacks_formula"]
 
 aten = torch.ops.aten
@@ -54,7 +56,22 @@ def _embedding_bag_backward(grad: Any, indices: Any, *args: Any, out_val: Any = 
     return int(indices.numel()) * int(grad.shape[-1])
 
 
+def _no_flops(*args: Any, out_val: Any = None, **kwargs: Any) -> int:
+    return 0
+
+
+def _experts(rows: Any, counts: Any, gate_up: Any, *args: Any, out_val: Any = None) -> int:
+    return mlp_flops(gate_up.shape, args[-1], 1)
+
+
+def _experts_backward(grad: Any, rows: Any, counts: Any, gate_up: Any, *args: Any, out_val: Any = None) -> int:
+    return int(mlp_flops(gate_up.shape, args[-1], 2) + args[-1] * 2 * int(gate_up.shape[1]) * int(gate_up.shape[2]))  # what the activation got, again
+
+
 _OWN: dict[Any, Callable[..., int]] = {
+    torch.ops.meshwright.expert_mlp: _experts,
+    torch.ops.meshwright.expert_mlp_backward: _experts_backward,
+    **dict.fromkeys((getattr(torch.ops.meshwright, f"expert_{name}") for name in ("rows", "sums", "dots", "counts")), _no_flops),
     aten._scaled_dot_product_flash_attention_for_cpu: _cpu_attention,
     aten._scaled_dot_product_flash_attention_for_cpu_backward: _cpu_attention_backward,
     aten._embedding_bag: _embedding_bag,

@@ -43,6 +43,10 @@ def arguments(parser: argparse.ArgumentParser) -> None:
         help="ranks that share samples and divide the positions of their sequences: 1 (default), a degree, or auto (judged by simulation and memory)",
     )  # fmt: skip
     parser.add_argument(
+        "--ep", default="1", metavar="N|auto",
+        help="neighbouring data replicas that divide the experts of converted layers (nn.convert_experts): 1 (default), a degree, or auto",
+    )  # fmt: skip
+    parser.add_argument(
         "--label-smoothing", choices=("torch", "megatron"), default="torch",
         help="of a cross-entropy over a split vocabulary: torch (default; target 1-a+a/V) or megatron (target 1-a)",
     )  # fmt: skip
@@ -224,17 +228,18 @@ def _layout(args: argparse.Namespace) -> LayoutWanted:
 
     options = TensorOptions(smoothing=args.label_smoothing, sequence={"auto": None, "on": True, "off": False}[args.sequence_parallel])
     return LayoutWanted(
-        data=args.dp, tensor=args.tp, pipeline=args.pp, microbatch=args.microbatch, context=_context(args.context), tensor_options=options
-    )
+        data=args.dp, tensor=args.tp, pipeline=args.pp, microbatch=args.microbatch, context=_degree(args.context, "--context"),
+        expert=_degree(args.ep, "--ep"), tensor_options=options,
+    )  # fmt: skip
 
 
-def _context(text: str) -> int | None:
+def _degree(text: str, flag: str) -> int | None:
     from ..errors import UsageError
 
     if text == "auto":
         return None
     if not text.isdecimal() or not 1 <= int(text) <= 4096:
-        raise UsageError(f"must be auto or a degree of at least 1, got {text!r}", where="--context", hint="e.g. --context 2")
+        raise UsageError(f"must be auto or a degree of at least 1, got {text!r}", where=flag, hint=f"e.g. {flag} 2")
     return int(text)
 
 

@@ -158,9 +158,10 @@ def _chosen(plan: Plan, run: Simulated, cost: Cost) -> Evaluated:
 
     layout = plan.layout
     assert layout is not None
-    degrees = Degrees(layout.data // layout.context, layout.tensor, layout.pipeline, layout.microbatch_size, layout.sequence, layout.context,
-        exchange=exchange_of(layout),
-    )
+    degrees = Degrees(
+        layout.data // layout.context, layout.tensor, layout.pipeline, layout.microbatch_size, layout.sequence, layout.context,
+        expert=layout.expert, exchange=exchange_of(layout),
+    )  # fmt: skip
     schedule = str(plan.decisions.get("pipeline", {}).get("options", {}).get("schedule", ""))
     callees = {name: program for name, program in plan.programs.items() if program is not plan.main}
     works = works_of(plan)

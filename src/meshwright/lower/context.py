@@ -25,7 +25,7 @@ class ContextMessages:
     """Of one program; nothing without context parallelism."""
 
     def __init__(self, low: StepLowering, ranks: Sequence[RankLanes]) -> None:
-        self.low, self.parts = low, low.layout.context
+        self.low, self.parts = low, low.layout.exchanging
         self.exchanges = layout_exchanges(low.layout)
         self.targets = {x.target: x for x in self.exchanges}
         self.sources = {x.source: x for x in self.exchanges}
@@ -45,7 +45,7 @@ class ContextMessages:
             me = self.member(r.number)
             p, d, t = low.layout.coordinates(r.number)
             group = tuple(self.rank(r.number, i) for i in range(self.parts))
-            comm = low.comm(f"context:{p}.{d // self.parts}.{t}", group)
+            comm = low.comm(f"{'context' if low.layout.context > 1 else 'experts'}:{p}.{d // self.parts}.{t}", group)
             others = {i for kind in kinds for block in range(self.parts) for i in (came_from(kind, me, self.parts, block)[0],) if i != me}
             for source in sorted(others):
                 peer = self.rank(r.number, source)

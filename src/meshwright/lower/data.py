@@ -12,6 +12,8 @@ replicas owns the d-th n-th of it. By `TrainingLayout.zero_level`:
   3  as 2, and what stays of weights is `shard<group>`. Whole weights `gathered:<number><group>` exist from their all-gather to the last of the
      compute steps in a row that use them.
 
+Experts that neighbouring replicas divide are a group of their own, `%`, which replicas with the same ones add up (`plan.experts`).
+
 Copies of a stage (Chimera) each hold what their data replicas divide: at level 0 one sum goes over replicas and copies, at the others copies sum
 what their replicas were given of it, at levels 2 and 3 once, after backward. Copies finish stages in different orders, and call in one that all
 of them know: by the step, counted on each, after which the last of them has the group's gradients.
@@ -31,6 +33,7 @@ from dataclasses import dataclass, field
 from math import lcm
 
 from ..errors import Unsupported
+from ..plan.experts import EXPERT_GRADIENTS
 from ..plan.sizes import summed_over
 from ..program.builder import LaneBuilder, StepRef
 from .compressed import CompressedSums
@@ -94,10 +97,12 @@ class DataParallel:
         sizes = {buffer: sum(r.sizes[p] for p in params) for buffer, params in r.gradients.items()}
         for buffer, params in r.gradients.items():
             name = buffer.removeprefix("gradients")
+            if self.level and name == EXPERT_GRADIENTS:
+                raise Unsupported(f"sharding level {self.level} of experts that replicas divide", hint="sharding level 0 with expert parallelism")
             if self.level and not name:
                 raise Unsupported(f"parameter {params[0]!r} is in no bucket", hint="the layout's buckets must hold every parameter of one stage")
             using = frozenset(k for k in r.stage.segments if any(p in low.segment[k].params for p in params))
-            alone = ":" in name or not low.layout.buckets
+            alone = ":" in name or name == EXPERT_GRADIENTS or not low.layout.buckets
             self.groups[name] = _Group(name, params, sizes[buffer], sizes[buffer] if alone else low.largest_bucket(r), using)
         self.used: dict[str, list[_Group]] = {}  # by segment
         for g in self.groups.values():
@@ -169,7 +174,7 @@ class DataParallel:
         replicas = (self._replica(),) if self.low.folded else range(self.low.layout.data)
         groups = [x for p, _, _ in holders for d in replicas if (x := self._tensor(g, p, d)) is not None]
         counts = [1, *(plan("tensor", x, size).chunks for x in dict.fromkeys(groups))]
-        for data in dict.fromkeys(self._replicas(p, t) for p, _, t in holders):  # who shares a parameter cuts it alike
+        for data in dict.fromkeys(self._replicas(p, d, t, g.name) for p, d, t in holders):  # who shares a parameter cuts it alike
             if self.level:
                 counts += [n, plan("weights", data, size, "all-gather").chunks]
                 counts += [plan("gradient", data, size, "reduce-scatter").chunks] if g.name not in self.compressed.groups else []
@@ -189,14 +194,14 @@ class DataParallel:
     def _replica(self) -> int:
         return self.low.layout.coordinates(self.r.number)[1]
 
-    def _data(self) -> tuple[int, ...]:
-        p, _, t = self.low.layout.coordinates(self.r.number)
-        return self._replicas(p, t)
+    def _data(self, group: str = "") -> tuple[int, ...]:
+        return self._replicas(*self.low.layout.coordinates(self.r.number), group)
 
-    def _replicas(self, pipeline: int, tensor: int) -> tuple[int, ...]:
-        """Who sums gradients of the same stages: data replicas, where nothing is divided of every copy."""
+    def _replicas(self, pipeline: int, data: int, tensor: int, group: str) -> tuple[int, ...]:
+        """Who sums a group's gradients: data replicas (of experts, those with the same), where nothing is divided of every copy."""
         lay = self.low.layout
-        return tuple(lay.rank(p, i, tensor) for p in ((pipeline,) if self.level else lay.mates(pipeline)) for i in range(lay.data))
+        replicas = range(data % lay.expert, lay.data, lay.expert) if group == EXPERT_GRADIENTS else range(lay.data)
+        return tuple(lay.rank(p, i, tensor) for p in ((pipeline,) if self.level else lay.mates(pipeline)) for i in replicas)
 
     def _copies(self, pipeline: int, data: int, tensor: int) -> tuple[int, ...]:
         """Who adds up what replicas were given: the ranks with the same part of every copy."""
@@ -292,9 +297,10 @@ class DataParallel:
         # with overlap the last sum may still run, the one before must be over: two whole gradients at once
         return self.closed[-2:-1] if self.low.layout.overlap else []
 
-    def _label(self, kind: str) -> str:
-        p, _, t = self.low.layout.coordinates(self.r.number)
-        return f"{kind}:{p if self.level else self.low.layout.mates(p)[0]}.{t}"
+    def _label(self, kind: str, group: str = "") -> str:
+        p, d, t = self.low.layout.coordinates(self.r.number)
+        of = f"e{d % self.low.layout.expert}" if group == EXPERT_GRADIENTS else ""
+        return f"{kind}:{p if self.level else self.low.layout.mates(p)[0]}.{t}{of}"
 
     def _sum(self, g: _Group, after: StepRef, microbatch: int = -1) -> None:
         """`_reduce`, and the sums over copies whose turn it is."""
@@ -335,9 +341,9 @@ class DataParallel:
             r.sync.call(low.call("tensor", label, tensor, r.number, buffer, g.planned_bytes), after=[after])
         if g.name in self.compressed.groups:
             self.compressed.send(g.name, after)
-        elif len(self._data()) > 1:
+        elif len(replicas := self._data(g.name)) > 1:
             operation = ("reduce-scatter",) if self.level else ()
-            r.sync.call(low.call("gradient", self._label("dp"), self._data(), r.number, buffer, g.planned_bytes, *operation), after=[after])
+            r.sync.call(low.call("gradient", self._label("dp", g.name), replicas, r.number, buffer, g.planned_bytes, *operation), after=[after])
         if self.level > 1:
             first, count = g.part
             copied = r.sync.copy((buffer, first), (r.buffers[f"gradshard{g.name}"], 0), count, add=True)

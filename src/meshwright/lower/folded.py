@@ -36,6 +36,8 @@ def why_not_folded(layout: TrainingLayout) -> str:
         return f"schedule {layout.schedule} is lowered rank by rank"
     if layout.context > 1:
         return "ranks that divide positions send each other blocks"
+    if layout.expert > 1:
+        return "ranks that divide experts send each other tokens"
     if batch_sums(layout):
         return "statistics that replicas share are lowered rank by rank"
     if layout.replica_microbatches:

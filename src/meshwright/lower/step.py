@@ -11,6 +11,7 @@ from ..errors import Unsupported
 from ..graph.graph import OpGraph
 from ..plan.batch_statistics import batch_sums
 from ..plan.context import layout_exchanges
+from ..plan.experts import EXPERT_GRADIENTS
 from ..plan.plan import Stage, TrainingLayout, ValueInfo
 from ..plan.shards import sequence_values
 from ..plan.sizes import gradient_buffers, inputs_read, shard_bytes
@@ -24,6 +25,7 @@ from .sequence import ELEMENT_BYTES, SequenceParts, element_of, per_chunk
 
 __all__ = ["Order", "PlanCollective", "Position", "RankLanes", "StepLowering", "require_orders"]
 
+EXPERTS = f"gradients{EXPERT_GRADIENTS}"  # summed on its own, over other replicas than buckets
 # (purpose: "tensor" | "statistics" | "gradient" | "weights" | "tied", ranks, size in bytes[, operation if no all-reduce]) -> the collective
 PlanCollective = Callable[..., Callee]
 # (stages, micro-batches, stage) -> [("F" | "B", micro-batch)]
@@ -140,7 +142,7 @@ class StepLowering:
                 (shard_bytes(self.graph, lay, t), gradient_buffers(self.graph, lay, r.stage, t)) for t in range(lay.tensor)
             ]
             for sizes, gradients in parts:
-                found += [sum(sizes[p] for p in params) for name, params in gradients.items() if ":" not in name]
+                found += [sum(sizes[p] for p in params) for name, params in gradients.items() if ":" not in name and name != EXPERTS]
             self.buckets[index] = max(found)
         return self.buckets[index]
 
@@ -176,7 +178,7 @@ class StepLowering:
                 chunks = self.plan_all_reduce(*self.summing(r.number, value)[:2], size).chunks
             each = per_chunk(size, chunks, element_of(self.value[value]))
             if value in self.in_blocks:
-                chunks, each = self.layout.context, size // self.layout.context
+                chunks, each = self.layout.exchanging, size // self.layout.exchanging
             if value in self.apart:
                 chunks, each = self.parts.slot(r.number, value)
             r.buffers[name] = self.b.buffer(r.number, chunks=chunks, chunk_bytes=each, role="activation", name=name)

@@ -1,9 +1,15 @@
-"""Layers for users' models: mixtures of experts."""
+"""Layers for users' models: mixtures of experts, and ours in the place of other makers'."""
 
 from __future__ import annotations
 
+from .convert import ConvertedExperts, ExpertReport, FoundRouter, KeptWhole, balance_biases, convert_experts
 from .experts import ExpertForm, FeedForward, GatedFeedForward, ModuleExpert
 from .layer import MoELayer
+from .routed import Spread
 from .routers import CosineRouter, LinearRouter
+from .stacked import StackedExperts
 
-__all__ = ["CosineRouter", "ExpertForm", "FeedForward", "GatedFeedForward", "LinearRouter", "MoELayer", "ModuleExpert"]
+__all__ = [
+    "ConvertedExperts", "CosineRouter", "ExpertForm", "ExpertReport", "FeedForward", "FoundRouter", "GatedFeedForward", "KeptWhole", "LinearRouter",
+    "MoELayer", "ModuleExpert", "Spread", "StackedExperts", "balance_biases", "convert_experts",
+]  # fmt: skip

@@ -258,7 +258,7 @@ class TrainingLayout(_Record, frozen=True, kw_only=True):
     copy_of: tuple[int, ...] = ()
     split_backward: bool = False
     context: int = 1  # neighbours among the data replicas that share samples, each with its positions (`plan.context`)
-    expert: int = 1  # expert parallelism: only 1 is planned and run so far
+    expert: int = 1  # neighbours among the data replicas that divide experts and exchange their tokens (`plan.experts`)
     zero_level: int = 0
     overlap: bool = False
     bucket_bytes: int = 0  # what a bucket was filled up to; 0 where there are none
@@ -275,6 +275,7 @@ class TrainingLayout(_Record, frozen=True, kw_only=True):
     end: StepEnd | msgspec.UnsetType = msgspec.UNSET  # left out of documents where it is plain
     exchanges: tuple[ContextExchange, ...] | msgspec.UnsetType = msgspec.UNSET  # left out without context parallelism
     batch_sums: tuple[str, ...] | msgspec.UnsetType = msgspec.UNSET  # left out where replicas share no statistics
+    expert_shards: tuple[ParamShard, ...] | msgspec.UnsetType = msgspec.UNSET  # experts' parameters over `expert` ranks; left out where that is 1
 
     @property
     def step_end(self) -> StepEnd:
@@ -283,6 +284,11 @@ class TrainingLayout(_Record, frozen=True, kw_only=True):
     @property
     def ranks(self) -> int:
         return self.data * self.tensor * self.pipeline
+
+    @property
+    def exchanging(self) -> int:
+        """Neighbouring data replicas that exchange values within a step; 1: none do."""
+        return max(self.context, self.expert)
 
     def coordinates(self, rank: int) -> tuple[int, int, int]:
         """(pipeline index, data index, tensor index) of a rank."""

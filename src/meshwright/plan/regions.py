@@ -17,7 +17,7 @@ from ..graph.graph import OpGraph
 from ..program.program import Program
 from .optimizers import state_names
 from .plan import TrainingLayout
-from .shards import part_ranges
+from .shards import divided_parameters, part_ranges
 from .sizes import gradient_names
 
 __all__ = [
@@ -207,15 +207,15 @@ def holdings(
     """
     if layout.zero_level and divided is None:
         raise UsageError(f"what a rank holds at sharding level {layout.zero_level} follows from the plan's program too", where="layout")
-    pipeline, _, part = layout.coordinates(rank)
+    pipeline = layout.coordinates(rank)[0]
     held = set(layout.held(pipeline).params)
-    shard_of = {s.param: s for s in layout.shards} if layout.tensor > 1 else {}
+    divided_of = divided_parameters(layout, rank)
 
     def region_of(parameter: str, shape: tuple[int, ...]) -> Region:
-        shard = shard_of.get(parameter)
-        if shard is None:
+        if parameter not in divided_of:
             return whole_region(shape)
-        return region_along(shape, shard.axis, part_ranges(shape[shard.axis], shard, part, layout.tensor))
+        shard, part, parts = divided_of[parameter]
+        return region_along(shape, shard.axis, part_ranges(shape[shard.axis], shard, part, parts))
 
     pieces: dict[str, tuple[int, int]] = {}
     if layout.zero_level and divided:

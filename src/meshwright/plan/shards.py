@@ -9,14 +9,17 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import accumulate
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import msgspec
 
 from ..errors import Unsupported
 from .plan import ParamShard, PartialGradient, TrainingLayout, ValueInfo
 
-__all__ = ["Cut", "local_extent", "local_shape", "local_size", "local_value", "local_values", "part_ranges", "replica_groups", "sequence_values"]
+__all__ = [
+    "Cut", "Divided", "divided_parameters", "expert_shards", "local_extent", "local_shape", "local_size", "local_value", "local_values",
+    "part_ranges", "replica_groups", "sequence_values",
+]  # fmt: skip
 
 Ranges = tuple[tuple[int, int], ...]
 
@@ -99,6 +102,26 @@ def sequence_values(layout: TrainingLayout) -> set[str]:
     split = {v.name for v in layout.values if v.split is not None}
     touched = {v for s in layout.segments for v in (*s.gathers, *s.sum_writes, *((*s.reads, *s.writes) if s.sequence else ()))}
     return split & touched
+
+
+class Divided(NamedTuple):
+    """Part `part` of `parts` of a parameter."""
+
+    shard: ParamShard
+    part: int
+    parts: int
+
+
+def expert_shards(layout: TrainingLayout) -> tuple[ParamShard, ...]:
+    """Experts' parameters, which neighbouring data replicas divide."""
+    return () if layout.expert_shards is msgspec.UNSET else layout.expert_shards
+
+
+def divided_parameters(layout: TrainingLayout, rank: int) -> dict[str, Divided]:
+    """Which part a rank holds of every parameter that is divided, by name."""
+    _, data, tensor = layout.coordinates(rank)
+    found = {s.param: Divided(s, tensor, layout.tensor) for s in layout.shards} if layout.tensor > 1 else {}
+    return found | {s.param: Divided(s, data % layout.expert, layout.expert) for s in expert_shards(layout)}
 
 
 def replica_groups(shape: Sequence[int], shard: ParamShard, parts: int) -> PartialGradient | None:

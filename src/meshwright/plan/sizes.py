@@ -9,8 +9,9 @@ from collections import Counter
 from collections.abc import Container
 
 from ..graph.graph import OpGraph, Work
+from .experts import EXPERT_GRADIENTS
 from .plan import Segment, Stage, TrainingLayout
-from .shards import local_size
+from .shards import expert_shards, local_size
 from .vocabulary import base_node
 
 __all__ = ["backward_works", "gradient_buffers", "gradient_names", "inputs_read", "shard_bytes", "summed_over", "training_works"]
@@ -48,10 +49,12 @@ def gradient_names(layout: TrainingLayout, stage: Stage, trainable: Container[st
     `gradients:<p>` for each that some do.
 
     Parameters whose gradients are partial sums over a group of tensor indices lie apart, in `gradients+<indices>` (`gradients+<indices>:<p>`).
+    Those of experts that neighbouring data replicas divide lie in `gradients%`.
     With buckets, `gradients` is divided into `gradients@<number>` (and `gradients@<number>+<indices>`), in the order of the buckets.
     """
     users = Counter(p for family in layout.families() for p in layout.held(family[0]).params)
     partial = {x.param: "+" + ".".join(map(str, g)) for x in layout.partial_gradients if len(g := x.group_of(tensor_index)) > 1}
+    partial |= {s.param: EXPERT_GRADIENTS for s in expert_shards(layout)}
     buckets = layout.buckets_of(stage.index)
     number = {p: f"@{i}" for i, b in enumerate(buckets) for p in b.params}
     place = {p: i for i, b in enumerate(buckets) for p in b.params}

@@ -32,7 +32,7 @@ def phase_seconds(spans: Spans, phase_of_step: NDArray[np.int8], ranks: int | Se
     rows = np.flatnonzero(known & (spans.end_s > spans.start_s))
     rows = rows[np.argsort(spans.rank[rows], kind="stable")]  # once for all ranks: of thousands, a look through all spans for each takes minutes
     owner = spans.rank[rows]
-    names = (*PHASE_ORDER, *(("context",) if (phase_of_step == PHASES.index("context")).any() else ()))
+    names = (*PHASE_ORDER, *(name for name in ("context", "experts") if (phase_of_step == PHASES.index(name)).any()))
 
     wanted = list(range(ranks)) if isinstance(ranks, int) else list(dict.fromkeys(ranks))
     place = np.full(max([*wanted, int(owner.max(initial=0))], default=0) + 1, -1)

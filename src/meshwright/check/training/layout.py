@@ -83,8 +83,9 @@ def _context(layout: TrainingLayout, made: dict[str, str], stage: dict[str, int]
     exchanges = () if layout.exchanges is UNSET else layout.exchanges
     value = {v.name: v for v in layout.values}
     crossing = {v for s in layout.stages for v in (*s.receives, *s.sends)}
-    if (layout.context > 1) != bool(exchanges):
-        found.append((f"context degree {layout.context} and {len(exchanges)} exchanges of values do not belong together", {}))
+    if (layout.context > 1 or layout.expert > 1) != bool(exchanges):
+        degrees = f"context degree {layout.context}" + (f", expert degree {layout.expert}" if layout.expert > 1 else "")
+        found.append((f"{degrees} and {len(exchanges)} exchanges of values do not belong together", {}))
     for x in exchanges:
         facts = {"value": x.target}
         a, b = value.get(x.source), value.get(x.target)
@@ -94,10 +95,34 @@ def _context(layout: TrainingLayout, made: dict[str, str], stage: dict[str, int]
             continue
         if (a.shape, a.dtype, a.differentiable, a.split) != (b.shape, b.dtype, b.differentiable, b.split) or {x.source, x.target} & crossing:
             found.append((f"the exchange of {x.source!r} as {x.target!r} is of values unlike, or of such that stages hand over", facts))
-        if x.kind == "all-to-all" and a.shape[0] != layout.context:
-            found.append((f"{x.source!r} has {a.shape[0]} blocks for {layout.context} ranks", facts))
+        parts = layout.context if layout.context > 1 else layout.expert
+        if x.kind == "all-to-all" and (not a.shape or a.shape[0] % parts or (layout.context > 1 and a.shape[0] != parts)):
+            found.append((f"{x.source!r} has {a.shape[0] if a.shape else 0} blocks for {parts} ranks", facts))
         made[x.target] = made[x.source]
     return found
+
+
+def _experts(layout: TrainingLayout) -> list[str]:
+    """Who divides experts divides something, has as much to do as its neighbours, and holds all other state itself."""
+    shards = () if layout.expert_shards is UNSET else layout.expert_shards
+    if layout.expert == 1:
+        return ["experts are divided among ranks, and the expert degree is 1"] if shards else []
+    bad = []
+    if layout.data % layout.expert or layout.context > 1:
+        bad.append(f"expert degree {layout.expert} does not divide {layout.data} replicas of context degree 1")
+    if not shards or any(s.axis or s.shares or s.groups or s.blocks != 1 or s.mixed for s in shards):
+        bad.append("experts are divided along the first dimension of their parameters, in equal parts, and nothing of theirs is")
+    if {s.param for s in shards} & {s.param for s in layout.shards}:
+        bad.append("a parameter is divided over experts and over tensor indices")
+    if layout.replica_microbatches or layout.zero_level or layout.step_end.norm:
+        bad.append("expert parallelism goes with equal replicas, sharding level 0 and no norm of gradients so far")
+    used: dict[str, set[int]] = {}
+    for s in layout.stages:
+        for p in s.params:
+            used.setdefault(p, set()).add(s.index)
+    if any(len(used.get(s.param, {0})) > 1 for s in shards):
+        bad.append("experts are used by several stages")
+    return bad
 
 
 def _batch_sums(layout: TrainingLayout, made: dict[str, str]) -> list[tuple[str, dict[str, Any]]]:
@@ -124,8 +149,7 @@ def _batch_sums(layout: TrainingLayout, made: dict[str, str]) -> list[tuple[str,
 def _data_parallel(layout: TrainingLayout) -> list[str]:
     """Sharding levels and buckets: each parameter of one stage in one bucket at most, shared ones in none."""
     bad = []
-    if layout.expert != 1:
-        bad.append(f"expert degree {layout.expert}: only 1 is possible so far")
+    bad += _experts(layout)
     if layout.zero_level not in (0, 1, 2, 3):
         bad.append(f"the sharding level is {layout.zero_level}, there are 0 to 3")
     if layout.data < 2 and (layout.zero_level or (layout.overlap and len(layout.placement) < 2)):

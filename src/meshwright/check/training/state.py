@@ -14,7 +14,7 @@ from ..program.order import Order
 from ..program.values import QUANTITY_MASK
 from ..program.wellformed import witness
 from ..verdict import Finding
-from .cells import ADDING, WeightCells
+from .cells import ADDING, EXPERTS, WeightCells
 from .data_groups import DataGroups
 
 __all__ = ["GIVEN", "StepState"]
@@ -102,9 +102,11 @@ class StepState(WeightCells):
         """What the optimizer must find in a cell: every contribution of every replica."""
         lay, place = self.layout, self.place(rank, b, cell)
         shares = len(self.group(self.data.named(b, self.p.buffers.name[b]), lay.coordinates(rank)[2]))
-        bits = 0
+        bits, replicas = 0, range(lay.data)
+        if place[0].startswith(EXPERTS):  # those with the same experts
+            replicas = range(self.coordinates[rank][1] % lay.expert, lay.data, lay.expert)
         for key in self.users.get(place, set()):
-            for d in range(lay.data):
+            for d in replicas:
                 for m in range(lay.microbatches_of(d)):
                     for share in range(shares):
                         bits |= self.contribution(key, m, d, share)
@@ -120,7 +122,7 @@ class StepState(WeightCells):
 
     def home(self, value: str, replica: int, cell: int, cells: int) -> tuple[str, int, int]:
         """(value that a segment writes, replica, cell there) that a cell of a replica's value is, of the rank's own part of `cells` cells."""
-        group, parts = replica - replica % self.layout.context, self.layout.context
+        group, parts = replica - replica % self.layout.exchanging, self.layout.exchanging
         for _ in range(len(self.exchanged)):
             x = self.exchanged.get(value)
             if x is None:

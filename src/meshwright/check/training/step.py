@@ -34,13 +34,14 @@ from collections import Counter
 from itertools import pairwise
 
 import numpy as np
+from msgspec import UNSET
 
 from ...plan.plan import Segment, TrainingLayout
 from ...program.program import Kind, Program
 from ..program.order import Order
 from ..program.wellformed import witness
 from ..verdict import MAX_FINDINGS_OF_A_KIND, Finding
-from .cells import ADDING, KEPT, compute_steps, too_small
+from .cells import ADDING, EXPERTS, KEPT, compute_steps, too_small
 from .compressed import STEPS, codec_steps, coded, held_alike
 from .norm import norm_steps, require_norm, squared
 from .state import GIVEN, StepState
@@ -281,7 +282,10 @@ class TrainingStep(StepState):
                 self.found.append(Finding(check="values", message=text, witness=witness(p, step), status="unknown"))
 
     def partial_gradients(self, step: int, rank: int, stage: int, tensor: int) -> None:
-        """Every group whose partial gradients must be added has its buffer on this rank."""
+        """Every group whose partial gradients must be added has its buffer on this rank, and so have experts that others have not."""
+        experts = set() if self.layout.expert_shards is UNSET else {s.param for s in self.layout.expert_shards} - set(self.layout.frozen)
+        if experts & set(self.layout.held(stage).params) and (rank, EXPERTS) not in self.data_buffers:
+            self.wrong(step, f"belongs to a rank that divides experts with others, and has no {EXPERTS}")
         mine = [b for b in range(len(self.p.buffers)) if self.role[b] == "gradient" and int(self.p.buffers.actor[b]) == rank]
         held = self.layout.held(stage)
         whole = {p for s in self.layout.segments if s.sequence and s.key in held.segments for p in s.params} - {

@@ -15,12 +15,14 @@ from ...fabric.fabric import Device
 from ...graph.graph import OpGraph, OpNode, Work
 from ...plan.batch_statistics import CARRYING, MOMENTS, NORMALISE, SUMMED, sums_in
 from ...plan.context import HEADS, JOIN, KINDS, OUT, RING_BLOCK, RING_END, TILE_ELEMENTS, exchanges_in
+from ...plan.experts import EXPERTS, MLP
 from ...plan.plan import GradientBucket, PartialGradient, RowBias, Segment, Stage, TrainingLayout, ValueInfo, ValueSplit, VocabularyLoss
 from ...plan.recompute import saved_storages
 from ...plan.vocabulary import base_node, expand_losses, sums_of
 from ...plan.whole_batch import BACK
 from .cut import STARTS, Unit, around_exchanges, border_values, cut_stages, dtype_bytes
 from .data_sharding import PLAIN, DataSharding, bucket_size, cut_run, gradient_buckets
+from .experts import expert_shards
 from .megatron import Kept, Region, kept_notes
 from .problem import Degrees
 from .sequence import SequenceSplit, split_sequence
@@ -31,7 +33,7 @@ from .unlike_devices import EVEN, Division
 
 __all__ = ["build_layout"]
 
-INSIDE = frozenset({*KINDS, JOIN, OUT, RING_BLOCK, HEADS, *SUMMED})  # no stage ends between these and what reads them
+INSIDE = frozenset({*KINDS, JOIN, OUT, RING_BLOCK, HEADS, *SUMMED, *EXPERTS})  # no stage ends between these and what reads them
 Workspace = Callable[[OpGraph, Sequence[str]], tuple[int, int]]
 
 
@@ -71,6 +73,11 @@ class _Build:
                 self.maxima.update(unit.region.maxima)
                 self.split_of |= {v: (split, self.usable.shares[unit.region]) for v, split in (*unit.region.outputs, *unit.region.inner)}
         self.split_of |= {v: (a.split, self.sequence.shares[a.extent]) for v, a in self.sequence.values.items()}
+
+    def waits_for_tokens(self, unit: Unit) -> bool:
+        """Experts that others send tokens to, and what reads those that come back."""
+        exchanged = [v for v in unit.nodes[0].inputs if v in self.node_of and self.node_of[v].target in KINDS]
+        return any(unit.nodes[0].target == MLP or self.node_of[self.node_of[v].inputs[0]].target == MLP for v in exchanged)
 
     def is_split(self, unit: Unit) -> bool:
         return unit.region is not None and self.degrees.tensor > 1
@@ -152,6 +159,8 @@ def build_layout(
         replica_microbatches=division.microbatches,
         global_batch=global_batch,
         context=degrees.context,
+        expert=degrees.expert,
+        expert_shards=expert_shards(graph, degrees.expert) or UNSET,
         exchanges=exchanges_in(graph) or UNSET,
         batch_sums=sums_in(graph) or UNSET,
         zero_level=b.sharding.level,
@@ -247,7 +256,7 @@ def _segments(b: _Build, stage: int, run: Sequence[Unit]) -> list[Segment]:
         kind = ("region", 0) if split else b.sequence.kind(unit)
         if kind[0] == "beside":  # runs with the next split unit
             kind = ("split", 0)
-        apart = split or unit.nodes[0].target in (*STARTS, MOMENTS, NORMALISE, BACK)
+        apart = split or unit.nodes[0].target in (*STARTS, MOMENTS, NORMALISE, BACK) or b.waits_for_tokens(unit)
         fits = groups and not apart and not groups[-1][0] and (kind == kinds[-1] or "any" in (kind[0], kinds[-1][0]) or _joins(kind, kinds[-1]))
         if fits:
             groups[-1][1].append(unit)
@@ -302,7 +311,7 @@ def _buckets(b: _Build, stages: Sequence[Stage], segments: Sequence[Segment]) ->
     users = Counter(p for st in stages for p in st.params)
     split = {s.param for s in b.usable.shards} if b.degrees.tensor > 1 else set()
     sizes = {p.name: p.size_bytes // (b.degrees.tensor if p.name in split else 1) for p in b.graph.parameters if p.trainable}
-    shared = frozenset(p for p, count in users.items() if count > 1)
+    shared = frozenset(p for p, count in users.items() if count > 1) | {s.param for s in expert_shards(b.graph, b.degrees.expert)}
     return [
         x for st in stages
         for x in gradient_buckets(st.index, [s for s in segments if s.stage == st.index], sizes, shared, b.bucket_bytes)

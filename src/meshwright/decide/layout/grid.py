@@ -23,11 +23,13 @@ from ...graph.graph import OpGraph
 from ...graph.liveness import segment_workspace
 from ...lower.training import shard_bytes
 from ...plan.context import EXCHANGES, exchange_of, layout_exchanges
+from ...plan.experts import GSHARD
 from ...plan.plan import StepEnd, TrainingLayout
 from .build import build_layout
 from .context import context_graph
 from .data_sharding import CITE as SHARDING_CITE
 from .data_sharding import PLAIN, DataSharding
+from .experts import expert_degree_limit, experts_graph
 from .megatron import CITE as MEGATRON_CITE
 from .megatron import Kept, Region, search_regions
 from .problem import Degrees, DegreesStrategy, LayoutCandidate, LayoutProblem
@@ -75,19 +77,21 @@ class Grid(DegreesStrategy):
             parts.append(("sequence", SEQUENCE_CITE))
         if layout is not None and layout.context > 1:
             parts.append(("context", EXCHANGES[exchange_of(layout)]))
+        if layout is not None and layout.expert > 1:
+            parts.append(("experts", GSHARD))
         return parts + ([("sharding", SHARDING_CITE)] if layout is not None and layout.zero_level else [])
 
     def plan(self, problem: LayoutProblem) -> list[LayoutCandidate]:
         fits: list[LayoutCandidate] = []
         refused: list[LayoutCandidate] = []
-        regions: dict[tuple[int, int, str], tuple[tuple[Region, ...], tuple[Kept, ...]]] = {}
-        for degrees in _with_exchange(_with_sequence(degrees_of(problem), self.tensor_options.sequence)):
+        regions: dict[tuple[int, int, str, int], tuple[tuple[Region, ...], tuple[Kept, ...]]] = {}
+        for degrees in _with_experts(_with_exchange(_with_sequence(degrees_of(problem), self.tensor_options.sequence)), problem):
             if self.refuse is not None and (why := self.refuse(degrees)):
                 refused.append(LayoutCandidate(degrees=degrees, why=why))
                 continue
-            key = (degrees.microbatch_size, degrees.context, degrees.exchange)
+            key = (degrees.microbatch_size, degrees.context, degrees.exchange, degrees.expert)
             try:
-                graph = context_graph(problem.graph_at(degrees.microbatch_size), degrees.context, degrees.exchange)
+                graph = _of_a_rank(problem, degrees)
             except Unsupported as error:
                 refused.append(LayoutCandidate(degrees=degrees, why=f"{error.message}; {error.hint}"))
                 continue
@@ -101,7 +105,10 @@ class Grid(DegreesStrategy):
 
     def sharded(self, problem: LayoutProblem, degrees: Degrees, sharding: DataSharding, division: Division = EVEN) -> LayoutCandidate:
         """The layout of these degrees with its replicas' training state divided and its gradients summed as `sharding` says."""
-        graph = context_graph(problem.graph_at(degrees.microbatch_size), degrees.context, degrees.exchange)
+        graph = _of_a_rank(problem, degrees)
+        if degrees.expert > 1 and sharding.level:
+            why = f"sharding level {sharding.level} of replicas whose experts are others': only level 0 goes with expert parallelism so far"
+            return LayoutCandidate(degrees=degrees, why=why, sharding=sharding, division=division)
         return self._candidate(problem, graph, *search_regions(graph), degrees, sharding, division)
 
     def _candidate(
@@ -133,6 +140,27 @@ class Grid(DegreesStrategy):
         return LayoutCandidate(degrees=degrees, layout=layout, estimate_s=estimate, memory_floor_bytes=memory, sharding=sharding, division=division)
 
 
+def _of_a_rank(problem: LayoutProblem, degrees: Degrees) -> OpGraph:
+    """The graph as a rank computes it, tensor parallelism aside. Raises: Unsupported."""
+    graph = context_graph(problem.graph_at(degrees.microbatch_size), degrees.context, degrees.exchange)
+    return experts_graph(graph, degrees.expert)
+
+
+def _with_experts(found: Iterator[Degrees], problem: LayoutProblem) -> Iterator[Degrees]:
+    """With the expert degree that is asked for, or every one that the replicas and the experts divide by."""
+    for degrees in found:
+        if problem.expert is not None:
+            fits = degrees.data % problem.expert == 0 and (problem.expert == 1 or degrees.context == 1)
+            options = [problem.expert] if fits else []
+        elif degrees.context > 1 or degrees.data == 1:
+            options = [1]
+        else:
+            most = expert_degree_limit(problem.graph_at(degrees.microbatch_size))
+            options = [e for e in _divisors(degrees.data) if most % e == 0]
+        for expert in options:
+            yield replace(degrees, expert=expert)
+
+
 def _borders(given: Sequence[str], stages: int) -> Sequence[str]:
     """Of borders of a schedule's pieces, which are a multiple of the stages, those of as many stages; others as they are."""
     pieces = len(given) + 1
@@ -149,6 +177,10 @@ def degrees_of(problem: LayoutProblem) -> Iterator[Degrees]:
     if problem.context is not None and (problem.context < 1 or n % problem.context):
         near = max(c for c in _divisors(n) if c <= max(problem.context, 1))
         raise UsageError(f"context degree {problem.context} does not divide {n} devices", hint=f"e.g. --context {near}, or other --devices")
+    if problem.expert is not None and (problem.expert < 1 or n % problem.expert or (fixed_d or problem.expert) % problem.expert):
+        of = f"data degree {fixed_d}" if fixed_d else f"{n} devices"
+        near = max(e for e in _divisors(fixed_d or n) if e <= max(problem.expert, 1))
+        raise UsageError(f"expert degree {problem.expert} does not divide the {of}", where="--ep", hint=f"e.g. --ep {near}")
     devices = n
     n //= problem.context or 1
     product = 1

@@ -23,9 +23,8 @@ Fixed = tuple[int | None, int | None, int | None, int | None]  # data, tensor, p
 
 @dataclass(frozen=True, order=True)
 class Degrees:
-    """`data`: replicas with samples of their own; `context`: ranks that share these and divide positions, by `exchange` ("ring", "ulysses").
-
-    Raises: Unsupported for expert degrees other than 1, which plans have a place for and no planner yet.
+    """`data`: replicas with samples of their own; `context`: ranks that share these and divide positions, by `exchange` ("ring", "ulysses");
+    `expert`: neighbouring replicas that divide experts. Raises: Unsupported for expert degrees that do not divide replicas or go with a context.
     """
 
     data: int
@@ -38,8 +37,9 @@ class Degrees:
     exchange: str = ""
 
     def __post_init__(self) -> None:
-        if self.expert != 1:
-            raise Unsupported(f"expert parallelism of degree {self.expert}: only 1 is planned so far", hint="leave the expert degree at 1")
+        if self.expert > 1 and (self.context > 1 or self.data % self.expert):
+            why = "together with context parallelism" if self.context > 1 else f"does not divide {self.data} data replicas"
+            raise Unsupported(f"expert degree {self.expert} {why}", hint="a divisor of the data degree, and --context 1")
 
     @property
     def ranks(self) -> int:
@@ -52,6 +52,7 @@ class Degrees:
 
     def __str__(self) -> str:
         context = f" x context {self.context} ({self.exchange})" if self.context > 1 else ""
+        context += f" (experts over {self.expert})" if self.expert > 1 else ""
         return f"data {self.data}{context} x tensor {self.tensor} x pipeline {self.pipeline}, micro-batch {self.microbatch_size}" + (
             ", sequence-parallel" if self.sequence else ""
         )  # fmt: skip
@@ -68,6 +69,7 @@ class LayoutProblem:
     fixed: Fixed = (None, None, None, None)
     max_microbatch: int = 64
     context: int | None = 1  # degree of context parallelism; None: every one that divides
+    expert: int | None = 1  # likewise, of expert parallelism
     borders: tuple[str, ...] = ()  # operators that begin the stages, or a schedule's pieces, after the first, where the cuts are given
 
     @property

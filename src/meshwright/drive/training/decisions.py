@@ -75,6 +75,7 @@ def require_asked(job: Training, fabric: Fabric, wishes: Wishes, without: Collec
     wish = wishes.of(LayoutWanted)
     problem = LayoutProblem(
         graph_at=_not_captured, fabric=fabric, cost=assumed_cost(fabric), global_batch=job.global_batch, fixed=wish.fixed, context=wish.context,
+        expert=wish.expert,
     )  # fmt: skip
     next(degrees_of(problem), None)
 

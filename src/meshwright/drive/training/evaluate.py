@@ -13,6 +13,7 @@ import numpy as np
 from ...cost import Cost, Priced
 from ...decide.layout import LayoutCandidate
 from ...decide.layout.context import context_graph
+from ...decide.layout.experts import experts_graph
 from ...decide.pipeline import one_f_one_b_order
 from ...errors import TimeLimit, Unsupported
 from ...fabric.fabric import Fabric
@@ -74,7 +75,8 @@ class Evaluator:
 
     def graph_for(self, layout: TrainingLayout) -> OpGraph:
         """The graph as a rank of the layout computes it, tensor parallelism aside: at its micro-batch size, of its positions."""
-        return context_graph(self.graph_at(layout.microbatch_size), layout.context, exchange_of(layout))
+        graph = context_graph(self.graph_at(layout.microbatch_size), layout.context, exchange_of(layout))
+        return experts_graph(graph, layout.expert)
 
     @property
     def table_share(self) -> float:

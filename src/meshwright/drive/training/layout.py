@@ -18,6 +18,7 @@ from ...decide.layout.problem import Degrees
 from ...decide.layout.unlike_devices import EVEN
 from ...kernels.stages import innermost
 from ...plan.context import EXCHANGES, exchange_of
+from ...plan.experts import GSHARD
 from .context import Context, Decision, Found, Looks
 from .evaluated import Evaluated, fastest
 from .order import Refusal
@@ -60,12 +61,17 @@ class Layout(Decision):
         }
         if layout.tensor > 1:
             entries["sequence"] = _sequence(context.wish(LayoutWanted).tensor_options.sequence, best, found.judged)
+        if layout.expert > 1 or context.wish(LayoutWanted).expert != 1:
+            entries["experts"] = _experts(context.wish(LayoutWanted).expert, best, found.judged)
         if layout.context > 1 or context.wish(LayoutWanted).context != 1:
             entries["context"] = _context(context.wish(LayoutWanted).context, best, found.judged)
         return entries
 
     def cites(self, key: str, entry: Mapping[str, Any]) -> list[tuple[str, Cite]]:
-        known = {"layout": (grid.CITE, megatron.CITE), "sequence": (sequence.CITE,), "context": (*EXCHANGES.values(),)}.get(key, ())
+        rests_on: dict[str, tuple[Cite, ...]] = {
+            "layout": (grid.CITE, megatron.CITE), "sequence": (sequence.CITE,), "context": (*EXCHANGES.values(),), "experts": (GSHARD,),
+        }  # fmt: skip
+        known = rests_on.get(key, ())
         return [(key, c) for c in known if c.key in entry["cite"]]
 
 
@@ -195,3 +201,18 @@ def _context(wanted: int | None, best: Evaluated, judged: list[Evaluated]) -> di
     why = f"{best.time_s:.4g} s; {rivals or refused or 'the only way considered'}"
     options = {"degree": layout.context, "wanted": "auto" if wanted is None else str(wanted)}
     return {"strategy": chosen or "none", "options": options, "why": why, "cite": [EXCHANGES[chosen].key] if chosen else []}
+
+
+def _experts(wanted: int | None, best: Evaluated, judged: list[Evaluated]) -> dict[str, Any]:
+    """Why so many replicas divide experts: the best of every other degree."""
+    others: dict[int, Evaluated] = {}
+    for e in judged:
+        degree = e.candidate.degrees.expert
+        if e.timeline is not None and degree != best.layout.expert and (degree not in others or e.time_s < others[degree].time_s):
+            others[degree] = e
+    refused = next((e.why for e in judged if e.candidate.degrees.expert > 1 and e.why and e.timeline is None), "")
+    rivals = "; ".join(f"degree {n} {e.time_s:.4g} s" + (", which does not fit" if e.excess_bytes > 0 else "") for n, e in sorted(others.items()))
+    why = f"{best.time_s:.4g} s; {rivals or refused or 'the only degree considered'}"
+    options = {"degree": best.layout.expert, "wanted": "auto" if wanted is None else str(wanted)}
+    divided = best.layout.expert > 1
+    return {"strategy": "exchange" if divided else "none", "options": options, "why": why, "cite": [GSHARD.key] if divided else []}

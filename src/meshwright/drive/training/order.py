@@ -64,7 +64,7 @@ class Refusal:
         self.keep = {*[d for d in order if d in small][:MAX_BUILT_DEGREES], *[d for d in order if d in large][:MAX_FOLDED_DEGREES]}
 
     def __call__(self, degrees: Degrees) -> str:
-        d = replace(degrees, sequence=False, exchange="")
+        d = replace(degrees, sequence=False, exchange="", expert=1)
         if d not in self.small and d not in self.large:
             known = steps_of(self.context.graph, self.context.job.global_batch)(d)
             self.left_out = replace(self.left_out, too_large=min(self.left_out.too_large or known, known))

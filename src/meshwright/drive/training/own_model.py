@@ -41,9 +41,9 @@ DEFAULT_LEARNING_RATE = 1e-3
 def plan_model(
     model: torch.nn.Module | Callable[[], Any] | str, batch: Any = None, *, fabric: Fabric | str, optimizer: Any = "adamw",
     loss: str | Callable[..., Any] | None = None, global_batch: int | None = None, data: int | None = None, tensor: int | None = None,
-    pipeline: int | None = None, microbatch: int | None = None, zero: int | None = None, schedule: str = "", recompute: str = "auto",
-    collective: str = "auto", seed: int = 0, cost: Cost | None = None, wishes: Iterable[object] = (), budget: SearchBudget | None = None,
-    without: Collection[str] = (), recipe: Recipe | None = None,
+    pipeline: int | None = None, expert: int | None = 1, microbatch: int | None = None, zero: int | None = None, schedule: str = "",
+    recompute: str = "auto", collective: str = "auto", seed: int = 0, cost: Cost | None = None, wishes: Iterable[object] = (),
+    budget: SearchBudget | None = None, without: Collection[str] = (), recipe: Recipe | None = None,
 ) -> Plan:  # fmt: skip
     """Plans the training of `model` on all devices of `fabric`. `meshwright.plan(...)` is the same. The model is neither run nor changed.
 
@@ -58,6 +58,7 @@ def plan_model(
             a tuple of two or more, else `output`. A dictionary's target is `labels` or the like, else its last tensor (`capture.calling`).
         global_batch: samples of one step over all replicas; default: the batch's.
         data, tensor, pipeline, microbatch: fixed degrees, and samples of a micro-batch. None lets the search choose.
+        expert: neighbouring data replicas that divide the experts of every layer (see `meshwright.nn.convert_experts`); None lets the search choose.
         zero: what data replicas divide: 0 nothing, 1 optimizer state, 2 also gradients, 3 also weights. None lets the search choose.
         schedule, recompute, collective: as `--pipeline`, `--recompute`, `--collective` of `meshwright train plan`.
         recipe: precision, clipping, schedule, moving average and parameters without weight decay (`meshwright.Recipe`); default: nothing of it.
@@ -76,8 +77,8 @@ def plan_model(
     recipe = None if recipe == Recipe() else recipe
     where = read_fabric(fabric) if isinstance(fabric, str) else fabric
     asked: tuple[object, ...] = (
-        LayoutWanted(data=data, tensor=tensor, pipeline=pipeline, microbatch=microbatch), ShardingWanted(level=zero), PipelineWanted(name=schedule),
-        RecomputeWanted(recompute), CollectivesWanted(collective),
+        LayoutWanted(data=data, tensor=tensor, pipeline=pipeline, microbatch=microbatch, expert=expert), ShardingWanted(level=zero),
+        PipelineWanted(name=schedule), RecomputeWanted(recompute), CollectivesWanted(collective),
     )  # fmt: skip
     given = tuple(x for x in wishes if x is not None)
     asked = (*(x for x in asked if not any(type(x) is type(g) for g in given)), *given)

@@ -20,15 +20,16 @@ W = TypeVar("W")
 
 @dataclass(frozen=True, kw_only=True)
 class LayoutWanted:
-    """Degrees and micro-batch size that are fixed; None leaves them to the search (`context`: 1 unless asked for). `borders`: the operators that
-    begin the stages, or the pieces of the schedule, after the first; none leaves the cuts to the search. `tensor_options`: shares of tensor-parallel
-    ranks, label smoothing of split losses."""
+    """Degrees and micro-batch size that are fixed; None leaves them to the search (`context`, `expert`: 1 unless asked for).
+    `borders`: the operators that begin the stages, or the pieces of the schedule, after the first; none leaves the cuts to the search.
+    `tensor_options`: shares of tensor-parallel ranks, label smoothing of split losses."""
 
     data: int | None = None
     tensor: int | None = None
     pipeline: int | None = None
     microbatch: int | None = None
     context: int | None = 1
+    expert: int | None = 1
     borders: tuple[str, ...] = ()
     tensor_options: TensorOptions = LEVEL
 

@@ -25,6 +25,7 @@ from ...plan.batch_statistics import batch_sums
 from ...plan.context import KINDS as EXCHANGE_KINDS
 from ...plan.context import layout_exchanges
 from ...plan.plan import SCHEMA, VERSION, Alternative, CycleEntry, ParamShard, Plan, Prediction, TrainingLayout, ValueSplit
+from ...plan.shards import expert_shards
 from ...program.calls import refuse_too_many_steps
 from ...program.hash import program_hash
 from ...program.program import MAX_EXECUTED_STEPS, Program
@@ -188,8 +189,11 @@ def _check_layout(layout: TrainingLayout, ranks: int, where: str) -> None:
     for field in ("data", "tensor", "pipeline", "microbatch_size", "microbatches", "global_batch", "context", "expert"):
         if getattr(layout, field) < 1:
             raise FormatError(f"must be >= 1, got {getattr(layout, field)}", where=f"{where}.{field}")
-    if layout.expert != 1:
-        raise FormatError(f"is {layout.expert}: only 1 can be planned and run so far", where=f"{where}.expert")
+    if layout.data % layout.expert:
+        raise FormatError(f"must divide the {layout.data} replicas, got {layout.expert}", where=f"{where}.expert")
+    for i, shard in enumerate(expert_shards(layout)):
+        if shard.axis or shard.blocks != 1 or shard.shares or shard.groups or shard.mixed:
+            raise FormatError("experts are divided in equal parts along the first dimension", where=f"{where}.expert_shards[{i}]")
     if layout.data % layout.context:
         raise FormatError(f"must divide the {layout.data} replicas, got {layout.context}", where=f"{where}.context")
     listed = {value.name for value in layout.values}

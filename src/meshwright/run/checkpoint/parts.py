@@ -43,7 +43,6 @@ def model_identity(plan: Plan) -> str:
 
 def parts_of(tensors: Mapping[str, torch.Tensor], module: RankModule, layout: TrainingLayout, rank: int) -> dict[str, Part]:
     """The part of every tensor of a rank's file: optimizer state of a parameter's shape is split as the parameter is."""
-    index = layout.coordinates(rank)[2]
     found = {}
     pieces = {("param", p.name): x for p, _, x in module.kept()} | {("optimizer", p.name): x for p, _, x in module.updated()}
     for name, tensor in tensors.items():
@@ -56,7 +55,7 @@ def parts_of(tensors: Mapping[str, torch.Tensor], module: RankModule, layout: Tr
         if p is not None and p.shard is not None and (divided or tensor.shape == p.tensor.shape):
             extent = p.full_shape[p.shard.axis]
             part.shape, part.axis = list(p.full_shape), p.shard.axis
-            part.ranges = list(part_ranges(extent, p.shard, index, layout.tensor))
+            part.ranges = list(part_ranges(extent, p.shard, p.part, p.parts))
         found[name] = part
     return found
 

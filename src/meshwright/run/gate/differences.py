@@ -7,7 +7,8 @@ from dataclasses import dataclass
 
 import torch
 
-from ...plan.plan import ParamShard, TrainingLayout
+from ...plan.plan import TrainingLayout
+from ...plan.shards import divided_parameters
 from ..tensor.sharding import take_part
 from .planned import Held, RankStep
 from .step import Step
@@ -105,18 +106,17 @@ def _pairs(
     layout: TrainingLayout, planned: Sequence[RankStep], what: str, whole: dict[str, torch.Tensor]
 ) -> Iterator[tuple[int, str, torch.Tensor, torch.Tensor]]:
     """(rank, name, what the rank has, the same elements of the whole). A gradient that the owner has none of is zero."""
-    shards: dict[str, ParamShard] = {s.param: s for s in layout.shards}
     for rank, step in enumerate(planned):
         held: list[Held] = getattr(step, what)
-        tensor = layout.coordinates(rank)[2]
+        divided = divided_parameters(layout, rank)
         for x in held:
             if x.name not in whole:
                 yield rank, x.name, x.values, torch.zeros_like(x.values)
                 continue
             own = whole[x.name]
-            shard = shards.get(x.name)
-            part = take_part(own, shard.axis, shard, tensor, layout.tensor) if shard is not None and layout.tensor > 1 else own
-            yield rank, x.name, x.values, part.reshape(-1)[x.first : x.first + x.values.numel()]
+            if (of := divided.get(x.name)) is not None:
+                own = take_part(own, of.shard.axis, of.shard, of.part, of.parts)
+            yield rank, x.name, x.values, own.reshape(-1)[x.first : x.first + x.values.numel()]
 
 
 def _note(

@@ -39,8 +39,9 @@ def require_plain(model: nn.Module, optimizer: torch.optim.Optimizer, layout: Tr
             )
     require_no_closure(optimizer)
     kind, name = type(optimizer), optimizer_name(optimizer)[0]
-    if name.startswith("live:") and (layout.zero_level or layout.tensor > 1):
-        how = f"sharding level {layout.zero_level}" if layout.zero_level else f"tensor degree {layout.tensor}"
+    if name.startswith("live:") and (layout.zero_level or layout.tensor > 1 or layout.expert > 1):
+        how = f"tensor degree {layout.tensor}" if layout.tensor > 1 else f"expert degree {layout.expert}"
+        how = f"sharding level {layout.zero_level}" if layout.zero_level else how
         raise Unsupported(
             f"{kind.__name__} would be given pieces of parameters, and may look beyond single elements", where=how,
             hint="plan with zero=0 and tensor=1, or use one of torch's that update every element by itself",
@@ -79,9 +80,9 @@ def release_others(model: nn.Module, module: RankModule, layout: TrainingLayout)
             p.data = p.data.new_empty(0)
 
 
-def divide(whole: torch.Tensor, of: ParameterShard, piece: Piece | None, layout: TrainingLayout, tensor_index: int) -> torch.Tensor:
+def divide(whole: torch.Tensor, of: ParameterShard, piece: Piece | None) -> torch.Tensor:
     """This rank's part of something of a parameter's full shape; a copy, or the whole itself."""
-    local = whole if of.shard is None else take_part(whole, of.shard.axis, of.shard, tensor_index, layout.tensor)
+    local = whole if of.shard is None else take_part(whole, of.shard.axis, of.shard, of.part, of.parts)
     return local if piece is None else local.reshape(-1)[piece.first : piece.stop].clone()
 
 
@@ -114,13 +115,12 @@ class OwnOptimizer:
     parameters may be without a gradient."""
 
     def __init__(
-        self, optimizer: torch.optim.Optimizer, model: nn.Module, module: RankModule, layout: TrainingLayout, rank: int, masters: Masters,
-        reached: Reached | None = None,
-    ) -> None:  # fmt: skip
+        self, optimizer: torch.optim.Optimizer, model: nn.Module, module: RankModule, masters: Masters, reached: Reached | None = None
+    ) -> None:
         self.optimizer, self.ignore_calls, self.masters, self.reached = optimizer, False, masters, reached
         self.names: list[list[str]] = []  # of the owner's groups, in his order
         masters.given((p.name, tensor) for p, tensor, _ in module.updated())
-        self._hand_over(model, module, layout, layout.coordinates(rank)[2])
+        self._hand_over(model, module)
         self._update: Callable[[], Any] = type(optimizer).step.__get__(optimizer)
         self._refuse_calls()
 
@@ -151,7 +151,7 @@ class OwnOptimizer:
             x.grad = gradient
         self.optimizer._opt_called = True  # schedulers warn without it
 
-    def _hand_over(self, model: nn.Module, module: RankModule, layout: TrainingLayout, tensor_index: int) -> None:
+    def _hand_over(self, model: nn.Module, module: RankModule) -> None:
         name_of = {id(p): name for name, p in model.named_parameters()}
         updated = {p.name: (p, tensor, piece) for p, tensor, piece in module.updated()}
         old, optimizer = dict(self.optimizer.state), self.optimizer
@@ -174,7 +174,7 @@ class OwnOptimizer:
                 kept.append(held)
                 if p in old:
                     optimizer.state[held] = {
-                        k: divide(v, of, piece, layout, tensor_index).to(held.dtype)
+                        k: divide(v, of, piece).to(held.dtype)
                         if isinstance(v, torch.Tensor) and tuple(v.shape) == of.full_shape
                         else v
                         for k, v in old[p].items()

@@ -76,7 +76,7 @@ def parallelize(
     program = inline(plan.main, plan.programs).program
     built = RankBuilder(program=program, layout=layout, graph=graph, job=live.job, rank=rank, device=device, seed=plan.seed, opaque=opaque)
     module = built.module(dict(model.named_parameters()), dict(model.named_buffers()), adopt=True)
-    own = OwnOptimizer(optimizer, model, module, layout, rank, Masters(), Reached(module, _holders(layout, rank)) if watched else None)
+    own = OwnOptimizer(optimizer, model, module, Masters(), Reached(module, _holders(layout, rank)) if watched else None)
     update = own_update(live.job, own)
     batches = OwnBatches(layout, rank, live.batch.form, graph.inputs, device, frozenset(i for s in module.segments.values() for i in s.inputs))
     exchange = count_exchange(graph, layout, rank) if world else None

@@ -16,7 +16,7 @@ from torch import nn
 
 from ...errors import PlanMismatch, Unsupported, UsageError
 from ...plan.plan import Plan
-from ...plan.shards import local_shape
+from ...plan.shards import expert_shards, local_shape
 from ..recording.recording import plan_identity
 from ..tensor.sharding import put_part
 from ..train.masters import MASTER
@@ -50,7 +50,7 @@ class Stated(Protocol):
 
 
 class _Held(msgspec.Struct, frozen=True, array_like=True):
-    """A part of the tensor `name` of shape `full`: of what tensor-parallel index `tensor` has of it (-1: all have the same), flattened, the elements
+    """A part of the tensor `name` of shape `full`: of part `tensor` of it (-1: all have the same), flattened, the elements
     `first` to `stop`."""
 
     name: str
@@ -115,8 +115,7 @@ def _by_own_names(step: Stated, whole: Mapping[str, torch.Tensor]) -> dict[str, 
 
 
 def load_model(step: Stated, state: Mapping[str, Any]) -> None:
-    module, layout = step.module, step.plan.layout
-    assert layout is not None
+    module = step.module
     sharded = "meshwright" in state
     given: Mapping[str, Any] = state["tensors"] if sharded else _first_names(step, state)
     if sharded:
@@ -136,7 +135,7 @@ def load_model(step: Stated, state: Mapping[str, Any]) -> None:
         shape = tuple(target.shape) if sharded else full
         if tuple(value.shape) != shape:
             raise UsageError(f"{name} is {tuple(value.shape)}, expected {shape}", where="load_state_dict", hint="it is of another model")
-        ready.append((target, value if sharded else divide(value, of, piece, layout, layout.coordinates(step.rank)[2])))
+        ready.append((target, value if sharded else divide(value, of, piece)))
     ready += [(b, given[n]) for n, b in buffers.items() if n in given]
     with torch.no_grad():
         for target, value in ready:
@@ -172,8 +171,7 @@ def optimizer_state(step: Stated, *, full: bool) -> dict[str, Any]:
 
 
 def load_optimizer(step: Stated, state: Mapping[str, Any]) -> None:
-    optimizer, layout = step.optimizer, step.plan.layout
-    assert layout is not None
+    optimizer = step.optimizer
     updated = {p.name: (p, piece, tensor) for p, tensor, piece in step.module.updated()}
     groups: Sequence[Mapping[str, Any]] = state.get("param_groups", ())
     if len(groups) != len(optimizer.names):
@@ -202,7 +200,7 @@ def load_optimizer(step: Stated, state: Mapping[str, Any]) -> None:
         for key, value in found.get(name, {}).items():
             if isinstance(value, torch.Tensor):
                 if not sharded and value.dim() and tuple(value.shape) == of.full_shape:
-                    value = divide(value, of, piece, layout, layout.coordinates(step.rank)[2])
+                    value = divide(value, of, piece)
                 value = value.detach().clone()
                 if value.shape == tensor.shape:
                     value = value.to(held.device, held.dtype if value.is_floating_point() and held is not tensor else value.dtype)
@@ -246,10 +244,9 @@ def _gathered(step: Stated, mine: Mapping[str, Entry]) -> dict[str, torch.Tensor
     """Whole tensors by name, on the processor of every rank."""
     layout = step.plan.layout
     assert layout is not None
-    index = layout.coordinates(step.rank)[2]
     held = [
         _Held(
-            name, str(x.dtype).removeprefix("torch."), of.full_shape, -1 if of.shard is None else index,
+            name, str(x.dtype).removeprefix("torch."), of.full_shape, -1 if of.shard is None else of.part,
             piece.first if piece else 0, piece.stop if piece else x.numel(),
         )
         for name, (of, piece, x) in mine.items()
@@ -259,17 +256,17 @@ def _gathered(step: Stated, mine: Mapping[str, Entry]) -> dict[str, torch.Tensor
     for rank, table in enumerate(tables):
         for part in table:
             senders.setdefault(part, rank)
-    shards = {s.param: s for s in layout.shards}
+    shards = {s.param: (s, layout.tensor) for s in layout.shards} | {s.param: (s, layout.expert) for s in expert_shards(layout)}
     whole: dict[str, torch.Tensor] = {}
     locals_: dict[tuple[str, int], torch.Tensor] = {}
     for part in sorted(senders, key=lambda p: (p.name, p.tensor, p.first)):
         dtype: torch.dtype = getattr(torch, part.dtype)
-        shard = shards.get(part.name.partition("\n")[0]) if part.tensor >= 0 else None
+        shard, parts = shards.get(part.name.partition("\n")[0], (None, 1)) if part.tensor >= 0 else (None, 1)
         if part.name not in whole:
             whole[part.name] = torch.empty(part.full, dtype=dtype)
         key = part.name, part.tensor
         if key not in locals_:
-            shape = part.full if shard is None else local_shape(part.full, shard.axis, shard, part.tensor, layout.tensor)
+            shape = part.full if shard is None else local_shape(part.full, shard.axis, shard, part.tensor, parts)
             locals_[key] = whole[part.name] if shard is None else torch.empty(shape, dtype=dtype)
         message = torch.empty(part.stop - part.first, dtype=dtype)
         if senders[part] == step.rank:
@@ -279,8 +276,8 @@ def _gathered(step: Stated, mine: Mapping[str, Entry]) -> dict[str, torch.Tensor
         locals_[key].view(-1)[part.first : part.stop] = message
     for (name, tensor), local in locals_.items():
         if tensor >= 0:
-            shard = shards[name.partition("\n")[0]]
-            put_part(whole[name], local, shard.axis, shard, tensor, layout.tensor)
+            shard, parts = shards[name.partition("\n")[0]]
+            put_part(whole[name], local, shard.axis, shard, tensor, parts)
     return whole
 
 

@@ -16,6 +16,7 @@ import torch
 from ...errors import Unsupported
 from ...plan.optimizers import named
 from ...plan.plan import ParamShard, TrainingLayout
+from ...plan.shards import expert_shards
 from .optimizers import make_optimizer
 
 __all__ = ["Beyond", "looks_beyond", "refuse_optimizer"]
@@ -55,10 +56,10 @@ def looks_beyond(name: str, parameters: Mapping[str, torch.Tensor], learning_rat
         for held in _stages(layout, start):
             if _apart(_updated(name, learning_rate, {n: start[n] for n in held}, gradients, start), whole):
                 return Beyond("one parameter: what other stages hold changes its update", "--pp 1")
-    if layout.tensor > 1:
-        shards = {s.param: s for s in layout.shards if s.param in start and start[s.param].shape[s.axis] > 1}
+    for degree, cuts, flag in ((layout.tensor, layout.shards, "--tp 1"), (layout.expert, expert_shards(layout), "--ep 1")):
+        shards = {s.param: s for s in cuts if degree > 1 and s.param in start and start[s.param].shape[s.axis] > 1}
         if shards and _apart(_by_shards(name, learning_rate, start, gradients, shards), whole):
-            return Beyond("a shard of a parameter: the rest of it changes its update", "--tp 1")
+            return Beyond("a shard of a parameter: the rest of it changes its update", flag)
     if layout.zero_level and _apart(_by_pieces(name, learning_rate, start, gradients), whole):
         return Beyond("one element: the rest of its parameter changes its update", "--zero 0")
     return None

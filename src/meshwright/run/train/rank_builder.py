@@ -49,9 +49,11 @@ class RankBuilder:
 
     def work(
         self, module: RankModule, update: Any, data: BatchSource, *, exchange: CountExchange | None = None, alone: bool = False,
-        dtype: torch.dtype = torch.float32,
+        dtype: torch.dtype | None = None,
     ) -> tuple[TrainingWork, RankMemory]:  # fmt: skip
-        """What the steps do, and their memory. `dtype`: of values that the layout does not name; the rest as of `TrainingWork`."""
+        """What the steps do, and their memory. `dtype`: of values that the layout does not name, as those of sums under way; None: of gradients. The
+        rest as of `TrainingWork`."""
+        dtype = dtype or next((g.dtype for g in module.gradients.values()), torch.float32)
         work = TrainingWork(self.program, self.layout, self.rank, module, data, update, seed=self.seed, exchange=exchange, alone=alone)
         memory = RankMemory(
             self.program, self.rank, self.device, local_values(self.layout, self.rank), module.flats, dtype, layout=self.layout

@@ -23,8 +23,9 @@ from ...capture.drawn import DrawnWeights
 from ...capture.weight_files import WeightFiles
 from ...errors import PlanMismatch, Unsupported
 from ...plan.plan import ParamShard, TrainingLayout
-from ...plan.shards import part_ranges
+from ...plan.shards import divided_parameters, part_ranges
 from ...plan.sizes import gradient_names
+from ..context.experts import with_exchanges
 from ..context.local import Positions, local_graph
 from ..recording.module_clock import ModuleClock
 from ..steps.forward_graph import ForwardGraph
@@ -101,7 +102,7 @@ def build_rank_module(
     """
     pipeline, _, tensor = layout.coordinates(rank)
     stage = layout.held(pipeline)
-    shard_of = {s.param: s for s in layout.shards} if layout.tensor > 1 else {}
+    divided = divided_parameters(layout, rank)
     held: dict[str, ParameterShard] = {}
     for name in stage.params:
         if name not in parameters:
@@ -109,21 +110,21 @@ def build_rank_module(
         whole = parameters[name]
         if whole.requires_grad and name in layout.frozen:
             raise PlanMismatch(f"the plan does not train parameter {name!r}, the model does", hint="make the plan again from this model")
-        shard = shard_of.get(name)
-        local = take_part(whole.detach(), shard.axis, shard, tensor, layout.tensor) if shard else whole.detach() if adopt else whole.detach().clone()
+        shard, part, parts = divided.get(name, (None, 0, 1))
+        local = take_part(whole.detach(), shard.axis, shard, part, parts) if shard else whole.detach() if adopt else whole.detach().clone()
         if whole.requires_grad and local.dtype not in TRAINED:
             raise Unsupported(
                 f"parameter {name!r} is {local.dtype}; only float32, float64 and bfloat16 parameters can be trained so far",
                 hint="float32 weights (--dtype float32), with --precision fp16-autocast where float16 is wanted",
             )  # fmt: skip
         if values is not None and not (layout.zero_level and whole.requires_grad):
-            local = _read(values, name, whole, shard, tensor, layout.tensor)
+            local = _read(values, name, whole, shard, part, parts)
         own = adopt and shard is None and isinstance(whole, torch.nn.Parameter)
         p = whole if own else torch.nn.Parameter(local if local.is_meta else local.to(device), requires_grad=whole.requires_grad)
-        held[name] = ParameterShard(name, p, tuple(whole.shape), shard)
+        held[name] = ParameterShard(name, p, tuple(whole.shape), shard, part=part, parts=parts)
 
     def read(p: ParameterShard) -> torch.Tensor:
-        return p.tensor.detach() if values is None else _read(values, p.name, parameters[p.name], p.shard, tensor, layout.tensor)
+        return p.tensor.detach() if values is None else _read(values, p.name, parameters[p.name], p.shard, p.part, p.parts)
 
     groups = build_groups(layout, rank, held, gradient_bytes, device, read) if layout.zero_level else {}
     gradients = {} if groups else _gradient_buffers(layout, rank, held, device, gradient_bytes)
@@ -132,7 +133,7 @@ def build_rank_module(
     kept = dict(buffers) if adopt else {name: b.detach().clone().to(device) for name, b in buffers.items()}
     terms = own_terms(graph) if counted else {}
     positions = _positions(graph, layout, rank, {n: tuple(p.shape) for n, p in parameters.items()}, kept)
-    own_calls = expand_forward(positions.graph if positions is not None else graph, layout, rank)
+    own_calls = expand_forward(positions.graph if positions is not None else with_exchanges(graph, layout), layout, rank)
     builder = SegmentBuilder(own_calls, layout, tensor, held, kept, device, opaque, clock, groups, precision, terms, positions)
     mine = [s for s in layout.segments if s.key in stage.segments]  # forward order, over all stages that the rank holds
     divisors, weighted = divisors_of(mine, graph, terms, device)
@@ -184,9 +185,10 @@ def evaluation_module(
         positions = local_graph(graph, layout, rank, fixed, evaluated=True)
     layout = evaluation_layout(layout, graph if positions is None else positions.graph)
     stage, terms = layout.held(layout.coordinates(rank)[0]), own_terms(graph)
+    own_calls = expand_forward(positions.graph if positions is not None else with_exchanges(graph, layout), layout, rank)
     builder = SegmentBuilder(
-        expand_forward(graph if positions is None else positions.graph, layout, rank), layout, layout.coordinates(rank)[2], trained.parameters,
-        trained.buffers, device, opaque, None, trained.groups, precision, terms, positions,
+        own_calls, layout, layout.coordinates(rank)[2], trained.parameters, trained.buffers, device, opaque, None, trained.groups, precision, terms,
+        positions,
     )  # fmt: skip
     mine = [s for s in layout.segments if s.key in stage.segments]
     builder.divisors, _ = divisors_of(mine, graph, terms, device)

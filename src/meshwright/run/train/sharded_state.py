@@ -26,7 +26,7 @@ __all__ = ["ParameterGroup", "ParameterShard", "Piece", "Reference", "build_grou
 
 @dataclass
 class ParameterShard:
-    """A parameter as this rank holds it. `shard` is None where it is whole."""
+    """A parameter as this rank holds it: part `part` of `parts`, as `shard` says, which is None where it is whole."""
 
     name: str
     tensor: torch.nn.Parameter
@@ -34,6 +34,8 @@ class ParameterShard:
     shard: ParamShard | None = None
     gradient: str = ""  # name of the flat gradient buffer that its gradient lies in; "" if it is not trained
     offset: int = 0  # first element there
+    part: int = 0
+    parts: int = 1
 
     @property
     def numel(self) -> int:

@@ -1,0 +1,103 @@
+"""A captured graph as one of several ranks computes it that divide its experts: exchanges around every expert layer, and this rank's part of experts.
+
+Cite: `plan.experts.GSHARD`. Left open by the paper: layers that nobody annotated. Our answer: the operators of `kernels.experts.padded`, which
+converted layers are captured as, say what they are.
+Deviations: none. Invariant: shapes of values are those of the whole graph; only experts' parameters and their gradients get smaller.
+Cost: O(nodes).
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from math import gcd
+
+import msgspec
+
+from ...errors import Unsupported
+from ...graph.graph import GraphValue, OpGraph, OpNode, Storage
+from ...plan.context import ALL_TO_ALL
+from ...plan.experts import BACK, INCOMING, MLP
+from ...plan.plan import ParamShard
+
+__all__ = ["expert_degree_limit", "expert_shards", "experts_graph"]
+
+_RECENT: deque[tuple[OpGraph, int, OpGraph]] = deque(maxlen=16)  # by identity: graphs are immutable, and too large to hash
+
+
+def expert_degree_limit(graph: OpGraph) -> int:
+    """The largest number of ranks that can divide the experts of every layer; 1 without such layers."""
+    counts = [n.outputs[0].shape[0] for n in graph.nodes if n.target == MLP]
+    return gcd(*counts) if counts else 1
+
+
+def _parameters(graph: OpGraph) -> tuple[str, ...]:
+    """Names of the parameters that hold experts, one after the other along their first dimension."""
+    return tuple(dict.fromkeys(v.removeprefix("param:") for n in graph.nodes if n.target == MLP for v in n.inputs if v.startswith("param:")))
+
+
+def experts_graph(graph: OpGraph, parts: int) -> OpGraph:
+    """`graph` for one of `parts` ranks; the last few are remembered. Raises: Unsupported, naming the nearest degree that divides."""
+    if parts == 1:
+        return graph
+    if (known := next((x for g, n, x in list(_RECENT) if g is graph and n == parts), None)) is not None:
+        return known
+    most = expert_degree_limit(graph)
+    if most % parts:
+        near = max(d for d in range(1, min(parts, most) + 1) if most % d == 0)
+        why = f"{most} experts do not divide by it" if most > 1 else "the model has no expert layers that could be divided"
+        hint = f"--ep {near}" if most > 1 else "--ep 1, or replace its expert layers by meshwright.nn.convert_experts(model)"
+        raise Unsupported(f"expert degree {parts}: {why}", where=graph.model, hint=hint, data={"nearest": near})
+    made = _divided(graph, parts)
+    _RECENT.append((graph, parts, made))
+    return made
+
+
+def _divided(graph: OpGraph, parts: int) -> OpGraph:
+    storages, nodes = list(graph.storages), list[OpNode]()
+    renamed: dict[str, str] = {}
+    value = {n.name: n.outputs[0] for n in graph.nodes if n.outputs}
+
+    def exchange(of: OpNode, source: str, suffix: str) -> str:
+        name, like = f"{of.name}/{suffix}", value[source]
+        storages.append(Storage(size_bytes=graph.storages[like.storage].size_bytes, owner=name))
+        made = GraphValue(shape=like.shape, dtype=like.dtype, storage=len(storages) - 1)
+        nodes.append(OpNode(name=name, target=ALL_TO_ALL, module=of.module, inputs=(source,), args=[{"value": source}], outputs=(made,)))
+        return name
+
+    for n in graph.nodes:
+        if n.target == MLP:
+            came = {v: exchange(n, v, suffix) for v, suffix in zip(n.inputs[:2], INCOMING, strict=True)}
+            nodes.append(_reading(n, came))
+            renamed[n.name] = exchange(n, n.name, BACK)
+        else:
+            nodes.append(_reading(n, renamed) if any(v in renamed for v in n.inputs) else n)
+    mine = {*_parameters(graph)}
+    gradients = {graph.gradients[p] for p in mine if p in graph.gradients}
+    smaller = {o.storage for j in graph.joint if j.name in gradients for o in j.outputs}
+    return msgspec.structs.replace(
+        graph, nodes=tuple(nodes), storages=tuple(storages), scaling=None,
+        parameters=tuple(
+            msgspec.structs.replace(p, shape=(p.shape[0] // parts, *p.shape[1:]), size_bytes=p.size_bytes // parts) if p.name in mine else p
+            for p in graph.parameters
+        ),
+        joint_storages=tuple(
+            msgspec.structs.replace(s, size_bytes=s.size_bytes // parts) if i in smaller else s for i, s in enumerate(graph.joint_storages)
+        ),
+    )  # fmt: skip
+
+
+def _reading(n: OpNode, instead: dict[str, str]) -> OpNode:
+    """The node with other operands."""
+
+    def of(x: object) -> object:
+        if isinstance(x, dict):
+            return {k: instead.get(v, v) if k == "value" and isinstance(v, str) else of(v) for k, v in x.items()}
+        return [of(y) for y in x] if isinstance(x, list) else x
+
+    args, kwargs = of(n.args), of(n.kwargs)
+    return msgspec.structs.replace(n, inputs=tuple(instead.get(v, v) for v in n.inputs), args=args, kwargs=kwargs)
+
+
+def expert_shards(graph: OpGraph, parts: int) -> tuple[ParamShard, ...]:
+    """How the experts' parameters of a layout lie on its ranks."""
+    return tuple(ParamShard(param=p, axis=0) for p in _parameters(graph)) if parts > 1 else ()

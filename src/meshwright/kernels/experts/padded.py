@@ -1,0 +1,189 @@
+"""An expert layer as operators of fixed shapes: what a captured graph holds of it, so that it can be planned, cut, and spread over ranks.
+
+Cite: D. Lepikhin and others, "GShard" (arXiv 2006.16668), section 2.2, for buffers of a fixed capacity; Tutel (arXiv 2206.03382), section 3.4, for
+their sparse form. Left open by the papers: experts' time follows the capacity. Our answer: the filled rows are counted and the counts travel too, so
+only filled rows are multiplied. Deviations: what goes into the activation is computed again in backward (MegaBlocks, arXiv 2211.15841, section 5).
+Invariant: `expert_rows` and `expert_sums` are each other's adjoints; a choice without a place adds nothing and gets no gradient.
+Cost: O(T k H) to place and to take; the products of the filled rows, one after the other expert.
+
+Buffers are [E, C, H]. With n ranks, each of which has E / n experts, block i of what came is rank i's rows for these.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import Any
+
+import torch
+from torch.nn import functional
+
+from .dispatch import _dots, _put, _take, slots_of
+from .routing import locations_of
+
+__all__ = ["ACTIVATIONS", "expert_counts", "expert_mlp", "expert_rows", "expert_sums", "mlp_flops"]
+
+_Derivative = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
+# name -> (function, (gradient of its result, its argument) -> gradient of the argument)
+ACTIVATIONS: dict[str, tuple[Callable[[torch.Tensor], torch.Tensor], _Derivative]] = {
+    "silu": (functional.silu, torch.ops.aten.silu_backward.default),
+    "gelu": (functional.gelu, torch.ops.aten.gelu_backward.default),
+    "gelu-tanh": (partial(functional.gelu, approximate="tanh"), partial(torch.ops.aten.gelu_backward.default, approximate="tanh")),
+    "relu": (functional.relu, lambda grad, x: torch.ops.aten.threshold_backward.default(grad, x, 0)),
+}
+
+
+def _slots(experts: torch.Tensor, n: int, capacity: int) -> torch.Tensor:
+    return slots_of(experts, locations_of(experts, n)[0], capacity)
+
+
+# ---- tokens to rows and back -------------------------------------------------------------------------------------
+@torch.library.custom_op("meshwright::expert_rows", mutates_args=())  # type: ignore[untyped-decorator]
+def expert_rows(x: torch.Tensor, experts: torch.Tensor, weights: torch.Tensor | None, n: int, capacity: int) -> torch.Tensor:
+    """Tokens [T, H] (times `weights` [T, k]) in the buffers [n, capacity, H] of their `experts` [T, k], first choices first; zero elsewhere."""
+    return _put(n * capacity, x, _slots(experts, n, capacity), weights).view(n, capacity, x.shape[1])
+
+
+@torch.library.custom_op("meshwright::expert_sums", mutates_args=())  # type: ignore[untyped-decorator]
+def expert_sums(rows: torch.Tensor, experts: torch.Tensor, weights: torch.Tensor | None) -> torch.Tensor:
+    """Buffers [n, C, H] -> tokens [T, H]: the sum of a token's rows, times its `weights`."""
+    n, capacity, width = rows.shape
+    return _take(rows.reshape(n * capacity, width), _slots(experts, n, capacity), weights)
+
+
+@torch.library.custom_op("meshwright::expert_dots", mutates_args=())  # type: ignore[untyped-decorator]
+def _expert_dots(rows: torch.Tensor, x: torch.Tensor, experts: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
+    """<row of the choice, x of its token> [T, k], in the type of `like`: gradients of weights."""
+    n, capacity, width = rows.shape
+    return _dots(rows.reshape(n * capacity, width), x, _slots(experts, n, capacity)).to(like.dtype)
+
+
+@torch.library.custom_op("meshwright::expert_counts", mutates_args=())  # type: ignore[untyped-decorator]
+def expert_counts(experts: torch.Tensor, n: int, capacity: int) -> torch.Tensor:
+    """Filled rows of every expert's buffer, [n], int64."""
+    return torch.bincount(experts.reshape(-1), minlength=n).clamp(max=capacity)
+
+
+@expert_rows.register_fake  # type: ignore[untyped-decorator]
+def _(x: torch.Tensor, experts: torch.Tensor, weights: torch.Tensor | None, n: int, capacity: int) -> torch.Tensor:
+    return x.new_empty(n, capacity, x.shape[1])
+
+
+@expert_sums.register_fake  # type: ignore[untyped-decorator]
+def _(rows: torch.Tensor, experts: torch.Tensor, weights: torch.Tensor | None) -> torch.Tensor:
+    return rows.new_empty(experts.shape[0], rows.shape[2])
+
+
+@_expert_dots.register_fake  # type: ignore[untyped-decorator]
+def _(rows: torch.Tensor, x: torch.Tensor, experts: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
+    return like.new_empty(experts.shape)
+
+
+@expert_counts.register_fake  # type: ignore[untyped-decorator]
+def _(experts: torch.Tensor, n: int, capacity: int) -> torch.Tensor:
+    return experts.new_empty(n, dtype=torch.int64)
+
+
+def _rows_setup(ctx: Any, inputs: Any, output: Any) -> None:
+    x, experts, weights, _, _ = inputs
+    ctx.weighted = weights is not None
+    ctx.save_for_backward(experts, *((x, weights) if ctx.weighted else ()))
+
+
+def _rows_backward(ctx: Any, grad: torch.Tensor) -> tuple[Any, ...]:
+    experts, *rest = ctx.saved_tensors
+    of_weights = torch.ops.meshwright.expert_dots(grad, rest[0], experts, rest[1]) if ctx.weighted else None
+    return torch.ops.meshwright.expert_sums(grad, experts, rest[1] if ctx.weighted else None), None, of_weights, None, None
+
+
+def _sums_setup(ctx: Any, inputs: Any, output: Any) -> None:
+    rows, experts, weights = inputs
+    ctx.weighted, ctx.size = weights is not None, rows.shape[:2]
+    ctx.save_for_backward(experts, *((rows, weights) if ctx.weighted else ()))
+
+
+def _sums_backward(ctx: Any, grad: torch.Tensor) -> tuple[Any, ...]:
+    experts, *rest = ctx.saved_tensors
+    of_rows = torch.ops.meshwright.expert_rows(grad, experts, rest[1] if ctx.weighted else None, *ctx.size)
+    return of_rows, None, torch.ops.meshwright.expert_dots(rest[0], grad, experts, rest[1]) if ctx.weighted else None
+
+
+expert_rows.register_autograd(_rows_backward, setup_context=_rows_setup)
+expert_sums.register_autograd(_sums_backward, setup_context=_sums_setup)
+
+
+# ---- the experts -------------------------------------------------------------------------------------------------
+def _of_experts(rows: torch.Tensor, counts: torch.Tensor, local: int) -> Iterator[tuple[int, torch.Tensor, list[tuple[int, int]]]]:
+    """(expert, its filled rows of all blocks, one after the other, (place in the buffers, rows) of each block)."""
+    filled = counts.tolist()
+    for e in range(local):
+        parts = [(i, filled[i]) for i in range(e, len(filled), local) if filled[i]]
+        if parts:
+            yield e, torch.cat([rows[i, :n] for i, n in parts]), parts
+
+
+def _scatter(into: torch.Tensor, values: torch.Tensor, parts: list[tuple[int, int]]) -> None:
+    for (i, n), part in zip(parts, values.split([n for _, n in parts]), strict=True):
+        into[i, :n] = part
+
+
+@torch.library.custom_op("meshwright::expert_mlp", mutates_args=())  # type: ignore[untyped-decorator]
+def expert_mlp(
+    rows: torch.Tensor, counts: torch.Tensor, gate_up: torch.Tensor, down: torch.Tensor, activation: str, expected: int
+) -> torch.Tensor:
+    """Filled rows of the buffers [E, C, H] through gated experts: (act(x Gᵀ) * (x Uᵀ)) Dᵀ, zero elsewhere.
+
+    counts: [E], filled rows. gate_up: [e, 2F, H], G over U; down: [e, H, F]; e divides E. expected: filled rows in all, for prices.
+    """
+    act, out = ACTIVATIONS[activation][0], rows.new_zeros(*rows.shape[:2], down.shape[1])
+    for e, x, parts in _of_experts(rows, counts, len(gate_up)):
+        g, u = (x @ gate_up[e].t()).chunk(2, dim=-1)
+        _scatter(out, (act(g) * u) @ down[e].t(), parts)
+    return out
+
+
+@torch.library.custom_op("meshwright::expert_mlp_backward", mutates_args=())  # type: ignore[untyped-decorator]
+def _expert_mlp_backward(
+    grad: torch.Tensor, rows: torch.Tensor, counts: torch.Tensor, gate_up: torch.Tensor, down: torch.Tensor, activation: str, expected: int
+) -> list[torch.Tensor]:
+    """Gradients of rows, gate_up and down."""
+    act, derivative = ACTIVATIONS[activation]
+    of_rows, of_gate_up, of_down = torch.zeros_like(rows), torch.zeros_like(gate_up), torch.zeros_like(down)
+    for e, x, parts in _of_experts(rows, counts, len(gate_up)):
+        g, u = (x @ gate_up[e].t()).chunk(2, dim=-1)
+        y, a = torch.cat([grad[i, :n] for i, n in parts]), act(g)
+        of_a = y @ down[e]
+        of_h = torch.cat([derivative(of_a * u, g.contiguous()), of_a * a], dim=-1)
+        of_down[e], of_gate_up[e] = y.t() @ (a * u), of_h.t() @ x
+        _scatter(of_rows, of_h @ gate_up[e], parts)
+    return [of_rows, of_gate_up, of_down]
+
+
+@expert_mlp.register_fake  # type: ignore[untyped-decorator]
+def _(rows: torch.Tensor, counts: torch.Tensor, gate_up: torch.Tensor, down: torch.Tensor, activation: str, expected: int) -> torch.Tensor:
+    return rows.new_empty(*rows.shape[:2], down.shape[1])
+
+
+@_expert_mlp_backward.register_fake  # type: ignore[untyped-decorator]
+def _(
+    grad: torch.Tensor, rows: torch.Tensor, counts: torch.Tensor, gate_up: torch.Tensor, down: torch.Tensor, activation: str, expected: int
+) -> list[torch.Tensor]:
+    return [torch.empty_like(rows), torch.empty_like(gate_up), torch.empty_like(down)]
+
+
+def _mlp_setup(ctx: Any, inputs: Any, output: Any) -> None:
+    *tensors, ctx.activation, ctx.expected = inputs
+    ctx.save_for_backward(*tensors)
+
+
+def _mlp_backward(ctx: Any, grad: torch.Tensor) -> tuple[Any, ...]:
+    of_rows, of_gate_up, of_down = torch.ops.meshwright.expert_mlp_backward(grad, *ctx.saved_tensors, ctx.activation, ctx.expected)
+    return of_rows, None, of_gate_up, of_down, None, None
+
+
+expert_mlp.register_autograd(_mlp_backward, setup_context=_mlp_setup)
+
+
+def mlp_flops(gate_up: torch.Size, expected: int, passes: int) -> int:
+    """Of `expected` rows, each `passes` times through matrices of [2F, H] and [F, H]; a multiply-add counts as two."""
+    return passes * expected * 3 * int(gate_up[1]) * int(gate_up[2])

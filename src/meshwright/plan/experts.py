@@ -1,0 +1,25 @@
+"""Expert parallelism: neighbouring data replicas that divide the experts of a layer, and send each other their tokens. Names, without torch.
+
+Of n neighbours, rank r holds experts r E/n up to (r+1) E/n of every layer of E. Expert layer M (`meshwright.expert_mlp`) of a captured graph reads
+buffers with a part for every expert. `M/rows` and `M/counts` hold what came of the others' buffers and of their filled rows, `M/back` what came back
+of M. Each is an exchange in equal blocks, block i for rank i. Gradients go the other way.
+
+Replicas of the same experts add up their gradients, data / n of them (expert-data parallelism), which lie in a buffer of their own, `gradients%`.
+The gradient of an expert sums over the tokens of all n neighbours, because that of every token comes back to its expert.
+Cite: D. Lepikhin and others, "GShard" (arXiv 2006.16668), section 3.2.
+"""
+
+from __future__ import annotations
+
+from ..cite import Cite
+
+__all__ = ["BACK", "COUNTS", "EXPERTS", "EXPERT_GRADIENTS", "GSHARD", "INCOMING", "MLP", "ROWS"]
+
+GSHARD = Cite(
+    key="lepikhin2020gshard", title="GShard: Scaling Giant Models with Conditional Computation and Automatic Sharding", year=2020,
+    venue="ICLR '21, arXiv:2006.16668",
+)  # fmt: skip
+ROWS, COUNTS, MLP = "meshwright.expert_rows.default", "meshwright.expert_counts.default", "meshwright.expert_mlp.default"
+EXPERTS = (ROWS, COUNTS, MLP)
+INCOMING, BACK = ("rows", "counts"), "back"  # what is exchanged before a layer's experts, in the order of its operands, and after them
+EXPERT_GRADIENTS = "%"  # in names of gradient buffers: those of experts that a rank shares with some of its data replicas only

@@ -1,0 +1,80 @@
+"""A small model with converted expert layers, its plans, a plain loop of the owner's model, and what ranks do in `test_expert_loops`."""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any
+
+import torch
+from loop_rig import world
+from owner_models import Model
+
+import meshwright as mw
+from meshwright.nn import convert_experts
+
+STEPS, ROWS = 20, 8
+
+
+def model_of(dtype: torch.dtype, *, converted: bool, seed: int = 0) -> torch.nn.Module:
+    torch.manual_seed(seed)
+    model = Model().to(dtype)
+    if converted:
+        convert_experts(model)
+    return model
+
+
+def batch_of(step: int) -> tuple[torch.Tensor, torch.Tensor]:
+    tokens = torch.randint(17, (ROWS, 5), generator=torch.Generator().manual_seed(step))
+    return tokens[:, :-1].contiguous(), tokens[:, 1:].contiguous()
+
+
+def loss_of(output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+    return torch.nn.functional.cross_entropy(output.flatten(0, 1), target.flatten())
+
+
+def optimizer_of(model: torch.nn.Module) -> torch.optim.Optimizer:
+    return torch.optim.AdamW(model.parameters(), lr=1e-2, weight_decay=0.1)
+
+
+@cache
+def plan_for(dtype: str, layout: tuple[tuple[str, Any], ...]) -> Any:
+    options = {"data": 2, "tensor": 1, "pipeline": 1, "zero": 0, "microbatch": 2, **dict(layout)}
+    return mw.plan(model_of(getattr(torch, dtype), converted=True), batch_of(0), loss=loss_of, **options)
+
+
+@cache
+def plain(dtype: str, steps: int = STEPS) -> tuple[list[float], dict[str, torch.Tensor], Any]:
+    """(losses, model state, optimizer state) of the owner's own model, whose experts run one after the other."""
+    model = model_of(getattr(torch, dtype), converted=False)
+    optimizer, losses = optimizer_of(model), []
+    for i in range(steps):
+        x, y = batch_of(i)
+        optimizer.zero_grad()
+        loss = loss_of(model(x), y)
+        loss.backward()
+        optimizer.step()
+        losses.append(float(loss.detach()))
+    return losses, model.state_dict(), optimizer.state_dict()
+
+
+def trained(rank: int, group: Any, ranks: int, store: str, plan: Any, dtype: str, saved: Any = None, steps: int = STEPS) -> dict[str, Any]:
+    import meshwright.torch
+
+    with world(rank, ranks, store):
+        model = model_of(getattr(torch, dtype), converted=True, seed=rank)
+        optimizer = optimizer_of(model)
+        if rank == 0:
+            torch.manual_seed(0)
+            model.load_state_dict(model_of(getattr(torch, dtype), converted=False).state_dict())
+        step = meshwright.torch.parallelize(model, optimizer, plan, loss=loss_of)
+        first = 0
+        if saved is not None:
+            step.load_state_dict(saved["state"])
+            step.load_optimizer_state_dict(saved["optimizer"])
+            first = saved["steps"]
+        losses = [float(step(batch_of(i))) for i in range(first, first + steps)]
+        held = {n: tuple(p.tensor.shape) for n, p in step.module.parameters.items() if ".experts." in n}
+        return {
+            "losses": losses, "state": step.state_dict(full=True), "optimizer": step.optimizer_state_dict(full=True), "held": held,
+            "evaluated": float(step.evaluate(batch_of(99))), "steps": first + steps,
+        }  # fmt: skip

@@ -1,0 +1,115 @@
+"""Experts over data replicas on real ranks equal the owner's own loop: losses, weights and optimizer state after 20 steps."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import msgspec
+import pytest
+import torch
+from expert_loops import STEPS, batch_of, loss_of, model_of, plain, plan_for, trained
+
+import meshwright as mw
+from meshwright.check.training.layout import check_layout
+from meshwright.drive.plans import check_plan, read_plan, write_plan
+from meshwright.errors import CheckFailed, FormatError, Infeasible, UsageError
+from meshwright.report.plan_text import plan_text
+
+
+@pytest.fixture(autouse=True)
+def patience(pool, monkeypatch):
+    monkeypatch.setattr(pool, "timeout_s", 200.0)
+
+
+pytestmark = [pytest.mark.real, pytest.mark.timeout(240)]
+
+LAYOUTS = {
+    "ep2": {"expert": 2, "fabric": "laptop:2"}, "r0": {"zero": 3, "fabric": "laptop:2"},  # degree 0 of `experts plan`: weights travel, tokens stay
+    "ep2xdp2": {"expert": 2, "data": 4, "fabric": "laptop:4", "microbatch": 1}, "ep2xpp2": {"expert": 2, "pipeline": 2, "fabric": "laptop:4"},
+    "ep4": {"expert": 4, "data": 4, "fabric": "laptop:4", "microbatch": 1},
+}  # fmt: skip
+
+
+def plan_of(layout, dtype="float64"):
+    return plan_for(dtype, tuple(sorted(LAYOUTS[layout].items())))
+
+
+@pytest.mark.sample(3)
+@pytest.mark.parametrize(("layout", "dtype", "tolerance"), [*((x, "float64", 1e-9) for x in LAYOUTS), ("ep2", "float32", 1e-5)])
+def test_losses_and_weights_after_20_steps_are_the_owners(layout, dtype, tolerance, pool, tmp_path):
+    plan = plan_of(layout, dtype)
+    losses, state, optimizer = plain(dtype)
+    want, moments = plan.layout.expert, optimizer["state"]
+    for found in pool.run(trained, plan.layout.ranks, plan.layout.ranks, str(tmp_path / "store"), plan, dtype):
+        assert found["losses"] == pytest.approx(losses, rel=tolerance, abs=0)
+        for name, x in state.items():
+            assert torch.allclose(found["state"][name], x, rtol=tolerance, atol=tolerance * float(x.abs().max())), name
+        for number, kept in found["optimizer"]["state"].items():
+            assert torch.allclose(kept["exp_avg"], moments[number]["exp_avg"], rtol=1e-4 if dtype == "float32" else 1e-8, atol=1e-6)
+        assert all(shape[0] == 4 // want for shape in found["held"].values()) or layout == "r0"
+
+
+def test_a_state_goes_on_under_another_expert_degree(pool, tmp_path):
+    two, four = plan_of("ep2"), plan_of("ep4")
+    half = pool.run(trained, 2, 2, str(tmp_path / "a"), two, "float64", None, 10)
+    rest = pool.run(trained, 4, 4, str(tmp_path / "b"), four, "float64", half[0], STEPS - 10)
+    losses, state, _ = plain("float64")
+    assert half[0]["losses"] + rest[0]["losses"] == pytest.approx(losses, rel=1e-9)
+    assert all(torch.allclose(rest[3]["state"][n], x, rtol=1e-9, atol=1e-10) for n, x in state.items())
+    assert len({one["evaluated"] for one in rest}) == 1
+
+
+def test_the_plan_says_who_divides_what_and_is_proved(tmp_path):
+    plan = plan_of("ep2xdp2")
+    layout = plan.layout
+    assert layout.expert == 2 and layout.exchanging == 2 and {x.kind for x in layout.exchanges} == {"all-to-all"}
+    assert {s.param for s in layout.expert_shards} == {f"blocks.{i}.experts.{n}" for i in (0, 1) for n in ("gate_up_proj", "down_proj")}
+    assert plan.decisions["experts"]["options"] == {"degree": 2, "wanted": "2"} and "experts over 2" in plan_text(plan)
+    names = set(plan.main.comms.name)
+    assert {"experts:0.0.0", "experts:0.1.0", "dp:0.0e0", "dp:0.0e1"} <= names
+    write_plan(tmp_path / "plan.json", plan)
+    assert read_plan(tmp_path / "plan.json").layout == layout
+    with pytest.raises(FormatError, match="must divide the 4 replicas"):
+        write_plan(tmp_path / "bad.json", replace(plan, layout=msgspec.structs.replace(layout, expert=3)))
+        read_plan(tmp_path / "bad.json")
+    shards = (msgspec.structs.replace(layout.expert_shards[0], axis=1), *layout.expert_shards[1:])
+    with pytest.raises(FormatError, match="equal parts along the first dimension"):
+        write_plan(tmp_path / "bad.json", replace(plan, layout=msgspec.structs.replace(layout, expert_shards=shards)))
+        read_plan(tmp_path / "bad.json")
+
+
+def test_experts_summed_over_all_replicas_are_found():
+    """As if a planner thought that all replicas had the same experts, and one that none had."""
+    plan = plan_of("ep2xdp2")
+    lines = [
+        (msgspec.structs.replace(plan.layout, expert=4), "lacks|has another|holds another|blocks"),
+        (msgspec.structs.replace(plan.layout, expert=1), "do not belong together"),
+    ]
+    for layout, told in lines:
+        with pytest.raises(CheckFailed, match=told):
+            check_plan(replace(plan, layout=layout))
+
+
+@pytest.mark.parametrize(("change", "told"), [
+    ({"expert": 3}, "does not divide 4 replicas"), ({"zero_level": 1}, "sharding level 0"), ({"expert_shards": ()}, "nothing of theirs is"),
+    ({"expert": 1}, "the expert degree is 1"), ({"exchanges": ()}, "do not belong together"),
+])  # fmt: skip
+def test_layouts_that_do_not_fit_are_found(change, told):
+    layout = msgspec.structs.replace(plan_of("ep2xdp2").layout, **change)
+    assert any(told in f.message for f in check_layout(layout, None))
+
+
+def test_degrees_that_cannot_be_are_refused_with_the_nearest():
+    model, batch = model_of(torch.float64, converted=True), batch_of(0)
+    with pytest.raises(UsageError, match="expert degree 3 does not divide the 2 devices") as refused:
+        mw.plan(model, batch, loss=loss_of, fabric="laptop:2", expert=3)
+    assert refused.value.hint == "e.g. --ep 2"
+    with pytest.raises(Infeasible, match="no expert layers that could be divided"):
+        mw.plan(model_of(torch.float64, converted=False).head, (torch.randn(4, 8), torch.zeros(4, dtype=torch.int64)), fabric="laptop:2", expert=2)
+
+
+def test_auto_looks_at_every_degree():
+    plan = mw.plan(model_of(torch.float32, converted=True), batch_of(0), loss=loss_of, fabric="laptop:4", data=4, tensor=1, pipeline=1, microbatch=1,
+                   zero=0, expert=None)  # fmt: skip
+    said = plan.decisions["experts"]
+    assert said["options"]["wanted"] == "auto" and all(f"degree {n}" in said["why"] for n in {1, 2, 4} - {plan.layout.expert})
