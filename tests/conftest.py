@@ -93,7 +93,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def room_by_room(items: list[pytest.Item]) -> None:
-    """Tests of a folder one after another, in the mixed order of their files: one worker has most of them, and captures and plans once what they share."""
+    """Tests of a folder one after another, their files in mixed order: one worker has most of them, and captures and plans what they share once."""
     met: dict[Path, int] = {}
     for item in items:
         for folder in item.path.parents:
