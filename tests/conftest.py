@@ -75,6 +75,7 @@ def pytest_collection() -> Iterator[None]:
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """In CI a test of properties tries a share of its examples, and a test marked `sample` runs some of its cases."""
+    room_by_room(items)
     if FULL:
         return
     for function in {id(f): f for f in (getattr(getattr(i, "obj", None), "__func__", getattr(i, "obj", None)) for i in items)}.values():
@@ -89,6 +90,15 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     if left:
         config.hook.pytest_deselected(items=[item for item in items if id(item) in left])
         items[:] = [item for item in items if id(item) not in left]
+
+
+def room_by_room(items: list[pytest.Item]) -> None:
+    """Tests of a folder one after another, their files in mixed order: one worker has most of them, and captures and plans what they share once."""
+    met: dict[Path, int] = {}
+    for item in items:
+        for folder in item.path.parents:
+            met.setdefault(folder, len(met))
+    items.sort(key=lambda item: [met[folder] for folder in reversed(item.path.parents)])
 
 
 def unchosen(alike: list[pytest.Item]) -> list[pytest.Item]:

@@ -179,16 +179,16 @@ def test_one_capture_at_two_places_gives_equal_graphs() -> None:
 @pytest.mark.slow
 @pytest.mark.timeout(120)
 @pytest.mark.interpreter
-def test_a_quarter_of_gpt3_175b_is_captured_in_half_a_gigabyte(tmp_path: Path) -> None:
-    """24 of its 96 layers at their full width. 334 MiB are the libraries' own; 178 MiB for 24 layers is what a gigabyte leaves for 96."""
-    s, h, v, layers = 2048, 12288, 50257, 24
-    (tmp_path / "quarter.py").write_text(
+def test_an_eighth_of_gpt3_175b_leaves_a_gigabyte_room_for_the_rest(tmp_path: Path) -> None:
+    """12 of its 96 layers at their full width. 334 MiB are the libraries' own; 89 MiB for 12 layers is what a gigabyte leaves for 96."""
+    s, h, v, layers = 2048, 12288, 50257, 12
+    (tmp_path / "eighth.py").write_text(
         f"import sys\nsys.path.insert(0, {str(EXAMPLES)!r})\nfrom gpt import build\n\n\n"
         f"def model():\n    return build(vocabulary={v}, sequence={s}, layers={layers}, width={h}, heads=96, tied=True, batch=1)\n"
     )
     code = (
         "from meshwright.capture.graph import capture\n"
-        f"g = capture({str(tmp_path / 'quarter.py')!r} + ':model', scalable=False)\n"
+        f"g = capture({str(tmp_path / 'eighth.py')!r} + ':model', scalable=False)\n"
         "calls = [j for j in g.joint if j.target != 'operator.getitem']\n"
         "peak = next(int(l.split()[1]) for l in open('/proc/self/status') if l.startswith('VmHWM'))\n"
         "flops = sum(n.forward.flops for n in g.nodes)\n"
@@ -196,6 +196,6 @@ def test_a_quarter_of_gpt3_175b_is_captured_in_half_a_gigabyte(tmp_path: Path) -
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=110, check=True)
     parameters, method, share, peak_kib, flops = done.stdout.split()
-    assert int(parameters) == 44_133_126_144 and method == "export"
-    assert float(share) >= 0.95 and int(peak_kib) <= 512 * 1024
+    assert int(parameters) == 22_387_937_280 and method == "export"
+    assert float(share) >= 0.95 and int(peak_kib) <= 423 * 1024
     assert int(flops) == layers * (24 * s * h * h + 4 * s * s * h) + 2 * s * h * v

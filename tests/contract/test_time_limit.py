@@ -143,10 +143,10 @@ def test_comparisons_show_what_they_have(here: Path, monkeypatch: pytest.MonkeyP
 
 @pytest.fixture
 def quickly() -> Iterator[None]:
-    """Ends within a minute on any machine: what is asked for takes many minutes."""
-    began = time.monotonic()
+    """Ends within a minute of processor time: what is asked for takes many minutes."""
+    began_s = time.process_time()
     yield
-    assert time.monotonic() - began < 120
+    assert time.process_time() - began_s < 120
 
 
 @pytest.mark.parametrize("command", [

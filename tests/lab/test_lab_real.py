@@ -238,22 +238,22 @@ def test_delay_and_loss_are_real() -> None:
 
 # ---- faults ------------------------------------------------------------------------------------------------------------
 LISTEN = "import socket, sys; s = socket.create_server(('', 7000)); print('up', flush=True)\nwhile True: s.accept()[0].send(b'x')"
-ASK = "import socket, sys; s = socket.create_connection((sys.argv[1], 7000), timeout=1); sys.exit(s.recv(1) != b'x')"
+ASK = "import socket, sys; s = socket.create_connection((sys.argv[1], 7000), timeout=float(sys.argv[2])); sys.exit(s.recv(1) != b'x')"
 
 
 def test_a_link_is_cut_and_restored(star: Lab) -> None:
     with star.popen(0, [sys.executable, "-c", LISTEN], stdout=subprocess.PIPE) as server:
         assert server.stdout is not None and server.stdout.readline() == b"up\n"
 
-        def reaches() -> bool:
-            with star.popen("d1", [sys.executable, "-c", ASK, star.address(0)], stderr=subprocess.DEVNULL) as asks:
-                return asks.wait(20) == 0
+        def reaches(limit_s: str = "20") -> bool:
+            with star.popen("d1", [sys.executable, "-c", ASK, star.address(0), limit_s], stderr=subprocess.DEVNULL) as asks:
+                return asks.wait(50) == 0
 
         assert reaches()
         star.cut("d1->hub")
         star.cut("d1->hub")  # again: nothing changes
         dropped = star.counters()["d1->hub"].drops
-        assert not reaches()
+        assert not reaches("1")
         assert star.counters()["d1->hub"].drops > dropped
         assert read_state(star.folder).links[star.links_named("d1->hub")[0]].cut
         star.restore("d1")
@@ -311,8 +311,8 @@ def test_the_first_failure_ends_all_and_names_itself(star: Lab) -> None:
 
 
 def test_ranks_end_at_the_time_limit(star: Lab) -> None:
-    with pytest.raises(RunTimeout, match=r"ranks 0, 2 still ran after 0\.5 s"):
-        star.run(["sh", "-c", FORKS + "if [ $RANK = 1 ]; then exit 0; fi; wait"], timeout_s=0.5)
+    with pytest.raises(RunTimeout, match=r"ranks 0, 2 still ran after 3 s"):
+        star.run(["sh", "-c", FORKS + "if [ $RANK = 1 ]; then exit 0; fi; wait"], timeout_s=3.0)
     assert len(members(pid_namespace(star))) == 1
 
 

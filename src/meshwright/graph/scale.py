@@ -75,31 +75,32 @@ def at_batch(graph: OpGraph, batch_size: int) -> OpGraph:
     document = _document(graph)
     square = graph.scaling.square or (0,) * len(graph.scaling.index)
     slopes = dict(zip(graph.scaling.index, zip(graph.scaling.slope, square, strict=True), strict=True))
-    found = sum(1 for leaf in _leaves(document) if type(leaf) is int)
+    rows = batch_size - graph.batch_size
+    found, below = 0, list[int]()
+
+    def scaled(tree: Any) -> Any:
+        nonlocal found
+        kind = type(tree)
+        if kind is int:
+            position, found = found, found + 1
+            if position not in slopes:
+                return tree
+            slope, curve = slopes[position]
+            size = tree + slope * rows + curve * rows * rows
+            if size < 0 <= tree:
+                below.append(size)
+            return size
+        if kind is list:
+            return [scaled(value) for value in tree]
+        return {key: scaled(value) for key, value in tree.items()} if kind is dict else tree
+
+    document = scaled(document)
     if found != graph.scaling.integers:
         message = f"the scaling is for {graph.scaling.integers} integers, the graph has {found}: it was changed"
         raise Unsupported(message, where=graph.model, hint=hint)
-    rows = batch_size - graph.batch_size
-    counter = [0]
-
-    def scaled(tree: Any) -> Any:
-        if type(tree) is dict:
-            return {key: scaled(value) for key, value in tree.items()}
-        if type(tree) is list:
-            return [scaled(value) for value in tree]
-        if type(tree) is not int:
-            return tree
-        position = counter[0]
-        counter[0] += 1
-        if position not in slopes:
-            return tree
-        slope, curve = slopes[position]
-        size = tree + slope * rows + curve * rows * rows
-        if tree >= 0 and size < 0:
-            raise Unsupported(f"a size would be {size} at batch {batch_size}", where=graph.model, hint=hint)
-        return size
-
-    result = msgspec.convert(scaled(document), OpGraph)
+    if below:
+        raise Unsupported(f"a size would be {below[0]} at batch {batch_size}", where=graph.model, hint=hint)
+    result = msgspec.convert(document, OpGraph)
     return msgspec.structs.replace(result, scaling=_from(graph.scaling, rows), notes=graph.notes)
 
 

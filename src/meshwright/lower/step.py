@@ -105,6 +105,7 @@ class StepLowering:
         self.comms: dict[tuple[str, tuple[int, ...]], int] = {}
         self.callees: dict[str, Program] = {}
         self.groups: dict[int, tuple[int, ...]] = {}  # rank -> its tensor-parallel group
+        self.sums: dict[tuple[int, bool], tuple[str, tuple[int, ...], str]] = {}  # `summing` by rank, and whether it is over replicas
         self.buckets: dict[int, int] = {}  # stage -> bytes of its largest bucket
         self.steps_of: dict[tuple[int, int], tuple[Position, ...]] = {}  # by pipeline index and number of micro-batches
         self.apart = sequence_values(layout)
@@ -164,10 +165,12 @@ class StepLowering:
 
     def summing(self, rank: int, value: str) -> tuple[str, tuple[int, ...], str]:
         """(purpose, ranks, communicator) of the sum that completes a value."""
-        p, d, t = self.layout.coordinates(rank)
-        if value in self.over_replicas:
-            return "statistics", tuple(self.layout.rank(p, x, t) for x in range(self.layout.data)), f"batch:{p}.{t}"
-        return "tensor", self.tensor_group(rank), f"tp:{p}.{d}"
+        key = (rank, value in self.over_replicas)
+        if key not in self.sums:
+            p, d, t = self.layout.coordinates(rank)
+            replicas = tuple(self.layout.rank(p, x, t) for x in range(self.layout.data))
+            self.sums[key] = ("statistics", replicas, f"batch:{p}.{t}") if key[1] else ("tensor", self.tensor_group(rank), f"tp:{p}.{d}")
+        return self.sums[key]
 
     def activation(self, r: RankLanes, kind: str, value: str, mb: int, *, segment: str = "") -> int:
         name = f"{kind}:{value}:{segment}:{mb}" if segment else f"{kind}:{value}:{mb}"

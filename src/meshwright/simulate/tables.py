@@ -185,8 +185,8 @@ def program_tables(p: Program, durations_s: F64, size_bytes: Any, depth: I64, pr
     """
     la, s = p.lanes, p.steps
     lane_of = p.lane_of_step()
-    pairs = np.stack([la.actor, la.unit], axis=1) if len(la) else np.zeros((0, 2), np.int32)
-    unique, unit = np.unique(pairs, axis=0, return_inverse=True) if len(la) else (pairs, np.zeros(0, np.int64))
+    # units of actors, numbered actor by actor; -1 is none
+    unique, unit = np.unique(la.actor.astype(np.int64) * (int(la.unit.max(initial=0)) + 2) + la.unit, return_inverse=True)
     in_ptr, in_channel = _channel_lists(p, Part.RECV, Part.IN_SET, s.chan_in)
     out_ptr, out_channel = _channel_lists(p, Part.SEND, Part.OUT_SET, s.chan_out)
     sender, messages = _only_lane(p, out_ptr, out_channel, lane_of, "is sent to")

@@ -98,7 +98,7 @@ def test_a_rectangle_cut_into_pieces_is_put_together_again(seed: int, pieces: in
         else:
             at = int(rng.integers(low, high))
             cut += [(a, b, low, at), (a, b, at, high)] if at > low else [(a, b, low, high)]
-    lower, upper, low, high = np.array(cut, np.int64).T
+    lower, upper, low, high = np.ascontiguousarray(np.array(cut, np.int64).T)  # as everywhere: of views the search would be compiled again
     life = lower, upper, high - low, upper - lower
     for rank, by_load in (*preorders(*life), *((mixed_order(*life, rng), False) for _ in range(4))):
         offset = np.zeros(pieces, np.int64)

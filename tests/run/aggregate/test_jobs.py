@@ -7,6 +7,7 @@ import socket
 import struct
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
@@ -92,18 +93,14 @@ def test_several_jobs_share_the_slots_and_one_too_many_is_refused() -> None:
     ("more", "said"), [({"words": 32}, "slots of 64"), ({"mode": "median"}, "no mode"), ({"children": 3}, "other figures")],
 )  # fmt: skip
 def test_who_does_not_fit_is_refused(more: dict[str, Any], said: str) -> None:
-    with switch() as up:
-
-        def wait() -> None:
-            with pytest.raises(RunTimeout):
-                Stream.join(up.address, seat(0, 2, timeout_s=0.6))
-
-        waiting = threading.Thread(target=wait)
-        waiting.start()
-        time.sleep(0.2)
+    with switch() as up, ThreadPoolExecutor(1) as other:
+        waiting = other.submit(lambda: Stream.join(up.address, seat(0, 2)).close())
+        while not up.aggregator.known and not waiting.done():
+            time.sleep(0.001)
         with pytest.raises(Unsupported, match=said):
             Stream.join(up.address, seat(1, **({"children": 2} | more)))
-        waiting.join()
+        Stream.join(up.address, seat(1, 2)).close()  # who fits is let in still
+        waiting.result()
 
 
 def test_a_fold_needs_aligned_switches() -> None:
@@ -112,7 +109,7 @@ def test_a_fold_needs_aligned_switches() -> None:
         for mode, number, refused in (("tree", 0, True), ("sum", 0, False), ("tree", 1, False)):
             above = (Hop("127.0.0.1:9", number, 2),)
             with pytest.raises(Unsupported if refused else RunTimeout, match="power of two" if refused else "workers have joined"):
-                Stream.join(up.address, seat(0, 3, workers=6, mode=mode, above=above, job=f"{mode}{number}", timeout_s=0.3))
+                Stream.join(up.address, seat(0, 3, workers=6, mode=mode, above=above, job=f"{mode}{number}", timeout_s=20.0 if refused else 0.3))
 
 
 def test_bad_seats_and_addresses() -> None:
@@ -159,7 +156,7 @@ def test_a_frozen_worker_is_named_with_its_slot() -> None:
 
         results = together(3, work)
     lines, wrong = results[1]
-    assert wrong and re.match(r"job job: slot 1 waits for worker 1, silent for [345]\.\d s", lines[0])
+    assert wrong and re.match(r"job job: slot 1 waits for worker 1, silent for \d+\.\d s", lines[0])
     assert "  slot 1, chunk 1: waits for worker 1" in "\n".join(lines)
     errors = [results[0], results[2]]
     assert any(isinstance(x, RankFrozen) and x.data == {"worker": 1, "slot": 1} for x in errors)

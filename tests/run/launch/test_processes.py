@@ -59,10 +59,10 @@ def nothing_stays_behind(tmp_path):
     torch.set_num_threads(1)
     before = _workers()
     yield
-    deadline = time.monotonic() + 3
-    while (left := _workers() - before) and time.monotonic() < deadline:
+    deadline = time.monotonic() + 20
+    while (left := {p for p in _workers() - before if _belongs_to(p, tmp_path)}) and time.monotonic() < deadline:
         time.sleep(0.05)
-    assert not {p for p in left if _belongs_to(p, tmp_path)}
+    assert not left
     assert not list(tmp_path.rglob(".partial-*"))
 
 
@@ -178,7 +178,7 @@ def test_a_killed_rank_is_named(tmp_path):
 
 
 def test_a_stopped_rank_is_named_after_the_timeout(tmp_path):
-    error = _fails(f"{FAILING}:stops", tmp_path, RunTimeout, timeout_s=1.5)
+    error = _fails(f"{FAILING}:stops", tmp_path, RunTimeout, timeout_s=3.0)
     assert "rank 1 is stopped" in error.message
     assert error.data["rank"] == 1
 

@@ -67,12 +67,12 @@ def _lifetimes(p: Program, order: Order) -> _Lifetimes:
     np.maximum.at(turns, p.lanes.actor, p.lanes.repeat)
     slices = np.where(where.window > 0, np.minimum(where.window, turns[p.buffers.actor]), turns[p.buffers.actor]) if n else where.window
     repeated = p.lanes.repeat[p.lane_of_step()] > 1
-    writers: list[list[int]] = [[] for _ in range(n)]
-    bound = np.zeros(n, bool)  # touched by a repeated lane: dies only at the end
-    for buffer, step, writes in zip(where.root[a.buffer].tolist(), a.step.tolist(), a.write.tolist(), strict=True):
-        bound[buffer] |= repeated[step]
-        if writes:
-            writers[buffer].append(step)
+    touched = where.root[a.buffer]
+    bound = np.bincount(touched, repeated[a.step], n) > 0  # touched by a repeated lane: dies only at the end
+    node, lane = order.node(np.arange(len(p.steps)), 0).tolist(), order.lane.tolist()  # of every step its first node; of every node its lane
+    writers: list[set[int]] = [set() for _ in range(n)]
+    for buffer, step in zip(touched[a.write].tolist(), a.step[a.write].tolist(), strict=True):
+        writers[buffer].add(node[step])
     read_first = _read_before_written(p, order, where)
     life = _Lifetimes([], [], [], [], [])
     for b in np.flatnonzero((where.root == np.arange(n)) & (p.buffers.space == Space.DEVICE)).tolist():
@@ -84,17 +84,16 @@ def _lifetimes(p: Program, order: Order) -> _Lifetimes:
         life.actor.append(int(p.buffers.actor[b]))
         life.size.append(real)
         life.what.append(b)
-        life.begins.append([] if from_start else _extreme(order, sorted(set(writers[b])), first=True))
-        life.ends.append([] if to_end else _extreme(order, sorted(set(p.buffers.last[b].tolist())), first=False))
+        life.begins.append([] if from_start else _extreme(order, lane, writers[b], first=True))
+        life.ends.append([] if to_end else _extreme(order, lane, {node[s] for s in p.buffers.last[b].tolist()}, first=False))
     for step in np.flatnonzero(p.steps.kind == Kind.COMPUTE).tolist():
         temp = int(p.ops.workspace_bytes[p.steps.op[step]])
         if temp:
-            node = int(order.node(np.array([step]), 0)[0])
             life.actor.append(int(p.lanes.actor[order.lane_of_step[step]]))
             life.size.append(temp)
             life.what.append(-1 - step)
-            life.begins.append([node])
-            life.ends.append([node])
+            life.begins.append([node[step]])
+            life.ends.append([node[step]])
     return life
 
 
@@ -110,13 +109,9 @@ def _read_before_written(p: Program, order: Order, where: Addresses) -> set[int]
     return {int(r) for r, x in zip(firsts, reads, strict=True) if x and p.buffers.role[r] not in (3, 5)}
 
 
-def _extreme(order: Order, steps: list[int], *, first: bool) -> list[int]:
-    """Nodes of the steps that no other one precedes (or follows)."""
-    nodes = order.node(np.array(steps, dtype=np.int64), 0)
-    best: dict[int, int] = {}  # one per lane suffices
-    for v in nodes.tolist():
-        lane = int(order.lane[v])
-        best[lane] = v if lane not in best else (min if first else max)(best[lane], v)
+def _extreme(order: Order, lane: list[int], nodes: set[int], *, first: bool) -> list[int]:
+    """Of some nodes those that no other one precedes (or follows). `lane`: of every node."""
+    best = {lane[v]: v for v in sorted(nodes, reverse=first)}  # one per lane suffices: the last that is named
     # In a lane the earliest (latest) beats the rest; lanes are compared with each other by happens-before.
     left = np.array(sorted(best.values()), dtype=np.int64)
     if len(left) == 1:

@@ -210,6 +210,7 @@ class Order:
             edges.append((self.node(m.send[use], i), self.node(m.recv[use], i)))
         self.cross_src: Ints = np.concatenate([e[0] for e in edges])
         self.cross_dst: Ints = np.concatenate([e[1] for e in edges])
+        self.edge_keys: Ints = np.append(np.sort(self.cross_src * self.n + self.cross_dst), np.iinfo(np.int64).max)  # ascending, with an end
         # Edges were appended in turns, `after` then matching, so odd entries are messages.
         self.cross_match: Bools = np.concatenate([np.full(len(e[0]), k % 2 == 1) for k, e in enumerate(edges)])
         # Lane order as edges from each node's predecessor in its lane; with them the order is one of all constraints.
@@ -315,7 +316,8 @@ class Order:
         out: Bools = (self.lane[a] == self.lane[b]) & (self.position[a] < self.position[b])
         across = (self.lane[a] != self.lane[b]) & (self.component[self.lane[a]] == self.component[self.lane[b]])
         across = np.flatnonzero(across & (self.rank_in_order[a] < self.rank_in_order[b]))
-        out[across] = np.isin(a[across] * self.n + b[across], self.cross_src * self.n + self.cross_dst)
+        pair = a[across] * self.n + b[across]
+        out[across] = self.edge_keys[np.searchsorted(self.edge_keys, pair)] == pair
         across = across[~out[across]]  # most pairs are the ends of one edge: those need no clocks, whose tables are lanes times joins
         if not self.clocked:
             out[across] = self._search(a[across], b[across])

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 from collections import deque
 from itertools import accumulate, pairwise
-from math import gcd
 from typing import Any
 
 import numpy as np
@@ -167,20 +166,22 @@ def _cells(p: Program, where: Addresses, a: Accesses, grain: Ints | None) -> Int
     found = messages(p)
     ends = np.stack([on[found.send], on[found.recv]])  # message by message: a channel may serve buffers that have nothing to do with each other
     links = np.concatenate([np.stack([s.src_buffer[local], s.dst_buffer[local]]), ends[:, (ends >= 0).all(axis=0)]], axis=1)
-    for x, y in np.unique(links, axis=1).T.tolist():
+    for link in np.unique(links[0].astype(np.int64) * len(label) + links[1]).tolist():
+        x, y = divmod(link, len(label))
         label[find(x)] = find(y)
     component = np.array([find(b) for b in range(len(label))], dtype=np.int64)
-    out = [0] * len(label)
     lo = where.offset[a.buffer] + a.chunk * where.unit[a.buffer]
     values = np.concatenate([lo, a.count * where.unit[a.buffer], where.size, where.unit if grain is None else grain])
     owners = np.concatenate([a.buffer, a.buffer, np.arange(len(label)), np.arange(len(label))])
     if grain is None:  # without claims on single chunks, ranges alone decide
         values, owners = values[: len(values) - len(label)], owners[: len(owners) - len(label)]
     # The gcd of all offsets and lengths cuts every range at cell boundaries.
-    pairs = np.unique(np.stack([component[owners], values]), axis=1)
-    for k, v in zip(pairs[0].tolist(), pairs[1].tolist(), strict=True):
-        out[k] = gcd(out[k], v)
-    found_cells = np.array([max(1, out[int(component[b])]) for b in range(len(label))], dtype=np.int64)
+    owners = component[owners]
+    by = np.argsort(owners, kind="stable")
+    first = np.flatnonzero(np.diff(owners[by], prepend=-1))
+    divisor = np.zeros(len(label), np.int64)
+    divisor[owners[by][first]] = np.gcd.reduceat(values[by], first) if len(first) else 0
+    found_cells = np.maximum(divisor[component], 1)
     # Bytes of messages with symbols are not known, so a chunk counts as one cell there; cells of unlike size must then not overlap.
     free = np.isin(component, component[on[(s.kind == Kind.TRANSFER) & (s.size >= 0) & (on >= 0)]])
     if np.any(free & (where.root != np.arange(len(label)))) or np.any(free[where.root[where.root != np.arange(len(label))]]):

@@ -61,10 +61,14 @@ class CollectivePlanner:
 
     def for_placement(self, placement: tuple[str, ...], short: Collection[str] = ()) -> Any:
         """`short`: purposes whose calls are the ring in rank order, which has fewest steps."""
+        found: dict[tuple[str, tuple[int, ...], int, str], Callee] = {}  # lowering asks the same for every buffer and call
 
         def plan(purpose: str, ranks: tuple[int, ...], size_bytes: int, op: str = "all-reduce") -> Callee:
-            only = rank_order_ring(len(ranks)) if purpose in short and self.strategy == "auto" and self.reproducible == "run" else None
-            return self.collective(purpose, tuple(placement[r] for r in ranks), size_bytes, op, only=only)
+            key = (purpose, ranks, size_bytes, op)
+            if key not in found:
+                only = rank_order_ring(len(ranks)) if purpose in short and self.strategy == "auto" and self.reproducible == "run" else None
+                found[key] = self.collective(purpose, tuple(placement[r] for r in ranks), size_bytes, op, only=only)
+            return found[key]
 
         return plan
 
