@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
@@ -17,6 +17,10 @@ from ..graph.graph import Work
 from ..graph.step_graph import StepGraph, StepPlan
 from ..notebook_repr import repr_html
 from ..program.program import Program
+from .entries import Alternative, CycleEntry, Prediction
+
+if TYPE_CHECKING:
+    from .shapes import ShapePlan
 
 __all__ = [
     "Alternative", "ContextExchange", "CycleEntry", "GradientBucket", "ParamShard", "PartialGradient", "Plan", "Prediction", "Recompute", "RowBias",
@@ -349,36 +353,9 @@ class TrainingLayout(_Record, frozen=True, kw_only=True):
         return self.copy_of[microbatch] if self.copy_of else 0
 
 
-class Prediction(_Record, frozen=True, kw_only=True):
-    """Simulated on `target_fabric`. Shares say how much of the critical path's time rests on which evidence; they sum to 1."""
-
-    target_fabric: str
-    time_s: float
-    phases_s: dict[str, float] = {}  # mean over ranks of time in each phase
-    memory_peak_bytes: tuple[int, ...] = ()  # per rank, in the simulated order
-    memory_worst_bytes: tuple[int, ...] = ()  # per rank, over every order the program allows
-    evidence: dict[str, float] = {}
-    cpu_s: tuple[float, ...] = ()  # processor time per rank, where measured
-
-
-class Alternative(_Record, frozen=True, kw_only=True):
-    """A candidate that was judged: `time_s` is None if it was refused, `why` says why it lost or could not be."""
-
-    what: str
-    time_s: float | None = None
-    memory_peak_bytes: int | None = None
-    why: str = ""
-
-
-class CycleEntry(_Record, frozen=True, kw_only=True):
-    program: str  # content hash
-    when: str = "every"  # "every" | "step % k == j" | "evaluation" | "select"
-    table: dict[str, str] = {}  # for "select": key -> program
-
-
 @dataclass(frozen=True, kw_only=True)
 class Plan:
-    """`decisions` maps a decision ("layout", "collective:gradient", ...) to {strategy, options, why, cite}."""
+    """`decisions` maps a decision ("layout", "collective:gradient", ...) to {strategy, options, why, cite}. `shapes`: steps for smaller batches."""
 
     kind: str  # "training" | "collective" | "pipeline" | "experts" | "placement" | "imported"
     job: Mapping[str, Any]
@@ -393,6 +370,7 @@ class Plan:
     alternatives: tuple[Alternative, ...] = ()
     seed: int = 0
     versions: Mapping[str, str] = field(default_factory=dict)
+    shapes: tuple[ShapePlan, ...] = ()
     _repr_html_ = repr_html
 
     @property

@@ -22,7 +22,7 @@ W = TypeVar("W")
 class LayoutWanted:
     """Degrees and micro-batch size that are fixed; None leaves them to the search (`context`: 1 unless asked for). `borders`: the operators that
     begin the stages, or the pieces of the schedule, after the first; none leaves the cuts to the search. `tensor_options`: shares of tensor-parallel
-    ranks, label smoothing of split losses."""
+    ranks, label smoothing of split losses. `placement`: the devices of the ranks; none leaves them to the search."""
 
     data: int | None = None
     tensor: int | None = None
@@ -31,6 +31,7 @@ class LayoutWanted:
     context: int | None = 1
     borders: tuple[str, ...] = ()
     tensor_options: TensorOptions = LEVEL
+    placement: tuple[str, ...] = ()
 
     @property
     def fixed(self) -> Fixed:

@@ -38,6 +38,7 @@ class OwnEvaluation:
     graph: ForwardGraph
     device: torch.device
     first_rank: FirstRank
+    name: str = "evaluation"  # of its graph among what rank 0 works out
     _traced: tuple[ForwardGraph, Callable[..., Any] | None] | None = field(default=None, init=False)
     _refused: MeshwrightError | None = field(default=None, init=False)
     _made: Evaluation | None = field(default=None, init=False)
@@ -48,7 +49,7 @@ class OwnEvaluation:
         assert layout is not None
         try:
             with standing(self.live.stands_for):
-                found = self.first_rank.gives("evaluation", lambda: evaluation_graph_of(self.plan, layout, self.graph).to_json())
+                found = self.first_rank.gives(self.name, lambda: evaluation_graph_of(self.plan, layout, self.graph).to_json())
                 graph = ForwardGraph.from_json(found)
                 self._traced = graph, opaque_function(self.live.job, graph, layout, str(self.device), evaluation=True)
         except MeshwrightError as error:

@@ -41,12 +41,16 @@ class Stated(Protocol):
     rank: int
     model: nn.Module
     module: RankModule
-    work: TrainingWork
     optimizer: OwnOptimizer
     update: Update
-    evaluation: OwnEvaluation
     group: Any
     steps: int
+
+    @property
+    def work(self) -> TrainingWork: ...
+
+    @property
+    def evaluation(self) -> OwnEvaluation: ...
 
 
 class _Held(msgspec.Struct, frozen=True, array_like=True):
