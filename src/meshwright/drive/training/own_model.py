@@ -112,7 +112,7 @@ def plan_model(
     made = []
     for other in others:
         with standing(other.stands_for):
-            step = plan_training(other.job, where, cost, wishes=wishes_beside(plan, Wishes.these(asked)), budget=budget, without=without)
+            step = plan_training(other.job, where, cost, wishes=wishes_beside(plan, Wishes.these(asked)).given, budget=budget, without=without)
         require_one_state(plan, step, other.batch.shape)
         made.append((other.batch.inputs, step))
     plan = replace(plan, job={**plan.job, "batch": msgspec.to_builtins(live.batch)})

@@ -56,7 +56,7 @@ def _schedule(plan: Plan) -> PipelineWanted:
     words = str(plan.decisions.get("pipeline", {}).get("options", {}).get("schedule", "")).split()
     if asked.one or not words:
         return asked if asked.one else PipelineWanted(name="1f1b")
-    options = dict(w.split("=", 1) if "=" in w else (w, "true") for w in words[1:])
+    options = {name: value or "true" for name, _, value in (w.partition("=") for w in words[1:])}
     return PipelineWanted(name=words[0], options=options)
 
 

@@ -16,7 +16,6 @@ from ..train.segments import RankModule
 from ..train.update import Update
 from ..train.work import TrainingWork
 from .batches import OwnBatches
-from .evaluation import OwnEvaluation
 from .owned import OwnOptimizer
 from .recipe import require_own_rates, require_plain_surroundings
 from .shapes import Shapes, StepShape, mean_of_ranks
@@ -115,9 +114,9 @@ class ParallelStep:
         """Of the largest shape, as is the plan's layout."""
         return self.shapes.of[0].work
 
-    @property
-    def evaluation(self) -> OwnEvaluation:
-        return self.shapes.of[0].evaluation
+    def changing(self) -> Mapping[str, int]:
+        """By buffer that training, or an evaluation so far, changes: the first rank that does."""
+        return {name: rank for x in self.shapes.of for name, rank in x.evaluation.changing().items()}
 
     def _require_alive(self) -> None:
         if self._failed:

@@ -2,14 +2,15 @@
 
 An evaluation is `batches` global batches, always the same samples, taken as one: a loss that is no mean over samples is divided by the counts of all
 of them, as one process would that is given them at once. No gradients are computed, normalisation reads its running statistics and changes nothing,
-and the generators of torch, numpy and `random` are afterwards as they were: training goes on with the bits that it would have had.
+and the generators of torch, numpy and `random` are afterwards as they were: training goes on with the bits that it would have had. Buffers that a
+module changes in evaluation mode too are changed as by one call on a whole batch (`evaluated_buffers`).
 The program is the training program's forward part (`program.forward_only`), walked by an executor of its own on the same transport.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Protocol
 
@@ -29,6 +30,7 @@ from ..machine.process import POSITION
 from ..steps.forward_graph import ForwardGraph
 from .count_exchange import CountExchange
 from .data import Dataset, samples_in
+from .evaluated_buffers import buffers_once, refuse_changed, unseen_buffers
 from .loader import seeded
 from .segments import RankModule, evaluation_module, random_seed
 from .work import BatchSource, TrainingWork
@@ -71,13 +73,25 @@ class _Beside:
 
 @dataclass
 class _Work(TrainingWork):
-    """Forward passes alone. Batch k of the evaluation is step k of its data."""
+    """Forward passes alone. Batch k of the evaluation is step k of its data. `once`: by segment, buffers that every micro-batch finds as they were
+    when the batch began."""
+
+    once: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    _before: dict[str, torch.Tensor] = field(default_factory=dict)
+
+    def begin(self, step: int) -> None:
+        super().begin(step)
+        self._before = {b: self.module.buffers[b].clone() for names in self.once.values() for b in names}
 
     def compile(self, op: int, memory: RankMemory) -> Callable[[], None]:
         act = super().compile(op, memory)
         segment = self.module.segments[self.program.ops.graph[op]]
 
+        kept = self.once.get(segment.key, ())
+
         def forward() -> None:
+            for name in kept:
+                self.module.buffers[name].copy_(self._before[name])
             act()
             segment.forget()
 
@@ -104,7 +118,8 @@ class Evaluation:
         own, layout = evaluation_module(graph, plan.layout, rank, module, device=data.device, opaque=opaque, precision=precision)
         self.layout, self.rank, self.data, self.batches, self.exchange = layout, rank, data, batches, exchange
         program = evaluation_program(plan)
-        self.work = _Work(program, layout, rank, own, data, None, seed=random_seed(plan.seed, PLACE))
+        self.unseen = [b for b in unseen_buffers(graph, layout) if b in own.buffers]
+        self.work = _Work(program, layout, rank, own, data, None, seed=random_seed(plan.seed, PLACE), once=buffers_once(graph, layout))
         memory = RankMemory(program, rank, data.device, local_values(layout, rank), module.flats, layout=layout)
         self.executor = Executor(
             program, fuse_lanes(program), rank, memory=memory, transport=transport, work=self.work,
@@ -113,8 +128,10 @@ class Evaluation:
         self.counted = False
 
     def run(self) -> float | None:
-        """This rank's part of the loss, as `TrainingWork.loss`. Raises: StepFailed, whose cause says what failed."""
+        """This rank's part of the loss, as `TrainingWork.loss`. Raises: StepFailed, whose cause says what failed; as `refuse_changed`."""
         found: list[float] = []
+        buffers = self.work.module.buffers
+        before = {name: buffers[name].clone() for name in self.unseen}
         with seeded(self.work.seed), torch.no_grad():
             self.count()
             for batch in range(self.batches):
@@ -125,6 +142,7 @@ class Evaluation:
                     raise StepFailed(-1, error.waiting_for) from error.__cause__
                 loss = self.work.loss()
                 found += [] if loss is None else [loss]
+        refuse_changed(before, buffers)
         return sum(found) / self.batches if found else None
 
     def count(self) -> None:
