@@ -12,7 +12,7 @@ from ...capture.regions import REGION
 from ...plan.plan import TrainingLayout
 from ...plan.vocabulary import base_node
 from ..steps.forward_graph import OPAQUE, ForwardGraph, ForwardNode
-from ..train.evaluated_buffers import changed_buffers
+from ..train.changed_buffers import changed_buffers
 
 __all__ = ["changed_on", "whole_buffers"]
 

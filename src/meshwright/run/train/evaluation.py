@@ -3,14 +3,14 @@
 An evaluation is `batches` global batches, always the same samples, taken as one: a loss that is no mean over samples is divided by the counts of all
 of them, as one process would that is given them at once. No gradients are computed, normalisation reads its running statistics and changes nothing,
 and the generators of torch, numpy and `random` are afterwards as they were: training goes on with the bits that it would have had. Buffers that a
-module changes in evaluation mode too are changed as by one call on a whole batch (`evaluated_buffers`).
+module changes in evaluation mode too are changed as by one call on a whole batch (`changed_buffers`).
 The program is the training program's forward part (`program.forward_only`), walked by an executor of its own on the same transport.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, Protocol
 
@@ -28,9 +28,9 @@ from ..executor.memory import RankMemory
 from ..executor.transport import Transport
 from ..machine.process import POSITION
 from ..steps.forward_graph import ForwardGraph
+from .changed_buffers import refuse_changed, refuse_following, unseen_buffers
 from .count_exchange import CountExchange
 from .data import Dataset, samples_in
-from .evaluated_buffers import buffers_once, refuse_changed, unseen_buffers
 from .loader import seeded
 from .segments import RankModule, evaluation_module, random_seed
 from .work import BatchSource, TrainingWork
@@ -73,25 +73,13 @@ class _Beside:
 
 @dataclass
 class _Work(TrainingWork):
-    """Forward passes alone. Batch k of the evaluation is step k of its data. `once`: by segment, buffers that every micro-batch finds as they were
-    when the batch began."""
-
-    once: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
-    _before: dict[str, torch.Tensor] = field(default_factory=dict)
-
-    def begin(self, step: int) -> None:
-        super().begin(step)
-        self._before = {b: self.module.buffers[b].clone() for names in self.once.values() for b in names}
+    """Forward passes alone. Batch k of the evaluation is step k of its data."""
 
     def compile(self, op: int, memory: RankMemory) -> Callable[[], None]:
         act = super().compile(op, memory)
         segment = self.module.segments[self.program.ops.graph[op]]
 
-        kept = self.once.get(segment.key, ())
-
         def forward() -> None:
-            for name in kept:
-                self.module.buffers[name].copy_(self._before[name])
             act()
             segment.forget()
 
@@ -118,8 +106,9 @@ class Evaluation:
         own, layout = evaluation_module(graph, plan.layout, rank, module, device=data.device, opaque=opaque, precision=precision)
         self.layout, self.rank, self.data, self.batches, self.exchange = layout, rank, data, batches, exchange
         program = evaluation_program(plan)
+        refuse_following(graph, layout)
         self.unseen = [b for b in unseen_buffers(graph, layout) if b in own.buffers]
-        self.work = _Work(program, layout, rank, own, data, None, seed=random_seed(plan.seed, PLACE), once=buffers_once(graph, layout))
+        self.work = _Work(program, layout, rank, own, data, None, seed=random_seed(plan.seed, PLACE))
         memory = RankMemory(program, rank, data.device, local_values(layout, rank), module.flats, layout=layout)
         self.executor = Executor(
             program, fuse_lanes(program), rank, memory=memory, transport=transport, work=self.work,

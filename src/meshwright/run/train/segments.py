@@ -31,6 +31,7 @@ from ..steps.forward_graph import ForwardGraph
 from ..tensor.sharding import take_part
 from ..tensor.vocabulary import expand_forward
 from ..tensor.whole_batch import of_whole_batch
+from .changed_buffers import buffers_once
 from .dropout import Draws
 from .evaluation_graph import evaluation_layout
 from .loss_counts import LossCounts, divisors_of
@@ -60,6 +61,7 @@ class RankModule:
     positions: Positions | None = None  # its calls, where it has a part of the positions
     counts: LossCounts | None = None  # what sums in the loss are divided by, where it is not a mean over samples; set before a step
     weighted: bool = False  # micro-batches' losses count for so much, not sums inside them
+    once: Mapping[str, tuple[str, ...]] = field(default_factory=dict)  # by segment, buffers that every micro-batch finds as they were
 
     @property
     def flats(self) -> dict[str, torch.Tensor]:
@@ -164,7 +166,10 @@ def _with_segments(
     segments = {s.key: builder.segment(s) for s in mine}
     norms = {n: torch.zeros(size // 8, dtype=torch.float64, device=device) for n, size in gradient_bytes.items() if n.startswith("norm:")}
     counts = LossCounts(graph, {n: terms[n] for n in divisors}, divisors, builder.constants, kept) if divisors else None
-    return replace(state, segments=segments, draws=builder.draws, norms=norms, positions=positions, counts=counts, weighted=weighted)
+    return replace(
+        state, segments=segments, draws=builder.draws, norms=norms, positions=positions, counts=counts, weighted=weighted,
+        once=buffers_once(graph, layout),
+    )  # fmt: skip
 
 
 def own_terms(graph: ForwardGraph) -> dict[str, LossTerm]:
@@ -218,7 +223,7 @@ def evaluation_module(
     if builder.divisors:
         counts = LossCounts(graph, {n: terms[n] for n in builder.divisors}, builder.divisors, builder.constants, trained.buffers)
     made = RankModule(segments, trained.parameters, trained.buffers, {}, graph.outputs[0], builder.draws, trained.groups, counts=counts)
-    return made, layout
+    return replace(made, once=buffers_once(graph, layout)), layout
 
 
 def _gradient_buffers(

@@ -1,7 +1,8 @@
-"""Buffers that a module changes in evaluation mode: as one call of the owner's module on the whole batch would, or refused.
+"""Buffers that a module changes: as one call of the owner's module on the whole batch would.
 
-A change that does not depend on samples (a counter) is the same in every micro-batch. So each micro-batch begins with the values of before the batch,
-and the batch changes them once. What depends on samples is right where the whole batch is one micro-batch, and refused elsewhere.
+A change that does not depend on samples (a counter, the vectors of spectral norm) is the same in every micro-batch. So each micro-batch begins with
+the values of before the batch, and the batch changes them once. In evaluation mode a change that depends on samples is right where the whole batch is
+one micro-batch, and refused elsewhere; in training that is statistics of the batch, which the gate looks at.
 """
 
 from __future__ import annotations
@@ -13,11 +14,12 @@ import torch
 
 from ...capture.regions import REGION
 from ...errors import Unsupported
+from ...plan.batch_statistics import normalises
 from ...plan.plan import TrainingLayout
 from ...plan.vocabulary import base_node
 from ..steps.forward_graph import OPAQUE, ForwardGraph, ForwardNode, resolve
 
-__all__ = ["buffers_once", "changed_buffers", "refuse_changed", "unseen_buffers"]
+__all__ = ["buffers_once", "changed_buffers", "refuse_changed", "refuse_following", "unseen_buffers"]
 
 
 def changed_buffers(graph: ForwardGraph) -> dict[str, tuple[str, bool]]:
@@ -52,22 +54,23 @@ def _operands(n: ForwardNode) -> Iterable[tuple[str, bool]]:
 
 
 def buffers_once(graph: ForwardGraph, layout: TrainingLayout) -> Mapping[str, tuple[str, ...]]:
-    """By segment, the buffers that each micro-batch finds as they were. `layout`: of `evaluation_layout`.
-
-    Raises: Unsupported where a change depends on samples and micro-batches have some each.
-    """
-    changed = changed_buffers(graph)
-    if layout.all_microbatches == 1:
-        return {}
-    for name, (call, depends) in changed.items():
-        if depends:
-            raise _refusal(name, graph.modules.get(call, ""))
+    """By segment, the buffers that each micro-batch finds as they were. Not those of normalisations that follow the samples of each."""
+    following = {graph.modules.get(n.name, "") for n in graph.nodes if normalises(n.target, n.args)}
+    found = changed_buffers(graph).items() if layout.microbatches > 1 else ()
+    changed = [b for b, (_, depends) in found if not depends and b.rpartition(".")[0] not in following]
     by_segment: dict[str, tuple[str, ...]] = {}
     for s in layout.segments:
         calls = {base_node(x) for x in s.nodes}
         if mine := tuple(b for b in changed if any(f"buffer:{b}" in n.inputs for n in graph.nodes if n.name in calls)):
             by_segment[s.key] = mine
     return by_segment
+
+
+def refuse_following(graph: ForwardGraph, layout: TrainingLayout) -> None:
+    """Raises: Unsupported where a buffer changes with the samples in evaluation mode, and micro-batches have some each."""
+    for name, (call, depends) in changed_buffers(graph).items() if layout.all_microbatches > 1 else ():
+        if depends:
+            raise _refusal(name, graph.modules.get(call, ""))
 
 
 def unseen_buffers(graph: ForwardGraph, layout: TrainingLayout) -> tuple[str, ...]:
