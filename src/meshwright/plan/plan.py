@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import msgspec
 
@@ -19,12 +19,9 @@ from ..notebook_repr import repr_html
 from ..program.program import Program
 from .entries import Alternative, CycleEntry, Prediction
 
-if TYPE_CHECKING:
-    from .shapes import ShapePlan
-
 __all__ = [
     "Alternative", "ContextExchange", "CycleEntry", "GradientBucket", "ParamShard", "PartialGradient", "Plan", "Prediction", "Recompute", "RowBias",
-    "Segment", "SegmentStep", "Stage", "StepEnd", "TrainingLayout", "ValueInfo", "ValueSplit", "VocabularyLoss",
+    "Segment", "SegmentStep", "ShapePlan", "Stage", "StepEnd", "TrainingLayout", "ValueInfo", "ValueSplit", "VocabularyLoss",
 ]  # fmt: skip
 
 SCHEMA = "meshwright.plan"
@@ -351,6 +348,19 @@ class TrainingLayout(_Record, frozen=True, kw_only=True):
     def copy(self, microbatch: int) -> int:
         """The copy of the stages that a micro-batch runs through."""
         return self.copy_of[microbatch] if self.copy_of else 0
+
+
+class ShapePlan(_Record, frozen=True, kw_only=True):
+    """The step for batches of one more shape (`plan.shapes`). `program`: by content hash; `inputs`: shape and dtype of each tensor of a global batch,
+    as in the job's `batch`; `job`: the entries of the plan's job that are this shape's own."""
+
+    program: str
+    inputs: list[tuple[list[int], str]]
+    layout: TrainingLayout
+    job: dict[str, Any]
+    decisions: dict[str, Any]
+    bound: Bound | None = None
+    prediction: Prediction | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -9,28 +9,12 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-import msgspec
+from .plan import CycleEntry, Plan, ShapePlan
 
-from ..bound import Bound
-from .plan import CycleEntry, Plan, Prediction, TrainingLayout
-
-__all__ = ["SHAPE", "ShapePlan", "plan_of_shape", "plans_of_shapes", "with_shapes"]
+__all__ = ["SHAPE", "plan_of_shape", "plans_of_shapes", "with_shapes"]
 
 SHAPE = "shape"  # `when` of a cycle entry that runs for batches of its shape
 OF_A_SHAPE = ("graph_fingerprint", "graph_outline", "works", "captured", "undecided")  # entries of `Plan.job` that differ by shape
-
-
-class ShapePlan(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """The step for batches of one more shape. `program`: by content hash; `inputs`: shape and dtype of each tensor of a global batch, as in the job's
-    `batch`; `job`: the entries of the plan's job that are this shape's own."""
-
-    program: str
-    inputs: list[tuple[list[int], str]]
-    layout: TrainingLayout
-    job: dict[str, Any]
-    decisions: dict[str, Any]
-    bound: Bound | None = None
-    prediction: Prediction | None = None
 
 
 def plan_of_shape(plan: Plan, number: int) -> Plan:

@@ -24,8 +24,8 @@ from ...kernels.stages import stage as in_stage
 from ...plan.batch_statistics import batch_sums
 from ...plan.context import KINDS as EXCHANGE_KINDS
 from ...plan.context import layout_exchanges
-from ...plan.plan import SCHEMA, VERSION, Alternative, CycleEntry, ParamShard, Plan, Prediction, TrainingLayout, ValueSplit
-from ...plan.shapes import SHAPE, ShapePlan
+from ...plan.plan import SCHEMA, VERSION, Alternative, CycleEntry, ParamShard, Plan, Prediction, ShapePlan, TrainingLayout, ValueSplit
+from ...plan.shapes import SHAPE
 from ...program.calls import refuse_too_many_steps
 from ...program.hash import program_hash
 from ...program.program import MAX_EXECUTED_STEPS, Program

@@ -1,4 +1,4 @@
-"""Buffers that a module changes in evaluation mode: as one call of it on the whole batch, in every layout, or refused."""
+"""Buffers that a module changes, in training and in evaluation: as one call of it on the whole batch, in every layout, or refused."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import pytest
 import torch
 from loop_rig import world
 from torch import nn
+from torch.nn.utils.parametrizations import spectral_norm
 
 import meshwright as mw
 from meshwright.errors import MeshwrightError, Unsupported
@@ -22,19 +23,21 @@ pytestmark = [pytest.mark.real, pytest.mark.timeout(240)]
 
 
 class Part(nn.Module):
-    """Counts its calls, in both modes or one, and what it computes depends on them; `by`: it follows its samples, too, in evaluation."""
+    """Counts its calls, in both modes and in one, and what it computes depends on them; `by`: it follows its samples, too, in evaluation."""
 
     def __init__(self, by: str) -> None:
         super().__init__()
         self.up, self.down, self.by = nn.Linear(WIDTH, 2 * WIDTH), nn.Linear(2 * WIDTH, WIDTH), by
         self.register_buffer("calls", torch.zeros(2))
         self.register_buffer("mean", torch.zeros(WIDTH))
+        self.register_buffer("forwards", torch.zeros(()))
 
     def forward(self, x):
+        self.forwards += 1
         if not self.training:
             self.calls[1] += 1
             self.calls = self.calls * 1.5
-        x = x + self.down(nn.functional.gelu(self.up(x))) * (1 + self.calls.sum())
+        x = x + self.down(nn.functional.gelu(self.up(x))) * (1 + self.calls.sum() + self.forwards / 8)
         if self.by == "samples" and not self.training:
             self.mean.lerp_(x.detach().mean(0), 0.5)
         return x
@@ -42,7 +45,7 @@ class Part(nn.Module):
 
 def make(by: str = "calls") -> nn.Module:
     torch.manual_seed(0)
-    return nn.Sequential(nn.Linear(WIDTH, WIDTH), Part(by), Part("calls"), nn.Linear(WIDTH, WIDTH)).double()
+    return nn.Sequential(nn.Linear(WIDTH, WIDTH), Part(by), Part("calls"), spectral_norm(nn.Linear(WIDTH, WIDTH))).double()
 
 
 def rows(seed: int) -> tuple[torch.Tensor, torch.Tensor]:
@@ -92,7 +95,7 @@ def test_what_depends_on_no_sample_changes_once_in_a_batch(layout, pool, tmp_pat
     monkeypatch.setattr(pool, "timeout_s", 200.0)
     plan = planned(**LAYOUTS[layout])
     losses, state = plain()
-    assert state["1.calls"][1] > 4  # three evaluations
+    assert state["1.calls"][1] > 4 and state["1.forwards"] == 6  # three evaluations, three steps of several micro-batches
     ranks = plan.layout.ranks
     for found in pool.run(evaluated, ranks, ranks, str(tmp_path / "store"), plan) if ranks > 1 else [loop(plan)]:
         assert found["losses"] == pytest.approx(losses, rel=1e-9, abs=0)
