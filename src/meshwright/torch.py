@@ -156,8 +156,9 @@ def _probe_for(ranks: tuple[int, ...]) -> None:
 
 
 def parallelize(
-    model: torch.nn.Module, optimizer: torch.optim.Optimizer, plan: Plan | str | Path, *, loss: Callable[..., Any] | None = None, batch: Any = None
-) -> ParallelStep:
+    model: torch.nn.Module, optimizer: torch.optim.Optimizer, plan: Plan | str | Path, *, loss: Callable[..., Any] | None = None, batch: Any = None,
+    pad: Sequence[float] | Mapping[str, float] | None = None,
+) -> ParallelStep:  # fmt: skip
     """A training step of `model` that runs the plan, for your own loop. Call it on all ranks (started by torchrun, or in a world of your own).
 
         step = meshwright.torch.parallelize(model, optimizer, plan)
@@ -170,6 +171,8 @@ def parallelize(
     optimizer: made of the model's parameters. Its class, groups and options stay. The tensors in its groups become those of this rank.
     plan: made by `meshwright.plan`, or a file. It is for as many ranks as the world has. Rank r of the world is rank r of the plan.
     loss: the loss function, if the plan was made in another process. batch: an example, for a plan that was made from a model's name.
+    pad: for a plan of several shapes, what shorter batches are filled up with: a number for each tensor of a batch (target last), or for each name.
+        All ranks take the step of the smallest shape that takes all their batches. That padding changes no loss is tried at the first padded batch.
     The step takes the global batch, or the part of the rank's data replica, in the form of the planned batch. It does what the plan's recipe asks:
     precision, clipping, average, schedule. `step.evaluate(batch)` is the loss in evaluation mode.
 
@@ -179,7 +182,7 @@ def parallelize(
     """
     from .run.own_loop.parallelize import parallelize as make  # imports the executor
 
-    return make(model, optimizer, plan, loss=loss, batch=batch)
+    return make(model, optimizer, plan, loss=loss, batch=batch, pad=pad)
 
 
 def memory_budget(*, budget_bytes: int | None = None, share: float | None = None) -> contextlib.AbstractContextManager[Any]:

@@ -242,11 +242,29 @@ class Constants(Linears):
         return self.b(self.a(x) * torch.tensor([1.0, 2.0, 3.0, 4.0]) + self.table)
 
 
+class AssignsBuffers(Linears):
+    """Gives buffers new tensors, reads old and new ones, through one of which a gradient goes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("calls", torch.zeros(()))
+        self.register_buffer("mean", torch.zeros(WIDTH))
+        self.register_buffer("last", torch.zeros(WIDTH))
+
+    def forward(self, x):
+        y = self.a(x)
+        before, self.calls = self.mean, self.calls + 1
+        self.mean = 0.5 * self.mean + 0.5 * y.detach().mean(0)
+        self.last = y.mean(0)
+        return self.b(y + self.mean - 0.3 * before) * self.calls + self.last
+
+
 CAUSES: dict[str, type[nn.Module]] = {
     c.__name__: c
     for c in (
         NoGrad, InPlaceWithoutGradient, SwitchesGradients, Autocast, Checkpointed, CheckpointedReentrantly, Vmapped, Parametrized, Experts,
         OwnGradient, HookedTensor, HookedModule, Recurrent, Convolutions, Attention, TiedAndFrozen, Constants, ChangedThroughViews, DropsInPlace,
+        AssignsBuffers,
     )
 }  # fmt: skip
 WHOLE = {"Experts", "OwnGradient", "HookedTensor", "HookedModule"}  # what is kept whole

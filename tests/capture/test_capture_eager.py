@@ -66,6 +66,37 @@ def test_loss_gradients_and_buffers_are_those_of_the_module(cause: str) -> None:
     assert {n.name for n in again.nodes} == set(traced.nodes)
 
 
+def test_buffers_that_forward_assigns_are_the_modules_own_and_stay_where_they_are_made() -> None:
+    """Export and `functional_call` put back what a module had: the new values were lost without a word."""
+    traced = trace_forward(f"{MODELS}:AssignsBuffers", loss="mse", device="cpu")
+    plain = copy.deepcopy(traced.objective.model)
+    torch.nn.functional.mse_loss(plain(traced.inputs[0]), traced.inputs[1])  # nothing of ours runs here
+    _, _, after = traced_step(traced)
+    expected = {n: b for n, b in plain.named_buffers() if n in ("2.calls", "2.mean", "2.last")}
+    assert len(expected) == 3 and all(torch.equal(after[n], b) and b.any() for n, b in expected.items())
+    changes = [n.name for n in traced.graph_module.graph.nodes if "copy_" in str(n.target)]
+    assert len(changes) == 3 and {traced.module_paths[n] for n in changes} == {"2"}
+    opaque = trace_forward(f"{MODELS}:AssignsBuffers", loss="mse", device="cpu", opaque=True)
+    _, _, after = traced_step(opaque)
+    assert all(torch.equal(after[n], b) for n, b in expected.items())
+
+
+def test_a_buffer_that_is_given_another_form_is_refused(tmp_path) -> None:
+    (tmp_path / "grows.py").write_text(
+        "import torch\n"
+        "class Grows(torch.nn.Linear):\n"
+        "    def forward(self, x):\n"
+        "        self.seen = torch.cat([self.seen, x.mean(0)])\n"
+        "        return super().forward(x)\n"
+        "def build():\n"
+        "    net = Grows(4, 4)\n"
+        "    net.register_buffer('seen', torch.zeros(4))\n"
+        "    return net, (torch.randn(2, 4), torch.randn(2, 4))\n"
+    )
+    with pytest.raises(Unsupported, match="forward gives the buffer 'seen' another form"):
+        trace_forward(f"{tmp_path / 'grows.py'}:build", loss="mse", device="cpu")
+
+
 @pytest.mark.parametrize("cause", sorted({*WHOLE, "NoGrad", "Autocast", "Vmapped"}))
 def test_the_captured_graph_can_be_planned(cause: str) -> None:
     graph = capture(f"{MODELS}:{cause}", loss="mse")

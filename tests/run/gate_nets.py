@@ -171,10 +171,15 @@ def _layer(r: random.Random, tokens: bool) -> nn.Module:
 
 def __getattr__(name: str) -> Any:
     kind, _, number = name.partition("_")
-    if kind != "net" or not number.isdigit():
+    if kind not in ("net", "narrow") or not number.isdigit():
         raise AttributeError(name)
 
     def net() -> Model:
         return draw_net(int(number))
 
-    return net
+    def narrow() -> Model:
+        """With weights and inputs of eight bits."""
+        module, inputs = draw_net(int(number))
+        return module.bfloat16(), tuple(x.bfloat16() if x.is_floating_point() else x for x in inputs)
+
+    return net if kind == "net" else narrow

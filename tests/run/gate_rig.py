@@ -32,8 +32,9 @@ def plan_of(
     end = StepEnd(norm=True) if recipe is not None and recipe.clip_norm else None
     sharding = DataSharding(zero) if zero else PLAIN
     layout, _, program = _lowered(
-        models + model, degrees, microbatch, global_batch, loss, TensorOptions(), None, recompute, sharding, schedule, EVEN, end=end, shared=shared
-    )
+        models + model, degrees, microbatch, global_batch, loss, TensorOptions(), None, recompute, sharding, schedule, EVEN, end=end, shared=shared,
+        precision=recipe.precision if recipe is not None else "fp32",
+    )  # fmt: skip
     main, fabric = program_hash(program), laptop_shape(max(2, layout.ranks))
     job = Training(model=models + model, global_batch=global_batch, loss=loss, optimizer=optimizer, learning_rate=rate, seed=seed)
     job = msgspec.structs.replace(job, recipe=recipe) if recipe is not None else job

@@ -17,6 +17,7 @@ from torch import nn
 
 from meshwright.errors import MeshwrightError
 
+from .assigned_buffers import copies_moved_up
 from .diagnose import Refusal, diagnose, quiet
 from .flatten import Left, flatten
 from .in_place import written_out
@@ -91,7 +92,8 @@ def _once(objective: Objective, source: ModelSource, mode: Any, whole: Sequence[
         left = flatten(exported)
     if left:
         return _refused(left[0], source) if places else _once(objective, source, mode, whole, Seen(), places=True)
-    if written_out(exported.graph):
+    moved = copies_moved_up(exported.graph)
+    if written_out(exported.graph) or moved:
         exported.graph_module.recompile()
     return exported
 

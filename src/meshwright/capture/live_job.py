@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from math import prod
 from typing import Any
 
 import msgspec
@@ -15,7 +16,7 @@ from meshwright.job import Recipe, Training
 
 from .live import LIVE, BatchForm, form_of, live_name, maker_of
 
-__all__ = ["LiveJob", "PlannedBatch", "live_again", "live_job"]
+__all__ = ["LiveJob", "PlannedBatch", "by_size", "live_again", "live_job"]
 
 Loss = str | Callable[..., Any] | None
 # Losses that were planned with in this process, by name; None where one name was used for two.
@@ -34,6 +35,11 @@ class PlannedBatch(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     @property
     def form(self) -> BatchForm:
         return BatchForm(tuple(self.names), self.single)
+
+    @property
+    def shape(self) -> str:
+        """In words: `(8, 128) int64, (8, 128) int64`."""
+        return ", ".join(f"({', '.join(map(str, size))}) {dtype}" for size, dtype in self.inputs)
 
 
 @dataclass(frozen=True)
@@ -72,6 +78,33 @@ def live_job(
         loss=live_name(loss, what="loss") if by_names is not None else "",
     )  # fmt: skip
     return LiveJob(job, told, names)
+
+
+def by_size(jobs: Sequence[LiveJob]) -> list[LiveJob]:
+    """Jobs of one model for batches of several shapes, the largest first.
+
+    Raises: UsageError for batches that differ in form, samples or dtypes, for a shape twice, and where none holds all others.
+    """
+    first = jobs[0].batch
+    for number, job in enumerate(jobs[1:]):
+        told, where = job.batch, f"shapes[{number}]"
+        kinds = [[(size[:1], len(size), dtype) for size, dtype in x.inputs] for x in (first, told)]
+        if told.form != first.form or kinds[0] != kinds[1]:
+            raise UsageError(
+                f"the batch has {told.shape}, the first one {first.shape}", where=where,
+                hint="batches of one plan have the same form, samples and dtypes; only further dimensions differ",
+            )  # fmt: skip
+        if any(told.inputs == other.batch.inputs for other in jobs[: number + 1]):
+            raise UsageError(f"the shape {told.shape} is given twice", where=where, hint="once for each step")
+    ordered = sorted(jobs, key=lambda job: -sum(prod(size) for size, _ in job.batch.inputs))
+    largest = ordered[0].batch
+    for job in ordered[1:]:
+        if any(a > b for (one, _), (most, _) in zip(job.batch.inputs, largest.inputs, strict=True) for a, b in zip(one, most, strict=True)):
+            raise UsageError(
+                f"no shape holds all others: {largest.shape} is smaller than {job.batch.shape} somewhere", where="shapes",
+                hint="give one that is at least as large in every dimension: what no other takes is padded to it",
+            )  # fmt: skip
+    return ordered
 
 
 def live_again(model: nn.Module, planned: Mapping[str, Any], loss: Loss, batch: Any = None) -> LiveJob:

@@ -11,6 +11,7 @@ from torch import nn
 
 from meshwright.errors import UnknownName, UsageError
 
+from .assigned_buffers import assigned_in_place
 from .calling import Calling, loss_of, prediction_of
 from .resolve import match_hint, resolve_function, shown
 
@@ -80,6 +81,10 @@ class Objective(nn.Module):  # type: ignore[misc]
         self.loss = None if function is None else _Loss(function)
 
     def forward(self, *inputs: torch.Tensor) -> torch.Tensor:
+        with assigned_in_place(self.model):
+            return self.computed(inputs)
+
+    def computed(self, inputs: Sequence[torch.Tensor]) -> torch.Tensor:
         if self.channels_last:
             inputs = tuple(x.contiguous(memory_format=CHANNELS_LAST[x.dim()]) if _is_image(x) else x for x in inputs)
         if self.loss is None:

@@ -22,6 +22,7 @@ from torch import nn
 from meshwright.errors import Unsupported
 from meshwright.graph.graph import Work
 
+from .assigned_buffers import Held, held_buffers, put_back
 from .side_effects import Seen, calls_watched
 from .torch_private import DispatchRecorder, FakeTensorMode, checkpoints_run_plainly, flat_tree, storage_key
 from .user_gradients import functions_watched
@@ -64,7 +65,16 @@ class _Region:
         given = iter(tensors[: self.tensors])
         args, kwargs = self.spec.unflatten([next(given) if x is _TENSOR else x for x in self.leaves])
         state = {n: t for names, t in zip(self.names, tensors[self.tensors :], strict=True) for n in names}
-        result = torch.func.functional_call(self.module, state, args, kwargs, tie_weights=False)
+        held: Held = []
+        hooks = (
+            self.module.register_forward_pre_hook(lambda m, _: held.extend(held_buffers(m))),
+            self.module.register_forward_hook(lambda *_: put_back(held)),
+        )
+        try:
+            result = torch.func.functional_call(self.module, state, args, kwargs, tie_weights=False)
+        finally:
+            for hook in hooks:
+                hook.remove()
         leaves, self.out_spec = flat_tree(result)
         self.out_leaves = tuple(_TENSOR if isinstance(x, torch.Tensor) else x for x in leaves)
         return [x for x in leaves if isinstance(x, torch.Tensor)]

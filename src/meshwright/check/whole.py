@@ -12,6 +12,7 @@ import numpy as np
 from ..errors import FormatError, TimeLimit, Unsupported
 from ..fabric.fabric import Device, Fabric, Link, Provenance, Switch
 from ..plan.plan import Plan, TrainingLayout
+from ..plan.shapes import plans_of_shapes
 from ..program.calls import inline
 from ..program.fold import expand
 from ..program.program import Kind, Program
@@ -36,6 +37,7 @@ from .training.fold_tree import check_folds
 from .training.layout import check_layout
 from .training.recompute import check_recompute, operands_of
 from .training.segment_step import check_segment_steps
+from .training.shapes import check_same_state
 from .training.step import check_training
 from .verdict import Finding, Verdict, guarded
 
@@ -203,6 +205,8 @@ def _call_order(program: Program) -> list[Finding]:
 # ---- plans -------------------------------------------------------------------------------------------------------------
 def check_plan(plan: Plan, fabric: Fabric | None = None) -> Verdict:
     """Every program of the plan, its layout, memory, links, bound and prediction. `fabric`: by default the plan's own document."""
+    if plan.shapes:
+        return _of_shapes(plan, fabric)
     findings: list[Finding] = []
     notes: list[str] = []
     facts: dict[str, Any] = {"programs": len(plan.programs)}
@@ -237,6 +241,15 @@ def check_plan(plan: Plan, fabric: Fabric | None = None) -> Verdict:
     findings += guarded("certificate", lambda: _bound(plan, target[0], own))
     findings += guarded("certificate", lambda: check_bound_is_of_job(plan))
     return Verdict(findings=tuple(findings), facts=facts, notes=tuple(notes))
+
+
+def _of_shapes(plan: Plan, fabric: Fabric | None) -> Verdict:
+    """Each shape's plan as every plan, and that all of them keep one state."""
+    plans = plans_of_shapes(plan)
+    verdicts = [check_plan(p, fabric) for p in plans]
+    findings = [f for v in verdicts for f in v.findings] or guarded("plan", lambda: check_same_state(plans))
+    notes = dict.fromkeys(n for v in verdicts for n in v.notes)
+    return Verdict(findings=tuple(findings), facts={**verdicts[0].facts, "programs": len(plan.programs)}, notes=tuple(notes))
 
 
 def _work(plan: Plan, keep: list[PipelineWork]) -> list[Finding]:

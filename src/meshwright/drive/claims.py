@@ -12,6 +12,7 @@ from ..check.verdict import Finding, Verdict, guarded
 from ..decide.collective.groups.strategy import Groups
 from ..fabric.fabric import Fabric
 from ..plan.plan import Plan
+from ..plan.shapes import plans_of_shapes
 from .pipeline.fill import check_filled
 from .plans import fabric_of, simulate_plan
 from .strategies import decisions
@@ -41,14 +42,15 @@ def check_claims(plan: Plan) -> Verdict:
     elif verdict.ok and any(e.table for e in plan.cycle):
         notes.append("its prediction is a mean over programs that the data select: not compared with a simulation")
     elif verdict.ok:  # what is wrong need not end in the simulator
-        found += guarded("claims", lambda: _prediction(plan, fabric))
+        found += [f for p in plans_of_shapes(plan) for f in guarded("claims", lambda p=p: _prediction(p, fabric))]  # type: ignore[misc]
     if "fill" in plan.job and verdict.ok:
         found += guarded("fill", lambda: check_filled(plan))
     return replace(verdict, findings=tuple(found), notes=tuple(notes))
 
 
 def _prediction(plan: Plan, fabric: Fabric) -> list[Finding]:
-    assert plan.prediction is not None
+    if plan.prediction is None:  # of one of its shapes
+        return []
     claimed, simulated = plan.prediction.time_s, simulate_plan(plan, record=False, target=fabric).makespan_s
     if abs(claimed - simulated) <= PREDICTION_TOLERANCE * simulated:
         return []

@@ -17,10 +17,11 @@ from ..graph.graph import Work
 from ..graph.step_graph import StepGraph, StepPlan
 from ..notebook_repr import repr_html
 from ..program.program import Program
+from .entries import Alternative, CycleEntry, Prediction
 
 __all__ = [
     "Alternative", "ContextExchange", "CycleEntry", "GradientBucket", "ParamShard", "PartialGradient", "Plan", "Prediction", "Recompute", "RowBias",
-    "Segment", "SegmentStep", "Stage", "StepEnd", "TrainingLayout", "ValueInfo", "ValueSplit", "VocabularyLoss",
+    "Segment", "SegmentStep", "ShapePlan", "Stage", "StepEnd", "TrainingLayout", "ValueInfo", "ValueSplit", "VocabularyLoss",
 ]  # fmt: skip
 
 SCHEMA = "meshwright.plan"
@@ -355,36 +356,22 @@ class TrainingLayout(_Record, frozen=True, kw_only=True):
         return self.copy_of[microbatch] if self.copy_of else 0
 
 
-class Prediction(_Record, frozen=True, kw_only=True):
-    """Simulated on `target_fabric`. Shares say how much of the critical path's time rests on which evidence; they sum to 1."""
+class ShapePlan(_Record, frozen=True, kw_only=True):
+    """The step for batches of one more shape (`plan.shapes`). `program`: by content hash; `inputs`: shape and dtype of each tensor of a global batch,
+    as in the job's `batch`; `job`: the entries of the plan's job that are this shape's own."""
 
-    target_fabric: str
-    time_s: float
-    phases_s: dict[str, float] = {}  # mean over ranks of time in each phase
-    memory_peak_bytes: tuple[int, ...] = ()  # per rank, in the simulated order
-    memory_worst_bytes: tuple[int, ...] = ()  # per rank, over every order the program allows
-    evidence: dict[str, float] = {}
-    cpu_s: tuple[float, ...] = ()  # processor time per rank, where measured
-
-
-class Alternative(_Record, frozen=True, kw_only=True):
-    """A candidate that was judged: `time_s` is None if it was refused, `why` says why it lost or could not be."""
-
-    what: str
-    time_s: float | None = None
-    memory_peak_bytes: int | None = None
-    why: str = ""
-
-
-class CycleEntry(_Record, frozen=True, kw_only=True):
-    program: str  # content hash
-    when: str = "every"  # "every" | "step % k == j" | "evaluation" | "select"
-    table: dict[str, str] = {}  # for "select": key -> program
+    program: str
+    inputs: list[tuple[list[int], str]]
+    layout: TrainingLayout
+    job: dict[str, Any]
+    decisions: dict[str, Any]
+    bound: Bound | None = None
+    prediction: Prediction | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
 class Plan:
-    """`decisions` maps a decision ("layout", "collective:gradient", ...) to {strategy, options, why, cite}."""
+    """`decisions` maps a decision ("layout", "collective:gradient", ...) to {strategy, options, why, cite}. `shapes`: steps for smaller batches."""
 
     kind: str  # "training" | "collective" | "pipeline" | "experts" | "placement" | "tables" | "halo" | "imported"
     job: Mapping[str, Any]
@@ -399,6 +386,7 @@ class Plan:
     alternatives: tuple[Alternative, ...] = ()
     seed: int = 0
     versions: Mapping[str, str] = field(default_factory=dict)
+    shapes: tuple[ShapePlan, ...] = ()
     _repr_html_ = repr_html
 
     @property

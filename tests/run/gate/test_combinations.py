@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import msgspec
 import pytest
 from gate_combinations import draw, judge
 from hypothesis import given, settings
@@ -65,3 +66,28 @@ def test_a_schedule_that_begins_at_rate_0_hides_no_optimizer() -> None:
     """Nothing moved in the step that was compared, so an update that follows rounding was let pass."""
     verdict = judge(draw(373, recipes=True))
     assert (verdict.outcome, verdict.why) == ("refused", "DifferentTraining: optimizer")
+
+
+@pytest.mark.parametrize(("number", "outcome"), [(18, "equal"), (17, "equal"), (22, "equal")])
+def test_masters_with_unused_weights_and_clipping_are_equal(number, outcome):
+    """The first ended in an assertion; the others were refused, for a parameter that moved by no more than eight bits round."""
+    assert judge(draw(number, recipes=True, narrow=True)).outcome == outcome
+
+
+def test_the_loop_would_notice_what_narrow_steps_leave_out(monkeypatch) -> None:
+    """Clipping, schedules and averages of masters: without them the loop is another."""
+    import gate_combinations
+    from gate_combinations import Combination, plain_loop
+
+    recipe = {"clip_norm": 0.05, "schedule": "StepLR:step_size=1,gamma=0.5", "ema": 0.9}
+    combination = Combination("narrow_1", "mse", "sgd", (2, 1, 1), {"recipe": recipe})
+    assert judge(combination).outcome == "equal"
+    for left_out in ({"clip_norm": 0.0}, {"schedule": ""}, {"ema": 0.5}):
+
+        def other(job, *more, left_out=left_out):
+            asked = msgspec.structs.replace(job.asked, **left_out)
+            return plain_loop(msgspec.structs.replace(job, recipe=asked), *more)
+
+        with monkeypatch.context() as patch:
+            patch.setattr(gate_combinations, "plain_loop", other)
+            assert judge(combination).outcome == "different", left_out

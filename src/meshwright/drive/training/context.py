@@ -218,7 +218,8 @@ class Context:
         return candidate.layout is not None and (many or expected_steps(candidate.layout) > MAX_SMALL_STEPS)
 
     def placements(self, layout: TrainingLayout) -> Iterator[tuple[str, tuple[str, ...]]]:
-        return placements_of(layout, self.fabric, self.orders)
+        fixed = self.wish(LayoutWanted).placement
+        return iter([("as given", fixed)]) if fixed else placements_of(layout, self.fabric, self.orders)
 
     def judge(self, candidate: LayoutCandidate, placement: tuple[str, ...], name: str, limit_s: float = float("inf")) -> list[Evaluated]:
         """The candidate as it is and as decisions make it, so that it fits; of a large one only where it takes less than `limit_s` as it is."""

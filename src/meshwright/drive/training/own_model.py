@@ -8,7 +8,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -19,14 +19,16 @@ from ...errors import MissingExtra, UsageError
 from ...fabric.fabric import Fabric
 from ...job import Recipe, Training
 from ...plan.plan import Plan
+from ...plan.shapes import with_shapes
 from ..plans import read_fabric
 from .collective_choice import CollectivesWanted
 from .context import SearchBudget
 from .pipeline import PipelineWanted
 from .recompute import RecomputeWanted
+from .shapes import require_one_state, require_sums, wishes_beside
 from .sharding import ShardingWanted
 from .training import plan_training
-from .wishes import LayoutWanted
+from .wishes import LayoutWanted, Wishes
 
 if TYPE_CHECKING:
     import torch
@@ -42,8 +44,8 @@ def plan_model(
     model: torch.nn.Module | Callable[[], Any] | str, batch: Any = None, *, fabric: Fabric | str, optimizer: Any = "adamw",
     loss: str | Callable[..., Any] | None = None, global_batch: int | None = None, data: int | None = None, tensor: int | None = None,
     pipeline: int | None = None, expert: int | None = 1, microbatch: int | None = None, zero: int | None = None, schedule: str = "",
-    recompute: str = "auto", collective: str = "auto", seed: int = 0, cost: Cost | None = None, wishes: Iterable[object] = (),
-    budget: SearchBudget | None = None, without: Collection[str] = (), recipe: Recipe | None = None,
+    recompute: str = "auto", shapes: Sequence[Any] = (), collective: str = "auto", seed: int = 0, cost: Cost | None = None,
+    wishes: Iterable[object] = (), budget: SearchBudget | None = None, without: Collection[str] = (), recipe: Recipe | None = None,
 ) -> Plan:  # fmt: skip
     """Plans the training of `model` on all devices of `fabric`. `meshwright.plan(...)` is the same. The model is neither run nor changed.
 
@@ -62,6 +64,8 @@ def plan_model(
         zero: what data replicas divide: 0 nothing, 1 optimizer state, 2 also gradients, 3 also weights. None lets the search choose.
         schedule, recompute, collective: as `--pipeline`, `--recompute`, `--collective` of `meshwright train plan`.
         recipe: precision, clipping, schedule, moving average and parameters without weight decay (`meshwright.Recipe`); default: nothing of it.
+        shapes: further batches like `batch`, with as many samples, of other shapes (sequence lengths, sizes of pictures). Each has a step of its own,
+            over the same layout of weights and optimizer state; the plan's own is that of the largest. See `parallelize`.
         wishes: records for what has no argument here (`plan_training` lists them). A record replaces the arguments above that it covers.
 
     Raises: UsageError (arguments; a module that cannot be copied), CaptureError (the model fails), and what `plan_training` raises.
@@ -71,7 +75,7 @@ def plan_model(
     except ImportError as error:
         raise MissingExtra("torch", extra="torch", needed_for="planning a live model") from error
     from ...capture.live import standing
-    from ...capture.live_job import live_job
+    from ...capture.live_job import LiveJob, by_size, live_job
 
     label, learning_rate = optimizer_name(optimizer)
     recipe = None if recipe == Recipe() else recipe
@@ -83,6 +87,8 @@ def plan_model(
     given = tuple(x for x in wishes if x is not None)
     asked = (*(x for x in asked if not any(type(x) is type(g) for g in given)), *given)
     if isinstance(model, str):
+        if shapes:
+            raise UsageError("a model by name has one shape of inputs", where=model, hint="plan the module itself, with a batch of each shape")
         if batch is not None or (loss is not None and not isinstance(loss, str)) or global_batch is None:
             raise UsageError(
                 "a model by name brings its example inputs", where=model, hint="give global_batch=, a loss by name and no batch; or the module itself"
@@ -94,10 +100,23 @@ def plan_model(
         return plan_training(job, where, cost, wishes=asked, budget=budget, without=without)
     if not isinstance(model, torch.nn.Module) and not callable(model):
         raise UsageError(f"the model is a {type(model).__name__}", where="model", hint="an nn.Module, a function that makes one, or a name")
-    live = live_job(model, batch, loss, optimizer=label, learning_rate=learning_rate, global_batch=global_batch, seed=seed, recipe=recipe)
+
+    def job_of(one: Any) -> LiveJob:
+        return live_job(model, one, loss, optimizer=label, learning_rate=learning_rate, global_batch=global_batch, seed=seed, recipe=recipe)
+
+    if shapes:
+        require_sums(Wishes.these(asked))
+    live, *others = by_size([job_of(one) for one in (batch, *shapes)])
     with standing(live.stands_for):
         plan = plan_training(live.job, where, cost, wishes=asked, budget=budget, without=without)
-    return replace(plan, job={**plan.job, "batch": msgspec.to_builtins(live.batch)})
+    made = []
+    for other in others:
+        with standing(other.stands_for):
+            step = plan_training(other.job, where, cost, wishes=wishes_beside(plan, Wishes.these(asked)).given, budget=budget, without=without)
+        require_one_state(plan, step, other.batch.shape)
+        made.append((other.batch.inputs, step))
+    plan = replace(plan, job={**plan.job, "batch": msgspec.to_builtins(live.batch)})
+    return with_shapes(plan, tuple(made)) if made else plan
 
 
 def optimizer_name(optimizer: Any) -> tuple[str, float]:

@@ -20,9 +20,9 @@ W = TypeVar("W")
 
 @dataclass(frozen=True, kw_only=True)
 class LayoutWanted:
-    """Degrees and micro-batch size that are fixed; None leaves them to the search (`context`, `expert`: 1 unless asked for).
-    `borders`: the operators that begin the stages, or the pieces of the schedule, after the first; none leaves the cuts to the search.
-    `tensor_options`: shares of tensor-parallel ranks, label smoothing of split losses."""
+    """Degrees and micro-batch size that are fixed; None leaves them to the search (`context`, `expert`: 1 unless asked for). `borders`: the
+    operators that begin the stages, or the pieces of the schedule, after the first; none leaves the cuts to the search. `tensor_options`: shares of
+    tensor-parallel ranks, label smoothing of split losses. `placement`: the devices of the ranks; none leaves them to the search."""
 
     data: int | None = None
     tensor: int | None = None
@@ -32,6 +32,7 @@ class LayoutWanted:
     expert: int | None = 1
     borders: tuple[str, ...] = ()
     tensor_options: TensorOptions = LEVEL
+    placement: tuple[str, ...] = ()
 
     @property
     def fixed(self) -> Fixed:

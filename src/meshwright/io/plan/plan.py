@@ -24,7 +24,8 @@ from ...kernels.stages import stage as in_stage
 from ...plan.batch_statistics import batch_sums
 from ...plan.context import KINDS as EXCHANGE_KINDS
 from ...plan.context import layout_exchanges
-from ...plan.plan import SCHEMA, VERSION, Alternative, CycleEntry, ParamShard, Plan, Prediction, TrainingLayout, ValueSplit
+from ...plan.plan import SCHEMA, VERSION, Alternative, CycleEntry, ParamShard, Plan, Prediction, ShapePlan, TrainingLayout, ValueSplit
+from ...plan.shapes import SHAPE
 from ...plan.shards import expert_shards
 from ...program.calls import refuse_too_many_steps
 from ...program.hash import program_hash
@@ -58,6 +59,7 @@ class _Plan(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     alternatives: tuple[Alternative, ...]
     seed: int
     versions: dict[str, str]
+    shapes: tuple[ShapePlan, ...] = ()
     programs: list[msgspec.Raw]
 
 
@@ -90,6 +92,8 @@ def plan_bytes(plan: Plan) -> bytes:
         "placement": plan.placement, "cycle": plan.cycle, "decisions": plan.decisions, "layout": plan.layout, "bound": plan.bound,
         "prediction": plan.prediction, "alternatives": plan.alternatives, "seed": plan.seed, "versions": plan.versions,
     }  # fmt: skip
+    if plan.shapes:  # left out of documents of one shape
+        fields["shapes"] = plan.shapes
     lines = [f'"{name}":'.encode() + _json(value, f"plan.{name}") for name, value in fields.items()]
     lines.append(b'"programs":[\n' + b",\n".join(programs) + b"\n]")
     _check(plan, "plan")
@@ -152,7 +156,7 @@ def plan_from_bytes(data: bytes, *, where: str = "plan.json") -> Plan:
     plan = Plan(
         kind=raw.kind, job=raw.job, target_fabric=raw.target_fabric, placement=raw.placement, programs=programs, cycle=raw.cycle,
         decisions=raw.decisions, layout=raw.layout, bound=raw.bound, prediction=raw.prediction, alternatives=raw.alternatives,
-        seed=raw.seed, versions=raw.versions,
+        seed=raw.seed, versions=raw.versions, shapes=raw.shapes,
     )  # fmt: skip
     _check(plan, where)
     return plan
@@ -177,12 +181,34 @@ def _check(plan: Plan, where: str) -> None:
         raise FormatError(f"has {len(plan.placement)} names, the program has {actors} actors", where=f"{where}{dot}placement")
     if plan.layout is not None:
         _check_layout(plan.layout, plan.main.ranks, f"{where}{dot}layout")
-    if plan.bound is not None:
-        _check_bound(plan.bound, f"{where}{dot}bound")
-    if plan.prediction is not None:
+    _check_claims(plan.bound, plan.prediction, f"{where}{dot}")
+    _check_shapes(plan, f"{where}{dot}")
+
+
+def _check_claims(bound: Bound | None, prediction: Prediction | None, where: str) -> None:
+    if bound is not None:
+        _check_bound(bound, f"{where}bound")
+    if prediction is not None:
         for field in ("memory_peak_bytes", "memory_worst_bytes", "cpu_s"):
-            if any(value < 0 for value in getattr(plan.prediction, field)):
-                raise FormatError("must be >= 0", where=f"{where}{dot}prediction.{field}")
+            if any(value < 0 for value in getattr(prediction, field)):
+                raise FormatError("must be >= 0", where=f"{where}prediction.{field}")
+
+
+def _check_shapes(plan: Plan, where: str) -> None:
+    """Every further shape runs the cycle's next program, on the ranks of the plan."""
+    if not plan.shapes:
+        return
+    if plan.layout is None or [e.when for e in plan.cycle] != [SHAPE] * (1 + len(plan.shapes)):
+        raise FormatError(f"a plan of {1 + len(plan.shapes)} shapes has a layout, and a program for each", where=f"{where}cycle")
+    for i, (shape, entry) in enumerate(zip(plan.shapes, plan.cycle[1:], strict=True)):
+        if shape.program != entry.program:
+            raise FormatError("is another program than the cycle's", where=f"{where}shapes[{i}].program")
+        if plan.programs[shape.program].ranks != plan.main.ranks:
+            raise FormatError("is for other ranks than the plan's", where=f"{where}shapes[{i}].program")
+        if any(n < 1 for size, _ in shape.inputs for n in size):
+            raise FormatError("dimensions must be >= 1", where=f"{where}shapes[{i}].inputs")
+        _check_layout(shape.layout, plan.main.ranks, f"{where}shapes[{i}].layout")
+        _check_claims(shape.bound, shape.prediction, f"{where}shapes[{i}].")
 
 
 def _check_layout(layout: TrainingLayout, ranks: int, where: str) -> None:

@@ -45,6 +45,8 @@ __all__ = ["MAX_GATE_BYTES", "MAX_GATE_FLOPS", "GateReport", "Stated", "gate", "
 MAX_GATE_FLOPS = 200_000_000_000  # of the step, forward and backward: some seconds of a processor, in double precision
 RANDOM_TRIALS = 3  # steps of the owner's with other random numbers, where a module runs as it is and may draw some
 ROUNDINGS = 64  # by how many units in the last place gradients are changed, to see whether that is what moved parameters
+# A parameter may move by so many times the change of its gradient, both relative to their largest: narrow types round by a tenth.
+MAX_AMPLIFIED = 8.0
 FEW_ROUNDINGS = 16  # the same where none moved: as much as the order of a sum makes, so that a gradient must be all but singular
 MAX_GATE_BYTES = 4 << 30  # of weights, gradients and optimizer state of all ranks together
 
@@ -290,11 +292,12 @@ class _Trial:
         """
         case, settled = self.case, settled_elements(self.whole, self.case.tolerance)
         jitter = roundings * float(torch.finfo(case.dtype).eps)
+        limit = max(case.tolerance.updated, MAX_AMPLIFIED * jitter)
         for changed in (jitter, -jitter):
             again = case.owner.step([case.whole()], jitter=changed).parameters
             for name, own in self.whole.parameters.items():
                 apart = (again[name] - own).abs()
-                if name in settled and bool((apart[settled[name]] > case.tolerance.updated * own.abs().max()).any()):
+                if name in settled and bool((apart[settled[name]] > limit * own.abs().max()).any()):
                     return name, follows_rounding(case.job.optimizer, name, jitter)
         return None
 

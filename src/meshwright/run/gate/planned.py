@@ -17,9 +17,10 @@ from ..executor.executor import Executor, StepFailed
 from ..executor.lanes import fuse_lanes
 from ..executor.transport import Transport
 from ..steps.forward_graph import OPAQUE, ForwardGraph
+from ..train.masters import MASTER
 from ..train.rank_builder import RankBuilder
 from ..train.segments import RankModule
-from ..train.update import Update
+from ..train.update import AVERAGE, Update
 from ..train.work import BatchSource
 from .together import ranks_together
 from .widened import Widened
@@ -38,12 +39,14 @@ class Held:
 
 @dataclass
 class RankStep:
-    """What a rank's steps leave. `losses`: of every step, as `TrainingWork.loss`; `buffers`: those that its segments use."""
+    """What a rank's steps leave. `losses`: of every step, as `TrainingWork.loss`; `buffers`: those that its segments use; `recipe`: what the recipe
+    keeps of parameters, by name (`train.update.AVERAGE`, `train.masters.MASTER`)."""
 
     losses: list[float | None] = field(default_factory=list)
     gradients: list[Held] = field(default_factory=list)
     parameters: list[Held] = field(default_factory=list)
     buffers: dict[str, torch.Tensor] = field(default_factory=dict)
+    recipe: dict[str, list[Held]] = field(default_factory=dict)
 
     @property
     def loss(self) -> float | None:
@@ -87,6 +90,11 @@ def planned_step(
                 executor.run()
             found.losses.append(work.loss())
         found.parameters = [Held(p.name, piece.first if piece else 0, t.detach().reshape(-1).clone()) for p, t, piece in module.kept()]
+        states = {id(weight): state for weight, state in update.state.items()}
+        for p, t, piece in module.updated():
+            for key in {AVERAGE, MASTER} & states.get(id(t), {}).keys():
+                value = states[id(t)][key].detach().reshape(-1).clone()
+                found.recipe.setdefault(key, []).append(Held(p.name, piece.first if piece else 0, value))
         used = {id(c) for s in module.segments.values() for c in s.constants}
         found.buffers = {n: b for n, b in module.buffers.items() if id(b) in used}
         return found

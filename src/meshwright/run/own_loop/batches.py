@@ -40,7 +40,10 @@ class OwnBatches:
 
         Raises: UsageError for another form, other rows, shapes or dtypes; naming what was planned.
         """
-        tensors = self.form.tensors(batch)
+        self.take_tensors(self.form.tensors(batch))
+
+    def take_tensors(self, tensors: Sequence[torch.Tensor]) -> None:
+        """The same of a batch's tensors in the model's order."""
         if len(tensors) != len(self.inputs):
             raise UsageError(f"the batch has {len(tensors)} tensors, the plan was made for {len(self.inputs)}", where="batch", hint="target last")
         rows = [int(x.shape[0]) if x.dim() else 0 for x in tensors]

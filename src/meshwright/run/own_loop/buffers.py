@@ -12,6 +12,7 @@ from ...capture.regions import REGION
 from ...plan.plan import TrainingLayout
 from ...plan.vocabulary import base_node
 from ..steps.forward_graph import OPAQUE, ForwardGraph, ForwardNode
+from ..train.changed_buffers import changed_buffers
 
 __all__ = ["changed_on", "whole_buffers"]
 
@@ -19,10 +20,13 @@ __all__ = ["changed_on", "whole_buffers"]
 def changed_on(graph: ForwardGraph, layout: TrainingLayout) -> dict[str, int]:
     """The first rank whose segments change a buffer, by the buffer's name; of what no call changes, none."""
     found: dict[str, int] = {}
+    through_views = {call: name for name, (call, _) in changed_buffers(graph).items()}
     for segment in layout.segments:
         rank = next(r for r in range(layout.ranks) if segment.key in layout.held(layout.coordinates(r)[0]).segments)
         for name in segment.nodes:
             node = graph.by_name.get(base_node(name))
+            if node is not None and node.name in through_views:
+                found.setdefault(through_views[node.name], rank)
             if node is not None and _changes(node):
                 found |= {v.removeprefix("buffer:"): rank for v in node.inputs if v.startswith("buffer:")}
     return found

@@ -23,6 +23,7 @@ from ..train.count_exchange import count_exchange
 from ..train.evaluation import Evaluation
 from ..train.segments import RankModule
 from .batches import OwnBatches
+from .buffers import changed_on
 from .first_rank import FirstRank
 
 __all__ = ["OwnEvaluation"]
@@ -38,6 +39,7 @@ class OwnEvaluation:
     graph: ForwardGraph
     device: torch.device
     first_rank: FirstRank
+    name: str = "evaluation"  # of its graph among what rank 0 works out
     _traced: tuple[ForwardGraph, Callable[..., Any] | None] | None = field(default=None, init=False)
     _refused: MeshwrightError | None = field(default=None, init=False)
     _made: Evaluation | None = field(default=None, init=False)
@@ -48,7 +50,7 @@ class OwnEvaluation:
         assert layout is not None
         try:
             with standing(self.live.stands_for):
-                found = self.first_rank.gives("evaluation", lambda: evaluation_graph_of(self.plan, layout, self.graph).to_json())
+                found = self.first_rank.gives(self.name, lambda: evaluation_graph_of(self.plan, layout, self.graph).to_json())
                 graph = ForwardGraph.from_json(found)
                 self._traced = graph, opaque_function(self.live.job, graph, layout, str(self.device), evaluation=True)
         except MeshwrightError as error:
@@ -69,6 +71,15 @@ class OwnEvaluation:
             self.plan, graph, self.rank, module, batches, 1, transport, precision=self.live.job.asked.precision, opaque=opaque,
             exchange=count_exchange(graph, layout, self.rank) if layout.ranks > 1 else None,
         )  # fmt: skip
+
+    def changing(self) -> dict[str, int]:
+        """By buffer that the training step, or evaluation where it was made, changes: the first rank that does."""
+        layout = self.plan.layout
+        assert layout is not None
+        found = changed_on(self.graph, layout)
+        if self._made is not None and self._traced is not None:
+            found = changed_on(self._traced[0], self._made.layout) | found
+        return found
 
     def run(self) -> float | None:
         """This rank's part of the loss of the batch that `batches` has taken. All ranks call it, after `ready`."""

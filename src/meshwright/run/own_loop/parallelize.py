@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -16,11 +17,12 @@ import torch.distributed as dist
 from torch import nn
 
 from ...capture.live import copied, standing
-from ...capture.live_job import live_again
+from ...capture.live_job import LiveJob, live_again
 from ...capture.regions import REGION
 from ...drive.plans import check_plan, read_plan
 from ...errors import PlanMismatch, UsageError
 from ...plan.plan import Plan, TrainingLayout
+from ...plan.shapes import plans_of_shapes
 from ...program.calls import inline
 from ..executor.executor import Executor
 from ..executor.transport import TaggedTransport, Transport, own_transport
@@ -36,14 +38,16 @@ from .evaluation import OwnEvaluation
 from .first_rank import FirstRank
 from .owned import OwnOptimizer, Reached, equal_weights, release_others, require_plain
 from .recipe import own_groups, own_update
+from .shapes import Pad, Shapes, StepShape
 from .step import ParallelStep
 
 __all__ = ["parallelize"]
 
 
 def parallelize(
-    model: nn.Module, optimizer: torch.optim.Optimizer, plan: Plan | str | Path, *, loss: Callable[..., Any] | None = None, batch: Any = None
-) -> ParallelStep:
+    model: nn.Module, optimizer: torch.optim.Optimizer, plan: Plan | str | Path, *, loss: Callable[..., Any] | None = None, batch: Any = None,
+    pad: Pad = None,
+) -> ParallelStep:  # fmt: skip
     """The plan's training step of `model`, updated by `optimizer`. See `meshwright.torch.parallelize`, which this is."""
     plan = plan if isinstance(plan, Plan) else read_plan(plan)
     layout = plan.layout
@@ -56,37 +60,57 @@ def parallelize(
     world = _world(layout, device)
     rank = dist.get_rank() if world else 0
     require_plain(model, optimizer, layout)
-    live = live_again(model, plan.job, loss, batch)
-    own_groups(live.job, model, optimizer)
+    plans = plans_of_shapes(plan)
+    lives = [live_again(model, p.job, loss, batch) for p in plans]
+    own_groups(lives[0].job, model, optimizer)
     group = dist.new_group(backend="gloo") if world else None
     if world:
         _same_plan(plan, group)
-    with standing(live.stands_for):
-        first_rank = FirstRank(rank, group)
-        graph, orders = _setup(plan, layout, first_rank)
-        opaque = opaque_function(live.job, graph, layout, str(device))
+    first_rank = FirstRank(rank, group)
+
+    def checked() -> bytes:
+        check_plan(plan)
+        return b""
+
+    first_rank.gives("checked", checked)
+    traced = [_traced(p, live, first_rank, number, device) for number, (p, live) in enumerate(zip(plans, lives, strict=True))]
     if world:
         equal_weights(model, group)
-    watched = any(n.target in (OPAQUE, REGION) for n in graph.nodes)
-    evaluation = OwnEvaluation(plan, live, rank, graph, device, first_rank)
-    if watched:
-        evaluation.trace()
-    else:
-        evaluation.live = live_again(copied(model, torch.device("meta")), plan.job, loss, batch)
-    program = inline(plan.main, plan.programs).program
-    built = RankBuilder(program=program, layout=layout, graph=graph, job=live.job, rank=rank, device=device, seed=plan.seed, opaque=opaque)
-    module = built.module(dict(model.named_parameters()), dict(model.named_buffers()), adopt=True)
+    watched = any(n.target in (OPAQUE, REGION) for n in traced[0].graph.nodes)
+    bare = None if watched else copied(model, torch.device("meta"))
+    for one in traced:
+        if bare is None:
+            one.evaluation.trace()
+        else:
+            one.evaluation.live = live_again(bare, one.plan.job, loss, batch)
+    first = traced[0].builder
+    module = first.module(dict(model.named_parameters()), dict(model.named_buffers()), adopt=True)
     own = OwnOptimizer(optimizer, model, module, Masters(), Reached(module, _holders(layout, rank)) if watched else None)
-    update = own_update(live.job, own)
-    batches = OwnBatches(layout, rank, live.batch.form, graph.inputs, device, frozenset(i for s in module.segments.values() for i in s.inputs))
-    exchange = count_exchange(graph, layout, rank) if world else None
-    work, memory = built.work(module, update, batches, exchange=exchange)
-    executor = Executor(program, orders, rank, memory=memory, transport=_transport(rank, device, group), work=work)
+    update, transport, shapes = own_update(lives[0].job, own), _transport(rank, device, group), list[StepShape]()
+    for one, live in zip(traced, lives, strict=True):
+        built, of_it = one.builder, module if one is traced[0] else one.builder.module_beside(module)
+        batches = OwnBatches(
+            built.layout, rank, live.batch.form, one.graph.inputs, device, frozenset(i for s in of_it.segments.values() for i in s.inputs)
+        )  # fmt: skip
+        work, memory = built.work(of_it, update, batches, exchange=count_exchange(one.graph, built.layout, rank) if world else None)
+        executor = Executor(built.program, one.orders, rank, memory=memory, transport=transport, work=work)
+        shapes.append(
+            StepShape(plan=one.plan, graph=one.graph, module=of_it, executor=executor, work=work, batches=batches, evaluation=one.evaluation)
+        )  # fmt: skip
+    takes = Shapes(shapes, pad, group)
     release_others(model, module, layout)
-    return ParallelStep(
-        plan=plan, rank=rank, model=model, optimizer=own, update=update, module=module, executor=executor, work=work, batches=batches, group=group,
-        evaluation=evaluation,
-    )  # fmt: skip
+    return ParallelStep(plan=plan, rank=rank, model=model, optimizer=own, update=update, module=module, shapes=takes, group=group)
+
+
+@dataclass(frozen=True)
+class _Traced:
+    """What a rank knows of the step for one shape before anything is made."""
+
+    plan: Plan
+    graph: ForwardGraph
+    orders: Any
+    builder: RankBuilder
+    evaluation: OwnEvaluation
 
 
 def _device(model: nn.Module) -> torch.device:
@@ -130,16 +154,26 @@ def _same_plan(plan: Plan, group: Any) -> None:
         )  # fmt: skip
 
 
-def _setup(plan: Plan, layout: TrainingLayout, first_rank: FirstRank) -> tuple[ForwardGraph, Any]:
-    """The traced model and all ranks' orders. Raises: on rank 0 what is wrong with plan or model; RunError with the same words on the others."""
+def _traced(plan: Plan, live: LiveJob, first_rank: FirstRank, number: int, device: torch.device) -> _Traced:
+    """The traced model and all ranks' orders, for batches of one shape. Raises: on rank 0 what is wrong with the model; RunError with the same words
+    on the others."""
+    layout = plan.layout
+    assert layout is not None
 
-    def traced() -> bytes:
-        check_plan(plan)
+    def graph_bytes() -> bytes:
         found: bytes = forward_graph(plan, layout).to_json()
         return found
 
-    graph = ForwardGraph.from_json(first_rank.gives("graph", traced))
-    return graph, orders_from(first_rank.gives("orders", lambda: orders_to(walk_orders(plan))))
+    with standing(live.stands_for):
+        graph = ForwardGraph.from_json(first_rank.gives(f"graph/{number}", graph_bytes))
+        orders = orders_from(first_rank.gives(f"orders/{number}", lambda: orders_to(walk_orders(plan))))
+        opaque = opaque_function(live.job, graph, layout, str(device))
+    program = inline(plan.main, plan.programs).program
+    built = RankBuilder(
+        program=program, layout=layout, graph=graph, job=live.job, rank=first_rank.rank, device=device, seed=plan.seed, opaque=opaque
+    )  # fmt: skip
+    evaluation = OwnEvaluation(plan, live, first_rank.rank, graph, device, first_rank, f"evaluation/{number}")
+    return _Traced(plan, graph, orders, built, evaluation)
 
 
 def _holders(layout: TrainingLayout, rank: int) -> Any:

@@ -24,8 +24,7 @@ from ..train.segments import RankModule
 from ..train.sharded_state import ParameterShard, Piece
 from ..train.update import AVERAGE, Update
 from ..train.work import TrainingWork
-from .buffers import changed_on, whole_buffers
-from .evaluation import OwnEvaluation
+from .buffers import whole_buffers
 from .owned import OwnOptimizer, divide
 from .recipe import load_recipe, recipe_state, require_recipe_state
 
@@ -41,12 +40,15 @@ class Stated(Protocol):
     rank: int
     model: nn.Module
     module: RankModule
-    work: TrainingWork
     optimizer: OwnOptimizer
     update: Update
-    evaluation: OwnEvaluation
     group: Any
     steps: int
+
+    @property
+    def work(self) -> TrainingWork: ...
+
+    def changing(self) -> Mapping[str, int]: ...
 
 
 class _Held(msgspec.Struct, frozen=True, array_like=True):
@@ -103,7 +105,7 @@ def _by_own_names(step: Stated, whole: Mapping[str, torch.Tensor]) -> dict[str, 
     layout, moved = step.plan.layout, dict[str, torch.Tensor]()
     if step.group is not None and layout is not None and layout.pipeline > 1:
         ranks = [dist.get_global_rank(step.group, r) for r in range(layout.ranks)]
-        moved = whole_buffers(step.module.buffers, changed_on(step.evaluation.graph, layout), ranks, step.group)
+        moved = whole_buffers(step.module.buffers, step.changing(), ranks, step.group)
     first = {id(x): n for n, x in reversed(list(step.model.named_parameters(remove_duplicate=False)))}
     for name, value in step.model.state_dict(keep_vars=True).items():
         if isinstance(value, torch.nn.Parameter):

@@ -7,7 +7,6 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch import nn
 
 from ...errors import MeshwrightError, RankFailed, RunError
@@ -17,9 +16,9 @@ from ..train.segments import RankModule
 from ..train.update import Update
 from ..train.work import TrainingWork
 from .batches import OwnBatches
-from .evaluation import OwnEvaluation
 from .owned import OwnOptimizer
 from .recipe import require_own_rates, require_plain_surroundings
+from .shapes import Shapes, StepShape, mean_of_ranks
 from .state import average_state, load_model, load_optimizer, model_state, optimizer_state
 
 __all__ = ["ParallelStep"]
@@ -38,16 +37,15 @@ class ParallelStep:
     optimizer: OwnOptimizer
     update: Update
     module: RankModule
-    executor: Executor
-    work: TrainingWork
-    batches: OwnBatches
+    shapes: Shapes
     group: Any
-    evaluation: OwnEvaluation
     steps: int = 0
     _failed: str = ""
+    _running: StepShape = field(init=False)  # the last that did something
     _gradients: list[tuple[torch.Tensor, torch.Tensor]] = field(init=False)  # tensors whose `.grad` is a view of a buffer of the plan
 
     def __post_init__(self) -> None:
+        self._running = self.shapes.of[0]
         tensors = [p.tensor for p in self.module.parameters.values()] + [x for _, x, _ in self.module.updated()]
         self._gradients = [(x, x.grad) for x in tensors if x.grad is not None]
 
@@ -63,19 +61,20 @@ class ParallelStep:
         self._require_alive()
         require_plain_surroundings(self.executor.memory.device)
         require_own_rates(self.update)
-        self.batches.take(batch)
+        shape = self._running = self.shapes.take(batch)
         self.optimizer.begin()
         for tensor, gradient in self._gradients:
             if tensor.grad is not gradient:  # `zero_grad` sets them to None
                 tensor.grad = gradient
         try:
-            self.work.begin(self.steps)
-            self.executor.run()
-            found = self._mean(self.work.loss())
+            self.shapes.try_padding(shape)
+            shape.work.begin(self.steps)
+            shape.executor.run()
+            found = mean_of_ranks(shape.work.loss(), self.group)
         except BaseException as error:
             raise self._failure(error) from error
         self.steps += 1
-        self.batches.forget()
+        shape.batches.forget()
         return found
 
     def evaluate(self, batch: Any) -> torch.Tensor:
@@ -87,28 +86,41 @@ class ParallelStep:
         self._require_alive()
         if torch.is_autocast_enabled(self.executor.memory.device.type):
             require_plain_surroundings(self.executor.memory.device)
-        self.batches.take(batch)
-        self.evaluation.ready(self.module, self.batches, self.executor.transport)
+        shape = self._running = self.shapes.take(batch)
+        shape.evaluation.ready(shape.module, shape.batches, shape.executor.transport)
         try:
-            found = self._mean(self.evaluation.run())
+            self.shapes.try_padding(shape)
+            found = mean_of_ranks(shape.evaluated(), self.group)
         except BaseException as error:
             raise self._failure(error) from error
-        self.batches.forget()
+        shape.batches.forget()
         return found
 
     def metrics(self) -> dict[str, float]:
         """Of the last step, where the plan computes them: `gradient_norm` (before clipping), `loss_scale` (of the next)."""
-        return self.work.said()
+        return self._running.work.said()
+
+    @property
+    def executor(self) -> Executor:
+        """Of the step that ran last."""
+        return self._running.executor
+
+    @property
+    def batches(self) -> OwnBatches:
+        return self._running.batches
+
+    @property
+    def work(self) -> TrainingWork:
+        """Of the largest shape, as is the plan's layout."""
+        return self.shapes.of[0].work
+
+    def changing(self) -> Mapping[str, int]:
+        """By buffer that training, or an evaluation so far, changes: the first rank that does."""
+        return {name: rank for x in self.shapes.of for name, rank in x.evaluation.changing().items()}
 
     def _require_alive(self) -> None:
         if self._failed:
             raise RunError(f"an earlier step failed: {self._failed}", where=f"rank {self.rank}", hint="start again from a saved state")
-
-    def _mean(self, own: float | None) -> torch.Tensor:
-        pair = torch.tensor([own or 0.0, 0.0 if own is None else 1.0], dtype=torch.float64)
-        if self.group is not None:
-            dist.all_reduce(pair, group=self.group)
-        return pair[0] / pair[1]
 
     def _failure(self, error: BaseException) -> BaseException:
         """What is raised for it; the step is unusable afterwards."""

@@ -81,5 +81,6 @@ def plan_identity(plan: Plan) -> str:
     """Digest of everything that decides a run's numbers: model, optimizer, seed, layout and programs. Costs and fabrics do not."""
     parts = [
         plan.job.get("training"), plan.job.get("graph_fingerprint"), plan.layout, [c.program for c in plan.cycle], sorted(plan.programs), plan.seed,
+        *((s.inputs, s.layout) for s in plan.shapes),
     ]  # fmt: skip
     return hashlib.sha256(msgspec.json.encode(parts, order="deterministic")).hexdigest()

@@ -2,7 +2,8 @@
 
 An evaluation is `batches` global batches, always the same samples, taken as one: a loss that is no mean over samples is divided by the counts of all
 of them, as one process would that is given them at once. No gradients are computed, normalisation reads its running statistics and changes nothing,
-and the generators of torch, numpy and `random` are afterwards as they were: training goes on with the bits that it would have had.
+and the generators of torch, numpy and `random` are afterwards as they were: training goes on with the bits that it would have had. Buffers that a
+module changes in evaluation mode too are changed as by one call on a whole batch (`changed_buffers`).
 The program is the training program's forward part (`program.forward_only`), walked by an executor of its own on the same transport.
 """
 
@@ -27,6 +28,7 @@ from ..executor.memory import RankMemory
 from ..executor.transport import Transport
 from ..machine.process import POSITION
 from ..steps.forward_graph import ForwardGraph
+from .changed_buffers import refuse_changed, refuse_following, unseen_buffers
 from .count_exchange import CountExchange
 from .data import Dataset, samples_in
 from .loader import seeded
@@ -104,6 +106,8 @@ class Evaluation:
         own, layout = evaluation_module(graph, plan.layout, rank, module, device=data.device, opaque=opaque, precision=precision)
         self.layout, self.rank, self.data, self.batches, self.exchange = layout, rank, data, batches, exchange
         program = evaluation_program(plan)
+        refuse_following(graph, layout)
+        self.unseen = [b for b in unseen_buffers(graph, layout) if b in own.buffers]
         self.work = _Work(program, layout, rank, own, data, None, seed=random_seed(plan.seed, PLACE))
         memory = RankMemory(program, rank, data.device, local_values(layout, rank), module.flats, layout=layout)
         self.executor = Executor(
@@ -113,8 +117,10 @@ class Evaluation:
         self.counted = False
 
     def run(self) -> float | None:
-        """This rank's part of the loss, as `TrainingWork.loss`. Raises: StepFailed, whose cause says what failed."""
+        """This rank's part of the loss, as `TrainingWork.loss`. Raises: StepFailed, whose cause says what failed; as `refuse_changed`."""
         found: list[float] = []
+        buffers = self.work.module.buffers
+        before = {name: buffers[name].clone() for name in self.unseen}
         with seeded(self.work.seed), torch.no_grad():
             self.count()
             for batch in range(self.batches):
@@ -125,6 +131,7 @@ class Evaluation:
                     raise StepFailed(-1, error.waiting_for) from error.__cause__
                 loss = self.work.loss()
                 found += [] if loss is None else [loss]
+        refuse_changed(before, buffers)
         return sum(found) / self.batches if found else None
 
     def count(self) -> None:

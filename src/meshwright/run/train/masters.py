@@ -37,10 +37,9 @@ class Masters:
         return self.of[id(weight)][1] if id(weight) in self.of else weight
 
     def take_gradients(self) -> None:
-        """Before a step."""
+        """Before a step. A weight that the loss does not use has none, outside of a plan's buffers."""
         for weight, master in self.of.values():
-            assert weight.grad is not None, "gradients lie in the plan's buffers"
-            master.grad = weight.grad.float()
+            master.grad = None if weight.grad is None else weight.grad.float()
 
     def give_weights(self) -> None:
         """After a step."""

@@ -15,7 +15,7 @@ import torch
 
 from ...errors import UsageError
 
-__all__ = ["Padding", "padding_of"]
+__all__ = ["Padding", "filled", "padding_of"]
 
 MARK = "?pad="
 
@@ -40,10 +40,11 @@ class Padding:
             ) from None  # fmt: skip
         if len(tensors) != len(self.shapes):
             return tensors
-        return tuple(_filled(x, wanted, value) for x, wanted, value in zip(tensors, self.shapes, self.values, strict=True))
+        return tuple(filled(x, wanted, value) for x, wanted, value in zip(tensors, self.shapes, self.values, strict=True))
 
 
-def _filled(x: torch.Tensor, wanted: tuple[int, ...], value: float) -> torch.Tensor:
+def filled(x: torch.Tensor, wanted: tuple[int, ...], value: float) -> torch.Tensor:
+    """`x` with `value` at the end of every dimension that is shorter than wanted."""
     if x.dim() != len(wanted) or tuple(x.shape) == wanted:
         return x
     made = x.new_full([max(a, b) for a, b in zip(x.shape, wanted, strict=True)], value)

@@ -15,7 +15,7 @@ from ...program.program import Program
 from ..executor.memory import RankMemory
 from ..steps.forward_graph import ForwardGraph
 from .count_exchange import CountExchange
-from .segments import RankModule, build_rank_module
+from .segments import RankModule, build_rank_module, module_of_shape
 from .update import Update, make_update
 from .work import BatchSource, TrainingWork, gradient_bytes
 
@@ -40,6 +40,13 @@ class RankBuilder:
         return build_rank_module(
             self.graph, self.layout, self.rank, parameters, buffers, device=self.device, gradient_bytes=gradient_bytes(self.program, self.rank),
             opaque=self.opaque, precision=self.job.asked.precision, **options,
+        )  # fmt: skip
+
+    def module_beside(self, trained: RankModule) -> RankModule:
+        """For batches of another shape, on what `trained` holds. Raises: as `module_of_shape`."""
+        return module_of_shape(
+            self.graph, self.layout, self.rank, trained, device=self.device, gradient_bytes=gradient_bytes(self.program, self.rank),
+            opaque=self.opaque, precision=self.job.asked.precision,
         )  # fmt: skip
 
     def update(self, module: RankModule, parameters: Mapping[str, torch.Tensor]) -> Update:

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -32,6 +32,7 @@ from ..steps.forward_graph import ForwardGraph
 from ..tensor.sharding import take_part
 from ..tensor.vocabulary import expand_forward
 from ..tensor.whole_batch import of_whole_batch
+from .changed_buffers import buffers_once
 from .dropout import Draws
 from .evaluation_graph import evaluation_layout
 from .loss_counts import LossCounts, divisors_of
@@ -40,7 +41,7 @@ from .segment_builder import SegmentBuilder, example_tensors
 from .segment_module import SegmentModule
 from .sharded_state import ParameterGroup, ParameterShard, Piece, build_groups, sum_buffers
 
-__all__ = ["RankModule", "SegmentModule", "build_rank_module", "example_tensors", "random_seed"]
+__all__ = ["RankModule", "SegmentModule", "build_rank_module", "example_tensors", "module_of_shape", "random_seed"]
 
 TRAINED = (torch.float32, torch.float64, torch.bfloat16)
 
@@ -61,6 +62,7 @@ class RankModule:
     positions: Positions | None = None  # its calls, where it has a part of the positions
     counts: LossCounts | None = None  # what sums in the loss are divided by, where it is not a mean over samples; set before a step
     weighted: bool = False  # micro-batches' losses count for so much, not sums inside them
+    once: Mapping[str, tuple[str, ...]] = field(default_factory=dict)  # by segment, buffers that every micro-batch finds as they were
 
     @property
     def flats(self) -> dict[str, torch.Tensor]:
@@ -131,18 +133,44 @@ def build_rank_module(
     for g in groups.values():
         gradients |= {name: flat for name, flat in g.flats.items() if name.startswith("grad")}
     kept = dict(buffers) if adopt else {name: b.detach().clone().to(device) for name, b in buffers.items()}
+    state = RankModule({}, held, kept, gradients, graph.outputs[0], groups=groups, sums=sum_buffers(layout, rank, gradient_bytes, device))
+    shapes = {n: tuple(p.shape) for n, p in parameters.items()}
+    return _with_segments(state, graph, layout, rank, shapes, device, gradient_bytes, opaque, clock, precision, counted)
+
+
+def module_of_shape(
+    graph: ForwardGraph, layout: TrainingLayout, rank: int, trained: RankModule, *, device: torch.device, gradient_bytes: Mapping[str, int],
+    opaque: Callable[..., Any] | None = None, precision: str = "fp32",
+) -> RankModule:  # fmt: skip
+    """The segments of `rank` for batches of another shape, on the very parameters, gradients and buffers of `trained`. `graph`, `layout`,
+    `gradient_bytes`: that shape's; its layout keeps the state that `trained` has (`check.training.shapes`). Raises: as `build_rank_module`."""
+    state = RankModule({}, trained.parameters, trained.buffers, trained.gradients, graph.outputs[0], groups=trained.groups, sums=trained.sums)
+    known = trained.positions.whole if trained.positions is not None else {}
+    shapes = {v.removeprefix("param:"): s for v, s in known.items() if v.startswith("param:")}
+    return _with_segments(state, graph, layout, rank, shapes, device, gradient_bytes, opaque, None, precision, True)
+
+
+def _with_segments(
+    state: RankModule, graph: ForwardGraph, layout: TrainingLayout, rank: int, shapes: Mapping[str, tuple[int, ...]], device: torch.device,
+    gradient_bytes: Mapping[str, int], opaque: Callable[..., Any] | None, clock: ModuleClock | None, precision: str, counted: bool,
+) -> RankModule:  # fmt: skip
+    """`state` with the calls of `graph`. `shapes`: of whole parameters."""
+    pipeline, _, tensor = layout.coordinates(rank)
+    held, kept = state.parameters, state.buffers
     terms = own_terms(graph) if counted else {}
-    positions = _positions(graph, layout, rank, {n: tuple(p.shape) for n, p in parameters.items()}, kept)
+    positions = _positions(graph, layout, rank, shapes, kept)
     own_calls = expand_forward(positions.graph if positions is not None else with_exchanges(graph, layout), layout, rank)
-    builder = SegmentBuilder(own_calls, layout, tensor, held, kept, device, opaque, clock, groups, precision, terms, positions)
-    mine = [s for s in layout.segments if s.key in stage.segments]  # forward order, over all stages that the rank holds
+    builder = SegmentBuilder(own_calls, layout, tensor, held, kept, device, opaque, clock, state.groups, precision, terms, positions)
+    mine = [s for s in layout.segments if s.key in layout.held(pipeline).segments]  # forward order, over all stages that the rank holds
     divisors, weighted = divisors_of(mine, graph, terms, device)
     builder.divisors = {} if weighted else divisors
     segments = {s.key: builder.segment(s) for s in mine}
-    sums = sum_buffers(layout, rank, gradient_bytes, device)
     norms = {n: torch.zeros(size // 8, dtype=torch.float64, device=device) for n, size in gradient_bytes.items() if n.startswith("norm:")}
     counts = LossCounts(graph, {n: terms[n] for n in divisors}, divisors, builder.constants, kept) if divisors else None
-    return RankModule(segments, held, kept, gradients, graph.outputs[0], builder.draws, groups, sums, norms, positions, counts, weighted)
+    return replace(
+        state, segments=segments, draws=builder.draws, norms=norms, positions=positions, counts=counts, weighted=weighted,
+        once=buffers_once(graph, layout),
+    )  # fmt: skip
 
 
 def own_terms(graph: ForwardGraph) -> dict[str, LossTerm]:
@@ -197,7 +225,7 @@ def evaluation_module(
     if builder.divisors:
         counts = LossCounts(graph, {n: terms[n] for n in builder.divisors}, builder.divisors, builder.constants, trained.buffers)
     made = RankModule(segments, trained.parameters, trained.buffers, {}, graph.outputs[0], builder.draws, trained.groups, counts=counts)
-    return made, layout
+    return replace(made, once=buffers_once(graph, layout)), layout
 
 
 def _gradient_buffers(

@@ -51,6 +51,7 @@ class TrainingWork:
     exchange: CountExchange | None = None  # where a rank has the samples of its own replica only
     losses: dict[int, torch.Tensor] = field(default_factory=dict)
     _batches: dict[int, dict[int, torch.Tensor]] = field(default_factory=dict)  # what this rank reads, by the number of the input
+    _before: dict[str, torch.Tensor] = field(default_factory=dict)  # buffers of `RankModule.once` when the step began
     _shares: dict[int, float] = field(default_factory=dict)  # of micro-batches whose losses count for unlike much
     compressed: CompressedGroups = field(init=False)
 
@@ -62,6 +63,8 @@ class TrainingWork:
         self.step = self.compressed.step = step
         self.losses.clear()
         self._batches.clear()
+        mine = (b for key, names in self.module.once.items() if key in self.module.segments for b in names)
+        self._before = {b: self.module.buffers[b].detach().clone() for b in mine}
         lay, (pipeline, replica, _) = self.layout, self.layout.coordinates(self.rank)
         own = cache(partial(self.data.microbatch, step, replica))  # a sample is fetched once
         if self.module.counts is not None:
@@ -197,8 +200,11 @@ class TrainingWork:
         place = (*place_of, segment.key, *((tensor,) if segment.split else ()))
         lay, draws = self.layout, self.module.draws
         sample, weights = lay.first_sample(replica, microbatch), self._shares
+        once = self.module.once.get(segment.key, ())
 
         def forward() -> None:
+            for name in once:
+                self.module.buffers[name].detach().copy_(self._before[name])
             draws.seed, draws.step, draws.first, draws.samples = self.seed, self.step, self.step * lay.global_batch + sample, lay.microbatch_size
             if segment.random:
                 torch.manual_seed(random_seed(self.seed, self.step, *place))
