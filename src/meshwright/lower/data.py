@@ -209,9 +209,8 @@ class DataParallel:
     def _holders(self, g: _Group) -> list[tuple[int, int, int]]:
         """Coordinates of this rank, of those with other stages that share the group's parameter, of their copies, of tensor ranks that sum it:
         replicas of those are other devices, for which another collective may be planned."""
-        lay = self.low.layout
+        lay, summed = self.low.layout, [int(i) for i in summed_over(g.name)]
         places = [lay.coordinates(r) for r in self._tied(g) or (self.r.number,)]
-        summed = [int(i) for i in summed_over(g.name)]
         return [(q, d, x) for p, d, t in places for q in lay.mates(p) for x in summed or (t,)]
 
     def _tied(self, g: _Group) -> tuple[int, ...] | None:

@@ -243,8 +243,7 @@ def served(t, s, processor, asked, work):  # type: ignore[no-untyped-def]
         _filled(t, s, processor, begin)
         now, rest, begin = begin, work, -1.0
         while True:
-            left = s.processor[processor].left
-            given = max(0.0, left + t.overrun[processor]) if runs or left > 0.0 else 0.0
+            given = max(0.0, s.processor[processor].left + t.overrun[processor]) if runs or s.processor[processor].left > 0.0 else 0.0
             until = s.processor[processor].refill - now
             runs = given >= until
             given = min(given, until, rest)

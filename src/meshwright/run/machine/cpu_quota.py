@@ -117,7 +117,7 @@ def find_place(root: Path = Path("/")) -> CgroupPlace | None:
 
 
 def quota_times(shares: Sequence[float], cores: float) -> list[dict[str, float]]:
-    """Of every device under a quota, by the names of a fabric's fields: the period; for how long a process runs on past its quota; and how much longer
+    """Of every device under a quota, by the names of a fabric's fields: the period; for how long a process runs on past its quota; how much longer
     its work takes while devices that run at the same moment share the cores. `shares`: of a core, of all devices, 0: none of its own.
 
     The kernel looks at its timer's tick (4 ms at 250 Hz): bursts of 5 to 20 ms take as long as if they ran on for a quarter of it (measured at a
