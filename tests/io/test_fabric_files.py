@@ -44,6 +44,8 @@ def odd_fabrics(draw):
             memory_bandwidth_Bps=draw(big),
             flops={d: draw(st.integers(1, 9 * 10**18)) for d in draw(st.lists(st.sampled_from(DTYPES), unique=True, max_size=2))},
             cpu_share=draw(st.floats(0, 1)),
+            cpu_overrun_s=draw(st.floats(0, 1)),
+            cpu_stretch=draw(st.floats(1, 8)),
         )
         for x in unique[:cut]
     ]
@@ -164,6 +166,7 @@ WRONG = [
     (HEAD + '[[devices]]\nname = "a"\nkind = "tpu"', "devices[0].kind: must be 'gpu' or 'cpu', got 'tpu'"),
     (HEAD + '[[devices]]\nname = "a"\ncpu_share = 1.5', "devices[0].cpu_share: must be between 0 and 1, got 1.5"),
     (HEAD + '[[devices]]\nname = "a"\ncpu_share = nan', "devices[0].cpu_share: must be finite, got nan"),
+    (HEAD + '[[devices]]\nname = "a"\ncpu_stretch = 0.5', "devices[0].cpu_stretch: must be at least 1, got 0.5"),
     (HEAD + '[[devices]]\nname = "a"\nmemory_bytes = -1', "devices[0].memory_bytes: must be >= 0, got -1"),
     (HEAD + '[[devices]]\nname = "a"\nmemory = "80"', "devices[0].memory: unknown unit ''"),
     (HEAD + '[[devices]]\nname = "a"\nmemory = "80 apples"', "devices[0].memory: unknown unit 'apples'"),

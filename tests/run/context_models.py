@@ -101,6 +101,11 @@ def three():
     return _made(12, layers=1, groups=1)
 
 
+def three_deep():
+    """The same with several layers, whose blocks of keys all wait for backward, and as many of them as heads."""
+    return _made(48, layers=3, groups=HEADS)
+
+
 def gpt():
     """Learned positions, a tied head, dropout."""
     return _made(rotary=False, learned=True, groups=4, tied=True, dropout=0.2)

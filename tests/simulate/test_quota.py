@@ -17,6 +17,9 @@ from meshwright.program.builder import ProgramBuilder
 from meshwright.program.program import Program, Unit
 from meshwright.run.machine.cpu_quota import PERIOD_US, CpuQuota, quota_place
 from meshwright.simulate import simulate_program
+from meshwright.simulate.engine import run
+from meshwright.simulate.network import compile_network
+from meshwright.simulate.tables import Processors, link_tables, make_state, program_tables
 
 
 def chain(works: list[float]) -> tuple[Program, Cost]:
@@ -28,35 +31,41 @@ def chain(works: list[float]) -> tuple[Program, Cost]:
     return b.build(), Cost(table={f"g|F{i}": Priced(w, "measured", w) for i, w in enumerate(works)})
 
 
-def ends_by_hand(works: list[Fraction], quota: Fraction, period: Fraction) -> list[Fraction]:
-    """Second by second on a grid that everything is a multiple of: works while the period has quota left."""
-    grid, now, ends = Fraction(1, 64), Fraction(0), []
-    left = quota
-    for work in works:
-        while work > 0:
-            if left > 0:
-                work, left = work - grid, left - grid
-            now += grid
-            if now % period == 0:
-                left = quota
-        ends.append(now)
-    return ends
+def end_by_hand(work: Fraction, quota: Fraction, period: Fraction, overrun: Fraction) -> Fraction:
+    """On a grid that everything is a multiple of: works until the quota is overdrawn by so much, then not before the periods have paid for it."""
+    grid, now = Fraction(1, 64), Fraction(0)
+    left, running = quota, True
+    while work > 0:
+        running = left > (-overrun if running else 0)
+        if running:
+            work, left = work - grid, left - grid
+        now += grid
+        if now % period == 0:
+            left = min(quota, left + quota)
+    return now
 
 
-@given(st.lists(st.integers(1, 40), min_size=1, max_size=6), st.sampled_from([(1, 16), (4, 16), (15, 16), (8, 32)]))
-def test_a_chain_under_a_quota_ends_when_counting_says(sixty_fourths: list[int], of: tuple[int, int]) -> None:
-    quota, period = Fraction(of[0], 64), Fraction(of[1], 64)
+@given(st.lists(st.integers(1, 40), min_size=1, max_size=6), st.sampled_from([(1, 16), (4, 16), (15, 16), (8, 32)]), st.sampled_from([0, 1, 3, 9]))
+def test_a_chain_under_a_quota_ends_when_counting_says(sixty_fourths: list[int], of: tuple[int, int], late: int) -> None:
+    quota, period, overrun = (Fraction(x, 64) for x in (*of, late))
     share = quota / period
     works = [Fraction(w, 64) for w in sixty_fourths]
     program, cost = chain([float(w / share) for w in works])  # a price is wall time at the device's share
     cost = Cost(table=cost.table, table_share=float(share))
-    fabric = Fabric(name="one", devices=(Device(name="a", kind="cpu", cpu_share=float(share), cpu_period_s=float(period)),))
+    device = Device(name="a", kind="cpu", cpu_share=float(share), cpu_period_s=float(period), cpu_overrun_s=float(overrun))
+    fabric = Fabric(name="one", devices=(device,))
     found = simulate_program(program, fabric, ["a"], cost)
     lasted = sum(works, Fraction(0))
     # A step in a row of steps ends once the quota of so many periods is used: all wall time is work or waiting for quota.
-    assert float(lasted) - 1e-9 <= found.makespan_s <= float(ends_by_hand(works, quota, period)[-1] + period) + 1e-9
+    assert float(lasted) - 1e-9 <= found.makespan_s <= float(end_by_hand(lasted, quota, period, Fraction(0)) + period + overrun / share) + 1e-9
     even = float(lasted / share)
-    assert abs(found.makespan_s - even) <= float(period) + 1e-9
+    assert abs(found.makespan_s - even) <= float(period + overrun / share) + 1e-9
+    one = Processors(np.array([True]), *(np.array([float(x)]) for x in (quota, period, overrun, 0, 0)))
+    tables, messages = program_tables(program, np.array([float(w) for w in works]), program.message_bytes(), program.channels.depth, one)
+    links = link_tables(compile_network(program, fabric, ["a"]))
+    state = make_state(tables, links, messages, record=False)
+    run(tables, links, state, False)
+    assert float(state.step["last_end"].max()) == float(end_by_hand(lasted, quota, period, overrun)), "with a full bucket at the start, to the bit"
 
 
 def test_a_burst_within_the_quota_runs_at_full_speed_and_a_longer_one_waits() -> None:

@@ -67,10 +67,11 @@ def test_equal_bits_where_ranks_have_processors_with_quotas() -> None:
         rng, case = np.random.default_rng(seed), random_case(seed)
         actors = case.program.ranks + case.program.switches
         period = rng.choice([0.5, 1.0, 4.0], actors)
+        overrun = rng.choice([0.0, 1 / 32, 0.5], actors)
         quota = np.where(rng.random(actors) < 0.3, 0.0, period * rng.choice([1 / 16, 0.25, 0.625], actors))
         begin, wait = rng.integers(0, 3, actors) / 8, rng.integers(0, 2, actors) / 4
         case = replace(case, durations_s=np.round(case.durations_s * 1.3 * 32) / 32)
-        processors = Processors(rng.random(actors) < 0.8, quota, period, begin, wait)
+        processors = Processors(rng.random(actors) < 0.8, quota, period, overrun, begin, wait)
         both(case, *MODES[seed % 2], processors)
         waited += bool((quota[processors.taken] > 0).any())
     assert waited > few(150)

@@ -140,6 +140,7 @@ def _joint(graph: fx.Graph, names: Mapping[fx.Node, str], gradients: dict[str, s
                 causal=is_causal(n.target, args, kwargs),
             )
         )
+        table.correct(n.target, args, result)
     share = direct / counted if counted else 0.0
     return Joint(
         nodes=tuple(nodes), storages=tuple(table.storages), gradients=gradients, direct_share=share, without_formula=tuple(sorted(missing))

@@ -21,9 +21,10 @@ from meshwright.graph.graph import GraphValue, OpNode, Storage
 
 from .diagnose import quiet
 from .forward import TracedForward
+from .recurrent import KEPT, is_recurrent, kept_bytes
 from .regions import REGION, region_saved_bytes
 from .resolve import user_location
-from .torch_private import storage_key
+from .torch_private import DispatchRecorder, storage_key
 from .work import tensor_bytes, tensors_in
 
 __all__ = ["StorageTable", "forward_nodes", "value_of"]
@@ -49,6 +50,11 @@ class StorageTable:
             self.storages.append(Storage(size_bytes=size, owner=owner))
         return self.index[key]
 
+    def correct(self, target: Any, args: Any, result: Any) -> None:
+        """Where torch's fake kernel of the call gives a result too few bytes and the table has that result: its true size."""
+        if is_recurrent(target) and (at := self.index.get(storage_key(result[KEPT]))) is not None:
+            self.storages[at] = Storage(size_bytes=kept_bytes(args), owner=self.storages[at].owner)
+
 
 def value_of(x: torch.Tensor, owner: str, table: StorageTable) -> GraphValue:
     return GraphValue(shape=tuple(int(d) for d in x.shape), dtype=str(x.dtype).removeprefix("torch."), storage=table.add(x, owner))
@@ -66,8 +72,12 @@ def forward_nodes(traced: TracedForward, table: StorageTable) -> tuple[OpNode, .
     for name, x in zip(traced.placeholders, values, strict=True):
         table.add(x, name)
     recorder = _Recorder(traced, table, parameters)
-    with quiet(), traced.mode or contextlib.nullcontext(), torch.enable_grad(), recorder.hooks():
+    recurrent: list[tuple[Any, Any, Any]] = []
+    watched = DispatchRecorder(lambda target, args, _, result: recurrent.append((target, args, result)) if is_recurrent(target) else None)
+    with quiet(), traced.mode or contextlib.nullcontext(), torch.enable_grad(), recorder.hooks(), watched:
         recorder.run(*values)
+    for call in recurrent:
+        table.correct(*call)
     return tuple(recorder.nodes)
 
 

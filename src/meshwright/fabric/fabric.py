@@ -40,6 +40,8 @@ class Device:
     flops: Mapping[str, int] = field(default_factory=dict)
     cpu_share: float = 0.0  # share of one core this device may use; 0 = a whole device of its own
     cpu_period_s: float = 0.0  # of the quota that keeps the share: it may be used up at once, then the device stands still; 0 = evenly slower
+    cpu_overrun_s: float = 0.0  # that it runs on past its quota until the kernel notices; the next periods pay for it
+    cpu_stretch: float = 1.0  # seconds per second of its processor time while it runs, where devices under quotas share fewer cores
     sm: int = 0  # ten times the compute capability of an NVIDIA GPU, 90 = Hopper; 0 = unknown
     runs: Mapping[str, int] = field(default_factory=dict)
 

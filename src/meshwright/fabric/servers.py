@@ -134,7 +134,8 @@ def _servers(fabric: Fabric) -> dict[str, tuple[int, ...]]:
 
 
 def _signature(d: Device) -> tuple[object, ...]:
-    return (d.kind, d.memory_bytes, d.memory_bandwidth_Bps, tuple(sorted(d.flops.items())), d.cpu_share, d.cpu_period_s, d.sm)
+    quota = (d.cpu_share, d.cpu_period_s, d.cpu_overrun_s, d.cpu_stretch)
+    return (d.kind, d.memory_bytes, d.memory_bandwidth_Bps, tuple(sorted(d.flops.items())), *quota, d.sm)
 
 
 def _nics(fabric: Fabric, servers: Mapping[str, Sequence[int]]) -> dict[str, tuple[int, int]]:

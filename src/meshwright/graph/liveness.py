@@ -2,8 +2,8 @@
 
 A storage is alive from the call that creates it to the last call that reads any view of it. Parameters, buffers and inputs are alive
 throughout; gradients of parameters from their creation to the end. Not counted: the optimiser's state, memory that a call takes
-inside itself (library workspaces), padding of the allocator. Liveness is computed on the joint graph rather than watched in a run,
-because holding tensors to watch them changes what is freed.
+inside itself (library workspaces; segments of LSTMs know theirs, see `recurrent`), padding of the allocator. Liveness is computed on the
+joint graph rather than watched in a run, because holding tensors to watch them changes what is freed.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from collections.abc import Collection, Iterable, Sequence
 
 from ..errors import UsageError
 from .graph import OpGraph
+from .recurrent import recurrent_workspaces
 
 __all__ = ["Liveness", "held_bytes", "kept_storages", "peak_bytes", "replay_workspace", "segment_workspace"]
 
@@ -97,6 +98,7 @@ class Liveness:
                 self._users.setdefault(s, []).append(i)
             if n.node in self._calls:
                 self._calls[n.node].append(i)
+        self._kernels = recurrent_workspaces(graph)
         self._gradients = {s for value in graph.gradients.values() for s in outputs.get(value, ())}
 
     def peak_bytes(self) -> int:
@@ -137,7 +139,9 @@ class Liveness:
         for made, names in zip(again, regions, strict=True):
             for i in (i for name in names for i in self._calls[name] if self.graph.joint[i].phase == "forward"):
                 made.update(self._creates[i])
-        return self._forward_workspace(forward, set().union(*again)), self._backward_workspace(forward, backward, again)
+        found = self._forward_workspace(forward, set().union(*again)), self._backward_workspace(forward, backward, again)
+        own = [found, *(self._kernels[name] for name in node_names if name in self._kernels)]
+        return max(x for x, _ in own), max(x for _, x in own)
 
     def _forward_workspace(self, calls: Sequence[int], again: Collection[int] = ()) -> int:
         inside = {call: position for position, call in enumerate(calls)}

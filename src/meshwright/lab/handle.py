@@ -10,7 +10,8 @@ from pathlib import Path
 
 from ..errors import RunError, UsageError
 from ..fabric.fabric import Fabric
-from ..run.machine.cpu_quota import PERIOD_US, CpuQuota, quota_place
+from ..run.machine.cpu_quota import CpuQuota, quota_place, quota_times
+from ..run.machine.pacing import machine_facts
 from .build import stop_holder
 from .control import Control
 from .links import Links
@@ -45,8 +46,9 @@ class StandingLab(Links):
         if not self.state.verified:
             raise RunError("no link was measured", where=self.name, hint="build the lab without --no-verify")
         links = [replace(x, rate_Bps=s.goodput_Bps) for x, s in zip(self.fabric.links, self.state.links, strict=True)]
-        period_s = PERIOD_US / 1e6 if self.state.pacing == "quota" else 0.0
-        devices = tuple(replace(d, cpu_period_s=period_s if 0 < d.cpu_share < 1 else 0.0) for d in self.fabric.devices)
+        shares = [d.cpu_share if self.state.pacing == "quota" else 0.0 for d in self.fabric.devices]
+        quotas = quota_times(shares, machine_facts().cores)
+        devices = tuple(replace(d, **q) if q else replace(d, cpu_period_s=0.0) for d, q in zip(self.fabric.devices, quotas, strict=True))
         return replace(self.fabric, name=f"{self.fabric.name} measured", devices=devices, links=tuple(links))
 
     def address(self, device: int | str) -> str:

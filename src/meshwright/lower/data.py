@@ -212,10 +212,11 @@ class DataParallel:
         return len(self._copies(*self.low.layout.coordinates(self.r.number))) > 1
 
     def _holders(self, g: _Group) -> list[tuple[int, int, int]]:
-        """Coordinates of this rank, of those with other stages that share the group's parameter, and of their copies."""
-        lay = self.low.layout
+        """Coordinates of this rank, of those with other stages that share the group's parameter, of their copies, of tensor ranks that sum it:
+        replicas of those are other devices, for which another collective may be planned."""
+        lay, summed = self.low.layout, [int(i) for i in summed_over(g.name)]
         places = [lay.coordinates(r) for r in self._tied(g) or (self.r.number,)]
-        return [(q, d, t) for p, d, t in places for q in lay.mates(p)]
+        return [(q, d, x) for p, d, t in places for q in lay.mates(p) for x in summed or (t,)]
 
     def _tied(self, g: _Group) -> tuple[int, ...] | None:
         """Ranks of the stages that share the group's parameter."""

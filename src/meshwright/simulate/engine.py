@@ -214,11 +214,12 @@ def _send(t, k, s, lane, now, record):  # type: ignore[no-untyped-def]
 
 @inlined
 def _filled(t, s, processor, now):  # type: ignore[no-untyped-def]
-    """Begin the period that `now` lies in, if it is not the one that is used."""
+    """Begin the period that `now` lies in, if it is not the one that is used. What was overdrawn is paid by as many periods as it takes."""
     if now >= s.processor[processor].refill:
-        period = t.period[processor]
-        s.processor[processor].refill += period * (np.floor((now - s.processor[processor].refill) / period) + 1.0)
-        s.processor[processor].left = t.quota[processor]
+        period, quota = t.period[processor], t.quota[processor]
+        periods = np.floor((now - s.processor[processor].refill) / period) + 1.0
+        s.processor[processor].refill += period * periods
+        s.processor[processor].left = min(quota, s.processor[processor].left + quota * periods)
 
 
 @inlined
@@ -227,30 +228,35 @@ def posted(t, s, processor, now, work):  # type: ignore[no-untyped-def]
     s.processor[processor].free = max(now, s.processor[processor].free) + work
     if t.quota[processor] > 0.0:
         _filled(t, s, processor, now)
-        s.processor[processor].left = max(0.0, s.processor[processor].left - work)
+        s.processor[processor].left -= work
 
 
 @inlined
 def served(t, s, processor, asked, work):  # type: ignore[no-untyped-def]
-    """(begin, end) of `work` seconds of a processor that are asked for at `asked`, behind all that was asked before."""
+    """(begin, end) of `work` seconds of a processor that are asked for at `asked`, behind all that was asked before.
+
+    It goes on past its quota only while it runs: what begins anew, or after a pause, waits until something is left of it."""
     begin = max(asked, s.processor[processor].free)
-    quota, period = t.quota[processor], t.period[processor]
     end = begin + work
-    if quota > 0.0:
+    if t.quota[processor] > 0.0:
+        runs = asked <= s.processor[processor].free
         _filled(t, s, processor, begin)
-        left = min(s.processor[processor].left, s.processor[processor].refill - begin)  # what this period still gives
-        if work <= left:
-            s.processor[processor].left -= work
-        else:
-            rest = work - left
-            if left <= 0.0:
-                begin = s.processor[processor].refill
-            whole = np.ceil(rest / quota) - 1.0  # periods that are used up
-            start = s.processor[processor].refill + whole * period
-            rest -= whole * quota
-            s.processor[processor].refill = start + period
-            s.processor[processor].left = quota - rest
-            end = start + rest
+        now, rest, begin = begin, work, -1.0
+        while True:
+            given = max(0.0, s.processor[processor].left + t.overrun[processor]) if runs or s.processor[processor].left > 0.0 else 0.0
+            until = s.processor[processor].refill - now
+            runs = given >= until
+            given = min(given, until, rest)
+            if begin < 0.0 and given > 0.0:
+                begin = now
+            s.processor[processor].left -= given
+            if given >= rest:
+                end = now + rest
+                break
+            rest -= given
+            now = s.processor[processor].refill
+            s.processor[processor].refill += t.period[processor]
+            s.processor[processor].left = min(t.quota[processor], s.processor[processor].left + t.quota[processor])
     s.processor[processor].free = end
     return begin, end
 

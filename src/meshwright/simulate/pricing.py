@@ -5,9 +5,10 @@ or received `transport.per_message_s`, plus `transport.per_byte_s` for the bytes
 a symbol and expected to be 0 is not posted and costs neither.
 Every step of any kind: `transport.per_step_s`.
 
-A device with a quota (`cpu_share`, `cpu_period_s`) uses up its share at once and then stands still until the next period; where a rank is one thread
-(`Cost.thread`), what it computes and copies takes turns. Both are the engine's (`tables.Processors`), whose durations are then
-seconds of the processor: `on_processors` takes the share out of them.
+A device with a quota (`cpu_share`, `cpu_period_s`) uses up its share at once, and `cpu_overrun_s` more until the kernel notices; then it stands still
+until the periods' shares have paid for that. While it runs, `cpu_stretch` of its processor time passes. Where a rank is one thread (`Cost.thread`),
+what it computes and copies takes turns. Both are the engine's (`tables.Processors`), whose durations are then seconds of the processor:
+`on_processors` takes the share out of them.
 """
 
 from __future__ import annotations
@@ -24,6 +25,8 @@ from ..program.program import Kind, Ops, Part, Program
 from .tables import Processors
 
 __all__ = ["durations", "on_processors"]
+
+MIN_SHARE = 1e-9  # of a core, below which a device stands still for ever
 
 
 def durations(
@@ -63,12 +66,15 @@ def on_processors(
     thread = cost.thread or None
     if thread is None and not shares.any():
         return time_s, None
-    period_s = np.array([d.cpu_period_s for d in devices])
+    names = ("cpu_period_s", "cpu_overrun_s", "cpu_stretch")
+    period_s, overrun_s, stretch = (np.array([getattr(d, name) for d in devices]) for name in names)
+    stretch = np.clip(np.where(shares > 0, stretch, 1.0), 1.0, 1.0 / np.maximum(shares, MIN_SHARE))
     begin_s, wait_s = (np.full(len(devices), x) for x in ((thread.begin_s, thread.begin_wait_s) if thread else (0.0, 0.0)))
     of_step = np.where(shares > 0, shares, 1.0)[program.lanes.actor[program.lane_of_step()]]
-    spent_s = _message_cpu_s(program, cost.transport)
+    spent_s = _message_cpu_s(program, cost.transport) + cost.transport.per_step_s * of_step
     time_s = np.where((program.steps.kind == Kind.TRANSFER) & (of_step < 1.0), spent_s, time_s * of_step)
-    return time_s, Processors((shares > 0) | (thread is not None), shares * period_s, period_s, begin_s, wait_s)
+    time_s = time_s * stretch[program.lanes.actor[program.lane_of_step()]]
+    return time_s, Processors((shares > 0) | (thread is not None), shares * period_s * stretch, period_s, overrun_s * stretch, begin_s, wait_s)
 
 
 def _message_cpu_s(program: Program, transport: Transport) -> NDArray[np.float64]:

@@ -25,6 +25,7 @@ from .tables import LinkTables, ProgramTables, State, link_tables, make_state, p
 from .transfers import link_transfers
 
 Extreme = Literal["lower", "expected", "upper"]
+GOLDEN = 0.6180339887498949  # its multiples are spread over a period without a pattern
 STEPS_IN_A_ROW = 12  # that are simulated under a quota to find a typical one; the first quarter only fills the row
 
 __all__ = ["Extreme", "simulate_program", "simulate_stored"]
@@ -99,11 +100,12 @@ def _makespan_s(state: State) -> float:
 def _typical_start(p: Program, tables: ProgramTables, links: LinkTables, messages: NDArray[np.int64]) -> NDArray[Any]:
     """Processors at the start of a typical one of many steps in a row: what a step has used of a quota, the next one lacks.
 
-    Periods of all processors begin together. Typical: the step whose makespan is nearest to the mean without the first ones.
+    Periods of unlike processors begin at unlike times. Typical: the step whose makespan is nearest to the mean without the first ones.
     Raises: as `refuse_unfinished`.
     """
     starts, makespans_s = [], []
     state = make_state(tables, links, messages, record=False)
+    state.processor["refill"] = tables.period * np.modf(GOLDEN * np.arange(1, len(tables.quota) + 1))[0]
     for _ in range(STEPS_IN_A_ROW):
         starts.append(state.processor.copy())
         run(tables, links, state, False)

@@ -54,6 +54,7 @@ class ProgramTables(NamedTuple):
     lane_processor: I32  # actor whose processor does the lane's local parts one after the other, -1: they take no turns
     quota: F64  # per processor: seconds of it that each period gives, 0 = no quota
     period: F64
+    overrun: F64  # seconds that it runs on past its quota; what was overdrawn, the next periods lack
     begin: F64  # seconds of it that are used before any step ...
     begin_wait: F64  # ... and that pass then
 
@@ -102,7 +103,8 @@ LINK = np.dtype(
     ], align=True,
 )  # fmt: skip
 INSTANCE = np.dtype([("start", "f8"), ("middle", "f8"), ("local_end", "f8"), ("send", "f8"), ("end", "f8"), ("behind", "i8")], align=True)
-# A processor: free from when; seconds `left` of the quota until it is full again at `refill`; the instance that it served last, -1 none.
+# A processor: free from when; seconds `left` of the quota, below 0 where it is overdrawn, until it is filled again at `refill`; the instance that
+# it served last, -1 none.
 PROCESSOR = np.dtype([("free", "f8"), ("left", "f8"), ("refill", "f8"), ("last", "i8")], align=True)
 Records = NDArray[Any]  # of one of the dtypes above
 
@@ -174,6 +176,7 @@ class Processors(NamedTuple):
     taken: NDArray[np.bool_]
     quota_s: F64
     period_s: F64
+    overrun_s: F64
     begin_s: F64
     begin_wait_s: F64
 
@@ -200,7 +203,7 @@ def program_tables(p: Program, durations_s: F64, size_bytes: Any, depth: I64, pr
         _c32(la.start), _c32(la.end), _c32(la.repeat), _c32(np.where(la.unit >= 0, unit.reshape(-1), -1)), _c32(s.kind),
         np.ascontiguousarray(durations_s, np.float64), np.ascontiguousarray(size_bytes, np.float64), in_ptr, in_channel, out_ptr, out_channel,
         _c32(s.after_ptr), _c32(s.after_step), _c32(s.after_lag), _c32(repeat), record_at, np.ascontiguousarray(depth, np.int64), sender, len(unique),
-        _c32(of_lane), *((none,) * 4 if processors is None else processors[1:]),
+        _c32(of_lane), *((none,) * 5 if processors is None else processors[1:]),
     )  # fmt: skip
     return tables, messages
 

@@ -50,10 +50,13 @@ class Link:
 
 @dataclass
 class Processor:
-    """Gives `quota` seconds of itself per `period`, one piece of work after the other; quota 0: no limit. Goes from period to period."""
+    """Gives `quota` seconds of itself per `period`, one piece of work after the other; quota 0: no limit. Goes from period to period.
+
+    While it runs it may overdraw by `overrun`; it starts again when that is paid."""
 
     quota: float
     period: float
+    overrun: float = 0.0
     free: float = 0.0
     number: int = 0  # of the period that `left` is of
     left: float = 0.0
@@ -62,26 +65,31 @@ class Processor:
         self.left = self.quota
 
     def serve(self, asked: float, work: float) -> tuple[float, float]:
-        begin, now = None, max(asked, self.free)
+        now, begin, running = max(asked, self.free), None, asked <= self.free
+        self.advance(now)
         while work > 0:
-            if self.quota and now >= (self.number + 1) * self.period:
-                self.number, self.left = self.number + 1, self.quota
-                continue
-            part = min(work, self.left, (self.number + 1) * self.period - now) if self.quota else work
-            if part <= 0:
-                now = (self.number + 1) * self.period
-                continue
-            begin = now if begin is None else begin
-            now, work, self.left = now + part, work - part, self.left - part
+            until = (self.number + 1) * self.period
+            may = self.left + self.overrun if running or self.left > 0 else 0.0
+            part = min(work, max(0.0, may), until - now) if self.quota else work
+            if part > 0:
+                begin = now if begin is None else begin
+                now, work, self.left = now + part, work - part, self.left - part
+            if work > 0:
+                running = now >= until
+                now = until
+                self.advance(now)
         self.free = now
         return now if begin is None else begin, now
 
+    def advance(self, now: float) -> None:
+        """Fill up once for every period that begins until `now`."""
+        while self.quota and now >= (self.number + 1) * self.period:
+            self.number, self.left = self.number + 1, min(self.quota, self.left + self.quota)
 
     def post(self, now: float, work: float) -> None:
         self.free = max(now, self.free) + work
-        while self.quota and now >= (self.number + 1) * self.period:
-            self.number, self.left = self.number + 1, self.quota
-        self.left = max(0.0, self.left - work)
+        self.advance(now)
+        self.left -= work
 
 
 @dataclass
@@ -110,7 +118,7 @@ class Twin:
         ]
         rows = zip(k.rate.tolist(), k.latency.tolist(), k.burst.tolist(), strict=True)
         self.links = [Link(rate, latency, burst, tokens=burst, unused=rate) for rate, latency, burst in rows]
-        self.processors = [Processor(q, p) for q, p in zip(t.quota.tolist(), t.period.tolist(), strict=True)]
+        self.processors = [Processor(*x) for x in zip(t.quota.tolist(), t.period.tolist(), t.overrun.tolist(), strict=True)]
         for one, work, wait in zip(self.processors, t.begin.tolist(), t.begin_wait.tolist(), strict=True):
             one.free = one.serve(0.0, work)[1] + wait
         self.events: list[tuple[float, Key, int, Callable[[], None]]] = []

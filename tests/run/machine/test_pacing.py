@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import signal
 import subprocess
 import sys
 import time
+from math import prod
 from pathlib import Path
 
 import pytest
@@ -15,7 +17,7 @@ from hypothesis import strategies as st
 
 from meshwright.errors import RunError, UsageError
 from meshwright.run.machine import cpu_quota
-from meshwright.run.machine.cpu_quota import CgroupPlace, CpuQuota, cgroup_cpu_limit, gc, quota_place
+from meshwright.run.machine.cpu_quota import CgroupPlace, CpuQuota, cgroup_cpu_limit, gc, quota_place, quota_times
 from meshwright.run.machine.pacing import MAX_LOAD, PacedClock, Pacing, choose_pacing, machine_facts
 
 needs_quota = pytest.mark.skipif(quota_place() is None, reason="no control group with the cpu controller can be written here")
@@ -32,6 +34,18 @@ def sleeper():
     yield child
     child.kill()
     child.wait()
+
+
+@given(st.lists(st.sampled_from([0.0, 0.1, 0.4, 0.5, 0.9]), min_size=1, max_size=5), st.sampled_from([1.0, 2.0, 3.0]))
+def test_devices_that_run_at_once_share_the_cores(shares, cores):
+    """The mean over all sets of others that may run at the same moment."""
+    for i, found in enumerate(quota_times(shares, cores)):
+        others = [s for k, s in enumerate(shares) if k != i]
+        mean = 0.0
+        for running in itertools.product([0, 1], repeat=len(others)):
+            chance = prod(s if on else 1 - s for s, on in zip(others, running, strict=True))
+            mean += chance * max(1.0, (1 + sum(running)) / cores)
+        assert found == {} if not shares[i] else found["cpu_stretch"] == pytest.approx(mean)
 
 
 def test_a_machine_is_named_for_its_first_core(monkeypatch):

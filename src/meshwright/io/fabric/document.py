@@ -132,6 +132,10 @@ def _devices(entry: Table, taken: dict[str, str], room: int) -> list[Device]:
     flops, runs = _rates(entry, "flops"), _rates(entry, "runs")
     share = entry.number("cpu_share", 0.0, most=1.0)
     period = entry.number("cpu_period_s", 0.0, most=1.0)
+    overrun = entry.number("cpu_overrun_s", 0.0, most=1.0)
+    stretch = entry.number("cpu_stretch", 1.0, most=MAX_DEVICES)
+    if stretch < 1:
+        raise entry.error("cpu_stretch", f"must be at least 1, got {stretch:g}: no device takes less than its processor time")
     sm = entry.integer("sm", 0, least=0, most=MAX_SM)
     entry.done()
     names = [f"{name}{i}" for i in range(count)] if array else [name]
@@ -145,6 +149,8 @@ def _devices(entry: Table, taken: dict[str, str], room: int) -> list[Device]:
             flops=dict(flops),
             cpu_share=share,
             cpu_period_s=period,
+            cpu_overrun_s=overrun,
+            cpu_stretch=stretch,
             sm=sm,
             runs=dict(runs),
         )

@@ -20,7 +20,7 @@ import numpy as np
 
 from ...cost import Transport
 from ...fabric.fabric import Device, Fabric, Link, Provenance, Switch
-from ..machine.cpu_quota import PERIOD_US
+from ..machine.cpu_quota import quota_times
 from ..machine.pacing import Pacing, machine_facts
 from .fit import FitErrors, Line, errors_of, fit_line, held_back
 
@@ -125,7 +125,7 @@ def _with_figures(shape: Fabric, line: Line, transport: Transport, pacing: Pacin
     rate = max(1, round(1 / line.beta_s_per_byte)) if line.beta_s_per_byte > 0 else 10**12
     links = tuple(replace(x, rate_Bps=rate, latency_s=latency, library_latency_s=0.0) for x in shape.links)
     share = 0.0 if pacing.mode == "none" else pacing.share
-    period_s = PERIOD_US / 1e6 if pacing.mode == "quota" else 0.0
-    devices = tuple(replace(d, cpu_share=share, cpu_period_s=period_s) for d in shape.devices)
+    quotas = quota_times([pacing.share if pacing.mode == "quota" else 0.0] * len(shape.devices), machine_facts().cores)
+    devices = tuple(replace(d, cpu_share=share, **q) for d, q in zip(shape.devices, quotas, strict=True))
     source = f"measured here: ring exchange of {ranks} processes over gloo, pacing {pacing.mode}, share {pacing.share:g}"
     return replace(shape, devices=devices, links=links, provenance=(*shape.provenance, Provenance(what="links", source=source)))

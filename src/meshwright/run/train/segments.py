@@ -102,8 +102,7 @@ def build_rank_module(
     Raises: Unsupported when a segment cannot be split as the layout says (names the node), or a trained parameter is of no type in TRAINED;
     PlanMismatch for one that the plan does not train.
     """
-    pipeline, _, tensor = layout.coordinates(rank)
-    stage = layout.held(pipeline)
+    stage = layout.held(layout.coordinates(rank)[0])
     divided = divided_parameters(layout, rank)
     held: dict[str, ParameterShard] = {}
     for name in stage.params:
