@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...errors import Unsupported
-from ...program.fold import generators, image
+from ...program.fold import generators, image, image_chunks
 from ...program.fold_part import Lifted
 from ...program.program import Contract, Program
 from ..program.values import QUANTITY_MASK
@@ -117,27 +117,35 @@ class Claim:
         # What holds for these holds for all members: images of images are images.
         for step in generators(lifted.fold):
             goes_to = image(lifted.fold, np.arange(self.n, dtype=np.int32), step)
-            shift = np.asarray(step, np.int64) @ lifted.fold.buffer_shift.astype(np.int64)
-            quantity = np.full(quantities, -1, np.int64)
+            shift = lifted.fold.buffer_shift
+            # An all-to-all's chunk is a rank's own: those of ranks that stay may move otherwise than the others'.
+            quantity = np.full(quantities * (1 + (c.op == "all-to-all")), -1, np.int64)
+            where: dict[tuple[int, ...], Ints] = {}
             known: set[tuple[int, ...]] = set()  # of most ranks the same ranges are the same quantities
             for rank in range(self.n):
                 other = int(goes_to[rank])
                 for table, place in ((c.inputs, self._in_place), (c.outputs, self._out_place)):
                     b, first, count = table[rank]
                     to, there, _ = table[other]
-                    chunks, by = held[self.stored[b]], int(shift[self.stored[b]])
+                    chunks, by = held[self.stored[b]], tuple(shift[:, self.stored[b]].tolist())
                     if self._buffer_image(b, step) != to:
                         raise Unsupported("the contract's buffers are not each other's images")
                     if c.op != "all-to-all":
                         one, two = (int(place(x, np.zeros(1, np.int64))[0]) for x in (rank, other))
-                        if (alike := (chunks, by, first, count, there, one, two)) in known:
+                        if (alike := (chunks, *by, first, count, there, one, two)) in known:
                             continue
                         known.add(alike)
                     at = np.arange(first, first + count)
-                    moved = (at + by) % chunks if count < chunks or by else at
+                    if (key := (chunks, *by, first, count)) not in where:
+                        column = np.repeat(shift[:, [self.stored[b]]], count, axis=1)
+                        where = {key: image_chunks(lifted.fold, self.n, step, np.full(count, chunks), column, at)}
+                    moved = where[key]
                     if np.any((moved < there) | (moved >= there + count)):
                         raise Unsupported("the contract's ranges are not each other's images")
                     q, r = place(rank, at - first), place(other, moved - there)
+                    if c.op == "all-to-all":
+                        origin = np.full(len(at), rank) if table is c.inputs else (at - first) // self.block
+                        q, r = (x + quantities * np.isin(origin, lifted.fold.fixed) for x in (q, r))
                     if c.op == "all-to-all" and np.any(goes_to[(at - first) // self.block] != (moved - there) // self.block):
                         raise Unsupported("the contract's blocks do not move with their ranks")
                     # A chunk's number must move alike wherever it appears, or the same image would mean different data.
