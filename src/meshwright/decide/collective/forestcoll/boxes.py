@@ -76,6 +76,8 @@ def spread(ports: Sequence[Port], used: Mapping[Arc, int], need: int, per_leaf: 
     """`need` trees over the ports, as evenly over the ranks as the capacities allow; `per_leaf`: exactly so many at each leaf."""
     if not need:
         return {}
+    if not ports:
+        return None
     nodes = sorted({v for arc in used for v in arc})
     at = {v: i for i, v in enumerate(nodes)}
     source, sink = len(nodes), len(nodes) + 1
@@ -131,6 +133,11 @@ class Stock:
         if not entry[0]:
             rows.pop()
         return tree
+
+    def next_is(self, root: int, tree: BoxTree) -> bool:
+        """Whether `take` gives this one again."""
+        rows = self.lists[root]
+        return bool(rows) and rows[-1][1] is tree
 
 
 @dataclass(frozen=True)

@@ -40,9 +40,10 @@ from .cut_and_pace import Way, best_way, timed
 from .finish_time import finish_s
 from .forest import MAX_FEW_RANKS, MIN_SHARE_OF_OPTIMUM, Forest, build_forest, smallest_stretch
 from .latency_relief import IDLE_PER_LATENCY_FACTOR, at_home, may_relieve, relief_of, relieved, require_relief
+from .odd_servers import odd_forest
 from .one_root import one_root_forest
 from .paths import gather_forest
-from .pieces import depth_of, lead_of, require_numbers, round_number, wanted_pieces
+from .pieces import depth_of, evenly_cut, lead_of, require_numbers, round_number, wanted_pieces
 from .prepared import Late, Prepared, is_uneven, lowering_of, notes_of, parts_of, servers_of, uses_way_back, weights_of
 from .throughput_estimate import LARGE_MESSAGE_BYTES, MAX_TRIED_RANKS, filled, most_steps, worth_of
 from .windows import in_windows, most_folded_steps, require_window
@@ -263,7 +264,8 @@ class ForestColl(CollectiveStrategy):
         most = MAX_EXPLICIT_STEPS if self.unroll else folded or min(most_steps(len(problem.ranks), roots), MAX_EXECUTED_STEPS)
         held: dict[str, Any] = {"most": self.max_pieces, "depth": self.depth}
         wanted = self.pieces or wanted_pieces(problem, forests, sum(weights_of(problem)) * ready.units, **held)
-        first = self.quantum or ready.quantum(most // min(wanted, MIN_PIECES_LEFT))
+        largest = max(p.units for p in ready.parts)
+        first = self.quantum or (largest if ready.limbs else ready.quantum(most // min(wanted, MIN_PIECES_LEFT)))
 
         def way(quantum: int, paced: bool, leads: bool = False) -> Way:
             parts, steps = ready.cut(quantum)
@@ -273,13 +275,13 @@ class ForestColl(CollectiveStrategy):
             depth = self.depth or min(pieces, max(depth_of(problem, forests, pieces), lead))  # else ranks of unlike longest ways block each other
             pace = self.pace if self.pace is not None else max(depth, MIN_PACE_PIECES, 2 * lead * (lead > 1)) * paced
             window, pieces = in_windows(ready, pieces, self.window, fixed=self.pieces is not None)
+            pieces = pieces if self.pieces or not ready.limbs else evenly_cut(problem, ready.units * len(problem.ranks), pieces, forests[0].height)
             return Way(quantum, pieces, pace if pieces > 1 and not window else 0, lead, window)
 
         require_window(ready, self.window)
         plain = way(first, False)
-        if self.quantum is not None or self.pieces is not None or wanted < MIN_TRIED_PIECES or plain.window:
+        if self.quantum is not None or self.pieces is not None or wanted < MIN_TRIED_PIECES or plain.window or ready.limbs:
             return [plain]
-        largest = max(p.units for p in ready.parts)
         coarser = sorted({min(first * times, largest) for times in COARSER_FACTORS} - {first}) if largest > first else []
         leading = [way(first, True, True)] if problem.op in LEADING else []
         return [plain, way(first, True), *leading, *(way(quantum, True) for quantum in coarser)]
@@ -318,6 +320,10 @@ class ForestColl(CollectiveStrategy):
             if sum(weight) == 1 and of.ranks > MAX_FEW_RANKS and (self.fold or (self.fold is None and not others)):
                 images = one_root_forest(of, weight, trees=self.trees, max_trees=self.max_trees, deadline=deadline)
                 if images is not None:
+                    return images
+            if not is_uneven(problem) and sum(weight) > 1 and of.ranks > MAX_FEW_RANKS and (self.fold or (self.fold is None and not others)):
+                images = odd_forest(of, max_trees=self.max_trees, deadline=deadline)
+                if images is not None and (problem.op != "all-reduce" or graph.mirrored):
                     return images
             pruned = without_way_back(of, weight.index(1)) if sum(weight) == 1 and self.back is not True else None
             if self.back is False and pruned is None:
