@@ -21,6 +21,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
+from numpy.typing import NDArray
 
 from ...errors import FormatError, Unsupported
 from ...program.fold import coordinates, folded_axes, image, members, representative, require_folded
@@ -35,6 +36,8 @@ from ..verdict import MAX_FINDINGS_OF_A_KIND, Finding
 from .claim import Claim, wrong_cell
 
 __all__ = ["check_orbits"]
+
+Ints = NDArray[np.int64]
 
 MAX_MOVES = 20_000_000  # chunks moved by the stored steps: each is followed by an interpreted loop
 
@@ -74,8 +77,8 @@ def _quotient(p: Program) -> Program:
         raise Unsupported("aliases, or ranges that members' images do not keep whole")
     if int(s.count.astype(np.int64).sum()) > MAX_MOVES:
         raise Unsupported("too many chunks to follow one by one")
-    touched = _touched(p, fold, a)
-    if fold.fixed and len({_orbit(p, fold, x) for x in touched}) < len(touched):
+    buffer, chunk = _touched(p, fold, a)
+    if fold.fixed and len(np.unique(_orbits(p, fold, buffer, chunk))) < len(chunk):
         raise Unsupported("images of a lane of a rank that stays touch the same chunks")
     return replace(p, fold=None, contracts=(), channels=replace(p.channels, dst=representative(fold, p.channels.dst).astype(np.int32)))
 
@@ -91,27 +94,32 @@ def _keeps_ranges(p: Program, fold: Fold, a: Accesses) -> bool:
     return bool(np.all((own % turn == 0) & (a.chunk % own % turn + a.count <= turn)))
 
 
-def _touched(p: Program, fold: Fold, a: Accesses) -> set[tuple[int, int]]:
-    """(buffer, chunk) that stored lanes touch at ranks that stay."""
+def _touched(p: Program, fold: Fold, a: Accesses) -> tuple[Ints, Ints]:
+    """Buffers and chunks that stored lanes touch at ranks that stay, each once."""
     stays = np.isin(p.buffers.actor[a.buffer], fold.fixed)
-    rows = np.unique(np.stack([a.buffer[stays], a.chunk[stays], a.count[stays]]), axis=1).T.tolist()
-    return {(buffer, chunk + i) for buffer, chunk, count in rows for i in range(count)}
+    rows = np.unique(np.stack([a.buffer[stays], a.chunk[stays], a.count[stays]]), axis=1).astype(np.int64)
+    inner = np.arange(int(rows[2].sum())) - np.repeat(np.cumsum(rows[2]) - rows[2], rows[2])
+    cells = np.unique(np.stack([np.repeat(rows[0], rows[2]), np.repeat(rows[1], rows[2]) + inner]), axis=1)
+    return cells[0], cells[1]
 
 
-def _orbit(p: Program, fold: Fold, cell: tuple[int, int]) -> tuple[int, int, int]:
-    """Equal for chunks that are images of each other in the buffer of a rank that stays. Raises: Unsupported where an image is the chunk itself."""
-    buffer, chunk = cell
-    chunks, shift, k = int(p.buffers.chunks[buffer]), int(fold.buffer_shift[0, buffer]), fold.members
+def _orbits(p: Program, fold: Fold, buffer: Ints, chunk: Ints) -> Ints:
+    """Equal numbers for chunks that are images of each other in the buffers of ranks that stay, rising with the buffer.
+
+    Raises: Unsupported where an image is the chunk itself.
+    """
+    span = int(p.buffers.chunks.max(initial=1))
+    chunks, shift = p.buffers.chunks.astype(np.int64)[buffer], fold.buffer_shift[0].astype(np.int64)[buffer]
     if fold.by_rank:
-        block, inner = divmod(chunk, chunks // p.ranks)
-        if block not in fold.fixed:
-            return buffer, int(representative(fold, np.array([block]))[0]), inner
-        chunks, chunk = chunks // p.ranks, inner
+        own = chunks // p.ranks
+        block, inner = chunk // own, chunk % own
+        still = np.isin(block, fold.fixed)
+        first = representative(fold, np.where(still, fold.fixed[0] if fold.fixed else 0, block)) * own + inner
     else:
-        block = 0
-    if not shift or chunks != shift * k:
+        own, block, inner, still, first = chunks, np.zeros_like(chunk), chunk, np.ones(len(chunk), bool), chunk
+    if np.any(still & ((shift < 1) | (own != shift * fold.members))):
         raise Unsupported("the chunks of ranks that stay do not move once round")
-    return buffer, block, chunk % shift
+    return buffer * span + np.where(still, block * own + inner % np.maximum(shift, 1), first)
 
 
 def _alone(quotient: Program) -> Program:
@@ -147,18 +155,25 @@ def _values(p: Program, quotient: Program, claim: Claim) -> list[Finding]:
             writer[dst][dst_chunk : dst_chunk + count] = [step] * count
         if part & send:
             queue[chan_out].append(value)
-    touched = _touched(quotient, fold, accesses(quotient)) if fold.fixed else set()
-    orbits = {_orbit(p, fold, cell) for cell in touched}
+    return _wrong(p, fold, claim, memory, writer, _touched(quotient, fold, accesses(quotient)))
+
+
+def _wrong(p: Program, fold: Fold, claim: Claim, memory: list[list[int]], writer: list[list[int]], touched: tuple[Ints, Ints]) -> list[Finding]:
+    """Cells of outputs of stored ranks that do not hold what they must."""
+    cells = set(zip(*(x.tolist() for x in touched), strict=True))
+    orbits = np.unique(_orbits(p, fold, *touched)) if cells else np.zeros(0, np.int64)
     found: list[Finding] = []
     for rank in np.unique(p.buffers.actor).tolist():
         buffer, first, count = claim.c.outputs[rank]
-        for chunk in range(first, first + count) if claim.promised(rank) else ():
-            have, want = memory[buffer][chunk], claim.wanted(rank, chunk)
-            if have == want or len(found) >= MAX_FINDINGS_OF_A_KIND:
-                continue
-            if claim.stays[buffer] and (buffer, chunk) not in touched and orbits and _orbit(p, fold, (buffer, chunk)) in orbits:
-                continue  # an image of a chunk that is looked at
-            found.append(wrong_cell(p, rank, buffer, chunk, have, want, writer[buffer][chunk]))
+        wrong = [
+            chunk for chunk in (range(first, first + count) if claim.promised(rank) else ()) if memory[buffer][chunk] != claim.wanted(rank, chunk)
+        ]
+        if cells and claim.stays[buffer] and wrong:
+            # An image of a chunk that is looked at holds the image of what that one holds.
+            seen = np.isin(_orbits(p, fold, np.full(len(wrong), buffer), np.array(wrong)), orbits).tolist()
+            wrong = [chunk for chunk, known in zip(wrong, seen, strict=True) if not known or (buffer, chunk) in cells]
+        for chunk in wrong[: MAX_FINDINGS_OF_A_KIND - len(found)]:
+            found.append(wrong_cell(p, rank, buffer, chunk, memory[buffer][chunk], claim.wanted(rank, chunk), writer[buffer][chunk]))
     return found
 
 
