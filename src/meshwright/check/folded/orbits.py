@@ -68,7 +68,7 @@ def _quotient(p: Program) -> Program:
     s, b = p.steps, p.buffers
     if np.any(s.kind != Kind.TRANSFER) or np.any(s.parts & (Part.IN_SET | Part.OUT_SET)) or np.any(p.channels.route >= 0) or np.any(s.after_lag):
         raise Unsupported("computing steps, channel sets, pinned routes or waits for earlier iterations")
-    if len(set(p.lanes.repeat.tolist())) != 1 or len(set(b.chunks.tolist())) != 1:
+    if len(set(p.lanes.repeat.tolist())) != 1 or (len(set(b.chunks.tolist())) != 1 and not fold.by_rank):
         raise Unsupported("lanes or buffers of several kinds")
     if not fold.by_rank and len(set(fold.buffer_shift[0].tolist())) != 1:
         raise Unsupported("buffers whose chunks move differently")
