@@ -62,10 +62,11 @@ def image_chunks(
     offset = np.asarray(member, np.int64) @ shift.astype(np.int64) if len(member) else np.zeros(len(at), np.int64)
     whole = np.maximum(chunks.astype(np.int64), 1)
     if not fold.by_rank:
-        return (at + offset) % whole
+        return np.asarray((at + offset) % whole, np.int64)
     own = np.maximum(whole // ranks, 1)
     block, inner = at // own, at % own
-    return image(fold, block, member).astype(np.int64) * own + np.where(np.isin(block, fold.fixed), (inner + offset) % own, inner)
+    there: NDArray[np.int64] = image(fold, block, member).astype(np.int64) * own + np.where(np.isin(block, fold.fixed), (inner + offset) % own, inner)
+    return there
 
 
 def representative(fold: Fold, ranks: NDArray[np.integer[Any]]) -> NDArray[np.int64]:

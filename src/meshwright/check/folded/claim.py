@@ -155,8 +155,8 @@ class Claim:
     def _require_blocks_alike(self) -> None:
         """`require_symmetry` of an all-to-all whose chunks move with their ranks' blocks.
 
-        Chunk i of the block from rank r to rank d lies in r's input and in d's output. Both move it to chunk i of the block from r's image to d's, but
-        for what the buffer adds in blocks of ranks that stay: nothing where one of the two moves, and the same in both where none does.
+        Chunk i of the block from rank r to rank d lies in r's input and in d's output. Both move it to chunk i of the block from r's image to d's,
+        but for what the buffer adds in blocks of ranks that stay: nothing where one of the two moves, and the same in both where none does.
         Raises: Unsupported.
         """
         b, fold, fixed = self.p.buffers, self.lifted.fold, self.lifted.fold.fixed

@@ -15,6 +15,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from fractions import Fraction
 from math import ceil
 
 import numpy as np
@@ -24,14 +25,16 @@ from ....program.builder import LaneBuilder, ProgramBuilder
 from ....program.program import Contract, Fold, FoldAxis, Program
 from ..problem import CollectiveProblem
 from ..rates import RateGraph, rate_graph
-from ..trees.symmetry import Boxes, Shift
 from ..trees.ports import ports_of, spread
+from ..trees.symmetry import Boxes, Shift
 
 __all__ = ["alike_servers", "folded_all_to_all"]
 
 WINDOW_SERVERS = 32  # that a rank serves at once
 MIN_ALIKE_SERVERS = 3  # beside servers that differ
 MAX_ODD_SERVERS = 8  # every one of them is stored
+MAX_UNEVENNESS = Fraction(1, 150)  # that whole chunks may leave among links; blocks are cut finer until it is less ...
+MAX_FINER = 8  # ... or in so many times as many chunks as there are alike servers
 Shares = Mapping[int, tuple[tuple[int, int, int], ...]]  # of a rank's block: (rank that has the link, first chunk, chunks)
 
 
@@ -51,6 +54,20 @@ def alike_servers(problem: CollectiveProblem) -> Shift | None:
     if len(odd) > MAX_ODD_SERVERS or (odd and shift.members < MIN_ALIKE_SERVERS) or not shift.stride():
         return None
     return shift
+
+
+def _chunks_of_a_block(graph: RateGraph, shift: Shift) -> int:
+    """A multiple of the alike servers, so fine that blocks leave and enter servers that differ about evenly."""
+    ways = []
+    for x in shift.stays:
+        for inward in (True, False):
+            ports, _ = ports_of(shift.boxes, x, graph, graph.arcs, inward=inward)
+            ways.append((shift.boxes.ranks[x], max(1, len({p.rank for p in ports}))))
+
+    def uneven(own: int) -> Fraction:
+        return max(Fraction(ceil(Fraction(ranks * own, n)) * n, ranks * own) - 1 for ranks, n in ways)
+
+    return min((shift.members * t for t in range(1, MAX_FINER + 1)), key=lambda own: (max(uneven(own), MAX_UNEVENNESS), own))
 
 
 def _shares(graph: RateGraph, shift: Shift, own: int, *, inward: bool) -> Shares:
@@ -209,8 +226,8 @@ class _Exchange:
 
 def folded_all_to_all(problem: CollectiveProblem, shift: Shift) -> Program:
     """The program: rank r's input has a block for every rank, its output one from every rank. Raises: Unsupported where a server has no links."""
-    own = shift.members if shift.fixed else 1
     if not shift.fixed:
-        return _Exchange(problem, shift, own).build({}, {})
+        return _Exchange(problem, shift, 1).build({}, {})
     graph = rate_graph(problem.fabric, problem.ranks)
+    own = _chunks_of_a_block(graph, shift)
     return _Exchange(problem, shift, own).build(_shares(graph, shift, own, inward=False), _shares(graph, shift, own, inward=True))

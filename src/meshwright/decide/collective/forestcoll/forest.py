@@ -27,7 +27,10 @@ from .boxes import alike_forest
 from .rotation import rotated_trees
 from .unlike_servers import unlike_forest
 
-__all__ = ["Forest", "Limb", "Tree", "build_forest", "choose_trees", "require_loads", "require_sound", "rounded_capacities", "smallest_stretch", "spread_load"]
+__all__ = [
+    "Forest", "Limb", "Tree", "build_forest", "choose_trees", "require_loads", "require_sound", "rounded_capacities", "smallest_stretch",
+    "spread_load",
+]  # fmt: skip
 
 # Trees per root that count as few: tried before the exact optimum's number is taken, and the most that rotated trees come in.
 MAX_FEW_TREES = 8
@@ -47,7 +50,7 @@ MAX_WIDENINGS = 64
 
 @dataclass(frozen=True)
 class Limb:
-    """A tree that takes units from `first` on of rank `shard`'s trees on to other ranks, from where it is rooted: at a rank that those trees reach."""
+    """A tree that takes units from `first` on of rank `shard`'s trees on to other ranks; its root is a rank that those trees reach."""
 
     shard: int
     first: int

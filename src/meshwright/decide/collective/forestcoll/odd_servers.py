@@ -6,7 +6,8 @@ link to where it must enter, at a rank of its server that has one. Trees of a se
 there are alike servers, each of which passes on one. So the links of a server that differs carry what they must and nothing else; links out of an
 alike one carry what it passes on besides, one part in so many as there are alike servers.
 Source: ForestColl (arXiv 2402.06787), symmetric variant; limbs and the fold are ours.
-Invariant: tested at run time: trees and limbs span, loads are counted link by link. Cost: as `boxes` and `one_root`, and a flow per server that differs.
+Invariant: tested at run time: trees and limbs span, loads are counted link by link.
+Cost: as `boxes` and `one_root`, and a flow per server that differs.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from ....errors import CheckFailed, TimeLimit, Unsupported
 from ....kernels.effort import Deadline
 from ..cuts import worst_cut
 from ..rates import RateGraph
-from ..trees.pack import DEFECT, Path, Tree, merged
+from ..trees.pack import DEFECT, Tree, merged
 from ..trees.symmetry import Boxes, Shift, require_automorphism
 from .boxes import HINT, BoxTree, Port, Stock, pack_box, ports_of, quotas_of, spread
 from .forest import Forest, Limb, build_forest, spread_load
@@ -33,7 +34,7 @@ __all__ = ["odd_forest"]
 Arc = tuple[int, int]
 MIN_ALIKE_SERVERS = 2
 MAX_ODD_SERVERS = 8  # every one of them is stored
-MIN_SHARE = Fraction(98, 100)  # of the optimum: else other trees are looked for, one by one
+MIN_SHARE = Fraction(95, 100)  # of the optimum: else other trees are looked for, one by one
 MAX_UNEVENNESS = Fraction(1, 150)  # that limbs' whole units may leave; parts of shards are made finer until it is less ...
 MAX_FINER = 8  # ... or so many times as fine as the alike servers are many
 SLACKS = tuple(Fraction(x, 1000) for x in (0, 2, 5, 10, 15, 20, 30, 50, 100, 200))  # room above the optimum that is tried in turn
@@ -80,7 +81,8 @@ def _without(graph: RateGraph, boxes: Boxes, odd: Sequence[int]) -> tuple[RateGr
 
 def _renumbered(tree: Tree, back: Sequence[int], ranks: int) -> Tree:
     """The tree in the whole graph's numbers; ranks that it does not reach have no parent."""
-    parent, paths = [-1] * ranks, [()] * ranks  # type: list[int], list[Path]
+    parent = [-1] * ranks
+    paths: list[tuple[int, ...]] = [()] * ranks
     for v in tree.order[1:]:
         parent[back[v]], paths[back[v]] = back[tree.parent[v]], tuple(back[w] for w in tree.paths[v])
     return Tree(back[tree.root], tree.units, tuple(parent), tuple(back[v] for v in tree.order), tuple(paths))
@@ -146,7 +148,7 @@ class _Odd:
         grown: list[Tree] = []
         entries = {x: self._entries(x, len(local), each) for x in shift.stays}
         inside = {x: self._inside(x, entries[x], every, each) for x in shift.stays}
-        sending = {v: 0 for v in local}
+        sending = dict.fromkeys(local, 0)
         for x in shift.stays:
             limbs += self._limbs(x, local, entries[x], inside[x], sending, each)
         each = left([*main, *(limb.tree for limb in limbs)])
@@ -194,33 +196,29 @@ class _Odd:
         """Every root's shard from where it hangs into server x, unit by unit, equal neighbours joined."""
         first, boxes = self.shift.moving[0], self.shift.boxes
         ports, _ = ports_of(boxes, first, self.graph, each, inward=False)
-        left = [[port, amount] for port, amount in entries.items()]
+        left = dict(entries)
         for root in local:
-            start = 0
+            own, start = {p.leaf for p in ports if p.rank == root}, 0
             while start < self.units:
-                own = {p.leaf for p in ports if p.rank == root}
                 # Where the root has a link itself, and of those the entry that has most to take.
-                entry = max((row for row in left if row[1]), key=lambda row: (row[0].leaf in own, row[1]))  # type: ignore[index]
-                into = entry[0]
-                assert isinstance(into, Port)
+                into = max((p for p, amount in left.items() if amount), key=lambda p, own=own: (p.leaf in own, left[p]))  # type: ignore[misc]
                 ways = [p for p in ports if p.leaf == into.leaf]
                 if not ways:
                     raise Unsupported("the alike servers have no link to where a limb must enter", hint=HINT)
-                out = min(ways, key=lambda p: (p.rank != root, sending[p.rank], p.rank))
-                below = inside.take(into.rank)
-                amount = 1
-                entry[1] -= 1  # type: ignore[operator]
-                while start + amount < self.units and entry[1] and inside.next_is(into.rank, below):
+                out = min(ways, key=lambda p, root=root: (p.rank != root, sending[p.rank], p.rank))  # type: ignore[misc]
+                below, amount = inside.take(into.rank), 1
+                while start + amount < self.units and amount < left[into] and inside.next_is(into.rank, below):
                     inside.take(into.rank)
                     amount += 1
-                    entry[1] -= 1  # type: ignore[operator]
+                left[into] -= amount
                 sending[out.rank] += amount
                 yield Limb(root, start, self._limb_tree(out, into, below, amount))
                 start += amount
 
     def _limb_tree(self, out: Port, into: Port, below: BoxTree, units: int) -> Tree:
         n = self.graph.ranks
-        parent, paths = [-1] * n, [()] * n  # type: list[int], list[Path]
+        parent = [-1] * n
+        paths: list[tuple[int, ...]] = [()] * n
         parent[into.rank], paths[into.rank] = out.rank, out.leave() + into.enter()[1:]
         for v in below.order[1:]:
             parent[v], paths[v] = below.parent[v], below.paths[v]

@@ -58,9 +58,13 @@ def wanted_pieces(problem: CollectiveProblem, forests: list[Forest], parts: int,
 
 
 def evenly_cut(problem: CollectiveProblem, units: int, most: int, hops: int) -> int:
-    """Of half of `most` to all pieces of `units` chunks each, those with least to send and to wait for: whole elements are padding where chunks are small."""
+    """Of half of `most` to all pieces of `units` chunks each, those with least to send and to wait for: where chunks are small, much is padding."""
     elements = -(-problem.size_bytes // problem.element_bytes)
-    return min(range(max(1, most // 2), most + 1), key=lambda p: (-(-elements // (units * p)) * units * p * (1 + (hops - 1) / p), -p))
+
+    def sent(pieces: int) -> float:
+        return -(-elements // (units * pieces)) * units * pieces * (1 + (hops - 1) / pieces)
+
+    return min(range(max(1, most // 2), most + 1), key=lambda pieces: (sent(pieces), -pieces))
 
 
 def depth_of(problem: CollectiveProblem, forests: list[Forest], pieces: int) -> int:

@@ -129,9 +129,8 @@ class ForestColl(CollectiveStrategy):
 
     @classmethod
     def variants(cls, problem: CollectiveProblem, use: Use = "alone") -> tuple[Self, ...]:
-        if use == "beside":
-            return (cls(unroll=True, fold=False),)
-        return (cls(unroll=False, pieces=PIECES_BESIDE, fold=False),) if use == "beside, in iterations" else super().variants(problem, use)
+        ways = {"beside": (cls(unroll=True, fold=False),), "beside, in iterations": (cls(unroll=False, pieces=PIECES_BESIDE, fold=False),)}
+        return ways.get(use) or super().variants(problem, use)
 
     def plan(self, problem: CollectiveProblem, *, rng: np.random.Generator) -> CollectivePlan:
         """Raises: Disconnected, Unsupported (unbalanced switches, rates beyond 63 bits), TimeLimit, UsageError (options)."""
@@ -141,8 +140,7 @@ class ForestColl(CollectiveStrategy):
         bound = collective_bound(problem)
         best, ready, way = self._best(problem, problem.deadline())
         forests, parts, units, fold = ready.forests, ready.parts, ready.units, ready.servers > 1
-        weight, uneven = weights_of(problem), is_uneven(problem)
-        quantum, pieces = way.quantum, way.pieces
+        weight, uneven, quantum, pieces = weights_of(problem), is_uneven(problem), way.quantum, way.pieces
         parts, steps = ready.cut(quantum)
         unroll = uneven or (self.unroll if self.unroll is not None else pieces * steps <= MAX_EXPLICIT_STEPS)
         depth = self.depth or min(pieces, max(depth_of(problem, forests, pieces), way.lead))
@@ -216,8 +214,7 @@ class ForestColl(CollectiveStrategy):
             fixed = forests[0].symmetry.fixed if forests[0].symmetry and servers > 1 else ()
             fold = servers > 1 and not is_uneven(problem) and (self.fold if self.fold is not None else bool(fixed) or steps > MAX_EXPLICIT_STEPS)
             if self.fold and not fold:
-                text = "these trees cannot be folded: servers are not alike, or their ranks are no equal runs in order"
-                raise Unsupported(text, hint="leave fold out")
+                raise Unsupported("these trees cannot be folded: servers are not alike, or their ranks no equal runs in order", hint="leave fold out")
             parts, units = parts_of(problem, forests, stored=fold)
             found = Prepared(problem.op, forests, relay, servers if fold else 1, parts, units, len(problem.ranks), fixed if fold else ())
             if deadline.past:
@@ -317,13 +314,10 @@ class ForestColl(CollectiveStrategy):
                 return tried[id(forest)][1]
 
             others = (self.trees, self.structure, self.back, self.relief) != (None, None, None, None)  # trees that are asked for
-            if sum(weight) == 1 and of.ranks > MAX_FEW_RANKS and (self.fold or (self.fold is None and not others)):
-                images = one_root_forest(of, weight, trees=self.trees, max_trees=self.max_trees, deadline=deadline)
-                if images is not None:
-                    return images
-            if not is_uneven(problem) and sum(weight) > 1 and of.ranks > MAX_FEW_RANKS and (self.fold or (self.fold is None and not others)):
-                images = odd_forest(of, max_trees=self.max_trees, deadline=deadline)
-                if images is not None and (problem.op != "all-reduce" or graph.mirrored):
+            if of.ranks > MAX_FEW_RANKS and not is_uneven(problem) and (self.fold or (self.fold is None and not others)):
+                few: dict[str, Any] = {"max_trees": self.max_trees, "deadline": deadline}
+                images = one_root_forest(of, weight, trees=self.trees, **few) if sum(weight) == 1 else odd_forest(of, **few)
+                if images is not None and self.trees in (None, images.k) and (problem.op != "all-reduce" or graph.mirrored):
                     return images
             pruned = without_way_back(of, weight.index(1)) if sum(weight) == 1 and self.back is not True else None
             if self.back is False and pruned is None:

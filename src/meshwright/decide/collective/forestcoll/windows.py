@@ -30,7 +30,8 @@ def in_windows(ready: Prepared, pieces: int, window: int | None, *, fixed: bool)
     if window is None:
         many = pieces < MAX_PIECES_WITHOUT and ready.servers > WINDOW_SERVERS
         window = WINDOW_SERVERS if many and _enters_from_one(ready) else 0
-    if not window or fixed or (ready.fixed and not ready.limbs):  # what has come from the one root is passed on a piece later, however it is split then
+    # What has come from one root is passed on a piece later, however it is split then.
+    if not window or fixed or (ready.fixed and not ready.limbs):
         return window, pieces
     return window, min(pieces, -(-MIN_TURNS // -(-(ready.servers - 1) // window)))
 

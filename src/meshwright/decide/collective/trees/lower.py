@@ -32,124 +32,19 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
 from itertools import pairwise
 
 import numpy as np
 
 from ....errors import Unsupported
-from ....fabric.fabric import Fabric
 from ....program.builder import LaneBuilder, ProgramBuilder, StepRef
 from ....program.program import Contract, Fold, FoldAxis, Program
 from ..rates import pinned_route
 from .pack import Tree
+from .parts import Lowering, Part
 from .shards import ShardTable, shard_contract
 
 __all__ = ["Lowering", "Part", "contract", "lower_parts", "tree_steps"]
-
-
-@dataclass(frozen=True)
-class Part:
-    """`units` units of shard `shard` from `first` on. `up` is an out-tree of the reversed graph (climbed), `down` one of the graph.
-
-    `limbs`: of units among these, trees to other ranks, rooted at ranks of this part's.
-    """
-
-    shard: int
-    first: int
-    units: int
-    up: Tree | None
-    down: Tree | None
-    limbs: tuple[Part, ...] = ()
-
-    def cut(self, first: int, units: int) -> Part:
-        """So many units of it from `first` on, counted in the part."""
-        start, end = self.first + first, self.first + first + units
-        limbs = tuple(
-            x.cut(max(start - x.first, 0), min(end, x.first + x.units) - max(start, x.first))
-            for x in self.limbs if x.first < end and start < x.first + x.units
-        )  # fmt: skip
-        return Part(self.shard, start, units, self.up, self.down, limbs)
-
-
-@dataclass(frozen=True)
-class Lowering:
-    """How trees become steps. `shards`: weight units (ranks, or 1); `units` parts per shard; `depth` of every channel."""
-
-    fabric: Fabric
-    ranks: tuple[str, ...]
-    names: tuple[str, ...]  # of the forest's nodes
-    op: str
-    root: int
-    shards: int
-    units: int
-    pieces: int
-    unroll: bool
-    chunk_bytes: int
-    name: str
-    depth: int = 2
-    fused: bool = True  # a rank with several children receives and passes on to the first in one step; else all children have lanes of their own
-    pace: int = 0  # pieces that a rank's sending lane with the longest way may be ahead of its others; 0 = every lane goes as it can
-    lead: int = 1  # paced: pieces that it is ahead of those with fewer hops; where lanes repeat, pieces of an iteration: it divides `pieces`
-    servers: int = 1  # folded: so many alike runs of rank numbers; only the first is stored
-    fixed: tuple[int, ...] = ()  # folded: ranks of a server that is not one of these, but stored
-    window: int = 0  # folded: servers that a tree serves at once; 0 = all
-    table: ShardTable | None = None  # uneven shards: shard r's parts are shares of its chunks, out of `shard_units[r]`; needs `unroll`
-    shard_units: tuple[int, ...] = ()
-
-    @cached_property
-    def moving(self) -> list[int]:
-        """Ranks of the alike servers."""
-        return [v for v in range(len(self.ranks)) if v not in set(self.fixed)]
-
-    @property
-    def size(self) -> int:
-        """Ranks of one alike server."""
-        return len(self.moving) // self.servers
-
-    @cached_property
-    def place(self) -> dict[int, tuple[int, int]]:
-        """Of every rank of an alike server: (which server, which of its ranks)."""
-        return {v: divmod(i, self.size) for i, v in enumerate(self.moving)}
-
-    @cached_property
-    def buffer(self) -> dict[int, int]:
-        """The buffer of every rank in the plain form, and if its lanes are stored, in the program."""
-        first = sorted((*self.moving[: self.size], *self.fixed))
-        return {v: i for i, v in enumerate([*first, *self.moving[self.size :]])}
-
-    def member(self, v: int) -> int:
-        """The number of v's server, 0 of one that stays."""
-        return self.place[v][0] if v in self.place else 0
-
-    def moved(self, v: int, by: int) -> int:
-        """Where rank v goes so many servers further on."""
-        return self.moving[(self.place[v][0] + by) % self.servers * self.size + self.place[v][1]] if v in self.place else v
-
-    @property
-    def by_rank(self) -> bool:
-        """Whether ranks that stay have shards of their own."""
-        return bool(self.fixed) and self.shards == len(self.ranks)
-
-    @property
-    def turn(self) -> int:
-        """Folded, of all shards or by rank of one that stays: units that an image is further on."""
-        return (1 if self.by_rank else self.shards) * self.units // self.servers
-
-    @property
-    def chunks(self) -> int:
-        if self.table is not None:
-            return self.table.chunks
-        return self.shards * self.units * self.stored_pieces
-
-    @property
-    def stored_pieces(self) -> int:
-        """Pieces that have steps of their own."""
-        return self.pieces if self.unroll else self.lead
-
-    @property
-    def repeat(self) -> int:
-        return self.pieces // self.stored_pieces
 
 
 def contract(op: str, buffers: Sequence[int], chunks: int, root: int) -> Contract:
@@ -274,10 +169,10 @@ class _Routes:
 
 
 class _Home:
-    """Where the lanes of a part's ranks are stored: every rank at itself, or folded, at its twin in the first server."""
+    """Where the lanes of a part's ranks are stored: every rank at itself, or folded, at its twin in the first server. `of`: a limb's part."""
 
-    def __init__(self, part: Part, how: Lowering) -> None:
-        self.part, self.how = part, how
+    def __init__(self, part: Part, how: Lowering, of: Part | None = None) -> None:
+        self.part, self.how, self.whole = part, how, of or part
         self.known: dict[int, list[tuple[int, int]]] = {}
 
     def actor(self, v: int) -> int:
@@ -298,14 +193,16 @@ class _Home:
             if how.table is not None:
                 self.known[server] = _uneven_spans(part, how, how.table)
                 return self.known[server]
-            total = how.shards * how.units
+            # A limb's piece is a part of its part's.
+            whole, total = self.whole, how.shards * how.units
             if not how.by_rank:
-                base = (part.shard * how.units + part.first - server * how.turn) % total * how.stored_pieces
+                base = (part.shard * how.units + whole.first - server * how.turn) % total
             elif part.shard in how.place:
-                base = (how.moved(part.shard, -server) * how.units + part.first) * how.stored_pieces
+                base = how.moved(part.shard, -server) * how.units + whole.first
             else:
-                base = (part.shard * how.units + (part.first - server * how.turn) % how.units) * how.stored_pieces
-            self.known[server] = [(base + i * part.units, part.units) for i in range(how.stored_pieces)]
+                base = part.shard * how.units + (whole.first - server * how.turn) % how.units
+            first = base * how.stored_pieces + part.first - whole.first
+            self.known[server] = [(first + i * whole.units, part.units) for i in range(how.stored_pieces)]
         return self.known[server]
 
 
@@ -341,14 +238,16 @@ def _lower_part(b: ProgramBuilder, part: Part, how: Lowering, routes: _Routes, s
     if not home.spans(0):
         return  # rounding left it nothing
     climbed: dict[int, list[StepRef]] = {}
-    limbs = [(limb, _Home(limb, how)) for limb in part.limbs]
+    limbs = [(limb, _Home(limb, how, part)) for limb in part.limbs]
     below: list[dict[int, list[StepRef]]] = [{} for _ in limbs]
     if part.up is not None:
-        # Limbs first: where one ends, its sums are there before the rank passes on its own.
-        below = [_climb(b, _tree(limb.up), at, how, routes, sources) for limb, at in limbs]
+        # Limbs first: where one ends, its sums are there before the rank passes on its own. Limbs that add to the same chunks take turns.
         ends: dict[int, list[list[StepRef]]] = {}
-        for (limb, _), done in zip(limbs, below, strict=True):
-            ends.setdefault(_tree(limb.up).root, []).append(done[_tree(limb.up).root])
+        for i, (limb, at) in enumerate(limbs):
+            root = _tree(limb.up).root
+            before = [below[j][root] for j in range(i) if _tree(limbs[j][0].up).root == root and limb.meets(limbs[j][0])]
+            below[i] = _climb(b, _tree(limb.up), at, how, routes, sources, {root: before})
+            ends.setdefault(root, []).append(below[i][root])
         climbed = _climb(b, part.up, home, how, routes, sources, ends)
     if part.down is not None:
         ready = _descend(b, part.down, home, how, routes, climbed, sources)
