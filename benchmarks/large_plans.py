@@ -1,6 +1,6 @@
 """Plans of many servers, full circle: planned, written, read and checked by value, exported to MSCCL and read back, reported.
 
-    python benchmarks/large_plans.py [FABRIC ...] [--ops all-gather,all-reduce,...] [--size 1GiB] [--strategy auto]
+    python benchmarks/large_plans.py [FABRIC ...] [--ops all-gather,all-reduce,...] [--size 1GiB] [--strategy auto] [--without PARTS]
 
 Every command is a process of its own, as a user gives it. Per command: exit code, seconds of processor time (user and system), peak memory; per plan:
 bytes of the file, its simulated time and the bound's share of it. Rows that are not run again stay as they were, each with its own command.
@@ -42,12 +42,16 @@ def command(*words: str) -> tuple[dict[str, Any], dict[str, Any]]:
     return cost, document
 
 
-def circle(folder: Path, op: str, fabric: str, size: str, strategy: str) -> dict[str, Any]:
+def circle(folder: Path, op: str, fabric: str, size: str, strategy: str, down: str) -> dict[str, Any]:
     plan, xml = folder / "plan.json.gz", folder / "plan.xml"
-    row: dict[str, Any] = {"what": f"{op} of {size} on {fabric}: the plan's file", "value": 0, "unit": "bytes", "limit": MAX_FILE_BYTES}
+    on = f"{fabric} without {down}" if down else fabric
+    row: dict[str, Any] = {"what": f"{op} of {size} on {on}: the plan's file", "value": 0, "unit": "bytes", "limit": MAX_FILE_BYTES}
     for file in (plan, xml):
         file.unlink(missing_ok=True)
-    row["plan"], document = command("collective", "plan", op, "--fabric", fabric, "--size", size, "--strategy", strategy, "--out", str(plan))
+    more = ["--without", down] if down else []
+    row["plan"], document = command(
+        "collective", "plan", op, "--fabric", fabric, "--size", size, "--strategy", strategy, *more, "--out", str(plan)
+    )
     if not plan.exists():
         return row
     row |= {"value": plan.stat().st_size, "strategy": document.get("strategy"), "time_s": document.get("time_s")}
@@ -76,12 +80,13 @@ def main() -> None:
     parser.add_argument("--ops", default=OPS)
     parser.add_argument("--size", default="1GiB")
     parser.add_argument("--strategy", default="auto")
+    parser.add_argument("--without", default="", help="parts that are down")
     args = parser.parse_args()
     rows = []
     with tempfile.TemporaryDirectory() as name:
         for fabric in args.fabrics or FABRICS:
             for op in args.ops.split(","):
-                rows.append(circle(Path(name), op, fabric, args.size, args.strategy))
+                rows.append(circle(Path(name), op, fabric, args.size, args.strategy, args.without))
                 sys.stdout.write(json.dumps(rows[-1]) + "\n")
                 sys.stdout.flush()
     command_line = " ".join(["python benchmarks/large_plans.py", *sys.argv[1:]])

@@ -58,8 +58,10 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     chosen.add_argument("--cables", metavar="FILE", help="write its cables as CSV")
     chosen.add_argument("--dot", metavar="FILE", help="write it for Graphviz")
     chosen.add_argument("--moves", metavar="FILE", help="with --grow: write what to unplug and to plug, as CSV")
-    chosen.add_argument("--schedule", metavar="FILE", help="write the plan of an all-gather by the rule of the wiring's expansion, checked")
-    chosen.add_argument("--size", default="64MiB", help="of that all-gather (default 64MiB)")
+    chosen.add_argument("--schedule", metavar="FILE", help="write a plan by the rule of the wiring's expansion, checked; an all-to-all by paths")
+    operations = ("all-gather", "reduce-scatter", "all-reduce", "all-to-all")
+    chosen.add_argument("--op", choices=operations, default="all-gather", help="of that plan (default all-gather)")
+    chosen.add_argument("--size", default="64MiB", help="of that plan (default 64MiB)")
 
 
 def run(args: argparse.Namespace) -> Result:
@@ -134,7 +136,7 @@ def _plans(args: argparse.Namespace, row: WiringRow, problem: TopologyProblem) -
     if args.schedule:
         from ..drive.expansion import plan_expansion
 
-        write_plan(args.schedule, plan_expansion(row.design, problem, "all-gather", parse_size_bytes(args.size)))
+        write_plan(args.schedule, plan_expansion(row.design, problem, args.op, parse_size_bytes(args.size)))
         made.append(args.schedule)
     return made
 

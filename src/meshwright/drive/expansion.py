@@ -6,6 +6,7 @@ Breadth-first broadcasts on the explicit graph (`bfb`) are at least as good; thi
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from math import lcm
 
 import numpy as np
 
@@ -14,49 +15,52 @@ from ..decide.collective import CollectiveProblem
 from ..decide.collective.bfb.strategy import BFB
 from ..decide.collective.bounds.collective import collective_bound
 from ..decide.collective.classic.rounds import Area, Move, plan_rounds, reverse
+from ..decide.collective.multipath.strategy import Multipath
 from ..decide.collective.problem import CollectivePlan
 from ..decide.topology import TopologyProblem
-from ..decide.topology.directconnect.schedule import Schedule, expanded
+from ..decide.topology.directconnect.schedule import Schedule, expanded, turned
 from ..decide.topology.directconnect.strategy import WiringDesign
-from ..errors import Unsupported
+from ..errors import Unsupported, UsageError
 from ..plan.plan import Plan
 from .collective.job import plan_collective
 
-__all__ = ["MAX_TRANSFERS", "plan_expansion"]
+__all__ = ["MAX_TRANSFERS", "OPERATIONS", "plan_expansion"]
+
+OPERATIONS = ("all-gather", "reduce-scatter", "all-reduce", "all-to-all")
 
 MAX_TRANSFERS = 200_000  # of a schedule that becomes a program: of L2(K4), 36 nodes, 1,800; of 256 nodes with 4 ports, some 100,000
 
 
 @dataclass(frozen=True, kw_only=True)
 class _ByRule(BFB):
-    """`bfb` with the moves of a schedule that is there already. Not in the list of strategies: it needs the wiring's base graph."""
+    """`bfb` with the moves of schedules that are there already. Not in the list of strategies: it needs the wiring's base graph.
 
-    schedule: Schedule | None = field(default=None, repr=False)
+    gather: on the wiring; scatter: on the wiring turned round, played backwards.
+    """
+
+    gather: Schedule | None = field(default=None, repr=False)
+    scatter: Schedule | None = field(default=None, repr=False)
 
     def plan(self, problem: CollectiveProblem, *, rng: np.random.Generator) -> CollectivePlan:
-        """Raises: Unsupported (reduce-scatters of one-way wirings, which run on the reversed graph)."""
-        assert self.schedule is not None
-        made, n = self.schedule, len(problem.ranks)
-        if problem.op != "all-gather" and not made.wiring.paired:
-            said = f"the rule makes an all-gather; {problem.op} needs the reversed wiring"
-            raise Unsupported(said, where=made.wiring.name, hint="use --strategy bfb")
-        gather = moves_of(made)
-        rounds = [] if problem.op == "all-gather" else reverse(gather)
-        rounds += [] if problem.op == "reduce-scatter" else gather
-        areas = {"data": Area("output" if problem.op == "all-gather" else "input", n * made.pieces)}
-        factor = str(made.load * made.wiring.ports / n)
-        notes = {"expansion": made.wiring.name, "steps": len(rounds), "pieces": made.pieces, "bandwidth_factor": factor}
-        chosen = BFB(pieces=made.pieces, pack=self.pack)
+        halves = [half for half in (self.scatter, self.gather) if half is not None]
+        n, pieces = len(problem.ranks), lcm(*(half.pieces for half in halves))
+        rounds = reverse(moves_of(self.scatter, pieces)) if self.scatter is not None else []
+        rounds += moves_of(self.gather, pieces) if self.gather is not None else []
+        areas = {"data": Area("output" if problem.op == "all-gather" else "input", n * pieces)}
+        factor = str(sum(half.load for half in halves) * halves[0].wiring.ports / n)
+        notes = {"expansion": halves[-1].wiring.name, "steps": len(rounds), "pieces": pieces, "bandwidth_factor": factor}
+        chosen = BFB(pieces=pieces, pack=self.pack)
         bound = collective_bound(problem)
         return plan_rounds(problem, chosen, rounds, areas, order=tuple(range(n)), pack=self.pack, name=self.name, bound=bound, notes=notes)
 
 
-def moves_of(schedule: Schedule) -> list[list[Move]]:
-    """One message per link and step; every link has a stream of its own."""
+def moves_of(schedule: Schedule, pieces: int) -> list[list[Move]]:
+    """One message per link and step, of shards in so many pieces; every link has a stream of its own."""
     streams = {link: k for k, link in enumerate(sorted((b, a) for a, b in schedule.wiring.links()))}
     sent: dict[tuple[int, int, int], list[int]] = {}
+    times = pieces // schedule.pieces
     for t in schedule.transfers:
-        own = range(t.source * schedule.pieces + t.first, t.source * schedule.pieces + t.last)
+        own = range(t.source * pieces + t.first * times, t.source * pieces + t.last * times)
         sent.setdefault((t.step, t.receiver, t.sender), []).extend(own)
     rounds: list[list[Move]] = [[] for _ in range(schedule.steps)]
     for (step, receiver, sender), blocks in sorted(sent.items()):
@@ -67,14 +71,25 @@ def moves_of(schedule: Schedule) -> list[list[Move]]:
 def plan_expansion(design: WiringDesign, problem: TopologyProblem, op: str, size_bytes: int) -> Plan:
     """The plan of `op` on the design's fabric by the rules of its expansions; the transfers are replayed before, the program is checked after.
 
-    Raises: Unsupported (loops, parallel cables, too large, reduce-scatters of one-way wirings), CheckFailed.
+    The rules broadcast; what goes from each to each (all-to-all) takes the paths of a linear program (`multipath`).
+    Raises: Unsupported (loops, parallel cables, too large), UsageError (other operations), CheckFailed.
     """
-    schedule = expanded(design.wiring)
+    if op not in OPERATIONS:
+        raise UsageError(f"no schedule of {op} comes with a wiring", where="operation", hint=f"one of {', '.join(OPERATIONS)}")
+    collective = CollectiveProblem.on(design.fabric(problem), op, size_bytes)
+    if op == "all-to-all":
+        return plan_collective(collective, candidates=[Multipath()])[0]
+    gather = _replayed(design, expanded(design.wiring)) if op != "reduce-scatter" else None
+    scatter = _replayed(design, turned(design.wiring)) if op != "all-gather" else None
+    return plan_collective(collective, candidates=[_ByRule(gather=gather, scatter=scatter)])[0]
+
+
+def _replayed(design: WiringDesign, schedule: Schedule) -> Schedule:
+    """The schedule, its transfers proved. Raises: Unsupported (too many), CheckFailed."""
     if len(schedule.transfers) > MAX_TRANSFERS:
         hint = "design fewer accelerators, or use --strategy forestcoll"
         raise Unsupported(f"{len(schedule.transfers)} transfers, of at most {MAX_TRANSFERS}", where=design.name, hint=hint)
     transfers = [(t.step, t.source, t.first, t.last, t.sender, t.receiver) for t in schedule.transfers]
     links = list(schedule.wiring.links())
     check_schedule(design.nodes, links, schedule.pieces, transfers, steps=schedule.steps, load=schedule.load).raise_if_wrong()
-    collective = CollectiveProblem.on(design.fabric(problem), op, size_bytes)
-    return plan_collective(collective, candidates=[_ByRule(schedule=schedule)])[0]
+    return schedule

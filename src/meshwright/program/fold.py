@@ -22,7 +22,7 @@ from ..errors import FormatError, Unsupported
 from .program import I32, MAX_EXECUTED_STEPS, Buffers, Calls, Channels, Comms, Csr, Fold, FoldAxis, Kind, Lanes, Ops, Part, Program, Sizes, Steps
 from .validate import validate
 
-__all__ = ["coordinates", "expand", "folded_axes", "generators", "image", "is_representative", "members", "representative"]
+__all__ = ["coordinates", "expand", "folded_axes", "generators", "image", "image_chunks", "is_representative", "members", "representative"]
 
 
 def folded_axes(fold: Fold) -> tuple[FoldAxis, ...]:
@@ -53,6 +53,20 @@ def image(fold: Fold, ranks: NDArray[np.integer[Any]] | int, member: tuple[int, 
         moved = at ^ offset if axis.kind == "xor" else (at + offset) % axis.size
         out = out + (moved - at) * axis.stride
     return np.where(stays, start, _rank(fold, out)).astype(np.int32)
+
+
+def image_chunks(
+    fold: Fold, ranks: int, member: tuple[int, ...], chunks: NDArray[np.integer[Any]], shift: NDArray[np.integer[Any]], at: NDArray[np.integer[Any]]
+) -> NDArray[np.int64]:  # fmt: skip
+    """Where chunks `at`, of buffers of `chunks` chunks with `shift` (folded axes, chunks) go under a member's offset; `ranks`: of the program."""
+    offset = np.asarray(member, np.int64) @ shift.astype(np.int64) if len(member) else np.zeros(len(at), np.int64)
+    whole = np.maximum(chunks.astype(np.int64), 1)
+    if not fold.by_rank:
+        return np.asarray((at + offset) % whole, np.int64)
+    own = np.maximum(whole // ranks, 1)
+    block, inner = at // own, at % own
+    there: NDArray[np.int64] = image(fold, block, member).astype(np.int64) * own + np.where(np.isin(block, fold.fixed), (inner + offset) % own, inner)
+    return there
 
 
 def representative(fold: Fold, ranks: NDArray[np.integer[Any]]) -> NDArray[np.int64]:
@@ -210,10 +224,11 @@ def _shift_chunks(p: Program, fold: Fold, member: tuple[int, ...], buffer: I32, 
         return chunk.astype(np.int64)
     at = np.maximum(buffer, 0)
     chunks = np.maximum(p.buffers.chunks[at].astype(np.int64), 1)
-    offset = np.asarray(member, np.int64) @ fold.buffer_shift.astype(np.int64) if len(member) else np.zeros(len(p.buffers), np.int64)
-    whole = count >= chunks
-    moved = np.where((buffer >= 0) & ~whole, (chunk + offset[at]) % chunks, chunk)
-    wraps = (buffer >= 0) & (moved + count > chunks)
+    shift, last = fold.buffer_shift[:, at], np.maximum(chunk + np.maximum(count, 1) - 1, 0) % chunks
+    held = (buffer >= 0) & (count < chunks)
+    moved = np.where(held, image_chunks(fold, p.ranks, member, chunks, shift, chunk), chunk)
+    # A range stays one: its last chunk goes as far as its first.
+    wraps = held & (image_chunks(fold, p.ranks, member, chunks, shift, last) != moved + np.maximum(count, 1) - 1) | (held & (chunk + count > chunks))
     if np.any(wraps):
         step = int(np.argmax(wraps))
         raise Unsupported(f"chunks {int(moved[step])}+{int(count[step])} wrap around {int(chunks[step])}", where=f"{p.name} entry {step}")

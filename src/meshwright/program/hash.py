@@ -36,7 +36,7 @@ def program_hash(program: Program) -> str:
     fold = program.fold
     header = {
         "name": program.name, "ranks": program.ranks, "switches": program.switches,
-        "fold": None if fold is None else [*map(list, fold.axes), *([fold.fixed] if fold.fixed else [])],
+        "fold": None if fold is None else [*map(list, fold.axes), *([fold.fixed] if fold.fixed else []), *(["by rank"] if fold.by_rank else [])],
         "contract": None if program.contract is None else _promise(program.contract),
     }  # fmt: skip
     if len(program.contracts) > 1:

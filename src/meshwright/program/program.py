@@ -312,11 +312,15 @@ class Fold:
 
     `fixed`: ranks that every member leaves where they are, rising; the axes tile the others, numbered in order. They are stored too. A lane of theirs
     has one image per member like any other, all at its rank; a buffer of theirs is one buffer, whose chunks move.
+
+    `by_rank`: every buffer is one block of equally many chunks per rank, and a block moves as its rank does. In the block of a rank that stays,
+    chunk c becomes (c + m · shift) mod chunks of a block, for the buffer's `shift`; in all other blocks chunks keep their place.
     """
 
     axes: tuple[FoldAxis, ...]
     buffer_shift: I32  # (folded axes, buffers): chunks moved per unit of offset
     fixed: tuple[int, ...] = ()
+    by_rank: bool = False
 
     @property
     def members(self) -> int:

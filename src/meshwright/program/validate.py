@@ -168,6 +168,8 @@ def _fold(program: Program) -> None:
         raise FormatError(f"must be different ranks 0..{program.ranks - 1}, rising", where="program.fold.fixed")
     if size != program.ranks - len(fixed):
         raise FormatError(f"axes of {size} ranks in a program of {program.ranks}, of which {len(fixed)} stay", where="program.fold.axes")
+    if program.fold.by_rank and np.any((program.buffers.chunks % program.ranks != 0) | (program.buffers.chunks < 1)):
+        raise FormatError(f"needs buffers of one block for each of {program.ranks} ranks", where="program.fold.by_rank")
     folded = sum(axis.kind != "plain" for axis in program.fold.axes)
     if program.fold.buffer_shift.shape != (folded, len(program.buffers)):
         raise FormatError(f"must be {folded} x {len(program.buffers)}, got {program.fold.buffer_shift.shape}", where="program.fold.buffer_shift")

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...errors import Unsupported
-from ...program.fold import generators, image
+from ...program.fold import generators, image, image_chunks
 from ...program.fold_part import Lifted
 from ...program.program import Contract, Program
 from ..program.values import QUANTITY_MASK
@@ -114,27 +114,34 @@ class Claim:
         if c.op in ROOTED and c.root not in lifted.fold.fixed:
             raise Unsupported("the contract's root is moved")
         quantities = {"all-gather": self.starts[-1], "reduce-scatter": self.parts[-1]}.get(c.op, max(n for _, _, n in c.inputs))
+        if c.op == "all-to-all" and lifted.fold.by_rank:
+            self._require_blocks_alike()
+            return
         # What holds for these holds for all members: images of images are images.
         for step in generators(lifted.fold):
             goes_to = image(lifted.fold, np.arange(self.n, dtype=np.int32), step)
-            shift = np.asarray(step, np.int64) @ lifted.fold.buffer_shift.astype(np.int64)
+            shift = lifted.fold.buffer_shift
             quantity = np.full(quantities, -1, np.int64)
+            where: dict[tuple[int, ...], Ints] = {}
             known: set[tuple[int, ...]] = set()  # of most ranks the same ranges are the same quantities
             for rank in range(self.n):
                 other = int(goes_to[rank])
                 for table, place in ((c.inputs, self._in_place), (c.outputs, self._out_place)):
                     b, first, count = table[rank]
                     to, there, _ = table[other]
-                    chunks, by = held[self.stored[b]], int(shift[self.stored[b]])
+                    chunks, by = held[self.stored[b]], tuple(shift[:, self.stored[b]].tolist())
                     if self._buffer_image(b, step) != to:
                         raise Unsupported("the contract's buffers are not each other's images")
                     if c.op != "all-to-all":
                         one, two = (int(place(x, np.zeros(1, np.int64))[0]) for x in (rank, other))
-                        if (alike := (chunks, by, first, count, there, one, two)) in known:
+                        if (alike := (chunks, *by, first, count, there, one, two)) in known:
                             continue
                         known.add(alike)
                     at = np.arange(first, first + count)
-                    moved = (at + by) % chunks if count < chunks or by else at
+                    if (key := (chunks, *by, first, count)) not in where:
+                        column = np.repeat(shift[:, [self.stored[b]]], count, axis=1)
+                        where = {key: image_chunks(lifted.fold, self.n, step, np.full(count, chunks), column, at)}
+                    moved = where[key]
                     if np.any((moved < there) | (moved >= there + count)):
                         raise Unsupported("the contract's ranges are not each other's images")
                     q, r = place(rank, at - first), place(other, moved - there)
@@ -144,6 +151,34 @@ class Claim:
                     if np.any((quantity[q] >= 0) & (quantity[q] != r)):
                         raise Unsupported("the contract's chunks are not each other's images")
                     quantity[q] = r
+
+    def _require_blocks_alike(self) -> None:
+        """`require_symmetry` of an all-to-all whose chunks move with their ranks' blocks.
+
+        Chunk i of the block from rank r to rank d lies in r's input and in d's output. Both move it to chunk i of the block from r's image to d's,
+        but for what the buffer adds in blocks of ranks that stay: nothing where one of the two moves, and the same in both where none does.
+        Raises: Unsupported.
+        """
+        b, fold, fixed = self.p.buffers, self.lifted.fold, self.lifted.fold.fixed
+        shift, chunks = fold.buffer_shift, b.chunks.tolist()
+        among: set[tuple[int, ...]] = set()
+        for rank in range(self.n):
+            for at, first, count in (self.c.inputs[rank], self.c.outputs[rank]):
+                stored = self.stored[at]
+                if (first, count) != (0, chunks[stored]) or count != self.block * self.n or self._owners(at) != (rank,):
+                    raise Unsupported("the contract's blocks do not move with their ranks")
+                by = tuple((shift[:, stored] % self.block).tolist())
+                if rank in fixed:
+                    among.add(by)
+                elif any(by):
+                    raise Unsupported("the contract's chunks are not each other's images")
+        for table in (self.c.inputs, self.c.outputs):
+            for step in generators(fold):
+                goes_to = image(fold, np.arange(self.n, dtype=np.int32), step).tolist()
+                if any(self._buffer_image(table[rank][0], step) != table[goes_to[rank]][0] for rank in range(self.n)):
+                    raise Unsupported("the contract's buffers are not each other's images")
+        if len(among) > 1:
+            raise Unsupported("the contract's chunks are not each other's images")
 
     def _in_place(self, rank: int, at: Ints) -> Ints:
         """Quantities of chunks of a rank's input, from its first on."""

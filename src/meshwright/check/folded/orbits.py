@@ -7,8 +7,8 @@ Members of a fold along one axis do the same, moved. So:
 4. Values: steps run in an order of the quotient, all members of a step at once. That is an order of the whole program, since what a step waits for
    comes before it there too, and without races any order gives the same. A representative's memory stands for all: what it receives from a member
    is what the representative sent, moved to that member: contributions move by ranks, quantities by chunks.
-   A rank that no member moves (`Fold.fixed`) runs all images of its lanes itself, each on chunks of its own: its stored lanes touch one run of as
-   many chunks as an image moves, which no other image's do (so no two race), and the rest of its memory is that run's images.
+   A rank that no member moves (`Fold.fixed`) runs all images of its lanes itself, each on chunks of its own: of a chunk and its images its stored
+   lanes touch one at most, so no two images race, and the others' chunks are images of what the stored lanes hold.
 5. The contract is its own image (`Claim.require_symmetry`), so the representatives' outputs are enough.
 
 Raises Unsupported where one of these does not hold or does not apply, which says nothing about the program.
@@ -21,10 +21,11 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
+from numpy.typing import NDArray
 
 from ...errors import FormatError, Unsupported
-from ...program.fold import coordinates, folded_axes, representative, require_folded
-from ...program.program import Fold, Kind, Part, Program
+from ...program.fold import coordinates, folded_axes, image, members, representative, require_folded
+from ...program.program import I32, Fold, Kind, Part, Program
 from ...program.validate import validate
 from ..program.deadlock import find_cycle
 from ..program.order import Accesses, Order, accesses
@@ -35,6 +36,8 @@ from ..verdict import MAX_FINDINGS_OF_A_KIND, Finding
 from .claim import Claim, wrong_cell
 
 __all__ = ["check_orbits"]
+
+Ints = NDArray[np.int64]
 
 MAX_MOVES = 20_000_000  # chunks moved by the stored steps: each is followed by an interpreted loop
 
@@ -65,28 +68,58 @@ def _quotient(p: Program) -> Program:
     s, b = p.steps, p.buffers
     if np.any(s.kind != Kind.TRANSFER) or np.any(s.parts & (Part.IN_SET | Part.OUT_SET)) or np.any(p.channels.route >= 0) or np.any(s.after_lag):
         raise Unsupported("computing steps, channel sets, pinned routes or waits for earlier iterations")
-    if len(set(p.lanes.repeat.tolist())) != 1 or len(set(b.chunks.tolist())) != 1 or len(set(fold.buffer_shift[0].tolist())) != 1:
+    if len(set(p.lanes.repeat.tolist())) != 1 or (len(set(b.chunks.tolist())) != 1 and not fold.by_rank):
         raise Unsupported("lanes or buffers of several kinds")
-    chunks, shift = int(b.chunks[0]), int(fold.buffer_shift[0, 0]) % int(b.chunks[0])
+    if not fold.by_rank and len(set(fold.buffer_shift[0].tolist())) != 1:
+        raise Unsupported("buffers whose chunks move differently")
     a = accesses(p)
-    if np.any(b.alias_of >= 0) or (shift and (chunks % shift or np.any(a.chunk % shift + a.count > shift))):
+    if np.any(b.alias_of >= 0) or not _keeps_ranges(p, fold, a):
         raise Unsupported("aliases, or ranges that members' images do not keep whole")
     if int(s.count.astype(np.int64).sum()) > MAX_MOVES:
         raise Unsupported("too many chunks to follow one by one")
-    _require_runs_apart(p, fold, a, shift)
+    buffer, chunk = _touched(p, fold, a)
+    if fold.fixed and len(np.unique(_orbits(p, fold, buffer, chunk))) < len(chunk):
+        raise Unsupported("images of a lane of a rank that stays touch the same chunks")
     return replace(p, fold=None, contracts=(), channels=replace(p.channels, dst=representative(fold, p.channels.dst).astype(np.int32)))
 
 
-def _require_runs_apart(p: Program, fold: Fold, a: Accesses, shift: int) -> None:
-    """Raises: Unsupported unless a rank that stays touches one run of `shift` chunks only, and has as many such runs as there are members."""
+def _keeps_ranges(p: Program, fold: Fold, a: Accesses) -> bool:
+    """Whether every range's images are ranges: none crosses a border between chunks that move differently, or the end of a turn."""
+    chunks, shift = p.buffers.chunks.astype(np.int64)[a.buffer], np.abs(fold.buffer_shift[0].astype(np.int64))[a.buffer]
+    if not fold.by_rank:
+        turn = np.where(shift % chunks, shift % chunks, chunks)
+        return bool(np.all((chunks % turn == 0) & (a.chunk % turn + a.count <= turn)))
+    own = chunks // p.ranks
+    turn = np.where(np.isin(a.chunk // own, fold.fixed) & (shift % own != 0), shift % own, own)
+    return bool(np.all((own % turn == 0) & (a.chunk % own % turn + a.count <= turn)))
+
+
+def _touched(p: Program, fold: Fold, a: Accesses) -> tuple[Ints, Ints]:
+    """Buffers and chunks that stored lanes touch at ranks that stay, each once."""
     stays = np.isin(p.buffers.actor[a.buffer], fold.fixed)
-    if not stays.any():
-        return
-    if not shift or int(p.buffers.chunks[0]) != shift * fold.members:
+    rows = np.unique(np.stack([a.buffer[stays], a.chunk[stays], a.count[stays]]), axis=1).astype(np.int64)
+    inner = np.arange(int(rows[2].sum())) - np.repeat(np.cumsum(rows[2]) - rows[2], rows[2])
+    cells = np.unique(np.stack([np.repeat(rows[0], rows[2]), np.repeat(rows[1], rows[2]) + inner]), axis=1)
+    return cells[0], cells[1]
+
+
+def _orbits(p: Program, fold: Fold, buffer: Ints, chunk: Ints) -> Ints:
+    """Equal numbers for chunks that are images of each other in the buffers of ranks that stay, rising with the buffer.
+
+    Raises: Unsupported where an image is the chunk itself.
+    """
+    span = int(p.buffers.chunks.max(initial=1))
+    chunks, shift = p.buffers.chunks.astype(np.int64)[buffer], fold.buffer_shift[0].astype(np.int64)[buffer]
+    if fold.by_rank:
+        own = chunks // p.ranks
+        block, inner = chunk // own, chunk % own
+        still = np.isin(block, fold.fixed)
+        first = representative(fold, np.where(still, fold.fixed[0] if fold.fixed else 0, block)) * own + inner
+    else:
+        own, block, inner, still, first = chunks, np.zeros_like(chunk), chunk, np.ones(len(chunk), bool), chunk
+    if np.any(still & ((shift < 1) | (own != shift * fold.members))):
         raise Unsupported("the chunks of ranks that stay do not move once round")
-    runs = np.unique(np.stack([a.buffer[stays], a.chunk[stays] // shift]), axis=1)
-    if len(np.unique(runs[0])) < runs.shape[1]:
-        raise Unsupported("images of a lane of a rank that stays touch the same chunks")
+    return buffer * span + np.where(still, block * own + inner % np.maximum(shift, 1), first)
 
 
 def _alone(quotient: Program) -> Program:
@@ -98,26 +131,11 @@ def _alone(quotient: Program) -> Program:
 
 def _values(p: Program, quotient: Program, claim: Claim) -> list[Finding]:
     fold = require_folded(p)
-    axis = folded_axes(fold)[0]
-    chunks, shift = int(p.buffers.chunks[0]), int(fold.buffer_shift[0, 0])
-    claim.require_in_place(chunks)
-    n = p.ranks - len(fold.fixed)
-    full = (1 << n) - 1
-    still = sum(1 << rank for rank in fold.fixed)
+    claim.require_in_place(int(p.buffers.chunks[0]))
     hops = coordinates(fold, p.channels.dst)[:, 0].tolist()  # a message of the representative arrives at so many members further on
-
-    def moved(value: int, back: int) -> int:
-        """The value as the member `back` before has it, if the representative has it so."""
-        if value <= 0 or not back:
-            return value
-        turn, quantity = back * axis.stride % n, (value & QUANTITY_MASK) - 1
-        mask = value >> 32
-        moving = _without(mask, fold.fixed)
-        moving = (moving >> turn | moving << (n - turn)) & full
-        return (_with_gaps(moving, fold.fixed) | mask & still) << 32 | 1 + (quantity - back * shift) % chunks
-
-    memory = [[claim.initial(b, c) for c in range(chunks)] for b in range(len(p.buffers))]
-    writer = [[-1] * chunks for _ in memory]
+    moved = _Moved(p, fold, each=claim.c.op == "all-to-all")
+    memory = [[claim.initial(b, c) for c in range(chunks)] for b, chunks in enumerate(p.buffers.chunks.tolist())]
+    writer = [[-1] * len(row) for row in memory]
     queue: list[deque[list[int]]] = [deque() for _ in hops]
     s, order = p.steps, Order(quotient)
     columns = [x.tolist() for x in (s.parts, s.count, s.src_buffer, s.src_chunk, s.dst_buffer, s.dst_chunk, s.chan_in, s.chan_out)]
@@ -126,7 +144,7 @@ def _values(p: Program, quotient: Program, claim: Claim) -> list[Finding]:
         part, count, src, src_chunk, dst, dst_chunk, chan_in, chan_out = (column[step] for column in columns)
         value: list[int] = []
         if part & recv:
-            value = [moved(x, hops[chan_in]) for x in queue[chan_in].popleft()]
+            value = moved(queue[chan_in].popleft(), hops[chan_in])
         if part & read:
             here = memory[src][src_chunk : src_chunk + count]
             value = [_sum(x, y, step) for x, y in zip(value, here, strict=True)] if part & recv else here
@@ -137,18 +155,71 @@ def _values(p: Program, quotient: Program, claim: Claim) -> list[Finding]:
             writer[dst][dst_chunk : dst_chunk + count] = [step] * count
         if part & send:
             queue[chan_out].append(value)
-    a = accesses(quotient)
-    run = dict(zip(a.buffer.tolist(), (a.chunk // shift).tolist(), strict=True)) if fold.fixed and shift else {}
+    return _wrong(p, fold, claim, memory, writer, _touched(quotient, fold, accesses(quotient)))
+
+
+def _wrong(p: Program, fold: Fold, claim: Claim, memory: list[list[int]], writer: list[list[int]], touched: tuple[Ints, Ints]) -> list[Finding]:
+    """Cells of outputs of stored ranks that do not hold what they must."""
+    cells = set(zip(*(x.tolist() for x in touched), strict=True))
+    orbits = np.unique(_orbits(p, fold, *touched)) if cells else np.zeros(0, np.int64)
     found: list[Finding] = []
     for rank in np.unique(p.buffers.actor).tolist():
         buffer, first, count = claim.c.outputs[rank]
-        for chunk in range(first, first + count) if claim.promised(rank) else ():
-            if claim.stays[buffer] and chunk // shift != run.get(buffer, chunk // shift):
-                continue  # an image of a chunk of the run
-            have, want = memory[buffer][chunk], claim.wanted(rank, chunk)
-            if have != want and len(found) < MAX_FINDINGS_OF_A_KIND:
-                found.append(wrong_cell(p, rank, buffer, chunk, have, want, writer[buffer][chunk]))
+        wrong = [
+            chunk for chunk in (range(first, first + count) if claim.promised(rank) else ()) if memory[buffer][chunk] != claim.wanted(rank, chunk)
+        ]
+        if cells and claim.stays[buffer] and wrong:
+            # An image of a chunk that is looked at holds the image of what that one holds.
+            seen = np.isin(_orbits(p, fold, np.full(len(wrong), buffer), np.array(wrong)), orbits).tolist()
+            wrong = [chunk for chunk, known in zip(wrong, seen, strict=True) if not known or (buffer, chunk) in cells]
+        for chunk in wrong[: MAX_FINDINGS_OF_A_KIND - len(found)]:
+            found.append(wrong_cell(p, rank, buffer, chunk, memory[buffer][chunk], claim.wanted(rank, chunk), writer[buffer][chunk]))
     return found
+
+
+class _Moved:
+    """Values that the representative has, as the member `back` before has them. `each`: chunks are numbered by their origin, not in all."""
+
+    def __init__(self, p: Program, fold: Fold, *, each: bool) -> None:
+        self.fold, self.n, self.stride = fold, p.ranks - len(fold.fixed), folded_axes(fold)[0].stride
+        self.still = sum(1 << rank for rank in fold.fixed)
+        self.chunks = int(p.buffers.chunks[0])
+        self.own = self.chunks // p.ranks
+        stays = np.isin(p.buffers.actor, fold.fixed)
+        # of chunks of ranks that move, and of those that stay
+        self.shift = [self._shift(fold.buffer_shift[0, stays == kind if each else slice(None)]) for kind in (False, True)]
+        self.masks: dict[tuple[int, int], int] = {}
+        self.blocks: dict[int, list[int]] = {}
+
+    def _shift(self, found: I32) -> int:
+        """Raises: Unsupported where buffers move chunks of one number differently."""
+        if len(set(found.tolist())) > 1:
+            raise Unsupported("buffers whose chunks move differently")
+        return int(found[0]) if len(found) else 0
+
+    def __call__(self, values: list[int], back: int) -> list[int]:
+        return [self._one(x, back) if x > 0 else x for x in values] if back else values
+
+    def _one(self, value: int, back: int) -> int:
+        mask, chunk = value >> 32, (value & QUANTITY_MASK) - 1
+        if (mask, back) not in self.masks:
+            self.masks[mask, back] = self._mask(mask, back)
+        shift = self.shift[bool(mask & self.still)]
+        if not self.fold.by_rank:
+            return self.masks[mask, back] | 1 + (chunk - back * shift) % self.chunks
+        if back not in self.blocks:
+            by = members(self.fold)[-back % self.fold.members]
+            self.blocks[back] = image(self.fold, np.arange(self.n + len(self.fold.fixed)), by).tolist()
+        block, inner = divmod(chunk, self.own)
+        there = self.blocks[back][block]
+        return self.masks[mask, back] | 1 + there * self.own + ((inner - back * shift) % self.own if block in self.fold.fixed else inner)
+
+    def _mask(self, mask: int, back: int) -> int:
+        """The contributions' ranks moved, in place above a value's quantity."""
+        turn, n, fixed = back * self.stride % self.n, self.n, self.fold.fixed
+        moving = _without(mask, fixed)
+        moving = (moving >> turn | moving << (n - turn)) & ((1 << n) - 1)
+        return (_with_gaps(moving, fixed) | mask & self.still) << 32
 
 
 def _without(mask: int, ranks: Sequence[int]) -> int:

@@ -44,6 +44,7 @@ class _Fold(msgspec.Struct, forbid_unknown_fields=True):
     axes: list[_Axis]
     buffer_shift: list[msgspec.Raw]  # one column per folded axis
     fixed: list[_Count] = []
+    by_rank: bool = False
 
 
 class _Contract(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True):
@@ -160,7 +161,8 @@ def _text(values: Sequence[str]) -> bytes:
 def _fold(fold: Fold) -> bytes:
     rows = b",".join(encode_column(row) for row in fold.buffer_shift)
     fixed = b',"fixed":' + _json(fold.fixed) if fold.fixed else b""
-    return b'{"axes":%s,"buffer_shift":[%s]%s}' % (_json([_Axis(*axis) for axis in fold.axes]), rows, fixed)
+    by_rank = b',"by_rank":true' if fold.by_rank else b""
+    return b'{"axes":%s,"buffer_shift":[%s]%s%s}' % (_json([_Axis(*axis) for axis in fold.axes]), rows, fixed, by_rank)
 
 
 def _contract(contract: Contract) -> bytes:
@@ -288,4 +290,4 @@ def _read_fold(raw: _Fold | None, buffers: int, where: str, budget: Budget) -> F
         decode_column(row, np.int32, where=f"{where}.buffer_shift[{i}]", budget=budget, expected=buffers) for i, row in enumerate(raw.buffer_shift)
     ]
     shift = np.ascontiguousarray(rows, dtype=np.int32).reshape(folded, buffers)
-    return Fold(axes=axes, buffer_shift=shift, fixed=tuple(raw.fixed))
+    return Fold(axes=axes, buffer_shift=shift, fixed=tuple(raw.fixed), by_rank=raw.by_rank)

@@ -21,7 +21,7 @@ from ....program.program import MAX_EXECUTED_STEPS, Program
 from ..bounds.collective import collective_bound
 from ..problem import OPERATIONS, CollectivePlan, CollectiveProblem, CollectiveStrategy, Use, options_of
 from .contract import refuse
-from .direct_folded import folded_all_to_all, servers_of
+from .direct_folded import alike_servers, folded_all_to_all
 from .rounds import Area, Move, Order, plan_rounds, resolve_order, reverse
 
 __all__ = ["CITE", "DEVIATIONS", "Direct"]
@@ -139,9 +139,9 @@ class Direct(CollectiveStrategy):
         """The folded program where it is asked for, or there are many steps. Raises: Unsupported where it is asked for and there is none."""
         n = len(problem.ranks)
         wanted = self.fold if self.fold is not None else problem.op == "all-to-all" and self.order == "rank" and n * n > MAX_UNFOLDED_PAIRS
-        servers = servers_of(problem) if wanted and problem.op == "all-to-all" else 1
-        if servers > 1 and self.order == "rank":
-            return folded_all_to_all(problem, servers)
+        shift = alike_servers(problem) if wanted and problem.op == "all-to-all" and self.order == "rank" else None
+        if shift is not None:
+            return folded_all_to_all(problem, shift)
         if self.fold:
             text = "only an all-to-all in rank order of alike servers, whose ranks are equal runs, is folded"
             raise Unsupported(text, where="direct", hint="leave fold out")

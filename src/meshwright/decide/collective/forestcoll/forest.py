@@ -27,7 +27,10 @@ from .boxes import alike_forest
 from .rotation import rotated_trees
 from .unlike_servers import unlike_forest
 
-__all__ = ["Forest", "Tree", "build_forest", "choose_trees", "require_loads", "require_sound", "rounded_capacities", "smallest_stretch"]
+__all__ = [
+    "Forest", "Limb", "Tree", "build_forest", "choose_trees", "require_loads", "require_sound", "rounded_capacities", "smallest_stretch",
+    "spread_load",
+]  # fmt: skip
 
 # Trees per root that count as few: tried before the exact optimum's number is taken, and the most that rotated trees come in.
 MAX_FEW_TREES = 8
@@ -46,12 +49,21 @@ MAX_WIDENINGS = 64
 
 
 @dataclass(frozen=True)
+class Limb:
+    """A tree that takes units from `first` on of rank `shard`'s trees on to other ranks; its root is a rank that those trees reach."""
+
+    shard: int
+    first: int
+    tree: Tree
+
+
+@dataclass(frozen=True)
 class Forest:
     """Trees for weights w: root r has k · w[r] units. An arc of rate b carries at most stretch · b trees.
 
     So time = (data per weight / k) · stretch (per rate unit). `optimum` is the smallest possible stretch / k, exactly.
     With a `symmetry` only the trees of the first box's roots are kept: the others are their images. `method` is how it was made:
-    "general", "alike boxes", "rotated ranks", "unlike boxes" or "one root".
+    "general", "alike boxes", "rotated ranks", "unlike boxes", "one root" or "odd servers"; those last have `limbs`, stored like trees.
     """
 
     graph: RateGraph
@@ -62,10 +74,12 @@ class Forest:
     trees: tuple[Tree, ...]
     symmetry: Shift | None = None
     method: str = "general"
+    limbs: tuple[Limb, ...] = ()
 
     @cached_property
     def height(self) -> int:
-        return max(tree.height for tree in self.trees)
+        of = {(tree.root, v): depth for tree in self.trees for v, depth in tree.depths.items()} if self.limbs else {}
+        return max(max(tree.height for tree in self.trees), *(of[x.shard, x.tree.root] + x.tree.height for x in self.limbs), 0)
 
     @property
     def ratio(self) -> Fraction:
@@ -88,11 +102,11 @@ class Forest:
     def load(self) -> dict[tuple[int, int], int]:
         """Trees that every arc carries."""
         out: dict[tuple[int, int], int] = {}
-        for tree in self.trees:
+        for tree in (*self.trees, *(x.tree for x in self.limbs)):
             for v in sorted(tree.order):  # a path of a gather joins few of all ranks
                 for arc in pairwise(tree.paths[v]):
                     out[arc] = out.get(arc, 0) + tree.units
-        return out if self.symmetry is None else _spread_load(out, self.symmetry)
+        return out if self.symmetry is None else spread_load(out, self.symmetry)
 
 
 def _image(tree: Tree, symmetry: Shift | None, member: int) -> Tree:
@@ -109,7 +123,7 @@ def _image(tree: Tree, symmetry: Shift | None, member: int) -> Tree:
     return Tree(goes_to[tree.root], tree.units, tuple(parent), tuple(goes_to[v] for v in tree.order), tuple(paths))
 
 
-def _spread_load(load: Mapping[tuple[int, int], int], symmetry: Shift) -> dict[tuple[int, int], int]:
+def spread_load(load: Mapping[tuple[int, int], int], symmetry: Shift) -> dict[tuple[int, int], int]:
     """Loads of all images together: every arc of an orbit carries what its arcs carry of the stored trees."""
     place = symmetry.boxes.place
     orbit: dict[tuple[int, int], int] = {}

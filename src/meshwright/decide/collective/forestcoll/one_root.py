@@ -23,7 +23,7 @@ from ..trees.symmetry import Boxes, Shift, require_automorphism
 from .boxes import HINT, BoxTree, Growth, Port, Stock, pack_box, ports_of, quotas_of, spread
 from .forest import Forest, choose_trees, require_sound, rounded_capacities
 
-__all__ = ["one_root_forest"]
+__all__ = ["grown_from", "one_root_forest", "per_leaf", "reach"]
 
 MIN_OTHER_SERVERS = 2
 
@@ -63,12 +63,12 @@ def _trees(graph: RateGraph, shift: Shift, root: int, k: int, capacities: dict[t
     held = {arc: c for arc, c in capacities.items() if {boxes.place[v][0] for v in arc if v in boxes.place} & {first, *shift.stays}}
     odd = next((x for x in shift.stays if x != home), -1)
     # The server that has least to choose from says how many trees pass each outside node: one that differs, else the root's.
-    per_leaf = _per_leaf(spread(*ports_of(boxes, odd, graph, held, inward=True), k)) if odd >= 0 else None
-    exits = spread(*ports_of(boxes, home, graph, held, inward=False), k, per_leaf)
+    at_leaf = per_leaf(spread(*ports_of(boxes, odd, graph, held, inward=True), k)) if odd >= 0 else None
+    exits = spread(*ports_of(boxes, home, graph, held, inward=False), k, at_leaf)
     if exits is None:
         raise Unsupported("the root's server has too few links to the network", hint=HINT)
-    per_leaf = _per_leaf(exits)
-    quotas = quotas_of(graph, boxes, held, k, first, per_leaf=per_leaf)
+    at_leaf = per_leaf(exits)
+    quotas = quotas_of(graph, boxes, held, k, first, per_leaf=at_leaf)
     demand: dict[int, int] = {}
     for (_, into), amount in quotas.items():
         demand[into.rank] = demand.get(into.rank, 0) + amount
@@ -88,14 +88,14 @@ def _trees(graph: RateGraph, shift: Shift, root: int, k: int, capacities: dict[t
         for leave, _, _ in ways:
             own.append(min(at_root, key=lambda t, v=leave.rank: _depth(t, v)))  # type: ignore[misc]
             at_root.remove(own[-1])
-    grown = [_grown(shift, root, tree, way, inside.take(way[2].rank)) for tree, way in zip(own, ways, strict=True)]
+    grown = [grown_from(shift, root, tree, way, inside.take(way[2].rank)) for tree, way in zip(own, ways, strict=True)]
     if odd >= 0:
-        entries = spread(*ports_of(boxes, odd, graph, held, inward=True), k, per_leaf)
-        _reach(graph, boxes, odd, [way[1] for way in ways], grown, entries, held, deadline)
+        entries = spread(*ports_of(boxes, odd, graph, held, inward=True), k, at_leaf)
+        reach(graph, boxes, odd, [way[1] for way in ways], grown, entries, held, deadline)
     return merged([tree.tree() for tree in grown])
 
 
-def _per_leaf(ports: dict[Port, int] | None) -> dict[int, int]:
+def per_leaf(ports: dict[Port, int] | None) -> dict[int, int]:
     """Trees at every outside node. Raises: Unsupported where there are no such ports."""
     if ports is None:
         raise Unsupported("a server has too few links to the network", hint=HINT)
@@ -105,7 +105,7 @@ def _per_leaf(ports: dict[Port, int] | None) -> dict[int, int]:
     return out
 
 
-def _reach(
+def reach(
     graph: RateGraph, boxes: Boxes, x: int, ways: Sequence[Port], grown: Sequence[Growth], entries: dict[Port, int] | None,
     capacities: dict[tuple[int, int], int], deadline: Deadline,
 ) -> None:  # fmt: skip
@@ -159,7 +159,7 @@ def _depth(tree: BoxTree, v: int) -> int:
     return hops
 
 
-def _grown(shift: Shift, root: int, own: BoxTree, way: tuple[Port, Port, Port], inside: BoxTree) -> Growth:
+def grown_from(shift: Shift, root: int, own: BoxTree, way: tuple[Port, Port, Port], inside: BoxTree) -> Growth:
     """One tree: the root's server, the first of the moving ones, and from there the rest of those, all alike inside."""
     leave, out, into = way
     grown = Growth(shift.boxes, root)

@@ -11,7 +11,7 @@ from .arrival import HopTimes, arrival_s
 from .forest import Forest
 from .prepared import bandwidth_s
 
-__all__ = ["depth_of", "lead_of", "require_numbers", "round_number", "wanted_pieces"]
+__all__ = ["depth_of", "evenly_cut", "lead_of", "require_numbers", "round_number", "wanted_pieces"]
 
 # Messages in flight on a channel of many pieces: the first is taken that lets a hop's latency overlap with the pieces that follow.
 DEPTHS = (4, 8, 16, 32, 64)
@@ -55,6 +55,16 @@ def wanted_pieces(problem: CollectiveProblem, forests: list[Forest], parts: int,
     if latency_s > 0:
         wanted = min(wanted, int(((depth or DEPTHS[-1]) - 0.5) / 2 * time_s / latency_s))
     return round_number(wanted)
+
+
+def evenly_cut(problem: CollectiveProblem, units: int, most: int, hops: int) -> int:
+    """Of half of `most` to all pieces of `units` chunks each, those with least to send and to wait for: where chunks are small, much is padding."""
+    elements = -(-problem.size_bytes // problem.element_bytes)
+
+    def sent(pieces: int) -> float:
+        return -(-elements // (units * pieces)) * units * pieces * (1 + (hops - 1) / pieces)
+
+    return min(range(max(1, most // 2), most + 1), key=lambda pieces: (sent(pieces), -pieces))
 
 
 def depth_of(problem: CollectiveProblem, forests: list[Forest], pieces: int) -> int:

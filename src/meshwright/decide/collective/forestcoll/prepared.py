@@ -18,7 +18,7 @@ from ..problem import CollectiveProblem
 from ..rates import rate_graph
 from ..trees.lower import Lowering, Part, lower_parts, tree_steps
 from ..trees.shards import shard_weights
-from .forest import Forest, Tree, common_units
+from .forest import Forest, Limb, Tree, common_units
 
 __all__ = [
     "Late", "Prepared", "bandwidth_s", "is_uneven", "lowering_of", "notes_of", "parts_of", "servers_of", "shards_of", "uses_way_back", "weights_of",
@@ -52,6 +52,11 @@ class Prepared:
     cuts: dict[int, tuple[list[Part], int]] = field(default_factory=dict)
     lowered: dict[tuple[int, int, bool, int, int, bool, int], Program] = field(default_factory=dict)
     times: dict[tuple[Hashable, ...], tuple[tuple[float, int], float]] = field(default_factory=dict)  # what programs took, and the work
+
+    @property
+    def limbs(self) -> bool:
+        """Whether parts of trees go on to servers that differ."""
+        return any(p.limbs for p in self.parts)
 
     def cut(self, quantum: int) -> tuple[list[Part], int]:
         """Parts of at most `quantum` units, and their steps for one piece where pieces are iterations."""
@@ -128,21 +133,34 @@ def parts_of(problem: CollectiveProblem, forests: list[Forest], *, stored: bool)
         if not any(pair):
             continue
         shard = 0 if shards_of(problem) == 1 else root
+        hang = [[x for x in forest.limbs if x.shard == root] if forest else [] for forest in (up, down)]
         # Reduce and broadcast trees of a shard have borders of their own: cut at the union of both, every part has one tree up and one down.
         borders = sorted({end for row in pair if row for _, end in row})
         first = 0
         for border in borders:
             one, two = (next(tree for tree, end in row if end >= border) if row else None for row in pair)
-            parts.append(Part(shard, first, border - first, one, two))
+            limbs = _limbs_of(shard, hang[0], hang[1], one is not None, two is not None)
+            whole = Part(shard, 0, border, one, two, limbs)
+            parts.append(whole.cut(first, border - first))
             first = border
-    divisor = gcd(units, *(p.first for p in parts), *(p.units for p in parts))
-    return [replace(p, first=p.first // divisor, units=p.units // divisor) for p in parts], units // divisor
+    every = [x for p in parts for x in (p, *p.limbs)]
+    divisor = gcd(units, *(p.first for p in every), *(p.units for p in every))
+
+    def coarser(p: Part) -> Part:
+        return replace(p, first=p.first // divisor, units=p.units // divisor, limbs=tuple(map(coarser, p.limbs)))
+
+    return [coarser(p) for p in parts], units // divisor
+
+
+def _limbs_of(shard: int, up: list[Limb], down: list[Limb], climbs: bool, descends: bool) -> tuple[Part, ...]:
+    """Limbs of one shard as parts; of an all-reduce, both ways are the same trees (`ForestColl` takes others where they are not)."""
+    return tuple(
+        Part(shard, x.first, x.tree.units, x.tree if climbs else None, x.tree if descends else None) for x in (up if climbs else down)
+    )
 
 
 def _cut(parts: list[Part], quantum: int) -> list[Part]:
-    return [
-        Part(p.shard, p.first + i, min(quantum, p.units - i), p.up, p.down) for p in parts for i in range(0, p.units, quantum)
-    ]
+    return [p.cut(i, min(quantum, p.units - i)) for p in parts for i in range(0, p.units, quantum)]
 
 
 def _segments(forest: Forest, units: int, *, stored: bool, by_end: bool) -> dict[int, list[tuple[Tree, int]]]:

@@ -40,9 +40,10 @@ from .cut_and_pace import Way, best_way, timed
 from .finish_time import finish_s
 from .forest import MAX_FEW_RANKS, MIN_SHARE_OF_OPTIMUM, Forest, build_forest, smallest_stretch
 from .latency_relief import IDLE_PER_LATENCY_FACTOR, at_home, may_relieve, relief_of, relieved, require_relief
+from .odd_servers import odd_forest
 from .one_root import one_root_forest
 from .paths import gather_forest
-from .pieces import depth_of, lead_of, require_numbers, round_number, wanted_pieces
+from .pieces import depth_of, evenly_cut, lead_of, require_numbers, round_number, wanted_pieces
 from .prepared import Late, Prepared, is_uneven, lowering_of, notes_of, parts_of, servers_of, uses_way_back, weights_of
 from .throughput_estimate import LARGE_MESSAGE_BYTES, MAX_TRIED_RANKS, filled, most_steps, worth_of
 from .windows import in_windows, most_folded_steps, require_window
@@ -128,9 +129,8 @@ class ForestColl(CollectiveStrategy):
 
     @classmethod
     def variants(cls, problem: CollectiveProblem, use: Use = "alone") -> tuple[Self, ...]:
-        if use == "beside":
-            return (cls(unroll=True, fold=False),)
-        return (cls(unroll=False, pieces=PIECES_BESIDE, fold=False),) if use == "beside, in iterations" else super().variants(problem, use)
+        ways = {"beside": (cls(unroll=True, fold=False),), "beside, in iterations": (cls(unroll=False, pieces=PIECES_BESIDE, fold=False),)}
+        return ways.get(use) or super().variants(problem, use)
 
     def plan(self, problem: CollectiveProblem, *, rng: np.random.Generator) -> CollectivePlan:
         """Raises: Disconnected, Unsupported (unbalanced switches, rates beyond 63 bits), TimeLimit, UsageError (options)."""
@@ -140,8 +140,7 @@ class ForestColl(CollectiveStrategy):
         bound = collective_bound(problem)
         best, ready, way = self._best(problem, problem.deadline())
         forests, parts, units, fold = ready.forests, ready.parts, ready.units, ready.servers > 1
-        weight, uneven = weights_of(problem), is_uneven(problem)
-        quantum, pieces = way.quantum, way.pieces
+        weight, uneven, quantum, pieces = weights_of(problem), is_uneven(problem), way.quantum, way.pieces
         parts, steps = ready.cut(quantum)
         unroll = uneven or (self.unroll if self.unroll is not None else pieces * steps <= MAX_EXPLICIT_STEPS)
         depth = self.depth or min(pieces, max(depth_of(problem, forests, pieces), way.lead))
@@ -215,8 +214,7 @@ class ForestColl(CollectiveStrategy):
             fixed = forests[0].symmetry.fixed if forests[0].symmetry and servers > 1 else ()
             fold = servers > 1 and not is_uneven(problem) and (self.fold if self.fold is not None else bool(fixed) or steps > MAX_EXPLICIT_STEPS)
             if self.fold and not fold:
-                text = "these trees cannot be folded: servers are not alike, or their ranks are no equal runs in order"
-                raise Unsupported(text, hint="leave fold out")
+                raise Unsupported("these trees cannot be folded: servers are not alike, or their ranks no equal runs in order", hint="leave fold out")
             parts, units = parts_of(problem, forests, stored=fold)
             found = Prepared(problem.op, forests, relay, servers if fold else 1, parts, units, len(problem.ranks), fixed if fold else ())
             if deadline.past:
@@ -263,7 +261,8 @@ class ForestColl(CollectiveStrategy):
         most = MAX_EXPLICIT_STEPS if self.unroll else folded or min(most_steps(len(problem.ranks), roots), MAX_EXECUTED_STEPS)
         held: dict[str, Any] = {"most": self.max_pieces, "depth": self.depth}
         wanted = self.pieces or wanted_pieces(problem, forests, sum(weights_of(problem)) * ready.units, **held)
-        first = self.quantum or ready.quantum(most // min(wanted, MIN_PIECES_LEFT))
+        largest = max(p.units for p in ready.parts)
+        first = self.quantum or (largest if ready.limbs else ready.quantum(most // min(wanted, MIN_PIECES_LEFT)))
 
         def way(quantum: int, paced: bool, leads: bool = False) -> Way:
             parts, steps = ready.cut(quantum)
@@ -273,13 +272,13 @@ class ForestColl(CollectiveStrategy):
             depth = self.depth or min(pieces, max(depth_of(problem, forests, pieces), lead))  # else ranks of unlike longest ways block each other
             pace = self.pace if self.pace is not None else max(depth, MIN_PACE_PIECES, 2 * lead * (lead > 1)) * paced
             window, pieces = in_windows(ready, pieces, self.window, fixed=self.pieces is not None)
+            pieces = pieces if self.pieces or not ready.limbs else evenly_cut(problem, ready.units * len(problem.ranks), pieces, forests[0].height)
             return Way(quantum, pieces, pace if pieces > 1 and not window else 0, lead, window)
 
         require_window(ready, self.window)
         plain = way(first, False)
-        if self.quantum is not None or self.pieces is not None or wanted < MIN_TRIED_PIECES or plain.window:
+        if self.quantum is not None or self.pieces is not None or wanted < MIN_TRIED_PIECES or plain.window or ready.limbs:
             return [plain]
-        largest = max(p.units for p in ready.parts)
         coarser = sorted({min(first * times, largest) for times in COARSER_FACTORS} - {first}) if largest > first else []
         leading = [way(first, True, True)] if problem.op in LEADING else []
         return [plain, way(first, True), *leading, *(way(quantum, True) for quantum in coarser)]
@@ -315,9 +314,10 @@ class ForestColl(CollectiveStrategy):
                 return tried[id(forest)][1]
 
             others = (self.trees, self.structure, self.back, self.relief) != (None, None, None, None)  # trees that are asked for
-            if sum(weight) == 1 and of.ranks > MAX_FEW_RANKS and (self.fold or (self.fold is None and not others)):
-                images = one_root_forest(of, weight, trees=self.trees, max_trees=self.max_trees, deadline=deadline)
-                if images is not None:
+            if of.ranks > MAX_FEW_RANKS and not is_uneven(problem) and (self.fold or (self.fold is None and not others)):
+                few: dict[str, Any] = {"max_trees": self.max_trees, "deadline": deadline}
+                images = one_root_forest(of, weight, trees=self.trees, **few) if sum(weight) == 1 else odd_forest(of, **few)
+                if images is not None and self.trees in (None, images.k) and (problem.op != "all-reduce" or graph.mirrored):
                     return images
             pruned = without_way_back(of, weight.index(1)) if sum(weight) == 1 and self.back is not True else None
             if self.back is False and pruned is None:

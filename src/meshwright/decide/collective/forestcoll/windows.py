@@ -22,7 +22,7 @@ MIN_TURNS = 512  # windows times pieces that are enough: 0.991 of the bound of a
 
 def most_folded_steps(ready: Prepared) -> int:
     """Steps up to which more pieces are chosen."""
-    return MAX_FOLDED_STEPS_OF_ONE_ROOT if ready.fixed else MAX_FOLDED_STEPS
+    return MAX_FOLDED_STEPS_OF_ONE_ROOT if ready.fixed and not ready.limbs else MAX_FOLDED_STEPS
 
 
 def in_windows(ready: Prepared, pieces: int, window: int | None, *, fixed: bool) -> tuple[int, int]:
@@ -30,7 +30,8 @@ def in_windows(ready: Prepared, pieces: int, window: int | None, *, fixed: bool)
     if window is None:
         many = pieces < MAX_PIECES_WITHOUT and ready.servers > WINDOW_SERVERS
         window = WINDOW_SERVERS if many and _enters_from_one(ready) else 0
-    if not window or fixed or ready.fixed:  # what has come from the one root is passed on a piece later, however it is split then
+    # What has come from one root is passed on a piece later, however it is split then.
+    if not window or fixed or (ready.fixed and not ready.limbs):
         return window, pieces
     return window, min(pieces, -(-MIN_TURNS // -(-(ready.servers - 1) // window)))
 

@@ -7,7 +7,8 @@ equal slices first and every slice is a collective of its own (window 0).
 
 Folded (see `program.fold`), where servers are alike: only the first server's lanes are stored. A rank of server x in the stored tree is
 written down at its twin in the first server, in the tree's image by -x, whose shard is the stored one's image by -x. So a folded program is
-what lowering the stored trees gives, with every rank's lanes taken home. Trees of one root: its server stays where it is (`fixed`).
+what lowering the stored trees gives, with every rank's lanes taken home. Trees of one root: its server stays where it is (`fixed`). Where ranks that
+stay have shards, too, chunks move with their ranks' (`Fold.by_rank`); a shard of theirs has a run of chunks for every alike server.
 
 Per part of a root and per rank: one lane climbs (receive and add from each child, the last one passed on to the parent), one
 lane receives from the parent and passes on to the first child, one lane for each further child. Not `fused`: where there are several children,
@@ -19,6 +20,9 @@ with the longest way is the leader: it goes at most `pace` pieces ahead of any o
 With a `lead` of some pieces, ways of fewer hops stay so far behind: what others have to pass on sets off early, and the short ways use the links
 while the last of it still travels. Lanes then repeat in iterations of `lead` pieces, and shorter ways are an iteration behind.
 
+Limbs (`Part.limbs`) take ranges of a part on to other ranks from one that its trees reach. A reduction's limbs end there before that rank passes on
+its sum, and a broadcast's begin when it has what is broadcast.
+
 With a `window` (folded), a tree serves so many servers at once: a lane takes those that are `window` apart one after the other, in every piece. All
 at once, a piece enters all servers together, at its end, and what a server then still passes on inside is a part of one in `pieces`; in windows it is
 one in `pieces` times servers / `window`. Lanes take edges in the order of the tree, in which an edge comes after the one that feeds it: no deadlock.
@@ -28,101 +32,19 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
 from itertools import pairwise
 
 import numpy as np
 
 from ....errors import Unsupported
-from ....fabric.fabric import Fabric
 from ....program.builder import LaneBuilder, ProgramBuilder, StepRef
 from ....program.program import Contract, Fold, FoldAxis, Program
 from ..rates import pinned_route
 from .pack import Tree
+from .parts import Lowering, Part
 from .shards import ShardTable, shard_contract
 
 __all__ = ["Lowering", "Part", "contract", "lower_parts", "tree_steps"]
-
-
-@dataclass(frozen=True)
-class Part:
-    """`units` units of shard `shard` from `first` on. `up` is an out-tree of the reversed graph (climbed), `down` one of the graph."""
-
-    shard: int
-    first: int
-    units: int
-    up: Tree | None
-    down: Tree | None
-
-
-@dataclass(frozen=True)
-class Lowering:
-    """How trees become steps. `shards`: weight units (ranks, or 1); `units` parts per shard; `depth` of every channel."""
-
-    fabric: Fabric
-    ranks: tuple[str, ...]
-    names: tuple[str, ...]  # of the forest's nodes
-    op: str
-    root: int
-    shards: int
-    units: int
-    pieces: int
-    unroll: bool
-    chunk_bytes: int
-    name: str
-    depth: int = 2
-    fused: bool = True  # a rank with several children receives and passes on to the first in one step; else all children have lanes of their own
-    pace: int = 0  # pieces that a rank's sending lane with the longest way may be ahead of its others; 0 = every lane goes as it can
-    lead: int = 1  # paced: pieces that it is ahead of those with fewer hops; where lanes repeat, pieces of an iteration: it divides `pieces`
-    servers: int = 1  # folded: so many alike runs of rank numbers; only the first is stored
-    fixed: tuple[int, ...] = ()  # folded: ranks of a server that is not one of these, but stored
-    window: int = 0  # folded: servers that a tree serves at once; 0 = all
-    table: ShardTable | None = None  # uneven shards: shard r's parts are shares of its chunks, out of `shard_units[r]`; needs `unroll`
-    shard_units: tuple[int, ...] = ()
-
-    @cached_property
-    def moving(self) -> list[int]:
-        """Ranks of the alike servers."""
-        return [v for v in range(len(self.ranks)) if v not in set(self.fixed)]
-
-    @property
-    def size(self) -> int:
-        """Ranks of one alike server."""
-        return len(self.moving) // self.servers
-
-    @cached_property
-    def place(self) -> dict[int, tuple[int, int]]:
-        """Of every rank of an alike server: (which server, which of its ranks)."""
-        return {v: divmod(i, self.size) for i, v in enumerate(self.moving)}
-
-    @cached_property
-    def buffer(self) -> dict[int, int]:
-        """The buffer of every rank in the plain form, and if its lanes are stored, in the program."""
-        first = sorted((*self.moving[: self.size], *self.fixed))
-        return {v: i for i, v in enumerate([*first, *self.moving[self.size :]])}
-
-    def member(self, v: int) -> int:
-        """The number of v's server, 0 of one that stays."""
-        return self.place[v][0] if v in self.place else 0
-
-    def moved(self, v: int, by: int) -> int:
-        """Where rank v goes so many servers further on."""
-        return self.moving[(self.place[v][0] + by) % self.servers * self.size + self.place[v][1]] if v in self.place else v
-
-    @property
-    def chunks(self) -> int:
-        if self.table is not None:
-            return self.table.chunks
-        return self.shards * self.units * self.stored_pieces
-
-    @property
-    def stored_pieces(self) -> int:
-        """Pieces that have steps of their own."""
-        return self.pieces if self.unroll else self.lead
-
-    @property
-    def repeat(self) -> int:
-        return self.pieces // self.stored_pieces
 
 
 def contract(op: str, buffers: Sequence[int], chunks: int, root: int) -> Contract:
@@ -142,7 +64,7 @@ def tree_steps(parts: Sequence[Part], ranks: int, *, fused: bool = True) -> int:
     """Steps for one piece of the program, before it is built."""
     known: dict[tuple[int, bool], int] = {}
     steps = 0
-    for part in parts:
+    for part in (x for whole in parts for x in (whole, *whole.limbs)):
         for tree, own in ((part.up, 0), (part.down, int(not fused))):
             if tree is None:
                 continue
@@ -187,7 +109,7 @@ def lower_parts(parts: Sequence[Part], how: Lowering) -> Program:
 
 def _fold(how: Lowering) -> Fold:
     axes = (FoldAxis("place", how.size, 1, "plain"), FoldAxis("server", how.servers, how.size, "shift"))
-    return Fold(axes, np.full((1, how.size + len(how.fixed)), how.chunks // how.servers, np.int32), how.fixed)
+    return Fold(axes, np.full((1, how.size + len(how.fixed)), how.turn * how.stored_pieces, np.int32), how.fixed, how.by_rank)
 
 
 @dataclass(frozen=True)
@@ -247,10 +169,10 @@ class _Routes:
 
 
 class _Home:
-    """Where the lanes of a part's ranks are stored: every rank at itself, or folded, at its twin in the first server."""
+    """Where the lanes of a part's ranks are stored: every rank at itself, or folded, at its twin in the first server. `of`: a limb's part."""
 
-    def __init__(self, part: Part, how: Lowering) -> None:
-        self.part, self.how = part, how
+    def __init__(self, part: Part, how: Lowering, of: Part | None = None) -> None:
+        self.part, self.how, self.whole = part, how, of or part
         self.known: dict[int, list[tuple[int, int]]] = {}
 
     def actor(self, v: int) -> int:
@@ -271,9 +193,16 @@ class _Home:
             if how.table is not None:
                 self.known[server] = _uneven_spans(part, how, how.table)
                 return self.known[server]
-            total = how.shards * how.units
-            base = (part.shard * how.units + part.first - server * (total // how.servers)) % total * how.stored_pieces
-            self.known[server] = [(base + i * part.units, part.units) for i in range(how.stored_pieces)]
+            # A limb's piece is a part of its part's.
+            whole, total = self.whole, how.shards * how.units
+            if not how.by_rank:
+                base = (part.shard * how.units + whole.first - server * how.turn) % total
+            elif part.shard in how.place:
+                base = how.moved(part.shard, -server) * how.units + whole.first
+            else:
+                base = part.shard * how.units + (whole.first - server * how.turn) % how.units
+            first = base * how.stored_pieces + part.first - whole.first
+            self.known[server] = [(first + i * whole.units, part.units) for i in range(how.stored_pieces)]
         return self.known[server]
 
 
@@ -309,16 +238,38 @@ def _lower_part(b: ProgramBuilder, part: Part, how: Lowering, routes: _Routes, s
     if not home.spans(0):
         return  # rounding left it nothing
     climbed: dict[int, list[StepRef]] = {}
+    limbs = [(limb, _Home(limb, how, part)) for limb in part.limbs]
+    below: list[dict[int, list[StepRef]]] = [{} for _ in limbs]
     if part.up is not None:
-        climbed = _climb(b, part.up, home, how, routes, sources)
+        # Limbs first: where one ends, its sums are there before the rank passes on its own. Limbs that add to the same chunks take turns.
+        ends: dict[int, list[list[StepRef]]] = {}
+        for i, (limb, at) in enumerate(limbs):
+            root = _tree(limb.up).root
+            before = [below[j][root] for j in range(i) if _tree(limbs[j][0].up).root == root and limb.meets(limbs[j][0])]
+            below[i] = _climb(b, _tree(limb.up), at, how, routes, sources, {root: before})
+            ends.setdefault(root, []).append(below[i][root])
+        climbed = _climb(b, part.up, home, how, routes, sources, ends)
     if part.down is not None:
-        _descend(b, part.down, home, how, routes, climbed, sources)
+        ready = _descend(b, part.down, home, how, routes, climbed, sources)
+        for (limb, at), done in zip(limbs, below, strict=True):
+            # The first waits for what the rank has from this part's trees, the others until their own contribution is sent.
+            root = _tree(limb.down).root
+            _descend(b, _tree(limb.down), at, how, routes, {**done, root: ready[root]}, {})
+
+
+def _tree(tree: Tree | None) -> Tree:
+    assert tree is not None
+    return tree
 
 
 def _climb(
-    b: ProgramBuilder, tree: Tree, home: _Home, how: Lowering, routes: _Routes, sources: dict[int, list[_Source]]
-) -> dict[int, list[StepRef]]:
-    """Reduce towards the root; returns for every rank the step after which its chunks may be written again, per piece."""
+    b: ProgramBuilder, tree: Tree, home: _Home, how: Lowering, routes: _Routes, sources: dict[int, list[_Source]],
+    ends: dict[int, list[list[StepRef]]] | None = None,
+) -> dict[int, list[StepRef]]:  # fmt: skip
+    """Reduce towards the root; returns for every rank the step after which its chunks may be written again, per piece.
+
+    `ends`: by rank, last steps of what must have been added there before, per piece.
+    """
     children: dict[int, list[int]] = {}
     # Late joiners are leaves far from the root: their sums arrive first at their parents; in windows lanes take all edges in the tree's order.
     for v in tree.order[1:] if how.window else reversed(tree.order[1:]):
@@ -335,28 +286,35 @@ def _climb(
             hops[v] = hops[tree.parent[v]] + 1
         lane, out = lanes.of(here, v), channel.get(v)
         incoming, buffer = [channel[c] for c in children.get(v, [])], home.buffer(v)
-        done[v] = [_climb_piece(lane, incoming, out, buffer, first, count) for first, count in home.spans(v)]
+        before = [[row[i] for row in (ends or {}).get(v, ())] for i in range(len(home.spans(v)))]
+        done[v] = [_climb_piece(lane, incoming, out, buffer, *span, after) for span, after in zip(home.spans(v), before, strict=True)]
         if v not in children and how.pace:
             sources.setdefault(here, []).append(_Source(lane, hops[v], home.part.units, tuple(done[v])))
     return done
 
 
-def _climb_piece(lane: LaneBuilder, incoming: list[int], out: int | None, buffer: int, first: int, count: int) -> StepRef:
+def _climb_piece(
+    lane: LaneBuilder, incoming: list[int], out: int | None, buffer: int, first: int, count: int, after: list[StepRef]
+) -> StepRef:  # fmt: skip
     if not incoming:
         assert out is not None
-        return lane.send(out, buffer, first, count)
+        return lane.send(out, buffer, first, count, after=after)
     for channel in incoming[:-1]:
-        lane.recv_add(channel, buffer, first, count)
+        lane.recv_add(channel, buffer, first, count, after=after)
+        after = []
     if out is None:
-        return lane.recv_add(incoming[-1], buffer, first, count)
-    return lane.recv_add_send(incoming[-1], out, buffer, first, count)
+        return lane.recv_add(incoming[-1], buffer, first, count, after=after)
+    return lane.recv_add_send(incoming[-1], out, buffer, first, count, after=after)
 
 
 def _descend(
     b: ProgramBuilder, tree: Tree, home: _Home, how: Lowering, routes: _Routes, climbed: dict[int, list[StepRef]],
     sources: dict[int, list[_Source]],
-) -> None:  # fmt: skip
-    """Broadcast from the root; a rank's chunk is written only after its own contribution was sent (`climbed`)."""
+) -> dict[int, list[StepRef]]:  # fmt: skip
+    """Broadcast from the root; a rank's chunk is written only after its own contribution was sent (`climbed`).
+
+    Returns for every rank the steps after which it has what is broadcast, per piece, where it does not have it from the start.
+    """
     children: dict[int, list[int]] = {}
     for v in tree.order[1:]:
         children.setdefault(tree.parent[v], []).append(v)
@@ -365,7 +323,7 @@ def _descend(
         src, dst = home.channel(tree.parent[v], v)
         channel[v] = b.channel(src, dst, depth=how.depth, route=routes.of(tree.paths[v], src, dst))
     lanes = _Lanes(b, tree, how)
-    below_height = [0] * len(tree.parent)
+    below_height, has = [0] * len(tree.parent), dict[int, list[StepRef]]()
     for v in reversed(tree.order[1:]):
         below_height[tree.parent[v]] = max(below_height[tree.parent[v]], below_height[v] + 1)
     for v in tree.order:
@@ -382,6 +340,7 @@ def _descend(
                     step = lane.recv(channel[v], buffer, first, count, after=ready[i])
                 ready[i] = [step]
             below = below[1:] if fused else below
+        has[v] = [row[0] for row in ready if row]
         ways = [1 + below_height[c] for c in children.get(v, [])] if v == tree.root and how.pace and not climbed else []
         # Ranks of other servers than v's, entered once each, share lanes by server; those of its own have one each.
         server, inside = how.place.get(v, (-1, v))
@@ -391,3 +350,4 @@ def _descend(
             steps = [lane.send(channel[child], buffer, first, count, after=after) for (first, count), after in zip(spans, ready, strict=True)]
             if ways:
                 sources.setdefault(here, []).append(_Source(lane, ways[number], home.part.units, tuple(steps)))
+    return has

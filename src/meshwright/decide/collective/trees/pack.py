@@ -32,11 +32,16 @@ class Tree:
     paths: tuple[Path, ...]
 
     @property
-    def height(self) -> int:
+    def depths(self) -> dict[int, int]:
+        """Hops from the root to every rank."""
         depth = {self.root: 0}
         for v in self.order[1:]:
             depth[v] = depth[self.parent[v]] + 1
-        return max(depth.values())
+        return depth
+
+    @property
+    def height(self) -> int:
+        return max(self.depths.values())
 
 
 def merged(trees: Sequence[Tree]) -> tuple[Tree, ...]:

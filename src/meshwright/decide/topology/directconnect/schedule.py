@@ -20,7 +20,7 @@ from ....kernels.port_division import divide
 from .loads import gather_cost
 from .wiring import Wiring, copies, line_graph, product
 
-__all__ = ["MAX_PIECES", "Schedule", "Transfer", "breadth_first", "expanded", "of_copies", "of_line_graph", "of_power"]
+__all__ = ["MAX_PIECES", "Schedule", "Transfer", "breadth_first", "expanded", "of_copies", "of_line_graph", "of_power", "turned"]
 
 MAX_PIECES = 24  # of a shard, that are tried: halves to quarters, sixths and eighths
 
@@ -75,6 +75,27 @@ def expanded(wiring: Wiring) -> Schedule:
     if rule == "power":
         return of_power(expanded(base), count)
     return breadth_first(wiring, gather_cost(wiring).load)
+
+
+def turned(wiring: Wiring) -> Schedule:
+    """An all-gather on the wiring with every arc turned round, by the same rules; played backwards it is a reduce-scatter on the wiring itself.
+
+    A line graph turned round is the line graph of the base turned round, its nodes numbered by the base's arcs as they were.
+    Raises: as `breadth_first`.
+    """
+    rule, base, count = wiring.made or ("", wiring, 1)
+    if rule == "copies":
+        return of_copies(turned(base), count)
+    if rule == "power":
+        return of_power(turned(base), count)
+    back = wiring.transposed()
+    if rule != "line":
+        return breadth_first(back, gather_cost(back).load)
+    made = of_line_graph(turned(base))
+    number = {(int(a), int(b)): k for k, (a, b) in enumerate(base.arcs)}
+    to = [number[int(a), int(b)] for b, a in base.transposed().arcs]
+    moved = (Transfer(t.step, to[t.source], t.first, t.last, to[t.sender], to[t.receiver]) for t in made.transfers)
+    return Schedule(back, made.pieces, tuple(moved))
 
 
 def _require_simple(wiring: Wiring) -> None:
