@@ -21,7 +21,8 @@ from shared_job import Items
 
 from effort import few
 from meshwright.data import SharedLoader, board
-from meshwright.data.shared import SHARED_MEMORY, _packed, _unpacked
+from meshwright.data.batch_bytes import packed, unpacked
+from meshwright.data.shared import SHARED_MEMORY
 from meshwright.errors import RunError, RunTimeout, UsageError
 
 pytestmark = pytest.mark.skipif(not SHARED_MEMORY.is_dir(), reason="no /dev/shm here")
@@ -229,15 +230,23 @@ def test_batches_arrive_as_they_were():
     batch = {
         "image": torch.arange(24).view(2, 3, 4), "half": torch.ones(3, dtype=torch.bfloat16), "flag": torch.tensor([True, False]),
         "one": torch.tensor(2.5), "none": torch.empty(0, 5), "turned": torch.arange(6).view(2, 3).t(), "array": np.arange(5, dtype=np.int16),
-        "text": ["a", None], "leaf": torch.nn.Linear(1, 1).weight,
+        "text": ["a", None, b"\xff", (1, -2.5, True)], "scalar": np.float32(1.5), 3: {"deep": {}}, "leaf": torch.nn.Linear(1, 1).weight,
     }  # fmt: skip
-    got = _unpacked(bytearray(b"".join(_packed(batch))), "x")
+    got = unpacked(bytearray(b"".join(packed(batch))), "x")
     assert all(t.data_ptr() % 8 == 0 for t in got.values() if isinstance(t, torch.Tensor) and t.numel())
     for key, value in batch.items():
         if isinstance(value, torch.Tensor):
             assert torch.equal(got[key], value) and got[key].dtype == value.dtype and got[key].shape == value.shape
             got[key].add_(1) if value.dtype != torch.bool else got[key].logical_not_()  # a job may change its copy
-    assert np.array_equal(got["array"], batch["array"]) and got["text"] == ["a", None]
+    assert np.array_equal(got["array"], batch["array"]) and got["text"] == batch["text"] and got[3] == {"deep": {}}
+    assert got["scalar"] == 1.5 and type(got["scalar"]) is np.float32
+
+
+@pytest.mark.parametrize("thing", [object(), {1, 2}, np.array([None]), [1, {"x": lambda: 0}], 1j])
+def test_a_batch_of_other_things_is_refused(thing):
+    with pytest.raises(UsageError, match="a batch holds a ") as caught:
+        packed(thing)
+    assert "collate_fn" in str(caught.value.hint)
 
 
 def test_the_default_collate_is_torchs(name):

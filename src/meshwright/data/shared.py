@@ -13,16 +13,12 @@ from __future__ import annotations
 import ctypes
 import errno
 import hashlib
-import io
-import mmap
 import multiprocessing
 import os
-import pickle
 import random
 import re
 import shutil
 import signal
-import struct
 import sys
 import time
 import traceback
@@ -33,6 +29,7 @@ from typing import Any
 import numpy as np
 
 from ..errors import RunError, RunTimeout, UsageError
+from .batch_bytes import mapped, packed, packed_error, unpacked
 from .board import MAX_JOBS, Board
 
 __all__ = ["SharedLoader"]
@@ -40,7 +37,6 @@ __all__ = ["SharedLoader"]
 SHARED_MEMORY = Path("/dev/shm")
 MAX_POLL_S = 0.01  # between two looks at the table
 MIN_SWEEP_S = 0.1  # of waiting before the dead are looked for
-ALIGNED_BYTES = 64  # of a tensor's first element, as torch allocates
 MAX_WAIT_S = 300.0  # for the next batch, or for the other jobs at the start
 _NAME = re.compile(r"[A-Za-z0-9._-]{1,64}")
 
@@ -124,10 +120,10 @@ class SharedLoader:
             for _ in range(self.batches):
                 batch = self._wait(board, epoch, seen)
                 seen[batch] = True
-                data = _mapped(board.file(epoch, batch))
+                data = mapped(board.file(epoch, batch))
                 with board.locked():
                     board.taken(epoch, batch, self._number)
-                yield _unpacked(data, f"{self.folder.name}: epoch {epoch}, batch {batch}")
+                yield unpacked(data, f"{self.folder.name}: epoch {epoch}, batch {batch}")
         finally:
             if self._board is not None:
                 with board.locked():
@@ -206,10 +202,10 @@ def _prepare(loader: SharedLoader, board: Board, epoch: int, batch: int) -> None
         made = []
         for index in map(int, items):
             made.append(loader.dataset[index])
-        parts = _packed(loader.collate_fn(made))
+        parts = packed(loader.collate_fn(made))
     except Exception as error:
         lines = traceback.format_exception_only(error)
-        parts = [b"E" + f"item {index}: {''.join(lines).strip()}".encode()]
+        parts = packed_error(f"item {index}: {''.join(lines).strip()}")
     target = board.file(epoch, batch)
     partial = target.with_name(f".{target.name}-{os.getpid()}")
     begin = time.monotonic()
@@ -224,7 +220,7 @@ def _prepare(loader: SharedLoader, board: Board, epoch: int, batch: int) -> None
                 raise
             if time.monotonic() - begin > loader.timeout_s / 2:  # no job made room
                 free = shutil.disk_usage(SHARED_MEMORY).free
-                parts = [b"E" + f"a batch of {sum(map(len, parts))} bytes does not fit into shared memory, {free} bytes are free".encode()]
+                parts = packed_error(f"a batch of {sum(map(len, parts))} bytes does not fit into shared memory, {free} bytes are free")
                 begin = time.monotonic()
             time.sleep(MAX_POLL_S)
     with board.locked():
@@ -238,64 +234,6 @@ def _seed(seed: int, epoch: int, batch: int) -> None:
     np.random.seed(int(state[1]))
     if "torch" in sys.modules:
         sys.modules["torch"].manual_seed(int(state[2]))
-
-
-# ---- batches as bytes: between processes of the same user on this machine, as torch's own loaders send them -------------------------------------
-class _Pickler(pickle.Pickler):
-    """Tensors as arrays, whose bytes stay out of the pickle."""
-
-    def reducer_override(self, thing: Any) -> Any:
-        torch = sys.modules.get("torch")
-        if torch is None or not isinstance(thing, torch.Tensor) or thing.layout != torch.strided or thing.is_quantized:
-            return NotImplemented
-        plain = thing.detach().cpu().contiguous()
-        data = plain.view(-1).view(torch.uint8).numpy() if plain.numel() else np.zeros(0, np.uint8)
-        return _tensor, (data, str(plain.dtype), tuple(plain.shape))
-
-
-def _tensor(data: Any, dtype: str, shape: tuple[int, ...]) -> Any:
-    import torch
-
-    kind = getattr(torch, dtype.removeprefix("torch."))
-    return torch.from_numpy(data).view(kind).view(shape) if data.size else torch.empty(shape, dtype=kind)
-
-
-def _packed(batch: Any) -> list[bytes | memoryview]:
-    """A letter, the number of buffers, the size of the pickle, the buffers' sizes; the pickle; the buffers, each at a multiple of ALIGNED_BYTES."""
-    buffers: list[pickle.PickleBuffer] = []
-    text = io.BytesIO()
-    _Pickler(text, protocol=5, buffer_callback=buffers.append).dump(batch)
-    raw = [b.raw() for b in buffers]
-    size = text.tell()
-    parts: list[bytes | memoryview] = [b"B" + struct.pack(f"<{len(raw) + 2}Q", len(raw), size, *map(len, raw)), text.getvalue()]
-    at = len(parts[0]) + size
-    for each in raw:
-        parts += [bytes(-at % ALIGNED_BYTES), each]
-        at += -at % ALIGNED_BYTES + len(each)
-    return parts
-
-
-def _mapped(path: Path) -> mmap.mmap:
-    """The file's bytes without a copy of them; what the job changes stays its own. The file may be removed meanwhile."""
-    with path.open("rb", buffering=0) as file:
-        return mmap.mmap(file.fileno(), 0, flags=mmap.MAP_PRIVATE, prot=mmap.PROT_READ | mmap.PROT_WRITE)
-
-
-def _unpacked(data: mmap.mmap | bytearray, where: str) -> Any:
-    """Raises: RunError with what a worker said."""
-    if data[:1] == b"E":
-        raise RunError(bytes(data[1:]).decode(), where=where, hint="the dataset or collate_fn raised it; all jobs are told")
-    view = memoryview(data)
-    count, size = struct.unpack_from("<2Q", view, 1)
-    sizes = struct.unpack_from(f"<{count}Q", view, 17)
-    at = 17 + 8 * count
-    text, at = view[at : at + size], at + size
-    buffers = []
-    for length in sizes:
-        at += -at % ALIGNED_BYTES
-        buffers.append(view[at : at + length])
-        at += length
-    return pickle.loads(text, buffers=buffers)  # noqa: S301  # a batch of ours: the folder is the user's own, and only he may write there
 
 
 def _default_collate() -> Callable[[list[Any]], Any]:
