@@ -210,6 +210,7 @@ class Order:
             edges.append((self.node(m.send[use], i), self.node(m.recv[use], i)))
         self.cross_src: Ints = np.concatenate([e[0] for e in edges])
         self.cross_dst: Ints = np.concatenate([e[1] for e in edges])
+        self.edge_keys: Ints = np.append(np.sort(self.cross_src * self.n + self.cross_dst), np.iinfo(np.int64).max)
         # Edges were appended in turns, `after` then matching, so odd entries are messages.
         self.cross_match: Bools = np.concatenate([np.full(len(e[0]), k % 2 == 1) for k, e in enumerate(edges)])
         # Lane order as edges from each node's predecessor in its lane; with them the order is one of all constraints.
@@ -315,7 +316,8 @@ class Order:
         out: Bools = (self.lane[a] == self.lane[b]) & (self.position[a] < self.position[b])
         across = (self.lane[a] != self.lane[b]) & (self.component[self.lane[a]] == self.component[self.lane[b]])
         across = np.flatnonzero(across & (self.rank_in_order[a] < self.rank_in_order[b]))
-        out[across] = np.isin(a[across] * self.n + b[across], self.cross_src * self.n + self.cross_dst)
+        sought = a[across] * self.n + b[across]
+        out[across] = self.edge_keys[np.searchsorted(self.edge_keys, sought)] == sought
         across = across[~out[across]]  # most pairs are the ends of one edge: those need no clocks, whose tables are lanes times joins
         if not self.clocked:
             out[across] = self._search(a[across], b[across])
@@ -344,8 +346,7 @@ class Order:
         for target, queries in sought.items():
             # A join before the earliest sought node in the topological order cannot have it as an ancestor: the walk ends there.
             floor = min(rank[start[k]] for k in queries)
-            last: dict[int, int] = {}
-            seen: set[int] = set()
+            last, seen = dict[int, int](), set[int]()
             todo = [row[target]]
             while todo and queries:
                 r = todo.pop()
@@ -389,8 +390,7 @@ class Order:
         # Posting waits for lane order up to the first receive still open and for every `after` edge since, not for messages.
         local = np.flatnonzero(~self.cross_match)
         by = local[np.argsort(self.cross_dst[local], kind="stable")]
-        targets = self.cross_dst[by]
-        out = np.zeros(len(nodes), np.int64)
+        targets, out = self.cross_dst[by], np.zeros(len(nodes), np.int64)
         for k, (v, back) in enumerate(zip(nodes.tolist(), ahead.tolist(), strict=True)):
             seen = max(int(clock[self.row_before[v - back]]), int(self.position[v - back]) - 1 if self.lane[v] == lane else -1)
             for e in by[np.searchsorted(targets, v - back) : np.searchsorted(targets, v, side="right")].tolist():
