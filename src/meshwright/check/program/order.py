@@ -346,8 +346,7 @@ class Order:
         for target, queries in sought.items():
             # A join before the earliest sought node in the topological order cannot have it as an ancestor: the walk ends there.
             floor = min(rank[start[k]] for k in queries)
-            last: dict[int, int] = {}
-            seen: set[int] = set()
+            last, seen = dict[int, int](), set[int]()
             todo = [row[target]]
             while todo and queries:
                 r = todo.pop()
@@ -391,8 +390,7 @@ class Order:
         # Posting waits for lane order up to the first receive still open and for every `after` edge since, not for messages.
         local = np.flatnonzero(~self.cross_match)
         by = local[np.argsort(self.cross_dst[local], kind="stable")]
-        targets = self.cross_dst[by]
-        out = np.zeros(len(nodes), np.int64)
+        targets, out = self.cross_dst[by], np.zeros(len(nodes), np.int64)
         for k, (v, back) in enumerate(zip(nodes.tolist(), ahead.tolist(), strict=True)):
             seen = max(int(clock[self.row_before[v - back]]), int(self.position[v - back]) - 1 if self.lane[v] == lane else -1)
             for e in by[np.searchsorted(targets, v - back) : np.searchsorted(targets, v, side="right")].tolist():

@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from math import isfinite
+from operator import itemgetter
 from typing import Any, ClassVar, Literal, NamedTuple, Protocol, Self
 
 import numpy as np
@@ -216,9 +217,8 @@ class Columns:
     @staticmethod
     def of(orders: Sequence[Sequence[Action]]) -> Columns:
         rows = [a for order in orders for a in order]
-        kinds, *others = zip(*rows, strict=True) if rows else ((),) * 6
-        codes = np.fromiter(map(KIND_CODES.__getitem__, kinds), np.int64, len(rows))
-        stage, microbatch, copy, count, beside = (np.array(x, np.int64) for x in others)
+        codes = np.fromiter((KIND_CODES[a[0]] for a in rows), np.int64, len(rows))
+        stage, microbatch, copy, count, beside = (np.fromiter(map(itemgetter(i), rows), np.int64, len(rows)) for i in range(1, 6))
         return Columns(codes, stage, microbatch, copy, count, beside, np.cumsum([0, *map(len, orders)], dtype=np.int64))
 
 

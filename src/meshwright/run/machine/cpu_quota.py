@@ -18,7 +18,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from ...errors import RunError, UsageError
 
@@ -122,7 +122,7 @@ def find_place(root: Path = Path("/")) -> CgroupPlace | None:
     return None
 
 
-def quota_times(shares: Sequence[float], cores: float) -> list[dict[str, float]]:
+def quota_times(shares: Sequence[float], cores: float) -> list[dict[str, Any]]:
     """Of every device under a quota, by the names of a fabric's fields: the period; for how long a process runs on past its quota; how much longer
     its work takes while devices that run at the same moment share the cores. `shares`: of a core, of all devices, 0: none of its own.
 
@@ -130,7 +130,7 @@ def quota_times(shares: Sequence[float], cores: float) -> list[dict[str, float]]
     quota of 4 of 10 ms). A device runs for its share of the time, independently of the others.
     """
     late_s = time.clock_getres(COARSE_CLOCK) / 4
-    found = []
+    found: list[dict[str, Any]] = []
     for i in range(len(shares)):
         running = [1.0]  # by number of other devices that run: how likely
         for share in (*shares[:i], *shares[i + 1 :]):
