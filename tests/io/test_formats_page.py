@@ -66,7 +66,7 @@ def test_operator_times_example_and_fields(tmp_path):
 
 # What commands print with --json; not read back from files.
 PRINTED = {
-    "kfac-capacity", "placement", "placements",
+    "kfac-capacity", "placement", "placements", "tables-plan", "tables-compare", "tables-fit", "tables-run", "tables-export",
     "pipeline-compare", "pipeline-plan", "pipeline-export", "pipeline-run", "pipeline-fill",
     "capture", "citations", "collective", "completion", "error", "fabric-here", "fabric-list", "fabric-show", "program-diff",
     "program-show", "program-stats", "program-export", "program-import",

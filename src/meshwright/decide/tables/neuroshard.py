@@ -83,12 +83,14 @@ class NeuroShard(TableStrategy):
             looked += seen
             plans.append((pieces, on))
         ranked = []
+        last: Unsupported | Infeasible | None = None
         for pieces, on in [*plans, min(found, key=lambda f: f[0])[1:]]:
             try:
                 ranked.append(problem.judged(self, pieces, on, evaluations=looked, notes={"pieces": len(pieces)}))
-            except Unsupported as refused:
+            except (Unsupported, Infeasible) as refused:
                 last = refused
         if not ranked:
+            assert last is not None
             raise last
         return min(ranked, key=lambda p: p.cost_s)
 
