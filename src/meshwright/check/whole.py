@@ -81,8 +81,10 @@ def check_program(
             for fill in fills or (None,):
                 findings += guarded("values", lambda fill=fill: check_pipeline(flat, work, order[0], fill))  # type: ignore[misc]
         elif not findings and placed is not None:
-            proved = check_tables if isinstance(placed, Sharded) else check_tasks
-            findings += guarded("values", lambda: proved(flat, placed, order[0]))  # type: ignore[operator]
+            job = placed
+            findings += guarded(
+                "values", lambda: check_tables(flat, job, order[0]) if isinstance(job, Sharded) else check_tasks(flat, job, order[0])
+            )
         elif not findings and flat.contracts:
             findings += guarded("values", lambda: check_collective(flat, order[0]))
         elif not findings and layout is not None:

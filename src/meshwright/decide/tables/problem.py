@@ -174,11 +174,12 @@ class TableProblem:
         own_out, own_in, other_in, other_out = self.per_column_s
         rest = columns.sum(-1, keepdims=True) - columns
         if starts_s is None:
-            return np.maximum(columns * own_in, rest * other_out)
+            return np.asarray(np.maximum(columns * own_in, rest * other_out))
         out, into = self.rates
         message = columns[..., :, None] * self.samples * self.tables.element_bytes / np.minimum(out[:, None], into)
         sends = np.where((columns[..., :, None] > 0) & ~np.eye(self.devices, dtype=bool), starts_s[..., :, None] + message, 0.0)
-        return np.maximum(np.maximum(columns * own_out, rest * other_in), sends.max(-2) - starts_s)  # what the latest sends last decides
+        late = sends.max(-2) - starts_s  # what the latest sends last
+        return np.asarray(np.maximum(np.maximum(columns * own_out, rest * other_in), late))
 
     def phases(self, sums: F64, columns: F64) -> Phases:
         """Of plans with these sums [..., D, K] and columns [..., D]. A net is not believed below what a device's links take for its bytes."""
