@@ -103,6 +103,7 @@ def test_points_are_measured_here():
         collect_compute(small, 1, np.random.default_rng(0))
 
 
+@pytest.mark.real
 def test_exchanges_between_processes():
     tasks = exchange_tasks(TABLES, 2, 2, np.random.default_rng(0))
     assert all(len(t.columns) == len(t.start_s) == 2 and min(t.start_s) == 0 for t in tasks)
@@ -112,6 +113,7 @@ def test_exchanges_between_processes():
     assert fore[1][0] > 0.05 and all(x > 0 for row in back for x in row)
 
 
+@pytest.mark.real
 def test_plans_are_measured_as_the_driver_asks():
     from meshwright.decide.tables import TableProblem
     from meshwright.decide.tables.classic import DimGreedy
