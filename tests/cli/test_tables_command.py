@@ -56,7 +56,8 @@ def test_fit_plan_again_run_and_export(here, capsys):
     assert again["moved_bytes"] <= 500 and again["strategies"][0]["strategy"] == "fewest-moves"
     ran = told(capsys, "tables", "run", "plan.json", "--steps", "1", "--dtype", "float64")
     assert ran["equal"] and ran["outputs_apart"] <= 1e-12 and ran["operator"] == "embedding_bag"
-    assert told(capsys, "tables", "export", "plan.json", "--out", "torchrec.json")["tables"] == 2
+    told(capsys, "tables", "plan", "tables.json", "--fabric", "laptop:2", "--strategy", "dim-greedy", "--out", "whole.json")
+    assert told(capsys, "tables", "export", "whole.json", "--out", "torchrec.json")["tables"] == 2
     assert json.loads(Path("torchrec.json").read_text())["world_size"] == 2
 
 
