@@ -44,6 +44,7 @@ def told(capsys, *words, code=0):
     return json.loads(said.out if code == 0 else said.err)
 
 
+@pytest.mark.real
 def test_fit_plan_again_run_and_export(here, capsys):
     fitted = told(capsys, "tables", "fit", "tables.json", "--fabric", "laptop:2", "--points", "20", "--exchange-points", "0", "--epochs", "2")
     assert fitted["file"] == "costs.safetensors" and fitted["errors"]["compute"] > 0 and fitted["machine"]["cpu"]
@@ -55,7 +56,8 @@ def test_fit_plan_again_run_and_export(here, capsys):
     assert again["moved_bytes"] <= 500 and again["strategies"][0]["strategy"] == "fewest-moves"
     ran = told(capsys, "tables", "run", "plan.json", "--steps", "1", "--dtype", "float64")
     assert ran["equal"] and ran["outputs_apart"] <= 1e-12 and ran["operator"] == "embedding_bag"
-    assert told(capsys, "tables", "export", "plan.json", "--out", "torchrec.json")["tables"] == 2
+    told(capsys, "tables", "plan", "tables.json", "--fabric", "laptop:2", "--strategy", "dim-greedy", "--out", "whole.json")
+    assert told(capsys, "tables", "export", "whole.json", "--out", "torchrec.json")["tables"] == 2
     assert json.loads(Path("torchrec.json").read_text())["world_size"] == 2
 
 
@@ -65,6 +67,7 @@ def test_the_bags_of_a_model_are_compared(here, capsys):
     assert {r["strategy"] for r in found["strategies"]} >= {"neuroshard", "dim-greedy", "fewest-moves"}
 
 
+@pytest.mark.real
 def test_the_page_prints_what_it_shows(tmp_path, monkeypatch, capsys):
     page = (Path(__file__).parents[2] / "docs" / "tables.md").read_text(encoding="utf-8")
     monkeypatch.chdir(tmp_path)

@@ -56,7 +56,7 @@ def tables_of_module(module: nn.Module, inputs: tuple[Any, ...], *, name: str = 
         ))  # fmt: skip
     batch = max([count for _, count in seen.values()] + [1])
     size = next(iter(bags.values())).weight.element_size()
-    return Tables(tables=tuple(found), batch=batch, name=name, element_bytes=size)  # type: ignore[arg-type]
+    return Tables(tables=tuple(found), batch=batch, name=name, element_bytes=size)
 
 
 def _keeping(seen: dict[str, tuple[list[torch.Tensor], int]], name: str) -> Any:
@@ -64,7 +64,10 @@ def _keeping(seen: dict[str, tuple[list[torch.Tensor], int]], name: str) -> Any:
         indices = args[0] if args else kwargs["input"]
         offsets = args[1] if len(args) > 1 else kwargs.get("offsets")
         kept, count = seen[name]
-        bags = int(indices.shape[0]) if indices.dim() == 2 else len(offsets) - bool(getattr(module, "include_last_offset", False))
+        if indices.dim() == 2 or offsets is None:
+            bags = int(indices.shape[0])
+        else:
+            bags = len(offsets) - bool(getattr(module, "include_last_offset", False))
         seen[name] = ([*kept, indices.detach().flatten().cpu()], count + bags)
 
     return hook

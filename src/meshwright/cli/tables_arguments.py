@@ -148,6 +148,7 @@ def compared_document(problem: TableProblem, ranked: Sequence[Tried], bound: Bou
     return {
         "tables": problem.tables.name, "table_count": len(problem.tables.tables), "batch": problem.tables.batch, "fabric": problem.fabric.name,
         "devices": problem.devices, "costs": "measured" if first.table is not None else "assumed", "errors": dict(first.errors),
+        "exchanges": "measured" if problem.exchanges_measured else "links",
         "bound_s": float(bound), "strategies": rows,
     }  # fmt: skip
 
@@ -158,6 +159,8 @@ def text_table(problem: TableProblem, ranked: Sequence[Tried], bound: Bound) -> 
     first = problem.costs[0]
     how = "costs are assumed, from memory bandwidths" if first.table is None else "costs were measured: " + ", ".join(
         f"{name} within {error:.1%}" for name, error in sorted(first.errors.items()))  # fmt: skip
+    if first.table is not None and not problem.exchanges_measured:
+        how += "; exchanges by the fabric's links" + (f", those measured are of {first.fabric} with {first.devices} devices" if first.fabric else "")
     what = f"{len(problem.tables.tables)} tables, {problem.tables.batch} samples, on {problem.devices} devices of {problem.fabric.name}"
     lines = [
         f"{problem.tables.name}: {what}", how,

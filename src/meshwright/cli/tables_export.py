@@ -14,7 +14,7 @@ HELP = "A table plan as torchrec's ShardingPlan, in JSON (`meshwright.run.tables
 
 def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("plan", type=Path, help="a plan of `meshwright tables plan`")
-    parser.add_argument("--to", choices=["torchrec"], default="torchrec")
+    parser.add_argument("--to", choices=["torchrec"], default="torchrec", help="the library that it is for")
     parser.add_argument("--out", "-o", type=Path, required=True, help="where to write it")
 
 

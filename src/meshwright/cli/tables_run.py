@@ -16,7 +16,7 @@ TOLERANCE = {"float32": 1e-5, "float64": 1e-12}  # of the largest entry: what an
 def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("plan", type=Path, help="a plan of `meshwright tables plan`")
     parser.add_argument("--steps", type=at_least_one, default=5, help="iterations (default 5)")
-    parser.add_argument("--dtype", choices=list(TOLERANCE), default="float32")
+    parser.add_argument("--dtype", choices=list(TOLERANCE), default="float32", help="of weights and sums (default float32)")
     parser.add_argument("--operator", choices=["auto", "embedding_bag", "fbgemm"], default="auto", help="auto: fbgemm where there is one, in float32")
     parser.add_argument("--no-verify", action="store_true", help="do not train whole tables beside it: for tables that one process cannot hold")
     parser.add_argument("--seed", type=int, default=0, help="of weights and batches")

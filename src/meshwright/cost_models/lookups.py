@@ -86,7 +86,7 @@ class LookupCosts:
 
     def embed(self, rows: F64, dim: F64, pooling: F64, histogram: F64) -> F64:
         """[tables, units + 1]: what is summed over the tables of a device; the last is the floor's seconds."""
-        floor = floor_terms(dim, pooling, self.batch) @ np.array(self.floor) + self.overhead_s
+        floor: F64 = floor_terms(dim, pooling, self.batch) @ np.array(self.floor) + self.overhead_s
         if self.table is None:
             return floor[:, None]
         return np.concatenate([self.table(features(rows, dim, pooling, histogram, self.batch)), floor[:, None]], 1)

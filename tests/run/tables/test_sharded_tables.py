@@ -26,6 +26,7 @@ SHARDS = [
 ]  # fmt: skip
 
 
+@pytest.mark.real
 def test_cut_tables_train_as_whole_ones():
     found = run_tables(TABLES, SHARDS, ["x", "y", "z", "idle"], dtype="float64", steps=3)
     assert 0 <= found.outputs_apart <= 1e-12 and 0 <= found.weights_apart <= 1e-12 and len(found.step_s) == 3
@@ -56,6 +57,7 @@ def test_features_that_no_table_has_rows_for_are_refused_before_anything_is_sent
             bags(features)
 
 
+@pytest.mark.real
 def test_fbgemm_runs_the_same_plan():
     try:
         import fbgemm_gpu  # noqa: F401
@@ -67,6 +69,7 @@ def test_fbgemm_runs_the_same_plan():
     assert max(found.outputs_apart, found.weights_apart) <= 1e-5
 
 
+@pytest.mark.real
 def test_what_a_rank_refuses_is_what_the_run_raises():
     wrong = [*SHARDS[:-1], Shard(table="gone", device="z", rows=(0, 5), columns=(0, 4))]
     with pytest.raises(UsageError, match="there is no gone"):

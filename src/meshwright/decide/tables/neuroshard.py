@@ -77,18 +77,20 @@ class NeuroShard(TableStrategy):
                 f"no list of pieces that was tried fits: {least_left:.0f} bytes are left over", where=problem.fabric.name,
                 hint=f"a device with {least_left:.0f} bytes more, or --strategy size-greedy", data={"left_bytes": least_left},
             )  # fmt: skip
-        plans = []
-        for _, pieces, on in sorted(found, key=lambda f: f[0])[: max(1, self.starts)]:
-            pieces, on, seen = refine(problem, pieces, on, rounds=self.rounds)
+        plans: list[tuple[tuple[Piece, ...], tuple[int, ...]]] = []
+        for _, parts, places in sorted(found, key=lambda f: f[0])[: max(1, self.starts)]:
+            done, where, seen = refine(problem, parts, places, rounds=self.rounds)
             looked += seen
-            plans.append((pieces, on))
+            plans.append((done, where))
         ranked = []
-        for pieces, on in [*plans, min(found, key=lambda f: f[0])[1:]]:
+        last: Unsupported | Infeasible | None = None
+        for parts, places in [*plans, min(found, key=lambda f: f[0])[1:]]:
             try:
-                ranked.append(problem.judged(self, pieces, on, evaluations=looked, notes={"pieces": len(pieces)}))
-            except Unsupported as refused:
+                ranked.append(problem.judged(self, parts, places, evaluations=looked, notes={"pieces": len(parts)}))
+            except (Unsupported, Infeasible) as refused:
                 last = refused
         if not ranked:
+            assert last is not None
             raise last
         return min(ranked, key=lambda p: p.cost_s)
 

@@ -163,27 +163,33 @@ class TableProblem:
         others = self.tables.batch - self.samples
         return others * size / out, others * size / into, self.samples * size / into, self.samples * size / out
 
+    @property
+    def exchanges_measured(self) -> bool:
+        """Whether exchanges are priced by nets: those of this fabric, and of as many devices."""
+        first = self.costs[0]
+        return first.forward is not None and first.devices == self.devices and first.fabric == self.fabric.name
+
     def by_links(self, columns: F64, starts_s: F64 | None = None) -> F64:
         """[..., D] seconds of the backward exchange by the fabric's links, or of the forward one where devices start so late."""
         own_out, own_in, other_in, other_out = self.per_column_s
         rest = columns.sum(-1, keepdims=True) - columns
         if starts_s is None:
-            return np.maximum(columns * own_in, rest * other_out)
+            return np.asarray(np.maximum(columns * own_in, rest * other_out))
         out, into = self.rates
         message = columns[..., :, None] * self.samples * self.tables.element_bytes / np.minimum(out[:, None], into)
         sends = np.where((columns[..., :, None] > 0) & ~np.eye(self.devices, dtype=bool), starts_s[..., :, None] + message, 0.0)
-        return np.maximum(np.maximum(columns * own_out, rest * other_in), sends.max(-2) - starts_s)  # what the latest sends last decides
+        late = sends.max(-2) - starts_s  # what the latest sends last
+        return np.asarray(np.maximum(np.maximum(columns * own_out, rest * other_in), late))
 
     def phases(self, sums: F64, columns: F64) -> Phases:
         """Of plans with these sums [..., D, K] and columns [..., D]. A net is not believed below what a device's links take for its bytes."""
         first = self.costs[0]
-        trained = first.devices == self.devices and first.fabric == self.fabric.name
         compute, back = self.compute_s(sums), self.by_links(columns)
-        if trained and (net := first.exchange_s(columns, None)) is not None:
+        if self.exchanges_measured and (net := first.exchange_s(columns, None)) is not None:
             back = np.maximum(net, back)
         ends = compute + back
         starts = ends - ends.min(-1, keepdims=True)
-        if trained and (net := first.exchange_s(columns, starts)) is not None:
+        if self.exchanges_measured and (net := first.exchange_s(columns, starts)) is not None:
             own_out, _, other_in, _ = self.per_column_s
             fore = np.maximum(net, np.maximum(columns * own_out, (columns.sum(-1, keepdims=True) - columns) * other_in))
         else:
@@ -193,7 +199,8 @@ class TableProblem:
     def judged(
         self, strategy: TableStrategy, pieces: Sequence[Piece], on: Sequence[int], *, evaluations: int, notes: Mapping[str, Any] | None = None
     ) -> TablePlan:  # fmt: skip
-        """The plan of pieces on devices; pieces that meet on a device become one. Raises: Unsupported where more is moved than may be."""
+        """The plan of pieces on devices; pieces that meet on a device become one. Raises: Unsupported where more is moved than may be;
+        Infeasible where cuts in rows make partial sums that find no room."""
         shards = merged(self, pieces, on)
         held = [Piece(self.tables.number_of[s.table], s.rows, s.columns) for s in shards]
         where = np.array([self.fabric.actor_of[s.device] for s in shards])
@@ -203,11 +210,23 @@ class TableProblem:
             raise Unsupported(
                 f"{strategy.name} would move {moved} bytes, {self.move_bytes} may be moved", hint="--strategy fewest-moves keeps to the limit",
             )  # fmt: skip
+        self._require_room(held, where, columns)
         phases = self.phases(sums, columns)
         return TablePlan(
             strategy=strategy.name, shards=shards, phases=Phases(*(np.asarray(x) for x in phases)), columns=tuple(columns.astype(int).tolist()),
             moved_bytes=moved, evaluations=evaluations, notes=dict(notes or {}),
         )  # fmt: skip
+
+    def _require_room(self, held: Sequence[Piece], on: I64, columns: F64) -> None:
+        """Cuts in rows are received by more devices than `memory` has counted."""
+        received = 2 * self.samples * (columns.sum() - columns) * self.tables.element_bytes
+        need = np.bincount(on, weights=self.bytes_of(held), minlength=self.devices) + received
+        for d, more in zip(self.fabric.devices, need, strict=True):
+            if 0 < d.memory_bytes < more:
+                raise Infeasible(
+                    f"tables, pooled rows and partial sums take {more:.0f} bytes on {d.name}, which has {d.memory_bytes}", where=d.name,
+                    hint=f"{more - d.memory_bytes:.0f} bytes more, or a smaller batch", data={"needed_bytes": float(more)},
+                )  # fmt: skip
 
     def sums(self, pieces: Sequence[Piece], on: I64) -> tuple[F64, F64]:
         """Sums [D, K] and columns [D] of one plan."""

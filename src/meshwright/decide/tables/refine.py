@@ -19,6 +19,7 @@ from .problem import F64, I64, Piece, TablePlan, TableProblem, TableStrategy, fi
 __all__ = ["FewestMoves", "refine"]
 
 LEAST_GAIN = 1e-4  # of the cost, below which a step is not taken: nets know their costs no better
+MAX_STEPS = 20_000  # moves and swaps looked at in a round
 EVEN = 0.02  # weight of how evenly devices work, beside the slowest one's time: two that are equally slow are left one after the other
 
 
@@ -49,7 +50,10 @@ def refine(
         more = price[first, target] - price[first, source]
         more += np.where(second >= 0, price[second, source] - price[second, target], 0.0)
         allowed = price[np.arange(len(at)), at].sum() + more <= max(most_moved, price[np.arange(len(at)), at].sum())
-        first, second, target, source = first[allowed], second[allowed], target[allowed], source[allowed]
+        chosen = np.flatnonzero(allowed)
+        if len(chosen) > MAX_STEPS:  # of very many pieces a sample, spread evenly
+            chosen = chosen[np.linspace(0, len(chosen) - 1, MAX_STEPS).astype(int)]
+        first, second, target, source = first[chosen], second[chosen], target[chosen], source[chosen]
         if not len(first):
             break
         new_sums, new_columns = _moved(sums, columns, embedded, width, first, second, source, target)

@@ -44,7 +44,7 @@ def write_lookup_costs(path: str | Path, costs: LookupCosts) -> None:
     from safetensors.numpy import save
 
     facts = {f: msgspec.to_builtins(getattr(costs, f)) for f in _Facts.__struct_fields__}
-    tensors = {}
+    tensors: dict[str, Any] = {}
     for name in NETS:
         net: Net | None = getattr(costs, name)
         if net is not None:
@@ -82,13 +82,13 @@ def read_lookup_costs(path: str | Path) -> LookupCosts:
     nets = {name: _net(name, tensors, where) for name in NETS}
     _fitting(nets, facts, where)
     found: dict[str, Any] = {f: getattr(facts, f) for f in _Facts.__struct_fields__}
-    return LookupCosts(**nets, **found)
+    return LookupCosts(**{**found, **nets})
 
 
 def _net(name: str, tensors: dict[str, Any], where: str) -> Net | None:
     if f"{name}.mean" not in tensors:
         return None
-    layers = []
+    layers: list[tuple[Any, Any]] = []
     try:
         mean, spread = tensors[f"{name}.mean"], tensors[f"{name}.spread"]
         units = mean.shape

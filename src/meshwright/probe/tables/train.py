@@ -102,7 +102,7 @@ def fit_compute(tables: Tables, points: ComputePoints, *, epochs: int = 300, see
     scaled, sums = torch.tensor((x - mean) / spread, dtype=torch.float32), torch.tensor(counts, dtype=torch.float32)
     truth = torch.tensor(np.log2(times), dtype=torch.float32)
     with torch.no_grad():
-        head[-1].bias.fill_(float(truth.mean()))  # type: ignore[operator, union-attr]
+        head[-1].bias.fill_(float(truth.mean()))
 
     def losses(part: torch.Tensor) -> torch.Tensor:
         return _relative(head(sums[part] @ members(scaled))[:, 0], truth[part])
@@ -159,7 +159,7 @@ def fit_exchange(
         stack = _stack((x.shape[1], *EXCHANGE, y.shape[1]))
         scaled, truth = torch.tensor((x - mean) / spread, dtype=torch.float32), torch.tensor(np.log2(y), dtype=torch.float32)
         with torch.no_grad():
-            stack[-1].bias.copy_(truth.mean(0))  # type: ignore[operator, union-attr]
+            stack[-1].bias.copy_(truth.mean(0))
 
         def losses(part: torch.Tensor, stack: torch.nn.Module = stack, scaled: torch.Tensor = scaled, truth: torch.Tensor = truth) -> torch.Tensor:
             return _relative(stack(scaled[part]), truth[part])

@@ -117,10 +117,10 @@ def _train(request: TablesRequest) -> _Report:
         dist.barrier()
         began = time.perf_counter()
         pooled = bags(mine)
-        sum((pooled[t.name] * counts_for[t.name][own]).sum() for t in tables.tables).backward()  # type: ignore[union-attr]
+        sum((pooled[t.name] * counts_for[t.name][own]).sum() for t in tables.tables).backward()
         with torch.no_grad():
             for p in bags.parameters() if request.operator != "fbgemm" else ():
-                p -= LEARNING_RATE * p.grad  # type: ignore[operator]
+                p -= LEARNING_RATE * p.grad
                 p.grad = None
         found.step_s.append(time.perf_counter() - began)
         found.sent_bytes = bags.sent_bytes
@@ -147,7 +147,7 @@ def _compared(tables: Tables, whole: Mapping[str, Any], batch: Any, counts_for: 
         worst = max(worst, _apart(pooled[t.name].detach(), out.detach()[own]))
         (out * counts_for[t.name]).sum().backward()
         with torch.no_grad():
-            w -= LEARNING_RATE * w.grad  # type: ignore[operator]
+            w -= LEARNING_RATE * w.grad
             w.grad = None
     return worst
 

@@ -25,7 +25,7 @@ __all__ = ["ShardedTables"]
 Bags = tuple[torch.Tensor, torch.Tensor]  # indices, and offsets of samples with the end behind them
 
 
-class _Exchange(torch.autograd.Function):
+class _Exchange(torch.autograd.Function):  # type: ignore[misc]
     """All-to-all of flat pieces; the gradient goes back the same way."""
 
     @staticmethod
@@ -45,7 +45,7 @@ def _all_to_all(x: torch.Tensor, sends: list[int], takes: list[int], group: Any)
     return out
 
 
-class ShardedTables(nn.Module):
+class ShardedTables(nn.Module):  # type: ignore[misc]
     """Args: devices: names of ranks; rank: this one; weights: whole tables to take shards from (else drawn from `seed`, as all ranks draw them);
     operator: "embedding_bag", or "fbgemm" (float32; its backward pass takes an SGD step of `learning_rate` itself).
 
@@ -152,7 +152,7 @@ class ShardedTables(nn.Module):
         if self.operator == "fbgemm":
             starts = torch.tensor([0, *(len(r) for r in rows)]).cumsum(0)
             every = torch.cat([*(o[:-1] + s for o, s in zip(offsets, starts[:-1], strict=True)), starts[-1:]])
-            return self._batched(torch.cat(rows), every)  # type: ignore[misc, no-any-return]
+            return self._batched(torch.cat(rows), every)  # type: ignore[misc]
         bag = nn.functional.embedding_bag
         return torch.cat([bag(r, p, o, mode="sum", include_last_offset=True) for p, r, o in zip(self.parts, rows, offsets, strict=True)], 1)
 
