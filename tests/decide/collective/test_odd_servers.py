@@ -16,6 +16,7 @@ from meshwright.check.folded.program import check_folded
 from meshwright.check.program.links import link_time
 from meshwright.decide.collective import CollectivePlan, CollectiveProblem, ForestColl
 from meshwright.decide.collective.classic.direct import Direct
+from meshwright.decide.collective.classic.direct_folded import alike_servers, passes_on
 from meshwright.decide.collective.cuts import worst_cut
 from meshwright.decide.collective.forestcoll import forest, odd_servers, strategy
 from meshwright.decide.collective.forestcoll.odd_servers import odd_forest
@@ -108,6 +109,15 @@ def test_blocks_go_by_the_links_that_are_left() -> None:
     index = {(x.src, x.dst): i for i, x in enumerate(of.fabric.links)}
     left = [busy[index[f"box3/nic{i}", "ib"]] for i in range(8) if i != 5]
     assert max(left) < Fraction(21, 20) * min(left) and max(left) < Fraction(101, 100) * Fraction(plan.bound.value)
+
+
+def test_few_servers_pass_on_too_and_are_written_out() -> None:
+    of = CollectiveProblem.on(without(load_fabric("dgx-h100:4"), ["box1/nic5"]), "all-to-all", 1 << 30)
+    plan = Direct().plan(of, rng=np.random.default_rng(0))
+    assert not passes_on(replace(of, size_bytes=1 << 20), alike_servers(of))  # type: ignore[arg-type]
+    assert plan.program.fold is None and plan.options["fold"] is None and check_program(plan.program).ok
+    other = Direct(fold=False).plan(of, rng=np.random.default_rng(0))
+    assert simulated_time_s(plan.program, of.fabric, of.ranks, None) < 0.7 * simulated_time_s(other.program, of.fabric, of.ranks, None)
 
 
 @pytest.mark.parametrize("op", ["all-gather", "reduce-scatter", "all-to-all"])

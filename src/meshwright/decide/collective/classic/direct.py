@@ -17,11 +17,12 @@ import numpy as np
 
 from ....cite import Cite
 from ....errors import Unsupported, UsageError
+from ....program.fold import expand
 from ....program.program import MAX_EXECUTED_STEPS, Program
 from ..bounds.collective import collective_bound
 from ..problem import OPERATIONS, CollectivePlan, CollectiveProblem, CollectiveStrategy, Use, options_of
 from .contract import refuse
-from .direct_folded import alike_servers, folded_all_to_all
+from .direct_folded import alike_servers, folded_all_to_all, passes_on
 from .rounds import Area, Move, Order, plan_rounds, resolve_order, reverse
 
 __all__ = ["CITE", "DEVIATIONS", "Direct"]
@@ -93,7 +94,7 @@ class Direct(CollectiveStrategy):
     shots: of the all-reduce: 1 = everything to everyone, 2 = reduce-scatter and all-gather; None = 1 where n - 1 messages take less
         time than the latency of one more round.
     order: `rank`, `servers` (ranks of a server together), or position -> rank: rank i starts with its successor.
-    fold: store one server's steps for all, in an all-to-all of alike servers; None = if the program gets large otherwise.
+    fold: store one server's steps for all, in an all-to-all of alike servers and some that differ; None = if the program gets large otherwise.
     unroll: there is no other form.
     """
 
@@ -119,7 +120,8 @@ class Direct(CollectiveStrategy):
             raise refuse(problem, "direct exchange", OPERATIONS)
         n = len(problem.ranks)
         if (folded := self._folded(problem)) is not None:
-            options = options_of(replace(self, shots=1, order="rank", fold=True))
+            # Written out again, where some pass on for others: options that leave it open come to the same.
+            options = options_of(replace(self, shots=1, order="rank", fold=True if folded.fold is not None else None))
             notes = {"ranks": n, "height": 1}
             return CollectivePlan(program=folded, bound=bound, strategy=self.name, options=options, notes=notes)
         if problem.op in ("all-gather", "reduce-scatter", "all-reduce", "all-to-all") and 2 * n * (n - 1) > MAX_EXECUTED_STEPS:
@@ -139,9 +141,10 @@ class Direct(CollectiveStrategy):
         """The folded program where it is asked for, or there are many steps. Raises: Unsupported where it is asked for and there is none."""
         n = len(problem.ranks)
         wanted = self.fold if self.fold is not None else problem.op == "all-to-all" and self.order == "rank" and n * n > MAX_UNFOLDED_PAIRS
-        shift = alike_servers(problem) if wanted and problem.op == "all-to-all" and self.order == "rank" else None
-        if shift is not None:
-            return folded_all_to_all(problem, shift)
+        shift = alike_servers(problem) if self.fold is not False and problem.op == "all-to-all" and self.order == "rank" else None
+        if shift is not None and (wanted or passes_on(problem, shift)):
+            program = folded_all_to_all(problem, shift)
+            return program if wanted else expand(program)
         if self.fold:
             text = "only an all-to-all in rank order of alike servers, whose ranks are equal runs, is folded"
             raise Unsupported(text, where="direct", hint="leave fold out")
