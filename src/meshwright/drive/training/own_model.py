@@ -33,6 +33,8 @@ from .wishes import LayoutWanted, Wishes
 if TYPE_CHECKING:
     import torch
 
+    from ...capture.live_job import LiveJob
+
 __all__ = ["plan_model"]
 
 # torch's optimizers that update every element by itself, so that ranks may be given pieces of parameters; by the state that they keep.
@@ -74,8 +76,7 @@ def plan_model(
         import torch
     except ImportError as error:
         raise MissingExtra("torch", extra="torch", needed_for="planning a live model") from error
-    from ...capture.live import standing
-    from ...capture.live_job import LiveJob, by_size, live_job
+    from ...capture.live_job import by_size, live_job
 
     label, learning_rate = optimizer_name(optimizer)
     recipe = None if recipe == Recipe() else recipe
@@ -106,13 +107,22 @@ def plan_model(
 
     if shapes:
         require_sums(Wishes.these(asked))
-    live, *others = by_size([job_of(one) for one in (batch, *shapes)])
+    return _of_jobs(by_size([job_of(one) for one in (batch, *shapes)]), where, cost, asked, budget, without)
+
+
+def _of_jobs(
+    jobs: Sequence[LiveJob], fabric: Fabric, cost: Cost | None, asked: Iterable[object], budget: SearchBudget | None, without: Collection[str]
+) -> Plan:
+    """The plan of the first job, with the steps of the others beside it."""
+    from ...capture.live import standing
+
+    live, *others = jobs
     with standing(live.stands_for):
-        plan = plan_training(live.job, where, cost, wishes=asked, budget=budget, without=without)
+        plan = plan_training(live.job, fabric, cost, wishes=asked, budget=budget, without=without)
     made = []
     for other in others:
         with standing(other.stands_for):
-            step = plan_training(other.job, where, cost, wishes=wishes_beside(plan, Wishes.these(asked)).given, budget=budget, without=without)
+            step = plan_training(other.job, fabric, cost, wishes=wishes_beside(plan, Wishes.these(asked)).given, budget=budget, without=without)
         require_one_state(plan, step, other.batch.shape)
         made.append((other.batch.inputs, step))
     plan = replace(plan, job={**plan.job, "batch": msgspec.to_builtins(live.batch)})
