@@ -33,7 +33,7 @@ def run(args: argparse.Namespace) -> Result:
     from ..errors import UsageError
     from ..io.cluster import write_queue
     from ..io.quantity import parse_rate_Bps
-    from ..probe.sensitivity import Timing, profile_command
+    from ..probe.speeds import Timing, profile_command
 
     if args.out is not None:
         require_directory(args.out)

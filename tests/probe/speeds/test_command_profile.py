@@ -12,7 +12,7 @@ import pytest
 from meshwright.cli import main
 from meshwright.errors import RunError, UsageError
 from meshwright.io.cluster import read_queue
-from meshwright.probe.sensitivity import Timing, isotonic, measure_rate, profiled
+from meshwright.probe.speeds.sensitivity import Timing, isotonic, measure_rate, profiled
 from meshwright.run.machine.limits import Limits
 
 CORES, MEMORY = (1, 2, 3, 4, 5, 6, 7, 8), (10, 20, 30)

@@ -24,9 +24,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ..cluster.sensitivity import Sensitivity
-from ..errors import RunError, UsageError
-from ..run.machine.limits import Limits
+from ...cluster.sensitivity import Sensitivity
+from ...errors import RunError, UsageError
+from ...run.machine.limits import Limits
 
 __all__ = ["Measured", "Timing", "isotonic", "measure_rate", "profile_command", "profiled"]
 
