@@ -178,7 +178,7 @@ def test_a_killed_rank_is_named(tmp_path):
 
 
 def test_a_stopped_rank_is_named_after_the_timeout(tmp_path):
-    error = _fails(f"{FAILING}:stops", tmp_path, RunTimeout, timeout_s=3.0)
+    error = _fails(f"{FAILING}:stops", tmp_path, RunTimeout, timeout_s=8.0)
     assert "rank 1 is stopped" in error.message
     assert error.data["rank"] == 1
 
