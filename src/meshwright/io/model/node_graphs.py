@@ -208,7 +208,7 @@ def _node_link(path: Path, where: str) -> NodeFile:
     refuse_ambiguous(data, where)
     try:
         number = {node["id"]: i for i, node in enumerate(document["nodes"])}
-        edges = document.get("links", document.get("edges"))
+        edges = document["links"] if "links" in document else document["edges"]
         ends = np.array([(number[e["source"]], number[e["target"]]) for e in edges], np.int64).reshape(-1, 2)
         directed = bool(document.get("directed", False))
     except (KeyError, TypeError, AttributeError, ValueError) as error:
