@@ -14,7 +14,9 @@ from __future__ import annotations
 
 import io
 import os
+import warnings
 import zipfile
+import zlib
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -31,6 +33,7 @@ from ..strict_json import decode, read_document, refuse_ambiguous
 
 __all__ = ["NodeFile", "available_bytes", "read_node_graph", "read_points"]
 
+MAX_WHOLE = 1 << 53  # up to which float64 has every whole number
 COPIES = 4  # times that a graph's columns are held while it is read, sorted and divided
 
 
@@ -91,7 +94,7 @@ def _npz(path: Path, where: str) -> NodeFile:
                 columns = _columns(archive, where)
     except OSError as error:
         raise UsageError(f"cannot read: {error.strerror}", where=str(path), hint="check the path") from error
-    except (zipfile.BadZipFile, ValueError, EOFError, NotImplementedError, KeyError, SyntaxError, RuntimeError, OverflowError) as error:
+    except (zipfile.BadZipFile, ValueError, EOFError, NotImplementedError, KeyError, SyntaxError, RuntimeError, OverflowError, zlib.error) as error:
         raise FormatError(f"no npz of plain arrays: {str(error)[:160]}", where=where, hint="write it with numpy.savez, without objects") from None
     if "indptr" not in columns or "indices" not in columns:
         raise FormatError(f"has {', '.join(sorted(columns)) or 'nothing'}, needs indptr and indices", where=where, hint="give compressed rows")
@@ -126,7 +129,8 @@ def _columns(archive: zipfile.ZipFile, where: str) -> dict[str, NDArray[Any]]:
 
 
 def _whole(column: NDArray[Any], where: str) -> NDArray[np.int64]:
-    if column.dtype.kind not in "iub" and not (column.dtype.kind == "f" and (np.nan_to_num(column, nan=-1) % 1 == 0).all()):
+    whole = column.dtype.kind == "f" and not (np.abs(column) > MAX_WHOLE).any() and (np.nan_to_num(column, nan=-1) % 1 == 0).all()
+    if column.dtype.kind not in "iub" and not whole:
         raise FormatError(f"{column.dtype}, must be whole numbers", where=where)
     if column.dtype.kind == "f":  # OGB and PyTorch Geometric mark what has no label by NaN
         column = np.nan_to_num(column, nan=-1)
@@ -136,7 +140,8 @@ def _whole(column: NDArray[Any], where: str) -> NDArray[np.int64]:
 def _floats(column: NDArray[Any], where: str) -> NDArray[np.float32]:
     if column.ndim != 2 or column.dtype.kind not in "iufb":
         raise FormatError(f"{column.dtype} of shape {column.shape}, must be one row of numbers for each node", where=where)
-    return np.ascontiguousarray(column.astype(np.float32))
+    with np.errstate(over="ignore"):  # to infinity, which is refused with the number of the node
+        return np.ascontiguousarray(column.astype(np.float32))
 
 
 # ---- text ----------------------------------------------------------------------------------------------------------
@@ -146,7 +151,9 @@ def _table(data: bytes, where: str, *, separator: str | None, kind: type[Any] = 
         return np.empty((0, 0), kind)
     require_room(len(data) * 4, where)
     try:
-        return np.loadtxt(io.BytesIO(data), dtype=kind, delimiter=separator, comments="#", ndmin=2, encoding="utf-8")
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of a file that is all comments
+            return np.loadtxt(io.BytesIO(data), dtype=kind, delimiter=separator, comments="#", ndmin=2, encoding="utf-8")
     except (ValueError, OverflowError, UnicodeDecodeError) as error:
         raise FormatError(f"not a table of numbers: {str(error)[:160]}", where=where) from None
 
