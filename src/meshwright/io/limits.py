@@ -36,6 +36,7 @@ class MaxBytes:
     KFAC_CSV = 1 << 20  # the published ones have a kilobyte
     TASKS = 64 << 20  # 100,000 tasks with 300,000 edges take 30 MB
     NODE_GRAPH = 16 << 30  # columns of a graph to train on; ogbn-products has 0.5 GB
+    NODE_TEXT = 1 << 30  # edges, features or labels as text; 60 million edges
     POINTS_CSV = 256 << 20
     TRANSFORMER_TOML = 64 << 10  # a dozen lines
     EXECUTION_TRACE = 128 << 20  # a node takes about 1 kB

@@ -34,6 +34,7 @@ from ..strict_json import decode, read_document, refuse_ambiguous
 __all__ = ["NodeFile", "available_bytes", "read_node_graph", "read_points"]
 
 MAX_WHOLE = 1 << 53  # up to which float64 has every whole number
+MANY_NODES, MOST_NODES = 1 << 20, 64  # a file of text has at most so many nodes, and so many more for each of its edges: one number names no more
 COPIES = 4  # times that a graph's columns are held while it is read, sorted and divided
 
 
@@ -159,14 +160,14 @@ def _table(data: bytes, where: str, *, separator: str | None, kind: type[Any] = 
 
 
 def _edge_lines(path: Path, where: str) -> NodeGraph:
-    ends = _table(read_document(path, limit=MaxBytes.NODE_GRAPH), where, separator=None)
+    ends = _table(read_document(path, limit=MaxBytes.NODE_TEXT), where, separator=None)
     if not len(ends) or ends.shape[1] < 2:
         raise FormatError("no line holds two nodes", where=where, hint="source target, one edge a line")
     return _of_ends(ends[:, 0], ends[:, 1], int(ends[:, :2].max()) + 1, where)
 
 
 def _of_ends(src: NDArray[Any], dst: NDArray[Any], nodes: int, where: str) -> NodeGraph:
-    if nodes > MaxBytes.NODE_GRAPH // 8:
+    if nodes > MANY_NODES + MOST_NODES * len(src):
         raise FormatError(f"{nodes} nodes", where=where, hint="number nodes from 0 without gaps")
     require_room(8 * (nodes + len(src)), where)
     return graph_of_edges(src, dst, nodes, name=where)
@@ -187,7 +188,7 @@ def _ogb(folder: Path, where: str) -> NodeFile:
     def table(name: str, kind: type[Any] = np.int64) -> NDArray[Any] | None:
         for end in (".csv.gz", ".csv"):
             if (path := folder / f"{name}{end}").exists():
-                return _table(read_document(path, limit=MaxBytes.NODE_GRAPH), f"{where}/{name}{end}", separator=",", kind=kind)
+                return _table(read_document(path, limit=MaxBytes.NODE_TEXT), f"{where}/{name}{end}", separator=",", kind=kind)
         return None
 
     edges, count = table("raw/edge"), table("raw/num-node-list")
@@ -199,7 +200,7 @@ def _ogb(folder: Path, where: str) -> NodeFile:
     graph = _of_ends(ends[:, 0], ends[:, 1], nodes, where)
     features, labels, train = table("raw/node-feat", np.float32), table("raw/node-label", np.float64), None
     for split in sorted(folder.glob("split/*/train.csv*")):
-        chosen = _table(read_document(split, limit=MaxBytes.NODE_GRAPH), f"{where}/{split.name}", separator=",").reshape(-1)
+        chosen = _table(read_document(split, limit=MaxBytes.NODE_TEXT), f"{where}/{split.name}", separator=",").reshape(-1)
         if len(chosen) and not 0 <= int(chosen.min()) <= int(chosen.max()) < nodes:
             raise FormatError(f"names a node that is none of {nodes}", where=f"{where}/{split.name}")
         train = np.zeros(nodes, bool)
