@@ -41,7 +41,7 @@ def run(args: argparse.Namespace) -> Result:
     rows = bits_rows(problem, tried)
     document = {
         "schema": "meshwright.graph-comparison", "version": 1, "graph": job.name, "fabric": problem.fabric.name, "workers": len(problem.ranks),
-        "cut": parts.cut, "bits": rows,
+        "cut_edges": parts.cut, "bits": rows,
     }  # fmt: skip
     lines = [f"{job.name} on {len(problem.ranks)} workers of {problem.fabric.name}, {job.layers} layers of {job.hidden}", "", *bits_table(rows)]
     if args.curve:

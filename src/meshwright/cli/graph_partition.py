@@ -35,7 +35,7 @@ def run(args: argparse.Namespace) -> Result:
     rows = share_rows(halos(graph, parts.of, args.workers, graph.coefficients("sum")))
     document = {
         "schema": "meshwright.graph-partition", "version": 1, "graph": graph.name, "nodes": graph.nodes, "edges": graph.edges, "method": parts.method,
-        "cut": parts.cut, "workers": rows,
+        "cut_edges": parts.cut, "workers": rows,
     }  # fmt: skip
     pairs = graph.symmetric.edges // 2
     lines = [

@@ -54,7 +54,8 @@ def run(args: argparse.Namespace) -> Result:
     assert tried.assignment is not None
     document = {
         "schema": "meshwright.graph-plan", "version": 1, "graph": job.name, "fabric": problem.fabric.name, "workers": share_rows(shares),
-        "cut": parts.cut, "method": parts.method, "bits": rows, "bound_s": bound_s, "exact": tried.assignment.exact, "gap": tried.assignment.gap,
+        "cut_edges": parts.cut, "method": parts.method, "bits": rows, "bound_s": bound_s, "exact": tried.assignment.exact,
+        "gap": tried.assignment.gap,
     }  # fmt: skip
     sure = "no other choice of these groups is better" if tried.assignment.exact else f"another choice may be {tried.assignment.gap:.2%} better"
     lines = [

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
+from numpy.typing import NDArray
 
 from ..errors import MissingExtra, UsageError
 from ..graph.generate import labelled_at_random, nearest_neighbours, rmat
@@ -30,11 +31,11 @@ def load_node_graph(name: str, *, seed: int = 0, directed: bool = True, features
         except ImportError:
             raise MissingExtra("scikit-learn", extra="graphs", needed_for="its digits (or give knn:K,digits.csv.gz)") from None
         points, labels = load_digits(return_X_y=True)
-        return _of_points(np.asarray(points, np.float32), np.asarray(labels, np.int64), *_numbers(rest, 1, name), name, seed)
+        return _of_points(np.asarray(points, np.float32), np.asarray(labels, np.int64), _numbers(rest, 1, name)[0], name, seed)
     if kind == "knn" and rest:
         k, _, path = rest.partition(",")
         points, labels = read_points(path)
-        return _of_points(points, labels, *_numbers(k, 1, name), name, seed)
+        return _of_points(points, labels, _numbers(k, 1, name)[0], name, seed)
     found = read_node_graph(name, directed=directed)
     graph, drawn = found.graph, labelled_at_random(found.graph, features or DRAWN_FEATURES, DRAWN_CLASSES, seed=seed)
     return Labelled(
@@ -54,7 +55,7 @@ def _numbers(text: str, count: int, where: str) -> list[int]:
     return found
 
 
-def _of_points(points: np.ndarray, labels: np.ndarray, k: int, name: str, seed: int) -> Labelled:
+def _of_points(points: NDArray[np.float32], labels: NDArray[np.int64], k: int, name: str, seed: int) -> Labelled:
     scale = np.abs(points).max() or 1.0
     train = np.random.default_rng(seed).random(len(points)) < 0.1
     train[int(labels.argmax())] = True  # one node at least

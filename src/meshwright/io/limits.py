@@ -38,6 +38,7 @@ class MaxBytes:
     TABLES = 64 << 20  # 20,000 tables with histograms take 8 MB
     TASKS = 64 << 20  # 100,000 tasks with 300,000 edges take 30 MB
     NODE_GRAPH = 16 << 30  # columns of a graph to train on; ogbn-products has 0.5 GB
+    NODE_TEXT = 1 << 30  # edges, features or labels as text; 60 million edges
     POINTS_CSV = 256 << 20
     QUEUE = 256 << 20  # a million jobs take 150 MB
     CLUSTER_TRACE = 256 << 20  # the published job log of Philly, 117,325 jobs, is the largest

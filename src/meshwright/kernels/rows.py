@@ -90,4 +90,5 @@ def floor_bfloat16(x: F32) -> NDArray[np.uint16]:
 def ceil_bfloat16(x: F32) -> NDArray[np.uint16]:
     """The smallest bfloat16 not below each number >= 0, as its bits."""
     bits = np.ascontiguousarray(x).view(np.uint32)
-    return ((bits >> np.uint32(16)) + (bits & np.uint32(0xFFFF)).astype(bool)).astype(np.uint16)
+    up: NDArray[np.uint16] = ((bits >> np.uint32(16)) + (bits & np.uint32(0xFFFF)).astype(bool)).astype(np.uint16)
+    return up

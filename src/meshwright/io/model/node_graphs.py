@@ -14,7 +14,9 @@ from __future__ import annotations
 
 import io
 import os
+import warnings
 import zipfile
+import zlib
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -31,6 +33,8 @@ from ..strict_json import decode, read_document, refuse_ambiguous
 
 __all__ = ["NodeFile", "available_bytes", "read_node_graph", "read_points"]
 
+MAX_WHOLE = 1 << 53  # up to which float64 has every whole number
+MANY_NODES, MOST_NODES = 1 << 20, 64  # a file of text has at most so many nodes, and so many more for each of its edges: one number names no more
 COPIES = 4  # times that a graph's columns are held while it is read, sorted and divided
 
 
@@ -91,7 +95,7 @@ def _npz(path: Path, where: str) -> NodeFile:
                 columns = _columns(archive, where)
     except OSError as error:
         raise UsageError(f"cannot read: {error.strerror}", where=str(path), hint="check the path") from error
-    except (zipfile.BadZipFile, ValueError, EOFError, NotImplementedError, KeyError, SyntaxError, RuntimeError, OverflowError) as error:
+    except (zipfile.BadZipFile, ValueError, EOFError, NotImplementedError, KeyError, SyntaxError, RuntimeError, OverflowError, zlib.error) as error:
         raise FormatError(f"no npz of plain arrays: {str(error)[:160]}", where=where, hint="write it with numpy.savez, without objects") from None
     if "indptr" not in columns or "indices" not in columns:
         raise FormatError(f"has {', '.join(sorted(columns)) or 'nothing'}, needs indptr and indices", where=where, hint="give compressed rows")
@@ -126,7 +130,8 @@ def _columns(archive: zipfile.ZipFile, where: str) -> dict[str, NDArray[Any]]:
 
 
 def _whole(column: NDArray[Any], where: str) -> NDArray[np.int64]:
-    if column.dtype.kind not in "iub" and not (column.dtype.kind == "f" and (np.nan_to_num(column, nan=-1) % 1 == 0).all()):
+    whole = column.dtype.kind == "f" and not (np.abs(column) > MAX_WHOLE).any() and (np.nan_to_num(column, nan=-1) % 1 == 0).all()
+    if column.dtype.kind not in "iub" and not whole:
         raise FormatError(f"{column.dtype}, must be whole numbers", where=where)
     if column.dtype.kind == "f":  # OGB and PyTorch Geometric mark what has no label by NaN
         column = np.nan_to_num(column, nan=-1)
@@ -136,7 +141,8 @@ def _whole(column: NDArray[Any], where: str) -> NDArray[np.int64]:
 def _floats(column: NDArray[Any], where: str) -> NDArray[np.float32]:
     if column.ndim != 2 or column.dtype.kind not in "iufb":
         raise FormatError(f"{column.dtype} of shape {column.shape}, must be one row of numbers for each node", where=where)
-    return np.ascontiguousarray(column.astype(np.float32))
+    with np.errstate(over="ignore"):  # to infinity, which is refused with the number of the node
+        return np.ascontiguousarray(column.astype(np.float32))
 
 
 # ---- text ----------------------------------------------------------------------------------------------------------
@@ -146,20 +152,22 @@ def _table(data: bytes, where: str, *, separator: str | None, kind: type[Any] = 
         return np.empty((0, 0), kind)
     require_room(len(data) * 4, where)
     try:
-        return np.loadtxt(io.BytesIO(data), dtype=kind, delimiter=separator, comments="#", ndmin=2, encoding="utf-8")
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of a file that is all comments
+            return np.loadtxt(io.BytesIO(data), dtype=kind, delimiter=separator, comments="#", ndmin=2, encoding="utf-8")
     except (ValueError, OverflowError, UnicodeDecodeError) as error:
         raise FormatError(f"not a table of numbers: {str(error)[:160]}", where=where) from None
 
 
 def _edge_lines(path: Path, where: str) -> NodeGraph:
-    ends = _table(read_document(path, limit=MaxBytes.NODE_GRAPH), where, separator=None)
+    ends = _table(read_document(path, limit=MaxBytes.NODE_TEXT), where, separator=None)
     if not len(ends) or ends.shape[1] < 2:
         raise FormatError("no line holds two nodes", where=where, hint="source target, one edge a line")
     return _of_ends(ends[:, 0], ends[:, 1], int(ends[:, :2].max()) + 1, where)
 
 
 def _of_ends(src: NDArray[Any], dst: NDArray[Any], nodes: int, where: str) -> NodeGraph:
-    if nodes > MaxBytes.NODE_GRAPH // 8:
+    if nodes > MANY_NODES + MOST_NODES * len(src):
         raise FormatError(f"{nodes} nodes", where=where, hint="number nodes from 0 without gaps")
     require_room(8 * (nodes + len(src)), where)
     return graph_of_edges(src, dst, nodes, name=where)
@@ -180,7 +188,7 @@ def _ogb(folder: Path, where: str) -> NodeFile:
     def table(name: str, kind: type[Any] = np.int64) -> NDArray[Any] | None:
         for end in (".csv.gz", ".csv"):
             if (path := folder / f"{name}{end}").exists():
-                return _table(read_document(path, limit=MaxBytes.NODE_GRAPH), f"{where}/{name}{end}", separator=",", kind=kind)
+                return _table(read_document(path, limit=MaxBytes.NODE_TEXT), f"{where}/{name}{end}", separator=",", kind=kind)
         return None
 
     edges, count = table("raw/edge"), table("raw/num-node-list")
@@ -192,7 +200,7 @@ def _ogb(folder: Path, where: str) -> NodeFile:
     graph = _of_ends(ends[:, 0], ends[:, 1], nodes, where)
     features, labels, train = table("raw/node-feat", np.float32), table("raw/node-label", np.float64), None
     for split in sorted(folder.glob("split/*/train.csv*")):
-        chosen = _table(read_document(split, limit=MaxBytes.NODE_GRAPH), f"{where}/{split.name}", separator=",").reshape(-1)
+        chosen = _table(read_document(split, limit=MaxBytes.NODE_TEXT), f"{where}/{split.name}", separator=",").reshape(-1)
         if len(chosen) and not 0 <= int(chosen.min()) <= int(chosen.max()) < nodes:
             raise FormatError(f"names a node that is none of {nodes}", where=f"{where}/{split.name}")
         train = np.zeros(nodes, bool)
@@ -208,7 +216,7 @@ def _node_link(path: Path, where: str) -> NodeFile:
     refuse_ambiguous(data, where)
     try:
         number = {node["id"]: i for i, node in enumerate(document["nodes"])}
-        edges = document.get("links", document.get("edges"))
+        edges = document["links"] if "links" in document else document["edges"]
         ends = np.array([(number[e["source"]], number[e["target"]]) for e in edges], np.int64).reshape(-1, 2)
         directed = bool(document.get("directed", False))
     except (KeyError, TypeError, AttributeError, ValueError) as error:

@@ -99,18 +99,19 @@ class HaloExchange:
     def start(self, h: torch.Tensor, layer: int) -> torch.Tensor:
         """Sends what others need of h [own, dim] float32. Returns a ticket for `finish`. Raises: Unsupported, NotFinite."""
         self.checked(h, layer)
-        return _Start.apply(h, self, layer)  # type: ignore[no-any-return, no-untyped-call]
+        return _Start.apply(h, self, layer)
 
     def checked(self, h: torch.Tensor, layer: int) -> np.ndarray[Any, Any]:
         """The rows as an array. Raises: Unsupported."""
         if h.dtype != torch.float32 or h.dim() != 2 or h.shape[0] != self.share.own or h.device.type != "cpu":
             what = f"{tuple(h.shape)} of {h.dtype} on {h.device.type}"
             raise Unsupported(what, where=f"layer {layer}", hint=f"float32 rows in host memory, {self.share.own} of them: one for each own node")
-        return h.detach().contiguous().numpy()
+        found: np.ndarray[Any, Any] = h.detach().contiguous().numpy()
+        return found
 
     def finish(self, ticket: torch.Tensor, layer: int) -> torch.Tensor:
         """[copies, dim]: the rows of others, by owner. Raises: GroupFailed, RunTimeout."""
-        return _Finish.apply(ticket, self, layer)  # type: ignore[no-any-return, no-untyped-call]
+        return _Finish.apply(ticket, self, layer)
 
     def next_step(self) -> None:
         """A new epoch: other random numbers."""
@@ -212,7 +213,7 @@ def _job(plan: Any) -> HaloJob:
     return msgspec.convert(plan.job["halo"], HaloJob)
 
 
-class _Start(torch.autograd.Function):
+class _Start(torch.autograd.Function):  # type: ignore[misc]
     """Forward: posts rows. Backward: adds the gradients that came to the own rows they are of."""
 
     @staticmethod
@@ -228,7 +229,7 @@ class _Start(torch.autograd.Function):
         return total, None, None
 
 
-class _Finish(torch.autograd.Function):
+class _Finish(torch.autograd.Function):  # type: ignore[misc]
     """Forward: waits for rows. Backward: posts their gradients."""
 
     @staticmethod

@@ -33,7 +33,7 @@ class Rows:
         self.to_copies = turned[share.own :], rows[by], share.weights[by]
 
 
-class _Aggregate(torch.autograd.Function):
+class _Aggregate(torch.autograd.Function):  # type: ignore[misc]
     """Forward: others' rows travel while central ones are computed. Backward: gradients of copies first, which travel while those of own rows are."""
 
     @staticmethod
@@ -57,7 +57,7 @@ class _Aggregate(torch.autograd.Function):
         return torch.from_numpy(total), None, None, None
 
 
-class GraphConv(nn.Module):
+class GraphConv(nn.Module):  # type: ignore[misc]
     """gcn: W (sum of weighted neighbours) + b; sage: W (mean of neighbours) + b + V (own row). As GCNConv and SAGEConv of PyTorch Geometric.
 
     The share's coefficients say which (`NodeGraph.coefficients`; for gcn of the graph with self-loops).
@@ -70,11 +70,11 @@ class GraphConv(nn.Module):
 
     def forward(self, h: torch.Tensor, halo: HaloExchange, layer: int) -> torch.Tensor:
         """h [own, dim_in] -> [own, dim_out]."""
-        out: torch.Tensor = self.lin(_Aggregate.apply(h, self.rows, halo, layer))  # type: ignore[no-untyped-call]
+        out: torch.Tensor = self.lin(_Aggregate.apply(h, self.rows, halo, layer))
         return out if self.own is None else out + self.own(h)
 
 
-class GraphNet(nn.Module):
+class GraphNet(nn.Module):  # type: ignore[misc]
     """`job.layers` convolutions with ReLU between. Equal seeds give equal weights on every worker."""
 
     def __init__(self, job: GraphTraining, share: Halo) -> None:

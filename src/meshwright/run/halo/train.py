@@ -80,8 +80,10 @@ def write_share(folder: Path, plan: Plan, data: Labelled, of: np.ndarray[Any, An
         what = "the plan is for another graph, or other parts of it"
         raise PlanMismatch(what, where=data.graph.name, hint="plan again with the same graph and seed")
     write_plan(folder / PLAN, plan)
-    columns = {"indptr": data.graph.indptr, "indices": data.graph.indices, "of": of}
-    np.savez(folder / GRAPH, **columns, features=data.features, labels=data.labels, train=data.train)
+    graph = data.graph
+    np.savez(
+        folder / GRAPH, indptr=graph.indptr, indices=graph.indices, of=of, features=data.features, labels=data.labels, train=data.train
+    )  # fmt: skip
 
 
 def read_share(folder: Path, rank: int) -> tuple[Plan, tuple[Halo, ...], Labelled]:
