@@ -15,6 +15,7 @@ from collections.abc import Sequence
 
 from ..plan.context import came_from, layout_exchanges, received_again
 from ..plan.plan import ContextExchange, Segment
+from ..plan.shards import exchanging
 from ..program.builder import LaneBuilder, StepRef
 from .step import RankLanes, StepLowering
 
@@ -25,7 +26,7 @@ class ContextMessages:
     """Of one program; nothing without context parallelism."""
 
     def __init__(self, low: StepLowering, ranks: Sequence[RankLanes]) -> None:
-        self.low, self.parts = low, low.layout.exchanging
+        self.low, self.parts = low, exchanging(low.layout)
         self.exchanges = layout_exchanges(low.layout)
         self.targets = {x.target: x for x in self.exchanges}
         self.sources = {x.source: x for x in self.exchanges}

@@ -12,8 +12,6 @@ replicas owns the d-th n-th of it. By `TrainingLayout.zero_level`:
   3  as 2, and what stays of weights is `shard<group>`. Whole weights `gathered:<number><group>` exist from their all-gather to the last of the
      compute steps in a row that use them.
 
-Experts that neighbouring replicas divide are a group of their own, `%`, which replicas with the same ones add up (`plan.experts`).
-
 Copies of a stage (Chimera) each hold what their data replicas divide: at level 0 one sum goes over replicas and copies, at the others copies sum
 what their replicas were given of it, at levels 2 and 3 once, after backward. Copies finish stages in different orders, and call in one that all
 of them know: by the step, counted on each, after which the last of them has the group's gradients.
@@ -97,8 +95,6 @@ class DataParallel:
         sizes = {buffer: sum(r.sizes[p] for p in params) for buffer, params in r.gradients.items()}
         for buffer, params in r.gradients.items():
             name = buffer.removeprefix("gradients")
-            if self.level and name == EXPERT_GRADIENTS:
-                raise Unsupported(f"sharding level {self.level} of experts that replicas divide", hint="sharding level 0 with expert parallelism")
             if self.level and not name:
                 raise Unsupported(f"parameter {params[0]!r} is in no bucket", hint="the layout's buckets must hold every parameter of one stage")
             using = frozenset(k for k in r.stage.segments if any(p in low.segment[k].params for p in params))
@@ -170,8 +166,7 @@ class DataParallel:
     def _cut(self, g: _Group) -> None:
         """Chunks that every collective of the group can use, and that the replicas' parts are whole numbers of."""
         plan, n, size = self.low.plan_all_reduce, self.low.layout.data, g.planned_bytes
-        tied, holders = self._tied(g), self._holders(g)
-        replicas = (self._replica(),) if self.low.folded else range(self.low.layout.data)
+        tied, holders, replicas = self._tied(g), self._holders(g), (self._replica(),) if self.low.folded else range(self.low.layout.data)
         groups = [x for p, _, _ in holders for d in replicas if (x := self._tensor(g, p, d)) is not None]
         counts = [1, *(plan("tensor", x, size).chunks for x in dict.fromkeys(groups))]
         for data in dict.fromkeys(self._replicas(p, d, t, g.name) for p, d, t in holders):  # who shares a parameter cuts it alike
@@ -300,8 +295,8 @@ class DataParallel:
 
     def _label(self, kind: str, group: str = "") -> str:
         p, d, t = self.low.layout.coordinates(self.r.number)
-        of = f"e{d % self.low.layout.expert}" if group == EXPERT_GRADIENTS else ""
-        return f"{kind}:{p if self.level else self.low.layout.mates(p)[0]}.{t}{of}"
+        of = f"{kind}:{p if self.level else self.low.layout.mates(p)[0]}.{t}"
+        return f"{of}e{d % self.low.layout.expert}" if group == EXPERT_GRADIENTS else of
 
     def _sum(self, g: _Group, after: StepRef, microbatch: int = -1) -> None:
         """`_reduce`, and the sums over copies whose turn it is."""

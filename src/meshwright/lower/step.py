@@ -13,7 +13,7 @@ from ..plan.batch_statistics import batch_sums
 from ..plan.context import layout_exchanges
 from ..plan.experts import EXPERT_GRADIENTS
 from ..plan.plan import Stage, TrainingLayout, ValueInfo
-from ..plan.shards import sequence_values
+from ..plan.shards import exchanging, sequence_values
 from ..plan.sizes import gradient_buffers, inputs_read, shard_bytes
 from ..program.builder import LaneBuilder, ProgramBuilder, StepRef
 from ..program.calls import Callee
@@ -181,7 +181,7 @@ class StepLowering:
                 chunks = self.plan_all_reduce(*self.summing(r.number, value)[:2], size).chunks
             each = per_chunk(size, chunks, element_of(self.value[value]))
             if value in self.in_blocks:
-                chunks, each = self.layout.exchanging, size // self.layout.exchanging
+                chunks, each = exchanging(self.layout), size // exchanging(self.layout)
             if value in self.apart:
                 chunks, each = self.parts.slot(r.number, value)
             r.buffers[name] = self.b.buffer(r.number, chunks=chunks, chunk_bytes=each, role="activation", name=name)

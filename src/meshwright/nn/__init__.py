@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from .convert import ConvertedExperts, ExpertReport, FoundRouter, KeptWhole, balance_biases, convert_experts
+from .convert import ExpertReport, balance_biases, convert_experts
 from .experts import ExpertForm, FeedForward, GatedFeedForward, ModuleExpert
 from .layer import MoELayer
 from .routed import Spread
@@ -10,6 +10,6 @@ from .routers import CosineRouter, LinearRouter
 from .stacked import StackedExperts
 
 __all__ = [
-    "ConvertedExperts", "CosineRouter", "ExpertForm", "ExpertReport", "FeedForward", "FoundRouter", "GatedFeedForward", "KeptWhole", "LinearRouter",
-    "MoELayer", "ModuleExpert", "Spread", "StackedExperts", "balance_biases", "convert_experts",
+    "CosineRouter", "ExpertForm", "ExpertReport", "FeedForward", "GatedFeedForward", "LinearRouter", "MoELayer", "ModuleExpert", "Spread",
+    "StackedExperts", "balance_biases", "convert_experts",
 ]  # fmt: skip

@@ -243,9 +243,8 @@ class TrainingLayout(_Record, frozen=True, kw_only=True):
     replica d takes the samples after those of the replicas before it.
     `context`: each so many neighbouring data replicas share samples and divide their positions; `exchanges` are what they send each other for it.
     `batch_sums`: values that the data replicas add up, not the tensor-parallel ranks: statistics of the whole batch (`plan.batch_statistics`).
-    `zero_level`: what the data replicas divide among them instead of each holding it: 0 nothing, 1 optimizer state, 2 and gradients, 3 and
-    weights. `overlap`: sums of gradients (and gathers of weights) run while backward (and forward) goes on, bucket by bucket.
-    """
+    `zero_level`: what data replicas divide instead of each holding it: 0 nothing, 1 optimizer state, 2 and gradients, 3 and weights. `overlap`: sums
+    of gradients (and gathers of weights) run while backward (and forward) goes on, bucket by bucket."""
 
     data: int
     tensor: int
@@ -285,11 +284,6 @@ class TrainingLayout(_Record, frozen=True, kw_only=True):
     @property
     def ranks(self) -> int:
         return self.data * self.tensor * self.pipeline
-
-    @property
-    def exchanging(self) -> int:
-        """Neighbouring data replicas that exchange values within a step; 1: none do."""
-        return max(self.context, self.expert)
 
     def coordinates(self, rank: int) -> tuple[int, int, int]:
         """(pipeline index, data index, tensor index) of a rank."""

@@ -28,6 +28,7 @@ class StepState(WeightCells):
     def __init__(self, p: Program, order: Order, layout: TrainingLayout) -> None:
         super().__init__(p, order, nothing_is_zero=True)
         self.layout = layout
+        self.neighbours = max(layout.context, layout.expert)  # replicas that exchange values
         self.segment: dict[str, Segment] = {s.key: s for s in layout.segments}
         self.index = {key: i for i, key in enumerate(self.segment)}
         self.readers: dict[str, list[Segment]] = {}
@@ -122,7 +123,7 @@ class StepState(WeightCells):
 
     def home(self, value: str, replica: int, cell: int, cells: int) -> tuple[str, int, int]:
         """(value that a segment writes, replica, cell there) that a cell of a replica's value is, of the rank's own part of `cells` cells."""
-        group, parts = replica - replica % self.layout.exchanging, self.layout.exchanging
+        group, parts = replica - replica % self.neighbours, self.neighbours
         for _ in range(len(self.exchanged)):
             x = self.exchanged.get(value)
             if x is None:

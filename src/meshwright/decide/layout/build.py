@@ -15,14 +15,14 @@ from ...fabric.fabric import Device
 from ...graph.graph import OpGraph, OpNode, Work
 from ...plan.batch_statistics import CARRYING, MOMENTS, NORMALISE, SUMMED, sums_in
 from ...plan.context import HEADS, JOIN, KINDS, OUT, RING_BLOCK, RING_END, TILE_ELEMENTS, exchanges_in
-from ...plan.experts import EXPERTS, MLP
+from ...plan.experts import EXPERTS
 from ...plan.plan import GradientBucket, PartialGradient, RowBias, Segment, Stage, TrainingLayout, ValueInfo, ValueSplit, VocabularyLoss
 from ...plan.recompute import saved_storages
 from ...plan.vocabulary import base_node, expand_losses, sums_of
 from ...plan.whole_batch import BACK
 from .cut import STARTS, Unit, around_exchanges, border_values, cut_stages, dtype_bytes
 from .data_sharding import PLAIN, DataSharding, bucket_size, cut_run, gradient_buckets
-from .experts import expert_shards
+from .experts import expert_shards, waits_for_tokens
 from .megatron import Kept, Region, kept_notes
 from .problem import Degrees
 from .sequence import SequenceSplit, split_sequence
@@ -73,11 +73,6 @@ class _Build:
                 self.maxima.update(unit.region.maxima)
                 self.split_of |= {v: (split, self.usable.shares[unit.region]) for v, split in (*unit.region.outputs, *unit.region.inner)}
         self.split_of |= {v: (a.split, self.sequence.shares[a.extent]) for v, a in self.sequence.values.items()}
-
-    def waits_for_tokens(self, unit: Unit) -> bool:
-        """Experts that others send tokens to, and what reads those that come back."""
-        exchanged = [v for v in unit.nodes[0].inputs if v in self.node_of and self.node_of[v].target in KINDS]
-        return any(unit.nodes[0].target == MLP or self.node_of[self.node_of[v].inputs[0]].target == MLP for v in exchanged)
 
     def is_split(self, unit: Unit) -> bool:
         return unit.region is not None and self.degrees.tensor > 1
@@ -151,15 +146,12 @@ def build_layout(
     values = sorted({v for x in segments for v in (*x.reads, *x.writes)} | {v for st in stages for v in st.receives})
     buckets = _buckets(b, stages, segments) if b.sharding != PLAIN else []
     return TrainingLayout(
-        data=degrees.replicas,
-        tensor=degrees.tensor,
-        pipeline=degrees.pipeline,
+        data=degrees.replicas, tensor=degrees.tensor, pipeline=degrees.pipeline,
         microbatch_size=degrees.microbatch_size,
         microbatches=max(division.microbatches, default=global_batch // (degrees.data * degrees.microbatch_size)),
         replica_microbatches=division.microbatches,
         global_batch=global_batch,
-        context=degrees.context,
-        expert=degrees.expert,
+        context=degrees.context, expert=degrees.expert,
         expert_shards=expert_shards(graph, degrees.expert) or UNSET,
         exchanges=exchanges_in(graph) or UNSET,
         batch_sums=sums_in(graph) or UNSET,
@@ -256,7 +248,7 @@ def _segments(b: _Build, stage: int, run: Sequence[Unit]) -> list[Segment]:
         kind = ("region", 0) if split else b.sequence.kind(unit)
         if kind[0] == "beside":  # runs with the next split unit
             kind = ("split", 0)
-        apart = split or unit.nodes[0].target in (*STARTS, MOMENTS, NORMALISE, BACK) or b.waits_for_tokens(unit)
+        apart = split or unit.nodes[0].target in (*STARTS, MOMENTS, NORMALISE, BACK) or waits_for_tokens(unit.nodes[0], b.node_of)
         fits = groups and not apart and not groups[-1][0] and (kind == kinds[-1] or "any" in (kind[0], kinds[-1][0]) or _joins(kind, kinds[-1]))
         if fits:
             groups[-1][1].append(unit)

@@ -9,17 +9,18 @@ Cost: O(nodes).
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Mapping
 from math import gcd
 
 import msgspec
 
 from ...errors import Unsupported
 from ...graph.graph import GraphValue, OpGraph, OpNode, Storage
-from ...plan.context import ALL_TO_ALL
+from ...plan.context import ALL_TO_ALL, KINDS
 from ...plan.experts import BACK, INCOMING, MLP
 from ...plan.plan import ParamShard
 
-__all__ = ["expert_degree_limit", "expert_shards", "experts_graph"]
+__all__ = ["expert_degree_limit", "expert_shards", "experts_graph", "waits_for_tokens"]
 
 _RECENT: deque[tuple[OpGraph, int, OpGraph]] = deque(maxlen=16)  # by identity: graphs are immutable, and too large to hash
 
@@ -101,3 +102,9 @@ def _reading(n: OpNode, instead: dict[str, str]) -> OpNode:
 def expert_shards(graph: OpGraph, parts: int) -> tuple[ParamShard, ...]:
     """How the experts' parameters of a layout lie on its ranks."""
     return tuple(ParamShard(param=p, axis=0) for p in _parameters(graph)) if parts > 1 else ()
+
+
+def waits_for_tokens(n: OpNode, node_of: Mapping[str, OpNode]) -> bool:
+    """Experts that others send tokens to, and what reads those that come back: where segments begin."""
+    exchanged = [v for v in n.inputs if v in node_of and node_of[v].target in KINDS]
+    return any(n.target == MLP or node_of[node_of[v].inputs[0]].target == MLP for v in exchanged)
