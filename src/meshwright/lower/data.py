@@ -91,8 +91,7 @@ class DataParallel:
 
     def __post_init__(self) -> None:
         low, r = self.low, self.r
-        self.level = low.layout.zero_level
-        sizes = {buffer: sum(r.sizes[p] for p in params) for buffer, params in r.gradients.items()}
+        self.level, sizes = low.layout.zero_level, {buffer: sum(r.sizes[p] for p in params) for buffer, params in r.gradients.items()}
         for buffer, params in r.gradients.items():
             name = buffer.removeprefix("gradients")
             if self.level and not name:
