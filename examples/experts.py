@@ -52,7 +52,7 @@ class ExpertGPT(nn.Module):
 
 
 def tiny() -> tuple[nn.Module, tuple[torch.Tensor, ...]]:
-    """Two layers of four experts."""
-    tokens = torch.randint(64, (8, 9))
-    module = ExpertGPT(vocabulary=64, sequence=8, layers=2, width=16, heads=2, experts=4, inner=16)
+    """Two layers of four experts. The vocabulary is bytes, as `train run` reads text."""
+    tokens = torch.randint(256, (8, 9))
+    module = ExpertGPT(sequence=8, layers=2, width=16, heads=2, experts=4, inner=16)
     return module, (tokens[:, :-1].contiguous(), tokens[:, 1:].contiguous())

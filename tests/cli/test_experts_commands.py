@@ -62,7 +62,7 @@ def test_the_commands_of_the_page_run(tmp_path: Path, monkeypatch: pytest.Monkey
     monkeypatch.chdir(tmp_path)
     commands = re.findall(r"^\$ meshwright (.*)$", page, re.MULTILINE)
     assert [c.split()[:2] for c in commands] == [
-        ["experts", "compare"], ["experts", "plan"], ["train", "check"], ["train", "plan"], ["train", "check"],
+        ["experts", "compare"], ["experts", "plan"], ["train", "check"], ["train", "plan"], ["train", "check"], ["train", "run"],
     ]  # fmt: skip
     for command in commands:
         assert main(command.split()) == 0, command
