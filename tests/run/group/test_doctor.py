@@ -77,6 +77,16 @@ def test_a_skipped_collective(tmp_path: Path) -> None:
     assert "left out collective 4" in look(tmp_path / "further", ranks).line
 
 
+def test_two_calls_that_nobody_else_has_made_yet(tmp_path: Path) -> None:
+    """Either may be the odd one: both are named, and that it is not known."""
+    ranks = [Rank(calls(3)), Rank([*calls(3), (SUM, MIB, 8)], (2, 2, True)), Rank([*calls(3), (SUM, 2 * MIB, 8)], (2, 1, True))]
+    line = look(tmp_path, ranks).line
+    assert "rank 2 calls all-reduce sum float32 2 MiB as collective 4 where rank 1 calls all-reduce sum float32 1 MiB" in line
+    assert "no other rank has called 4 yet, so either may be right" in line
+    ranks[0] = Rank([*calls(3), (SUM, 2 * MIB, 8)], (0, 1, True))
+    assert "rank 1 calls all-reduce sum float32 1 MiB as collective 4 where the others call" in look(tmp_path / "all", ranks).line
+
+
 def test_another_program_and_another_size(tmp_path: Path) -> None:
     ranks = [waiting(4, 1), Rank([*calls(3), (SUM, 4 * MIB, 9)], (1, 0, True)), waiting(4, 1)]
     found = look(tmp_path / "program", ranks)

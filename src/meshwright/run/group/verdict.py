@@ -269,6 +269,9 @@ class _Rule:
         rank = _odd(calls)
         usual = Counter(c for r, c in calls.items() if r != rank).most_common(1)[0][0]
         what = f"calls {call_text(*calls[rank])} as collective {number} where the others call {call_text(*usual)}"
+        if len(calls) < self.size and len(set(Counter(calls.values()).values())) == 1:  # as many for either: who comes last would decide
+            other = rank_list([self.names[r] for r, c in calls.items() if c == usual])
+            what = what.replace("the others call", f"{other} calls", 1) + f"; no other rank has called {number} yet, so either may be right"
         following = {t[number + 1][:2] for r, t in tables.items() if r != rank and number + 1 in t and t[number][:2] == usual}
         own = tables[rank].get(number + 1, (0, 0, 0))[:2]
         if following == {calls[rank]}:
