@@ -50,7 +50,7 @@ def test_wrong_levels_buckets_and_degrees_are_refused():
             make(4)
     with pytest.raises(UsageError, match="at least 1 byte, got -1"):
         ShardingWanted(bucket_bytes=-1)
-    with pytest.raises(Unsupported, match="expert parallelism of degree 2"):
+    with pytest.raises(Unsupported, match="expert degree 2 does not divide 1 data replicas"):
         Degrees(1, 1, 1, 1, expert=2)
 
 
@@ -85,7 +85,7 @@ def test_nothing_is_divided_where_memory_is_not_short_and_something_where_it_is(
         ({"context": 3}, "must divide the"),
         ({"exchanges": (ContextExchange(kind="twice", source="a", target="b"),)}, "must be one of shift, all-to-all"),
         ({"exchanges": (ContextExchange(kind="shift", source="a", target="b"),)}, "names the value 'a'"),
-        ({"expert": 2}, "only 1 can be planned"), ({"zero_level": 4}, "must be 0 to 3, got 4"),
+        ({"expert": 3}, "must divide the 2 replicas, got 3"), ({"zero_level": 4}, "must be 0 to 3, got 4"),
         ({"bucket_bytes": -1}, "must be >= 0, got -1"),
     ],
 )  # fmt: skip

@@ -7,7 +7,7 @@ import pytest
 from rig import graph_of
 from tensor_rig import plan_case, run_case
 
-from meshwright.cli.train_plan import _context
+from meshwright.cli.train_plan import _degree
 from meshwright.decide.layout.grid import degrees_of
 from meshwright.drive.training.decisions import context_of
 from meshwright.drive.training.wishes import LayoutWanted
@@ -20,9 +20,9 @@ MODEL = "tests/run/context_models.py:interleaved"
 
 @pytest.mark.parametrize("text", ["0", "-1", "two", ""])
 def test_degrees_are_numbers_or_auto(text: str) -> None:
-    assert _context("auto") is None and _context("4") == 4
+    assert _degree("auto", "--context") is None and _degree("4", "--context") == 4
     with pytest.raises(UsageError, match="must be auto or a degree"):
-        _context(text)
+        _degree(text, "--context")
 
 
 def test_degrees_that_do_not_divide_the_devices() -> None:

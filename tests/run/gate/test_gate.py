@@ -197,13 +197,11 @@ def test_a_buffer_that_remembers_the_batch_is_named() -> None:
 
 
 @pytest.mark.parametrize(("degrees", "how"), [((2, 1, 1), {}), ((1, 1, 2), {"recompute": "full"})])
-def test_what_a_forward_pass_changes_is_each_replicas_own_and_not_computed_again(degrees: tuple[int, int, int], how: dict[str, str]) -> None:
-    """Spectral norm: the step's loss depends on buffers that every micro-batch changes."""
+def test_what_a_forward_pass_changes_changes_once_a_step_and_is_not_computed_again(degrees: tuple[int, int, int], how: dict[str, str]) -> None:
+    """Spectral norm: the step's loss depends on buffers that a forward pass changes, whatever its samples are."""
     eager = "tests/capture/eager_models.py:"
-    error = refused("Parametrized", degrees, models=eager, **how)
-    assert "every forward pass changes buffer '2.a.parametrizations.weight.0._u', which the loss of the next depends on" in error.message
-    report = gated("Parametrized", degrees, models=eager, stated=Stated(batch_statistics="local"), **how)
-    assert report.compared == EQUAL and report.stated
+    report = gated("Parametrized", degrees, models=eager, **how)
+    assert report.compared == EQUAL and not report.stated and report.largest_error < 1e-7
     if how:
         again = {base_node(n) for s in plan_of("Parametrized", degrees, models=eager, **how).layout.segments for n in sum(s.computed_again(), ())}
         assert "linear_1" in again and not again & {"div", "clone", "clone_1", "mv", "mv_1"}

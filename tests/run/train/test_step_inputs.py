@@ -44,7 +44,8 @@ def fetched(case: Case, rank: int) -> dict[int, set[int]]:
     segments = {key: SimpleNamespace(inputs=tuple(number[s] for s in of[key])) for key in mine}
     tensors = [torch.zeros(BATCH, LENGTH, dtype=torch.int64)] * 2
     data = SimpleNamespace(microbatch=lambda step, replica, mb: tensors)
-    work = TrainingWork(case.program, lay, rank, SimpleNamespace(segments=segments, groups={}, counts=None), data, None)  # type: ignore[arg-type]
+    module = SimpleNamespace(segments=segments, groups={}, counts=None, once={})
+    work = TrainingWork(case.program, lay, rank, module, data, None)  # type: ignore[arg-type]
     work.begin(0)
     return {mb: {*found} for mb, found in work._batches.items()}
 
