@@ -42,6 +42,14 @@ def network_arguments(parser: argparse.ArgumentParser) -> None:
     add("--reassign", type=whole_number, default=50, metavar="N", help="choose bits anew from traced rows every N epochs, 0: never (default 50)")
 
 
+def planning_arguments(parser: argparse.ArgumentParser) -> None:
+    """What every command takes that chooses bits."""
+    data_arguments(parser)
+    parts_arguments(parser)
+    network_arguments(parser)
+    bits_arguments(parser)
+
+
 def bits_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("--group", type=at_least_one, default=100, help="rows that share a width, 1: each for itself (default 100)")

@@ -5,17 +5,7 @@ from __future__ import annotations
 import argparse
 
 from .frame import Result
-from .graph_arguments import (  # fmt: skip
-    bits_arguments,
-    bits_rows,
-    bits_table,
-    data_arguments,
-    data_of,
-    network_arguments,
-    parts_arguments,
-    planned_bits,
-    problem_of,
-)
+from .graph_arguments import bits_rows, bits_table, data_of, planned_bits, planning_arguments, problem_of
 
 __all__ = ["HELP", "arguments", "run"]
 
@@ -23,10 +13,7 @@ HELP = "planned bits beside every uniform width: simulated epoch, bytes, varianc
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
-    data_arguments(parser)
-    parts_arguments(parser)
-    network_arguments(parser)
-    bits_arguments(parser)
+    planning_arguments(parser)
     parser.add_argument("--curve", action="store_true", help="every choice that no other dominates: seconds of all rounds, and variance")
 
 

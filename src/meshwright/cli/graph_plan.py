@@ -7,18 +7,7 @@ from pathlib import Path
 
 from .arguments import require_directory
 from .frame import Result
-from .graph_arguments import (  # fmt: skip
-    bits_arguments,
-    bits_rows,
-    bits_table,
-    data_arguments,
-    data_of,
-    network_arguments,
-    parts_arguments,
-    planned_bits,
-    problem_of,
-    share_rows,
-)
+from .graph_arguments import bits_rows, bits_table, data_of, planned_bits, planning_arguments, problem_of, share_rows
 
 __all__ = ["HELP", "arguments", "run"]
 
@@ -26,10 +15,7 @@ HELP = "at how many bits each row of each message goes: a checked plan beside it
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
-    data_arguments(parser)
-    parts_arguments(parser)
-    network_arguments(parser)
-    bits_arguments(parser)
+    planning_arguments(parser)
     parser.add_argument("--bits", type=int, help="2, 4, 8 or 32 bits for all rows instead")
     parser.add_argument("--out", "-o", type=Path, help="write the plan here (.json or .json.gz)")
 

@@ -134,10 +134,10 @@ class Board:
         self.jobs[number, 0] = 0
         self.forget(number)
 
-    def forget(self, number: int) -> None:
-        """A job's bits are taken out of all batches; those that nobody else waits for are done."""
+    def forget(self, number: int, epoch: int | None = None) -> None:
+        """A job's bits are taken out of all batches, or of those of an epoch; those that nobody else waits for are done."""
         for row in self._ring:
-            if row[0] >= 0:
+            if row[0] >= 0 and epoch in (None, row[0]):
                 for batch in np.flatnonzero(((row[1:] & 3) == READY) & (row[1:] >> (2 + number) & 1 == 1)):
                     self.taken(int(row[0]), int(batch), number)
 

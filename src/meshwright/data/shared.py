@@ -128,7 +128,7 @@ class SharedLoader:
             if self._board is not None:
                 with board.locked():
                     board.jobs[self._number, 3] = epoch + 1
-                    _give_up(board, epoch, self._number)
+                    board.forget(self._number, epoch)  # what it did not take of an epoch that it left early
 
     def _wait(self, board: Board, epoch: int, seen: Any) -> int:
         begin, pause = time.monotonic(), 0.0002
@@ -158,14 +158,6 @@ class SharedLoader:
         """The items of an epoch, in the order of its batches."""
         order = np.arange(len(self.dataset))
         return np.random.default_rng((self.seed, epoch)).permutation(order) if self.shuffle else order
-
-
-def _give_up(board: Board, epoch: int, number: int) -> None:
-    """What a job did not take of an epoch that it left early."""
-    words = board.words(epoch)
-    if words is not None:
-        for batch in np.flatnonzero(((words & 3) == 2) & (words >> (2 + number) & 1 == 1)):
-            board.taken(epoch, int(batch), number)
 
 
 def _produce(loader: SharedLoader, parent: int, staged: int) -> None:

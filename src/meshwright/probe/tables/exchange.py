@@ -10,7 +10,6 @@ import statistics
 import sys
 import time
 from collections.abc import Sequence
-from datetime import timedelta
 from pathlib import Path
 
 import msgspec
@@ -21,6 +20,7 @@ import torch.distributed as dist
 from ...graph.embeddings import Tables
 from ...run.ranks.launcher import LocalRanks, scratch_folder
 from ...run.ranks.worker import Seat
+from ...run.tables.answers import answer
 
 __all__ = ["ExchangeRequest", "ExchangeTask", "exchange_rank", "exchange_tasks", "measure_exchanges"]
 
@@ -123,14 +123,5 @@ def _run(into: torch.Tensor, out: torch.Tensor, into_sizes: list[int], out_sizes
     return time.perf_counter() - began
 
 
-def main(folder: Path) -> None:
-    """A rank that a lab, or torchrun, started."""
-    request = msgspec.json.decode((folder / "request.json").read_bytes(), type=ExchangeRequest)
-    dist.init_process_group("gloo", timeout=timedelta(seconds=request.timeout_s))
-    found = _measure(request)
-    (folder / f"rank-{dist.get_rank():03d}.json").write_bytes(msgspec.json.encode(found))
-    dist.destroy_process_group()
-
-
 if __name__ == "__main__":
-    main(Path(sys.argv[1]))
+    answer(Path(sys.argv[1]), ExchangeRequest, _measure)

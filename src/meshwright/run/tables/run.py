@@ -6,7 +6,6 @@ import statistics
 import sys
 import time
 from collections.abc import Mapping, Sequence
-from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +19,7 @@ from ...errors import UsageError
 from ...graph.embeddings import Shard, Tables
 from ..ranks.launcher import LocalRanks, scratch_folder
 from ..ranks.worker import Seat
+from .answers import answer
 from .batches import indices_of
 from .sharded import ShardedTables, whole_table
 
@@ -156,14 +156,5 @@ def _apart(a: torch.Tensor, b: torch.Tensor) -> float:
     return float((a - b).abs().max() / b.abs().max().clamp(min=1e-300)) if a.numel() else 0.0
 
 
-def main(folder: Path) -> None:
-    """A rank that a lab, or torchrun, started."""
-    request = msgspec.json.decode((folder / "request.json").read_bytes(), type=TablesRequest)
-    dist.init_process_group("gloo", timeout=timedelta(seconds=request.timeout_s))
-    found = _train(request)
-    (folder / f"rank-{dist.get_rank():03d}.json").write_bytes(msgspec.json.encode(found))
-    dist.destroy_process_group()
-
-
 if __name__ == "__main__":
-    main(Path(sys.argv[1]))
+    answer(Path(sys.argv[1]), TablesRequest, _train)
