@@ -1,6 +1,6 @@
-"""One GPU: its ceilings, the codecs' Triton kernels, measured operator costs, memory plans, results that wait in the host, steps and runs, a trace.
+"""One GPU: its ceilings, Triton kernels, measured operator costs, memory plans, results that wait in the host, steps and runs, a trace.
 
-    python benchmarks/gpu.py [--parts ceilings,codecs,steps,host,loop,run,trace] [--out FOLDER] [--device cpu --quick]
+    python benchmarks/gpu.py [--parts ceilings,codecs,experts,steps,host,loop,run,trace] [--out FOLDER] [--device cpu --quick]
 
 Each part runs in a process of its own with a limit, and writes FOLDER/gpu_PART.json; a part that fails says why, the others go on. Kernels: payloads
 against those of the processor's kernels on the same gradients, bit for bit (in other sums: within 1e-5), and bytes per second beside a copy on the
@@ -31,11 +31,12 @@ import torch
 import torch.nn.functional as F
 
 sys.path.insert(0, str(Path(__file__).parent))
+import gpu_experts
 import gpu_nets
 import gpu_steps
 import machine
 
-PART_LIMIT_S = {"ceilings": 40, "codecs": 100, "steps": 170, "host": 80, "loop": 110, "run": 170, "trace": 60}
+PART_LIMIT_S = {"ceilings": 40, "codecs": 100, "experts": 150, "steps": 170, "host": 80, "loop": 110, "run": 170, "trace": 60}
 SHAPES = [(40, 30), (50,), (1,), (9, 8)]  # of the small gradients whose payloads are compared
 ROUNDED = {"efsign", "onebit", "powersgd"}  # these sum in another order on a GPU
 TOLERANCE = 1e-5
@@ -303,7 +304,8 @@ def trace(device: str, quick: bool) -> dict[str, Any]:
 
 
 PARTS: dict[str, Callable[[str, bool], dict[str, Any]]] = {
-    "ceilings": ceilings, "codecs": codecs, "steps": gpu_steps.steps, "host": gpu_steps.host, "loop": loop, "run": run, "trace": trace,
+    "ceilings": ceilings, "codecs": codecs, "experts": gpu_experts.experts, "steps": gpu_steps.steps, "host": gpu_steps.host,
+    "loop": loop, "run": run, "trace": trace,
 }  # fmt: skip
 OUT = [machine.RESULTS]
 

@@ -31,7 +31,7 @@ def test_products_are_those_of_dense_matrices(seed: int) -> None:
     assert torch.allclose(a.dense(), (x @ y) * holes) and torch.allclose(turned_inputs.dense(), a.dense())
     assert torch.allclose(dsd(a, y.t()), a.dense() @ y.t()) and torch.allclose(dsd(a, x, transposed=True), a.dense().t() @ x)
     assert torch.allclose(dds(x.t(), a), x.t() @ a.dense()) and torch.allclose(dds(y, a, transposed=True), y @ a.dense().t())
-    order, offsets = topology.transposed()
+    order, offsets = topology.transposed
     turned = topology_of(mask.t(), b)
     assert torch.equal(topology.rows[order], turned.columns) and torch.equal(offsets.int(), turned.offsets)
     assert torch.equal(BlockMatrix(a.values[order].transpose(1, 2), turned).dense(), a.dense().t())

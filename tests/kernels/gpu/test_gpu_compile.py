@@ -34,7 +34,7 @@ class Launcher:
         return self
 
     def __call__(self, *args, **constants):
-        options = {"enable_fp_fusion": constants.pop("enable_fp_fusion")} if "enable_fp_fusion" in constants else {}
+        options = {name: constants.pop(name) for name in ("enable_fp_fusion", "num_warps", "num_stages") if name in constants}
         fixed, signature = dict(constants), dict.fromkeys(constants, "constexpr")
         for parameter, value in zip(self.kernel.params, args):
             if isinstance(value, torch.Tensor):
@@ -89,6 +89,11 @@ for dtype in (torch.float32, torch.bfloat16):
         experts.sdd(b.t(), a.t(), one, one, block)
         for transposed in (False, True):
             experts.dsd(values, one, torch.tensor([0, 1, 2]), one, torch.ones(2 * block, 48, dtype=dtype), transposed=transposed)
+half = torch.bfloat16
+values, one = torch.ones(2, 128, 128, dtype=half), torch.zeros(2, dtype=torch.int64)
+experts.sdd(torch.ones(128, 64, dtype=half), torch.ones(256, 64, dtype=half).t(), one, one, 128, paired=True)
+for transposed in (False, True):
+    experts.dsd(values, one, torch.tensor([0, 2]), one, torch.ones(128, 256, dtype=half), transposed=transposed)
 print(len(compiled), sorted({key[0] for key in compiled}))
 """
 

@@ -10,10 +10,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
 
 import torch
 
 from ...errors import UsageError
+from ..gpu import BAND, usable
 
 __all__ = ["BlockMatrix", "Topology", "dds", "dsd", "expert_topology", "sdd", "topology_of"]
 
@@ -22,19 +25,35 @@ MAX_INDEX = (1 << 31) - 1  # of blocks, rows and columns: indices are int32
 
 @dataclass(frozen=True)
 class Topology:
-    """Where the blocks are: `rows` and `columns` [nnz] of each, row by row; `offsets` [block rows + 1]. `shape`: of the whole matrix, in elements."""
+    """Where the blocks are: `rows` and `columns` [nnz] of each, row by row; `offsets` [block rows + 1]. `shape`: of the whole matrix, in elements.
+    `paired`: is the block after every even one its right neighbour?"""
 
     block: int
     shape: tuple[int, int]
     rows: torch.Tensor
     columns: torch.Tensor
     offsets: torch.Tensor
+    paired: bool = False
 
+    @cached_property
     def transposed(self) -> tuple[torch.Tensor, torch.Tensor]:
         """(blocks in the order of the transpose, offsets of its block rows): no value moves."""
         order = torch.argsort(self.columns, stable=True)
         counts = torch.bincount(self.columns.long(), minlength=self.shape[1] // self.block)
         return order, torch.cat([counts.new_zeros(1), torch.cumsum(counts, 0)])
+
+    @cached_property
+    def every(self) -> torch.Tensor:
+        """The blocks in their own order."""
+        return torch.arange(len(self.rows), dtype=torch.int32, device=self.rows.device)
+
+    @cached_property
+    def walk(self) -> torch.Tensor:
+        """Blocks (pairs where `paired`) band by band of block rows, column by column within: programs of one time share both sides of a product."""
+        step = 2 if self.paired else 1
+        rows, columns = self.rows[::step].long(), self.columns[::step].long()
+        wide = self.shape[1] // self.block
+        return torch.argsort((rows // BAND * wide + columns) * BAND + rows % BAND).int()
 
 
 @dataclass(frozen=True)
@@ -76,7 +95,7 @@ def expert_topology(counts: torch.Tensor, inner: int, block: int) -> tuple[Topol
     columns = (owner[:, None] * wide + torch.arange(wide, device=counts.device)).reshape(-1)
     rows = torch.arange(len(owner), device=counts.device).repeat_interleave(wide)
     offsets = torch.arange(len(owner) + 1, device=counts.device) * wide
-    topology = Topology(block, (len(owner) * block, experts * inner), rows.int(), columns.int(), offsets.int())
+    topology = Topology(block, (len(owner) * block, experts * inner), rows.int(), columns.int(), offsets.int(), paired=wide % 2 == 0)
     return topology, (torch.cumsum(height, 0) - height) * block
 
 
@@ -84,6 +103,9 @@ def sdd(a: torch.Tensor, b: torch.Tensor, topology: Topology) -> BlockMatrix:
     """Blocks of a [M, K] · b [K, N]; either may be a transposed view."""
     size = topology.block
     _require(a.shape[1] == b.shape[0] and (a.shape[0], b.shape[1]) == topology.shape, "sdd", a.shape, b.shape, topology)
+    if (kernels := _on_gpu(a, size)) is not None:
+        values = kernels.sdd(a, b, topology.rows, topology.columns, size, walk=topology.walk, paired=topology.paired)
+        return BlockMatrix(values, topology)
     left = a.reshape(-1, size, a.shape[1])[topology.rows.long()]
     right = b.t().reshape(-1, size, b.shape[0])[topology.columns.long()]
     return BlockMatrix(torch.bmm(left, right.transpose(1, 2)), topology)
@@ -94,6 +116,10 @@ def dsd(a: BlockMatrix, b: torch.Tensor, *, transposed: bool = False) -> torch.T
     t, size = a.topology, a.topology.block
     rows, inner = (t.shape[1], t.shape[0]) if transposed else t.shape
     _require(b.shape[0] == inner, "dsd", t.shape, b.shape, t)
+    if (kernels := _on_gpu(b, size)) is not None:
+        order, offsets = t.transposed if transposed else (t.every, t.offsets)
+        out: torch.Tensor = kernels.dsd(a.values, order, offsets, t.rows if transposed else t.columns, b, transposed=transposed)
+        return out
     parts = b.reshape(-1, size, b.shape[1])
     out = a.values.new_zeros(rows // size, size, b.shape[1])
     left, at, into = (a.values.transpose(1, 2), t.rows, t.columns) if transposed else (a.values, t.columns, t.rows)
@@ -104,6 +130,15 @@ def dsd(a: BlockMatrix, b: torch.Tensor, *, transposed: bool = False) -> torch.T
 def dds(a: torch.Tensor, b: BlockMatrix, *, transposed: bool = False) -> torch.Tensor:
     """a · b, or a · bᵀ where `transposed`, of a dense a [M, K] and a sparse b."""
     return dsd(b, a.t(), transposed=not transposed).t()
+
+
+def _on_gpu(x: torch.Tensor, block: int) -> Any:
+    """The GPU's kernels, where they take this tensor and these blocks; else None, and torch's own operators do it."""
+    if not usable(x):
+        return None
+    from ..gpu import experts
+
+    return experts if experts.applies(x.dtype, block) else None
 
 
 def _require(fits: bool, what: str, a: Sequence[int], b: Sequence[int], topology: Topology) -> None:

@@ -13,6 +13,8 @@ from typing import Any
 import torch
 from torch.autograd.function import once_differentiable
 
+from ..gpu import usable
+
 __all__ = ["decode", "encode", "slots_of"]
 
 
@@ -23,6 +25,10 @@ def slots_of(experts: torch.Tensor, locations: torch.Tensor, capacity: int) -> t
 
 def _put(rows: int, x: torch.Tensor, slots: torch.Tensor, gates: torch.Tensor | None) -> torch.Tensor:
     """Buffers [rows, H] that hold x [T, H] (times the gate of the choice) where the slots [T, k] say, and zero elsewhere."""
+    if _on_gpu(x):
+        from ..gpu.experts import put
+
+        return put(rows, x, slots, gates)
     out = x.new_zeros(rows, x.shape[1])
     for j in range(slots.shape[1]):
         slot = slots[:, j]
@@ -36,6 +42,10 @@ def _put(rows: int, x: torch.Tensor, slots: torch.Tensor, gates: torch.Tensor | 
 
 def _take(buffer: torch.Tensor, slots: torch.Tensor, gates: torch.Tensor | None) -> torch.Tensor:
     """Sum over the choices of the rows that they lie in (times their gates), [T, H]. No atomics: equal bits every time."""
+    if _on_gpu(buffer):
+        from ..gpu.experts import take
+
+        return take(buffer, slots, gates)
     out = buffer.new_zeros(slots.shape[0], buffer.shape[1])
     for j in range(slots.shape[1]):
         slot = slots[:, j]
@@ -44,6 +54,11 @@ def _take(buffer: torch.Tensor, slots: torch.Tensor, gates: torch.Tensor | None)
         if buffer.shape[0]:
             out.addcmul_(buffer.index_select(0, slot.clamp(min=0)), weight.unsqueeze(1))
     return out
+
+
+def _on_gpu(x: torch.Tensor) -> bool:
+    """Does the GPU's kernel take the rows? Its sums are float32, so float64 is left to torch."""
+    return usable(x) and x.dtype != torch.float64
 
 
 def _dots(buffer: torch.Tensor, x: torch.Tensor, slots: torch.Tensor) -> torch.Tensor:
