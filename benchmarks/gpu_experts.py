@@ -19,8 +19,9 @@ LAYERS = {  # hidden, inner, experts, rows: Mixtral's and OLMoE's layers, and on
 }  # fmt: skip
 BLOCK = 128
 ROUNDS = 7
-SDD_TILES = [(2, 64, 8, 4), (2, 64, 8, 3), (1, 64, 8, 4), (1, 64, 4, 4), (1, 64, 4, 3), (2, 64, 4, 3)]
-DSD_TILES = [(256, 64, 8, 4), (256, 64, 8, 3), (128, 64, 8, 4), (128, 64, 4, 4), (128, 64, 4, 3)]
+BANDS = (4, 16)  # block rows that programs of one time share, beside the kernels' own
+TILES = [(128, 64, 8, 4), (128, 64, 4, 4), (128, 64, 4, 3), (128, 128, 8, 3), (128, 128, 4, 3), (128, 128, 8, 2)]
+DSD_TILES = [*TILES, (256, 64, 8, 3), (64, 64, 4, 4)]
 
 
 def seconds(call: Callable[[], Any], device: str, rounds: int = ROUNDS) -> float:
@@ -173,18 +174,22 @@ def tiles(device: str, flops: int, x: torch.Tensor, a: torch.Tensor, b: torch.Te
     from meshwright.kernels.gpu import experts as gpu
 
     t, found = values.topology, []
-    order, offsets = t.transposed
-    single = type(t)(t.block, t.shape, t.rows, t.columns, t.offsets)
-    for shape in SDD_TILES:
-        walk = t.walk if shape[0] == 2 else single.walk
-        given = {"walk": walk, "paired": shape[0] == 2, "tile": gpu.Tile(*shape)}
-        made = rate(flops, lambda given=given: gpu.sdd(x, a.t(), t.rows, t.columns, BLOCK, **given), device)
-        found.append({"product": "sdd", "tile": shape, "flops_per_s": made})
     for shape in DSD_TILES:
-        plain = lambda shape=shape: gpu.dsd(values.values, t.every, t.offsets, t.columns, b, tile=gpu.Tile(*shape))  # noqa: E731
-        turned = lambda shape=shape: gpu.dsd(values.values, order, offsets, t.rows, x, transposed=True, tile=gpu.Tile(*shape))  # noqa: E731
-        found.append({"product": "dsd", "tile": shape, "flops_per_s": rate(flops, plain, device)})
-        found.append({"product": "dsd transposed", "tile": shape, "flops_per_s": rate(flops, turned, device)})
+        tile = gpu.Tile(*shape)
+        calls: dict[str, Callable[[], Any]] = {
+            "dsd": lambda tile=tile: gpu.dsd(values.values, *t.walks[0], b, tile=tile),
+            "dsd transposed": lambda tile=tile: gpu.dsd(values.values, *t.walks[1], x, transposed=True, tile=tile),
+        }  # fmt: skip
+        if shape in TILES:
+            calls["sdd"] = lambda tile=tile: gpu.sdd(x, a.t(), t.rows, t.columns, BLOCK, t.walk, tile)
+        found += [{"product": what, "tile": shape, "flops_per_s": rate(flops, call, device)} for what, call in calls.items()]
+    kept = gpu.BAND
+    for band in BANDS:
+        gpu.BAND = band
+        for what, number, other in (("dsd", 0, b), ("dsd transposed", 1, x)):
+            call = lambda number=number, other=other: gpu.dsd(values.values, *t.walks[number], other, transposed=number == 1)  # noqa: E731
+            found.append({"product": what, "band": band, "flops_per_s": rate(flops, call, device)})
+    gpu.BAND = kept
     return found
 
 

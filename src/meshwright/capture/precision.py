@@ -3,7 +3,8 @@
 A graph holds ATen calls as they are before dispatch, where autocast has not cast anything yet; traced under autocast, its values have the types that
 autocast gives. So the same calls, run under autocast again, are what eager autocast runs, to the last bit, and plans count what is really stored.
 Backward is run outside, as torch recommends: it follows the types of what forward kept.
-Limit: which operators are cast is the processor's list; on other devices it is another, so such plans run on processors only.
+Limit: which operators are cast is the processor's list; a GPU's is another. There, eager autocast of that device runs, and the plan's sizes of what
+is kept are those of processors; plans whose ranks exchange values of the model count on them, and run on processors only (`run.train.casts`).
 """
 
 from __future__ import annotations
@@ -22,12 +23,12 @@ __all__ = ["PRECISIONS", "capture_and_trace_job", "capture_job", "casting", "tra
 PRECISIONS: dict[str, torch.dtype | None] = {"fp32": None, "bf16-autocast": torch.bfloat16, "fp16-autocast": torch.float16}
 
 
-def casting(precision: str) -> AbstractContextManager[Any]:
-    """Autocast on processors, or nothing. Raises: UnknownName."""
+def casting(precision: str, device: str = "cpu") -> AbstractContextManager[Any]:
+    """Autocast on a device of this type, or nothing. Raises: UnknownName."""
     if precision not in PRECISIONS:
         raise UnknownName(f"there is no precision {precision!r}", where="--precision", hint=", ".join(PRECISIONS))
     dtype = PRECISIONS[precision]
-    return nullcontext() if dtype is None else torch.autocast("cpu", dtype=dtype)
+    return nullcontext() if dtype is None else torch.autocast(device, dtype=dtype)
 
 
 def capture_job(job: Training, **options: Any) -> OpGraph:

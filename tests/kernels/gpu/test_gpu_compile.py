@@ -85,13 +85,13 @@ for dtype in (torch.float32, torch.bfloat16):
             experts.take(experts.put(8 * k, torch.ones(8, 64, dtype=dtype), slots, given), slots, given)
     for block in (16, 64):
         a, b, one = torch.ones(2 * block, 96, dtype=dtype), torch.ones(96, 2 * block, dtype=dtype), torch.zeros(2, dtype=torch.int64)
-        values = experts.sdd(a, b, one, one, block)
-        experts.sdd(b.t(), a.t(), one, one, block)
+        values = experts.sdd(a, b, one, one, block, one)
+        experts.sdd(b.t(), a.t(), one, one, block, one)
         for transposed in (False, True):
             experts.dsd(values, one, torch.tensor([0, 1, 2]), one, torch.ones(2 * block, 48, dtype=dtype), transposed=transposed)
 half = torch.bfloat16
 values, one = torch.ones(2, 128, 128, dtype=half), torch.zeros(2, dtype=torch.int64)
-experts.sdd(torch.ones(128, 64, dtype=half), torch.ones(256, 64, dtype=half).t(), one, one, 128, paired=True)
+experts.sdd(torch.ones(128, 64, dtype=half), torch.ones(256, 64, dtype=half).t(), one, one, 128, one)
 for transposed in (False, True):
     experts.dsd(values, one, torch.tensor([0, 2]), one, torch.ones(128, 256, dtype=half), transposed=transposed)
 print(len(compiled), sorted({key[0] for key in compiled}))

@@ -37,34 +37,26 @@ def test_products(block: int, tall: int, wide: int, inner: int) -> None:
     t = block_sparse.topology_of(mask, block)
     a, b = torch.randn(tall * block, inner), torch.randn(inner, wide * block)
     plain = block_sparse.sdd(a, b, t)
-    assert torch.allclose(gpu.sdd(a, b, t.rows, t.columns, block), plain.values, atol=1e-3)
-    assert torch.allclose(gpu.sdd(a.t().contiguous().t(), b.t().contiguous().t(), t.rows, t.columns, block), plain.values, atol=1e-3)
+    assert torch.allclose(gpu.sdd(a, b, t.rows, t.columns, block, t.walk), plain.values, atol=1e-3)
+    assert torch.allclose(gpu.sdd(a.t().contiguous().t(), b.t().contiguous().t(), t.rows, t.columns, block, t.walk), plain.values, atol=1e-3)
     right, left = torch.randn(wide * block, 70), torch.randn(tall * block, 70)
-    every = torch.arange(len(t.rows), dtype=torch.int32)
     scale = inner**0.5
-    assert torch.allclose(gpu.dsd(plain.values, every, t.offsets, t.columns, right), block_sparse.dsd(plain, right), atol=1e-4 * scale * block)
-    order, offsets = t.transposed
-    turned = gpu.dsd(plain.values, order.int(), offsets.int(), t.rows, left, transposed=True)
+    assert torch.allclose(gpu.dsd(plain.values, *t.walks[0], right), block_sparse.dsd(plain, right), atol=1e-4 * scale * block)
+    turned = gpu.dsd(plain.values, *t.walks[1], left, transposed=True)
     assert torch.allclose(turned, block_sparse.dsd(plain, left, transposed=True), atol=1e-4 * scale * block)
 
 
-@pytest.mark.parametrize("wide", [2, 3])
-def test_products_of_experts_as_they_walk(wide: int) -> None:
-    """Pairs of blocks, bands of block rows, and the kernels' full tiles; an expert without rows."""
-    torch.manual_seed(wide)
-    counts = torch.tensor([150, 0, 300, 20, 600])
-    t, _ = block_sparse.expert_topology(counts, wide * 128, 128)
-    assert t.paired == (wide == 2) and sorted(t.walk.tolist()) == list(range(len(t.rows) // (2 if t.paired else 1)))
+def test_products_of_experts_in_full_tiles() -> None:
+    """The walk in bands of block rows, and the tiles that a GPU's bfloat16 takes; an expert without rows."""
+    torch.manual_seed(0)
+    t, _ = block_sparse.expert_topology(torch.tensor([150, 0, 300, 20, 600]), 256, 128)
+    assert sorted(t.walk.tolist()) == list(range(len(t.rows))) and t.walk.tolist() != sorted(t.walk.tolist())
     a, b = torch.randn(t.shape[0], 64), torch.randn(64, t.shape[1])
     plain = block_sparse.sdd(a, b, t)
-    tile = gpu.Tile(across=2 if t.paired else 1, inner=64, warps=8, stages=1)
-    assert torch.allclose(gpu.sdd(a, b, t.rows, t.columns, 128, walk=t.walk, paired=t.paired, tile=tile), plain.values, atol=1e-3)
-    assert torch.allclose(gpu.sdd(a, b, t.rows, t.columns, 128, walk=t.walk, paired=t.paired), plain.values, atol=1e-3)
+    assert torch.allclose(gpu.sdd(a, b, t.rows, t.columns, 128, t.walk, gpu.SDD_TILE), plain.values, atol=1e-3)
     right, left = torch.randn(t.shape[1], 128), torch.randn(t.shape[0], 128)
-    tile = gpu.Tile(across=128, inner=64, warps=8, stages=1)
-    assert torch.allclose(gpu.dsd(plain.values, t.every, t.offsets, t.columns, right, tile=tile), block_sparse.dsd(plain, right), atol=2e-2)
-    order, offsets = t.transposed
-    turned = gpu.dsd(plain.values, order, offsets, t.rows, left, transposed=True, tile=tile)
+    assert torch.allclose(gpu.dsd(plain.values, *t.walks[0], right, tile=gpu.DSD_TILE), block_sparse.dsd(plain, right), atol=2e-2)
+    turned = gpu.dsd(plain.values, *t.walks[1], left, transposed=True, tile=gpu.DSD_TILE)
     assert torch.allclose(turned, block_sparse.dsd(plain, left, transposed=True), atol=2e-2)
 
 

@@ -25,15 +25,13 @@ MAX_INDEX = (1 << 31) - 1  # of blocks, rows and columns: indices are int32
 
 @dataclass(frozen=True)
 class Topology:
-    """Where the blocks are: `rows` and `columns` [nnz] of each, row by row; `offsets` [block rows + 1]. `shape`: of the whole matrix, in elements.
-    `paired`: is the block after every even one its right neighbour?"""
+    """Where the blocks are: `rows` and `columns` [nnz] of each, row by row; `offsets` [block rows + 1]. `shape`: of the whole matrix, in elements."""
 
     block: int
     shape: tuple[int, int]
     rows: torch.Tensor
     columns: torch.Tensor
     offsets: torch.Tensor
-    paired: bool = False
 
     @cached_property
     def transposed(self) -> tuple[torch.Tensor, torch.Tensor]:
@@ -43,16 +41,16 @@ class Topology:
         return order, torch.cat([counts.new_zeros(1), torch.cumsum(counts, 0)])
 
     @cached_property
-    def every(self) -> torch.Tensor:
-        """The blocks in their own order."""
-        return torch.arange(len(self.rows), dtype=torch.int32, device=self.rows.device)
+    def walks(self) -> tuple[tuple[torch.Tensor, ...], tuple[torch.Tensor, ...]]:
+        """(blocks, offsets of block rows, places along the inner side) of the matrix and of its transpose, int32: what a GPU's product reads."""
+        order, offsets = self.transposed
+        every = torch.arange(len(self.rows), dtype=torch.int32, device=self.rows.device)
+        return (every, self.offsets, self.columns), (order.int(), offsets.int(), self.rows[order])
 
     @cached_property
     def walk(self) -> torch.Tensor:
-        """Blocks (pairs where `paired`) band by band of block rows, column by column within: programs of one time share both sides of a product."""
-        step = 2 if self.paired else 1
-        rows, columns = self.rows[::step].long(), self.columns[::step].long()
-        wide = self.shape[1] // self.block
+        """Blocks band by band of block rows, column by column within: programs of one time share both sides of a product."""
+        rows, columns, wide = self.rows.long(), self.columns.long(), self.shape[1] // self.block
         return torch.argsort((rows // BAND * wide + columns) * BAND + rows % BAND).int()
 
 
@@ -95,7 +93,7 @@ def expert_topology(counts: torch.Tensor, inner: int, block: int) -> tuple[Topol
     columns = (owner[:, None] * wide + torch.arange(wide, device=counts.device)).reshape(-1)
     rows = torch.arange(len(owner), device=counts.device).repeat_interleave(wide)
     offsets = torch.arange(len(owner) + 1, device=counts.device) * wide
-    topology = Topology(block, (len(owner) * block, experts * inner), rows.int(), columns.int(), offsets.int(), paired=wide % 2 == 0)
+    topology = Topology(block, (len(owner) * block, experts * inner), rows.int(), columns.int(), offsets.int())
     return topology, (torch.cumsum(height, 0) - height) * block
 
 
@@ -104,8 +102,7 @@ def sdd(a: torch.Tensor, b: torch.Tensor, topology: Topology) -> BlockMatrix:
     size = topology.block
     _require(a.shape[1] == b.shape[0] and (a.shape[0], b.shape[1]) == topology.shape, "sdd", a.shape, b.shape, topology)
     if (kernels := _on_gpu(a, size)) is not None:
-        values = kernels.sdd(a, b, topology.rows, topology.columns, size, walk=topology.walk, paired=topology.paired)
-        return BlockMatrix(values, topology)
+        return BlockMatrix(kernels.sdd(a, b, topology.rows, topology.columns, size, topology.walk), topology)
     left = a.reshape(-1, size, a.shape[1])[topology.rows.long()]
     right = b.t().reshape(-1, size, b.shape[0])[topology.columns.long()]
     return BlockMatrix(torch.bmm(left, right.transpose(1, 2)), topology)
@@ -117,9 +114,8 @@ def dsd(a: BlockMatrix, b: torch.Tensor, *, transposed: bool = False) -> torch.T
     rows, inner = (t.shape[1], t.shape[0]) if transposed else t.shape
     _require(b.shape[0] == inner, "dsd", t.shape, b.shape, t)
     if (kernels := _on_gpu(b, size)) is not None:
-        order, offsets = t.transposed if transposed else (t.every, t.offsets)
-        out: torch.Tensor = kernels.dsd(a.values, order, offsets, t.rows if transposed else t.columns, b, transposed=transposed)
-        return out
+        found: torch.Tensor = kernels.dsd(a.values, *t.walks[transposed], b, transposed=transposed)
+        return found
     parts = b.reshape(-1, size, b.shape[1])
     out = a.values.new_zeros(rows // size, size, b.shape[1])
     left, at, into = (a.values.transpose(1, 2), t.rows, t.columns) if transposed else (a.values, t.columns, t.rows)

@@ -23,7 +23,7 @@ MAX_ROOM = 4096  # elements of a row per turn of a program's loop
 
 
 class Tile(NamedTuple):
-    """Shape of one program's work. across: blocks beside each other (SDD) or columns of the result (DSD); inner: of the inner dimension per turn."""
+    """Shape of one program's work. across: columns of a DSD's result; inner: of the inner dimension per turn; stages: turns that it loads ahead."""
 
     across: int
     inner: int
@@ -31,12 +31,10 @@ class Tile(NamedTuple):
     stages: int
 
 
-MAX_STAGES = 4  # turns that a program loads ahead
 LEAST_SHARED_BYTES = 1 << 16  # that a program may use on a device that does not say: AMD's local memory
-SDD_TILE = Tile(across=2, inner=64, warps=8, stages=MAX_STAGES)
-DSD_TILE = Tile(across=256, inner=64, warps=8, stages=MAX_STAGES)
-SMALL_TILE = Tile(across=1, inner=32, warps=4, stages=3)  # of float32, and of blocks below 128
-SMALL_COLUMNS = 64
+SDD_TILE = Tile(across=128, inner=64, warps=8, stages=4)
+DSD_TILE = Tile(across=128, inner=64, warps=4, stages=4)
+SMALL_TILE = Tile(across=64, inner=32, warps=4, stages=3)  # of float32, and of blocks below 128
 
 
 @triton.jit  # type: ignore[untyped-decorator]
@@ -68,55 +66,55 @@ def _take(buffer, slots, gates, out, width, GATED: tl.constexpr, CHOICES: tl.con
 
 @triton.jit  # type: ignore[untyped-decorator]
 def _sdd(  # type: ignore[no-untyped-def]
-    a, b, walk, rows, columns, values, inner, am, ak, bk, bn, B: tl.constexpr, ACROSS: tl.constexpr, K: tl.constexpr, EVEN: tl.constexpr
+    a, b, walk, rows, columns, values, inner, am, ak, bk, bn, B: tl.constexpr, K: tl.constexpr, EVEN: tl.constexpr
 ):
-    """A program per ACROSS blocks that lie beside each other, and whose values follow each other."""
-    block = tl.load(walk + tl.program_id(0)).to(tl.int64) * ACROSS
-    m = tl.load(rows + block).to(tl.int64) * B + tl.arange(0, B)
-    across = tl.arange(0, ACROSS * B)
-    n = tl.load(columns + block).to(tl.int64) * B + across
-    total = tl.zeros([B, ACROSS * B], tl.float32)
+    """A program per block that there is."""
+    block = tl.load(walk + tl.program_id(0)).to(tl.int64)
+    here, within = tl.arange(0, B), tl.arange(0, K)
+    m = tl.load(rows + block).to(tl.int64) * B + here
+    n = tl.load(columns + block).to(tl.int64) * B + here
+    left_at = a + m[:, None] * am + within[None, :] * ak
+    right_at = b + within[:, None] * bk + n[None, :] * bn
+    total = tl.zeros([B, B], tl.float32)
     for start in range(0, inner, K):
-        at = start + tl.arange(0, K)
         if EVEN:
-            left = tl.load(a + m[:, None] * am + at[None, :] * ak)
-            right = tl.load(b + at[:, None] * bk + n[None, :] * bn)
+            left, right = tl.load(left_at), tl.load(right_at)
         else:
-            left = tl.load(a + m[:, None] * am + at[None, :] * ak, mask=at[None, :] < inner, other=0.0)
-            right = tl.load(b + at[:, None] * bk + n[None, :] * bn, mask=at[:, None] < inner, other=0.0)
+            left = tl.load(left_at, mask=start + within[None, :] < inner, other=0.0)
+            right = tl.load(right_at, mask=start + within[:, None] < inner, other=0.0)
         total = tl.dot(left, right, total, input_precision="ieee")
-    into = values + block * B * B + (across // B)[None, :] * (B * B) + tl.arange(0, B)[:, None] * B + (across % B)[None, :]
-    tl.store(into, total.to(values.dtype.element_ty))
+        left_at += K * ak
+        right_at += K * bk
+    tl.store(values + block * B * B + here[:, None] * B + here[None, :], total.to(values.dtype.element_ty))
 
 
 @triton.jit  # type: ignore[untyped-decorator]
 def _dsd(  # type: ignore[no-untyped-def]
-    values, order, offsets, other, b, out, tall, width, bk, bn,
+    values, order, offsets, places, b, out, tall, width, bk, bn,
     TRANSPOSED: tl.constexpr, B: tl.constexpr, N: tl.constexpr, K: tl.constexpr, BAND: tl.constexpr, EVEN: tl.constexpr
 ):  # fmt: skip
     """A program per block row of the result and tile of its columns: the blocks of that row one after the other, K of their inner sides a turn."""
     TURNS: tl.constexpr = B // K
     tiles = tl.cdiv(width, N)
     band = tl.program_id(0) // (BAND * tiles) * BAND
-    within = tl.program_id(0) % (BAND * tiles)
+    turned = tl.program_id(0) % (BAND * tiles)
     high = tl.minimum(tall - band, BAND)
-    row = (band + within % high).to(tl.int64)
-    n = (within // high).to(tl.int64) * N + tl.arange(0, N)
-    here = tl.arange(0, B)
+    row = (band + turned % high).to(tl.int64)
+    n = (turned // high).to(tl.int64) * N + tl.arange(0, N)
+    here, within = tl.arange(0, B), tl.arange(0, K)
+    # What one turn adds to the addresses is one number for each side: the block's and the place's.
+    left_at = values + (within[None, :] * B + here[:, None] if TRANSPOSED else here[:, None] * B + within[None, :])
+    step: tl.constexpr = K * B if TRANSPOSED else K
+    right_at = b + within[:, None] * bk + n[None, :] * bn
     total = tl.zeros([B, N], tl.float32)
     for turn in range(tl.load(offsets + row) * TURNS, tl.load(offsets + row + 1) * TURNS):
-        block = tl.load(order + turn // TURNS).to(tl.int64)
-        inside = turn % TURNS * K + tl.arange(0, K)
-        at = values + block * B * B
-        if TRANSPOSED:
-            left = tl.load(at + inside[None, :] * B + here[:, None])
-        else:
-            left = tl.load(at + here[:, None] * B + inside[None, :])
-        k = tl.load(other + block).to(tl.int64) * B + inside
+        inside = turn % TURNS
+        left = tl.load(left_at + (tl.load(order + turn // TURNS).to(tl.int64) * (B * B) + inside * step))
+        right_here = right_at + (tl.load(places + turn // TURNS).to(tl.int64) * B + inside * K) * bk
         if EVEN:
-            right = tl.load(b + k[:, None] * bk + n[None, :] * bn)
+            right = tl.load(right_here)
         else:
-            right = tl.load(b + k[:, None] * bk + n[None, :] * bn, mask=n[None, :] < width, other=0.0)
+            right = tl.load(right_here, mask=n[None, :] < width, other=0.0)
         total = tl.dot(left, right, total, input_precision="ieee")
     m = row * B + here
     if EVEN:
@@ -160,51 +158,46 @@ def _room(width: int) -> int:
 
 
 def sdd(
-    a: torch.Tensor, b: torch.Tensor, rows: torch.Tensor, columns: torch.Tensor, block: int, *,
-    walk: torch.Tensor | None = None, paired: bool = False, tile: Tile | None = None,
-) -> torch.Tensor:  # fmt: skip
+    a: torch.Tensor, b: torch.Tensor, rows: torch.Tensor, columns: torch.Tensor, block: int, walk: torch.Tensor, tile: Tile | None = None
+) -> torch.Tensor:
     """Values [nnz, b, b] of a [M, K] · b [K, N] in the blocks (rows, columns); transposed views are read as they lie. block: 16 to 128.
 
-    walk: the order in which programs take the blocks (or the pairs of blocks, where `paired` says that each even one has its right neighbour next).
+    walk: the order in which programs take the blocks (`Topology.walk`). tile: for measurements of others.
     """
     values = a.new_empty(len(rows), block, block)
     if len(rows):
-        tile = tile or (SDD_TILE if _wide(a, block) and paired else SDD_TILE._replace(across=1) if _wide(a, block) else SMALL_TILE)
-        programs = len(rows) // tile.across
-        stages = _stages(a, block, tile.across * block, tile)
-        walk = torch.arange(programs, dtype=torch.int32, device=a.device) if walk is None or len(walk) != programs else walk
-        _sdd[(programs,)](
-            a, b, walk, rows, columns, values, a.shape[1], *a.stride(), *b.stride(), B=block, ACROSS=tile.across, K=tile.inner,
-            EVEN=a.shape[1] % tile.inner == 0, num_warps=tile.warps, num_stages=stages,
+        tile = tile or (SDD_TILE if _wide(a, block) else SMALL_TILE)
+        _sdd[(len(rows),)](
+            a, b, walk, rows, columns, values, a.shape[1], *a.stride(), *b.stride(), B=block, K=tile.inner, EVEN=a.shape[1] % tile.inner == 0,
+            num_warps=tile.warps, num_stages=_stages(a, 2 * block, tile),
         )  # fmt: skip
     return values
 
 
 def dsd(
-    values: torch.Tensor, order: torch.Tensor, offsets: torch.Tensor, other: torch.Tensor, b: torch.Tensor, *,
+    values: torch.Tensor, order: torch.Tensor, offsets: torch.Tensor, places: torch.Tensor, b: torch.Tensor, *,
     transposed: bool = False, tile: Tile | None = None,
 ) -> torch.Tensor:  # fmt: skip
-    """Sparse (transposed where said) times dense b [K, N]. order: blocks by the result's block rows, `offsets` of which say where each begins; other:
-    of every block its place along the inner dimension (columns; rows of a transpose)."""
+    """Sparse (transposed where said) times dense b [K, N]. order: blocks by the result's block rows; `offsets`: where each of those begins; places:
+    of every block, in that order, where it lies along the inner dimension (columns; rows of a transpose)."""
     block, width, tall = values.shape[1], b.shape[1], len(offsets) - 1
     out = b.new_empty(tall * block, width)
     if out.numel():
-        small = SMALL_TILE._replace(across=SMALL_COLUMNS)
-        tile = tile or (DSD_TILE if _wide(values, block) and width >= DSD_TILE.across else small)
-        stages = _stages(values, block, tile.across, tile)
+        tile = tile or (DSD_TILE if _wide(values, block) and width >= DSD_TILE.across else SMALL_TILE)
+        inner = min(tile.inner, block)
         _dsd[(tall * triton.cdiv(width, tile.across),)](
-            values, order, offsets, other, b, out, tall, width, *b.stride(), TRANSPOSED=transposed, B=block, N=tile.across,
-            K=min(tile.inner, block), BAND=BAND, EVEN=width % tile.across == 0, num_warps=tile.warps, num_stages=stages,
+            values, order, offsets, places, b, out, tall, width, *b.stride(), TRANSPOSED=transposed, B=block, N=tile.across, K=inner, BAND=BAND,
+            EVEN=width % tile.across == 0, num_warps=tile.warps, num_stages=_stages(values, block + tile.across, tile),
         )  # fmt: skip
     return out
 
 
-def _stages(x: torch.Tensor, tall: int, across: int, tile: Tile) -> int:
+def _stages(x: torch.Tensor, sides: int, tile: Tile) -> int:
     """As many turns ahead as the tile says and the device's shared memory holds: both sides of a turn lie there."""
     if not x.is_cuda:
         return tile.stages
     room = getattr(torch.cuda.get_device_properties(x.device), "shared_memory_per_block_optin", LEAST_SHARED_BYTES)
-    return max(1, min(tile.stages, int(room // ((tall + across) * tile.inner * x.dtype.itemsize))))
+    return max(1, min(tile.stages, int(room // (sides * tile.inner * x.dtype.itemsize))))
 
 
 def _wide(x: torch.Tensor, block: int) -> bool:

@@ -137,7 +137,7 @@ def own_device(name: str, rank: int) -> torch.device:
 
 def own_transport(rank: int, device: torch.device) -> Transport:
     """Messages of a rank over the world group, or over a group made for it; every rank must call this at the same point."""
-    if dist.get_world_size() == 1 or device.type == "cpu":
+    if device.type == "cpu" or not dist.is_initialized() or dist.get_world_size() == 1:  # alone: nothing is sent
         return TaggedTransport(dist.group.WORLD)
     made = dist.new_group(list(range(dist.get_world_size())), backend="nccl")
     return GroupedTransport(connected(made._get_backend(device), device), device)

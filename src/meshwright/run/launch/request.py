@@ -10,9 +10,10 @@ from typing import Any
 
 import msgspec
 
-from ...errors import MissingExtra, TooFewDevices, Unsupported, UsageError
+from ...errors import MissingExtra, TooFewDevices, UsageError
 from ...lower.compressed import require_codecs_run
 from ...plan.plan import Plan, TrainingLayout
+from ..train.casts import require_casts
 
 __all__ = ["RUN_SCHEMA", "RUN_VERSION", "RunDocument", "RunRequest", "RunResult", "check_request", "require_training_plan", "under_torchrun"]
 
@@ -135,11 +136,7 @@ def check_request(plan: Plan, request: RunRequest) -> TrainingLayout:
             data={"needed": ranks, "available": request.max_ranks},
         )  # fmt: skip
     precision = dict(dict(plan.job.get("training", {})).get("recipe", {})).get("precision", "fp32")
-    if precision != "fp32" and request.device != "cpu":
-        raise Unsupported(
-            f"the plan counts what {precision} casts on processors; on {request.device} that is another list", where="--device",
-            hint="use --device cpu, or plan in fp32",
-        )  # fmt: skip
+    require_casts(plan.layout, precision, request.device, "--device")
     if request.device == "cuda":
         import torch
 

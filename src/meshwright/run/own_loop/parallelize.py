@@ -30,6 +30,7 @@ from ..launch.outcome import forward_graph, opaque_function, walk_orders
 from ..launch.rank import orders_from, orders_to
 from ..recording.recording import plan_identity
 from ..steps.forward_graph import OPAQUE, ForwardGraph
+from ..train.casts import require_casts
 from ..train.count_exchange import count_exchange
 from ..train.masters import Masters
 from ..train.rank_builder import RankBuilder
@@ -62,6 +63,7 @@ def parallelize(
     require_plain(model, optimizer, layout)
     plans = plans_of_shapes(plan)
     lives = [live_again(model, p.job, loss, batch) for p in plans]
+    require_casts(layout, lives[0].job.asked.precision, device.type, "model")
     own_groups(lives[0].job, model, optimizer)
     group = dist.new_group(backend="gloo") if world else None
     if world:

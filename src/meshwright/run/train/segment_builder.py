@@ -188,7 +188,7 @@ class SegmentBuilder:
             return function
 
         def cast(*values: Any) -> Any:
-            with casting(self.precision):
+            with casting(self.precision, self.device.type):
                 return function(*values)
 
         return cast
