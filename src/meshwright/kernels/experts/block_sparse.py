@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 from ...errors import UsageError
-from ..gpu import BAND, usable
+from ..gpu.devices import BAND, usable
 
 __all__ = ["BlockMatrix", "Topology", "dds", "dsd", "expert_topology", "sdd", "topology_of"]
 
@@ -42,10 +42,10 @@ class Topology:
 
     @cached_property
     def walks(self) -> tuple[tuple[torch.Tensor, ...], tuple[torch.Tensor, ...]]:
-        """(blocks, offsets of block rows, places along the inner side) of the matrix and of its transpose, int32: what a GPU's product reads."""
+        """(blocks row by row, offsets of block rows, of each block its place along the inner side) of the matrix and of its transpose, int32."""
         order, offsets = self.transposed
         every = torch.arange(len(self.rows), dtype=torch.int32, device=self.rows.device)
-        return (every, self.offsets, self.columns), (order.int(), offsets.int(), self.rows[order])
+        return (every, self.offsets, self.columns), (order.int(), offsets.int(), self.rows)
 
     @cached_property
     def walk(self) -> torch.Tensor:
@@ -132,7 +132,7 @@ def _on_gpu(x: torch.Tensor, block: int) -> Any:
     """The GPU's kernels, where they take this tensor and these blocks; else None, and torch's own operators do it."""
     if not usable(x):
         return None
-    from ..gpu import experts
+    from ..gpu.devices import experts
 
     return experts if experts.applies(x.dtype, block) else None
 

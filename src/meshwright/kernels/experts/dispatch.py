@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch.autograd.function import once_differentiable
 
-from ..gpu import usable
+from ..gpu.devices import usable
 
 __all__ = ["decode", "encode", "slots_of"]
 

@@ -3,7 +3,8 @@
 Cite: Tutel (arXiv 2206.03382), section 3.4, for encode and decode; MegaBlocks (arXiv 2211.15841), section 5.1, for SDD and DSD and their walk of a
 transpose without moving values. One program writes one tile: no atomics, so results are the same every time.
 Deviations: a row of the buffers asks for its token, so that zeros are written once and no row twice; programs that run at the same time share rows
-and columns (they walk a band of block rows, column by column); sums are float32.
+and columns (they walk a band of block rows, column by column); sums are float32. On an H200, bf16: SDD 0.9 to 1.03 of
+grouped_mm's rate, DSD 0.79 to 0.81, of a transpose 0.68 to 0.72 (`benchmarks/gpu_experts.py`).
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ import torch
 import triton
 import triton.language as tl
 
-from . import BAND
+from .devices import BAND
 
 __all__ = ["MIN_BLOCK", "Tile", "applies", "dsd", "put", "sdd", "take"]
 
@@ -32,8 +33,8 @@ class Tile(NamedTuple):
 
 
 LEAST_SHARED_BYTES = 1 << 16  # that a program may use on a device that does not say: AMD's local memory
-SDD_TILE = Tile(across=128, inner=64, warps=8, stages=4)
-DSD_TILE = Tile(across=128, inner=64, warps=4, stages=4)
+SDD_TILE = Tile(across=128, inner=64, warps=4, stages=4)  # the fastest of six on an H200, with layers of Mixtral's size
+DSD_TILE = Tile(across=128, inner=64, warps=4, stages=4)  # the fastest of five there
 SMALL_TILE = Tile(across=64, inner=32, warps=4, stages=3)  # of float32, and of blocks below 128
 
 
@@ -90,31 +91,32 @@ def _sdd(  # type: ignore[no-untyped-def]
 
 @triton.jit  # type: ignore[untyped-decorator]
 def _dsd(  # type: ignore[no-untyped-def]
-    values, order, offsets, places, b, out, tall, width, bk, bn,
+    values, order, offsets, other, b, out, tall, width, bk, bn,
     TRANSPOSED: tl.constexpr, B: tl.constexpr, N: tl.constexpr, K: tl.constexpr, BAND: tl.constexpr, EVEN: tl.constexpr
 ):  # fmt: skip
     """A program per block row of the result and tile of its columns: the blocks of that row one after the other, K of their inner sides a turn."""
     TURNS: tl.constexpr = B // K
     tiles = tl.cdiv(width, N)
     band = tl.program_id(0) // (BAND * tiles) * BAND
-    turned = tl.program_id(0) % (BAND * tiles)
+    within = tl.program_id(0) % (BAND * tiles)
     high = tl.minimum(tall - band, BAND)
-    row = (band + turned % high).to(tl.int64)
-    n = (turned // high).to(tl.int64) * N + tl.arange(0, N)
-    here, within = tl.arange(0, B), tl.arange(0, K)
-    # What one turn adds to the addresses is one number for each side: the block's and the place's.
-    left_at = values + (within[None, :] * B + here[:, None] if TRANSPOSED else here[:, None] * B + within[None, :])
-    step: tl.constexpr = K * B if TRANSPOSED else K
-    right_at = b + within[:, None] * bk + n[None, :] * bn
+    row = (band + within % high).to(tl.int64)
+    n = (within // high).to(tl.int64) * N + tl.arange(0, N)
+    here = tl.arange(0, B)
     total = tl.zeros([B, N], tl.float32)
     for turn in range(tl.load(offsets + row) * TURNS, tl.load(offsets + row + 1) * TURNS):
-        inside = turn % TURNS
-        left = tl.load(left_at + (tl.load(order + turn // TURNS).to(tl.int64) * (B * B) + inside * step))
-        right_here = right_at + (tl.load(places + turn // TURNS).to(tl.int64) * B + inside * K) * bk
-        if EVEN:
-            right = tl.load(right_here)
+        block = tl.load(order + turn // TURNS).to(tl.int64)
+        inside = turn % TURNS * K + tl.arange(0, K)
+        at = values + block * B * B
+        if TRANSPOSED:
+            left = tl.load(at + inside[None, :] * B + here[:, None])
         else:
-            right = tl.load(right_here, mask=n[None, :] < width, other=0.0)
+            left = tl.load(at + here[:, None] * B + inside[None, :])
+        k = tl.load(other + block).to(tl.int64) * B + inside
+        if EVEN:
+            right = tl.load(b + k[:, None] * bk + n[None, :] * bn)
+        else:
+            right = tl.load(b + k[:, None] * bk + n[None, :] * bn, mask=n[None, :] < width, other=0.0)
         total = tl.dot(left, right, total, input_precision="ieee")
     m = row * B + here
     if EVEN:
@@ -175,18 +177,18 @@ def sdd(
 
 
 def dsd(
-    values: torch.Tensor, order: torch.Tensor, offsets: torch.Tensor, places: torch.Tensor, b: torch.Tensor, *,
+    values: torch.Tensor, order: torch.Tensor, offsets: torch.Tensor, other: torch.Tensor, b: torch.Tensor, *,
     transposed: bool = False, tile: Tile | None = None,
 ) -> torch.Tensor:  # fmt: skip
-    """Sparse (transposed where said) times dense b [K, N]. order: blocks by the result's block rows; `offsets`: where each of those begins; places:
-    of every block, in that order, where it lies along the inner dimension (columns; rows of a transpose)."""
+    """Sparse (transposed where said) times dense b [K, N]. order: blocks by the result's block rows; `offsets`: where each of those begins; other:
+    of every block its place along the inner dimension (columns; rows of a transpose)."""
     block, width, tall = values.shape[1], b.shape[1], len(offsets) - 1
     out = b.new_empty(tall * block, width)
     if out.numel():
         tile = tile or (DSD_TILE if _wide(values, block) and width >= DSD_TILE.across else SMALL_TILE)
         inner = min(tile.inner, block)
         _dsd[(tall * triton.cdiv(width, tile.across),)](
-            values, order, offsets, places, b, out, tall, width, *b.stride(), TRANSPOSED=transposed, B=block, N=tile.across, K=inner, BAND=BAND,
+            values, order, offsets, other, b, out, tall, width, *b.stride(), TRANSPOSED=transposed, B=block, N=tile.across, K=inner, BAND=BAND,
             EVEN=width % tile.across == 0, num_warps=tile.warps, num_stages=_stages(values, block + tile.across, tile),
         )  # fmt: skip
     return out

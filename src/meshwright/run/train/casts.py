@@ -20,7 +20,8 @@ def require_casts(layout: TrainingLayout, precision: str, device: str, where: st
         return
     counted = {
         f"pipeline {layout.pipeline}": layout.pipeline > 1, f"tensor {layout.tensor}": layout.tensor > 1,
-        f"context {layout.context}": layout.context > 1, f"expert {layout.expert}": layout.expert > 1, "exchanges of values": bool(layout_exchanges(layout)),
+        f"context {layout.context}": layout.context > 1, f"expert {layout.expert}": layout.expert > 1,
+        "exchanges of values": bool(layout_exchanges(layout)),
         "statistics of the whole batch": bool(layout.batch_sums or ()), "steps planned by operator": any(s.step is not None for s in layout.segments),
     }  # fmt: skip
     for part, holds in counted.items():
