@@ -1,7 +1,8 @@
 """The codecs' kernels for tensors on a GPU: `on_cpu`'s functions, with Triton where `kernels.gpu` has a kernel, else with torch on the device.
 
 The same bytes as on a processor, but for sums over a block or column, whose order differs: scales, means and factors may differ in the last bits.
-Checked in Triton's interpreter against `on_cpu`, and on an H200 by `benchmarks/gpu.py`. Numbers that decide sizes (how many elements are selected) wait for it.
+Checked in Triton's interpreter against `on_cpu`, and on an H200 by `benchmarks/gpu.py`.
+Numbers that decide sizes (how many elements are selected) wait for the device.
 """
 
 from __future__ import annotations
