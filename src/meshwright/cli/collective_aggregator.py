@@ -10,6 +10,7 @@ from .arguments import at_least_one
 from .frame import Result
 
 if TYPE_CHECKING:
+    from ..run.aggregate.operators import Operator
     from ..run.aggregate.server import Aggregator
 
 __all__ = ["HELP", "arguments", "run"]
@@ -28,6 +29,9 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--listen", required=True, metavar="HOST:PORT", help="where; port 0 takes a free one")
     parser.add_argument("--slots", type=at_least_one, default=512, help="chunks that may be under way, of all jobs together (default %(default)s)")
     parser.add_argument("--words", type=at_least_one, default=256, help="32-bit numbers per packet (default %(default)s: 1 KiB; at most 2048)")
+    parser.add_argument(
+        "--operator", metavar="FILE.py:NAME", help="an operator beside the built-in ones: a function that returns `own_operator(...)`"
+    )
     for name, what in (("lost", "lost"), ("doubled", "sent twice"), ("late", "sent again three turns of their slot later")):
         parser.add_argument(f"--{name}", type=float, default=0.0, metavar="P", help=f"rehearse faults: this share of packets, each way, is {what}")
     parser.add_argument("--seed", type=int, default=0, help="of the faults (default %(default)s)")
@@ -47,7 +51,20 @@ def run(args: argparse.Namespace) -> Result:
         sys.stderr.flush()
 
     counts = run_aggregator(
-        parse_address(args.listen), slots=args.slots, words=args.words, lost=args.lost, doubled=args.doubled, late=args.late, seed=args.seed,
-        ready=ready,
+        parse_address(args.listen), slots=args.slots, words=args.words, own=_operator(args.operator), lost=args.lost, doubled=args.doubled,
+        late=args.late, seed=args.seed, ready=ready,
     )  # fmt: skip
     return Result({"schema": "meshwright.aggregator", "version": 1, "packets": counts}, "  ".join(f"{k} {v}" for k, v in counts.items()))
+
+
+def _operator(name: str | None) -> Operator | None:
+    if name is None:
+        return None
+    from ..capture.resolve import resolve_function
+    from ..errors import UsageError
+    from ..run.aggregate.operators import Operator
+
+    made = resolve_function(name, what="operator")()
+    if not isinstance(made, Operator):
+        raise UsageError(f"{name} gives {type(made).__name__}, no operator", where="--operator", hint="a function that returns own_operator(...)")
+    return made

@@ -12,6 +12,7 @@ pytest.importorskip("triton", reason="triton is not installed: GPU kernels unche
 torch = pytest.importorskip("torch")
 
 from meshwright.kernels.experts import block_sparse, dispatch, route, slots_of  # noqa: E402
+from meshwright.kernels.experts.dropless import sparse_mlp  # noqa: E402
 from meshwright.kernels.gpu import experts as gpu  # noqa: E402
 
 
@@ -63,3 +64,25 @@ def test_products_of_experts_in_full_tiles() -> None:
 def test_what_the_products_take() -> None:
     assert gpu.applies(torch.bfloat16, 128) and gpu.applies(torch.float32, 16)
     assert not gpu.applies(torch.float64, 64) and not gpu.applies(torch.float32, 8) and not gpu.applies(torch.float32, 48)
+
+
+def test_the_layer_takes_the_kernels_for_what_lies_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As if processors' tensors lay on one: results and gradients of a dropless layer, encode and decode; float64 stays with torch."""
+    torch.manual_seed(0)
+    counts = torch.tensor([20, 0, 37, 5])
+    given = [t.requires_grad_() for t in (torch.randn(62, 16), torch.randn(4, 32, 16), torch.randn(4, 32, 16), torch.randn(4, 32, 24))]
+    found = route(torch.softmax(torch.randn(62, 4), 1), 2)
+    slots = slots_of(found.experts, found.locations, 30)
+
+    def results() -> list[torch.Tensor]:
+        out = sparse_mlp(given[0], counts, given[1], given[2], given[3], torch.nn.functional.silu, 16)
+        back = dispatch.decode(dispatch.encode(given[0], slots, 120), slots, found.gates)
+        return [out, back, *torch.autograd.grad(out.square().sum() + back.square().sum(), given)]
+
+    plain, called = results(), []
+    for module in (block_sparse, dispatch):
+        monkeypatch.setattr(module, "usable", lambda x: called.append(x) or True)
+    for ours, expected in zip(results(), plain, strict=True):
+        assert torch.allclose(ours, expected, rtol=1e-4, atol=1e-4)
+    assert len(called) > 10
+    assert block_sparse._on_gpu(torch.randn(2).double(), 16) is None and not dispatch._on_gpu(torch.randn(2).double())

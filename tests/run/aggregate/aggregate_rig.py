@@ -42,8 +42,8 @@ class Switch:
 
 
 @contextmanager
-def switch(*, slots: int = 64, words: int = 64, faults: Injector | None = None) -> Iterator[Switch]:
-    made = Switch(slots=slots, words=words, faults=faults)
+def switch(*, slots: int = 64, words: int = 64, faults: Injector | None = None, **more: Any) -> Iterator[Switch]:
+    made = Switch(slots=slots, words=words, faults=faults, **more)
     try:
         yield made
     finally:

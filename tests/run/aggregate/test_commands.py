@@ -42,6 +42,13 @@ def test_wrong_arguments(capsys: pytest.CaptureFixture[str]) -> None:
     assert "--words" in capsys.readouterr().err
 
 
+def test_an_operator_is_what_the_named_function_gives(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "mine.py").write_text("def number():\n    return 3\n")
+    words = ["collective", "aggregator", "--listen", "127.0.0.1:0", "--operator", f"{tmp_path / 'mine.py'}:number"]
+    assert main(words) == 2
+    assert "gives int, no operator" in capsys.readouterr().err
+
+
 def test_the_doctor_asks_a_switch(capsys: pytest.CaptureFixture[str]) -> None:
     with switch() as up, Stream.join(up.address, seat(0, 1)):
         assert main(["run", "doctor", "--aggregator", str(up.address), "--json"]) == 0

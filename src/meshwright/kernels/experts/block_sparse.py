@@ -132,7 +132,7 @@ def _on_gpu(x: torch.Tensor, block: int) -> Any:
     """The GPU's kernels, where they take this tensor and these blocks; else None, and torch's own operators do it."""
     if not usable(x):
         return None
-    from ..gpu.devices import experts
+    from ..gpu import experts
 
     return experts if experts.applies(x.dtype, block) else None
 

@@ -1,8 +1,7 @@
-"""What is done to numbers on the way: chunks of floats to whole numbers with a common exponent and back, and contributions folded together.
+"""What a worker does to floats on the way: chunks of them to whole numbers with a common exponent, and back.
 
-Cite: Sapio et al. (NSDI 2021), appendix C, and the repository p4lang/p4app-switchML (exponents travel one chunk ahead); D. De Sensi, S. Di Girolamo,
-S. Ashkboos, S. Li, T. Hoefler, "Flare: Flexible In-Network Allreduce" (SC 2021, arXiv 2106.15565), section 5 for the tree.
-Left open by the papers: overflow by rounding, zero and denormal blocks, infinities. Our answer: the scale is a whole number of steps such that all
+Cite: Sapio et al. (NSDI 2021), appendix C, and the repository p4lang/p4app-switchML (exponents travel one chunk ahead).
+Left open by the paper: overflow by rounding, zero and denormal blocks, infinities. Our answer: the scale is a whole number of steps such that all
 workers at their largest stay inside 32 bits, times a power of two; a block without a normal number has the least exponent; what is not finite is
 refused before anything is sent.
 Deviations: two words per element (`limbs`) where 32 bits are too few.
@@ -17,7 +16,7 @@ import numpy as np
 
 from ...kernels.compile import inlined
 
-__all__ = ["fold_tree", "from_steps", "largest_exponent", "limb_bits", "split_bits", "steps_of", "to_steps"]
+__all__ = ["from_steps", "largest_exponent", "limb_bits", "split_bits", "steps_of", "to_steps"]
 
 LEAST_EXPONENT = -126  # of a float32's exponent field 0: below it all is denormal
 
@@ -76,23 +75,3 @@ def from_steps(numbers, row, at, count, field, steps, split, floats, first):  # 
             whole = (whole << split) + np.int64(numbers[row, at + count + i])
         floats[first + i] = np.float32(whole / steps * scale)
 
-
-@inlined
-def fold_tree(floats, base, workers, seen, worker, count):  # type: ignore[no-untyped-def]
-    """A contribution has come into row `base + worker`: climb the fold for as long as the other half is complete.
-
-    The fold is the complete binary tree over worker numbers, left to right, an odd tail promoted; a node's sum lies in its first worker's row.
-    """
-    level = 0
-    while 1 << level < workers:
-        other = (worker >> level ^ 1) << level
-        if other < workers:
-            most = min(other + (1 << level), workers)
-            half = (1 << most) - (1 << other)
-            if seen & half != half:
-                return
-            left, right = base + min(worker, other), base + max(worker, other)
-            for i in range(count):
-                floats[left, i] += floats[right, i]
-            worker = min(worker, other)
-        level += 1

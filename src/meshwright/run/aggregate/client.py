@@ -16,6 +16,7 @@ from .arithmetic import limb_bits, steps_of
 from .control import Aborted, Hop, Join, Leave, Left, Status, Welcome, decode, encode, kind_of
 from .doctor import missing_worker
 from .frames import ABORT, JOIN, LEAVE, MAX_CONTROL_BYTES, STATUS, signature
+from .operators import MODES, NUMBERS_OF
 from .protocol import MAX_CHUNK, MAX_WORKERS
 from .sockets import Address, inbox, open_socket, outbox
 from .worker_loop import (
@@ -144,24 +145,52 @@ class Stream:
         if self.closed:
             raise GroupFailed("the stream is closed", hint="join again")
         coded, split, steps = self._form(array, arithmetic)
-        elements, numbers = array.size, self.flow.numbers
-        if not elements:
-            self.calls += 1
-            return array
-        each = self.seat.words // (2 if split else 1)
-        chunks = -(-elements // each) + (self.slots if coded else 0)
+        kind = ("int32", *ARITHMETIC).index(arithmetic if array.dtype == np.float32 else "int32")
+        if array.size:
+            self._send(array.reshape(-1), signature(self.calls, array.size, kind), coded=coded, split=split, steps=steps)
+        self.calls += 1
+        return array
+
+    def combine(self, array: NDArray[Any]) -> NDArray[Any]:
+        """Combine a C-contiguous array over all workers, in place, by the operator that the job's mode names.
+
+        `int8`: int8, saturating sums; `bf16`: the bits of bfloat16 as uint16; `argmax`: `operators.ARGMAX_PAIR`; an operator of the switch's own: its
+        type. Raises: UsageError (the stream goes on), NotFinite (`argmax`: what is not a number has no order), and as `all_reduce`.
+        """
+        if self.closed:
+            raise GroupFailed("the stream is closed", hint="join again")
+        mode, own = self.seat.mode, self.seat.mode.rpartition(":")[2]
+        due = np.dtype(own) if mode.startswith("own:") and own in NUMBERS_OF else MODES[mode].dtype if mode in MODES else None
+        if due is None:
+            raise UsageError(f"a job of mode {mode!r} sums", where="combine", hint="all_reduce")
+        if array.dtype != due or not array.flags.c_contiguous or not array.flags.writeable:
+            raise UsageError(f"an array of {array.dtype} where {due}, contiguous and writeable, is due", where="combine")
+        if mode == "argmax" and np.isnan(array["value"]).any():
+            place = int(np.flatnonzero(np.isnan(array["value"].reshape(-1)))[0])
+            problem = Aborted("not-finite", f"element {place} is not a number", self.seat.worker)
+            self._give_up(problem)
+            raise NotFinite(problem.reason, where=f"worker {self.seat.worker}", data={"element": place})
+        if array.size:
+            words = np.zeros(-(-array.nbytes // 4), np.int32)  # whole words: what is beyond the array's end is zero on all workers
+            words.view(np.uint8)[: array.nbytes] = array.reshape(-1).view(np.uint8)
+            self._send(words, signature(self.calls, array.size, len(ARITHMETIC) + 1))
+            array.reshape(-1).view(np.uint8)[:] = words.view(np.uint8)[: array.nbytes]
+        self.calls += 1
+        return array
+
+    def _send(self, flat: NDArray[Any], call: int, *, coded: bool = False, split: int = 0, steps: float = 0.0) -> None:
+        """One tensor of whole words through the switch. Raises: as `all_reduce`."""
+        numbers, each = self.flow.numbers, self.seat.words // (2 if split else 1)
+        chunks = -(-flat.size // each) + (self.slots if coded else 0)
         first = int(numbers[END])
         if first + chunks >= MAX_CHUNK:
             raise Unsupported(f"a stream has at most {MAX_CHUNK} chunks", hint="join again")
-        flat = array.reshape(-1)
         tensor = Tensor(flat.view(np.int32), flat.view(np.float32), flat.view(np.int32), flat.view(np.float32))
         numbers[[FIRST, END, LEFT, SPLIT]] = first, first + chunks, chunks, split
-        numbers[CALL] = signature(self.calls, elements, ("int32", *ARITHMETIC).index(arithmetic if array.dtype == np.float32 else "int32"))
+        numbers[CALL] = call
         self.flow.at[3:5] = flat.ctypes.data, int(steps)
         self.flow.agreed[:] = 0
         self._collect(tensor, FLOATS if coded else NUMBERS)
-        self.calls += 1
-        return array
 
     def _form(self, array: NDArray[Any], arithmetic: str) -> tuple[bool, int, float]:
         """(in steps of a common exponent, bits of the lower of two words, steps of a block). Refuses what has no right sum."""
@@ -170,8 +199,9 @@ class Stream:
         if arithmetic not in ARITHMETIC:
             raise UsageError(f"no arithmetic {arithmetic!r}", where="arithmetic", hint=", ".join(ARITHMETIC))
         tree = array.dtype == np.float32 and arithmetic == "tree"
-        if tree != (self.seat.mode == "tree"):
-            raise UsageError(f"a job of mode {self.seat.mode!r} cannot", where="arithmetic", hint="floats as 'tree' need mode='tree', and alone")
+        if tree != (self.seat.mode == "tree") or self.seat.mode not in ("sum", "tree"):
+            hint = "floats as 'tree' need mode='tree', and alone; operators: combine"
+            raise UsageError(f"a job of mode {self.seat.mode!r} cannot", where="arithmetic", hint=hint)
         if array.dtype == np.int32:
             most = max(int(array.max(initial=0)), -int(array.min(initial=0)))
             if most > (2**31 - 1) // self.workers:

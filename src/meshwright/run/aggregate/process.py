@@ -7,6 +7,7 @@ import threading
 from collections.abc import Callable
 
 from .injector import injector
+from .operators import Operator
 from .server import Aggregator
 from .sockets import Address
 
@@ -14,14 +15,16 @@ __all__ = ["run_aggregator"]
 
 
 def run_aggregator(
-    listen: Address, *, slots: int, words: int, lost: float = 0.0, doubled: float = 0.0, late: float = 0.0, seed: int = 0,
+    listen: Address, *, slots: int, words: int, own: Operator | None = None, lost: float = 0.0, doubled: float = 0.0,
+    late: float = 0.0, seed: int = 0,
     ready: Callable[[Aggregator], None] = lambda aggregator: None,
 ) -> dict[str, int]:  # fmt: skip
     """Serve until SIGINT or SIGTERM; the counters of packets. Raises: PortInUse, UsageError, Unsupported."""
     stop = threading.Event()
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda *_: stop.set())
-    with Aggregator(listen, slots=slots, words=words, faults=injector(4 * words, lost=lost, doubled=doubled, kept=late, seed=seed)) as aggregator:
+    faults = injector(4 * words, lost=lost, doubled=doubled, kept=late, seed=seed)
+    with Aggregator(listen, slots=slots, words=words, faults=faults, own=own) as aggregator:
         ready(aggregator)
         aggregator.serve(stop.is_set)
         return aggregator.status().counters

@@ -17,6 +17,7 @@ from ...errors import UsageError
 from .control import Aborted, Hop, Join, Leave, Left, Status, StatusJob, StatusSlot, Welcome, decode, encode, kind_of
 from .frames import ABORT, CONTRIBUTION, JOIN, LEAVE, MAX_CONTROL_BYTES, STATUS
 from .injector import Injector, injector
+from .operators import MODES, OWN, Mode, Operator, nothing
 from .protocol import MAX_WORKERS, first_chunk
 from .sockets import Address, address_of, inbox, open_socket, outbox, packed_address, parse_address
 from .switch_loop import (
@@ -25,18 +26,17 @@ from .switch_loop import (
     COUNTERS,
     FIRST_POOL,
     FIRST_ROW,
+    FOLDS,
     FREE,
+    KIND,
     MAX_CONTROLS,
     MAX_JOBS,
-    MODE,
-    MODES,
     PARENT_WORKER,
     PARENT_WORLD,
     POOL_STEP,
     RUNNING,
     SLOTS,
     STATE,
-    TREE,
     WORKERS,
     WORLD,
     Controls,
@@ -62,6 +62,7 @@ class _Job:
 
     name: str
     ask: Join
+    mode: Mode
     number: int
     world: int
     slots: int
@@ -83,18 +84,24 @@ class _Job:
 
     @property
     def cost(self) -> int:
-        """Slots' worth of memory: a tree keeps all contributions."""
-        return self.slots * (self.ask.children if MODES[self.ask.mode] == TREE else 1)
+        """Slots' worth of memory: a fold keeps all contributions."""
+        return self.slots * (self.ask.children if self.mode.folds else 1)
 
 
 class Aggregator:
-    """A switch with so many slots of so many 32-bit words, listening. Raises: UsageError, PortInUse, Unsupported."""
+    """A switch with so many slots of so many 32-bit words, listening; `own`: an operator beside those of `MODES`.
 
-    def __init__(self, listen: Address, *, slots: int = 512, words: int = 256, faults: Injector | None = None) -> None:
+    Raises: UsageError, PortInUse, Unsupported.
+    """
+
+    def __init__(
+        self, listen: Address, *, slots: int = 512, words: int = 256, faults: Injector | None = None, own: Operator | None = None
+    ) -> None:
         for what, value, most in (("slots", slots, MAX_SLOTS), ("words", words, MAX_WORDS)):
             if not 1 <= value <= most:
                 raise UsageError(f"must be 1..{most}, got {value}", where=f"--{what}")
         self.slots, self.words = slots, words
+        self.modes = MODES | ({own.mode: Mode(OWN, not own.order_free)} if own else {})
         self.sock = open_socket(listen=listen)
         self.address = Address(*self.sock.getsockname())
         rows = 2 * slots
@@ -103,10 +110,11 @@ class Aggregator:
         at = np.array([headers.ctypes.data, pool.ctypes.data, names.ctypes.data, 4 * words])
         chunk, seen, size, call, exponent, sent_ns, tries = (np.zeros(rows, np.int64) for _ in range(7))
         self.rows = Rows(chunk, seen, np.zeros(rows, np.uint8), headers, size, call, exponent, np.full(rows, -1), sent_ns, tries, pool,
-                         pool.view(np.float32), at)  # fmt: skip
+                         at)  # fmt: skip
         self.jobs = Jobs(
-            np.zeros((MAX_JOBS, BLAMED + 1), np.int64), names, np.zeros((MAX_JOBS, MAX_WORKERS + 1), np.int64), np.zeros(len(COUNTERS), np.int64)
-        )
+            np.zeros((MAX_JOBS, BLAMED + 1), np.int64), names, np.zeros((MAX_JOBS, MAX_WORKERS + 1), np.int64), np.zeros(len(COUNTERS), np.int64),
+            own.loop if own else nothing,
+        )  # fmt: skip
         self.controls = Controls(
             np.zeros((MAX_CONTROLS, MAX_CONTROL_BYTES // 8), np.int64), np.zeros(MAX_CONTROLS, np.int64), np.zeros((MAX_CONTROLS, 2), np.int64),
             np.zeros(2, np.int64),
@@ -243,11 +251,11 @@ class Aggregator:
                 parse_address(hop.address, "above")
         except UsageError as error:
             return Aborted("refused", f"the switch above: {error.message}")
+        if ask.mode not in self.modes:
+            return Aborted("refused", f"no mode {ask.mode[:48]!r}; there are {', '.join(self.modes)}", ask.worker)
         last = all(hop.worker == hop.children - 1 for hop in ask.above)
-        if ask.mode == "tree" and not last and ask.children & (ask.children - 1):
+        if self.modes[ask.mode].folds and not last and ask.children & (ask.children - 1):
             return Aborted("refused", f"{ask.children} workers below another switch: a fold needs a power of two, but for the last", ask.worker)
-        if ask.mode not in MODES:
-            return Aborted("refused", f"no mode {ask.mode[:32]!r}; there are {', '.join(MODES)}", ask.worker)
         return None
 
     def _used(self) -> list[tuple[int, int]]:
@@ -268,18 +276,19 @@ class Aggregator:
         gap = self._gap(ask)
         if number is None or gap is None:
             return None
-        job = _Job(ask.job, ask, number, secrets.randbits(32), gap[1])
+        mode = self.modes[ask.mode]
+        job = _Job(ask.job, ask, mode, number, secrets.randbits(32), gap[1])
         table = self.jobs.table[number]
         table[:] = 0
-        table[[WORLD, WORKERS, MODE, PARENT_WORLD]] = job.world, ask.children, MODES[ask.mode], -1
-        table[[FIRST_ROW, FIRST_POOL, POOL_STEP]] = 2 * gap[0], 2 * gap[0], ask.children if MODES[ask.mode] == TREE else 1
+        table[[WORLD, WORKERS, KIND, FOLDS, PARENT_WORLD]] = job.world, ask.children, mode.kind, mode.folds, -1
+        table[[FIRST_ROW, FIRST_POOL, POOL_STEP]] = 2 * gap[0], 2 * gap[0], ask.children if mode.folds else 1
         self.jobs.heard[number] = time.monotonic_ns()
         self.known[ask.job] = job
         return job
 
     def _gap(self, ask: Join) -> tuple[int, int] | None:
         """(first slot, how many, as asked or fewer) in the largest free stretch. A tree's rows lie at its beginning, its memory all over it."""
-        each = ask.children if MODES[ask.mode] == TREE else 1
+        each = ask.children if self.modes[ask.mode].folds else 1
         at, gaps = 0, []
         for first, end in [*self._used(), (self.slots, self.slots)]:
             gaps.append((min((first - at) // each, ask.slots), -at))

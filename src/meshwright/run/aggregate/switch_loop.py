@@ -7,24 +7,22 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ...kernels.compile import called, fingerprint, inlined, kernel
-from . import arithmetic, frames, injector, protocol, sockets
-from .arithmetic import fold_tree
+from . import frames, injector, operators, protocol, sockets
 from .frames import CONTRIBUTION, HEADER_BYTES, JOIN, MAGIC, MAX_CONTROL_BYTES, RESULT, VERSION, head, tail
 from .injector import Injector, again, keep, strikes
+from .operators import combine, fold
 from .protocol import DOUBLE, FIRST, IGNORED, MAX_WORKERS, REPEAT, row_of, take
 from .sockets import Outbox, flush, now_ns, put, receive
 
 __all__ = [
-    "ABORTED", "COUNTERS", "FREE", "MAX_CONTROLS", "MAX_JOBS", "MODES", "RUNNING", "SUM", "TREE", "Controls", "Jobs", "Rows", "serve",
+    "ABORTED", "COUNTERS", "FREE", "MAX_CONTROLS", "MAX_JOBS", "RUNNING", "Controls", "Jobs", "Rows", "serve",
 ]  # fmt: skip
 
 MAX_JOBS = 64  # of one switch at a time: each packet's job is looked for among them
 MAX_CONTROLS = 256  # control messages that wait for Python; more are lost, and will be sent again
-SUM, TREE = 0, 1  # what is done to contributions: whole numbers added as they come; floats folded in the order of worker numbers
-MODES = {"sum": SUM, "tree": TREE}
 FREE, RUNNING, ABORTED = 0, 1, 2
 # columns of `Jobs.table`
-WORLD, WORKERS, FIRST_ROW, SLOTS, MODE, FIRST_POOL, POOL_STEP, STATE, PARENT_WORLD, PARENT_WORKER, BLAMED = range(11)
+WORLD, WORKERS, FIRST_ROW, SLOTS, KIND, FOLDS, FIRST_POOL, POOL_STEP, STATE, PARENT_WORLD, PARENT_WORKER, BLAMED = range(12)
 COUNTERS = ("contributions", "results", "repeats", "doubles", "stale", "foreign", "malformed")
 _CONTRIBUTIONS, _RESULTS, _REPEATS, _DOUBLES, _STALE, _FOREIGN, _MALFORMED = range(7)
 MIN_RESEND_NS, MAX_RESEND_NS = 30_000_000, 250_000_000  # until a sum is sent to the parent again, as a worker's packet (`worker_loop`)
@@ -32,7 +30,7 @@ MIN_RESEND_NS, MAX_RESEND_NS = 30_000_000, 250_000_000  # until a sum is sent to
 
 class Rows(NamedTuple):
     """Per row: the protocol's state, the result's header, its bytes, call and exponent, the flush in which it was queued, when it was sent up and how
-    often. `pool`: the sums, 32-bit words; `floats`: the same memory. `at`: addresses of headers, pool, job addresses."""
+    often. `pool`: the sums, 32-bit words. `at`: addresses of headers, pool, job addresses."""
 
     chunk: Any
     seen: Any
@@ -45,17 +43,18 @@ class Rows(NamedTuple):
     sent_ns: Any
     tries: Any
     pool: Any
-    floats: Any
     at: Any
 
 
 class Jobs(NamedTuple):
-    """`table[j]`: one job; `names[j, w]`: address of worker w, the last one the parent's; `heard[j, w]`: when it was last heard."""
+    """`table[j]`: one job; `names[j, w]`: address of worker w, the last one the parent's; `heard[j, w]`: when it was last heard. `own`: the
+    loop of the switch's own operator."""
 
     table: Any
     names: Any
     heard: Any
     counters: Any
+    own: Any
 
 
 class Controls(NamedTuple):
@@ -157,16 +156,15 @@ def _contribution(fd, words, numbers, i, size, rows, jobs, j, worker, out, contr
         return
     rows.exponent[row] = max(rows.exponent[row], exponent)
     count = size // 4
-    if jobs.table[j, MODE] == TREE:
+    kind, folds = jobs.table[j, KIND], jobs.table[j, FOLDS]
+    if folds or action == FIRST:
+        into = pool + (worker if folds else 0)
         for x in range(count):
-            rows.pool[pool + worker, x] = numbers[i, 4 + x]
-        fold_tree(rows.floats, pool, workers, rows.seen[row], worker, count)
-    elif action == FIRST:
-        for x in range(count):
-            rows.pool[pool, x] = numbers[i, 4 + x]
+            rows.pool[into, x] = numbers[i, 4 + x]
+        if folds:
+            fold(kind, jobs.own, rows.pool, pool, workers, rows.seen[row], worker, count)
     else:
-        for x in range(count):
-            rows.pool[pool, x] += numbers[i, 4 + x]
+        combine(kind, jobs.own, rows.pool, pool, numbers, i, 4, count)
     if rows.seen[row] == (1 << workers) - 1:
         if jobs.table[j, PARENT_WORLD] >= 0:
             _up(fd, rows, jobs, j, row, out, now)
@@ -297,4 +295,4 @@ def _entry(sources: int) -> Any:
     return serve
 
 
-serve = _entry(fingerprint(*(str(m.__file__) for m in (arithmetic, frames, injector, protocol, sockets))))
+serve = _entry(fingerprint(*(str(m.__file__) for m in (frames, injector, operators, protocol, sockets))))
