@@ -74,6 +74,7 @@ COMMANDS: dict[tuple[str, ...], tuple[str, str]] = {
     ("collective", "export"): ("collective_export", "hand a schedule to MSCCL, MSCCL++ or NCCL"),
     ("collective", "import"): ("collective_import", "turn a foreign schedule into a plan"),
     ("collective", "handlers"): ("collective_handlers", "a switch that adds up packets on small cores, simulated: which design"),
+    ("collective", "sparse-switch"): ("collective_sparse_switch", "sparse sums up a tree of switches, simulated: whether they pay"),
     ("collective", "aggregator"): ("collective_aggregator", "a switch in software that sums what workers send"),
     ("pipeline", "compare"): ("pipeline_compare", "every pipeline schedule that applies: time, bubble, memory, bounds, and which are best"),
     ("pipeline", "plan"): ("pipeline_plan", "one schedule, or the fastest that fits in memory, as a checked plan"),
