@@ -1,4 +1,4 @@
-"""Sparse sums up trees of simulated switches: pairs on every link beside the union formula, small tables, and the break-even with dense and with hosts.
+"""Sparse sums up trees of simulated switches: pairs on every link beside the union formula, small tables, break-even with dense and with hosts.
 
 Run: `python benchmarks/sparse_switch.py` (half a minute). 1,048,576 elements, supports drawn independently (seeds 0 to 2), densities 0.1 to 20 %,
 trees of 8, 16 and 64 hosts. Times are the busiest link's bytes at 100 Gbit/s. Nothing here is measured on a wire.
