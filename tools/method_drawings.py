@@ -1,5 +1,5 @@
 """Drawings of plans that no command draws, for `tools/method_pictures.py`: an arena, a layout's signatures, gradients in groups,
-times of an expert layer, blocks of a product."""
+times of an expert layer and of sparse sums, blocks of a product."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import json
 import math
 from pathlib import Path
 
-__all__ = ["arena_svg", "blocks_svg", "degrees_svg", "layout_svg", "traffic_svg"]
+__all__ = ["arena_svg", "blocks_svg", "degrees_svg", "layout_svg", "sparse_svg", "traffic_svg"]
 
 
 def arena_svg(placed: Path) -> str:
@@ -100,32 +100,47 @@ def traffic_svg(plans: dict[str, Path]) -> str:
 
 def degrees_svg(printed: Path) -> str:
     """`experts compare --json`: seconds of a step over capacities, a line for each degree; the best of each capacity is marked."""
-    from meshwright.report.svg import PALETTE, document, line, rect, text
-
     rows = [row for each in json.loads(printed.read_text(encoding="utf-8"))["capacities"] for row in each]
     capacities, degrees = sorted({r["capacity"] for r in rows}), sorted({r["degree"] for r in rows})
     time_s = {(r["degree"], r["capacity"]): r["time_s"] for r in rows}
-    low, high = math.log(min(time_s.values())), math.log(max(time_s.values()))
+    lines = {f"r = {degree}": [time_s[degree, c] for c in capacities] for degree in degrees}
+    below, title, summary = "capacity, tokens of an expert", "Degrees of an expert layer", "Time of a step over the capacity"
+    return _curves(lines, [str(c) for c in capacities], below, title, summary)
+
+
+def sparse_svg(printed: list[Path]) -> str:
+    """`collective sparse-switch --json` at several densities: time of the busiest link, a line for each way; the best of each density is marked."""
+    rows = [json.loads(p.read_text(encoding="utf-8")) for p in printed]
+    words = {"sparse": "pairs in the network", "dense": "all numbers in the network", "hosts": "pairs among hosts", "ring": "a ring"}
+    lines = {says: [row["times_s"][way] for row in rows] for way, says in words.items()}
+    densities = [f"{100 * row['density']:g} %" for row in rows]
+    return _curves(lines, densities, "density of a host's numbers", "Sparse sums of 64 hosts", "Time of the busiest link over the density", room=170)
+
+
+def _curves(lines: dict[str, list[float]], names: list[str], below: str, title: str, summary: str, *, room: int = 70) -> str:
+    """Seconds on a logarithmic scale, a line each; the least of each place is marked. `room`: for the lines' names, on the right."""
+    from meshwright.io.quantity import show_time
+    from meshwright.report.svg import PALETTE, document, line, rect, text
+
+    low, high = math.log(min(map(min, lines.values()))), math.log(max(map(max, lines.values())))
     left, above, width, height = 80, 24, 480, 260
 
-    def at(degree: int, capacity: int) -> tuple[float, float]:
-        share = (math.log(time_s[degree, capacity]) - low) / (high - low)
-        return left + width * capacities.index(capacity) / (len(capacities) - 1), above + height * (1 - share)
+    def at(place: int, time_s: float) -> tuple[float, float]:
+        return left + width * place / (len(names) - 1), above + height * (1 - (math.log(time_s) - low) / (high - low))
 
     parts = [line([(left, above), (left, above + height), (left + width, above + height)], "#888888", width=1)]
-    for k, degree in enumerate(degrees):
-        points = [at(degree, c) for c in capacities]
-        parts.append(line(points, PALETTE[k], width=2))
-        parts.append(text(points[-1][0] + 8, points[-1][1] + 4, f"r = {degree}"))
-    for i, capacity in enumerate(capacities):
-        best = min(degrees, key=lambda r, c=capacity: time_s[r, c])
-        x, y = at(best, capacity)
-        parts.append(rect(x - 5, y - 5, 10, 10, fill=PALETTE[degrees.index(best)], tip=f"best: r = {best}", rx=5))
-        parts.append(text(left + width * i / (len(capacities) - 1), above + height + 18, str(capacity), anchor="middle"))
-    parts.append(text(left + width / 2, above + height + 38, "capacity, tokens of an expert", anchor="middle"))
+    for k, (name, times_s) in enumerate(lines.items()):
+        points = [at(i, time_s) for i, time_s in enumerate(times_s)]
+        parts += [line(points, PALETTE[k], width=2), text(points[-1][0] + 8, points[-1][1] + 4, name)]
+    for i, name in enumerate(names):
+        best = min(lines, key=lambda key, i=i: lines[key][i])
+        x, y = at(i, lines[best][i])
+        parts.append(rect(x - 5, y - 5, 10, 10, fill=PALETTE[list(lines).index(best)], tip=f"best: {best}", rx=5))
+        parts.append(text(left + width * i / (len(names) - 1), above + height + 18, name, anchor="middle"))
+    parts.append(text(left + width / 2, above + height + 38, below, anchor="middle"))
     for value in (math.exp(low), math.exp(high)):
-        parts.append(text(left - 8, above + height * (1 - (math.log(value) - low) / (high - low)) + 4, f"{value * 1e3:.0f} ms", anchor="end"))
-    return document(left + width + 70, above + height + 50, parts, title="Degrees of an expert layer", summary="Time of a step over the capacity")
+        parts.append(text(left - 8, at(0, value)[1] + 4, show_time(value), anchor="end"))
+    return document(left + width + room, above + height + 50, parts, title=title, summary=summary)
 
 
 def blocks_svg() -> str:

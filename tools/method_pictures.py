@@ -15,7 +15,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-from method_drawings import arena_svg, blocks_svg, degrees_svg, layout_svg, traffic_svg
+from method_drawings import arena_svg, blocks_svg, degrees_svg, layout_svg, sparse_svg, traffic_svg
 
 ROOT = Path(__file__).parents[1]
 PAGES = ROOT / "docs" / "methods"
@@ -23,6 +23,7 @@ TRAIN = "train plan --model examples/gpt.py:tiny --fabric two-islands:2 --global
 KFAC = "--work kfac --curvature-s 0.025547 --inverse-s 0.071667 --layers 6 --precondition-s 0.0068"
 MEASURED = {"fusionaware": "memory_curve_swiglu.svg"}  # drawn by a benchmark, of measured steps
 STORAGES = "id,lower,upper,size\nweights,0,9,4096\nconv1,0,3,6144\nrelu1,2,5,6144\nconv2,4,7,3072\nskip,1,6,2048\nlogits,6,9,1024\n"
+DENSITIES = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05)
 # The last command of a row draws; those before it make what it draws.
 COMMANDS: dict[str, list[str]] = {
     "forestcoll": ["collective plan all-gather --fabric two-islands:2 --size 64KiB --strategy forestcoll"],
@@ -56,6 +57,8 @@ COMMANDS: dict[str, list[str]] = {
         "experts compare --fabric star:4?link=12.5MB/s --experts 2 --model-dim 256 --inner 1024 --capacities 64,128,256,512,1024 --chunks 1 "
         "--algorithms linear --json",
     ],
+    "switchml": ["collective plan all-reduce --fabric dgx-h100:1 --devices 0,1,2,3 --size 64KiB --strategy switchml --in-network"],
+    "flare": [f"collective sparse-switch --tree 8,8 --size 4MiB --rate 100Gbit/s --density {d} --json" for d in DENSITIES],
     "megablocks": [],  # its blocks follow from a routing of our kernels
     "cupcake": [
         "traffic plan --profile profile.json --strategy ddp-buckets --codecs none --out ddp.json",
@@ -66,7 +69,8 @@ COMMANDS: dict[str, list[str]] = {
 DRAWN = {  # by tools/method_drawings.py, of what the last command wrote
     "staticmemory": lambda: arena_svg(Path("placed.csv")),
     "autoddl": lambda: layout_svg(Path("layout.json")),
-    "tutel": lambda: degrees_svg(Path("printed.json")),
+    "tutel": lambda: degrees_svg(Path("printed-0.json")),
+    "flare": lambda: sparse_svg([Path(f"printed-{i}.json") for i in range(len(DENSITIES))]),
     "megablocks": blocks_svg,
     "cupcake": lambda: traffic_svg({"DDP's buckets": Path("ddp.json"), "grouped": Path("none.json"), "and fp16": Path("cupcake.json")}),
 }  # fmt: skip
@@ -95,13 +99,14 @@ def draw(name: str) -> None:
 
 
 def run(main: object, command: str) -> None:
-    """What a command with --json prints goes to printed.json."""
+    """What the nth command with --json prints goes to printed-N.json."""
     printed = io.StringIO()
     with contextlib.redirect_stdout(printed if "--json" in command else sys.stdout):
         if main(shlex.split(command)):  # type: ignore[operator]
             raise SystemExit(f"error: meshwright {command}")
     if "--json" in command:
-        Path("printed.json").write_text(printed.getvalue(), encoding="utf-8")
+        number = len(list(Path.cwd().glob("printed-*.json")))
+        Path(f"printed-{number}.json").write_text(printed.getvalue(), encoding="utf-8")
 
 
 def profile_json() -> str:
