@@ -111,7 +111,7 @@ def degrees_svg(printed: Path) -> str:
 def sparse_svg(printed: list[Path]) -> str:
     """`collective sparse-switch --json` at several densities: time of the busiest link, a line for each way; the best of each density is marked."""
     rows = [json.loads(p.read_text(encoding="utf-8")) for p in printed]
-    words = {"sparse": "pairs in the network", "dense": "all numbers in the network", "hosts": "pairs among hosts", "ring": "a ring"}
+    words = {"dense": "all numbers in the network", "sparse": "pairs in the network", "hosts": "pairs among hosts", "ring": "a ring"}
     lines = {says: [row["times_s"][way] for row in rows] for way, says in words.items()}
     densities = [f"{100 * row['density']:g} %" for row in rows]
     return _curves(lines, densities, "density of a host's numbers", "Sparse sums of 64 hosts", "Time of the busiest link over the density", room=170)
@@ -129,9 +129,13 @@ def _curves(lines: dict[str, list[float]], names: list[str], below: str, title: 
         return left + width * place / (len(names) - 1), above + height * (1 - (math.log(time_s) - low) / (high - low))
 
     parts = [line([(left, above), (left, above + height), (left + width, above + height)], "#888888", width=1)]
-    for k, (name, times_s) in enumerate(lines.items()):
+    for k, times_s in enumerate(lines.values()):
         points = [at(i, time_s) for i, time_s in enumerate(times_s)]
-        parts += [line(points, PALETTE[k], width=2), text(points[-1][0] + 8, points[-1][1] + 4, name)]
+        parts.append(line(points, PALETTE[k], width=2))
+    lowest = float("inf")  # names stand beside the lines' ends, each at least a line's height above the one before
+    for name, times_s in sorted(lines.items(), key=lambda x: x[1][-1]):
+        lowest = min(at(0, times_s[-1])[1] + 4, lowest - 13)
+        parts.append(text(left + width + 8, lowest, name))
     for i, name in enumerate(names):
         best = min(lines, key=lambda key, i=i: lines[key][i])
         x, y = at(i, lines[best][i])

@@ -57,7 +57,7 @@ COMMANDS: dict[str, list[str]] = {
         "experts compare --fabric star:4?link=12.5MB/s --experts 2 --model-dim 256 --inner 1024 --capacities 64,128,256,512,1024 --chunks 1 "
         "--algorithms linear --json",
     ],
-    "switchml": ["collective plan all-reduce --fabric dgx-h100:1 --devices 0,1,2,3 --size 64KiB --strategy switchml --in-network"],
+    "switchml": ["collective plan all-reduce --fabric dgx-h100:1 --devices 0,1,2,3 --size 16MiB --strategy switchml --in-network"],
     "flare": [f"collective sparse-switch --tree 8,8 --size 4MiB --rate 100Gbit/s --density {d} --json" for d in DENSITIES],
     "megablocks": [],  # its blocks follow from a routing of our kernels
     "cupcake": [
