@@ -11,7 +11,7 @@ from torch.profiler import ProfilerActivity, profile
 from torch.utils.flop_counter import FlopCounterMode
 
 from meshwright.capture.forward import TracedForward, trace_forward
-from meshwright.capture.graph import capture
+from meshwright.capture.graph import capture, capture_and_trace
 from meshwright.graph.graph import OpGraph
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
@@ -33,6 +33,13 @@ NETS = {
 def graph_of(net: str) -> OpGraph:
     model, loss = NETS[net]
     return capture(model, loss=loss)
+
+
+@cache
+def again_at(net: str, batch_size: int) -> tuple[OpGraph, TracedForward]:
+    """Captured again at another batch size, with the trace on fakes that it was made of."""
+    model, loss = NETS[net]
+    return capture_and_trace(model, loss=loss, batch_size=batch_size)
 
 
 @cache

@@ -9,7 +9,7 @@ from pathlib import Path
 import msgspec
 import pytest
 import torch
-from capture_nets import EXAMPLES, NETS, ODD, graph_of, real, real_flops, real_peak_bytes, real_saved_bytes
+from capture_nets import EXAMPLES, NETS, ODD, again_at, graph_of, real, real_flops, real_peak_bytes, real_saved_bytes
 
 from captured import captured
 from meshwright.capture.forward import trace_forward
@@ -86,16 +86,14 @@ def test_graph_module_runs_like_the_module_and_shares_its_names(net: str) -> Non
 
 @every_net
 def test_names_do_not_depend_on_batch_size_or_device(net: str) -> None:
-    model, loss = NETS[net]
-    fake = trace_forward(model, loss=loss, batch_size=3)
+    _, fake = again_at(net, 7)
     assert fake.nodes == real(net).nodes and fake.placeholders == real(net).placeholders and fake.module_paths == real(net).module_paths
-    assert fake.batch_size == 3 and all(x.shape[0] == 3 for x in fake.inputs)
+    assert fake.batch_size == 7 and all(x.shape[0] == 7 for x in fake.inputs)
 
 
 @pytest.mark.parametrize(("net", "batch_size"), [*((net, 7) for net in NETS), ("gpt", 2), ("convnet", 2)])
 def test_scaling_equals_capturing_again(net: str, batch_size: int) -> None:
-    model, loss = NETS[net]
-    again = capture(model, loss=loss, batch_size=batch_size, scalable=False)
+    again, _ = again_at(net, batch_size)
     scaled = at_batch(graph_of(net), batch_size)
     assert msgspec.structs.replace(scaled, scaling=None, notes=()) == msgspec.structs.replace(again, notes=())
     assert scaled.saved_bytes == real_saved_bytes(real(net, batch_size))

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from .compile import allocating, helper
+from .compile import allocating, copy_into, helper, largest
 from .v_rounds import fastest_rounds
 
 __all__ = ["Line", "build", "fastest_build"]
@@ -60,9 +60,10 @@ def _nested(device, size, devices):  # type: ignore[no-untyped-def]
         top[device[s]] = level[s]
         mine[device[s], hosts[device[s]]] = s
         hosts[device[s]] += 1
-    above = np.zeros((devices, level.max() + 1), np.int64)
+    above = np.zeros((devices, largest(level) + 1), np.int64)
     for s in range(stages):
-        above[device[s], : level[s]] += size[s]
+        for before in range(level[s]):
+            above[device[s], before] += size[s]
     return level, below, onward, above, top, mine, hosts
 
 
@@ -80,16 +81,18 @@ def _build(device, seconds, up, down, size, cap, many, target, style, slack, ord
     stages, devices = len(device), len(cap)
     turns, late_f, early_i, patient, rooms, strict = style & 1, style & 2, style & 4, style & 8, style & 16, style & 32
     rounds, passes = style & 64, style & 128
-    ready = np.full((2, stages, many), np.inf)
-    ready[0, 0, :] = 0.0
+    ready = np.empty((2, stages, many))
+    for s in range(stages):
+        for i in range(many):
+            ready[0, s, i], ready[1, s, i] = 0.0 if s == 0 else np.inf, np.inf
     done = np.zeros((3, stages), np.int64)
     free, now, idle = np.zeros(devices), np.zeros(devices), np.zeros(devices)
     loose, begun = np.zeros(devices, np.bool_), np.zeros((2, devices), np.int64)
     taken = np.zeros(devices, np.int64)
-    previous = np.full((2, devices), -1, np.int64)
+    previous = np.zeros((2, devices), np.int64)
     wrapped = np.zeros(devices, np.bool_)  # whether the last forward was of the device's last stage
     quota, skipped = np.zeros(devices, np.int64), np.zeros(devices, np.int64)
-    last, work, left = np.ones(devices, np.int64), np.zeros(devices), np.zeros(devices, np.int64)
+    last, work, left = np.zeros(devices, np.int64), np.zeros(devices), np.zeros(devices, np.int64)
     head, tail, most = np.zeros(devices, np.int64), np.zeros(devices, np.int64), 0
     level, below, onward, above, top, mine, hosts = _nested(device, size, devices)
     held = np.zeros_like(above)
@@ -99,7 +102,9 @@ def _build(device, seconds, up, down, size, cap, many, target, style, slack, ord
         quota[device[s]] += many
         most = max(most, left[device[s]])
     queue = np.zeros((devices, most), np.int64)
-    length[:] = 0
+    for d in range(devices):
+        previous[0, d] = previous[1, d] = -1
+        last[d], length[d] = 1, 0
     remaining = 3 * many * stages
     while remaining:
         d, t = -1, np.inf
@@ -235,7 +240,14 @@ def _build(device, seconds, up, down, size, cap, many, target, style, slack, ord
                 e, at = d, end
         if e != d:
             now[e] = min(now[e], max(free[e], t)) if now[e] < np.inf else max(free[e], t)
-    return free.max()
+    return largest(free)
+
+
+@helper
+def _keep(to, length_to, orders, length):  # type: ignore[no-untyped-def]
+    copy_into(length_to, length)
+    for d in range(len(length)):
+        copy_into(to[d], orders[d])
 
 
 @allocating
@@ -247,7 +259,7 @@ def _fastest(device, seconds, up, down, size, cap, many, least, steps, styles, s
         greedy = _build(device, seconds, up, down, size, cap, many, np.inf, style, slack, orders, length)
         if greedy < best:
             best = greedy
-            best_orders[:], best_length[:] = orders, length
+            _keep(best_orders, best_length, orders, length)
         if greedy == np.inf:
             greedy = 2 * least
         for step in range(steps):
@@ -258,7 +270,7 @@ def _fastest(device, seconds, up, down, size, cap, many, least, steps, styles, s
             span = _build(device, seconds, up, down, size, cap, many, target, style, slack, orders, length)
             if span < best:
                 best = span
-                best_orders[:], best_length[:] = orders, length
+                _keep(best_orders, best_length, orders, length)
     return best
 
 

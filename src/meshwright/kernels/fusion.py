@@ -16,7 +16,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from .compile import allocating, helper
+from .compile import allocating, copy_into, helper
 
 __all__ = ["WEIGHT_PARTS", "advance", "extend", "suffix_bounds"]
 
@@ -106,7 +106,8 @@ def extend(  # type: ignore[no-untyped-def]
                     continue
                 if count == size:
                     more = np.empty((2 * size, 7), np.int64)
-                    more[:size] = found
+                    for row in range(size):
+                        copy_into(more[row], found[row])
                     found, size = more, 2 * size
                 found[count, 0], found[count, 1], found[count, 2], found[count, 3] = ready, sent, chain, total
                 found[count, 4], found[count, 5], found[count, 6] = s, q, bound

@@ -12,14 +12,14 @@ from __future__ import annotations
 
 import numpy as np
 
-from .compile import allocating, helper
+from .compile import allocating, called
 from .step_schedule import NEVER
 from .step_search import measured, random_below
 
 __all__ = ["anneal"]
 
 
-@helper
+@called
 def _value(archive, held, beyond, stages):  # type: ignore[no-untyped-def]
     """From which stage on a storage is held next. `held`: now; `beyond`: the stage after the peak's."""
     draw = random_below(archive, 100)
@@ -34,10 +34,9 @@ def _value(archive, held, beyond, stages):  # type: ignore[no-untyped-def]
     return 2 + random_below(archive, stages) if draw < 95 else NEVER
 
 
-@allocating
-def anneal(g, w, archive, hold, to, ahead, target, choice, threshold_s, price):  # type: ignore[no-untyped-def]
-    """Changes `hold` until the archive's effort is spent. `choice`: storages that may be moved; `threshold_s`: seconds by which a change may make it
-    worse at first; `price`: seconds per byte above the target."""
+@called
+def _anneal(g, w, archive, hold, to, ahead, target, choice, threshold_s, price, moved, was):  # type: ignore[no-untyped-def]
+    """`anneal`, in arrays that are made already."""
     if len(choice) == 0:
         return
     peak, seconds = measured(g, w, archive, hold, to, ahead)
@@ -45,7 +44,6 @@ def anneal(g, w, archive, hold, to, ahead, target, choice, threshold_s, price): 
     beyond = w.stage[w.counts[3]] + 1
     stages = len(g.time) - g.boundary
     begin, limit = archive.spent[0], archive.spent[1]
-    moved, was = np.empty(3, np.int64), np.empty(3, np.int32)
     while archive.spent[0] < limit:
         # Threshold accepting: what may get worse shrinks with the effort that is left.
         threshold = threshold_s * (limit - archive.spent[0]) / (limit - begin)
@@ -69,3 +67,10 @@ def anneal(g, w, archive, hold, to, ahead, target, choice, threshold_s, price): 
             # Backwards: a storage may have been moved twice, and its first value is the one to restore.
             for i in range(count - 1, -1, -1):
                 hold[moved[i]] = was[i]
+
+
+@allocating
+def anneal(g, w, archive, hold, to, ahead, target, choice, threshold_s, price):  # type: ignore[no-untyped-def]
+    """Changes `hold` until the archive's effort is spent. `choice`: storages that may be moved; `threshold_s`: seconds by which a change may make it
+    worse at first; `price`: seconds per byte above the target."""
+    _anneal(g, w, archive, hold, to, ahead, target, choice, threshold_s, price, np.empty(3, np.int64), np.empty(3, np.int32))

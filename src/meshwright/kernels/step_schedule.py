@@ -15,7 +15,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from .compile import allocating, helper
+from .compile import called, fill, kernel
 
 __all__ = ["NEVER", "IMPOSSIBLE", "ScheduleArrays", "Scratch", "evaluate", "scratch_for"]
 
@@ -90,7 +90,7 @@ def scratch_for(graph: ScheduleArrays) -> Scratch:
     )  # fmt: skip
 
 
-@helper
+@called
 def _run(g, w, x, t):  # type: ignore[no-untyped-def]
     """Node x runs in stage t. False: too many runs."""
     c = w.counts[0]
@@ -133,7 +133,7 @@ def _run(g, w, x, t):  # type: ignore[no-untyped-def]
     return True
 
 
-@helper
+@called
 def _there(g, w, hold_from, hold_to, y, t):  # type: ignore[no-untyped-def]
     """Is the result of y, as last computed, there in stage t?"""
     if w.ran[y] == 0:
@@ -147,7 +147,7 @@ def _there(g, w, hold_from, hold_to, y, t):  # type: ignore[no-untyped-def]
     return True
 
 
-@helper
+@called
 def _forward(g, w, hold_from):  # type: ignore[no-untyped-def]
     for x in range(g.boundary):
         w.mark[x] = 0
@@ -176,7 +176,23 @@ def _forward(g, w, hold_from):  # type: ignore[no-untyped-def]
     return True
 
 
-@helper
+@called
+def _sort(values, count):  # type: ignore[no-untyped-def]
+    """The first `count`, in place, rising (Shell's sort): that of NumPy allocates."""
+    gap = 1
+    while gap < count // 3:
+        gap = 3 * gap + 1
+    while gap > 0:
+        for i in range(gap, count):
+            x, j = values[i], i
+            while j >= gap and values[j - gap] > x:
+                values[j] = values[j - gap]
+                j -= gap
+            values[j] = x
+        gap //= 3
+
+
+@called
 def _again(g, w, hold_from, hold_to, t, until):  # type: ignore[no-untyped-def]
     """Runs what the backward nodes of stages t..until read and is not there."""
     depth, count = 0, 0
@@ -204,16 +220,14 @@ def _again(g, w, hold_from, hold_to, t, until):  # type: ignore[no-untyped-def]
                 w.mark[z] = t + 1
                 w.stack[depth] = z
                 depth += 1
-    if count > 1:
-        # Node numbers are a topological order.
-        w.closure[:count].sort()
+    _sort(w.closure, count)  # node numbers are a topological order
     for i in range(count):  # noqa: SIM110 - compiled
         if not _run(g, w, w.closure[i], t):
             return False
     return True
 
 
-@allocating
+@kernel
 def evaluate(g, w, hold_from, hold_to, ahead):  # type: ignore[no-untyped-def]
     """(peak bytes, seconds), or (IMPOSSIBLE, inf) when a node that must not run again would have to.
 
@@ -221,7 +235,7 @@ def evaluate(g, w, hold_from, hold_to, ahead):  # type: ignore[no-untyped-def]
     """
     for i in range(3):
         w.counts[i] = 0
-    w.ran[:] = 0
+    fill(w.ran, 0)
     if not _forward(g, w, hold_from):
         return IMPOSSIBLE, np.inf
     w.counts[1] = w.counts[0]
@@ -232,7 +246,8 @@ def evaluate(g, w, hold_from, hold_to, ahead):  # type: ignore[no-untyped-def]
         if not _again(g, w, hold_from, hold_to, t, ahead[t]) or not _run(g, w, b, t):
             return IMPOSSIBLE, np.inf
     count = w.counts[0]
-    w.live[: count + 1] = 0
+    for c in range(count + 1):
+        w.live[c] = 0
     others = 0
     for k in range(w.counts[2]):
         size = g.size[w.storage[k]]

@@ -15,7 +15,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from .compile import allocating, helper
+from .compile import allocating, called, copy_into
 from .step_schedule import evaluate
 
 __all__ = ["Archive", "archive_for", "measured", "random_below", "search"]
@@ -48,7 +48,7 @@ def archive_for(storages: int, low: int, high: int, *, bins: int, effort: int, s
     )  # fmt: skip
 
 
-@helper
+@called
 def measured(g, w, archive, hold, to, ahead):  # type: ignore[no-untyped-def]
     """(peak, seconds) of a schedule, which is noted in the archive where it is the fastest of its bin."""
     peak, seconds = evaluate(g, w, hold, to, ahead)
@@ -59,11 +59,11 @@ def measured(g, w, archive, hold, to, ahead):  # type: ignore[no-untyped-def]
         if seconds < archive.time[i] or (seconds == archive.time[i] and peak < archive.peak[i]):
             archive.time[i] = seconds
             archive.peak[i] = peak
-            archive.hold_from[i, :] = hold
+            copy_into(archive.hold_from[i], hold)
     return peak, seconds
 
 
-@helper
+@called
 def _above(w, target):  # type: ignore[no-untyped-def]
     total = 0.0
     for c in range(w.counts[0]):
@@ -72,7 +72,7 @@ def _above(w, target):  # type: ignore[no-untyped-def]
     return total
 
 
-@helper
+@called
 def _candidates(g, w, movable, hold, groups_ptr, moves, values, once):  # type: ignore[no-untyped-def]
     """Changes to try at the peak: (storage or -1 - group, hold_from), and how many."""
     at = w.counts[3]
@@ -97,7 +97,7 @@ def _candidates(g, w, movable, hold, groups_ptr, moves, values, once):  # type: 
     return count
 
 
-@helper
+@called
 def _apply(hold, move, value, groups_ptr, groups):  # type: ignore[no-untyped-def]
     """Returns whether anything changed."""
     if move >= 0:
@@ -113,7 +113,7 @@ def _apply(hold, move, value, groups_ptr, groups):  # type: ignore[no-untyped-de
     return changed
 
 
-@helper
+@called
 def _descend(g, w, archive, hold, to, ahead, target, movable, groups_ptr, groups, trial, moves, values, gain, once):  # type: ignore[no-untyped-def]
     """Changes `hold` until its peak is within the target; False when nothing helps any more or the effort is spent."""
     peak, seconds = measured(g, w, archive, hold, to, ahead)
@@ -124,7 +124,7 @@ def _descend(g, w, archive, hold, to, ahead, target, movable, groups_ptr, groups
         above = _above(w, target)
         count = _candidates(g, w, movable, hold, groups_ptr, moves, values, once)
         for i in range(count):
-            trial[:] = hold
+            copy_into(trial, hold)
             gain[i] = np.inf
             if _apply(trial, moves[i], values[i], groups_ptr, groups):
                 _, s = measured(g, w, archive, trial, to, ahead)
@@ -141,7 +141,7 @@ def _descend(g, w, archive, hold, to, ahead, target, movable, groups_ptr, groups
                     best = i
             if best < 0:
                 break
-            trial[:] = hold
+            copy_into(trial, hold)
             if _apply(trial, moves[best], values[best], groups_ptr, groups):
                 p, s = measured(g, w, archive, trial, to, ahead)
                 if s < np.inf:
@@ -150,7 +150,7 @@ def _descend(g, w, archive, hold, to, ahead, target, movable, groups_ptr, groups
                     # above its price.
                     fair = gain[best] + 0.25 * abs(gain[best]) + 1e-18
                     if a < above and (taken == 0 or s - seconds <= fair * (above - a)):
-                        hold[:] = trial
+                        copy_into(hold, trial)
                         peak, seconds, above = p, s, a
                         taken += 1
             gain[best] = np.inf
@@ -162,7 +162,7 @@ def _descend(g, w, archive, hold, to, ahead, target, movable, groups_ptr, groups
     return True
 
 
-@helper
+@called
 def _again(w, movable, hold, moves):  # type: ignore[no-untyped-def]
     """Storages not kept from forward that are computed in backward, each once."""
     count = 0
@@ -179,7 +179,7 @@ def _again(w, movable, hold, moves):  # type: ignore[no-untyped-def]
     return count
 
 
-@helper
+@called
 def _improve(g, w, archive, hold, to, ahead, target, movable, trial, moves):  # type: ignore[no-untyped-def]
     """Keeps, one by one, what saves most time and stays within the target; returns the time."""
     _, seconds = measured(g, w, archive, hold, to, ahead)
@@ -203,7 +203,7 @@ def _improve(g, w, archive, hold, to, ahead, target, movable, trial, moves):  # 
     return seconds
 
 
-@helper
+@called
 def random_below(archive, below):  # type: ignore[no-untyped-def]
     """The next number of the archive's sequence, 0 to `below` - 1."""
     # The linear congruential generator of the C standard's example; the low bits, which repeat early, are dropped.
@@ -211,7 +211,7 @@ def random_below(archive, below):  # type: ignore[no-untyped-def]
     return (archive.spent[2] >> 8) % below
 
 
-@helper
+@called
 def _kick(g, w, archive, hold, to, ahead, target, movable, groups_ptr, groups, trial, other, moves, values, gain, once, kicks):  # type: ignore[no-untyped-def]
     """Tries to better `hold` (within the target) by keeping a few things more, going down again and improving."""
     _, seconds = measured(g, w, archive, hold, to, ahead)
@@ -222,7 +222,7 @@ def _kick(g, w, archive, hold, to, ahead, target, movable, groups_ptr, groups, t
         count = _again(w, movable, hold, moves)
         if count == 0:
             return
-        other[:] = hold
+        copy_into(other, hold)
         for _ in range(1 + random_below(archive, 3)):
             # Keeping more than fits forces the descent to give up something else.
             other[moves[random_below(archive, count)]] = 0
@@ -230,10 +230,10 @@ def _kick(g, w, archive, hold, to, ahead, target, movable, groups_ptr, groups, t
             s = _improve(g, w, archive, other, to, ahead, target, movable, trial, moves)
             if s < seconds:
                 seconds = s
-                hold[:] = other
+                copy_into(hold, other)
 
 
-@helper
+@called
 def _best_within(archive, target, hold):  # type: ignore[no-untyped-def]
     """Copies the fastest schedule within the target out of the archive; False when there is none."""
     best = -1
@@ -241,21 +241,19 @@ def _best_within(archive, target, hold):  # type: ignore[no-untyped-def]
         if archive.time[i] < np.inf and archive.peak[i] <= target and (best < 0 or archive.time[i] < archive.time[best]):
             best = i
     if best >= 0:
-        hold[:] = archive.hold_from[best]
+        copy_into(hold, archive.hold_from[best])
     return best >= 0
 
 
-@allocating
-def search(g, w, archive, to, ahead, seeds, targets, bettered, movable, groups_ptr, groups, once, kicks, going_down):  # type: ignore[no-untyped-def]
-    """Fills the archive. `seeds`: schedules to begin with, the first of them that of the most memory; `targets`: peaks, falling, of which the last
-    `bettered` are gone back to. `once`: nothing runs more than twice (what is computed in backward is held to its last use). `going_down`: the share
-    of the effort for the way down."""
-    storages = seeds.shape[1]
+@called
+def _search(  # type: ignore[no-untyped-def]
+    g, w, archive, to, ahead, seeds, targets, bettered, movable, groups_ptr, groups, once, kicks, going_down, hold, trial, other, moves, values,
+    gain,
+):  # fmt: skip
+    """`search`, in arrays that are made already."""
     for k in range(seeds.shape[0]):
         measured(g, w, archive, seeds[k], to, ahead)
-    hold, trial, other = seeds[0].copy(), np.empty(storages, np.int32), np.empty(storages, np.int32)
-    most = storages + len(groups_ptr) + 64
-    moves, values, gain = np.empty(most, np.int32), np.empty(most, np.int32), np.empty(most, np.float64)
+    copy_into(hold, seeds[0])
     share = archive.spent[1]
     for i in range(len(targets)):
         # the way down has effort of its own, so that its last targets are reached; each target a part of what is left
@@ -263,7 +261,7 @@ def search(g, w, archive, to, ahead, seeds, targets, bettered, movable, groups_p
         if not _descend(g, w, archive, hold, to, ahead, targets[i], movable, groups_ptr, groups, trial, moves, values, gain, once):
             if not _best_within(archive, targets[i], other):
                 continue
-            hold[:] = other
+            copy_into(hold, other)
         _improve(g, w, archive, hold, to, ahead, targets[i], movable, trial, moves)
     first = len(targets) - bettered
     for i in range(len(targets) - 1, first - 1, -1):
@@ -272,3 +270,18 @@ def search(g, w, archive, to, ahead, seeds, targets, bettered, movable, groups_p
             _improve(g, w, archive, hold, to, ahead, targets[i], movable, trial, moves)
             _kick(g, w, archive, hold, to, ahead, targets[i], movable, groups_ptr, groups, trial, other, moves, values, gain, once, kicks)
     archive.spent[1] = share
+
+
+@allocating
+def search(g, w, archive, to, ahead, seeds, targets, bettered, movable, groups_ptr, groups, once, kicks, going_down):  # type: ignore[no-untyped-def]
+    """Fills the archive. `seeds`: schedules to begin with, the first of them that of the most memory; `targets`: peaks, falling, of which the last
+    `bettered` are gone back to. `once`: nothing runs more than twice (what is computed in backward is held to its last use). `going_down`: the share
+    of the effort for the way down."""
+    storages = seeds.shape[1]
+    hold, trial, other = np.empty(storages, np.int32), np.empty(storages, np.int32), np.empty(storages, np.int32)
+    most = storages + len(groups_ptr) + 64
+    moves, values, gain = np.empty(most, np.int32), np.empty(most, np.int32), np.empty(most, np.float64)
+    _search(
+        g, w, archive, to, ahead, seeds, targets, bettered, movable, groups_ptr, groups, once, kicks, going_down, hold, trial, other, moves, values,
+    gain,
+    )  # fmt: skip

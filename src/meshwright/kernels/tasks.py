@@ -14,6 +14,8 @@ from typing import Any
 import numpy as np
 from numba import njit
 
+from .compile import copy_into
+
 __all__ = ["anneal", "descend", "first_come", "inserted", "timed"]
 
 _kept = njit(cache=True, nogil=True)
@@ -276,9 +278,11 @@ def anneal(
             now = found
             if now < best:
                 best = now
-                best_seq[:], best_on[:] = seq, on
+                copy_into(best_seq, seq)
+                copy_into(best_on, on)
         else:
             on[i] = old
             _shifted(seq, place, target, home)
-    seq[:], on[:] = best_seq, best_on
+    copy_into(seq, best_seq)
+    copy_into(on, best_on)
     return float(best)

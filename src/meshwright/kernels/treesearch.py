@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..errors import UsageError
-from .compile import allocating, helper
+from .compile import allocating, copy_into, fill, helper
 
 __all__ = ["ARBORESCENCE", "SHORTEST", "SPANNING", "PathEdges", "cheapest_trees", "pack_by_weights"]
 
@@ -43,8 +43,9 @@ class PathEdges:
 def _pair_costs(src, dst, ptr, arc, length, cost, via):  # type: ignore[no-untyped-def]
     """Cheapest edge of every ordered pair."""
     # Of parallel edges the cheapest counts; `via` remembers which.
-    cost[:] = np.inf
-    via[:] = -1
+    for v in range(len(cost)):
+        fill(cost[v], np.inf)
+        fill(via[v], -1)
     for e in range(len(src)):
         total = 0.0
         for i in range(ptr[e], ptr[e + 1]):
@@ -58,7 +59,8 @@ def _pair_costs(src, dst, ptr, arc, length, cost, via):  # type: ignore[no-untyp
 def _arborescence(cost, root, parent, work, origin, best, comp, in_cycle, size, chosen):  # type: ignore[no-untyped-def]
     """Cheapest spanning out-tree of `root` into `parent` (-1 for the root); False if some node cannot be reached."""
     k, r, level = len(cost), root, 0
-    work[0, :, :] = cost
+    for v in range(k):
+        copy_into(work[0, v], cost[v])
     walk = np.empty(k, np.int64)
     while True:
         size[level] = k
@@ -95,7 +97,8 @@ def _arborescence(cost, root, parent, work, origin, best, comp, in_cycle, size, 
                 comp[level, v] = groups
                 groups += 1
         # Cycles become nodes. Entering one at v replaces v's own entry, so that is subtracted; `origin` remembers the edge for the way back.
-        work[level + 1, :groups, :groups] = np.inf
+        for a in range(groups):
+            fill(work[level + 1, a, :groups], np.inf)
         for u in range(k):
             for v in range(k):
                 a, b = comp[level, u], comp[level, v]
@@ -130,7 +133,8 @@ def _arborescence(cost, root, parent, work, origin, best, comp, in_cycle, size, 
 def _grown(cost, root, parent, spanning):  # type: ignore[no-untyped-def]
     """Prim (spanning: an edge costs both directions) or Dijkstra; False if some node cannot be reached."""
     n = len(cost)
-    near = np.full(n, np.inf)
+    near = np.empty(n)
+    fill(near, np.inf)
     done = np.zeros(n, np.bool_)
     for v in range(n):
         parent[v] = -1
@@ -169,7 +173,7 @@ def _below(parent, count):  # type: ignore[no-untyped-def]
 def _one_column(mode, roots, cost, via, ptr, arc, parent, count, chosen, usage, work):  # type: ignore[no-untyped-def]
     """Cheapest tree for every root, edges into `chosen`, what they use of every arc into `usage`; returns False if there is none."""
     n = len(cost)
-    usage[:] = 0.0
+    fill(usage, 0.0)
     for g in range(len(roots)):
         if mode == 0:
             ok = _arborescence(cost, roots[g], parent, work[0], work[1], work[2], work[3], work[4], work[5], work[6])

@@ -19,7 +19,7 @@ from .call import Call, Session
 from .chunks import BLOCKED
 from .consent import Consent
 from .health import GroupHealth, claim_of, refuse
-from .messages import GlooMessages, end_waits, mask_of
+from .messages import GlooMessages, all_connect, end_waits, mask_of
 from .pairs import Pairs, PairWork, mixed
 from .plans import Chosen, GroupPlans
 from .rank_code import RankCode
@@ -168,11 +168,9 @@ class Engine:
 
     def _start(self) -> Worker:
         store = dist.PrefixStore("meshwright/messages", self.store)
-        # Connecting waits inside the store, where no verdict reaches it: so all ranks come first. One that called something else does not.
-        self.plans.store.set(f"messages/{self.rank}", b"1")
-        for rank in range(self.size):
-            self._wait_for(f"messages/{rank}")
         try:
+            if not all_connect(self.plans.store, self.rank, self.size, self._wait_for, self.raise_if_failed):
+                raise self.lost_builtin("closed")  # another rank has been told of the end
             self._messages = GlooMessages(store, self.rank, self.size, self.meeting_s)
         except RuntimeError as error:
             raise self.lost_builtin("closed") from error
@@ -180,8 +178,12 @@ class Engine:
             from .checksums import CheckedMessages
 
             self._messages = CheckedMessages(self._messages, self.global_ranks)
-        self._worker = Worker(self._messages, self.recorder, self.timeout_s, self._diagnose)
-        return self._worker
+        worker = self._worker = Worker(self._messages, self.recorder, self.timeout_s, self._diagnose)
+        if self.over:  # told while it connected: whoever was told found nothing yet whose waits it could end
+            self._messages.abort()
+            worker.give_up(self.over[0])
+            raise self.over[0]
+        return worker
 
     def _signature(self, session: Session, reduction: Reduction | None) -> tuple[int, int]:
         key = session, reduction.name if reduction is not None else ""

@@ -10,17 +10,20 @@ a number made of the collective's place in the sequence and its program: message
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import struct
+from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
 
 import torch
 import torch.distributed as dist
 
+from ...errors import MeshwrightError
 from ..executor.tags import TAG_BITS, ReservedTag
 
-__all__ = ["Broken", "GlooMessages", "end_waits", "mask_of"]
+__all__ = ["Broken", "GlooMessages", "all_connect", "end_waits", "mask_of"]
 
 _AT_ONCE = timedelta(milliseconds=1)  # gloo takes no wait of 0
 
@@ -67,6 +70,28 @@ class GlooMessages:
     def abort(self) -> None:
         """End every wait of this context with an error, from any thread."""
         end_waits(self.group, self.rank, self.size, ReservedTag.ABORT)
+
+
+def all_connect(store: Any, rank: int, size: int, wait_for: Callable[[str], None], check: Callable[[], None]) -> bool:
+    """Whether this rank, and all others, may make a `GlooMessages`: all do or none.
+
+    Connecting waits inside the store, where no verdict reaches it. So all ranks come first; one that called something else does not. A rank that is
+    told of the group's end while it waits for the last one leaves, and that one would then connect alone, until its deadline. So the first word in
+    the store counts: the one of the rank that saw all come, or the one of the rank that left. Who leaves too late connects with the others.
+    Raises: what `wait_for` and `check` raise, where nobody connects.
+    """
+    store.set(f"messages/{rank}", b"1")
+    try:
+        for other in range(size):
+            if other != rank:
+                wait_for(f"messages/{other}")
+        check()
+    except MeshwrightError:
+        with contextlib.suppress(RuntimeError):  # of a store that ended with its rank
+            if store.compare_set("messages/all", "", "none") == b"all":
+                return True
+        raise
+    return bool(store.compare_set("messages/all", "", "all") == b"all")
 
 
 def end_waits(group: Any, rank: int, size: int, tag: int) -> None:
