@@ -219,7 +219,9 @@ def plain_events(
                 fine = i + 2 < len(data) and data[U(i)] == 34 and data[U(i + 2)] == 34 and 33 <= data[U(i + 1)] < 127 and data[U(i + 1)] != 92
                 phase = np.int64(data[U(i + 1)]) if fine else 0
                 i += 3
-            elif (length == 4 and a == 110 and b == 97 and c == 109 and data[U(start + 3)] == 101) or (length == 3 and a == 99 and b == 97 and c == 116):
+            elif (length == 4 and a == 110 and b == 97 and c == 109 and data[U(start + 3)] == 101) or (
+                length == 3 and a == 99 and b == 97 and c == 116
+            ):
                 which = 0 if length == 4 else 2  # name, cat
                 fine = data[U(i)] == 34
                 if fine:
