@@ -67,7 +67,7 @@ def test_an_interrupted_wait_ends_the_processes(files, monkeypatch):
     def interrupted(_):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(module, "wait", interrupted)
+    monkeypatch.setattr("multiprocessing.connection.wait", interrupted)
     with pytest.raises(KeyboardInterrupt):
         each_file(lambda i, path: time.sleep(30), files, processes=2)
 

@@ -2,6 +2,7 @@
 
 import gzip
 import json
+import platform
 import random
 import subprocess
 import sys
@@ -13,7 +14,8 @@ from meshwright.io.trace import plain as trace_plain
 from meshwright.io.trace import scan as trace_scan
 from meshwright.io.trace.plain import PlainEvents
 from meshwright.io.trace.read import read_events
-from meshwright.kernels import object_code
+from meshwright.kernels import json_bytes, object_code
+from meshwright.kernels.flat_code import flat
 from meshwright.kernels.object_code import Native, native
 from meshwright.testing.same_traces import differences
 
@@ -117,8 +119,10 @@ def test_a_trace_is_read_without_numba(tmp_path):
     path.write_text(document(20))
     read_events(path, PlainEvents)  # compiled and kept
     code = ("import sys; from meshwright.cli import main; main(['trace', 'breakdown', sys.argv[1]]);"
-            "print([m for m in ('numba', 'torch', 'scipy', 'yaml', 'networkx') if m in sys.modules], file=sys.stderr)")  # fmt: skip
-    done = subprocess.run([sys.executable, "-c", code, str(path)], capture_output=True, text=True, check=True)
+            "heavy = ('numba', 'torch', 'scipy', 'yaml', 'networkx', 'multiprocessing', *sys.argv[2:]);"
+            "print([m for m in heavy if m in sys.modules], file=sys.stderr)")  # fmt: skip
+    linked = ["llvmlite"] if platform.machine() == "x86_64" and sys.platform == "linux" else []  # elsewhere LLVM links the kept code
+    done = subprocess.run([sys.executable, "-c", code, str(path), *linked], capture_output=True, text=True, check=True)
     assert done.stderr.strip().splitlines()[-1] == "[]" and "per step" in done.stdout
 
 
@@ -148,6 +152,48 @@ def test_object_code_is_kept_checked_and_made_again(tmp_path, monkeypatch):
     monkeypatch.setenv("NUMBA_CACHE_DIR", str(tmp_path))
     kept.write_bytes(kept.read_bytes()[:-1])
     assert again[2](np.arange(5), 3) == 30 and object_code._read(kept)
+
+
+@pytest.mark.parametrize("without", ["flat", "loaded"])
+def test_code_that_does_not_run_where_it_lies_is_loaded_by_llvm_or_run_by_numba(tmp_path, monkeypatch, without):
+    monkeypatch.setenv("NUMBA_CACHE_DIR", str(tmp_path))
+    first, second = (Native(total.function, total.signature, ()) for _ in range(2))
+    if without == "loaded":  # kept as an image; then the system gives no memory that may be run
+        assert first(np.arange(5), 2) == 20
+    monkeypatch.setattr(object_code, without, lambda *_: None)
+    assert second(np.arange(5), 3) == 30
+    (kept,) = (tmp_path / "object-code").glob("*.o")
+    if platform.machine() == "x86_64" and sys.platform == "linux":
+        assert object_code._read(kept)[:4] == (object_code._OBJECT if without == "flat" else object_code._FLAT)
+        assert (second.entry is second.plain) == (without == "loaded")
+
+
+def test_code_that_refers_to_something_else_is_not_flat():
+    """Assembled by LLVM: a call of a function outside, and an address that is not relative."""
+    from llvmlite import binding
+
+    machine = object_code._machine(binding, reloc="pic", codemodel="small")
+    bodies = {
+        "call": 'declare i64 @elsewhere(i64)\ndefine i64 @entry(i64 %x) { %y = call i64 @elsewhere(i64 %x)\n ret i64 %y }',
+        "data": "@table = external global i64\ndefine i64 @entry(i64 %x) { %y = load i64, ptr @table\n ret i64 %y }",
+        "fine": "define i64 @entry(i64 %x) { ret i64 %x }",
+    }
+    found = {name: flat(machine.emit_object(binding.parse_assembly(text)), "entry") for name, text in bodies.items()}
+    assert found["call"] is None and found["data"] is None and flat(b"MZ" + bytes(64), "entry") is None
+    assert found["fine"] is not None or platform.machine() != "x86_64"
+
+
+def test_the_end_of_a_text_is_found_as_byte_for_byte():
+    kernel = Native(json_bytes.ending, "u1[] i8 -> 1", ())
+    rng = np.random.default_rng(0)
+    for _ in range(300):
+        data = np.where(rng.random(30) < 0.9, 126, rng.choice([34, 92, 31, 32, 127, 128, 255, 0, 35, 33, 91, 93], 30)).astype(np.uint8)
+        special = (data == 34) | (data == 92) | (data < 32) | (data >= 127)
+        special[3] = False
+        data[3] = 65
+        for i in (0, 3, int(rng.integers(30))):
+            after = np.flatnonzero(special[i:])
+            assert kernel(data, i) == (i + int(after[0]) if len(after) else 30)
 
 
 def test_what_a_kernel_does_not_take_is_refused(tmp_path, monkeypatch):

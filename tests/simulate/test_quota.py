@@ -161,3 +161,52 @@ def served_by_hand(work_s: float, quota_s: float, period_s: float) -> list[float
                 now, left, edge = edge, quota_s, edge + period_s
         found.append(now - begin)
     return found
+
+
+def two_that_meet() -> Program:
+    """Twice: both compute, then each waits for the other."""
+    b = ProgramBuilder(ranks=2, name="meet")
+    op = b.op("F", graph="g")
+    computes, sends, receives = [b.lane(r, unit=Unit.COMPUTE) for r in (0, 1)], [b.lane(r) for r in (0, 1)], [b.lane(r) for r in (0, 1)]
+    heard: list[list[int]] = [[], []]
+    for _ in range(2):
+        channels = b.channel(0, 1), b.channel(1, 0)
+        done = [computes[r].compute(op, after=heard[r]) for r in (0, 1)]
+        for r in (0, 1):
+            sends[r].send(channels[r], b.buffer(r, chunks=1, chunk_bytes=1), 0, after=[done[r]])
+        heard = [[receives[r].recv(channels[1 - r], b.buffer(r, chunks=1, chunk_bytes=1), 0)] for r in (0, 1)]
+    return b.build()
+
+
+def mean_by_hand(work_s: float, quota_s: float, period_s: float, latency_s: float, phases: list[float]) -> float:
+    """Of 40 steps in a row of two whose periods begin at these parts of one, without the first four."""
+    left, refill, now, ends = [quota_s] * 2, [p * period_s for p in phases], 0.0, []
+    for half in range(80):
+        finished = []
+        for r in (0, 1):
+            clock, rest = now, work_s
+            while True:
+                while clock >= refill[r]:
+                    left[r], refill[r] = min(quota_s, left[r] + quota_s), refill[r] + period_s
+                part = min(left[r], refill[r] - clock, rest)
+                left[r], rest, clock = left[r] - part, rest - part, clock + part
+                if rest <= 1e-12:
+                    break
+                clock = refill[r]
+            finished.append(clock)
+        now = max(finished) + latency_s
+        ends += [now] if half % 2 else []
+    return (ends[-1] - ends[3]) / (len(ends) - 4)
+
+
+@pytest.mark.parametrize(("work_s", "latency_s"), [(0.003, 0.0005), (0.0045, 0.003), (0.005, 0.0005), (0.011, 0.004), (0.002, 0.003)])
+def test_a_step_under_quotas_is_as_long_as_steps_are_in_the_mean(work_s: float, latency_s: float) -> None:
+    """Also where no step is: of 3 ms at a quota of 4, a step of 12.5 ms follows each of 17.5. Periods of the two begin at any times."""
+    share, period_s = 0.4, 0.01
+    devices = tuple(Device(name=name, kind="cpu", cpu_share=share, cpu_period_s=period_s) for name in "ab")
+    links = Link(src="a", dst="b", rate_Bps=10**12, latency_s=latency_s), Link(src="b", dst="a", rate_Bps=10**12, latency_s=latency_s)
+    cost = Cost(table={"g|F": Priced(work_s / share, "measured")}, table_share=share)
+    found = simulate_program(two_that_meet(), Fabric(name="two", devices=devices, links=links), ["a", "b"], cost)
+    phases = np.random.default_rng(0).random((50, 2)).tolist()
+    mean_s = np.mean([mean_by_hand(work_s, share * period_s, period_s, latency_s, p) for p in phases])
+    assert found.makespan_s == pytest.approx(mean_s, rel=0.025)

@@ -42,7 +42,7 @@ def label_forward(
                 labels.give(rows[:first], stage=Stage.LOAD, evidence=Evidence.STRUCTURAL)
                 labels.give(rows[last + 1 :], stage=Stage.LOSS if stretch.trains else Stage.OTHER, evidence=Evidence.CAPTURED)
                 continue
-        names = [trace.name_of(i) for i in rows.tolist()]
+        names = [trace.name_of(i) for i in rows.tolist()] if captured or structural else []
         aligned = captured.align(captured.numbers(names)) if captured else None
         if aligned is not None:
             labels.operator[rows] = aligned.operator

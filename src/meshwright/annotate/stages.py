@@ -98,12 +98,13 @@ def find_stages(trace: Trace, units: Units, labels: Labels, module: NDArray[np.i
 
 def annotated_stage(trace: Trace, units: Units) -> NDArray[np.int64]:
     """Stage that torch's or the user's annotation around each slice names, or the slice itself if it is one; the innermost one; -1 for none."""
+    may = (units.annotation | ~units.operator) & ~units.ignored & ~trace.in_category("python_function")
     stage_of_name = np.full(len(trace.names), _UNKNOWN, np.int64)
-    for stage, pattern in _ANNOTATED.items():
-        for i, name in enumerate(trace.names):
-            if pattern.search(name):
+    for i in np.flatnonzero(np.bincount(trace.name[may])).tolist():  # not the long ones of kernels
+        for stage, pattern in _ANNOTATED.items():
+            if pattern.search(trace.names[i]):
                 stage_of_name[i] = stage
-    marks = (units.annotation | ~units.operator) & (stage_of_name[trace.name] >= 0) & ~units.ignored & ~trace.in_category("python_function")
+    marks = may & (stage_of_name[trace.name] >= 0)
     nearest = np.where(marks, np.arange(len(trace)), around(trace, marks))
     return np.where(nearest >= 0, stage_of_name[trace.name[np.maximum(nearest, 0)]], _UNKNOWN)
 

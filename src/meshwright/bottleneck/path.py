@@ -81,10 +81,9 @@ class _Lane:
             self.by_end = np.argsort(d.work.end, kind="stable")
             self.ends = d.work.end[self.by_end]
             self.stream_before = np.full(len(d.work), -1, np.int64)
-            tail: dict[int, int] = {}
-            for i, stream in enumerate(d.stream.tolist()):
-                self.stream_before[i] = tail.get(stream, -1)
-                tail[stream] = i
+            together = np.argsort(d.stream, kind="stable")
+            follows = np.diff(d.stream[together]) == 0
+            self.stream_before[together[1:][follows]] = together[:-1][follows]
             self.kernel_of = np.full(len(m), -1, np.int64)
             rows = np.flatnonzero(d.work.meeting >= 0)
             self.kernel_of[d.work.meeting[rows]] = rows

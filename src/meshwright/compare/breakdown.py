@@ -8,7 +8,6 @@ from pathlib import Path
 from ..bottleneck.breakdown import Breakdown, break_down
 from ..bottleneck.device import DeviceTimes
 from ..errors import UsageError
-from ..io.trace.module_tree import read_module_tree
 from .ranks import read_ranks, traces_in
 
 __all__ = ["breakdown_of"]
@@ -39,7 +38,11 @@ def breakdown_of(
         recorded, one_clock = run_views(planned, folders[0])
         rates = _rates(fabric, len(recorded), planned.placement) if fabric else None
         return break_down(recorded, one_clock=one_clock, rates_Bps=rates), {}
-    tree = read_module_tree(modules) if modules is not None else None
+    tree = None
+    if modules is not None:
+        from ..io.trace.module_tree import read_module_tree
+
+        tree = read_module_tree(modules)
     if model is not None:
         from ..capture.modules import named_capture
 

@@ -1,7 +1,8 @@
-"""Kernels that run without loading numba: compiled once by numba, kept as object code, and loaded by llvmlite alone.
+"""Kernels that run without loading numba: compiled once by numba, kept as code that runs where it lies (`flat_code`), or loaded by llvmlite.
 
 Loading numba takes 0.2 s of processor time and more, each kernel from its cache 20 to 100 ms. A command that reads a trace for 0.1 s needs neither:
-loading llvmlite takes 0.04 s, a kernel's object code 1 ms. Such kernels take flat arrays and integers, allocate nothing and raise nothing.
+a kept kernel is read and copied in 0.2 ms; where it must be linked, loading llvmlite takes 0.04 s, a kernel 1 ms. Such kernels take flat arrays and
+integers, allocate nothing and raise nothing.
 
 What is kept is named by a hash of the sources, the signature, this processor and the versions, and carries a checksum; a damaged file is made again.
 Where nothing can be written, or what was compiled refers to functions of numba, numba runs the kernel.
@@ -11,18 +12,21 @@ from __future__ import annotations
 
 import ctypes
 import hashlib
+import importlib.util
 import os
 import re
 import sys
 import types
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from functools import cached_property
+from functools import cache, cached_property
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from . import flat_code
+from .flat_code import flat, loaded
 from .kept import user_cache
 
 __all__ = ["Native", "native"]
@@ -32,6 +36,8 @@ _ARGUMENT = re.compile(r"^(u1|i4|i8|b1)(\[,*\])?$")
 _HARMLESS = re.compile(r"^(llvm\.|mem(cpy|move|set|cmp)$)")
 _DECLARED = re.compile(r'^declare [^@]*@"?([^"(]+)"?\(', re.MULTILINE)
 _OPTIONS = {"nogil": True, "_nrt": False, "error_model": "numpy"}
+_FLAT, _OBJECT = b"flat", b"elf\0"  # what a kept file holds: the entry's place (8 bytes) and an image, or object code
+_PROCESSOR = ("vendor_id", "cpu family", "model", "flags", "CPU implementer", "CPU part", "Features")  # of /proc/cpuinfo, what code is made for
 _loaded: list[Any] = []  # engines own the code that they loaded: for as long as the process lives
 
 
@@ -81,12 +87,8 @@ class Native:
 
     @cached_property
     def key(self) -> str:
-        import llvmlite
-        from llvmlite import binding
-
-        files = sorted({f.__code__.co_filename for f in (self.function, *self.uses)} | {__file__})
-        words = [self.signature, llvmlite.__version__, sys.version, binding.get_host_cpu_name(), binding.get_host_cpu_features().flatten()]
-        total = hashlib.sha256("\0".join(words).encode())
+        files = sorted({f.__code__.co_filename for f in (self.function, *self.uses)} | {__file__, flat_code.__file__})
+        total = hashlib.sha256("\0".join([self.signature, sys.version, _processor(), *map(_version, ("llvmlite", "numba"))]).encode())
         for file in files:
             total.update(Path(file).read_bytes())
         return total.hexdigest()[:32]
@@ -101,7 +103,7 @@ class Native:
         return types.FunctionType(self.function.__code__, known, self.__name__, self.function.__defaults__)
 
     def _compiled(self) -> bytes | None:
-        """Object code with one entry of a known name; None where it needs functions of numba."""
+        """What is kept: code with one entry of a known name; None where it needs functions of numba."""
         from llvmlite import binding
         from numba import types as nb
         from numba.core import compiler, registry
@@ -122,16 +124,18 @@ class Native:
             if function.name == made.fndesc.llvm_func_name:
                 function.name = "entry"
                 function.linkage = "external"
-        return bytes(_machine(binding).emit_object(module))
+            elif not function.is_declaration:
+                function.linkage = "internal"
+        _inline(binding, module)
+        free = flat(bytes(_machine(binding, reloc="pic", codemodel="small").emit_object(module)), "entry")
+        if free is not None and loaded(free[1]) is not None:
+            return _FLAT + free[0].to_bytes(8, "little") + free[1]
+        return _OBJECT + bytes(_machine(binding).emit_object(module))
 
     def _bound(self, code: bytes) -> Callable[..., Any]:
-        from llvmlite import binding
-
-        engine = binding.create_mcjit_compiler(binding.parse_assembly(""), _machine(binding))
-        engine.add_object_file(binding.ObjectFileRef.from_data(code))
-        engine.finalize_object()
-        address = engine.get_function_address("entry")
-        _loaded.append(engine)
+        address = _address(code)
+        if address is None:
+            return self.plain
         fields: list[Any] = [ctypes.c_void_p, ctypes.c_void_p]
         for _, dimensions in self.kinds:
             array = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int64, ctypes.c_int64, ctypes.c_void_p, *[ctypes.c_int64] * (2 * dimensions)]
@@ -143,28 +147,77 @@ class Native:
 
         def run(*values: Any) -> Any:
             answer, problem = (ctypes.c_int64 * max(results, 1))(), ctypes.c_void_p()
-            flat: list[Any] = [ctypes.addressof(answer), ctypes.addressof(problem)]
+            words: list[Any] = [ctypes.addressof(answer), ctypes.addressof(problem)]
             for value, (_, dimensions), dtype in zip(values, kinds, dtypes, strict=True):
                 if not dimensions:
-                    flat.append(int(value))
+                    words.append(int(value))
                     continue
                 if value.dtype != dtype or value.ndim != dimensions or not value.flags.c_contiguous:
                     raise TypeError(f"{name}: an array of {value.dtype} with strides {value.strides} where {dtype} in C order is due")
-                flat += [None, None, value.size, value.itemsize, value.ctypes.data, *value.shape, *value.strides]
-            if call(*flat):
+                place = value.__array_interface__["data"][0]
+                words += [None, None, value.size, value.itemsize, place, *value.shape, *value.strides]
+            if call(*words):
                 raise RuntimeError(f"{name}: the kernel raised")
             return answer[0] if results == 1 else tuple(answer) if results else None
 
         return run
 
 
-def _machine(binding: Any) -> Any:
+def _inline(binding: Any, module: Any) -> None:
+    """Put small functions into those that call them, now that nobody else can call them: a call hands over seven words for each array."""
+    builder = binding.create_pass_builder(_machine(binding), binding.create_pipeline_tuning_options(speed_level=3))
+    builder.getModulePassManager().run(module, builder)
+
+
+def _address(code: bytes) -> int | None:
+    """Where the entry of kept code is once it is in memory; None where this process may run none."""
+    if code[:4] == _FLAT:
+        start = loaded(code[12:])
+        return None if start is None else start + int.from_bytes(code[4:12], "little")
+    from llvmlite import binding
+
+    engine = binding.create_mcjit_compiler(binding.parse_assembly(""), _machine(binding))
+    engine.add_object_file(binding.ObjectFileRef.from_data(code[4:]))
+    engine.finalize_object()
+    _loaded.append(engine)
+    return int(engine.get_function_address("entry"))
+
+
+def _machine(binding: Any, *, reloc: str = "default", codemodel: str = "jitdefault") -> Any:
     binding.initialize_native_target()
     binding.initialize_native_asmprinter()
     target = binding.Target.from_default_triple()
     return target.create_target_machine(
-        cpu=binding.get_host_cpu_name(), features=binding.get_host_cpu_features().flatten(), opt=3, jit=True, reloc="default", codemodel="jitdefault"
+        cpu=binding.get_host_cpu_name(), features=binding.get_host_cpu_features().flatten(), opt=3, jit=True, reloc=reloc, codemodel=codemodel
     )  # fmt: skip
+
+
+@cache
+def _processor() -> str:
+    """What code is made for, as the system says; where it does not, as llvmlite finds out."""
+    try:
+        with Path("/proc/cpuinfo").open("rb") as file:
+            first = file.read(1 << 14).decode("utf-8", "replace").partition("\n\n")[0]  # of many cores, which are alike
+    except OSError:
+        first = ""
+    said = [line for line in first.splitlines() if line.partition(":")[0].strip() in _PROCESSOR]
+    if any(line.startswith(("flags", "Features")) for line in said):
+        return "\n".join(said)
+    from llvmlite import binding
+
+    return f"{binding.get_host_cpu_name()} {binding.get_host_cpu_features().flatten()}"
+
+
+@cache
+def _version(package: str) -> str:
+    """The version of an installed package, without loading it."""
+    found = importlib.util.find_spec(package)
+    file = Path(found.origin).with_name("_version.py") if found and found.origin else None
+    if file and file.is_file():
+        return file.read_text()
+    from importlib.metadata import version
+
+    return version(package)
 
 
 def _place() -> Path | None:

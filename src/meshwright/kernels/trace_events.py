@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from .json_bytes import PARSING, blank, decimal, digits, key, text, value
+from .json_bytes import PARSING, U, blank, decimal, digits, key, text, value
 from .object_code import native
 
 __all__ = [
@@ -39,12 +39,14 @@ _KNOWN = (b"Sequence number", b"Fwd thread id", b"External id", b"correlation", 
           b"iteration", b"external id", b"Collective name")  # fmt: skip
 _KEYS = np.array([list(k.ljust(16)) for k in _KNOWN], np.uint8)
 _KEY_LENGTH = np.array([len(k) for k in _KNOWN], np.int64)
+_GUESS = np.full(64, -1, np.int64)  # the key that a length and a first byte can be: their sum tells all of them apart
+_GUESS[[(len(k) + k[0]) & 63 for k in _KNOWN]] = np.arange(len(_KNOWN))
 
 
 def _same(data: U8, at: int, other: U8, place: int, length: int) -> bool:
     different: Any = 0
     for k in range(length):
-        different |= data[at + k] ^ other[place + k]
+        different |= data[U(at + k)] ^ other[place + k]
     return bool(different == 0)
 
 
@@ -52,14 +54,14 @@ def hashed(data: U8, start: int, end: int) -> Any:
     """63 bits of the bytes; all of them count."""
     h, i = np.int64(end - start), start
     while i + 8 <= end:
-        word = np.int64(data[i])
+        word = np.int64(data[U(i)])
         for k in range(1, 8):
-            word |= np.int64(data[i + k]) << (8 * k)
+            word |= np.int64(data[U(i + k)]) << (8 * k)
         h = (h ^ word) * np.int64(-7046029254386353131)
         h ^= (h >> 29) & np.int64(0x7FFFFFFFF)
         i += 8
     while i < end:
-        h = (h ^ np.int64(data[i])) * np.int64(1099511628211)
+        h = (h ^ np.int64(data[U(i)])) * np.int64(1099511628211)
         i += 1
     h ^= (h >> 32) & np.int64(0xFFFFFFFF)
     return h & np.int64(0x7FFFFFFFFFFFFFFF)
@@ -82,7 +84,7 @@ def _interned(data: U8, start: int, end: int, table: I64, arena: U8, state: I64,
                 return -1
             place = state[count + 1]
             for k in range(length):
-                arena[place + k] = data[start + k]
+                arena[place + k] = data[U(start + k)]
             table[SLOT, at], table[PLACE, entry], table[LENGTH, entry], table[HASH, entry] = entry + 1, place, length, h
             state[count], state[count + 1] = entry + 1, place + length
             return int(entry)
@@ -121,36 +123,38 @@ def _arguments(data: U8, i: int, found: I64) -> int:
     """Read the arguments at `i` into `found` (ten numbers, the older spelling of one, the place of a collective's name); the byte after them."""
     for k in range(12):
         found[k] = -1
-    if i < len(data) and data[i] == 110:
+    if i < len(data) and data[U(i)] == 110:
         return value(data, i)
-    if i >= len(data) or data[i] != 123:
+    if i >= len(data) or data[U(i)] != 123:
         return -1
     i = blank(data, i + 1)
-    if i < len(data) and data[i] == 125:
+    if i < len(data) and data[U(i)] == 125:
         return i + 1
     while True:
         start = i + 1
         end, i = key(data, i)
         if i < 0 or i >= len(data):
             return -1
-        which, length = -1, end - start
-        for k in range(12):
-            if _KEY_LENGTH[k] == length and _KEYS[k, 0] == data[start] and _KEYS[k, length - 1] == data[end - 1]:
-                same = True
-                for c in range(length):
-                    same = same and _KEYS[k, c] == data[start + c]
-                which = k if same else which
+        length = end - start
+        which = _GUESS[(length + data[U(start)]) & 63]
+        if which >= 0 and _KEY_LENGTH[which] == length:
+            for c in range(length):
+                if _KEYS[which, c] != data[U(start + c)]:
+                    which = -1
+                    break
+        else:
+            which = -1
         if which == 11:
-            found[11] = -1 if data[i] == 110 else i
+            found[11] = -1 if data[U(i)] == 110 else i
             i = value(data, i)
         elif which >= 0:
-            quoted = data[i] == 34
+            quoted = data[U(i)] == 34
             number = i + 1 if quoted else i
             what, number_end = decimal(data, number, 1) if not quoted else digits(data, number)
             if number_end < 0:
                 return -1
             for c in range(number, number_end):
-                if data[c] == 46:
+                if data[U(c)] == 46:
                     return -1
             found[which] = what
             i = number_end + 1 if quoted else number_end
@@ -161,9 +165,9 @@ def _arguments(data: U8, i: int, found: I64) -> int:
         i = blank(data, i)
         if i >= len(data):
             return -1
-        if data[i] == 125:
+        if data[U(i)] == 125:
             return i + 1
-        if data[i] != 44:
+        if data[U(i)] != 44:
             return -1
         i = blank(data, i + 1)
 
@@ -184,12 +188,12 @@ def plain_events(
     span = found[12:20]
     while True:
         i = blank(data, i)
-        while i < len(data) and data[i] == 44:
+        while i < len(data) and data[U(i)] == 44:
             if state[AFTER] == 2:
                 state[GAPS] += 1
             state[AFTER] = 2 if state[AFTER] else 0
             i = blank(data, i + 1)
-        if i >= len(data) or data[i] != 123 or row == out.shape[1]:
+        if i >= len(data) or data[U(i)] != 123 or row == out.shape[1]:
             return row, i
         begin = i
         # Places of name, category, process and thread: start and end, bare of quotes for the first two.
@@ -208,16 +212,18 @@ def plain_events(
                 fine = False
                 break
             length = end - start
-            a = data[start] if length > 0 else 0
-            b = data[start + 1] if length > 1 else 0
-            c = data[start + 2] if length > 2 else 0
+            a = data[U(start)] if length > 0 else 0
+            b = data[U(start + 1)] if length > 1 else 0
+            c = data[U(start + 2)] if length > 2 else 0
             if length == 2 and a == 112 and b == 104:  # ph
-                fine = i + 2 < len(data) and data[i] == 34 and data[i + 2] == 34 and 33 <= data[i + 1] < 127 and data[i + 1] != 92
-                phase = np.int64(data[i + 1]) if fine else 0
+                fine = i + 2 < len(data) and data[U(i)] == 34 and data[U(i + 2)] == 34 and 33 <= data[U(i + 1)] < 127 and data[U(i + 1)] != 92
+                phase = np.int64(data[U(i + 1)]) if fine else 0
                 i += 3
-            elif (length == 4 and a == 110 and b == 97 and c == 109 and data[start + 3] == 101) or (length == 3 and a == 99 and b == 97 and c == 116):
+            elif (length == 4 and a == 110 and b == 97 and c == 109 and data[U(start + 3)] == 101) or (
+                length == 3 and a == 99 and b == 97 and c == 116
+            ):
                 which = 0 if length == 4 else 2  # name, cat
-                fine = data[i] == 34
+                fine = data[U(i)] == 34
                 if fine:
                     close, _ = text(data, i + 1)
                     fine = close >= 0
@@ -226,7 +232,7 @@ def plain_events(
             elif length == 3 and (a == 112 or a == 116) and b == 105 and c == 100:  # pid, tid
                 which = 4 if a == 112 else 6
                 span[which] = i
-                if data[i] == 34:
+                if data[U(i)] == 34:
                     close, escapes = text(data, i + 1)
                     fine = close >= 0 and escapes == 0
                     i = close + 1
@@ -234,7 +240,7 @@ def plain_events(
                     _, close = decimal(data, i, 1)
                     fine = close >= 0
                     for k in range(i, close):
-                        fine = fine and data[k] != 46
+                        fine = fine and data[U(k)] != 46
                     i = close
                 span[which + 1] = i
             elif length == 2 and a == 116 and b == 115:  # ts
@@ -243,15 +249,15 @@ def plain_events(
                 i = close if close >= 0 else value(data, i)
             elif length == 3 and a == 100 and b == 117 and c == 114:  # dur
                 duration, close = decimal(data, i, 1000)
-                said = said | 2 if close >= 0 and duration >= 0 and data[i] != 45 else said & ~2
+                said = said | 2 if close >= 0 and duration >= 0 and data[U(i)] != 45 else said & ~2
                 i = close if close >= 0 else value(data, i)
             elif length == 2 and a == 105 and b == 100:  # id
                 number, close = decimal(data, i, 1)
                 said = said | 4 if close >= 0 else said & ~4
                 for k in range(i, close):
-                    said = said & ~4 if data[k] == 46 or data[k] == 45 else said
+                    said = said & ~4 if data[U(k)] == 46 or data[U(k)] == 45 else said
                 i = close if close >= 0 else value(data, i)
-            elif length == 4 and a == 97 and b == 114 and c == 103 and data[start + 3] == 115:  # args
+            elif length == 4 and a == 97 and b == 114 and c == 103 and data[U(start + 3)] == 115:  # args
                 i = _arguments(data, i, found)
             else:
                 i = value(data, i)
@@ -261,10 +267,10 @@ def plain_events(
             i = blank(data, i)
             if i >= len(data):
                 fine = False
-            elif data[i] == 125:
+            elif data[U(i)] == 125:
                 i += 1
                 break
-            elif data[i] == 44:
+            elif data[U(i)] == 44:
                 i = blank(data, i + 1)
             else:
                 fine = False

@@ -26,7 +26,11 @@ from .transfers import link_transfers
 
 Extreme = Literal["lower", "expected", "upper"]
 GOLDEN = 0.6180339887498949  # its multiples are spread over a period without a pattern
-STEPS_IN_A_ROW = 12  # that are simulated under a quota to find a typical one; the first quarter only fills the row
+PHASES = 3  # of the periods of unlike processors to each other, which a run keeps and nobody knows
+STEPS_IN_A_ROW = 6  # that are simulated from each under a quota: an even number without those that fill, since long and short ones take turns
+MAX_FILLING = 2  # of them at first only use up what the buckets hold
+NEAR_MEAN_SHARE = 0.01  # of the mean, by which a typical step may differ from it: runs of a lab differ by more
+HALVINGS = 6  # of the way between the start of a shorter and of a longer step, to find one as long as the mean
 
 __all__ = ["Extreme", "simulate_program", "simulate_stored"]
 
@@ -69,7 +73,9 @@ def simulate_program(
     links_t = link_tables(links)
     state = make_state(tables, links_t, messages, record=record)
     if np.any(tables.quota > 0):
-        state.processor[:] = _typical_start(p, tables, links_t, messages)
+        start = _typical_start(p, tables, links_t, messages)
+        for name in ("left", "refill"):
+            state.processor[name] = start[name]
     run(tables, links_t, state, record)
     refuse_unfinished(p, tables, state)
     makespan_s = _makespan_s(state)
@@ -98,24 +104,48 @@ def _makespan_s(state: State) -> float:
 
 
 def _typical_start(p: Program, tables: ProgramTables, links: LinkTables, messages: NDArray[np.int64]) -> NDArray[Any]:
-    """Processors at the start of a typical one of many steps in a row: what a step has used of a quota, the next one lacks.
+    """Processors at the start of a step that lasts as long as steps do in the mean: what one has used of a quota, the next one lacks.
 
-    Periods of unlike processors begin at unlike times. Typical: the step whose makespan is nearest to the mean without the first ones.
+    Periods of unlike processors begin at unlike times, so rows of steps are simulated from several; the mean is without the first ones of each row.
+    Where no step is as long, as where a short one follows each long one, the start lies between those of a shorter and a longer one.
     Raises: as `refuse_unfinished`.
     """
-    starts, makespans_s = [], []
-    state = make_state(tables, links, messages, record=False)
-    state.processor["refill"] = tables.period * np.modf(GOLDEN * np.arange(1, len(tables.quota) + 1))[0]
-    for _ in range(STEPS_IN_A_ROW):
-        starts.append(state.processor.copy())
+
+    def after(start: NDArray[Any]) -> State:
+        state = make_state(tables, links, messages, record=False)
+        for name in ("left", "refill"):
+            state.processor[name] = start[name]
         run(tables, links, state, False)
         refuse_unfinished(p, tables, state)
-        makespans_s.append(_makespan_s(state))
-        following = make_state(tables, links, messages, record=False)
-        following.processor["left"], following.processor["refill"] = state.processor["left"], state.processor["refill"] - makespans_s[-1]
-        state = following
-    settled = np.array(makespans_s[STEPS_IN_A_ROW // 4 :])
-    return starts[STEPS_IN_A_ROW // 4 + int(np.argmin(np.abs(settled - settled.mean())))]
+        return state
+
+    tried: list[tuple[float, NDArray[Any]]] = []  # makespan, start
+    settled_s: list[float] = []
+    each = np.arange(1, len(tables.quota) + 1)
+    for phase in range(1, PHASES + 1):
+        start = make_state(tables, links, messages, record=False).processor
+        start["refill"] = tables.period * np.modf(GOLDEN * phase * each)[0]
+        for step in range(STEPS_IN_A_ROW):
+            state = after(start)
+            lasted_s = _makespan_s(state)
+            tried.append((lasted_s, start))
+            settled_s += [lasted_s] if step >= MAX_FILLING else []
+            start = start.copy()
+            start["left"], start["refill"] = state.processor["left"], state.processor["refill"] - lasted_s
+    mean_s = min(sum(settled_s) / len(settled_s), max(settled_s))  # a sum of floats may be above
+    shorter = max((t for t in tried if t[0] <= mean_s), key=lambda t: t[0], default=min(tried, key=lambda t: t[0]))
+    longer = min((t for t in tried if t[0] >= mean_s), key=lambda t: t[0])
+    best = min(shorter, longer, key=lambda t: abs(t[0] - mean_s))
+    for _ in range(HALVINGS):
+        if abs(best[0] - mean_s) <= NEAR_MEAN_SHARE * mean_s:
+            break
+        start = shorter[1].copy()
+        for name in ("left", "refill"):
+            start[name] = (shorter[1][name] + longer[1][name]) / 2
+        between = _makespan_s(after(start)), start
+        shorter, longer = (between, longer) if between[0] <= mean_s else (shorter, between)
+        best = min(best, between, key=lambda t: abs(t[0] - mean_s))
+    return best[1]
 
 
 def _durations(

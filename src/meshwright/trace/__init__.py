@@ -1,7 +1,6 @@
 """What a profiler recorded, as columns: slices, modules, phases, runs on one clock."""
 
-from .measured import Measured
 from .module_tree import ModuleTree
 from .trace import Trace
 
-__all__ = ["Measured", "ModuleTree", "Trace"]
+__all__ = ["ModuleTree", "Trace"]

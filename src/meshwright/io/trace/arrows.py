@@ -39,8 +39,9 @@ class Arrows:
             number.append(int(text) if plain else self.texts.setdefault(text, len(self.texts)))
         self.append(np.array(kind, np.int64), np.array(number, np.int64), np.array(track, np.int64), time_ns.astype(np.int64), np.array(enters, bool))
 
-    def joined(self) -> tuple[dict[str, tuple[tuple[I64, I64], tuple[I64, I64]]], list[tuple[str, str]]]:
-        """kind -> ((tracks, times) of the beginnings, the same of the ends), by time of the ends; and the keys of ends without a beginning.
+    def joined(self, silent: str = "") -> tuple[dict[str, tuple[tuple[I64, I64], tuple[I64, I64]]], list[tuple[str, str]]]:
+        """kind -> ((tracks, times) of the beginnings, the same of the ends), by time of the ends; and the keys of ends without a beginning,
+        of kinds other than `silent`.
 
         An arrow enters from the last beginning with its number; from one that lies later only if there is none before (clocks of two devices).
         """
@@ -65,7 +66,7 @@ class Arrows:
         in_time = np.lexsort((end, time[end]))
         begin, end = begin[in_time], end[in_time]
         names, texts = list(self.kinds), list(self.texts)
-        missed = end[begin < 0]
+        missed = end[(begin < 0) & (kind[end] >> 1 != self.kinds.get(silent, -1))]
         lost = [(names[k >> 1], texts[n] if k & 1 else str(n)) for k, n in zip(kind[missed].tolist(), number[missed].tolist(), strict=True)]
         end, begin = end[begin >= 0], begin[begin >= 0]
         found = {}

@@ -150,10 +150,9 @@ def _collectives(rows: EventRows, order: I64) -> Collectives:
 
 
 def _flows(rows: EventRows, start: I64, duration: I64, parent: I32, track_start: I64, first: int) -> Mapping[str, tuple[I32, I32]]:
-    joined, lost = rows.arrows.joined()
+    joined, lost = rows.arrows.joined(silent=_LAUNCH)
     for kind, number in lost:
-        if kind != _LAUNCH:
-            rows.problems.add("arrow without a beginning", f"{kind} {number}")
+        rows.problems.add("arrow without a beginning", f"{kind} {number}")
     out = {}
     for kind, ends in joined.items():
         leaves, enters = (slice_at(track, time - first, start, duration, parent, track_start) for track, time in ends)

@@ -24,7 +24,8 @@ from ...kernels.json_objects import DEPTH, DONE, LISTS, OPEN, STATE_WORDS, scan_
 
 __all__ = ["Piece", "Plain", "TraceScan", "is_object", "repaired", "salvaged"]
 
-CHUNK_BYTES = 8 << 20  # read (and unpacked) at once
+CHUNK_BYTES = 1 << 20  # read (and unpacked) at once: what stays in a processor's cache while it is read
+MAX_AGAIN_BYTES = 1 << 16  # of an event that lies across chunks and is read again as a whole, as plain events are; longer ones are read on
 MAX_OBJECT_BYTES = 4 << 20  # of one event; beyond it a string was left open: look for the next event inside
 MAX_HEAD_BYTES = 64 << 20  # before the first event
 MAX_TAIL_BYTES = 64 << 20  # after the last event
@@ -35,6 +36,7 @@ _BRACKETS = b"{]"  # an event begins, or the events end
 
 _ARRAY = re.compile(rb'"traceEvents"\s*:\s*\[')
 _NEXT_EVENT = re.compile(rb'\}\s*,?\s*(?=\{\s*"(?:ph|name|cat|pid|tid|ts|dur|args|id|bp)"\s*:)')
+_BLANK = re.compile(rb"(?:\xef\xbb\xbf)?\s*")  # what may stand first
 _BRACKET = re.compile(rb'"(?:[^"\\]|\\.)*"|[{}\[\]]', re.DOTALL)
 _BETWEEN = bytes(c if c >= 32 else 32 for c in range(256))
 _BAD_ESCAPE = re.compile(rb'\\(?!["\\/bfnrt]|u[0-9a-fA-F]{4})')
@@ -121,8 +123,11 @@ class TraceScan:
                 return
             # An object that is still open stays, everything before it has been given away.
             keep = int(state[OPEN]) if state[OPEN] >= 0 else len(buffer)
-            buffer, position, dropped = buffer[keep:], position - keep, dropped + keep
-            state[OPEN] = 0 if state[OPEN] >= 0 else -1
+            again = self.plain and not state[LISTS] and len(buffer) - keep <= MAX_AGAIN_BYTES
+            buffer, position, dropped = buffer[keep:], 0 if again else position - keep, dropped + keep
+            if again:
+                state[:] = 0
+            state[OPEN] = 0 if state[OPEN] >= 0 and not again else -1
             # No event is as long: a quote was lost, and everything since counted as text.
             if len(buffer) > MAX_OBJECT_BYTES:
                 kept = self._resynchronise(buffer, state)
@@ -148,20 +153,20 @@ class TraceScan:
 
     def _find_array(self, chunks: Iterator[bytes]) -> bytes:
         buffer, start, end = b"", b"", 0
-        for chunk in chunks:
-            buffer += chunk
+        for buffer in _doubling(chunks):
             # A byte order mark and blanks may stand first; then a bare list of events, or an object that holds one.
-            start = buffer.removeprefix(b"\xef\xbb\xbf").lstrip()
-            if start[:1] == b"[":
+            first = _BLANK.match(buffer)
+            start = buffer[first.end() : first.end() + 1] if first else b""
+            if start == b"[":
                 self.head = buffer[: buffer.index(b"[") + 1]
                 return buffer[len(self.head) :]
-            if start and start[:1] != b"{":
+            if start and start != b"{":
                 break
             end = next((m.end() for m in _ARRAY.finditer(buffer) if _depth(buffer[: m.start()]) == 1), 0)
             if end or len(buffer) > MAX_HEAD_BYTES:
                 break
         # A head with a quote too many has no depth: then the first list of that name.
-        match = _ARRAY.search(buffer) if start[:1] == b"{" else None
+        match = _ARRAY.search(buffer) if start == b"{" else None
         end = end or (match.end() if match else 0)
         if end:
             self.head = buffer[:end]
@@ -213,6 +218,18 @@ class TraceScan:
                 )  # fmt: skip
             if out:
                 yield out
+
+
+def _doubling(chunks: Iterator[bytes]) -> Iterator[bytes]:
+    """What was read so far: at first, whenever it has doubled, and at the end; so that looking through all of it each time costs twice its length."""
+    buffer, given = b"", 0
+    for chunk in chunks:
+        buffer += chunk
+        if len(buffer) >= 2 * given:
+            given = len(buffer)
+            yield buffer
+    if len(buffer) > given:
+        yield buffer
 
 
 def _depth(head: bytes) -> int:

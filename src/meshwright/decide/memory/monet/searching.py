@@ -48,6 +48,8 @@ GLANCES_PER_EFFORT = 10
 MAX_GLANCES = 70
 # Runs of nodes for the best choices altogether: on large graphs it ends the search before the glances do.
 MAX_NODE_RUNS = 300_000_000
+# Half of that on graphs of more nodes: of an LSTM of 5,971 nodes a plan takes 55 s of processor time then instead of 82, and is 0.04 % slower.
+MAX_THOROUGH_NODES = 4_000
 # (how many of the best, glances for each) before the one ahead gets all: a first glance tells too little to choose by.
 FIRST_ROUNDS = ((5, 1), (3, 2))
 # Share of its time, or its peak, that a round must gain; else it has failed.
@@ -163,9 +165,10 @@ def searched(
         m=m, budget_bytes=budget_bytes, goal_bytes=goal, kept=kept, lossy=bool(options.get("lossy")), seed=seed, fields=fields
     )  # fmt: skip
     # on the largest graphs all first glances together get what the best choices get after them
-    glance = max(min(effort // GLANCES_PER_EFFORT, MAX_NODE_RUNS // (len(choices) * len(m.graph.nodes))), 1)
+    runs = MAX_NODE_RUNS if len(m.graph.nodes) <= MAX_THOROUGH_NODES else MAX_NODE_RUNS // 2
+    glance = max(min(effort // GLANCES_PER_EFFORT, runs // (len(choices) * len(m.graph.nodes))), 1)
     found = sorted((search.glance(w, glance) for w in choices), key=lambda f: f.rank)
-    left = min(MAX_GLANCES, MAX_NODE_RUNS // (glance * len(m.graph.nodes)))
+    left = min(MAX_GLANCES, runs // (glance * len(m.graph.nodes)))
     for count, length in FIRST_ROUNDS:
         found = found[:count]
         for k, f in enumerate(found):
