@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from ..graph.graph import OpGraph
     from ..job import Training
     from ..plan.plan import Plan
+    from ..plan.routing import Routing
     from ..probe.costs.gpu_tables import TablePrices
     from ..probe.costs.node_prices import MeasuredPrices
 
@@ -45,6 +46,10 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--ep", default="1", metavar="N|auto",
         help="neighbouring data replicas that divide the experts of converted layers (nn.convert_experts): 1 (default), a degree, or auto",
+    )  # fmt: skip
+    parser.add_argument(
+        "--routing", default="uniform", metavar="uniform|zipf:S|FILE",
+        help="how tokens choose experts, for the prediction and its range: alike (default), by Zipf's law, or as measured in a run",
     )  # fmt: skip
     parser.add_argument(
         "--label-smoothing", choices=("torch", "megatron"), default="torch",
@@ -229,8 +234,24 @@ def _layout(args: argparse.Namespace) -> LayoutWanted:
     options = TensorOptions(smoothing=args.label_smoothing, sequence={"auto": None, "on": True, "off": False}[args.sequence_parallel])
     return LayoutWanted(
         data=args.dp, tensor=args.tp, pipeline=args.pp, microbatch=args.microbatch, context=_degree(args.context, "--context"),
-        expert=_degree(args.ep, "--ep"), tensor_options=options,
+        expert=_degree(args.ep, "--ep"), routing=_routing(args.routing), tensor_options=options,
     )  # fmt: skip
+
+
+def _routing(text: str) -> Routing:
+    from ..errors import UsageError
+    from ..io.costs.expert_loads import read_expert_loads
+    from ..plan.routing import UNIFORM, Routing
+
+    kind, colon, number = text.partition(":")
+    if text == "uniform":
+        return UNIFORM
+    if kind != "zipf" or not colon:
+        return read_expert_loads(text)
+    try:
+        return Routing(zipf=float(number))
+    except ValueError:
+        raise UsageError(f"the exponent must be a number, got {number!r}", where="--routing", hint="e.g. zipf:1.2") from None
 
 
 def _degree(text: str, flag: str) -> int | None:
