@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from .arguments import TIME_LIMIT, at_least_one, graph_given, require_directory, training_arguments
+from .arguments import TIME_LIMIT, at_least_one, graph_given, require_directory, routing_of, training_arguments
 from .frame import Result
 from .pictures import check_pictures, picture_arguments, with_pictures
 from .recipe_arguments import recipe_arguments, recipe_of, require_made
@@ -24,7 +24,6 @@ if TYPE_CHECKING:
     from ..graph.graph import OpGraph
     from ..job import Training
     from ..plan.plan import Plan
-    from ..plan.routing import Routing
     from ..probe.costs.gpu_tables import TablePrices
     from ..probe.costs.node_prices import MeasuredPrices
 
@@ -234,24 +233,8 @@ def _layout(args: argparse.Namespace) -> LayoutWanted:
     options = TensorOptions(smoothing=args.label_smoothing, sequence={"auto": None, "on": True, "off": False}[args.sequence_parallel])
     return LayoutWanted(
         data=args.dp, tensor=args.tp, pipeline=args.pp, microbatch=args.microbatch, context=_degree(args.context, "--context"),
-        expert=_degree(args.ep, "--ep"), routing=_routing(args.routing), tensor_options=options,
+        expert=_degree(args.ep, "--ep"), routing=routing_of(args.routing), tensor_options=options,
     )  # fmt: skip
-
-
-def _routing(text: str) -> Routing:
-    from ..errors import UsageError
-    from ..io.costs.expert_loads import read_expert_loads
-    from ..plan.routing import UNIFORM, Routing
-
-    kind, colon, number = text.partition(":")
-    if text == "uniform":
-        return UNIFORM
-    if kind != "zipf" or not colon:
-        return read_expert_loads(text)
-    try:
-        return Routing(zipf=float(number))
-    except ValueError:
-        raise UsageError(f"the exponent must be a number, got {number!r}", where="--routing", hint="e.g. zipf:1.2") from None
 
 
 def _degree(text: str, flag: str) -> int | None:
