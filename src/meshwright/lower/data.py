@@ -280,8 +280,7 @@ class DataParallel:
             # the group before the last must be gone, and all before it that go earlier than this one begins: two are there at once
             behind = self.residencies[max(0, k - len(self.groups) - 2) : max(0, k - 1)]
             free = max((y.end for y in behind if y.end < x.start), default=-1)
-        first, count = g.part
-        lane.copy((r.buffers[f"shard{g.name}"], 0), (x.buffer, first), count, after=[self.refs[free]] if free >= 0 else [])
+        lane.copy((r.buffers[f"shard{g.name}"], 0), (x.buffer, g.part[0]), g.part[1], after=[self.refs[free]] if free >= 0 else [])
         if len(replicas := self._data(g.name)) == 1:  # experts that nobody else has
             return lane.last
         return lane.call(self.low.call("weights", self._label("dpw", g.name), replicas, r.number, x.buffer, g.planned_bytes, "all-gather"))
@@ -343,8 +342,7 @@ class DataParallel:
             operation = ("reduce-scatter",) if self.level else ()
             r.sync.call(low.call("gradient", self._label("dp", g.name), replicas, r.number, buffer, g.planned_bytes, *operation), after=[after])
         if self.level > 1:
-            first, count = g.part
-            copied = r.sync.copy((buffer, first), (r.buffers[f"gradshard{g.name}"], 0), count, add=True)
+            copied = r.sync.copy((buffer, g.part[0]), (r.buffers[f"gradshard{g.name}"], 0), g.part[1], add=True)
             low.b.dies_after(buffer, copied)
             self.closed.append(copied)
 
