@@ -62,9 +62,27 @@ def test_the_commands_of_the_page_run(tmp_path: Path, monkeypatch: pytest.Monkey
     monkeypatch.chdir(tmp_path)
     commands = re.findall(r"^\$ meshwright (.*)$", page, re.MULTILINE)
     assert [c.split()[:2] for c in commands] == [
-        ["experts", "compare"], ["experts", "plan"], ["train", "check"], ["train", "plan"], ["train", "check"], ["train", "run"],
+        ["experts", "compare"], ["experts", "plan"], ["train", "check"], ["experts", "compare"], ["train", "plan"], ["train", "check"],
+        ["train", "run"],
     ]  # fmt: skip
+    layers = {"blocks.0.experts": [700, *range(10, 160, 10)], "blocks.1.experts": [90] * 16}
+    (tmp_path / "loads.json").write_text(json.dumps({"schema": "meshwright.expert-loads", "version": 1, "layers": layers}))
     for command in commands:
         assert main(command.split()) == 0, command
     said = capsys.readouterr().out
     assert "experts over 2" in said and said.count(": ok") >= 2 and "bound" in said
+
+
+def test_compare_places_copies_of_hot_experts(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    loads = tmp_path / "loads.json"
+    loads.write_text('{"schema": "meshwright.expert-loads", "version": 1, "layers": {"a": [9000, 10, 10, 10], "b": [100, 100, 100, 100]}}')
+    words = ["experts", "compare", "--fabric", "two-islands", "--experts", "4", "--model-dim", "512", "--inner", "1024", "--capacities", "64",
+             "--degrees", "1", "--chunks", "1", "--algorithms", "linear", "--loads", str(loads)]  # fmt: skip
+    assert main([*words, "--json"]) == 0
+    a, b = json.loads(capsys.readouterr().out)["replicas"]
+    assert a["before_rows"] == 9000 and a["bound_rows"] <= a["busiest_rows"] < 2400 and a["saved_s"] > 0 and len(a["copies"]) == 3
+    assert b["copies"] == [] and not b["pays"] and b["busiest_rows"] == b["bound_rows"] == 100
+    assert main([*words, "--steps", "1"]) == 0
+    text = capsys.readouterr().out
+    assert "a |@...|" in text and "does not pay" in text
+    assert main([*words[:5], "2", *words[6:]]) and "are shared already" in capsys.readouterr().err

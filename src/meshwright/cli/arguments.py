@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from ..graph.graph import OpGraph
+    from ..plan.routing import Routing
 
 TIME_LIMIT = "most seconds, by the clock; where it cuts, the best so far is given and the exit code is 5 (default {})"
 MODELS = "FILE.py:function or module:function that returns (module, example inputs), or hf:CONFIG.json[:Class], or a folder with config.json"
@@ -95,3 +96,20 @@ def require_directory(out: Path, *, where: str = "--out") -> None:
 
     if not out.resolve().parent.is_dir():
         raise UsageError(f"no directory {out.parent}", where=where, hint="make it first")
+
+
+def routing_of(text: str) -> Routing:
+    """What `--routing` says. Raises: UsageError, FormatError."""
+    from ..errors import UsageError
+    from ..io.costs.expert_loads import read_expert_loads
+    from ..plan.routing import UNIFORM, Routing
+
+    kind, colon, number = text.partition(":")
+    if text == "uniform":
+        return UNIFORM
+    if kind != "zipf" or not colon:
+        return read_expert_loads(text)
+    try:
+        return Routing(zipf=float(number))
+    except ValueError:
+        raise UsageError(f"the exponent must be a number, got {number!r}", where="--routing", hint="e.g. zipf:1.2") from None

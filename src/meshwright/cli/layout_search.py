@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from .arguments import graph_given, require_directory, training_arguments
+from .arguments import graph_given, require_directory, routing_of, training_arguments
 from .frame import Result
 
 if TYPE_CHECKING:
@@ -28,6 +28,8 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--microbatches", default="1,2,3,4,6,8", help="micro-batch sizes to try (default 1,2,3,4,6,8; those that divide the batch)")
     parser.add_argument("--tensors", default="", help="tensor degrees to try (default: powers of two within a server)")
     parser.add_argument("--contexts", default="", help="context degrees to try, 1: none (default: powers of two that leave a rank 8192 positions)")
+    parser.add_argument("--ep", default="1", help="expert degrees to try, e.g. 1,8,64: replicas that divide experts of converted layers (default 1)")
+    parser.add_argument("--routing", default="uniform", metavar="uniform|zipf:S|FILE", help="how tokens choose experts (default uniform)")
     parser.add_argument(
         "--no-sequence-parallel", action="store_true",
         help="do not split the parts between tensor-parallel regions along the sequence",
@@ -69,8 +71,9 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> Result:
     from ..decide.layout.mixed.search import Demands
     from ..decide.layout.precision import FULL, MIXED, with_optimizer
-    from ..drive.layout.search import find_layouts
+    from ..drive.layout.search import find_expert_layouts, find_layouts
     from ..drive.plans import read_fabric
+    from ..errors import UsageError
     from ..graph.scale import at_batch
     from ..probe.costs.name import load_cost
     from ..profile.frameworks import framework
@@ -79,6 +82,8 @@ def run(args: argparse.Namespace) -> Result:
 
     if args.out is not None:
         require_directory(args.out)
+        if args.ep != "1":
+            raise UsageError("plans of layouts that divide experts are made by `train plan --ep`", where="--out", hint="leave --out away")
     given, fabric = graph_given(args), read_fabric(args.fabric, args.devices)
     cost = load_cost(args.cost, fabric)
     made, precision = framework(args.framework) if args.framework else None, MIXED if args.precision == "mixed" else FULL
@@ -91,14 +96,21 @@ def run(args: argparse.Namespace) -> Result:
     sizes, tensors, levels = _whole(args.microbatches, "--microbatches"), _whole(args.tensors, "--tensors"), _whole(args.levels, "--levels")
     contexts, memory_bytes = _whole(args.contexts, "--contexts"), size_bytes(args.memory, "--memory") if args.memory else 0
     graph = given or _captured(args)  # last: it takes longest, and everything else has been read
-    found = find_layouts(
+    routing, degrees = routing_of(args.routing), _whole(args.ep, "--ep")
+    found, each = find_expert_layouts(degrees, lambda degree: find_layouts(
         lambda batch: at_batch(graph, batch), fabric, cost, global_batch=args.global_batch, precision=with_optimizer(precision, args.optimizer),
         microbatches=sizes, tensors=tensors, contexts=contexts, sequence=not args.no_sequence_parallel, memory_bytes=memory_bytes, demands=demands,
         methods=args.methods.split(",") if args.methods else (), adjust=lambda runtime: with_settings(runtime, args.set),
         levels=levels, sharding_messages=args.sharding_messages,
         recompute=[x for x in args.recompute.split(",") if x], schedules=[x for x in args.schedules.split(",") if x], framework=made,
-    )  # fmt: skip
+        experts=degree, routing=routing,
+    ))  # fmt: skip
     document, text = document_of(found, args.show), text_of(found, args.show)
+    if degrees != (1,):
+        degree = found.problem.table.experts
+        others = "; ".join(f"{d}: {x}" for d, x in each.items() if d != degree)
+        document |= {"expert_degree": degree, "expert_degrees": {str(d): x for d, x in each.items()}, "routing": str(routing)}
+        text += f"\nexperts over {degree} replicas, {routing}; in layer times, not simulated as flows" + (f"; {others}" if others else "")
     if args.out is not None:
         written, said = _write_plan(args, found, graph, fabric, cost)
         document, text = {**document, "plan": written}, f"{text}\n{said}"

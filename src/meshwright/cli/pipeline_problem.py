@@ -49,6 +49,10 @@ def problem_arguments(parser: argparse.ArgumentParser) -> None:
     add("--data", type=at_least_one, default=1, help="replicas of the whole pipeline (default 1)")
     add("--pair-s", metavar="S", help=f"time of a forward and a backward of a stage that run at once: {EACH} (default: see --pair-overlap)")
     add(
+        "--exchange-s", metavar="S",
+        help=f"of a forward's time, and again of its backward's: all-to-all exchanges of experts, which pass beside the other half of a pair: {EACH}",
+    )  # fmt: skip
+    add(
         "--pair-overlap", type=float, default=0.0, metavar="SHARE",
         help="share of the shorter of the two that is hidden: 0 (default): a pair takes their sum, 1: it takes the longer",
     )  # fmt: skip
@@ -79,6 +83,7 @@ def problem_of(args: argparse.Namespace) -> PipelineProblem:
         weight_bytes=sizes("weight_bytes") or 0, gradient_bytes=sizes("gradient_bytes") or 0, p2p_latency_s=times("p2p_latency_s") or 0.0,
         p2p_rate_Bps=sizes("p2p_rate_Bps"), speeds=times("speeds") or 1.0, memory_cap_bytes=sizes("memory_cap_bytes"), data=args.data,
         first_input_grad=not args.no_first_input_grad, pair_s=times("pair_s"), pair_overlap=args.pair_overlap,
+        exchange_s=times("exchange_s"),
         host_out_Bps=out_Bps, host_in_Bps=in_Bps,
     )  # fmt: skip
 

@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from .arguments import TIME_LIMIT, at_least_one, graph_given, require_directory, training_arguments
+from .arguments import TIME_LIMIT, at_least_one, graph_given, require_directory, routing_of, training_arguments
 from .frame import Result
 from .pictures import check_pictures, picture_arguments, with_pictures
 from .recipe_arguments import recipe_arguments, recipe_of, require_made
@@ -45,6 +45,10 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--ep", default="1", metavar="N|auto",
         help="neighbouring data replicas that divide the experts of converted layers (nn.convert_experts): 1 (default), a degree, or auto",
+    )  # fmt: skip
+    parser.add_argument(
+        "--routing", default="uniform", metavar="uniform|zipf:S|FILE",
+        help="how tokens choose experts, for the prediction and its range: alike (default), by Zipf's law, or as measured in a run",
     )  # fmt: skip
     parser.add_argument(
         "--label-smoothing", choices=("torch", "megatron"), default="torch",
@@ -229,7 +233,7 @@ def _layout(args: argparse.Namespace) -> LayoutWanted:
     options = TensorOptions(smoothing=args.label_smoothing, sequence={"auto": None, "on": True, "off": False}[args.sequence_parallel])
     return LayoutWanted(
         data=args.dp, tensor=args.tp, pipeline=args.pp, microbatch=args.microbatch, context=_degree(args.context, "--context"),
-        expert=_degree(args.ep, "--ep"), tensor_options=options,
+        expert=_degree(args.ep, "--ep"), routing=routing_of(args.routing), tensor_options=options,
     )  # fmt: skip
 
 

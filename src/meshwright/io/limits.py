@@ -14,6 +14,7 @@ class MaxBytes:
 
     DOCUMENT = 512 << 20  # plans, programs, graphs: the largest documents of our own
     FABRIC_TOML = 16 << 20  # the largest preset takes 10.4 MiB
+    EXPERT_LOADS = 16 << 20  # 1,000 layers of 256 experts take 3 MiB
     PRICES = 64 << 10  # half a dozen figures and their source
     NETWORK_JOBS = 4 << 20  # 10,000 jobs on boards take 1.2 MiB
     FABRIC_JSON = 32 << 20  # the same fabric is longer in JSON, less than twice

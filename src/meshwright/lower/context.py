@@ -7,13 +7,18 @@ more than its own micro-batches in flight ask for. Gradients that come back are 
 A block that is received again (`ContextExchange.again`) is `act:` until its forward steps are done, and `actagain:` for its backward. It comes from
 the neighbour behind, which had it for the backward before its own, or made it itself. It may come while the step before its backward is computed, so
 a rank holds two at a time.
+
+Of experts' rows (`plan.experts`) messages carry the filled ones alone. Their numbers travel before, and both ends keep them as long as rows travel.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ..plan.context import came_from, layout_exchanges, received_again
+from msgspec import UNSET
+
+from ..plan.context import came_from, filled_rows, layout_exchanges, received_again
+from ..plan.experts import BACK, FILLED
 from ..plan.plan import ContextExchange, Segment
 from ..plan.shards import exchanging
 from ..program.builder import LaneBuilder, StepRef
@@ -35,6 +40,7 @@ class ContextMessages:
         self.back: dict[tuple[int, str, int], StepRef] = {}  # (rank, value, micro-batch) -> the last gradient of it that came back
         self.read = {v for s in low.layout.segments for v in s.reads}
         self.again = received_again(low.layout)
+        self.filled, self.sizes = filled_rows(low.layout), dict[str, int]()
         self.keys = {v: s.key for s in low.layout.segments for v in s.reads if v in self.again}
         if not self.exchanges:
             return
@@ -77,6 +83,23 @@ class ContextMessages:
             return [((member + 1) % self.parts, 0)]
         return [((member + k) % self.parts, (member + k) % self.parts) for k in range(1, self.parts)]
 
+    # ---- messages of filled rows -------------------------------------------------------------------------------
+    def size(self, x: ContextExchange, source: int, target: int) -> int:
+        """The symbol for the size of a message between a member with the source and one with the target; -1 for whole blocks."""
+        if x.expected_bytes is UNSET:
+            return -1
+        experts = source if x.target.rpartition("/")[2] == BACK else target
+        name = f"{FILLED}{x.target}:{experts}"
+        if name not in self.sizes:
+            most = self.low.value[x.source].size_bytes // self.parts
+            self.sizes[name] = self.low.b.size(name, lower=0, expected=min(x.expected_bytes[experts], most), upper=most)
+        return self.sizes[name]
+
+    def counted(self, r: RankLanes, value: str, mb: int, step: StepRef) -> None:
+        """A message of filled rows needs their numbers, which live as long."""
+        if value in self.filled:
+            self.low.b.dies_after(self.low.activation(r, "act", self.filled[value], mb), step)
+
     # ---- forward -----------------------------------------------------------------------------------------------
     def waits(self, r: RankLanes, s: Segment, mb: int) -> list[StepRef]:
         """Receives of what a segment reads."""
@@ -84,7 +107,7 @@ class ContextMessages:
 
     def forward(self, r: RankLanes, s: Segment, mb: int) -> None:
         """Exchanges of what a segment wrote, and of what came of it in turn."""
-        for value in s.writes:
+        for value in sorted(s.writes, key=self.filled.__contains__):  # numbers of rows before rows
             while (x := self.sources.get(value)) is not None:
                 self._exchange(r, x, mb)
                 value = x.target
@@ -94,14 +117,18 @@ class ContextMessages:
         own, came = self.low.activation(r, "act", x.source, mb), self.low.activation(r, "act", x.target, mb)
         send, receive = self.lanes[r.number, "send F"], self.lanes[r.number, "receive F"]
         for member, block in self.sends(x, me):
-            sent = send.send(self.channels["F", r.number, self.rank(r.number, member)], own, block, 1, after=[made])
+            size = self.size(x, me, member)
+            sent = send.transfer(send=self.channels["F", r.number, self.rank(r.number, member)], src=(own, block), size=size, after=[made])
             self.low.b.dies_after(own, sent)
+            self.counted(r, x.source, mb, sent)
         for member, there, here in self.blocks(x, me):
             if member == me:
                 last = receive.copy((own, there), (came, here), 1, after=[made])
                 self.low.b.dies_after(own, last)
             else:
-                last = receive.recv(self.channels["F", self.rank(r.number, member), r.number], came, here, 1, after=[made])
+                channel, size = self.channels["F", self.rank(r.number, member), r.number], self.size(x, member, me)
+                last = receive.transfer(recv=channel, dst=(came, here), store=True, size=size, after=[made])
+                self.counted(r, x.target, mb, last)
         r.produced[x.target, mb] = last
 
     # ---- backward ----------------------------------------------------------------------------------------------
@@ -155,8 +182,10 @@ class ContextMessages:
         gradient = self.low.activation(r, "grad", x.target, mb)
         for member, _, here in self.blocks(x, me):
             if member != me:
-                sent = lane.send(self.channels["B", r.number, self.rank(r.number, member)], gradient, here, 1, after=[ready])
+                channel, size = self.channels["B", r.number, self.rank(r.number, member)], self.size(x, member, me)
+                sent = lane.transfer(send=channel, src=(gradient, here), size=size, after=[ready])
                 self.low.b.dies_after(gradient, sent)
+                self.counted(r, x.target, mb, sent)
         if x.source not in self.read:
             self._add_up(r, x, mb, [ready], add=False)
 
@@ -166,7 +195,9 @@ class ContextMessages:
         into = self.low.activation(r, "grad", x.source, mb)
         for member, block in self.sends(x, me):
             channel = self.channels["B", self.rank(r.number, member), r.number]
-            last = (lane.recv_add if add else lane.recv)(channel, into, block, 1, after=after)
+            place, size = (into, block), self.size(x, me, member)
+            last = lane.transfer(recv=channel, src=place if add else (-1, 0), dst=place, add=add, store=True, size=size, after=after)
+            self.counted(r, x.source, mb, last)
         for member, there, here in self.blocks(x, me):
             if member == me:
                 own = self.low.activation(r, "grad", x.target, mb)

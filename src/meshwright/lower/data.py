@@ -2,7 +2,7 @@
 
 Parameters lie in groups: the buckets of the layout, and one group for each parameter that several stages share. A group is one flat buffer, padded
 to whole chunks; its name is what follows `gradients` in the name of its gradient buffer (`@0`, `@1+0.1`, `:tokens.weight`), and rank d of n
-replicas owns the d-th n-th of it. By `TrainingLayout.zero_level`:
+replicas owns the d-th n-th of it; of experts that neighbours divide (`@1%`), n are the replicas with the same. By `TrainingLayout.zero_level`:
 
   0  `weights` and `gradients<group>` whole; gradients are all-reduced.
   1  `weights<group>` and `gradients<group>` whole, state of the own part; gradients are reduce-scattered, the optimizer updates the own part, and
@@ -31,7 +31,8 @@ from dataclasses import dataclass, field
 from math import lcm
 
 from ..errors import Unsupported
-from ..plan.experts import EXPERT_GRADIENTS
+from ..plan.experts import of_experts
+from ..plan.shards import sharing
 from ..plan.sizes import summed_over
 from ..program.builder import LaneBuilder, StepRef
 from .compressed import CompressedSums
@@ -97,7 +98,7 @@ class DataParallel:
             if self.level and not name:
                 raise Unsupported(f"parameter {params[0]!r} is in no bucket", hint="the layout's buckets must hold every parameter of one stage")
             using = frozenset(k for k in r.stage.segments if any(p in low.segment[k].params for p in params))
-            alone = ":" in name or name == EXPERT_GRADIENTS or not low.layout.buckets
+            alone = ":" in name or of_experts(name) or not low.layout.buckets
             self.groups[name] = _Group(name, params, sizes[buffer], sizes[buffer] if alone else low.largest_bucket(r), using)
         self.used: dict[str, list[_Group]] = {}  # by segment
         for g in self.groups.values():
@@ -164,12 +165,12 @@ class DataParallel:
 
     def _cut(self, g: _Group) -> None:
         """Chunks that every collective of the group can use, and that the replicas' parts are whole numbers of."""
-        plan, n, size = self.low.plan_all_reduce, self.low.layout.data, g.planned_bytes
+        plan, (me, n), size = self.low.plan_all_reduce, sharing(self.low.layout, self._replica(), g.name), g.planned_bytes
         tied, holders, replicas = self._tied(g), self._holders(g), (self._replica(),) if self.low.folded else range(self.low.layout.data)
         groups = [x for p, _, _ in holders for d in replicas if (x := self._tensor(g, p, d)) is not None]
         counts = [1, *(plan("tensor", x, size).chunks for x in dict.fromkeys(groups))]
         for data in dict.fromkeys(self._replicas(p, d, t, g.name) for p, d, t in holders):  # who shares a parameter cuts it alike
-            if self.level:
+            if self.level and len(data) > 1:
                 counts += [n, plan("weights", data, size, "all-gather").chunks]
                 counts += [plan("gradient", data, size, "reduce-scatter").chunks] if g.name not in self.compressed.groups else []
             elif len(data) > 1 and g.name not in self.compressed.groups:
@@ -183,7 +184,7 @@ class DataParallel:
         g.chunks = lcm(*counts)
         g.chunk_bytes = per_chunk(g.size_bytes, g.chunks, self.low.element_bytes)
         own = g.chunks // n if self.level else g.chunks
-        g.part = (self._replica() * own, own) if self.level else (0, own)
+        g.part = (me * own, own) if self.level else (0, own)
 
     def _replica(self) -> int:
         return self.low.layout.coordinates(self.r.number)[1]
@@ -194,7 +195,7 @@ class DataParallel:
     def _replicas(self, pipeline: int, data: int, tensor: int, group: str) -> tuple[int, ...]:
         """Who sums a group's gradients: data replicas (of experts, those with the same), where nothing is divided of every copy."""
         lay = self.low.layout
-        replicas = range(data % lay.expert, lay.data, lay.expert) if group == EXPERT_GRADIENTS else range(lay.data)
+        replicas = range(data % lay.expert, lay.data, lay.expert) if of_experts(group) else range(lay.data)
         return tuple(lay.rank(p, i, tensor) for p in ((pipeline,) if self.level else lay.mates(pipeline)) for i in replicas)
 
     def _copies(self, pipeline: int, data: int, tensor: int) -> tuple[int, ...]:
@@ -279,9 +280,10 @@ class DataParallel:
             # the group before the last must be gone, and all before it that go earlier than this one begins: two are there at once
             behind = self.residencies[max(0, k - len(self.groups) - 2) : max(0, k - 1)]
             free = max((y.end for y in behind if y.end < x.start), default=-1)
-        first, count = g.part
-        lane.copy((r.buffers[f"shard{g.name}"], 0), (x.buffer, first), count, after=[self.refs[free]] if free >= 0 else [])
-        return lane.call(self.low.call("weights", self._label("dpw"), self._data(), r.number, x.buffer, g.planned_bytes, "all-gather"))
+        lane.copy((r.buffers[f"shard{g.name}"], 0), (x.buffer, g.part[0]), g.part[1], after=[self.refs[free]] if free >= 0 else [])
+        if len(replicas := self._data(g.name)) == 1:  # experts that nobody else has
+            return lane.last
+        return lane.call(self.low.call("weights", self._label("dpw", g.name), replicas, r.number, x.buffer, g.planned_bytes, "all-gather"))
 
     def _open(self, g: _Group, microbatch: int) -> list[StepRef]:
         """Make room for a group's whole gradients; gives what must be over before."""
@@ -295,7 +297,7 @@ class DataParallel:
     def _label(self, kind: str, group: str = "") -> str:
         p, d, t = self.low.layout.coordinates(self.r.number)
         of = f"{kind}:{p if self.level else self.low.layout.mates(p)[0]}.{t}"
-        return f"{of}e{d % self.low.layout.expert}" if group == EXPERT_GRADIENTS else of
+        return f"{of}e{d % self.low.layout.expert}" if of_experts(group) else of
 
     def _sum(self, g: _Group, after: StepRef, microbatch: int = -1) -> None:
         """`_reduce`, and the sums over copies whose turn it is."""
@@ -322,7 +324,7 @@ class DataParallel:
         low, r = self.low, self.r
         p, d, t = low.layout.coordinates(r.number)
         copies = self._copies(p, d, t)
-        part, size = r.buffers[f"gradshard{g.name}"], -(-g.planned_bytes // low.layout.data)
+        part, size = r.buffers[f"gradshard{g.name}"], -(-g.planned_bytes // sharing(low.layout, d, g.name)[1])
         r.sync.call(low.call("gradient", f"copies:{low.layout.mates(p)[0]}.{d}.{t}", copies, r.number, part, size), after=[after])
 
     def _reduce(self, g: _Group, after: StepRef, microbatch: int = -1) -> None:
@@ -340,8 +342,7 @@ class DataParallel:
             operation = ("reduce-scatter",) if self.level else ()
             r.sync.call(low.call("gradient", self._label("dp", g.name), replicas, r.number, buffer, g.planned_bytes, *operation), after=[after])
         if self.level > 1:
-            first, count = g.part
-            copied = r.sync.copy((buffer, first), (r.buffers[f"gradshard{g.name}"], 0), count, add=True)
+            copied = r.sync.copy((buffer, g.part[0]), (r.buffers[f"gradshard{g.name}"], 0), g.part[1], add=True)
             low.b.dies_after(buffer, copied)
             self.closed.append(copied)
 
@@ -385,10 +386,9 @@ class DataParallel:
         done = r.compute.compute(op, after=waits)
         if self.level in (1, 2):
             for g in reversed(self.groups.values()):  # the first layers' first
-                r.sync.call(
-                    low.call("weights", self._label("dpw"), self._data(), r.number, r.buffers[f"weights{g.name}"], g.planned_bytes, "all-gather"),
-                    after=[done],
-                )  # fmt: skip
+                if len(replicas := self._data(g.name)) > 1:
+                    label, weights = self._label("dpw", g.name), r.buffers[f"weights{g.name}"]
+                    r.sync.call(low.call("weights", label, replicas, r.number, weights, g.planned_bytes, "all-gather"), after=[done])
 
 
 def _ends(g: _Group, order: Sequence[Position], *, each: bool = False) -> list[int]:

@@ -2,9 +2,9 @@
 
 A `norm` step on the compute lane squares what the rank answers for and writes one number into its slot of `norm:<axis>`; the slots are all-gathered
 over the axis; the next `norm` step adds them up and writes the next axis's slot; the optimizer reads the last axis's. Axes: `data` where replicas
-divide gradients, else they hold them alike; `tensor`; `pipeline`, of the indices that train something. Where none of them has two members, there is
-one slot, `norm:own`. Numbers are gathered, not summed on the way: each rank adds them up in the order of its members, so all get the same bits
-whatever the collectives' schedules are, and scale alike, or skip a step alike.
+divide gradients, else they hold them alike, but for those that divide experts (`experts`); `tensor`; `pipeline`, of the indices that train something.
+Where none of them has two members, there is one slot, `norm:own`. Numbers are gathered, not summed on the way: each rank adds them up in the order
+of its members, so all get the same bits whatever the collectives' schedules are, and scale alike, or skip a step alike.
 """
 
 from __future__ import annotations
@@ -27,6 +27,9 @@ def norm_axes(layout: TrainingLayout, rank: int) -> list[tuple[str, tuple[int, .
     axes = []
     if layout.zero_level and layout.data > 1:
         axes.append(("data", tuple(layout.rank(p, i, t) for i in range(layout.data))))
+    elif layout.expert > 1:
+        first = d - d % layout.expert
+        axes.append(("experts", tuple(layout.rank(p, i, t) for i in range(first, first + layout.expert))))
     if layout.tensor > 1:
         axes.append(("tensor", tuple(layout.rank(p, d, i) for i in range(layout.tensor))))
     training = [i for i in range(layout.pipeline) if not set(layout.held(i).params) <= set(layout.frozen)]
@@ -38,7 +41,7 @@ def norm_axes(layout: TrainingLayout, rank: int) -> list[tuple[str, tuple[int, .
 def lower_norm(low: StepLowering, r: RankLanes, gradients: Sequence[tuple[int, int, int]], waits: Sequence[StepRef]) -> tuple[list[StepRef], int]:
     """Steps of one rank, after `waits`: (what the optimizer waits for, the buffer whose slots it adds up)."""
     p, d, t = low.layout.coordinates(r.number)
-    label = {"data": f"norm:{p}.{t}", "tensor": f"norm:{p}.{d}", "pipeline": f"norm:{d}.{t}"}
+    label = {"data": f"norm:{p}.{t}", "experts": f"norm:{p}.{t}e{d // low.layout.expert}", "tensor": f"norm:{p}.{d}", "pipeline": f"norm:{d}.{t}"}
     reads, after, buffer = list(gradients), list(waits), -1
     for i, (axis, ranks) in enumerate(norm_axes(low.layout, r.number)):
         size = NUMBER_BYTES * len(ranks)

@@ -11,7 +11,7 @@ from ..errors import Unsupported
 from ..graph.graph import OpGraph
 from ..plan.batch_statistics import batch_sums
 from ..plan.context import layout_exchanges
-from ..plan.experts import EXPERT_GRADIENTS
+from ..plan.experts import of_experts
 from ..plan.plan import Stage, TrainingLayout, ValueInfo
 from ..plan.shards import exchanging, sequence_values
 from ..plan.sizes import gradient_buffers, inputs_read, shard_bytes
@@ -25,7 +25,6 @@ from .sequence import ELEMENT_BYTES, SequenceParts, element_of, per_chunk
 
 __all__ = ["Order", "PlanCollective", "Position", "RankLanes", "StepLowering", "require_orders"]
 
-EXPERTS = f"gradients{EXPERT_GRADIENTS}"  # summed on its own, over other replicas than buckets
 # (purpose: "tensor" | "statistics" | "gradient" | "weights" | "tied", ranks, size in bytes[, operation if no all-reduce]) -> the collective
 PlanCollective = Callable[..., Callee]
 # (stages, micro-batches, stage) -> [("F" | "B", micro-batch)]
@@ -143,7 +142,7 @@ class StepLowering:
                 (shard_bytes(self.graph, lay, t), gradient_buffers(self.graph, lay, r.stage, t)) for t in range(lay.tensor)
             ]
             for sizes, gradients in parts:
-                found += [sum(sizes[p] for p in params) for name, params in gradients.items() if ":" not in name and name != EXPERTS]
+                found += [sum(sizes[p] for p in params) for name, params in gradients.items() if ":" not in name and not of_experts(name)]
             self.buckets[index] = max(found)
         return self.buckets[index]
 

@@ -24,7 +24,7 @@ from .plan import ContextExchange, TrainingLayout
 
 __all__ = [
     "ALL_TO_ALL", "EXCHANGES", "HEADS", "JOIN", "KINDS", "OUT", "PART", "RING", "RING_BLOCK", "RING_END", "SHIFT", "TILE_ELEMENTS", "ULYSSES",
-    "UNITE", "came_from", "exchange_of", "exchanges_in", "layout_exchanges", "part_of", "position_ranges",
+    "UNITE", "came_from", "exchange_of", "exchanges_in", "filled_rows", "layout_exchanges", "part_of", "position_ranges",
     "received_again", "require_positions",
 ]  # fmt: skip
 
@@ -75,13 +75,24 @@ def position_ranges(extent: int, blocks: int, part: int, parts: int) -> tuple[tu
 def exchanges_in(graph: OpGraph) -> tuple[ContextExchange, ...]:
     """The exchanges of a graph of one rank's positions, in order."""
     return tuple(
-        ContextExchange(kind=KINDS[n.target], source=n.inputs[0], target=n.name, again=n.args[-1] is True or msgspec.UNSET)
+        ContextExchange(kind=KINDS[n.target], source=n.inputs[0], target=n.name, again=n.args[-1] is True or msgspec.UNSET, **n.kwargs)
         for n in graph.nodes if n.target in KINDS
     )  # fmt: skip
 
 
 def layout_exchanges(layout: TrainingLayout) -> tuple[ContextExchange, ...]:
     return () if layout.exchanges is msgspec.UNSET else layout.exchanges
+
+
+def filled_rows(layout: TrainingLayout) -> dict[str, str]:
+    """By value of experts' rows: the value that holds how many of each expert's are filled."""
+    exchanges, found = layout_exchanges(layout), dict[str, str]()
+    came = {x.source: x.target for x in exchanges}
+    came |= {target: source for source, target in came.items()}
+    for x in exchanges:
+        if x.counts is not msgspec.UNSET:
+            found[x.source], found[x.target] = x.counts, came[x.counts]
+    return found
 
 
 def exchange_of(layout: TrainingLayout) -> str:

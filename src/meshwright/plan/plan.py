@@ -222,6 +222,9 @@ class ContextExchange(_Record, frozen=True, kw_only=True):
     source: str
     target: str
     again: bool | msgspec.UnsetType = msgspec.UNSET  # left out of documents where nothing comes again
+    # Of experts' rows [E, C, H]: the value with the number of filled ones of every expert [E]; their bytes as expected, per member with experts.
+    counts: str | msgspec.UnsetType = msgspec.UNSET
+    expected_bytes: tuple[int, ...] | msgspec.UnsetType = msgspec.UNSET
 
 
 class StepEnd(_Record, frozen=True, kw_only=True):

@@ -17,7 +17,7 @@ from ..graph.graph import OpGraph
 from ..program.program import Program
 from .optimizers import state_names
 from .plan import TrainingLayout
-from .shards import divided_parameters, part_ranges
+from .shards import divided_parameters, part_ranges, sharing
 from .sizes import gradient_names
 
 __all__ = [
@@ -190,9 +190,10 @@ def divided_bytes(program: Program, layout: TrainingLayout) -> tuple[dict[str, i
     """Of every rank: bytes of the whole of each group that data replicas divide (docs/formats.md), by its name, padding included."""
     found: list[dict[str, int]] = [{} for _ in range(layout.ranks)]
     b = program.buffers
-    kind, times = ("gradients", 1) if layout.zero_level == 1 else ("gradshard", layout.data)
+    kind = "gradients" if layout.zero_level == 1 else "gradshard"
     for i, name in enumerate(b.name if layout.zero_level else ()):
         if name.startswith(kind):
+            times = 1 if layout.zero_level == 1 else sharing(layout, 0, name)[1]
             found[int(b.actor[i])][name.removeprefix(kind)] = times * int(b.chunks[i]) * int(b.chunk_bytes[i])
     return tuple(found)
 
@@ -248,11 +249,12 @@ def _pieces(
         known = [p for p in names if p in sizes]
         if not known:
             continue
-        own = divided.get(buffer.removeprefix("gradients"), 0) // sizes[known[0]][1] // layout.data
+        me, members = sharing(layout, replica, buffer)
+        own = divided.get(buffer.removeprefix("gradients"), 0) // sizes[known[0]][1] // members
         at = 0
         for p in known:
             count = sizes[p][0]
-            first, stop = max(replica * own - at, 0), min((replica + 1) * own - at, count)
+            first, stop = max(me * own - at, 0), min((me + 1) * own - at, count)
             found[p] = (first, max(first, stop))
             at += count
     return found

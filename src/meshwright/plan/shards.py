@@ -14,11 +14,12 @@ from typing import NamedTuple, Protocol
 import msgspec
 
 from ..errors import Unsupported
+from .experts import of_experts
 from .plan import ParamShard, PartialGradient, TrainingLayout, ValueInfo
 
 __all__ = [
     "Cut", "Divided", "divided_parameters", "exchanging", "expert_shards", "local_extent", "local_shape", "local_size", "local_value", "local_values",
-    "part_ranges", "replica_groups", "sequence_values",
+    "part_ranges", "replica_groups", "sequence_values", "sharing",
 ]  # fmt: skip
 
 Ranges = tuple[tuple[int, int], ...]
@@ -127,6 +128,11 @@ def divided_parameters(layout: TrainingLayout, rank: int) -> dict[str, Divided]:
     _, data, tensor = layout.coordinates(rank)
     found = {s.param: Divided(s, tensor, layout.tensor) for s in layout.shards} if layout.tensor > 1 else {}
     return found | {s.param: Divided(s, data % layout.expert, layout.expert) for s in expert_shards(layout)}
+
+
+def sharing(layout: TrainingLayout, replica: int, group: str) -> tuple[int, int]:
+    """(which, of how many) replicas with the same parameters of a group a data replica is: of all, of experts those with the same."""
+    return (replica // layout.expert, layout.data // layout.expert) if of_experts(group) else (replica, layout.data)
 
 
 def replica_groups(shape: Sequence[int], shard: ParamShard, parts: int) -> PartialGradient | None:

@@ -11,7 +11,7 @@ from collections.abc import Container
 from ..graph.graph import OpGraph, Work
 from .experts import EXPERT_GRADIENTS
 from .plan import Segment, Stage, TrainingLayout
-from .shards import expert_shards, local_size
+from .shards import expert_shards, local_size, sharing
 from .vocabulary import base_node
 
 __all__ = ["backward_works", "gradient_buffers", "gradient_names", "inputs_read", "shard_bytes", "summed_over", "training_works"]
@@ -50,7 +50,8 @@ def gradient_names(layout: TrainingLayout, stage: Stage, trainable: Container[st
 
     Parameters whose gradients are partial sums over a group of tensor indices lie apart, in `gradients+<indices>` (`gradients+<indices>:<p>`).
     Those of experts that neighbouring data replicas divide lie in `gradients%`.
-    With buckets, `gradients` is divided into `gradients@<number>` (and `gradients@<number>+<indices>`), in the order of the buckets.
+    With buckets, `gradients` is divided into `gradients@<number>` (and `gradients@<number>+<indices>`, `gradients@<number>%`), in the order of the
+    buckets.
     """
     users = Counter(p for family in layout.families() for p in layout.held(family[0]).params)
     partial = {x.param: "+" + ".".join(map(str, g)) for x in layout.partial_gradients if len(g := x.group_of(tensor_index)) > 1}
@@ -79,11 +80,10 @@ def training_works(graph: OpGraph, layout: TrainingLayout) -> dict[str, Work]:
                 works[f"{s.key}|{name}@{part}"] = work.share(share, max(s.shares))
     sizes = [shard_bytes(graph, layout, t) for t in range(layout.tensor)]
     for stage in map(layout.held, range(layout.pipeline)):
-        total = max(
-            sum(sizes[t][p] for names in gradient_buffers(graph, layout, stage, t).values() for p in names) for t in range(layout.tensor)
-        )
-        if layout.zero_level:
-            total = -(-total // layout.data)
+        total = 0
+        for t in range(layout.tensor):
+            held = {b: sum(sizes[t][p] for p in names) for b, names in gradient_buffers(graph, layout, stage, t).items()}
+            total = max(total, sum(-(-size // sharing(layout, 0, b)[1]) if layout.zero_level else size for b, size in held.items()))
         # reads weight, gradient and state (both moments), writes weight and state; about ten operations per parameter
         count, state, norm = len(stage.params), layout.step_end.state_copies, layout.step_end.norm
         works[f"opt{stage.index}|optimizer"] = Work(

@@ -83,6 +83,7 @@ class LayerRow:
     flops: tuple[float, float] = (0.0, 0.0)
     weights_s: float = 0.0
     left_bytes: float = 0.0
+    expert_parameters: float = 0.0  # among `parameters`: of experts, which some of the replicas hold
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -105,6 +106,7 @@ class LayerTable:
     sharding_messages: Literal["overlapped", "blocking"] = "overlapped"  # those of levels 2 and 3, with the layer's own computation
     stolen: float = 0.0  # share of a device's processors that messages of levels 2 and 3 take from what they run beside
     sample_flops: float = 0.0  # forward and backward of one sample, whole model
+    experts: int = 1  # neighbouring replicas that divide experts: of so many, one holds an expert's state, and one of its copies sums gradients
     heads: tuple[str, ...] = ()  # the first operator of every layer, where the table was made from a graph
     notes: tuple[str, ...] = ()
     source: str = ""
@@ -172,11 +174,16 @@ class LayerTable:
         most_bytes, kept_bytes = (np.array([r.kept_bytes[k] for r in rows]) for k in (0, i))
         backward_s = backward_s + np.array([r.again_s[i] for r in rows])
         copies = replicas * inner
+        experts = np.array([r.expert_parameters for r in rows])
+        same = max(1, copies // self.experts)  # copies of an expert
+        # a ring's bytes, of `same` members as of `copies`; a share of what is held, by the copies of each part
+        ring = parameters - experts * (1 - (same - 1) * copies / (same * (copies - 1)) if copies > 1 else 0.0)
+        held = (parameters - experts) / copies + experts / same
         gather, scatter, own_forward_s, own_backward_s = 0.0 * parameters, 0.0 * parameters, forward_s, backward_s
-        wire = parameters * self.state.message
+        wire = ring * self.state.message
         if choice.sharding >= 1:
-            update_s = update_s / copies
-            wire = parameters * (self.state.message + self.state.weight) / 2
+            update_s = update_s * np.divide(held, parameters, out=np.zeros_like(held), where=parameters > 0)
+            wire = ring * (self.state.message + self.state.weight) / 2
         if inner > 1:  # its own reduce-scatter and all-gather of gradients, in the server, after the last micro-batch
             inside = self._rate(entry.device, "inside")
             update_s = update_s + 2 * (inner - 1) / inner * wire / inside
@@ -188,7 +195,7 @@ class LayerTable:
             rate = self._rate(entry.device, "inside") if near else self._rate(entry.device, "outside") * max(1, gpus // entry.tensor)
             if not near and self.inside_Bps.get(entry.device):
                 rate = min(rate, self.inside_Bps[entry.device])
-            part = (copies - 1) / copies * parameters / rate
+            part = (copies - 1) / copies * ring / rate
             # a ring goes through every server once: one hop between servers, the others inside
             far = 0 if near else -(-copies * entry.tensor // (gpus * inner))
             hops = far * self.outside_hop_s.get(entry.device, 0.0) + (copies - 1 - far) * self.inside_hop_s.get(entry.device, 0.0)
@@ -202,10 +209,10 @@ class LayerTable:
                 forward_s, backward_s = forward_s + gather, backward_s + after
                 gather, scatter = 0.0 * gather, 0.0 * scatter
             # level 2 after the last micro-batch: the all-gather of weights only, in gradient-ring bytes (a ring moves them twice)
-            wire = parameters * self.state.weight / 2 if choice.sharding == 2 else 0.0 * parameters
+            wire = ring * self.state.weight / 2 if choice.sharding == 2 else 0.0 * parameters
         # level 2 has one layer's gradients whole for a while, level 3 also its weights and the next one's
         gathered = parameters * (0.0, 0.0, self.state.gradient, self.state.gradient + 2 * self.state.weight)[choice.sharding]
-        state_bytes = parameters * self.state.at(choice.sharding, copies)
+        state_bytes = (parameters - experts) * self.state.at(choice.sharding, copies) + experts * self.state.at(choice.sharding, same)
         working_bytes = np.maximum(0.0, most_bytes - kept_bytes) + gathered
         # what is computed again for the input's gradient stays for the weights' one
         left_bytes = left_bytes + np.maximum(0.0, most_bytes - kept_bytes)

@@ -10,8 +10,12 @@ from .columns import columns
 if TYPE_CHECKING:
     from ..decide.experts import ExpertProblem
     from ..drive.experts import RankedChoice
+    from ..drive.experts.replicas import LayerReplicas
 
-__all__ = ["choices_text", "fixed_times", "row_document"]
+__all__ = ["choices_text", "fixed_times", "loads_text", "row_document"]
+
+SHADES = " .:-=+*#%@"  # of a map, least to most
+MAX_SHOWN_EXPERTS = 64  # columns of a map; more experts are shown by their largest
 
 
 def row_document(x: RankedChoice) -> dict[str, Any]:
@@ -56,3 +60,23 @@ def choices_text(problem: ExpertProblem, ranked: Sequence[Sequence[RankedChoice]
         times = [f"{fixed[name] * 1e3:.4g} ms with the best" for name in ("adaptive_s", "best_fixed_s")]
         lines.append(f"one step at each capacity: {times[0]} choice of each, {times[1]} fixed one ({fixed['best_fixed']}): {gain:.3f} times")
     return "\n".join(lines)
+
+
+def loads_text(layers: Sequence[LayerReplicas]) -> str:
+    """Loads as a map, a row per layer (or per moment, where the file's layers are moments) and a column per expert; copies and whether they pay."""
+    most = max((max(x.loads) for x in layers), default=0)
+    name = max(len(x.layer) for x in layers)
+    lines = [f"rows of every expert, '{SHADES[-1]}' {most}, ' ' none:"]
+    for x in layers:
+        each = -(-len(x.loads) // MAX_SHOWN_EXPERTS)
+        shown = [max(x.loads[i : i + each]) for i in range(0, len(x.loads), each)]
+        lines.append(f"  {x.layer:<{name}} |{''.join(SHADES[-(-n * (len(SHADES) - 1) // max(1, most))] for n in shown)}|")
+    table = [["layer", "copies", "busiest rank", "without", "bound", "saved", "weights", ""]]
+    for x in layers:
+        m = x.made
+        copies = ", ".join(f"{e} on {r}" for e, r in m.copies[:4]) + (f" and {len(m.copies) - 4} more" if len(m.copies) > 4 else "")
+        table.append([
+            x.layer, copies or "none", f"{m.busiest} rows", f"{m.before}", f"{m.bound}", f"{x.saved_s * 1e3:.4g} ms", f"{x.moved_s * 1e3:.4g} ms",
+            "pays" if x.pays else "does not pay",
+        ])  # fmt: skip
+    return "\n".join([*lines, *columns(table)])

@@ -79,6 +79,7 @@ def plan_text(plan: Plan, *, written: str = "") -> str:
         ("recompute", _recompute(plan.decisions.get("recompute"))),
         *((_said(k), _collective(v)) for k, v in plan.decisions.items() if k.startswith("collective:")),
         ("step", f"{_bound_line(plan)}"),
+        ("routing", _routing(plan.decisions.get("experts", {}).get("options", {}))),
         ("gate", _gate(plan.job.get("gate"))),
         ("phases", ", ".join(f"{k} {seconds_text(v)}" for k, v in prediction.phases_s.items() if v > 0)),
         ("memory", f"{bytes_text(memory)} per rank, {bytes_text(worst)} in the worst order"),
@@ -86,6 +87,13 @@ def plan_text(plan: Plan, *, written: str = "") -> str:
     ]
     text = "\n".join(_wrapped(name, value) for name, value in rows if value)
     return text + (f"\nplan written to {written}" if written else "")
+
+
+def _routing(options: Mapping[str, Any]) -> str:
+    if "range_s" not in options:
+        return ""
+    low, high = map(seconds_text, options["range_s"])
+    return f"{options['routing']}; step {low} with experts chosen alike, {high} with all tokens on one rank's experts"
 
 
 def _layout_line(plan: Plan) -> str:

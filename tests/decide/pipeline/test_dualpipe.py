@@ -12,6 +12,7 @@ from meshwright.decide.pipeline.dualpipe import DualPipe, DualPipeV
 from meshwright.decide.pipeline.judge import judge
 from meshwright.decide.pipeline.orders import action_s, check_orders, in_flight_peaks, times
 from meshwright.decide.pipeline.problem import Action, PipelineProblem, Schedule
+from meshwright.decide.pipeline.vschedules import ZBV
 from meshwright.drive.pipeline.pipelines import compare_pipelines, plan_pipeline, schedule_of_plan
 from meshwright.errors import CheckFailed, Unsupported, UsageError
 
@@ -106,3 +107,27 @@ def test_refusals() -> None:
     with pytest.raises(UsageError, match="between 0 and 1"):
         PipelineProblem.of(4, 8, pair_overlap=1.5)
     assert str(Action("F", 3, 5, beside=4)) == "3F5&4"
+
+
+@pytest.mark.parametrize(("exchange", "pair"), [(0.0, 3.0), (0.2, 2.6), (0.5, 2.0), (0.8, 2.0), (1.0, 2.0)])
+def test_exchanges_pass_beside_the_other_half(exchange: float, pair: float) -> None:
+    """F = 1, B = 2: computations 3 - 2x, exchanges 2x, and no half gets shorter."""
+    assert PipelineProblem.of(4, 8, forward_s=1, backward_s=2, exchange_s=exchange).pair_s == (pytest.approx(pair),) * 4
+
+
+def test_exchanges_that_do_not_fit_are_refused() -> None:
+    with pytest.raises(UsageError, match="longer than a forward of 1"):
+        PipelineProblem.of(4, 8, forward_s=1, backward_s=2, exchange_s=1.5)
+    with pytest.raises(UsageError, match="says what a pair takes"):
+        PipelineProblem.of(4, 8, forward_s=1, backward_s=2, exchange_s=0.5, pair_s=2.0)
+
+
+@pytest.mark.parametrize("share", [0.2, 0.35])
+def test_dualpipe_v_beats_zbv_where_exchanges_are_a_fifth_of_a_stage(share: float) -> None:
+    """Both on the V, under one cap of memory: a fifth of F and of I is exchanges."""
+    compute, x = 1.0, share / (1 - share)
+    free = PipelineProblem.of(4, 16, forward_s=compute + x, input_grad_s=compute + x, weight_grad_s=compute, exchange_s=x, activation_bytes=1000)
+    dual = judge(free, DualPipeV().plan(free))
+    capped = replace(free, memory_cap_bytes=(max(dual.memory_bytes),) * 4)
+    zbv = judge(capped, ZBV().plan(capped))
+    assert zbv.over_bytes <= 0 and dual.time_s < zbv.time_s

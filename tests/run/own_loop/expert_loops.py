@@ -12,7 +12,7 @@ from owner_models import Model
 import meshwright as mw
 from meshwright.nn import convert_experts
 
-STEPS, ROWS = 20, 8
+STEPS, ROWS, CLIP = 20, 8, 0.7
 
 
 def model_of(dtype: torch.dtype, *, converted: bool, seed: int = 0) -> torch.nn.Module:
@@ -43,7 +43,7 @@ def plan_for(dtype: str, layout: tuple[tuple[str, Any], ...]) -> Any:
 
 
 @cache
-def plain(dtype: str, steps: int = STEPS) -> tuple[list[float], dict[str, torch.Tensor], Any]:
+def plain(dtype: str, steps: int = STEPS, clip: float = 0.0) -> tuple[list[float], dict[str, torch.Tensor], Any]:
     """(losses, model state, optimizer state) of the owner's own model, whose experts run one after the other."""
     model = model_of(getattr(torch, dtype), converted=False)
     optimizer, losses = optimizer_of(model), []
@@ -52,6 +52,8 @@ def plain(dtype: str, steps: int = STEPS) -> tuple[list[float], dict[str, torch.
         optimizer.zero_grad()
         loss = loss_of(model(x), y)
         loss.backward()
+        if clip:
+            torch.nn.utils.clip_grad_norm_(model.parameters(), clip)
         optimizer.step()
         losses.append(float(loss.detach()))
     return losses, model.state_dict(), optimizer.state_dict()

@@ -7,11 +7,12 @@ from dataclasses import replace
 import msgspec
 import pytest
 import torch
-from expert_loops import STEPS, batch_of, loss_of, model_of, plain, plan_for, trained
+from expert_loops import CLIP, STEPS, batch_of, loss_of, model_of, plain, plan_for, trained
 
 import meshwright as mw
 from meshwright.check.training.layout import check_layout
 from meshwright.drive.plans import check_plan, read_plan, write_plan
+from meshwright.drive.training.wishes import LayoutWanted
 from meshwright.errors import CheckFailed, FormatError, Infeasible, UsageError
 from meshwright.report.plan_text import plan_text
 
@@ -27,6 +28,12 @@ LAYOUTS = {
     "ep2": {"expert": 2, "fabric": "laptop:2"}, "r0": {"zero": 3, "fabric": "laptop:2"},  # degree 0 of `experts plan`: weights travel, tokens stay
     "ep2xdp2": {"expert": 2, "data": 4, "fabric": "laptop:4", "microbatch": 1}, "ep2xpp2": {"expert": 2, "pipeline": 2, "fabric": "laptop:4"},
     "ep4": {"expert": 4, "data": 4, "fabric": "laptop:4", "microbatch": 1},
+    "ep2z1": {"expert": 2, "fabric": "laptop:2", "zero": 1}, "ep2xdp2z2": {"expert": 2, "data": 4, "fabric": "laptop:4", "microbatch": 1, "zero": 2},
+    "ep2xdp2z3": {"expert": 2, "data": 4, "fabric": "laptop:4", "microbatch": 1, "zero": 3},
+    "ep2 clipped": {"expert": 2, "fabric": "laptop:2", "recipe": mw.Recipe(clip_norm=CLIP)},
+    "ep2xdp2z1 clipped": {"expert": 2, "data": 4, "fabric": "laptop:4", "microbatch": 1, "zero": 1, "recipe": mw.Recipe(clip_norm=CLIP)},
+    "ep2xpp2z1 clipped": {"expert": 2, "pipeline": 2, "fabric": "laptop:4", "zero": 1, "recipe": mw.Recipe(clip_norm=CLIP)},
+    "ep2xtp2 clipped": {"expert": 2, "tensor": 2, "fabric": "laptop:4", "recipe": mw.Recipe(clip_norm=CLIP)},
 }  # fmt: skip
 
 
@@ -38,7 +45,7 @@ def plan_of(layout, dtype="float64"):
 @pytest.mark.parametrize(("layout", "dtype", "tolerance"), [*((x, "float64", 1e-9) for x in LAYOUTS), ("ep2", "float32", 1e-5)])
 def test_losses_and_weights_after_20_steps_are_the_owners(layout, dtype, tolerance, pool, tmp_path):
     plan = plan_of(layout, dtype)
-    losses, state, optimizer = plain(dtype)
+    losses, state, optimizer = plain(dtype, clip=CLIP if "clipped" in layout else 0.0)
     want, moments = plan.layout.expert, optimizer["state"]
     for found in pool.run(trained, plan.layout.ranks, plan.layout.ranks, str(tmp_path / "store"), plan, dtype):
         assert found["losses"] == pytest.approx(losses, rel=tolerance, abs=0)
@@ -46,7 +53,7 @@ def test_losses_and_weights_after_20_steps_are_the_owners(layout, dtype, toleran
             assert torch.allclose(found["state"][name], x, rtol=tolerance, atol=tolerance * float(x.abs().max())), name
         for number, kept in found["optimizer"]["state"].items():
             assert torch.allclose(kept["exp_avg"], moments[number]["exp_avg"], rtol=1e-4 if dtype == "float32" else 1e-8, atol=1e-6)
-        assert all(shape[0] == 4 // want for shape in found["held"].values()) or layout == "r0"
+        assert plan.layout.zero_level == 3 or all(shape[0] == 4 // want for shape in found["held"].values())
 
 
 def test_a_state_goes_on_under_another_expert_degree(pool, tmp_path):
@@ -64,7 +71,9 @@ def test_the_plan_says_who_divides_what_and_is_proved(tmp_path):
     layout = plan.layout
     assert layout.expert == 2 and {x.kind for x in layout.exchanges} == {"all-to-all"}
     assert {s.param for s in layout.expert_shards} == {f"blocks.{i}.experts.{n}" for i in (0, 1) for n in ("gate_up_proj", "down_proj")}
-    assert plan.decisions["experts"]["options"] == {"degree": 2, "wanted": "2"} and "experts over 2" in plan_text(plan)
+    said = plan.decisions["experts"]["options"]
+    assert said.items() >= {"degree": 2, "wanted": "2", "routing": "uniform"}.items() and said["range_s"][0] <= plan.prediction.time_s
+    assert "experts over 2" in plan_text(plan)
     names = set(plan.main.comms.name)
     assert {"experts:0.0.0", "experts:0.1.0", "dp:0.0e0", "dp:0.0e1"} <= names
     write_plan(tmp_path / "plan.json", plan)
@@ -91,7 +100,8 @@ def test_experts_summed_over_all_replicas_are_found():
 
 
 @pytest.mark.parametrize(("change", "told"), [
-    ({"expert": 3}, "does not divide 4 replicas"), ({"zero_level": 1}, "sharding level 0"), ({"expert_shards": ()}, "nothing of theirs is"),
+    ({"expert": 3}, "does not divide 4 replicas"), ({"replica_microbatches": (2, 1, 1, 1)}, "equal replicas"),
+    ({"expert_shards": ()}, "nothing of theirs is"),
     ({"expert": 1}, "the expert degree is 1"), ({"exchanges": ()}, "do not belong together"),
 ])  # fmt: skip
 def test_layouts_that_do_not_fit_are_found(change, told):
@@ -104,6 +114,9 @@ def test_degrees_that_cannot_be_are_refused_with_the_nearest():
     with pytest.raises(UsageError, match="expert degree 3 does not divide the 2 devices") as refused:
         mw.plan(model, batch, loss=loss_of, fabric="laptop:2", expert=3)
     assert refused.value.hint == "e.g. --ep 2"
+    with pytest.raises(UsageError, match="expert degree 2 with context degree 2") as refused:
+        mw.plan(model, batch, loss=loss_of, fabric="laptop:4", wishes=[LayoutWanted(data=2, context=2, expert=2)])
+    assert "--context 1" in refused.value.hint
     with pytest.raises(Infeasible, match="no expert layers that could be divided"):
         mw.plan(model_of(torch.float64, converted=False).head, (torch.randn(4, 8), torch.zeros(4, dtype=torch.int64)), fabric="laptop:2", expert=2)
 

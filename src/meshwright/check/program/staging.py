@@ -1,4 +1,7 @@
-"""Staging: which messages cannot go straight into their place at the receiver, in some order that the program allows."""
+"""Staging: which messages cannot go straight into their place at the receiver, in some order that the program allows.
+
+Filled rows of buffers (sizes named `filled:`) are packed by the sender and put in their places by the receiver: both hold them beside the buffers.
+"""
 
 from __future__ import annotations
 
@@ -9,6 +12,7 @@ from .order import Addresses, Ints, Order, accesses
 
 __all__ = ["staging_bytes"]
 
+PACKED = "filled:"  # begins names of sizes of messages that are packed
 CHUNK_PAIRS = 1 << 18  # (receive, step that shares its place) looked at together, so that memory stays bounded
 
 
@@ -20,9 +24,11 @@ def staging_bytes(p: Program, order: Order) -> Ints:
     """
     size, s = p.message_bytes("upper"), p.steps
     largest = np.zeros(len(p.channels), np.int64)
+    named = np.array([name.startswith(PACKED) for name in p.sizes.name] + [False])
+    packed = named[s.size]  # -1: the last one
     single = ((s.parts & Part.RECV) != 0) & ((s.parts & Part.IN_SET) == 0)
     # What is added or only passed on never lies at its destination as it arrives: such messages are staged without a look at the place.
-    through = single & (((s.parts & Part.ADD) != 0) | ((s.parts & Part.STORE) == 0))
+    through = single & (((s.parts & Part.ADD) != 0) | ((s.parts & Part.STORE) == 0) | packed)
     # One figure per channel settles it: a channel stages `depth` messages of its largest, so smaller ones need no look any more.
     np.maximum.at(largest, s.chan_in[through], size[through])
     receives = np.flatnonzero(single)
@@ -43,6 +49,10 @@ def staging_bytes(p: Program, order: Order) -> Ints:
         at, width = at + width, min(2 * width, 1 << 14)
     out = np.zeros(p.ranks + p.switches, np.int64)
     np.add.at(out, p.channels.dst, largest * p.channels.depth)
+    sending = packed & ((s.parts & Part.SEND) != 0)
+    largest = np.zeros(len(p.channels), np.int64)
+    np.maximum.at(largest, s.chan_out[sending], size[sending])
+    np.add.at(out, p.channels.src, largest * p.channels.depth)
     return out
 
 

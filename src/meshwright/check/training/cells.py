@@ -13,7 +13,7 @@ from .data_groups import DataGroups
 __all__ = ["ADDING", "EXPERTS", "KEPT", "WeightCells", "compute_steps", "too_small"]
 
 ADDING = ("B", "W")  # compute steps that add to gradients of parameters
-EXPERTS = "gradients%"  # gradients of experts that neighbouring data replicas divide
+EXPERTS = "%"  # ends names of gradient buffers of experts that neighbouring data replicas divide
 KEPT = ("saved", "left")  # what a segment's steps keep for its later ones
 
 
@@ -64,7 +64,7 @@ class WeightCells(Machine):
             stage, _, tensor = self.layout.coordinates(rank)
             name = self.data.named(buffer, self.p.buffers.name[buffer])
             shift = self.data.shift(rank, buffer, len(self.memory[self.root[buffer]])) if self.root[buffer] == buffer else 0
-            if name == EXPERTS:  # each rank of an expert group has gradients of other experts there
+            if name.partition(":")[0].endswith(EXPERTS):  # each rank of an expert group has gradients of other experts there
                 name += str(self.layout.coordinates(rank)[1] % self.layout.expert)
             known = self.places[rank, buffer] = name, -1 if ":" in name else self.layout.mates(stage)[0], self.group(name, tensor)[0], shift
         return known[0], known[1], known[2], cell + known[3]

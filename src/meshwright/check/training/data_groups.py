@@ -1,18 +1,21 @@
 """What a training layout says about weights and gradients that data replicas divide: names of buffers, who owns which cells, who must use them.
 
 Written from the plan format alone (docs/formats.md): a group is a bucket of a stage or a parameter of several stages; replica d of n owns the d-th
-n-th of its cells.
+n-th of its cells. Of experts that neighbours divide (`@<bucket>%`), replicas count those with the same experts: d // degree of n / degree.
 """
 
 from __future__ import annotations
 
 from typing import NamedTuple
 
+from msgspec import UNSET
+
 from ...plan.plan import TrainingLayout
 from ...program.program import Program
 
 __all__ = ["DataGroups", "Part", "part_of"]
 
+EXPERTS = "%"  # ends names of groups of experts
 KINDS = ("gradients", "gradshard", "weights", "shard")
 NUMBERED = ("gathered", "gradfull")
 
@@ -32,7 +35,7 @@ def part_of(name: str) -> Part | None:
         digits = rest[: len(rest) - len(rest.lstrip("0123456789"))]
         return Part(head, rest[len(digits) :], int(digits)) if digits else None
     for kind in KINDS:
-        if name.startswith(kind) and (len(name) == len(kind) or name[len(kind)] in "@+:"):
+        if name.startswith(kind) and (len(name) == len(kind) or name[len(kind)] in "@+:%"):
             return Part(kind, name[len(kind) :], -1)
     return None
 
@@ -63,6 +66,7 @@ class DataGroups:
             found: dict[str, set[str]] = {}
             partial = {x.param: g for x in lay.partial_gradients if len(g := x.group_of(tensor)) > 1}
             suffix = {param: "+" + ".".join(map(str, g)) for param, g in partial.items()}
+            suffix |= {s.param: EXPERTS for s in (() if lay.expert_shards is UNSET else lay.expert_shards)}
             for i, bucket in enumerate(lay.buckets_of(stage)):
                 for param in bucket.params:
                     found.setdefault(f"@{i}{suffix.get(param, '')}", set()).add(param)
@@ -84,14 +88,20 @@ class DataGroups:
         kinds = ["gradients" if level < 2 else "gradshard"] + (["weights" if level < 3 else "shard"] if level else [])
         return [f"{kind}{group}" for group in self.groups(rank) for kind in kinds if (rank, kind, group) not in self.held]
 
-    def own(self, rank: int, cells: int) -> tuple[int, int]:
-        """First and end of the cells, of so many, that are the rank's to update."""
+    def own(self, rank: int, cells: int, group: str) -> tuple[int, int]:
+        """First and end of the cells of a group, of so many, that are the rank's to update."""
         if not self.layout.zero_level:
             return 0, cells
-        each, replica = cells // self.layout.data, self.layout.coordinates(rank)[1]
-        return replica * each, (replica + 1) * each
+        owner, owners = self.owner(rank, group)
+        each = cells // owners
+        return owner * each, (owner + 1) * each
+
+    def owner(self, rank: int, group: str) -> tuple[int, int]:
+        """Which of how many replicas that divide the group a rank belongs to."""
+        replica, neighbours = self.layout.coordinates(rank)[1], self.layout.expert if group.partition(":")[0].endswith(EXPERTS) else 1
+        return replica // neighbours, self.layout.data // neighbours
 
     def shift(self, rank: int, b: int, cells: int) -> int:
         """Where the first cell of buffer `b`, of `cells` cells, stands in its group."""
         part = self.parts[b]
-        return self.layout.coordinates(rank)[1] * cells if part is not None and part.kind in ("gradshard", "shard") else 0
+        return self.owner(rank, part.group)[0] * cells if part is not None and part.kind in ("gradshard", "shard") else 0

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from msgspec import UNSET
 
-from ...plan.plan import Segment, TrainingLayout
+from ...plan.plan import ContextExchange, Segment, TrainingLayout, ValueInfo
 from ..verdict import Finding
 from .placement import placement_faults
 
@@ -98,12 +99,26 @@ def _context(layout: TrainingLayout, made: dict[str, str], stage: dict[str, int]
         parts = layout.context if layout.context > 1 else layout.expert
         if x.kind == "all-to-all" and (not a.shape or a.shape[0] % parts or (layout.context > 1 and a.shape[0] != parts)):
             found.append((f"{x.source!r} has {a.shape[0] if a.shape else 0} blocks for {parts} ranks", facts))
+        if x.counts is not UNSET or x.expected_bytes is not UNSET:
+            found += [(text, facts) for text in _filled(x, exchanges, value, parts)]
         made[x.target] = made[x.source]
     return found
 
 
+def _filled(x: ContextExchange, exchanges: Sequence[ContextExchange], value: Mapping[str, ValueInfo], parts: int) -> list[str]:
+    """Of exchanged rows [E, C, H]: filled ones are numbered by a value of whole numbers [E] that the same ranks exchange."""
+    counts = value.get(x.counts) if x.counts is not UNSET else None
+    known = counts is not None and any(counts.name in (y.source, y.target) for y in exchanges)
+    if not known or counts is None or counts.dtype != "int64" or counts.shape != value[x.source].shape[:1]:
+        return [f"the filled rows of {x.source!r} are numbered by {x.counts!r}, which is no exchanged value of a number for each of its experts"]
+    each = () if x.expected_bytes is UNSET else x.expected_bytes
+    if len(each) != parts or any(not 0 <= n <= value[x.source].size_bytes // parts for n in each):
+        return [f"{x.source!r} is expected to fill {list(each)} bytes of its {parts} blocks of {value[x.source].size_bytes // parts}"]
+    return []
+
+
 def _experts(layout: TrainingLayout) -> list[str]:
-    """Who divides experts divides something, has as much to do as its neighbours, and holds all other state itself."""
+    """Who divides experts divides something, and has as much to do as its neighbours."""
     shards = () if layout.expert_shards is UNSET else layout.expert_shards
     if layout.expert == 1:
         return ["experts are divided among ranks, and the expert degree is 1"] if shards else []
@@ -114,8 +129,8 @@ def _experts(layout: TrainingLayout) -> list[str]:
         bad.append("experts are divided along the first dimension of their parameters, in equal parts, and nothing of theirs is")
     if {s.param for s in shards} & {s.param for s in layout.shards}:
         bad.append("a parameter is divided over experts and over tensor indices")
-    if layout.replica_microbatches or layout.zero_level or layout.step_end.norm:
-        bad.append("expert parallelism goes with equal replicas, sharding level 0 and no norm of gradients so far")
+    if layout.replica_microbatches:
+        bad.append("expert parallelism goes with equal replicas so far")
     used: dict[str, set[int]] = {}
     for s in layout.stages:
         for p in s.params:

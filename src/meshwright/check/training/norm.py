@@ -28,13 +28,15 @@ class Axis(NamedTuple):
 def axes_of(layout: TrainingLayout, rank: int) -> tuple[Axis, ...]:
     """In the order of the rank's steps."""
     at = list(layout.coordinates(rank))
+    first = at[1] - at[1] % layout.expert  # of those that divide experts with this rank; their groups come to the same
     members = {
         "data": list(range(layout.data)) if layout.zero_level else [at[1]],
+        "experts": [at[1]] if layout.zero_level else list(range(first, first + layout.expert)),
         "tensor": list(range(layout.tensor)),
         "pipeline": [p for p in range(layout.pipeline) if set(layout.held(p).params) - set(layout.frozen)],
     }
     found = []
-    for name, place in (("data", 1), ("tensor", 2), ("pipeline", 0)):
+    for name, place in (("data", 1), ("experts", 1), ("tensor", 2), ("pipeline", 0)):
         if len(members[name]) < 2:
             continue
         slots = [(*at[:place], m, *at[place + 1 :]) for m in members[name]]

@@ -104,7 +104,7 @@ class StepState(WeightCells):
         lay, place = self.layout, self.place(rank, b, cell)
         shares = len(self.group(self.data.named(b, self.p.buffers.name[b]), lay.coordinates(rank)[2]))
         bits, replicas = 0, range(lay.data)
-        if place[0].startswith(EXPERTS):  # those with the same experts
+        if EXPERTS in place[0].partition(":")[0]:  # those with the same experts
             replicas = range(self.coordinates[rank][1] % lay.expert, lay.data, lay.expert)
         for key in self.users.get(place, set()):
             for d in replicas:

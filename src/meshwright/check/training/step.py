@@ -44,6 +44,7 @@ from ..verdict import MAX_FINDINGS_OF_A_KIND, Finding
 from .cells import ADDING, EXPERTS, KEPT, compute_steps, too_small
 from .compressed import STEPS, codec_steps, coded, held_alike
 from .norm import norm_steps, require_norm, squared
+from .rows import check_rows
 from .state import GIVEN, StepState
 
 __all__ = ["TrainingStep", "check_training", "too_small"]
@@ -58,7 +59,7 @@ def check_training(p: Program, layout: TrainingLayout, order: Order | None = Non
     if small := too_small(p, layout):
         return small
     step = TrainingStep(p, order or Order(p), layout)
-    step.found += [*held_alike(layout), *step.given_apart(), *step.work()]
+    step.found += [*held_alike(layout), *step.given_apart(), *step.work(), *check_rows(p, layout, step.order)]
     if not step.found:
         step.run()
         step.weights_at_the_end()
@@ -263,7 +264,7 @@ class TrainingStep(StepState):
                 continue  # a view of this rank's part of a buffer that is looked at
             root, lo, hi = self.locate(b, 0, int(p.buffers.chunks[b]), 0)
             # With sharded optimizers a rank answers for its part of the bucket only.
-            own = self.data.own(rank, hi - lo) if part is not None and part.kind == "gradients" else (0, hi - lo)
+            own = self.data.own(rank, hi - lo, part.group) if part is not None and part.kind == "gradients" else (0, hi - lo)
             for chunk in range(int(p.buffers.chunks[b])):
                 if (b, chunk) not in read:
                     self.wrong(step, f"does not read chunk {chunk} of {p.buffer_name(b)}", chunk=chunk, buffer=b)
@@ -284,10 +285,10 @@ class TrainingStep(StepState):
     def partial_gradients(self, step: int, rank: int, stage: int, tensor: int) -> None:
         """Every group whose partial gradients must be added has its buffer on this rank, and so have experts that others have not."""
         experts = set() if self.layout.expert_shards is UNSET else {s.param for s in self.layout.expert_shards} - set(self.layout.frozen)
-        if experts & set(self.layout.held(stage).params) and (rank, EXPERTS) not in self.data_buffers:
-            self.wrong(step, f"belongs to a rank that divides experts with others, and has no {EXPERTS}")
         mine = [b for b in range(len(self.p.buffers)) if self.role[b] == "gradient" and int(self.p.buffers.actor[b]) == rank]
         held = self.layout.held(stage)
+        if experts & set(held.params) and not any(self.p.buffers.name[b].partition(":")[0].endswith(EXPERTS) for b in mine):
+            self.wrong(step, f"belongs to a rank that divides experts with others, and has no gradients{EXPERTS}")
         whole = {p for s in self.layout.segments if s.sequence and s.key in held.segments for p in s.params} - {
             x.param for x in self.layout.partial_gradients if len(x.group_of(tensor)) == self.layout.tensor
         }
@@ -347,7 +348,8 @@ class TrainingStep(StepState):
             if self.in_cells(b):
                 part = self.data.parts[b]
                 whole = part is not None and part.kind == "shard"
-                low, high = (0, len(self.memory[root])) if whole else self.data.own(rank, len(self.memory[root]))
+                group = part.group if part is not None else ""
+                low, high = (0, len(self.memory[root])) if whole else self.data.own(rank, len(self.memory[root]), group)
                 # Beyond its own part the optimizer leaves weights that a gather must replace before anyone may read them.
                 fresh = [self.weight("updated", rank, b, i) if low <= i < high else self.garbage for i in range(lo, hi)]
             self.store(root, lo, hi, fresh, step)

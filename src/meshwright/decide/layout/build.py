@@ -303,7 +303,7 @@ def _buckets(b: _Build, stages: Sequence[Stage], segments: Sequence[Segment]) ->
     users = Counter(p for st in stages for p in st.params)
     split = {s.param for s in b.usable.shards} if b.degrees.tensor > 1 else set()
     sizes = {p.name: p.size_bytes // (b.degrees.tensor if p.name in split else 1) for p in b.graph.parameters if p.trainable}
-    shared = frozenset(p for p, count in users.items() if count > 1) | {s.param for s in expert_shards(b.graph, b.degrees.expert)}
+    shared = frozenset(p for p, count in users.items() if count > 1)
     return [
         x for st in stages
         for x in gradient_buckets(st.index, [s for s in segments if s.stage == st.index], sizes, shared, b.bucket_bytes)

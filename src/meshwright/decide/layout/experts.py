@@ -11,18 +11,21 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Mapping
 from math import gcd
+from typing import Any
 
 import msgspec
 
 from ...errors import Unsupported
-from ...graph.graph import GraphValue, OpGraph, OpNode, Storage
+from ...graph.graph import GraphValue, OpGraph, OpNode, Storage, Work
 from ...plan.context import ALL_TO_ALL, KINDS
 from ...plan.experts import BACK, INCOMING, MLP
 from ...plan.plan import ParamShard
+from ...plan.routing import UNIFORM, Routing
+from .cut import dtype_bytes
 
 __all__ = ["expert_degree_limit", "expert_shards", "experts_graph", "waits_for_tokens"]
 
-_RECENT: deque[tuple[OpGraph, int, OpGraph]] = deque(maxlen=16)  # by identity: graphs are immutable, and too large to hash
+_RECENT: deque[tuple[OpGraph, int, Routing, OpGraph]] = deque(maxlen=16)  # by identity: graphs are immutable, and too large to hash
 
 
 def expert_degree_limit(graph: OpGraph) -> int:
@@ -36,11 +39,14 @@ def _parameters(graph: OpGraph) -> tuple[str, ...]:
     return tuple(dict.fromkeys(v.removeprefix("param:") for n in graph.nodes if n.target == MLP for v in n.inputs if v.startswith("param:")))
 
 
-def experts_graph(graph: OpGraph, parts: int) -> OpGraph:
-    """`graph` for one of `parts` ranks; the last few are remembered. Raises: Unsupported, naming the nearest degree that divides."""
+def experts_graph(graph: OpGraph, parts: int, routing: Routing = UNIFORM) -> OpGraph:
+    """`graph` for one of `parts` ranks, whose tokens choose experts as `routing` says; the last few are remembered.
+
+    Raises: Unsupported, naming the nearest degree that divides.
+    """
     if parts == 1:
         return graph
-    if (known := next((x for g, n, x in list(_RECENT) if g is graph and n == parts), None)) is not None:
+    if (known := next((x for g, n, r, x in list(_RECENT) if g is graph and n == parts and r == routing), None)) is not None:
         return known
     most = expert_degree_limit(graph)
     if most % parts:
@@ -48,28 +54,34 @@ def experts_graph(graph: OpGraph, parts: int) -> OpGraph:
         why = f"{most} experts do not divide by it" if most > 1 else "the model has no expert layers that could be divided"
         hint = f"--ep {near}" if most > 1 else "--ep 1, or replace its expert layers by meshwright.nn.convert_experts(model)"
         raise Unsupported(f"expert degree {parts}: {why}", where=graph.model, hint=hint, data={"nearest": near})
-    made = _divided(graph, parts)
-    _RECENT.append((graph, parts, made))
+    made = _divided(graph, parts, routing)
+    _RECENT.append((graph, parts, routing, made))
     return made
 
 
-def _divided(graph: OpGraph, parts: int) -> OpGraph:
+def _divided(graph: OpGraph, parts: int, routing: Routing) -> OpGraph:
     storages, nodes = list(graph.storages), list[OpNode]()
     renamed: dict[str, str] = {}
     value = {n.name: n.outputs[0] for n in graph.nodes if n.outputs}
 
-    def exchange(of: OpNode, source: str, suffix: str) -> str:
+    def exchange(of: OpNode, source: str, suffix: str, **filled: Any) -> str:
         name, like = f"{of.name}/{suffix}", value[source]
         storages.append(Storage(size_bytes=graph.storages[like.storage].size_bytes, owner=name))
         made = GraphValue(shape=like.shape, dtype=like.dtype, storage=len(storages) - 1)
-        nodes.append(OpNode(name=name, target=ALL_TO_ALL, module=of.module, inputs=(source,), args=[{"value": source}], outputs=(made,)))
+        args = [{"value": source}]
+        nodes.append(OpNode(name=name, target=ALL_TO_ALL, module=of.module, inputs=(source,), args=args, kwargs=filled, outputs=(made,)))
         return name
 
     for n in graph.nodes:
         if n.target == MLP:
-            came = {v: exchange(n, v, suffix) for v, suffix in zip(n.inputs[:2], INCOMING, strict=True)}
-            nodes.append(_reading(n, came))
-            renamed[n.name] = exchange(n, n.name, BACK)
+            rows, counts = n.inputs[:2]
+            load = _load(n, value[rows], parts, routing)
+            filled = {"expected_bytes": tuple(x * _row_bytes(value[rows]) for x in load)}
+            came = {counts: exchange(n, counts, INCOMING[0])}
+            came[rows] = exchange(n, rows, INCOMING[1], counts=counts, **filled)
+            most = max(load) * parts / max(1, sum(load))  # the others wait for the member with the most rows
+            nodes.append(_reading(msgspec.structs.replace(n, forward=_longer(n.forward, most), backward=_longer(n.backward, most)), came))
+            renamed[n.name] = exchange(n, n.name, BACK, counts=came[counts], **filled)
         else:
             nodes.append(_reading(n, renamed) if any(v in renamed for v in n.inputs) else n)
     mine = {*_parameters(graph)}
@@ -85,6 +97,22 @@ def _divided(graph: OpGraph, parts: int) -> OpGraph:
             msgspec.structs.replace(s, size_bytes=s.size_bytes // parts) if i in smaller else s for i, s in enumerate(graph.joint_storages)
         ),
     )  # fmt: skip
+
+
+def _row_bytes(buffers: GraphValue) -> int:
+    return buffers.shape[2] * dtype_bytes(buffers.dtype)
+
+
+def _load(n: OpNode, buffers: GraphValue, parts: int, routing: Routing) -> list[int]:
+    """Filled rows that a rank is expected to send each of `parts` members of its group: each expert's, at most its buffer."""
+    experts, capacity, _ = buffers.shape
+    rows, own = int(n.args[-1]), experts // parts
+    each = [min(capacity, rows * share) for share in routing.shares(experts, n.module)]
+    return [round(sum(each[i * own : (i + 1) * own])) for i in range(parts)]
+
+
+def _longer(work: Work, times: float) -> Work:
+    return work if times == 1 else work.share(round(times * 4096), 4096)
 
 
 def _reading(n: OpNode, instead: dict[str, str]) -> OpNode:

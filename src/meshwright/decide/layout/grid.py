@@ -106,9 +106,6 @@ class Grid(DegreesStrategy):
     def sharded(self, problem: LayoutProblem, degrees: Degrees, sharding: DataSharding, division: Division = EVEN) -> LayoutCandidate:
         """The layout of these degrees with its replicas' training state divided and its gradients summed as `sharding` says."""
         graph = _of_a_rank(problem, degrees)
-        if degrees.expert > 1 and sharding.level:
-            why = f"sharding level {sharding.level} of replicas whose experts are others': only level 0 goes with expert parallelism so far"
-            return LayoutCandidate(degrees=degrees, why=why, sharding=sharding, division=division)
         return self._candidate(problem, graph, *search_regions(graph), degrees, sharding, division)
 
     def _candidate(
@@ -143,7 +140,7 @@ class Grid(DegreesStrategy):
 def _of_a_rank(problem: LayoutProblem, degrees: Degrees) -> OpGraph:
     """The graph as a rank computes it, tensor parallelism aside. Raises: Unsupported."""
     graph = context_graph(problem.graph_at(degrees.microbatch_size), degrees.context, degrees.exchange)
-    return experts_graph(graph, degrees.expert)
+    return experts_graph(graph, degrees.expert, problem.routing)
 
 
 def _with_experts(found: Iterator[Degrees], problem: LayoutProblem) -> Iterator[Degrees]:
@@ -181,6 +178,9 @@ def degrees_of(problem: LayoutProblem) -> Iterator[Degrees]:
         of = f"data degree {fixed_d}" if fixed_d else f"{n} devices"
         near = max(e for e in _divisors(fixed_d or n) if e <= max(problem.expert, 1))
         raise UsageError(f"expert degree {problem.expert} does not divide the {of}", where="--ep", hint=f"e.g. --ep {near}")
+    if (problem.expert or 1) > 1 and (problem.context or 1) > 1:
+        text = f"expert degree {problem.expert} with context degree {problem.context}: ranks that divide positions hold other tokens of each buffer"
+        raise UsageError(text, where="--ep", hint="--context 1, or --ep 1")
     devices = n
     n //= problem.context or 1
     product = 1

@@ -25,6 +25,7 @@ from ...fabric.servers import ServerKind
 from ...graph.graph import OpGraph
 from ...plan.context import EXCHANGES
 from ...plan.plan import VocabularyLoss
+from ...plan.routing import UNIFORM, Routing
 from ...plan.vocabulary import base_node, expand_losses
 from ...profile.frameworks import Framework
 from ...profile.layer_profile import Entry
@@ -32,6 +33,7 @@ from ...profile.layer_table import LayerRow, LayerTable
 from .context import context_graph
 from .context_costs import context_degrees, same_starts
 from .cut import Unit, border_values
+from .experts import experts_graph
 from .layer_rows import Chain, Pricing, layer_rows, set_sizes
 from .megatron import kept_notes, search_regions
 from .precision import FULL, MIXED, Precision
@@ -45,7 +47,8 @@ MEASURED_KERNELS = "where the device's kernels were measured, these as"  # of a 
 def layer_table(
     graph_at: Callable[[int], OpGraph], kinds: Sequence[ServerKind], cost: Cost, *, microbatches: Sequence[int], tensors: Sequence[int],
     precision: Precision = MIXED, sequence: bool = True, least: int = 32, sharding_messages: Literal["overlapped", "blocking"] = "overlapped",
-    framework: Framework | None = None, watts: Mapping[str, float] | None = None, contexts: Sequence[int] = (1,),
+    framework: Framework | None = None, watts: Mapping[str, float] | None = None, contexts: Sequence[int] = (1,), experts: int = 1,
+    routing: Routing = UNIFORM,
 ) -> LayerTable:  # fmt: skip
     """`graph_at(samples)`: the captured graph at a micro-batch. `sequence`: divide position-wise operators between regions too.
 
@@ -53,15 +56,20 @@ def layer_table(
     `watts`: power limits of kinds of device other than those that they were measured at. `contexts`: degrees of context parallelism beside none,
     each by the faster of its exchanges; none given: `context_degrees`, and what a model does not allow is left out with a note.
 
-    Raises: Infeasible when the graph cannot be cut at all, or positions not be divided as asked; UsageError for empty micro-batches or degrees; what
-    `graph_at` raises.
+    `experts`: neighbouring replicas that divide the experts of every layer, whose tokens choose them as `routing` says (`experts_graph`); without
+    contexts.
+
+    Raises: Unsupported for experts that do not divide so; Infeasible when the graph cannot be cut at all, or positions not be divided as asked;
+    UsageError for empty micro-batches or degrees; what `graph_at` raises.
     """
     if not microbatches or not tensors or min(*microbatches, *tensors) < 1:
         raise UsageError("micro-batches and tensor degrees must be >= 1", where="layer table")
+    if experts > 1:
+        graph_at, contexts = partial(_of_experts, graph_at, experts, routing), (1,)
     sizes, degrees, most = sorted(set(microbatches)), sorted(set(tensors)), max(k.devices for k in kinds)
     first = graph_at(sizes[0])
     cuts = _Cuts(least)
-    make = partial(Pricing, cost=cost, precision=precision, sequence=sequence, framework=framework, watts=watts or {})
+    make = partial(Pricing, cost=cost, precision=precision, sequence=sequence, framework=framework, watts=watts or {}, experts=experts)
     rows, notes = _entries(graph_at, sizes, degrees, kinds, cuts, make)
     found: dict[int, dict[Entry, tuple[LayerRow, ...]]] = {}
     for c in context_degrees(first, contexts, most):
@@ -84,7 +92,7 @@ def layer_table(
         raise Infeasible(f"{first.model} cannot be cut into layers", hint="its operators form one inseparable piece")
     payload = PAYLOAD_SHARE if framework is not None else 1.0
     return LayerTable(
-        model=first.model, names=tuple(names), rows=rows, contexts=found, state=precision.state, sample_flops=flops,
+        model=first.model, names=tuple(names), rows=rows, contexts=found, state=precision.state, sample_flops=flops, experts=experts,
         inside_Bps={k.name: payload * k.inside_Bps[k.gpus] for k in kinds if k.gpus > 1},
         outside_Bps={k.name: payload * k.device_nic_Bps for k in kinds if k.nics}, gpus_per_server={k.name: k.gpus for k in kinds},
         sharding_messages=sharding_messages, stolen=framework.stolen if framework is not None else 0.0,
@@ -154,6 +162,10 @@ def _entries(
 
 def _on_positions(graph_at: Callable[[int], OpGraph], parts: int, exchange: str, samples: int) -> OpGraph:
     return context_graph(graph_at(samples), parts, exchange)
+
+
+def _of_experts(graph_at: Callable[[int], OpGraph], parts: int, routing: Routing, samples: int) -> OpGraph:
+    return experts_graph(graph_at(samples), parts, routing)
 
 
 def _total_s(rows: Sequence[LayerRow]) -> float:

@@ -16,6 +16,7 @@ from ...fabric.fabric import Device
 from ...fabric.servers import ServerKind
 from ...graph.graph import OpGraph, OpNode, Work
 from ...plan.context import ALL_TO_ALL, SHIFT
+from ...plan.experts import MLP
 from ...plan.vocabulary import SUMS
 from ...profile.frameworks import Framework
 from ...profile.layer_table import LayerRow
@@ -77,6 +78,7 @@ class Pricing:
     framework: Framework | None = None
     watts: Mapping[str, float] = field(default_factory=dict)
     context: int = 1
+    experts: int = 1  # ranks that divide experts
 
     def __post_init__(self) -> None:
         self.device = _with_dtype(self.kind.device, self.precision.dtype)
@@ -92,6 +94,8 @@ class Pricing:
                 even = 1 / self.tensor if self.sequence and short_name(n.target) in POSITIONWISE else 1.0
                 self.part_of[n.name] = part if region is not None else even if self.tensor > 1 else 1.0
         self.made = set(self.part_of)
+        experts = [n for n in self.chain.graph.nodes if n.target == MLP] if self.experts > 1 else []
+        self.expert_params = {v.removeprefix("param:") for n in experts for v in n.inputs if v.startswith("param:")}
         self.split_params = {s.param for r in self.shares for s in r.shards} if self.tensor > 1 else set()
         self.largest = {s.param: self._largest(r) for r in self.shares for s in r.shards}
         self.row_parallel = {v for r in self.shares for v in r.rows} if self.tensor > 1 else set()
@@ -131,6 +135,13 @@ class Pricing:
             return exposed * float(self.rates.collectives(self.kind.inside_Bps[t]).time_s("all-reduce", size_bytes, t))
         hop = self.kind.inside_latency_s + self.cost.transport.per_message_s
         return 2 * (t - 1) * (size_bytes / t / self.kind.inside_Bps[t] + hop)
+
+    def sent_bytes(self, node: OpNode) -> float:
+        """Of an exchanged value, as expected."""
+        filled: Sequence[int] = node.kwargs.get("expected_bytes", ())
+        if not filled:
+            return self.chain.size_of[node.name] * self.part_of[node.name]
+        return max(filled) * len(filled) * self.part_of[node.name] * _scale(self.precision, node.outputs[0].dtype)
 
     def update_s(self, parameters: float) -> float:
         state = self.precision.state
@@ -189,6 +200,7 @@ def layer_rows(p: Pricing) -> tuple[LayerRow, ...]:
                 forward_s=forward + out, backward_s=backward + back, update_s=p.update_s(count), parameters=count, output_bytes=leaves,
                 kept_bytes=(whole, min(whole, less + extra), min(whole, into)), again_s=(0.0, again, forward + out), tensor_s=(out, back),
                 flops=(flops[0], flops[1]), weights_s=weights, left_bytes=left,
+                expert_parameters=sum(parameters.get(x, 0.0) for x in held if x in p.expert_params),
             )
         )
     return tuple(found)
@@ -237,9 +249,9 @@ def _collectives(p: Pricing, units: Sequence[Unit]) -> tuple[float, float]:
     """Seconds of the all-reduces of the regions in `units`: of results in forward, of the entries' gradients in backward; and of exchanges of
     positions."""
     forward = backward = 0.0
-    if p.context > 1:
+    if max(p.context, p.experts) > 1:
         forward, backward = exchange_s(
-            [n for u in units for n in u.nodes], p.context, p.tensor, p.kind, p.cost, lambda n: p.chain.size_of[n.name] * p.part_of[n.name],
+            [n for u in units for n in u.nodes], max(p.context, p.experts), p.tensor, p.kind, p.cost, p.sent_bytes,
             lambda n, backward: p.time_s(n, n.backward if backward else n.forward),
         )  # fmt: skip
     for u in units:

@@ -11,6 +11,7 @@ from ...errors import Unsupported
 from ...fabric.fabric import Device, Fabric
 from ...graph.graph import OpGraph
 from ...plan.plan import TrainingLayout
+from ...plan.routing import UNIFORM, Routing
 from ..strategies import Listed
 from .data_sharding import PLAIN, DataSharding
 from .unlike_devices import EVEN, Division
@@ -70,6 +71,7 @@ class LayoutProblem:
     max_microbatch: int = 64
     context: int | None = 1  # degree of context parallelism; None: every one that divides
     expert: int | None = 1  # likewise, of expert parallelism
+    routing: Routing = UNIFORM  # how tokens choose experts
     borders: tuple[str, ...] = ()  # operators that begin the stages, or a schedule's pieces, after the first, where the cuts are given
 
     @property

@@ -135,10 +135,12 @@ class PipelineProblem:
         p2p_rate_Bps: float | Sequence[float] | None = None, speeds: float | Sequence[float] = 1.0,
         memory_cap_bytes: float | Sequence[float] | None = None, data: int = 1, first_input_grad: bool = True,
         pair_s: float | Sequence[float] | None = None, pair_overlap: float = 0.0, host_out_Bps: float = 0.0, host_in_Bps: float = 0.0,
+        exchange_s: float | Sequence[float] | None = None,
     ) -> PipelineProblem:  # fmt: skip
         """Fill in and check. Without `backward_s` it is I + W; without I or W they are the rest of the backward, or half of it each.
 
-        `message_bytes` is `activation_bytes` unless given. Raises: UsageError naming the field.
+        `message_bytes` is `activation_bytes` unless given. `exchange_s`: of a forward's time, and again of its backward's, what goes to all-to-all
+        exchanges of experts. In a pair they pass beside the other half's computation (`overlapped_s`). Raises: UsageError naming the field.
         """
         for name, value in (("devices", devices), ("microbatches", microbatches), ("data", data)):
             if value < 1:
@@ -156,6 +158,10 @@ class PipelineProblem:
             raise UsageError(f"must be between 0 and 1, got {pair_overlap}", where="pair_overlap", hint="it is a share of the shorter half")
         if min(host_out_Bps, host_in_Bps) < 0 or (host_out_Bps > 0) != (host_in_Bps > 0):
             raise UsageError("needs two rates above 0, or none", where="host copies", hint="bytes per second to the host's memory, and back")
+        if exchange_s is not None:
+            if pair_s is not None or pair_overlap:
+                raise UsageError("says what a pair takes, and so do the time or the overlap of pairs", where="exchange_s", hint="give one of them")
+            pair_s = overlapped_s(filled["forward_s"], whole, per_stage(exchange_s, devices, "exchange_s"))
         cap = () if memory_cap_bytes is None else tuple(int(x) for x in per_stage(memory_cap_bytes, devices, "memory_cap_bytes"))
         return PipelineProblem(
             devices=devices, microbatches=microbatches, forward_s=filled["forward_s"], backward_s=whole, input_grad_s=inputs,
@@ -166,6 +172,18 @@ class PipelineProblem:
             pair_s=() if pair_s is None else per_stage(pair_s, devices, "pair_s"), pair_overlap=float(pair_overlap),
             host_out_Bps=float(host_out_Bps), host_in_Bps=float(host_in_Bps),
         )  # fmt: skip
+
+
+def overlapped_s(forward_s: Sequence[float], backward_s: Sequence[float], exchange_s: Sequence[float]) -> tuple[float, ...]:
+    """Of each stage: a forward beside a backward, each with so many seconds of exchanges. Both computations share the device, both exchanges its
+    network, and neither half gets shorter (DeepSeek-V3, arXiv 2412.19437, section 3.2.1). Raises: UsageError for exchanges longer than a half."""
+    found = []
+    for f, b, x in zip(forward_s, backward_s, exchange_s, strict=True):
+        if x > min(f, b):
+            raise UsageError(f"exchanges of {x:g} s are longer than a forward of {f:g} or a backward of {b:g} s, whose part they are",
+                             where="exchange_s", hint="forward and backward times include exchanges")  # fmt: skip
+        found.append(max(f + b - 2 * x, 2 * x, f, b))
+    return tuple(found)
 
 
 def _whole(values: Sequence[float]) -> tuple[int, ...]:

@@ -14,16 +14,17 @@ from ...decide.layout.layer_costs import Precision, layer_table
 from ...decide.layout.mixed.candidate import Pool, Problem
 from ...decide.layout.mixed.nearest import nearest_feasible
 from ...decide.layout.mixed.search import Demands, Found, search_mixed, uniform_choices
-from ...errors import Infeasible, UsageError
+from ...errors import Infeasible, Unsupported, UsageError
 from ...fabric.fabric import Fabric
 from ...fabric.servers import ServerKind, network_of, server_kinds
 from ...graph.graph import OpGraph
+from ...plan.routing import UNIFORM, Routing
 from ...profile.frameworks import TIME_ERROR, Framework
 from ...profile.layer_table import RECOMPUTE, LayerTable, Recompute
 from ...profile.network import TrainingRuntime
 from .schedules import LayoutSchedules
 
-__all__ = ["LayoutFindings", "find_layouts", "framework_runtime", "runtime_of_servers"]
+__all__ = ["LayoutFindings", "find_expert_layouts", "find_layouts", "framework_runtime", "runtime_of_servers"]
 
 # Samples per micro-batch that are tried unless others are asked for.
 TRIED_MICROBATCHES = (1, 2, 3, 4, 6, 8)
@@ -62,14 +63,15 @@ def find_layouts(
     demands: Demands | None = None, methods: Iterable[str] = (), adjust: Callable[[TrainingRuntime], TrainingRuntime] | None = None,
     simulated: int = 50, refine: int = 5, levels: Iterable[int] = (0, 1, 2, 3),
     sharding_messages: Literal["overlapped", "blocking"] = "overlapped", recompute: Iterable[Recompute] = RECOMPUTE, schedules: Iterable[str] = (),
-    framework: Framework | None = None, contexts: Sequence[int] = (),
+    framework: Framework | None = None, contexts: Sequence[int] = (), experts: int = 1, routing: Routing = UNIFORM,
 ) -> LayoutFindings:  # fmt: skip
     """Ranked layouts. `memory_bytes`: of every device instead of the fabric's; `adjust` changes the runtime; `schedules`: names of those allowed
     beside 1F1B, none for all.
 
     `framework`: whose kernels, state, overlap and overheads the prices are of; None: operators alone on a roofline.
     `contexts`: degrees of context parallelism beside 1, by default those that leave ranks long sequences (`context_degrees`); (1,): none.
-    `tensors`: degrees, by default all powers of two in a server; `levels`, `recompute`: sharding levels and recomputation allowed.
+    `experts`: the degree of expert parallelism, `routing`: how tokens choose experts. `tensors`: degrees, by default all powers of two in a server;
+    `levels`, `recompute`: sharding levels and recomputation allowed.
 
     Raises: Infeasible, UsageError, Disconnected and what the parts raise.
     """
@@ -90,7 +92,7 @@ def find_layouts(
         raise UsageError(f"no micro-batch divides a global batch of {global_batch}", where="micro-batches", hint="add 1, which divides every batch")
     priced = partial(
         layer_table, graph_at, kinds, cost, tensors=degrees, precision=precision, sequence=sequence, sharding_messages=sharding_messages,
-        framework=framework, watts=demands.watts if demands is not None else None, contexts=contexts,
+        framework=framework, watts=demands.watts if demands is not None else None, contexts=contexts, experts=experts, routing=routing,
     )  # fmt: skip
     table = priced(microbatches=sizes)
     pools = tuple(Pool(kind=k, memory_bytes=memory_bytes or k.device.memory_bytes) for k in kinds)
@@ -111,3 +113,28 @@ def find_layouts(
 
         raise nearest_feasible(error, problem, wanted, smaller=smaller, methods=methods) from None
     return LayoutFindings(found=found, problem=problem, demands=wanted)
+
+
+def find_expert_layouts(degrees: Sequence[int], find: Callable[[int], LayoutFindings]) -> tuple[LayoutFindings, dict[int, str]]:
+    """The findings of the best of several expert degrees, and what each came to. `find`: `find_layouts` of one.
+
+    The bound of any layout becomes the least of those of all degrees: no layout with any of them is faster. Raises: what `find` does where no degree
+    has a layout; UsageError without degrees.
+    """
+    if not degrees:
+        raise UsageError("no expert degree", where="--ep", hint="e.g. --ep 1,8,64")
+    made: dict[int, LayoutFindings] = {}
+    said: dict[int, str] = {}
+    for degree in degrees:
+        try:
+            made[degree] = find(degree)
+            said[degree] = f"{made[degree].found.best.time_s:.6g} s"
+        except (Infeasible, Unsupported) as error:
+            if degree == degrees[-1] and not made:
+                raise
+            said[degree] = error.message
+    best = min(made, key=lambda d: made[d].found.best.time_s)
+    loosest = min(made.values(), key=lambda x: x.found.bounds.universal_s).found.bounds
+    found = made[best].found
+    bounds = replace(found.bounds, universal_s=loosest.universal_s, universal=loosest.universal)
+    return replace(made[best], found=replace(found, bounds=bounds)), said

@@ -194,7 +194,7 @@ class Context:
         wish = self.wish(LayoutWanted)
         return LayoutProblem(
             graph_at=self.evaluator.graph_at, fabric=self.fabric, cost=self.cost, global_batch=self.job.global_batch, fixed=wish.fixed,
-            context=wish.context, expert=wish.expert, borders=wish.borders,
+            context=wish.context, expert=wish.expert, routing=wish.routing, borders=wish.borders,
         )  # fmt: skip
 
     def grid(self, refuse: Callable[[Degrees], str] | None = None) -> Grid:

@@ -61,7 +61,10 @@ def context_of(
     strategy = asked.of(CollectivesWanted).strategy
     strategy = "ring" if strategy == "auto" and len(fabric.devices) > MAX_PLANNED_DEVICES else strategy
     planner = CollectivePlanner(fabric=fabric, transport=cost.transport, strategy=strategy, seed=job.seed, reproducible=job.asked.reproducible)
-    evaluator = Evaluator(fabric=fabric, cost=cost, graph=graph, planner=planner, prices=asked.of(StepPrices).of, statistics_of=statistics_of(job))
+    evaluator = Evaluator(
+        fabric=fabric, cost=cost, graph=graph, planner=planner, prices=asked.of(StepPrices).of, routing=asked.of(LayoutWanted).routing,
+        statistics_of=statistics_of(job),
+    )  # fmt: skip
     budget = budget or SearchBudget()
     return Context(
         job=job, fabric=fabric, cost=cost, graph=graph, evaluator=evaluator, wishes=asked, budget=budget, decisions=DECISIONS,

@@ -25,6 +25,7 @@ from ...plan.batch_statistics import with_shared_statistics
 from ...plan.context import exchange_of
 from ...plan.on_schedule import split_prices
 from ...plan.plan import TrainingLayout
+from ...plan.routing import UNIFORM, Routing
 from ...program.calls import called_sizes, inline
 from ...program.program import Program
 from .collectives import CollectivePlanner
@@ -53,6 +54,7 @@ class Evaluator:
     planner: CollectivePlanner
     prices: Prices | None = None
     scouting: bool = False  # large programs are judged by one rank of every stage and few micro-batches, where that can be
+    routing: Routing = UNIFORM  # how tokens choose experts
     statistics_of: int = 0  # samples of the batch whose statistics replicas share; 0: none does
     graphs: dict[int, OpGraph] = field(default_factory=dict)
     shared: dict[int, OpGraph] = field(default_factory=dict)  # the same with statistics in three calls
@@ -76,7 +78,7 @@ class Evaluator:
     def graph_for(self, layout: TrainingLayout) -> OpGraph:
         """The graph as a rank of the layout computes it, tensor parallelism aside: at its micro-batch size, of its positions."""
         graph = context_graph(self.graph_at(layout.microbatch_size), layout.context, exchange_of(layout))
-        return experts_graph(graph, layout.expert)
+        return experts_graph(graph, layout.expert, self.routing)
 
     @property
     def table_share(self) -> float:

@@ -23,6 +23,7 @@ from .context import Context, Decision, Found, Looks
 from .evaluated import Evaluated, fastest
 from .order import Refusal
 from .program_sizes import MAX_PROGRAM_STEPS, expected_steps
+from .routing import routing_range
 from .wishes import LayoutWanted
 
 __all__ = ["Layout"]
@@ -62,7 +63,8 @@ class Layout(Decision):
         if layout.tensor > 1:
             entries["sequence"] = _sequence(context.wish(LayoutWanted).tensor_options.sequence, best, found.judged)
         if layout.expert > 1 or context.wish(LayoutWanted).expert != 1:
-            entries["experts"] = _experts(context.wish(LayoutWanted).expert, best, found.judged)
+            entry = entries["experts"] = _experts(context.wish(LayoutWanted).expert, best, found.judged)
+            entry["options"] |= routing_range(best, context.evaluator)
         if layout.context > 1 or context.wish(LayoutWanted).context != 1:
             entries["context"] = _context(context.wish(LayoutWanted).context, best, found.judged)
         return entries

@@ -12,6 +12,7 @@ from ...decide.layout.tensor_shares import LEVEL, TensorOptions
 from ...errors import UsageError
 from ...graph.graph import OpGraph
 from ...plan.plan import TrainingLayout
+from ...plan.routing import UNIFORM, Routing
 
 __all__ = ["LayoutWanted", "StepPrices", "Wishes"]
 
@@ -20,9 +21,10 @@ W = TypeVar("W")
 
 @dataclass(frozen=True, kw_only=True)
 class LayoutWanted:
-    """Degrees and micro-batch size that are fixed; None leaves them to the search (`context`, `expert`: 1 unless asked for). `borders`: the
-    operators that begin the stages, or the pieces of the schedule, after the first; none leaves the cuts to the search. `tensor_options`: shares of
-    tensor-parallel ranks, label smoothing of split losses. `placement`: the devices of the ranks; none leaves them to the search."""
+    """Degrees and micro-batch size that are fixed; None leaves them to the search (`context`, `expert`: 1 unless asked for). `routing`: how tokens
+    choose experts, as predictions are to take it. `borders`: the operators that begin the stages, or the pieces of the schedule, after the first;
+    none leaves the cuts to the search. `tensor_options`: shares of tensor-parallel ranks, label smoothing of split losses. `placement`: the devices
+    of the ranks; none leaves them to the search."""
 
     data: int | None = None
     tensor: int | None = None
@@ -30,6 +32,7 @@ class LayoutWanted:
     microbatch: int | None = None
     context: int | None = 1
     expert: int | None = 1
+    routing: Routing = UNIFORM
     borders: tuple[str, ...] = ()
     tensor_options: TensorOptions = LEVEL
     placement: tuple[str, ...] = ()

@@ -21,6 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...errors import Deadlock, Unsupported
+from ...plan.experts import FILLED
 from ...program.program import I32, Kind, Part, Program
 
 __all__ = ["channel_messages", "fuse_lanes", "require_executable"]
@@ -37,7 +38,7 @@ def require_executable(program: Program) -> None:
         ("calls", bool(np.any(s.kind == Kind.CALL)), "inline the program first"),
         ("repeated lanes", bool(np.any(program.lanes.repeat > 1)), "call it from a program and inline that"),
         ("channel sets", bool(np.any(s.parts & (Part.IN_SET | Part.OUT_SET))), "choose a strategy without multicast"),
-        ("messages of data-dependent size", bool(np.any(s.size >= 0)), ""),
+        ("messages of data-dependent size", any(not program.sizes.name[i].startswith(FILLED) for i in np.unique(s.size[s.size >= 0])), ""),
     ):
         if found:
             raise Unsupported(f"the executor cannot run a program with {what}", where=program.name, hint=hint)

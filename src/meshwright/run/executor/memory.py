@@ -16,6 +16,7 @@ from dataclasses import dataclass
 import torch
 
 from ...errors import Unsupported
+from ...plan.context import filled_rows
 from ...plan.plan import TrainingLayout, ValueInfo
 from ...program.program import Kind, Part, Program
 from .sequence_parts import ALL_PARTS, PartsForm, parts_forms
@@ -83,6 +84,8 @@ class RankMemory:
         self.flats: list[torch.Tensor | None] = [None] * n
         self.infos: list[BufferInfo | None] = [None] * n
         self.by_name: dict[str, int] = {}
+        self.filled_rows = {} if layout is None else filled_rows(layout)
+        self.counts: dict[int, int] = {}  # buffers of experts' rows -> that with how many of each expert's are filled
         self.maxima: set[int] = set()  # buffers whose parts are combined by maximum
         self.transferred: set[int] = set()  # buffers that messages or local copies touch
         self.overwritten: set[int] = set()  # and those that they write
@@ -95,6 +98,10 @@ class RankMemory:
                 self.overwritten.add(int(s.dst_buffer[step]))
         for buffer in (program.buffers.actor == rank).nonzero()[0].tolist():
             self._describe(program, buffer, values, persistent, dtype)
+        for buffer, info in enumerate(self.infos):
+            if info is not None and info.kind and (name := f"act:{self.filled_rows.get(info.value)}:{info.microbatch}") in self.by_name:
+                self.counts[buffer] = self.by_name[name]
+        self.kept = frozenset(self.counts.values())  # as long as rows may travel
 
     def _describe(
         self, program: Program, buffer: int, values: Mapping[str, ValueInfo], persistent: Mapping[str, torch.Tensor], dtype: torch.dtype
@@ -215,12 +222,42 @@ class RankMemory:
 
     def drop(self, buffer: int) -> None:
         info = self.infos[buffer]
-        if info is not None and info.kind:
+        if info is not None and info.kind and buffer not in self.kept:
             self.values[buffer] = self.flats[buffer] = None
 
     def drop_values(self) -> None:
+        self.kept, kept = frozenset(), self.kept
         for buffer in range(len(self.infos)):
             self.drop(buffer)
+        self.kept = kept
+
+    # ---- filled rows -------------------------------------------------------------------------------------------
+    def _block(self, buffer: int, chunk: int) -> tuple[torch.Tensor, list[int]]:
+        """Buffers [e, C, H] of the e experts of a block, and the filled rows of each."""
+        info, counts = self.info(buffer), self.values[self.counts[buffer]]
+        assert counts is not None, "numbers of rows travel before rows"
+        own = info.shape[0] * info.per_chunk // info.numel
+        rows = self.make(buffer)[chunk * info.per_chunk : (chunk + 1) * info.per_chunk].view(own, *info.shape[1:])
+        return rows, counts.reshape(-1)[chunk * own : (chunk + 1) * own].tolist()
+
+    def pack(self, buffer: int, chunk: int) -> torch.Tensor:
+        """The filled rows of a block, one after the other, in staging."""
+        rows, each = self._block(buffer, chunk)
+        width = rows.shape[2]
+        packed, at = self.staging.take(sum(each) * width, rows.dtype), 0
+        for e, n in enumerate(each):
+            packed[at : at + n * width].view(n, width).copy_(rows[e, :n])
+            at += n * width
+        return packed
+
+    def unpack(self, buffer: int, chunk: int, packed: torch.Tensor, *, add: bool) -> None:
+        """Puts filled rows in their places of a block. Nobody reads the others."""
+        rows, each = self._block(buffer, chunk)
+        at, width = 0, rows.shape[2]
+        for e, n in enumerate(each):
+            came = packed[at : at + n * width].view(n, width)
+            rows[e, :n] = rows[e, :n] + came if add else came
+            at += n * width
 
     def view(self, buffer: int, first: int, count: int, *, zero: bool = False) -> Callable[[], torch.Tensor]:
         """A function that gives the elements of a chunk range; `zero`: a value that does not exist yet is zero."""

@@ -214,7 +214,7 @@ class _Compiler:
     def landing(self, step: int, at: int) -> tuple[bool, Range]:
         parts, here = self.parts[step], self.position[step]
         place = self.dst[step] if parts & Part.STORE or not parts & Part.READ else self.src[step]
-        if not parts & Part.STORE or parts & Part.ADD:
+        if not parts & Part.STORE or parts & Part.ADD or self.program.steps.size[step] >= 0:
             return False, (place[0], place[1], place[1] + place[2])
         buffer, first, end = self.range(self.dst[step])
         # Anybody who touches the place between posting and arrival would see, or destroy, half a message.

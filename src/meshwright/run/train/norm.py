@@ -1,8 +1,9 @@
 """The norm of all gradients on one rank: what it answers for, squared, and the numbers of the others, added up in a fixed order.
 
 Of what several ranks hold alike, one counts: the first tensor index of a parameter that is whole on all, the first that holds a row of key-value
-heads that several hold, the first pipeline index of a parameter that several stages use, the first of the copies of a stage. Where data replicas
-divide gradients each counts its own part, else every replica counts all, and all come to the same bits.
+heads that several hold, the first of neighbours that divide experts where all of them hold it, the first pipeline index of a parameter that several
+stages use, the first of the copies of a stage. Where data replicas divide gradients each counts its own part, else every replica counts all, and all
+come to the same bits.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ import torch
 
 from ...errors import Unsupported
 from ...plan.plan import TrainingLayout
-from ...plan.shards import part_ranges
+from ...plan.shards import expert_shards, part_ranges
 from ...program.program import Program
 from .sharded_state import ParameterShard, Piece
 
@@ -24,14 +25,17 @@ __all__ = ["GradientNorm", "counted"]
 
 def counted(layout: TrainingLayout, rank: int, p: ParameterShard) -> torch.Tensor | bool:
     """Which elements of the rank's (tensor-parallel) part of a parameter it counts: all, none, or those of a mask."""
-    pipeline, _, tensor = layout.coordinates(rank)
+    pipeline, data, tensor = layout.coordinates(rank)
     if layout.mates(pipeline)[0] != pipeline:
         return False
     if next(family[0] for family in layout.families() if p.name in layout.held(family[0]).params) != pipeline:
         return False
+    experts = p.name in {s.param for s in expert_shards(layout)}
+    if not layout.zero_level and data % layout.expert and not experts:
+        return False
     if layout.tensor == 1:
         return True
-    if p.shard is None:
+    if p.shard is None or experts:
         return tensor == 0
     extent = p.full_shape[p.shard.axis]
     before = torch.zeros(extent, dtype=torch.bool)
@@ -107,7 +111,7 @@ class GradientNorm:
     def members(self, axis: str) -> int:
         lay = self.layout
         training = sum(not set(lay.held(p).params) <= set(lay.frozen) for p in range(lay.pipeline))
-        return {"data": lay.data, "tensor": lay.tensor, "pipeline": training}.get(axis, 1)
+        return {"data": lay.data, "experts": lay.expert, "tensor": lay.tensor, "pipeline": training}.get(axis, 1)
 
     def final(self, op: int) -> Callable[[], torch.Tensor]:
         """The norm, from what the optimizer's op reads; a float64 of no dimension."""

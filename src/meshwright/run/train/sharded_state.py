@@ -18,6 +18,7 @@ import torch
 from ...codec.codec import parse_codec
 from ...errors import Unsupported
 from ...plan.plan import ParamShard, TrainingLayout
+from ...plan.shards import sharing
 from ...plan.sizes import gradient_names
 from ..steps.stand_in import StandIn, as_they_are
 
@@ -111,7 +112,7 @@ def _group(
     name: str, layout: TrainingLayout, replica: int, params: Sequence[ParameterShard], gradient_bytes: Mapping[str, int], device: torch.device,
     read: Callable[[ParameterShard], torch.Tensor],
 ) -> ParameterGroup:  # fmt: skip
-    level, n = layout.zero_level, layout.data
+    level, (me, n) = layout.zero_level, sharing(layout, replica, name)
     dtypes = {p.tensor.dtype for p in params}
     if len(dtypes) > 1:
         raise Unsupported(f"parameters of one bucket are {sorted(map(str, dtypes))}", hint="give all trained parameters one dtype")
@@ -121,7 +122,7 @@ def _group(
     if total < needed or total % n:
         raise Unsupported(f"the plan's buffers of group {name!r} hold {total} elements, its {len(params)} parameters have {needed}")
     flat = torch.zeros(total, dtype=dtype, device=device)
-    low, high = replica * (total // n), (replica + 1) * (total // n)
+    low, high = me * (total // n), (me + 1) * (total // n)
     places, at = [], 0
     for p in params:
         shape = p.tensor.shape

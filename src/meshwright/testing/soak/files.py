@@ -30,6 +30,7 @@ READERS: Mapping[str, tuple[str, str, str, dict[str, Any]]] = {
     "pipeline table": ("plan.pipeline_csv", "read_pipeline_csv", "text", {}), "graph": ("model.graph", "read_graph", "path", {}),
     "tasks": ("model.tasks", "read_tasks", "path", {}), "tar index": ("data.tar", "read_tar_index", "path", {}),
     "MDS index": ("data.mds", "read_mds_index", "path", {}), "MDS shard": ("data.mds", "read_mds_offsets", "path", {"samples": 2}),
+    "expert loads": ("costs.expert_loads", "read_expert_loads", "path", {}),
     "tables": ("model.tables", "read_tables", "path", {}),
     "lookup costs": ("costs.lookups", "read_lookup_costs", "path", {}),
     "points": ("model.node_graphs", "read_points", "path", {}), "node graph": ("model.node_graphs", "read_node_graph", "path", {}),
@@ -193,6 +194,7 @@ TASKS = b"""{"schema": "meshwright.tasks", "version": 1, "tasks": [{"name": "a",
 
 TABLES = b"""{"schema": "meshwright.tables", "version": 1, "batch": 8, "tables": [{"name": "a", "rows": 9, "dim": 8, "pooling": 2.5},
  {"name": "b", "rows": 5, "dim": 4, "mode": "mean"}]}"""
+LOADS = b'{"schema": "meshwright.expert-loads", "version": 1, "layers": {"blocks.0.experts": [5, 0, 7, 2], "blocks.1.*": [1, 1, 1, 1]}}'
 STATISTICS = b'[{"row": 100, "pooling_factor": 3.5, "bin_0": 0.75, "bin_1": 0.25, "dim": 8}]'
 
 
@@ -217,6 +219,7 @@ def _graphs() -> list[tuple[str, str, bytes]]:
     ]  # fmt: skip
     tasks = [
         ("tasks", "tasks.json", TASKS), ("tables", "tables.json", TABLES), ("tables", "statistics.json", STATISTICS), *_lookup_costs(), *nodes,
+        ("expert loads", "loads.json", LOADS),
     ]  # fmt: skip
     try:
         from ..nets import captured

@@ -146,7 +146,7 @@ def _least_flops(problem: Problem) -> float:
 
 def _cut_s(problem: Problem, least: dict[str, F64]) -> float:
     table, nics = problem.table, [p.kind.nic_Bps * p.kind.nics for p in problem.pools]
-    if not nics or min(nics) <= 0:
+    if not nics or min(nics) <= 0 or table.experts > 1:  # with divided experts no server needs a copy of the model, and tokens may stay
         return 0.0
     parameters = min(sum(r.parameters for r in rows) * e.tensor for e, rows in table.rows.items())
     copy_s = parameters * min(table.state.message, table.state.weight) / max(nics) if max(nics) else 0.0

@@ -67,7 +67,7 @@ def search_mixed(
     if not seen:
         raise Infeasible("no layout of these devices divides the global batch", hint="another global batch, micro-batch or number of devices")
     for refining in [x for x in asked if x.refines and not budget.late]:
-        for c in refining.plan(problem, demands, list(seen.values())):
+        for c in (x for x in refining.plan(problem, demands, list(seen.values())) if x.layout.data % problem.table.experts == 0):
             counts[c.source] = counts.get(c.source, 0) + 1
             seen.setdefault(c.identity, Judged(c, problem.estimate(c)))
     fitting = [j for j in seen.values() if j.estimate.over_bytes <= 0]
@@ -95,11 +95,14 @@ def search_mixed(
 # ---- candidates --------------------------------------------------------------------------------------------------------
 def _proposed(problem: Problem, demands: Demands, asked: Sequence[LayersStrategy]) -> Iterable[Candidate]:
     """Every pool by itself, then kinds of device together."""
+    def divided(found: Iterable[Candidate]) -> Iterable[Candidate]:
+        return (c for c in found if c.layout.data % problem.table.experts == 0)
+
     for pool in problem.pools:
         for one_kind in [x for x in asked if not x.mixes and not x.refines]:
-            yield from one_kind.plan(replace(problem, pools=(pool,)), demands)
+            yield from divided(one_kind.plan(replace(problem, pools=(pool,)), demands))
     for mixing in [x for x in asked if x.mixes]:
-        yield from mixing.plan(problem, demands)
+        yield from divided(mixing.plan(problem, demands))
 
 
 # ---- judging -----------------------------------------------------------------------------------------------------------

@@ -1,0 +1,110 @@
+"""Layouts of DeepSeek-V3-, Mixtral-8x22B- and Qwen3-235B-shaped models on 256 and 2,048 H100s, beside published runs.
+
+Run: `python benchmarks/expert_layouts.py [SHAPE ...] [--graphs FOLDER]`. Each shape of `examples/experts.py` is captured whole, then
+`layout search --ep` looks for layouts with the expert degree that was published (8 for Mixtral, which has 8 experts). Processor seconds of both
+commands count; the limit is 120 of both together. `--graphs` keeps captured graphs, with the seconds that they took. Prices: analytic roofline,
+bf16, every operator alone; buffers with room for experts chosen alike. So published figures, with fused kernels and float8, stand beside ours and are
+no limit. `tokens_per_s_gpu` of a published share of the peak follows from the model operations counted here (half of the causal scores) and
+989.4e12/s.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import resource
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import machine
+
+SHAPES = Path(__file__).parent.parent / "examples" / "experts.py"
+SEQUENCE, LIMIT_S, PEAK_FLOPS = 4096, 120, 989.4e12
+# name -> (expert degree, samples of a step on 256 and on 2,048 devices, active parameters in products per token, layers, width of scores)
+MODELS: dict[str, tuple[int, dict[int, int], float, int, int]] = {
+    "mixtral_8x22b": (8, {256: 1024, 2048: 2048}, 38.9e9, 56, 6144), "deepseek_v3": (64, {256: 2048, 2048: 15_360}, 36.6e9, 61, 128 * 160),
+    "qwen3_235b": (32, {256: 1024, 2048: 4096}, 21.5e9, 94, 8192),
+}  # fmt: skip
+PUBLISHED: dict[str, list[dict[str, Any]]] = {
+    "deepseek_v3": [
+        {"source": "arXiv:2412.19437, sections 1 and 3.2: 180e3 H800 hours per 1e12 tokens; 2,048 devices, PP 16, EP 64, ZeRO 1, DualPipe, float8",
+         "devices": 2048, "tokens_per_s_gpu": 1e12 / (180e3 * 3600)},
+        {"source": "docs.nvidia.com/nemo/megatron-bridge, MoE hardware configurations: H100, TP 2, EP 64, PP 8, VPP 4: high-teens share of the peak",
+         "share_of_peak": 0.18},
+    ],
+    "mixtral_8x22b": [{"source": "arXiv:2504.14960, abstract: Megatron-Core on H100s, bf16: 49.3 % of the peak", "share_of_peak": 0.493}],
+    "qwen3_235b": [
+        {"source": "docs.nvidia.com/nemo/megatron-bridge, MoE hardware configurations: H100, TP 2, EP 32, PP 8, VPP 4: around 30 % of the peak",
+         "share_of_peak": 0.30},
+    ],
+}  # fmt: skip
+
+
+def command(*words: str) -> tuple[float, str]:
+    """Processor seconds of a command, and what it printed."""
+    before = resource.getrusage(resource.RUSAGE_CHILDREN)
+    full, single = [sys.executable, "-m", "meshwright", *words], os.environ | {"OMP_NUM_THREADS": "1"}
+    made = subprocess.run(full, capture_output=True, text=True, check=True, env=single)
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime, made.stdout
+
+
+def captured(name: str, folder: Path) -> tuple[Path, float]:
+    path, kept = folder / f"{name}.json.gz", folder / f"{name}.cpu_s"
+    if not (path.exists() and kept.exists()):
+        kept.write_text(str(command("train", "capture", "--model", f"{SHAPES}:{name}", "-o", str(path))[0]))
+    return path, float(kept.read_text())
+
+
+def model_flops(name: str) -> float:
+    """Of a token, forward and backward: 6 for every parameter in products, and attention to half of the positions."""
+    _, _, active, layers, width = MODELS[name]
+    return 6 * active + 6 * layers * width * SEQUENCE
+
+
+def planned(name: str, devices: int, graph: Path, capture_s: float) -> dict[str, Any]:
+    degree, batches, *_ = MODELS[name]
+    search_s, text = command(
+        "layout", "search", "--graph", str(graph), "--fabric", f"dgx-h100:{devices // 8}", "--global-batch", str(batches[devices]), "--ep",
+        str(degree), "--tensors", "1,2", "--microbatches", "1", "--show", "2", "--json",
+    )  # fmt: skip
+    found = json.loads(text)
+    best, bounds = found["best"], found["bounds"]
+    rate = batches[devices] * SEQUENCE / best["time_s"] / devices
+    beside = [{**p, "tokens_per_s_gpu": p.get("tokens_per_s_gpu") or p["share_of_peak"] * PEAK_FLOPS / model_flops(name)} for p in PUBLISHED[name]]
+    return {
+        "what": f"{name} on {devices} H100s: capture and search", "value": capture_s + search_s, "unit": "CPU seconds", "limit": LIMIT_S,
+        "capture_cpu_s": capture_s, "search_cpu_s": search_s, "layout": best["name"], "choices": best["choices"][:4], "expert_degree": degree,
+        "global_batch": batches[devices], "step_s": best["time_s"], "tokens_per_s_gpu": rate,
+        "share_of_peak": rate * model_flops(name) / PEAK_FLOPS, "gap_to_any_layout": bounds["universal_gap"], "gap_to_family": bounds["family_gap"],
+        "candidates": found["counts"]["candidates"], "published": beside,
+    }  # fmt: skip
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("shapes", nargs="*", default=list(MODELS))
+    parser.add_argument("--graphs", type=Path)
+    args = parser.parse_args()
+    rows = []
+    with tempfile.TemporaryDirectory() as folder:
+        for name in args.shapes:
+            graph, capture_s = captured(name, args.graphs or Path(folder))
+            for devices in MODELS[name][1]:
+                row = planned(name, devices, graph, capture_s)
+                print(
+                    f"{row['what']}: {row['value']:.0f} s; {row['layout']}, {row['step_s']:.4g} s, {row['tokens_per_s_gpu']:.0f} tokens/s a GPU; "
+                    f"gaps {row['gap_to_any_layout']:.1%}, {row['gap_to_family']:.1%}; published "
+                    + ", ".join(f"{p['tokens_per_s_gpu']:.0f}" for p in row["published"]), flush=True,
+                )  # fmt: skip
+                rows.append(row)
+                machine.record("expert_layouts", rows, sequence=SEQUENCE)
+
+
+if __name__ == "__main__":
+    sys.path.insert(0, str(Path(__file__).parent))
+    main()
