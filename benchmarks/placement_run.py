@@ -1,6 +1,6 @@
 """A pipeline of twelve image tasks on four unequal devices of a lab: measured beside simulated.
 
-    python benchmarks/placement_run.py [--quick]     (root or user namespaces, control groups)
+    python benchmarks/placement_run.py [--quick] [--first]     (root or user namespaces, control groups)
 
 Devices have 0.6, 0.4, 0.3 and 0.2 of a core by CPU quota, behind ports of 200 Mbit/s; the camera is on the second. Tasks are numpy operations on
 frames of 960 x 1,280 pixels, each done for a burst of 8 exposures, of which the last is sent on. Each is timed first on a whole core (median of 5):
@@ -119,11 +119,17 @@ def problem(seconds: Mapping[str, float]) -> PlaceProblem:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true", help="one plan, once; nothing is written")
+    parser.add_argument("--first", action="store_true", help="the lab's processes come before all others of this machine (control groups v1)")
+    parser.add_argument("--unverified", action="store_true", help="do not measure the lab's links first")
     args = parser.parse_args()
     seconds = timed()
     print(json.dumps({t: round(s, 4) for t, s in seconds.items()}), flush=True)
     made, rows, runs = problem(seconds), list[dict[str, Any]](), []
-    with Lab.up(made.fabric) as lab:
+    with Lab.up(made.fabric, verify=not args.unverified) as lab:
+        if args.first:
+            for device in range(len(SHARES)):
+                for members in lab.groups_of(device):
+                    (members.parent / "cpu.shares").write_text("262144")
         for strategy in [Heft()] if args.quick else [Heft(), Search()]:
             plan, _, bound = plan_placement(made, [strategy])
             found = run_placement(plan, work=f"{Path(__file__).resolve()}:work", lab=lab, runs=1 if args.quick else 5)
@@ -145,7 +151,7 @@ def main() -> None:
                 })  # fmt: skip
             print({k: round(v, 4) if isinstance(v, float) else v for k, v in rows[-1].items()}, flush=True)
     if not args.quick:
-        machine.record("placement_run", rows, command="python benchmarks/placement_run.py", tasks=runs, task_s=seconds)
+        machine.record("placement_run", rows, command=" ".join(["python benchmarks/placement_run.py", *sys.argv[1:]]), tasks=runs, task_s=seconds)
 
 
 if __name__ == "__main__":

@@ -16,7 +16,7 @@ from .episodes import GpNet
 __all__ = ["ScoringNet", "log_chances"]
 
 
-class ScoringNet(nn.Module):
+class ScoringNet(nn.Module):  # type: ignore[misc]
     """Its layers have the names and sizes of `LAYERS`."""
 
     def __init__(self, seed: int = 0) -> None:
@@ -37,7 +37,7 @@ class ScoringNet(nn.Module):
         return made
 
     def weights(self) -> dict[str, NDArray[np.float32]]:
-        found = {}
+        found: dict[str, NDArray[np.float32]] = {}
         for name in LAYERS:
             layer = self.layers[name.replace(".", "_")]
             found |= {f"{name}.{part}": getattr(layer, part).detach().numpy().copy() for part in ("weight", "bias")}
@@ -62,7 +62,7 @@ class ScoringNet(nn.Module):
         return found
 
 
-class _Sweep(torch.autograd.Function):
+class _Sweep(torch.autograd.Function):  # type: ignore[misc]
     """`kernels.sweeps` as an operation of torch."""
 
     @staticmethod
@@ -77,7 +77,7 @@ class _Sweep(torch.autograd.Function):
         return torch.from_numpy(y)
 
     @staticmethod
-    def backward(ctx: Any, g: torch.Tensor) -> Any:  # type: ignore[override]
+    def backward(ctx: Any, g: torch.Tensor) -> Any:
         (y0, of_edge, to_message, to_state, bias), edges, back, y, z, count = ctx.kept
         g_y, found = g.numpy().copy(), [np.empty_like(of_edge), *(np.zeros_like(x) for x in (to_message, to_state, bias))]
         sweep_gradient(y, y0, z, count, of_edge, *edges, to_message, to_state, back, g_y, *found)
