@@ -11,7 +11,7 @@ from meshwright.decide.place import PlaceProblem
 from meshwright.decide.place.lists import Heft
 from meshwright.drive.place import devices_of, plan_placement, tasks_of
 from meshwright.drive.plans import write_plan
-from meshwright.errors import FormatError, Infeasible, RankDied, RankFailed, UsageError
+from meshwright.errors import FormatError, Infeasible, RankDied, RankFailed, RunError, UsageError
 from meshwright.fabric.fabric import Device, Fabric, Link
 from meshwright.graph.tasks import Task, TaskEdge, TaskGraph
 
@@ -133,3 +133,33 @@ def test_plans_of_other_things_have_no_tasks():
         tasks_of(replace(plan, kind="tables"))
     with pytest.raises(FormatError, match="lacks or mangles"):
         tasks_of(replace(plan, job={}))
+
+
+class _Lab:
+    """What `run_placement` asks of a lab; `codes`: how the ranks ended."""
+
+    def __init__(self, fabric, codes=(), first=0):
+        from types import SimpleNamespace
+
+        self.fabric, self.name, self.state, self.codes, self.first = fabric, "edge", SimpleNamespace(verified=False), codes, first
+
+    def device_number(self, name):
+        return [d.name for d in self.fabric.devices].index(name)
+
+    def run(self, line, **_):
+        raise RankFailed("rank failed", data={"rank": self.first, "returncodes": list(self.codes)})
+
+
+def test_who_was_lost_in_a_lab():
+    """The one that was killed, though another failed first for want of it; those that the lab itself ended are not lost."""
+    from meshwright.run.place.run import run_placement
+
+    made = problem()
+    plan = plan_placement(made, [Heft()])[0]
+    for codes, first, lost in (((1, -9, -15), 0, "d1"), ((-15, -9, -9), 2, "d2"), ((-6, -15, -15), 0, "d0")):
+        with pytest.raises(RankDied, match=f"device {lost} was lost"):
+            run_placement(plan, lab=_Lab(made.fabric, codes, first), replan=False)
+    with pytest.raises(RankFailed):
+        run_placement(plan, lab=_Lab(made.fabric, (1, -15, -15)))
+    with pytest.raises(RunError, match="lab edge has no device d1"):
+        run_placement(plan, lab=_Lab(Fabric(name="other", devices=made.fabric.devices[:1])))
