@@ -97,12 +97,17 @@ class _Tasks:
 
     def _work(self, task: str, key: str, inputs: Mapping[str, Bytes], outputs: Mapping[str, Bytes]) -> Callable[[], None]:
         if self.graph.tasks[self.graph.number_of[task]].kind.startswith(AT):
-            return lambda: [out.__setitem__(slice(None), np.fromfile(self.held[f"{task}>{child}"], np.uint8)) for child, out in outputs.items()][:0]
+            return lambda: self._fetch(task, outputs)
         if self.work is not None:
             work = self.work
             return lambda: work(task, inputs, outputs)
         cpu_s = self.time_s[key] * self.share
         return lambda: _burn(cpu_s)
+
+    def _fetch(self, task: str, outputs: Mapping[str, Bytes]) -> None:
+        """What the task made before a device was lost."""
+        for child, out in outputs.items():
+            out[:] = np.fromfile(self.held[f"{task}>{child}"], np.uint8)
 
 
 def _burn(cpu_s: float) -> None:

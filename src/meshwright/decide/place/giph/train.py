@@ -102,6 +102,6 @@ def _learn(net: ScoringNet, optimizer: torch.optim.Optimizer, problems: Sequence
     advantage /= advantage[counts].std() + 1e-9
     optimizer.zero_grad()
     loss = -(torch.stack(chances) * torch.from_numpy(advantage.astype(np.float32))).sum() / counts.sum()
-    loss.backward()  # type: ignore[no-untyped-call]
+    loss.backward()
     torch.nn.utils.clip_grad_norm_(net.parameters(), MAX_NORM)
     optimizer.step()
