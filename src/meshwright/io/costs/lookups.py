@@ -12,7 +12,7 @@ import numpy as np
 from ...cost_models.lookups import FEATURES, FLOOR_TERMS, LookupCosts, Net
 from ...errors import FormatError
 from ..limits import MaxBytes
-from .tensors import read_tensors, write_tensors
+from .tensors import tensors_in, write_tensors
 
 __all__ = ["SCHEMA", "VERSION", "read_lookup_costs", "write_lookup_costs"]
 
@@ -51,7 +51,7 @@ def write_lookup_costs(path: str | Path, costs: LookupCosts) -> None:
 
 def read_lookup_costs(path: str | Path) -> LookupCosts:
     """Raises: UsageError (no such file), FormatError naming the tensor or the field; nets of an older version's features are stale."""
-    where, tensors, said = read_tensors(path, MaxBytes.LOOKUP_COSTS, SCHEMA, VERSION, what="no costs", hint=_AGAIN)
+    where, tensors, said = tensors_in(path, MaxBytes.LOOKUP_COSTS, SCHEMA, VERSION, what="no costs", hint=_AGAIN)
     try:
         facts = msgspec.convert(said, _Facts)
     except (msgspec.ValidationError, RecursionError) as error:

@@ -10,7 +10,7 @@ import numpy as np
 from ...cost_models.moves import LAYERS, MoveNet
 from ...errors import FormatError
 from ..limits import MaxBytes
-from .tensors import read_tensors, write_tensors
+from .tensors import tensors_in, write_tensors
 
 __all__ = ["SCHEMA", "VERSION", "read_move_net", "write_move_net"]
 
@@ -25,7 +25,7 @@ def write_move_net(path: str | Path, net: MoveNet) -> None:
 
 def read_move_net(path: str | Path) -> MoveNet:
     """Raises: UsageError (no such file), FormatError naming the tensor: missing, unknown, of another size or type, or not finite."""
-    where, tensors, said = read_tensors(path, MaxBytes.MOVE_NET, SCHEMA, VERSION, what="no net of moves", hint=_AGAIN)
+    where, tensors, said = tensors_in(path, MaxBytes.MOVE_NET, SCHEMA, VERSION, what="no net of moves", hint=_AGAIN)
     try:
         trained = msgspec.convert(said, dict[str, float])
     except (msgspec.ValidationError, RecursionError) as error:

@@ -11,7 +11,7 @@ from ...errors import FormatError
 from ..atomic import write_bytes
 from ..strict_json import read_at_most
 
-__all__ = ["read_tensors", "write_tensors"]
+__all__ = ["tensors_in", "write_tensors"]
 
 KEY = "meshwright"  # of the header's metadata
 
@@ -23,7 +23,7 @@ def write_tensors(path: str | Path, tensors: Mapping[str, Any], head: Mapping[st
     write_bytes(path, save(dict(tensors), {KEY: json.dumps(head, sort_keys=True)}))  # one key: safetensors writes several in any order
 
 
-def read_tensors(path: str | Path, limit: int, schema: str, version: int, *, what: str, hint: str) -> tuple[str, dict[str, Any], Any]:
+def tensors_in(path: str | Path, limit: int, schema: str, version: int, *, what: str, hint: str) -> tuple[str, dict[str, Any], Any]:
     """(name for messages, tensors, the header's `facts`). Raises: UsageError (no such file), FormatError for another file, schema or version."""
     from safetensors import SafetensorError
     from safetensors.numpy import load
