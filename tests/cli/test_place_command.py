@@ -61,7 +61,7 @@ def test_a_placement_is_planned_checked_and_compared(files, capsys):
     assert main(["cite", out]) == 0
     capsys.readouterr()
     rows = told(capsys, "place", "compare", tasks, "--fabric", fabric, "--evaluations", "200")["strategies"]
-    assert {r["strategy"] for r in rows} == {"heft", "cpop", "random-eft", "search", "exact"} and rows[0]["over_bound"] >= 1
+    assert {r["strategy"] for r in rows} == {"heft", "cpop", "random-eft", "search", "exact", "giph"} and rows[0]["over_bound"] >= 1
     assert main(["place", "plan", tasks, "--fabric", fabric, "--strategy", "heft"]) == 0
     assert "no schedule is shorter than" in capsys.readouterr().out
 
@@ -71,11 +71,35 @@ def test_the_page_prints_what_it_shows(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     for name, body in re.findall(r'```\w+ title="([\w.]+)"\n(.*?)```', page, re.DOTALL):
         (tmp_path / name).write_text(body, encoding="utf-8")
-    compare, plan = re.findall(r"^\$ meshwright (.*)$", page, re.MULTILINE)
+    compare, plan, fit, moved = re.findall(r"^\$ meshwright (place (?!run).*)$", page, re.MULTILINE)
     shown = page[page.index(plan) + len(plan) + 1 :].partition("```")[0]
     assert main(compare.split()) == 0
     capsys.readouterr()
     assert main(plan.split()) == 0 and capsys.readouterr().out == shown
+    pytest.importorskip("torch")
+    assert main([*fit.split(), "--updates", "1", "--devices", "3"]) == 0 and main(moved.split()) == 0
+
+
+def test_a_net_is_trained_and_moves_tasks(files, capsys, tmp_path):
+    pytest.importorskip("torch")
+    tasks, fabric, out = files
+    net = str(tmp_path / "net")
+    found = told(capsys, "place", "fit", tasks, "--fabric", fabric, "--updates", "1", "--devices", "3", "--out", net)
+    assert found["trained"]["episodes"] == 16 and [c["update"] for c in found["curve"]] == [0, 1]
+    moved = told(capsys, "place", "plan", tasks, "--fabric", fabric, "--strategy", "giph", "--net", net, "--evaluations", "30", "--out", out)
+    assert moved["strategies"][0]["notes"]["net"] == found["net"] and moved["strategies"][0]["evaluations"] <= 34
+    assert main(["train", "check", out]) == 0
+    capsys.readouterr()
+    rows = told(capsys, "place", "compare", tasks, "--fabric", fabric, "--net", net, "--evaluations", "30")["strategies"]
+    assert "needs a trained net" not in str(rows)
+
+
+def test_a_placement_goes_on_where_it_is(files, capsys):
+    tasks, fabric, out = files
+    told(capsys, "place", "plan", tasks, "--fabric", fabric, "--evaluations", "200", "--out", out)
+    again = told(capsys, "place", "plan", tasks, "--fabric", fabric, "--evaluations", "200", "--from", out, "--done", "shoot")
+    assert again["task_count"] == 3 and again["bound_s"] < 0.1 and again["orders"]["cam"] == ["shoot"]
+    assert told(capsys, "place", "plan", tasks, "--fabric", fabric, "--from", out, "--evaluations", "200")["task_count"] == 3
 
 
 @pytest.mark.parametrize(
@@ -83,6 +107,7 @@ def test_the_page_prints_what_it_shows(tmp_path, monkeypatch, capsys):
     [
         (["--strategy", "magic"], 2, "there is no strategy 'magic'"), (["--evaluations", "-1"], 2, "--evaluations"), (["--seed", "-1"], 2, "--seed"),
         (["--strategy", "heft", "--evaluations", "5"], 2, "heft looks at no number of schedules"),
+        (["--strategy", "giph"], 2, "needs a trained net"), (["--done", "shoot"], 2, "--done"), (["--net", "none"], 2, "cannot read"),
         (["--devices", "cam"], 3, "no device of edge[0] can run task pack"), (["--out", "/nowhere/p.json"], 2, "/nowhere"),
     ],
 )  # fmt: skip

@@ -75,6 +75,7 @@ PRINTED = {
     "run.dry", "train.compare", "train.plan", "train.replan", "version",
     "nccl-prediction", "rank-order", "collective-check", "collective-export", "collective-import", "nccl-tuner",
     "collective-groups", "collective-sparse", "collective-sweep", "fabric-lint", "nccl-graphs",
+    "place-fit", "place-run",
     "collective-bench", "collective-warm", "doctor", "fabric-probe", "group-report", "lab-down", "lab-dry-run", "lab-fault", "lab-gc", "lab-list",
     "lab-run", "lab-show", "ordered-launch", "train-check",
     "profile", "profile-prediction", "profile-plan", "profile-fit", "train-export", "memory.plan", "memory.pack", "memory.compare",

@@ -94,6 +94,8 @@ COMMANDS: dict[tuple[str, ...], tuple[str, str]] = {
     ("graph", "compare"): ("graph_compare", "planned bits beside every uniform width: simulated epoch, bytes, variance; or the whole curve"),
     ("graph", "run"): ("graph_run", "train as a graph plan says, one process per worker, and count the bytes of every channel"),
     ("place", "plan"): ("place_plan", "which task runs on which device, and in which order, as a checked plan"),
+    ("place", "fit"): ("place_fit", "train the net by which `--strategy giph` moves tasks"),
+    ("place", "run"): ("place_run", "run a placement, one process per device: measured beside simulated"),
     ("cluster", "plan"): ("cluster_plan", "one round: which jobs run, and which GPUs, cores and memory each gets"),
     ("cluster", "simulate"): ("cluster_simulate", "a queue on a cluster in virtual time"),
     ("cluster", "compare"): ("cluster_compare", "orders times allocations on the same queue, in virtual time"),

@@ -20,7 +20,10 @@ def problem_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--fabric", required=True, help="FILE.toml or PRESET:n; a device runs kinds of tasks that it has a rate for (runs, flops)")
     parser.add_argument("--devices", help="use only these devices, e.g. 0-3,8")
     parser.add_argument("--seed", type=int, default=0, help="seed of the search: equal seeds give equal plans (default 0)")
-    parser.add_argument("--evaluations", type=int, default=0, help="schedules that search and random-eft look at (default: by the number of tasks)")
+    parser.add_argument("--evaluations", type=int, default=0, help="schedules that search, giph and random-eft look at (default: by size)")
+    parser.add_argument("--net", type=Path, metavar="FILE", help="of `place fit`: what giph moves tasks by")
+    parser.add_argument("--from", dest="start", type=Path, metavar="PLAN", help="begin with it; tasks of devices that left are placed anew")
+    parser.add_argument("--done", metavar="TASKS", help="with --from: tasks that ended, e.g. shoot,pack; what they made stays where it is")
 
 
 def problem_of(args: argparse.Namespace) -> PlaceProblem:
@@ -33,7 +36,19 @@ def problem_of(args: argparse.Namespace) -> PlaceProblem:
         raise UsageError(f"must be at least 0, got {args.evaluations}", where="--evaluations", hint="0: by the number of tasks")
     if args.seed < 0:
         raise UsageError(f"must be at least 0, got {args.seed}", where="--seed")
-    return PlaceProblem(graph=read_tasks(args.tasks), fabric=read_fabric(args.fabric, args.devices))
+    if args.done is not None and args.start is None:
+        raise UsageError("says nothing alone", where="--done", hint="give the plan that ran with --from PLAN")
+    graph, fabric = read_tasks(args.tasks), read_fabric(args.fabric, args.devices)
+    if args.start is None:
+        return PlaceProblem(graph=graph, fabric=fabric)
+    from ..decide.place.remaining import remaining
+    from ..drive.place import devices_of
+    from ..drive.plans import read_plan
+
+    on = devices_of(read_plan(args.start))
+    if args.done is None:
+        return PlaceProblem(graph=graph, fabric=fabric, start=on)
+    return remaining(graph, fabric, on, args.done.split(","))
 
 
 def strategies_of(args: argparse.Namespace, kinds: Sequence[type[PlaceStrategy]]) -> list[PlaceStrategy]:
@@ -43,9 +58,16 @@ def strategies_of(args: argparse.Namespace, kinds: Sequence[type[PlaceStrategy]]
     from ..errors import UsageError
 
     made: list[Any] = [kind() for kind in kinds]
+    if args.net is not None:
+        from ..io.costs.moves import read_move_net
+
+        net = read_move_net(args.net)
+        made = [replace(s, net=net) if hasattr(s, "net") else s for s in made]
+        if not any(hasattr(s, "net") for s in made):
+            raise UsageError(f"{made[0].name} reads no net", where="--net", hint="use it with --strategy giph, or auto")
     takes = [any(f.name == "evaluations" for f in fields(s)) for s in made]
     if args.evaluations and not any(takes):
-        raise UsageError(f"{made[0].name} looks at no number of schedules", where="--evaluations", hint="use it with search or random-eft")
+        raise UsageError(f"{made[0].name} looks at no number of schedules", where="--evaluations", hint="use it with search, giph or random-eft")
     return [replace(s, evaluations=args.evaluations) if args.evaluations and t else s for s, t in zip(made, takes, strict=True)]
 
 

@@ -12,6 +12,7 @@ from .place_arguments import document_of, problem_arguments, problem_of, strateg
 
 HELP = "Which task runs on which device, and in which order: a checked plan beside the bound."
 MAX_SHOWN_TASKS = 12  # of a device, in text
+MAX_SHOWN_MOVES = 12  # of giph, those that made the schedule shorter
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
@@ -26,6 +27,7 @@ def run(args: argparse.Namespace) -> Result:
     from ..decide.place import STRATEGIES, strategy
     from ..drive.place import plan_placement
     from ..drive.plans import write_plan
+    from ..io.quantity import show_time
 
     if args.out is not None:
         require_directory(args.out)
@@ -42,6 +44,11 @@ def run(args: argparse.Namespace) -> Result:
     for name, order in orders.items():
         more = f" and {len(order) - MAX_SHOWN_TASKS} more" if len(order) > MAX_SHOWN_TASKS else ""
         lines.append(f"{name}: {', '.join(order[:MAX_SHOWN_TASKS]) or 'nothing'}{more}")
+    moves = best.notes.get("moves", [])
+    if moves:
+        lines.append("")
+        lines += [f"{m['task']}: {m['from']} > {m['to']}, {show_time(m['before_s'])} to {show_time(m['after_s'])}: {m['why']}"
+                  for m in moves[:MAX_SHOWN_MOVES]]  # fmt: skip
     if args.out is not None:
         write_plan(args.out, plan)
         document["plan"] = str(args.out)

@@ -2,24 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
+from importlib.util import find_spec
 from typing import Any
 
 import msgspec
 import numpy as np
 
 from ..bound import Bound
+from ..cost_models.moves import MoveNet
 from ..decide.place import STRATEGIES, Placement, PlaceProblem, PlaceStrategy, place_bound
 from ..decide.place.judge import simulated_s
 from ..decide.place.lower import lower_placement, price_table
 from ..decide.strategies import options_given
-from ..errors import MeshwrightError, MissingExtra, Unsupported
+from ..errors import FormatError, MeshwrightError, MissingExtra, Unsupported, UsageError
+from ..fabric.fabric import Fabric
+from ..graph.tasks import TaskGraph
 from ..kernels.stages import stage
 from ..plan.plan import Alternative, Plan
+from ..program.program import Kind
 from .plans import check_plan, make_plan
 
-__all__ = ["Tried", "compare_placements", "plan_placement"]
+__all__ = ["Tried", "compare_placements", "devices_of", "fit_placer", "plan_placement", "tasks_of"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,8 +67,8 @@ def plan_placement(problem: PlaceProblem, candidates: Sequence[PlaceStrategy] | 
         raise best.refused
     program = lower_placement(problem, best.placement)
     decision: dict[str, Any] = {
-        "strategy": best.strategy.name, "options": options_given(best.strategy, [f.name for f in fields(best.strategy)]),  # type: ignore[arg-type]
-        "why": _why(best, ranked, bound), "cite": best.strategy.cite.key,
+        "strategy": best.strategy.name, "options": _options(best.strategy), "why": _why(best, ranked, bound), "cite": best.strategy.cite.key,
+        **({"moves": best.placement.notes["moves"]} if best.placement.notes.get("moves") else {}),
     }  # fmt: skip
     plan = make_plan(
         "placement", problem.fabric, tuple(d.name for d in problem.fabric.devices), program, job={"tasks": msgspec.to_builtins(problem.graph)},
@@ -72,6 +77,49 @@ def plan_placement(problem: PlaceProblem, candidates: Sequence[PlaceStrategy] | 
     )  # fmt: skip
     check_plan(plan)
     return plan, ranked, bound
+
+
+def fit_placer(
+    graphs: Sequence[TaskGraph] = (), fabric: Fabric | None = None, *, devices: int = 20, updates: int = 100, seed: int = 0,
+    told: Callable[[int, float], None] | None = None,
+) -> MoveNet:  # fmt: skip
+    """GiPH's net, trained on random problems of so many devices; where graphs are given, every second problem is one of them on the fabric.
+
+    Raises: MissingExtra without torch; what `PlaceProblem` raises for a graph that the fabric cannot run."""
+    if find_spec("torch") is None:
+        raise MissingExtra("torch", extra="torch", needed_for="training a net that places tasks")
+    from ..decide.place.giph.generate import random_problem
+    from ..decide.place.giph.train import fit_moves
+
+    given = [PlaceProblem(graph=g, fabric=fabric) for g in graphs] if fabric is not None else []
+
+    def draw(rng: np.random.Generator) -> PlaceProblem:
+        return given[int(rng.integers(len(given)))] if given and rng.random() < 0.5 else random_problem(rng, devices=devices)
+
+    return fit_moves(draw, updates=updates, seed=seed, told=told)
+
+
+def tasks_of(plan: Plan) -> TaskGraph:
+    """Raises: FormatError for a plan of something else."""
+    if plan.kind != "placement":
+        raise FormatError(f"is a plan of kind {plan.kind!r}", where="kind", hint="make one with `meshwright place plan`")
+    try:
+        return msgspec.convert(plan.job["tasks"], TaskGraph)
+    except (KeyError, msgspec.ValidationError, UsageError) as error:
+        raise FormatError(f"lacks or mangles its tasks: {error}", where="job.tasks", hint="make the plan again") from None
+
+
+def devices_of(plan: Plan) -> dict[str, str]:
+    """The device of every task, by name."""
+    p = plan.main
+    actor = p.lanes.actor[p.lane_of_step()]
+    return {p.ops.graph[int(p.steps.op[s])]: plan.placement[int(actor[s])] for s in np.flatnonzero(p.steps.kind == int(Kind.COMPUTE)).tolist()}
+
+
+def _options(strategy: PlaceStrategy) -> dict[str, Any]:
+    """Of a net its digest."""
+    given = options_given(strategy, [f.name for f in fields(strategy)])  # type: ignore[arg-type]
+    return {name: getattr(value, "digest", value) for name, value in given.items()}
 
 
 def _why(best: Tried, ranked: Sequence[Tried], bound: Bound) -> str:

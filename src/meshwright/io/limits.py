@@ -36,6 +36,7 @@ class MaxBytes:
     BUFFERS_CSV = 64 << 20
     KFAC_CSV = 1 << 20  # the published ones have a kilobyte
     LOOKUP_COSTS = 64 << 20  # nets for four devices take 0.3 MB
+    MOVE_NET = 1 << 20  # GiPH's net takes 5 kB
     TABLES = 64 << 20  # 20,000 tables with histograms take 8 MB
     TASKS = 64 << 20  # 100,000 tasks with 300,000 edges take 30 MB
     NODE_GRAPH = 16 << 30  # columns of a graph to train on; ogbn-products has 0.5 GB

@@ -156,7 +156,7 @@ def test_any_weights_give_a_bound():
 def test_one_that_is_named_says_why_it_cannot():
     problem = chain()
     ranked, _ = compare_placements(problem)
-    assert [t.strategy.name for t in ranked if t.placement is None] in ([], ["exact"])
+    assert [t.strategy.name for t in ranked if t.placement is None] in (["giph"], ["exact", "giph"])
     try:
         import ortools  # noqa: F401
     except ImportError:

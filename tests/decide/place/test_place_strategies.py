@@ -209,4 +209,4 @@ def test_a_graph_that_is_none_is_refused(tasks, edges, says):
 
 
 def test_the_list_is_the_list():
-    assert [s.name for s in STRATEGIES] == ["heft", "cpop", "random-eft", "search", "exact"]
+    assert [s.name for s in STRATEGIES] == ["heft", "cpop", "random-eft", "search", "exact", "giph"]

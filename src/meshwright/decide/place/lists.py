@@ -24,7 +24,7 @@ from ...errors import UsageError
 from ...kernels.tasks import first_come, inserted
 from .problem import Placement, PlaceProblem
 
-__all__ = ["CPOP_CITE", "HEFT_CITE", "Cpop", "Heft", "RandomEft", "upward_ranks"]
+__all__ = ["CPOP_CITE", "HEFT_CITE", "Cpop", "Heft", "RandomEft", "started", "upward_ranks"]
 
 HEFT_CITE = Cite(
     key="heft-tpds02", title="Performance-effective and low-complexity task scheduling for heterogeneous computing", year=2002,
@@ -91,6 +91,17 @@ def listed(problem: PlaceProblem, order: NDArray[np.int64], fixed: NDArray[np.in
     on, start, end = np.full(n, -1, np.int64), np.zeros(n), np.zeros(n)
     inserted(order, np.full(n, -1, np.int64) if fixed is None else fixed, *problem.arrays, on, start, end)
     return problem.by_start(start), on
+
+
+def started(problem: PlaceProblem) -> Placement | None:
+    """The placement of `problem.start`: tasks that it leaves out, or whose device has left or cannot run them, go where they end first, in HEFT's
+    order."""
+    if problem.start is None:
+        return None
+    number = {d.name: k for k, d in enumerate(problem.fabric.devices)}
+    fixed = np.array([number.get(problem.start.get(t.name, ""), -1) for t in problem.graph.tasks], np.int64)
+    fixed[~np.isfinite(problem.arrays.dur[np.arange(len(fixed)), fixed])] = -1
+    return problem.placement(Heft(), *listed(problem, in_order_of(problem, upward_ranks(problem)[0]), fixed), evaluations=1)
 
 
 @dataclass(frozen=True, kw_only=True)

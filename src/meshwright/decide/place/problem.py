@@ -55,10 +55,12 @@ NO_ROUTES = Routes(np.zeros(1, np.int64), np.zeros(0, np.int64), np.zeros(0))
 
 @dataclass(frozen=True, kw_only=True)
 class PlaceProblem:
-    """Raises: Infeasible naming the task that no device can run; Disconnected; UsageError for a table that is too large."""
+    """`start`: names of devices by task, where a placement is there already: searches start from it, and tasks of devices that have left are placed
+    anew. Raises: Infeasible naming the task that no device can run; Disconnected; UsageError for a table that is too large."""
 
     graph: TaskGraph
     fabric: Fabric
+    start: Mapping[str, str] | None = None
 
     def __post_init__(self) -> None:
         tasks, devices = len(self.graph.tasks), len(self.fabric.devices)

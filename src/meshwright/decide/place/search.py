@@ -23,7 +23,7 @@ from ...cite import FOLKLORE, Cite
 from ...errors import UsageError
 from ...kernels.tasks import anneal, descend, timed
 from .judge import simulated_s
-from .lists import Cpop, Heft
+from .lists import Cpop, Heft, started
 from .problem import NO_ROUTES, Placement, PlaceProblem, Routes
 
 __all__ = ["Search"]
@@ -54,6 +54,8 @@ class Search:
         tasks, visits = len(problem.graph.tasks), len(problem.graph.tasks) + len(problem.graph.edges)
         budget = self.evaluations or max(1, min(max(MIN_EVALUATIONS, EVALUATIONS_PER_TASK * tasks), MAX_VISITS // visits))
         starts = [kind.plan(problem, rng=rng) for kind in (Heft(), Heft(pairs="all"), Cpop())]
+        if (given := started(problem)) is not None:
+            starts.append(given)
         models = (NO_ROUTES,) if self.links == "own" else (NO_ROUTES, problem.routes)
         finalists, looked = list(starts), len(starts)
         for model in models:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from pathlib import Path
 from typing import Any
@@ -12,14 +11,12 @@ import numpy as np
 
 from ...cost_models.lookups import FEATURES, FLOOR_TERMS, LookupCosts, Net
 from ...errors import FormatError
-from ..atomic import write_bytes
 from ..limits import MaxBytes
-from ..strict_json import read_at_most
+from .tensors import tensors_in, write_tensors
 
 __all__ = ["SCHEMA", "VERSION", "read_lookup_costs", "write_lookup_costs"]
 
 SCHEMA, VERSION = "meshwright.lookup-costs", 1
-KEY = "meshwright"  # of the header's metadata
 NETS = ("table", "device", "forward", "backward")
 MAX_UNITS = 4096
 MAX_LAYERS = 16
@@ -41,8 +38,6 @@ class _Facts(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
 
 def write_lookup_costs(path: str | Path, costs: LookupCosts) -> None:
     """Equal costs give equal bytes."""
-    from safetensors.numpy import save
-
     facts = {f: msgspec.to_builtins(getattr(costs, f)) for f in _Facts.__struct_fields__}
     tensors: dict[str, Any] = {}
     for name in NETS:
@@ -51,29 +46,14 @@ def write_lookup_costs(path: str | Path, costs: LookupCosts) -> None:
             tensors |= {f"{name}.mean": net.mean, f"{name}.spread": net.spread}
             for i, (weights, bias) in enumerate(net.layers):
                 tensors |= {f"{name}.{i}.weight": np.ascontiguousarray(weights), f"{name}.{i}.bias": bias}
-    head = json.dumps({"schema": SCHEMA, "version": VERSION, "facts": facts}, sort_keys=True)
-    write_bytes(path, save(tensors, {KEY: head}))  # one key: safetensors writes several in any order
+    write_tensors(path, tensors, {"schema": SCHEMA, "version": VERSION, "facts": facts})
 
 
 def read_lookup_costs(path: str | Path) -> LookupCosts:
     """Raises: UsageError (no such file), FormatError naming the tensor or the field; nets of an older version's features are stale."""
-    from safetensors import SafetensorError
-    from safetensors.numpy import load
-
-    where, data = read_at_most(path, MaxBytes.LOOKUP_COSTS)
-    if len(data) > MaxBytes.LOOKUP_COSTS:
-        raise FormatError(f"larger than {MaxBytes.LOOKUP_COSTS} bytes", where=where)
+    where, tensors, said = tensors_in(path, MaxBytes.LOOKUP_COSTS, SCHEMA, VERSION, what="no costs", hint=_AGAIN)
     try:
-        tensors = load(data)
-        header = json.loads(data[8 : 8 + int.from_bytes(data[:8], "little")])
-        head = dict(json.loads(header.get("__metadata__", {}).get(KEY, "{}")))
-    except (SafetensorError, ValueError, RecursionError, TypeError, KeyError, AttributeError) as error:
-        raise FormatError(f"is no safetensors file: {str(error)[:120]}", where=where, hint=_AGAIN) from None
-    if head.get("schema") != SCHEMA or head.get("version") != VERSION:
-        text = f"holds {str(head.get('schema', 'no costs'))[:64]!r} version {str(head.get('version'))[:16]}, expected {SCHEMA!r} version {VERSION}"
-        raise FormatError(text, where=where, hint=_AGAIN)
-    try:
-        facts = msgspec.convert(head.get("facts"), _Facts)
+        facts = msgspec.convert(said, _Facts)
     except (msgspec.ValidationError, RecursionError) as error:
         raise FormatError(f"facts: {error}", where=where, hint=_AGAIN) from None
     numbers = [*facts.floor, facts.overhead_s, *facts.errors.values()]

@@ -32,6 +32,7 @@ READERS: Mapping[str, tuple[str, str, str, dict[str, Any]]] = {
     "MDS index": ("data.mds", "read_mds_index", "path", {}), "MDS shard": ("data.mds", "read_mds_offsets", "path", {"samples": 2}),
     "expert loads": ("costs.expert_loads", "read_expert_loads", "path", {}),
     "tables": ("model.tables", "read_tables", "path", {}),
+    "move net": ("costs.moves", "read_move_net", "path", {}),
     "lookup costs": ("costs.lookups", "read_lookup_costs", "path", {}),
     "points": ("model.node_graphs", "read_points", "path", {}), "node graph": ("model.node_graphs", "read_node_graph", "path", {}),
     "queue": ("cluster.queue", "read_queue", "path", {}), "allocation": ("cluster.allocation", "read_allocation", "path", {}),
@@ -208,6 +209,18 @@ def _lookup_costs() -> list[tuple[str, str, bytes]]:
         return []
 
 
+def _move_net() -> list[tuple[str, str, bytes]]:
+    from ...cost_models.moves import LAYERS, MoveNet
+    from ...io.costs.moves import write_move_net
+
+    shapes = {f"{n}.weight": s for n, s in LAYERS.items()} | {f"{n}.bias": s[:1] for n, s in LAYERS.items()}
+    weights = {name: np.zeros(s, np.float32) for name, s in shapes.items()}
+    try:
+        return [("move net", "m.safetensors", _written(lambda p: write_move_net(p, MoveNet(weights)), "m.safetensors"))]
+    except ImportError:  # without safetensors
+        return []
+
+
 def _graphs() -> list[tuple[str, str, bytes]]:
     from ...io.model.graph import write_graph
 
@@ -218,8 +231,8 @@ def _graphs() -> list[tuple[str, str, bytes]]:
         ("node graph", "linked.json", linked), ("node graph", "rows.npz", rows),
     ]  # fmt: skip
     tasks = [
-        ("tasks", "tasks.json", TASKS), ("tables", "tables.json", TABLES), ("tables", "statistics.json", STATISTICS), *_lookup_costs(), *nodes,
-        ("expert loads", "loads.json", LOADS),
+        ("tasks", "tasks.json", TASKS), ("tables", "tables.json", TABLES), ("tables", "statistics.json", STATISTICS), *_lookup_costs(), *_move_net(),
+        *nodes, ("expert loads", "loads.json", LOADS),
     ]  # fmt: skip
     try:
         from ..nets import captured

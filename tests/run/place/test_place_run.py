@@ -1,0 +1,165 @@
+"""Placements on real processes: data arrives as it was made, times stand beside the simulator's, others take over from a lost device."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from meshwright.cli import main
+from meshwright.decide.place import PlaceProblem
+from meshwright.decide.place.lists import Heft
+from meshwright.drive.place import devices_of, plan_placement, tasks_of
+from meshwright.drive.plans import write_plan
+from meshwright.errors import FormatError, Infeasible, RankDied, RankFailed, RunError, UsageError
+from meshwright.fabric.fabric import Device, Fabric, Link
+from meshwright.graph.tasks import Task, TaskEdge, TaskGraph
+
+pytest.importorskip("torch")
+
+WORK = '''
+import hashlib, os, signal
+from pathlib import Path
+import numpy as np
+
+FOLDER = Path(__file__).parent
+
+def work(task, inputs, outputs):
+    """Every task hashes its name and all that it reads; the last one leaves its hash."""
+    seen = hashlib.sha256(task.encode() + b"".join(inputs[p].tobytes() for p in sorted(inputs))).digest()
+    for child, out in outputs.items():
+        out[:] = np.resize(np.frombuffer(seen, np.uint8), len(out))
+    with open(FOLDER / "ran.txt", "a") as file:
+        file.write(task + "\\n")
+    if not outputs:
+        (FOLDER / f"{task}.hash").write_bytes(seen)
+    if task == DIES and not (FOLDER / "died").exists():
+        (FOLDER / "died").touch()
+        os.kill(os.getpid(), signal.SIGKILL)
+    if task == FAILS:
+        raise ValueError("lens cap")
+'''
+
+
+def problem(kinds=("x", "y", "z")):
+    devices = tuple(Device(name=f"d{k}", kind="cpu", runs={kind: 10**9, "any": 10**9}) for k, kind in enumerate(kinds))
+    links = tuple(Link(src=a.name, dst=b.name, rate_Bps=10**9) for a in devices for b in devices if a is not b)
+    tasks = (
+        Task(name="shoot", work=1e6, kind=kinds[0]), Task(name="look > far", work=2e6, kind="any"), Task(name="act:near", work=1e6, kind=kinds[1]),
+        Task(name="think", work=1e6, kind=kinds[0]), Task(name="tell", work=1e6, kind="any"),
+    )  # fmt: skip
+    pairs = [("shoot", "look > far", 1000), ("shoot", "act:near", 77), ("look > far", "think", 5), ("act:near", "think", 33), ("think", "tell", 0)]
+    edges = tuple(TaskEdge(src=a, dst=b, size_bytes=n) for a, b, n in pairs)
+    return PlaceProblem(graph=TaskGraph(tasks=tasks, edges=edges, name="frames"), fabric=Fabric(name="three", devices=devices, links=links))
+
+
+def expected(graph):
+    """Hashes by hand, in one process."""
+    import hashlib
+
+    import numpy as np
+
+    size = {(e.src, e.dst): max(1, e.size_bytes) for e in graph.edges}
+    seen = {}
+    for i in graph.order:
+        name = graph.tasks[i].name
+        parents = sorted(e.src for e in graph.edges if e.dst == name)
+        read = b"".join(np.resize(np.frombuffer(seen[p], np.uint8), size[p, name]).tobytes() for p in parents)
+        seen[name] = hashlib.sha256(name.encode() + read).digest()
+    return seen
+
+
+def files(tmp_path, *, dies="", fails="", kinds=("x", "y", "z")):
+    made = problem(kinds)
+    plan, _, _ = plan_placement(made, [Heft()])
+    write_plan(tmp_path / "plan.json", plan)
+    (tmp_path / "work.py").write_text(WORK + f"\nDIES, FAILS = {dies!r}, {fails!r}\n", encoding="utf-8")
+    return made, plan, f"{tmp_path / 'work.py'}:work"
+
+
+def test_tasks_read_what_their_parents_made(tmp_path, capsys):
+    made, plan, work = files(tmp_path)
+    line = ["place", "run", str(tmp_path / "plan.json"), "--work", work, "--runs", "2", "--trace", str(tmp_path / "t.json"), "--json"]
+    assert main(line) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert (tmp_path / "tell.hash").read_bytes() == expected(made.graph)["tell"]
+    on = devices_of(plan)
+    assert {t["task"]: t["device"] for t in found["tasks"]} == on and len(set(on.values())) >= 2
+    at = {t["task"]: t["measured_s"] for t in found["tasks"]}
+    assert all(at[e.src][1] <= at[e.dst][0] for e in made.graph.edges) and all(a <= b for a, b in at.values())
+    assert len(found["runs_s"]) == 2 and found["measured_s"] in found["runs_s"] and found["simulated_s"] == pytest.approx(found["planned_s"])
+    assert (tmp_path / "t.json").stat().st_size > 0 and not found["lost"]
+
+
+def test_a_lost_device_is_replaced(tmp_path, capsys):
+    """d1 dies in a task that only it and another device can run; the rest does what it left, and nothing that is still there is made again."""
+    made, plan, work = files(tmp_path, dies="act:near", kinds=("x", "x", "y"))
+    lost = devices_of(plan)["act:near"]
+    assert main(["place", "run", str(tmp_path / "plan.json"), "--work", work, "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["lost"] == [lost] and all(t["device"] != lost for t in found["tasks"] if t["round"] == 1)
+    assert (tmp_path / "tell.hash").read_bytes() == expected(made.graph)["tell"]
+    ran = (tmp_path / "ran.txt").read_text(encoding="utf-8").split("\n")[:-1]
+    kept = {t["task"] for t in found["tasks"] if t["round"] == 0 and t["device"] != lost}
+    assert ran.count("act:near") == 2 and "shoot" in kept and all(ran.count(t) == 1 for t in kept)
+
+
+def test_what_cannot_go_on_is_refused(tmp_path):
+    from meshwright.run.place.run import run_placement
+
+    _, plan, work = files(tmp_path, dies="act:near")
+    with pytest.raises(Infeasible, match="task act:near, which is of kind 'y'"):
+        run_placement(plan, work=work)
+    (tmp_path / "died").unlink()
+    with pytest.raises(RankDied, match="device d1 was lost"):
+        run_placement(plan, work=work, replan=False)
+
+
+def test_a_task_that_fails_is_no_lost_device(tmp_path):
+    from meshwright.run.place.run import run_placement
+
+    _, plan, work = files(tmp_path, fails="think")
+    with pytest.raises(RankFailed, match="lens cap"):
+        run_placement(plan, work=work)
+    with pytest.raises(UsageError, match="at least 1"):
+        run_placement(plan, runs=0)
+
+
+def test_plans_of_other_things_have_no_tasks():
+    from dataclasses import replace
+
+    plan = plan_placement(problem(), [Heft()])[0]
+    with pytest.raises(FormatError, match="of kind 'tables'"):
+        tasks_of(replace(plan, kind="tables"))
+    with pytest.raises(FormatError, match="lacks or mangles"):
+        tasks_of(replace(plan, job={}))
+
+
+class _Lab:
+    """What `run_placement` asks of a lab; `codes`: how the ranks ended."""
+
+    def __init__(self, fabric, codes=(), first=0):
+        from types import SimpleNamespace
+
+        self.fabric, self.name, self.state, self.codes, self.first = fabric, "edge", SimpleNamespace(verified=False), codes, first
+
+    def device_number(self, name):
+        return [d.name for d in self.fabric.devices].index(name)
+
+    def run(self, line, **_):
+        raise RankFailed("rank failed", data={"rank": self.first, "returncodes": list(self.codes)})
+
+
+def test_who_was_lost_in_a_lab():
+    """The one that was killed, though another failed first for want of it; those that the lab itself ended are not lost."""
+    from meshwright.run.place.run import run_placement
+
+    made = problem()
+    plan = plan_placement(made, [Heft()])[0]
+    for codes, first, lost in (((1, -9, -15), 0, "d1"), ((-15, -9, -9), 2, "d2"), ((-6, -15, -15), 0, "d0")):
+        with pytest.raises(RankDied, match=f"device {lost} was lost"):
+            run_placement(plan, lab=_Lab(made.fabric, codes, first), replan=False)
+    with pytest.raises(RankFailed):
+        run_placement(plan, lab=_Lab(made.fabric, (1, -15, -15)))
+    with pytest.raises(RunError, match="lab edge has no device d1"):
+        run_placement(plan, lab=_Lab(Fabric(name="other", devices=made.fabric.devices[:1])))
