@@ -15,7 +15,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-from method_drawings import arena_svg, blocks_svg, degrees_svg, layout_svg, traffic_svg
+from method_drawings import arena_svg, blocks_svg, degrees_svg, hosts_svg, layout_svg, traffic_svg
 
 ROOT = Path(__file__).parents[1]
 PAGES = ROOT / "docs" / "methods"
@@ -56,6 +56,10 @@ COMMANDS: dict[str, list[str]] = {
         "experts compare --fabric star:4?link=12.5MB/s --experts 2 --model-dim 256 --inner 1024 --capacities 64,128,256,512,1024 --chunks 1 "
         "--algorithms linear --json",
     ],
+    "vmlifetime": [
+        "cluster plan vms:hosts=12,days=4,before_days=3,warm_days=1,load=0.5,owners=60,seed=5 --warm-up 1d --strategy best-fit --out best.json",
+        "cluster plan vms:hosts=12,days=4,before_days=3,warm_days=1,load=0.5,owners=60,seed=5 --warm-up 1d --strategy aligned --out aligned.json",
+    ],
     "megablocks": [],  # its blocks follow from a routing of our kernels
     "cupcake": [
         "traffic plan --profile profile.json --strategy ddp-buckets --codecs none --out ddp.json",
@@ -66,6 +70,7 @@ COMMANDS: dict[str, list[str]] = {
 DRAWN = {  # by tools/method_drawings.py, of what the last command wrote
     "staticmemory": lambda: arena_svg(Path("placed.csv")),
     "autoddl": lambda: layout_svg(Path("layout.json")),
+    "vmlifetime": lambda: hosts_svg({"best fit": Path("best.json"), "aligned": Path("aligned.json")}),
     "tutel": lambda: degrees_svg(Path("printed.json")),
     "megablocks": blocks_svg,
     "cupcake": lambda: traffic_svg({"DDP's buckets": Path("ddp.json"), "grouped": Path("none.json"), "and fp16": Path("cupcake.json")}),

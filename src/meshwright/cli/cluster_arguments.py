@@ -14,10 +14,10 @@ __all__ = ["bytes_given", "hours", "problem_arguments", "queue_of", "row_of", "r
 
 def problem_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("queue",
-        help="meshwright.queue .json, Philly's .json, Gavel's .tsv or .trace, Alibaba's .csv, or synthetic:jobs=300,per_hour=20,seed=1")
-    parser.add_argument("--fabric", required=True, help="FILE.toml or PRESET:n; its groups with GPUs are the servers, e.g. dgx1-v100:16")
-    parser.add_argument("--cores", type=int, required=True, help="cores of one server")
-    parser.add_argument("--memory", required=True, help="memory of one server, e.g. 500GB")
+        help="meshwright.queue .json, Philly's .json, Gavel's .tsv or .trace, Alibaba's .csv, or synthetic:jobs=300,per_hour=20,seed=1; or machines")
+    parser.add_argument("--fabric", help="FILE.toml or PRESET:n; its groups with GPUs are the servers, e.g. dgx1-v100:16")
+    parser.add_argument("--cores", type=int, help="of a queue, needed: cores of one server")
+    parser.add_argument("--memory", help="of a queue, needed: memory of one server, e.g. 500GB")
     parser.add_argument("--split", help="draw published profiles: shares of image, language and speech models, e.g. 20,70,10")
     parser.add_argument("--rates", default="", help="of a Gavel trace: its measured throughputs, a JSON file")
     parser.add_argument("--seed", type=int, default=0, help="of what is drawn: equal seeds give equal results (default 0)")
@@ -76,6 +76,9 @@ def servers_of(args: argparse.Namespace) -> Servers:
     from ..drive.plans import read_fabric
     from ..errors import UsageError
 
+    for what in ("fabric", "cores", "memory"):
+        if getattr(args, what) is None:
+            raise UsageError("a queue needs servers", where=f"--{what}", hint="--fabric dgx1-v100:16 --cores 24 --memory 500GB")
     if args.cores < 1:
         raise UsageError(f"must be at least 1, got {args.cores}", where="--cores")
     return of_fabric(read_fabric(args.fabric), cores=args.cores, memory_bytes=bytes_given(args.memory, "--memory"))
