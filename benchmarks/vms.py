@@ -32,7 +32,8 @@ SPEED = 600.0  # virtual seconds in a real one
 REAL_HOSTS, REAL_HOURS, HOST_BYTES = 8, 20.0, 256 << 20
 PROCESSES = 60
 REAL = ("least-allocated", "best-fit", "first-fit", "la", "nilas", "lava")
-HOLD = "import sys, time; b = bytearray(int(sys.argv[1])); time.sleep(float(sys.argv[2]))"
+# Until a time of the clock that all processes of a machine share: an interpreter that starts slowly does not live longer for it.
+HOLD = "import sys, time; b = bytearray(int(sys.argv[1])); time.sleep(max(0.0, float(sys.argv[2]) - time.monotonic()))"
 
 
 def shares(seeds: int, hosts: int, days: float, predictors: tuple[str, ...]) -> list[dict[str, Any]]:
@@ -112,7 +113,7 @@ class Cluster:
             from_s=0.0).measures.empty_share
         self.limits = [Limits(memory_bytes=HOST_BYTES) for _ in range(REAL_HOSTS)]
         self.running: dict[int, tuple[subprocess.Popen[bytes], int]] = {}
-        self.host_s, self.seen_s, self.failed, self.next = 0.0, 0.0, 0, 0
+        self.host_s, self.seen_s, self.failed, self.next, self.begun_s = 0.0, 0.0, 0, 0, 0.0
 
     def step(self, now_s: float) -> None:
         """Real seconds since the beginning: who ended is gone, who is due comes, hosts with a process are counted."""
@@ -121,13 +122,14 @@ class Cluster:
                 self.failed += process.returncode != 0
                 self.placer.leave(v, now_s * SPEED)
                 del self.running[v]
+        self.placer.tick(now_s * SPEED)
         while self.next < len(self.trace) and self.trace.arrival_s[self.next] <= now_s * SPEED:
             v, self.next = self.next, self.next + 1
             host = self.placer.arrive(v, now_s * SPEED)
             if host >= 0:
                 hold = int(float(self.trace.size[self.trace.shape[v], 0, 0]) * HOST_BYTES * 0.6)  # the rest is the interpreter's
-                left_s = float(self.trace.end_s[v]) / SPEED - now_s
-                command = [sys.executable, "-S", "-E", "-c", HOLD, str(hold), str(max(left_s, 0.05))]
+                end_s = self.begun_s + float(self.trace.end_s[v]) / SPEED
+                command = [sys.executable, "-S", "-E", "-c", HOLD, str(hold), str(end_s)]
                 self.running[v] = (self.limits[host].start(command, stdout=subprocess.DEVNULL), host)
         self.host_s += (now_s - self.seen_s) * len({host for _, host in self.running.values()})
         self.seen_s = now_s
@@ -143,6 +145,8 @@ def real(seeds: int) -> list[dict[str, Any]]:
                 for limits in cluster.limits:
                     opened.append(limits.__enter__())
             begun, length_s = time.monotonic(), 3600 * REAL_HOURS / SPEED
+            for cluster in clusters:
+                cluster.begun_s = begun
             while (now_s := time.monotonic() - begun) < length_s:
                 for cluster in clusters:
                     cluster.step(now_s)

@@ -37,7 +37,7 @@ def test_plans_runs_and_comparisons(tmp_path, capsys):
 @pytest.mark.parametrize(("words", "says"), [
     (["--strategy", "magic"], "no strategy 'magic'"), (["--predictor", "magic"], "no predictor 'magic'"), (["--warm-up", "x"], "--warm-up"),
     (["--learn", "-1x"], "--learn"), (["--warm-up", "9d"], "warm-up"), (["--hosts", "3,4"], "--hosts"), (["--hosts", "0"], "hosts"),
-    (["--export", "/nowhere/v.json"], "/nowhere"),
+    (["--export", "/nowhere/v.json"], "/nowhere"), (["--order", "las"], "machines have no such option"), (["--jobs-out", "j.csv"], "no such option"),
 ])  # fmt: skip
 def test_refusals(capsys, words, says):
     assert says in json.dumps(told(capsys, "cluster", "simulate", SMALL, "--warm-up", "12h", *words, code=2))
@@ -46,4 +46,6 @@ def test_refusals(capsys, words, says):
 def test_a_trace_of_no_hosts_asks_for_them(tmp_path, capsys):
     (tmp_path / "h.csv").write_text("vmid,cpu,memory,time,type\n0,1,2,10,0\n1,4,8,15,0\n", encoding="utf-8")
     assert "how many hosts" in told(capsys, "cluster", "simulate", str(tmp_path / "h.csv"), code=2)["message"]
+    on = ["--fabric", "dgx1-v100:1", "--cores", "24", "--memory", "500GB", "--hosts", "3"]
+    assert "queues have no such option" in told(capsys, "cluster", "simulate", "synthetic:jobs=3", *on, code=2)["message"]
     assert "a queue needs servers" in told(capsys, "cluster", "simulate", "synthetic:jobs=3", code=2)["message"]

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from .arguments import require_directory
+from .cluster_arguments import OF_QUEUES, refuse_options
 from .frame import Result
 
 if TYPE_CHECKING:
@@ -43,6 +44,7 @@ def _trace(args: argparse.Namespace) -> tuple[VmTrace, VmHosts, float, float]:
     from ..io.cluster import load_vms
     from ..io.quantity import parse_time_s
 
+    refuse_options(args, OF_QUEUES, "machines")
     times = []
     for what in ("warm_up", "learn"):
         text = getattr(args, what)

@@ -215,3 +215,16 @@ def test_comparisons_have_a_row_for_each_and_names_are_looked_up():
     for name, wrong in (("nilas", {"packing": "worst"}), ("la", {"bucket_s": 0.0}), ("lars", {"moves_per_day": 0}), ("la-binary", {"short_s": -1.0})):
         with pytest.raises(UsageError):
             run_vms(trace, VmHosts.of([4]), strategy(name)(**wrong), forecast("perfect", trace), from_s=0.0)
+
+
+def test_wrong_factors_cost_little_by_little_and_the_guard_ends_it():
+    """Lifetimes told too long or too short by a factor: small factors cost little, and no factor takes a strategy far below best fit."""
+    trace = synthetic_vms(16, days=4, before_days=3, load=0.6, owners=60, warm_days=1, seed=8)
+    hosts, true = VmHosts.of([16]), forecast("owners", trace)
+    base = run_vms(trace, hosts, strategy("best-fit")(), true, from_s=86_400.0).measures.empty_share
+    for factor in (0.01, 0.5, 1.0, 2.0, 100.0):
+        told = Forecast(name="told", row=true.row, left_s=factor * true.left_s, alive=true.alive)
+        for name in ("nilas", "aligned", "lava"):
+            measures = run_vms(trace, hosts, strategy(name)(), told, from_s=86_400.0).measures
+            assert measures.empty_share > base - 0.05, (name, factor)  # a host in twenty, on a cluster of sixteen
+            assert (measures.packed_share > 0.9) == (factor == 0.01), (name, factor)
