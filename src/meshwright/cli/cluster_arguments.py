@@ -63,8 +63,8 @@ def bytes_given(text: str, where: str) -> int:
 # Options that only one of the two inputs has, with their defaults.
 OF_QUEUES = {
     "split": None, "rates": "", "cores": None, "memory": None, "count": None, "failures": "", "jobs_out": None, "order": "fifo",
-    "allocation": "priced", "bound": "prices", "round": "5min", "move": "0s", "age": 144, "repair": "1h", "checkpoint": "0s", "orders": "fifo,srtf,las",
-    "allocations": "proportional,greedy,tune,priced",
+    "allocation": "priced", "bound": "prices", "round": "5min", "move": "0s", "age": 144, "repair": "1h", "checkpoint": "0s",
+    "orders": "fifo,srtf,las", "allocations": "proportional,greedy,tune,priced",
 }  # fmt: skip
 OF_MACHINES = {"hosts": None, "warm_up": "3d", "learn": "0s", "needed": False, "strategy": "aligned", "predictor": "kaplan-meier"}
 
