@@ -8,7 +8,7 @@ import json
 import math
 from pathlib import Path
 
-__all__ = ["arena_svg", "blocks_svg", "degrees_svg", "layout_svg", "sparse_svg", "traffic_svg"]
+__all__ = ["arena_svg", "blocks_svg", "degrees_svg", "hosts_svg", "layout_svg", "sparse_svg", "traffic_svg"]
 
 
 def arena_svg(placed: Path) -> str:
@@ -145,6 +145,32 @@ def _curves(lines: dict[str, list[float]], names: list[str], below: str, title: 
     for value in (math.exp(low), math.exp(high)):
         parts.append(text(left - 8, at(0, value)[1] + 4, show_time(value), anchor="end"))
     return document(left + width + room, above + height + 50, parts, title=title, summary=summary)
+
+
+def hosts_svg(placements: dict[str, Path]) -> str:
+    """`meshwright.vm-placement` files: when each host is in use, a row for each, after the warm-up."""
+    from meshwright.report.svg import PALETTE, document, rect, text
+
+    left, y, width, tall, parts = 70, 24, 520, 9, []
+    for k, (name, path) in enumerate(placements.items()):
+        placed = json.loads(path.read_text(encoding="utf-8"))
+        until_s = max(s[3] or s[2] for s in placed["stays"])
+        scale = width / (until_s - placed["from_s"])
+        parts.append(text(left, y, f"{name}: {placed['used_host_s'] / 3600:.0f} host hours in use"))
+        y += 8
+        for host in range(sum(placed["hosts"])):
+            parts.append(rect(left, y, width, tall - 2, fill="#eeeeee", tip=f"host {host}"))
+            used: list[list[float]] = []
+            for begin, end in sorted((begin, end or until_s) for _, where, begin, end in placed["stays"] if where == host):
+                if used and begin <= used[-1][1]:
+                    used[-1][1] = max(used[-1][1], end)
+                elif end > placed["from_s"]:
+                    used.append([max(begin, placed["from_s"]), end])
+            parts += [rect(left + (a - placed["from_s"]) * scale, y, (b - a) * scale, tall - 2, fill=PALETTE[k]) for a, b in used]
+            y += tall
+        y += 24
+    parts.append(text(left, y - 8, "time; grey: an empty host"))
+    return document(left + width + 20, y + 4, parts, title="Hosts in use", summary="When each host holds a machine, under two strategies")
 
 
 def blocks_svg() -> str:

@@ -15,7 +15,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-from method_drawings import arena_svg, blocks_svg, degrees_svg, layout_svg, sparse_svg, traffic_svg
+from method_drawings import arena_svg, blocks_svg, degrees_svg, hosts_svg, layout_svg, sparse_svg, traffic_svg
 
 ROOT = Path(__file__).parents[1]
 PAGES = ROOT / "docs" / "methods"
@@ -59,6 +59,10 @@ COMMANDS: dict[str, list[str]] = {
     ],
     "switchml": ["collective plan all-reduce --fabric dgx-h100:1 --devices 0,1,2,3 --size 16MiB --strategy switchml --in-network"],
     "flare": [f"collective sparse-switch --tree 8,8 --size 4MiB --rate 100Gbit/s --density {d} --json" for d in DENSITIES],
+    "vmlifetime": [
+        "cluster plan vms:hosts=12,days=4,before_days=3,warm_days=1,load=0.5,owners=60,seed=5 --warm-up 1d --strategy best-fit --out best.json",
+        "cluster plan vms:hosts=12,days=4,before_days=3,warm_days=1,load=0.5,owners=60,seed=5 --warm-up 1d --strategy aligned --out aligned.json",
+    ],
     "megablocks": [],  # its blocks follow from a routing of our kernels
     "cupcake": [
         "traffic plan --profile profile.json --strategy ddp-buckets --codecs none --out ddp.json",
@@ -71,6 +75,7 @@ DRAWN = {  # by tools/method_drawings.py, of what the last command wrote
     "autoddl": lambda: layout_svg(Path("layout.json")),
     "tutel": lambda: degrees_svg(Path("printed-0.json")),
     "flare": lambda: sparse_svg([Path(f"printed-{i}.json") for i in range(len(DENSITIES))]),
+    "vmlifetime": lambda: hosts_svg({"best fit": Path("best.json"), "aligned": Path("aligned.json")}),
     "megablocks": blocks_svg,
     "cupcake": lambda: traffic_svg({"DDP's buckets": Path("ddp.json"), "grouped": Path("none.json"), "and fp16": Path("cupcake.json")}),
 }  # fmt: skip

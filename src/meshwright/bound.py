@@ -49,11 +49,13 @@ class Certificate(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
         an upper bound on the speed of jobs that share a cluster, by linear duality (`check.cluster`)
     fillings: `{"jobs": [[profile, gpus, types, price], …]}`: an upper bound on the same, by prices of jobs and the best filling of a server at these
         prices (`check.cluster`)
+    hosts: `{"from_s", "until_s"}`: time of hosts in use between the two, at every moment at least the load of the scarcest resource, rounded up
+    (`check.vms`)
     """
 
     kind: Literal[
         "cut", "delay", "partition", "metric", "packing", "latency", "roofline", "memory", "pipeline", "fill", "fusion", "placement", "tables",
-        "halo", "prices", "fillings", "sum",
+        "halo", "prices", "fillings", "hosts", "sum",
     ]  # fmt: skip
     data: dict[str, Any]
 

@@ -3,21 +3,25 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from ..cluster import Queue, Servers
     from ..drive.cluster import Simulated
 
-__all__ = ["bytes_given", "hours", "problem_arguments", "queue_of", "row_of", "run_arguments", "run_options", "seconds_given", "servers_of", "table"]
+__all__ = [
+    "OF_QUEUES", "bytes_given", "hours", "problem_arguments", "queue_of", "refuse_options", "row_of", "run_arguments", "run_options", "seconds_given",
+    "servers_of", "table",
+]  # fmt: skip
 
 
 def problem_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("queue",
-        help="meshwright.queue .json, Philly's .json, Gavel's .tsv or .trace, Alibaba's .csv, or synthetic:jobs=300,per_hour=20,seed=1")
-    parser.add_argument("--fabric", required=True, help="FILE.toml or PRESET:n; its groups with GPUs are the servers, e.g. dgx1-v100:16")
-    parser.add_argument("--cores", type=int, required=True, help="cores of one server")
-    parser.add_argument("--memory", required=True, help="memory of one server, e.g. 500GB")
+        help="meshwright.queue .json, Philly's .json, Gavel's .tsv or .trace, Alibaba's .csv, or synthetic:jobs=300,per_hour=20,seed=1; or machines")
+    parser.add_argument("--fabric", help="FILE.toml or PRESET:n; its groups with GPUs are the servers, e.g. dgx1-v100:16")
+    parser.add_argument("--cores", type=int, help="of a queue, needed: cores of one server")
+    parser.add_argument("--memory", help="of a queue, needed: memory of one server, e.g. 500GB")
     parser.add_argument("--split", help="draw published profiles: shares of image, language and speech models, e.g. 20,70,10")
     parser.add_argument("--rates", default="", help="of a Gavel trace: its measured throughputs, a JSON file")
     parser.add_argument("--seed", type=int, default=0, help="of what is drawn: equal seeds give equal results (default 0)")
@@ -56,10 +60,29 @@ def bytes_given(text: str, where: str) -> int:
         raise UsageError(str(error), where=where, hint="as in 500GB") from None
 
 
+# Options that only one of the two inputs has, with their defaults.
+OF_QUEUES = {
+    "split": None, "rates": "", "cores": None, "memory": None, "count": None, "failures": "", "jobs_out": None, "order": "fifo",
+    "allocation": "priced", "bound": "prices", "round": "5min", "move": "0s", "age": 144, "repair": "1h", "checkpoint": "0s",
+    "orders": "fifo,srtf,las", "allocations": "proportional,greedy,tune,priced",
+}  # fmt: skip
+OF_MACHINES = {"hosts": None, "warm_up": "3d", "learn": "0s", "needed": False, "strategy": "aligned", "predictor": "kaplan-meier"}
+
+
+def refuse_options(args: argparse.Namespace, others: Mapping[str, Any], what: str) -> None:
+    """Raises: UsageError for an option of the other kind of input, which would do nothing."""
+    from ..errors import UsageError
+
+    for name, default in others.items():
+        if getattr(args, name, default) != default:
+            raise UsageError(f"{what} have no such option", where=f"--{name.replace('_', '-')}", hint="leave it out")
+
+
 def queue_of(args: argparse.Namespace) -> Queue:
     from ..errors import UsageError
     from ..io.cluster import load_queue
 
+    refuse_options(args, OF_MACHINES, "queues")
     if args.seed < 0:
         raise UsageError(f"must be at least 0, got {args.seed}", where="--seed")
     split = None
@@ -76,6 +99,9 @@ def servers_of(args: argparse.Namespace) -> Servers:
     from ..drive.plans import read_fabric
     from ..errors import UsageError
 
+    for what in ("fabric", "cores", "memory"):
+        if getattr(args, what) is None:
+            raise UsageError("a queue needs servers", where=f"--{what}", hint="--fabric dgx1-v100:16 --cores 24 --memory 500GB")
     if args.cores < 1:
         raise UsageError(f"must be at least 1, got {args.cores}", where="--cores")
     return of_fabric(read_fabric(args.fabric), cores=args.cores, memory_bytes=bytes_given(args.memory, "--memory"))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 
 from .cluster_arguments import problem_arguments, queue_of, row_of, run_arguments, run_options, servers_of, table
+from .cluster_vms import vm_arguments
 from .frame import Result
 
 HELP = "Orders times allocations on the same queue, in virtual time."
@@ -12,6 +13,7 @@ HELP = "Orders times allocations on the same queue, in virtual time."
 
 def arguments(parser: argparse.ArgumentParser) -> None:
     problem_arguments(parser)
+    vm_arguments(parser, several=True)
     run_arguments(parser)
     parser.add_argument("--orders", default="fifo,srtf,las", help="default fifo,srtf,las; there are also ftf, drf and tetris")
     parser.add_argument("--allocations", default="proportional,greedy,tune,priced", help="default proportional,greedy,tune,priced; there is also opt")
@@ -20,7 +22,11 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> Result:
     from ..decide.cluster import allocation, order
     from ..drive.cluster import simulate_queue
+    from ..io.cluster import is_vms
+    from .cluster_vms import compare as of_vms
 
+    if is_vms(args.queue):
+        return of_vms(args)
     orders = [order(name, where="--orders") for name in args.orders.split(",")]
     allocations = [allocation(name, where="--allocations") for name in args.allocations.split(",")]
     queue, servers = queue_of(args), servers_of(args)

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from .arguments import require_directory
 from .cluster_arguments import problem_arguments, queue_of, servers_of
+from .cluster_vms import vm_arguments
 from .frame import Result
 
 HELP = "One round: which jobs run, and which GPUs, cores and memory each gets; checked, beside the bound."
@@ -15,6 +16,7 @@ MAX_SHOWN = 16  # servers, in text
 
 def arguments(parser: argparse.ArgumentParser) -> None:
     problem_arguments(parser)
+    vm_arguments(parser)
     parser.add_argument("--order", default="fifo", help="who goes first: fifo (default), srtf, las, ftf, drf or tetris")
     parser.add_argument("--allocation", default="priced", help="who gets what: priced (default), proportional, greedy, tune or opt")
     parser.add_argument("--bound", choices=("prices", "fillings"), default="prices",
@@ -25,9 +27,12 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> Result:
     from ..decide.cluster import allocation, order
     from ..drive.cluster import plan_allocation
-    from ..io.cluster import write_allocation
+    from ..io.cluster import is_vms, write_allocation
     from ..io.cluster.allocation import allocation_document
+    from .cluster_vms import plan as of_vms
 
+    if is_vms(args.queue):
+        return of_vms(args)
     if args.out is not None:
         require_directory(args.out)
     first, strategy = order(args.order, where="--order"), allocation(args.allocation, where="--allocation")

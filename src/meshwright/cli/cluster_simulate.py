@@ -7,6 +7,7 @@ from pathlib import Path
 
 from .arguments import require_directory
 from .cluster_arguments import problem_arguments, queue_of, row_of, run_arguments, run_options, servers_of, table
+from .cluster_vms import vm_arguments
 from .frame import Result
 
 HELP = "A queue on a cluster in virtual time, under one order and one allocation."
@@ -14,10 +15,12 @@ HELP = "A queue on a cluster in virtual time, under one order and one allocation
 
 def arguments(parser: argparse.ArgumentParser) -> None:
     problem_arguments(parser)
+    vm_arguments(parser)
     run_arguments(parser)
     parser.add_argument("--order", default="fifo", help="who goes first: fifo (default), srtf, las, ftf, drf or tetris")
     parser.add_argument("--allocation", default="priced", help="who gets what: priced (default), proportional, greedy, tune or opt")
-    parser.add_argument("--export", type=Path, help="also write the queue to this file, as meshwright.queue")
+    parser.add_argument("--export", type=Path, help="also write the queue (or the machines) to this file, as meshwright.queue (meshwright.vms)")
+    parser.add_argument("--needed", action="store_true", help="of machines: also how many hosts refuse at most one of ten thousand")
     parser.add_argument("--jobs-out", type=Path, help="also write arrival, start and end of every job to this file, as CSV")
 
 
@@ -25,8 +28,11 @@ def run(args: argparse.Namespace) -> Result:
     from ..decide.cluster import allocation, order
     from ..drive.cluster import simulate_queue
     from ..io.atomic import write_bytes
-    from ..io.cluster import write_queue
+    from ..io.cluster import is_vms, write_queue
+    from .cluster_vms import simulate as of_vms
 
+    if is_vms(args.queue):
+        return of_vms(args)
     for path in (args.export, args.jobs_out):
         if path is not None:
             require_directory(path)

@@ -45,6 +45,8 @@ class MaxBytes:
     QUEUE = 256 << 20  # a million jobs take 150 MB
     CLUSTER_TRACE = 256 << 20  # the published job log of Philly, 117,325 jobs, is the largest
     ALLOCATION = 64 << 20
+    VMS = 1 << 30  # 300,000 machines take 25 MB
+    AZURE_PACKING = 4 << 30  # the public one, 5.6 million machines, has below 1 GB; only pages that are asked for are read
     TRANSFORMER_TOML = 64 << 10  # a dozen lines
     EXECUTION_TRACE = 128 << 20  # a node takes about 1 kB
     MODULE_TREE = 256 << 20

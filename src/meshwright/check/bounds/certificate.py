@@ -68,6 +68,8 @@ def _proved(bound: Bound, fabric: Fabric, layout: TrainingLayout | None) -> Frac
         return fill_time(data)
     if kind in ("prices", "fillings"):
         raise _Open("it speaks of jobs that share a cluster, and is checked with their allocation (check.cluster)")
+    if kind == "hosts":
+        raise _Open("it speaks of machines on hosts, and is checked with their placement (check.vms)")
     if kind == "fusion":
         raise _Open("it speaks of gradient traffic, and is checked with the plan that holds it (check.traffic)")
     if kind == "tables":

@@ -1,4 +1,5 @@
-"""How a queue is named: a file of any form that is read, or `synthetic:jobs=300,per_hour=20,split=20/70/10,seed=1`."""
+"""How a queue is named: a file of any form that is read, or `synthetic:jobs=300,per_hour=20,split=20/70/10,seed=1`; and how machines are: a file, or
+`vms:hosts=200,days=14,load=0.7,seed=1`."""
 
 from __future__ import annotations
 
@@ -7,16 +8,25 @@ from pathlib import Path
 from typing import Any
 
 from ...cluster.generate import reprofiled, synthetic
+from ...cluster.generate_vms import synthetic_vms
 from ...cluster.queue import Queue
+from ...cluster.vms import VmTrace
 from ...errors import UsageError
 from ..limits import MaxBytes
 from ..strict_json import read_document
 from .queue import queue_of
 from .traces import philly_queue, read_alibaba, read_gavel, read_gavel_rates
+from .vm_traces import HUAWEI, read_azure_packing, read_huawei
+from .vms import SCHEMA, read_vms
 
-__all__ = ["load_queue"]
+__all__ = ["is_vms", "load_queue", "load_vms"]
 
 MAX_SYNTHETIC = 1_000_000
+MAX_SYNTHETIC_HOSTS = 10_000
+PEEK = 4096  # bytes of a file that say what it is
+_VMS = {"hosts": int, "days": float, "before_days": float, "load": float, "owners": int, "long": float, "warm_days": float, "hint": float,
+    "low": float,
+    "seed": int}
 _OPTIONS = {"jobs": int, "per_hour": float, "seed": int, "most_gpus": int}
 
 
@@ -56,3 +66,41 @@ def _synthetic(text: str) -> Queue:
         raise UsageError(f"{options['jobs']} jobs, seed {options.get('seed', 0)}", where="synthetic",
             hint=f"1 to {MAX_SYNTHETIC} jobs, a seed from 0 on")
     return synthetic(**options)
+
+
+def is_vms(name: str) -> bool:
+    """Whether the name is of machines and not of a queue. What cannot be read is of a queue: its reader says why."""
+    if name == "vms" or name.startswith("vms:"):
+        return True
+    try:
+        with Path(name).open("rb") as file:
+            head = file.read(PEEK)
+    except OSError:
+        return False
+    line = head.partition(b"\n")[0].decode("utf-8", "replace").lower()
+    columns = {c.strip() for c in line.split(",")}
+    return head.startswith(b"SQLite format 3\0") or columns.issuperset(HUAWEI) or f'"{SCHEMA}"'.encode() in head or name.endswith(".vms.json.gz")
+
+
+def load_vms(name: str) -> VmTrace:
+    """Raises: UsageError for a name that is no file and for options that do not exist; FormatError."""
+    if name == "vms" or name.startswith("vms:"):
+        return _synthetic_vms(name.partition(":")[2])
+    path = Path(name)
+    if path.suffix == ".csv":
+        return read_huawei(path)
+    return read_vms(path) if path.suffix in (".json", ".gz") else read_azure_packing(path)
+
+
+def _synthetic_vms(text: str) -> VmTrace:
+    options: dict[str, Any] = {}
+    for part in text.split(",") if text else ():
+        key, _, value = part.partition("=")
+        try:
+            options[key] = _VMS[key](value)
+        except (KeyError, ValueError):
+            raise UsageError(f"{part[:64]!r} is no option of synthetic machines", where="vms", hint=f"there are: {', '.join(_VMS)}") from None
+    if not 1 <= options.get("hosts", 1) <= MAX_SYNTHETIC_HOSTS or options.get("seed", 0) < 0:
+        raise UsageError(f"{options.get('hosts', 1)} hosts, seed {options.get('seed', 0)}", where="vms",
+            hint=f"1 to {MAX_SYNTHETIC_HOSTS} hosts, a seed from 0 on")
+    return synthetic_vms(**options)

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-__all__ = ["READERS", "read_with", "seeds"]
+__all__ = ["READERS", "azure_base", "read_with", "seeds"]
 
 KFAC_TABLE = b"""bs,time_f,time_b,time_kron,time_inv,time_prec,mem_param,mem_act,mem_peak_err,mem_save_err,mem_kron
 1,4.5,9.25,3,12,2,85,40,12,6,30
@@ -39,6 +39,8 @@ READERS: Mapping[str, tuple[str, str, str, dict[str, Any]]] = {
     "Philly": ("cluster.traces", "read_philly", "path", {}), "Alibaba": ("cluster.traces", "read_alibaba", "path", {}),
     "Gavel": ("cluster.traces", "read_gavel", "path", {"rates": {("ResNet-18 (batch size 16)", 1): 20.0, ("LM (batch size 5)", 2): 8.0}}),
     "Gavel rates": ("cluster.traces", "read_gavel_rates", "path", {}),
+    "machines": ("cluster.vms", "read_vms", "path", {}), "machines on hosts": ("cluster.vms", "read_vm_placement", "path", {}),
+    "Azure Packing": ("cluster.vm_traces", "read_azure_packing", "path", {}), "Huawei-East-1": ("cluster.vm_traces", "read_huawei", "path", {}),
     "transformer": ("model.transformer_toml", "read_transformer_toml", "path", {}), "cost": ("costs.table", "read_cost", "path", {}),
     "runtime": ("costs.profile_documents", "read_runtime", "path", {}), "profiled layout": ("costs.profile_documents", "read_layout", "path", {}),
     "measured runs": ("costs.profile_documents", "read_measured_runs", "path", {}),
@@ -84,7 +86,7 @@ def read_with(reader: str, path: Path) -> Any:
 def seeds() -> list[tuple[str, str, bytes]]:
     """(reader, file name, what it holds). Made once; equal in every process."""
     found: list[tuple[str, str, bytes]] = []
-    for make in (_plans, _fabrics, _schedules, _costs, _graphs, _clusters, _traces, _shards, _foreign):
+    for make in (_plans, _fabrics, _schedules, _costs, _graphs, _clusters, _machines, _traces, _shards, _foreign):
         found += make()
     return found
 
@@ -265,6 +267,38 @@ def _clusters() -> list[tuple[str, str, bytes]]:
         ("Philly", "philly.json", json.dumps(philly).encode()), ("Gavel", "gavel.tsv", gavel.encode()), ("Alibaba", "pods.csv", alibaba.encode()),
         ("Gavel rates", "rates.json", json.dumps(rates).encode()),
     ]  # fmt: skip
+
+
+def azure_base(path: Path, *more: str) -> None:
+    """A small database of the form of Azure Packing 2020; `more`: statements that follow."""
+    import sqlite3
+
+    base = sqlite3.connect(path)
+    base.executescript(
+        "CREATE TABLE vmType (id INTEGER, vmTypeId INTEGER, machineId INTEGER, core REAL, memory REAL, hdd REAL, ssd REAL, nic REAL);"
+        "CREATE TABLE vm (vmId INTEGER, tenantId INTEGER, vmTypeId INTEGER, priority INTEGER, starttime REAL, endtime REAL);"
+        "INSERT INTO vmType VALUES (1, 7, 0, 0.25, 0.125, 0, 0.1, NULL), (2, 7, 1, 0.5, 0.25, 0, 0.1, 0.2), (3, 8, 1, 0.125, 0.125, 0, 0, 0);"
+        "INSERT INTO vm VALUES (1, 5, 7, 0, -3.5, 1.25), (2, 5, 8, 1, 0.5, NULL), (3, 6, 8, 0, 1.0, 2.0), (4, 6, 8, 0, -2.0, -1.0);" + ";".join(more)
+    )
+    base.commit()
+    base.close()
+
+
+def _machines() -> list[tuple[str, str, bytes]]:
+    from ...cluster.generate_vms import synthetic_vms
+    from ...cluster.vms import VmHosts
+    from ...decide.cluster.vms import forecast, strategy
+    from ...drive.vms import place_vms
+    from ...io.cluster.vms import write_vm_placement, write_vms
+
+    trace = synthetic_vms(2, days=0.2, before_days=0.1, load=0.3, owners=5, warm_days=0.05, seed=1)
+    made, _ = place_vms(trace, VmHosts.of([2]), strategy("best-fit")(), forecast("perfect", trace), from_s=0.0)
+    huawei = b"vmid,cpu,memory,time,type\n0,1,2,10,0\n1,4,8,15,0\n0,1,2,40,1\n2,1,2,55.5,0\n"
+    return [
+        ("machines", "vms.json", _written(lambda p: write_vms(p, trace), "vms.json")),
+        ("machines on hosts", "placed.json", _written(lambda p: write_vm_placement(p, made), "placed.json")),
+        ("Azure Packing", "packing.sqlite", _written(azure_base, "packing.sqlite")), ("Huawei-East-1", "huawei.csv", huawei),
+    ]
 
 
 def _traces() -> list[tuple[str, str, bytes]]:

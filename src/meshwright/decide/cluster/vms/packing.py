@@ -1,0 +1,71 @@
+"""Packing without forecasts: first fit and best fit, and the two scores of Kubernetes' scheduler.
+
+Cite: first and best fit are folklore; MostAllocated and LeastAllocated are scoring strategies of the plugin NodeResourcesFit of kube-scheduler.
+Left open by the paper: ties. Our answer: the host with the lowest number; Kubernetes draws among the best.
+Deviations: of Kubernetes only this score, with resources weighted alike; no spreading by owner, no preemption.
+Invariant: first fit never opens an empty host while one in use has room.
+Cost: O(hosts · resources) per machine.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+
+from ....cite import FOLKLORE, Cite
+from ....kernels.vm_fleet import BEST, FIRST, LEAST, MOST, Rule
+from .problem import Placing, VmProblem, VmStrategy
+
+__all__ = ["BestFit", "FirstFit", "LeastAllocated", "MostAllocated"]
+
+KUBERNETES = Cite(key="kubernetes-noderesourcesfit", title="Resource Bin Packing", year=2024, venue="Kubernetes documentation")
+
+
+@dataclass(frozen=True, kw_only=True)
+class FirstFit(VmStrategy):
+    """The first host with room. No options."""
+
+    name: ClassVar[str] = "first-fit"
+    cite: ClassVar[Cite] = FOLKLORE
+    forecasts: ClassVar[bool] = False
+
+    def plan(self, problem: VmProblem, *, rng: np.random.Generator) -> Placing:
+        return Placing(rule=Rule(FIRST))
+
+
+@dataclass(frozen=True, kw_only=True)
+class BestFit(VmStrategy):
+    """The host with the least free afterwards, summed over resources. No options."""
+
+    name: ClassVar[str] = "best-fit"
+    cite: ClassVar[Cite] = FOLKLORE
+    forecasts: ClassVar[bool] = False
+
+    def plan(self, problem: VmProblem, *, rng: np.random.Generator) -> Placing:
+        return Placing(rule=Rule(BEST))
+
+
+@dataclass(frozen=True, kw_only=True)
+class MostAllocated(VmStrategy):
+    """The host with the highest score of 0 to 100 for what is taken, in whole numbers. No options."""
+
+    name: ClassVar[str] = "most-allocated"
+    cite: ClassVar[Cite] = KUBERNETES
+    forecasts: ClassVar[bool] = False
+
+    def plan(self, problem: VmProblem, *, rng: np.random.Generator) -> Placing:
+        return Placing(rule=Rule(MOST))
+
+
+@dataclass(frozen=True, kw_only=True)
+class LeastAllocated(VmStrategy):
+    """The host with the highest score of 0 to 100 for what is free: Kubernetes' default. No options."""
+
+    name: ClassVar[str] = "least-allocated"
+    cite: ClassVar[Cite] = KUBERNETES
+    forecasts: ClassVar[bool] = False
+
+    def plan(self, problem: VmProblem, *, rng: np.random.Generator) -> Placing:
+        return Placing(rule=Rule(LEAST))
