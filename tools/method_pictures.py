@@ -15,7 +15,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-from method_drawings import arena_svg, blocks_svg, degrees_svg, layout_svg, traffic_svg
+from method_drawings import arena_svg, blocks_svg, curves_svg, degrees_svg, layout_svg, traffic_svg
 
 ROOT = Path(__file__).parents[1]
 PAGES = ROOT / "docs" / "methods"
@@ -25,6 +25,7 @@ MEASURED = {"fusionaware": "memory_curve_swiglu.svg"}  # drawn by a benchmark, o
 STORAGES = "id,lower,upper,size\nweights,0,9,4096\nconv1,0,3,6144\nrelu1,2,5,6144\nconv2,4,7,3072\nskip,1,6,2048\nlogits,6,9,1024\n"
 # The last command of a row draws; those before it make what it draws.
 COMMANDS: dict[str, list[str]] = {
+    "adares": [],  # drawn of what its benchmark found
     "forestcoll": ["collective plan all-gather --fabric two-islands:2 --size 64KiB --strategy forestcoll"],
     "taccl": ["collective plan all-gather --fabric ndv2:1 --size 1MiB --strategy taccl"],
     "blink": ["collective plan broadcast --fabric dgx1-v100:1 --devices 0,1,4,5,6 --size 8MiB --strategy blink"],
@@ -68,6 +69,7 @@ DRAWN = {  # by tools/method_drawings.py, of what the last command wrote
     "autoddl": lambda: layout_svg(Path("layout.json")),
     "tutel": lambda: degrees_svg(Path("printed.json")),
     "megablocks": blocks_svg,
+    "adares": lambda: curves_svg(ROOT / "benchmarks" / "results" / "resize.json"),
     "cupcake": lambda: traffic_svg({"DDP's buckets": Path("ddp.json"), "grouped": Path("none.json"), "and fp16": Path("cupcake.json")}),
 }  # fmt: skip
 

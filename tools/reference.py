@@ -152,6 +152,7 @@ EXPLAINED = {
     "collective": "collectives.md", "collective.sparse": "sparse_collectives.md", "layout": "layout_search.md", "memory": "memory.md",
     "pipeline": "pipelines.md", "traffic": "traffic.md", "restart": "replanning.md", "experts": "experts.md",
     "topology": "topology.md", "place": "placement.md", "tables": "tables.md", "traffic.halo": "graphs.md", "cluster": "queues.md",
+    "cluster.resize": "resizing.md",
 }  # fmt: skip
 OWN_PAGES = {
     "decide.layout.autoddl": "autoddl.md", "decide.layout.grid": "tensor_parallel.md", "decide.memory.monet": "monet.md",
@@ -166,7 +167,7 @@ METHOD_PAGES = {
     "decide.pipeline.zerobubble": "zerobubble", "decide.pipeline.vschedules": "zerobubble", "decide.pipeline.breadthfirst": "breadthfirst",
     "decide.memory.monet": "monet", "decide.memory.fusionaware": "fusionaware", "decide.memory.static": "staticmemory",
     "decide.traffic.cupcake": "cupcake", "decide.topology.directconnect": "directconnect", "decide.topology.hammingmesh": "hammingmesh",
-    "decide.experts.tutel": "tutel",
+    "decide.experts.tutel": "tutel", "decide.cluster.resize.learners": "adares",
 }  # fmt: skip
 
 

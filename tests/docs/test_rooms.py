@@ -19,6 +19,7 @@ MOST_NAMES = 12
 HOLD_CODE = {"cli": "`main` loads the frame when it is called"} | dict.fromkeys(
     (
         "decide/cluster",
+        "decide/cluster/resize",
         "decide/collective",
         "decide/collective/sparse",
         "decide/experts",

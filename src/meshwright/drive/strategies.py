@@ -28,6 +28,7 @@ class Row:
 def decisions() -> dict[str, tuple[type[Listed], ...]]:
     """The tuple of every decision, by what follows `meshwright.` in the entry-point group."""
     from ..decide import cluster, collective, experts, layout, memory, pipeline, place, restart, tables, topology, traffic
+    from ..decide.cluster import resize
     from ..decide.collective import sparse
     from ..decide.traffic import adaqp
 
@@ -37,6 +38,7 @@ def decisions() -> dict[str, tuple[type[Listed], ...]]:
         "topology": topology.STRATEGIES, "experts": experts.STRATEGIES, "place": place.STRATEGIES,
         "tables": tables.STRATEGIES,
         "cluster": cluster.STRATEGIES,
+        "cluster.resize": resize.STRATEGIES,
     }  # fmt: skip
 
 

@@ -43,6 +43,8 @@ class MaxBytes:
     QUEUE = 256 << 20  # a million jobs take 150 MB
     CLUSTER_TRACE = 256 << 20  # the published job log of Philly, 117,325 jobs, is the largest
     ALLOCATION = 64 << 20
+    RESIZE_LOG = 256 << 20  # 100 tenants for a day of five-minute windows take 4 MB
+    RESIZE_PRIOR = 4 << 20  # 36 columns take 15 kB
     TRANSFORMER_TOML = 64 << 10  # a dozen lines
     EXECUTION_TRACE = 128 << 20  # a node takes about 1 kB
     MODULE_TREE = 256 << 20

@@ -6,5 +6,5 @@ runs them on the tuples of `decide`. They need the `test` extra; nothing in mesh
 
 import pytest
 
-BATTERIES = ("cluster", "collective", "layout", "memory", "pipeline", "place", "restart", "tables", "topology", "traffic")
-pytest.register_assert_rewrite(*(f"{__name__}.{name}" for name in BATTERIES))
+BATTERIES = ("cluster", "cluster.resize", "collective", "layout", "memory", "pipeline", "place", "restart", "tables", "topology", "traffic")
+pytest.register_assert_rewrite(*(f"{__name__}.{name.replace('.', '_')}" for name in BATTERIES))
