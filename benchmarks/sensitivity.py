@@ -1,7 +1,7 @@
 """`cluster profile` on two PyTorch jobs: predicted speeds beside measured ones where it did not look, and both jobs together as decided.
 
 Run: `python benchmarks/sensitivity.py` (needs groups with cpu and memory, pillow, and a quiet machine; four minutes). One job decodes JPEG
-pictures in two loader workers, the other multiplies matrices; 30 ms of a step are the paced device's. Profiles are measured at a few points of
+pictures in two loader workers, the other multiplies matrices; 20 and 30 ms of a step are the paced device's. Profiles are measured at a few points of
 cores. Then: speeds at ten other points, relative to one core, predicted and measured; and both jobs at once, with one core each and as `priced`
 divides quarters of cores, measured.
 """

@@ -13,6 +13,7 @@ from meshwright.decide.cluster.resize import NAMES
 from meshwright.drive.resize import resize_simulated
 from meshwright.errors import FormatError, UsageError
 from meshwright.io.cluster.resize import PriorFile, read_prior, read_resize_log, write_prior, write_resize_log
+from meshwright.io.limits import MaxBytes
 
 
 def a_log() -> ResizeLog:
@@ -81,7 +82,7 @@ def test_rows_that_do_not_follow_and_totals_that_do_not_add_up():
     assert any("more are given" in f.message for f in check_resize_log(tight).findings)
 
 
-def test_files_come_back_and_a_killed_run_leaves_its_windows(tmp_path):
+def test_files_come_back_and_a_killed_run_leaves_its_windows(tmp_path, monkeypatch):
     path = tmp_path / "log.jsonl"
     write_resize_log(path, LOG)
     assert read_resize_log(path) == LOG
@@ -95,6 +96,10 @@ def test_files_come_back_and_a_killed_run_leaves_its_windows(tmp_path):
             read_resize_log(path)
     with pytest.raises(UsageError):
         write_resize_log(tmp_path / "no/such/folder", LOG)
+    with monkeypatch.context() as small, pytest.raises(FormatError, match="larger than"):
+        path.write_bytes(data)
+        small.setattr(MaxBytes, "RESIZE_LOG", 100)
+        read_resize_log(path)
     prior = PriorFile(resource="cpu", knots=(1.0,), squares=((1.0, 0.0), (0.0, 2.0)), products=(0.5, 0.25), rows=2.0)
     write_prior(tmp_path / "p.json", prior)
     assert read_prior(tmp_path / "p.json") == prior

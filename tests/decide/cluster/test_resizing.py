@@ -149,7 +149,7 @@ def test_vowpal_wabbit_estimates_the_same_value():
     said = -learner.get_sum_loss() / len(rows)
     learner.finish()
     # What it reports is progressive, on its own chances before each row; ours is the same sum.
-    assert value == pytest.approx(-theirs / len(rows)) and value == pytest.approx(said, abs=0.05)
+    assert value == pytest.approx(-theirs / len(rows)) and value == pytest.approx(said, abs=1e-4)
 
 
 def test_a_log_with_propensities_foretells_another_strategy():

@@ -64,7 +64,7 @@ def measure_rate(command: Sequence[str], timing: Timing, *, cores: float, memory
         pattern = re.compile(timing.steps.encode()) if timing.steps else None
     except re.error as error:
         raise UsageError(f"{timing.steps[:64]!r} is no pattern: {error}", where="steps") from None
-    with Limits(cores=cores, memory_bytes=memory_bytes, read_Bps=read_Bps, disk=disk) as limits:
+    with Limits(cores=cores, memory_bytes=memory_bytes, read_Bps=read_Bps, disk=disk, first=True) as limits:
         begun = time.monotonic()
         process = limits.start(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
         try:

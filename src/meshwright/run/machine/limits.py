@@ -47,14 +47,15 @@ class Limits:
     """with Limits(cores=1.5, memory_bytes=1 << 30) as limits:
         process = limits.start(["python", "train.py"])
 
-    Limits that are None are not set. `read_Bps` needs `disk`, a path on the disk that is meant. `watch`: `used` is asked for. Limits of cores and
-    memory that are set can be changed while members run.
+    Limits that are None are not set. `read_Bps` needs `disk`, a path on the disk that is meant. `watch`: `used` is asked for. `first`: within
+    their limit of cores members go before whatever else runs (the kernel's largest weight), for measurements. Limits of cores and memory that are
+    set can be changed while members run.
     Raises: UsageError for limits that cannot be; RunError where the controller is missing or refuses, naming it.
     """
 
     def __init__(
         self, *, cores: float | None = None, memory_bytes: int | None = None, read_Bps: int | None = None, disk: Path | None = None,
-        root: Path = Path("/"), period_us: int = PERIOD_US, watch: bool = False
+        root: Path = Path("/"), period_us: int = PERIOD_US, watch: bool = False, first: bool = False
     ) -> None:
         if memory_bytes is not None and memory_bytes < MIN_MEMORY_BYTES:
             raise UsageError(f"a memory limit of {memory_bytes} bytes", hint=f"at least {MIN_MEMORY_BYTES}")
@@ -62,7 +63,7 @@ class Limits:
             raise UsageError("a limit of reading is above 0 and names a path on the disk", hint="give disk=")
         self.memory_bytes, self.read_Bps, self.disk, self.root = memory_bytes, read_Bps, disk, root
         self._quota = CpuQuota(cores, period_us=period_us) if cores is not None else None
-        self._watch = watch
+        self._watch, self._first = watch, first
         self._of: dict[str, CgroupPlace] = {}
         self._folders: list[Path] = []
         self._guard: subprocess.Popen[bytes] | None = None
@@ -73,6 +74,9 @@ class Limits:
             if self._quota is not None:
                 self._of["cpu"] = self._of["cpuacct"] = self._quota.place
                 self._folders.append(self._quota.place.folder)
+                if self._first:
+                    file, most = ("cpu.weight", "10000") if self._quota.place.version == 2 else ("cpu.shares", "262144")
+                    (self._quota.place.folder / file).write_text(most)
                 if self._watch and self._quota.place.version == 1 and not (self._quota.place.folder / "cpuacct.usage").exists():
                     self._make("cpuacct", [], [])
             if self.memory_bytes is not None:
