@@ -8,7 +8,7 @@ import json
 import math
 from pathlib import Path
 
-__all__ = ["arena_svg", "blocks_svg", "degrees_svg", "hosts_svg", "layout_svg", "sparse_svg", "traffic_svg"]
+__all__ = ["arena_svg", "blocks_svg", "curves_svg", "degrees_svg", "hosts_svg", "layout_svg", "sparse_svg", "traffic_svg"]
 
 
 def arena_svg(placed: Path) -> str:
@@ -194,3 +194,27 @@ def blocks_svg() -> str:
     parts.append(rect(left - 2, above - 2, len(tokens) * columns * cell + 2, rows * cell + 2, fill="none"))
     wide = left + len(tokens) * columns * cell + 20
     return document(wide, above + rows * cell + 20, parts, title="Block-sparse experts", summary="Blocks that a product of all experts has")
+
+
+def curves_svg(results: Path) -> str:
+    """Curves of `benchmarks/resize.py`: mean cores over the share of windows violated, for the strategies with a knob."""
+    from meshwright.report.svg import PALETTE, document, rect, text
+
+    most_rate, least, most = 0.0016, 900.0, 1700.0
+    width, height, left, above = 560, 300, 70, 30
+    drawn = {"linucb": "linucb", "threshold": "threshold", "vpa with growth after violations": "VPA, with growth after violations"}
+    rows = json.loads(results.read_text(encoding="utf-8"))["rows"]
+    parts = [rect(left, above, width, height, kind="panel")]
+    for cores in (1000, 1200, 1400, 1600):
+        y = above + height * (1 - (cores - least) / (most - least))
+        parts.append(text(left - 6, y + 4, f"{cores} cores", anchor="end"))
+    for rate in (0.0004, 0.0008, 0.0012, 0.0016):
+        parts.append(text(left + width * rate / most_rate, above + height + 18, f"{rate:.2%}", anchor="middle"))
+    for k, (what, name) in enumerate(drawn.items()):
+        for row in rows:
+            if row["what"] == what and row["violations"] <= most_rate and least <= row["value"] <= most:
+                x, y = left + width * row["violations"] / most_rate, above + height * (1 - (row["value"] - least) / (most - least))
+                parts.append(rect(x - 4, y - 4, 8, 8, fill=PALETTE[k], tip=f"{name} {row['options']}", rx=4))
+        parts += [rect(left + width - 250, above + 12 + 18 * k, 8, 8, fill=PALETTE[k], rx=4), text(left + width - 236, above + 20 + 18 * k, name)]
+    parts.append(text(left + width / 2, above + height + 36, "windows of tenants that were violated", anchor="middle"))
+    return document(left + width + 20, above + height + 50, parts, title="Resizing", summary="Mean cores over violations, by strategy and knob")

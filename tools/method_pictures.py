@@ -15,7 +15,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-from method_drawings import arena_svg, blocks_svg, degrees_svg, hosts_svg, layout_svg, sparse_svg, traffic_svg
+from method_drawings import arena_svg, blocks_svg, curves_svg, degrees_svg, hosts_svg, layout_svg, sparse_svg, traffic_svg
 
 ROOT = Path(__file__).parents[1]
 PAGES = ROOT / "docs" / "methods"
@@ -26,6 +26,7 @@ STORAGES = "id,lower,upper,size\nweights,0,9,4096\nconv1,0,3,6144\nrelu1,2,5,614
 DENSITIES = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05)
 # The last command of a row draws; those before it make what it draws.
 COMMANDS: dict[str, list[str]] = {
+    "adares": [],  # drawn of what its benchmark found
     "forestcoll": ["collective plan all-gather --fabric two-islands:2 --size 64KiB --strategy forestcoll"],
     "taccl": ["collective plan all-gather --fabric ndv2:1 --size 1MiB --strategy taccl"],
     "blink": ["collective plan broadcast --fabric dgx1-v100:1 --devices 0,1,4,5,6 --size 8MiB --strategy blink"],
@@ -77,6 +78,7 @@ DRAWN = {  # by tools/method_drawings.py, of what the last command wrote
     "flare": lambda: sparse_svg([Path(f"printed-{i}.json") for i in range(len(DENSITIES))]),
     "vmlifetime": lambda: hosts_svg({"best fit": Path("best.json"), "aligned": Path("aligned.json")}),
     "megablocks": blocks_svg,
+    "adares": lambda: curves_svg(ROOT / "benchmarks" / "results" / "resize.json"),
     "cupcake": lambda: traffic_svg({"DDP's buckets": Path("ddp.json"), "grouped": Path("none.json"), "and fp16": Path("cupcake.json")}),
 }  # fmt: skip
 

@@ -153,6 +153,7 @@ EXPLAINED = {
     "pipeline": "pipelines.md", "traffic": "traffic.md", "restart": "replanning.md", "experts": "experts.md",
     "topology": "topology.md", "place": "placement.md", "tables": "tables.md", "traffic.halo": "graphs.md", "cluster": "queues.md",
     "cluster.vms": "machines.md",
+    "cluster.resize": "resizing.md",
 }  # fmt: skip
 OWN_PAGES = {
     "decide.layout.autoddl": "autoddl.md", "decide.layout.grid": "tensor_parallel.md", "decide.memory.monet": "monet.md",
@@ -169,6 +170,7 @@ METHOD_PAGES = {
     "decide.traffic.cupcake": "cupcake", "decide.topology.directconnect": "directconnect", "decide.topology.hammingmesh": "hammingmesh",
     "decide.experts.tutel": "tutel",
     "decide.cluster.vms": "vmlifetime",
+    "decide.cluster.resize.learners": "adares",
 }  # fmt: skip
 
 

@@ -20,6 +20,7 @@ HOLD_CODE = {"cli": "`main` loads the frame when it is called"} | dict.fromkeys(
     (
         "decide/cluster",
         "decide/cluster/vms",
+        "decide/cluster/resize",
         "decide/collective",
         "decide/collective/sparse",
         "decide/experts",

@@ -100,6 +100,7 @@ COMMANDS: dict[tuple[str, ...], tuple[str, str]] = {
     ("cluster", "simulate"): ("cluster_simulate", "a queue on a cluster in virtual time"),
     ("cluster", "compare"): ("cluster_compare", "orders times allocations on the same queue, in virtual time"),
     ("cluster", "profile"): ("cluster_profile", "how fast a command is at so many cores and so much memory, measured under real limits"),
+    ("cluster", "resize"): ("cluster_resize", "cores and memory of a running command, learned and resized window by window under real limits"),
     ("place", "compare"): ("place_compare", "every strategy's placement of a task graph, simulated, beside the bound"),
     ("data", "analyse"): ("data_analyse", "what a training loop waits for, and what more memory, cores or a faster disk would change"),
     ("data", "bench"): ("data_bench", "epochs of a loader: seconds and bytes from storage, with files kept in memory or as it is"),

@@ -28,7 +28,7 @@ class Row:
 def decisions() -> dict[str, tuple[type[Listed], ...]]:
     """The tuple of every decision, by what follows `meshwright.` in the entry-point group."""
     from ..decide import cluster, collective, experts, layout, memory, pipeline, place, restart, tables, topology, traffic
-    from ..decide.cluster import vms
+    from ..decide.cluster import resize, vms
     from ..decide.collective import sparse
     from ..decide.traffic import adaqp
 
@@ -39,6 +39,7 @@ def decisions() -> dict[str, tuple[type[Listed], ...]]:
         "tables": tables.STRATEGIES,
         "cluster": cluster.STRATEGIES,
         "cluster.vms": vms.STRATEGIES,
+        "cluster.resize": resize.STRATEGIES,
     }  # fmt: skip
 
 

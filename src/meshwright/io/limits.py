@@ -47,6 +47,8 @@ class MaxBytes:
     ALLOCATION = 64 << 20
     VMS = 1 << 30  # 300,000 machines take 25 MB
     AZURE_PACKING = 4 << 30  # the public one, 5.6 million machines, has below 1 GB; only pages that are asked for are read
+    RESIZE_LOG = 256 << 20  # 100 tenants for a day of five-minute windows take 4 MB
+    RESIZE_PRIOR = 4 << 20  # 36 columns take 15 kB
     TRANSFORMER_TOML = 64 << 10  # a dozen lines
     EXECUTION_TRACE = 128 << 20  # a node takes about 1 kB
     MODULE_TREE = 256 << 20

@@ -53,6 +53,9 @@ def test_members_are_inside_and_gone_afterwards():
         assert until(lambda: str(child.pid) in "".join((g / "cgroup.procs").read_text() for g in groups_of(os.getpid())))
         assert 1 <= len(groups_of(os.getpid())) <= 2
     assert child.wait() == -signal.SIGKILL and groups_of(os.getpid()) == []
+    with Limits(cores=0.5, first=True):
+        said = [(g / f).read_text().strip() for g in groups_of(os.getpid()) for f in ("cpu.weight", "cpu.shares") if (g / f).exists()]
+        assert said in (["10000"], ["262144"])
 
 
 def test_kill_9_of_the_owner_leaves_nothing():

@@ -4,7 +4,7 @@ Cite: Mohan et al., "Looking Beyond GPUs for DNN Scheduling on Multi-Tenant Clus
 Left open by the paper: how memory acts where there is no cache of known hit rate. Our answer: memory sizes are measured too, each at the most
 cores, and a point is the slower of what its cores and what its memory allow.
 Deviations: points of cores are bisected where the ends differ by more than `differ`, as in the paper; noise that falls is made monotone by isotonic
-regression before it is written.
+regression before it is written; speeds within noise of that at the share are 1.
 Invariant: the profile is 1 at the share and falls nowhere.
 Cost: a run of the command for each point.
 """
@@ -30,6 +30,7 @@ from ...run.machine.limits import Limits
 
 __all__ = ["Measured", "Timing", "isotonic", "measure_rate", "profile_command", "profiled"]
 
+NOISE = 0.02  # of a speed: runs of a job at the same limits differ by so much (2 cores, 3 s of steps)
 MAX_POINTS = 64  # runs of one profile
 MAX_OUTPUT = 1 << 20  # of the command's last output that is kept to say why it failed
 
@@ -63,7 +64,7 @@ def measure_rate(command: Sequence[str], timing: Timing, *, cores: float, memory
         pattern = re.compile(timing.steps.encode()) if timing.steps else None
     except re.error as error:
         raise UsageError(f"{timing.steps[:64]!r} is no pattern: {error}", where="steps") from None
-    with Limits(cores=cores, memory_bytes=memory_bytes, read_Bps=read_Bps, disk=disk) as limits:
+    with Limits(cores=cores, memory_bytes=memory_bytes, read_Bps=read_Bps, disk=disk, first=True) as limits:
         begun = time.monotonic()
         process = limits.start(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
         try:
@@ -162,6 +163,7 @@ def profiled(
     if base <= 0:
         raise RunError("it does not run at its share", where=name, hint="more memory for the share")
     table = table / base
+    table[np.abs(table - 1) < NOISE] = 1.0  # or noise would say that a job loses what it does not feel
     profile = Sensitivity(name=name, cores=tuple(wanted), memory_bytes=tuple(memories), speed=tuple(tuple(row) for row in table.tolist()))
     return Measured(profile=profile, points=points, grid=len(wanted) * len(memories))
 

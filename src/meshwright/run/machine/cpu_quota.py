@@ -44,7 +44,7 @@ class CgroupPlace:
     folder: Path
 
 
-CONTROLLERS = ("cpu", "memory", "blkio")  # of which groups of ours may exist
+CONTROLLERS = ("cpu", "cpuacct", "memory", "blkio")  # of which groups of ours may exist
 
 
 def places_of(root: Path = Path("/"), controller: str = "cpu") -> list[CgroupPlace]:
@@ -187,7 +187,6 @@ class CpuQuota:
             raise RunError("no control group with the cpu controller can be written here", hint=hint)
         self._place = place
         folder = place.folder / group_name()
-        quota_us = max(round(self.share * self.period_us), MIN_QUOTA_US)
         try:
             folder.mkdir()
         except OSError as error:
@@ -195,16 +194,40 @@ class CpuQuota:
         self._folder = folder
         self._finalizer = weakref.finalize(self, _remove_if_owner, folder, os.getpid())
         try:
-            if place.version == 2:
-                (folder / "cpu.max").write_text(f"{quota_us} {self.period_us}")
-            else:
+            if place.version == 1:
                 (folder / "cpu.cfs_period_us").write_text(str(self.period_us))
-                (folder / "cpu.cfs_quota_us").write_text(str(quota_us))
+            self._write()
         except OSError as error:
             self.close()
             hint = "a parent group may allow less than this share"
             raise RunError(f"cannot set a CPU quota: {error.strerror}", where=str(folder), hint=hint) from error
         return self
+
+    def _write(self) -> None:
+        assert self._folder is not None and self._place is not None
+        quota_us = max(round(self.share * self.period_us), MIN_QUOTA_US)
+        if self._place.version == 2:
+            (self._folder / "cpu.max").write_text(f"{quota_us} {self.period_us}")
+        else:
+            (self._folder / "cpu.cfs_quota_us").write_text(str(quota_us))
+
+    def change(self, share: float) -> None:
+        """Another share, from now on. Raises: UsageError, RunError."""
+        if not 0 < share < float("inf"):
+            raise UsageError(f"a CPU share must be positive, got {share}", hint="0.4 means four tenths of one core")
+        self.open()
+        self.share = share
+        try:
+            self._write()
+        except OSError as error:
+            raise RunError(f"cannot set a CPU quota: {error.strerror}", where=str(self._folder), hint="a parent group may allow less") from error
+
+    @property
+    def place(self) -> CgroupPlace:
+        """Where the group is: version and folder."""
+        self.open()
+        assert self._place is not None and self._folder is not None
+        return CgroupPlace(self._place.version, self._folder)
 
     def attach(self, pid: int) -> None:
         """Move a process, with all its threads, into the group."""

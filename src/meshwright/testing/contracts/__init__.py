@@ -6,5 +6,7 @@ runs them on the tuples of `decide`. They need the `test` extra; nothing in mesh
 
 import pytest
 
-BATTERIES = ("cluster", "collective", "layout", "memory", "pipeline", "place", "restart", "tables", "topology", "traffic", "vms")
-pytest.register_assert_rewrite(*(f"{__name__}.{name}" for name in BATTERIES))
+BATTERIES = (
+    "cluster", "cluster.resize", "cluster.vms", "collective", "layout", "memory", "pipeline", "place", "restart", "tables", "topology", "traffic",
+)  # fmt: skip
+pytest.register_assert_rewrite(*(f"{__name__}.{name.replace('.', '_')}" for name in BATTERIES))

@@ -59,7 +59,7 @@ def main(package: str) -> int:
     with tempfile.TemporaryDirectory() as empty:
         settings = Path(empty) / "pytest.ini"  # not those of whatever project the command is called in
         settings.write_text("[pytest]\naddopts =\n")
-        batteries = [f"{__package__}.{b}" for b in BATTERIES if b in chosen.kinds or f"cluster.{b}" in chosen.kinds]
+        batteries = [f"{__package__}.{b.replace('.', '_')}" for b in BATTERIES if b in chosen.kinds]
         words = ["-c", str(settings), "--rootdir", empty, "-p", "no:terminal", "-p", "no:cacheprovider", "-p", "no:randomly"]
         code = pytest.main([*words, "--pyargs", *batteries], plugins=[chosen])
     failed = any(test["outcome"] == "failed" for test in chosen.tests)

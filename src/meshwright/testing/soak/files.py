@@ -36,6 +36,7 @@ READERS: Mapping[str, tuple[str, str, str, dict[str, Any]]] = {
     "lookup costs": ("costs.lookups", "read_lookup_costs", "path", {}),
     "points": ("model.node_graphs", "read_points", "path", {}), "node graph": ("model.node_graphs", "read_node_graph", "path", {}),
     "queue": ("cluster.queue", "read_queue", "path", {}), "allocation": ("cluster.allocation", "read_allocation", "path", {}),
+    "resize log": ("cluster.resize", "read_resize_log", "path", {}), "resize prior": ("cluster.resize", "read_prior", "path", {}),
     "Philly": ("cluster.traces", "read_philly", "path", {}), "Alibaba": ("cluster.traces", "read_alibaba", "path", {}),
     "Gavel": ("cluster.traces", "read_gavel", "path", {"rates": {("ResNet-18 (batch size 16)", 1): 20.0, ("LM (batch size 5)", 2): 8.0}}),
     "Gavel rates": ("cluster.traces", "read_gavel_rates", "path", {}),
@@ -244,13 +245,20 @@ def _graphs() -> list[tuple[str, str, bytes]]:
 
 
 def _clusters() -> list[tuple[str, str, bytes]]:
+    from ...cluster.demand import synthetic_demand
     from ...cluster.generate import synthetic
     from ...cluster.servers import Server, Servers
     from ...decide.cluster import allocation, order
+    from ...decide.cluster.resize import strategy
     from ...drive.cluster import plan_allocation
+    from ...drive.resize import resize_simulated
     from ...io.cluster.allocation import write_allocation
     from ...io.cluster.queue import queue_bytes
+    from ...io.cluster.resize import PriorFile, write_prior, write_resize_log
 
+    log = resize_simulated(*synthetic_demand(2, 4, seed=1), strategy("squarecb")(), record=True).log
+    assert log is not None
+    prior = PriorFile(resource="cpu", knots=(1.0, 2.0), squares=((1.0, 0.0), (0.0, 2.0)), products=(0.5, 0.25), rows=2.0)
     queue = synthetic(3, per_hour=20, seed=1, most_gpus=2)
     servers = Servers(servers=(Server(name="s", gpus=("a", "b"), cores=6, memory_bytes=125 * 10**9),))
     found = plan_allocation(servers, queue, order("fifo")(), allocation("priced")())[0]
@@ -266,6 +274,8 @@ def _clusters() -> list[tuple[str, str, bytes]]:
         ("queue", "queue.json", queue_bytes(queue)), ("allocation", "allocation.json", _written(lambda p: write_allocation(p, found), "a.json")),
         ("Philly", "philly.json", json.dumps(philly).encode()), ("Gavel", "gavel.tsv", gavel.encode()), ("Alibaba", "pods.csv", alibaba.encode()),
         ("Gavel rates", "rates.json", json.dumps(rates).encode()),
+        ("resize log", "log.jsonl", _written(lambda p: write_resize_log(p, log), "log.jsonl")),
+        ("resize prior", "prior.json", _written(lambda p: write_prior(p, prior), "prior.json")),
     ]  # fmt: skip
 
 
