@@ -43,6 +43,9 @@ class MaxBytes:
     QUEUE = 256 << 20  # a million jobs take 150 MB
     CLUSTER_TRACE = 256 << 20  # the published job log of Philly, 117,325 jobs, is the largest
     ALLOCATION = 64 << 20
+    JOURNAL = 256 << 20  # a job takes about 3 kB
+    SLURM_OUTPUT = 64 << 20  # `scontrol show`; a job takes about 2 kB
+    EXTENDER_BODY = 64 << 20  # kube-scheduler sends whole nodes, some 20 kB each
     TRANSFORMER_TOML = 64 << 10  # a dozen lines
     EXECUTION_TRACE = 128 << 20  # a node takes about 1 kB
     MODULE_TREE = 256 << 20

@@ -217,6 +217,20 @@ class CpuQuota:
             message = f"cannot put process {pid} under a CPU quota: {error.strerror}"
             raise RunError(message, where=str(folder), hint="is it running, and yours?") from error
 
+    def change(self, share: float) -> None:
+        """Another share from now on. Raises: UsageError, RunError."""
+        if not 0 < share < float("inf"):
+            raise UsageError(f"a CPU share must be positive, got {share}", hint="0.4 means four tenths of one core")
+        self.open()
+        assert self._folder is not None and self._place is not None
+        quota_us = max(round(share * self.period_us), MIN_QUOTA_US)
+        file, text = ("cpu.max", f"{quota_us} {self.period_us}") if self._place.version == 2 else ("cpu.cfs_quota_us", str(quota_us))
+        try:
+            (self._folder / file).write_text(text)
+        except OSError as error:
+            raise RunError(f"cannot change a CPU quota: {error.strerror}", where=str(self._folder), hint="a parent group may allow less") from error
+        self.share = share
+
     @property
     def members_file(self) -> Path:
         """The file through which a process joins the group by writing `0` to it."""

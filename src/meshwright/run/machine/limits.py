@@ -18,7 +18,7 @@ from pathlib import Path
 from types import TracebackType
 
 from ...errors import RunError, UsageError
-from .cpu_quota import CgroupPlace, CpuQuota, gc, group_name, places_of, remove_group
+from .cpu_quota import CgroupPlace, CpuQuota, find_place, gc, group_name, places_of, remove_group
 
 __all__ = ["Limits"]
 
@@ -45,7 +45,8 @@ class Limits:
         if read_Bps is not None and (read_Bps < 1 or disk is None):
             raise UsageError("a limit of reading is above 0 and names a path on the disk", hint="give disk=")
         self.memory_bytes, self.read_Bps, self.disk, self.root = memory_bytes, read_Bps, disk, root
-        self._quota = CpuQuota(cores) if cores is not None else None
+        self.out_of_memory = False  # once it is closed: the kernel killed a member for the memory limit
+        self._quota = CpuQuota(cores, place=None if root == Path("/") else find_place(root)) if cores is not None else None
         self._folders: list[Path] = []
         self._guard: subprocess.Popen[bytes] | None = None
 
@@ -117,22 +118,40 @@ class Limits:
                     return True
         return False
 
+    def change(self, *, cores: float | None = None, memory_bytes: int | None = None) -> None:
+        """Other limits from now on, of those that are set. Raises: UsageError, RunError where the kernel refuses, e.g. less than is in use."""
+        if memory_bytes is not None and (self.memory_bytes is None or memory_bytes < MIN_MEMORY_BYTES) or cores is not None and self._quota is None:
+            raise UsageError("only a limit that is set can be changed", hint=f"memory: at least {MIN_MEMORY_BYTES} bytes")
+        if cores is not None and self._quota is not None:
+            self._quota.change(cores)
+        if memory_bytes is not None:
+            file = next(f / name for f in self._folders for name in ("memory.limit_in_bytes", "memory.max") if (f / name).exists())
+            try:
+                file.write_text(str(memory_bytes))
+            except OSError as error:
+                raise RunError(f"the memory limit cannot be {memory_bytes}: {error.strerror}", where="cgroup controller memory",
+                               hint="more than that may be in use") from error  # fmt: skip
+            self.memory_bytes = memory_bytes
+
+    def signal(self, number: int) -> bool:
+        """Send it to every member; whether there is one."""
+        members = {int(pid) for folder in self._folders for pid in _lines(folder / "cgroup.procs")}
+        for pid in members:
+            try:
+                os.kill(pid, number)
+            except ProcessLookupError:
+                pass
+        return bool(members)
+
     def kill(self) -> None:
         """End every member, and wait until they are gone."""
         deadline = time.monotonic() + MAX_KILL_S
-        while time.monotonic() < deadline:
-            members = {int(pid) for folder in self._folders for pid in _lines(folder / "cgroup.procs")}
-            if not members:
-                return
-            for pid in members:
-                try:
-                    os.kill(pid, signal.SIGKILL)
-                except ProcessLookupError:
-                    pass
+        while time.monotonic() < deadline and self.signal(signal.SIGKILL):
             time.sleep(0.01)
 
     def close(self) -> None:
         self.kill()
+        self.out_of_memory |= self.ran_out_of_memory()
         for folder in self._folders:
             remove_group(folder)
         if self._quota is not None:
