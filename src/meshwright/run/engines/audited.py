@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import msgspec
+
 from ...check.carried import Carried, check_carried
 from ...check.verdict import Verdict
 from ...cluster.allocation import Given
@@ -67,9 +69,15 @@ class _Books:
         elif r.what == "resize":
             a.resized = r.given
         elif r.what in ("running", "ended", "lost"):
-            a.given = r.given or a.given
+            a.given = _merged(a.given, r.given)
             if r.what != "running":
                 a.over, a.ended_s, a.code, a.good = True, r.at_s, r.code, r.what == "ended" and not r.code
+
+
+def _merged(before: tuple[Given, ...], now: tuple[Given, ...]) -> tuple[Given, ...]:
+    """What an engine says now; of GPUs that it has forgotten (Slurm does when a job ends) what it said before."""
+    gpus = {g.server: g.gpus for g in before if g.gpus}
+    return tuple(g if g.gpus else msgspec.structs.replace(g, gpus=gpus.get(g.server, ())) for g in now) or before
 
 
 def audit(folder: Path) -> Audit:
@@ -87,6 +95,9 @@ def audit(folder: Path) -> Audit:
         seen = {s.server: tuple(x for x in s.cuda_visible_devices.split(",") if x) for s in began.values()}
         placed = a.placed if not a.resized else Placed(job=a.placed.job, number=a.placed.number, attempt=a.placed.attempt, given=a.resized,
                                                        ranks=a.placed.ranks)  # fmt: skip
+        for n, g in enumerate(a.given):
+            if not g.gpus and g.server in seen:  # over before the engine was asked: what the job itself saw
+                a.given = (*a.given[:n], msgspec.structs.replace(g, gpus=tuple(f"{g.server}:{x}" for x in seen[g.server])), *a.given[n + 1 :])
         found.append(Carried(
             placed=placed, given=a.given, ranks={s.server: s.ranks for s in began.values()}, host_gpus=seen, released=a.released, started_s=started_s,
             ended_s=max((e.time_s for e in over.values()), default=a.ended_s), over=a.over, good=a.good,

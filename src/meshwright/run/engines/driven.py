@@ -99,6 +99,16 @@ class Driver:
             time.sleep(self.poll_s)
         return self.ran
 
+    def first(self) -> list[str]:
+        """Decide once with all jobs there, tell the engine, and return who starts; for dry runs."""
+        self._began_s = time.time()
+        for n in range(len(self.queue.jobs)):
+            self._submit(n)
+            self.state.waiting.add(n)
+        self._decide(Moment("arrival", float(self.queue.arrival_s.max(initial=0.0))))
+        self._tell()
+        return [self.queue.jobs[n].name for n in self.state.parts]
+
     def _take_up(self) -> None:
         """What the journal says of a run that was broken off."""
         for n, job in enumerate(self.queue.jobs):

@@ -24,12 +24,14 @@ State = Literal["held", "waiting", "running", "done", "failed", "gone"]
 
 class Seen(NamedTuple):
     """What an engine says of a job. `gone`: it knows no such job. `given`: what the job has there now or had, by the engine's own books; where an engine
-    has no books of something (cores, memory) the number is 0."""
+    has no books of something (cores, memory) the number is 0. Times, seconds since 1970, where no launcher's notes can be read; else 0."""
 
     state: State
     given: tuple[Given, ...] = ()
     code: int = 0
     why: str = ""
+    started_s: float = 0.0
+    ended_s: float = 0.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,13 +49,14 @@ class Work:
 
 class Engine(Protocol):
     """`picks_gpus`: the numbers of GPUs on a server are as decided; without it the engine picks them. `resizes`: cores and memory of what runs change.
-    `launches`: the launcher sets the GPUs that a job sees. `notes`: what is not as it should be, e.g. limits that cannot be set here."""
+    `launches`: the launcher sets the GPUs that a job sees. `notes`: what is not as it should be, e.g. limits that cannot be set here. `said`: commands of a dry run."""
 
     name: ClassVar[str]
     picks_gpus: ClassVar[bool]
     resizes: ClassVar[bool]
     launches: ClassVar[bool]
     notes: list[str]
+    said: list[str]
 
     def discover(self) -> Servers:
         """Servers as the engine has them. Raises: EngineAway, UsageError."""

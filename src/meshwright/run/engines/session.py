@@ -231,14 +231,15 @@ class Session:
         began, over = read_started(folder, attempt), read_ended(folder, attempt)
         servers = {g.server for g in job.given}
         events: list[Event] = []
-        if job.now in ("held", "starting", "released") and seen.state != "gone" and began:
-            at_s = min(s.time_s for s in began.values())
+        if job.now in ("held", "starting", "released") and seen.state != "gone" and (began or seen.started_s):
+            at_s = min((s.time_s for s in began.values()), default=seen.started_s)
             self._say("running", job.name, attempt=attempt, given=seen.given, at_s=at_s)
             job.now = "running"
             events.append(Event("running", job.name, at_s))
         if seen.state in ("done", "failed") or (seen.state == "gone" and set(over) >= servers):
-            at_s = max((e.time_s for e in over.values()), default=time.time())
-            code, whole = max((e.code for e in over.values()), default=0), set(over) >= servers
+            at_s = max((e.time_s for e in over.values()), default=seen.ended_s or time.time())
+            code = max((e.code for e in over.values()), default=seen.code if seen.ended_s else 0)
+            whole = set(over) >= servers
             stopped = seen.state == "failed" and not code and not whole  # no launcher says why: the engine stopped it
             self._say("lost" if stopped else "ended", job.name, attempt=attempt, given=seen.given, at_s=at_s, code=code, text=seen.why[:500])
             job.now, job.code = "lost" if stopped else "ended", code
@@ -246,7 +247,7 @@ class Session:
                 self.engine.cancel(job.work)  # what is left of the gang
             events.append(Event("lost" if stopped else "ended", job.name, at_s, code, seen.why))
         elif seen.state == "gone":
-            events += self._gone(job, bool(began))
+            events += self._gone(job, bool(began) or job.now == "running")
         elif seen.state == "held" and job.now in ("starting", "released"):  # told, but the engine lost it
             job.now = "held"
             self.start([job.name])

@@ -48,6 +48,7 @@ class Slurm:
     def __init__(self, *, conf: Path | None = None, dry: bool = False, partition: str = "") -> None:
         environment = {**os.environ, **({"SLURM_CONF": str(conf)} if conf else {})}
         self.commands, self.partition, self.notes = Commands(dry=dry, away=AWAY, environment=environment), partition, list[str]()
+        self.said = self.commands.said
         self._nodes: dict[str, SlurmNode] = {}
         self._started = 0
         for program in ("sinfo", "sbatch", "scontrol", "scancel"):
