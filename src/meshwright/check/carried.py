@@ -39,7 +39,8 @@ class Carried:
 
 
 def check_carried(jobs: Sequence[Carried], *, picks_gpus: bool) -> Verdict:
-    """`picks_gpus`: the engine was told numbers of GPUs. Findings name the job. `facts`: jobs, attempts, differences by kind, starts out of order."""
+    """`picks_gpus`: the engine was told numbers of GPUs. Findings name the job. `facts`: jobs, attempts, differences by kind, starts out of
+    order, and attempts of which the engine's books were never seen (it was away)."""
     found: list[Finding] = []
     for job in jobs:
         found += list(_placed(job, picks_gpus))
@@ -52,7 +53,7 @@ def check_carried(jobs: Sequence[Carried], *, picks_gpus: bool) -> Verdict:
     starts = [j.started_s for j in sorted(jobs, key=lambda j: j.released) if j.started_s and j.released >= 0]
     early = sum(b < a for a, b in zip(starts, starts[1:], strict=False))
     facts: dict[str, Any] = {"jobs": len({j.placed.job for j in jobs}), "attempts": len(jobs), "differences": len(found), "kinds": kinds,
-                             "out_of_order": early}  # fmt: skip
+                             "out_of_order": early, "unseen": sum(bool(j.started_s) and not j.given for j in jobs)}  # fmt: skip
     return Verdict(findings=tuple(found[:MAX_FINDINGS]), facts=facts)
 
 
@@ -65,6 +66,8 @@ def _placed(job: Carried, picks_gpus: bool) -> Iterable[Finding]:
     if not job.started_s:
         if job.over and job.good:
             yield _differs(job, "never started", "is said to have ended and no server says that it began")
+        return
+    if not job.given:  # over before the engine was asked: servers' notes are all there is
         return
     decided, real = {g.server: g for g in job.placed.given}, {g.server: g for g in job.given}
     for server in sorted(decided.keys() - real.keys()):

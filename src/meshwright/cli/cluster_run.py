@@ -71,7 +71,7 @@ def run(args: argparse.Namespace) -> Result:
     def given(job: int, parts: Any) -> Any:
         return tuple(given_of(servers, queue, job, parts))
 
-    with Session(engine, args.folder, dry=args.dry_run) as session:
+    with Session(engine, args.folder, dry=args.dry_run, servers=servers) as session:
         session.discover()
         driver = Driver(session=session, servers=servers, queue=queue, policy=policy, given=given, per=args.per, limit_s=limit_s,
                         say=lambda text: print(text, file=sys.stderr, flush=True))  # noqa: T201 # fmt: skip

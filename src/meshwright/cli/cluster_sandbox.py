@@ -24,7 +24,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("do", choices=("up", "down", "list", "files"), help="up, down, list; files: write files and start nothing")
     parser.add_argument("what", nargs="?", default="", help="up, files: slurm; down: the sandbox's name")
     parser.add_argument("--nodes", type=at_least_one, default=4, help="nodes (default 4)")
-    parser.add_argument("--gpus", type=int, default=4, help="made-up GPUs of one node (default 4)")
+    parser.add_argument("--gpus", type=int, help="made-up GPUs of one node (default 4, or as many as the fabric's)")
     parser.add_argument("--cores", type=at_least_one, default=8, help="cores that a node claims (default 8)")
     parser.add_argument("--memory", default="64GiB", help="memory that a node claims (default 64GiB)")
     parser.add_argument("--name", default="", help="of the sandbox (default: a random one)")
@@ -64,7 +64,8 @@ def _up(args: argparse.Namespace) -> Result:
     from ..run.engines.sandbox import Sandbox
 
     fabric = read_fabric(args.fabric) if args.fabric else None
-    made = Sandbox.up(nodes=args.nodes, gpus=args.gpus, cores=args.cores, memory_bytes=bytes_given(args.memory, "--memory"), name=args.name,
+    gpus = args.gpus if args.gpus is not None else max(map(len, fabric.groups.values()), default=4) if fabric else 4
+    made = Sandbox.up(nodes=args.nodes, gpus=gpus, cores=args.cores, memory_bytes=bytes_given(args.memory, "--memory"), name=args.name,
                       fabric=fabric, lua=args.hold_others, keep=True)  # fmt: skip
     s = made.state
     lines = [

@@ -66,6 +66,10 @@ class Engine(Protocol):
         """Under which rank 0 is reached from the others."""
         ...
 
+    def remember(self, ids: Sequence[str]) -> None:
+        """Names of objects that the journal of this run holds."""
+        ...
+
     def hold(self, work: Work) -> tuple[str, ...]:
         """Make the engine's objects, none of which runs yet; if they are there already, just name them. Raises: EngineAway, RunError."""
         ...

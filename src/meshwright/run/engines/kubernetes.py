@@ -64,6 +64,9 @@ class Kubernetes:
         up = {n.name for n in parse_nodes(self._ask("get", "nodes", "-o", "json").encode(), resource=self.pods.resource) if n.up}
         return {s.name for s in self.discover().servers} - up
 
+    def remember(self, ids: Sequence[str]) -> None:
+        """Names are never used again here."""
+
     def hold(self, work: Work) -> tuple[str, ...]:
         plan = (work.plan, (work.folder / work.plan).read_text(encoding="utf-8")) if work.plan and not self.dry else ("", "")
         launcher = "# the text of run/engines/node.py\n" if self.dry else work.node.read_text(encoding="utf-8")

@@ -72,6 +72,9 @@ class Local:
     def down(self) -> set[str]:
         return set()
 
+    def remember(self, ids: Sequence[str]) -> None:
+        """Names are never used again here."""
+
     def hold(self, work: Work) -> tuple[str, ...]:
         if work.key not in self._parts and work.key not in self._over:
             self._held.add(work.key)

@@ -66,22 +66,23 @@ class _Job:
 
 @dataclass
 class Session:
-    """Raises: as `Journal` and the engine do. `dry`: nothing is written; the engine says its commands instead."""
+    """`servers`: default those that the engine has. `dry`: nothing is written; the engine says its commands instead. Raises: as `Journal` and the engine."""
 
     engine: Engine
     folder: Path
     dry: bool = False
+    servers: Servers | None = None
     jobs: dict[str, _Job] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.folder = self.folder.absolute()
         self._journal = None if self.dry else Journal(self.folder, engine=self.engine.name)
         self.run = self._journal.run if self._journal else "dry"
-        self._servers: Servers | None = None
         self._noted = 0
         if not self.dry:
             shutil.copyfile(LAUNCHER, self.folder / "node.py")
         self._earlier = list(self._journal.records) if self._journal and not self._journal.fresh else []
+        self.engine.remember([x for r in self._earlier for x in r.ids])
 
     @property
     def resumed(self) -> bool:
@@ -103,9 +104,9 @@ class Session:
     # ---- the interface ---------------------------------------------------------------------------------------------------
     def discover(self) -> Servers:
         """Servers as the engine has them."""
-        if self._servers is None:
-            self._servers = self.engine.discover()
-        return self._servers
+        if self.servers is None:
+            self.servers = self.engine.discover()
+        return self.servers
 
     def submit(self, name: str, command: Sequence[str], *, number: int, plan: str = "", per: Per = "gpu") -> str:
         """Take a job in; it waits. `per`: its command runs once per GPU or once per server. `plan`: a plan's file, which travels with the job; its placement
@@ -231,6 +232,10 @@ class Session:
         began, over = read_started(folder, attempt), read_ended(folder, attempt)
         servers = {g.server for g in job.given}
         events: list[Event] = []
+        if seen.state in ("held", "waiting") and (began or job.now == "running"):  # the engine's memory is older than what happened: nothing may start again
+            self._say("note", job.name, attempt=attempt, text=f"the engine says {seen.state}, and it has begun: cancelled there")
+            self.engine.cancel(job.work)
+            seen = Seen("gone")
         if job.now in ("held", "starting", "released") and seen.state != "gone" and (began or seen.started_s):
             at_s = min((s.time_s for s in began.values()), default=seen.started_s)
             self._say("running", job.name, attempt=attempt, given=seen.given, at_s=at_s)
@@ -241,6 +246,8 @@ class Session:
             code = max((e.code for e in over.values()), default=seen.code if seen.ended_s else 0)
             whole = set(over) >= servers
             stopped = seen.state == "failed" and not code and not whole  # no launcher says why: the engine stopped it
+            if stopped and _locked(folder / f"lock-{attempt}"):
+                return events  # it says so, and the launcher lives: no other attempt may begin
             self._say("lost" if stopped else "ended", job.name, attempt=attempt, given=seen.given, at_s=at_s, code=code, text=seen.why[:500])
             job.now, job.code = "lost" if stopped else "ended", code
             if seen.state == "failed":

@@ -17,7 +17,7 @@ from typing import ClassVar
 from ...cluster.allocation import Given
 from ...cluster.placed import shapes
 from ...cluster.servers import Server, Servers
-from ...errors import Unsupported, UsageError
+from ...errors import RunError, Unsupported, UsageError
 from ...io.atomic import write_text
 from ...io.cluster.slurm import SlurmJob, SlurmNode, parse_jobs, parse_nodes, parse_version
 from ...io.cluster.slurm_files import OURS
@@ -26,10 +26,11 @@ from .interface import Commands, Seen, State, Work
 __all__ = ["Slurm"]
 
 MIN_VERSION = (22, 5)  # the oldest that was tried
+MAX_SKIPPED = 1000  # numbers of jobs that were used before a controller lost its last seconds
 FIRST_PRIORITY = 4_000_000_000  # Slurm's own priorities count down from 2^32
 AWAY = (
     "Unable to contact slurm controller", "Connection refused", "Socket timed out", "Transport endpoint", "Zero Bytes were transmitted",
-    "Slurm backup controller in standby", "Unexpected message received", "Resource temporarily unavailable",
+    "Slurm backup controller in standby", "Unexpected m", "slurm_msg_sendto", "slurm_receive_msg", "slurm_load_", "Resource temporarily unavailable",
 )  # fmt: skip
 WAITING: Mapping[str, State] = {
     "PENDING": "waiting", "CONFIGURING": "waiting", "REQUEUED": "waiting", "RUNNING": "running", "SUSPENDED": "running", "COMPLETING": "running",
@@ -50,7 +51,7 @@ class Slurm:
         self.commands, self.partition, self.notes = Commands(dry=dry, away=AWAY, environment=environment), partition, list[str]()
         self.said = self.commands.said
         self._nodes: dict[str, SlurmNode] = {}
-        self._started = 0
+        self._started = self._highest = 0
         for program in ("sinfo", "sbatch", "scontrol", "scancel"):
             self.commands.require(program, engine="Slurm", hint="install slurm-client, or choose --engine local")
         if not dry:
@@ -103,14 +104,27 @@ class Slurm:
             script = work.folder / f"slurm-{work.placed.attempt}-{n}.sh"
             if not self.commands.dry:
                 write_text(script, f"#!/bin/sh\nexec {several}{launch}\n")
-            said = self.commands.call([
+            ids.append(self._submitted(name, [
                 "sbatch", "--parsable", "--hold", "--no-requeue", f"--job-name={name}", f"--comment={OURS}{work.key}", f"--nodes={len(shape.servers)}",
                 f"--nodelist={','.join(shape.servers)}", "--ntasks-per-node=1", f"--cpus-per-task={shape.cores}", f"--mem={shape.memory_bytes >> 20}M",
                 f"--gres=gpu:{shape.gpus}", f"--output={work.folder}/slurm-{work.placed.attempt}-{n}.txt",
                 *([f"--partition={self.partition}"] if self.partition else []), str(script),
-            ])  # fmt: skip
-            ids.append(said.strip().partition(";")[0] or f"JOBID-{name}")
+            ]))  # fmt: skip
         return tuple(ids)
+
+    def _submitted(self, name: str, words: list[str]) -> str:
+        """Its id, one that was never used: a controller that lost its last seconds counts from an old number, and a node that remembers a job of that number
+        is drained for it ("Duplicate jobid"). Such a job is cancelled and submitted once more."""
+        for _ in range(MAX_SKIPPED):
+            found = self.commands.call(words).strip().partition(";")[0]
+            if not found.isdigit() or int(found) > self._highest:
+                self.remember((found,))
+                return found or f"JOBID-{name}"
+            self.commands.call(["scancel", found])
+        raise RunError(f"{MAX_SKIPPED} numbers of jobs in a row were used before", where="sbatch", hint="raise FirstJobId in slurm.conf")
+
+    def remember(self, ids: Sequence[str]) -> None:
+        self._highest = max((self._highest, *(int(x) for x in ids if x.isdigit())))
 
     def start(self, works: Sequence[Work]) -> None:
         lines = []
