@@ -18,7 +18,7 @@ from pathlib import Path
 from types import TracebackType
 
 from ...errors import RunError, UsageError
-from .cpu_quota import CgroupPlace, CpuQuota, find_place, gc, group_name, places_of, remove_group
+from .cpu_quota import CgroupPlace, CpuQuota, find_place, gc, group_name, places_of, quota_place, remove_group
 
 __all__ = ["Limits"]
 
@@ -46,7 +46,8 @@ class Limits:
             raise UsageError("a limit of reading is above 0 and names a path on the disk", hint="give disk=")
         self.memory_bytes, self.read_Bps, self.disk, self.root = memory_bytes, read_Bps, disk, root
         self.out_of_memory = False  # once it is closed: the kernel killed a member for the memory limit
-        self._quota = CpuQuota(cores, place=None if root == Path("/") else find_place(root)) if cores is not None else None
+        self._place = quota_place() if root == Path("/") else find_place(root)
+        self._quota = CpuQuota(cores, place=self._place) if cores is not None else None
         self._folders: list[Path] = []
         self._guard: subprocess.Popen[bytes] | None = None
 
@@ -54,6 +55,9 @@ class Limits:
         gc()
         try:
             if self._quota is not None:
+                if self._place is None:
+                    hint = "needs root or a delegated group"
+                    raise RunError("no control group with the cpu controller can be made", where="cgroup controller cpu", hint=hint)
                 self._folders.append(self._quota.open().members_file.parent)
             if self.memory_bytes is not None:
                 self._make("memory", [("memory.limit_in_bytes", str(self.memory_bytes))], [("memory.max", str(self.memory_bytes)),
