@@ -7,6 +7,7 @@ processes; what a job was given is kept by Slurm's books only. Needs root and De
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import secrets
@@ -222,6 +223,9 @@ class Sandbox:
             if self._process.stdin is not None:
                 self._process.stdin.close()
             self._process.wait()
+        else:
+            with contextlib.suppress(ChildProcessError):  # it may be ours all the same, started through another object
+                os.waitpid(self.state.holder, 0)
         shutil.rmtree(self.folder, ignore_errors=True)
 
     def __enter__(self) -> Sandbox:
