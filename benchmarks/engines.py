@@ -4,8 +4,10 @@
 
 ready: five sandboxes, seconds until all nodes take jobs. jobs: 50 jobs of 1 to 8 GPUs come in 40 s, and 50 others in 20 s (more than 16 GPUs can do);
 differences between decisions and what Slurm did; from release to the first line of the job, beside plain `sbatch` of single jobs on the idle sandbox;
-the simulator's starts, with overheads fitted on a first trace of other jobs. FIFO, proportional shares, a job is passed over once at most. killed: the controller is killed 1 s after eight jobs were submitted. gloo: an all-reduce of four ranks on four nodes under
-srun. manifests: kubernetes-validate --strict (KUBERNETES_VALIDATE names the program). ray: four nodes in one process. Parts whose engine is absent say so.
+the simulator's starts, with overheads fitted on a first trace of other jobs. FIFO, proportional shares, a job is passed over once at most. killed:
+the controller is killed 1 s after eight jobs were submitted. gloo: an all-reduce of four ranks on four nodes under
+srun. manifests: kubernetes-validate --strict (KUBERNETES_VALIDATE names the program). ray: four nodes in one process. Parts whose engine is absent
+say so.
 """
 
 from __future__ import annotations
@@ -109,14 +111,16 @@ def jobs(count: int, folder: Path) -> list[dict[str, Any]]:
         bare = predict(servers, queue, policy(servers, queue), type(overheads)())[1]
         error, without = np.abs(starts - real), np.abs(bare - real)
         waited = float(np.mean(real - queue.arrival_s))
-        print(f"{name}: {overheads}; audit {found.verdict.facts}; release to start {statistics.median(found.waits_s):.3f}, worst {max(found.waits_s):.3f}; "
+        print(f"{name}: {overheads}; audit {found.verdict.facts}; "
+              f"release to start {statistics.median(found.waits_s):.3f}, worst {max(found.waits_s):.3f}; "
               f"starts predicted within {np.median(error):.3f}, worst {error.max():.3f}, without overheads {np.median(without):.3f}, worst "
               f"{without.max():.3f}; mean wait {waited:.2f}", flush=True)
         assert all(r.code == 0 for r in ran[name])
         what = f"{count} jobs of 1 to 8 GPUs in {queue.arrival_s.max():.0f} s"
         rows += [
             {"what": f"{what}: differences between decisions and Slurm", "value": found.verdict.facts["differences"], "unit": "differences"},
-            {"what": f"{what}: release to first line of the job, median", "value": statistics.median(found.waits_s), "unit": "s", "limit": ASKED_START_S,
+            {"what": f"{what}: release to first line of the job, median", "value": statistics.median(found.waits_s), "unit": "s",
+                "limit": ASKED_START_S,
              "worst": max(found.waits_s), "plain_sbatch_to_first_line_s": peer},
             {"what": f"{what}: simulated starts, overheads fitted on another trace: median error", "value": float(np.median(error)), "unit": "s",
              "limit": ASKED_MEDIAN_S, "without_overheads": float(np.median(without)), "mean_wait_s": waited},
@@ -188,7 +192,8 @@ def manifests(folder: Path) -> list[dict[str, Any]]:
     from meshwright.io.cluster.manifests import manifests as made
 
     servers = Servers(servers=tuple(Server(name=f"n{n}", gpus=tuple(f"n{n}g{k}" for k in range(8)), cores=64, memory_bytes=10**12) for n in range(3)))
-    given = [Given(job="t", server=f"n{n}", gpus=tuple(f"n{n}g{k}" for k in range(g)), cores=8 * g, memory_bytes=10**11) for n, g in enumerate((8, 4, 4))]
+    given = [Given(job="t", server=f"n{n}", gpus=tuple(f"n{n}g{k}" for k in range(g)), cores=8 * g, memory_bytes=10**11) for n, g in enumerate((8,
+        4, 4))]
     job = placed(servers, "t", given, number=0)
     launcher = (Path(__file__).parents[1] / "src/meshwright/run/engines/node.py").read_text()
     good = total = 0
@@ -207,7 +212,8 @@ def manifests(folder: Path) -> list[dict[str, Any]]:
                                       for t in ("leaderTemplate", "workerTemplate")]  # fmt: skip
             path = folder / f"{kind}-{queue}.yaml"
             path.write_text(manifest_text(plain_objects))
-            done = subprocess.run([os.environ.get("KUBERNETES_VALIDATE", "kubernetes-validate"), "--strict", str(path)], capture_output=True, text=True,
+            done = subprocess.run([os.environ.get("KUBERNETES_VALIDATE", "kubernetes-validate"), "--strict", str(path)], capture_output=True,
+                text=True,
                                   check=False)  # fmt: skip
             total, good = total + 1, good + (done.returncode == 0)
             print(kind, queue or "no queue", len(plain_objects), "objects:", done.stdout.strip()[-300:], done.stderr.strip()[-300:], flush=True)

@@ -7,8 +7,8 @@ import dataclasses
 import msgspec
 import numpy as np
 import pytest
-from effort import few
 
+from effort import few
 from meshwright.check.carried import Carried, check_carried
 from meshwright.cluster import Given, Server, Servers
 from meshwright.cluster.placed import placed, shapes

@@ -59,7 +59,8 @@ def test_dry_runs_of_other_engines(tmp_path, capsys, queue):
 
 @pytest.mark.parametrize(("words", "code", "says"), [
     (["--command", ""], 2, "job b has no command"), (["--speed-up", "0"], 2, "--speed-up"), (["--cores", "0"], 2, "--fabric"),
-    (["--engine", "kubernetes"], 2, "--image"), (["--engine", "slurm", "--sandbox", "none"], 2, "no sandbox is called"), (["--limit", "5"], 2, "--limit"),
+    (["--engine", "kubernetes"], 2, "--image"), (["--engine", "slurm", "--sandbox", "none"], 2, "no sandbox is called"), (["--limit", "5"], 2,
+        "--limit"),
     (["--order", "tune"], 2, "no order"), (["--fabric", "dgx1-v100:1", "--memory", "1KB", "--engine", "local"], 2, ""),
 ])  # fmt: skip
 def test_refusals(tmp_path, capsys, queue, words, code, says):
@@ -81,7 +82,8 @@ def test_sandbox_words_and_files_for_a_slurm_of_ones_own(tmp_path, capsys, monke
     made = told(capsys, "cluster", "sandbox", "files", "slurm", "--fabric", "dgx-a100:2", "--out", tmp_path, "--partition", "gpu")
     assert made["files"] == ["job_submit.lua", "topology.conf"] and "Nodes=" in (tmp_path / "topology.conf").read_text()
     assert '"gpu"' in (tmp_path / "job_submit.lua").read_text()
-    for words, says in ((["up", "pbs"], "WHAT"), (["down"], "NAME"), (["down", "none"], "no sandbox is called"), (["files", "slurm"], "--out FOLDER")):
+    for words, says in ((["up", "pbs"], "WHAT"), (["down"], "NAME"), (["down", "none"], "no sandbox is called"), (["files", "slurm"],
+        "--out FOLDER")):
         said = told(capsys, "cluster", "sandbox", *words, code=2)
         assert says in json.dumps(said)
 
@@ -96,7 +98,8 @@ def test_a_sandbox_goes_up_runs_a_queue_and_comes_down(tmp_path, capsys, queue):
     try:
         assert [s["name"] for s in told(capsys, "cluster", "sandbox", "list")["sandboxes"]].count(name) == 1
         assert main(["cluster", "sandbox", "list"]) == 0 and f"{name}: 2 nodes of 4 GPUs" in capsys.readouterr().out
-        words = ["cluster", "run", queue, "--engine", "slurm", "--sandbox", name, "--folder", tmp_path / "run", "--command", "true", "--speed-up", "60"]
+        words = ["cluster", "run", queue, "--engine", "slurm", "--sandbox", name, "--folder", tmp_path / "run", "--command", "true", "--speed-up",
+            "60"]
         assert [j["code"] for j in told(capsys, *words)["jobs"]] == [0, 0, 0]
         assert main(["cluster", "audit", str(tmp_path / "run")]) == 0 and "picks the GPUs within a server" in capsys.readouterr().out
     finally:

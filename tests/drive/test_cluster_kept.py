@@ -6,8 +6,8 @@ import heapq
 
 import numpy as np
 import pytest
-from effort import few
 
+from effort import few
 from meshwright.cluster import Queue, QueuedJob, Server, Servers
 from meshwright.cluster.allocation import floor_of, speed_of
 from meshwright.cluster.generate import UNPROFILED, published_profiles

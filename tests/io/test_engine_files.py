@@ -11,10 +11,10 @@ from fractions import Fraction
 import msgspec
 import numpy as np
 import pytest
-from effort import few
 from hypothesis import given as examples
 from hypothesis import strategies as st
 
+from effort import few
 from meshwright.cluster import Given, Server, Servers
 from meshwright.cluster.placed import placed
 from meshwright.errors import FormatError, Unsupported, UsageError
@@ -29,17 +29,20 @@ from meshwright.io.fabric.name import load_fabric
 
 # Printed by Slurm 22.05.8 (words that are not read left out).
 RUNS = (
-    "JobId=1 JobName=wrap UserId=root(0) Priority=4294901759 JobState=RUNNING Reason=None ExitCode=0:0 NodeList=n[1-2] CPUs/Task=1 ReqB:S:C:T=0:0:*:* "
-    "TRES=cpu=2,mem=200M,node=2,billing=2 JOB_GRES=gpu:fake:4   Nodes=n[1-2] CPU_IDs=0 Mem=100 GRES=gpu:fake:2(IDX:0-1) MinCPUsNode=1 "
+    "JobId=1 JobName=wrap UserId=root(0) Priority=4294901759 JobState=RUNNING Reason=None ExitCode=0:0 NodeList=n[1-2] CPUs/Task=1 "
+    "ReqB:S:C:T=0:0:*:* TRES=cpu=2,mem=200M,node=2,billing=2 JOB_GRES=gpu:fake:4   Nodes=n[1-2] CPU_IDs=0 Mem=100 GRES=gpu:fake:2(IDX:0-1) MinCPUsNode=1 "
+    ""
     "MinMemoryNode=100M Command=(null) Power= TresPerNode=gres:gpu:2 \n"
 )
 ENDED = (
-    "JobId=7 JobName=b JobState=FAILED Reason=NonZeroExitCode ExitCode=0:9 JOB_GRES=gpu:fake:3   Nodes=n1 CPU_IDs=4-7 Mem=32768 GRES=gpu:fake:2(IDX:0,3)   "
+    "JobId=7 JobName=b JobState=FAILED Reason=NonZeroExitCode ExitCode=0:9 JOB_GRES=gpu:fake:3   Nodes=n1 CPU_IDs=4-7 Mem=32768 "
+    "GRES=gpu:fake:2(IDX:0,3)   "
     "Nodes=n4 CPU_IDs=1 Mem=100 GRES= MinCPUsNode=4 Power= \nJobId=8 JobName=c JobState=PENDING Reason=JobHeldUser ExitCode=3:0 NumNodes=1 \n"
 )
 NODES = (
     "NodeName=n1 Arch=x86_64 CPUAlloc=1 CPUTot=8 Gres=gpu:a100:4 NodeAddr=127.0.0.1 OS=Linux 6.18 #1 SMP @0  RealMemory=65536 State=MIXED Sockets=8\n"
-    "NodeName=n2 CPUTot=8 Gres=(null) NodeAddr=n2 RealMemory=100 State=IDLE+DRAIN\nNodeName=n3 CPUTot=8 Gres=gpu:2 RealMemory=100 State=IDLE*+NOT_RESPONDING\n"
+    "NodeName=n2 CPUTot=8 Gres=(null) NodeAddr=n2 RealMemory=100 State=IDLE+DRAIN\n"
+    "NodeName=n3 CPUTot=8 Gres=gpu:2 RealMemory=100 State=IDLE*+NOT_RESPONDING\n"
 )
 
 
@@ -53,7 +56,8 @@ def test_jobs_and_nodes_as_slurm_prints_them():
     nodes = parse_slurm_nodes(NODES)
     assert [(n.name, n.gpus, n.type, n.cores, n.up) for n in nodes] == [("n1", 4, "a100", 8, True), ("n2", 0, "", 8, False), ("n3", 2, "", 8, False)]
     assert nodes[0].memory_bytes == 65536 << 20 and nodes[0].address == "127.0.0.1" and nodes[2].address == "n3"
-    assert parse_jobs("No jobs in the system\n") == [] and parse_version("slurm-wlm 22.05.8\n") == (22, 5) and parse_version("slurm 25.11.1") == (25, 11)
+    assert parse_jobs("No jobs in the system\n") == [] and parse_version("slurm-wlm 22.05.8\n") == (22,
+        5) and parse_version("slurm 25.11.1") == (25, 11)
 
 
 @pytest.mark.parametrize("text", ["slurm_load_jobs error", "JobId=1 ExitCode=x:y", "JobId=1 Nodes=n[1-9999999] CPU_IDs=0 Mem=1 GRES=",
@@ -147,7 +151,8 @@ def decided(seed, equal=False):
     rng = np.random.default_rng(seed)
     count = int(rng.integers(1, 4))
     sizes = [4] * count if equal else rng.integers(1, 9, count).tolist()
-    parts = [Given(job="t", server=f"n{n}", gpus=tuple(f"n{n}g{k}" for k in range(g)), cores=2 * g, memory_bytes=g << 30) for n, g in enumerate(sizes)]
+    parts = [Given(job="t", server=f"n{n}", gpus=tuple(f"n{n}g{k}" for k in range(g)), cores=2 * g, memory_bytes=g << 30) for n,
+        g in enumerate(sizes)]
     order = [g for p in parts for g in p.gpus]
     rng.shuffle(order)
     return placed(SERVERS, "t", parts, number=0, order=order)
@@ -186,12 +191,15 @@ def test_leaders_workers_plans_and_refusals():
     made = manifests(job, key="k", run="r", command=["x"], launcher=NODE, pods=Pods(image="i"), kind="leaderworkerset", plan=("p.json", "{}"))
     spec = made[1]["spec"]["leaderWorkerTemplate"]
     assert spec["size"] == len(job.given) and made[0]["data"]["p.json"] == "{}"
-    values = [spec[t]["spec"]["affinity"]["nodeAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"]["nodeSelectorTerms"][0]["matchExpressions"][0]
-              ["values"] for t in ("leaderTemplate", "workerTemplate")]  # fmt: skip
+    required = "requiredDuringSchedulingIgnoredDuringExecution"
+    values = [spec[t]["spec"]["affinity"]["nodeAffinity"][required]["nodeSelectorTerms"][0]["matchExpressions"][0]["values"]
+              for t in ("leaderTemplate", "workerTemplate")]  # fmt: skip
     assert values[0] == [job.ranks[0].server] and sorted({*values[0], *values[1]}) == sorted({g.server for g in job.given})
-    uneven = placed(SERVERS, "t", [Given(job="t", server=f"n{n}", gpus=tuple(f"n{n}g{k}" for k in range(n + 1)), cores=1, memory_bytes=1) for n in range(3)],
+    uneven = placed(SERVERS, "t", [Given(job="t", server=f"n{n}", gpus=tuple(f"n{n}g{k}" for k in range(n + 1)), cores=1,
+        memory_bytes=1) for n in range(3)],
                     number=0)  # fmt: skip
-    for wrong, facts in ((Unsupported, {"kind": "leaderworkerset"}), (UsageError, {"key": "Not_DNS"}), (UsageError, {"plan": ("p", "x" * (1 << 20))})):
+    for wrong, facts in ((Unsupported, {"kind": "leaderworkerset"}), (UsageError, {"key": "Not_DNS"}), (UsageError, {"plan": ("p",
+        "x" * (1 << 20))})):
         with pytest.raises(wrong):
             manifests(uneven, **{"key": "k", "run": "r", "command": ["x"], "launcher": NODE, "pods": Pods(image="i"), "kind": "job"} | facts)
 
@@ -230,11 +238,13 @@ def test_nodes_pods_and_questions_of_kubernetes():
 # ---- our own -----------------------------------------------------------------------------------------------------------
 def test_journals_are_read_back_and_cut_lines_left_out(tmp_path):
     path = tmp_path / "journal.jsonl"
-    records = [Record(what="run", time_s=1.0, text="local 12", schema=SCHEMA, version=1), Record(what="place", time_s=2.0, job="t", placed=decided(1)),
+    records = [Record(what="run", time_s=1.0, text="local 12", schema=SCHEMA, version=1), Record(what="place", time_s=2.0, job="t",
+        placed=decided(1)),
                Record(what="ended", time_s=3.0, job="t", given=decided(2).given, code=3)]  # fmt: skip
     path.write_bytes(b"".join(map(record_bytes, records)) + b'{"what": "run", "ti')
     assert read_journal(path) == records
-    for data in (b"", b"{}\n", record_bytes(records[1]), record_bytes(records[0]) + b"{]\n", record_bytes(msgspec.structs.replace(records[0], version=9))):
+    for data in (b"", b"{}\n", record_bytes(records[1]), record_bytes(records[0]) + b"{]\n", record_bytes(msgspec.structs.replace(records[0],
+        version=9))):
         path.write_bytes(data)
         with pytest.raises(FormatError):
             read_journal(path)

@@ -1,8 +1,8 @@
 """Did an engine do what was decided? Decisions and what engine and servers say are laid beside each other, job by job.
 
 Compared: servers; GPUs on each, by number where the engine can be told numbers, else how many; cores and memory where the engine keeps books of them;
-ranks on each server, from the notes that launchers write there; whether a job ended well twice, or an attempt began while an earlier one ran; GPUs that
-two jobs have at a time. Starts out of the order of releases are counted, not held against the engine: what is released together starts together.
+ranks on each server, from the notes that launchers write there; whether a job ended well twice, or an attempt began while an earlier one ran; GPUs
+that two jobs have at a time. Starts out of the order of releases are counted, not held against the engine: what is released together starts together.
 Shares nothing with engines but the types of decisions.
 """
 
@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 from ..cluster.allocation import Given
@@ -24,8 +25,8 @@ MAX_FINDINGS = 1000
 
 @dataclass(frozen=True, kw_only=True)
 class Carried:
-    """One attempt of a job: what was decided; what the engine's books say (`given`); the ranks that each server says it started; times, 0 where it did not
-    come to that. `released`: its turn among all releases. `over`: it ended or was lost."""
+    """One attempt of a job: what was decided; what the engine's books say (`given`); the ranks that each server says it started; times, 0 where it
+    did not come to that. `released`: its turn among all releases. `over`: it ended or was lost."""
 
     placed: Placed
     given: tuple[Given, ...] = ()
@@ -51,7 +52,7 @@ def check_carried(jobs: Sequence[Carried], *, picks_gpus: bool) -> Verdict:
     for f in found:
         kinds[str(f.witness["what"])] = kinds.get(str(f.witness["what"]), 0) + 1
     starts = [j.started_s for j in sorted(jobs, key=lambda j: j.released) if j.started_s and j.released >= 0]
-    early = sum(b < a for a, b in zip(starts, starts[1:], strict=False))
+    early = sum(b < a for a, b in pairwise(starts))
     facts: dict[str, Any] = {"jobs": len({j.placed.job for j in jobs}), "attempts": len(jobs), "differences": len(found), "kinds": kinds,
                              "out_of_order": early, "unseen": sum(bool(j.started_s) and not j.given for j in jobs)}  # fmt: skip
     return Verdict(findings=tuple(found[:MAX_FINDINGS]), facts=facts)
@@ -59,7 +60,8 @@ def check_carried(jobs: Sequence[Carried], *, picks_gpus: bool) -> Verdict:
 
 def _differs(job: Carried, what: str, message: str, **more: Any) -> Finding:
     name, attempt = job.placed.job, job.placed.attempt
-    return Finding(check="values", message=f"job {name}, attempt {attempt}: {message}", witness={"job": name, "attempt": attempt, "what": what, **more})
+    return Finding(check="values", message=f"job {name}, attempt {attempt}: {message}", witness={"job": name, "attempt": attempt, "what": what,
+        **more})
 
 
 def _placed(job: Carried, picks_gpus: bool) -> Iterable[Finding]:
@@ -113,7 +115,7 @@ def _twice(jobs: Sequence[Carried]) -> Iterable[Finding]:
         good = [a for a in attempts if a.good]
         if len(good) > 1:
             yield _differs(good[-1], "twice", f"ended well {len(good)} times")
-        for before, after in zip(attempts, attempts[1:], strict=False):
+        for before, after in pairwise(attempts):
             if before.started_s and after.started_s and (not before.ended_s or after.started_s < before.ended_s):
                 yield _differs(after, "twice", f"began while attempt {before.placed.attempt} ran")
 
@@ -128,6 +130,6 @@ def _held_twice(jobs: Sequence[Carried]) -> Iterable[Finding]:
                     held.setdefault((g.server, gpu), []).append((job.started_s, job.ended_s, job))
     for (server, gpu), spans in held.items():
         spans.sort(key=lambda x: x[:2])
-        for (_, until, first), (since, _, second) in zip(spans, spans[1:], strict=False):
+        for (_, until, first), (since, _, second) in pairwise(spans):
             if since < until:
                 yield _differs(second, "shared", f"has {gpu} of {server} while job {first.placed.job} has it", server=server, gpu=gpu)

@@ -57,7 +57,8 @@ def shapes(given: Iterable[Given]) -> list[Shape]:
 def placed(
     servers: Servers, job: str, given: Sequence[Given], *, number: int, attempt: int = 1, per: Per = "gpu", order: Sequence[str] = ()
 ) -> Placed:
-    """`order`: names of the job's GPUs in the order of ranks, e.g. a plan's placement; without it server by server. `per`: a rank per GPU or per server.
+    """`order`: names of the job's GPUs in the order of ranks, e.g. a plan's placement; without it server by server. `per`: a rank per GPU or per
+    server.
 
     Raises: UsageError for servers and GPUs that are not there, and for an order of other GPUs."""
     hosts: Mapping[str, Mapping[str, int]] = {s.name: {g: n for n, g in enumerate(s.gpus)} for s in servers.servers}

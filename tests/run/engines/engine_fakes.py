@@ -1,4 +1,5 @@
-"""An engine in memory that fails as real ones do: it does not answer, before or after it did what it was told; it forgets jobs; it starts one twice."""
+"""An engine in memory that fails as real ones do: it does not answer, before or after it did what it was told; it forgets jobs; it starts one
+twice."""
 
 from __future__ import annotations
 

@@ -31,8 +31,8 @@ elif words[0] == "apply":
     for d in (json.loads(x) for x in sys.stdin.read().split("---\\n")[1:]):
         if d["kind"] == "Job" and d["metadata"]["name"] not in [p["metadata"]["name"] for p in pods]:
             t = d["spec"]["template"]
-            pods.append({{"metadata": {{"name": d["metadata"]["name"], "labels": t["metadata"]["labels"]}}, "spec": t["spec"], "status": {{"phase": "Pending"}}}})
-elif words[0] == "patch":
+            pods.append({{"metadata": {{"name": d["metadata"]["name"], "labels": t["metadata"]["labels"]}}, "spec": t["spec"], "status": {{"phase":
+            "Pending"}}}}) elif words[0] == "patch":
     p = next(p for p in pods if p["metadata"]["name"] == words[2])
     assert json.loads(words[-1]) == [{{"op": "remove", "path": "/spec/schedulingGates"}}]
     del p["spec"]["schedulingGates"]
@@ -61,7 +61,8 @@ def end(tmp_path, code):
     path = tmp_path / "pods.json"
     pods = json.loads(path.read_text())
     for p in pods:
-        state = {"startedAt": "2026-01-01T00:00:00Z", "finishedAt": "2026-01-01T00:00:09Z", "exitCode": code, "reason": "Error" if code else "Completed"}
+        state = {"startedAt": "2026-01-01T00:00:00Z", "finishedAt": "2026-01-01T00:00:09Z", "exitCode": code,
+            "reason": "Error" if code else "Completed"}
         p["status"] = {"phase": "Failed" if code else "Succeeded", "containerStatuses": [{"state": {"terminated": state}}]}
     path.write_text(json.dumps(pods))
 

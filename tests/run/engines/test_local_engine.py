@@ -92,7 +92,8 @@ def test_a_gang_has_its_ranks_gpus_limits_and_names(tmp_path):
         s.start(["g"])
         assert until(lambda: s.watch() or s.jobs["g"].now == "running")
         here = groups(os.getpid())
-        assert {"".join((g / f).read_text().strip() for f in ("cpu.cfs_quota_us", "cpu.max", "memory.limit_in_bytes", "memory.max") if (g / f).exists())
+        assert {"".join((g / f).read_text().strip() for f in ("cpu.cfs_quota_us", "cpu.max", "memory.limit_in_bytes",
+            "memory.max") if (g / f).exists())
                 for g in here} in ({"30000", str(1 << 30), "10000", str(1 << 29)}, {f"30000 10000{1 << 30}", f"10000 10000{1 << 29}"})  # fmt: skip
         assert over(s, "g").code == 0 and s.audit("g") == given and not groups(os.getpid())
         named = not s.engine.notes
@@ -156,7 +157,7 @@ def test_suspend_resume_resize_cancel(tmp_path):
         s.resize("a", part("a", cores=4, memory_bytes=1 << 31))
         assert s.audit("a")[0].cores == 4
         assert any("40000" in (g / f).read_text() for g in groups(os.getpid()) for f in ("cpu.cfs_quota_us", "cpu.max") if (g / f).exists())
-        with pytest.raises(RunError, match="in use|cannot be"):
+        with pytest.raises(RunError, match=r"in use|cannot be"):
             s.resize("a", part("a", cores=4, memory_bytes=4 << 20))
         s.cancel("a")
         assert s.jobs["a"].now == "cancelled" and s.watch() == []

@@ -6,9 +6,9 @@ import json
 
 import msgspec
 import pytest
-from effort import few
 from engine_fakes import SERVERS, Faulty
 
+from effort import few
 from meshwright.cluster import Given, Queue, QueuedJob
 from meshwright.cluster.generate import UNPROFILED
 from meshwright.decide.cluster import allocation, order
@@ -135,7 +135,8 @@ def test_a_policy_that_moves_what_runs_is_refused(tmp_path):
 def test_overheads_of_one_run_predict_another():
     """Jobs one after the other on one server: starts are sums, by hand."""
     queue = queue_of((4, 4, 4))
-    ran = [Ran(arrival_s=0.0, decided_s=t, released_s=t, started_s=t + 0.3, ended_s=t + 1.4, noticed_s=t + 1.5, code=0, attempts=1) for t in (0.1, 1.6, 3.1)]
+    ran = [Ran(arrival_s=0.0, decided_s=t, released_s=t, started_s=t + 0.3, ended_s=t + 1.4, noticed_s=t + 1.5, code=0, attempts=1) for t in (0.1,
+        1.6, 3.1)]
     found = fit_overheads(queue, ran)
     assert (found.arrival_s, found.start_s, found.end_s) == pytest.approx((0.1, 0.3, 0.2))
     run, starts = predict(SERVERS, queue, policy(queue), found)

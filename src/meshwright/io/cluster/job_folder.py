@@ -36,7 +36,8 @@ class Ended(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 def ranks_document(
     placed: Placed, command: Sequence[str], *, plan: str = "", addresses: Mapping[str, str] | None = None, own_gpus: bool = False, port: int = 0
 ) -> dict[str, object]:
-    """`plan`: name of the plan's file beside it; `own_gpus`: the launcher says which GPUs are seen, not the engine; `port`: of rank 0, 0: a free one."""
+    """`plan`: name of the plan's file beside it; `own_gpus`: the launcher says which GPUs are seen, not the engine; `port`: of rank 0, 0: a free
+    one."""
     return {
         "schema": SCHEMA, "version": VERSION, "job": placed.job, "attempt": placed.attempt, "command": list(command), "plan": plan,
         "addresses": dict(addresses or {}), "own_gpus": own_gpus, "port": port,

@@ -17,7 +17,8 @@ __all__ = ["Asked", "KubernetesNode", "Pod", "parse_asked", "parse_nodes", "pars
 
 MAX_ITEMS = 100_000
 _QUANTITY = re.compile(r"(\d{1,18})(?:\.(\d{1,9}))?(m|k|M|G|T|P|Ki|Mi|Gi|Ti|Pi)?\Z")
-_SCALE = {None: 1, "k": 10**3, "M": 10**6, "G": 10**9, "T": 10**12, "P": 10**15, "Ki": 1 << 10, "Mi": 1 << 20, "Gi": 1 << 30, "Ti": 1 << 40, "Pi": 1 << 50}
+_SCALE = {None: 1, "k": 10**3, "M": 10**6, "G": 10**9, "T": 10**12, "P": 10**15, "Ki": 1 << 10, "Mi": 1 << 20, "Gi": 1 << 30, "Ti": 1 << 40,
+    "Pi": 1 << 50}
 
 
 class KubernetesNode(NamedTuple):
@@ -31,7 +32,8 @@ class KubernetesNode(NamedTuple):
 
 
 class Pod(NamedTuple):
-    """`key`: of the job's objects. `gates`: names of scheduling gates that hold it. Times in seconds since 1970, 0: not yet. `code`: -1: not ended."""
+    """`key`: of the job's objects. `gates`: names of scheduling gates that hold it. Times in seconds since 1970, 0: not yet. `code`: -1: not
+    ended."""
 
     name: str
     key: str

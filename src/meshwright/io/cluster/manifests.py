@@ -1,8 +1,8 @@
-"""Decisions as Kubernetes objects: Job, JobSet, LeaderWorkerSet, and both queued by Kueue. Dictionaries; `manifest_text` writes them as YAML documents
-(each is JSON, which YAML reads).
+"""Decisions as Kubernetes objects: Job, JobSet, LeaderWorkerSet, and both queued by Kueue. Dictionaries; `manifest_text` writes them as YAML
+documents (each is JSON, which YAML reads).
 
-A pod per server, pinned to it by node affinity and held by a scheduling gate until its turn. Ranks, launcher and plan travel in a ConfigMap; a headless
-Service gives rank 0 its name. Left out: the GPUs' numbers on a node, which its device plug-in picks.
+A pod per server, pinned to it by node affinity and held by a scheduling gate until its turn. Ranks, launcher and plan travel in a ConfigMap; a
+headless Service gives rank 0 its name. Left out: the GPUs' numbers on a node, which its device plug-in picks.
 """
 
 from __future__ import annotations
@@ -31,7 +31,8 @@ _DNS = re.compile(r"[a-z0-9]([a-z0-9-]{0,40}[a-z0-9])?\Z")
 
 @dataclass(frozen=True, kw_only=True)
 class Pods:
-    """What decisions do not say: `image` with the job's program and Python 3.8 or later; Kubernetes' name of the GPUs; Kueue's local queue, "": none."""
+    """What decisions do not say: `image` with the job's program and Python 3.8 or later; Kubernetes' name of the GPUs; Kueue's local queue, "":
+    none."""
 
     image: str
     resource: str = "nvidia.com/gpu"

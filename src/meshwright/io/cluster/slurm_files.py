@@ -27,8 +27,8 @@ def _plain(name: str) -> str:
 
 
 def topology_conf(fabric: Fabric) -> str:
-    """Servers below switches, as Slurm's topology/tree wants them. Switches that join the same servers, or overlap, are one switch there: rails and planes
-    are as near as each other. What no switch joins hangs below one made up, `fabric`.
+    """Servers below switches, as Slurm's topology/tree wants them. Switches that join the same servers, or overlap, are one switch there: rails and
+    planes are as near as each other. What no switch joins hangs below one made up, `fabric`.
 
     Raises: UsageError for names that Slurm does not take."""
     inside = {a: name for name, members in fabric.groups.items() for a in members}
@@ -100,8 +100,8 @@ def _lines(top: str, members: Sequence[str], leaf: set[str], fresh: object) -> l
 
 
 def job_submit_lua(*, partition: str = "", refuse: bool = False, decided: Mapping[str, Sequence[str]] | None = None) -> str:
-    """A plug-in that keeps a partition (default: all) to decisions. Jobs of `cluster run` pass. Others are pinned to the nodes in `decided` (job name -> nodes),
-    else held until somebody releases them, or refused.
+    """A plug-in that keeps a partition (default: all) to decisions. Jobs of `cluster run` pass. Others are pinned to the nodes in `decided` (job
+    name -> nodes), else held until somebody releases them, or refused.
 
     Raises: UsageError for names that Slurm does not take."""
     table = [
@@ -111,7 +111,8 @@ def job_submit_lua(*, partition: str = "", refuse: bool = False, decided: Mappin
         'slurm.log_user("meshwright: no decision for this job; submit it through `meshwright cluster run`")\n  return slurm.ERROR' if refuse else
         'job_desc.priority = 0\n  slurm.log_user("meshwright: held until it is decided where this job runs")\n  return slurm.SUCCESS'
     )  # fmt: skip
-    here = f'\n  if job_desc.partition ~= nil and job_desc.partition ~= "{_named(partition, "partition")}" then return slurm.SUCCESS end' if partition else ""
+    other = f'job_desc.partition ~= nil and job_desc.partition ~= "{_named(partition, "partition")}"' if partition else ""
+    here = f"\n  if {other} then return slurm.SUCCESS end" if partition else ""
     return f"""-- Written by meshwright: who may run where is decided outside.
 local decided = {{
 {chr(10).join(table)}
@@ -159,7 +160,8 @@ def slurm_conf(d: Daemons) -> str:
     plug_ins = [*(["JobSubmitPlugins=lua"] if d.lua else []), *(["TopologyPlugin=topology/tree"] if d.topology else [])]
     return "\n".join([
         f"ClusterName={_plain(f.name)}", f"SlurmctldHost={d.host}(127.0.0.1)", f"SlurmctldPort={d.controller_port}", "SlurmUser=root",
-        "AuthType=auth/munge", f"AuthInfo=socket={f}/munge.sock", "CredType=cred/munge", f"StateSaveLocation={f}/state", f"SlurmctldPidFile={f}/slurmctld.pid",
+        "AuthType=auth/munge", f"AuthInfo=socket={f}/munge.sock", "CredType=cred/munge", f"StateSaveLocation={f}/state",
+            f"SlurmctldPidFile={f}/slurmctld.pid",
         f"SlurmctldLogFile={f}/slurmctld.log", f"SlurmdSpoolDir={f}/spool-%n", f"SlurmdPidFile={f}/slurmd-%n.pid", f"SlurmdLogFile={f}/slurmd-%n.log",
         "SlurmdParameters=config_overrides", "ProctrackType=proctrack/linuxproc", "TaskPlugin=task/none", "SwitchType=switch/none", "MpiDefault=none",
         "SelectType=select/cons_tres", "SelectTypeParameters=CR_Core_Memory", "PriorityType=priority/basic", "SchedulerType=sched/backfill",

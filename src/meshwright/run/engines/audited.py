@@ -21,8 +21,8 @@ PICKS_GPUS = frozenset({"local"})  # engines that are told numbers of GPUs
 
 @dataclass(frozen=True, kw_only=True)
 class Audit:
-    """`verdict.findings` are the differences. `waits_s`: from release to start, per attempt. `unfinished`: jobs that are not over. `failed`: jobs whose
-    command failed. `notes`: what the engine said of itself."""
+    """`verdict.findings` are the differences. `waits_s`: from release to start, per attempt. `unfinished`: jobs that are not over. `failed`: jobs
+    whose command failed. `notes`: what the engine said of itself."""
 
     engine: str
     verdict: Verdict

@@ -30,8 +30,8 @@ GivenOf = Callable[[int, Parts], tuple[Given, ...]]
 
 @dataclass
 class Ran:
-    """One job, times in seconds since the run began (`duration_s` of the queue is what was asked). `decided_s`, `released_s`, `started_s` (first line of
-    its launcher), `ended_s` (last line), `noticed_s`; not finite where it did not come to that. `code`: of its command; -1: given up."""
+    """One job, times in seconds since the run began (`duration_s` of the queue is what was asked). `decided_s`, `released_s`, `started_s` (first
+    line of its launcher), `ended_s` (last line), `noticed_s`; not finite where it did not come to that. `code`: of its command; -1: given up."""
 
     arrival_s: float
     decided_s: float = np.inf
@@ -69,7 +69,8 @@ class Driver:
         zeros = np.zeros(n)
         self.ran = [Ran(arrival_s=float(a)) for a in self.queue.arrival_s]
         self.state = State(
-            queue=self.queue, servers=self.servers, left_s=self.queue.duration_s.copy(), attained_s=zeros.copy(), speed=zeros.copy(), since_s=zeros.copy(),
+            queue=self.queue, servers=self.servers, left_s=self.queue.duration_s.copy(), attained_s=zeros.copy(), speed=zeros.copy(),
+                since_s=zeros.copy(),
             ready_s=zeros.copy(),
         )  # fmt: skip
         self._number = {j.name: n for n, j in enumerate(self.queue.jobs)}
@@ -86,7 +87,8 @@ class Driver:
             self._take_up()
         while len(self._over) < len(self.queue.jobs):
             if self.now_s() > self.limit_s:
-                raise RunTimeout(f"{len(self.queue.jobs) - len(self._over)} jobs are not done after {self.limit_s:g} s", where=str(self.session.folder))
+                raise RunTimeout(f"{len(self.queue.jobs) - len(self._over)} jobs are not done after {self.limit_s:g} s",
+                    where=str(self.session.folder))
             try:
                 self._turn()
                 self._away_s = 0.0

@@ -23,8 +23,8 @@ State = Literal["held", "waiting", "running", "done", "failed", "gone"]
 
 
 class Seen(NamedTuple):
-    """What an engine says of a job. `gone`: it knows no such job. `given`: what the job has there now or had, by the engine's own books; where an engine
-    has no books of something (cores, memory) the number is 0. Times, seconds since 1970, where no launcher's notes can be read; else 0."""
+    """What an engine says of a job. `gone`: it knows no such job. `given`: what the job has there now or had, by the engine's own books; where an
+    engine has no books of something (cores, memory) the number is 0. Times, seconds since 1970, where no launcher's notes can be read; else 0."""
 
     state: State
     given: tuple[Given, ...] = ()
@@ -36,7 +36,8 @@ class Seen(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class Work:
-    """`key`: a name of this attempt that no other run has; `ids`: the engine's names of its objects, once it holds them; `node`: the launcher's path."""
+    """`key`: a name of this attempt that no other run has; `ids`: the engine's names of its objects, once it holds them; `node`: the launcher's
+    path."""
 
     placed: Placed
     folder: Path
@@ -48,8 +49,9 @@ class Work:
 
 
 class Engine(Protocol):
-    """`picks_gpus`: the numbers of GPUs on a server are as decided; without it the engine picks them. `resizes`: cores and memory of what runs change.
-    `launches`: the launcher sets the GPUs that a job sees. `notes`: what is not as it should be, e.g. limits that cannot be set here. `said`: commands of a dry run."""
+    """`picks_gpus`: the numbers of GPUs on a server are as decided; without it the engine picks them. `resizes`: cores and memory of what runs
+    change. `launches`: the launcher sets the GPUs that a job sees. `notes`: what is not as it should be, e.g. limits that cannot be set here. `said`:
+    commands of a dry run."""
 
     name: ClassVar[str]
     picks_gpus: ClassVar[bool]

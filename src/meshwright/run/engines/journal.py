@@ -9,7 +9,6 @@ import time
 from pathlib import Path
 from types import TracebackType
 
-
 from ...errors import UsageError
 from ...io.cluster.journal import SCHEMA, VERSION, Record, read_journal, record_bytes
 

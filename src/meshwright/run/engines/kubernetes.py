@@ -1,5 +1,6 @@
-"""Kubernetes as the engine, through `kubectl`: pods are pinned to their nodes by affinity and held by a scheduling gate, which `start` removes in the order
-of the decisions. Which GPUs of a node a pod gets, its device plug-in picks. Objects of a job have its key as label; times are those of the pods' status.
+"""Kubernetes as the engine, through `kubectl`: pods are pinned to their nodes by affinity and held by a scheduling gate, which `start` removes in
+the order of the decisions. Which GPUs of a node a pod gets, its device plug-in picks. Objects of a job have its key as label; times are those of the
+pods' status.
 """
 
 from __future__ import annotations
@@ -24,7 +25,8 @@ KINDS = {"job": "job", "jobset": "jobset", "leaderworkerset": "leaderworkerset"}
 
 @dataclass
 class Kubernetes:
-    """`pods`: image and names. `kind`: what a job becomes. `servers`: default all nodes with GPUs that are ready. Raises: UsageError without `kubectl`."""
+    """`pods`: image and names. `kind`: what a job becomes. `servers`: default all nodes with GPUs that are ready. Raises: UsageError without
+    `kubectl`."""
 
     pods: Pods
     kind: Literal["job", "jobset", "leaderworkerset"] = "job"

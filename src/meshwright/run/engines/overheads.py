@@ -24,7 +24,8 @@ __all__ = ["Overheads", "fit_overheads", "predict"]
 
 @dataclass(frozen=True, kw_only=True)
 class Overheads:
-    """Seconds: from an arrival to a decision that nothing stands against, from a decision to the start, and after the job's own time to the notice."""
+    """Seconds: from an arrival to a decision that nothing stands against, from a decision to the start, and after the job's own time to the
+    notice."""
 
     arrival_s: float = 0.0
     start_s: float = 0.0
@@ -45,7 +46,8 @@ def fit_overheads(queue: Queue, ran: Sequence[Ran]) -> Overheads:
 def predict(servers: Servers, queue: Queue, policy: Policy, overheads: Overheads) -> tuple[ClusterRun, NDArray[np.float64]]:
     """The queue in virtual time under the policy, and when each job starts. `policy`: a fresh one, made for this queue."""
     longer = tuple(
-        msgspec.structs.replace(j, arrival_s=j.arrival_s + overheads.arrival_s, duration_s=max(1e-6, j.duration_s + overheads.start_s + overheads.end_s))
+        msgspec.structs.replace(j, arrival_s=j.arrival_s + overheads.arrival_s, duration_s=max(1e-6,
+            j.duration_s + overheads.start_s + overheads.end_s))
         for j in queue.jobs
     )
     run = simulate_cluster(servers, msgspec.structs.replace(queue, jobs=longer), policy, speed=lambda job, parts: 1.0)

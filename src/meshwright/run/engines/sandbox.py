@@ -1,6 +1,7 @@
 """Slurm on this machine: a controller and any number of nodes with made-up GPUs, cores and memory, beside other instances, for tries and tests.
 
-Daemons have a folder, a key and ports of their own, and live in a PID namespace whose first process is their holder: when it or its owner is killed, the
+Daemons have a folder, a key and ports of their own, and live in a PID namespace whose first process is their holder: when it or its owner is
+killed, the
 kernel ends them and their jobs. Files that are left are removed by the next `up`, `down` or `listed`. Nodes share this machine's cores, memory and
 processes; what a job was given is kept by Slurm's books only. Needs root and Debian's slurmctld, slurmd, slurm-client, munge.
 """
@@ -71,7 +72,8 @@ class SandboxState(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_o
 def runtime() -> Path:
     """The folder of all sandboxes of this user. Raises: RunError when it is not ours."""
     given = os.environ.get("MESHWRIGHT_SANDBOX_DIR")
-    folder = Path(given) if given else Path("/run/meshwright/sandboxes") if os.geteuid() == 0 else Path(tempfile.gettempdir(), f"meshwright-{os.geteuid()}")
+    folder = Path(given) if given else Path("/run/meshwright/sandboxes") if os.geteuid() == 0 else Path(tempfile.gettempdir(),
+        f"meshwright-{os.geteuid()}")
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     if folder.stat().st_uid != os.geteuid():
         raise RunError("the folder of sandboxes belongs to somebody else", where=str(folder), hint="set MESHWRIGHT_SANDBOX_DIR")
@@ -153,7 +155,8 @@ class Sandbox:
                 start_new_session=True, cwd="/", env={**os.environ, "PATH": PATH},
             )  # fmt: skip
             begun = time.monotonic()
-            state = SandboxState(name=name, holder=process.pid, holder_start=process_start_ticks(process.pid) or "", nodes=names, gpus=gpus, cores=cores,
+            state = SandboxState(name=name, holder=process.pid, holder_start=process_start_ticks(process.pid) or "", nodes=names, gpus=gpus,
+                cores=cores,
                                  memory_bytes=memory_bytes, ports=ports)  # fmt: skip
             write_bytes(folder / "sandbox.json", msgspec.json.encode(state))
             sandbox = cls(folder, state, process)
@@ -261,7 +264,8 @@ def _write(d: Daemons, fabric: Fabric | None) -> None:
 
 def _daemons(d: Daemons) -> list[dict[str, object]]:
     f, conf = d.folder, {"SLURM_CONF": str(d.folder / "slurm.conf")}
-    munge = ["munged", "--foreground", "--force", "--num-threads=2", f"--socket={f}/munge.sock", f"--key-file={f}/munge.key", f"--pid-file={f}/munged.pid",
+    munge = ["munged", "--foreground", "--force", "--num-threads=2", f"--socket={f}/munge.sock", f"--key-file={f}/munge.key",
+        f"--pid-file={f}/munged.pid",
              f"--log-file={f}/munged.log", f"--seed-file={f}/munge.seed"]  # fmt: skip
     nodes = [{"name": f"slurmd-{n}", "argv": ["slurmd", "-D", "-N", n, "-f", f"{f}/slurm.conf"], "ready": "", "env": conf} for n in d.nodes]
     return [

@@ -8,7 +8,8 @@
         session.audit("train")                 # what it really got
 
 Opened again on the same folder it takes up what the journal says: what has ended is over, what the engine still has is watched, what it has lost
-and never began is submitted again under the same attempt. A job's launcher starts an attempt at most once on a server, and not while an earlier one runs.
+and never began is submitted again under the same attempt. A job's launcher starts an attempt at most once on a server, and not while an earlier one
+runs.
 """
 
 from __future__ import annotations
@@ -40,8 +41,8 @@ OVER: frozenset[Now] = frozenset({"ended", "lost", "cancelled"})
 
 
 class Event(NamedTuple):
-    """`at_s`: when it happened, by the clock of the job's server, seconds since 1970. `code`: of the job's command, for `ended`. `lost`: the engine stopped
-    it or forgot it after it had begun: it may be placed again, as a new attempt."""
+    """`at_s`: when it happened, by the clock of the job's server, seconds since 1970. `code`: of the job's command, for `ended`. `lost`: the engine
+    stopped it or forgot it after it had begun: it may be placed again, as a new attempt."""
 
     what: Literal["running", "ended", "lost"]
     job: str
@@ -66,7 +67,8 @@ class _Job:
 
 @dataclass
 class Session:
-    """`servers`: default those that the engine has. `dry`: nothing is written; the engine says its commands instead. Raises: as `Journal` and the engine."""
+    """`servers`: default those that the engine has. `dry`: nothing is written; the engine says its commands instead. Raises: as `Journal` and the
+    engine."""
 
     engine: Engine
     folder: Path
@@ -109,8 +111,8 @@ class Session:
         return self.servers
 
     def submit(self, name: str, command: Sequence[str], *, number: int, plan: str = "", per: Per = "gpu") -> str:
-        """Take a job in; it waits. `per`: its command runs once per GPU or once per server. `plan`: a plan's file, which travels with the job; its placement
-        is the order of ranks where it names the job's GPUs. A job that was taken in before keeps its state. Raises: UsageError."""
+        """Take a job in; it waits. `per`: its command runs once per GPU or once per server. `plan`: a plan's file, which travels with the job; its
+        placement is the order of ranks where it names the job's GPUs. A job that was taken in before keeps its state. Raises: UsageError."""
         if name in self.jobs:
             return name
         if not command:
@@ -219,7 +221,8 @@ class Session:
         if r.what == "place" and r.placed is not None:
             job.attempt, job.given = r.attempt, r.placed.given
             job.work = Work(
-                placed=r.placed, folder=self.folder / "jobs" / f"{job.number:06d}", key=f"mw-{self.run}-{job.number}-{r.attempt}", command=job.command,
+                placed=r.placed, folder=self.folder / "jobs" / f"{job.number:06d}", key=f"mw-{self.run}-{job.number}-{r.attempt}",
+                    command=job.command,
                 node=self.folder / "node.py", plan=Path(job.plan).name if job.plan else "",
             )  # fmt: skip
         if r.what == "held" and job.work is not None:
@@ -232,7 +235,8 @@ class Session:
         began, over = read_started(folder, attempt), read_ended(folder, attempt)
         servers = {g.server for g in job.given}
         events: list[Event] = []
-        if seen.state in ("held", "waiting") and (began or job.now == "running"):  # the engine's memory is older than what happened: nothing may start again
+        if seen.state in ("held",
+            "waiting") and (began or job.now == "running"):  # the engine's memory is older than what happened: nothing may start again
             self._say("note", job.name, attempt=attempt, text=f"the engine says {seen.state}, and it has begun: cancelled there")
             self.engine.cancel(job.work)
             seen = Seen("gone")

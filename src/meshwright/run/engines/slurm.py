@@ -1,7 +1,7 @@
 """Slurm as the engine (22.05 and later): jobs are submitted held and pinned to their nodes, and released in the order of the decisions.
 
-`sbatch --hold` with nodes, GPUs, cores and memory; `scontrol release`, and after it the priority, which a release would overwrite. A job whose servers
-have unlike parts becomes several jobs of Slurm, one per kind of part. Within a node Slurm picks the numbers of the GPUs. Ids of Slurm are not
+`sbatch --hold` with nodes, GPUs, cores and memory; `scontrol release`, and after it the priority, which a release would overwrite. A job whose
+servers have unlike parts becomes several jobs of Slurm, one per kind of part. Within a node Slurm picks the numbers of the GPUs. Ids of Slurm are not
 trusted across a restart of its controller, which may lose the last seconds: jobs are found by their names, which are ours.
 """
 
@@ -39,7 +39,8 @@ WAITING: Mapping[str, State] = {
 
 
 class Slurm:
-    """`conf`: path of slurm.conf (default: as SLURM_CONF says). Raises: UsageError where Slurm is absent, Unsupported where it is too old, EngineAway."""
+    """`conf`: path of slurm.conf (default: as SLURM_CONF says). Raises: UsageError where Slurm is absent, Unsupported where it is too old,
+    EngineAway."""
 
     name: ClassVar[str] = "slurm"
     picks_gpus: ClassVar[bool] = False
@@ -105,16 +106,18 @@ class Slurm:
             if not self.commands.dry:
                 write_text(script, f"#!/bin/sh\nexec {several}{launch}\n")
             ids.append(self._submitted(name, [
-                "sbatch", "--parsable", "--hold", "--no-requeue", f"--job-name={name}", f"--comment={OURS}{work.key}", f"--nodes={len(shape.servers)}",
-                f"--nodelist={','.join(shape.servers)}", "--ntasks-per-node=1", f"--cpus-per-task={shape.cores}", f"--mem={shape.memory_bytes >> 20}M",
+                "sbatch", "--parsable", "--hold", "--no-requeue", f"--job-name={name}", f"--comment={OURS}{work.key}",
+                    f"--nodes={len(shape.servers)}",
+                f"--nodelist={','.join(shape.servers)}", "--ntasks-per-node=1", f"--cpus-per-task={shape.cores}",
+                    f"--mem={shape.memory_bytes >> 20}M",
                 f"--gres=gpu:{shape.gpus}", f"--output={work.folder}/slurm-{work.placed.attempt}-{n}.txt",
                 *([f"--partition={self.partition}"] if self.partition else []), str(script),
             ]))  # fmt: skip
         return tuple(ids)
 
     def _submitted(self, name: str, words: list[str]) -> str:
-        """Its id, one that was never used: a controller that lost its last seconds counts from an old number, and a node that remembers a job of that number
-        is drained for it ("Duplicate jobid"). Such a job is cancelled and submitted once more."""
+        """Its id, one that was never used: a controller that lost its last seconds counts from an old number, and a node that remembers a job of
+        that number is drained for it ("Duplicate jobid"). Such a job is cancelled and submitted once more."""
         for _ in range(MAX_SKIPPED):
             found = self.commands.call(words).strip().partition(";")[0]
             if not found.isdigit() or int(found) > self._highest:
@@ -170,7 +173,8 @@ class Slurm:
 
     def resize(self, work: Work, given: tuple[Given, ...]) -> None:
         raise Unsupported(
-            "Slurm does not change the cores or the memory of a job that runs", where=f"job {work.placed.job}", hint="use an allocation that keeps them"
+            "Slurm does not change the cores or the memory of a job that runs", where=f"job {work.placed.job}",
+                hint="use an allocation that keeps them"
         )
 
     def close(self) -> None:

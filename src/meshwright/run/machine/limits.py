@@ -124,7 +124,8 @@ class Limits:
 
     def change(self, *, cores: float | None = None, memory_bytes: int | None = None) -> None:
         """Other limits from now on, of those that are set. Raises: UsageError, RunError where the kernel refuses, e.g. less than is in use."""
-        if memory_bytes is not None and (self.memory_bytes is None or memory_bytes < MIN_MEMORY_BYTES) or cores is not None and self._quota is None:
+        unset = (cores is not None and self._quota is None) or (memory_bytes is not None and self.memory_bytes is None)
+        if unset or (memory_bytes is not None and memory_bytes < MIN_MEMORY_BYTES):
             raise UsageError("only a limit that is set can be changed", hint=f"memory: at least {MIN_MEMORY_BYTES} bytes")
         if cores is not None and self._quota is not None:
             self._quota.change(cores)
