@@ -30,9 +30,8 @@ from meshwright.io.fabric.name import load_fabric
 # Printed by Slurm 22.05.8 (words that are not read left out).
 RUNS = (
     "JobId=1 JobName=wrap UserId=root(0) Priority=4294901759 JobState=RUNNING Reason=None ExitCode=0:0 NodeList=n[1-2] CPUs/Task=1 "
-    "ReqB:S:C:T=0:0:*:* TRES=cpu=2,mem=200M,node=2,billing=2 JOB_GRES=gpu:fake:4   Nodes=n[1-2] CPU_IDs=0 Mem=100 GRES=gpu:fake:2(IDX:0-1) MinCPUsNode=1 "
-    ""
-    "MinMemoryNode=100M Command=(null) Power= TresPerNode=gres:gpu:2 \n"
+    "ReqB:S:C:T=0:0:*:* TRES=cpu=2,mem=200M,node=2,billing=2 JOB_GRES=gpu:fake:4   Nodes=n[1-2] CPU_IDs=0 Mem=100 "
+    "GRES=gpu:fake:2(IDX:0-1) MinCPUsNode=1 MinMemoryNode=100M Command=(null) Power= TresPerNode=gres:gpu:2 \n"
 )
 ENDED = (
     "JobId=7 JobName=b JobState=FAILED Reason=NonZeroExitCode ExitCode=0:9 JOB_GRES=gpu:fake:3   Nodes=n1 CPU_IDs=4-7 Mem=32768 "

@@ -31,8 +31,9 @@ elif words[0] == "apply":
     for d in (json.loads(x) for x in sys.stdin.read().split("---\\n")[1:]):
         if d["kind"] == "Job" and d["metadata"]["name"] not in [p["metadata"]["name"] for p in pods]:
             t = d["spec"]["template"]
-            pods.append({{"metadata": {{"name": d["metadata"]["name"], "labels": t["metadata"]["labels"]}}, "spec": t["spec"], "status": {{"phase":
-            "Pending"}}}}) elif words[0] == "patch":
+            metadata = {{"name": d["metadata"]["name"], "labels": t["metadata"]["labels"]}}
+            pods.append({{"metadata": metadata, "spec": t["spec"], "status": {{"phase": "Pending"}}}})
+elif words[0] == "patch":
     p = next(p for p in pods if p["metadata"]["name"] == words[2])
     assert json.loads(words[-1]) == [{{"op": "remove", "path": "/spec/schedulingGates"}}]
     del p["spec"]["schedulingGates"]
