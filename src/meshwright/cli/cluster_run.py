@@ -44,7 +44,8 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--local-queue", default="", help="Kubernetes: queue the jobs in this LocalQueue of Kueue")
     parser.add_argument("--resource", default="nvidia.com/gpu", help="Kubernetes: name of the GPUs (default nvidia.com/gpu)")
     parser.add_argument("--dry-run", action="store_true", help="print what the engine would be told of the jobs that start first, and do nothing")
-    parser.add_argument("--split", help=argparse.SUPPRESS)
+    parser.add_argument("--split", help="draw published profiles: shares of image, language and speech models, e.g. 20,70,10")
+    parser.add_argument("--most-passed", type=int, default=16, help="starts of others that a job waits for at most, 0: for ever (default 16)")
     parser.add_argument("--rates", default="", help="of a Gavel trace: its measured throughputs, a JSON file")
     parser.add_argument("--seed", type=int, default=0, help="of what is drawn: equal seeds give equal results (default 0)")
 
@@ -56,17 +57,20 @@ def run(args: argparse.Namespace) -> Result:
     from ..decide.cluster.problem import require_possible
     from ..drive.cluster import given_of
     from ..drive.cluster_kept import Kept
+    from ..errors import UsageError
     from ..run.engines import Driver, Session
     from ..run.engines.audited import audit
 
     queue = _commanded(args, queue_of(args))
     first, strategy = order(args.order, where="--order"), allocation(args.allocation, where="--allocation")
+    if args.most_passed < 0:
+        raise UsageError(f"must be at least 0, got {args.most_passed}", where="--most-passed")
     limit_s = seconds_given(args.limit, "--limit") if args.limit else float("inf")
     servers = _servers(args)
     engine = _engine(args, servers)
     servers = servers or engine.discover()
     require_possible(servers, queue)
-    policy = Kept(servers=servers, queue=queue, order=first(), allocation=strategy(), seed=args.seed)
+    policy = Kept(servers=servers, queue=queue, order=first(), allocation=strategy(), seed=args.seed, most_passed=args.most_passed)
 
     def given(job: int, parts: Any) -> Any:
         return tuple(given_of(servers, queue, job, parts))

@@ -53,6 +53,9 @@ def test_an_absent_and_an_old_slurm_are_refused(tmp_path, monkeypatch):
     monkeypatch.setenv("PATH", fake(tmp_path, sinfo=("slurm 22.05.8", 0), scontrol=("slurm_load_node error: Unable to contact slurm controller", 1)))
     with pytest.raises(EngineAway, match="Unable to contact"):
         Slurm().discover()
+    (tmp_path / "scontrol").write_text("#!/bin/sh\nkill -SEGV $$\n")
+    with pytest.raises(EngineAway, match="signal 11"):
+        Slurm().discover()
     monkeypatch.setenv("PATH", fake(tmp_path, sinfo=("slurm 22.05.8", 0), scontrol=("NodeName=n1 CPUTot=8 RealMemory=10 State=IDLE", 0)))
     with pytest.raises(UsageError, match="no node of this Slurm has GPUs"):
         Slurm().discover()

@@ -128,6 +128,8 @@ class Commands:
             raise EngineAway(f"no answer within {MAX_CALL_S:.0f} s", where=words[0]) from None
         except OSError as error:
             raise RunError(f"cannot run it: {error.strerror}", where=words[0], hint="install the engine's programs") from error
+        if done.returncode < 0:  # scontrol of 22.05 was seen to end with signal 11 while its controller was killed
+            raise EngineAway(f"ended by signal {-done.returncode}", where=words[0])
         if done.returncode or any(x in done.stderr for x in self.away):
             told = (done.stderr.strip() or done.stdout.strip() or f"exit code {done.returncode}")[-2000:]
             if any(x in told for x in self.away):
