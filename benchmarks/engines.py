@@ -220,6 +220,62 @@ def manifests(folder: Path) -> list[dict[str, Any]]:
     return [{"what": "sets of manifests that kubernetes-validate --strict takes", "value": good, "unit": "sets", "limit": total}]
 
 
+def ray_part(folder: Path) -> list[dict[str, Any]]:
+    """Run with an interpreter that has Ray. Gangs on one to three of four nodes, made up until 20 bundles are placed."""
+    os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
+    import ray
+    from ray.cluster_utils import Cluster
+
+    from meshwright.cluster import Given
+    from meshwright.errors import Infeasible
+    from meshwright.run.engines.ray import NAME, Ray
+
+    begun = time.time()
+    claims: dict[str, Any] = {"num_cpus": 8, "num_gpus": 4, "memory": 64 << 30, "object_store_memory": 100 << 20}
+    cluster = Cluster(initialize_head=True, head_node_args={**claims, "labels": {NAME: "n1"}, "include_dashboard": False})
+    for n in (2, 3, 4):
+        cluster.add_node(**claims, labels={NAME: f"n{n}"})
+    ray.init(address=cluster.address, log_to_driver=False)
+    cluster.wait_for_nodes()
+    up_s, rng, bundles, took = time.time() - begun, np.random.default_rng(1), 0, []
+    with Session(Ray(), folder / "ray") as session:
+        servers = session.discover()
+        while bundles < 20:
+            free, names = {s.name: list(s.gpus) for s in servers.servers}, []
+            while sum(map(len, free.values())) >= 4 and bundles < 20:
+                name, given = f"j{len(session.jobs)}", []
+                for host in rng.permutation([h for h in free if free[h]])[: int(rng.integers(1, 4))].tolist()[: 20 - bundles]:
+                    gpus = int(rng.integers(1, len(free[host]) + 1))
+                    given.append(Given(job=name, server=host, gpus=tuple(free[host][:gpus]), cores=gpus, memory_bytes=gpus << 30))
+                    del free[host][:gpus]
+                bundles += len(given)
+                session.submit(name, ["true"], number=len(session.jobs), per="server")
+                begun = time.time()
+                session.place(name, given)
+                took.append(time.time() - begun)
+                names.append(name)
+            session.start(names)
+            while any(session.jobs[x].now not in ("ended", "lost") for x in names):
+                session.watch()
+                time.sleep(0.05)
+        begun, refused_s = time.time(), float("nan")
+        session.submit("big", ["true"], number=len(session.jobs))
+        try:
+            session.place("big", [Given(job="big", server="n1", gpus=servers.servers[0].gpus, cores=99, memory_bytes=1 << 30)])
+        except Infeasible:
+            refused_s = time.time() - begun
+    found = audit(folder / "ray")
+    good = bundles - sum(f.witness["what"] == "server" for f in found.verdict.findings)
+    print("ray:", found.verdict.facts, "up", round(up_s, 1), "s", flush=True)
+    ray.shutdown()
+    cluster.shutdown()
+    return [
+        {"what": "Ray, four nodes: bundles on the decided node, of 20", "value": good, "unit": "bundles", "limit": 20,
+         "differences": found.verdict.facts["differences"], "slowest_group_s": max(took), "nodes_up_s": up_s},
+        {"what": "a group that no node can hold: refused after", "value": refused_s, "unit": "s", "limit": 2.0},
+    ]  # fmt: skip
+
+
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--parts", default="ready,jobs,killed,gloo,manifests")
@@ -230,7 +286,7 @@ def main() -> None:
     rows, absent = [], []
     slurm = all(shutil.which(p, path=os.environ["PATH"] + ":/usr/sbin") for p in PROGRAMS)
     parts = {"ready": ready, "jobs": lambda: jobs(args.jobs, folder), "killed": lambda: killed(folder), "gloo": lambda: gloo(folder),
-             "manifests": lambda: manifests(folder)}  # fmt: skip
+             "manifests": lambda: manifests(folder), "ray": lambda: ray_part(folder)}  # fmt: skip
     for name in args.parts.split(","):
         if name in ("ready", "jobs", "killed", "gloo") and not slurm:
             absent.append(f"{name}: Slurm is not installed")

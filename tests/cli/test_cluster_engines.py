@@ -61,7 +61,8 @@ def test_dry_runs_of_other_engines(tmp_path, capsys, queue):
     (["--command", ""], 2, "job b has no command"), (["--speed-up", "0"], 2, "--speed-up"), (["--cores", "0"], 2, "--fabric"),
     (["--engine", "kubernetes"], 2, "--image"), (["--engine", "slurm", "--sandbox", "none"], 2, "no sandbox is called"), (["--limit", "5"], 2,
         "--limit"),
-    (["--order", "tune"], 2, "no order"), (["--most-passed", "-1"], 2, "--most-passed"), (["--fabric", "dgx1-v100:1", "--memory", "1KB", "--engine", "local"], 2, ""),
+    (["--order", "tune"], 2, "no order"), (["--most-passed", "-1"], 2, "--most-passed"), (["--fabric", "dgx1-v100:1", "--memory", "1KB", "--engine",
+        "local"], 2, ""),
 ])  # fmt: skip
 def test_refusals(tmp_path, capsys, queue, words, code, says):
     base = ["cluster", "run", queue, *ON, "--folder", tmp_path / "run", "--command", "x"]

@@ -21,6 +21,7 @@ __all__ = ["Carried", "check_carried"]
 
 MEMORY_STEP_BYTES = 1 << 20  # engines count memory in MiB
 MAX_FINDINGS = 1000
+UNKNOWN = "?"  # what the name of a GPU begins with where nobody says which it is
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -126,7 +127,7 @@ def _held_twice(jobs: Sequence[Carried]) -> Iterable[Finding]:
     for job in jobs:
         if job.started_s and job.ended_s:
             for g in job.given:
-                for gpu in g.gpus:
+                for gpu in (x for x in g.gpus if not x.startswith(UNKNOWN)):
                     held.setdefault((g.server, gpu), []).append((job.started_s, job.ended_s, job))
     for (server, gpu), spans in held.items():
         spans.sort(key=lambda x: x[:2])

@@ -1,4 +1,4 @@
-"""`meshwright cluster run QUEUE`: decide who runs where, and make an engine do it: this machine, Slurm or Kubernetes."""
+"""`meshwright cluster run QUEUE`: decide who runs where, and make an engine do it: this machine, Slurm, Ray or Kubernetes."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from .frame import Result
 if TYPE_CHECKING:
     from ..cluster import Queue, Servers
 
-HELP = "Decide who runs where, and make an engine do it: this machine, Slurm or Kubernetes."
+HELP = "Decide who runs where, and make an engine do it: this machine, Slurm, Ray or Kubernetes."
 EPILOG = """\
 examples:
   meshwright cluster run queue.json --fabric dgx1-v100:2 --cores 24 --memory 500GB --folder run
@@ -24,7 +24,8 @@ The folder holds the journal. The same command again takes up a run that was bro
 
 def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("queue", help="as for `cluster plan`; its jobs say their command, or --command does")
-    parser.add_argument("--engine", choices=("local", "slurm", "kubernetes"), default="local", help="who runs the jobs (default local: this machine)")
+    parser.add_argument("--engine", choices=("local", "slurm", "ray", "kubernetes"), default="local",
+        help="who runs the jobs (default local: this machine)")
     parser.add_argument("--folder", type=Path, required=True, help="of the run: its journal, and what jobs print")
     parser.add_argument("--fabric", help="FILE.toml or PRESET:n; its groups are the servers (default: those that the engine has)")
     parser.add_argument("--cores", type=int, default=0, help="with --fabric: cores of one server")
@@ -37,6 +38,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--limit", default="", help="give the run up after this time, e.g. 2h")
     parser.add_argument("--conf", type=Path, help="Slurm: its slurm.conf (default: as SLURM_CONF says)")
     parser.add_argument("--sandbox", default="", help="Slurm: a sandbox of `cluster sandbox up`")
+    parser.add_argument("--address", default="auto", help="Ray: address of the cluster (default: the one that runs here)")
     parser.add_argument("--partition", default="", help="Slurm: partition of the jobs")
     parser.add_argument("--image", default="", help="Kubernetes: container image with the jobs' program and Python")
     parser.add_argument("--kind", choices=("job", "jobset", "leaderworkerset"), default="job", help="Kubernetes: what a job becomes (default job)")
@@ -132,6 +134,12 @@ def _engine(args: argparse.Namespace, servers: Servers | None) -> Any:
         from ..run.engines.local import Local
 
         return Local(servers=servers, dry=args.dry_run)
+    if args.engine == "ray":
+        if args.dry_run:
+            raise UsageError("there are no commands of Ray to print", where="--dry-run", hint="choose another engine, or run it")
+        from ..run.engines.ray import Ray
+
+        return Ray(address=args.address)
     if args.engine == "slurm":
         from ..run.engines.sandbox import Sandbox
         from ..run.engines.slurm import Slurm

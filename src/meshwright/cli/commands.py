@@ -96,7 +96,7 @@ COMMANDS: dict[tuple[str, ...], tuple[str, str]] = {
     ("cluster", "plan"): ("cluster_plan", "one round: which jobs run, and which GPUs, cores and memory each gets"),
     ("cluster", "simulate"): ("cluster_simulate", "a queue on a cluster in virtual time"),
     ("cluster", "compare"): ("cluster_compare", "orders times allocations on the same queue, in virtual time"),
-    ("cluster", "run"): ("cluster_run", "decide who runs where, and make an engine do it: this machine, Slurm, Kubernetes"),
+    ("cluster", "run"): ("cluster_run", "decide who runs where, and make an engine do it: this machine, Slurm, Ray, Kubernetes"),
     ("cluster", "audit"): ("cluster_audit", "what an engine did, beside what was decided"),
     ("cluster", "sandbox"): ("cluster_sandbox", "Slurm on this machine with made-up nodes and GPUs, for tries"),
     ("cluster", "profile"): ("cluster_profile", "how fast a command is at so many cores and so much memory, measured under real limits"),

@@ -13,6 +13,7 @@ from ...cluster.allocation import Given
 from ...cluster.placed import Placed
 from ...io.cluster.job_folder import read_ended, read_started
 from ...io.cluster.journal import Record, read_journal
+from .interface import UNKNOWN
 
 __all__ = ["Audit", "audit"]
 
@@ -96,7 +97,8 @@ def audit(folder: Path) -> Audit:
         placed = a.placed if not a.resized else Placed(job=a.placed.job, number=a.placed.number, attempt=a.placed.attempt, given=a.resized,
                                                        ranks=a.placed.ranks)  # fmt: skip
         for n, g in enumerate(a.given):
-            if not g.gpus and g.server in seen:  # over before the engine was asked: what the job itself saw
+            vague = len(seen.get(g.server, ())) == len(g.gpus) and all(x.startswith(UNKNOWN) for x in g.gpus)
+            if g.server in seen and (vague or not g.gpus):  # not in the engine's books, or over before it was asked: what the job itself saw
                 a.given = (*a.given[:n], msgspec.structs.replace(g, gpus=tuple(f"{g.server}:{x}" for x in seen[g.server])), *a.given[n + 1 :])
         found.append(Carried(
             placed=placed, given=a.given, ranks={s.server: s.ranks for s in began.values()}, host_gpus=seen, released=a.released, started_s=started_s,

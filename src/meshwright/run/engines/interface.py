@@ -15,8 +15,9 @@ from ...cluster.placed import Placed
 from ...cluster.servers import Servers
 from ...errors import EngineAway, RunError, UsageError
 
-__all__ = ["Commands", "Engine", "Seen", "Work"]
+__all__ = ["UNKNOWN", "Commands", "Engine", "Seen", "Work"]
 
+UNKNOWN = "?"  # what the name of a GPU begins with where an engine's books say how many, and not which
 MAX_CALL_S = 60.0  # of one command of an engine; a busy controller of Slurm was seen to take 4 s
 
 State = Literal["held", "waiting", "running", "done", "failed", "gone"]

@@ -15,7 +15,7 @@ from ...cluster.servers import Server, Servers
 from ...errors import EngineAway, Unsupported, UsageError
 from ...io.cluster.kubernetes import Pod, parse_nodes, parse_pods
 from ...io.cluster.manifests import GATE, KEY, Pods, manifest_text, manifests
-from .interface import Commands, Seen, Work
+from .interface import UNKNOWN, Commands, Seen, Work
 
 __all__ = ["Kubernetes"]
 
@@ -106,7 +106,7 @@ class Kubernetes:
         if not pods:
             return Seen("gone")
         given = tuple(
-            Given(job=work.placed.job, server=p.node, gpus=tuple(f"{p.node}:{k}" for k in range(p.gpus)), cores=p.cores, memory_bytes=p.memory_bytes)
+            Given(job=work.placed.job, server=p.node, gpus=tuple(f"{UNKNOWN}{k}" for k in range(p.gpus)), cores=p.cores, memory_bytes=p.memory_bytes)
             for p in pods if p.node
         )  # fmt: skip
         failed = [p for p in pods if p.phase == "Failed"]

@@ -1,4 +1,4 @@
-"""Ray as the engine (2.40 and later): a job is a placement group with a bundle per server, each pinned to its node by the node's id, and a task per bundle
+"""Ray as the engine (2.60): a job is a placement group with a bundle per server, each pinned to its node by the node's id, and a task per bundle
 that runs the launcher.
 
 Making the group reserves its bundles, so a job that is held has its GPUs already. Ray picks the numbers of GPUs within a node; memory is in its books
@@ -16,7 +16,7 @@ from typing import Any, ClassVar
 from ...cluster.allocation import Given
 from ...cluster.servers import STEPS_PER_GPU, Server, Servers
 from ...errors import EngineAway, Infeasible, MissingExtra, Unsupported, UsageError
-from .interface import Seen, Work
+from .interface import UNKNOWN, Seen, Work
 
 __all__ = ["NAME", "Ray"]
 
@@ -99,7 +99,8 @@ class Ray:
                 self.ray.util.remove_placement_group(group)
                 what = ", ".join(f"{len(g.gpus)} GPUs and {g.cores} cores on {g.server}" for g in work.placed.given)
                 if infeasible:
-                    raise Infeasible(f"no nodes of this Ray can hold {what}", where=f"job {work.placed.job}", hint="decide for the nodes that are there",
+                    raise Infeasible(f"no nodes of this Ray can hold {what}", where=f"job {work.placed.job}",
+                        hint="decide for the nodes that are there",
                         data={"bundles": [{k: int(v) for k, v in b.items()} for b in bundles]})  # fmt: skip
                 raise EngineAway(f"{what} are not free", where=f"job {work.placed.job}")
             time.sleep(0.01)
@@ -132,8 +133,9 @@ class Ray:
         given = []
         for n, bundle in sorted(table["bundles"].items()):
             server = names.get(table["bundles_to_node_id"].get(n, ""), "")
-            gpus = tuple(f"{server}:{k}" for k in range(int(bundle.get("GPU", 0))))
-            given.append(Given(job=work.placed.job, server=server, gpus=gpus, cores=int(bundle.get("CPU", 0)), memory_bytes=int(bundle.get("memory", 0))))
+            gpus = tuple(f"{UNKNOWN}{k}" for k in range(int(bundle.get("GPU", 0))))
+            given.append(Given(job=work.placed.job, server=server, gpus=gpus, cores=int(bundle.get("CPU", 0)), memory_bytes=int(bundle.get("memory",
+                0))))
         tasks = self._tasks.get(work.key)
         if tasks is None:
             return Seen("held", tuple(given))
