@@ -174,8 +174,8 @@ def parse_nodes(data: bytes, *, resource: str = "nvidia.com/gpu", where: str = "
     for n, item in enumerate(decode(data, msgspec.json.Decoder(_Nodes), where).items):
         here, has = f"{where}: items[{n}].status.allocatable", item.status.allocatable
         up = not item.spec.unschedulable and any(c.type == "Ready" and c.status == "True" for c in item.status.conditions)
-        amounts = [quantity(has.get(name, "0"), f"{here}.{name}") for name in (resource, "cpu", "memory")]
-        found.append(KubernetesNode(item.metadata.name, *amounts, up))
+        gpus, cores, memory_bytes = (quantity(has.get(name, "0"), f"{here}.{name}") for name in (resource, "cpu", "memory"))
+        found.append(KubernetesNode(item.metadata.name, gpus, cores, memory_bytes, up))
     return found
 
 
@@ -188,9 +188,10 @@ def parse_pods(data: bytes, *, resource: str = "nvidia.com/gpu", where: str = "k
         state = p.status.containerStatuses[0].state if p.status.containerStatuses else _ContainerState()
         ended = state.terminated
         began = state.running.startedAt if state.running else ended.startedAt if ended else ""
-        amounts = [quantity(limits.get(name, "0"), f"{here}.limits.{name}") for name in ("cpu", "memory", resource)]
+        cores, memory_bytes, gpus = (quantity(limits.get(name, "0"), f"{here}.limits.{name}") for name in ("cpu", "memory", resource))
         found.append(Pod(
-            p.metadata.name, p.metadata.labels.get(KEY, ""), p.spec.nodeName, p.status.phase, tuple(g.name for g in p.spec.schedulingGates), *amounts,
+            p.metadata.name, p.metadata.labels.get(KEY, ""), p.spec.nodeName, p.status.phase, tuple(g.name for g in p.spec.schedulingGates), cores,
+                memory_bytes, gpus,
             _seconds(began, here), _seconds(ended.finishedAt if ended else "", here), ended.exitCode if ended else -1,
             (ended.reason if ended else "") or p.status.reason,
         ))  # fmt: skip

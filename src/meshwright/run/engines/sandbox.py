@@ -267,7 +267,8 @@ def _daemons(d: Daemons) -> list[dict[str, object]]:
     munge = ["munged", "--foreground", "--force", "--num-threads=2", f"--socket={f}/munge.sock", f"--key-file={f}/munge.key",
         f"--pid-file={f}/munged.pid",
              f"--log-file={f}/munged.log", f"--seed-file={f}/munge.seed"]  # fmt: skip
-    nodes = [{"name": f"slurmd-{n}", "argv": ["slurmd", "-D", "-N", n, "-f", f"{f}/slurm.conf"], "ready": "", "env": conf} for n in d.nodes]
+    nodes: list[dict[str, object]] = [{"name": f"slurmd-{n}", "argv": ["slurmd", "-D", "-N", n, "-f", f"{f}/slurm.conf"], "ready": "",
+        "env": conf} for n in d.nodes]
     return [
         {"name": "munged", "argv": munge, "ready": f"{f}/munge.sock", "env": {}},
         {"name": "slurmctld", "argv": ["slurmctld", "-D", "-f", f"{f}/slurm.conf"], "ready": "", "env": conf}, *nodes,
