@@ -25,15 +25,17 @@ SAYS = ("sh", "-c", "echo $RANK $LOCAL_RANK $LOCAL_WORLD_SIZE $WORLD_SIZE $CUDA_
 OWNER = """
 import sys, time
 from pathlib import Path
-from test_local_engine import SERVERS, part
+from meshwright.cluster import Given, Server, Servers
 from meshwright.run.engines import Local, Session
-with Session(Local(servers=SERVERS), Path(sys.argv[1])) as s:
-    for name, command in (("quick", ["true"]), ("long", ["sleep", "1000"])):
-        s.submit(name, command, number=len(s.jobs))
-        s.place(name, part(name))
+server = Server(name="s0", gpus=("s0g0", "s0g1"), cores=8, memory_bytes=1 << 36)
+with Session(Local(servers=Servers(servers=(server,))), Path(sys.argv[1])) as s:
+    for n, (name, command) in enumerate((("quick", ["true"]), ("long", ["sleep", "1000"]))):
+        s.submit(name, command, number=n)
+        s.place(name, [Given(job=name, server="s0", gpus=(f"s0g{n}",), cores=2, memory_bytes=1 << 30)])
         s.start([name])
     while s.jobs["quick"].now != "ended" or s.jobs["long"].now != "running":
         s.watch()
+        time.sleep(0.05)
     print("there", flush=True)
     time.sleep(1000)
 """
@@ -110,8 +112,7 @@ def test_a_gang_has_its_ranks_gpus_limits_and_names(tmp_path):
 
 @limited
 def test_kill_9_of_the_driver_leaves_nothing_and_the_run_is_taken_up(tmp_path):
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")])}
-    owner = subprocess.Popen([sys.executable, "-c", OWNER, str(tmp_path)], stdout=subprocess.PIPE, text=True, env=environment)
+    owner = subprocess.Popen([sys.executable, "-c", OWNER, str(tmp_path)], stdout=subprocess.PIPE, text=True)
     assert owner.stdout is not None and owner.stdout.readline() == "there\n"
     assert groups(owner.pid)
     sleeping = [int(p.name) for p in Path("/proc").iterdir() if p.name.isdigit() and _cgroup_of(p, owner.pid)]

@@ -9,7 +9,7 @@ import pytest
 from engine_fakes import SERVERS, Faulty
 
 from effort import few
-from meshwright.cluster import Given, Queue, QueuedJob
+from meshwright.cluster import Given, Queue, QueuedJob, Server, Servers
 from meshwright.cluster.generate import UNPROFILED
 from meshwright.decide.cluster import allocation, order
 from meshwright.drive.cluster import given_of
@@ -100,6 +100,9 @@ def test_what_cannot_be_is_refused(tmp_path):
         s.submit("a", ["true"], number=0)
         with pytest.raises(UsageError, match="has no GPU"):
             s.place("a", [Given(job="a", server="s0", gpus=("s1g0",), cores=1, memory_bytes=1)])
+    other = Servers(servers=(Server(name="elsewhere", gpus=("g",), cores=1, memory_bytes=9),))
+    with pytest.raises(UsageError, match="has no server elsewhere"):
+        Session(engine, tmp_path, servers=other)
     engine.name = "other"
     with pytest.raises(UsageError, match="on the engine"):
         Session(engine, tmp_path)

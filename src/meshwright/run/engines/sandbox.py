@@ -264,11 +264,13 @@ def _write(d: Daemons, fabric: Fabric | None) -> None:
 
 def _daemons(d: Daemons) -> list[dict[str, object]]:
     f, conf = d.folder, {"SLURM_CONF": str(d.folder / "slurm.conf")}
-    munge = ["munged", "--foreground", "--force", "--num-threads=2", f"--socket={f}/munge.sock", f"--key-file={f}/munge.key",
-        f"--pid-file={f}/munged.pid",
-             f"--log-file={f}/munged.log", f"--seed-file={f}/munge.seed"]  # fmt: skip
-    nodes: list[dict[str, object]] = [{"name": f"slurmd-{n}", "argv": ["slurmd", "-D", "-N", n, "-f", f"{f}/slurm.conf"], "ready": "",
-        "env": conf} for n in d.nodes]
+    munge = [
+        "munged", "--foreground", "--force", "--num-threads=2", f"--socket={f}/munge.sock", f"--key-file={f}/munge.key", f"--pid-file={f}/munged.pid",
+        f"--log-file={f}/munged.log", f"--seed-file={f}/munge.seed",
+    ]  # fmt: skip
+    nodes: list[dict[str, object]] = [
+        {"name": f"slurmd-{n}", "argv": ["slurmd", "-D", "-N", n, "-f", f"{f}/slurm.conf"], "ready": "", "env": conf} for n in d.nodes
+    ]
     return [
         {"name": "munged", "argv": munge, "ready": f"{f}/munge.sock", "env": {}},
         {"name": "slurmctld", "argv": ["slurmctld", "-D", "-f", f"{f}/slurm.conf"], "ready": "", "env": conf}, *nodes,

@@ -78,6 +78,12 @@ class Session:
 
     def __post_init__(self) -> None:
         self.folder = self.folder.absolute()
+        if self.servers is not None and not self.dry:
+            there = {s.name for s in self.engine.discover().servers}
+            unknown = [s.name for s in self.servers.servers if s.name not in there]
+            if unknown:
+                known = ", ".join(sorted(there)[:8])
+                raise UsageError(f"{self.engine.name} has no server {unknown[0][:64]}", where="servers", hint=f"it has {known}")
         self._journal = None if self.dry else Journal(self.folder, engine=self.engine.name)
         self.run = self._journal.run if self._journal else "dry"
         self._noted = 0

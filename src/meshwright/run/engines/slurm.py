@@ -78,6 +78,8 @@ class Slurm:
         self._nodes = {n.name: n for n in parse_nodes(self.commands.call(["scontrol", "show", "node", "-o"]))}
 
     def addresses(self, servers: Sequence[str]) -> Mapping[str, str]:
+        if not self._nodes and not self.commands.dry:
+            self._look_at_nodes()
         return {s: self._nodes[s].address if s in self._nodes else s for s in servers}
 
     def down(self) -> set[str]:
