@@ -2,7 +2,8 @@
 documents (each is JSON, which YAML reads).
 
 A pod per server, pinned to it by node affinity and held by a scheduling gate until its turn. Ranks, launcher and plan travel in a ConfigMap; a
-headless Service gives rank 0 its name. Left out: the GPUs' numbers on a node, which its device plug-in picks.
+headless Service gives rank 0 its name. Checked against the schemas of Kubernetes 1.37 and
+the CRDs of JobSet 08dfbdf and LeaderWorkerSet 060ab4d (2026-08). Left out: the GPUs' numbers on a node, which its device plug-in picks.
 """
 
 from __future__ import annotations
