@@ -170,9 +170,9 @@ def parse_jobs(text: str, where: str = "scontrol show job") -> list[SlurmJob]:
     return found
 
 
-def parse_version(text: str) -> tuple[int, int]:
+def parse_version(text: str, where: str = "sinfo --version") -> tuple[int, int]:
     """Of `sinfo --version`: `slurm-wlm 22.05.8` -> (22, 5). Raises: FormatError."""
     match = re.search(r"\bslurm(?:-wlm)? (\d{1,3})\.(\d{1,3})", text)
     if not match:
-        raise FormatError(f"{text[:64]!r} names no version of Slurm", where="sinfo --version")
+        raise FormatError(f"{text[:64]!r} names no version of Slurm", where=where)
     return int(match[1]), int(match[2])

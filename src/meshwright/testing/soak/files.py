@@ -35,7 +35,8 @@ READERS: Mapping[str, tuple[str, str, str, dict[str, Any]]] = {
     "points": ("model.node_graphs", "read_points", "path", {}), "node graph": ("model.node_graphs", "read_node_graph", "path", {}),
     "queue": ("cluster.queue", "read_queue", "path", {}), "allocation": ("cluster.allocation", "read_allocation", "path", {}),
     "journal": ("cluster.journal", "read_journal", "path", {}), "Slurm jobs": ("cluster.slurm", "parse_jobs", "text", {}),
-    "Slurm nodes": ("cluster.slurm", "parse_nodes", "text", {}), "Kubernetes pods": ("cluster.kubernetes", "parse_pods", "bytes", {}),
+    "Slurm nodes": ("cluster.slurm", "parse_nodes", "text", {}), "Slurm version": ("cluster.slurm", "parse_version", "text", {}),
+    "Kubernetes pods": ("cluster.kubernetes", "parse_pods", "bytes", {}),
     "Kubernetes nodes": ("cluster.kubernetes", "parse_nodes", "bytes", {}), "extender": ("cluster.kubernetes", "parse_asked", "bytes", {}),
     "Philly": ("cluster.traces", "read_philly", "path", {}), "Alibaba": ("cluster.traces", "read_alibaba", "path", {}),
     "Gavel": ("cluster.traces", "read_gavel", "path", {"rates": {("ResNet-18 (batch size 16)", 1): 20.0, ("LM (batch size 5)", 2): 8.0}}),
@@ -276,6 +277,7 @@ def _engines() -> list[tuple[str, str, bytes]]:
     node = {"metadata": {"name": "a"}, "status": status}
     return [
         ("journal", "journal.jsonl", b"".join(map(record_bytes, journal))), ("Slurm jobs", "jobs.txt", jobs.encode()),
+        ("Slurm version", "version.txt", b"slurm-wlm 22.05.8\n"),
         ("Slurm nodes", "engine-nodes.txt", nodes.encode()), ("Kubernetes pods", "pods.json", json.dumps({"items": [pod]}).encode()),
         ("Kubernetes nodes", "engine-nodes.json", json.dumps({"items": [node]}).encode()),
         ("extender", "asked.json", json.dumps({"Pod": pod, "NodeNames": ["a", "b"]}).encode()),
