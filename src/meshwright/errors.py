@@ -18,6 +18,7 @@ MeshwrightError
     ├── RankDied, RankFailed, RankFrozen, RankDiverged, LinkLost, LinkSlow, MessageDamaged, PlanMismatch, GroupFailed
     ├── NotFinite                  a gradient holds NaN or infinity and may not be sent
     ├── RunTimeout, PortInUse, TooFewDevices
+    ├── EngineAway                 an engine (Slurm's controller, a Kubernetes API) does not answer; nothing was changed, ask again
     └── Interrupted       exit 130
 
 Each carries `code` (stable, for scripts), `message`, `where` (file, field, rank, step), `hint` (what to do) and `data`
@@ -165,6 +166,12 @@ class PortInUse(RunError):
 
 class TooFewDevices(RunError):
     code = "too-few-devices"
+
+
+class EngineAway(RunError):
+    """An engine does not answer now. What it was told before stands in the journal."""
+
+    code = "engine-away"
 
 
 class PlanMismatch(RunError):

@@ -81,6 +81,7 @@ PRINTED = {
     "profile", "profile-prediction", "profile-plan", "profile-fit", "train-export", "memory.plan", "memory.pack", "memory.compare",
     "report", "memory.step", "memory.modules", "memory.explain", "train.ledger", "layout-search",
     "trace-annotation", "traffic.plan", "traffic.compare", "fabric-design", "network-design", "board-allocation", "board-replay",
+    "cluster-audit", "cluster-carried", "cluster-dry-run", "sandbox-up", "sandbox-down", "sandboxes", "slurm-files",
 }  # fmt: skip
 SRC = Path("src/meshwright")
 DOTTED = {".".join(p.relative_to(SRC).with_suffix("").parts) for p in SRC.rglob("*.py") if p.parent != SRC}

@@ -34,6 +34,7 @@ PARTS = {
     "kfac_csv": {"parse_kfac_csv"}, "small_toml": {"read_table"},
     "transformer_toml": {"parse_transformer_toml"}, "mscclpp_json": {"parse_mscclpp"}, "xml": {"parse_msccl"}, "tuner": {"parse_tuner"},
     "graph": {"parse_nccl_graph"}, "topology": {"parse_nccl_topology"}, "et": {"read_chakra_set"}, "read": {"read_events"},
+    "job_folder": {"read_started", "read_ended"},  # notes of a launcher, by server
 }  # fmt: skip
 
 

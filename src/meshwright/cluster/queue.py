@@ -21,7 +21,8 @@ MAX_S = 1e12
 
 class QueuedJob(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True, omit_defaults=True):
     """`duration_s`: at its proportional share. `together`: all its GPUs on one server. `types`: of GPU that it may have, empty: any. Higher
-    `priority` goes first, whatever the order of the queue is."""
+    `priority` goes first, whatever the order of the queue is. `command`: what it runs, once per GPU; `plan`: path of a plan that travels with it.
+    Both matter to `cluster run` alone."""
 
     name: str
     gpus: int
@@ -31,6 +32,8 @@ class QueuedJob(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only
     priority: int = 0
     together: bool = False
     types: tuple[str, ...] = ()
+    command: tuple[str, ...] = ()
+    plan: str = ""
 
 
 class Queue(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True, omit_defaults=True, dict=True):

@@ -19,7 +19,7 @@ from ..decide.cluster.problem import AllocationStrategy, Divided, OrderStrategy,
 from ..kernels.stages import stage
 from ..simulate.cluster import ClusterRun, Costs, Failure, Measures, Moment, State, measures, simulate_cluster
 
-__all__ = ["ROUND_S", "Rounds", "Simulated", "plan_allocation", "random_failures", "simulate_queue", "speeds"]
+__all__ = ["ROUND_S", "Rounds", "Simulated", "given_of", "plan_allocation", "random_failures", "simulate_queue", "speeds"]
 
 ROUND_S = 300.0
 MAX_AGE_ROUNDS = 144  # of 300 s, 12 hours: so long a gang may be passed over by smaller jobs behind it before it goes first
@@ -203,7 +203,7 @@ def plan_allocation(
     read = speeds(servers, queue, speed_of)
     made = Allocation(
         strategy=allocation.name, ranking=order.name, fabric=servers.fabric, order=tuple(queue.jobs[j].name for j in runs),
-        given=tuple(given for j in runs for given in _given(servers, queue, j, divided.parts[j])),
+        given=tuple(given for j in runs for given in given_of(servers, queue, j, divided.parts[j])),
         speed=sum(queue.jobs[j].gpus * read(j, divided.parts[j]) for j in runs),
         waiting=tuple(queue.jobs[j].name for j in ranked.tolist() if j not in divided.parts), bound=proved,
     )  # fmt: skip
@@ -211,7 +211,8 @@ def plan_allocation(
     return made, divided
 
 
-def _given(servers: Servers, queue: Queue, job: int, parts: Parts) -> list[Given]:
+def given_of(servers: Servers, queue: Queue, job: int, parts: Parts) -> list[Given]:
+    """By names, and in bytes."""
     found = []
     for p in parts:
         host = servers.servers[p.server]

@@ -49,6 +49,9 @@ class MaxBytes:
     AZURE_PACKING = 4 << 30  # the public one, 5.6 million machines, has below 1 GB; only pages that are asked for are read
     RESIZE_LOG = 256 << 20  # 100 tenants for a day of five-minute windows take 4 MB
     RESIZE_PRIOR = 4 << 20  # 36 columns take 15 kB
+    JOURNAL = 256 << 20  # a job takes about 3 kB
+    SLURM_OUTPUT = 64 << 20  # `scontrol show`; a job takes about 2 kB
+    EXTENDER_BODY = 64 << 20  # kube-scheduler sends whole nodes, some 20 kB each
     TRANSFORMER_TOML = 64 << 10  # a dozen lines
     EXECUTION_TRACE = 128 << 20  # a node takes about 1 kB
     MODULE_TREE = 256 << 20

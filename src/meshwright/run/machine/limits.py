@@ -20,7 +20,7 @@ from pathlib import Path
 from types import TracebackType
 
 from ...errors import RunError, UsageError
-from .cpu_quota import PERIOD_US, CgroupPlace, CpuQuota, gc, group_name, places_of, remove_group
+from .cpu_quota import PERIOD_US, CgroupPlace, CpuQuota, find_place, gc, group_name, places_of, quota_place, remove_group
 
 __all__ = ["Limits", "Used"]
 
@@ -62,7 +62,9 @@ class Limits:
         if read_Bps is not None and (read_Bps < 1 or disk is None):
             raise UsageError("a limit of reading is above 0 and names a path on the disk", hint="give disk=")
         self.memory_bytes, self.read_Bps, self.disk, self.root = memory_bytes, read_Bps, disk, root
-        self._quota = CpuQuota(cores, period_us=period_us) if cores is not None else None
+        self.out_of_memory = False  # once it is closed: the kernel killed a member for the memory limit
+        self._place = quota_place() if root == Path("/") else find_place(root)
+        self._quota = CpuQuota(cores, place=self._place, period_us=period_us) if cores is not None else None
         self._watch, self._first = watch, first
         self._of: dict[str, CgroupPlace] = {}
         self._folders: list[Path] = []
@@ -72,6 +74,9 @@ class Limits:
         gc()
         try:
             if self._quota is not None:
+                if self._place is None:
+                    hint = "needs root or a delegated group"
+                    raise RunError("no control group with the cpu controller can be made", where="cgroup controller cpu", hint=hint)
                 self._of["cpu"] = self._of["cpuacct"] = self._quota.place
                 self._folders.append(self._quota.place.folder)
                 if self._first:
@@ -173,22 +178,25 @@ class Limits:
         """Whether the kernel killed a member because of the memory limit."""
         return self.used().oom_kills > 0
 
+    def signal(self, number: int) -> bool:
+        """Send it to every member; whether there is one."""
+        members = {int(pid) for folder in self._folders for pid in _lines(folder / "cgroup.procs")}
+        for pid in members:
+            try:
+                os.kill(pid, number)
+            except ProcessLookupError:
+                pass
+        return bool(members)
+
     def kill(self) -> None:
         """End every member, and wait until they are gone."""
         deadline = time.monotonic() + MAX_KILL_S
-        while time.monotonic() < deadline:
-            members = {int(pid) for folder in self._folders for pid in _lines(folder / "cgroup.procs")}
-            if not members:
-                return
-            for pid in members:
-                try:
-                    os.kill(pid, signal.SIGKILL)
-                except ProcessLookupError:
-                    pass
+        while time.monotonic() < deadline and self.signal(signal.SIGKILL):
             time.sleep(0.01)
 
     def close(self) -> None:
         self.kill()
+        self.out_of_memory |= self.ran_out_of_memory()
         for folder in self._folders:
             remove_group(folder)
         if self._quota is not None:

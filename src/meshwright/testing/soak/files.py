@@ -37,6 +37,10 @@ READERS: Mapping[str, tuple[str, str, str, dict[str, Any]]] = {
     "points": ("model.node_graphs", "read_points", "path", {}), "node graph": ("model.node_graphs", "read_node_graph", "path", {}),
     "queue": ("cluster.queue", "read_queue", "path", {}), "allocation": ("cluster.allocation", "read_allocation", "path", {}),
     "resize log": ("cluster.resize", "read_resize_log", "path", {}), "resize prior": ("cluster.resize", "read_prior", "path", {}),
+    "journal": ("cluster.journal", "read_journal", "path", {}), "Slurm jobs": ("cluster.slurm", "parse_jobs", "text", {}),
+    "Slurm nodes": ("cluster.slurm", "parse_nodes", "text", {}), "Slurm version": ("cluster.slurm", "parse_version", "text", {}),
+    "Kubernetes pods": ("cluster.kubernetes", "parse_pods", "bytes", {}),
+    "Kubernetes nodes": ("cluster.kubernetes", "parse_nodes", "bytes", {}), "extender": ("cluster.kubernetes", "parse_asked", "bytes", {}),
     "Philly": ("cluster.traces", "read_philly", "path", {}), "Alibaba": ("cluster.traces", "read_alibaba", "path", {}),
     "Gavel": ("cluster.traces", "read_gavel", "path", {"rates": {("ResNet-18 (batch size 16)", 1): 20.0, ("LM (batch size 5)", 2): 8.0}}),
     "Gavel rates": ("cluster.traces", "read_gavel_rates", "path", {}),
@@ -275,7 +279,36 @@ def _clusters() -> list[tuple[str, str, bytes]]:
         ("Philly", "philly.json", json.dumps(philly).encode()), ("Gavel", "gavel.tsv", gavel.encode()), ("Alibaba", "pods.csv", alibaba.encode()),
         ("Gavel rates", "rates.json", json.dumps(rates).encode()),
         ("resize log", "log.jsonl", _written(lambda p: write_resize_log(p, log), "log.jsonl")),
-        ("resize prior", "prior.json", _written(lambda p: write_prior(p, prior), "prior.json")),
+        ("resize prior", "prior.json", _written(lambda p: write_prior(p, prior), "prior.json")), *_engines(),
+    ]  # fmt: skip
+
+
+def _engines() -> list[tuple[str, str, bytes]]:
+    from ...cluster.allocation import Given
+    from ...cluster.placed import placed
+    from ...cluster.servers import Server, Servers
+    from ...io.cluster.journal import SCHEMA, VERSION, Record, record_bytes
+
+    servers = Servers(servers=(Server(name="n1", gpus=("n1g0", "n1g1"), cores=8, memory_bytes=1 << 36),))
+    given = (Given(job="j", server="n1", gpus=("n1g1",), cores=2, memory_bytes=1 << 30),)
+    journal = [
+        Record(what="run", time_s=1.0, text="slurm 1a2b", schema=SCHEMA, version=VERSION),
+        Record(what="place", time_s=2.0, job="j", attempt=1, placed=placed(servers, "j", given, number=0)),
+        Record(what="ended", time_s=3.0, job="j", attempt=1, given=given, at_s=2.5, code=1),
+    ]  # fmt: skip
+    jobs = "JobId=1 JobName=mw-1 JobState=RUNNING Reason=None ExitCode=0:9 Nodes=n[1-2] CPU_IDs=0-3 Mem=100 GRES=gpu:a100:2(IDX:0-1) Power= \n"
+    nodes = "NodeName=n1 CPUTot=8 Gres=gpu:a100:4 NodeAddr=127.0.0.1 RealMemory=65536 State=IDLE\n"
+    pod = {"metadata": {"name": "p", "labels": {"meshwright.dev/key": "k"}},
+           "spec": {"nodeName": "a", "containers": [{"resources": {"limits": {"cpu": "2", "memory": "4Gi", "nvidia.com/gpu": "1"}}}]},
+           "status": {"phase": "Running", "containerStatuses": [{"state": {"running": {"startedAt": "2026-01-01T00:00:00Z"}}}]}}  # fmt: skip
+    status = {"allocatable": {"cpu": "95500m", "memory": "4Ki"}, "conditions": [{"type": "Ready", "status": "True"}]}
+    node = {"metadata": {"name": "a"}, "status": status}
+    return [
+        ("journal", "journal.jsonl", b"".join(map(record_bytes, journal))), ("Slurm jobs", "jobs.txt", jobs.encode()),
+        ("Slurm version", "version.txt", b"slurm-wlm 22.05.8\n"),
+        ("Slurm nodes", "engine-nodes.txt", nodes.encode()), ("Kubernetes pods", "pods.json", json.dumps({"items": [pod]}).encode()),
+        ("Kubernetes nodes", "engine-nodes.json", json.dumps({"items": [node]}).encode()),
+        ("extender", "asked.json", json.dumps({"Pod": pod, "NodeNames": ["a", "b"]}).encode()),
     ]  # fmt: skip
 
 

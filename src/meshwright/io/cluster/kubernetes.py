@@ -1,0 +1,207 @@
+"""What `kubectl get nodes|pods -o json` prints, and what kube-scheduler asks a scheduler extender. Only the fields that engines need are read."""
+
+from __future__ import annotations
+
+import re
+from datetime import UTC, datetime
+from typing import NamedTuple
+
+import msgspec
+
+from ...errors import FormatError
+from ..limits import MaxBytes
+from ..strict_json import decode
+from .manifests import KEY
+
+__all__ = ["Asked", "KubernetesNode", "Pod", "parse_asked", "parse_nodes", "parse_pods", "quantity"]
+
+MAX_ITEMS = 100_000
+_QUANTITY = re.compile(r"(\d{1,18})(?:\.(\d{1,9}))?(m|k|M|G|T|P|Ki|Mi|Gi|Ti|Pi)?\Z")
+_SCALE = {None: 1, "k": 10**3, "M": 10**6, "G": 10**9, "T": 10**12, "P": 10**15, "Ki": 1 << 10, "Mi": 1 << 20, "Gi": 1 << 30, "Ti": 1 << 40,
+    "Pi": 1 << 50}
+
+
+class KubernetesNode(NamedTuple):
+    """`up`: ready and not cordoned. `gpus`: of the resource that was asked for."""
+
+    name: str
+    gpus: int
+    cores: int
+    memory_bytes: int
+    up: bool
+
+
+class Pod(NamedTuple):
+    """`key`: of the job's objects. `gates`: names of scheduling gates that hold it. Times in seconds since 1970, 0: not yet. `code`: -1: not
+    ended."""
+
+    name: str
+    key: str
+    node: str
+    phase: str
+    gates: tuple[str, ...]
+    cores: int
+    memory_bytes: int
+    gpus: int
+    started_s: float
+    ended_s: float
+    code: int
+    why: str
+
+
+class Asked(NamedTuple):
+    """What the extender is asked: the key of the pod's job ("": not ours), and names of nodes. `named`: the answer is names, else whole nodes."""
+
+    key: str
+    nodes: tuple[str, ...]
+    named: bool
+
+
+def quantity(text: str, where: str = "quantity") -> int:
+    """Kubernetes' `95500m`, `4Gi`, `1.5G`: whole units, rounded down. Raises: FormatError."""
+    match = _QUANTITY.match(text)
+    if not match:
+        raise FormatError(f"{text[:32]!r} is no quantity", where=where)
+    thousandths = int(match[1]) * 1000 + int((match[2] or "0").ljust(3, "0")[:3])
+    return thousandths // 10**6 if match[3] == "m" else thousandths * _SCALE[match[3]] // 1000
+
+
+class _Metadata(msgspec.Struct):
+    name: str = ""
+    labels: dict[str, str] = {}
+
+
+class _Condition(msgspec.Struct):
+    type: str = ""
+    status: str = ""
+
+
+class _NodeStatus(msgspec.Struct):
+    allocatable: dict[str, str] = {}
+    conditions: list[_Condition] = []
+
+
+class _NodeSpec(msgspec.Struct):
+    unschedulable: bool = False
+
+
+class _Node(msgspec.Struct):
+    metadata: _Metadata = msgspec.field(default_factory=_Metadata)
+    status: _NodeStatus = msgspec.field(default_factory=_NodeStatus)
+    spec: _NodeSpec = msgspec.field(default_factory=_NodeSpec)
+
+
+class _Nodes(msgspec.Struct):
+    items: list[_Node]
+
+
+class _Resources(msgspec.Struct):
+    limits: dict[str, str] = {}
+
+
+class _Container(msgspec.Struct):
+    resources: _Resources = msgspec.field(default_factory=_Resources)
+
+
+class _Gate(msgspec.Struct):
+    name: str = ""
+
+
+class _PodSpec(msgspec.Struct):
+    containers: list[_Container] = []
+    nodeName: str = ""
+    schedulingGates: list[_Gate] = []
+
+
+class _Running(msgspec.Struct):
+    startedAt: str = ""
+
+
+class _Terminated(msgspec.Struct):
+    startedAt: str = ""
+    finishedAt: str = ""
+    exitCode: int = 0
+    reason: str = ""
+
+
+class _ContainerState(msgspec.Struct):
+    running: _Running | None = None
+    terminated: _Terminated | None = None
+
+
+class _ContainerStatus(msgspec.Struct):
+    state: _ContainerState = msgspec.field(default_factory=_ContainerState)
+
+
+class _PodStatus(msgspec.Struct):
+    phase: str = ""
+    reason: str = ""
+    containerStatuses: list[_ContainerStatus] = []
+
+
+class _Pod(msgspec.Struct):
+    metadata: _Metadata = msgspec.field(default_factory=_Metadata)
+    spec: _PodSpec = msgspec.field(default_factory=_PodSpec)
+    status: _PodStatus = msgspec.field(default_factory=_PodStatus)
+
+
+class _Pods(msgspec.Struct):
+    items: list[_Pod]
+
+
+class _Names(msgspec.Struct):
+    items: list[_Node] = []
+
+
+class _Asked(msgspec.Struct):
+    Pod: _Pod
+    Nodes: _Names | None = None
+    NodeNames: list[str] | None = None
+
+
+def _seconds(text: str, where: str) -> float:
+    if not text:
+        return 0.0
+    try:
+        return datetime.strptime(text, "%Y-%m-%dT%H:%M:%SZ").replace(tzinfo=UTC).timestamp()
+    except ValueError:
+        raise FormatError(f"{text[:32]!r} is no time", where=where) from None
+
+
+def parse_nodes(data: bytes, *, resource: str = "nvidia.com/gpu", where: str = "kubectl get nodes") -> list[KubernetesNode]:
+    """Raises: FormatError with the field."""
+    found = []
+    for n, item in enumerate(decode(data, msgspec.json.Decoder(_Nodes), where).items):
+        here, has = f"{where}: items[{n}].status.allocatable", item.status.allocatable
+        up = not item.spec.unschedulable and any(c.type == "Ready" and c.status == "True" for c in item.status.conditions)
+        gpus, cores, memory_bytes = (quantity(has.get(name, "0"), f"{here}.{name}") for name in (resource, "cpu", "memory"))
+        found.append(KubernetesNode(item.metadata.name, gpus, cores, memory_bytes, up))
+    return found
+
+
+def parse_pods(data: bytes, *, resource: str = "nvidia.com/gpu", where: str = "kubectl get pods") -> list[Pod]:
+    """Raises: FormatError with the field."""
+    found = []
+    for n, p in enumerate(decode(data, msgspec.json.Decoder(_Pods), where).items):
+        here = f"{where}: items[{n}]"
+        limits = p.spec.containers[0].resources.limits if p.spec.containers else {}
+        state = p.status.containerStatuses[0].state if p.status.containerStatuses else _ContainerState()
+        ended = state.terminated
+        began = state.running.startedAt if state.running else ended.startedAt if ended else ""
+        cores, memory_bytes, gpus = (quantity(limits.get(name, "0"), f"{here}.limits.{name}") for name in ("cpu", "memory", resource))
+        found.append(Pod(
+            p.metadata.name, p.metadata.labels.get(KEY, ""), p.spec.nodeName, p.status.phase, tuple(g.name for g in p.spec.schedulingGates), cores,
+                memory_bytes, gpus,
+            _seconds(began, here), _seconds(ended.finishedAt if ended else "", here), ended.exitCode if ended else -1,
+            (ended.reason if ended else "") or p.status.reason,
+        ))  # fmt: skip
+    return found
+
+
+def parse_asked(data: bytes, where: str = "extender") -> Asked:
+    """A body of kube-scheduler's ExtenderArgs. Raises: FormatError."""
+    if len(data) > MaxBytes.EXTENDER_BODY:
+        raise FormatError(f"larger than {MaxBytes.EXTENDER_BODY} bytes", where=where)
+    asked = decode(data, msgspec.json.Decoder(_Asked), where)
+    nodes = asked.NodeNames if asked.NodeNames is not None else [x.metadata.name for x in (asked.Nodes.items if asked.Nodes else [])]
+    return Asked(asked.Pod.metadata.labels.get(KEY, ""), tuple(nodes[:MAX_ITEMS]), asked.NodeNames is not None)

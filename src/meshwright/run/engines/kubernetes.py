@@ -1,0 +1,142 @@
+"""Kubernetes as the engine, through `kubectl`: pods are pinned to their nodes by affinity and held by a scheduling gate, which `start` removes in
+the order of the decisions. Which GPUs of a node a pod gets, its device plug-in picks. Objects of a job have its key as label; times are those of the
+pods' status.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import ClassVar, Literal
+
+from ...cluster.allocation import Given
+from ...cluster.servers import Server, Servers
+from ...errors import EngineAway, Unsupported, UsageError
+from ...io.cluster.kubernetes import Pod, parse_nodes, parse_pods
+from ...io.cluster.manifests import GATE, KEY, Pods, manifest_text, manifests
+from .interface import UNKNOWN, Commands, Seen, Work
+
+__all__ = ["Kubernetes"]
+
+AWAY = ("connection refused", "connect: ", "Unable to connect", "i/o timeout", "TLS handshake timeout", "etcdserver: ", "too many requests")
+KINDS = {"job": "job", "jobset": "jobset", "leaderworkerset": "leaderworkerset"}
+
+
+@dataclass
+class Kubernetes:
+    """`pods`: image and names. `kind`: what a job becomes. `servers`: default all nodes with GPUs that are ready. Raises: UsageError without
+    `kubectl`."""
+
+    pods: Pods
+    kind: Literal["job", "jobset", "leaderworkerset"] = "job"
+    servers: Servers | None = None
+    dry: bool = False
+    kubectl: str = "kubectl"
+    notes: list[str] = field(default_factory=list)
+    name: ClassVar[str] = "kubernetes"
+    picks_gpus: ClassVar[bool] = False
+    resizes: ClassVar[bool] = False
+    launches: ClassVar[bool] = False
+
+    def __post_init__(self) -> None:
+        self.commands = Commands(dry=self.dry, away=AWAY)
+        self.said = self.commands.said
+        self.commands.require(self.kubectl, engine="Kubernetes", hint="install kubectl, or --dry-run writes the manifests")
+
+    def _ask(self, *words: str, text: str = "") -> str:
+        return self.commands.call([self.kubectl, "--namespace", self.pods.namespace, *words], text)
+
+    def discover(self) -> Servers:
+        if self.servers is None:
+            found = []
+            for n in parse_nodes(self._ask("get", "nodes", "-o", "json").encode(), resource=self.pods.resource):
+                if n.gpus and n.cores and n.memory_bytes and n.up:
+                    gpus = tuple(f"{n.name}g{k}" for k in range(n.gpus))
+                    found.append(Server(name=n.name, gpus=gpus, cores=n.cores, memory_bytes=n.memory_bytes))
+            if not found:
+                raise UsageError(f"no node that is ready has {self.pods.resource}", where="--engine kubernetes", hint="--resource names the GPUs")
+            self.servers = Servers(servers=tuple(found), fabric="kubernetes")
+        return self.servers
+
+    def addresses(self, servers: Sequence[str]) -> Mapping[str, str]:
+        return {}
+
+    def down(self) -> set[str]:
+        up = {n.name for n in parse_nodes(self._ask("get", "nodes", "-o", "json").encode(), resource=self.pods.resource) if n.up}
+        return {s.name for s in self.discover().servers} - up
+
+    def remember(self, ids: Sequence[str]) -> None:
+        """Names are never used again here."""
+
+    def hold(self, work: Work) -> tuple[str, ...]:
+        plan = (work.plan, (work.folder / work.plan).read_text(encoding="utf-8")) if work.plan and not self.dry else ("", "")
+        launcher = "# the text of run/engines/node.py\n" if self.dry else work.node.read_text(encoding="utf-8")
+        run = work.key.rsplit("-", 2)[0]
+        made = manifests(work.placed, key=work.key, run=run, command=work.command, launcher=launcher, pods=self.pods, kind=self.kind, plan=plan)
+        self._ask("apply", "-f", "-", text=manifest_text(made))  # the same objects again change nothing
+        return tuple(f"{d['kind'].lower()}/{d['metadata']['name']}" for d in made)
+
+    def _pods(self, works: Sequence[Work]) -> dict[str, list[Pod]]:
+        found: dict[str, list[Pod]] = {w.key: [] for w in works}
+        for pod in parse_pods(self._ask("get", "pods", "-l", KEY, "-o", "json").encode(), resource=self.pods.resource):
+            if pod.key in found:
+                found[pod.key].append(pod)
+        return found
+
+    def start(self, works: Sequence[Work]) -> None:
+        if self.dry:
+            for work in works:
+                self.said.append(f"# for every pod of {work.key}: {self.kubectl} patch pod POD --type=json -p '{_OPEN}'")
+            return
+        of = self._pods(works)
+        for work in works:
+            if len(of[work.key]) < len(work.placed.given):
+                raise EngineAway(f"{len(of[work.key])} of {len(work.placed.given)} pods are made so far", where=f"job {work.placed.job}")
+        for work in works:
+            for pod in of[work.key]:
+                if GATE in pod.gates:
+                    self._ask("patch", "pod", pod.name, "--type=json", "-p", _OPEN)
+
+    def look(self, works: Sequence[Work]) -> list[Seen]:
+        of = self._pods(works)
+        return [self._seen(work, of[work.key]) for work in works]
+
+    def _seen(self, work: Work, pods: Sequence[Pod]) -> Seen:
+        if not pods:
+            return Seen("gone")
+        given = tuple(
+            Given(job=work.placed.job, server=p.node, gpus=tuple(f"{UNKNOWN}{k}" for k in range(p.gpus)), cores=p.cores, memory_bytes=p.memory_bytes)
+            for p in pods if p.node
+        )  # fmt: skip
+        failed = [p for p in pods if p.phase == "Failed"]
+        starts = [p.started_s for p in pods if p.started_s]
+        started_s = min(starts, default=0.0) if len(starts) == len(pods) else 0.0
+        if failed:
+            code = max(p.code for p in failed)
+            ended_s = max(p.ended_s for p in failed) if code > 0 else 0.0  # evicted: no exit code
+            return Seen("failed", given, max(code, 0), "; ".join(sorted({p.why for p in failed})), started_s, ended_s)
+        if all(p.phase == "Succeeded" for p in pods) and len(pods) >= len(work.placed.given):
+            return Seen("done", given, 0, "", started_s, max(p.ended_s for p in pods))
+        if any(GATE in p.gates for p in pods):
+            return Seen("held", given)
+        return Seen("running" if any(p.phase in ("Running", "Succeeded") for p in pods) else "waiting", given, 0, "", started_s)
+
+    def cancel(self, work: Work) -> None:
+        kinds = ",".join(dict.fromkeys(x.partition("/")[0] for x in work.ids)) or "job,service,configmap"
+        self._ask("delete", kinds, "-l", f"{KEY}={work.key}", "--wait=false", "--ignore-not-found")
+
+    def suspend(self, work: Work) -> None:
+        raise Unsupported("Kubernetes ends the pods of a job that is suspended", where=f"job {work.placed.job}", hint="cancel it and place it again")
+
+    def resume(self, work: Work) -> None:
+        raise Unsupported("Kubernetes ends the pods of a job that is suspended", where=f"job {work.placed.job}", hint="place it again")
+
+    def resize(self, work: Work, given: tuple[Given, ...]) -> None:
+        raise Unsupported("pods of a job keep their resources", where=f"job {work.placed.job}", hint="use an allocation that keeps them")
+
+    def close(self) -> None:
+        """Nothing is held open; jobs go on."""
+
+
+_OPEN = json.dumps([{"op": "remove", "path": "/spec/schedulingGates"}])
