@@ -3,6 +3,9 @@
 The search over degrees judges level 0 with sums after backward. Then, where replicas exist: sums during backward for the fastest layouts; and for
 layouts that do not fit, the levels in order until one does, if they may still win. A level moves at least the bytes of an all-reduce, so levels
 are chosen for memory, not for speed; a lost replica takes the only copy of its pieces with it, so nothing is divided without need.
+
+On processors, a rank is one thread that computes, posts messages and adds what has come. There sums during backward must also be faster where nothing
+of this overlaps and links alone run beside it (`Cost.thread`), or they are not chosen: more messages are then only more work.
 """
 
 from __future__ import annotations
@@ -11,12 +14,16 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
+import msgspec
+
 from ...cite import Cite
+from ...cost import RankThread
 from ...decide.layout.data_sharding import CITE, DataSharding
 from ...decide.layout.problem import LayoutCandidate
 from ...decide.layout.unlike_devices import EVEN
 from ...errors import Infeasible, UsageError
 from ...plan.optimizers import may_be_cut
+from ...simulate import simulate_program
 from .context import Context, Decision, Found, Looks
 from .evaluated import Evaluated, fastest
 from .placements import placements_of
@@ -63,7 +70,7 @@ class Sharding(Decision):
             return found
         chooser = _Chooser(context, wanted, 0 if custom else 3, found.judged)
         chooser.run()
-        required = (e for e in chooser.judged if as_wanted(e, wanted))
+        required = (e for e in chooser.judged if as_wanted(e, wanted) and not any(e is x for x in chooser.slower))
         best = fastest(required, lambda e: (e.candidate.sharding, e.candidate.degrees, e.placement_name))
         return replace(found, best=best, judged=chooser.judged).cut(self.name, chooser.looks.budget.cut)
 
@@ -100,11 +107,24 @@ def as_wanted(e: Evaluated, wanted: ShardingWanted) -> bool:
     return wanted.level in (None, chosen.level) and wanted.overlap in (None, chosen.overlap)
 
 
+def _in_turns(e: Evaluated) -> bool:
+    """Whether every rank is one thread of a processor."""
+    return e.timeline is not None and e.fabric is not None and all(e.fabric.device(name).kind == "cpu" for name in e.placement)
+
+
+def _in_turns_s(e: Evaluated) -> float:
+    """The step where nothing that a rank does overlaps."""
+    assert e.program is not None and e.fabric is not None and e.cost is not None
+    cost = msgspec.structs.replace(e.cost, thread=RankThread())
+    return simulate_program(e.program, e.fabric, e.placement, cost, works=e.works, programs=e.callees, record=False).makespan_s
+
+
 class _Chooser:
     def __init__(self, context: Context, wanted: ShardingWanted, highest: int, judged: list[Evaluated]) -> None:
         self.context, self.wanted, self.highest = context, wanted, highest
         self.looks = Looks(max(2 * MAX_FITTING_LAYOUTS + 3 * MAX_UNFITTING_LAYOUTS, MAX_ASKED_LAYOUTS), context.budget.work_s / 2)
         self.judged = list(judged)
+        self.slower: list[Evaluated] = []  # where a rank does one thing at a time
         self.grid = context.grid()
 
     def run(self) -> None:
@@ -117,7 +137,9 @@ class _Chooser:
         # those with equal parts too: which is faster may change with the sums
         for e in (*even[:MAX_FITTING_LAYOUTS], *divided[:MAX_FITTING_LAYOUTS]):
             if self.wanted.overlap is not False:  # may shorten a step that fits without dividing anything: every replica's checkpoint is a whole one
-                self._try(e, self._level(0))
+                tried = self._try(e, self._level(0))
+                if tried is not None and self.wanted.overlap is None and _in_turns(tried) and _in_turns_s(tried) >= _in_turns_s(e):
+                    self.slower.append(tried)
         if self.wanted.level is None and self.highest:
             self._unfitting(replicated)
 

@@ -68,7 +68,7 @@ def mean_of_ranks(own: float | None, group: Any) -> torch.Tensor:
     """Of the ranks that have something."""
     pair = torch.tensor([own or 0.0, 0.0 if own is None else 1.0], dtype=torch.float64)
     if group is not None:
-        dist.all_reduce(pair, group=group)
+        group.allreduce([pair]).wait()  # without the checks of `dist.all_reduce`, which take as long
     return pair[0] / pair[1]
 
 
