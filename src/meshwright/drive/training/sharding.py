@@ -14,16 +14,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-import msgspec
-
 from ...cite import Cite
-from ...cost import RankThread
 from ...decide.layout.data_sharding import CITE, DataSharding
 from ...decide.layout.problem import LayoutCandidate
 from ...decide.layout.unlike_devices import EVEN
 from ...errors import Infeasible, UsageError
 from ...plan.optimizers import may_be_cut
-from ...simulate import simulate_program
 from .context import Context, Decision, Found, Looks
 from .evaluated import Evaluated, fastest
 from .placements import placements_of
@@ -107,18 +103,6 @@ def as_wanted(e: Evaluated, wanted: ShardingWanted) -> bool:
     return wanted.level in (None, chosen.level) and wanted.overlap in (None, chosen.overlap)
 
 
-def _in_turns(e: Evaluated) -> bool:
-    """Whether every rank is one thread of a processor."""
-    return e.timeline is not None and e.fabric is not None and all(e.fabric.device(name).kind == "cpu" for name in e.placement)
-
-
-def _in_turns_s(e: Evaluated) -> float:
-    """The step where nothing that a rank does overlaps."""
-    assert e.program is not None and e.fabric is not None and e.cost is not None
-    cost = msgspec.structs.replace(e.cost, thread=RankThread())
-    return simulate_program(e.program, e.fabric, e.placement, cost, works=e.works, programs=e.callees, record=False).makespan_s
-
-
 class _Chooser:
     def __init__(self, context: Context, wanted: ShardingWanted, highest: int, judged: list[Evaluated]) -> None:
         self.context, self.wanted, self.highest = context, wanted, highest
@@ -138,7 +122,7 @@ class _Chooser:
         for e in (*even[:MAX_FITTING_LAYOUTS], *divided[:MAX_FITTING_LAYOUTS]):
             if self.wanted.overlap is not False:  # may shorten a step that fits without dividing anything: every replica's checkpoint is a whole one
                 tried = self._try(e, self._level(0))
-                if tried is not None and self.wanted.overlap is None and _in_turns(tried) and _in_turns_s(tried) >= _in_turns_s(e):
+                if tried is not None and self.wanted.overlap is None and tried.is_in_turns and tried.in_turns_s >= e.in_turns_s:
                     self.slower.append(tried)
         if self.wanted.level is None and self.highest:
             self._unfitting(replicated)
