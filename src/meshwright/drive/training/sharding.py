@@ -66,7 +66,7 @@ class Sharding(Decision):
             return found
         chooser = _Chooser(context, wanted, 0 if custom else 3, found.judged)
         chooser.run()
-        required = (e for e in chooser.judged if as_wanted(e, wanted) and not any(e is x for x in chooser.slower))
+        required = (e for e in chooser.judged if as_wanted(e, wanted))
         best = fastest(required, lambda e: (e.candidate.sharding, e.candidate.degrees, e.placement_name))
         return replace(found, best=best, judged=chooser.judged).cut(self.name, chooser.looks.budget.cut)
 
@@ -108,7 +108,6 @@ class _Chooser:
         self.context, self.wanted, self.highest = context, wanted, highest
         self.looks = Looks(max(2 * MAX_FITTING_LAYOUTS + 3 * MAX_UNFITTING_LAYOUTS, MAX_ASKED_LAYOUTS), context.budget.work_s / 2)
         self.judged = list(judged)
-        self.slower: list[Evaluated] = []  # where a rank does one thing at a time
         self.grid = context.grid()
 
     def run(self) -> None:
@@ -123,7 +122,8 @@ class _Chooser:
             if self.wanted.overlap is not False:  # may shorten a step that fits without dividing anything: every replica's checkpoint is a whole one
                 tried = self._try(e, self._level(0))
                 if tried is not None and self.wanted.overlap is None and tried.is_in_turns and tried.in_turns_s >= e.in_turns_s:
-                    self.slower.append(tried)
+                    why = f"{tried.in_turns_s:.4g} s where a rank does one thing at a time, {e.in_turns_s:.4g} s with sums after backward"
+                    self.judged[-1] = replace(tried, timeline=None, why=why)
         if self.wanted.level is None and self.highest:
             self._unfitting(replicated)
 
