@@ -64,20 +64,20 @@ def _casting() -> tuple[bool, str]:
     return torch.is_autocast_enabled("cpu"), str(torch.get_autocast_dtype("cpu"))
 
 
-def _key(model: str, loss: str, batch_size: int | None, seed: int) -> tuple[Any, ...]:
-    return model, str(Path.cwd()), loss, batch_size, seed, _casting()
+def _key(model: str, loss: str, batch_size: int | None, seed: int, sizes: Any = ()) -> tuple[Any, ...]:
+    return model, str(Path.cwd()), loss, batch_size, seed, str(sizes), _casting()
 
 
-def _once(model: str, loss: str, batch_size: int | None, seed: int, methods: Any) -> tuple[OpGraph, TracedForward]:
+def _once(model: str, loss: str, batch_size: int | None, seed: int, methods: Any, sizes: Any = ()) -> tuple[OpGraph, TracedForward]:
     if not kept(model, loss):
-        return _real_once(model, loss, batch_size, seed, methods)
-    key = _key(model, loss, batch_size, seed)
+        return _real_once(model, loss, batch_size, seed, methods, sizes)
+    key = _key(model, loss, batch_size, seed, sizes)
     if "export" in methods and key in _captures:
         return _captures[key]
-    graph, traced = found = _real_once(model, loss, batch_size, seed, methods)
+    graph, traced = found = _real_once(model, loss, batch_size, seed, methods, sizes)
     if graph.method == "export" and _plain(traced):
         _put(_captures, key, found)
-        _put(_traces, _key(model, loss, graph.batch_size, seed), traced)
+        _put(_traces, _key(model, loss, graph.batch_size, seed, sizes), traced)
     return found
 
 
@@ -86,7 +86,7 @@ def _trace_job(job: Any, **options: Any) -> Any:
     if set(options) != {"batch_size"} or not kept(job.model, job.loss):
         return _real_trace_job(job, **options)
     with of_jobs.casting(job.asked.precision):
-        key = _key(job.model, job.loss, options["batch_size"], job.seed)
+        key = _key(job.model, job.loss, options["batch_size"], job.seed, job.sizes or ())
     if key in _traces:
         return _traces[key]
     traced = _real_trace_job(job, **options)

@@ -45,6 +45,8 @@ class Training(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     dtype: str = "float32"
     seed: int = 0
     recipe: Recipe | msgspec.UnsetType = msgspec.UNSET  # left out of documents where nothing is asked
+    # Of one sample of every input, in the order of the example inputs (target last); left out where they are the examples' own.
+    sizes: tuple[tuple[int, ...], ...] | msgspec.UnsetType = msgspec.UNSET
 
     @property
     def asked(self) -> Recipe:

@@ -11,7 +11,7 @@ the module as it is: it can be trained data-parallel, but not be cut.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -76,16 +76,17 @@ def trace_forward(
     device: str = "fake",
     opaque: bool = False,
     evaluation: bool = False,
+    sizes: Sequence[Sequence[int]] = (),
 ) -> TracedForward:
     """Builds the model named `model` and traces it with its loss.
 
     `device="fake"` needs no memory for weights; any torch device name (`cpu`, `cuda:0`) builds the real module there after
-    `torch.manual_seed(seed)`. Example inputs are brought to `batch_size` rows (repeated or cut). `opaque=True` skips export.
+    `torch.manual_seed(seed)`. Example inputs are brought to `batch_size` rows (repeated or cut), and to `sizes`. `opaque=True` skips export.
     `evaluation`: as the module computes after `eval()`, under a name of its own, so that modules kept whole are not those that are trained.
 
     Raises UsageError, UnknownName (wrong name, contract, loss) and CaptureError (user code fails; names file and line).
     """
-    objective, source, mode = build_objective(model, loss=loss, batch_size=batch_size, seed=seed, device=device)
+    objective, source, mode = build_objective(model, loss=loss, batch_size=batch_size, seed=seed, device=device, sizes=sizes)
     if evaluation:
         objective.eval()
         source = replace(source, name=f"{source.name} in evaluation mode")
@@ -93,19 +94,19 @@ def trace_forward(
 
 
 def build_objective(
-    model: str, *, loss: str, batch_size: int | None, seed: int, device: str, channels_last: bool = False
+    model: str, *, loss: str, batch_size: int | None, seed: int, device: str, channels_last: bool = False, sizes: Sequence[Sequence[int]] = ()
 ) -> tuple[Objective, ModelSource, Any]:
     """(model with loss, its source, fake mode or None): on `fake`, built on meta and replaced by fakes on the processor."""
     if device != "fake":
-        source = build_model(model, device=device, seed=seed, batch_size=batch_size)
+        source = build_model(model, device=device, seed=seed, batch_size=batch_size, sizes=sizes)
         refuse_parameter_hooks(source.module, model)
         return Objective(source.module, loss, channels_last=channels_last, calling=source.calling), source, None
     notes: tuple[str, ...] = ()
     try:
-        source = build_model(model, device="meta", seed=seed, batch_size=batch_size)
+        source = build_model(model, device="meta", seed=seed, batch_size=batch_size, sizes=sizes)
     except CaptureError as error:
         # Construction that reads values (`x.item()`) cannot be described on meta: build it really, once.
-        source = build_model(model, device="cpu", seed=seed, batch_size=batch_size)
+        source = build_model(model, device="cpu", seed=seed, batch_size=batch_size, sizes=sizes)
         notes = (f"built with real memory: construction on the meta device failed at {error.where}: {error.message}",)
     mode = fake_mode()
     module = source.module

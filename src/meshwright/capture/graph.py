@@ -46,11 +46,12 @@ def capture(
     seed: int = 0,
     methods: Sequence[str] = METHODS,
     scalable: bool = True,
+    sizes: Sequence[Sequence[int]] = (),
 ) -> OpGraph:
     """Captures the model named `model` (`FILE.py:function` or `module:function`) with its loss at `batch_size` rows.
 
-    `batch_size` defaults to that of the example inputs. `methods` are tried in the order of METHODS. With `scalable`, the model is
-    captured a second time at twice the batch (and a third time where rows are compared with rows), so that
+    `batch_size` defaults to that of the example inputs, `sizes` of a sample to theirs. `methods` are tried in the order of METHODS. With
+    `scalable`, the model is captured a second time at twice the batch (and a third time where rows are compared with rows), so that
     `graph.scale.at_batch` can give other batch sizes. Raises UsageError, UnknownName (names, contract) and CaptureError (no method works: names the
     operator, the file and line, the module).
     """
@@ -58,14 +59,14 @@ def capture(
         if method not in METHODS:
             raise UnknownName(f"there is no capture method {method!r}", where=model, hint=f"there are: {', '.join(METHODS)}")
     with stage(f"capturing {model}"), _few_collections(), uncompiled_graphs():
-        graph, _ = _once(model, loss, batch_size, seed, methods)
+        graph, _ = _once(model, loss, batch_size, seed, methods, sizes)
     if not scalable:
         return graph
     try:
         with stage(f"capturing {model} at twice the batch"), _few_collections(), uncompiled_graphs():
-            other, _ = _once(model, loss, 2 * graph.batch_size, seed, (graph.method,))
+            other, _ = _once(model, loss, 2 * graph.batch_size, seed, (graph.method,), sizes)
             quadratic = rows_compared(graph, other) and not rows_compared(graph, other, 2)
-            third = _once(model, loss, 3 * graph.batch_size, seed, (graph.method,))[0] if quadratic else None
+            third = _once(model, loss, 3 * graph.batch_size, seed, (graph.method,), sizes)[0] if quadratic else None
         scaling = scaling_between(graph, other, third)
     except MeshwrightError as error:
         scaling = f"capturing it at batch {2 * graph.batch_size} failed: {error.message}"
@@ -74,10 +75,10 @@ def capture(
     return msgspec.structs.replace(graph, scaling=scaling)
 
 
-def capture_and_trace(model: str, *, loss: str, batch_size: int, seed: int = 0) -> tuple[OpGraph, TracedForward]:
+def capture_and_trace(model: str, *, loss: str, batch_size: int, seed: int = 0, sizes: Sequence[Sequence[int]] = ()) -> tuple[OpGraph, TracedForward]:
     """The graph at one batch size, as `capture` gives it, and the trace that it was made of: for what is planned and run in one process."""
     with _few_collections(), uncompiled_graphs():
-        return _once(model, loss, batch_size, seed, METHODS)
+        return _once(model, loss, batch_size, seed, METHODS, sizes)
 
 
 def executed_graph(traced: TracedForward) -> OpGraph:
@@ -117,8 +118,10 @@ def _few_collections() -> Iterator[None]:
         gc.collect(1)
 
 
-def _once(model: str, loss: str, batch_size: int | None, seed: int, methods: Sequence[str]) -> tuple[OpGraph, TracedForward]:
-    objective, source, mode = build_objective(model, loss=loss, batch_size=batch_size, seed=seed, device="fake")
+def _once(
+    model: str, loss: str, batch_size: int | None, seed: int, methods: Sequence[str], sizes: Sequence[Sequence[int]] = ()
+) -> tuple[OpGraph, TracedForward]:
+    objective, source, mode = build_objective(model, loss=loss, batch_size=batch_size, seed=seed, device="fake", sizes=sizes)
     traced = trace_objective(objective, source, loss=loss, mode=mode, opaque="export" not in methods)
     notes: list[str] = list(traced.notes)
     if traced.method == "export":

@@ -1,4 +1,4 @@
-"""The job of a live model: from its owner's objects when it is planned, and from the plan when it runs."""
+"""The job of a live model: from its owner's objects when it is planned, and from the plan when it runs; jobs of a named model's several shapes."""
 
 from __future__ import annotations
 
@@ -15,8 +15,9 @@ from meshwright.errors import FormatError, PlanMismatch, UsageError
 from meshwright.job import Recipe, Training
 
 from .live import LIVE, BatchForm, form_of, live_name, maker_of
+from .resolve import build_model
 
-__all__ = ["LiveJob", "PlannedBatch", "by_size", "live_again", "live_job"]
+__all__ = ["LiveJob", "PlannedBatch", "by_size", "live_again", "live_job", "named_jobs", "sizes_of"]
 
 Loss = str | Callable[..., Any] | None
 # Losses that were planned with in this process, by name; None where one name was used for two.
@@ -78,6 +79,48 @@ def live_job(
         loss=live_name(loss, what="loss") if by_names is not None else "",
     )  # fmt: skip
     return LiveJob(job, told, names)
+
+
+def named_jobs(job: Training, shapes: Sequence[str]) -> list[LiveJob]:
+    """Jobs of a model by name, one for each shape; `shapes`: of the first input, as of `sizes_of`.
+
+    Raises: UsageError for fewer than two, or one that does not fit the inputs; as `build_model`.
+    """
+    if len(shapes) < 2:
+        raise UsageError(f"{len(shapes)} shapes are given", where="shapes", hint="two or more, e.g. --shapes 64,128,256")
+    source = build_model(job.model, device="meta", seed=job.seed, lazy=True)
+    names, made = source.calling.names if source.calling is not None else (), []
+    own = tuple(tuple(x.shape[1:]) for x in source.examples)
+    for text in shapes:
+        sizes = sizes_of(text, own)
+        told = PlannedBatch(
+            names=list(names), single=not names and len(sizes) == 1,
+            inputs=[([job.global_batch, *s], str(x.dtype).removeprefix("torch.")) for s, x in zip(sizes, source.examples, strict=True)],
+        )  # fmt: skip
+        of_it = job if sizes == own else msgspec.structs.replace(job, sizes=sizes)
+        made.append(LiveJob(of_it, told, {}))
+    return made
+
+
+def sizes_of(text: str, own: Sequence[tuple[int, ...]]) -> tuple[tuple[int, ...], ...]:
+    """Sizes of a sample's tensors, from `own` and a text such as `64` (tokens) or `3x64x48`: the first input's leading dimensions. Of the others
+    every dimension follows that is as long as one of those was.
+
+    Raises: UsageError for what is no such text, and where it is open which dimension another input follows.
+    """
+    words = text.strip().split("x")
+    if not all(w.isdecimal() and int(w) > 0 for w in words) or not len(words) <= len(own[0]):
+        shown = "x".join(map(str, own[0])) or "no dimension"
+        raise UsageError(f"{text!r} is no shape of the first input, whose samples have {shown}", where="shapes", hint="e.g. 64, or 3x64x48")
+    new: dict[int, int] = {}
+    for old, word in zip(own[0], words, strict=False):
+        if new.setdefault(old, int(word)) != int(word) and any(old in size for size in own[1:]):
+            raise UsageError(
+                f"two dimensions of the first input are {old} long, and {text!r} makes them unlike: another input's could follow either",
+                where="shapes", hint="plan the module itself (meshwright.plan), with a batch of each shape",
+            )  # fmt: skip
+    first = (*map(int, words), *own[0][len(words) :])
+    return (first, *(tuple(new.get(d, d) for d in size) for size in own[1:]))
 
 
 def by_size(jobs: Sequence[LiveJob]) -> list[LiveJob]:

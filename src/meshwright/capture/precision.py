@@ -36,7 +36,7 @@ def capture_job(job: Training, **options: Any) -> OpGraph:
     from .graph import capture
 
     with casting(job.asked.precision):
-        return capture(job.model, loss=job.loss, seed=job.seed, **options)
+        return capture(job.model, loss=job.loss, seed=job.seed, sizes=job.sizes or (), **options)
 
 
 def capture_and_trace_job(job: Training, batch_size: int) -> tuple[OpGraph, Any]:
@@ -44,7 +44,7 @@ def capture_and_trace_job(job: Training, batch_size: int) -> tuple[OpGraph, Any]
     from .graph import capture_and_trace
 
     with casting(job.asked.precision):
-        return capture_and_trace(job.model, loss=job.loss, batch_size=batch_size, seed=job.seed)
+        return capture_and_trace(job.model, loss=job.loss, batch_size=batch_size, seed=job.seed, sizes=job.sizes or ())
 
 
 def trace_job(job: Training, **options: Any) -> Any:
@@ -52,4 +52,4 @@ def trace_job(job: Training, **options: Any) -> Any:
     from .forward import trace_forward
 
     with casting(job.asked.precision):
-        return trace_forward(job.model, loss=job.loss, seed=job.seed, **options)
+        return trace_forward(job.model, loss=job.loss, seed=job.seed, sizes=job.sizes or (), **options)

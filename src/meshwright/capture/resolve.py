@@ -16,7 +16,7 @@ import importlib
 import importlib.util
 import sys
 import traceback
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -34,7 +34,7 @@ from .hf import HfName, build_hf, hf_name
 from .live import stands_for
 from .weight_files import WeightFiles, has_weights
 
-__all__ = ["ModelSource", "build_model", "match_hint", "resolve_function", "shown", "user_code"]
+__all__ = ["ModelSource", "build_model", "match_hint", "resized", "resolve_function", "shown", "user_code"]
 
 NAME_HINT = "name a model as FILE.py:function or module:function, e.g. examples/gpt.py:small"
 
@@ -82,10 +82,13 @@ def resolve_function(name: str, *, what: str = "model") -> Callable[..., Any]:
     return found  # type: ignore[no-any-return]
 
 
-def build_model(name: str, *, device: str, seed: int = 0, batch_size: int | None = None, lazy: bool = False) -> ModelSource:
+def build_model(
+    name: str, *, device: str, seed: int = 0, batch_size: int | None = None, lazy: bool = False, sizes: Sequence[Sequence[int]] = ()
+) -> ModelSource:
     """Calls the model function on `device` after seeding torch, checks the contract and brings the inputs to `batch_size` rows.
 
     `lazy`: weights that lie in files need not be loaded, others need not be drawn, on the processor (`ModelSource.weights`).
+    `sizes`: of one sample of every input (`Training.sizes`); none: as the function gives them.
     The global random state is put back afterwards. Raises UsageError (contract broken) or CaptureError (user code failed).
     """
     if batch_size is not None and batch_size < 1:
@@ -97,8 +100,21 @@ def build_model(name: str, *, device: str, seed: int = 0, batch_size: int | None
         torch.manual_seed(seed)
         result, drawn = made_lazily(function) if lazy and device == "cpu" and not _in_files(by_config) else (function(), None)
     module, inputs, calling = _checked(name, result)
-    resized = inputs if batch_size is None else tuple(resize_batch(x, batch_size) for x in inputs)
-    return ModelSource(name=name, module=module, inputs=resized, examples=inputs, calling=calling, weights=files[0] if files else drawn)
+    if sizes:
+        if [x.dim() - 1 for x in inputs] != [len(s) for s in sizes]:
+            shapes = ", ".join(str(tuple(x.shape)) for x in inputs)
+            raise UsageError(f"the model's inputs are {shapes}, the job has samples of {list(map(tuple, sizes))}", where=name, hint="plan again")
+        inputs = tuple(resized(x, size) for x, size in zip(inputs, sizes, strict=True))
+    of_batch = inputs if batch_size is None else tuple(resize_batch(x, batch_size) for x in inputs)
+    return ModelSource(name=name, module=module, inputs=of_batch, examples=inputs, calling=calling, weights=files[0] if files else drawn)
+
+
+def resized(x: torch.Tensor, size: Sequence[int]) -> torch.Tensor:
+    """`x` with samples of this size: every dimension is cut, or repeated from its start."""
+    for dim, (old, new) in enumerate(zip(x.shape[1:], size, strict=True), start=1):
+        if old != new:
+            x = torch.cat([x] * -(-new // int(old)), dim).narrow(dim, 0, new).clone()
+    return x
 
 
 def _in_files(by_config: HfName | None) -> bool:

@@ -41,11 +41,11 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> Result:
     from ..drive.plans import check_plan, read_plan
-    from ..run.gate.gate import gate
+    from ..run.gate.shapes import gate_shapes
     from ..run.launch.request import require_training_plan
 
     plan = read_plan(args.plan)
     check_plan(plan)
     require_training_plan(plan)
-    report = gate(plan, data=args.data, stated=stated(args), limited=not args.whole)
+    report = gate_shapes(plan, data=args.data, stated=stated(args), limited=not args.whole)
     return Result(report.to_json(), report.text())

@@ -80,6 +80,11 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     )  # fmt: skip
     parser.add_argument("--microbatch", type=at_least_one, help="fix the micro-batch size")
     parser.add_argument(
+        "--shapes", default="", metavar="SIZE,..",
+        help="lengths that batches may have, e.g. 64,128,256 (or sizes of the first input: 3x64x64,3x96x96); the plan has a step for each, and "
+        "`train run` takes the smallest that holds a batch",
+    )  # fmt: skip
+    parser.add_argument(
         "--pipeline", default="", metavar="NAME",
         help="order of micro-batches: 1f1b, auto (judged best together with the degrees), or one that `meshwright pipeline compare` lists (default: "
         "1f1b, and where the search chose a pipeline the fastest on its degrees)",
@@ -110,6 +115,7 @@ def run(args: argparse.Namespace) -> Result:
     from ..drive.training.context import SearchBudget
     from ..drive.training.division import DivisionWanted
     from ..drive.training.memory import MemoryWanted
+    from ..drive.training.own_model import plan_shapes
     from ..drive.training.recompute import RecomputeWanted
     from ..drive.training.training import plan_training
     from ..drive.training.wishes import StepPrices
@@ -142,10 +148,13 @@ def run(args: argparse.Namespace) -> Result:
         MemoryWanted(_steps(args, job, fabric, cost)), DivisionWanted(args.unlike == "auto"), CollectivesWanted(args.collective),
         _compress(args.compress),
     )  # fmt: skip
-    plan = plan_training(
-        job, fabric, cost, graph=graph, wishes=wishes, budget=SearchBudget(time_limit_s=args.time_limit),
-        without=args.without.split(",") if args.without else (), watch=_say if args.timings else None,
-    )  # fmt: skip
+    budget, watch = SearchBudget(time_limit_s=args.time_limit), _say if args.timings else None
+    without = args.without.split(",") if args.without else ()
+    if args.shapes:
+        _require_named(args)
+        plan = plan_shapes(job, args.shapes.split(","), fabric, cost, wishes=wishes, budget=budget, without=without, watch=watch)
+    else:
+        plan = plan_training(job, fabric, cost, graph=graph, wishes=wishes, budget=budget, without=without, watch=watch)
     if args.gate:
         plan = _gated(plan)
     write_plan(args.out, plan)
@@ -156,13 +165,27 @@ def run(args: argparse.Namespace) -> Result:
     return with_pictures(Result(document, plan_text(plan, written=str(args.out)), cut=cut_of(plan.decisions)), args, plan)
 
 
+def _require_named(args: argparse.Namespace) -> None:
+    """Raises: UsageError where a shape cannot be captured for itself."""
+    from ..errors import UsageError
+
+    wrong = [
+        (args.model is None, "--graph", "a captured graph has one shape"),
+        (args.cost == "measured" or args.cost.startswith("tables:"), "--cost", "prices are of operators of one shape"),
+        (args.memory is not None or args.recompute == "steps", "--memory", "step graphs are of one shape"),
+    ]
+    for is_wrong, name, why in wrong:
+        if is_wrong:
+            raise UsageError(f"{name} does not go with --shapes: {why}", where="--shapes", hint=f"leave {name} out")
+
+
 def _gated(plan: Plan) -> Plan:
     """The plan with what was compared; raises DifferentTraining before it is written."""
     from dataclasses import replace
 
-    from ..run.gate.gate import gate
+    from ..run.gate.shapes import gate_shapes
 
-    report = gate(plan, data="synthetic")
+    report = gate_shapes(plan, data="synthetic")
     return replace(plan, job={**plan.job, "gate": {**report.to_json(), "text": report.text()}})
 
 

@@ -137,7 +137,7 @@ def _run(args: argparse.Namespace) -> Result:
 
 def _gate(plan: Plan, request: RunRequest, args: argparse.Namespace) -> dict[str, Any]:
     """What a step was compared with, or why it was not. Of ranks that torchrun started, the first compares; the others wait for it."""
-    from ..run.gate.gate import gate
+    from ..run.gate.shapes import gate_shapes
     from ..run.launch.request import check_request, under_torchrun
 
     check_request(plan, request)
@@ -145,7 +145,7 @@ def _gate(plan: Plan, request: RunRequest, args: argparse.Namespace) -> dict[str
         return {"why_not": "--no-gate"}
     if under_torchrun() and os.environ["RANK"] != "0":
         return {"why_not": "the process with RANK 0 compares"}
-    report = gate(plan, data=request.data, stated=stated(args))
+    report = gate_shapes(plan, data=request.data, stated=stated(args))
     for note in (report.why_not, *report.notes):
         if note:
             sys.stderr.write(f"gate: {note}\n")

@@ -14,7 +14,7 @@ from .plan import CycleEntry, Plan, ShapePlan
 __all__ = ["SHAPE", "plan_of_shape", "plans_of_shapes", "with_shapes"]
 
 SHAPE = "shape"  # `when` of a cycle entry that runs for batches of its shape
-OF_A_SHAPE = ("graph_fingerprint", "graph_outline", "works", "captured", "undecided")  # entries of `Plan.job` that differ by shape
+OF_A_SHAPE = ("graph_fingerprint", "graph_outline", "works", "captured", "undecided", "training")  # entries of `Plan.job` that differ by shape
 
 
 def plan_of_shape(plan: Plan, number: int) -> Plan:
@@ -24,7 +24,7 @@ def plan_of_shape(plan: Plan, number: int) -> Plan:
     if not number:
         return replace(plan, shapes=(), cycle=(CycleEntry(program=plan.cycle[0].program),), programs=_called(plan, plan.cycle[0].program))
     shape = plan.shapes[number - 1]
-    job = {k: v for k, v in plan.job.items() if k not in OF_A_SHAPE} | shape.job
+    job = {k: v for k, v in plan.job.items() if k not in OF_A_SHAPE or k == "training"} | shape.job
     if "batch" in job:
         job["batch"] = {**job["batch"], "inputs": shape.inputs}
     return replace(
@@ -45,7 +45,8 @@ def with_shapes(plan: Plan, others: tuple[tuple[list[tuple[list[int], str]], Pla
         assert other.layout is not None
         shapes.append(
             ShapePlan(
-                program=other.cycle[0].program, inputs=inputs, layout=other.layout, job={k: other.job[k] for k in OF_A_SHAPE if k in other.job},
+                program=other.cycle[0].program, inputs=inputs, layout=other.layout,
+                job={k: other.job[k] for k in OF_A_SHAPE if k in other.job and (k != "training" or other.job[k] != plan.job[k])},
                 decisions=dict(other.decisions), bound=other.bound, prediction=other.prediction,
             )
         )  # fmt: skip

@@ -81,6 +81,7 @@ def plan_text(plan: Plan, *, written: str = "") -> str:
         ("step", f"{_bound_line(plan)}"),
         ("routing", _routing(plan.decisions.get("experts", {}).get("options", {}))),
         ("gate", _gate(plan.job.get("gate"))),
+        ("shapes", _shapes(plan)),
         ("phases", ", ".join(f"{k} {seconds_text(v)}" for k, v in prediction.phases_s.items() if v > 0)),
         ("memory", f"{bytes_text(memory)} per rank, {bytes_text(worst)} in the worst order"),
         ("evidence", ", ".join(f"{k} {share_text(v)}" for k, v in prediction.evidence.items() if v > 0)),
@@ -115,6 +116,16 @@ def _schedule_line(plan: Plan) -> str:
     if per_rank > 1:
         line += f", {per_rank} stages per rank" + (f" in {copies} copies" if copies > 1 else "")
     return line + (", backward in two parts" if layout.split_backward else "")
+
+
+def _shapes(plan: Plan) -> str:
+    """Of the first input, with the step that is predicted for each; the largest first."""
+    if not plan.shapes or plan.prediction is None:
+        return ""
+    sizes = [plan.job["batch"]["inputs"], *(s.inputs for s in plan.shapes)]
+    steps = [plan.prediction, *(s.prediction for s in plan.shapes)]
+    pairs = zip(sizes, steps, strict=True)
+    return ", ".join(f"{'x'.join(map(str, x[0][0][1:]))}: {seconds_text(p.time_s) if p is not None else 'unknown'}" for x, p in pairs)
 
 
 def _gate(said: Any) -> str:

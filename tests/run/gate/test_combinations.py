@@ -49,6 +49,14 @@ def test_a_cause_is_found_where_a_micro_batch_alone_has_no_loss_or_an_update_fol
     assert (verdict.outcome, verdict.why) == ("refused", f"DifferentTraining: {cause}")
 
 
+@pytest.mark.parametrize(("number", "why"), [(404, "DifferentTraining: batch-statistics"), (439, "float64"), (451, "float32")])
+def test_narrow_combinations_that_were_judged_wrongly(number, why):
+    """One was refused without a cause, since eight bits hid it; one could not be run in double, its model being kept whole; one diverges, and with it
+    what eight bits round."""
+    verdict = judge(draw(number, recipes=True, narrow=True))
+    assert verdict.outcome == ("refused" if "Different" in why else "equal") and verdict.why == why, verdict
+
+
 def test_a_difference_without_a_cause_is_no_refusal(monkeypatch) -> None:
     import gate_combinations
     from gate_combinations import Combination

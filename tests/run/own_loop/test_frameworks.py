@@ -27,9 +27,9 @@ STEPS = 5
 peers = pytest.mark.skipif(not PYTHON, reason=f"no interpreter with {' and '.join(PACKAGES)}: name one with MESHWRIGHT_TEST_PEERS")
 
 
-def run(which: str, folder: Path, *, ranks: int = 0, resume: bool = False) -> tuple[list[float], dict[str, torch.Tensor]]:
+def run(which: str, folder: Path, *, ranks: int = 0, resume: bool = False, script: str = SCRIPT) -> tuple[list[float], dict[str, torch.Tensor]]:
     launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks)] if ranks else []
-    command = [PYTHON, *launcher, SCRIPT, which, str(folder), str(STEPS), "resume" if resume else "fresh"]
+    command = [PYTHON, *launcher, script, which, str(folder), str(STEPS), "resume" if resume else "fresh"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=250, check=False, env=ENVIRONMENT)
     assert done.returncode == 0, done.stderr[-3000:]
     if which == "refused":
@@ -68,6 +68,24 @@ def test_two_ranks_train_what_the_framework_trains_alone(which, degrees, resumes
             assert again == pytest.approx(expected, rel=1e-5) and len(again) == STEPS - 3
         else:
             assert again[-2:] == found[-2:] and all(torch.equal(same[n], x) for n, x in weights.items())
+
+
+@peers
+@pytest.mark.real
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("which", ["trainer", "accelerate", "lightning"])
+def test_batches_of_changing_length_are_padded_to_the_plans_shapes(which, tmp_path):
+    """Beside the framework alone, whose batches are as long as their longest sample."""
+    alone, planned = tmp_path / "alone", tmp_path / "planned"
+    alone.mkdir()
+    planned.mkdir()
+    script = str(Path(SCRIPT).with_name("pad_loops.py"))
+    code = f"import pad_loops, meshwright as mw; mw.write_plan({str(planned / 'plan.json')!r}, pad_loops.plan_for({which!r}, 2, data=2))"
+    subprocess.run([PYTHON, "-c", code], check=True, timeout=250, cwd=Path(__file__).parent, env=ENVIRONMENT)
+    losses, state = run(which, alone, script=script)
+    found, weights = run(which, planned, ranks=2, script=script)
+    assert len(found) >= STEPS and found[:STEPS] == pytest.approx(losses[:STEPS], rel=1e-5)
+    assert set(weights) == set(state) and all(torch.allclose(weights[n], x, rtol=1e-4, atol=1e-6) for n, x in state.items())
 
 
 @peers

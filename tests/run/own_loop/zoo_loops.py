@@ -16,6 +16,7 @@ from torch import nn
 
 SAMPLES, ROWS = 8, 32
 CLIP = 0.05  # below the norm of all gradients
+PAD: dict[str, float] | None = None  # `pad_loops` sets it
 
 
 class Net(nn.Module):
@@ -61,7 +62,7 @@ def trainer(folder: Path, steps: int, plan: Any, resume: bool) -> tuple[list[flo
     )  # fmt: skip
     model = make_model()
     common: dict[str, Any] = {"model": model, "args": given, "train_dataset": dataset(), "data_collator": collate}
-    made = mw.torch.PlannedTrainer(**common, plan=plan) if plan is not None else InOrder(**common)
+    made = mw.torch.PlannedTrainer(**common, plan=plan, pad=PAD) if plan is not None else InOrder(**common)
     made.train(resume_from_checkpoint=str(folder / "out" / "checkpoint-3") if resume else None)
     losses = [x["loss"] for x in made.state.log_history if "loss" in x]
     losses.append(made.evaluate(dataset()[: 2 * SAMPLES])["eval_loss"])
@@ -113,8 +114,9 @@ def lightning_loop(folder: Path, steps: int, plan: Any, resume: bool) -> tuple[l
 
     ranks = plan.layout.ranks if plan is not None else 1
     loader = torch.utils.data.DataLoader(dataset(), batch_size=SAMPLES, collate_fn=collate)
+    strategy = mw.torch.PlannedStrategy(plan, pad=PAD) if plan is not None else "auto"
     trainer = lightning.Trainer(
-        accelerator="cpu", devices=ranks, strategy=mw.torch.PlannedStrategy(plan) if plan is not None else "auto", max_steps=steps, logger=False,
+        accelerator="cpu", devices=ranks, strategy=strategy, max_steps=steps, logger=False,
         enable_progress_bar=False, enable_model_summary=False, enable_checkpointing=False, callbacks=[Told()], use_distributed_sampler=False,
         gradient_clip_val=CLIP,
     )  # fmt: skip
@@ -178,7 +180,7 @@ def accelerated_loop(folder: Path, steps: int, plan: Any, resume: bool) -> tuple
     if plan is not None:
         import meshwright as mw
 
-        step = mw.torch.accelerated(accelerator, model, optimizer, plan)
+        step = mw.torch.accelerated(accelerator, model, optimizer, plan, pad=PAD)
     else:
         model, optimizer = accelerator.prepare(model, optimizer)
     scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 2, gamma=0.5)

@@ -1,7 +1,8 @@
 """The decision on collectives: for the winner, every strategy that may win, for each purpose, in place.
 
 Collectives share links with the rest of the step, so a schedule that wins alone can lose there. Alone, all strategies that a step can call are
-compared on the largest call of a purpose; those near the fastest, and those that layouts were judged with, are then tried in the step itself.
+compared on the largest call of a purpose; those near the fastest, and those that layouts were judged with, are then tried in the step itself. Where
+ranks are threads of processors, what they do there takes turns (`Evaluated.in_turns_s`): a schedule of many messages hides nothing.
 """
 
 from __future__ import annotations
@@ -60,7 +61,7 @@ class Collectives(Decision):
                     continue
                 made = replace(context.evaluator, planner=tried).again(best)
                 told.setdefault(purpose, []).append({"strategy": name, "step_s": made.time_s} if made.fits else {"strategy": name, "why": made.why})
-                if made.fits and made.time_s < best.time_s * (1 - 1e-9):
+                if made.fits and made.in_turns_s < best.in_turns_s * (1 - 1e-9):
                     best, planner = made, tried
         return replace(found, best=best).noted(self.name, told)
 

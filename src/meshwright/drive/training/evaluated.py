@@ -7,9 +7,10 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
+import msgspec
 import numpy as np
 
-from ...cost import Cost, Priced
+from ...cost import Cost, Priced, RankThread
 from ...decide.layout import LayoutCandidate
 from ...decide.memory.regions import Chosen
 from ...fabric.fabric import Fabric
@@ -81,6 +82,24 @@ class Evaluated:
     @property
     def time_s(self) -> float:
         return self.extrapolated_s or (self.timeline.makespan_s if self.timeline is not None else float("inf"))
+
+    @property
+    def is_in_turns(self) -> bool:
+        """Whether every rank is one thread of a processor, and the program small enough to be written out."""
+        if self.timeline is None or self.fabric is None or self.folded:
+            return False
+        return all(self.fabric.device(name).kind == "cpu" for name in self.placement)
+
+    @cached_property
+    def in_turns_s(self) -> float:
+        """The step where nothing overlaps of what such a rank computes, posts and adds: what decides how many messages pay."""
+        if not self.is_in_turns or self.cost is None or self.fabric is None:
+            return self.time_s
+        from ...simulate import simulate_program
+
+        cost = msgspec.structs.replace(self.cost, thread=RankThread()) if not self.cost.thread else self.cost
+        flat = self.inlined.program
+        return simulate_program(flat, self.fabric, self.placement, cost, works=self.works, record=False).makespan_s
 
     @property
     def peak_bytes(self) -> int:

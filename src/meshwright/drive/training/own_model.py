@@ -34,8 +34,9 @@ if TYPE_CHECKING:
     import torch
 
     from ...capture.live_job import LiveJob
+    from .context import Made
 
-__all__ = ["plan_model"]
+__all__ = ["plan_model", "plan_shapes"]
 
 # torch's optimizers that update every element by itself, so that ranks may be given pieces of parameters; by the state that they keep.
 TWO_STATES = frozenset({"Adam", "AdamW", "NAdam", "RAdam", "Adamax", "Adadelta", "Adagrad", "RMSprop", "ASGD", "Rprop"})
@@ -67,7 +68,8 @@ def plan_model(
         schedule, recompute, collective: as `--pipeline`, `--recompute`, `--collective` of `meshwright train plan`.
         recipe: precision, clipping, schedule, moving average and parameters without weight decay (`meshwright.Recipe`); default: nothing of it.
         shapes: further batches like `batch`, with as many samples, of other shapes (sequence lengths, sizes of pictures). Each has a step of its own,
-            over the same layout of weights and optimizer state; the plan's own is that of the largest. See `parallelize`.
+            over the same layout of weights and optimizer state; the plan's own is that of the largest. See `parallelize`. Of a model by name: texts
+            or numbers as of `train plan --shapes`, which are all shapes that the plan has.
         wishes: records for what has no argument here (`plan_training` lists them). A record replaces the arguments above that it covers.
 
     Raises: UsageError (arguments; a module that cannot be copied), CaptureError (the model fails), and what `plan_training` raises.
@@ -88,8 +90,6 @@ def plan_model(
     given = tuple(x for x in wishes if x is not None)
     asked = (*(x for x in asked if not any(type(x) is type(g) for g in given)), *given)
     if isinstance(model, str):
-        if shapes:
-            raise UsageError("a model by name has one shape of inputs", where=model, hint="plan the module itself, with a batch of each shape")
         if batch is not None or (loss is not None and not isinstance(loss, str)) or global_batch is None:
             raise UsageError(
                 "a model by name brings its example inputs", where=model, hint="give global_batch=, a loss by name and no batch; or the module itself"
@@ -98,6 +98,8 @@ def plan_model(
             model=model, global_batch=global_batch, loss=loss or "cross-entropy", optimizer=label, learning_rate=learning_rate, seed=seed,
             recipe=recipe or msgspec.UNSET,
         )  # fmt: skip
+        if shapes:
+            return plan_shapes(job, [str(s) for s in shapes], where, cost, wishes=asked, budget=budget, without=without)
         return plan_training(job, where, cost, wishes=asked, budget=budget, without=without)
     if not isinstance(model, torch.nn.Module) and not callable(model):
         raise UsageError(f"the model is a {type(model).__name__}", where="model", hint="an nn.Module, a function that makes one, or a name")
@@ -110,19 +112,36 @@ def plan_model(
     return _of_jobs(by_size([job_of(one) for one in (batch, *shapes)]), where, cost, asked, budget, without)
 
 
+def plan_shapes(
+    job: Training, shapes: Sequence[str], fabric: Fabric, cost: Cost | None = None, *, wishes: Iterable[object] = (),
+    budget: SearchBudget | None = None, without: Collection[str] = (), watch: Callable[[Made], None] | None = None,
+) -> Plan:  # fmt: skip
+    """Plans the training of a model by name on batches of several shapes (`capture.live_job.named_jobs`), a step for each. As `plan_training`.
+
+    Raises: Unsupported with gradient codecs, and for a shape whose step would keep another state; UsageError for shapes that do not fit the model.
+    """
+    from ...capture.live_job import by_size, named_jobs
+
+    asked = tuple(x for x in wishes if x is not None)
+    require_sums(Wishes.these(asked))
+    return _of_jobs(by_size(named_jobs(job, shapes)), fabric, cost, asked, budget, without, watch)
+
+
 def _of_jobs(
-    jobs: Sequence[LiveJob], fabric: Fabric, cost: Cost | None, asked: Iterable[object], budget: SearchBudget | None, without: Collection[str]
-) -> Plan:
+    jobs: Sequence[LiveJob], fabric: Fabric, cost: Cost | None, asked: Iterable[object], budget: SearchBudget | None, without: Collection[str],
+    watch: Callable[[Made], None] | None = None,
+) -> Plan:  # fmt: skip
     """The plan of the first job, with the steps of the others beside it."""
     from ...capture.live import standing
 
     live, *others = jobs
     with standing(live.stands_for):
-        plan = plan_training(live.job, fabric, cost, wishes=asked, budget=budget, without=without)
+        plan = plan_training(live.job, fabric, cost, wishes=asked, budget=budget, without=without, watch=watch)
     made = []
     for other in others:
         with standing(other.stands_for):
-            step = plan_training(other.job, fabric, cost, wishes=wishes_beside(plan, Wishes.these(asked)).given, budget=budget, without=without)
+            beside = wishes_beside(plan, Wishes.these(asked)).given
+            step = plan_training(other.job, fabric, cost, wishes=beside, budget=budget, without=without, watch=watch)
         require_one_state(plan, step, other.batch.shape)
         made.append((other.batch.inputs, step))
     plan = replace(plan, job={**plan.job, "batch": msgspec.to_builtins(live.batch)})

@@ -3,6 +3,9 @@
 The search over degrees judges level 0 with sums after backward. Then, where replicas exist: sums during backward for the fastest layouts; and for
 layouts that do not fit, the levels in order until one does, if they may still win. A level moves at least the bytes of an all-reduce, so levels
 are chosen for memory, not for speed; a lost replica takes the only copy of its pieces with it, so nothing is divided without need.
+
+On processors, a rank is one thread that computes, posts messages and adds what has come. There sums during backward must also be faster where nothing
+of this overlaps and links alone run beside it (`Cost.thread`), or they are not chosen: more messages are then only more work.
 """
 
 from __future__ import annotations
@@ -117,7 +120,10 @@ class _Chooser:
         # those with equal parts too: which is faster may change with the sums
         for e in (*even[:MAX_FITTING_LAYOUTS], *divided[:MAX_FITTING_LAYOUTS]):
             if self.wanted.overlap is not False:  # may shorten a step that fits without dividing anything: every replica's checkpoint is a whole one
-                self._try(e, self._level(0))
+                tried = self._try(e, self._level(0))
+                if tried is not None and self.wanted.overlap is None and tried.is_in_turns and tried.in_turns_s >= e.in_turns_s:
+                    why = f"{tried.in_turns_s:.4g} s where a rank does one thing at a time, {e.in_turns_s:.4g} s with sums after backward"
+                    self.judged[-1] = replace(tried, timeline=None, why=why)
         if self.wanted.level is None and self.highest:
             self._unfitting(replicated)
 

@@ -11,6 +11,7 @@ compared (`scaled`), and the report says so.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -48,6 +49,8 @@ ROUNDINGS = 64  # by how many units in the last place gradients are changed, to 
 # A parameter may move by so many times the change of its gradient, both relative to their largest: narrow types round by a tenth.
 MAX_AMPLIFIED = 8.0
 FEW_ROUNDINGS = 16  # the same where none moved: as much as the order of a sum makes, so that a gradient must be all but singular
+MIN_NARROW_TOLERANCE = 1e-3  # of types of eight to eleven bits
+MIXED_IN_DOUBLE = 1e-6  # share of the loss; rounding of any order of sums is below a millionth of that
 MAX_GATE_BYTES = 4 << 30  # of weights, gradients and optimizer state of all ranks together
 
 
@@ -119,6 +122,10 @@ def _compared(plan: Plan, layout: TrainingLayout, data: str, stated: Stated, tra
     with torch.random.fork_rng(devices=[]):
         case, whole, planned, notes = _in_double(narrow)
         return _Trial(case, whole, stated, notes).report(planned)
+
+
+def _doubled(inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    return [x.double() if x.is_floating_point() else x for x in inputs]
 
 
 def _moving(job: Training, owner: Owner) -> Training:
@@ -262,9 +269,25 @@ class _Trial:
             cause = self.of_the_update(compared)
         elif batch_sums(case.layout) and (other := case.mixing()) is not None:  # beside what replicas share
             cause = mixes_samples(case.unmixed, other, shared=True)
+        elif self.mixes_in_double():
+            cause = mixes_samples(case.graph, case.mixing())
         else:
             cause = of_the_plan(case.graph, first.name)
         raise self.error(compared, cause)
+
+    def mixes_in_double(self) -> bool:
+        """Whether the owner's loss of its micro-batches differs from that of the whole batch beyond all rounding. In narrow types micro-batches may
+        round otherwise than the plan's parts of them, so that nothing seems to give the plan's numbers."""
+        case = self.case
+        if case.tolerance.relative < MIN_NARROW_TOLERANCE or any(p.loss is not None for p in self.parts):
+            return False
+        exact = msgspec.structs.replace(case.job, recipe=msgspec.structs.replace(case.job.asked, precision="fp32"))
+        try:
+            owner = Owner(exact, wide=True)
+            whole, parts = (owner.loss([replace(p, inputs=_doubled(p.inputs)) for p in x]) for x in ([case.whole()], self.parts))
+        except (MeshwrightError, RuntimeError):
+            return False
+        return abs(whole - parts) > MIXED_IN_DOUBLE * abs(whole)
 
     def of_the_samples(self, first: Difference) -> Cause:
         """Micro-batch by micro-batch the owner's module is the plan: does it look at other samples, or at what it kept of those before?"""

@@ -59,12 +59,13 @@ def scaled_down(plan: Plan, folder: Path) -> ScaledDown:
     layout = plan.layout
     assert layout is not None
     job = msgspec.convert(plan.job["training"], Training)
-    model, smaller = _smaller_model(job.model, layout, folder)
+    model, smaller = _smaller_model(job.model, layout, folder, job.sizes[0][0] if job.sizes and len(job.sizes[0]) == 1 else 0)
     replicas, samples = min(layout.data, MAX_REPLICAS), SAMPLES
     count = min(layout.microbatches_of(0), 2 * len(layout.stages))
     smoothing: Literal["torch", "megatron"] = "megatron" if any(x.smoothing == "megatron" for x in layout.losses) else "torch"
     tensor = TensorOptions(sequence=layout.sequence, smoothing=smoothing)
-    smaller_job = msgspec.structs.replace(job, model=model or job.model, global_batch=replicas * samples * count)
+    sizes = msgspec.UNSET if model else job.sizes  # a smaller model's name has its length
+    smaller_job = msgspec.structs.replace(job, model=model or job.model, global_batch=replicas * samples * count, sizes=sizes)
     graph, traced = capture_and_trace_job(smaller_job, samples)  # of this one micro-batch: other sizes are not asked for
     copied = plan_training(
         smaller_job, _fabric(replicas * layout.tensor * layout.pipeline), graph=graph,
@@ -87,8 +88,8 @@ def _fabric(devices: int) -> Fabric:
     return replace(shape, devices=tuple(replace(d, flops=dict.fromkeys(("fp32", "bf16", "fp16"), PEAK_FLOPS)) for d in shape.devices))
 
 
-def _smaller_model(model: str, layout: TrainingLayout, folder: Path) -> tuple[str, list[str]]:
-    """(the name of a smaller model, "" where there is none; what is smaller)."""
+def _smaller_model(model: str, layout: TrainingLayout, folder: Path, length: int = 0) -> tuple[str, list[str]]:
+    """(the name of a smaller model, "" where there is none; what is smaller). `length`: of sequences, 0: as the name says."""
     name = hf_name(model)
     if name is None:
         return "", []
@@ -100,7 +101,7 @@ def _smaller_model(model: str, layout: TrainingLayout, folder: Path) -> tuple[st
     if fields["model_type"] not in transformers.CONFIG_MAPPING:
         raise UnknownName(f"transformers {transformers.__version__} has no model type {fields['model_type']!r}", where=str(name.config))
     whole: dict[str, Any] = transformers.CONFIG_MAPPING[fields["model_type"]].from_dict(fields).to_dict()
-    old = name.length or DEFAULT_LENGTH
+    old = length or name.length or DEFAULT_LENGTH
     length = min(old, max(MAX_LENGTH, 2 * layout.tensor))
     smaller, said = smaller_config(whole, split=layout.tensor, stages=len(layout.stages), length=length)
     place = folder / "config.json"

@@ -42,9 +42,10 @@ from ..machine.torchrun_worker import tell_torchrun
 from ..ranks.blame import first_cause, typed
 from ..ranks.worker import RankLink, TerminationWatch, report_of
 from ..recording.recording import numbers
-from .outcome import absolute, commit, evaluation_graph_of, forward_graph, make_document, walk_orders, write_modules
-from .rank import RankOptions, fetch_setup, put_setup, run_rank
+from .outcome import absolute, commit, make_document, write_modules
+from .rank import RankOptions, run_rank
 from .request import RunRequest, RunResult
+from .setup import fetch_setup, make_setup
 
 __all__ = ["rank_on_device", "run_as_torchrun_rank"]
 
@@ -138,9 +139,9 @@ class _ElasticRank:
         if self.rank == 0:
             self.made_folder = not request.out.exists()
             request.out.mkdir(parents=True, exist_ok=True)
-            graph = forward_graph(plan, layout)
-            put_setup(self.store, graph, walk_orders(plan), evaluation_graph_of(plan, layout, graph) if request.evaluate_every else None)
-        self.graph, self.orders = fetch_setup(self.store)
+            make_setup(self.store, plan, evaluation=bool(request.evaluate_every))
+        setups = fetch_setup(self.store, 1 + len(plan.shapes))
+        self.graph, self.orders = setups[0].graph, setups[0].orders if not plan.shapes else ()  # of several, nobody says which one a step has
         here = int(os.environ.get("LOCAL_WORLD_SIZE", self.world))
         pacing = declared_pacing(os.environ) or choose_pacing(here, mode=request.pacing)  # type: ignore[arg-type]
         options = RankOptions(
@@ -162,7 +163,7 @@ class _ElasticRank:
 
         try:
             self.link = RankLink(store=self.store, progress=self.progress, go=go, on_step=self.on_step)
-            recording = run_rank(plan, self.graph, self.orders, self.rank, options, self.link)
+            recording = run_rank(plan, setups, self.rank, options, self.link)
         finally:
             if quota is not None:
                 quota.close()

@@ -36,7 +36,7 @@ from ..pipeline.times import fill_seconds, paced_times, with_pairs
 from ..pipeline.work import StageWork, gradient_flats, stage_segment
 from ..ranks.worker import RankLink, Seat
 from ..steps.stand_in import as_they_are
-from .rank import fetch_orders
+from .setup import fetch_orders
 
 __all__ = [
     "PipelineOptions", "RankResult", "RankStages", "Walk", "make_cycle", "make_walk", "message_time", "rehearsing_rank", "run_pipeline_rank",

@@ -21,8 +21,9 @@ from ...io.plan.plan import read_plan
 from ...io.plan.run_names import PLAN
 from ...job import Training
 from ...plan.plan import Plan, TrainingLayout
+from ...plan.shapes import plans_of_shapes
 from ...program.calls import inline
-from ...program.program import I32, Program
+from ...program.program import Program
 from ..calibrate.calibrate import time_rank
 from ..checkpoint.checkpoint import commit_index, keep_latest, load_rank, make_index, save_rank
 from ..checkpoint.index import CheckpointIndex, SavedRank, checkpoint_folder
@@ -40,7 +41,7 @@ from ..recording.tracer import StepTracer
 from ..steps.forward_graph import ForwardGraph
 from ..steps.storage_peak import peak_of
 from ..train.count_exchange import count_exchange
-from ..train.data import Batches, open_data
+from ..train.data import Batches, Synthetic, open_data
 from ..train.evaluation import Evaluation, batches_of
 from ..train.loader import seeded
 from ..train.metrics import Metrics
@@ -51,6 +52,8 @@ from ..train.update import Update
 from ..train.utilisation import utilisation_of
 from ..train.work import TrainingWork
 from .outcome import opaque_function
+from .setup import Setup, fetch_setup
+from .shaped_steps import ShapedStep, ShapedSteps, shaped_batches
 
 __all__ = ["RankOptions", "run_rank", "training_rank"]
 
@@ -94,17 +97,17 @@ def training_rank(seat: Seat) -> RankRecording:
     options = msgspec.convert(seat.options, RankOptions)
     plan = read_plan(seat.folder / PLAN)
     link = seat.join(options.device, options.timeout_s)
-    graph, orders = fetch_setup(link.store)
-    return run_rank(plan, graph, orders, seat.rank, options, link)
+    return run_rank(plan, fetch_setup(link.store, 1 + len(plan.shapes)), seat.rank, options, link)
 
 
-def run_rank(plan: Plan, graph: ForwardGraph, orders: Sequence[I32], rank: int, options: RankOptions, link: RankLink) -> RankRecording:
-    """Load, calibrate, train, checkpoint. `torch.distributed` is initialised. Raises what goes wrong, `StepFailed` inside a step."""
+def run_rank(plan: Plan, setups: Sequence[Setup], rank: int, options: RankOptions, link: RankLink) -> RankRecording:
+    """Load, calibrate, train, checkpoint. `torch.distributed` is initialised; `setups`: of each of the plan's shapes. Raises what goes wrong,
+    `StepFailed` inside a step."""
     layout = plan.layout
     assert layout is not None
     torch.set_num_threads(1)
     job = msgspec.convert(plan.job["training"], Training)
-    device = own_device(options.device, rank)
+    device, graph, orders = own_device(options.device, rank), setups[0].graph, setups[0].orders
     program = inline(plan.main, plan.programs).program
     made = _Maker(plan, job, layout, graph, program, rank, device)
     times = device_time(device)
@@ -123,10 +126,12 @@ def run_rank(plan: Plan, graph: ForwardGraph, orders: Sequence[I32], rank: int, 
         first, losses_before = index.step, numbers(index.losses)
     if index is not None:
         optimizer.resume(index.scalars, index.step)
-    data = Batches(open_data(options.data, made.examples, job.seed, job.global_batch), layout, graph.inputs, device)
+    shaped = shaped_batches(plan, setups, rank, module, options.data, made.examples, device)
+    source = Synthetic(made.examples, job.seed) if shaped else open_data(options.data, made.examples, job.seed, job.global_batch)
+    data = Batches(source, layout, graph.inputs, device)
     pacing = Pacing(mode=options.pacing, share=options.share)  # type: ignore[arg-type]
     exchange = count_exchange(graph, layout, rank) if layout.ranks > 1 else None
-    work, memory = made.builder.work(module, optimizer, data, exchange=exchange)
+    work, memory = made.builder.work(module, optimizer, data if shaped is None else shaped.of(layout), exchange=exchange)
     if index is not None:
         work.compressed.load(Path(options.resume_from), index.residuals, drop_residual=options.drop_residual)
     clock = PacedClock(pacing.share).step if pacing.mode == "paced" else None
@@ -134,7 +139,10 @@ def run_rank(plan: Plan, graph: ForwardGraph, orders: Sequence[I32], rank: int, 
     executor = Executor(
         program, orders, rank, memory=memory, transport=transport, work=work, clock=clock, progress=link.progress, times=times
     )  # fmt: skip
-    data.microbatch(first, 0, 0)  # wrong data is told before anything starts
+    steps = ShapedSteps(plan, shaped, [ShapedStep(graph, layout, work, executor)])
+    for one, setup in zip(plans_of_shapes(plan)[1:], setups[1:], strict=True):
+        steps.add(made.of_shape(one, setup.graph), one, setup, module, optimizer, executor)
+    data.microbatch(first, 0, 0) if shaped is None else shaped.fetch(first)  # wrong data is told before anything starts
     evaluation = made.evaluation(plan, module, transport, options, link) if options.evaluate_every else None
     link.go()
     link.progress[STATE] = CALIBRATING
@@ -154,10 +162,12 @@ def run_rank(plan: Plan, graph: ForwardGraph, orders: Sequence[I32], rank: int, 
     utilisation = utilisation_of(plan, options.device) if rank == 0 else None
     metrics = Metrics(link.store, rank, layout, graph.inputs, Path(options.out), first, options.tensorboard, utilisation)
     link.leave = metrics.leave
-    trainer = _Trainer(executor, work, memory, module, optimizer, rank, layout, plan, options, link, losses_before, marks, metrics, evaluation)
+    trainer = _Trainer(steps, memory, module, optimizer, rank, layout, plan, options, link, losses_before, marks, metrics, evaluation)
     recording = trainer.train(first)
     metrics.close()
     data.close()
+    if shaped is not None:
+        shaped.close()
     if made.evaluation_data is not None:
         made.evaluation_data.close()
     recording.restart = restart
@@ -188,18 +198,28 @@ class _Maker:
         self, plan: Plan, job: Training, layout: TrainingLayout, graph: ForwardGraph, program: Program, rank: int, device: torch.device
     ) -> None:
         self.job, self.layout, self.rank, self.device = job, layout, rank, device
-        source = build_model(job.model, device="cpu", seed=job.seed, batch_size=layout.microbatch_size, lazy=True)
+        source = build_model(job.model, device="cpu", seed=job.seed, batch_size=layout.microbatch_size, lazy=True, sizes=job.sizes or ())
         self.examples = source.examples
         self.parameters = dict(source.module.named_parameters())
         self.buffers, self.values = dict(source.module.named_buffers()), source.weights
         for name, buffer in self.buffers.items():
             if self.values is not None and name in self.values.known_as:
                 buffer.copy_(self.values.part(name, buffer.dtype))
-        self.builder = RankBuilder(
-            program=program, layout=layout, graph=graph, job=job, rank=rank, device=device, seed=plan.seed,
-            opaque=opaque_function(job, graph, layout, str(device)),
-        )  # fmt: skip
+        self.seed = plan.seed
+        self.builder = self._builder(job, layout, graph, program)
         self.evaluation_data: Batches | None = None
+
+    def _builder(self, job: Training, layout: TrainingLayout, graph: ForwardGraph, program: Program) -> RankBuilder:
+        return RankBuilder(
+            program=program, layout=layout, graph=graph, job=job, rank=self.rank, device=self.device, seed=self.seed,
+            opaque=opaque_function(job, graph, layout, str(self.device)),
+        )  # fmt: skip
+
+    def of_shape(self, plan: Plan, graph: ForwardGraph) -> RankBuilder:
+        """For the step of another shape; `plan`: of it alone."""
+        assert plan.layout is not None
+        job = msgspec.convert(plan.job["training"], Training)
+        return self._builder(job, plan.layout, graph, inline(plan.main, plan.programs).program)
 
     def module(self, clock: ModuleClock | None = None) -> tuple[RankModule, Update]:
         module = self.builder.module(self.parameters, self.buffers, clock=clock, values=self.values)
@@ -228,16 +248,17 @@ class _Maker:
 
 class _Trainer:
     def __init__(
-        self, executor: Executor, work: TrainingWork, memory: RankMemory, module: RankModule, optimizer: Any, rank: int, layout: TrainingLayout,
+        self, steps: ShapedSteps, memory: RankMemory, module: RankModule, optimizer: Any, rank: int, layout: TrainingLayout,
         plan: Plan, options: RankOptions, link: RankLink, losses_before: list[float], marks: ModuleClock | None,
         metrics: Metrics, evaluation: Evaluation | None,
     ) -> None:  # fmt: skip
         self.marks, self.metrics, self.evaluation = marks, metrics, evaluation
-        self.executor, self.work, self.memory, self.module, self.optimizer = executor, work, memory, module, optimizer
+        self.steps, self.memory, self.module, self.optimizer = steps, memory, module, optimizer
+        self.executor, self.work = steps.of[0].executor, steps.of[0].work
         self.rank, self.layout, self.plan, self.options, self.link = rank, layout, plan, options, link
         self.losses_before = losses_before
         runs = marks.runs if marks else []
-        self.recording = RankRecording(rank=rank, host=socket.gethostname(), order=list(executor.order), steps=[], module_runs=runs)
+        self.recording = RankRecording(rank=rank, host=socket.gethostname(), order=list(self.executor.order), steps=[], module_runs=runs)
         self.zero = self._common_zero()
 
     def _common_zero(self) -> float:
@@ -274,24 +295,26 @@ class _Trainer:
         return r
 
     def one(self, step: int, *, profiled: bool = False, traced: bool = False) -> None:
-        executor, zero = self.executor, self.zero
+        zero = self.zero
         rate = next((float(g["lr"]) for g in self.optimizer.param_groups), 0.0)
         cpu, process, start = time.thread_time(), time.process_time(), time.perf_counter()
         with record_function("load data") if traced else nullcontext():
-            self.work.begin(step)
-        loaded = time.perf_counter()
+            now = self.steps.begin(step)
+        loaded, executor = time.perf_counter(), now.executor
         executor.run()
         end = time.perf_counter()
         record = StepRecord(
             step=step, start_s=_rounded(start - zero), end_s=_rounded(end - zero), cpu_s=time.thread_time() - cpu,
             process_cpu_s=time.process_time() - process, profiled=profiled, traced=traced, data_end_s=_rounded(loaded - zero),
+            shape=self.steps.number,
         )  # fmt: skip
-        loss = self.work.loss()
+        loss = now.work.loss()
         if loss is not None:
             self.recording.losses.append(loss)
-        self.metrics.step(step, loss, end - start, learning_rate=rate, **self.work.said())
+        self.steps.tell(self.metrics)
+        self.metrics.step(step, loss, end - start, learning_rate=rate, **now.work.said())
         marks = self.marks.take(zero) if self.marks else ([], [])
-        if len(self.recording.steps) < MAX_RECORDED_STEPS:
+        if len(self.recording.steps) < MAX_RECORDED_STEPS and now is self.steps.of[0]:  # of others lengths and losses alone
             record.marks, record.marks_s = marks
             record.starts_s = np.round(np.asarray(executor.starts) - zero, 7).tolist()
             record.ends_s = np.round(np.asarray(executor.ends) - zero, 7).tolist()
@@ -351,31 +374,3 @@ def _machine() -> str:
         return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
     except OSError:
         return socket.gethostname()
-
-
-def fetch_setup(store: Any) -> tuple[ForwardGraph, list[I32]]:
-    """The forward graph and all ranks' orders, as the coordinating process put them into the store."""
-    return ForwardGraph.from_json(blob_get(store, "setup/graph")), fetch_orders(store)
-
-
-def fetch_orders(store: Any) -> list[I32]:
-    return orders_from(blob_get(store, "setup/orders"))
-
-
-def put_setup(store: Any, graph: ForwardGraph, orders: Sequence[I32], evaluation: ForwardGraph | None = None) -> None:
-    blob_put(store, "setup/graph", graph.to_json())
-    if evaluation is not None:
-        blob_put(store, "setup/evaluation", evaluation.to_json())
-    put_orders(store, orders)
-
-
-def put_orders(store: Any, orders: Sequence[I32]) -> None:
-    blob_put(store, "setup/orders", orders_to(orders))
-
-
-def orders_to(orders: Sequence[I32]) -> bytes:
-    return msgspec.json.encode([o.tolist() for o in orders])
-
-
-def orders_from(data: bytes) -> list[I32]:
-    return [np.asarray(o, np.int32) for o in msgspec.json.decode(data, type=list[list[int]])]

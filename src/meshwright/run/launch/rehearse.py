@@ -98,7 +98,7 @@ def rehearse(
     orders: list[I32] = []
 
     def prepare(store: Any) -> None:
-        from .rank import put_orders
+        from .setup import put_orders
 
         orders.extend(pipeline_orders(plan, problem, schedule)[0])
         put_orders(store, orders)

@@ -64,9 +64,9 @@ def read_run(folder: Path, plan: Plan | None = None) -> RecordedRun:
     except msgspec.ValidationError as error:
         raise FormatError(str(error), where=f"{path}: cost") from None
     lanes = inline(plan.main, plan.programs).program.lane_of_step() if plan is not None else None
-    count = min(sum(1 for s in r.steps if s.starts_s) for r in recordings)
-    timelines = tuple(_timeline(recordings, i, document, fabric.name, lanes) for i in range(count))
-    profiled = tuple(recordings[0].steps[i].profiled for i in range(count))
+    kept = [i for i in range(min(len(r.steps) for r in recordings)) if all(r.steps[i].starts_s for r in recordings)]  # of the plan's own program
+    timelines = tuple(_timeline(recordings, i, document, fabric.name, lanes) for i in kept)
+    profiled = tuple(recordings[0].steps[i].profiled for i in kept)
     return RecordedRun(document=document, fabric=fabric, cost=cost, steps=timelines, profiled=profiled, recordings=tuple(recordings))
 
 

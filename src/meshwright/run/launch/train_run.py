@@ -18,12 +18,12 @@ from ...errors import Interrupted, UsageError
 from ...io.atomic import write_bytes
 from ...io.plan.run_names import PLAN
 from ...plan.plan import Plan, TrainingLayout
+from ...plan.shapes import plans_of_shapes
 from ...program.calls import inline
-from ...program.program import I32
 from ..executor.rounds import compile_rounds, require_ends
 from ..machine.pacing import Pacing, choose_pacing
 from ..recording.recording import numbers
-from .outcome import absolute, commit, evaluation_graph_of, forward_graph, make_document, walk_orders, write_modules
+from .outcome import absolute, commit, make_document, write_modules
 from .request import RunRequest, RunResult, check_request, under_torchrun
 
 __all__ = ["train_run"]
@@ -91,27 +91,27 @@ def _run_locally(
     from ...io.plan.plan import write_plan
     from ..machine.process import blob_get
     from ..ranks.launcher import LocalRanks, listen
-    from .rank import RankOptions, put_setup
+    from .rank import RankOptions
+    from .setup import make_setup
 
     if request.port:
         listen(request.port).close()  # say at once that it is taken
-    orders, graphs = list[I32](), list[Any]()
-    program = inline(plan.main, plan.programs).program
+    setups = list[Any]()
+    programs = [inline(p.main, p.programs).program for p in plans_of_shapes(plan)]
 
     def prepare(store: Any) -> None:
-        orders.extend(walk_orders(plan))
-        if request.device != "cpu":
-            require_ends(program, compile_rounds(program, orders))
-        graphs.append(forward_graph(plan, layout))
-        put_setup(store, graphs[0], orders, evaluation_graph_of(plan, layout, graphs[0]) if request.evaluate_every else None)
+        setups.extend(make_setup(store, plan, evaluation=bool(request.evaluate_every)))
+        for program, setup in zip(programs, setups, strict=True) if request.device != "cpu" else ():
+            require_ends(program, compile_rounds(program, setup.orders))
 
     def describe(rank: int, position: int) -> str:
         """The step at that position of the rank's walk, in words."""
         if position < 0:
             return f"rank {rank} in an evaluation"
+        orders = setups[0].orders if len(setups) == 1 else ()  # of several shapes nobody says which one the step has
         if rank >= len(orders) or not len(orders[rank]):
             return f"rank {rank}"
-        return program.describe(int(orders[rank][min(position, len(orders[rank]) - 1)]))
+        return programs[0].describe(int(orders[rank][min(position, len(orders[rank]) - 1)]))
 
     write_plan(partial / PLAN, plan)
     options = RankOptions(
@@ -132,6 +132,6 @@ def _run_locally(
         raise Interrupted(error.message, hint="checkpoints of finished intervals are kept: see --resume") from None
     recordings = [(partial / f"rank-{r:03d}.json").read_bytes() for r in range(layout.ranks)]
     costs = [blob_get(ranks.store, f"costs/{r}") for r in range(layout.ranks)] if request.calibrate else []
-    write_modules(partial, plan, graphs[0])
+    write_modules(partial, plan, setups[0].graph)
     document = make_document(plan, request, pacing, recordings, costs, ranks.machine_use, first=first, before=before, launcher="local")
     write_bytes(partial / "run.json", msgspec.json.format(msgspec.json.encode(document), indent=1))

@@ -24,6 +24,7 @@ from ...errors import MissingExtra, UsageError
 from ...plan.plan import Plan
 from .parallelize import parallelize
 from .recipe import recipe_of
+from .shapes import Pad
 from .step import ParallelStep
 
 try:
@@ -54,11 +55,12 @@ class _Saved:
 
 def accelerated(
     accelerator: Accelerator, model: nn.Module, optimizer: torch.optim.Optimizer, plan: Plan | str | Path, *,
-    loss: Callable[..., Any] | None = None, batch: Any = None,
+    loss: Callable[..., Any] | None = None, batch: Any = None, pad: Pad = None,
 ) -> ParallelStep:  # fmt: skip
     """`parallelize` on the accelerator's device and world; the step is part of the accelerator's checkpoints.
 
-    model, optimizer: as they are, not prepared. Raises: UsageError for settings of the accelerator that would train something else, and what
+    model, optimizer: as they are, not prepared. loss, batch, pad: as of `parallelize`.
+    Raises: UsageError for settings of the accelerator that would train something else, and what
     `parallelize` raises.
     """
     plan = plan if isinstance(plan, Plan) else read_plan(plan)
@@ -72,6 +74,6 @@ def accelerated(
     for is_wrong, name, why in wrong:
         if is_wrong:
             raise UsageError(f"the accelerator has {name}", where="Accelerator", hint=f"leave it off: {why}")
-    step = parallelize(model.to(accelerator.device), optimizer, plan, loss=loss, batch=batch)
+    step = parallelize(model.to(accelerator.device), optimizer, plan, loss=loss, batch=batch, pad=pad)
     accelerator.register_for_checkpointing(_Saved(step))
     return step

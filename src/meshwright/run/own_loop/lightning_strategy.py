@@ -25,6 +25,7 @@ from ...errors import MissingExtra, Unsupported, UsageError
 from ...plan.plan import Plan
 from .parallelize import parallelize
 from .recipe import recipe_of
+from .shapes import Pad
 from .step import ParallelStep
 
 try:
@@ -51,11 +52,14 @@ class TrainingStep(nn.Module):  # type: ignore[misc]
 
 
 class PlannedStrategy(DDPStrategy):  # type: ignore[misc]
-    """`plan`: of `TrainingStep(module)`, or a file. Raises: UsageError for settings of the Trainer that would train something else, and what
+    """`plan`: of `TrainingStep(module)`, or a file; `pad`: as of `parallelize`, for a plan of several shapes.
+
+    Raises: UsageError for settings of the Trainer that would train something else, and what
     `parallelize` raises, when fitting begins."""
 
-    def __init__(self, plan: Plan | str | Path, **options: Any) -> None:
+    def __init__(self, plan: Plan | str | Path, *, pad: Pad = None, **options: Any) -> None:
         super().__init__(**options)
+        self.pad = pad
         self.plan = plan if isinstance(plan, Plan) else read_plan(plan)
         if self.plan.layout is None:
             raise UsageError(f"the plan is of a {self.plan.kind}", where="PlannedStrategy", hint="a plan of meshwright.plan")
@@ -92,7 +96,7 @@ class PlannedStrategy(DDPStrategy):  # type: ignore[misc]
         for is_wrong, name, hint in wrong:
             if is_wrong:
                 raise UsageError(f"a PlannedStrategy does not take {name}", where="Trainer", hint=hint)
-        self.planned_step = parallelize(TrainingStep(module), self.optimizers[0], self.plan)
+        self.planned_step = parallelize(TrainingStep(module), self.optimizers[0], self.plan, pad=self.pad)
 
     def training_step(self, *args: Any, **kwargs: Any) -> Any:
         assert self.planned_step is not None

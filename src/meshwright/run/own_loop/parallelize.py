@@ -27,7 +27,7 @@ from ...program.calls import inline
 from ..executor.executor import Executor
 from ..executor.transport import TaggedTransport, Transport, own_transport
 from ..launch.outcome import forward_graph, opaque_function, walk_orders
-from ..launch.rank import orders_from, orders_to
+from ..launch.setup import orders_from, orders_to
 from ..recording.recording import plan_identity
 from ..steps.forward_graph import OPAQUE, ForwardGraph
 from ..train.casts import require_casts

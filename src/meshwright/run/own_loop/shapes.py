@@ -20,11 +20,10 @@ import torch.distributed as dist
 
 from ...capture.live import BatchForm
 from ...errors import MeshwrightError, Unsupported, UsageError
-from ...plan.batch_statistics import normalises
 from ...plan.plan import Plan
 from ..executor.executor import Executor
 from ..steps.forward_graph import ForwardGraph
-from ..train.padding import filled
+from ..train.padding import filled, fits, refuse_counted
 from ..train.segments import RankModule
 from ..train.work import TrainingWork
 from .batches import OwnBatches
@@ -69,7 +68,7 @@ def mean_of_ranks(own: float | None, group: Any) -> torch.Tensor:
     """Of the ranks that have something."""
     pair = torch.tensor([own or 0.0, 0.0 if own is None else 1.0], dtype=torch.float64)
     if group is not None:
-        dist.all_reduce(pair, group=group)
+        group.allreduce([pair]).wait()  # without the checks of `dist.all_reduce`, which take as long
     return pair[0] / pair[1]
 
 
@@ -90,13 +89,7 @@ def pad_values(pad: Pad, form: BatchForm, shapes: Sequence[ForwardGraph]) -> tup
     for value, x in zip(values, inputs, strict=True):
         if not x.dtype.startswith(("float", "bfloat")) and value != int(value):
             raise UsageError(f"{value:g} does not fit a tensor of {x.dtype}", where="pad", hint="a whole number")
-    found = next((n for g in shapes for n in g.nodes if normalises(n.target, n.args)), None)
-    if found is not None:
-        module = shapes[0].modules.get(found.name, "")
-        raise Unsupported(
-            f"statistics of the batch would count what is padded: {found.target}", where=module or found.name,
-            hint="give batches of the plan's shapes exactly, without pad",
-        )  # fmt: skip
+    refuse_counted(shapes, "pad")
     return values
 
 
@@ -168,11 +161,7 @@ class Shapes:
 
     def _fits(self, shape: StepShape) -> bool:
         """Whether the step takes this rank's batch: as it is, or padded where there are values to pad with. Rows and dtypes are looked at later."""
-        sizes = shape.sizes
-        if len(self._given) != len(sizes) or any(x.dim() != len(size) + 1 for x, size in zip(self._given, sizes, strict=True)):
-            return False
-        pairs = [(a, b) for x, size in zip(self._given, sizes, strict=True) for a, b in zip(x.shape[1:], size, strict=True)]
-        return all(a <= b if self.pad is not None else a == b for a, b in pairs)
+        return fits(self._given, shape.sizes, self.pad is not None)
 
     def _filled(self, given: Sequence[torch.Tensor], shape: StepShape) -> list[torch.Tensor]:
         if self.pad is None:

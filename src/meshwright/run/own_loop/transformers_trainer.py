@@ -27,6 +27,7 @@ from ...errors import MissingExtra, Unsupported, UsageError
 from ...plan.plan import Plan
 from .parallelize import parallelize
 from .recipe import recipe_of
+from .shapes import Pad
 from .step import ParallelStep
 
 try:
@@ -67,14 +68,17 @@ class Shuffled(Sampler):  # type: ignore[misc]
 
 class PlannedTrainer(transformers.Trainer):  # type: ignore[misc]
     """`transformers.Trainer` whose steps are the plan's. `plan`: of `meshwright.plan(model, one global batch of the collator, ...)`, or a file;
-    `planned_loss`: the loss function that was planned with, if there was one.
+    `planned_loss`: the loss function that was planned with, if there was one. `pad`: as of `parallelize`, for a plan of several shapes; the collator
+    may then leave every batch as long as its longest sample.
 
     Raises: UsageError for arguments of the Trainer that would train something else (the hint says what to set), and what `parallelize` raises.
     """
 
-    def __init__(self, *args: Any, plan: Plan | str | Path, planned_loss: Callable[..., Any] | None = None, **options: Any) -> None:
+    def __init__(
+        self, *args: Any, plan: Plan | str | Path, planned_loss: Callable[..., Any] | None = None, pad: Pad = None, **options: Any
+    ) -> None:
         self.plan = plan if isinstance(plan, Plan) else read_plan(plan)
-        self.planned_loss = planned_loss
+        self.planned_loss, self.pad = planned_loss, pad
         self.planned_step: ParallelStep | None = None
         super().__init__(*args, **options)
         self._require_plain()
@@ -118,7 +122,7 @@ class PlannedTrainer(transformers.Trainer):  # type: ignore[misc]
         if not training or isinstance(model, _Planned):
             return model.module if isinstance(model, _Planned) and not training else model
         if self.planned_step is None:
-            self.planned_step = parallelize(model, self.optimizer, self.plan, loss=self.planned_loss)
+            self.planned_step = parallelize(model, self.optimizer, self.plan, loss=self.planned_loss, pad=self.pad)
             self.planned_step.optimizer.ignore_calls = True
         return _Planned(model)
 

@@ -47,6 +47,7 @@ class StepRecord(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     profiled: bool = False  # slowed by measuring memory
     traced: bool = False  # slowed by torch.profiler
     data_end_s: float | None = None
+    shape: int = 0  # of a plan of several: 0 the plan's own, the largest
     evaluated_s: float | None = None  # an evaluation after this step ended then
     starts_s: list[float] = []
     ends_s: list[float] = []

@@ -25,9 +25,9 @@ from ...errors import UsageError
 from ...plan.plan import TrainingLayout
 from ..steps.forward_graph import TensorInfo
 from .loader import Loaded, Streamed, as_samples
-from .padding import Padding, padding_of
+from .padding import Padding, Together, padding_of
 
-__all__ = ["Batches", "ByteWindows", "Dataset", "Synthetic", "open_data", "samples_in"]
+__all__ = ["Batches", "ByteWindows", "Dataset", "Synthetic", "open_data", "rows_of", "samples_in", "source_line"]
 
 MAX_DATA_BYTES = 16_000_000  # of a text that is read: windows of it are samples, and more would not be seen in a short run
 LEFT_OUT = frozenset({"site-packages", "dist-packages", "test", "tests", "__pycache__"})  # folders whose sources are not read
@@ -75,7 +75,7 @@ class Synthetic:
 class _Indexed:
     """A user's dataset: anything with `dataset[i]`, taken modulo its length if it has one."""
 
-    def __init__(self, dataset: Any, name: str, padding: Padding | None) -> None:
+    def __init__(self, dataset: Any, name: str, padding: Padding | Together | None) -> None:
         self.dataset, self.name, self.padding = dataset, name, padding
         self.length = len(dataset) if hasattr(dataset, "__len__") else 0
         if hasattr(dataset, "__len__") and not self.length:
@@ -84,7 +84,9 @@ class _Indexed:
     def sample(self, index: int) -> tuple[torch.Tensor, ...]:
         with user_code(self.name, self.name.rpartition(":")[0]):
             item = self.dataset[index % self.length if self.length else index]
-            return self.padding(item) if self.padding else tuple(map(torch.as_tensor, item if isinstance(item, (tuple, list)) else (item,)))
+            if isinstance(self.padding, Padding):
+                return self.padding(item)
+            return tuple(map(torch.as_tensor, item if isinstance(item, (tuple, list)) else (item,)))
 
 
 def samples_in(dataset: Dataset) -> int:
@@ -141,12 +143,31 @@ class Batches:
             self.dataset.close()
 
 
-def open_data(name: str, examples: Sequence[torch.Tensor], seed: int, global_batch: int = 1) -> Dataset:
+def rows_of(dataset: Dataset, first: int, count: int) -> tuple[torch.Tensor, ...]:
+    """Samples in a row as one batch, padded alike where the data says how. Raises: UsageError for samples of unlike shapes."""
+    if isinstance(dataset, (Loaded, Streamed)):
+        return dataset.rows(first, count)
+    rows: Sequence[tuple[torch.Tensor, ...]] = [dataset.sample(first + i) for i in range(count)]
+    padding = getattr(dataset, "padding", None)
+    if isinstance(padding, Together):
+        rows = padding(rows)
+    shapes = [tuple(tuple(x.shape) for x in row) for row in rows]
+    odd = next((i for i, s in enumerate(shapes) if s != shapes[0]), None)
+    if odd is not None:
+        raise UsageError(
+            f"sample {first + odd} has {shapes[odd]}, sample {first} of the same batch {shapes[0]}", where=source_line(dataset),
+            hint="say what shorter samples are filled up with: --data NAME?pad=VALUE,...",
+        )  # fmt: skip
+    return tuple(torch.stack(column) for column in zip(*rows, strict=True))
+
+
+def open_data(name: str, examples: Sequence[torch.Tensor], seed: int, global_batch: int = 1, *, together: bool = False) -> Dataset:
     """The dataset called `name` for a model with these example inputs; of so many samples a step (loaders with `drop_last` want to know).
+    `together`: samples are padded to the longest of their batch, not to the examples (`rows_of`).
 
     Raises: as `loader.as_samples`; UsageError when a text source does not fit the model's inputs, a file is missing, or the name means nothing.
     """
-    name, padding = padding_of(name, examples)
+    name, padding = padding_of(name, examples, together=together)
     if name == "synthetic":
         return Synthetic(examples, seed)
     if name == "python-source":

@@ -22,7 +22,7 @@ from torch.utils.data.distributed import DistributedSampler
 
 from ...capture.resolve import user_code
 from ...errors import Unsupported, UsageError
-from .padding import Padding
+from .padding import Padding, Together
 from .segments import random_seed
 
 __all__ = ["Loaded", "Streamed", "as_samples", "seeded"]
@@ -30,8 +30,8 @@ __all__ = ["Loaded", "Streamed", "as_samples", "seeded"]
 MAX_EMPTY_EPOCHS = 2  # of an iterable dataset, one after the other, until it counts as empty
 
 
-def as_samples(made: Any, name: str, seed: int, global_batch: int, padding: Padding | None = None) -> Loaded | Streamed | None:
-    """What a data function returned, where it is a DataLoader or an iterable dataset; None for anything else. `padding`: of each item.
+def as_samples(made: Any, name: str, seed: int, global_batch: int, padding: Padding | Together | None = None) -> Loaded | Streamed | None:
+    """What a data function returned, where it is a DataLoader or an iterable dataset; None for anything else. `padding`: of items.
 
     Raises: Unsupported for loaders that make batches themselves or divide samples among processes; UsageError for an empty one.
     """
@@ -75,15 +75,16 @@ class _Items(torch.utils.data.Dataset):  # type: ignore[misc]
 class Loaded:
     """The samples of a map-style DataLoader. `rows` gives some in a row as one batch."""
 
-    def __init__(self, loader: DataLoader[Any], name: str, seed: int, global_batch: int, padding: Padding | None = None) -> None:
+    def __init__(self, loader: DataLoader[Any], name: str, seed: int, global_batch: int, padding: Padding | Together | None = None) -> None:
         if loader.batch_sampler is not None and type(loader.batch_sampler) is not BatchSampler:
             raise Unsupported("the loader has a batch sampler; the plan makes the batches", where=name, hint="give it a sampler")
         if isinstance(loader.sampler, DistributedSampler):
             raise Unsupported("the loader divides samples among processes; the plan already does", where=name, hint="leave DistributedSampler out")
         self.loader, self.name, self.seed = loader, name, seed
-        self.items, self.place = _Items(loader.dataset, seed, padding), name.rpartition(":")[0]
+        self.items, self.place = _Items(loader.dataset, seed, padding if isinstance(padding, Padding) else None), name.rpartition(":")[0]
         self.whole = global_batch if loader.drop_last else 1  # an epoch is a multiple of it
-        self.collate = loader.collate_fn if loader.batch_size is not None else torch.utils.data.default_collate
+        collate = loader.collate_fn if loader.batch_size is not None else torch.utils.data.default_collate
+        self.collate = _Collate(padding, collate) if isinstance(padding, Together) else collate
         self.epoch, self.order = -1, list[int]()
         self.length = len(self.order_of(0))
         if not self.length:
@@ -120,6 +121,16 @@ class Loaded:
         """End the workers."""
         if self.ahead is not None:
             self.ahead.stop()
+
+
+class _Collate:
+    """The owner's, of samples that are padded alike."""
+
+    def __init__(self, together: Together, own: Any) -> None:
+        self.together, self.own = together, own
+
+    def __call__(self, items: Any) -> Any:
+        return self.own(self.together(items))
 
 
 class _Ahead:
@@ -185,9 +196,11 @@ class _Endless:
 class Streamed:
     """The items of an iterable dataset, one epoch after the other."""
 
-    def __init__(self, dataset: Any, collate: Any, name: str, seed: int, padding: Padding | None = None) -> None:
-        self.padding = padding
-        self.dataset, self.collate, self.name, self.seed = dataset, collate or torch.utils.data.default_collate, name, seed
+    def __init__(self, dataset: Any, collate: Any, name: str, seed: int, padding: Padding | Together | None = None) -> None:
+        self.padding = padding if isinstance(padding, Padding) else None
+        collate = collate or torch.utils.data.default_collate
+        self.dataset, self.name, self.seed = dataset, name, seed
+        self.collate = _Collate(padding, collate) if isinstance(padding, Together) else collate
         self.place = name.rpartition(":")[0]
         self.restart()
 

@@ -25,7 +25,7 @@ from ...plan.plan import TrainingLayout
 from ..steps.forward_graph import TensorInfo
 from .utilisation import Utilisation
 
-__all__ = ["METRICS", "Metrics", "last_line", "loss_ranks"]
+__all__ = ["METRICS", "Metrics", "last_line", "loss_ranks", "tokens_of"]
 
 METRICS = "metrics.jsonl"
 MIN_WRITE_S = 0.1  # between two writings: a line takes 0.4 ms, a tenth of a short step
@@ -56,8 +56,7 @@ class Metrics:
 
     def __post_init__(self) -> None:
         self.of = loss_ranks(self.layout)
-        first = self.inputs[0]
-        self.tokens = first.shape[1] if len(first.shape) == 2 and first.dtype in ("int64", "int32") else 0
+        self.tokens = tokens_of(self.inputs)
         self.writer: Any = None
         if self.rank:
             return
@@ -134,6 +133,12 @@ class Metrics:
         self.write()
         if self.writer is not None:
             self.writer.close()
+
+
+def tokens_of(inputs: Sequence[TensorInfo]) -> int:
+    """Of a sample; 0 where the first input is no row of tokens."""
+    first = inputs[0]
+    return first.shape[1] if len(first.shape) == 2 and first.dtype in ("int64", "int32") else 0
 
 
 def _key(step: int, rank: int, what: str = "loss") -> str:
