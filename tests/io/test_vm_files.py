@@ -15,7 +15,7 @@ from meshwright.drive.vms import place_vms
 from meshwright.errors import FormatError, UsageError
 from meshwright.io.cluster import is_vms, load_vms, read_vm_placement, read_vms, write_vm_placement, write_vms
 from meshwright.io.cluster.vm_traces import read_azure_packing, read_huawei
-from meshwright.testing.soak.files import azure_base
+from meshwright.testing.soak.cluster_files import azure_base
 
 SMALL = synthetic_vms(3, days=0.3, before_days=0.1, load=0.3, owners=5, warm_days=0.1, low=0.3, seed=1)
 

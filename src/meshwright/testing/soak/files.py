@@ -7,14 +7,17 @@ import json
 import random
 import struct
 import tarfile
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from importlib import resources
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-__all__ = ["READERS", "azure_base", "read_with", "seeds"]
+from .cluster_files import machines, queues
+from .written import written
+
+__all__ = ["READERS", "read_with", "seeds"]
 
 KFAC_TABLE = b"""bs,time_f,time_b,time_kron,time_inv,time_prec,mem_param,mem_act,mem_peak_err,mem_save_err,mem_kron
 1,4.5,9.25,3,12,2,85,40,12,6,30
@@ -91,18 +94,9 @@ def read_with(reader: str, path: Path) -> Any:
 def seeds() -> list[tuple[str, str, bytes]]:
     """(reader, file name, what it holds). Made once; equal in every process."""
     found: list[tuple[str, str, bytes]] = []
-    for make in (_plans, _fabrics, _schedules, _costs, _graphs, _clusters, _machines, _traces, _shards, _foreign):
+    for make in (_plans, _fabrics, _schedules, _costs, _graphs, queues, machines, _traces, _shards, _foreign):
         found += make()
     return found
-
-
-def _written(write: Callable[[Path], Any], name: str) -> bytes:
-    import tempfile
-
-    with tempfile.TemporaryDirectory(prefix="meshwright-soak-") as folder:
-        path = Path(folder) / name
-        write(path)
-        return path.read_bytes()
 
 
 def _plans() -> list[tuple[str, str, bytes]]:
@@ -132,8 +126,8 @@ def _plans() -> list[tuple[str, str, bytes]]:
         ("plan or program", "ring.json", plan_bytes(ring)), ("plan or program", "pipeline.json", plan_bytes(pipeline)),
         ("plan or program", "filled.json", plan_bytes(filled)), ("plan or program", "program.json", program_bytes(ring.main)),
         ("fill work", "fill.json", json.dumps(fill).encode()),
-        ("traffic plan", "traffic.json", _written(lambda p: write_traffic_plan(p, plan_traffic(profile)), "traffic.json")),
-        ("traffic profile", "profile.json", _written(lambda p: write_traffic_profile(p, profile), "profile.json")),
+        ("traffic plan", "traffic.json", written(lambda p: write_traffic_plan(p, plan_traffic(profile)), "traffic.json")),
+        ("traffic profile", "profile.json", written(lambda p: write_traffic_profile(p, profile), "profile.json")),
         ("tensors", "tensors.csv", b"ready_s,name,shape\n0.5,late,3x4\n0.25,early,7\n0.75,last,1x2x3\n"),
         ("buffers", "buffers.csv", b"id,lower,upper,size\na,0,3,8\nb,1,4,16\nc,3,9,4\n"),
         ("kfac table", "kfac.csv", KFAC_TABLE), ("pipeline table", "pipeline.csv", b"0F0,0F1,0B0,0F2,0B1,0B2\n1F0,1B0,1F1,1B1,1F2,1B2\n"),
@@ -184,7 +178,7 @@ def _costs() -> list[tuple[str, str, bytes]]:
     from ...io.costs.table import write_cost
     from ...io.fabric.name import load_fabric
 
-    cost = _written(lambda p: write_cost(assumed_cost(load_fabric("two-islands")), p), "cost.json")
+    cost = written(lambda p: write_cost(assumed_cost(load_fabric("two-islands")), p), "cost.json")
     layout = {"stages": [{"layers": 12, "replicas": [{"device": "A100", "tensor": 4}]}], "microbatch": 2, "microbatches": [4]}
     documents = [
         ("runtime", {"schema": "meshwright.training-runtime", "version": 1, "runtime": {"p2p": "blocking", "gpus_per_server": {"A100": 4}}}),
@@ -211,7 +205,7 @@ def _lookup_costs() -> list[tuple[str, str, bytes]]:
     from ...io.costs.lookups import write_lookup_costs
 
     try:
-        return [("lookup costs", "c.safetensors", _written(lambda p: write_lookup_costs(p, assumed_costs(8, 4, 10**9)), "c.safetensors"))]
+        return [("lookup costs", "c.safetensors", written(lambda p: write_lookup_costs(p, assumed_costs(8, 4, 10**9)), "c.safetensors"))]
     except ImportError:  # without safetensors
         return []
 
@@ -223,7 +217,7 @@ def _move_net() -> list[tuple[str, str, bytes]]:
     shapes = {f"{n}.weight": s for n, s in LAYERS.items()} | {f"{n}.bias": s[:1] for n, s in LAYERS.items()}
     weights = {name: np.zeros(s, np.float32) for name, s in shapes.items()}
     try:
-        return [("move net", "m.safetensors", _written(lambda p: write_move_net(p, MoveNet(weights)), "m.safetensors"))]
+        return [("move net", "m.safetensors", written(lambda p: write_move_net(p, MoveNet(weights)), "m.safetensors"))]
     except ImportError:  # without safetensors
         return []
 
@@ -232,7 +226,7 @@ def _graphs() -> list[tuple[str, str, bytes]]:
     from ...io.model.graph import write_graph
 
     linked = b'{"directed": true, "nodes": [{"id": "a"}, {"id": "b"}], "links": [{"source": "a", "target": "b"}]}'
-    rows = _written(lambda p: np.savez(p, indptr=np.array([0, 1, 2]), indices=np.array([1, 0]), y=np.array([0, 1])), "rows.npz")
+    rows = written(lambda p: np.savez(p, indptr=np.array([0, 1, 2]), indices=np.array([1, 0]), y=np.array([0, 1])), "rows.npz")
     nodes = [
         ("points", "points.csv", b"0,0,1\n1,0.5,0\n0,2,1\n"), ("node graph", "edges.txt", b"# from to\n0 1\n2 1\n"),
         ("node graph", "linked.json", linked), ("node graph", "rows.npz", rows),
@@ -245,103 +239,7 @@ def _graphs() -> list[tuple[str, str, bytes]]:
         from ..nets import captured
     except ImportError:  # without torch
         return tasks
-    return [*tasks, ("graph", "graph.json", _written(lambda p: write_graph(p, captured("chain")), "graph.json"))]
-
-
-def _clusters() -> list[tuple[str, str, bytes]]:
-    from ...cluster.demand import synthetic_demand
-    from ...cluster.generate import synthetic
-    from ...cluster.servers import Server, Servers
-    from ...decide.cluster import allocation, order
-    from ...decide.cluster.resize import strategy
-    from ...drive.cluster import plan_allocation
-    from ...drive.resize import resize_simulated
-    from ...io.cluster.allocation import write_allocation
-    from ...io.cluster.queue import queue_bytes
-    from ...io.cluster.resize import PriorFile, write_prior, write_resize_log
-
-    log = resize_simulated(*synthetic_demand(2, 4, seed=1), strategy("squarecb")(), record=True).log
-    assert log is not None
-    prior = PriorFile(resource="cpu", knots=(1.0, 2.0), squares=((1.0, 0.0), (0.0, 2.0)), products=(0.5, 0.25), rows=2.0)
-    queue = synthetic(3, per_hour=20, seed=1, most_gpus=2)
-    servers = Servers(servers=(Server(name="s", gpus=("a", "b"), cores=6, memory_bytes=125 * 10**9),))
-    found = plan_allocation(servers, queue, order("fifo")(), allocation("priced")())[0]
-    philly = [{"status": "Pass", "vc": "v", "jobid": "a1", "submitted_time": "2017-10-07 01:11:39", "user": "u", "attempts": [
-        {"start_time": "2017-10-07 01:12:09", "end_time": "2017-10-07 01:13:23", "detail": [{"ip": "m1", "gpus": ["gpu0", "gpu1"]}]},
-    ]}]  # fmt: skip
-    gavel = "ResNet-18 (batch size 16)\tpython3 main.py\tdata\t--steps\t1\t9000\t1\t1\t-1.0\t12.5\n" \
-            "LM (batch size 5)\tpython3 main.py\t--steps\t1\t400\t2\t1.0\t-1\t20\n"  # fmt: skip
-    alibaba = "name,cpu_milli,memory_mib,num_gpu,gpu_milli,gpu_spec,qos,pod_phase,creation_time,deletion_time,scheduled_time\n" \
-              "p0,12000,16384,1,1000,,LS,Running,0,12537496,0\np1,6000,12288,2,460,V100M16|V100M32,BE,Failed,427061,12902960,427070\n"  # fmt: skip
-    rates = {"v100": {"('ResNet-18 (batch size 16)', 1)": {"null": 20.5}, "('LM (batch size 5)', 2)": {"null": 8.0}}}
-    return [
-        ("queue", "queue.json", queue_bytes(queue)), ("allocation", "allocation.json", _written(lambda p: write_allocation(p, found), "a.json")),
-        ("Philly", "philly.json", json.dumps(philly).encode()), ("Gavel", "gavel.tsv", gavel.encode()), ("Alibaba", "pods.csv", alibaba.encode()),
-        ("Gavel rates", "rates.json", json.dumps(rates).encode()),
-        ("resize log", "log.jsonl", _written(lambda p: write_resize_log(p, log), "log.jsonl")),
-        ("resize prior", "prior.json", _written(lambda p: write_prior(p, prior), "prior.json")), *_engines(),
-    ]  # fmt: skip
-
-
-def _engines() -> list[tuple[str, str, bytes]]:
-    from ...cluster.allocation import Given
-    from ...cluster.placed import placed
-    from ...cluster.servers import Server, Servers
-    from ...io.cluster.journal import SCHEMA, VERSION, Record, record_bytes
-
-    servers = Servers(servers=(Server(name="n1", gpus=("n1g0", "n1g1"), cores=8, memory_bytes=1 << 36),))
-    given = (Given(job="j", server="n1", gpus=("n1g1",), cores=2, memory_bytes=1 << 30),)
-    journal = [
-        Record(what="run", time_s=1.0, text="slurm 1a2b", schema=SCHEMA, version=VERSION),
-        Record(what="place", time_s=2.0, job="j", attempt=1, placed=placed(servers, "j", given, number=0)),
-        Record(what="ended", time_s=3.0, job="j", attempt=1, given=given, at_s=2.5, code=1),
-    ]  # fmt: skip
-    jobs = "JobId=1 JobName=mw-1 JobState=RUNNING Reason=None ExitCode=0:9 Nodes=n[1-2] CPU_IDs=0-3 Mem=100 GRES=gpu:a100:2(IDX:0-1) Power= \n"
-    nodes = "NodeName=n1 CPUTot=8 Gres=gpu:a100:4 NodeAddr=127.0.0.1 RealMemory=65536 State=IDLE\n"
-    pod = {"metadata": {"name": "p", "labels": {"meshwright.dev/key": "k"}},
-           "spec": {"nodeName": "a", "containers": [{"resources": {"limits": {"cpu": "2", "memory": "4Gi", "nvidia.com/gpu": "1"}}}]},
-           "status": {"phase": "Running", "containerStatuses": [{"state": {"running": {"startedAt": "2026-01-01T00:00:00Z"}}}]}}  # fmt: skip
-    status = {"allocatable": {"cpu": "95500m", "memory": "4Ki"}, "conditions": [{"type": "Ready", "status": "True"}]}
-    node = {"metadata": {"name": "a"}, "status": status}
-    return [
-        ("journal", "journal.jsonl", b"".join(map(record_bytes, journal))), ("Slurm jobs", "jobs.txt", jobs.encode()),
-        ("Slurm version", "version.txt", b"slurm-wlm 22.05.8\n"),
-        ("Slurm nodes", "engine-nodes.txt", nodes.encode()), ("Kubernetes pods", "pods.json", json.dumps({"items": [pod]}).encode()),
-        ("Kubernetes nodes", "engine-nodes.json", json.dumps({"items": [node]}).encode()),
-        ("extender", "asked.json", json.dumps({"Pod": pod, "NodeNames": ["a", "b"]}).encode()),
-    ]  # fmt: skip
-
-
-def azure_base(path: Path, *more: str) -> None:
-    """A small database of the form of Azure Packing 2020; `more`: statements that follow."""
-    import sqlite3
-
-    base = sqlite3.connect(path)
-    base.executescript(
-        "CREATE TABLE vmType (id INTEGER, vmTypeId INTEGER, machineId INTEGER, core REAL, memory REAL, hdd REAL, ssd REAL, nic REAL);"
-        "CREATE TABLE vm (vmId INTEGER, tenantId INTEGER, vmTypeId INTEGER, priority INTEGER, starttime REAL, endtime REAL);"
-        "INSERT INTO vmType VALUES (1, 7, 0, 0.25, 0.125, 0, 0.1, NULL), (2, 7, 1, 0.5, 0.25, 0, 0.1, 0.2), (3, 8, 1, 0.125, 0.125, 0, 0, 0);"
-        "INSERT INTO vm VALUES (1, 5, 7, 0, -3.5, 1.25), (2, 5, 8, 1, 0.5, NULL), (3, 6, 8, 0, 1.0, 2.0), (4, 6, 8, 0, -2.0, -1.0);" + ";".join(more)
-    )
-    base.commit()
-    base.close()
-
-
-def _machines() -> list[tuple[str, str, bytes]]:
-    from ...cluster.generate_vms import synthetic_vms
-    from ...cluster.vms import VmHosts
-    from ...decide.cluster.vms import forecast, strategy
-    from ...drive.vms import place_vms
-    from ...io.cluster.vms import write_vm_placement, write_vms
-
-    trace = synthetic_vms(2, days=0.2, before_days=0.1, load=0.3, owners=5, warm_days=0.05, seed=1)
-    made, _ = place_vms(trace, VmHosts.of([2]), strategy("best-fit")(), forecast("perfect", trace), from_s=0.0)
-    huawei = b"vmid,cpu,memory,time,type\n0,1,2,10,0\n1,4,8,15,0\n0,1,2,40,1\n2,1,2,55.5,0\n"
-    return [
-        ("machines", "vms.json", _written(lambda p: write_vms(p, trace), "vms.json")),
-        ("machines on hosts", "placed.json", _written(lambda p: write_vm_placement(p, made), "placed.json")),
-        ("Azure Packing", "packing.sqlite", _written(azure_base, "packing.sqlite")), ("Huawei-East-1", "huawei.csv", huawei),
-    ]
+    return [*tasks, ("graph", "graph.json", written(lambda p: write_graph(p, captured("chain")), "graph.json"))]
 
 
 def _traces() -> list[tuple[str, str, bytes]]:
@@ -365,7 +263,7 @@ def _traces() -> list[tuple[str, str, bytes]]:
     drawn = drawn_trace(np.random.default_rng(1))
     return [
         ("Chakra", "t.0.et", chakra_bytes(ChakraTrace(nodes=nodes))), ("execution trace", "et.json", json.dumps(observed).encode()),
-        ("trace", "t.json", drawn.text().encode()), ("module tree", "tree.json", _written(lambda p: write_module_tree(p, tree), "tree.json")),
+        ("trace", "t.json", drawn.text().encode()), ("module tree", "tree.json", written(lambda p: write_module_tree(p, tree), "tree.json")),
     ]
 
 
