@@ -180,11 +180,15 @@ class Local:
         self._signal(work, signal.SIGCONT)
 
     def resize(self, work: Work, given: tuple[Given, ...]) -> None:
-        """Raises: RunError where the kernel refuses, e.g. less memory than is in use."""
+        """Raises: RunError where the kernel refuses, and where nearly all of the smaller memory is in use."""
         wanted = {g.server: g for g in given}
         for p in self._parts.get(work.key, ()):
             g = wanted[p.given.server]
-            p.limits.change(cores=g.cores if p.cores else None, memory_bytes=g.memory_bytes if p.memory_bytes else None)
+            if not p.limits.change(cores=g.cores if p.cores else None, memory_bytes=g.memory_bytes if p.memory_bytes else None):
+                raise RunError(
+                    f"job {work.key} on {g.server} keeps its memory: more than {g.memory_bytes} bytes is in use", where=g.server,
+                    hint="a smaller cut, or when less is in use",
+                )  # fmt: skip
             p.given, p.cores, p.memory_bytes = g, g.cores if p.cores else 0, g.memory_bytes if p.memory_bytes else 0
 
     def close(self) -> None:

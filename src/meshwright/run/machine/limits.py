@@ -63,7 +63,7 @@ class Limits:
             raise UsageError("a limit of reading is above 0 and names a path on the disk", hint="give disk=")
         self.memory_bytes, self.read_Bps, self.disk, self.root = memory_bytes, read_Bps, disk, root
         self.out_of_memory = False  # once it is closed: the kernel killed a member for the memory limit
-        self._place = quota_place() if root == Path("/") else find_place(root)
+        self._place = None if cores is None else quota_place() if root == Path("/") else find_place(root)
         self._quota = CpuQuota(cores, place=self._place, period_us=period_us) if cores is not None else None
         self._watch, self._first = watch, first
         self._of: dict[str, CgroupPlace] = {}
@@ -108,10 +108,13 @@ class Limits:
             if place.version == 2 and not _delegated(place, "io" if controller == "blkio" else controller):
                 why = f"it is not delegated to groups in {place.folder}"
                 continue
-            folder = place.folder / group_name()
+            # A process is in one group of v2: all limits are there. Of v1 it is in one group of each hierarchy.
+            mine = next((p.folder for p in self._of.values() if place.version == p.version == 2 and p.folder.parent == place.folder), None)
+            folder = mine or place.folder / group_name()
             try:
-                folder.mkdir()
-                self._folders.append(folder)
+                if mine is None:
+                    folder.mkdir()
+                    self._folders.append(folder)
                 self._of[controller] = CgroupPlace(place.version, folder)
                 for file, value in second if place.version == 2 else first:
                     if (folder / file).exists() or file != "memory.swap.max":
@@ -119,7 +122,7 @@ class Limits:
                 return
             except OSError as error:
                 why = f"{folder.name}: {error.strerror}"
-                if folder in self._folders:
+                if mine is None and folder in self._folders:
                     remove_group(folder)
                     self._folders.remove(folder)
         raise RunError(
