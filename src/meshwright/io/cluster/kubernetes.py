@@ -9,6 +9,8 @@ from typing import NamedTuple
 import msgspec
 
 from ...errors import FormatError
+from ..kubernetes_nodes import KubernetesNode as NodeRecord
+from ..kubernetes_nodes import Metadata, NodeList
 from ..limits import MaxBytes
 from ..strict_json import decode
 from .manifests import KEY
@@ -66,35 +68,6 @@ def quantity(text: str, where: str = "quantity") -> int:
     return thousandths // 10**6 if match[3] == "m" else thousandths * _SCALE[match[3]] // 1000
 
 
-class _Metadata(msgspec.Struct):
-    name: str = ""
-    labels: dict[str, str] = {}
-
-
-class _Condition(msgspec.Struct):
-    type: str = ""
-    status: str = ""
-
-
-class _NodeStatus(msgspec.Struct):
-    allocatable: dict[str, str] = {}
-    conditions: list[_Condition] = []
-
-
-class _NodeSpec(msgspec.Struct):
-    unschedulable: bool = False
-
-
-class _Node(msgspec.Struct):
-    metadata: _Metadata = msgspec.field(default_factory=_Metadata)
-    status: _NodeStatus = msgspec.field(default_factory=_NodeStatus)
-    spec: _NodeSpec = msgspec.field(default_factory=_NodeSpec)
-
-
-class _Nodes(msgspec.Struct):
-    items: list[_Node]
-
-
 class _Resources(msgspec.Struct):
     limits: dict[str, str] = {}
 
@@ -140,7 +113,7 @@ class _PodStatus(msgspec.Struct):
 
 
 class _Pod(msgspec.Struct):
-    metadata: _Metadata = msgspec.field(default_factory=_Metadata)
+    metadata: Metadata = msgspec.field(default_factory=Metadata)
     spec: _PodSpec = msgspec.field(default_factory=_PodSpec)
     status: _PodStatus = msgspec.field(default_factory=_PodStatus)
 
@@ -150,7 +123,7 @@ class _Pods(msgspec.Struct):
 
 
 class _Names(msgspec.Struct):
-    items: list[_Node] = []
+    items: list[NodeRecord] = []
 
 
 class _Asked(msgspec.Struct):
@@ -171,11 +144,10 @@ def _seconds(text: str, where: str) -> float:
 def parse_nodes(data: bytes, *, resource: str = "nvidia.com/gpu", where: str = "kubectl get nodes") -> list[KubernetesNode]:
     """Raises: FormatError with the field."""
     found = []
-    for n, item in enumerate(decode(data, msgspec.json.Decoder(_Nodes), where).items):
+    for n, item in enumerate(decode(data, msgspec.json.Decoder(NodeList), where).items):
         here, has = f"{where}: items[{n}].status.allocatable", item.status.allocatable
-        up = not item.spec.unschedulable and any(c.type == "Ready" and c.status == "True" for c in item.status.conditions)
         gpus, cores, memory_bytes = (quantity(has.get(name, "0"), f"{here}.{name}") for name in (resource, "cpu", "memory"))
-        found.append(KubernetesNode(item.metadata.name, gpus, cores, memory_bytes, up))
+        found.append(KubernetesNode(item.metadata.name, gpus, cores, memory_bytes, item.ready))
     return found
 
 

@@ -20,6 +20,7 @@ from ...fabric.fabric import Device, Fabric, Link, Provenance, Switch
 from ...fabric.machines import GPUS, MACHINES
 from ...fabric.near import device_called, near_machines
 from ...fabric.presets import ALIASES, MAX_DEVICES, PRESETS
+from ..kubernetes_nodes import NodeList
 from .name import load_fabric
 
 __all__ = ["Node", "nodes_fabric", "parse_kubernetes_nodes", "parse_slurm_nodes"]
@@ -47,45 +48,15 @@ class Node:
 
 
 # ---- kubectl get nodes -o json -----------------------------------------------------------------------------------------
-class _Metadata(msgspec.Struct):
-    name: str = ""
-    labels: dict[str, str] = {}
-
-
-class _Condition(msgspec.Struct):
-    type: str = ""
-    status: str = ""
-
-
-class _Status(msgspec.Struct):
-    capacity: dict[str, str] = {}
-    conditions: list[_Condition] = []
-
-
-class _Spec(msgspec.Struct):
-    unschedulable: bool = False
-
-
-class _KubernetesNode(msgspec.Struct):
-    metadata: _Metadata = msgspec.field(default_factory=_Metadata)
-    status: _Status = msgspec.field(default_factory=_Status)
-    spec: _Spec = msgspec.field(default_factory=_Spec)
-
-
-class _NodeList(msgspec.Struct):
-    items: list[_KubernetesNode]
-
-
 def parse_kubernetes_nodes(data: bytes, where: str = "nodes.json") -> list[Node]:
     """Raises: FormatError with file and field."""
     nodes = []
-    for number, item in enumerate(_decoded(data, _NodeList, where, "`kubectl get nodes -o json`").items):
+    for number, item in enumerate(_decoded(data, NodeList, where, "`kubectl get nodes -o json`").items):
         here, labels = f"{where}: items[{number}]", item.metadata.labels
         found = {r: n for r in _RESOURCES if (n := _count(item.status.capacity.get(r, "0"), f"{here}.status.capacity"))}
         product = next((labels[key] for key in _PRODUCT_LABELS if labels.get(key)), "")
         machine = next((labels[key] for key in _TYPE_LABELS if labels.get(key)), "")
-        ready = not item.spec.unschedulable and any(c.type == "Ready" and c.status == "True" for c in item.status.conditions)
-        nodes.append(Node(_checked(item.metadata.name, f"{here}.metadata.name"), sum(found.values()), product, machine, ready))
+        nodes.append(Node(_checked(item.metadata.name, f"{here}.metadata.name"), sum(found.values()), product, machine, item.ready))
     return nodes
 
 

@@ -23,49 +23,47 @@ __all__ = ["BestFit", "FirstFit", "LeastAllocated", "MostAllocated"]
 KUBERNETES = Cite(key="kubernetes-noderesourcesfit", title="Resource Bin Packing", year=2024, venue="Kubernetes documentation")
 
 
+class _Packing(VmStrategy):
+    """One rule of the compiled ones."""
+
+    forecasts: ClassVar[bool] = False
+    kind: ClassVar[int]
+
+    def plan(self, problem: VmProblem, *, rng: np.random.Generator) -> Placing:
+        return Placing(rule=Rule(self.kind))
+
+
 @dataclass(frozen=True, kw_only=True)
-class FirstFit(VmStrategy):
+class FirstFit(_Packing):
     """The first host with room. No options."""
 
     name: ClassVar[str] = "first-fit"
     cite: ClassVar[Cite] = FOLKLORE
-    forecasts: ClassVar[bool] = False
-
-    def plan(self, problem: VmProblem, *, rng: np.random.Generator) -> Placing:
-        return Placing(rule=Rule(FIRST))
+    kind: ClassVar[int] = FIRST
 
 
 @dataclass(frozen=True, kw_only=True)
-class BestFit(VmStrategy):
+class BestFit(_Packing):
     """The host with the least free afterwards, summed over resources. No options."""
 
     name: ClassVar[str] = "best-fit"
     cite: ClassVar[Cite] = FOLKLORE
-    forecasts: ClassVar[bool] = False
-
-    def plan(self, problem: VmProblem, *, rng: np.random.Generator) -> Placing:
-        return Placing(rule=Rule(BEST))
+    kind: ClassVar[int] = BEST
 
 
 @dataclass(frozen=True, kw_only=True)
-class MostAllocated(VmStrategy):
+class MostAllocated(_Packing):
     """The host with the highest score of 0 to 100 for what is taken, in whole numbers. No options."""
 
     name: ClassVar[str] = "most-allocated"
     cite: ClassVar[Cite] = KUBERNETES
-    forecasts: ClassVar[bool] = False
-
-    def plan(self, problem: VmProblem, *, rng: np.random.Generator) -> Placing:
-        return Placing(rule=Rule(MOST))
+    kind: ClassVar[int] = MOST
 
 
 @dataclass(frozen=True, kw_only=True)
-class LeastAllocated(VmStrategy):
+class LeastAllocated(_Packing):
     """The host with the highest score of 0 to 100 for what is free: Kubernetes' default. No options."""
 
     name: ClassVar[str] = "least-allocated"
     cite: ClassVar[Cite] = KUBERNETES
-    forecasts: ClassVar[bool] = False
-
-    def plan(self, problem: VmProblem, *, rng: np.random.Generator) -> Placing:
-        return Placing(rule=Rule(LEAST))
+    kind: ClassVar[int] = LEAST
