@@ -68,6 +68,7 @@ def test_operator_times_example_and_fields(tmp_path):
 PRINTED = {
     "kfac-capacity", "placement", "placements", "data.bench", "data.stalls",
     "cluster-plan", "cluster-profile", "cluster-run", "cluster-runs", "cluster-resize", "cluster-resize-log", "cluster-resize-simulated",
+    "cluster-vm-plan", "cluster-vm-run", "cluster-vm-runs",
     "graph-partition", "graph-comparison", "graph-plan", "graph-run", "tables-plan", "tables-compare", "tables-fit", "tables-run", "tables-export",
     "pipeline-compare", "pipeline-plan", "pipeline-export", "pipeline-run", "pipeline-fill",
     "capture", "citations", "collective", "completion", "error", "fabric-here", "fabric-list", "fabric-show", "program-diff",

@@ -77,7 +77,8 @@ class Sharding(Decision):
             return {}
         told = []
         for e in sorted((e for e in found.judged if _rival(e, best)), key=lambda e: e.candidate.sharding):
-            told.append(f"{e.candidate.sharding}: {e.time_s:.4g} s, {e.peak_bytes} bytes per rank" + (", does not fit" if e.excess_bytes > 0 else ""))
+            does = f"{e.time_s:.4g} s, {e.peak_bytes} bytes per rank" + (", does not fit" if e.excess_bytes > 0 else "")
+            told.append(f"{e.candidate.sharding}: {does if e.timeline is not None else e.why}")
         why = f"{best.time_s:.4g} s and {best.peak_bytes} bytes per rank" + (f"; {'; '.join(told)}" if told else "")
         options: dict[str, Any] = {"level": layout.zero_level, "overlap": layout.overlap, "bucket_bytes": layout.bucket_bytes}
         options |= {"buckets": len(layout.buckets), **context.wish(ShardingWanted).text()}
@@ -92,7 +93,7 @@ def _rival(e: Evaluated, best: Evaluated) -> bool:
     """What differs from the best in nothing but its sharding."""
     mine, theirs = best.candidate, e.candidate
     alike = theirs.degrees == mine.degrees and e.placement == best.placement and theirs.division == mine.division
-    return alike and theirs.sharding != mine.sharding and e.timeline is not None
+    return alike and theirs.sharding != mine.sharding and (e.timeline is not None or (e.program is not None and bool(e.why)))
 
 
 def as_wanted(e: Evaluated, wanted: ShardingWanted) -> bool:
