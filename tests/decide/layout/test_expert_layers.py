@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from functools import cache
 from pathlib import Path
 
@@ -9,6 +10,7 @@ import numpy as np
 import pytest
 
 from meshwright.capture.graph import capture
+from meshwright.cli.frame import main
 from meshwright.cost import assumed_cost
 from meshwright.decide.layout.layer_costs import MIXED, layer_table
 from meshwright.drive.layout.search import LayoutFindings, find_expert_layouts, find_layouts
@@ -103,3 +105,12 @@ def test_degrees_that_do_not_divide_are_said():
         find_expert_layouts((3,), find)
     with pytest.raises(UsageError, match="no expert degree"):
         find_expert_layouts((), find)
+
+
+def test_the_command_prints_every_degree_and_refuses_what_is_none(capsys):
+    words = ["layout", "search", "--model", "examples/experts.py:tiny", "--fabric", "dgx-h100:1", "--devices", "0,1", "--global-batch", "8"]
+    assert main([*words, "--ep", "1,2", "--routing", "zipf:1.2", "--json"]) == 0
+    document = json.loads(capsys.readouterr().out)
+    assert set(document["expert_degrees"]) == {"1", "2"} and document["expert_degree"] in (1, 2) and document["routing"] == "zipf:1.2"
+    assert main([*words, "--ep", "1,zwei"]) == 2
+    assert "--ep" in capsys.readouterr().err
