@@ -41,7 +41,10 @@ def test_steps_planned_by_operator_are_refused():
 
 @pytest.mark.parametrize("level", [0, 1, 2, 3])
 def test_data_parallelism_runs(level):
-    require_casts(replace(DATA, zero_level=level), "bf16-autocast", "cuda", "--device")
+    layout = replace(DATA, zero_level=level)
+    require_casts(layout, "bf16-autocast", "cuda", "--device")
+    with pytest.raises(Unsupported, match="pipeline 2"):  # it is the exchange that is refused, at every level
+        require_casts(replace(layout, pipeline=2), "bf16-autocast", "cuda", "--device")
 
 
 def test_autocast_is_of_the_device(monkeypatch):

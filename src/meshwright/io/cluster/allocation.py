@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import os
-from pathlib import Path
 
 import msgspec
 
-from ...bound import fraction_of
 from ...cluster.allocation import Allocation
-from ...errors import FormatError
 from ..limits import MaxBytes
-from ..strict_json import decode, header, read_document, refuse_ambiguous, write_document
+from ..strict_json import write_document
+from .bounded import bounded_document
 
 __all__ = ["SCHEMA", "VERSION", "allocation_document", "read_allocation", "write_allocation"]
 
@@ -25,15 +23,7 @@ class _File(Allocation, frozen=True, forbid_unknown_fields=True, kw_only=True):
 
 def read_allocation(path: str | os.PathLike[str]) -> Allocation:
     """Raises: UsageError (no such file), FormatError. Whether it is right is the checker's to say."""
-    data, where = read_document(path, limit=MaxBytes.ALLOCATION), Path(path).name or str(path)
-    refuse_ambiguous(data, where)
-    header(data, schema=SCHEMA, version=VERSION, where=where)
-    found = decode(data, msgspec.json.Decoder(_File), where)
-    if found.bound is not None:
-        try:
-            fraction_of(found.bound.value)
-        except ValueError as error:
-            raise FormatError(str(error), where=f"{where}: bound.value") from None
+    found = bounded_document(path, _File, schema=SCHEMA, version=VERSION, limit=MaxBytes.ALLOCATION)
     return Allocation(**{name: getattr(found, name) for name in Allocation.__struct_fields__})
 
 

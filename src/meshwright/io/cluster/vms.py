@@ -8,12 +8,12 @@ from pathlib import Path
 import msgspec
 import numpy as np
 
-from ...bound import fraction_of
 from ...cluster.vm_placement import VmPlacement
 from ...cluster.vms import Resize, VmTrace
 from ...errors import FormatError, UsageError
 from ..limits import MaxBytes
 from ..strict_json import decode, header, read_document, refuse_ambiguous, write_document
+from .bounded import bounded_document
 
 __all__ = ["read_vm_placement", "read_vms", "vms_of", "write_vm_placement", "write_vms"]
 
@@ -91,15 +91,7 @@ def write_vms(path: str | os.PathLike[str], trace: VmTrace) -> None:
 
 def read_vm_placement(path: str | os.PathLike[str]) -> VmPlacement:
     """Raises: UsageError (no such file), FormatError. Whether it is right is the checker's to say."""
-    data, where = read_document(path, limit=MaxBytes.VMS), Path(path).name or str(path)
-    refuse_ambiguous(data, where)
-    header(data, schema=PLACEMENT, version=VERSION, where=where)
-    found = decode(data, msgspec.json.Decoder(_PlacementFile), where)
-    if found.bound is not None:
-        try:
-            fraction_of(found.bound.value)
-        except ValueError as error:
-            raise FormatError(str(error), where=f"{where}: bound.value") from None
+    found = bounded_document(path, _PlacementFile, schema=PLACEMENT, version=VERSION, limit=MaxBytes.VMS)
     return VmPlacement(**{name: getattr(found, name) for name in VmPlacement.__struct_fields__})
 
 

@@ -14,6 +14,7 @@ Cost: O(tenants + knots^3) per window.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -37,7 +38,7 @@ ROBUST = Cite(key="dudik2011dr", title="Doubly Robust Policy Evaluation and Lear
 LEAST_PROPENSITY = 0.01  # of an action that is explored: a log with smaller ones says little of other policies
 
 
-class Learner:
+class Learner(ABC):
     """A policy with a regression, and a prior to give."""
 
     def __init__(self, options: LinUcb | SquareCb | DoublyRobust, tenants: Tenants, rules: Rules, prior: Prior | None) -> None:
@@ -67,8 +68,9 @@ class Learner:
         cost, unsure = self.costs(seen, self.watched.actions(seen))
         return self.chances(np.where(allowed, cost, np.inf), unsure, allowed)
 
+    @abstractmethod
     def chances(self, cost: NDArray[np.float64], unsure: NDArray[np.float64], allowed: NDArray[np.bool_]) -> NDArray[np.float64]:
-        raise NotImplementedError
+        """[tenants, actions]: with which probability each is taken. cost: infinite where it is not allowed."""
 
     def explored(self, others: NDArray[np.float64], best: NDArray[np.int64]) -> NDArray[np.float64]:
         """`others`: wanted probability of actions beside the best, which is cut to what the rules leave; the rest is the best one's."""

@@ -19,7 +19,7 @@ import numpy as np
 
 from ....cite import FOLKLORE, Cite
 from ....kernels.vm_fleet import BINARY, EXPECTED, LA
-from .problem import Placing, VmProblem, VmStrategy, guarded_rule
+from .problem import Forecasting, Placing, VmProblem, VmStrategy, guarded_rule
 
 __all__ = ["CITE", "Aligned", "La", "LaBinary"]
 
@@ -59,15 +59,11 @@ class LaBinary(VmStrategy):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Aligned(VmStrategy):
+class Aligned(Forecasting):
     """Extensions are means over the machine's distribution, and predicted again. Options as of `la`."""
 
     name: ClassVar[str] = "aligned"
     cite: ClassVar[Cite] = FOLKLORE
+    method: ClassVar[int] = EXPECTED
 
-    packing: str = "best"
     bucket_s: float = 7200.0
-    guard: bool = True
-
-    def plan(self, problem: VmProblem, *, rng: np.random.Generator) -> Placing:
-        return Placing(rule=guarded_rule(EXPECTED, self.packing, self.bucket_s, self.guard))

@@ -21,7 +21,7 @@ import numpy as np
 from ....cite import Cite
 from ....errors import UsageError
 from ....kernels.vm_fleet import LAVA, NILAS
-from .problem import Placing, VmProblem, VmStrategy, guarded_rule
+from .problem import Forecasting, Placing, VmProblem, VmStrategy, guarded_rule
 
 __all__ = ["CITE", "Lars", "Lava", "Nilas"]
 
@@ -31,34 +31,22 @@ MAX_MOVES = 100_000  # a day
 
 
 @dataclass(frozen=True, kw_only=True)
-class Nilas(VmStrategy):
+class Nilas(Forecasting):
     """The host that the machine extends least, ends predicted again. packing: best or first, behind the bucket. bucket_s: the first bucket of
     extensions. guard: fall back when forecasts are bad."""
 
     name: ClassVar[str] = "nilas"
     cite: ClassVar[Cite] = CITE
-
-    packing: str = "best"
-    bucket_s: float = 1800.0
-    guard: bool = True
-
-    def plan(self, problem: VmProblem, *, rng: np.random.Generator) -> Placing:
-        return Placing(rule=guarded_rule(NILAS, self.packing, self.bucket_s, self.guard))
+    method: ClassVar[int] = NILAS
 
 
 @dataclass(frozen=True, kw_only=True)
-class Lava(VmStrategy):
+class Lava(Forecasting):
     """Recycled hosts of a higher class first, then open ones of the same, then as NILAS. Options as of `nilas`."""
 
     name: ClassVar[str] = "lava"
     cite: ClassVar[Cite] = CITE
-
-    packing: str = "best"
-    bucket_s: float = 1800.0
-    guard: bool = True
-
-    def plan(self, problem: VmProblem, *, rng: np.random.Generator) -> Placing:
-        return Placing(rule=guarded_rule(LAVA, self.packing, self.bucket_s, self.guard))
+    method: ClassVar[int] = LAVA
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -15,7 +15,7 @@ from ....errors import UsageError
 from ....kernels.vm_fleet import BEST, FIRST, Rule
 from ...strategies import Listed
 
-__all__ = ["DISTRUST", "DOUBT", "PACKINGS", "Placing", "VmProblem", "VmStrategy", "guarded_rule"]
+__all__ = ["DISTRUST", "DOUBT", "Forecasting", "PACKINGS", "Placing", "VmProblem", "VmStrategy", "guarded_rule"]
 
 PACKINGS = {"first": FIRST, "best": BEST}
 # Shares of the load that lives three times longer than predicted. On synthetic traces it is 0 with the truth, 0.02 to 0.06 with the owners'
@@ -50,6 +50,21 @@ class VmStrategy(Listed, Protocol):
     forecasts: ClassVar[bool] = True
 
     def plan(self, problem: VmProblem, *, rng: np.random.Generator) -> Placing: ...
+
+
+@dataclass(frozen=True, kw_only=True)
+class Forecasting(VmStrategy):
+    """One compiled rule on forecasts, behind the guard. packing: best or first, behind the bucket. bucket_s: the first bucket of extensions. guard:
+    fall back when forecasts are bad."""
+
+    method: ClassVar[int]
+
+    packing: str = "best"
+    bucket_s: float = 1800.0
+    guard: bool = True
+
+    def plan(self, problem: VmProblem, *, rng: np.random.Generator) -> Placing:
+        return Placing(rule=guarded_rule(self.method, self.packing, self.bucket_s, self.guard))
 
 
 def guarded_rule(method: int, packing: str, bucket_s: float, guard: bool, *, short_s: float = 7200.0, once: bool = False) -> Rule:
