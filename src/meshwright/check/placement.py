@@ -175,13 +175,14 @@ def _path_s(job: Placed, fabric: Fabric) -> float:
     actors = [fabric.actor_of[d.name] for d in job.devices]
     costs = np.array([[fabric.message_costs(a, b) for b in actors] for a in actors])
     latency, per_byte = costs[..., 0], costs[..., 1]
+    at_once = np.array([[max([fabric.links[x].burst_bytes for x in fabric.route(a, b)], default=0) for b in actors] for a in actors])
     seconds = _seconds(job)
     into: list[list[tuple[int, int]]] = [[] for _ in job.graph.tasks]
     for (i, j), edge in zip(job.graph.pairs, job.graph.edges, strict=True):
         into[j].append((i, edge.size_bytes))
     ends: dict[int, Any] = {}
     for j in job.graph.order:
-        arrives = [(ends[i][:, None] + latency + size * per_byte).min(0) for i, size in into[j]]
+        arrives = [(ends[i][:, None] + latency + np.maximum(size - at_once, 0) * per_byte).min(0) for i, size in into[j]]
         ends[j] = seconds[j] + np.max(arrives, 0) if arrives else seconds[j]
     return float(max(e.min() for e in ends.values()))
 

@@ -113,6 +113,12 @@ class PlaceProblem:
         return np.ascontiguousarray(costs[..., 0]), np.ascontiguousarray(costs[..., 1])
 
     @cached_property
+    def bursts(self) -> NDArray[np.float64]:
+        """Bytes that a message may send at once where buckets of its route are full, at most, [devices, devices]."""
+        devices = range(len(self.fabric.devices))
+        return np.array([[max([self.fabric.links[x].burst_bytes for x in self.fabric.route(a, b)], default=0) for b in devices] for a in devices])
+
+    @cached_property
     def routes(self) -> Routes:
         devices = range(len(self.fabric.devices))
         found = [self.fabric.route(a, b) for a in devices for b in devices]
