@@ -45,9 +45,12 @@ def placeable_tables(model: str, *, batch: int, state_bytes: int, seed: int = 0)
 
     Raises: CaptureError where none can; as `named_tables`."""
     source = build_model(model, device="cpu", seed=seed)
+    inputs = source.inputs[:-1] or source.inputs
     with user_code(model, model.rpartition(":")[0]):
-        bags, seen = _looked_up(source.module, source.inputs[:-1] or source.inputs)
+        bags, seen = _looked_up(source.module, inputs)
+        _, more = _looked_up(source.module, tuple(torch.cat([x, x[:1]]) for x in inputs))  # a bag more with every sample
     whole = {n: unlike(m) or ("" if seen[n].calls == 1 else f"is looked up {seen[n].calls} times in a pass") for n, m in bags.items()}
+    whole |= {n: "has bags that are not one for each sample" for n, s in seen.items() if s.calls == 1 and more[n].bags != s.bags + 1}
     whole |= {n: "has ids of several positions, which are not pooled" for n, s in seen.items() if s.wide}
     notes = [f"table {n} stays with the other layers: it {why}" for n, why in whole.items() if why]
     placed = {n: m for n, m in bags.items() if not whole[n]}
@@ -60,7 +63,8 @@ def placeable_tables(model: str, *, batch: int, state_bytes: int, seed: int = 0)
 def tables_of_module(module: nn.Module, inputs: tuple[Any, ...], *, name: str = "tables") -> Tables:
     """Raises: CaptureError for a module without tables, or with bags that take the largest of their rows."""
     bags, seen = _looked_up(module, inputs)
-    bags = {n: m for n, m in bags.items() if isinstance(m, nn.EmbeddingBag) or (seen[n].calls and not seen[n].wide)}
+    one = {n for n, s in seen.items() if s.calls and not s.wide and s.bags == len(inputs[0]) * s.calls}
+    bags = {n: m for n, m in bags.items() if isinstance(m, nn.EmbeddingBag) or n in one}
     if not bags:
         raise CaptureError("has no EmbeddingBag and no EmbeddingBagCollection", where=name, hint="tables are what is split here; see `layout plan`")
     return _tables(bags, seen, name)

@@ -25,6 +25,7 @@ LAYOUTS = {
 }  # fmt: skip
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_losses_and_weights_after_20_steps_are_the_owners(layout, pool, tmp_path):
     options = LAYOUTS[layout]

@@ -37,9 +37,9 @@ class PlacedJob(NamedTuple):
     def decision(self) -> dict[str, Any]:
         """The entry of the training plan's decisions."""
         made = self.plan.decisions["tables"]
-        keys = ("strategy", "options", "why", "cite", "cost_s", "measured_on")
+        keys = ("strategy", "options", "why", "cost_s", "measured_on")
         bound = {} if self.plan.bound is None else {"bound_s": float(self.plan.bound)}
-        return {**{k: made[k] for k in keys}, **bound, "parts": len(self.plan.placement), "plan": str(self.path)}
+        return {**{k: made[k] for k in keys}, "cite": [made["cite"]], **bound, "parts": len(self.plan.placement), "plan": str(self.path)}
 
 
 def place_job_tables(job: Training, fabric: Fabric, costs: Sequence[LookupCosts], *, parts: int, path: Path, seed: int = 0) -> PlacedJob:
