@@ -12,14 +12,14 @@ Cost: O(passes · edges · devices²); moves O(degree · devices) each.
 from __future__ import annotations
 
 from fractions import Fraction
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ...bound import Bound, Certificate
 from ...errors import UsageError
-from .problem import OBJECTIVES, PlaceProblem
+from .problem import PlaceProblem
 
 __all__ = ["Sums", "Reweighted", "cheapest", "reweighted", "sum_bound", "sums_of"]
 
@@ -44,7 +44,11 @@ class Sums(NamedTuple):
 
     def edge(self, e: int) -> F64:
         """[parent's device, child's device]."""
-        return self.fixed + self.edges[e][2] * self.per_byte
+        return np.asarray(self.fixed + self.edges[e][2] * self.per_byte)
+
+    def other(self, e: int, parent: bool) -> int:
+        """The task at the other end of an edge."""
+        return self.edges[e][1] if parent else self.edges[e][0]
 
     def total(self, on: I64) -> float:
         tasks = self.task[np.arange(len(on)), on].sum()
@@ -108,12 +112,12 @@ def reweighted(sums: Sums, order: tuple[int, ...]) -> Reweighted:
         for i in path:
             pulled = [_pulled(sums, moved, e, parent) for e, parent in sums.at[i]]
             sum_here = task[i] + sum(pulled) if pulled else task[i]
-            later = [(place[sums.edges[e][1 if parent else 0]] > place[i]) == (number % 2 == 0) for e, parent in sums.at[i]]
+            later = [(place[sums.other(e, parent)] > place[i]) == (number % 2 == 0) for e, parent in sums.at[i]]
             share = 1 / max(sum(later), len(later) - sum(later), 1)
             choice = task[i].copy()
             for (e, parent), pull, goes in zip(sums.at[i], pulled, later, strict=True):
                 moved[e, 0 if parent else 1] = pull - share * sum_here if goes else pull
-                other = sums.edges[e][1 if parent else 0]
+                other = sums.other(e, parent)
                 choice += (sums.edge(e)[:, on[other]] if parent else sums.edge(e)[on[other]]) if chosen[other] else pull
             on[i] = int(np.where(np.isfinite(sums.task[i]), choice, np.inf).argmin())
             chosen[i] = True
@@ -127,7 +131,7 @@ def reweighted(sums: Sums, order: tuple[int, ...]) -> Reweighted:
 def _pulled(sums: Sums, moved: F64, e: int, parent: bool) -> F64:
     """What the edge adds at least for every device of one end, the other end's part taken away."""
     left: F64 = sums.edge(e) - (moved[e, 1][None, :] if parent else moved[e, 0][:, None])
-    return left.min(1 if parent else 0)
+    return np.asarray(left.min(1 if parent else 0))
 
 
 def _value(sums: Sums, moved: F64) -> float:
@@ -148,7 +152,7 @@ def sum_bound(problem: PlaceProblem, found: Reweighted) -> Bound:
     value = Fraction(max(0.0, found.value)) * (1 - Fraction(ROUNDING))
     data: dict[str, Any] = {"form": "messages", "objective": problem.objective, "moved": found.moved.tolist()}
     certificate = Certificate(kind="placement", data=data)
-    unit = OBJECTIVES[problem.objective]
+    unit: Literal["s", "J"] = "J" if problem.objective == "energy" else "s"
     return Bound(quantity=f"placement {problem.objective}", value=f"{value.numerator}/{value.denominator}", unit=unit, certificate=certificate)
 
 
