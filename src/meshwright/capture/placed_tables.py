@@ -214,7 +214,7 @@ def whole_tables(model: nn.Module, state: dict[str, Any]) -> dict[str, Any]:
     """A state of a model with placed tables under the names that the owner's model has. Raises: UsageError for a model without them."""
     placed = getattr(model, NAME, None)
     if not isinstance(placed, PlacedTables):
-        raise UsageError("has no placed tables", where="model", hint="meshwright.nn.place_tables(model, PLAN)")
+        raise UsageError("has no placed tables", where="model", hint="meshwright.nn.tables.place_tables(model, PLAN)")
     pack = f"{NAME}.pack"
     return {n: x for n, x in state.items() if n != pack} | placed.tables(state[pack])
 

@@ -76,6 +76,8 @@ def strategies_of(args: argparse.Namespace, kinds: Sequence[type[PlaceStrategy]]
 
 
 def document_of(problem: PlaceProblem, ranked: list[Tried], bound: Bound) -> dict[str, Any]:
+    from ..decide.place import place_bound
+
     rows = [
         {
             "strategy": t.strategy.name, "time_s": t.time_s if t.placement else None, "alone_s": t.placement.makespan_s if t.placement else None,
@@ -88,7 +90,7 @@ def document_of(problem: PlaceProblem, ranked: list[Tried], bound: Bound) -> dic
     return {
         "tasks": problem.graph.name, "task_count": len(problem.graph.tasks), "edges": len(problem.graph.edges), "fabric": problem.fabric.name,
         "devices": len(problem.fabric.devices), "objective": problem.objective, "unit": bound.unit, "bound_value": float(bound),
-        "bound_s": float(bound) if problem.objective == "makespan" else None, "bound": bound.certificate.data["form"], "strategies": rows,
+        "bound_s": float(bound if problem.objective == "makespan" else place_bound(problem)), "bound": bound.certificate.data["form"], "strategies": rows,
     }  # fmt: skip
 
 

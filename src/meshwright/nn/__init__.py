@@ -1,4 +1,4 @@
-"""Layers for users' models: mixtures of experts, placed embedding tables, and ours in the place of other makers'."""
+"""Layers for users' models: mixtures of experts, and ours in the place of other makers'."""
 
 from __future__ import annotations
 
@@ -8,9 +8,8 @@ from .layer import MoELayer
 from .routed import Spread
 from .routers import CosineRouter, LinearRouter
 from .stacked import StackedExperts
-from .tables import PlacedTables, place_tables, whole_tables
 
 __all__ = [
-    "CosineRouter", "ExpertForm", "ExpertReport", "FeedForward", "GatedFeedForward", "LinearRouter", "MoELayer", "ModuleExpert",
-    "PlacedTables", "Spread", "StackedExperts", "balance_biases", "convert_experts", "place_tables", "whole_tables",
+    "CosineRouter", "ExpertForm", "ExpertReport", "FeedForward", "GatedFeedForward", "LinearRouter", "MoELayer", "ModuleExpert", "Spread",
+    "StackedExperts", "balance_biases", "convert_experts",
 ]  # fmt: skip

@@ -1,8 +1,8 @@
 """A model's embedding tables placed as a table plan says, so that `meshwright.plan` and `parallelize` spread them over data replicas.
 
-    nn.place_tables(model, "tables.json")                    # of `meshwright tables plan --model`; in place
+    place_tables(model, "tables.json")                       # of `meshwright tables plan --model`; in place
     plan = meshwright.plan(model, batch, expert=2, ...)      # two neighbours divide the tables
-    nn.whole_tables(model, step.state_dict(full=True))       # under the owner's names
+    whole_tables(model, step.state_dict(full=True))          # under the owner's names
 """
 
 from __future__ import annotations

@@ -11,7 +11,7 @@ from torch import nn
 
 import meshwright as mw
 from meshwright.graph.embeddings import Shard, Table, Tables
-from meshwright.nn import place_tables, whole_tables
+from meshwright.nn.tables import place_tables, whole_tables
 from meshwright.plan.plan import Plan
 
 STEPS, ROWS, CLIP = 20, 8, 0.3

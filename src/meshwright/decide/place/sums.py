@@ -56,7 +56,7 @@ class Sums(NamedTuple):
 
     def choices(self, i: int, on: I64) -> F64:
         """What task i adds on every device, the others being where they are."""
-        found = self.task[i].copy()
+        found: F64 = self.task[i].copy()
         for e, parent in self.at[i]:
             a, b, size = self.edges[e]
             found += (self.fixed[:, on[b]] + size * self.per_byte[:, on[b]]) if parent else (self.fixed[on[a]] + size * self.per_byte[on[a]])

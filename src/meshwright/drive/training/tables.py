@@ -53,7 +53,7 @@ def place_job_tables(job: Training, fabric: Fabric, costs: Sequence[LookupCosts]
     except ImportError as error:
         raise MissingExtra("torch", extra="torch", needed_for="placing a model's tables") from error
     if split_name(job.model)[1] or ":" not in job.model or job.model.startswith("live:"):
-        hint = "FILE.py:function; of a live model: meshwright.nn.place_tables(model, PLAN)"
+        hint = "FILE.py:function; of a live model: meshwright.nn.tables.place_tables(model, PLAN)"
         raise UsageError(f"{job.model} names no function, or has placed tables", where="--tables", hint=hint)
     state = KEPT.get(job.optimizer.partition(":")[0], 3)
     tables, notes = placeable_tables(job.model, batch=job.global_batch, state_bytes=0, seed=job.seed)
