@@ -90,7 +90,8 @@ def document_of(problem: PlaceProblem, ranked: list[Tried], bound: Bound) -> dic
     return {
         "tasks": problem.graph.name, "task_count": len(problem.graph.tasks), "edges": len(problem.graph.edges), "fabric": problem.fabric.name,
         "devices": len(problem.fabric.devices), "objective": problem.objective, "unit": bound.unit, "bound_value": float(bound),
-        "bound_s": float(bound if problem.objective == "makespan" else place_bound(problem)), "bound": bound.certificate.data["form"], "strategies": rows,
+        "bound_s": float(bound if problem.objective == "makespan" else place_bound(problem)), "bound": bound.certificate.data["form"],
+        "strategies": rows,
     }  # fmt: skip
 
 
