@@ -32,7 +32,7 @@ from meshwright.io.fabric.name import load_fabric
 from meshwright.lab import Lab
 from meshwright.probe.tables.compute import Meter
 from meshwright.probe.tables.exchange import ExchangeTask, exchange_tasks, measure_exchanges
-from meshwright.probe.tables.fit import fit_costs
+from meshwright.probe.tables.fit import better_exchanges, fit_costs
 from meshwright.probe.tables.operator import operator_name
 from meshwright.probe.tables.train import fit_exchange
 
@@ -123,6 +123,7 @@ def fitted(args: Any, whole: Tables, fabric: Fabric, lab: Any) -> tuple[LookupCo
     back, fore = measure_exchanges(tasks, len(fabric.devices), BATCH, lab=lab)
     loads, starts = np.array([t.columns for t in tasks], float), np.array([t.start_s for t in tasks])
     costs = fit_exchange(costs, loads, starts, np.array(back), np.array(fore), fabric=fabric.name, epochs=args.epochs)
+    costs = better_exchanges(costs, whole, fabric, loads, starts, np.array([back, fore]))
     return costs, {**facts, "fit_s": facts["lookups_s"] + time.perf_counter() - began}
 
 
@@ -185,7 +186,7 @@ def record(args: Any, raw: list[dict[str, Any]], bounds: list[float], plan_s: li
     rows = [
         {"what": f"lookups by the net: median error on unseen sets ({operator_name()})", "value": errors["compute"], "unit": "",
          "limit": ASKED["error"], "peer": additive, "asked_ratio": 0.5},
-        *({"what": f"exchanges by the nets: median error, {k}", "value": errors[k], "unit": ""} for k in ("backward", "forward") if k in errors),
+        *({"what": f"exchanges: median error, {k}", "value": errors[k], "unit": ""} for k in sorted(errors) if k != "compute"),
         {"what": f"fit: {args.points} points of lookups, {exchanges} of exchanges, nets", "value": fit_s, "unit": "s",
          "limit": ASKED["fit_s"]},
         {"what": "one plan, slowest", "value": max(plan_s), "unit": "s", "limit": ASKED["plan_s"]},

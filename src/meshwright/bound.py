@@ -41,7 +41,9 @@ class Certificate(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
     fusion: `{"codecs": […], "labels": [[position, compute, network, chain, decodes in ns], …]}`: states of a step's gradient traffic, closed under
         one more group unless that ends at or above the bound; checked with the plan that holds it (`check.traffic`)
     placement: `{"form": "path"}`: the longest path of tasks, each on its best device, messages over the cheapest links; or `{"form": "load",
-        "weights": {device: share}}`: the sum over tasks of their least weighted seconds; both of the plan's own tasks (`check.placement`)
+        "weights": {device: share}}`: the sum over tasks of their least weighted seconds; both of the plan's own tasks (`check.placement`); or
+        `{"form": "messages", "objective", "moved": [per edge [[per device], [per device]]]}`: energy or cost, least of every task and every message
+        alone after parts of messages were moved to their tasks (`check.placement_sums`)
     tables: `{"form": "load", "weights": {device: share}}`: lookups, columns and tables, each at the least weighted floor of a device (`check.tables`)
     halo: `{"variance", "price", "shares": {device: share}}`: the sum over groups of rows of the least, over widths, of weighted seconds on the
         sender's links plus priced variance, minus price · variance; of the plan's own groups (`check.halo`)
@@ -65,7 +67,7 @@ class Bound(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tru
 
     quantity: str  # what is bounded, e.g. "step time", "all-reduce time"
     value: str  # exact rational, "3/100"
-    unit: Literal["s", "bytes", "s/byte", "GPUs"]
+    unit: Literal["s", "bytes", "s/byte", "GPUs", "J"]
     certificate: Certificate
     parts: tuple[Bound, ...] = ()  # for kind "sum" and for max over several bounds
     _repr_html_ = repr_html

@@ -46,6 +46,7 @@ def odd_fabrics(draw):
             cpu_share=draw(st.floats(0, 1)),
             cpu_overrun_s=draw(st.floats(0, 1)),
             cpu_stretch=draw(st.floats(1, 8)),
+            watts=draw(st.floats(0, 1e5)),
         )
         for x in unique[:cut]
     ]
@@ -54,7 +55,7 @@ def odd_fabrics(draw):
     for _ in range(draw(st.integers(0, 5)) if len(unique) > 1 else 0):
         src, dst = draw(st.permutations(unique))[:2]
         latency = st.floats(0, 3600)
-        times = {"latency_s": draw(latency), "library_latency_s": draw(latency)}
+        times = {"latency_s": draw(latency), "library_latency_s": draw(latency), "joules_per_byte": draw(st.floats(0, 1))}
         link = Link(src=src, dst=dst, rate_Bps=draw(st.integers(1, 9 * 10**18)), kind=draw(text)[:16], burst_bytes=draw(big), **times)
         links += [link, replace(link, src=dst, dst=src)][: draw(st.integers(1, 2))]
     notes = [Provenance(what=draw(text), source=draw(text)) for _ in range(draw(st.integers(0, 2)))]

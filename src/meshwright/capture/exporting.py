@@ -22,6 +22,7 @@ from .diagnose import Refusal, diagnose, quiet
 from .flatten import Left, flatten
 from .in_place import written_out
 from .losses import Objective
+from .placed_tables import together
 from .regions import Watched, kept_whole, watching
 from .resolve import ModelSource, shown
 from .side_effects import Seen, changed, plain_values, refuse_changing
@@ -92,7 +93,7 @@ def _once(objective: Objective, source: ModelSource, mode: Any, whole: Sequence[
         left = flatten(exported)
     if left:
         return _refused(left[0], source) if places else _once(objective, source, mode, whole, Seen(), places=True)
-    moved = copies_moved_up(exported.graph)
+    moved = together(exported.graph) | copies_moved_up(exported.graph)
     if written_out(exported.graph) or moved:
         exported.graph_module.recompile()
     return exported

@@ -14,9 +14,11 @@ from typing import Any
 import torch
 from torch.utils.flop_counter import flop_registry
 
+import meshwright.kernels.bags  # noqa: F401  registers its operators
 from meshwright.kernels.experts.padded import mlp_flops
+from meshwright.plan.packing import packing_of
 
-__all__ = ["flops_of", "is_causal", "lacks_formula"]
+__all__ = ["flops_of", "is_causal", "lacks_formula", "lookup_elements"]
 
 aten = torch.ops.aten
 
@@ -56,6 +58,20 @@ def _embedding_bag_backward(grad: Any, indices: Any, *args: Any, out_val: Any = 
     return int(indices.numel()) * int(grad.shape[-1])
 
 
+def _placed_tables(ids: Any, pack: Any, numbers: Any, out_val: Any = None) -> int:
+    return lookup_elements(ids.shape, numbers)
+
+
+def _placed_tables_backward(grad: Any, ids: Any, numbers: Any, *args: Any, out_val: Any = None) -> int:
+    return lookup_elements(ids.shape, numbers)
+
+
+def lookup_elements(ids: Sequence[int], numbers: Sequence[int]) -> int:
+    """Elements of rows that all holders of a pack look up for ids [parts, samples, ...]."""
+    packing = packing_of(numbers)
+    return int(ids[1]) * sum(packing.elements_of(part) for part in range(packing.parts))
+
+
 def _no_flops(*args: Any, out_val: Any = None, **kwargs: Any) -> int:
     return 0
 
@@ -71,6 +87,10 @@ def _experts_backward(grad: Any, rows: Any, counts: Any, gate_up: Any, *args: An
 _OWN: dict[Any, Callable[..., int]] = {
     torch.ops.meshwright.expert_mlp: _experts,
     torch.ops.meshwright.expert_mlp_backward: _experts_backward,
+    torch.ops.meshwright.table_rows: _placed_tables,
+    torch.ops.meshwright.table_rows_backward: _placed_tables_backward,
+    **dict.fromkeys((getattr(torch.ops.meshwright, f"table_{name}") for name in ("lookups", "ids", "sums", "gives")), _no_flops),
+    torch.ops.meshwright.bag_ids: _no_flops,
     **dict.fromkeys((getattr(torch.ops.meshwright, f"expert_{name}") for name in ("rows", "sums", "dots", "counts")), _no_flops),
     aten._scaled_dot_product_flash_attention_for_cpu: _cpu_attention,
     aten._scaled_dot_product_flash_attention_for_cpu_backward: _cpu_attention_backward,

@@ -1,9 +1,9 @@
 """Finds a user's function by name, calls it and checks what it returns.
 
-A model is named `FILE.py:function` or `module:function` (or by a configuration of transformers': `hf`); the function takes no argument and returns
-`(nn.Module, example_inputs)`. Every example input is a tensor with the batch as leading dimension; the last one is the training target. They may come
-as keyword arguments (`calling`). Nothing is evaluated from text: a file is imported from its path, its folder being importable only while user code
-runs here.
+A model is named `FILE.py:function` or `module:function` (or by a configuration of transformers': `hf`); `@PLAN.json` behind it places its embedding
+tables as a table plan says (`placed_tables`). The function takes no argument and returns `(nn.Module, example_inputs)`. Every example input is a
+tensor with the batch as leading dimension; the last one is the training target. They may come as keyword arguments (`calling`). Nothing is evaluated
+from text: a file is imported from its path, its folder being importable only while user code runs here.
 """
 
 from __future__ import annotations
@@ -32,6 +32,7 @@ from .calling import Calling, flat_inputs
 from .drawn import DrawnWeights, made_lazily
 from .hf import HfName, build_hf, hf_name
 from .live import stands_for
+from .placed_tables import place_tables, read_placed, split_name
 from .weight_files import WeightFiles, has_weights
 
 __all__ = ["ModelSource", "build_model", "match_hint", "resized", "resolve_function", "shown", "user_code"]
@@ -93,20 +94,23 @@ def build_model(
     """
     if batch_size is not None and batch_size < 1:
         raise UsageError(f"batch size must be >= 1, got {batch_size}", where=name)
+    asked, (name, placed) = name, split_name(name)
     by_config = hf_name(name)
     files: list[WeightFiles] = []
     function = partial(build_hf, by_config, lazy=files if lazy else None) if by_config is not None else resolve_function(name)
     with torch.random.fork_rng(devices=[]), torch.device(device), user_code(name, "" if by_config is not None else _place(name)):
         torch.manual_seed(seed)
-        result, drawn = made_lazily(function) if lazy and device == "cpu" and not _in_files(by_config) else (function(), None)
-    module, inputs, calling = _checked(name, result)
+        result, drawn = made_lazily(function) if lazy and device == "cpu" and not _in_files(by_config) and not placed else (function(), None)
+        module, inputs, calling = _checked(name, result)
+        if placed:
+            place_tables(module, *read_placed(placed))
     if sizes:
         if [x.dim() - 1 for x in inputs] != [len(s) for s in sizes]:
             shapes = ", ".join(str(tuple(x.shape)) for x in inputs)
             raise UsageError(f"the model's inputs are {shapes}, the job has samples of {list(map(tuple, sizes))}", where=name, hint="plan again")
         inputs = tuple(resized(x, size) for x, size in zip(inputs, sizes, strict=True))
     of_batch = inputs if batch_size is None else tuple(resize_batch(x, batch_size) for x in inputs)
-    return ModelSource(name=name, module=module, inputs=of_batch, examples=inputs, calling=calling, weights=files[0] if files else drawn)
+    return ModelSource(name=asked, module=module, inputs=of_batch, examples=inputs, calling=calling, weights=files[0] if files else drawn)
 
 
 def resized(x: torch.Tensor, size: Sequence[int]) -> torch.Tensor:

@@ -14,7 +14,7 @@ import torch
 
 from meshwright.graph.graph import Work
 
-from .flops import flops_of
+from .flops import flops_of, lookup_elements
 from .torch_private import storage_key
 
 __all__ = ["tensor_bytes", "tensors_in", "work_of"]
@@ -70,6 +70,8 @@ def work_of(target: Any, args: Sequence[Any], kwargs: dict[str, Any], result: An
     elif packet in _BAGS:
         row = int(operands[0].shape[-1]) * operands[0].element_size()
         bytes_read += int(operands[1].numel()) * row
+    elif packet is torch.ops.meshwright.table_rows:
+        bytes_read = tensor_bytes(operands[0]) + lookup_elements(operands[0].shape, args[2]) * operands[1].element_size()
     bytes_written = 0 if packet in _UNWRITTEN else _distinct_bytes([*fresh, *written])
     return Work(flops=flops_of(target, args, kwargs, result), bytes_read=bytes_read, bytes_written=bytes_written, calls=1)
 

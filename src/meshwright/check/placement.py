@@ -19,6 +19,7 @@ from ..fabric.fabric import Device, Fabric
 from ..graph.tasks import ANY, TaskGraph
 from ..plan.plan import Plan
 from ..program.program import Kind, Part, Program
+from .placement_sums import Objective, check_objective
 from .program.order import Order, messages
 from .program.wellformed import witness
 from .verdict import MAX_FINDINGS_OF_A_KIND, Finding
@@ -30,11 +31,14 @@ TOLERANCE = 1e-9  # of sums of floats, relative
 
 @dataclass(frozen=True)
 class Placed:
-    """The job's tasks, the device of every rank, and the seconds that the plan says a task takes, by op key."""
+    """The job's tasks, the device of every rank, the seconds that the plan says a task takes, by op key, and what it was chosen by, if not by
+    time."""
 
     graph: TaskGraph
     devices: tuple[Device, ...]
     prices_s: Mapping[str, float]
+    fabric: Fabric
+    objective: Objective | None = None
 
 
 def placed_tasks(plan: Plan, fabric: Fabric) -> Placed:
@@ -43,7 +47,8 @@ def placed_tasks(plan: Plan, fabric: Fabric) -> Placed:
     by_name = {d.name: d for d in fabric.devices}
     devices = tuple(by_name[name] for name in plan.placement[: plan.main.ranks])
     prices = {str(key): float(entry["time_s"] if isinstance(entry, Mapping) else entry[0]) for key, entry in plan.job["cost"]["table"].items()}
-    return Placed(graph, devices, prices)
+    asked = plan.job.get("objective")
+    return Placed(graph, devices, prices, fabric, None if asked is None else msgspec.convert(asked, Objective))
 
 
 def _rate(device: Device, kind: str) -> int:
@@ -69,6 +74,10 @@ def check_tasks(p: Program, job: Placed, order: Order) -> list[Finding]:
         of, first, second = (np.array(column) for column in zip(*waits, strict=True))
         for n in of[~order.before(order.node(first, 0), order.node(second, 0))].tolist():
             lacks[n] = lacks[n] or "nothing makes it wait for them"
+    if job.objective is not None:
+        lane_of = p.lane_of_step()
+        on = {name: int(p.lanes.actor[lane_of[step]]) for name, step in step_of.items()}
+        found += check_objective(job.objective, job.graph, job.devices, job.fabric, on)
     for edge, why in zip(job.graph.edges, lacks, strict=True):
         if why:
             text = f"task {edge.dst} needs {edge.size_bytes} bytes of task {edge.src}: {why}"
@@ -166,13 +175,14 @@ def _path_s(job: Placed, fabric: Fabric) -> float:
     actors = [fabric.actor_of[d.name] for d in job.devices]
     costs = np.array([[fabric.message_costs(a, b) for b in actors] for a in actors])
     latency, per_byte = costs[..., 0], costs[..., 1]
+    at_once = np.array([[max([fabric.links[x].burst_bytes for x in fabric.route(a, b)], default=0) for b in actors] for a in actors])
     seconds = _seconds(job)
     into: list[list[tuple[int, int]]] = [[] for _ in job.graph.tasks]
     for (i, j), edge in zip(job.graph.pairs, job.graph.edges, strict=True):
         into[j].append((i, edge.size_bytes))
     ends: dict[int, Any] = {}
     for j in job.graph.order:
-        arrives = [(ends[i][:, None] + latency + size * per_byte).min(0) for i, size in into[j]]
+        arrives = [(ends[i][:, None] + latency + np.maximum(size - at_once, 0) * per_byte).min(0) for i, size in into[j]]
         ends[j] = seconds[j] + np.max(arrives, 0) if arrives else seconds[j]
     return float(max(e.min() for e in ends.values()))
 

@@ -44,6 +44,7 @@ def run(args: argparse.Namespace) -> Result:
         f"lookups: median error {costs.errors['compute']:.1%} on sets that the net never saw; the best additive formula {found.additive_error:.1%}",
     ]
     if exchanges:
-        lines.append(f"exchanges of {costs.devices} devices: {costs.errors['backward']:.1%} backward, {costs.errors['forward']:.1%} forward")
+        told = ", ".join(f"{name} {error:.1%}" for name, error in sorted(costs.errors.items()) if name != "compute")
+        lines.append(f"exchanges: median errors {told}; {'nets' if costs.forward is not None else 'links'} are used")
     lines.append(f"written: {args.out}")
     return Result(document, "\n".join(lines))

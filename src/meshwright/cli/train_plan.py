@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from ..drive.training.pipeline import PipelineWanted
     from ..drive.training.sharding import ShardingWanted
     from ..drive.training.stage_steps import StepSource
+    from ..drive.training.tables import PlacedJob
     from ..drive.training.wishes import LayoutWanted
     from ..fabric.fabric import Fabric
     from ..graph.graph import OpGraph
@@ -45,6 +46,11 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--ep", default="1", metavar="N|auto",
         help="neighbouring data replicas that divide the experts of converted layers (nn.convert_experts): 1 (default), a degree, or auto",
+    )  # fmt: skip
+    parser.add_argument(
+        "--tables", metavar="assumed|COSTS",
+        help="place the model's embedding tables on the data replicas, by costs of `tables fit` or assumed ones; a plan of `tables plan` goes "
+        "behind the model's name: FILE.py:function@PLAN.json",
     )  # fmt: skip
     parser.add_argument(
         "--routing", default="uniform", metavar="uniform|zipf:S|FILE",
@@ -117,6 +123,7 @@ def run(args: argparse.Namespace) -> Result:
     from ..drive.training.memory import MemoryWanted
     from ..drive.training.own_model import plan_shapes
     from ..drive.training.recompute import RecomputeWanted
+    from ..drive.training.tables import with_tables
     from ..drive.training.training import plan_training
     from ..drive.training.wishes import StepPrices
     from ..job import Training
@@ -136,6 +143,8 @@ def run(args: argparse.Namespace) -> Result:
         loss=args.loss or (graph.loss if graph else "cross-entropy"),
         optimizer=args.optimizer, learning_rate=args.learning_rate, seed=args.seed, recipe=recipe_of(args),
     )  # fmt: skip
+    placed = _placed(args, job, fabric)
+    job = job if placed is None else placed.job
     if args.model is not None:
         require_made(job)
     prices: MeasuredPrices | TablePrices | None = None
@@ -155,14 +164,41 @@ def run(args: argparse.Namespace) -> Result:
         plan = plan_shapes(job, args.shapes.split(","), fabric, cost, wishes=wishes, budget=budget, without=without, watch=watch)
     else:
         plan = plan_training(job, fabric, cost, graph=graph, wishes=wishes, budget=budget, without=without, watch=watch)
+    if placed is not None:
+        plan = with_tables(plan, placed)
     if args.gate:
         plan = _gated(plan)
     write_plan(args.out, plan)
-    notes = plan.layout.notes if plan.layout is not None else ()
+    notes = (*(plan.layout.notes if plan.layout is not None else ()), *(placed.notes if placed is not None else ()))
     for note in (*plan.job.get("captured", ()), *plan.job.get("undecided", ()), *notes):
         sys.stderr.write(f"warning: {note}\n")
     document = {**plan_document(plan, path=str(args.out)), "kept_whole": list(notes)}
     return with_pictures(Result(document, plan_text(plan, written=str(args.out)), cut=cut_of(plan.decisions)), args, plan)
+
+
+def _placed(args: argparse.Namespace, job: Training, fabric: Fabric) -> PlacedJob | None:
+    """The job with its model's tables placed, where that is asked for. Raises: UsageError; what `place_job_tables` raises."""
+    from ..drive.training.tables import place_job_tables
+    from ..errors import UsageError
+    from ..io.costs.lookups import read_lookup_costs
+
+    if args.tables is None:
+        return None
+    if args.model is None:
+        raise UsageError("--tables needs --model", where="--tables", hint="a captured graph has no tables to place")
+    devices = len(fabric.devices)
+    parts = args.dp or devices // ((args.tp or 1) * (args.pp or 1))
+    if args.tables.endswith((".json", ".json.gz")):
+        raise UsageError("a table plan goes behind the model's name", where="--tables", hint=f"--model {args.model}@{args.tables} --ep auto")
+    costs = []
+    if args.tables != "assumed":
+        from ..probe.tables.fit import refuse_foreign
+
+        costs = [read_lookup_costs(args.tables)]
+        refuse_foreign(costs[0], args.tables)
+    name = args.out.name.removesuffix(".gz").removesuffix(".json")
+    args.ep = "auto" if args.ep == "1" and parts > 1 else args.ep
+    return place_job_tables(job, fabric, costs, parts=max(1, parts), path=args.out.with_name(f"{name}.tables.json"), seed=args.seed)
 
 
 def _require_named(args: argparse.Namespace) -> None:

@@ -22,7 +22,8 @@ __all__ = ["citations"]
 def citations(plan: Plan) -> list[tuple[str, Cite]]:
     """(decision, Cite) of every published method that the plan uses."""
     if plan.kind == "training":
-        return cites_of(plan.decisions)
+        tables = plan.decisions.get("tables")
+        return cites_of(plan.decisions) + ([("tables", cite)] if tables and (cite := _cite("tables", tables["strategy"])) else [])
     return [(key, cite) for key, entry in plan.decisions.items() for name in entry["strategy"].split("+") if (cite := _cite(key, name))]
 
 

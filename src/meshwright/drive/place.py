@@ -15,6 +15,8 @@ from ..cost_models.moves import MoveNet
 from ..decide.place import STRATEGIES, Placement, PlaceProblem, PlaceStrategy, place_bound
 from ..decide.place.judge import simulated_s
 from ..decide.place.lower import lower_placement, price_table
+from ..decide.place.problem import OBJECTIVES
+from ..decide.place.sums import reweighted, sum_bound, sums_of
 from ..decide.strategies import options_given
 from ..errors import FormatError, MeshwrightError, MissingExtra, Unsupported, UsageError
 from ..fabric.fabric import Fabric
@@ -29,11 +31,12 @@ __all__ = ["Tried", "compare_placements", "devices_of", "fit_placer", "plan_plac
 
 @dataclass(frozen=True, kw_only=True)
 class Tried:
-    """A strategy's placement; `time_s`: simulated, messages sharing links. Without a placement: its refusal."""
+    """A strategy's placement; `time_s`: simulated, messages sharing links; `value`: of the objective. Without a placement: its refusal."""
 
     strategy: PlaceStrategy
     placement: Placement | None = None
     time_s: float = float("inf")
+    value: float = float("inf")
     refused: MeshwrightError | None = None
 
     @property
@@ -43,8 +46,10 @@ class Tried:
 
 @stage("placements")
 def compare_placements(problem: PlaceProblem, candidates: Sequence[PlaceStrategy] | None = None, *, seed: int = 0) -> tuple[list[Tried], Bound]:
-    """All candidates (default: every strategy), by simulated time, refused ones last; and the bound."""
+    """All candidates (default: every strategy), the best by the objective first, of equal ones the shortest, refused ones last; and the objective's
+    bound. Raises: UsageError as `sums_of`."""
     found = []
+    sums = None if problem.objective == "makespan" else sums_of(problem)
     listed = [kind() for kind in STRATEGIES] if candidates is None else list(candidates)
     for each in listed:
         try:
@@ -52,12 +57,15 @@ def compare_placements(problem: PlaceProblem, candidates: Sequence[PlaceStrategy
         except (Unsupported, MissingExtra) as refused:
             found.append(Tried(strategy=each, refused=refused))
             continue
-        found.append(Tried(strategy=each, placement=placement, time_s=simulated_s(problem, placement)))
-    return sorted(found, key=lambda t: t.time_s), place_bound(problem)
+        time_s = simulated_s(problem, placement)
+        value = time_s if sums is None else sums.total(np.array(placement.on))
+        found.append(Tried(strategy=each, placement=placement, time_s=time_s, value=value))
+    bound = place_bound(problem) if sums is None else sum_bound(problem, reweighted(sums, problem.graph.order))
+    return sorted(found, key=lambda t: (t.value, t.time_s)), bound
 
 
 def plan_placement(problem: PlaceProblem, candidates: Sequence[PlaceStrategy] | None = None, *, seed: int = 0) -> tuple[Plan, list[Tried], Bound]:
-    """The shortest in simulation as a checked plan, all that were tried, and the bound.
+    """The best by the objective (makespan: in simulation) as a checked plan, all that were tried, and the objective's bound.
 
     Raises: CheckFailed; where all refuse, the first one's refusal (Unsupported, MissingExtra)."""
     ranked, bound = compare_placements(problem, candidates, seed=seed)
@@ -70,9 +78,15 @@ def plan_placement(problem: PlaceProblem, candidates: Sequence[PlaceStrategy] | 
         "strategy": best.strategy.name, "options": _options(best.strategy), "why": _why(best, ranked, bound), "cite": best.strategy.cite.key,
         **({"moves": best.placement.notes["moves"]} if best.placement.notes.get("moves") else {}),
     }  # fmt: skip
+    job: dict[str, Any] = {"tasks": msgspec.to_builtins(problem.graph)}
+    by_time = problem.objective == "makespan"
+    if not by_time:
+        unit = OBJECTIVES[problem.objective]
+        job["objective"] = {"name": problem.objective, "unit": unit, "value": best.value, "bound": msgspec.to_builtins(bound)}
     plan = make_plan(
-        "placement", problem.fabric, tuple(d.name for d in problem.fabric.devices), program, job={"tasks": msgspec.to_builtins(problem.graph)},
-        cost=price_table(problem, best.placement), decisions={"place": decision}, bound=bound, prediction=best.time_s, seed=seed,
+        "placement", problem.fabric, tuple(d.name for d in problem.fabric.devices), program, job=job,
+        cost=price_table(problem, best.placement), decisions={"place": decision}, bound=bound if by_time else place_bound(problem),
+        prediction=best.time_s, seed=seed,
         alternatives=(Alternative(what=t.strategy.name, time_s=t.time_s if t.placement else None, why=t.why) for t in ranked[1:]),
     )  # fmt: skip
     check_plan(plan)
@@ -123,7 +137,8 @@ def _options(strategy: PlaceStrategy) -> dict[str, Any]:
 
 
 def _why(best: Tried, ranked: Sequence[Tried], bound: Bound) -> str:
-    over = best.time_s / float(bound) - 1 if float(bound) else 0.0
+    over = best.value / float(bound) - 1 if float(bound) else 0.0
     others = [t for t in ranked[1:] if t.placement is not None]
-    beside = f", {others[0].strategy.name} {others[0].time_s / best.time_s:.3f} times as long" if others and best.time_s else ""
+    word = "long" if bound.quantity == "placement time" else "dear"
+    beside = f", {others[0].strategy.name} {others[0].value / best.value:.3f} times as {word}" if others and best.value else ""
     return f"{over:.1%} above the bound{beside}"

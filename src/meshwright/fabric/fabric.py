@@ -44,6 +44,7 @@ class Device:
     cpu_stretch: float = 1.0  # seconds per second of its processor time while it runs, where devices under quotas share fewer cores
     sm: int = 0  # ten times the compute capability of an NVIDIA GPU, 90 = Hopper; 0 = unknown
     runs: Mapping[str, int] = field(default_factory=dict)
+    watts: float = 0.0  # drawn while it computes, above what it draws when idle; 0 = unknown
 
     def rate_of(self, kind: str = "") -> int:
         """Operations per second for tasks of this kind, 0 where it cannot run them; without a kind the highest of its rates."""
@@ -73,6 +74,7 @@ class Link:
     library_latency_s: float = 0.0
     kind: str = "NET"  # NV<k> | PIX | PXB | PHB | NODE | SYS | NET | XGMI<k> | LO; shown by `fabric show`
     burst_bytes: int = 0  # token bucket of a shaped link; 0 = none
+    joules_per_byte: float = 0.0  # of what is sent over it; 0 = nothing
 
 
 @dataclass(frozen=True, kw_only=True)

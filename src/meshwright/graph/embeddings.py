@@ -23,7 +23,7 @@ MAX_ROWS = 1 << 40
 
 class Table(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """`pooling`: mean lookups of a sample, 0 and fractions included. `histogram`: of the rows that a batch meets, the share met as often as each of
-    `BINS` bins says; empty: unknown. `mode`: what becomes of a sample's rows."""
+    `BINS` bins says; empty: unknown. `mode`: what becomes of a sample's rows. `most`: lookups of a sample at most, where that is known, else 0."""
 
     name: str
     rows: int
@@ -31,6 +31,7 @@ class Table(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tru
     pooling: float = 1.0
     histogram: tuple[float, ...] = ()
     mode: Literal["sum", "mean"] = "sum"
+    most: int = 0
 
 
 class Tables(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True, dict=True):
@@ -64,6 +65,8 @@ class Tables(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
                 )  # fmt: skip
             if not (math.isfinite(t.pooling) and 0 <= t.pooling <= 1e6):
                 raise UsageError(f"table {t.name} is looked up {t.pooling} times by a sample", where=f"{where}.pooling", hint="0 to 1e6")
+            if not 0 <= t.most <= 1_000_000:
+                raise UsageError(f"table {t.name} is looked up {t.most} times by a sample at most", where=f"{where}.most", hint="0 (unknown) to 1e6")
             shares = t.histogram
             if shares and (len(shares) != BINS or not all(math.isfinite(x) and x >= 0 for x in shares) or abs(sum(shares) - 1) > 1e-3 < sum(shares)):
                 raise UsageError(f"table {t.name}: a histogram has {BINS} shares from 0 on, with the sum 1", where=f"{where}.histogram")

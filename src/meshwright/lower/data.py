@@ -314,10 +314,7 @@ class DataParallel:
 
     def _over_copies(self, g: _Group, after: StepRef) -> None:
         """The sum in which all copies take part, after step `after`."""
-        if self.level:
-            self._add_copies(g, after)
-        else:
-            self._reduce(g, after)
+        (self._add_copies if self.level else self._reduce)(g, after)
 
     def _add_copies(self, g: _Group, after: StepRef) -> None:
         """Sum over the copies what this rank was given of the group's gradients."""
@@ -336,13 +333,15 @@ class DataParallel:
         if tensor is not None:
             label = f"tp:{p}.{d}:{'.'.join(summed_over(g.name))}"
             r.sync.call(low.call("tensor", label, tensor, r.number, buffer, g.planned_bytes), after=[after])
+        alone = tensor is None and g.name not in self.compressed.groups and len(self._data(g.name)) == 1  # nobody else has these experts
         if g.name in self.compressed.groups:
             self.compressed.send(g.name, after)
         elif len(replicas := self._data(g.name)) > 1:
             operation = ("reduce-scatter",) if self.level else ()
             r.sync.call(low.call("gradient", self._label("dp", g.name), replicas, r.number, buffer, g.planned_bytes, *operation), after=[after])
         if self.level > 1:
-            copied = r.sync.copy((buffer, g.part[0]), (r.buffers[f"gradshard{g.name}"], 0), g.part[1], add=True)
+            shard = r.buffers[f"gradshard{g.name}"]
+            copied = r.sync.copy((buffer, g.part[0]), (shard, 0), g.part[1], add=True, after=[after] if alone else [])
             low.b.dies_after(buffer, copied)
             self.closed.append(copied)
 

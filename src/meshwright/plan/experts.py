@@ -8,12 +8,14 @@ have travelled before (`counts`): their sizes are symbols `filled:<exchange>:<me
 Replicas of the same experts add up their gradients, data / n of them (expert-data parallelism), which lie in buffers of their own: `gradients%`, with
 buckets `gradients@<number>%`. At sharding levels above 0 these replicas divide experts' state among them, and all replicas divide the rest.
 The gradient of an expert sums over the tokens of all n neighbours, because that of every token comes back to its expert.
+Parts of a pack of embedding tables (`plan.packing`) are divided in the same way, with whole blocks.
 Cite: D. Lepikhin and others, "GShard" (arXiv 2006.16668), section 3.2.
 """
 
 from __future__ import annotations
 
 from ..cite import Cite
+from .packing import TABLE_IDS, TABLE_ROWS
 
 __all__ = ["BACK", "COUNTS", "EXPERTS", "EXPERT_GRADIENTS", "FILLED", "GSHARD", "INCOMING", "MLP", "ROWS", "of_experts"]
 
@@ -22,7 +24,7 @@ GSHARD = Cite(
     venue="ICLR '21, arXiv:2006.16668",
 )  # fmt: skip
 ROWS, COUNTS, MLP = "meshwright.expert_rows.default", "meshwright.expert_counts.default", "meshwright.expert_mlp.default"
-EXPERTS = (ROWS, COUNTS, MLP)
+EXPERTS = (ROWS, COUNTS, MLP, TABLE_IDS, TABLE_ROWS)  # what blocks go into and come out of; those of tables too
 INCOMING, BACK = ("counts", "rows"), "back"  # what is exchanged before a layer's experts, counts first, and after them
 FILLED = "filled:"  # begins names of sizes of messages that carry the filled rows of a block of buffers
 EXPERT_GRADIENTS = "%"  # in names of gradient buffers: those of experts that a rank shares with some of its data replicas only

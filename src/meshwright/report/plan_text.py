@@ -79,7 +79,8 @@ def plan_text(plan: Plan, *, written: str = "") -> str:
         ("recompute", _recompute(plan.decisions.get("recompute"))),
         *((_said(k), _collective(v)) for k, v in plan.decisions.items() if k.startswith("collective:")),
         ("step", f"{_bound_line(plan)}"),
-        ("routing", _routing(plan.decisions.get("experts", {}).get("options", {}))),
+        ("routing", "" if "tables" in plan.decisions else _routing(plan.decisions.get("experts", {}).get("options", {}))),
+        ("tables", _tables(plan.decisions.get("tables", {}))),
         ("gate", _gate(plan.job.get("gate"))),
         ("shapes", _shapes(plan)),
         ("phases", ", ".join(f"{k} {seconds_text(v)}" for k, v in prediction.phases_s.items() if v > 0)),
@@ -88,6 +89,14 @@ def plan_text(plan: Plan, *, written: str = "") -> str:
     ]
     text = "\n".join(_wrapped(name, value) for name, value in rows if value)
     return text + (f"\nplan written to {written}" if written else "")
+
+
+def _tables(said: Mapping[str, Any]) -> str:
+    """Of a model whose tables were placed."""
+    if not said:
+        return ""
+    bound = f", bound {seconds_text(said['bound_s'])}" if said.get("bound_s") else ""
+    return f"in {said['parts']} parts by {said['strategy']}, {seconds_text(said['cost_s'])} an iteration by its costs{bound} ({said['plan']})"
 
 
 def _routing(options: Mapping[str, Any]) -> str:
@@ -101,7 +110,7 @@ def _layout_line(plan: Plan) -> str:
     layout = plan.layout
     assert layout is not None
     context = f" x context {layout.context} ({exchange_of(layout)})" if layout.context > 1 else ""
-    context += f" (experts over {layout.expert})" if layout.expert > 1 else ""
+    context += f" ({'tables' if 'tables' in plan.decisions else 'experts'} over {layout.expert})" if layout.expert > 1 else ""
     line = f"data {layout.data // layout.context}{context} x tensor {layout.tensor} x pipeline {layout.pipeline}"
     line += f" ({plan.decisions['placement']['strategy']})"
     division = plan.decisions["layout"].get("options", {}).get("division", "")

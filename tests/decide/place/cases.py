@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from dataclasses import replace
 
 import numpy as np
 
@@ -64,3 +65,22 @@ def shortest_s(problem: PlaceProblem) -> float:
     orders = [o for o in itertools.permutations(range(n)) if all(o.index(i) < o.index(j) for i, j in problem.graph.pairs)]
     places = list(itertools.product(*([k for k in devices if seconds(problem, i, k) < float("inf")] for i in range(n))))
     return min(makespan_s(problem, o, on) for on in places for o in orders)
+
+
+def with_powers(problem: PlaceProblem, objective: str, seed: int = 0) -> PlaceProblem:
+    """The problem with watts and joules drawn at random, chosen by `objective`."""
+    r, f = np.random.default_rng(seed), problem.fabric
+    devices = tuple(replace(d, watts=float(r.integers(1, 30))) for d in f.devices)
+    links = tuple(replace(x, joules_per_byte=float(r.integers(0, 5)) / 10) for x in f.links)
+    return replace(problem, fabric=replace(f, devices=devices, links=links), objective=objective)
+
+
+def sum_of(problem: PlaceProblem, on: tuple[int, ...]) -> float:
+    """Joules, or seconds of all tasks and messages, task by task."""
+    total = sum(seconds(problem, i, k) * (problem.fabric.devices[k].watts if problem.objective == "energy" else 1) for i, k in enumerate(on))
+    for (i, j), e in zip(problem.graph.pairs, problem.graph.edges, strict=True):
+        if problem.objective == "energy":
+            total += e.size_bytes * sum(problem.fabric.links[x].joules_per_byte for x in problem.fabric.route(on[i], on[j]))
+        else:
+            total += message_s(problem, e.size_bytes, on[i], on[j])
+    return total

@@ -164,3 +164,12 @@ def test_one_that_is_named_says_why_it_cannot():
 
         with pytest.raises(MissingExtra):
             plan_placement(problem, [Exact(), Exact(effort=1.0)])
+
+
+@pytest.mark.parametrize("seed", range(few(4)))
+def test_bounds_allow_for_what_full_buckets_let_through(seed):
+    """The simulator's links have buckets of `burst_bytes`; a bound without them would be above the prediction."""
+    problem = random_problem(seed, tasks=5, devices=3, dense=0.6, switch=bool(seed % 2))
+    links = tuple(replace(x, burst_bytes=400) for x in problem.fabric.links)
+    plan, _, bound = plan_placement(replace(problem, fabric=replace(problem.fabric, links=links)), QUICK)
+    assert check_plan(plan).ok and float(bound) <= plan.prediction.time_s * (1 + 1e-9)

@@ -8,13 +8,14 @@ import numpy as np
 import pytest
 
 from meshwright.cost_models.lookups import LookupCosts, assumed_costs
+from meshwright.decide.tables import TableProblem
 from meshwright.errors import UsageError
 from meshwright.fabric.fabric import Fabric
 from meshwright.graph.embeddings import Table, Tables, histogram_of
 from meshwright.io.fabric.name import load_fabric
 from meshwright.probe.tables.compute import ComputePoints, Meter, collect_compute, widths_of
 from meshwright.probe.tables.exchange import ExchangeTask, exchange_tasks, measure_exchanges
-from meshwright.probe.tables.fit import fit_costs, machine_here, measure_plans, refuse_foreign
+from meshwright.probe.tables.fit import better_exchanges, fit_costs, machine_here, measure_plans, refuse_foreign
 from meshwright.probe.tables.train import additive_errors, fit_compute, fit_exchange, fit_floor
 from meshwright.run.tables.batches import indices_of
 
@@ -73,6 +74,13 @@ def test_exchange_nets_learn_the_wait_for_late_ones():
     assert costs.errors["backward"] < 0.1 and costs.errors["forward"] < 0.3 and (costs.fabric, costs.devices) == ("f", 2)
     late = costs.exchange_s(np.array([[50.0, 50.0]]), np.array([[0.0, 0.01]]))
     assert late[0, 0] > 3 * late[0, 1]
+    fabric = replace(load_fabric("laptop:2"), name="f")
+    costs = replace(costs, batch=TABLES.batch)
+    problem = TableProblem(tables=TABLES, fabric=fabric, costs=(costs,))
+    slow = better_exchanges(costs, TABLES, fabric, columns, starts, np.array([back, fore]))
+    assert slow.forward is not None and slow.errors["backward by links"] > slow.errors["backward"], "links of the fabric say far less"
+    exact = better_exchanges(costs, TABLES, fabric, columns, starts, np.array([problem.by_links(columns), problem.by_links(columns, starts)]))
+    assert exact.forward is None and exact.errors["forward by links"] < 1e-9 and "forward" not in exact.errors
 
 
 def test_foreign_and_stale_costs_are_refused_by_name():
@@ -114,7 +122,6 @@ def test_exchanges_between_processes():
 
 @pytest.mark.real
 def test_plans_are_measured_as_the_driver_asks():
-    from meshwright.decide.tables import TableProblem
     from meshwright.decide.tables.classic import DimGreedy
 
     fabric: Fabric = load_fabric("laptop:2")

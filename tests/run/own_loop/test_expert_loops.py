@@ -28,7 +28,8 @@ LAYOUTS = {
     "ep2": {"expert": 2, "fabric": "laptop:2"}, "r0": {"zero": 3, "fabric": "laptop:2"},  # degree 0 of `experts plan`: weights travel, tokens stay
     "ep2xdp2": {"expert": 2, "data": 4, "fabric": "laptop:4", "microbatch": 1}, "ep2xpp2": {"expert": 2, "pipeline": 2, "fabric": "laptop:4"},
     "ep4": {"expert": 4, "data": 4, "fabric": "laptop:4", "microbatch": 1},
-    "ep2z1": {"expert": 2, "fabric": "laptop:2", "zero": 1}, "ep2xdp2z2": {"expert": 2, "data": 4, "fabric": "laptop:4", "microbatch": 1, "zero": 2},
+    "ep2z1": {"expert": 2, "fabric": "laptop:2", "zero": 1}, "ep2z3": {"expert": 2, "fabric": "laptop:2", "zero": 3},
+    "ep2xdp2z2": {"expert": 2, "data": 4, "fabric": "laptop:4", "microbatch": 1, "zero": 2},
     "ep2xdp2z3": {"expert": 2, "data": 4, "fabric": "laptop:4", "microbatch": 1, "zero": 3},
     "ep2 clipped": {"expert": 2, "fabric": "laptop:2", "recipe": mw.Recipe(clip_norm=CLIP)},
     "ep2xdp2z1 clipped": {"expert": 2, "data": 4, "fabric": "laptop:4", "microbatch": 1, "zero": 1, "recipe": mw.Recipe(clip_norm=CLIP)},

@@ -88,9 +88,10 @@ def check_links(p: Program, fabric: Fabric, placement: Sequence[str], claimed_s:
 
 
 def busiest_link(time: dict[int, Fraction], fabric: Fabric, claimed_s: float | None) -> list[Finding]:
-    """A claimed time that is below what the busiest link needs for its bytes."""
+    """A claimed time that is below what the busiest link needs for its bytes, those that its full bucket lets through at once left out."""
     found: list[Finding] = []
     if time and claimed_s is not None:
+        time = {i: t - Fraction(fabric.links[i].burst_bytes, fabric.links[i].rate_Bps) for i, t in time.items()}
         link = max(time, key=lambda x: time[x])
         if Fraction(claimed_s) < time[link] * (1 - Fraction(1, 10**9)):  # the engine adds up in floats
             x = fabric.links[link]

@@ -1,8 +1,9 @@
-"""A captured graph as one of several ranks computes it that divide its experts: exchanges around every expert layer, and this rank's part of experts.
+"""A captured graph as one of several ranks computes it that divide its experts, or its placed tables: exchanges around these, and this rank's part.
 
 Cite: `plan.experts.GSHARD`. Left open by the paper: layers that nobody annotated. Our answer: the operators of `kernels.experts.padded`, which
 converted layers are captured as, say what they are.
-Deviations: none. Invariant: shapes of values are those of the whole graph; only experts' parameters and their gradients get smaller.
+Deviations: none. Invariant: shapes of values are those of the whole graph; only experts' parameters and their gradients get smaller. The parts of a
+pack of tables (`plan.packing`) are divided as experts are.
 Cost: O(nodes).
 """
 
@@ -19,24 +20,26 @@ from ...errors import Unsupported
 from ...graph.graph import GraphValue, OpGraph, OpNode, Storage, Work
 from ...plan.context import ALL_TO_ALL, KINDS
 from ...plan.experts import BACK, INCOMING, MLP
+from ...plan.packing import IDS, TABLE_ROWS, packing_of
 from ...plan.plan import ParamShard
 from ...plan.routing import UNIFORM, Routing
 from .cut import dtype_bytes
 
 __all__ = ["expert_degree_limit", "expert_shards", "experts_graph", "waits_for_tokens"]
 
+_DIVIDED = (MLP, TABLE_ROWS)
 _RECENT: deque[tuple[OpGraph, int, Routing, OpGraph]] = deque(maxlen=16)  # by identity: graphs are immutable, and too large to hash
 
 
 def expert_degree_limit(graph: OpGraph) -> int:
-    """The largest number of ranks that can divide the experts of every layer; 1 without such layers."""
-    counts = [n.outputs[0].shape[0] for n in graph.nodes if n.target == MLP]
+    """The largest number of ranks that can divide the experts of every layer, and the parts of a pack; 1 without such layers."""
+    counts = [n.outputs[0].shape[0] for n in graph.nodes if n.target in _DIVIDED]
     return gcd(*counts) if counts else 1
 
 
 def _parameters(graph: OpGraph) -> tuple[str, ...]:
     """Names of the parameters that hold experts, one after the other along their first dimension."""
-    return tuple(dict.fromkeys(v.removeprefix("param:") for n in graph.nodes if n.target == MLP for v in n.inputs if v.startswith("param:")))
+    return tuple(dict.fromkeys(v.removeprefix("param:") for n in graph.nodes if n.target in _DIVIDED for v in n.inputs if v.startswith("param:")))
 
 
 def experts_graph(graph: OpGraph, parts: int, routing: Routing = UNIFORM) -> OpGraph:
@@ -51,7 +54,8 @@ def experts_graph(graph: OpGraph, parts: int, routing: Routing = UNIFORM) -> OpG
     most = expert_degree_limit(graph)
     if most % parts:
         near = max(d for d in range(1, min(parts, most) + 1) if most % d == 0)
-        why = f"{most} experts do not divide by it" if most > 1 else "the model has no expert layers that could be divided"
+        nothing = "the model has no expert layers that could be divided, and no placed tables"
+        why = f"{most} experts, or parts of tables, do not divide by it" if most > 1 else nothing
         hint = f"--ep {near}" if most > 1 else "--ep 1, or replace its expert layers by meshwright.nn.convert_experts(model)"
         raise Unsupported(f"expert degree {parts}: {why}", where=graph.model, hint=hint, data={"nearest": near})
     made = _divided(graph, parts, routing)
@@ -82,6 +86,9 @@ def _divided(graph: OpGraph, parts: int, routing: Routing) -> OpGraph:
             most = max(load) * parts / max(1, sum(load))  # the others wait for the member with the most rows
             nodes.append(_reading(msgspec.structs.replace(n, forward=_longer(n.forward, most), backward=_longer(n.backward, most)), came))
             renamed[n.name] = exchange(n, n.name, BACK, counts=came[counts], **filled)
+        elif n.target == TABLE_ROWS:
+            nodes.append(_reading(_of_holder(n, graph, parts), {n.inputs[0]: exchange(n, n.inputs[0], IDS)}))
+            renamed[n.name] = exchange(n, n.name, BACK)
         else:
             nodes.append(_reading(n, renamed) if any(v in renamed for v in n.inputs) else n)
     mine = {*_parameters(graph)}
@@ -111,6 +118,18 @@ def _load(n: OpNode, buffers: GraphValue, parts: int, routing: Routing) -> list[
     return [round(sum(each[i * own : (i + 1) * own])) for i in range(parts)]
 
 
+def _of_holder(n: OpNode, graph: OpGraph, parts: int) -> OpNode:
+    """Lookups of the rank with most of them, which the others wait for; its gradient is of its part of the pack."""
+    packing = packing_of(n.args[2])
+    own, elements = packing.parts // parts, [packing.elements_of(i) for i in range(packing.parts)]
+    most = max(sum(elements[i * own : (i + 1) * own]) for i in range(parts)) * parts / max(1, sum(elements))
+    size = next(p.size_bytes for p in graph.parameters if f"param:{p.name}" in n.inputs)
+    backward = n.backward
+    if backward.bytes_written >= size:
+        backward = msgspec.structs.replace(backward, bytes_written=backward.bytes_written - size + size // parts)
+    return msgspec.structs.replace(n, forward=_longer(n.forward, most), backward=_longer(backward, most))
+
+
 def _longer(work: Work, times: float) -> Work:
     return work if times == 1 else work.share(round(times * 4096), 4096)
 
@@ -135,4 +154,4 @@ def expert_shards(graph: OpGraph, parts: int) -> tuple[ParamShard, ...]:
 def waits_for_tokens(n: OpNode, node_of: Mapping[str, OpNode]) -> bool:
     """Experts that others send tokens to, and what reads those that come back: where segments begin."""
     exchanged = [v for v in n.inputs if v in node_of and node_of[v].target in KINDS]
-    return any(n.target == MLP or node_of[node_of[v].inputs[0]].target == MLP for v in exchanged)
+    return any(n.target in _DIVIDED or node_of[node_of[v].inputs[0]].target in _DIVIDED for v in exchanged)

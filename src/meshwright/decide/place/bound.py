@@ -1,9 +1,10 @@
 """How short a schedule can be: the longest path over the cheapest devices and links, and the work over the rates of all devices together.
 
 Path: `f(i, k)`, the earliest end of task i if it runs on device k, is its seconds there plus the largest over its parents of the least over devices
-of `f(parent, l)` and the message from l to k. Every schedule ends no earlier than the least `f` of each task. Load: with weights on the devices that
-sum to 1, the makespan is at least the sum over tasks of the least weighted seconds (linear duality); the best weights are those of the linear
-programme that spreads every kind of work over the devices. Both are the checker's to work out again (`check.placement`).
+of `f(parent, l)` and the message from l to k, without the bytes that a full bucket of its route lets through at once. Every schedule ends no earlier
+than the least `f` of each task. Load: with weights on the devices that sum to 1, the makespan is at least the sum over tasks of the least weighted
+seconds (linear duality); the best weights are those of the linear programme that spreads every kind of work over the devices. Both are the checker's
+to work out again (`check.placement`).
 Cost: O(edges · devices²) and one programme of devices x kinds rows.
 """
 
@@ -30,7 +31,7 @@ def longest_path_s(problem: PlaceProblem) -> float:
     for i in problem.graph.order:
         ready = np.zeros(a.dur.shape[1])
         for e in range(a.ptr[i], a.ptr[i + 1]):
-            arrives = ends[a.parent[e]][:, None] + a.delay + a.size[e] * a.per_byte
+            arrives = ends[a.parent[e]][:, None] + a.delay + np.maximum(a.size[e] - problem.bursts, 0) * a.per_byte
             np.maximum(ready, arrives.min(0), out=ready)
         ends[i] = ready + a.dur[i]
     return float(ends.min(1).max())

@@ -44,6 +44,8 @@ class Exact:
 
     def plan(self, problem: PlaceProblem, *, rng: np.random.Generator) -> Placement:
         """Raises: MissingExtra without OR-Tools; Unsupported for a graph that is too large; RunError where the solver's process fails."""
+        if problem.objective != "makespan":
+            raise Unsupported(f"it seeks the shortest schedule, not the least {problem.objective}", where="exact", hint="use --strategy search")
         if find_spec("ortools") is None:
             raise MissingExtra("ortools", extra="exact", needed_for="exact placement")
         a = problem.arrays

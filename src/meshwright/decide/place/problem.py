@@ -21,8 +21,9 @@ from ...graph.tasks import ANY, TaskGraph
 from ...kernels.tasks import timed
 from ..strategies import Listed
 
-__all__ = ["NO_ROUTES", "PlaceProblem", "PlaceStrategy", "Placement", "rate_of"]
+__all__ = ["NO_ROUTES", "OBJECTIVES", "PlaceProblem", "PlaceStrategy", "Placement", "rate_of"]
 
+OBJECTIVES = {"makespan": "s", "energy": "J", "cost": "s"}  # what a placement is chosen by, and its unit
 MAX_ENTRIES = 50_000_000  # of the table of tasks by devices, 400 MB
 
 
@@ -56,13 +57,17 @@ NO_ROUTES = Routes(np.zeros(1, np.int64), np.zeros(0, np.int64), np.zeros(0))
 @dataclass(frozen=True, kw_only=True)
 class PlaceProblem:
     """`start`: names of devices by task, where a placement is there already: searches start from it, and tasks of devices that have left are placed
-    anew. Raises: Infeasible naming the task that no device can run; Disconnected; UsageError for a table that is too large."""
+    anew. `objective`: one of `OBJECTIVES`. Raises: Infeasible naming the task that no device can run; Disconnected; UsageError for a table that is
+    too large."""
 
     graph: TaskGraph
     fabric: Fabric
     start: Mapping[str, str] | None = None
+    objective: str = "makespan"
 
     def __post_init__(self) -> None:
+        if self.objective not in OBJECTIVES:
+            raise UsageError(f"there is no objective {self.objective[:32]!r}", where="objective", hint=", ".join(OBJECTIVES))
         tasks, devices = len(self.graph.tasks), len(self.fabric.devices)
         if tasks * devices > MAX_ENTRIES:
             raise UsageError(f"{tasks} tasks on {devices} devices are more than {MAX_ENTRIES} pairs", hint="merge tasks, or place on fewer devices")
@@ -106,6 +111,12 @@ class PlaceProblem:
         devices = range(len(self.fabric.devices))
         costs = np.array([[self.fabric.message_costs(a, b) for b in devices] for a in devices])
         return np.ascontiguousarray(costs[..., 0]), np.ascontiguousarray(costs[..., 1])
+
+    @cached_property
+    def bursts(self) -> NDArray[np.float64]:
+        """Bytes that a message may send at once where buckets of its route are full, at most, [devices, devices]."""
+        devices = range(len(self.fabric.devices))
+        return np.array([[max([self.fabric.links[x].burst_bytes for x in self.fabric.route(a, b)], default=0) for b in devices] for a in devices])
 
     @cached_property
     def routes(self) -> Routes:

@@ -5,8 +5,9 @@ Left open: temperatures. Our answer: from half of the start's makespan down to 0
 Deviations: GiPH places and lets each device run what comes first; here the order is part of what is sought, so that a device may wait for the task
 that matters. Starts are HEFT with either mean of messages, and CPOP. Messages share links where the fabric's routes do: it is searched with messages
 that share none and with messages that take turns, and the simulator, where they share fairly, has the last word.
-Invariant: never longer than HEFT or CPOP, in the simulation (`links` shared) or as published (own); equal inputs and seed give equal schedules,
-whatever the machine's load.
+With the objective energy or cost it seeks the cheapest mapping (`sums`), and then its order as HEFT's.
+Invariant: never longer than HEFT or CPOP, or never dearer than they, in the simulation (`links` shared) or as published (own); equal inputs and seed
+give equal schedules, whatever the machine's load.
 Cost: O(evaluations · (tasks + edges · links of a route)).
 """
 
@@ -23,8 +24,9 @@ from ...cite import FOLKLORE, Cite
 from ...errors import UsageError
 from ...kernels.tasks import anneal, descend, timed
 from .judge import simulated_s
-from .lists import Cpop, Heft, started
+from .lists import Cpop, Heft, in_order_of, listed, started, upward_ranks
 from .problem import NO_ROUTES, Placement, PlaceProblem, Routes
+from .sums import cheapest, reweighted, sums_of
 
 __all__ = ["Search"]
 
@@ -56,6 +58,8 @@ class Search:
         starts = [kind.plan(problem, rng=rng) for kind in (Heft(), Heft(pairs="all"), Cpop())]
         if (given := started(problem)) is not None:
             starts.append(given)
+        if problem.objective != "makespan":
+            return self._by_sum(problem, starts, rng)
         models = (NO_ROUTES,) if self.links == "own" else (NO_ROUTES, problem.routes)
         finalists, looked = list(starts), len(starts)
         for model in models:
@@ -66,6 +70,15 @@ class Search:
         best = min(judged)[1]
         notes = {"start_s": min(s for s, _ in judged[: len(starts)])}
         return problem.placement(self, finalists[best].sequence, finalists[best].on, evaluations=looked, notes=notes)
+
+    def _by_sum(self, problem: PlaceProblem, starts: Sequence[Placement], rng: np.random.Generator) -> Placement:
+        sums = sums_of(problem)
+        begins = [np.array(s.on, np.int64) for s in starts]
+        on, looked = cheapest(sums, [*begins, reweighted(sums, problem.graph.order).on], self.evaluations, rng)
+        made = problem.placement(self, *listed(problem, in_order_of(problem, upward_ranks(problem)[0]), on), evaluations=looked)
+        finalists = [made, *(s for s in starts if sums.total(np.array(s.on)) <= sums.total(on))]  # equally cheap, perhaps shorter
+        best = min(finalists, key=lambda p: (sums.total(np.array(p.on)), simulated_s(problem, p)))
+        return problem.placement(self, best.sequence, best.on, evaluations=looked, notes={"start": min(sums.total(b) for b in begins)})
 
     def _searched(
         self, problem: PlaceProblem, model: Routes, starts: Sequence[Placement], budget: int, rng: np.random.Generator

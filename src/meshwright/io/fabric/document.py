@@ -23,6 +23,7 @@ VERSION = 1
 MAX_SWITCHES = 65_536  # four for each device
 MAX_LINKS = 1_048_576  # 64 for each device
 MAX_RATES = 1024  # kinds of tasks of one device
+MAX_WATTS = 1e9
 MAX_SM = 999  # of compute capabilities, times ten
 MAX_LATENCY_S = 3600.0  # an hour: more is a mistake of the unit
 DTYPES = ("fp64", "fp32", "tf32", "bf16", "fp16", "fp8", "fp4", "int8", "int4")
@@ -136,7 +137,7 @@ def _devices(entry: Table, taken: dict[str, str], room: int) -> list[Device]:
     stretch = entry.number("cpu_stretch", 1.0, most=MAX_DEVICES)
     if stretch < 1:
         raise entry.error("cpu_stretch", f"must be at least 1, got {stretch:g}: no device takes less than its processor time")
-    sm = entry.integer("sm", 0, least=0, most=MAX_SM)
+    sm, watts = entry.integer("sm", 0, least=0, most=MAX_SM), entry.number("watts", 0.0, most=MAX_WATTS)
     entry.done()
     names = [f"{name}{i}" for i in range(count)] if array else [name]
     return [
@@ -153,6 +154,7 @@ def _devices(entry: Table, taken: dict[str, str], room: int) -> list[Device]:
             cpu_stretch=stretch,
             sm=sm,
             runs=dict(runs),
+            watts=watts,
         )
         for x in names
     ]
@@ -206,7 +208,7 @@ def _links(entry: Table, taken: dict[str, str], room: int) -> list[Link]:
     library_s = entry.quantity("library_latency_s", "library_latency", parse_time_s, latency, 0.0)
     burst = entry.quantity("burst_bytes", "burst", parse_size_bytes, whole, 0)
     kind = entry.text("kind", "NET", limit=16)
-    both_ways = entry.flag("both_ways")
+    both_ways, joules = entry.flag("both_ways"), entry.number("joules_per_byte", 0.0, most=1.0)
     entry.done()
     if len(sources) > 1 and len(targets) > 1 and len(sources) != len(targets):
         raise entry.error("dst", f"names {len(targets)} actors, src names {len(sources)}: must be equal, or one of them 1")
@@ -218,7 +220,10 @@ def _links(entry: Table, taken: dict[str, str], room: int) -> list[Link]:
         if src == dst:
             raise entry.error("dst", f"a link must join two different actors, got {src!r} twice")
         for a, b in ((src, dst), (dst, src))[: 1 + both_ways]:
-            links.append(Link(src=a, dst=b, rate_Bps=rate_Bps, latency_s=latency_s, library_latency_s=library_s, kind=kind, burst_bytes=burst))
+            links.append(Link(
+                src=a, dst=b, rate_Bps=rate_Bps, latency_s=latency_s, library_latency_s=library_s, kind=kind, burst_bytes=burst,
+                joules_per_byte=joules,
+            ))  # fmt: skip
     return links
 
 

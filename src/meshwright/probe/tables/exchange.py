@@ -96,20 +96,27 @@ def _measure(request: ExchangeRequest) -> _Report:
     dtype = {2: torch.float16, 4: torch.float32, 8: torch.float64}[request.element_bytes]
     most = max((max(t.columns) for t in request.tasks), default=0)
     wide, small = torch.zeros(max(1, most * request.batch), dtype=dtype), torch.zeros(max(1, world * most * share[0]), dtype=dtype)
-    found = _Report(backward_s=[], forward_s=[])
-    for task in request.tasks:
-        mine, theirs = [task.columns[rank] * b for b in share], [c * share[rank] for c in task.columns]
-        pooled, got = wide[: sum(mine)], small[: sum(theirs)]
-        back = statistics.median(_run(pooled, got, mine, theirs, 0.0) for _ in range(request.runs))
-        starts = task.start_s
-        if not starts:
-            ends = torch.zeros(world, dtype=torch.float64)
-            ends[rank] = task.compute_s[rank] + back
-            dist.all_reduce(ends)
-            starts = (ends - ends.min()).tolist()
-        fore = statistics.median(_run(got, pooled, theirs, mine, starts[rank]) for _ in range(request.runs))
-        found.backward_s.append(back)
-        found.forward_s.append(fore)
+    sizes = [([t.columns[rank] * b for b in share], [c * share[rank] for c in t.columns]) for t in request.tasks]
+
+    def rounds(start_s: Sequence[float] | None) -> list[float]:
+        """Medians. Tasks take turns: what disturbs the machine for a while disturbs all alike."""
+        taken: list[list[float]] = [[] for _ in request.tasks]
+        for _ in range(request.runs):
+            for n, (mine, theirs) in enumerate(sizes):
+                pooled, got = wide[: sum(mine)], small[: sum(theirs)]
+                if start_s is None:
+                    taken[n].append(_run(pooled, got, mine, theirs, 0.0))
+                else:
+                    taken[n].append(_run(got, pooled, theirs, mine, start_s[n]))
+        return [statistics.median(x) for x in taken]
+
+    back, starts = rounds(None), list[float]()
+    for task, took in zip(request.tasks, back, strict=True):
+        ends = torch.zeros(world, dtype=torch.float64)
+        ends[rank] = task.start_s[rank] if task.start_s else task.compute_s[rank] + took
+        dist.all_reduce(ends)
+        starts.append(float(ends[rank] - ends.min()))
+    found = _Report(backward_s=back, forward_s=rounds(starts))
     dist.barrier()
     return found
 

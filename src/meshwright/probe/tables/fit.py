@@ -6,9 +6,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
+from numpy.typing import NDArray
 
 from ...cost_models.lookups import LookupCosts
-from ...decide.tables import TablePlan
+from ...decide.tables import TablePlan, TableProblem
 from ...drive.tables import Measured
 from ...errors import UsageError
 from ...fabric.fabric import Fabric
@@ -18,10 +19,11 @@ from ...run.machine.pacing import machine_facts
 from .compute import Meter, collect_compute
 from .exchange import ExchangeTask, exchange_tasks, measure_exchanges
 from .operator import operator_name
-from .train import additive_errors, fit_compute, fit_exchange
+from .train import additive_errors, fit_compute, fit_exchange, split_points
 
-__all__ = ["Fitted", "fit_costs", "machine_here", "measure_plans", "refuse_foreign"]
+__all__ = ["Fitted", "better_exchanges", "fit_costs", "machine_here", "measure_plans", "refuse_foreign"]
 
+F64 = NDArray[np.float64]
 LEAST_POINTS = 20  # of which two are held back: a net is no use with fewer
 
 
@@ -69,8 +71,27 @@ def fit_costs(
             back, fore = measure_exchanges(tasks, len(fabric.devices), tables.batch, lab=lab, runs=runs, element_bytes=tables.element_bytes)
         with stage("training the nets of exchanges"):
             loads, starts = np.array([t.columns for t in tasks], float), np.array([t.start_s for t in tasks])
-            costs = fit_exchange(costs, loads, starts, np.array(back), np.array(fore), fabric=fabric.name, epochs=epochs, seed=seed)
+            nets = fit_exchange(costs, loads, starts, np.array(back), np.array(fore), fabric=fabric.name, epochs=epochs, seed=seed)
+            costs = better_exchanges(nets, tables, fabric, loads, starts, np.array([back, fore]), seed)
     return Fitted(costs, additive_errors(tables, found, seed))
+
+
+def better_exchanges(
+    costs: LookupCosts, tables: Tables, fabric: Fabric, columns: F64, starts_s: F64, taken_s: F64, seed: int = 0
+) -> LookupCosts:  # fmt: skip
+    """The costs with nets of exchanges where these err less, on points that they never saw, than the links' rates do; else without them.
+
+    taken_s: [backward and forward, points, devices]. Both errors are told (`errors`)."""
+    problem = TableProblem(tables=tables, fabric=fabric, costs=(costs,))
+    test = split_points(len(columns), seed)[2]
+    guessed = problem.by_links(columns), problem.by_links(columns, starts_s)
+    ways = ("backward", "forward")
+    links = {f"{k} by links": float(np.median(np.abs(x[test] / y[test] - 1))) for k, x, y in zip(ways, guessed, taken_s, strict=True)}
+    if sum(costs.errors[k] for k in ways) < sum(links.values()):
+        return replace(costs, errors={**costs.errors, **links})
+    unused = {f"{k} by an unused net": costs.errors[k] for k in ways}
+    errors = {**{k: x for k, x in costs.errors.items() if k not in ways}, **links, **unused}
+    return replace(costs, errors=errors, backward=None, forward=None, fabric="", devices=0)
 
 
 def measure_plans(

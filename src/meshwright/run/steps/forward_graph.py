@@ -92,7 +92,8 @@ def resolve(target: str) -> Callable[..., Any]:
         raise Unsupported("the model could not be traced, so it cannot be split", hint="use data parallelism only")
     parts = target.split(".")
     if parts[0] == "meshwright":
-        from ...kernels.experts import padded  # noqa: F401  registers its operators
+        from ...kernels import bags  # noqa: F401  registers its operators, as the next line
+        from ...kernels.experts import padded  # noqa: F401
     if len(parts) != 3 or not all(p.isidentifier() for p in parts):
         raise FormatError(f"{target!r} is not an operator name", where="forward graph")
     try:

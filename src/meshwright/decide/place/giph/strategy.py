@@ -51,6 +51,8 @@ class Giph:
         """Raises: Unsupported without a net or for too many pairs; MissingExtra without torch; UsageError for options that are none."""
         if self.evaluations < 0 or self.start not in ("heft", "random") or self.links not in ("shared", "own"):
             raise UsageError("evaluations must be >= 0, start heft or random, links shared or own", where="giph")
+        if problem.objective != "makespan":
+            raise Unsupported(f"its net learned to make schedules short, not {problem.objective} low", where="giph", hint="use --strategy search")
         if self.net is None:
             raise Unsupported("it needs a trained net", where="giph", hint="train one with `meshwright place fit`, and give it with --net FILE")
         if find_spec("torch") is None:
