@@ -52,8 +52,8 @@ READ_AT_START = ("PYTHON", "LD_", "OMP_", "MKL_", "OPENBLAS", "NUMBA_", "TORCH",
 # Of those, what is read when it is used, so that a fork takes it on: torch's inductor sets some when a test compiles, torchrun others.
 READ_WHEN_USED = ("TORCHINDUCTOR_CACHE_DIR", "TORCH_WARM_POOL", "KMP_DUPLICATE_LIB_OK", "TORCHELASTIC_", "TORCH_NCCL_ASYNC_ERROR_HANDLING")
 OWN_PACKAGES = ("meshwright", "torch", "numpy", "numba", "sitecustomize.py", "usercustomize.py")  # a PYTHONPATH with one needs a new interpreter
-# A process that lives for seconds or minutes need not look for garbage as often as one that lives for days: at 20,000 objects it took 4 % of the suite.
-GC_THRESHOLDS = (100_000, 20, 50)
+# A process that lives for seconds need not look for garbage as often as one that lives for days. (100_000, 20, 50) takes no less: what is made stays.
+GC_THRESHOLDS = (20_000, 20, 20)
 EXECUTABLE = sys.executable
 SWITCH = "MESHWRIGHT_TEST_WARM"  # set to 0: only real interpreters
 LONGEST_COMMAND_BYTES = 16384
