@@ -266,8 +266,10 @@ def _preload_tests(places: list[str]) -> None:
 
 
 def _in_huge_pages() -> None:
-    """Moves what this process has made into pages of 2 MiB where the kernel can (Linux 6.1): a fork copies one entry of the page table for 512, and what
-    the child writes is still copied 4 KiB at a time. A fork and its end took 50 ms of the system with 330 MB, 38 ms with huge pages."""
+    """Moves what this process has made into pages of 2 MiB where the kernel can (Linux 6.1): a fork copies one entry of the page table for 512.
+
+    What the child writes is still copied 4 KiB at a time. A fork and its end took 50 ms of the system with 330 MB, 38 ms with huge pages.
+    """
     advise = ctypes.CDLL(None).madvise
     for line in Path("/proc/self/maps").read_text().splitlines():
         where, access, _, _, _, *name = line.split()

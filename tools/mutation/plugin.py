@@ -31,7 +31,7 @@ GRACE_S = 5.0  # from a test's limit to the end of the process: compiled code ne
 
 
 def _in_fork() -> None:
-    """A fork of a test has not the thread that watches the limit: who ends it there, as pytest does at a failure, would wait for it until the limit."""
+    """A fork of a test has not the thread that watches the limit: who ends it there, as pytest does at a failure, would wait until the limit."""
     faulthandler.cancel_dump_traceback_later = faulthandler.dump_traceback_later = lambda *_, **__: None
 
 
