@@ -299,7 +299,8 @@ def test_verdicts_on_a_toy(toy: Path, capsys: pytest.CaptureFixture[str]) -> Non
         assert verdict_on(bench, "return a + 1", "return a - 1", ledger, recorded=touched).verdict == "caught"
         started = verdict_on(bench, "return a * 3", "return None", ledger, recorded=touched)  # in a process of the test
         assert started.by == "tests/test_toy.py::test_started"
-        assert verdict_on(bench, "return a * 5", "return None", ledger, recorded=touched).by == "tests/test_toy.py::test_forked"
+        forked = verdict_on(bench, "return a * 5", "return None", ledger, recorded=touched)
+        assert (forked.by, forked.how) == ("tests/test_toy.py::test_forked", "failed")  # at once, not by the limit
         assert verdict_on(bench, "LIMIT = 7", "LIMIT = 8", ledger, recorded=touched).by == "tests/test_toy.py::test_limit"  # runs at import
         again = verdict_on(bench, "if a > b:", "if a <= b:", ledger, recorded=touched)
         assert (again.verdict, again.seconds) == ("caught", 0.0)  # the ledger knows

@@ -19,7 +19,7 @@ ZB1P, ZB2P = (f"pipeline plan --stages 4 --microbatches 8 --strategy {x} --time-
 
 
 def said(*words: str) -> tuple[int, str]:
-    done = subprocess.run([sys.executable, str(TOOL), *words], capture_output=True, text=True, timeout=200)
+    done = subprocess.run([sys.executable, str(TOOL / "__main__.py"), *words], capture_output=True, text=True, timeout=200)
     return done.returncode, done.stdout + done.stderr
 
 

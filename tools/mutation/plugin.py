@@ -30,6 +30,14 @@ LIMITS_S: dict[str, float] = dict(OPTIONS["chosen"] or ())
 GRACE_S = 5.0  # from a test's limit to the end of the process: compiled code never looks at the signal that ends a test
 
 
+def _in_fork() -> None:
+    """A fork of a test has not the thread that watches the limit: who ends it there, as pytest does at a failure, would wait until the limit."""
+    faulthandler.cancel_dump_traceback_later = faulthandler.dump_traceback_later = lambda *_, **__: None
+
+
+os.register_at_fork(after_in_child=_in_fork)
+
+
 def note(*event: Any) -> None:
     os.write(JOURNAL, (json.dumps(event) + "\n").encode())
 
@@ -69,14 +77,12 @@ def pytest_collectreport(report: pytest.CollectReport) -> None:
 @pytest.hookimpl(wrapper=True, tryfirst=True)
 def pytest_runtest_protocol(item: pytest.Item) -> Iterator[Any]:
     note("start", item.nodeid)
-    process = os.getpid()
     if RECORDING:
         lines.under(item.nodeid)
     if item.nodeid in LIMITS_S:  # a thread of its own, which needs no lock of the interpreter; exit status 1
         faulthandler.dump_traceback_later(LIMITS_S[item.nodeid] + GRACE_S, exit=True, file=sys.__stderr__)
     result = yield
-    if os.getpid() == process:  # a fork of a test that comes this far has no such thread, and would wait for it until the limit
-        faulthandler.cancel_dump_traceback_later()
+    faulthandler.cancel_dump_traceback_later()
     outcome = "failed" if item.nodeid in BAD else "skipped" if item.nodeid in SKIPPED else "passed"
     note(outcome, item.nodeid, round(TAKEN[item.nodeid], 4))
     return result

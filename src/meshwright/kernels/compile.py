@@ -12,6 +12,9 @@ entry that numba would make for it unpacks every array of every tuple, and compi
 Whole arrays are not assigned in kernels (`a[:] = b`, `a[:] = 0`), nor reduced (`a.max()`): `fill`, `copy_into` and `largest` are loops, which compile
 in a fraction of the time (0.1 to 0.5 s for each place).
 
+A number written in a call is a type of its own to numba, and so are int32 and int64: kernels hand on `np.int64(2)` and `np.bool_(True)`, or each of
+what they call is compiled once more per number.
+
 numba keeps compiled code on disk per function and looks only at that function's own file to see whether it is still true. So parts that
 other files use are not kept (`inlined`), and an entry point that uses them closes over the `fingerprint` of all their files: numba
 hashes what a function closes over.

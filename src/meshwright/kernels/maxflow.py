@@ -126,7 +126,7 @@ def _sweep(  # type: ignore[no-untyped-def]
     for i in range(len(sinks)):
         for a in range(len(head)):
             residual[a] = capacity[a]
-        flow = dinic(ptr, head, rev, residual, source, sinks[i], need, level, cursor, queue, path)
+        flow = dinic(ptr, head, rev, residual, source, np.int64(sinks[i]), need, level, cursor, queue, path)
         # The residual network begins anew for each sink: their flows are separate questions, not one flow.
         if flow < need:
             return i, flow

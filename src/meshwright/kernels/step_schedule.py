@@ -171,7 +171,7 @@ def _forward(g, w, hold_from):  # type: ignore[no-untyped-def]
     for x in range(g.boundary):
         if g.given[x]:
             w.ran[x] = 1
-        elif w.mark[x] == 1 and not _run(g, w, x, 0):
+        elif w.mark[x] == 1 and not _run(g, w, np.int64(x), np.int64(0)):
             return False
     return True
 
@@ -222,7 +222,7 @@ def _again(g, w, hold_from, hold_to, t, until):  # type: ignore[no-untyped-def]
                 depth += 1
     _sort(w.closure, count)  # node numbers are a topological order
     for i in range(count):  # noqa: SIM110 - compiled
-        if not _run(g, w, w.closure[i], t):
+        if not _run(g, w, np.int64(w.closure[i]), t):
             return False
     return True
 

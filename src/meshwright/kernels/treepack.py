@@ -75,7 +75,7 @@ def _grow(  # type: ignore[no-untyped-def]
                 residual[i] = capacity[i]
             capacity[source_slot[x]] = pending[x]
             # The flow beyond `others` is what the edge may give away.
-            room = dinic(ptr, head, rev, residual, source, y, others + want, level, cursor, queue, path) - others
+            room = dinic(ptr, head, rev, residual, source, np.int64(y), others + want, level, cursor, queue, path) - others
             if room <= 0:
                 scan[x] += 1
                 continue

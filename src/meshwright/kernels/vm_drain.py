@@ -89,7 +89,7 @@ def next_move(fleet, outlook, rule, drain, now_s):  # type: ignore[no-untyped-de
         v = fleet.machines[v].after
     if chosen < 0:
         return -1, -1
-    target = choose(fleet, outlook, rule, chosen, now_s, longest, True)
+    target = choose(fleet, outlook, rule, chosen, now_s, longest, np.bool_(True))
     if target < 0:  # the others are full: try again later
         fleet.hosts[h].blocked = 0
         now[0], now[4] = -1.0, now_s + drain.horizon_s

@@ -142,17 +142,17 @@ def _placed(e, fleet, outlook, rule, v, h, now_s):  # type: ignore[no-untyped-de
     put(fleet, outlook, rule, v, h, now_s)
     e.counts[LOW] += e.machines[v].low
     if e.machines[v].end_s < np.inf:
-        heap_put(e.heap, np.int64(v), e.machines[v].end_s, 0)
+        heap_put(e.heap, np.int64(v), e.machines[v].end_s, np.int64(0))
     return fits
 
 
 @inlined
 def _resize(e, fleet, outlook, rule, r, now_s):  # type: ignore[no-untyped-def]
     """In place where it fits, else on another host, else not at all."""
-    v, s = e.resizes[r].vm, e.resizes[r].shape
+    v, s = np.int64(e.resizes[r].vm), e.resizes[r].shape
     if e.machines[v].stay < 0 or now_s >= e.machines[v].end_s:
         return
-    h, before = fleet.machines[v].host, fleet.machines[v].shape
+    h, before = np.int64(fleet.machines[v].host), fleet.machines[v].shape
     leave(fleet, outlook, rule, v, now_s)
     fleet.machines[v].shape = s
     fits, k = True, fleet.hosts[h].kind
@@ -160,7 +160,7 @@ def _resize(e, fleet, outlook, rule, r, now_s):  # type: ignore[no-untyped-def]
         fits = fits and fleet.free[h, j] >= fleet.size[s, k, j]
     if not fits:
         left_s = fleet.machines[v].arrival_s + fleet.machines[v].predicted_s - now_s
-        other = choose(fleet, outlook, rule, v, now_s, max(left_s, 0.0), False)
+        other = choose(fleet, outlook, rule, v, now_s, max(left_s, 0.0), np.bool_(False))
         if other < 0:
             fleet.machines[v].shape = before
         h = other if other >= 0 else h
@@ -189,7 +189,7 @@ def _moves(e, fleet, outlook, rule, drain, now_s):  # type: ignore[no-untyped-de
         _take(e, v, h, now_s)
         put(fleet, outlook, rule, v, h, now_s)
         e.counts[MOVES] += now_s >= e.from_s
-        heap_put(e.heap, np.int64(n + AT_COPIES + c), now_s + e.copy_s, 0)
+        heap_put(e.heap, np.int64(n + AT_COPIES + c), now_s + e.copy_s, np.int64(0))
 
 
 @inlined
@@ -206,7 +206,7 @@ def _tick(e, fleet, outlook, rule, drain, now_s):  # type: ignore[no-untyped-def
             e.ticks[row, 5 + j] += (WHOLE - e.left[h, j]) / WHOLE
     e.ticks[row, 1], e.ticks[row, 2], e.ticks[row, 3], e.ticks[row, 4] = e.counts[BUSY], machines, fleet.told[0], fleet.told[1]
     e.counts[TICKS] += 1
-    heap_put(e.heap, np.int64(len(e.machines) + AT_TICK), now_s + e.tick_s, 3)
+    heap_put(e.heap, np.int64(len(e.machines) + AT_TICK), now_s + e.tick_s, np.int64(3))
 
 
 @inlined
@@ -217,7 +217,7 @@ def _left(e, fleet, outlook, rule, v, now_s):  # type: ignore[no-untyped-def]
     leave(fleet, outlook, rule, v, now_s)
     for c in range(len(e.copies)):
         if e.copies[c].row >= 0 and e.copies[c].vm == v:  # the copy ends with it
-            heap_put(e.heap, np.int64(len(e.machines) + AT_COPIES + c), now_s, 0)
+            heap_put(e.heap, np.int64(len(e.machines) + AT_COPIES + c), now_s, np.int64(0))
 
 
 def _entry(sources: int):  # type: ignore[no-untyped-def]
@@ -241,16 +241,16 @@ def _entry(sources: int):  # type: ignore[no-untyped-def]
             if slot < n:
                 _left(e, fleet, outlook, rule, slot, now_s)
             elif slot == n + AT_ARRIVAL:
-                v = e.order[e.counts[NEXT]]
+                v = np.int64(e.order[e.counts[NEXT]])
                 e.counts[NEXT] += 1
                 if e.counts[NEXT] < n:
-                    heap_put(heap, np.int64(n + AT_ARRIVAL), e.machines[e.order[e.counts[NEXT]]].arrival_s, 2)
+                    heap_put(heap, np.int64(n + AT_ARRIVAL), e.machines[e.order[e.counts[NEXT]]].arrival_s, np.int64(2))
                 if e.machines[v].end_s <= now_s:
                     continue
                 if e.ask:
                     e.counts[PENDING] = v
                     return v
-                h = choose(fleet, outlook, rule, v, now_s, left_of(outlook, v, now_s - fleet.machines[v].arrival_s, now_s), False)
+                h = choose(fleet, outlook, rule, v, now_s, left_of(outlook, v, now_s - fleet.machines[v].arrival_s, now_s), np.bool_(False))
                 if not _placed(e, fleet, outlook, rule, v, h, now_s):
                     return OVERFULL
             elif slot == n + AT_TICK:
@@ -259,7 +259,7 @@ def _entry(sources: int):  # type: ignore[no-untyped-def]
                 r = e.counts[RESIZE]
                 e.counts[RESIZE] += 1
                 if r + 1 < len(e.resizes):
-                    heap_put(heap, np.int64(n + AT_RESIZE), e.resizes[r + 1].at_s, 1)
+                    heap_put(heap, np.int64(n + AT_RESIZE), e.resizes[r + 1].at_s, np.int64(1))
                 _resize(e, fleet, outlook, rule, r, now_s)
             else:
                 c = slot - n - AT_COPIES

@@ -301,7 +301,7 @@ def release(fleet, outlook, rule, h, s, now_s):  # type: ignore[no-untyped-def]
         fleet.free[h, j] += fleet.size[s, k, j]
     fleet.hosts[h].count -= 1
     if rule.method >= LA:
-        refresh(fleet, outlook, rule, h, now_s)
+        refresh(fleet, outlook, rule, np.int64(h), now_s)
     if rule.method == LAVA:
         if fleet.hosts[h].count == 0:
             if fleet.hosts[h].due_s < NEVER_S:

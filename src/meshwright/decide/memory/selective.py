@@ -22,6 +22,7 @@ import numpy as np
 
 from ...cite import Cite
 from ...errors import Infeasible, UsageError
+from ...kernels.effort import remembered
 from ...kernels.highs import require_optimal, solver, values
 from .mix import SCALE, Members, fractional_mix, whole_mix
 from .problem import Layer, LayerPolicy, RecomputePlan, RecomputeProblem, RecomputeStrategy, StageBudget, StageChoice, counted, policy_of, require_fit
@@ -93,6 +94,7 @@ def relaxed_time_s(layer: Layer, budget_bytes: int) -> float:
     return max(float(lp.getInfo().objective_function_value) * unit, 0.0)
 
 
+@remembered  # layouts that differ elsewhere have equal layers
 def frontier(layer: Layer, *, points: int = 64) -> tuple[LayerPolicy, ...]:
     """Pareto-optimal policies, most bytes (nothing recomputed) first; at most `points`, then those of least bytes are missing."""
     found = [policy_of(layer, ())]
