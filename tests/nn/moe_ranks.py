@@ -186,7 +186,7 @@ def copied(rank: int, group: Any, name: str, way: str, copies: list[tuple[int, i
 
 
 def moved(rank: int, group: Any, rate_Bps: int) -> dict[str, Any]:
-    """All tokens choose expert 0: copies come where links are slow for rows and weights are few, and tokens are the same."""
+    """All tokens choose one expert: copies come where links are slow for rows and weights are few, and tokens are the same."""
     layer = layer_of(group, "plain", 4, k=1, dropless="loop", spare=1, replan=2)
     assert layer.copies is not None
     object.__setattr__(layer.copies.prices, "rate_Bps", rate_Bps)
@@ -197,6 +197,7 @@ def moved(rank: int, group: Any, rate_Bps: int) -> dict[str, Any]:
         outputs = [layer(x) for _ in range(5)]
     return {
         "same": all(torch.allclose(outputs[0], y, rtol=0, atol=1e-12) for y in outputs), "moves": layer.copies.moves,
+        "hot": int(layer.dispatch_count.argmax()),  # type: ignore[union-attr]
         "made": (layer.copies.made.busiest, layer.copies.made.bound),
     }
 

@@ -53,7 +53,8 @@ def bench_experts(
     shape, ranks = problem.shape, range(problem.shape.ranks)
     request = ExpertsRequest(
         fabric=msgspec.to_builtins(fabric_document(problem.fabric)), experts=shape.experts, model=shape.model, inner=shape.inner,
-        matrices=shape.matrices, element_bytes=shape.element_bytes, choices=[tuple(c) for c in choices], capacities=list(problem.capacities),
+        matrices=shape.matrices, element_bytes=shape.element_bytes, choices=[(c.degree, c.chunks, c.algorithm) for c in choices],
+        capacities=list(problem.capacities),
         steps=steps, inference=problem.passes == "inference", seed=seed, timeout_s=timeout_s,
     )  # fmt: skip
     with scratch_folder("experts") as folder:

@@ -38,6 +38,7 @@ LOSSES = frozenset({
 })  # fmt: skip
 NUMBERS = frozenset({"add", "sub", "mul", "div", "neg", "to", "_to_copy", "clone", "view", "reshape", "squeeze", "contiguous", "float", "double"})
 APART = frozenset({"repeat_interleave", "einsum", "view_as_complex", "view_as_real"})  # beside those of `sequence_rules`
+ALIKE = frozenset({"one_hot", "expand_as"})  # each element of the result is of the same position
 ROUTING = {"topk": 2, "gather": 1, "scatter": 1, "scatter_": 1, "argmax": 1}  # operators along a dimension, and its place among the arguments
 
 
@@ -176,7 +177,7 @@ class _Positions(AttentionSteps):
         along = known.get(first)
         if along is None or any(known.get(v) != along for v in n.inputs):
             raise Refused(f"{n.name}: {n.target} of values that are not all divided alike")
-        if name == "one_hot":
+        if name in ALIKE:
             return along
         dim = n.args[place] if len(n.args) > place else n.kwargs.get("dim", -1 if name == "topk" else None)
         if dim is None or dim % rank == along.split.dim:
@@ -185,7 +186,7 @@ class _Positions(AttentionSteps):
         return along._replace(split=along.split.at(along.split.dim - gone))
 
     def _carried(self, n: OpNode, name: str, known: dict[str, Along | None]) -> Along | None:
-        if name in ROUTING or name == "one_hot":
+        if name in ROUTING or name in ALIKE:
             return self._routed(n, name, known)
         if name not in APART and not (name in OPERATORS and any(v not in known for v in n.inputs) and name in ("cat", "stack")):
             return carried(n, known, self.shapes)

@@ -38,7 +38,8 @@ def experts_section(page: PageContent) -> Html | None:
 
 def _choices(decisions: Mapping[str, Any]) -> Html:
     """Of a plan of one layer: what runs for which capacity."""
-    found = next((d["notes"]["choices"] for d in decisions.values() if isinstance(d, dict) and "choices" in d.get("notes", {})), [])
+    every = (d["notes"]["choices"] for d in decisions.values() if isinstance(d, dict) and "choices" in d.get("notes", {}))
+    found: list[dict[str, Any]] = next(every, [])
     rows = []
     for x in found:
         degree, chunks, algorithm = x["choice"]

@@ -160,7 +160,7 @@ class ExpertCopies:
         came = None if training or changed else self._kept
         if came is None:
             order = self._order.to(next(iter(params.values())).device)
-            mine = torch.cat([p.index_select(0, order).reshape(len(order), -1) for p in params.values()], 1)
+            mine = torch.cat([p.index_select(0, order).reshape(len(order), p[0].numel()) for p in params.values()], 1)
             came = exchange_rows(self.group, mine, self._sends, self._receives)
             self._kept = None if training else came
         found, start = {}, 0

@@ -64,12 +64,11 @@ class ModuleClock:
 
         return enter, leave
 
-    def counted(self, module: str, *, again: bool) -> Callable[[torch.Tensor, torch.Tensor], None]:
-        """What to call with the numbers of rows [E] of a layer's experts and its tokens' choices. `again`: its calls run once more in backward,
-        with gradients."""
+    def counted(self, module: str) -> Callable[[torch.Tensor, torch.Tensor], None]:
+        """What to call with the numbers of rows [E] of a layer's experts and its tokens' choices; calls while a segment is traced count nothing."""
 
         def count(rows: torch.Tensor, choices: torch.Tensor) -> None:
-            if type(rows) is torch.Tensor and not rows.is_meta and not (again and torch.is_grad_enabled()):
+            if type(rows) is torch.Tensor and not rows.is_meta:
                 before, many = self.rows.get(module, (0, 0))
                 self.rows[module] = before + rows, many + choices.numel()
 

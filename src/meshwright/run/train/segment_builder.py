@@ -183,7 +183,7 @@ class SegmentBuilder:
                 known[node.name] = graph.call_function(torch.ops.aten.div.Tensor, (known[node.name], divisor))
             modules.after(node, known[node.name])
             if self.clock is not None and node.target == COUNTS:
-                count = self.clock.counted(self.graph.modules.get(base_node(node.name), node.name), again=segment.recompute)
+                count = self.clock.counted(self.graph.modules.get(base_node(node.name), node.name))
                 graph.call_function(count, (known[node.name], known[node.inputs[0]]))
         modules.end()
         graph.output(tuple(known[w] for w in segment.writes))
