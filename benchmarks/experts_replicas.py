@@ -106,7 +106,7 @@ def main() -> None:
     rows = []
     for x in raw:
         with_s, without_s = (statistics.median(x["times"][n]) for n in ("with", "without"))
-        expected_s = x["moves"][-1][2] / REPLAN if x["moves"] and x["copies"] else 0.0
+        expected_s = sum(saved_s for _, _, saved_s, _ in x["moves"]) / REPLAN  # each beside the copies before it
         rows.append({
             "what": f"zipf {x['exponent']}, {'training' if x['training'] else 'inference'}: with copies beside without",
             "value": with_s, "peer": without_s, "unit": "s", "gain": without_s / with_s, "copies": len(x["copies"]), "expected_saving_s": expected_s,
