@@ -47,7 +47,9 @@ def plan_of(layout, dtype="float64"):
 
 
 @pytest.mark.sample(1)
-@pytest.mark.parametrize(("layout", "dtype", "tolerance"), [(x, "float64", 1e-9) for x in LAYOUTS if "cp" in x])
+@pytest.mark.parametrize(
+    ("layout", "dtype", "tolerance"), [*((x, "float64", 1e-9) for x in LAYOUTS if "cp" in x), ("ep2xcp2", "float32", 1e-5)]
+)
 def test_experts_over_ranks_that_divide_positions(layout, dtype, tolerance, pool, tmp_path):
     as_the_owners(layout, dtype, tolerance, pool, tmp_path)
 
