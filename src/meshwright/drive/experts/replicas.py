@@ -71,7 +71,8 @@ def replicas_of(problem: ExpertProblem, loads: Routing, *, spare: int, steps: in
     device = fabric.device(problem.ranks[0])
     row_s = Fraction(cost.roofline(Work(flops=flops * ROWS, calls=passes * shape.matrices), device).time_s) / ROWS
     rate_Bps = int(rate_between(fabric, problem.ranks[0], problem.ranks[-1]))
-    row_s += Fraction((2 if passes > 1 else 1) * (shape.model + shape.output) * shape.element_bytes, rate_Bps)
+    row_bytes = (2 if passes > 1 else 1) * (shape.model + shape.output) * shape.element_bytes
+    row_s += Fraction(row_bytes * (shape.ranks - 1), rate_Bps * shape.ranks)  # a rank's own rows stay
     size = shape.matrices * shape.model * shape.inner * shape.element_bytes
     require_room(fabric, problem.ranks, size, shape.local, spare)
     found = []

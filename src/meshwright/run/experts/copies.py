@@ -131,8 +131,9 @@ class ExpertCopies:
         *loads, rows, rows_ns = numbers.tolist()
         self.loads.zero_()
         self.rows, self.rows_s = 0, 0.0
-        p, passes = self.prices, 3 if training else 1  # backward takes twice the work of forward, and its messages are as large
-        row_s = Fraction(passes * rows_ns, 10**9 * max(1, rows)) + Fraction((2 if training else 1) * p.row_bytes, p.rate_Bps)
+        p, passes = self.prices, 3 if training else 1  # backward takes twice the work of forward, and its messages are as large; own rows stay
+        sent_bytes = (2 if training else 1) * p.row_bytes
+        row_s = Fraction(passes * rows_ns, 10**9 * max(1, rows)) + Fraction(sent_bytes * (self.ranks - 1), p.rate_Bps * self.ranks)
         then, saved, moved = best_move(
             self.made.copies, loads, self.ranks, self.spare, row_s=row_s, expert_bytes=p.expert_bytes, rate_Bps=p.rate_Bps, calls=self.every,
             step_bytes=2 * p.expert_bytes if training else 0,
