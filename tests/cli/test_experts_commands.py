@@ -1,4 +1,4 @@
-"""`meshwright experts plan` and `compare` as a user calls them."""
+"""`meshwright experts plan`, `compare` and `bench` as a user calls them, and what a run tells of its experts."""
 
 from __future__ import annotations
 
@@ -62,8 +62,8 @@ def test_the_commands_of_the_page_run(tmp_path: Path, monkeypatch: pytest.Monkey
     monkeypatch.chdir(tmp_path)
     commands = re.findall(r"^\$ meshwright (.*)$", page, re.MULTILINE)
     assert [c.split()[:2] for c in commands] == [
-        ["experts", "compare"], ["experts", "plan"], ["train", "check"], ["experts", "compare"], ["train", "plan"], ["train", "check"],
-        ["train", "run"],
+        ["experts", "compare"], ["experts", "plan"], ["train", "check"], ["experts", "bench"], ["experts", "compare"], ["train", "plan"],
+        ["train", "check"], ["train", "run"], ["report", "run"], ["experts", "compare"],
     ]  # fmt: skip
     layers = {"blocks.0.experts": [700, *range(10, 160, 10)], "blocks.1.experts": [90] * 16}
     (tmp_path / "loads.json").write_text(json.dumps({"schema": "meshwright.expert-loads", "version": 1, "layers": layers}))
@@ -71,6 +71,16 @@ def test_the_commands_of_the_page_run(tmp_path: Path, monkeypatch: pytest.Monkey
         assert main(command.split()) == 0, command
     said = capsys.readouterr().out
     assert "experts over 2" in said and said.count(": ok") >= 2 and "bound" in said
+    assert "capacity 64: the choice predicted best took" in said and all(f"r={r} d=1 linear" in said for r in (0, 1, 2))
+    # 8 samples of 8 tokens choose 2 experts each, in two layers and four steps, however many ranks there are
+    loads = json.loads((tmp_path / "run" / "expert-loads.json").read_text())["layers"]
+    recorded = [json.loads((tmp_path / "run" / f"rank-00{r}.json").read_text())["expert_rows"] for r in (0, 1)]
+    assert set(loads) == {"blocks.0.experts", "blocks.1.experts"} == set(recorded[0])
+    for layer, rows in loads.items():
+        steps = [[a + b for a, b in zip(*pair, strict=True)] for pair in zip(*(r[layer] for r in recorded), strict=True)]
+        assert [sum(x) for x in steps] == [128] * 4 and rows == [round(sum(x) / 4) for x in zip(*steps, strict=True)]
+    page = (tmp_path / "report.html").read_text()
+    assert page.count('class="map"') == 2 and "What a micro-batch sends for its experts" in page and "with a copy a rank" in page
 
 
 def test_compare_places_copies_of_hot_experts(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -106,12 +106,12 @@ def refused(rank: int, group: Any, what: str) -> tuple[str, str]:
     return "", ""
 
 
-def lost(rank: int, group: Any) -> str:
+def lost(rank: int, group: Any, options: dict[str, Any]) -> str:
     """Rank 1 leaves within a step: the others hear of it."""
-    layer = layer_of(group, "plain", 2, choice=(1, 1, "linear"))
+    layer = layer_of(group, "plain", 2, choice=(1, 1, "linear"), **options)
     layer(inputs(rank, 4)[0])
     if rank == 1:
-        layer.runner.run_experts = _leave
+        layer.runner.run_experts = layer.form.run_rows = _leave
     try:
         layer(inputs(rank, 4)[0])
     except Exception as error:
@@ -156,3 +156,55 @@ def planned(rank: int, group: Any, path: str) -> list[Any]:
         layer(torch.randn(tokens, H)).sum().backward()
         used.append(tuple(layer.used))
     return used
+
+
+def copied(rank: int, group: Any, name: str, way: str, copies: list[tuple[int, int]]) -> dict[str, Any]:
+    """A step without copies, and steps with them, on three calls: the second one's homes have changed."""
+    plain = layer_of(group, name, 4, k=2, dropless=way, block=4)
+    with_copies = layer_of(group, name, 4, k=2, dropless=way, block=4, spare=2, replan=1000)
+    with_copies.copies.place(copies, [7, 1, 3, 2])  # type: ignore[union-attr]
+    found: dict[str, Any] = {"plain": [], "copied": [], "served": []}
+    for turn in range(2):
+        for layer, into in ((plain, found["plain"]), (with_copies, found["copied"])):
+            into.append(step_of(layer, rank))
+            with torch.no_grad():
+                for p in layer.expert_parameters():
+                    p.mul_(1.1)
+    sent: list[int] = []
+    exchanged = torch.zeros(0)
+    for turn in range(3):  # nothing changes but before the last: weights stay
+        with torch.no_grad():
+            if turn == 2 and rank == 1:
+                with_copies.slices.mul_(0.5)
+                plain.slices.mul_(0.5)
+            kept = with_copies.copies._kept  # type: ignore[union-attr]
+            a, b = plain(inputs(rank, TOKENS[rank])[0]), with_copies(inputs(rank, TOKENS[rank])[0])
+            sent.append(int(kept is not with_copies.copies._kept))  # type: ignore[union-attr]
+        exchanged = a - b
+        found["served"].append(float(exchanged.abs().max()) if len(a) else 0.0)
+    return found | {"sent": sent}
+
+
+def moved(rank: int, group: Any, rate_Bps: int) -> dict[str, Any]:
+    """All tokens choose one expert: copies come where links are slow for rows and weights are few, and tokens are the same."""
+    layer = layer_of(group, "plain", 4, k=1, dropless="loop", spare=1, replan=2)
+    assert layer.copies is not None
+    object.__setattr__(layer.copies.prices, "rate_Bps", rate_Bps)
+    with torch.no_grad():
+        layer.router.linear.weight.zero_()  # type: ignore[union-attr]
+    x = inputs(rank, 400)[0]
+    with torch.no_grad():
+        outputs = [layer(x) for _ in range(5)]
+    return {
+        "same": all(torch.allclose(outputs[0], y, rtol=0, atol=1e-12) for y in outputs), "moves": layer.copies.moves,
+        "hot": int(layer.dispatch_count.argmax()),  # type: ignore[union-attr]
+        "made": (layer.copies.made.busiest, layer.copies.made.bound),
+    }
+
+
+def refused_copies(rank: int, group: Any, options: dict[str, Any]) -> tuple[str, str, str]:
+    try:
+        layer_of(group, "plain", 4, k=1, **options)
+    except MeshwrightError as error:
+        return type(error).__name__, error.message, error.hint
+    return "", "", ""

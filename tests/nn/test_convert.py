@@ -132,6 +132,16 @@ def test_weights_that_are_not_finite_are_refused() -> None:
         block(torch.full((2, 6), float("nan"), dtype=torch.float64))
 
 
+def test_buffers_without_room_are_refused_when_captured() -> None:
+    """The form that plans hold; the other is `test_layer`'s."""
+    model = Model()
+    convert_experts(model, capacity_factor=0.01)
+    x = torch.randn(8, 8)
+    _, weights, index = model.blocks[0].gate(x)
+    with pytest.raises(UsageError, match="rounds to a capacity of zero"):
+        model.blocks[0].experts._captured(x, index, weights)
+
+
 def test_a_bias_moves_towards_the_less_loaded() -> None:
     torch.manual_seed(1)
     block = Block(6, 8, 4, 2, limited=True)

@@ -17,14 +17,17 @@ sys.path.insert(0, str(Path(__file__).parent.parent / "run"))
 from moe_ranks import (  # noqa: E402
     TOKENS,
     H,
+    copied,
     dropless,
     every_choice,
     form_of,
     inputs,
     layer_of,
     lost,
+    moved,
     planned,
     refused,
+    refused_copies,
     saved,
     searching,
     step_of,
@@ -207,15 +210,56 @@ def test_what_is_wrong_at_one_rank_is_an_error_at_all(pool: RankPool, what: str,
         assert found == kind and text in message
 
 
-def test_a_rank_that_is_lost(pool: RankPool) -> None:
+@pytest.mark.parametrize(
+    ("options", "texts"),
+    [({}, ("rank 0 gave up in the forward pass", "waiting for rank 1")), ({"dropless": "loop", "spare": 1}, ("an exchange of rows was given up",))],
+)
+def test_a_rank_that_is_lost(options: dict[str, Any], texts: tuple[str, ...]) -> None:
     """Nobody hangs. Rank 1's own error is its own; its process group ends with it, which the others are told."""
     broken = RankPool(2, timeout_s=20)
     try:
-        first, second = broken.run(lost, 2)
+        first, second = broken.run(lost, 2, options)
     finally:
         broken.close()
-    assert "GroupFailed: experts: rank 0 gave up in the forward pass" in first and "waiting for rank 1" in first
+    assert "GroupFailed: experts: " in first and all(text in first for text in texts)
     assert second == "ValueError: rank 1 breaks"
+
+
+@pytest.mark.parametrize(("ranks", "name", "way", "copies"), [
+    (4, "gated", "loop", [(0, 1), (0, 2), (0, 3), (3, 0)]), (2, "plain", "padded", [(0, 1), (1, 1)]), (2, "gated", "sparse", [(2, 0)]),
+])  # fmt: skip
+def test_copies_change_no_output_and_no_gradient(pool: RankPool, ranks: int, name: str, way: str, copies: list[tuple[int, int]]) -> None:
+    """Beside the layer without copies; homes change between steps, one rank has no tokens, and weights travel only when they have changed."""
+    for found in pool.run(copied, ranks, name, way, copies):
+        for a, b in zip(found["plain"], found["copied"], strict=True):
+            for key in ("y", "x", "slices", "whole", "router", "l_aux"):
+                np.testing.assert_allclose(b[key], a[key], rtol=1e-9, atol=1e-12, err_msg=key)
+        assert max(found["served"]) < 1e-12 and found["sent"] == [1, 0, 1]
+
+
+def test_copies_come_where_they_pay_and_all_ranks_decide_alike(pool: RankPool) -> None:
+    """400 rows of 48 bytes of every rank for one expert, some 440 bytes of weights: copies come over slow links."""
+    slow, fast = pool.run(moved, 2, 1000), pool.run(moved, 2, 1 << 60)
+    for found in slow:
+        (call, copies, saved_s, moved_s), *_ = found["moves"]
+        assert found["same"] and (call, copies) == (2, ((found["hot"], 1 - found["hot"] // 2),))
+        assert saved_s > moved_s > 0 and found["made"] == (800, 800)
+        assert found["moves"] == slow[0]["moves"]
+    assert all(found["same"] and found["moves"] == fast[0]["moves"] for found in fast)
+
+
+@pytest.mark.parametrize(("options", "kind", "text", "hint"), [
+    ({"dropless": "loop", "spare": 3}, "UsageError", "3 places for copies beside 2 of 4", "spare=1 to 2"),
+    ({"spare": 1}, "Unsupported", "with buffers", "dropless='auto'"),
+    ({"dropless": "loop", "spare": 1, "replan": 0}, "UsageError", "every 0 calls", "replan=1 or more"),
+    ({"dropless": "loop", "spare": 2, "fabric": "small"}, "Infeasible", "do not fit in a device's", "spare 1"),
+])  # fmt: skip
+def test_copies_that_do_not_fit_are_refused(pool: RankPool, options: dict[str, Any], kind: str, text: str, hint: str) -> None:
+    if options.get("fabric"):
+        fabric = read_fabric("laptop:2")
+        options = options | {"fabric": replace(fabric, devices=tuple(replace(d, memory_bytes=1500) for d in fabric.devices))}
+    for found in pool.run(refused_copies, 2, options):
+        assert found[0] == kind and text in found[1] and hint in found[2]
 
 
 @pytest.mark.parametrize("experts", [1, 2, 4])

@@ -89,6 +89,7 @@ COMMANDS: dict[tuple[str, ...], tuple[str, str]] = {
     ("traffic", "compare"): ("traffic_compare", "every codec and grouping beside each other: predicted step, bytes, error"),
     ("experts", "plan"): ("experts_plan", "the fastest parallelism, overlap and exchange of an expert layer per capacity"),
     ("experts", "compare"): ("experts_compare", "every choice of an expert layer beside each other, with bounds"),
+    ("experts", "bench"): ("experts_bench", "every choice of an expert layer measured on real processes, beside its prediction and bound"),
     ("graph", "partition"): ("graph_partition", "divide a graph over workers: nodes, edges that are cut, and rows that each must send"),
     ("graph", "plan"): ("graph_plan", "at how many bits each row of each message goes: a checked plan beside its bound"),
     ("graph", "compare"): ("graph_compare", "planned bits beside every uniform width: simulated epoch, bytes, variance; or the whole curve"),

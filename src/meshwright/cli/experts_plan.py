@@ -61,7 +61,7 @@ def problem_given(args: argparse.Namespace) -> tuple[ExpertProblem, Tutel]:
     )  # fmt: skip
     if (args.capacities is None) == (args.tokens is None):
         raise UsageError("give one of --capacities and --tokens", hint="e.g. --capacities 64,256,1024")
-    if args.k > args.experts:
+    if args.tokens is not None and args.k > args.experts:
         raise UsageError(f"must be 1..{args.experts} (there are {args.experts} experts), got {args.k}", where="--k", hint=f"--k {args.experts}")
     wanted = args.capacities
     if wanted is None:

@@ -104,12 +104,17 @@ def _ran(plan: Plan, folder: Path) -> RunFacts:
     from ..errors import UsageError
     from ..report.page.content import RunFacts
     from ..run.launch.run_folder import read_run
+    from ..run.recording.recording import expert_loads
 
     comparison, inlined = compare_run(plan, folder)
-    document = msgspec.to_builtins(read_run(folder, plan).document)
+    read = read_run(folder, plan)
+    document = msgspec.to_builtins(read.document)
+    loads = expert_loads(read.recordings, plan.layout) if plan.layout is not None else {}
     try:
         views, one_clock = run_views(plan, folder)
         measured = break_down(views, one_clock=one_clock)
     except UsageError:  # no step that nothing slowed: the comparison takes what there is, causes need better
         measured = None
-    return RunFacts(folder=folder.name or str(folder), comparison=comparison, inlined=inlined, document=document, measured=measured)
+    return RunFacts(
+        folder=folder.name or str(folder), comparison=comparison, inlined=inlined, document=document, measured=measured, expert_loads=loads
+    )

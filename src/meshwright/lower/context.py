@@ -17,10 +17,9 @@ from collections.abc import Sequence
 
 from msgspec import UNSET
 
-from ..plan.context import came_from, filled_rows, layout_exchanges, received_again
+from ..plan.context import among_experts, came_from, filled_rows, layout_exchanges, received_again
 from ..plan.experts import BACK, FILLED
 from ..plan.plan import ContextExchange, Segment
-from ..plan.shards import exchanging
 from ..program.builder import LaneBuilder, StepRef
 from .step import RankLanes, StepLowering
 
@@ -31,12 +30,14 @@ class ContextMessages:
     """Of one program; nothing without context parallelism."""
 
     def __init__(self, low: StepLowering, ranks: Sequence[RankLanes]) -> None:
-        self.low, self.parts = low, exchanging(low.layout)
+        self.low, lay = low, low.layout
         self.exchanges = layout_exchanges(low.layout)
+        self.kind = {x.target: "experts" if among_experts(lay, x) else "context" for x in self.exchanges}  # whose exchange it is
+        self.parts = {"experts": lay.expert, "context": lay.context}
         self.targets = {x.target: x for x in self.exchanges}
         self.sources = {x.source: x for x in self.exchanges}
         self.lanes: dict[tuple[int, str], LaneBuilder] = {}
-        self.channels: dict[tuple[str, int, int], int] = {}
+        self.channels: dict[tuple[str, str, int, int], int] = {}  # (way, kind, from, to)
         self.back: dict[tuple[int, str, int], StepRef] = {}  # (rank, value, micro-batch) -> the last gradient of it that came back
         self.read = {v for s in low.layout.segments for v in s.reads}
         self.again = received_again(low.layout)
@@ -44,44 +45,55 @@ class ContextMessages:
         self.keys = {v: s.key for s in low.layout.segments for v in s.reads if v in self.again}
         if not self.exchanges:
             return
-        kinds = {x.kind for x in self.exchanges}
         for r in ranks:
             for way in ("send F", "receive F", "send B", "receive B", *(("send again", "receive again") if self.again else ())):
                 self.lanes[r.number, way] = low.b.lane(r.number)
         for r in ranks:
-            me = self.member(r.number)
-            p, d, t = low.layout.coordinates(r.number)
-            group = tuple(self.rank(r.number, i) for i in range(self.parts))
-            comm = low.comm(f"{'context' if low.layout.context > 1 else 'experts'}:{p}.{d // self.parts}.{t}", group)
-            others = {i for kind in kinds for block in range(self.parts) for i in (came_from(kind, me, self.parts, block)[0],) if i != me}
-            for source in sorted(others):
-                peer = self.rank(r.number, source)
-                self.channels["F", peer, r.number] = low.b.channel(peer, r.number, tag=comm)
-                self.channels["B", r.number, peer] = low.b.channel(r.number, peer, tag=comm)
-                if self.again:
-                    self.channels["again", r.number, peer] = low.b.channel(r.number, peer, tag=comm)
+            for kind in sorted({*self.kind.values()}):
+                self._channels(r.number, kind)
 
-    def member(self, rank: int) -> int:
-        return self.low.layout.coordinates(rank)[1] % self.parts
+    def _channels(self, rank: int, kind: str) -> None:
+        """With the other members of a rank's group."""
+        low, parts, me = self.low, self.parts[kind], self.member(rank, kind)
+        p, d, t = low.layout.coordinates(rank)
+        comm = low.comm(f"{kind}:{p}.{d // parts}.{t}", tuple(self.rank(rank, kind, i) for i in range(parts)))
+        ways = {x.kind for x in self.exchanges if self.kind[x.target] == kind}
+        others = {i for way in ways for block in range(parts) for i in (came_from(way, me, parts, block)[0],) if i != me}
+        for source in sorted(others):
+            peer = self.rank(rank, kind, source)
+            self.channels["F", kind, peer, rank] = low.b.channel(peer, rank, tag=comm)
+            self.channels["B", kind, rank, peer] = low.b.channel(rank, peer, tag=comm)
+            if self.again and kind == "context":
+                self.channels["again", kind, rank, peer] = low.b.channel(rank, peer, tag=comm)
 
-    def rank(self, rank: int, member: int) -> int:
+    def member(self, rank: int, kind: str) -> int:
+        return self.low.layout.coordinates(rank)[1] % self.parts[kind]
+
+    def rank(self, rank: int, kind: str, member: int) -> int:
         """The rank of this one's group that is member `member`."""
         lay = self.low.layout
         p, d, t = lay.coordinates(rank)
-        return lay.rank(p, d - d % self.parts + member, t)
+        return lay.rank(p, d - d % self.parts[kind] + member, t)
+
+    def channel(self, way: str, x: ContextExchange, source: int, target: int, of: int) -> int:
+        """From member `source` to member `target` of the group of rank `of`."""
+        kind = self.kind[x.target]
+        return self.channels[way, kind, self.rank(of, kind, source), self.rank(of, kind, target)]
 
     def blocks(self, x: ContextExchange, member: int) -> list[tuple[int, int, int]]:
         """(from which member, its block, block here) of what a member gets of others, in the order in which it comes; and of itself, last."""
+        parts = self.parts[self.kind[x.target]]
         if x.kind == "shift":
-            return [(came_from(x.kind, member, self.parts, 0)[0], 0, 0)]
-        order = [(member - k) % self.parts for k in (*range(1, self.parts), 0)]
-        return [(*came_from(x.kind, member, self.parts, i), i) for i in order]
+            return [(came_from(x.kind, member, parts, 0)[0], 0, 0)]
+        order = [(member - k) % parts for k in (*range(1, parts), 0)]
+        return [(*came_from(x.kind, member, parts, i), i) for i in order]
 
     def sends(self, x: ContextExchange, member: int) -> list[tuple[int, int]]:
         """(to which member, block here) of what a member has for others, in the order of their receives."""
+        parts = self.parts[self.kind[x.target]]
         if x.kind == "shift":
-            return [((member + 1) % self.parts, 0)]
-        return [((member + k) % self.parts, (member + k) % self.parts) for k in range(1, self.parts)]
+            return [((member + 1) % parts, 0)]
+        return [((member + k) % parts, (member + k) % parts) for k in range(1, parts)]
 
     # ---- messages of filled rows -------------------------------------------------------------------------------
     def size(self, x: ContextExchange, source: int, target: int) -> int:
@@ -91,7 +103,7 @@ class ContextMessages:
         experts = source if x.target.rpartition("/")[2] == BACK else target
         name = f"{FILLED}{x.target}:{experts}"
         if name not in self.sizes:
-            most = self.low.value[x.source].size_bytes // self.parts
+            most = self.low.value[x.source].size_bytes // self.parts[self.kind[x.target]]
             self.sizes[name] = self.low.b.size(name, lower=0, expected=min(x.expected_bytes[experts], most), upper=most)
         return self.sizes[name]
 
@@ -113,12 +125,12 @@ class ContextMessages:
                 value = x.target
 
     def _exchange(self, r: RankLanes, x: ContextExchange, mb: int) -> None:
-        made, me = r.produced[x.source, mb], self.member(r.number)
+        made, me = r.produced[x.source, mb], self.member(r.number, self.kind[x.target])
         own, came = self.low.activation(r, "act", x.source, mb), self.low.activation(r, "act", x.target, mb)
         send, receive = self.lanes[r.number, "send F"], self.lanes[r.number, "receive F"]
         for member, block in self.sends(x, me):
             size = self.size(x, me, member)
-            sent = send.transfer(send=self.channels["F", r.number, self.rank(r.number, member)], src=(own, block), size=size, after=[made])
+            sent = send.transfer(send=self.channel("F", x, me, member, r.number), src=(own, block), size=size, after=[made])
             self.low.b.dies_after(own, sent)
             self.counted(r, x.source, mb, sent)
         for member, there, here in self.blocks(x, me):
@@ -126,7 +138,7 @@ class ContextMessages:
                 last = receive.copy((own, there), (came, here), 1, after=[made])
                 self.low.b.dies_after(own, last)
             else:
-                channel, size = self.channels["F", self.rank(r.number, member), r.number], self.size(x, member, me)
+                channel, size = self.channel("F", x, member, me, r.number), self.size(x, member, me)
                 last = receive.transfer(recv=channel, dst=(came, here), store=True, size=size, after=[made])
                 self.counted(r, x.target, mb, last)
         r.produced[x.target, mb] = last
@@ -142,7 +154,8 @@ class ContextMessages:
         for value in s.reads:
             if value not in self.again:
                 continue
-            me, ahead = self.member(r.number), self.sources.get(value)
+            kind, ahead = self.kind[value], self.sources.get(value)
+            me = self.member(r.number, kind)
             if ahead is None:  # the last round: the neighbour behind made that block itself
                 held = value
                 while held in self.targets:
@@ -151,12 +164,12 @@ class ContextMessages:
             else:
                 sent = r.buffers[self.name(self.low.segment[self.keys[ahead.target]], ahead.target, mb)]
                 made = r.produced[f"{ahead.target}/again", mb]
-            before, behind = (self.rank(r.number, (me + k) % self.parts) for k in (-1, 1))
-            step = self.lanes[r.number, "send again"].send(self.channels["again", r.number, before], sent, 0, 1, after=[made])
+            before, behind = (self.rank(r.number, kind, (me + k) % self.parts[kind]) for k in (-1, 1))
+            step = self.lanes[r.number, "send again"].send(self.channels["again", kind, r.number, before], sent, 0, 1, after=[made])
             self.low.b.dies_after(sent, step)
             into = self.low.activation(r, "actagain", value, mb, segment=s.key)
             early = StepRef(r.compute.number, len(r.compute) - 2)
-            step = self.lanes[r.number, "receive again"].recv(self.channels["again", behind, r.number], into, 0, 1, after=[early])
+            step = self.lanes[r.number, "receive again"].recv(self.channels["again", kind, behind, r.number], into, 0, 1, after=[early])
             r.produced[f"{value}/again", mb] = step
             waits.append(step)
             buffers.append(into)
@@ -178,11 +191,11 @@ class ContextMessages:
         return [self.back[r.number, v, mb] for v in s.writes if (r.number, v, mb) in self.back]
 
     def _give_back(self, r: RankLanes, x: ContextExchange, mb: int, ready: StepRef) -> None:
-        me, lane = self.member(r.number), self.lanes[r.number, "send B"]
+        me, lane = self.member(r.number, self.kind[x.target]), self.lanes[r.number, "send B"]
         gradient = self.low.activation(r, "grad", x.target, mb)
         for member, _, here in self.blocks(x, me):
             if member != me:
-                channel, size = self.channels["B", r.number, self.rank(r.number, member)], self.size(x, member, me)
+                channel, size = self.channel("B", x, me, member, r.number), self.size(x, member, me)
                 sent = lane.transfer(send=channel, src=(gradient, here), size=size, after=[ready])
                 self.low.b.dies_after(gradient, sent)
                 self.counted(r, x.target, mb, sent)
@@ -191,10 +204,10 @@ class ContextMessages:
 
     def _add_up(self, r: RankLanes, x: ContextExchange, mb: int, after: Sequence[StepRef], *, add: bool) -> StepRef:
         """Receives the gradients of a value's exchange; `add`: to what this rank has of it."""
-        me, lane = self.member(r.number), self.lanes[r.number, "receive B"]
+        me, lane = self.member(r.number, self.kind[x.target]), self.lanes[r.number, "receive B"]
         into = self.low.activation(r, "grad", x.source, mb)
         for member, block in self.sends(x, me):
-            channel = self.channels["B", self.rank(r.number, member), r.number]
+            channel = self.channel("B", x, member, me, r.number)
             place, size = (into, block), self.size(x, me, member)
             last = lane.transfer(recv=channel, src=place if add else (-1, 0), dst=place, add=add, store=True, size=size, after=after)
             self.counted(r, x.source, mb, last)

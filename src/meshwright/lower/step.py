@@ -10,10 +10,10 @@ from typing import NamedTuple
 from ..errors import Unsupported
 from ..graph.graph import OpGraph
 from ..plan.batch_statistics import batch_sums
-from ..plan.context import layout_exchanges
+from ..plan.context import exchange_parts, layout_exchanges
 from ..plan.experts import of_experts
 from ..plan.plan import Stage, TrainingLayout, ValueInfo
-from ..plan.shards import exchanging, sequence_values
+from ..plan.shards import sequence_values
 from ..plan.sizes import gradient_buffers, inputs_read, shard_bytes
 from ..program.builder import LaneBuilder, ProgramBuilder, StepRef
 from ..program.calls import Callee
@@ -110,7 +110,7 @@ class StepLowering:
         self.apart = sequence_values(layout)
         self.summed = {v for s in layout.segments for v in (*s.sum_writes, *s.sum_grads)} - self.apart
         self.over_replicas = {*batch_sums(layout)}
-        self.in_blocks = {v for x in layout_exchanges(layout) if x.kind == "all-to-all" for v in (x.source, x.target)}
+        self.in_blocks = {v: exchange_parts(layout, x) for x in layout_exchanges(layout) if x.kind == "all-to-all" for v in (x.source, x.target)}
         self.parts = SequenceParts(self.b, layout, all_reduce, self.tensor_call_on)
         self.readers: dict[tuple[int, str], list[str]] = {}  # (pipeline index, value) -> segments there
         for p in range(layout.pipeline):
@@ -180,7 +180,7 @@ class StepLowering:
                 chunks = self.plan_all_reduce(*self.summing(r.number, value)[:2], size).chunks
             each = per_chunk(size, chunks, element_of(self.value[value]))
             if value in self.in_blocks:
-                chunks, each = exchanging(self.layout), size // exchanging(self.layout)
+                chunks, each = self.in_blocks[value], size // self.in_blocks[value]
             if value in self.apart:
                 chunks, each = self.parts.slot(r.number, value)
             r.buffers[name] = self.b.buffer(r.number, chunks=chunks, chunk_bytes=each, role="activation", name=name)

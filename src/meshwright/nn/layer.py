@@ -38,6 +38,8 @@ class MoELayer(RoutedExperts):
         buffers, whatever capacity_factor says; among ranks for as many experts or a multiple of them.
     plan: of `experts plan`, or its file: the choice of every range of capacities comes from its table, and nothing is tried.
     fabric: a preset, file or Fabric whose devices are the group's ranks in order; it says what lies in one server. None: one switch.
+    spare, replan: with `dropless` on several ranks: places on every rank for copies of hot experts, which are chosen anew after every `replan` calls
+        and moved where that pays on `fabric`. `copies.made` says which there are, `copies.moves` what was decided.
     seed: of the experts' first weights, the same on all ranks; None: torch's own generator must be alike everywhere.
 
     After a call: `l_aux`, `dispatch_count` [E] (demand at this rank), `capacity`, `dropped` (choices of this rank's tokens that found no place),
@@ -51,11 +53,13 @@ class MoELayer(RoutedExperts):
         loss: Literal["balance", "importance"] = "balance", noise: float = 0.0, choice: Choice | tuple[int, int, str] | Literal["search"] = "search",
         dropless: str = "", block: int = 16, chunks: Sequence[int] = (1, 2, 4), algorithms: Sequence[str] = ("linear",), window: int = 128,
         fabric: str | Fabric | None = None, group: Any = None, seed: int | None = None, plan: str | Plan | None = None,
+        spare: int = 0, replan: int = 100,
     ) -> None:  # fmt: skip
         if gate not in ("after", "before") or loss not in ("balance", "importance"):
             raise UsageError(f"no gate {gate!r} or loss {loss!r}", where="MoELayer", hint="gate: after, before; loss: balance, importance")
         spread = Spread(
-            choice=choice, dropless=dropless, block=block, chunks=chunks, algorithms=algorithms, window=window, fabric=fabric, plan=plan
+            choice=choice, dropless=dropless, block=block, chunks=chunks, algorithms=algorithms, window=window, fabric=fabric, plan=plan, spare=spare,
+            replan=replan,
         )  # fmt: skip
         super().__init__(form, experts, spread, group if group is not None else (dist.group.WORLD if dist.is_initialized() else None))
         self.k, self.capacity_factor = k, capacity_factor

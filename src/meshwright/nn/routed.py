@@ -24,14 +24,16 @@ from ..decide.experts.megablocks import FittedWays
 from ..decide.experts.search import TableSearch
 from ..decide.experts.tutel import alignment_of
 from ..drive.experts import LayerPrograms, table_of
+from ..drive.experts.replicas import rate_between, require_room
 from ..drive.plans import read_fabric, read_plan
 from ..errors import Unsupported, UsageError
 from ..fabric.fabric import Fabric
 from ..kernels.experts import Routing, capacity_of, decode, encode, slots_of
 from ..kernels.experts.dropless import WAYS, first_rows, grouped_applies
 from ..plan.plan import Plan
-from ..run.experts import ExchangeRunner, Facts, WeightLayout, agree
+from ..run.experts import CopyPrices, ExchangeRunner, ExpertCopies, Facts, WeightLayout, agree
 from ..run.experts.agreement import number_of
+from ..run.experts.copies import tied
 from ..run.experts.ragged import ragged_exchange
 from .experts import ExpertForm
 
@@ -50,6 +52,8 @@ class Spread:
     window: int = 128
     fabric: str | Fabric | None = None
     plan: str | Plan | None = None
+    spare: int = 0
+    replan: int = 100
 
 
 @dataclass(frozen=True)
@@ -87,6 +91,8 @@ class RoutedExperts(torch.nn.Module):  # type: ignore[misc]
         options = Tutel(chunks=tuple(spread.chunks), algorithms=tuple(spread.algorithms), window=spread.window)
         self.choice = None if spread.choice == "search" else Choice(*spread.choice)
         self.ways = self._ways(spread.dropless, spread.block)
+        self.copies = self._copies(spread) if spread.spare else None
+        self._seen: tuple[int, ...] = ()  # versions of this rank's weights at the call before
         chunks: Sequence[int] = spread.chunks
         searches: dict[bool, DictionarySearch | TableSearch]
         if spread.plan is not None:
@@ -125,6 +131,20 @@ class RoutedExperts(torch.nn.Module):  # type: ignore[misc]
             return FittedWays((dropless,), block)
         sparse = self.form.inner and self.form.inner % block == 0 and not self.layout.whole
         return FittedWays(("grouped", "loop", "padded", *(("sparse",) if sparse else ())) if self.form.inner else ("loop",), block)
+
+    def _copies(self, spread: Spread) -> ExpertCopies:
+        """Places for copies of hot experts. Raises: Unsupported, UsageError, Infeasible where no copy fits."""
+        if self.ways is None or self.ranks == 1:
+            where = "one process" if self.ranks == 1 else "buffers"
+            raise Unsupported(f"copies of hot experts with {where}", where="spare", hint="several ranks and dropless='auto', or spare=0")
+        shape, devices = self.shape, self.programs.ranks
+        size = (shape.inner_elements + shape.whole_elements) * shape.element_bytes
+        require_room(self.programs.fabric, devices, size, shape.local, spread.spare)
+        prices = CopyPrices(
+            expert_bytes=size, row_bytes=(shape.model + shape.output) * shape.element_bytes,
+            rate_Bps=int(rate_between(self.programs.fabric, devices[0], devices[-1])),
+        )  # fmt: skip
+        return ExpertCopies(self.group, self.rank, self.ranks, self.experts, spread.spare, spread.replan, prices)
 
     def _candidates(self, options: Tutel) -> tuple[Choice, ...]:
         problem = ExpertProblem(fabric=self.programs.fabric, ranks=self.programs.ranks, shape=self.shape, capacities=(1,))
@@ -175,8 +195,35 @@ class RoutedExperts(torch.nn.Module):  # type: ignore[misc]
         def multiplied(rows: torch.Tensor, counts: torch.Tensor) -> torch.Tensor:
             return self._multiplied(rows, counts, params)
 
-        done = multiplied(rows, routing.counts) if self.ranks == 1 else ragged_exchange(self.group, self.ranks, rows, routing.counts, multiplied)
+        if self.copies is not None:
+            done = self._with_copies(self.copies, rows, routing.counts, params)
+        else:
+            done = multiplied(rows, routing.counts) if self.ranks == 1 else ragged_exchange(self.group, self.ranks, rows, routing.counts, multiplied)
         return decode(done, slots, gates if gate == "after" else None).to(tokens.dtype)
+
+    def _with_copies(
+        self, copies: ExpertCopies, rows: torch.Tensor, counts: torch.Tensor, params: dict[str, torch.Tensor]
+    ) -> torch.Tensor:  # fmt: skip
+        """Each row to its expert's home or to one of its copies: as if every place of a rank were an expert of its own."""
+        training, local = torch.is_grad_enabled(), copies.local
+        came, others = copies.weights(params, training=training, changed=self._changed)
+        slots = copies.slots(counts)
+        order = torch.argsort(slots, stable=True)
+        places = torch.bincount(slots, minlength=self.ranks * (local + copies.spare))
+
+        def multiplied(rows: torch.Tensor, each: torch.Tensor) -> torch.Tensor:
+            began, mine = perf_counter(), int(each[:local].sum())
+            done = [self._multiplied(rows[:mine], each[:local], params)]
+            if len(came):
+                done.append(self._multiplied(rows[mine:], each[local : local + len(came)], others))
+            copies.rows, copies.rows_s = copies.rows + len(rows), copies.rows_s + perf_counter() - began
+            return tied(torch.cat(done), came) if training else torch.cat(done)
+
+        back = torch.empty_like(order)
+        back[order] = torch.arange(len(order), device=order.device)
+        done = ragged_exchange(self.group, self.ranks, rows.index_select(0, order), places, multiplied).index_select(0, back)
+        copies.after_call(counts, training=training)
+        return done
 
     def _multiplied(self, rows: torch.Tensor, counts: torch.Tensor, params: dict[str, torch.Tensor]) -> torch.Tensor:
         assert self.ways is not None
@@ -195,12 +242,14 @@ class RoutedExperts(torch.nn.Module):  # type: ignore[misc]
         last, self._last = self._last, None
         known = 0 if last is None else int.from_bytes(hashlib.sha256(repr(last[:3]).encode()).digest()[:7])
         training = torch.is_grad_enabled()
+        seen = tuple(x for p in self.parameters() for x in (p._version, p.data_ptr())) if self.copies is not None else ()
         facts = Facts(
             demand=int(routing.counts.max()) if routing is not None else 0, tokens=len(tokens), finite=ask.finite,
             time_s=last[3] if last else 0.0, equal=(ask.k, number_of(float(ask.factor)), ask.scored, tokens.shape[1], known, int(training)),
+            changed=seen != self._seen,
         )  # fmt: skip
         agreed = agree(facts, self.group, self.rank, self.ranks)
-        self._demand = agreed.demand
+        self._demand, self._seen, self._changed = agreed.demand, seen, agreed.changed
         if tokens.shape[1] != self.form.model:
             raise UsageError(f"tokens have {tokens.shape[1]} elements, the experts take {self.form.model}", where="MoELayer")
         if ask.scored != self.experts:

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from ..kernels.experts import Routing
+from ..kernels.experts import Routing, capacity_of
 from ..kernels.experts.padded import ACTIVATIONS, expert_counts, expert_mlp, expert_rows, expert_sums
 from ..kernels.experts.routing import locations_of
 from .experts import GatedFeedForward
@@ -81,7 +81,7 @@ class StackedExperts(RoutedExperts):
 
     def _captured(self, x: torch.Tensor, index: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
         tokens, k = x.shape[0], index.shape[1]
-        capacity = min(tokens, k * int(abs(self.capacity_factor) * -(-tokens // self.experts))) if self.capacity_factor else tokens
+        capacity = min(tokens, capacity_of(self.capacity_factor, tokens=tokens, experts=self.experts, k=k, demand=tokens))
         rows, counts = expert_rows(x, index, None, self.experts, capacity), expert_counts(index, self.experts, capacity)
         done = expert_mlp(rows, counts, self.gate_up_proj, self.down_proj, self.activation, min(tokens * k, self.experts * capacity))
         result: torch.Tensor = expert_sums(done, index, weights)

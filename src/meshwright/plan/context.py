@@ -24,8 +24,8 @@ from .plan import ContextExchange, TrainingLayout
 
 __all__ = [
     "ALL_TO_ALL", "EXCHANGES", "HEADS", "JOIN", "KINDS", "OUT", "PART", "RING", "RING_BLOCK", "RING_END", "SHIFT", "TILE_ELEMENTS", "ULYSSES",
-    "UNITE", "came_from", "exchange_of", "exchanges_in", "filled_rows", "layout_exchanges", "part_of", "position_ranges",
-    "received_again", "require_positions",
+    "UNITE", "among_experts", "came_from", "exchange_of", "exchange_parts", "exchanges_in", "filled_rows", "layout_exchanges", "part_of",
+    "position_ranges", "received_again", "require_positions",
 ]  # fmt: skip
 
 RING = Cite(
@@ -82,6 +82,17 @@ def exchanges_in(graph: OpGraph) -> tuple[ContextExchange, ...]:
 
 def layout_exchanges(layout: TrainingLayout) -> tuple[ContextExchange, ...]:
     return () if layout.exchanges is msgspec.UNSET else layout.exchanges
+
+
+def among_experts(layout: TrainingLayout, x: ContextExchange) -> bool:
+    """Whether an exchange is of rows of experts or of their numbers, among the ranks that divide experts; else among those that divide positions."""
+    numbers = {y.counts for y in layout_exchanges(layout) if y.counts is not msgspec.UNSET}
+    return layout.context == 1 or x.counts is not msgspec.UNSET or x.source in numbers or x.target in numbers
+
+
+def exchange_parts(layout: TrainingLayout, x: ContextExchange) -> int:
+    """Neighbouring data replicas that take part in an exchange."""
+    return layout.expert if among_experts(layout, x) else layout.context
 
 
 def filled_rows(layout: TrainingLayout) -> dict[str, str]:

@@ -5,6 +5,9 @@ buffers with a part for every expert. `M/rows` and `M/counts` hold what came of 
 of M. Each is an exchange in equal blocks, block i for rank i. Gradients go the other way. Of rows, messages carry only the filled ones, whose numbers
 have travelled before (`counts`): their sizes are symbols `filled:<exchange>:<member with the experts>`. Buffers have room for all.
 
+Ranks that divide positions (`plan.context`) are replicas too: neighbours among them may belong to one group of them, to a part of it, or to several.
+Each then has the tokens of its positions, and nothing else changes.
+
 Replicas of the same experts add up their gradients, data / n of them (expert-data parallelism), which lie in buffers of their own: `gradients%`, with
 buckets `gradients@<number>%`. At sharding levels above 0 these replicas divide experts' state among them, and all replicas divide the rest.
 The gradient of an expert sums over the tokens of all n neighbours, because that of every token comes back to its expert.
@@ -17,7 +20,7 @@ from __future__ import annotations
 from ..cite import Cite
 from .packing import TABLE_IDS, TABLE_ROWS
 
-__all__ = ["BACK", "COUNTS", "EXPERTS", "EXPERT_GRADIENTS", "FILLED", "GSHARD", "INCOMING", "MLP", "ROWS", "of_experts"]
+__all__ = ["BACK", "COUNTS", "EXPERTS", "EXPERT_GRADIENTS", "FILLED", "GSHARD", "INCOMING", "MLP", "ROWS", "TOKENS", "of_experts"]
 
 GSHARD = Cite(
     key="lepikhin2020gshard", title="GShard: Scaling Giant Models with Conditional Computation and Automatic Sharding", year=2020,
@@ -25,6 +28,7 @@ GSHARD = Cite(
 )  # fmt: skip
 ROWS, COUNTS, MLP = "meshwright.expert_rows.default", "meshwright.expert_counts.default", "meshwright.expert_mlp.default"
 EXPERTS = (ROWS, COUNTS, MLP, TABLE_IDS, TABLE_ROWS)  # what blocks go into and come out of; those of tables too
+TOKENS = "meshwright.expert_sums.default"  # makes tokens of rows again
 INCOMING, BACK = ("counts", "rows"), "back"  # what is exchanged before a layer's experts, counts first, and after them
 FILLED = "filled:"  # begins names of sizes of messages that carry the filled rows of a block of buffers
 EXPERT_GRADIENTS = "%"  # in names of gradient buffers: those of experts that a rank shares with some of its data replicas only

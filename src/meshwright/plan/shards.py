@@ -18,7 +18,7 @@ from .experts import of_experts
 from .plan import ParamShard, PartialGradient, TrainingLayout, ValueInfo
 
 __all__ = [
-    "Cut", "Divided", "divided_parameters", "exchanging", "expert_shards", "local_extent", "local_shape", "local_size", "local_value", "local_values",
+    "Cut", "Divided", "divided_parameters", "expert_shards", "local_extent", "local_shape", "local_size", "local_value", "local_values",
     "part_ranges", "replica_groups", "sequence_values", "sharing",
 ]  # fmt: skip
 
@@ -111,11 +111,6 @@ class Divided(NamedTuple):
     shard: ParamShard
     part: int
     parts: int
-
-
-def exchanging(layout: TrainingLayout) -> int:
-    """Neighbouring data replicas that exchange values within a step; 1: none do."""
-    return max(layout.context, layout.expert)
 
 
 def expert_shards(layout: TrainingLayout) -> tuple[ParamShard, ...]:

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from effort import few
-from meshwright.decide.experts.replicas import Replicas, busiest_bound, least_busiest, moving_pays, place_replicas
+from meshwright.decide.experts.replicas import Replicas, best_move, busiest_bound, least_busiest, moving_pays, place_replicas, with_copies
 from meshwright.errors import UsageError
 
 
@@ -74,10 +74,45 @@ def test_without_spare_places_or_tokens_nothing_moves():
 
 def test_moving_must_pay():
     none, two = place_replicas([96, 0, 0, 0], 2, 0), place_replicas([96, 0, 0, 0], 2, 1)
-    given = {"row_s": Fraction(1, 1000), "expert_bytes": 1000, "rate_Bps": 1000}
+    given = {"ranks": 2, "row_s": Fraction(1, 1000), "expert_bytes": 1000, "rate_Bps": 1000}
     assert moving_pays(none, two, steps=21, **given) == (True, Fraction(48 * 21, 1000), Fraction(1))
     assert moving_pays(none, two, steps=20, **given)[0] is False
     assert moving_pays(two, two, steps=99, **given) == (False, 0, 0)
+    # in training every step costs weights and gradients: 48 rows save 48 ms, and 50 bytes take 50 ms
+    assert moving_pays(none, two, steps=99, step_bytes=50, **given) == (False, Fraction(-2 * 99, 1000), Fraction(1))
+    assert moving_pays(two, none, steps=99, step_bytes=50, **given) == (True, Fraction(2 * 99, 1000), Fraction(0))
+
+
+@pytest.mark.parametrize("seed", range(few(8)))
+def test_the_best_move_is_the_best_of_all_prefixes(seed):
+    """Beside a plain search over the copies that `place_replicas` makes, with costs written out anew."""
+    rng = np.random.default_rng(seed)
+    ranks, loads = 4, (400 * rng.dirichlet(np.full(8, 0.3))).astype(int).tolist()
+    size, rate, calls = int(rng.integers(1, 50)), 10, int(rng.integers(1, 4))
+    each = int(rng.choice([0, 2])) * size
+    most = place_replicas(loads, ranks, 2)
+    before = most.copies[:1] if seed % 2 else ()
+
+    def busiest(copies):
+        return least_busiest(loads, [[e // 2, *(r for x, r in copies if x == e)] for e in range(8)], ranks)[0]
+
+    def held(copies):
+        return max([sum(r == x for _, r in copies) for x in range(ranks)] + [sum(e // 2 == x for e, _ in copies) for x in range(ranks)])
+
+    def cost(copies):
+        fresh = [c for c in copies if c not in before]
+        return busiest(copies) * Fraction(1, 7) + Fraction(calls * held(copies) * each, rate) + Fraction(held(fresh) * size, rate)
+
+    found, saved, moved = best_move(before, loads, ranks, 2, row_s=Fraction(1, 7), expert_bytes=size, rate_Bps=rate, calls=calls, step_bytes=each)
+    stay = cost(before)
+    assert cost(found.copies) == min([stay, *(cost(most.copies[:n]) for n in range(len(most.copies) + 1))])
+    assert saved - moved == stay - cost(found.copies) and found.busiest == busiest(found.copies)
+
+
+def test_copies_that_cannot_be_are_refused():
+    for copies in ([(0, 0)], [(0, 1), (0, 1)], [(4, 1)], [(0, 2)]):
+        with pytest.raises(UsageError, match="no copy of expert"):
+            with_copies([1, 2, 3, 4], copies, 2)
 
 
 def test_what_cannot_be_is_refused():
@@ -86,4 +121,4 @@ def test_what_cannot_be_is_refused():
     with pytest.raises(UsageError, match="0 or more"):
         place_replicas([1, -2], 2, 1)
     with pytest.raises(UsageError, match="rate above 0"):
-        moving_pays(place_replicas([1, 2], 2, 1), place_replicas([1, 2], 2, 1), row_s=Fraction(1), expert_bytes=1, rate_Bps=0, steps=1)
+        moving_pays(place_replicas([1, 2], 2, 1), place_replicas([1, 2], 2, 1), ranks=2, row_s=Fraction(1), expert_bytes=1, rate_Bps=0, steps=1)

@@ -6,6 +6,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
+from meshwright.errors import NotFinite  # noqa: E402
 from meshwright.kernels.experts.padded import ACTIVATIONS, expert_counts, expert_mlp, expert_rows, expert_sums, mlp_flops  # noqa: E402
 
 T, H, F, E, K = 7, 4, 3, 4, 2
@@ -64,6 +65,14 @@ def test_blocks_of_several_ranks_are_those_of_one() -> None:
     for r, (_, w, i, _, _) in enumerate((one, two)):
         back = torch.cat([done[0][r], done[1][r]])
         assert torch.allclose(expert_sums(back, i, w.detach()), expected[r], rtol=1e-12, atol=1e-12)
+
+
+def test_weights_that_are_not_finite_are_refused_and_their_tokens_counted() -> None:
+    x, w, index, up, down = given()
+    bad = w.detach().clone()
+    bad[2, 1], bad[5, 0] = float("nan"), float("inf")
+    with pytest.raises(NotFinite, match=r"weights of 2 of 7 tokens"):
+        layer(x, bad, index, up, down, T)
 
 
 def test_rows_and_sums_are_adjoint() -> None:

@@ -10,16 +10,34 @@ from loop_rig import world
 from owner_models import Model
 
 import meshwright as mw
+from meshwright.drive.training.wishes import LayoutWanted
 from meshwright.nn import convert_experts
 
 STEPS, ROWS, CLIP = 20, 8, 0.7
 
 
-def model_of(dtype: torch.dtype, *, converted: bool, seed: int = 0) -> torch.nn.Module:
+class Attentive(Model):
+    """With causal attention of two heads first, so that positions can be divided."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.qkv = torch.nn.Linear(8, 24, bias=False)  # a bias of keys changes nothing: its gradient is rounding alone
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        x = self.embed(tokens)
+        q, k, v = (y.unflatten(-1, (2, 4)).transpose(1, 2) for y in self.qkv(x).chunk(3, dim=-1))
+        y = torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True)
+        x = x + y.transpose(1, 2).reshape(x.shape)
+        for norm, block in zip(self.norms, self.blocks, strict=True):
+            x = x + block(norm(x))
+        return self.head(x)
+
+
+def model_of(dtype: torch.dtype, *, converted: bool, seed: int = 0, attentive: bool = False, factor: float = 0.0) -> torch.nn.Module:
     torch.manual_seed(seed)
-    model = Model().to(dtype)
+    model = (Attentive if attentive else Model)().to(dtype)
     if converted:
-        convert_experts(model)
+        convert_experts(model, capacity_factor=factor)
     return model
 
 
@@ -39,13 +57,18 @@ def optimizer_of(model: torch.nn.Module) -> torch.optim.Optimizer:
 @cache
 def plan_for(dtype: str, layout: tuple[tuple[str, Any], ...]) -> Any:
     options = {"data": 2, "tensor": 1, "pipeline": 1, "zero": 0, "microbatch": 2, **dict(layout)}
-    return mw.plan(model_of(getattr(torch, dtype), converted=True), batch_of(0), loss=loss_of, **options)
+    context = options.pop("context", 1)
+    if context > 1:
+        names = ("data", "tensor", "pipeline", "microbatch", "expert")
+        options["wishes"] = [LayoutWanted(context=context, **{n: options.pop(n) for n in names if n in options})]
+    model = model_of(getattr(torch, dtype), converted=True, attentive=context > 1)
+    return mw.plan(model, batch_of(0), loss=loss_of, **options)
 
 
 @cache
-def plain(dtype: str, steps: int = STEPS, clip: float = 0.0) -> tuple[list[float], dict[str, torch.Tensor], Any]:
+def plain(dtype: str, steps: int = STEPS, clip: float = 0.0, attentive: bool = False) -> tuple[list[float], dict[str, torch.Tensor], Any]:
     """(losses, model state, optimizer state) of the owner's own model, whose experts run one after the other."""
-    model = model_of(getattr(torch, dtype), converted=False)
+    model = model_of(getattr(torch, dtype), converted=False, attentive=attentive)
     optimizer, losses = optimizer_of(model), []
     for i in range(steps):
         x, y = batch_of(i)
@@ -63,11 +86,12 @@ def trained(rank: int, group: Any, ranks: int, store: str, plan: Any, dtype: str
     import meshwright.torch
 
     with world(rank, ranks, store):
-        model = model_of(getattr(torch, dtype), converted=True, seed=rank)
+        attentive = plan.layout.context > 1
+        model = model_of(getattr(torch, dtype), converted=True, seed=rank, attentive=attentive)
         optimizer = optimizer_of(model)
         if rank == 0:
             torch.manual_seed(0)
-            model.load_state_dict(model_of(getattr(torch, dtype), converted=False).state_dict())
+            model.load_state_dict(model_of(getattr(torch, dtype), converted=False, attentive=attentive).state_dict())
         step = meshwright.torch.parallelize(model, optimizer, plan, loss=loss_of)
         first = 0
         if saved is not None:

@@ -34,6 +34,11 @@ LAYOUTS = {
     "ep2 clipped": {"expert": 2, "fabric": "laptop:2", "recipe": mw.Recipe(clip_norm=CLIP)},
     "ep2xdp2z1 clipped": {"expert": 2, "data": 4, "fabric": "laptop:4", "microbatch": 1, "zero": 1, "recipe": mw.Recipe(clip_norm=CLIP)},
     "ep2xpp2z1 clipped": {"expert": 2, "pipeline": 2, "fabric": "laptop:4", "zero": 1, "recipe": mw.Recipe(clip_norm=CLIP)},
+    # experts over the ranks of a sequence; over two sequences' ranks; with pipelines and divided state
+    "ep4xcp2xdp2": {"expert": 4, "context": 2, "data": 2, "fabric": "laptop:4"},
+    "ep2xcp2": {"expert": 2, "context": 2, "data": 1, "fabric": "laptop:2"},
+    "ep2xcp2xdp2z1 clipped": {"expert": 2, "context": 2, "data": 2, "fabric": "laptop:4", "zero": 1, "recipe": mw.Recipe(clip_norm=CLIP)},
+    "ep2xcp2xpp2": {"expert": 2, "context": 2, "data": 1, "pipeline": 2, "fabric": "laptop:4"},
     "ep2xtp2 clipped": {"expert": 2, "tensor": 2, "fabric": "laptop:4", "recipe": mw.Recipe(clip_norm=CLIP)},
 }  # fmt: skip
 
@@ -42,11 +47,25 @@ def plan_of(layout, dtype="float64"):
     return plan_for(dtype, tuple(sorted(LAYOUTS[layout].items())))
 
 
+@pytest.mark.sample(1)
+@pytest.mark.parametrize(
+    ("layout", "dtype", "tolerance"), [*((x, "float64", 1e-9) for x in LAYOUTS if "cp" in x), ("ep2xcp2", "float32", 1e-5)]
+)
+def test_experts_over_ranks_that_divide_positions(layout, dtype, tolerance, pool, tmp_path):
+    as_the_owners(layout, dtype, tolerance, pool, tmp_path)
+
+
 @pytest.mark.sample(3)
-@pytest.mark.parametrize(("layout", "dtype", "tolerance"), [*((x, "float64", 1e-9) for x in LAYOUTS), ("ep2", "float32", 1e-5)])
+@pytest.mark.parametrize(
+    ("layout", "dtype", "tolerance"), [*((x, "float64", 1e-9) for x in LAYOUTS if "cp" not in x), ("ep2", "float32", 1e-5)]
+)
 def test_losses_and_weights_after_20_steps_are_the_owners(layout, dtype, tolerance, pool, tmp_path):
+    as_the_owners(layout, dtype, tolerance, pool, tmp_path)
+
+
+def as_the_owners(layout, dtype, tolerance, pool, tmp_path):
     plan = plan_of(layout, dtype)
-    losses, state, optimizer = plain(dtype, clip=CLIP if "clipped" in layout else 0.0)
+    losses, state, optimizer = plain(dtype, clip=CLIP if "clipped" in layout else 0.0, attentive="cp" in layout)
     want, moments = plan.layout.expert, optimizer["state"]
     for found in pool.run(trained, plan.layout.ranks, plan.layout.ranks, str(tmp_path / "store"), plan, dtype):
         assert found["losses"] == pytest.approx(losses, rel=tolerance, abs=0)
@@ -101,7 +120,8 @@ def test_experts_summed_over_all_replicas_are_found():
 
 
 @pytest.mark.parametrize(("change", "told"), [
-    ({"expert": 3}, "does not divide 4 replicas"), ({"replica_microbatches": (2, 1, 1, 1)}, "equal replicas"),
+    ({"expert": 3}, "does not divide 4 replicas"), ({"context": 2}, "do not belong together"),
+    ({"replica_microbatches": (2, 1, 1, 1)}, "equal replicas"),
     ({"expert_shards": ()}, "nothing of theirs is"),
     ({"expert": 1}, "the expert degree is 1"), ({"exchanges": ()}, "do not belong together"),
 ])  # fmt: skip
@@ -115,9 +135,12 @@ def test_degrees_that_cannot_be_are_refused_with_the_nearest():
     with pytest.raises(UsageError, match="expert degree 3 does not divide the 2 devices") as refused:
         mw.plan(model, batch, loss=loss_of, fabric="laptop:2", expert=3)
     assert refused.value.hint == "e.g. --ep 2"
-    with pytest.raises(UsageError, match="expert degree 2 with context degree 2") as refused:
-        mw.plan(model, batch, loss=loss_of, fabric="laptop:4", wishes=[LayoutWanted(data=2, context=2, expert=2)])
-    assert "--context 1" in refused.value.hint
+    with pytest.raises(UsageError, match="does not divide the data x context degree 2; tensor ranks hold experts alike") as refused:
+        mw.plan(model, batch, loss=loss_of, fabric="laptop:4", wishes=[LayoutWanted(data=1, tensor=2, context=2, expert=4)])
+    assert refused.value.hint == "e.g. --ep 2"
+    dropping = model_of(torch.float64, converted=True, attentive=True, factor=1.0)
+    with pytest.raises(Infeasible, match=r"buffers of 4 rows for 8 tokens drop some \(capacity_factor=0 drops none\)"):
+        mw.plan(dropping, batch, loss=loss_of, fabric="laptop:2", wishes=[LayoutWanted(data=1, tensor=1, microbatch=2, context=2, expert=2)])
     with pytest.raises(Infeasible, match="no expert layers that could be divided"):
         mw.plan(model_of(torch.float64, converted=False).head, (torch.randn(4, 8), torch.zeros(4, dtype=torch.int64)), fabric="laptop:2", expert=2)
 

@@ -9,6 +9,7 @@ from msgspec import UNSET
 
 from ...plan.plan import ContextExchange, Segment, TrainingLayout, ValueInfo
 from ..verdict import Finding
+from .cells import members
 from .placement import placement_faults
 
 __all__ = ["check_layout"]
@@ -84,10 +85,12 @@ def _context(layout: TrainingLayout, made: dict[str, str], stage: dict[str, int]
     exchanges = () if layout.exchanges is UNSET else layout.exchanges
     value = {v.name: v for v in layout.values}
     crossing = {v for s in layout.stages for v in (*s.receives, *s.sends)}
-    if (layout.context > 1 or layout.expert > 1) != bool(exchanges):
+    numbers = {x.counts for x in exchanges if x.counts is not UNSET}
+    experts = [x.counts is not UNSET or bool({x.source, x.target} & numbers) for x in exchanges]
+    if (layout.expert > 1) != any(experts) or (layout.context > 1) == all(experts):
         degrees = f"context degree {layout.context}" + (f", expert degree {layout.expert}" if layout.expert > 1 else "")
         found.append((f"{degrees} and {len(exchanges)} exchanges of values do not belong together", {}))
-    for x in exchanges:
+    for x, of_experts in zip(exchanges, experts, strict=True):
         facts = {"value": x.target}
         a, b = value.get(x.source), value.get(x.target)
         known = x.kind == "shift" or (x.kind == "all-to-all" and x.again is not True)
@@ -96,8 +99,8 @@ def _context(layout: TrainingLayout, made: dict[str, str], stage: dict[str, int]
             continue
         if (a.shape, a.dtype, a.differentiable, a.split) != (b.shape, b.dtype, b.differentiable, b.split) or {x.source, x.target} & crossing:
             found.append((f"the exchange of {x.source!r} as {x.target!r} is of values unlike, or of such that stages hand over", facts))
-        parts = layout.context if layout.context > 1 else layout.expert
-        if x.kind == "all-to-all" and (not a.shape or a.shape[0] % parts or (layout.context > 1 and a.shape[0] != parts)):
+        parts = members(layout, x)
+        if x.kind == "all-to-all" and (not a.shape or a.shape[0] % parts or (layout.context > 1 and not of_experts and a.shape[0] != parts)):
             found.append((f"{x.source!r} has {a.shape[0] if a.shape else 0} blocks for {parts} ranks", facts))
         if x.counts is not UNSET or x.expected_bytes is not UNSET:
             found += [(text, facts) for text in _filled(x, exchanges, value, parts)]
@@ -123,8 +126,8 @@ def _experts(layout: TrainingLayout) -> list[str]:
     if layout.expert == 1:
         return ["experts are divided among ranks, and the expert degree is 1"] if shards else []
     bad = []
-    if layout.data % layout.expert or layout.context > 1:
-        bad.append(f"expert degree {layout.expert} does not divide {layout.data} replicas of context degree 1")
+    if layout.data % layout.expert:
+        bad.append(f"expert degree {layout.expert} does not divide {layout.data} replicas")
     if not shards or any(s.axis or s.shares or s.groups or s.blocks != 1 or s.mixed for s in shards):
         bad.append("experts are divided along the first dimension of their parameters, in equal parts, and nothing of theirs is")
     if {s.param for s in shards} & {s.param for s in layout.shards}:

@@ -14,7 +14,7 @@ from ..program.order import Order
 from ..program.values import QUANTITY_MASK
 from ..program.wellformed import witness
 from ..verdict import Finding
-from .cells import ADDING, EXPERTS, WeightCells
+from .cells import ADDING, EXPERTS, WeightCells, members
 from .data_groups import DataGroups
 
 __all__ = ["GIVEN", "StepState"]
@@ -28,12 +28,12 @@ class StepState(WeightCells):
     def __init__(self, p: Program, order: Order, layout: TrainingLayout) -> None:
         super().__init__(p, order, nothing_is_zero=True)
         self.layout = layout
-        self.neighbours = max(layout.context, layout.expert)  # replicas that exchange values
         self.segment: dict[str, Segment] = {s.key: s for s in layout.segments}
         self.index = {key: i for i, key in enumerate(self.segment)}
         self.readers: dict[str, list[Segment]] = {}
         gradless = {v.name for v in layout.values if not v.differentiable}
         self.exchanged = {} if layout.exchanges is UNSET else {x.target: x for x in layout.exchanges}
+        self.neighbours = {x.target: members(layout, x) for x in self.exchanged.values()}  # replicas that exchange a value
         for s in layout.segments:
             for v in s.reads:
                 if v not in gradless:
@@ -123,11 +123,12 @@ class StepState(WeightCells):
 
     def home(self, value: str, replica: int, cell: int, cells: int) -> tuple[str, int, int]:
         """(value that a segment writes, replica, cell there) that a cell of a replica's value is, of the rank's own part of `cells` cells."""
-        group, parts = replica - replica % self.neighbours, self.neighbours
         for _ in range(len(self.exchanged)):
             x = self.exchanged.get(value)
             if x is None:
                 break
+            parts = self.neighbours[value]
+            group = replica - replica % parts
             if x.kind == "shift":  # of the neighbour before it
                 replica = group + (replica - group - 1) % parts
             else:  # block i is this member's block of member i

@@ -17,7 +17,7 @@ from fractions import Fraction
 from ...cite import Cite
 from ...errors import UsageError
 
-__all__ = ["CITE", "Replicas", "busiest_bound", "least_busiest", "moving_pays", "place_replicas"]
+__all__ = ["CITE", "Replicas", "best_move", "busiest_bound", "least_busiest", "moving_pays", "place_replicas", "with_copies"]
 
 CITE = Cite(key="deepseek2024v3", title="DeepSeek-V3 Technical Report", year=2024, venue="arXiv:2412.19437", authors="DeepSeek-AI")
 
@@ -149,16 +149,63 @@ def place_replicas(loads: Sequence[int], ranks: int, spare: int) -> Replicas:
     return Replicas(copies=tuple(c for c in copies if c in used), rows=rows, busiest=busiest, before=before, bound=bound)
 
 
+def with_copies(loads: Sequence[int], copies: Sequence[tuple[int, int]], ranks: int) -> Replicas:
+    """Given copies as `Replicas`, tokens divided best among them; the bound is that of as many spare places as the fullest rank uses.
+
+    Raises: UsageError for a copy of no expert, at no rank, at its own home, or named twice.
+    """
+    own, held = _checked(loads, ranks, 0), dict[int, int]()
+    holders = [[e // own] for e in range(len(loads))]
+    for e, r in copies:
+        if not (0 <= e < len(loads) and 0 <= r < ranks) or r in holders[e]:
+            raise UsageError(f"no copy of expert {e} can be at rank {r}", where="replicas", hint="each expert once at each rank other than its home")
+        holders[e].append(r)
+        held[r] = held.get(r, 0) + 1
+    busiest, flow = least_busiest(loads, holders, ranks)
+    before = max(sum(loads[r * own : (r + 1) * own]) for r in range(ranks))
+    rows = tuple(tuple(sorted((r, n) for r, n in of.items() if n)) for of in flow)
+    bound = busiest_bound(loads, ranks, max(held.values(), default=0))
+    return Replicas(copies=tuple(copies), rows=rows, busiest=busiest, before=before, bound=bound)
+
+
+def _most(copies: Sequence[tuple[int, int]], own: int) -> int:
+    """Copies that some rank holds or sends: what it takes in and gives out travels at once."""
+    each: dict[tuple[str, int], int] = {}
+    for e, r in copies:
+        for way in (("in", r), ("out", e // own)):
+            each[way] = each.get(way, 0) + 1
+    return max(each.values(), default=0)
+
+
 def moving_pays(
-    now: Replicas, then: Replicas, *, row_s: Fraction, expert_bytes: int, rate_Bps: int, steps: int
+    now: Replicas, then: Replicas, *, ranks: int, row_s: Fraction, expert_bytes: int, rate_Bps: int, steps: int, step_bytes: int = 0
 ) -> tuple[bool, Fraction, Fraction]:  # fmt: skip
     """(whether to move, seconds saved, seconds of weights on their way). `row_s`: of a row through an expert, forward and backward; `steps`: until
-    loads are expected to change. New copies travel once; each rank takes its own one after the other. Raises: UsageError."""
+    loads are expected to change; `step_bytes`: that every copy costs in every step, in training its weights and their gradient. New copies travel
+    once; what a rank takes in, and what it gives out, goes one after the other. Raises: UsageError."""
     if rate_Bps <= 0 or steps < 0:
         raise UsageError("needs a rate above 0 and 0 or more steps", where="replicas")
-    fresh: dict[int, int] = {}
-    for copy in set(then.copies) - set(now.copies):
-        fresh[copy[1]] = fresh.get(copy[1], 0) + 1
-    saved = (now.busiest - then.busiest) * row_s * steps
-    moved = Fraction(max(fresh.values(), default=0) * expert_bytes, rate_Bps)
+    own = len(then.rows) // ranks
+    each = [Fraction(_most(x.copies, own) * step_bytes, rate_Bps) for x in (now, then)]
+    saved = ((now.busiest - then.busiest) * row_s + each[0] - each[1]) * steps
+    moved = Fraction(_most(sorted(set(then.copies) - set(now.copies)), own) * expert_bytes, rate_Bps)
     return saved > moved, saved, moved
+
+
+def best_move(
+    copies: Sequence[tuple[int, int]], loads: Sequence[int], ranks: int, spare: int, *, row_s: Fraction, expert_bytes: int, rate_Bps: int,
+    calls: int, step_bytes: int = 0,
+) -> tuple[Replicas, Fraction, Fraction]:  # fmt: skip
+    """(copies from now on, seconds saved, seconds of weights on their way) in the next `calls` steps if these have the loads of the last, added up in
+    `loads`: those there are, or the first so many that `place_replicas` makes, where they save more than they cost. Arguments as `moving_pays`."""
+    now, most = with_copies(loads, copies, ranks), place_replicas(loads, ranks, spare)
+    best, gain = (now, Fraction(0), Fraction(0)), Fraction(0)
+    for n in range(len(most.copies), -1, -1):
+        then = with_copies(loads, most.copies[:n], ranks)
+        # `loads` are of all calls together: one call of them saves what all of these save
+        pays, saved, moved = moving_pays(
+            now, then, ranks=ranks, row_s=row_s, expert_bytes=expert_bytes, rate_Bps=rate_Bps, steps=1, step_bytes=calls * step_bytes,
+        )  # fmt: skip
+        if pays and saved - moved > gain:
+            best, gain = (then, saved, moved), saved - moved
+    return best

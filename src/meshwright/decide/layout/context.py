@@ -22,7 +22,9 @@ import msgspec
 from ...errors import Unsupported
 from ...graph.graph import GraphValue, OpGraph, OpNode, Storage, Work
 from ...plan.context import PART, part_of, require_positions
+from ...plan.experts import COUNTS, EXPERTS, TOKENS
 from .context_attention import ATTENTION, AttentionSteps
+from .experts import of_positions
 from .operator_rules import OPERATORS
 from .sequence_rules import Along, carried
 from .sharding import POINTWISE, POINTWISE_UNARY, short_name
@@ -36,6 +38,8 @@ LOSSES = frozenset({
 })  # fmt: skip
 NUMBERS = frozenset({"add", "sub", "mul", "div", "neg", "to", "_to_copy", "clone", "view", "reshape", "squeeze", "contiguous", "float", "double"})
 APART = frozenset({"repeat_interleave", "einsum", "view_as_complex", "view_as_real"})  # beside those of `sequence_rules`
+ALIKE = frozenset({"one_hot", "expand_as"})  # each element of the result is of the same position
+ROUTING = {"topk": 2, "gather": 1, "scatter": 1, "scatter_": 1, "argmax": 1}  # operators along a dimension, and its place among the arguments
 
 
 _RECENT: deque[tuple[OpGraph, int, str, OpGraph | Unsupported]] = deque(maxlen=16)  # by identity: graphs are immutable, and too large to hash
@@ -59,9 +63,10 @@ def context_graph(graph: OpGraph, parts: int, exchange: str) -> OpGraph:
 
 @dataclass
 class _Positions(AttentionSteps):
-    """`numbers`: losses of this rank's positions; `of_input`: values made of inputs."""
+    """`numbers`: losses of this rank's positions; `of_input`: values made of inputs; `counts`: numbers of this rank's rows of experts."""
 
     numbers: set[str] = field(default_factory=set)
+    counts: set[str] = field(default_factory=set)
     of_input: set[str] = field(default_factory=set)
 
     def run(self) -> OpGraph:
@@ -103,6 +108,13 @@ class _Positions(AttentionSteps):
         if any(v in self.numbers for v in n.inputs):
             self._number(n, name)
             return
+        if n.target in (*EXPERTS, TOKENS):
+            n, self.states[n.name] = of_positions(n, self.states, self.shapes, self.parts)
+            self.counts |= {n.name} if n.target == COUNTS else set()
+            self.nodes.append(n)
+            return
+        if any(v in self.counts for v in n.inputs):
+            raise Refused(f"{n.name}: takes the number of rows of a rank's own positions")
         n = self._cut_first(n)
         found = {v: a for v in n.inputs if (a := self.states.get(v)) is not None}
         if not found:
@@ -159,7 +171,23 @@ class _Positions(AttentionSteps):
             raise Refused(f"{n.name}: dimension {state.split.dim} of size {size} does not hold whole chunks of positions")
         return state
 
+    def _routed(self, n: OpNode, name: str, known: dict[str, Along | None]) -> Along:
+        """What routers do with the scores of each token: along another dimension than the positions', all operands divided alike."""
+        first, place, rank = n.inputs[0], ROUTING.get(name, 0), len(self.shapes[n.inputs[0]])
+        along = known.get(first)
+        if along is None or any(known.get(v) != along for v in n.inputs):
+            raise Refused(f"{n.name}: {n.target} of values that are not all divided alike")
+        if name in ALIKE:
+            return along
+        dim = n.args[place] if len(n.args) > place else n.kwargs.get("dim", -1 if name == "topk" else None)
+        if dim is None or dim % rank == along.split.dim:
+            raise Refused(f"{n.name}: {n.target} over positions")
+        gone = name == "argmax" and len(self.shapes[n.name]) < rank and dim % rank < along.split.dim
+        return along._replace(split=along.split.at(along.split.dim - gone))
+
     def _carried(self, n: OpNode, name: str, known: dict[str, Along | None]) -> Along | None:
+        if name in ROUTING or name in ALIKE:
+            return self._routed(n, name, known)
         if name not in APART and not (name in OPERATORS and any(v not in known for v in n.inputs) and name in ("cat", "stack")):
             return carried(n, known, self.shapes)
         found = OPERATORS[name](n, {v: a.split for v, a in known.items() if a is not None}, self.shapes)
@@ -246,7 +274,8 @@ class _Positions(AttentionSteps):
         split = {n.name for n in self.nodes if self.states.get(n.name) is not None or n.name in self.numbers}
         size = {f"param:{p.name}": p.size_bytes for p in g.parameters}
         nodes = self._read()
-        nodes = tuple(self._sized(n, size) if n.name in split and not n.target.startswith("meshwright.") else n for n in nodes)
+        captured = {n.name for n in nodes if n.target in (*EXPERTS, TOKENS) or not n.target.startswith("meshwright.")}
+        nodes = tuple(self._sized(n, size) if n.name in split & captured else n for n in nodes)
         nodes = tuple(self._shaped(n) for n in nodes)
         storages = tuple(self._shared(x, x.owner in split and i < made_here) for i, x in enumerate(self.storages))
         node_of = {j.name: j.node for j in g.joint}

@@ -19,13 +19,15 @@ import msgspec
 from ...errors import Unsupported
 from ...graph.graph import GraphValue, OpGraph, OpNode, Storage, Work
 from ...plan.context import ALL_TO_ALL, KINDS
-from ...plan.experts import BACK, INCOMING, MLP
+from ...plan.experts import BACK, INCOMING, MLP, ROWS, TOKENS
 from ...plan.packing import IDS, TABLE_ROWS, packing_of
 from ...plan.plan import ParamShard
 from ...plan.routing import UNIFORM, Routing
 from .cut import dtype_bytes
+from .sequence_rules import Along
+from .split import Refused, Split
 
-__all__ = ["expert_degree_limit", "expert_shards", "experts_graph", "waits_for_tokens"]
+__all__ = ["expert_degree_limit", "expert_shards", "experts_graph", "of_positions", "waits_for_tokens"]
 
 _DIVIDED = (MLP, TABLE_ROWS)
 _RECENT: deque[tuple[OpGraph, int, Routing, OpGraph]] = deque(maxlen=16)  # by identity: graphs are immutable, and too large to hash
@@ -108,6 +110,26 @@ def _divided(graph: OpGraph, parts: int, routing: Routing) -> OpGraph:
 
 def _row_bytes(buffers: GraphValue) -> int:
     return buffers.shape[2] * dtype_bytes(buffers.dtype)
+
+
+def of_positions(n: OpNode, states: Mapping[str, Along | None], shapes: Mapping[str, tuple[int, ...]], parts: int) -> tuple[OpNode, Along | None]:
+    """An operator of an expert layer on one of `parts` ranks that divide positions, and what its result is: rows are divided along a buffer's length.
+
+    Each rank's tokens lie in buffers of its own, with room for all of them. Raises: Refused where buffers have room for some tokens only: which of
+    them are dropped is a question to all tokens of a sample.
+    """
+    along = states.get(n.inputs[1] if n.target == TOKENS else n.inputs[0])
+    if along is None:
+        raise Refused(f"{n.name}: an expert layer of other values than tokens of positions")
+    if n.target == MLP:
+        return msgspec.structs.replace(n, args=[*n.args[:-1], int(n.args[-1]) // parts]), along
+    if n.target == TOKENS:
+        return n, along
+    tokens, capacity = shapes[n.inputs[0]][0], int(n.args[-1])
+    if along.split.dim or capacity != tokens:
+        raise Refused(f"{n.name}: buffers of {capacity} rows for {tokens} tokens drop some (capacity_factor=0 drops none)")
+    made = msgspec.structs.replace(n, args=[*n.args[:-1], capacity // parts])
+    return made, Along(Split(1), along.extent) if n.target == ROWS else None
 
 
 def _load(n: OpNode, buffers: GraphValue, parts: int, routing: Routing) -> list[int]:

@@ -147,13 +147,12 @@ def _with_experts(found: Iterator[Degrees], problem: LayoutProblem) -> Iterator[
     """With the expert degree that is asked for, or every one that the replicas and the experts divide by."""
     for degrees in found:
         if problem.expert is not None:
-            fits = degrees.data % problem.expert == 0 and (problem.expert == 1 or degrees.context == 1)
-            options = [problem.expert] if fits else []
-        elif degrees.context > 1 or degrees.data == 1:
+            options = [problem.expert] if degrees.replicas % problem.expert == 0 else []
+        elif degrees.replicas == 1:
             options = [1]
         else:
             most = expert_degree_limit(problem.graph_at(degrees.microbatch_size))
-            options = [e for e in _divisors(degrees.data) if most % e == 0]
+            options = [e for e in _divisors(degrees.replicas) if most % e == 0]
         for expert in options:
             yield replace(degrees, expert=expert)
 
@@ -174,13 +173,12 @@ def degrees_of(problem: LayoutProblem) -> Iterator[Degrees]:
     if problem.context is not None and (problem.context < 1 or n % problem.context):
         near = max(c for c in _divisors(n) if c <= max(problem.context, 1))
         raise UsageError(f"context degree {problem.context} does not divide {n} devices", hint=f"e.g. --context {near}, or other --devices")
-    if problem.expert is not None and (problem.expert < 1 or n % problem.expert or (fixed_d or problem.expert) % problem.expert):
-        of = f"data degree {fixed_d}" if fixed_d else f"{n} devices"
-        near = max(e for e in _divisors(fixed_d or n) if e <= max(problem.expert, 1))
+    # what experts may divide over: tensor ranks hold them alike
+    among = n if fixed_d is None or problem.context is None else fixed_d * problem.context
+    if problem.expert is not None and (problem.expert < 1 or among % problem.expert):
+        of = f"{n} devices" if among == n else f"data x context degree {among}; tensor ranks hold experts alike"
+        near = max(e for e in _divisors(among) if e <= max(problem.expert, 1))
         raise UsageError(f"expert degree {problem.expert} does not divide the {of}", where="--ep", hint=f"e.g. --ep {near}")
-    if (problem.expert or 1) > 1 and (problem.context or 1) > 1:
-        text = f"expert degree {problem.expert} with context degree {problem.context}: ranks that divide positions hold other tokens of each buffer"
-        raise UsageError(text, where="--ep", hint="--context 1, or --ep 1")
     devices = n
     n //= problem.context or 1
     product = 1

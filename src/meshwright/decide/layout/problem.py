@@ -25,7 +25,7 @@ Fixed = tuple[int | None, int | None, int | None, int | None]  # data, tensor, p
 @dataclass(frozen=True, order=True)
 class Degrees:
     """`data`: replicas with samples of their own; `context`: ranks that share these and divide positions, by `exchange` ("ring", "ulysses");
-    `expert`: neighbouring replicas that divide experts. Raises: Unsupported for expert degrees that do not divide replicas or go with a context.
+    `expert`: neighbours among data x context ranks that divide experts. Raises: Unsupported for expert degrees that do not divide these.
     """
 
     data: int
@@ -38,9 +38,8 @@ class Degrees:
     exchange: str = ""
 
     def __post_init__(self) -> None:
-        if self.expert > 1 and (self.context > 1 or self.data % self.expert):
-            why = "together with context parallelism" if self.context > 1 else f"does not divide {self.data} data replicas"
-            raise Unsupported(f"expert degree {self.expert} {why}", hint="a divisor of the data degree, and --context 1")
+        if self.expert > 1 and self.replicas % self.expert:
+            raise Unsupported(f"expert degree {self.expert} does not divide {self.replicas} data x context ranks", hint="a divisor of these")
 
     @property
     def ranks(self) -> int:

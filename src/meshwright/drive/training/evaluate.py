@@ -77,8 +77,11 @@ class Evaluator:
 
     def graph_for(self, layout: TrainingLayout) -> OpGraph:
         """The graph as a rank of the layout computes it, tensor parallelism aside: at its micro-batch size, of its positions."""
-        graph = context_graph(self.graph_at(layout.microbatch_size), layout.context, exchange_of(layout))
-        return experts_graph(graph, layout.expert, self.routing)
+        return experts_graph(self.positions_for(layout), layout.expert, self.routing)
+
+    def positions_for(self, layout: TrainingLayout) -> OpGraph:
+        """The same with all experts."""
+        return context_graph(self.graph_at(layout.microbatch_size), layout.context, exchange_of(layout))
 
     @property
     def table_share(self) -> float:

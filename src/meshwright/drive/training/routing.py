@@ -28,7 +28,7 @@ def routing_range(best: Evaluated, evaluator: Evaluator) -> dict[str, Any]:
         return {}
     from ...simulate import simulate_program
 
-    base, flat = evaluator.graph_at(layout.microbatch_size), inline(best.program, best.callees).program
+    base, flat = evaluator.positions_for(layout), inline(best.program, best.callees).program
     now, times = evaluator.graph_for(layout), [best.time_s]
     for routing in (UNIFORM, _one_rank(base, layout.expert)):
         graph = experts_graph(base, layout.expert, routing)

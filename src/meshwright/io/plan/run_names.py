@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-__all__ = ["MODULES", "PLAN", "trace_name"]
+__all__ = ["EXPERT_LOADS", "MODULES", "PLAN", "trace_name"]
 
+EXPERT_LOADS = "expert-loads.json"  # rows that every expert got in the run, where the model has expert layers
 MODULES = "modules.json"
 PLAN = "plan.json"  # the plan that was run
 

@@ -18,6 +18,7 @@ from typing import Any
 import torch
 from torch.nn import functional
 
+from ...errors import NotFinite
 from .dispatch import _dots, _put, _take, slots_of
 from .routing import locations_of
 
@@ -46,8 +47,11 @@ def expert_rows(x: torch.Tensor, experts: torch.Tensor, weights: torch.Tensor | 
 
 @torch.library.custom_op("meshwright::expert_sums", mutates_args=())  # type: ignore[untyped-decorator]
 def expert_sums(rows: torch.Tensor, experts: torch.Tensor, weights: torch.Tensor | None) -> torch.Tensor:
-    """Buffers [n, C, H] -> tokens [T, H]: the sum of a token's rows, times its `weights`."""
+    """Buffers [n, C, H] -> tokens [T, H]: the sum of a token's rows, times its `weights`. Raises: NotFinite for weights that are NaN or infinite."""
     n, capacity, width = rows.shape
+    if weights is not None and not bool((fine := torch.isfinite(weights).all(1)).all()):
+        text = f"the router's weights of {int((~fine).sum())} of {len(fine)} tokens hold NaN or infinity"
+        raise NotFinite(text, where="experts", hint="look at what comes into the router, and at the learning rate")
     return _take(rows.reshape(n * capacity, width), _slots(experts, n, capacity), weights)
 
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 from ...bottleneck.breakdown import Breakdown as MeasuredBreakdown
@@ -27,6 +27,7 @@ class RunFacts:
     inlined: InlinedProgram
     document: Mapping[str, Any]
     measured: MeasuredBreakdown | None = None
+    expert_loads: Mapping[str, Sequence[Sequence[int]]] = field(default_factory=dict)  # by layer: of a step, of an expert
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,6 +56,8 @@ class PageContent:
             return str(job["training"]["model"])
         if self.plan.kind == "collective":
             return str(job.get("collective", {}).get("op", "collective")) if isinstance(job.get("collective"), dict) else "collective"
+        if self.plan.kind == "experts":
+            return "expert layer"
         return f"pipeline {self.plan.decisions.get('pipeline', {}).get('strategy', '')}".strip()
 
     def rank_name(self, rank: int) -> str:

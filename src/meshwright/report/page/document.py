@@ -13,6 +13,7 @@ from .content import PageContent
 from .controls import fabric_section, section, timeline_section
 from .curves import memory_section, run_section
 from .evidence import sources
+from .experts import experts_section
 from .fabric import fabric_picture, link_ends
 from .modules import modules_section
 from .packed import clean, pack
@@ -79,6 +80,7 @@ def _page(page: PageContent, most_spans: int) -> Page:
         ("memory", "Memory", "Memory", memory_section(page) if not collective else None),
         ("run", "Run", "The run", run_section(page) if ran is not None else None),
         ("modules", "Modules", "Modules and bottlenecks", modules_section(ran.measured) if ran is not None and ran.measured is not None else None),
+        ("experts", "Experts", "Experts", experts_section(page)),
         ("layout", "Layout", "Layout", layout_table(page)),
         ("others", "Alternatives", "Alternatives and the bound", alternatives(page)),
         ("decisions", "Decisions", "Decisions", decisions(page)),

@@ -1,4 +1,7 @@
-"""The traced calls as a rank runs them that divides experts with its neighbours: they read what came of others. See `plan.experts` for the names."""
+"""The traced calls as a rank runs them that divides experts with its neighbours: they read what came of others. See `plan.experts` for the names.
+
+On a rank that divides positions too, buffers have room for its own tokens.
+"""
 
 from __future__ import annotations
 
@@ -6,13 +9,32 @@ from typing import Any
 
 import msgspec
 
-from ...plan.context import layout_exchanges
-from ...plan.experts import BACK
+from ...plan.context import among_experts, layout_exchanges
+from ...plan.experts import BACK, COUNTS, EXPERTS, MLP, ROWS, TOKENS
 from ...plan.plan import TrainingLayout
 from ..steps.forward_graph import ForwardGraph, ForwardNode
 from ..tensor.cuts import with_operand
+from ..tensor.state import Call, Shard
 
-__all__ = ["with_exchanges"]
+__all__ = ["OPERATORS", "experts_rule", "with_exchanges"]
+
+OPERATORS = (*EXPERTS, TOKENS)
+
+
+def experts_rule(call: Call, parts: int) -> Shard | None:
+    """What the result of an operator of an expert layer is on one of `parts` ranks that divide positions. Raises: Unsupported."""
+    target = call.node.target
+    state = call.state(1 if target == TOKENS else 0)
+    if not isinstance(state, Shard):
+        raise call.fail("its tokens are not divided by positions")
+    if target in (ROWS, COUNTS):
+        if call.args[-1] != call.shape(0)[0] or state.dim:
+            raise call.fail("its buffers drop tokens")
+        call.args[-1] //= parts
+        return Shard(1) if target == ROWS else None
+    if target == MLP:
+        call.args[-1] //= parts
+    return state
 
 
 def with_exchanges(graph: ForwardGraph, layout: TrainingLayout) -> ForwardGraph:
@@ -21,7 +43,7 @@ def with_exchanges(graph: ForwardGraph, layout: TrainingLayout) -> ForwardGraph:
         return graph
     before: dict[str, list[tuple[str, str]]] = {}
     after: dict[str, str] = {}
-    for x in layout_exchanges(layout):
+    for x in (x for x in layout_exchanges(layout) if among_experts(layout, x)):
         layer, _, suffix = x.target.rpartition("/")
         if suffix == BACK:
             after[x.source] = x.target

@@ -21,6 +21,7 @@ from ..tensor.cuts import with_operand
 from ..tensor.rules import apply_rule
 from ..tensor.state import Call, Member, Shape, Shard, local_shape
 from .attention import RingSpec, context_heads, context_join, context_out, context_part, context_unite, ring_block, ring_end
+from .experts import OPERATORS, experts_rule
 
 __all__ = ["CONTEXT", "Positions", "local_graph"]
 
@@ -134,7 +135,7 @@ class _Local:
             self.add(node)
             return
         call = Call(node, self.states, self.shapes, self.member)
-        self.states[node.name] = apply_rule(call)
+        self.states[node.name] = experts_rule(call, self.parts) if node.target in OPERATORS else apply_rule(call)
         self.add(msgspec.structs.replace(call.node, args=call.args, kwargs=call.kwargs))
 
     def add(self, node: ForwardNode) -> None:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from .agreement import Agreement, Facts, agree
+from .copies import CopyPrices, ExpertCopies
 from .exchange import ExchangeRunner, Held
 from .weights import WeightLayout
 
-__all__ = ["Agreement", "ExchangeRunner", "Facts", "Held", "WeightLayout", "agree"]
+__all__ = ["Agreement", "CopyPrices", "ExchangeRunner", "ExpertCopies", "Facts", "Held", "WeightLayout", "agree"]

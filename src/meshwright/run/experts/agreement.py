@@ -21,13 +21,15 @@ NAMES = ("k", "capacity factor", "experts", "model dimension", "state of the sea
 
 @dataclass(frozen=True)
 class Facts:
-    """Of one rank. finite: no score is NaN or infinite; time_s: of its step before, 0 for none; equal: what must be equal, in the order of NAMES."""
+    """Of one rank. finite: no score is NaN or infinite; time_s: of its step before, 0 for none; equal: what must be equal, in the order of NAMES;
+    changed: this rank's weights are not those of its call before."""
 
     demand: int
     tokens: int
     finite: bool
     time_s: float
     equal: tuple[int, ...]
+    changed: bool = False
 
 
 @dataclass(frozen=True)
@@ -35,6 +37,7 @@ class Agreement:
     demand: int
     tokens: int
     time_s: float
+    changed: bool
 
 
 def number_of(value: float) -> int:
@@ -44,7 +47,7 @@ def number_of(value: float) -> int:
 
 def agree(facts: Facts, group: Any, rank: int, ranks: int) -> Agreement:
     """The same on all ranks. Raises, on all: NotFinite naming the first rank with such scores, RankDiverged naming what differs; GroupFailed."""
-    rows = [facts.demand, facts.tokens, 0 if facts.finite else ranks - rank, int(facts.time_s * 1e9)]
+    rows = [facts.demand, facts.tokens, 0 if facts.finite else ranks - rank, int(facts.time_s * 1e9), int(facts.changed)]
     for value in facts.equal:
         rows += [value, -1 - value]
     numbers = torch.tensor(rows, dtype=torch.int64)
@@ -59,7 +62,7 @@ def agree(facts: Facts, group: Any, rank: int, ranks: int) -> Agreement:
             raise GroupFailed(
                 f"rank {rank} lost the others before a step: {str(error)[:200]}", where="experts", data={"rank": rank, "error": str(error)[:300]},
             ) from error
-    demand, tokens, broken, time_ns, *equal = numbers.tolist()
+    demand, tokens, broken, time_ns, changed, *equal = numbers.tolist()
     if broken:
         bad = ranks - broken
         raise NotFinite(
@@ -72,4 +75,4 @@ def agree(facts: Facts, group: Any, rank: int, ranks: int) -> Agreement:
                 f"ranks differ in {name}: between {-1 - low} and {high}", where="experts", hint="give all ranks the same arguments in every step",
                 data={"what": name, "rank": rank},
             )  # fmt: skip
-    return Agreement(demand, tokens, time_ns * 1e-9)
+    return Agreement(demand, tokens, time_ns * 1e-9, bool(changed))

@@ -29,11 +29,11 @@ from ..executor.lanes import fuse_lanes
 from ..executor.memory import RankMemory
 from ..executor.transport import TaggedTransport
 from ..group.messages import end_waits
+from .ragged import END_TAG
 from .weights import WeightLayout
 
 __all__ = ["ExchangeRunner", "Held"]
 
-END_TAG = (1 << 31) - 11  # no message has it
 MAX_KEPT = 16  # programs of a layer that stay compiled; each has buffers for one step
 Run = Callable[[torch.Tensor, dict[str, torch.Tensor], float], torch.Tensor]
 

@@ -13,8 +13,12 @@ import torch
 from torch.autograd.function import once_differentiable
 
 from ...errors import GroupFailed
+from ..group.messages import end_waits
 
-__all__ = ["ragged_exchange"]
+__all__ = ["END_TAG", "exchange_rows", "ragged_exchange"]
+
+
+END_TAG = (1 << 31) - 11  # no message has it
 
 
 def _exchanged(group: Any, x: torch.Tensor, sends: list[int], receives: list[int]) -> torch.Tensor:
@@ -40,6 +44,12 @@ class _Exchange(torch.autograd.Function):  # type: ignore[misc]
         return _exchanged(group, grad, sends, receives), None, None, None
 
 
+def exchange_rows(group: Any, x: torch.Tensor, sends: list[int], receives: list[int]) -> torch.Tensor:
+    """Rows of x, sends[r] of them to rank r in order; receives[r] rows from rank r, in their order. Gradients go back. Raises: GroupFailed."""
+    out: torch.Tensor = _Exchange.apply(x, group, sends, receives)
+    return out
+
+
 def ragged_exchange(
     group: Any, ranks: int, x: torch.Tensor, counts: torch.Tensor, run: Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 ) -> torch.Tensor:
@@ -55,6 +65,10 @@ def ragged_exchange(
     order = torch.argsort(owner, stable=True)
     back = torch.empty_like(order)
     back[order] = torch.arange(len(order))
-    done = run(arrived.index_select(0, order), wanted.sum(0))
+    try:
+        done = run(arrived.index_select(0, order), wanted.sum(0))
+    except BaseException:
+        end_waits(group, group.rank(), ranks, END_TAG)  # so that no other rank waits for this one
+        raise
     out: torch.Tensor = _Exchange.apply(done.index_select(0, back), group, receives, sends)
     return out

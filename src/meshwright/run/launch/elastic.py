@@ -42,7 +42,7 @@ from ..machine.torchrun_worker import tell_torchrun
 from ..ranks.blame import first_cause, typed
 from ..ranks.worker import RankLink, TerminationWatch, report_of
 from ..recording.recording import numbers
-from .outcome import absolute, commit, make_document, write_modules
+from .outcome import absolute, commit, make_document, write_loads, write_modules
 from .rank import RankOptions, run_rank
 from .request import RunRequest, RunResult
 from .setup import fetch_setup, make_setup
@@ -183,6 +183,8 @@ class _ElasticRank:
                     write_bytes(partial / f"rank-{r:03d}.json", data)
                 write_plan(partial / PLAN, self.plan)
                 write_modules(partial, self.plan, self.graph)
+                if self.plan.layout is not None:
+                    write_loads(partial, self.plan.layout, recordings)
                 write_bytes(partial / "run.json", msgspec.json.format(msgspec.json.encode(made), indent=1))
                 document = commit(partial, self.request.out)
             finally:

@@ -15,23 +15,25 @@ import numpy as np
 from ... import __version__
 from ...cost import Cost
 from ...errors import FormatError, Unsupported, UsageError
+from ...io.costs.expert_loads import write_expert_loads
 from ...io.fabric.document import fabric_document
-from ...io.plan.run_names import MODULES, PLAN, trace_name
+from ...io.plan.run_names import EXPERT_LOADS, MODULES, PLAN, trace_name
 from ...io.trace.module_tree import write_module_tree
 from ...job import Training
 from ...plan.batch_statistics import shares_batch
 from ...plan.plan import Plan, TrainingLayout
+from ...plan.routing import Routing
 from ...plan.vocabulary import base_node
 from ...program.calls import inline
 from ...program.program import I32
 from ...trace.module_tree import CapturedOperator, ModuleTree
 from ..machine.pacing import Pacing, machine_facts
-from ..recording.recording import RankRecording, numbers, plan_identity
+from ..recording.recording import RankRecording, expert_loads, numbers, plan_identity
 from .request import RunDocument, RunRequest
 
 __all__ = [
     "absolute", "commit", "evaluation_graph_of", "forward_graph", "make_document", "opaque_function", "restart_of", "versions", "walk_orders",
-    "write_modules",
+    "write_loads", "write_modules",
 ]  # fmt: skip
 
 
@@ -180,6 +182,7 @@ def make_document(
     notes = []
     if use.get("disturbed"):
         notes.append(f"other programs used {100 * use['others']:.0f} % of the machine; times are disturbed")
+    notes += dropped_notes([r for r in ranks if layout.coordinates(r.rank)[2] == 0])
     evaluation: dict[str, Any] = {}
     if request.evaluate_every:
         parts = [r.evaluations for r in ranks if r.evaluations and layout.coordinates(r.rank)[2] == 0]
@@ -211,6 +214,34 @@ def write_modules(folder: Path, plan: Plan, graph: Any) -> None:
     write_module_tree(folder / MODULES, tree)
 
 
+def dropped_notes(ranks: Sequence[RankRecording]) -> list[str]:
+    """What expert layers dropped is said: the sum, and the layer that dropped most."""
+    found: dict[str, int] = {}
+    for r in ranks:
+        for layer, n in r.expert_dropped.items():
+            found[layer] = found.get(layer, 0) + n
+    if not found:
+        return []
+    most = max(found, key=lambda layer: (found[layer], layer))
+    return [f"{sum(found.values())} choices of tokens found no place in the buffers of their experts, most in {most!r} ({found[most]}); "
+            "convert_experts(capacity_factor=0) drops none"]  # fmt: skip
+
+
+class _Rows(msgspec.Struct):
+    """Of a recording, what counts here."""
+
+    rank: int
+    expert_rows: dict[str, list[list[int]]] = {}
+
+
+def write_loads(folder: Path, layout: TrainingLayout, recordings: Sequence[bytes]) -> None:
+    """`expert-loads.json`: rows that every expert of every layer got, in the mean over the recorded steps. Nothing without such layers."""
+    loads = expert_loads([msgspec.json.decode(r, type=_Rows) for r in recordings], layout)
+    measured = tuple((layer, tuple(round(sum(x) / len(steps)) for x in zip(*steps, strict=True))) for layer, steps in loads.items() if steps)
+    if measured:
+        write_expert_loads(folder / EXPERT_LOADS, Routing(measured=measured))
+
+
 def absolute(folder: str) -> str:
     return str(Path(folder).resolve()) if folder else ""
 
@@ -233,10 +264,12 @@ def commit(partial: Path, out: Path) -> RunDocument:
     """Move recordings, the plan, then run.json, into the run folder."""
     document = msgspec.json.decode((partial / "run.json").read_bytes(), type=RunDocument)
     (out / "run.json").unlink(missing_ok=True)  # of an earlier run; its recordings are about to be replaced
-    here = [document.modules, *(t for t in document.traces if not (partial / t).exists())]  # ranks under torchrun write their traces themselves
+    # ranks under torchrun write their traces themselves
+    here = [document.modules, EXPERT_LOADS, *(t for t in document.traces if not (partial / t).exists())]
     for old in (*out.glob("rank-*.json"), *(t for t in out.glob("trace-rank-*.json.gz") if t.name not in here)):
         old.unlink()
-    for name in (*document.recordings, *document.traces, document.modules, PLAN, "run.json"):
+    (out / EXPERT_LOADS).unlink(missing_ok=True)
+    for name in (*document.recordings, *document.traces, document.modules, EXPERT_LOADS, PLAN, "run.json"):
         if name not in here or (partial / name).exists():
             (partial / name).replace(out / name)
     return document

@@ -57,6 +57,7 @@ from .shaped_steps import ShapedStep, ShapedSteps, shaped_batches
 
 __all__ = ["RankOptions", "run_rank", "training_rank"]
 
+MAX_RECORDED_ROWS = 1 << 16  # numbers of rows that are kept of a layer, an expert and a step each
 MAX_RECORDED_STEPS = 64  # training steps whose program steps are kept one by one; losses and times are kept of all
 
 
@@ -314,11 +315,21 @@ class _Trainer:
         self.steps.tell(self.metrics)
         self.metrics.step(step, loss, end - start, learning_rate=rate, **now.work.said())
         marks = self.marks.take(zero) if self.marks else ([], [])
+        self._count_rows()
         if len(self.recording.steps) < MAX_RECORDED_STEPS and now is self.steps.of[0]:  # of others lengths and losses alone
             record.marks, record.marks_s = marks
             record.starts_s = np.round(np.asarray(executor.starts) - zero, 7).tolist()
             record.ends_s = np.round(np.asarray(executor.ends) - zero, 7).tolist()
         self.recording.steps.append(record)
+
+    def _count_rows(self) -> None:
+        """Rows of experts in the step that is over, as long as there is room."""
+        for layer, (rows, dropped) in self.marks.take_rows().items() if self.marks else ():
+            if dropped:
+                self.recording.expert_dropped[layer] = self.recording.expert_dropped.get(layer, 0) + dropped
+            kept = self.recording.expert_rows.setdefault(layer, [])
+            if (len(kept) + 1) * len(rows) <= MAX_RECORDED_ROWS:
+                kept.append(rows)
 
     def evaluate(self, evaluation: Evaluation, step: int) -> None:
         loss = evaluation.run()

@@ -23,7 +23,7 @@ from ...program.calls import inline
 from ..executor.rounds import compile_rounds, require_ends
 from ..machine.pacing import Pacing, choose_pacing
 from ..recording.recording import numbers
-from .outcome import absolute, commit, make_document, write_modules
+from .outcome import absolute, commit, make_document, write_loads, write_modules
 from .request import RunRequest, RunResult, check_request, under_torchrun
 
 __all__ = ["train_run"]
@@ -133,5 +133,6 @@ def _run_locally(
     recordings = [(partial / f"rank-{r:03d}.json").read_bytes() for r in range(layout.ranks)]
     costs = [blob_get(ranks.store, f"costs/{r}") for r in range(layout.ranks)] if request.calibrate else []
     write_modules(partial, plan, setups[0].graph)
+    write_loads(partial, layout, recordings)
     document = make_document(plan, request, pacing, recordings, costs, ranks.machine_use, first=first, before=before, launcher="local")
     write_bytes(partial / "run.json", msgspec.json.format(msgspec.json.encode(document), indent=1))

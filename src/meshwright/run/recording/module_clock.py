@@ -27,6 +27,7 @@ __all__ = ["ModuleClock", "ModuleMarks"]
 
 class ModuleClock:
     """`runs`: what marks refer to; `which`, `times_s`: the marks since `take`, `perf_counter` seconds. `annotate`: also as profiler ranges.
+    `rows`: by module, (rows that each expert got, choices of tokens) since `take_rows`.
 
     `times`: of the device that the modules run on, begun by whoever begins a step; without it the processor's clock.
     """
@@ -36,6 +37,7 @@ class ModuleClock:
         self.now: Callable[[], float] = time.perf_counter if times is None else times.now
         self.runs: list[ModuleRun] = []
         self.which, self.times_s = array("i"), array("d")
+        self.rows: dict[str, tuple[torch.Tensor, int]] = {}
         self.annotate = False
         self._open: Any = None
 
@@ -61,6 +63,25 @@ class ModuleClock:
                 made.register_prehook(backward)
 
         return enter, leave
+
+    def counted(self, module: str) -> Callable[[torch.Tensor, torch.Tensor], None]:
+        """What to call with the numbers of rows [E] of a layer's experts and its tokens' choices; calls while a segment is traced count nothing."""
+
+        def count(rows: torch.Tensor, choices: torch.Tensor) -> None:
+            if type(rows) is torch.Tensor and not rows.is_meta:
+                before, many = self.rows.get(module, (0, 0))
+                self.rows[module] = before + rows, many + choices.numel()
+
+        return count
+
+    def take_rows(self) -> dict[str, tuple[list[int], int]]:
+        """By module, rows of every expert so far and choices of tokens that found no place among them; and forget them."""
+        found = {}
+        for module, (rows, choices) in self.rows.items():
+            each = rows.tolist()
+            found[module] = each, choices - sum(each)
+        self.rows.clear()
+        return found
 
     def _range(self, name: str) -> None:
         self.close()

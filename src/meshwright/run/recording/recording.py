@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from typing import Protocol
 
 import msgspec
 
-from ...plan.plan import Plan
+from ...plan.plan import Plan, TrainingLayout
 
-__all__ = ["ModuleRun", "RankRecording", "RestartBytes", "StepRecord", "numbers", "plan_identity"]
+__all__ = ["ModuleRun", "RankRecording", "RestartBytes", "StepRecord", "expert_loads", "numbers", "plan_identity"]
 
 
 class RestartBytes(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
@@ -71,11 +72,32 @@ class RankRecording(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     parameters_bytes: int = 0
     restart: RestartBytes | None = None
     module_runs: list[ModuleRun] = []
+    expert_rows: dict[str, list[list[int]]] = {}  # by layer, step by step, rows of every expert from this rank's tokens
+    expert_dropped: dict[str, int] = {}  # by layer, choices of this rank's tokens that found no place in a buffer, in all steps
 
 
 def numbers(losses: Iterable[float | None]) -> list[float]:
     """Losses as a document gives them back: JSON has no number that is not finite, and None is what is left of one."""
     return [math.nan if x is None else x for x in losses]
+
+
+class _Counted(Protocol):
+    @property
+    def rank(self) -> int: ...
+    @property
+    def expert_rows(self) -> dict[str, list[list[int]]]: ...
+
+
+def expert_loads(recordings: Sequence[_Counted], layout: TrainingLayout) -> dict[str, list[list[int]]]:
+    """By layer and step, rows that every expert got of all ranks' tokens. Tensor-parallel ranks route the same tokens: the first counts."""
+    found: dict[str, list[list[int]]] = {}
+    for r in recordings:
+        if layout.coordinates(r.rank)[2]:
+            continue
+        for layer, steps in r.expert_rows.items():
+            before = found.get(layer, [[0] * len(rows) for rows in steps])
+            found[layer] = [[a + b for a, b in zip(x, y, strict=True)] for x, y in zip(before, steps, strict=False)]
+    return found
 
 
 def plan_identity(plan: Plan) -> str:

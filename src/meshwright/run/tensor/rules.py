@@ -206,6 +206,22 @@ def _softmax(call: Call) -> Any:
     return state
 
 
+def _each(call: Call) -> Any:
+    """What routers do with every token's scores, along a dimension that is not split: operands are split alike."""
+    state, rank, name = call.state(0), len(call.shape(0)), call.node.target.split(".")[1]
+    if not isinstance(state, Shard) or any(call._states.get(v) != state for v in call.node.inputs):
+        raise call.fail("its operands are not split alike")
+    if name in ("one_hot", "expand_as"):
+        return state
+    place, default = (2, -1) if name == "topk" else (1, None)
+    over = call.argument(place, "dim", default)
+    if over is None or call.dim(over, rank) == state.dim:
+        raise call.fail("it runs over the sharded dimension")
+    if name == "argmax" and len(call.out_shape) < rank:
+        return replace(state, dim=state.dim - (call.dim(over, rank) < state.dim))
+    return (state,) * len(call.node.outputs) if call.node.many else state
+
+
 def _reduce(call: Call) -> Any:
     state, rank = call.state(0), len(call.shape(0))
     over = call.argument(2 if call.node.target.startswith("aten.linalg") else 1, "dim", None)
@@ -328,6 +344,7 @@ _RULES: dict[str, Callable[[Call], Any]] = {
     "aten.embedding": _embedding,
     "aten.repeat_interleave": repeat_interleave_rule,
     **{f"aten.{n}": _reduce for n in ("mean", "sum", "amax", "amin", "var", "std", "var_mean", "logsumexp", "linalg_vector_norm")},
+    **{f"aten.{n}": _each for n in ("topk", "gather", "scatter", "scatter_", "argmax", "one_hot", "expand_as")},
     OWN_PART.rsplit(".", 1)[0]: own_part_rule,
     "meshwright.context_join": _context_join,
     "meshwright.ring_block": _ring_round,

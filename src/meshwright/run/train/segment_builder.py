@@ -17,8 +17,10 @@ from ...capture.precision import casting
 from ...capture.regions import REGION, run_region
 from ...errors import Unsupported
 from ...plan.context import layout_exchanges
+from ...plan.experts import COUNTS
 from ...plan.plan import ParamShard, Segment, TrainingLayout, ValueInfo, ValueSplit
 from ...plan.shards import local_value, sequence_values
+from ...plan.vocabulary import base_node
 from ..context.local import CONTEXT, Positions
 from ..recording.module_clock import ModuleClock, ModuleMarks
 from ..steps.forward_graph import OPAQUE, ForwardGraph, ForwardNode, decode_argument, resolve
@@ -180,6 +182,9 @@ class SegmentBuilder:
             if divided:
                 known[node.name] = graph.call_function(torch.ops.aten.div.Tensor, (known[node.name], divisor))
             modules.after(node, known[node.name])
+            if self.clock is not None and node.target == COUNTS:
+                count = self.clock.counted(self.graph.modules.get(base_node(node.name), node.name))
+                graph.call_function(count, (known[node.name], known[node.inputs[0]]))
         modules.end()
         graph.output(tuple(known[w] for w in segment.writes))
         module = fx.GraphModule(torch.nn.Module(), graph)
