@@ -331,20 +331,30 @@ class DataParallel:
         """Sum the group's gradients (whole ones of one micro-batch, at levels 2 and 3) over the replicas, after step `after`."""
         low, r = self.low, self.r
         buffer = self.full.pop((g.name, microbatch)) if self.level > 1 else r.buffers[f"gradients{g.name}"]
-        p, d, _ = low.layout.coordinates(r.number)
-        tensor = self._tensor(g, p, d)
-        if tensor is not None:
+        if low.layout.step_end.folded:  # the tree over micro-batches first: its leaves are then the same whatever the number of replicas
+            self._over_replicas(g, buffer, after)
+            self._over_tensor(g, buffer, after)
+        else:
+            self._over_tensor(g, buffer, after)
+            self._over_replicas(g, buffer, after)
+        if self.level > 1:
+            copied = r.sync.copy((buffer, g.part[0]), (r.buffers[f"gradshard{g.name}"], 0), g.part[1], add=True)
+            low.b.dies_after(buffer, copied)
+            self.closed.append(copied)
+
+    def _over_tensor(self, g: _Group, buffer: int, after: StepRef) -> None:
+        p, d, _ = self.low.layout.coordinates(self.r.number)
+        if (tensor := self._tensor(g, p, d)) is not None:
             label = f"tp:{p}.{d}:{'.'.join(summed_over(g.name))}"
-            r.sync.call(low.call("tensor", label, tensor, r.number, buffer, g.planned_bytes), after=[after])
+            self.r.sync.call(self.low.call("tensor", label, tensor, self.r.number, buffer, g.planned_bytes), after=[after])
+
+    def _over_replicas(self, g: _Group, buffer: int, after: StepRef) -> None:
+        low, r = self.low, self.r
         if g.name in self.compressed.groups:
             self.compressed.send(g.name, after)
         elif len(replicas := self._data(g.name)) > 1:
             operation = ("reduce-scatter",) if self.level else ()
             r.sync.call(low.call("gradient", self._label("dp", g.name), replicas, r.number, buffer, g.planned_bytes, *operation), after=[after])
-        if self.level > 1:
-            copied = r.sync.copy((buffer, g.part[0]), (r.buffers[f"gradshard{g.name}"], 0), g.part[1], add=True)
-            low.b.dies_after(buffer, copied)
-            self.closed.append(copied)
 
     # ---- end of the step ---------------------------------------------------------------------------------------
     def finish(self) -> None:

@@ -18,6 +18,7 @@ from meshwright.check import check_plan
 from meshwright.cli import main
 from meshwright.drive.plans import read_fabric, read_plan, write_plan
 from meshwright.drive.training.compress import CompressWanted
+from meshwright.drive.training.pipeline import PipelineWanted
 from meshwright.drive.training.sharding import ShardingWanted
 from meshwright.drive.training.training import plan_training
 from meshwright.drive.training.wishes import LayoutWanted
@@ -126,11 +127,18 @@ def test_proofs_find_what_is_no_fold(plans: dict[int, Plan]) -> None:
 
 @pytest.mark.parametrize(
     ("wish", "flag"),
-    [(ShardingWanted(level=1), "--zero"), (LayoutWanted(microbatch=2, tensor=2), "--tp"), (CompressWanted(codec="onebit"), "--compress")],
+    [
+        ((ShardingWanted(level=2),), "--zero"), ((ShardingWanted(level=1), LayoutWanted(microbatch=2, tensor=2)), "--zero"),
+        ((ShardingWanted(level=1),), "--clip-norm"), ((LayoutWanted(microbatch=2, pipeline=2),), "--clip-norm"),
+        ((LayoutWanted(microbatch=2, context=2),), "--context"), ((LayoutWanted(microbatch=2, expert=2),), "--ep"),
+        ((LayoutWanted(microbatch=2, pipeline=2), PipelineWanted(name="gpipe")), "--pipeline"),
+        ((CompressWanted(codec="onebit"),), "--compress"), ((ShardingWanted(overlap=True),), "--overlap"),
+        ((LayoutWanted(microbatch=2, data=2),), "--dp"), ((LayoutWanted(microbatch=2, tensor=3),), "--dp"),
+    ],
 )
 def test_what_divides_gradients_otherwise_is_refused(wish: Any, flag: str) -> None:
     with pytest.raises(Unsupported) as refused:
-        planned(4, wish)
+        planned(4, *wish)
     assert refused.value.where == flag and refused.value.hint
 
 
