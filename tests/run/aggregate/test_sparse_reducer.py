@@ -53,7 +53,7 @@ def test_every_way_gives_the_sum_and_all_take_the_fastest() -> None:
             reducer.all_reduce(parts[worker].copy(), way="quick")
         square = reducer.all_reduce(parts[worker].reshape(50, 100).copy(), way="sparse")
         apart, reducer.pace = reducer.apart, dict.fromkeys(WAYS, (0.0, 1e-6))
-        choices = [reducer.best(500_000, int(500_000 * p)) for p in (0.001, 0.2)]
+        choices = [reducer.best(500_000, int(500_000 * p)) for p in (0.001, 0.5)]
         reducer.close()
         return [found, square, apart, choices, str(reducer.why)]
 
@@ -61,7 +61,7 @@ def test_every_way_gives_the_sum_and_all_take_the_fastest() -> None:
         results = reducers(up, work)
     for found, square, apart, choices, why in results:
         assert all(np.allclose(x, total, atol=1e-3) for x in found) and (square.reshape(-1) == total).all()
-        assert apart == pytest.approx(WORKERS, rel=0.05) and choices[0] in ("hosts", "sparse") and choices[1] == "dense" and why == "None"
+        assert apart == pytest.approx(WORKERS, rel=0.1) and choices[0] in ("hosts", "sparse") and choices[1] == "dense" and why == "None"
     assert len({str(r[3]) for r in results}) == 1
 
 

@@ -64,17 +64,20 @@ def rewire(standing: Standing, *, moved: int, evaluations: int, rng: np.random.G
             f"{sum(out)} free ports of two-way cables are no pairs: one would stay free", where="rewire",
             hint="take another accelerator or cable away, or design anew with one way each", data={"free_ports": sum(out)},
         )  # fmt: skip
-    most, met = least_moved(standing) + moved, dict[tuple[int, int, Fraction], Grown]()
+    most, met, before = least_moved(standing) + moved, dict[tuple[int, int, Fraction], Grown](), Counter(standing.arcs)
     current: tuple[Fraction, int, int] | None = None
     arcs: list[Arc] = []
     for count in range(max(1, evaluations)):
-        tried = _joined(standing, rng) if current is None or count % RESTARTS == 0 else _exchanged(arcs, standing.paired, rng)
-        found = _made(standing, tried) if tried is not None else None
-        if found is None or len(found.unplugged) > most:
+        tried = _joined(standing, rng) if not arcs or count % RESTARTS == 0 else _exchanged(arcs, standing.paired, rng)
+        if tried is None or (before - Counter(tried)).total() > most:
+            continue
+        found = _made(standing, tried)
+        if found is None:
+            arcs = arcs if current else tried  # on through wirings that are not connected, until one is
             continue
         cost = (found.load, found.steps, len(found.unplugged))
         if current is None or cost <= current:
-            arcs, current = list(tried or ()), cost
+            arcs, current = tried, cost
         met.setdefault((len(found.unplugged), found.steps, found.load), found)
     if not met:
         raise Infeasible(
