@@ -49,11 +49,11 @@ def made_blocks(count: int, *, span: int, places: int, waiting: int, keys: Any =
 
 
 @called
-def clear(blocks, b, dense):  # type: ignore[no-untyped-def]
-    """Make an empty block ready for the next; `dense`: it begins as an array."""
+def clear(blocks, b, span, dense):  # type: ignore[no-untyped-def]
+    """Make an empty block ready for the next. It begins as an array with `dense`, and where its table takes no less memory than one."""
     for x in range(AT + 1):
         blocks.state[b, x] = 0
-    if dense:
+    if dense or blocks.keys.shape[1] * PAIR_BYTES >= span * NUMBER_BYTES:
         blocks.state[b, DENSE] = 1
 
 

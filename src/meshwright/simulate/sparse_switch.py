@@ -196,7 +196,7 @@ def _entry(sources: int) -> Any:
         out = spilled = most = begin = sources * 0
         for b in range(len(ends)):
             first = out
-            clear(blocks, 0, False)
+            clear(blocks, 0, span, False)
             for i in range(begin, ends[b]):
                 insert(blocks, 0, b * span, span, indices[i], values[i])
                 most = max(most, span * NUMBER_BYTES if state[0, DENSE] else (state[0, HELD] + state[0, WAITING]) * PAIR_BYTES)

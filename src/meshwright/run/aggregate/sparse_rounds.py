@@ -5,7 +5,7 @@ Left open by the paper: who says that a block is over, and what a lost part of o
 worker sends the next part of its block, the switch answers with the next part of the sum; flags say whether more comes. So a packet that is lost,
 doubled or late is handled as a dense one is, per hop, by the functions that the state checker enumerates.
 Deviations: contributions of a round are added in order of workers once all are in, so the bits depend on data and tree alone, not on arrival. The
-switch at the top keeps arrays from the beginning; those below a table that spills.
+switch at the top keeps arrays from the beginning; those below a table that spills, where that takes less memory.
 Invariant: what all rounds of a block send on adds up to what came in.
 Cost: memory of a slot: all workers' packets, a table, an array; per round a header each way without pairs.
 
@@ -147,7 +147,7 @@ def combine_round(blocks, b, pool, first, workers, span, top):  # type: ignore[n
             final = False
     base = np.int64(number) * span
     if state[b, BLOCK] != number + 1:
-        clear(blocks, b, top)
+        clear(blocks, b, span, top)
         state[b, BLOCK], state[b, HOLD] = number + 1, 0
     for w in range(workers):
         _add(blocks, b, base, span, pool, first + w)
