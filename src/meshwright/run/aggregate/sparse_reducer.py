@@ -33,6 +33,7 @@ BROKEN = 1 << 62  # instead of a number of pairs: the switch is lost
 FRAME_BYTES = 42 + HEADER_BYTES  # of a packet on the wire beside its payload: Ethernet, IP, UDP, ours
 TCP_SHARE = 1 + 66 / 1448  # bytes on the wire per byte of the hosts' own messages
 TIMED = ((1 << 10, 0.01), (1 << 18, 0.05))  # elements and density of the calls that are timed; the larger takes a tenth of a second at 50 Mbit/s
+SLOTS = 64  # of a job, as `Seat` has them unless told otherwise
 TRIES = 3  # of each; the fastest counts: what else runs on the machine only adds
 
 
@@ -57,7 +58,8 @@ def link_bytes(way: str, load: Load, *, words: int, span: int) -> float:
     blocks = max(1, -(-load.elements // span))
     up, down = (_packets(pairs / blocks, min(span, load.elements), words) for pairs in (load.pairs, load.union))
     rounds = max(up[0] + down[0] - 1, 1)
-    return blocks * (max(up[1], down[1]) + rounds * (FRAME_BYTES + 4 * FRAME_WORDS))
+    alone = min(1.0, SLOTS / 2 / blocks)  # share of the pairs that go up while nothing comes down: of the first half of the slots
+    return blocks * (max(up[1], down[1]) + alone * up[1] + rounds * (FRAME_BYTES + 4 * FRAME_WORDS))
 
 
 def _packets(pairs: float, span: int, words: int) -> tuple[int, float]:

@@ -35,8 +35,8 @@ class Flow(NamedTuple):
     """Per slot: `due` (the chunk it waits for), when it was sent and how often, its agreed exponent, its header, and its payload where that is made.
 
     `numbers`: figures of the stream and of the call, by the places above; `at`: addresses of headers and of staging, bytes of its row, address of the
-    tensor, steps of a block; `control`: the last control message, its bytes in the first word. Of pairs, per slot: `block` in hand (-1: none),
-    `place` of the next pair, bytes of the packet.
+    tensor, steps of a block; `control`: the last control message, its bytes in the first word. Of pairs, per slot: `block` in hand (-1: none
+    any more, -2: none yet), `place` of the next pair, bytes of the packet.
     """
 
     due: Any
@@ -191,6 +191,9 @@ def _pairs_result(fd, box, i, flow, tensor, out, now):  # type: ignore[no-untype
     if flow.tries[slot] == 1:
         _timed(flow, slot, now)
     flags, count = box.numbers[i, 4] & 255, box.numbers[i, 4] >> 8
+    other = slot + -(-flow.numbers[SLOTS] // 2)
+    if other < flow.numbers[SLOTS] and flow.block[other] == -2 and (count or not flags & MORE):
+        _begin_block(fd, flow, tensor, other, other, out, now)  # staggered: half of the slots send their pairs while sums of the others come down
     for x in range(count):
         if flags & ARRAY:
             index, value = flow.block[slot] * span + box.numbers[i, 6] + x, float_of(box.numbers[i, 7 + x])
@@ -270,6 +273,8 @@ def _entry(sources: int) -> Any:
             flow.numbers[PROGRESS_NS] = now
             if how == PAIRS:
                 for slot in range(slots):
+                    flow.block[slot] = -2
+                for slot in range(-(-slots // 2)):
                     _begin_block(fd, flow, tensor, slot, slot, out, now)
             for number in range(flow.numbers[FIRST], min(flow.numbers[FIRST] + slots, flow.numbers[END])):
                 _post(fd, flow, tensor, number, coded, out, now)
