@@ -111,3 +111,14 @@ def test_tests_lie_beside_what_they_test() -> None:
     folders = {p.parent.relative_to(ROOT / "tests") for p in (ROOT / "tests").rglob("test_*.py")}
     assert {f.as_posix() for f in folders if f.parts[0] not in beside and not (SRC / f).is_dir()} == set()
     assert not folders & {Path(), Path("run"), Path("probe"), Path("drive")}
+
+
+def test_whoever_catches_a_wrong_json_catches_wrong_utf8_too() -> None:
+    """msgspec tells of bytes that are no UTF-8 by an error that is not one of its own."""
+    found = []
+    for path in SRC.rglob("*.py"):
+        for at in ast.walk(ast.parse(path.read_bytes())):
+            caught = ast.unparse(at.type) if isinstance(at, ast.ExceptHandler) and at.type is not None else ""
+            if re.search(r"msgspec\.(DecodeError|MsgspecError)", caught) and not re.search(r"UnicodeDecodeError|ValueError", caught):
+                found.append(f"{path.relative_to(SRC)}:{at.lineno}")
+    assert not found

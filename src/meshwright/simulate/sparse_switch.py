@@ -188,7 +188,7 @@ def _switched(children: Sequence[_Sent], switch: SparseSwitch, blocks: int) -> _
 def _entry(sources: int) -> Any:
     """Closes over the source of what it uses: code that was kept for another is not taken."""
 
-    @allocating  # type: ignore[untyped-decorator]
+    @allocating
     def served(indices, values, ends, blocks, span, spill):  # type: ignore[no-untyped-def]
         """Every block of a switch, by the handlers that the switch in software runs: what is sent up, in order."""
         out_indices, out_values = np.empty(len(indices), np.int64), np.empty(len(values), np.float64)

@@ -75,6 +75,8 @@ class SparseReducer(Reducer):
 
     sparse: SparseStream | None = None
     pace: dict[str, tuple[float, float]]
+    span: int
+    words: int
     apart: float  # independent workers that would have made the last call's union
 
     @classmethod
@@ -95,11 +97,9 @@ class SparseReducer(Reducer):
         except (Unsupported, LinkLost, RunTimeout) as error:
             self.why = error
         if self.hosts.most(int(self.sparse is None)):
-            for stream in (self.stream, self.sparse):
-                if stream is not None:
-                    stream.abandon("another worker could not join")
+            self._leave()
             self.why = self.why or GroupFailed("another worker could not join the job of pairs", where=seat.job)
-            self.stream = self.sparse = None
+            self.stream = None
 
     def _time(self, way: str) -> None:
         """Find a way's fixed seconds and seconds per byte, from two calls; the slowest worker's."""

@@ -84,7 +84,8 @@ def rewire(standing: Standing, *, moved: int, evaluations: int, rng: np.random.G
             f"no redesign with at most {most} links unplugged joins all accelerators, of {evaluations} tried", where="rewire",
             hint="allow more with --moved or --evaluations", data={"unplugged": most},
         )  # fmt: skip
-    return [found for key, found in sorted(met.items()) if not any(k != key and all(a <= b for a, b in zip(k, key, strict=True)) for k in met)]
+    ordered = sorted(met)
+    return [met[x] for x in ordered if not any(y != x and y[0] <= x[0] and y[1] <= x[1] and y[2] <= x[2] for y in ordered)]
 
 
 def _joined(standing: Standing, rng: np.random.Generator) -> list[Arc] | None:
