@@ -117,8 +117,7 @@ def test_whoever_catches_a_wrong_json_catches_wrong_utf8_too() -> None:
     """msgspec tells of bytes that are no UTF-8 by an error that is not one of its own."""
     found = []
     for path in SRC.rglob("*.py"):
-        for at in ast.walk(ast.parse(path.read_bytes())):
-            caught = ast.unparse(at.type) if isinstance(at, ast.ExceptHandler) and at.type is not None else ""
-            if re.search(r"msgspec\.(DecodeError|MsgspecError)", caught) and not re.search(r"UnicodeDecodeError|ValueError", caught):
-                found.append(f"{path.relative_to(SRC)}:{at.lineno}")
+        for caught in re.findall(r"^ *except .*msgspec\.(?:DecodeError|MsgspecError).*", path.read_text(), re.MULTILINE):
+            if not re.search(r"UnicodeDecodeError|ValueError", caught):
+                found.append(f"{path.relative_to(SRC)}: {caught.strip()}")
     assert not found
