@@ -6,7 +6,7 @@ import secrets
 import select
 import time
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -98,7 +98,7 @@ class Stream:
         self.box, self.out = inbox(4 * seat.words), outbox()
 
     @classmethod
-    def join(cls, switch: Address, seat: Seat) -> Stream:
+    def join(cls, switch: Address, seat: Seat) -> Self:
         """Wait until all workers of the job have joined. Raises: Unsupported (refused), RunTimeout, LinkLost (no such switch), RunError."""
         sock = open_socket(peer=switch)
         try:
@@ -301,7 +301,7 @@ class Stream:
         n = self.flow.numbers
         return Counts(int(n[SENT]), int(n[RESENT]), int(n[RESULTS]), int(n[SMOOTH_NS]) / 1e9)
 
-    def __enter__(self) -> Stream:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
