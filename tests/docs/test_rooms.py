@@ -111,3 +111,13 @@ def test_tests_lie_beside_what_they_test() -> None:
     folders = {p.parent.relative_to(ROOT / "tests") for p in (ROOT / "tests").rglob("test_*.py")}
     assert {f.as_posix() for f in folders if f.parts[0] not in beside and not (SRC / f).is_dir()} == set()
     assert not folders & {Path(), Path("run"), Path("probe"), Path("drive")}
+
+
+def test_whoever_catches_a_wrong_json_catches_wrong_utf8_too() -> None:
+    """msgspec tells of bytes that are no UTF-8 by an error that is not one of its own."""
+    found = []
+    for path in SRC.rglob("*.py"):
+        for caught in re.findall(r"^ *except .*msgspec\.(?:DecodeError|MsgspecError).*", path.read_text(), re.MULTILINE):
+            if not re.search(r"UnicodeDecodeError|ValueError", caught):
+                found.append(f"{path.relative_to(SRC)}: {caught.strip()}")
+    assert not found

@@ -21,7 +21,7 @@ def plain(hosts, elements):
 
 def valued(supports, seed=0):
     rng = np.random.default_rng(seed)
-    return [(s, rng.integers(-50, 51, len(s)).astype(float)) for s in supports]
+    return [(s, rng.integers(1, 51, len(s)).astype(float)) for s in supports]
 
 
 @settings(max_examples=few(60), deadline=None)

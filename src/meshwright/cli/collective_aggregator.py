@@ -29,6 +29,10 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--listen", required=True, metavar="HOST:PORT", help="where; port 0 takes a free one")
     parser.add_argument("--slots", type=at_least_one, default=512, help="chunks that may be under way, of all jobs together (default %(default)s)")
     parser.add_argument("--words", type=at_least_one, default=256, help="32-bit numbers per packet (default %(default)s: 1 KiB; at most 2048)")
+    parser.add_argument("--span", type=at_least_one, default=1 << 14, help="indices that a block of sparse jobs may have (default %(default)s)")
+    parser.add_argument(
+        "--places", type=at_least_one, default=1 << 12, help="of a sparse block's table, with another switch above (default %(default)s)"
+    )
     parser.add_argument(
         "--operator", metavar="FILE.py:NAME", help="an operator beside the built-in ones: a function that returns `own_operator(...)`"
     )
@@ -51,8 +55,8 @@ def run(args: argparse.Namespace) -> Result:
         sys.stderr.flush()
 
     counts = run_aggregator(
-        parse_address(args.listen), slots=args.slots, words=args.words, own=_operator(args.operator), lost=args.lost, doubled=args.doubled,
-        late=args.late, seed=args.seed, ready=ready,
+        parse_address(args.listen), slots=args.slots, words=args.words, span=args.span, places=args.places,
+        own=_operator(args.operator), lost=args.lost, doubled=args.doubled, late=args.late, seed=args.seed, ready=ready,
     )  # fmt: skip
     return Result({"schema": "meshwright.aggregator", "version": 1, "packets": counts}, "  ".join(f"{k} {v}" for k, v in counts.items()))
 

@@ -23,6 +23,7 @@ examples:
   meshwright fabric design --nodes 64 --ports 4 --bidirectional --out pod.toml --cables pod.csv
   meshwright collective plan all-gather --fabric pod.toml --size 64MiB --strategy bfb       the schedule for it
   meshwright fabric design --nodes 18 --ports 4 --grow pod.toml --moves moves.csv           two more, few cables moved
+  meshwright fabric design --rewire pod.toml --without d3 --moved 8 --moves moves.csv       one is dead: join what it leaves, move up to 8 links
   meshwright fabric design --nodes 64 --ports 4 --peers 2                                   two neighbours each, cables doubled
   meshwright fabric design --accelerators 1024 --budget 6000000 --job job.toml              networks beside each other
 
@@ -31,7 +32,7 @@ T_B      how long its bytes take, in (bytes of the message) / (rate of all ports
 least    no wiring of so many accelerators and ports has fewer steps (Moore), or a smaller T_B
 best     T_B of the best schedule on this wiring, however many steps it takes (--strategy forestcoll)
 all      share of the ports' rate that all-to-all traffic can have, by a linear program; with <: at most so much, by the mean number of hops
-out, in  with --grow: links of the old wiring to unplug, and links to plug; a two-way cable is two links
+out, in  with --grow or --rewire: links of the old wiring to unplug, and links to plug; a two-way cable is two links
 global   at most so much of the injection can be all-to-all traffic, by a cut
 time     of one iteration of the job, at least: its bytes over these shares, and latency over the diameter"""
 
@@ -43,13 +44,16 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--peers", type=at_least_one, default=0, metavar="N", help="with --nodes: others that each is joined to, at most")
     parser.add_argument("--parallel", type=at_least_one, default=0, metavar="N", help="with --nodes: cables to the same other, at most")
     parser.add_argument("--grow", metavar="FILE", help="with --nodes: a wiring that stands (fabric file), to grow to so many with few cables moved")
+    parser.add_argument("--rewire", metavar="FILE", help="a wiring that stands: join its free ports, and move links for fewer steps or a smaller T_B")
+    parser.add_argument("--without", metavar="PART,...", help="with --rewire: parts that are gone (d3, or a link d3<->d5)")
+    parser.add_argument("--moved", type=whole_number, default=0, metavar="N", help="with --rewire: links that may move beyond the least (default 0)")
     parser.add_argument("--accelerators", type=at_least_one, metavar="N", help="at least so many, in a network of 16 ports each")
     parser.add_argument("--budget", type=whole_number, metavar="USD", help="with --accelerators: leave out what costs more")
     parser.add_argument("--job", metavar="FILE", help="with --accelerators: what an iteration sends (TOML; default: 10 GB summed, 1 GB all-to-all)")
     parser.add_argument("--rate", default="50GB/s", help="of one port (default 50GB/s)")
     parser.add_argument("--latency", default="1us", help="of one cable (default 1us)")
     parser.add_argument("--prices", metavar="FILE", help="what parts cost (TOML; default: the published figures that ship)")
-    tried = "Cayley digraphs tried at every size (default 2000); with --grow: growths tried (default 200)"
+    tried = "Cayley digraphs tried at every size (default 2000); with --grow, --rewire: designs tried (default 200)"
     parser.add_argument("--evaluations", type=whole_number, default=None, metavar="N", help=tried)
     parser.add_argument("--seed", type=whole_number, default=0, help="of the search: equal seeds give equal designs (default 0)")
     chosen = parser.add_argument_group("one design as files")
@@ -57,7 +61,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     chosen.add_argument("-o", "--out", metavar="FILE", help="write it as a fabric file (.toml or .json)")
     chosen.add_argument("--cables", metavar="FILE", help="write its cables as CSV")
     chosen.add_argument("--dot", metavar="FILE", help="write it for Graphviz")
-    chosen.add_argument("--moves", metavar="FILE", help="with --grow: write what to unplug and to plug, as CSV")
+    chosen.add_argument("--moves", metavar="FILE", help="with --grow or --rewire: write what to unplug and to plug, as CSV")
     chosen.add_argument("--schedule", metavar="FILE", help="write a plan by the rule of the wiring's expansion, checked; an all-to-all by paths")
     operations = ("all-gather", "reduce-scatter", "all-reduce", "all-to-all")
     chosen.add_argument("--op", choices=operations, default="all-gather", help="of that plan (default all-gather)")
@@ -75,6 +79,9 @@ def run(args: argparse.Namespace) -> Result:
         rate, latency, _ = parse_rate_Bps(args.rate), parse_time_s(args.latency), parse_size_bytes(args.size)
     except ValueError as error:
         raise UsageError(str(error), where="--rate, --latency, --size", hint="e.g. --rate 50GB/s --latency 1us --size 64MiB") from None
+    if args.rewire:
+        return _rewired(args, rate, latency)
+    _refuse(args, ("without", "moved"), "--rewire", "only a wiring that stands has parts that are gone, and links to move")
     wired = args.nodes is not None and args.ports is not None
     if wired == (args.accelerators is not None) or (args.nodes is None) != (args.ports is None):
         raise UsageError("give --nodes and --ports, or --accelerators", hint="e.g. --nodes 16 --ports 4, or --accelerators 1024")
@@ -111,6 +118,28 @@ def _wirings(args: argparse.Namespace, problem: TopologyProblem) -> Result:
         rows = grow_wiring(read_fabric(args.grow), problem, evaluations=tried, seed=args.seed)
     else:
         rows = design_wiring(problem, options=options, seed=args.seed)
+    return _shown(args, rows, problem)
+
+
+def _rewired(args: argparse.Namespace, rate_Bps: int, latency_s: float) -> Result:
+    from ..decide.topology import TopologyProblem
+    from ..drive.plans import read_fabric
+    from ..drive.wiring import GROWTHS, rewire_wiring
+    from ..fabric.prices import shipped_prices
+    from ..io.fabric.prices import read_prices
+
+    others = ("nodes", "accelerators", "grow", "bidirectional", "peers", "parallel", "schedule", "budget", "job")
+    _refuse(args, others, "designs without --rewire", "a redesign keeps what stands")
+    prices = read_prices(args.prices) if args.prices else shipped_prices()
+    given = TopologyProblem(nodes=2, ports=1, rate_Bps=rate_Bps, latency_s=latency_s, prices=prices)
+    rows, problem = rewire_wiring(
+        read_fabric(args.rewire), args.without.split(",") if args.without else (), given, ports=args.ports or 0, moved=args.moved,
+        evaluations=GROWTHS if args.evaluations is None else args.evaluations, seed=args.seed,
+    )  # fmt: skip
+    return _shown(args, rows, problem)
+
+
+def _shown(args: argparse.Namespace, rows: list[WiringRow], problem: TopologyProblem) -> Result:
     number = _chosen(args, len(rows), len(rows))
     text = _text(rows, problem)
     written = _written(args, rows[number - 1].design.fabric(problem)) if args.out or args.cables or args.dot else []
@@ -199,7 +228,9 @@ def _document(row: WiringRow) -> dict[str, Any]:
         "factor_bound": str(d.factor_bound), "forest_factor": str(row.forest_factor),
         "all_to_all_bound": None if d.gather is None else str(1 / d.gather.hops), "all_to_all": row.all_to_all,
         "parts": dict(d.parts), "usd": row.usd, "peers": d.wiring.peers, "parallel": d.wiring.parallel,
-        **({} if row.grown is None else {"unplugged": len(row.grown.unplugged), "plugged": len(row.grown.plugged)}),
+        **({} if row.grown is None else {
+            "unplugged": len(row.grown.unplugged), "plugged": len(row.grown.plugged), "least_unplugged": row.least_unplugged,
+        }),
         "check": {op: None if v is None else v.to_json() for op, v in verdicts.items()},
         "directions": {
             op: None if cost is None else {
@@ -231,6 +262,8 @@ def _text(rows: list[WiringRow], problem: Any) -> str:
             f"{number:>3}  {d.steps:>5}  {d.factor!s:>10}  {above:>7}  {row.forest_factor!s:>10}  {share:>7}  {cables_of:>7}  {row.usd:>10,} $  "
             f"{moves}{d.name}{mark}"
         )
+    if rows[0].grown is not None:
+        lines.append(f"any design without loops and parallel cables unplugs at least {rows[0].least_unplugged} links")
     return "\n".join(lines)
 
 

@@ -147,7 +147,7 @@ def with_settings(runtime: TrainingRuntime, words: list[str]) -> TrainingRuntime
         name, _, text = word.partition("=")
         try:
             fields[name] = msgspec.json.decode(text)
-        except msgspec.DecodeError:
+        except (msgspec.DecodeError, UnicodeDecodeError):
             fields[name] = text
     try:
         return msgspec.convert(fields, TrainingRuntime)

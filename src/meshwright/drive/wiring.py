@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from typing import Any
@@ -14,16 +14,18 @@ from ..check.wiring import check_wiring
 from ..decide.collective import CollectiveProblem
 from ..decide.collective.bounds.collective import bandwidth_bound
 from ..decide.topology import TopologyProblem, strategy
-from ..decide.topology.directconnect.growth import Grown, grow, wiring_of
+from ..decide.topology.directconnect.growth import Grown, grow, least_unplugged, wiring_of
 from ..decide.topology.directconnect.loads import Cost, gather_cost
+from ..decide.topology.directconnect.rewire import Standing, least_moved, rewire
 from ..decide.topology.directconnect.strategy import WiringDesign
 from ..decide.topology.hammingmesh.bandwidth import global_share
 from ..decide.topology.problem import factor_bound, steps_bound
 from ..errors import UsageError
+from ..fabric.edit import without
 from ..fabric.fabric import Fabric
 from ..kernels.stages import stage
 
-__all__ = ["GROWTHS", "WiringRow", "design_wiring", "grow_wiring"]
+__all__ = ["GROWTHS", "WiringRow", "design_wiring", "grow_wiring", "rewire_wiring"]
 
 GROWTHS = 200  # growths that are costed: of 64 to 66 accelerators with 4 ports, 4 s
 MAX_FLOWS = 2100  # accelerators times cables of the linear program of all-to-all traffic: 22 accelerators with 4 ports
@@ -32,7 +34,8 @@ MAX_FLOWS = 2100  # accelerators times cables of the linear program of all-to-al
 @dataclass(frozen=True, kw_only=True)
 class WiringRow:
     """`forest_factor`: T_B of the best schedule that there is on this wiring, however many steps (ForestColl reaches it). `usd`: of all its parts.
-    `all_to_all`: share of the ports' rate that all-to-all traffic can have, by a linear program; None where that is too large. `grown`: what moves.
+    `all_to_all`: share of the ports' rate that all-to-all traffic can have, by a linear program; None where that is too large. `grown`: what moves,
+    and `least_unplugged` of every growth or redesign.
     """
 
     design: WiringDesign
@@ -42,6 +45,7 @@ class WiringRow:
     usd: int
     all_to_all: float | None = None
     grown: Grown | None = None
+    least_unplugged: int = 0
 
 
 @stage("designing wirings")
@@ -69,16 +73,47 @@ def grow_wiring(fabric: Fabric, problem: TopologyProblem, *, evaluations: int = 
     old = [device.name for device in fabric.devices]
     free = (name for k in range(2 * problem.nodes) if (name := f"d{k}") not in set(old))
     names = (*old, *(next(free) for _ in range(problem.nodes - base.nodes)))
-    rows = []
-    for grown in grow(base, problem.nodes, evaluations=evaluations, rng=np.random.default_rng(seed)):
-        gather = gather_cost(grown.wiring)
-        design = WiringDesign(
-            wiring=grown.wiring, gather=gather, scatter=gather if grown.wiring.paired else gather_cost(grown.wiring.transposed()), steps=grown.steps,
-            factor=grown.load * base.ports / problem.nodes, names=names, factor_bound=factor_bound(problem.nodes),
-            steps_bound=steps_bound(problem.nodes, base.ports, bidirectional=base.paired),
-        )  # fmt: skip
-        rows.append(replace(_row(design, problem), grown=grown))
-    return rows
+    least = least_unplugged(problem.nodes - base.nodes, base.ports) if problem.nodes > base.nodes else 0
+    found = grow(base, problem.nodes, evaluations=evaluations, rng=np.random.default_rng(seed))
+    return [_moved_row(grown, names, problem, least) for grown in found]
+
+
+@stage("rewiring")
+def rewire_wiring(
+    fabric: Fabric, down: Sequence[str], problem: TopologyProblem | None = None, *, ports: int = 0, moved: int = 0, evaluations: int = GROWTHS,
+    seed: int = 0,
+) -> tuple[list[WiringRow], TopologyProblem]:  # fmt: skip
+    """Redesigns of the wiring that stands without the parts `down` (`fabric.edit`), each checked, and the problem that they solve.
+
+    `ports`: of each accelerator; 0: as many as the one with the most links. `problem`: rates and prices. Raises: UnknownName, UsageError (switches,
+    links of unlike rates, fewer ports than links), Infeasible (`rewire`), CheckFailed.
+    """
+    if fabric.switches:
+        raise UsageError("has switches: a wiring is accelerators alone", where=fabric.name, hint="give a file that `fabric design --nodes` wrote")
+    rates = {link.rate_Bps for link in fabric.links}
+    unit = int(np.gcd.reduce(list(rates))) if rates else 1
+    whole = np.bincount([end[0] for x, end in zip(fabric.links, fabric.link_ends, strict=True) for _ in range(x.rate_Bps // unit)], minlength=1)
+    ports = ports or int(whole.max())
+    if not ports or int(whole.max()) > len(fabric.devices) * ports:
+        raise UsageError("has no links of one rate", where=fabric.name, hint="a wiring's links are whole multiples of one port's rate")
+    left = without(fabric, down) if down else fabric
+    arcs = tuple(sorted((a, b) for x, (a, b) in zip(left.links, left.link_ends, strict=True) for _ in range(x.rate_Bps // unit)))
+    paired = arcs == tuple(sorted((b, a) for a, b in arcs))
+    asked = replace(problem or TopologyProblem(nodes=2, ports=1), nodes=len(left.devices), ports=ports, bidirectional=paired)
+    standing = Standing(fabric.name, asked.nodes, ports, arcs, paired)
+    found, names = rewire(standing, moved=moved, evaluations=evaluations, rng=np.random.default_rng(seed)), tuple(d.name for d in left.devices)
+    return [_moved_row(grown, names, asked, least_moved(standing)) for grown in found], asked
+
+
+def _moved_row(grown: Grown, names: tuple[str, ...], problem: TopologyProblem, least: int) -> WiringRow:
+    wiring = grown.wiring
+    gather = gather_cost(wiring)
+    design = WiringDesign(
+        wiring=wiring, gather=gather, scatter=gather if wiring.paired else gather_cost(wiring.transposed()), steps=grown.steps,
+        factor=grown.load * wiring.ports / problem.nodes, names=names, factor_bound=factor_bound(problem.nodes),
+        steps_bound=steps_bound(problem.nodes, wiring.ports, bidirectional=wiring.paired),
+    )  # fmt: skip
+    return replace(_row(design, problem), grown=grown, least_unplugged=least)
 
 
 def _row(design: WiringDesign, problem: TopologyProblem) -> WiringRow:

@@ -124,7 +124,7 @@ def decode(data: Any, decoder: msgspec.json.Decoder[T], where: str) -> T:
         found = _AT.match(text)
         message, path = (found[1], found[2].lstrip(".")) if found else (text, "")
         raise FormatError(message, where=_joined(where, path), hint="" if path else _OTHER_FORM) from error
-    except msgspec.DecodeError as error:
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise FormatError(f"not JSON: {str(error).removeprefix('JSON is malformed: ')}", where=where, hint=_NOT_JSON) from error
     except RecursionError:
         raise FormatError("nested too deeply", where=where) from None

@@ -170,7 +170,7 @@ def read_state(folder: Path) -> LabState:
         raise UnknownName(f"no lab is called {folder.name!r}", hint=hint) from None
     try:
         state = msgspec.json.decode(data, type=LabState)
-    except (msgspec.MsgspecError, RecursionError) as error:
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise FormatError(str(error), where=str(path), hint="remove what is left of it: `meshwright lab gc`") from None
     if state.schema != SCHEMA or state.version != VERSION:
         raise FormatError(f"is {state.schema} version {state.version}, not {SCHEMA} version {VERSION}", where=str(path), hint="`meshwright lab gc`")

@@ -36,39 +36,17 @@ from ..plan.shards import sharing
 from ..plan.sizes import summed_over
 from ..program.builder import LaneBuilder, StepRef
 from .compressed import CompressedSums
+from .groups import ADDING, Group, Residency, last_steps
 from .norm import lower_norm
 from .sequence import per_chunk
 from .step import Position, RankLanes, StepLowering
 
 __all__ = ["DataParallel"]
 
-ADDING = ("B", "W")  # phases that add to gradients of parameters
 # Temporaries of Adam in units of the parameter that it updates: the root of the second moment, and that over its correction.
 UPDATE_BUFFERS = 2
 
 Range = tuple[int, int, int]
-
-
-@dataclass
-class _Group:
-    name: str
-    params: tuple[str, ...]
-    size_bytes: int
-    planned_bytes: int  # for which its collectives are planned: a stage's buckets share them, and what they need beside buffers is there once
-    segments: frozenset[str]
-    chunks: int = 1
-    chunk_bytes: int = 0
-    part: tuple[int, int] = (0, 0)  # first chunk of this rank's part, and how many
-
-
-@dataclass
-class _Residency:
-    """Compute steps `start` to `end`, all in a row, that use a group's gathered weights."""
-
-    group: _Group
-    start: int
-    end: int
-    buffer: int = -1
 
 
 @dataclass
@@ -78,14 +56,14 @@ class DataParallel:
     low: StepLowering
     r: RankLanes
     order: Sequence[Position]
-    groups: dict[str, _Group] = field(default_factory=dict)
+    groups: dict[str, Group] = field(default_factory=dict)
     refs: list[StepRef] = field(default_factory=list)  # of the compute steps so far
     closed: list[StepRef] = field(default_factory=list)  # sums whose whole gradients are dead after them
-    common: list[_Group] = field(default_factory=list)  # groups whose sums over copies are still to come, in the order of all copies
+    common: list[Group] = field(default_factory=list)  # groups whose sums over copies are still to come, in the order of all copies
     final: dict[str, StepRef] = field(default_factory=dict)  # by group, the step after which that sum may come
     full: dict[tuple[str, int], int] = field(default_factory=dict)  # (group, micro-batch) -> its whole gradients that are being made
-    residencies: list[_Residency] = field(default_factory=list)
-    current: list[_Residency] = field(default_factory=list)
+    residencies: list[Residency] = field(default_factory=list)
+    current: list[Residency] = field(default_factory=list)
     next: int = 0  # number of the residency that starts next
     gather_lane: LaneBuilder | None = None
     compressed: CompressedSums = field(init=False)
@@ -99,33 +77,33 @@ class DataParallel:
                 raise Unsupported(f"parameter {params[0]!r} is in no bucket", hint="the layout's buckets must hold every parameter of one stage")
             using = frozenset(k for k in r.stage.segments if any(p in low.segment[k].params for p in params))
             alone = ":" in name or of_experts(name) or not low.layout.buckets
-            self.groups[name] = _Group(name, params, sizes[buffer], sizes[buffer] if alone else low.largest_bucket(r), using)
-        self.used: dict[str, list[_Group]] = {}  # by segment
+            self.groups[name] = Group(name, params, sizes[buffer], sizes[buffer] if alone else low.largest_bucket(r), using)
+        self.used: dict[str, list[Group]] = {}  # by segment
         for g in self.groups.values():
             for k in g.segments:
                 self.used.setdefault(k, []).append(g)
-        self.closing: dict[int, list[_Group]] = {}
+        self.closing: dict[int, list[Group]] = {}
         p, d, _ = low.layout.coordinates(r.number)
         for g in self.groups.values():
-            for i in _ends(g, low.positions(p, d), each=self.level > 1):
+            for i in last_steps(g, low.positions(p, d), each=self.level > 1):
                 self.closing.setdefault(i, []).append(g)
         mates = [low.positions(q, d) for q in low.layout.mates(p)]
         if len(mates) > 1 and self.level < 2 and low.layout.overlap:
-            self.common = sorted(self.groups.values(), key=lambda g: max((i for order in mates for i in _ends(g, order)), default=-1))
+            self.common = sorted(self.groups.values(), key=lambda g: max((i for order in mates for i in last_steps(g, order)), default=-1))
         self.compressed = CompressedSums.of(low, r, self._data(), self._label("dp"))
         if self.level == 3:
             self.gather_lane = low.b.lane(r.number)
             self._residencies()
 
     def _residencies(self) -> None:
-        open_of: dict[str, _Residency] = {}
+        open_of: dict[str, Residency] = {}
         for i, at in enumerate(self.order):
             for g in self.used.get(at.segment, ()):
                 found = open_of.get(g.name)
                 if found is not None and found.end == i - 1:
                     found.end = i
                 else:
-                    open_of[g.name] = _Residency(g, i, i)
+                    open_of[g.name] = Residency(g, i, i)
                     self.residencies.append(open_of[g.name])
 
     # ---- buffers -----------------------------------------------------------------------------------------------
@@ -163,7 +141,7 @@ class DataParallel:
         lay = self.low.layout
         return (lay.microbatches_of(self._replica()) - 1).bit_length() if lay.step_end.folded else 0
 
-    def _cut(self, g: _Group) -> None:
+    def _cut(self, g: Group) -> None:
         """Chunks that every collective of the group can use, and that the replicas' parts are whole numbers of."""
         plan, (me, n), size = self.low.plan_all_reduce, sharing(self.low.layout, self._replica(), g.name), g.planned_bytes
         tied, holders, replicas = self._tied(g), self._holders(g), (self._replica(),) if self.low.folded else range(self.low.layout.data)
@@ -206,14 +184,14 @@ class DataParallel:
     def _copied(self) -> bool:
         return len(self._copies(*self.low.layout.coordinates(self.r.number))) > 1
 
-    def _holders(self, g: _Group) -> list[tuple[int, int, int]]:
+    def _holders(self, g: Group) -> list[tuple[int, int, int]]:
         """Coordinates of this rank, of those with other stages that share the group's parameter, of their copies, of tensor ranks that sum it:
         replicas of those are other devices, for which another collective may be planned."""
         lay, summed = self.low.layout, [int(i) for i in summed_over(g.name)]
         places = [lay.coordinates(r) for r in self._tied(g) or (self.r.number,)]
         return [(q, d, x) for p, d, t in places for q in lay.mates(p) for x in summed or (t,)]
 
-    def _tied(self, g: _Group) -> tuple[int, ...] | None:
+    def _tied(self, g: Group) -> tuple[int, ...] | None:
         """Ranks of the stages that share the group's parameter."""
         lay = self.low.layout
         p, d, t = lay.coordinates(self.r.number)
@@ -223,7 +201,7 @@ class DataParallel:
         member = lay.mates(p).index(p)  # sums over copies come first: one copy of each family adds up
         return tuple(lay.rank(family[member], d, t) for family in lay.families() if param in lay.held(family[0]).params)
 
-    def _tensor(self, g: _Group, pipeline: int, data: int) -> tuple[int, ...] | None:
+    def _tensor(self, g: Group, pipeline: int, data: int) -> tuple[int, ...] | None:
         """Ranks over which the group's gradients are partial sums."""
         indices = summed_over(g.name)
         return tuple(self.low.layout.rank(pipeline, data, int(i)) for i in indices) if indices else None
@@ -269,7 +247,7 @@ class DataParallel:
             for g in self.closing.get(i, ()):
                 self._sum(g, ref, self.order[i].microbatch)
 
-    def _gather(self, k: int, x: _Residency) -> StepRef:
+    def _gather(self, k: int, x: Residency) -> StepRef:
         """Weights of a group from all replicas' parts."""
         r, g, lane, b = self.r, x.group, self.gather_lane, self.low.b
         assert lane is not None
@@ -285,7 +263,7 @@ class DataParallel:
             return lane.last
         return lane.call(self.low.call("weights", self._label("dpw", g.name), replicas, r.number, x.buffer, g.planned_bytes, "all-gather"))
 
-    def _open(self, g: _Group, microbatch: int) -> list[StepRef]:
+    def _open(self, g: Group, microbatch: int) -> list[StepRef]:
         """Make room for a group's whole gradients; gives what must be over before."""
         if (g.name, microbatch) in self.full:
             return []
@@ -299,24 +277,23 @@ class DataParallel:
         of = f"{kind}:{p if self.level else self.low.layout.mates(p)[0]}.{t}"
         return f"{of}e{d % self.low.layout.expert}" if of_experts(group) else of
 
-    def _sum(self, g: _Group, after: StepRef, microbatch: int = -1) -> None:
+    def _sum(self, g: Group, after: StepRef, microbatch: int = -1) -> None:
         """`_reduce`, and the sums over copies whose turn it is."""
+        if self.level or not self.common:
+            self._reduce(g, after, microbatch)
         if not self.common:
-            self._reduce(g, after, microbatch)
             return
-        if self.level:
-            self._reduce(g, after, microbatch)
         self.final[g.name] = self.r.sync.last if self.level else after
         # sums over copies run in one order on all of them, else two ranks would wait for each other's calls
         while self.common and self.common[0].name in self.final:
             g = self.common.pop(0)
             self._over_copies(g, self.final[g.name])
 
-    def _over_copies(self, g: _Group, after: StepRef) -> None:
+    def _over_copies(self, g: Group, after: StepRef) -> None:
         """The sum in which all copies take part, after step `after`."""
         (self._add_copies if self.level else self._reduce)(g, after)
 
-    def _add_copies(self, g: _Group, after: StepRef) -> None:
+    def _add_copies(self, g: Group, after: StepRef) -> None:
         """Sum over the copies what this rank was given of the group's gradients."""
         low, r = self.low, self.r
         p, d, t = low.layout.coordinates(r.number)
@@ -324,26 +301,33 @@ class DataParallel:
         part, size = r.buffers[f"gradshard{g.name}"], -(-g.planned_bytes // sharing(low.layout, d, g.name)[1])
         r.sync.call(low.call("gradient", f"copies:{low.layout.mates(p)[0]}.{d}.{t}", copies, r.number, part, size), after=[after])
 
-    def _reduce(self, g: _Group, after: StepRef, microbatch: int = -1) -> None:
+    def _reduce(self, g: Group, after: StepRef, microbatch: int = -1) -> None:
         """Sum the group's gradients (whole ones of one micro-batch, at levels 2 and 3) over the replicas, after step `after`."""
         low, r = self.low, self.r
         buffer = self.full.pop((g.name, microbatch)) if self.level > 1 else r.buffers[f"gradients{g.name}"]
-        p, d, _ = low.layout.coordinates(r.number)
-        tensor = self._tensor(g, p, d)
-        if tensor is not None:
-            label = f"tp:{p}.{d}:{'.'.join(summed_over(g.name))}"
-            r.sync.call(low.call("tensor", label, tensor, r.number, buffer, g.planned_bytes), after=[after])
-        alone = tensor is None and g.name not in self.compressed.groups and len(self._data(g.name)) == 1  # nobody else has these experts
-        if g.name in self.compressed.groups:
-            self.compressed.send(g.name, after)
-        elif len(replicas := self._data(g.name)) > 1:
-            operation = ("reduce-scatter",) if self.level else ()
-            r.sync.call(low.call("gradient", self._label("dp", g.name), replicas, r.number, buffer, g.planned_bytes, *operation), after=[after])
+        sums = (self._over_tensor, self._over_replicas)
+        for over in sums[::-1] if low.layout.step_end.folded else sums:  # a tree over micro-batches first: its leaves are then alike at any replicas
+            over(g, buffer, after)
         if self.level > 1:
+            p, d, _ = low.layout.coordinates(r.number)
+            alone = self._tensor(g, p, d) is None and g.name not in self.compressed.groups and len(self._data(g.name)) == 1  # nobody else has these experts
             shard = r.buffers[f"gradshard{g.name}"]
             copied = r.sync.copy((buffer, g.part[0]), (shard, 0), g.part[1], add=True, after=[after] if alone else [])
             low.b.dies_after(buffer, copied)
             self.closed.append(copied)
+
+    def _over_tensor(self, g: Group, buffer: int, after: StepRef) -> None:
+        p, d, _ = self.low.layout.coordinates(self.r.number)
+        if (tensor := self._tensor(g, p, d)) is not None:
+            label = f"tp:{p}.{d}:{'.'.join(summed_over(g.name))}"
+            self.r.sync.call(self.low.call("tensor", label, tensor, self.r.number, buffer, g.planned_bytes), after=[after])
+
+    def _over_replicas(self, g: Group, buffer: int, after: StepRef) -> None:
+        if g.name in self.compressed.groups:
+            self.compressed.send(g.name, after)
+        elif len(replicas := self._data(g.name)) > 1:
+            what = ("gradient", self._label("dp", g.name), replicas, self.r.number, buffer, g.planned_bytes)
+            self.r.sync.call(self.low.call(*what, *(("reduce-scatter",) if self.level else ())), after=[after])
 
     # ---- end of the step ---------------------------------------------------------------------------------------
     def finish(self) -> None:
@@ -388,12 +372,3 @@ class DataParallel:
                 if len(replicas := self._data(g.name)) > 1:
                     label, weights = self._label("dpw", g.name), r.buffers[f"weights{g.name}"]
                     r.sync.call(low.call("weights", label, replicas, r.number, weights, g.planned_bytes, "all-gather"), after=[done])
-
-
-def _ends(g: _Group, order: Sequence[Position], *, each: bool = False) -> list[int]:
-    """Places in an order of the last steps that add to the group: one, or with `each` one per micro-batch."""
-    ends: dict[int, int] = {}
-    for i, at in enumerate(order):
-        if at.phase in ADDING and at.segment in g.segments:
-            ends[at.microbatch if each else 0] = i
-    return [*ends.values()]

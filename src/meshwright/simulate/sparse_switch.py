@@ -2,13 +2,14 @@
 
 Cite: D. De Sensi, S. Di Girolamo, S. Ashkboos, S. Li, T. Hoefler, "Flare: Flexible In-Network Allreduce" (SC 2021, arXiv 2106.15565), section 7.
 Left open by the paper: when a block is over, and where the table gives way to an array. Our answer: the last packet of a child says how many it has
-sent, so an empty block is one packet without pairs; an array from the pairs on that take as many bytes as it.
+sent, so an empty block is one packet without pairs; an array from the pair on with which what was sent and is held would take as many bytes.
 Deviations: times are the busiest link's bytes over its rate, so handlers are as fast as the line (`handlers` says whether they are).
 Invariant: what leaves the top is the sum of what the hosts sent, pair by pair; a pair that finds its place taken travels on and is added above.
 Cost: O(1) per pair and switch; the array O(span) per block.
 
 A message is cut into blocks of `span` indices. Hosts send (index, value) pairs, block by block. A switch keeps, per block, a table with one place per
-hash; a pair whose place another index has goes to a spill buffer, and a full one is sent up at once.
+hash; a pair whose place another index has goes to a spill buffer, and a full one is sent up at once. The handlers (`kernels.sparse_block`) are those
+of the switch in software (`run.aggregate.sparse_rounds`).
 """
 
 from __future__ import annotations
@@ -22,15 +23,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..errors import UsageError
-from ..kernels.compile import allocating
+from ..kernels import sparse_block
+from ..kernels.compile import allocating, fingerprint
+from ..kernels.sparse_block import DENSE, HELD, NUMBER_BYTES, PAIR_BYTES, WAITING, clear, insert, made_blocks, pop
 
 __all__ = ["Level", "Reduction", "SparseSwitch", "random_supports", "reduce_sparse", "union_pairs", "ways"]
 
-PAIR_BYTES, NUMBER_BYTES = 8, 4
 HEADER_BYTES = 58  # of a packet on the wire: Ethernet, IP, UDP, and a header of 16 bytes
 MAX_PAIRS = 1 << 25  # of all hosts together: some seconds, 1 GB
 MAX_ELEMENTS = 1 << 31  # of a message: the hash of an index is worked out in 64 bits
-KNUTH = 2654435761  # of multiplicative hashing: golden ratio times 2^32
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -179,70 +180,41 @@ def _switched(children: Sequence[_Sent], switch: SparseSwitch, blocks: int) -> _
     order = np.lexsort((np.concatenate(child), np.concatenate(turn), np.concatenate(block)))
     indices, values = np.concatenate([s.indices for s in children])[order], np.concatenate([s.values for s in children])[order]
     ends = np.cumsum(np.bincount(indices // switch.span, minlength=blocks))
-    out_indices, out_values, per_block, spilled, held = _blocks(
-        indices, values, ends, switch.span, switch.places, switch.spill, PAIR_BYTES, NUMBER_BYTES, KNUTH
-    )
+    made = made_blocks(1, span=switch.span, places=switch.places, waiting=switch.spill, keys=np.int64, values=np.float64)
+    out_indices, out_values, per_block, spilled, held = _served(indices, values, ends, made, switch.span, switch.spill)
     return _Sent(out_indices, out_values, per_block, int(spilled), int(held))
 
 
-@allocating
-def _blocks(indices, values, ends, span, places, spill, pair_bytes, number_bytes, factor):  # type: ignore[no-untyped-def]
-    """Every block of a switch: table, spill buffer, array. What is sent up, in order."""
-    out_indices, out_values = np.empty(len(indices), np.int64), np.empty(len(values), np.float64)
-    per_block = np.zeros(len(ends), np.int64)
-    table, sums = np.empty(places, np.int64), np.empty(places, np.float64)
-    array, taken = np.zeros(span, np.float64), np.zeros(span, np.bool_)
-    waiting_indices, waiting_values = np.empty(spill, np.int64), np.empty(spill, np.float64)
-    out = spilled = most = begin = 0
-    for b in range(len(ends)):
-        end, first, held, waiting, dense = ends[b], out, 0, 0, False
-        table[:] = -1
-        for i in range(begin, end):
-            index, value = indices[i], values[i]
-            if dense:
-                array[index - b * span] += value
-                taken[index - b * span] = True
-                continue
-            place = (index * factor & 0xFFFFFFFF) * places >> 32
-            if table[place] == index:
-                sums[place] += value
-                continue
-            if table[place] < 0:
-                table[place], sums[place] = index, value
-                held += 1
-            else:
-                waiting_indices[waiting], waiting_values[waiting] = index, value
-                waiting += 1
-            most = max(most, (held + waiting) * pair_bytes)
-            if (held + waiting) * pair_bytes >= span * number_bytes:  # an array takes no more: all moves there
-                dense = True
-                for place in range(places):
-                    if table[place] >= 0:
-                        array[table[place] - b * span] += sums[place]
-                        taken[table[place] - b * span] = True
-                for w in range(waiting):
-                    array[waiting_indices[w] - b * span] += waiting_values[w]
-                    taken[waiting_indices[w] - b * span] = True
-                held = waiting = 0
-            elif waiting == spill:
-                for w in range(waiting):
-                    out_indices[out], out_values[out] = waiting_indices[w], waiting_values[w]
-                    out += 1
-                spilled += waiting
-                waiting = 0
-        if dense:
-            for x in range(span):
-                if taken[x]:
-                    out_indices[out], out_values[out] = b * span + x, array[x]
-                    out += 1
-                    array[x], taken[x] = 0.0, False
-        else:
-            for place in range(places):
-                if table[place] >= 0:
-                    out_indices[out], out_values[out] = table[place], sums[place]
-                    out += 1
-            for w in range(waiting):
-                out_indices[out], out_values[out] = waiting_indices[w], waiting_values[w]
+def _entry(sources: int) -> Any:
+    """Closes over the source of what it uses: code that was kept for another is not taken."""
+
+    @allocating
+    def served(indices, values, ends, blocks, span, spill):  # type: ignore[no-untyped-def]
+        """Every block of a switch, by the handlers that the switch in software runs: what is sent up, in order."""
+        out_indices, out_values = np.empty(len(indices), np.int64), np.empty(len(values), np.float64)
+        per_block, state = np.zeros(len(ends), np.int64), blocks.state
+        out = spilled = most = begin = sources * 0
+        for b in range(len(ends)):
+            first = out
+            clear(blocks, 0, span, False)
+            for i in range(begin, ends[b]):
+                insert(blocks, 0, b * span, span, indices[i], values[i])
+                most = max(most, span * NUMBER_BYTES if state[0, DENSE] else (state[0, HELD] + state[0, WAITING]) * PAIR_BYTES)
+                if state[0, WAITING] == spill:
+                    for _ in range(spill):
+                        out_indices[out], out_values[out] = pop(blocks, 0, b * span, span)
+                        out += 1
+                    spilled += spill
+            while True:
+                index, value = pop(blocks, 0, b * span, span)
+                if index < 0:
+                    break
+                out_indices[out], out_values[out] = index, value
                 out += 1
-        per_block[b], begin = out - first, end
-    return out_indices[:out], out_values[:out], per_block, spilled, most
+            per_block[b], begin = out - first, ends[b]
+        return out_indices[:out], out_values[:out], per_block, spilled, most
+
+    return served
+
+
+_served = _entry(fingerprint(str(sparse_block.__file__)))

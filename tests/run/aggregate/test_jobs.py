@@ -44,6 +44,7 @@ def test_packets_of_others_change_nothing() -> None:
                         packet(RESULT, world, payload=bytes(256)), packet(CONTRIBUTION, world, version=2), packet(CONTRIBUTION, world ^ 1),
                         packet(CONTRIBUTION, world, worker=61, payload=bytes(255)),
                         packet(CONTRIBUTION, world, chunk=1 << 39), packet(JOIN, 0, payload=b"[" * 900), packet(JOIN, 0, payload=rng.bytes(100)),
+                        packet(JOIN, 0, payload=b'{"job": "\xae", "worker": 0}'),
                     ):  # fmt: skip
                         sock.sendto(sent, (up.address.host, up.address.port))
                     time.sleep(0.001)

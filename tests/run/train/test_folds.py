@@ -18,6 +18,7 @@ from meshwright.check import check_plan
 from meshwright.cli import main
 from meshwright.drive.plans import read_fabric, read_plan, write_plan
 from meshwright.drive.training.compress import CompressWanted
+from meshwright.drive.training.pipeline import PipelineWanted
 from meshwright.drive.training.sharding import ShardingWanted
 from meshwright.drive.training.training import plan_training
 from meshwright.drive.training.wishes import LayoutWanted
@@ -27,7 +28,7 @@ from meshwright.io.plan.plan import plan_bytes, plan_from_bytes
 from meshwright.job import Recipe, Training
 from meshwright.plan.plan import Plan
 from meshwright.program.builder import ProgramBuilder
-from meshwright.program.program import Kind, Unit
+from meshwright.program.program import REPRODUCIBLE_SUMS, Kind, Unit
 from meshwright.run.checkpoint.export import whole_tensors
 from meshwright.run.launch.request import RunRequest
 from meshwright.run.launch.train_run import train_run
@@ -126,11 +127,18 @@ def test_proofs_find_what_is_no_fold(plans: dict[int, Plan]) -> None:
 
 @pytest.mark.parametrize(
     ("wish", "flag"),
-    [(ShardingWanted(level=1), "--zero"), (LayoutWanted(microbatch=2, tensor=2), "--tp"), (CompressWanted(codec="onebit"), "--compress")],
+    [
+        ((ShardingWanted(level=2),), "--zero"), ((ShardingWanted(level=1), LayoutWanted(microbatch=2, tensor=2)), "--zero"),
+        ((ShardingWanted(level=1),), "--clip-norm"), ((LayoutWanted(microbatch=2, pipeline=2),), "--clip-norm"),
+        ((LayoutWanted(microbatch=2, context=2),), "--context"), ((LayoutWanted(microbatch=2, expert=2),), "--ep"),
+        ((LayoutWanted(microbatch=2, pipeline=2), PipelineWanted(name="gpipe")), "--pipeline"),
+        ((CompressWanted(codec="onebit"),), "--compress"), ((ShardingWanted(overlap=True),), "--overlap"),
+        ((LayoutWanted(microbatch=2, data=2),), "--dp"), ((LayoutWanted(microbatch=2, tensor=3),), "--dp"),
+    ],
 )
 def test_what_divides_gradients_otherwise_is_refused(wish: Any, flag: str) -> None:
     with pytest.raises(Unsupported) as refused:
-        planned(4, wish)
+        planned(4, *wish)
     assert refused.value.where == flag and refused.value.hint
 
 
@@ -147,15 +155,36 @@ def test_micro_batches_must_be_told_and_fit() -> None:
 @pytest.mark.real
 @pytest.mark.timeout(280)
 def test_weights_and_state_have_equal_bits_at_one_and_two_ranks(plans: dict[int, Plan], tmp_path: Path) -> None:
-    found = []
-    for n, plan in plans.items():
-        out = tmp_path / str(n)
-        train_run(plan, RunRequest(out=out, data="synthetic", steps=2, calibrate=False, module_spans=False))
-        _, _, reader, _ = whole_tensors(out)
-        found.append({name: reader.read(name) for name in reader.tensors})
-    one, two = found
-    assert one.keys() == two.keys() and len(one) > 8
-    assert all(torch.equal(one[name].nan_to_num(), two[name].nan_to_num()) for name in one)
+    one, two = (trained(plan, tmp_path / str(n)) for n, plan in plans.items())
+    assert len(one) > 8 and equal_bits(one, two)
+
+
+def trained(plan: Plan, out: Path) -> dict[str, torch.Tensor]:
+    """Weights and state after two steps."""
+    train_run(plan, RunRequest(out=out, data="synthetic", steps=2, calibrate=False, module_spans=False))
+    _, _, reader, _ = whole_tensors(out)
+    return {name: reader.read(name) for name in reader.tensors}
+
+
+def equal_bits(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> bool:
+    return one.keys() == other.keys() and all(torch.equal(one[name].nan_to_num(), other[name].nan_to_num()) for name in one)
+
+
+@pytest.mark.real
+@pytest.mark.timeout(280)
+def test_stages_and_shards_have_the_bits_of_one_rank_and_tensor_ranks_those_of_their_degree(tmp_path: Path) -> None:
+    recipe = Recipe(reproducible="tree")
+    of = {
+        "one": planned(1, recipe=recipe),
+        "two stages, two replicas, shards": planned(4, LayoutWanted(microbatch=2, pipeline=2), ShardingWanted(level=1), recipe=recipe),
+        "tensor": planned(2, LayoutWanted(microbatch=2, tensor=2), recipe=recipe),
+        "tensor, two replicas": planned(4, LayoutWanted(microbatch=2, tensor=2), recipe=recipe),
+    }
+    for plan in of.values():
+        assert check_plan(plan).ok and {c.reproducible for p in plan.programs.values() for c in p.contracts if c.op in REPRODUCIBLE_SUMS} <= {"tree"}
+    found = {name: trained(plan, tmp_path / str(k)) for k, (name, plan) in enumerate(of.items())}
+    assert equal_bits(found["one"], found["two stages, two replicas, shards"])
+    assert equal_bits(found["tensor"], found["tensor, two replicas"])
 
 
 def test_a_run_asks_for_what_its_plan_promises(plans: dict[int, Plan], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -2,7 +2,8 @@
 
 A replica folds its own micro-batches (`run.train.folds`): replica d has numbers d m .. d m + m - 1, in order, m a power of two, so its sum is one
 node of the tree over all. The collective that adds the replicas' sums has a contract of its own, `tree`, proved for itself, over members in the
-order of the replicas: the nodes above. Nothing else may add to a gradient.
+order of the replicas: the nodes above. What tensor ranks hold in parts they add up after that, in the order of these ranks. Nothing else may add to a
+gradient: stages share no parameter, and a value feeds one later stage.
 """
 
 from __future__ import annotations
@@ -32,10 +33,21 @@ def check_folds(plan: Plan) -> list[Finding]:
 
 
 def _of_layout(layout: TrainingLayout) -> Iterator[Finding]:
-    whole = {"tensor": layout.tensor, "pipeline": layout.pipeline, "context": layout.context, "zero_level": layout.zero_level + 1}
-    for name, degree in whole.items():
-        if degree != 1:
+    most = 1 if layout.tensor == 1 else 0
+    whole = {"context": layout.context != 1, "expert": layout.expert != 1, "zero_level": layout.zero_level > most, "placement": layout.placement}
+    for name, divided in whole.items():
+        if divided:
             yield _wrong(f"{name} divides what the fold over micro-batches wants whole", f"layout.{name}")
+    if layout.step_end.norm and (layout.zero_level or layout.pipeline > 1):
+        yield _wrong("a norm over stages or shards is added up in another order than on one rank", "layout.end.norm")
+    flowing = {v.name for v in layout.values if v.differentiable}
+    owners: dict[tuple[str, str], int] = {}
+    for stage in layout.stages:
+        named = [("parameter", p) for p in stage.params if p not in layout.frozen] + [("value", v) for v in stage.receives if v in flowing]
+        for what, name in named:
+            if owners.setdefault((what, name), stage.index) != stage.index:
+                text = f"stages {owners[what, name]} and {stage.index} both add to the gradient of {what} {name!r}"
+                yield _wrong(text, "layout.stages", **{what: name})
     m = layout.microbatches
     if layout.data > 1 and (layout.replica_microbatches or m & (m - 1)):
         yield _wrong(f"replicas with {layout.microbatch_counts} micro-batches have no aligned blocks of the tree", "layout.microbatches")
@@ -50,6 +62,7 @@ def _of_program(p: Program, programs: Mapping[str, Program], layout: TrainingLay
             if c.op in REPRODUCIBLE_SUMS and (c.reproducible != "tree" or c.numbers or members != sorted(members)):
                 text = f"the {c.op} {programs[name].name or name[:12]!r} adds up replicas otherwise than the tree over micro-batches does"
                 yield _wrong(text, "contract.reproducible", callee=name)
+    yield from _replicas_first(p, programs, layout)
     if not len(p.calls) and not len(p.ops):
         return
     lane = p.lane_of_step()
@@ -65,6 +78,26 @@ def _of_program(p: Program, programs: Mapping[str, Program], layout: TrainingLay
             yield _wrong(text, "ops.microbatch", rank=rank, step=step, fold_node=[number, number + 1])
             return
         last[rank] = number
+
+
+def _replicas_first(p: Program, programs: Mapping[str, Program], layout: TrainingLayout) -> Iterator[Finding]:
+    """Is each gradient added up over replicas before it is over tensor ranks?"""
+    over_tensor: set[tuple[int, int]] = set()
+    lane = p.lane_of_step()
+    for step in np.flatnonzero(p.steps.kind == Kind.CALL).tolist():
+        call, rank = int(p.steps.op[step]), int(p.lanes.actor[lane[step]])
+        contracts = programs[name].contracts if (name := p.calls.names[int(p.calls.callee[call])]) in programs else ()
+        if not any(c.op in REPRODUCIBLE_SUMS for c in contracts):
+            continue
+        replicas = len({layout.coordinates(m)[1] for m in p.comms.groups[int(p.calls.comm[call])].tolist()}) > 1
+        for buffer in {int(b) for b in p.calls.binds[call][1::3]}:
+            if not p.buffers.name[buffer].startswith("gradients"):
+                continue
+            if replicas and (rank, buffer) in over_tensor:
+                text = f"{p.describe(step)} adds up replicas of what tensor ranks have added up before: another order at other numbers of replicas"
+                yield _wrong(text, "calls", rank=rank, step=step)
+            elif not replicas:
+                over_tensor.add((rank, buffer))
 
 
 def _wrong(text: str, field: str, **more: object) -> Finding:

@@ -29,7 +29,7 @@ from ..plans import check_plan, make_plan
 from .context import Context, Found, Made, SearchBudget
 from .decisions import context_of, decide, refine, require_asked
 from .evaluated import Evaluated
-from .reproducible import folding
+from .reproducible import folding, require_folds
 from .sharding import ShardingWanted, as_wanted
 from .step_end import require_recipe
 from .wishes import LayoutWanted, Wishes
@@ -75,6 +75,7 @@ def plan_training(
             only = replace(only, data=best.layout.data, tensor=best.layout.tensor, pipeline=best.layout.pipeline)
         context = context_of(job, fabric, cost, graph=other, wishes=asked.but(only).given, budget=budget, without=without, watch=watch)
         found = decide(context)
+    require_folds(found.winner.layout)
     return _proved(found, context)
 
 

@@ -56,7 +56,7 @@ def read_mds_index(path: str | os.PathLike[str]) -> list[MdsShard]:
         raise FormatError(f"more than {MAX_INDEX_BYTES} bytes", where=where, hint="divide the dataset")
     try:
         shards = msgspec.json.decode(data, type=_Index).shards
-    except msgspec.DecodeError as error:
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise FormatError(f"no index of MDS shards: {error}", where=where, hint="give the folder that MDSWriter wrote") from error
     for number, shard in enumerate(shards):
         at = f"{where}: shards[{number}]"

@@ -6,7 +6,7 @@ import secrets
 import select
 import time
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,7 +15,7 @@ from ...errors import GroupFailed, LinkLost, NotFinite, RankFrozen, RunTimeout, 
 from .arithmetic import limb_bits, steps_of
 from .control import Aborted, Hop, Join, Leave, Left, Status, Welcome, decode, encode, kind_of
 from .doctor import missing_worker
-from .frames import ABORT, JOIN, LEAVE, MAX_CONTROL_BYTES, STATUS, signature
+from .frames import ABORT, JOIN, LEAVE, STATUS, signature
 from .operators import MODES, NUMBERS_OF
 from .protocol import MAX_CHUNK, MAX_WORKERS
 from .sockets import Address, inbox, open_socket, outbox
@@ -32,15 +32,14 @@ from .worker_loop import (
     RESENT,
     RESULTS,
     SENT,
-    SLOTS,
     SMOOTH_NS,
     SPLIT,
-    WORDS,
     WORKER,
     WORLD,
-    Flow,
     Tensor,
     collect,
+    fresh_flow,
+    tensor_of,
 )  # fmt: skip
 
 __all__ = ["ARITHMETIC", "Counts", "Seat", "Stream", "ask_status"]
@@ -94,18 +93,12 @@ class Stream:
     def __init__(self, sock: Any, seat: Seat, welcome: Welcome, nonce: int) -> None:
         self.sock, self.seat, self.nonce, self.world, self.slots = sock, seat, nonce, welcome.world, welcome.slots
         self.workers, self.calls, self.closed = seat.workers or seat.children, 0, False
-        slots, words = welcome.slots, seat.words
-        headers, staging = np.zeros((slots, 2), np.int64), np.zeros((slots, words), np.int32)
-        at = np.array([headers.ctypes.data, staging.ctypes.data, 4 * words, 0, 0])
-        numbers = np.zeros(SPLIT + 1, np.int64)
-        numbers[[WORLD, WORKER, SLOTS, WORDS]] = self.world, seat.worker, slots, words
-        control = np.zeros(1 + MAX_CONTROL_BYTES // 8, np.int64)
-        self.flow = Flow(np.arange(slots), np.zeros(slots, np.int64), np.zeros(slots, np.int64), np.zeros(slots, np.int64), headers, staging, numbers,
-                         at, control)  # fmt: skip
-        self.box, self.out = inbox(4 * words), outbox()
+        self.flow = fresh_flow(welcome.slots, seat.words)
+        self.flow.numbers[[WORLD, WORKER]] = self.world, seat.worker
+        self.box, self.out = inbox(4 * seat.words), outbox()
 
     @classmethod
-    def join(cls, switch: Address, seat: Seat) -> Stream:
+    def join(cls, switch: Address, seat: Seat) -> Self:
         """Wait until all workers of the job have joined. Raises: Unsupported (refused), RunTimeout, LinkLost (no such switch), RunError."""
         sock = open_socket(peer=switch)
         try:
@@ -185,7 +178,7 @@ class Stream:
         first = int(numbers[END])
         if first + chunks >= MAX_CHUNK:
             raise Unsupported(f"a stream has at most {MAX_CHUNK} chunks", hint="join again")
-        tensor = Tensor(flat.view(np.int32), flat.view(np.float32), flat.view(np.int32), flat.view(np.float32))
+        tensor = tensor_of(flat)
         numbers[[FIRST, END, LEFT, SPLIT]] = first, first + chunks, chunks, split
         numbers[CALL] = call
         self.flow.at[3:5] = flat.ctypes.data, int(steps)
@@ -308,7 +301,7 @@ class Stream:
         n = self.flow.numbers
         return Counts(int(n[SENT]), int(n[RESENT]), int(n[RESULTS]), int(n[SMOOTH_NS]) / 1e9)
 
-    def __enter__(self) -> Stream:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
@@ -372,10 +365,4 @@ def _received(sock: Any, wait_s: float) -> list[tuple[int, int, bytes]]:
 
 def _compile(words: int) -> None:
     """Load the loop before the first packet: a worker that compiles while others send costs them their patience."""
-    due, sent_ns, tries, agreed = (np.zeros(1, np.int64) for _ in range(4))
-    headers, staging, numbers = np.zeros((1, 2), np.int64), np.zeros((1, words), np.int32), np.zeros(SPLIT + 1, np.int64)
-    flow = Flow(due, sent_ns, tries, agreed, headers, staging, numbers, np.zeros(5, np.int64), np.zeros(1 + MAX_CONTROL_BYTES // 8, np.int64))
-    flow.numbers[[SLOTS, WORDS]] = 1, words
-    nothing = np.zeros(0, np.int32)
-    tensor = Tensor(nothing, nothing.view(np.float32), nothing, nothing.view(np.float32))
-    collect(-1, inbox(4 * words), outbox(), flow, tensor, NUMBERS, True, 0)
+    collect(-1, inbox(4 * words), outbox(), fresh_flow(1, words), tensor_of(np.zeros(0, np.int32)), NUMBERS, True, 0)

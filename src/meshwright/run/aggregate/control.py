@@ -118,5 +118,5 @@ def decode(packet: bytes, kind: type[T]) -> T | None:
     """The message in a packet; None for one that is none of that kind."""
     try:
         return msgspec.json.decode(packet[HEADER_BYTES:], type=kind)
-    except (msgspec.MsgspecError, RecursionError):
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
         return None

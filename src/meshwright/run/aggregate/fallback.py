@@ -7,6 +7,7 @@ then on every call is the hosts' own.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, Protocol
 
 import numpy as np
@@ -36,6 +37,10 @@ class Hosts(Protocol):
         """The sum, in place."""
         ...
 
+    def gather(self, words: NDArray[np.int32]) -> list[NDArray[np.int32]]:
+        """Every worker's words, of which each may have as many as it likes, in order of workers."""
+        ...
+
 
 class GlooHosts:
     """A torch process group whose ranks are the job's workers, by `rank` (of the job, not of a switch)."""
@@ -61,6 +66,16 @@ class GlooHosts:
         import torch
 
         self.group.allreduce([torch.from_numpy(array.reshape(-1))]).wait()
+
+    def gather(self, words: NDArray[np.int32]) -> list[NDArray[np.int32]]:
+        import torch
+
+        longest = self.most(len(words))
+        mine = torch.zeros(longest + 1, dtype=torch.int32)  # how many, then the words, as long as the longest
+        mine[0], mine[1 : 1 + len(words)] = len(words), torch.from_numpy(words)
+        found = [torch.empty_like(mine) for _ in range(self.group.size())]
+        self.group.allgather([found], [mine]).wait()
+        return [x.numpy()[1 : 1 + int(x[0])] for x in found]
 
 
 class Reducer:
@@ -94,18 +109,23 @@ class Reducer:
         if self.stream is None:
             self._by_hosts(array)
         else:
-            given = array.copy()  # a part of it may be overwritten when the switch is lost
-            try:
-                self.stream.all_reduce(array, arithmetic=arithmetic)
-                self.last = array.copy()
-            except (GroupFailed, LinkLost, NotFinite, Unsupported) as error:
-                if not self.stream.closed:
-                    raise
-                array[...] = given
-                if self._agree(error, array):
-                    self._by_hosts(array)
+            stream = self.stream
+            self._through(stream, array, lambda: stream.all_reduce(array, arithmetic=arithmetic))
         self.done += 1
         return array
+
+    def _through(self, stream: Stream, array: NDArray[Any], call: Callable[[], object]) -> None:
+        """Make a call that changes `array`; where that loses the stream, the hosts do it."""
+        given = array.copy()  # a part of it may be overwritten when the switch is lost
+        try:
+            call()
+            self.last = array.copy()
+        except (GroupFailed, LinkLost, NotFinite, Unsupported) as error:
+            if not stream.closed:
+                raise
+            array[...] = given
+            if self._agree(error, array):
+                self._by_hosts(array)
 
     def close(self) -> None:
         """Wait until all have their results; where the switch is lost before, give what others lack. Raises: RunTimeout."""

@@ -15,8 +15,8 @@ __all__ = ["run_aggregator"]
 
 
 def run_aggregator(
-    listen: Address, *, slots: int, words: int, own: Operator | None = None, lost: float = 0.0, doubled: float = 0.0,
-    late: float = 0.0, seed: int = 0,
+    listen: Address, *, slots: int, words: int, span: int = 1 << 14, places: int = 1 << 12, own: Operator | None = None, lost: float = 0.0,
+    doubled: float = 0.0, late: float = 0.0, seed: int = 0,
     ready: Callable[[Aggregator], None] = lambda aggregator: None,
 ) -> dict[str, int]:  # fmt: skip
     """Serve until SIGINT or SIGTERM; the counters of packets. Raises: PortInUse, UsageError, Unsupported."""
@@ -24,7 +24,7 @@ def run_aggregator(
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda *_: stop.set())
     faults = injector(4 * words, lost=lost, doubled=doubled, kept=late, seed=seed)
-    with Aggregator(listen, slots=slots, words=words, faults=faults, own=own) as aggregator:
+    with Aggregator(listen, slots=slots, words=words, span=span, places=places, faults=faults, own=own) as aggregator:
         ready(aggregator)
         aggregator.serve(stop.is_set)
         return aggregator.status().counters

@@ -7,19 +7,21 @@ import socket
 import time
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from typing import Any
 
 import msgspec
 import numpy as np
 
 from ...errors import UsageError
-from .control import Aborted, Hop, Join, Leave, Left, Status, StatusJob, StatusSlot, Welcome, decode, encode, kind_of
+from ...kernels.sparse_block import made_blocks
+from .control import Aborted, Join, Leave, Left, Status, StatusJob, StatusSlot, Welcome, decode, encode, kind_of
 from .frames import ABORT, CONTRIBUTION, JOIN, LEAVE, MAX_CONTROL_BYTES, STATUS
+from .held_job import Job
 from .injector import Injector, injector
 from .operators import MODES, OWN, Mode, Operator, nothing
 from .protocol import MAX_WORKERS, first_chunk
-from .sockets import Address, address_of, inbox, open_socket, outbox, packed_address, parse_address
+from .sockets import Address, address_of, inbox, open_socket, outbox, parse_address
+from .sparse_rounds import MIN_WORDS, SPARSE, span_of
 from .switch_loop import (
     ABORTED,
     BLAMED,
@@ -36,6 +38,7 @@ from .switch_loop import (
     POOL_STEP,
     RUNNING,
     SLOTS,
+    SPAN,
     STATE,
     WORKERS,
     WORLD,
@@ -48,6 +51,7 @@ from .switch_loop import (
 __all__ = ["Aggregator"]
 
 MAX_SLOTS, MAX_WORDS = 1 << 16, 2048  # of a switch; of a packet: 8 KiB, which frames of 9,000 bytes carry
+MAX_BLOCKS, MAX_SPAN = 512, 1 << 16  # slots that sparse jobs may have, whose memory is taken when the first begins; indices of a block
 TURN_S = 0.05  # that the loop runs before Python looks round
 MIN_QUIET_S = 600.0  # of a job until another may have its slots
 MIN_ASK_S = 0.05  # between two packets that ask the switch above
@@ -56,51 +60,22 @@ MAX_TOLD = 5  # slots that a status names per job
 MAX_ENDED = 256  # jobs that have ended well and whose workers may still ask
 
 
-@dataclass
-class _Job:
-    """A job's place in the tables is `number`. `nonces[w]` and `names[w]`: of the workers that have joined; `left`: those that have all they want."""
-
-    name: str
-    ask: Join
-    mode: Mode
-    number: int
-    world: int
-    slots: int
-    nonces: dict[int, int] = field(default_factory=dict)
-    names: dict[int, bytes] = field(default_factory=dict)
-    left: set[int] = field(default_factory=set)
-    problem: Aborted | None = None
-    asked_s: float = 0.0
-    welcomed: bool = False
-
-    @property
-    def above(self) -> Hop | None:
-        return self.ask.above[0] if self.ask.above else None
-
-    @property
-    def above_name(self) -> bytes:
-        """The address of the switch above, as the kernel has it."""
-        return packed_address(parse_address(self.above.address, "above")).tobytes() if self.above is not None else b""
-
-    @property
-    def cost(self) -> int:
-        """Slots' worth of memory: a fold keeps all contributions."""
-        return self.slots * (self.ask.children if self.mode.folds else 1)
-
-
 class Aggregator:
-    """A switch with so many slots of so many 32-bit words, listening; `own`: an operator beside those of `MODES`.
+    """A switch with so many slots of so many 32-bit words, listening; `own`: an operator beside those of `MODES`; for sparse jobs: indices that a
+    block may have, and places of its table where another switch is above.
 
     Raises: UsageError, PortInUse, Unsupported.
     """
 
     def __init__(
-        self, listen: Address, *, slots: int = 512, words: int = 256, faults: Injector | None = None, own: Operator | None = None
-    ) -> None:
-        for what, value, most in (("slots", slots, MAX_SLOTS), ("words", words, MAX_WORDS)):
+        self, listen: Address, *, slots: int = 512, words: int = 256, span: int = 1 << 14, places: int = 1 << 12, faults: Injector | None = None,
+        own: Operator | None = None,
+    ) -> None:  # fmt: skip
+        limits = (("slots", slots, MAX_SLOTS), ("words", words, MAX_WORDS), ("span", span, MAX_SPAN), ("places", places, MAX_SPAN))
+        for what, value, most in limits:
             if not 1 <= value <= most:
                 raise UsageError(f"must be 1..{most}, got {value}", where=f"--{what}")
-        self.slots, self.words = slots, words
+        self.slots, self.words, self.span, self.places = slots, words, span, places
         self.modes = MODES | ({own.mode: Mode(OWN, not own.order_free)} if own else {})
         self.sock = open_socket(listen=listen)
         self.address = Address(*self.sock.getsockname())
@@ -110,7 +85,7 @@ class Aggregator:
         at = np.array([headers.ctypes.data, pool.ctypes.data, names.ctypes.data, 4 * words])
         chunk, seen, size, call, exponent, sent_ns, tries = (np.zeros(rows, np.int64) for _ in range(7))
         self.rows = Rows(chunk, seen, np.zeros(rows, np.uint8), headers, size, call, exponent, np.full(rows, -1), sent_ns, tries, pool,
-                         at)  # fmt: skip
+                         at, made_blocks(0, span=1, places=1, waiting=1))  # fmt: skip
         self.jobs = Jobs(
             np.zeros((MAX_JOBS, BLAMED + 1), np.int64), names, np.zeros((MAX_JOBS, MAX_WORKERS + 1), np.int64), np.zeros(len(COUNTERS), np.int64),
             own.loop if own else nothing,
@@ -120,7 +95,7 @@ class Aggregator:
             np.zeros(2, np.int64),
         )  # fmt: skip
         self.box, self.out, self.faults = inbox(4 * words), outbox(), faults or injector(4 * words)
-        self.known: dict[str, _Job] = {}
+        self.known: dict[str, Job] = {}
         self.ended: deque[int] = deque(maxlen=MAX_ENDED)
         self.turn(0)  # compiles: before the first packet, or workers send all they have again and again meanwhile
 
@@ -251,12 +226,20 @@ class Aggregator:
                 parse_address(hop.address, "above")
         except UsageError as error:
             return Aborted("refused", f"the switch above: {error.message}")
-        if ask.mode not in self.modes:
-            return Aborted("refused", f"no mode {ask.mode[:48]!r}; there are {', '.join(self.modes)}", ask.worker)
+        mode = self._mode(ask.mode)
+        if mode is None:
+            least = f"packets of {MIN_WORDS} words or more" if self.words < MIN_WORDS else f"blocks of 1 to {self.span}"
+            return Aborted("refused", f"no mode {ask.mode[:48]!r}; there are {', '.join(self.modes)}, and sparse:SPAN with {least}", ask.worker)
         last = all(hop.worker == hop.children - 1 for hop in ask.above)
-        if self.modes[ask.mode].folds and not last and ask.children & (ask.children - 1):
+        if mode.folds and mode.kind != SPARSE and not last and ask.children & (ask.children - 1):
             return Aborted("refused", f"{ask.children} workers below another switch: a fold needs a power of two, but for the last", ask.worker)
         return None
+
+    def _mode(self, name: str) -> Mode | None:
+        """None: this switch has none of that name."""
+        if 1 <= span_of(name) <= self.span and self.words >= MIN_WORDS:
+            return Mode(SPARSE, True)
+        return self.modes.get(name)
 
     def _used(self) -> list[tuple[int, int]]:
         """Slots that jobs have, as (first, end)."""
@@ -266,7 +249,7 @@ class Aggregator:
     def _free(self) -> int:
         return self.slots - sum(end - first for first, end in self._used())
 
-    def _begin(self, ask: Join) -> _Job | None:
+    def _begin(self, ask: Join) -> Job | None:
         """A place and slots for a new job; None where there are none, not even those of jobs that were quiet for long."""
         number = next((i for i in range(MAX_JOBS) if self.jobs.table[i, STATE] == FREE and all(j.number != i for j in self.known.values())), None)
         for quiet in sorted(self.known.values(), key=self._quiet_s, reverse=True):
@@ -276,27 +259,34 @@ class Aggregator:
         gap = self._gap(ask)
         if number is None or gap is None:
             return None
-        mode = self.modes[ask.mode]
-        job = _Job(ask.job, ask, mode, number, secrets.randbits(32), gap[1])
+        mode = self._mode(ask.mode)
+        assert mode is not None  # not refused
+        job = Job(ask.job, ask, mode, number, secrets.randbits(32), gap[1])
         table = self.jobs.table[number]
         table[:] = 0
         table[[WORLD, WORKERS, KIND, FOLDS, PARENT_WORLD]] = job.world, ask.children, mode.kind, mode.folds, -1
-        table[[FIRST_ROW, FIRST_POOL, POOL_STEP]] = 2 * gap[0], 2 * gap[0], ask.children if mode.folds else 1
+        table[[FIRST_ROW, FIRST_POOL, POOL_STEP, SPAN]] = 2 * gap[0], 2 * gap[0], ask.children if mode.folds else 1, span_of(ask.mode)
+        if mode.kind == SPARSE and not len(self.rows.blocks.state):
+            room = (2 * MAX_WORKERS + 2) * self.words  # pairs that may wait: of two rounds, and of one packet
+            made = made_blocks(min(self.slots, MAX_BLOCKS), span=self.span, places=self.places, waiting=room)
+            self.rows = self.rows._replace(blocks=made)
         self.jobs.heard[number] = time.monotonic_ns()
         self.known[ask.job] = job
         return job
 
     def _gap(self, ask: Join) -> tuple[int, int] | None:
         """(first slot, how many, as asked or fewer) in the largest free stretch. A tree's rows lie at its beginning, its memory all over it."""
-        each = ask.children if self.modes[ask.mode].folds else 1
+        mode = self._mode(ask.mode)
+        each = ask.children if mode is not None and mode.folds else 1
+        most_rows = MAX_BLOCKS if mode is not None and mode.kind == SPARSE else self.slots
         at, gaps = 0, []
         for first, end in [*self._used(), (self.slots, self.slots)]:
-            gaps.append((min((first - at) // each, ask.slots), -at))
+            gaps.append((min((first - at) // each, ask.slots, most_rows - at), -at))
             at = end
         most, first = max(gaps)
-        return (-first, most) if most else None
+        return (-first, most) if most > 0 else None
 
-    def _start(self, job: _Job, parent_world: int) -> None:
+    def _start(self, job: Job, parent_world: int) -> None:
         """All are here: fresh rows, and everyone is told."""
         table, rows = self.jobs.table[job.number], self.rows
         first, count = int(table[FIRST_ROW]), 2 * job.slots
@@ -305,6 +295,9 @@ class Aggregator:
         for column in (rows.seen, rows.ready, rows.size, rows.call, rows.exponent, rows.sent_ns, rows.tries):
             column[first : first + count] = 0
         rows.queued[first : first + count] = -1
+        if job.mode.kind == SPARSE:
+            own = slice(first // 2, first // 2 + job.slots)
+            rows.blocks.keys[own], rows.blocks.array[own], rows.blocks.state[own] = -1, 0, 0
         table[SLOTS], table[PARENT_WORLD] = job.slots, parent_world
         if job.above is not None:
             table[PARENT_WORKER] = job.above.worker
@@ -314,7 +307,7 @@ class Aggregator:
         for worker, name in job.names.items():
             self._say(JOIN, worker, job.world, Welcome(job.nonces[worker], job.world, job.slots), name)
 
-    def _ask_above(self, job: _Job) -> None:
+    def _ask_above(self, job: Job) -> None:
         assert job.above is not None
         now = time.monotonic()
         if now - job.asked_s < MIN_ASK_S:
@@ -331,7 +324,7 @@ class Aggregator:
         job.slots = welcome.slots
         self._start(job, welcome.world)
 
-    def _abort(self, job: _Job, problem: Aborted, *, from_above: bool = False) -> None:
+    def _abort(self, job: Job, problem: Aborted, *, from_above: bool = False) -> None:
         job.problem = problem
         above = int(self.jobs.table[job.number, PARENT_WORLD])
         self.jobs.table[job.number, STATE] = ABORTED
@@ -339,11 +332,11 @@ class Aggregator:
             self._say(ABORT, job.above.worker, above, problem, job.above_name)
         self._tell(job, problem)
 
-    def _tell(self, job: _Job, problem: Aborted) -> None:
+    def _tell(self, job: Job, problem: Aborted) -> None:
         for worker, name in job.names.items():
             self._say(ABORT, worker, job.world, problem, name)
 
-    def _end(self, job: _Job) -> None:
+    def _end(self, job: Job) -> None:
         above = int(self.jobs.table[job.number, PARENT_WORLD])
         if job.problem is None and above >= 0 and job.above is not None:
             for _ in range(LEAVES):
@@ -354,7 +347,7 @@ class Aggregator:
         del self.known[job.name]
 
     # ---- how far everyone is ---------------------------------------------------------------------------------------
-    def _quiet_s(self, job: _Job) -> float:
+    def _quiet_s(self, job: Job) -> float:
         return (time.monotonic_ns() - int(self.jobs.heard[job.number, : job.ask.children].max())) / 1e9
 
     def status(self, asked: str = "") -> Status:
@@ -365,7 +358,7 @@ class Aggregator:
             found.jobs.pop()
         return found
 
-    def _job_status(self, job: _Job) -> StatusJob:
+    def _job_status(self, job: Job) -> StatusJob:
         now, n = time.monotonic_ns(), job.ask.children
         first, everyone = int(self.jobs.table[job.number, FIRST_ROW]), (1 << n) - 1
         waits = []

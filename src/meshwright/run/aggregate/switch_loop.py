@@ -6,13 +6,15 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from ...kernels import sparse_block
 from ...kernels.compile import called, fingerprint, inlined, kernel
-from . import frames, injector, operators, protocol, sockets
+from . import frames, injector, operators, protocol, sockets, sparse_rounds
 from .frames import CONTRIBUTION, HEADER_BYTES, JOIN, MAGIC, MAX_CONTROL_BYTES, RESULT, VERSION, head, tail
 from .injector import Injector, again, keep, strikes
 from .operators import combine, fold
 from .protocol import DOUBLE, FIRST, IGNORED, MAX_WORKERS, REPEAT, row_of, take
 from .sockets import Outbox, flush, now_ns, put, receive
+from .sparse_rounds import SPARSE, combine_round, heard_above, sane
 
 __all__ = [
     "ABORTED", "COUNTERS", "FREE", "MAX_CONTROLS", "MAX_JOBS", "RUNNING", "Controls", "Jobs", "Rows", "serve",
@@ -22,7 +24,7 @@ MAX_JOBS = 64  # of one switch at a time: each packet's job is looked for among 
 MAX_CONTROLS = 256  # control messages that wait for Python; more are lost, and will be sent again
 FREE, RUNNING, ABORTED = 0, 1, 2
 # columns of `Jobs.table`
-WORLD, WORKERS, FIRST_ROW, SLOTS, KIND, FOLDS, FIRST_POOL, POOL_STEP, STATE, PARENT_WORLD, PARENT_WORKER, BLAMED = range(12)
+WORLD, WORKERS, FIRST_ROW, SLOTS, KIND, FOLDS, FIRST_POOL, POOL_STEP, STATE, PARENT_WORLD, PARENT_WORKER, SPAN, BLAMED = range(13)
 COUNTERS = ("contributions", "results", "repeats", "doubles", "stale", "foreign", "malformed")
 _CONTRIBUTIONS, _RESULTS, _REPEATS, _DOUBLES, _STALE, _FOREIGN, _MALFORMED = range(7)
 MIN_RESEND_NS, MAX_RESEND_NS = 30_000_000, 250_000_000  # until a sum is sent to the parent again, as a worker's packet (`worker_loop`)
@@ -30,7 +32,7 @@ MIN_RESEND_NS, MAX_RESEND_NS = 30_000_000, 250_000_000  # until a sum is sent to
 
 class Rows(NamedTuple):
     """Per row: the protocol's state, the result's header, its bytes, call and exponent, the flush in which it was queued, when it was sent up and how
-    often. `pool`: the sums, 32-bit words. `at`: addresses of headers, pool, job addresses."""
+    often. `pool`: the sums, 32-bit words. `at`: addresses of headers, pool, job addresses. `blocks`: of sparse jobs, one per slot."""
 
     chunk: Any
     seen: Any
@@ -44,6 +46,7 @@ class Rows(NamedTuple):
     tries: Any
     pool: Any
     at: Any
+    blocks: Any
 
 
 class Jobs(NamedTuple):
@@ -127,11 +130,21 @@ def _up(fd, rows, jobs, j, row, out, now):  # type: ignore[no-untyped-def]
     rows.tries[row] += 1
 
 
+@inlined
+def _abort(jobs, controls, j, worker):  # type: ignore[no-untyped-def]
+    """The workers' calls differ: Python tells them."""
+    jobs.table[j, STATE], jobs.table[j, BLAMED] = ABORTED, worker
+    controls.state[1] = 1
+
+
 @called
 def _contribution(fd, words, numbers, i, size, rows, jobs, j, worker, out, controls, chaos, now):  # type: ignore[no-untyped-def]
     first, slots, workers = jobs.table[j, FIRST_ROW], jobs.table[j, SLOTS], jobs.table[j, WORKERS]
     number, exponent, call = words[i, 1] & (1 << 40) - 1, words[i, 1] >> 40 & 255, words[i, 1] >> 48 & 0xFFFF
-    row = first + row_of(number, slots)
+    row, kind = first + row_of(number, slots), jobs.table[j, KIND]
+    if kind == SPARSE and not sane(numbers, i, 4, size // 4, jobs.table[j, SPAN]):
+        jobs.counters[_MALFORMED] += 1
+        return
     jobs.counters[_CONTRIBUTIONS] += 1
     jobs.heard[j, worker] = now
     action = take(rows.chunk[first:], rows.seen[first:], rows.ready[first:], row - first, slots, worker, number)
@@ -150,22 +163,28 @@ def _contribution(fd, words, numbers, i, size, rows, jobs, j, worker, out, contr
         if rows.queued[row] == out.state[1]:
             flush(fd, out)  # before what waits to be sent is overwritten
         rows.size[row], rows.call[row], rows.exponent[row], rows.tries[row] = size, call, exponent, 0
-    elif rows.size[row] != size or rows.call[row] != call:
-        jobs.table[j, STATE], jobs.table[j, BLAMED] = ABORTED, worker
-        controls.state[1] = 1
+    elif (rows.size[row] != size and kind != SPARSE) or rows.call[row] != call:
+        _abort(jobs, controls, j, worker)
         return
     rows.exponent[row] = max(rows.exponent[row], exponent)
     count = size // 4
-    kind, folds = jobs.table[j, KIND], jobs.table[j, FOLDS]
+    folds = jobs.table[j, FOLDS]
     if folds or action == FIRST:
         into = pool + (worker if folds else 0)
         for x in range(count):
             rows.pool[into, x] = numbers[i, 4 + x]
-        if folds:
+        if folds and kind != SPARSE:
             fold(kind, jobs.own, rows.pool, pool, workers, rows.seen[row], worker, count)
     else:
         combine(kind, jobs.own, rows.pool, pool, numbers, i, 4, count)
     if rows.seen[row] == (1 << workers) - 1:
+        if kind == SPARSE:
+            rows.size[row] = combine_round(
+                rows.blocks, row // 2, rows.pool, pool, workers, jobs.table[j, SPAN], jobs.table[j, PARENT_WORLD] < 0
+            )
+            if rows.size[row] < 0:
+                _abort(jobs, controls, j, worker)
+                return
         if jobs.table[j, PARENT_WORLD] >= 0:
             _up(fd, rows, jobs, j, row, out, now)
         else:
@@ -178,7 +197,9 @@ def _from_parent(fd, words, numbers, i, size, rows, jobs, j, out, chaos):  # typ
     number = words[i, 1] & (1 << 40) - 1
     row = first + row_of(number, jobs.table[j, SLOTS])
     full = rows.seen[row] == (1 << jobs.table[j, WORKERS]) - 1
-    if rows.chunk[row] != number or not full or rows.ready[row] or size != rows.size[row]:
+    sparse = jobs.table[j, KIND] == SPARSE
+    fits = sane(numbers, i, 4, size // 4, jobs.table[j, SPAN]) if sparse else size == rows.size[row]
+    if rows.chunk[row] != number or not full or rows.ready[row] or not fits:
         jobs.counters[_STALE] += 1
         return
     if rows.queued[row] == out.state[1]:
@@ -186,6 +207,9 @@ def _from_parent(fd, words, numbers, i, size, rows, jobs, j, out, chaos):  # typ
     pool = jobs.table[j, FIRST_POOL] + (row - first) * jobs.table[j, POOL_STEP]
     for x in range(size // 4):
         rows.pool[pool, x] = numbers[i, 4 + x]
+    if sparse:
+        rows.size[row] = size
+        heard_above(rows.blocks, row // 2, rows.pool, pool, jobs.table[j, WORKERS])
     rows.exponent[row] = words[i, 1] >> 40 & 255
     _to_all(fd, rows, jobs, j, row, out, chaos)
 
@@ -295,4 +319,4 @@ def _entry(sources: int) -> Any:
     return serve
 
 
-serve = _entry(fingerprint(*(str(m.__file__) for m in (frames, injector, operators, protocol, sockets))))
+serve = _entry(fingerprint(*(str(m.__file__) for m in (frames, injector, operators, protocol, sockets, sparse_block, sparse_rounds))))

@@ -123,7 +123,7 @@ def find_checkpoint(folder: Path, plan: Plan, data: str) -> tuple[Path, Checkpoi
     path = found[-1] / "index.json"
     try:
         index = msgspec.json.decode(path.read_bytes(), type=CheckpointIndex)
-    except (msgspec.DecodeError, RecursionError) as error:
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise FormatError(str(error), where=str(path)) from None
     if index.schema != SCHEMA or index.version not in (1, 2, VERSION):
         raise FormatError(f"is {index.schema!r} version {index.version}, expected {SCHEMA!r} version {VERSION}", where=str(path))

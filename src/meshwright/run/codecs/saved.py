@@ -142,7 +142,7 @@ def read_states(path: Path) -> Found:
 def _unpacked(text: object, tensors: Mapping[str, Any], where: str) -> Found:
     try:
         about = msgspec.json.decode(text if isinstance(text, str) else "", type=Saved)
-    except (msgspec.DecodeError, RecursionError) as error:
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise FormatError(f"is no file of codec states: {error}", where=where) from None
     if about.schema != SCHEMA or about.version != VERSION:
         raise FormatError(f"is {about.schema!r} version {about.version}, expected {SCHEMA!r} version {VERSION}", where=where)

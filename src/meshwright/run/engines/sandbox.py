@@ -91,7 +91,7 @@ def listed() -> list[SandboxState]:
             if time.time() - folder.stat().st_mtime > MAX_READY_S:  # else it is being made
                 shutil.rmtree(folder, ignore_errors=True)
             continue
-        except (msgspec.MsgspecError, RecursionError) as error:
+        except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
             raise FormatError(str(error), where=str(folder / "sandbox.json"), hint="remove the folder") from None
         if state.alive:
             found.append(state)

@@ -129,5 +129,5 @@ def _decode(path: Path, kind: type[T]) -> T:
         return msgspec.json.decode(path.read_bytes(), type=kind)
     except OSError as error:
         raise FormatError(f"cannot be read: {error.strerror}", where=str(path)) from None
-    except (msgspec.DecodeError, RecursionError) as error:
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise FormatError(str(error)[:300], where=str(path)) from None

@@ -80,7 +80,7 @@ class ForwardGraph(msgspec.Struct, frozen=True, dict=True):
     def from_json(data: bytes) -> ForwardGraph:
         try:
             return msgspec.json.decode(data, type=ForwardGraph)
-        except (msgspec.DecodeError, RecursionError) as error:
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
             raise FormatError(str(error), where="forward graph") from None
 
 

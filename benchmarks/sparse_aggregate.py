@@ -1,0 +1,80 @@
+"""Sparse sums over real sockets: pairs through switches in software, dense numbers through them, pairs among hosts, a ring; and what `auto` takes.
+
+Run: `python benchmarks/sparse_aggregate.py` (root; some two minutes on a quiet machine). Eight workers on one switch, then four each on two below
+a third, by links of 50 Mbit/s; 500,000 float32, packets of 1 KiB, densities of 0.1 to 20 %, places drawn independently, and places of which four
+fifths are the same for all. All ways of a case take turns in one job; a number is the median of the turns. Every result is compared with the true
+sum. Bytes: what came into worker 0's namespace, beside what the pairs of the union need.
+"""
+
+from __future__ import annotations
+
+import json
+import statistics
+import sys
+from pathlib import Path
+from typing import Any
+
+import machine
+from aggregate import star, two_levels
+
+from meshwright.fabric.fabric import Fabric
+from meshwright.lab import Lab
+from meshwright.lab.aggregators import PORT
+
+ELEMENTS, WORKERS = 500_000, 8
+DENSITIES = (0.001, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2)
+OVERLAPS = (0.0, 0.8)
+TURNS = 3
+ASKED = 1.10  # of `auto`, beside the fastest way
+
+
+def seats(lab: Lab, levels: bool) -> list[dict[str, Any]]:
+    at = [f"{lab.wiring.address(WORKERS + i)}:{PORT}" for i in range(len(lab.fabric.switches))]
+    if not levels:
+        return [{"switch": at[0], "worker": w, "children": WORKERS, "above": []} for w in range(WORKERS)]
+    half = WORKERS // 2
+    above = [[{"address": at[2], "worker": w // half, "children": 2}] for w in range(WORKERS)]
+    return [{"switch": at[w // half], "worker": w % half, "children": half, "above": above[w]} for w in range(WORKERS)]
+
+
+def measured(name: str, fabric: Fabric, cases: list[dict[str, float]], turns: int, *, levels: bool) -> list[dict[str, Any]]:
+    found: list[dict[str, Any]] = []
+
+    def sink(rank: int, line: bytes) -> None:
+        text = line.decode(errors="replace")
+        if text.startswith('{"density"'):
+            found.append(json.loads(text))
+            row = found[-1]
+            times = "  ".join(f"{way} {statistics.median(t) * 1e3:.1f}" for way, t in row["times_s"].items())
+            case = f"{name}: density {row['density']:g}, alike {row['overlap']:g}"
+            print(f"{case}: {times} ms; auto took {row['taken']}; wrong {row['wrong']}", flush=True)
+        elif "hostname" not in text and "socket.cpp" not in text:
+            sys.stderr.write(f"{rank}: {text}")
+
+    with Lab.up(fabric, verify=False) as lab:
+        job = {"elements": ELEMENTS, "turns": turns, "seats": seats(lab, levels), "cases": cases}
+        worker = str(Path(__file__).with_name("sparse_aggregate_worker.py"))
+        lab.run([sys.executable, worker], env={"JOB": json.dumps(job)}, timeout_s=590, sink=sink)
+    rows = []
+    for got in found:
+        times = {way: statistics.median(t) for way, t in got["times_s"].items()}
+        best = min((way for way in times if way != "auto"), key=times.__getitem__)
+        rows.append({
+            "what": f"{name}: auto beside the fastest way ({best}), density {got['density']:g}, {got['overlap']:g} of places alike",
+            "value": times["auto"], "unit": "s", "peer": times[best], "ratio": times["auto"] / times[best], "asked": ASKED, "taken": got["taken"],
+            "medians_s": times, **got,
+        })  # fmt: skip
+    return rows
+
+
+def main(turns: int = TURNS) -> None:
+    cases = [{"density": d, "overlap": o} for o in OVERLAPS for d in DENSITIES]
+    rows = measured("8 on one switch", star(WORKERS), cases, turns, levels=False)
+    rows += measured("4 + 4 below a third switch", two_levels(WORKERS), cases, turns, levels=True)
+    worst = max(rows, key=lambda row: row["ratio"])
+    print(f"worst: {worst['what']}: {worst['ratio']:.3f}")
+    machine.record("sparse_aggregate", rows, elements=ELEMENTS, rate_bit_per_s=50_000_000, turns=turns)
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]) if len(sys.argv) > 1 else TURNS)

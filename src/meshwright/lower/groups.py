@@ -1,0 +1,43 @@
+"""Groups of parameters whose gradients a rank sums together, and where in its order their weights and gradients are in use."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from .step import Position
+
+__all__ = ["ADDING", "Group", "Residency", "last_steps"]
+
+ADDING = ("B", "W")  # phases that add to gradients of parameters
+
+
+@dataclass
+class Group:
+    name: str
+    params: tuple[str, ...]
+    size_bytes: int
+    planned_bytes: int  # for which its collectives are planned: a stage's buckets share them, and what they need beside buffers is there once
+    segments: frozenset[str]
+    chunks: int = 1
+    chunk_bytes: int = 0
+    part: tuple[int, int] = (0, 0)  # first chunk of this rank's part, and how many
+
+
+@dataclass
+class Residency:
+    """Compute steps `start` to `end`, all in a row, that use a group's gathered weights."""
+
+    group: Group
+    start: int
+    end: int
+    buffer: int = -1
+
+
+def last_steps(g: Group, order: Sequence[Position], *, each: bool = False) -> list[int]:
+    """Places in an order of the last steps that add to the group: one, or with `each` one per micro-batch."""
+    ends: dict[int, int] = {}
+    for i, at in enumerate(order):
+        if at.phase in ADDING and at.segment in g.segments:
+            ends[at.microbatch if each else 0] = i
+    return [*ends.values()]

@@ -1,0 +1,202 @@
+"""Sparse gradients by whichever way is fastest: dense or as pairs through the switch, as pairs among the hosts, or the hosts' ring.
+
+Cite: Flare (see `kernels.sparse_block`), section 7, which compares these ways.
+Left open by the paper: who chooses. Our answer: a line per way, fixed seconds and seconds per byte of the busiest link, through two calls of unlike
+sizes that are timed when the job begins. What a call costs follows from its pairs and from how alike the workers' places were in the last call.
+Deviations: none known.
+Invariant: all workers take the same way: it follows from numbers that all share (the slowest's times, the most pairs, the last result).
+Cost: one small all-reduce among the hosts per call.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ...errors import GroupFailed, LinkLost, MeshwrightError, RunTimeout, Unsupported, UsageError
+from .client import Seat
+from .fallback import Hosts, Reducer
+from .frames import HEADER_BYTES
+from .sockets import Address
+from .sparse_client import SparseStream, pairs_of
+from .sparse_rounds import FRAME_WORDS, most_pairs, sparse_mode
+
+__all__ = ["WAYS", "Load", "SparseReducer", "link_bytes"]
+
+WAYS = ("dense", "sparse", "hosts", "ring")
+BROKEN = 1 << 62  # instead of a number of pairs: the switch is lost
+FRAME_BYTES = 42 + HEADER_BYTES  # of a packet on the wire beside its payload: Ethernet, IP, UDP, ours
+TCP_SHARE = 1 + 66 / 1448  # bytes on the wire per byte of the hosts' own messages
+TIMED = ((1 << 10, 0.01), (1 << 18, 0.05))  # elements and density of the calls that are timed; the larger takes a tenth of a second at 50 Mbit/s
+SLOTS = 64  # of a job, as `Seat` has them unless told otherwise
+TRIES = 3  # of each; the fastest counts: what else runs on the machine only adds
+
+
+@dataclass(frozen=True)
+class Load:
+    """What a call carries: `pairs` of the worker with the most, `union` of the sum."""
+
+    workers: int
+    elements: int
+    pairs: float
+    union: float
+
+
+def link_bytes(way: str, load: Load, *, words: int, span: int) -> float:
+    """Bytes on a worker's busiest direction, headers included; pairs are taken to be spread evenly over the blocks."""
+    if way == "dense":
+        return load.elements * 4 * (1 + FRAME_BYTES / (4 * words))
+    if way == "ring":
+        return 2 * (load.workers - 1) / load.workers * load.elements * 4 * TCP_SHARE
+    if way == "hosts":
+        return (load.workers - 1) * load.pairs * 8 * TCP_SHARE
+    blocks = max(1, -(-load.elements // span))
+    up, down = (_packets(pairs / blocks, min(span, load.elements), words) for pairs in (load.pairs, load.union))
+    rounds = max(up[0] + down[0] - 1, 1)
+    alone = min(1.0, SLOTS / 2 / blocks)  # share of the pairs that go up while nothing comes down: of the first half of the slots
+    return blocks * (max(up[1], down[1]) + alone * up[1] + rounds * (FRAME_BYTES + 4 * FRAME_WORDS))
+
+
+def _packets(pairs: float, span: int, words: int) -> tuple[int, float]:
+    """(packets, bytes of pairs or of numbers in a row) of a block."""
+    as_pairs, as_array = 8 * pairs, 4.0 * span
+    room = 8 * (most_pairs.py_func(words)) if as_pairs <= as_array else 4 * (words - FRAME_WORDS - 1)
+    least = min(as_pairs, as_array)
+    return max(1, math.ceil(least / room)), least
+
+
+class SparseReducer(Reducer):
+    """A `Reducer` of float32 arrays of which most elements are zero. `pace`: per way, fixed seconds and seconds per byte."""
+
+    sparse: SparseStream | None = None
+    pace: dict[str, tuple[float, float]]
+    span: int
+    words: int
+    apart: float  # independent workers that would have made the last call's union
+
+    @classmethod
+    def join(cls, switch: Address, seat: Seat, hosts: Hosts, rank: int, *, span: int = 1 << 12) -> SparseReducer:
+        """As `Reducer.join`, with blocks of `span` indices; then times every way. `seat`: of mode `sum`; the job of pairs is named after it."""
+        made = super().join(switch, seat, hosts, rank)
+        assert isinstance(made, cls)
+        made.span, made.words, made.pace, made.apart = span, seat.words, {}, float(made.workers)
+        if made.stream is not None:
+            made._join_sparse(switch, seat)
+        for way in WAYS if made.stream is not None else WAYS[2:]:
+            made._time(way)
+        return made
+
+    def _join_sparse(self, switch: Address, seat: Seat) -> None:
+        try:
+            self.sparse = SparseStream.join(switch, replace(seat, job=f"{seat.job[:57]} pairs", mode=sparse_mode(self.span)))
+        except (Unsupported, LinkLost, RunTimeout) as error:
+            self.why = error
+        if self.hosts.most(int(self.sparse is None)):
+            self._leave()
+            self.why = self.why or GroupFailed("another worker could not join the job of pairs", where=seat.job)
+            self.stream = None
+
+    def _time(self, way: str) -> None:
+        """Find a way's fixed seconds and seconds per byte, from two calls; the slowest worker's."""
+        points = []
+        for elements, density in TIMED:
+            rng = np.random.default_rng(self.rank)
+            array = np.where(rng.random(elements) < density, 1.0, 0.0).astype(np.float32)
+            took, total = [], array
+            for _ in range(TRIES):
+                total = array.copy()
+                begin = time.perf_counter()
+                self.all_reduce(total, way=way)
+                took.append(time.perf_counter() - begin)
+            most_s = self._most(int(min(took) * 1e9), self.last) / 1e9
+            load = Load(self.workers, elements, elements * density, float(np.count_nonzero(total)))
+            points.append((link_bytes(way, load, words=self.words, span=self.span), most_s))
+        (few, short_s), (many, long_s) = points
+        slope = max(long_s - short_s, 0.0) / (many - few)
+        if self.stream is not None or way in WAYS[2:]:
+            self.pace[way] = max(short_s - slope * few, 0.0), slope
+
+    # ---- one call --------------------------------------------------------------------------------------------------
+    def all_reduce(self, array: NDArray[Any], *, arithmetic: str = "exact", way: str = "auto") -> NDArray[Any]:
+        """The sum over all workers of a float32 array, in place. `way`: one of `WAYS`, alike at all workers, or the one that promises to be fastest.
+
+        Which way that is may differ from run to run, and so may the sum's last bits: name one for equal bits. Once the switch is lost, the hosts go
+        on. Raises: UsageError; as `Reducer.all_reduce`.
+        """
+        if array.dtype != np.float32 or not array.flags.c_contiguous or way not in ("auto", *WAYS):
+            raise UsageError(f"{array.dtype}, way {way!r}: a contiguous float32 array by one of auto, {', '.join(WAYS)}", where="all_reduce")
+        done, most = self.done, self._most(int(np.count_nonzero(array)), array)
+        if self.done > done:  # another worker, a call ahead, has given the result
+            return array
+        way = self.best(array.size, most) if way == "auto" else way
+        self._go(way if self.stream is not None or way in WAYS[2:] else "ring", array, arithmetic)
+        total = int(np.count_nonzero(array))
+        share, whole = most / max(array.size, 1), total / max(array.size, 1)
+        if 0 < share < 1 and share <= whole < 1:
+            self.apart = math.log1p(-whole) / math.log1p(-share)
+        self.done += 1
+        return array
+
+    def best(self, elements: int, pairs: int) -> str:
+        """The way that promises to be fastest for a call in which the worker with the most has so many pairs."""
+        union = elements * (1 - (1 - min(pairs / max(elements, 1), 1.0)) ** self.apart)
+        load = Load(self.workers, elements, pairs, union)
+        times = {w: fixed + byte * link_bytes(w, load, words=self.words, span=self.span) for w, (fixed, byte) in self.pace.items()}
+        return min(times, key=times.__getitem__)
+
+    def _most(self, value: int, array: NDArray[Any]) -> int:
+        """The largest of all workers' values. Where one of them has lost the switch, all leave it; `array` may get the result of the call in hand."""
+        most = self.hosts.most(value)
+        if most < BROKEN:
+            return most
+        self._leave()
+        if not super()._agree(GroupFailed("another worker lost the switch"), array):
+            self.done += 1
+        return array.size
+
+    def _go(self, way: str, array: NDArray[Any], arithmetic: str = "exact") -> None:
+        stream, sparse = self.stream, self.sparse
+        if way == "dense" and stream is not None:
+            self._through(stream, array, lambda: stream.all_reduce(array, arithmetic=arithmetic))
+        elif way == "sparse" and sparse is not None:
+            self._through(sparse, array, lambda: np.copyto(array, sparse.all_reduce_pairs(*pairs_of(array), array.size).reshape(array.shape)))
+        elif way == "hosts":
+            self._gathered(array)
+        else:
+            self._by_hosts(array)
+
+    def _gathered(self, array: NDArray[Any]) -> None:
+        """Every worker's pairs to all, added in order of workers."""
+        keys, values = pairs_of(array)
+        flat = array.reshape(-1)
+        flat[:] = 0
+        for words in self.hosts.gather(np.concatenate([keys, values.view(np.int32)])):
+            flat[words[: len(words) // 2]] += words[len(words) // 2 :].view(np.float32)
+
+    # ---- the end ---------------------------------------------------------------------------------------------------
+    def _agree(self, why: MeshwrightError, array: NDArray[Any]) -> bool:
+        self.hosts.most(BROKEN)  # others are in this call too, or at the beginning of the next
+        self._leave()
+        return super()._agree(why, array)
+
+    def _leave(self) -> None:
+        """Neither job goes on."""
+        for stream in (self.stream, self.sparse):
+            if stream is not None:
+                stream.abandon("the hosts go on alone")
+        self.sparse = None
+        self.pace = {way: pace for way, pace in self.pace.items() if way in WAYS[2:]}
+
+    def close(self) -> None:
+        """As `Reducer.close`."""
+        if self.sparse is not None:
+            try:
+                self.sparse.close()
+            except (GroupFailed, LinkLost) as error:
+                self._agree(error, self.last)
+        super().close()
