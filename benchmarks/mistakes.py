@@ -37,7 +37,21 @@ FILES = {
     "syntax.py": "def mine(:\n    pass\n",
     "trace.json": '{"traceEvents": []}',
     "größe ü.toml": "[[",
+    "tasks.json": '{"schema": "meshwright.tasks", "version": 1, "name": "t", "tasks": [{"name": "a", "work": 1}, {"name": "b", "work": 1}], '
+    '"edges": [{"src": "a", "dst": "b", "size_bytes": 8}]}',
+    "circle.json": '{"schema": "meshwright.tasks", "version": 1, "name": "c", "tasks": [{"name": "a", "work": 1}, {"name": "b", "work": 1}], '
+    '"edges": [{"src": "a", "dst": "b", "size_bytes": 8}, {"src": "b", "dst": "a", "size_bytes": 8}]}',
+    "camera.json": '{"schema": "meshwright.tasks", "version": 1, "name": "c", "tasks": [{"name": "a", "work": 1, "kind": "camera"}], "edges": []}',
+    "gang.json": '{"schema": "meshwright.queue", "version": 1, "name": "q", "profiles": [{"name": "any", "cores": [1], "memory_bytes": [1000000000], '
+    '"speed": [[1.0]]}], "jobs": [{"name": "big", "gpus": 99, "profile": "any", "arrival_s": 0, "duration_s": 60}]}',
+    "tables.json": '{"schema": "meshwright.tables", "version": 1, "name": "t", "batch": 64, "tables": [{"name": "user", "rows": 1000, "dim": 16}]}',
+    "huge.json": '{"schema": "meshwright.tables", "version": 1, "name": "t", "batch": 64, '
+    '"tables": [{"name": "user", "rows": 4000000000, "dim": 1024}]}',
 }
+SERVERS = "--fabric dgx1-v100:1 --cores 24 --memory 500GB"
+QUEUE = "synthetic:jobs=3,per_hour=20,seed=1"
+VMS = "vms:hosts=4,days=1,load=0.5,seed=1"
+EXPERTS = "--fabric laptop:2 --experts 4 --model-dim 64 --inner 128"
 
 # (what went wrong, the command)
 MISTAKES = (
@@ -101,6 +115,65 @@ MISTAKES = (
     ("a GPU that is not in the list", "train explain --transformer layers=2,hidden=8,heads=2,sequence=8,vocabulary=8 --device h1000"),
     ("a shell that is none", "completion powershell"),
     ("a citation of what is no plan", "cite list.json"),
+    ("a queue that is not there", f"cluster plan queue.json {SERVERS}"),
+    ("a queue without servers", f"cluster plan {QUEUE}"),
+    ("a word of a synthetic queue misspelt", f"cluster simulate synthetic:job=3 {SERVERS}"),
+    ("an order misspelt", f"cluster plan {QUEUE} {SERVERS} --order fifoo"),
+    ("an allocation misspelt", f"cluster simulate {QUEUE} {SERVERS} --allocation price"),
+    ("a server with no cores", f"cluster plan {QUEUE} --fabric dgx1-v100:1 --cores 0 --memory 500GB"),
+    ("a memory that is no size", f"cluster plan {QUEUE} --fabric dgx1-v100:1 --cores 24 --memory lots"),
+    ("a negative seed", f"cluster plan {QUEUE} {SERVERS} --seed -1"),
+    ("shares that are no numbers", f"cluster plan {QUEUE} {SERVERS} --split a,b,c"),
+    ("a job larger than the cluster", f"cluster plan gang.json {SERVERS}"),
+    ("jobs that the queue does not have", f"cluster simulate {QUEUE} {SERVERS} --count 0-99"),
+    ("rounds of no time", f"cluster simulate {QUEUE} {SERVERS} --round 0s"),
+    ("an option of queues for machines", f"cluster plan {VMS} --cores 4"),
+    ("a strategy of hosts misspelt", f"cluster plan {VMS} --strategy bestfit"),
+    ("a predictor misspelt", f"cluster plan {VMS} --predictor kaplan"),
+    ("a word of a synthetic trace misspelt", "cluster compare vms:host=4"),
+    ("a warm-up without a unit that is known", f"cluster simulate {VMS} --warm-up soon"),
+    ("an engine misspelt", f"cluster run {QUEUE} {SERVERS} --engine slrum --folder out"),
+    ("a run of the cluster that is not there", "cluster audit nowhere"),
+    ("limits that are no range", "cluster resize --cpu two --memory 1GiB-2GiB -- true"),
+    ("limits the wrong way round", "cluster resize --cpu 2-1 --memory 1GiB-2GiB -- true"),
+    ("a simulation of no size", "cluster resize --simulate many"),
+    ("a log that is not there", "cluster resize --from nolog.jsonl"),
+    ("a task graph that is not there", "place plan job.json --fabric laptop:2"),
+    ("tasks that wait for each other", "place plan circle.json --fabric laptop:2"),
+    ("a task that no device can run", "place plan camera.json --fabric laptop:2"),
+    ("a placing strategy misspelt", "place plan tasks.json --fabric laptop:2 --strategy heftt"),
+    ("a placing strategy without its net", "place plan tasks.json --fabric laptop:2 --strategy giph"),
+    ("a net that is none", "place plan tasks.json --fabric laptop:2 --strategy giph --net broken.json"),
+    ("ended tasks without a plan", "place plan tasks.json --fabric laptop:2 --done a"),
+    ("tasks to learn from without devices", "place fit tasks.json"),
+    ("a placement that is none", "place run other.json"),
+    ("neither tables nor a model", "tables plan --fabric laptop:2"),
+    ("tables of another form", "tables plan list.json --fabric laptop:2"),
+    ("tables larger than all memory", "tables plan huge.json --fabric dgx1-v100:1"),
+    ("columns that are no numbers", "tables plan tables.json --fabric laptop:2 --dim 64,x"),
+    ("a table strategy misspelt", "tables plan tables.json --fabric laptop:2 --strategy neuroshrad"),
+    ("costs that are not there", "tables plan tables.json --fabric laptop:2 --costs mine.safetensors"),
+    ("a limit of moves without a plan", "tables plan tables.json --fabric laptop:2 --move-at-most 4GB"),
+    ("a graph that is not there", "graph plan g.npz --fabric laptop:2"),
+    ("a graph of no size", "graph partition rmat:many --workers 2"),
+    ("more workers than nodes", "graph partition rmat:4,8 --workers 9"),
+    ("a width that is none", "graph plan rmat:64,256 --fabric laptop:2 --bits 3"),
+    ("two wishes at once", "graph plan rmat:64,256 --fabric laptop:2 --like 4 --max-variance 1"),
+    ("a trade above 1", "graph compare rmat:64,256 --fabric laptop:2 --trade 2"),
+    ("no capacity", f"experts plan {EXPERTS}"),
+    ("more choices than experts", f"experts plan {EXPERTS} --tokens 64 --k 9"),
+    ("an exchange misspelt", f"experts compare {EXPERTS} --capacities 64 --algorithms 3dh"),
+    ("a degree that does not divide", f"experts plan {EXPERTS} --capacities 64 --degrees 3"),
+    ("experts that no rank can share", "experts plan --fabric laptop:2 --experts 3 --model-dim 64 --inner 129 --capacities 64"),
+    ("a density above 1", "collective sparse-switch --tree 4,2 --size 1MiB --rate 100Gbit/s --density 2"),
+    ("a tree of no numbers", "collective sparse-switch --tree a,b --size 1MiB --rate 100Gbit/s --density 0.01"),
+    ("a rate that is none", "collective sparse-switch --tree 4,2 --size 1MiB --rate fast --density 0.01"),
+    ("more cables than ports", "fabric design --nodes 8 --ports 0"),
+    ("a wiring of one node", "fabric design --nodes 1 --ports 4"),
+    ("boards that are no rectangle", "fabric allocate --boards four --job 1x1"),
+    ("a loader that is not there", "data analyse job.py:loader"),
+    ("a loader that is none", "data bench model.py:mine"),
+    ("two ways to say the device's time", "data analyse model.py:mine --step model.py:mine --device-time 0.1"),
 )  # fmt: skip
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from ...errors import Unsupported
 from .exported import Exporter, Subject, Written
-from .shared import optimizer_name
+from .shared import clip_norm, optimizer_name, optimizer_numbers, precision
 
 __all__ = ["EXPORTER"]
 
@@ -29,11 +29,14 @@ def write(subject: Subject) -> Written:
     document: dict[str, Any] = {
         "train_batch_size": layout.global_batch, "train_micro_batch_size_per_gpu": layout.microbatch_size,
         "gradient_accumulation_steps": layout.microbatches, "zero_optimization": zero,
+        "gradient_clipping": clip_norm(job),  # 0: none; it would clip at 1
     }  # fmt: skip
     if name := optimizer_name(job, 2, missing):
-        document["optimizer"] = {"type": name, "params": {"lr": float(job.get("learning_rate", 1e-3))}}
-    if job.get("dtype") in ("bfloat16", "float16"):
-        document["bf16" if job["dtype"] == "bfloat16" else "fp16"] = {"enabled": True}
+        document["optimizer"] = {"type": name, "params": {"lr": float(job.get("learning_rate", 1e-3)), **optimizer_numbers(job)}}
+    computes, weights = precision(job)
+    if computes != "float32":
+        narrow = "bf16" if computes == "bfloat16" else "fp16"
+        document |= {narrow: {"enabled": True}} if weights else {"torch_autocast": {"enabled": True, "dtype": computes}}
     if layout.tensor > 1:
         document["tensor_parallel"] = {"autotp_size": layout.tensor}
     if layout.pipeline > 1:
@@ -57,4 +60,4 @@ def write(subject: Subject) -> Written:
     return json.dumps(document, indent=2) + "\n", missing, to_add
 
 
-EXPORTER = Exporter(name="deepspeed", version="DeepSpeed 0.19.8, its parser", write=write)
+EXPORTER = Exporter(name="deepspeed", version="DeepSpeed 0.19.8, its parser", write=write, says=frozenset({"precision", "clip_norm"}))
