@@ -50,7 +50,7 @@ FILES = {
 }
 SERVERS = "--fabric dgx1-v100:1 --cores 24 --memory 500GB"
 QUEUE = "synthetic:jobs=3,per_hour=20,seed=1"
-VMS = "vms:hosts=4,days=1,load=0.5,seed=1"
+VMS = "vms:hosts=4,days=2,warm_days=1,load=0.5,seed=1"
 EXPERTS = "--fabric laptop:2 --experts 4 --model-dim 64 --inner 128"
 
 # (what went wrong, the command)
@@ -130,6 +130,7 @@ MISTAKES = (
     ("an option of queues for machines", f"cluster plan {VMS} --cores 4"),
     ("a strategy of hosts misspelt", f"cluster plan {VMS} --strategy bestfit"),
     ("a predictor misspelt", f"cluster plan {VMS} --predictor kaplan"),
+    ("a trace shorter than its warm-up", "cluster plan vms:hosts=4,days=1,seed=1"),
     ("a word of a synthetic trace misspelt", "cluster compare vms:host=4"),
     ("a warm-up without a unit that is known", f"cluster simulate {VMS} --warm-up soon"),
     ("an engine misspelt", f"cluster run {QUEUE} {SERVERS} --engine slrum --folder out"),
@@ -167,6 +168,7 @@ MISTAKES = (
     ("experts that no rank can share", "experts plan --fabric laptop:2 --experts 3 --model-dim 64 --inner 129 --capacities 64"),
     ("a density above 1", "collective sparse-switch --tree 4,2 --size 1MiB --rate 100Gbit/s --density 2"),
     ("a tree of no numbers", "collective sparse-switch --tree a,b --size 1MiB --rate 100Gbit/s --density 0.01"),
+    ("a rate without a unit", "collective handlers --children 16 --rate 100 --size 64KiB"),
     ("a rate that is none", "collective sparse-switch --tree 4,2 --size 1MiB --rate fast --density 0.01"),
     ("more cables than ports", "fabric design --nodes 8 --ports 0"),
     ("a wiring of one node", "fabric design --nodes 1 --ports 4"),

@@ -10,7 +10,7 @@ from pathlib import Path
 
 __all__ = [
     "arena_svg", "bits_svg", "blocks_svg", "cores_svg", "curves_svg", "degrees_svg", "hosts_svg", "layout_svg", "modules_svg", "nccl_svg",
-    "reads_svg", "sizes_svg", "sparse_svg", "tables_svg", "traffic_svg",
+    "reads_svg", "sizes_svg", "sparse_svg", "stages_svg", "tables_svg", "traffic_svg",
 ]  # fmt: skip
 
 
@@ -134,10 +134,12 @@ def _curves(lines: dict[str, list[float]], names: list[str], below: str, title: 
     for k, times_s in enumerate(lines.values()):
         points = [at(i, time_s) for i, time_s in enumerate(times_s)]
         parts.append(line(points, PALETTE[k], width=2))
-    lowest = float("inf")  # names stand beside the lines' ends, each at least a line's height above the one before
+    heights, lowest = dict[str, float](), float("inf")  # names stand beside the lines' ends, each at least a line's height above the one before
     for name, times_s in sorted(lines.items(), key=lambda x: x[1][-1]):
-        lowest = min(at(0, times_s[-1])[1] + 4, lowest - 13)
-        parts.append(text(left + width + 8, lowest, name))
+        heights[name] = lowest = min(at(0, times_s[-1])[1] + 4, lowest - 13)
+    down = max(0.0, above + 4 - lowest)
+    for name, y in heights.items():
+        parts.append(text(left + width + 8, y + down, name, fill=PALETTE[list(lines).index(name)]))
     for i, name in enumerate(names):
         best = min(lines, key=lambda key, i=i: lines[key][i])
         x, y = at(i, lines[best][i])
@@ -288,22 +290,37 @@ def tables_svg(printed: dict[str, Path]) -> str:
     return _bars(rows, ["gradients", "lookups", "rows"], title="Embedding tables on devices", summary=summary)
 
 
+def stages_svg(printed: Path) -> str:
+    """`layout search --json`: layers of each stage of the fastest layout, by the kind of its devices."""
+    stages = json.loads(printed.read_text(encoding="utf-8"))["best"]["layout"]["stages"]
+    kinds = list(dict.fromkeys(replica["device"] for stage in stages for replica in stage["replicas"]))
+    rows = {}
+    for k, stage in enumerate(stages):
+        kind, replicas = stage["replicas"][0]["device"], stage["replicas"]
+        pieces = [(f"{stage['layers']} layers", float(stage["layers"]), kinds.index(kind))]
+        rows[f"stage {k}, {kind}"] = (pieces, f"{len(replicas)} replicas of {replicas[0]['tensor']} GPUs")
+    return _bars(rows, kinds, title="Stages on unlike devices", summary="Layers of each stage, by kind of device")
+
+
 def modules_svg(printed: Path) -> str:
-    """`trace annotate --json`: a step's stages, and the modules in each; what takes less than a hundredth of the step stands together."""
+    """`trace annotate --json`: a step's stages, and in each the seven modules that take longest; the others together."""
     from meshwright.io.quantity import show_time
 
     tree = json.loads(printed.read_text(encoding="utf-8"))["tree"]
     steps = [n for n in tree["children"] if n["kind"] == "step" and n["name"] != "before the first step"]
     step = min(steps, key=lambda n: n["host_ns"])
+    found = {stage["name"]: [(n.get("module") or n["name"], n["host_ns"]) for n in _modules(stage)] for stage in step["children"]}
+    total = dict[str, int]()
+    for name, ns in (part for parts in found.values() for part in parts):
+        total[name] = total.get(name, 0) + ns
+    names = sorted(sorted(total, key=lambda name: -total[name])[:7])
     rows = {}
     for stage in step["children"]:
-        parts = [(n.get("module") or n["name"], n["host_ns"]) for n in _modules(stage)]
-        large = [(name, ns) for name, ns in parts if ns >= step["host_ns"] / 100]
-        pieces = [(name, float(ns), k % 8) for k, (name, ns) in enumerate(large)]
-        if rest := stage["host_ns"] - sum(ns for _, ns in large):
+        pieces = [(name, float(ns), names.index(name)) for name, ns in found[stage["name"]] if name in names]
+        if rest := stage["host_ns"] - sum(ns for _, ns, _ in pieces):
             pieces.append(("others", float(rest), 7))
         rows[stage["name"]] = (pieces, show_time(stage["host_ns"] / 1e9))
-    return _bars(rows, [], title="A step by module", summary="Stages of one step, divided by module", left=90)
+    return _bars(rows, [*names, "others"], title="A step by module", summary="Stages of one step, divided by module", left=110)
 
 
 def _modules(node: dict[str, object], depth: int = 0) -> list[dict[str, object]]:

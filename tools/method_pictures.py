@@ -100,6 +100,8 @@ COMMANDS: dict[str, list[str]] = {
     "classic": [f"collective compare all-gather --fabric star:8?link=12.5GB/s --sizes 1KiB:16MiB:4 --strategies {','.join(CLASSIC)} --json"],
     "nccl": ["collective nccl all-reduce --fabric dgx-h100:2 --sizes 1KiB:1GiB:4 --json"],
     "context": ["train plan --model examples/llama.py:tiny --fabric two-islands --devices 0-3 --global-batch 4 --context 4 --dp 1 --tp 1 --pp 1"],
+    "rotor": ["memory plan --model examples/gpt.py:tiny --budget 70% --strategy rotor"],  # times its operators
+    "metis": ["layout search --model examples/gpt.py:tiny --fabric h100-a100:1 --global-batch 32 --show 3 --json"],
     "zero": ["train plan --model examples/gpt.py:tiny --fabric two-islands:2 --global-batch 16 --microbatch 4 --dp 4 --tp 1 --pp 1 --zero 3"],
     "onefoneb": ["pipeline plan --stages 4 --microbatches 8 --strategy 1f1b"],
     "dualpipe": ["pipeline plan --stages 4 --microbatches 8 --strategy dualpipe"],
@@ -122,6 +124,7 @@ DRAWN = {  # by tools/method_drawings.py, of what the last command wrote
     "synergy": lambda: drawings.cores_svg({name: Path(f"printed-{i}.json") for i, name in enumerate(SHARES)}),
     "hotline": lambda: drawings.modules_svg(Path("printed-0.json")),
     "classic": lambda: drawings.sizes_svg(Path("printed-0.json")),
+    "metis": lambda: drawings.stages_svg(Path("printed-0.json")),
     "nccl": lambda: drawings.nccl_svg(Path("printed-0.json")),
     "adares": lambda: drawings.curves_svg(ROOT / "benchmarks" / "results" / "resize.json"),
     "cupcake": lambda: drawings.traffic_svg({"DDP's buckets": Path("ddp.json"), "grouped": Path("none.json"), "and fp16": Path("cupcake.json")}),

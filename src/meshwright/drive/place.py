@@ -19,7 +19,9 @@ from ..decide.strategies import options_given
 from ..errors import FormatError, MeshwrightError, MissingExtra, Unsupported, UsageError
 from ..fabric.fabric import Fabric
 from ..graph.tasks import TaskGraph
-from ..kernels.stages import stage
+from ..io.quantity import show_time
+from ..kernels.effort import Budget, why_with
+from ..kernels.stages import innermost, stage
 from ..plan.plan import Alternative, Plan
 from ..program.program import Kind
 from .plans import check_plan, make_plan
@@ -42,32 +44,45 @@ class Tried:
 
 
 @stage("placements")
-def compare_placements(problem: PlaceProblem, candidates: Sequence[PlaceStrategy] | None = None, *, seed: int = 0) -> tuple[list[Tried], Bound]:
-    """All candidates (default: every strategy), by simulated time, refused ones last; and the bound."""
-    found = []
+def compare_placements(
+    problem: PlaceProblem, candidates: Sequence[PlaceStrategy] | None = None, *, seed: int = 0, budget: Budget | None = None
+) -> tuple[list[Tried], Bound]:
+    """All candidates (default: every strategy), by simulated time, refused ones last; and the bound. `budget`: of so many; what ends it leaves the
+    candidates so far."""
+    found: list[Tried] = []
     listed = [kind() for kind in STRATEGIES] if candidates is None else list(candidates)
+    budget, here = budget or Budget(len(listed)), innermost()
     for each in listed:
+        if not budget.spend():
+            break
         try:
-            placement = each.plan(problem, rng=np.random.default_rng(seed))
+            with budget.net():
+                placement = each.plan(problem, rng=np.random.default_rng(seed))
+                found.append(Tried(strategy=each, placement=placement, time_s=simulated_s(problem, placement)))
         except (Unsupported, MissingExtra) as refused:
             found.append(Tried(strategy=each, refused=refused))
             continue
-        found.append(Tried(strategy=each, placement=placement, time_s=simulated_s(problem, placement)))
+        best = min(found, key=lambda t: t.time_s)
+        here.best = f"{best.strategy.name}, {show_time(best.time_s)}"
     return sorted(found, key=lambda t: t.time_s), place_bound(problem)
 
 
-def plan_placement(problem: PlaceProblem, candidates: Sequence[PlaceStrategy] | None = None, *, seed: int = 0) -> tuple[Plan, list[Tried], Bound]:
-    """The shortest in simulation as a checked plan, all that were tried, and the bound.
+def plan_placement(
+    problem: PlaceProblem, candidates: Sequence[PlaceStrategy] | None = None, *, seed: int = 0, budget: Budget | None = None
+) -> tuple[Plan, list[Tried], Bound]:
+    """The shortest in simulation as a checked plan, all that were tried, and the bound. `budget`: as in `compare_placements`.
 
     Raises: CheckFailed; where all refuse, the first one's refusal (Unsupported, MissingExtra)."""
-    ranked, bound = compare_placements(problem, candidates, seed=seed)
+    budget = budget or Budget(len(STRATEGIES if candidates is None else candidates))
+    ranked, bound = compare_placements(problem, candidates, seed=seed, budget=budget)
     best = ranked[0]
     if best.placement is None:
         assert best.refused is not None
         raise best.refused
     program = lower_placement(problem, best.placement)
     decision: dict[str, Any] = {
-        "strategy": best.strategy.name, "options": _options(best.strategy), "why": _why(best, ranked, bound), "cite": best.strategy.cite.key,
+        "strategy": best.strategy.name, "options": _options(best.strategy), **why_with(_why(best, ranked, bound), budget.cut),
+        "cite": best.strategy.cite.key,
         **({"moves": best.placement.notes["moves"]} if best.placement.notes.get("moves") else {}),
     }  # fmt: skip
     plan = make_plan(
