@@ -101,7 +101,7 @@ COMMANDS: dict[str, list[str]] = {
     "nccl": ["collective nccl all-reduce --fabric dgx-h100:2 --sizes 1KiB:1GiB:4 --json"],
     "context": ["train plan --model examples/llama.py:tiny --fabric two-islands --devices 0-3 --global-batch 4 --context 4 --dp 1 --tp 1 --pp 1"],
     "rotor": ["memory plan --model examples/gpt.py:tiny --budget 70% --strategy rotor"],  # times its operators
-    "metis": ["layout search --model examples/gpt.py:tiny --fabric h100-a100:1 --global-batch 32 --show 3 --json"],
+    "metis": ["layout search --model examples/gpt.py:medium --fabric examples/fabrics/mixed_generations.toml --global-batch 64 --json"],
     "zero": ["train plan --model examples/gpt.py:tiny --fabric two-islands:2 --global-batch 16 --microbatch 4 --dp 4 --tp 1 --pp 1 --zero 3"],
     "onefoneb": ["pipeline plan --stages 4 --microbatches 8 --strategy 1f1b"],
     "dualpipe": ["pipeline plan --stages 4 --microbatches 8 --strategy dualpipe"],
