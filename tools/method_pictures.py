@@ -45,7 +45,7 @@ links = [
 ]
 """
 JOBS, SHARES = "synthetic:jobs=12,per_hour=40,seed=2", ("proportional", "tune", "priced")
-CLASSIC = ("ring", "bruck", "recursive-doubling", "direct", "pat")
+CLASSIC = ("ring", "bruck", "direct", "pat")
 DENSITIES = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05)
 # The last command of a row draws; those before it make what it draws.
 COMMANDS: dict[str, list[str]] = {
@@ -97,8 +97,8 @@ COMMANDS: dict[str, list[str]] = {
         "place fit --updates 25 --devices 8 --out moves.safetensors",
         "place plan tasks.json --fabric edge.toml --strategy giph --net moves.safetensors",
     ],
-    "classic": [f"collective compare all-gather --fabric star:8?link=12.5GB/s --sizes 1KiB:16MiB:4 --strategies {','.join(CLASSIC)} --json"],
-    "nccl": ["collective nccl all-reduce --fabric dgx-h100:2 --sizes 1KiB:1GiB:4 --json"],
+    "classic": [f"collective compare all-gather --fabric two-islands:4 --sizes 1KiB:16MiB:4 --strategies {','.join(CLASSIC)} --json"],
+    "nccl": ["collective nccl all-reduce --fabric dgx-h100:2 --sizes 1KiB:1GiB:16 --json"],
     "context": ["train plan --model examples/llama.py:tiny --fabric two-islands --devices 0-3 --global-batch 4 --context 4 --dp 1 --tp 1 --pp 1"],
     "rotor": ["memory plan --model examples/gpt.py:tiny --budget 70% --strategy rotor"],  # times its operators
     "metis": ["layout search --model examples/gpt.py:medium --fabric examples/fabrics/mixed_generations.toml --global-batch 64 --json"],
