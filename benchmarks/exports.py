@@ -4,7 +4,7 @@ Seven plans: replicas, level 3 with autocast and clipping, stages, split layers,
 A tool whose place is not given is not tried, which the output says.
 
     --deepspeed PYTHON        an interpreter with DeepSpeed: `DeepSpeedConfig` reads the JSON
-    --torchtitan FOLDER       a checkout at b5bcd76: the module builds a `Trainer.Config` of its classes
+    --torchtitan FOLDER       a checkout at b5bcd76: the module sets fields of its configuration classes
     --torchtitan-toml FOLDER  a checkout of v0.2.2: its `ConfigManager` reads the file
     --reader PYTHON           the interpreter for both (default: this one)
     --megatron FOLDER         a checkout: every argument is one of its parser's
@@ -51,7 +51,9 @@ PLANS = {
 }
 DEEPSPEED = """
 import json, sys
+from deepspeed.runtime import config
 from deepspeed.runtime.config import DeepSpeedConfig
+config.dist.get_rank = lambda *a: 0  # there are no processes here
 class Mpu:
     def get_data_parallel_world_size(self): return int(sys.argv[2])
 c = DeepSpeedConfig(sys.argv[1], mpu=Mpu())
@@ -60,6 +62,12 @@ print(json.dumps({"batch": c.train_batch_size, "micro": c.train_micro_batch_size
 """
 TITAN = """
 import importlib.util, json, sys
+import types
+from torchtitan.config import ParallelismConfig, TrainingConfig, DebugConfig
+# Its models and its trainer read data by packages of their own: a configuration of the real classes stands for theirs.
+def base(): return types.SimpleNamespace(training=TrainingConfig(), parallelism=ParallelismConfig(), debug=DebugConfig(), optimizer=None)
+for name, fields in (("models.llama3.config_registry", {"llama3_debugmodel": base}), ("trainer", {"Trainer": types.SimpleNamespace(Config=object)})):
+    made = types.ModuleType("torchtitan." + name); made.__dict__.update(fields); sys.modules["torchtitan." + name] = made
 spec = importlib.util.spec_from_file_location("planned", sys.argv[1]); m = importlib.util.module_from_spec(spec); spec.loader.exec_module(m)
 c = m.planned(); p, t = c.parallelism, c.training
 print(json.dumps({"tensor": p.tensor_parallel_degree, "pipeline": p.pipeline_parallel_degree, "context": p.context_parallel_degree,

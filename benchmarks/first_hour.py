@@ -1,4 +1,4 @@
-"""The first hour: ten jobs with the commands of the start and how-to pages, each command a process of its own, in an empty folder.
+"""The first hour: fifteen jobs with the commands of the start and how-to pages, each command a process of its own, in an empty folder.
 
     python benchmarks/first_hour.py [--out FILE]
 
@@ -28,7 +28,7 @@ from page_commands import BLOCK, has_lab, shown_commands  # noqa: E402
 
 PAGES = (
     "start", "howto/plan_llama", "howto/slow_allreduce", "howto/fit_in_memory", "howto/rehearse", "howto/faster_ddp", "howto/read_trace",
-    "howto/write_strategy",
+    "howto/write_strategy", "howto/slow_input", "howto/empty_hosts", "howto/right_size", "howto/run_decisions", "howto/which_fabric",
 )  # fmt: skip
 ASKED_S = 300.0
 
@@ -99,7 +99,7 @@ def played(name: str, files: dict[str, str], commands: list[tuple[str, int]], ke
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description="Ten jobs of a newcomer, with the time to the first answer of each.")
+    parser = argparse.ArgumentParser(description="Fifteen jobs of a newcomer, with the time to the first answer of each.")
     parser.add_argument("--topology", type=Path, default=ROOT / "tests" / "data" / "topology" / "box_nvswitch.xml", help="NCCL's topology file")
     parser.add_argument("--out", type=Path, help="where to write the figures as JSON")
     args = parser.parse_args()
