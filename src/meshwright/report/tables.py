@@ -2,7 +2,8 @@
 
 The rows of a document are its first list of records. A document without one is a single row. Fields inside fields have names with dots
 (`bound.time_s`). Lists of numbers or names are joined by spaces. A record with a list of records in it is a row for each of these, as a size with its
-strategies; further lists of records are JSON. Lists of such lists, one for each size or capacity, are one list. Times are in s, sizes in bytes, as in the document.
+strategies; further lists of records are JSON. Lists of such lists, one for each size or capacity, are one list. Times are in s, sizes in bytes, as in
+the document.
 """
 
 from __future__ import annotations
