@@ -141,7 +141,6 @@ def test_what_nobody_can_say(target, layout, job, part):
         ("torchtitan", layout_of(), {"optimizer": "sgd"}, "the optimizer sgd"),
         ("torchtitan", layout_of(torn=True), {}, "which modules form a stage"),
         ("megatron", layout_of(schedule="gpipe"), {}, "schedule gpipe"),
-        ("deepspeed", layout_of(context=2), {}, "context parallelism of degree 2"),
         ("deepspeed", layout_of(expert=4), {}, "expert parallelism of degree 4"),
         ("deepspeed", layout_of(sequence=True), {}, "sequence parallelism"),
     ],
@@ -229,6 +228,8 @@ def test_divided_sequences_experts_and_further_shapes_are_told_or_refused():
     for name, layout in (("context", layout_of((3,), 2, 1, context=2)), ("expert", layout_of((3,), 2, 1, expert=2))):
         with pytest.raises(Unsupported, match=f"{name} parallelism"):
             export_layout(plan_of(layout), "torch")
+    with pytest.raises(Unsupported, match="no divided sequences"):
+        export_layout(plan_of(layout_of(context=2)), "deepspeed")
     heads = plan_of(layout_of(context=2), decisions={"context": {"strategy": "ulysses"}})
     assert flags(export_layout(heads, "megatron").text)["--cp-comm-type"] == "a2a"
     assert any("exchange of heads" in m for m in export_layout(heads, "torchtitan").not_expressed)

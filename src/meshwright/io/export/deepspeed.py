@@ -13,12 +13,14 @@ __all__ = ["EXPORTER"]
 
 
 def write(subject: Subject) -> Written:
-    """Raises: Unsupported for a pipeline with sharded gradients."""
+    """Raises: Unsupported for a pipeline with sharded gradients, and for divided sequences."""
     layout, split, job = subject.layout, subject.split, subject.job
     if layout.pipeline > 1 and layout.zero_level > 1:
         raise Unsupported(
             f"DeepSpeed has no pipeline with sharding level {layout.zero_level}", hint="plan with level 1, or without a pipeline"
         )  # fmt: skip
+    if layout.context > 1:  # its parser counts these ranks as replicas, and refuses the batch
+        raise Unsupported("DeepSpeed's configuration has no divided sequences", hint="plan with --context 1; `train run` runs it")
     missing: list[str] = []
     to_add: list[str] = []
     zero: dict[str, Any] = {"stage": layout.zero_level}
@@ -45,9 +47,8 @@ def write(subject: Subject) -> Written:
         to_add.append(f"PipelineModule(num_stages={layout.pipeline}, topology={topology})")
         if split.torn or len(set(split.counts)) > 1:
             missing.append(f"stages of {', '.join(map(str, split.counts))} blocks: PipelineModule divides by count, by parameters or by a pattern")
-    for degree, name in ((layout.context, "context"), (layout.expert, "expert")):
-        if degree > 1:
-            missing.append(f"{name} parallelism of degree {degree}")
+    if layout.expert > 1:
+        missing.append(f"expert parallelism of degree {layout.expert}")
     if layout.sequence:
         missing.append("sequence parallelism between tensor-parallel regions")
     if job.get("seed"):
