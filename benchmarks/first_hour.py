@@ -1,9 +1,10 @@
-"""The first hour: ten jobs with the commands of the start and how-to pages, each command a process of its own, in an empty folder.
+"""The first hour: fifteen jobs with the commands of the start and how-to pages, each command a process of its own, in an empty folder.
 
-    python benchmarks/first_hour.py [--out FILE]
+    python benchmarks/first_hour.py [--topology FILE] [--trace FILE...] [--out FILE]       (without network: unshare -n, as root)
 
 For each job: the time until the first command has answered, and until all have, in wall and processor seconds, and what of it failed. Asked: an
-answer within 300 s. `--topology FILE` names a file that NCCL wrote, for the job that imports one (default: one of the tests). Compiled kernels are
+answer within 300 s. `--topology FILE` names a file that NCCL wrote, for the job that imports one (default: one of the tests), `--trace FILES` traces
+of somebody's. Compiled kernels are
 kept in a folder of this run, so the first jobs pay for compiling, as a newcomer does.
 """
 
@@ -28,7 +29,7 @@ from page_commands import BLOCK, has_lab, shown_commands  # noqa: E402
 
 PAGES = (
     "start", "howto/plan_llama", "howto/slow_allreduce", "howto/fit_in_memory", "howto/rehearse", "howto/faster_ddp", "howto/read_trace",
-    "howto/write_strategy",
+    "howto/write_strategy", "howto/slow_input", "howto/empty_hosts", "howto/right_size", "howto/run_decisions", "howto/which_fabric",
 )  # fmt: skip
 ASKED_S = 300.0
 
@@ -48,8 +49,12 @@ def of_page(page: str) -> tuple[dict[str, str], list[tuple[str, int]]]:
     return files, commands
 
 
-def own_jobs(topology: Path) -> dict[str, tuple[dict[str, str], list[tuple[str, int]]]]:
-    return {
+def own_jobs(topology: Path, traces: list[Path]) -> dict[str, tuple[dict[str, str], list[tuple[str, int]]]]:
+    theirs = {} if not traces else {
+        "somebody's trace": ({}, [(f"meshwright trace {word}", 0) for word in (
+            f"breakdown {' '.join(map(str, traces))}", f"annotate {traces[0]} --depth 2")]),
+    }  # fmt: skip
+    return theirs | {
         "my cluster from NCCL's file": (
             {"topology.xml": topology.read_text(encoding="utf-8")},
             [
@@ -99,11 +104,12 @@ def played(name: str, files: dict[str, str], commands: list[tuple[str, int]], ke
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description="Ten jobs of a newcomer, with the time to the first answer of each.")
+    parser = argparse.ArgumentParser(description="Fifteen jobs of a newcomer, with the time to the first answer of each.")
     parser.add_argument("--topology", type=Path, default=ROOT / "tests" / "data" / "topology" / "box_nvswitch.xml", help="NCCL's topology file")
+    parser.add_argument("--trace", type=Path, nargs="*", default=[], help="traces of torch.profiler, for a job that reads them")
     parser.add_argument("--out", type=Path, help="where to write the figures as JSON")
     args = parser.parse_args()
-    jobs = {page: of_page(page) for page in PAGES} | own_jobs(args.topology)
+    jobs = {page: of_page(page) for page in PAGES} | own_jobs(args.topology.resolve(), [t.resolve() for t in args.trace])
     rows = []
     with tempfile.TemporaryDirectory(prefix="first-hour-kernels-") as kernels:
         print(f"{'job':<30}{'commands':>9}{'first answer':>14}{'cpu':>8}{'all':>9}{'cpu':>8}  failed", flush=True)

@@ -1,5 +1,5 @@
 """Drawings of plans that no command draws, for `tools/method_pictures.py`: an arena, a layout's signatures, gradients in groups,
-times of an expert layer and of sparse sums, blocks of a product."""
+times of an expert layer and of sparse sums, blocks of a product, shares of servers and tables, bits, modules of a trace."""
 
 from __future__ import annotations
 
@@ -8,7 +8,10 @@ import json
 import math
 from pathlib import Path
 
-__all__ = ["arena_svg", "blocks_svg", "curves_svg", "degrees_svg", "hosts_svg", "layout_svg", "sparse_svg", "traffic_svg"]
+__all__ = [
+    "arena_svg", "bits_svg", "blocks_svg", "cores_svg", "curves_svg", "degrees_svg", "hosts_svg", "layout_svg", "modules_svg", "nccl_svg",
+    "reads_svg", "sizes_svg", "sparse_svg", "stages_svg", "tables_svg", "traffic_svg",
+]  # fmt: skip
 
 
 def arena_svg(placed: Path) -> str:
@@ -97,7 +100,6 @@ def traffic_svg(plans: dict[str, Path]) -> str:
     return document(width, y + tall + 12, [*parts, *marks], title="Gradients sent in groups", summary=summary)
 
 
-
 def degrees_svg(printed: Path) -> str:
     """`experts compare --json`: seconds of a step over capacities, a line for each degree; the best of each capacity is marked."""
     rows = [row for each in json.loads(printed.read_text(encoding="utf-8"))["capacities"] for row in each]
@@ -132,10 +134,12 @@ def _curves(lines: dict[str, list[float]], names: list[str], below: str, title: 
     for k, times_s in enumerate(lines.values()):
         points = [at(i, time_s) for i, time_s in enumerate(times_s)]
         parts.append(line(points, PALETTE[k], width=2))
-    lowest = float("inf")  # names stand beside the lines' ends, each at least a line's height above the one before
+    heights, lowest = dict[str, float](), float("inf")  # names stand beside the lines' ends, each at least a line's height above the one before
     for name, times_s in sorted(lines.items(), key=lambda x: x[1][-1]):
-        lowest = min(at(0, times_s[-1])[1] + 4, lowest - 13)
-        parts.append(text(left + width + 8, lowest, name))
+        heights[name] = lowest = min(at(0, times_s[-1])[1] + 4, lowest - 13)
+    down = max(0.0, above + 4 - lowest)
+    for name, y in heights.items():
+        parts.append(text(left + width + 8, y + down, name, fill=PALETTE[list(lines).index(name)]))
     for i, name in enumerate(names):
         best = min(lines, key=lambda key, i=i: lines[key][i])
         x, y = at(i, lines[best][i])
@@ -218,3 +222,174 @@ def curves_svg(results: Path) -> str:
         parts += [rect(left + width - 250, above + 12 + 18 * k, 8, 8, fill=PALETTE[k], rx=4), text(left + width - 236, above + 20 + 18 * k, name)]
     parts.append(text(left + width / 2, above + height + 36, "windows of tenants that were violated", anchor="middle"))
     return document(left + width + 20, above + height + 50, parts, title="Resizing", summary="Mean cores over violations, by strategy and knob")
+
+
+# ---- bars -------------------------------------------------------------------------------------------------------------
+Piece = tuple[str, float, int]  # what it says, how long it is, which colour
+
+
+def _bars(rows: dict[str, tuple[list[Piece], str]], keys: list[str], *, title: str, summary: str, left: int = 150) -> str:
+    """A row for each name: its pieces one after the other, all rows to one scale, and what stands behind them. `keys`: names of the colours."""
+    from meshwright.report.svg import PALETTE, document, legend, rect, text
+
+    width, tall, y, parts = 560, 24, 16.0, []
+    longest = max(sum(long for _, long, _ in pieces) for pieces, _ in rows.values())
+    for name, (pieces, behind) in rows.items():
+        parts.append(text(left - 10, y + 16, name, anchor="end"))
+        x = float(left)
+        for what, long, colour in pieces:
+            wide = width * long / longest
+            parts.append(rect(x, y, max(0.6, wide - 1), tall, fill=PALETTE[colour], tip=what, rx=2))
+            if wide > 6.5 * len(what) + 6:
+                parts.append(text(x + wide / 2, y + 16, what, fill="#ffffff", anchor="middle"))
+            x += wide
+        parts.append(text(x + 8, y + 16, behind))
+        y += tall + 8
+    marks, high = legend(left, y + 8, [(key, PALETTE[k]) for k, key in enumerate(keys)], width=width)
+    return document(left + width + 180, y + high + 20, [*parts, *marks], title=title, summary=summary)
+
+
+def reads_svg(results: Path) -> str:
+    """`benchmarks/data_cache.py`: bytes read from storage in an epoch after the first, the median of all rounds, by way."""
+    from statistics import median
+
+    from meshwright.io.quantity import show_size
+
+    found = json.loads(results.read_text(encoding="utf-8"))
+    names = {"kept": "kept, not exchanged", "plain": "page cache as it is", "mosaicml-streaming": "mosaicml-streaming"}
+    least = next(row["peer"] for row in found["rows"] if row["what"].startswith("bytes of an epoch, kept"))
+    read = {says: median(e["read_bytes"] for turn in found["raw"][way] for e in turn[1:]) for way, says in names.items()}
+    rows = {"the least": ([("", float(least), 7)], show_size(least))}
+    rows |= {says: ([("", float(size), k)], show_size(round(size))) for k, (says, size) in enumerate(read.items())}
+    summary = f"{found['files']} files of {show_size(found['file_bytes'])}, {show_size(found['memory_bytes'])} of memory"
+    return _bars(rows, [], title="Bytes from storage in an epoch", summary=summary)
+
+
+def cores_svg(printed: dict[str, Path]) -> str:
+    """`cluster plan --json` under several allocations: cores of every job, and the sum of GPUs times speed."""
+    plans = {name: json.loads(path.read_text(encoding="utf-8"))["allocation"] for name, path in printed.items()}
+    jobs = list(dict.fromkeys(given["job"] for plan in plans.values() for given in plan["given"]))
+    rows = {}
+    for name, plan in plans.items():
+        pieces = [(f"{given['job']}: {given['cores']}", float(given["cores"]), jobs.index(given["job"]) % 8) for given in plan["given"]]
+        rows[name] = (sorted(pieces, key=lambda piece: jobs.index(piece[0].partition(":")[0])), f"GPUs x speed {plan['speed']:.2f}")
+    return _bars(rows, [], title="Cores of a server", summary="How many cores each job has, under several allocations", left=110)
+
+
+def tables_svg(printed: dict[str, Path]) -> str:
+    """`tables plan --json` of several strategies: what each device does in an iteration, and the tables that it holds."""
+    from meshwright.io.quantity import show_time
+
+    rows = {}
+    for name, path in printed.items():
+        for device in json.loads(path.read_text(encoding="utf-8"))["placed"]:
+            times_s = [device["backward_s"], device["compute_s"], device["forward_s"]]
+            held = ", ".join(dict.fromkeys(shard["table"] for shard in device["shards"]))
+            rows[f"{name}, {device['device']}"] = ([(held if k == 1 else "", t, k) for k, t in enumerate(times_s)], show_time(sum(times_s)))
+    summary = "Seconds of gradients, lookups and rows of each device, and its tables"
+    return _bars(rows, ["gradients", "lookups", "rows"], title="Embedding tables on devices", summary=summary)
+
+
+def stages_svg(printed: Path) -> str:
+    """`layout search --json`: layers of each stage of the fastest layout, by the kind of its devices."""
+    stages = json.loads(printed.read_text(encoding="utf-8"))["best"]["layout"]["stages"]
+    kinds = list(dict.fromkeys(replica["device"] for stage in stages for replica in stage["replicas"]))
+    rows = {}
+    for k, stage in enumerate(stages):
+        kind, replicas = stage["replicas"][0]["device"], stage["replicas"]
+        pieces = [(f"{stage['layers']} layers", float(stage["layers"]), kinds.index(kind))]
+        rows[f"stage {k}, {kind}"] = (pieces, f"{len(replicas)} replicas of {replicas[0]['tensor']} GPUs")
+    return _bars(rows, kinds, title="Stages on unlike devices", summary="Layers of each stage, by kind of device")
+
+
+def modules_svg(printed: Path) -> str:
+    """`trace annotate --json`: a step's stages, and in each the seven modules that take longest; the others together."""
+    from meshwright.io.quantity import show_time
+
+    tree = json.loads(printed.read_text(encoding="utf-8"))["tree"]
+    steps = [n for n in tree["children"] if n["kind"] == "step" and n["name"] != "before the first step"]
+    step = min(steps, key=lambda n: n["host_ns"])
+    found = {stage["name"]: [(n.get("module") or n["name"], n["host_ns"]) for n in _modules(stage)] for stage in step["children"]}
+    total = dict[str, int]()
+    for name, ns in (part for parts in found.values() for part in parts):
+        total[name] = total.get(name, 0) + ns
+    names = sorted(sorted(total, key=lambda name: -total[name])[:7])
+    rows = {}
+    for stage in step["children"]:
+        pieces = [(name, float(ns), names.index(name)) for name, ns in found[stage["name"]] if name in names]
+        if rest := stage["host_ns"] - sum(ns for _, ns, _ in pieces):
+            pieces.append(("others", float(rest), 7))
+        rows[stage["name"]] = (pieces, show_time(stage["host_ns"] / 1e9))
+    return _bars(rows, [*names, "others"], title="A step by module", summary="Stages of one step, divided by module", left=110)
+
+
+def _modules(node: dict[str, object], depth: int = 0) -> list[dict[str, object]]:
+    """The modules two levels below the model, or what stands in their place."""
+    children = node.get("children") or []
+    assert isinstance(children, list)
+    found = []
+    for child in children:
+        inner = [n for n in child.get("children", []) if n["kind"] == "module"]
+        found += _modules(child, depth + 1) if inner and depth < 2 else [child]
+    return found
+
+
+# ---- lines over sizes ---------------------------------------------------------------------------------------------------
+def bits_svg(printed: Path) -> str:
+    """`graph compare --curve --json`: variance over the seconds of all messages, for chosen bits and for one width everywhere."""
+    from meshwright.io.quantity import show_time
+    from meshwright.report.svg import PALETTE, document, line, rect, text
+
+    found = json.loads(printed.read_text(encoding="utf-8"))
+    uniform = [(row["bits"].removeprefix("uniform "), row["rounds_s"], row["variance"]) for row in found["bits"]
+               if row["bits"].startswith("uniform") and row["variance"]]  # fmt: skip
+    curve = [(p["rounds_s"], p["variance"]) for p in found["curve"] if p["variance"] > 0]
+    left, above, width, height = 90, 24, 520, 260
+    times = [t for t, _ in curve] + [t for _, t, _ in uniform]
+    logs = [math.log(v) for _, v in curve] + [math.log(v) for _, _, v in uniform]
+
+    def at(time_s: float, variance: float) -> tuple[float, float]:
+        across = (time_s - min(times)) / (max(times) - min(times))
+        return left + width * across, above + height * (1 - (math.log(variance) - min(logs)) / (max(logs) - min(logs)))
+
+    parts = [line([(left, above), (left, above + height), (left + width, above + height)], "#888888", width=1)]
+    parts.append(line([at(t, v) for t, v in curve], PALETTE[0], width=2))
+    for bits, time_s, variance in uniform:
+        x, y = at(time_s, variance)
+        parts += [rect(x - 5, y - 5, 10, 10, fill=PALETTE[1], rx=5), text(x + 9, y + 4, f"{bits} bits everywhere")]
+    parts.append(text(*at(*curve[len(curve) // 3]), "chosen bits", fill=PALETTE[0], anchor="end"))
+    for time_s in (min(times), max(times)):
+        parts.append(text(at(time_s, 1.0)[0], above + height + 18, show_time(time_s), anchor="middle"))
+    for value in (min(logs), max(logs)):
+        parts.append(text(left - 8, at(min(times), math.exp(value))[1] + 4, f"{math.exp(value):.2g}", anchor="end"))
+    parts.append(text(left + width / 2, above + height + 36, "all messages of an epoch", anchor="middle"))
+    parts.append(text(left - 8, above - 10, "variance", anchor="end"))
+    return document(left + width + 140, above + height + 50, parts, title="Bits of messages", summary="Variance over the seconds of all messages")
+
+
+def sizes_svg(printed: Path) -> str:
+    """`collective compare --json`: the time of each strategy over the size; the best of each size is marked."""
+    from meshwright.io.quantity import show_size
+
+    rows = json.loads(printed.read_text(encoding="utf-8"))["sizes"]
+    names = [e["strategy"] for e in rows[0]["strategies"] if e["time_s"]]
+    lines = {name: [next(e["time_s"] for e in row["strategies"] if e["strategy"] == name) for row in rows] for name in sorted(names)}
+    sizes = [show_size(row["size_bytes"]) for row in rows]
+    return _curves(lines, sizes, "size", "Strategies over sizes", "Simulated time of each strategy over the size", room=150)
+
+
+def nccl_svg(printed: Path) -> str:
+    """`collective nccl --json`: the time of each algorithm under its best protocol over the size; the choice of each size is marked."""
+    from meshwright.io.quantity import show_size
+
+    rows = json.loads(printed.read_text(encoding="utf-8"))["rows"]
+    known = {c["algorithm"] for row in rows for c in row["table"] if c["time_us"] is not None}
+
+    def best_s(row: dict[str, object], algorithm: str) -> float:
+        table = row["table"]
+        assert isinstance(table, list)
+        return min(c["time_us"] for c in table if c["algorithm"] == algorithm and c["time_us"] is not None) / 1e6
+
+    lines = {name: [best_s(row, name) for row in rows] for name in sorted(known)}
+    sizes = [show_size(row["size_bytes"]) for row in rows]
+    return _curves(lines, sizes, "size", "NCCL's algorithms over sizes", "Time of each algorithm by NCCL's model over the size", room=100)

@@ -168,7 +168,14 @@ METHOD_PAGES = {
     "decide.pipeline.zerobubble": "zerobubble", "decide.pipeline.vschedules": "zerobubble", "decide.pipeline.breadthfirst": "breadthfirst",
     "decide.memory.monet": "monet", "decide.memory.fusionaware": "fusionaware", "decide.memory.static": "staticmemory",
     "decide.traffic.cupcake": "cupcake", "decide.topology.directconnect": "directconnect", "decide.topology.hammingmesh": "hammingmesh",
-    "decide.experts.tutel": "tutel",
+    "decide.experts.tutel": "tutel", "decide.collective.switchml": "switchml", "decide.collective.bfb": "directconnect",
+    "decide.collective.classic": "classic", "decide.collective.trees": "classic", "decide.collective.nccl": "nccl",
+    "decide.collective.sparse.gtopk": "oktopk", "decide.collective.sparse.topka": "oktopk", "decide.collective.sparse.topkdsa": "oktopk",
+    "decide.collective.sparse.zen": "oktopk", "decide.layout.mixed": "metis", "decide.memory.baselines": "rotor", "decide.pipeline.gpipe": "onefoneb",
+    "decide.pipeline.onefoneb": "onefoneb", "decide.pipeline.interleaved": "onefoneb", "decide.pipeline.dualpipe": "dualpipe",
+    "decide.pipeline.search": "zerobubble", "decide.traffic.fixed": "cupcake", "decide.traffic.adaqp": "adaqp", "decide.place": "giph",
+    "decide.tables": "neuroshard", "decide.cluster.opt": "synergy", "decide.cluster.orders": "synergy", "decide.cluster.priced": "synergy",
+    "decide.cluster.shares": "synergy", "decide.cluster.resize.baselines": "adares", "decide.collective.multipath": "directconnect",
     "decide.cluster.vms": "vmlifetime",
     "decide.cluster.resize.learners": "adares",
 }  # fmt: skip
@@ -193,9 +200,10 @@ def methods_page() -> str:
             pages += [page for name, page in OWN_PAGES.items() if f".{name}." in f"{module}."]
             lines += [*(f"- More: [its page](../{page})" for page in pages), ""]
             alone += [] if pages else [f"`{k.name}`" for k in strategies if k.cite is not FOLKLORE]
-    lines += ["## Published methods without a page of their own", ""]
-    lines += ["They stand above and on the page of their decision, but have no page with a picture and a measurement yet:", ""]
-    lines += [", ".join(dict.fromkeys(alone)) + "."]
+    if alone:
+        lines += ["## Published methods without a page of their own", ""]
+        lines += ["They stand above and on the page of their decision, but have no page with a picture and a measurement yet:", ""]
+        lines += [", ".join(dict.fromkeys(alone)) + "."]
     return re.sub(r"\n{3,}", "\n\n", "\n".join(lines)).rstrip() + "\n"
 
 

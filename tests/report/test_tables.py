@@ -73,3 +73,9 @@ def test_a_data_frame_and_an_arrow_table_where_the_packages_are(monkeypatch: pyt
             assert {k: v for k, v in record.items() if k in row and row[k] is not None} == {k: v for k, v in row.items() if v is not None}
         made = make(mixed)  # Arrow has one kind a column
         assert (list(made["value"]) if package == "pandas" else made["value"].to_pylist()) in ([1, 2.5, "all"], ["1", "2.5", "all"])
+
+
+def test_lists_of_lists_of_records_are_one_list():
+    document = {"schema": "s", "version": 1, "capacities": [[{"capacity": 8, "time_s": 1.0}, {"capacity": 8, "time_s": 2.0}], [{"capacity": 16}]]}
+    assert rows_of(document) == [{"capacity": 8, "time_s": 1.0}, {"capacity": 8, "time_s": 2.0}, {"capacity": 16}]
+    assert rows_of({"schema": "s", "pairs": [[1, 2], [3, 4]]}) == [{"schema": "s", "pairs": "[[1, 2], [3, 4]]"}]

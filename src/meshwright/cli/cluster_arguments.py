@@ -84,7 +84,7 @@ def queue_of(args: argparse.Namespace) -> Queue:
 
     refuse_options(args, OF_MACHINES, "queues")
     if args.seed < 0:
-        raise UsageError(f"must be at least 0, got {args.seed}", where="--seed")
+        raise UsageError(f"must be at least 0, got {args.seed}", where="--seed", hint="--seed 0")
     split = None
     if args.split is not None:
         try:
@@ -103,7 +103,7 @@ def servers_of(args: argparse.Namespace) -> Servers:
         if getattr(args, what) is None:
             raise UsageError("a queue needs servers", where=f"--{what}", hint="--fabric dgx1-v100:16 --cores 24 --memory 500GB")
     if args.cores < 1:
-        raise UsageError(f"must be at least 1, got {args.cores}", where="--cores")
+        raise UsageError(f"must be at least 1, got {args.cores}", where="--cores", hint="cores of one server, e.g. --cores 24")
     return of_fabric(read_fabric(args.fabric), cores=args.cores, memory_bytes=bytes_given(args.memory, "--memory"))
 
 

@@ -22,7 +22,10 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> Result:
     from ..decide.cluster import allocation, order
     from ..drive.cluster import simulate_queue
+    from ..errors import TimeLimit
     from ..io.cluster import is_vms
+    from ..kernels.effort import Budget
+    from ..kernels.stages import stage
     from .cluster_vms import compare as of_vms
 
     if is_vms(args.queue):
@@ -31,8 +34,19 @@ def run(args: argparse.Namespace) -> Result:
     allocations = [allocation(name, where="--allocations") for name in args.allocations.split(",")]
     queue, servers = queue_of(args), servers_of(args)
     options = run_options(args, queue, servers)
-    rows = [row_of(simulate_queue(servers, queue, first(), strategy(), **options)) for first in orders for strategy in allocations]
+    pairs = [(first, strategy) for first in orders for strategy in allocations]
+    rows, budget = [], Budget(len(pairs))
+    with stage("orders and allocations", of=len(pairs)):
+        for first, strategy in pairs:
+            if not budget.spend():
+                break
+            try:
+                with budget.net():
+                    rows.append(row_of(simulate_queue(servers, queue, first(), strategy(), **options)))
+            except TimeLimit:
+                if not rows:
+                    raise
     lines = [f"{queue.name}: {rows[0]['jobs']} jobs counted, on {servers.total_gpus} GPUs of {servers.fabric}", "", *table(rows)]
     document = {"schema": "meshwright.cluster-runs", "version": 1, "queue": queue.name, "fabric": servers.fabric, "gpus": servers.total_gpus,
         "rows": rows}
-    return Result(document, "\n".join(lines))
+    return Result(document, "\n".join(lines), cut=budget.cut)

@@ -51,7 +51,7 @@ def run(args: argparse.Namespace) -> Result:
         raise UsageError("one of a command, --simulate and --from", where="COMMAND",
             hint="meshwright cluster resize --cpu 0.1-2 -- python serve.py")
     if args.seed < 0:
-        raise UsageError(f"must be at least 0, got {args.seed}", where="--seed")
+        raise UsageError(f"must be at least 0, got {args.seed}", where="--seed", hint="--seed 0")
     if args.out is not None:
         require_directory(args.out / "cpu.jsonl")
     if args.log is not None:
@@ -98,7 +98,7 @@ def _tenants(args: argparse.Namespace, resource: str) -> Tenants:
     except ValueError:
         dash = ""
     if not dash or not 0 < unit < float("inf") or not 0 < least <= most < 1e18:
-        raise UsageError(f"{said!r} is no range of sizes", where=where, hint="0.1-2, or 128MiB-1GiB; the step is above 0")
+        raise UsageError(f"{said!r} is no range of sizes", where=where, hint="from the least to the most: 0.1-2, or 128MiB-1GiB; the step is above 0")
     if not 1 <= args.copies <= MAX_COPIES:
         raise UsageError(f"{args.copies} copies", where="--copies", hint=f"1 to {MAX_COPIES}")
     n = args.copies

@@ -66,7 +66,7 @@ def run(args: argparse.Namespace) -> Result:
     queue = _commanded(args, queue_of(args))
     first, strategy = order(args.order, where="--order"), allocation(args.allocation, where="--allocation")
     if args.most_passed < 0:
-        raise UsageError(f"must be at least 0, got {args.most_passed}", where="--most-passed")
+        raise UsageError(f"must be at least 0, got {args.most_passed}", where="--most-passed", hint="0: nobody is passed over")
     limit_s = seconds_given(args.limit, "--limit") if args.limit else float("inf")
     servers = _servers(args)
     engine = _engine(args, servers)

@@ -29,6 +29,7 @@ def run(args: argparse.Namespace) -> Result:
     from ..drive.cluster import simulate_queue
     from ..io.atomic import write_bytes
     from ..io.cluster import is_vms, write_queue
+    from ..kernels.effort import Budget
     from .cluster_vms import simulate as of_vms
 
     if is_vms(args.queue):
@@ -38,7 +39,8 @@ def run(args: argparse.Namespace) -> Result:
             require_directory(path)
     first, strategy = order(args.order, where="--order"), allocation(args.allocation, where="--allocation")
     queue, servers = queue_of(args), servers_of(args)
-    found = simulate_queue(servers, queue, first(), strategy(), **run_options(args, queue, servers))
+    with Budget(1).net():
+        found = simulate_queue(servers, queue, first(), strategy(), **run_options(args, queue, servers))
     row = row_of(found)
     lines = [
         f"{queue.name}: {row['jobs']} jobs counted, on {servers.total_gpus} GPUs of {servers.fabric}, {row['rounds']} rounds, "

@@ -97,13 +97,16 @@ def _head(trace: VmTrace, hosts: VmHosts) -> str:
 def compare(args: argparse.Namespace) -> Result:
     from ..decide.cluster.vms import strategy
     from ..drive.vms import compare_vms
+    from ..kernels.effort import Budget
 
     kinds = [strategy(name, where="--strategies") for name in args.strategies.split(",")]
     trace, hosts, from_s, learn_s = _trace(args)
-    rows = _rows(compare_vms(trace, hosts, [kind() for kind in kinds], args.predictors.split(","), from_s=from_s, learn_s=learn_s, seed=args.seed))
+    strategies, predictors = [kind() for kind in kinds], args.predictors.split(",")
+    budget = Budget(sum(len(predictors) if s.forecasts else 1 for s in strategies))
+    rows = _rows(compare_vms(trace, hosts, strategies, predictors, from_s=from_s, learn_s=learn_s, seed=args.seed, budget=budget))
     document = {"schema": "meshwright.cluster-vm-runs", "version": 1, "trace": trace.name, "hosts": len(hosts), "resources": list(trace.resources),
         "rows": rows}
-    return Result(document, "\n".join([_head(trace, hosts), "", *_table(rows, trace.resources)]))
+    return Result(document, "\n".join([_head(trace, hosts), "", *_table(rows, trace.resources)]), cut=budget.cut)
 
 
 def simulate(args: argparse.Namespace) -> Result:

@@ -129,6 +129,17 @@ def size_bytes(text: str, where: str = "--size") -> int:
         raise UsageError(str(error), where=where, hint=f"e.g. {where} 64MiB") from None
 
 
+def rate_Bps(text: str, where: str = "--rate") -> int:
+    """Bytes/s of `100Gbit/s`. Raises UsageError."""
+    from ..errors import UsageError
+    from ..io.quantity import parse_rate_Bps
+
+    try:
+        return parse_rate_Bps(text)
+    except ValueError as error:
+        raise UsageError(str(error), where=where, hint=f"e.g. {where} 25Gbit/s") from None
+
+
 def arguments(parser: argparse.ArgumentParser) -> None:
     problem_arguments(parser, size="1GiB")
 

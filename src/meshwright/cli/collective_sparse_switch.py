@@ -6,6 +6,7 @@ import argparse
 from dataclasses import asdict
 
 from .arguments import at_least_one
+from .collective_bound import rate_Bps, size_bytes
 from .frame import Result
 
 __all__ = ["HELP", "arguments", "run"]
@@ -36,18 +37,20 @@ def run(args: argparse.Namespace) -> Result:
     import numpy as np
 
     from ..errors import UsageError
-    from ..io.quantity import parse_rate_Bps, parse_size_bytes
     from ..simulate.sparse_switch import SparseSwitch, random_supports, reduce_sparse, ways
 
     tree = args.tree.split(",")
     if not all(part.isascii() and part.isdigit() and 1 <= int(part) <= 1 << 16 for part in tree):
         raise UsageError(f"no tree: {args.tree[:64]!r}", where="--tree", hint="children of a switch from the top down, such as 4,8")
-    children, elements = [int(part) for part in tree], max(1, parse_size_bytes(args.size) // 4)
-    hosts, packet_bytes = int(np.prod(children)), parse_size_bytes(args.packet)
+    children, elements = [int(part) for part in tree], max(1, size_bytes(args.size) // 4)
+    hosts, packet_bytes, rate = int(np.prod(children)), size_bytes(args.packet, "--packet"), rate_Bps(args.rate)
+    for name in ("density", "overlap"):
+        if not 0 <= getattr(args, name) <= 1:
+            raise UsageError(f"must be from 0 to 1, got {getattr(args, name):g}", where=f"--{name}", hint=f"e.g. --{name} 0.01, for 1 %")
     switch = SparseSwitch(span=args.span, places=args.places, spill=max(1, packet_bytes // 8 - 1), packet_bytes=packet_bytes)
     supports = random_supports(elements, args.density, hosts, overlap=args.overlap, seed=args.seed)
     found = reduce_sparse([(s, np.ones(len(s))) for s in supports], elements, children, switch)
-    times = ways(found, elements, hosts, parse_rate_Bps(args.rate), switch)
+    times = ways(found, elements, hosts, rate, switch)
     best = min(times, key=times.__getitem__)
     levels = [asdict(level) for level in found.levels]
     document = {

@@ -65,8 +65,12 @@ def function_of(name: str, what: str) -> Callable[..., Any]:
 def loader_of(args: argparse.Namespace) -> tuple[Any, Callable[[int], Any] | None]:
     """The user's loader, and his function from indices to files."""
     from ..capture.resolve import user_code
+    from ..errors import UsageError
 
     made = function_of(args.loader, "loader")
     with user_code(args.loader, args.loader.rpartition(":")[0]):
         loader = made()
+    if not hasattr(loader, "dataset") or not hasattr(loader, "num_workers"):
+        what = f"returned {type(loader).__name__}, not a DataLoader"
+        raise UsageError(what, where=args.loader, hint="return torch.utils.data.DataLoader(dataset, ...) over a map-style dataset")
     return loader, function_of(args.files, "files") if args.files else None

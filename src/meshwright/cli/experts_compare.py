@@ -23,16 +23,19 @@ def run(args: argparse.Namespace) -> Result:
     from ..drive.experts import LayerPrograms, rank_choices
     from ..drive.experts.replicas import replicas_of
     from ..io.costs.expert_loads import read_expert_loads
+    from ..kernels.effort import Budget
     from ..report.experts_text import choices_text, fixed_times, loads_text, row_document
 
     problem, chosen = problem_given(args)
     programs = LayerPrograms(problem.fabric, problem.ranks, problem.shape)
     candidates = chosen.plan(problem).candidates
-    ranked = [rank_choices(problem, programs, candidates, c) for c in problem.capacities]
+    budget = Budget(1)
+    with budget.net():
+        ranked = [rank_choices(problem, programs, candidates, c, budget) for c in problem.capacities]
     fixed = fixed_times(ranked)
     rows = [[row_document(x) for x in rows] for rows in ranked]
     text, more = choices_text(problem, ranked, fixed), {}
     if args.loads is not None:
         layers = replicas_of(problem, read_expert_loads(args.loads), spare=args.spare, steps=args.steps)
         text, more = f"{text}\n{loads_text(layers)}", {"replicas": [x.document() for x in layers]}
-    return Result(document_of(problem, "compare", capacities=rows, fixed=fixed, **more), text)
+    return Result(document_of(problem, "compare", capacities=rows, fixed=fixed, **more), text, cut=budget.cut)

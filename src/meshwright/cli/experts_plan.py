@@ -95,15 +95,18 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> Result:
     from ..drive.experts import plan_experts
     from ..drive.plans import write_plan
+    from ..kernels.effort import Budget
     from ..report.experts_text import choices_text, row_document
 
     if args.out is not None:
         require_directory(args.out)
     problem, chosen = problem_given(args)
-    plan, ranked = plan_experts(problem, chosen)
+    budget = Budget(1)
+    with budget.net():
+        plan, ranked = plan_experts(problem, chosen, budget)
     text = choices_text(problem, [rows[:1] for rows in ranked])
     if args.out is not None:
         write_plan(args.out, plan)
         text += f"\nwrote {args.out}"
     rows = [row_document(rows[0]) for rows in ranked]
-    return Result(document_of(problem, "plan", table=dict(plan.cycle[0].table), choices=rows), text)
+    return Result(document_of(problem, "plan", table=dict(plan.cycle[0].table), choices=rows), text, cut=budget.cut)

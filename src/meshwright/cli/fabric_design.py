@@ -111,13 +111,15 @@ def _refuse(args: argparse.Namespace, options: tuple[str, ...], owner: str, hint
 def _wirings(args: argparse.Namespace, problem: TopologyProblem) -> Result:
     from ..drive.plans import read_fabric
     from ..drive.wiring import GROWTHS, design_wiring, grow_wiring
+    from ..kernels.effort import Budget
 
     options = {} if args.evaluations is None else {"evaluations": args.evaluations}
+    budget = Budget(1)
     if args.grow:
         tried = GROWTHS if args.evaluations is None else args.evaluations
-        rows = grow_wiring(read_fabric(args.grow), problem, evaluations=tried, seed=args.seed)
+        rows = grow_wiring(read_fabric(args.grow), problem, evaluations=tried, seed=args.seed, budget=budget)
     else:
-        rows = design_wiring(problem, options=options, seed=args.seed)
+        rows = design_wiring(problem, options=options, seed=args.seed, budget=budget)
     return _shown(args, rows, problem)
 
 
@@ -148,7 +150,7 @@ def _shown(args: argparse.Namespace, rows: list[WiringRow], problem: TopologyPro
         "schema": "meshwright.fabric-design", "version": 1, "nodes": problem.nodes, "ports": problem.ports, "bidirectional": problem.bidirectional,
         "prices": problem.prices.source, "designs": [_document(row) for row in rows], "files": written,
     }  # fmt: skip
-    return Result(document, "\n".join([text, *(f"row {number} written to {path}" for path in written)]))
+    return Result(document, "\n".join([text, *(f"row {number} written to {path}" for path in written)]), cut=budget.cut)
 
 
 def _plans(args: argparse.Namespace, row: WiringRow, problem: TopologyProblem) -> list[str]:

@@ -17,8 +17,11 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> Result:
     from ..decide.place import STRATEGIES
     from ..drive.place import compare_placements
+    from ..kernels.effort import Budget
 
     problem = problem_of(args)
-    ranked, bound = compare_placements(problem, strategies_of(args, STRATEGIES), seed=args.seed)
+    candidates = strategies_of(args, STRATEGIES)
+    budget = Budget(len(candidates))
+    ranked, bound = compare_placements(problem, candidates, seed=args.seed, budget=budget)
     document = {"schema": "meshwright.placements", "version": 1, **document_of(problem, ranked, bound)}
-    return Result(document, "\n".join(table(problem, ranked, bound)))
+    return Result(document, "\n".join(table(problem, ranked, bound)), cut=budget.cut)

@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 import argparse
+from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from .arguments import at_least_one, require_directory, whole_number
 from .frame import Result
+
+if TYPE_CHECKING:
+    from ..kernels.stages import Stage
 
 HELP = "Train the net by which `--strategy giph` moves tasks, on random task graphs and devices, or on yours."
 
@@ -27,6 +32,8 @@ def run(args: argparse.Namespace) -> Result:
     from ..errors import UsageError
     from ..io.costs.moves import write_move_net
     from ..io.model.tasks import read_tasks
+    from ..kernels.effort import Budget
+    from ..kernels.stages import stage
 
     require_directory(args.out)
     if bool(args.tasks) != (args.fabric is not None):
@@ -34,7 +41,9 @@ def run(args: argparse.Namespace) -> Result:
     fabric = read_fabric(args.fabric) if args.fabric is not None else None
     curve: list[tuple[int, float]] = []
     graphs = [read_tasks(t) for t in args.tasks]
-    net = fit_placer(graphs, fabric, devices=args.devices, updates=args.updates, seed=args.seed, told=lambda u, x: curve.append((u, x)))
+    budget = Budget(1)
+    with stage("steps of the optimizer", of=args.updates) as here, budget.net():
+        net = fit_placer(graphs, fabric, devices=args.devices, updates=args.updates, seed=args.seed, told=partial(_told, here, curve))
     write_move_net(args.out, net)
     document = {
         "schema": "meshwright.place-fit", "version": 1, "file": str(args.out), "net": net.digest, "trained": dict(net.trained),
@@ -45,4 +54,9 @@ def run(args: argparse.Namespace) -> Result:
         f"on problems held back: {net.trained['held_back']:.3f} of the shortest path, {net.trained['held_back_untrained']:.3f} untrained",
         f"written: {args.out}",
     ]
-    return Result(document, "\n".join(lines))
+    return Result(document, "\n".join(lines), cut=budget.cut)
+
+
+def _told(here: Stage, curve: list[tuple[int, float]], update: int, over_path: float) -> None:
+    curve.append((update, over_path))
+    here.done, here.best = update, f"{min(x for _, x in curve):.3f} of the shortest path"

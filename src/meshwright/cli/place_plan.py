@@ -28,13 +28,16 @@ def run(args: argparse.Namespace) -> Result:
     from ..drive.place import plan_placement
     from ..drive.plans import write_plan
     from ..io.quantity import show_time
+    from ..kernels.effort import Budget
 
     if args.out is not None:
         require_directory(args.out)
     check_pictures(args)
     kinds = STRATEGIES if args.strategy == "auto" else (strategy(args.strategy, where="--strategy"),)
     problem = problem_of(args)
-    plan, ranked, bound = plan_placement(problem, strategies_of(args, kinds), seed=args.seed)
+    candidates = strategies_of(args, kinds)
+    budget = Budget(len(candidates))
+    plan, ranked, bound = plan_placement(problem, candidates, seed=args.seed, budget=budget)
     best = ranked[0].placement
     assert best is not None
     graph, devices = problem.graph, problem.fabric.devices
@@ -53,4 +56,4 @@ def run(args: argparse.Namespace) -> Result:
         write_plan(args.out, plan)
         document["plan"] = str(args.out)
         lines.append(f"written: {args.out}")
-    return with_pictures(Result(document, "\n".join(lines)), args, plan)
+    return with_pictures(Result(document, "\n".join(lines), cut=budget.cut), args, plan)

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from ..drive.tables import Tried
     from ..fabric.fabric import Fabric
     from ..graph.embeddings import Tables
+    from ..kernels.effort import Cut
 
 __all__ = ["compared_document", "lab_of", "problem_arguments", "problem_of", "tables_arguments", "tables_given", "text_table", "tried"]
 
@@ -68,14 +69,14 @@ def problem_of(args: argparse.Namespace) -> TableProblem:
     from ..drive.plans import read_fabric, read_plan
     from ..drive.tables import shards_of
     from ..errors import UsageError
-    from ..io.quantity import parse_size_bytes
+    from .collective_bound import size_bytes
 
     tables, fabric = tables_given(args), read_fabric(args.fabric, args.devices)
     if (args.move_at_most is not None and args.start is None) or (args.lab is not None and args.measure is None):
         word = "--move-at-most" if args.move_at_most is not None and args.start is None else "--lab"
         raise UsageError("says nothing alone", where=word, hint="--move-at-most goes with --from, --lab with --measure")
     start = shards_of(read_plan(args.start)) if args.start is not None else ()
-    most = parse_size_bytes(args.move_at_most) if args.move_at_most is not None else None
+    most = size_bytes(args.move_at_most, "--move-at-most") if args.move_at_most is not None else None
     costs, kinds = _costs(args, tables, fabric)
     return TableProblem(tables=tables, fabric=fabric, costs=costs, kinds=kinds, start=start, move_bytes=most)
 
@@ -122,9 +123,12 @@ def lab_of(name: str | None) -> Iterator[Any]:
         lab.close()
 
 
-def tried(args: argparse.Namespace, problem: TableProblem, kinds: Sequence[type[Any]]) -> tuple[Any, list[Tried], Bound]:
-    """(plan, all that were tried, bound), finalists measured where that is asked."""
+def tried(args: argparse.Namespace, problem: TableProblem, kinds: Sequence[type[Any]]) -> tuple[Any, list[Tried], Bound, Cut | None]:
+    """(plan, all that were tried, bound, what ended it early), finalists measured where that is asked."""
     from ..drive.tables import plan_tables
+    from ..kernels.effort import Budget
+
+    budget = Budget(len(kinds))
 
     with lab_of(args.lab) as lab:
         measure = None
@@ -132,7 +136,8 @@ def tried(args: argparse.Namespace, problem: TableProblem, kinds: Sequence[type[
             from ..probe.tables.fit import measure_plans
 
             measure = measure_plans(problem.tables, problem.fabric, seed=args.seed, lab=lab)
-        return plan_tables(problem, [kind() for kind in kinds], seed=args.seed, measure=measure, finalists=args.measure or 0)
+        found = plan_tables(problem, [kind() for kind in kinds], seed=args.seed, measure=measure, finalists=args.measure or 0, budget=budget)
+    return (*found, budget.cut)
 
 
 def compared_document(problem: TableProblem, ranked: Sequence[Tried], bound: Bound) -> dict[str, Any]:

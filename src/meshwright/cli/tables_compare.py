@@ -18,6 +18,6 @@ def run(args: argparse.Namespace) -> Result:
     from ..decide.tables import STRATEGIES
 
     problem = problem_of(args)
-    _, ranked, bound = tried(args, problem, STRATEGIES)
+    _, ranked, bound, cut = tried(args, problem, STRATEGIES)
     document = {"schema": "meshwright.tables-compare", "version": 1, **compared_document(problem, ranked, bound)}
-    return Result(document, "\n".join(text_table(problem, ranked, bound)))
+    return Result(document, "\n".join(text_table(problem, ranked, bound)), cut=cut)

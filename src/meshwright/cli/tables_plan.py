@@ -29,7 +29,7 @@ def run(args: argparse.Namespace) -> Result:
     usual = ["neuroshard", *(["fewest-moves"] if args.start is not None else []), *(["dim-greedy", "lookup-greedy"] if args.measure else [])]
     kinds = STRATEGIES if args.strategy == "auto" else (strategy(args.strategy, where="--strategy"),) if args.strategy else [NAMES[n] for n in usual]
     problem = problem_of(args)
-    plan, ranked, bound = tried(args, problem, kinds)
+    plan, ranked, bound, cut = tried(args, problem, kinds)
     best = ranked[0].plan
     assert best is not None
     document = {"schema": "meshwright.tables-plan", "version": 1, **compared_document(problem, ranked, bound)}
@@ -54,7 +54,7 @@ def run(args: argparse.Namespace) -> Result:
         write_plan(args.out, plan)
         document["plan"] = str(args.out)
         lines.append(f"written: {args.out}")
-    return Result(document, "\n".join(lines))
+    return Result(document, "\n".join(lines), cut=cut)
 
 
 def _short(s: object, problem: object) -> str:

@@ -54,7 +54,9 @@ def synthetic_vms(
     on the one feature, log10 of hours. `low`: share of low priority. Equal arguments give equal traces. Raises: UsageError."""
     sizes = {"hosts": hosts, "days": days, "load": load, "owners": owners, "long": long}
     if not all(np.isfinite(x) and x > 0 for x in sizes.values()) or before_days < 0 or not 0 <= warm_days < days or load > 1 or long >= 1 or hint < 0:
-        raise UsageError(f"{sizes}", where="synthetic machines", hint="above 0; a load of at most 1; a warm-up shorter than the recording")
+        said = ", ".join(f"{name}={value:g}" for name, value in (sizes | {"before_days": before_days, "warm_days": warm_days}).items())
+        say = "all above 0, load and long below 1, warm_days below days: vms:hosts=200,days=14,warm_days=3,load=0.7"
+        raise UsageError(f"no trace can be drawn of {said}", where="synthetic machines", hint=say)
     rng, drawn = np.random.default_rng(seed), PER_HOST_DAY * hosts * load / BATCH
     share, truth = _owners(owners, long, rng)
     while True:

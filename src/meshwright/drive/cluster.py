@@ -16,7 +16,9 @@ from ..decide.cluster import AllocationProblem, Book, Waiting
 from ..decide.cluster.bound import groups_of, lp_prices, price_bound
 from ..decide.cluster.fillings import fillings_bound
 from ..decide.cluster.problem import AllocationStrategy, Divided, OrderStrategy, admitted, ranking, require_possible
-from ..kernels.stages import stage
+from ..errors import TimeLimit
+from ..kernels.effort import look
+from ..kernels.stages import innermost, stage
 from ..simulate.cluster import ClusterRun, Costs, Failure, Measures, Moment, State, measures, simulate_cluster
 
 __all__ = ["ROUND_S", "Rounds", "Simulated", "given_of", "plan_allocation", "random_failures", "simulate_queue", "speeds"]
@@ -72,6 +74,16 @@ class Rounds:
         return self._views[down]
 
     def decide(self, state: State, moment: Moment) -> Mapping[int, Parts]:
+        here, jobs = innermost(), len(state.left_s)
+        here.done, here.of = int((state.left_s <= 0.0).sum()), jobs
+        try:
+            look()
+            return self._decided(state, moment)
+        except TimeLimit as late:
+            told = f"{here.done} of {jobs} jobs had ended, {moment.now_s / 3600:.1f} h of the queue's time had passed"
+            raise TimeLimit(told, hint=late.hint) from late
+
+    def _decided(self, state: State, moment: Moment) -> Mapping[int, Parts]:
         self.rounds += 1
         same = state.changes == self._seen
         if (same and self.order.steady and not self._passed) or len(state.down) == len(self.servers):
@@ -135,7 +147,7 @@ class Simulated:
     planned: int
 
 
-@stage("cluster")
+@stage("jobs that ended")
 def simulate_queue(
     servers: Servers, queue: Queue, order: OrderStrategy, allocation: AllocationStrategy, *, costs: Costs | None = None,
     failures: Sequence[Failure] = (),
@@ -172,7 +184,7 @@ def random_failures(servers: Servers, *, every_s: float, repair_s: float, until_
     return tuple(found)
 
 
-@stage("allocation")
+@stage("allocating servers")
 def plan_allocation(
     servers: Servers, queue: Queue, order: OrderStrategy, allocation: AllocationStrategy, *, bound: str = "prices", seed: int = 0
 ) -> tuple[Allocation, Divided]:

@@ -16,7 +16,7 @@ from ..decide.strategies import options_given
 from ..decide.traffic.adaqp import Assignment, Channel, Exchange, HaloProblem, HaloStrategy, epoch_bound
 from ..decide.traffic.adaqp.lower import CENTRAL, MARGINAL, lower_halo, stated_steps, works_of
 from ..decide.traffic.adaqp.strategy import AdaQP, Uniform
-from ..errors import MeshwrightError, UsageError
+from ..errors import Infeasible, MeshwrightError, Unsupported, UsageError
 from ..fabric.fabric import Fabric
 from ..graph.graph import Work
 from ..graph.halo import Halo, message_scores
@@ -130,7 +130,7 @@ def compare_halos(
     for each in default_strategies() if candidates is None else candidates:
         try:
             made = each.plan(problem, rng=np.random.default_rng(seed))
-        except MeshwrightError as refused:
+        except (Unsupported, Infeasible) as refused:
             found.append(TriedBits(strategy=each, refused=refused))
             continue
         found.append(TriedBits(strategy=each, assignment=made, time_s=_simulated_s(problem, made, cost or assumed_cost(problem.fabric))))

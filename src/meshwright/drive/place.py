@@ -21,7 +21,9 @@ from ..decide.strategies import options_given
 from ..errors import FormatError, MeshwrightError, MissingExtra, Unsupported, UsageError
 from ..fabric.fabric import Fabric
 from ..graph.tasks import TaskGraph
-from ..kernels.stages import stage
+from ..io.quantity import show_time
+from ..kernels.effort import Budget, why_with
+from ..kernels.stages import innermost, stage
 from ..plan.plan import Alternative, Plan
 from ..program.program import Kind
 from .plans import check_plan, make_plan
@@ -45,37 +47,50 @@ class Tried:
 
 
 @stage("placements")
-def compare_placements(problem: PlaceProblem, candidates: Sequence[PlaceStrategy] | None = None, *, seed: int = 0) -> tuple[list[Tried], Bound]:
+def compare_placements(
+    problem: PlaceProblem, candidates: Sequence[PlaceStrategy] | None = None, *, seed: int = 0, budget: Budget | None = None
+) -> tuple[list[Tried], Bound]:
     """All candidates (default: every strategy), the best by the objective first, of equal ones the shortest, refused ones last; and the objective's
-    bound. Raises: UsageError as `sums_of`."""
-    found = []
+    bound. `budget`: of so many; what ends it leaves the candidates so far. Raises: UsageError as `sums_of`."""
+    found: list[Tried] = []
     sums = None if problem.objective == "makespan" else sums_of(problem)
     listed = [kind() for kind in STRATEGIES] if candidates is None else list(candidates)
+    budget, here = budget or Budget(len(listed)), innermost()
     for each in listed:
+        if not budget.spend():
+            break
         try:
-            placement = each.plan(problem, rng=np.random.default_rng(seed))
+            with budget.net():
+                placement = each.plan(problem, rng=np.random.default_rng(seed))
+                time_s = simulated_s(problem, placement)
+                value = time_s if sums is None else sums.total(np.array(placement.on))
+                found.append(Tried(strategy=each, placement=placement, time_s=time_s, value=value))
         except (Unsupported, MissingExtra) as refused:
             found.append(Tried(strategy=each, refused=refused))
             continue
-        time_s = simulated_s(problem, placement)
-        value = time_s if sums is None else sums.total(np.array(placement.on))
-        found.append(Tried(strategy=each, placement=placement, time_s=time_s, value=value))
+        best = min(found, key=lambda t: (t.value, t.time_s))
+        here.best = f"{best.strategy.name}, {show_time(best.time_s)}"
     bound = place_bound(problem) if sums is None else sum_bound(problem, reweighted(sums, problem.graph.order))
     return sorted(found, key=lambda t: (t.value, t.time_s)), bound
 
 
-def plan_placement(problem: PlaceProblem, candidates: Sequence[PlaceStrategy] | None = None, *, seed: int = 0) -> tuple[Plan, list[Tried], Bound]:
-    """The best by the objective (makespan: in simulation) as a checked plan, all that were tried, and the objective's bound.
+def plan_placement(
+    problem: PlaceProblem, candidates: Sequence[PlaceStrategy] | None = None, *, seed: int = 0, budget: Budget | None = None
+) -> tuple[Plan, list[Tried], Bound]:
+    """The best by the objective (makespan: in simulation) as a checked plan, all that were tried, and the objective's bound. `budget`: as in
+    `compare_placements`.
 
     Raises: CheckFailed; where all refuse, the first one's refusal (Unsupported, MissingExtra)."""
-    ranked, bound = compare_placements(problem, candidates, seed=seed)
+    budget = budget or Budget(len(STRATEGIES if candidates is None else candidates))
+    ranked, bound = compare_placements(problem, candidates, seed=seed, budget=budget)
     best = ranked[0]
     if best.placement is None:
         assert best.refused is not None
         raise best.refused
     program = lower_placement(problem, best.placement)
     decision: dict[str, Any] = {
-        "strategy": best.strategy.name, "options": _options(best.strategy), "why": _why(best, ranked, bound), "cite": best.strategy.cite.key,
+        "strategy": best.strategy.name, "options": _options(best.strategy), **why_with(_why(best, ranked, bound), budget.cut),
+        "cite": best.strategy.cite.key,
         **({"moves": best.placement.notes["moves"]} if best.placement.notes.get("moves") else {}),
     }  # fmt: skip
     job: dict[str, Any] = {"tasks": msgspec.to_builtins(problem.graph)}

@@ -16,7 +16,9 @@ from ..decide.tables.lower import lower_tables, price_table
 from ..decide.tables.problem import Piece
 from ..errors import FormatError, Infeasible, MeshwrightError, Unsupported
 from ..graph.embeddings import Shard, Tables
-from ..kernels.stages import stage
+from ..io.quantity import show_time
+from ..kernels.effort import Budget, why_with
+from ..kernels.stages import innermost, stage
 from ..plan.plan import Alternative, Plan
 from ..simulate import simulate_program
 from .plans import check_plan, make_plan
@@ -62,16 +64,26 @@ class Tried:
 @stage("table plans")
 def compare_tables(
     problem: TableProblem, candidates: Sequence[TableStrategy] | None = None, *, seed: int = 0, measure: Measure | None = None, finalists: int = 3,
+    budget: Budget | None = None,
 ) -> tuple[list[Tried], Bound]:  # fmt: skip
     """All candidates (default: every strategy), finalists that were measured first, refused ones last; and the bound.
 
-    `measure`: of the `finalists` cheapest plans, no two alike; the cheapest in measurement wins."""
+    `measure`: of the `finalists` cheapest plans, no two alike; the cheapest in measurement wins. `budget`: of so many; what ends it leaves the
+    candidates so far."""
     found: list[Tried] = []
-    for each in [kind() for kind in STRATEGIES] if candidates is None else list(candidates):
+    listed = [kind() for kind in STRATEGIES] if candidates is None else list(candidates)
+    budget, here = budget or Budget(len(listed)), innermost()
+    for each in listed:
+        if not budget.spend():
+            break
         try:
-            found.append(Tried(strategy=each, plan=each.plan(problem, rng=np.random.default_rng(seed))))
+            with budget.net():
+                found.append(Tried(strategy=each, plan=each.plan(problem, rng=np.random.default_rng(seed))))
         except (Unsupported, Infeasible) as refused:
             found.append(Tried(strategy=each, refused=refused))
+            continue
+        best = min(found, key=lambda t: t.time_s)
+        here.best = f"{best.strategy.name}, {show_time(best.time_s)}"
     ranked = sorted(found, key=lambda t: t.time_s)
     if measure is not None:
         taken: list[Tried] = []
@@ -86,11 +98,13 @@ def compare_tables(
 
 def plan_tables(
     problem: TableProblem, candidates: Sequence[TableStrategy] | None = None, *, seed: int = 0, measure: Measure | None = None, finalists: int = 3,
+    budget: Budget | None = None,
 ) -> tuple[Plan, list[Tried], Bound]:  # fmt: skip
-    """The cheapest as a checked plan, all that were tried, and the bound.
+    """The cheapest as a checked plan, all that were tried, and the bound. `budget`: as in `compare_tables`.
 
     Raises: CheckFailed; where all refuse, the first one's refusal (Unsupported, Infeasible)."""
-    ranked, bound = compare_tables(problem, candidates, seed=seed, measure=measure, finalists=finalists)
+    budget = budget or Budget(len(STRATEGIES if candidates is None else candidates))
+    ranked, bound = compare_tables(problem, candidates, seed=seed, measure=measure, finalists=finalists, budget=budget)
     best = ranked[0]
     if best.plan is None:
         assert best.refused is not None
@@ -104,7 +118,7 @@ def plan_tables(
     time_s = simulate_program(program, problem.fabric, tuple(names), prices, record=False, memory=False).makespan_s
     decision: dict[str, Any] = {
         "strategy": best.strategy.name, "options": options_given(best.strategy, [f.name for f in fields(best.strategy)]),  # type: ignore[arg-type]
-        "why": _why(best, ranked), "cite": best.strategy.cite.key, "cost_s": best.plan.cost_s,
+        **why_with(_why(best, ranked), budget.cut), "cite": best.strategy.cite.key, "cost_s": best.plan.cost_s,
         "measured_s": best.measured.total_s if best.measured else None, "moved_bytes": best.plan.moved_bytes,
         "measured_on": dict(problem.costs[0].machine),
     }  # fmt: skip

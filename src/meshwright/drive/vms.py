@@ -14,6 +14,7 @@ from ..cluster.vm_placement import Stay, VmPlacement
 from ..cluster.vms import WHOLE, VmHosts, VmTrace
 from ..decide.cluster.vms import VmProblem, VmStrategy, forecast, used_hosts_bound
 from ..errors import UsageError
+from ..kernels.effort import Budget
 from ..kernels.stages import stage
 from ..kernels.vm_fleet import choose, expected_left, leave, make_fleet, put, review
 from ..simulate.vms import TICK_S, VmRun, outlook_of, simulate_vms
@@ -25,7 +26,7 @@ SNAPSHOTS = 5  # moments at which stranding is measured
 MAX_MIX = 100_000  # machines that are added until nothing fits
 
 
-@stage("vms")
+@stage("placing machines")
 def run_vms(trace: VmTrace, hosts: VmHosts, strategy: VmStrategy, predicted: Forecast, *, from_s: float, seed: int = 0) -> VmRun:
     """In virtual time; figures are of `from_s` on. Raises: as the strategy and `simulate_vms`."""
     placing = strategy.plan(VmProblem(trace=trace, hosts=hosts, forecast=predicted), rng=np.random.default_rng(seed))
@@ -67,14 +68,22 @@ class Compared:
 
 
 def compare_vms(
-    trace: VmTrace, hosts: VmHosts, strategies: Sequence[VmStrategy], predictors: Sequence[str], *, from_s: float, learn_s: float, seed: int = 0
+    trace: VmTrace, hosts: VmHosts, strategies: Sequence[VmStrategy], predictors: Sequence[str], *, from_s: float, learn_s: float, seed: int = 0,
+    budget: Budget | None = None,
 ) -> list[Compared]:
-    """Every strategy under every predictor; those that look at no forecast once. Raises: as `forecast` and `run_vms`."""
+    """Every strategy under every predictor; those that look at no forecast once. What ends the `budget` leaves the rows so far.
+
+    Raises: as `forecast` and `run_vms`."""
     rows, forecasts = [], {name: forecast(name, trace, at_s=learn_s, seed=seed) for name in predictors}
     bounds: dict[bytes, float] = {}
-    for strategy in strategies:
-        for name in predictors if strategy.forecasts else predictors[:1]:
-            run = run_vms(trace, hosts, strategy, forecasts[name], from_s=from_s, seed=seed)
+    pairs = [(strategy, name) for strategy in strategies for name in (predictors if strategy.forecasts else predictors[:1])]
+    budget = budget or Budget(len(pairs))
+    with stage("strategies and predictors", of=len(pairs)):
+        for strategy, name in pairs:
+            if not budget.spend():
+                break
+            with budget.net():
+                run = run_vms(trace, hosts, strategy, forecasts[name], from_s=from_s, seed=seed)
             placed = np.zeros(len(trace), np.bool_)
             placed[run.stays["vm"]] = True
             key = placed.tobytes() + run.resized.tobytes()

@@ -23,6 +23,7 @@ from ..decide.topology.problem import factor_bound, steps_bound
 from ..errors import UsageError
 from ..fabric.edit import without
 from ..fabric.fabric import Fabric
+from ..kernels.effort import Budget
 from ..kernels.stages import stage
 
 __all__ = ["GROWTHS", "WiringRow", "design_wiring", "grow_wiring", "rewire_wiring"]
@@ -50,19 +51,25 @@ class WiringRow:
 
 @stage("designing wirings")
 def design_wiring(
-    problem: TopologyProblem, *, strategy_name: str = "directconnect", options: Mapping[str, Any] | None = None, seed: int = 0
+    problem: TopologyProblem, *, strategy_name: str = "directconnect", options: Mapping[str, Any] | None = None, seed: int = 0,
+    budget: Budget | None = None,
 ) -> list[WiringRow]:
-    """The frontier, fewest steps first, each design checked. Raises: as the strategy's `plan`; UsageError for its options; CheckFailed."""
+    """The frontier, fewest steps first, each design checked. What ends the `budget` leaves the best so far.
+
+    Raises: as the strategy's `plan`; UsageError for its options; CheckFailed."""
     kind = strategy(strategy_name, "wiring", where="--strategy")
     try:
         made = kind(**(options or {}))
     except TypeError as error:
         raise UsageError(f"{strategy_name}: {str(error).partition('() ')[2] or error}", where="options") from None
-    return [_row(design, problem) for design in made.plan(problem, rng=np.random.default_rng(seed)) if isinstance(design, WiringDesign)]
+    with (budget or Budget(1)).net():
+        designs = list(made.plan(problem, rng=np.random.default_rng(seed)))
+    return [_row(design, problem) for design in designs if isinstance(design, WiringDesign)]
 
 
 @stage("growing a wiring")
-def grow_wiring(fabric: Fabric, problem: TopologyProblem, *, evaluations: int = GROWTHS, seed: int = 0) -> list[WiringRow]:
+def grow_wiring(fabric: Fabric, problem: TopologyProblem, *, evaluations: int = GROWTHS, seed: int = 0, budget: Budget | None = None
+) -> list[WiringRow]:
     """Growths of the wiring that stands, to `problem.nodes` accelerators, each checked; old accelerators keep their names.
 
     Raises: UsageError (no wiring, other ports, not more accelerators), Infeasible (`growth.grow`), CheckFailed.
@@ -74,7 +81,8 @@ def grow_wiring(fabric: Fabric, problem: TopologyProblem, *, evaluations: int = 
     free = (name for k in range(2 * problem.nodes) if (name := f"d{k}") not in set(old))
     names = (*old, *(next(free) for _ in range(problem.nodes - base.nodes)))
     least = least_unplugged(problem.nodes - base.nodes, base.ports) if problem.nodes > base.nodes else 0
-    found = grow(base, problem.nodes, evaluations=evaluations, rng=np.random.default_rng(seed))
+    with (budget or Budget(1)).net():
+        found = grow(base, problem.nodes, evaluations=evaluations, rng=np.random.default_rng(seed))
     return [_moved_row(grown, names, problem, least) for grown in found]
 
 

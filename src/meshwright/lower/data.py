@@ -310,7 +310,8 @@ class DataParallel:
             over(g, buffer, after)
         if self.level > 1:
             p, d, _ = low.layout.coordinates(r.number)
-            alone = self._tensor(g, p, d) is None and g.name not in self.compressed.groups and len(self._data(g.name)) == 1  # nobody else has these experts
+            # Nobody else has these experts: no sum comes between, so the copy itself waits for the gradient.
+            alone = self._tensor(g, p, d) is None and g.name not in self.compressed.groups and len(self._data(g.name)) == 1
             shard = r.buffers[f"gradshard{g.name}"]
             copied = r.sync.copy((buffer, g.part[0]), (shard, 0), g.part[1], add=True, after=[after] if alone else [])
             low.b.dies_after(buffer, copied)

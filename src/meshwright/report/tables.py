@@ -2,7 +2,8 @@
 
 The rows of a document are its first list of records. A document without one is a single row. Fields inside fields have names with dots
 (`bound.time_s`). Lists of numbers or names are joined by spaces. A record with a list of records in it is a row for each of these, as a size with its
-strategies; further lists of records are JSON. Times are in s, sizes in bytes, as in the document.
+strategies; further lists of records are JSON. Lists of such lists, one for each size or capacity, are one list. Times are in s, sizes in bytes, as in
+the document.
 """
 
 from __future__ import annotations
@@ -29,12 +30,20 @@ def rows_of(document: Mapping[str, Any], key: str = "") -> list[dict[str, Scalar
 
     Raises: UsageError for a key that is no list of records.
     """
+    document = {name: _joined(value) for name, value in document.items()}
     lists = [name for name, value in document.items() if isinstance(value, list) and value and all(isinstance(x, Mapping) for x in value)]
     if key and key not in lists:
         raise UsageError(f"the document has no rows {key!r}", where=str(document.get("schema", "")), hint=f"it has: {', '.join(lists) or 'none'}")
     if not lists:
         return [dict(_flat(document))]
     return [row for record in document[key or lists[0]] for row in _unfolded(record)]
+
+
+def _joined(value: Any) -> Any:
+    """A list of lists of records as one list; all else as it is."""
+    if isinstance(value, list) and value and all(isinstance(x, list) and x and all(isinstance(y, Mapping) for y in x) for x in value):
+        return [y for x in value for y in x]
+    return value
 
 
 def _unfolded(record: Mapping[str, Any]) -> Iterator[dict[str, Scalar]]:

@@ -82,7 +82,8 @@ def union_pairs(elements: int, density: float, hosts: int) -> float:
 def random_supports(elements: int, density: float, hosts: int, *, overlap: float = 0.0, seed: int = 0) -> list[NDArray[np.int64]]:
     """Ascending indices per host, each taken with probability `density`; `overlap`: this share of a host's comes from one list for all."""
     if not 0 <= density <= 1 or not 0 <= overlap <= 1 or elements < 1 or hosts < 1 or elements * density * hosts > MAX_PAIRS:
-        raise UsageError(f"{hosts} hosts of {elements} elements at density {density:g}", where="density", hint=f"at most {MAX_PAIRS} pairs in all")
+        hint = f"densities from 0 to 1, at most {MAX_PAIRS:,} pairs in all"
+        raise UsageError(f"{hosts} hosts of {elements} elements at density {density:g}", where="density", hint=hint)
     rng = np.random.default_rng(seed)
     common = rng.random(elements) < density
     found = []

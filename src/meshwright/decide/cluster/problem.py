@@ -30,7 +30,7 @@ def require_possible(servers: Servers, queue: Queue) -> None:
                 counts = {str(n): int((sizes == n).sum()) for n in sorted(set(sizes.tolist()), reverse=True)}
                 told = ", ".join(f"{n} with {size}" for size, n in counts.items()) or "none"
                 raise Infeasible(
-                    f"{what}: no set of servers can ever hold it; servers: {told}", where=f"job {job.name}",
+                    f"{what}: no set of servers can ever hold it; servers: {told}", where="queue",
                     hint="make the gang smaller, allow it several servers, or name a larger fabric",
                     data={"job": job.name, "gpus": job.gpus, "fragments": counts, "largest_fragment": largest, "total": total},
                 )  # fmt: skip

@@ -22,6 +22,7 @@ from numpy.typing import NDArray
 
 from ...cite import FOLKLORE, Cite
 from ...errors import UsageError
+from ...kernels.effort import time_is_up
 from ...kernels.tasks import anneal, descend, timed
 from .judge import simulated_s
 from .lists import Cpop, Heft, in_order_of, listed, started, upward_ranks
@@ -94,7 +95,7 @@ class Search:
                 best, seq, on = found, order, where
         best, looked = descend(seq, on, *graph, budget)
         left = self.rounds
-        while looked < budget:
+        while looked < budget and not time_is_up():
             share = max(1, (budget - looked) // (2 * left) if left > 1 else budget - looked)
             found = anneal(seq, on, *graph, share, HOT * best or 1e-9, COLD * best or 1e-12, int(rng.integers(1, 2**62)))
             looked += share

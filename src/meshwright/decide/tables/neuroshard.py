@@ -19,6 +19,7 @@ import numpy as np
 from ...cite import Cite
 from ...cost_models.lookups import CITE
 from ...errors import Infeasible, Unsupported
+from ...kernels.effort import time_is_up
 from .classic import CLASSIC
 from .greedy import greedy
 from .problem import Piece, TablePlan, TableProblem, TableStrategy, fitting, halves
@@ -52,7 +53,7 @@ class NeuroShard(TableStrategy):
         looked, least_left = 0, float("inf")
         for level in range(self.levels + 1):
             lists = beam if level == 0 else self._halved(problem, beam)
-            if not lists:
+            if not lists or (level and time_is_up()):
                 break
             result = greedy(problem, lists, [*limits, np.inf])
             tried = len(limits) + 1

@@ -82,8 +82,8 @@ class TableProblem:
         need, have = float(self.bytes_of(self.whole).sum()), float(self.memory.sum())
         if need > have:
             raise Infeasible(
-                f"the tables need {need:.0f} bytes on their devices, which have {have:.0f} together", where=self.fabric.name,
-                hint=f"{need - have:.0f} bytes more: another device, smaller tables, or an optimizer that keeps less",
+                f"the tables need {need:,.0f} bytes on their devices, which have {have:,.0f} together", where=self.fabric.name,
+                hint=f"{need - have:,.0f} bytes more: another device, smaller tables, or an optimizer that keeps less",
                 data={"needed_bytes": need, "available_bytes": have},
             )  # fmt: skip
 

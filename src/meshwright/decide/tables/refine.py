@@ -14,6 +14,7 @@ import numpy as np
 
 from ...cite import FOLKLORE, Cite
 from ...errors import Infeasible, Unsupported
+from ...kernels.effort import time_is_up
 from .problem import F64, I64, Piece, TablePlan, TableProblem, TableStrategy, fitting, halves
 
 __all__ = ["FewestMoves", "refine"]
@@ -36,6 +37,8 @@ def refine(
     phases = problem.phases(sums, columns)
     best = _value(phases.total_s, phases)
     for _ in range(rounds):
+        if time_is_up():
+            break
         slow = int((phases.compute_s + phases.backward_s + phases.forward_s).argmax())
         mine = np.flatnonzero(at == slow)
         i, to = (x.ravel() for x in np.meshgrid(np.arange(len(pieces)), devices, indexing="ij"))

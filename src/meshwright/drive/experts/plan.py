@@ -15,6 +15,8 @@ from ...decide.experts.problem import ExpertStrategy
 from ...decide.experts.search import bucket_of
 from ...errors import PlanMismatch, Unsupported
 from ...graph.graph import Work
+from ...io.quantity import show_time
+from ...kernels.effort import Budget
 from ...kernels.stages import stage
 from ...plan.plan import Alternative, Plan
 from ...program.hash import program_hash
@@ -44,12 +46,16 @@ class RankedChoice:
         return None if self.forward_s is None else self.forward_s + (self.backward_s or 0.0)
 
 
-def rank_choices(problem: ExpertProblem, programs: LayerPrograms, candidates: Sequence[Choice], capacity: int) -> list[RankedChoice]:
-    """All candidates at one capacity, by simulated time of a step; those that do not apply last, with the reason."""
+def rank_choices(problem: ExpertProblem, programs: LayerPrograms, candidates: Sequence[Choice], capacity: int, budget: Budget | None = None
+) -> list[RankedChoice]:
+    """All candidates at one capacity, by simulated time of a step; those that do not apply last, with the reason. What ends the `budget` leaves the
+    candidates so far, one at least."""
     bounds = {r: expert_bound(problem, capacity, r) for r in dict.fromkeys(c.degree for c in candidates)}
-    rows = []
+    rows: list[RankedChoice] = []
     with stage("choices of an expert layer", of=len(candidates)) as here:
         for choice in candidates:
+            if rows and budget is not None and budget.late:
+                break
             here.begin()
             tokens, weights = problem.shape.received_bytes(choice, capacity)
             times: list[float | None]
@@ -62,6 +68,8 @@ def rank_choices(problem: ExpertProblem, programs: LayerPrograms, candidates: Se
                 choice=choice, capacity=capacity, forward_s=times[0], backward_s=times[1] if len(times) > 1 else None, tokens_bytes=tokens,
                 weights_bytes=weights, bound=bounds[choice.degree], why=why,
             ))  # fmt: skip
+            best = min(rows, key=lambda x: (x.time_s is None, x.time_s or 0.0))
+            here.best = f"{best.choice.text}, {show_time(best.time_s)}" if best.time_s is not None else ""
     return sorted(rows, key=lambda x: (x.time_s is None, x.time_s or 0.0))
 
 
@@ -72,15 +80,17 @@ def _time_s(problem: ExpertProblem, programs: LayerPrograms, choice: Choice, cap
     return done.makespan_s
 
 
-def plan_experts(problem: ExpertProblem, chosen: ExpertStrategy | None = None) -> tuple[Plan, list[list[RankedChoice]]]:
+def plan_experts(problem: ExpertProblem, chosen: ExpertStrategy | None = None, budget: Budget | None = None) -> tuple[Plan, list[list[RankedChoice]]]:
     """The plan, whose table names a program per pass and range of capacities, and the ranking of every capacity, best first.
+
+    `budget`: as in `rank_choices`.
 
     Raises: Unsupported where no choice applies, CheckFailed when a planner is wrong (please report it), UsageError.
     """
     chosen = chosen or strategy("tutel")()
     made = chosen.plan(problem)
     programs = LayerPrograms(problem.fabric, problem.ranks, problem.shape)
-    ranked = [rank_choices(problem, programs, made.candidates, c) for c in problem.capacities]
+    ranked = [rank_choices(problem, programs, made.candidates, c, budget) for c in problem.capacities]
     for rows in ranked:
         if rows[0].time_s is None:
             raise Unsupported(f"no choice applies: {rows[0].why}", where="experts", hint="try other degrees or algorithms")

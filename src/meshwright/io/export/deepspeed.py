@@ -7,18 +7,20 @@ from typing import Any
 
 from ...errors import Unsupported
 from .exported import Exporter, Subject, Written
-from .shared import optimizer_name
+from .shared import clip_norm, optimizer_name, optimizer_numbers, precision
 
 __all__ = ["EXPORTER"]
 
 
 def write(subject: Subject) -> Written:
-    """Raises: Unsupported for a pipeline with sharded gradients."""
+    """Raises: Unsupported for a pipeline with sharded gradients, and for divided sequences."""
     layout, split, job = subject.layout, subject.split, subject.job
     if layout.pipeline > 1 and layout.zero_level > 1:
         raise Unsupported(
             f"DeepSpeed has no pipeline with sharding level {layout.zero_level}", hint="plan with level 1, or without a pipeline"
         )  # fmt: skip
+    if layout.context > 1:  # its parser counts these ranks as replicas, and refuses the batch
+        raise Unsupported("DeepSpeed's configuration has no divided sequences", hint="plan with --context 1; `train run` runs it")
     missing: list[str] = []
     to_add: list[str] = []
     zero: dict[str, Any] = {"stage": layout.zero_level}
@@ -29,11 +31,14 @@ def write(subject: Subject) -> Written:
     document: dict[str, Any] = {
         "train_batch_size": layout.global_batch, "train_micro_batch_size_per_gpu": layout.microbatch_size,
         "gradient_accumulation_steps": layout.microbatches, "zero_optimization": zero,
+        "gradient_clipping": clip_norm(job),  # 0: none; it would clip at 1
     }  # fmt: skip
     if name := optimizer_name(job, 2, missing):
-        document["optimizer"] = {"type": name, "params": {"lr": float(job.get("learning_rate", 1e-3))}}
-    if job.get("dtype") in ("bfloat16", "float16"):
-        document["bf16" if job["dtype"] == "bfloat16" else "fp16"] = {"enabled": True}
+        document["optimizer"] = {"type": name, "params": {"lr": float(job.get("learning_rate", 1e-3)), **optimizer_numbers(job)}}
+    computes, weights = precision(job)
+    if computes != "float32":
+        narrow = "bf16" if computes == "bfloat16" else "fp16"
+        document |= {narrow: {"enabled": True}} if weights else {"torch_autocast": {"enabled": True, "dtype": computes}}
     if layout.tensor > 1:
         document["tensor_parallel"] = {"autotp_size": layout.tensor}
     if layout.pipeline > 1:
@@ -42,9 +47,8 @@ def write(subject: Subject) -> Written:
         to_add.append(f"PipelineModule(num_stages={layout.pipeline}, topology={topology})")
         if split.torn or len(set(split.counts)) > 1:
             missing.append(f"stages of {', '.join(map(str, split.counts))} blocks: PipelineModule divides by count, by parameters or by a pattern")
-    for degree, name in ((layout.context, "context"), (layout.expert, "expert")):
-        if degree > 1:
-            missing.append(f"{name} parallelism of degree {degree}")
+    if layout.expert > 1:
+        missing.append(f"expert parallelism of degree {layout.expert}")
     if layout.sequence:
         missing.append("sequence parallelism between tensor-parallel regions")
     if job.get("seed"):
@@ -57,4 +61,4 @@ def write(subject: Subject) -> Written:
     return json.dumps(document, indent=2) + "\n", missing, to_add
 
 
-EXPORTER = Exporter(name="deepspeed", version="DeepSpeed 0.19.8, its parser", write=write)
+EXPORTER = Exporter(name="deepspeed", version="DeepSpeed 0.19.8, its parser", write=write, says=frozenset({"precision", "clip_norm"}))

@@ -50,13 +50,15 @@ class Subject:
 @dataclass(frozen=True, kw_only=True)
 class Exporter:
     """name: as `--to` says it; version: of the tool whose parser or option list it was checked against, and how; own_models: the tool trains
-    models of its own, so the plan's model does not carry over; launches: it starts the plan, and leaves the layout to what it starts."""
+    models of its own, so the plan's model does not carry over; launches: it starts the plan, and leaves the layout to what it starts; says: fields
+    of a recipe that `write` writes, or names where it cannot."""
 
     name: str
     version: str
     write: Callable[[Subject], Written]
     own_models: bool = False
     launches: bool = False
+    says: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True)

@@ -6,12 +6,13 @@ Megatron knows recomputation of core attention (`selective`) and of whole layers
 from __future__ import annotations
 
 import shlex
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from .exported import Exporter, Subject, Written
-from .shared import optimizer_name
+from .shared import clip_norm, context_exchange, optimizer_name, optimizer_numbers, precision
 
-__all__ = ["EXPORTER"]
+__all__ = ["EXPORTER", "optimizer_words"]
 
 _RECOMPUTE: dict[str, list[Sequence[str]]] = {
     "selective": [("--recompute-granularity", "selective"), ("--recompute-modules", "core_attn")],
@@ -26,9 +27,13 @@ def write(subject: Subject) -> Written:
         ("--tensor-model-parallel-size", str(layout.tensor)), ("--pipeline-model-parallel-size", str(layout.pipeline)),
         ("--context-parallel-size", str(layout.context)), ("--micro-batch-size", str(layout.microbatch_size)),
         ("--global-batch-size", str(layout.global_batch)), ("--lr", repr(float(job.get("learning_rate", 1e-3)))), ("--seed", str(job.get("seed", 0))),
+        ("--clip-grad", repr(clip_norm(job))),
     ]  # fmt: skip
+    if exchange := context_exchange(subject):
+        flags.append(("--cp-comm-type", "a2a" if exchange == "ulysses" else "p2p"))
     if layout.expert > 1:
         flags.append(("--expert-model-parallel-size", str(layout.expert)))
+        missing.append("which exchange and capacity experts have: --num-experts and --moe-... are of your model")
     if layout.sequence:
         flags.append(("--sequence-parallel",))
     if layout.zero_level == 1:
@@ -42,8 +47,10 @@ def write(subject: Subject) -> Written:
         flags += [("--ddp-bucket-size", str(max(1, layout.bucket_bytes // 4)))] if layout.bucket_bytes else []  # parameters, of 4 bytes here
     if name := optimizer_name(job, 1, missing):
         flags.append(("--optimizer", name))
-    if job.get("dtype") in ("bfloat16", "float16"):
-        flags.append(("--bf16" if job["dtype"] == "bfloat16" else "--fp16",))
+        flags += [(f"--{word.replace('_', '-')}", repr(value)) for word, value in optimizer_words(job).items()]
+    computes, _ = precision(job)
+    if computes != "float32":
+        flags.append(("--bf16" if computes == "bfloat16" else "--fp16",))
     counts = split.counts
     if sum(counts):
         flags.append(("--num-layers", str(sum(counts))))
@@ -65,4 +72,18 @@ def write(subject: Subject) -> Written:
     return text, missing, [sizes, f"torchrun on {layout.ranks} processes"]
 
 
-EXPORTER = Exporter(name="megatron", version="Megatron-LM d98e8a6 (megatron-core 0.20.0), names in its source", write=write, own_models=True)
+def optimizer_words(job: Mapping[str, Any]) -> dict[str, float]:
+    """The optimizer's numbers by megatron-core's names (OptimizerConfig), which are those of its options."""
+    found = {}
+    for name, value in optimizer_numbers(job).items():
+        if name == "betas":
+            found |= {"adam_beta1": value[0], "adam_beta2": value[1]}
+        else:
+            found[{"eps": "adam_eps", "momentum": "sgd_momentum"}.get(name, name)] = value
+    return found
+
+
+EXPORTER = Exporter(
+    name="megatron", version="Megatron-LM d98e8a6 (megatron-core 0.20.0), names in its source", write=write, own_models=True,
+    says=frozenset({"precision", "clip_norm"}),
+)  # fmt: skip

@@ -26,4 +26,4 @@ def write(subject: Subject) -> Written:
     return "\n".join(lines) + "\n", missing, to_add
 
 
-EXPORTER = Exporter(name="nccl", version="NCCL 2.30, variables in its documentation", write=write, launches=True)
+EXPORTER = Exporter(name="nccl", version="NCCL 5067397 (2026-06-11), the variables in its source", write=write, launches=True)

@@ -12,9 +12,15 @@ from .exported import Exporter, LayerSplit, Subject
 if TYPE_CHECKING:
     from ...plan.plan import Plan, TrainingLayout
 
-__all__ = ["in_no_words", "layer_split", "optimizer_name", "stage_modules", "subject_of"]
+__all__ = [
+    "clip_norm", "context_exchange", "in_no_words", "layer_split", "optimizer_name", "optimizer_numbers", "precision", "stage_modules", "subject_of",
+]  # fmt: skip
 
 _NUMBERED = re.compile(r"^(.*?)\.(\d{1,6})\.")
+# What torch.optim takes where the plan says nothing. Other tools take other numbers, so these are always written.
+_NUMBERS: dict[str, dict[str, Any]] = {
+    "adamw": {"weight_decay": 0.01, "betas": (0.9, 0.999), "eps": 1e-8}, "sgd": {"weight_decay": 0.0, "momentum": 0.0},
+}  # fmt: skip
 _OPTIMIZERS = {"adamw": ("AdamW", "adam", "AdamW"), "sgd": ("", "sgd", "SGD")}  # torchtitan (it has no SGD), Megatron, torch and DeepSpeed
 
 
@@ -73,11 +79,37 @@ def optimizer_name(job: Mapping[str, Any], column: int, missing: list[str]) -> s
 
     asked = named(str(job.get("optimizer", "adamw")), where="plan.job.training.optimizer")
     name = asked.name.lower() if not asked.is_function else asked.name
-    missing += [f"the optimizer's {k}={v}" for k, v in asked.options.items()]
+    missing += [f"the optimizer's {k}={v}" for k, v in asked.options.items() if k not in _NUMBERS.get(name, {})]
     found = _OPTIMIZERS.get(name, ("", "", ""))[column]
     if not found:
         missing.append(f"the optimizer {name}")
     return found
+
+
+def optimizer_numbers(job: Mapping[str, Any]) -> dict[str, Any]:
+    """weight_decay, and betas and eps or momentum, as the plan trains; nothing for an optimizer that `optimizer_name` does not know."""
+    from ...plan.optimizers import named  # here, so that `train export --help` loads little
+
+    asked = named(str(job.get("optimizer", "adamw")), where="plan.job.training.optimizer")
+    usual = _NUMBERS.get(asked.name.lower(), {}) if not asked.is_function else {}
+    return usual | {k: v for k, v in asked.options.items() if k in usual}
+
+
+def precision(job: Mapping[str, Any]) -> tuple[str, bool]:
+    """(type in which forward computes: float32, bfloat16 or float16; whether weights are of it, too)."""
+    kind = str(job.get("dtype") or "float32")
+    under = dict(job.get("recipe", {})).get("precision", "fp32")
+    return {"bf16-autocast": "bfloat16", "fp16-autocast": "float16"}.get(under, kind), kind != "float32"
+
+
+def clip_norm(job: Mapping[str, Any]) -> float:
+    """0 where gradients are not clipped by norm. Tools that clip without being asked must be told so."""
+    return float(dict(job.get("recipe", {})).get("clip_norm", 0.0))
+
+
+def context_exchange(subject: Subject) -> str:
+    """ring, ring-again or ulysses; nothing where sequences are whole."""
+    return str(subject.plan.decisions.get("context", {}).get("strategy", "ring")) if subject.layout.context > 1 else ""
 
 
 def in_no_words(subject: Subject, exporter: Exporter) -> list[str]:
@@ -99,7 +131,10 @@ def in_no_words(subject: Subject, exporter: Exporter) -> list[str]:
         found.append(f"unequal numbers of micro-batches ({layout.microbatch_counts}): the target gives every replica as many")
     if layout.shards:
         found.append(f"the split of {len(layout.shards)} single parameters: the target splits its own model's layers by its own rules")
-    found += [f"the recipe's {k}, {v}" for k, v in dict(job.get("recipe", {})).items()]
+    found += [f"the recipe's {k}, {v}" for k, v in dict(job.get("recipe", {})).items() if k not in exporter.says]
+    if subject.plan.shapes:
+        count = len(subject.plan.shapes)
+        found.append(f"the steps for {count} other shape{'s' * (count > 1)} of batches: the target's batches are all of the largest")
     if ":" in str(job.get("loss", "")):
         found.append(f"the loss {job['loss']}")
     if layout.schedule not in ("1f1b",):

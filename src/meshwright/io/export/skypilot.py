@@ -30,4 +30,4 @@ def write(subject: Subject) -> Written:
     return text, missing, [RUN_AFTER]
 
 
-EXPORTER = Exporter(name="skypilot", version="SkyPilot, its documented task YAML", write=write, launches=True)
+EXPORTER = Exporter(name="skypilot", version="SkyPilot 0.14.1, its Task.from_yaml", write=write, launches=True)

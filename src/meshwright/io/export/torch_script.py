@@ -12,7 +12,7 @@ from typing import Any
 
 from ...errors import Unsupported
 from .exported import Exporter, Subject, Written
-from .shared import optimizer_name
+from .shared import clip_norm, optimizer_name, optimizer_numbers, precision
 
 __all__ = ["EXPORTER"]
 
@@ -32,6 +32,7 @@ from torch.distributed.device_mesh import init_device_mesh
 MODEL = {model!r}  # file.py:function, returns (module, (input, target))
 PIPELINE, DATA, TENSOR = {pipeline}, {data}, {tensor}
 MICROBATCH, MICROBATCHES = {microbatch}, {microbatches}  # per replica and step
+AUTOCAST = {autocast}
 STEPS = int(os.environ.get("STEPS", "4"))
 
 
@@ -72,9 +73,10 @@ _PLAIN = '''{split}{replicas}    optimizer = {optimizer}
     for step in range(STEPS):
         for _ in range(MICROBATCHES):
             *inputs, target = batch(sample, MICROBATCH)
-            loss = loss_of(model(*inputs), target)
+            with torch.autocast(device.type, dtype=AUTOCAST, enabled=AUTOCAST is not None):
+                loss = loss_of(model(*inputs), target)
             (loss / MICROBATCHES).backward()
-        optimizer.step()
+{clip}        optimizer.step()
         optimizer.zero_grad()
         if dist.get_rank() == 0:
             print(f"step {{step}}: loss {{loss.item():.6f}}", flush=True)
@@ -121,6 +123,7 @@ _FSDP = '''    from torch.distributed.fsdp import fully_shard
         fully_shard(model.get_submodule(block), mesh=mesh["data"], reshard_after_forward={reshard})
     fully_shard(model, mesh=mesh["data"], reshard_after_forward={reshard})
 '''
+_CLIP = "        torch.nn.utils.clip_grad_norm_(model.parameters(), {!r})\n"
 _LOSSES = {
     "cross-entropy": "return F.cross_entropy(output.flatten(0, -2), target.flatten())",
     "mse": "return F.mse_loss(output, target)",
@@ -129,22 +132,30 @@ _LOSSES = {
 
 
 def write(subject: Subject) -> Written:
-    """Raises: Unsupported for stages together with split layers, and for divided sequences."""
+    """Raises: Unsupported for stages together with split layers, and for divided sequences or experts."""
     layout, split, job = subject.layout, subject.split, subject.job
     if layout.pipeline > 1 and layout.tensor > 1:
         raise Unsupported(
             "pipeline() traces stages, whose layers cannot be split further", hint="plan with --tensor 1 or --pipeline 1; `train run` runs both",
         )  # fmt: skip
-    if layout.context > 1:
-        raise Unsupported("context parallelism", hint="plan with --context 1; `train run` runs it")
+    for name, option, degree in (("context", "--context", layout.context), ("expert", "--ep", layout.expert)):
+        if degree > 1:
+            raise Unsupported(f"{name} parallelism", hint=f"plan with {option} 1; `train run` runs it")
     missing: list[str] = []
     found = optimizer_name(job, 2, missing) or "AdamW"
-    rate = float(job.get("learning_rate", 1e-3))
+    numbers = {"lr": float(job.get("learning_rate", 1e-3)), **optimizer_numbers(job)}
+    made = f"torch.optim.{found}({{}}.parameters(), {', '.join(f'{k}={v!r}' for k, v in numbers.items())})"
+    computes, weights = precision(job)
+    autocast = "None" if computes == "float32" or weights else f"torch.{computes}"
     loss = str(job.get("loss", "cross-entropy"))
     if loss not in _LOSSES:
         loss = "cross-entropy"
     if layout.pipeline > 1:
-        body = _staged(subject, missing, f"torch.optim.{found}(stage.submod.parameters(), lr={rate!r})")
+        body = _staged(subject, missing, made.format("stage.submod"))
+        if autocast != "None":
+            missing.append(f"autocast in {computes} within stages: torch.autocast in your model's forward")
+        if clip_norm(job):
+            missing.append("clipping by the norm of all stages' gradients: pipelining has no words for it")
     else:
         if layout.zero_level in (1, 2):
             missing.append(f"sharding level {layout.zero_level}: fully_shard shards weights too, kept gathered until backward is done")
@@ -154,15 +165,19 @@ def write(subject: Subject) -> Written:
             replicas = _FSDP.format(blocks=blocks, reshard=layout.zero_level == 3)
         elif layout.data > 1:
             replicas = _DDP
-        body = _PLAIN.format(split=_layers(subject, missing), replicas=replicas, optimizer=f"torch.optim.{found}(model.parameters(), lr={rate!r})")
+        clip = _CLIP.format(clip_norm(job)) if clip_norm(job) else ""
+        body = _PLAIN.format(split=_layers(subject, missing), replicas=replicas, optimizer=made.format("model"), clip=clip)
+        if computes == "float16":
+            missing.append("dynamic loss scaling: torch.amp.GradScaler in your loop")
     rule, calls = subject.again
     if calls:
         missing.append(f"which {calls} calls run again in backward ({rule}): torch.utils.checkpoint around your blocks does it in your code")
-    if job.get("dtype") not in (None, "float32"):
-        missing.append(f"the precision {job['dtype']}: torch.autocast in your loop")
+    if weights:
+        missing.append(f"weights in {job['dtype']}: model.to(torch.{job['dtype']}) in your code")
     text = _TEXT.format(
         model=str(job.get("model", "")), ranks=layout.ranks, pipeline=layout.pipeline, data=layout.data, tensor=layout.tensor,
         microbatch=layout.microbatch_size, microbatches=layout.microbatches, loss=_LOSSES[loss], seed=int(job.get("seed", 0)), body=body,
+        autocast=autocast,
     )  # fmt: skip
     return text, missing, ["your data in batch()"]
 
@@ -198,4 +213,4 @@ def _layers(subject: Subject, missing: list[str]) -> str:
     return _SPLIT.format(layers="{\n" + lines + "    }")
 
 
-EXPORTER = Exporter(name="torch", version="PyTorch 2.13, run", write=write)
+EXPORTER = Exporter(name="torch", version="PyTorch 2.13, run", write=write, says=frozenset({"precision", "clip_norm"}))

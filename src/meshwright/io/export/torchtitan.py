@@ -6,9 +6,11 @@ seed, recomputation. So the model, its data and the length of its sequences stay
 
 from __future__ import annotations
 
+import math
+
 from .exported import Exporter, Subject, Written
-from .shared import optimizer_name
-from .torchtitan_toml import parallelism, sharding_notes
+from .shared import optimizer_name, optimizer_numbers
+from .torchtitan_toml import SAYS, parallelism, sharding_notes, training_numbers
 
 __all__ = ["EXPORTER"]
 
@@ -43,8 +45,11 @@ def write(subject: Subject) -> Written:
     if layout.pipeline > 1:
         fields["num_pp_microbatches"] = layout.microbatches
     rest = [f"config.debug.seed = {int(job.get('seed', 0))}"]
+    for name, value in training_numbers(subject, missing).items():
+        rest.append(f"config.training.{name} = {value!r}" if value != math.inf else f'config.training.{name} = float("inf")  # no clipping')
     if optimizer_name(job, 0, missing):
-        rest.append(f"config.optimizer = default_adamw(lr={float(job.get('learning_rate', 1e-3))!r})")
+        numbers = {"lr": float(job.get("learning_rate", 1e-3)), **optimizer_numbers(job)}
+        rest.append(f"config.optimizer = default_adamw({', '.join(f'{k}={v!r}' for k, v in numbers.items())})")
     rule, calls = subject.again
     if calls:
         rest.append("config.activation_checkpoint = FullAC.Config()")
@@ -59,4 +64,4 @@ def write(subject: Subject) -> Written:
     return text, missing, ["the model: import its configuration as `base`; its max_context_length is the length of a sample", "steps and data"]
 
 
-EXPORTER = Exporter(name="torchtitan", version="torchtitan b5bcd76 of 2026-08-21, its configuration classes", write=write, own_models=True)
+EXPORTER = Exporter(name="torchtitan", version="torchtitan b5bcd76 of 2026-08-21, its configuration classes", write=write, own_models=True, says=SAYS)

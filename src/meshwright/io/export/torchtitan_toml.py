@@ -3,27 +3,35 @@
 from __future__ import annotations
 
 import json
+import math
 from typing import Any
 
 from .exported import Exporter, Subject, Written
-from .shared import optimizer_name, stage_modules
+from .shared import clip_norm, context_exchange, optimizer_name, optimizer_numbers, precision, stage_modules
 
-__all__ = ["EXPORTER", "parallelism", "sharding_notes"]
+__all__ = ["EXPORTER", "SAYS", "parallelism", "sharding_notes", "training_numbers"]
+
+
+SAYS = frozenset({"precision", "clip_norm"})
 
 
 def write(subject: Subject) -> Written:
     layout, job = subject.layout, subject.job
     missing = sharding_notes(subject)
     pipelined = layout.pipeline > 1
-    training = {
+    training: dict[str, Any] = {
         "local_batch_size": layout.microbatch_size * (layout.microbatches if pipelined else 1), "global_batch_size": layout.global_batch,
     }  # fmt: skip
     degrees = parallelism(subject, "output", missing)
     if pipelined:
         degrees["pipeline_parallel_microbatch_size"] = layout.microbatch_size
+    training |= training_numbers(subject, missing)
     optimizer: dict[str, Any] = {"lr": float(job.get("learning_rate", 1e-3))}
     if name := optimizer_name(job, 0, missing):
-        optimizer = {"name": name} | optimizer
+        numbers = optimizer_numbers(job)
+        beta1, beta2 = numbers["betas"]
+        more = {"beta1": beta1, "beta2": beta2, "eps": numbers["eps"], "weight_decay": numbers["weight_decay"]}
+        optimizer = {"name": name} | optimizer | more
     sections = {"training": training, "optimizer": optimizer, "parallelism": degrees, "debug": {"seed": int(job.get("seed", 0))}}
     rule, calls = subject.again
     if calls:
@@ -32,8 +40,27 @@ def write(subject: Subject) -> Written:
             missing.append(f"which {calls} calls run again in backward, by stage: written as full, which keeps no more")
     lines = [f"# layout of {job.get('model', 'a model')}, planned by meshwright; for torchtitan 0.2.2, torchrun on {layout.ranks} processes"]
     for section, fields in sections.items():
-        lines += ["", f"[{section}]", *(f"{k} = {json.dumps(v)}" for k, v in fields.items())]  # JSON's numbers, texts and lists are TOML's
+        lines += ["", f"[{section}]", *(f"{k} = {_toml(v)}" for k, v in fields.items())]
     return "\n".join(lines) + "\n", missing, ["[model] name and flavor", "[training] seq_len, steps and dataset"]
+
+
+def _toml(value: Any) -> str:
+    """JSON's numbers, texts and lists are TOML's, but for infinity."""
+    return "inf" if value == math.inf else json.dumps(value)
+
+
+def training_numbers(subject: Subject, missing: list[str]) -> dict[str, Any]:
+    """Types and clipping by torchtitan's names. Left out they would be bfloat16 and a norm of 1."""
+    layout, (computes, weights) = subject.layout, precision(subject.job)
+    if computes == "float16":
+        missing.append("the precision float16: torchtitan has float32 and bfloat16, which is written")
+    narrow = computes != "float32"
+    if narrow and not weights and not layout.zero_level and layout.context == 1 and (layout.tensor > 1 or layout.pipeline > 1):
+        missing.append("bfloat16 without sharded replicas: beside tensor or pipeline degrees torchtitan's mixed precision needs them")
+    return {
+        "dtype": "bfloat16" if narrow and weights else "float32", "mixed_precision_param": "bfloat16" if narrow else "float32",
+        "max_norm": clip_norm(subject.job) or math.inf,
+    }  # fmt: skip
 
 
 def sharding_notes(subject: Subject) -> list[str]:
@@ -45,6 +72,10 @@ def sharding_notes(subject: Subject) -> list[str]:
     found = [notes[layout.zero_level]] if layout.zero_level in notes else []
     if layout.tensor > 1 and not layout.sequence:
         found.append("tensor parallelism without sequence parallelism: torchtitan's plans use both")
+    if context_exchange(subject) == "ulysses":
+        found.append("the exchange of heads (ulysses) of divided sequences: torchtitan sends blocks of keys and values")
+    if layout.expert > 1:
+        found.append("which exchange and capacity experts have: torchtitan's expert layers choose their own")
     return found
 
 
@@ -68,4 +99,4 @@ def parallelism(subject: Subject, head: str, missing: list[str]) -> dict[str, An
     return fields
 
 
-EXPORTER = Exporter(name="torchtitan-toml", version="torchtitan 0.2.2, its JobConfig", write=write, own_models=True)
+EXPORTER = Exporter(name="torchtitan-toml", version="torchtitan 0.2.2, its JobConfig", write=write, own_models=True, says=SAYS)

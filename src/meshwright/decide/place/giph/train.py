@@ -15,6 +15,7 @@ import torch
 from numpy.typing import NDArray
 
 from ....cost_models.moves import MoveNet
+from ....kernels.effort import time_is_up
 from ..bound import longest_path_s
 from ..problem import PlaceProblem
 from .episodes import Episodes, random_start
@@ -64,7 +65,8 @@ def _best(net: ScoringNet, problems: Sequence[PlaceProblem], scale: NDArray[np.f
 def fit_moves(draw: Draw, *, updates: int = 100, seed: int = 0, told: Callable[[int, float], None] | None = None) -> MoveNet:
     """A net trained by `updates` steps of `TOGETHER` episodes on problems that `draw` gives. Equal seeds give equal weights on one machine.
 
-    `told`: called with every look at the held-back problems: (update, mean of shortest makespans over shortest paths)."""
+    Ends early where time is up, with the best so far. `told`: called with every look at the held-back problems: (update, mean of shortest makespans
+    over shortest paths)."""
     rng = np.random.default_rng([seed, 0])
     held = [draw(rng) for _ in range(HELD_BACK)]
     held_scale = np.array([longest_path_s(p) for p in held])
@@ -73,17 +75,20 @@ def fit_moves(draw: Draw, *, updates: int = 100, seed: int = 0, told: Callable[[
     schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, max(1, updates))
     best, kept, first = float("inf"), net.weights(), 0.0
     for update in range(updates + 1):
-        if update % LOOK_EVERY == 0 or update == updates:
+        late = time_is_up()
+        if update % LOOK_EVERY == 0 or update == updates or late:
             now = _best(net, held, held_scale, seed)
             first = first or now
             if told is not None:
                 told(update, now)
             if now < best:
                 best, kept = now, net.weights()
+        if late:
+            break
         if update < updates:
             _learn(net, optimizer, [draw(rng) for _ in range(TOGETHER)], rng)
             schedule.step()
-    trained = {"updates": updates, "episodes": updates * TOGETHER, "seed": seed, "held_back": best, "held_back_untrained": first}
+    trained = {"updates": update, "episodes": update * TOGETHER, "seed": seed, "held_back": best, "held_back_untrained": first}
     return MoveNet(kept, trained)
 
 

@@ -16,6 +16,7 @@ from math import comb
 import numpy as np
 from numpy.typing import NDArray
 
+from ....kernels.effort import time_is_up
 from .loads import busiest, subset_sums
 from .wiring import Wiring
 
@@ -138,6 +139,8 @@ def search(
 
     evaluations = min(evaluations, 2 * len(groups(order)) * comb(order - 1, ports))  # small groups have few sets
     for _, (group, generators) in zip(range(evaluations), _candidates(order, ports, paired, evaluations, rng), strict=False):
+        if time_is_up():
+            break
         cost = cayley_cost(group, generators, most_steps=most_steps) if generators else None
         if cost is None or beaten(*cost):
             continue

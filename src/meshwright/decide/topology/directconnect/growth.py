@@ -19,6 +19,7 @@ import numpy as np
 
 from ....errors import Disconnected, Infeasible, UsageError
 from ....fabric.fabric import Fabric
+from ....kernels.effort import time_is_up
 from ..problem import nondominated
 from .loads import gather_cost
 from .wiring import Wiring
@@ -75,6 +76,8 @@ def grow(base: Wiring, nodes: int, *, evaluations: int, rng: np.random.Generator
     current: tuple[Fraction, int] | None = None
     arcs: list[Arc] = []
     for count in range(max(1, evaluations)):
+        if count and time_is_up():
+            break
         fresh = count % RESTARTS == 0 or current is None
         tried = _cut(base, nodes, paired, rng) if fresh else _exchanged(arcs, base.nodes, paired, rng)
         found = _grown(base, nodes, tried)
