@@ -98,7 +98,7 @@ def test_a_sandbox_goes_up_runs_a_queue_and_comes_down(tmp_path, capsys, queue):
     name = made["sandbox"]["name"]
     try:
         assert [s["name"] for s in told(capsys, "cluster", "sandbox", "list")["sandboxes"]].count(name) == 1
-        assert main(["cluster", "sandbox", "list"]) == 0 and f"{name}: 2 nodes of 4 GPUs" in capsys.readouterr().out
+        assert main(["cluster", "sandbox", "list"]) == 0 and f"{name}: slurm, 2 nodes of 4 GPUs" in capsys.readouterr().out
         words = ["cluster", "run", queue, "--engine", "slurm", "--sandbox", name, "--folder", tmp_path / "run", "--command", "true", "--speed-up",
             "60"]
         assert [j["code"] for j in told(capsys, *words)["jobs"]] == [0, 0, 0]

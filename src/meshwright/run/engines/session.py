@@ -27,7 +27,7 @@ from ...cluster.allocation import Given
 from ...cluster.placed import Per, placed
 from ...cluster.servers import Servers
 from ...errors import UsageError
-from ...io.cluster.job_folder import ranks_document, read_ended, read_started, write_ranks
+from ...io.cluster.job_folder import Ended, ranks_document, read_ended, read_started, write_ranks
 from ...io.cluster.journal import Record
 from ...io.plan.plan import read_plan
 from .interface import Engine, Seen, Work
@@ -36,15 +36,15 @@ from .journal import Journal
 __all__ = ["Event", "Session"]
 
 LAUNCHER = Path(__file__).with_name("node.py")
-Now = Literal["submitted", "placing", "held", "starting", "released", "running", "ended", "lost", "cancelled"]
-OVER: frozenset[Now] = frozenset({"ended", "lost", "cancelled"})
+Now = Literal["submitted", "placing", "held", "starting", "released", "running", "ended", "lost", "cancelled", "preempted"]
+OVER: frozenset[Now] = frozenset({"ended", "lost", "cancelled", "preempted"})
 
 
 class Event(NamedTuple):
     """`at_s`: when it happened, by the clock of the job's server, seconds since 1970. `code`: of the job's command, for `ended`. `lost`: the engine
-    stopped it or forgot it after it had begun: it may be placed again, as a new attempt."""
+    stopped it or forgot it after it had begun: it may be placed again, as a new attempt. `preempted`: so may one that was asked to end for it."""
 
-    what: Literal["running", "ended", "lost"]
+    what: Literal["running", "ended", "lost", "preempted"]
     job: str
     at_s: float
     code: int = 0
@@ -63,6 +63,8 @@ class _Job:
     work: Work | None = None
     given: tuple[Given, ...] = ()
     code: int = 0
+    leaving: bool = False
+    told: bool = False  # the engine was, to end it
 
 
 @dataclass
@@ -140,6 +142,7 @@ class Session:
             job.attempt += 1
             job.given = tuple(given)
             job.work = self._prepared(job)
+            job.leaving = job.told = False
             self._say("place", name, attempt=job.attempt, placed=job.work.placed)
             job.now = "placing"
         assert job.work is not None
@@ -160,7 +163,8 @@ class Session:
 
     def watch(self) -> list[Event]:
         """What happened since the last call. Raises: EngineAway."""
-        live = [j for j in self.jobs.values() if j.now in ("held", "starting", "released", "running") and j.work is not None]
+        known = ("held", "starting", "released", "running")
+        live = [j for j in self.jobs.values() if j.work is not None and (j.now in known or (j.now == "placing" and j.leaving))]
         events: list[Event] = []
         seen = self.engine.look([j.work for j in live if j.work is not None]) if live else []
         for job, s in zip(live, seen, strict=True):
@@ -177,6 +181,18 @@ class Session:
         self._told(name, "cancel", self.engine.cancel)
         if self._job(name).now not in OVER:
             self._job(name).now = "cancelled"
+
+    def preempt(self, name: str) -> None:
+        """Ask its command to end, so that it may be placed elsewhere as a new attempt; `watch` says when it has gone. One that ended by itself before
+        has ended. Once the engine was told, nothing more happens. Raises: EngineAway, RunError."""
+        job = self._job(name)
+        if job.work is None or job.now in OVER or job.told:
+            return
+        if not job.leaving:
+            self._say("preempt", name, attempt=job.attempt)
+            job.leaving = True
+        self.engine.cancel(job.work)
+        job.told = True
 
     def suspend(self, name: str) -> None:
         self._told(name, "suspend", self.engine.suspend)
@@ -222,8 +238,9 @@ class Session:
     def _replay(self, job: _Job, r: Record) -> None:
         states: Mapping[str, Now] = {
             "place": "placing", "held": "held", "start": "starting", "released": "released", "running": "running", "ended": "ended", "lost": "lost",
-            "cancel": "cancelled",
+            "cancel": "cancelled", "preempted": "preempted",
         }  # fmt: skip
+        job.leaving = (job.leaving or r.what == "preempt") and r.what not in ("place", "preempted", "ended", "lost")
         if r.what == "place" and r.placed is not None:
             job.attempt, job.given = r.attempt, r.placed.given
             job.work = Work(
@@ -241,6 +258,8 @@ class Session:
         began, over = read_started(folder, attempt), read_ended(folder, attempt)
         servers = {g.server for g in job.given}
         events: list[Event] = []
+        if job.leaving and (left := self._left(job, seen, over, servers)):
+            return [left]
         if seen.state in ("held",
             "waiting") and (began or job.now == "running"):  # the engine's memory is older than what happened: nothing may start again
             self._say("note", job.name, attempt=attempt, text=f"the engine says {seen.state}, and it has begun: cancelled there")
@@ -269,6 +288,18 @@ class Session:
             job.now = "held"
             self.start([job.name])
         return events
+
+    def _left(self, job: _Job, seen: Seen, over: Mapping[str, Ended], servers: set[str]) -> Event | None:
+        """That it has gone, where it was asked to and did not end by itself before."""
+        assert job.work is not None
+        if seen.state not in ("done", "failed", "gone") or _locked(job.work.folder / f"lock-{job.attempt}"):
+            return None
+        if set(over) >= servers and not any(e.asked for e in over.values()):
+            return None
+        at_s = max((e.time_s for e in over.values()), default=time.time())
+        self._say("preempted", job.name, attempt=job.attempt, given=seen.given, at_s=at_s)
+        job.now = "preempted"
+        return Event("preempted", job.name, at_s)
 
     def _gone(self, job: _Job, began: bool) -> list[Event]:
         """The engine has forgotten it. If it never began it is submitted again; if it runs, it is watched by its lock; else it is lost."""
