@@ -21,7 +21,7 @@ from meshwright.profile.input_plan import Place
 from meshwright.profile.input_rates import InputRates
 
 BASE = InputRates(
-    items=1000, total_bytes=1_000_000_000, workers=4, cores=4, device_s=0.004, prepare_s=0.002, cpu_s=0.008, miss_s=0.02, hit_s=0.0005,
+    items=1000, total_bytes=1_000_000_000, workers=4, cores=4, device_s=0.004, prepare_s=0.002, cpu_s=0.008, miss_s=0.01, hit_s=0.0005,
     storage_Bps=1e8, sampled=100, rounds=3, batch_bytes=1_000_000,
 )  # fmt: skip
 RNG = np.random.default_rng(0)
@@ -80,7 +80,7 @@ def bound(value: str, limit: str) -> Bound:
 
 
 EDITS = [
-    ({"epoch_s": 3.9}, "by the rates"), ({"limit": "storage"}, "does not limit"), ({"storage_bytes": 1}, "storage_bytes"),
+    ({"epoch_s": 3.9}, "by the rates"), ({"limit": "preparation"}, "does not limit"), ({"storage_bytes": 1}, "storage_bytes"),
     ({"network_bytes": 7}, "network_bytes"), ({"kept_bytes": 900_000_000}, "are planned, there are"), ({"medium": ""}, "are kept here, in nothing"),
     ({"kept": "nodes"}, "no others"), ({"staged": 3}, "wait for nobody"), ({"shared": True}, "shared by 1 jobs"), ({"workers": -1}, "below 0"),
     ({"rates": replace(BASE, held=0.5)}, "nothing can be kept there"), ({"kept_bytes": 500_000_000}, "by the rates"),

@@ -119,8 +119,9 @@ def test_survivors_get_each_item_once(seed, feed, tmp_path):
             for pid in (workers if victim == "worker" else services)[:1]:
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(pid, signal.SIGKILL)
-    for i, p in enumerate(started):
+    for p in started:
         p.join(100)
+    for i, p in enumerate(started):
         found, ended = items_of(tmp_path / f"{i}.txt")
         if i == dead:
             assert all(len(set(epoch)) == len(epoch) for epoch in found)  # never twice
@@ -199,5 +200,5 @@ def test_a_service_that_fails_and_one_that_ends(tmp_path):
     listening(at).close()
     listening(at).close()  # nobody listens there any more: replaced
     with listening(at), pytest.raises(OSError, match="in use"):
-        listening(at)
+        listening(at, patience_s=0)
     assert hello_bytes(Hello("a"))[:8] == WORD

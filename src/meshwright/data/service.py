@@ -181,6 +181,7 @@ class _Service:
                 with self.board.locked():
                     job.number = self.board.join(os.getpid(), hello.epoch if back else None, job.seen if back else None)
                     job.epoch = int(self.board.jobs[job.number, 3])
+                    self._past(job)
             except UsageError as error:
                 why = error.message
             except ValueError:
@@ -195,6 +196,11 @@ class _Service:
             why = why or "gone"
         if why:
             self._gone(job)
+
+    def _past(self, job: _Job) -> None:
+        """With its last batch it is in the next epoch, as far as the others must wait for it. Under the lock."""
+        if job.seen.all():
+            self.board.jobs[job.number, 3] = job.epoch + 1
 
     def _give(self, job: _Job) -> bool:
         """Opens the next batch for it, if one is ready. What it has already is not sent again."""
@@ -225,6 +231,7 @@ class _Service:
             job.seen[job.sends] = True
             with self.board.locked():
                 self.board.taken(job.epoch, job.sends, job.number)
+                self._past(job)
             job.sends, job.wants = -1, False
             self.selector.modify(job.channel, selectors.EVENT_READ, job)
 

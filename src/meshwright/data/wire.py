@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import socket
 import struct
+import time
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -21,6 +25,7 @@ NEXT = struct.Struct("<q")  # the epoch of which a batch is wanted
 HEAD = struct.Struct("<qqQ")  # epoch, batch, bytes
 MAX_HELLO_BYTES = 16 << 20  # a bit for each batch of an epoch
 MAX_NAME = 128
+MAX_BIND_S = 3.0
 
 
 class Hello(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -53,26 +58,32 @@ def parse_address(text: str) -> tuple[int, Any]:
     return socket.AF_INET, (host, int(port))
 
 
-def listening(text: str) -> socket.socket:
-    """A socket that listens there; port 0: any. A path's socket that nobody listens on is replaced. Raises: UsageError, OSError."""
-    import contextlib
-    from pathlib import Path
-
+def listening(text: str, *, patience_s: float = MAX_BIND_S) -> socket.socket:
+    """A socket that listens there; port 0: any. A path's socket that nobody listens on is replaced. An address that is taken is tried again for a
+    while: a service that was killed may still be going. Raises: UsageError, OSError."""
     family, address = parse_address(text)
-    found = socket.socket(family, socket.SOCK_STREAM)
-    try:
-        if family == socket.AF_UNIX and Path(text).is_socket():
-            probe = socket.socket(family, socket.SOCK_STREAM)
-            with contextlib.closing(probe):
-                try:
-                    probe.connect(address)
-                except OSError:
-                    Path(text).unlink()
-        if family == socket.AF_INET:
-            found.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        found.bind(address)
-        found.listen(128)
-    except BaseException:
-        found.close()
-        raise
-    return found
+    begin = time.monotonic()
+    while True:
+        found = socket.socket(family, socket.SOCK_STREAM)
+        try:
+            if family == socket.AF_UNIX and Path(text).is_socket() and not _answers(text):
+                Path(text).unlink(missing_ok=True)
+            if family == socket.AF_INET:
+                found.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            found.bind(address)
+            found.listen(128)
+            return found
+        except OSError as error:
+            found.close()
+            if error.errno != errno.EADDRINUSE or time.monotonic() - begin >= patience_s:
+                raise
+        time.sleep(0.05)
+
+
+def _answers(path: str) -> bool:
+    with contextlib.closing(socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)) as probe:
+        try:
+            probe.connect(path)
+        except OSError:
+            return False
+        return True

@@ -1,7 +1,7 @@
 """How fast a gang is on the devices that it got: its plan's program, simulated there, beside the same program on the plan's own devices.
 
-Jobs that name a plan are as fast as their profile says, times the plan's predicted time over the simulated time. Ranks take the job's GPUs in the order
-of its parts. Two sets of GPUs with equal devices, joined by equal links in the same way, are simulated once: routes are compared link by link.
+Jobs that name a plan are as fast as their profile says, times the plan's predicted time over the simulated time. Ranks take the job's GPUs in the
+order of its parts. Two sets of GPUs with equal devices, joined by equal links in the same way, are simulated once: routes are compared link by link.
 """
 
 from __future__ import annotations

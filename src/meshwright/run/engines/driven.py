@@ -203,6 +203,8 @@ class Driver:
         changes: Mapping[int, Parts] = self.policy.decide(self.state, moment)
         for n, parts in changes.items():
             had = self.state.parts.get(n)
+            if had == parts:
+                continue
             if had is not None:
                 self._account(n)
                 if self.session.engine.resizes and [(p.server, p.gpus) for p in had] == [(p.server, p.gpus) for p in parts]:

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import sys
 import time
+from pathlib import Path
 
 POLL_S = 0.2
 
 
 def main(address: str, label: str, names: list[str]) -> int:
+    sys.path = [p for p in sys.path if p != str(Path(__file__).parent)]  # where our own `ray` lies
     import ray
 
     try:

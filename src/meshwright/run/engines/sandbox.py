@@ -152,10 +152,10 @@ class Sandbox:
                 daemons = sandbox_ray.daemons(folder, names, ports, gpus=gpus, cores=cores, memory_bytes=memory_bytes)
             else:
                 daemons = sandbox_slurm.daemons(folder, names, ports, gpus=gpus, cores=cores, memory_bytes=memory_bytes, lua=lua, fabric=fabric)
-            write_bytes(folder / "daemons.json", msgspec.json.encode({"keep": keep, "daemons": daemons}))
+            write_bytes(folder / "daemons.json", msgspec.json.encode({"daemons": daemons}))
             process = subprocess.Popen(
                 ["unshare", "--pid", "--fork", "--kill-child", "--mount-proc", "--", sys.executable, "-S", "-E", str(HOLDER), str(folder)],
-                stdin=subprocess.DEVNULL if keep else subprocess.PIPE, stdout=subprocess.DEVNULL, stderr=(folder / "holder.log").open("ab"),
+                stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, stderr=(folder / "holder.log").open("ab"),
                 start_new_session=True, cwd="/", env={**os.environ, "PATH": PATH},
             )  # fmt: skip
             begun = time.monotonic()
@@ -165,6 +165,10 @@ class Sandbox:
             sandbox.wait_until_ready()
             sandbox.state = msgspec.structs.replace(state, ready_s=round(time.monotonic() - begun, 3))
             write_bytes(folder / "sandbox.json", msgspec.json.encode(sandbox.state))
+            if keep:  # until now it would have ended with this process
+                assert process.stdin is not None
+                process.stdin.write(b"k")
+                process.stdin.flush()
         except BaseException:
             if process is not None:
                 process.kill()

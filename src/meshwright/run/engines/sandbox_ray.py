@@ -32,9 +32,9 @@ def daemons(folder: Path, names: tuple[str, ...], ports: Sequence[int], *, gpus:
     """What the holder starts: the head on the first port, then the others, which wait for it."""
     start = [sys.executable, "-m", "ray.scripts.scripts", "start", "--block", "--disable-usage-stats", f"--node-ip-address={HOST}"]
     offers = [f"--num-cpus={cores}", f"--num-gpus={gpus}", f"--memory={memory_bytes}", f"--object-store-memory={STORE_BYTES}",
-              "--min-worker-port=0", "--max-worker-port=0"]  # fmt: skip
-    head = ["--head", f"--port={ports[0]}", "--include-dashboard=false", f"--temp-dir={folder}/r"]
-    environment = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0", "PYTHONUNBUFFERED": "1"}
+              "--min-worker-port=0", "--max-worker-port=0", "--dashboard-agent-listen-port=0", "--include-log-monitor=false"]  # fmt: skip
+    head = ["--head", f"--port={ports[0]}", "--include-dashboard=false", "--no-monitor", f"--temp-dir={folder}/r"]
+    environment = {"RAY_USAGE_STATS_ENABLED": "0", "PYTHONUNBUFFERED": "1"}
     found: list[dict[str, object]] = []
     for n, name in enumerate(names):
         where = [f"--address={HOST}:{ports[0]}"] if n else head
