@@ -104,7 +104,7 @@ def _batches(args: argparse.Namespace, loader: Any, files: Any, plan: Any) -> tu
     if loader.batch_size is None or not isinstance(loader.sampler, RandomSampler | SequentialSampler):
         hint = "DataLoader(dataset, batch_size=..., shuffle=...)"
         raise UsageError("a loader with batches or an order of its own cannot be shared", where="LOADER", hint=hint)
-    own = str(Path(args.at).absolute()) if "/" in args.at else f"{args.at}-{os.getpid()}"
+    own = str(Path(args.at).absolute()) if "/" in args.at else f"{args.at}-{os.getpid()}" if args.at.endswith(":0") else args.at
     name = f"serve-{hashlib.blake2b(own.encode(), digest_size=6).hexdigest()}"
     of = Batches(
         dataset=loader.dataset, batch_size=loader.batch_size, name=name, jobs=args.jobs, shuffle=isinstance(loader.sampler, RandomSampler),

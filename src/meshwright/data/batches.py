@@ -140,6 +140,8 @@ def _prepare(loader: Batches, board: Board, epoch: int, batch: int) -> None:
             break
         except OSError as error:
             partial.unlink(missing_ok=True)
+            if error.errno == errno.ENOENT and not board.folder.exists():
+                raise SystemExit from None  # the last job is gone, and what waited for it
             if error.errno != errno.ENOSPC:
                 raise
             if time.monotonic() - begin > loader.timeout_s / 2:  # no job made room

@@ -287,5 +287,7 @@ def _forked(run: Callable[[bool], None], again: bool) -> int:
 
 
 def removed(of: Batches) -> None:
-    """Takes what waited in shared memory away."""
-    shutil.rmtree(of.folder, ignore_errors=True)
+    """Takes what waited in shared memory away; workers that were killed may write for a moment more."""
+    while of.folder.exists():
+        shutil.rmtree(of.folder, ignore_errors=True)
+        time.sleep(MAX_POLL_S)

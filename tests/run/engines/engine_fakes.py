@@ -25,7 +25,7 @@ class Faulty:
     def __init__(self, seed: int, rate: float) -> None:
         self.rng, self.rate = random.Random(seed), rate
         self.held, self.running = {}, {}
-        self.notes, self.said, self.done = [], [], {}
+        self.notes, self.said, self.done, self.sizes = [], [], {}, {}
 
     def _fault(self) -> None:
         if self.rng.random() < self.rate:
@@ -89,9 +89,10 @@ class Faulty:
     def _seen(self, work):
         if work.key in self.running:
             left = self.running[work.key][1]
+            given = self.sizes.get(work.key, work.placed.given)
             if left <= ASKED:
-                return Seen("failed", work.placed.given, 143)
-            return Seen("gone") if left < -(10**5) else Seen("done" if left <= 0 else "running", work.placed.given)
+                return Seen("failed", given, 143)
+            return Seen("gone") if left < -(10**5) else Seen("done" if left <= 0 else "running", given)
         return Seen("held") if work.key in self.held else Seen("gone")
 
     def cancel(self, work):
@@ -110,7 +111,9 @@ class Faulty:
     resume = suspend
 
     def resize(self, work, given):
-        pass
+        self._fault()
+        self.sizes[work.key] = given
+        self._fault()
 
     def close(self):
         pass

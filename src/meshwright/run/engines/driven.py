@@ -254,9 +254,9 @@ class Driver:
         name, parts = self.queue.jobs[n].name, self.state.parts[n]
         if self.session.jobs[name].now not in ("released", "running") or self.session.jobs[name].leaving:
             return  # later: it is being started
-        self._resized.discard(n)
         try:
             self.session.resize(name, self.given(n, parts))
+            self._resized.discard(n)
             self.ran[n].resizes += 1
         except RunError as error:
             self.say(f"{self.now_s():8.2f} s  {name} moves: {error.message}")

@@ -26,7 +26,7 @@ from typing import Literal, NamedTuple
 from ...cluster.allocation import Given
 from ...cluster.placed import Per, placed
 from ...cluster.servers import Servers
-from ...errors import UsageError
+from ...errors import RunError, UsageError
 from ...io.cluster.job_folder import Ended, ranks_document, read_ended, read_started, write_ranks
 from ...io.cluster.journal import Record
 from ...io.plan.plan import read_plan
@@ -203,8 +203,13 @@ class Session:
 
     def resize(self, name: str, given: Sequence[Given]) -> None:
         """Other cores and memory on the same GPUs. Raises: Unsupported where the engine cannot, RunError where it refuses."""
-        self._told(name, "resize", lambda work: self.engine.resize(work, tuple(given)), given=tuple(given))
-        self._job(name).given = tuple(given)
+        job = self._job(name)
+        try:
+            self._told(name, "resize", lambda work: self.engine.resize(work, tuple(given)), given=tuple(given))
+        except RunError:
+            self._say("resize", name, attempt=job.attempt, given=job.given)  # it keeps what it had
+            raise
+        job.given = tuple(given)
 
     # ---- inside ------------------------------------------------------------------------------------------------------------
     def _job(self, name: str) -> _Job:
