@@ -4,8 +4,8 @@
 
 FOLDER is a checkout of theirs. Nothing of it is changed on the disk: a runner beside it gives names that Python 3.10 took away, and stand-ins for
 modules that only deployments, pictures and OPT need (RPC, numa, pandas, matplotlib, cvxpy). Their replay format has whole numbers of iterations:
-both sides are given the durations that follow. Gangs of 1, 2, 4 and 8 GPUs. Theirs speeds a job up by a line between its fair and its ideal share and by
-one matrix per gang size, ours by the matrix of one GPU; proportional shares are the same on both sides, so that row compares the simulators.
+both sides are given the durations that follow. Gangs of 1, 2, 4 and 8 GPUs. Theirs speeds a job up by a line between its fair and its ideal share
+and by one matrix per gang size, ours by the matrix of one GPU. Proportional shares are the same on both sides, so that row compares the simulators.
 """
 
 from __future__ import annotations
