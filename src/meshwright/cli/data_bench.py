@@ -39,8 +39,8 @@ def run(args: argparse.Namespace) -> Result:
     plan = read_input_plan(args.plan) if args.plan is not None else None
     loader, files = loader_of(args)
     if args.keep is not None:
-        kept = Kept(loader.dataset, size_bytes(args.keep, "--keep") if args.keep else None, files=files, seed=args.seed)
-        loader = with_dataset(loader, kept)
+        budget = size_bytes(args.keep, "--keep") if args.keep else None
+        loader = with_dataset(loader, Kept(loader.dataset, budget, files=files, seed=args.seed))
     elif plan is not None:
         loader = planned_loader(loader, plan, files=files)
     kept = loader.dataset if isinstance(loader.dataset, Kept) else None
