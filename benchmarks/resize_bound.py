@@ -19,7 +19,7 @@ from resize import DAYS, RATES, SEEDS, TENANTS, at, lower_envelope
 from meshwright.cluster import demand as made
 from meshwright.cluster.demand import BURST_LEAST, BURST_MOST, BURST_WINDOWS, BURSTS, DAY_WINDOWS, synthetic_demand
 
-PRICES = np.geomspace(1.0, 1e5, 60)  # cores for a violation
+PRICES = np.geomspace(60, 6000, 16)  # cores for a violation; the best ones for these rates lie within
 CHUNK = 256  # windows at a time
 
 
