@@ -11,6 +11,7 @@ and by one matrix per gang size, ours by the matrix of one GPU. Proportional sha
 from __future__ import annotations
 
 import argparse
+import ast
 import json
 import statistics
 import subprocess
@@ -86,12 +87,17 @@ def theirs(peer: Path, scheduler: str, way: str, trace: Path, jobs: int) -> dict
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--peer", type=Path, required=True)
+    parser.add_argument("--peer", type=Path, help="their folder `simulator`")
+    parser.add_argument("--rows", type=Path, help="summarise the rows that a run printed, ended or not, and run nothing")
     parser.add_argument("--jobs", type=int, default=300)
     parser.add_argument("--per-hour", type=float, default=20)
     parser.add_argument("--seeds", type=int, default=1)
     parser.add_argument("--orders", default="fifo,srtf,las")
     args = parser.parse_args()
+    if args.rows is not None:
+        printed = [ast.literal_eval(line) for line in args.rows.read_text().splitlines() if line.startswith("{'split'")]
+        summarised(printed, f"python benchmarks/cluster_peer.py --jobs {args.jobs} --seeds {args.seeds}, {len(printed)} rows of it")
+        return
     raw: list[dict[str, Any]] = []
     with tempfile.TemporaryDirectory(prefix="mw-peer-") as folder:
         for split in SPLITS:
@@ -107,17 +113,21 @@ def main() -> None:
                             row |= {"peer_mean_h": float(np.mean(found["times"])) / 3600, "peer_finished": found["finished"]}
                         raw.append(row)
                         print(row, flush=True)
-    rows = []
+    summarised(raw, f"python benchmarks/cluster_peer.py --jobs {args.jobs} --seeds {args.seeds}")
+
+
+def summarised(raw: list[dict[str, Any]], command: str) -> None:
+    """Medians over the rows, written with them."""
+    rows: list[dict[str, Any]] = []
     for name in WAYS:
         ratios = [r["mean_h"] / r["peer_mean_h"] for r in raw if r["allocation"] == name]
-        rows.append({"what": f"mean time, {name}, ours over theirs, median", "value": statistics.median(ratios), "unit": "ratio"})
-    rows.append({"what": "mean time, priced (ours) over their TUNE, median", "unit": "ratio", "value": statistics.median(
-        r["mean_h"] / next(p["peer_mean_h"] for p in raw if p["allocation"] == "tune" and all(p[k] == r[k] for k in ("split", "seed", "order")))
-        for r in raw if r["allocation"] == "priced"
-    )})  # fmt: skip
+        rows.append({"what": f"mean time, {name}, ours over theirs, median of {len(ratios)}", "value": statistics.median(ratios), "unit": "ratio"})
+    tuned = {(*r["split"], r["seed"], r["order"]): r["peer_mean_h"] for r in raw if r["allocation"] == "tune"}
+    ratios = [r["mean_h"] / tuned[key] for r in raw if r["allocation"] == "priced" and (key := (*r["split"], r["seed"], r["order"])) in tuned]
+    rows.append({"what": f"mean time, priced over their TUNE, median of {len(ratios)}", "value": statistics.median(ratios), "unit": "ratio"})
     for row in rows:
         print(row, flush=True)
-    machine.record("cluster_peer", rows, command=f"python benchmarks/cluster_peer.py --jobs {args.jobs} --seeds {args.seeds}", raw=raw)
+    machine.record("cluster_peer", rows, command=command, raw=raw)
 
 
 if __name__ == "__main__":
