@@ -83,8 +83,10 @@ def test_sandbox_words_and_files_for_a_slurm_of_ones_own(tmp_path, capsys, monke
     made = told(capsys, "cluster", "sandbox", "files", "slurm", "--fabric", "dgx-a100:2", "--out", tmp_path, "--partition", "gpu")
     assert made["files"] == ["job_submit.lua", "topology.conf"] and "Nodes=" in (tmp_path / "topology.conf").read_text()
     assert '"gpu"' in (tmp_path / "job_submit.lua").read_text()
-    for words, says in ((["up", "pbs"], "WHAT"), (["down"], "NAME"), (["down", "none"], "no sandbox is called"), (["files", "slurm"],
-        "--out FOLDER")):
+    for words, says in (
+        (["up", "pbs"], "WHAT"), (["up", "ray", "--hold-others"], "holds no jobs"), (["down"], "NAME"), (["down", "none"], "no sandbox is called"),
+        (["files", "slurm"], "--out FOLDER"),
+    ):
         said = told(capsys, "cluster", "sandbox", *words, code=2)
         assert says in json.dumps(said)
 
