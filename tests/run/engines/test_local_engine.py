@@ -226,7 +226,7 @@ def test_rounds_preempt_move_and_resize_real_jobs(tmp_path):
     found = audit(tmp_path / "run")
     assert found.verdict.ok and not found.unfinished and not found.failed, found.verdict.findings
     said = [x.read_text() for x in sorted((tmp_path / "run" / "jobs" / "000000").glob("out-*-0.txt"))]
-    begun = [int(text.split()[3]) for text in said]
+    begun = [int(text.split()[3]) for text in said if text]  # one that had to leave at once said nothing
     assert len(said) <= ran[0].attempts and begun == sorted(begun), said
     records = read_journal(tmp_path / "run" / "journal.jsonl")
     assert {(r.job, r.what) for r in records if r.what == "preempted"} <= {("j0", "preempted")}
