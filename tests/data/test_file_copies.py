@@ -91,7 +91,8 @@ def test_full_memory_is_done_without(files, monkeypatch):
 
 def test_what_a_killed_process_left_is_removed_by_the_next(files):
     def hold() -> None:
-        Copies({str(files / "0"): 5000}, 7).path_of(str(files / "0"))
+        held = Copies({str(files / "0"): 5000}, 7)
+        held.path_of(str(files / "0"))
         time.sleep(100)
 
     process = FORK.Process(target=hold)

@@ -13,6 +13,7 @@ import fcntl
 import hashlib
 import os
 import shutil
+import weakref
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -36,14 +37,14 @@ class Copies:
         self.sizes, self.root = dict(sizes), root
         self.folder = root / f"{_begin()}{hashlib.blake2b(facts.encode(), digest_size=8).hexdigest()}"
         self.refused = 0
-        self._lock = self._held()
+        self._end = weakref.finalize(self, _ended, self._held(), os.getpid(), root)
 
     def __getstate__(self) -> dict[str, Any]:
-        return {k: v for k, v in self.__dict__.items() if k != "_lock"}
+        return {k: v for k, v in self.__dict__.items() if k != "_end"}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__ |= state
-        self._lock = self._held()
+        self._end = weakref.finalize(self, _ended, self._held(), os.getpid(), self.root)
 
     def _held(self) -> int:
         """The folder's lock, shared, after the folders of the dead are gone."""
@@ -92,10 +93,14 @@ class Copies:
 
     def close(self) -> None:
         """This process does without; the last one removes them."""
-        if self._lock >= 0:
-            os.close(self._lock)
-            self._lock = -1
-            swept(self.root)
+        self._end()
+
+
+def _ended(lock: int, pid: int, root: Path) -> None:
+    """Of a process that closes or ends, and of no child that inherited it."""
+    if os.getpid() == pid:
+        os.close(lock)
+        swept(root)
 
 
 def _begin() -> str:
