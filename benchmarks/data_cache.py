@@ -1,10 +1,11 @@
 """Files larger than memory, read in random order: the page cache as it is, members kept, and nodes that keep together; the analyser's predictions.
 
-Run as root: `python benchmarks/data_cache.py [--parts cache,stalls,peers] [--rounds N]`. cache: 400 files of 1 MiB, a disk of 50 MiB/s, a control
+As root: `python benchmarks/data_cache.py [--parts cache,stalls,plan,peers] [--rounds N]`. cache: 400 files of 1 MiB, a disk of 50 MiB/s, a control
 group of 200 MiB; bytes from storage and seconds per epoch, ways in turn, medians over the rounds' epochs from the second on. Where mosaicml-streaming
 is installed it reads the same items as MDS shards of 4 MiB in its own shuffled order, with a cache limit of as many bytes; its control group has room
 for the packages that it imports beside that. stalls: a loader under a quota of half a core and a disk of 5 MiB/s. Rates are measured by
-`measure_stalls`, in turn with epochs of which a share of the bytes is in memory. peers: four nodes in network namespaces, a disk for each.
+`measure_stalls`, in turn with epochs of which a share of the bytes is in memory. plan: there, `data plan` for a memory of 60 % of the bytes and a
+device of 150 ms a batch, and real epochs as planned beside what it predicts. peers: four nodes in network namespaces, a disk for each.
 """
 
 from __future__ import annotations
@@ -32,6 +33,7 @@ KEPT_BYTES = 175 << 20
 EPOCHS = 4
 NODES, NODE_FILES, NODE_FILE_BYTES = 4, 120, 1 << 20
 SHARES = (0.0, 0.25, 0.5, 0.75, 1.0)
+PLAN_SHARE, PLAN_DEVICE_S = 0.6, 0.15  # of the bytes; of a batch of 8
 STALL_FILES, STALL_BYTES, STALL_DISK_BPS, STALL_CORES = 192, 256 << 10, 5 << 20, 0.5
 
 
@@ -210,7 +212,7 @@ def stalls(rounds: int) -> tuple[list[dict[str, Any]], dict[str, Any]]:
                     measured[share].append(child("share", folder, inside, share=share, seed=seed))
             print({share: round(x[-1], 1) for share, x in measured.items()}, rates[-1], flush=True)
     middle = {k: statistics.median(r[k] for r in rates) for k in rates[0]}
-    m = InputRates(**{k: round(v) if k in ("items", "total_bytes", "workers", "sampled", "rounds") else v for k, v in middle.items()})
+    m = InputRates(**{k: round(v) if k in ("items", "total_bytes", "workers", "sampled", "rounds", "batch_bytes") else v for k, v in middle.items()})
     rows = []
     for share, found in measured.items():
         predicted = speed_at(m, share)
@@ -218,6 +220,70 @@ def stalls(rounds: int) -> tuple[list[dict[str, Any]], dict[str, Any]]:
         rows.append({"what": what, "value": predicted.items_per_s, "unit": "items/s", "peer": statistics.median(found)})
         print(rows[-1], predicted.items_per_s / statistics.median(found), flush=True)
     return rows, {"rates": rates, "measured": {str(k): v for k, v in measured.items()}}
+
+
+def plan(rounds: int) -> tuple[list[dict[str, Any]], dict[str, Any]]:
+    """Every round: rates, the plan that follows for a memory and a device, and epochs of the loader that is fed so, beside the loader as it is."""
+    with tempfile.TemporaryDirectory(prefix="data-plan-") as name:
+        folder = Path(name)
+        write_files(folder, STALL_FILES, STALL_BYTES)
+        raw: list[dict[str, Any]] = []
+        for seed in range(rounds):
+            for path in folder.iterdir():
+                forget(path)
+            with groups(folder, 0, STALL_DISK_BPS, STALL_CORES) as inside:
+                raw.append(child("planned", folder, inside, seed=seed))
+            print(raw[-1], flush=True)
+    middle = {k: statistics.median(r[k] for r in raw) for k in ("planned_s", "epoch_s", "bound_s", "plain_s", "read_bytes", "storage_bytes")}
+    rows = [
+        {"what": "epoch as planned, predicted over measured", "value": middle["planned_s"], "unit": "s", "peer": middle["epoch_s"]},
+        {"what": "epoch as planned, measured, over the bound", "value": middle["epoch_s"], "unit": "s", "peer": middle["bound_s"]},
+        {"what": "epoch of the loader as it is over that as planned", "value": middle["plain_s"], "unit": "s", "peer": middle["epoch_s"]},
+        {"what": "bytes from storage of an epoch, predicted over read", "value": middle["storage_bytes"], "unit": "B", "peer": middle["read_bytes"]},
+    ]  # fmt: skip
+    for row in rows:
+        print(row, row["value"] / row["peer"], flush=True)
+    return rows, {"rounds": raw}
+
+
+def planned_here(folder: Path, seed: int) -> dict[str, Any]:
+    """Measure, plan for PLAN_SHARE of the bytes and a device of PLAN_DEVICE_S a batch, run two epochs more; then one without the plan."""
+    from dataclasses import asdict
+
+    from meshwright.check.input_plan import check_input_plan
+    from meshwright.data import Kept, measure_stalls, planned_loader
+    from meshwright.data.epochs import run_epochs
+    from meshwright.decide.data import FeedProblem
+    from meshwright.decide.data.coordl import Coordl
+    from meshwright.profile.input_plan import Place
+
+    def step(batch: Any) -> None:
+        time.sleep(PLAN_DEVICE_S)
+
+    loader = loader_of(folder, workers=1)
+    rates = measure_stalls(loader, rounds=1, items=STALL_FILES, seed=seed, device_s=PLAN_DEVICE_S)
+    place = Place(memory_bytes=round(PLAN_SHARE * rates.total_bytes))
+    found = Coordl().plan(FeedProblem(rates=rates, place=place, seed=seed), rng=np.random.default_rng(seed))
+    check_input_plan(found).raise_if_wrong()
+    fed = planned_loader(loader, found)
+    epochs = run_epochs(fed, 3, step)[1:]
+    assert not isinstance(fed.dataset, Kept) or fed.dataset.check().holds
+    for path in folder.iterdir():
+        forget(path)
+    nothing = Kept(loader.dataset, 0)  # nothing stays: as where others fill the memory
+    plain = run_epochs(planned_loader(loader, found) if found.kept == "" else _over(loader, nothing), 1, step)[0]
+    assert found.bound is not None
+    return {
+        "plan": found.words, "kept_bytes": found.kept_bytes, "planned_s": found.epoch_s, "bound_s": float(found.bound), "limit": found.limit,
+        "storage_bytes": found.storage_bytes, "epoch_s": statistics.median(e.time_s for e in epochs),
+        "read_bytes": statistics.median(e.read_bytes for e in epochs), "plain_s": plain.time_s, "rates": asdict(rates),
+    }  # fmt: skip
+
+
+def _over(loader: Any, dataset: Any) -> Any:
+    from meshwright.data.planned import with_dataset
+
+    return with_dataset(loader, dataset)
 
 
 def loader_of(folder: Path, workers: int = 2) -> Any:
@@ -321,17 +387,18 @@ def node_here(folder: Path, way: str) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--parts", default="cache,stalls,peers")
+    parser.add_argument("--parts", default="cache,stalls,plan,peers")
     parser.add_argument("--rounds", type=int, default=5)
     for hidden in ("--child", "--folder", "--options"):
         parser.add_argument(hidden, help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.child:
-        call = {"epochs": epochs, "imported": imported, "rates": rates_here, "share": share_here, "node": node_here}[args.child]
+        here = {"epochs": epochs, "imported": imported, "rates": rates_here, "share": share_here, "planned": planned_here, "node": node_here}
+        call = here[args.child]
         print(json.dumps(call(folder=Path(args.folder), **json.loads(args.options))))
         return
     for part in args.parts.split(","):
-        rows, facts = {"cache": cache, "stalls": stalls, "peers": peers}[part](args.rounds)
+        rows, facts = {"cache": cache, "stalls": stalls, "plan": plan, "peers": peers}[part](args.rounds)
         machine.record(f"data_{part}", rows, command=f"python benchmarks/data_cache.py --parts {part} --rounds {args.rounds}", **facts)
 
 

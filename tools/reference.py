@@ -154,6 +154,7 @@ EXPLAINED = {
     "topology": "topology.md", "place": "placement.md", "tables": "tables.md", "traffic.halo": "graphs.md", "cluster": "queues.md",
     "cluster.vms": "machines.md",
     "cluster.resize": "resizing.md",
+    "data": "howto/slow_input.md",
 }  # fmt: skip
 OWN_PAGES = {
     "decide.layout.autoddl": "autoddl.md", "decide.layout.grid": "tensor_parallel.md", "decide.memory.monet": "monet.md",
@@ -178,6 +179,7 @@ METHOD_PAGES = {
     "decide.cluster.shares": "synergy", "decide.cluster.resize.baselines": "adares", "decide.collective.multipath": "directconnect",
     "decide.cluster.vms": "vmlifetime",
     "decide.cluster.resize.learners": "adares",
+    "decide.data.coordl": "coordl",
 }  # fmt: skip
 
 

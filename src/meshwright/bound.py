@@ -53,11 +53,13 @@ class Certificate(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
         prices (`check.cluster`)
     hosts: `{"from_s", "until_s"}`: time of hosts in use between the two, at every moment at least the load of the scarcest resource, rounded up
     (`check.vms`)
+    feeding: `{"limit": "device" | "preparation" | "storage"}`: all items through every job's device, each prepared once on all cores, or what no
+        memory holds read once, by the plan's own rates (`check.input_plan`)
     """
 
     kind: Literal[
         "cut", "delay", "partition", "metric", "packing", "latency", "roofline", "memory", "pipeline", "fill", "fusion", "placement", "tables",
-        "halo", "prices", "fillings", "hosts", "sum",
+        "halo", "prices", "fillings", "hosts", "feeding", "sum",
     ]  # fmt: skip
     data: dict[str, Any]
 

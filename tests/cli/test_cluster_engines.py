@@ -83,8 +83,10 @@ def test_sandbox_words_and_files_for_a_slurm_of_ones_own(tmp_path, capsys, monke
     made = told(capsys, "cluster", "sandbox", "files", "slurm", "--fabric", "dgx-a100:2", "--out", tmp_path, "--partition", "gpu")
     assert made["files"] == ["job_submit.lua", "topology.conf"] and "Nodes=" in (tmp_path / "topology.conf").read_text()
     assert '"gpu"' in (tmp_path / "job_submit.lua").read_text()
-    for words, says in ((["up", "pbs"], "WHAT"), (["down"], "NAME"), (["down", "none"], "no sandbox is called"), (["files", "slurm"],
-        "--out FOLDER")):
+    for words, says in (
+        (["up", "pbs"], "WHAT"), (["up", "ray", "--hold-others"], "holds no jobs"), (["down"], "NAME"), (["down", "none"], "no sandbox is called"),
+        (["files", "slurm"], "--out FOLDER"),
+    ):
         said = told(capsys, "cluster", "sandbox", *words, code=2)
         assert says in json.dumps(said)
 
@@ -98,7 +100,7 @@ def test_a_sandbox_goes_up_runs_a_queue_and_comes_down(tmp_path, capsys, queue):
     name = made["sandbox"]["name"]
     try:
         assert [s["name"] for s in told(capsys, "cluster", "sandbox", "list")["sandboxes"]].count(name) == 1
-        assert main(["cluster", "sandbox", "list"]) == 0 and f"{name}: 2 nodes of 4 GPUs" in capsys.readouterr().out
+        assert main(["cluster", "sandbox", "list"]) == 0 and f"{name}: slurm, 2 nodes of 4 GPUs" in capsys.readouterr().out
         words = ["cluster", "run", queue, "--engine", "slurm", "--sandbox", name, "--folder", tmp_path / "run", "--command", "true", "--speed-up",
             "60"]
         assert [j["code"] for j in told(capsys, *words)["jobs"]] == [0, 0, 0]

@@ -1,12 +1,17 @@
-"""`data analyse` and `data bench` on a user's loader, and what they refuse."""
+"""`data analyse`, `plan`, `bench` and `serve` on a user's loader, and what they refuse."""
 
 from __future__ import annotations
 
 import json
+import multiprocessing
+import os
+from pathlib import Path
 
 import pytest
 
 from meshwright.cli.frame import main
+from meshwright.data import ServedLoader
+from meshwright.data.copies import SHARED_MEMORY
 from meshwright.profile.input_rates import lru_hits
 
 LOADER = """
@@ -48,6 +53,9 @@ def where(index):
 def step(batch):
     assert batch.sum() > 0
 
+def odd():
+    return DataLoader(Files(), batch_sampler=[[0, 1], [2]])
+
 def broken():
     raise ValueError("no such bucket")
 """
@@ -85,6 +93,46 @@ def test_analyse(user, capsys):
     assert "device       10 items/s" in text and "limited by" in text and "one thread" in text
 
 
+def test_plan_and_the_epochs_that_follow_it(user, capsys, tmp_path):
+    feed, rates = str(tmp_path / "feed.json"), tmp_path / "rates.json"
+    where = ["--memory", "30000", "--rounds", "1"]
+    code, analysis, _ = run(capsys, "data", "analyse", f"{user}:loader", "--device-time", "0.003", *where)
+    assert code == 0
+    m = analysis["measured"] | {"miss_s": 0.01, "hit_s": 1e-5, "storage_Bps": 1e6, "prepare_s": 1e-4, "cpu_s": 1e-4, "workers": 1}
+    rates.write_text(json.dumps(analysis | {"measured": m}))  # a slow disk
+    code, found, _ = run(capsys, "data", "plan", str(rates), "--memory", "30000", "--out", feed)
+    plan = found["plan"]
+    assert code == 0 and (plan["kept"], plan["medium"], plan["kept_bytes"]) == ("here", "page-cache", 30_000) and found["ratio"] >= 1
+    assert plan["storage_bytes"] == 20_000 and found["cached"] == pytest.approx(0.6) and found["written"] == feed
+    assert main(["data", "plan", str(rates), "--memory", "30000", "--jobs", "2"]) == 0
+    text = capsys.readouterr().out
+    assert "bound" in text and "wait at most" in text and "next: meshwright data serve" in text
+    code, ran, _ = run(capsys, "data", "bench", f"{user}:loader", "--plan", feed, "--epochs", "1", "--device-time", "0.001")
+    assert code == 0 and ran["planned"]["storage_bytes"] == 20_000 and ran["kept"]["budget_bytes"] == 30_000 and ran["epochs"][0]["items"] == 10
+    code, here, _ = run(capsys, "data", "plan", f"{user}:loader", "--device-time", "0.003", *where)
+    assert code == 0 and here["plan"]["rates"]["items"] == 10
+
+
+def test_serve_until_its_jobs_have_left(user, capsys, tmp_path):
+    """The command itself, with two jobs in processes of their own; then what it says."""
+    at = str(tmp_path / "feed.sock")
+    jobs = [multiprocessing.get_context("fork").Process(target=_job, args=(at, f"j{i}", tmp_path / f"{i}.txt")) for i in range(2)]
+    for job in jobs:
+        job.start()
+    code, found, said = run(capsys, "data", "serve", f"{user}:loader", "--jobs", "2", "--at", at, "--workers", "1", "--once")
+    for job in jobs:
+        job.join(60)
+    assert code == 0 and (found["jobs"], found["batches"], found["started_again"]) == (2, 4, 0)
+    assert "serving 4 batches of 3 items an epoch to 2 jobs" in said and not Path(at).exists()
+    assert [(tmp_path / f"{i}.txt").read_text() for i in range(2)] == ["[3, 3, 3, 1]"] * 2
+    assert not list(SHARED_MEMORY.glob(f"meshwright-data-{os.getuid()}-serve-*"))
+
+
+def _job(at, name, out):
+    with ServedLoader(at, job=name, timeout_s=60, patience_s=60) as loader:
+        out.write_text(str(sorted((len(batch) for batch in loader), reverse=True)))
+
+
 def test_bench(user, capsys):
     code, found, _ = run(capsys, "data", "bench", f"{user}:hidden", "--files", f"{user}:where", "--keep", "20kB", "--epochs", "2")
     assert code == 0 and [e["items"] for e in found["epochs"]] == [10, 10]
@@ -100,6 +148,15 @@ def test_bench(user, capsys):
         (["analyse", "{}:loader", "--step", "{}:step", "--device-time", "1"], "give one of --step and --device-time"),
         (["analyse", "{}:loader", "--network", "fast"], "--network"),
         (["analyse", "{}:step"], "step() missing 1 required positional argument"), (["bench", "{}:broken"], "no such bucket"),
+        (["plan", "{}:loader", "--step", "{}:step", "--device-time", "1"], "give one of"), (["plan", "no.json"], "cannot read"),
+        (["plan", "rates.json", "--files", "x:y"], "measured already"), (["plan", "{}:loader", "--margin", "2"], "a margin of 2"),
+        (["plan", "{}:loader", "--network", "x"], "--network"),
+        (["bench", "{}:loader", "--plan", "no.json"], "cannot read"), (["bench", "{}:loader", "--plan", "x", "--keep", "1kB"], "give one of"),
+        (["serve", "{}:loader"], "nothing to serve"), (["serve", "{}:loader", "--jobs", "2"], "give both"),
+        (["serve", "{}:loader", "--jobs", "2", "--at", "here"], "is no address"),
+        (["serve", "{}:loader", "--jobs", "1", "--at", "/no/x"], "cannot listen"),
+        (["serve", "{}:loader", "--nodes", "a:1,b"], "is no address"), (["serve", "{}:loader", "--nodes", "a:1", "--node", "3"], "node 3 of 1"),
+        (["serve", "{}:odd", "--jobs", "1", "--at", "127.0.0.1:0"], "an order of its own"),
         (["analyse", "{}:where"], "missing 1 required"), (["bench", "{}:nothing"], "has no function 'nothing'"),
     ],
 )  # fmt: skip

@@ -10,9 +10,10 @@ import pytest
 
 from effort import few
 from meshwright.data.stalls import measure_stalls
+from meshwright.decide.data import least_item_s, ways
 from meshwright.errors import UsageError
+from meshwright.profile.input_plan import Place
 from meshwright.profile.input_rates import InputRates, cache_for_no_fetch_stall, lru_hits, speed_at
-from meshwright.profile.input_ways import Place, least_item_s, ways
 
 BASE = InputRates(
     items=1000, total_bytes=1_000_000_000, workers=4, cores=4, device_s=0.001, prepare_s=0.002, cpu_s=0.008, miss_s=0.02, hit_s=0.0005,

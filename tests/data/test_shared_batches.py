@@ -22,7 +22,7 @@ from shared_job import Items
 from effort import few
 from meshwright.data import SharedLoader, board
 from meshwright.data.batch_bytes import packed, unpacked
-from meshwright.data.shared import SHARED_MEMORY
+from meshwright.data.copies import SHARED_MEMORY
 from meshwright.errors import RunError, RunTimeout, UsageError
 
 pytestmark = pytest.mark.skipif(not SHARED_MEMORY.is_dir(), reason="no /dev/shm here")

@@ -22,6 +22,7 @@ HOLD_CODE = {"cli": "`main` loads the frame when it is called"} | dict.fromkeys(
         "decide/cluster/vms",
         "decide/cluster/resize",
         "decide/collective",
+        "decide/data",
         "decide/collective/sparse",
         "decide/experts",
         "decide/layout",

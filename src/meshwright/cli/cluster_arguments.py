@@ -32,6 +32,8 @@ def run_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--round", default="5min", help="length of a round (default 5min)")
     parser.add_argument("--move", default="0s", help="what a job loses when it starts again or on other GPUs, e.g. 60s (default 0s)")
     parser.add_argument("--age", type=int, default=144, help="rounds that a gang may be passed over before it goes first, 0: for ever (default 144)")
+    parser.add_argument("--programs", action="store_true",
+        help="jobs that name a plan are as fast as its program, simulated on the devices that they got")
     parser.add_argument("--failures", default="", help="mean time between failures of one server, e.g. 720h")
     parser.add_argument("--repair", default="1h", help="how long a failed server is away (default 1h)")
     parser.add_argument("--checkpoint", default="0s",
@@ -64,7 +66,7 @@ def bytes_given(text: str, where: str) -> int:
 OF_QUEUES = {
     "split": None, "rates": "", "cores": None, "memory": None, "count": None, "failures": "", "jobs_out": None, "order": "fifo",
     "allocation": "priced", "bound": "prices", "round": "5min", "move": "0s", "age": 144, "repair": "1h", "checkpoint": "0s",
-    "orders": "fifo,srtf,las", "allocations": "proportional,greedy,tune,priced",
+    "programs": False, "orders": "fifo,srtf,las", "allocations": "proportional,greedy,tune,priced",
 }  # fmt: skip
 OF_MACHINES = {"hosts": None, "warm_up": "3d", "learn": "0s", "needed": False, "strategy": "aligned", "predictor": "kaplan-meier"}
 
@@ -131,7 +133,16 @@ def run_options(args: argparse.Namespace, queue: Queue, servers: Servers) -> dic
         until_s = float(queue.arrival_s.max(initial=0.0) + 10 * queue.duration_s.max(initial=0.0))
         failures = random_failures(servers, every_s=every_s, repair_s=repair_s, until_s=until_s, seed=args.seed)
     costs = Costs(move_s=seconds_given(args.move, "--move"), checkpoint_s=seconds_given(args.checkpoint, "--checkpoint"))
-    return {"count": count, "round_s": round_s, "age_rounds": args.age, "seed": args.seed, "failures": failures, "costs": costs}
+    programs = None
+    if args.programs:
+        from ..drive.cluster_programs import ProgramSpeeds
+        from ..drive.plans import read_fabric
+
+        if not any(job.plan for job in queue.jobs):
+            raise UsageError("no job of the queue names a plan", where="--programs", hint='"plan": "plan.json" in a job')
+        programs = ProgramSpeeds(servers=servers, queue=queue, fabric=read_fabric(args.fabric))
+    return {"count": count, "round_s": round_s, "age_rounds": args.age, "seed": args.seed, "failures": failures, "costs": costs,
+            "programs": programs}  # fmt: skip
 
 
 def row_of(found: Simulated) -> dict[str, Any]:

@@ -11,11 +11,13 @@ from .frame import Result
 
 if TYPE_CHECKING:
     from ..cluster import Queue, Servers
+    from ..simulate.cluster import Policy
 
 HELP = "Decide who runs where, and make an engine do it: this machine, Slurm, Ray or Kubernetes."
 EPILOG = """\
 examples:
   meshwright cluster run queue.json --fabric dgx1-v100:2 --cores 24 --memory 500GB --folder run
+  meshwright cluster run queue.json --fabric dgx1-v100:2 --cores 24 --memory 500GB --folder run --round 5min --order srtf --allocation priced
   meshwright cluster run queue.json --engine slurm --sandbox slurm-1a2b3c --folder run
   meshwright cluster run queue.json --engine kubernetes --image my/image:1 --folder run --dry-run ...
 
@@ -34,10 +36,14 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--allocation", default="proportional", help="who gets what: proportional (default), priced, greedy, tune or opt")
     parser.add_argument("--command", default="", help="for jobs without one; {name}, {gpus}, {duration_s} are filled in: 'sleep {duration_s}'")
     parser.add_argument("--per", choices=("gpu", "server"), default="gpu", help="a job's command is started once per GPU (default) or per server")
+    parser.add_argument("--round", default="", help="decide in rounds of this length, e.g. 5min: jobs are preempted, moved, and resized where the "
+        "engine can (default: when jobs come and end; jobs keep what they have)")
+    parser.add_argument("--move", default="0s", help="with --round: what a job loses when it begins again elsewhere (default 0s)")
+    parser.add_argument("--age", type=int, default=144, help="with --round: rounds that a gang may be passed over, 0: for ever (default 144)")
     parser.add_argument("--speed-up", type=float, default=1.0, help="divide arrival times and durations by this, to try a trace")
     parser.add_argument("--limit", default="", help="give the run up after this time, e.g. 2h")
     parser.add_argument("--conf", type=Path, help="Slurm: its slurm.conf (default: as SLURM_CONF says)")
-    parser.add_argument("--sandbox", default="", help="Slurm: a sandbox of `cluster sandbox up`")
+    parser.add_argument("--sandbox", default="", help="Slurm, Ray: a sandbox of `cluster sandbox up`")
     parser.add_argument("--address", default="auto", help="Ray: address of the cluster (default: the one that runs here)")
     parser.add_argument("--partition", default="", help="Slurm: partition of the jobs")
     parser.add_argument("--image", default="", help="Kubernetes: container image with the jobs' program and Python")
@@ -55,10 +61,10 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> Result:
     import sys
 
+    from ..cluster.allocation import speed_of
     from ..decide.cluster import allocation, order
     from ..decide.cluster.problem import require_possible
-    from ..drive.cluster import given_of
-    from ..drive.cluster_kept import Kept
+    from ..drive.cluster import given_of, speeds
     from ..errors import UsageError
     from ..run.engines import Driver, Session
     from ..run.engines.audited import audit
@@ -72,7 +78,7 @@ def run(args: argparse.Namespace) -> Result:
     engine = _engine(args, servers)
     servers = servers or engine.discover()
     require_possible(servers, queue)
-    policy = Kept(servers=servers, queue=queue, order=first(), allocation=strategy(), seed=args.seed, most_passed=args.most_passed)
+    policy = _policy(args, servers, queue, first(), strategy())
 
     def given(job: int, parts: Any) -> Any:
         return tuple(given_of(servers, queue, job, parts))
@@ -80,6 +86,7 @@ def run(args: argparse.Namespace) -> Result:
     with Session(engine, args.folder, dry=args.dry_run, servers=servers) as session:
         session.discover()
         driver = Driver(session=session, servers=servers, queue=queue, policy=policy, given=given, per=args.per, limit_s=limit_s,
+                        speed=speeds(servers, queue, speed_of),
                         say=lambda text: print(text, file=sys.stderr, flush=True))  # noqa: T201 # fmt: skip
         if args.dry_run:
             started = driver.first()
@@ -88,6 +95,21 @@ def run(args: argparse.Namespace) -> Result:
         ran = driver.run()
     found = audit(args.folder)
     return _told(args, queue, engine.name, ran, found)
+
+
+def _policy(args: argparse.Namespace, servers: Servers, queue: Queue, order: Any, allocation: Any) -> Policy:
+    """Rounds, or what keeps jobs where they are. Raises: UsageError."""
+    from ..drive.cluster import Rounds
+    from ..drive.cluster_kept import Kept
+    from ..errors import UsageError
+
+    if not args.round:
+        return Kept(servers=servers, queue=queue, order=order, allocation=allocation, seed=args.seed, most_passed=args.most_passed)
+    round_s, move_s = seconds_given(args.round, "--round"), seconds_given(args.move, "--move")
+    if round_s <= 0 or move_s < 0 or args.age < 0:
+        raise UsageError(f"a round of {args.round}, age {args.age}", where="--round", hint="a time above 0; an age of at least 0")
+    return Rounds(servers=servers, queue=queue, order=order, allocation=allocation, seed=args.seed, round_s=round_s, age_rounds=args.age,
+                  move_s=move_s)  # fmt: skip
 
 
 def _commanded(args: argparse.Namespace, queue: Queue) -> Queue:
@@ -139,12 +161,11 @@ def _engine(args: argparse.Namespace, servers: Servers | None) -> Any:
             raise UsageError("there are no commands of Ray to print", where="--dry-run", hint="choose another engine, or run it")
         from ..run.engines.ray import Ray
 
-        return Ray(address=args.address)
+        return Ray(address=_sandbox(args.sandbox, "ray").address if args.sandbox else args.address)
     if args.engine == "slurm":
-        from ..run.engines.sandbox import Sandbox
         from ..run.engines.slurm import Slurm
 
-        conf = Sandbox.open(args.sandbox).conf if args.sandbox else args.conf
+        conf = _sandbox(args.sandbox, "slurm").conf if args.sandbox else args.conf
         return Slurm(conf=conf, dry=args.dry_run, partition=args.partition)
     from ..io.cluster.manifests import Pods
     from ..run.engines.kubernetes import Kubernetes
@@ -153,6 +174,16 @@ def _engine(args: argparse.Namespace, servers: Servers | None) -> Any:
         raise UsageError("pods need an image", where="--image", hint="one with the jobs' program and Python 3.8 or later")
     pods = Pods(image=args.image, resource=args.resource, namespace=args.namespace, queue=args.local_queue)
     return Kubernetes(pods, kind=args.kind, servers=servers, dry=args.dry_run)
+
+
+def _sandbox(name: str, kind: str) -> Any:
+    from ..errors import UsageError
+    from ..run.engines.sandbox import Sandbox
+
+    found = Sandbox.open(name)
+    if found.state.kind != kind:
+        raise UsageError(f"sandbox {name} is one of {found.state.kind}", where="--sandbox", hint=f"--engine {found.state.kind}")
+    return found
 
 
 def _told(args: argparse.Namespace, queue: Queue, engine: str, ran: Any, found: Any) -> Result:
@@ -166,15 +197,17 @@ def _told(args: argparse.Namespace, queue: Queue, engine: str, ran: Any, found: 
 
     rows = [
         {"job": job.name, "arrival_s": number(r.arrival_s), "decided_s": number(r.decided_s), "started_s": number(r.started_s),
-         "ended_s": number(r.ended_s), "code": r.code, "attempts": r.attempts}
+         "ended_s": number(r.ended_s), "code": r.code, "attempts": r.attempts, "moves": r.moves, "resizes": r.resizes}
         for job, r in zip(queue.jobs, ran, strict=True)
     ]  # fmt: skip
     facts = found.verdict.facts
     bad = [r["job"] for r in rows if r["code"]]
+    moves, resizes = sum(r.moves for r in ran), sum(r.resizes for r in ran)
     lines = [
         f"{queue.name}: {len(rows) - len(bad)} of {len(rows)} jobs ended well on {engine}"
         + (f"; release to start {statistics.median(found.waits_s):.2f} s median" if found.waits_s else ""),
         f"audit: {facts['differences']} differences between what was decided and what was done, in {facts['attempts']} attempts",
+        *([f"{moves} times a job was moved or preempted, {resizes} times resized in place"] if args.round else []),
         *(f"failed: {name}" for name in bad), *(f"note: {x}" for x in found.notes if x != "closed"),
     ]  # fmt: skip
     document = {

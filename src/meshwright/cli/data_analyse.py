@@ -38,7 +38,7 @@ def run(args: argparse.Namespace) -> Result:
     from ..data.stalls import measure_stalls
     from ..errors import UsageError
     from ..io.quantity import parse_rate_Bps
-    from ..profile.input_ways import Place
+    from ..profile.input_plan import Place
     from ..report.stalls_text import stalls_document, stalls_text
 
     if args.step and args.device_time:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from .kept import FileRange, Kept, Residency
 from .limits import memory_budget_bytes, memory_limit_bytes
-from .peers import PeerFiles, Served
+from .peers import PeerFiles
+from .planned import planned_loader
+from .served import ServedLoader
 from .shards import MdsSamples, TarSamples
 from .shared import SharedLoader
 from .stalls import measure_stalls
 
 __all__ = [
-    "FileRange", "Kept", "MdsSamples", "PeerFiles", "Residency", "Served", "SharedLoader", "TarSamples", "measure_stalls", "memory_budget_bytes",
-    "memory_limit_bytes",
+    "FileRange", "Kept", "MdsSamples", "PeerFiles", "Residency", "ServedLoader", "SharedLoader", "TarSamples", "measure_stalls",
+    "memory_budget_bytes", "memory_limit_bytes", "planned_loader",
 ]  # fmt: skip

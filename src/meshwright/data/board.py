@@ -38,12 +38,12 @@ _PID_BITS = 22  # Linux: at most 4 million processes
 class Board:
     """The table of a folder. Every process opens its own: a lock belongs to whoever opened the file.
 
-    `pid`: the job that joins (`number` is its place); a worker gives none. A table in which nobody lives is made anew.
+    `pid`: the job that joins (`number` is its place); a worker gives none. A table in which nobody lives is made anew, unless it need not be `fresh`.
     Raises: UsageError for a job that shares other batches than the living, or one too many.
     """
 
-    def __init__(self, folder: Path, batches: int, fingerprint: int, jobs: int, pid: int = 0) -> None:
-        self.folder, self.batches = folder, batches
+    def __init__(self, folder: Path, batches: int, fingerprint: int, jobs: int, pid: int = 0, *, fresh: bool = True) -> None:
+        self.folder, self.batches, self._fresh = folder, batches, fresh
         self._facts = (batches, fingerprint, jobs)
         while True:
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -54,7 +54,7 @@ class Board:
                         os.close(self._fd)
                         continue
                     self._begin()
-                    self.number = self._join(pid) if pid else -1
+                    self.number = self.join(pid) if pid else -1
                     return
             except BaseException:
                 with contextlib.suppress(OSError):
@@ -72,7 +72,8 @@ class Board:
         words = HEAD + MAX_JOBS * JOB + WINDOW * (self.batches + 1)
         data = os.pread(self._fd, 8 * (HEAD + MAX_JOBS * JOB), 0)
         found = np.frombuffer(data, np.int64) if len(data) == 8 * (HEAD + MAX_JOBS * JOB) else np.zeros(HEAD + MAX_JOBS * JOB, np.int64)
-        living = found[0] == MAGIC and any(row[0] and _lives(row) for row in found[HEAD:].reshape(MAX_JOBS, JOB))
+        jobs = found[HEAD:].reshape(MAX_JOBS, JOB)
+        living = found[0] == MAGIC and (not self._fresh or any(row[0] and _lives(row) for row in jobs))
         if living and tuple(map(int, found[1:4])) != self._facts:
             raise UsageError(
                 f"jobs that share batches under this name have {found[1]} of them, for {found[3]} jobs; this one has {self._facts[0]}, for "
@@ -109,18 +110,28 @@ class Board:
         os.close(self._fd)
 
     # ---- jobs; all of these under the lock ---------------------------------------------------------------------
-    def _join(self, pid: int) -> int:
-        """A place for this job; its first epoch is one that nobody has begun. Raises: UsageError where there is none."""
-        begun = int(self._all[4])
-        first = 1 + max((int(row[0]) for row in self._ring), default=-1) if begun else 0
+    def join(self, pid: int, epoch: int | None = None, seen: NDArray[np.bool_] | None = None) -> int:
+        """A place for this job; its first epoch is one that nobody has begun. One that comes back says the epoch that it was in, and which batches of
+        it came: the others wait for it again. Raises: UsageError where there is no place, or that epoch is over."""
+        first = 1 + max(int(row[0]) for row in self._ring) if epoch is None else epoch
+        if epoch is not None and self._ring[epoch % WINDOW, 0] > epoch:
+            raise UsageError(f"epoch {epoch} is over for the other jobs", where=self.folder.name, hint="begin anew: join without an epoch")
         for number, row in enumerate(self.jobs):
             if not row[0]:
                 row[1:] = int(process_start_ticks(pid) or 0), first, first
                 row[0] = pid
-                if not begun and np.count_nonzero(self.jobs[:, 0]) >= self._all[3]:
+                if epoch is not None or (not self._all[4] and np.count_nonzero(self.jobs[:, 0]) >= self._all[3]):
                     self._all[4] = 1
+                words = self.words(epoch) if epoch is not None else None
+                if words is not None and seen is not None:
+                    words[~seen & ((words & 3) == DONE)] = FREE
+                    words[~seen & ((words & 3) == READY)] |= 1 << (2 + number)
                 return number
         raise UsageError(f"more than {MAX_JOBS} jobs share batches", where=self.folder.name, hint="give some of them another name")
+
+    def pause(self) -> None:
+        """Nobody is there: the next jobs wait for each other again, and begin with an epoch of their own."""
+        self._all[4] = 0
 
     @property
     def begun(self) -> bool:

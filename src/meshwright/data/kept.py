@@ -7,6 +7,7 @@ Left open by the paper: how members are chosen by many processes. Ours: by a see
 Deviations: the cache is the kernel's page cache. Members are read as always; every other file leaves the page cache right after its read
 (`posix_fadvise`), so the kernel never has to look for room and never takes a member. There is no second copy and no server, and processes that know
 nothing of each other share the members. `check()` asks the kernel which pages are there; `readmit()` reads what was lost.
+Where a file system's pages are not held (network and user-space file systems), `medium="shared-memory"` keeps copies of whole files there (`copies`).
 Invariant: with no other reader, the members' pages are in the page cache from the first epoch on, and an epoch reads all other bytes once.
 Cost: a look at each file's size when it is made; one system call more per item that is no member.
 """
@@ -22,13 +23,15 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ..errors import UsageError
+from ..profile.input_plan import MIN_HELD_SHARE as MIN_RESIDENT_SHARE  # below, the budget is more than the machine leaves
+from ..profile.input_plan import Medium
 from . import pages
+from .copies import LISTS, Copies, redirected
 from .limits import memory_budget_bytes
 
 __all__ = ["FileRange", "Kept", "Residency", "files_of", "ranges_of"]
 
 MAX_ITEMS = 100_000_000  # of a dataset: a byte each in every worker
-MIN_RESIDENT_SHARE = 0.98  # of the members' bytes; below, the budget is more than the machine leaves
 
 
 class FileRange(NamedTuple):
@@ -74,6 +77,7 @@ class Kept:
     files: from an index to its path, to a `FileRange`, or to several of them. Left out: the paths in the dataset's `samples`, `imgs`, `files` or
         `paths` (torchvision's folders), or its own `files_of` (`TarSamples`, `MdsSamples`).
     seed: members are the first files of an order drawn from it. Processes that share a machine must use the same seed, files and budget.
+    medium: "page-cache", or "shared-memory": the dataset must list its paths in one of the four attributes, and reads copies of members.
 
     It can be pickled, indexed by lists (`__getitems__`), and hands on all other attributes. Files on a network file system may not be cached by the
     kernel at all: `check()` says so.
@@ -81,8 +85,13 @@ class Kept:
     Raises: UsageError for a dataset whose files are not known, a budget above the limit, no items; OSError for a file that is not there.
     """
 
-    def __init__(self, dataset: Any, budget_bytes: int | None = None, *, files: Files | None = None, seed: int = 0) -> None:
-        self.dataset, self.seed = dataset, seed
+    def __init__(
+        self, dataset: Any, budget_bytes: int | None = None, *, files: Files | None = None, seed: int = 0, medium: Medium = "page-cache"
+    ) -> None:
+        if medium not in ("page-cache", "shared-memory"):
+            raise UsageError(f"a medium {str(medium)[:32]!r}", where="medium", hint="page-cache or shared-memory")
+        self.dataset = self.plain = dataset  # plain: with its own paths, where copies stand in for them
+        self.seed, self.medium = seed, medium
         self._files = files_of(dataset) if files is None else files
         self.budget_bytes = memory_budget_bytes(budget_bytes)
         items = len(dataset)
@@ -96,7 +105,11 @@ class Kept:
                     shared.add(path)
                 end = offset + length if length else pages.file_bytes(path)
                 used[path] = max(used.get(path, 0), end)
-        self._until = _chosen(used, shared, self.budget_bytes, seed)
+        copied = medium == "shared-memory"
+        self._until = _chosen(used, set() if copied else shared, self.budget_bytes, seed)
+        self._copies = Copies(self._until, seed) if copied else None
+        if self._copies is not None:
+            self.dataset = redirected(dataset, self._copies)
         self.total_bytes = sum(map(pages.rounded, used.values()))
         self.member_bytes = sum(map(pages.rounded, self._until.values()))
         self._member = np.zeros(items, bool)
@@ -166,6 +179,9 @@ class Kept:
             seen.update(sizes)
         for path, size in seen.items():
             until = min(self._until.get(path, 0), size)
+            if self._copies is not None:
+                there += pages.rounded(size) if until and self._copies.has(path) else 0
+                continue
             inside = pages.rounded(pages.resident_bytes(path, 0, until)) if until else 0
             there += inside
             others += pages.rounded(pages.resident_bytes(path)) - inside if until < size else 0
@@ -174,10 +190,18 @@ class Kept:
             others_resident_bytes=others, changed=int(changed),
         )  # fmt: skip
 
+    def close(self) -> None:
+        """Copies in shared memory go with the last process that closes or ends; the page cache needs no end."""
+        if self._copies is not None:
+            self._copies.close()
+
     def readmit(self) -> int:
         """Reads the members' bytes that the page cache lacks, and drops what is there of others; how many bytes were lacking."""
         lacking = 0
         for path, until in self._until.items():
+            if self._copies is not None:
+                lacking += 0 if self._copies.has(path) or self._copies.path_of(path) == path else until
+                continue
             missing = until - pages.resident_bytes(path, 0, until)
             if missing > 0:
                 pages.fetch(path, 0, until)
@@ -217,7 +241,7 @@ def files_of(dataset: Any) -> Files:
     own = getattr(dataset, "files_of", None)
     if callable(own):
         return own  # type: ignore[no-any-return]
-    for name in ("samples", "imgs", "files", "paths"):
+    for name in LISTS:
         listed = getattr(dataset, name, None)
         if not isinstance(listed, Sequence) or isinstance(listed, str) or not listed or len(listed) != len(dataset):
             continue

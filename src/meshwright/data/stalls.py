@@ -21,6 +21,7 @@ from ..errors import UsageError
 from ..profile.input_rates import InputRates
 from ..run.machine.cpu_quota import cgroup_cpu_limit
 from . import pages
+from .batch_bytes import packed
 from .kept import FileRange, Kept, files_of, ranges_of
 
 __all__ = ["measure_stalls"]
@@ -40,7 +41,7 @@ def measure_stalls(
     dataset = getattr(loader, "dataset", None)
     if dataset is None or not hasattr(dataset, "__getitem__") or loader.batch_size is None:
         raise UsageError("not a DataLoader over a map-style dataset with batches", where="loader", hint="items must be readable by number")
-    plain = dataset.dataset if isinstance(dataset, Kept) else dataset  # what is kept would be dropped and read again by our own measurement
+    plain = dataset.plain if isinstance(dataset, Kept) else dataset  # what is kept would be dropped and read again by our own measurement
     where = files or (dataset.ranges if isinstance(dataset, Kept) else files_of(dataset))
     if len(dataset) < MIN_ITEMS:
         raise UsageError(f"{len(dataset)} items are too few to measure", where="loader", hint=f"at least {MIN_ITEMS}")
@@ -49,6 +50,7 @@ def measure_stalls(
     sizes = [sum(length or pages.file_bytes(path) for path, _, length in ranges) for ranges in listed]
     warm = _Loader(loader, plain, order)
     found: dict[str, list[float]] = {"miss": [], "hit": [], "storage": [], "prepare": [], "cpu": [], "device": []}
+    batch: Any = None
     try:
         if loader.num_workers:
             warm.epoch()  # the workers start, and load what they need
@@ -73,8 +75,27 @@ def measure_stalls(
     return InputRates(
         items=len(dataset), total_bytes=round(sum(sizes) / len(sizes) * len(dataset)), workers=loader.num_workers, cores=_cores(),
         device_s=middle.get("device", device_s / loader.batch_size), prepare_s=middle["prepare"], cpu_s=middle["cpu"], miss_s=middle["miss"],
-        hit_s=middle["hit"], storage_Bps=middle["storage"], sampled=len(order), rounds=rounds,
+        hit_s=middle["hit"], storage_Bps=middle["storage"], sampled=len(order), rounds=rounds, held=_held(listed[:ALONE]),
+        batch_bytes=_shared_bytes(batch),
     )  # fmt: skip
+
+
+def _held(listed: Sequence[Sequence[FileRange]]) -> float:
+    """Share of the bytes of these items that the page cache holds right after each was read."""
+    there, total = 0, 0
+    for each in (x for ranges in listed for x in ranges):
+        pages.fetch(*each)
+        there += pages.resident_bytes(*each)
+        total += each.length or pages.file_bytes(each.path)
+    return there / total if total else 1.0
+
+
+def _shared_bytes(batch: Any) -> int:
+    """Bytes of a batch that jobs would share; 0 for one that they cannot."""
+    try:
+        return sum(map(len, packed(batch)))
+    except UsageError:
+        return 0
 
 
 def _drop(listed: Sequence[Sequence[FileRange]]) -> None:

@@ -20,6 +20,7 @@ from ..errors import TimeLimit
 from ..kernels.effort import look
 from ..kernels.stages import innermost, stage
 from ..simulate.cluster import ClusterRun, Costs, Failure, Measures, Moment, State, measures, simulate_cluster
+from .cluster_programs import ProgramSpeeds
 
 __all__ = ["ROUND_S", "Rounds", "Simulated", "given_of", "plan_allocation", "random_failures", "simulate_queue", "speeds"]
 
@@ -152,8 +153,10 @@ def simulate_queue(
     servers: Servers, queue: Queue, order: OrderStrategy, allocation: AllocationStrategy, *, costs: Costs | None = None,
     failures: Sequence[Failure] = (),
     count: tuple[int, int] | None = None, round_s: float = ROUND_S, age_rounds: int = MAX_AGE_ROUNDS, seed: int = 0, record: bool = False,
+    programs: ProgramSpeeds | None = None,
 ) -> Simulated:  # fmt: skip
-    """`count`: first and last job (exclusive) that is measured, in the order of the queue; default: all. The run ends when they are done.
+    """`count`: first and last job (exclusive) that is measured, in the order of the queue; default: all. The run ends when they are done. `programs`:
+    jobs with a plan are as fast as its program is on the devices that they got; so is their floor, at their share of the same place.
 
     Raises: Infeasible for a gang that no servers can ever hold; UsageError."""
     require_possible(servers, queue)
@@ -162,10 +165,10 @@ def simulate_queue(
         servers=servers, queue=queue, order=order, allocation=allocation, seed=seed, round_s=round_s, age_rounds=age_rounds, move_s=costs.move_s
     )
     first, last = count or (0, len(queue.jobs))
-    run = simulate_cluster(
-        servers, queue, policy, speed=speeds(servers, queue, speed_of), floor=speeds(servers, queue, floor_of), costs=costs, failures=failures,
-        last=last, record=record,
-    )  # fmt: skip
+    speed, floor = speeds(servers, queue, speed_of), speeds(servers, queue, floor_of)
+    if programs is not None:
+        speed, floor = programs.times(speed), programs.times(floor)
+    run = simulate_cluster(servers, queue, policy, speed=speed, floor=floor, costs=costs, failures=failures, last=last, record=record)
     return Simulated(
         order=order.name, allocation=allocation.name, run=run, measures=measures(run, first=first, last=last),
         violations=policy.waited / max(1, policy.rounds), rounds=policy.rounds, planned=policy.planned,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -82,15 +82,15 @@ def write_plan(path: str | Path, plan: Plan) -> None:
 @stage("simulating the plan")
 def simulate_plan(
     plan: Plan, fabric: Fabric | None = None, cost: Cost | None = None, *, record: bool = True, transfers: bool = False,
-    target: Fabric | None = None,
+    target: Fabric | None = None, placement: Sequence[str] = (),
 ) -> Timeline:  # fmt: skip
     """Simulates the plan's main program, by default on the fabric it was made for (`target`, if that is read already); another fabric takes its
-    devices in order."""
+    devices in order, or as `placement` names them."""
     from ..simulate import simulate_stored
 
     target = target or fabric_of(plan)
     where = target if fabric is None else fabric
-    placement = plan.placement if fabric is None else tuple(d.name for d in where.devices[: plan.main.ranks])
+    placement = placement or (plan.placement if fabric is None else tuple(d.name for d in where.devices[: plan.main.ranks]))
     if len(placement) < plan.main.ranks:
         raise UsageError(f"the plan needs {plan.main.ranks} devices, fabric {where.name!r} has {len(where.devices)}")
     return simulate_stored(

@@ -30,6 +30,7 @@ def decisions() -> dict[str, tuple[type[Listed], ...]]:
     from ..decide import cluster, collective, experts, layout, memory, pipeline, place, restart, tables, topology, traffic
     from ..decide.cluster import resize, vms
     from ..decide.collective import sparse
+    from ..decide.data import STRATEGIES as FEED
     from ..decide.traffic import adaqp
 
     return {
@@ -40,6 +41,7 @@ def decisions() -> dict[str, tuple[type[Listed], ...]]:
         "cluster": cluster.STRATEGIES,
         "cluster.vms": vms.STRATEGIES,
         "cluster.resize": resize.STRATEGIES,
+        "data": FEED,
     }  # fmt: skip
 
 

@@ -45,6 +45,7 @@ class MaxBytes:
     QUEUE = 256 << 20  # a million jobs take 150 MB
     CLUSTER_TRACE = 256 << 20  # the published job log of Philly, 117,325 jobs, is the largest
     ALLOCATION = 64 << 20
+    INPUT_PLAN = 1 << 20  # takes 2 kB
     VMS = 1 << 30  # 300,000 machines take 25 MB
     AZURE_PACKING = 4 << 30  # the public one, 5.6 million machines, has below 1 GB; only pages that are asked for are read
     RESIZE_LOG = 256 << 20  # 100 tenants for a day of five-minute windows take 4 MB

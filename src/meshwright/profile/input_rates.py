@@ -9,6 +9,8 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+from ..errors import UsageError
+
 __all__ = ["InputRates", "Speed", "cache_for_no_fetch_stall", "lru_hits", "speed_at"]
 
 
@@ -18,7 +20,10 @@ class InputRates:
 
     device_s: the training step's, 0 if none was given; prepare_s: wall time between items of a loader whose bytes are all in memory, all workers
     together; cpu_s: processor time of one item; miss_s, hit_s: reading an item's bytes from storage and from memory, one stream; storage_Bps: reading
-    from storage with as many streams as workers; cores: what control groups and affinity leave.
+    from storage with as many streams as workers; cores: what control groups and affinity leave. held: share of what was read that the page cache
+    holds right after; batch_bytes: a prepared batch as jobs would share it, 0 where it was not measured or cannot be shared.
+
+    Raises: UsageError naming the field.
     """
 
     items: int
@@ -33,6 +38,17 @@ class InputRates:
     storage_Bps: float
     sampled: int
     rounds: int
+    held: float = 1.0
+    batch_bytes: int = 0
+
+    def __post_init__(self) -> None:
+        for what, least in (("items", 1), ("total_bytes", 0), ("workers", 0), ("sampled", 1), ("rounds", 1), ("batch_bytes", 0)):
+            if getattr(self, what) < least:
+                raise UsageError(f"{getattr(self, what)}", where=what, hint=f"at least {least}")
+        for what in ("device_s", "prepare_s", "cpu_s", "miss_s", "hit_s", "storage_Bps", "cores", "held"):
+            value = getattr(self, what)
+            if not math.isfinite(value) or value < 0 or (value == 0 and what in ("storage_Bps", "cores")):
+                raise UsageError(f"{value}", where=what, hint="a finite number, not negative; rates and cores are above 0")
 
     @property
     def item_bytes(self) -> float:

@@ -5,12 +5,13 @@ from __future__ import annotations
 from dataclasses import asdict
 from typing import Any
 
+from ..decide.data import least_item_s, ways
 from ..io.quantity import show_size
+from ..profile.input_plan import Place
 from ..profile.input_rates import InputRates, cache_for_no_fetch_stall, lru_hits, speed_at
-from ..profile.input_ways import Place, least_item_s, ways
 from .columns import columns
 
-__all__ = ["stalls_document", "stalls_text"]
+__all__ = ["WORDS", "stalls_document", "stalls_text"]
 
 WORDS = {
     "device": "the device", "preparation": "preparation of items", "storage": "storage", "waiting": "workers, in turn reading and preparing",

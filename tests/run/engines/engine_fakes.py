@@ -14,6 +14,9 @@ from meshwright.run.engines.interface import Seen
 SERVERS = Servers(servers=tuple(Server(name=f"s{n}", gpus=tuple(f"s{n}g{k}" for k in range(2)), cores=4, memory_bytes=1 << 34) for n in range(2)))
 
 
+ASKED = -(10**8)  # it was asked to end
+
+
 class Faulty:
     """`rate`: of faults. Launchers keep their own rules: one claim per attempt and server. `done`: how often each job's work was done."""
 
@@ -22,7 +25,7 @@ class Faulty:
     def __init__(self, seed: int, rate: float) -> None:
         self.rng, self.rate = random.Random(seed), rate
         self.held, self.running = {}, {}
-        self.notes, self.said, self.done = [], [], {}
+        self.notes, self.said, self.done, self.sizes = [], [], {}, {}
 
     def _fault(self) -> None:
         if self.rng.random() < self.rate:
@@ -76,7 +79,7 @@ class Faulty:
                     note = {"time_s": time.time(), "code": 0}
                     (entry[0].folder / f"ended-{entry[0].placed.attempt}-{g.server}.json").write_text(json.dumps(note))
                 self.done[entry[0].placed.job] = self.done.get(entry[0].placed.job, 0) + 1
-            if self.rng.random() < self.rate / 4 and entry[1] <= 0:  # forgotten, with the notes on the disk
+            if self.rng.random() < self.rate / 4 and ASKED < entry[1] <= 0:  # forgotten, with the notes on the disk
                 self.running[key] = [entry[0], -(10**6)]
         for key in list(self.held):
             if self.rng.random() < self.rate:
@@ -86,11 +89,21 @@ class Faulty:
     def _seen(self, work):
         if work.key in self.running:
             left = self.running[work.key][1]
-            return Seen("gone") if left < -(10**5) else Seen("done" if left <= 0 else "running", work.placed.given)
+            given = self.sizes.get(work.key, work.placed.given)
+            if left <= ASKED:
+                return Seen("failed", given, 143)
+            return Seen("gone") if left < -(10**5) else Seen("done" if left <= 0 else "running", given)
         return Seen("held") if work.key in self.held else Seen("gone")
 
     def cancel(self, work):
+        self._fault()
         self.held.pop(work.key, None)
+        if self.running.get(work.key, (None, 0))[1] > 0:
+            for g in work.placed.given:
+                note = {"time_s": time.time(), "code": 143, "asked": True}
+                (work.folder / f"ended-{work.placed.attempt}-{g.server}.json").write_text(json.dumps(note))
+            self.running[work.key][1] = ASKED
+        self._fault()
 
     def suspend(self, work):
         pass
@@ -98,7 +111,9 @@ class Faulty:
     resume = suspend
 
     def resize(self, work, given):
-        pass
+        self._fault()
+        self.sizes[work.key] = given
+        self._fault()
 
     def close(self):
         pass

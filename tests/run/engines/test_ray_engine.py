@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import builtins
+import os
+import signal
 import time
 
 import pytest
 
 from meshwright.cluster import Given
 from meshwright.errors import Infeasible, MissingExtra, Unsupported
-from meshwright.run.engines import Session
+from meshwright.run.engines import Session, sandbox, sandbox_ray
 from meshwright.run.engines.audited import audit
 from meshwright.run.engines.ray import NAME, Ray
+from meshwright.run.engines.sandbox import Sandbox
 
 pytestmark = pytest.mark.real
 
@@ -27,6 +30,28 @@ def test_without_the_package_it_says_so(monkeypatch):
     monkeypatch.setattr(builtins, "__import__", none)
     with pytest.raises(MissingExtra, match="'ray'"):
         Ray()
+
+
+def test_a_sandbox_without_the_package_says_so(monkeypatch, tmp_path):
+    monkeypatch.setenv("MESHWRIGHT_SANDBOX_DIR", str(tmp_path))
+    monkeypatch.setattr(sandbox_ray, "find_spec", lambda name: None)
+    with pytest.raises(MissingExtra, match="a sandbox of Ray"):
+        Sandbox.up(kind="ray")
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="a sandbox needs root")
+def test_a_sandbox_stands_beside_others_and_ends_whole_with_its_holder(monkeypatch, tmp_path):
+    pytest.importorskip("ray", reason="Ray is not installed (pip install ray)")
+    monkeypatch.setenv("MESHWRIGHT_SANDBOX_DIR", str(tmp_path))
+    with Sandbox.up(kind="ray", nodes=2, gpus=2, cores=2, memory_bytes=1 << 30) as made:
+        assert made.state.kind == "ray" and made.pids("raylet") and [s.name for s in sandbox.listed()] == [made.state.name]
+        os.kill(made.state.holder, signal.SIGKILL)
+        deadline = time.monotonic() + 30
+        while any(map(made.pids, sandbox_ray.DAEMONS)) and time.monotonic() < deadline:
+            time.sleep(0.05)
+        assert not any(map(made.pids, sandbox_ray.DAEMONS))
+    assert sandbox.listed() == [] and not list(tmp_path.iterdir())
 
 
 @pytest.fixture(scope="module")

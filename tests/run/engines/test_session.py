@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import random
 
-import msgspec
 import pytest
 from engine_fakes import SERVERS, Faulty
 
 from effort import few
-from meshwright.cluster import Given, Queue, QueuedJob, Server, Servers
+from meshwright.cluster import Given, Part, Queue, QueuedJob, Server, Servers
 from meshwright.cluster.generate import UNPROFILED
 from meshwright.decide.cluster import allocation, order
-from meshwright.drive.cluster import given_of
+from meshwright.drive.cluster import Rounds, given_of
 from meshwright.drive.cluster_kept import Kept
-from meshwright.errors import EngineAway, FormatError, RunError, RunTimeout, UsageError
+from meshwright.errors import EngineAway, FormatError, RunTimeout, UsageError
 from meshwright.run.engines import Driver, Session
 from meshwright.run.engines.audited import audit
 from meshwright.run.engines.driven import Ran
@@ -118,21 +119,60 @@ def test_an_engine_that_stays_away_ends_the_run_and_a_limit_does(tmp_path):
         driver(s, queue_of((1,)), limit_s=-1.0).run()
 
 
-def test_a_policy_that_moves_what_runs_is_refused(tmp_path):
-    class Moves(Kept):
-        def decide(self, state, moment):
-            return dict(state.parts) or super().decide(state, moment)
+class Restless(Rounds):
+    """For some rounds whatever a seeded coin says: who runs is moved, preempted or left alone. Then the allocation's own."""
 
-    queue = queue_of((1, 1))
-    queue = Queue(profiles=queue.profiles, jobs=(queue.jobs[0], msgspec.structs.replace(queue.jobs[1], arrival_s=0.2)))
-    with Session(Faulty(0, 0.0), tmp_path) as s, pytest.raises(RunError, match="moves job"):
-        d = driver(s, queue)
-        d.session.engine.rng.randint = lambda a, b: 10**9  # jobs that go on
-        d.limit_s = 60.0
-        d.policy = Moves(servers=SERVERS, queue=queue, order=order("fifo")(), allocation=allocation("proportional")())
-        d.run()
+    def decide(self, state, moment):
+        self.rounds += 1
+        if self.rounds > 12:
+            return super().decide(state, moment)
+        rng, free = random.Random(self.rounds), {s: set(range(2)) for s in range(2)}
+        found = {}
+        for n in sorted(state.there.tolist(), key=lambda n: rng.random()):
+            places = [(s, g) for s in free for g in sorted(free[s])][: self.queue.jobs[n].gpus]
+            if rng.random() < 0.3 or len(places) < self.queue.jobs[n].gpus:
+                found |= {n: ()} if n in state.parts else {}
+                continue
+            found[n] = tuple(Part(s, tuple(g for x, g in places if x == s), rng.choice((1, 2)), 3) for s in dict.fromkeys(s for s, _ in places))
+            for s, g in places:
+                free[s].discard(g)
+        return found
+
+
+@pytest.mark.parametrize("seed", range(few(12)))
+@pytest.mark.parametrize("resizes", [False, True])
+def test_jobs_that_are_moved_and_preempted_end_once(tmp_path, seed, resizes):
+    """Faults, a policy that changes its mind every round, the process broken off on the way: no GPU is held twice, each job ends once."""
+    engine, queue = Faulty(seed, 0.1), queue_of()
+    engine.resizes = resizes
+    engine.rng.randint = lambda a, b: 4  # looks that a job lasts
+    moves = 0
+    for turn in range(2):
+        with Session(engine, tmp_path / "run") as session:
+            d = driver(session, queue, patience_s=60.0, limit_s=1e9)
+            d.policy = Restless(servers=SERVERS, queue=queue, order=order("fifo")(), allocation=allocation("proportional")(), round_s=1e-6)
+            turns, whole = iter(range(15)), d._turn
+
+            def stop(turns=turns, whole=whole):
+                if next(turns, None) is None:
+                    raise KeyboardInterrupt
+                whole()
+
+            if not turn:
+                d._turn = stop
+            with contextlib.suppress(KeyboardInterrupt):
+                d.run()
+            moves += sum(r.moves for r in d.ran)
+    assert moves and engine.done == {f"j{i}": 1 for i in range(len(SIZES))} and all(r.code == 0 for r in d.ran)
+    found = audit(tmp_path / "run")
+    assert found.verdict.ok and not found.unfinished and not found.failed and found.verdict.facts["attempts"] > len(SIZES)
+    said = [r.what for r in session.records]
+    assert said.count("preempted") <= said.count("preempt") and "preempted" in said
+
+
+def test_overheads_need_a_job_that_ended():
     with pytest.raises(UsageError, match="no job ended well"):
-        fit_overheads(queue, [Ran(arrival_s=0.0)] * 2)
+        fit_overheads(queue_of((1, 1)), [Ran(arrival_s=0.0)] * 2)
 
 
 def test_overheads_of_one_run_predict_another():

@@ -20,7 +20,7 @@ from meshwright.drive.cluster import given_of
 from meshwright.drive.cluster_kept import Kept
 from meshwright.errors import EngineAway, RunError, Unsupported, UsageError
 from meshwright.io.fabric.name import load_fabric
-from meshwright.run.engines import Driver, Session, Slurm, sandbox
+from meshwright.run.engines import Driver, Session, Slurm, sandbox, sandbox_slurm
 from meshwright.run.engines.audited import audit
 from meshwright.run.engines.sandbox import PATH, PROGRAMS, Sandbox
 
@@ -109,7 +109,7 @@ def test_a_sandbox_that_cannot_be_is_refused(tmp_path, monkeypatch):
         '{"name": "dead", "holder": 1, "holder_start": "x", "nodes": ["n"], "gpus": 1, "cores": 1, "memory_bytes": 1, "ports": []}'
     )
     assert sandbox.listed() == [] and not (tmp_path / "boxes" / "dead").exists()
-    monkeypatch.setattr(sandbox, "PATH", str(tmp_path))
+    monkeypatch.setattr(sandbox_slurm, "PATH", str(tmp_path))
     with pytest.raises(UsageError, match="no Slurm here"):
         Sandbox.up()
 

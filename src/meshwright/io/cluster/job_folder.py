@@ -29,8 +29,11 @@ class Started(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Ended(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """`asked`: the launcher was told to end before its processes did."""
+
     time_s: float
     code: int
+    asked: bool = False
 
 
 def ranks_document(

@@ -69,7 +69,7 @@ class _Books:
             a.released, a.released_s = turn, r.time_s
         elif r.what == "resize":
             a.resized = r.given
-        elif r.what in ("running", "ended", "lost"):
+        elif r.what in ("running", "ended", "lost", "preempted"):
             a.given = _merged(a.given, r.given)
             if r.what != "running":
                 a.over, a.ended_s, a.code, a.good = True, r.at_s, r.code, r.what == "ended" and not r.code

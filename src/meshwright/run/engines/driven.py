@@ -2,6 +2,10 @@
 
 Jobs come at their times; the policy is asked at arrivals, ends, failures and repairs; what it answers is placed, started in its order, and watched.
 An engine that does not answer is asked again for `patience_s`. What an engine lost is decided anew, as the next attempt.
+
+Policies of rounds move and preempt: a job is asked to end, saves its state, and begins again where it was decided once it has gone, as the next
+attempt; its command finds what it saved in `MESHWRIGHT_STATE`. Other cores and memory on the same GPUs are given in place, where the engine can.
+Nothing is placed on a server that somebody still has to leave.
 """
 
 from __future__ import annotations
@@ -31,7 +35,8 @@ GivenOf = Callable[[int, Parts], tuple[Given, ...]]
 @dataclass
 class Ran:
     """One job, times in seconds since the run began (`duration_s` of the queue is what was asked). `decided_s`, `released_s`, `started_s` (first
-    line of its launcher), `ended_s` (last line), `noticed_s`; not finite where it did not come to that. `code`: of its command; -1: given up."""
+    line of its first launcher), `ended_s` (last line), `noticed_s`; not finite where it did not come to that. `code`: of its command; -1: given up.
+    `moves`: how often it was asked to leave."""
 
     arrival_s: float
     decided_s: float = np.inf
@@ -41,11 +46,14 @@ class Ran:
     noticed_s: float = np.inf
     code: int = -1
     attempts: int = 0
+    moves: int = 0
+    resizes: int = 0
 
 
 @dataclass(kw_only=True)
 class Driver:
-    """`given`: a job's parts by names. `limit_s`: the run is given up then. `say`: told of every event.
+    """`given`: a job's parts by names. `speed`: of a job on its parts, by which rounds guess what is left of it (default: that of its share).
+    `limit_s`: the run is given up then. `say`: told of every event.
 
     Raises (run): RunTimeout; EngineAway after `patience_s`; RunError, UsageError."""
 
@@ -54,6 +62,7 @@ class Driver:
     queue: Queue
     policy: Policy
     given: GivenOf
+    speed: Callable[[int, Parts], float] = lambda job, parts: 1.0
     per: Per = "gpu"
     poll_s: float = POLL_S
     patience_s: float = 60.0
@@ -63,6 +72,9 @@ class Driver:
     _began_s: float = 0.0
     _away_s: float = 0.0
     _looked_s: float = -np.inf
+    _round_s: float = 0.0
+    _leaving: dict[int, Parts] = field(default_factory=dict)  # what jobs still have that were asked to end
+    _resized: set[int] = field(default_factory=set)
 
     def __post_init__(self) -> None:
         n = len(self.queue.jobs)
@@ -122,8 +134,11 @@ class Driver:
             if known.now in ("ended", "cancelled"):
                 self._over.add(n)
                 self.ran[n].code, self.ran[n].attempts = known.code, known.attempt
-            elif known.now in ("submitted", "lost"):
+            elif known.now in ("submitted", "lost", "preempted"):
                 self.state.waiting.add(n)
+            elif known.leaving:
+                self.state.waiting.add(n)
+                self._leaving[n] = self._parts_of(known.given)
             else:
                 self._hold(n, self._parts_of(known.given))
             self.state.changes += 1
@@ -142,8 +157,17 @@ class Driver:
 
     def _hold(self, n: int, parts: Parts) -> None:
         self.state.waiting.discard(n)
+        self.state.parts.pop(n, None)  # last in the order of decisions
         self.state.parts[n] = parts
-        self.state.speed[n], self.state.since_s[n] = 1.0, self.now_s()
+        self.state.speed[n], self.state.since_s[n] = self.speed(n, parts), self.now_s()
+
+    def _account(self, n: int) -> None:
+        """Work and service up to now, as they are guessed."""
+        state, ran = self.state, max(0.0, self.now_s() - self.state.since_s[n])
+        if state.speed[n] > 0:
+            state.left_s[n] = max(0.0, state.left_s[n] - ran * state.speed[n])
+            state.attained_s[n] += ran * self.queue.jobs[n].gpus
+        state.since_s[n] = self.now_s()
 
     def _turn(self) -> None:
         """Everything that is due now."""
@@ -159,7 +183,10 @@ class Driver:
                 self.state.waiting.add(n)
                 self.state.changes += 1
                 moments.append(Moment("arrival", self.now_s(), n))
-        for moment in moments[:1] if moments and "round" not in self.policy.moments else moments:
+        if self.policy.round_s > 0 and self.now_s() >= self._round_s and self.state.there.size:
+            self._round_s = self.now_s() + self.policy.round_s
+            moments.append(Moment("round", self.now_s()))
+        for moment in [m for m in moments if m.why in self.policy.moments][:1]:
             self._decide(moment)
         self._tell()
 
@@ -175,18 +202,43 @@ class Driver:
     def _decide(self, moment: Moment) -> None:
         changes: Mapping[int, Parts] = self.policy.decide(self.state, moment)
         for n, parts in changes.items():
-            if n in self.state.parts or not parts:
-                raise RunError(
-                    f"the policy moves job {self.queue.jobs[n].name}, which runs", where=self.session.engine.name,
-                    hint="real jobs keep what they have: use drive.cluster_kept.Kept",
-                )  # fmt: skip
-            self._hold(n, parts)
-            self.ran[n].decided_s = self.now_s()
+            had = self.state.parts.get(n)
+            if had == parts:
+                continue
+            if had is not None:
+                self._account(n)
+                if self.session.engine.resizes and [(p.server, p.gpus) for p in had] == [(p.server, p.gpus) for p in parts]:
+                    self.state.parts[n], self.state.speed[n] = parts, self.speed(n, parts)
+                    self._resized.add(n)
+                    continue
+                self._send_off(n, had)
+            if parts:
+                self._hold(n, parts)
+                self.ran[n].decided_s = min(self.ran[n].decided_s, self.now_s())
+
+    def _send_off(self, n: int, had: Parts) -> None:
+        """It is asked to end, and waits."""
+        self.state.parts.pop(n)
+        self.state.speed[n] = 0.0
+        self.state.waiting.add(n)
+        self._resized.discard(n)
+        if self.session.jobs[self.queue.jobs[n].name].now in ("submitted", "preempted", "lost"):
+            return  # it has nothing yet
+        self._leaving.setdefault(n, had)
+        self.ran[n].moves += 1
+        self.say(f"{self.now_s():8.2f} s  {self.queue.jobs[n].name} is asked to leave {', '.join(self.servers.servers[p.server].name for p in had)}")
 
     def _tell(self) -> None:
-        """Place what was decided and is not placed, and start it, in the order of decisions."""
-        told = [(n, self.queue.jobs[n].name) for n in self.state.parts]
-        waiting = [(n, name) for n, name in told if self.session.jobs[name].now in ("submitted", "placing", "lost", "held", "starting")]
+        """Who is to leave is told; cores and memory change; what was decided and is not placed is placed and started, in the order of decisions."""
+        for n in self._leaving:
+            self.session.preempt(self.queue.jobs[n].name)
+        for n in sorted(self._resized):
+            self._resize(n)
+        busy = {p.server for parts in self._leaving.values() for p in parts}
+        told = [(n, self.queue.jobs[n].name) for n, parts in self.state.parts.items() if n not in self._leaving
+                and busy.isdisjoint(p.server for p in parts)]  # fmt: skip
+        now = ("submitted", "placing", "lost", "preempted", "held", "starting")
+        waiting = [(n, name) for n, name in told if self.session.jobs[name].now in now]
         for n, name in waiting:
             job = self.session.jobs[name]
             self.session.place(name, job.given if job.now == "placing" else self.given(n, self.state.parts[n]))
@@ -197,12 +249,34 @@ class Driver:
                 self.ran[n].released_s = self.now_s()
                 self.say(f"{self.now_s():8.2f} s  {name} released on {', '.join(g.server for g in self.session.jobs[name].given)}")
 
+    def _resize(self, n: int) -> None:
+        """Other cores and memory for one that runs; where they cannot be taken, it moves."""
+        name, parts = self.queue.jobs[n].name, self.state.parts[n]
+        if self.session.jobs[name].now not in ("released", "running") or self.session.jobs[name].leaving:
+            return  # later: it is being started
+        try:
+            self.session.resize(name, self.given(n, parts))
+            self._resized.discard(n)
+            self.ran[n].resizes += 1
+        except RunError as error:
+            self.say(f"{self.now_s():8.2f} s  {name} moves: {error.message}")
+            self._send_off(n, parts)
+            self._hold(n, parts)
+            self.session.preempt(name)
+
     def _heard(self, event: Event, moments: list[Moment]) -> None:
         n, ran = self._number[event.job], self.ran[self._number[event.job]]
         if event.what == "running":
-            ran.started_s = event.at_s - self._began_s
+            ran.started_s = min(ran.started_s, event.at_s - self._began_s)
+            return
+        self._leaving.pop(n, None)
+        if event.what == "preempted":
+            self.say(f"{self.now_s():8.2f} s  {event.job} has left")
+            self.state.changes += 1
             return
         self.state.parts.pop(n, None)
+        self.state.waiting.discard(n)
+        self._resized.discard(n)
         self.state.speed[n] = 0.0
         self.state.changes += 1
         again = event.what == "lost" and self.session.jobs[event.job].attempt < MAX_ATTEMPTS

@@ -2,7 +2,8 @@
 library only.
 
 It is process 1 of a PID namespace: when it ends, the kernel ends every daemon and every job in there, whatever killed it. FOLDER/daemons.json lists
-`name`, `argv`, `ready` (a path to wait for, or "") and `keep`: without it the holder ends at the end of its standard input, which the owner holds.
+`name`, `argv` and `ready` (a path to wait for, or ""). The holder ends at the end of its standard input, which the owner holds, unless it was sent a
+byte before: then it stays.
 """
 
 from __future__ import annotations
@@ -55,14 +56,17 @@ def main(folder: Path) -> None:
     running: dict[str, subprocess.Popen[bytes]] = {}
     died: dict[str, float] = {}
     again: dict[str, int] = {}
+    stays = False
     for name, daemon in daemons.items():
         running[name] = start(folder, daemon)
         wait_for(daemon["ready"])
     while True:
-        if told["keep"]:
+        if stays:
             time.sleep(POLL_S)
-        elif select.select([0], [], [], POLL_S)[0] and not os.read(0, 4096):
-            return
+        elif select.select([0], [], [], POLL_S)[0]:
+            stays = bool(os.read(0, 4096))
+            if not stays:
+                return
         reap({p.pid: name for name, p in running.items()}, died)
         for name in [x for x, at in died.items() if time.monotonic() - at > AGAIN_S and again.get(x, 0) < MAX_AGAIN]:
             again[name] = again.get(name, 0) + 1

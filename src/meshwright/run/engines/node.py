@@ -74,6 +74,7 @@ def processes(folder: Path, attempt: int, job: Any, mine: list[int], out: Path) 
     shared = dict(
         os.environ, WORLD_SIZE=str(len(job["ranks"])), LOCAL_WORLD_SIZE=str(len(mine)), MASTER_PORT=str(port),
         MASTER_ADDR=job["addresses"].get(first, first), MESHWRIGHT_JOB=job["job"], MESHWRIGHT_RANKS=str(folder / f"ranks-{attempt}.json"),
+        MESHWRIGHT_ATTEMPT=str(attempt), MESHWRIGHT_STATE=str(out),
     )  # fmt: skip
     if job["plan"]:
         shared["MESHWRIGHT_PLAN"] = str(folder / job["plan"])
@@ -130,7 +131,7 @@ def main(folder: Path, attempt: int, server: str) -> int:
     except OSError as error:
         print(f"cannot start {job['command'][0]}: {error}", file=sys.stderr)  # noqa: T201
         codes = [127]
-    write(out / f"ended-{attempt}-{server}.json", {"time_s": time.time(), "code": max(codes)})
+    write(out / f"ended-{attempt}-{server}.json", {"time_s": time.time(), "code": max(codes), "asked": bool(ending)})
     lock.close()
     return max(codes)
 

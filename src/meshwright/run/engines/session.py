@@ -26,8 +26,8 @@ from typing import Literal, NamedTuple
 from ...cluster.allocation import Given
 from ...cluster.placed import Per, placed
 from ...cluster.servers import Servers
-from ...errors import UsageError
-from ...io.cluster.job_folder import ranks_document, read_ended, read_started, write_ranks
+from ...errors import RunError, UsageError
+from ...io.cluster.job_folder import Ended, ranks_document, read_ended, read_started, write_ranks
 from ...io.cluster.journal import Record
 from ...io.plan.plan import read_plan
 from .interface import Engine, Seen, Work
@@ -36,15 +36,15 @@ from .journal import Journal
 __all__ = ["Event", "Session"]
 
 LAUNCHER = Path(__file__).with_name("node.py")
-Now = Literal["submitted", "placing", "held", "starting", "released", "running", "ended", "lost", "cancelled"]
-OVER: frozenset[Now] = frozenset({"ended", "lost", "cancelled"})
+Now = Literal["submitted", "placing", "held", "starting", "released", "running", "ended", "lost", "cancelled", "preempted"]
+OVER: frozenset[Now] = frozenset({"ended", "lost", "cancelled", "preempted"})
 
 
 class Event(NamedTuple):
     """`at_s`: when it happened, by the clock of the job's server, seconds since 1970. `code`: of the job's command, for `ended`. `lost`: the engine
-    stopped it or forgot it after it had begun: it may be placed again, as a new attempt."""
+    stopped it or forgot it after it had begun: it may be placed again, as a new attempt. `preempted`: so may one that was asked to end for it."""
 
-    what: Literal["running", "ended", "lost"]
+    what: Literal["running", "ended", "lost", "preempted"]
     job: str
     at_s: float
     code: int = 0
@@ -63,6 +63,8 @@ class _Job:
     work: Work | None = None
     given: tuple[Given, ...] = ()
     code: int = 0
+    leaving: bool = False
+    told: bool = False  # the engine was, to end it
 
 
 @dataclass
@@ -75,6 +77,7 @@ class Session:
     dry: bool = False
     servers: Servers | None = None
     jobs: dict[str, _Job] = field(default_factory=dict)
+    _events: list[Event] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         self.folder = self.folder.absolute()
@@ -140,6 +143,7 @@ class Session:
             job.attempt += 1
             job.given = tuple(given)
             job.work = self._prepared(job)
+            job.leaving = job.told = False
             self._say("place", name, attempt=job.attempt, placed=job.work.placed)
             job.now = "placing"
         assert job.work is not None
@@ -159,12 +163,13 @@ class Session:
             job.now = "released"
 
     def watch(self) -> list[Event]:
-        """What happened since the last call. Raises: EngineAway."""
-        live = [j for j in self.jobs.values() if j.now in ("held", "starting", "released", "running") and j.work is not None]
-        events: list[Event] = []
+        """What happened since the last call that did not raise. Raises: EngineAway."""
+        known = ("held", "starting", "released", "running")
+        live = [j for j in self.jobs.values() if j.work is not None and (j.now in known or (j.now == "placing" and j.leaving))]
         seen = self.engine.look([j.work for j in live if j.work is not None]) if live else []
         for job, s in zip(live, seen, strict=True):
-            events += self._changed(job, s)
+            self._changed(job, s)
+        events, self._events = self._events, []
         return events
 
     def audit(self, name: str) -> tuple[Given, ...]:
@@ -178,6 +183,18 @@ class Session:
         if self._job(name).now not in OVER:
             self._job(name).now = "cancelled"
 
+    def preempt(self, name: str) -> None:
+        """Ask its command to end, so that it may be placed elsewhere as a new attempt; `watch` says when it has gone. One that ended by itself before
+        has ended. Once the engine was told, nothing more happens. Raises: EngineAway, RunError."""
+        job = self._job(name)
+        if job.work is None or job.now in OVER or job.told:
+            return
+        if not job.leaving:
+            self._say("preempt", name, attempt=job.attempt)
+            job.leaving = True
+        self.engine.cancel(job.work)
+        job.told = True
+
     def suspend(self, name: str) -> None:
         self._told(name, "suspend", self.engine.suspend)
 
@@ -186,8 +203,13 @@ class Session:
 
     def resize(self, name: str, given: Sequence[Given]) -> None:
         """Other cores and memory on the same GPUs. Raises: Unsupported where the engine cannot, RunError where it refuses."""
-        self._told(name, "resize", lambda work: self.engine.resize(work, tuple(given)), given=tuple(given))
-        self._job(name).given = tuple(given)
+        job = self._job(name)
+        try:
+            self._told(name, "resize", lambda work: self.engine.resize(work, tuple(given)), given=tuple(given))
+        except RunError:
+            self._say("resize", name, attempt=job.attempt, given=job.given)  # it keeps what it had
+            raise
+        job.given = tuple(given)
 
     # ---- inside ------------------------------------------------------------------------------------------------------------
     def _job(self, name: str) -> _Job:
@@ -222,8 +244,9 @@ class Session:
     def _replay(self, job: _Job, r: Record) -> None:
         states: Mapping[str, Now] = {
             "place": "placing", "held": "held", "start": "starting", "released": "released", "running": "running", "ended": "ended", "lost": "lost",
-            "cancel": "cancelled",
+            "cancel": "cancelled", "preempted": "preempted",
         }  # fmt: skip
+        job.leaving = (job.leaving or r.what == "preempt") and r.what not in ("place", "preempted", "ended", "lost")
         if r.what == "place" and r.placed is not None:
             job.attempt, job.given = r.attempt, r.placed.given
             job.work = Work(
@@ -235,12 +258,14 @@ class Session:
             job.work = replace(job.work, ids=r.ids)
         job.now, job.code = states.get(r.what, job.now), r.code
 
-    def _changed(self, job: _Job, seen: Seen) -> list[Event]:
+    def _changed(self, job: _Job, seen: Seen) -> None:
+        """Events are kept at once: the engine may fail at the next job."""
         assert job.work is not None
         folder, attempt = job.work.folder, job.attempt
         began, over = read_started(folder, attempt), read_ended(folder, attempt)
         servers = {g.server for g in job.given}
-        events: list[Event] = []
+        if job.leaving and self._left(job, seen, over, servers):
+            return
         if seen.state in ("held",
             "waiting") and (began or job.now == "running"):  # the engine's memory is older than what happened: nothing may start again
             self._say("note", job.name, attempt=attempt, text=f"the engine says {seen.state}, and it has begun: cancelled there")
@@ -250,27 +275,39 @@ class Session:
             at_s = min((s.time_s for s in began.values()), default=seen.started_s)
             self._say("running", job.name, attempt=attempt, given=seen.given, at_s=at_s)
             job.now = "running"
-            events.append(Event("running", job.name, at_s))
+            self._events.append(Event("running", job.name, at_s))
         if seen.state in ("done", "failed") or (seen.state == "gone" and set(over) >= servers):
             at_s = max((e.time_s for e in over.values()), default=seen.ended_s or time.time())
             code = max((e.code for e in over.values()), default=seen.code if seen.ended_s else 0)
             whole = set(over) >= servers
             stopped = seen.state == "failed" and not code and not whole  # no launcher says why: the engine stopped it
             if stopped and _locked(folder / f"lock-{attempt}"):
-                return events  # it says so, and the launcher lives: no other attempt may begin
-            self._say("lost" if stopped else "ended", job.name, attempt=attempt, given=seen.given, at_s=at_s, code=code, text=seen.why[:500])
-            job.now, job.code = "lost" if stopped else "ended", code
+                return  # it says so, and the launcher lives: no other attempt may begin
             if seen.state == "failed":
                 self.engine.cancel(job.work)  # what is left of the gang
-            events.append(Event("lost" if stopped else "ended", job.name, at_s, code, seen.why))
+            self._say("lost" if stopped else "ended", job.name, attempt=attempt, given=seen.given, at_s=at_s, code=code, text=seen.why[:500])
+            job.now, job.code = "lost" if stopped else "ended", code
+            self._events.append(Event("lost" if stopped else "ended", job.name, at_s, code, seen.why))
         elif seen.state == "gone":
-            events += self._gone(job, bool(began) or job.now == "running")
-        elif seen.state == "held" and job.now in ("starting", "released"):  # told, but the engine lost it
+            self._gone(job, bool(began) or job.now == "running")
+        elif seen.state == "held" and job.now in ("starting", "released") and not job.leaving:  # told, but the engine lost it
             job.now = "held"
             self.start([job.name])
-        return events
 
-    def _gone(self, job: _Job, began: bool) -> list[Event]:
+    def _left(self, job: _Job, seen: Seen, over: Mapping[str, Ended], servers: set[str]) -> bool:
+        """Whether it has gone, where it was asked to and did not end by itself before."""
+        assert job.work is not None
+        if seen.state not in ("done", "failed", "gone") or _locked(job.work.folder / f"lock-{job.attempt}"):
+            return False
+        if set(over) >= servers and not any(e.asked for e in over.values()):
+            return False
+        at_s = max((e.time_s for e in over.values()), default=time.time())
+        self._say("preempted", job.name, attempt=job.attempt, given=seen.given, at_s=at_s)
+        job.now = "preempted"
+        self._events.append(Event("preempted", job.name, at_s))
+        return True
+
+    def _gone(self, job: _Job, began: bool) -> None:
         """The engine has forgotten it. If it never began it is submitted again; if it runs, it is watched by its lock; else it is lost."""
         assert job.work is not None
         if not began:
@@ -281,14 +318,14 @@ class Session:
             job.now = "held"
             if again:
                 self.start([job.name])
-            return []
+            return
         if _locked(job.work.folder / f"lock-{job.attempt}"):
-            return []
+            return
         if set(read_ended(job.work.folder, job.attempt)) >= {g.server for g in job.given}:
-            return []  # it ended this moment: the next look says so
+            return  # it ended this moment: the next look says so
         job.now = "lost"
         self._say("lost", job.name, attempt=job.attempt, at_s=time.time(), text="the engine forgot it while it ran")
-        return [Event("lost", job.name, time.time(), 0, "the engine forgot it while it ran")]
+        self._events.append(Event("lost", job.name, time.time(), 0, "the engine forgot it while it ran"))
 
     def close(self) -> None:
         self.engine.close()

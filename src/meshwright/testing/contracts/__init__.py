@@ -7,6 +7,7 @@ runs them on the tuples of `decide`. They need the `test` extra; nothing in mesh
 import pytest
 
 BATTERIES = (
-    "cluster", "cluster.resize", "cluster.vms", "collective", "layout", "memory", "pipeline", "place", "restart", "tables", "topology", "traffic",
+    "cluster", "cluster.resize", "cluster.vms", "collective", "data", "layout", "memory", "pipeline", "place", "restart", "tables", "topology",
+    "traffic",
 )  # fmt: skip
 pytest.register_assert_rewrite(*(f"{__name__}.{name.replace('.', '_')}" for name in BATTERIES))

@@ -33,6 +33,7 @@ READERS: Mapping[str, tuple[str, str, str, dict[str, Any]]] = {
     "pipeline table": ("plan.pipeline_csv", "read_pipeline_csv", "text", {}), "graph": ("model.graph", "read_graph", "path", {}),
     "tasks": ("model.tasks", "read_tasks", "path", {}), "tar index": ("data.tar", "read_tar_index", "path", {}),
     "MDS index": ("data.mds", "read_mds_index", "path", {}), "MDS shard": ("data.mds", "read_mds_offsets", "path", {"samples": 2}),
+    "input plan": ("data.input_plan", "read_input_plan", "path", {}), "input rates": ("data.input_plan", "read_input_rates", "path", {}),
     "expert loads": ("costs.expert_loads", "read_expert_loads", "path", {}),
     "tables": ("model.tables", "read_tables", "path", {}),
     "move net": ("costs.moves", "read_move_net", "path", {}),
@@ -281,7 +282,23 @@ def _shards() -> list[tuple[str, str, bytes]]:
     }  # fmt: skip
     index = json.dumps({"version": 2, "shards": [shard]}).encode()
     data = struct.pack("<4I", 2, 16, 19, 23) + b"1234567"
-    return [("tar index", "samples.tar", archive.getvalue()), ("MDS index", "index.json", index), ("MDS shard", "shard.mds", data)]
+    return [("tar index", "samples.tar", archive.getvalue()), ("MDS index", "index.json", index), ("MDS shard", "shard.mds", data), *_input_plans()]
+
+
+def _input_plans() -> list[tuple[str, str, bytes]]:
+    from ...decide.data import FeedProblem
+    from ...decide.data.coordl import Coordl
+    from ...io.data.input_plan import write_input_plan
+    from ...profile.input_plan import Place
+    from ...profile.input_rates import InputRates
+    from ...report.stalls_text import stalls_document
+
+    m = InputRates(items=10, total_bytes=10**6, workers=2, cores=2, device_s=0.01, prepare_s=0.002, cpu_s=0.004, miss_s=0.01, hit_s=0.001,
+                   storage_Bps=5e6, sampled=8, rounds=1, batch_bytes=100)  # fmt: skip
+    place = Place(memory_bytes=400_000, jobs=2)
+    plan = Coordl().plan(FeedProblem(rates=m, place=place), rng=np.random.default_rng(0))
+    return [("input plan", "feed.json", written(lambda p: write_input_plan(p, plan), "feed.json")),
+            ("input rates", "rates.json", json.dumps(stalls_document(m, place)).encode())]  # fmt: skip
 
 
 def _foreign() -> list[tuple[str, str, bytes]]:
