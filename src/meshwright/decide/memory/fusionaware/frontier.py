@@ -255,14 +255,16 @@ def least_bytes(lives: Lifetimes) -> int:
     made = [s.kind == "made" for s in graph.storages]
     results = {*graph.results}
     done: set[int] = set()
-    most = arrays.fixed_bytes
+    most, held = arrays.fixed_bytes, arrays.fixed_bytes
     for i, n in enumerate(graph.nodes):
         if arrays.wanted[i] and not arrays.given[i]:
-            exist = done | {s for x in n.inputs for s in graph.nodes[x].storages if made[s]} | {s for s in n.storages if made[s]}
+            beside = {s for x in (*n.inputs, i) for s in graph.nodes[x].storages if made[s]} - done
             if i >= arrays.boundary or arrays.forward_wanted[i]:
-                most = max(most, arrays.fixed_bytes + n.workspace_bytes + int(arrays.size[sorted(exist)].sum()))
+                most = max(most, held + n.workspace_bytes + sum(graph.storages[s].size_bytes for s in beside))
             if i in results:  # once made they stay to the end of the step
-                done |= {s for s in n.storages if made[s]}
+                mine = {s for s in n.storages if made[s]} - done
+                done |= mine
+                held += sum(graph.storages[s].size_bytes for s in mine)
     return most
 
 
