@@ -105,7 +105,7 @@ class _Units:
         if kind == "module":
             block, rest = number
             return f"{self.run.modules}.{self.run.first + (unit + apart) * self.run.period + block}{rest}"
-        return (self.run.owned if kind == "owned" else self.run.calls)[unit + apart][number]
+        return str((self.run.owned if kind == "owned" else self.run.calls)[unit + apart][number])
 
     def call(self, phase: str, unit: int, number: int) -> str:
         at = self.run.kept.index(unit) if unit in self.run.kept else _TEMPLATE

@@ -90,7 +90,7 @@ def _assemble(rows: EventRows, scan: TraceScan) -> Trace:
     )  # fmt: skip
 
 
-def _in_order(track: I32, start: I64, duration: I64) -> I64:
+def _in_order(track: I32 | I64, start: I64, duration: I64) -> I64:
     """By track, start, the longest first. Few begin at one time, so length is looked at only there: a third of the time of sorting by all three."""
     if len(start) and (int(start.max()) >> 44 or int(track.max()) >> 18):  # 4.8 h, or 262,144 tracks
         return np.lexsort((-duration, start, track))
