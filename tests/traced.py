@@ -68,13 +68,15 @@ def _key(model: str, loss: str, batch_size: int | None, seed: int, sizes: Any = 
     return model, str(Path.cwd()), loss, batch_size, seed, str(sizes), _casting()
 
 
-def _once(model: str, loss: str, batch_size: int | None, seed: int, methods: Any, sizes: Any = ()) -> tuple[OpGraph, TracedForward]:
+def _once(
+    model: str, loss: str, batch_size: int | None, seed: int, methods: Any, sizes: Any = (), whole: bool = False
+) -> tuple[OpGraph, TracedForward]:
     if not kept(model, loss):
-        return _real_once(model, loss, batch_size, seed, methods, sizes)
-    key = _key(model, loss, batch_size, seed, sizes)
+        return _real_once(model, loss, batch_size, seed, methods, sizes, whole)
+    key = (*_key(model, loss, batch_size, seed, sizes), whole)
     if "export" in methods and key in _captures:
         return _captures[key]
-    graph, traced = found = _real_once(model, loss, batch_size, seed, methods, sizes)
+    graph, traced = found = _real_once(model, loss, batch_size, seed, methods, sizes, whole)
     if graph.method == "export" and _plain(traced):
         _put(_captures, key, found)
         _put(_traces, _key(model, loss, graph.batch_size, seed, sizes), traced)

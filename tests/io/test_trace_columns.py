@@ -13,7 +13,7 @@ import pytest
 from meshwright.io.trace import plain as trace_plain
 from meshwright.io.trace import scan as trace_scan
 from meshwright.io.trace.plain import PlainEvents
-from meshwright.io.trace.read import read_events
+from meshwright.io.trace.read import _in_order, read_events
 from meshwright.kernels import json_bytes, object_code
 from meshwright.kernels.flat_code import flat
 from meshwright.kernels.object_code import Native, native
@@ -203,3 +203,11 @@ def test_what_a_kernel_does_not_take_is_refused(tmp_path, monkeypatch):
             total(wrong, 1)
     with pytest.raises((RuntimeError, ValueError), match=r"raised|no"):
         Native(raises.function, raises.signature, ())(np.ones((1, 1), np.int64))
+
+
+@pytest.mark.parametrize("latest", [50, 1 << 45])
+def test_slices_are_sorted_by_track_then_start_then_length(latest: int) -> None:
+    rng = np.random.default_rng(latest)
+    track, start, duration = rng.integers(0, 3, 500).astype(np.int32), rng.integers(0, latest, 500), rng.integers(0, 9, 500)
+    assert (_in_order(track, start, duration) == np.lexsort((-duration, start, track))).all()
+    assert not len(_in_order(track[:0], start[:0], duration[:0]))

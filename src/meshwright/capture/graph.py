@@ -11,14 +11,15 @@ from __future__ import annotations
 import contextlib
 import gc
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import Any, Literal
 
 import msgspec
 import torch
 
 from meshwright.errors import CaptureError, MeshwrightError, UnknownName, UsageError
-from meshwright.graph.graph import GraphValue, JointNode, OpGraph, OpNode, Parameter, Work
-from meshwright.graph.scale import rows_compared, scaling_between
+from meshwright.graph.graph import GraphValue, JointNode, OpGraph, OpNode, Parameter, Scaling, Work
+from meshwright.graph.scale import at_batch, rows_compared, scaling_between
 from meshwright.kernels.stages import stage
 
 from .diagnose import module_in
@@ -26,8 +27,10 @@ from .forward import TracedForward, build_objective, trace_forward, trace_object
 from .joint import Joint, joint_by_aot, joint_by_make_fx
 from .nodes import StorageTable, forward_nodes, json_argument, operands, target_name, value_of
 from .opaque import measured_work
+from .repeats import cut, repeated_runs
 from .resolve import user_location
 from .torch_private import uncompiled_graphs
+from .unfolding import unfolded
 from .work import tensors_in
 
 __all__ = ["METHODS", "capture", "capture_and_trace", "executed_graph"]
@@ -36,6 +39,7 @@ Method = Literal["export", "aot", "make_fx", "opaque"]
 METHODS: tuple[Method, ...] = ("export", "aot", "make_fx", "opaque")
 # Bytes of parameters of a module that may be run for real to measure it: capture is otherwise without the model's memory.
 MAX_OPAQUE_BYTES = 2 * 1024**3
+_ALIKE = "blocks alike in every call"
 
 
 def capture(
@@ -47,38 +51,59 @@ def capture(
     methods: Sequence[str] = METHODS,
     scalable: bool = True,
     sizes: Sequence[Sequence[int]] = (),
+    whole: bool = False,
 ) -> OpGraph:
     """Captures the model named `model` (`FILE.py:function` or `module:function`) with its loss at `batch_size` rows.
 
     `batch_size` defaults to that of the example inputs, `sizes` of a sample to theirs. `methods` are tried in the order of METHODS. With
     `scalable`, the model is captured a second time at twice the batch (and a third time where rows are compared with rows), so that
-    `graph.scale.at_batch` can give other batch sizes. Raises UsageError, UnknownName (names, contract) and CaptureError (no method works: names the
-    operator, the file and line, the module).
+    `graph.scale.at_batch` can give other batch sizes. Where an example has one row and torch lays a single row out otherwise, sizes are learned
+    from 2 and 4. Where many blocks are alike in forward, backward is traced through a few of them (`repeats`); with `whole` through all.
+    Raises UsageError, UnknownName (names, contract) and CaptureError (no method works: names the operator, the file and line, the module).
     """
     for method in methods:
         if method not in METHODS:
             raise UnknownName(f"there is no capture method {method!r}", where=model, hint=f"there are: {', '.join(METHODS)}")
     with stage(f"capturing {model}"), _few_collections(), uncompiled_graphs():
-        graph, _ = _once(model, loss, batch_size, seed, methods, sizes)
+        graph, _ = _once(model, loss, batch_size, seed, methods, sizes, whole)
     if not scalable:
         return graph
-    try:
-        with stage(f"capturing {model} at twice the batch"), _few_collections(), uncompiled_graphs():
-            other, _ = _once(model, loss, 2 * graph.batch_size, seed, (graph.method,), sizes)
-            quadratic = rows_compared(graph, other) and not rows_compared(graph, other, 2)
-            third = _once(model, loss, 3 * graph.batch_size, seed, (graph.method,), sizes)[0] if quadratic else None
-        scaling = scaling_between(graph, other, third)
-    except MeshwrightError as error:
-        scaling = f"capturing it at batch {2 * graph.batch_size} failed: {error.message}"
+    asked = partial(_once, model, loss, seed=seed, methods=(graph.method,), sizes=sizes, whole=whole)
+    scaling, other = _scaling(graph, asked)
+    if isinstance(scaling, str) and other is not None:
+        if _blocks_left_out(graph) != _blocks_left_out(other):
+            return capture(model, loss=loss, batch_size=batch_size, seed=seed, methods=methods, sizes=sizes, whole=True)
+        if graph.batch_size == 1 and batch_size is None:
+            further, _ = _scaling(other, asked)
+            if not isinstance(further, str):
+                note = f"sizes at batch 1 are those of larger batches: {scaling}"
+                return msgspec.structs.replace(at_batch(msgspec.structs.replace(other, scaling=further), 1), notes=(*other.notes, note))
     if isinstance(scaling, str):
         return msgspec.structs.replace(graph, notes=(*graph.notes, f"cannot be scaled to other batch sizes: {scaling}"))
     return msgspec.structs.replace(graph, scaling=scaling)
 
 
+def _scaling(graph: OpGraph, asked: Callable[..., tuple[OpGraph, TracedForward]]) -> tuple[Scaling | str, OpGraph | None]:
+    """(how sizes change with the batch, or why that is not known; the graph at twice the batch). `asked`: `_once` at a batch size."""
+    rows = graph.batch_size
+    try:
+        with stage(f"capturing {graph.model} at batch {2 * rows}"), _few_collections(), uncompiled_graphs():
+            other, _ = asked(batch_size=2 * rows)
+            quadratic = rows_compared(graph, other) and not rows_compared(graph, other, 2)
+            third = asked(batch_size=3 * rows)[0] if quadratic else None
+        return scaling_between(graph, other, third), other
+    except MeshwrightError as error:
+        return f"capturing it at batch {2 * rows} failed: {error.message}", None
+
+
+def _blocks_left_out(graph: OpGraph) -> bool:
+    return any(note.startswith(_ALIKE) for note in graph.notes)
+
+
 def capture_and_trace(model: str, *, loss: str, batch_size: int, seed: int = 0, sizes: Sequence[Sequence[int]] = ()) -> tuple[OpGraph, TracedForward]:
     """The graph at one batch size, as `capture` gives it, and the trace that it was made of: for what is planned and run in one process."""
     with _few_collections(), uncompiled_graphs():
-        return _once(model, loss, batch_size, seed, METHODS, sizes)
+        return _once(model, loss, batch_size, seed, METHODS, sizes, True)
 
 
 def executed_graph(traced: TracedForward) -> OpGraph:
@@ -119,14 +144,14 @@ def _few_collections() -> Iterator[None]:
 
 
 def _once(
-    model: str, loss: str, batch_size: int | None, seed: int, methods: Sequence[str], sizes: Sequence[Sequence[int]] = ()
+    model: str, loss: str, batch_size: int | None, seed: int, methods: Sequence[str], sizes: Sequence[Sequence[int]] = (), whole: bool = False
 ) -> tuple[OpGraph, TracedForward]:
     objective, source, mode = build_objective(model, loss=loss, batch_size=batch_size, seed=seed, device="fake", sizes=sizes)
     traced = trace_objective(objective, source, loss=loss, mode=mode, opaque="export" not in methods)
     notes: list[str] = list(traced.notes)
     if traced.method == "export":
         nodes, table = _forward(traced)
-        joint = _attempt("AOTAutograd on the exported graph", lambda: joint_by_aot(traced), notes)
+        joint = _joint(traced, lambda: trace_objective(objective, source, loss=loss, mode=mode), notes, whole=whole)
         if joint is not None:
             return _graph(traced, "export", nodes, table, joint, notes), traced
         traced = trace_objective(objective, source, loss=loss, mode=mode, opaque=True)
@@ -144,7 +169,22 @@ def _once(
     return _run_for_real(traced, model, loss, batch_size, seed, methods, notes)
 
 
-def _attempt(what: str, route: Callable[[], Joint], notes: list[str]) -> Joint | None:
+def _joint(traced: TracedForward, again: Callable[[], TracedForward], notes: list[str], *, whole: bool) -> Joint | None:
+    """`again`: the trace once more; it is cut where blocks are left out, and what was cut in vain is of no use."""
+    runs = () if whole else repeated_runs(traced)
+    if runs:
+        cut(traced, runs)
+        joint = _attempt("AOTAutograd on a few blocks", lambda: unfolded(joint_by_aot(traced), runs), [])
+        if joint is not None:
+            notes += [
+                f"{_ALIKE}: {len(r.calls) * r.period} of {r.modules}; backward was traced through {len(r.kept) * r.period} of them" for r in runs
+            ]
+            return joint
+        traced = again()
+    return _attempt("AOTAutograd on the exported graph", lambda: joint_by_aot(traced), notes)
+
+
+def _attempt(what: str, route: Callable[[], Joint | None], notes: list[str]) -> Joint | None:
     try:
         return route()
     except MeshwrightError:
@@ -195,7 +235,7 @@ def _assemble(
         storages=tuple(table.storages),
         joint_storages=joint.storages if joint is not None else (),
         outputs=(nodes[-1].name if len(nodes) == 1 else _loss_value(traced),),
-        gradients=joint.gradients if joint is not None else {},
+        gradients={n: joint.gradients[n] for n in traced.parameters if n in joint.gradients} if joint is not None else {},
         notes=tuple(notes),
     )
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from .frame import Result
+from .frame import Result, one_blas_thread
 
 HELP = "say which stage, module and operator every slice of a PyTorch trace belongs to, and on what evidence"
 
@@ -26,6 +26,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> Result:
+    one_blas_thread()
     from ..annotate import annotate
     from ..errors import UsageError
     from ..io.trace.annotated import write_annotated

@@ -6,7 +6,7 @@ import argparse
 from pathlib import Path
 
 from .arguments import at_least_one
-from .frame import Result
+from .frame import Result, one_blas_thread
 
 HELP = "where the time of measured steps went, per rank and stage, and what to do about it"
 EPILOG = """\
@@ -28,6 +28,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> Result:
+    one_blas_thread()
     from ..compare.breakdown import breakdown_of
     from ..errors import UsageError
     from ..report.trace_breakdown import breakdown_document, breakdown_text

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from .frame import Result
+from .frame import Result, one_blas_thread
 
 HELP = "what changed most between two runs, or between a plan and a run of it"
 EPILOG = """\
@@ -26,6 +26,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> Result:
+    one_blas_thread()
     from ..compare.diff import diff_of
     from ..report.trace_diff import diff_document, diff_text
 

@@ -45,7 +45,8 @@ DESCENT_SHARE = 0.5
 # How much slower a small change may make a schedule at first, as a share of the time that the budget costs; it falls to nothing.
 MAX_WORSENING_SHARE = 0.03
 # Nodes of a graph beyond which a search for one budget does not begin at Chen's, Revolve's and Rotor's schedules as well: making them takes longer
-# than a glance then, for every choice of implementations anew. The frontier of all budgets begins at them always.
+# than a glance then, for every choice of implementations anew. A search that goes on from a schedule makes no minimum cuts there either. The frontier
+# of all budgets begins at them always.
 MAX_PUBLISHED_NODES = 3000
 # Price of a byte above the budget, in mean prices of a byte between the budget and keeping everything: so dear that staying above it does not pay.
 EXCESS_PRICE_FACTOR = 60
@@ -120,13 +121,14 @@ def fastest_within(
     `kept`: more sets of storages to begin with. `begin`: schedules (`Entry.hold_from`) to begin with instead of Chen's, Revolve's and Rotor's.
     `down`: the search also comes down from keeping everything, not only from the first of them. `seed`: of the changes tried at random.
     """
-    start = _Start.of(graph, True, False, kept, published=not begin and len(graph.nodes) <= MAX_PUBLISHED_NODES)
+    large = len(graph.nodes) > MAX_PUBLISHED_NODES
+    start = _Start.of(graph, True, False, kept, published=not begin and not large, cuts=not (begin and large))
     seeds = _distinct([*start.seeds, *begin] if down else [*begin, *start.seeds])
     top = max(start.most_bytes, budget_bytes + 1)
     width = -(-(top - budget_bytes) // (ARCHIVE_BINS - 1))  # the first bin ends at the budget, so nothing beyond it is kept there
     low = budget_bytes + 1 - width
-    large = int(effort * (1 - SMALL_CHANGES_SHARE))
-    archive = archive_for(len(start.lives.maker), low, low + width * ARCHIVE_BINS - 1, bins=ARCHIVE_BINS, effort=large, seed=seed)
+    changes = int(effort * (1 - SMALL_CHANGES_SHARE))
+    archive = archive_for(len(start.lives.maker), low, low + width * ARCHIVE_BINS - 1, bins=ARCHIVE_BINS, effort=changes, seed=seed)
     targets = np.array([*(_falling(top, budget_bytes, DESCENT_TARGETS) if down else ()), budget_bytes], np.int64)
     found = start.searched(archive, targets, 1, np.stack(seeds))
     archive.spent[1] = effort
@@ -180,9 +182,11 @@ class _Start:
     least_bytes: int
 
     @staticmethod
-    def of(graph: StepGraph, replay_random: bool, once: bool, kept: Sequence[Sequence[int]] = (), *, published: bool = True) -> _Start:
+    def of(
+        graph: StepGraph, replay_random: bool, once: bool, kept: Sequence[Sequence[int]] = (), *, published: bool = True, cuts: bool = True
+    ) -> _Start:
         lives = lifetimes_of(graph, replay_random=replay_random)
-        hulls = tuple((m, cut_points(lives, m)) for m in moments(lives))
+        hulls = tuple((m, cut_points(lives, m)) for m in moments(lives)) if cuts else ()
         chain = chain_of(lives)
         seeds, schedules = [lives.keep_all()], list[Entry]()
         for keep in (*(p.keep for _, points in hulls for p in points), *kept):
@@ -255,14 +259,16 @@ def least_bytes(lives: Lifetimes) -> int:
     made = [s.kind == "made" for s in graph.storages]
     results = {*graph.results}
     done: set[int] = set()
-    most = arrays.fixed_bytes
+    most, held = arrays.fixed_bytes, arrays.fixed_bytes
     for i, n in enumerate(graph.nodes):
         if arrays.wanted[i] and not arrays.given[i]:
-            exist = done | {s for x in n.inputs for s in graph.nodes[x].storages if made[s]} | {s for s in n.storages if made[s]}
+            beside = {s for x in (*n.inputs, i) for s in graph.nodes[x].storages if made[s]} - done
             if i >= arrays.boundary or arrays.forward_wanted[i]:
-                most = max(most, arrays.fixed_bytes + n.workspace_bytes + int(arrays.size[sorted(exist)].sum()))
+                most = max(most, held + n.workspace_bytes + sum(graph.storages[s].size_bytes for s in beside))
             if i in results:  # once made they stay to the end of the step
-                done |= {s for s in n.storages if made[s]}
+                mine = {s for s in n.storages if made[s]} - done
+                done |= mine
+                held += sum(graph.storages[s].size_bytes for s in mine)
     return most
 
 

@@ -65,7 +65,7 @@ def free_ways(graph: StepGraph) -> dict[int, int]:
 def fixed(graph: StepGraph, ways: Mapping[int, int]) -> Fixed:
     """`ways`: the alternative of each node that does not run plainly."""
     chosen = {i: w for i, w in ways.items() if w >= 0}
-    readers = _readers(graph, chosen)
+    readers, written = _readers(graph, chosen), {s for n in graph.nodes for s in n.writes}
     places = [n.storages for n in graph.nodes]
     lying: dict[int, list[int]] = {}  # storage -> nodes so far whose results lie in it
     moved: dict[int, int] = {}
@@ -74,7 +74,7 @@ def fixed(graph: StepGraph, ways: Mapping[int, int]) -> Fixed:
         places[i] = tuple(moved.get(s, s) for s in n.storages)
         over = n.alternatives[chosen[i]].over if i in chosen else -1
         if over >= 0:
-            if _may_write_over(graph, i, places[over], readers, lying):
+            if places[over][:1] and places[over][0] not in written and _may_write_over(graph, i, places[over], readers, lying):
                 moved[n.makes[0]] = places[over][0]
                 places[i] = places[over]
             else:
@@ -116,7 +116,7 @@ def _may_write_over(graph: StepGraph, i: int, place: tuple[int, ...], readers: l
     there = lying.get(place[0], [])
     if graph.storages[place[0]].size_bytes != graph.storages[node.makes[0]].size_bytes or {*there} & {*graph.results}:
         return False
-    if any(place[0] in n.writes for n in graph.nodes) or len({graph.nodes[x].phase for x in (*there, i)}) > 1:
+    if len({graph.nodes[x].phase for x in (*there, i)}) > 1:
         return False
     # nobody else may read what lies there: in backward, which runs once and in order, nobody later
     others = {r for x in there for r in readers[x]} - {*there, i}

@@ -109,7 +109,11 @@ class Merged:
     @cached_property
     def readers(self) -> dict[int, tuple[int, ...]]:
         """Operators that may read each storage, in order."""
-        return {s: tuple(i for i, o in enumerate(self.operators) if s in o.reads) for s in self.size}
+        found: dict[int, list[int]] = {s: [] for s in self.size}
+        for i, o in enumerate(self.operators):
+            for s in o.reads & found.keys():
+                found[s].append(i)
+        return {s: tuple(users) for s, users in found.items()}
 
     @cached_property
     def last_use(self) -> dict[int, int]:
@@ -259,8 +263,9 @@ class _Reader:
         """It makes a result of the step and more, and is read as a whole: run again, both copies of that result would be held."""
         graph = self.graph
         made = graph.nodes[n].makes
-        results = {s for r in graph.results for s in graph.nodes[r].storages}
-        return len(made) > 1 and bool(results & {*made}) and any(n in x.inputs and not is_view(x) for x in graph.nodes[n + 1 :])
+        if len(made) < 2 or not any({*made} & {*graph.nodes[r].storages} for r in graph.results):
+            return False
+        return any(n in x.inputs and not is_view(x) for x in graph.nodes[n + 1 :])
 
     def fits_over(self, node: StepNode, over: int) -> bool:
         """Only a made result of one storage of the same size is written over."""
@@ -337,6 +342,10 @@ def _stages(
                 last |= dict.fromkeys(nodes[x].storages, i)
         last |= dict.fromkeys(nodes[i].storages, i)
     alive = graph.fixed_bytes()
+    ends: dict[int, list[int]] = {}
+    for s, i in last.items():
+        if s not in endless and s in made_by and nodes[made_by[s]].phase == "backward":
+            ends.setdefault(i, []).append(s)
     found: list[tuple[Backward, int]] = []
     for i in order:
         n = nodes[i]
@@ -346,8 +355,7 @@ def _stages(
             ways = tuple(w for w in reader.ways(i) if w.over < 0 or w.over in reader.forward or (last[w.over] == i and w.over not in endless))
             found.append((Backward(node=i, ways=ways, bytes_alive=alive + made, made_bytes=made), alive))
         alive += made
-        gone = [s for s, e in last.items() if e == i and s not in endless and s in made_by and nodes[made_by[s]].phase == "backward"]
-        alive -= sum(storages[s].size_bytes for s in gone)
+        alive -= sum(storages[s].size_bytes for s in ends.get(i, ()))
     groups: list[list[tuple[Backward, int]]] = []
     for b, before in found:
         # a stage begins with each backward node that may read forward results; what is held cannot change before the next one

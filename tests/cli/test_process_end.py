@@ -1,0 +1,29 @@
+"""A command that is the process ends with its code, after what was registered for the end, and with all that it printed."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+CODE = """
+import atexit, sys
+{before}
+from meshwright.cli import process
+atexit.register(lambda: print("at the end"))
+sys.argv = ["meshwright", *sys.argv[1:]]
+process()
+"""
+
+
+@pytest.mark.parametrize("before", ["", "import threading; threading.Timer(0.05, lambda: print('a thread')).start()"])
+def test_the_end_of_a_process(before: str) -> None:
+    done = subprocess.run([sys.executable, "-c", CODE.format(before=before), "--version"], capture_output=True, text=True, check=False)
+    lines = done.stdout.splitlines()
+    assert done.returncode == 0 and lines[0].startswith("meshwright ") and lines[-1] == "at the end" and ("a thread" in lines) == bool(before)
+
+
+def test_the_code_of_a_command_that_is_wrong() -> None:
+    done = subprocess.run([sys.executable, "-m", "meshwright", "--nonsense"], capture_output=True, text=True, check=False)
+    assert done.returncode == 2 and done.stderr.startswith("error: unknown option")
