@@ -2,7 +2,8 @@
 
 Parameters lie in groups: the buckets of the layout, and one group for each parameter that several stages share. A group is one flat buffer, padded
 to whole chunks; its name is what follows `gradients` in the name of its gradient buffer (`@0`, `@1+0.1`, `:tokens.weight`), and rank d of n
-replicas owns the d-th n-th of it; of experts that neighbours divide (`@1%`), n are the replicas with the same. By `TrainingLayout.zero_level`:
+replicas owns the d-th n-th of it; of experts that neighbours divide (`@1%`), n are the replicas with the same. With `whole_parameters` the padding is
+between parameters, so that each lies in one rank's part. By `TrainingLayout.zero_level`:
 
   0  `weights` and `gradients<group>` whole; gradients are all-reduced.
   1  `weights<group>` and `gradients<group>` whole, state of the own part; gradients are reduce-scattered, the optimizer updates the own part, and
@@ -33,7 +34,7 @@ from math import lcm
 from ..errors import Unsupported
 from ..plan.experts import of_experts
 from ..plan.shards import sharing
-from ..plan.sizes import summed_over
+from ..plan.sizes import padded_size, summed_over
 from ..program.builder import LaneBuilder, StepRef
 from .compressed import CompressedSums
 from .norm import lower_norm
@@ -93,6 +94,8 @@ class DataParallel:
     def __post_init__(self) -> None:
         low, r = self.low, self.r
         self.level, sizes = low.layout.zero_level, {buffer: sum(r.sizes[p] for p in params) for buffer, params in r.gradients.items()}
+        if low.layout.whole_parameters:
+            sizes = {buffer: padded_size(low.layout, buffer, [r.sizes[p] for p in params]) for buffer, params in r.gradients.items()}
         for buffer, params in r.gradients.items():
             name = buffer.removeprefix("gradients")
             if self.level and not name:
@@ -133,7 +136,7 @@ class DataParallel:
         r, b = self.r, self.low.b
         for g in self.groups.values():
             self._cut(g)
-        whole = sum(r.sizes[p] for p in r.stage.params) - (sum(g.size_bytes for g in self.groups.values()) if self.level else 0)
+        whole = sum(r.sizes[p] for p in {*r.stage.params} - {p for g in self.groups.values() if self.level for p in g.params})
         r.buffers["weights"] = b.buffer(r.number, chunks=1, chunk_bytes=whole, role="weight", persistent=True, name="weights")
         for g in self.groups.values():
             gradients = f"gradients{g.name}" if self.level < 2 else f"gradshard{g.name}"

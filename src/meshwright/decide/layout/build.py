@@ -124,7 +124,9 @@ def build_layout(
     b = _Build(expanded, graph, degrees, units, usable, losses, workspace, sharding if divided_or_early else PLAIN, sequence=sequence)
     starts = _stage_starts(b, cost, device, border_Bps, cuts, division.stage_speeds)
     runs = [units[i:j] for i, j in pairwise([*starts, len(units)])]
-    b.bucket_bytes = bucket_size(b.sharding, [sum(_parameter_bytes(b, run)) for run in runs])
+    largest = max((p.size_bytes for p in graph.parameters if p.trainable), default=0)
+    whole = bool(b.sharding.whole and b.sharding.level)  # one of each replica fits into a bucket then, or more of it would be padding than parameters
+    b.bucket_bytes = bucket_size(b.sharding, [sum(_parameter_bytes(b, run)) for run in runs], least=degrees.replicas * largest if whole else 0)
     produced_in = {n.name: s for s, run in enumerate(runs) for u in run for n in u.nodes}
     last_read: dict[str, int] = {}
     for s, run in enumerate(runs):
@@ -156,6 +158,7 @@ def build_layout(
         exchanges=exchanges_in(graph) or UNSET,
         batch_sums=sums_in(graph) or UNSET,
         zero_level=b.sharding.level,
+        whole_parameters=whole or UNSET,
         overlap=b.sharding.overlap,
         bucket_bytes=b.bucket_bytes if b.sharding.cuts else 0,
         buckets=tuple(buckets),

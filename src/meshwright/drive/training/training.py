@@ -63,8 +63,9 @@ def plan_training(
     asked, captured = folding(job, fabric, Wishes.these(wishes)), graph
     require_asked(job, fabric, asked, without)
     if graph is None:
-        from ...capture.precision import capture_job
+        from ...capture.precision import capture_job, cast_as
 
+        job = cast_as(job, fabric)
         graph = capture_job(job)
     require_recipe(job, graph)
     context = context_of(job, fabric, cost, graph=graph, wishes=asked.given, budget=budget, without=without, watch=watch)
