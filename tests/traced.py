@@ -14,8 +14,7 @@ from typing import Any
 
 import torch
 
-from meshwright.capture import gpu_casts
-from meshwright.capture import exporting, flatten, forward, joint, regions
+from meshwright.capture import exporting, flatten, forward, gpu_casts, joint, regions
 from meshwright.capture import graph as capturing
 from meshwright.capture import precision as of_jobs
 from meshwright.capture.forward import TracedForward

@@ -104,8 +104,8 @@ class Evaluator:
             scout = self._evaluate_folded(candidate, graph, placement, name, policy)
             if scout.timeline is not None:
                 return scout
-        if (scout := self._surely_unfit(candidate, graph, placement, name, policy)) is not None:
-            return scout
+        if (unfit := self._surely_unfit(candidate, graph, placement, name, policy)) is not None:
+            return unfit
         works = training_works(graph, candidate.layout)
         cost = self._cost(graph, candidate.layout, placement, codecs)
         try:
@@ -134,7 +134,7 @@ class Evaluator:
         None where it may fit, or its ranks are not alike."""
         limits = self._limits(placement)
         small = len(graph.nodes) <= MAX_SMALL_OPERATORS or self.prices is not None or candidate.orders
-        if small or not all(limits) or why_not_folded(candidate.layout):  # type: ignore[arg-type]
+        if candidate.layout is None or small or not all(limits) or why_not_folded(candidate.layout):
             return None
         scout = self._evaluate_folded(candidate, graph, placement, name, policy)
         return scout if scout.timeline is not None and scout.peak_bytes > max(limits) else None
