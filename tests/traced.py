@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from meshwright.capture import exporting, flatten, forward, joint, regions
+from meshwright.capture import exporting, flatten, forward, gpu_casts, joint, regions
 from meshwright.capture import graph as capturing
 from meshwright.capture import precision as of_jobs
 from meshwright.capture.forward import TracedForward
@@ -60,8 +60,8 @@ def kept(model: str, loss: str) -> bool:
     return all(Path(x.partition(":")[0]).resolve().is_relative_to(ROOT) for x in (model, loss) if ".py:" in x)
 
 
-def _casting() -> tuple[bool, str]:
-    return torch.is_autocast_enabled("cpu"), str(torch.get_autocast_dtype("cpu"))
+def _casting() -> tuple[bool, str, bool]:
+    return torch.is_autocast_enabled("cpu"), str(torch.get_autocast_dtype("cpu")), bool(gpu_casts._libraries)
 
 
 def _key(model: str, loss: str, batch_size: int | None, seed: int, sizes: Any = ()) -> tuple[Any, ...]:

@@ -15,8 +15,9 @@ class Recipe(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
     `no_decay`: parameters without weight decay: parts of their names, patterns with `*`, or `1d` for all of at most one dimension. `schedule`: of
     the learning rate, `name:option=value,...` or a function (`run.train.schedules`). `ema`: decay of the moving average of the weights. `clip_norm`:
     gradients are scaled so that the norm of all of them is at most this; `clip_value`: each element is at most this. `precision`: "fp32",
-    "bf16-autocast", "fp16-autocast" (with dynamic loss scaling): forward and loss run under torch.autocast. `batch_statistics`: "" (of each
-    micro-batch, which the gate refuses where it is not all of the batch) or "global": all that looks at other samples sees the whole batch.
+    "bf16-autocast", "fp16-autocast" (with dynamic loss scaling): forward and loss run under torch.autocast. `casts`: of which kind of device the
+    list of operators is that autocast casts: "" (processors') or "cuda", which plans for GPUs have. `batch_statistics`: "" (of each micro-batch,
+    which the gate refuses where it is not all of the batch) or "global": all that looks at other samples sees the whole batch.
     `reproducible`: "run"; "tree", gradients are one fold over the step's micro-batches, so that training has equal bits at any number of ranks
     (docs/reproducibility.md).
     """
@@ -29,6 +30,12 @@ class Recipe(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
     precision: str = "fp32"
     batch_statistics: str = ""
     reproducible: str = "run"
+    casts: str = ""
+
+    @property
+    def autocast(self) -> str:
+        """Precision and `casts` in one, as `capture.precision.casting` takes them."""
+        return f"{self.precision}:{self.casts}" if self.casts and self.precision != "fp32" else self.precision
 
 
 class Training(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):

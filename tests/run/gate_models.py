@@ -544,3 +544,18 @@ def orthogonal(named: Named, lr: float) -> torch.optim.Optimizer:
         return u @ v
 
     return _Simple(named, lr, lambda gs, ps: [turned(g) for g in gs])
+
+
+def newton_schulz(named: Named, lr: float) -> torch.optim.Optimizer:
+    """Nearly orthogonal matrices by a polynomial, as Muon has them: no rounding decides where a gradient has fewer directions than its matrix."""
+
+    def turned(g: torch.Tensor) -> torch.Tensor:
+        if g.dim() != 2:
+            return g
+        x = g / (g.norm() + 1e-7)
+        for _ in range(5):
+            y = x @ x.T
+            x = 3.4445 * x + (-4.7750 * y + 2.0315 * y @ y) @ x
+        return x
+
+    return _Simple(named, lr, lambda gs, ps: [turned(g) for g in gs])

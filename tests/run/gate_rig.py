@@ -13,6 +13,7 @@ from meshwright.decide.layout.tensor_shares import TensorOptions
 from meshwright.decide.layout.unlike_devices import EVEN
 from meshwright.io.fabric.document import fabric_document
 from meshwright.job import Recipe, Training
+from meshwright.plan.optimizers import may_be_cut
 from meshwright.plan.plan import CycleEntry, Plan, StepEnd
 from meshwright.program.hash import program_hash
 from meshwright.run.calibrate.transport import laptop_shape
@@ -30,7 +31,7 @@ def plan_of(
     loss = loss if loss in ("mse", "cross-entropy", "output") else MODELS + loss
     optimizer = optimizer if optimizer.partition(":")[0] in ("sgd", "adamw") else MODELS + optimizer
     end = StepEnd(norm=True) if recipe is not None and recipe.clip_norm else None
-    sharding = DataSharding(zero) if zero else PLAIN
+    sharding = DataSharding(zero, whole=not may_be_cut(optimizer)) if zero else PLAIN
     layout, _, program = _lowered(
         models + model, degrees, microbatch, global_batch, loss, TensorOptions(), None, recompute, sharding, schedule, EVEN, end=end, shared=shared,
         precision=recipe.precision if recipe is not None else "fp32",

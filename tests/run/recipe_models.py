@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import torch
 from tensor_models import ODD, _made
+from torch import nn
 
 
 def tied():
@@ -19,6 +21,13 @@ def single():
     """In float32, which autocast casts."""
     module, batch = _made(32, width=16, heads=4, groups=4, hidden=24, style="packed", layers=2, tied=True)
     return module.float(), batch
+
+
+def normed():
+    """Norms of what products give: a GPU's autocast makes them float32, a processor's does not."""
+    torch.manual_seed(0)
+    layers = (nn.Linear(16, 16), nn.LayerNorm(16), nn.Linear(16, 24), nn.GELU(), nn.Linear(24, 16), nn.LayerNorm(16), nn.Linear(16, 8))
+    return nn.Sequential(*layers), (torch.randn(4, 16), torch.randint(8, (4,)))
 
 
 def half():

@@ -64,7 +64,7 @@ def train(
     sizes = gradient_bytes(case.program, rank)
     graph = ForwardGraph.from_json(case.graph)
     module = build_rank_module(
-        graph, case.layout, rank, whole, case.buffers, device=CPU, gradient_bytes=sizes, precision=job.asked.precision
+        graph, case.layout, rank, whole, case.buffers, device=CPU, gradient_bytes=sizes, precision=job.asked.autocast
     )
     trained = {n: p for n, p in whole.items() if p.requires_grad}
     update = make_update(job, [(p.name, t) for p, t, _ in module.updated()], whole=trained)

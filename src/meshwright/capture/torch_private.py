@@ -6,7 +6,8 @@ Written against torch 2.13; `torch.export` and `torch.fx` are public and used di
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Sequence
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import SimpleNamespace
 from typing import Any
 
@@ -14,10 +15,10 @@ import torch
 from torch import nn
 
 __all__ = [
-    "DispatchRecorder", "FakeTensorMode", "autocast_kernel", "checkpoints_run_plainly", "constant_spec", "custom_partitioner", "dispatch_mode",
-    "export_as_called", "fake_attributes", "fake_like", "fake_mode", "flat_tree", "functorch_block", "global_backward_hooks", "inductor_partitioner",
-    "joint_graph", "make_fx_graph", "mode_of", "partition_saving", "register_constants", "run_backward", "sac_tools", "storage_key",
-    "torch_partition", "traced_below", "uncompiled_graphs", "without_places",
+    "DispatchRecorder", "FakeTensorMode", "autocast_kernel", "below_autocast", "checkpoints_run_plainly", "constant_spec", "custom_partitioner",
+    "dispatch_mode", "export_as_called", "fake_attributes", "fake_like", "fake_mode", "flat_tree", "functorch_block", "global_backward_hooks",
+    "inductor_partitioner", "joint_graph", "make_fx_graph", "mode_of", "partition_saving", "register_constants", "replaced_autocast", "run_backward",
+    "sac_tools", "storage_key", "torch_partition", "traced_below", "uncompiled_graphs", "without_places",
 ]  # fmt: skip
 
 
@@ -251,6 +252,27 @@ def constant_spec(name: str) -> Any:
     from torch.export.graph_signature import InputKind, InputSpec, TensorArgument
 
     return InputSpec(kind=InputKind.CONSTANT_TENSOR, arg=TensorArgument(name=name), target=name, persistent=None)
+
+
+def replaced_autocast(kernels: Mapping[str, Callable[..., Any]]) -> Any:
+    """A library whose kernels stand in the place of all that processors' autocast has, by operator and overload of `aten`, until its `_destroy()`."""
+    library = torch.library.Library("aten", "IMPL")
+    theirs = [n for n in torch._C._dispatch_get_all_op_names() if n.startswith("aten::")]
+    plain = [n.removeprefix("aten::") for n in theirs if torch._C._dispatch_has_kernel_for_dispatch_key(n, "AutocastCPU")]
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # that kernels are replaced
+        for name in plain:
+            if name not in kernels:
+                library.impl(name, torch.library.fallthrough_kernel, "AutocastCPU")
+        for name, kernel in kernels.items():
+            library.impl(name, kernel, "AutocastCPU")
+    return library
+
+
+def below_autocast(operator: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+    """The call as autocast hands it on."""
+    with torch._C._ExcludeDispatchKeyGuard(torch._C.DispatchKeySet(torch._C.DispatchKey.AutocastCPU)):
+        return operator(*args, **kwargs)
 
 
 def autocast_kernel(target: Any, device: str) -> bool:

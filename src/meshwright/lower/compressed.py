@@ -52,6 +52,8 @@ def unsupported_layout(layout: TrainingLayout) -> str:
             f"sharding level {layout.zero_level} keeps no whole gradients, and what a codec has not sent is as large as they are"
             " (level 1 divides the optimizer's state, and goes with codecs)"
         )
+    if layout.whole_parameters:
+        return "replicas divide whole parameters, whose gradients do not lie one after the other (--zero 0)"
     if layout.zero_level and len(layout.mates(0)) > 1:
         return "copies of a stage add up parts of decoded gradients when state is divided, and each would decode others (--zero 0)"
     if layout.tensor > 1 and not divided_parameters(layout):

@@ -2,7 +2,8 @@
 
 Parameters lie in groups: the buckets of the layout, and one group for each parameter that several stages share. A group is one flat buffer, padded
 to whole chunks; its name is what follows `gradients` in the name of its gradient buffer (`@0`, `@1+0.1`, `:tokens.weight`), and rank d of n
-replicas owns the d-th n-th of it; of experts that neighbours divide (`@1%`), n are the replicas with the same. By `TrainingLayout.zero_level`:
+replicas owns the d-th n-th of it; of experts that neighbours divide (`@1%`), n are the replicas with the same. With `whole_parameters` padding stands
+between parameters, so that each lies in one part. By `TrainingLayout.zero_level`:
 
   0  `weights` and `gradients<group>` whole; gradients are all-reduced.
   1  `weights<group>` and `gradients<group>` whole, state of the own part; gradients are reduce-scattered, the optimizer updates the own part, and
@@ -33,7 +34,7 @@ from math import lcm
 from ..errors import Unsupported
 from ..plan.experts import of_experts
 from ..plan.shards import sharing
-from ..plan.sizes import summed_over
+from ..plan.sizes import padded_size, summed_over
 from ..program.builder import LaneBuilder, StepRef
 from .compressed import CompressedSums
 from .groups import ADDING, Group, Residency, last_steps
@@ -70,7 +71,8 @@ class DataParallel:
 
     def __post_init__(self) -> None:
         low, r = self.low, self.r
-        self.level, sizes = low.layout.zero_level, {buffer: sum(r.sizes[p] for p in params) for buffer, params in r.gradients.items()}
+        of, self.level = {buffer: [r.sizes[p] for p in params] for buffer, params in r.gradients.items()}, low.layout.zero_level
+        sizes = {buffer: padded_size(low.layout, buffer, x) if low.layout.whole_parameters else sum(x) for buffer, x in of.items()}
         for buffer, params in r.gradients.items():
             name = buffer.removeprefix("gradients")
             if self.level and not name:
@@ -111,7 +113,7 @@ class DataParallel:
         r, b = self.r, self.low.b
         for g in self.groups.values():
             self._cut(g)
-        whole = sum(r.sizes[p] for p in r.stage.params) - (sum(g.size_bytes for g in self.groups.values()) if self.level else 0)
+        whole = sum(r.sizes[p] for p in {*r.stage.params} - {p for g in self.groups.values() if self.level for p in g.params})
         r.buffers["weights"] = b.buffer(r.number, chunks=1, chunk_bytes=whole, role="weight", persistent=True, name="weights")
         for g in self.groups.values():
             gradients = f"gradients{g.name}" if self.level < 2 else f"gradshard{g.name}"
@@ -226,11 +228,8 @@ class DataParallel:
                 self.next += 1
         if at.phase in ADDING:
             for g in used:
-                if self.level < 2:
-                    writes.append(self.low.whole(r, f"gradients{g.name}"))
-                else:
-                    waits += self._open(g, at.microbatch)
-                    writes.append((self.full[g.name, at.microbatch], 0, g.chunks))
+                waits += self._open(g, at.microbatch) if self.level > 1 else []
+                writes.append(self.low.whole(r, f"gradients{g.name}") if self.level < 2 else (self.full[g.name, at.microbatch], 0, g.chunks))
         if self.level > 1 and not self.low.layout.overlap and self.closed:
             waits.append(self.closed[-1])
         return reads, writes, waits

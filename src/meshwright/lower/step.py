@@ -13,8 +13,8 @@ from ..plan.batch_statistics import batch_sums
 from ..plan.context import exchange_parts, layout_exchanges
 from ..plan.experts import of_experts
 from ..plan.plan import Stage, TrainingLayout, ValueInfo
-from ..plan.shards import sequence_values
-from ..plan.sizes import gradient_buffers, inputs_read, shard_bytes
+from ..plan.shards import exchanging, sequence_values
+from ..plan.sizes import gradient_buffers, inputs_read, padded_size, shard_bytes
 from ..program.builder import LaneBuilder, ProgramBuilder, StepRef
 from ..program.calls import Callee
 from ..program.program import Program
@@ -142,7 +142,8 @@ class StepLowering:
                 (shard_bytes(self.graph, lay, t), gradient_buffers(self.graph, lay, r.stage, t)) for t in range(lay.tensor)
             ]
             for sizes, gradients in parts:
-                found += [sum(sizes[p] for p in params) for name, params in gradients.items() if ":" not in name and not of_experts(name)]
+                of = {name: [sizes[p] for p in params] for name, params in gradients.items() if ":" not in name and not of_experts(name)}
+                found += [padded_size(lay, name, x) if lay.whole_parameters else sum(x) for name, x in of.items()]
             self.buckets[index] = max(found)
         return self.buckets[index]
 

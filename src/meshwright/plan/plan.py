@@ -279,6 +279,8 @@ class TrainingLayout(_Record, frozen=True, kw_only=True):
     exchanges: tuple[ContextExchange, ...] | msgspec.UnsetType = msgspec.UNSET  # left out without context parallelism
     batch_sums: tuple[str, ...] | msgspec.UnsetType = msgspec.UNSET  # left out where replicas share no statistics
     expert_shards: tuple[ParamShard, ...] | msgspec.UnsetType = msgspec.UNSET  # experts' parameters over `expert` ranks; left out where that is 1
+    # No parameter of a bucket lies in the parts of two replicas (`plan.shards.places`): left out where a border may be anywhere.
+    whole_parameters: bool | msgspec.UnsetType = msgspec.UNSET
 
     @property
     def step_end(self) -> StepEnd:

@@ -17,7 +17,7 @@ from ..graph.graph import OpGraph
 from ..program.program import Program
 from .optimizers import state_names
 from .plan import TrainingLayout
-from .shards import divided_parameters, part_ranges, sharing
+from .shards import divided_parameters, part_ranges, places, sharing
 from .sizes import gradient_names
 
 __all__ = [
@@ -234,7 +234,8 @@ def holdings(
         if stop < 0:
             found[name] = region
         elif first < stop:
-            found[name] = flat_region(region, first, stop) if full is not None and spec.shape == full.shape else region
+            cut = full is not None and spec.shape == full.shape and not layout.whole_parameters
+            found[name] = flat_region(region, first, stop) if cut else region
     return found
 
 
@@ -251,12 +252,10 @@ def _pieces(
             continue
         me, members = sharing(layout, replica, buffer)
         own = divided.get(buffer.removeprefix("gradients"), 0) // sizes[known[0]][1] // members
-        at = 0
-        for p in known:
-            count = sizes[p][0]
+        counts = [sizes[p][0] for p in known]
+        for p, count, at in zip(known, counts, places(counts, own if layout.whole_parameters else 0), strict=True):
             first, stop = max(me * own - at, 0), min((me + 1) * own - at, count)
             found[p] = (first, max(first, stop))
-            at += count
     return found
 
 

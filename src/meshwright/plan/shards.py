@@ -18,8 +18,8 @@ from .experts import of_experts
 from .plan import ParamShard, PartialGradient, TrainingLayout, ValueInfo
 
 __all__ = [
-    "Cut", "Divided", "divided_parameters", "expert_shards", "local_extent", "local_shape", "local_size", "local_value", "local_values",
-    "part_ranges", "replica_groups", "sequence_values", "sharing",
+    "Cut", "Divided", "divided_parameters", "exchanging", "expert_shards", "least_part", "local_extent", "local_shape", "local_size", "local_value",
+    "local_values", "part_ranges", "places", "replica_groups", "sequence_values", "sharing",
 ]  # fmt: skip
 
 Ranges = tuple[tuple[int, int], ...]
@@ -128,6 +128,27 @@ def divided_parameters(layout: TrainingLayout, rank: int) -> dict[str, Divided]:
 def sharing(layout: TrainingLayout, replica: int, group: str) -> tuple[int, int]:
     """(which, of how many) replicas with the same parameters of a group a data replica is: of all, of experts those with the same."""
     return (replica // layout.expert, layout.data // layout.expert) if of_experts(group) else (replica, layout.data)
+
+
+def least_part(sizes: Sequence[int], parts: int) -> int:
+    """The least size of `parts` equal parts in which `places` finds room for all of these."""
+    low, high = max(max(sizes, default=0), -(-sum(sizes) // parts)), sum(sizes)
+    while low < high:
+        middle = (low + high) // 2
+        fits = places(sizes, middle)[-1] + sizes[-1] <= parts * middle
+        low, high = (low, middle) if fits else (middle + 1, high)
+    return low
+
+
+def places(sizes: Sequence[int], part: int) -> list[int]:
+    """Where each of these begins, one after the other; what would cross a multiple of `part` begins there. With `part` 0 nothing is left out."""
+    found, at = [], 0
+    for size in sizes:
+        if part and at % part + size > part and at % part:
+            at += part - at % part
+        found.append(at)
+        at += size
+    return found
 
 
 def replica_groups(shape: Sequence[int], shard: ParamShard, parts: int) -> PartialGradient | None:

@@ -6,15 +6,15 @@ Beside `lowering`, because planners ask for sizes without lowering anything.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Container
+from collections.abc import Container, Sequence
 
 from ..graph.graph import OpGraph, Work
 from .experts import EXPERT_GRADIENTS
 from .plan import Segment, Stage, TrainingLayout
-from .shards import expert_shards, local_size, sharing
+from .shards import expert_shards, least_part, local_size, sharing
 from .vocabulary import base_node
 
-__all__ = ["backward_works", "gradient_buffers", "gradient_names", "inputs_read", "shard_bytes", "summed_over", "training_works"]
+__all__ = ["backward_works", "gradient_buffers", "gradient_names", "inputs_read", "padded_size", "shard_bytes", "summed_over", "training_works"]
 
 
 def summed_over(buffer: str) -> tuple[str, ...]:
@@ -67,6 +67,12 @@ def gradient_names(layout: TrainingLayout, stage: Stage, trainable: Container[st
     return found | {f"gradients{partial.get(p, '')}:{p}": (p,) for p in stage.params if p in trainable and users[p] > 1}
 
 
+def padded_size(layout: TrainingLayout, group: str, sizes: Sequence[int]) -> int:
+    """Bytes of a group whose replicas divide parameters of these sizes into equal parts, at least; `group`: its name or its buffer's."""
+    parts = sharing(layout, 0, group)[1]
+    return parts * (least_part(sizes, parts) if layout.whole_parameters else -(-sum(sizes) // parts))
+
+
 def training_works(graph: OpGraph, layout: TrainingLayout) -> dict[str, Work]:
     """Work of every kind of compute step, by the key under which `Cost` prices it.
 
@@ -82,8 +88,8 @@ def training_works(graph: OpGraph, layout: TrainingLayout) -> dict[str, Work]:
     for stage in map(layout.held, range(layout.pipeline)):
         total = 0
         for t in range(layout.tensor):
-            held = {b: sum(sizes[t][p] for p in names) for b, names in gradient_buffers(graph, layout, stage, t).items()}
-            total = max(total, sum(-(-size // sharing(layout, 0, b)[1]) if layout.zero_level else size for b, size in held.items()))
+            held = {b: [sizes[t][p] for p in names] for b, names in gradient_buffers(graph, layout, stage, t).items()}
+            total = max(total, sum(padded_size(layout, b, x) // sharing(layout, 0, b)[1] if layout.zero_level else sum(x) for b, x in held.items()))
         # reads weight, gradient and state (both moments), writes weight and state; about ten operations per parameter
         count, state, norm = len(stage.params), layout.step_end.state_copies, layout.step_end.norm
         works[f"opt{stage.index}|optimizer"] = Work(

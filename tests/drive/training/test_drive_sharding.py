@@ -22,6 +22,7 @@ from meshwright.errors import FormatError, Infeasible, Unsupported, UsageError
 from meshwright.io.plan.plan import plan_bytes, plan_from_bytes
 from meshwright.job import Training
 from meshwright.plan.plan import ContextExchange
+from meshwright.plan.regions import divided_bytes
 
 MODEL = "tests/run/tensor_models.py:even"
 
@@ -54,11 +55,22 @@ def test_wrong_levels_buckets_and_degrees_are_refused():
         Degrees(1, 1, 1, 1, expert=2)
 
 
-def test_a_level_needs_replicas_and_an_optimizer_that_can_be_divided():
+def test_a_level_needs_replicas():
     with pytest.raises(Infeasible, match="no layout has any"):
         planned(ShardingWanted(level=1), data=1)
-    with pytest.raises(UsageError, match="cannot be sharded"):
-        planned(ShardingWanted(level=2), data=2, optimizer="tests/run/optimizers.py:made")
+
+
+def test_parameters_stay_whole_for_optimizers_that_look_at_them_whole():
+    for optimizer, whole in (("adamw", False), ("adafactor", True), ("own.py:made", True)):
+        plan = planned(ShardingWanted(level=2), data=2, optimizer=optimizer)
+        layout, held, size_of = plan.layout, divided_bytes(plan.main, plan.layout)[0], {p.name: p.size_bytes for p in graph().parameters}
+        assert bool(layout.whole_parameters) == whole
+        sizes = {f"@{i}": sum(size_of[p] for p in b.params) for i, b in enumerate(layout.buckets_of(0))}
+        largest = {f"@{i}": max(size_of[p] for p in b.params) for i, b in enumerate(layout.buckets_of(0))}
+        assert held.keys() == sizes.keys()
+        for group, size in held.items():  # a part has room for the largest, and there is a part of padding at most beyond that
+            assert size >= sizes[group] and (not whole or 2 * largest[group] <= size <= sizes[group] + 2 * largest[group])
+    assert planned(ShardingWanted(level=0), data=2, optimizer="adafactor").layout.whole_parameters is msgspec.UNSET
 
 
 @pytest.mark.parametrize("level", [0, 1, 2, 3])

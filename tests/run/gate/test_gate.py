@@ -255,6 +255,13 @@ def test_optimizers_are_given_what_they_look_at_or_refused(
         assert refused("attending", degrees, loss="cross-entropy", optimizer=optimizer).data["cause"] == "optimizer"
 
 
+def test_replicas_divide_whole_parameters_under_optimizers_that_look_at_them() -> None:
+    assert gated("attending", (2, 1, 1), loss="cross-entropy", optimizer="newton_schulz", zero=2).compared == EQUAL
+    with pytest.raises(Unsupported, match="what other replicas update") as caught:
+        gated("attending", (2, 1, 1), loss="cross-entropy", optimizer="clipping", zero=2)
+    assert caught.value.data["degree"] == "--zero 0"
+
+
 def test_an_optimizer_that_follows_rounding_is_said_so() -> None:
     error = refused("low_rank", (2, 1, 1), optimizer="orthogonal")
     assert error.data["cause"] == "optimizer" and error.data["kind"] == "parameter" and "but for rounding" in error.message

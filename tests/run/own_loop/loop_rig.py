@@ -65,6 +65,8 @@ def make_optimizer(model: nn.Module, kind: str = "adamw") -> torch.optim.Optimiz
     groups = [{"params": matrices, "weight_decay": 0.1}, {"params": others, "weight_decay": 0.0, "lr": 3e-3}]
     if kind == "adamw":
         return torch.optim.AdamW(groups, lr=1e-2)
+    if kind == "adafactor":
+        return torch.optim.Adafactor(groups, lr=1e-2)
     return torch.optim.SGD(groups, lr=1e-2, momentum=0.9)
 
 

@@ -48,6 +48,18 @@ def test_losses_weights_and_optimizer_equal_a_plain_loop(layout, pool, tmp_path)
         assert found["same"]  # the owner's parameter objects are still his
 
 
+@pytest.mark.parametrize("layout", ["zero2", "dp2xpp2"])
+def test_an_optimizer_that_looks_at_whole_parameters_has_them_whole(layout, pool, tmp_path):
+    """Adafactor keeps means of rows and columns: replicas divide parameters, not elements."""
+    plan = plan_for(**LAYOUTS[layout], optimizer=torch.optim.Adafactor)
+    assert plan.layout.whole_parameters and plan.layout.zero_level
+    losses, state, optimizer = plain(kind="adafactor")
+    for found in pool.run(trained, plan.layout.ranks, plan.layout.ranks, str(tmp_path / "store"), plan, {"kind": "adafactor"}):
+        assert found["losses"] == pytest.approx(losses, rel=1e-9, abs=0)
+        alike(found["state"], state)
+        same_optimizer(found["optimizer"], optimizer)
+
+
 @pytest.mark.sample(2)
 @pytest.mark.parametrize("layout", ["dp2", "pp2", "zero3"])
 def test_a_saved_step_goes_on_with_equal_bits(layout, pool, tmp_path):

@@ -8,6 +8,7 @@ from recipe_rig import checkpoint, job_of, plain, train, worst
 from rig import graph_of
 from tensor_rig import plan_case
 
+from meshwright.capture.gpu_casts import gpu_casts
 from meshwright.decide.layout.data_sharding import DataSharding
 from meshwright.decide.layout.tensor_shares import TensorOptions
 from meshwright.plan.plan import StepEnd
@@ -75,6 +76,26 @@ def test_layouts_equal_eager_autocast_within_rounding(pool, degrees, level, opti
     assert 1e-3 < off < 0.1 and worst(case, found, expected) <= 1.5 * off
     if degrees[1] * degrees[2] > 1:
         assert "bfloat16" in {v.dtype for v in case.layout.values}
+
+
+def test_a_plan_by_a_gpus_list_is_eager_autocast_by_that_list(pool):
+    """Rehearsed on processors: what a norm gives is float32, so other values cross the borders than by the processor's list."""
+    job_and_loop = {"precision": "bf16-autocast", "casts": "cuda"}
+    make = lambda m: (torch.optim.SGD(m.parameters(), lr=0.01), None, None)  # noqa: E731
+    for degrees, options in (((1, 1, 1), {}), ((1, 2, 2), {"microbatch": 2})):
+        case = case_of(degrees, "bf16-autocast:cuda", name="normed", **options)
+        found = pool.run(train, case.layout.ranks, case, job_of(case, "sgd", **job_and_loop), 0, 2)
+        with gpu_casts():
+            expected = plain(case, "normed", 2, make, dtype=torch.bfloat16)
+        if case.layout.ranks == 1:
+            assert found[0].losses == expected.losses
+            assert all(torch.equal(v, expected.weights[n].reshape(-1)) for (n, _), v in found[0].weights.items())
+            assert plain(case, "normed", 2, make, dtype=torch.bfloat16).losses != expected.losses, "the processor's list gives something else"
+        off = max(float((p - plain(case, "normed", 2, make).weights[n]).abs().max() / p.abs().max()) for n, p in expected.weights.items())
+        assert worst(case, found, expected) <= 1.5 * off
+    graphs = (graph_of(MODELS + "normed", 2, "cross-entropy", f"bf16-autocast{casts}") for casts in ("", ":cuda"))
+    own, theirs = ([n.outputs[0].dtype for n in g.nodes] for g in graphs)
+    assert own != theirs and len(own) == len(theirs)
 
 
 def blow(module, step):

@@ -23,8 +23,9 @@ pytestmark = [pytest.mark.real, pytest.mark.timeout(240)]
 BUCKET = 1500  # bytes: these models then have 3 to 10 buckets
 
 
-def case_of(name, degrees, level, overlap, **options):
-    return plan_case(name, degrees, microbatch=1, global_batch=2 * degrees[0], sharding=DataSharding(level, overlap, BUCKET), **options)
+def case_of(name, degrees, level, overlap, whole=False, **options):
+    sharding = DataSharding(level, overlap, BUCKET, whole=whole)
+    return plan_case(name, degrees, microbatch=1, global_batch=2 * degrees[0], sharding=sharding, **options)
 
 
 def agree(pool, case, name, *, steps=2, optimizer="adamw", **more):
@@ -52,6 +53,25 @@ def test_steps_equal_the_serial_run(pool, name, degrees, level):
 def test_not_overlapped_and_with_tensor_and_pipeline(pool, level):
     agree(pool, case_of("odd_tied", (2, 1, 2), level, False), "odd_tied")
     agree(pool, case_of("odd_tied", (2, 2, 1), level, False), "odd_tied", optimizer="sgd")
+
+
+@pytest.mark.sample(2)
+@pytest.mark.parametrize(
+    ("name", "level", "degrees", "optimizer", "steps"),
+    [("odd_tied", 3, (2, 1, 2), "lars", 20), ("odd_tied", 1, (3, 1, 1), "lars", 2), ("grouped_expand", 2, (2, 1, 1), "newton_schulz", 2),
+     ("grouped_expand", 1, (2, 1, 2), "rows", 2), ("grouped_expand", 3, (3, 1, 1), "adafactor", 2)],
+)  # fmt: skip
+def test_whole_parameters_for_optimizers_that_look_at_them(pool, name, level, degrees, optimizer, steps):
+    """A trust ratio, an orthogonal matrix, factors by row and column: each parameter is one replica's, and steps are the serial run's."""
+    case = case_of(name, degrees, level, level > 1, whole=True)
+    agree(pool, case, name, steps=steps, optimizer=optimizer if optimizer == "adafactor" else f"tests/run/gate_models.py:{optimizer}")
+    owners = {}
+    for rank in range(case.layout.ranks):
+        pipeline, data, _ = case.layout.coordinates(rank)
+        for p, tensor, piece in rank_of(case, rank, "adamw")[0].updated():
+            assert tuple(tensor.shape) == p.full_shape and piece.whole
+            assert owners.setdefault((pipeline, p.name), data) == data, "two replicas update it"
+    assert len({*owners.values()}) == degrees[0]
 
 
 def _buffers(program):
@@ -110,12 +130,13 @@ def saved(case, folder):
     ("before", "after"),
     [
         (((2, 1, 1), 3), ((3, 1, 1), 0)), (((3, 1, 1), 1), ((2, 1, 2), 3)), (((2, 2, 1), 2), ((2, 1, 1), 1)), (((1, 1, 1), 0), ((2, 2, 1), 3)),
-        (((2, 1, 2), 3), ((2, 1, 2), 3)),
+        (((2, 1, 2), 3), ((2, 1, 2), 3)), (((3, 1, 1), 2, True), ((2, 1, 2), 3)), (((2, 2, 1), 3), ((2, 1, 1), 1, True)),
+        (((3, 1, 1), 3, True), ((2, 1, 2), 3, True)),
     ],
 )  # fmt: skip
 def test_checkpoints_load_at_every_level(before, after, tmp_path):
     name = "odd_tied"
-    source, target = (case_of(name, degrees, level, level > 0) for degrees, level in (before, after))
+    source, target = (case_of(name, degrees, level, level > 0, *whole) for degrees, level, *whole in (before, after))
     index = saved(source, tmp_path)
     whole = {n: p.detach() for n, p in whole_case(name, 4, "cross-entropy")[0].named_parameters()}
     for rank in range(target.layout.ranks):
@@ -130,7 +151,7 @@ def test_checkpoints_load_at_every_level(before, after, tmp_path):
                 cut = part_ranges(expected.shape[p.shard.axis], p.shard, target.layout.coordinates(rank)[2], target.layout.tensor)
                 expected = torch.cat([expected.narrow(p.shard.axis, a, b - a) for a, b in cut], p.shard.axis)
             if piece is not None:
-                expected = expected.reshape(-1)[piece.first : piece.stop]
+                expected = expected.reshape(-1)[piece.first : piece.stop].view(tensor.shape)
             have = tensor if factor == 1 else optimizer.state[tensor]["exp_avg"]
             assert torch.equal(have, factor * expected), p.name
         assert all(optimizer.state[t]["step"] == 3 for _, t, _ in module.updated())
@@ -139,9 +160,9 @@ def test_checkpoints_load_at_every_level(before, after, tmp_path):
 @pytest.mark.sample(4)
 @pytest.mark.parametrize(("name", "degrees"), [("odd_tied", (2, 1, 2)), ("grouped_expand", (2, 2, 1)), ("even", (3, 1, 1))])
 @pytest.mark.parametrize("level", [1, 2, 3])
-def test_what_ranks_hold_follows_from_the_plan(name, degrees, level):
+def test_what_ranks_hold_follows_from_the_plan(name, degrees, level, whole=False):
     """`holdings`, without torch, against the tensors that the ranks made."""
-    case = case_of(name, degrees, level, True)
+    case = case_of(name, degrees, level, True, whole)
     whole = {n: p.detach() for n, p in whole_case(name, 4, "cross-entropy")[0].named_parameters()}
     tensors = {f"param:{n}": TensorSpec(tuple(x.shape), 8) for n, x in whole.items()}
     tensors |= {f"optimizer:{n}:exp_avg": spec for n in whole for spec in [tensors[f"param:{n}"]]}
@@ -160,6 +181,11 @@ def test_what_ranks_hold_follows_from_the_plan(name, degrees, level):
                     there = tuple(slice(a, b) for a, b in box)
                     assert torch.equal(view[tuple(slice(a, b) for a, b in inside)], whole[p.name][there]), p.name
         assert {n for n in held if n.endswith(":step")} == {f"optimizer:{p.name}:step" for p, _, _ in module.updated()}
+
+
+def test_what_ranks_hold_of_whole_parameters():
+    for name, degrees, level in (("odd_tied", (2, 1, 2), 3), ("grouped_expand", (2, 2, 1), 1)):
+        test_what_ranks_hold_follows_from_the_plan(name, degrees, level, whole=True)
 
 
 def test_a_checkpoint_that_lacks_elements_is_refused(tmp_path):

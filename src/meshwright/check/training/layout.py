@@ -172,6 +172,8 @@ def _data_parallel(layout: TrainingLayout) -> list[str]:
         bad.append(f"the sharding level is {layout.zero_level}, there are 0 to 3")
     if layout.data < 2 and (layout.zero_level or (layout.overlap and len(layout.placement) < 2)):
         bad.append(f"sharding level {layout.zero_level} and overlapped sums need replicas, there is one")
+    if layout.whole_parameters and (not layout.zero_level or any(b.codec for b in layout.buckets)):
+        bad.append(f"parameters that replicas divide whole need a sharding level and gradients without codecs, the level is {layout.zero_level}")
     if (layout.zero_level or layout.overlap) and not layout.buckets and any(s.params for s in layout.stages):
         bad.append(f"sharding level {layout.zero_level} and overlapped sums need buckets, there are none")
     seen: set[tuple[int, str]] = set()

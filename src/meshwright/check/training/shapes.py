@@ -13,7 +13,8 @@ __all__ = ["check_same_state", "state_differs"]
 
 KEPT = ("weight", "gradient", "state")  # roles of buffers that live on from step to step
 FIELDS = (
-    "data", "tensor", "pipeline", "context", "global_batch", "placement", "zero_level", "buckets", "shards", "partial_gradients", "frozen",
+    "data", "tensor", "pipeline", "context", "global_batch", "placement", "zero_level", "whole_parameters", "buckets", "shards", "partial_gradients",
+    "frozen",
 )  # fmt: skip
 
 

@@ -124,7 +124,9 @@ def build_layout(
     b = _Build(expanded, graph, degrees, units, usable, losses, workspace, sharding if divided_or_early else PLAIN, sequence=sequence)
     starts = _stage_starts(b, cost, device, border_Bps, cuts, division.stage_speeds)
     runs = [units[i:j] for i, j in pairwise([*starts, len(units)])]
-    b.bucket_bytes = bucket_size(b.sharding, [sum(_parameter_bytes(b, run)) for run in runs])
+    whole = bool(b.sharding.whole and b.sharding.level)  # one of each replica fits into a bucket then, or more of it would be padding than parameters
+    least = degrees.replicas * max((p.size_bytes for p in graph.parameters if p.trainable and whole), default=0)
+    b.bucket_bytes = bucket_size(b.sharding, [sum(_parameter_bytes(b, run)) for run in runs], least)
     produced_in = {n.name: s for s, run in enumerate(runs) for u in run for n in u.nodes}
     last_read: dict[str, int] = {}
     for s, run in enumerate(runs):
@@ -147,7 +149,7 @@ def build_layout(
     buckets = _buckets(b, stages, segments) if b.sharding != PLAIN else []
     return TrainingLayout(
         data=degrees.replicas, tensor=degrees.tensor, pipeline=degrees.pipeline,
-        microbatch_size=degrees.microbatch_size,
+        microbatch_size=degrees.microbatch_size, zero_level=b.sharding.level, whole_parameters=whole or UNSET, overlap=b.sharding.overlap,
         microbatches=max(division.microbatches, default=global_batch // (degrees.data * degrees.microbatch_size)),
         replica_microbatches=division.microbatches,
         global_batch=global_batch,
@@ -155,8 +157,6 @@ def build_layout(
         expert_shards=expert_shards(graph, degrees.expert) or UNSET,
         exchanges=exchanges_in(graph) or UNSET,
         batch_sums=sums_in(graph) or UNSET,
-        zero_level=b.sharding.level,
-        overlap=b.sharding.overlap,
         bucket_bytes=b.bucket_bytes if b.sharding.cuts else 0,
         buckets=tuple(buckets),
         stages=tuple(stages),

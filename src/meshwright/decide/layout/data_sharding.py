@@ -38,12 +38,13 @@ MAX_OVERFILL_SHARE = 0.5
 @dataclass(frozen=True, order=True)
 class DataSharding:
     """`level` 0 to 3, see `TrainingLayout`; `bucket_bytes` 0: chosen; `copied`: the schedule will have copies of the stages, which sum gradients
-    where there are no other replicas. Raises: UsageError."""
+    where there are no other replicas; `whole`: what is divided are whole parameters, for optimizers that look at all of one. Raises: UsageError."""
 
     level: int = 0
     overlap: bool = False
     bucket_bytes: int = 0
     copied: bool = False
+    whole: bool = False
 
     def __post_init__(self) -> None:
         if self.level not in (0, 1, 2, 3):
@@ -63,11 +64,11 @@ class DataSharding:
 PLAIN = DataSharding()
 
 
-def bucket_size(sharding: DataSharding, stage_bytes: Sequence[int]) -> int:
-    """Bytes up to which buckets are filled."""
+def bucket_size(sharding: DataSharding, stage_bytes: Sequence[int], least: int = 0) -> int:
+    """Bytes up to which buckets are filled. `least`: of one that is chosen here."""
     if not sharding.cuts:
         return 1 << 62
-    return sharding.bucket_bytes or max(1, min(MAX_BUCKET_BYTES, -(-max(stage_bytes, default=1) // MIN_BUCKETS)))
+    return sharding.bucket_bytes or max(1, least, min(MAX_BUCKET_BYTES, -(-max(stage_bytes, default=1) // MIN_BUCKETS)))
 
 
 def cut_run(parameter_bytes: Sequence[int], crossing_bytes: Sequence[int], allowed: Sequence[bool], size: int) -> list[int]:

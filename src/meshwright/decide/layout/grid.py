@@ -68,6 +68,7 @@ class Grid(DegreesStrategy):
     refuse: Callable[[Degrees], str] | None = None
     tensor_options: TensorOptions = LEVEL
     end: StepEnd | None = None  # of every layout; None: plain
+    whole: bool = False  # parameters stay whole where replicas divide training state
 
     @classmethod
     def cited(cls, layout: TrainingLayout | None) -> list[tuple[str, Cite]]:
@@ -125,7 +126,8 @@ class Grid(DegreesStrategy):
         try:
             layout = build_layout(
                 graph, regions, degrees, problem.global_batch, cost=problem.cost, device=device, border_Bps=rate, workspace=self.workspace,
-                kept=kept, options=options, cuts=_borders(problem.borders, degrees.pipeline), sharding=sharding, division=division,
+                kept=kept, options=options, cuts=_borders(problem.borders, degrees.pipeline), division=division,
+                sharding=replace(sharding, whole=sharding.whole or self.whole),
             )  # fmt: skip
         except Infeasible as error:
             return LayoutCandidate(degrees=degrees, why=error.message, sharding=sharding, division=division)

@@ -25,7 +25,8 @@ __all__ = ["Collectives", "CollectivesWanted"]
 MAX_TRIED_IN_PLACE = 4
 # Times the fastest alone that a strategy may take alone to be tried in the step.
 MAX_TIMES_FASTEST = 1.25
-# Of a large program, strategies are tried in place within this part of the layout search's counted work.
+# Of a large program, strategies are tried in place within this part of the layout search's counted work, and each alone within this part of what it
+# else may take.
 LARGE_PARTS = 8
 
 
@@ -50,11 +51,12 @@ class Collectives(Decision):
         if planner.strategy != "auto" or planner.reproducible != "run" or (best.program is not None and best.program.fold is not None):
             return found
         told: dict[str, list[dict[str, Any]]] = {}
-        work_s = context.budget.work_s / LARGE_PARTS if context.is_large(best.candidate) else float("inf")
-        deadline = Deadline.after(work_s=work_s)
+        large = context.is_large(best.candidate)
+        deadline = Deadline.after(work_s=context.budget.work_s / LARGE_PARTS if large else float("inf"))
+        each_s = MAX_PLANNING_WORK_S / LARGE_PARTS if large else MAX_PLANNING_WORK_S
         called = {planner.by_hash[name][0] for name in best.callees}
         for purpose in (p for p in PURPOSES if p in called):
-            for name in _promising(planner, best, purpose):
+            for name in _promising(planner, best, purpose, each_s):
                 tried = planner.with_choice(purpose, name)
                 if deadline.work_left_s <= 0:
                     told.setdefault(purpose, []).append({"strategy": name, "why": "not tried: the work for large steps is done"})
@@ -77,12 +79,12 @@ class Collectives(Decision):
         return [(key, cite) for name in used if (cite := cite_of("collective", STRATEGIES, name))]
 
 
-def _promising(planner: CollectivePlanner, best: Evaluated, purpose: str) -> list[str]:
+def _promising(planner: CollectivePlanner, best: Evaluated, purpose: str, each_s: float) -> list[str]:
     """The scouts, then what is about as fast as the fastest of all strategies on the purpose's largest call, alone."""
     calls = (planner.by_hash[name] for name in best.callees)
     problem = max((planned.problem for mine, planned in calls if mine == purpose), key=lambda p: (p.size_bytes, len(p.ranks)))
     variants = {v.label: v for v in called_variants((k for k in STRATEGIES if not k.chooses), problem)}
-    alone_s = {r.strategy: r.time_s for r in auto(problem, candidates=list(variants.values()), each_s=MAX_PLANNING_WORK_S) if r.time_s is not None}
+    alone_s = {r.strategy: r.time_s for r in auto(problem, candidates=list(variants.values()), each_s=each_s) if r.time_s is not None}
     near = (variants[label].name for label, time_s in alone_s.items() if time_s <= MAX_TIMES_FASTEST * min(alone_s.values()))
     scouts = [k.name for k in SCOUTS]
     return scouts + [name for name in dict.fromkeys(near) if name not in scouts][:MAX_TRIED_IN_PLACE]

@@ -19,6 +19,7 @@ from ...fabric.fabric import Device, Fabric
 from ...graph.graph import OpGraph
 from ...job import Training
 from ...kernels.effort import Budget, Cut, Deadline
+from ...plan.optimizers import may_be_cut
 from ...plan.plan import TrainingLayout
 from .collectives import CollectivePlanner
 from .evaluate import Evaluator
@@ -201,7 +202,8 @@ class Context:
         from ...graph.liveness import segment_workspace
 
         options = self.wish(LayoutWanted).tensor_options
-        return Grid(workspace=segment_workspace, tensor_options=options, refuse=refusing_cuts(self.job, refuse), end=step_end(self.job, self.graph))
+        end, whole = step_end(self.job, self.graph), not may_be_cut(self.job.optimizer)
+        return Grid(workspace=segment_workspace, tensor_options=options, refuse=refusing_cuts(self.job, refuse), end=end, whole=whole)
 
     @cached_property
     def speeds(self) -> dict[str, float]:

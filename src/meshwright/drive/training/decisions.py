@@ -33,7 +33,7 @@ from .sharding import Sharding
 from .step_end import in_precision, statistics_of
 from .wishes import LayoutWanted, StepPrices, Wishes
 
-__all__ = ["DECISIONS", "choose", "cites_of", "context_of", "decide", "refine", "require_asked"]
+__all__ = ["DECISIONS", "begin", "choose", "cites_of", "context_of", "finish", "refine", "require_asked"]
 
 # In this order, among all that was judged and then on the winner:
 DECISIONS: tuple[Decision, ...] = (
@@ -93,14 +93,19 @@ def _require_names(without: Collection[str]) -> None:
         raise UsageError(f"there is no decision {unknown[0]!r} that can be left out", where="--without", hint=f"some of {', '.join(names[1:])}")
 
 
-def decide(context: Context) -> Found:
-    """All decisions. Raises: what they raise; Infeasible, TimeLimit where nothing fits."""
+def begin(context: Context) -> Found:
+    """Decisions among all that is judged, with a winner. Raises: what they raise; Infeasible, TimeLimit where nothing fits."""
     for decision in context.made:
         decision.require(context)
     found = choose(context)
     if found.best is None:
         raise no_plan(found, context)
-    return refine(context, replace(found, best=context.evaluator.whole(found.best)))
+    return found
+
+
+def finish(context: Context, found: Found) -> Found:
+    """Decisions on the winner, written out with all its micro-batches."""
+    return refine(context, replace(found, best=context.evaluator.whole(found.winner)))
 
 
 def choose(context: Context, names: Collection[str] | None = None, found: Found | None = None) -> Found:

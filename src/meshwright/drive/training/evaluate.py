@@ -31,7 +31,7 @@ from ...program.program import Program
 from .collectives import CollectivePlanner
 from .evaluated import KEEP_ALL, Evaluated, Policy
 from .folded import MAX_FOLDED_STEPS, SCOUTED_MICROBATCHES, folded_step, steady_of, with_microbatches
-from .program_sizes import MAX_PROGRAM_STEPS, MAX_SMALL_STEPS, expected_steps
+from .program_sizes import MAX_PROGRAM_STEPS, MAX_SMALL_OPERATORS, MAX_SMALL_STEPS, expected_steps
 from .schedules import Prices
 
 __all__ = ["Evaluator"]
@@ -107,6 +107,8 @@ class Evaluator:
             scout = self._evaluate_folded(candidate, graph, placement, name, policy)
             if scout.timeline is not None:
                 return scout
+        if (unfit := self._surely_unfit(candidate, graph, placement, name, policy)) is not None:
+            return unfit
         works = training_works(graph, candidate.layout)
         cost = self._cost(graph, candidate.layout, placement, codecs)
         try:
@@ -127,6 +129,18 @@ class Evaluator:
             candidate=candidate, placement=placement, placement_name=name, program=program, callees=callees, works=works, timeline=timeline,
             policy=policy, fabric=self.fabric, cost=cost, codec_prices=codecs, **over,
         )  # fmt: skip
+
+    def _surely_unfit(
+        self, candidate: LayoutCandidate, graph: OpGraph, placement: tuple[str, ...], name: str, policy: Policy
+    ) -> Evaluated | None:
+        """Of a large model, one rank of every stage where already its simulated peak is more than there is: whoever makes it fit asks for no more.
+        None where it may fit, or its ranks are not alike."""
+        limits = self._limits(placement)
+        small = len(graph.nodes) <= MAX_SMALL_OPERATORS or self.prices is not None or candidate.orders
+        if candidate.layout is None or small or not all(limits) or why_not_folded(candidate.layout):
+            return None
+        scout = self._evaluate_folded(candidate, graph, placement, name, policy)
+        return scout if scout.timeline is not None and scout.peak_bytes > max(limits) else None
 
     def _lowered(self, candidate: LayoutCandidate, graph: OpGraph, placement: tuple[str, ...]) -> tuple[Program, dict[str, Program], float]:
         """The program, what it calls, and steps and edges of all that is written out. Where those are too many, the purpose that brings most gets

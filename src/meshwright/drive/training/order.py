@@ -19,7 +19,7 @@ from ...graph.graph import OpGraph
 from ..layout.search import LayoutFindings, find_layouts
 from .context import Context
 from .folded import MAX_FOLDED_STEPS
-from .program_sizes import MAX_PROGRAM_STEPS, steps_of
+from .program_sizes import MAX_PROGRAM_STEPS, MAX_SMALL_OPERATORS, steps_of
 
 __all__ = [
     "MAX_BUILT_DEGREES", "MAX_BUILT_OPERATORS", "MAX_FOLDED_DEGREES", "MAX_PLANNED_DEVICES", "LeftOut", "Refusal", "by_layer_table", "sizes",
@@ -28,7 +28,8 @@ __all__ = [
 
 # Operators times candidates that are built without asking the layer table first.
 MAX_BUILT_OPERATORS = 60_000
-# Degrees that are built where the layer table was asked, best by it first.
+# Degrees that are built where the layer table was asked, best by it first; of models with more than MAX_SMALL_OPERATORS operators half as many: the
+# search judges two or three of them in its work.
 MAX_BUILT_DEGREES = 12
 # Degrees that are built of those whose programs are too large to write out, best by the layer table first.
 MAX_FOLDED_DEGREES = 2
@@ -61,16 +62,18 @@ class Refusal:
             self.left_out = LeftOut(findings=findings)
         order = sorted(self.best, key=lambda d: (self.best[d], d))
         self.small, self.large = small, large
-        self.keep = {*[d for d in order if d in small][:MAX_BUILT_DEGREES], *[d for d in order if d in large][:MAX_FOLDED_DEGREES]}
+        self.steps = steps_of(context.graph, context.job.global_batch)  # once: it looks for regions in the whole graph
+        self.most = MAX_BUILT_DEGREES // 2 if len(context.graph.nodes) > MAX_SMALL_OPERATORS else MAX_BUILT_DEGREES
+        self.keep = {*[d for d in order if d in small][: self.most], *[d for d in order if d in large][:MAX_FOLDED_DEGREES]}
 
     def __call__(self, degrees: Degrees) -> str:
         d = replace(degrees, sequence=False, exchange="", expert=1)
         if d not in self.small and d not in self.large:
-            known = steps_of(self.context.graph, self.context.job.global_batch)(d)
+            known = self.steps(d)
             self.left_out = replace(self.left_out, too_large=min(self.left_out.too_large or known, known))
             return f"not built: about {known:,} program steps, at most {MAX_PROGRAM_STEPS:,}"
         if self.best and d not in self.keep and d.context == 1:  # the table knows none
-            return f"not built: not among the {MAX_BUILT_DEGREES if d in self.small else MAX_FOLDED_DEGREES} best by the layer table"
+            return f"not built: not among the {self.most if d in self.small else MAX_FOLDED_DEGREES} best by the layer table"
         return "not built: the time limit" if self.context.clock.late else ""
 
 

@@ -2,7 +2,8 @@
 
 The search over degrees judges level 0 with sums after backward. Then, where replicas exist: sums during backward for the fastest layouts; and for
 layouts that do not fit, the levels in order until one does, if they may still win. A level moves at least the bytes of an all-reduce, so levels
-are chosen for memory, not for speed; a lost replica takes the only copy of its pieces with it, so nothing is divided without need.
+are chosen for memory, not for speed; a lost replica takes the only copy of its pieces with it, so nothing is divided without need. Under an optimizer
+that looks at all of a parameter, or may (`plan.optimizers.may_be_cut`), replicas divide parameters among themselves, not elements.
 
 On processors, a rank is one thread that computes, posts messages and adds what has come. There sums during backward must also be faster where nothing
 of this overlaps and links alone run beside it (`Cost.thread`), or they are not chosen: more messages are then only more work.
@@ -18,8 +19,7 @@ from ...cite import Cite
 from ...decide.layout.data_sharding import CITE, DataSharding
 from ...decide.layout.problem import LayoutCandidate
 from ...decide.layout.unlike_devices import EVEN
-from ...errors import Infeasible, UsageError
-from ...plan.optimizers import may_be_cut
+from ...errors import Infeasible
 from .context import Context, Decision, Found, Looks
 from .evaluated import Evaluated, fastest
 from .placements import placements_of
@@ -55,16 +55,11 @@ class Sharding(Decision):
     name = "sharding"
 
     def choose(self, found: Found, context: Context) -> Found:
-        """Raises: Infeasible when a level is asked for and no degrees have replicas; UsageError when the optimizer cannot be sharded."""
-        wanted, custom = context.wish(ShardingWanted), not may_be_cut(context.job.optimizer)
-        if custom and wanted.level:
-            raise UsageError(
-                f"optimizer {context.job.optimizer} cannot be sharded: it would be given pieces of parameters", where="--zero",
-                hint="one that updates every element by itself, like adamw, or --zero 0",
-            )  # fmt: skip
+        """Raises: Infeasible when a level is asked for and no degrees have replicas."""
+        wanted = context.wish(ShardingWanted)
         if wanted.level == 0 and wanted.overlap is False:
             return found
-        chooser = _Chooser(context, wanted, 0 if custom else 3, found.judged)
+        chooser = _Chooser(context, wanted, found.judged)
         chooser.run()
         required = (e for e in chooser.judged if as_wanted(e, wanted))
         best = fastest(required, lambda e: (e.candidate.sharding, e.candidate.degrees, e.placement_name))
@@ -105,8 +100,8 @@ def as_wanted(e: Evaluated, wanted: ShardingWanted) -> bool:
 
 
 class _Chooser:
-    def __init__(self, context: Context, wanted: ShardingWanted, highest: int, judged: list[Evaluated]) -> None:
-        self.context, self.wanted, self.highest = context, wanted, highest
+    def __init__(self, context: Context, wanted: ShardingWanted, judged: list[Evaluated]) -> None:
+        self.context, self.wanted = context, wanted
         self.looks = Looks(max(2 * MAX_FITTING_LAYOUTS + 3 * MAX_UNFITTING_LAYOUTS, MAX_ASKED_LAYOUTS), context.budget.work_s / 2)
         self.judged = list(judged)
         self.grid = context.grid()
@@ -125,7 +120,7 @@ class _Chooser:
                 if tried is not None and self.wanted.overlap is None and tried.is_in_turns and tried.in_turns_s >= e.in_turns_s:
                     why = f"{tried.in_turns_s:.4g} s where a rank does one thing at a time, {e.in_turns_s:.4g} s with sums after backward"
                     self.judged[-1] = replace(tried, timeline=None, why=why)
-        if self.wanted.level is None and self.highest:
+        if self.wanted.level is None:
             self._unfitting(replicated)
 
     def _level(self, level: int) -> DataSharding:
@@ -154,7 +149,7 @@ class _Chooser:
         for e in sorted((e for e in replicated if e.excess_bytes > 0), key=lambda e: e.candidate.estimate_s):
             over.setdefault(e.candidate.degrees, e)
         for e in [x for x in over.values() if x.candidate.estimate_s < limit][:MAX_UNFITTING_LAYOUTS]:
-            for level in range(1, self.highest + 1):
+            for level in (1, 2, 3):
                 tried = self._try(e, self._level(level))
                 if tried is not None and (tried.fits or (tried.time_s >= limit and self.context.is_large(tried.candidate))):
                     break

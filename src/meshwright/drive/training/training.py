@@ -27,8 +27,8 @@ from ...plan.plan import Alternative, Plan, Prediction
 from ...timeline import Timeline
 from ..plans import check_plan, make_plan
 from .context import Context, Found, Made, SearchBudget
-from .decisions import context_of, decide, refine, require_asked
-from .evaluated import Evaluated
+from .decisions import begin, context_of, finish, refine, require_asked
+from .evaluated import Evaluated, fastest
 from .reproducible import folding, require_folds
 from .sharding import ShardingWanted, as_wanted
 from .step_end import require_recipe
@@ -63,20 +63,37 @@ def plan_training(
     asked, captured = folding(job, fabric, Wishes.these(wishes)), graph
     require_asked(job, fabric, asked, without)
     if graph is None:
-        from ...capture.precision import capture_job
+        from ...capture.precision import capture_job, cast_as
 
+        job = cast_as(job, fabric)
         graph = capture_job(job)
     require_recipe(job, graph)
     context = context_of(job, fabric, cost, graph=graph, wishes=asked.given, budget=budget, without=without, watch=watch)
-    found = decide(context)
+    found = begin(context)
     if captured is None and (other := _graph_of_its_size(job, graph, found)) is not None:
         only = replace(asked.of(LayoutWanted), microbatch=other.batch_size)
-        if context.is_large((best := found.winner).candidate):  # nor are other degrees judged again, which takes long
+        if large := context.is_large((best := found.winner).candidate):  # nor are other degrees judged again, which takes long
             only = replace(only, data=best.layout.data, tensor=best.layout.tensor, pipeline=best.layout.pipeline)
         context = context_of(job, fabric, cost, graph=other, wishes=asked.but(only).given, budget=budget, without=without, watch=watch)
-        found = decide(context)
+        found = (_same_on(found, context) if large else None) or begin(context)
+    found = finish(context, found)
     require_folds(found.winner.layout)
     return _proved(found, context)
+
+
+def _same_on(found: Found, context: Context) -> Found | None:
+    """The chosen degrees, sharding and placement on the context's graph; None where they do not fit there, or another order of stages was chosen."""
+    best, asked = found.winner, found.winner.candidate
+    if asked.schedule:
+        return None
+    candidate = context.grid().sharded(context.problem, asked.degrees, asked.sharding, asked.division)
+    made = context.judge(candidate, best.placement, best.placement_name) if candidate.layout is not None else []
+    chosen = fastest(made, lambda e: (e.placement_name,))
+    if chosen is None:
+        return None
+    of = f"with several samples in a micro-batch, where a model makes other calls than for {context.graph.batch_size}"
+    others = [e if e.timeline is None else replace(e, timeline=None, why=f"{e.time_s:.4g} s {of}") for e in found.judged if e is not best]
+    return replace(found, best=chosen, judged=[chosen, *others])
 
 
 def _proved(found: Found, context: Context) -> Plan:

@@ -88,7 +88,7 @@ class StageSource:
             with traced.mode:
                 self._ranks[rank] = build_rank_module(
                     graph, whole, rank, traced.parameters, traced.buffers, device=torch.device("cpu"), gradient_bytes={},
-                    precision=self.job.asked.precision, counted=False,
+                    precision=self.job.asked.autocast, counted=False,
                 )
         module = self._ranks[rank].segments[segment.key]
         return trace_segment(module, *example_tensors(graph, layout, segment, module.inputs, part), module.constants)

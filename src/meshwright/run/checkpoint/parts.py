@@ -51,7 +51,7 @@ def parts_of(tensors: Mapping[str, torch.Tensor], module: RankModule, layout: Tr
         part = Part(shape=list(tensor.shape), dtype=str(tensor.dtype).removeprefix("torch."), crc32=crc32_of(tensor))
         divided = piece is not None and tensor.shape == piece.tensor.shape
         if p is not None and piece is not None and divided:
-            part.shape, part.flat = list(p.full_shape), [piece.first, piece.stop]
+            part.shape, part.flat = list(p.full_shape), [] if piece.whole else [piece.first, piece.stop]
         if p is not None and p.shard is not None and (divided or tensor.shape == p.tensor.shape):
             extent = p.full_shape[p.shard.axis]
             part.shape, part.axis = list(p.full_shape), p.shard.axis

@@ -73,7 +73,7 @@ def _padding(plan: Plan, data: str, limited: bool) -> str:
         larger = [filled(x, (1, *size), value) for x, size, value in zip(given, sizes, padding.values, strict=True)]
         losses = []
         for inputs in (given, larger):
-            with owner.own_code(), torch.no_grad(), casting(job.asked.precision):
+            with owner.own_code(), torch.no_grad(), casting(job.asked.autocast):
                 losses.append(float(objective(*(x.clone() for x in inputs))))
         if abs(losses[0] - losses[1]) > tolerance * max(map(abs, losses)):
             raise DifferentTraining(

@@ -73,7 +73,7 @@ class Owner:
         objective = Objective(source.module, self.job.loss, calling=source.calling)
         with self.own_code(), torch.no_grad():
             for part in parts:
-                with part.random(), casting(self.job.asked.precision):
+                with part.random(), casting(self.job.asked.autocast):
                     total += part.weight * float(objective(*(x.clone() for x in part.inputs)))
         return total
 
@@ -94,7 +94,7 @@ class Owner:
             for part in parts:
                 for n, b in module.named_buffers() if part.afresh else ():
                     b.data.copy_(first[n])
-                with part.random(), casting(self.job.asked.precision):
+                with part.random(), casting(self.job.asked.autocast):
                     inputs = [x.clone() for x in part.inputs]
                     loss = (objective(*inputs) if part.loss is None else part.loss(module, inputs)) * part.weight
                 if loss.requires_grad:

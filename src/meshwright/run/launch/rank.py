@@ -238,7 +238,7 @@ class _Maker:
         with seeded(self.job.seed, "evaluation"):
             data.microbatch(0, 0, 0)  # wrong data is told before anything starts
         return Evaluation(
-            plan, graph, self.rank, module, data, batches, transport, precision=self.job.asked.precision,
+            plan, graph, self.rank, module, data, batches, transport, precision=self.job.asked.autocast,
             opaque=opaque_function(self.job, graph, self.layout, str(self.device), evaluation=True),
             exchange=count_exchange(graph, self.layout, self.rank) if self.layout.ranks > 1 else None, progress=link.progress,
         )  # fmt: skip

@@ -11,6 +11,7 @@ from typing import Any
 import msgspec
 
 from ...errors import MissingExtra, TooFewDevices, UsageError
+from ...job import Recipe
 from ...lower.compressed import require_codecs_run
 from ...plan.plan import Plan, TrainingLayout
 from ..train.casts import require_casts
@@ -135,8 +136,8 @@ def check_request(plan: Plan, request: RunRequest) -> TrainingLayout:
             f"the plan needs {ranks} ranks, {request.max_ranks} are allowed", where="--max-ranks", hint="plan for a smaller fabric (--devices)",
             data={"needed": ranks, "available": request.max_ranks},
         )  # fmt: skip
-    precision = dict(dict(plan.job.get("training", {})).get("recipe", {})).get("precision", "fp32")
-    require_casts(plan.layout, precision, request.device, "--device")
+    asked = msgspec.convert(dict(plan.job.get("training", {})).get("recipe", {}), Recipe)
+    require_casts(plan.layout, asked, request.device, "--device")
     if request.device == "cuda":
         import torch
 

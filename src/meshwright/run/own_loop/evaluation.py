@@ -68,7 +68,7 @@ class OwnEvaluation:
         (graph, opaque), layout = self._traced, self.plan.layout
         assert layout is not None
         self._made = Evaluation(
-            self.plan, graph, self.rank, module, batches, 1, transport, precision=self.live.job.asked.precision, opaque=opaque,
+            self.plan, graph, self.rank, module, batches, 1, transport, precision=self.live.job.asked.autocast, opaque=opaque,
             exchange=count_exchange(graph, layout, self.rank) if layout.ranks > 1 else None,
         )  # fmt: skip
 

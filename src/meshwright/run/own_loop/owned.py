@@ -21,6 +21,7 @@ from ...io.shard_file import crc32_of
 from ...plan.plan import TrainingLayout
 from ..tensor.sharding import take_part
 from ..train.masters import Masters
+from ..train.optimizer_trial import own_looks_beyond
 from ..train.optimizers import require_no_closure
 from ..train.segments import RankModule
 from ..train.sharded_state import ParameterShard, Piece
@@ -38,14 +39,15 @@ def require_plain(model: nn.Module, optimizer: torch.optim.Optimizer, layout: Tr
                 f"parameter {name} has a gradient hook", where=f"model.{name}", hint="a step adds gradients up in parts: remove the hook"
             )
     require_no_closure(optimizer)
-    kind, name = type(optimizer), optimizer_name(optimizer)[0]
-    if name.startswith("live:") and (layout.zero_level or layout.tensor > 1 or layout.expert > 1):
-        how = f"tensor degree {layout.tensor}" if layout.tensor > 1 else f"expert degree {layout.expert}"
-        how = f"sharding level {layout.zero_level}" if layout.zero_level else how
-        raise Unsupported(
-            f"{kind.__name__} would be given pieces of parameters, and may look beyond single elements", where=how,
-            hint="plan with zero=0 and tensor=1, or use one of torch's that update every element by itself",
-        )  # fmt: skip
+    kind, degrees = type(optimizer), (layout.zero_level + 1, layout.tensor, layout.expert, layout.pipeline)
+    if max(degrees) > 1 and optimizer_name(optimizer)[0].startswith("live:"):
+        beyond = own_looks_beyond(optimizer, dict(model.named_parameters()), layout)
+        if beyond is not None:
+            degree = {"--zero 0": "zero=0", "--tp 1": "tensor=1", "--ep 1": "expert=1", "--pp 1": "pipeline=1"}[beyond.degree]
+            raise Unsupported(
+                f"{kind.__name__} looks beyond {beyond.what}", where=f"tensor {layout.tensor}, expert {layout.expert}, zero {layout.zero_level}",
+                hint=f"plan with {degree}, so that a rank gives it the whole", data={"beyond": beyond.what, "degree": beyond.degree},
+            )  # fmt: skip
 
 
 def equal_weights(model: nn.Module, group: Any) -> list[str]:
@@ -83,7 +85,7 @@ def release_others(model: nn.Module, module: RankModule, layout: TrainingLayout)
 def divide(whole: torch.Tensor, of: ParameterShard, piece: Piece | None) -> torch.Tensor:
     """This rank's part of something of a parameter's full shape; a copy, or the whole itself."""
     local = whole if of.shard is None else take_part(whole, of.shard.axis, of.shard, of.part, of.parts)
-    return local if piece is None else local.reshape(-1)[piece.first : piece.stop].clone()
+    return local if piece is None else local.reshape(-1)[piece.first : piece.stop].clone().view(piece.tensor.shape)
 
 
 class Reached:

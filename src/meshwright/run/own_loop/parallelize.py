@@ -63,7 +63,7 @@ def parallelize(
     require_plain(model, optimizer, layout)
     plans = plans_of_shapes(plan)
     lives = [live_again(model, p.job, loss, batch) for p in plans]
-    require_casts(layout, lives[0].job.asked.precision, device.type, "model")
+    require_casts(layout, lives[0].job.asked, device.type, "model")
     own_groups(lives[0].job, model, optimizer)
     group = dist.new_group(backend="gloo") if world else None
     if world:

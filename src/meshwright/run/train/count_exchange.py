@@ -1,12 +1,12 @@
 """What the loss of a whole batch is divided by, where every rank has the samples of its own replica only: the ranks add up what theirs count.
 
-A small all-reduce at the start of a step, on a process group of the processor beside the plan's messages. The plan does not hold it: it is as long as
-the loss has counted values, and no number of a tensor's size.
+A small all-reduce on a process group of the processor beside the plan's messages, from the start of a step until the loss needs it. The plan does not
+hold it: it is as long as the loss has counted values, and no number of a tensor's size.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -31,16 +31,25 @@ class CountExchange:
     group: Any
 
     def __call__(self, counts: LossCounts, batches: Iterable[Sequence[torch.Tensor]]) -> dict[str, float]:
-        """Counts of the whole batch; `batches`: the micro-batches of this rank's replica. All ranks of the group call it.
+        """Counts of the whole batch; `batches`: the micro-batches of this rank's replica. All ranks of the group call it."""
+        return self.begin(counts, batches)()
+
+    def begin(self, counts: LossCounts, batches: Iterable[Sequence[torch.Tensor]]) -> Callable[[], dict[str, float]]:
+        """The same, whose result is waited for where it is asked for.
 
         Several ranks count the same samples (tensor-parallel ones, copies of a stage): a replica's counts are the mean of what they say.
         """
         found = torch.zeros(self.replicas, len(self.values), 2, dtype=torch.float64)
         for value, count in counts.sums(batches).items():
             found[self.replica, self.values.index(value)] = torch.tensor([count, 1.0], dtype=torch.float64)
-        self.group.allreduce([found]).wait()  # without the checks of `dist.all_reduce`, which take as long
-        of_replicas = found[..., 0] / found[..., 1].clamp(min=1.0)
-        return dict(zip(self.values, of_replicas.sum(0).tolist(), strict=True))
+        work = self.group.allreduce([found])  # without the checks of `dist.all_reduce`, which take as long
+
+        def ended() -> dict[str, float]:
+            work.wait()
+            of_replicas = found[..., 0] / found[..., 1].clamp(min=1.0)
+            return dict(zip(self.values, of_replicas.sum(0).tolist(), strict=True))
+
+        return ended
 
 
 def count_exchange(graph: ForwardGraph, layout: TrainingLayout, rank: int) -> CountExchange | None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -13,7 +13,26 @@ from ...plan.plan import Segment
 from ..steps.forward_graph import ForwardGraph, ForwardNode, decode_argument, resolve
 from .loss_terms import IGNORED, LossTerm, argument
 
-__all__ = ["LossCounts", "counted_values", "divisors_of"]
+__all__ = ["Awaited", "LossCounts", "counted_values", "divisors_of"]
+
+
+class Awaited:
+    """What still has to happen before divisors are read: calls of the graph ask for them through `function`."""
+
+    def __init__(self) -> None:
+        self.pending: Callable[[], None] | None = None
+
+    def settle(self) -> None:
+        if self.pending is not None:
+            pending, self.pending = self.pending, None
+            pending()
+
+    def function(self) -> Callable[[torch.Tensor], torch.Tensor]:
+        def awaited(divisor: torch.Tensor) -> torch.Tensor:
+            self.settle()
+            return divisor
+
+        return awaited
 
 
 def counted_values(terms: Mapping[str, LossTerm]) -> tuple[str, ...]:
@@ -51,6 +70,7 @@ class LossCounts:
     divisors: dict[str, torch.Tensor]
     constants: Mapping[str, torch.Tensor]
     buffers: Mapping[str, torch.Tensor]
+    awaited: Awaited = field(default_factory=Awaited)
 
     def of(self, inputs: Sequence[torch.Tensor]) -> dict[str, float]:
         """What a micro-batch adds to every count, by the value that is counted."""

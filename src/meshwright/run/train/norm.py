@@ -70,7 +70,7 @@ class GradientNorm:
             mine, gradient = counted(self.layout, self.rank, p), tensor.grad
             assert gradient is not None, "gradients lie in the plan's buffers"
             if isinstance(mine, torch.Tensor):
-                mask = mine.reshape(-1)[piece.first : piece.stop] if piece is not None else mine
+                mask = mine.reshape(-1)[piece.first : piece.stop].view(gradient.shape) if piece is not None else mine
                 self.parts.append((gradient, mask.to(gradient.device)))
             elif mine:
                 self.whole.append(gradient)

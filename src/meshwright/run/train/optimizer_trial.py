@@ -1,15 +1,18 @@
 """Whether an optimizer of the owner's updates parts of a model as it would update the whole: found out by trial.
 
 A rank gives its optimizer what it holds: the parameters of its stages, its shards of those that tensor parallelism splits, and with a sharding level
-one-dimensional pieces. An optimizer that looks at one element at a time cannot tell; one that takes the norm of a parameter (LARS, LAMB), factors a
-matrix (Adafactor), makes it orthogonal (Muon, Shampoo) or clips the norm of all gradients can. The trial makes both updates on random gradients,
-of the model's own shapes where they are small, and compares.
+one-dimensional pieces, or some of the parameters whole. An optimizer that looks at one element at a time cannot tell; one that takes the norm of a
+parameter (LARS, LAMB), factors a matrix (Adafactor), makes it orthogonal (Muon, Shampoo) or clips the norm of all gradients can. The trial makes both
+updates on random gradients, of the model's own shapes where they are small, and compares.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from copy import deepcopy
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
@@ -19,13 +22,14 @@ from ...plan.plan import ParamShard, TrainingLayout
 from ...plan.shards import expert_shards
 from .optimizers import make_optimizer
 
-__all__ = ["Beyond", "looks_beyond", "refuse_optimizer"]
+__all__ = ["Beyond", "looks_beyond", "own_looks_beyond", "refuse_optimizer"]
 
 MAX_DIM = 256  # of a parameter in the trial: beyond the sizes from which factoring optimizers factor
 MAX_PARAMETERS = 16  # in the trial, of unlike shapes first
 STEPS = 2  # the second sees the state that the first left
 TOLERANCE = 1e-6  # of the largest update; the trial is in double precision
 Tensors = Mapping[str, torch.Tensor]
+Make = Callable[[list[tuple[str, torch.nn.Parameter]], Tensors], Any]  # an optimizer of what is held, of the whole model's parameters
 
 
 @dataclass(frozen=True)
@@ -40,6 +44,32 @@ def looks_beyond(name: str, parameters: Mapping[str, torch.Tensor], learning_rat
     """The first split of the layout that changes what the optimizer called `name` does; None where none does."""
     if not named(name, where="--optimizer").is_function:  # what torch's own look at is known (`plan.optimizers`)
         return None
+    return _tried(lambda held, whole: make_optimizer(name, held, learning_rate, whole=whole), parameters, layout)
+
+
+def own_looks_beyond(optimizer: torch.optim.Optimizer, parameters: Mapping[str, torch.nn.Parameter], layout: TrainingLayout) -> Beyond | None:
+    """The same of the owner's optimizer object, of which copies are tried. What fails on such a copy is taken to look at all of a parameter."""
+
+    def copied(held: list[tuple[str, torch.nn.Parameter]], whole: Tensors) -> Any:
+        own = dict(held)
+        memo: dict[int, Any] = {id(p): own.get(n, p) for n, p in parameters.items()}
+        found = object.__new__(type(optimizer))
+        fields = {k: v for k, v in vars(optimizer).items() if k not in ("state", "step") and not k.endswith("_hooks")}
+        found.__dict__.update(deepcopy(fields, memo), state=defaultdict(dict), **{k: {} for k in vars(optimizer) if k.endswith("_hooks")})
+        mine = {id(p) for p in own.values()}
+        for group in found.param_groups:
+            group["params"] = [p for p in group["params"] if id(p) in mine]
+        return found
+
+    try:
+        return _tried(copied, parameters, layout)
+    except Exception as error:
+        line = (str(error).splitlines() or [type(error).__name__])[0]
+        split = {"--tp 1": layout.tensor, "--ep 1": layout.expert, "--zero 0": layout.zero_level + 1, "--pp 1": layout.pipeline}
+        return Beyond(f"what a copy of it can be tried with ({line})", next(flag for flag, degree in split.items() if degree > 1))
+
+
+def _tried(make: Make, parameters: Mapping[str, torch.Tensor], layout: TrainingLayout) -> Beyond | None:
     chosen = _chosen({n: p for n, p in parameters.items() if p.requires_grad})
     if not chosen:
         return None
@@ -51,16 +81,22 @@ def looks_beyond(name: str, parameters: Mapping[str, torch.Tensor], learning_rat
         return {n: torch.randn(s, generator=generator, dtype=torch.float64) * 10.0 ** (i % 3 - 1) for i, (n, s) in enumerate(chosen.items())}
 
     gradients = [draw() for _ in range(STEPS)]
-    whole = _updated(name, learning_rate, start, gradients, start)
-    if layout.pipeline > 1 and len(start) > 1:
-        for held in _stages(layout, start):
-            if _apart(_updated(name, learning_rate, {n: start[n] for n in held}, gradients, start), whole):
-                return Beyond("one parameter: what other stages hold changes its update", "--pp 1")
+    whole = _updated(make, start, gradients, start)
+
+    def apart_by(groups: Iterable[Sequence[str]]) -> bool:
+        """Whether ranks with some of the parameters each update them otherwise."""
+        return any(_apart(_updated(make, {n: start[n] for n in held}, gradients, start), whole) for held in groups)
+
+    if layout.pipeline > 1 and len(start) > 1 and apart_by(_stages(layout, start)):
+        return Beyond("one parameter: what other stages hold changes its update", "--pp 1")
     for degree, cuts, flag in ((layout.tensor, layout.shards, "--tp 1"), (layout.expert, expert_shards(layout), "--ep 1")):
         shards = {s.param: s for s in cuts if degree > 1 and s.param in start and start[s.param].shape[s.axis] > 1}
-        if shards and _apart(_by_shards(name, learning_rate, start, gradients, shards), whole):
+        if shards and _apart(_by_shards(make, start, gradients, shards), whole):
             return Beyond("a shard of a parameter: the rest of it changes its update", flag)
-    if layout.zero_level and _apart(_by_pieces(name, learning_rate, start, gradients), whole):
+    if layout.zero_level and layout.whole_parameters:
+        if len(start) > 1 and apart_by(([*start][::2], [*start][1::2])):
+            return Beyond("one parameter: what other replicas update changes its update", "--zero 0")
+    elif layout.zero_level and _apart(_by_pieces(make, start, gradients), whole):
         return Beyond("one element: the rest of its parameter changes its update", "--zero 0")
     return None
 
@@ -85,10 +121,10 @@ def _chosen(parameters: Mapping[str, torch.Tensor]) -> dict[str, tuple[int, ...]
     return {n: tuple(min(d, MAX_DIM) for d in parameters[n].shape) for n in order[:MAX_PARAMETERS]}
 
 
-def _updated(name: str, learning_rate: float, start: Tensors, gradients: Sequence[Tensors], whole: Tensors) -> dict[str, torch.Tensor]:
+def _updated(make: Make, start: Tensors, gradients: Sequence[Tensors], whole: Tensors) -> dict[str, torch.Tensor]:
     """What all steps together add to what is held of the `whole` parameters."""
     held = {n: torch.nn.Parameter(x.clone()) for n, x in start.items()}
-    optimizer = make_optimizer(name, list(held.items()), learning_rate, whole=whole)
+    optimizer = make(list(held.items()), whole)
     for step in gradients:
         for n, p in held.items():
             p.grad = step[n].clone()
@@ -106,35 +142,33 @@ def _stages(layout: TrainingLayout, start: Tensors) -> list[list[str]]:
 
 
 def _halves(
-    name: str, learning_rate: float, start: Tensors, gradients: Sequence[Tensors], cut: Callable[[str, torch.Tensor], Sequence[torch.Tensor]]
+    make: Make, start: Tensors, gradients: Sequence[Tensors], cut: Callable[[str, torch.Tensor], Sequence[torch.Tensor]]
 ) -> list[dict[str, torch.Tensor]]:
     """Two ranks, each with its part of `cut`."""
 
     def own(tensors: Tensors, rank: int) -> dict[str, torch.Tensor]:
         return {n: cut(n, x)[rank] for n, x in tensors.items()}
 
-    return [_updated(name, learning_rate, own(start, rank), [own(g, rank) for g in gradients], start) for rank in (0, 1)]
+    return [_updated(make, own(start, rank), [own(g, rank) for g in gradients], start) for rank in (0, 1)]
 
 
-def _by_shards(
-    name: str, learning_rate: float, start: Tensors, gradients: Sequence[Tensors], shards: Mapping[str, ParamShard]
-) -> dict[str, torch.Tensor]:
+def _by_shards(make: Make, start: Tensors, gradients: Sequence[Tensors], shards: Mapping[str, ParamShard]) -> dict[str, torch.Tensor]:
     """Two tensor-parallel ranks, each with half of what is split."""
 
     def cut(n: str, x: torch.Tensor) -> Sequence[torch.Tensor]:
         first, second = x.tensor_split(2, shards[n].axis) if n in shards else (x, x)
         return first, second
 
-    halves = _halves(name, learning_rate, start, gradients, cut)
+    halves = _halves(make, start, gradients, cut)
     return {n: torch.cat([h[n] for h in halves], shards[n].axis) if n in shards else halves[0][n] for n in start}
 
 
-def _by_pieces(name: str, learning_rate: float, start: Tensors, gradients: Sequence[Tensors]) -> dict[str, torch.Tensor]:
+def _by_pieces(make: Make, start: Tensors, gradients: Sequence[Tensors]) -> dict[str, torch.Tensor]:
     """Two data replicas, the border anywhere within a parameter."""
 
     def cut(n: str, x: torch.Tensor) -> Sequence[torch.Tensor]:
         flat, border = x.reshape(-1), (2 * x.numel()) // 3
         return flat[:border], flat[border:]
 
-    halves = _halves(name, learning_rate, start, gradients, cut)
+    halves = _halves(make, start, gradients, cut)
     return {n: torch.cat([h[n] for h in halves]).view(start[n].shape) for n in start}

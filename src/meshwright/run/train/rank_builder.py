@@ -39,14 +39,14 @@ class RankBuilder:
         """`options`: `clock`, `adopt`, `values`, of `build_rank_module`, which says what is raised."""
         return build_rank_module(
             self.graph, self.layout, self.rank, parameters, buffers, device=self.device, gradient_bytes=gradient_bytes(self.program, self.rank),
-            opaque=self.opaque, precision=self.job.asked.precision, **options,
+            opaque=self.opaque, precision=self.job.asked.autocast, **options,
         )  # fmt: skip
 
     def module_beside(self, trained: RankModule) -> RankModule:
         """For batches of another shape, on what `trained` holds. Raises: as `module_of_shape`."""
         return module_of_shape(
             self.graph, self.layout, self.rank, trained, device=self.device, gradient_bytes=gradient_bytes(self.program, self.rank),
-            opaque=self.opaque, precision=self.job.asked.precision,
+            opaque=self.opaque, precision=self.job.asked.autocast,
         )  # fmt: skip
 
     def update(self, module: RankModule, parameters: Mapping[str, torch.Tensor]) -> Update:

@@ -28,6 +28,7 @@ from ..steps.replay import Replays
 from ..tensor.sharding import PARTIAL, Member, Shard, check_gradients, local_shape, propagate
 from ..tensor.vocabulary import FUNCTIONS, function_of
 from .dropout import Draws, RandomPlace, draw_function, draws_bits, keep_mask, random_places, traced_mask
+from .loss_counts import Awaited
 from .loss_terms import LossTerm, counted_call
 from .segment_module import SegmentModule
 from .segment_step import planned_segment
@@ -63,6 +64,7 @@ class SegmentBuilder:
         self.positions = positions
         self.clock, self.groups, self.precision, self.terms = clock, groups, precision, terms
         self.divisors: dict[str, torch.Tensor] = {}  # of the terms that its segments divide by counts
+        self.awaited = Awaited()  # until these are known
         self.graph, self.layout, self.held, self.buffers, self.device, self.opaque = graph, layout, held, buffers, device, opaque
         self.tensor_index = tensor_index
         self.places = random_places(graph if positions is None else positions.traced)
@@ -177,6 +179,7 @@ class SegmentBuilder:
             kwargs = {k: decode_argument(v, known.__getitem__, self.device) for k, v in node.kwargs.items()}
             divisor, divided = known.get(f"count:{node.name}"), False
             if divisor is not None:
+                divisor = graph.call_function(self.awaited.function(), (divisor,))
                 args, kwargs, divided = counted_call(self.terms[node.name], node, args, kwargs, divisor)
             known[node.name] = graph.call_function(target, args, kwargs)
             if divided:

@@ -165,7 +165,7 @@ def _with_segments(
     builder.divisors = {} if weighted else divisors
     segments = {s.key: builder.segment(s) for s in mine}
     norms = {n: torch.zeros(size // 8, dtype=torch.float64, device=device) for n, size in gradient_bytes.items() if n.startswith("norm:")}
-    counts = LossCounts(graph, {n: terms[n] for n in divisors}, divisors, builder.constants, kept) if divisors else None
+    counts = LossCounts(graph, {n: terms[n] for n in divisors}, divisors, builder.constants, kept, builder.awaited) if divisors else None
     return replace(
         state, segments=segments, draws=builder.draws, norms=norms, positions=positions, counts=counts, weighted=weighted,
         once=buffers_once(graph, layout),
@@ -222,7 +222,7 @@ def evaluation_module(
     segments = {s.key: builder.segment(s) for s in mine}
     counts = None
     if builder.divisors:
-        counts = LossCounts(graph, {n: terms[n] for n in builder.divisors}, builder.divisors, builder.constants, trained.buffers)
+        counts = LossCounts(graph, {n: terms[n] for n in builder.divisors}, builder.divisors, builder.constants, trained.buffers, builder.awaited)
     made = RankModule(segments, trained.parameters, trained.buffers, {}, graph.outputs[0], builder.draws, trained.groups, counts=counts)
     return replace(made, once=buffers_once(graph, layout)), layout
 

@@ -4,7 +4,8 @@ A group's parameters lie one after the other in a flat tensor, padded to the pla
 a view of the flat tensor. At level 3 a rank keeps its own part; while whole weights exist (`attach`), parameters are views of them, in between they
 hold nothing. What autograd saves of weights are references (`referring`): backward reads the weights that are gathered then. Weights are never
 changed while a step reads them, so both gathers hold the same numbers.
-The optimizer is given one-dimensional pieces: what of each parameter lies in the rank's part.
+The optimizer is given one-dimensional pieces: what of each parameter lies in the rank's part. Where parameters stay whole (`whole_parameters`) it
+is given those that lie there, as they are.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ import torch
 from ...codec.codec import parse_codec
 from ...errors import Unsupported
 from ...plan.plan import ParamShard, TrainingLayout
-from ...plan.shards import sharing
+from ...plan.shards import places, sharing
 from ...plan.sizes import gradient_names
 from ..steps.stand_in import StandIn, as_they_are
 
@@ -45,12 +46,14 @@ class ParameterShard:
 
 @dataclass
 class Piece:
-    """Elements `first` to `stop` of the parameter as this rank's tensor-parallel index holds it, flattened; `tensor` is trained."""
+    """Elements `first` to `stop` of the parameter as this rank's tensor-parallel index holds it, flattened; `tensor` is trained. `whole`: it is all
+    of them, and has the parameter's shape."""
 
     of: ParameterShard
     first: int
     stop: int
     tensor: torch.nn.Parameter
+    whole: bool = False
 
 
 @dataclass
@@ -118,31 +121,33 @@ def _group(
         raise Unsupported(f"parameters of one bucket are {sorted(map(str, dtypes))}", hint="give all trained parameters one dtype")
     (dtype,) = dtypes
     size = gradient_bytes.get(f"gradients{name}", 0) if level == 1 else n * gradient_bytes.get(f"gradshard{name}", 0)
-    total, needed = size // dtype.itemsize, sum(p.numel for p in params)
+    total, counts = size // dtype.itemsize, [p.numel for p in params]
+    starts = places(counts, total // n if layout.whole_parameters else 0)
+    needed = starts[-1] + counts[-1]
     if total < needed or total % n:
         raise Unsupported(f"the plan's buffers of group {name!r} hold {total} elements, its {len(params)} parameters have {needed}")
     flat = torch.zeros(total, dtype=dtype, device=device)
     low, high = me * (total // n), (me + 1) * (total // n)
-    places, at = [], 0
-    for p in params:
+    lying = []
+    for p, at in zip(params, starts, strict=True):
         shape = p.tensor.shape
         flat[at : at + p.numel].view(shape).copy_(read(p))
         p.gradient, p.offset = f"gradients{name}", at
-        places.append((p, at, shape))
-        at += p.numel
+        lying.append((p, at, shape))
         if p.tensor.is_meta and not flat.is_meta:
             p.tensor = torch.nn.Parameter(flat.new_empty(0))
     gradients = torch.zeros(total if level == 1 else high - low, dtype=dtype, device=device)
     flats = {f"gradients{name}" if level == 1 else f"gradshard{name}": gradients}
     shard = flat[low:high] if level < 3 else flat[low:high].clone()
     flats[f"weights{name}" if level < 3 else f"shard{name}"] = flat if level < 3 else shard
-    group = ParameterGroup(name, level, places, shard, gradients[low:high] if level == 1 else gradients, flats)
-    for p, first, shape in places:
+    group = ParameterGroup(name, level, lying, shard, gradients[low:high] if level == 1 else gradients, flats)
+    for p, first, shape in lying:
         a, b = max(low, first), min(high, first + shape.numel())
         if a < b:
-            piece = torch.nn.Parameter(shard[a - low : b - low])
-            piece.grad = group.gradient[a - low : b - low]
-            group.pieces.append(Piece(p, a - first, b - first, piece))
+            form = shape if layout.whole_parameters else torch.Size([b - a])
+            piece = torch.nn.Parameter(shard[a - low : b - low].view(form))
+            piece.grad = group.gradient[a - low : b - low].view(form)
+            group.pieces.append(Piece(p, a - first, b - first, piece, bool(layout.whole_parameters)))
     if level < 3:
         group.attach(flat)
         if level == 1:

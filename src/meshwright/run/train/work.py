@@ -83,14 +83,22 @@ class TrainingWork:
         """What the loss is divided by in this step: counts of all replicas' micro-batches, from the ranks that have them, or else from the data."""
         lay = self.layout
         mine = range(lay.microbatches_of(replica))
+        counts.awaited.settle()
         if self.exchange is not None:
-            sums = self.exchange(counts, map(own, mine))
+            sums = self.exchange.begin(counts, map(own, mine))
         else:
             others = [] if self.alone else [(d, mb) for d in range(lay.data) if d != replica for mb in range(lay.microbatches_of(d))]
             batches = [*map(own, mine), *(self.data.microbatch(step, d, mb) for d, mb in others)]
-            sums = {v: x * lay.all_microbatches / len(batches) for v, x in counts.sums(batches).items()}
-        # Members of a context group have the same samples, so each of their targets was counted by all of them.
-        counts.fill({v: x / lay.context for v, x in sums.items()}, lay.all_microbatches)
+            found = {v: x * lay.all_microbatches / len(batches) for v, x in counts.sums(batches).items()}
+            sums = lambda: found  # noqa: E731
+
+        def fill() -> None:  # members of a context group have the same samples, so each of their targets was counted by all of them
+            counts.fill({v: x / lay.context for v, x in sums().items()}, lay.all_microbatches)
+
+        if self.exchange is not None and not self.module.weighted:
+            counts.awaited.pending = fill  # the first call that divides waits for the others' counts
+            return
+        fill()
         if self.module.weighted:
             self._shares.update({mb: counts.weight(own(mb), lay.all_microbatches) for mb in mine})
 

@@ -1,0 +1,71 @@
+"""Large models are judged with less: the plan is the one that judging everything gives."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import cache
+
+import pytest
+
+from captured import captured
+from meshwright.drive.plans import check_plan, read_fabric
+from meshwright.drive.training import context, evaluate, order, training
+from meshwright.drive.training.collective_choice import CollectivesWanted
+from meshwright.drive.training.training import plan_training
+from meshwright.drive.training.wishes import LayoutWanted
+from meshwright.job import Training
+
+MODEL = "examples/gpt.py:tiny"
+DEGREES = LayoutWanted(data=2, tensor=2, pipeline=1)
+
+
+def fabric(memory_bytes):
+    boxes = read_fabric("dgx-h100:1", "0-3")
+    return replace(boxes, devices=tuple(replace(d, memory_bytes=memory_bytes) for d in boxes.devices))
+
+
+@cache
+def graph():
+    return captured(MODEL)
+
+
+def planned(memory_bytes, given=True, **wanted):
+    job = Training(model=MODEL, global_batch=8)
+    wishes = (replace(DEGREES, **wanted), CollectivesWanted("ring"))
+    return plan_training(job, fabric(memory_bytes), graph=graph() if given else None, wishes=wishes)
+
+
+def test_what_surely_does_not_fit_is_judged_by_one_rank(monkeypatch):
+    roomy = planned(1 << 40)
+    limit = max(roomy.prediction.memory_worst_bytes) * 9 // 10
+    whole = planned(limit, microbatch=4)
+    assert whole.decisions["recompute"]["strategy"] != "none"
+    monkeypatch.setattr(evaluate, "MAX_SMALL_OPERATORS", 0)
+    seen = []
+    own = evaluate.Evaluator._surely_unfit
+    monkeypatch.setattr(evaluate.Evaluator, "_surely_unfit", lambda *a: seen.append(own(*a)) or seen[-1])
+    found = planned(limit, microbatch=4)
+    assert any(e is not None and e.folded and not e.fits for e in seen) and None in seen
+    assert found.cycle == whole.cycle and found.placement == whole.placement
+    assert found.prediction.time_s == whole.prediction.time_s and found.layout == whole.layout
+
+
+def test_the_chosen_layout_alone_is_judged_on_the_graph_of_one_sample(monkeypatch):
+    pytest.importorskip("torch")
+    whole = planned(1 << 40, given=False, microbatch=1)
+    monkeypatch.setattr(context.Context, "is_large", lambda *_: True)
+    begun = []
+    own = training.begin
+    monkeypatch.setattr(training, "begin", lambda c: begun.append(c.graph.batch_size) or own(c))
+    found = planned(1 << 40, given=False, microbatch=1)
+    assert len(begun) == 1 and begun[0] > 1, "the search ran once, on the graph that was captured first"
+    assert found.layout == whole.layout and found.job["graph_fingerprint"] == whole.job["graph_fingerprint"]
+    assert found.cycle == whole.cycle and check_plan(found).ok
+
+
+def test_regions_are_looked_for_once(monkeypatch):
+    calls = []
+    own = order.steps_of
+    monkeypatch.setattr(order, "steps_of", lambda *a, **b: calls.append(1) or own(*a, **b))
+    plan_training(Training(model=MODEL, global_batch=64), read_fabric("dgx-h100:1"), graph=graph(), wishes=(CollectivesWanted("ring"),))
+    assert len(calls) <= 3
