@@ -59,7 +59,8 @@ def test_jobs_and_nodes_as_slurm_prints_them():
         5) and parse_version("slurm 25.11.1") == (25, 11)
 
 
-@pytest.mark.parametrize("text", ["slurm_load_jobs error", "JobId=1 ExitCode=x:y", "JobId=1 Nodes=n[1-9999999] CPU_IDs=0 Mem=1 GRES=",
+@pytest.mark.parametrize("text", ["slurm_load_jobs error", "JobId= JobName=a", "JobId=1 ExitCode=x:y",
+                                  "JobId=1 Nodes=n[1-9999999] CPU_IDs=0 Mem=1 GRES=",
                                   "JobId=1 Nodes=n1 CPU_IDs=0-99999 Mem=1 GRES=", "JobId=1 Nodes=n1 CPU_IDs=0 Mem=lots GRES="])  # fmt: skip
 def test_jobs_of_another_kind_are_refused(text):
     with pytest.raises(FormatError):

@@ -105,6 +105,15 @@ def test_files_that_are_no_database(tmp_path):
         read_azure_packing(tmp_path / "none.sqlite")
 
 
+def test_a_damaged_schema_is_refused(tmp_path):
+    """SQLite quotes it in its message, which is then no UTF-8."""
+    azure_base(tmp_path / "a.sqlite")
+    data = (tmp_path / "a.sqlite").read_bytes()
+    (tmp_path / "a.sqlite").write_bytes(data.replace(b"CREATE TABLE vm", bytes([*b"CREATE T", 200, *b"BLE vm"])))
+    with pytest.raises(FormatError, match=r"cannot be read|no plain table"):
+        read_azure_packing(tmp_path / "a.sqlite")
+
+
 def test_huawei(tmp_path):
     path = tmp_path / "h.csv"
     path.write_text("vmid,cpu,memory,time,type\n0,1,2,10,0\n1,4,8,15,0\n0,1,2,40,1\n0,8,16,50,0\n", encoding="utf-8")

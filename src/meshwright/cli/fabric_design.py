@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from ..drive.network import NetworkRow
     from ..drive.wiring import WiringRow
     from ..fabric.fabric import Fabric
+    from ..kernels.effort import Budget
 
 __all__ = ["HELP", "arguments", "run"]
 
@@ -120,7 +121,7 @@ def _wirings(args: argparse.Namespace, problem: TopologyProblem) -> Result:
         rows = grow_wiring(read_fabric(args.grow), problem, evaluations=tried, seed=args.seed, budget=budget)
     else:
         rows = design_wiring(problem, options=options, seed=args.seed, budget=budget)
-    return _shown(args, rows, problem)
+    return _shown(args, rows, problem, budget)
 
 
 def _rewired(args: argparse.Namespace, rate_Bps: int, latency_s: float) -> Result:
@@ -129,19 +130,21 @@ def _rewired(args: argparse.Namespace, rate_Bps: int, latency_s: float) -> Resul
     from ..drive.wiring import GROWTHS, rewire_wiring
     from ..fabric.prices import shipped_prices
     from ..io.fabric.prices import read_prices
+    from ..kernels.effort import Budget
 
     others = ("nodes", "accelerators", "grow", "bidirectional", "peers", "parallel", "schedule", "budget", "job")
     _refuse(args, others, "designs without --rewire", "a redesign keeps what stands")
     prices = read_prices(args.prices) if args.prices else shipped_prices()
     given = TopologyProblem(nodes=2, ports=1, rate_Bps=rate_Bps, latency_s=latency_s, prices=prices)
+    budget = Budget(1)
     rows, problem = rewire_wiring(
         read_fabric(args.rewire), args.without.split(",") if args.without else (), given, ports=args.ports or 0, moved=args.moved,
-        evaluations=GROWTHS if args.evaluations is None else args.evaluations, seed=args.seed,
+        evaluations=GROWTHS if args.evaluations is None else args.evaluations, seed=args.seed, budget=budget,
     )  # fmt: skip
-    return _shown(args, rows, problem)
+    return _shown(args, rows, problem, budget)
 
 
-def _shown(args: argparse.Namespace, rows: list[WiringRow], problem: TopologyProblem) -> Result:
+def _shown(args: argparse.Namespace, rows: list[WiringRow], problem: TopologyProblem, budget: Budget) -> Result:
     number = _chosen(args, len(rows), len(rows))
     text = _text(rows, problem)
     written = _written(args, rows[number - 1].design.fabric(problem)) if args.out or args.cables or args.dot else []

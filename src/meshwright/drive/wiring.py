@@ -89,7 +89,7 @@ def grow_wiring(fabric: Fabric, problem: TopologyProblem, *, evaluations: int = 
 @stage("rewiring")
 def rewire_wiring(
     fabric: Fabric, down: Sequence[str], problem: TopologyProblem | None = None, *, ports: int = 0, moved: int = 0, evaluations: int = GROWTHS,
-    seed: int = 0,
+    seed: int = 0, budget: Budget | None = None,
 ) -> tuple[list[WiringRow], TopologyProblem]:  # fmt: skip
     """Redesigns of the wiring that stands without the parts `down` (`fabric.edit`), each checked, and the problem that they solve.
 
@@ -109,7 +109,9 @@ def rewire_wiring(
     paired = arcs == tuple(sorted((b, a) for a, b in arcs))
     asked = replace(problem or TopologyProblem(nodes=2, ports=1), nodes=len(left.devices), ports=ports, bidirectional=paired)
     standing = Standing(fabric.name, asked.nodes, ports, arcs, paired)
-    found, names = rewire(standing, moved=moved, evaluations=evaluations, rng=np.random.default_rng(seed)), tuple(d.name for d in left.devices)
+    names = tuple(d.name for d in left.devices)
+    with (budget or Budget(1)).net():
+        found = rewire(standing, moved=moved, evaluations=evaluations, rng=np.random.default_rng(seed))
     return [_moved_row(grown, names, asked, least_moved(standing)) for grown in found], asked
 
 

@@ -13,7 +13,7 @@ from ..plan.batch_statistics import batch_sums
 from ..plan.context import exchange_parts, layout_exchanges
 from ..plan.experts import of_experts
 from ..plan.plan import Stage, TrainingLayout, ValueInfo
-from ..plan.shards import exchanging, sequence_values
+from ..plan.shards import sequence_values
 from ..plan.sizes import gradient_buffers, inputs_read, padded_size, shard_bytes
 from ..program.builder import LaneBuilder, ProgramBuilder, StepRef
 from ..program.calls import Callee

@@ -18,7 +18,7 @@ from .experts import of_experts
 from .plan import ParamShard, PartialGradient, TrainingLayout, ValueInfo
 
 __all__ = [
-    "Cut", "Divided", "divided_parameters", "exchanging", "expert_shards", "least_part", "local_extent", "local_shape", "local_size", "local_value",
+    "Cut", "Divided", "divided_parameters", "expert_shards", "least_part", "local_extent", "local_shape", "local_size", "local_value",
     "local_values", "part_ranges", "places", "replica_groups", "sequence_values", "sharing",
 ]  # fmt: skip
 

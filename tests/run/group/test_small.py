@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+import meshwright.run.group.engine
 from meshwright.io.fabric.name import load_fabric
 from meshwright.run.group.audit import Audit, Told
 from meshwright.run.group.engine import Engine
@@ -15,6 +16,7 @@ from meshwright.run.group.plans import MAX_TRIED_RANKS, GroupPlans
 from meshwright.run.group.record_file import pack_call
 from meshwright.run.group.recorder import Recorder
 from meshwright.run.group.settings import Settings, settings_from
+from meshwright.run.group.verdict import View, first_cause
 
 
 class Store(dict[str, bytes]):
@@ -67,3 +69,23 @@ def test_what_is_agreed_on_before_a_trial_has_a_number_of_its_own() -> None:
     assert told[0] is not None
     neighbour.hear(1, told[0])
     assert neighbour.differs() is None
+
+
+def test_a_call_that_is_asked_about_is_seen_beside_one_that_nobody_waits_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two ranks are told apart by the call that they ask about, also while the thread still walks the small broadcast before it."""
+    broadcast, reduction, gather = (pack_call(op, root, "", "int64") for op, root in (("broadcast", 2), ("all-reduce", -1), ("all-gather", -1)))
+
+    def walking(recorder: Recorder, rank: int, *more: Any) -> View:
+        peer = {0: 2, 1: 2, 2: 0}[rank]
+        history = [(1, broadcast, 24, 5)]
+        return View(rank=rank, state="walking", number=1, asked=1, history=history, step=3, peer=peer, waiting=True, receives=rank < 2)
+
+    monkeypatch.setattr(meshwright.run.group.engine, "view_of", walking)
+    views = {}
+    for rank in range(3):
+        engine = Engine.__new__(Engine)
+        engine.rank, engine.recorder, engine.inside, engine._planning, engine._worker = rank, Recorder(None, (0, 1, 2), rank), [2], False, None
+        engine._asking = 2, gather if rank == 1 else reduction, 24
+        views[rank] = engine._look()
+    found = first_cause(views, 3)
+    assert (found.code, found.rank) == ("rank-diverged", 1) and "all-gather" in found.message

@@ -73,7 +73,11 @@ def _lines(text: str, first: str, where: str) -> Iterator[tuple[str, list[tuple[
             if line.startswith("No "):  # "No jobs in the system"
                 continue
             raise FormatError(f"does not begin with {first}=", where=f"{where}: line {n}", hint="`scontrol show ... -o` of Slurm 22.05 or later")
-        yield f"{where}: line {n}", list(_fields(line))
+        here = f"{where}: line {n}"
+        words = list(_fields(line))
+        if not words[0][1]:
+            raise FormatError(f"{first} is empty", where=here)
+        yield here, words
 
 
 def _whole(text: str, where: str) -> int:

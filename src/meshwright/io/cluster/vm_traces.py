@@ -85,7 +85,7 @@ def read_azure_packing(path: str | os.PathLike[str]) -> VmTrace:
         base.set_authorizer(_only_reads)
         types = _asked(base, "vmType", columns["vmType"], MAX_TYPES, where)
         return _azure(_asked(base, "vm", columns["vm"], MAX_VMS, where), types, where)
-    except (sqlite3.Error, OverflowError) as error:
+    except (sqlite3.Error, OverflowError, UnicodeDecodeError) as error:  # the last: of sqlite's own message, which quotes a damaged schema
         raise FormatError(f"the database cannot be read: {str(error)[:120]}", where=where) from None
     finally:
         base.close()

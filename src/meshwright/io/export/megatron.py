@@ -74,7 +74,7 @@ def write(subject: Subject) -> Written:
 
 def optimizer_words(job: Mapping[str, Any]) -> dict[str, float]:
     """The optimizer's numbers by megatron-core's names (OptimizerConfig), which are those of its options."""
-    found = {}
+    found: dict[str, float] = {}
     for name, value in optimizer_numbers(job).items():
         if name == "betas":
             found |= {"adam_beta1": value[0], "adam_beta2": value[1]}

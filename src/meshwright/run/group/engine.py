@@ -275,9 +275,10 @@ class Engine:
         view = view_of(self.recorder, self.rank, code, worker.under if worker is not None else None, self._planning)
         if view.state == "idle" and self.inside[0]:
             view.state, view.number = "builtin", self.inside[0]
-            if self._asking is not None and self._asking[0] > view.asked:
-                view.asked = view.number
-                view.history.append((*self._asking, 0))
+        # Also while a call that nobody waits for is walked: what differs may be the call that is asked about, not the one under way.
+        if self._asking is not None and self._asking[0] > view.asked and view.state != "planning":
+            view.asked = self._asking[0]
+            view.history.append((*self._asking, 0))
         if view.state == "planning":
             view.number = self.recorder.number + 1
             if self._asking is not None:
