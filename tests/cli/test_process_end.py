@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 
 import pytest
+
+from meshwright.cli import frame
 
 CODE = """
 import atexit, sys
@@ -27,3 +30,13 @@ def test_the_end_of_a_process(before: str) -> None:
 def test_the_code_of_a_command_that_is_wrong() -> None:
     done = subprocess.run([sys.executable, "-m", "meshwright", "--nonsense"], capture_output=True, text=True, check=False)
     assert done.returncode == 2 and done.stderr.startswith("error: unknown option")
+
+
+def test_a_callers_environment_is_left_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("OPENBLAS_NUM_THREADS", raising=False)
+    frame.one_blas_thread()
+    assert "OPENBLAS_NUM_THREADS" not in os.environ
+    monkeypatch.setattr(frame, "whole_process", True)
+    monkeypatch.setenv("OPENBLAS_NUM_THREADS", "2")
+    frame.one_blas_thread()
+    assert os.environ["OPENBLAS_NUM_THREADS"] == "2"

@@ -9,6 +9,8 @@ import os
 import random
 import signal
 import socket
+import subprocess
+import sys
 import time
 import uuid
 from pathlib import Path
@@ -210,3 +212,11 @@ def test_a_service_that_fails_and_one_that_ends(tmp_path):
     with listening(at), pytest.raises(OSError, match="in use"):
         listening(at, patience_s=0)
     assert hello_bytes(Hello("a"))[:8] == WORD
+
+
+def test_other_children_of_the_process_are_left_to_who_waits_for_them():
+    with subprocess.Popen([sys.executable, "-c", "raise SystemExit(3)"]) as other:
+        while not os.waitid(os.P_PID, other.pid, os.WEXITED | os.WNOWAIT):
+            pass
+        assert guarded([lambda again: time.sleep(0.1)]) == 0
+        assert other.wait(10) == 3

@@ -66,7 +66,7 @@ def test_operator_times_example_and_fields(tmp_path):
 
 # What commands print with --json; not read back from files.
 PRINTED = {
-    "kfac-capacity", "placement", "placements", "data.bench", "data.stalls",
+    "kfac-capacity", "placement", "placements", "data.bench", "data.plan", "data.serve", "data.stalls",
     "cluster-plan", "cluster-profile", "cluster-run", "cluster-runs", "cluster-resize", "cluster-resize-log", "cluster-resize-simulated",
     "cluster-vm-plan", "cluster-vm-run", "cluster-vm-runs",
     "graph-partition", "graph-comparison", "graph-plan", "graph-run", "tables-plan", "tables-compare", "tables-fit", "tables-run", "tables-export",

@@ -64,7 +64,7 @@ def read_placed(path: str) -> tuple[Tables, list[Shard], list[str]]:
         if document.kind != "tables":
             raise FormatError(f"is a plan of kind {document.kind!r}", where=path, hint="make one with `meshwright tables plan`")
         job = msgspec.json.decode(document.job, type=_Job)
-    except (msgspec.DecodeError, UsageError, OSError, EOFError) as error:
+    except (msgspec.DecodeError, UnicodeDecodeError, UsageError, OSError, EOFError) as error:
         raise FormatError(f"is no table plan: {error}", where=path, hint="make it with `meshwright tables plan --out`") from None
     return job.tables, job.shards, document.placement
 

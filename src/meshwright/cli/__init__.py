@@ -32,6 +32,9 @@ def process() -> NoReturn:
     import sys
     import threading
 
+    from . import frame
+
+    frame.whole_process = True
     code = main()
     if "torch" not in sys.modules and threading.active_count() == 1:
         atexit._run_exitfuncs()

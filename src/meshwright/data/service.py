@@ -250,12 +250,13 @@ def guarded(runs: Sequence[Callable[[bool], None]], *, ending: Callable[[], bool
     again = 0
     try:
         while not ending():
-            pid, status = os.waitpid(-1, os.WNOHANG) if living else (0, 0)
-            if pid not in living:
+            # One by one: other children of this process are not ours to wait for.
+            ended = next((found for x in living if (found := os.waitpid(x, os.WNOHANG))[0]), None)
+            if ended is None:
                 time.sleep(MAX_POLL_S)
                 continue
-            run = living.pop(pid)
-            code = os.waitstatus_to_exitcode(status)
+            run = living.pop(ended[0])
+            code = os.waitstatus_to_exitcode(ended[1])
             if code == 0:
                 break
             if code > 0 or again >= MAX_AGAIN:

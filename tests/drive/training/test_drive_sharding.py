@@ -51,7 +51,7 @@ def test_wrong_levels_buckets_and_degrees_are_refused():
             make(4)
     with pytest.raises(UsageError, match="at least 1 byte, got -1"):
         ShardingWanted(bucket_bytes=-1)
-    with pytest.raises(Unsupported, match="expert degree 2 does not divide 1 data replicas"):
+    with pytest.raises(Unsupported, match="expert degree 2 does not divide 1 data x context ranks"):
         Degrees(1, 1, 1, 1, expert=2)
 
 
