@@ -118,7 +118,8 @@ def _text(plan: InputPlan, document: dict[str, Any]) -> str:
     above = f"{plan.epoch_s / bound_s - 1:.1%} above" if bound_s else "nothing bounds it"
     jobs = f" of {place.jobs} jobs" if place.jobs > 1 else ""
     lines = [
-        f"{m.items:,} items, {show_size(m.total_bytes)}{jobs}{f' on each of {place.nodes} nodes' if place.nodes > 1 else ''}: {plan.words}",
+        f"{m.items:,} items, {show_size(m.total_bytes)}{jobs}{f' on each of {place.nodes} nodes' if place.nodes > 1 else ''}",
+        f"plan: {plan.words}",
         f"an epoch takes {plan.epoch_s:.3g} s, limited by {WORDS[plan.limit]}; bound {bound_s:.3g} s ({above})",
         f"kept: {show_size(plan.kept_bytes)} of files on each node, {document['cached']:.0%} of the bytes come from memory; "
         f"{show_size(place.memory_bytes)} may be filled",
