@@ -115,7 +115,7 @@ def _text(plan: InputPlan, document: dict[str, Any]) -> str:
     from ..report.stalls_text import WORDS
 
     m, place, bound_s = plan.rates, plan.place, document["bound_s"]
-    above = f"{plan.epoch_s / bound_s - 1:.1%} above" if bound_s else "nothing bounds it"
+    above = f"{max(plan.epoch_s / bound_s - 1, 0.0):.1%} above" if bound_s else "nothing bounds it"
     jobs = f" of {place.jobs} jobs" if place.jobs > 1 else ""
     lines = [
         f"{m.items:,} items, {show_size(m.total_bytes)}{jobs}{f' on each of {place.nodes} nodes' if place.nodes > 1 else ''}",
