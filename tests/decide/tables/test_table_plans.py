@@ -16,6 +16,7 @@ from meshwright.decide.tables import STRATEGIES, TableProblem, table_bound
 from meshwright.decide.tables.bound import floors
 from meshwright.decide.tables.classic import DimGreedy, RandomTables, SizeGreedy
 from meshwright.decide.tables.neuroshard import NeuroShard
+from meshwright.decide.tables.problem import halves, merged
 from meshwright.decide.tables.refine import FewestMoves
 from meshwright.drive.tables import Measured, compare_tables, plan_tables, shards_of
 from meshwright.errors import FormatError, Infeasible, Unsupported, UsageError
@@ -230,3 +231,26 @@ def test_moved_bytes_counts_what_is_not_there():
     new = [Shard(table="a", device="x", rows=(0, 10), columns=(0, 4)), Shard(table="a", device="y", rows=(0, 10), columns=(4, 8)),
            Shard(table="b", device="y", rows=(0, 5), columns=(0, 4))]  # fmt: skip
     assert moved_bytes(old, new, job) == 10 * 4 * 8
+
+
+@pytest.mark.parametrize("seed", range(few(40, least=20)))
+def test_pieces_cut_in_columns_and_in_rows_tile_their_tables(seed):
+    """Halves by columns, some of them halved by rows behind that: a run of columns must stay within the columns of its own rows."""
+    problem, rng = problem_of(seed, tables=3, devices=3), RNG(seed)
+    pieces = list(problem.whole)
+    for _ in range(int(rng.integers(1, 40))):
+        at = int(rng.integers(len(pieces)))
+        pieces[at : at + 1] = halves(pieces[at]) or (pieces[at],)
+    on = rng.integers(3, size=len(pieces))
+    names = [d.name for d in problem.fabric.devices]
+    held = {t.name: np.zeros((t.rows, t.dim), int) for t in problem.tables.tables}
+    by_device: dict[tuple[str, str], int] = {}
+    for s in merged(problem, pieces, on):
+        held[s.table][slice(*s.rows), slice(*s.columns)] += 1
+        by_device[s.table, s.device] = by_device.get((s.table, s.device), 0) + (s.rows[1] - s.rows[0]) * (s.columns[1] - s.columns[0])
+    assert all((x == 1).all() for x in held.values())
+    wanted: dict[tuple[str, str], int] = {}
+    for p, d in zip(pieces, on, strict=True):
+        key = problem.tables.tables[p.table].name, names[d]
+        wanted[key] = wanted.get(key, 0) + p.kind[1] * p.kind[2]
+    assert by_device == wanted

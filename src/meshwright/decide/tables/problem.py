@@ -8,6 +8,7 @@ Shapes: B plans looked at together, D devices, n pieces, K units of an embedding
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -250,16 +251,24 @@ def merged(problem: TableProblem, pieces: Sequence[Piece], on: Sequence[int]) ->
 
 
 def _one_run_each(where: Sequence[tuple[Piece, int]]) -> list[tuple[Piece, int]]:
-    bands: dict[tuple[int, tuple[int, int]], dict[int, int]] = {}
+    """Of the same rows, each device gets its columns in one run, out of the columns that pieces of these rows have: others may be cut in rows."""
+    bands: dict[tuple[int, tuple[int, int]], tuple[dict[int, int], list[tuple[int, int]]]] = {}
     for piece, d in where:
-        widths = bands.setdefault((piece.table, piece.rows), {})
+        widths, spans = bands.setdefault((piece.table, piece.rows), ({}, []))
         widths[d] = widths.get(d, 0) + piece.kind[2]
+        spans.append(piece.columns)
     found = []
-    for (table, rows), widths in bands.items():
-        at = 0
+    for (table, rows), (widths, spans) in bands.items():
+        free = deque(sorted(spans))
         for d in sorted(widths):
-            found.append((Piece(table, rows, (at, at + widths[d])), d))
-            at += widths[d]
+            left = widths[d]
+            while left:
+                begin, end = free.popleft()
+                cut = min(end, begin + left)
+                found.append((Piece(table, rows, (begin, cut)), d))
+                left -= cut - begin
+                if cut < end:
+                    free.appendleft((cut, end))
     return found
 
 
