@@ -2,7 +2,7 @@
 
 Run: `python benchmarks/memory_large.py [NET ...] [--no-write]` (nets: gpt48, lstm48, lstm80, lstm400; the last takes half an hour, mostly capture).
 Each net is captured and its operators are measured here (kept in the user's cache); neither counts: `plan_cpu_s` is the time of `memory plan`'s
-search for a budget of 60 % of what keeping everything takes, among exact implementations, floors and checks included. A recurrent net is a cell that
+search for a budget of 60 % of what keeping everything takes (85 % for the GPT, of which no plan needs less than 81 %), among exact implementations, floors and checks included. A recurrent net is a cell that
 Python runs for so many steps, so every step's operators stand in the graph. `gap` is time over floor, less one. Limits: 60 s for the GPT of 48 layers
 and for 6,000 nodes, 120 s for 10,000, 600 s for 50,000.
 """
@@ -22,7 +22,8 @@ import memory_nets
 import torch
 from torch import nn
 
-BUDGET_SHARE = 0.6
+BUDGET_SHARES = {"gpt48": 0.85}
+BUDGET_SHARE = 0.6  # of the others
 LIMITS_S = {"gpt48": 60, "lstm48": 60, "lstm80": 120, "lstm400": 600}
 
 
@@ -81,7 +82,7 @@ def one(net: str) -> dict[str, Any]:
     _, graph = priced_graphs(step, StepCosts(costs_file()), kinds=("exact",))
     measured = time.process_time()
     keep = keep_everything(graph)
-    plan, said = auto_plan(graph, int(BUDGET_SHARE * keep.peak_bytes), rng=np.random.default_rng(0))
+    plan, said = auto_plan(graph, int(BUDGET_SHARES.get(net, BUDGET_SHARE) * keep.peak_bytes), rng=np.random.default_rng(0))
     return {
         "nodes": len(graph.nodes), "capture_cpu_s": captured - begin, "measure_cpu_s": measured - captured,
         "plan_cpu_s": time.process_time() - measured, "strategy": plan.strategy, "peak_bytes": plan.peak_bytes, "budget_bytes": plan.budget_bytes,
@@ -106,7 +107,7 @@ def main() -> None:
                      **found})  # fmt: skip
         print(f"{rows[-1]['what']}: {found['plan_cpu_s']:.1f} s (asked {LIMITS_S[net]}), {found['slower']:+.2%} time, gap {found['gap']}", flush=True)
         if not args.no_write:
-            machine.record("memory_large", rows, budget_share=BUDGET_SHARE)
+            machine.record("memory_large", rows, budget_share=BUDGET_SHARE, budget_shares=BUDGET_SHARES)
 
 
 if __name__ == "__main__":
