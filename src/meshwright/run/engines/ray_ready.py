@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import time
 from pathlib import Path
@@ -13,16 +14,18 @@ def main(address: str, label: str, names: list[str]) -> int:
     sys.path = [p for p in sys.path if p != str(Path(__file__).parent)]  # where our own `ray` lies
     import ray
 
+    parent = os.getppid()
     try:
         ray.init(address=address, log_to_driver=False, configure_logging=False)
     except (ConnectionError, ValueError, RuntimeError) as error:
         sys.stderr.write(f"{error}\n")
         return 1
-    while True:
+    while os.getppid() == parent:  # whoever asked may be killed
         there = {(node.get("Labels") or {}).get(label) for node in ray.nodes() if node.get("Alive")}
         if there >= set(names):
             return 0
         time.sleep(POLL_S)
+    return 1
 
 
 if __name__ == "__main__":
