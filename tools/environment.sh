@@ -21,7 +21,8 @@ die() { # message, hint
 find_python() {
   local candidate distributed=/usr/bin/python3.11
   # A distribution builds its interpreter with measured profiles; one that a version manager compiled took 8 % longer for the tests.
-  "$distributed" -c 'import ensurepip, venv' 2>/dev/null || distributed=
+  # Only where it can make environments and has its headers, which torch.compile includes.
+  "$distributed" -c 'import ensurepip, os, sysconfig, venv; os.stat(sysconfig.get_path("include") + "/Python.h")' 2>/dev/null || distributed=
   for candidate in ${PYTHON:+"$PYTHON"} $distributed python3.11 python3 python3.12 python3.13 python3.14; do
     if command -v "$candidate" >/dev/null 2>&1 && "$candidate" -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null; then
       base_python=$(command -v "$candidate")
