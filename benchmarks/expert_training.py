@@ -40,6 +40,15 @@ def batch(data: torch.Tensor, generator: torch.Generator) -> tuple[torch.Tensor,
     return rows[:, :-1], rows[:, 1:]
 
 
+def step(model: torch.nn.Module, optimizer: torch.optim.Optimizer, data: torch.Tensor, generator: torch.Generator) -> float:
+    x, y = batch(data, generator)
+    optimizer.zero_grad()
+    loss = torch.nn.functional.cross_entropy(model(x).flatten(0, 1), y.flatten())
+    loss.backward()
+    optimizer.step()
+    return float(loss.detach())
+
+
 def trained(seed: int, way: str, steps: int, data: torch.Tensor, held: torch.Tensor) -> dict[str, Any]:
     factor, spread = WAYS[way]
     torch.manual_seed(seed)
@@ -48,12 +57,7 @@ def trained(seed: int, way: str, steps: int, data: torch.Tensor, held: torch.Ten
     generator, losses, dropped, chosen = torch.Generator().manual_seed(seed), [], 0, 0
     begin = time.process_time()
     for _ in range(steps):
-        x, y = batch(data, generator)
-        optimizer.zero_grad()
-        loss = torch.nn.functional.cross_entropy(model(x).flatten(0, 1), y.flatten())
-        loss.backward()
-        optimizer.step()
-        losses.append(float(loss.detach()))
+        losses.append(step(model, optimizer, data, generator))
         dropped += sum(b.experts.dropped for b in model.blocks)
         chosen += ROWS * SEQUENCE * sum(b.k for b in model.blocks)
     spent = time.process_time() - begin
@@ -76,13 +80,7 @@ def padded_apart(data: torch.Tensor, steps: int = 20) -> dict[str, Any]:
         torch.manual_seed(0)
         model = experts.ExpertGPT(factor=0.0, spread=spread).double()
         optimizer, generator, losses = torch.optim.Adam(model.parameters(), lr=2e-3), torch.Generator().manual_seed(0), []
-        for _ in range(steps):
-            x, y = batch(data, generator)
-            optimizer.zero_grad()
-            loss = torch.nn.functional.cross_entropy(model(x).flatten(0, 1), y.flatten())
-            loss.backward()
-            optimizer.step()
-            losses.append(float(loss.detach()))
+        losses += [step(model, optimizer, data, generator) for _ in range(steps)]
         found[way] = losses, [p.detach() for p in model.parameters()]
     (a, b), (c, d) = found.values()
     first = abs(a[0] - c[0])

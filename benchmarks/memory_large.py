@@ -2,9 +2,9 @@
 
 Run: `python benchmarks/memory_large.py [NET ...] [--no-write]` (nets: gpt48, lstm48, lstm80, lstm400; the last takes half an hour, mostly capture).
 Each net is captured and its operators are measured here (kept in the user's cache); neither counts: `plan_cpu_s` is the time of `memory plan`'s
-search for a budget of 60 % of what keeping everything takes (85 % for the GPT, of which no plan needs less than 81 %), among exact implementations, floors and checks included. A recurrent net is a cell that
-Python runs for so many steps, so every step's operators stand in the graph. `gap` is time over floor, less one. Limits: 60 s for the GPT of 48 layers
-and for 6,000 nodes, 120 s for 10,000, 600 s for 50,000.
+search for a budget of 60 % of what keeping everything takes (85 % for the GPT, of which no plan needs less than 81 %), among exact implementations,
+floors and checks included. A recurrent net is a cell that Python runs for so many steps, so every step's operators stand in the graph. `gap` is time
+over floor, less one. Limits: 60 s for the GPT of 48 layers and for 6,000 nodes, 120 s for 10,000, 600 s for 50,000.
 """
 
 from __future__ import annotations

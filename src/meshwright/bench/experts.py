@@ -17,9 +17,8 @@ from ..decide.experts import Choice, ExpertProblem
 from ..decide.experts.tutel import alignment_of
 from ..io.fabric.document import fabric_document, fabric_from_document
 from ..nn import FeedForward, GatedFeedForward, MoELayer
-from ..run.ranks.launcher import LocalRanks, scratch_folder
+from ..run.ranks.answers import answer, answers, seated
 from ..run.ranks.worker import Seat
-from ..run.tables.answers import answer
 
 __all__ = ["ExpertsRequest", "bench_experts", "experts_rank"]
 
@@ -50,20 +49,14 @@ def bench_experts(
 
     k is 1, and every rank has tokens for exactly that capacity. Raises: what `LocalRanks.run` raises where a rank fails.
     """
-    shape, ranks = problem.shape, range(problem.shape.ranks)
+    shape = problem.shape
     request = ExpertsRequest(
         fabric=msgspec.to_builtins(fabric_document(problem.fabric)), experts=shape.experts, model=shape.model, inner=shape.inner,
         matrices=shape.matrices, element_bytes=shape.element_bytes, choices=[(c.degree, c.chunks, c.algorithm) for c in choices],
         capacities=list(problem.capacities),
         steps=steps, inference=problem.passes == "inference", seed=seed, timeout_s=timeout_s,
     )  # fmt: skip
-    with scratch_folder("experts") as folder:
-        (folder / "request.json").write_bytes(msgspec.json.encode(request))
-        if lab is None:
-            LocalRanks(len(ranks), folder, f"{__name__}:experts_rank", {}, limit_s=timeout_s, limit_hint="fewer steps or choices").run()
-        else:
-            lab.run([sys.executable, "-m", __name__, str(folder)], ranks=ranks, timeout_s=timeout_s, env={"OMP_NUM_THREADS": "1"})
-        found = [msgspec.json.decode((folder / f"rank-{r:03d}.json").read_bytes(), type=list[list[float]]) for r in ranks]
+    found = answers(request, shape.ranks, f"{__name__}:experts_rank", list[list[float]], lab=lab, limit_hint="fewer steps or choices")
     keys = [(c, Choice(*x)) for c in problem.capacities for x in choices]
     slowest = [map(max, zip(*of_ranks, strict=True)) for of_ranks in zip(*found, strict=True)]
     return {key: statistics.median(each) for key, each in zip(keys, slowest, strict=True)}
@@ -71,10 +64,7 @@ def bench_experts(
 
 def experts_rank(seat: Seat) -> list[list[float]]:
     """A rank that the launcher started."""
-    request = msgspec.json.decode((seat.folder / "request.json").read_bytes(), type=ExpertsRequest)
-    link = seat.join("cpu", request.timeout_s)
-    link.go()
-    return _measured(request)
+    return seated(seat, ExpertsRequest, _measured)
 
 
 def _measured(request: ExpertsRequest) -> list[list[float]]:

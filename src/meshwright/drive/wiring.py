@@ -14,7 +14,7 @@ from ..check.wiring import check_wiring
 from ..decide.collective import CollectiveProblem
 from ..decide.collective.bounds.collective import bandwidth_bound
 from ..decide.topology import TopologyProblem, strategy
-from ..decide.topology.directconnect.growth import Grown, grow, least_unplugged, wiring_of
+from ..decide.topology.directconnect.growth import Grown, grow, least_unplugged, links_of, wiring_of
 from ..decide.topology.directconnect.loads import Cost, gather_cost
 from ..decide.topology.directconnect.rewire import Standing, least_moved, rewire
 from ..decide.topology.directconnect.strategy import WiringDesign
@@ -96,16 +96,13 @@ def rewire_wiring(
     `ports`: of each accelerator; 0: as many as the one with the most links. `problem`: rates and prices. Raises: UnknownName, UsageError (switches,
     links of unlike rates, fewer ports than links), Infeasible (`rewire`), CheckFailed.
     """
-    if fabric.switches:
-        raise UsageError("has switches: a wiring is accelerators alone", where=fabric.name, hint="give a file that `fabric design --nodes` wrote")
-    rates = {link.rate_Bps for link in fabric.links}
-    unit = int(np.gcd.reduce(list(rates))) if rates else 1
-    whole = np.bincount([end[0] for x, end in zip(fabric.links, fabric.link_ends, strict=True) for _ in range(x.rate_Bps // unit)], minlength=1)
+    unit, links = links_of(fabric)
+    whole = np.bincount([a for a, _ in links], minlength=1)
     ports = ports or int(whole.max())
     if not ports or int(whole.max()) > len(fabric.devices) * ports:
         raise UsageError("has no links of one rate", where=fabric.name, hint="a wiring's links are whole multiples of one port's rate")
     left = without(fabric, down) if down else fabric
-    arcs = tuple(sorted((a, b) for x, (a, b) in zip(left.links, left.link_ends, strict=True) for _ in range(x.rate_Bps // unit)))
+    arcs = tuple(sorted(links_of(left, unit)[1]))
     paired = arcs == tuple(sorted((b, a) for a, b in arcs))
     asked = replace(problem or TopologyProblem(nodes=2, ports=1), nodes=len(left.devices), ports=ports, bidirectional=paired)
     standing = Standing(fabric.name, asked.nodes, ports, arcs, paired)

@@ -12,19 +12,23 @@ from ..program.values import Machine
 from ..verdict import MAX_FINDINGS_OF_A_KIND, Finding
 from .data_groups import DataGroups
 
-__all__ = ["ADDING", "EXPERTS", "KEPT", "WeightCells", "compute_steps", "members", "too_small"]
+__all__ = ["ADDING", "EXPERTS", "KEPT", "WeightCells", "among_experts", "compute_steps", "members", "too_small"]
 
 ADDING = ("B", "W")  # compute steps that add to gradients of parameters
 EXPERTS = "%"  # ends names of gradient buffers of experts that neighbouring data replicas divide
 KEPT = ("saved", "left")  # what a segment's steps keep for its later ones
 
 
-def members(layout: TrainingLayout, x: ContextExchange) -> int:
-    """Neighbours that take part in an exchange: those that divide experts for their rows and numbers of rows, else those that divide positions."""
+def among_experts(layout: TrainingLayout, x: ContextExchange) -> bool:
+    """Whether those exchange that divide experts or tables: rows and numbers of rows; and all there is, where nobody divides positions."""
     exchanges = () if layout.exchanges is UNSET else layout.exchanges
     numbers = {y.counts for y in exchanges if y.counts is not UNSET}
-    experts = x.counts is not UNSET or {x.source, x.target} & numbers
-    return layout.expert if experts or layout.context == 1 else layout.context
+    return layout.context == 1 or x.counts is not UNSET or bool({x.source, x.target} & numbers)
+
+
+def members(layout: TrainingLayout, x: ContextExchange) -> int:
+    """Neighbours that take part in an exchange: those that divide experts, or those that divide positions."""
+    return layout.expert if among_experts(layout, x) else layout.context
 
 
 def compute_steps(layout: TrainingLayout, pipeline: int, data: int) -> Iterator[tuple[str, str, int]]:

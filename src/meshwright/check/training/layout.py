@@ -9,7 +9,7 @@ from msgspec import UNSET
 
 from ...plan.plan import ContextExchange, Segment, TrainingLayout, ValueInfo
 from ..verdict import Finding
-from .cells import members
+from .cells import among_experts, members
 from .placement import placement_faults
 
 __all__ = ["check_layout"]
@@ -85,8 +85,7 @@ def _context(layout: TrainingLayout, made: dict[str, str], stage: dict[str, int]
     exchanges = () if layout.exchanges is UNSET else layout.exchanges
     value = {v.name: v for v in layout.values}
     crossing = {v for s in layout.stages for v in (*s.receives, *s.sends)}
-    numbers = {x.counts for x in exchanges if x.counts is not UNSET}
-    experts = [layout.context == 1 or x.counts is not UNSET or bool({x.source, x.target} & numbers) for x in exchanges]  # tables have no numbers
+    experts = [among_experts(layout, x) for x in exchanges]
     if (layout.expert > 1) != any(experts) or (layout.context > 1) == all(experts):
         degrees = f"context degree {layout.context}" + (f", expert degree {layout.expert}" if layout.expert > 1 else "")
         found.append((f"{degrees} and {len(exchanges)} exchanges of values do not belong together", {}))

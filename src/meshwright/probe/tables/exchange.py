@@ -18,9 +18,8 @@ import torch
 import torch.distributed as dist
 
 from ...graph.embeddings import Tables
-from ...run.ranks.launcher import LocalRanks, scratch_folder
+from ...run.ranks.answers import answer, answers, seated
 from ...run.ranks.worker import Seat
-from ...run.tables.answers import answer
 
 __all__ = ["ExchangeRequest", "ExchangeTask", "exchange_rank", "exchange_tasks", "measure_exchanges"]
 
@@ -69,24 +68,14 @@ def measure_exchanges(
 ) -> tuple[list[list[float]], list[list[float]]]:  # fmt: skip
     """(backward, forward) seconds of every task and device: medians. `lab`: a `meshwright.lab.Lab` that stands; none: this machine's loopback."""
     request = ExchangeRequest(tasks=list(tasks), batch=batch, element_bytes=element_bytes, runs=runs, timeout_s=timeout_s)
-    with scratch_folder("tables") as folder:
-        (folder / "request.json").write_bytes(msgspec.json.encode(request))
-        if lab is None:
-            LocalRanks(devices, folder, f"{__name__}:exchange_rank", {}, limit_s=timeout_s, limit_hint="ask for fewer points").run()
-        else:
-            words = [sys.executable, "-m", __name__, str(folder)]
-            lab.run(words, ranks=range(devices), timeout_s=timeout_s, env={"OMP_NUM_THREADS": "1"})  # type: ignore[attr-defined]
-        ranks = [msgspec.json.decode((folder / f"rank-{r:03d}.json").read_bytes(), type=_Report) for r in range(devices)]
+    ranks = answers(request, devices, f"{__name__}:exchange_rank", _Report, lab=lab, limit_hint="ask for fewer points")
     pairs = [[[x[i] for x in kind] for i in range(len(tasks))] for kind in ([r.backward_s for r in ranks], [r.forward_s for r in ranks])]
     return pairs[0], pairs[1]
 
 
 def exchange_rank(seat: Seat) -> _Report:
     """A rank that the launcher started."""
-    request = msgspec.json.decode((seat.folder / "request.json").read_bytes(), type=ExchangeRequest)
-    link = seat.join("cpu", request.timeout_s)
-    link.go()
-    return _measure(request)
+    return seated(seat, ExchangeRequest, _measure)
 
 
 def _measure(request: ExchangeRequest) -> _Report:

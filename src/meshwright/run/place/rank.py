@@ -29,8 +29,8 @@ from ..executor.executor import Executor
 from ..executor.memory import RankMemory
 from ..executor.transport import TaggedTransport
 from ..machine.cpu_quota import CpuQuota
+from ..ranks.answers import answer, seated
 from ..ranks.worker import Seat
-from ..tables.answers import answer
 
 __all__ = ["PLAN", "PlaceReport", "PlaceRequest", "place_rank", "times_of"]
 
@@ -119,10 +119,7 @@ def _burn(cpu_s: float) -> None:
 
 def place_rank(seat: Seat) -> PlaceReport:
     """A rank that the launcher started."""
-    request = msgspec.json.decode((seat.folder / "request.json").read_bytes(), type=PlaceRequest)
-    link = seat.join("cpu", request.timeout_s)
-    link.go()
-    return _run(request, seat.folder)
+    return seated(seat, PlaceRequest, lambda request: _run(request, seat.folder))
 
 
 def _run(request: PlaceRequest, folder: Path) -> PlaceReport:

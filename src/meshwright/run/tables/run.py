@@ -17,9 +17,8 @@ from torch import nn
 
 from ...errors import UsageError
 from ...graph.embeddings import Shard, Tables
-from ..ranks.launcher import LocalRanks, scratch_folder
+from ..ranks.answers import answer, answers, seated
 from ..ranks.worker import Seat
-from .answers import answer
 from .batches import indices_of
 from .sharded import ShardedTables, whole_table
 
@@ -77,13 +76,7 @@ def run_tables(
         tables=tables, shards=list(shards), devices=list(devices), steps=steps, seed=seed, dtype=dtype, operator=operator, verify=verify,
         timeout_s=timeout_s,
     )  # fmt: skip
-    with scratch_folder("tables") as folder:
-        (folder / "request.json").write_bytes(msgspec.json.encode(request))
-        if lab is None:
-            LocalRanks(len(devices), folder, f"{__name__}:tables_rank", {}, limit_s=timeout_s, limit_hint="fewer steps, or --no-verify").run()
-        else:
-            lab.run([sys.executable, "-m", __name__, str(folder)], ranks=range(len(devices)), timeout_s=timeout_s, env={"OMP_NUM_THREADS": "1"})
-        ranks = [msgspec.json.decode((folder / f"rank-{r:03d}.json").read_bytes(), type=_Report) for r in range(len(devices))]
+    ranks = answers(request, len(devices), f"{__name__}:tables_rank", _Report, lab=lab, limit_hint="fewer steps, or --no-verify")
     return TablesResult(
         step_s=tuple(map(max, zip(*(r.step_s for r in ranks), strict=True))), sent_bytes=tuple(r.sent_bytes for r in ranks),
         outputs_apart=max(r.outputs_apart for r in ranks), weights_apart=max(r.weights_apart for r in ranks),
@@ -92,10 +85,7 @@ def run_tables(
 
 def tables_rank(seat: Seat) -> _Report:
     """A rank that the launcher started."""
-    request = msgspec.json.decode((seat.folder / "request.json").read_bytes(), type=TablesRequest)
-    link = seat.join("cpu", request.timeout_s)
-    link.go()
-    return _train(request)
+    return seated(seat, TablesRequest, _train)
 
 
 def _train(request: TablesRequest) -> _Report:

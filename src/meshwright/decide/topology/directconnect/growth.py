@@ -24,7 +24,7 @@ from ..problem import nondominated
 from .loads import gather_cost
 from .wiring import Wiring
 
-__all__ = ["Grown", "grow", "least_unplugged", "wiring_of"]
+__all__ = ["Grown", "grow", "least_unplugged", "links_of", "wiring_of"]
 
 RESTARTS = 8  # of the evaluations, one in so many begins from new cuts; the others exchange ends of new cables
 Arc = tuple[int, int]
@@ -41,14 +41,19 @@ class Grown:
     plugged: tuple[Arc, ...]
 
 
-def wiring_of(fabric: Fabric) -> Wiring:
-    """The wiring that a fabric file describes: devices with equally many ports and no switches. Raises: UsageError."""
+def links_of(fabric: Fabric, port_Bps: int = 0) -> tuple[int, list[Arc]]:
+    """The rate of one port (`port_Bps`, or what all rates are multiples of), and the links, a fast one as often as it takes ports. Raises: UsageError
+    where there are switches."""
     if fabric.switches:
         raise UsageError("has switches: a wiring is accelerators alone", where=fabric.name, hint="give a file that `fabric design --nodes` wrote")
-    unit = int(np.gcd.reduce([link.rate_Bps for link in fabric.links])) if fabric.links else 1
-    arcs = [end for link, end in zip(fabric.links, fabric.link_ends, strict=True) for _ in range(link.rate_Bps // unit)]
+    unit = port_Bps or (int(np.gcd.reduce([link.rate_Bps for link in fabric.links])) if fabric.links else 1)
+    return unit, [end for link, end in zip(fabric.links, fabric.link_ends, strict=True) for _ in range(link.rate_Bps // unit)]
+
+
+def wiring_of(fabric: Fabric) -> Wiring:
+    """The wiring that a fabric file describes: devices with equally many ports and no switches. Raises: UsageError."""
     try:
-        return Wiring.of(fabric.name, len(fabric.devices), arcs)
+        return Wiring.of(fabric.name, len(fabric.devices), links_of(fabric)[1])
     except ValueError:
         hint = "links of one rate, equally many of every device"
         raise UsageError("its devices have unlike numbers of ports", where=fabric.name, hint=hint) from None
