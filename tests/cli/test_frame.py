@@ -227,7 +227,7 @@ def test_a_reader_that_leaves_is_no_error(argv):
     process = subprocess.Popen([sys.executable, "-m", "meshwright", *argv], stdout=writer, stderr=subprocess.PIPE)
     os.close(writer)
     _, stderr = process.communicate(timeout=60)
-    assert process.returncode == 0 and stderr == b""
+    assert (process.returncode, stderr) == (0, b"")
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")

@@ -341,7 +341,8 @@ def test_launchers_start_as_many_processes_as_the_plan_has(target):
 def test_the_batch_script_starts_torchrun_with_the_nodes_number(tmp_path):
     """The script is run with programs of Slurm's names that answer as Slurm does, node by node."""
     for name, body in {
-        "scontrol": 'printf "a1\\na2\\n"', "torchrun": 'echo "$@"', "srun": 'for i in 0 1; do shift $((i==0)); SLURM_NODEID=$i "${@}"; done',
+        "scontrol": "for i in $(seq 20000); do echo a$i; done", "torchrun": 'echo "$@"',  # more names than a pipe holds
+        "srun": 'for i in 0 1; do shift $((i==0)); SLURM_NODEID=$i "${@}"; done',
     }.items():  # fmt: skip
         (tmp_path / name).write_text(f"#!/bin/bash\n{body}\n")
         (tmp_path / name).chmod(0o755)

@@ -15,7 +15,8 @@ def write(subject: Subject) -> Written:
     text = (
         f"#!/bin/bash\n#SBATCH --job-name={job_name(subject)}\n#SBATCH --nodes={len(subject.nodes)}\n#SBATCH --ntasks-per-node=1\n{gres}"
         "#SBATCH --exclusive\n#SBATCH --output=%x-%j.out\nset -euo pipefail\n\n"
-        'head=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)\n'
+        # No `| head`: it would leave before `scontrol` has written its last line, and pipefail would then end the job.
+        'hosts=$(scontrol show hostnames "$SLURM_JOB_NODELIST")\nhead=${hosts%%$\'\\n\'*}\n'
         f"srun --kill-on-bad-exit=1 bash -c '{torchrun(subject, '$SLURM_NODEID', chr(39) + chr(34) + '$head' + chr(34) + chr(39))}'\n"
     )
     if not gres:
