@@ -144,6 +144,7 @@ def main() -> None:
         print(fitted(args, whole, fabric, None))
         return
     with nullcontext() if args.computed_exchanges else Lab.up(FABRIC, name="bench-tables", verify=False) as lab:
+        fabric = fabric if lab is None else lab.fabric  # its links are token buckets
         costs, facts = fitted(args, whole, fabric, lab)
         print(facts, dict(costs.errors), flush=True)
         draw, plan_s, bounds = np.random.default_rng(7), list[float](), list[float]()

@@ -212,13 +212,17 @@ def check_table_bound(bound: Bound, job: Sharded, fabric: Fabric) -> list[Findin
 
 
 def _load_s(job: Sharded, fabric: Fabric, y: list[float]) -> float:
-    looked = pooled = each = float("inf")
+    """With the exchanges, each less its full token buckets, or without them: both are proved."""
+    looked = pooled = bare = each = float("inf")
+    ahead_s = 0.0
     for rank, (d, weight) in enumerate(zip(job.devices, y, strict=True)):
         a, b, c = job.floor[d.name]
-        out = sum(x.rate_Bps for x in fabric.links if x.src == d.name)
-        into = sum(x.rate_Bps for x in fabric.links if x.dst == d.name)
-        others = job.tables.batch - job.samples(rank)
-        wires = others * job.tables.element_bytes * (1 / out + 1 / into) if others else 0.0
-        looked, pooled, each = min(looked, weight * a), min(pooled, weight * (b * job.tables.batch + wires)), min(each, weight * c)
-    elements = sum(t.pooling * t.dim for t in job.tables.tables) * job.tables.batch
-    return looked * elements + pooled * sum(t.dim for t in job.tables.tables) + each * len(job.tables.tables)
+        wires, others = 0.0, job.tables.batch - job.samples(rank)
+        for links in ([x for x in fabric.links if x.src == d.name], [x for x in fabric.links if x.dst == d.name]):
+            rate = sum(x.rate_Bps for x in links)
+            wires += others * job.tables.element_bytes / rate if others else 0.0
+            ahead_s += weight * sum(x.burst_bytes for x in links) / rate if links else 0.0
+        bare, pooled = min(bare, weight * b * job.tables.batch), min(pooled, weight * (b * job.tables.batch + wires))
+        looked, each = min(looked, weight * a), min(each, weight * c)
+    elements, columns = sum(t.pooling * t.dim for t in job.tables.tables) * job.tables.batch, sum(t.dim for t in job.tables.tables)
+    return looked * elements + max(pooled * columns - ahead_s, bare * columns) + each * len(job.tables.tables)

@@ -72,6 +72,24 @@ def test_the_bound_is_the_lp_of_additive_costs_and_below_every_plan():
         assert RandomTables().plan(problem, rng=RNG(seed)).cost_s >= bound
 
 
+@pytest.mark.parametrize("burst_bytes", [200, 100_000])
+def test_full_token_buckets_are_taken_off_exchanges_and_off_the_bound(burst_bytes):
+    plain = problem_of(3, tables=5, devices=3, costs=additive_costs(16))
+    links = tuple(replace(x, burst_bytes=burst_bytes) for x in plain.fabric.links)
+    problem = replace(plain, fabric=replace(plain.fabric, links=links))
+    columns = np.array([100.0, 30.0, 60.0])
+    saved = 2 * burst_bytes / plain.rates[0]  # two links out of each device
+    np.testing.assert_allclose(problem.by_links(columns), np.maximum(plain.by_links(columns) - saved, 0.0))
+    lookups_s = table_bound(replace(plain, fabric=fabric_of(3, rate_Bps=10**15)))
+    assert float(lookups_s) <= float(table_bound(problem)) * (1 + 1e-6) and float(table_bound(problem)) < float(table_bound(plain))
+    for seed in range(few(20, least=8)):
+        assert RandomTables().plan(problem, rng=RNG(seed)).cost_s >= float(table_bound(problem))
+    plan = plan_tables(problem, [NeuroShard()])[0]
+    assert plan.prediction.time_s >= float(plan.bound) and check_plan(plan).ok
+    more = replace(plan, bound=msgspec.structs.replace(plan.bound, value=table_bound(plain).value))
+    assert any("certificate proves" in f.message for f in check_plan(more).findings), "the bound of links without buckets"
+
+
 def test_small_memory_cuts_rows_and_what_does_not_fit_is_refused_with_the_proof():
     big = Tables(tables=(Table(name="long", rows=4000, dim=4), Table(name="wide", rows=50, dim=32)), batch=8)
     problem = TableProblem(tables=big, fabric=fabric_of(4, memory_bytes=25_000), costs=(additive_costs(8),))

@@ -124,6 +124,17 @@ class TableProblem:
         return out, into
 
     @cached_property
+    def ahead_s(self) -> tuple[F64, F64]:
+        """Seconds that full token buckets save on what leaves and what enters each device. 0 for links without."""
+        out, into = np.zeros(self.devices), np.zeros(self.devices)
+        for x in self.fabric.links:
+            for end, sums in ((x.src, out), (x.dst, into)):
+                if x.burst_bytes and (number := self.fabric.actor_of[end]) < self.devices:
+                    sums[number] += x.burst_bytes
+        first, second = (np.divide(b, r, out=np.zeros(self.devices), where=b > 0) for b, r in zip((out, into), self.rates, strict=True))
+        return first, second
+
+    @cached_property
     def whole(self) -> list[Piece]:
         """Every table in one piece."""
         return [Piece(i, (0, t.rows), (0, t.dim)) for i, t in enumerate(self.tables.tables)]
@@ -174,13 +185,14 @@ class TableProblem:
         """[..., D] seconds of the backward exchange by the fabric's links, or of the forward one where devices start so late."""
         own_out, own_in, other_in, other_out = self.per_column_s
         rest = columns.sum(-1, keepdims=True) - columns
+        (out, into), (out_ahead, in_ahead) = self.rates, self.ahead_s
         if starts_s is None:
-            return np.asarray(np.maximum(columns * own_in, rest * other_out))
-        out, into = self.rates
-        message = columns[..., :, None] * self.samples * self.tables.element_bytes / np.minimum(out[:, None], into)
+            return np.asarray(np.maximum(np.maximum(columns * own_in - in_ahead, rest * other_out - out_ahead), 0.0))
+        size = columns[..., :, None] * self.samples * self.tables.element_bytes
+        message = np.maximum(np.maximum(size / out[:, None] - out_ahead[:, None], size / into - in_ahead), 0.0)
         sends = np.where((columns[..., :, None] > 0) & ~np.eye(self.devices, dtype=bool), starts_s[..., :, None] + message, 0.0)
         late = sends.max(-2) - starts_s  # what the latest sends last
-        return np.asarray(np.maximum(np.maximum(columns * own_out, rest * other_in), late))
+        return np.asarray(np.maximum(np.maximum(columns * own_out - out_ahead, rest * other_in - in_ahead), np.maximum(late, 0.0)))
 
     def phases(self, sums: F64, columns: F64) -> Phases:
         """Of plans with these sums [..., D, K] and columns [..., D]. A net is not believed below what a device's links take for its bytes."""
@@ -191,8 +203,7 @@ class TableProblem:
         ends = compute + back
         starts = ends - ends.min(-1, keepdims=True)
         if self.exchanges_measured and (net := first.exchange_s(columns, starts)) is not None:
-            own_out, _, other_in, _ = self.per_column_s
-            fore = np.maximum(net, np.maximum(columns * own_out, (columns.sum(-1, keepdims=True) - columns) * other_in))
+            fore = np.maximum(net, self.by_links(columns, np.zeros(columns.shape)))
         else:
             fore = self.by_links(columns, starts)
         return Phases(compute, back, fore, (ends + fore).max(-1))
