@@ -220,7 +220,8 @@ def test_a_folded_ring_stands_for_the_whole_ring(op: str, n: int, slices: int, u
                 [
                     (
                         s.parts,
-                        (program.channels.src[s.chan_in] + moved) % n if s.chan_in >= 0 else -1,
+                        # the image of the stored channel that ends at this member
+                        (member + moved - program.channels.dst[s.chan_in] + program.channels.src[s.chan_in]) % n if s.chan_in >= 0 else -1,
                         (program.channels.dst[s.chan_out] + moved) % n if s.chan_out >= 0 else -1,
                         (s.src[1] + moved * shift) % chunks if s.src[0] >= 0 else -1,
                         (s.dst[1] + moved * shift) % chunks if s.dst[0] >= 0 else -1,

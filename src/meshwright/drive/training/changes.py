@@ -7,6 +7,7 @@ A plan on the changed fabric is never worse than the present one, which stays po
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from fractions import Fraction
@@ -18,7 +19,7 @@ from ...fabric.edit import is_port
 from ...fabric.fabric import Fabric
 from ...kernels.effort import Budget
 
-__all__ = ["WhatIf", "more_memory", "one_more_device", "one_more_nic", "what_ifs"]
+__all__ = ["WhatIf", "more_devices", "more_memory", "one_more_device", "one_more_nic", "what_ifs"]
 
 MEMORY = Fraction(11, 10)
 
@@ -63,16 +64,19 @@ def one_more_nic(fabric: Fabric) -> tuple[str, Fabric] | None:
 
 def one_more_device(fabric: Fabric) -> tuple[str, Fabric]:
     """A copy of the last device, in the same server, with a copy of each of its links."""
-    last = fabric.devices[-1]
-    known = set(fabric.actor_names)
-    number = 1
-    while f"{last.name}.{number}" in known:
-        number += 1
-    name = f"{last.name}.{number}"
+    return f"one more device like {fabric.devices[-1].name}", more_devices(fabric, 1)
+
+
+def more_devices(fabric: Fabric, count: int) -> Fabric:
+    """`count` copies of the last device, in the same server, each with a copy of each of its links."""
+    last, known = fabric.devices[-1], set(fabric.actor_names)
+    free = (name for number in itertools.count(1) if (name := f"{last.name}.{number}") not in known)
+    names = list(itertools.islice(free, count))
     links = [x for x in fabric.links if last.name in (x.src, x.dst)]
-    copies = tuple(replace(x, src=name if x.src == last.name else x.src, dst=name if x.dst == last.name else x.dst) for x in links)
-    changed = replace(fabric, devices=(*fabric.devices, replace(last, name=name)), links=(*fabric.links, *copies))
-    return f"one more device like {last.name}", changed
+    copies = (
+        replace(x, src=name if x.src == last.name else x.src, dst=name if x.dst == last.name else x.dst) for name in names for x in links
+    )
+    return replace(fabric, devices=(*fabric.devices, *(replace(last, name=name) for name in names)), links=(*fabric.links, *copies))
 
 
 def more_memory(fabric: Fabric) -> tuple[str, Fabric] | None:

@@ -37,6 +37,8 @@ __all__ = [
 
 # Steps of a folded program's representatives, calls written out: larger candidates are not judged.
 MAX_FOLDED_STEPS = 5_000_000
+# Ranks from which on a ring is stored by one of its members: that of 1,024 ranks has 4 million steps, which took 80 s to write and to fold again.
+MIN_FOLDED_RING = 256
 # Micro-batches beyond the stages of the two programs from which the step of a folded one is extrapolated.
 SCOUTED_MICROBATCHES = (4, 8)
 
@@ -62,7 +64,8 @@ class RankOrderRings:
         key = op, len(ranks), size_bytes
         if key not in self.known:
             devices = tuple(self.placement[r] for r in ranks)
-            self.known[key] = self.planner.collective(purpose, devices, size_bytes, op, only=rank_order_ring(len(ranks)))
+            only = rank_order_ring(len(ranks), folded=len(ranks) >= MIN_FOLDED_RING)
+            self.known[key] = self.planner.collective(purpose, devices, size_bytes, op, only=only)
         return self.known[key]
 
 

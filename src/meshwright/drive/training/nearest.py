@@ -17,7 +17,7 @@ import msgspec
 from ...decide.layout.problem import Fixed
 from ...errors import Infeasible, MeshwrightError
 from ...fabric.fabric import Fabric
-from .changes import one_more_device
+from .changes import more_devices
 from .context import Context, Found, Looks
 from .evaluated import Evaluated
 from .layout import Layout
@@ -106,12 +106,12 @@ class _Planner:
     def devices(self) -> Iterator[NearestChange]:
         """The fewest devices that fit, to within what was tried: one by one up to twice as many, then doubled."""
         n = len(self.fabric.devices)
-        fabric, sizes = self.fabric, [*range(n + 1, min(2 * n, n + 8) + 1), *(n * k for k in (2, 4, MAX_DEVICES_FACTOR))]
+        sizes = [*range(n + 1, min(2 * n, n + 8) + 1), *(n * k for k in (2, 4, MAX_DEVICES_FACTOR))]
         free: Fixed = (None, *self.fixed[1:])  # more devices are more replicas or stages
         for size in sorted(set(sizes)):
-            while len(fabric.devices) < size:
-                fabric = one_more_device(fabric)[1]
-            if (best := self.fitting(fabric, self.global_batch, free)) is not None:
+            if self.looks.spent:
+                return
+            if (best := self.fitting(more_devices(self.fabric, size - n), self.global_batch, free)) is not None:
                 yield self.change("devices", f"{size} devices like {self.fabric.devices[-1].name} instead of {n}", best, devices=size)
 
 

@@ -63,7 +63,8 @@ def bandwidth_bound(problem: CollectiveProblem) -> Bound:
 
 
 def _bandwidth_bounds(problem: CollectiveProblem) -> list[Bound]:
-    graph = rate_graph(problem.fabric, problem.ranks)
+    fabric, among = problem.fabric, problem.ranks
+    graph = remember(fabric, ("rate graph", among), lambda: rate_graph(fabric, among))
     require_connected(problem, graph)
     n, op, root = graph.ranks, problem.op, problem.root
     weight = [1] * n
@@ -86,8 +87,9 @@ def _bandwidth_bounds(problem: CollectiveProblem) -> list[Bound]:
     if op == "scatter" and any(others):
         return [_cut_bound(problem, graph, [not x for x in worst_cut(graph.reversed(), others, sinks=[root]).inside])]
     if op == "all-reduce":
-        found = [_cut_bound(problem, graph, _narrowest(graph))]
-        found += [b for parts in _partitions(problem, graph) if (b := _partition_bound(problem, graph, parts, Fraction(problem.size_bytes)))]
+        cut, partitions = remember(fabric, ("cuts of sums", among), lambda: (_narrowest(graph), _partitions(graph)))
+        found = [_cut_bound(problem, graph, cut)]
+        found += [b for parts in partitions if (b := _partition_bound(problem, graph, parts, Fraction(problem.size_bytes)))]
         dual = all_reduce_dual_bound(problem) if len(graph.arcs) <= MAX_DUAL_ARCS else None
         return found + ([dual] if dual is not None else [])
     ranks = sinks_of_each_kind(graph, weight) if op == "all-to-all" else range(n)  # what leaves a server or its ranks leaves their images, too
@@ -160,7 +162,7 @@ def _narrowest(graph: RateGraph) -> Sequence[bool]:
     return forward.inside if forward.ratio >= backward.ratio else [not x for x in backward.inside]
 
 
-def _partitions(problem: CollectiveProblem, graph: RateGraph) -> list[list[list[int]]]:
+def _partitions(graph: RateGraph) -> list[list[list[int]]]:
     """Partitions worth trying: every rank alone; one part per server with its switches; parts joined by the widest arcs."""
     singles = [[r] for r in range(graph.ranks)]
     servers: dict[int, list[int]] = {}

@@ -288,11 +288,12 @@ class _Builder:
             self._ring(b, buffers * self.n, self.order, 0, [0])
             axis = FoldAxis("ring", self.n, 1, "shift")
             b.fold = Fold((axis,), np.full((1, len(buffers)), self.block, np.int32))
+            buffers = list(range(self.n))  # a contract speaks of the expanded form
         else:
             for number, ring in enumerate(self.rings):
                 build = self._chain if self.chain else self._ring
                 build(b, buffers, ring, number, list(range(self.n)))
-            b.contract = contract(self.problem.op, buffers, self.chunks, self.problem.root)
+        b.contract = contract(self.problem.op, buffers, self.chunks, self.problem.root)
         return b.build()
 
     def _require_foldable(self) -> None:
@@ -310,8 +311,8 @@ class _Builder:
     def _ring(self, b: ProgramBuilder, buffers: Sequence[int], ring: Sequence[int], number: int, positions: Sequence[int]) -> None:
         n, op = self.n, self.problem.op
         depth = 1 if self.slices == 1 else 2
-        if self.folded:  # rank 0's two ends: (n-1 -> 0) is the image of (0 -> 1) under offset n-1
-            channel = [b.channel(0, 1, depth=depth)] * (n - 1) + [b.channel(n - 1, 0, depth=depth)]
+        if self.folded:  # one stored channel: that from n - 1 to 0 is the image of (0 -> 1)
+            channel = [b.channel(0, 1, depth=depth)] * n
         else:
             channel = [b.channel(ring[p], ring[(p + 1) % n], depth=depth) for p in range(n)]
         for p in positions:
