@@ -220,11 +220,13 @@ def test_python_m_meshwright():
 
 
 @pytest.mark.interpreter
-@pytest.mark.parametrize("argv", [["fabric", "list"], ["--help"], ["fabric", "--help"], ["fabric", "show", "--help"]])
-def test_a_reader_that_leaves_is_no_error(argv):
+@pytest.mark.parametrize("argv", ["fabric list", "--help", "fabric --help", "fabric show --help"])
+@pytest.mark.parametrize("unbuffered", ["", "1"])  # what is written goes out at the end, or at once
+def test_a_reader_that_leaves_is_no_error(argv, unbuffered):
     reader, writer = os.pipe()
     os.close(reader)
-    process = subprocess.Popen([sys.executable, "-m", "meshwright", *argv], stdout=writer, stderr=subprocess.PIPE)
+    environment = os.environ | {"PYTHONUNBUFFERED": unbuffered}
+    process = subprocess.Popen([sys.executable, "-m", "meshwright", *argv.split()], stdout=writer, stderr=subprocess.PIPE, env=environment)
     os.close(writer)
     _, stderr = process.communicate(timeout=60)
     assert (process.returncode, stderr) == (0, b"")
