@@ -169,13 +169,13 @@ def pytest_runtest_call(item: pytest.Item) -> Iterator[None]:
 
 @pytest.fixture(autouse=True)
 def no_process_left_behind(request: pytest.FixtureRequest) -> Iterator[None]:
-    """Fail a test that leaves child processes; they get two seconds to end by themselves and are ended then.
+    """Fail a test that leaves child processes; they get ten seconds to end by themselves and are ended then.
 
     multiprocessing's resource tracker and the server of warm interpreters live as long as the interpreter and are not the test's.
     """
     before = children()
     yield
-    deadline = time.monotonic() + 2
+    deadline = time.monotonic() + 10
     while True:
         ours = {*before, warm_interpreters.server_pid()}
         left = {pid: command for pid, command in children().items() if pid not in ours and "resource_tracker" not in command}

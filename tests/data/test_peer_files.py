@@ -194,5 +194,5 @@ def test_threads_end(cluster):
     for node in cluster:
         node.close()
     for thread in [t for t in threading.enumerate() if t.name == "peer files"]:
-        thread.join(timeout=10)
+        thread.join(timeout=60)
     assert not [t for t in threading.enumerate() if t.name == "peer files"]

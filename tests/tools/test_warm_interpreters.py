@@ -99,7 +99,7 @@ def test_ends_are_the_same(code: str, status: int) -> None:
 def test_a_fork_is_a_child_like_any_other(tmp_path: Path) -> None:
     """Signals, pipes that are passed on, output into a file, waiting with a limit."""
     read, write = os.pipe()
-    code = f"import os, time; os.write({write}, b'here'); print('said', flush=True); time.sleep(60)"
+    code = f"import os, time; print('said', flush=True); os.write({write}, b'here'); time.sleep(600)"
     with (tmp_path / "out").open("wb") as out:
         child = subprocess.Popen([sys.executable, "-c", code], stdout=out, pass_fds=[write])
     os.close(write)
@@ -108,7 +108,7 @@ def test_a_fork_is_a_child_like_any_other(tmp_path: Path) -> None:
         child.wait(0.2)
     assert child.poll() is None and (tmp_path / "out").read_text() == "said\n"
     child.send_signal(signal.SIGTERM)
-    assert child.wait(20) == -signal.SIGTERM
+    assert child.wait(60) == -signal.SIGTERM
     assert os.read(read, 10) == b""
     os.close(read)
 

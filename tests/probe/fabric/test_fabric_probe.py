@@ -49,7 +49,7 @@ def agents(count: int, token: str = TOKEN) -> Iterator[list[Agent]]:
     finally:
         for agent, thread in zip(served, threads, strict=True):
             agent.stopped.set()
-            thread.join(10)
+            thread.join(60)
             assert not thread.is_alive()
 
 
@@ -79,7 +79,7 @@ def test_a_slow_stream_is_counted_over_its_window() -> None:
     thread.start()
     with here, here.makefile("rb") as reader:
         found = take(reader, {"warm_s": 0.05, "window_s": 0.12, "tail_s": 0.02})
-        thread.join(10)
+        thread.join(60)
     there.close()
     assert found["bytes"] % 1000 == 0 and found["seconds"] <= 0.12
     assert found["bytes"] / found["seconds"] == pytest.approx(1000 / 0.03, rel=0.6)
@@ -112,7 +112,7 @@ def test_another_program_on_the_port_is_an_error() -> None:
         thread = threading.Thread(target=answer)
         thread.start()
         found = stream({"host": "127.0.0.1", "port": server.getsockname()[1], **TIMES}, TOKEN)
-        thread.join(10)
+        thread.join(60)
     assert "error" in found
 
 
