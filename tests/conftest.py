@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, is_hypothesis_test, settings
+from hypothesis.internal.conjecture import providers
 
 import before_torch  # noqa: F401
 import captured
@@ -32,6 +33,10 @@ settings.register_profile("dev", deadline=None, suppress_health_check=[HealthChe
 settings.register_profile("soak", deadline=None, max_examples=20_000, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile(PROFILE)
 MIN_EXAMPLES = 10  # of a test of properties, if it asks for so many
+if PROFILE == "ci":
+    # Else examples hold constants of those modules of ours that were imported by then: others after other tests, and after every change of a source.
+    # To read all sources for them took each worker 9 s.
+    providers._get_local_constants = lambda: providers._local_constants
 
 # Compiled kernels are kept beside the environment, so that every worker and every later run finds them.
 os.environ.setdefault("NUMBA_CACHE_DIR", str(Path(sys.prefix) / "numba-cache"))
@@ -95,10 +100,12 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 def room_by_room(items: list[pytest.Item]) -> None:
     """Tests of a folder one after another, their files in mixed order: one worker has most of them, and captures and plans what they share once."""
     met: dict[Path, int] = {}
-    for item in items:
-        for folder in item.path.parents:
+    place: dict[Path, list[int]] = {}
+    for path in dict.fromkeys(item.path for item in items):
+        for folder in path.parents:
             met.setdefault(folder, len(met))
-    items.sort(key=lambda item: [met[folder] for folder in reversed(item.path.parents)])
+        place[path] = [met[folder] for folder in reversed(path.parents)]
+    items.sort(key=lambda item: place[item.path])
 
 
 def unchosen(alike: list[pytest.Item]) -> list[pytest.Item]:
