@@ -7,7 +7,7 @@ import gc
 import os
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
@@ -147,21 +147,37 @@ def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
         return (yield)
 
 
-def children() -> dict[int, str]:
-    """Processes whose parent is this one: number -> command line. Zombies count: somebody forgot to wait for them."""
-    found: dict[int, str] = {}
-    for task in Path("/proc/self/task").iterdir():
+def children() -> set[int]:
+    """Processes whose parent is this one. Zombies count: somebody forgot to wait for them."""
+    found: set[int] = set()
+    for task in os.listdir("/proc/self/task"):  # noqa: PTH208  # twice for every test: no objects for paths
         try:
-            pids = (task / "children").read_text().split()
+            with open(f"/proc/self/task/{task}/children") as said:  # noqa: PTH123
+                found.update(map(int, said.read().split()))
         except OSError:  # the thread ended meanwhile, or the kernel does not say
             continue
-        for pid in pids:
-            try:
-                command = Path("/proc", pid, "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace").strip()
-            except OSError:
-                continue
-            found[int(pid)] = command or "(ended, not waited for)"
     return found
+
+
+def commands(pids: set[int]) -> dict[int, str]:
+    """Number -> command line, of those that are still there."""
+    found: dict[int, str] = {}
+    for pid in pids:
+        try:
+            command = Path("/proc", str(pid), "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace").strip()
+        except OSError:
+            continue
+        found[pid] = command or "(ended, not waited for)"
+    return found
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """Of a test that passed nobody reads what it printed and by which words it is found: a worker need not send that, three times a test."""
+    report = yield
+    if report.passed and hasattr(item.config, "workerinput"):
+        report.sections, report.keywords = [], {}
+    return report
 
 
 @pytest.hookimpl(wrapper=True)
@@ -185,7 +201,7 @@ def no_process_left_behind(request: pytest.FixtureRequest) -> Iterator[None]:
     deadline = time.monotonic() + 10
     while True:
         ours = {*before, warm_interpreters.server_pid()}
-        left = {pid: command for pid, command in children().items() if pid not in ours and "resource_tracker" not in command}
+        left = {pid: command for pid, command in commands(children() - ours).items() if "resource_tracker" not in command}
         if not left or time.monotonic() > deadline:
             break
         time.sleep(0.02)

@@ -57,21 +57,31 @@ def test_forks_have_torch_and_real_interpreters_do_not() -> None:
     assert (forked.stdout, real.stdout) == ("True\n", "False\n")
 
 
+@needs_forks
+def test_a_path_to_the_package_that_is_loaded_needs_no_new_interpreter(tmp_path: Path) -> None:
+    (tmp_path / "meshwright").mkdir()
+    for place, warm in ((warm_interpreters.package_place(), "True\n"), (str(tmp_path), "False\n")):
+        environment = os.environ | {"PYTHONPATH": place}
+        assert subprocess.run([sys.executable, "-c", WARM], capture_output=True, text=True, timeout=60, env=environment).stdout == warm
+
+
 @pytest.mark.interpreter
 def test_under_the_mark_interpreters_are_real() -> None:
     assert subprocess.run([sys.executable, "-c", WARM], capture_output=True, text=True, timeout=60).stdout == "False\n"
 
 
-@pytest.mark.parametrize("how", ["code", "module", "script", "quiet", "unbuffered", "path"])
+@pytest.mark.parametrize("how", ["code", "module", "script", "quiet", "unbuffered", "path", "package"])
 def test_a_fork_sees_what_a_real_interpreter_sees(how: str, tmp_path: Path) -> None:
     (tmp_path / "seen.py").write_text(SEEN)
     words = {
         "code": ["-c", SEEN], "module": ["-m", "seen"], "script": [str(tmp_path / "seen.py")], "quiet": ["-W", "ignore", "-c", SEEN],
-        "unbuffered": ["-u", "-c", SEEN], "path": ["-m", "seen"],
+        "unbuffered": ["-u", "-c", SEEN], "path": ["-m", "seen"], "package": ["-c", SEEN],
     }[how]  # fmt: skip
     environment = {k: v for k, v in os.environ.items() if k != "HOME"} | {"SAID": "a b", "TMPDIR": str(tmp_path)}
     if how == "path":
         environment["PYTHONPATH"] = with_path(str(tmp_path / "first"), "second", "", "second/../third", "second")
+    if how == "package":
+        environment["PYTHONPATH"] = warm_interpreters.package_place()
     done = both(*words, "x", "y z", cwd=tmp_path, env=environment, input="in", start_new_session=how == "code")
     assert [d.stderr for d in done] == ["", ""]
     forked, real = (json.loads(d.stdout) for d in done)

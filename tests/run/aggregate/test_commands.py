@@ -90,6 +90,8 @@ def test_a_lab_has_one_per_switch_that_adds(tmp_path: Path, monkeypatch: pytest.
     except Unsupported as error:
         pytest.skip(f"no lab can be built here: {error.message}")
     with lab:
+        known = Path(f"/proc/{lab.state.holder}/environ").read_bytes().split(b"\0")
+        assert f"NUMBA_CACHE_DIR={os.environ['NUMBA_CACHE_DIR']}".encode() in known, "its switches would compile their kernels again"
         result = lab.run([sys.executable, "-c", WORKER], env={"PYTHONPATH": os.pathsep.join(sys.path)}, timeout_s=100)
         assert [output.strip() for output in result.outputs] == [b"205000", b"205000"]
 
