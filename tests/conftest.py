@@ -36,7 +36,7 @@ MIN_EXAMPLES = 10  # of a test of properties, if it asks for so many
 if PROFILE == "ci":
     # Else examples hold constants of those modules of ours that were imported by then: others after other tests, and after every change of a source.
     # To read all sources for them took each worker 9 s.
-    providers._get_local_constants = lambda: providers._local_constants
+    vars(providers).update(_get_local_constants=lambda: providers._local_constants)
 
 # Compiled kernels are kept beside the environment, so that every worker and every later run finds them.
 os.environ.setdefault("NUMBA_CACHE_DIR", str(Path(sys.prefix) / "numba-cache"))

@@ -390,7 +390,7 @@ def test_a_killed_owner_takes_its_lab_along() -> None:
 
 def test_an_owner_that_just_ends_cleans_up() -> None:
     code = OWNER.replace("time.sleep(1000)", "")
-    subprocess.run([sys.executable, "-c", code, STAR, FORKS], check=True, capture_output=True, timeout=60)
+    subprocess.run([sys.executable, "-c", code, STAR, FORKS], check=True, capture_output=True, timeout=200)
     assert not known_labs()
 
 
@@ -477,7 +477,7 @@ def test_a_pasted_dry_run_builds_the_same(capsys: pytest.CaptureFixture[str], fa
     first, *rest = capsys.readouterr().out.splitlines()
     script = "set -e\n" + "\n".join(rest) + "\nip netns list | wc -l; " + look
     words = first.partition("#")[0].split()
-    done = subprocess.run([*words[:-1], "bash", "-c", script], capture_output=True, text=True, timeout=60, check=False, env={"PATH": PATH})
+    done = subprocess.run([*words[:-1], "bash", "-c", script], capture_output=True, text=True, timeout=200, check=False, env={"PATH": PATH})
     assert done.returncode == 0, done.stderr
     assert [x.split()[-1] for x in done.stdout.splitlines()] == shown
 
@@ -503,7 +503,7 @@ def test_an_ended_run_command_takes_its_ranks_along(number: signal.Signals) -> N
         assert b"up" in command.stdout.readline()
         until(lambda: len(members(space)) > 3)
         command.send_signal(number)
-        _, errors = command.communicate(timeout=60)
+        _, errors = command.communicate(timeout=200)
         assert command.returncode in (130, -15, -9)
         if number == signal.SIGINT:
             assert b"interrupted" in errors and command.returncode == 130
@@ -549,7 +549,7 @@ def test_without_root_a_user_namespace_does(tmp_path_factory: pytest.TempPathFac
     with tempfile.TemporaryDirectory() as folder:
         Path(folder).chmod(0o777)
         environment = os.environ | {"MESHWRIGHT_LAB_DIR": f"{folder}/labs", "PATH": PATH}
-        done = subprocess.run([*NOBODY, sys.executable, "-c", INSIDE, STAR], capture_output=True, text=True, timeout=60, check=False, env=environment)
+        done = subprocess.run([*NOBODY, sys.executable, "-c", INSIDE, STAR], capture_output=True, text=True, timeout=200, check=False, env=environment)
         if "namespaces may not be made here" in done.stderr:
             pytest.skip("this kernel allows no user namespaces to others than root")
         assert done.returncode == 0, done.stderr
@@ -565,7 +565,7 @@ def test_without_root_and_without_a_place_for_names(own_folder: Path) -> None:
     inside = INSIDE.replace("hostname;", "grep -q schema $MESHWRIGHT_FABRIC && hostname;")
     command = ["unshare", "--mount", "sh", "-c", prepare, "sh", *NOBODY, sys.executable, "-c", inside, STAR]
     environment = {k: v for k, v in os.environ.items() if k != "MESHWRIGHT_LAB_DIR"} | {"XDG_RUNTIME_DIR": "/run/user/65534", "PATH": PATH}
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False, env=environment)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=200, check=False, env=environment)
     if "namespaces may not be made here" in done.stderr:
         pytest.skip("this kernel allows no user namespaces to others than root")
     assert done.returncode == 0, done.stderr
@@ -575,7 +575,7 @@ def test_without_root_and_without_a_place_for_names(own_folder: Path) -> None:
 def test_without_any_right_it_says_what_is_missing(own_folder: Path) -> None:
     script = 'echo 0 > /proc/sys/user/max_user_namespaces && exec setpriv --bounding-set=-all --inh-caps=-all "$@"'
     command = ["unshare", "--user", "--map-root-user", "sh", "-c", script, "sh", *shell("up", STAR, "--json")]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False, env=os.environ | {"PATH": PATH})
+    done = subprocess.run(command, capture_output=True, text=True, timeout=200, check=False, env=os.environ | {"PATH": PATH})
     assert done.returncode == 2, done.stderr
     said = json.loads(done.stderr)
     assert said["code"] == "unsupported" and said["data"]["missing"] == "CAP_SYS_ADMIN"

@@ -39,9 +39,9 @@ def forks() -> None:
 
 def both(*words: str, **options: Any) -> tuple[Any, Any]:
     """What a fork and what a real interpreter give."""
-    forked = subprocess.run([sys.executable, *words], capture_output=True, text=True, timeout=60, **options)
+    forked = subprocess.run([sys.executable, *words], capture_output=True, text=True, timeout=200, **options)
     with real_interpreters():
-        real = subprocess.run([sys.executable, *words], capture_output=True, text=True, timeout=60, **options)
+        real = subprocess.run([sys.executable, *words], capture_output=True, text=True, timeout=200, **options)
     return forked, real
 
 
@@ -62,12 +62,12 @@ def test_a_path_to_the_package_that_is_loaded_needs_no_new_interpreter(tmp_path:
     (tmp_path / "meshwright").mkdir()
     for place, warm in ((warm_interpreters.package_place(), "True\n"), (str(tmp_path), "False\n")):
         environment = os.environ | {"PYTHONPATH": place}
-        assert subprocess.run([sys.executable, "-c", WARM], capture_output=True, text=True, timeout=60, env=environment).stdout == warm
+        assert subprocess.run([sys.executable, "-c", WARM], capture_output=True, text=True, timeout=200, env=environment).stdout == warm
 
 
 @pytest.mark.interpreter
 def test_under_the_mark_interpreters_are_real() -> None:
-    assert subprocess.run([sys.executable, "-c", WARM], capture_output=True, text=True, timeout=60).stdout == "False\n"
+    assert subprocess.run([sys.executable, "-c", WARM], capture_output=True, text=True, timeout=200).stdout == "False\n"
 
 
 @pytest.mark.parametrize("how", ["code", "module", "script", "quiet", "unbuffered", "path", "package"])
@@ -126,7 +126,7 @@ def test_a_fork_is_a_child_like_any_other(tmp_path: Path) -> None:
 @needs_forks
 def test_what_a_fork_cannot_give_is_a_real_interpreter(tmp_path: Path) -> None:
     def warm(**options: Any) -> bool:
-        done = subprocess.run([sys.executable, "-c", WARM], capture_output=True, text=True, timeout=60, **options)
+        done = subprocess.run([sys.executable, "-c", WARM], capture_output=True, text=True, timeout=200, **options)
         return done.stdout == "True\n"
 
     assert warm(env=os.environ | {"PYTHONWARNINGS": "ignore"}) and warm(env=os.environ | {"ANY": "x"})
@@ -160,14 +160,14 @@ def test_what_a_fork_starts_is_forked_too_and_ends_with_it(tmp_path: Path) -> No
         f"import os, subprocess, sys\ncode = {WARM!r} + '; import os; print(os.getppid())'\n"
         "done = subprocess.run([sys.executable, '-c', code], capture_output=True, text=True)\nprint(os.getpid(), *done.stdout.split())\n"
     )
-    done = subprocess.run([sys.executable, str(tmp_path / "outer.py")], capture_output=True, text=True, timeout=60, check=True)
+    done = subprocess.run([sys.executable, str(tmp_path / "outer.py")], capture_output=True, text=True, timeout=200, check=True)
     outer, warm, parent = done.stdout.split()
     assert warm == "True" and outer == parent
 
 
 def test_random_numbers_of_two_forks_differ() -> None:
     code = "import random, numpy; print(random.random(), numpy.random.random())"
-    said = [subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60).stdout.split() for _ in range(2)]
+    said = [subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=200).stdout.split() for _ in range(2)]
     assert all(a != b for a, b in zip(*said, strict=True))
 
 

@@ -31,7 +31,7 @@ def test_the_command_serves_until_it_is_ended_and_says_what_it_counted() -> None
         with Stream.join(parse_address(line.split()[2].rstrip(":")), seat(0, 1)) as stream:
             assert stream.all_reduce(np.arange(100, dtype=np.int32))[99] == 99
         process.send_signal(signal.SIGTERM)
-        said, _ = process.communicate(timeout=60)
+        said, _ = process.communicate(timeout=200)
     document = json.loads(said)
     assert process.returncode == 0 and document["schema"] == "meshwright.aggregator" and document["packets"]["contributions"] == 2
 

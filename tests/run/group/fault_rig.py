@@ -79,7 +79,7 @@ class FaultRig:
         for stream in self.inputs:
             stream.close()
         for place in self.places:
-            place.wait(timeout=30)
+            place.wait(timeout=200)
             place.stdout.close()
         shutil.rmtree(self.base)
 

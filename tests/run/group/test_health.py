@@ -40,7 +40,7 @@ from meshwright.run.group.health import GroupHealth, claim_of, error_of, grace_s
 from meshwright.run.group.verdict import CRAWLS, CUT, SILENT, Claim, Verdict, View, first_cause
 from meshwright.run.group.work import PlannedWork
 
-pytestmark = pytest.mark.timeout(60)
+pytestmark = pytest.mark.timeout(250)
 
 
 @pytest.fixture(autouse=True)
