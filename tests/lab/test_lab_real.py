@@ -549,7 +549,7 @@ def test_without_root_a_user_namespace_does(tmp_path_factory: pytest.TempPathFac
     with tempfile.TemporaryDirectory() as folder:
         Path(folder).chmod(0o777)
         environment = os.environ | {"MESHWRIGHT_LAB_DIR": f"{folder}/labs", "PATH": PATH}
-        done = subprocess.run([*NOBODY, sys.executable, "-c", INSIDE, STAR], capture_output=True, text=True, timeout=200, check=False, env=environment)
+        done = subprocess.run([*NOBODY, sys.executable, "-c", INSIDE, STAR], capture_output=True, text=True, timeout=99, check=False, env=environment)
         if "namespaces may not be made here" in done.stderr:
             pytest.skip("this kernel allows no user namespaces to others than root")
         assert done.returncode == 0, done.stderr

@@ -18,7 +18,7 @@ from meshwright.run.machine.torchrun_worker import ends_with_its_own_code
 signal.signal(signal.SIGTERM, lambda *_: None)
 atexit.register(lambda: print("other exit functions ran"))
 if "told" in sys.argv:
-    ends_with_its_own_code(7, 0.5)
+    ends_with_its_own_code(7, 0.5 if "hang" in sys.argv else 100.0)
 if "hang" in sys.argv:
     threading.Thread(target=lambda: time.sleep(50)).start()
 class Late:  # deleted when modules are cleared, after Python has put back the default signal handlers
