@@ -349,7 +349,9 @@ def _become(told: dict[str, Any]) -> None:
     if told["new_session"]:
         os.setsid()
     signal.signal(signal.SIGINT, signal.default_int_handler)
-    if ("-c" not in command[:3] and STARTS_NONE not in command) or command[-1] == XDIST_WORKER:
+    # Who starts none needs no server; a rank that starts an interpreter after all gets a real one.
+    alone = "-c" in command[:3] or STARTS_NONE in command or "RANK" in told["environment"]
+    if not alone or command[-1] == XDIST_WORKER:
         _own_server(fds, _read_at_start(told["environment"], told["folder"]))
     if command[-1] != XDIST_WORKER:
         for name in of_tests:

@@ -33,6 +33,7 @@ from meshwright.run.launch.request import RunRequest
 from meshwright.run.launch.run_folder import read_run
 from meshwright.run.launch.train_run import train_run
 from meshwright.testing.serial import serial_losses
+from ports import free_port
 
 FAILING = "tests/run/failing.py"
 STEPS = 8  # of the curves that are compared: Adam has moved everything by then
@@ -225,11 +226,8 @@ def test_port_in_use_and_too_few_devices(tmp_path):
 
 # ---- torchrun ----------------------------------------------------------------------------------------------------------
 def _torchrun(tmp_path: Path, agents: int, per_agent: int, plan_file: Path, *words: str) -> list[subprocess.CompletedProcess[str]]:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
     program = [sys.executable, "-m", "torch.distributed.run", "--nnodes", str(agents), "--nproc-per-node", str(per_agent)]
-    program += ["--master-addr", "127.0.0.1", "--master-port", str(port)]
+    program += ["--master-addr", "127.0.0.1", "--master-port", str(free_port())]
     started = []
     for node in range(agents):
         command = [*program, "--node-rank", str(node), "-m", "meshwright", "train", "run", str(plan_file), "--out", str(tmp_path / "run"), *words]
