@@ -25,7 +25,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parent.parent / "tests" / "run" / "group")]
+TESTS = Path(__file__).parent.parent / "tests"
+sys.path[:0] = [str(Path(__file__).parent), str(TESTS / "run" / "group"), str(TESTS)]
 import machine  # noqa: E402
 from fault_rig import CaseResult, FaultRig, judge  # noqa: E402
 

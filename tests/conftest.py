@@ -7,13 +7,14 @@ import gc
 import os
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, is_hypothesis_test, settings
+from hypothesis.internal.conjecture import providers
 
 import before_torch  # noqa: F401
 import captured
@@ -32,6 +33,10 @@ settings.register_profile("dev", deadline=None, suppress_health_check=[HealthChe
 settings.register_profile("soak", deadline=None, max_examples=20_000, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile(PROFILE)
 MIN_EXAMPLES = 10  # of a test of properties, if it asks for so many
+if PROFILE == "ci":
+    # Else examples hold constants of those modules of ours that were imported by then: others after other tests, and after every change of a source.
+    # To read all sources for them took each worker of a fresh clone 5 s of processor time.
+    vars(providers).update(_get_local_constants=lambda: providers._local_constants)
 
 # Compiled kernels are kept beside the environment, so that every worker and every later run finds them.
 os.environ.setdefault("NUMBA_CACHE_DIR", str(Path(sys.prefix) / "numba-cache"))
@@ -95,10 +100,12 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 def room_by_room(items: list[pytest.Item]) -> None:
     """Tests of a folder one after another, their files in mixed order: one worker has most of them, and captures and plans what they share once."""
     met: dict[Path, int] = {}
-    for item in items:
-        for folder in item.path.parents:
+    place: dict[Path, list[int]] = {}
+    for path in dict.fromkeys(item.path for item in items):
+        for folder in path.parents:
             met.setdefault(folder, len(met))
-    items.sort(key=lambda item: [met[folder] for folder in reversed(item.path.parents)])
+        place[path] = [met[folder] for folder in reversed(path.parents)]
+    items.sort(key=lambda item: place[item.path])
 
 
 def unchosen(alike: list[pytest.Item]) -> list[pytest.Item]:
@@ -140,21 +147,37 @@ def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
         return (yield)
 
 
-def children() -> dict[int, str]:
-    """Processes whose parent is this one: number -> command line. Zombies count: somebody forgot to wait for them."""
-    found: dict[int, str] = {}
-    for task in Path("/proc/self/task").iterdir():
+def children() -> set[int]:
+    """Processes whose parent is this one. Zombies count: somebody forgot to wait for them."""
+    found: set[int] = set()
+    for task in os.listdir("/proc/self/task"):  # noqa: PTH208  # twice for every test: no objects for paths
         try:
-            pids = (task / "children").read_text().split()
+            with open(f"/proc/self/task/{task}/children") as said:  # noqa: PTH123
+                found.update(map(int, said.read().split()))
         except OSError:  # the thread ended meanwhile, or the kernel does not say
             continue
-        for pid in pids:
-            try:
-                command = Path("/proc", pid, "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace").strip()
-            except OSError:
-                continue
-            found[int(pid)] = command or "(ended, not waited for)"
     return found
+
+
+def commands(pids: set[int]) -> dict[int, str]:
+    """Number -> command line, of those that are still there."""
+    found: dict[int, str] = {}
+    for pid in pids:
+        try:
+            command = Path("/proc", str(pid), "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace").strip()
+        except OSError:
+            continue
+        found[pid] = command or "(ended, not waited for)"
+    return found
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """Of a test that passed nobody reads what it printed and by which words it is found: a worker need not send that, three times a test."""
+    report = yield
+    if report.passed and hasattr(item.config, "workerinput"):
+        report.sections, report.keywords = [], {}
+    return report
 
 
 @pytest.hookimpl(wrapper=True)
@@ -169,16 +192,16 @@ def pytest_runtest_call(item: pytest.Item) -> Iterator[None]:
 
 @pytest.fixture(autouse=True)
 def no_process_left_behind(request: pytest.FixtureRequest) -> Iterator[None]:
-    """Fail a test that leaves child processes; they get two seconds to end by themselves and are ended then.
+    """Fail a test that leaves child processes; they get ten seconds to end by themselves and are ended then.
 
     multiprocessing's resource tracker and the server of warm interpreters live as long as the interpreter and are not the test's.
     """
     before = children()
     yield
-    deadline = time.monotonic() + 2
+    deadline = time.monotonic() + 10
     while True:
         ours = {*before, warm_interpreters.server_pid()}
-        left = {pid: command for pid, command in children().items() if pid not in ours and "resource_tracker" not in command}
+        left = {pid: command for pid, command in commands(children() - ours).items() if "resource_tracker" not in command}
         if not left or time.monotonic() > deadline:
             break
         time.sleep(0.02)

@@ -8,10 +8,12 @@ Tests of the capture itself (tests/capture) do without.
 
 from __future__ import annotations
 
+import dataclasses
 import sys
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import torch
 
 from meshwright.capture import exporting, flatten, forward, gpu_casts, joint, regions
@@ -65,7 +67,14 @@ def _casting() -> tuple[bool, str, bool]:
 
 
 def _key(model: str, loss: str, batch_size: int | None, seed: int, sizes: Any = ()) -> tuple[Any, ...]:
-    return model, str(Path.cwd()), loss, batch_size, seed, str(sizes), _casting()
+    """One for each file and function, however a caller writes the file; a name that says more may mean other files in another folder."""
+    file, _, function = model.partition(".py:")
+    name = f"{Path(file).resolve()}.py:{function}" if function.isidentifier() else f"{model} in {Path.cwd()}"
+    return name, loss, batch_size, seed, str(sizes), _casting()
+
+
+def _named(traced: TracedForward, model: str) -> TracedForward:
+    return traced if traced.model == model else dataclasses.replace(traced, model=model)
 
 
 def _once(
@@ -75,11 +84,14 @@ def _once(
         return _real_once(model, loss, batch_size, seed, methods, sizes, whole)
     key = (*_key(model, loss, batch_size, seed, sizes), whole)
     if "export" in methods and key in _captures:
-        return _captures[key]
+        graph, traced = _captures[key]
+        return graph if graph.model == model else msgspec.structs.replace(graph, model=model), _named(traced, model)
     graph, traced = found = _real_once(model, loss, batch_size, seed, methods, sizes, whole)
     if graph.method == "export" and _plain(traced):
+        at_batch = _key(model, loss, graph.batch_size, seed, sizes)  # the model's own batch may be asked for by its number next
         _put(_captures, key, found)
-        _put(_traces, _key(model, loss, graph.batch_size, seed, sizes), traced)
+        _put(_captures, (*at_batch, whole), found)
+        _put(_traces, at_batch, traced)
     return found
 
 
@@ -90,7 +102,7 @@ def _trace_job(job: Any, **options: Any) -> Any:
     with of_jobs.casting(job.asked.precision):
         key = _key(job.model, job.loss, options["batch_size"], job.seed, job.sizes or ())
     if key in _traces:
-        return _traces[key]
+        return _named(_traces[key], job.model)
     traced = _real_trace_job(job, **options)
     if traced.method == "export" and _plain(traced):
         _put(_traces, key, traced)

@@ -164,6 +164,12 @@ def _read_at_start(environment: Mapping[str, str], folder: str) -> dict[str, str
     return told
 
 
+def package_place() -> str:
+    """The folder that `meshwright` lies in. A PYTHONPATH that names it where the tests need none asks for no other package than the fork has."""
+    file = getattr(sys.modules.get("meshwright"), "__file__", None)
+    return str(Path(file).parents[1]) if file else ""
+
+
 class _WarmPopen(_real_popen):  # type: ignore[type-arg]
     def _execute_child(self, args: Any, executable: Any, preexec_fn: Any, close_fds: Any, pass_fds: Any, cwd: Any, env: Any, *rest: Any) -> None:
         (_, _, shell, p2cread, p2cwrite, c2pread, c2pwrite, errread, errwrite, _, gid, gids, uid, umask, new_session, group) = rest
@@ -173,7 +179,8 @@ class _WarmPopen(_real_popen):  # type: ignore[type-arg]
         folder = os.fsdecode(cwd) if cwd is not None else str(Path.cwd())
         if command is not None and Path(folder).is_dir():
             server = _running_server()
-            if _read_at_start(environment, folder) == server.started_with:
+            read = _read_at_start(environment, folder)
+            if server.started_with in (read, {**read, "PYTHONPATH": ""} if read["PYTHONPATH"] == package_place() else read):
                 streams = [p2cread if p2cread != -1 else 0, c2pwrite if c2pwrite != -1 else 1, errwrite if errwrite != -1 else 2]
                 request = {
                     "command": command, "environment": environment, "folder": folder, "new_session": bool(new_session), "pass_fds": list(pass_fds),
@@ -342,7 +349,9 @@ def _become(told: dict[str, Any]) -> None:
     if told["new_session"]:
         os.setsid()
     signal.signal(signal.SIGINT, signal.default_int_handler)
-    if ("-c" not in command[:3] and STARTS_NONE not in command) or command[-1] == XDIST_WORKER:
+    # Who starts none needs no server; a rank that starts an interpreter after all gets a real one.
+    alone = "-c" in command[:3] or STARTS_NONE in command or "RANK" in told["environment"]
+    if not alone or command[-1] == XDIST_WORKER:
         _own_server(fds, _read_at_start(told["environment"], told["folder"]))
     if command[-1] != XDIST_WORKER:
         for name in of_tests:

@@ -18,7 +18,7 @@ def complete(source, *words):
     """What bash offers for the last word."""
     array = " ".join(f"'{w}'" for w in words)
     code = f'{source}\nCOMP_WORDS=({array}); COMP_CWORD={len(words) - 1}; _meshwright; printf "%s\\n" "${{COMPREPLY[@]}}"'
-    done = subprocess.run(["bash", "-c", code], capture_output=True, text=True, timeout=30, check=True)
+    done = subprocess.run(["bash", "-c", code], capture_output=True, text=True, timeout=200, check=True)
     return done.stdout.split()
 
 
@@ -40,7 +40,7 @@ def test_other_shells(capsys, shell):
         assert command[-1] in source
     program = shutil.which(shell)
     if program:  # the shell's own syntax check, where it is installed
-        assert subprocess.run([program, "-n"], input=source, text=True, timeout=30).returncode == 0
+        assert subprocess.run([program, "-n"], input=source, text=True, timeout=200).returncode == 0
 
 
 def test_help_lines_with_quotes_stay_quoted(capsys, monkeypatch):

@@ -209,7 +209,7 @@ def test_no_color_into_a_file(capsys):
 
 # ---- as a process ------------------------------------------------------------------------------------------------------
 def run_process(*argv, **options):
-    return subprocess.run([sys.executable, "-m", "meshwright", *argv], capture_output=True, timeout=60, **options)
+    return subprocess.run([sys.executable, "-m", "meshwright", *argv], capture_output=True, timeout=200, **options)
 
 
 @pytest.mark.interpreter
@@ -220,20 +220,22 @@ def test_python_m_meshwright():
 
 
 @pytest.mark.interpreter
-@pytest.mark.parametrize("argv", [["fabric", "list"], ["--help"], ["fabric", "--help"], ["fabric", "show", "--help"]])
-def test_a_reader_that_leaves_is_no_error(argv):
+@pytest.mark.parametrize("argv", ["fabric list", "--help", "fabric --help", "fabric show --help"])
+@pytest.mark.parametrize("unbuffered", ["", "1"])  # what is written goes out at the end, or at once
+def test_a_reader_that_leaves_is_no_error(argv, unbuffered):
     reader, writer = os.pipe()
     os.close(reader)
-    process = subprocess.Popen([sys.executable, "-m", "meshwright", *argv], stdout=writer, stderr=subprocess.PIPE)
+    environment = os.environ | {"PYTHONUNBUFFERED": unbuffered}
+    process = subprocess.Popen([sys.executable, "-m", "meshwright", *argv.split()], stdout=writer, stderr=subprocess.PIPE, env=environment)
     os.close(writer)
-    _, stderr = process.communicate(timeout=60)
+    _, stderr = process.communicate(timeout=200)
     assert (process.returncode, stderr) == (0, b"")
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
 def test_a_full_disk_is_an_error():
     with Path("/dev/full").open("wb") as full:
-        process = subprocess.run([sys.executable, "-m", "meshwright", "fabric", "list"], stdout=full, stderr=subprocess.PIPE, timeout=60)
+        process = subprocess.run([sys.executable, "-m", "meshwright", "fabric", "list"], stdout=full, stderr=subprocess.PIPE, timeout=200)
     assert process.returncode == 1
     assert process.stderr == b"error: stdout: cannot write the result: No space left on device\nhint: check free space\n"
 

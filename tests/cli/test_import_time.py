@@ -16,7 +16,7 @@ CLI = "import sys; from meshwright.cli import main; out, sys.stdout = sys.stdout
 def loaded(code):
     """Top-level packages in sys.modules after `code` in a fresh process."""
     script = f"{code}\nimport json, sys; print(json.dumps(sorted({{m.partition('.')[0] for m in sys.modules}})))"
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, timeout=60, check=True, text=True)
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, timeout=200, check=True, text=True)
     return set(json.loads(done.stdout.splitlines()[-1]))
 
 

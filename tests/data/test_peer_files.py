@@ -16,16 +16,11 @@ from effort import few
 from meshwright.data import FileRange, PeerFiles, pages
 from meshwright.data.peers import ANSWER, ASK, HELLO, _owners
 from meshwright.errors import PortInUse, RunError, UsageError
+from ports import free_port
 
 
 def ports(count: int) -> list[str]:
-    held = [socket.socket() for _ in range(count)]
-    for s in held:
-        s.bind(("127.0.0.1", 0))
-    found = [f"127.0.0.1:{s.getsockname()[1]}" for s in held]
-    for s in held:
-        s.close()
-    return found
+    return [f"127.0.0.1:{free_port()}" for _ in range(count)]
 
 
 @pytest.fixture
@@ -194,5 +189,5 @@ def test_threads_end(cluster):
     for node in cluster:
         node.close()
     for thread in [t for t in threading.enumerate() if t.name == "peer files"]:
-        thread.join(timeout=10)
+        thread.join(timeout=60)
     assert not [t for t in threading.enumerate() if t.name == "peer files"]

@@ -3,7 +3,6 @@
 import json
 import os
 import shlex
-import socket
 import subprocess
 import sys
 import tomllib
@@ -21,6 +20,7 @@ from meshwright.io.export.layout import EXPORTERS, TARGETS, export_layout, layer
 from meshwright.io.fabric.document import fabric_document
 from meshwright.io.fabric.name import load_fabric
 from meshwright.plan.plan import ParamShard, Plan, Stage, TrainingLayout
+from ports import free_port
 
 LAYOUTS = tuple(e.name for e in EXPORTERS if not e.launches)
 LAUNCHERS = tuple(e.name for e in EXPORTERS if e.launches)
@@ -401,9 +401,7 @@ def test_the_torch_script_trains_like_one_process(counts, data, tensor, zero, tm
     (tmp_path / "script.py").write_text(made.text)
     env = {**os.environ, "STEPS": "3", "OMP_NUM_THREADS": "1"}
     ranks = str(layout.ranks)
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = str(probe.getsockname()[1])
+    port = str(free_port())
     command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", ranks, "--master-port", port, "script.py"]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, env=env, timeout=240, check=False)
     assert done.returncode == 0, done.stderr[-2000:]

@@ -111,5 +111,5 @@ def test_long_lists_and_names_are_cut(plan: Plan) -> None:
 @pytest.mark.interpreter
 def test_nothing_is_drawn_before_it_is_asked_for() -> None:
     code = "import sys; from meshwright.fabric import Fabric; assert hasattr(Fabric, '_repr_html_'); print(any('report' in m for m in sys.modules))"
-    out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)
+    out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=200)
     assert out.stdout.strip() == "False"

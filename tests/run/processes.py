@@ -21,7 +21,7 @@ __all__ = ["RankPool"]
 class RankPool:
     """`run(function, *args)`: `function(rank, group, *args)` in `ranks` processes; function and arguments must be importable or plain data."""
 
-    def __init__(self, most: int, *, timeout_s: float = 60.0) -> None:
+    def __init__(self, most: int, *, timeout_s: float = 150.0) -> None:
         self.folder = tempfile.TemporaryDirectory()
         self.timeout_s, self.runs = timeout_s, 0
         self.lost = ""  # the case in which a rank hung or ended: from then on nobody knows what the pipes hold

@@ -176,6 +176,8 @@ def test_kernels_are_known_as_compiled() -> None:
 
 
 SOURCE = """
+    import time
+
     LIMIT = 7
 
     def bigger(a, b):
@@ -191,11 +193,13 @@ SOURCE = """
 
     def ending(n):
         while n > 0:
+            time.sleep(0.01)  # a loop without end waits
             n -= 1
         return n
 
     def deaf(n):
         while n > 0:
+            time.sleep(0.01)  # a loop without end waits
             n -= 1
         return n
 

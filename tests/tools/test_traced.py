@@ -46,6 +46,17 @@ def test_a_model_of_ours_is_traced_once_per_batch_loss_and_precision(traces: lis
     assert len(traces) == 4, "a trace of real tensors is not one of fakes"
 
 
+def test_the_own_batch_and_other_ways_to_write_the_file_are_the_same_capture(traces: list[str]) -> None:
+    own = capture(MODEL, loss="mse", scalable=False)
+    kept = [capture(f"{prefix}{MODEL}", loss="mse", batch_size=own.batch_size, scalable=False) for prefix in ("", f"{Path.cwd()}/")]
+    assert len(traces) == 1 and [graph.model for graph in kept] == [MODEL, f"{Path.cwd()}/{MODEL}"]
+    traced.forget()
+    assert [capture(graph.model, loss="mse", batch_size=own.batch_size, scalable=False) for graph in kept] == kept
+    assert len(traces) == 2
+    job = Training(model=f"{Path.cwd()}/{MODEL}", global_batch=4, loss="mse")
+    assert trace_job(job, batch_size=own.batch_size).model == job.model and len(traces) == 2
+
+
 def test_models_of_other_folders_may_be_written_anew(traces: list[str], tmp_path: Path) -> None:
     (tmp_path / "gate_models.py").write_text(Path("tests/run/gate_models.py").read_text())
     for number in (1, 2):

@@ -39,9 +39,9 @@ def forks() -> None:
 
 def both(*words: str, **options: Any) -> tuple[Any, Any]:
     """What a fork and what a real interpreter give."""
-    forked = subprocess.run([sys.executable, *words], capture_output=True, text=True, timeout=60, **options)
+    forked = subprocess.run([sys.executable, *words], capture_output=True, text=True, timeout=200, **options)
     with real_interpreters():
-        real = subprocess.run([sys.executable, *words], capture_output=True, text=True, timeout=60, **options)
+        real = subprocess.run([sys.executable, *words], capture_output=True, text=True, timeout=200, **options)
     return forked, real
 
 
@@ -57,21 +57,31 @@ def test_forks_have_torch_and_real_interpreters_do_not() -> None:
     assert (forked.stdout, real.stdout) == ("True\n", "False\n")
 
 
+@needs_forks
+def test_a_path_to_the_package_that_is_loaded_needs_no_new_interpreter(tmp_path: Path) -> None:
+    (tmp_path / "meshwright").mkdir()
+    for place, warm in ((warm_interpreters.package_place(), "True\n"), (str(tmp_path), "False\n")):
+        environment = os.environ | {"PYTHONPATH": place}
+        assert subprocess.run([sys.executable, "-c", WARM], capture_output=True, text=True, timeout=200, env=environment).stdout == warm
+
+
 @pytest.mark.interpreter
 def test_under_the_mark_interpreters_are_real() -> None:
-    assert subprocess.run([sys.executable, "-c", WARM], capture_output=True, text=True, timeout=60).stdout == "False\n"
+    assert subprocess.run([sys.executable, "-c", WARM], capture_output=True, text=True, timeout=200).stdout == "False\n"
 
 
-@pytest.mark.parametrize("how", ["code", "module", "script", "quiet", "unbuffered", "path"])
+@pytest.mark.parametrize("how", ["code", "module", "script", "quiet", "unbuffered", "path", "package"])
 def test_a_fork_sees_what_a_real_interpreter_sees(how: str, tmp_path: Path) -> None:
     (tmp_path / "seen.py").write_text(SEEN)
     words = {
         "code": ["-c", SEEN], "module": ["-m", "seen"], "script": [str(tmp_path / "seen.py")], "quiet": ["-W", "ignore", "-c", SEEN],
-        "unbuffered": ["-u", "-c", SEEN], "path": ["-m", "seen"],
+        "unbuffered": ["-u", "-c", SEEN], "path": ["-m", "seen"], "package": ["-c", SEEN],
     }[how]  # fmt: skip
     environment = {k: v for k, v in os.environ.items() if k != "HOME"} | {"SAID": "a b", "TMPDIR": str(tmp_path)}
     if how == "path":
         environment["PYTHONPATH"] = with_path(str(tmp_path / "first"), "second", "", "second/../third", "second")
+    if how == "package":
+        environment["PYTHONPATH"] = warm_interpreters.package_place()
     done = both(*words, "x", "y z", cwd=tmp_path, env=environment, input="in", start_new_session=how == "code")
     assert [d.stderr for d in done] == ["", ""]
     forked, real = (json.loads(d.stdout) for d in done)
@@ -99,7 +109,7 @@ def test_ends_are_the_same(code: str, status: int) -> None:
 def test_a_fork_is_a_child_like_any_other(tmp_path: Path) -> None:
     """Signals, pipes that are passed on, output into a file, waiting with a limit."""
     read, write = os.pipe()
-    code = f"import os, time; os.write({write}, b'here'); print('said', flush=True); time.sleep(60)"
+    code = f"import os, time; print('said', flush=True); os.write({write}, b'here'); time.sleep(600)"
     with (tmp_path / "out").open("wb") as out:
         child = subprocess.Popen([sys.executable, "-c", code], stdout=out, pass_fds=[write])
     os.close(write)
@@ -108,7 +118,7 @@ def test_a_fork_is_a_child_like_any_other(tmp_path: Path) -> None:
         child.wait(0.2)
     assert child.poll() is None and (tmp_path / "out").read_text() == "said\n"
     child.send_signal(signal.SIGTERM)
-    assert child.wait(20) == -signal.SIGTERM
+    assert child.wait(60) == -signal.SIGTERM
     assert os.read(read, 10) == b""
     os.close(read)
 
@@ -116,7 +126,7 @@ def test_a_fork_is_a_child_like_any_other(tmp_path: Path) -> None:
 @needs_forks
 def test_what_a_fork_cannot_give_is_a_real_interpreter(tmp_path: Path) -> None:
     def warm(**options: Any) -> bool:
-        done = subprocess.run([sys.executable, "-c", WARM], capture_output=True, text=True, timeout=60, **options)
+        done = subprocess.run([sys.executable, "-c", WARM], capture_output=True, text=True, timeout=200, **options)
         return done.stdout == "True\n"
 
     assert warm(env=os.environ | {"PYTHONWARNINGS": "ignore"}) and warm(env=os.environ | {"ANY": "x"})
@@ -150,14 +160,14 @@ def test_what_a_fork_starts_is_forked_too_and_ends_with_it(tmp_path: Path) -> No
         f"import os, subprocess, sys\ncode = {WARM!r} + '; import os; print(os.getppid())'\n"
         "done = subprocess.run([sys.executable, '-c', code], capture_output=True, text=True)\nprint(os.getpid(), *done.stdout.split())\n"
     )
-    done = subprocess.run([sys.executable, str(tmp_path / "outer.py")], capture_output=True, text=True, timeout=60, check=True)
+    done = subprocess.run([sys.executable, str(tmp_path / "outer.py")], capture_output=True, text=True, timeout=200, check=True)
     outer, warm, parent = done.stdout.split()
     assert warm == "True" and outer == parent
 
 
 def test_random_numbers_of_two_forks_differ() -> None:
     code = "import random, numpy; print(random.random(), numpy.random.random())"
-    said = [subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60).stdout.split() for _ in range(2)]
+    said = [subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=200).stdout.split() for _ in range(2)]
     assert all(a != b for a, b in zip(*said, strict=True))
 
 

@@ -227,6 +227,10 @@ class _Parser(argparse.ArgumentParser):
             found.after_dashes = words[words.index("--") + 1 :]
         return found, unknown
 
+    def _print_message(self, message: str, file: Any = None) -> None:
+        """Help is written as a result is. argparse of Python 3.11.2 takes a reader that has left for an error, where output is not buffered."""
+        _write(message)
+
     def error(self, message: str) -> NoReturn:
         option = max(message.removeprefix("argument ").partition(":")[0].split("/"), key=len)
         negative = message.endswith("expected one argument")  # or there is none, or it looks like an option

@@ -53,9 +53,12 @@ def start_holder(
         "hostnames": [wiring.hostname(a) for a in range(len(wiring.namespaces))],
         "helpers": [list(argv) for argv in helpers],
     }
-    environment = {k: v for k, v in os.environ.items() if k.startswith(("LANG", "LC_", "PYTHON", "VIRTUAL_ENV"))} | {"PATH": path}
+    kept = ("LANG", "LC_", "PYTHON", "VIRTUAL_ENV", "NUMBA_CACHE_DIR")
+    environment = {k: v for k, v in os.environ.items() if k.startswith(kept)} | {"PATH": path}
     if "PYTHONPATH" in environment:  # relative to our folder, which is not the holder's
         environment["PYTHONPATH"] = os.pathsep.join(str(Path(x).absolute()) for x in environment["PYTHONPATH"].split(os.pathsep))
+    if "NUMBA_CACHE_DIR" in environment:
+        environment["NUMBA_CACHE_DIR"] = str(Path(environment["NUMBA_CACHE_DIR"]).absolute())
     command = [sys.executable, "-m", "meshwright.lab.holder", str(folder)]
     process = subprocess.Popen(
         command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=environment, cwd="/", start_new_session=True

@@ -32,6 +32,7 @@ from meshwright.probe.fabric.network import AgentNetwork
 from meshwright.probe.fabric.rank_order import Endpoint
 from meshwright.probe.fabric.rank_order_agent import Agent
 from meshwright.probe.fabric.report import probed_toml
+from ports import free_port
 
 pytestmark = [pytest.mark.real, pytest.mark.timeout(180)]
 TOKEN = "0123456789abcdef"
@@ -49,7 +50,7 @@ def agents(count: int, token: str = TOKEN) -> Iterator[list[Agent]]:
     finally:
         for agent, thread in zip(served, threads, strict=True):
             agent.stopped.set()
-            thread.join(10)
+            thread.join(60)
             assert not thread.is_alive()
 
 
@@ -79,7 +80,7 @@ def test_a_slow_stream_is_counted_over_its_window() -> None:
     thread.start()
     with here, here.makefile("rb") as reader:
         found = take(reader, {"warm_s": 0.05, "window_s": 0.12, "tail_s": 0.02})
-        thread.join(10)
+        thread.join(60)
     there.close()
     assert found["bytes"] % 1000 == 0 and found["seconds"] <= 0.12
     assert found["bytes"] / found["seconds"] == pytest.approx(1000 / 0.03, rel=0.6)
@@ -112,7 +113,7 @@ def test_another_program_on_the_port_is_an_error() -> None:
         thread = threading.Thread(target=answer)
         thread.start()
         found = stream({"host": "127.0.0.1", "port": server.getsockname()[1], **TIMES}, TOKEN)
-        thread.join(10)
+        thread.join(60)
     assert "error" in found
 
 
@@ -245,8 +246,7 @@ def test_the_command_probes_this_machine(tmp_path: Path, capsys: pytest.CaptureF
 # ---- within a job ----------------------------------------------------------------------------------------------------------
 def test_a_job_probes_itself(tmp_path: Path) -> None:
     out = tmp_path / "job.toml"
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = str(free.getsockname()[1])
+    port = str(free_port())
     worker = [sys.executable, "-m", "meshwright.probe.fabric.worker", "-o", str(out), "--window", "0.05", "--budget", "20", "--unexplained", "1"]
     running = []
     for rank in range(2):
@@ -291,8 +291,7 @@ def test_the_address_of_this_rank(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_ranks_learn_why_rank_0_failed(tmp_path: Path) -> None:
     """A budget that is too small: rank 0 says so, and the others say that it was rank 0."""
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
+    port = free_port()
     script = tmp_path / "job.py"
     script.write_text(
         "import sys, torch.distributed as dist\n"

@@ -32,7 +32,7 @@ def agent(host: str = "127.0.0.1", token: str = TOKEN) -> Iterator[Agent]:
         yield served
     finally:
         served.stopped.set()
-        thread.join(10)
+        thread.join(60)
         assert not thread.is_alive()
         assert not [t for t in threading.enumerate() if "_echo" in t.name], "a thread waits on for echoes"
 
@@ -64,7 +64,7 @@ def slow_way(to: int, delay_s: float) -> Iterator[int]:
         yield udp.getsockname()[1]
     finally:
         stop.set()
-        thread.join(10)
+        thread.join(60)
         udp.close()
         tcp.close()
 

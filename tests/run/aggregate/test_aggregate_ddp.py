@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -15,15 +14,13 @@ from aggregate_rig import switch
 
 from meshwright.errors import UsageError
 from meshwright.run.aggregate.hook import average_bucket
+from ports import free_port
 
 
 @pytest.mark.real
 def test_two_ranks_train_as_over_gloo() -> None:
-    with socket.socket() as sock:
-        sock.bind(("127.0.0.1", 0))
-        port = str(sock.getsockname()[1])
     script = str(Path(__file__).with_name("ddp_worker.py"))
-    env = {**os.environ, "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "OMP_NUM_THREADS": "1"}
+    env = {**os.environ, "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "OMP_NUM_THREADS": "1"}
     with switch() as up:
         words = [sys.executable, script, str(up.address)]
         ranks = [subprocess.Popen(words, env={**env, "RANK": str(rank)}, stdout=subprocess.PIPE, text=True) for rank in (0, 1)]

@@ -31,7 +31,7 @@ def test_the_command_serves_until_it_is_ended_and_says_what_it_counted() -> None
         with Stream.join(parse_address(line.split()[2].rstrip(":")), seat(0, 1)) as stream:
             assert stream.all_reduce(np.arange(100, dtype=np.int32))[99] == 99
         process.send_signal(signal.SIGTERM)
-        said, _ = process.communicate(timeout=60)
+        said, _ = process.communicate(timeout=200)
     document = json.loads(said)
     assert process.returncode == 0 and document["schema"] == "meshwright.aggregator" and document["packets"]["contributions"] == 2
 
@@ -90,6 +90,8 @@ def test_a_lab_has_one_per_switch_that_adds(tmp_path: Path, monkeypatch: pytest.
     except Unsupported as error:
         pytest.skip(f"no lab can be built here: {error.message}")
     with lab:
+        known = Path(f"/proc/{lab.state.holder}/environ").read_bytes().split(b"\0")
+        assert f"NUMBA_CACHE_DIR={os.environ['NUMBA_CACHE_DIR']}".encode() in known, "its switches would compile their kernels again"
         result = lab.run([sys.executable, "-c", WORKER], env={"PYTHONPATH": os.pathsep.join(sys.path)}, timeout_s=100)
         assert [output.strip() for output in result.outputs] == [b"205000", b"205000"]
 

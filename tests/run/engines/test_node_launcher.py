@@ -24,7 +24,7 @@ def told(folder, command, servers=("a", "a", "b"), attempt=1, **facts):
 
 def run(folder, server, attempt=1, **environment):
     words = [sys.executable, "-S", "-E", str(NODE), str(folder), str(attempt), *([server] if server else [])]
-    return subprocess.run(words, capture_output=True, text=True, timeout=60, check=False, env=environment or None)
+    return subprocess.run(words, capture_output=True, text=True, timeout=200, check=False, env=environment or None)
 
 
 def test_once_on_a_server_and_only_where_it_was_decided(tmp_path):

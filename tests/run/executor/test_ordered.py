@@ -182,12 +182,12 @@ def test_an_unmodified_program_sees_its_new_rank(tmp_path: Path) -> None:
         "where = (os.environ['MASTER_ADDR'], port)\n"
         "if rank == 0:\n"
         "    with socket.create_server(where) as server:\n"
-        "        server.settimeout(30)\n"
+        "        server.settimeout(100)\n"
         "        print(sorted(server.accept()[0].makefile().readline().strip() for _ in range(size - 1)))\n"
         "else:\n"
         "    for _ in range(300):\n"
         "        try:\n"
-        "            link = socket.create_connection(where, timeout=30)\n"
+        "            link = socket.create_connection(where, timeout=100)\n"
         "            break\n"
         "        except OSError:\n"
         "            import time; time.sleep(0.1)\n"
@@ -201,6 +201,6 @@ def test_an_unmodified_program_sees_its_new_rank(tmp_path: Path) -> None:
         environment = {**os.environ, **env(rank, 3), "MASTER_ADDR": addresses[0], "MASTER_PORT": str(port)}
         words = [*command, "--as", name, "--", sys.executable, str(script), name]
         running.append(subprocess.Popen(words, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True))
-    done = [p.communicate(timeout=60) for p in running]
+    done = [p.communicate(timeout=200) for p in running]
     assert [p.returncode for p in running] == [0, 0, 0], done
     assert done[1][0].strip() == "['rank 1 was c', 'rank 2 was a']"

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import shutil
-import socket
 import subprocess
 import sys
 import tempfile
@@ -14,6 +13,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+
+from ports import free_port
 
 HERE = Path(__file__).parent
 EXPECTED = {"kill": "rank-died", "stop": "rank-frozen", "exception": "rank-failed", "cut": "link-lost", "slow": "link-slow"}
@@ -79,7 +80,7 @@ class FaultRig:
         for stream in self.inputs:
             stream.close()
         for place in self.places:
-            place.wait(timeout=30)
+            place.wait(timeout=200)
             place.stdout.close()
         shutil.rmtree(self.base)
 
@@ -159,12 +160,6 @@ class FaultRig:
         found.files = sorted(p.name for p in (folder / "record").iterdir())
         shutil.rmtree(folder)
         return found
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 def judge(result: CaseResult, world: int, deadline_s: float, link: tuple[int, int] | None = None) -> str:

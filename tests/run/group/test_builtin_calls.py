@@ -118,7 +118,7 @@ def test_a_new_call_that_nobody_waits_for_is_made_by_a_thread_and_so_are_those_b
     usual = engine.agree
 
     def agree(number: int, signature: Any) -> None:
-        assert go.wait(20)
+        assert go.wait(60)
         usual(number, signature)
 
     engine.agree = agree  # type: ignore[method-assign]

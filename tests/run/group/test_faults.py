@@ -11,11 +11,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from fault_rig import CaseResult, FaultRig, free_port, judge
+from fault_rig import CaseResult, FaultRig, judge
 
 from meshwright.cli import main
 from meshwright.io.fabric.name import load_fabric
 from meshwright.run.group.doctor import diagnose, find_records
+from ports import free_port
 
 pytestmark = [pytest.mark.real, pytest.mark.timeout(240)]
 ALLOWED_S = 8.0  # far beyond deadline and grace (2 s): the machine may be busy; benchmarks/faults.py measures

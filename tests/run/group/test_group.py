@@ -9,11 +9,11 @@ import textwrap
 from pathlib import Path
 
 import pytest
-from fault_rig import free_port
 
 from meshwright.cli import main
 from meshwright.errors import UsageError
 from meshwright.run.group.settings import settings_from
+from ports import free_port
 
 HERE = Path(__file__).parent
 pytestmark = [pytest.mark.timeout(280)]

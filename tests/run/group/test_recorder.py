@@ -87,7 +87,7 @@ def test_a_killed_process_leaves_its_last_words(tmp_path: Path) -> None:
         "f = FlightFile(sys.argv[1], 'dead', 2, 3); r = Recorder(f, range(3), 2)\n"
         "r.begin(r.asked(1, 4096, 7)); r.waiting(11, 1, 1)\nos.kill(os.getpid(), signal.SIGKILL)\n"
     )
-    done = subprocess.run([sys.executable, "-c", code, str(tmp_path)], timeout=60, check=False)
+    done = subprocess.run([sys.executable, "-c", code, str(tmp_path)], timeout=200, check=False)
     assert done.returncode == -signal.SIGKILL
     (path,) = tmp_path.iterdir()
     (group,) = read_record(path).groups

@@ -187,7 +187,7 @@ def _grouped(rank: int, bound: Any, network: Network) -> Iterator[list[_Message]
     threading.Thread(target=run, daemon=True).start()
     while True:
         go_on.release()
-        found = groups.get(timeout=60)
+        found = groups.get(timeout=200)
         if isinstance(found, BaseException):
             raise found
         if found is None:

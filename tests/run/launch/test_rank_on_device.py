@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import socket
 import subprocess
 import sys
 
@@ -14,6 +13,7 @@ from rig import make_plan
 from meshwright.errors import UsageError
 from meshwright.io.plan.plan import write_plan
 from meshwright.run.launch.elastic import rank_on_device
+from ports import free_port
 
 PLACED = ("a", "b", "c")
 
@@ -33,9 +33,7 @@ def test_ranks_change_places_with_their_devices(tmp_path):
     """The process that hosts the store is the plan's second stage here; only that stage has losses, and rank 0 still writes the run."""
     plan = make_plan((1, 1, 2), microbatch=4)
     write_plan(tmp_path / "plan.json", plan)
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+    port = free_port()
     command = [sys.executable, "-m", "meshwright", "train", "run", str(tmp_path / "plan.json"), "--steps", "2", "--no-calibration", "--json"]
     started = []
     for number, device in enumerate(reversed(plan.placement)):

@@ -140,7 +140,7 @@ def test_paced_clock_refuses(share):
 
 @needs_quota
 @pytest.mark.real
-@pytest.mark.timeout(60)
+@pytest.mark.timeout(250)
 def test_quota_really_limits_cpu_time():
     code = (
         "import time\nt = time.monotonic(); c = time.process_time()\nwhile time.monotonic() - t < 0.6: pass\n"
@@ -189,7 +189,7 @@ def test_pacing_limit_leaves_nothing_behind_on_failure(sleeper):
 
 @needs_quota
 @pytest.mark.real
-@pytest.mark.timeout(60)
+@pytest.mark.timeout(250)
 def test_groups_of_a_killed_owner_are_collected(sleeper):
     code = (
         "import sys, time\nfrom meshwright.run.machine.cpu_quota import CpuQuota\nq = CpuQuota(0.5)\nq.attach(int(sys.argv[1]))\n"
@@ -209,7 +209,7 @@ def test_groups_of_a_killed_owner_are_collected(sleeper):
 
 @needs_quota
 @pytest.mark.real
-@pytest.mark.timeout(60)
+@pytest.mark.timeout(250)
 @pytest.mark.interpreter
 def test_interpreter_exit_removes_groups():
     code = "from meshwright.run.machine.cpu_quota import CpuQuota\nq = CpuQuota(0.5).open()\nprint(q._folder)"

@@ -14,6 +14,7 @@ from typing import Any
 
 import hypothesis
 import pytest
+from hypothesis.internal.conjecture import providers
 
 from ...drive.strategies import of_package
 from ...errors import MeshwrightError
@@ -56,6 +57,8 @@ def main(package: str) -> int:
         return error.exit_code
     hypothesis.settings.register_profile("contracts", derandomize=True, database=None)
     hypothesis.settings.load_profile("contracts")
+    # No constants of the modules that happen to be loaded: reading all their sources takes seconds, and a checkout would have other examples.
+    vars(providers).update(_get_local_constants=lambda: providers._local_constants)
     with tempfile.TemporaryDirectory() as empty:
         settings = Path(empty) / "pytest.ini"  # not those of whatever project the command is called in
         settings.write_text("[pytest]\naddopts =\n")
