@@ -12,10 +12,9 @@ import os
 import sys
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass, replace
 from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn, Protocol, TextIO, cast
+from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn, Protocol, TextIO, cast
 
 from .. import __version__
 from ..errors import Interrupted, MeshwrightError, MissingExtra, TimeLimit, Unsupported, UsageError
@@ -54,8 +53,7 @@ environment: NO_COLOR (no colour), MESHWRIGHT_PROGRESS=0 (no progress), MESHWRIG
 exit codes: 0 ok, 1 failure, 2 usage, 3 infeasible, 4 check failed, 5 time limit, 130 interrupted"""
 
 
-@dataclass(frozen=True)
-class Result:
+class Result(NamedTuple):
     """What a command found: `document` (with `schema` and `version`) for `--json`, `text` for people. `cut`: the time limit ended the search, what
     is written is the best so far; the text, the document and stderr say so, and the exit code is that of a time limit."""
 
@@ -153,7 +151,7 @@ def _run(words: list[str]) -> int:
                 raise _nothing_yet(error) from error
             raise
         _say_where_kernels_are_kept()
-    return _print(replace(result, exit_code=Interrupted.exit_code) if interrupts.asked else result, args.json, as_csv=args.output == "csv")
+    return _print(result._replace(exit_code=Interrupted.exit_code) if interrupts.asked else result, args.json, as_csv=args.output == "csv")
 
 
 def _nothing_yet(error: TimeLimit) -> Interrupted:
@@ -279,7 +277,7 @@ def suggest(word: str, known: Iterable[str], *, before: str = "") -> str:
 def _print(result: Result, as_json: bool, *, as_csv: bool = False) -> int:
     if (cut := result.cut) is not None:
         said, code = {**result.document, "cut": cut.to_json()}, Interrupted.exit_code if cut.interrupted else TimeLimit.exit_code
-        result = replace(result, document=said, text=f"{result.text}\n{cut}", exit_code=result.exit_code or code)
+        result = result._replace(document=said, text=f"{result.text}\n{cut}", exit_code=result.exit_code or code)
         _report(cut.error("this is the best so far"), as_json=as_json)
     if as_csv:
         from ..report.tables import csv_text

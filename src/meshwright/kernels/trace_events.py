@@ -12,20 +12,21 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from .json_bytes import PARSING, U, blank, decimal, digits, key, text, value
+from .json_bytes import PARSING, U, blank, closed_by, decimal, digits, key, text, value, word
 from .object_code import native
 
 __all__ = [
-    "AFTER", "ARGUMENTS", "COLLECTIVE", "COLUMNS", "END", "FULL", "GAPS", "KIND", "NAME", "NAMES", "PAIRS", "START", "STATE_WORDS", "TABLE_ROWS",
+    "AFTER", "ARGUMENTS", "ARROW_COLUMNS", "COLLECTIVE", "COLUMNS", "END", "FULL", "GAPS", "KIND", "NAME", "NAMES", "PAIRS", "START", "STATE_WORDS", "TABLE_ROWS",
     "TIME", "TRACK", "WORD", "WORDS", "hashed", "pair_place", "plain_events",
 ]  # fmt: skip
 
 I64 = NDArray[np.int64]
 U8 = NDArray[np.uint8]
 
-# Rows of the table of columns. A row's `DURATION` is an arrow's number; `WORD` its category; an arrow's `NAME` is a word too.
+# Rows of the table of slices; of that of arrows the first six. An arrow's `DURATION` is its number, its `KIND` 1 where it begins and 2 where it ends,
+# its `NAME` a word too.
 KIND, NAME, WORD, TRACK, TIME, DURATION, START, END, COLLECTIVE, ARGUMENTS = range(10)
-COLUMNS = ARGUMENTS + 10
+COLUMNS, ARROW_COLUMNS = ARGUMENTS + 10, DURATION + 1
 # Words of the state: separators seen, gaps between events that are none; entries and bytes of the tables; whether a table is full.
 AFTER, GAPS, NAMES, NAME_BYTES, WORDS, WORD_BYTES, PAIRS, FULL = range(8)
 STATE_WORDS = 8
@@ -44,9 +45,13 @@ _GUESS[[(len(k) + k[0]) & 63 for k in _KNOWN]] = np.arange(len(_KNOWN))
 
 
 def _same(data: U8, at: int, other: U8, place: int, length: int) -> bool:
-    different: Any = 0
-    for k in range(length):
-        different |= data[U(at + k)] ^ other[place + k]
+    different, k = np.int64(0), 0
+    while k + 8 <= length:
+        different |= word(data, at + k) ^ word(other, place + k)
+        k += 8
+    while k < length:
+        different |= np.int64(data[U(at + k)] ^ other[U(place + k)])
+        k += 1
     return bool(different == 0)
 
 
@@ -54,10 +59,7 @@ def hashed(data: U8, start: int, end: int) -> Any:
     """63 bits of the bytes; all of them count."""
     h, i = np.int64(end - start), start
     while i + 8 <= end:
-        word = np.int64(data[U(i)])
-        for k in range(1, 8):
-            word |= np.int64(data[U(i + k)]) << (8 * k)
-        h = (h ^ word) * np.int64(-7046029254386353131)
+        h = (h ^ word(data, i)) * np.int64(-7046029254386353131)
         h ^= (h >> 29) & np.int64(0x7FFFFFFFF)
         i += 8
     while i < end:
@@ -172,20 +174,32 @@ def _arguments(data: U8, i: int, found: I64) -> int:
         i = blank(data, i + 1)
 
 
-_USES: tuple[Any, ...] = (*PARSING, _same, hashed, _interned, pair_place, _pair, _arguments)
+def _word(data: U8, start: int, end: int, last: I64, words: I64, word_arena: U8, state: I64) -> int:
+    """The number of a word; `last`: place, end and number of the one before it in the same role, which most often is the same."""
+    if last[2] >= 0 and end - start == last[1] - last[0] and _same(data, start, data, last[0], end - start):
+        return int(last[2])
+    found = _interned(data, start, end, words, word_arena, state, WORDS)
+    last[0], last[1], last[2] = start, end, found
+    return found
 
 
-@native("u1[] i8 i8[] i8[,] i8[,] u1[] i8[,] u1[] i8[,] i8[] i8[] -> 2", uses=_USES)
+_USES: tuple[Any, ...] = (*PARSING, _same, hashed, _interned, pair_place, _pair, _arguments, _word)
+
+
+@native("u1[] i8 i8[] i8[,] i8[,] i8[,] u1[] i8[,] u1[] i8[,] i8[] i8[] -> 3", uses=_USES)
 def plain_events(
-    data: U8, position: int, state: I64, out: I64, names: I64, name_arena: U8, words: I64, word_arena: U8, pairs: I64, ignored: I64, found: I64
-) -> tuple[int, int]:  # fmt: skip
-    """Events from `position` on into the columns of `out`; returns (rows filled, position of what is no plain event, or the end).
+    data: U8, position: int, state: I64, out: I64, arrows: I64, names: I64, name_arena: U8, words: I64, word_arena: U8, pairs: I64, ignored: I64,
+    found: I64,
+) -> tuple[int, int, int]:  # fmt: skip
+    """Events from `position` on into the columns of `out` and `arrows`; returns (slices, arrows, position of what is no plain event, or the end).
 
-    Complete slices (kind 0), beginnings (1) and ends (2) of arrows become rows; other phases are counted in `ignored` by their letter;
-    metadata and open slices are left to the caller. `found` is scratch of 20. `state[AFTER]`: 0 at first, 1 after an event, 2 after its comma.
+    Complete slices and the beginnings and ends of arrows become rows; other phases are counted in `ignored` by their letter;
+    metadata and open slices are left to the caller. `found` is scratch of 29. `state[AFTER]`: 0 at first, 1 after an event, 2 after its comma.
     """
-    i, row = position, 0
-    span = found[12:20]
+    i, row, drawn = position, 0, 0
+    span, process, thread, category = found[12:20], found[20:23], found[23:26], found[26:29]
+    for k in range(20, 29):
+        found[k] = -1
     while True:
         i = blank(data, i)
         while i < len(data) and data[U(i)] == 44:
@@ -193,8 +207,8 @@ def plain_events(
                 state[GAPS] += 1
             state[AFTER] = 2 if state[AFTER] else 0
             i = blank(data, i + 1)
-        if i >= len(data) or data[U(i)] != 123 or row == out.shape[1]:
-            return row, i
+        if i >= len(data) or data[U(i)] != 123 or row == out.shape[1] or drawn == arrows.shape[1]:
+            return row, drawn, i
         begin = i
         # Places of name, category, process and thread: start and end, bare of quotes for the first two.
         for k in range(8):
@@ -230,9 +244,12 @@ def plain_events(
                     span[which], span[which + 1] = i + 1, close
                     i = close + 1
             elif length == 3 and (a == 112 or a == 116) and b == 105 and c == 100:  # pid, tid
-                which = 4 if a == 112 else 6
+                which, before = (4, process) if a == 112 else (6, thread)
                 span[which] = i
-                if data[U(i)] == 34:
+                close = i + before[1] - before[0]
+                if before[2] >= 0 and closed_by(data, close) and _same(data, i, data, before[0], close - i):
+                    i = close  # as in the event before
+                elif data[U(i)] == 34:
                     close, escapes = text(data, i + 1)
                     fine = close >= 0 and escapes == 0
                     i = close + 1
@@ -277,30 +294,33 @@ def plain_events(
         # M, B and E are rare, and what is left of a slice or an arrow without its time is not plain.
         slice_, arrow = phase == 88, phase == 115 or phase == 102
         if not fine or phase == 0 or phase == 77 or phase == 66 or phase == 69 or (slice_ and said & 3 != 3) or (arrow and said & 5 != 5):
-            return row, begin
+            return row, drawn, begin
         if slice_ or arrow:
             if span[4] == 0 or span[6] == 0:
-                return row, begin
-            first = _interned(data, span[4], span[5], words, word_arena, state, WORDS)
-            second = _interned(data, span[6], span[7], words, word_arena, state, WORDS) if first >= 0 else -1
-            word = _interned(data, span[2], span[3], words, word_arena, state, WORDS) if second >= 0 else -1
+                return row, drawn, begin
+            first = _word(data, span[4], span[5], process, words, word_arena, state)
+            second = _word(data, span[6], span[7], thread, words, word_arena, state) if first >= 0 else -1
+            kind = _word(data, span[2], span[3], category, words, word_arena, state) if second >= 0 else -1
             name = -1
-            if word >= 0 and arrow:
+            if kind >= 0 and arrow:
                 name = _interned(data, span[0], span[1], words, word_arena, state, WORDS)
-            elif word >= 0:
+            elif kind >= 0:
                 name = _interned(data, span[0], span[1], names, name_arena, state, NAMES)
             track = _pair(first, second, pairs, state) if name >= 0 else -1
             if track < 0:
-                return row, begin
-            out[KIND, row] = 0 if slice_ else 1 if phase == 115 else 2
-            out[NAME, row], out[WORD, row], out[TRACK, row], out[TIME, row] = name, word, track, time
-            out[DURATION, row] = duration if slice_ else number
-            out[START, row], out[END, row], out[COLLECTIVE, row] = begin, i, found[11]
-            if found[10] != -1:
-                found[2] = found[10]
-            for k in range(10):
-                out[ARGUMENTS + k, row] = found[k]
-            row += 1
+                return row, drawn, begin
+            if arrow:
+                arrows[KIND, drawn], arrows[NAME, drawn], arrows[WORD, drawn] = 1 if phase == 115 else 2, name, kind
+                arrows[TRACK, drawn], arrows[TIME, drawn], arrows[DURATION, drawn] = track, time, number
+                drawn += 1
+            else:
+                out[NAME, row], out[WORD, row], out[TRACK, row], out[TIME, row], out[DURATION, row] = name, kind, track, time, duration
+                out[START, row], out[END, row], out[COLLECTIVE, row] = begin, i, found[11]
+                if found[10] != -1:
+                    found[2] = found[10]
+                for k in range(10):
+                    out[ARGUMENTS + k, row] = found[k]
+                row += 1
         elif phase != 116:
             ignored[phase] += 1
         state[GAPS] += 1 if state[AFTER] == 1 else 0
