@@ -16,8 +16,8 @@ from .json_bytes import PARSING, U, blank, closed_by, decimal, digits, key, text
 from .object_code import native
 
 __all__ = [
-    "AFTER", "ARGUMENTS", "ARROW_COLUMNS", "COLLECTIVE", "COLUMNS", "END", "FULL", "GAPS", "KIND", "NAME", "NAMES", "PAIRS", "START", "STATE_WORDS", "TABLE_ROWS",
-    "TIME", "TRACK", "WORD", "WORDS", "hashed", "pair_place", "plain_events",
+    "AFTER", "ARGUMENTS", "ARROW_COLUMNS", "COLLECTIVE", "COLUMNS", "END", "FULL", "GAPS", "KIND", "NAME", "NAMES", "PAIRS", "START", "STATE_WORDS",
+    "TABLE_ROWS", "TIME", "TRACK", "WORD", "WORDS", "hashed", "pair_place", "plain_events",
 ]  # fmt: skip
 
 I64 = NDArray[np.int64]
@@ -42,6 +42,13 @@ _KEYS = np.array([list(k.ljust(16)) for k in _KNOWN], np.uint8)
 _KEY_LENGTH = np.array([len(k) for k in _KNOWN], np.int64)
 _GUESS = np.full(64, -1, np.int64)  # the key that a length and a first byte can be: their sum tells all of them apart
 _GUESS[[(len(k) + k[0]) & 63 for k in _KNOWN]] = np.arange(len(_KNOWN))
+
+# Fields of an event, each with what a writer puts before its value, as a word, first byte lowest.
+_PH, _NAME, _CAT, _PID, _TID, _TS, _DUR, _ID, _ARGS, _OTHER = range(10)
+_FIELDS = (b"ph", b"name", b"cat", b"pid", b"tid", b"ts", b"dur", b"id", b"args")
+_FIELD_WORD = np.array([int.from_bytes(b'"' + f + b'":', "little") for f in _FIELDS], np.int64)
+_FIELD_KEY = np.array([int.from_bytes(f, "little") for f in _FIELDS], np.int64)
+_BYTES_5, _BYTES_6, _BYTES_7 = np.int64((1 << 40) - 1), np.int64((1 << 48) - 1), np.int64((1 << 56) - 1)
 
 
 def _same(data: U8, at: int, other: U8, place: int, length: int) -> bool:
@@ -183,7 +190,33 @@ def _word(data: U8, start: int, end: int, last: I64, words: I64, word_arena: U8,
     return found
 
 
-_USES: tuple[Any, ...] = (*PARSING, _same, hashed, _interned, pair_place, _pair, _arguments, _word)
+def _field(data: U8, i: int) -> tuple[int, int]:
+    """(which field of an event a key at `i` names, place of its value); (-1, -1) where there is no plain key."""
+    if i + 8 <= len(data):
+        w = word(data, i)
+        for which in (_PH, _TS, _ID):
+            if w & _BYTES_5 == _FIELD_WORD[which]:
+                return which, blank(data, i + 5)
+        for which in (_CAT, _PID, _TID, _DUR):
+            if w & _BYTES_6 == _FIELD_WORD[which]:
+                return which, blank(data, i + 6)
+        for which in (_NAME, _ARGS):
+            if w & _BYTES_7 == _FIELD_WORD[which]:
+                return which, blank(data, i + 7)
+    start = i + 1
+    end, i = key(data, i)
+    if i < 0 or i >= len(data):
+        return -1, -1
+    said = np.int64(0)
+    for k in range(min(end - start, 8)):
+        said |= np.int64(data[U(start + k)]) << (8 * k)
+    for which in range(_OTHER):
+        if end - start <= 4 and said == _FIELD_KEY[which]:
+            return which, i
+    return _OTHER, i
+
+
+_USES: tuple[Any, ...] = (*PARSING, _same, hashed, _interned, pair_place, _pair, _arguments, _word, _field)
 
 
 @native("u1[] i8 i8[] i8[,] i8[,] i8[,] u1[] i8[,] u1[] i8[,] i8[] i8[] -> 3", uses=_USES)
@@ -220,31 +253,24 @@ def plain_events(
         i = blank(data, i + 1)
         fine = True
         while fine:
-            start = i + 1
-            end, i = key(data, i)
+            field, i = _field(data, i)
             if i < 0 or i >= len(data):
                 fine = False
                 break
-            length = end - start
-            a = data[U(start)] if length > 0 else 0
-            b = data[U(start + 1)] if length > 1 else 0
-            c = data[U(start + 2)] if length > 2 else 0
-            if length == 2 and a == 112 and b == 104:  # ph
+            if field == _PH:
                 fine = i + 2 < len(data) and data[U(i)] == 34 and data[U(i + 2)] == 34 and 33 <= data[U(i + 1)] < 127 and data[U(i + 1)] != 92
                 phase = np.int64(data[U(i + 1)]) if fine else 0
                 i += 3
-            elif (length == 4 and a == 110 and b == 97 and c == 109 and data[U(start + 3)] == 101) or (
-                length == 3 and a == 99 and b == 97 and c == 116
-            ):
-                which = 0 if length == 4 else 2  # name, cat
+            elif field in (_NAME, _CAT):
+                which = 0 if field == _NAME else 2
                 fine = data[U(i)] == 34
                 if fine:
                     close, _ = text(data, i + 1)
                     fine = close >= 0
                     span[which], span[which + 1] = i + 1, close
                     i = close + 1
-            elif length == 3 and (a == 112 or a == 116) and b == 105 and c == 100:  # pid, tid
-                which, before = (4, process) if a == 112 else (6, thread)
+            elif field in (_PID, _TID):
+                which, before = (4, process) if field == _PID else (6, thread)
                 span[which] = i
                 close = i + before[1] - before[0]
                 if before[2] >= 0 and closed_by(data, close) and _same(data, i, data, before[0], close - i):
@@ -260,21 +286,21 @@ def plain_events(
                         fine = fine and data[U(k)] != 46
                     i = close
                 span[which + 1] = i
-            elif length == 2 and a == 116 and b == 115:  # ts
+            elif field == _TS:
                 time, close = decimal(data, i, 1000)
                 said = said | 1 if close >= 0 else said & ~1
                 i = close if close >= 0 else value(data, i)
-            elif length == 3 and a == 100 and b == 117 and c == 114:  # dur
+            elif field == _DUR:
                 duration, close = decimal(data, i, 1000)
                 said = said | 2 if close >= 0 and duration >= 0 and data[U(i)] != 45 else said & ~2
                 i = close if close >= 0 else value(data, i)
-            elif length == 2 and a == 105 and b == 100:  # id
+            elif field == _ID:
                 number, close = decimal(data, i, 1)
                 said = said | 4 if close >= 0 else said & ~4
                 for k in range(i, close):
                     said = said & ~4 if data[U(k)] == 46 or data[U(k)] == 45 else said
                 i = close if close >= 0 else value(data, i)
-            elif length == 4 and a == 97 and b == 114 and c == 103 and data[U(start + 3)] == 115:  # args
+            elif field == _ARGS:
                 i = _arguments(data, i, found)
             else:
                 i = value(data, i)
