@@ -279,7 +279,8 @@ class Fixed(nn.Module):
 
 
 def planned_while_training(rank, _, world, store, codecs, steps):
-    """When the plan was settled, its digest, the hook's steps, and the most by which a weight is off the sum of all gradients less what is owed."""
+    """When the plan was settled, its digest, the steps that it took, by how much a weight is off the sum of all gradients less what is owed,
+    and how many plans were timed."""
     with Joined(rank, world, store):
         return _planned_while_training(rank, world, codecs, steps)
 
@@ -319,7 +320,7 @@ def _planned_while_training(rank, world, codecs, steps):
         dist.all_reduce(owed[name])
         off.append(float((sent - owed[name] / world + p.detach()).abs().max()))
     planner.state.close()
-    return settled.index(True), digest(planner.plan), planner.state.step, max(off), len(planner.found)
+    return settled.index(True), digest(planner.plan), planner.made, max(off), len(planner.found)
 
 
 def exchanged(rank, _, world, store, counts, lengths):
