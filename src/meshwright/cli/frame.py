@@ -103,12 +103,9 @@ def _keep_memory() -> None:
     """glibc's own settings (mallopt(3)); another library of C has none."""
     import ctypes
 
-    try:
-        settle = ctypes.CDLL(None).mallopt
-    except (AttributeError, OSError):
-        return
-    for parameter, size_bytes in zip(_MALLOC_PARAMETERS, _KEPT_BYTES, strict=True):
-        settle(parameter, size_bytes)
+    if settle := getattr(ctypes.CDLL(None), "mallopt", None):
+        for parameter, size_bytes in zip(_MALLOC_PARAMETERS, _KEPT_BYTES, strict=True):
+            settle(parameter, size_bytes)
 
 
 _ESCAPES = "meshwright-escapes"
