@@ -3,12 +3,14 @@
 Run: `python benchmarks/unlike_devices.py` (root or user namespaces; about a quarter of an hour). Four devices behind 500 Mbit/s ports, two
 with half a core and two with half of that, by CPU quota. For the degrees of every row, and with all left open, the same model is planned twice
 from the same measured prices, by speed and in equal parts; then all plans run in turns, ROUNDS times. Times are medians of the steps after
-each run's first.
+each run's first. Every step is predicted twice: by the plan, from prices that one process measured alone, and from what the run's own ranks measured
+at its start, under their quotas and beside each other (`compare`). `cpu`: processor seconds of each rank, predicted (the second way) and measured.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import statistics
 import sys
 import tempfile
@@ -20,7 +22,7 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).parent))
 import machine
 from executed import star
-from ranking import BATCH, MODEL, ROOT, steps_of
+from ranking import BATCH, MODEL, ROOT, WARM
 
 DEGREES = ((4, 1, 1), (1, 1, 4), (2, 1, 2), (2, 2, 1), (None, None, None))  # data, tensor, pipeline
 SHARES, PORT_MBIT = (0.5, 0.5, 0.25, 0.25), 500
@@ -51,6 +53,17 @@ def plans(lab: Any, degrees: Sequence[tuple[int | None, ...]]) -> list[tuple[str
     return found
 
 
+def run(lab: Any, plan: Any, path: Path, out: Path, steps: int) -> tuple[list[float], dict[str, Any]]:
+    """(seconds of each measured step, the run's comparison with what its ranks measured of themselves)."""
+    from meshwright.compare.run import compare_run
+    from meshwright.report.compare import compare_document
+
+    command = [sys.executable, "-m", "meshwright", "train", "run", str(path), "--out", str(out), "--steps", str(WARM + steps)]
+    lab.run(command, env={"TORCHELASTIC_RUN_ID": out.name}, timeout_s=600, sink=lambda rank, line: None)
+    found = compare_document(compare_run(plan, out)[0])
+    return [float(s) for s in json.loads((out / "run.json").read_text())["step_s"][WARM:]], {k: found[k] for k in ("step", "cpu", "others_share")}
+
+
 def main() -> None:
     from meshwright.drive.plans import write_plan
     from meshwright.io.fabric.name import load_fabric
@@ -66,6 +79,7 @@ def main() -> None:
     plain = star(*[PORT_MBIT] * len(SHARES))
     devices = tuple(replace(device, name=d.name, group=d.name, cpu_share=s) for d, s in zip(plain.devices, SHARES, strict=True))
     measured: dict[tuple[str, bool], list[float]] = {}
+    compared: dict[tuple[str, bool], list[dict[str, Any]]] = {}
     with Lab.up(replace(plain, devices=devices)) as lab, tempfile.TemporaryDirectory() as name:
         folder, made = Path(name), plans(lab, DEGREES[:2] if args.quick else DEGREES)
         for turn in range(args.rounds):
@@ -74,9 +88,11 @@ def main() -> None:
                     path = folder / f"{number}-{by_speed}.json"
                     write_plan(path, plan)
                     out = folder / f"run-{number}-{by_speed}-{turn}"
-                    steps_s = steps_of(lab, path, out, args.steps)
+                    steps_s, found = run(lab, plan, path, out, args.steps)
                     measured.setdefault((what, by_speed), []).extend(steps_s)
-                    said = f"{plan.prediction.time_s:.3f} s predicted, {statistics.median(steps_s):.3f} measured"
+                    compared.setdefault((what, by_speed), []).append(found)
+                    said = f"{plan.prediction.time_s:.3f} s predicted, {found['step']['predicted_s']:.3f} calibrated"
+                    said += f", {statistics.median(steps_s):.3f} measured"
                     print(f"{turn}: {what}, {'by speed' if by_speed else 'equal parts'}: {said}", file=sys.stderr, flush=True)
     rows: list[dict[str, Any]] = []
     for what, pair in made:
@@ -86,12 +102,18 @@ def main() -> None:
         rows.append({
             "what": f"{what}: {division}, over equal parts", "value": round(even / ours, 3), "unit": "x", "higher_is_better": True,
             "predicted": round(predicted[False] / predicted[True], 3), "step_s": ours, "predicted_s": predicted[True], "even_step_s": even,
-            "even_predicted_s": predicted[False], "steps_s": {str(k): measured[what, k] for k in (True, False)},
+            "even_predicted_s": predicted[False], "calibrated_over_measured": {str(k): _calibrated(compared[what, k]) for k in (True, False)},
+            "runs": {str(k): compared[what, k] for k in (True, False)}, "steps_s": {str(k): measured[what, k] for k in (True, False)},
         })  # fmt: skip
         print(f"{rows[-1]['what']:<110} {even / ours:6.3f} x (predicted {rows[-1]['predicted']}), {ours:.3f} s (predicted {predicted[True]:.3f}), "
               f"equal parts {even:.3f} s (predicted {predicted[False]:.3f})")  # fmt: skip
     if not args.quick:
         machine.record("unlike_devices", rows, command="python benchmarks/unlike_devices.py")
+
+
+def _calibrated(runs: Sequence[dict[str, Any]]) -> float:
+    """Predicted from what the run measured of itself over measured, the median of the runs."""
+    return round(statistics.median(r["step"]["predicted_s"] / r["step"]["measured_s"] for r in runs), 3)
 
 
 if __name__ == "__main__":

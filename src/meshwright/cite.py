@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import msgspec
 
 __all__ = ["FOLKLORE", "Cite"]
 
 
-@dataclass(frozen=True, kw_only=True)
-class Cite:
+class Cite(msgspec.Struct, frozen=True, kw_only=True):
     key: str
     title: str
     year: int

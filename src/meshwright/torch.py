@@ -37,6 +37,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "MeshwrightGroup", "compress_fsdp", "configure", "measured_traffic", "memory_budget", "parallelize", "planned_traffic", "probe", "report",
+    "traffic_in_training",
 ]  # fmt: skip
 
 PROBE = "probe"  # as a fabric's name
@@ -235,6 +236,21 @@ def measured_traffic(
         raise failed or RunError("rank 0 could not write the plan", where="measured_traffic", hint="see its message")
     found.state.use(plan)
     return found.state
+
+
+def traffic_in_training(
+    ddp: Any, *, codecs: Sequence[str] = ("fp16", "topk:density=0.01", "powersgd:rank=1", "powersgd:rank=4"), steps: int = 20,
+    deadline_s: float = 300.0, nonfinite: Literal["refuse", "pass"] = "refuse",
+) -> Any:  # fmt: skip
+    """As `measured_traffic`, but in the job's own first steps: train as always, and after `steps` steps the plan is in use.
+
+    Every one of these steps is a step of the training; what a codec holds back is sent in later ones. Call it on all ranks, before the first step.
+    Returns the planner: `done`, `plan`, `profile`, and the hook's `state`, whose `state_dict()` belongs into checkpoints.
+    Raises: UsageError (too few steps for the codecs), and as `measured_traffic`.
+    """
+    from .probe.traffic.in_training import TrafficInTraining
+
+    return TrafficInTraining(ddp, codecs, steps=steps, deadline_s=deadline_s, nonfinite=nonfinite)
 
 
 def compress_fsdp(model: torch.nn.Module, codec: str, *, nonfinite: Literal["refuse", "pass"] = "refuse") -> list[Any]:

@@ -16,6 +16,7 @@ from meshwright.bottleneck.from_trace import rank_view
 from meshwright.bottleneck.lanes import Kind
 from meshwright.bottleneck.tiles import flattened, overlap_ns, tiles, union_ns
 from meshwright.io.trace.read import read_trace
+from meshwright.kernels.pieces import places
 
 NAMES = {GEMM: "kernel", COPY: "kernel", ALL_REDUCE: "kernel", "Memcpy HtoD (Pageable -> Device)": "gpu_memcpy", "Memset (Device)": "gpu_memset"}
 slices = st.lists(st.tuples(st.integers(0, 300), st.integers(1, 90)), max_size=25)
@@ -106,3 +107,12 @@ def test_tiles_cover_the_window_once_and_follow_priority(tmp_path_factory, found
     assert got[Kind.COLLECTIVE] == len(at[ALL_REDUCE] - compute)
     assert got[Kind.TRANSFER] == len(copies - compute - at[ALL_REDUCE])
     assert overlap_ns(view) == (len(at[ALL_REDUCE]), len(at[ALL_REDUCE] & compute))
+
+
+def test_places_among_sorted_times_are_those_of_numpy():
+    rng = np.random.default_rng(4)
+    for size in (0, 1, 2, 7, 300):
+        values = np.sort(rng.integers(-20, 20, size))
+        for wanted in (np.sort(rng.integers(-25, 25, 60)), rng.integers(-25, 25, 60), np.array([np.iinfo(np.int64).max, np.iinfo(np.int64).min, 0])):
+            assert np.array_equal(places(values, wanted), np.searchsorted(values, wanted))
+            assert np.array_equal(places(values, wanted, right=True), np.searchsorted(values, wanted, side="right"))

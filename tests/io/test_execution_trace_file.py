@@ -104,6 +104,9 @@ def test_schema_1_0_says_the_same(recorded: tuple[Path, dict[str, int]], tmp_pat
     path = tmp_path / "old.json"
     path.write_text(json.dumps({"schema": "1.0.1", "pid": new["pid"], "time": "2023-07-14 11:53:07", "nodes": old}))
     assert read_execution_trace(path).nodes == read_execution_trace(recorded[0]).nodes
+    for version in ("1.0.2-chakra.0.0.4", "1.0.3-chakra.0.0.4"):  # between the two: as MLCommons' and PARAM's traces of 2024, with the keys of 1.1
+        path.write_text(json.dumps({**new, "schema": version}))
+        assert read_execution_trace(path).nodes == read_execution_trace(recorded[0]).nodes
 
 
 def test_what_is_no_such_trace_is_refused(tmp_path: Path) -> None:

@@ -184,7 +184,7 @@ def test_code_that_refers_to_something_else_is_not_flat():
 
 
 def test_the_end_of_a_text_is_found_as_byte_for_byte():
-    kernel = Native(json_bytes.ending, "u1[] i8 -> 1", ())
+    kernel = Native(json_bytes.ending, "u1[] i8 -> 1", (json_bytes.word, json_bytes.first_top))
     rng = np.random.default_rng(0)
     for _ in range(300):
         data = np.where(rng.random(30) < 0.9, 126, rng.choice([34, 92, 31, 32, 127, 128, 255, 0, 35, 33, 91, 93], 30)).astype(np.uint8)

@@ -7,8 +7,8 @@ operator too many must not shift the rest. What lies between two aligned operato
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
@@ -20,8 +20,7 @@ __all__ = ["Aligned", "CapturedSequence", "between", "owners_of"]
 MIN_ALIGNED_SHARE = 0.5  # of the shorter sequence that must be found for the alignment to count as one of the same model
 
 
-@dataclass(frozen=True, kw_only=True)
-class Aligned:
+class Aligned(msgspec.Struct, frozen=True, kw_only=True):
     """Per operator of a stretch: `operator` of the captured sequence or -1; `module`, also of what lies between; the matched range."""
 
     operator: I32

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from operator import add
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
@@ -26,8 +26,7 @@ _OPERATOR, _RECOMPUTED, _COMMUNICATION, _PYTHON, _IDLE = range(len(KINDS))
 _OUTSIDE = {_PYTHON: "outside operators", _IDLE: "idle"}
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Pieces:
+class _Pieces(msgspec.Struct, frozen=True, kw_only=True):
     """Segments with everything that decides their leaf; equal-length columns."""
 
     step: I64
@@ -151,7 +150,7 @@ def _shared(pieces: _Pieces, labels: Labels) -> _Pieces:
             length.append(upto - done)
             done = upto
     index = np.concatenate([np.flatnonzero(keep), np.array(source, np.int64)])
-    taken = {name: getattr(pieces, name)[index] for name in pieces.__dataclass_fields__}
+    taken = {name: getattr(pieces, name)[index] for name in pieces.__struct_fields__}
     taken["module"][keep.sum() :] = module
     taken["length_ns"][keep.sum() :] = length
     taken["estimated"][keep.sum() :] = True

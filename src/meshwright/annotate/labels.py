@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
 from enum import IntEnum
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
@@ -44,8 +44,7 @@ class Evidence(IntEnum):
     NONE = 4
 
 
-@dataclass
-class Labels:
+class Labels(msgspec.Struct):
     """Per slice; meant at heads of units and then copied to all in them. `module` -1: none. `operator`: of the captured sequence."""
 
     stage: NDArray[np.int8]
@@ -54,7 +53,7 @@ class Labels:
     operator: I32
     step: I32
     recompute: NDArray[np.bool_]
-    shares: dict[int, tuple[tuple[int, int], ...]] = field(default_factory=dict)  # head -> (module, weight): estimates of shared work
+    shares: dict[int, tuple[tuple[int, int], ...]] = msgspec.field(default_factory=dict)  # head -> (module, weight): estimates of shared work
 
     @classmethod
     def blank(cls, trace: Trace) -> Labels:

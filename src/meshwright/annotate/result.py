@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+
+import msgspec
 
 from ..trace.module_tree import ModuleTree
 from ..trace.trace import Trace
@@ -13,8 +14,7 @@ from .slices import Units
 __all__ = ["Annotation", "Node"]
 
 
-@dataclass(kw_only=True, slots=True)
-class Node:
+class Node(msgspec.Struct, kw_only=True):
     """Times in ns, on the host's threads and on devices' streams; they include the children's. `evidence_ns[tier]` adds up to both times."""
 
     name: str
@@ -28,11 +28,10 @@ class Node:
     start_ns: int = 0
     end_ns: int = 0
     evidence_ns: tuple[int, ...] = (0, 0, 0, 0, 0)
-    children: list[Node] = field(default_factory=list)
+    children: list[Node] = msgspec.field(default_factory=list)
 
 
-@dataclass(frozen=True, kw_only=True)
-class Annotation:
+class Annotation(msgspec.Struct, frozen=True, kw_only=True):
     """`root` covers all tracks; `track_ns[t]` is the window of track t (first start to last end), whose sum is the root's time, to the ns."""
 
     trace: Trace

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
@@ -13,8 +12,7 @@ from ..trace.trace import I64, Trace
 __all__ = ["Segments", "segments"]
 
 
-@dataclass(frozen=True, kw_only=True)
-class Segments:
+class Segments(msgspec.Struct, frozen=True, kw_only=True):
     """`row` is -1 where no slice of the track was under way. The segments of a track join without gaps."""
 
     track: NDArray[np.int32]

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from dataclasses import dataclass
 
+import msgspec
 import numpy as np
 
 from ..trace.module_tree import MODULE_SPAN, ModuleNode, ModuleTree
@@ -22,8 +22,7 @@ __all__ = ["ModuleSpans", "module_spans"]
 _INSTANCE = re.compile(r"^nn\.Module: (.+)_(\d+)$")
 
 
-@dataclass(frozen=True, kw_only=True)
-class ModuleSpans:
+class ModuleSpans(msgspec.Struct, frozen=True, kw_only=True):
     """`tree`: the given one, or what the spans tell. `module[i]`: the innermost module running at slice i, -1 outside all; a span is in itself."""
 
     tree: ModuleTree

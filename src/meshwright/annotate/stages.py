@@ -9,12 +9,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass
 from itertools import pairwise
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from ..kernels.pieces import places
 from ..trace.trace import Trace
 from ..trace.vocabulary import LOADING, STEP
 from .labels import Evidence, Labels, Stage
@@ -34,8 +35,7 @@ _ANNOTATED = {
 _SEEDS_BACKWARD = re.compile(r"^aten::(ones_like|_local_scalar_dense)$")
 
 
-@dataclass(frozen=True)
-class Stretch:
+class Stretch(msgspec.Struct, frozen=True):
     """Consecutive operators of one step that may be forward and loss; `trains`: backward follows."""
 
     rows: NDArray[np.int64]
@@ -164,7 +164,7 @@ def stage_at(
     rows = units.rows[(units.outer[units.rows] < 0) & ~units.kernel[units.rows] & (labels.evidence[units.rows] != Evidence.NONE)]
     if not len(rows):
         return np.full(len(time_ns), Stage.OTHER, np.int8), np.zeros(len(time_ns), np.int32)
-    at = np.searchsorted(trace.start_ns[rows], time_ns, side="right") - 1
+    at = places(trace.start_ns[rows], time_ns, right=True) - 1
     if until_ns is not None:
         following = np.minimum(at + 1, len(rows) - 1)
         at = np.where(trace.start_ns[rows[following]] < until_ns, following, at)

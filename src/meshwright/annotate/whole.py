@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
+import msgspec
 import numpy as np
 
 from ..cite import Cite
@@ -29,8 +28,7 @@ CITE = Cite(
 )  # fmt: skip
 
 
-@dataclass(frozen=True, kw_only=True)
-class Labelled:
+class Labelled(msgspec.Struct, frozen=True, kw_only=True):
     """What is known of every slice before time is folded; `tree`: the modules, given or named by the trace."""
 
     units: Units

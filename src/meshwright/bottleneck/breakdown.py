@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+
+import msgspec
 
 from ..kernels.stages import stage
 from .causes import Cause, rank_causes
@@ -15,8 +16,7 @@ from .table import RankTimes, Straggler, rank_times, stragglers
 __all__ = ["Breakdown", "break_down"]
 
 
-@dataclass(frozen=True, kw_only=True)
-class Breakdown:
+class Breakdown(msgspec.Struct, frozen=True, kw_only=True):
     """`views` are on the first one's clock; `times` and `clocks` in their order; `causes` ranked by what removing them gains."""
 
     views: Sequence[RankView]

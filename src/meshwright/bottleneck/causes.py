@@ -12,10 +12,10 @@ from __future__ import annotations
 import re
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
@@ -42,8 +42,7 @@ _LOOP_PYTHON = "Python runs between operators: torch.compile, fewer and larger o
 I64 = NDArray[np.int64]
 
 
-@dataclass(frozen=True, kw_only=True)
-class Cause:
+class Cause(msgspec.Struct, frozen=True, kw_only=True):
     """`where`: the module, stage, rank or link. `path_s`: on the critical path, per step; `gain_s`: at most gained by removing it."""
 
     kind: str
@@ -52,7 +51,7 @@ class Cause:
     gain_s: float
     share: float  # of the step: gain_s / step
     advice: str
-    facts: dict[str, Any] = field(default_factory=dict)
+    facts: dict[str, Any] = msgspec.field(default_factory=dict)
 
     def line(self) -> str:
         return f"{self.where}: {self.kind}, {self.path_s * 1e3:.3f} ms of the path ({100 * self.share:.1f} % to gain): {self.advice}"

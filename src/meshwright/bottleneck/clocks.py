@@ -10,8 +10,8 @@ Cost: O(ranks^2 x collectives) for ranks up to `MAX_CLOSED_RANKS`, beyond that e
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
@@ -26,8 +26,7 @@ I64 = NDArray[np.int64]
 _UNBOUNDED_NS = np.int64(1) << 62  # in place of a bound that nothing gives
 
 
-@dataclass(frozen=True, kw_only=True)
-class Shared:
+class Shared(msgspec.Struct, frozen=True, kw_only=True):
     """Meetings that more than one rank took part in: `row[m, r]` is the meeting's row in view r's `meetings`, or -1."""
 
     keys: tuple[str, ...]
@@ -42,8 +41,7 @@ class Shared:
         return arrives, leaves
 
 
-@dataclass(frozen=True, kw_only=True)
-class Clocks:
+class Clocks(msgspec.Struct, frozen=True, kw_only=True):
     """Per rank (in the order of the views): what was added to its clock, and the most that may be wrong (-1: nothing bounds it).
 
     `spread_ns`: how far the ends of shared collectives still differ from the first rank's, in the median: what the estimate is likely to be wrong.

@@ -8,8 +8,8 @@ With several profiler steps, only work that was launched before the last step (o
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
 
+import msgspec
 import numpy as np
 
 from ..trace.trace import ABSENT, Trace
@@ -22,8 +22,7 @@ _COLLECTIVE = re.compile(r"^nccl.*Kernel")
 _OTHER = re.compile(r"^nccl.*Kernel|.*Memcpy|Memset|.*Sync")
 
 
-@dataclass(frozen=True, kw_only=True)
-class DeviceTimes:
+class DeviceTimes(msgspec.Struct, frozen=True, kw_only=True):
     """Seconds over all chosen steps; `overlap` is a share of communication (nan without any)."""
 
     idle_s: float

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from dataclasses import replace
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
 from ..errors import FormatError
-from ..kernels.pieces import inherit
+from ..kernels.pieces import inherit, places
 from ..trace.launching import launched
 from ..trace.trace import ABSENT, Trace
 from ..trace.vocabulary import DEVICE, EVALUATE, KERNEL, NODE, RUNTIME, STEP
@@ -49,7 +49,7 @@ def rank_view(trace: Trace, labels: Labels | None = None, *, rank: int | None = 
         rank=rank if rank is not None else trace.rank if trace.rank is not None else 0, source=trace.source, steps=steps, host=work, device=device,
         meetings=meetings, modules=tuple(modules), names=trace.names, kinds=labels.kinds, warnings=tuple(warnings),
     )  # fmt: skip
-    return replace(view.aligned(clock), clock_ns=0)
+    return msgspec.structs.replace(view.aligned(clock), clock_ns=0)
 
 
 class _Names:
@@ -179,7 +179,7 @@ def _modules_between(
     """
     open_ = np.flatnonzero(np.isin(kind, (Kind.HOST, Kind.IDLE)) & (module == 0))
     known = np.flatnonzero(module != 0)
-    at = np.searchsorted(known, open_)
+    at = places(known, open_)
     inside = (at > 0) & (at < len(known))
     open_, at = open_[inside], at[inside]
     before, after = known[at - 1], known[at]
@@ -213,7 +213,7 @@ def waiting(pieces: Activities, meetings: Meetings) -> Activities:
     order = np.argsort(meetings.leaves, kind="stable")
     idle = np.flatnonzero(np.isin(pieces.kind, (Kind.HOST, Kind.IDLE)))
     # Of the meetings under way the one that ends first is what the host waits for.
-    at = np.searchsorted(meetings.leaves[order], pieces.start[idle], side="right")
+    at = places(meetings.leaves[order], pieces.start[idle], right=True)
     found = np.full(len(idle), -1, np.int64)
     for back in range(16):  # those that end next may not have begun; few are under way at once
         place = np.minimum(at + back, len(order) - 1)
@@ -224,21 +224,21 @@ def waiting(pieces: Activities, meetings: Meetings) -> Activities:
     kind, waits = pieces.kind.copy(), pieces.meeting.copy()
     kind[idle[found >= 0]] = Kind.WAIT
     waits[idle] = found
-    return replace(pieces, kind=kind, meeting=waits)
+    return msgspec.structs.replace(pieces, kind=kind, meeting=waits)
 
 
 def _cut_at(pieces: Activities, times: I64) -> Activities:
     """Idle pieces split at the given times, so that each lies inside or outside every meeting."""
     idle = np.isin(pieces.kind, (Kind.HOST, Kind.IDLE))
     times = distinct(times)
-    inside = np.searchsorted(pieces.start, times, side="right") - 1
+    inside = places(pieces.start, times, right=True) - 1
     keep = (inside >= 0) & (times < pieces.end[np.maximum(inside, 0)]) & (times > pieces.start[np.maximum(inside, 0)])
     keep &= idle[np.maximum(inside, 0)]
     times, inside = times[keep], inside[keep]
     rows = np.sort(np.concatenate([np.arange(len(pieces)), inside]), kind="stable")
     start = np.sort(np.concatenate([pieces.start, times]), kind="stable")
     cut = pieces.take(rows)
-    return replace(cut, start=start, end=np.append(start[1:], pieces.end[-1]))
+    return msgspec.structs.replace(cut, start=start, end=np.append(start[1:], pieces.end[-1]))
 
 
 def _device(trace: Trace, named: _Names, labels: Labels) -> Device | None:

@@ -7,14 +7,14 @@ optimizer and modules, `nn.Module` slices, and autograd's sequence numbers from 
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, field
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
 from ..kernels.pieces import inherit
 from ..trace.trace import ABSENT, Trace
-from ..trace.vocabulary import LOADING
+from ..trace.vocabulary import DEVICE, LOADING
 from .classify import MODULE_RANGE, MODULE_SLICE, OPTIMIZER_RANGE
 from .lanes import Stage
 
@@ -24,14 +24,13 @@ _BACKWARD = re.compile(r"^autograd::engine|Backward\d*$|^torch::autograd::Accumu
 _LOSS = re.compile(r"loss", re.IGNORECASE)
 
 
-@dataclass(frozen=True, kw_only=True)
-class Labels:
+class Labels(msgspec.Struct, frozen=True, kw_only=True):
     """A stage and a module per row of the trace. `modules[0]` is "" (no module known); `kinds`: class of a module's path."""
 
     stage: NDArray[np.int8]
     module: NDArray[np.int32]
     modules: tuple[str, ...]
-    kinds: dict[str, str] = field(default_factory=dict)
+    kinds: dict[str, str] = msgspec.field(default_factory=dict)
 
 
 def own_labels(trace: Trace) -> Labels:
@@ -40,7 +39,8 @@ def own_labels(trace: Trace) -> Labels:
     stage_of_name = np.full(len(names), -1, np.int32)
     module_of_name = np.full(len(names), -1, np.int32)
     modules: dict[str, int] = {"": 0}
-    for i, name in enumerate(names):
+    for i in np.flatnonzero(np.bincount(trace.name[~trace.in_category(*DEVICE)])).tolist():  # not the long ones of kernels
+        name = names[i]
         if LOADING.search(name):
             stage_of_name[i] = Stage.DATA
         elif OPTIMIZER_RANGE.search(name):

@@ -7,9 +7,9 @@ every participant arrives (enters it) and leaves it. Times are integers in ns; o
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
 from enum import IntEnum
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
@@ -34,8 +34,7 @@ class Kind(IntEnum):
     COMPUTE, COPY, WAIT, SYNC, DATA, LAUNCH, HOST, IDLE, COLLECTIVE, TRANSFER = range(10)
 
 
-@dataclass(frozen=True, kw_only=True)
-class Activities:
+class Activities(msgspec.Struct, frozen=True, kw_only=True):
     """Columns. `module`, `name` index the view's tables; `meeting`: -1 or the meeting that the piece is part of or waits for."""
 
     start: I64
@@ -50,14 +49,13 @@ class Activities:
         return len(self.start)
 
     def take(self, rows: NDArray[np.integer] | NDArray[np.bool_]) -> Activities:
-        return Activities(**{k: getattr(self, k)[rows] for k in self.__dataclass_fields__})
+        return Activities(**{k: getattr(self, k)[rows] for k in self.__struct_fields__})
 
     def shifted(self, ns: int) -> Activities:
-        return replace(self, start=self.start + ns, end=self.end + ns)
+        return msgspec.structs.replace(self, start=self.start + ns, end=self.end + ns)
 
 
-@dataclass(frozen=True, kw_only=True)
-class Device:
+class Device(msgspec.Struct, frozen=True, kw_only=True):
     """Kernels and copies of one rank's device, sorted by start. `launch`: when the host started each (-1: unknown); `stream`: its queue."""
 
     work: Activities
@@ -65,8 +63,7 @@ class Device:
     stream: I64
 
 
-@dataclass(frozen=True, kw_only=True)
-class Step:
+class Step(msgspec.Struct, frozen=True, kw_only=True):
     """One step of the loop on one rank."""
 
     number: int
@@ -74,8 +71,7 @@ class Step:
     end: int
 
 
-@dataclass(frozen=True, kw_only=True)
-class Meetings:
+class Meetings(msgspec.Struct, frozen=True, kw_only=True):
     """The collectives and messages of one rank, sorted by arrival. `key` is equal on all participants and unique on each; `queue`: meetings of one
     queue happen one after the other (a process group, a link). `arrives`, `leaves`: when this rank entered and left it. `source`,
     `destination`, `size_bytes`: -1 where unknown; `everyone`: nobody leaves before all have arrived (not so for messages and broadcasts)."""
@@ -83,19 +79,18 @@ class Meetings:
     key: tuple[str, ...] = ()
     label: tuple[str, ...] = ()
     queue: tuple[str, ...] = ()
-    arrives: I64 = field(default_factory=lambda: np.zeros(0, np.int64))
-    leaves: I64 = field(default_factory=lambda: np.zeros(0, np.int64))
-    source: I64 = field(default_factory=lambda: np.zeros(0, np.int64))
-    destination: I64 = field(default_factory=lambda: np.zeros(0, np.int64))
-    size_bytes: I64 = field(default_factory=lambda: np.zeros(0, np.int64))
-    everyone: NDArray[np.bool_] = field(default_factory=lambda: np.zeros(0, bool))
+    arrives: I64 = msgspec.field(default_factory=lambda: np.zeros(0, np.int64))
+    leaves: I64 = msgspec.field(default_factory=lambda: np.zeros(0, np.int64))
+    source: I64 = msgspec.field(default_factory=lambda: np.zeros(0, np.int64))
+    destination: I64 = msgspec.field(default_factory=lambda: np.zeros(0, np.int64))
+    size_bytes: I64 = msgspec.field(default_factory=lambda: np.zeros(0, np.int64))
+    everyone: NDArray[np.bool_] = msgspec.field(default_factory=lambda: np.zeros(0, bool))
 
     def __len__(self) -> int:
         return len(self.key)
 
 
-@dataclass(frozen=True, kw_only=True)
-class RankView:
+class RankView(msgspec.Struct, frozen=True, kw_only=True):
     """Everything about one rank. `host` tiles [first step's start, last step's end]; `clock_ns` was added to its times."""
 
     rank: int
@@ -106,16 +101,16 @@ class RankView:
     meetings: Meetings
     modules: tuple[str, ...]
     names: tuple[str, ...]
-    kinds: dict[str, str] = field(default_factory=dict)  # class of each module, where known
+    kinds: dict[str, str] = msgspec.field(default_factory=dict)  # class of each module, where known
     overlap_ns: int = 0  # communication under way while the rank computes
     clock_ns: int = 0
     warnings: tuple[str, ...] = ()
 
     def aligned(self, ns: int) -> RankView:
         """The same on another clock."""
-        meetings = replace(self.meetings, arrives=self.meetings.arrives + ns, leaves=self.meetings.leaves + ns)
+        meetings = msgspec.structs.replace(self.meetings, arrives=self.meetings.arrives + ns, leaves=self.meetings.leaves + ns)
         steps = [Step(number=s.number, start=s.start + ns, end=s.end + ns) for s in self.steps]
         device = self.device
         if device is not None:
-            device = replace(device, work=device.work.shifted(ns), launch=np.where(device.launch >= 0, device.launch + ns, -1))
-        return replace(self, steps=steps, host=self.host.shifted(ns), device=device, meetings=meetings, clock_ns=self.clock_ns + ns)
+            device = msgspec.structs.replace(device, work=device.work.shifted(ns), launch=np.where(device.launch >= 0, device.launch + ns, -1))
+        return msgspec.structs.replace(self, steps=steps, host=self.host.shifted(ns), device=device, meetings=meetings, clock_ns=self.clock_ns + ns)

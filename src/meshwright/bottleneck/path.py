@@ -10,9 +10,9 @@ Deviation from tools that build a graph of all events: only the path itself is l
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
@@ -26,8 +26,7 @@ MAX_OVERLAP_NS = 1_000  # what ends and starts of dependent kernels may overlap 
 I64 = NDArray[np.int64]
 
 
-@dataclass(frozen=True, kw_only=True)
-class Late:
+class Late(msgspec.Struct, frozen=True, kw_only=True):
     """A meeting on the path that began with `rank`'s arrival: the next to last was there `gain_ns` before (`since`)."""
 
     meeting: int
@@ -36,8 +35,7 @@ class Late:
     until: int
 
 
-@dataclass(frozen=True, kw_only=True)
-class CriticalPath:
+class CriticalPath(msgspec.Struct, frozen=True, kw_only=True):
     """Links from the first to the last; they tile [start, end]. `rank`, and `meeting` (a row of the shared meetings, -1: none) per link.
 
     `links.meeting` is the view's own; `view` indexes the views.

@@ -6,8 +6,8 @@ The columns of a rank sum to its time; communication that runs while the rank co
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
+import msgspec
 import numpy as np
 
 from .clocks import Shared
@@ -23,8 +23,7 @@ _COLUMN = {
 }  # fmt: skip
 
 
-@dataclass(frozen=True, kw_only=True)
-class RankTimes:
+class RankTimes(msgspec.Struct, frozen=True, kw_only=True):
     """Means over the rank's steps. `stages[name][column]`; `communication_s` was under way, `overlap_s` of it while the rank computed."""
 
     rank: int
@@ -54,8 +53,7 @@ def rank_times(view: RankView) -> RankTimes:
     )  # fmt: skip
 
 
-@dataclass(frozen=True, kw_only=True)
-class Straggler:
+class Straggler(msgspec.Struct, frozen=True, kw_only=True):
     """The rank that came last to a meeting, by how much the next was earlier, and what all others waited for it together. `sure`: by
     three times more than the clocks are likely to be wrong. Of messages only those count whose sender came after the receiver."""
 

@@ -8,12 +8,12 @@ belongs to the stage and module of the kernel that comes next.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from ..kernels.pieces import flatten
+from ..kernels.pieces import flatten, places
 from .lanes import Activities, Kind, Meetings, RankView
 
 __all__ = ["busy_before", "covering", "distinct", "overlap_ns", "tiles", "union_ns"]
@@ -35,10 +35,10 @@ def tiles(view: RankView) -> Activities:
     for start, end, rows in reversed(layers):
         over = covering(edges, start, end, rows)
         row = np.where(over >= 0, over, row)
-    under = np.clip(np.searchsorted(host.start, edges[:-1], side="right") - 1, 0, len(host) - 1)
+    under = np.clip(places(host.start, edges[:-1], right=True) - 1, 0, len(host) - 1)
     waits = host.kind[under]
     cause = np.select([waits == Kind.DATA, np.isin(waits, (Kind.LAUNCH, Kind.HOST))], [int(Kind.DATA), int(Kind.LAUNCH)], default=int(Kind.IDLE))
-    following = np.minimum(np.searchsorted(work.start, edges[:-1]), len(work) - 1)
+    following = np.minimum(places(work.start, edges[:-1]), len(work) - 1)
     like = np.where(row >= 0, row, following)
     out = Activities(
         start=edges[:-1], end=edges[1:], kind=np.where(row >= 0, work.kind[like], cause).astype(np.int8),
@@ -73,7 +73,7 @@ def covering(edges: I64, start: I64, end: I64, row: I64) -> I64:
     """For every interval between edges the row of the piece over it, or -1. Pieces do not overlap and are sorted."""
     if not len(start):
         return np.full(len(edges) - 1, -1, np.int64)
-    at = np.searchsorted(start, edges[:-1], side="right") - 1
+    at = places(start, edges[:-1], right=True) - 1
     inside = (at >= 0) & (end[np.maximum(at, 0)] > edges[:-1])
     return np.where(inside, row[np.maximum(at, 0)], -1)
 
@@ -85,7 +85,7 @@ def _merged(pieces: Activities) -> Activities:
     new[1:] = np.any([c[1:] != c[:-1] for c in columns], axis=0) if len(pieces) else False
     first = np.flatnonzero(new)
     out = pieces.take(first)
-    return replace(out, end=np.append(out.start[1:], pieces.end[-1]))
+    return msgspec.structs.replace(out, end=np.append(out.start[1:], pieces.end[-1]))
 
 
 def union_ns(start: I64, end: I64) -> int:
@@ -106,7 +106,7 @@ def busy_before(start: I64, end: I64, times: I64) -> I64:
     new = np.concatenate([[True], start[1:] > reach[:-1]])
     low, high = start[new], reach[np.concatenate([np.flatnonzero(new)[1:] - 1, [len(start) - 1]])]
     before = np.concatenate([[0], np.cumsum(high - low)])
-    at = np.searchsorted(low, times, side="right")
+    at = places(low, times, right=True)
     cut = np.where(at > 0, np.maximum(high[np.maximum(at - 1, 0)] - times, 0), 0)
     return np.asarray(before[at] - cut, np.int64)
 

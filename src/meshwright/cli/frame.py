@@ -12,10 +12,9 @@ import os
 import sys
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass, replace
 from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn, Protocol, TextIO, cast
+from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn, Protocol, TextIO, cast
 
 from .. import __version__
 from ..errors import Interrupted, MeshwrightError, MissingExtra, TimeLimit, Unsupported, UsageError
@@ -38,6 +37,8 @@ _EXTRAS = {
     "hypothesis": ("hypothesis", "test"),
 }
 
+_MALLOC_PARAMETERS = (-3, -1, -2)  # M_MMAP_THRESHOLD, M_TRIM_THRESHOLD, M_TOP_PAD
+_KEPT_BYTES = (4 << 20, 64 << 20, 16 << 20)  # larger arrays get pages of their own; what may stay free; what is asked for at once
 _OPTIONS = ("--json", "--quiet", "--debug", "--version", "--help", "-h")
 _FOOTER = """\
 options of every command:
@@ -54,8 +55,7 @@ environment: NO_COLOR (no colour), MESHWRIGHT_PROGRESS=0 (no progress), MESHWRIG
 exit codes: 0 ok, 1 failure, 2 usage, 3 infeasible, 4 check failed, 5 time limit, 130 interrupted"""
 
 
-@dataclass(frozen=True)
-class Result:
+class Result(NamedTuple):
     """What a command found: `document` (with `schema` and `version`) for `--json`, `text` for people. `cut`: the time limit ended the search, what
     is written is the best so far; the text, the document and stderr say so, and the exit code is that of a time limit."""
 
@@ -90,11 +90,22 @@ whole_process = False  # set by `cli.process`: the command is all that this proc
 
 def one_blas_thread() -> None:
     """For commands that multiply no matrices, before they load numpy: its library then starts no threads, which takes 0.04 s of processor time.
+    And arrays of a few MiB that were let go are taken again as they are, not given back to the system and cleared by it.
 
     Only where the command is the process: a caller's own environment is left as it is.
     """
     if whole_process:
         os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+        _keep_memory()
+
+
+def _keep_memory() -> None:
+    """glibc's own settings (mallopt(3)); another library of C has none."""
+    import ctypes
+
+    if settle := getattr(ctypes.CDLL(None), "mallopt", None):
+        for parameter, size_bytes in zip(_MALLOC_PARAMETERS, _KEPT_BYTES, strict=True):
+            settle(parameter, size_bytes)
 
 
 _ESCAPES = "meshwright-escapes"
@@ -153,7 +164,7 @@ def _run(words: list[str]) -> int:
                 raise _nothing_yet(error) from error
             raise
         _say_where_kernels_are_kept()
-    return _print(replace(result, exit_code=Interrupted.exit_code) if interrupts.asked else result, args.json, as_csv=args.output == "csv")
+    return _print(result._replace(exit_code=Interrupted.exit_code) if interrupts.asked else result, args.json, as_csv=args.output == "csv")
 
 
 def _nothing_yet(error: TimeLimit) -> Interrupted:
@@ -283,7 +294,7 @@ def suggest(word: str, known: Iterable[str], *, before: str = "") -> str:
 def _print(result: Result, as_json: bool, *, as_csv: bool = False) -> int:
     if (cut := result.cut) is not None:
         said, code = {**result.document, "cut": cut.to_json()}, Interrupted.exit_code if cut.interrupted else TimeLimit.exit_code
-        result = replace(result, document=said, text=f"{result.text}\n{cut}", exit_code=result.exit_code or code)
+        result = result._replace(document=said, text=f"{result.text}\n{cut}", exit_code=result.exit_code or code)
         _report(cut.error("this is the best so far"), as_json=as_json)
     if as_csv:
         from ..report.tables import csv_text

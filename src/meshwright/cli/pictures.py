@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Mapping
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -57,7 +56,7 @@ def drawn(result: Result, path: Path) -> Result:
 
 
 def _with(result: Result, name: str, line: str, path: Path) -> Result:
-    return replace(result, document={**result.document, name: str(path)}, text=f"{result.text}\n{line}")
+    return result._replace(document={**result.document, name: str(path)}, text=f"{result.text}\n{line}")
 
 
 def write_plan_trace(path: Path, plan: Plan, *, title: str = "") -> None:

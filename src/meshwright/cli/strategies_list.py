@@ -14,7 +14,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> Result:
-    from dataclasses import asdict
+    import msgspec
 
     from ..drive.strategies import listed
 
@@ -24,7 +24,7 @@ def run(args: argparse.Namespace) -> Result:
         "strategies": [
             {
                 "decision": r.decision, "question": r.question, "name": r.name, "options": {k: _plain(v) for k, v in r.options.items()},
-                "cite": asdict(r.cite), "package": r.package,
+                "cite": msgspec.structs.asdict(r.cite), "package": r.package,
             }
             for r in rows
         ],

@@ -60,7 +60,7 @@ def breakdown_of(
         missing = sorted(set(range(world)) - {v.rank for v in views})
         shown = ", ".join(map(str, missing[:8])) + (", ..." if len(missing) > 8 else "")
         note = f"{len(missing)} of {world} ranks are missing ({shown}): who was last is told among those given"
-        found = Breakdown(**{**{f: getattr(found, f) for f in found.__dataclass_fields__}, "warnings": [*found.warnings, note]})
+        found = Breakdown(**{**{f: getattr(found, f) for f in found.__struct_fields__}, "warnings": [*found.warnings, note]})
     return found, devices
 
 

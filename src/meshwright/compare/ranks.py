@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
+
+import msgspec
 
 from ..bottleneck.device import DeviceTimes, device_times
 from ..bottleneck.from_trace import rank_view
@@ -18,8 +19,7 @@ from .labels import annotated_labels
 __all__ = ["RankFile", "read_ranks", "traces_in"]
 
 
-@dataclass(frozen=True, kw_only=True)
-class RankFile:
+class RankFile(msgspec.Struct, frozen=True, kw_only=True):
     """What the breakdown takes from a rank's trace: much smaller than the trace, which is gone once it is made."""
 
     path: Path

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["PARSING", "U", "blank", "decimal", "digits", "ending", "key", "text", "value"]
+__all__ = ["PARSING", "U", "blank", "closed_by", "decimal", "digits", "ending", "key", "text", "value", "word"]
 
 U8 = NDArray[np.uint8]
 U = np.uint64  # of a place in bytes: compiled code asks of every signed one whether it counts from the end, which costs as much as the rest
@@ -19,8 +19,22 @@ _QUOTES, _SLASHES, _BLANKS = (np.int64(byte * 0x0101010101010101) for byte in (3
 _MOST = 4_000_000_000_000_000  # of a number that is scaled: more us than any clock says
 
 
+def word(data: U8, i: int) -> Any:
+    """Eight bytes as one word, the first the lowest."""
+    w = np.int64(data[U(i)])
+    for k in range(1, 8):
+        w |= np.int64(data[U(i + k)]) << (8 * k)
+    return w
+
+
+def first_top(m: Any) -> int:
+    """The first byte whose top bit is set; no other bits are. Below the lowest bit set all bits of (m & -m) - 1 are: one in each byte up to that one,
+    summed by a product."""
+    return int((((((m & -m) - 1) & _ONES) * _ONES) >> 56) & 255) - 1
+
+
 def blank(data: U8, i: int) -> int:
-    while i < len(data) and (data[U(i)] == 32 or data[U(i)] == 10 or data[U(i)] == 13 or data[U(i)] == 9):
+    while i < len(data) and data[U(i)] <= 32 and (data[U(i)] == 32 or data[U(i)] == 10 or data[U(i)] == 13 or data[U(i)] == 9):
         i += 1
     return i
 
@@ -31,14 +45,11 @@ def ending(data: U8, i: int) -> int:
     Eight bytes at once, as one word (low byte first): in `m` the top bit of each such byte is set, and maybe of some after the first.
     """
     while i + 8 <= len(data):
-        w = np.int64(data[U(i)])
-        for k in range(1, 8):
-            w |= np.int64(data[U(i + k)]) << (8 * k)
+        w = word(data, i)
         quote, slash = w ^ _QUOTES, w ^ _SLASHES
         m = (((quote - _ONES) & ~quote) | ((slash - _ONES) & ~slash) | ((w - _BLANKS) & ~w) | (w + _ONES) | w) & _TOPS
         if m != 0:
-            # Below the lowest bit set all bits of (m & -m) - 1 are: one in each byte up to that one, summed by a product.
-            return i + int((((((m & -m) - 1) & _ONES) * _ONES) >> 56) & 255) - 1
+            return i + first_top(m)
         i += 8
     while i < len(data) and data[U(i)] != 34 and data[U(i)] != 92 and 32 <= data[U(i)] < 127:
         i += 1
@@ -232,4 +243,4 @@ def digits(data: U8, i: int) -> tuple[Any, int]:
     return value, i
 
 
-PARSING = (blank, ending, text, closed_by, decimal, number, value, key, digits)
+PARSING = (word, first_top, blank, ending, text, closed_by, decimal, number, value, key, digits)

@@ -4,19 +4,19 @@ Loading numba takes 0.2 s of processor time and more, each kernel from its cache
 a kept kernel is read and copied in 0.2 ms; where it must be linked, loading llvmlite takes 0.04 s, a kernel 1 ms. Such kernels take flat arrays and
 integers, allocate nothing and raise nothing.
 
-What is kept is named by a hash of the sources, the signature, this processor and the versions, and carries a checksum; a damaged file is made again.
+What is kept is named by a mark of the sources, the signature, this processor and the versions, and carries a checksum; a damaged file is made again.
 Where nothing can be written, or what was compiled refers to functions of numba, numba runs the kernel.
 """
 
 from __future__ import annotations
 
 import ctypes
-import hashlib
 import importlib.util
 import os
 import re
 import sys
 import types
+import zlib
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import cache, cached_property
@@ -38,6 +38,7 @@ _DECLARED = re.compile(r'^declare [^@]*@"?([^"(]+)"?\(', re.MULTILINE)
 _OPTIONS = {"nogil": True, "_nrt": False, "error_model": "numpy"}
 _FLAT, _OBJECT = b"flat", b"elf\0"  # what a kept file holds: the entry's place (8 bytes) and an image, or object code
 _PROCESSOR = ("vendor_id", "cpu family", "model", "flags", "CPU implementer", "CPU part", "Features")  # of /proc/cpuinfo, what code is made for
+_MARK_BYTES = 16
 _loaded: list[Any] = []  # engines own the code that they loaded: for as long as the process lives
 
 
@@ -88,10 +89,8 @@ class Native:
     @cached_property
     def key(self) -> str:
         files = sorted({f.__code__.co_filename for f in (self.function, *self.uses)} | {__file__, flat_code.__file__})
-        total = hashlib.sha256("\0".join([self.signature, sys.version, _processor(), *map(_version, ("llvmlite", "numba"))]).encode())
-        for file in files:
-            total.update(Path(file).read_bytes())
-        return total.hexdigest()[:32]
+        said = "\0".join([self.signature, sys.version, _processor(), *map(_version, ("llvmlite", "numba"))]).encode()
+        return _mark(b"\0".join([said, *(Path(file).read_bytes() for file in files)])).hex()
 
     def _closed(self) -> Callable[..., Any]:
         """The function with the ones that it uses compiled into it."""
@@ -233,6 +232,11 @@ def _place() -> Path | None:
     return folder if os.access(folder, os.W_OK | os.X_OK) else None
 
 
+def _mark(data: bytes) -> bytes:
+    """What tells damage, or another version of a source, from chance; `hashlib` would load OpenSSL, a hundredth of a short command's time."""
+    return zlib.crc32(data).to_bytes(4, "little") + zlib.adler32(data).to_bytes(4, "little") + len(data).to_bytes(8, "little")
+
+
 def _read(path: Path) -> bytes | None:
     """Code that is whole and this user's own: it will be run."""
     try:
@@ -241,7 +245,7 @@ def _read(path: Path) -> bytes | None:
         data = path.read_bytes()
     except OSError:
         return None
-    return data[32:] if hashlib.sha256(data[32:]).digest() == data[:32] else None
+    return data[_MARK_BYTES:] if _mark(data[_MARK_BYTES:]) == data[:_MARK_BYTES] else None
 
 
 @contextmanager
@@ -263,7 +267,7 @@ def _write(path: Path, code: bytes) -> None:
     """All or nothing; a folder that is full keeps nothing."""
     temporary = path.with_suffix(f".{os.getpid()}.tmp")
     try:
-        temporary.write_bytes(hashlib.sha256(code).digest() + code)
+        temporary.write_bytes(_mark(code) + code)
         temporary.replace(path)
     except OSError:
         temporary.unlink(missing_ok=True)

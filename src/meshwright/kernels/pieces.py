@@ -1,4 +1,4 @@
-"""Slices of one track flattened into pieces that do not overlap. Cost: O(slices)."""
+"""Slices of one track flattened into pieces that do not overlap, and places of times among sorted ones. Cost: O(slices)."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from numpy.typing import NDArray
 
 from .object_code import native
 
-__all__ = ["flatten", "inherit"]
+__all__ = ["flatten", "inherit", "places"]
 
 
 @native("i8[] i8[] i8[] i8[] i8[] i8[] -> 1")
@@ -51,3 +51,38 @@ def inherit(parent: NDArray[np.int32], value: NDArray[np.int32]) -> None:
     for i in range(len(parent)):
         if value[i] < 0 and parent[i] >= 0:
             value[i] = value[parent[i]]
+
+
+def places(values: NDArray[np.int64], wanted: NDArray[np.int64], *, right: bool = False) -> NDArray[np.int64]:
+    """`np.searchsorted` for wanted values that are sorted themselves, or nearly: each is looked for from the place of the one before it."""
+    found = np.empty(len(wanted), np.int64)
+    _places(np.ascontiguousarray(values), np.ascontiguousarray(wanted), int(right), found)
+    return found
+
+
+@native("i8[] i8[] i8 i8[] -> 0")
+def _places(values: NDArray[np.int64], wanted: NDArray[np.int64], right: int, found: NDArray[np.int64]) -> None:
+    at, count = 0, len(values)
+    for i in range(len(wanted)):
+        w, step = wanted[i], 1
+        # Steps that double lead away from the last place, then halving finds the place between the last two.
+        if at < count and (values[at] < w or (right != 0 and values[at] == w)):
+            low = at + 1
+            while low + step <= count and (values[low + step - 1] < w or (right != 0 and values[low + step - 1] == w)):
+                low += step
+                step *= 2
+            high = min(low + step - 1, count)
+        else:
+            high = at
+            while high >= step and not (values[high - step] < w or (right != 0 and values[high - step] == w)):
+                high -= step
+                step *= 2
+            low = max(high - step + 1, 0)
+        while low < high:
+            middle = (low + high) >> 1
+            if values[middle] < w or (right != 0 and values[middle] == w):
+                low = middle + 1
+            else:
+                high = middle
+        at = low
+        found[i] = at

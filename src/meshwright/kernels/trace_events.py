@@ -12,20 +12,21 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from .json_bytes import PARSING, U, blank, decimal, digits, key, text, value
+from .json_bytes import PARSING, U, blank, closed_by, decimal, digits, key, text, value, word
 from .object_code import native
 
 __all__ = [
-    "AFTER", "ARGUMENTS", "COLLECTIVE", "COLUMNS", "END", "FULL", "GAPS", "KIND", "NAME", "NAMES", "PAIRS", "START", "STATE_WORDS", "TABLE_ROWS",
-    "TIME", "TRACK", "WORD", "WORDS", "hashed", "pair_place", "plain_events",
+    "AFTER", "ARGUMENTS", "ARROW_COLUMNS", "COLLECTIVE", "COLUMNS", "END", "FULL", "GAPS", "KIND", "NAME", "NAMES", "PAIRS", "START", "STATE_WORDS",
+    "TABLE_ROWS", "TIME", "TRACK", "WORD", "WORDS", "hashed", "pair_place", "plain_events",
 ]  # fmt: skip
 
 I64 = NDArray[np.int64]
 U8 = NDArray[np.uint8]
 
-# Rows of the table of columns. A row's `DURATION` is an arrow's number; `WORD` its category; an arrow's `NAME` is a word too.
+# Rows of the table of slices; of that of arrows the first six. An arrow's `DURATION` is its number, its `KIND` 1 where it begins and 2 where it ends,
+# its `NAME` a word too.
 KIND, NAME, WORD, TRACK, TIME, DURATION, START, END, COLLECTIVE, ARGUMENTS = range(10)
-COLUMNS = ARGUMENTS + 10
+COLUMNS, ARROW_COLUMNS = ARGUMENTS + 10, DURATION + 1
 # Words of the state: separators seen, gaps between events that are none; entries and bytes of the tables; whether a table is full.
 AFTER, GAPS, NAMES, NAME_BYTES, WORDS, WORD_BYTES, PAIRS, FULL = range(8)
 STATE_WORDS = 8
@@ -42,11 +43,22 @@ _KEY_LENGTH = np.array([len(k) for k in _KNOWN], np.int64)
 _GUESS = np.full(64, -1, np.int64)  # the key that a length and a first byte can be: their sum tells all of them apart
 _GUESS[[(len(k) + k[0]) & 63 for k in _KNOWN]] = np.arange(len(_KNOWN))
 
+# Fields of an event, each with what a writer puts before its value, as a word, first byte lowest.
+_PH, _NAME, _CAT, _PID, _TID, _TS, _DUR, _ID, _ARGS, _OTHER = range(10)
+_FIELDS = (b"ph", b"name", b"cat", b"pid", b"tid", b"ts", b"dur", b"id", b"args")
+_FIELD_WORD = np.array([int.from_bytes(b'"' + f + b'":', "little") for f in _FIELDS], np.int64)
+_FIELD_KEY = np.array([int.from_bytes(f, "little") for f in _FIELDS], np.int64)
+_BYTES_5, _BYTES_6, _BYTES_7 = np.int64((1 << 40) - 1), np.int64((1 << 48) - 1), np.int64((1 << 56) - 1)
+
 
 def _same(data: U8, at: int, other: U8, place: int, length: int) -> bool:
-    different: Any = 0
-    for k in range(length):
-        different |= data[U(at + k)] ^ other[place + k]
+    different, k = np.int64(0), 0
+    while k + 8 <= length:
+        different |= word(data, at + k) ^ word(other, place + k)
+        k += 8
+    while k < length:
+        different |= np.int64(data[U(at + k)] ^ other[U(place + k)])
+        k += 1
     return bool(different == 0)
 
 
@@ -54,10 +66,7 @@ def hashed(data: U8, start: int, end: int) -> Any:
     """63 bits of the bytes; all of them count."""
     h, i = np.int64(end - start), start
     while i + 8 <= end:
-        word = np.int64(data[U(i)])
-        for k in range(1, 8):
-            word |= np.int64(data[U(i + k)]) << (8 * k)
-        h = (h ^ word) * np.int64(-7046029254386353131)
+        h = (h ^ word(data, i)) * np.int64(-7046029254386353131)
         h ^= (h >> 29) & np.int64(0x7FFFFFFFF)
         i += 8
     while i < end:
@@ -172,20 +181,58 @@ def _arguments(data: U8, i: int, found: I64) -> int:
         i = blank(data, i + 1)
 
 
-_USES: tuple[Any, ...] = (*PARSING, _same, hashed, _interned, pair_place, _pair, _arguments)
+def _word(data: U8, start: int, end: int, last: I64, words: I64, word_arena: U8, state: I64) -> int:
+    """The number of a word; `last`: place, end and number of the one before it in the same role, which most often is the same."""
+    if last[2] >= 0 and end - start == last[1] - last[0] and _same(data, start, data, last[0], end - start):
+        return int(last[2])
+    found = _interned(data, start, end, words, word_arena, state, WORDS)
+    last[0], last[1], last[2] = start, end, found
+    return found
 
 
-@native("u1[] i8 i8[] i8[,] i8[,] u1[] i8[,] u1[] i8[,] i8[] i8[] -> 2", uses=_USES)
+def _field(data: U8, i: int) -> tuple[int, int]:
+    """(which field of an event a key at `i` names, place of its value); (-1, -1) where there is no plain key."""
+    if i + 8 <= len(data):
+        w = word(data, i)
+        for which in (_PH, _TS, _ID):
+            if w & _BYTES_5 == _FIELD_WORD[which]:
+                return which, blank(data, i + 5)
+        for which in (_CAT, _PID, _TID, _DUR):
+            if w & _BYTES_6 == _FIELD_WORD[which]:
+                return which, blank(data, i + 6)
+        for which in (_NAME, _ARGS):
+            if w & _BYTES_7 == _FIELD_WORD[which]:
+                return which, blank(data, i + 7)
+    start = i + 1
+    end, i = key(data, i)
+    if i < 0 or i >= len(data):
+        return -1, -1
+    said = np.int64(0)
+    for k in range(min(end - start, 8)):
+        said |= np.int64(data[U(start + k)]) << (8 * k)
+    for which in range(_OTHER):
+        if end - start <= 4 and said == _FIELD_KEY[which]:
+            return which, i
+    return _OTHER, i
+
+
+_USES: tuple[Any, ...] = (*PARSING, _same, hashed, _interned, pair_place, _pair, _arguments, _word, _field)
+
+
+@native("u1[] i8 i8[] i8[,] i8[,] i8[,] u1[] i8[,] u1[] i8[,] i8[] i8[] -> 3", uses=_USES)
 def plain_events(
-    data: U8, position: int, state: I64, out: I64, names: I64, name_arena: U8, words: I64, word_arena: U8, pairs: I64, ignored: I64, found: I64
-) -> tuple[int, int]:  # fmt: skip
-    """Events from `position` on into the columns of `out`; returns (rows filled, position of what is no plain event, or the end).
+    data: U8, position: int, state: I64, out: I64, arrows: I64, names: I64, name_arena: U8, words: I64, word_arena: U8, pairs: I64, ignored: I64,
+    found: I64,
+) -> tuple[int, int, int]:  # fmt: skip
+    """Events from `position` on into the columns of `out` and `arrows`; returns (slices, arrows, position of what is no plain event, or the end).
 
-    Complete slices (kind 0), beginnings (1) and ends (2) of arrows become rows; other phases are counted in `ignored` by their letter;
-    metadata and open slices are left to the caller. `found` is scratch of 20. `state[AFTER]`: 0 at first, 1 after an event, 2 after its comma.
+    Complete slices and the beginnings and ends of arrows become rows; other phases are counted in `ignored` by their letter;
+    metadata and open slices are left to the caller. `found` is scratch of 29. `state[AFTER]`: 0 at first, 1 after an event, 2 after its comma.
     """
-    i, row = position, 0
-    span = found[12:20]
+    i, row, drawn = position, 0, 0
+    span, process, thread, category = found[12:20], found[20:23], found[23:26], found[26:29]
+    for k in range(20, 29):
+        found[k] = -1
     while True:
         i = blank(data, i)
         while i < len(data) and data[U(i)] == 44:
@@ -193,8 +240,8 @@ def plain_events(
                 state[GAPS] += 1
             state[AFTER] = 2 if state[AFTER] else 0
             i = blank(data, i + 1)
-        if i >= len(data) or data[U(i)] != 123 or row == out.shape[1]:
-            return row, i
+        if i >= len(data) or data[U(i)] != 123 or row == out.shape[1] or drawn == arrows.shape[1]:
+            return row, drawn, i
         begin = i
         # Places of name, category, process and thread: start and end, bare of quotes for the first two.
         for k in range(8):
@@ -206,33 +253,29 @@ def plain_events(
         i = blank(data, i + 1)
         fine = True
         while fine:
-            start = i + 1
-            end, i = key(data, i)
+            field, i = _field(data, i)
             if i < 0 or i >= len(data):
                 fine = False
                 break
-            length = end - start
-            a = data[U(start)] if length > 0 else 0
-            b = data[U(start + 1)] if length > 1 else 0
-            c = data[U(start + 2)] if length > 2 else 0
-            if length == 2 and a == 112 and b == 104:  # ph
+            if field == _PH:
                 fine = i + 2 < len(data) and data[U(i)] == 34 and data[U(i + 2)] == 34 and 33 <= data[U(i + 1)] < 127 and data[U(i + 1)] != 92
                 phase = np.int64(data[U(i + 1)]) if fine else 0
                 i += 3
-            elif (length == 4 and a == 110 and b == 97 and c == 109 and data[U(start + 3)] == 101) or (
-                length == 3 and a == 99 and b == 97 and c == 116
-            ):
-                which = 0 if length == 4 else 2  # name, cat
+            elif field in (_NAME, _CAT):
+                which = 0 if field == _NAME else 2
                 fine = data[U(i)] == 34
                 if fine:
                     close, _ = text(data, i + 1)
                     fine = close >= 0
                     span[which], span[which + 1] = i + 1, close
                     i = close + 1
-            elif length == 3 and (a == 112 or a == 116) and b == 105 and c == 100:  # pid, tid
-                which = 4 if a == 112 else 6
+            elif field in (_PID, _TID):
+                which, before = (4, process) if field == _PID else (6, thread)
                 span[which] = i
-                if data[U(i)] == 34:
+                close = i + before[1] - before[0]
+                if before[2] >= 0 and closed_by(data, close) and _same(data, i, data, before[0], close - i):
+                    i = close  # as in the event before
+                elif data[U(i)] == 34:
                     close, escapes = text(data, i + 1)
                     fine = close >= 0 and escapes == 0
                     i = close + 1
@@ -243,21 +286,21 @@ def plain_events(
                         fine = fine and data[U(k)] != 46
                     i = close
                 span[which + 1] = i
-            elif length == 2 and a == 116 and b == 115:  # ts
+            elif field == _TS:
                 time, close = decimal(data, i, 1000)
                 said = said | 1 if close >= 0 else said & ~1
                 i = close if close >= 0 else value(data, i)
-            elif length == 3 and a == 100 and b == 117 and c == 114:  # dur
+            elif field == _DUR:
                 duration, close = decimal(data, i, 1000)
                 said = said | 2 if close >= 0 and duration >= 0 and data[U(i)] != 45 else said & ~2
                 i = close if close >= 0 else value(data, i)
-            elif length == 2 and a == 105 and b == 100:  # id
+            elif field == _ID:
                 number, close = decimal(data, i, 1)
                 said = said | 4 if close >= 0 else said & ~4
                 for k in range(i, close):
                     said = said & ~4 if data[U(k)] == 46 or data[U(k)] == 45 else said
                 i = close if close >= 0 else value(data, i)
-            elif length == 4 and a == 97 and b == 114 and c == 103 and data[U(start + 3)] == 115:  # args
+            elif field == _ARGS:
                 i = _arguments(data, i, found)
             else:
                 i = value(data, i)
@@ -277,30 +320,33 @@ def plain_events(
         # M, B and E are rare, and what is left of a slice or an arrow without its time is not plain.
         slice_, arrow = phase == 88, phase == 115 or phase == 102
         if not fine or phase == 0 or phase == 77 or phase == 66 or phase == 69 or (slice_ and said & 3 != 3) or (arrow and said & 5 != 5):
-            return row, begin
+            return row, drawn, begin
         if slice_ or arrow:
             if span[4] == 0 or span[6] == 0:
-                return row, begin
-            first = _interned(data, span[4], span[5], words, word_arena, state, WORDS)
-            second = _interned(data, span[6], span[7], words, word_arena, state, WORDS) if first >= 0 else -1
-            word = _interned(data, span[2], span[3], words, word_arena, state, WORDS) if second >= 0 else -1
+                return row, drawn, begin
+            first = _word(data, span[4], span[5], process, words, word_arena, state)
+            second = _word(data, span[6], span[7], thread, words, word_arena, state) if first >= 0 else -1
+            kind = _word(data, span[2], span[3], category, words, word_arena, state) if second >= 0 else -1
             name = -1
-            if word >= 0 and arrow:
+            if kind >= 0 and arrow:
                 name = _interned(data, span[0], span[1], words, word_arena, state, WORDS)
-            elif word >= 0:
+            elif kind >= 0:
                 name = _interned(data, span[0], span[1], names, name_arena, state, NAMES)
             track = _pair(first, second, pairs, state) if name >= 0 else -1
             if track < 0:
-                return row, begin
-            out[KIND, row] = 0 if slice_ else 1 if phase == 115 else 2
-            out[NAME, row], out[WORD, row], out[TRACK, row], out[TIME, row] = name, word, track, time
-            out[DURATION, row] = duration if slice_ else number
-            out[START, row], out[END, row], out[COLLECTIVE, row] = begin, i, found[11]
-            if found[10] != -1:
-                found[2] = found[10]
-            for k in range(10):
-                out[ARGUMENTS + k, row] = found[k]
-            row += 1
+                return row, drawn, begin
+            if arrow:
+                arrows[KIND, drawn], arrows[NAME, drawn], arrows[WORD, drawn] = 1 if phase == 115 else 2, name, kind
+                arrows[TRACK, drawn], arrows[TIME, drawn], arrows[DURATION, drawn] = track, time, number
+                drawn += 1
+            else:
+                out[NAME, row], out[WORD, row], out[TRACK, row], out[TIME, row], out[DURATION, row] = name, kind, track, time, duration
+                out[START, row], out[END, row], out[COLLECTIVE, row] = begin, i, found[11]
+                if found[10] != -1:
+                    found[2] = found[10]
+                for k in range(10):
+                    out[ARGUMENTS + k, row] = found[k]
+                row += 1
         elif phase != 116:
             ignored[phase] += 1
         state[GAPS] += 1 if state[AFTER] == 1 else 0

@@ -71,7 +71,7 @@ def on_processors(
     stretch = np.clip(np.where(shares > 0, stretch, 1.0), 1.0, 1.0 / np.maximum(shares, MIN_SHARE))
     begin_s, wait_s = (np.full(len(devices), x) for x in ((thread.begin_s, thread.begin_wait_s) if thread else (0.0, 0.0)))
     of_step = np.where(shares > 0, shares, 1.0)[program.lanes.actor[program.lane_of_step()]]
-    spent_s = _message_cpu_s(program, cost.transport) + cost.transport.per_step_s * of_step
+    spent_s = _message_cpu_s(program, cost.transport) + cost.transport.per_step_s * (cost.table_share or of_step)
     time_s = np.where((program.steps.kind == Kind.TRANSFER) & (of_step < 1.0), spent_s, time_s * of_step)
     time_s = time_s * stretch[program.lanes.actor[program.lane_of_step()]]
     return time_s, Processors((shares > 0) | (thread is not None), shares * period_s * stretch, period_s, overrun_s * stretch, begin_s, wait_s)

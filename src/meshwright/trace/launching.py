@@ -24,9 +24,11 @@ def launched(trace: Trace, calls: I64, kernels: I64, ids: I64) -> tuple[I64, NDA
     wanted = np.flatnonzero(ids[kernels] > 0)
     wanted = wanted[np.lexsort((trace.start_ns[kernels[wanted]], ids[kernels[wanted]]))]
     key, of = ids[calls], ids[kernels[wanted]]
-    low, high = np.searchsorted(key, of), np.searchsorted(key, of, side="right")
-    same = np.searchsorted(of, of, side="right") - np.searchsorted(of, of)  # kernels with the number
-    turn = np.arange(len(of)) - np.searchsorted(of, of)
+    new = np.diff(of, prepend=0) != 0  # ids are positive
+    first, run = np.flatnonzero(new), np.cumsum(new) - 1
+    low, high = (np.searchsorted(key, of[first], side=side)[run] for side in ("left", "right"))
+    same = np.diff(first, append=len(of))[run]  # kernels with the number
+    turn = np.arange(len(of)) - first[run]
     single = (high - low == same) & (high > low)  # as many of either: one each, in their order
     low, high = np.where(single, low + turn, low), np.where(single, low + turn + 1, high)
     count = high - low

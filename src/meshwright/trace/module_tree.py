@@ -5,15 +5,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import msgspec
 
 __all__ = ["MODULE_SPAN", "CapturedOperator", "ModuleNode", "ModuleTree"]
 
 MODULE_SPAN = "module:"  # a slice that says which module is running: this and the module's path, "module:encoder.layers.0"
 
 
-@dataclass(frozen=True, kw_only=True)
-class ModuleNode:
+class ModuleNode(msgspec.Struct, frozen=True, kw_only=True):
     """A module: where it lies (`""` is the model), its class, the index of the module around it (-1 for the model), its own parameters."""
 
     path: str
@@ -22,8 +21,7 @@ class ModuleNode:
     parameters: tuple[str, ...] = ()  # names within the module; of shared ones only where they are first met
 
 
-@dataclass(frozen=True, kw_only=True)
-class CapturedOperator:
+class CapturedOperator(msgspec.Struct, frozen=True, kw_only=True):
     """An operator that no other operator called: its name as in a trace, the innermost module running, and the operators inside it, in order.
 
     `owners[i]` is (name of an autograd node, modules whose parameters it hands gradients to) of the nodes that it made.
@@ -35,8 +33,7 @@ class CapturedOperator:
     owners: tuple[tuple[str, tuple[int, ...]], ...] = ()
 
 
-@dataclass(frozen=True, kw_only=True)
-class ModuleTree:
+class ModuleTree(msgspec.Struct, frozen=True, kw_only=True):
     """Modules in definition order (a parent before its children), operators in the order they ran; empty if the model was not run."""
 
     model: str

@@ -7,8 +7,8 @@ parent comes before its children. Times are integers in ns from `origin_ns`. A c
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
@@ -22,8 +22,7 @@ I64 = NDArray[np.int64]
 ABSENT = -1  # in a column where the file did not say
 
 
-@dataclass(frozen=True, kw_only=True)
-class Track:
+class Track(msgspec.Struct, frozen=True, kw_only=True):
     """A thread of a process, or a stream of a device. `pid` and `tid` are as the file has them: numbers, or texts."""
 
     pid: int | str
@@ -33,8 +32,7 @@ class Track:
     labels: str = ""  # of the process: "CPU", "GPU 0"
 
 
-@dataclass(frozen=True, kw_only=True)
-class TraceWarning:
+class TraceWarning(msgspec.Struct, frozen=True, kw_only=True):
     """Something in the file that was not as it should be: what, how often, and where first."""
 
     kind: str
@@ -42,8 +40,7 @@ class TraceWarning:
     first: str
 
 
-@dataclass(frozen=True, kw_only=True)
-class Collectives:
+class Collectives(msgspec.Struct, frozen=True, kw_only=True):
     """What slices of collectives say about themselves, a row each; `slice` is the row in the trace. Texts are "" where absent."""
 
     slice: I32
@@ -51,20 +48,19 @@ class Collectives:
     group: tuple[str, ...] = ()  # name of the process group
     ranks: tuple[str, ...] = ()  # the group's, as the file writes them
     dtype: tuple[str, ...] = ()
-    sequence: I64 = field(default_factory=lambda: np.zeros(0, np.int64))  # the call's number within its group
-    in_elements: I64 = field(default_factory=lambda: np.zeros(0, np.int64))
-    out_elements: I64 = field(default_factory=lambda: np.zeros(0, np.int64))
-    group_size: I64 = field(default_factory=lambda: np.zeros(0, np.int64))
-    rank: I64 = field(default_factory=lambda: np.zeros(0, np.int64))
-    source: I64 = field(default_factory=lambda: np.zeros(0, np.int64))  # of a send, receive, broadcast
-    destination: I64 = field(default_factory=lambda: np.zeros(0, np.int64))
+    sequence: I64 = msgspec.field(default_factory=lambda: np.zeros(0, np.int64))  # the call's number within its group
+    in_elements: I64 = msgspec.field(default_factory=lambda: np.zeros(0, np.int64))
+    out_elements: I64 = msgspec.field(default_factory=lambda: np.zeros(0, np.int64))
+    group_size: I64 = msgspec.field(default_factory=lambda: np.zeros(0, np.int64))
+    rank: I64 = msgspec.field(default_factory=lambda: np.zeros(0, np.int64))
+    source: I64 = msgspec.field(default_factory=lambda: np.zeros(0, np.int64))  # of a send, receive, broadcast
+    destination: I64 = msgspec.field(default_factory=lambda: np.zeros(0, np.int64))
 
     def __len__(self) -> int:
         return len(self.slice)
 
 
-@dataclass(frozen=True, kw_only=True)
-class Trace:
+class Trace(msgspec.Struct, frozen=True, kw_only=True):
     """Columns of equal length. `name`, `category` index `names`, `categories`; `track` indexes `tracks`; `parent` is a row or `ABSENT`.
 
     `flows[kind]` is (row the arrow leaves, row it enters) for kinds such as "fwdbwd" and "ac2g". `track_start` has one more entry than
@@ -93,14 +89,14 @@ class Trace:
     step: I64  # id of the program step (our own traces)
     iteration: I64
     collectives: Collectives
-    flows: Mapping[str, tuple[I32, I32]] = field(default_factory=dict)
+    flows: Mapping[str, tuple[I32, I32]] = msgspec.field(default_factory=dict)
     rank: int | None = None
     world_size: int | None = None
     origin_ns: int = 0
     base_time_ns: int = 0
     events_end: int = -1  # of a file without damage: place of the bracket that closes its events, unpacked; -1: it has to be repaired
-    metadata: Mapping[str, str] = field(default_factory=dict)  # texts and numbers of the document's own keys
-    ignored: Mapping[str, int] = field(default_factory=dict)  # events that are not slices, by phase letter
+    metadata: Mapping[str, str] = msgspec.field(default_factory=dict)  # texts and numbers of the document's own keys
+    ignored: Mapping[str, int] = msgspec.field(default_factory=dict)  # events that are not slices, by phase letter
     warnings: tuple[TraceWarning, ...] = ()
 
     _repr_html_ = repr_html

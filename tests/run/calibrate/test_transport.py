@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import msgspec
 import pytest
 
 from meshwright.cost import Cost, Priced
@@ -52,5 +53,9 @@ def test_a_share_of_a_core_stretches_what_was_measured():
         fabric, cost, calibration = cost_of_ranks(Cost(), costs, Pacing(mode=mode, share=0.4), seconds=3.0)
         assert cost.table["a|F"] == Priced(pytest.approx(0.5), "measured", pytest.approx(0.2))
         assert cost.transport.per_step_s == pytest.approx(per_step_s) and len(fabric.devices) == 2 and calibration.seconds == 3.0
+    unlike = [msgspec.structs.replace(c, share=s) for c, s in zip(costs, (0.5, 0.25), strict=True)]  # before, all devices had the first one's share
+    fabric, cost, _ = cost_of_ranks(Cost(), unlike, Pacing(mode="quota", share=0.5))
+    assert [d.cpu_share for d in fabric.devices] == [0.5, 0.25] and "share 0.25, 0.5" in fabric.provenance[-1].source
+    assert [cost.price("a|F", None, d).time_s for d in fabric.devices] == pytest.approx([0.4, 0.8])
     fabric, cost, calibration = cost_of_ranks(Cost(), costs[:1], Pacing(mode="none"))
     assert cost.table["a|F"].time_s == pytest.approx(0.2) and len(fabric.devices) == 1 and calibration is None

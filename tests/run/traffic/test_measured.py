@@ -6,7 +6,7 @@ import msgspec
 import pytest
 import torch
 from torch import nn
-from traffic_rig import inputs, make_net, measured, one_call, profile_of, replanned
+from traffic_rig import inputs, make_net, measured, one_call, planned_while_training, profile_of, replanned
 
 from meshwright.drive.traffic import load_traffic_plan, plan_traffic
 from meshwright.run.traffic.agreement import digest
@@ -60,3 +60,11 @@ def test_one_call_measures_plans_and_goes_on_or_fails_everywhere(pool, tmp_path)
     assert all(torch.allclose(gradients[n], p.grad, rtol=2e-3, atol=1e-4) for n, p in net.named_parameters())  # half precision at worst
     found = pool.run(one_call, 2, 2, str(tmp_path / "b"), str(tmp_path / "missing" / "plan.json"))
     assert [code for code, _, _ in found] == ["usage", "run"]
+
+
+def test_a_plan_made_while_training_loses_no_gradient(pool, tmp_path):
+    codecs = ["topk:density=0.1", "powersgd:rank=1"]
+    (settled, plan, made, off, measured), other = pool.run(planned_while_training, 2, 2, str(tmp_path / "a"), codecs, 14)
+    assert settled == made + 1 and 12 <= made <= 14 and plan == other[1]  # a plan that has run already ends it sooner
+    assert off < 1e-4 and other[3] < 1e-4 and measured >= 6
+    assert pool.run(planned_while_training, 2, 2, str(tmp_path / "b"), codecs, 8) == ["usage", "usage"]

@@ -21,7 +21,7 @@ from meshwright.probe.traffic.steps import measure_traffic
 from meshwright.run.traffic import PlannedTraffic, traffic_hook
 from meshwright.run.traffic.agreement import digest
 from meshwright.run.traffic.exchange import add_up, gather
-from meshwright.torch import measured_traffic
+from meshwright.torch import measured_traffic, traffic_in_training
 from meshwright.traffic import CodecCost, Curve, GradientTensor, TrafficProfile
 
 FREE = Curve(sizes=(0,), times_ns=(0,))
@@ -265,6 +265,62 @@ def _one_call(rank, save):
     nn.functional.mse_loss(ddp(x, True), y).backward()
     state.close()
     return state.plan.leave, digest(state.plan), {n: p.grad.clone() for n, p in net.named_parameters()}
+
+
+class Fixed(nn.Module):
+    """Its gradients are what its input is, whatever the weights are."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weights = nn.ParameterList(torch.zeros(s) for s in ((24, 16), (16,), (16, 20), (20,), (20, 9)))
+
+    def forward(self, gradients):
+        return sum((w * g).sum() for w, g in zip(self.weights, gradients, strict=True))
+
+
+def planned_while_training(rank, _, world, store, codecs, steps):
+    """When the plan was settled, its digest, the steps that it took, by how much a weight is off the sum of all gradients less what is owed,
+    and how many plans were timed."""
+    with Joined(rank, world, store):
+        return _planned_while_training(rank, world, codecs, steps)
+
+
+def _planned_while_training(rank, world, codecs, steps):
+    net = Fixed()
+    ddp = nn.parallel.DistributedDataParallel(net)
+    try:
+        planner = traffic_in_training(ddp, codecs=codecs, steps=steps, deadline_s=20)
+    except MeshwrightError as error:
+        return error.code
+    optimizer = torch.optim.SGD(net.parameters(), lr=1.0)
+    total = [torch.zeros_like(p) for p in net.parameters()]
+    settled = []
+    for step in range(steps + 2):
+        settled.append(planner.done)
+        made = [[torch.randn(p.shape, generator=torch.Generator().manual_seed(97 * step + r)) for p in net.parameters()] for r in range(world)]
+        for into, *parts in zip(total, *made, strict=True):
+            into += sum(parts) / world
+        if step % 5 == 4:  # an evaluation and an accumulated step in between count for nothing
+            with torch.no_grad():
+                ddp(made[rank])
+            with ddp.no_sync():
+                ddp([g / 2 for g in made[rank]]).backward()
+                made[rank] = [g / 2 for g in made[rank]]
+        ddp(made[rank]).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    state = planner.state.state_dict()
+    owed = {n: torch.zeros(p.shape) for n, p in net.named_parameters()}
+    for name, group in json.loads(state["meshwright"])["groups"].items():
+        if f"{name}/residual" in state:
+            pieces = state[f"{name}/residual"].split([math.prod(shape) for _, shape in group["tensors"]])
+            owed |= {n: piece.view(shape) for (n, shape), piece in zip(group["tensors"], pieces, strict=True)}
+    off = []
+    for (name, p), sent in zip(net.named_parameters(), total, strict=True):
+        dist.all_reduce(owed[name])
+        off.append(float((sent - owed[name] / world + p.detach()).abs().max()))
+    planner.state.close()
+    return settled.index(True), digest(planner.plan), planner.made, max(off), len(planner.found)
 
 
 def exchanged(rank, _, world, store, counts, lengths):

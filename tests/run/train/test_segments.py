@@ -11,7 +11,7 @@ import torch
 from meshwright.cost import Priced
 from meshwright.errors import UsageError
 from meshwright.run.calibrate.operators import quiet_single_thread
-from meshwright.run.calibrate.rank_times import RankTimes, SilentRank, SilentTransport, merged_prices
+from meshwright.run.calibrate.rank_times import RankTimes, SilentRank, SilentTransport, adding_up, merged_prices
 
 
 def test_replicas_are_averaged():
@@ -20,6 +20,12 @@ def test_replicas_are_averaged():
         0: RankTimes({"a|F": Priced(1.0, "measured", 1.0), "b|F": Priced(5.0, "measured", 5.0)}, 0, 0),
     }
     assert merged_prices(times) == {"a|F": Priced(2.0, "measured", 2.0), "b|F": Priced(5.0, "measured", 5.0)}
+
+
+def test_prices_add_up_to_a_usual_step():
+    usual, calls = {"a|F": 1.0, "b|F": 2.0}, {"a|F": 4, "b|F": 1}
+    assert adding_up(usual, calls, [9.0, 9.0, 60.0]) == {"a|F": 1.5, "b|F": 3.0}  # each step lost 3 s, now in this call, now in that
+    assert adding_up(usual, calls, [5.0]) == usual and adding_up({}, {}, [1.0]) == {}
 
 
 def test_silent_messages_are_filled_with_small_numbers():

@@ -1,6 +1,7 @@
 """Reading what `torch.profiler.ExecutionTraceObserver` writes: JSON of schema 1.1 (PyTorch 2.3 and later) or 1.0 (before it), plain or gzipped.
 
-They say the same of a node with other keys: 1.0 has `parent` where 1.1 has `ctrl_deps`, operands and attributes as keys of the node itself.
+They say the same of a node with other keys: 1.0 has `parent` where 1.1 has `ctrl_deps`, operands and attributes as keys of the node itself. What
+PyTorch 2.3 wrote as `1.0.2-chakra.0.0.4` and `1.0.3-chakra.0.0.4` has the keys of 1.1.
 
 Values of operands are read only as far as they say that something is a tensor, and how large. Fields that we do not know are passed over: the
 format grows by them. Invariant: the nodes given back form a forest whose parents come first.
@@ -24,6 +25,7 @@ __all__ = ["read_execution_trace"]
 MAX_LIST_DEPTH = 4  # of lists of tensors in an operand
 MAX_TENSOR_BYTES = 1 << 62  # bytes that elements and their size may multiply to: sums of two stay below 2^63
 _OLD, _NEW = "1.0.", "1.1."
+_NEW_KEYS = "-chakra."  # in the version of what has the keys of 1.1
 
 
 class _Tensors(msgspec.Struct):
@@ -89,7 +91,7 @@ def read_execution_trace(path: str | os.PathLike[str]) -> ExecutionTrace:
     where = Path(path).name
     data = read_document(path, limit=MaxBytes.EXECUTION_TRACE)
     version = decode(data, _HEAD, where).schema
-    if version.startswith(_NEW):
+    if version.startswith(_NEW) or (version.startswith(_OLD) and _NEW_KEYS in version):
         file = decode(data, _FILE, where)
         pid, nodes = file.pid, file.nodes
     elif version.startswith(_OLD):

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from ...kernels.pieces import places
 from ...trace.trace import I32, I64
 
 __all__ = ["Arrows", "slice_at"]
@@ -60,7 +61,7 @@ class Arrows:
         order = np.lexsort((enters, time, key))
         sorted_key, ends = key[order], enters[order]
         before = np.maximum.accumulate(np.where(ends, -1, np.arange(len(order))))
-        own = before >= np.searchsorted(sorted_key, sorted_key)
+        own = before >= places(sorted_key, sorted_key)
         begin = np.where(own, order[np.maximum(before, 0)], later[sorted_key])[ends]
         end = order[ends]
         in_time = np.lexsort((end, time[end]))
@@ -83,7 +84,7 @@ def slice_at(track: I64, time: I64, start: I64, duration: I64, parent: I32, trac
     for t in np.flatnonzero(np.bincount(track)).tolist():
         low, high = int(track_start[t]), int(track_start[t + 1])
         mine = track == t
-        at = np.searchsorted(start[low:high], time[mine], side="right") - 1
+        at = places(start[low:high], time[mine], right=True) - 1
         row[mine] = np.where(at >= 0, at + low, -1)
     over = np.flatnonzero(row >= 0)
     while len(over):

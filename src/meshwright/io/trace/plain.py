@@ -62,22 +62,24 @@ class PlainEvents:
         self.tracks = np.zeros(0, np.int64)  # ours, by the kernel's number of a pair
         self.ignored = np.zeros(_PH, np.int64)
         self.kinds: dict[int, int] = {}  # of arrows, by category and name
-        self.out = np.empty((kernel.COLUMNS, _ROWS), np.int64)
-        self.scratch = np.zeros(20, np.int64)
+        self.out, self.arrows = np.empty((kernel.COLUMNS, _ROWS), np.int64), np.empty((kernel.ARROW_COLUMNS, _ROWS), np.int64)
+        self.scratch = np.zeros(29, np.int64)
 
     def __call__(self, buffer: bytes, position: int) -> int:
         data = np.frombuffer(buffer, np.uint8)
         while True:
             self.state[kernel.FULL] = 0
-            count, position = kernel.plain_events(
-                data, position, self.state, self.out, self.names.rows, self.names.arena, self.words.rows, self.words.arena, self.pairs, self.ignored,
-                self.scratch,
+            count, drawn, position = kernel.plain_events(
+                data, position, self.state, self.out, self.arrows, self.names.rows, self.names.arena, self.words.rows, self.words.arena, self.pairs,
+                self.ignored, self.scratch,
             )  # fmt: skip
             if count:
-                self._take(self.out[:, :count], buffer)
+                self._slices(self.out[:, :count], buffer)
+            if drawn:
+                self._arrows(self.arrows[:, :drawn])
             if self.state[kernel.FULL]:
                 self._grow()
-            elif count < _ROWS:
+            elif max(count, drawn) < _ROWS:
                 return position
 
     def other(self, clean: bool) -> None:
@@ -105,18 +107,8 @@ class PlainEvents:
             _insert(self.pairs[0], [kernel.pair_place(k, 2 * size - 1) for k in old[1, :count].tolist()])
 
     # ---- rows ------------------------------------------------------------------------------------------------------------
-    def _take(self, out: I64, buffer: bytes) -> None:
-        kind = out[kernel.KIND]
-        track = self._tracks()[out[kernel.TRACK]]
-        slices = np.flatnonzero(kind == 0)
-        if len(slices):
-            self._slices(out[:, slices] if len(slices) < out.shape[1] else out, track[slices], buffer)
-        if len(slices) < out.shape[1]:
-            arrows = np.flatnonzero(kind != 0)
-            self._arrows(out[:, arrows], track[arrows])
-
-    def _slices(self, out: I64, track: I64, buffer: bytes) -> None:
-        rows = self.rows
+    def _slices(self, out: I64, buffer: bytes) -> None:
+        rows, track = self.rows, self._tracks()[out[kernel.TRACK]]
         name = self._ours(self.names, int(self.state[kernel.NAMES]), out[kernel.NAME], rows.name_id)
         category = self._ours(self.words, int(self.state[kernel.WORDS]), out[kernel.WORD], rows.category_id)
         if rows.origin_us is None:
@@ -126,8 +118,8 @@ class PlainEvents:
         for row in np.flatnonzero(out[kernel.COLLECTIVE] >= 0).tolist():
             rows.collectives.append((first + row, decoded_args(buffer[int(out[kernel.START, row]) : int(out[kernel.END, row])])))
 
-    def _arrows(self, out: I64, track: I64) -> None:
-        rows = self.rows
+    def _arrows(self, out: I64) -> None:
+        rows, track = self.rows, self._tracks()[out[kernel.TRACK]]
         if rows.origin_us is None:
             rows.origin_us = float(out[kernel.TIME, 0] // 1000)
         both = (out[kernel.WORD] << 32) | out[kernel.NAME]

@@ -98,7 +98,9 @@ def _in_order(track: I32 | I64, start: I64, duration: I64) -> I64:
     order = np.argsort(place, kind="stable")
     alike = np.flatnonzero(np.diff(place[order]) == 0)
     if len(alike):
-        at = np.union1d(alike, alike + 1)
+        tied = np.zeros(len(order), bool)
+        tied[alike] = tied[alike + 1] = True
+        at = np.flatnonzero(tied)
         rows = order[at]
         order[at] = rows[np.lexsort((-duration[rows], place[rows]))]
     return order

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
 from operator import attrgetter
 from typing import Any
 
@@ -83,12 +82,11 @@ COLLECTIVE_TEXTS = ("collective", "group", "group_ranks", "dtype")
 COLLECTIVE_INTEGERS = ("collective_sequence", "in_elements", "out_elements", "group_size", "rank", "source", "destination")
 
 
-@dataclass
-class WarningCounts:
+class WarningCounts(msgspec.Struct):
     """What was wrong, counted by kind, with the first example."""
 
-    counts: Counter[str] = field(default_factory=Counter)
-    first: dict[str, str] = field(default_factory=dict)
+    counts: Counter[str] = msgspec.field(default_factory=Counter)
+    first: dict[str, str] = msgspec.field(default_factory=dict)
 
     def add(self, kind: str, example: object, count: int = 1) -> None:
         if count > 0:

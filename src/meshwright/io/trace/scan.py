@@ -11,7 +11,6 @@ import os
 import re
 import zlib
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO, Protocol
 
@@ -53,8 +52,7 @@ class Plain(Protocol):
     def other(self, clean: bool) -> None: ...
 
 
-@dataclass(frozen=True)
-class Piece:
+class Piece(msgspec.Struct, frozen=True):
     """Whole objects in `data`, object i at `data[starts[i]:ends[i]]`."""
 
     data: bytes

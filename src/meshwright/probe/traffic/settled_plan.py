@@ -10,14 +10,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import msgspec
+import torch.distributed as dist
 
 from ...drive.traffic import plan_traffic, with_groups
 from ...errors import MeshwrightError, RunError
-from ...traffic import TrafficPlan
+from ...traffic import TrafficPlan, TrafficProfile
 from ..fabric.first_rank import first_rank_bytes
 from .steps import MeasuredTraffic
 
-__all__ = ["settled_plan"]
+__all__ = ["planned", "settled_plan"]
 
 MAX_ROUNDS = 3  # of planning, running and fitting; a plan that comes back ends them sooner
 
@@ -29,7 +30,7 @@ def settled_plan(found: MeasuredTraffic, codecs: Sequence[str] | None = None) ->
     Raises: what `plan_traffic` raises on the first rank, RunError on the others.
     """
     first = len(found.probes)
-    plan = _agreed(found, codecs)
+    plan = planned(found.profile, found.state.rank, found.steps.ddp.process_group, codecs)
     tried: list[TrafficPlan] = []
     while not plan.leave and all(plan.groups != t.groups for t in tried):
         if len(tried) == MAX_ROUNDS:
@@ -37,19 +38,19 @@ def settled_plan(found: MeasuredTraffic, codecs: Sequence[str] | None = None) ->
             return found, with_groups(plan, tried[times.index(min(times))].groups)
         tried.append(plan)
         found = found.with_steps_of(plan.groups)
-        plan = _agreed(found, codecs)
+        plan = planned(found.profile, found.state.rank, found.steps.ddp.process_group, codecs)
     return found, plan
 
 
-def _agreed(found: MeasuredTraffic, codecs: Sequence[str] | None) -> TrafficPlan:
-    """The first rank's plan."""
+def planned(profile: TrafficProfile, rank: int, ranks: dist.ProcessGroup | None, codecs: Sequence[str] | None = None) -> TrafficPlan:
+    """The first rank's plan, on all ranks. Raises: what `plan_traffic` raises there, RunError on the others."""
     made = b""
     failed: MeshwrightError | None = None
-    if found.state.rank == 0:
+    if rank == 0:
         try:
-            made = msgspec.json.encode(plan_traffic(found.profile, codecs=codecs))
+            made = msgspec.json.encode(plan_traffic(profile, codecs=codecs))
         except MeshwrightError as error:  # the others wait: they must hear of it
             failed = error
-    if not (made := first_rank_bytes(made, found.steps.ddp.process_group)):
+    if not (made := first_rank_bytes(made, ranks)):
         raise failed or RunError("rank 0 could not plan", where="measured traffic", hint="see its message")
     return msgspec.json.decode(made, type=TrafficPlan)

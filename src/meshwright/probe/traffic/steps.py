@@ -41,7 +41,10 @@ from ...traffic import CodecCost, Curve, GradientTensor, TrafficGroup, TrafficPl
 from ..fabric.first_rank import first_rank_bytes
 from .curves import fit_curve
 
-__all__ = ["FEW_GROUPS", "MeasuredTraffic", "ProbeStep", "ProbedPlan", "StepProbe", "fit_profile", "measure_traffic", "probe_groups"]
+__all__ = [
+    "FEW_GROUPS", "MeasuredTraffic", "ProbeStep", "ProbedPlan", "StepProbe", "fit_profile", "measure_traffic", "probe_groups", "probe_plan",
+    "step_times",
+]  # fmt: skip
 
 FEW_GROUPS = (1, 3, 12)  # groups of a probe plan, beside every tensor alone
 WARM_STEPS, REPEATS = 1, 3  # of a probe plan: steps that warm up, steps that are timed
@@ -115,18 +118,18 @@ class StepProbe:
         self.names = tuple(dict.fromkeys(parse_codec(c).text for c in ("none", *codecs)))
         self.found: list[list[ProbeStep]] = []
         whole = groups_of([len(tensors)], "none")
-        self.state = PlannedTraffic(ddp, _probe_plan(tensors, whole, self.ranks), deadline_s=deadline_s, nonfinite=nonfinite)
+        self.state = PlannedTraffic(ddp, probe_plan(tensors, whole, self.ranks), deadline_s=deadline_s, nonfinite=nonfinite)
         ddp.register_comm_hook(self.state, traffic_hook)
         first = [self._measured() for _ in range(FIRST_STEPS)][1:]
         ready = [median(s.ready_ns[i] for s in first) for i in range(len(tensors))]
         self.tensors = tuple(tensors[i] for i in sorted(range(len(tensors)), key=lambda i: ready[i]))  # equal on all ranks, as the times are
-        self._leave = msgspec.structs.replace(_probe_plan(self.tensors, whole, self.ranks), leave=True)
+        self._leave = msgspec.structs.replace(probe_plan(self.tensors, whole, self.ranks), leave=True)
         self.state.use(self._leave, drop_residual=True)
         self.plain_ns = int(median([self._timed() for _ in range(WARM_STEPS + 2 * repeats)][WARM_STEPS:]))
 
     def run(self, groups: Groups, repeats: int) -> None:
         """Measure `repeats` steps with these groups, or two where they take long; gradients are left to DDP and zeroed behind it."""
-        self.state.use(_probe_plan(self.tensors, groups, self.ranks), drop_residual=True)
+        self.state.use(probe_plan(self.tensors, groups, self.ranks), drop_residual=True)
         warm = [self._measured() for _ in range(WARM_STEPS)]
         fitting = int(MAX_STEPS_S * 1e9) // max(1, warm[-1].end_ns)  # equal on all ranks, as the times are
         self.found.append([self._measured() for _ in range(min(repeats, max(2, fitting)))])
@@ -158,25 +161,29 @@ class StepProbe:
         return int(took)
 
     def _measured(self) -> ProbeStep:
-        (start, last), state = self._begun(), self.state
-        before = int((state.began_s - start) * 1e9)
-        times, n, m = state.measured, len(state.plan.profile.tensors), len(state.groups)
-        encodes = [t.encode_end_ns - t.encode_start_ns for t in times]
-        while_backward = sum(e for e, t in zip(encodes, times, strict=True) if t.encode_end_ns <= state.backward_end_ns)
-        own = [
-            *(before + state.ready_ns.get(t.name, state.backward_end_ns) for t in state.plan.profile.tensors),
-            *(before + t.encode_end_ns for t in times), *(before + t.exchange_end_ns for t in times), *(before + t.decode_end_ns for t in times),
-            before + state.backward_end_ns - while_backward, last,
-        ]  # fmt: skip
-        slowest, mean = torch.tensor(own), torch.tensor(encodes)
-        dist.all_reduce(slowest, op=dist.ReduceOp.MAX, group=self.ddp.process_group)
-        dist.all_reduce(mean, group=self.ddp.process_group)
-        parts = slowest.split([n, m, m, m, 2])
-        ready, encoded, arrived, decoded, ends = (tuple(int(x) for x in p.tolist()) for p in parts)
-        return ProbeStep(
-            groups=state.plan.groups, ready_ns=ready, encode_ns=tuple(int(x) // state.world for x in mean.tolist()), encoded_ns=encoded,
-            arrived_ns=arrived, decoded_ns=decoded, backward_ns=ends[0], end_ns=ends[1],
-        )  # fmt: skip
+        return step_times(self.state, *self._begun(), self.ddp.process_group)
+
+
+def step_times(state: PlannedTraffic, start: float, last: int, ranks: dist.ProcessGroup | None) -> ProbeStep:
+    """Times of the step that `state` has just made, which began at `start` (`time.monotonic`) and took `last` ns; of the slowest of the ranks."""
+    before = int((state.began_s - start) * 1e9)
+    times, n, m = state.measured, len(state.plan.profile.tensors), len(state.groups)
+    encodes = [t.encode_end_ns - t.encode_start_ns for t in times]
+    while_backward = sum(e for e, t in zip(encodes, times, strict=True) if t.encode_end_ns <= state.backward_end_ns)
+    own = [
+        *(before + state.ready_ns.get(t.name, state.backward_end_ns) for t in state.plan.profile.tensors),
+        *(before + t.encode_end_ns for t in times), *(before + t.exchange_end_ns for t in times), *(before + t.decode_end_ns for t in times),
+        before + state.backward_end_ns - while_backward, last,
+    ]  # fmt: skip
+    slowest, mean = torch.tensor(own), torch.tensor(encodes)
+    dist.all_reduce(slowest, op=dist.ReduceOp.MAX, group=ranks)
+    dist.all_reduce(mean, group=ranks)
+    parts = slowest.split([n, m, m, m, 2])
+    ready, encoded, arrived, decoded, ends = (tuple(int(x) for x in p.tolist()) for p in parts)
+    return ProbeStep(
+        groups=state.plan.groups, ready_ns=ready, encode_ns=tuple(int(x) // state.world for x in mean.tolist()), encoded_ns=encoded,
+        arrived_ns=arrived, decoded_ns=decoded, backward_ns=ends[0], end_ns=ends[1],
+    )  # fmt: skip
 
 
 def measure_traffic(
@@ -196,7 +203,7 @@ def measure_traffic(
     return probe.fitted()
 
 
-def _probe_plan(tensors: tuple[GradientTensor, ...], groups: Groups, ranks: int) -> TrafficPlan:
+def probe_plan(tensors: tuple[GradientTensor, ...], groups: Groups, ranks: int) -> TrafficPlan:
     """A plan that claims nothing: it only says what is sent together."""
     codec = groups[0].codec
     cost = CodecCost(codec=codec, encode=FREE, exchange=FREE, decode=FREE, payload_bytes=(0,) * len(tensors))

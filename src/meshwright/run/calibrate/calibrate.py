@@ -37,16 +37,17 @@ MAX_WAIT_S = 2e-3  # that a silent message is waited for: the shortest one as me
 
 
 class RankCosts(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
-    """What one rank measured: CPU seconds of its steps, and its part of the message times."""
+    """What one rank measured: CPU seconds of its steps, and its part of the message times. `share`: its device's, of a core; 0: as all have."""
 
     rank: int
     times: RankTimes
     messages: dict[str, Any] = {}
+    share: float = 0.0
 
 
 def time_rank(
     program: Program, orders: Sequence[I32], rank: int, make: Callable[[], tuple[TrainingWork, RankMemory]], transport: Transport | None,
-    device: torch.device, counting: Any = None,
+    device: torch.device, counting: Any = None, *, share: float = 0.0,
 ) -> RankCosts:  # fmt: skip
     """Measure on this rank, on its device. Collective with a transport, whose messages are timed: all ranks of the default group call it at once.
     `counting`: the process group of the small sum that begins a step (`train.count_exchange`), on its ranks.
@@ -62,7 +63,7 @@ def time_rank(
     executor = Executor(program, orders, rank, memory=memory, transport=silent.transport, work=silent.timed(work), times=silent.times)
     together = _together if transport is not None else bool
     times = silent.measure(executor.run, begin=work.begin, repeats=REPEATS, together=together)
-    return RankCosts(rank=rank, times=times, messages=parts)
+    return RankCosts(rank=rank, times=times, messages=parts, share=share)
 
 
 def _together(more: bool) -> bool:
@@ -73,18 +74,21 @@ def _together(more: bool) -> bool:
 
 
 def cost_of_ranks(base: Cost, costs: Sequence[RankCosts], pacing: Pacing, *, seconds: float = 0.0) -> tuple[Fabric, Cost, Calibration | None]:
-    """(run fabric, its cost, the fitted calibration or None for one rank) from what all ranks measured."""
+    """(run fabric, its cost, the fitted calibration or None for one rank) from what all ranks measured. Times of the table hold at `pacing.share`;
+    devices of unlike shares take them in proportion."""
     cpu = merged_prices({c.rank: c.times for c in costs})
     table = {key: Priced(p.cpu_s / pacing.share, p.evidence, p.cpu_s) for key, p in cpu.items()}  # wall time = CPU time / share of a core
     source = "measured at the start of the run"
     if len(costs) < 2:
         return laptop_shape(1), base.with_table(table, source=source), None
-    calibration = calibration_of([c.messages for c in sorted(costs, key=lambda c: c.rank)], pacing, seconds=seconds)
+    costs = sorted(costs, key=lambda c: c.rank)
+    shares = [c.share or pacing.share for c in costs]
+    calibration = calibration_of([c.messages for c in costs], pacing, shares, seconds=seconds)
     per_step = statistics.median(c.times.per_step_s for c in costs)
     share = pacing.share if pacing.mode == "quota" else 1.0
     transport = msgspec.structs.replace(calibration.transport, per_step_s=per_step / share)
     waits_s = [float(c.messages["small_sum_s"]) for c in costs if "small_sum_s" in c.messages]
     begin_s = statistics.fmean(c.times.begin_s for c in costs)
     thread = RankThread(begin_s=begin_s, begin_wait_s=statistics.median(waits_s) if waits_s else 0.0)
-    priced = base.with_table(table, source=source, transport=transport)
+    priced = base.with_table(table, source=source, transport=transport, share=pacing.share if len(set(shares)) > 1 else 0.0)
     return calibration.fabric, msgspec.structs.replace(priced, thread=thread), calibration

@@ -31,7 +31,7 @@ from ..executor.transport import Messages
 from .message_times import add_s_per_byte
 from .operators import quiet_single_thread
 
-__all__ = ["RankTimes", "SilentRank", "SilentTransport", "merged_prices"]
+__all__ = ["RankTimes", "SilentRank", "SilentTransport", "adding_up", "merged_prices"]
 
 _clock = time.thread_time
 PATTERN_NUMEL = 1 << 16  # random numbers, repeated to fill received tensors of any length
@@ -117,7 +117,7 @@ class SilentRank:
         """
         if repeats < 1 or warmup < 0:
             raise UsageError(f"repeats must be at least 1 and warmup at least 0, got {repeats} and {warmup}")
-        totals, rests, begins = list[float](), list[float](), list[float]()
+        totals, rests, begins, calls = list[float](), list[float](), list[float](), dict[str, int]()
         transfers, added_bytes = self._transfers()
         # What a device adds stays in its time per step: `add_s_per_byte` is the processor's.
         adding_s = added_bytes * add_s_per_byte() if added_bytes and self.times is None else 0.0
@@ -138,11 +138,14 @@ class SilentRank:
                 if step >= warmup:
                     for key, found in lapses.items():
                         self.samples[key] += found
+                        calls[key] = len(found)
                     begins.append(begun_s)
                     totals.append(total - filled_s)
                     rests.append(total - filled_s - sum(map(sum, lapses.values())))
         rest = max(0.0, statistics.median(rests) - adding_s)
-        prices = {key: Priced(cpu, "measured", cpu) for key, cpu in ((k, statistics.median(v)) for k, v in self.samples.items())}
+        usual = {key: statistics.median(found) for key, found in self.samples.items()}
+        computing = [total - other for total, other in zip(totals, rests, strict=True)]
+        prices = {key: Priced(cpu, "measured", cpu) for key, cpu in adding_up(usual, calls, computing).items()}
         per_step_s = rest / transfers if transfers else 0.0
         return RankTimes(prices, statistics.median(totals), per_step_s, statistics.median(begins))
 
@@ -159,6 +162,14 @@ class SilentRank:
         p = self.program
         mine = (p.steps.kind == Kind.TRANSFER) & (p.lanes.actor[p.lane_of_step()] == self.rank)
         return int(mine.sum()), int(p.message_bytes()[mine & ((p.steps.parts & Part.ADD) != 0)].sum())
+
+
+def adding_up(usual: Mapping[str, float], calls: Mapping[str, int], steps_s: Sequence[float]) -> dict[str, float]:
+    """Prices that add up to a usual step. What hits few calls of each step, now this one, now that, is in no call's median: under a quota the first
+    work of every period finds its caches used by others, 0.65 ms of 4 ms (8 linear layers of 384, shares of 0.4, four ranks on two cores)."""
+    parts_s = sum(n * usual[key] for key, n in calls.items())
+    factor = max(1.0, statistics.median(steps_s) / parts_s) if parts_s > 0 else 1.0
+    return {key: factor * cpu for key, cpu in usual.items()}
 
 
 class _Timed:

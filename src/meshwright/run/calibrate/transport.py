@@ -68,15 +68,17 @@ class Calibration:
         }  # fmt: skip
 
 
-def calibration_of(parts: Sequence[Mapping[str, Any]], pacing: Pacing, *, seconds: float = 0.0) -> Calibration:
-    """Fit what `message_times.MessageTimes.run` returned on every rank, in rank order."""
+def calibration_of(
+    parts: Sequence[Mapping[str, Any]], pacing: Pacing, shares: Sequence[float] = (), *, seconds: float = 0.0
+) -> Calibration:
+    """Fit what `message_times.MessageTimes.run` returned on every rank, in rank order. `shares`: of the ranks' devices, where they are unlike."""
     sizes = [int(s) for s in parts[0]["sizes"]]
     ring = _pattern([p["ring"] for p in parts], sizes)
     pingpong = _pattern([p["pingpong"] for p in parts[:2]], sizes[::2])
     add_s_per_byte = pacing.wall_s(float(np.median([p["add_s_per_byte"] for p in parts])))
     threads = [float(row.get("thread_s", row["cpu_s"])) for p in parts for row in p["ring"][:1]]
     transport = _transport(ring, pacing, add_s_per_byte, float(np.mean(threads)))
-    fabric = _with_figures(laptop_shape(len(parts)), ring.line, transport, pacing, len(parts))
+    fabric = _with_figures(laptop_shape(len(parts)), ring.line, transport, pacing, shares or [pacing.share] * len(parts))
     return Calibration(
         fabric=fabric, transport=transport, ring=ring, pingpong=pingpong, pacing=pacing, add_s_per_byte=add_s_per_byte, seconds=seconds
     )
@@ -118,14 +120,16 @@ def _transport(ring: PatternTimes, pacing: Pacing, add_s_per_byte: float, thread
     )  # fmt: skip
 
 
-def _with_figures(shape: Fabric, line: Line, transport: Transport, pacing: Pacing, ranks: int) -> Fabric:
+def _with_figures(shape: Fabric, line: Line, transport: Transport, pacing: Pacing, shares: Sequence[float]) -> Fabric:
     """All links get the measured rate; latency is what the line has beyond the ends' own work, spread over the links of a route."""
+    ranks = len(shares)
     hops = max(len(shape.route(0, i)) for i in range(1, ranks))
     latency = max(0.0, line.alpha_s - 2 * transport.per_message_s) / hops
     rate = max(1, round(1 / line.beta_s_per_byte)) if line.beta_s_per_byte > 0 else 10**12
     links = tuple(replace(x, rate_Bps=rate, latency_s=latency, library_latency_s=0.0) for x in shape.links)
-    share = 0.0 if pacing.mode == "none" else pacing.share
-    quotas = quota_times([pacing.share if pacing.mode == "quota" else 0.0] * len(shape.devices), machine_facts().cores)
-    devices = tuple(replace(d, cpu_share=share, **q) for d, q in zip(shape.devices, quotas, strict=True))
-    source = f"measured here: ring exchange of {ranks} processes over gloo, pacing {pacing.mode}, share {pacing.share:g}"
+    quotas = quota_times(shares if pacing.mode == "quota" else [0.0] * ranks, machine_facts().cores)
+    said = ", ".join(f"{s:g}" for s in sorted(set(shares)))
+    of_device = [0.0] * ranks if pacing.mode == "none" else shares
+    devices = tuple(replace(d, cpu_share=s, **q) for d, s, q in zip(shape.devices, of_device, quotas, strict=True))
+    source = f"measured here: ring exchange of {ranks} processes over gloo, pacing {pacing.mode}, share {said}"
     return replace(shape, devices=devices, links=links, provenance=(*shape.provenance, Provenance(what="links", source=source)))

@@ -154,7 +154,7 @@ def run_rank(plan: Plan, setups: Sequence[Setup], rank: int, options: RankOption
             return made.builder.work(copy, its_optimizer, data, alone=True)
 
         counting = exchange.group if exchange is not None else None
-        costs = time_rank(program, orders, rank, spoilable, transport if layout.ranks > 1 else None, device, counting)
+        costs = time_rank(program, orders, rank, spoilable, transport if layout.ranks > 1 else None, device, counting, share=pacing.share)
         blob_put(link.store, f"costs/{rank}", msgspec.json.encode(costs))
     made.forget()
     if layout.ranks > 1:

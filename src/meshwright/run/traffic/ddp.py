@@ -30,8 +30,8 @@ from ...codec.codec import parse_codec
 from ...errors import GroupFailed, MeshwrightError, PlanMismatch, RunError, Unsupported, UsageError
 from ...traffic import TrafficPlan, TrafficTime
 from ..codecs import At
-from ..codecs.base import NonFinite
-from ..codecs.saved import load_packed, packed
+from ..codecs.base import RESIDUAL, NonFinite
+from ..codecs.saved import Group, load_packed, packed
 from .agreement import agree, digest
 from .group import GroupExchange
 
@@ -57,6 +57,7 @@ class PlannedTraffic:
         self.deadline_s, self._nonfinite = deadline_s, nonfinite
         self.rank, self.world = dist.get_rank(ddp.process_group), dist.get_world_size(ddp.process_group)
         self._parameters = {name: p for name, p in ddp.module.named_parameters() if p.requires_grad}
+        self._name = {id(p): name for name, p in self._parameters.items()}
         _require(plan, self._parameters, self.world)
         ranks = dist.get_process_group_ranks(ddp.process_group)
         self.group = dist.new_group(ranks, timeout=timedelta(seconds=deadline_s), backend="gloo", use_local_synchronization=True)
@@ -71,6 +72,7 @@ class PlannedTraffic:
         self._ddp_group = ddp.process_group
         self._handles = [ddp.register_forward_pre_hook(_forwards(weakref.ref(self), ddp))]
         self._arrivals: list[Any] = []
+        self._owed: dict[str, torch.Tensor] = {}  # of an older plan, to be added to the next gradients
         self._take(plan, self._grouped(plan))
         weakref.finalize(self, self._exchange.close)
 
@@ -94,24 +96,42 @@ class PlannedTraffic:
         if groups:
             self._arrivals += [p.register_post_accumulate_grad_hook(_arrives(weakref.ref(self))) for p in self._parameters.values()]
 
-    def use(self, plan: TrafficPlan, *, drop_residual: bool = False) -> None:
+    def use(self, plan: TrafficPlan, *, drop_residual: bool = False, send_residual: bool = False) -> None:
         """Go on with another plan of this model from the next step on, on all ranks; what was not sent goes over to its groups.
 
+        A tensor whose new codec keeps nothing has no place for its residual: with `send_residual` it is added to the tensor's next gradient.
         Raises on every rank: PlanMismatch (another model, number of ranks, or plan than the other ranks'; a residual without a place, unless
-        `drop_residual`). The old plan then stays.
+        `drop_residual` or `send_residual`). The old plan then stays.
         """
         _require(plan, self._parameters, self.world)
         agree(digest(plan), self.group, self.rank)
         groups, refused = self._grouped(plan), None
         try:
-            self._restored(groups, self.state_dict(), drop_residual)
+            self._restored(groups, self.state_dict(), drop_residual or send_residual)
         except UsageError as error:
             refused = PlanMismatch(error.message, where=error.where, hint=error.hint)
         anywhere = torch.tensor([refused is not None], dtype=torch.int32)
         dist.all_reduce(anywhere, op=dist.ReduceOp.MAX, group=self.group)
         if anywhere.item():
             raise refused or PlanMismatch("another rank's residual has no place in this plan", where="traffic state", hint="see that rank's message")
+        self._owed = self._without_place(groups) if send_residual else {}
         self._take(plan, groups)
+
+    def _without_place(self, groups: Sequence[GroupExchange]) -> dict[str, torch.Tensor]:
+        """What was not sent of tensors whose group among these keeps nothing."""
+        kept = {name for g in groups if RESIDUAL in g.state for name in g.names}
+        owed = dict(self._owed)
+        for g in self.groups:
+            if RESIDUAL in g.state:
+                pieces = g.state[RESIDUAL].split([torch.Size(s).numel() for s in g.shapes])
+                owed |= {name: piece.clone().view(s) for name, piece, s in zip(g.names, pieces, g.shapes, strict=True)}
+        return {name: piece for name, piece in owed.items() if name not in kept}
+
+    def _send_owed(self, names: Sequence[str], gradients: Sequence[torch.Tensor]) -> None:
+        if self._owed:
+            for name, gradient in zip(names, gradients, strict=True):
+                if (owed := self._owed.pop(name, None)) is not None:
+                    gradient.add_(owed.view_as(gradient))
 
     def _begin(self) -> None:
         self._next, self._waiting = 0, False
@@ -151,6 +171,7 @@ class PlannedTraffic:
 
     def _launch(self) -> None:
         group, at = self.groups[self._next], At(step=self.step, rank=self.rank, world=self.world)
+        self._send_owed(group.names, group.parts)
         start = time.monotonic()
         group.encode(at)
         self._spans.append([start, time.monotonic()])
@@ -160,6 +181,7 @@ class PlannedTraffic:
     def bucket(self, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
         """DDP's bucket is full: a future that holds its mean once backward has ended; or at once, where gradients are left to DDP."""
         if self.plan.leave:
+            self._send_owed([self._name[id(p)] for p in bucket.parameters()], bucket.gradients())
             return allreduce_hook(self._ddp_group, bucket)
         done: torch.futures.Future[torch.Tensor] = torch.futures.Future()
         places = [self._place[id(p)] for p in bucket.parameters()]
@@ -220,6 +242,9 @@ class PlannedTraffic:
         """What a checkpoint of this rank must hold beside model and optimiser: codec states as `codecs.saved.packed` has them."""
         groups = {str(g.index): g for g in self.groups}
         described, states = {n: g.described() for n, g in groups.items()}, {n: g.state for n, g in groups.items()}
+        if self._owed:  # a group whose codec keeps a residual and nothing else
+            described["owed"] = Group(codec="topk", tensors=tuple((n, tuple(t.shape)) for n, t in self._owed.items()))
+            states["owed"] = {RESIDUAL: torch.cat([t.flatten() for t in self._owed.values()])}
         return packed(described, states, step=self.step, rank=self.rank, world=self.world)
 
     def load_state_dict(self, saved: Mapping[str, Any] | Sequence[Mapping[str, Any]], *, drop_residual: bool = False) -> None:
