@@ -185,3 +185,13 @@ def test_overheads_of_one_run_predict_another():
     run, starts = predict(SERVERS, queue, policy(queue), found)
     assert starts.tolist() == pytest.approx([0.4, 1.9, 3.4]) and run.end_s[2] == pytest.approx(4.6)
     assert predict(SERVERS, queue, policy(queue), Overheads())[1].tolist() == pytest.approx([0, 1, 2])
+
+
+def test_jobs_of_one_moment_are_placed_in_turn():
+    """Two at once, then two at once: the second of each starts 0.4 s later, and holds its server so much longer."""
+    queue = queue_of((2, 2, 2, 2))
+    ran = [Ran(arrival_s=0.0, decided_s=t, released_s=t, started_s=t + late, ended_s=t + late + 1, noticed_s=t + late + 1.1, code=0, attempts=1)
+           for t, late in ((0.0, 0.2), (0.001, 0.599), (1.3, 0.2), (1.7, 0.2))]  # fmt: skip
+    found = fit_overheads(queue, ran)
+    assert (found.start_s, found.turn_s, found.end_s) == pytest.approx((0.2, 0.399, 0.1))
+    assert predict(SERVERS, queue, policy(queue), found)[1].tolist() == pytest.approx([0.2, 0.599, 1.5, 1.899])

@@ -112,8 +112,8 @@ def audit(folder: Path) -> Audit:
             if g.server in seen and (vague or not g.gpus):  # not in the engine's books, or over before it was asked: what the job itself saw
                 a.given = (*a.given[:n], msgspec.structs.replace(g, gpus=tuple(f"{g.server}:{x}" for x in seen[g.server])), *a.given[n + 1 :])
         found.append(Carried(
-            placed=placed, given=a.given, ranks={s.server: s.ranks for s in began.values()} if began else None, host_gpus=seen, released=a.released, started_s=started_s,
-            ended_s=max((e.time_s for e in over.values()), default=a.ended_s), over=a.over, good=a.good,
+            placed=placed, given=a.given, ranks={s.server: s.ranks for s in began.values()} if began else None, host_gpus=seen,
+            released=a.released, started_s=started_s, ended_s=max((e.time_s for e in over.values()), default=a.ended_s), over=a.over, good=a.good,
         ))  # fmt: skip
         if started_s and a.released_s:
             waits.append(started_s - a.released_s)

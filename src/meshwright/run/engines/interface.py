@@ -40,7 +40,7 @@ class Seen(NamedTuple):
 @dataclass(frozen=True, kw_only=True)
 class Work:
     """`key`: a name of this attempt that no other run has; `ids`: the engine's names of its objects, once it holds them; `node`: the launcher's
-    path; `grace_s`: between asking its processes to end and killing them."""
+    path; `grace_s`: between asking its processes to end and killing them; `fresh`: the engine was never told of it."""
 
     placed: Placed
     folder: Path
@@ -50,6 +50,7 @@ class Work:
     plan: str = ""
     ids: tuple[str, ...] = ()
     grace_s: float = GRACE_S
+    fresh: bool = False
 
     def ask(self) -> None:
         """Its launchers are told by a file, which none can miss: one that starts later starts nothing."""

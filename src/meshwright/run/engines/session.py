@@ -141,7 +141,8 @@ class Session:
         job = self._job(name)
         if job.now in ("held", "starting", "released", "running", "ended"):
             return
-        if job.now != "placing" or job.given != tuple(given):
+        fresh = job.now != "placing" or job.given != tuple(given)
+        if fresh:
             job.attempt += 1
             job.given = tuple(given)
             job.work = self._prepared(job)
@@ -149,7 +150,7 @@ class Session:
             self._say("place", name, attempt=job.attempt, placed=job.work.placed)
             job.now = "placing"
         assert job.work is not None
-        job.work = replace(job.work, ids=self.engine.hold(job.work))
+        job.work = replace(job.work, ids=self.engine.hold(replace(job.work, fresh=fresh)))
         self._say("held", name, attempt=job.attempt, ids=job.work.ids)
         job.now = "held"
 

@@ -95,7 +95,7 @@ class Slurm:
         return found
 
     def hold(self, work: Work) -> tuple[str, ...]:
-        known = {} if self.commands.dry else self._jobs()
+        known = {} if self.commands.dry or work.fresh else self._jobs()
         ids = []
         for n, shape in enumerate(shapes(work.placed.given)):
             name = f"{work.key}-{n}"
