@@ -44,6 +44,8 @@ class _InTurn:
 
     inner: Policy
     turn: NDArray[np.int64]
+    at_s: float = -np.inf
+    placed: int = 0
 
     @property
     def moments(self) -> frozenset[str]:
@@ -55,8 +57,11 @@ class _InTurn:
 
     def decide(self, state: State, moment: Moment) -> Mapping[int, Parts]:
         found = self.inner.decide(state, moment)
-        for turn, job in enumerate(j for j, parts in found.items() if parts):
-            self.turn[job] = turn
+        if moment.now_s - self.at_s >= SAME_S:  # the simulator asks at every arrival of a moment, the driver once
+            self.at_s, self.placed = moment.now_s, 0
+        for job in (j for j, parts in found.items() if parts):
+            self.turn[job] = self.placed
+            self.placed += 1
         return found
 
 
