@@ -19,6 +19,7 @@ from meshwright.errors import EngineAway, FormatError, RunTimeout, UsageError
 from meshwright.run.engines import Driver, Session
 from meshwright.run.engines.audited import audit
 from meshwright.run.engines.driven import Ran
+from meshwright.run.engines.interface import Seen
 from meshwright.run.engines.overheads import Overheads, fit_overheads, predict
 
 SIZES = (1, 2, 4, 1, 3, 2)
@@ -89,6 +90,35 @@ def test_actions_may_be_repeated_and_the_journal_says_each_once(tmp_path):
         s.place("a", given)
         s.start(["a"])
         assert s.jobs["a"].now == "ended" and engine.done == {"a": 1}
+
+
+def test_a_job_that_begins_while_the_engine_is_asked_goes_on(tmp_path):
+    """The engine says that it waits; before anybody reads the answer its launcher has written its note."""
+
+    class Late(Faulty):
+        let_go, cancelled = None, 0
+
+        def start(self, works):
+            self.let_go = works[0]
+
+        def look(self, works):
+            if self.let_go is None:
+                return super().look(works)
+            self._launch(self.let_go)
+            self.let_go = None
+            return [Seen("waiting")]
+
+        def cancel(self, work):
+            self.cancelled += 1
+            super().cancel(work)
+
+    engine = Late(0, 0.0)
+    with Session(engine, tmp_path) as s:
+        s.submit("a", ["true"], number=0)
+        s.place("a", [Given(job="a", server="s0", gpus=("s0g1",), cores=2, memory_bytes=1 << 30)])
+        s.start(["a"])
+        said = [e for _ in range(5) for e in s.watch()]
+    assert [(e.what, e.code) for e in said] == [("running", 0), ("ended", 0)] and not engine.cancelled and s.jobs["a"].attempt == 1
 
 
 def test_what_cannot_be_is_refused(tmp_path):

@@ -169,9 +169,10 @@ class Session:
         """What happened since the last call that did not raise. Raises: EngineAway."""
         known = ("held", "starting", "released", "running")
         live = [j for j in self.jobs.values() if j.work is not None and (j.now in known or (j.now == "placing" and j.leaving))]
+        earlier = [bool(j.work and read_started(j.work.folder, j.attempt)) for j in live]  # before the engine is asked: it may begin meanwhile
         seen = self.engine.look([j.work for j in live if j.work is not None]) if live else []
-        for job, s in zip(live, seen, strict=True):
-            self._changed(job, s)
+        for job, s, begun in zip(live, seen, earlier, strict=True):
+            self._changed(job, s, begun)
         events, self._events = self._events, []
         return events
 
@@ -263,16 +264,15 @@ class Session:
             job.work = replace(job.work, ids=r.ids)
         job.now, job.code = states.get(r.what, job.now), r.code
 
-    def _changed(self, job: _Job, seen: Seen) -> None:
-        """Events are kept at once: the engine may fail at the next job."""
+    def _changed(self, job: _Job, seen: Seen, begun: bool) -> None:
+        """`begun`: it had when the engine was asked. Events are kept at once: the engine may fail at the next job."""
         assert job.work is not None
         folder, attempt = job.work.folder, job.attempt
         began, over = read_started(folder, attempt), read_ended(folder, attempt)
         servers = {g.server for g in job.given}
         if job.leaving and self._left(job, seen, over, servers):
             return
-        if seen.state in ("held",
-            "waiting") and (began or job.now == "running"):  # the engine's memory is older than what happened: nothing may start again
+        if seen.state in ("held", "waiting") and (begun or job.now == "running"):  # its memory is older than what happened: nothing starts again
             self._say("note", job.name, attempt=attempt, text=f"the engine says {seen.state}, and it has begun: cancelled there")
             self.engine.cancel(job.work)
             seen = Seen("gone")
