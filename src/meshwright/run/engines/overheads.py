@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import ClassVar
 
 import msgspec
 import numpy as np
@@ -44,18 +45,14 @@ class _InTurn:
 
     inner: Policy
     turn: NDArray[np.int64]
+    round_s: float
+    moments: ClassVar[frozenset[str]] = frozenset({"arrival", "end", "failure", "repair", "round"})
     at_s: float = -np.inf
     placed: int = 0
 
-    @property
-    def moments(self) -> frozenset[str]:
-        return self.inner.moments
-
-    @property
-    def round_s(self) -> float:
-        return self.inner.round_s
-
     def decide(self, state: State, moment: Moment) -> Mapping[int, Parts]:
+        if moment.why not in self.inner.moments:
+            return {}
         found = self.inner.decide(state, moment)
         if moment.now_s - self.at_s >= SAME_S:  # the simulator asks at every arrival of a moment, the driver once
             self.at_s, self.placed = moment.now_s, 0
@@ -85,7 +82,7 @@ def fit_overheads(queue: Queue, ran: Sequence[Ran]) -> Overheads:
 
 def predict(servers: Servers, queue: Queue, policy: Policy, overheads: Overheads) -> tuple[ClusterRun, NDArray[np.float64]]:
     """The queue in virtual time under the policy, and when each job starts. `policy`: a fresh one, made for this queue."""
-    o, turned = overheads, _InTurn(policy, np.zeros(len(queue.jobs), np.int64))
+    o, turned = overheads, _InTurn(policy, np.zeros(len(queue.jobs), np.int64), policy.round_s)
     later = tuple(msgspec.structs.replace(j, arrival_s=j.arrival_s + o.arrival_s) for j in queue.jobs)
 
     def speed(job: int, parts: Parts) -> float:
