@@ -253,7 +253,8 @@ def manifests(folder: Path) -> list[dict[str, Any]]:
     good = total = 0
     for kind in ("job", "jobset", "leaderworkerset"):
         for queue in ("", "research"):
-            documents = made(job, key="mw-1-0-1", run="mw-1", command=["python", "train.py"], launcher=launcher, pods=Pods(image="x:1", queue=queue),
+            pods = Pods(image="x:1", queue=queue, claim="" if queue else "state")
+            documents = made(job, key="mw-1-0-1", run="mw-1", command=["python", "train.py"], launcher=launcher, pods=pods,
                              kind=kind)  # type: ignore[arg-type] # fmt: skip
             plain_objects = [d for d in documents if d["apiVersion"] in ("v1", "batch/v1")]
             for d in documents:  # what custom resources hold is plain
