@@ -76,6 +76,9 @@ def nodes():
     ray = pytest.importorskip("ray", reason="Ray is not installed (pip install ray)")
     from ray.cluster_utils import Cluster
 
+    patch = pytest.MonkeyPatch()
+    for name, value in sandbox_ray.NO_SPARE.items():
+        patch.setenv(name, value)
     claims = {"num_cpus": 8, "num_gpus": 4, "memory": 64 << 30, "object_store_memory": 100 << 20}
     cluster = Cluster(initialize_head=True, head_node_args={**claims, "labels": {NAME: "n1"}, "include_dashboard": False})
     for n in (2, 3):
@@ -85,6 +88,7 @@ def nodes():
     yield cluster
     ray.shutdown()
     cluster.shutdown()
+    patch.undo()
 
 
 def part(job, server, count, first=0):

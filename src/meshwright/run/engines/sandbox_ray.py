@@ -20,6 +20,7 @@ __all__ = ["DAEMONS", "HOST", "daemons", "not_ready", "require"]
 HOST = "127.0.0.1"
 DAEMONS = ("gcs_server", "raylet")
 STORE_BYTES = 100 << 20  # of each node's objects: jobs here keep none, and four nodes share this machine's /dev/shm
+NO_SPARE = {"RAY_prestart_worker_first_driver": "0"}  # else every node starts a worker per made-up core: half of the time to be ready
 MAX_FOLDER_BYTES = 107 - len("/r/session_2026-01-01_00-00-00_000000_1234567/sockets/plasma_store")  # names of sockets hold 107 bytes
 READY = Path(__file__).with_name("ray_ready.py")
 
@@ -40,7 +41,7 @@ def daemons(folder: Path, names: tuple[str, ...], ports: Sequence[int], *, gpus:
     offers = [f"--num-cpus={cores}", f"--num-gpus={gpus}", f"--memory={memory_bytes}", f"--object-store-memory={STORE_BYTES}",
               "--min-worker-port=0", "--max-worker-port=0", "--dashboard-agent-listen-port=0", "--include-log-monitor=false"]  # fmt: skip
     head = ["--head", f"--port={ports[0]}", "--include-dashboard=false", "--no-monitor", f"--temp-dir={folder}/r"]
-    environment = {"RAY_USAGE_STATS_ENABLED": "0", "PYTHONUNBUFFERED": "1"}
+    environment = {"RAY_USAGE_STATS_ENABLED": "0", "PYTHONUNBUFFERED": "1", **NO_SPARE}
     found: list[dict[str, object]] = []
     for n, name in enumerate(names):
         where = [f"--address={HOST}:{ports[0]}"] if n else head
