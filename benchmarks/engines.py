@@ -1,10 +1,12 @@
 """Engines that carry decisions out: a sandbox of Slurm with 16 made-up GPUs on four nodes, this machine, manifests for Kubernetes, Ray.
 
-    python benchmarks/engines.py [--parts ready,jobs,killed,gloo,manifests,ray] [--jobs 50]
+    python benchmarks/engines.py [--parts ready,jobs,rounds,killed,gloo,manifests,ray] [--jobs 50]
 
 ready: five sandboxes, seconds until all nodes take jobs. jobs: 50 jobs of 1 to 8 GPUs come in 40 s, and 50 others in 20 s (more than 16 GPUs can do);
 differences between decisions and what Slurm did; from release to the first line of the job, beside plain `sbatch` of single jobs on the idle sandbox;
-the simulator's starts, with overheads fitted on a first trace of other jobs. FIFO, proportional shares, a job is passed over once at most. killed:
+the simulator's starts, with overheads fitted on a first trace of other jobs. The saturated trace runs twice: what two runs of one trace differ by, no
+simulator can know. FIFO, proportional shares, a job is passed over once at most. rounds: 16 jobs in rounds of two seconds, shortest rest first, each
+counts its work and saves it when it must leave. killed:
 the controller is killed 1 s after eight jobs were submitted. gloo: an all-reduce of four ranks on four nodes under
 srun. manifests: kubernetes-validate --strict (KUBERNETES_VALIDATE names the program). ray: four nodes in one process. Parts whose engine is absent
 say so.
@@ -30,13 +32,23 @@ import numpy as np
 from meshwright.cluster import Queue, QueuedJob, Servers
 from meshwright.cluster.generate import UNPROFILED
 from meshwright.decide.cluster import allocation, order
-from meshwright.drive.cluster import given_of
+from meshwright.drive.cluster import Rounds, given_of
 from meshwright.drive.cluster_kept import Kept
 from meshwright.run.engines import Driver, Session, Slurm
 from meshwright.run.engines.audited import audit
 from meshwright.run.engines.overheads import fit_overheads, predict
 from meshwright.run.engines.sandbox import PROGRAMS, Sandbox
 
+WORKS = """
+import os, pathlib, signal, sys, time
+path, asked = pathlib.Path(os.environ["MESHWRIGHT_STATE"]) / f"done-{os.environ['RANK']}", []
+signal.signal(signal.SIGTERM, lambda *_: asked.append(1))
+done = int(path.read_text()) if path.exists() else 0
+while done < int(sys.argv[1]) and not asked:
+    time.sleep(0.1)
+    done += 1
+path.write_text(str(done))
+"""
 ASKED_READY_S, ASKED_START_S, ASKED_MEDIAN_S, ASKED_WORST_S = 10.0, 1.0, 0.5, 2.0
 ALLREDUCE = """
 import os, torch, torch.distributed as dist
@@ -102,7 +114,8 @@ def jobs(count: int, folder: Path) -> list[dict[str, Any]]:
     with Sandbox.up() as sandbox:
         servers, fitted = carried(sandbox, fit, folder / "fit")
         peer = plain(sandbox, 10, folder)
-        ran = {name: carried(sandbox, queue, folder / name)[1].ran for name, queue in (("normal", normal), ("full", full))}
+        runs = (("normal", normal), ("full", full), ("full again", full))
+        ran = {name: carried(sandbox, queue, folder / name)[1].ran for name, queue in runs}
     overheads, rows = fit_overheads(fit, fitted.ran), []
     for name, queue in (("normal", normal), ("full", full)):
         found = audit(folder / name)
@@ -117,6 +130,11 @@ def jobs(count: int, folder: Path) -> list[dict[str, Any]]:
               f"{without.max():.3f}; mean wait {waited:.2f}", flush=True)
         assert all(r.code == 0 for r in ran[name])
         what = f"{count} jobs of 1 to 8 GPUs in {queue.arrival_s.max():.0f} s"
+        if name == "full":
+            again = np.abs(np.array([r.started_s for r in ran["full again"]]) - real)
+            rows += [{"what": f"{what}: starts of two runs of this trace differ by, median", "value": float(np.median(again)), "unit": "s",
+                      "worst": float(again.max())}]  # fmt: skip
+            print(f"two runs: {np.median(again):.3f}, worst {again.max():.3f}", flush=True)
         rows += [
             {"what": f"{what}: differences between decisions and Slurm", "value": found.verdict.facts["differences"], "unit": "differences"},
             {"what": f"{what}: release to first line of the job, median", "value": statistics.median(found.waits_s), "unit": "s",
@@ -128,6 +146,42 @@ def jobs(count: int, folder: Path) -> list[dict[str, Any]]:
              "limit": ASKED_WORST_S, "without_overheads": float(without.max()), "last_start_s": float(real.max())},
         ]  # fmt: skip
     return rows
+
+
+def rounds(folder: Path) -> list[dict[str, Any]]:
+    """Jobs of 2 to 9 s of work; the state that the last attempt finds is all the work of those before it."""
+    rng = np.random.default_rng(5)
+    script = folder / "works.py"
+    script.write_text(WORKS)
+    queue = Queue(profiles=(UNPROFILED,), jobs=tuple(
+        QueuedJob(name=f"r{n}", gpus=int(rng.choice([1, 2, 4, 8])), profile="unprofiled", arrival_s=1.5 * n, duration_s=float(d),
+                  command=(sys.executable, "-S", str(script), str(10 * d)))
+        for n, d in enumerate(rng.integers(2, 10, 16).tolist())
+    ))  # fmt: skip
+    with Sandbox.up() as sandbox, Session(Slurm(conf=sandbox.conf), folder / "rounds") as session:
+        servers = session.discover()
+        moving = Rounds(servers=servers, queue=queue, order=order("srtf")(), allocation=allocation("proportional")(), round_s=2.0, move_s=1.0,
+                        resizes=False)  # fmt: skip
+        driver = Driver(session=session, servers=servers, queue=queue, policy=moving, per="server", limit_s=240,
+                        given=lambda n, parts: tuple(given_of(servers, queue, n, parts)))  # fmt: skip
+        ran = driver.run()
+    found, asked, gone, left, began = audit(folder / "rounds"), {}, {}, [], []
+    for r in session.records:
+        if r.what == "preempt":
+            asked[r.job, r.attempt] = r.time_s
+        elif r.what == "preempted":
+            left.append(r.time_s - asked[r.job, r.attempt])
+            gone[r.job, r.attempt + 1] = r.time_s
+        elif r.what == "running" and (r.job, r.attempt) in gone:
+            began.append(r.at_s - gone[r.job, r.attempt])
+    whole = sum((folder / "rounds" / "jobs" / f"{n:06d}" / "done-0").read_text() == str(round(10 * j.duration_s)) for n, j in enumerate(queue.jobs))
+    print(f"rounds: moves {[r.moves for r in ran]}, codes {[r.code for r in ran]}, audit {found.verdict.facts}", flush=True)
+    return [
+        {"what": "16 jobs in rounds on Slurm: differences", "value": found.verdict.facts["differences"], "unit": "differences"},
+        {"what": "jobs that ended well, once, with all their work", "value": min(whole, sum(r.code == 0 for r in ran)), "unit": "jobs", "limit": 16},
+        {"what": "times a job was preempted or moved", "value": sum(r.moves for r in ran), "unit": "moves",
+         "asked_to_gone_median_s": statistics.median(left) if left else None, "gone_to_begun_median_s": statistics.median(began) if began else None},
+    ]  # fmt: skip
 
 
 def killed(folder: Path) -> list[dict[str, Any]]:
@@ -199,7 +253,8 @@ def manifests(folder: Path) -> list[dict[str, Any]]:
     good = total = 0
     for kind in ("job", "jobset", "leaderworkerset"):
         for queue in ("", "research"):
-            documents = made(job, key="mw-1-0-1", run="mw-1", command=["python", "train.py"], launcher=launcher, pods=Pods(image="x:1", queue=queue),
+            pods = Pods(image="x:1", queue=queue, claim="" if queue else "state")
+            documents = made(job, key="mw-1-0-1", run="mw-1", command=["python", "train.py"], launcher=launcher, pods=pods,
                              kind=kind)  # type: ignore[arg-type] # fmt: skip
             plain_objects = [d for d in documents if d["apiVersion"] in ("v1", "batch/v1")]
             for d in documents:  # what custom resources hold is plain
@@ -278,17 +333,18 @@ def ray_part(folder: Path) -> list[dict[str, Any]]:
 
 def main() -> None:
     parser = argparse.ArgumentParser()
-    parser.add_argument("--parts", default="ready,jobs,killed,gloo,manifests")
+    parser.add_argument("--parts", default="ready,jobs,rounds,killed,gloo,manifests")
     parser.add_argument("--jobs", type=int, default=50)
     parser.add_argument("--name", default="engines")
     args = parser.parse_args()
     folder = Path(tempfile.mkdtemp(prefix="engines-"))
     rows, absent = [], []
     slurm = all(shutil.which(p, path=os.environ["PATH"] + ":/usr/sbin") for p in PROGRAMS)
-    parts = {"ready": ready, "jobs": lambda: jobs(args.jobs, folder), "killed": lambda: killed(folder), "gloo": lambda: gloo(folder),
+    parts = {"ready": ready, "jobs": lambda: jobs(args.jobs, folder), "rounds": lambda: rounds(folder),
+             "killed": lambda: killed(folder), "gloo": lambda: gloo(folder),
              "manifests": lambda: manifests(folder), "ray": lambda: ray_part(folder)}  # fmt: skip
     for name in args.parts.split(","):
-        if name in ("ready", "jobs", "killed", "gloo") and not slurm:
+        if name in ("ready", "jobs", "rounds", "killed", "gloo") and not slurm:
             absent.append(f"{name}: Slurm is not installed")
             continue
         rows += parts[name]()

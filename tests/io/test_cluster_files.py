@@ -87,6 +87,9 @@ def test_gavel(tmp_path):
     newest = FILES["Gavel"].decode().splitlines()[0].split("\t")
     newest.insert(7, "static")
     assert read_gavel(written(tmp_path, "n.trace", "\t".join(newest)), rates=RATES).jobs[0].duration_s == 450.0
+    oldest = "ResNet-18 (batch size 16)\tpython3 main.py\t--steps\t1\t9000\t60.5\t1\nLM (batch size 5)\tx\t--steps\t1\t800\t3.5\t2"  # traces/msr
+    jobs = read_gavel(written(tmp_path, "o.trace", oldest), rates=RATES).jobs
+    assert [(j.gpus, j.arrival_s, j.duration_s) for j in jobs] == [(2, 0.0, 100.0), (1, 57.0, 450.0)]
     assert read_gavel_rates(rates)["ResNet-18 (batch size 16)", 1] == 20.5
     assert load_queue(str(path), rates=str(rates)).jobs[1].duration_s == 50.0
     with pytest.raises(UsageError, match="counts steps"):

@@ -186,6 +186,17 @@ def test_every_server_has_a_pod_with_what_it_was_given(seed, kind):
     assert [json.loads(x) for x in manifest_text(documents).split("---\n")[1:]] == documents
 
 
+def test_attempts_of_a_job_share_a_folder_of_the_claim_and_have_their_grace():
+    folders = set()
+    for attempt in (1, 12):
+        made = manifests(decided(1), key=f"mw-1-7-{attempt}", run="mw-1", command=["x"], launcher=NODE, pods=Pods(image="i", claim="c"), grace_s=2.5)
+        for spec in pod_specs(made):
+            assert spec["terminationGracePeriodSeconds"] == 8 and spec["volumes"][1]["persistentVolumeClaim"] == {"claimName": "c"}
+            folders.add(spec["containers"][0]["volumeMounts"][1]["subPath"])
+        assert json.loads(made[0]["data"]["ranks-1.json"])["grace_s"] == 2.5
+    assert folders == {"mw-1-7"}
+
+
 def test_leaders_workers_plans_and_refusals():
     job = decided(3, equal=True)
     made = manifests(job, key="k", run="r", command=["x"], launcher=NODE, pods=Pods(image="i"), kind="leaderworkerset", plan=("p.json", "{}"))
@@ -207,7 +218,7 @@ def test_leaders_workers_plans_and_refusals():
 @pytest.mark.skipif(not shutil.which("kubernetes-validate"), reason="kubernetes-validate is not installed (pip install kubernetes-validate)")
 def test_plain_objects_pass_strict_validation(tmp_path):
     path = tmp_path / "m.yaml"
-    path.write_text(manifest_text(manifests(decided(1), key="k", run="r", command=["x"], launcher=NODE, pods=Pods(image="i"))))
+    path.write_text(manifest_text(manifests(decided(1), key="k", run="r", command=["x"], launcher=NODE, pods=Pods(image="i", claim="state"))))
     done = subprocess.run(["kubernetes-validate", "--strict", str(path)], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
 

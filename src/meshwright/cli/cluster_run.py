@@ -40,6 +40,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
         "engine can (default: when jobs come and end; jobs keep what they have)")
     parser.add_argument("--move", default="0s", help="with --round: what a job loses when it begins again elsewhere (default 0s)")
     parser.add_argument("--age", type=int, default=144, help="with --round: rounds that a gang may be passed over, 0: for ever (default 144)")
+    parser.add_argument("--grace", default="30s", help="with --round: what a job that must leave has after SIGTERM to save its state (default 30s)")
     parser.add_argument("--speed-up", type=float, default=1.0, help="divide arrival times and durations by this, to try a trace")
     parser.add_argument("--limit", default="", help="give the run up after this time, e.g. 2h")
     parser.add_argument("--conf", type=Path, help="Slurm: its slurm.conf (default: as SLURM_CONF says)")
@@ -50,6 +51,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--kind", choices=("job", "jobset", "leaderworkerset"), default="job", help="Kubernetes: what a job becomes (default job)")
     parser.add_argument("--namespace", default="default", help="Kubernetes: namespace (default default)")
     parser.add_argument("--local-queue", default="", help="Kubernetes: queue the jobs in this LocalQueue of Kueue")
+    parser.add_argument("--state-claim", default="", help="Kubernetes: PersistentVolumeClaim where jobs keep their state (MESHWRIGHT_STATE)")
     parser.add_argument("--resource", default="nvidia.com/gpu", help="Kubernetes: name of the GPUs (default nvidia.com/gpu)")
     parser.add_argument("--dry-run", action="store_true", help="print what the engine would be told of the jobs that start first, and do nothing")
     parser.add_argument("--split", help="draw published profiles: shares of image, language and speech models, e.g. 20,70,10")
@@ -78,12 +80,12 @@ def run(args: argparse.Namespace) -> Result:
     engine = _engine(args, servers)
     servers = servers or engine.discover()
     require_possible(servers, queue)
-    policy = _policy(args, servers, queue, first(), strategy())
+    policy = _policy(args, servers, queue, first(), strategy(), engine.resizes)
 
     def given(job: int, parts: Any) -> Any:
         return tuple(given_of(servers, queue, job, parts))
 
-    with Session(engine, args.folder, dry=args.dry_run, servers=servers) as session:
+    with Session(engine, args.folder, dry=args.dry_run, servers=servers, grace_s=seconds_given(args.grace, "--grace")) as session:
         session.discover()
         driver = Driver(session=session, servers=servers, queue=queue, policy=policy, given=given, per=args.per, limit_s=limit_s,
                         speed=speeds(servers, queue, speed_of),
@@ -97,7 +99,7 @@ def run(args: argparse.Namespace) -> Result:
     return _told(args, queue, engine.name, ran, found)
 
 
-def _policy(args: argparse.Namespace, servers: Servers, queue: Queue, order: Any, allocation: Any) -> Policy:
+def _policy(args: argparse.Namespace, servers: Servers, queue: Queue, order: Any, allocation: Any, resizes: bool) -> Policy:
     """Rounds, or what keeps jobs where they are. Raises: UsageError."""
     from ..drive.cluster import Rounds
     from ..drive.cluster_kept import Kept
@@ -109,7 +111,7 @@ def _policy(args: argparse.Namespace, servers: Servers, queue: Queue, order: Any
     if round_s <= 0 or move_s < 0 or args.age < 0:
         raise UsageError(f"a round of {args.round}, age {args.age}", where="--round", hint="a time above 0; an age of at least 0")
     return Rounds(servers=servers, queue=queue, order=order, allocation=allocation, seed=args.seed, round_s=round_s, age_rounds=args.age,
-                  move_s=move_s)  # fmt: skip
+                  move_s=move_s, resizes=resizes)  # fmt: skip
 
 
 def _commanded(args: argparse.Namespace, queue: Queue) -> Queue:
@@ -172,8 +174,12 @@ def _engine(args: argparse.Namespace, servers: Servers | None) -> Any:
 
     if not args.image:
         raise UsageError("pods need an image", where="--image", hint="one with the jobs' program and Python 3.8 or later")
-    pods = Pods(image=args.image, resource=args.resource, namespace=args.namespace, queue=args.local_queue)
-    return Kubernetes(pods, kind=args.kind, servers=servers, dry=args.dry_run)
+    pods = Pods(image=args.image, resource=args.resource, namespace=args.namespace, queue=args.local_queue,
+                claim=args.state_claim)  # fmt: skip
+    engine = Kubernetes(pods, kind=args.kind, servers=servers, dry=args.dry_run)
+    if args.round and not args.state_claim:
+        engine.notes.append("jobs that are moved begin anew: their pods keep nothing without a volume (--state-claim)")
+    return engine
 
 
 def _sandbox(name: str, kind: str) -> Any:

@@ -45,7 +45,8 @@ def speeds(servers: Servers, queue: Queue, read: Callable[..., float]) -> Callab
 
 @dataclass(kw_only=True)
 class Rounds:
-    """The policy of rounds. `age_rounds`: so often a job may be passed over for lack of GPUs before it goes first; 0: for ever. After a run,
+    """The policy of rounds. `age_rounds`: so often a job may be passed over for lack of GPUs before it goes first; 0: for ever. `resizes`: cores and
+    memory change while a job runs; without it they change only where the job gains more than `move_s` loses. After a run,
     `waited`: sum over rounds of jobs that waited while one behind them ran; `rounds`; `planned`: rounds whose allocation was made anew."""
 
     servers: Servers
@@ -56,6 +57,7 @@ class Rounds:
     round_s: float = ROUND_S
     age_rounds: int = MAX_AGE_ROUNDS
     move_s: float = 0.0
+    resizes: bool = True
     moments: ClassVar[frozenset[str]] = frozenset({"round"})
     waited: int = 0
     rounds: int = 0
@@ -121,9 +123,28 @@ class Rounds:
         )  # fmt: skip
         made = self.allocation.plan(problem, rng=np.random.default_rng(self.seed)).parts
         parts = {j: tuple(p._replace(server=up[p.server]) for p in found) for j, found in made.items()}
+        if not self.resizes:
+            self._steady(state, parts)
         changes: dict[int, Parts] = {j: () for j in state.parts if j not in parts}
         changes |= {j: found for j, found in parts.items() if state.parts.get(j) != found}
         return changes
+
+    def _steady(self, state: State, parts: dict[int, Parts]) -> None:
+        """Jobs that keep their GPUs keep their cores and memory, too, where there is room and a new start would gain less than it loses."""
+        free = {s: [server.cores, server.kind.steps] for s, server in enumerate(self.servers.servers)}
+        for p in (p for found in parts.values() for p in found):
+            free[p.server][0] -= p.cores
+            free[p.server][1] -= p.steps
+        speed, worth = speeds(self.servers, self.queue, speed_of), max(0.0, 1.0 - self.move_s / self.round_s)
+        same = [j for j, found in parts.items() if j in state.parts and [p[:2] for p in found] == [p[:2] for p in state.parts[j]]]
+        for j in sorted(same, key=lambda j: sum(p.cores for p in state.parts[j]) - sum(p.cores for p in parts[j])):  # those that grew leave room
+            more = [(p.server, p.cores - q.cores, p.steps - q.steps) for p, q in zip(state.parts[j], parts[j], strict=True)]
+            fits = all(cores <= free[s][0] and steps <= free[s][1] for s, cores, steps in more)
+            if fits and speed(j, parts[j]) * worth <= speed(j, state.parts[j]):
+                parts[j] = state.parts[j]
+                for s, cores, steps in more:
+                    free[s][0] -= cores
+                    free[s][1] -= steps
 
     def _note(self, ranked: NDArray[np.int64], runs: set[int]) -> None:
         """Who waits ahead of one that runs; who was passed over once more."""

@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 
 from effort import few
-from meshwright.cluster import Queue, QueuedJob, Server, Servers
+from meshwright.cluster import Queue, QueuedJob, Sensitivity, Server, Servers
 from meshwright.cluster.allocation import floor_of, speed_of
 from meshwright.cluster.generate import UNPROFILED, published_profiles
 from meshwright.decide.cluster import allocation, order
-from meshwright.drive.cluster import speeds
+from meshwright.drive.cluster import Rounds, speeds
 from meshwright.drive.cluster_kept import Kept
 from meshwright.simulate.cluster import simulate_cluster
 
@@ -72,3 +72,22 @@ def test_a_gang_waits_for_so_many_starts_at_most():
         assert most <= later <= most + 3
     run = simulate_cluster(servers, queue, kept(servers, queue, most_passed=0), speed=lambda job, parts: 1.0)
     assert run.start_s[200] > 390
+
+
+def test_where_nothing_changes_in_place_cores_change_only_if_that_pays():
+    """Two jobs share a server; a third comes, whose share they must give up, and goes. Growing again pays where a new start costs nothing."""
+    servers = Servers(servers=(Server(name="s", gpus=("a", "b", "c", "d"), cores=16, memory_bytes=1 << 36),))
+    profile = Sensitivity(name="any", cores=(1.0, 4.0, 6.0), memory_bytes=(1,), speed=((0.5,), (1.0,), (1.5,)))
+    queue = Queue(profiles=(profile,), jobs=tuple(
+        QueuedJob(name=f"j{n}", gpus=g, profile="any", arrival_s=at_s, duration_s=d) for n, (g, at_s, d) in enumerate(
+            ((1, 0.0, 4000.0), (1, 0.0, 4000.0), (2, 500.0, 500.0)))
+    ))  # fmt: skip
+
+    def resizes(move_s, in_place):
+        policy = Rounds(servers=servers, queue=queue, order=order("fifo")(), allocation=allocation("priced")(), move_s=move_s, resizes=in_place)
+        run = simulate_cluster(servers, queue, policy, speed=speeds(servers, queue, speed_of))
+        assert np.isfinite(run.end_s).all()
+        return run.resizes.tolist()
+
+    assert resizes(0.0, True)[:2] == [2, 2] == resizes(0.0, False)[:2]
+    assert resizes(299.0, False)[:2] == [1, 1], "they give way, and stay so"

@@ -1,14 +1,21 @@
 """An engine in memory that fails as real ones do: it does not answer, before or after it did what it was told; it forgets jobs; it starts one
-twice."""
+twice. And one run in rounds that every real engine carries out."""
 
 from __future__ import annotations
 
 import json
 import random
+import sys
 import time
 
-from meshwright.cluster import Server, Servers
+from meshwright.cluster import Part, Queue, QueuedJob, Sensitivity, Server, Servers
+from meshwright.cluster.allocation import speed_of
+from meshwright.decide.cluster import allocation, order
+from meshwright.drive.cluster import Rounds, given_of, speeds
 from meshwright.errors import EngineAway
+from meshwright.io.cluster.journal import read_journal
+from meshwright.run.engines import Driver
+from meshwright.run.engines.audited import audit
 from meshwright.run.engines.interface import Seen
 
 SERVERS = Servers(servers=tuple(Server(name=f"s{n}", gpus=tuple(f"s{n}g{k}" for k in range(2)), cores=4, memory_bytes=1 << 34) for n in range(2)))
@@ -105,6 +112,8 @@ class Faulty:
             self.running[work.key][1] = ASKED
         self._fault()
 
+    leave = cancel
+
     def suspend(self, work):
         pass
 
@@ -117,3 +126,63 @@ class Faulty:
 
     def close(self):
         pass
+
+
+COUNTS = """import os, pathlib, signal, sys, time
+signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
+state, marks = pathlib.Path(os.environ["MESHWRIGHT_STATE"]), pathlib.Path(sys.argv[1])
+path = state / f"ticks-{os.environ['RANK']}"
+done = int(path.read_text()) if path.exists() else 0
+with (marks / f"from-{os.environ['RANK']}").open("a") as log:
+    log.write(f"{os.environ['MESHWRIGHT_ATTEMPT']} {done}\\n")
+while len(list(marks.glob("short-*"))) < 2:
+    time.sleep(0.05)
+    done += 1
+    path.with_suffix(".new").write_text(str(done))
+    path.with_suffix(".new").rename(path)
+    (marks / "begun").touch()
+"""
+
+
+class AfterIt(Rounds):
+    """All servers are the first job's until it has begun; then rounds decide."""
+
+    begun = None
+
+    def decide(self, state, moment):
+        if self.begun.exists():
+            return super().decide(state, moment)
+        if state.parts:
+            return {}
+        return {0: tuple(Part(s, tuple(range(len(x.gpus))), x.cores, x.kind.steps) for s, x in enumerate(self.servers.servers))}
+
+
+def gives_way(session, servers, folder, *, round_s=0.5):
+    """A job on all servers, which ends well only when the other two have, gives way to these and goes on from what it saved; the driver's rows.
+
+    Nobody runs twice, everything is audited."""
+    profile = Sensitivity(name="any", cores=(1.0, 2.0, 4.0), memory_bytes=(1 << 30,), speed=((1.0,), (1.0,), (1.5,)))
+    (folder / "marks").mkdir()
+    long = (sys.executable, "-S", "-c", COUNTS, str(folder / "marks"))
+    queue = Queue(profiles=(profile,), jobs=tuple(
+        QueuedJob(name=f"j{n}", gpus=g, profile="any", arrival_s=0.0, duration_s=1.0 if n else 1e6,
+                  command=("sh", "-c", f"sleep 0.3; echo x >> {folder}/marks/short-{n}") if n else long)
+        for n, g in enumerate((servers.total_gpus, 4, 2))
+    ))  # fmt: skip
+    policy = AfterIt(servers=servers, queue=queue, order=order("srtf")(), allocation=allocation("priced")(), round_s=round_s,
+                     resizes=session.engine.resizes)  # fmt: skip
+    policy.begun = folder / "marks" / "begun"
+    driver = Driver(session=session, servers=servers, queue=queue, policy=policy, per="server", limit_s=150,
+                    given=lambda n, parts: tuple(given_of(servers, queue, n, parts)), speed=speeds(servers, queue, speed_of))  # fmt: skip
+    ran = driver.run()
+    assert [r.code for r in ran] == [0, 0, 0]
+    assert ran[0].moves >= 1 and ran[0].attempts >= 2
+    found = audit(session.folder)
+    assert found.verdict.ok and not found.unfinished and not found.failed, found.verdict.findings
+    assert [(folder / "marks" / f"short-{n}").read_text() for n in (1, 2)] == ["x\n", "x\n"]
+    begun = [[int(x) for x in line.split()] for line in (folder / "marks" / "from-0").read_text().splitlines()]
+    assert len({a for a, _ in begun}) == len(begun) <= ran[0].attempts and [d for _, d in begun] == sorted(d for _, d in begun)
+    assert begun[-1][1] > 0, "what was saved is found again"
+    said = [(r.job, r.what) for r in read_journal(session.folder / "journal.jsonl")]
+    assert ("j0", "preempted") in said
+    return ran

@@ -1,4 +1,4 @@
-"""Kubernetes through a `kubectl` that keeps its objects in a folder; the extender over real HTTP."""
+"""Kubernetes through a `kubectl` that keeps its objects in a folder and can run them; the extender over real HTTP."""
 
 from __future__ import annotations
 
@@ -6,8 +6,11 @@ import json
 import sys
 import urllib.error
 import urllib.request
+from pathlib import Path
 
+import msgspec
 import pytest
+from engine_fakes import gives_way
 
 from meshwright.cluster import Given
 from meshwright.errors import EngineAway, PortInUse, RunError, Unsupported, UsageError
@@ -17,43 +20,13 @@ from meshwright.run.engines.audited import audit
 from meshwright.run.engines.extender import Extender
 from meshwright.run.engines.kubernetes import Kubernetes
 
-KUBECTL = '''#!{python} -S
-import json, pathlib, sys
-store = pathlib.Path({store!r})
-words, path = sys.argv[3:], store / "pods.json"
-pods = json.loads(path.read_text()) if path.exists() else []
-if (store / "away").exists():
-    sys.exit("The connection to the server was refused: connection refused")
-if words[:2] == ["get", "nodes"]:
-    status = {{"allocatable": {{"cpu": "8", "memory": "64Gi", "nvidia.com/gpu": "4"}}, "conditions": [{{"type": "Ready", "status": "True"}}]}}
-    print(json.dumps({{"items": [{{"metadata": {{"name": n}}, "status": status}} for n in ("n1", "n2")]}}))
-elif words[0] == "apply":
-    for d in (json.loads(x) for x in sys.stdin.read().split("---\\n")[1:]):
-        if d["kind"] == "Job" and d["metadata"]["name"] not in [p["metadata"]["name"] for p in pods]:
-            t = d["spec"]["template"]
-            metadata = {{"name": d["metadata"]["name"], "labels": t["metadata"]["labels"]}}
-            pods.append({{"metadata": metadata, "spec": t["spec"], "status": {{"phase": "Pending"}}}})
-elif words[0] == "patch":
-    p = next(p for p in pods if p["metadata"]["name"] == words[2])
-    assert json.loads(words[-1]) == [{{"op": "remove", "path": "/spec/schedulingGates"}}]
-    del p["spec"]["schedulingGates"]
-    rule = p["spec"]["affinity"]["nodeAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"]["nodeSelectorTerms"][0]["matchExpressions"][0]
-    p["spec"]["nodeName"] = rule["values"][0]
-    p["status"] = {{"phase": "Running", "containerStatuses": [{{"state": {{"running": {{"startedAt": "2026-01-01T00:00:00Z"}}}}}}]}}
-elif words[0] == "delete":
-    pods = [p for p in pods if p["metadata"]["labels"][words[3].partition("=")[0]] != words[3].partition("=")[2]]
-elif words[:2] == ["get", "pods"]:
-    print(json.dumps({{"items": pods}}))
-else:
-    sys.exit("unknown " + " ".join(words))
-path.write_text(json.dumps(pods))
-'''
+FAKE = Path(__file__).with_name("fake_kubectl.py")
 
 
 @pytest.fixture
 def kubectl(tmp_path):
     path = tmp_path / "kubectl"
-    path.write_text(KUBECTL.format(python=sys.executable, store=str(tmp_path)))
+    path.write_text(f'#!/bin/sh\nexec {sys.executable} -S {FAKE} {tmp_path} "$@"\n')
     path.chmod(0o755)
     return path
 
@@ -86,18 +59,58 @@ def test_pods_are_held_then_start_on_their_nodes(tmp_path, kubectl, code):
         (tmp_path / "away").unlink()
         s.start(["t"])
         assert [e.what for e in s.watch()] == ["running"]
+        smaller = [msgspec.structs.replace(g, cores=1, memory_bytes=g.memory_bytes // 2) for g in parts(4, 2)]
+        s.resize("t", smaller)
+        assert s.audit("t") == tuple(msgspec.structs.replace(g, gpus=tuple(f"?{k}" for k in range(len(g.gpus)))) for g in smaller)
+        (tmp_path / "old").touch()
+        with pytest.raises(RunError, match="could not find"):
+            s.resize("t", parts(4, 2))
         end(tmp_path, code)
         (event,) = s.watch()
         assert (event.what, event.code) == ("ended", code)
         for act in (s.engine.suspend, s.engine.resume):
             with pytest.raises(Unsupported):
                 act(s.jobs["t"].work)
-        with pytest.raises(Unsupported):
-            s.engine.resize(s.jobs["t"].work, ())
         assert s.engine.down() == set()
     found = audit(tmp_path / "run")
     assert found.failed == (("t",) if code else ())
-    assert not found.verdict.findings or not found.attempts[0].started_s
+    assert not found.verdict.findings and found.attempts[0].started_s
+
+
+@pytest.mark.real
+def test_rounds_preempt_and_move_pods_that_keep_their_state(tmp_path, kubectl):
+    (tmp_path / "real").touch()
+    with Session(Kubernetes(Pods(image="i", claim="state"), kubectl=str(kubectl)), tmp_path / "run") as s:
+        gives_way(s, s.discover(), tmp_path)
+    assert json.loads((tmp_path / "pods.json").read_text()) == [] or all(
+        p["status"]["phase"] == "Succeeded" for p in json.loads((tmp_path / "pods.json").read_text())
+    )
+
+
+@pytest.mark.real
+def test_what_is_asked_to_leave_and_had_ended_has_ended(tmp_path, kubectl):
+    """A gang that ended, one of which a part had ended, one that was never let go, and one of Kueue's."""
+    for queue in ("", "kueue"):
+        pods = tmp_path / "pods.json"
+        with Session(Kubernetes(Pods(image="i", queue=queue), kubectl=str(kubectl)), tmp_path / f"run{queue}") as s:
+            for n, name in enumerate(("ended", "half", "held")):
+                s.submit(name, ["x"], number=n)
+                s.place(name, [msgspec.structs.replace(g, job=name) for g in parts(1, 1)])
+            s.start(["ended", "half"])
+            s.watch()
+            state = {"startedAt": "2026-01-01T00:00:00Z", "finishedAt": "2026-01-01T00:00:09Z"}
+            there = json.loads(pods.read_text())
+            for p in [p for p in there if p["metadata"]["name"][:-2] == s.jobs["ended"].work.key] + [
+                next(p for p in there if p["metadata"]["name"] == f"{s.jobs['half'].work.key}-0")
+            ]:
+                p["status"] = {"phase": "Succeeded", "containerStatuses": [{"state": {"terminated": state}}]}
+            pods.write_text(json.dumps(there))
+            for name in ("ended", "half", "held"):
+                s.preempt(name)
+                s.preempt(name)
+            assert {e.job: e.what for e in s.watch()} == {"ended": "ended", "half": "preempted", "held": "preempted"}
+            assert {p["metadata"]["labels"][KEY] for p in json.loads(pods.read_text())} == {s.jobs["ended"].work.key}
+        pods.unlink()
 
 
 @pytest.mark.real

@@ -11,15 +11,12 @@ import time
 from pathlib import Path
 
 import pytest
+from engine_fakes import gives_way
 
 from meshwright.check.carried import check_carried
-from meshwright.cluster import Given, Queue, QueuedJob, Sensitivity, Server, Servers
-from meshwright.cluster.allocation import speed_of
-from meshwright.decide.cluster import allocation, order
-from meshwright.drive.cluster import Rounds, given_of, speeds
+from meshwright.cluster import Given, Server, Servers
 from meshwright.errors import RunError
-from meshwright.io.cluster.journal import read_journal
-from meshwright.run.engines import Driver, Local, Session
+from meshwright.run.engines import Local, Session
 from meshwright.run.engines.audited import audit
 from meshwright.run.machine.cpu_quota import PREFIX, places_of
 from meshwright.run.machine.limits import Limits
@@ -196,38 +193,9 @@ def test_this_machine_itself_is_one_server():
     assert len(here) == 1 and here.servers[0].cores == len(os.sched_getaffinity(0))
 
 
-COUNTS = """import os, pathlib, sys, time
-state = pathlib.Path(os.environ["MESHWRIGHT_STATE"])
-path = state / "ticks"
-done = int(path.read_text()) if path.exists() else 0
-print("attempt", os.environ["MESHWRIGHT_ATTEMPT"], "from", done, os.environ["CUDA_VISIBLE_DEVICES"], flush=True)
-while not all(list((state.parent / f"{n:06d}").glob("ended-*")) for n in (1, 2)):
-    time.sleep(0.05)
-    done += 1
-    path.with_suffix(".new").write_text(str(done))
-    path.with_suffix(".new").rename(path)
-"""
-
-
 @limited
 def test_rounds_preempt_move_and_resize_real_jobs(tmp_path):
-    """A job on both servers, which ends only when the other two have, gives way to these, and goes on from what it saved. All is audited."""
-    profile = Sensitivity(name="any", cores=(1.0, 2.0, 4.0), memory_bytes=(1 << 30,), speed=((1.0,), (1.0,), (1.5,)))
-    long, short = (sys.executable, "-S", "-c", COUNTS), ("sleep", "0.3")
-    queue = Queue(profiles=(profile,), jobs=tuple(
-        QueuedJob(name=f"j{n}", gpus=g, profile="any", arrival_s=0.0 if n == 0 else 0.5, duration_s=1.0 if n else 1e6, command=short if n else long)
-        for n, g in enumerate((8, 4, 2))
-    ))  # fmt: skip
-    policy = Rounds(servers=SERVERS, queue=queue, order=order("srtf")(), allocation=allocation("priced")(), round_s=0.5)
+    """All is audited, and no group stays behind."""
     with Session(Local(servers=SERVERS), tmp_path / "run", servers=SERVERS) as session:
-        ran = Driver(session=session, servers=SERVERS, queue=queue, policy=policy, per="server", limit_s=120,
-                     given=lambda n, parts: tuple(given_of(SERVERS, queue, n, parts)), speed=speeds(SERVERS, queue, speed_of)).run()  # fmt: skip
-    assert [r.code for r in ran] == [0, 0, 0] and max(ran[1].ended_s, ran[2].ended_s) < ran[0].ended_s
-    found = audit(tmp_path / "run")
-    assert found.verdict.ok and not found.unfinished and not found.failed, found.verdict.findings
-    said = [x.read_text() for x in sorted((tmp_path / "run" / "jobs" / "000000").glob("out-*-0.txt"))]
-    begun = [int(text.split()[3]) for text in said if text]  # one that had to leave at once said nothing
-    assert len(said) <= ran[0].attempts and begun == sorted(begun), said
-    records = read_journal(tmp_path / "run" / "journal.jsonl")
-    assert {(r.job, r.what) for r in records if r.what == "preempted"} <= {("j0", "preempted")}
+        gives_way(session, SERVERS, tmp_path)
     assert not groups(os.getpid())

@@ -6,6 +6,7 @@ import fcntl
 import json
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -54,3 +55,22 @@ def test_ports_plans_and_gpus_of_the_engine(tmp_path):
          addresses={"a": "10.0.0.1"}, own_gpus=False)  # fmt: skip
     assert run(tmp_path, "a", CUDA_VISIBLE_DEVICES="7").returncode == 0
     assert (tmp_path / "out-1-0.txt").read_text() == f"10.0.0.1:29500 {tmp_path}/p.json 7\n"
+
+
+def test_one_that_is_asked_to_leave_has_its_grace_and_later_ones_start_nothing(tmp_path):
+    """One saves and ends, the other must be killed; the file alone tells them."""
+    for attempt, script, code in ((1, "trap 'exit 3' TERM; touch begun-1; while :; do sleep 0.02; done", 3),
+                                  (2, "trap '' TERM; touch begun-2; while :; do sleep 0.02; done", 137)):  # fmt: skip
+        told(tmp_path, ["sh", "-c", f"cd {tmp_path}; {script}"], servers=("a",), attempt=attempt, grace_s=0.2)
+        words = [sys.executable, "-S", "-E", str(NODE), str(tmp_path), str(attempt), "a"]
+        launcher = subprocess.Popen(words)
+        while not (tmp_path / f"begun-{attempt}").exists():
+            assert launcher.poll() is None
+            time.sleep(0.01)
+        (tmp_path / f"leave-{attempt}").touch()
+        assert launcher.wait(60) == code
+        note = json.loads((tmp_path / f"ended-{attempt}-a.json").read_text())
+        assert note["asked"] and note["code"] == code
+    told(tmp_path, ["true"], attempt=3)
+    (tmp_path / "leave-3").touch()
+    assert run(tmp_path, "a", 3).returncode == node.LEAVING and not (tmp_path / "claim-3-a").exists()

@@ -19,6 +19,7 @@ from meshwright.errors import EngineAway, FormatError, RunTimeout, UsageError
 from meshwright.run.engines import Driver, Session
 from meshwright.run.engines.audited import audit
 from meshwright.run.engines.driven import Ran
+from meshwright.run.engines.interface import Seen
 from meshwright.run.engines.overheads import Overheads, fit_overheads, predict
 
 SIZES = (1, 2, 4, 1, 3, 2)
@@ -89,6 +90,35 @@ def test_actions_may_be_repeated_and_the_journal_says_each_once(tmp_path):
         s.place("a", given)
         s.start(["a"])
         assert s.jobs["a"].now == "ended" and engine.done == {"a": 1}
+
+
+def test_a_job_that_begins_while_the_engine_is_asked_goes_on(tmp_path):
+    """The engine says that it waits; before anybody reads the answer its launcher has written its note."""
+
+    class Late(Faulty):
+        let_go, cancelled = None, 0
+
+        def start(self, works):
+            self.let_go = works[0]
+
+        def look(self, works):
+            if self.let_go is None:
+                return super().look(works)
+            self._launch(self.let_go)
+            self.let_go = None
+            return [Seen("waiting")]
+
+        def cancel(self, work):
+            self.cancelled += 1
+            super().cancel(work)
+
+    engine = Late(0, 0.0)
+    with Session(engine, tmp_path) as s:
+        s.submit("a", ["true"], number=0)
+        s.place("a", [Given(job="a", server="s0", gpus=("s0g1",), cores=2, memory_bytes=1 << 30)])
+        s.start(["a"])
+        said = [e for _ in range(5) for e in s.watch()]
+    assert [(e.what, e.code) for e in said] == [("running", 0), ("ended", 0)] and not engine.cancelled and s.jobs["a"].attempt == 1
 
 
 def test_what_cannot_be_is_refused(tmp_path):
@@ -185,3 +215,13 @@ def test_overheads_of_one_run_predict_another():
     run, starts = predict(SERVERS, queue, policy(queue), found)
     assert starts.tolist() == pytest.approx([0.4, 1.9, 3.4]) and run.end_s[2] == pytest.approx(4.6)
     assert predict(SERVERS, queue, policy(queue), Overheads())[1].tolist() == pytest.approx([0, 1, 2])
+
+
+def test_jobs_of_one_moment_are_placed_in_turn():
+    """Two at once, then two at once: the second of each starts 0.4 s later, and holds its server so much longer."""
+    queue = queue_of((2, 2, 2, 2))
+    ran = [Ran(arrival_s=0.0, decided_s=t, released_s=t, started_s=t + late, ended_s=t + late + 1, noticed_s=t + late + 1.1, code=0, attempts=1)
+           for t, late in ((0.0, 0.2), (0.001, 0.599), (1.3, 0.2), (1.7, 0.2))]  # fmt: skip
+    found = fit_overheads(queue, ran)
+    assert (found.start_s, found.turn_s, found.end_s) == pytest.approx((0.2, 0.399, 0.1))
+    assert predict(SERVERS, queue, policy(queue), found)[1].tolist() == pytest.approx([0.2, 0.599, 1.5, 1.899])

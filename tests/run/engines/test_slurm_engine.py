@@ -11,7 +11,7 @@ import time
 from pathlib import Path
 
 import pytest
-from engine_fakes import SERVERS
+from engine_fakes import SERVERS, gives_way
 
 from meshwright.cluster import Given, Queue, QueuedJob
 from meshwright.cluster.generate import UNPROFILED
@@ -161,6 +161,12 @@ def test_topology_and_the_plug_in_are_slurms(box, tmp_path):
     state = subprocess.run(["scontrol", "show", "job", done.stdout.strip()], env=box.environment(), capture_output=True, text=True, check=True).stdout
     subprocess.run(["scancel", done.stdout.strip()], env=box.environment(), check=True)
     assert "JobState=PENDING Reason=JobHeldUser" in state and "held until it is decided" in done.stderr
+
+
+@installed
+def test_rounds_preempt_and_move_jobs_that_keep_their_state(box, tmp_path):
+    with Session(Slurm(conf=box.conf), tmp_path / "run") as s:
+        gives_way(s, s.discover(), tmp_path)
 
 
 @installed

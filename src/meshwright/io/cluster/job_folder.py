@@ -12,10 +12,11 @@ from ...errors import FormatError
 from ..atomic import write_bytes
 from ..strict_json import decode
 
-__all__ = ["Ended", "Started", "ranks_document", "read_ended", "read_started", "write_ranks"]
+__all__ = ["GRACE_S", "Ended", "Started", "ranks_document", "read_ended", "read_started", "write_ranks"]
 
 SCHEMA, VERSION = "meshwright.ranks", 1
 MAX_BYTES = 1 << 20  # of one note
+GRACE_S = 30.0  # as Slurm's KillWait and Kubernetes' terminationGracePeriodSeconds have it
 
 
 class Started(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -37,13 +38,14 @@ class Ended(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 def ranks_document(
-    placed: Placed, command: Sequence[str], *, plan: str = "", addresses: Mapping[str, str] | None = None, own_gpus: bool = False, port: int = 0
+    placed: Placed, command: Sequence[str], *, plan: str = "", addresses: Mapping[str, str] | None = None, own_gpus: bool = False, port: int = 0,
+    grace_s: float = GRACE_S,
 ) -> dict[str, object]:
     """`plan`: name of the plan's file beside it; `own_gpus`: the launcher says which GPUs are seen, not the engine; `port`: of rank 0, 0: a free
-    one."""
+    one; `grace_s`: between asking its processes to leave and killing them."""
     return {
         "schema": SCHEMA, "version": VERSION, "job": placed.job, "attempt": placed.attempt, "command": list(command), "plan": plan,
-        "addresses": dict(addresses or {}), "own_gpus": own_gpus, "port": port,
+        "addresses": dict(addresses or {}), "own_gpus": own_gpus, "port": port, "grace_s": grace_s,
         "ranks": [{"server": r.server, "gpus": list(r.gpus)} for r in placed.ranks],
     }  # fmt: skip
 

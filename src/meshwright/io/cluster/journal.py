@@ -21,15 +21,16 @@ __all__ = ["SCHEMA", "VERSION", "Record", "Saying", "read_journal", "record_byte
 
 SCHEMA, VERSION = "meshwright.journal", 1
 Saying = Literal[
-    "run", "submit", "place", "held", "start", "released", "running", "ended", "lost", "cancel", "suspend", "resume", "resize", "preempt",
-    "preempted", "note",
+    "run", "submit", "place", "held", "start", "released", "running", "ended", "lost", "cancel", "suspend", "resume", "resize", "resized",
+    "preempt", "preempted", "note",
 ]  # fmt: skip
 
 
 class Record(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True, omit_defaults=True):
     """`time_s`: seconds since 1970. `place` is written before engine objects are made, `held` after; `start` before they are let go, `released`
-    after; `running` holds what the engine gave (`given`) and when it began; `ended` the exit code and when it ended (`at_s`). `preempt` is written
-    before a job is asked to end so that it may run elsewhere, `preempted` when it has."""
+    after; `running` holds what the engine gave (`given`) and when it began; `ended` the exit code and when it ended (`at_s`). `resize` is written
+    before the cores and memory of what runs are changed, `resized` after; `preempt` before a job is asked to end so that it may run elsewhere,
+    `preempted` when it has."""
 
     what: Saying
     time_s: float

@@ -34,8 +34,8 @@ class KubernetesNode(NamedTuple):
 
 
 class Pod(NamedTuple):
-    """`key`: of the job's objects. `gates`: names of scheduling gates that hold it. Times in seconds since 1970, 0: not yet. `code`: -1: not
-    ended."""
+    """`key`: of the job's objects. `gates`: names of scheduling gates that hold it. Cores and memory are what it really has, where Kubernetes says
+    so, else its limits. Times in seconds since 1970, 0: not yet. `code`: -1: not ended. `leaving`: it was told to end."""
 
     name: str
     key: str
@@ -49,6 +49,7 @@ class Pod(NamedTuple):
     ended_s: float
     code: int
     why: str
+    leaving: bool
 
 
 class Asked(NamedTuple):
@@ -104,6 +105,7 @@ class _ContainerState(msgspec.Struct):
 
 class _ContainerStatus(msgspec.Struct):
     state: _ContainerState = msgspec.field(default_factory=_ContainerState)
+    resources: _Resources | None = None
 
 
 class _PodStatus(msgspec.Struct):
@@ -112,8 +114,12 @@ class _PodStatus(msgspec.Struct):
     containerStatuses: list[_ContainerStatus] = []
 
 
+class _PodMetadata(Metadata):
+    deletionTimestamp: str = ""
+
+
 class _Pod(msgspec.Struct):
-    metadata: Metadata = msgspec.field(default_factory=Metadata)
+    metadata: _PodMetadata = msgspec.field(default_factory=_PodMetadata)
     spec: _PodSpec = msgspec.field(default_factory=_PodSpec)
     status: _PodStatus = msgspec.field(default_factory=_PodStatus)
 
@@ -156,8 +162,9 @@ def parse_pods(data: bytes, *, resource: str = "nvidia.com/gpu", where: str = "k
     found = []
     for n, p in enumerate(decode(data, msgspec.json.Decoder(_Pods), where).items):
         here = f"{where}: items[{n}]"
-        limits = p.spec.containers[0].resources.limits if p.spec.containers else {}
-        state = p.status.containerStatuses[0].state if p.status.containerStatuses else _ContainerState()
+        status = p.status.containerStatuses[0] if p.status.containerStatuses else _ContainerStatus()
+        limits = (p.spec.containers[0].resources.limits if p.spec.containers else {}) | (status.resources.limits if status.resources else {})
+        state = status.state
         ended = state.terminated
         began = state.running.startedAt if state.running else ended.startedAt if ended else ""
         cores, memory_bytes, gpus = (quantity(limits.get(name, "0"), f"{here}.limits.{name}") for name in ("cpu", "memory", resource))
@@ -165,7 +172,7 @@ def parse_pods(data: bytes, *, resource: str = "nvidia.com/gpu", where: str = "k
             p.metadata.name, p.metadata.labels.get(KEY, ""), p.spec.nodeName, p.status.phase, tuple(g.name for g in p.spec.schedulingGates), cores,
                 memory_bytes, gpus,
             _seconds(began, here), _seconds(ended.finishedAt if ended else "", here), ended.exitCode if ended else -1,
-            (ended.reason if ended else "") or p.status.reason,
+            (ended.reason if ended else "") or p.status.reason, bool(p.metadata.deletionTimestamp),
         ))  # fmt: skip
     return found
 

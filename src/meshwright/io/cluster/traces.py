@@ -130,26 +130,29 @@ def read_gavel_rates(path: str | os.PathLike[str], kind: str = "v100") -> dict[t
 
 
 def read_gavel(path: str | os.PathLike[str], *, rates: Mapping[tuple[str, int], float]) -> Queue:
-    """A trace of 9, 10 or 11 columns: its type first, steps, GPUs (in the newest followed by a mode), priority, deadline and arrival last.
-    Durations are steps over `rates`. Raises: UsageError (no such file), FormatError naming line and type."""
+    """A trace of 9, 10 or 11 columns: its type first, steps, GPUs (in the newest followed by a mode), priority, deadline and arrival last; or of 7
+    (`traces/msr`): its type first, steps, arrival and GPUs last. Durations are steps over `rates`. Raises: UsageError (no such file),
+    FormatError naming line and type."""
     where, text = read_text(path, MaxBytes.CLUSTER_TRACE)
     found = []
     for number, line in enumerate(text.splitlines(), start=1):
         at, fields = f"{where}:{number}", line.split("\t")
         if not line.strip():
             continue
-        if len(fields) not in (9, 10, 11):
-            raise FormatError(f"{len(fields)} columns", where=at, hint="traces of Gavel have 9, 10 or 11, with tabs between them")
-        back = 4 + (len(fields) == 11)
-        kind, gpus, steps = fields[0], _whole(fields[-back], "GPUs", at, least=1), _number(fields[-back - 1], "steps", at, least=1)
+        if len(fields) not in (7, 9, 10, 11):
+            raise FormatError(f"{len(fields)} columns", where=at, hint="traces of Gavel have 7, 9, 10 or 11, with tabs between them")
+        wide = 4 + (len(fields) == 11)
+        size, work, came = (-1, -3, -2) if len(fields) == 7 else (-wide, -wide - 1, -1)
+        kind, gpus, steps = fields[0], _whole(fields[size], "GPUs", at, least=1), _number(fields[work], "steps", at, least=1)
         model = kind.partition(" (")[0]
         if model not in GAVEL_TYPES:
             raise FormatError(f"unknown job type {kind[:64]!r}", where=at, hint=f"known are: {', '.join(GAVEL_TYPES)}")
         if (kind, gpus) not in rates:
+            sizes = ", ".join(str(n) for known, n in sorted(rates) if known == kind)
             raise FormatError(f"no rate of {kind[:64]!r} on {gpus} GPUs", where=at,
-                hint="give --rates the file of measured throughputs of the same trace")
+                hint=f"it was measured on {sizes or 'no'} GPUs: give --rates the throughputs of the same trace, or leave the job out")
         found.append(QueuedJob(
-            name=f"j{number}", gpus=gpus, profile=GAVEL_TYPES[model], arrival_s=_number(fields[-1], "arrival", at),
+            name=f"j{number}", gpus=gpus, profile=GAVEL_TYPES[model], arrival_s=_number(fields[came], "arrival", at),
             duration_s=_number(str(steps / rates[kind, gpus]), "duration", at, least=1e-9),
         ))  # fmt: skip
     return _made("gavel", found, where)

@@ -43,8 +43,10 @@ class _Attempt:
     over: bool = False
     good: bool = False
     code: int = 0
-    resized: tuple[Given, ...] = ()
+    resized: tuple[Given, ...] = ()  # told last, and
+    before: tuple[Given, ...] = ()  # what it had until then, while the engine has not said that it did it
     ended_s: float = 0.0
+    started_s: float = 0.0  # by the engine's books
 
 
 @dataclass
@@ -68,10 +70,14 @@ class _Books:
         if r.what == "released" and a.released < 0:
             a.released, a.released_s = turn, r.time_s
         elif r.what == "resize":
-            a.resized = r.given
+            a.before, a.resized = a.resized or a.placed.given, r.given
+        elif r.what == "resized":
+            a.before = ()
         elif r.what in ("running", "ended", "lost", "preempted"):
             a.given = _merged(a.given, r.given)
-            if r.what != "running":
+            if r.what == "running":
+                a.started_s = r.at_s
+            else:
                 a.over, a.ended_s, a.code, a.good = True, r.at_s, r.code, r.what == "ended" and not r.code
 
 
@@ -79,6 +85,11 @@ def _merged(before: tuple[Given, ...], now: tuple[Given, ...]) -> tuple[Given, .
     """What an engine says now; of GPUs that it has forgotten (Slurm does when a job ends) what it said before."""
     gpus = {g.server: g.gpus for g in before if g.gpus}
     return tuple(g if g.gpus else msgspec.structs.replace(g, gpus=gpus.get(g.server, ())) for g in now) or before
+
+
+def _cores(given: tuple[Given, ...]) -> dict[str, tuple[int, int]]:
+    """By server; memory in MiB."""
+    return {g.server: (g.cores, g.memory_bytes >> 20) for g in given}
 
 
 def audit(folder: Path) -> Audit:
@@ -92,17 +103,17 @@ def audit(folder: Path) -> Audit:
     for a in books.attempts.values():
         notes = folder / "jobs" / f"{a.placed.number:06d}"
         began, over = read_started(notes, a.placed.attempt), read_ended(notes, a.placed.attempt)
-        started_s = min((s.time_s for s in began.values()), default=0.0)
+        started_s = min((s.time_s for s in began.values()), default=a.started_s)
         seen = {s.server: tuple(x for x in s.cuda_visible_devices.split(",") if x) for s in began.values()}
-        placed = a.placed if not a.resized else Placed(job=a.placed.job, number=a.placed.number, attempt=a.placed.attempt, given=a.resized,
-                                                       ranks=a.placed.ranks)  # fmt: skip
+        told = a.before if a.before and _cores(a.before) == _cores(a.given) else a.resized or a.placed.given
+        placed = msgspec.structs.replace(a.placed, given=told)
         for n, g in enumerate(a.given):
             vague = len(seen.get(g.server, ())) == len(g.gpus) and all(x.startswith(UNKNOWN) for x in g.gpus)
             if g.server in seen and (vague or not g.gpus):  # not in the engine's books, or over before it was asked: what the job itself saw
                 a.given = (*a.given[:n], msgspec.structs.replace(g, gpus=tuple(f"{g.server}:{x}" for x in seen[g.server])), *a.given[n + 1 :])
         found.append(Carried(
-            placed=placed, given=a.given, ranks={s.server: s.ranks for s in began.values()}, host_gpus=seen, released=a.released, started_s=started_s,
-            ended_s=max((e.time_s for e in over.values()), default=a.ended_s), over=a.over, good=a.good,
+            placed=placed, given=a.given, ranks={s.server: s.ranks for s in began.values()} if began else None, host_gpus=seen,
+            released=a.released, started_s=started_s, ended_s=max((e.time_s for e in over.values()), default=a.ended_s), over=a.over, good=a.good,
         ))  # fmt: skip
         if started_s and a.released_s:
             waits.append(started_s - a.released_s)

@@ -239,15 +239,21 @@ class Driver:
                 and busy.isdisjoint(p.server for p in parts)]  # fmt: skip
         now = ("submitted", "placing", "lost", "preempted", "held", "starting")
         waiting = [(n, name) for n, name in told if self.session.jobs[name].now in now]
+        late: EngineAway | None = None
         for n, name in waiting:
             job = self.session.jobs[name]
             self.session.place(name, job.given if job.now == "placing" else self.given(n, self.state.parts[n]))
             self.ran[n].attempts = job.attempt
-        if waiting:
-            self.session.start([name for _, name in waiting])
-            for n, name in waiting:
+            if late is None:  # at once: whoever is first does not wait until all are placed
+                try:
+                    self.session.start([name])
+                except EngineAway as error:
+                    late = error
+                    continue
                 self.ran[n].released_s = self.now_s()
-                self.say(f"{self.now_s():8.2f} s  {name} released on {', '.join(g.server for g in self.session.jobs[name].given)}")
+                self.say(f"{self.now_s():8.2f} s  {name} released on {', '.join(g.server for g in job.given)}")
+        if late is not None:
+            raise late
 
     def _resize(self, n: int) -> None:
         """Other cores and memory for one that runs; where they cannot be taken, it moves."""

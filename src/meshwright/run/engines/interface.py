@@ -14,10 +14,12 @@ from ...cluster.allocation import Given
 from ...cluster.placed import Placed
 from ...cluster.servers import Servers
 from ...errors import EngineAway, RunError, UsageError
+from ...io.cluster.job_folder import GRACE_S
 
 __all__ = ["UNKNOWN", "Commands", "Engine", "Seen", "Work"]
 
 UNKNOWN = "?"  # what the name of a GPU begins with where an engine's books say how many, and not which
+LEAVE = "leave-{}"  # file in the folder of a job, by its attempt: the launcher that sees it asks its processes to end
 MAX_CALL_S = 60.0  # of one command of an engine; a busy controller of Slurm was seen to take 4 s
 
 State = Literal["held", "waiting", "running", "done", "failed", "gone"]
@@ -38,7 +40,7 @@ class Seen(NamedTuple):
 @dataclass(frozen=True, kw_only=True)
 class Work:
     """`key`: a name of this attempt that no other run has; `ids`: the engine's names of its objects, once it holds them; `node`: the launcher's
-    path."""
+    path; `grace_s`: between asking its processes to end and killing them; `fresh`: the engine was never told of it."""
 
     placed: Placed
     folder: Path
@@ -47,6 +49,12 @@ class Work:
     node: Path
     plan: str = ""
     ids: tuple[str, ...] = ()
+    grace_s: float = GRACE_S
+    fresh: bool = False
+
+    def ask(self) -> None:
+        """Its launchers are told by a file, which none can miss: one that starts later starts nothing."""
+        (self.folder / LEAVE.format(self.placed.attempt)).touch()
 
 
 class Engine(Protocol):
@@ -89,7 +97,14 @@ class Engine(Protocol):
         """Servers that take no jobs now. Raises: EngineAway."""
         ...
 
-    def cancel(self, work: Work) -> None: ...
+    def cancel(self, work: Work) -> None:
+        """End it now, and take its objects away."""
+        ...
+
+    def leave(self, work: Work) -> None:
+        """Ask its command to end, with time to save what it needs; `look` says when it has gone, or that it had ended before. Asked again, nothing
+        changes. Raises: EngineAway, RunError."""
+        ...
 
     def suspend(self, work: Work) -> None: ...
 

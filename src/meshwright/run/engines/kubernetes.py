@@ -1,26 +1,29 @@
 """Kubernetes as the engine, through `kubectl`: pods are pinned to their nodes by affinity and held by a scheduling gate, which `start` removes in
 the order of the decisions. Which GPUs of a node a pod gets, its device plug-in picks. Objects of a job have its key as label; times are those of the
-pods' status.
+pods' status. A job that is to leave is suspended: its pods get SIGTERM and their grace, what had ended stays ended, and its objects are deleted when
+they have gone. Cores and memory change in place by the `resize` subresource of its pods (Kubernetes 1.33).
 """
 
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import ClassVar, Literal
 
 from ...cluster.allocation import Given
 from ...cluster.servers import Server, Servers
-from ...errors import EngineAway, Unsupported, UsageError
+from ...errors import EngineAway, RunError, Unsupported, UsageError
 from ...io.cluster.kubernetes import Pod, parse_nodes, parse_pods
-from ...io.cluster.manifests import GATE, KEY, Pods, manifest_text, manifests
+from ...io.cluster.manifests import CONTAINER, GATE, KEY, Pods, manifest_text, manifests
+from ..resize.actuators import kubernetes_resize
 from .interface import UNKNOWN, Commands, Seen, Work
 
 __all__ = ["Kubernetes"]
 
 AWAY = ("connection refused", "connect: ", "Unable to connect", "i/o timeout", "TLS handshake timeout", "etcdserver: ", "too many requests")
-KINDS = {"job": "job", "jobset": "jobset", "leaderworkerset": "leaderworkerset"}
+STOP = {"job": {"suspend": True}, "jobset": {"suspend": True}, "leaderworkerset": {"replicas": 0}}  # what ends the pods of a kind, and keeps it
 
 
 @dataclass
@@ -36,8 +39,10 @@ class Kubernetes:
     notes: list[str] = field(default_factory=list)
     name: ClassVar[str] = "kubernetes"
     picks_gpus: ClassVar[bool] = False
-    resizes: ClassVar[bool] = False
+    resizes: ClassVar[bool] = True
     launches: ClassVar[bool] = False
+    _leaving: set[str] = field(default_factory=set)
+    _given: dict[str, tuple[Given, ...]] = field(default_factory=dict)  # what jobs had last, for those whose pods have gone
 
     def __post_init__(self) -> None:
         self.commands = Commands(dry=self.dry, away=AWAY)
@@ -73,7 +78,8 @@ class Kubernetes:
         plan = (work.plan, (work.folder / work.plan).read_text(encoding="utf-8")) if work.plan and not self.dry else ("", "")
         launcher = "# the text of run/engines/node.py\n" if self.dry else work.node.read_text(encoding="utf-8")
         run = work.key.rsplit("-", 2)[0]
-        made = manifests(work.placed, key=work.key, run=run, command=work.command, launcher=launcher, pods=self.pods, kind=self.kind, plan=plan)
+        made = manifests(work.placed, key=work.key, run=run, command=work.command, launcher=launcher, pods=self.pods, kind=self.kind, plan=plan,
+                         grace_s=work.grace_s)  # fmt: skip
         self._ask("apply", "-f", "-", text=manifest_text(made))  # the same objects again change nothing
         return tuple(f"{d['kind'].lower()}/{d['metadata']['name']}" for d in made)
 
@@ -104,11 +110,16 @@ class Kubernetes:
 
     def _seen(self, work: Work, pods: Sequence[Pod]) -> Seen:
         if not pods:
-            return Seen("gone")
-        given = tuple(
+            return self._gone(work)
+        given = self._given[work.key] = tuple(
             Given(job=work.placed.job, server=p.node, gpus=tuple(f"{UNKNOWN}{k}" for k in range(p.gpus)), cores=p.cores, memory_bytes=p.memory_bytes)
             for p in pods if p.node
         )  # fmt: skip
+        if work.key in self._leaving:
+            if any(p.leaving or p.phase not in ("Succeeded", "Failed") for p in pods):
+                return Seen("running", given)
+            if len(pods) < len(work.placed.given):  # a part had ended, the others were ended
+                return self._gone(work)
         failed = [p for p in pods if p.phase == "Failed"]
         starts = [p.started_s for p in pods if p.started_s]
         started_s = min(starts, default=0.0) if len(starts) == len(pods) else 0.0
@@ -122,9 +133,28 @@ class Kubernetes:
             return Seen("held", given)
         return Seen("running" if any(p.phase in ("Running", "Succeeded") for p in pods) else "waiting", given, 0, "", started_s)
 
+    def _gone(self, work: Work) -> Seen:
+        """Times of pods are whole seconds, so this is one, too."""
+        return Seen("gone", self._given.get(work.key, ()), ended_s=float(int(time.time())))
+
     def cancel(self, work: Work) -> None:
         kinds = ",".join(dict.fromkeys(x.partition("/")[0] for x in work.ids)) or "job,service,configmap"
         self._ask("delete", kinds, "-l", f"{KEY}={work.key}", "--wait=false", "--ignore-not-found")
+
+    def leave(self, work: Work) -> None:
+        """Kueue would start a suspended job again: one of its queues is deleted, unless all its pods have ended."""
+        if self.pods.queue:
+            if any(p.phase not in ("Succeeded", "Failed") for p in self._pods([work])[work.key]):
+                self.cancel(work)
+            return
+        self._leaving.add(work.key)
+        for kind, _, name in (x.partition("/") for x in work.ids):
+            if kind in STOP:
+                try:
+                    self._ask("patch", kind, name, "--type=merge", "-p", json.dumps({"spec": STOP[kind]}))
+                except RunError as error:
+                    if "NotFound" not in error.message:
+                        raise
 
     def suspend(self, work: Work) -> None:
         raise Unsupported("Kubernetes ends the pods of a job that is suspended", where=f"job {work.placed.job}", hint="cancel it and place it again")
@@ -133,7 +163,13 @@ class Kubernetes:
         raise Unsupported("Kubernetes ends the pods of a job that is suspended", where=f"job {work.placed.job}", hint="place it again")
 
     def resize(self, work: Work, given: tuple[Given, ...]) -> None:
-        raise Unsupported("pods of a job keep their resources", where=f"job {work.placed.job}", hint="use an allocation that keeps them")
+        """Raises: RunError where Kubernetes is older than 1.33, or the node has no room."""
+        wanted = {g.server: g for g in given}
+        for pod in self._pods([work])[work.key]:
+            if pod.node in wanted:
+                g = wanted[pod.node]
+                patch, _ = kubernetes_resize(self.pods.namespace, pod.name, CONTAINER, cores=g.cores, memory_bytes=g.memory_bytes)
+                self._ask("patch", "pod", pod.name, "--subresource", "resize", "--type=strategic", "-p", patch)
 
     def close(self) -> None:
         """Nothing is held open; jobs go on."""

@@ -173,6 +173,12 @@ class Local:
             except subprocess.TimeoutExpired:
                 p.limits.kill()
 
+    def leave(self, work: Work) -> None:
+        self._held.discard(work.key)
+        work.ask()
+        self._signal(work, signal.SIGCONT)
+        self._signal(work, signal.SIGTERM)
+
     def suspend(self, work: Work) -> None:
         self._signal(work, signal.SIGSTOP)
 

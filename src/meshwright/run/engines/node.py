@@ -2,7 +2,8 @@
 for it travels with the job; Python 3.8.
 
 FOLDER holds `ranks-ATTEMPT.json`. Without SERVER the engine's own name of the node counts (SLURMD_NODENAME, MESHWRIGHT_NODE). It ends with
-75 where an earlier attempt still runs, 76 where this attempt was started here before, 77 where the job was not meant to be; nothing is started then.
+75 where an earlier attempt still runs, 76 where this attempt was started here before, 77 where the job was not meant to be, 78 where it was asked to
+leave before it began (`leave-ATTEMPT` lies in FOLDER); nothing is started then.
 """
 
 from __future__ import annotations
@@ -23,9 +24,10 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from typing import Any, TextIO
 
-EARLIER, AGAIN, ELSEWHERE = 75, 76, 77
+EARLIER, AGAIN, ELSEWHERE, LEAVING = 75, 76, 77, 78
 MAX_PORT_S = 60.0  # until rank 0 has said its port
-MAX_TERM_S = 5.0  # between asking and killing
+MAX_TERM_S = 5.0  # between asking and killing the others when one has failed
+LOOK_S = 0.5  # between looks at whether it is asked to leave
 POLL_S = 0.02
 
 
@@ -74,7 +76,7 @@ def processes(folder: Path, attempt: int, job: Any, mine: list[int], out: Path) 
     shared = dict(
         os.environ, WORLD_SIZE=str(len(job["ranks"])), LOCAL_WORLD_SIZE=str(len(mine)), MASTER_PORT=str(port),
         MASTER_ADDR=job["addresses"].get(first, first), MESHWRIGHT_JOB=job["job"], MESHWRIGHT_RANKS=str(folder / f"ranks-{attempt}.json"),
-        MESHWRIGHT_ATTEMPT=str(attempt), MESHWRIGHT_STATE=str(out),
+        MESHWRIGHT_ATTEMPT=str(attempt), MESHWRIGHT_STATE=os.environ.get("MESHWRIGHT_KEEP", str(out)),
     )  # fmt: skip
     if job["plan"]:
         shared["MESHWRIGHT_PLAN"] = str(folder / job["plan"])
@@ -84,17 +86,21 @@ def processes(folder: Path, attempt: int, job: Any, mine: list[int], out: Path) 
             yield subprocess.Popen(job["command"], env=environment, stdin=subprocess.DEVNULL, stdout=file, stderr=subprocess.STDOUT)
 
 
-def outcome(running: list[subprocess.Popen[bytes]], ending: list[bool]) -> list[int]:
-    """Exit codes of all; when one fails, the others are ended."""
-    asked = 0.0
+def outcome(running: list[subprocess.Popen[bytes]], ending: list[bool], leave: Path, grace_s: float) -> list[int]:
+    """Exit codes of all; when one fails, or all are to leave, they are asked to end, and later killed."""
+    asked = looked = 0.0
     while any(p.poll() is None for p in running):
+        if not ending and time.monotonic() - looked > LOOK_S:
+            looked = time.monotonic()
+            if leave.exists():
+                ending.append(True)
         failed = any(p.poll() not in (None, 0) for p in running) or bool(ending)
         if failed and not asked:
             asked = time.monotonic()
             for p in running:
                 if p.poll() is None:
                     p.terminate()
-        elif asked and time.monotonic() - asked > MAX_TERM_S:
+        elif asked and time.monotonic() - asked > (grace_s if ending else MAX_TERM_S):
             for p in running:
                 if p.poll() is None:
                     p.kill()
@@ -114,6 +120,9 @@ def main(folder: Path, attempt: int, server: str) -> int:
     lock = locked(out, attempt)
     if lock is None:
         return EARLIER
+    leave = folder / f"leave-{attempt}"
+    if leave.exists():
+        return LEAVING
     try:
         os.close(os.open(out / f"claim-{attempt}-{server}", os.O_CREAT | os.O_EXCL | os.O_WRONLY))
     except FileExistsError:
@@ -127,7 +136,7 @@ def main(folder: Path, attempt: int, server: str) -> int:
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: ending.append(True))
     try:
-        codes = outcome(list(processes(folder, attempt, job, mine, out)), ending)
+        codes = outcome(list(processes(folder, attempt, job, mine, out)), ending, leave, job.get("grace_s", MAX_TERM_S))
     except OSError as error:
         print(f"cannot start {job['command'][0]}: {error}", file=sys.stderr)  # noqa: T201
         codes = [127]

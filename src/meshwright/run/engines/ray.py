@@ -156,7 +156,14 @@ class Ray:
             self.notes.append(f"a task ended: {lines[-1][:200]}")
             return 1
 
+    def leave(self, work: Work) -> None:
+        """The launchers of its tasks see it; a group without tasks is given back at once."""
+        work.ask()
+        if work.key not in self._tasks:
+            self.cancel(work)
+
     def cancel(self, work: Work) -> None:
+        work.ask()  # tasks are killed, and launchers would outlive them
         for task in self._tasks.pop(work.key, []):
             self.ray.cancel(task, force=True)
         group = self._groups.pop(work.key, None)

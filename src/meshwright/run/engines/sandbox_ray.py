@@ -5,13 +5,14 @@ Nodes share one host name, so their label is how the engine `ray` tells them apa
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from collections.abc import Sequence
 from importlib.util import find_spec
 from pathlib import Path
 
-from ...errors import MissingExtra
+from ...errors import MissingExtra, UsageError
 from .ray import NAME
 
 __all__ = ["DAEMONS", "HOST", "daemons", "not_ready", "require"]
@@ -19,6 +20,8 @@ __all__ = ["DAEMONS", "HOST", "daemons", "not_ready", "require"]
 HOST = "127.0.0.1"
 DAEMONS = ("gcs_server", "raylet")
 STORE_BYTES = 100 << 20  # of each node's objects: jobs here keep none, and four nodes share this machine's /dev/shm
+NO_SPARE = {"RAY_prestart_worker_first_driver": "0"}  # else every node starts a worker per made-up core: half of the time to be ready
+MAX_FOLDER_BYTES = 107 - len("/r/session_2026-01-01_00-00-00_000000_1234567/sockets/plasma_store")  # names of sockets hold 107 bytes
 READY = Path(__file__).with_name("ray_ready.py")
 
 
@@ -29,12 +32,16 @@ def require() -> None:
 
 
 def daemons(folder: Path, names: tuple[str, ...], ports: Sequence[int], *, gpus: int, cores: int, memory_bytes: int) -> list[dict[str, object]]:
-    """What the holder starts: the head on the first port, then the others, which wait for it."""
+    """What the holder starts: the head on the first port, then the others, which wait for it. Raises: UsageError for a folder whose name is too long
+    for Ray's sockets."""
+    if len(os.fsencode(folder)) > MAX_FOLDER_BYTES:
+        raise UsageError(f"its folder's name has {len(os.fsencode(folder))} bytes, Ray's sockets leave {MAX_FOLDER_BYTES}", where=str(folder),
+                         hint="a shorter --name, or MESHWRIGHT_SANDBOX_DIR=/tmp/s")  # fmt: skip
     start = [sys.executable, "-m", "ray.scripts.scripts", "start", "--block", "--disable-usage-stats", f"--node-ip-address={HOST}"]
     offers = [f"--num-cpus={cores}", f"--num-gpus={gpus}", f"--memory={memory_bytes}", f"--object-store-memory={STORE_BYTES}",
               "--min-worker-port=0", "--max-worker-port=0", "--dashboard-agent-listen-port=0", "--include-log-monitor=false"]  # fmt: skip
     head = ["--head", f"--port={ports[0]}", "--include-dashboard=false", "--no-monitor", f"--temp-dir={folder}/r"]
-    environment = {"RAY_USAGE_STATS_ENABLED": "0", "PYTHONUNBUFFERED": "1"}
+    environment = {"RAY_USAGE_STATS_ENABLED": "0", "PYTHONUNBUFFERED": "1", **NO_SPARE}
     found: list[dict[str, object]] = []
     for n, name in enumerate(names):
         where = [f"--address={HOST}:{ports[0]}"] if n else head

@@ -27,7 +27,7 @@ from ...cluster.allocation import Given
 from ...cluster.placed import Per, placed
 from ...cluster.servers import Servers
 from ...errors import RunError, UsageError
-from ...io.cluster.job_folder import Ended, ranks_document, read_ended, read_started, write_ranks
+from ...io.cluster.job_folder import GRACE_S, Ended, ranks_document, read_ended, read_started, write_ranks
 from ...io.cluster.journal import Record
 from ...io.plan.plan import read_plan
 from .interface import Engine, Seen, Work
@@ -35,6 +35,7 @@ from .journal import Journal
 
 __all__ = ["Event", "Session"]
 
+MAX_LATE_S = 30.0  # behind the grace of a job that was asked to leave, until the engine is told to end it
 LAUNCHER = Path(__file__).with_name("node.py")
 Now = Literal["submitted", "placing", "held", "starting", "released", "running", "ended", "lost", "cancelled", "preempted"]
 OVER: frozenset[Now] = frozenset({"ended", "lost", "cancelled", "preempted"})
@@ -64,18 +65,19 @@ class _Job:
     given: tuple[Given, ...] = ()
     code: int = 0
     leaving: bool = False
-    told: bool = False  # the engine was, to end it
+    late_s: float = 0.0  # by the monotonic clock, when it should have left; 0: the engine was not told to end it
 
 
 @dataclass
 class Session:
-    """`servers`: default those that the engine has. `dry`: nothing is written; the engine says its commands instead. Raises: as `Journal` and the
-    engine."""
+    """`servers`: default those that the engine has. `dry`: nothing is written; the engine says its commands instead. `grace_s`: what a job that is
+    asked to leave has, to save its state. Raises: as `Journal` and the engine."""
 
     engine: Engine
     folder: Path
     dry: bool = False
     servers: Servers | None = None
+    grace_s: float = GRACE_S
     jobs: dict[str, _Job] = field(default_factory=dict)
     _events: list[Event] = field(default_factory=list)
 
@@ -139,15 +141,16 @@ class Session:
         job = self._job(name)
         if job.now in ("held", "starting", "released", "running", "ended"):
             return
-        if job.now != "placing" or job.given != tuple(given):
+        fresh = job.now != "placing" or job.given != tuple(given)
+        if fresh:
             job.attempt += 1
             job.given = tuple(given)
             job.work = self._prepared(job)
-            job.leaving = job.told = False
+            job.leaving, job.late_s = False, 0.0
             self._say("place", name, attempt=job.attempt, placed=job.work.placed)
             job.now = "placing"
         assert job.work is not None
-        job.work = replace(job.work, ids=self.engine.hold(job.work))
+        job.work = replace(job.work, ids=self.engine.hold(replace(job.work, fresh=fresh)))
         self._say("held", name, attempt=job.attempt, ids=job.work.ids)
         job.now = "held"
 
@@ -166,9 +169,10 @@ class Session:
         """What happened since the last call that did not raise. Raises: EngineAway."""
         known = ("held", "starting", "released", "running")
         live = [j for j in self.jobs.values() if j.work is not None and (j.now in known or (j.now == "placing" and j.leaving))]
+        earlier = [bool(j.work and read_started(j.work.folder, j.attempt)) for j in live]  # before the engine is asked: it may begin meanwhile
         seen = self.engine.look([j.work for j in live if j.work is not None]) if live else []
-        for job, s in zip(live, seen, strict=True):
-            self._changed(job, s)
+        for job, s, begun in zip(live, seen, earlier, strict=True):
+            self._changed(job, s, begun)
         events, self._events = self._events, []
         return events
 
@@ -187,13 +191,13 @@ class Session:
         """Ask its command to end, so that it may be placed elsewhere as a new attempt; `watch` says when it has gone. One that ended by itself before
         has ended. Once the engine was told, nothing more happens. Raises: EngineAway, RunError."""
         job = self._job(name)
-        if job.work is None or job.now in OVER or job.told:
+        if job.work is None or job.now in OVER or job.late_s:
             return
         if not job.leaving:
             self._say("preempt", name, attempt=job.attempt)
             job.leaving = True
-        self.engine.cancel(job.work)
-        job.told = True
+        self.engine.leave(job.work)
+        job.late_s = time.monotonic() + self.grace_s + MAX_LATE_S
 
     def suspend(self, name: str) -> None:
         self._told(name, "suspend", self.engine.suspend)
@@ -209,6 +213,7 @@ class Session:
         except RunError:
             self._say("resize", name, attempt=job.attempt, given=job.given)  # it keeps what it had
             raise
+        self._say("resized", name, attempt=job.attempt)
         job.given = tuple(given)
 
     # ---- inside ------------------------------------------------------------------------------------------------------------
@@ -237,9 +242,10 @@ class Session:
             if job.plan:
                 shutil.copyfile(job.plan, folder / plan)
             addresses = self.engine.addresses([r.server for r in made.ranks[:1]])
-            write_ranks(folder, ranks_document(made, job.command, plan=plan, addresses=addresses, own_gpus=self.engine.launches))
+            write_ranks(folder, ranks_document(made, job.command, plan=plan, addresses=addresses, own_gpus=self.engine.launches,
+                                                grace_s=self.grace_s))
         key = f"mw-{self.run}-{job.number}-{job.attempt}"
-        return Work(placed=made, folder=folder, key=key, command=job.command, node=self.folder / "node.py", plan=plan)
+        return Work(placed=made, folder=folder, key=key, command=job.command, node=self.folder / "node.py", plan=plan, grace_s=self.grace_s)
 
     def _replay(self, job: _Job, r: Record) -> None:
         states: Mapping[str, Now] = {
@@ -252,22 +258,21 @@ class Session:
             job.work = Work(
                 placed=r.placed, folder=self.folder / "jobs" / f"{job.number:06d}", key=f"mw-{self.run}-{job.number}-{r.attempt}",
                     command=job.command,
-                node=self.folder / "node.py", plan=Path(job.plan).name if job.plan else "",
+                node=self.folder / "node.py", plan=Path(job.plan).name if job.plan else "", grace_s=self.grace_s,
             )  # fmt: skip
         if r.what == "held" and job.work is not None:
             job.work = replace(job.work, ids=r.ids)
         job.now, job.code = states.get(r.what, job.now), r.code
 
-    def _changed(self, job: _Job, seen: Seen) -> None:
-        """Events are kept at once: the engine may fail at the next job."""
+    def _changed(self, job: _Job, seen: Seen, begun: bool) -> None:
+        """`begun`: it had when the engine was asked. Events are kept at once: the engine may fail at the next job."""
         assert job.work is not None
         folder, attempt = job.work.folder, job.attempt
         began, over = read_started(folder, attempt), read_ended(folder, attempt)
         servers = {g.server for g in job.given}
         if job.leaving and self._left(job, seen, over, servers):
             return
-        if seen.state in ("held",
-            "waiting") and (began or job.now == "running"):  # the engine's memory is older than what happened: nothing may start again
+        if seen.state in ("held", "waiting") and (begun or job.now == "running"):  # its memory is older than what happened: nothing starts again
             self._say("note", job.name, attempt=attempt, text=f"the engine says {seen.state}, and it has begun: cancelled there")
             self.engine.cancel(job.work)
             seen = Seen("gone")
@@ -295,13 +300,20 @@ class Session:
             self.start([job.name])
 
     def _left(self, job: _Job, seen: Seen, over: Mapping[str, Ended], servers: set[str]) -> bool:
-        """Whether it has gone, where it was asked to and did not end by itself before."""
+        """Whether it has gone, where it was asked to and did not end by itself before. One that stays too long is ended by the engine."""
         assert job.work is not None
         if seen.state not in ("done", "failed", "gone") or _locked(job.work.folder / f"lock-{job.attempt}"):
+            if 0 < job.late_s < time.monotonic():
+                job.late_s = time.monotonic() + self.grace_s + MAX_LATE_S
+                self._say("note", job.name, attempt=job.attempt, text="it was asked to leave and stays: ended by the engine")
+                self.engine.cancel(job.work)
             return False
         if set(over) >= servers and not any(e.asked for e in over.values()):
             return False
-        at_s = max((e.time_s for e in over.values()), default=time.time())
+        if not over and (seen.state == "done" or (seen.code and seen.ended_s)):  # an engine without launchers' notes: by its books it ended before
+            return False
+        self.engine.cancel(job.work)  # its objects, which nobody needs any more
+        at_s = max((e.time_s for e in over.values()), default=seen.ended_s or time.time())
         self._say("preempted", job.name, attempt=job.attempt, given=seen.given, at_s=at_s)
         job.now = "preempted"
         self._events.append(Event("preempted", job.name, at_s))

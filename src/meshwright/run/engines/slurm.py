@@ -95,7 +95,7 @@ class Slurm:
         return found
 
     def hold(self, work: Work) -> tuple[str, ...]:
-        known = {} if self.commands.dry else self._jobs()
+        known = {} if self.commands.dry or work.fresh else self._jobs()
         ids = []
         for n, shape in enumerate(shapes(work.placed.given)):
             name = f"{work.key}-{n}"
@@ -163,7 +163,17 @@ class Slurm:
         return Seen("gone")
 
     def cancel(self, work: Work) -> None:
-        self.commands.call(["scancel", *work.ids])
+        self._cancel(work)
+
+    def leave(self, work: Work) -> None:
+        """What runs is asked by its launchers, whatever the site's KillWait is; what waits is cancelled."""
+        work.ask()
+        self._cancel(work, "--state=PENDING")
+
+    def _cancel(self, work: Work, *more: str) -> None:
+        """By name: a number may be another job's since a controller counted from an old one."""
+        for n in range(len(shapes(work.placed.given))):
+            self.commands.call(["scancel", f"--name={work.key}-{n}", *more])
 
     def suspend(self, work: Work) -> None:
         for job in work.ids:
