@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from aggregate_rig import Switch, seat, switch, together
 
-from meshwright.errors import UsageError
+from meshwright.errors import LinkLost, UsageError
 from meshwright.run.aggregate.fallback import GlooHosts
 from meshwright.run.aggregate.sparse_reducer import TRIED, WAYS, Load, SparseReducer, Trials, link_bytes
 
@@ -118,6 +118,31 @@ def test_the_hosts_go_on_when_the_switch_dies(way: str) -> None:
     for found, why, ways in reducers(up, work, silence_s=0.6):
         assert all(np.allclose(x, total * k, atol=1e-2) for x, k in zip(found, (1, 2, 3, 1), strict=True))
         assert why is not None and ways == {"hosts", "ring"}
+
+
+def test_a_worker_that_lost_a_call_gets_its_result_from_those_that_are_in_the_next() -> None:
+    parts = [part(w, 900, 0.1) for w in range(WORKERS)]
+    total = np.sum(parts, axis=0)
+
+    def work(reducer: SparseReducer, worker: int) -> Any:
+        stream = reducer.stream
+        assert stream is not None
+        if worker == 1:
+            whole = stream.all_reduce
+
+            def lost(array: Any, **more: Any) -> None:
+                whole(array.copy(), **more)
+                stream.abandon("for the test")
+                raise LinkLost("no answer", where="switch")
+
+            stream.all_reduce = lost  # type: ignore[method-assign]
+        found = [reducer.all_reduce(parts[worker] * (k + 1), way=way) for k, way in enumerate(("dense", "auto", "hosts"))]
+        reducer.close()
+        return found, reducer.why
+
+    with switch(slots=128) as up:
+        for found, why in reducers(up, work):
+            assert why is not None and all(np.allclose(x, total * k, atol=1e-2) for x, k in zip(found, (1, 2, 3), strict=True))
 
 
 def test_a_switch_without_room_for_pairs_is_done_without() -> None:

@@ -175,10 +175,7 @@ class SparseReducer(Reducer):
         """
         if array.dtype != np.float32 or not array.flags.c_contiguous or way not in ("auto", *WAYS):
             raise UsageError(f"{array.dtype}, way {way!r}: a contiguous float32 array by one of auto, {', '.join(WAYS)}", where="all_reduce")
-        done = self.done
         most, slowest_ns = self._most(int(np.count_nonzero(array)), 0 if self.took is None else int(self.took[2] * 1e9), array)
-        if self.done > done:  # another worker, a call ahead, has given the result
-            return array
         if self.took is not None:
             kind, last, _ = self.took
             self.trials[kind].times_s[last].append(slowest_ns / 1e9)
@@ -212,15 +209,13 @@ class SparseReducer(Reducer):
         return {w: fixed + byte * link_bytes(w, load, words=self.words, span=self.span) for w, (fixed, byte) in self.pace.items()}
 
     def _most(self, value: int, other: int, array: NDArray[Any]) -> tuple[int, int]:
-        """The largest of all workers' values, and of their others. Where one of them has lost the switch, all leave it; `array` may get the result of
-        the call in hand."""
+        """The largest of all workers' values, and of their others. Where one of them has lost the switch, all leave it."""
         most, others = self.hosts.most(value, other)
         if most < BROKEN:
             return most, others
         self._leave()
-        if not super()._agree(GroupFailed("another worker lost the switch"), array):
-            self.done += 1
-        return array.size, others
+        super()._agree(GroupFailed("another worker lost the switch"), array)  # it lost the call before this one, whose result it is given
+        return self._most(value, 0, array)
 
     def _go(self, way: str, array: NDArray[Any], arithmetic: str = "exact") -> None:
         stream, sparse = self.stream, self.sparse
