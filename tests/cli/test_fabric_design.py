@@ -73,7 +73,7 @@ def test_jobs_are_placed_moved_and_replayed(tmp_path: Path, capsys: pytest.Captu
 
 WRONG = [
     "design --nodes 8", "design", "design --nodes 8 --ports 2 --accelerators 8", "design --nodes 4 --ports 4",
-    "design --nodes 8 --ports 2 --budget 5",
+    "design --accelerators 200 --simulate",
     "design --nodes 8 --ports 2 --evaluations 9 --row 99", "design --accelerators 8 --rate fast", "design --accelerators 1",
     "allocate --boards 2y2 --job 1x1", "allocate --boards 2x2", "allocate --boards 2x2 --failed 7 --job 1x1", "allocate --boards 99x2 --job 1x1",
 ]  # fmt: skip
@@ -104,7 +104,7 @@ def test_a_wiring_grows_and_says_what_moves_and_a_rule_becomes_a_plan(tmp_path: 
 def test_options_of_the_other_question_are_refused(capsys: pytest.CaptureFixture[str]) -> None:
     wired, grown = ("--nodes", "8", "--ports", "2"), ("--nodes", "9", "--ports", "2", "--grow", "x.toml")
     for words, said in (
-        ((*wired, "--job", "j.toml"), "--job: belongs to --accelerators"), ((*wired, "--moves", "m.csv"), "--moves: belongs to --grow"),
+        ((*wired, "--moves", "m.csv"), "--moves: belongs to --grow"),
         ((*grown, "--peers", "2"), "--peers: belongs to designs without --grow"), ((*wired, "--size", "much"), "--rate, --latency, --size"),
         (("--accelerators", "64", "--grow", "x.toml"), "--grow: belongs to --nodes"),
     ):  # fmt: skip
