@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from fractions import Fraction
 from pathlib import Path
 
 import pytest
@@ -55,6 +56,22 @@ def test_networks_are_compared_and_one_is_written(tmp_path: Path, capsys: pytest
     assert found["designs"][0]["usd_seconds"] <= found["designs"][-1]["usd_seconds"] and json.loads(out.read_text(encoding="utf-8"))["devices"]
     assert main(["fabric", "design", "--accelerators", "64"]) == 0 and "Hx4Mesh 2x2" in capsys.readouterr().out
     assert told(capsys, "fabric", "design", "--accelerators", "64", "--budget", "5", code=3)["data"]["usd"] > 5
+
+
+def test_times_are_simulated_or_follow_from_a_job(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Networks: never below the least time. Wirings: of a job that only sums up, breadth-first all-reduces as the rows say, simulated alike."""
+    rows = told(capsys, "fabric", "design", "--accelerators", "16", "--simulate")["designs"]
+    assert all(row["time_s"] <= row["simulated_s"] < 1.25 * row["time_s"] for row in rows)
+    assert [row["usd_seconds"] for row in rows] == sorted(row["usd"] * row["simulated_s"] for row in rows)
+    job = tmp_path / "job.toml"
+    job.write_text('schema = "meshwright.network-job"\nversion = 1\nall_reduce_bytes = 800000000\n', encoding="utf-8")
+    words = ["fabric", "design", "--nodes", "8", "--ports", "2", "--evaluations", "20", "--job", str(job), "--latency", "0s"]
+    exact, simulated = (told(capsys, *words, *more)["designs"] for more in ([], ["--simulate"]))
+    for row, other in zip(exact, simulated, strict=True):
+        factors = [Fraction(row["directions"][op]["factor"]) for op in ("all-gather", "reduce-scatter")]
+        assert row["time_s"] == pytest.approx(float(sum(factors)) * 0.8e9 / 100e9) and other["time_s"] == pytest.approx(row["time_s"], rel=0.02)
+    assert main([*words, "--budget", "1000000"]) == 0 and "$ x s" in capsys.readouterr().out
+    assert told(capsys, *words, "--budget", "5", code=3)["data"]["usd"] > 5
 
 
 def test_jobs_are_placed_moved_and_replayed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

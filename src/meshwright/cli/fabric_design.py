@@ -58,6 +58,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--prices", metavar="FILE", help="what parts cost (TOML; default: the published figures that ship)")
     tried = "Cayley digraphs tried at every size (default 2000); with --grow, --rewire: designs tried (default 200)"
     parser.add_argument("--evaluations", type=whole_number, default=None, metavar="N", help=tried)
+    parser.add_argument("--no-table", action="store_true", help="leave the shipped base graphs out: all that is found is found now")
     parser.add_argument("--seed", type=whole_number, default=0, help="of the search: equal seeds give equal designs (default 0)")
     chosen = parser.add_argument_group("one design as files")
     chosen.add_argument("--row", type=whole_number, metavar="N", help="which row, counted from 1 (default: the last)")
@@ -115,7 +116,7 @@ def _wirings(args: argparse.Namespace, problem: TopologyProblem) -> Result:
     from ..drive.wiring import GROWTHS, design_wiring, grow_wiring
     from ..kernels.effort import Budget
 
-    options = {} if args.evaluations is None else {"evaluations": args.evaluations}
+    options = {"table": not args.no_table} | ({} if args.evaluations is None else {"evaluations": args.evaluations})
     budget = Budget(1)
     if args.grow:
         tried = GROWTHS if args.evaluations is None else args.evaluations

@@ -315,16 +315,14 @@ class TrainingLayout(_Record, frozen=True, kw_only=True):
 
     @property
     def in_turn(self) -> bool:
-        """Do replicas take micro-batches in turn, replica d the d-th of so many each time, and not each a block of them? So they do where gradients
-        are a fold over micro-batches and are added over replicas micro-batch by micro-batch: what is added then is a node of the tree."""
+        """Do replicas take micro-batches in turn, and not each a block of them? Where gradients are a fold over micro-batches, and are added over
+        replicas micro-batch by micro-batch, each such sum is then a node of the tree."""
         return bool(self.step_end.folded) and self.zero_level > 1
 
     def first_sample(self, data: int, microbatch: int) -> int:
         """The number, within the global batch, of a micro-batch's first sample."""
-        if self.in_turn:
-            return (microbatch * self.data + data) * self.microbatch_size
         before = sum(self.replica_microbatches[:data]) if self.replica_microbatches else data // self.context * self.microbatches
-        return (before + microbatch) * self.microbatch_size
+        return (microbatch * self.data + data if self.in_turn else before + microbatch) * self.microbatch_size
 
     def hosted(self, pipeline: int) -> tuple[tuple[int, int], ...]:
         """(stage, copy) of everything a pipeline index holds, by stage."""
