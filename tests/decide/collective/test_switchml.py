@@ -13,6 +13,7 @@ from meshwright.decide.collective.program_time import simulated_time_s
 from meshwright.decide.collective.switchml.strategy import SwitchML
 from meshwright.drive.collective.job import plan_collective
 from meshwright.errors import Disconnected, Unsupported, UsageError
+from meshwright.fabric.edit import forwarding_only
 from meshwright.fabric.fabric import Device, Fabric, Link, Switch
 
 RNG = np.random.default_rng(0)
@@ -89,6 +90,7 @@ def test_a_switch_holds_no_more_than_its_memory() -> None:
     assert len(found) == 1 and found[0].witness["switch"] == "s"
     with pytest.raises(Unsupported, match="memory for 4096 bytes"):
         SwitchML(slots=5, chunk_bytes=1024).plan(problem, rng=RNG)
+    assert not any(s.aggregate_bytes for s in forwarding_only(tight).switches)
     two = wired(3, {"a": True, "b": True}, [(f"d{i}", s) for i in range(3) for s in "ab"])
     forwards = replace(two, switches=(replace(two.switches[0], aggregate_bytes=2047), two.switches[1]))
     assert planned(forwards)[0]["roots"] == ["b"]

@@ -289,8 +289,9 @@ def _switch_memory(p: Program, fabric: Fabric, placement: list[str]) -> list[Fin
     """Switches that state their memory hold two turns of what they add up: ranks may be a turn apart."""
     b, found = p.buffers, list[Finding]()
     need = np.bincount(b.actor, weights=2.0 * b.chunks * b.chunk_bytes, minlength=len(placement))
+    limits = {s.name: s.aggregate_bytes for s in fabric.switches}
     for actor in range(p.ranks, len(placement)):
-        limit = next(s.aggregate_bytes for s in fabric.switches if s.name == placement[actor])
+        limit = limits.get(placement[actor], 0)
         if limit and need[actor] > limit:
             text = f"switch {placement[actor]} needs {int(need[actor])} bytes for sums, two turns of each, it has {limit}"
             facts = {"switch": placement[actor], "need_bytes": int(need[actor]), "limit_bytes": limit}
