@@ -4,7 +4,8 @@ Run: `python benchmarks/reproducible.py [lab|training]` (needs root; some minute
 trunk that carries all four, so that a device's own link decides. Each schedule is run again and again, ranks late by up to 20 ms each time; counted
 are different results over all ranks, runs, schedules and placements (1 = equal bits), and the share of elements in which gloo's ring, and a single
 buffer filled the other way round, differ from it. Training: a byte-level language model, 8 micro-batches of 2 samples in each of 50 steps, on this
-package's source; weights, moments and averages compared bit by bit with the run of one rank, and those of a plan without the promise.
+package's source, also with stages and with divided gradients and weights; weights, moments and averages compared bit by bit with the run of one rank,
+and those of a plan without the promise.
 """
 
 from __future__ import annotations
@@ -40,6 +41,12 @@ SCHEDULES: dict[str, Any] = {
     "halving": HalvingDoubling(), "doubling": RecursiveDoubling(),
 }  # fmt: skip
 TRAINING = {"model": "examples/gpt.py:tiny", "steps": 50}
+LAYOUTS = [  # ranks, what is asked for besides, its name; the first is what the others are compared with
+    *((n, ["--reproducible", "tree"], "the fold") for n in (1, 2, 4, 8)),
+    *((n, ["--reproducible", "tree", *more], f"the fold, {' '.join(more)}") for n, more in ((4, ["--zero", "2"]), (8, ["--zero", "3"]))),
+    (8, ["--reproducible", "tree", "--pp", "2", "--zero", "3"], "the fold, --pp 2 --zero 3"),
+    (8, ["--dp", "8", "--zero", "0"], "no promise"),
+]
 
 
 def fabric() -> Fabric:
@@ -123,9 +130,8 @@ def training() -> list[dict[str, Any]]:
     rows, states = [], {}
     with tempfile.TemporaryDirectory() as text:
         folder = Path(text)
-        cases = [(n, ["--reproducible", "tree"], "the fold") for n in (1, 2, 4, 8)] + [(8, ["--dp", "8", "--zero", "0"], "no promise")]
-        for n, more, what in cases:
-            made, run = folder / f"plan-{n}-{what}.json", folder / f"run-{n}-{what}"
+        for number, (n, more, what) in enumerate(LAYOUTS):
+            made, run = folder / f"plan-{number}.json", folder / f"run-{number}"
             words = ["train", "plan", "--model", TRAINING["model"], "--global-batch", "16", "--microbatch", "2", "--fabric", f"laptop:{n}"]
             subprocess.run([sys.executable, "-m", "meshwright", *words, *more, "-o", str(made), "--quiet"], check=True, stdout=subprocess.DEVNULL)
             words = ["train", "run", str(made), "--steps", str(TRAINING["steps"]), "--out", str(run), "--no-calibration", "--no-gate"]

@@ -1,6 +1,7 @@
 """One worker of `sparse_aggregate.py`, started by it in the lab.
 
-`JOB`: {elements, turns, seats: [{switch, worker, children, above}], cases: [{density, overlap}]}. Worker 0 prints a line per case.
+`JOB`: {elements, turns, first_turns, most_tried, seats: [{switch, worker, children, above}], cases: [{density, overlap}]}. Worker 0 prints a line per
+case. In each turn every way that is not far behind is called once, `auto` too, in an order that is drawn anew.
 """
 
 from __future__ import annotations
@@ -13,6 +14,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+
+FAR_BEHIND = 1.5  # times the fastest way's median
 
 
 def received_bytes() -> int:
@@ -28,6 +31,57 @@ def drawn(rank: int, case: dict[str, float], elements: int, number: int) -> Any:
     return np.where(chosen, own.integers(1, 51, elements), 0).astype(np.float32)
 
 
+def measured(reducer: Any, job: dict[str, Any], number: int, rank: int, world: int) -> dict[str, Any]:
+    """Of one case, at this worker: times (of the slowest), what `auto` took, what was wrong."""
+    import torch
+    import torch.distributed as dist
+
+    from meshwright.run.aggregate.sparse_reducer import WAYS, Load, link_bytes
+
+    case, elements = job["cases"][number], job["elements"]
+    parts = [drawn(r, case, elements, number) for r in range(world)]
+    true, most = np.sum(parts, axis=0), max(int(np.count_nonzero(p)) for p in parts)
+    times: dict[str, list[float]] = {way: [] for way in (*WAYS, "auto")}
+    taken: dict[str, int] = {}
+    wrong, came, tried = 0, 0, 0
+
+    def call(way: str) -> float:
+        nonlocal wrong, came
+        data = parts[rank].copy()
+        dist.barrier()
+        begin, before = time.perf_counter(), received_bytes()
+        reducer.all_reduce(data, way=way)
+        slowest = torch.tensor([time.perf_counter() - begin])
+        came = received_bytes() - before if way == "sparse" else came
+        wrong += not np.allclose(data, true, atol=1e-2)
+        dist.all_reduce(slowest, dist.ReduceOp.MAX)
+        return float(slowest)
+
+    for way in WAYS:
+        call(way)
+    while tried < job["most_tried"] and not reducer.settled(elements, most):  # `auto` tries ways that are close
+        call("auto")
+        tried += 1
+    close = list(WAYS)
+    for turn in range(job["turns"]):
+        order = [*close, "auto"]
+        np.random.default_rng([number, turn]).shuffle(order)  # nobody always comes after the same one
+        for way in order:
+            if way == "auto":
+                found = reducer.best(elements, most)
+                taken[found] = taken.get(found, 0) + 1
+            times[way].append(call(way))
+        if turn + 1 == job["first_turns"]:
+            medians = {way: float(np.median(times[way])) for way in WAYS}
+            close = [way for way in WAYS if medians[way] <= FAR_BEHIND * min(medians.values())]
+    bad = torch.tensor([wrong])
+    dist.all_reduce(bad)
+    load = Load(world, elements, most, int(np.count_nonzero(true)))
+    needed = link_bytes("sparse", load, words=reducer.words, span=reducer.span)
+    return {**case, "times_s": times, "taken": taken, "tried_calls": tried, "wrong": int(bad), "pairs": load.pairs, "union": load.union,
+            "sparse_bytes_in": came, "bytes_needed": round(needed), "lost_switch": str(reducer.why or "")}  # fmt: skip
+
+
 def main() -> None:
     rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     import torch
@@ -37,7 +91,7 @@ def main() -> None:
     from meshwright.run.aggregate.control import Hop
     from meshwright.run.aggregate.fallback import GlooHosts
     from meshwright.run.aggregate.sockets import parse_address
-    from meshwright.run.aggregate.sparse_reducer import WAYS, Load, SparseReducer, link_bytes
+    from meshwright.run.aggregate.sparse_reducer import SparseReducer
 
     torch.set_num_threads(1)
     dist.init_process_group("gloo")
@@ -45,34 +99,10 @@ def main() -> None:
     at = job["seats"][rank]
     seat = Seat(job="sparse", worker=at["worker"], children=at["children"], workers=world, above=tuple(Hop(**hop) for hop in at["above"]))
     reducer = SparseReducer.join(parse_address(at["switch"]), seat, GlooHosts(dist.group.WORLD), rank)
-    for number, case in enumerate(job["cases"]):
-        elements = job["elements"]
-        parts = [drawn(r, case, elements, number) for r in range(world)]
-        true, mine = np.sum(parts, axis=0), parts[rank]
-        times: dict[str, list[float]] = {way: [] for way in (*WAYS, "auto")}
-        wrong, came, taken = 0, 0, []
-        for turn in range(job["turns"] + 1):
-            for way in times:
-                data = mine.copy()
-                dist.barrier()
-                most = int(np.count_nonzero(mine))
-                begin, before = time.perf_counter(), received_bytes()
-                if way == "auto":
-                    taken.append(reducer.best(elements, most))
-                reducer.all_reduce(data, way=way)
-                took = time.perf_counter() - begin
-                came = received_bytes() - before if way == "sparse" else came
-                if turn:
-                    times[way].append(took)
-                wrong += not np.allclose(data, true, atol=1e-2)
-        bad = torch.tensor([wrong])
-        dist.all_reduce(bad)
+    for number in range(len(job["cases"])):
+        row = measured(reducer, job, number, rank, world)
         if rank == 0:
-            load = Load(world, elements, max(int(np.count_nonzero(p)) for p in parts), int(np.count_nonzero(true)))
-            needed = link_bytes("sparse", load, words=reducer.words, span=reducer.span)
-            found = {**case, "times_s": times, "taken": taken[-1], "wrong": int(bad), "pairs": load.pairs, "union": load.union,
-                     "sparse_bytes_in": came, "bytes_needed": round(needed), "lost_switch": str(reducer.why or "")}  # fmt: skip
-            print(json.dumps(found), flush=True)
+            print(json.dumps(row), flush=True)
     if rank == 0:
         print("paces " + json.dumps(reducer.pace), file=sys.stderr, flush=True)
     reducer.close()

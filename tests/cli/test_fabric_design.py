@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from fractions import Fraction
 from pathlib import Path
 
 import pytest
@@ -57,6 +58,22 @@ def test_networks_are_compared_and_one_is_written(tmp_path: Path, capsys: pytest
     assert told(capsys, "fabric", "design", "--accelerators", "64", "--budget", "5", code=3)["data"]["usd"] > 5
 
 
+def test_times_are_simulated_or_follow_from_a_job(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Networks: never below the least time. Wirings: of a job that only sums up, breadth-first all-reduces as the rows say, simulated alike."""
+    rows = told(capsys, "fabric", "design", "--accelerators", "16", "--simulate")["designs"]
+    assert all(row["time_s"] <= row["simulated_s"] < 1.25 * row["time_s"] for row in rows)
+    assert [row["usd_seconds"] for row in rows] == sorted(row["usd"] * row["simulated_s"] for row in rows)
+    job = tmp_path / "job.toml"
+    job.write_text('schema = "meshwright.network-job"\nversion = 1\nall_reduce_bytes = 800000000\n', encoding="utf-8")
+    words = ["fabric", "design", "--nodes", "8", "--ports", "2", "--evaluations", "20", "--job", str(job), "--latency", "0s"]
+    exact, simulated = (told(capsys, *words, *more)["designs"] for more in ([], ["--simulate"]))
+    for row, other in zip(exact, simulated, strict=True):
+        factors = [Fraction(row["directions"][op]["factor"]) for op in ("all-gather", "reduce-scatter")]
+        assert row["time_s"] == pytest.approx(float(sum(factors)) * 0.8e9 / 100e9) and other["time_s"] == pytest.approx(row["time_s"], rel=0.02)
+    assert main([*words, "--budget", "1000000"]) == 0 and "$ x s" in capsys.readouterr().out
+    assert told(capsys, *words, "--budget", "5", code=3)["data"]["usd"] > 5
+
+
 def test_jobs_are_placed_moved_and_replayed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     found = told(capsys, "fabric", "allocate", "--boards", "3x3", "--failed", "0.0", "--job", "2x3", "--job", "1x1")
     assert found["jobs"][0]["rows"] == [1, 2] or len(found["jobs"][0]["columns"]) == 2
@@ -73,7 +90,7 @@ def test_jobs_are_placed_moved_and_replayed(tmp_path: Path, capsys: pytest.Captu
 
 WRONG = [
     "design --nodes 8", "design", "design --nodes 8 --ports 2 --accelerators 8", "design --nodes 4 --ports 4",
-    "design --nodes 8 --ports 2 --budget 5",
+    "design --accelerators 200 --simulate",
     "design --nodes 8 --ports 2 --evaluations 9 --row 99", "design --accelerators 8 --rate fast", "design --accelerators 1",
     "allocate --boards 2y2 --job 1x1", "allocate --boards 2x2", "allocate --boards 2x2 --failed 7 --job 1x1", "allocate --boards 99x2 --job 1x1",
 ]  # fmt: skip
@@ -104,7 +121,7 @@ def test_a_wiring_grows_and_says_what_moves_and_a_rule_becomes_a_plan(tmp_path: 
 def test_options_of_the_other_question_are_refused(capsys: pytest.CaptureFixture[str]) -> None:
     wired, grown = ("--nodes", "8", "--ports", "2"), ("--nodes", "9", "--ports", "2", "--grow", "x.toml")
     for words, said in (
-        ((*wired, "--job", "j.toml"), "--job: belongs to --accelerators"), ((*wired, "--moves", "m.csv"), "--moves: belongs to --grow"),
+        ((*wired, "--moves", "m.csv"), "--moves: belongs to --grow"),
         ((*grown, "--peers", "2"), "--peers: belongs to designs without --grow"), ((*wired, "--size", "much"), "--rate, --latency, --size"),
         (("--accelerators", "64", "--grow", "x.toml"), "--grow: belongs to --nodes"),
     ):  # fmt: skip

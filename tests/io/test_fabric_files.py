@@ -209,6 +209,7 @@ WRONG = [
     (link(dst='"b[3-1]"'), "links[0].dst: is not a range"),
     (link(dst='"b[0-99999999]"'), "links[0].dst: is not a range"),
     (HEAD + "[[devices]]\nname='d'\ncount=5\n[[links]]\nsrc='d[0-1]'\ndst='d[2-4]'\nrate_Bps=1", "links[0].dst: names 3 actors, src names 2"),
+    (HEAD + "[[devices]]\nname='d'\n[[switches]]\nname='s'\naggregate_memory='2MiB'", "switches[0].aggregate_bytes: is the memory of a switch with"),
     ("x = [1", "f.toml: "),
     ("a = " + "[" * 5000, "is nested too deeply"),
     ("a = " + "{a=" * 4000, "is nested too deeply"),

@@ -35,7 +35,8 @@ best     T_B of the best schedule on this wiring, however many steps it takes (-
 all      share of the ports' rate that all-to-all traffic can have, by a linear program; with <: at most so much, by the mean number of hops
 out, in  with --grow or --rewire: links of the old wiring to unplug, and links to plug; a two-way cable is two links
 global   at most so much of the injection can be all-to-all traffic, by a cut
-time     of one iteration of the job, at least: its bytes over these shares, and latency over the diameter"""
+time     of one iteration of the job. Networks: at least, its bytes over these shares, and latency over the diameter. Wirings (with --job): a
+         breadth-first all-reduce, and an all-to-all at its share. With --simulate: as programs, message by message"""
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
@@ -49,13 +50,15 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--without", metavar="PART,...", help="with --rewire: parts that are gone (d3, or a link d3<->d5)")
     parser.add_argument("--moved", type=whole_number, default=0, metavar="N", help="with --rewire: links that may move beyond the least (default 0)")
     parser.add_argument("--accelerators", type=at_least_one, metavar="N", help="at least so many, in a network of 16 ports each")
-    parser.add_argument("--budget", type=whole_number, metavar="USD", help="with --accelerators: leave out what costs more")
-    parser.add_argument("--job", metavar="FILE", help="with --accelerators: what an iteration sends (TOML; default: 10 GB summed, 1 GB all-to-all)")
+    parser.add_argument("--budget", type=whole_number, metavar="USD", help="leave out what costs more")
+    parser.add_argument("--job", metavar="FILE", help="what an iteration sends (TOML; default of networks: 10 GB summed, 1 GB all-to-all)")
+    parser.add_argument("--simulate", action="store_true", help="time the job's collectives message by message, of up to 128 accelerators")
     parser.add_argument("--rate", default="50GB/s", help="of one port (default 50GB/s)")
     parser.add_argument("--latency", default="1us", help="of one cable (default 1us)")
     parser.add_argument("--prices", metavar="FILE", help="what parts cost (TOML; default: the published figures that ship)")
     tried = "Cayley digraphs tried at every size (default 2000); with --grow, --rewire: designs tried (default 200)"
     parser.add_argument("--evaluations", type=whole_number, default=None, metavar="N", help=tried)
+    parser.add_argument("--no-table", action="store_true", help="leave the shipped base graphs out: all that is found is found now")
     parser.add_argument("--seed", type=whole_number, default=0, help="of the search: equal seeds give equal designs (default 0)")
     chosen = parser.add_argument_group("one design as files")
     chosen.add_argument("--row", type=whole_number, metavar="N", help="which row, counted from 1 (default: the last)")
@@ -90,7 +93,6 @@ def run(args: argparse.Namespace) -> Result:
     if not wired:
         _refuse(args, ("peers", "parallel", "grow", "moves", "schedule"), "--nodes", "networks with switches have their own parts")
         return _networks(args, TopologyProblem(nodes=args.accelerators, ports=1, rate_Bps=rate, latency_s=latency, prices=prices))
-    _refuse(args, ("budget", "job"), "--accelerators", "wirings are compared by steps and bandwidth, whatever the job")
     if not args.grow:
         _refuse(args, ("moves",), "--grow", "only a wiring that stands has cables to move")
     else:
@@ -114,7 +116,7 @@ def _wirings(args: argparse.Namespace, problem: TopologyProblem) -> Result:
     from ..drive.wiring import GROWTHS, design_wiring, grow_wiring
     from ..kernels.effort import Budget
 
-    options = {} if args.evaluations is None else {"evaluations": args.evaluations}
+    options = {"table": not args.no_table} | ({} if args.evaluations is None else {"evaluations": args.evaluations})
     budget = Budget(1)
     if args.grow:
         tried = GROWTHS if args.evaluations is None else args.evaluations
@@ -132,7 +134,7 @@ def _rewired(args: argparse.Namespace, rate_Bps: int, latency_s: float) -> Resul
     from ..io.fabric.prices import read_prices
     from ..kernels.effort import Budget
 
-    others = ("nodes", "accelerators", "grow", "bidirectional", "peers", "parallel", "schedule", "budget", "job")
+    others = ("nodes", "accelerators", "grow", "bidirectional", "peers", "parallel", "schedule")
     _refuse(args, others, "designs without --rewire", "a redesign keeps what stands")
     prices = read_prices(args.prices) if args.prices else shipped_prices()
     given = TopologyProblem(nodes=2, ports=1, rate_Bps=rate_Bps, latency_s=latency_s, prices=prices)
@@ -145,13 +147,18 @@ def _rewired(args: argparse.Namespace, rate_Bps: int, latency_s: float) -> Resul
 
 
 def _shown(args: argparse.Namespace, rows: list[WiringRow], problem: TopologyProblem, budget: Budget) -> Result:
+    from ..drive.wiring import timed_wirings
+    from ..io.fabric.network_jobs import read_network_job
+
+    job = read_network_job(args.job) if args.job else None
+    rows = timed_wirings(rows, problem, job, budget_usd=args.budget, simulate=args.simulate)
     number = _chosen(args, len(rows), len(rows))
     text = _text(rows, problem)
     written = _written(args, rows[number - 1].design.fabric(problem)) if args.out or args.cables or args.dot else []
     written += _plans(args, rows[number - 1], problem)
     document = {
         "schema": "meshwright.fabric-design", "version": 1, "nodes": problem.nodes, "ports": problem.ports, "bidirectional": problem.bidirectional,
-        "prices": problem.prices.source, "designs": [_document(row) for row in rows], "files": written,
+        "prices": problem.prices.source, "simulated": args.simulate, "designs": [_document(row) for row in rows], "files": written,
     }  # fmt: skip
     return Result(document, "\n".join([text, *(f"row {number} written to {path}" for path in written)]), cut=budget.cut)
 
@@ -189,7 +196,7 @@ def _networks(args: argparse.Namespace, problem: TopologyProblem) -> Result:
     from ..io.fabric.network_jobs import read_network_job
 
     job = read_network_job(args.job) if args.job else dict(DEFAULT_JOB)
-    rows = compare_networks(problem, job, budget_usd=args.budget)
+    rows = compare_networks(problem, job, budget_usd=args.budget, simulate=args.simulate)
     number = _chosen(args, len(rows), 1)
     written = _written(args, rows[number - 1].design.fabric(problem)) if args.out or args.cables or args.dot else []
     document = {
@@ -204,15 +211,16 @@ def _network(row: NetworkRow) -> dict[str, Any]:
     return {
         "name": d.name, "strategy": d.strategy, "accelerators": d.nodes, "planes": d.planes, "links": d.links, "parts": dict(d.parts), "usd": row.usd,
         "global_bound": str(d.global_bound), "all_reduce_share": str(d.all_reduce_share), "diameter": d.diameter, "time_s": row.time_s,
-        "usd_seconds": row.usd_seconds,
+        "usd_seconds": row.usd_seconds, "simulated_s": row.simulated_s,
     }  # fmt: skip
 
 
 def _network_text(rows: list[NetworkRow], problem: TopologyProblem) -> str:
     from ..io.quantity import show_time
 
+    kind = "least" if rows[0].simulated_s is None else "simulated"
     lines = [
-        f"networks for {problem.nodes} accelerators of 16 ports, by price times least time of the job's iteration",
+        f"networks for {problem.nodes} accelerators of 16 ports, by price times {kind} time of the job's iteration",
         f"{'row':>3}  {'network':<32}{'nodes':>7}{'switches':>10}{'cables':>9}{'price':>14}{'global':>9}{'hops':>6}{'time':>12}{'$ x s':>12}",
     ]
     for number, row in enumerate(rows, 1):
@@ -220,7 +228,7 @@ def _network_text(rows: list[NetworkRow], problem: TopologyProblem) -> str:
         cables = sum(count for part, count in d.parts.items() if part.endswith("cable"))
         lines.append(
             f"{number:>3}  {d.name:<32}{d.nodes:>7}{d.parts.get('switch', 0):>10}{cables:>9}{row.usd:>12,} ${float(d.global_bound) * 100:>7.1f} %"
-            f"{d.diameter:>6}{show_time(row.time_s):>12}{row.usd_seconds:>12,.0f}"
+            f"{d.diameter:>6}{show_time(row.time_s if row.simulated_s is None else row.simulated_s):>12}{row.usd_seconds:>12,.0f}"
         )
     return "\n".join(lines)
 
@@ -233,6 +241,7 @@ def _document(row: WiringRow) -> dict[str, Any]:
         "factor_bound": str(d.factor_bound), "forest_factor": str(row.forest_factor),
         "all_to_all_bound": None if d.gather is None else str(1 / d.gather.hops), "all_to_all": row.all_to_all,
         "parts": dict(d.parts), "usd": row.usd, "peers": d.wiring.peers, "parallel": d.wiring.parallel,
+        **({} if row.time_s is None else {"time_s": row.time_s, "usd_seconds": row.usd * row.time_s}),
         **({} if row.grown is None else {
             "unplugged": len(row.grown.unplugged), "plugged": len(row.grown.plugged), "least_unplugged": row.least_unplugged,
         }),
@@ -248,9 +257,12 @@ def _document(row: WiringRow) -> dict[str, Any]:
 
 
 def _text(rows: list[WiringRow], problem: Any) -> str:
+    from ..io.quantity import show_time
+
     first = rows[0].design
     cables = "two-way cables" if problem.bidirectional else "ports each"
     moved = f"{'out':>5}  {'in':>5}  " if rows[0].grown is not None else ""
+    moved += f"{'time':>10}  {'$ x s':>10}  " if rows[0].time_s is not None else ""
     lines = [
         f"{first.nodes} accelerators, {first.wiring.ports} {cables}: at least {first.steps_bound} steps, T_B at least {first.factor_bound}",
         f"{'row':>3}  {'steps':>5}  {'T_B':>10}  {'':>7}  {'best':>10}  {'all':>7}  {'cables':>7}  {'price':>12}  {moved}wiring",
@@ -263,6 +275,7 @@ def _text(rows: list[WiringRow], problem: Any) -> str:
         share = f"<{float(1 / d.gather.hops) * 100:.1f} %" if d.gather is not None else ""
         share = share if row.all_to_all is None else f"{row.all_to_all * 100:.1f} %"
         moves = f"{len(row.grown.unplugged):>5}  {len(row.grown.plugged):>5}  " if row.grown is not None else ""
+        moves += f"{show_time(row.time_s):>10}  {row.usd * row.time_s:>10,.0f}  " if row.time_s is not None else ""
         lines.append(
             f"{number:>3}  {d.steps:>5}  {d.factor!s:>10}  {above:>7}  {row.forest_factor!s:>10}  {share:>7}  {cables_of:>7}  {row.usd:>10,} $  "
             f"{moves}{d.name}{mark}"

@@ -2,19 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from fractions import Fraction
+from math import ceil
+from typing import Any, TypeVar
 
 import numpy as np
 
+from ..decide.collective import CollectiveProblem, CollectiveStrategy
+from ..decide.collective.choice import tuned
+from ..decide.collective.classic.direct import Direct
+from ..decide.collective.classic.ring import Ring
 from ..decide.strategies import answering
 from ..decide.topology import STRATEGIES, TopologyProblem
 from ..decide.topology.hammingmesh.network import NetworkDesign
-from ..errors import Infeasible, MeshwrightError
+from ..errors import Infeasible, MeshwrightError, Unsupported, UsageError
+from ..fabric.fabric import Fabric
 from ..kernels.stages import stage
 
-__all__ = ["DEFAULT_JOB", "NetworkRow", "compare_networks"]
+__all__ = ["DEFAULT_JOB", "MAX_SIMULATED", "NetworkRow", "compare_networks", "iteration_s", "require_simulable", "within_budget"]
+
+Priced = TypeVar("Priced", bound=Any)  # a row with `design` and `usd`
+
+MAX_SIMULATED = 128  # accelerators; 64 take some ten seconds for all networks, most of it for all-to-alls
+ELEMENT_BYTES = 4  # sizes of a job's collectives are rounded up to whole numbers of elements
 
 # Of one iteration and accelerator: gradients of 5 billion weights in bf16, tokens of one layer of experts.
 DEFAULT_JOB: Mapping[str, float] = {"compute_s": 0.0, "all_reduce_bytes": 10e9, "all_to_all_bytes": 1e9}
@@ -22,20 +34,29 @@ DEFAULT_JOB: Mapping[str, float] = {"compute_s": 0.0, "all_reduce_bytes": 10e9, 
 
 @dataclass(frozen=True, kw_only=True)
 class NetworkRow:
-    """`time_s`: of the job's iteration, at least: bytes over the shares that rings and cuts leave, and one diameter of latency per collective."""
+    """`time_s`: of the job's iteration, at least: bytes over the shares that rings and cuts leave, and one diameter of latency per collective.
+    `simulated_s`: of its collectives as programs on the fabric, message by message; None where that was not asked for."""
 
     design: NetworkDesign
     usd: int
     time_s: float
+    simulated_s: float | None = None
 
     @property
     def usd_seconds(self) -> float:
-        return self.usd * self.time_s
+        return self.usd * (self.time_s if self.simulated_s is None else self.simulated_s)
 
 
 @stage("comparing networks")
-def compare_networks(problem: TopologyProblem, job: Mapping[str, float] = DEFAULT_JOB, *, budget_usd: int | None = None) -> list[NetworkRow]:
-    """Every strategy's designs by price times time, the best first. Raises: Infeasible when the cheapest is above the budget."""
+def compare_networks(
+    problem: TopologyProblem, job: Mapping[str, float] = DEFAULT_JOB, *, budget_usd: int | None = None, simulate: bool = False
+) -> list[NetworkRow]:
+    """Every strategy's designs by price times time, the best first. `simulate`: by simulated time; only those within the budget.
+
+    Raises: Infeasible when the cheapest is above the budget, Unsupported for more accelerators than `MAX_SIMULATED` are simulated with.
+    """
+    if simulate:
+        require_simulable(problem.nodes)
     rows = []
     for kind in answering(STRATEGIES, "network"):
         try:
@@ -43,14 +64,53 @@ def compare_networks(problem: TopologyProblem, job: Mapping[str, float] = DEFAUL
         except MeshwrightError:  # a family that does not reach this size
             continue
         rows += [_row(d, problem, job) for d in designs if isinstance(d, NetworkDesign)]
+    within = within_budget(rows, budget_usd)
+    if simulate:
+        within = [replace(row, simulated_s=iteration_s(row.design.fabric(problem), job, _rings(row.design))) for row in within]
+    return sorted(within, key=lambda row: (row.usd_seconds, row.usd, row.design.name))
+
+
+def within_budget(rows: Sequence[Priced], budget_usd: int | None) -> list[Priced]:
+    """Rows that cost no more. Raises: Infeasible where none does."""
     within = [row for row in rows if budget_usd is None or row.usd <= budget_usd]
     if not within:
         cheapest = min(rows, key=lambda row: row.usd)
         raise Infeasible(
-            f"no network of {problem.nodes} accelerators costs {budget_usd} USD or less", where="--budget",
+            f"no design of {cheapest.design.nodes} accelerators costs {budget_usd} USD or less", where="--budget",
             hint=f"the cheapest is {cheapest.design.name} at {cheapest.usd} USD", data={"cheapest": cheapest.design.name, "usd": cheapest.usd},
         )  # fmt: skip
-    return sorted(within, key=lambda row: (row.usd_seconds, row.usd, row.design.name))
+    return within
+
+
+def require_simulable(nodes: int) -> None:
+    """Raises: Unsupported."""
+    if nodes > MAX_SIMULATED:
+        text = f"{nodes} accelerators: up to {MAX_SIMULATED} are simulated message by message"
+        raise Unsupported(text, where="--simulate", hint="leave it out: least times follow from shares and cuts, at any size")
+
+
+def iteration_s(fabric: Fabric, job: Mapping[str, float], sums: Sequence[CollectiveStrategy]) -> float:
+    """Seconds of a job's iteration: its computing, its all-reduce by the fastest of `sums`, its all-to-all along shortest routes."""
+    total, ranks = job["compute_s"], len(fabric.devices)
+    for op, field, candidates in (("all-reduce", "all_reduce_bytes", sums), ("all-to-all", "all_to_all_bytes", (Direct(),))):
+        if not job[field]:
+            continue
+        unit = ELEMENT_BYTES * (ranks if op == "all-to-all" else 1)
+        problem, times = CollectiveProblem.on(fabric, op, ceil(job[field] / unit) * unit), []
+        for candidate in candidates:
+            try:
+                times.append(tuned(candidate, problem, search=False)[1])
+            except (Unsupported, UsageError) as error:  # a grid with a side of two, say
+                refused = error
+        if not times:
+            raise refused
+        total += min(times)
+    return total
+
+
+def _rings(design: NetworkDesign) -> tuple[CollectiveStrategy, ...]:
+    both = Ring(bidirectional=True)
+    return (both,) if design.grid is None else (Ring(bidirectional=True, torus=design.grid), both)
 
 
 def _row(design: NetworkDesign, problem: TopologyProblem, job: Mapping[str, float]) -> NetworkRow:

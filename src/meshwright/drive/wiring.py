@@ -12,6 +12,7 @@ import numpy as np
 from ..check.verdict import Verdict
 from ..check.wiring import check_wiring
 from ..decide.collective import CollectiveProblem
+from ..decide.collective.bfb.strategy import BFB
 from ..decide.collective.bounds.collective import bandwidth_bound
 from ..decide.topology import TopologyProblem, strategy
 from ..decide.topology.directconnect.growth import Grown, grow, least_unplugged, links_of, wiring_of
@@ -25,8 +26,9 @@ from ..fabric.edit import without
 from ..fabric.fabric import Fabric
 from ..kernels.effort import Budget
 from ..kernels.stages import stage
+from .network import DEFAULT_JOB, iteration_s, require_simulable, within_budget
 
-__all__ = ["GROWTHS", "WiringRow", "design_wiring", "grow_wiring", "rewire_wiring"]
+__all__ = ["GROWTHS", "WiringRow", "design_wiring", "grow_wiring", "rewire_wiring", "timed_wirings"]
 
 GROWTHS = 200  # growths that are costed: of 64 to 66 accelerators with 4 ports, 4 s
 MAX_FLOWS = 2100  # accelerators times cables of the linear program of all-to-all traffic: 22 accelerators with 4 ports
@@ -36,7 +38,7 @@ MAX_FLOWS = 2100  # accelerators times cables of the linear program of all-to-al
 class WiringRow:
     """`forest_factor`: T_B of the best schedule that there is on this wiring, however many steps (ForestColl reaches it). `usd`: of all its parts.
     `all_to_all`: share of the ports' rate that all-to-all traffic can have, by a linear program; None where that is too large. `grown`: what moves,
-    and `least_unplugged` of every growth or redesign.
+    and `least_unplugged` of every growth or redesign. `time_s`: of a job's iteration, where one was given.
     """
 
     design: WiringDesign
@@ -47,6 +49,36 @@ class WiringRow:
     all_to_all: float | None = None
     grown: Grown | None = None
     least_unplugged: int = 0
+    time_s: float | None = None
+
+
+def timed_wirings(
+    rows: Sequence[WiringRow], problem: TopologyProblem, job: Mapping[str, float] | None, *, budget_usd: int | None = None, simulate: bool = False
+) -> list[WiringRow]:
+    """Rows within the budget, with the time of the job's iteration: an all-reduce by breadth-first broadcasts on an idle wiring, exactly, and an
+    all-to-all at the share that it can have. `simulate`: both as programs on the fabric, message by message. Raises: as `within_budget`,
+    `require_simulable`.
+    """
+    within = within_budget(rows, budget_usd)
+    if simulate:
+        require_simulable(problem.nodes)
+    if job is None and not simulate:
+        return within
+    work = DEFAULT_JOB if job is None else job
+    if simulate:
+        return [replace(row, time_s=iteration_s(row.design.fabric(problem), work, (BFB(),))) for row in within]
+    return [replace(row, time_s=_time_s(row, problem, work)) for row in within]
+
+
+def _time_s(row: WiringRow, problem: TopologyProblem, job: Mapping[str, float]) -> float:
+    d, injection = row.design, row.design.wiring.ports * problem.rate_Bps
+    ways = [(d.steps, d.factor) if cost is None else (cost.steps, cost.load * d.wiring.ports / d.nodes) for cost in (d.gather, d.scatter)]
+    steps, factor = sum(s for s, _ in ways), sum(float(f) for _, f in ways)
+    share = row.all_to_all if row.all_to_all is not None else 1.0 if d.gather is None else float(1 / d.gather.hops)
+    reduce_s = bool(job["all_reduce_bytes"]) * steps * problem.latency_s + factor * job["all_reduce_bytes"] / injection
+    others = (d.nodes - 1) / d.nodes
+    exchange_s = bool(job["all_to_all_bytes"]) * d.steps * problem.latency_s + others * job["all_to_all_bytes"] / (share * injection)
+    return job["compute_s"] + reduce_s + exchange_s
 
 
 @stage("designing wirings")

@@ -125,7 +125,7 @@ def forwarding_only(fabric: Fabric) -> Fabric:
     """The fabric with switches that neither add nor copy; the same object where none does."""
     if not any(s.multicast or s.aggregate for s in fabric.switches):
         return fabric
-    return replace(fabric, switches=tuple(replace(s, multicast=False, aggregate=False) for s in fabric.switches))
+    return replace(fabric, switches=tuple(replace(s, multicast=False, aggregate=False, aggregate_bytes=0) for s in fabric.switches))
 
 
 # ---- one more ----------------------------------------------------------------------------------------------------------

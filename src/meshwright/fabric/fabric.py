@@ -55,12 +55,14 @@ class Device:
 
 @dataclass(frozen=True, kw_only=True)
 class Switch:
-    """A node that forwards. `multicast` and `aggregate` say what it can do with data in flight."""
+    """A node that forwards. `multicast` and `aggregate` say what it can do with data in flight; `aggregate_bytes`: its memory for sums that are not
+    complete, each held twice, as ranks may be a turn apart (0 = not stated)."""
 
     name: str
     group: str = ""
     multicast: bool = False
     aggregate: bool = False
+    aggregate_bytes: int = 0
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -6,6 +6,7 @@ import json
 import os
 import sys
 
+from ..fabric.fabric import Switch
 from . import namespaces as ns
 from .batches import HERE
 from .wiring import Wiring
@@ -14,19 +15,26 @@ __all__ = ["AGGREGATORS_VARIABLE", "PORT", "aggregator_commands", "aggregators_o
 
 AGGREGATORS_VARIABLE = "MESHWRIGHT_AGGREGATORS"  # of a process in the lab: SWITCH=HOST:PORT, with commas between
 PORT = 48864  # 0xBEE0, the first of the paper's
-SLOTS, WORDS = 1024, 256  # of each switch: 2 MiB of sums
+SLOTS, WORDS = 1024, 256  # of each switch that does not state its memory: 2 MiB of sums
+SLOT_BYTES = 2 * 4 * WORDS  # two turns of a packet's numbers
+
+
+def _adds(switch: Switch) -> bool:
+    return switch.aggregate and (not switch.aggregate_bytes or switch.aggregate_bytes >= SLOT_BYTES)
 
 
 def _able(wiring: Wiring) -> list[int]:
     """Actors: switches that add and that some cable reaches."""
     devices = len(wiring.fabric.devices)
-    return [devices + i for i, s in enumerate(wiring.fabric.switches) if s.aggregate and wiring.namespaces[devices + i]]
+    return [devices + i for i, s in enumerate(wiring.fabric.switches) if _adds(s) and wiring.namespaces[devices + i]]
 
 
 def aggregator_commands(wiring: Wiring) -> list[list[str]]:
     """The processes, as commands; none where no switch can add."""
     hosts = {actor: wiring.address(actor) if wiring.style == "bridged" else "0.0.0.0" for actor in _able(wiring)}
-    jobs = [{"namespace": wiring.namespaces[actor], "host": host} for actor, host in hosts.items()]
+    states = [s.aggregate_bytes // SLOT_BYTES if s.aggregate_bytes else SLOTS for s in wiring.fabric.switches]
+    slots = {actor: states[actor - len(wiring.fabric.devices)] for actor in hosts}
+    jobs = [{"namespace": wiring.namespaces[actor], "host": host, "slots": slots[actor]} for actor, host in hosts.items()]
     return [[sys.executable, "-m", "meshwright.lab.aggregators", json.dumps(job)] for job in jobs]
 
 
@@ -58,7 +66,7 @@ def main() -> None:
         sys.stdout.flush()
         os.dup2(2, 1)  # the lab's log
 
-    run_aggregator(Address(job["host"], PORT), slots=SLOTS, words=WORDS, ready=ready)
+    run_aggregator(Address(job["host"], PORT), slots=job["slots"], words=WORDS, ready=ready)
 
 
 if __name__ == "__main__":

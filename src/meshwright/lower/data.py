@@ -9,7 +9,8 @@ between parameters, so that each lies in one part. By `TrainingLayout.zero_level
   1  `weights<group>` and `gradients<group>` whole, state of the own part; gradients are reduce-scattered, the optimizer updates the own part, and
      weights are all-gathered at the end of the step.
   2  as 1, but what stays of gradients is `gradshard<group>`, the own part. Whole gradients `gradfull:<micro-batch><group>` exist from the first
-     backward that adds to them to their reduce-scatter, which follows every micro-batch.
+     backward that adds to them to their reduce-scatter, which follows every micro-batch. Where gradients are folds, replicas take micro-batches in
+     turn, so that each sum over replicas is a node of the tree; `folds<group>` holds the own part of nodes that wait for their other half.
   3  as 2, and what stays of weights is `shard<group>`. Whole weights `gathered:<number><group>` exist from their all-gather to the last of the
      compute steps in a row that use them.
 
@@ -122,7 +123,11 @@ class DataParallel:
                 r.number, chunks=chunks, chunk_bytes=g.chunk_bytes, role="gradient", persistent=True, name=gradients,
             )  # fmt: skip
             if waiting := self._folds():
-                b.buffer(r.number, chunks=waiting, chunk_bytes=g.size_bytes, role="scratch", persistent=True, name=f"folds{g.name}")
+                each = (g.part[1], g.chunk_bytes) if self.level > 1 else (1, g.size_bytes)
+                name = f"folds{g.name}"
+                r.buffers[name] = b.buffer(
+                    r.number, chunks=waiting * each[0], chunk_bytes=each[1], role="scratch", persistent=True, name=name,
+                )  # fmt: skip
             if self.level:
                 weights, chunks = (f"weights{g.name}", g.chunks) if self.level < 3 else (f"shard{g.name}", g.part[1])
                 r.buffers[weights] = b.buffer(r.number, chunks=chunks, chunk_bytes=g.chunk_bytes, role="weight", persistent=True, name=weights)
@@ -311,10 +316,26 @@ class DataParallel:
             p, d, _ = low.layout.coordinates(r.number)
             # Nobody else has these experts: no sum comes between, so the copy itself waits for the gradient.
             alone = self._tensor(g, p, d) is None and g.name not in self.compressed.groups and len(self._data(g.name)) == 1
-            shard = r.buffers[f"gradshard{g.name}"]
-            copied = r.sync.copy((buffer, g.part[0]), (shard, 0), g.part[1], add=True, after=[after] if alone else [])
-            low.b.dies_after(buffer, copied)
-            self.closed.append(copied)
+            kept = self._keep(g, (buffer, g.part[0]), microbatch, [after] if alone else [])
+            low.b.dies_after(buffer, kept)
+            self.closed.append(kept)
+
+    def _keep(self, g: Group, summed: tuple[int, int], microbatch: int, waits: list[StepRef]) -> StepRef:
+        """Add what the rank was given of a micro-batch's gradients to what it keeps of them.
+
+        Where they are a fold, finished left halves that the micro-batch completes are added to it, and the sum waits for its right half (as
+        `run.train.folds` does with whole gradients); what waits joins the last one, as an odd last node moves up.
+        """
+        sync, buffers, count, level = self.r.sync, self.r.buffers, g.part[1], 0
+        final = microbatch == self.low.layout.microbatches - 1
+        while self.low.layout.in_turn and (microbatch >> level & 1 or (final and microbatch >> level)):
+            if microbatch >> level & 1:
+                sync.copy((buffers[f"folds{g.name}"], level * count), summed, count, add=True, after=waits)
+                waits = []
+            level += 1
+        if self.low.layout.in_turn and not final:
+            return sync.copy(summed, (buffers[f"folds{g.name}"], level * count), count, after=waits)
+        return sync.copy(summed, (buffers[f"gradshard{g.name}"], 0), count, add=True, after=waits)
 
     def _over_tensor(self, g: Group, buffer: int, after: StepRef) -> None:
         p, d, _ = self.low.layout.coordinates(self.r.number)

@@ -243,7 +243,7 @@ class TrainingLayout(_Record, frozen=True, kw_only=True):
     micro-batch m runs through copy `copy_of[m]` (empty: 0), and pipeline indices that share a stage share all theirs (`mates`). `split_backward`:
     backward runs as `I` (gradients of what a segment reads) and later `W` (gradients of its parameters). `held` is what one index holds.
     `replica_microbatches`: micro-batches of every data replica where they differ (devices of unlike speed), the most of them being `microbatches`;
-    replica d takes the samples after those of the replicas before it.
+    replica d takes the samples after those of the replicas before it (`in_turn`: micro-batch by micro-batch).
     `context`: each so many neighbouring data replicas share samples and divide their positions; `exchanges` are what they send each other for it.
     `batch_sums`: values that the data replicas add up, not the tensor-parallel ranks: statistics of the whole batch (`plan.batch_statistics`).
     `zero_level`: what data replicas divide instead of each holding it: 0 nothing, 1 optimizer state, 2 and gradients, 3 and weights. `overlap`: sums
@@ -313,10 +313,16 @@ class TrainingLayout(_Record, frozen=True, kw_only=True):
         """Micro-batches of the replicas in words: "2 x 8", or "6 + 2" where they differ."""
         return " + ".join(map(str, self.replica_microbatches)) or f"{self.data // self.context} x {self.microbatches}"
 
+    @property
+    def in_turn(self) -> bool:
+        """Do replicas take micro-batches in turn, and not each a block of them? Where gradients are a fold over micro-batches, and are added over
+        replicas micro-batch by micro-batch, each such sum is then a node of the tree."""
+        return bool(self.step_end.folded) and self.zero_level > 1
+
     def first_sample(self, data: int, microbatch: int) -> int:
         """The number, within the global batch, of a micro-batch's first sample."""
         before = sum(self.replica_microbatches[:data]) if self.replica_microbatches else data // self.context * self.microbatches
-        return (before + microbatch) * self.microbatch_size
+        return (microbatch * self.data + data if self.in_turn else before + microbatch) * self.microbatch_size
 
     def hosted(self, pipeline: int) -> tuple[tuple[int, int], ...]:
         """(stage, copy) of everything a pipeline index holds, by stage."""

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
-from meshwright.check import check_program
+from meshwright.check import check_plan, check_program
 from meshwright.decide.collective import CollectiveProblem, auto, default_candidates
 from meshwright.decide.collective.program_time import simulated_time_s
 from meshwright.decide.collective.switchml.strategy import SwitchML
 from meshwright.drive.collective.job import plan_collective
 from meshwright.errors import Disconnected, Unsupported, UsageError
+from meshwright.fabric.edit import forwarding_only
 from meshwright.fabric.fabric import Device, Fabric, Link, Switch
 
 RNG = np.random.default_rng(0)
@@ -72,6 +75,27 @@ def test_odd_sizes(size_bytes: int) -> None:
     notes, _ = planned(star(3), size_bytes)
     held = int(notes["chunk_bytes"]) * int(notes["slots"]) * int(notes["turns"])  # type: ignore[call-overload]
     assert size_bytes <= held < size_bytes + 4 * int(notes["slots"]) * int(notes["turns"])  # type: ignore[call-overload]
+
+
+def test_a_switch_holds_no_more_than_its_memory() -> None:
+    """Fewer slots where memory is short, another root where there is none; the checker counts for itself."""
+    fabric = star(4, latency_s=2e-3)
+    tight = replace(fabric, switches=tuple(replace(s, aggregate_bytes=8192) for s in fabric.switches))
+    problem = CollectiveProblem.on(tight, "all-reduce", 1 << 18)
+    plan, _ = plan_collective(problem, candidates=(SwitchML(),))
+    notes = plan.decisions["collective:all-reduce"]["notes"]
+    assert notes["slots"] * notes["chunk_bytes"] * 2 <= 8192 and notes["slots"] >= 4
+    less = replace(tight, switches=tuple(replace(s, aggregate_bytes=8000) for s in tight.switches))
+    found = [f for f in check_plan(plan, fabric=less).findings if f.check == "memory"]
+    assert len(found) == 1 and found[0].witness["switch"] == "s"
+    with pytest.raises(Unsupported, match="memory for 4096 bytes"):
+        SwitchML(slots=5, chunk_bytes=1024).plan(problem, rng=RNG)
+    assert not any(s.aggregate_bytes for s in forwarding_only(tight).switches)
+    two = wired(3, {"a": True, "b": True}, [(f"d{i}", s) for i in range(3) for s in "ab"])
+    forwards = replace(two, switches=(replace(two.switches[0], aggregate_bytes=2047), two.switches[1]))
+    assert planned(forwards)[0]["roots"] == ["b"]
+    with pytest.raises(Unsupported, match="no switch adds"):
+        planned(replace(star(3), switches=(replace(star(3).switches[0], aggregate_bytes=2047),)))
 
 
 def test_what_is_refused() -> None:

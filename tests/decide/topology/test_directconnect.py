@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import json
+import runpy
 from fractions import Fraction
+from pathlib import Path
 
 import networkx as nx
 import numpy as np
@@ -12,13 +15,15 @@ from effort import few
 from meshwright.check.wiring import check_wiring
 from meshwright.decide.collective.bfb.strategy import Steps
 from meshwright.decide.topology import DirectConnect, TopologyProblem, strategy
+from meshwright.decide.topology.directconnect import table
 from meshwright.decide.topology.directconnect.cayley import Group, cayley_cost, groups, search
 from meshwright.decide.topology.directconnect.families import base_wirings, complete_bipartite, generalized_kautz, torus
 from meshwright.decide.topology.directconnect.loads import gather_cost
+from meshwright.decide.topology.directconnect.table import TABLE, shipped_graphs
 from meshwright.decide.topology.directconnect.wiring import Wiring, copies, line_graph, product
 from meshwright.decide.topology.problem import nondominated, steps_bound
 from meshwright.drive.wiring import design_wiring
-from meshwright.errors import CheckFailed, Disconnected, Infeasible, UnknownName, UsageError
+from meshwright.errors import CheckFailed, Disconnected, FormatError, Infeasible, UnknownName, UsageError
 from meshwright.kernels.highs import solve, solver
 
 
@@ -149,6 +154,34 @@ def test_a_search_finds_the_known_best_and_repeats_itself() -> None:
     assert [w.name for *_, w in found] == [w.name for *_, w in again]
     assert all(w.paired for *_, w in search(12, 3, paired=True, evaluations=100, rng=np.random.default_rng(0), most_steps=9))
     assert search(4, 9, paired=False, evaluations=10, rng=np.random.default_rng(0), most_steps=9) == []
+
+
+def test_the_shipped_base_graphs_are_candidates_like_others(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Each row has its group's order, ports and kind of cable; without a search they alone make the frontier; a damaged table is said."""
+    graphs = shipped_graphs()
+    assert len(graphs) > 150 and (1024, 4, True) in graphs
+    for (nodes, ports, paired), rows in list(graphs.items())[::17]:
+        for row in rows:
+            wiring = Group(row.m, row.n, row.k).wiring(row.generators)
+            assert (wiring.nodes, wiring.ports, pow(row.k, row.n, row.m)) == (nodes, ports, 1 % row.m) and wiring.paired >= paired
+    problem, rng = TopologyProblem(nodes=16, ports=4), np.random.default_rng(0)
+    shipped, none = (DirectConnect(evaluations=0, table=taken).plan(problem, rng=rng) for taken in (True, False))
+    assert [(d.steps, d.factor) for d in shipped] == [(2, Fraction(1)), (3, Fraction(15, 16))] and none[0].factor == Fraction(5, 4)
+    (tmp_path / TABLE).write_bytes(b"{")
+    monkeypatch.setattr(table, "files", lambda _: tmp_path)
+    with pytest.raises(FormatError, match="cannot be read"):
+        shipped_graphs.__wrapped__()
+    (tmp_path / TABLE).write_text('{"schema":"other","version":1,"evaluations":0,"seed":0,"graphs":[]}')
+    with pytest.raises(FormatError, match=r"not 'meshwright\.base-graphs' 1"):
+        shipped_graphs.__wrapped__()
+
+
+def test_the_table_is_made_again_by_its_command() -> None:
+    tool = runpy.run_path(str(Path(__file__).parents[3] / "tools" / "base_graphs.py"))
+    head = json.loads((Path(table.__file__).parent / TABLE).read_text())
+    for nodes, ports, paired in ((9, 2, False), (12, 3, True)):
+        rows = tool["rows_of"](nodes, ports, paired, head["evaluations"], head["seed"])
+        assert rows == [row for row in head["graphs"] if row[:3] == [nodes, ports, paired]]
 
 
 @pytest.mark.parametrize(("nodes", "ports", "paired"), [(16, 4, False), (12, 3, True), (9, 2, False), (10, 3, True), (5, 1, False)])

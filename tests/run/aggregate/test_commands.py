@@ -67,7 +67,7 @@ def fabric(*, parallel: bool = False) -> Fabric:
 def test_only_switches_that_add_get_a_process() -> None:
     plan = plan_lab(fabric(parallel=True), "trial", Options())
     assert plan.wiring.style == "routed"
-    assert [json.loads(argv[3]) for argv in plan.helpers] == [{"namespace": "mw-trial-s0", "host": "0.0.0.0"}]
+    assert [json.loads(argv[3]) for argv in plan.helpers] == [{"namespace": "mw-trial-s0", "host": "0.0.0.0", "slots": 1024}]
 
 
 WORKER = """

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+import numpy as np
 import pytest
 import torch
 from rig import TINY
@@ -28,7 +29,7 @@ from meshwright.io.plan.plan import plan_bytes, plan_from_bytes
 from meshwright.job import Recipe, Training
 from meshwright.plan.plan import Plan
 from meshwright.program.builder import ProgramBuilder
-from meshwright.program.program import REPRODUCIBLE_SUMS, Kind, Unit
+from meshwright.program.program import REPRODUCIBLE_SUMS, Kind, Part, Unit
 from meshwright.run.checkpoint.export import whole_tensors
 from meshwright.run.launch.request import RunRequest
 from meshwright.run.launch.train_run import train_run
@@ -128,7 +129,8 @@ def test_proofs_find_what_is_no_fold(plans: dict[int, Plan]) -> None:
 @pytest.mark.parametrize(
     ("wish", "flag"),
     [
-        ((ShardingWanted(level=2),), "--zero"), ((ShardingWanted(level=1), LayoutWanted(microbatch=2, tensor=2)), "--zero"),
+        ((ShardingWanted(level=2), LayoutWanted(microbatch=2, tensor=2)), "--zero"),
+        ((ShardingWanted(level=1), LayoutWanted(microbatch=2, tensor=2)), "--zero"),
         ((ShardingWanted(level=1),), "--clip-norm"), ((LayoutWanted(microbatch=2, pipeline=2),), "--clip-norm"),
         ((LayoutWanted(microbatch=2, context=2),), "--context"), ((LayoutWanted(microbatch=2, expert=2),), "--ep"),
         ((LayoutWanted(microbatch=2, pipeline=2), PipelineWanted(name="gpipe")), "--pipeline"),
@@ -142,11 +144,43 @@ def test_what_divides_gradients_otherwise_is_refused(wish: Any, flag: str) -> No
     assert refused.value.where == flag and refused.value.hint
 
 
+def test_divided_gradients_are_kept_as_the_fold() -> None:
+    """Levels 2 and 3: replicas take micro-batches in turn, and what a rank adds up is followed on real numbers; another order is found."""
+    plan = planned(2, ShardingWanted(level=3), batch=28, recipe=Recipe(reproducible="tree"))
+    assert plan.layout is not None and plan.layout.in_turn and check_plan(plan).ok
+    assert [plan.layout.first_sample(d, k) for k in range(7) for d in range(2)] == list(range(0, 28, 2))
+    p, s = plan.main, plan.main.steps
+    rows = [torch.randn(5, generator=torch.Generator().manual_seed(i)) * 2.0 ** (i % 5) for i in range(7)]
+    memory, folding = dict[tuple[int, int], torch.Tensor](), list[int]()
+    for step in np.flatnonzero(s.kind == Kind.TRANSFER).tolist():
+        a, b = int(s.src_buffer[step]), int(s.dst_buffer[step])
+        if not p.buffers.name[b].startswith(("gradfull", "gradshard", "folds")):
+            continue
+        folding.append(step)
+        for i in range(int(s.count[step])):
+            one, two = (memory.setdefault((x, int(c[step]) + i), first(p.buffers.name[x], rows)) for x, c in ((a, s.src_chunk), (b, s.dst_chunk)))
+            memory[b, int(s.dst_chunk[step]) + i] = one + two if s.parts[step] & Part.ADD else one
+    kept = [x for (b, _), x in memory.items() if p.buffers.name[b].startswith("gradshard")]
+    assert kept and all(torch.equal(x, fold(rows)) for x in kept)
+    plain = next(step for step in folding if not s.parts[step] & Part.ADD)
+    for field, at, value in (("src_chunk", folding[2], s.src_chunk[folding[2]] + 1), ("parts", plain, s.parts[plain] | Part.ADD)):
+        column = getattr(s, field).copy()
+        column[at] = value
+        wrong = replace(plan, programs={**plan.programs, plan.cycle[0].program: replace(p, steps=replace(s, **{field: column}))})
+        assert not check_plan(wrong).ok, field
+
+
+def first(name: str, rows: list[torch.Tensor]) -> torch.Tensor:
+    return rows[int(name.partition(":")[2].partition("@")[0])] if name.startswith("gradfull") else torch.zeros(5)
+
+
 def test_micro_batches_must_be_told_and_fit() -> None:
     with pytest.raises(UsageError, match="size must be told"):
         planned(4, microbatch=None)
     with pytest.raises(Unsupported, match="no power of two"):
         planned(2, batch=12)
+    with pytest.raises(Unsupported, match="no power of two of replicas"):
+        planned(3, ShardingWanted(level=2), batch=12, recipe=Recipe(reproducible="tree"))
     with pytest.raises(UsageError, match="run or tree"):
         planned(2, recipe=Recipe(reproducible="exact"))
 
@@ -176,14 +210,16 @@ def test_stages_and_shards_have_the_bits_of_one_rank_and_tensor_ranks_those_of_t
     recipe = Recipe(reproducible="tree")
     of = {
         "one": planned(1, recipe=recipe),
-        "two stages, two replicas, shards": planned(4, LayoutWanted(microbatch=2, pipeline=2), ShardingWanted(level=1), recipe=recipe),
+        "two stages, two replicas, weights divided": planned(4, LayoutWanted(microbatch=2, pipeline=2), ShardingWanted(level=3), recipe=recipe),
+        "two replicas, state divided": planned(2, ShardingWanted(level=1), recipe=recipe),
         "tensor": planned(2, LayoutWanted(microbatch=2, tensor=2), recipe=recipe),
         "tensor, two replicas": planned(4, LayoutWanted(microbatch=2, tensor=2), recipe=recipe),
     }
     for plan in of.values():
         assert check_plan(plan).ok and {c.reproducible for p in plan.programs.values() for c in p.contracts if c.op in REPRODUCIBLE_SUMS} <= {"tree"}
     found = {name: trained(plan, tmp_path / str(k)) for k, (name, plan) in enumerate(of.items())}
-    assert equal_bits(found["one"], found["two stages, two replicas, shards"])
+    for name in ("two stages, two replicas, weights divided", "two replicas, state divided"):
+        assert equal_bits(found["one"], found[name]), name
     assert equal_bits(found["tensor"], found["tensor, two replicas"])
 
 

@@ -285,6 +285,20 @@ def order_peak(p: Program, start_s: Ints | np.ndarray, end_s: Ints | np.ndarray,
     return tuple(peaks)
 
 
+def _switch_memory(p: Program, fabric: Fabric, placement: list[str]) -> list[Finding]:
+    """Switches that state their memory hold two turns of what they add up: ranks may be a turn apart."""
+    b, found = p.buffers, list[Finding]()
+    need = np.bincount(b.actor, weights=2.0 * b.chunks * b.chunk_bytes, minlength=len(placement))
+    limits = {s.name: s.aggregate_bytes for s in fabric.switches}
+    for actor in range(p.ranks, len(placement)):
+        limit = limits.get(placement[actor], 0)
+        if limit and need[actor] > limit:
+            text = f"switch {placement[actor]} needs {int(need[actor])} bytes for sums, two turns of each, it has {limit}"
+            facts = {"switch": placement[actor], "need_bytes": int(need[actor]), "limit_bytes": limit}
+            found.append(Finding(check="memory", message=text, witness=facts))
+    return found
+
+
 def check_memory(p: Program, worst: WorstMemory, fabric: Fabric, placement: Iterable[str]) -> list[Finding]:
     """Worst-order peak plus staging against every device's memory; the smallest violated limit comes first."""
     over = []
@@ -293,6 +307,7 @@ def check_memory(p: Program, worst: WorstMemory, fabric: Fabric, placement: Iter
         if limit and need > limit:
             over.append((limit, rank, name, need))
     found = []
+    found += _switch_memory(p, fabric, list(placement))
     for limit, rank, name, need in sorted(over):
         sure = worst.exact[rank]
         text = f"rank {rank} on {name} can need {need} bytes in some order, it has {limit}"

@@ -4,17 +4,22 @@ A replica folds its own micro-batches (`run.train.folds`): replica d has numbers
 node of the tree over all. The collective that adds the replicas' sums has a contract of its own, `tree`, proved for itself, over members in the
 order of the replicas: the nodes above. What tensor ranks hold in parts they add up after that, in the order of these ranks. Nothing else may add to a
 gradient: stages share no parameter, and a value feeds one later stage.
+
+Where replicas divide gradients (sharding levels 2 and 3) it is the other way round: of n replicas, a power of two, replica d has numbers d, n + d,
+2 n + d, ...; the collective's sum over micro-batch k is the node [k n, (k + 1) n), and the steps of the program that add these nodes up are followed.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
 
 from ...plan.plan import Plan, TrainingLayout
-from ...program.program import REPRODUCIBLE_SUMS, Kind, Program
+from ...program.program import REPRODUCIBLE_SUMS, Kind, Part, Program
+from ..program.fold_tree import FoldTrees
 from ..verdict import Finding
+from . import data_groups
 
 __all__ = ["check_folds"]
 
@@ -33,7 +38,7 @@ def check_folds(plan: Plan) -> list[Finding]:
 
 
 def _of_layout(layout: TrainingLayout) -> Iterator[Finding]:
-    most = 1 if layout.tensor == 1 else 0
+    most = 3 if layout.tensor == 1 else 0
     whole = {"context": layout.context != 1, "expert": layout.expert != 1, "zero_level": layout.zero_level > most, "placement": layout.placement}
     for name, divided in whole.items():
         if divided:
@@ -49,7 +54,8 @@ def _of_layout(layout: TrainingLayout) -> Iterator[Finding]:
                 text = f"stages {owners[what, name]} and {stage.index} both add to the gradient of {what} {name!r}"
                 yield _wrong(text, "layout.stages", **{what: name})
     m = layout.microbatches
-    if layout.data > 1 and (layout.replica_microbatches or m & (m - 1)):
+    blocks = layout.data if layout.in_turn and m > 1 else 1 if layout.in_turn else m  # what must be a power of two
+    if layout.data > 1 and (layout.replica_microbatches or blocks & (blocks - 1)):
         yield _wrong(f"replicas with {layout.microbatch_counts} micro-batches have no aligned blocks of the tree", "layout.microbatches")
 
 
@@ -63,6 +69,8 @@ def _of_program(p: Program, programs: Mapping[str, Program], layout: TrainingLay
                 text = f"the {c.op} {programs[name].name or name[:12]!r} adds up replicas otherwise than the tree over micro-batches does"
                 yield _wrong(text, "contract.reproducible", callee=name)
     yield from _replicas_first(p, programs, layout)
+    if layout.in_turn:
+        yield from _kept_parts(p, layout)
     if not len(p.calls) and not len(p.ops):
         return
     lane = p.lane_of_step()
@@ -98,6 +106,42 @@ def _replicas_first(p: Program, programs: Mapping[str, Program], layout: Trainin
                 yield _wrong(text, "calls", rank=rank, step=step)
             elif not replicas:
                 over_tensor.add((rank, buffer))
+
+
+def _kept_parts(p: Program, layout: TrainingLayout) -> Iterator[Finding]:
+    """Of sums over replicas, micro-batch by micro-batch: each copy within a rank adds the two children of a node, and all arrive at the optimizer."""
+    trees, m = FoldTrees(), layout.microbatches
+    trees.hold(0, 1, m)
+    holds: dict[tuple[int, int], int] = {}  # (buffer, chunk) -> set of micro-batches, as bits
+    parts = [data_groups.part_of(name) for name in p.buffers.name]
+    kept = {b for b, x in enumerate(parts) if x is not None and x.kind == "gradshard"}
+    followed = kept | {b for b, name in enumerate(p.buffers.name) if name.startswith("folds")}
+    s, lane, lanes = p.steps, p.lane_of_step(), dict[int, int]()
+    ends = np.stack([s.src_buffer, s.dst_buffer])
+    for step in np.flatnonzero((s.kind == Kind.TRANSFER) & np.isin(ends, sorted(followed)).any(axis=0)).tolist():
+        a, b, rank = int(s.src_buffer[step]), int(s.dst_buffer[step]), int(p.lanes.actor[lane[step]])
+        if lanes.setdefault(rank, int(lane[step])) != int(lane[step]) or int(s.parts[step]) & ~int(Part.ADD) != int(Part.READ | Part.STORE):
+            text = f"{p.describe(step)}: parts of gradients are added in several lanes, in no certain order, or sent once more"
+            yield _wrong(text, "steps", rank=rank, step=step)
+            return
+        for i in range(int(s.count[step])):
+            x, y = _held(holds, parts, a, int(s.src_chunk[step]) + i), _held(holds, parts, b, int(s.dst_chunk[step]) + i)
+            add = bool(s.parts[step] & Part.ADD) and (y or b not in kept)  # what is kept begins as zeros
+            if not x or (add and not y) or (add and not trees.allow(0, x, y, step)):
+                why, facts = trees.why(step)
+                yield _wrong(f"{p.describe(step)} {why or 'takes a part of no micro-batch'}", "steps", rank=rank, step=step, **facts)
+                return
+            holds[b, int(s.dst_chunk[step]) + i] = x | y if add else x
+    for b in sorted(kept):
+        if lacking := [c for c in range(int(p.buffers.chunks[b])) if holds.get((b, c), 0) != (1 << m) - 1]:
+            yield _wrong(f"chunk {lacking[0]} of {p.buffer_name(b)} is not the sum of {m} micro-batches", "buffers", buffer=b)
+            return
+
+
+def _held(holds: Mapping[tuple[int, int], int], parts: Sequence[data_groups.Part | None], buffer: int, chunk: int) -> int:
+    """Micro-batches in a chunk, as bits; whole gradients hold their own until something else is written there."""
+    part = parts[buffer]
+    return holds.get((buffer, chunk), 1 << part.number if part is not None and part.kind == "gradfull" else 0)
 
 
 def _wrong(text: str, field: str, **more: object) -> Finding:

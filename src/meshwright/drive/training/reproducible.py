@@ -1,9 +1,10 @@
 """What a job that wants equal bits at any number of replicas and stages leaves to decide: aligned blocks of micro-batches for each replica.
 
 Contributions are numbered by micro-batch, so a replica's part of the tree is the fold of its own micro-batches, and a collective folds these
-(docs/reproducibility.md). Stages of a pipeline do the same operations on other ranks, and sharding at level 1 divides only what is added already. A
-tensor degree is part of the contributions: plans of the same degree have equal bits. Whatever divides a micro-batch or its gradient otherwise rounds
-otherwise, and is refused.
+(docs/reproducibility.md). Stages of a pipeline do the same operations on other ranks, and sharding at level 1 divides only what is added already. At
+levels 2 and 3 replicas are added micro-batch by micro-batch: there they take micro-batches in turn (`TrainingLayout.in_turn`). A tensor degree is
+part of the contributions: plans of the same degree have equal bits. Whatever divides a micro-batch or its gradient otherwise rounds otherwise, and is
+refused.
 """
 
 from __future__ import annotations
@@ -45,12 +46,15 @@ def folding(job: Training, fabric: Fabric, wishes: Wishes) -> Wishes:
         text = f"{len(fabric.devices)} devices are no {layout.data or 'whole number of'} replicas of {tensor * stages}"
         raise Unsupported(text, where="--dp", hint="--reproducible tree uses all devices: dp x tp x pp is their number")
     for flag, why in _refused(job, wishes, tensor, stages):
-        hint = "--reproducible tree is for replicas (--dp) of stages (--pp) and tensor ranks (--tp), each with whole gradients, and for --zero 1"
+        hint = "--reproducible tree is for replicas (--dp) of stages (--pp) and tensor ranks (--tp), each with whole gradients, and for --zero"
         raise Unsupported(f"{flag} {why}", where=flag, hint=hint)
     each, rest = divmod(job.global_batch, data * layout.microbatch)
-    if data > 1 and (rest or each & (each - 1)):
-        text = f"{job.global_batch} samples in micro-batches of {layout.microbatch} on {data} replicas are no power of two of micro-batches on each"
-        raise Unsupported(text, where="--reproducible", hint="choose --global-batch, --microbatch and devices so that each has 1, 2, 4, ...")
+    in_turn = _level(wishes) > 1
+    if data > 1 and (rest or (not in_turn and each & (each - 1)) or (in_turn and each > 1 and data & (data - 1))):
+        what = "no power of two of replicas" if in_turn and not rest else "no power of two of micro-batches on each"
+        text = f"{job.global_batch} samples in micro-batches of {layout.microbatch} on {data} replicas are {what}"
+        hint = "choose --dp 2, 4, 8, ..." if in_turn and not rest else "choose --global-batch, --microbatch and devices so that each has 1, 2, 4, ..."
+        raise Unsupported(text, where="--reproducible", hint=hint)
     return wishes.but(
         replace(layout, data=data, tensor=tensor, pipeline=stages), replace(wishes.of(ShardingWanted), level=_level(wishes), overlap=False),
         DivisionWanted(by_speed=False),
@@ -67,8 +71,7 @@ def _refused(job: Training, wishes: Wishes, tensor: int, stages: int) -> list[tu
     norm = "adds up squares rank by rank, whose order is not that of one rank"
     wanted = (
         ("--context", layout.context != 1, PARTIAL), ("--ep", layout.expert != 1, PARTIAL),
-        ("--zero", level > 1, "adds up replicas micro-batch by micro-batch, and not each replica's own first"),
-        ("--zero", level == 1 and tensor > 1, f"with --tp {PARTIAL}"),
+        ("--zero", level > 0 and tensor > 1, f"with --tp {PARTIAL}"),
         ("--overlap", bool(wishes.of(ShardingWanted).overlap), PARTIAL),
         ("--pipeline", wishes.of(PipelineWanted).name not in ("", OneFOneB.name), "may do micro-batches in another order"),
         ("--compress", wishes.of(CompressWanted).codec not in ("", "none"), PARTIAL),

@@ -185,8 +185,16 @@ def _rates(entry: Table, field: str) -> dict[str, int]:
 
 
 def _switch(entry: Table, taken: dict[str, str]) -> Switch:
+    def whole(field: str, value: Any) -> int:
+        return entry.checked_integer(field, value, least=0, most=MAX_QUANTITY)
+
     name = _name(entry, taken, "name", entry.text("name"))
-    switch = Switch(name=name, group=entry.text("group", ""), multicast=entry.flag("multicast"), aggregate=entry.flag("aggregate"))
+    switch = Switch(
+        name=name, group=entry.text("group", ""), multicast=entry.flag("multicast"), aggregate=entry.flag("aggregate"),
+        aggregate_bytes=entry.quantity("aggregate_bytes", "aggregate_memory", parse_size_bytes, whole, 0),
+    )  # fmt: skip
+    if switch.aggregate_bytes and not switch.aggregate:
+        raise entry.error("aggregate_bytes", "is the memory of a switch with aggregate = true")
     entry.done()
     return switch
 

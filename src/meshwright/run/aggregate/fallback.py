@@ -25,8 +25,8 @@ MAX_INT32 = 2**31 - 1
 class Hosts(Protocol):
     """What hosts do without a switch, all of them together."""
 
-    def most(self, value: int) -> int:
-        """The largest of all workers' values."""
+    def most(self, *values: int) -> list[int]:
+        """Of each value, the largest of all workers'."""
         ...
 
     def give(self, array: NDArray[Any], source: int) -> None:
@@ -48,14 +48,14 @@ class GlooHosts:
     def __init__(self, group: Any) -> None:
         self.group = group
 
-    def most(self, value: int) -> int:
+    def most(self, *values: int) -> list[int]:
         import torch
         import torch.distributed as dist
 
-        found, options = torch.tensor([value]), dist.AllreduceOptions()
+        found, options = torch.tensor(values), dist.AllreduceOptions()
         options.reduceOp = dist.ReduceOp.MAX
         self.group.allreduce([found], options).wait()
-        return int(found)
+        return [int(x) for x in found]
 
     def give(self, array: NDArray[Any], source: int) -> None:
         import torch
@@ -70,7 +70,7 @@ class GlooHosts:
     def gather(self, words: NDArray[np.int32]) -> list[NDArray[np.int32]]:
         import torch
 
-        longest = self.most(len(words))
+        [longest] = self.most(len(words))
         mine = torch.zeros(longest + 1, dtype=torch.int32)  # how many, then the words, as long as the longest
         mine[0], mine[1 : 1 + len(words)] = len(words), torch.from_numpy(words)
         found = [torch.empty_like(mine) for _ in range(self.group.size())]
@@ -94,7 +94,7 @@ class Reducer:
             stream = Stream.join(switch, seat)
         except (Unsupported, LinkLost, RunTimeout) as error:
             why = error
-        if hosts.most(int(stream is None)):
+        if any(hosts.most(int(stream is None))):
             if stream is not None:
                 stream.abandon("another worker could not join")
                 why = GroupFailed("another worker could not join the switch", where=seat.job)
@@ -140,11 +140,11 @@ class Reducer:
     def _agree(self, why: MeshwrightError, array: NDArray[Any]) -> bool:
         """Leave the switch. Whether the call in hand is still to be done: a worker that was behind has its result now."""
         self.stream, self.why = None, why
-        most, least = self.hosts.most(self.done), -self.hosts.most(-self.done)
-        if most == least:
+        most, behind = self.hosts.most(self.done, -self.done)
+        if most == -behind:
             return True
         ahead = self.done == most
-        source = self.hosts.most(self.rank if ahead else -1)
+        [source] = self.hosts.most(self.rank if ahead else -1)
         self.hosts.give(self.last if ahead else array, source)
         return ahead
 

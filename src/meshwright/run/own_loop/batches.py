@@ -28,7 +28,7 @@ class OwnBatches:
     device: torch.device
     read: frozenset[int]
     _tensors: tuple[torch.Tensor, ...] = field(default=(), init=False)
-    _first: int = field(default=0, init=False)  # row of the global batch that the first row given is
+    _whole: bool = field(default=True, init=False)  # is what was given the global batch?
 
     @property
     def part(self) -> int:
@@ -64,11 +64,11 @@ class OwnBatches:
                     hint="batches of one plan have one shape: pad them, or plan again", data={"given": list(x.shape), "planned": list(expected)},
                 )  # fmt: skip
         self._tensors = tuple(x.to(self.device, non_blocking=True) if i in self.read else x for i, x in enumerate(tensors))
-        self._first = 0 if rows[0] == whole else self.layout.first_sample(self.layout.coordinates(self.rank)[1], 0)
+        self._whole = rows[0] == whole
 
     def microbatch(self, step: int, replica: int, microbatch: int) -> tuple[torch.Tensor, ...]:
         """Views of the rows of a micro-batch."""
-        first = self.layout.first_sample(replica, microbatch) - self._first
+        first = self.layout.first_sample(replica, microbatch) if self._whole else microbatch * self.layout.microbatch_size
         return tuple(x[first : first + self.layout.microbatch_size] for x in self._tensors)
 
     def forget(self) -> None:

@@ -49,8 +49,10 @@ class ShapedBatches:
         if not self.reads:
             return [True] * len(self.shapes)
         layout, replica = self.layout, self.layout.coordinates(self.rank)[1]
-        first = step * layout.global_batch + layout.first_sample(replica, 0)
-        self._rows = rows_of(self.dataset, first, layout.microbatches_of(replica) * layout.microbatch_size)
+        own = layout.first_sample(replica, 0)
+        end = layout.first_sample(replica, layout.microbatches_of(replica) - 1) + layout.microbatch_size
+        first = step * layout.global_batch + own
+        self._rows = rows_of(self.dataset, first, end - own)
         kinds, wanted = [str(x.dtype).removeprefix("torch.") for x in self._rows], [x.dtype for x in self.shapes[0]]
         if kinds != wanted:
             raise UsageError(

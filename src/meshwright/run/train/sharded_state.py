@@ -138,6 +138,8 @@ def _group(
             p.tensor = torch.nn.Parameter(flat.new_empty(0))
     gradients = torch.zeros(total if level == 1 else high - low, dtype=dtype, device=device)
     flats = {f"gradients{name}" if level == 1 else f"gradshard{name}": gradients}
+    if folds := gradient_bytes.get(f"folds{name}", 0) if level > 1 else 0:
+        flats[f"folds{name}"] = gradients.new_empty(folds // dtype.itemsize)
     shard = flat[low:high] if level < 3 else flat[low:high].clone()
     flats[f"weights{name}" if level < 3 else f"shard{name}"] = flat if level < 3 else shard
     group = ParameterGroup(name, level, lying, shard, gradients[low:high] if level == 1 else gradients, flats)

@@ -32,7 +32,7 @@ class BatchSource(Protocol):
     def microbatch(self, step: int, replica: int, microbatch: int) -> Sequence[torch.Tensor]: ...
 
 
-WITH_SIZES = ("gradients", "gradshard", "sum", "norm:")  # buffers whose tensors are made here, in the plan's sizes
+WITH_SIZES = ("gradients", "gradshard", "folds", "sum", "norm:")  # buffers whose tensors are made here, in the plan's sizes
 
 
 @dataclass
@@ -140,7 +140,7 @@ class TrainingWork:
         microbatch = int(ops.microbatch[op])
         action = actions[name](segment, microbatch, memory)
         action = self._with_whole(op, memory, action) if self.module.groups else action
-        return self.folds.after(op, action) if self.layout.step_end.folded else action
+        return self.folds.after(op, action) if self.layout.step_end.folded and not self.layout.in_turn else action
 
     @cached_property
     def folds(self) -> GradientFolds:

@@ -3,7 +3,8 @@
 Cite: A. Sapio, M. Canini, C.-Y. Ho, J. Nelson, P. Kalnis, C. Kim, A. Krishnamurthy, M. Moshref, D. Ports, P. Richtarik, "Scaling Distributed Machine
 Learning with In-Network Aggregation" (NSDI 2021, arXiv 1903.06701), section 4; trees of switches and shards over switches from section 6.
 Left open by the paper: how many slots, which switches. Our answer: as many slots as cover a round trip at the narrowest link of a rank, and one;
-roots by the load of the busiest link, in equal shards for as long as one more root is quicker.
+roots by the load of the busiest link, in equal shards for as long as one more root is quicker. A switch that states its memory
+(`Switch.aggregate_bytes`) holds two turns of every slot of every tree through it; one without room for a packet forwards only.
 Deviations: chunks of the program are larger than packets where a shard would have more than `MAX_CHUNKS`; loss and repair lie below the program
 (`run.aggregate`).
 Invariant: a rank sends and receives its data once, whatever their number; a switch holds one chunk per slot.
@@ -42,6 +43,8 @@ DEVIATIONS = (
 )
 PACKET_BYTES = 1024  # of payload: the paper's largest
 MAX_SLOTS, MAX_CHUNKS = 64, 4096  # of a program and shard; a slot of it then stands for several of a switch's
+MAX_SMALL_CHUNKS = 1 << 18  # of a shard where switches have little memory: turns of a program, simulated one by one
+TURNS_HELD = 2  # of every slot: ranks may be a turn apart
 SPARE_SLOTS = 8  # of those, for the time that chunks themselves take on up to four links each way
 MAX_TRIED_ROOTS = 64  # switches that are tried as the root of a tree
 
@@ -86,13 +89,19 @@ class SwitchML(CollectiveStrategy):
         share = -(-elements // len(trees)) * problem.element_bytes
         rate_Bps, flight_s = _path(problem, trees, 0)
         chunk_bytes = self.chunk_bytes or max(PACKET_BYTES, -(-share // MAX_CHUNKS), ceil(rate_Bps * flight_s / (MAX_SLOTS - SPARE_SLOTS)))
+        room, tightest = _room(problem, trees)
         chunk_bytes = min(-(-chunk_bytes // problem.element_bytes) * problem.element_bytes, share)
+        if not self.chunk_bytes:
+            chunk_bytes = min(chunk_bytes, max(room // problem.element_bytes, 1) * problem.element_bytes)
+        if chunk_bytes * (self.slots or 1) > room or share > MAX_SMALL_CHUNKS * chunk_bytes:
+            text = f"switch {tightest!r} has memory for {room} bytes of sums in each of its trees"
+            raise Unsupported(text, where=self.name, hint="smaller or fewer slots, fewer shards, or --strategy ring", data={"strategy": self.name})
         chunks = -(-share // chunk_bytes)
         round_trip_s = _path(problem, trees, chunk_bytes)[1]
-        slots = min(self.slots or min(ceil(rate_Bps * round_trip_s / chunk_bytes) + 1, MAX_SLOTS), chunks)
+        slots = min(self.slots or min(ceil(rate_Bps * round_trip_s / chunk_bytes) + 1, MAX_SLOTS, room // chunk_bytes), chunks)
         turns = -(-chunks // slots)
         slots = -(-chunks // turns)
-        # equal chunks of whole elements, so that less than an element per chunk is added to the message
+        # equal chunks of whole elements, so that less than an element per chunk is added to the message; none is larger than before
         chunk_bytes = -(-(share // problem.element_bytes) // (turns * slots)) * problem.element_bytes
         chosen = replace(self, slots=slots, chunk_bytes=chunk_bytes, shards=len(trees))
         used = sorted({v for tree in trees for v in tree.order})
@@ -127,7 +136,22 @@ class SwitchML(CollectiveStrategy):
 
 def _able(problem: CollectiveProblem) -> frozenset[int]:
     devices = len(problem.fabric.devices)
-    return frozenset(devices + i for i, s in enumerate(problem.fabric.switches) if s.aggregate and s.multicast)
+    least = TURNS_HELD * min(PACKET_BYTES, problem.size_bytes)
+
+    def fits(memory_bytes: int) -> bool:
+        return not memory_bytes or memory_bytes >= least
+
+    return frozenset(devices + i for i, s in enumerate(problem.fabric.switches) if s.aggregate and s.multicast and fits(s.aggregate_bytes))
+
+
+def _room(problem: CollectiveProblem, trees: list[SwitchTree]) -> tuple[int, str]:
+    """(bytes that a tree may have under way, by the switch with the least memory for each of its trees, its name)."""
+    found, devices = (problem.size_bytes, ""), len(problem.fabric.devices)
+    for v in {v for tree in trees for v in tree.order}:
+        switch = problem.fabric.switches[v - devices]
+        if switch.aggregate_bytes:
+            found = min(found, (switch.aggregate_bytes // (TURNS_HELD * sum(v in tree.order for tree in trees)), switch.name))
+    return found
 
 
 def _path(problem: CollectiveProblem, trees: list[SwitchTree], chunk_bytes: int) -> tuple[float, float]:

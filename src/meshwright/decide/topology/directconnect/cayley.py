@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import cached_property
-from itertools import combinations
+from itertools import chain, combinations
 from math import comb
 
 import numpy as np
@@ -18,9 +18,10 @@ from numpy.typing import NDArray
 
 from ....kernels.effort import time_is_up
 from .loads import busiest, subset_sums
+from .table import shipped_graphs
 from .wiring import Wiring
 
-__all__ = ["MAX_GENERATORS", "Group", "cayley_cost", "groups", "search"]
+__all__ = ["MAX_GENERATORS", "Group", "best_sets", "cayley_cost", "groups", "search"]
 
 MAX_TIES = 8  # equal wirings that a search keeps: their line graphs differ
 MAX_GENERATORS = 8  # of a search: sets are counted in 2^d numbers for every candidate
@@ -125,9 +126,19 @@ def _candidates(order: int, ports: int, paired: bool, evaluations: int, rng: np.
 
 
 def search(
-    order: int, ports: int, *, paired: bool, evaluations: int, rng: np.random.Generator, most_steps: int
+    order: int, ports: int, *, paired: bool, evaluations: int, rng: np.random.Generator, most_steps: int, shipped: bool = True
 ) -> list[tuple[int, Fraction, Wiring]]:
-    """The frontier of (steps, load) over both directions that so many evaluated candidates reach, with up to `MAX_TIES` wirings at each point."""
+    """The frontier of (steps, load) over both directions that so many evaluated candidates reach, and with `shipped` those of the shipped table.
+
+    Up to `MAX_TIES` wirings at each point."""
+    found = best_sets(order, ports, paired=paired, evaluations=evaluations, rng=rng, most_steps=most_steps, shipped=shipped)
+    return [(t, load, group.wiring(generators)) for t, load, group, generators in found]
+
+
+def best_sets(
+    order: int, ports: int, *, paired: bool, evaluations: int, rng: np.random.Generator, most_steps: int, shipped: bool
+) -> list[tuple[int, Fraction, Group, tuple[int, ...]]]:
+    """As `search`, as groups and generators."""
     best: dict[int, tuple[Fraction, list[tuple[Group, tuple[int, ...]]]]] = {}
     if not 1 <= ports <= min(MAX_GENERATORS, order - 1):
         return []
@@ -138,7 +149,9 @@ def search(
         return full or any(t <= steps and row[0] <= load and (t, row[0]) != (steps, load) for t, row in best.items())
 
     evaluations = min(evaluations, 2 * len(groups(order)) * comb(order - 1, ports))  # small groups have few sets
-    for _, (group, generators) in zip(range(evaluations), _candidates(order, ports, paired, evaluations, rng), strict=False):
+    drawn = (candidate for _, candidate in zip(range(evaluations), _candidates(order, ports, paired, evaluations, rng), strict=False))
+    known = ((Group(x.m, x.n, x.k), x.generators) for x in (shipped_graphs().get((order, ports, paired), ()) if shipped else ()))
+    for group, generators in chain(drawn, known):
         if time_is_up():
             break
         cost = cayley_cost(group, generators, most_steps=most_steps) if generators else None
@@ -154,4 +167,4 @@ def search(
         best = {t: row for t, row in best.items() if t <= cost[0] or row[0] < cost[1]}
         tied = best[cost[0]][1] if cost[0] in best and best[cost[0]][0] == cost[1] else []
         best[cost[0]] = cost[1], tied + [(group, generators)] * ((group, generators) not in tied)
-    return [(t, load, group.wiring(generators)) for t, (load, some) in sorted(best.items()) for group, generators in some]
+    return [(t, load, group, generators) for t, (load, some) in sorted(best.items()) for group, generators in some]

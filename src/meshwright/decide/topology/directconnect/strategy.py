@@ -102,6 +102,7 @@ class DirectConnect(TopologyStrategy):
 
     evaluations: Cayley digraphs tried at every size; 0 = none.
     exact: designs up to so many nodes are costed on their explicit graph; larger ones by the rule of their expansion.
+    table: try the shipped base graphs too (`table`), which longer searches have found.
     """
 
     name: ClassVar[str] = "directconnect"
@@ -110,6 +111,7 @@ class DirectConnect(TopologyStrategy):
 
     evaluations: int = 2000
     exact: int = 2048
+    table: bool = True
 
     def plan(self, problem: TopologyProblem, *, rng: np.random.Generator) -> tuple[WiringDesign, ...]:
         """The frontier, fewest steps first. Raises: UsageError (options, one-port pairs), Infeasible where no family has that size."""
@@ -197,9 +199,9 @@ class _Synthesis:
         for wiring in base_wirings(nodes, ports, paired=self.paired):
             if nodes <= self.options.exact or wiring.transitive:
                 yield self._costed(wiring)
-        if ports > 1 and self.options.evaluations:
-            most = MAX_STEPS_FACTOR * steps_bound(nodes, ports)
-            found = search(nodes, ports, paired=self.paired, evaluations=self.options.evaluations, rng=self.rng, most_steps=most)
+        if ports > 1 and (self.options.evaluations or self.options.table):
+            most, tried = MAX_STEPS_FACTOR * steps_bound(nodes, ports), self.options.evaluations
+            found = search(nodes, ports, paired=self.paired, evaluations=tried, rng=self.rng, most_steps=most, shipped=self.options.table)
             yield from (_Costed(wiring, steps, load, True) for steps, load, wiring in found)
 
     def _expansions(self, nodes: int, ports: int) -> Iterator[tuple[Any, int, Fraction]]:

@@ -21,7 +21,8 @@ __all__ = ["Builder", "NetworkDesign", "Tree", "fat_tree_parts", "grid_sides"]
 class NetworkDesign:
     """`links`: of one accelerator in one plane. `parts`: of all planes. `global_bound`: no more of the injection can be all-to-all traffic, by a cut.
 
-    all_reduce_share: of the injection that rings keep busy. diameter: most links between two accelerators.
+    all_reduce_share: of the injection that rings keep busy. diameter: most links between two accelerators. grid: rows and columns of accelerators,
+    in the fabric's order, whose neighbours are joined as on a torus; None where they are no grid.
     """
 
     name: str
@@ -33,6 +34,7 @@ class NetworkDesign:
     global_bound: Fraction
     diameter: int
     all_reduce_share: Fraction = Fraction(1)
+    grid: tuple[int, int] | None = None
     build: Callable[[Builder], None]
 
     @property

@@ -170,6 +170,6 @@ class Torus(TopologyStrategy):
         return (
             NetworkDesign(
                 name=f"torus {rows}x{columns}", strategy=self.name, nodes=nodes, planes=planes, links=LINKS, parts={"optical cable": planes * nodes},
-                global_bound=min(Fraction(1), 1 / hops), diameter=(rows + columns) // 2, build=build,
+                global_bound=min(Fraction(1), 1 / hops), diameter=(rows + columns) // 2, grid=(rows, columns), build=build,
             ),
         )  # fmt: skip

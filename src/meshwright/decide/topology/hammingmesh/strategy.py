@@ -105,7 +105,7 @@ def mesh_design(mesh: Mesh, planes: int, radix: int, strategy: str) -> NetworkDe
     across = sum(2 * _levels(2 * boards, radix) for boards in (mesh.rows, mesh.columns))
     return NetworkDesign(
         name=mesh.name, strategy=strategy, nodes=mesh.nodes, planes=planes, links=LINKS, parts=parts, global_bound=mesh.global_bound(),
-        diameter=inside + across, build=mesh.build,
+        diameter=inside + across, grid=(mesh.a * mesh.rows, mesh.b * mesh.columns), build=mesh.build,
     )  # fmt: skip
 
 
