@@ -119,10 +119,16 @@ def expert_shards(layout: TrainingLayout) -> tuple[ParamShard, ...]:
 
 
 def divided_parameters(layout: TrainingLayout, rank: int) -> dict[str, Divided]:
-    """Which part a rank holds of every parameter that is divided, by name."""
+    """Which part a rank holds of every parameter that is divided, by name. Experts may be divided twice: a replica's part among tensor indices."""
     _, data, tensor = layout.coordinates(rank)
     found = {s.param: Divided(s, tensor, layout.tensor) for s in layout.shards} if layout.tensor > 1 else {}
-    return found | {s.param: Divided(s, data % layout.expert, layout.expert) for s in expert_shards(layout)}
+    for s in expert_shards(layout):
+        member, again = data % layout.expert, found.get(s.param)
+        found[s.param] = Divided(s, member, layout.expert)
+        if again is not None:
+            shares = (again.shard.shares or (1,) * layout.tensor) * layout.expert
+            found[s.param] = Divided(msgspec.structs.replace(s, shares=shares), member * layout.tensor + tensor, layout.expert * layout.tensor)
+    return found
 
 
 def sharing(layout: TrainingLayout, replica: int, group: str) -> tuple[int, int]:

@@ -39,7 +39,12 @@ LAYOUTS = {
     "ep2xcp2": {"expert": 2, "context": 2, "data": 1, "fabric": "laptop:2"},
     "ep2xcp2xdp2z1 clipped": {"expert": 2, "context": 2, "data": 2, "fabric": "laptop:4", "zero": 1, "recipe": mw.Recipe(clip_norm=CLIP)},
     "ep2xcp2xpp2": {"expert": 2, "context": 2, "data": 1, "pipeline": 2, "fabric": "laptop:4"},
+    # tensor ranks divide what a replica has: of neighbours' parts, with and without exchanges, folded degrees, divided state and sequences
     "ep2xtp2 clipped": {"expert": 2, "tensor": 2, "fabric": "laptop:4", "recipe": mw.Recipe(clip_norm=CLIP)},
+    "ep2 over tp2": {"expert": 2, "data": 1, "tensor": 2, "fabric": "laptop:2"},
+    "ep4 over dp2xtp2 z1": {"expert": 4, "tensor": 2, "zero": 1, "fabric": "laptop:4"},
+    "tp2xdp2z3 clipped": {"tensor": 2, "fabric": "laptop:4", "zero": 3, "recipe": mw.Recipe(clip_norm=CLIP)},
+    "ep4 over dp2xtp2 along sequences": {"expert": 4, "tensor": 2, "fabric": "laptop:4", "sequence": True},
 }  # fmt: skip
 
 
@@ -66,7 +71,7 @@ def test_losses_and_weights_after_20_steps_are_the_owners(layout, dtype, toleran
 def as_the_owners(layout, dtype, tolerance, pool, tmp_path):
     plan = plan_of(layout, dtype)
     losses, state, optimizer = plain(dtype, clip=CLIP if "clipped" in layout else 0.0, attentive="cp" in layout)
-    want, moments = plan.layout.expert, optimizer["state"]
+    want, moments = plan.layout.expert * plan.layout.tensor, optimizer["state"]
     for found in pool.run(trained, plan.layout.ranks, plan.layout.ranks, str(tmp_path / "store"), plan, dtype):
         assert found["losses"] == pytest.approx(losses, rel=tolerance, abs=0)
         for name, x in state.items():
