@@ -14,6 +14,7 @@ from meshwright.check.training.layout import check_layout
 from meshwright.drive.plans import check_plan, read_plan, write_plan
 from meshwright.drive.training.wishes import LayoutWanted
 from meshwright.errors import CheckFailed, FormatError, Infeasible, UsageError
+from meshwright.plan.plan import ParamShard
 from meshwright.report.plan_text import plan_text
 
 
@@ -60,9 +61,18 @@ def test_experts_over_ranks_that_divide_positions(layout, dtype, tolerance, pool
     as_the_owners(layout, dtype, tolerance, pool, tmp_path)
 
 
-@pytest.mark.sample(3)
+@pytest.mark.sample(1)
+@pytest.mark.parametrize("layout", [x for x in LAYOUTS if "tp" in x])
+def test_tensor_ranks_divide_what_a_replica_has(layout, pool, tmp_path):
+    as_the_owners(layout, "float64", 1e-9, pool, tmp_path)
+    plan = plan_of(layout)
+    if "ep" in layout:
+        assert plan.decisions["experts"]["options"]["tensor"] == 2 and f"experts over {plan.layout.expert} x 2 tensor ranks" in plan_text(plan)
+
+
+@pytest.mark.sample(2)
 @pytest.mark.parametrize(
-    ("layout", "dtype", "tolerance"), [*((x, "float64", 1e-9) for x in LAYOUTS if "cp" not in x), ("ep2", "float32", 1e-5)]
+    ("layout", "dtype", "tolerance"), [*((x, "float64", 1e-9) for x in LAYOUTS if "cp" not in x and "tp" not in x), ("ep2", "float32", 1e-5)]
 )
 def test_losses_and_weights_after_20_steps_are_the_owners(layout, dtype, tolerance, pool, tmp_path):
     as_the_owners(layout, dtype, tolerance, pool, tmp_path)
@@ -129,6 +139,7 @@ def test_experts_summed_over_all_replicas_are_found():
     ({"replica_microbatches": (2, 1, 1, 1)}, "equal replicas"),
     ({"expert_shards": ()}, "nothing of theirs is"),
     ({"expert": 1}, "the expert degree is 1"), ({"exchanges": ()}, "do not belong together"),
+    ({"shards": (ParamShard(param="blocks.0.experts.down_proj", axis=2),)}, "first dimension, in equal parts, or hold all of them alike"),
 ])  # fmt: skip
 def test_layouts_that_do_not_fit_are_found(change, told):
     layout = msgspec.structs.replace(plan_of("ep2xdp2").layout, **change)
@@ -140,9 +151,11 @@ def test_degrees_that_cannot_be_are_refused_with_the_nearest():
     with pytest.raises(UsageError, match="expert degree 3 does not divide the 2 devices") as refused:
         mw.plan(model, batch, loss=loss_of, fabric="laptop:2", expert=3)
     assert refused.value.hint == "e.g. --ep 2"
-    with pytest.raises(UsageError, match="does not divide the data x context degree 2; tensor ranks hold experts alike") as refused:
-        mw.plan(model, batch, loss=loss_of, fabric="laptop:4", wishes=[LayoutWanted(data=1, tensor=2, context=2, expert=4)])
+    with pytest.raises(UsageError, match="does not divide the data x context degree 2, nor that times 2 tensor ranks") as refused:
+        mw.plan(model, batch, loss=loss_of, fabric="laptop:4", wishes=[LayoutWanted(data=1, tensor=2, context=2, expert=3)])
     assert refused.value.hint == "e.g. --ep 2"
+    with pytest.raises(Infeasible, match="8 tensor ranks cannot divide the 4 experts that a replica has"):
+        mw.plan(model, batch, loss=loss_of, fabric="laptop:8", data=1, tensor=8, pipeline=1, zero=0, expert=8)
     dropping = model_of(torch.float64, converted=True, attentive=True, factor=1.0)
     with pytest.raises(Infeasible, match=r"buffers of 4 rows for 8 tokens drop some \(capacity_factor=0 drops none\)"):
         mw.plan(dropping, batch, loss=loss_of, fabric="laptop:2", wishes=[LayoutWanted(data=1, tensor=1, microbatch=2, context=2, expert=2)])

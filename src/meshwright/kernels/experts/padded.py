@@ -90,7 +90,7 @@ def expert_counts(experts: torch.Tensor, n: int, capacity: int, places: Sequence
     counts = torch.bincount(experts.reshape(-1), minlength=n).clamp(max=capacity)
     if places is None:
         return counts
-    return counts[torch.tensor(sorted((e for e in range(n) if places[e] >= 0), key=places.__getitem__), device=counts.device)]
+    return counts[torch.tensor(sorted((e for e in range(n) if places[e] >= 0), key=places.__getitem__), dtype=torch.int64, device=counts.device)]
 
 
 @expert_rows.register_fake  # type: ignore[untyped-decorator]
