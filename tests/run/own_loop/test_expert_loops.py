@@ -11,6 +11,7 @@ from expert_loops import CLIP, STEPS, batch_of, loss_of, model_of, plain, plan_f
 
 import meshwright as mw
 from meshwright.check.training.layout import check_layout
+from meshwright.decide.layout.tensor_shares import TensorOptions
 from meshwright.drive.plans import check_plan, read_plan, write_plan
 from meshwright.drive.training.wishes import LayoutWanted
 from meshwright.errors import CheckFailed, FormatError, Infeasible, UsageError
@@ -154,8 +155,9 @@ def test_degrees_that_cannot_be_are_refused_with_the_nearest():
     with pytest.raises(UsageError, match="does not divide the data x context degree 2, nor that times 2 tensor ranks") as refused:
         mw.plan(model, batch, loss=loss_of, fabric="laptop:4", wishes=[LayoutWanted(data=1, tensor=2, context=2, expert=3)])
     assert refused.value.hint == "e.g. --ep 2"
-    with pytest.raises(Infeasible, match="8 tensor ranks cannot divide the 4 experts that a replica has"):
-        mw.plan(model, batch, loss=loss_of, fabric="laptop:8", data=1, tensor=8, pipeline=1, zero=0, expert=8)
+    with pytest.raises(Infeasible, match="expert degree 8: 4 experts, or parts of tables, do not divide by it"):
+        wish = LayoutWanted(data=1, tensor=8, pipeline=1, expert=8, tensor_options=TensorOptions(vocabulary_rows=1))
+        mw.plan(model, batch, loss=loss_of, fabric="laptop:8", wishes=[wish])
     dropping = model_of(torch.float64, converted=True, attentive=True, factor=1.0)
     with pytest.raises(Infeasible, match=r"buffers of 4 rows for 8 tokens drop some \(capacity_factor=0 drops none\)"):
         mw.plan(dropping, batch, loss=loss_of, fabric="laptop:2", wishes=[LayoutWanted(data=1, tensor=1, microbatch=2, context=2, expert=2)])

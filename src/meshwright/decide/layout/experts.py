@@ -27,7 +27,7 @@ from .cut import dtype_bytes
 from .sequence_rules import Along
 from .split import Refused, Split
 
-__all__ = ["expert_degree_limit", "expert_shards", "experts_graph", "of_positions", "tensor_part", "waits_for_tokens"]
+__all__ = ["expert_degree_limit", "expert_shards", "experts_graph", "of_positions", "require_degree", "tensor_part", "waits_for_tokens"]
 
 _DIVIDED = (MLP, TABLE_ROWS)
 _RECENT: deque[tuple[OpGraph, tuple[int, int], Routing, OpGraph]] = deque(maxlen=16)  # by identity: graphs are immutable, and too large to hash
@@ -52,6 +52,17 @@ def tensor_part(graph: OpGraph, layout: TrainingLayout) -> int:
     return layout.tensor if mine and mine <= {s.param for s in layout.shards} else 1
 
 
+def require_degree(graph: OpGraph, parts: int) -> None:
+    """Raises: Unsupported where so many ranks cannot divide the experts of every layer, naming the nearest degree."""
+    most = expert_degree_limit(graph)
+    if most % parts:
+        near = max(d for d in range(1, min(parts, most) + 1) if most % d == 0)
+        nothing = "the model has no expert layers that could be divided, and no placed tables"
+        why = f"{most} experts, or parts of tables, do not divide by it" if most > 1 else nothing
+        hint = f"--ep {near}" if most > 1 else "--ep 1, or replace its expert layers by meshwright.nn.convert_experts(model)"
+        raise Unsupported(f"expert degree {parts}: {why}", where=graph.model, hint=hint, data={"nearest": near})
+
+
 def experts_graph(graph: OpGraph, parts: int, routing: Routing = UNIFORM, tensor: int = 1) -> OpGraph:
     """`graph` for one of `parts` ranks, whose tokens choose experts as `routing` says; the last few are remembered.
 
@@ -66,12 +77,7 @@ def experts_graph(graph: OpGraph, parts: int, routing: Routing = UNIFORM, tensor
         return graph
     if (known := next((x for g, n, r, x in list(_RECENT) if g is graph and n == (parts, tensor) and r == routing), None)) is not None:
         return known
-    if most % parts:
-        near = max(d for d in range(1, min(parts, most) + 1) if most % d == 0)
-        nothing = "the model has no expert layers that could be divided, and no placed tables"
-        why = f"{most} experts, or parts of tables, do not divide by it" if most > 1 else nothing
-        hint = f"--ep {near}" if most > 1 else "--ep 1, or replace its expert layers by meshwright.nn.convert_experts(model)"
-        raise Unsupported(f"expert degree {parts}: {why}", where=graph.model, hint=hint, data={"nearest": near})
+    require_degree(graph, parts)
     made = _divided(graph, parts, routing, tensor)
     _RECENT.append((graph, (parts, tensor), routing, made))
     return made

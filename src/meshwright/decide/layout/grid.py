@@ -29,7 +29,7 @@ from .build import build_layout
 from .context import context_graph
 from .data_sharding import CITE as SHARDING_CITE
 from .data_sharding import PLAIN, DataSharding
-from .experts import expert_degree_limit, experts_graph, tensor_part
+from .experts import expert_degree_limit, experts_graph, require_degree, tensor_part
 from .megatron import CITE as MEGATRON_CITE
 from .megatron import Kept, Region, search_regions
 from .problem import Degrees, DegreesStrategy, LayoutCandidate, LayoutProblem
@@ -134,8 +134,7 @@ class Grid(DegreesStrategy):
         if self.end is not None:
             layout = msgspec.structs.replace(layout, end=self.end)
         if problem.expert not in (None, degrees.expert) and tensor_part(graph, layout) == 1:
-            held = expert_degree_limit(graph) // degrees.expert
-            why = f"expert degree {problem.expert}: {t} tensor ranks cannot divide the {held} experts that a replica has"
+            why = f"expert degree {problem.expert}: {t} tensor ranks cannot divide the experts that a replica has"
             return LayoutCandidate(degrees=degrees, why=why, sharding=sharding, division=division)
         if degrees.sequence and not layout.sequence:
             return LayoutCandidate(degrees=degrees, why=layout.notes[-1], sharding=sharding, division=division)
@@ -146,6 +145,8 @@ class Grid(DegreesStrategy):
 def _of_a_rank(problem: LayoutProblem, degrees: Degrees) -> OpGraph:
     """The graph as a rank computes it, tensor parallelism aside. Raises: Unsupported."""
     graph = context_graph(problem.graph_at(degrees.microbatch_size), degrees.context, degrees.exchange)
+    if problem.expert is not None:
+        require_degree(graph, problem.expert)
     return experts_graph(graph, degrees.expert, problem.routing, degrees.tensor)
 
 
