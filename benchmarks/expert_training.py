@@ -1,8 +1,9 @@
 """Does it pay to drop no token? A byte-level decoder of four layers with eight experts each, trained dropless and at capacity factor 1.
 
 Run: `python benchmarks/expert_training.py [STEPS] [FOLDER]` (1,000 steps: four minutes of processor time; with a folder, each call makes one of
-the six trainings that is not there yet, and the last puts them together). Text: the sources of Python's standard
-library, the last tenth held out. Three seeds; for each the loss of held-out text at the end, and the mean of the last fifth of the steps.
+the six trainings that is not there yet, and the last puts them together; `float64`: the last comparison alone, half a minute). Text: the
+sources of Python's standard library, the last tenth held out. Three seeds; for each the loss of held-out text at the end, and the mean of the last
+fifth of the steps.
 Then the same model in float64, dropless beside buffers padded to the largest demand (f = 0): 20 steps of Adam, losses and weights.
 Targets: dropless not above dropping, in the mean over seeds; dropless equal to padded to 1e-12.
 """
@@ -90,7 +91,18 @@ def padded_apart(data: torch.Tensor, steps: int = 20) -> dict[str, Any]:
             "first_loss_apart": first, "weights_apart": weights, "limit": 1e-12}  # fmt: skip
 
 
+def equal_alone() -> None:
+    """The comparison in float64, which takes half a minute."""
+    torch.set_num_threads(1)
+    data = text()
+    row = padded_apart(data[: len(data) * 9 // 10])
+    print(f"{row['what']}: losses {row['value']:.1e}, weights {row['weights_apart']:.1e}")
+    machine.record("expert_training_float64", [row], command="python benchmarks/expert_training.py float64")
+
+
 def main() -> None:
+    if sys.argv[1:] == ["float64"]:
+        return equal_alone()
     steps = int(sys.argv[1]) if len(sys.argv) > 1 else STEPS
     torch.set_num_threads(1)
     data = text()

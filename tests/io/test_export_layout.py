@@ -235,6 +235,12 @@ def test_divided_sequences_experts_and_further_shapes_are_told_or_refused():
     assert any("exchange of heads" in m for m in export_layout(heads, "torchtitan").not_expressed)
     experts, of_models = plan_of(layout_of(expert=2)), ("torchtitan", "torchtitan-toml", "megatron", "nemo")
     assert all(any("experts have" in m for m in export_layout(experts, t).not_expressed) for t in of_models)
+    shards = (ParamShard(param="h.0.mlp.weight", axis=0),)
+    folded = plan_of(layout_of(expert=2, shards=shards, expert_shards=shards))  # and two tensor ranks
+    wanted = {"--expert-model-parallel-size": "4", "--expert-tensor-parallel-size": "1"}
+    assert flags(export_layout(folded, "megatron").text).items() >= wanted.items()
+    assert "expert_tensor_parallel_size=1" in export_layout(folded, "nemo").text
+    assert "expert_parallel_degree = 4" in export_layout(folded, "torchtitan-toml").text
     shaped = replace(plan_of(layout_of((3,), 2, 1)), shapes=(object(),))
     assert all(any("1 other shape of" in m for m in export_layout(shaped, t).not_expressed) for t in LAYOUTS)
     half = plan_of(layout_of((3,)), dtype="float32", recipe={"precision": "fp16-autocast"})

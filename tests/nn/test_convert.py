@@ -6,6 +6,7 @@ import copy
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -19,7 +20,7 @@ from owner_models import Block, Model, OwnerExperts  # noqa: E402
 from processes import RankPool  # noqa: E402
 
 from meshwright.decide.experts import degrees_of  # noqa: E402
-from meshwright.errors import NotFinite, UsageError  # noqa: E402
+from meshwright.errors import NotFinite, Unsupported, UsageError  # noqa: E402
 from meshwright.nn import Spread, StackedExperts, balance_biases, convert_experts  # noqa: E402
 
 pytestmark = pytest.mark.real
@@ -140,6 +141,17 @@ def test_buffers_without_room_are_refused_when_captured() -> None:
     _, weights, index = model.blocks[0].gate(x)
     with pytest.raises(UsageError, match="rounds to a capacity of zero"):
         model.blocks[0].experts._captured(x, index, weights)
+
+
+def test_layers_that_lie_over_ranks_are_refused_when_captured() -> None:
+    """Their parameters are a rank's part: a plan would take it for the whole."""
+    model = Model()
+    convert_experts(model, group=SimpleNamespace(rank=lambda: 0, size=lambda: 2), spread=Spread(dropless="loop", spare=1, fabric="dgx-h100:1"))
+    with pytest.raises(Unsupported, match="experts and their copies lie over 2 ranks already cannot be part of a training plan") as refused:
+        model.blocks[0].experts._captured(torch.randn(8, 8), torch.zeros(8, 2, dtype=torch.int64), torch.ones(8, 2))
+    assert "without group" in refused.value.hint
+    with pytest.raises(Unsupported, match="copies of hot experts with one process"):
+        convert_experts(Model(), spread=Spread(dropless="loop", spare=1))
 
 
 def test_a_bias_moves_towards_the_less_loaded() -> None:

@@ -45,7 +45,8 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     )  # fmt: skip
     parser.add_argument(
         "--ep", default="1", metavar="N|auto",
-        help="neighbouring data replicas that divide the experts of converted layers (nn.convert_experts): 1 (default), a degree, or auto",
+        help="ranks that divide the experts of converted layers (nn.convert_experts): neighbouring data replicas, and tensor ranks where these do "
+        "not divide by it: 1 (default), a degree, or auto",
     )  # fmt: skip
     parser.add_argument(
         "--tables", metavar="assumed|COSTS",

@@ -103,8 +103,9 @@ class ContextMessages:
         experts = source if x.target.rpartition("/")[2] == BACK else target
         name = f"{FILLED}{x.target}:{experts}"
         if name not in self.sizes:
-            most = self.low.value[x.source].size_bytes // self.parts[self.kind[x.target]]
-            self.sizes[name] = self.low.b.size(name, lower=0, expected=min(x.expected_bytes[experts], most), upper=most)
+            whole, lay = self.low.value[x.source], self.low.layout
+            most, among = whole.size_bytes // self.parts[self.kind[x.target]], lay.tensor if whole.split is not None else 1  # with equal shares
+            self.sizes[name] = self.low.b.size(name, lower=0, expected=min(x.expected_bytes[experts], most) // among, upper=most // among)
         return self.sizes[name]
 
     def counted(self, r: RankLanes, value: str, mb: int, step: StepRef) -> None:

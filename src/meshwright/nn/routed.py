@@ -31,6 +31,7 @@ from ..fabric.fabric import Fabric
 from ..kernels.experts import Routing, capacity_of, decode, encode, slots_of
 from ..kernels.experts.dropless import WAYS, first_rows, grouped_applies
 from ..plan.plan import Plan
+from ..run.executor.held_groups import holds_group
 from ..run.experts import CopyPrices, ExchangeRunner, ExpertCopies, Facts, WeightLayout, agree
 from ..run.experts.agreement import number_of
 from ..run.experts.copies import tied
@@ -80,6 +81,7 @@ class RoutedExperts(torch.nn.Module):  # type: ignore[misc]
         """Lay the experts over the ranks of `group`; a subclass's parameters are this rank's part then."""
         form, experts = self.form, self.experts
         self.group, self.spread = group, spread
+        holds_group(self)
         self.rank: int = 0 if group is None else group.rank()
         self.ranks: int = 1 if group is None else group.size()
         self.layout = WeightLayout(self.ranks, experts, form.sliced, form.whole)
@@ -182,7 +184,7 @@ class RoutedExperts(torch.nn.Module):  # type: ignore[misc]
             return tokens.new_zeros(len(tokens), self.form.output) + 0 * slices.sum()
         gates = routing.gates.to(slices.dtype)
         encoded = encode(tokens.to(gates.dtype), slots, rows, gates if gate == "before" else None)
-        done = self._through(encoded.view(self.experts, capacity, -1), slices, whole)
+        done = self._through(encoded.view(self.experts, capacity, -1), routing.counts.clamp(max=capacity), slices, whole)
         return decode(done.view(rows, -1), slots, gates if gate == "after" else None).to(tokens.dtype)
 
     def _rows(self, tokens: torch.Tensor, routing: Routing, gate: str) -> torch.Tensor:
@@ -264,11 +266,22 @@ class RoutedExperts(torch.nn.Module):  # type: ignore[misc]
         factor = 0.0 if self.ways is not None else ask.factor
         return capacity_of(factor, tokens=agreed.tokens, experts=self.experts, k=ask.k, demand=agreed.demand, alignment=self.alignment)
 
-    def _through(self, encoded: torch.Tensor, slices: torch.Tensor, whole: torch.Tensor) -> torch.Tensor:
+    def _through(self, encoded: torch.Tensor, counts: torch.Tensor, slices: torch.Tensor, whole: torch.Tensor) -> torch.Tensor:
+        """Buffers [E, C, H] through the experts. `counts` [E]: filled rows of each, the first ones."""
         if self.ranks == 1:
-            return self.form.run(encoded, self.local_parameters(), 1.0)
+            return self._filled(encoded, counts)
         self.used = self.choice or self.searches[torch.is_grad_enabled()].choose(encoded.shape[1])
         return self.runner.run(encoded, slices, whole, self.used)
+
+    def _filled(self, encoded: torch.Tensor, counts: torch.Tensor) -> torch.Tensor:
+        """In one process filled rows alone are multiplied: in the order, and so with the sums, of rows without buffers."""
+        experts, capacity, width = encoded.shape
+        at = torch.arange(experts * capacity, device=encoded.device).view(experts, capacity)
+        at = at[at % capacity < counts.unsqueeze(1)]
+        rows, form = encoded.reshape(-1, width).index_select(0, at), self.form
+        grouped = form.inner and grouped_applies(len(rows), (form.model, form.inner, form.output), rows.dtype)
+        done = form.run_rows(rows, counts, self.local_parameters(), "grouped" if grouped else "loop", self.spread.block)
+        return done.new_zeros(experts * capacity, form.output).index_copy(0, at, done).view(experts, capacity, -1)
 
     def _took(self, choice: Choice, capacity: int, time_s: float, which: str) -> None:
         """A pass is over; the time of a training step is that of both."""

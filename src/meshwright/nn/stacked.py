@@ -13,6 +13,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from ..errors import Unsupported
 from ..kernels.experts import Routing, capacity_of
 from ..kernels.experts.padded import ACTIVATIONS, expert_counts, expert_mlp, expert_rows, expert_sums
 from ..kernels.experts.routing import locations_of
@@ -80,6 +81,13 @@ class StackedExperts(RoutedExperts):
         return self.dispatch(hidden_states, routing, Ask(top_k_index.shape[1], self.capacity_factor, finite, self.experts))
 
     def _captured(self, x: torch.Tensor, index: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
+        if self.ranks > 1:
+            copies = " and their copies" if self.copies is not None else ""
+            raise Unsupported(
+                f"a layer whose experts{copies} lie over {self.ranks} ranks already cannot be part of a training plan", where="convert_experts",
+                hint="convert_experts(model) without group: the plan lays experts over ranks (--ep); copies of hot experts are of MoELayer and of "
+                "layers with a group",
+            )  # fmt: skip
         tokens, k = x.shape[0], index.shape[1]
         capacity = min(tokens, capacity_of(self.capacity_factor, tokens=tokens, experts=self.experts, k=k, demand=tokens))
         rows, counts = expert_rows(x, index, None, self.experts, capacity), expert_counts(index, self.experts, capacity)

@@ -18,7 +18,7 @@ from .experts import of_experts
 from .plan import ParamShard, PartialGradient, TrainingLayout, ValueInfo
 
 __all__ = [
-    "Cut", "Divided", "divided_parameters", "expert_shards", "least_part", "local_extent", "local_shape", "local_size", "local_value",
+    "Cut", "Divided", "divided_parameters", "expert_ranks", "expert_shards", "least_part", "local_extent", "local_shape", "local_size", "local_value",
     "local_values", "part_ranges", "places", "replica_groups", "sequence_values", "sharing",
 ]  # fmt: skip
 
@@ -118,11 +118,23 @@ def expert_shards(layout: TrainingLayout) -> tuple[ParamShard, ...]:
     return () if layout.expert_shards is msgspec.UNSET else layout.expert_shards
 
 
+def expert_ranks(layout: TrainingLayout) -> int:
+    """How many ranks hold different experts: neighbours, times the tensor indices that divide a neighbour's part."""
+    again = {s.param for s in layout.shards} & {s.param for s in expert_shards(layout)}
+    return layout.expert * (layout.tensor if again else 1)
+
+
 def divided_parameters(layout: TrainingLayout, rank: int) -> dict[str, Divided]:
-    """Which part a rank holds of every parameter that is divided, by name."""
+    """Which part a rank holds of every parameter that is divided, by name. Experts may be divided twice: a replica's part among tensor indices."""
     _, data, tensor = layout.coordinates(rank)
     found = {s.param: Divided(s, tensor, layout.tensor) for s in layout.shards} if layout.tensor > 1 else {}
-    return found | {s.param: Divided(s, data % layout.expert, layout.expert) for s in expert_shards(layout)}
+    for s in expert_shards(layout):
+        member, again = data % layout.expert, found.get(s.param)
+        found[s.param] = Divided(s, member, layout.expert)
+        if again is not None:
+            shares = (again.shard.shares or (1,) * layout.tensor) * layout.expert
+            found[s.param] = Divided(msgspec.structs.replace(s, shares=shares), member * layout.tensor + tensor, layout.expert * layout.tensor)
+    return found
 
 
 def sharing(layout: TrainingLayout, replica: int, group: str) -> tuple[int, int]:

@@ -110,7 +110,8 @@ def _layout_line(plan: Plan) -> str:
     layout = plan.layout
     assert layout is not None
     context = f" x context {layout.context} ({exchange_of(layout)})" if layout.context > 1 else ""
-    context += f" ({'tables' if 'tables' in plan.decisions else 'experts'} over {layout.expert})" if layout.expert > 1 else ""
+    folded = f" x {layout.tensor} tensor ranks" if plan.decisions.get("experts", {}).get("options", {}).get("tensor") else ""
+    context += f" ({'tables' if 'tables' in plan.decisions else 'experts'} over {layout.expert}{folded})" if layout.expert > 1 or folded else ""
     line = f"data {layout.data // layout.context}{context} x tensor {layout.tensor} x pipeline {layout.pipeline}"
     line += f" ({plan.decisions['placement']['strategy']})"
     division = plan.decisions["layout"].get("options", {}).get("division", "")

@@ -67,6 +67,28 @@ def test_blocks_of_several_ranks_are_those_of_one() -> None:
         assert torch.allclose(expert_sums(back, i, w.detach()), expected[r], rtol=1e-12, atol=1e-12)
 
 
+@pytest.mark.parametrize("capacity", [T, 2])
+def test_ranks_with_the_same_tokens_each_add_what_their_experts_give(capacity: int) -> None:
+    """Three ranks with one, none and three of the experts, in an order of their own: sums of results and of gradients are those of one."""
+    values = given()
+    x, w, index, up, down = values
+    weights = torch.linspace(-1, 1, T * H, dtype=torch.float64).view(T, H)
+    wanted = [v for v in values if v.requires_grad]
+    total, gradients = torch.zeros(T, H, dtype=torch.float64), [torch.zeros_like(v) for v in wanted]
+    for places in ([-1, 0, -1, -1], [-1] * E, [2, -1, 0, 1]):
+        own = sorted((e for e in range(E) if places[e] >= 0), key=places.__getitem__)
+        rows, counts = expert_rows(x, index, None, E, capacity, places), expert_counts(index, E, capacity, places)
+        assert rows.shape == (len(own), capacity, H) and counts.tolist() == [min(capacity, int((index == e).sum())) for e in own]
+        y = expert_sums(expert_mlp(rows, counts, up[own], down[own], "silu", T * K), index, w, places)
+        total += y.detach()
+        found = torch.autograd.grad((y * weights).sum(), wanted, allow_unused=True)
+        gradients = [a if b is None else a + b for a, b in zip(gradients, found, strict=True)]
+    y = plain(*values, capacity)
+    assert torch.allclose(total, y.detach(), rtol=1e-12, atol=1e-12)
+    for a, b in zip(gradients, torch.autograd.grad((y * weights).sum(), wanted), strict=True):
+        assert torch.allclose(a, b, rtol=1e-10, atol=1e-12)
+
+
 def test_weights_that_are_not_finite_are_refused_and_their_tokens_counted() -> None:
     x, w, index, up, down = given()
     bad = w.detach().clone()
@@ -89,6 +111,7 @@ def test_traced_shapes_are_the_real_ones() -> None:
     rows, counts = expert_rows(x, index, None, E, 3), expert_counts(index, E, 3)
     for operator, args in (
         (expert_rows, (x, index, None, E, 3)), (expert_sums, (rows.detach().requires_grad_(), index, w)), (expert_counts, (index, E, 3)),
+        (expert_rows, (x, index, w, E, 3, [0, -1, -1, 1])), (expert_sums, (rows[:2].detach().requires_grad_(), index, w, [0, -1, -1, 1])),
         (expert_mlp, (rows.detach().requires_grad_(), counts, up, down, "silu", T)),
     ):  # fmt: skip
         torch.library.opcheck(operator, args, test_utils=("test_schema", "test_faketensor", "test_autograd_registration"))

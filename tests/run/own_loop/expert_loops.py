@@ -10,6 +10,7 @@ from loop_rig import world
 from owner_models import Model
 
 import meshwright as mw
+from meshwright.decide.layout.tensor_shares import TensorOptions
 from meshwright.drive.training.wishes import LayoutWanted
 from meshwright.nn import convert_experts
 
@@ -57,10 +58,11 @@ def optimizer_of(model: torch.nn.Module) -> torch.optim.Optimizer:
 @cache
 def plan_for(dtype: str, layout: tuple[tuple[str, Any], ...]) -> Any:
     options = {"data": 2, "tensor": 1, "pipeline": 1, "zero": 0, "microbatch": 2, **dict(layout)}
-    context = options.pop("context", 1)
-    if context > 1:
+    context, sequence = options.pop("context", 1), options.pop("sequence", None)
+    if context > 1 or sequence:
         names = ("data", "tensor", "pipeline", "microbatch", "expert")
-        options["wishes"] = [LayoutWanted(context=context, **{n: options.pop(n) for n in names if n in options})]
+        asked = {n: options.pop(n) for n in names if n in options}
+        options["wishes"] = [LayoutWanted(context=context, tensor_options=TensorOptions(sequence=sequence), **asked)]
     model = model_of(getattr(torch, dtype), converted=True, attentive=context > 1)
     return mw.plan(model, batch_of(0), loss=loss_of, **options)
 

@@ -129,8 +129,9 @@ def _experts(layout: TrainingLayout) -> list[str]:
         bad.append(f"expert degree {layout.expert} does not divide {layout.data} replicas")
     if not shards or any(s.axis or s.shares or s.groups or s.blocks != 1 or s.mixed for s in shards):
         bad.append("experts are divided along the first dimension of their parameters, in equal parts, and nothing of theirs is")
-    if {s.param for s in shards} & {s.param for s in layout.shards}:
-        bad.append("a parameter is divided over experts and over tensor indices")
+    again = [s for s in layout.shards if s.param in {x.param for x in shards}]
+    if any(s.axis or s.groups or s.blocks != 1 or s.mixed or len(set(s.shares)) > 1 for s in again):
+        bad.append("tensor indices divide a replica's experts along the first dimension, in equal parts, or hold all of them alike")
     if layout.replica_microbatches:
         bad.append("expert parallelism goes with equal replicas so far")
     used: dict[str, set[int]] = {}

@@ -93,4 +93,5 @@ def _expected(x: ContextExchange, layout: TrainingLayout, rank: int, block: int,
     assert x.expected_bytes is not UNSET
     back = x.target.rpartition("/")[2] == "back"
     experts = layout.coordinates(rank)[1] % layout.expert if (value == x.source) == back else block
-    return x.expected_bytes[experts]
+    among = layout.tensor if any(v.name == value and v.split is not None for v in layout.values) else 1  # who divide a member's experts alike
+    return x.expected_bytes[experts] // among

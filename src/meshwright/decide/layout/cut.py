@@ -40,8 +40,9 @@ class Unit:
 def around_exchanges(unit: Unit) -> list[Unit]:
     """A region in steps, between which blocks travel."""
     found: list[list[OpNode]] = [[]]
+    came = {n.name for n in unit.nodes if n.target in KINDS}
     for n in unit.nodes:
-        if n.target in STARTS and found[-1]:
+        if (n.target in STARTS or not came.isdisjoint(n.inputs)) and found[-1]:
             found.append([])
         if n.target not in KINDS:
             found[-1].append(n)

@@ -21,16 +21,16 @@ from ...graph.graph import GraphValue, OpGraph, OpNode, Storage, Work
 from ...plan.context import ALL_TO_ALL, KINDS
 from ...plan.experts import BACK, INCOMING, MLP, ROWS, TOKENS
 from ...plan.packing import IDS, TABLE_ROWS, packing_of
-from ...plan.plan import ParamShard
+from ...plan.plan import ParamShard, TrainingLayout
 from ...plan.routing import UNIFORM, Routing
 from .cut import dtype_bytes
 from .sequence_rules import Along
 from .split import Refused, Split
 
-__all__ = ["expert_degree_limit", "expert_shards", "experts_graph", "of_positions", "waits_for_tokens"]
+__all__ = ["expert_degree_limit", "expert_shards", "experts_graph", "of_positions", "require_degree", "tensor_part", "waits_for_tokens"]
 
 _DIVIDED = (MLP, TABLE_ROWS)
-_RECENT: deque[tuple[OpGraph, int, Routing, OpGraph]] = deque(maxlen=16)  # by identity: graphs are immutable, and too large to hash
+_RECENT: deque[tuple[OpGraph, tuple[int, int], Routing, OpGraph]] = deque(maxlen=16)  # by identity: graphs are immutable, and too large to hash
 
 
 def expert_degree_limit(graph: OpGraph) -> int:
@@ -44,15 +44,16 @@ def _parameters(graph: OpGraph) -> tuple[str, ...]:
     return tuple(dict.fromkeys(v.removeprefix("param:") for n in graph.nodes if n.target in _DIVIDED for v in n.inputs if v.startswith("param:")))
 
 
-def experts_graph(graph: OpGraph, parts: int, routing: Routing = UNIFORM) -> OpGraph:
-    """`graph` for one of `parts` ranks, whose tokens choose experts as `routing` says; the last few are remembered.
+def tensor_part(graph: OpGraph, layout: TrainingLayout) -> int:
+    """How many tensor ranks divide the experts that a replica has: all, or 1 where they hold these alike."""
+    if layout.tensor == 1 or not layout.shards:
+        return 1
+    mine = {v.removeprefix("param:") for n in graph.nodes if n.target == MLP for v in n.inputs if v.startswith("param:")}
+    return layout.tensor if mine and mine <= {s.param for s in layout.shards} else 1
 
-    Raises: Unsupported, naming the nearest degree that divides.
-    """
-    if parts == 1:
-        return graph
-    if (known := next((x for g, n, r, x in list(_RECENT) if g is graph and n == parts and r == routing), None)) is not None:
-        return known
+
+def require_degree(graph: OpGraph, parts: int) -> None:
+    """Raises: Unsupported where so many ranks cannot divide the experts of every layer, naming the nearest degree."""
     most = expert_degree_limit(graph)
     if most % parts:
         near = max(d for d in range(1, min(parts, most) + 1) if most % d == 0)
@@ -60,12 +61,29 @@ def experts_graph(graph: OpGraph, parts: int, routing: Routing = UNIFORM) -> OpG
         why = f"{most} experts, or parts of tables, do not divide by it" if most > 1 else nothing
         hint = f"--ep {near}" if most > 1 else "--ep 1, or replace its expert layers by meshwright.nn.convert_experts(model)"
         raise Unsupported(f"expert degree {parts}: {why}", where=graph.model, hint=hint, data={"nearest": near})
-    made = _divided(graph, parts, routing)
-    _RECENT.append((graph, parts, routing, made))
+
+
+def experts_graph(graph: OpGraph, parts: int, routing: Routing = UNIFORM, tensor: int = 1) -> OpGraph:
+    """`graph` for one of `parts` ranks, whose tokens choose experts as `routing` says; the last few are remembered.
+
+    tensor: ranks that divide a part again, if they can: the work of the experts is then so many times that of the rank with most rows.
+    Raises: Unsupported, naming the nearest degree that divides.
+    """
+    if parts == 1 and (tensor == 1 or routing == UNIFORM):
+        return graph
+    most = expert_degree_limit(graph)
+    tensor = tensor if most % (parts * tensor) == 0 and routing != UNIFORM else 1
+    if parts * tensor == 1:
+        return graph
+    if (known := next((x for g, n, r, x in list(_RECENT) if g is graph and n == (parts, tensor) and r == routing), None)) is not None:
+        return known
+    require_degree(graph, parts)
+    made = _divided(graph, parts, routing, tensor)
+    _RECENT.append((graph, (parts, tensor), routing, made))
     return made
 
 
-def _divided(graph: OpGraph, parts: int, routing: Routing) -> OpGraph:
+def _divided(graph: OpGraph, parts: int, routing: Routing, tensor: int) -> OpGraph:
     storages, nodes = list(graph.storages), list[OpNode]()
     renamed: dict[str, str] = {}
     value = {n.name: n.outputs[0] for n in graph.nodes if n.outputs}
@@ -83,12 +101,16 @@ def _divided(graph: OpGraph, parts: int, routing: Routing) -> OpGraph:
             rows, counts = n.inputs[:2]
             load = _load(n, value[rows], parts, routing)
             filled = {"expected_bytes": tuple(x * _row_bytes(value[rows]) for x in load)}
+            each = _load(n, value[rows], parts * tensor, routing)
+            most = max(each) * parts * tensor / max(1, sum(each))  # the others wait for the rank with the most rows
+            if parts == 1:
+                nodes.append(msgspec.structs.replace(n, forward=_longer(n.forward, most), backward=_longer(n.backward, most)))
+                continue
             came = {counts: exchange(n, counts, INCOMING[0])}
             came[rows] = exchange(n, rows, INCOMING[1], counts=counts, **filled)
-            most = max(load) * parts / max(1, sum(load))  # the others wait for the member with the most rows
             nodes.append(_reading(msgspec.structs.replace(n, forward=_longer(n.forward, most), backward=_longer(n.backward, most)), came))
             renamed[n.name] = exchange(n, n.name, BACK, counts=came[counts], **filled)
-        elif n.target == TABLE_ROWS:
+        elif n.target == TABLE_ROWS and parts > 1:
             nodes.append(_reading(_of_holder(n, graph, parts), {n.inputs[0]: exchange(n, n.inputs[0], IDS)}))
             renamed[n.name] = exchange(n, n.name, BACK)
         else:

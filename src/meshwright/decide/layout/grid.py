@@ -29,7 +29,7 @@ from .build import build_layout
 from .context import context_graph
 from .data_sharding import CITE as SHARDING_CITE
 from .data_sharding import PLAIN, DataSharding
-from .experts import expert_degree_limit, experts_graph
+from .experts import expert_degree_limit, experts_graph, require_degree, tensor_part
 from .megatron import CITE as MEGATRON_CITE
 from .megatron import Kept, Region, search_regions
 from .problem import Degrees, DegreesStrategy, LayoutCandidate, LayoutProblem
@@ -133,6 +133,9 @@ class Grid(DegreesStrategy):
             return LayoutCandidate(degrees=degrees, why=error.message, sharding=sharding, division=division)
         if self.end is not None:
             layout = msgspec.structs.replace(layout, end=self.end)
+        if problem.expert not in (None, degrees.expert) and tensor_part(graph, layout) == 1:
+            why = f"expert degree {problem.expert}: {t} tensor ranks cannot divide the experts that a replica has"
+            return LayoutCandidate(degrees=degrees, why=why, sharding=sharding, division=division)
         if degrees.sequence and not layout.sequence:
             return LayoutCandidate(degrees=degrees, why=layout.notes[-1], sharding=sharding, division=division)
         estimate, memory = _closed_form(layout, graph, problem.cost, device, rate)
@@ -142,14 +145,18 @@ class Grid(DegreesStrategy):
 def _of_a_rank(problem: LayoutProblem, degrees: Degrees) -> OpGraph:
     """The graph as a rank computes it, tensor parallelism aside. Raises: Unsupported."""
     graph = context_graph(problem.graph_at(degrees.microbatch_size), degrees.context, degrees.exchange)
-    return experts_graph(graph, degrees.expert, problem.routing)
+    if problem.expert is not None:
+        require_degree(graph, problem.expert)
+    return experts_graph(graph, degrees.expert, problem.routing, degrees.tensor)
 
 
 def _with_experts(found: Iterator[Degrees], problem: LayoutProblem) -> Iterator[Degrees]:
-    """With the expert degree that is asked for, or every one that the replicas and the experts divide by."""
+    """With the expert degree that is asked for, or every one that the replicas and the experts divide by. One that replicas do not divide by is
+    folded: tensor ranks divide what a replica has."""
     for degrees in found:
         if problem.expert is not None:
-            options = [problem.expert] if degrees.replicas % problem.expert == 0 else []
+            alike, folded = problem.expert, problem.expert // degrees.tensor if problem.expert % degrees.tensor == 0 else 0
+            options = [e for e in (alike, folded) if e and degrees.replicas % e == 0][:1]
         elif degrees.replicas == 1:
             options = [1]
         else:
@@ -175,11 +182,14 @@ def degrees_of(problem: LayoutProblem) -> Iterator[Degrees]:
     if problem.context is not None and (problem.context < 1 or n % problem.context):
         near = max(c for c in _divisors(n) if c <= max(problem.context, 1))
         raise UsageError(f"context degree {problem.context} does not divide {n} devices", hint=f"e.g. --context {near}, or other --devices")
-    # what experts may divide over: tensor ranks hold them alike
-    among = n if fixed_d is None or problem.context is None else fixed_d * problem.context
-    if problem.expert is not None and (problem.expert < 1 or among % problem.expert):
-        of = f"{n} devices" if among == n else f"data x context degree {among}; tensor ranks hold experts alike"
-        near = max(e for e in _divisors(among) if e <= max(problem.expert, 1))
+    # what experts may divide over: replicas, or replicas and all tensor ranks
+    known = fixed_d is not None and fixed_t is not None and problem.context is not None
+    among = fixed_d * problem.context if known and fixed_d is not None and problem.context is not None else n
+    folded = fixed_t if known and fixed_t is not None else 1
+    allowed = sorted({*_divisors(among), *(folded * e for e in _divisors(among))})
+    if problem.expert is not None and problem.expert not in allowed:
+        of = f"{n} devices" if among == n else f"data x context degree {among}" + (f", nor that times {folded} tensor ranks" if folded > 1 else "")
+        near = max(e for e in allowed if e <= max(problem.expert, 1))
         raise UsageError(f"expert degree {problem.expert} does not divide the {of}", where="--ep", hint=f"e.g. --ep {near}")
     devices = n
     n //= problem.context or 1

@@ -200,7 +200,7 @@ def layer_rows(p: Pricing) -> tuple[LayerRow, ...]:
                 forward_s=forward + out, backward_s=backward + back, update_s=p.update_s(count), parameters=count, output_bytes=leaves,
                 kept_bytes=(whole, min(whole, less + extra), min(whole, into)), again_s=(0.0, again, forward + out), tensor_s=(out, back),
                 flops=(flops[0], flops[1]), weights_s=weights, left_bytes=left,
-                expert_parameters=sum(parameters.get(x, 0.0) for x in held if x in p.expert_params),
+                expert_parameters=sum(parameters.get(x, 0.0) * p.largest.get(x, 1.0) for x in held if x in p.expert_params),
             )
         )
     return tuple(found)

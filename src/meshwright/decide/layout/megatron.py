@@ -23,6 +23,7 @@ from ...cite import Cite
 from ...graph.graph import OpGraph, OpNode
 from .graph_index import GraphIndex
 from .sharding import short_name
+from .tensor_experts import expert_regions
 from .tensor_regions import Region, try_region
 from .tensor_vocabulary import POSITIONS, embedding_region, loss_region, splittable_embedding, splittable_loss
 
@@ -75,6 +76,8 @@ def search_regions(graph: OpGraph) -> tuple[tuple[Region, ...], tuple[Kept, ...]
     for found in _vocabulary(g, why):
         regions += found
         taken.update(n for r in found for n in r.nodes)
+    regions += (of_experts := expert_regions(g, why))
+    taken.update(n for r in of_experts for n in r.nodes)
     for n in graph.nodes:
         product = g.product(n.name)
         if n.name in taken or product is None:

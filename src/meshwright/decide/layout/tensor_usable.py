@@ -49,6 +49,9 @@ def usable_regions(graph: OpGraph, regions: Sequence[Region], parts: int, option
             what = f"{units} units" + (f" in {groups} groups" if groups else "")
             found.notes.append(f"the region at {name} is kept whole: {what} cannot be shared by {parts} ranks")
             continue
+        if len(set(shares)) > 1 and any(s.dim == 0 for r in members for _, s in r.inner):
+            found.notes.append(f"the region at {name} is kept whole: {units} experts are not shared alike by {parts} ranks")
+            continue
         try:
             shards = _shards(members, shares, shapes, parts)
             partial = [x for s in shards if (x := replica_groups(shapes[s.param], s, parts)) is not None]

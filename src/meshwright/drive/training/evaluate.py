@@ -13,7 +13,7 @@ import numpy as np
 from ...cost import Cost, Priced
 from ...decide.layout import LayoutCandidate
 from ...decide.layout.context import context_graph
-from ...decide.layout.experts import experts_graph
+from ...decide.layout.experts import experts_graph, tensor_part
 from ...decide.pipeline import one_f_one_b_order
 from ...errors import TimeLimit, Unsupported
 from ...fabric.fabric import Fabric
@@ -77,7 +77,8 @@ class Evaluator:
 
     def graph_for(self, layout: TrainingLayout) -> OpGraph:
         """The graph as a rank of the layout computes it, tensor parallelism aside: at its micro-batch size, of its positions."""
-        return experts_graph(self.positions_for(layout), layout.expert, self.routing)
+        graph = self.positions_for(layout)
+        return experts_graph(graph, layout.expert, self.routing, tensor_part(graph, layout))
 
     def positions_for(self, layout: TrainingLayout) -> OpGraph:
         """The same with all experts."""

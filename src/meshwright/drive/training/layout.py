@@ -14,6 +14,7 @@ from typing import Any
 
 from ...cite import Cite
 from ...decide.layout import LayoutCandidate, grid, megatron, sequence
+from ...decide.layout.experts import tensor_part
 from ...decide.layout.problem import Degrees
 from ...decide.layout.unlike_devices import EVEN
 from ...kernels.stages import innermost
@@ -63,7 +64,8 @@ class Layout(Decision):
         if layout.tensor > 1:
             entries["sequence"] = _sequence(context.wish(LayoutWanted).tensor_options.sequence, best, found.judged)
         if layout.expert > 1 or context.wish(LayoutWanted).expert != 1:
-            entry = entries["experts"] = _experts(context.wish(LayoutWanted).expert, best, found.judged)
+            tensor = tensor_part(context.evaluator.positions_for(layout), layout)
+            entry = entries["experts"] = _experts(context.wish(LayoutWanted).expert, best, found.judged, tensor)
             entry["options"] |= routing_range(best, context.evaluator)
         if layout.context > 1 or context.wish(LayoutWanted).context != 1:
             entries["context"] = _context(context.wish(LayoutWanted).context, best, found.judged)
@@ -205,8 +207,8 @@ def _context(wanted: int | None, best: Evaluated, judged: list[Evaluated]) -> di
     return {"strategy": chosen or "none", "options": options, "why": why, "cite": [EXCHANGES[chosen].key] if chosen else []}
 
 
-def _experts(wanted: int | None, best: Evaluated, judged: list[Evaluated]) -> dict[str, Any]:
-    """Why so many replicas divide experts: the best of every other degree."""
+def _experts(wanted: int | None, best: Evaluated, judged: list[Evaluated], tensor: int) -> dict[str, Any]:
+    """Why so many replicas divide experts: the best of every other degree. `tensor`: ranks that divide what a replica has."""
     others: dict[int, Evaluated] = {}
     for e in judged:
         degree = e.candidate.degrees.expert
@@ -216,5 +218,7 @@ def _experts(wanted: int | None, best: Evaluated, judged: list[Evaluated]) -> di
     rivals = "; ".join(f"degree {n} {e.time_s:.4g} s" + (", which does not fit" if e.excess_bytes > 0 else "") for n, e in sorted(others.items()))
     why = f"{best.time_s:.4g} s; {rivals or refused or 'the only degree considered'}"
     options = {"degree": best.layout.expert, "wanted": "auto" if wanted is None else str(wanted)}
-    divided = best.layout.expert > 1
-    return {"strategy": "exchange" if divided else "none", "options": options, "why": why, "cite": [GSHARD.key] if divided else []}
+    options |= {"tensor": tensor} if tensor > 1 else {}
+    divided = best.layout.expert * tensor > 1
+    strategy = "exchange" if best.layout.expert > 1 else "tensor" if divided else "none"
+    return {"strategy": strategy, "options": options, "why": why, "cite": [GSHARD.key] if divided else []}

@@ -9,6 +9,7 @@ import shlex
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from ...plan.shards import expert_ranks
 from .exported import Exporter, Subject, Written
 from .shared import clip_norm, context_exchange, optimizer_name, optimizer_numbers, precision
 
@@ -32,7 +33,8 @@ def write(subject: Subject) -> Written:
     if exchange := context_exchange(subject):
         flags.append(("--cp-comm-type", "a2a" if exchange == "ulysses" else "p2p"))
     if layout.expert > 1:
-        flags.append(("--expert-model-parallel-size", str(layout.expert)))
+        flags.append(("--expert-model-parallel-size", str(ranks := expert_ranks(layout))))
+        flags += [("--expert-tensor-parallel-size", "1")] if ranks > layout.expert else []  # experts are divided whole
         missing.append("which exchange and capacity experts have: --num-experts and --moe-... are of your model")
     if layout.sequence:
         flags.append(("--sequence-parallel",))

@@ -6,12 +6,13 @@ only filled rows are multiplied. Deviations: what goes into the activation is co
 Invariant: `expert_rows` and `expert_sums` are each other's adjoints; a choice without a place adds nothing and gets no gradient.
 Cost: O(T k H) to place and to take; the products of the filled rows, one after the other expert.
 
-Buffers are [E, C, H]. With n ranks, each of which has E / n experts, block i of what came is rank i's rows for these.
+Buffers are [E, C, H]. With n ranks, each of which has E / n experts, block i of what came is rank i's rows for these. Where ranks have the same
+tokens and divide their experts (tensor ranks), each places and takes the rows of its own: `places` says which.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Any
 
@@ -34,82 +35,107 @@ ACTIVATIONS: dict[str, tuple[Callable[[torch.Tensor], torch.Tensor], _Derivative
 }
 
 
-def _slots(experts: torch.Tensor, n: int, capacity: int) -> torch.Tensor:
-    return slots_of(experts, locations_of(experts, n)[0], capacity)
+Places = Sequence[int] | None  # of every expert its buffer here, -1 for one whose buffer others have; None: all of them, in order
+
+
+def _slots(experts: torch.Tensor, n: int, capacity: int, places: Places = None) -> torch.Tensor:
+    slots = slots_of(experts, locations_of(experts, n)[0], capacity)
+    if places is None:
+        return slots
+    here = torch.tensor(places, device=experts.device)[experts]
+    return torch.where((slots >= 0) & (here >= 0), slots + (here - experts) * capacity, -1)
+
+
+def _held(n: int, places: Places) -> int:
+    return n if places is None else sum(p >= 0 for p in places)
 
 
 # ---- tokens to rows and back -------------------------------------------------------------------------------------
 @torch.library.custom_op("meshwright::expert_rows", mutates_args=())  # type: ignore[untyped-decorator]
-def expert_rows(x: torch.Tensor, experts: torch.Tensor, weights: torch.Tensor | None, n: int, capacity: int) -> torch.Tensor:
-    """Tokens [T, H] (times `weights` [T, k]) in the buffers [n, capacity, H] of their `experts` [T, k], first choices first; zero elsewhere."""
-    return _put(n * capacity, x, _slots(experts, n, capacity), weights).view(n, capacity, x.shape[1])
+def expert_rows(
+    x: torch.Tensor, experts: torch.Tensor, weights: torch.Tensor | None, n: int, capacity: int, places: Sequence[int] | None = None
+) -> torch.Tensor:
+    """Tokens [T, H] (times `weights` [T, k]) in the buffers [n, capacity, H] of their `experts` [T, k], first choices first; zero elsewhere.
+
+    places [n]: of every expert its buffer here, -1 for one whose buffer others have; None: all of them, in order."""
+    held = _held(n, places)
+    return _put(held * capacity, x, _slots(experts, n, capacity, places), weights).view(held, capacity, x.shape[1])
 
 
 @torch.library.custom_op("meshwright::expert_sums", mutates_args=())  # type: ignore[untyped-decorator]
-def expert_sums(rows: torch.Tensor, experts: torch.Tensor, weights: torch.Tensor | None) -> torch.Tensor:
+def expert_sums(
+    rows: torch.Tensor, experts: torch.Tensor, weights: torch.Tensor | None, places: Sequence[int] | None = None
+) -> torch.Tensor:
     """Buffers [n, C, H] -> tokens [T, H]: the sum of a token's rows, times its `weights`. Raises: NotFinite for weights that are NaN or infinite."""
     n, capacity, width = rows.shape
     if weights is not None and not bool((fine := torch.isfinite(weights).all(1)).all()):
         text = f"the router's weights of {int((~fine).sum())} of {len(fine)} tokens hold NaN or infinity"
         raise NotFinite(text, where="experts", hint="look at what comes into the router, and at the learning rate")
-    return _take(rows.reshape(n * capacity, width), _slots(experts, n, capacity), weights)
+    return _take(rows.reshape(n * capacity, width), _slots(experts, n if places is None else len(places), capacity, places), weights)
 
 
 @torch.library.custom_op("meshwright::expert_dots", mutates_args=())  # type: ignore[untyped-decorator]
-def _expert_dots(rows: torch.Tensor, x: torch.Tensor, experts: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
+def _expert_dots(
+    rows: torch.Tensor, x: torch.Tensor, experts: torch.Tensor, like: torch.Tensor, places: Sequence[int] | None = None
+) -> torch.Tensor:
     """<row of the choice, x of its token> [T, k], in the type of `like`: gradients of weights."""
     n, capacity, width = rows.shape
-    return _dots(rows.reshape(n * capacity, width), x, _slots(experts, n, capacity)).to(like.dtype)
+    slots = _slots(experts, n if places is None else len(places), capacity, places)
+    return _dots(rows.reshape(n * capacity, width), x, slots).to(like.dtype)
 
 
 @torch.library.custom_op("meshwright::expert_counts", mutates_args=())  # type: ignore[untyped-decorator]
-def expert_counts(experts: torch.Tensor, n: int, capacity: int) -> torch.Tensor:
-    """Filled rows of every expert's buffer, [n], int64."""
-    return torch.bincount(experts.reshape(-1), minlength=n).clamp(max=capacity)
+def expert_counts(experts: torch.Tensor, n: int, capacity: int, places: Sequence[int] | None = None) -> torch.Tensor:
+    """Filled rows of every buffer, [n], int64."""
+    counts = torch.bincount(experts.reshape(-1), minlength=n).clamp(max=capacity)
+    if places is None:
+        return counts
+    return counts[torch.tensor(sorted((e for e in range(n) if places[e] >= 0), key=places.__getitem__), dtype=torch.int64, device=counts.device)]
 
 
 @expert_rows.register_fake  # type: ignore[untyped-decorator]
-def _(x: torch.Tensor, experts: torch.Tensor, weights: torch.Tensor | None, n: int, capacity: int) -> torch.Tensor:
-    return x.new_empty(n, capacity, x.shape[1])
+def _(x: torch.Tensor, experts: torch.Tensor, weights: torch.Tensor | None, n: int, capacity: int, places: Places = None) -> torch.Tensor:
+    return x.new_empty(_held(n, places), capacity, x.shape[1])
 
 
 @expert_sums.register_fake  # type: ignore[untyped-decorator]
-def _(rows: torch.Tensor, experts: torch.Tensor, weights: torch.Tensor | None) -> torch.Tensor:
+def _(rows: torch.Tensor, experts: torch.Tensor, weights: torch.Tensor | None, places: Places = None) -> torch.Tensor:
     return rows.new_empty(experts.shape[0], rows.shape[2])
 
 
 @_expert_dots.register_fake  # type: ignore[untyped-decorator]
-def _(rows: torch.Tensor, x: torch.Tensor, experts: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
+def _(rows: torch.Tensor, x: torch.Tensor, experts: torch.Tensor, like: torch.Tensor, places: Places = None) -> torch.Tensor:
     return like.new_empty(experts.shape)
 
 
 @expert_counts.register_fake  # type: ignore[untyped-decorator]
-def _(experts: torch.Tensor, n: int, capacity: int) -> torch.Tensor:
-    return experts.new_empty(n, dtype=torch.int64)
+def _(experts: torch.Tensor, n: int, capacity: int, places: Places = None) -> torch.Tensor:
+    return experts.new_empty(_held(n, places), dtype=torch.int64)
 
 
 def _rows_setup(ctx: Any, inputs: Any, output: Any) -> None:
-    x, experts, weights, _, _ = inputs
+    x, experts, weights, _, _, ctx.places = inputs
     ctx.weighted = weights is not None
     ctx.save_for_backward(experts, *((x, weights) if ctx.weighted else ()))
 
 
 def _rows_backward(ctx: Any, grad: torch.Tensor) -> tuple[Any, ...]:
     experts, *rest = ctx.saved_tensors
-    of_weights = torch.ops.meshwright.expert_dots(grad, rest[0], experts, rest[1]) if ctx.weighted else None
-    return torch.ops.meshwright.expert_sums(grad, experts, rest[1] if ctx.weighted else None), None, of_weights, None, None
+    of_weights = torch.ops.meshwright.expert_dots(grad, rest[0], experts, rest[1], ctx.places) if ctx.weighted else None
+    return torch.ops.meshwright.expert_sums(grad, experts, rest[1] if ctx.weighted else None, ctx.places), None, of_weights, None, None, None
 
 
 def _sums_setup(ctx: Any, inputs: Any, output: Any) -> None:
-    rows, experts, weights = inputs
-    ctx.weighted, ctx.size = weights is not None, rows.shape[:2]
+    rows, experts, weights, ctx.places = inputs
+    ctx.weighted, ctx.size = weights is not None, (rows.shape[0] if ctx.places is None else len(ctx.places), rows.shape[1])
     ctx.save_for_backward(experts, *((rows, weights) if ctx.weighted else ()))
 
 
 def _sums_backward(ctx: Any, grad: torch.Tensor) -> tuple[Any, ...]:
     experts, *rest = ctx.saved_tensors
-    of_rows = torch.ops.meshwright.expert_rows(grad, experts, rest[1] if ctx.weighted else None, *ctx.size)
-    return of_rows, None, torch.ops.meshwright.expert_dots(rest[0], grad, experts, rest[1]) if ctx.weighted else None
+    of_rows = torch.ops.meshwright.expert_rows(grad, experts, rest[1] if ctx.weighted else None, *ctx.size, ctx.places)
+    of_weights = torch.ops.meshwright.expert_dots(rest[0], grad, experts, rest[1], ctx.places) if ctx.weighted else None
+    return of_rows, None, of_weights, None
 
 
 expert_rows.register_autograd(_rows_backward, setup_context=_rows_setup)

@@ -1,6 +1,6 @@
 """The traced calls as a rank runs them that divides experts with its neighbours: they read what came of others. See `plan.experts` for the names.
 
-On a rank that divides positions too, buffers have room for its own tokens.
+On a rank that divides positions too, buffers have room for its own tokens. On a tensor rank that divides its replica's experts, they are of those.
 """
 
 from __future__ import annotations
@@ -37,8 +37,21 @@ def experts_rule(call: Call, parts: int) -> Shard | None:
     return state
 
 
+def _with_parts(graph: ForwardGraph, layout: TrainingLayout) -> ForwardGraph:
+    """`graph` with what of their experts' buffers tensor ranks have, in calls of segments that these divide (`tensor.experts` reads it)."""
+    if layout.tensor == 1:
+        return graph
+    inside = {n for s in layout.segments if s.split and not s.sequence for n in s.nodes}
+    part = {"shard": Shard(0, layout.expert)}
+    nodes = [
+        msgspec.structs.replace(n, kwargs={**n.kwargs, **part}) if n.name in inside and n.target in (ROWS, COUNTS, TOKENS) else n for n in graph.nodes
+    ]
+    return msgspec.structs.replace(graph, nodes=tuple(nodes))
+
+
 def with_exchanges(graph: ForwardGraph, layout: TrainingLayout) -> ForwardGraph:
     """`graph` with the targets of the layout's exchanges in the place of their sources, where experts read them, and readers of experts."""
+    graph = _with_parts(graph, layout)
     if layout.expert == 1:
         return graph
     before: dict[str, list[tuple[str, str]]] = {}

@@ -20,6 +20,7 @@ import torch
 import torch.distributed as dist
 
 from ...errors import Unsupported, UsageError
+from .held_groups import holds_group
 
 __all__ = [
     "GroupedTransport", "Messages", "TaggedTransport", "Transport", "connected", "grouped_calls", "own_device", "own_stream", "own_transport",
@@ -53,6 +54,7 @@ class TaggedTransport:
 
     def __init__(self, group: Any) -> None:
         self.group = group
+        holds_group(self)
 
     def send(self, tensor: torch.Tensor, peer: int, tag: int) -> Any:
         return self.group.send([tensor], peer, tag)

@@ -21,6 +21,7 @@ import torch
 
 from ...decide.experts.replicas import best_move, with_copies
 from ...errors import GroupFailed, UsageError
+from ..executor.held_groups import holds_group
 from .ragged import exchange_rows
 
 __all__ = ["CopyPrices", "ExpertCopies", "tied"]
@@ -56,7 +57,7 @@ def tied(x: torch.Tensor, beside: torch.Tensor) -> torch.Tensor:
     return found
 
 
-@dataclass
+@dataclass(eq=False)
 class ExpertCopies:
     """Of one layer on one rank. spare: places for copies on every rank; every: calls between two decisions. All ranks call all methods alike.
 
@@ -77,6 +78,7 @@ class ExpertCopies:
     moves: list[tuple[int, tuple[tuple[int, int], ...], float, float]] = field(default_factory=list)
 
     def __post_init__(self) -> None:
+        holds_group(self)
         self.local = self.experts // self.ranks
         if not 1 <= self.spare <= self.experts - self.local or self.every < 1:
             text = f"{self.spare} places for copies beside {self.local} of {self.experts} experts, looked at every {self.every} calls"

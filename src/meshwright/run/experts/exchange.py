@@ -25,6 +25,7 @@ from ...program.calls import inline
 from ...program.program import I32, Program
 from ...simulate import simulate_program
 from ..executor.executor import Executor, StepFailed
+from ..executor.held_groups import holds_group
 from ..executor.lanes import fuse_lanes
 from ..executor.memory import RankMemory
 from ..executor.transport import TaggedTransport
@@ -65,6 +66,7 @@ class ExchangeRunner:
         self, group: Any, rank: int, programs: LayerPrograms, layout: WeightLayout, run: Run, on_time: Callable[[Choice, int, float, str], None],
     ) -> None:  # fmt: skip
         self.group, self.rank, self.programs, self.layout, self.run_experts, self.on_time = group, rank, programs, layout, run, on_time
+        holds_group(self)
         self.shape: ExpertShape = programs.shape
         self._programs = {programs.shape.element_bytes: programs}  # by bytes of an element
         self._free: dict[tuple[Any, ...], list[Held]] = defaultdict(list)

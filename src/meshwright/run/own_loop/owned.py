@@ -19,6 +19,7 @@ from ...drive.training.own_model import optimizer_name
 from ...errors import Unsupported, UsageError
 from ...io.shard_file import crc32_of
 from ...plan.plan import TrainingLayout
+from ..executor.held_groups import holds_group
 from ..tensor.sharding import take_part
 from ..train.masters import Masters
 from ..train.optimizer_trial import own_looks_beyond
@@ -94,6 +95,7 @@ class Reached:
 
     def __init__(self, module: RankModule, group: Any) -> None:
         """`group`: of the ranks that hold the same parameters, parts of them included."""
+        holds_group(self)
         self.group, self.updated = group, [(p.name, tensor) for p, tensor, _ in module.updated()]
         self.names = [p.name for p in module.trained()]
         self._seen: set[str] = set()  # emptied before a step: one that is left out does not ask

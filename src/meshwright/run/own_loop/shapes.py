@@ -22,6 +22,7 @@ from ...capture.live import BatchForm
 from ...errors import MeshwrightError, Unsupported, UsageError
 from ...plan.plan import Plan
 from ..executor.executor import Executor
+from ..executor.held_groups import holds_group
 from ..steps.forward_graph import ForwardGraph
 from ..train.padding import filled, fits, refuse_counted
 from ..train.segments import RankModule
@@ -98,6 +99,7 @@ class Shapes:
 
     def __init__(self, of: Sequence[StepShape], pad: Pad, group: Any) -> None:
         self.of, self.group = of, group
+        holds_group(self)
         self.form = of[0].batches.form
         self.pad = pad_values(pad, self.form, [x.graph for x in of])
         self._untried = self.pad is not None

@@ -16,7 +16,7 @@ from torch import nn
 
 from ...errors import PlanMismatch, Unsupported, UsageError
 from ...plan.plan import Plan
-from ...plan.shards import expert_shards, local_shape
+from ...plan.shards import divided_parameters, local_shape
 from ..recording.recording import plan_identity
 from ..tensor.sharding import put_part
 from ..train.masters import MASTER
@@ -258,7 +258,7 @@ def _gathered(step: Stated, mine: Mapping[str, Entry]) -> dict[str, torch.Tensor
     for rank, table in enumerate(tables):
         for part in table:
             senders.setdefault(part, rank)
-    shards = {s.param: (s, layout.tensor) for s in layout.shards} | {s.param: (s, layout.expert) for s in expert_shards(layout)}
+    shards = {name: (x.shard, x.parts) for name, x in divided_parameters(layout, step.rank).items()}
     whole: dict[str, torch.Tensor] = {}
     locals_: dict[tuple[str, int], torch.Tensor] = {}
     for part in sorted(senders, key=lambda p: (p.name, p.tensor, p.first)):

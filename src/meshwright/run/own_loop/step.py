@@ -12,6 +12,7 @@ from torch import nn
 from ...errors import MeshwrightError, RankFailed, RunError
 from ...plan.plan import Plan
 from ..executor.executor import Executor, StepFailed
+from ..executor.held_groups import holds_group
 from ..train.segments import RankModule
 from ..train.update import Update
 from ..train.work import TrainingWork
@@ -45,6 +46,7 @@ class ParallelStep:
     _gradients: list[tuple[torch.Tensor, torch.Tensor]] = field(init=False)  # tensors whose `.grad` is a view of a buffer of the plan
 
     def __post_init__(self) -> None:
+        holds_group(self)
         self._running = self.shapes.of[0]
         tensors = [p.tensor for p in self.module.parameters.values()] + [x for _, x, _ in self.module.updated()]
         self._gradients = [(x, x.grad) for x in tensors if x.grad is not None]

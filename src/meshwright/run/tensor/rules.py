@@ -14,9 +14,11 @@ from typing import Any
 import msgspec
 import torch
 
+from ...plan.experts import COUNTS, MLP, ROWS, TOKENS
 from ...plan.vocabulary import MAX, SUMS
 from ..steps.forward_graph import resolve
 from .cuts import OWN_PART, einsum_terms, own_part_rule
+from .experts import experts_rule
 from .shapes import (  # fmt: skip
     attention_rule,
     broadcast,
@@ -37,7 +39,7 @@ __all__ = ["apply_rule"]
 def apply_rule(call: Call) -> Any:
     incoming = [call._states.get(n) for n in call.node.inputs]
     base = call.node.target.rsplit(".", 1)[0]
-    if all(s is None for s in incoming) and base != OWN_PART.rsplit(".", 1)[0]:
+    if all(s is None for s in incoming) and base not in _TAKING:
         if call.node.many:
             return (None,) * len(call.node.outputs)
         return None
@@ -303,6 +305,7 @@ def _vocabulary(call: Call) -> Any:
     return PARTIAL
 
 
+_TAKING = frozenset(x.rsplit(".", 1)[0] for x in (OWN_PART, ROWS, COUNTS))  # what makes parts of whole operands
 _LINEAR_ORDER = frozenset(
     f"aten.{n}" for n in ("view", "reshape", "_unsafe_view", "flatten", "unflatten", "squeeze", "unsqueeze", "view_as", "reshape_as")
 )
@@ -349,6 +352,7 @@ _RULES: dict[str, Callable[[Call], Any]] = {
     "meshwright.context_join": _context_join,
     "meshwright.ring_block": _ring_round,
     "meshwright.ring_end": _ring_round,
+    **{x.rsplit(".", 1)[0]: experts_rule for x in (ROWS, COUNTS, MLP, TOKENS)},
     MAX.rsplit(".", 1)[0]: _vocabulary,
     SUMS.rsplit(".", 1)[0]: _vocabulary,
 }

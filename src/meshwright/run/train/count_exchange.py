@@ -14,6 +14,7 @@ import torch
 import torch.distributed as dist
 
 from ...plan.plan import TrainingLayout
+from ..executor.held_groups import holds_group
 from ..steps.forward_graph import ForwardGraph
 from .loss_counts import LossCounts, counted_values
 from .loss_terms import loss_terms
@@ -29,6 +30,9 @@ class CountExchange:
     replicas: int
     replica: int
     group: Any
+
+    def __post_init__(self) -> None:
+        holds_group(self)
 
     def __call__(self, counts: LossCounts, batches: Iterable[Sequence[torch.Tensor]]) -> dict[str, float]:
         """Counts of the whole batch; `batches`: the micro-batches of this rank's replica. All ranks of the group call it."""

@@ -33,7 +33,7 @@ def counted(layout: TrainingLayout, rank: int, p: ParameterShard) -> torch.Tenso
     experts = p.name in {s.param for s in expert_shards(layout)}
     if not layout.zero_level and data % layout.expert and not experts:
         return False
-    if layout.tensor == 1:
+    if layout.tensor == 1 or (experts and p.name in {s.param for s in layout.shards}):
         return True
     if p.shard is None or experts:
         return tensor == 0

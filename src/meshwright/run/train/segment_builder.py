@@ -19,7 +19,7 @@ from ...errors import Unsupported
 from ...plan.context import layout_exchanges
 from ...plan.experts import COUNTS
 from ...plan.plan import ParamShard, Segment, TrainingLayout, ValueInfo, ValueSplit
-from ...plan.shards import local_value, sequence_values
+from ...plan.shards import expert_shards, local_value, sequence_values
 from ...plan.vocabulary import base_node
 from ..context.local import CONTEXT, Positions
 from ..recording.module_clock import ModuleClock, ModuleMarks
@@ -73,6 +73,8 @@ class SegmentBuilder:
         self.along = sequence_values(layout)
         self.shapes: dict[str, tuple[int, ...]] = {f"input:{i}": x.shape for i, x in enumerate(graph.inputs)}
         self.shapes |= {f"param:{p.name}": p.full_shape for p in held.values()}
+        for s in expert_shards(layout):  # of them tensor indices divide what a replica has
+            self.shapes[f"param:{s.param}"] = local_shape(self.shapes.get(f"param:{s.param}", (0,)), Shard(0), layout.expert)
         self.shapes |= {f"buffer:{n}": tuple(b.shape) for n, b in buffers.items()} | {f"constant:{n}": c.shape for n, c in graph.constants.items()}
         for n in graph.nodes:
             if not n.many and n.outputs[0] is not None:
@@ -187,7 +189,8 @@ class SegmentBuilder:
             modules.after(node, known[node.name])
             if self.clock is not None and node.target == COUNTS:
                 count = self.clock.counted(self.graph.modules.get(base_node(node.name), node.name))
-                graph.call_function(count, (known[node.name], known[node.inputs[0]]))
+                whole = known[node.name] if len(args) < 4 else graph.call_function(target, args[:3])  # of experts that other ranks have, too
+                graph.call_function(count, (whole, known[node.inputs[0]]))
         modules.end()
         graph.output(tuple(known[w] for w in segment.writes))
         module = fx.GraphModule(torch.nn.Module(), graph)
