@@ -1,9 +1,11 @@
-"""Plans of many servers, full circle: planned, written, read and checked by value, exported to MSCCL and read back, reported.
+"""Plans of many servers, full circle: planned, written, read, checked by value, simulated, shown, explained, exported to MSCCL, read back and
+replayed there, reported.
 
     python benchmarks/large_plans.py [FABRIC ...] [--ops all-gather,all-reduce,...] [--size 1GiB] [--strategy auto] [--without PARTS]
 
 Every command is a process of its own, as a user gives it. Per command: exit code, seconds of processor time (user and system), peak memory; per plan:
-bytes of the file, its simulated time and the bound's share of it. Rows that are not run again stay as they were, each with its own command.
+bytes of the file, its simulated time and the bound's share of it. `check` proves every value and simulates again what the file predicts; `bound`
+explains what is tight; `check_export` replays the exported schedule. Rows that are not run again stay as they were, each with its own command.
 `export` may be refused by a limit of MSCCL's executor, which the row names.
 """
 
@@ -58,6 +60,8 @@ def circle(folder: Path, op: str, fabric: str, size: str, strategy: str, down: s
     row["share_of_bound"] = round(1 / document["ratio"], 4) if document.get("ratio") else None
     row["check"], _ = command("collective", "check", str(plan))
     row["show"], _ = command("program", "show", str(plan))
+    row["stats"], _ = command("program", "stats", str(plan))
+    row["bound"], _ = command("collective", "bound", op, "--fabric", fabric, "--size", size, *more)
     row["export"], document = command("collective", "export", str(plan), "--out", str(xml))
     if xml.exists():
         row["blocks_per_gpu"], row["steps_per_block"] = document.get("blocks_per_gpu"), document.get("steps_per_block")
