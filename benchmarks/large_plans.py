@@ -86,17 +86,16 @@ def main() -> None:
     parser.add_argument("--strategy", default="auto")
     parser.add_argument("--without", default="", help="parts that are down")
     args = parser.parse_args()
-    rows = []
+    command_line = " ".join(["python benchmarks/large_plans.py", *sys.argv[1:]])
     with tempfile.TemporaryDirectory() as name:
         for fabric in args.fabrics or FABRICS:
             for op in args.ops.split(","):
-                rows.append(circle(Path(name), op, fabric, args.size, args.strategy, args.without))
-                sys.stdout.write(json.dumps(rows[-1]) + "\n")
+                row = circle(Path(name), op, fabric, args.size, args.strategy, args.without)
+                sys.stdout.write(json.dumps(row) + "\n")
                 sys.stdout.flush()
-    command_line = " ".join(["python benchmarks/large_plans.py", *sys.argv[1:]])
-    rows = kept_beside([row | {"command": command_line} for row in rows])
-    peak = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss * 1024
-    record("large_plans", rows, command=command_line, peak_bytes_of_any_command=peak)
+                # After every row: a run that is ended early keeps what it has measured.
+                peak = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss * 1024
+                record("large_plans", kept_beside([row | {"command": command_line}]), command=command_line, peak_bytes_of_any_command=peak)
 
 
 if __name__ == "__main__":
