@@ -86,14 +86,12 @@ class _Links:
         self.scale = lcm(*(f.denominator for f in stated.values()))
         if sum(int(stated[t] * self.scale) for x in fabric.links for t in (x.latency_s, x.library_latency_s)) >= UNREACHABLE >> 2:
             raise DelayOpen("latencies without a common unit of a reasonable size")
-        wire, library, src, dst = (
-            np.array([f(x) for x in fabric.links], np.int64)
-            for f in (lambda x: int(stated[x.latency_s] * self.scale), lambda x: int(stated[x.library_latency_s] * self.scale),
-                      lambda x: number[x.src], lambda x: number[x.dst])
-        )  # fmt: skip
+        wire, library = (np.array([int(stated[t] * self.scale) for t in row], np.int64) for row in (
+            [x.latency_s for x in fabric.links], [x.library_latency_s for x in fabric.links]))  # fmt: skip
+        src, dst = np.array([(number[x.src], number[x.dst]) for x in fabric.links], np.int64).reshape(-1, 2).T
         self.wire, self.library, self.tail, self.head = wire, library, dst if turned else src, src if turned else dst
         self.hosts, self.actors = _hosts(fabric), len(fabric.actor_names)
-        names = [x.group for x in (*fabric.devices, *fabric.switches)]
+        names = [*(d.group for d in fabric.devices), *(s.group for s in fabric.switches)]
         codes = {group: i for i, group in enumerate(dict.fromkeys(g for g in names if g))}
         self.place = np.array([codes.get(g, -1) for g in names], np.int64)
         lone = self.hosts[self.place[self.hosts] < 0]

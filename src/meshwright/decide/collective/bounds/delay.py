@@ -169,7 +169,7 @@ class _ByServer(_Ways):
         super().__init__(problem)
         self.toward = {level: self._reach(self.hosts, level, False) for level in self.levels}
         number: dict[str, int] = {}
-        groups = [x.group for x in (*self.fabric.devices, *self.fabric.switches)]
+        groups = [*(d.group for d in self.fabric.devices), *(s.group for s in self.fabric.switches)]
         for host in self.hosts:
             groups[host] = groups[host] or f"\0{self.fabric.actor_names[host]}"
         # A host of no group is a server of its own; a switch of none lies between servers (-1).
