@@ -30,12 +30,13 @@ import machine
 
 from meshwright.check.bounds.certificate import check_bound
 from meshwright.decide.collective import CollectivePlan, CollectiveProblem, ForestColl
-from meshwright.decide.collective.bounds.collective import bandwidth_bound
+from meshwright.decide.collective.bounds.bandwidth import bandwidth_bound
 from meshwright.decide.collective.bounds.delay import delay_bound
 from meshwright.decide.collective.forestcoll.forest import Forest, build_forest
 from meshwright.decide.collective.program_time import simulated_time_s
 from meshwright.decide.collective.rates import RateGraph, rate_graph
 from meshwright.errors import MeshwrightError
+from meshwright.fabric.edit import forwarding_only
 from meshwright.fabric.fabric import Device, Fabric, Link, Switch
 from meshwright.fabric.machines import MACHINES
 from meshwright.fabric.presets import PRESETS
@@ -84,7 +85,7 @@ def share(problem: CollectiveProblem, plan: CollectivePlan, **latencies: float) 
 
 
 def preset_case(name: str, op: str) -> dict[str, Any]:
-    fabric = load_fabric(name)
+    fabric = forwarding_only(load_fabric(name))
     case: dict[str, Any] = {"fabric": name, "op": op}
     if len(fabric.devices) < 2:
         return case | {"skipped": "one device"}

@@ -1,9 +1,11 @@
-"""Plans of many servers, full circle: planned, written, read and checked by value, exported to MSCCL and read back, reported.
+"""Plans of many servers, full circle: planned, written, read, checked by value, simulated, shown, explained, exported to MSCCL, read back and
+replayed there, reported.
 
     python benchmarks/large_plans.py [FABRIC ...] [--ops all-gather,all-reduce,...] [--size 1GiB] [--strategy auto] [--without PARTS]
 
 Every command is a process of its own, as a user gives it. Per command: exit code, seconds of processor time (user and system), peak memory; per plan:
-bytes of the file, its simulated time and the bound's share of it. Rows that are not run again stay as they were, each with its own command.
+bytes of the file, its simulated time and the bound's share of it. `check` proves every value and simulates again what the file predicts; `bound`
+explains what is tight; `check_export` replays the exported schedule. Rows that are not run again stay as they were, each with its own command.
 `export` may be refused by a limit of MSCCL's executor, which the row names.
 """
 
@@ -58,6 +60,8 @@ def circle(folder: Path, op: str, fabric: str, size: str, strategy: str, down: s
     row["share_of_bound"] = round(1 / document["ratio"], 4) if document.get("ratio") else None
     row["check"], _ = command("collective", "check", str(plan))
     row["show"], _ = command("program", "show", str(plan))
+    row["stats"], _ = command("program", "stats", str(plan))
+    row["bound"], _ = command("collective", "bound", op, "--fabric", fabric, "--size", size, *more)
     row["export"], document = command("collective", "export", str(plan), "--out", str(xml))
     if xml.exists():
         row["blocks_per_gpu"], row["steps_per_block"] = document.get("blocks_per_gpu"), document.get("steps_per_block")
@@ -82,17 +86,16 @@ def main() -> None:
     parser.add_argument("--strategy", default="auto")
     parser.add_argument("--without", default="", help="parts that are down")
     args = parser.parse_args()
-    rows = []
+    command_line = " ".join(["python benchmarks/large_plans.py", *sys.argv[1:]])
     with tempfile.TemporaryDirectory() as name:
         for fabric in args.fabrics or FABRICS:
             for op in args.ops.split(","):
-                rows.append(circle(Path(name), op, fabric, args.size, args.strategy, args.without))
-                sys.stdout.write(json.dumps(rows[-1]) + "\n")
+                row = circle(Path(name), op, fabric, args.size, args.strategy, args.without)
+                sys.stdout.write(json.dumps(row) + "\n")
                 sys.stdout.flush()
-    command_line = " ".join(["python benchmarks/large_plans.py", *sys.argv[1:]])
-    rows = kept_beside([row | {"command": command_line} for row in rows])
-    peak = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss * 1024
-    record("large_plans", rows, command=command_line, peak_bytes_of_any_command=peak)
+                # After every row: a run that is ended early keeps what it has measured.
+                peak = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss * 1024
+                record("large_plans", kept_beside([row | {"command": command_line}]), command=command_line, peak_bytes_of_any_command=peak)
 
 
 if __name__ == "__main__":

@@ -20,9 +20,9 @@ class Certificate(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
     """`kind` says how to re-check it; `data` holds what is needed, names instead of numbers, rationals as strings.
 
     cut: `{"inside": [actor names], "devices_inside": n, "leaving_Bps": "…", "demand": "all-gather" | …, "ranks", "devices", "size_bytes",
-        "crossing_bytes"}`: that many bytes must leave the set, so time >= crossing_bytes / leaving_Bps (`decide.collective.bounds.collective`)
+        "crossing_bytes"}`: that many bytes must leave the set, so time >= crossing_bytes / leaving_Bps (`decide.collective.bounds.bandwidth`)
     delay: as cut, and what crosses it last has still to get where it is needed: time >= (crossing_bytes + sum over the links that leave of
-        rate · mean latency from there on) / leaving_Bps, for switches that only forward (`decide.collective.bounds.delay`)
+        rate · mean latency from there on) / leaving_Bps; `by` "devices" or "servers": what is told apart (`decide.collective.bounds.delay`)
     partition: `{"parts": [[actor names], …], "entering_Bps": "…", "demand": "all-reduce", "ranks", "devices", "size_bytes"}`:
         time >= 2 (parts - 1) · size_bytes / entering_Bps
     metric: `{"lengths": [[actor, actor, whole number], …], "demand": "all-to-all" | "permute", "ranks", "devices", "size_bytes"}`:

@@ -13,7 +13,7 @@ from ..check.verdict import Verdict
 from ..check.wiring import check_wiring
 from ..decide.collective import CollectiveProblem
 from ..decide.collective.bfb.strategy import BFB
-from ..decide.collective.bounds.collective import bandwidth_bound
+from ..decide.collective.bounds.bandwidth import bandwidth_bound
 from ..decide.topology import TopologyProblem, strategy
 from ..decide.topology.directconnect.growth import Grown, grow, least_unplugged, links_of, wiring_of
 from ..decide.topology.directconnect.loads import Cost, gather_cost

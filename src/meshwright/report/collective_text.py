@@ -98,6 +98,9 @@ def bound_line(problem: CollectiveProblem, bound: Bound) -> str:
         crossing = Fraction(data["crossing_bytes"]) / problem.size_bytes
         leaving = show_rate(int(Fraction(data["leaving_Bps"])))
         why = f"{crossing} of it must leave {data['devices_inside']} of {data['ranks']} devices over links of {leaving} in all"
+        if bound.certificate.kind == "delay":
+            after_s = float(bound.exact - Fraction(data["crossing_bytes"]) / Fraction(data["leaving_Bps"]))
+            why += f", and what leaves last has still {show_time(after_s)} to travel"
     return f"{_what(problem)}: at least {show_time(float(bound))} ({show_rate(int(algbw))}), since {why}"
 
 

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from test_forest import assert_sound
 
 from meshwright.decide.collective import CollectiveProblem, ForestColl
-from meshwright.decide.collective.bounds.collective import bandwidth_bound
+from meshwright.decide.collective.bounds.bandwidth import bandwidth_bound
 from meshwright.decide.collective.cuts import worst_cut
 from meshwright.decide.collective.forestcoll import arrival
 from meshwright.decide.collective.forestcoll.arrival import HopTimes, arrival_s, quicker, without_way_back

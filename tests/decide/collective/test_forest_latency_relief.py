@@ -16,7 +16,7 @@ from test_forest_arrival import with_latencies
 from meshwright.check import check_program
 from meshwright.cost import Transport
 from meshwright.decide.collective import CollectiveProblem, ForestColl
-from meshwright.decide.collective.bounds.collective import bandwidth_bound
+from meshwright.decide.collective.bounds.bandwidth import bandwidth_bound
 from meshwright.decide.collective.forestcoll import cut_and_pace, strategy
 from meshwright.decide.collective.forestcoll.arrival import HopTimes, arrival_s
 from meshwright.decide.collective.forestcoll.finish_time import finish_s

@@ -13,7 +13,7 @@ from test_forest import assert_sound
 
 from meshwright.check import check_program
 from meshwright.decide.collective import CollectiveProblem, ForestColl
-from meshwright.decide.collective.bounds.collective import bandwidth_bound
+from meshwright.decide.collective.bounds.bandwidth import bandwidth_bound
 from meshwright.decide.collective.forestcoll import forest as forests
 from meshwright.decide.collective.forestcoll.forest import build_forest
 from meshwright.decide.collective.forestcoll.rotation import rotated_trees

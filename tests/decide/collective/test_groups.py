@@ -85,7 +85,7 @@ def test_joint_plans_are_right_within_the_packing_and_not_below_the_bound(proble
     assert [c.ranks for c in plan.program.contracts] == [problem.members(i) for i in range(len(problem.groups))]
     assert plan.bound is not None and not check_bound(plan.bound, problem.fabric)
     loaded_s = Fraction(plan.notes["bandwidth_time_s"])  # of bytes alone, which a bound of latency may exceed
-    assert plan.bound.certificate.kind == "latency" or loaded_s >= plan.bound.exact or not loaded_s
+    assert plan.bound.certificate.kind in ("latency", "delay") or loaded_s >= plan.bound.exact or not loaded_s
     assert time_of(plan.program, problem) >= float(plan.bound) * (1 - 1e-9)
     same = Groups(**json.loads(json.dumps(plan.options))).plan(problem, rng=RNG)
     assert time_of(same.program, problem) == time_of(plan.program, problem)

@@ -12,7 +12,7 @@ from meshwright.check import check_program
 from meshwright.check.bounds.certificate import check_bound
 from meshwright.check.program.links import link_time
 from meshwright.decide.collective import CollectiveProblem, ForestColl
-from meshwright.decide.collective.bounds.collective import bandwidth_bound
+from meshwright.decide.collective.bounds.bandwidth import bandwidth_bound
 from meshwright.decide.collective.joint.innetwork import InNetwork
 from meshwright.decide.collective.joint.innetwork_lower import InNetworkLowering, lower_in_network, pruned
 from meshwright.decide.collective.joint.strategy import Joint

@@ -80,15 +80,6 @@ def test_among_many_ranks_a_plan_near_the_bound_ends_the_search(monkeypatch):
         auto(everyone, candidates=(Direct(), Ring()))
 
 
-def test_of_one_root_more_above_the_bound_is_near_enough(monkeypatch):
-    monkeypatch.setattr(choice, "MAX_RANKS_ALWAYS_SIMULATED", 2)
-    monkeypatch.setattr(choice, "MAX_ABOVE_BOUND", -1.0)
-    for near, tried in ((1.0, False), (-1.0, True)):
-        monkeypatch.setattr(choice, "MAX_ABOVE_BOUND_OF_ONE_ROOT", near)
-        ranked = auto(CollectiveProblem.on(load_fabric("dgx-h100:1"), "broadcast", 1 << 28), candidates=(Ring(), ForestColl()))
-        assert [entry.plan is not None for entry in ranked] == [True, tried]
-
-
 def test_direct_exchanges_that_fit_no_program_are_refused_before_they_are_written(monkeypatch):
     monkeypatch.setattr(direct, "MAX_EXECUTED_STEPS", 100)
     with pytest.raises(Unsupported, match="56 messages of 8 ranks are 112 steps, a program holds 100"):

@@ -18,6 +18,7 @@ import numpy as np
 from ...bound import Bound
 from ...cite import Cite
 from ...decide.collective import CollectivePlan, CollectiveProblem, CollectiveStrategy, ForestColl, collective_bound
+from ...decide.collective.bounds.bandwidth import bandwidth_bound
 from ...decide.collective.forestcoll.forest import build_forest
 from ...decide.collective.problem import Ranked
 from ...decide.collective.program_time import simulated_time_s
@@ -126,7 +127,7 @@ class AlikeForestColl(CollectiveStrategy):
         as_level = replace(problem, fabric=level)
         op = "all-gather" if problem.op == "all-reduce" else problem.op  # ForestColl's all-reduce is as fast as its two halves
         now = collective_bound(problem)
-        with_all, with_fewer = (collective_bound(replace(p, op=op)) for p in (problem, as_level))
+        with_all, with_fewer = (bandwidth_bound(replace(p, op=op)) for p in (problem, as_level))
         if with_fewer.exact > with_all.exact:
             lost = 100 * float(1 - with_all.exact / with_fewer.exact)
             raise Unsupported(f"making all servers alike would cost {lost:.3g} % of throughput", hint="plan for the fabric as it is")

@@ -272,7 +272,7 @@ def _bound(problem: CollectiveProblem) -> Bound:
     parts = strength(graph.ranks, both).parts
     where = {v: i for i, part in enumerate(parts) for v in part}
     entering = sum(rate for (u, v), rate in both.items() if where[u] != where[v]) * graph.unit_Bps
-    # The `partition` certificate (`bounds.collective`): every element enters parts 2 (p - 1) times.
+    # The `partition` certificate (`bounds.bandwidth`): every element enters parts 2 (p - 1) times.
     time = Fraction(2 * (len(parts) - 1) * problem.size_bytes, entering)
     if time <= common.exact:
         return common

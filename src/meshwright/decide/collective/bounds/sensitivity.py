@@ -20,7 +20,8 @@ from ....fabric.edit import is_port, with_one_more, without
 from ....fabric.fabric import Fabric
 from ....kernels.effort import Deadline
 from ..problem import CollectiveProblem
-from .collective import collective_bound, crossing_bytes
+from .bandwidth import bandwidth_bound, crossing_bytes
+from .latency import latency_bound
 
 __all__ = ["Bottleneck", "bottleneck_facts", "find_bottleneck"]
 
@@ -131,6 +132,8 @@ def bottleneck_facts(problem: CollectiveProblem, bound: Bound, *, effort_s: floa
     `changes`: for each, `what` was tried, the `edit`, its exact `gain` of throughput and what `then` is tight. Changes that cannot be tried
     within so much counted work are left out, and `complete` is then false. (`meshwright.report.bottleneck_text` says it in words.)
     """
+    if bound.certificate.kind == "delay":  # gains are of throughput, which the time that last bytes travel says nothing about
+        bound = _steady_bound(problem)
     place = find_bottleneck(problem, bound)
     data = bound.certificate.data
     if place is None:
@@ -144,6 +147,11 @@ def bottleneck_facts(problem: CollectiveProblem, bound: Bound, *, effort_s: floa
         "kind": bound.certificate.kind, "where": place.where, "outward": place.outward, "links": links,
         "rate_Bps": sum(fabric.links[i].rate_Bps for i in place.links), "tied": list(place.tied), "changes": changes, "complete": complete,
     }  # fmt: skip
+
+
+def _steady_bound(problem: CollectiveProblem) -> Bound:
+    """Of bytes alone or of latency alone."""
+    return max(bandwidth_bound(problem), latency_bound(problem), key=lambda b: b.exact)
 
 
 def _classes(fabric: Fabric, links: Sequence[int]) -> dict[tuple[str, int], tuple[int, str]]:
@@ -189,7 +197,7 @@ def _changes(problem: CollectiveProblem, bound: Bound, place: Bottleneck, effort
             return found, False
         try:
             changed = replace(problem, fabric=change())
-            new = collective_bound(changed)
+            new = _steady_bound(changed)
         except MeshwrightError as error:
             found.append({"what": what, "edit": edit, "gain": "-1", "then": f" ({error.message})"})
             continue

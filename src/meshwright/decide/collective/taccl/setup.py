@@ -16,7 +16,7 @@ import numpy as np
 from ....cost import Transport
 from ....errors import Unsupported, UsageError
 from ....sketch import Sketch
-from ..bounds.collective import bandwidth_bound
+from ..bounds.bandwidth import bandwidth_bound
 from ..bounds.latency import latency_bound
 from ..problem import CollectiveProblem
 from .chunks import REDUCES, chunks_of, image_of_chunks
