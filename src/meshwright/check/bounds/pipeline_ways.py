@@ -101,7 +101,7 @@ class Pipeline:
         return work + max(start + behind_b, head + behind_b, head + behind_f)
 
     def _fitting(self, seconds: Mapping[tuple[int, int], Fraction], cap_bytes: int) -> Fraction:
-        """At least the most seconds that micro-batches within the cap add up to: any price of a byte bounds it (linear duality), the best is taken."""
+        """At least the most seconds that micro-batches within the cap add up to: any price of a byte bounds it (duality), the best is taken."""
         sizes = {self.bytes[s] for _, s in seconds}
         if not cap_bytes:
             return sum((self.many[c] * v for (c, _), v in seconds.items()), Fraction(0))

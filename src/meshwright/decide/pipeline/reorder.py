@@ -1,8 +1,8 @@
 """A repeated pattern's orders, pulled together at both ends of the step: what the V schedules do with what the pattern leaves empty there.
 
-Source: P. Qi et al., "Pipeline Parallelism with Controllable Memory", NeurIPS 2024, and what its authors publish: in unit slots every action before the
-first micro-batch is back, and after the last one has entered, moves to the earliest free slot in which what it needs is done and no device keeps more
-than the pattern does; then once more at the end, with weight gradients wherever slots are free.
+Source: P. Qi et al., "Pipeline Parallelism with Controllable Memory", NeurIPS 2024, and what its authors publish: in unit slots every action before
+the first micro-batch is back, and after the last one has entered, moves to the earliest free slot in which what it needs is done and no device keeps
+more than the pattern does; then once more at the end, with weight gradients wherever slots are free.
 Deviation: the second pass is left out beyond `MAX_PLACES` actions, whose memory is looked at anew for every slot.
 Cost: O(actions · slots tried).
 """
@@ -18,7 +18,7 @@ MAX_PLACES = 4_000
 
 
 def reordered(offsets: Sequence[Sequence[int]], period: int, many: int) -> list[list[tuple[int, int]]]:
-    """Per device its (type, micro-batch) in order; the k-th W belongs to the device's k-th I. `offsets[device]`: slots of micro-batch 0's F, F, I, I."""
+    """Per device its (type, micro-batch) in order; the k-th W belongs to the k-th I. `offsets[device]`: slots of micro-batch 0's F, F, I, I."""
     slots = [_with_weights([list(range(x, x + period * many, period)) for x in row]) for row in offsets]
     _move(slots, both_ends=True)
     slots = _squeezed(slots)

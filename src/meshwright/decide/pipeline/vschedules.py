@@ -2,8 +2,8 @@
 
 Cite: see CITE (V-Half, V-Min), ZBV_CITE.
 Left open by the papers: unequal times, and what remains of a repeating pattern at the ends of a step. Our answers: the pattern's order of F and I
-    with W in its free slots, the same pulled together at both ends (`reorder`) and with W filled in by our clock, and orders built or listed under the
-    pattern's activation peak; the fastest.
+    with W in its free slots, the same pulled together at both ends (`reorder`) and with W filled in by our clock, and orders built or listed under
+    the pattern's activation peak; the fastest.
 Patterns, period 6 slots, device i of p, slots of F(first), F(second), I(second), I(first): V-Min i, 2p-1-i,
     2p+δ+i, 4p+δ-1-i with δ = 2 if 3 | p else 0;
     V-Half 2i, 3p-2-i, 3p+δ+2i-1, 6p+δ-2-i with δ = 3 if p even else 0. ZBV has no pattern: built under 1F1B's cap of 2p stage activations.

@@ -1,9 +1,9 @@
 """Schedules of steps that repeat themselves: storages alike, one of every time step or layer, are held alike, so that few changes decide for all.
 
 Storages are alike when the nodes around them are: what makes them, what that reads and who reads it, two nodes far. Of such a class all, halves,
-quarters and so on, in the order in which they are made, are changed together: kept from forward, computed again where backward begins with them (`home`), or
-computed again at their first use in backward. Above the budget the change with the least time per byte-run above it goes first; within it, what saves
-most time. So a graph of any length takes as many looks as one of a few steps.
+quarters and so on, in the order in which they are made, are changed together: kept from forward, computed again where backward begins with them
+(`home`), or computed again at their first use in backward. Above the budget the change with the least time per byte-run above it goes first; within
+it, what saves most time. So a graph of any length takes as many looks as one of a few steps.
 Source: the labels are those of B. Weisfeiler, A. Leman, "The reduction of a graph to canonical form", 1968, stopped after two rounds.
 Cost: one evaluation per class, part and way of holding in each look; `effort` runs of nodes altogether.
 """
@@ -23,7 +23,7 @@ from ..lifetimes import Lifetimes
 __all__ = ["alike", "homes", "searched_alike"]
 
 I32 = NDArray[np.int32]
-# Rounds of labels: nodes further away than this do not tell storages apart. With more, the first and last steps of a chain become classes of their own.
+# Rounds of labels: nodes further away than this do not tell storages apart. With more, the first and last steps of a chain are classes of their own.
 MAX_LABEL_ROUNDS = 2
 # Storages in a class at least: fewer are what single changes are for.
 MIN_ALIKE = 4
@@ -45,7 +45,8 @@ def alike(lives: Lifetimes) -> list[I32]:
             readers[x].append(i)
     number = _numbered(label)
     for _ in range(MAX_LABEL_ROUNDS):
-        number = _numbered([(number[i], tuple(number[x] for x in n.inputs), tuple(sorted(number[r] for r in readers[i]))) for i, n in enumerate(nodes)])
+        around = (((number[x] for x in n.inputs), sorted(number[r] for r in readers[i])) for i, n in enumerate(nodes))
+        number = _numbered([(own, *map(tuple, beside)) for own, beside in zip(number, around, strict=True)])
     found: dict[tuple[int, int], list[int]] = defaultdict(list)
     for i, n in enumerate(nodes):
         for k, s in enumerate(n.makes):
@@ -153,8 +154,8 @@ def _parts(members: I32, halvings: int) -> Iterator[I32]:
 
 
 def searched_alike(lives: Lifetimes, seeds: Sequence[I32], budget_bytes: int, effort: int) -> tuple[list[I32], int]:
-    """(schedules (`hold_from`) within the budget, or near it: the best of the seeds, changed class by class; none where nothing repeats itself; runs of
-    nodes that this took)."""
+    """(schedules (`hold_from`) within the budget, or near it: the best of the seeds, changed class by class, none where nothing repeats itself; runs
+    of nodes that this took)."""
     classes = alike(lives)
     if not classes:
         return [], 0
