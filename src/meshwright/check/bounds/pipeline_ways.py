@@ -87,7 +87,8 @@ class Pipeline:
         back = 2 * self.stages - 1
         end = {x: ways[x][-1][1] for x in held}
         no_w = {x: Fraction(0) for x in held}
-        f, b = ({x: ways[x][i(x[1])][1] - ways[x][i(x[1])][0] for x in held} for i in (lambda s: s, lambda s: back - s))
+        f = {x: ways[x][x[1]][1] - ways[x][x[1]][0] for x in held}
+        b = {x: ways[x][back - x[1]][1] - ways[x][back - x[1]][0] for x in held}
         w = {(c, s): self.seconds["W"][c][s] for c, s in held} if self.split else no_w
         work = sum(self.many[x[0]] * (f[x] + b[x] + w[x]) for x in held)
         head = min(ways[x][x[1]][0] for x in held)
