@@ -3,7 +3,7 @@
 Source: P. Qi et al., "Pipeline Parallelism with Controllable Memory", NeurIPS 2024, and what its authors publish: in unit slots every action before
 the first micro-batch is back, and after the last one has entered, moves to the earliest free slot in which what it needs is done and no device keeps
 more than the pattern does; then once more at the end, with weight gradients wherever slots are free.
-Deviation: the second pass is left out beyond `MAX_PLACES` actions, whose memory is looked at anew for every slot.
+Deviation: the second pass is left out beyond `MAX_PLACES` actions: it looks at memory anew for every slot.
 Cost: O(actions · slots tried).
 """
 
@@ -14,7 +14,7 @@ from collections.abc import Sequence
 __all__ = ["reordered"]
 
 Slots = list[list[list[int]]]  # [device][type][micro-batch]; types: F of the first stage, F, I of the second stage, I of the first stage, W
-MAX_PLACES = 4_000
+MAX_PLACES = 16_000  # some seconds
 
 
 def reordered(offsets: Sequence[Sequence[int]], period: int, many: int) -> list[list[tuple[int, int]]]:
