@@ -33,7 +33,7 @@ class Certificate(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
     latency: `{"from", "to", "latency_s", "demand", "ranks", "devices", "root"}`: the second needs data of the first, and no path is quicker
     roofline: `{"flops": …, "flops_per_s": …, "devices": n}`   work that must be done over the speed there is
     memory: `{"needed_bytes": …, "available_bytes": …}`
-    pipeline: `{"form": "busy" | "entry" | "memory" | "counts" | "any", …}`: a device's or a stage's work with what must come before and after it,
+    pipeline: `{"form": "idle" | "entry" | "memory" | "counts" | "any", …}`: a device's or a stage's work with what must come before and after it,
         activations held over a cap, contradicting rows of a linear programme over slots of time, or all work over all speeds; fields
         and reasons in `check.pipeline` and `decide.pipeline.bound`
     fill: `{"ranks", "work_s", "idle_s", "step_s", "rounding"}`: work that only those ranks can do in the idle time of their steps: cycle time >=

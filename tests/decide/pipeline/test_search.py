@@ -97,12 +97,14 @@ def test_proved_optima_of_the_v_placement(devices: int, microbatches: int, cap: 
 
 
 @pytest.mark.sample(2)
-@pytest.mark.parametrize(("devices", "microbatches", "cap", "optimum"), [(4, 8, 6, 53), (4, 8, 5, 56), (4, 8, 4, 59), (3, 6, 4, 41), (4, 4, 5, 32)])
-def test_the_bound_from_counts_is_the_optimum_here(devices: int, microbatches: int, cap: int, optimum: int) -> None:
+@pytest.mark.parametrize(("devices", "microbatches", "cap", "optimum"), [(4, 8, 6, 53), (3, 6, 4, 41), (4, 4, 5, 32), (4, 4, 4, 35), (2, 4, 3, 27)])
+def test_the_certified_bound_is_the_optimum_here(devices: int, microbatches: int, cap: int, optimum: int) -> None:
     p = slots(devices, microbatches)
+    simple = schedule_bound(p, ZBV(cap=cap).plan(p), cap_bytes=(cap,) * devices)
     bound = counts_bound(p, ZBV(cap=cap).plan(p), cap_bytes=(cap,) * devices, effort=600)
-    assert bound is not None and bound.exact == optimum and not check_bound(bound, fabric_of(p))
-    assert schedule_bound(p, ZBV(cap=cap).plan(p), cap_bytes=(cap,) * devices).exact < optimum
+    # in all but the last what a device can keep says it by itself, and counts say no more
+    assert (bound is None) == (simple.exact == optimum) == (devices > 2)
+    assert (bound or simple).exact == optimum and not check_bound(bound or simple, fabric_of(p))
 
 
 def test_proved_optima_without_the_v() -> None:
@@ -181,8 +183,8 @@ def test_both_ways_needs_even_depth() -> None:
 
 
 def good() -> tuple[PipelineProblem, Bound]:
-    p = slots(3, 6)
-    bound = counts_bound(p, ZBV(cap=4, tries=0).plan(p), cap_bytes=(4,) * 3, effort=600)
+    p = slots(2, 4)
+    bound = counts_bound(p, ZBV(cap=3, tries=0).plan(p), cap_bytes=(3,) * 2, effort=600)
     assert bound is not None and not check_bound(bound, fabric_of(p))
     return p, bound
 
@@ -201,7 +203,7 @@ def test_forged_certificates_are_seen(change: str) -> None:
     elif change == "drop":
         data["multipliers"] = [row for row in data["multipliers"] if row[0] != "memory"]
     elif change == "cap":
-        data["cap_bytes"] = [6] * 3
+        data["cap_bytes"] = [4] * 2
     elif change == "slot":
         data["multipliers"][0][1] = 10_000
     elif change == "family":

@@ -2,8 +2,11 @@
 
 A graph of the steps that one device (or one micro-batch) cannot avoid, in exact rationals: `seconds[kind][copy][stage]` of F and B, or F, I, W when
 split; `up_s[copy][s]`, `down_s[copy][s]` of a message between stages s and s+1. Raises ValueError where the figures do not fit together.
-busy: on one device nothing starts before the shortest way to one of its stages, all its work (without the W's if `weights` is false) is one after the
-other, and after its last B or I the stages below must still run theirs (and the first its W); after a last W nothing must.
+idle: what one device computes and idles, see `Pipeline.idle`: until its first B or I it has forwards of what it can keep, after its last F, and after
+its last B or I, it has what is left to do of what it can keep, while a micro-batch still has that part of its way to go.
+busy (as plans of earlier versions say it): on one device nothing starts before the shortest way to one of its stages, all its work (without the W's
+if `weights` is false) is one after the other, and after its last B or I the stages below must still run theirs (and the first its W); after a last W
+nothing must.
 entry: the forwards of one stage and copy are one after the other, and the last micro-batch has the rest of its way to go.
 memory: activation_bytes[s] x (F's start to the end of the backward, at best) summed over a device's work, over its cap; then as busy.
 counts: weighted rows that no step of `slots` slots can satisfy; see `pipeline_counts`.
@@ -32,6 +35,8 @@ def pipeline_time(data: Mapping[str, Any]) -> Fraction:
         return pipeline.entry(int(data["copy"]), int(data["stage"]))
     if data["form"] == "busy":
         return pipeline.busy(int(data["device"]), weights=bool(data["weights"]))
+    if data["form"] == "idle":
+        return pipeline.idle(int(data["device"]), int(data["cap_bytes"]))
     if data["form"] == "memory":
         return pipeline.memory(int(data["device"]), int(data["cap_bytes"]))
     if data["form"] == "counts":

@@ -78,6 +78,38 @@ class Pipeline:
         tail = Fraction(0) if self.split and weights else min(self.tail(c, s) for c, s in held)
         return min(self.head(c, s) for c, s in held) + work + tail
 
+    def idle(self, device: int, cap_bytes: int) -> Fraction:
+        """All work of a device, and what it must idle: before its first B or I, after its last F, after its last B or I."""
+        held = self.held(device)
+        if not held or cap_bytes < 0:
+            raise ValueError("no stage, or a cap below 0")
+        ways = {(c, s): self.way(c) for c, s in held}
+        back = 2 * self.stages - 1
+        end = {x: ways[x][-1][1] for x in held}
+        no_w = {x: Fraction(0) for x in held}
+        f = {x: ways[x][x[1]][1] - ways[x][x[1]][0] for x in held}
+        b = {x: ways[x][back - x[1]][1] - ways[x][back - x[1]][0] for x in held}
+        w = {(c, s): self.seconds["W"][c][s] for c, s in held} if self.split else no_w
+        work = sum(self.many[x[0]] * (f[x] + b[x] + w[x]) for x in held)
+        head = min(ways[x][x[1]][0] for x in held)
+        # until the first B or I there are forwards only, of as much as fits; after the last F (or B, I) only what fits is left to do
+        start = max(head, min(ways[x][back - x[1]][0] for x in held) - self._fitting(f, cap_bytes))
+        behind_b = max(Fraction(0), min(end[x] - ways[x][back - x[1]][1] for x in held) - self._fitting(w, cap_bytes))
+        behind_f = min(end[x] - ways[x][x[1]][1] for x in held) - self._fitting({x: b[x] + w[x] for x in held}, cap_bytes)
+        total = sum(self.many[c] * self.bytes[s] for c, s in held)
+        if cap_bytes and total > cap_bytes:
+            return work + start + max(behind_b, behind_f)
+        return work + max(start + behind_b, head + behind_b, head + behind_f)
+
+    def _fitting(self, seconds: Mapping[tuple[int, int], Fraction], cap_bytes: int) -> Fraction:
+        """At least the most seconds that micro-batches within the cap add up to: any price of a byte bounds it (duality), the best is taken."""
+        sizes = {self.bytes[s] for _, s in seconds}
+        if not cap_bytes:
+            return sum((self.many[c] * v for (c, _), v in seconds.items()), Fraction(0))
+        cap = cap_bytes // max(sizes) * max(sizes) if len(sizes) == 1 and max(sizes) else cap_bytes
+        prices = {Fraction(0), *(v / self.bytes[s] for (_, s), v in seconds.items() if self.bytes[s])}
+        return min(p * cap + sum(self.many[c] * max(Fraction(0), v - p * self.bytes[s]) for (c, s), v in seconds.items()) for p in prices)
+
     def memory(self, device: int, cap_bytes: int) -> Fraction:
         held = self.held(device)
         if not held or cap_bytes <= 0:

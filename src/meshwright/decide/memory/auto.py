@@ -17,7 +17,7 @@ import numpy as np
 from ...errors import Infeasible, MeshwrightError
 from ...graph.step_graph import StepGraph, StepPlan
 from . import strategies, strategy
-from .fusionaware.frontier import Entry, Frontier, frontier_of
+from .fusionaware.frontier import MAX_PUBLISHED_NODES, Entry, Frontier, frontier_of
 from .fusionaware.strategy import DEFAULT_EFFORT, FusionAware
 from .monet.fixed import fixed, free_ways
 from .monet.strategy import Monet
@@ -50,6 +50,10 @@ def _first_effort(graph: StepGraph) -> int:
     return min(FIRST_EFFORT_PER_NODE * len(graph.nodes), DEFAULT_EFFORT)
 
 
+def _frontier(graph: StepGraph) -> Frontier:
+    return frontier_of(graph, _first_effort(graph), True, False)  # as `FusionAware` asks for it: what is kept is found by what it was asked with
+
+
 def some_plan(graph: StepGraph, budget_bytes: int, *, rng: np.random.Generator) -> StepPlan:
     """Any plan within the budget: with a tenth of the effort, where that finds one. Raises: Infeasible as `auto_plan`."""
     try:
@@ -69,7 +73,7 @@ def auto_plan(graph: StepGraph, budget_bytes: int | None, *, rng: np.random.Gene
         return _jointly(graph, budget_bytes, rng)
     if budget_bytes is None:
         return best_plan(graph, budget_bytes, rng=rng)
-    frontier = frontier_of(graph, _first_effort(graph))
+    frontier = _frontier(graph)
     if budget_bytes < least_bound_bytes(graph):  # proved for every strategy: none has to be asked
         raise nothing_fits(
             graph, budget_bytes, least_bytes=frontier.entries[-1].peak_bytes, proved=True, said=_published(frontier, budget_bytes)
@@ -143,6 +147,8 @@ def _jointly(graph: StepGraph, budget_bytes: int | None, rng: np.random.Generato
     else:
         if budget_bytes is not None and joint.floor_s is not None and joint.time_s <= joint.floor_s * (1 + MAX_BOUND_GAP_SHARE):
             return joint, {}
+        if budget_bytes is not None and len(graph.nodes) > MAX_PUBLISHED_NODES:  # plain operators are among its choices
+            return joint, {"fusionaware": f"not tried: the step has more than {MAX_PUBLISHED_NODES:,} nodes"}
     try:
         found, said = auto_plan(plain, budget_bytes, rng=rng)
     except Infeasible as error:
@@ -183,7 +189,7 @@ def offers(graph: StepGraph, plan: StepPlan) -> tuple[tuple[Offer, ...], tuple[O
     least known). From the frontier that `auto_plan` searches first; of other implementations only those that cost nothing."""
     if any(n.alternatives for n in graph.nodes):
         graph = fixed(graph, free_ways(graph)).graph
-    frontier = frontier_of(graph, _first_effort(graph))
+    frontier = _frontier(graph)
     extra = plan.time_s - frontier.plain_s
     entries = frontier.entries
     faster = [e for share in OFFERED_TIME_SHARES for e in _leanest(entries, frontier.plain_s + share * extra)] if extra > 0 else []

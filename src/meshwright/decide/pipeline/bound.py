@@ -1,8 +1,10 @@
 """Lower bounds on the time of a step, each with a certificate that `meshwright.check` works out again.
 
 For a placement (copies, micro-batches per copy, split or whole backward), the largest of:
-  busy     a device waits for its first forward (head), does all its work, and what follows its last action (tail): head + work + tail. With a split
-           backward the last action may be a W, which nothing follows; without the W's, the last I is followed by the I's below it and the first W;
+  idle     a device does all its work, idles before its first backward, and idles after its last forward or its last backward. Before the first
+           backward can begin it runs forwards only, and no more than it can keep. After its last forward, and after its last I, it has the backwards
+           and W's of what it keeps, no more, while that micro-batch still has its way to go. The two stretches of idle time are apart where it cannot
+           keep all its micro-batches at once;
   entry    all forwards of one stage and copy, the last of which still has the rest of its way up and down to go;
   memory   an activation is kept from its F to the end of its backward, at least its way up and down from there: bytes x seconds that a device
            must hold over its cap, between the first forward's start and the end.
@@ -12,10 +14,11 @@ All in exact rationals of the given floats.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from fractions import Fraction
 from itertools import accumulate
+from math import inf
 from typing import Any
 
 from ...bound import Bound, Certificate
@@ -29,9 +32,10 @@ def schedule_bound(problem: PipelineProblem, schedule: Schedule, *, cap_bytes: S
     """No order on this placement is faster; with `cap_bytes` (activations per device), none that fits."""
     facts = facts_of(problem, schedule)
     way = [_Way(facts, c) for c in range(schedule.copies)]
-    found = [_busy(facts, way, d, weights) for d in range(schedule.devices) for weights in ((True, False) if schedule.split else (True,))]
+    caps = cap_bytes or (0,) * schedule.devices
+    found = [_idle(facts, way, d, caps[d]) for d in range(schedule.devices)]
     found += [_entry(facts, way, c, s) for c in range(schedule.copies) for s in range(schedule.stages)]
-    found += [_memory(facts, way, d, cap) for d, cap in enumerate(cap_bytes) if cap > 0]
+    found += [_memory(facts, way, d, cap) for d, cap in enumerate(caps) if cap > 0]
     value, form = max(found, key=lambda x: x[0])
     return _bound(value, {**facts, **form})
 
@@ -136,18 +140,40 @@ def _hosted(facts: dict[str, Any], device: int) -> list[tuple[int, int]]:
     return [(c, s) for c, where in enumerate(facts["placement"]) for s, d in enumerate(where) if d == device and counts[c]]
 
 
-def _busy(facts: dict[str, Any], way: list[_Way], device: int, weights: bool) -> tuple[Fraction, dict[str, Any]]:
+def _idle(facts: dict[str, Any], way: list[_Way], device: int, cap_bytes: int) -> tuple[Fraction, dict[str, Any]]:
     held = _hosted(facts, device)
-    form = {"form": "busy", "device": device, "weights": weights}
+    form = {"form": "idle", "device": device, "cap_bytes": cap_bytes}
     if not held:
         return Fraction(0), form
-    each = {(c, s): way[c].forward[s] + way[c].backward[s] + (way[c].weight[s] if weights else 0) for c, s in held}
-    work = sum((facts["microbatches"][c] * each[c, s] for c, s in held), Fraction(0))
+
+    def kept(seconds: Callable[[_Way, int], Fraction]) -> Fraction:
+        """The most seconds of what the device can keep at once."""
+        rows = [(facts["activation_bytes"][s], seconds(way[c], s), facts["microbatches"][c]) for c, s in held]
+        return _fullest(rows, cap_bytes)
+
+    work = sum((facts["microbatches"][c] * (way[c].forward[s] + way[c].backward[s] + way[c].weight[s]) for c, s in held), Fraction(0))
     # what it runs first has come up to it, whichever of its stages that is: at least the shortest way
     head = min(way[c].head(s) for c, s in held)
-    last_may_be_w = weights and facts["split"]
-    tail = Fraction(0) if last_may_be_w else min(way[c].tail(s) for c, s in held)
-    return head + work + tail, form
+    first_backward = min(way[c].head(s) + way[c].forward[s] + way[c].above(s) for c, s in held)
+    before = max(head, first_backward - kept(lambda w, s: w.forward[s]))
+    after_backward = max(Fraction(0), min(way[c].tail(s) for c, s in held) - kept(lambda w, s: w.weight[s]))
+    last_way = min(way[c].above(s) + way[c].backward[s] + way[c].tail(s) for c, s in held)
+    after = max(after_backward, last_way - kept(lambda w, s: w.backward[s] + w.weight[s]))
+    full = cap_bytes and sum(facts["microbatches"][c] * facts["activation_bytes"][s] for c, s in held) > cap_bytes
+    # where all forwards may run before the first backward, what follows the last of them may be the same idle time
+    return work + (before + after if full else max(before + after_backward, head + after)), form
+
+
+def _fullest(rows: Sequence[tuple[int, Fraction, int]], cap_bytes: int) -> Fraction:
+    """The largest sum of values of so many items (bytes, value, how many) as fit into the cap, or parts of them; 0: all fit."""
+    sizes = {size for size, _, _ in rows}
+    room = Fraction(cap_bytes - cap_bytes % max(sizes) if len(sizes) == 1 and max(sizes) else cap_bytes)  # of equal items whole ones fit
+    total = Fraction(0)
+    for size, value, many in sorted(rows, key=lambda r: -r[1] / r[0] if r[0] else -inf):
+        count = Fraction(many) if not size or not cap_bytes else min(Fraction(many), room / size)
+        room -= count * size
+        total += count * value
+    return total
 
 
 def _entry(facts: dict[str, Any], ways: list[_Way], copy: int, stage: int) -> tuple[Fraction, dict[str, Any]]:

@@ -2,7 +2,8 @@
 
 Cite: see CITE (V-Half, V-Min), ZBV_CITE.
 Left open by the papers: unequal times, and what remains of a repeating pattern at the ends of a step. Our answers: the pattern's order of F and I
-    with W in its free slots, the same with W filled in by our clock, and orders built or listed under the pattern's activation peak; the fastest.
+    with W in its free slots, the same pulled together at both ends (`reorder`) and with W filled in by our clock, and orders built or listed under
+    the pattern's activation peak; the fastest.
 Patterns, period 6 slots, device i of p, slots of F(first), F(second), I(second), I(first): V-Min i, 2p-1-i,
     2p+δ+i, 4p+δ-1-i with δ = 2 if 3 | p else 0;
     V-Half 2i, 3p-2-i, 3p+δ+2i-1, 6p+δ-2-i with δ = 3 if p even else 0. ZBV has no pattern: built under 1F1B's cap of 2p stage activations.
@@ -26,6 +27,7 @@ from .improve import improved, is_large
 from .listing import Rule, list_orders
 from .orders import in_flight_peaks, times, vee
 from .problem import Action, PipelineProblem, PipelineStrategy, Schedule, Traits
+from .reorder import reordered
 from .zerobubble import built, fastest_listing, listed, split_base
 
 __all__ = ["CITE", "ZBV", "ZBV_CITE", "VHalf", "VMin", "v_cap"]
@@ -136,11 +138,27 @@ def _pattern(name: str, devices: int, microbatches: int, options: object) -> Sch
     )  # fmt: skip
 
 
+def _reordered(name: str, pattern: Schedule) -> Schedule:
+    devices = pattern.devices
+    rows = reordered([_offsets(name, devices, d) for d in range(devices)], PERIOD_SLOTS, pattern.microbatches)
+    orders = []
+    for d, row in enumerate(rows):
+        order, waiting = list[Action](), list[Action]()
+        for t, m in row:
+            if t < 4:
+                order.append(Action("F" if t < 2 else "I", d if t in (0, 3) else 2 * devices - 1 - d, m))
+                waiting += [order[-1]._replace(kind="W")] if t >= 2 else []
+            else:
+                order.append(waiting.pop(0))
+        orders.append(tuple(order))
+    return replace(pattern, orders=tuple(orders))
+
+
 def _patterned(problem: PipelineProblem, name: str, tries: int) -> Schedule:
     pattern = _pattern(name, problem.devices, problem.microbatches, ())
     cap = [v_cap(name, problem.devices)] * problem.devices
     rows = [[c] for c in cap]
-    found = [pattern]
+    found = [pattern] if is_large(pattern) else [pattern, _reordered(name, pattern)]
     # with F and I in the pattern's own order, only W free to move; and with every order that keeps the peak
     fixed = tuple(tuple(a for a in order if a.kind != "W") for order in pattern.orders)
     listing = () if is_large(pattern) else (1.0, 0.0)

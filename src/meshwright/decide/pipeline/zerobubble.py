@@ -133,7 +133,7 @@ def fastest_listing(problem: PipelineProblem, base: Schedule, cap: Sequence[int]
     starts = [best, *sorted(listed(problem, base, rows), key=lambda s: times(problem, s).makespan_s)[:1]]
 
     def improve(asked: PipelineProblem, given: Schedule) -> Schedule:
-        return improved(asked, given, rows, tries=tries, least_s=float(schedule_bound(asked, given)))
+        return improved(asked, given, rows, tries=tries, least_s=_least_s(asked, given, cap))
 
     return sturdiest(problem, min((improve(problem, s) for s in starts), key=lambda s: times(problem, s).makespan_s), improve)
 
@@ -146,6 +146,12 @@ def listed(problem: PipelineProblem, base: Schedule, rows: Sequence[Sequence[int
             with suppress(Infeasible):
                 found.append(list_orders(problem, base, rule, rows))
     return found
+
+
+def _least_s(problem: PipelineProblem, schedule: Schedule, cap: Sequence[int]) -> float:
+    """No orders that keep at most so many stage activations per device take less."""
+    counted = replace(problem, activation_bytes=(schedule.chunks * schedule.parts,) * problem.devices)  # so that a stage's activation is one byte
+    return float(schedule_bound(counted, schedule, cap_bytes=cap))
 
 
 def built(problem: PipelineProblem, base: Schedule, cap: Sequence[int]) -> Schedule:
@@ -162,7 +168,7 @@ def built(problem: PipelineProblem, base: Schedule, cap: Sequence[int]) -> Sched
         up_s=np.array([*(delay[s][0] for s in stages[:-1]), 0.0]), down_s=np.array([*(delay[s][1] for s in stages[:-1]), 0.0]),
         size=np.ones(base.stages, np.int64), cap=np.array(cap, np.int64), microbatches=base.microbatches,
     )  # fmt: skip
-    span, orders = fastest_build(line, float(schedule_bound(problem, base)))
+    span, orders = fastest_build(line, _least_s(problem, base, cap))
     if span == np.inf:
         raise Infeasible("no order within the memory cap was found", where="memory", hint="raise the memory cap", data={"cap": max(cap)})
     return replace(base, orders=tuple(tuple(Action(KINDS[k], s, m) for k, s, m in row) for row in orders))

@@ -22,9 +22,10 @@ from ....kernels.step_search import DEFAULT_SEED, Archive, archive_for, search
 from ..baselines import Chen, Revolve, Rotor, chen, revolve, rotor
 from ..baselines.chain import chain_of
 from ..lifetimes import Lifetimes, lifetimes_of
+from .alike import searched_alike
 from .hull import CutPoint, Moment, cut_points, floor_s, held_of, moments
 
-__all__ = ["Entry", "Frontier", "cheapest_floor_s", "fastest_within", "frontier_of", "least_bytes"]
+__all__ = ["MAX_PUBLISHED_NODES", "Entry", "Frontier", "cheapest_floor_s", "fastest_within", "frontier_of", "least_bytes"]
 
 I32 = NDArray[np.int32]
 I64 = NDArray[np.int64]
@@ -48,6 +49,8 @@ MAX_WORSENING_SHARE = 0.03
 # than a glance then, for every choice of implementations anew. A search that goes on from a schedule makes no minimum cuts there either. The frontier
 # of all budgets begins at them always.
 MAX_PUBLISHED_NODES = 3000
+# Share of the effort for one budget of such a graph that goes to changes of storages alike, before small ones.
+ALIKE_SHARE = 0.7
 # Price of a byte above the budget, in mean prices of a byte between the budget and keeping everything: so dear that staying above it does not pay.
 EXCESS_PRICE_FACTOR = 60
 
@@ -124,6 +127,14 @@ def fastest_within(
     large = len(graph.nodes) > MAX_PUBLISHED_NODES
     start = _Start.of(graph, True, False, kept, published=not begin and not large, cuts=not (begin and large))
     seeds = _distinct([*start.seeds, *begin] if down else [*begin, *start.seeds])
+    if large:
+        alike, spent = searched_alike(start.lives, seeds, budget_bytes, int(effort * ALIKE_SHARE))
+        tried = [Entry(peak_bytes=peak, time_s=s, hold_from=h) for h in alike for peak, s in (start.lives.measure(h),) if peak <= budget_bytes]
+        if tried:
+            best = _first(tried, budget_bytes)
+            archive = archive_for(len(start.lives.maker), 0, budget_bytes, bins=1, effort=max(effort - spent, 1), seed=seed)
+            return start.lives, _first([best, *start.annealed(archive, best, budget_bytes)], budget_bytes)
+        seeds = _distinct([*seeds, *alike])
     top = max(start.most_bytes, budget_bytes + 1)
     width = -(-(top - budget_bytes) // (ARCHIVE_BINS - 1))  # the first bin ends at the budget, so nothing beyond it is kept there
     low = budget_bytes + 1 - width
@@ -140,8 +151,8 @@ def fastest_within(
 
 
 def cheapest_floor_s(graph: StepGraph, budget_bytes: int) -> float:
-    """No plan within the budget takes less, whatever implementations it chooses: the minimum cut at the end of the forward pass of a step in which
-    every node takes its least time and reads only what all of its implementations read."""
+    """No plan within the budget takes less, whatever implementations it chooses: minimum cuts of a step in which every node takes its least time and
+    reads only what all of its implementations read. A node that may write its result over an operand needs no bytes for it."""
     nodes = []
     for n in graph.nodes:
         ways = n.alternatives
@@ -150,8 +161,11 @@ def cheapest_floor_s(graph: StepGraph, budget_bytes: int) -> float:
         nodes.append(msgspec.structs.replace(n, inputs=inputs if ways else n.inputs, time_s=time_s, workspace_bytes=0, alternatives=()))
     cheapest = msgspec.structs.replace(graph, nodes=tuple(nodes))
     lives = lifetimes_of(cheapest)
-    first = moments(lives, 0)[0]
-    again = floor_s(cut_points(lives, first), first.capacity_bytes(budget_bytes))
+    again = 0.0
+    for moment in moments(lives):
+        ways = () if moment.position < 0 else graph.nodes[moment.position].alternatives
+        over = sum(int(lives.arrays.size[s]) for s in nodes[moment.position].makes) if any(a.over >= 0 for a in ways) else 0
+        again = max(again, floor_s(cut_points(lives, moment), moment.capacity_bytes(budget_bytes + over)))
     plain_s = sum(n.time_s for n, wanted in zip(nodes, lives.arrays.wanted, strict=True) if wanted)
     return plain_s + (again if np.isfinite(again) else 0.0)
 
