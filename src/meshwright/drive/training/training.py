@@ -208,4 +208,5 @@ def _alternative(e: Evaluated, best: Evaluated) -> Alternative:
     if e.timeline is None:
         return Alternative(what=what, why=e.why)
     slower, over = f"{e.time_s / best.time_s:.3f} times the chosen step time", f"needs {e.excess_bytes} bytes more than rank {e.worst_rank} has"
-    return Alternative(what=what, time_s=e.time_s, memory_peak_bytes=e.peak_bytes, why=over if e.excess_bytes > 0 else slower)
+    why = (over if e.excess_bytes > 0 else slower) + (", each sum timed alone" if e.lone_sums else "")
+    return Alternative(what=what, time_s=e.time_s, memory_peak_bytes=e.peak_bytes, why=why)
