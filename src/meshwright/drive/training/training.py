@@ -23,6 +23,7 @@ from ...errors import TimeLimit
 from ...fabric.fabric import Fabric
 from ...graph.graph import OpGraph
 from ...job import Training
+from ...kernels.garbage import few_collections
 from ...plan.plan import Alternative, Plan, Prediction
 from ...timeline import Timeline
 from ..plans import check_plan, make_plan
@@ -41,6 +42,7 @@ MAX_LAYOUTS_PROVED = 3
 SMALLER = "larger micro-batches (--microbatch), or other degrees (--dp, --tp, --pp), make a smaller one"
 
 
+@few_collections()
 def plan_training(
     job: Training, fabric: Fabric, cost: Cost | None = None, *, graph: OpGraph | None = None, wishes: Iterable[object] = (),
     budget: SearchBudget | None = None, without: Collection[str] = (), watch: Callable[[Made], None] | None = None,
