@@ -93,7 +93,8 @@ def refusing_cuts(job: Training, refuse: Callable[[Degrees], str] | None) -> Cal
             each = f"{degrees.context} ranks share samples" if degrees.context > 1 else f"{count} a replica"
             return f"statistics of the whole batch need one micro-batch in each replica (--microbatch {shared} / --dp): {each}"
         if kind is not None and not kind.cut and degrees.tensor > 1:
-            return f"optimizer {job.optimizer} needs parameters whole, tensor parallelism splits them"
+            where = "plan with --tp 1, where --zero lets replicas divide whole parameters, or --pp"
+            return f"optimizer {job.optimizer} needs parameters whole, tensor parallelism splits them: {where}"
         return refuse(degrees) if refuse is not None else ""
 
     return why
