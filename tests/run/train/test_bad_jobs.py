@@ -35,9 +35,13 @@ def line(marked: str) -> str:
         ("changing_global", "mse", Unsupported, "changes global CALLS every time", "changed: global"),
         ("changing_entry", "mse", Unsupported, r"changes global STATE\['seen'\] every time", "changed: entry"),
         ("changing_attribute", "mse", Unsupported, "changes attribute calls every time", "changed: attribute"),
+        ("changing_list", "mse", Unsupported, "changes attribute part.seen every time", "changed: list"),
+        ("changing_dictionary", "mse", Unsupported, "changes attribute counts every time", "changed: dict"),
+        ("changing_global_list", "mse", Unsupported, "changes global COLLECTED every time", "changed: global list"),
         ("nothing", "mse", UsageError, "forward returns None", "nothing"),
         ("nothing_as_loss", "output", UsageError, "forward returns None", "nothing"),
         ("two_losses", "output", UsageError, "forward returns 2 losses", "two"),
+        ("losses_by_name", "output", UsageError, "forward returns 2 losses", "by name"),
         ("two_nets", "mse", UsageError, "the first of the pair is a tuple", ""),
     ],
 )
@@ -45,6 +49,13 @@ def test_models_that_are_refused(model: str, loss: str, error: type[Exception], 
     with pytest.raises(error, match=says) as found:
         capture(f"{HERE}:{model}", loss=loss, scalable=False)
     assert found.value.where == (line(where) if where else f"{HERE}:{model}") and found.value.hint
+
+
+@pytest.mark.parametrize(("model", "says"), [("frozen", "no parameter of the model is trainable"), ("detached", "no gradient for any parameter")])
+def test_a_model_without_anything_to_train_is_refused(model: str, says: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    asked = ["train", "plan", "--model", f"{HERE}:{model}", "--loss", "mse", "--fabric", "laptop:2", "--global-batch", "8"]
+    assert main([*asked, "-o", str(tmp_path / "plan.json")]) == 2
+    assert says in capsys.readouterr().err and not (tmp_path / "plan.json").exists()
 
 
 def test_models_that_are_taken() -> None:
