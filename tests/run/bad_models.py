@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import random
 from pathlib import Path
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import nn
@@ -206,3 +208,23 @@ def with_closure(named, lr):
 
 def lbfgs(named, lr):
     return torch.optim.LBFGS([p for _, p in named], lr)
+
+
+def only_parameters(parameters):
+    return torch.optim.SGD(parameters, 0.1)
+
+
+def broken(named, lr):
+    return torch.optim.SGD(named, lr=-1.0)  # broken
+
+
+class Augmented(torch.utils.data.Dataset):
+    def __len__(self):
+        return 8
+
+    def __getitem__(self, i):
+        return torch.randn(4), torch.full((4,), random.random() + float(np.random.rand()))
+
+
+def augmented():
+    return Augmented()
