@@ -116,6 +116,26 @@ TRANSFORMERS: dict[str, tuple[dict[str, Any], str]] = {
     "wav2vec2": (_named("wav2vec2", "Wav2Vec2ForSequenceClassification", WAVE), "cross-entropy"),
     "hubert": (_named("hubert", "HubertForSequenceClassification", WAVE), "cross-entropy"),
     "ast": (_named("audio-spectrogram-transformer", "ASTForAudioClassification", {**VISION, "max_length": 32, "num_mel_bins": 16}), "cross-entropy"),
+    # in no list when it was first run with them
+    "smollm3": (_named("smollm3", "SmolLM3ForCausalLM", KV), "cross-entropy"),
+    "gpt_oss": (_named("gpt_oss", "GptOssForCausalLM", EXPERTS, head_dim=8, sliding_window=8), "cross-entropy"),
+    "deepseek_v3": (
+        _named("deepseek_v3", "DeepseekV3ForCausalLM", {**KV, "num_key_value_heads": 4}, q_lora_rank=16, kv_lora_rank=8, qk_rope_head_dim=4,
+               qk_nope_head_dim=4, v_head_dim=8, n_routed_experts=4, n_group=2, topk_group=1, num_experts_per_tok=2, moe_intermediate_size=16,
+               first_k_dense_replace=1), "cross-entropy",
+    ),
+    "mamba2": (
+        _named("mamba2", "Mamba2ForCausalLM", {"vocab_size": 96, "hidden_size": 32, "num_hidden_layers": 2, "state_size": 8, "num_heads": 8,
+               "head_dim": 8, "n_groups": 1, "chunk_size": 4}), "cross-entropy",
+    ),
+    "lfm2": (_named("lfm2", "Lfm2ForCausalLM", KV, layer_types=["conv", "full_attention"]), "cross-entropy"),
+    "xglm": (
+        _named("xglm", "XGLMForCausalLM", {"vocab_size": 96, "d_model": 32, "ffn_dim": 64, "num_layers": 2, "attention_heads": 4,
+               "max_position_embeddings": 64}), "cross-entropy",
+    ),
+    "roformer": (_named("roformer", "RoFormerForMaskedLM", TEXT, embedding_size=32), "cross-entropy"),
+    "fnet": (_named("fnet", "FNetForMaskedLM", TEXT), "cross-entropy"),
+    "m2m_100": (_named("m2m_100", "M2M100ForConditionalGeneration", BART), "cross-entropy"),
 }  # fmt: skip
 
 NETS: dict[str, str] = {}  # of model functions below: the loss

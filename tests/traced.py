@@ -111,7 +111,7 @@ def _trace_job(job: Any, **options: Any) -> Any:
 
 def captured_with_trace(model: str, loss: str, batch_size: int) -> tuple[OpGraph, TracedForward]:
     """As `capture` gives it at one batch size, with the trace that it was made of."""
-    with capturing._few_collections(), capturing.uncompiled_graphs():
+    with capturing.few_collections(), capturing.uncompiled_graphs():
         return capturing._once(model, loss, batch_size, 0, ("export", "opaque"))
 
 

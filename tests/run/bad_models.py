@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import random
 from pathlib import Path
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import nn
@@ -12,6 +14,7 @@ from torch.utils.data import DataLoader
 CALLS, SCALE = 0, 1.0
 STATE = {"seen": 0}
 CACHED = 0
+COLLECTED: list[int] = []
 
 
 class Net(nn.Module):
@@ -40,6 +43,51 @@ class Attribute(Net):
     def forward(self, x):
         self.calls += 1  # changed: attribute
         return super().forward(x) * self.calls
+
+
+class Appended(Net):
+    def __init__(self):
+        super().__init__()
+        self.part = Remembers()
+
+    def forward(self, x):
+        return self.part(super().forward(x))
+
+
+class Remembers(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.seen, self.counts = [], {}
+
+    def forward(self, x):
+        self.seen.append(x.shape[0])  # changed: list
+        return x * len(self.seen)
+
+
+class Counted(Net):
+    def __init__(self):
+        super().__init__()
+        self.counts = {}
+
+    def forward(self, x):
+        self.counts["n"] = self.counts.get("n", 0) + 1  # changed: dict
+        return super().forward(x) * self.counts["n"]
+
+
+class Collected(Net):
+    def forward(self, x):
+        COLLECTED.append(0)  # changed: global list
+        return super().forward(x) * len(COLLECTED)
+
+
+class LossesByName(Net):
+    def forward(self, x, y):  # by name
+        return {"generator": F.mse_loss(self.a(x), y), "critic": F.mse_loss(self.b(x), y)}
+
+
+class Detached(Net):
+    def forward(self, x):
+        return super().forward(x).detach()
 
 
 class Cache(Net):
@@ -108,7 +156,14 @@ def _made(kind):
 
 
 changing_global, changing_entry, changing_attribute, cache = map(_made, (Global, Entry, Attribute, Cache))
+changing_list, changing_dictionary, changing_global_list = map(_made, (Appended, Counted, Collected))
 reads, prints, nothing, two_losses, looked, not_finite = map(_made, (Reads, Prints, Nothing, TwoLosses, Looked, NotFinite))
+losses_by_name, detached = map(_made, (LossesByName, Detached))
+
+
+def frozen():
+    torch.manual_seed(0)
+    return Net().requires_grad_(False), batch()
 
 
 def nothing_as_loss():
@@ -153,3 +208,23 @@ def with_closure(named, lr):
 
 def lbfgs(named, lr):
     return torch.optim.LBFGS([p for _, p in named], lr)
+
+
+def only_parameters(parameters):
+    return torch.optim.SGD(parameters, 0.1)
+
+
+def broken(named, lr):
+    return torch.optim.SGD(named, lr=-1.0)  # broken
+
+
+class Augmented(torch.utils.data.Dataset):
+    def __len__(self):
+        return 8
+
+    def __getitem__(self, i):
+        return torch.randn(4), torch.full((4,), random.random() + float(np.random.rand()))
+
+
+def augmented():
+    return Augmented()

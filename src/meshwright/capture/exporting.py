@@ -25,7 +25,7 @@ from .losses import Objective
 from .placed_tables import together
 from .regions import Watched, kept_whole, watching
 from .resolve import ModelSource, shown
-from .side_effects import Seen, changed, plain_values, refuse_changing
+from .side_effects import Seen, changed, contents_watched, plain_values, refuse_changing
 from .torch_private import export_as_called, global_backward_hooks, without_places
 
 __all__ = ["exported_program", "module_path"]
@@ -101,8 +101,18 @@ def _once(objective: Objective, source: ModelSource, mode: Any, whole: Sequence[
 
 @contextlib.contextmanager
 def _as_eager(objective: Objective, source: ModelSource, whole: Sequence[str], lost: list[Watched], seen: Seen) -> Iterator[None]:
-    with watching(objective, lost, seen), kept_whole(objective.model, whole, source.name), export_as_called():
-        yield
+    own = Objective.called
+
+    def called(self: Objective, tensors: Sequence[torch.Tensor]) -> Any:
+        with contents_watched(self.model, seen):
+            return own(self, tensors)
+
+    Objective.called = called  # type: ignore[method-assign]
+    try:
+        with watching(objective, lost, seen), kept_whole(objective.model, whole, source.name), export_as_called():
+            yield
+    finally:
+        Objective.called = own  # type: ignore[method-assign]
 
 
 def _refused(left: Left, source: ModelSource) -> Refusal:

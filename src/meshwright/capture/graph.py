@@ -8,9 +8,7 @@ With a fallback the forward graph is one node, `model`: it can be planned data-p
 
 from __future__ import annotations
 
-import contextlib
-import gc
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, Literal
 
@@ -20,6 +18,7 @@ import torch
 from meshwright.errors import CaptureError, MeshwrightError, UnknownName, UsageError
 from meshwright.graph.graph import GraphValue, JointNode, OpGraph, OpNode, Parameter, Scaling, Work
 from meshwright.graph.scale import at_batch, rows_compared, scaling_between
+from meshwright.kernels.garbage import few_collections
 from meshwright.kernels.stages import stage
 
 from .diagnose import module_in
@@ -64,7 +63,7 @@ def capture(
     for method in methods:
         if method not in METHODS:
             raise UnknownName(f"there is no capture method {method!r}", where=model, hint=f"there are: {', '.join(METHODS)}")
-    with stage(f"capturing {model}"), _few_collections(), uncompiled_graphs():
+    with stage(f"capturing {model}"), few_collections(), uncompiled_graphs():
         graph, _ = _once(model, loss, batch_size, seed, methods, sizes, whole)
     if not scalable:
         return graph
@@ -87,7 +86,7 @@ def _scaling(graph: OpGraph, asked: Callable[..., tuple[OpGraph, TracedForward]]
     """(how sizes change with the batch, or why that is not known; the graph at twice the batch). `asked`: `_once` at a batch size."""
     rows = graph.batch_size
     try:
-        with stage(f"capturing {graph.model} at batch {2 * rows}"), _few_collections(), uncompiled_graphs():
+        with stage(f"capturing {graph.model} at batch {2 * rows}"), few_collections(), uncompiled_graphs():
             other, _ = asked(batch_size=2 * rows)
             quadratic = rows_compared(graph, other) and not rows_compared(graph, other, 2)
             third = asked(batch_size=3 * rows)[0] if quadratic else None
@@ -102,7 +101,7 @@ def _blocks_left_out(graph: OpGraph) -> bool:
 
 def capture_and_trace(model: str, *, loss: str, batch_size: int, seed: int = 0, sizes: Sequence[Sequence[int]] = ()) -> tuple[OpGraph, TracedForward]:
     """The graph at one batch size, as `capture` gives it, and the trace that it was made of: for what is planned and run in one process."""
-    with _few_collections(), uncompiled_graphs():
+    with few_collections(), uncompiled_graphs():
         return _once(model, loss, batch_size, seed, METHODS, sizes, True)
 
 
@@ -126,21 +125,6 @@ def executed_graph(traced: TracedForward) -> OpGraph:
 
 def _shape_of(x: torch.Tensor) -> GraphValue:
     return GraphValue(shape=tuple(int(d) for d in x.shape), dtype=str(x.dtype).removeprefix("torch."), storage=-1)
-
-
-@contextlib.contextmanager
-def _few_collections() -> Iterator[None]:
-    """Tracing makes millions of objects that stay: looking through them for garbage again and again costs a tenth of the time.
-
-    What was there before (torch's modules are a million objects) lies in the oldest generation, which is left alone.
-    """
-    thresholds = gc.get_threshold()
-    gc.set_threshold(100_000, 50, 1_000_000)
-    try:
-        yield
-    finally:
-        gc.set_threshold(*thresholds)
-        gc.collect(1)
 
 
 def _once(

@@ -109,7 +109,8 @@ class Objective(nn.Module):  # type: ignore[misc]
         """Raises: UsageError where a module returns nothing, or several losses in a row: the first is not trained alone without a word."""
         if output is None:
             raise UsageError("forward returns None", where=self.line(), hint="with --loss output the module returns its loss")
-        losses = [x for x in output if isinstance(x, torch.Tensor) and not x.dim() and x.requires_grad] if isinstance(output, (tuple, list)) else []
+        several = [*output.values()] if isinstance(output, dict) and "loss" not in output else output if isinstance(output, (tuple, list)) else []
+        losses = [x for x in several if isinstance(x, torch.Tensor) and not x.dim() and x.requires_grad]
         if len(losses) > 1:
             raise UsageError(
                 f"forward returns {len(losses)} losses with gradients, and a plan trains one", where=self.line(),

@@ -1,8 +1,9 @@
 """What forward does beside computing with tensors: a recorded graph would do it once, or never again.
 
-Numbers and texts that forward changes every time it runs (globals of its file, one level of dictionaries among them, attributes of modules) are
-found by two traces: what changes once is a cache. They are refused with the line, for ranks run forward once per micro-batch. Files that the owner's
-own code reads inside forward, what it prints, and attributes that it sets are noticed as it happens (`calls_watched`): export sets attributes back.
+Numbers and texts that forward changes every time it runs (globals of its file, attributes of modules; in lists and dictionaries among them too, whose
+lengths also count) are found by two traces: what changes once is a cache. They are refused with the line, for ranks run forward once per
+micro-batch. Files that the owner's own code reads inside forward, what it prints, and attributes that it sets or whose contents it changes are
+noticed as it happens (`calls_watched`, `contents_watched`): export sets attributes back.
 """
 
 from __future__ import annotations
@@ -13,7 +14,9 @@ import dis
 import io
 import os
 import sys
+from collections import deque
 from collections.abc import Callable, Iterator
+from copy import copy
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import CodeType, FrameType
@@ -26,12 +29,14 @@ from meshwright.errors import Unsupported
 
 from .resolve import shown
 
-__all__ = ["Seen", "calls_watched", "changed", "plain_values", "refuse_changing"]
+__all__ = ["Seen", "calls_watched", "changed", "contents_watched", "plain_values", "refuse_changing"]
 
 LIBRARIES = (str(Path(torch.__file__).parent), str(Path(__file__).parents[1]))  # whose calls are not the owner's
 STANDARD = str(Path(os.__file__).parent)
 INSTALLED = ("site-packages", "dist-packages")
 Place = tuple[str, str]  # (file, name) of a global; (path, name) of a module's attribute
+_OF_ALL_MODULES = frozenset(nn.Module().__dict__)
+_CHANGING = frozenset(("add", "append", "appendleft", "clear", "extend", "insert", "pop", "popleft", "remove", "setdefault", "update"))
 
 
 @dataclass
@@ -62,7 +67,7 @@ def _plain(value: Any) -> bool:
 
 
 def plain_values(model: nn.Module) -> dict[Place, Any]:
-    """Numbers and texts among the globals of the files that the owner's modules are written in."""
+    """Numbers and texts among the globals of the files that the owner's modules are written in, and in containers among these."""
     found: dict[Place, Any] = {}
     files: dict[str, dict[str, Any]] = {}
     for module in model.modules():
@@ -74,9 +79,36 @@ def plain_values(model: nn.Module) -> dict[Place, Any]:
         for name, value in list(names.items()):
             if _plain(value) and not name.startswith("__"):
                 found[file, name] = value
-            elif type(value) is dict:
-                found |= {(file, f"{name}[{k!r}]"): v for k, v in list(value.items()) if _plain(v)}
+            else:
+                found |= _plain_within(file, name, value)
     return found
+
+
+@contextlib.contextmanager
+def contents_watched(model: nn.Module, seen: Seen) -> Iterator[None]:
+    """Lists, dictionaries and sets of the owner's modules that get other contents meanwhile count as assigned: export sets them back too."""
+    before = _contents(model)
+    yield
+    for (path, name), (module, value, held) in _contents(model).items():
+        if (path, name) in before and before[path, name][2] != held:
+            seen.assigned[path, name] = module, value, _line(module, _file(type(module)), f"{name}[]")
+
+
+def _contents(model: nn.Module) -> dict[Place, tuple[nn.Module, Any, dict[Place, Any]]]:
+    """(module, copy, what of it is plain) of each container of an owner's module."""
+    return {
+        (path, name): (module, copy(value), held)
+        for path, module in model.named_modules() if _is_owners(_file(type(module)) or "<")
+        for name, value in list(module.__dict__.items()) if name not in _OF_ALL_MODULES and (held := _plain_within("", name, value))
+    }  # fmt: skip
+
+
+def _plain_within(file: str, name: str, value: Any) -> dict[Place, Any]:
+    """How many entries a container has, and those that are numbers and texts; nothing of other values."""
+    if type(value) not in (dict, list, set, deque):
+        return {}
+    entries = value.items() if type(value) is dict else enumerate(value) if type(value) is not set else ()
+    return {(file, f"{name}[]"): len(value)} | {(file, f"{name}[{k!r}]"): v for k, v in list(entries) if _plain(v)}
 
 
 def changed(before: dict[Place, Any], after: dict[Place, Any]) -> set[Place]:
@@ -85,7 +117,7 @@ def changed(before: dict[Place, Any], after: dict[Place, Any]) -> set[Place]:
 
 def refuse_changing(model: nn.Module, changing: set[Place], attributes: dict[str, str]) -> None:
     """Raises: Unsupported naming the first of what changes every time, and the line that changes it."""
-    found = [(f"global {name}", name, _line(model, file, name)) for file, name in sorted(changing)]
+    found = [(f"global {name.removesuffix('[]')}", name, _line(model, file, name)) for file, name in sorted(changing)]
     for what, name, where in (*found, *((f"attribute {name}", name, line) for name, line in sorted(attributes.items()))):
         raise Unsupported(
             f"forward changes {what} every time it runs; ranks run it once per micro-batch, and what is computed would depend on that",
@@ -95,7 +127,7 @@ def refuse_changing(model: nn.Module, changing: set[Place], attributes: dict[str
 
 
 def _line(model: nn.Module, file: str, name: str) -> str:
-    """`file:line` that sets a global; of the first forward of the file where none is found."""
+    """`file:line` that sets a global, or changes what it or an attribute holds; of the first forward of the file where none is found."""
     bare = name.partition("[")[0]
     kinds = [type(m) for m in model.modules() if _file(type(m)) == file]
     first = ""
@@ -115,16 +147,17 @@ def _file(kind: type[nn.Module]) -> str:
 
 
 def _sets(code: CodeType, name: str, *, inside: bool) -> int:
-    """The line at which code sets a name, or an entry of what it names; 0 where it does not."""
-    line, named = code.co_firstlineno, False
+    """The line at which code sets a name, or an entry of what it names, or calls a method of that; 0 where it does not."""
+    line, named, before = code.co_firstlineno, False, None
     for step in dis.get_instructions(code):
         line = step.starts_line or line
         if step.argval == name:
             if step.opname == "STORE_GLOBAL":
                 return line
             named = True
-        if inside and named and step.opname == "STORE_SUBSCR":
+        if inside and named and (step.opname == "STORE_SUBSCR" or (before == name and step.argval in _CHANGING)):
             return line
+        before = step.argval
     return 0
 
 

@@ -9,13 +9,16 @@ joint graph rather than watched in a run, because holding tensors to watch them 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
+from typing import TypeVar
 
 from ..errors import UsageError
 from .graph import OpGraph
 from .recurrent import recurrent_workspaces
 
 __all__ = ["Liveness", "held_bytes", "kept_storages", "peak_bytes", "replay_workspace", "segment_workspace"]
+
+T = TypeVar("T")
 
 
 def held_bytes(graph: OpGraph) -> int:
@@ -43,11 +46,15 @@ def replay_workspace(graph: OpGraph, node_names: Collection[str], regions: Seque
 
 
 def kept_storages(graph: OpGraph) -> dict[str, set[int]]:
-    """Per forward node the storages (of `OpGraph.storages`) that autograd keeps for its backward.
+    """Per forward node the storages (of `OpGraph.storages`) that autograd keeps for its backward; those of the last few graphs are remembered.
 
     `OpNode.saved` names a storage at its first saver only; the joint graph's backward calls show the later ones. A storage that is saved
     but cannot be found in the joint graph counts as kept by every node that reads it.
     """
+    return _of_recent(_RECENT_KEPT, graph, _kept_storages)
+
+
+def _kept_storages(graph: OpGraph) -> dict[str, set[int]]:
     storage_of = {n.name: n.outputs[0].storage for n in graph.nodes if n.outputs}
     result: dict[str, int] = {}  # forward node -> joint storage of its result, which its last forward call makes
     made: dict[str, tuple[int, ...]] = {}
@@ -67,15 +74,19 @@ def kept_storages(graph: OpGraph) -> dict[str, set[int]]:
 
 
 _RECENT: deque[tuple[OpGraph, Liveness]] = deque(maxlen=4)  # by identity: graphs are immutable, and too large to hash
+_RECENT_KEPT: deque[tuple[OpGraph, dict[str, set[int]]]] = deque(maxlen=4)
 
 
 def _liveness(graph: OpGraph) -> Liveness:
-    for known, liveness in list(_RECENT):
+    return _of_recent(_RECENT, graph, Liveness)
+
+
+def _of_recent(recent: deque[tuple[OpGraph, T]], graph: OpGraph, make: Callable[[OpGraph], T]) -> T:
+    for known, value in list(recent):
         if known is graph:
-            return liveness
-    liveness = Liveness(graph)
-    _RECENT.append((graph, liveness))
-    return liveness
+            return value
+    recent.append((graph, make(graph)))
+    return recent[-1][1]
 
 
 class Liveness:

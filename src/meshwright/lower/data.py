@@ -88,7 +88,10 @@ class DataParallel:
         self.closing: dict[int, list[Group]] = {}
         p, d, _ = low.layout.coordinates(r.number)
         for g in self.groups.values():
-            for i in last_steps(g, low.positions(p, d), each=self.level > 1):
+            key = p, low.layout.microbatches_of(d), g.segments, self.level > 1  # replicas are mostly alike
+            if key not in low.last_of:
+                low.last_of[key] = last_steps(g, low.positions(p, d), each=self.level > 1)
+            for i in low.last_of[key]:
                 self.closing.setdefault(i, []).append(g)
         mates = [low.positions(q, d) for q in low.layout.mates(p)]
         if len(mates) > 1 and self.level < 2 and low.layout.overlap:

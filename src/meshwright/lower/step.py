@@ -107,6 +107,7 @@ class StepLowering:
         self.sums: dict[tuple[int, bool], tuple[str, tuple[int, ...], str]] = {}  # `summing` by rank, and whether it is over replicas
         self.buckets: dict[int, int] = {}  # stage -> bytes of its largest bucket
         self.steps_of: dict[tuple[int, int], tuple[Position, ...]] = {}  # by pipeline index and number of micro-batches
+        self.last_of: dict[tuple[int, int, frozenset[str], bool], list[int]] = {}  # of these, `groups.last_steps` of segments, one or each
         self.apart = sequence_values(layout)
         self.summed = {v for s in layout.segments for v in (*s.sum_writes, *s.sum_grads)} - self.apart
         self.over_replicas = {*batch_sums(layout)}

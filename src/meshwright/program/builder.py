@@ -250,6 +250,10 @@ class ProgramBuilder:
         def number(ref: StepRef) -> int:
             return int(starts[ref.lane]) + ref.position
 
+        def numbers(refs: Sequence[Sequence[StepRef]]) -> Csr:
+            pairs = np.fromiter(chain.from_iterable(chain.from_iterable(refs)), np.int64).reshape(-1, 2)
+            return Csr(_ends(refs), (starts[pairs[:, 0]] + pairs[:, 1]).astype(np.int32))
+
         names = sorted({callee for _, callee, _ in self._calls})
         where = {callee: i for i, callee in enumerate(names)}
 
@@ -259,8 +263,8 @@ class ProgramBuilder:
         def i64(values: Iterable[int]) -> np.ndarray:
             return np.fromiter(values, np.int64)
 
-        def triples(ranges: Sequence[Range]) -> list[int]:
-            return [v for r in ranges for v in r]
+        def triples(ranges: Sequence[Sequence[Range]]) -> Csr:
+            return Csr(3 * _ends(ranges), i32(chain.from_iterable(chain.from_iterable(ranges))))
 
         bs, ops, lanes = self._buffers, self._ops, self._lanes
         promised = self.contracts or (() if self.contract is None else (self.contract,))
@@ -280,15 +284,14 @@ class ProgramBuilder:
                 actor=i32(x.actor for x in bs), space=i32(x.space for x in bs), role=i32(x.role for x in bs), chunks=i32(x.chunks for x in bs),
                 chunk_bytes=i64(x.chunk_bytes for x in bs), size=i32(x.size for x in bs), alias_of=i32(x.alias_of for x in bs),
                 alias_offset_bytes=i64(x.alias_offset_bytes for x in bs), window=i32(x.window for x in bs),
-                persistent=i32(x.persistent for x in bs), last=Csr.of([[number(r) for r in x.last] for x in bs]),
+                persistent=i32(x.persistent for x in bs), last=numbers([x.last for x in bs]),
                 arena_offset=np.full(len(bs), -1, np.int64), name=tuple(x.name for x in bs) if any(x.name for x in bs) else (),
             ),
             ops=Ops(
                 name=tuple(o.name for o in ops), graph=tuple(o.graph for o in ops), module=tuple(o.module for o in ops),
                 copy=i32(o.copy for o in ops), stage=i32(o.stage for o in ops), microbatch=i32(o.microbatch for o in ops),
                 part=i32(o.part for o in ops), parts=i32(o.parts for o in ops), accumulate=i32(o.accumulate for o in ops),
-                workspace_bytes=i64(o.workspace_bytes for o in ops), reads=Csr.of([triples(o.reads) for o in ops]),
-                writes=Csr.of([triples(o.writes) for o in ops]),
+                workspace_bytes=i64(o.workspace_bytes for o in ops), reads=triples([o.reads for o in ops]), writes=triples([o.writes for o in ops]),
             ),
             sizes=Sizes(
                 name=tuple(x[0] for x in self._sizes), lower=i64(x[1] for x in self._sizes), expected=i64(x[2] for x in self._sizes),
@@ -297,7 +300,7 @@ class ProgramBuilder:
             comms=Comms(name=tuple(c[0] for c in self._comms), groups=Csr.of([c[1] for c in self._comms])),
             calls=Calls(
                 comm=i32(c[0] for c in self._calls), callee=i32(where[c[1]] for c in self._calls), names=tuple(names),
-                binds=Csr.of([triples(c[2]) for c in self._calls]),
+                binds=triples([c[2] for c in self._calls]),
             ),
         )  # fmt: skip
         if validate:
@@ -316,3 +319,10 @@ class ProgramBuilder:
         np.cumsum(np.bincount(at, minlength=total), out=ptr[1:])
         on = (starts[edges[:, 1]] + edges[:, 2])[order]
         return Steps(**columns, after_ptr=ptr, after_step=on.astype(np.int32), after_lag=edges[order, 3].astype(np.int32))
+
+
+def _ends(lists: Sequence[Sequence[object]]) -> np.ndarray:
+    """0, and where each list ends among all their entries."""
+    ptr = np.zeros(len(lists) + 1, np.int32)
+    np.cumsum(np.fromiter(map(len, lists), np.int32, count=len(lists)), out=ptr[1:])
+    return ptr

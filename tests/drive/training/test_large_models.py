@@ -11,6 +11,7 @@ from captured import captured
 from meshwright.drive.plans import check_plan, read_fabric
 from meshwright.drive.training import context, evaluate, order, training
 from meshwright.drive.training.collective_choice import CollectivesWanted
+from meshwright.drive.training.decisions import context_of
 from meshwright.drive.training.training import plan_training
 from meshwright.drive.training.wishes import LayoutWanted
 from meshwright.job import Training
@@ -48,6 +49,43 @@ def test_what_surely_does_not_fit_is_judged_by_one_rank(monkeypatch):
     assert any(e is not None and e.folded and not e.fits for e in seen) and None in seen
     assert found.cycle == whole.cycle and found.placement == whole.placement
     assert found.prediction.time_s == whole.prediction.time_s and found.layout == whole.layout
+
+
+UNLIKE = LayoutWanted(data=4, tensor=2, pipeline=1)  # on two boxes of four: at two of its places the ring of replicas leaves its box
+
+
+@cache
+def boxes():
+    return read_fabric("dgx-h100:2", "0-3,8-11")
+
+
+def test_placements_without_symmetry_are_scouted_with_each_sum_alone(monkeypatch):
+    def made():
+        return plan_training(Training(model=MODEL, global_batch=8), boxes(), graph=graph(), wishes=(UNLIKE, CollectivesWanted("ring")))
+
+    whole = made()
+    for module in (evaluate, context):
+        monkeypatch.setattr(module, "MAX_SMALL_STEPS", 0)
+    alone, own = [], evaluate.step_of_lone_sums
+    monkeypatch.setattr(evaluate, "step_of_lone_sums", lambda *a, **k: alone.append(1) or own(*a, **k))
+    found = made()
+    assert alone and found.layout == whole.layout and found.placement == whole.placement and found.cycle == whole.cycle
+    assert found.prediction == whole.prediction and any(a.why.endswith("each sum timed alone") for a in found.alternatives)
+
+
+def test_a_scout_of_few_micro_batches_tells_the_step_of_all():
+    wishes = (replace(UNLIKE, microbatch=1), CollectivesWanted("ring"))
+    asked = context_of(Training(model=MODEL, global_batch=64), boxes(), graph=graph(), wishes=wishes)
+    candidate = next(c for c in asked.grid().plan(asked.problem) if c.layout is not None)
+    judge, (name, placement) = asked.evaluator, next(asked.placements(candidate.layout))
+    made = [
+        judge._evaluate_folded(candidate, judge.graph_for(candidate.layout), placement, name, evaluate.KEEP_ALL, lone_sums=True, whole=whole)
+        for whole in (False, True)
+    ]  # fmt: skip
+    assert made[0].extrapolated_s and made[0].time_s == pytest.approx(made[1].time_s, rel=1e-9) and not made[1].extrapolated_s
+    written = judge.evaluate(candidate, placement, name)
+    assert not written.folded and made[1].time_s == pytest.approx(written.time_s, rel=0.1)
+    assert made[1].peak_bytes == pytest.approx(written.peak_bytes, rel=0.05)
 
 
 def test_the_chosen_layout_alone_is_judged_on_the_graph_of_one_sample(monkeypatch):

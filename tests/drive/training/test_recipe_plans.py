@@ -49,7 +49,7 @@ def test_a_recipe_is_in_the_plan_and_its_file(tmp_path):
 
 
 def test_optimizers_that_need_parameters_whole_are_not_split():
-    with pytest.raises(Infeasible):
+    with pytest.raises(Infeasible, match=r"muon needs parameters whole.*--tp 1, where --zero lets replicas divide whole parameters"):
         planned(optimizer="muon", wish=LayoutWanted(tensor=2))
     assert planned(optimizer="adafactor", wish=LayoutWanted(microbatch=2)).layout.tensor == 1
 

@@ -11,7 +11,7 @@ import torch
 
 from meshwright.capture.graph import capture
 from meshwright.cli import main
-from meshwright.errors import Unsupported, UsageError
+from meshwright.errors import CaptureError, Unsupported, UsageError
 from meshwright.plan.plan import TrainingLayout
 from meshwright.run.checkpoint.checkpoint import require_same_job
 from meshwright.run.checkpoint.index import CheckpointIndex, SavedRank
@@ -35,9 +35,13 @@ def line(marked: str) -> str:
         ("changing_global", "mse", Unsupported, "changes global CALLS every time", "changed: global"),
         ("changing_entry", "mse", Unsupported, r"changes global STATE\['seen'\] every time", "changed: entry"),
         ("changing_attribute", "mse", Unsupported, "changes attribute calls every time", "changed: attribute"),
+        ("changing_list", "mse", Unsupported, "changes attribute part.seen every time", "changed: list"),
+        ("changing_dictionary", "mse", Unsupported, "changes attribute counts every time", "changed: dict"),
+        ("changing_global_list", "mse", Unsupported, "changes global COLLECTED every time", "changed: global list"),
         ("nothing", "mse", UsageError, "forward returns None", "nothing"),
         ("nothing_as_loss", "output", UsageError, "forward returns None", "nothing"),
         ("two_losses", "output", UsageError, "forward returns 2 losses", "two"),
+        ("losses_by_name", "output", UsageError, "forward returns 2 losses", "by name"),
         ("two_nets", "mse", UsageError, "the first of the pair is a tuple", ""),
     ],
 )
@@ -45,6 +49,13 @@ def test_models_that_are_refused(model: str, loss: str, error: type[Exception], 
     with pytest.raises(error, match=says) as found:
         capture(f"{HERE}:{model}", loss=loss, scalable=False)
     assert found.value.where == (line(where) if where else f"{HERE}:{model}") and found.value.hint
+
+
+@pytest.mark.parametrize(("model", "says"), [("frozen", "no parameter of the model is trainable"), ("detached", "no gradient for any parameter")])
+def test_a_model_without_anything_to_train_is_refused(model: str, says: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    asked = ["train", "plan", "--model", f"{HERE}:{model}", "--loss", "mse", "--fabric", "laptop:2", "--global-batch", "8"]
+    assert main([*asked, "-o", str(tmp_path / "plan.json")]) == 2
+    assert says in capsys.readouterr().err and not (tmp_path / "plan.json").exists()
 
 
 def test_models_that_are_taken() -> None:
@@ -62,12 +73,13 @@ def test_models_that_are_taken() -> None:
     ("name", "says", "where"),
     [
         ("two_optimizers", "returned a tuple, not a torch.optim.Optimizer", ""), ("with_closure", "Again evaluates the loss again", "again"),
-        ("lbfgs", "LBFGS", ""),
+        ("lbfgs", "LBFGS", ""), ("only_parameters", "called with the named parameters, the rate and its options: too many positional", ""),
+        ("broken", "Invalid learning rate", "broken"),
     ],
 )  # fmt: skip
 def test_optimizers_that_are_refused(name: str, says: str, where: str) -> None:
     named = [("a", torch.nn.Parameter(torch.zeros(2))), ("b", torch.nn.Parameter(torch.zeros(2)))]
-    with pytest.raises((Unsupported, UsageError), match=says) as found:
+    with pytest.raises((CaptureError, Unsupported, UsageError), match=says) as found:
         make_optimizer(f"{HERE}:{name}", named, 0.1)
     assert found.value.where == (line(where) if where else f"{HERE}:{name}") and found.value.hint
 
@@ -85,6 +97,18 @@ def test_samples_of_unlike_shapes_are_refused() -> None:
     with pytest.raises(UsageError, match=r"samples of one batch have different shapes, among them \(4,\), \(5,\)") as found:
         batches("unlike_loader").microbatch(0, 0, 0)
     assert "collate_fn" in found.value.hint
+
+
+def test_random_samples_are_those_of_their_number() -> None:
+    """Ranks that share a sample each ask for it, after other draws of their own; in the next epoch it is another."""
+    data = open_data(f"{HERE}:augmented", (), 3, 4)
+    torch.manual_seed(1)
+    first, state = data.sample(2), torch.get_rng_state()
+    torch.rand(5)
+    again, later = open_data(f"{HERE}:augmented", (), 3, 4).sample(2), data.sample(10)
+    assert all(map(torch.equal, first, again)) and not any(map(torch.equal, first, later))
+    torch.manual_seed(1)
+    assert torch.equal(state, torch.get_rng_state())  # whoever asks draws as before
 
 
 def test_a_batch_smaller_than_the_split_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -213,6 +213,8 @@ class Order:
         self.edge_keys: Ints = np.append(np.sort(self.cross_src * self.n + self.cross_dst), np.iinfo(np.int64).max)  # ascending, with an end
         # Edges were appended in turns, `after` then matching, so odd entries are messages.
         self.cross_match: Bools = np.concatenate([np.full(len(e[0]), k % 2 == 1) for k, e in enumerate(edges)])
+        local = np.flatnonzero(~self.cross_match)
+        self.local_edges: Ints = local[np.argsort(self.cross_dst[local], kind="stable")]  # those that are no messages, by target
         # Lane order as edges from each node's predecessor in its lane; with them the order is one of all constraints.
         inner = np.flatnonzero(self.position > 0)
         self.order = topological(self.n, np.concatenate([inner - 1, self.cross_src]), np.concatenate([inner, self.cross_dst]))
@@ -386,15 +388,12 @@ class Order:
     def last_before_post(self, nodes: Ints, ahead: Ints, lane: int) -> Ints:
         """The same for the moment a receive may be posted: its own message does not count, nor do those of the `ahead` receives
         before it in its lane, which are posted in order but need not have arrived."""
-        clock = self._column(lane, np.arange(self.rows))
         # Posting waits for lane order up to the first receive still open and for every `after` edge since, not for messages.
-        local = np.flatnonzero(~self.cross_match)
-        by = local[np.argsort(self.cross_dst[local], kind="stable")]
-        targets, out = self.cross_dst[by], np.zeros(len(nodes), np.int64)
-        for k, (v, back) in enumerate(zip(nodes.tolist(), ahead.tolist(), strict=True)):
-            seen = max(int(clock[self.row_before[v - back]]), int(self.position[v - back]) - 1 if self.lane[v] == lane else -1)
-            for e in by[np.searchsorted(targets, v - back) : np.searchsorted(targets, v, side="right")].tolist():
-                src = int(self.cross_src[e])
-                seen = max(seen, int(clock[self.row[src]]), int(self.position[src]) if self.lane[src] == lane else -1)
-            out[k] = seen
-        return out
+        first, targets, sources = nodes - ahead, self.cross_dst[self.local_edges], self.cross_src[self.local_edges]
+        seen: Ints = np.maximum(self._column(lane, self.row_before[first]), np.where(self.lane[nodes] == lane, self.position[first] - 1, -1))
+        begin, end = np.searchsorted(targets, first), np.searchsorted(targets, nodes, side="right")
+        owner = np.repeat(np.arange(len(nodes)), end - begin)
+        source = sources[np.arange(len(owner)) - np.repeat(np.cumsum(end - begin) - end, end - begin)]
+        own = np.where(self.lane[source] == lane, self.position[source], -1)
+        np.maximum.at(seen, owner, np.maximum(self._column(lane, self.row[source]), own))
+        return seen

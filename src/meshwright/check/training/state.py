@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from functools import reduce
+from operator import or_
 from typing import Any
 
 import numpy as np
@@ -50,6 +52,7 @@ class StepState(WeightCells):
         self.coordinates = [layout.coordinates(rank) for rank in range(layout.ranks)]
         self._names = [_named(name) for name in p.buffers.name]
         self._spread: dict[int, tuple[int, bool]] = {}
+        self._complete: dict[tuple[str, range, int], int] = {}  # by segment, replicas, shares
         self.actor = p.lanes.actor[p.lane_of_step()].tolist()
         self.role = [BUFFER_ROLES[int(r)] for r in p.buffers.role]
         self.old, self.garbage = (1 << 32 | self.quantity(name) for name in ("initial", "garbage"))
@@ -103,15 +106,18 @@ class StepState(WeightCells):
         """What the optimizer must find in a cell: every contribution of every replica."""
         lay, place = self.layout, self.place(rank, b, cell)
         shares = len(self.group(self.data.named(b, self.p.buffers.name[b]), lay.coordinates(rank)[2]))
-        bits, replicas = 0, range(lay.data)
+        replicas = range(lay.data)
         if EXPERTS in place[0].partition(":")[0]:  # those with the same experts
             replicas = range(self.coordinates[rank][1] % lay.expert, lay.data, lay.expert)
-        for key in self.users.get(place, set()):
-            for d in replicas:
-                for m in range(lay.microbatches_of(d)):
-                    for share in range(shares):
-                        bits |= self.contribution(key, m, d, share)
+        bits = reduce(or_, (self._all_contributions(key, replicas, shares) for key in self.users.get(place, ())), 0)
         return bits << 32 | self.quantity("gradient", *place) if bits else 0
+
+    def _all_contributions(self, key: str, replicas: range, shares: int) -> int:
+        """Bits of all micro-batches of these replicas of a segment."""
+        if (known := self._complete.get((key, replicas, shares))) is None:
+            rows = ((key, m, d, share) for d in replicas for m in range(self.layout.microbatches_of(d)) for share in range(shares))
+            known = self._complete[key, replicas, shares] = reduce(or_, (self.contribution(*row) for row in rows), 0)
+        return known
 
     def sent(self, value: str) -> str:
         """What a segment writes and others get, over any number of exchanges, as `value`; a value that is not exchanged is its own."""

@@ -30,7 +30,7 @@ from ...program.calls import called_sizes, inline
 from ...program.program import Program
 from .collectives import CollectivePlanner
 from .evaluated import KEEP_ALL, Evaluated, Policy
-from .folded import MAX_FOLDED_STEPS, SCOUTED_MICROBATCHES, folded_step, steady_of, with_microbatches
+from .folded import MAX_FOLDED_STEPS, SCOUTED_MICROBATCHES, folded_step, steady_of, step_of_lone_sums, with_microbatches
 from .program_sizes import MAX_PROGRAM_STEPS, MAX_SMALL_OPERATORS, MAX_SMALL_STEPS, expected_steps
 from .schedules import Prices
 
@@ -105,7 +105,7 @@ class Evaluator:
             why = why_not_folded(candidate.layout) or "too many for one rank of every stage, too"
             return Evaluated(candidate=candidate, why=f"not simulated: about {steps:,} program steps, at most {MAX_PROGRAM_STEPS:,} ({why})")
         if self.scouting and steps > MAX_SMALL_STEPS and self.prices is None and not candidate.orders and not why_not_folded(candidate.layout):
-            scout = self._evaluate_folded(candidate, graph, placement, name, policy)
+            scout = self._scouted(candidate, graph, placement, name, policy)
             if scout.timeline is not None:
                 return scout
         if (unfit := self._surely_unfit(candidate, graph, placement, name, policy)) is not None:
@@ -140,25 +140,29 @@ class Evaluator:
         small = len(graph.nodes) <= MAX_SMALL_OPERATORS or self.prices is not None or candidate.orders
         if candidate.layout is None or small or not all(limits) or why_not_folded(candidate.layout):
             return None
-        scout = self._evaluate_folded(candidate, graph, placement, name, policy)
+        scout = self._scouted(candidate, graph, placement, name, policy)
         return scout if scout.timeline is not None and scout.peak_bytes > max(limits) else None
 
     def _lowered(self, candidate: LayoutCandidate, graph: OpGraph, placement: tuple[str, ...]) -> tuple[Program, dict[str, Program], float]:
         """The program, what it calls, and steps and edges of all that is written out. Where those are too many, the purpose that brings most gets
-        collectives with few steps, and so on. Raises: Unsupported."""
-        assert candidate.layout is not None
-        short: set[str] = set()
-        while True:
-            rings = self.planner.for_placement(placement, short)
-            program, callees = lower_training(graph, candidate.layout, one_f_one_b_order, rings, orders=candidate.orders)
-            size, of = called_sizes(program, callees)
-            left: dict[str, float] = {}
-            for name, brought in of.items():
-                if (purpose := self.planner.by_hash[name][0]) not in short:
-                    left[purpose] = left.get(purpose, 0.0) + brought
-            if size <= MAX_WRITTEN_OUT or not left or self.planner.strategy != "auto":
-                return program, callees, size
-            short.add(max(sorted(left), key=left.__getitem__))
+        collectives with few steps, and so on; of a large program with alike ranks one rank of every stage tells which. Raises: Unsupported."""
+        layout, short = candidate.layout, set[str]()
+        assert layout is not None
+        alike = expected_steps(layout) > MAX_SMALL_STEPS and not candidate.orders and not why_not_folded(layout)
+        for folded in (True, False) if alike else (False,):
+            while True:
+                rings = self.planner.for_placement(placement, short)
+                program, callees = lower_training(graph, layout, one_f_one_b_order, rings, folded=folded, orders=candidate.orders)
+                size, of = called_sizes(program, callees)
+                left: dict[str, float] = {}
+                for name, brought in of.items():
+                    if (purpose := self.planner.by_hash[name][0]) not in short:
+                        left[purpose] = left.get(purpose, 0.0) + brought
+                members = program.fold.members if program.fold is not None else 1
+                if size * members <= MAX_WRITTEN_OUT or not left or self.planner.strategy != "auto":
+                    break
+                short.add(max(sorted(left), key=left.__getitem__))
+        return program, callees, size
 
     def again(self, found: Evaluated, layout: TrainingLayout | None = None, policy: Policy | None = None) -> Evaluated:
         """What was judged, in its place, with another layout (and what that recomputes), or as this evaluator's planner would have it."""
@@ -184,27 +188,36 @@ class Evaluator:
             )  # fmt: skip
         return made
 
+    def _scouted(self, candidate: LayoutCandidate, graph: OpGraph, placement: tuple[str, ...], name: str, policy: Policy) -> Evaluated:
+        """One rank of every stage; where the placement has not the symmetry of its rings, with each sum as long as it takes alone."""
+        made = self._evaluate_folded(candidate, graph, placement, name, policy)
+        return made if made.timeline is not None else self._evaluate_folded(candidate, graph, placement, name, policy, lone_sums=True)
+
     def _evaluate_folded(
-        self, candidate: LayoutCandidate, graph: OpGraph, placement: tuple[str, ...], name: str, policy: Policy, *, whole: bool = False
-    ) -> Evaluated:
+        self, candidate: LayoutCandidate, graph: OpGraph, placement: tuple[str, ...], name: str, policy: Policy, *, whole: bool = False,
+        lone_sums: bool = False,
+    ) -> Evaluated:  # fmt: skip
         """Judged by few micro-batches: in the steady state of 1F1B every further one takes as long as the one before. `whole`: by all."""
         assert candidate.layout is not None
         layout, whole_s = candidate.layout, 0.0
-        run = partial(folded_step, graph, fabric=self.fabric, cost=self.cost, placement=placement, planner=self.planner)
+        made = step_of_lone_sums if lone_sums else folded_step
+        run = partial(made, graph, fabric=self.fabric, cost=self.cost, placement=placement, planner=self.planner)
+        few, most = (layout.pipeline + extra for extra in SCOUTED_MICROBATCHES)
         try:
             look()
-            if whole or layout.microbatches <= (most := layout.pipeline + SCOUTED_MICROBATCHES[1]):
-                step = run(layout)
-            else:
-                step = run(with_microbatches(layout, most))
+            step = run(layout if whole or layout.microbatches <= most else with_microbatches(layout, most))
+            if step.microbatches < layout.microbatches and lone_sums:
+                more_s = step.timeline.makespan_s - run(with_microbatches(layout, few)).timeline.makespan_s
+                whole_s = step.timeline.makespan_s + (layout.microbatches - most) * more_s / (most - few)
+            elif step.microbatches < layout.microbatches:
                 whole_s = steady_of(step.program, step.callees, layout).time_s(self.fabric, placement, self.cost, step.works)
         except Unsupported as error:
             return Evaluated(candidate=candidate, why=f"{error.message} ({name})")
         count_work(EVALUATION_WORK_S + STEP_WORK_S * step.program.executed_steps)
         return Evaluated(
             candidate=candidate, placement=placement, placement_name=name, program=step.program, callees=step.callees, works=step.works,
-            timeline=step.timeline, worst_order_bytes=step.needs_bytes, extrapolated_s=whole_s, policy=policy, fabric=self.fabric, cost=self.cost,
-            **self._over(step.needs_bytes, placement),
+            timeline=step.timeline, worst_order_bytes=step.needs_bytes, extrapolated_s=whole_s, lone_sums=lone_sums, policy=policy,
+            fabric=self.fabric, cost=self.cost, **self._over(step.needs_bytes, placement),
         )  # fmt: skip
 
     def _cost(self, graph: OpGraph, layout: TrainingLayout, placement: tuple[str, ...], codecs: Mapping[str, Priced]) -> Cost:

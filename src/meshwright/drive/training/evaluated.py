@@ -59,6 +59,7 @@ class Evaluated:
     over_bytes: tuple[int, ...] = ()  # per rank: needed in the worst order less what its device has, 0 where it states none
     extrapolated_s: float = 0.0  # of a folded program of few micro-batches, whose timeline it is: a step of all of them
     worst_order_bytes: tuple[int, ...] = ()  # of a folded program, per rank: what it needs in the worst order, at most
+    lone_sums: bool = False  # folded, and each collective of its timeline takes as long as it does alone
     policy: Policy = KEEP_ALL  # what it recomputes
     codec_prices: Mapping[str, Priced] = field(default_factory=dict)  # of its encode and decode steps, by their keys
     fabric: Fabric | None = None

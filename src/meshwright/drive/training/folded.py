@@ -8,13 +8,13 @@ independent of the devices, so it is planned once per operation, number of membe
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import msgspec
 import numpy as np
 
-from ...cost import Cost
+from ...cost import Cost, Priced
 from ...decide.pipeline import one_f_one_b_order
 from ...fabric.fabric import Fabric
 from ...graph.graph import OpGraph, Work
@@ -32,7 +32,7 @@ from .collectives import CollectivePlanner, rank_order_ring
 
 __all__ = [
     "MAX_FOLDED_STEPS", "FoldedStep", "SCOUTED_MICROBATCHES", "RankOrderRings", "Steady", "folded_step", "steady_of",
-    "with_microbatches", "worst_bytes",
+    "step_of_lone_sums", "with_microbatches", "worst_bytes",
 ]  # fmt: skip
 
 # Steps of a folded program's representatives, calls written out: larger candidates are not judged.
@@ -50,6 +50,7 @@ class FoldedStep:
     works: dict[str, Work]
     timeline: Timeline
     needs_bytes: tuple[int, ...]  # per rank, an upper bound over every order
+    microbatches: int
 
 
 @dataclass
@@ -81,7 +82,32 @@ def folded_step(
     program, callees = lower_training(graph, layout, one_f_one_b_order, RankOrderRings(planner, placement), folded=True)
     works = folded_works(graph, layout)
     timeline = simulate_folded(program, fabric, placement, cost, works=works, programs=callees)
-    return FoldedStep(program=program, callees=callees, works=works, timeline=timeline, needs_bytes=worst_bytes(program, callees))
+    return FoldedStep(
+        program=program, callees=callees, works=works, timeline=timeline, needs_bytes=worst_bytes(program, callees), microbatches=layout.microbatches
+    )
+
+
+def step_of_lone_sums(
+    graph: OpGraph, layout: TrainingLayout, fabric: Fabric, cost: Cost, placement: tuple[str, ...], planner: CollectivePlanner
+) -> FoldedStep:
+    """The layout lowered folded and simulated with each collective as one step of its members, as long as it takes alone among the devices of the
+    first of them: for scouts on placements that have not the layout's symmetry. It shares no link with others.
+
+    Raises: Unsupported where ranks are not alike.
+    """
+    from ...check.folded.shadow import shadow
+    from ...simulate import simulate_program
+
+    program, callees = lower_training(graph, layout, one_f_one_b_order, planner.for_placement(placement), folded=True)
+    works, made = folded_works(graph, layout), shadow(program, callees).program
+    alone = {made.ops.key(op): Priced(planner.by_hash[name][1].time_s) for op, name in enumerate(made.ops.graph) if name in callees}
+    timed = cost.with_table(alone, source=cost.source)
+    found = simulate_program(made, fabric, placement, timed, works=works, record=False)
+    peaks = np.array(found.memory_peak_bytes)[represented_by(program)]
+    return FoldedStep(
+        program=program, callees=callees, works=works, timeline=replace(found, memory_peak_bytes=tuple(peaks.tolist())),
+        needs_bytes=worst_bytes(program, callees), microbatches=layout.microbatches,
+    )  # fmt: skip
 
 
 def with_microbatches(layout: TrainingLayout, microbatches: int) -> TrainingLayout:

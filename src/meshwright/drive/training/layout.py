@@ -147,7 +147,7 @@ class _Search:
             for e in found:
                 if e.excess_bytes <= 0 and e.time_s < self.fastest_s:
                     self.fastest_s, innermost().best = e.time_s, f"{e.candidate.what}, {e.time_s:.4g} s a step"
-            if any(e.folded for e in found):
+            if any(e.folded and not e.lone_sums for e in found):
                 return
 
 

@@ -21,8 +21,14 @@ __all__ = ["in_precision", "refusing_cuts", "require_recipe", "statistics_of", "
 
 
 def require_recipe(job: Training, graph: OpGraph) -> None:
-    """Raises: UnknownName, Unsupported, UsageError for an optimizer that does not exist or cannot be used, and for values that do not fit."""
+    """Raises: UnknownName, Unsupported, UsageError for an optimizer that does not exist or cannot be used, for values that do not fit, and where no
+    parameter gets a gradient."""
     asked = job.asked
+    if graph.method == "export" and graph.joint and not graph.gradients:
+        trainable = any(p.trainable for p in graph.parameters)
+        text = "the loss has no gradient for any parameter" if trainable else "no parameter of the model is trainable"
+        hint = "what is detached, or computed under no_grad, has none" if trainable else "requires_grad_(True) on what is to be trained"
+        raise UsageError(f"{text}: there is nothing to train", where=graph.model, hint=hint)
     kind = optimizer_kind(job.optimizer)
     if asked.no_decay and kind is None:
         raise UsageError("a function makes its own groups", where="--no-decay", hint="leave --no-decay out, or name an optimizer of torch.optim")
@@ -93,7 +99,8 @@ def refusing_cuts(job: Training, refuse: Callable[[Degrees], str] | None) -> Cal
             each = f"{degrees.context} ranks share samples" if degrees.context > 1 else f"{count} a replica"
             return f"statistics of the whole batch need one micro-batch in each replica (--microbatch {shared} / --dp): {each}"
         if kind is not None and not kind.cut and degrees.tensor > 1:
-            return f"optimizer {job.optimizer} needs parameters whole, tensor parallelism splits them"
+            where = "plan with --tp 1, where --zero lets replicas divide whole parameters, or --pp"
+            return f"optimizer {job.optimizer} needs parameters whole, tensor parallelism splits them: {where}"
         return refuse(degrees) if refuse is not None else ""
 
     return why

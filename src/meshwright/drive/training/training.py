@@ -23,6 +23,7 @@ from ...errors import TimeLimit
 from ...fabric.fabric import Fabric
 from ...graph.graph import OpGraph
 from ...job import Training
+from ...kernels.garbage import few_collections
 from ...plan.plan import Alternative, Plan, Prediction
 from ...timeline import Timeline
 from ..plans import check_plan, make_plan
@@ -41,6 +42,7 @@ MAX_LAYOUTS_PROVED = 3
 SMALLER = "larger micro-batches (--microbatch), or other degrees (--dp, --tp, --pp), make a smaller one"
 
 
+@few_collections()
 def plan_training(
     job: Training, fabric: Fabric, cost: Cost | None = None, *, graph: OpGraph | None = None, wishes: Iterable[object] = (),
     budget: SearchBudget | None = None, without: Collection[str] = (), watch: Callable[[Made], None] | None = None,
@@ -208,4 +210,5 @@ def _alternative(e: Evaluated, best: Evaluated) -> Alternative:
     if e.timeline is None:
         return Alternative(what=what, why=e.why)
     slower, over = f"{e.time_s / best.time_s:.3f} times the chosen step time", f"needs {e.excess_bytes} bytes more than rank {e.worst_rank} has"
-    return Alternative(what=what, time_s=e.time_s, memory_peak_bytes=e.peak_bytes, why=over if e.excess_bytes > 0 else slower)
+    why = (over if e.excess_bytes > 0 else slower) + (", each sum timed alone" if e.lone_sums else "")
+    return Alternative(what=what, time_s=e.time_s, memory_peak_bytes=e.peak_bytes, why=why)

@@ -24,7 +24,7 @@ from ...capture.resolve import resolve_function, shown, user_code
 from ...errors import UsageError
 from ...plan.plan import TrainingLayout
 from ..steps.forward_graph import TensorInfo
-from .loader import Loaded, Streamed, as_samples
+from .loader import Loaded, Streamed, as_samples, seeded
 from .padding import Padding, Together, padding_of
 
 __all__ = ["Batches", "ByteWindows", "Dataset", "Synthetic", "open_data", "rows_of", "samples_in", "source_line"]
@@ -73,16 +73,17 @@ class Synthetic:
 
 
 class _Indexed:
-    """A user's dataset: anything with `dataset[i]`, taken modulo its length if it has one."""
+    """A user's dataset: anything with `dataset[i]`, taken modulo its length if it has one. What it draws follows from the seed and the sample's
+    number, as for loaders: ranks that share a sample each ask for it."""
 
-    def __init__(self, dataset: Any, name: str, padding: Padding | Together | None) -> None:
-        self.dataset, self.name, self.padding = dataset, name, padding
+    def __init__(self, dataset: Any, name: str, padding: Padding | Together | None, seed: int) -> None:
+        self.dataset, self.name, self.padding, self.seed = dataset, name, padding, seed
         self.length = len(dataset) if hasattr(dataset, "__len__") else 0
         if hasattr(dataset, "__len__") and not self.length:
             raise UsageError("the dataset is empty", where=name)
 
     def sample(self, index: int) -> tuple[torch.Tensor, ...]:
-        with user_code(self.name, self.name.rpartition(":")[0]):
+        with user_code(self.name, self.name.rpartition(":")[0]), seeded(self.seed, "item", index):
             item = self.dataset[index % self.length if self.length else index]
             if isinstance(self.padding, Padding):
                 return self.padding(item)
@@ -179,7 +180,7 @@ def open_data(name: str, examples: Sequence[torch.Tensor], seed: int, global_bat
     if ":" in name:
         with user_code(name, name.rpartition(":")[0]):
             made = resolve_function(name, what="data")()
-        return as_samples(made, name, seed, global_batch, padding) or _Indexed(made, name, padding)
+        return as_samples(made, name, seed, global_batch, padding) or _Indexed(made, name, padding, seed)
     raise UsageError(f"no data {name!r}", where="--data", hint="python-source, synthetic, a file of text, or FILE.py:function")
 
 

@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from ...capture.resolve import resolve_function, shown
+from ...capture.resolve import resolve_function, shown, user_code
 from ...errors import UnknownName, Unsupported, UsageError
 from ...plan.optimizers import OPTIMIZERS, Kind, Named, named, optimizer_kind, undecayed
 
@@ -74,7 +74,14 @@ def _given(
         n: own[n] if n in own and own[n].shape == p.shape else torch.nn.Parameter(torch.empty(p.shape, dtype=p.dtype, device="meta"))
         for n, p in whole.items()
     }  # fmt: skip
-    made = resolve_function(asked.name, what="optimizer")(list(shown.items()), learning_rate, **asked.options)
+    function, given = resolve_function(asked.name, what="optimizer"), (list(shown.items()), learning_rate)
+    try:
+        inspect.signature(function).bind(*given, **asked.options)
+    except TypeError as error:
+        hint = "def make(named_parameters, learning_rate, **options): return torch.optim.SGD(named_parameters, learning_rate)"
+        raise UsageError(f"{asked.name} is called with the named parameters, the rate and its options: {error}", where=text, hint=hint) from None
+    with user_code(asked.name, asked.name.rpartition(":")[0]):
+        made = function(*given, **asked.options)
     if not isinstance(made, torch.optim.Optimizer):
         several = isinstance(made, (tuple, list)) and len(made) > 1
         hint = "one optimizer with several groups, or two jobs (the two nets of a GAN)" if several else "return the optimizer"
