@@ -50,8 +50,6 @@ MAX_GLANCES = 70
 MAX_NODE_RUNS = 300_000_000
 # Half of that on graphs of more nodes: of an LSTM of 5,971 nodes a plan takes 55 s of processor time then instead of 82, and is 0.04 % slower.
 MAX_THOROUGH_NODES = 4_000
-# Runs of every node on graphs so large that this is more: of an LSTM of 51,228 nodes a plan takes 18 % more time than keeping everything with 2,900.
-MIN_RUNS_PER_NODE = 10_000
 # (how many of the best, glances for each) before the one ahead gets all: a first glance tells too little to choose by.
 FIRST_ROUNDS = ((5, 1), (3, 2))
 # Share of its time, or its peak, that a round must gain; else it has failed.
@@ -167,8 +165,7 @@ def searched(
         m=m, budget_bytes=budget_bytes, goal_bytes=goal, kept=kept, lossy=bool(options.get("lossy")), seed=seed, fields=fields
     )  # fmt: skip
     # on the largest graphs all first glances together get what the best choices get after them
-    size = len(m.graph.nodes)
-    runs = MAX_NODE_RUNS if size <= MAX_THOROUGH_NODES else max(MAX_NODE_RUNS // 2, MIN_RUNS_PER_NODE * size)
+    runs = MAX_NODE_RUNS if len(m.graph.nodes) <= MAX_THOROUGH_NODES else MAX_NODE_RUNS // 2
     glance = max(min(effort // GLANCES_PER_EFFORT, runs // (len(choices) * len(m.graph.nodes))), 1)
     found = sorted((search.glance(w, glance) for w in choices), key=lambda f: f.rank)
     left = min(MAX_GLANCES, runs // (glance * len(m.graph.nodes)))
