@@ -37,8 +37,8 @@ _EXTRAS = {
     "hypothesis": ("hypothesis", "test"),
 }
 
-_MALLOC_PARAMETERS = (-3, -1, -2)  # M_MMAP_THRESHOLD, M_TRIM_THRESHOLD, M_TOP_PAD
-_KEPT_BYTES = (4 << 20, 64 << 20, 16 << 20)  # larger arrays get pages of their own; what may stay free; what is asked for at once
+# mallopt's M_MMAP_THRESHOLD (larger arrays get pages of their own), M_TRIM_THRESHOLD (what may stay free), M_TOP_PAD (what is asked for at once).
+_MALLOC_BYTES = {-3: 4 << 20, -1: 64 << 20, -2: 16 << 20}
 _OPTIONS = ("--json", "--quiet", "--debug", "--version", "--help", "-h")
 _FOOTER = """\
 options of every command:
@@ -90,22 +90,18 @@ whole_process = False  # set by `cli.process`: the command is all that this proc
 
 def one_blas_thread() -> None:
     """For commands that multiply no matrices, before they load numpy: its library then starts no threads, which takes 0.04 s of processor time.
-    And arrays of a few MiB that were let go are taken again as they are, not given back to the system and cleared by it.
+    And arrays of a few MiB that were let go are taken again as they are, not given back to the system and cleared by it (glibc's mallopt(3)).
 
     Only where the command is the process: a caller's own environment is left as it is.
     """
-    if whole_process:
-        os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
-        _keep_memory()
-
-
-def _keep_memory() -> None:
-    """glibc's own settings (mallopt(3)); another library of C has none."""
+    if not whole_process:
+        return
+    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     import ctypes
 
     if settle := getattr(ctypes.CDLL(None), "mallopt", None):
-        for parameter, size_bytes in zip(_MALLOC_PARAMETERS, _KEPT_BYTES, strict=True):
-            settle(parameter, size_bytes)
+        for parameter_and_bytes in _MALLOC_BYTES.items():
+            settle(*parameter_and_bytes)
 
 
 _ESCAPES = "meshwright-escapes"
