@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from itertools import pairwise
 
+import msgspec
 import numpy as np
 import pytest
 from hypothesis import given
@@ -57,5 +58,5 @@ def test_the_section_shows_the_tree_and_what_to_do() -> None:
 
 def test_a_run_without_modules_says_so() -> None:
     one = view([(10**6, Kind.COMPUTE, Stage.FORWARD, 0)])
-    html = modules_section(break_down([RankView(**{**vars(one), "modules": ("",)})], one_clock=True))
+    html = modules_section(break_down([msgspec.structs.replace(one, modules=("",))], one_clock=True))
     assert "recorded no modules" in html

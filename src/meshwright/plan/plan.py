@@ -290,6 +290,12 @@ class TrainingLayout(_Record, frozen=True, kw_only=True):
     def ranks(self) -> int:
         return self.data * self.tensor * self.pipeline
 
+    @property
+    def expert_ranks(self) -> int:
+        """How many ranks hold different experts: neighbours, times the tensor indices that divide a neighbour's part."""
+        divided = {s.param for s in self.expert_shards or ()}
+        return self.expert * (self.tensor if any(s.param in divided for s in self.shards) else 1)
+
     def coordinates(self, rank: int) -> tuple[int, int, int]:
         """(pipeline index, data index, tensor index) of a rank."""
         rest, tensor = divmod(rank, self.tensor)

@@ -18,7 +18,7 @@ from .experts import of_experts
 from .plan import ParamShard, PartialGradient, TrainingLayout, ValueInfo
 
 __all__ = [
-    "Cut", "Divided", "divided_parameters", "expert_ranks", "expert_shards", "least_part", "local_extent", "local_shape", "local_size", "local_value",
+    "Cut", "Divided", "divided_parameters", "expert_shards", "least_part", "local_extent", "local_shape", "local_size", "local_value",
     "local_values", "part_ranges", "places", "replica_groups", "sequence_values", "sharing",
 ]  # fmt: skip
 
@@ -116,12 +116,6 @@ class Divided(NamedTuple):
 def expert_shards(layout: TrainingLayout) -> tuple[ParamShard, ...]:
     """Experts' parameters, which neighbouring data replicas divide."""
     return () if layout.expert_shards is msgspec.UNSET else layout.expert_shards
-
-
-def expert_ranks(layout: TrainingLayout) -> int:
-    """How many ranks hold different experts: neighbours, times the tensor indices that divide a neighbour's part."""
-    again = {s.param for s in layout.shards} & {s.param for s in expert_shards(layout)}
-    return layout.expert * (layout.tensor if again else 1)
 
 
 def divided_parameters(layout: TrainingLayout, rank: int) -> dict[str, Divided]:

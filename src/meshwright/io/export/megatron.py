@@ -9,7 +9,6 @@ import shlex
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from ...plan.shards import expert_ranks
 from .exported import Exporter, Subject, Written
 from .shared import clip_norm, context_exchange, optimizer_name, optimizer_numbers, precision
 
@@ -33,7 +32,7 @@ def write(subject: Subject) -> Written:
     if exchange := context_exchange(subject):
         flags.append(("--cp-comm-type", "a2a" if exchange == "ulysses" else "p2p"))
     if layout.expert > 1:
-        flags.append(("--expert-model-parallel-size", str(ranks := expert_ranks(layout))))
+        flags.append(("--expert-model-parallel-size", str(ranks := layout.expert_ranks)))
         flags += [("--expert-tensor-parallel-size", "1")] if ranks > layout.expert else []  # experts are divided whole
         missing.append("which exchange and capacity experts have: --num-experts and --moe-... are of your model")
     if layout.sequence:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-from ...plan.shards import expert_ranks
 from .exported import Exporter, Subject, Written
 from .megatron import EXPORTER as MEGATRON
 from .megatron import optimizer_words
@@ -18,9 +17,9 @@ def write(subject: Subject) -> Written:
     _, missing, _ = MEGATRON.write(subject)
     strategy: dict[str, Any] = {
         "tensor_model_parallel_size": layout.tensor, "pipeline_model_parallel_size": layout.pipeline, "context_parallel_size": layout.context,
-        "expert_model_parallel_size": expert_ranks(layout), "sequence_parallel": layout.sequence,
+        "expert_model_parallel_size": layout.expert_ranks, "sequence_parallel": layout.sequence,
     }  # fmt: skip
-    strategy |= {"expert_tensor_parallel_size": 1} if expert_ranks(layout) > layout.expert else {}
+    strategy |= {"expert_tensor_parallel_size": 1} if layout.expert_ranks > layout.expert else {}
     counts = subject.split.counts
     if layout.pipeline > 1 and len(set(counts)) > 1:
         missing.append(f"stages of {', '.join(map(str, counts))} blocks: the strategy divides evenly")

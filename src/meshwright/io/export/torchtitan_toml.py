@@ -6,7 +6,6 @@ import json
 import math
 from typing import Any
 
-from ...plan.shards import expert_ranks
 from .exported import Exporter, Subject, Written
 from .shared import clip_norm, context_exchange, optimizer_name, optimizer_numbers, precision, stage_modules
 
@@ -87,7 +86,7 @@ def parallelism(subject: Subject, head: str, missing: list[str]) -> dict[str, An
     fields: dict[str, Any] = {
         "data_parallel_replicate_degree": 1 if sharded else replicas, "data_parallel_shard_degree": replicas if sharded else 1,
         "tensor_parallel_degree": layout.tensor, "pipeline_parallel_degree": layout.pipeline, "context_parallel_degree": layout.context,
-        "expert_parallel_degree": expert_ranks(layout),
+        "expert_parallel_degree": layout.expert_ranks,
     }  # fmt: skip
     if sharded:
         fields["fsdp_reshard_after_forward"] = "always" if layout.zero_level == 3 else "never"

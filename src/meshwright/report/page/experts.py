@@ -11,7 +11,6 @@ from ...decide.experts.replicas import place_replicas
 from ...explain.numbers import bytes_text, seconds_text
 from ...plan.context import among_experts, layout_exchanges
 from ...plan.plan import TrainingLayout
-from ...plan.shards import expert_ranks
 from .content import PageContent
 from .html import Html, joined, shortened, source_link, table, tag
 
@@ -33,7 +32,7 @@ def experts_section(page: PageContent) -> Html | None:
     if layout is not None and layout.expert > 1:
         parts += _dispatch(layout, page.plan.decisions.get("experts", {}))
     if page.run is not None and page.run.expert_loads:
-        parts += _loads(page.run.expert_loads, expert_ranks(layout) if layout is not None else 1)
+        parts += _loads(page.run.expert_loads, layout.expert_ranks if layout is not None else 1)
     return joined(parts) if parts else None
 
 
@@ -61,7 +60,7 @@ def _dispatch(layout: TrainingLayout, decision: Mapping[str, Any]) -> list[Html]
         f"{n} neighbouring replicas divide the experts of {len(layers)} layers: the i-th of them holds the i-th {n}-th. "
         f"{groups} such groups hold the same experts and add up their gradients."
     )
-    if expert_ranks(layout) > n:
+    if layout.expert_ranks > n:
         said += f" The {layout.tensor} tensor ranks of a replica divide its part again: each sends and multiplies the rows of its own experts."
     options = decision.get("options", {})
     if options.get("range_s"):

@@ -111,10 +111,14 @@ class Kubernetes:
     def _seen(self, work: Work, pods: Sequence[Pod]) -> Seen:
         if not pods:
             return self._gone(work)
-        given = self._given[work.key] = tuple(
-            Given(job=work.placed.job, server=p.node, gpus=tuple(f"{UNKNOWN}{k}" for k in range(p.gpus)), cores=p.cores, memory_bytes=p.memory_bytes)
+        now = {
+            p.node: Given(job=work.placed.job, server=p.node, gpus=tuple(f"{UNKNOWN}{k}" for k in range(p.gpus)), cores=p.cores,
+                          memory_bytes=p.memory_bytes)
             for p in pods if p.node
-        )  # fmt: skip
+        }  # fmt: skip
+        # Pods that leave go one by one: where those that have gone were stays known.
+        before = {g.server: g for g in self._given.get(work.key, ())} if work.key in self._leaving else {}
+        given = self._given[work.key] = tuple({**before, **now}.values())
         if work.key in self._leaving:
             if any(p.leaving or p.phase not in ("Succeeded", "Failed") for p in pods):
                 return Seen("running", given)
