@@ -321,8 +321,7 @@ class TrainingLayout(_Record, frozen=True, kw_only=True):
 
     @property
     def in_turn(self) -> bool:
-        """Do replicas take micro-batches in turn, and not each a block of them? Where gradients are a fold over micro-batches, and are added over
-        replicas micro-batch by micro-batch, each such sum is then a node of the tree."""
+        """Do replicas take micro-batches in turn, not each a block of them? A sum over replicas of one is then a node of the tree that they fold by."""
         return bool(self.step_end.folded) and self.zero_level > 1
 
     def first_sample(self, data: int, microbatch: int) -> int:
@@ -340,12 +339,8 @@ class TrainingLayout(_Record, frozen=True, kw_only=True):
         """The stages of a pipeline index as one: segments in the order of forward."""
         if not self.placement:
             return self.stages[pipeline]
-        mine = [self.stages[s] for s, _ in self.hosted(pipeline)]
-
-        def union(field: str) -> tuple[str, ...]:
-            return tuple(dict.fromkeys(x for stage in mine for x in getattr(stage, field)))
-
-        return Stage(index=pipeline, segments=union("segments"), receives=union("receives"), sends=union("sends"), params=union("params"))
+        mine, lists = [self.stages[s] for s, _ in self.hosted(pipeline)], ("segments", "receives", "sends", "params")
+        return Stage(index=pipeline, **{x: tuple(dict.fromkeys(one for stage in mine for one in getattr(stage, x))) for x in lists})
 
     def mates(self, pipeline: int) -> tuple[int, ...]:
         """Pipeline indices that hold copies of the same stages, this one among them, in order."""
