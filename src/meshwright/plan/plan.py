@@ -321,7 +321,7 @@ class TrainingLayout(_Record, frozen=True, kw_only=True):
 
     @property
     def in_turn(self) -> bool:
-        """Do replicas take micro-batches in turn, not each a block of them? A sum over replicas of one is then a node of the tree that they fold by."""
+        """Do replicas take micro-batches in turn, not each a block? A sum over replicas of one is then a node of the tree that they fold by."""
         return bool(self.step_end.folded) and self.zero_level > 1
 
     def first_sample(self, data: int, microbatch: int) -> int:
