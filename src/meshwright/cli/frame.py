@@ -26,7 +26,7 @@ from .progress import Interrupts, shown
 if TYPE_CHECKING:
     from ..kernels.effort import Cut
 
-__all__ = ["Result", "main", "one_blas_thread", "suggest", "use_color"]
+__all__ = ["Result", "keep_memory", "main", "one_blas_thread", "suggest", "use_color"]
 
 # Packages that come with an extra: import name -> (package, extra). A command that meets one of them missing says what to install.
 _EXTRAS = {
@@ -37,8 +37,6 @@ _EXTRAS = {
     "hypothesis": ("hypothesis", "test"),
 }
 
-# mallopt's M_MMAP_THRESHOLD (larger arrays get pages of their own), M_TRIM_THRESHOLD (what may stay free), M_TOP_PAD (what is asked for at once).
-_MALLOC_BYTES = {-3: 4 << 20, -1: 64 << 20, -2: 16 << 20}
 _OPTIONS = ("--json", "--quiet", "--debug", "--version", "--help", "-h")
 _FOOTER = """\
 options of every command:
@@ -90,18 +88,20 @@ whole_process = False  # set by `cli.process`: the command is all that this proc
 
 def one_blas_thread() -> None:
     """For commands that multiply no matrices, before they load numpy: its library then starts no threads, which takes 0.04 s of processor time.
-    And arrays of a few MiB that were let go are taken again as they are, not given back to the system and cleared by it (glibc's mallopt(3)).
 
     Only where the command is the process: a caller's own environment is left as it is.
     """
-    if not whole_process:
-        return
-    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
-    import ctypes
+    if whole_process:
+        os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+    keep_memory()
 
-    if settle := getattr(ctypes.CDLL(None), "mallopt", None):
-        for parameter_and_bytes in _MALLOC_BYTES.items():
-            settle(*parameter_and_bytes)
+
+def keep_memory() -> None:
+    """`kernels.garbage.keep_memory`, where the command is the process: a caller's own memory is left as it is."""
+    if whole_process:
+        from ..kernels.garbage import keep_memory as settle
+
+        settle()
 
 
 _ESCAPES = "meshwright-escapes"

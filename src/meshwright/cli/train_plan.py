@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from .arguments import TIME_LIMIT, at_least_one, graph_given, require_directory, routing_of, training_arguments
-from .frame import Result
+from .frame import Result, keep_memory
 from .pictures import check_pictures, picture_arguments, with_pictures
 from .recipe_arguments import recipe_arguments, recipe_of, require_made
 
@@ -117,6 +117,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> Result:
+    keep_memory()
     from ..drive.plans import read_fabric, write_plan
     from ..drive.training.collective_choice import CollectivesWanted
     from ..drive.training.context import SearchBudget

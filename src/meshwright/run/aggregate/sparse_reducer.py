@@ -81,7 +81,7 @@ def _packets(pairs: float, span: int, words: int) -> tuple[int, float]:
 
 @dataclass
 class Trials:
-    """What calls of one kind (pairs and elements within a factor of 1.4) took by each way, of all workers the longest; `way`: the one in use."""
+    """What calls of one kind (elements, pairs, union within a factor of 1.4) took by each way, of all workers the longest; `way`: the one in use."""
 
     times_s: dict[str, deque[float]] = field(default_factory=lambda: {w: deque(maxlen=KEPT) for w in WAYS})
     way: str = ""
@@ -107,9 +107,9 @@ class Trials:
         return self.way
 
 
-def kind_of(elements: int, pairs: int) -> tuple[int, int]:
-    """Calls of one kind are tried together: half powers of two of elements and pairs."""
-    return round(2 * math.log2(elements + 1)), round(2 * math.log2(pairs + 1))
+def kind_of(elements: int, pairs: int, union: float) -> tuple[int, int, int]:
+    """Calls of one kind are tried together: half powers of two of elements, of pairs, and of places that some worker has."""
+    return round(2 * math.log2(elements + 1)), round(2 * math.log2(pairs + 1)), round(2 * math.log2(union + 1))
 
 
 class SparseReducer(Reducer):
@@ -120,8 +120,8 @@ class SparseReducer(Reducer):
     span: int
     words: int
     apart: float  # independent workers that would have made the last call's union
-    trials: dict[tuple[int, int], Trials]  # by what a call carries
-    took: tuple[tuple[int, int], str, float] | None = None  # of the last call whose way was chosen: its kind, its way, its seconds here
+    trials: dict[tuple[int, int, int], Trials]  # by what a call carries
+    took: tuple[tuple[int, int, int], str, float] | None = None  # of the last call whose way was chosen: its kind, its way, its seconds here
 
     @classmethod
     def join(cls, switch: Address, seat: Seat, hosts: Hosts, rank: int, *, span: int = 1 << 12) -> SparseReducer:
@@ -177,13 +177,14 @@ class SparseReducer(Reducer):
             raise UsageError(f"{array.dtype}, way {way!r}: a contiguous float32 array by one of auto, {', '.join(WAYS)}", where="all_reduce")
         most, slowest_ns = self._most(int(np.count_nonzero(array)), 0 if self.took is None else int(self.took[2] * 1e9), array)
         if self.took is not None:
-            kind, last, _ = self.took
-            self.trials[kind].times_s[last].append(slowest_ns / 1e9)
+            before, last, _ = self.took
+            self.trials[before].times_s[last].append(slowest_ns / 1e9)
+        kind = kind_of(array.size, most, self._union(array.size, most))
         chosen = self.best(array.size, most) if way == "auto" else way
         stream, begin = self.stream, time.perf_counter()
         self._go(chosen if self.stream is not None or chosen in WAYS[2:] else "ring", array, arithmetic)
         served = way == "auto" and self.stream is stream
-        self.took = (kind_of(array.size, most), chosen, time.perf_counter() - begin) if served else None
+        self.took = (kind, chosen, time.perf_counter() - begin) if served else None
         total = int(np.count_nonzero(array))
         share, whole = most / max(array.size, 1), total / max(array.size, 1)
         if 0 < share < 1 and share <= whole < 1:
@@ -200,12 +201,16 @@ class SparseReducer(Reducer):
         return not self._trials(elements, pairs).untried(self._promised(elements, pairs))
 
     def _trials(self, elements: int, pairs: int) -> Trials:
-        return self.trials.setdefault(kind_of(elements, pairs), Trials())
+        return self.trials.setdefault(kind_of(elements, pairs, self._union(elements, pairs)), Trials())
+
+    def _union(self, elements: int, pairs: int) -> float:
+        """Places that some worker has, if they are as alike as in the last call."""
+        missed: float = (1 - min(pairs / max(elements, 1), 1.0)) ** self.apart
+        return elements * (1 - missed)
 
     def _promised(self, elements: int, pairs: int) -> dict[str, float]:
         """Seconds of a call by each way, by its line."""
-        union = elements * (1 - (1 - min(pairs / max(elements, 1), 1.0)) ** self.apart)
-        load = Load(self.workers, elements, pairs, union)
+        load = Load(self.workers, elements, pairs, self._union(elements, pairs))
         return {w: fixed + byte * link_bytes(w, load, words=self.words, span=self.span) for w, (fixed, byte) in self.pace.items()}
 
     def _most(self, value: int, other: int, array: NDArray[Any]) -> tuple[int, int]:
