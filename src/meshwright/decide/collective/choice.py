@@ -18,7 +18,7 @@ from .bounds.collective import collective_bound
 from .connected import require_connected
 from .problem import CollectivePlan, CollectiveProblem, CollectiveStrategy, Ranked
 from .program_time import MAX_SIMULATED_STEPS, busiest_link_s, simulated_steps, simulated_time_s
-from .rates import rate_graph
+from .rates import whole_graph
 
 __all__ = ["explained", "rank", "tuned"]
 
@@ -101,7 +101,7 @@ def rank(
     ranks those that fold come first, and one near the bound ends the search: no other can gain more than it is above the bound.
     Raises: Disconnected; MeshwrightError of the first candidate when none has a plan.
     """
-    require_connected(problem, rate_graph(problem.fabric, problem.ranks))
+    require_connected(problem, whole_graph(problem.fabric, problem.ranks))
     many = len(problem.ranks) > MAX_RANKS_ALWAYS_SIMULATED
     candidates = sorted(candidates, key=lambda candidate: many and problem.op not in candidate.folds)
     deadline, budget = problem.deadline(), Budget(len(candidates), time_limit_s=problem.time_limit_s)

@@ -10,8 +10,9 @@ from typing import TypeVar
 
 from ...errors import Disconnected
 from ...fabric.fabric import Fabric
+from .memo import remember
 
-__all__ = ["RateGraph", "pinned_route", "rate_graph", "with_relays"]
+__all__ = ["RateGraph", "pinned_route", "rate_graph", "whole_graph", "with_relays"]
 
 T = TypeVar("T")
 
@@ -41,6 +42,11 @@ class RateGraph:
     def leaving(self, inside: Sequence[bool]) -> int:
         """Rate (in units) of the arcs that leave a set of nodes."""
         return sum(rate for (u, v), rate in self.arcs.items() if inside[u] and not inside[v])
+
+
+def whole_graph(fabric: Fabric, ranks: Sequence[str]) -> RateGraph:
+    """`rate_graph` with relays, made once for a fabric and its ranks: bounds and choices of every size ask for it."""
+    return remember(fabric, ("rate graph", tuple(ranks)), lambda: rate_graph(fabric, ranks))
 
 
 def rate_graph(fabric: Fabric, ranks: Sequence[str], *, relay: bool = True) -> RateGraph:

@@ -9,7 +9,7 @@ Shapes: B plans looked at together, D devices, n pieces, K units of an embedding
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, NamedTuple, Protocol
@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from ...cost_models.lookups import LookupCosts
 from ...errors import Infeasible, Unsupported, UsageError
-from ...fabric.fabric import Fabric
+from ...fabric.fabric import Fabric, Link
 from ...graph.embeddings import ALIGNMENT, Shard, Tables, moved_bytes, uniform_histogram
 from ..strategies import Listed
 
@@ -116,23 +116,23 @@ class TableProblem:
     @cached_property
     def rates(self) -> tuple[F64, F64]:
         """Bytes per second that can leave and enter each device."""
-        out, into = np.zeros(self.devices), np.zeros(self.devices)
-        for x in self.fabric.links:
-            for end, sums in ((x.src, out), (x.dst, into)):
-                if (number := self.fabric.actor_of[end]) < self.devices:
-                    sums[number] += x.rate_Bps
-        return out, into
+        return self._at_ends(lambda link: link.rate_Bps)
 
     @cached_property
     def ahead_s(self) -> tuple[F64, F64]:
         """Seconds that full token buckets save on what leaves and what enters each device. 0 for links without."""
+        buckets = self._at_ends(lambda link: link.burst_bytes)
+        out, into = (np.divide(b, r, out=np.zeros(self.devices), where=b > 0) for b, r in zip(buckets, self.rates, strict=True))
+        return out, into
+
+    def _at_ends(self, of: Callable[[Link], float]) -> tuple[F64, F64]:
+        """Sums over the links that leave and that enter each device."""
         out, into = np.zeros(self.devices), np.zeros(self.devices)
         for x in self.fabric.links:
             for end, sums in ((x.src, out), (x.dst, into)):
-                if x.burst_bytes and (number := self.fabric.actor_of[end]) < self.devices:
-                    sums[number] += x.burst_bytes
-        first, second = (np.divide(b, r, out=np.zeros(self.devices), where=b > 0) for b, r in zip((out, into), self.rates, strict=True))
-        return first, second
+                if (number := self.fabric.actor_of[end]) < self.devices:
+                    sums[number] += of(x)
+        return out, into
 
     @cached_property
     def whole(self) -> list[Piece]:

@@ -39,7 +39,7 @@ from ...plan.plan import Plan, TrainingLayout
 from ...plan.regions import Region, TensorSpec, divided_bytes, holdings, training_tensors
 from ...program.program import Program
 from ..plans import check_plan, cost_of, fabric_of
-from .changes import one_more_device
+from .changes import more_devices
 from .compress import CompressWanted, Profiler
 from .context import MAX_WORK_S, TIME_LIMIT_S, Context, Found, SearchBudget
 from .decisions import choose, context_of, refine
@@ -239,7 +239,7 @@ def _changed(fabric: Fabric, lost: Sequence[str], added: Sequence[str]) -> Fabri
             raise UsageError(f"fabric {fabric.name!r} has no device {name!r}", where="--with", hint="name a device that the new one is like")
         order = [d for d in fabric.devices if d.name != name]
         like = next(d for d in fabric.devices if d.name == name)
-        _, grown = one_more_device(replace(fabric, devices=(*order, like)))
+        grown = more_devices(replace(fabric, devices=(*order, like)), 1)
         fabric = replace(grown, devices=(*fabric.devices, grown.devices[-1]))
     return taken_out(fabric, lost) if lost else fabric
 

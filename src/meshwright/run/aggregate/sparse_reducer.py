@@ -30,7 +30,7 @@ from .sockets import Address
 from .sparse_client import SparseStream, pairs_of
 from .sparse_rounds import FRAME_WORDS, most_pairs, sparse_mode
 
-__all__ = ["WAYS", "Load", "SparseReducer", "Trials", "kind_of", "link_bytes"]
+__all__ = ["WAYS", "Load", "SparseReducer", "Trials", "link_bytes"]
 
 WAYS = ("dense", "sparse", "hosts", "ring")
 BROKEN = 1 << 62  # instead of a number of pairs: the switch is lost
@@ -107,11 +107,6 @@ class Trials:
         return self.way
 
 
-def kind_of(elements: int, pairs: int, union: float) -> tuple[int, int, int]:
-    """Calls of one kind are tried together: half powers of two of elements, of pairs, and of places that some worker has."""
-    return round(2 * math.log2(elements + 1)), round(2 * math.log2(pairs + 1)), round(2 * math.log2(union + 1))
-
-
 class SparseReducer(Reducer):
     """A `Reducer` of float32 arrays of which most elements are zero. `pace`: per way, fixed seconds and seconds per byte."""
 
@@ -179,7 +174,7 @@ class SparseReducer(Reducer):
         if self.took is not None:
             before, last, _ = self.took
             self.trials[before].times_s[last].append(slowest_ns / 1e9)
-        kind = kind_of(array.size, most, self._union(array.size, most))
+        kind = self._kind(array.size, most)
         chosen = self.best(array.size, most) if way == "auto" else way
         stream, begin = self.stream, time.perf_counter()
         self._go(chosen if self.stream is not None or chosen in WAYS[2:] else "ring", array, arithmetic)
@@ -201,7 +196,12 @@ class SparseReducer(Reducer):
         return not self._trials(elements, pairs).untried(self._promised(elements, pairs))
 
     def _trials(self, elements: int, pairs: int) -> Trials:
-        return self.trials.setdefault(kind_of(elements, pairs, self._union(elements, pairs)), Trials())
+        return self.trials.setdefault(self._kind(elements, pairs), Trials())
+
+    def _kind(self, elements: int, pairs: int) -> tuple[int, int, int]:
+        """Calls of one kind are tried together: half powers of two of elements, of pairs, and of places that some worker has."""
+        carried, sent, made = (round(2 * math.log2(x + 1)) for x in (elements, pairs, self._union(elements, pairs)))
+        return carried, sent, made
 
     def _union(self, elements: int, pairs: int) -> float:
         """Places that some worker has, if they are as alike as in the last call."""

@@ -25,7 +25,7 @@ from ....errors import Infeasible, TimeLimit, Unsupported
 from ....kernels.effort import NEVER, Deadline
 from ....kernels.treesearch import ARBORESCENCE, PathEdges, cheapest_trees
 from ..problem import ROOTED, CollectiveProblem
-from ..rates import rate_graph
+from ..rates import whole_graph
 from ..trees.lp import Arc, Demand, PackingProblem, solve_packing
 from .flow import MAX_LENGTH
 
@@ -44,7 +44,7 @@ def all_reduce_dual_bound(problem: CollectiveProblem, deadline: Deadline = NEVER
     """
     if problem.op != "all-reduce":
         raise Unsupported(f"joint packing bounds all-reduce, not {problem.op}", hint="use collective_bound")
-    graph = rate_graph(problem.fabric, problem.ranks)
+    graph = whole_graph(problem.fabric, problem.ranks)
     if len(graph.arcs) > MAX_ARCS:
         return None
     hosts = hosts_of(problem)

@@ -34,7 +34,7 @@ from ..connected import require_connected
 from ..cuts import worst_cut
 from ..memo import remember
 from ..problem import ROOTED, CollectiveProblem
-from ..rates import RateGraph, rate_graph
+from ..rates import RateGraph, whole_graph
 from ..trees.symmetry import sinks_of_each_kind
 from .allreduce import all_reduce_dual_bound
 from .flow import flow_bound
@@ -59,7 +59,7 @@ def bandwidth_bound(problem: CollectiveProblem) -> Bound:
 
 def bandwidth_bounds(problem: CollectiveProblem) -> list[Bound]:
     fabric, among = problem.fabric, problem.ranks
-    graph = remember(fabric, ("rate graph", among), lambda: rate_graph(fabric, among))
+    graph = whole_graph(fabric, among)
     require_connected(problem, graph)
     n, op, root = graph.ranks, problem.op, problem.root
     weight = [1] * n
