@@ -105,6 +105,9 @@ TRANSFORMERS: dict[str, tuple[dict[str, Any], str]] = {
     ),
     "convnext": (_named("convnext", "ConvNextForImageClassification", {"hidden_sizes": [8, 16], "depths": [1, 1], "num_stages": 2, "image_size": 32,
                         "num_labels": 5}), "cross-entropy"),
+    "mobilenet_v2": (
+        _named("mobilenet_v2", "MobileNetV2ForImageClassification", {"depth_multiplier": 0.25, "image_size": 32, "num_labels": 5}), "cross-entropy"
+    ),
     "resnet": (_named("resnet", "ResNetForImageClassification", {"embedding_size": 8, "hidden_sizes": [8, 16], "depths": [1, 1], "image_size": 32,
                       "num_labels": 5, "layer_type": "basic"}), "cross-entropy"),
     "segformer": (_named("segformer", "SegformerForImageClassification", {"num_encoder_blocks": 2, "depths": [1, 1], "sr_ratios": [2, 1],
