@@ -17,7 +17,7 @@ from typing import Any
 import zoo
 import zoo_nets
 
-RESULTS = zoo.RESULTS.with_name("split_shares.json")
+RESULTS = zoo.ROWS.with_name("split_shares.json")
 DECODERS = tuple(zoo_nets.TRANSFORMERS)[: list(zoo_nets.TRANSFORMERS).index("mamba")]
 
 

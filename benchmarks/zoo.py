@@ -77,7 +77,7 @@ def every() -> list[str]:
     )
 
 
-def model_of(name: str, folder: Path, products: bool) -> tuple[str, str]:
+def model_of(name: str, folder: Path, products: bool = False) -> tuple[str, str]:
     """(model, loss) as jobs name them; `products`: without dropout of attention's weights."""
     import zoo_nets
 

@@ -22,7 +22,9 @@ from ..errors import FormatError, Unsupported
 from .program import I32, MAX_EXECUTED_STEPS, Buffers, Calls, Channels, Comms, Csr, Fold, FoldAxis, Kind, Lanes, Ops, Part, Program, Sizes, Steps
 from .validate import validate
 
-__all__ = ["coordinates", "expand", "folded_axes", "generators", "image", "image_chunks", "is_representative", "members", "plain_buffers", "representative"]
+__all__ = [
+    "coordinates", "expand", "folded_axes", "generators", "image", "image_chunks", "is_representative", "members", "plain_buffers", "representative",
+]  # fmt: skip
 
 
 def folded_axes(fold: Fold) -> tuple[FoldAxis, ...]:
