@@ -385,7 +385,7 @@ def warm() -> None:
     import torch
 
     torch.set_num_threads(1)
-    sys.path.insert(0, str(ROOT / "tests" / "run"))
+    sys.path[:0] = [str(ROOT / "tests" / "run"), str(ROOT / "tests")]
     import rig
     import tensor_rig  # noqa: F401
 
