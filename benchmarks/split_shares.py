@@ -17,8 +17,12 @@ from typing import Any
 import zoo
 import zoo_nets
 
-RESULTS = zoo.RESULTS.with_name("split_shares.json")
-DECODERS = tuple(zoo_nets.TRANSFORMERS)[: list(zoo_nets.TRANSFORMERS).index("mamba")]
+RESULTS = zoo.ROWS.with_name("split_shares.json")
+MIXED = {"num_experts", "n_routed_experts", "state_size"}  # fields of classes with experts, or whose mixers have no attention
+DECODERS = tuple(
+    name for name, (fields, _) in zoo_nets.TRANSFORMERS.items()
+    if fields["architectures"][0].endswith(("ForCausalLM", "LMHeadModel")) and not MIXED & fields.keys()
+)  # fmt: skip
 
 
 def one(name: str, folder: Path) -> dict[str, Any]:

@@ -79,7 +79,7 @@ def every() -> list[str]:
     )
 
 
-def model_of(name: str, folder: Path, products: bool) -> tuple[str, str]:
+def model_of(name: str, folder: Path, products: bool = False) -> tuple[str, str]:
     """(model, loss) as jobs name them; `products`: without dropout of attention's weights."""
     import zoo_nets
 
@@ -392,7 +392,7 @@ def warm() -> None:
     import torch
 
     torch.set_num_threads(1)
-    sys.path.insert(0, str(ROOT / "tests" / "run"))
+    sys.path[:0] = [str(ROOT / "tests" / "run"), str(ROOT / "tests")]
     import rig
     import tensor_rig  # noqa: F401
 

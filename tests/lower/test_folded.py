@@ -14,6 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from captured import captured
+from effort import few
 from meshwright.check import check_plan, check_program
 from meshwright.check.folded.fabric import folded_link_time
 from meshwright.check.folded.shadow import shadow
@@ -48,10 +49,10 @@ from meshwright.lower.folded import folded_works, why_not_folded
 from meshwright.lower.training import lower_training
 from meshwright.plan.plan import PartialGradient, Plan, StepEnd, TrainingLayout
 from meshwright.plan.sizes import training_works
-from meshwright.program.calls import inline
+from meshwright.program.calls import called_sizes, inline
 from meshwright.program.flat import flatten, represented_by
 from meshwright.program.fold import expand
-from meshwright.program.program import Program
+from meshwright.program.program import Part, Program
 from meshwright.simulate import simulate_program, simulate_stored
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
@@ -147,6 +148,59 @@ def test_folded_programs_are_proved_without_expanding(shape: tuple[int, int, int
     assert check_folded_training(x.folded, x.callees, x.layout) == []
     verdict = check_program(expand(x.folded), programs=x.callees, layout=x.layout)
     assert verdict.ok, verdict.findings
+
+
+@settings(max_examples=few(6), deadline=None, derandomize=True)
+@given(shape=st.sampled_from([*SHAPES, (3, 2, 1, 2, True), (5, 1, 1, 1, False)]), norm=st.booleans(), seed=st.integers(0, 10_000))
+def test_folded_callees_mean_what_written_out_ones_do(shape: tuple[int, int, int, int, bool], norm: bool, seed: int) -> None:
+    """The same step with its rings stored by one member: time, memory, links and proof to the last bit; damaged rings are refused as written out."""
+    x = both("gpt.py:tiny_tied", *shape, batch=60 if shape[0] == 5 else 12, norm=norm)
+    cost, works = assumed_cost(x.fabric), folded_works(x.graph, x.layout)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("meshwright.drive.training.folded.MIN_FOLDED_RING", 2)
+        step = folded_step(x.graph, x.layout, x.fabric, cost, x.places, CollectivePlanner(fabric=x.fabric, transport=cost.transport))
+    stored = {name: q for name, q in step.callees.items() if q.fold is not None}
+    assert stored and all(len(q.buffers) == 1 for q in stored.values())
+    plain = {name: expand(q) for name, q in step.callees.items() if q.fold is not None} | {n: q for n, q in step.callees.items() if q.fold is None}
+    one = simulate_stored(step.program, x.fabric, x.places, cost, works=works, programs=plain)
+    assert step.timeline.makespan_s == one.makespan_s and step.timeline.memory_peak_bytes == one.memory_peak_bytes
+    assert folded_link_time(step.program, step.callees, x.fabric, x.places) == folded_link_time(step.program, plain, x.fabric, x.places)
+    with_plain, with_stored = shadow(step.program, plain), shadow(step.program, step.callees)
+    assert np.array_equal(with_plain.staging_bytes, with_stored.staging_bytes) and with_plain.calls == with_stored.calls
+    assert called_sizes(step.program, plain) == called_sizes(step.program, step.callees)
+    whole = expand(step.program)
+    assert check_folded_training(step.program, step.callees, x.layout) == []
+    assert check_program(whole, programs=step.callees, layout=x.layout).ok
+    rng = np.random.default_rng(seed)
+    name = str(rng.choice(sorted(stored)))
+    broken = {**step.callees, name: _damaged(stored[name], rng)}
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("meshwright.check.whole.MAX_EXPANDED_STEPS", 0)  # nothing is written out
+        assert check_program(step.program, programs=step.callees, layout=x.layout).ok
+        assert check_program(step.program, programs=broken, layout=x.layout).findings
+    assert not check_program(whole, programs=broken, layout=x.layout).ok
+
+
+def _damaged(ring: Program, rng: np.random.Generator) -> Program:
+    """A ring that adds where it must not, moves a chunk elsewhere, forgets a sum, promises another operation or sends to another member."""
+    s, c = ring.steps, ring.contracts[0]
+    at = int(rng.choice(np.flatnonzero((s.parts & Part.RECV) != 0)))
+    kind = int(rng.integers(5))
+    if kind == 0:
+        parts = s.parts.copy()
+        parts[at] ^= int(Part.READ) if parts[at] & Part.READ else int(Part.STORE)
+        return replace(ring, steps=replace(s, parts=parts))
+    if kind == 1:
+        chunk = s.dst_chunk.copy()
+        chunk[at] = (chunk[at] + 1) % int(ring.buffers.chunks[0])
+        return replace(ring, steps=replace(s, dst_chunk=chunk))
+    if kind == 2:
+        other = "reduce-scatter" if c.op == "all-gather" else "all-gather"
+        return replace(ring, contracts=(replace(c, inputs=c.outputs, outputs=c.inputs, op=other),))
+    if kind == 3:
+        assert ring.fold is not None
+        return replace(ring, fold=replace(ring.fold, buffer_shift=ring.fold.buffer_shift * 0))
+    return replace(ring, channels=replace(ring.channels, dst=np.zeros_like(ring.channels.dst)))
 
 
 @pytest.mark.sample(2)

@@ -5,7 +5,7 @@ becomes two nops, `enter` (with the call's `after` edges) and `exit` (after the 
 member); between them run the callee's lanes. For every (member, communicator, callee, callee lane) there is one lane that
 holds the steps of all calls in order, like a stream of a communicator, so that channels keep one sender and one receiver.
 Callee repeats are unrolled: iteration i of a buffer with C chunks and window 0 uses chunks i·C to (i+1)·C of what is bound to it. A
-caller's buffer may be cut finer than the callee's: m chunks of it then stand for one.
+caller's buffer may be cut finer than the callee's: m chunks of it then stand for one. Folded callees are expanded.
 
 Invariant: `inline(p).program` has no calls, validates if `p` does, and executes the callee's transfers in call order.
 Cost: O(stored + inlined steps), vectorised per call and lane.
@@ -23,6 +23,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..errors import FormatError, Unsupported
+from .fold import expand, representative
 from .program import I32, MAX_EXECUTED_STEPS, Buffers, Calls, Channels, Csr, Kind, Lanes, Part, Program, Steps
 from .unroll import COLUMNS, RankBody, slices, unroll
 
@@ -126,7 +127,8 @@ def _unrolled_sizes(q: Program) -> NDArray[np.float64]:
     """Per rank: steps plus `after` edges with repeats unrolled."""
     edges = q.steps.after_ptr[q.lanes.end].astype(np.float64) - q.steps.after_ptr[q.lanes.start]
     work = ((q.lanes.end - q.lanes.start) + edges) * q.lanes.repeat
-    return np.bincount(q.lanes.actor, weights=work, minlength=q.ranks).astype(np.float64)
+    of_rank = np.bincount(q.lanes.actor, weights=work, minlength=q.ranks).astype(np.float64)
+    return of_rank if q.fold is None else of_rank[representative(q.fold, np.arange(q.ranks))]
 
 
 class _Inliner:
@@ -136,8 +138,8 @@ class _Inliner:
         for name in program.calls.names:
             if name not in programs:
                 raise FormatError(f"program {name[:16]!r} is called but not in the plan", where=f"program {program.name!r}.calls")
-            self.callees.append(programs[name])
             _refuse_unsupported(programs[name], name)
+            self.callees.append(expand(programs[name]) if programs[name].fold is not None else programs[name])
         self.bodies: dict[tuple[int, int], RankBody] = {}
         self.sites: dict[tuple[int, int, int], _Site] = {}
         self.channel_base: dict[tuple[int, int], tuple[int, int]] = {}
@@ -354,7 +356,6 @@ def _refuse_unsupported(q: Program, name: str) -> None:
         ("calls of its own", len(q.calls) > 0),
         ("compute steps", bool(np.any(q.steps.kind == Kind.COMPUTE))),
         ("in-network actors", q.switches > 0),
-        ("folded ranks", q.fold is not None),
         ("buffers that alias others", bool(np.any(q.buffers.alias_of >= 0))),
     ):
         if found:

@@ -22,7 +22,9 @@ from ..errors import FormatError, Unsupported
 from .program import I32, MAX_EXECUTED_STEPS, Buffers, Calls, Channels, Comms, Csr, Fold, FoldAxis, Kind, Lanes, Ops, Part, Program, Sizes, Steps
 from .validate import validate
 
-__all__ = ["coordinates", "expand", "folded_axes", "generators", "image", "image_chunks", "is_representative", "members", "representative"]
+__all__ = [
+    "coordinates", "expand", "folded_axes", "generators", "image", "image_chunks", "is_representative", "members", "plain_buffers", "representative",
+]  # fmt: skip
 
 
 def folded_axes(fold: Fold) -> tuple[FoldAxis, ...]:
@@ -80,6 +82,16 @@ def representative(fold: Fold, ranks: NDArray[np.integer[Any]]) -> NDArray[np.in
 def is_representative(fold: Fold, rank: int) -> bool:
     """Whether the rank is stored: it is a representative, or no member moves it."""
     return not coordinates(fold, np.array([rank])).any()
+
+
+def plain_buffers(p: Program) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Rank and stored number of every buffer of the plain form, as contracts and calls number them; of a plain program its own."""
+    number = np.arange(len(p.buffers) if p.fold is None else p.fold.plain_buffers(p.buffers.actor))
+    if p.fold is None:
+        return p.buffers.actor.astype(np.int64), number
+    stored, member = p.fold.stored_buffers(p.buffers.actor, number)
+    every = np.stack([image(p.fold, p.buffers.actor, m) for m in members(p.fold)])
+    return every[member, stored].astype(np.int64), stored.astype(np.int64)
 
 
 def coordinates(fold: Fold, ranks: NDArray[np.integer[Any]]) -> NDArray[np.int64]:
@@ -268,7 +280,7 @@ def _expand_channels(p: Program, fold: Fold, everyone: list[tuple[int, ...]], co
 def _expand_buffers(p: Program, fold: Fold, everyone: list[tuple[int, ...]]) -> Buffers:
     b, k, n = p.buffers, len(everyone), len(p.buffers)
     if fold.fixed:
-        return _kept_buffers(p, fold, everyone)
+        return _kept_buffers(p)
     base = np.repeat(np.arange(k, dtype=np.int32) * n, n)
     size_base = np.repeat(np.arange(k, dtype=np.int32) * len(p.sizes), n)
     tiled = {
@@ -282,14 +294,13 @@ def _expand_buffers(p: Program, fold: Fold, everyone: list[tuple[int, ...]]) -> 
     )  # fmt: skip
 
 
-def _kept_buffers(p: Program, fold: Fold, everyone: list[tuple[int, ...]]) -> Buffers:
+def _kept_buffers(p: Program) -> Buffers:
     """`_expand_buffers` where some ranks stay."""
     b = p.buffers
-    stored, member = fold.stored_buffers(b.actor, np.arange(fold.plain_buffers(b.actor)))
+    actor, stored = plain_buffers(p)
     tiled = {f.name: getattr(b, f.name)[stored] for f in fields(Buffers) if f.name not in ("actor", "last", "name")}
-    every = np.stack([image(fold, b.actor, m) for m in everyone])
     name = tuple(b.name[i] for i in stored.tolist()) if b.name else ()
-    return replace(b, actor=every[member, stored], last=Csr.of([[]] * len(stored)), name=name, **tiled)
+    return replace(b, actor=actor.astype(np.int32), last=Csr.of([[]] * len(stored)), name=name, **tiled)
 
 
 def _expand_ops(p: Program, fold: Fold, everyone: list[tuple[int, ...]]) -> Ops:

@@ -28,7 +28,7 @@ from meshwright.graph.scale import at_batch
 from meshwright.io.fabric.name import load_fabric
 from meshwright.job import Training
 from meshwright.profile.layer_table import LayerChoice
-from meshwright.profile.network import ProfiledLayout
+from meshwright.profile.network import ProfiledLayout, ProfiledSchedule
 
 MODEL = f"{Path(__file__).parents[3] / 'examples' / 'gpt.py'}:tiny"
 NET = load_fabric("laptop:4")
@@ -86,6 +86,10 @@ def test_properties_that_cannot_be_run_are_named(graph: OpGraph) -> None:
     assert "its 7 micro-batches do not divide by 4 pipelines" in named(msgspec.structs.replace(even, microbatches=(1, 3, 1, 2)))
     one = ProfiledLayout.uniform((layers,), device="other", data=2)
     assert "uses 2 of 4 devices" in named(one)
+    many = ProfiledLayout.uniform((layers,), device=layout.stages[0].replicas[0].device, data=512, microbatches=32)
+    assert "sharding level 2 would be written out for every rank, more than 1,146,880 steps (at most 300,000)" in named(many, LayerChoice("none", 2))
+    turns = ProfiledSchedule(name="interleaved stages=2", layers=(1, layers - 1), stage_of=(0, 0))
+    assert "written out" not in named(many) and "schedule interleaved would" in named(msgspec.structs.replace(many, schedule=turns))
     bad = replace(good, candidate=different.candidate)
     with pytest.raises(Unsupported, match="cannot be run: layers have different sharding levels"):
         plan_found(found, bad, JOB, NET, assumed_cost(NET), graph)

@@ -96,6 +96,9 @@ def node(target: str, shapes: Shapes, out: tuple[int, ...], *args: object, piece
         ("softmax.int", {"x": (2, 4, 8)}, (2, 4, 8), (-1,), Split(1, 1), Split(1, 1)),
         ("expand.default", {"x": (4, 1)}, (2, 4, 8), ([2, 4, 8],), Split(0, 1), Split(1, 1)),
         ("t.default", {"x": (2, 8)}, (8, 2), (), Split(1, 1), Split(0, 1)),
+        ("max.dim", {"x": (2, 4, 8)}, (2, 4), (-1,), Split(1, 1), Split(1, 1)),
+        ("min.dim", {"x": (2, 4, 8)}, (2, 8), (1,), Split(2, 1), Split(1, 1)),
+        ("new_empty.default", {"x": (2, 4, 8)}, (2, 4, 12), ([2, 4, 12],), Split(1, 1), Split(1, 1)),
     ],
 )
 def test_rules(target: str, shapes: dict, out: tuple, args: tuple, split: Split, expected: Split) -> None:
@@ -111,6 +114,9 @@ def test_rules(target: str, shapes: dict, out: tuple, args: tuple, split: Split,
         ("split.Tensor", {"x": (2, 12)}, (2, 4), (4, -1), Split(1, 1)),  # a packed dimension that was cut whole
         ("split_with_sizes.default", {"x": (2, 12)}, (2, 8), ([8, 4], 1), Split(1, 1)),
         ("layer_norm.default", {"x": (2, 8)}, (2, 8), ([8],), Split(1, 1)),  # no rule
+        ("max.dim", {"x": (2, 8)}, (2,), (-1,), Split(1, 1)),
+        ("max.default", {"x": (2, 8)}, (), (), Split(1, 1)),
+        ("new_zeros.default", {"x": (2, 8)}, (2, 12), ([2, 12],), Split(1, 1)),  # of another length
         ("view.default", {"x": (2, 8)}, (16,), ([16],), Split(1, 1), ),
     ],
 )  # fmt: skip

@@ -105,6 +105,12 @@ class Attention(nn.Module):
             mask = torch.ones(s, s, dtype=torch.bool).tril()
             scores = (q @ k.transpose(-2, -1) / d**0.5).masked_fill(~mask, float("-inf"))
             z = F.softmax(scores, dim=-1) @ u
+        elif self.style == "written":  # keys put together in a new value, scores less the largest
+            empty = k.new_empty(*k.shape[:-1], d)
+            k = torch.slice_scatter(torch.slice_scatter(empty, k[..., :1], 3, 0, 1), k[..., 1:], 3, 1, d)
+            scores = q @ k.transpose(-2, -1)
+            scores = torch.max(scores - scores.max(dim=-1, keepdim=True).values, scores.new_zeros(b, h, s, s) - 9)
+            z = F.softmax(scores, dim=-1) @ u
         else:
             z = F.scaled_dot_product_attention(q, k, u, is_causal=True)
         return self.out(z.transpose(1, 2).reshape(b, s, w))
@@ -160,7 +166,7 @@ def sharded_run(module, blocks, x, parts):
 
 
 @pytest.mark.parametrize("parts", [2, 4])
-@pytest.mark.parametrize("style", ["split", "chunk", "slice", "unbind", "view"])
+@pytest.mark.parametrize("style", ["split", "chunk", "slice", "unbind", "view", "written"])
 def test_attention_in_parts_is_attention(style, parts):
     torch.manual_seed(0)
     module, x = Attention(16, 4, style).double(), torch.randn(2, 5, 16, dtype=torch.float64)
@@ -207,6 +213,9 @@ X = {"x": Shard(1, 1)}
             "bias split alike",
         ),
         (node("y", "aten.matmul.default", [v("x"), v("z")], (4, 3)), X, {"x": (4, 6), "z": (6, 3)}, "left"),
+        (node("y", "aten.new_zeros.default", [v("x"), [4, 12]], (4, 12)), X, {"x": (4, 6)}, "another size"),
+        (node("y", "aten.slice_scatter.default", [v("x"), v("z"), 0, 0, 2], (4, 6)), X, {"x": (4, 6), "z": (2, 6)}, "writes None into"),
+        (node("y", "aten.max.dim", [v("x"), 1], (4,)), X, {"x": (4, 6)}, "runs over the sharded dimension"),
         (node("y", "aten.cat.default", [[v("x"), v("z")], 1], (4, 12)), X, {"x": (4, 6), "z": (4, 6)}, "sharded differently"),
     ],
 )

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...errors import Unsupported
-from ...program.fold import generators, image, image_chunks
+from ...program.fold import generators, image, image_chunks, plain_buffers
 from ...program.fold_part import Lifted
 from ...program.program import Contract, Program
 from ..program.values import QUANTITY_MASK
@@ -51,7 +51,7 @@ class Claim:
         stored, member = lifted.fold.stored_buffers(p.buffers.actor, np.arange(plain))
         self.stored, self.member = stored.tolist(), member.tolist()  # of every buffer of the plain form
         self.plain = {row: number for number, row in enumerate(zip(self.stored, self.member, strict=True))}
-        self.owner: dict[int, int] = {}  # rank of a buffer of the plain form, once asked for
+        self.owner = plain_buffers(p)[0].tolist()  # rank of every buffer of the plain form
         self.stays = np.isin(p.buffers.actor, lifted.fold.fixed).tolist()  # of every stored buffer
         self.starts = [0, *accumulate(n for _, _, n in c.inputs)]
         self.parts = [0, *accumulate(n for _, _, n in c.outputs)]
@@ -68,20 +68,11 @@ class Claim:
 
     def initial(self, buffer: int, chunk: int) -> int:
         """What a cell holds before the program runs: 0 = nothing known."""
-        for rank in self._owners(buffer):
-            if self.c.op == "broadcast" and rank != self.c.root:
-                continue
-            b, first, count = self.c.inputs[rank]
-            if b == buffer and first <= chunk < first + count:
-                quantity = (self.starts[rank] if self.c.op == "all-gather" else 0) + chunk - first
-                return (1 << (32 + rank)) | (1 + quantity)
-        return 0
-
-    def _owners(self, buffer: int) -> tuple[int, ...]:
-        if buffer not in self.owner:
-            actor = int(self.p.buffers.actor[self.stored[buffer]])
-            self.owner[buffer] = int(image(self.lifted.fold, actor, self.lifted.everyone[self.member[buffer]]))
-        return (self.owner[buffer],)
+        rank = self.owner[buffer]
+        b, first, count = self.c.inputs[rank]
+        if b != buffer or not first <= chunk < first + count or (self.c.op == "broadcast" and rank != self.c.root):
+            return 0
+        return (1 << (32 + rank)) | (1 + (self.starts[rank] if self.c.op == "all-gather" else 0) + chunk - first)
 
     def is_output(self, rank: int, buffer: int, chunk: int) -> bool:
         b, first, count = self.c.outputs[rank]
@@ -165,7 +156,7 @@ class Claim:
         for rank in range(self.n):
             for at, first, count in (self.c.inputs[rank], self.c.outputs[rank]):
                 stored = self.stored[at]
-                if (first, count) != (0, chunks[stored]) or count != self.block * self.n or self._owners(at) != (rank,):
+                if (first, count) != (0, chunks[stored]) or count != self.block * self.n or self.owner[at] != rank:
                     raise Unsupported("the contract's blocks do not move with their ranks")
                 by = tuple((shift[:, stored] % self.block).tolist())
                 if rank in fixed:
@@ -230,7 +221,7 @@ class Claim:
         """
         c = self.c
         for rank in np.unique(self.p.buffers.actor).tolist():  # the others' are images of these
-            if any(self._owners(b) != (rank,) or b >= len(self.p.buffers) for b, _, _ in (c.inputs[rank], c.outputs[rank])):
+            if any(self.owner[b] != rank or b >= len(self.p.buffers) for b, _, _ in (c.inputs[rank], c.outputs[rank])):
                 raise Unsupported("the contract's ranges of a rank lie in another's buffers")
         if c.op == "all-to-all":
             if any((first, count) != (0, chunks) for _, first, count in (*c.inputs, *c.outputs)):

@@ -3,7 +3,7 @@
 Members of such a collective are each other's images, so a representative's call stands for all of them at once. What is proved on the shadow holds
 for every member, being the image of a representative, as long as:
 - no channel of the caller leads from a representative to another member (only calls do), so no wait goes around through other members;
-- every callee is right on its own: live, free of races, keeping its contract (checked as any program);
+- every callee is right on its own: live, free of races, keeping its contract (checked as any program, folded ones by their stored lanes);
 - its contract is the same for all members: in place, whole buffers, equal parts in member order.
 Where waits have no cycle here they have none in the plain form: a cycle there would be one here, calls being single steps. Steps of one
 representative that nothing orders here may be ordered through other members in the plain form; they are then refused, never the reverse.
@@ -20,7 +20,7 @@ import numpy as np
 
 from ...errors import FormatError, Unsupported
 from ...program.calls import inline
-from ...program.fold import folded_axes, is_representative, require_folded
+from ...program.fold import folded_axes, is_representative, plain_buffers, representative, require_folded
 from ...program.program import Calls, Comms, Csr, FoldAxis, Kind, Ops, Part, Program
 
 __all__ = ["ORBIT", "OrbitCall", "Shadow", "shadow"]
@@ -174,16 +174,18 @@ class _Reader:
             return self.promise[callee]
         q = self.programs[callee]
         c = q.contract
-        if q.fold is not None or q.ranks != members or c is None or c.ranks or c.op not in ("all-reduce", "all-gather", "reduce-scatter"):
+        if q.ranks != members or c is None or c.ranks or c.op not in ("all-reduce", "all-gather", "reduce-scatter"):
             raise Unsupported(f"callee {q.name!r} promises no all-reduce, all-gather or reduce-scatter of {members} ranks", where=self.p.name)
-        local = {int((q.buffers.actor[:b] == member).sum()) for table in (c.inputs, c.outputs) for member, (b, _, _) in enumerate(table)}
-        chunks = {int(q.buffers.chunks[b]) for table in (c.inputs, c.outputs) for b, _, _ in table}
+        actor, stored = plain_buffers(q)  # a folded callee's contract speaks of its plain form
+        named = [(m, b) for table in (c.inputs, c.outputs) for m, (b, _, _) in enumerate(table)]
+        local = {int((actor[:b] == member).sum()) for member, b in named}
+        chunks = {int(q.buffers.chunks[stored[b]]) for _, b in named}
         total = next(iter(chunks))
         each = total // members
         # In place and alike: whole buffers, or the m-th of equal parts at member m.
         tables = ((c.inputs, c.op == "all-gather"), (c.outputs, c.op == "reduce-scatter"))  # the second: in parts, by member
         fits = all(row[1:] == ((m * each, each) if apart else (0, total)) for table, apart in tables for m, row in enumerate(table))
-        at_home = all(int(q.buffers.actor[b]) == m for table, _ in tables for m, (b, _, _) in enumerate(table))
+        at_home = all(actor[b] == m for m, b in named)
         if len(local) != 1 or len(chunks) != 1 or not fits or not at_home or np.any(q.lanes.repeat > 1):
             raise Unsupported(f"callee {q.name!r} does not treat its members alike, in place", where=self.p.name)
         self.promise[callee] = c.op, local.pop()
@@ -197,7 +199,8 @@ class _Reader:
             most = np.zeros(len(q.channels), np.int64)
             np.maximum.at(most, q.steps.chan_in[recv], q.steps.count[recv].astype(np.int64))
             per_member = np.zeros(q.ranks, np.int64)
-            np.add.at(per_member, q.channels.dst, most * q.channels.depth)
+            to = q.channels.dst if q.fold is None else representative(q.fold, q.channels.dst)
+            np.add.at(per_member, to, most * q.channels.depth)
             mine = np.flatnonzero(q.buffers.actor == 0)
             spare = [int(q.buffers.chunks[b]) for i, b in enumerate(mine) if i != local]
             self.of_callee[name] = int(per_member.max()), sum(spare)

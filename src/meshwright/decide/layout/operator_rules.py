@@ -169,7 +169,8 @@ def _slice(node: OpNode, splits: Splits, shapes: Shapes) -> Split | None:
 
 
 def _cat(node: OpNode, splits: Splits, shapes: Shapes) -> Split | None:
-    return _alike(node, splits, _dim(_arg(node, 1, "dim", 0), len(shapes[node.name])))
+    """Values one after another along a dimension, or (`slice_scatter`) one in a range of another."""
+    return _alike(node, splits, _dim(_arg(node, 2 if short_name(node.target) == "slice_scatter" else 1, "dim", 0), len(shapes[node.name])))
 
 
 def _without_dim(node: OpNode, splits: Splits, shapes: Shapes) -> Split | None:
@@ -302,6 +303,20 @@ def _reduction(node: OpNode, splits: Splits, shapes: Shapes) -> Split | None:
     return split if len(new) == len(old) else split.at(split.dim - sum(d < split.dim for d in dims))
 
 
+def _extreme(node: OpNode, splits: Splits, shapes: Shapes) -> Split | None:
+    """Largest or smallest along one dimension, with its place, or of two values."""
+    return broadcast(node, splits, shapes) if len(node.inputs) > 1 else _reduction(node, splits, shapes)
+
+
+def _new(node: OpNode, splits: Splits, shapes: Shapes) -> Split | None:
+    """A new value, alike everywhere or yet to be written, as long as the operand along the split dimension."""
+    value, split = _one(node, splits)
+    old, new = shapes[value], shapes[node.name]
+    if len(old) != len(new) or old[split.dim] != new[split.dim]:
+        raise Refused(f"{node.name}: another size along the split dimension")
+    return _not_repeated(node, split)
+
+
 def _normalise(node: OpNode, splits: Splits, shapes: Shapes) -> Split | None:
     """Of the last dimensions, of which the split one is none; weight and bias are the same for every part."""
     value, split = _one(node, splits)
@@ -381,4 +396,5 @@ OPERATORS: dict[str, Rule] = {
     "log_softmax": _softmax, "expand": _expand, "t": _swap_last, "mT": _swap_last, "layer_norm": _normalise, "rms_norm": _normalise,
     "context_join": _joined, "context_shift": _same, "ring_block": _round, "ring_end": _round,
     "view_as_complex": _as_complex, "view_as_real": _as_complex, **dict.fromkeys(REDUCTIONS, _reduction),
+    "max": _extreme, "min": _extreme, "slice_scatter": _cat, **dict.fromkeys(("new_empty", "new_zeros", "new_ones", "new_full"), _new),
 }  # fmt: skip

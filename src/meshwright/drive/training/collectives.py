@@ -141,8 +141,8 @@ class CollectivePlanner:
         return found
 
 
-def rank_order_ring(ranks: int) -> CollectiveStrategy:
-    return Ring(rings=1, slices=1, order=tuple(range(ranks)))
+def rank_order_ring(ranks: int, *, folded: bool = False) -> CollectiveStrategy:
+    return Ring(rings=1, slices=1, order=tuple(range(ranks)), folded=folded)
 
 
 def called_variants(kinds: Iterable[type[CollectiveStrategy]], problem: CollectiveProblem) -> list[CollectiveStrategy]:

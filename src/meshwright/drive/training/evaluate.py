@@ -213,7 +213,9 @@ class Evaluator:
                 whole_s = steady_of(step.program, step.callees, layout).time_s(self.fabric, placement, self.cost, step.works)
         except Unsupported as error:
             return Evaluated(candidate=candidate, why=f"{error.message} ({name})")
-        count_work(EVALUATION_WORK_S + STEP_WORK_S * step.program.executed_steps)
+        # Of what stays folded, the representatives' steps; a scout stands for the program that may be written out.
+        steps = called_sizes(step.program, step.callees)[0] if self.is_folded(layout) else step.program.executed_steps
+        count_work(EVALUATION_WORK_S + STEP_WORK_S * steps)
         return Evaluated(
             candidate=candidate, placement=placement, placement_name=name, program=step.program, callees=step.callees, works=step.works,
             timeline=step.timeline, worst_order_bytes=step.needs_bytes, extrapolated_s=whole_s, lone_sums=lone_sums, policy=policy,

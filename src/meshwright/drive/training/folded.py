@@ -16,7 +16,6 @@ import numpy as np
 
 from ...cost import Cost, Priced
 from ...decide.pipeline import one_f_one_b_order
-from ...errors import Unsupported
 from ...fabric.fabric import Fabric
 from ...graph.graph import OpGraph, Work
 from ...lower.folded import folded_works
@@ -38,8 +37,8 @@ __all__ = [
 
 # Steps of a folded program's representatives, calls written out: larger candidates are not judged.
 MAX_FOLDED_STEPS = 5_000_000
-# Ranks from which on the routes of a ring are looked at before it is written out: that of 1,024 ranks has 4 million steps, which take 80 s.
-MIN_LOOKED_AT_FIRST = 256
+# Ranks from which on a ring is stored by one of its members: that of 1,024 ranks has 4 million steps, which took 80 s to write and to fold again.
+MIN_FOLDED_RING = 256
 # Micro-batches beyond the stages of the two programs from which the step of a folded one is extrapolated.
 SCOUTED_MICROBATCHES = (4, 8)
 
@@ -66,17 +65,9 @@ class RankOrderRings:
         key = op, len(ranks), size_bytes
         if key not in self.known:
             devices = tuple(self.placement[r] for r in ranks)
-            if len(ranks) >= MIN_LOOKED_AT_FIRST:
-                _require_alike(self.planner.fabric, devices)
-            self.known[key] = self.planner.collective(purpose, devices, size_bytes, op, only=rank_order_ring(len(ranks)))
+            only = rank_order_ring(len(ranks), folded=len(ranks) >= MIN_FOLDED_RING)
+            self.known[key] = self.planner.collective(purpose, devices, size_bytes, op, only=only)
         return self.known[key]
-
-
-def _require_alike(fabric: Fabric, ring: tuple[str, ...]) -> None:
-    """What a simulation of the folded ring would find, before millions of steps are written out."""
-    on = [fabric.actor_of[name] for name in ring]
-    if len({len(fabric.route(a, b)) for a, b in zip(on, [*on[1:], on[0]], strict=True)}) > 1:
-        raise Unsupported(f"routes between neighbours of a ring of {len(ring)} have different lengths", where="a folded step", hint="expand it")
 
 
 def folded_step(

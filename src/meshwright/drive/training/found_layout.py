@@ -19,10 +19,12 @@ from ...fabric.fabric import Fabric
 from ...graph.graph import OpGraph
 from ...job import Training
 from ...plan.plan import Plan
+from ...profile.network import ProfiledLayout
 from ..layout.search import LayoutFindings
 from .collective_choice import CollectivesWanted
 from .context import TIME_LIMIT_S, SearchBudget
 from .pipeline import PipelineWanted
+from .program_sizes import MAX_PROGRAM_STEPS, predicted_steps
 from .recompute import RecomputeWanted
 from .sharding import ShardingWanted
 from .training import plan_training
@@ -44,10 +46,27 @@ def not_runnable(found: LayoutFindings, judged: Judged) -> tuple[str, ...]:
     levels = sorted({c.sharding for c in choices})
     if len(levels) > 1 and layout.data > 1:
         why.append(f"layers have different sharding levels ({', '.join(map(str, levels))})")
+    if rank_by_rank := _written_out(layout, levels):
+        why.append(rank_by_rank)
     used, there = layout.gpus, sum(p.kind.devices for p in found.problem.pools)
     if used != there:
         why.append(f"it uses {used} of {there} devices (--devices)")
     return tuple(why)
+
+
+def _written_out(layout: ProfiledLayout, levels: Sequence[int]) -> str:
+    """Where a plan would hold every rank's steps and these are too many: what keeps it from holding one rank of every stage; empty where it can."""
+    tensor, stages = max(r.tensor for s in layout.stages for r in s.replicas), len(layout.stages)
+    steps = predicted_steps(layout.data, tensor, stages, layout.microbatches[0], stages, 0)  # at least
+    named = layout.schedule.name.split()[0] if layout.schedule is not None else OneFOneB.name
+    kinds = (
+        (layout.data > 1 and max(levels, default=0) > 0, f"sharding level {max(levels, default=0)}"), (layout.context > 1, "context degrees"),
+        (named != OneFOneB.name, f"schedule {named}"),
+    )  # fmt: skip
+    unlike = [what for found, what in kinds if found]
+    if steps <= MAX_PROGRAM_STEPS or not unlike:
+        return ""
+    return f"{' and '.join(unlike)} would be written out for every rank, more than {steps:,} steps (at most {MAX_PROGRAM_STEPS:,})"
 
 
 def best_runnable(found: LayoutFindings) -> Judged:
@@ -59,7 +78,7 @@ def best_runnable(found: LayoutFindings) -> Judged:
     why = not_runnable(found, best)
     raise Unsupported(
         f"none of the {len(found.found.ranked)} simulated layouts can be run; the best, {best.candidate.layout.name}: {'; '.join(why)}",
-        where="--out", hint="search for layouts that can: one level (--levels), one tensor degree (--tensors)",
+        where="--out", hint="search for layouts that can: one level (--levels 0), one tensor degree (--tensors), --schedules 1f1b, --contexts 1",
         data={"layout": best.candidate.layout.name, "why": list(why)},
     )  # fmt: skip
 

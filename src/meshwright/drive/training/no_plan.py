@@ -21,6 +21,8 @@ from .recompute import RecomputeWanted
 
 __all__ = ["no_plan", "nothing_fits"]
 
+LEFT_ASIDE = ("not simulated: closed form", "not simulated: the search's work")  # for others (`layout`)
+
 
 def no_plan(found: Found, context: Context) -> TimeLimit | Infeasible:
     """Why the search found nothing: not everything was looked at, the schedule asked for does not fit, or nothing does (with the nearest changes)."""
@@ -55,7 +57,8 @@ def nothing_fits(judged: list[Evaluated], fabric: Fabric, context: Context | Non
     """The error for a job that has no plan: the candidate that misses its limit by least, and what would make it fit."""
     over = [e for e in judged if e.timeline is not None and not e.fits]
     if not over:
-        judged = sorted((e for e in judged if not e.fits), key=lambda e: e.excess_bytes or 1 << 62)
+        # What was left aside for another layout that the decisions after it refused says least.
+        judged = sorted((e for e in judged if not e.fits), key=lambda e: (e.excess_bytes or 1 << 62, e.why.startswith(LEFT_ASIDE)))
         reasons = [f"{e.candidate.degrees}: {e.why}" for e in judged]
         floor = judged[0].candidate.memory_floor_bytes if judged and judged[0].excess_bytes else 0
         return Infeasible(

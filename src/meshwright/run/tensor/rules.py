@@ -236,6 +236,23 @@ def _reduce(call: Call) -> Any:
     return (found,) * len(call.node.outputs) if call.node.many else found
 
 
+def _new(call: Call) -> Any:
+    """A new value, alike everywhere or yet to be written: each rank's part of it."""
+    unrepeated(call)
+    state, shape, out = call.state(0), call.shape(0), call.out_shape
+    if len(shape) != len(out) or shape[state.dim] != out[state.dim]:
+        raise call.fail("it has another size along the sharded dimension")
+    call.args[1] = list(local_shape(out, state, call.member))
+    return state
+
+
+def _slice_scatter(call: Call) -> Any:
+    state = call.state(0)
+    if not isinstance(state, Shard) or call.state(1) != state or call.dim(call.argument(2, "dim", 0), len(call.out_shape)) == state.dim:
+        raise call.fail(f"writes {call.state(1)} into {state}")
+    return state
+
+
 def _einsum(call: Call) -> Any:
     """Along one letter that the result keeps, which every operand that has it is split along."""
     terms, result = einsum_terms(call.node), str(call.args[0]).replace(" ", "").partition("->")[2]
@@ -347,6 +364,9 @@ _RULES: dict[str, Callable[[Call], Any]] = {
     "aten.embedding": _embedding,
     "aten.repeat_interleave": repeat_interleave_rule,
     **{f"aten.{n}": _reduce for n in ("mean", "sum", "amax", "amin", "var", "std", "var_mean", "logsumexp", "linalg_vector_norm")},
+    **{f"aten.{n}": lambda c: _pointwise(c) if len(c.node.inputs) > 1 else _reduce(c) for n in ("max", "min")},
+    **{f"aten.{n}": _new for n in ("new_empty", "new_zeros", "new_ones", "new_full")},
+    "aten.slice_scatter": _slice_scatter,
     **{f"aten.{n}": _each for n in ("topk", "gather", "scatter", "scatter_", "argmax", "one_hot", "expand_as")},
     OWN_PART.rsplit(".", 1)[0]: own_part_rule,
     "meshwright.context_join": _context_join,
