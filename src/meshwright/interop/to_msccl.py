@@ -91,13 +91,10 @@ def refuse_too_large(p: Program, limits: ExecutorLimits, blocks: int) -> None:
     if p.ranks > limits.children:
         raise refuse("gpus", limit="children", needed=p.ranks, most=limits.children, hint="plan for fewer devices")
     members = p.fold.members if p.fold is not None else 1
-    pairs = np.unique(np.stack([p.channels.src, p.channels.dst])[:, _used(p)], axis=1)
-    peers = np.bincount(pairs[0], minlength=1)
-    # More connections than blocks must be shared, and then blocks only send or only receive: some gpu has no fewer peers than the mean of both.
-    both = -(-2 * pairs.shape[1] // (p.ranks // members)) if most_connections(p) > blocks else 0
-    needed = max(int(peers.max()), both)
+    peers = np.bincount(np.unique(np.stack([p.channels.src, p.channels.dst])[:, _used(p)], axis=1)[0], minlength=1)
+    needed = int(peers.max())
     if needed > blocks:
-        what = "peers of a gpu, each with a thread block of its own" if both else f"peers that gpu {int(peers.argmax())} sends to"
+        what = f"peers that gpu {int(peers.argmax())} sends to, each by a thread block of its own"
         hint = "raise --blocks if the GPU has the multiprocessors, or plan for fewer devices"
         raise refuse(what, limit="blocks", needed=needed, most=blocks, hint=hint)
     written = len(p.steps) * members
