@@ -8,7 +8,7 @@ from ....cost import Transport
 from ..problem import MIN_PIECE_BYTES, CollectiveProblem
 
 __all__ = [
-    "MAX_DEPTH", "MAX_EXPLICIT_STEPS", "MAX_FINE_UNITS", "MAX_RUN_STEPS", "MAX_SIMPLE_UNITS", "MAX_TALL_RUN_STEPS", "MAX_TRIED_UNITS", "
+    "MAX_DEPTH", "MAX_EXPLICIT_STEPS", "MAX_FINE_UNITS", "MAX_RUN_STEPS", "MAX_SIMPLE_UNITS", "MAX_TALL_RUN_STEPS", "MAX_TRIED_UNITS",
     "MIN_PIECES_LEFT", "MIN_TALL_HEIGHT", "choose_pieces", "rate_units",
 ]  # fmt: skip
 
