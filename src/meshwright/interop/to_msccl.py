@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from ..errors import Unsupported
-from ..program.fold import expand
+from ..program.fold import expand, image, members
 from ..program.program import Kind, Part, Program
 from .msccl import ExecutorLimits, MscclAlgo, MscclBlock, MscclGpu, MscclStep, spelling_of
 from .to_msccl_blocks import Block, Blocks, blocks_of
@@ -90,14 +90,16 @@ def refuse_too_large(p: Program, limits: ExecutorLimits, blocks: int) -> None:
     """
     if p.ranks > limits.children:
         raise refuse("gpus", limit="children", needed=p.ranks, most=limits.children, hint="plan for fewer devices")
-    members = p.fold.members if p.fold is not None else 1
-    peers = np.bincount(np.unique(np.stack([p.channels.src, p.channels.dst])[:, _used(p)], axis=1)[0], minlength=1)
+    ends = np.unique(np.stack([p.channels.src, p.channels.dst])[:, _used(p)], axis=1)
+    if p.fold is not None:  # a rank that stays where it is sends to all images of whom it sends to
+        ends = np.unique(np.concatenate([image(p.fold, ends, member) for member in members(p.fold)], axis=1), axis=1)
+    peers = np.bincount(ends[0], minlength=1)
     needed = int(peers.max())
     if needed > blocks:
         what = f"peers that gpu {int(peers.argmax())} sends to, each by a thread block of its own"
         hint = "raise --blocks if the GPU has the multiprocessors, or plan for fewer devices"
         raise refuse(what, limit="blocks", needed=needed, most=blocks, hint=hint)
-    written = len(p.steps) * members
+    written = len(p.steps) * (p.fold.members if p.fold is not None else 1)
     if written > MAX_WRITTEN_STEPS:
         text = f"{written} steps of all gpus are more than the {MAX_WRITTEN_STEPS} that are written: every gpu reads the whole file before it starts"
         raise Unsupported(text, hint="plan for fewer devices", data={"limit": "written", "needed": written, "most": MAX_WRITTEN_STEPS})
