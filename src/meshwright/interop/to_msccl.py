@@ -22,6 +22,7 @@ from .msccl import ExecutorLimits, MscclAlgo, MscclBlock, MscclGpu, MscclStep, s
 from .to_msccl_blocks import Block, Blocks, blocks_of
 from .to_msccl_buffers import moves_of
 from .to_msccl_memory import Memory, Place
+from .to_msccl_order import root_of
 
 __all__ = ["MscclOptions", "lower_to_msccl", "most_connections", "refuse_too_large"]
 
@@ -228,19 +229,12 @@ class _Writer:
     def _colours(self) -> tuple[dict[int, int], int]:
         """Connection -> channel number, and how many channels that takes."""
         chain = list(range(len(self.made.connections)))
-
-        def find(x: int) -> int:
-            while chain[x] != x:
-                chain[x] = chain[chain[x]]
-                x = chain[x]
-            return x
-
         for b in self.made.blocks:
             if b.send >= 0 and b.recv >= 0:
-                chain[find(b.send)] = find(b.recv)
+                chain[root_of(chain, b.send)] = root_of(chain, b.recv)
         members: dict[int, list[int]] = {}
         for c in range(len(chain)):
-            members.setdefault(find(c), []).append(c)
+            members.setdefault(root_of(chain, c), []).append(c)
         taken: set[tuple[int, int, int]] = set()
         ends: dict[tuple[str, int, int], int] = {}
         colour: dict[int, int] = {}

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 
 from .to_msccl_memory import Memory, Move
-from .to_msccl_order import Block, levels_of, waits_of
+from .to_msccl_order import Block, levels_of, root_of, waits_of
 
 __all__ = ["Block", "Blocks", "Connection", "blocks_of"]
 
@@ -274,13 +274,8 @@ class _Maker:
         chain = list(range(len(self.connections)))
         pairs = [{(c.src, c.dst)} for c in self.connections]
 
-        def find(x: int) -> int:
-            while chain[x] != x:
-                chain[x] = x = chain[chain[x]]
-            return x
-
         def tie(a: int, b: int) -> bool:
-            a, b = find(a), find(b)
+            a, b = root_of(chain, a), root_of(chain, b)
             if a != b and not pairs[a].isdisjoint(pairs[b]):
                 return False
             if a != b:

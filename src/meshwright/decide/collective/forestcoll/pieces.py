@@ -48,11 +48,8 @@ def wanted_pieces(problem: CollectiveProblem, forests: list[Forest], parts: int,
     transport = problem.transport or Transport()
     overhead_s = 2 * transport.per_message_s + 2 * transport.per_step_s
     part = problem.size_bytes // parts
-    if forests[0].method == "one root":
-        wanted = max(part // MIN_PIECE_BYTES_OF_ONE_ROOT, min(MIN_PIECES_OF_ONE_ROOT, part // MIN_SCARCE_PIECE_BYTES))
-    else:
-        wanted = part // MIN_PIECE_BYTES
-    wanted = min(most, wanted)
+    of_one_root = max(part // MIN_PIECE_BYTES_OF_ONE_ROOT, min(MIN_PIECES_OF_ONE_ROOT, part // MIN_SCARCE_PIECE_BYTES))
+    wanted = min(most, of_one_root if forests[0].method == "one root" else part // MIN_PIECE_BYTES)
     # p pieces: (hops - 1) · time / p to fill and p · overhead for messages; the sum is least where both are equal.
     if overhead_s > 0:
         wanted = min(wanted, int(((hops - 1) * time_s / overhead_s) ** 0.5))
