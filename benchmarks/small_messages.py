@@ -4,7 +4,8 @@
 
 Every repetition times `--calls` calls of each kind of group, ours first and gloo first in turn; each lasts as long as at its slowest rank.
 `repeated` calls have one length, so they are foreseen (`run.group.consent`); `new` ones differ from all before by an element. Two plans are
-compared as well: none, and those of `laptop:N` with `min_bytes` 0, every one used. All samples are written down.
+compared as well: none, and those of `laptop:N` with `min_bytes` 0, every one used. All samples are written down. `thread_us` is processor time of
+rank 0's calling thread: what a layer in front of gloo costs there, on a busy machine too.
 """
 
 from __future__ import annotations
@@ -38,20 +39,20 @@ def rank_main(repeat: int, calls: int) -> None:
     groups["ours, planned"] = dist.new_group(backend="meshwright", timeout=limit)
     fresh = 100_000
 
-    def timed(group: Any, tensors: list[torch.Tensor]) -> float:
+    def timed(group: Any, tensors: list[torch.Tensor]) -> tuple[float, float]:
         dist.barrier()
-        begin = time.perf_counter()
+        begin, used = time.perf_counter(), time.thread_time()
         for tensor in tensors:
             dist.all_reduce(tensor, group=group)
-        took = torch.tensor([time.perf_counter() - begin])
+        took, used = torch.tensor([time.perf_counter() - begin]), time.thread_time() - used
         dist.all_reduce(took, dist.ReduceOp.MAX)
-        return float(took) / len(tensors)
+        return float(took) / len(tensors), used / len(tensors)
 
     for size in SIZES:
         same = torch.zeros(max(1, size // 4))
         for group in groups.values():
             timed(group, [same] * 5)
-        samples: dict[str, list[float]] = {}
+        samples: dict[str, list[tuple[float, float]]] = {}
         for turn in range(repeat):
             names = list(groups)
             for name in names if turn % 2 else names[::-1]:
@@ -63,7 +64,9 @@ def rank_main(repeat: int, calls: int) -> None:
                 fresh += 10
         if rank == 0:
             for name, took in samples.items():
-                sys.stdout.write(json.dumps({"ranks": ranks, "size_bytes": size, "group": name, "samples_s": took}) + "\n")
+                lasted, used = ([one[k] for one in took] for k in (0, 1))
+                row = {"ranks": ranks, "size_bytes": size, "group": name, "samples_s": lasted, "thread_us": round(1e6 * statistics.median(used), 1)}
+                sys.stdout.write(json.dumps(row) + "\n")
     dist.destroy_process_group()
 
 
@@ -98,7 +101,7 @@ def main() -> None:
 
     rows = [row for ranks in args.ranks for row in run(ranks, args.repeat, args.calls)]
     for row in rows:
-        print(f"{row['what']:<70} {row['value']:>10} us  {row['over_gloo']:>7} x gloo")
+        print(f"{row['what']:<70} {row['value']:>10} us  {row['over_gloo']:>7} x gloo  {row['thread_us']:>7} us of the thread")
     machine.record("small_messages", rows)
 
 

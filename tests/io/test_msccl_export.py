@@ -148,12 +148,12 @@ def test_files_of_too_many_steps_are_refused_before_they_are_written(monkeypatch
 def test_more_peers_than_thread_blocks_are_refused_before_anything_is_written(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(msccl, "lower_to_msccl", lambda *args: pytest.fail("written"))
     data = refusal(program_of(NAMES["direct"](), "all-gather", "laptop:5"), blocks=3)
-    assert data == {"limit": "blocks", "needed": 8, "most": 3}  # four that are sent to, four that are received from
+    assert data == {"limit": "blocks", "needed": 4, "most": 3}  # a block sends to one peer only
 
 
 def test_refusals_name_the_limit() -> None:
     trees = program_of(ForestColl(pieces=1), "all-gather")
-    assert refusal(trees, blocks=2)["limit"] == "blocks"
+    assert refusal(trees, blocks=1)["limit"] == "blocks"
     right(export_msccl(trees, MscclOptions(limits=ExecutorLimits(channels=1))).algo, seeds=1)  # all messages between two ranks share one
     assert refusal(trees, limits=ExecutorLimits(channels=1, steps=1))["limit"] == "channels"
     assert refusal(program_of(NAMES["direct"](), "all-gather"), limits=ExecutorLimits(blocks_per_channel=1, channels=2))["limit"] == "channels"

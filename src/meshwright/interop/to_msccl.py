@@ -16,12 +16,13 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from ..errors import Unsupported
-from ..program.fold import expand
+from ..program.fold import expand, image, members
 from ..program.program import Kind, Part, Program
 from .msccl import ExecutorLimits, MscclAlgo, MscclBlock, MscclGpu, MscclStep, spelling_of
 from .to_msccl_blocks import Block, Blocks, blocks_of
 from .to_msccl_buffers import moves_of
 from .to_msccl_memory import Memory, Place
+from .to_msccl_order import root_of
 
 __all__ = ["MscclOptions", "lower_to_msccl", "most_connections", "refuse_too_large"]
 
@@ -90,17 +91,16 @@ def refuse_too_large(p: Program, limits: ExecutorLimits, blocks: int) -> None:
     """
     if p.ranks > limits.children:
         raise refuse("gpus", limit="children", needed=p.ranks, most=limits.children, hint="plan for fewer devices")
-    members = p.fold.members if p.fold is not None else 1
-    pairs = np.unique(np.stack([p.channels.src, p.channels.dst])[:, _used(p)], axis=1)
-    peers = np.bincount(pairs[0], minlength=1)
-    # More connections than blocks must be shared, and then blocks only send or only receive: some gpu has no fewer peers than the mean of both.
-    both = -(-2 * pairs.shape[1] // (p.ranks // members)) if most_connections(p) > blocks else 0
-    needed = max(int(peers.max()), both)
+    ends = np.unique(np.stack([p.channels.src, p.channels.dst])[:, _used(p)], axis=1)
+    if p.fold is not None:  # a rank that stays where it is sends to all images of whom it sends to
+        ends = np.unique(np.concatenate([image(p.fold, ends, member) for member in members(p.fold)], axis=1), axis=1)
+    peers = np.bincount(ends[0], minlength=1)
+    needed = int(peers.max())
     if needed > blocks:
-        what = "peers of a gpu, each with a thread block of its own" if both else f"peers that gpu {int(peers.argmax())} sends to"
+        what = f"peers that gpu {int(peers.argmax())} sends to, each by a thread block of its own"
         hint = "raise --blocks if the GPU has the multiprocessors, or plan for fewer devices"
         raise refuse(what, limit="blocks", needed=needed, most=blocks, hint=hint)
-    written = len(p.steps) * members
+    written = len(p.steps) * (p.fold.members if p.fold is not None else 1)
     if written > MAX_WRITTEN_STEPS:
         text = f"{written} steps of all gpus are more than the {MAX_WRITTEN_STEPS} that are written: every gpu reads the whole file before it starts"
         raise Unsupported(text, hint="plan for fewer devices", data={"limit": "written", "needed": written, "most": MAX_WRITTEN_STEPS})
@@ -229,19 +229,12 @@ class _Writer:
     def _colours(self) -> tuple[dict[int, int], int]:
         """Connection -> channel number, and how many channels that takes."""
         chain = list(range(len(self.made.connections)))
-
-        def find(x: int) -> int:
-            while chain[x] != x:
-                chain[x] = chain[chain[x]]
-                x = chain[x]
-            return x
-
         for b in self.made.blocks:
             if b.send >= 0 and b.recv >= 0:
-                chain[find(b.send)] = find(b.recv)
+                chain[root_of(chain, b.send)] = root_of(chain, b.recv)
         members: dict[int, list[int]] = {}
         for c in range(len(chain)):
-            members.setdefault(find(c), []).append(c)
+            members.setdefault(root_of(chain, c), []).append(c)
         taken: set[tuple[int, int, int]] = set()
         ends: dict[tuple[str, int, int], int] = {}
         colour: dict[int, int] = {}

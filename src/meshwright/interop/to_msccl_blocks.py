@@ -6,7 +6,8 @@ only receives and one that only sends what it received become one, step by step 
 forwarding becomes a fused step (`rcs`, `rrcs`; `rrs` where nobody reads the stored value), as vendor rings are written.
 
 A schedule of many trees has more connections than a GPU holds blocks. Pooled, all messages between two ranks share a few connections: every
-block only sends to one peer or only receives from one, in an order of the messages that both ends share and that no wait contradicts.
+block sends to one peer or receives from one, in an order of the messages that all blocks share and that no wait contradicts. So where a GPU has too
+many blocks, one that sends and one that receives may become one.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 
 from .to_msccl_memory import Memory, Move
-from .to_msccl_order import Block, levels_of, waits_of
+from .to_msccl_order import Block, levels_of, root_of, waits_of
 
 __all__ = ["Block", "Blocks", "Connection", "blocks_of"]
 
@@ -50,12 +51,14 @@ def blocks_of(
         merge: join receiving and sending blocks.
         relaxed: keep a lane's order between its blocks only where steps touch the same chunks; else always.
         squeeze: blocks per rank beyond which also unrelated receiving and sending blocks are joined; 0 = never.
-        pool: messages between two ranks share connections, `stretch` on each; `merge`, `relaxed` and `squeeze` then mean nothing.
+        pool: messages between two ranks share connections, `stretch` on each; `merge` and `relaxed` then mean nothing.
     Raises: Unsupported when the joined order contradicts itself (never without `merge` and `pool`).
     """
     made = _Maker(moves, memory, stretch)
     if pool:
         made.pool()
+        if squeeze:
+            made.squeeze(squeeze)
         made.drop_dead_stores()
         made.result.waits = waits_of(made.moves, made.result.blocks)
         return made.result
@@ -85,6 +88,7 @@ class _Maker:
         self.into: dict[int, int] = {}
         self.connections: list[Connection] = []
         self.block_of: dict[int, int] = {}
+        self.place: dict[int, tuple[int, int, int]] = {}  # pooled move -> its message's place in the order that all blocks keep
         self.joined: dict[int, tuple[Block, Block]] = {}  # joined block -> what it was made of
         self.result = Blocks(moves, [], self.connections)
 
@@ -216,7 +220,10 @@ class _Maker:
         blocks = self.result.blocks
         pooled: list[Connection] = []
         for (src, dst), messages in sorted(between.items()):
-            messages.sort(key=lambda c: (level[ends[c][0]], self.moves[ends[c][0]].order, c))
+            for c in messages:
+                at = level[ends[c][0]], self.moves[ends[c][0]].order, c
+                self.place |= dict.fromkeys(ends[c], at)
+            messages.sort(key=lambda c: self.place[ends[c][0]])
             many = -(-len(messages) // self.stretch)
             for number in range(many):  # dealt out in turn, so that early and late messages lie on every connection
                 mine = messages[number::many]
@@ -258,7 +265,7 @@ class _Maker:
         if not keep:
             self.joined[id(one)] = (Block(one.rank, -1, one.recv, list(one.moves)), Block(two.rank, two.send, -1, list(two.moves)))
         one.send = two.send
-        one.moves = sorted(one.moves + two.moves, key=lambda k: (self.moves[k].order, k))
+        one.moves = sorted(one.moves + two.moves, key=lambda k: self.place.get(k, (self.moves[k].order, k)))
         two.moves = []
 
     def squeeze(self, most: int) -> None:
@@ -267,16 +274,12 @@ class _Maker:
         chain = list(range(len(self.connections)))
         pairs = [{(c.src, c.dst)} for c in self.connections]
 
-        def find(x: int) -> int:
-            while chain[x] != x:
-                x = chain[x]
-            return x
-
         def tie(a: int, b: int) -> bool:
-            a, b = find(a), find(b)
+            a, b = root_of(chain, a), root_of(chain, b)
             if a != b and not pairs[a].isdisjoint(pairs[b]):
                 return False
             if a != b:
+                a, b = sorted((a, b), key=lambda x: len(pairs[x]))
                 chain[a] = b
                 pairs[b] |= pairs[a]
             return True

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from ..program.program import Program
 from .to_msccl_memory import Access, Home, Memory, Move, Place, accesses_of, execution_order
+from .to_msccl_order import root_of
 
 __all__ = ["moves_of"]
 
@@ -100,13 +101,6 @@ class _Homes:
     def _pieces(self, homes: list[tuple[list[Home], list[Home]]]) -> list[list[int]]:
         """Per step the first chunks of its pieces; both ends of a message are cut alike."""
         label = list(range(len(self.accesses)))
-
-        def find(x: int) -> int:
-            while label[x] != x:
-                label[x] = label[label[x]]
-                x = label[x]
-            return x
-
         sends: dict[int, list[int]] = {}
         receives: dict[int, list[int]] = {}
         for k, a in enumerate(self.accesses):
@@ -117,16 +111,16 @@ class _Homes:
         # messages match first in first out, so the k-th send and the k-th receive are one message and get the same cuts
         for channel, ends in sends.items():
             for x, y in zip(ends, receives.get(channel, []), strict=True):
-                label[find(x)] = find(y)
+                label[root_of(label, x)] = root_of(label, y)
         cuts: dict[int, set[int]] = {}
         for k, (src, dst) in enumerate(homes):
-            mine = cuts.setdefault(find(k), {0})
+            mine = cuts.setdefault(root_of(label, k), {0})
             for home in (src, dst):
                 mine.update(j for j in range(1, len(home)) if home[j] != (home[j - 1][0], home[j - 1][1] + 1))
         out = []
         for k, a in enumerate(self.accesses):
             chunks = a.size // self.memory.unit
-            at = sorted(cuts[find(k)])
+            at = sorted(cuts[root_of(label, k)])
             out.append([j for lo, hi in zip(at, [*at[1:], chunks], strict=True) for j in range(lo, hi, self.most)])
         return out
 

@@ -9,7 +9,7 @@ from itertools import pairwise
 from ..errors import Unsupported
 from .to_msccl_memory import Move
 
-__all__ = ["Block", "levels_of", "waits_of"]
+__all__ = ["Block", "levels_of", "root_of", "waits_of"]
 
 
 @dataclass(slots=True)
@@ -18,6 +18,13 @@ class Block:
     send: int  # connection, -1 = none
     recv: int
     moves: list[int]
+
+
+def root_of(links: list[int], x: int) -> int:
+    """The representative of x where joined numbers are linked towards one; the way there is halved."""
+    while links[x] != x:
+        links[x] = x = links[links[x]]
+    return x
 
 
 def levels_of(moves: Sequence[Move], sender_of: Mapping[int, int]) -> list[int]:

@@ -19,7 +19,8 @@ from meshwright.decide.collective.blink.chunks import fastest_count, tuned_chunk
 from meshwright.decide.collective.blink.graph import canonical, canonical_order
 from meshwright.decide.collective.blink.pack import best_rate, pack, two_way
 from meshwright.decide.collective.blink.strategy import Blink
-from meshwright.decide.collective.blink.three_phase import port_shares, servers_of
+from meshwright.decide.collective.blink.three_phase import port_shares
+from meshwright.decide.collective.classic.hierarchical import servers_of
 from meshwright.decide.collective.cuts import worst_cut
 from meshwright.decide.collective.program_time import simulated_time_s
 from meshwright.decide.collective.rates import RateGraph, rate_graph

@@ -106,6 +106,22 @@ def uneven_splits(r: int, n: int) -> None:
         assert torch.equal(y, torch.cat([(torch.arange(3.0 * b) + i)[r * b : (r + 1) * b] for i in range(n)]))
 
 
+def unlike_lists(r: int, n: int) -> None:
+    """Lists of unlike lengths, the same at all ranks: gloo gathers none and refuses at every rank, and scatters sums of them. The group goes on."""
+    for b in (SMALL, PLANNED):
+        try:
+            dist.all_gather([torch.empty(b + k) for k in range(n)], torch.ones(b + r))
+        except RankDiverged:
+            raise
+        except RuntimeError as error:
+            assert "invalid tensor size" in str(error), error
+        else:
+            raise AssertionError("gloo gathers unlike lengths now: plans may, too")
+        out = torch.empty(b + r)
+        dist.reduce_scatter(out, [torch.full((b + k,), float(r + k)) for k in range(n)])
+        assert out.eq(sum(range(n)) + n * r).all()
+
+
 def splits_without_plans(r: int, n: int) -> None:
     """A group that has no plan exchanges and refuses the same."""
     meshwright.torch.configure(fabric="")
@@ -260,7 +276,7 @@ def main() -> None:
     torch.set_num_threads(1)
     meshwright.torch.configure(fabric="laptop:3", builtin=False)
     dist.init_process_group("meshwright", timeout=DEADLINE)
-    for case in (views_with_gaps, uneven_splits, wrong_arguments):
+    for case in (views_with_gaps, uneven_splits, unlike_lists, wrong_arguments):
         case(rank, n)
     splits_without_plans(rank, n)
     unlike_messages(rank, n)

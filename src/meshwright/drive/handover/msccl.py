@@ -29,7 +29,7 @@ _WAYS: tuple[dict[str, bool], ...] = (
     {"relaxed": False},
     {"merge": False},
     {"merge": False, "relaxed": False},
-    {"pool": True},
+    {"pool": True, "squeeze": True},
 )
 
 

@@ -90,7 +90,8 @@ def _lane_slices(
         known = {int(s): trace.name_id(step_names[int(s)]) for s in np.unique(steps)}
         names = [known[s] for s in steps.tolist()]
     phases = [spans.phase[i] for i in order.tolist()] if spans.phase else [phase_of_step.get(s, "step") for s in steps.tolist()]
-    categories = [trace.category_id(phase) for phase in phases]
+    known_phase = {phase: trace.category_id(phase) for phase in dict.fromkeys(phases)}
+    categories = [known_phase[phase] for phase in phases]
     return Slices(
         track=track, start_s=start, end_s=end, name=np.array(names, np.int64), category=np.array(categories, np.int64),
         step=steps.astype(np.int64), iteration=spans.iteration[order].astype(np.int64),
@@ -161,7 +162,9 @@ class _StepNames:
 
 def _critical_path(trace: Trace, timeline: Timeline, lanes: Slices, label: str) -> Slices:
     """The steps that decide the makespan, once more, on one track: each from the end of the one before it, so that they tile the step."""
-    at = {key: i for i, key in enumerate(zip(lanes.step.tolist(), lanes.iteration.tolist(), strict=True))}
+    # A path has thousands of steps of a timeline's millions.
+    mine = np.flatnonzero(np.isin(lanes.step, [step for step, _ in timeline.critical_path]))
+    at = dict(zip(zip(lanes.step[mine].tolist(), lanes.iteration[mine].tolist(), strict=True), mine.tolist(), strict=True))
     found = take(lanes, np.array([at[key] for key in timeline.critical_path if key in at], np.int64))
     if not len(found):
         return found

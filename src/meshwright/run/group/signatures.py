@@ -62,6 +62,8 @@ def _measured(op: str, ranks: int, args: tuple[Any, ...]) -> tuple[torch.Tensor,
         return target, _bytes(target if op == "all-gather" else source)
     if op == "reduce-scatter":
         return target[0], sum(map(_bytes, source[0]))
+    if op == "all-gather":  # a list of unlike lengths is the same at all ranks, and gloo's to refuse
+        return source[0], sum(map(_bytes, target[0]))
     own = target[0] if op == "scatter" else source[0]
     return own, ranks * _bytes(own)
 

@@ -108,7 +108,9 @@ def same_call(a: One, b: One, rank: int) -> bool:
         op = {"all_gather": "all_gather_into_tensor", "reduce_scatter": "reduce_scatter_tensor", "all_to_all": "all_to_all_single"}.get(x.op, x.op)
         size: object = x.elements
         if x.splits is not None and op == "all_to_all_single":
-            size = x.splits[rank], tuple(row[rank] for row in x.splits)
+            others = [r for r in range(len(x.splits)) if r != rank]  # what a rank sends itself is its own affair
+            pairs = [(x.splits[rank][r], x.splits[r][rank]) for r in others]
+            size = pairs if len({count for pair in pairs for count in pair}) > 1 else pairs[0][0]
         return op, x.dtype, x.operator if op in REDUCING or op == "reduce_scatter_tensor" else "", size, x.root if op in ROOTED else -1
 
     return seen(a) == seen(b)

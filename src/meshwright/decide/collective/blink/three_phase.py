@@ -17,13 +17,14 @@ from fractions import Fraction
 from itertools import pairwise
 
 from ....errors import Disconnected
+from ..classic.hierarchical import servers_of
 from ..problem import CollectiveProblem
 from ..rates import RateGraph
 from .graph import canonical
 from .pack import pack
 from .tree_sets import Chosen, TreeSet, chosen_tree, own_path, set_rate, switch_path
 
-__all__ = ["port_shares", "servers_of", "three_phase_set"]
+__all__ = ["port_shares", "three_phase_set"]
 
 # Units of the message that are tried, apart from one full turn of all servers and roots: each is a spanning tree over all ranks.
 MAX_UNITS = 128
@@ -35,14 +36,6 @@ class _Local:
 
     def __init__(self, members: list[int], trees: list[tuple[dict[tuple[int, int], Path], int]], roots: list[tuple[int, Fraction]]) -> None:
         self.members, self.trees, self.roots = members, trees, roots
-
-
-def servers_of(problem: CollectiveProblem) -> list[list[int]]:
-    """Ranks by server, servers in order of their first rank."""
-    found: dict[str, list[int]] = {}
-    for rank, name in enumerate(problem.ranks):
-        found.setdefault(problem.fabric.device(name).group, []).append(rank)
-    return list(found.values())
 
 
 def three_phase_set(problem: CollectiveProblem, graph: RateGraph, *, epsilon: float, theta: float) -> TreeSet | None:

@@ -24,6 +24,7 @@ from ....errors import Disconnected, Unsupported, UsageError
 from ....program.program import Program
 from ..blink.three_phase import port_shares
 from ..bounds.collective import collective_bound
+from ..classic.hierarchical import servers_of
 from ..classic.ring import ring_order
 from ..memo import in_pieces, remember
 from ..problem import CollectivePlan, CollectiveProblem, CollectiveStrategy, options_of, require_operation
@@ -135,7 +136,7 @@ class BlueConnect(CollectiveStrategy):
         rows = [
             {"stages": _in_words(j.candidate.plan), "slices": j.slices, "table_s": j.candidate.table_s, "simulated_s": j.time_s} for j in judged
         ]
-        notes = {"stages": _in_words(plan), "slices": slices, "judged": rows, "servers": _servers_of(problem)}
+        notes = {"stages": _in_words(plan), "slices": slices, "judged": rows, "servers": [len(s) for s in servers_of(problem)]}
         return CollectivePlan(program=program, bound=bound, strategy=self.name, options=options_of(chosen), notes=notes)
 
     def _require_sense(self, n: int) -> None:
@@ -288,14 +289,6 @@ def _by_ports(problem: CollectiveProblem, hierarchy: Hierarchy) -> tuple[tuple[F
         by_rank = dict(shares)
         found.append(tuple(by_rank.get(r, Fraction(0)) for r in members))
     return tuple(found)
-
-
-def _servers_of(problem: CollectiveProblem) -> list[int]:
-    sizes: dict[str, int] = {}
-    for name in problem.ranks:
-        group = problem.fabric.device(name).group
-        sizes[group] = sizes.get(group, 0) + 1
-    return list(sizes.values())
 
 
 def _in_words(plan: GridPlan | OverlayPlan) -> str:

@@ -16,7 +16,9 @@ __all__ = ["depth_of", "evenly_cut", "lead_of", "require_numbers", "round_number
 # Messages in flight on a channel of many pieces: the first is taken that lets a hop's latency overlap with the pieces that follow.
 DEPTHS = (4, 8, 16, 32, 64)
 MIN_PIECE_BYTES = 8192  # pieces are not made smaller: that gains nothing ...
-MIN_PIECE_BYTES_OF_ONE_ROOT = 4096  # ... but of folded trees of one root, as all wait for a first piece: 0.976 of the bound on 128 boxes, not 0.969
+MIN_PIECE_BYTES_OF_ONE_ROOT = 4096  # ... but of folded trees of one root, as all wait for a first piece: 0.976 of the bound on 128 boxes, not 0.969,
+MIN_SCARCE_PIECE_BYTES = 1024  # and while they are few: 0.980 of the bound on 1,024 boxes with 128 pieces, 0.941 with 32
+MIN_PIECES_OF_ONE_ROOT = 128
 MAX_POWER_OF_TWO_PIECES = 32  # up to so many pieces are rounded to powers of two, more to three leading binary digits
 MAX_LEAD_PIECES = 16  # pieces that the longest way may be ahead: as many are held at once, and stored as one iteration
 MAX_ITERATION_STEPS = 400_000  # stored steps of such an iteration
@@ -45,8 +47,9 @@ def wanted_pieces(problem: CollectiveProblem, forests: list[Forest], parts: int,
     time_s = bandwidth_s(problem, forests)
     transport = problem.transport or Transport()
     overhead_s = 2 * transport.per_message_s + 2 * transport.per_step_s
-    least = MIN_PIECE_BYTES_OF_ONE_ROOT if forests[0].method == "one root" else MIN_PIECE_BYTES
-    wanted = min(most, problem.size_bytes // parts // least)
+    part = problem.size_bytes // parts
+    of_one_root = max(part // MIN_PIECE_BYTES_OF_ONE_ROOT, min(MIN_PIECES_OF_ONE_ROOT, part // MIN_SCARCE_PIECE_BYTES))
+    wanted = min(most, of_one_root if forests[0].method == "one root" else part // MIN_PIECE_BYTES)
     # p pieces: (hops - 1) · time / p to fill and p · overhead for messages; the sum is least where both are equal.
     if overhead_s > 0:
         wanted = min(wanted, int(((hops - 1) * time_s / overhead_s) ** 0.5))

@@ -8,8 +8,8 @@ from ....cost import Transport
 from ..problem import MIN_PIECE_BYTES, CollectiveProblem
 
 __all__ = [
-    "MAX_DEPTH", "MAX_EXPLICIT_STEPS", "MAX_FINE_UNITS", "MAX_RUN_STEPS", "MAX_SIMPLE_UNITS", "MAX_TRIED_UNITS", "MIN_PIECES_LEFT", "choose_pieces",
-    "rate_units",
+    "MAX_DEPTH", "MAX_EXPLICIT_STEPS", "MAX_FINE_UNITS", "MAX_RUN_STEPS", "MAX_SIMPLE_UNITS", "MAX_TALL_RUN_STEPS", "MAX_TRIED_UNITS",
+    "MIN_PIECES_LEFT", "MIN_TALL_HEIGHT", "choose_pieces", "rate_units",
 ]  # fmt: skip
 
 MAX_SIMPLE_UNITS = 12  # rates are rounded down to the narrowest link's rate by 1 to 12 ...
@@ -18,6 +18,8 @@ MAX_TRIED_UNITS = 24  # such roundings tried, the coarsest first; each is a line
 # The size of programs of packed trees, in the network or not, of one collective or of several groups.
 MAX_EXPLICIT_STEPS = 100_000  # executed steps: larger programs use `repeat` and batches of trees, unless told otherwise
 MAX_RUN_STEPS = 1_000_000  # executed steps up to which more pieces and channels are chosen
+MAX_TALL_RUN_STEPS = 3_000_000  # of trees so high that a piece's way is long: 0.934 of the bound for two MI250 boxes (28 hops), not 0.923
+MIN_TALL_HEIGHT = 16  # hops
 MIN_PIECES_LEFT = 64  # batches of trees become finer as long as the program's size leaves so many pieces
 MAX_DEPTH = 4  # messages in flight on a channel of many pieces
 

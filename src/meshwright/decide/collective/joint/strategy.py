@@ -36,7 +36,7 @@ from ..trees.lp import Arc, Demand, Packing, PackingProblem, solve_packing
 from .demand import PACKED
 from .exact import ExactDemand, exact_demand, packing_time
 from .innetwork import InNetwork
-from .pieces import MAX_DEPTH, MAX_EXPLICIT_STEPS, MAX_RUN_STEPS, MIN_PIECES_LEFT, choose_pieces, rate_units
+from .pieces import MAX_DEPTH, MAX_EXPLICIT_STEPS, MAX_RUN_STEPS, MAX_TALL_RUN_STEPS, MIN_PIECES_LEFT, MIN_TALL_HEIGHT, choose_pieces, rate_units
 from .trees import DemandTrees, cut_parts, merged, parts_of, smallest_quantum, trees_of
 
 __all__ = ["CITE", "DEVIATIONS", "Joint", "packing_problem"]
@@ -110,7 +110,8 @@ class Joint(CollectiveStrategy):
         units, ranks = trees.exact.units, graph.ranks
         time_s = packing_time(packed, [trees.exact]) * problem.size_bytes / graph.unit_Bps
         wanted = self.pieces or choose_pieces(problem, trees.height, float(time_s), most=self.max_pieces, units=units)
-        most = MAX_EXPLICIT_STEPS if self.unroll else min(MAX_RUN_STEPS, int(STEPS_PER_EFFORT_S * problem.budget_s))
+        most = MAX_TALL_RUN_STEPS if trees.height >= MIN_TALL_HEIGHT else MAX_RUN_STEPS
+        most = MAX_EXPLICIT_STEPS if self.unroll else min(most, int(STEPS_PER_EFFORT_S * problem.budget_s))
         parts = merged(parts_of(trees))
         quantum = self.quantum or smallest_quantum(parts, ranks, most // min(wanted, MIN_PIECES_LEFT))
         parts = cut_parts(parts, quantum)
