@@ -66,8 +66,12 @@ class Builder:
 
     def cable(self, a: str, b: str, count: int = 1) -> None:
         """Both ways, `count` cables of one port's rate in every plane."""
-        for ends in ((a, b), (b, a)):
-            self.rates[ends] = self.rates.get(ends, 0) + count * self.rate_Bps
+        self.link(a, b, count)
+        self.link(b, a, count)
+
+    def link(self, a: str, b: str, count: int = 1) -> None:
+        """One way of such cables. Of links out of one place the earlier ones are preferred by routes."""
+        self.rates[a, b] = self.rates.get((a, b), 0) + count * self.rate_Bps
 
     def fabric(self, name: str, source: str) -> Fabric:
         links = tuple(Link(src=a, dst=b, rate_Bps=rate, latency_s=self.latency_s) for (a, b), rate in self.rates.items())

@@ -161,10 +161,12 @@ class Torus(TopologyStrategy):
 
         def build(builder: Builder) -> None:
             names = [[builder.device(f"d{i}.{j}", f"b{i // 2}.{j // 2}") for j in range(columns)] for i in range(rows)]
-            for i in range(rows):
-                for j in range(columns):
-                    builder.cable(names[i][j], names[i][(j + 1) % columns])
-                    builder.cable(names[i][j], names[(i + 1) % rows][j])
+            # Links along rows come first, so routes follow rows, then columns. Of two equally short ways half of the accelerators take each.
+            for down, right in ((0, 1), (1, 0)):
+                for i in range(rows):
+                    for j in range(columns):
+                        for way in (1, -1) if (i + j) % 2 else (-1, 1):
+                            builder.link(names[i][j], names[(i + way * down) % rows][(j + way * right) % columns])
 
         hops = Fraction(rows + columns, 4) * Fraction(nodes, nodes - 1)  # on average, to another accelerator; sides are even
         return (

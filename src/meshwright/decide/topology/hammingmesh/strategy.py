@@ -70,18 +70,17 @@ class Mesh:
                 builder.device(self.accelerator(i, j), f"b{i // self.a}.{j // self.b}")
         along = [builder.switch(f"row{i // self.a}.{i % self.a}") for i in range(rows)]
         across = [builder.switch(f"column{j // self.b}.{j % self.b}") for j in range(columns)]
-        for i in range(rows):
-            for j in range(columns):
-                here = self.accelerator(i, j)
-                if j % self.b < self.b - 1:
-                    builder.cable(here, self.accelerator(i, j + 1))
-                if i % self.a < self.a - 1:
-                    builder.cable(here, self.accelerator(i + 1, j))
-                east_west, north_south = (j % self.b == 0) + (j % self.b == self.b - 1), (i % self.a == 0) + (i % self.a == self.a - 1)
-                if east_west:
-                    builder.cable(here, along[i], east_west)
-                if north_south:
-                    builder.cable(here, across[j], north_south)
+        places = [(i, j, self.accelerator(i, j)) for i in range(rows) for j in range(columns)]
+        for i, j, here in places:  # links along rows come first, so routes follow rows, then columns
+            if j % self.b < self.b - 1:
+                builder.cable(here, self.accelerator(i, j + 1))
+            if east_west := (j % self.b == 0) + (j % self.b == self.b - 1):
+                builder.cable(here, along[i], east_west)
+        for i, j, here in places:
+            if i % self.a < self.a - 1:
+                builder.cable(here, self.accelerator(i + 1, j))
+            if north_south := (i % self.a == 0) + (i % self.a == self.a - 1):
+                builder.cable(here, across[j], north_south)
 
 
 def _networks(boards: int, side: int, groups: int, radix: int) -> tuple[int, int, int]:
