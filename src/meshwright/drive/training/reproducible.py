@@ -3,8 +3,8 @@
 Contributions are numbered by micro-batch, so a replica's part of the tree is the fold of its own micro-batches, and a collective folds these
 (docs/reproducibility.md). Stages of a pipeline do the same operations on other ranks, and sharding at level 1 divides only what is added already. At
 levels 2 and 3 replicas are added micro-batch by micro-batch: there they take micro-batches in turn (`TrainingLayout.in_turn`). A tensor degree is
-part of the contributions: plans of the same degree have equal bits. Tensor ranks add up what they hold in parts last, at every level. Whatever divides a micro-batch or its gradient otherwise rounds otherwise, and is
-refused.
+part of the contributions: plans of the same degree have equal bits. Tensor ranks add up what they hold in parts last, at every level. Whatever
+divides a micro-batch or its gradient otherwise rounds otherwise, and is refused.
 """
 
 from __future__ import annotations
