@@ -255,6 +255,7 @@ def test_a_switch_that_refuses_is_done_without() -> None:
     with switch(slots=4) as up, Stream.join(up.address, seat(0, 1, job="other", slots=4)):
         found = reducers(up, 2, lambda reducer, worker: (reducer.all_reduce(np.full(3, worker, np.int32)), type(reducer.why)))
         parts = floats(5, 300)  # in a job of mode tree the hosts fold: the bits are those of the switch
-        folded = reducers(up, 5, lambda reducer, worker: (reducer.all_reduce(parts[worker].copy()), type(reducer.why)), mode="tree", slots=4, job="folds")
+        more = {"mode": "tree", "slots": 4, "job": "folds"}
+        folded = reducers(up, 5, lambda reducer, worker: (reducer.all_reduce(parts[worker].copy()), type(reducer.why)), **more)
     assert all(x.tolist() == [1, 1, 1] and why is Unsupported for x, why in found)
     assert all(x.tobytes() == fold(parts).tobytes() and why is Unsupported for x, why in folded)

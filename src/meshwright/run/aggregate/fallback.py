@@ -80,7 +80,7 @@ class GlooHosts:
 
 
 class Reducer:
-    """Worker `rank` of `workers`. `why`: the error for which the hosts took over, None while the switch serves. `folds`: in a job of mode `tree`."""
+    """Worker `rank` of `workers`. `why`: the error for which the hosts took over, None while the switch serves. `folds`: the job's mode is `tree`."""
 
     def __init__(
         self, stream: Stream | None, hosts: Hosts, rank: int, workers: int, why: MeshwrightError | None = None, *, folds: bool = False
@@ -105,8 +105,8 @@ class Reducer:
         return cls(stream, hosts, rank, seat.workers or seat.children, why, folds=seat.mode == "tree")
 
     def all_reduce(self, array: NDArray[Any], *, arithmetic: str = "") -> NDArray[Any]:
-        """As `Stream.all_reduce`, in place, by default `tree` in a job of that mode, else `exact`. A tensor that the switch refuses, or loses, is summed
-        by the hosts: in a job of mode `tree` along the same fold, to the same bits; else floats as they sum them.
+        """As `Stream.all_reduce`, in place, by default `tree` in a job of that mode, else `exact`. A tensor that the switch refuses, or loses, is
+        summed by the hosts: in a job of mode `tree` along the same fold, to the same bits; else floats as they sum them.
 
         Raises: UsageError; RankFrozen; Unsupported where an int32 sum leaves 32 bits (at every worker).
         """
