@@ -167,7 +167,7 @@ def test_large_searches_end(monkeypatch: pytest.MonkeyPatch) -> None:
     jobs = [BoardJob(name=f"{k}", rows=k, columns=k, arrival_s=0.0, duration_s=1.0) for k in (2, 9)]
     with pytest.raises(TimeLimit):
         best_replay(12, 12, failed, jobs)
-    monkeypatch.setattr("meshwright.decide.topology.hammingmesh.allocate.MAX_WORK_S", 4e-5)  # few ways suffice to refuse 12 x 12, not those below
+    monkeypatch.setattr("meshwright.decide.topology.hammingmesh.allocate.MAX_WORK_S", 1.3e-5)  # few ways suffice to refuse 12 x 12, not those below
     with pytest.raises(Infeasible) as refused:
         allocate(boards, 12, 12)
     near = refused.value.data["nearest"]
