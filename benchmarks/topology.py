@@ -31,6 +31,7 @@ from meshwright.decide.topology.hammingmesh.bandwidth import mesh_share
 from meshwright.decide.topology.hammingmesh.network import Builder
 from meshwright.decide.topology.hammingmesh.replay import BoardJob, best_replay
 from meshwright.decide.topology.hammingmesh.strategy import Mesh
+from meshwright.drive.network import compare_networks
 from meshwright.drive.wiring import design_wiring
 from meshwright.errors import Disconnected, Infeasible
 from meshwright.fabric.prices import shipped_prices
@@ -238,7 +239,17 @@ def lab() -> Iterator[Row]:
     }  # fmt: skip
 
 
-PARTS = {part.__name__: part for part in (frontiers, kautz, linear_programs, prices, shares, boards, rings, lab)}
+def simulated() -> Iterator[Row]:
+    """All networks for so many accelerators, their jobs timed on the fabric. All-to-alls on tori reach their cut."""
+    for nodes in (64, 1024, 4096):
+        begin = time.process_time()
+        found = compare_networks(TopologyProblem(nodes=nodes), simulate=True)
+        over = {row.design.name: (row.simulated_s or 0.0) / row.time_s for row in found}
+        took = time.process_time() - begin
+        yield {"what": f"{len(found)} networks for {nodes} accelerators, simulated", "value": took, "unit": "s", "over_least": over}
+
+
+PARTS = {part.__name__: part for part in (frontiers, kautz, linear_programs, prices, shares, boards, rings, simulated, lab)}
 
 if __name__ == "__main__":
     asked = sys.argv[1:] or list(PARTS)

@@ -90,7 +90,7 @@ def test_jobs_are_placed_moved_and_replayed(tmp_path: Path, capsys: pytest.Captu
 
 WRONG = [
     "design --nodes 8", "design", "design --nodes 8 --ports 2 --accelerators 8", "design --nodes 4 --ports 4",
-    "design --accelerators 200 --simulate",
+    "design --accelerators 5000 --simulate",
     "design --nodes 8 --ports 2 --evaluations 9 --row 99", "design --accelerators 8 --rate fast", "design --accelerators 1",
     "allocate --boards 2y2 --job 1x1", "allocate --boards 2x2", "allocate --boards 2x2 --failed 7 --job 1x1", "allocate --boards 99x2 --job 1x1",
 ]  # fmt: skip

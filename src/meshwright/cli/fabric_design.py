@@ -36,7 +36,7 @@ all      share of the ports' rate that all-to-all traffic can have, by a linear 
 out, in  with --grow or --rewire: links of the old wiring to unplug, and links to plug; a two-way cable is two links
 global   at most so much of the injection can be all-to-all traffic, by a cut
 time     of one iteration of the job. Networks: at least, its bytes over these shares, and latency over the diameter. Wirings (with --job): a
-         breadth-first all-reduce, and an all-to-all at its share. With --simulate: as programs, message by message"""
+         breadth-first all-reduce, and an all-to-all at its share. With --simulate: message by message, above 128 accelerators round by round"""
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
@@ -52,7 +52,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--accelerators", type=at_least_one, metavar="N", help="at least so many, in a network of 16 ports each")
     parser.add_argument("--budget", type=whole_number, metavar="USD", help="leave out what costs more")
     parser.add_argument("--job", metavar="FILE", help="what an iteration sends (TOML; default of networks: 10 GB summed, 1 GB all-to-all)")
-    parser.add_argument("--simulate", action="store_true", help="time the job's collectives message by message, of up to 128 accelerators")
+    parser.add_argument("--simulate", action="store_true", help="time the job's collectives on the fabric, of up to 4096 accelerators")
     parser.add_argument("--rate", default="50GB/s", help="of one port (default 50GB/s)")
     parser.add_argument("--latency", default="1us", help="of one cable (default 1us)")
     parser.add_argument("--prices", metavar="FILE", help="what parts cost (TOML; default: the published figures that ship)")

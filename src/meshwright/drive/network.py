@@ -20,12 +20,16 @@ from ..decide.topology.hammingmesh.network import NetworkDesign
 from ..errors import Infeasible, MeshwrightError, Unsupported, UsageError
 from ..fabric.fabric import Fabric
 from ..kernels.stages import stage
+from ..kernels.torus_rings import ring_pair
+from ..simulate.rounds import round_of_all_pairs, round_of_pairs
 
-__all__ = ["DEFAULT_JOB", "MAX_SIMULATED", "NetworkRow", "compare_networks", "iteration_s", "require_simulable", "within_budget"]
+__all__ = ["DEFAULT_JOB", "MAX_BY_MESSAGE", "MAX_SIMULATED", "NetworkRow", "compare_networks", "exchange_s", "iteration_s", "require_simulable",
+           "within_budget"]  # fmt: skip
 
 Priced = TypeVar("Priced", bound=Any)  # a row with `design` and `usd`
 
-MAX_SIMULATED = 128  # accelerators; 64 take some ten seconds for all networks, most of it for all-to-alls
+MAX_BY_MESSAGE = 128  # accelerators that are simulated message by message; 64 take some ten seconds for all networks
+MAX_SIMULATED = 4096  # that are simulated round by round
 ELEMENT_BYTES = 4  # sizes of a job's collectives are rounded up to whole numbers of elements
 
 # Of one iteration and accelerator: gradients of 5 billion weights in bf16, tokens of one layer of experts.
@@ -35,7 +39,8 @@ DEFAULT_JOB: Mapping[str, float] = {"compute_s": 0.0, "all_reduce_bytes": 10e9, 
 @dataclass(frozen=True, kw_only=True)
 class NetworkRow:
     """`time_s`: of the job's iteration, at least: bytes over the shares that rings and cuts leave, and one diameter of latency per collective.
-    `simulated_s`: of its collectives as programs on the fabric, message by message; None where that was not asked for."""
+    `simulated_s`: of its collectives on the fabric, message by message, of more than `MAX_BY_MESSAGE` accelerators round by round; None where that
+    was not asked for."""
 
     design: NetworkDesign
     usd: int
@@ -66,7 +71,7 @@ def compare_networks(
         rows += [_row(d, problem, job) for d in designs if isinstance(d, NetworkDesign)]
     within = within_budget(rows, budget_usd)
     if simulate:
-        within = [replace(row, simulated_s=iteration_s(row.design.fabric(problem), job, _rings(row.design))) for row in within]
+        within = [replace(row, simulated_s=_simulated_s(row.design, problem, job)) for row in within]
     return sorted(within, key=lambda row: (row.usd_seconds, row.usd, row.design.name))
 
 
@@ -85,7 +90,7 @@ def within_budget(rows: Sequence[Priced], budget_usd: int | None) -> list[Priced
 def require_simulable(nodes: int) -> None:
     """Raises: Unsupported."""
     if nodes > MAX_SIMULATED:
-        text = f"{nodes} accelerators: up to {MAX_SIMULATED} are simulated message by message"
+        text = f"{nodes} accelerators: up to {MAX_SIMULATED} are simulated"
         raise Unsupported(text, where="--simulate", hint="leave it out: least times follow from shares and cuts, at any size")
 
 
@@ -106,6 +111,29 @@ def iteration_s(fabric: Fabric, job: Mapping[str, float], sums: Sequence[Collect
             raise refused
         total += min(times)
     return total
+
+
+def _simulated_s(design: NetworkDesign, problem: TopologyProblem, job: Mapping[str, float]) -> float:
+    fabric = design.fabric(problem)
+    if design.nodes <= MAX_BY_MESSAGE:
+        return iteration_s(fabric, job, _rings(design))
+    return job["compute_s"] + _rings_s(fabric, design, job["all_reduce_bytes"]) + exchange_s(fabric, job["all_to_all_bytes"])
+
+
+def exchange_s(fabric: Fabric, size_bytes: float) -> float:
+    """Seconds of an all-to-all along the fabric's routes, all messages at once."""
+    n = len(fabric.devices)
+    return round_of_all_pairs(fabric).seconds(ceil(size_bytes / (ELEMENT_BYTES * n)) * ELEMENT_BYTES) if size_bytes else 0.0
+
+
+def _rings_s(fabric: Fabric, design: NetworkDesign, size_bytes: float) -> float:
+    """Seconds of an all-reduce by rings both ways, round by round: two without a common cable, or one in the order of the accelerators."""
+    n, found = design.nodes, []
+    for pair in [[range(n)]] if design.grid is None or min(design.grid) < 3 else [list(ring_pair(*design.grid)), [range(n)]]:
+        steps = [(ring[i - 1], ring[i]) for ring in pair for i in range(n)]
+        rounds = round_of_pairs(fabric, [*steps, *((b, a) for a, b in steps)])
+        found.append(2 * (n - 1) * rounds.seconds(ceil(size_bytes / (2 * len(pair) * n * ELEMENT_BYTES)) * ELEMENT_BYTES))
+    return min(found) if size_bytes else 0.0
 
 
 def _rings(design: NetworkDesign) -> tuple[CollectiveStrategy, ...]:

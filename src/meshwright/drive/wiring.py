@@ -26,7 +26,7 @@ from ..fabric.edit import without
 from ..fabric.fabric import Fabric
 from ..kernels.effort import Budget
 from ..kernels.stages import stage
-from .network import DEFAULT_JOB, iteration_s, require_simulable, within_budget
+from .network import DEFAULT_JOB, MAX_BY_MESSAGE, exchange_s, iteration_s, require_simulable, within_budget
 
 __all__ = ["GROWTHS", "WiringRow", "design_wiring", "grow_wiring", "rewire_wiring", "timed_wirings"]
 
@@ -56,8 +56,8 @@ def timed_wirings(
     rows: Sequence[WiringRow], problem: TopologyProblem, job: Mapping[str, float] | None, *, budget_usd: int | None = None, simulate: bool = False
 ) -> list[WiringRow]:
     """Rows within the budget, with the time of the job's iteration: an all-reduce by breadth-first broadcasts on an idle wiring, exactly, and an
-    all-to-all at the share that it can have. `simulate`: both as programs on the fabric, message by message. Raises: as `within_budget`,
-    `require_simulable`.
+    all-to-all at the share that it can have. `simulate`: both as programs on the fabric, message by message; of more than `MAX_BY_MESSAGE`
+    accelerators the exact all-reduce, and an all-to-all along the fabric's routes. Raises: as `within_budget`, `require_simulable`.
     """
     within = within_budget(rows, budget_usd)
     if simulate:
@@ -65,20 +65,21 @@ def timed_wirings(
     if job is None and not simulate:
         return within
     work = DEFAULT_JOB if job is None else job
-    if simulate:
+    if simulate and problem.nodes <= MAX_BY_MESSAGE:
         return [replace(row, time_s=iteration_s(row.design.fabric(problem), work, (BFB(),))) for row in within]
-    return [replace(row, time_s=_time_s(row, problem, work)) for row in within]
+    return [replace(row, time_s=_time_s(row, problem, work, simulate)) for row in within]
 
 
-def _time_s(row: WiringRow, problem: TopologyProblem, job: Mapping[str, float]) -> float:
+def _time_s(row: WiringRow, problem: TopologyProblem, job: Mapping[str, float], routed: bool) -> float:
+    """routed: the all-to-all takes the fabric's routes, one for each pair."""
     d, injection = row.design, row.design.wiring.ports * problem.rate_Bps
     ways = [(d.steps, d.factor) if cost is None else (cost.steps, cost.load * d.wiring.ports / d.nodes) for cost in (d.gather, d.scatter)]
     steps, factor = sum(s for s, _ in ways), sum(float(f) for _, f in ways)
     share = row.all_to_all if row.all_to_all is not None else 1.0 if d.gather is None else float(1 / d.gather.hops)
     reduce_s = bool(job["all_reduce_bytes"]) * steps * problem.latency_s + factor * job["all_reduce_bytes"] / injection
     others = (d.nodes - 1) / d.nodes
-    exchange_s = bool(job["all_to_all_bytes"]) * d.steps * problem.latency_s + others * job["all_to_all_bytes"] / (share * injection)
-    return job["compute_s"] + reduce_s + exchange_s
+    shared_s = bool(job["all_to_all_bytes"]) * d.steps * problem.latency_s + others * job["all_to_all_bytes"] / (share * injection)
+    return job["compute_s"] + reduce_s + (exchange_s(d.fabric(problem), job["all_to_all_bytes"]) if routed else shared_s)
 
 
 @stage("designing wirings")

@@ -287,7 +287,8 @@ def _parallel(fabric: Fabric) -> Iterator[Finding]:
     for (a, b, _), count in Counter((x.src, x.dst, x.kind) for x in fabric.links).items():
         if count > 1:
             yield Finding(
-                "note", "parallel-links", f"{a} -> {b}", f"{count} links side by side", "right for separate cables; a copy of a line otherwise"
+                "note", "parallel-links", f"{a} -> {b}", f"{count} links side by side",
+                "a message takes one of them: right for separate cables, else one link of all rates; or a line was copied",
             )
 
 

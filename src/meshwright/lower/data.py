@@ -134,7 +134,8 @@ class DataParallel:
             if self.level:
                 weights, chunks = (f"weights{g.name}", g.chunks) if self.level < 3 else (f"shard{g.name}", g.part[1])
                 r.buffers[weights] = b.buffer(r.number, chunks=chunks, chunk_bytes=g.chunk_bytes, role="weight", persistent=True, name=weights)
-            if self.level == 1 and (self._tied(g) is not None or self._copied()):  # what stages that share it, and copies, add up
+            if self.level == 1 and (self._tied(g) is not None or self._copied() or (self._by_parts() and summed_over(g.name))):
+                # what stages that share it, copies, and tensor ranks after a tree over replicas, add up
                 first, count = g.part
                 name = f"gradshard{g.name}"
                 r.buffers[name] = b.buffer(
@@ -156,7 +157,8 @@ class DataParallel:
         plan, (me, n), size = self.low.plan_all_reduce, sharing(self.low.layout, self._replica(), g.name), g.planned_bytes
         tied, holders, replicas = self._tied(g), self._holders(g), (self._replica(),) if self.low.folded else range(self.low.layout.data)
         groups = [x for p, _, _ in holders for d in replicas if (x := self._tensor(g, p, d)) is not None]
-        counts = [1, *(plan("tensor", x, size).chunks for x in dict.fromkeys(groups))]
+        cut = n if self._by_parts() else 1
+        counts = [1, *(cut * plan("tensor", x, -(-size // cut)).chunks for x in dict.fromkeys(groups))]
         for data in dict.fromkeys(self._replicas(p, d, t, g.name) for p, d, t in holders):  # who shares a parameter cuts it alike
             if self.level and len(data) > 1:
                 counts += [n, plan("weights", data, size, "all-gather").chunks]
@@ -312,16 +314,24 @@ class DataParallel:
         """Sum the group's gradients (whole ones of one micro-batch, at levels 2 and 3) over the replicas, after step `after`."""
         low, r = self.low, self.r
         buffer = self.full.pop((g.name, microbatch)) if self.level > 1 else r.buffers[f"gradients{g.name}"]
-        sums = (self._over_tensor, self._over_replicas)
-        for over in sums[::-1] if low.layout.step_end.folded else sums:  # a tree over micro-batches first: its leaves are then alike at any replicas
-            over(g, buffer, after)
+        folded = low.layout.step_end.folded  # then a tree over micro-batches first: its leaves are alike at any number of replicas
+        if not folded:
+            self._over_tensor(g, buffer, after)
+        self._over_replicas(g, buffer, after)
+        if folded and self.level < 2:
+            self._over_tensor(g, buffer, after)
         if self.level > 1:
-            p, d, _ = low.layout.coordinates(r.number)
-            # Nobody else has these experts: no sum comes between, so the copy itself waits for the gradient.
-            alone = self._tensor(g, p, d) is None and g.name not in self.compressed.groups and len(self._data(g.name)) == 1
+            # Where no sum comes between (experts that nobody else has, say), the copy itself waits for the gradient.
+            alone = (folded or not summed_over(g.name)) and g.name not in self.compressed.groups and len(self._data(g.name)) == 1
             kept = self._keep(g, (buffer, g.part[0]), microbatch, [after] if alone else [])
             low.b.dies_after(buffer, kept)
             self.closed.append(kept)
+            if folded and microbatch == low.layout.microbatches - 1:
+                self._over_tensor(g, buffer, kept)
+
+    def _by_parts(self) -> bool:
+        """Whether tensor ranks add up parts that replicas were given: where a tree over replicas comes first."""
+        return self.level > 0 and bool(self.low.layout.step_end.folded)
 
     def _keep(self, g: Group, summed: tuple[int, int], microbatch: int, waits: list[StepRef]) -> StepRef:
         """Add what the rank was given of a micro-batch's gradients to what it keeps of them.
@@ -343,8 +353,10 @@ class DataParallel:
     def _over_tensor(self, g: Group, buffer: int, after: StepRef) -> None:
         p, d, _ = self.low.layout.coordinates(self.r.number)
         if (tensor := self._tensor(g, p, d)) is not None:
-            label = f"tp:{p}.{d}:{'.'.join(summed_over(g.name))}"
-            self.r.sync.call(self.low.call("tensor", label, tensor, self.r.number, buffer, g.planned_bytes), after=[after])
+            label, size = f"tp:{p}.{d}:{'.'.join(summed_over(g.name))}", g.planned_bytes
+            if self._by_parts():
+                buffer, size = self.r.buffers[f"gradshard{g.name}"], -(-size // sharing(self.low.layout, d, g.name)[1])
+            self.r.sync.call(self.low.call("tensor", label, tensor, self.r.number, buffer, size), after=[after])
 
     def _over_replicas(self, g: Group, buffer: int, after: StepRef) -> None:
         if g.name in self.compressed.groups:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 from itertools import combinations, pairwise
 
 import networkx as nx
@@ -22,7 +23,7 @@ from meshwright.decide.topology.hammingmesh.replay import POLICIES, BoardJob, be
 from meshwright.decide.topology.hammingmesh.strategy import Mesh
 from meshwright.drive.boards import place_jobs, replay_jobs
 from meshwright.drive.network import compare_networks
-from meshwright.errors import Infeasible, Unsupported, UsageError
+from meshwright.errors import Infeasible, TimeLimit, Unsupported, UsageError
 from meshwright.fabric.prices import Prices, shipped_prices
 from meshwright.kernels.torus_rings import ring_pair
 
@@ -149,6 +150,30 @@ def test_half_of_a_large_grid_dead() -> None:
     assert find(free, 64, 5, 12) is not None and find(free, 64, 12, 12) is None
 
 
+def test_large_searches_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without work left: rows that grow greedily still find places; what is not found is not known, and the nearest shape is said to be uncertain."""
+    rng = random.Random(5)
+    failed = [(r, c) for r in range(12) for c in range(12) if rng.random() < 0.3]
+    exact = {shape: find(Boards.of(12, 12, failed).free, 12, *shape) for shape in ((2, 2), (3, 4), (5, 5), (9, 9))}
+    for name in ("QUICK_WORK_S", "MAX_WORK_S"):
+        monkeypatch.setattr(f"meshwright.decide.topology.hammingmesh.allocate.{name}", -1.0)
+    boards = Boards.of(12, 12, failed)
+    found = find(boards.free, 12, 3, 4)
+    assert exact[3, 4] is not None and found is not None and all(boards.free[r] >> c & 1 for r, c in found.boards)
+    assert exact[9, 9] is None
+    for search in (lambda: find(boards.free, 12, 9, 9), lambda: allocate(boards, 9, 9)):
+        with pytest.raises(TimeLimit, match="not every choice of rows was tried"):
+            search()
+    jobs = [BoardJob(name=f"{k}", rows=k, columns=k, arrival_s=0.0, duration_s=1.0) for k in (2, 9)]
+    with pytest.raises(TimeLimit):
+        best_replay(12, 12, failed, jobs)
+    monkeypatch.setattr("meshwright.decide.topology.hammingmesh.allocate.MAX_WORK_S", 1.3e-5)  # few ways suffice to refuse 12 x 12, not those below
+    with pytest.raises(Infeasible) as refused:
+        allocate(boards, 12, 12)
+    near = refused.value.data["nearest"]
+    assert not refused.value.data["nearest_is_certain"] and "as far as was tried" in refused.value.hint and find(boards.free, 12, *near)
+
+
 def test_jobs_move_to_make_room() -> None:
     boards = Boards.of(3, 3)
     boards.take("a", Submesh((0,), (0,)))
@@ -217,6 +242,10 @@ def test_what_cannot_be_is_refused() -> None:
         Dragonfly(accelerators=1).plan(problem, rng=RNG)
     with pytest.raises(UsageError, match="double cables"):
         ring_pair(2, 5)
+    small = replace(problem, nodes=8193, prices=replace(problem.prices, switch_ports=32))  # 32 x 16 x 16: one more than three levels reach
+    with pytest.raises(Unsupported, match="are more than 8192"):
+        FatTree(taper=0).plan(small, rng=RNG)
+    assert FatTree().plan(small, rng=RNG) and FatTree(taper=0).plan(replace(small, nodes=8192), rng=RNG)
     for make in (lambda: Boards.of(0, 3), lambda: Boards.of(3, 3, [(3, 0)]), lambda: allocate(Boards.of(2, 2), 0, 1)):
         with pytest.raises(UsageError):
             make()

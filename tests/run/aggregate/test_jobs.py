@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from aggregate_rig import HERE, Switch, floats, numbers, reduced, seat, switch, together
+from aggregate_rig import HERE, Switch, floats, fold, numbers, reduced, seat, switch, together
 
 from meshwright.errors import GroupFailed, LinkLost, PortInUse, RankFrozen, RunTimeout, Unsupported, UsageError
 from meshwright.run.aggregate.client import Stream, ask_status
@@ -254,4 +254,8 @@ def test_hosts_sum_what_the_switch_refuses() -> None:
 def test_a_switch_that_refuses_is_done_without() -> None:
     with switch(slots=4) as up, Stream.join(up.address, seat(0, 1, job="other", slots=4)):
         found = reducers(up, 2, lambda reducer, worker: (reducer.all_reduce(np.full(3, worker, np.int32)), type(reducer.why)))
+        parts = floats(5, 300)  # in a job of mode tree the hosts fold: the bits are those of the switch
+        more = {"mode": "tree", "slots": 4, "job": "folds"}
+        folded = reducers(up, 5, lambda reducer, worker: (reducer.all_reduce(parts[worker].copy()), type(reducer.why)), **more)
     assert all(x.tolist() == [1, 1, 1] and why is Unsupported for x, why in found)
+    assert all(x.tobytes() == fold(parts).tobytes() and why is Unsupported for x, why in folded)

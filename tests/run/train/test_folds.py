@@ -22,7 +22,7 @@ from meshwright.drive.training.compress import CompressWanted
 from meshwright.drive.training.pipeline import PipelineWanted
 from meshwright.drive.training.sharding import ShardingWanted
 from meshwright.drive.training.training import plan_training
-from meshwright.drive.training.wishes import LayoutWanted
+from meshwright.drive.training.wishes import LayoutWanted, TensorOptions
 from meshwright.errors import Unsupported, UsageError
 from meshwright.graph.graph import OpGraph
 from meshwright.io.plan.plan import plan_bytes, plan_from_bytes
@@ -40,6 +40,9 @@ def planned(devices: int, *wishes: Any, batch: int = 8, recipe: Recipe | None = 
     job = Training(model=TINY, global_batch=batch, recipe=recipe or Recipe(reproducible="tree", clip_norm=0.5))
     given = {type(w): w for w in (LayoutWanted(microbatch=microbatch), *wishes)}
     return plan_training(job, read_fabric(f"laptop:{devices}"), wishes=given.values(), graph=captured())
+
+
+PARTS = LayoutWanted(microbatch=2, tensor=2, tensor_options=TensorOptions(sequence=True))  # gradients of norms are partial sums on tensor ranks
 
 
 @cache
@@ -129,8 +132,6 @@ def test_proofs_find_what_is_no_fold(plans: dict[int, Plan]) -> None:
 @pytest.mark.parametrize(
     ("wish", "flag"),
     [
-        ((ShardingWanted(level=2), LayoutWanted(microbatch=2, tensor=2)), "--zero"),
-        ((ShardingWanted(level=1), LayoutWanted(microbatch=2, tensor=2)), "--zero"),
         ((ShardingWanted(level=1),), "--clip-norm"), ((LayoutWanted(microbatch=2, pipeline=2),), "--clip-norm"),
         ((LayoutWanted(microbatch=2, context=2),), "--context"), ((LayoutWanted(microbatch=2, expert=2),), "--ep"),
         ((LayoutWanted(microbatch=2, pipeline=2), PipelineWanted(name="gpipe")), "--pipeline"),
@@ -168,6 +169,43 @@ def test_divided_gradients_are_kept_as_the_fold() -> None:
         column[at] = value
         wrong = replace(plan, programs={**plan.programs, plan.cycle[0].program: replace(p, steps=replace(s, **{field: column}))})
         assert not check_plan(wrong).ok, field
+
+
+@pytest.mark.parametrize("level", [0, 1, 2])
+def test_tensor_ranks_add_up_their_parts_last(level: int) -> None:
+    plan = planned(4, PARTS, ShardingWanted(level=level), recipe=Recipe(reproducible="tree"))
+    assert plan.layout is not None and plan.layout.partial_gradients and check_plan(plan).ok
+    p, s, lane = plan.main, plan.main.steps, plan.main.lane_of_step()
+    calls = [k for k in np.flatnonzero(s.kind == Kind.CALL).tolist() if p.lanes.actor[lane[k]] == 0]
+
+    def sums(kind: str, tensor: bool) -> list[int]:
+        """Calls of rank 0 that add up buffers of this kind, over tensor ranks (0, 1) or replicas (0, 2)."""
+        of = {k: p.comms.groups[int(p.calls.comm[s.op[k]])].tolist() for k in calls}
+        return [k for k in calls if of[k] == [0, 1 if tensor else 2] and p.buffers.name[int(p.calls.binds[s.op[k]][1])].startswith(kind)]
+
+    def wrong(words: str, **changed: Any) -> None:
+        program = replace(p, **changed)
+        found = check_plan(replace(plan, programs={**plan.programs, plan.cycle[0].program: program})).findings
+        assert any(words in f.message for f in found), [f.message for f in found]
+
+    over = sums("gradshard" if level else "gradients", tensor=True)
+    if level < 2:  # the first replicas' sum of such a group and its tensor sum change places
+        group = p.buffers.name[int(p.calls.binds[s.op[over[0]]][1])].removeprefix("gradshard").removeprefix("gradients")
+        before = next(k for k in sums("gradients", tensor=False) if p.buffers.name[int(p.calls.binds[s.op[k]][1])] == f"gradients{group}")
+        op = s.op.copy()
+        op[[before, over[0]]] = op[[over[0], before]]
+        wrong("adds up replicas of what tensor ranks have added up before", steps=replace(s, op=op))
+        return
+    assert len(over) > 1 and not sums("gradfull", tensor=True)
+    binds = p.calls.binds.values.copy()
+    first_of = {k: int(p.calls.binds.ptr[s.op[k]]) + 1 for k in over}
+    for buffer, words in (
+        (binds[first_of[over[1]]], "adds micro-batches to what tensor ranks have added up"),
+        (next(b for b, name in enumerate(p.buffers.name) if name.startswith("gradfull:0")), "tensor ranks of one micro-batch"),
+    ):
+        other = binds.copy()
+        other[first_of[over[0]]] = buffer
+        wrong(words, calls=replace(p.calls, binds=replace(p.calls.binds, values=other)))
 
 
 def first(name: str, rows: list[torch.Tensor]) -> torch.Tensor:
@@ -212,15 +250,15 @@ def test_stages_and_shards_have_the_bits_of_one_rank_and_tensor_ranks_those_of_t
         "one": planned(1, recipe=recipe),
         "two stages, two replicas, weights divided": planned(4, LayoutWanted(microbatch=2, pipeline=2), ShardingWanted(level=3), recipe=recipe),
         "two replicas, state divided": planned(2, ShardingWanted(level=1), recipe=recipe),
-        "tensor": planned(2, LayoutWanted(microbatch=2, tensor=2), recipe=recipe),
-        "tensor, two replicas": planned(4, LayoutWanted(microbatch=2, tensor=2), recipe=recipe),
+        "tensor": planned(2, PARTS, recipe=recipe),
+        "tensor, two replicas, weights divided": planned(4, PARTS, ShardingWanted(level=3), recipe=recipe),
     }
     for plan in of.values():
         assert check_plan(plan).ok and {c.reproducible for p in plan.programs.values() for c in p.contracts if c.op in REPRODUCIBLE_SUMS} <= {"tree"}
     found = {name: trained(plan, tmp_path / str(k)) for k, (name, plan) in enumerate(of.items())}
     for name in ("two stages, two replicas, weights divided", "two replicas, state divided"):
         assert equal_bits(found["one"], found[name]), name
-    assert equal_bits(found["tensor"], found["tensor, two replicas"])
+    assert equal_bits(found["tensor"], found["tensor, two replicas, weights divided"])
 
 
 def test_a_run_asks_for_what_its_plan_promises(plans: dict[int, Plan], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

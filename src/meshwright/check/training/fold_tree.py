@@ -2,7 +2,7 @@
 
 A replica folds its own micro-batches (`run.train.folds`): replica d has numbers d m .. d m + m - 1, in order, m a power of two, so its sum is one
 node of the tree over all. The collective that adds the replicas' sums has a contract of its own, `tree`, proved for itself, over members in the
-order of the replicas: the nodes above. What tensor ranks hold in parts they add up after that, in the order of these ranks. Nothing else may add to a
+order of the replicas: the nodes above. What tensor ranks hold in parts they add up after all that, in their order. Nothing else may add to a
 gradient: stages share no parameter, and a value feeds one later stage.
 
 Where replicas divide gradients (sharding levels 2 and 3) it is the other way round: of n replicas, a power of two, replica d has numbers d, n + d,
@@ -38,8 +38,7 @@ def check_folds(plan: Plan) -> list[Finding]:
 
 
 def _of_layout(layout: TrainingLayout) -> Iterator[Finding]:
-    most = 3 if layout.tensor == 1 else 0
-    whole = {"context": layout.context != 1, "expert": layout.expert != 1, "zero_level": layout.zero_level > most, "placement": layout.placement}
+    whole = {"context": layout.context != 1, "expert": layout.expert != 1, "placement": layout.placement}
     for name, divided in whole.items():
         if divided:
             yield _wrong(f"{name} divides what the fold over micro-batches wants whole", f"layout.{name}")
@@ -89,23 +88,32 @@ def _of_program(p: Program, programs: Mapping[str, Program], layout: TrainingLay
 
 
 def _replicas_first(p: Program, programs: Mapping[str, Program], layout: TrainingLayout) -> Iterator[Finding]:
-    """Is each gradient added up over replicas before it is over tensor ranks?"""
-    over_tensor: set[tuple[int, int]] = set()
-    lane = p.lane_of_step()
-    for step in np.flatnonzero(p.steps.kind == Kind.CALL).tolist():
-        call, rank = int(p.steps.op[step]), int(p.lanes.actor[lane[step]])
+    """Is each gradient added up over replicas and micro-batches before it is over tensor ranks?"""
+    over_tensor: set[tuple[int, str]] = set()
+    lane, parts = p.lane_of_step(), [data_groups.part_of(name) for name in p.buffers.name]
+    for step in np.flatnonzero((p.steps.kind == Kind.CALL) | (p.steps.kind == Kind.TRANSFER)).tolist():
+        rank, call = int(p.lanes.actor[lane[step]]), int(p.steps.op[step])
+        if p.steps.kind[step] == Kind.TRANSFER:
+            part = parts[int(p.steps.dst_buffer[step])] if p.steps.dst_buffer[step] >= 0 else None
+            if part is not None and part.kind == "gradshard" and (rank, part.group) in over_tensor:
+                text = f"{p.describe(step)} adds micro-batches to what tensor ranks have added up before"
+                yield _wrong(text, "steps", rank=rank, step=step)
+            continue
         contracts = programs[name].contracts if (name := p.calls.names[int(p.calls.callee[call])]) in programs else ()
         if not any(c.op in REPRODUCIBLE_SUMS for c in contracts):
             continue
         replicas = len({layout.coordinates(m)[1] for m in p.comms.groups[int(p.calls.comm[call])].tolist()}) > 1
-        for buffer in {int(b) for b in p.calls.binds[call][1::3]}:
-            if not p.buffers.name[buffer].startswith("gradients"):
+        for part in {parts[int(b)] for b in p.calls.binds[call][1::3]}:
+            if part is None or not part.kind.startswith("grad"):
                 continue
-            if replicas and (rank, buffer) in over_tensor:
+            if not replicas:
+                over_tensor.add((rank, part.group))
+            if part.kind == "gradfull" and not replicas:
+                text = f"{p.describe(step)} adds up tensor ranks of one micro-batch: another order than over the sum of all"
+                yield _wrong(text, "calls", rank=rank, step=step)
+            elif replicas and (rank, part.group) in over_tensor:
                 text = f"{p.describe(step)} adds up replicas of what tensor ranks have added up before: another order at other numbers of replicas"
                 yield _wrong(text, "calls", rank=rank, step=step)
-            elif not replicas:
-                over_tensor.add((rank, buffer))
 
 
 def _kept_parts(p: Program, layout: TrainingLayout) -> Iterator[Finding]:

@@ -3,8 +3,8 @@
 Contributions are numbered by micro-batch, so a replica's part of the tree is the fold of its own micro-batches, and a collective folds these
 (docs/reproducibility.md). Stages of a pipeline do the same operations on other ranks, and sharding at level 1 divides only what is added already. At
 levels 2 and 3 replicas are added micro-batch by micro-batch: there they take micro-batches in turn (`TrainingLayout.in_turn`). A tensor degree is
-part of the contributions: plans of the same degree have equal bits. Whatever divides a micro-batch or its gradient otherwise rounds otherwise, and is
-refused.
+part of the contributions: plans of the same degree have equal bits. Tensor ranks add up what they hold in parts last, at every level. Whatever
+divides a micro-batch or its gradient otherwise rounds otherwise, and is refused.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def folding(job: Training, fabric: Fabric, wishes: Wishes) -> Wishes:
     if alone or layout.data not in (None, data):
         text = f"{len(fabric.devices)} devices are no {layout.data or 'whole number of'} replicas of {tensor * stages}"
         raise Unsupported(text, where="--dp", hint="--reproducible tree uses all devices: dp x tp x pp is their number")
-    for flag, why in _refused(job, wishes, tensor, stages):
+    for flag, why in _refused(job, wishes, stages):
         hint = "--reproducible tree is for replicas (--dp) of stages (--pp) and tensor ranks (--tp), each with whole gradients, and for --zero"
         raise Unsupported(f"{flag} {why}", where=flag, hint=hint)
     each, rest = divmod(job.global_batch, data * layout.microbatch)
@@ -65,13 +65,12 @@ def _level(wishes: Wishes) -> int:
     return wishes.of(ShardingWanted).level or 0
 
 
-def _refused(job: Training, wishes: Wishes, tensor: int, stages: int) -> list[tuple[str, str]]:
+def _refused(job: Training, wishes: Wishes, stages: int) -> list[tuple[str, str]]:
     """(flag, why): what is asked for and has no fold."""
     layout, level = wishes.of(LayoutWanted), _level(wishes)
     norm = "adds up squares rank by rank, whose order is not that of one rank"
     wanted = (
         ("--context", layout.context != 1, PARTIAL), ("--ep", layout.expert != 1, PARTIAL),
-        ("--zero", level > 0 and tensor > 1, f"with --tp {PARTIAL}"),
         ("--overlap", bool(wishes.of(ShardingWanted).overlap), PARTIAL),
         ("--pipeline", wishes.of(PipelineWanted).name not in ("", OneFOneB.name), "may do micro-batches in another order"),
         ("--compress", wishes.of(CompressWanted).codec not in ("", "none"), PARTIAL),

@@ -20,6 +20,7 @@ from .sockets import Address
 __all__ = ["GlooHosts", "Hosts", "Reducer"]
 
 MAX_INT32 = 2**31 - 1
+FOLDED_AT_ONCE = 1 << 20  # numbers that every worker has of all others while hosts fold
 
 
 class Hosts(Protocol):
@@ -79,10 +80,12 @@ class GlooHosts:
 
 
 class Reducer:
-    """Worker `rank` of `workers`. `why`: the error for which the hosts took over, None while the switch serves."""
+    """Worker `rank` of `workers`. `why`: the error for which the hosts took over, None while the switch serves. `folds`: the job's mode is `tree`."""
 
-    def __init__(self, stream: Stream | None, hosts: Hosts, rank: int, workers: int, why: MeshwrightError | None = None) -> None:
-        self.stream, self.hosts, self.rank, self.workers, self.why = stream, hosts, rank, workers, why
+    def __init__(
+        self, stream: Stream | None, hosts: Hosts, rank: int, workers: int, why: MeshwrightError | None = None, *, folds: bool = False
+    ) -> None:
+        self.stream, self.hosts, self.rank, self.workers, self.why, self.folds = stream, hosts, rank, workers, why, folds
         self.done, self.last = 0, np.zeros(0, np.int32)
 
     @classmethod
@@ -99,13 +102,15 @@ class Reducer:
                 stream.abandon("another worker could not join")
                 why = GroupFailed("another worker could not join the switch", where=seat.job)
             stream = None
-        return cls(stream, hosts, rank, seat.workers or seat.children, why)
+        return cls(stream, hosts, rank, seat.workers or seat.children, why, folds=seat.mode == "tree")
 
-    def all_reduce(self, array: NDArray[Any], *, arithmetic: str = "exact") -> NDArray[Any]:
-        """As `Stream.all_reduce`, in place; a tensor that the switch refuses, or loses, is summed by the hosts: floats as they sum them.
+    def all_reduce(self, array: NDArray[Any], *, arithmetic: str = "") -> NDArray[Any]:
+        """As `Stream.all_reduce`, in place, by default `tree` in a job of that mode, else `exact`. A tensor that the switch refuses, or loses, is
+        summed by the hosts: in a job of mode `tree` along the same fold, to the same bits; else floats as they sum them.
 
         Raises: UsageError; RankFrozen; Unsupported where an int32 sum leaves 32 bits (at every worker).
         """
+        arithmetic = arithmetic or ("tree" if self.folds else "exact")
         if self.stream is None:
             self._by_hosts(array)
         else:
@@ -150,10 +155,21 @@ class Reducer:
 
     def _by_hosts(self, array: NDArray[Any]) -> None:
         if array.dtype != np.int32:
-            self.hosts.all_reduce(array)
+            (self._fold if self.folds and array.dtype == np.float32 else self.hosts.all_reduce)(array)
             return
         wide = array.astype(np.int64)
         self.hosts.all_reduce(wide)
         if wide.size and max(int(wide.max()), -int(wide.min()) - 1) > MAX_INT32:
             raise Unsupported("the sum leaves 32 bits", hint="send it as float32, or in parts")
         array[...] = wide
+
+    def _fold(self, array: NDArray[np.float32]) -> None:
+        """Everybody gets all contributions, and adds them up along the tree over workers."""
+        flat = array.reshape(-1)
+        for first in range(0, flat.size, FOLDED_AT_ONCE):
+            part = flat[first : first + FOLDED_AT_ONCE]
+            rows = [words.view(np.float32) for words in self.hosts.gather(part.view(np.int32))]
+            while len(rows) > 1:
+                with np.errstate(all="ignore"):  # as the switch: infinite and other numbers are added as floats do
+                    rows = [sum(rows[i + 1 : i + 2], rows[i]) for i in range(0, len(rows), 2)]
+            part[:] = rows[0]

@@ -203,13 +203,13 @@ def _loop(compiled: Any, dtype: Any) -> Any:
 
 
 def _samples(dtype: Any, rng: np.random.Generator) -> np.ndarray[Any, Any]:
-    """[3, TRIALS] numbers: of all magnitudes, small whole ones (that meet each other again), and the ends of the type."""
+    """[3, TRIALS] numbers: of all magnitudes, small whole ones (that meet each other again), and the ends of the type; what is no number too."""
     if dtype is np.int32:
         wide = rng.integers(-(2**31), 2**31, (3, TRIALS), dtype=np.int64).astype(np.int32)
         ends = np.array([0, 1, -1, 2**31 - 1, -(2**31)], np.int32)
     else:
         wide = (rng.standard_normal((3, TRIALS)) * np.exp2(rng.integers(-40, 40, (3, TRIALS)))).astype(np.float32)
-        ends = np.array([0.0, -0.0, 1.0, -1.0, np.finfo(np.float32).max, np.finfo(np.float32).tiny], np.float32)
+        ends = np.array([0.0, -0.0, 1.0, -1.0, np.finfo(np.float32).max, np.finfo(np.float32).tiny, np.inf, -np.inf, np.nan], np.float32)
     how = rng.integers(0, 4, (3, TRIALS))
     small, end = rng.integers(-4, 5, (3, TRIALS)).astype(dtype), ends[rng.integers(0, len(ends), (3, TRIALS))]
     return np.where(how < 2, wide, np.where(how == 2, small, end)).astype(dtype)

@@ -2,7 +2,8 @@
 
 A job of u x v boards needs u rows and v columns, in any places, whose crossings are all free: rows and columns of a HammingMesh are networks, so any
 v columns form a ring. Free boards of a row are the bits of one integer. Rows are chosen one after the other; a branch ends when too few rows are left
-that share v columns with those chosen, or when too few columns are left that u rows have. What is refused has been tried in every way.
+that share v columns with those chosen, or when too few columns are left that u rows have. What is refused has been tried in every way. Large grids
+have too many ways: after `QUICK_WORK_S` rows are also grown greedily from each row, and after `MAX_WORK_S` the answer is that it is not known.
 """
 
 from __future__ import annotations
@@ -11,14 +12,15 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import combinations
 
-from ....errors import Infeasible, UsageError
-from ....kernels.effort import count_work
+from ....errors import Infeasible, TimeLimit, UsageError
+from ....kernels.effort import count_work, worked_s
 
 __all__ = ["MAX_SIDE", "Board", "Boards", "Submesh", "allocate", "defragment", "find", "greedy"]
 
 MAX_SIDE = 64  # rows or columns of boards
 LIKELY_ROWS = 6  # begun with when the nearest shape is looked for: with half of 64 x 64 boards dead it has 4 to 12
 MAX_MOVED = 2  # jobs that are moved at once to make room
+QUICK_WORK_S, MAX_WORK_S = 0.5, 5.0  # of one search, counted: before rows are grown greedily, and after that. 64 x 64 boards, half dead: 0.2
 WORK_PER_BRANCH_S = 1e-6  # counted work (`kernels.effort`) of a choice of rows that is looked at
 Board = tuple[int, int]
 
@@ -96,11 +98,17 @@ def _turned(free: Sequence[int], columns: int) -> list[int]:
 
 
 def find(free: Sequence[int], columns: int, u: int, v: int, turned: Sequence[int] | None = None) -> Submesh | None:
-    """u rows and v columns whose crossings are free, or None: then there are none. `turned`: the grid with rows and columns exchanged, if known."""
+    """u rows and v columns whose crossings are free, or None: then there are none. `turned`: the grid with rows and columns exchanged, if known.
+
+    Raises: TimeLimit where neither was found."""
     if u > v:  # the shorter side is chosen one by one
         found = find(_turned(free, columns) if turned is None else turned, len(free), v, u)
         return None if found is None else Submesh(found.columns, found.rows)
-    chosen = _rows(list(enumerate(free)), u, v)
+    able, chosen = list(enumerate(free)), None
+    try:
+        chosen = _rows(able, u, v, worked_s() + QUICK_WORK_S)
+    except TimeLimit:
+        chosen = _grown(free, u, v) or _rows(able, u, v, worked_s() + MAX_WORK_S)
     if chosen is None:
         return None
     mask = -1
@@ -109,9 +117,25 @@ def find(free: Sequence[int], columns: int, u: int, v: int, turned: Sequence[int
     return Submesh(tuple(sorted(chosen)), tuple(list(_bits(mask))[:v]))
 
 
-def _rows(able: list[tuple[int, int]], u: int, v: int) -> list[int] | None:
+def _grown(free: Sequence[int], u: int, v: int) -> list[int] | None:
+    """From each row: the row that shares most columns with all that are chosen is next."""
+    for start, mask in enumerate(free):
+        chosen = [start]
+        while len(chosen) < u and mask.bit_count() >= v:
+            count_work(WORK_PER_BRANCH_S * len(free))
+            chosen.append(max((r for r in range(len(free)) if r not in chosen), key=lambda r: ((free[r] & mask).bit_count(), -r)))
+            mask &= free[chosen[-1]]
+        if mask.bit_count() >= v:
+            return chosen
+    return None
+
+
+def _rows(able: list[tuple[int, int]], u: int, v: int, until_s: float) -> list[int] | None:
     """`able`: (row, its columns that are shared with all rows chosen). The first choice of u of them that share v columns."""
     count_work(WORK_PER_BRANCH_S * len(able))
+    if worked_s() > until_s:
+        text = "no place was found for so many rows and columns, and not every choice of rows was tried"
+        raise TimeLimit(text, where="allocation", hint="a smaller shape: on grids like this one the search takes too long")
     able = _peeled(able, u, v)
     if len(able) < u:
         return None
@@ -122,7 +146,7 @@ def _rows(able: list[tuple[int, int]], u: int, v: int) -> list[int] | None:
         if len(able) - i < u:
             return None
         rest = [(s, both) for s, other in able[i + 1 :] if (both := other & mask).bit_count() >= v]
-        if len(rest) >= u - 1 and (found := _rows(rest, u - 1, v)) is not None:
+        if len(rest) >= u - 1 and (found := _rows(rest, u - 1, v, until_s)) is not None:
             return [r, *found]
     return None
 
@@ -173,37 +197,54 @@ def greedy(free: Sequence[int], columns: int, u: int, v: int) -> Submesh | None:
 def allocate(boards: Boards, u: int, v: int, *, turn: bool = True) -> Submesh:
     """A place for u x v boards, or v x u with `turn`.
 
-    Raises: Infeasible with the nearest shape that fits: most boards up to as many as asked, of equals the nearest sides. UsageError.
+    Raises: Infeasible with the nearest shape that fits: most boards up to as many as asked, of equals the nearest sides. TimeLimit where it is not
+    known. UsageError.
     """
     if u < 1 or v < 1:
         raise UsageError(f"a job of {u} x {v} boards", where="shape", hint="both sides must be 1 or more")
+    late = None
     for shape in dict.fromkeys([(u, v), (v, u)] if turn else [(u, v)]):
-        found = find(boards.free, boards.columns, *shape)
+        try:
+            found = find(boards.free, boards.columns, *shape)
+        except TimeLimit as error:
+            late = error
+            continue
         if found is not None:
             return found
-    near = _nearest(boards, u, v)
-    said = f"{near[0]} x {near[1]}" if near else "none: no board is free"
+    if late is not None:
+        raise late
+    near, certain = _nearest(boards, u, v)
+    said = f"{near[0]} x {near[1]}{'' if certain else ', as far as was tried'}" if near else "none: no board is free"
     raise Infeasible(
         f"{u} x {v} boards do not fit: every choice of rows was tried", where="allocation", hint=f"the nearest shape that fits: {said}",
         data={
-            "shape": [u, v], "free_boards": boards.free_boards, "nearest": list(near) if near else None,
+            "shape": [u, v], "free_boards": boards.free_boards, "nearest": list(near) if near else None, "nearest_is_certain": certain,
             "rows": boards.rows, "columns": boards.columns,
         },
     )  # fmt: skip
 
 
-def _nearest(boards: Boards, u: int, v: int) -> tuple[int, int] | None:
-    """For every number of rows the least number of columns that would be more boards is refused, or found and raised: few refusals prove the best."""
-    most, best, turned = min(u * v, boards.free_boards), 0, _turned(boards.free, boards.columns)
+def _nearest(boards: Boards, u: int, v: int) -> tuple[tuple[int, int] | None, bool]:
+    """For every number of rows the least number of columns that would be more boards is refused, or found and raised: few refusals prove the best.
+    False: some search was cut, and what it looked for counts as refused."""
+    most, best, turned, certain = min(u * v, boards.free_boards), 0, _turned(boards.free, boards.columns), True
+
+    known: dict[tuple[int, int], bool] = {}
 
     def fits(shape: tuple[int, int]) -> bool:
-        return find(boards.free, boards.columns, *shape, turned) is not None
+        nonlocal certain
+        if shape not in known and certain:
+            try:
+                known[shape] = find(boards.free, boards.columns, *shape, turned) is not None
+            except TimeLimit:
+                certain = False
+        return known.get(shape, False)
 
     for a in sorted(range(1, boards.rows + 1), key=lambda a: (abs(a - LIKELY_ROWS), a)):
         while (b := best // a + 1) <= min(boards.columns, most // a) and fits((a, b)):
             best = a * b
     shapes = [(a, best // a) for a in range(1, boards.rows + 1) if best and best % a == 0 and best // a <= boards.columns]
-    return next((s for s in sorted(shapes, key=lambda s: (abs(s[0] - u) + abs(s[1] - v), s)) if fits(s)), None)
+    return next((s for s in sorted(shapes, key=lambda s: (abs(s[0] - u) + abs(s[1] - v), s)) if fits(s)), None), certain
 
 
 def defragment(boards: Boards, u: int, v: int) -> tuple[Mapping[str, Submesh], Submesh] | None:

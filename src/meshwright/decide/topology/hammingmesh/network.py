@@ -6,15 +6,16 @@ shares; in `fabric()` they are one plane whose links have the rate of all planes
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from math import ceil
 
+from ....errors import Unsupported
 from ....fabric.fabric import Device, Fabric, Link, Provenance, Switch
 from ..problem import TopologyProblem
 
-__all__ = ["Builder", "NetworkDesign", "Tree", "fat_tree_parts", "grid_sides"]
+__all__ = ["Builder", "NetworkDesign", "Tree", "fat_tree_parts", "grid_sides", "made"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,8 +67,12 @@ class Builder:
 
     def cable(self, a: str, b: str, count: int = 1) -> None:
         """Both ways, `count` cables of one port's rate in every plane."""
-        for ends in ((a, b), (b, a)):
-            self.rates[ends] = self.rates.get(ends, 0) + count * self.rate_Bps
+        self.link(a, b, count)
+        self.link(b, a, count)
+
+    def link(self, a: str, b: str, count: int = 1) -> None:
+        """One way of such cables. Of links out of one place the earlier ones are preferred by routes."""
+        self.rates[a, b] = self.rates.get((a, b), 0) + count * self.rate_Bps
 
     def fabric(self, name: str, source: str) -> Fabric:
         links = tuple(Link(src=a, dst=b, rate_Bps=rate, latency_s=self.latency_s) for (a, b), rate in self.rates.items())
@@ -89,6 +94,7 @@ def fat_tree_parts(ends: int, radix: int, down: int | None = None) -> Tree:
     """Over `ends` ports of switches with `radix` ports; a leaf has `down` ports below (half of them: non-blocking), the rest above.
 
     Only leaves are tapered: what is above them is non-blocking. One switch where it is enough, two levels while spines reach all leaves, else three.
+    Raises: Unsupported for more ends than three levels reach: a switch at the top has a port for each group of `radix // 2` leaves.
     """
     half = radix // 2
     down = half if down is None else down
@@ -98,6 +104,9 @@ def fat_tree_parts(ends: int, radix: int, down: int | None = None) -> Tree:
     uplinks = leaves * (radix - down)
     if leaves <= radix:
         return Tree(leaves, leaves + ceil(uplinks / radix), uplinks, 2)
+    if leaves > radix * half:
+        text = f"{ends} ends are more than {radix * half * down}, which three levels of switches with {radix} ports reach"
+        raise Unsupported(text, where="fat tree", hint="larger switches (switch_ports in the price file)")
     middle = ceil(uplinks / half)
     return Tree(leaves, leaves + middle + ceil(middle * half / radix), uplinks + middle * half, 3)
 
@@ -111,3 +120,16 @@ def grid_sides(count: int) -> tuple[int, int]:
             best = rows * columns, rows, columns
     assert best is not None, "rows near the square root are always tried"
     return best[1], best[2]
+
+
+def made(designs: Sequence[Callable[[], NetworkDesign]]) -> tuple[NetworkDesign, ...]:
+    """Those that can be built. Raises: Unsupported, as the last one does, where none can."""
+    found = []
+    for design in designs:
+        try:
+            found.append(design())
+        except Unsupported as error:
+            refused = error
+    if not found:
+        raise refused
+    return tuple(found)

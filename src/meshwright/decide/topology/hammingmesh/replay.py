@@ -10,7 +10,7 @@ import heapq
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
-from ....errors import Infeasible
+from ....errors import Infeasible, TimeLimit
 from .allocate import Board, Boards, Submesh, defragment, find, greedy
 
 __all__ = ["POLICIES", "BoardJob", "Placed", "Replay", "best_replay", "replay"]
@@ -104,12 +104,18 @@ def replay(rows: int, columns: int, failed: Iterable[Board], jobs: Sequence[Boar
 
 
 def best_replay(rows: int, columns: int, failed: Sequence[Board], jobs: Sequence[BoardJob]) -> list[Replay]:
-    """All policies that place every job, the best utilisation first (of equals the one that moves less): never below greedy. Raises: as `replay`."""
-    found = []
+    """All policies that place every job, the best utilisation first (of equals the one that moves less): never below greedy.
+
+    Raises: as `replay`; TimeLimit where no policy knew all places in time."""
+    found, late = [], None
     for policy in POLICIES:
         try:
             found.append(replay(rows, columns, failed, jobs, policy))
         except Infeasible as refused:
             if policy not in ("greedy", "turned"):
                 raise refused
+        except TimeLimit as error:
+            late = error
+    if late is not None and not found:
+        raise late
     return sorted(found, key=lambda r: (-r.utilisation, sum(p.moves for p in r.placed), POLICIES.index(r.policy)))

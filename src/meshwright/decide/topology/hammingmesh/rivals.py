@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from fractions import Fraction
+from functools import partial
 from math import ceil
 from typing import ClassVar
 
@@ -20,7 +21,7 @@ import numpy as np
 from ....cite import FOLKLORE, Cite
 from ....errors import UsageError
 from ..problem import Question, TopologyProblem, TopologyStrategy
-from .network import Builder, NetworkDesign, fat_tree_parts, grid_sides
+from .network import Builder, NetworkDesign, fat_tree_parts, grid_sides, made
 from .strategy import LINKS, Mesh, mesh_design
 
 __all__ = ["Dragonfly", "FatTree", "HyperX", "Torus"]
@@ -52,12 +53,12 @@ class FatTree(TopologyStrategy):
     taper: int = -1
 
     def plan(self, problem: TopologyProblem, *, rng: np.random.Generator) -> tuple[NetworkDesign, ...]:
-        """Raises: UsageError."""
+        """Those that so few levels reach. Raises: UsageError, Unsupported where that is none."""
         if self.taper not in (-1, *TAPERS):
             raise UsageError(f"taper must be {', '.join(map(str, TAPERS))} or -1, got {self.taper}", where=self.name)
         radix = problem.prices.switch_ports
         tapers = [0] if problem.nodes <= radix else list(TAPERS)
-        return tuple(self._design(problem.nodes, radix, t) for t in (tapers if self.taper < 0 else [self.taper]))
+        return made([partial(self._design, problem.nodes, radix, t) for t in (tapers if self.taper < 0 else [self.taper])])
 
     def _design(self, nodes: int, radix: int, taper: int) -> NetworkDesign:
         down = max(1, int(TAPERS[taper] * radix))
@@ -161,10 +162,12 @@ class Torus(TopologyStrategy):
 
         def build(builder: Builder) -> None:
             names = [[builder.device(f"d{i}.{j}", f"b{i // 2}.{j // 2}") for j in range(columns)] for i in range(rows)]
-            for i in range(rows):
-                for j in range(columns):
-                    builder.cable(names[i][j], names[i][(j + 1) % columns])
-                    builder.cable(names[i][j], names[(i + 1) % rows][j])
+            # Links along rows come first, so routes follow rows, then columns. Of two equally short ways half of the accelerators take each.
+            for down, right in ((0, 1), (1, 0)):
+                for i in range(rows):
+                    for j in range(columns):
+                        for way in (1, -1) if (i + j) % 2 else (-1, 1):
+                            builder.link(names[i][j], names[(i + way * down) % rows][(j + way * right) % columns])
 
         hops = Fraction(rows + columns, 4) * Fraction(nodes, nodes - 1)  # on average, to another accelerator; sides are even
         return (

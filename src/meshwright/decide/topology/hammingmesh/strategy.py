@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from fractions import Fraction
+from functools import partial
 from math import ceil
 from typing import ClassVar
 
@@ -19,7 +20,7 @@ import numpy as np
 from ....cite import Cite
 from ....errors import UsageError
 from ..problem import MAX_NODES, Question, TopologyProblem, TopologyStrategy
-from .network import Builder, NetworkDesign, fat_tree_parts, grid_sides
+from .network import Builder, NetworkDesign, fat_tree_parts, grid_sides, made
 
 __all__ = ["CITE", "DEVIATIONS", "HammingMesh", "Mesh", "mesh_design"]
 
@@ -70,18 +71,17 @@ class Mesh:
                 builder.device(self.accelerator(i, j), f"b{i // self.a}.{j // self.b}")
         along = [builder.switch(f"row{i // self.a}.{i % self.a}") for i in range(rows)]
         across = [builder.switch(f"column{j // self.b}.{j % self.b}") for j in range(columns)]
-        for i in range(rows):
-            for j in range(columns):
-                here = self.accelerator(i, j)
-                if j % self.b < self.b - 1:
-                    builder.cable(here, self.accelerator(i, j + 1))
-                if i % self.a < self.a - 1:
-                    builder.cable(here, self.accelerator(i + 1, j))
-                east_west, north_south = (j % self.b == 0) + (j % self.b == self.b - 1), (i % self.a == 0) + (i % self.a == self.a - 1)
-                if east_west:
-                    builder.cable(here, along[i], east_west)
-                if north_south:
-                    builder.cable(here, across[j], north_south)
+        places = [(i, j, self.accelerator(i, j)) for i in range(rows) for j in range(columns)]
+        for i, j, here in places:  # links along rows come first, so routes follow rows, then columns
+            if j % self.b < self.b - 1:
+                builder.cable(here, self.accelerator(i, j + 1))
+            if east_west := (j % self.b == 0) + (j % self.b == self.b - 1):
+                builder.cable(here, along[i], east_west)
+        for i, j, here in places:
+            if i % self.a < self.a - 1:
+                builder.cable(here, self.accelerator(i + 1, j))
+            if north_south := (i % self.a == 0) + (i % self.a == self.a - 1):
+                builder.cable(here, across[j], north_south)
 
 
 def _networks(boards: int, side: int, groups: int, radix: int) -> tuple[int, int, int]:
@@ -129,7 +129,7 @@ class HammingMesh(TopologyStrategy):
     planes: int = 4
 
     def plan(self, problem: TopologyProblem, *, rng: np.random.Generator) -> tuple[NetworkDesign, ...]:
-        """One design per board. Raises: UsageError."""
+        """One design per board. Raises: UsageError, Unsupported."""
         if not 0 <= self.board <= 64 or not 1 <= self.planes <= 64:
             raise UsageError(f"board must be 0..64 and planes 1..64, got {self.board} and {self.planes}", where=self.name)
         designs = []
@@ -137,5 +137,5 @@ class HammingMesh(TopologyStrategy):
             rows, columns = grid_sides(ceil(problem.nodes / side**2))
             mesh = Mesh(side, side, rows, columns)
             if self.board or (rows > 1 and mesh.nodes <= MAX_NODES) or side == BOARDS[0]:
-                designs.append(mesh_design(mesh, self.planes, problem.prices.switch_ports, self.name))
-        return tuple(designs)
+                designs.append(partial(mesh_design, mesh, self.planes, problem.prices.switch_ports, self.name))
+        return made(designs)
