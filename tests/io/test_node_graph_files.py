@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import gzip
 import json
+from argparse import Namespace
 
 import networkx as nx
 import numpy as np
 import pytest
 
+from meshwright.cli.graph_arguments import data_of
 from meshwright.drive.node_graphs import load_node_graph
 from meshwright.errors import FormatError, Infeasible, MissingExtra, UsageError
 from meshwright.io.model import node_graphs
-from meshwright.io.model.node_graphs import read_node_graph, read_points
+from meshwright.io.model.node_graphs import COPIES, read_node_graph, read_points
 
 PTR, IDX = np.array([0, 1, 3, 3]), np.array([2, 0, 1])
 
@@ -100,7 +102,13 @@ def test_a_graph_larger_than_memory_is_refused_before_it_is_read(tmp_path, monke
     monkeypatch.setattr(node_graphs, "free_bytes", lambda: 100)
     with pytest.raises(Infeasible, match="100 are free") as refused:
         read_node_graph(path)
-    assert refused.value.exit_code == 3 and refused.value.data == {"needed_bytes": 4 * PTR.nbytes, "available_bytes": 100}
+    assert refused.value.exit_code == 3 and refused.value.data == {"needed_bytes": COPIES * PTR.nbytes, "available_bytes": 100}
+    with pytest.raises(Infeasible, match="100 are free"):
+        load_node_graph("rmat:10,20")
+    monkeypatch.setattr(node_graphs, "free_bytes", lambda: 5_000)
+    with pytest.raises(Infeasible, match="40 times that") as refused:
+        data_of(Namespace(graph="rmat:10,20", seed=0, undirected=False, features=4, method="own"))
+    assert "METIS" in refused.value.hint
 
 
 @pytest.mark.parametrize(
