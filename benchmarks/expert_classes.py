@@ -37,7 +37,14 @@ SIZES: dict[str, Any] = {
     "router_jitter_noise": 0.0, "attention_dropout": 0.0, "index_topk": 4, "index_n_heads": 2, "index_head_dim": 8, "zero_expert_num": 2,
     "num_nextn_predict_layers": 0, "block_size": 4, "num_layers": 1,
 }  # fmt: skip
-EXPERTS = ("num_experts_per_tok", "n_routed_experts", "num_experts", "head_dim")  # which some defaults leave open
+OPEN = (  # which some defaults leave open
+    "num_experts_per_tok", "n_routed_experts", "num_experts", "head_dim", "n_shared_experts", "top_k_experts", "moe_intermediate_size",
+)  # fmt: skip
+OWN: dict[str, dict[str, Any]] = {  # what single packages ask for beyond that
+    "gemma4": {"enable_moe_block": True, "top_k_experts": 2}, "lfm2_moe": {"layer_types": ["conv", "full_attention"]},
+    "zaya": {"num_experts_per_tok": 1}, "hy_v4": {"indexer_types": ["full", "shared"]},
+    "qwen4_exp": {"indexer_n_heads": 2, "indexer_kv_heads": 1, "indexer_head_dim": 8, "indexer_budget": 4, "indexer_compress_ratio": 1},
+}  # fmt: skip
 LISTED = ("layer_types", "layers_block_type", "mlp_layer_types", "indexer_types", "moe_layer_freq")  # an entry per layer
 
 
@@ -54,14 +61,16 @@ def kinds(wanted: set[str]) -> list[str]:
     return found
 
 
-def small_config(kind: Any) -> Any:
+def small_config(kind: Any, own: dict[str, Any]) -> Any:
     """The class's config with small sizes, by the names that its default has."""
-    default, layers = kind(), SIZES["num_hidden_layers"]
-    sizes = {n: x for n, x in SIZES.items() if isinstance(getattr(default, n, None), (int, float)) or (n in EXPERTS and hasattr(default, n))}
-    if hasattr(default, "kv_lora_rank"):  # latent attention has as many heads of keys as of queries
+    made, layers = kind(), SIZES["num_hidden_layers"]
+    default = made.to_dict() | {alias: getattr(made, alias, None) for alias in kind.attribute_map}
+    sizes = {n: x for n, x in SIZES.items() if isinstance(default.get(n), (int, float)) or (n in OPEN and n in default)}
+    if "kv_lora_rank" in default:  # latent attention has as many heads of keys as of queries
         sizes["num_key_value_heads"] = SIZES["num_attention_heads"]
     settable = [n for n in LISTED if not isinstance(getattr(kind, n, None), property)]
-    sizes |= {name: list(x[-layers:]) for name in settable if isinstance(x := getattr(default, name, None), (list, tuple))}
+    sizes |= {name: list(x[-layers:]) for name in settable if isinstance(x := default.get(name), (list, tuple))}
+    sizes |= own
     config = kind(**sizes)
     for name, value in sizes.items():
         with contextlib.suppress(AttributeError):
@@ -77,7 +86,7 @@ def compared(name: str) -> dict[str, Any]:
     kind = next(getattr(module, n) for n in module.__all__ if n.endswith("ForCausalLM"))
     row: dict[str, Any] = {"what": kind.__name__}
     try:
-        config = small_config(kind.config_class)
+        config = small_config(kind.config_class, OWN.get(name, {}))
         pair = []
         for _ in range(2):
             torch.manual_seed(0)

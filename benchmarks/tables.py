@@ -91,7 +91,9 @@ def by_links(columns: Any, compute_s: Any, fabric: Fabric) -> tuple[list[list[fl
 
 def measured(plans: Sequence[tuple[Sequence[Shard], Meter]], fabric: Fabric, lab: Any) -> list[dict[str, Any]]:
     names = [d.name for d in fabric.devices]
-    compute = [[meter.device_s([s for s in shards if s.device == n]) for n in names] for shards, meter in plans]
+    meters = {id(meter): meter for _, meter in plans}  # plans of a task take turns
+    found = {k: iter(meter.plans_s([shards for shards, m in plans if m is meter], names)) for k, meter in meters.items()}
+    compute = [next(found[id(meter)]) for _, meter in plans]
     columns = [[sum(s.width for s in shards if s.device == n) for n in names] for shards, _ in plans]
     if lab is None:
         back, fore = by_links(np.array(columns, float), np.array(compute), fabric)

@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from meshwright.capture.losses import Objective, loss_function
-from meshwright.capture.resolve import build_model, resize_batch, resolve_function
+from meshwright.capture.resolve import build_model, resize_batch, resolve_function, user_code
 from meshwright.errors import CaptureError, MeshwrightError, UnknownName, UsageError
 
 
@@ -106,6 +106,9 @@ def test_failures_in_user_code_name_file_and_line(tmp_path: Path) -> None:
     with pytest.raises(CaptureError, match="no_such_module_anywhere") as caught:
         resolve_function(f"{missing}:f")
     assert caught.value.where.endswith("missing.py:1")
+    with pytest.raises(CaptureError, match="missing 1 required") as caught, user_code("m"):
+        torch.nn.Linear(1, 1)()
+    assert "--loss output" in str(caught.value.hint)
 
 
 def test_a_batch_below_one_is_refused() -> None:

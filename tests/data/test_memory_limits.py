@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import os
+import resource
 
 import pytest
 
 from meshwright.data import memory_budget_bytes, memory_limit_bytes
 from meshwright.errors import UsageError
+from meshwright.io.own_limits import free_bytes
 
 MACHINE = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
@@ -40,6 +42,25 @@ def test_version_1_says_no_limit_by_a_large_number(tmp_path):
     assert memory_limit_bytes(root) == MACHINE
     (job / "memory.limit_in_bytes").write_text("209715200\n")
     assert memory_limit_bytes(root) == 209_715_200
+
+
+def test_what_is_free_is_below_every_limit(tmp_path):
+    root = fake_root(tmp_path, "0::/a\n", ["1 1 0:1 / /cg rw - cgroup2 cgroup2 rw"])
+    (root / "proc/meminfo").write_text("MemFree: 1 kB\nMemAvailable: 4000 kB\n")
+    group = root / "cg/a"
+    group.mkdir(parents=True)
+    assert free_bytes(root) == 4_096_000
+    (group / "memory.max").write_text("3000000\n")
+    (group / "memory.current").write_text("2000000\n")
+    (group / "memory.stat").write_text("anon 1\ninactive_file 500000\n")
+    assert free_bytes(root) == 1_500_000
+    (root / "proc/self/statm").write_text("1000 1 1 1 0 1 0\n")
+    limits = resource.getrlimit(resource.RLIMIT_AS)
+    try:
+        resource.setrlimit(resource.RLIMIT_AS, ((1 << 44) if limits[0] == resource.RLIM_INFINITY else limits[0], limits[1]))
+        assert free_bytes(root) == 1_500_000  # an address limit above all else changes nothing
+    finally:
+        resource.setrlimit(resource.RLIMIT_AS, limits)
 
 
 def test_budgets():

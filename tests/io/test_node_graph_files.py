@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import gzip
 import json
+from argparse import Namespace
 
 import networkx as nx
 import numpy as np
 import pytest
 
+from meshwright.cli.graph_arguments import data_of
 from meshwright.drive.node_graphs import load_node_graph
 from meshwright.errors import FormatError, Infeasible, MissingExtra, UsageError
 from meshwright.io.model import node_graphs
-from meshwright.io.model.node_graphs import read_node_graph, read_points
+from meshwright.io.model.node_graphs import COPIES, read_node_graph, read_points
 
 PTR, IDX = np.array([0, 1, 3, 3]), np.array([2, 0, 1])
 
@@ -25,6 +27,8 @@ def test_npz(tmp_path):
     assert found.labels.tolist() == [1, -1, 0] and found.train.tolist() == [True, False, True] and found.features.dtype == np.float32
     np.savez(path, indptr=PTR, indices=IDX, data=np.ones(3), shape=(3, 3), format=b"csc")  # as scipy.sparse.save_npz
     assert read_node_graph(path).graph.indptr.tolist() == [0, 1, 2, 3]
+    np.savez(path, row=[0, 1, 1], col=IDX, data=np.ones(3), shape=(3, 3), format=b"coo")
+    assert read_node_graph(path).graph.indptr.tolist() == PTR.tolist() and read_node_graph(path).graph.indices.tolist() == [2, 0, 1]
     data = load_node_graph(str(path), features=4)
     assert data.features.shape == (3, 4) and data.classes <= 10
 
@@ -47,6 +51,27 @@ def test_ogb_folders(tmp_path):
     (tmp_path / "raw" / "num-node-list.csv.gz").unlink()
     with pytest.raises(FormatError, match="num-node-list"):
         read_node_graph(tmp_path)
+
+
+def test_published_npz(tmp_path):
+    """Amazon's and Coauthor's form (gnn-benchmark), and that of OGB's large graphs."""
+    path, folder = tmp_path / "g.npz", tmp_path / "raw"
+    sparse = {"attr_data": [2.0, 3.0], "attr_indices": [1, 0], "attr_indptr": [0, 1, 1, 2], "attr_shape": [3, 2]}
+    np.savez(path, adj_data=np.ones(3), adj_indices=IDX, adj_indptr=PTR, adj_shape=(3, 3), labels=[1, 0, 1], **sparse)
+    found = read_node_graph(path)
+    assert found.graph.indices.tolist() == IDX.tolist() and found.features.tolist() == [[0, 2], [0, 0], [3, 0]] and found.labels.tolist() == [1, 0, 1]
+    for wrong in ({"attr_indptr": [0, 1, 2]}, {"attr_indices": [1, 2]}, {"attr_shape": [3]}, {"attr_data": [1.0]}, {"attr_indptr": [0, 2, 1, 2]}):
+        np.savez(path, adj_indices=IDX, adj_indptr=PTR, **{**sparse, **wrong})
+        with pytest.raises(FormatError, match="no sparse matrix with a row for each node"):
+            read_node_graph(path)
+    folder.mkdir()
+    np.savez(folder / "data.npz", edge_index=[[2, 0, 1], [0, 1, 1]], num_nodes_list=[4], node_feat=np.ones((4, 1), np.float16))
+    np.savez(folder / "node-label.npz", node_label=[[0], [np.nan], [1], [1]])
+    found = read_node_graph(tmp_path)
+    assert found.graph.indptr.tolist() == [0, 1, 3, 3, 3] and found.labels.tolist() == [0, -1, 1, 1] and found.features.shape == (4, 1)
+    np.savez(path, edge_index=[[0, 1]])
+    with pytest.raises(FormatError, match="edge_index of two rows"):
+        read_node_graph(path)
 
 
 def test_networkx_and_lines(tmp_path):
@@ -74,10 +99,16 @@ def test_points_and_digits(tmp_path):
 def test_a_graph_larger_than_memory_is_refused_before_it_is_read(tmp_path, monkeypatch):
     path = tmp_path / "g.npz"
     np.savez(path, indptr=PTR, indices=IDX)
-    monkeypatch.setattr(node_graphs, "available_bytes", lambda: 100)
+    monkeypatch.setattr(node_graphs, "free_bytes", lambda: 100)
     with pytest.raises(Infeasible, match="100 are free") as refused:
         read_node_graph(path)
-    assert refused.value.exit_code == 3 and refused.value.data == {"needed_bytes": 4 * PTR.nbytes, "available_bytes": 100}
+    assert refused.value.exit_code == 3 and refused.value.data == {"needed_bytes": COPIES * PTR.nbytes, "available_bytes": 100}
+    with pytest.raises(Infeasible, match="100 are free"):
+        load_node_graph("rmat:10,20")
+    monkeypatch.setattr(node_graphs, "free_bytes", lambda: 5_000)
+    with pytest.raises(Infeasible, match="40 times that") as refused:
+        data_of(Namespace(graph="rmat:10,20", seed=0, undirected=False, features=4, method="own"))
+    assert "METIS" in refused.value.hint
 
 
 @pytest.mark.parametrize(

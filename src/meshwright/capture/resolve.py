@@ -149,7 +149,10 @@ def user_code(name: str, place: str = "") -> Iterator[None]:
         except Exception as error:
             where = user_location(error, place)
             message = f"{type(error).__name__}: {_first_line(error)}"
-            raise CaptureError(message, where=where or name, hint=f"the failure is in the code behind {name}", data={"model": name}) from error
+            hint = f"the failure is in the code behind {name}"
+            if isinstance(error, TypeError) and "forward() missing" in message:  # also the target is among what the function returns
+                hint += "; the last example input is the target, and the module is called without it (with it: train plan --loss output)"
+            raise CaptureError(message, where=where or name, hint=hint, data={"model": name}) from error
 
 
 def user_location(error: BaseException, place: str = "") -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
 from .arguments import at_least_one, whole_number
@@ -16,6 +17,7 @@ if TYPE_CHECKING:
     from ..graph.nodes import Labelled
     from ..job import GraphTraining
 
+OWN_COPIES = 40  # times that our own partitioner holds a graph's columns (a drawn graph of 300,000 edges: 37.6)
 GRAPH = "rmat:NODES,EDGES, digits:K, knn:K,POINTS.csv, or a file: .npz of compressed rows, OGB's folder, node-link .json, lines of edges"
 
 
@@ -61,8 +63,14 @@ def bits_arguments(parser: argparse.ArgumentParser) -> None:
 
 def data_of(args: argparse.Namespace) -> Labelled:
     from ..drive.node_graphs import load_node_graph
+    from ..io.model.node_graphs import require_room
 
-    return load_node_graph(args.graph, seed=args.seed, directed=not args.undirected, features=args.features or 0)
+    data = load_node_graph(args.graph, seed=args.seed, directed=not args.undirected, features=args.features or 0)
+    method = getattr(args, "method", "auto")
+    if method == "own" or (method == "auto" and find_spec("pymetis") is None):
+        size = 8 * (data.graph.nodes + 1 + data.graph.edges)
+        require_room(size, args.graph, copies=OWN_COPIES, hint="METIS takes a third of that: pip install 'meshwright[graphs]'")
+    return data
 
 
 def planned_bits(args: argparse.Namespace) -> HaloStrategy:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from ..io.own_limits import memory_limit_bytes
 from .kept import FileRange, Kept, Residency
-from .limits import memory_budget_bytes, memory_limit_bytes
+from .limits import memory_budget_bytes
 from .peers import PeerFiles
 from .planned import planned_loader
 from .served import ServedLoader

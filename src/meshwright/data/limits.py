@@ -1,33 +1,15 @@
-"""How much memory a process may fill: its control groups' limit, or the machine's memory."""
+"""How much memory files may fill: of the limit of this process's control groups, or of the machine's memory."""
 
 from __future__ import annotations
 
-import os
-from pathlib import Path
-
 from ..errors import UsageError
-from ..run.machine.cpu_quota import places_of
+from ..io.own_limits import memory_limit_bytes
 
-__all__ = ["memory_budget_bytes", "memory_limit_bytes"]
+__all__ = ["memory_budget_bytes"]
 
 # Of the limit, left to the processes themselves, to sockets and to files on their way through. A default that depends on the limit alone is the
 # same in every process of a node, so all of them choose the same members.
 RESERVED_SHARE = 0.25
-MAX_LIMIT_BYTES = 1 << 60  # what control groups say for "no limit" is larger (v1: 2^63 less a page)
-
-
-def memory_limit_bytes(root: Path = Path("/")) -> int:
-    """The smallest memory limit of this process's control groups and their ancestors (v1 and v2), or the machine's memory if none is smaller."""
-    limits = [os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")]
-    for place in places_of(root, "memory"):
-        file = place.folder / ("memory.max" if place.version == 2 else "memory.limit_in_bytes")
-        try:
-            said = file.read_text().strip()
-        except OSError:  # the root group of v2 has no limit
-            continue
-        if said.isdigit() and int(said) < MAX_LIMIT_BYTES:
-            limits.append(int(said))
-    return min(limits)
 
 
 def memory_budget_bytes(asked_bytes: int | None = None, *, reserve_bytes: int | None = None, limit_bytes: int | None = None) -> int:

@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 from ..errors import MissingExtra, UsageError
 from ..graph.generate import labelled_at_random, nearest_neighbours, rmat
 from ..graph.nodes import Labelled
-from ..io.model.node_graphs import read_node_graph, read_points
+from ..io.model.node_graphs import read_node_graph, read_points, require_room
 
 __all__ = ["load_node_graph"]
 
@@ -24,6 +24,7 @@ def load_node_graph(name: str, *, seed: int = 0, directed: bool = True, features
     kind, _, rest = name.partition(":")
     if kind == "rmat" and rest:
         nodes, edges = _numbers(rest, 2, name)
+        require_room(8 * (nodes + 1 + edges), name)
         return labelled_at_random(rmat(nodes, edges, seed=seed), features or DRAWN_FEATURES, DRAWN_CLASSES, seed=seed)
     if kind == "digits" and rest:
         try:

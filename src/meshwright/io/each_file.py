@@ -14,12 +14,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from ..errors import RunError
+from .own_limits import free_bytes
 
 if TYPE_CHECKING:
     from multiprocessing.connection import Connection
     from multiprocessing.process import BaseProcess
 
-__all__ = ["each_file", "free_bytes", "processes_for", "unpacked_bytes"]
+__all__ = ["each_file", "processes_for", "unpacked_bytes"]
 
 T = TypeVar("T")
 
@@ -134,12 +135,3 @@ def unpacked_bytes(path: Path) -> int:
     except OSError:
         return 0
     return size * GZIP_FACTOR if path.suffix == ".gz" else size
-
-
-def free_bytes() -> int:
-    """Of memory, as the system says; 4 GiB where it does not."""
-    try:
-        lines = Path("/proc/meminfo").read_text().splitlines()
-        return next(int(line.split()[1]) << 10 for line in lines if line.startswith("MemAvailable:"))
-    except (OSError, StopIteration, ValueError, IndexError):
-        return 4 << 30

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -13,6 +14,7 @@ from meshwright.errors import UsageError
 from meshwright.fabric.fabric import Fabric
 from meshwright.graph.embeddings import Table, Tables, histogram_of
 from meshwright.io.fabric.name import load_fabric
+from meshwright.probe.tables import exchange
 from meshwright.probe.tables.compute import ComputePoints, Meter, collect_compute, widths_of
 from meshwright.probe.tables.exchange import ExchangeTask, exchange_tasks, measure_exchanges
 from meshwright.probe.tables.fit import better_exchanges, fit_costs, machine_here, measure_plans, refuse_foreign
@@ -109,6 +111,22 @@ def test_points_are_measured_here():
         small = Meter(TABLES)
         small.tables = huge
         collect_compute(small, 1, np.random.default_rng(0))
+
+
+def test_sets_of_tables_take_turns(monkeypatch):
+    meter, seen = Meter(TABLES, operator="embedding_bag"), []
+    monkeypatch.setattr(meter, "_runs_s", lambda part, runs: seen.append(part) or [float(len(seen))] * runs)
+    assert meter.times_s(["a", "b"], runs=1, rounds=3) == [3.0, 4.0] and seen == ["a", "b"] * 3
+
+
+def test_links_rest_until_their_buckets_are_full(monkeypatch):
+    fabric = load_fabric("star:2?link=1MB/s")
+    shaped = replace(fabric, links=tuple(replace(link, burst_bytes=2000) for link in fabric.links))
+    asked = []
+    monkeypatch.setattr(exchange, "answers", lambda request, *a, **k: asked.append(request.rest_s) or [])
+    measure_exchanges([], 2, 4)
+    measure_exchanges([], 2, 4, lab=SimpleNamespace(fabric=shaped))
+    assert asked == [0.0, 0.004]
 
 
 @pytest.mark.real

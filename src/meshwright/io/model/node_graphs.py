@@ -2,8 +2,10 @@
 
 | what | read as |
 |---|---|
-| `.npz` | `indptr`, `indices`; maybe `features` or `x`, `labels` or `y`, `train` or `train_mask`; scipy.sparse.save_npz of CSR or CSC |
-| a folder | OGB's node property layout: `raw/edge.csv.gz`, `raw/num-node-list.csv.gz`, `node-feat`, `node-label`, `split/*/train` where there are |
+| `.npz` | `indptr`, `indices`, or `edge_index` [2, edges]; maybe `features` (`x`, `node_feat`), `labels` (`y`), `train` (`train_mask`) |
+| `.npz` | scipy.sparse.save_npz of CSR, CSC or COO; `adj_*`, `attr_*`, `labels`, as the Amazon and Coauthor graphs are published (gnn-benchmark) |
+| a folder | OGB's node property layout: `raw/edge.csv.gz`, `raw/num-node-list.csv.gz`, `node-feat`, `node-label`, `split/*/train` where there are; \
+of its large graphs `raw/data.npz`, `raw/node-label.npz` |
 | `.json`, `.json.gz` | networkx.node_link_data |
 | anything else | lines `source target`, whole numbers, `#` begins a comment (SNAP) |
 
@@ -29,13 +31,15 @@ from numpy.typing import NDArray
 from ...errors import FormatError, Infeasible, MeshwrightError, UsageError
 from ...graph.nodes import NodeGraph, graph_of_edges
 from ..limits import MaxBytes
+from ..own_limits import free_bytes
 from ..strict_json import decode, read_document, refuse_ambiguous
 
-__all__ = ["NodeFile", "available_bytes", "read_node_graph", "read_points"]
+__all__ = ["NodeFile", "read_node_graph", "read_points", "require_room"]
 
 MAX_WHOLE = 1 << 53  # up to which float64 has every whole number
 MANY_NODES, MOST_NODES = 1 << 20, 64  # a file of text has at most so many nodes, and so many more for each of its edges: one number names no more
-COPIES = 4  # times that a graph's columns are held while it is read, sorted and divided
+# Times that a graph's columns are held while it is read, made symmetric and divided by METIS (a drawn graph of 300,000 edges: 10.6).
+COPIES = 12
 
 
 @dataclass(frozen=True, eq=False)
@@ -48,18 +52,14 @@ class NodeFile:
     train: NDArray[np.bool_] | None = None
 
 
-def available_bytes() -> int:
-    """Of memory, now."""
-    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_AVPHYS_PAGES")
-
-
-def require_room(size_bytes: int, where: str) -> None:
-    """Raises: Infeasible for columns that memory does not hold `COPIES` times."""
-    free = available_bytes()
-    if size_bytes * COPIES > free:
+def require_room(size_bytes: int, where: str, *, copies: int = COPIES, hint: str = "") -> None:
+    """Raises: Infeasible for columns that memory does not hold `copies` times."""
+    free = free_bytes()
+    if size_bytes * copies > free:
         raise Infeasible(
-            f"its columns take {size_bytes} bytes, {COPIES} times that while it is divided; {free} are free", where=where,
-            hint="use a machine with more memory, or a part of the graph", data={"needed_bytes": size_bytes * COPIES, "available_bytes": free},
+            f"its columns take {size_bytes} bytes, {copies} times that while it is divided; {free} are free", where=where,
+            hint=hint or "use a machine with more memory, or a part of the graph",
+            data={"needed_bytes": size_bytes * copies, "available_bytes": free},
         )  # fmt: skip
 
 
@@ -86,33 +86,76 @@ def read_node_graph(path: str | os.PathLike[str], *, directed: bool = True) -> N
 
 
 # ---- npz -----------------------------------------------------------------------------------------------------------
-def _npz(path: Path, where: str) -> NodeFile:
+def _read(path: Path, where: str) -> dict[str, NDArray[Any]]:
+    """The columns of an npz that are known."""
     try:
         with path.open("rb") as file:
             if os.fstat(file.fileno()).st_size > MaxBytes.NODE_GRAPH:
                 raise FormatError(f"larger than {MaxBytes.NODE_GRAPH} bytes", where=where)
             with zipfile.ZipFile(file) as archive:
-                columns = _columns(archive, where)
+                return _columns(archive, where)
     except OSError as error:
         raise UsageError(f"cannot read: {error.strerror}", where=str(path), hint="check the path") from error
     except (zipfile.BadZipFile, ValueError, EOFError, NotImplementedError, KeyError, SyntaxError, RuntimeError, OverflowError, zlib.error) as error:
         raise FormatError(f"no npz of plain arrays: {str(error)[:160]}", where=where, hint="write it with numpy.savez, without objects") from None
-    if "indptr" not in columns or "indices" not in columns:
-        raise FormatError(f"has {', '.join(sorted(columns)) or 'nothing'}, needs indptr and indices", where=where, hint="give compressed rows")
-    indptr, indices = (_whole(columns[name], f"{where}: {name}") for name in ("indptr", "indices"))
-    graph = NodeGraph(indptr, indices, where)
-    if columns.get("format", np.array(b"csr")).item() in ("csc", b"csc"):
-        graph = graph_of_edges(graph.rows, graph.indices, graph.nodes, name=where)
-    features = columns.get("features", columns.get("x"))
-    labels, train = columns.get("labels", columns.get("y")), columns.get("train", columns.get("train_mask"))
+
+
+def _npz(path: Path, where: str) -> NodeFile:
+    columns = _read(path, where)
+    features, labels, train = (next((columns[n] for n in names if n in columns), None) for names in (_FEATURES, _LABELS, _TRAIN))
+    graph = _graph_of(columns, where)
+    if "attr_indptr" in columns:
+        features = _dense(columns, graph.nodes, where)
     return NodeFile(
         graph, None if features is None else _floats(features, f"{where}: features"), None if labels is None else _whole(labels, f"{where}: labels"),
         None if train is None else np.asarray(train).astype(bool).reshape(-1),
     )  # fmt: skip
 
 
+_FEATURES, _LABELS, _TRAIN = ("features", "x", "node_feat"), ("labels", "y", "node_label"), ("train", "train_mask")
+_GNN_BENCHMARK = ("adj_indptr", "adj_indices", "attr_data", "attr_indices", "attr_indptr", "attr_shape")
+_COUNTS = ("num_nodes", "num_nodes_list", "shape")  # the last one of sparse matrices
+
+
+def _graph_of(columns: dict[str, NDArray[Any]], where: str) -> NodeGraph:
+    """Compressed rows, or ends of edges."""
+    for a, b in (("indptr", "indices"), ("adj_indptr", "adj_indices")):
+        if a in columns and b in columns:
+            graph = NodeGraph(_whole(columns[a], f"{where}: {a}"), _whole(columns[b], f"{where}: {b}"), where)
+            transposed = columns.get("format", np.array(b"csr")).item() in ("csc", b"csc")
+            return graph_of_edges(graph.rows, graph.indices, graph.nodes, name=where) if transposed else graph
+    ends = columns.get("edge_index")
+    if ends is None and "row" in columns and "col" in columns and columns["row"].shape == columns["col"].shape:
+        ends = np.stack([columns["col"], columns["row"]])  # an entry of row i and column j is an edge from j to i
+    if ends is None or ends.ndim != 2 or ends.shape[0] != 2:
+        text = f"has {', '.join(sorted(columns)) or 'nothing'}, needs indptr and indices, or edge_index of two rows"
+        raise FormatError(text, where=where, hint="give compressed rows, or the ends of edges")
+    src, dst = (_whole(x, f"{where}: edge_index") for x in ends)
+    said = next((int(_whole(columns[n], f"{where}: {n}")[:1].sum()) for n in _COUNTS if n in columns), None)
+    return _of_ends(src, dst, said if said is not None else int(max(src.max(initial=-1), dst.max(initial=-1))) + 1, where)
+
+
+def _dense(columns: dict[str, NDArray[Any]], nodes: int, where: str) -> NDArray[np.float32]:
+    """Sparse rows of features, each with all its numbers."""
+    try:
+        indptr, indices, shape = (_whole(columns[f"attr_{n}"], f"{where}: attr_{n}") for n in ("indptr", "indices", "shape"))
+        rows, width, values = int(shape[0]), int(shape[1]), columns["attr_data"].reshape(-1)
+        require_room(4 * rows * width, f"{where}: attr")
+        counts = np.diff(indptr)
+        if rows != nodes or len(counts) != nodes or indptr[0] or (counts < 0).any() or not int(indptr[-1]) == len(values) == len(indices):
+            raise ValueError
+        if len(indices) and not 0 <= int(indices.min()) <= int(indices.max()) < width:
+            raise ValueError
+    except (KeyError, IndexError, ValueError, TypeError):
+        raise FormatError("attr_* are no sparse matrix with a row for each node", where=where, hint="as scipy.sparse.csr_matrix has them") from None
+    found = np.zeros((rows, width), np.float32)
+    found[np.repeat(np.arange(rows), counts), indices] = values
+    return found
+
+
 def _columns(archive: zipfile.ZipFile, where: str) -> dict[str, NDArray[Any]]:
-    found, wanted = {}, {"indptr", "indices", "format", "features", "x", "labels", "y", "train", "train_mask"}
+    wanted = {"indptr", "indices", "format", "edge_index", "row", "col", *_COUNTS, *_FEATURES, *_LABELS, *_TRAIN, *_GNN_BENCHMARK}
+    found, total = dict[str, NDArray[Any]](), 0
     for entry in archive.infolist():
         name = entry.filename.removesuffix(".npy")
         if name not in wanted:
@@ -123,7 +166,7 @@ def _columns(archive: zipfile.ZipFile, where: str) -> dict[str, NDArray[Any]]:
             size = int(np.prod(shape, dtype=object)) * kind.itemsize if shape else kind.itemsize
             if kind.hasobject or size > MaxBytes.NODE_GRAPH or size > entry.file_size:
                 raise FormatError(f"{size} bytes of {kind}", where=f"{where}: {name}", hint="plain numbers, as many as the header says")
-            require_room(size, f"{where}: {name}")
+            require_room(total := total + size, f"{where}: {name}")
         with archive.open(entry) as file:
             found[name] = npy.read_array(file, allow_pickle=False)
     return found
@@ -191,14 +234,22 @@ def _ogb(folder: Path, where: str) -> NodeFile:
                 return _table(read_document(path, limit=MaxBytes.NODE_TEXT), f"{where}/{name}{end}", separator=",", kind=kind)
         return None
 
-    edges, count = table("raw/edge"), table("raw/num-node-list")
-    if edges is None or count is None or count.shape != (1, 1) or (len(edges) and edges.shape[1] != 2):
-        need = "needs raw/edge.csv.gz with two columns and raw/num-node-list.csv.gz of one graph"
-        raise FormatError(need, where=where, hint="OGB's node property layout")
-    nodes = int(count[0, 0])
-    ends = edges if len(edges) else np.empty((0, 2), np.int64)
-    graph = _of_ends(ends[:, 0], ends[:, 1], nodes, where)
-    features, labels, train = table("raw/node-feat", np.float32), table("raw/node-label", np.float64), None
+    if (folder / "raw/data.npz").exists():  # its large graphs
+        whole = _npz(folder / "raw/data.npz", f"{where}/raw/data.npz")
+        apart = folder / "raw/node-label.npz"
+        labels, graph, features, train = whole.labels, whole.graph, whole.features, whole.train
+        if apart.exists() and (found := _read(apart, f"{where}/raw/node-label.npz").get("node_label")) is not None:
+            labels = _whole(found, f"{where}/raw/node-label.npz")
+    else:
+        edges, count = table("raw/edge"), table("raw/num-node-list")
+        if edges is None or count is None or count.shape != (1, 1) or (len(edges) and edges.shape[1] != 2):
+            need = "needs raw/edge.csv.gz with two columns and raw/num-node-list.csv.gz of one graph, or raw/data.npz"
+            raise FormatError(need, where=where, hint="OGB's node property layout")
+        ends = edges if len(edges) else np.empty((0, 2), np.int64)
+        graph, features, train = _of_ends(ends[:, 0], ends[:, 1], int(count[0, 0]), where), table("raw/node-feat", np.float32), None
+        said = table("raw/node-label", np.float64)
+        labels = None if said is None else _whole(said[:, 0], f"{where}/node-label")
+    nodes = graph.nodes
     for split in sorted(folder.glob("split/*/train.csv*")):
         chosen = _table(read_document(split, limit=MaxBytes.NODE_TEXT), f"{where}/{split.name}", separator=",").reshape(-1)
         if len(chosen) and not 0 <= int(chosen.min()) <= int(chosen.max()) < nodes:
@@ -206,7 +257,7 @@ def _ogb(folder: Path, where: str) -> NodeFile:
         train = np.zeros(nodes, bool)
         train[chosen] = True
         break
-    return NodeFile(graph, features, None if labels is None else _whole(labels[:, 0], f"{where}/node-label"), train)
+    return NodeFile(graph, features, labels, train)
 
 
 # ---- networkx ------------------------------------------------------------------------------------------------------

@@ -15,7 +15,7 @@ from ...capture.step import CapturedStep
 from ...decide.memory.step import keep_everything, size_text
 from ...errors import MeshwrightError, Unsupported
 from ...graph.step_graph import StepGraph
-from ...io.each_file import free_bytes
+from ...io.own_limits import free_bytes
 from ...run.steps.step import step_tensors
 from .choices import LOSSY, with_variants
 from .costs import StepCosts, measure_step

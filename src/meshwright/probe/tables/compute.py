@@ -22,9 +22,10 @@ from .operator import CacheEvictor, Lookup, weights_buffer
 
 __all__ = ["ComputePoints", "Meter", "collect_compute", "widths_of"]
 
-RUNS = 5
+RUNS, ROUNDS = 4, 3  # of a point: medians of 5 in a row differed by 7 % from a minute to the next, on a busy machine
 MOST_TABLES = 15  # of a point
 MAX_POINT_BYTES = 2 << 30
+Part = Sequence[tuple[int, tuple[int, int], int]]  # (table, rows, columns) of each shard of a device
 
 
 @dataclass(frozen=True)
@@ -46,10 +47,28 @@ class Meter:
         self._buffer = weights_buffer(0)
         torch.set_num_threads(1)
 
-    def time_s(self, shards: Sequence[tuple[int, tuple[int, int], int]], *, runs: int = RUNS) -> float:
+    def time_s(self, shards: Part, *, runs: int = RUNS) -> float:
         """Median seconds of a step of (table, rows, columns) shards on one device; 0 for none. Raises: UsageError beyond this machine's memory."""
+        return self.times_s([shards], runs=runs, rounds=1)[0]
+
+    def times_s(self, parts: Sequence[Part], *, runs: int = RUNS, rounds: int = ROUNDS, on_part: Callable[[], None] = lambda: None) -> list[float]:
+        """The same of several devices' shards, which take turns."""
+        taken: list[list[float]] = [[] for _ in parts]
+        for _ in range(rounds):
+            for part, found in zip(parts, taken, strict=True):
+                found += self._runs_s(part, runs)
+                on_part()
+        return [statistics.median(x) for x in taken]
+
+    def plans_s(self, plans: Sequence[Sequence[Shard]], devices: Sequence[str], *, runs: int = RUNS) -> list[list[float]]:
+        """The same of the devices of plans."""
+        parts = [[(self.tables.number_of[s.table], s.rows, s.width) for s in shards if s.device == name] for shards in plans for name in devices]
+        found = self.times_s(parts, runs=runs)
+        return [found[i : i + len(devices)] for i in range(0, len(found), len(devices))]
+
+    def _runs_s(self, shards: Part, runs: int) -> list[float]:
         if not shards:
-            return 0.0
+            return [0.0] * runs
         sizes = [(hi - lo, columns) for _, (lo, hi), columns in shards]
         elements = sum(r * d for r, d in sizes)
         if elements > self._most:
@@ -62,11 +81,7 @@ class Meter:
         for _ in range(runs):
             self._evict()
             taken.append(lookup.step_s())
-        return statistics.median(taken)
-
-    def device_s(self, shards: Sequence[Shard], *, runs: int = RUNS) -> float:
-        """The same for shards of a plan."""
-        return self.time_s([(self.tables.number_of[s.table], s.rows, s.width) for s in shards], runs=runs)
+        return taken
 
     def _input(self, table: int, rows: tuple[int, int]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         indices, offsets = self.inputs[table]
@@ -84,12 +99,11 @@ def widths_of(table: Table) -> tuple[int, ...]:
     return tuple(found)
 
 
-def collect_compute(meter: Meter, points: int, rng: np.random.Generator, *, on_point: Callable[[int], None] = lambda n: None) -> ComputePoints:
-    """So many measured points. A set of tables that fits is drawn table by table."""
+def collect_compute(meter: Meter, points: int, rng: np.random.Generator, *, on_point: Callable[[], None] = lambda: None) -> ComputePoints:
+    """So many measured points. A set of tables that fits is drawn table by table. `on_point` is called `ROUNDS` times for each."""
     tables = meter.tables.tables
     drawn: list[tuple[tuple[int, int], ...]] = []
-    taken: list[float] = []
-    for n in range(points):
+    for _ in range(points):
         wanted, left, chosen = int(rng.integers(1, MOST_TABLES + 1)), MAX_POINT_BYTES // 4, list[tuple[int, int]]()
         for _ in range(20 * wanted):
             if len(chosen) == wanted:
@@ -102,6 +116,5 @@ def collect_compute(meter: Meter, points: int, rng: np.random.Generator, *, on_p
         if not chosen:
             raise UsageError("none of the tables fits into this machine's measurements", hint="give a pool with smaller tables")
         drawn.append(tuple(chosen))
-        taken.append(meter.time_s([(t, (0, tables[t].rows), width) for t, width in chosen]))
-        on_point(n + 1)
-    return ComputePoints(tuple(drawn), tuple(taken))
+    parts = [[(t, (0, tables[t].rows), width) for t, width in chosen] for chosen in drawn]
+    return ComputePoints(tuple(drawn), tuple(meter.times_s(parts, on_part=on_point)))

@@ -1,7 +1,8 @@
 """Measured exchanges: pooled rows forward and their gradients backward, between processes that start as far apart as their lookups end.
 
 Cite: NeuroShard, MLSys 2023, section 3.2. One process per device, on this machine or in a lab with shaped links; lookups are replaced by sleep, so
-that processes do not contend for cores. A forward time counts from a device's own start: waiting for late ones is in it.
+that processes do not contend for cores. A forward time counts from a device's own start: waiting for late ones is in it. In a lab links rest until
+their token buckets are full, as they are after a step's lookups: else an exchange is faster or slower by what the one before it left in them.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ __all__ = ["ExchangeRequest", "ExchangeTask", "exchange_rank", "exchange_tasks",
 
 MAX_SKEW_S = 0.019  # of drawn starts
 LEAST_TABLES, MOST_TABLES = 10, 59  # of a drawn task
+RESTS = 2  # times as long as it takes to fill a bucket
 
 
 class ExchangeTask(msgspec.Struct, kw_only=True):
@@ -40,6 +42,7 @@ class ExchangeRequest(msgspec.Struct, kw_only=True):
     batch: int
     element_bytes: int = 4
     runs: int = 5
+    rest_s: float = 0.0  # before each
     timeout_s: float = 600.0
 
 
@@ -67,7 +70,9 @@ def measure_exchanges(
     tasks: Sequence[ExchangeTask], devices: int, batch: int, *, lab: object = None, runs: int = 5, timeout_s: float = 600.0, element_bytes: int = 4
 ) -> tuple[list[list[float]], list[list[float]]]:  # fmt: skip
     """(backward, forward) seconds of every task and device: medians. `lab`: a `meshwright.lab.Lab` that stands; none: this machine's loopback."""
-    request = ExchangeRequest(tasks=list(tasks), batch=batch, element_bytes=element_bytes, runs=runs, timeout_s=timeout_s)
+    links = getattr(getattr(lab, "fabric", None), "links", ())
+    rest_s = RESTS * max((link.burst_bytes / link.rate_Bps for link in links), default=0.0)
+    request = ExchangeRequest(tasks=list(tasks), batch=batch, element_bytes=element_bytes, runs=runs, rest_s=rest_s, timeout_s=timeout_s)
     ranks = answers(request, devices, f"{__name__}:exchange_rank", _Report, lab=lab, limit_hint="ask for fewer points")
     pairs = [[[x[i] for x in kind] for i in range(len(tasks))] for kind in ([r.backward_s for r in ranks], [r.forward_s for r in ranks])]
     return pairs[0], pairs[1]
@@ -94,9 +99,9 @@ def _measure(request: ExchangeRequest) -> _Report:
             for n, (mine, theirs) in enumerate(sizes):
                 pooled, got = wide[: sum(mine)], small[: sum(theirs)]
                 if start_s is None:
-                    taken[n].append(_run(pooled, got, mine, theirs, 0.0))
+                    taken[n].append(_run(pooled, got, mine, theirs, 0.0, request.rest_s))
                 else:
-                    taken[n].append(_run(got, pooled, theirs, mine, start_s[n]))
+                    taken[n].append(_run(got, pooled, theirs, mine, start_s[n], request.rest_s))
         return [statistics.median(x) for x in taken]
 
     back, starts = rounds(None), list[float]()
@@ -110,7 +115,8 @@ def _measure(request: ExchangeRequest) -> _Report:
     return found
 
 
-def _run(into: torch.Tensor, out: torch.Tensor, into_sizes: list[int], out_sizes: list[int], start_s: float) -> float:
+def _run(into: torch.Tensor, out: torch.Tensor, into_sizes: list[int], out_sizes: list[int], start_s: float, rest_s: float) -> float:
+    time.sleep(rest_s)
     dist.barrier()
     if start_s > 0:
         time.sleep(start_s)

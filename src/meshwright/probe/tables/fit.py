@@ -16,7 +16,7 @@ from ...fabric.fabric import Fabric
 from ...graph.embeddings import Tables
 from ...kernels.stages import stage
 from ...run.machine.pacing import machine_facts
-from .compute import Meter, collect_compute
+from .compute import ROUNDS, Meter, collect_compute
 from .exchange import ExchangeTask, exchange_tasks, measure_exchanges
 from .operator import operator_name
 from .train import additive_errors, fit_compute, fit_exchange, split_points
@@ -60,9 +60,9 @@ def fit_costs(
     if points < LEAST_POINTS or (exchange_points and exchange_points < LEAST_POINTS):
         hint = f"nets need {LEAST_POINTS} points, and get good with thousands"
         raise UsageError(f"{points} and {exchange_points} points", where="--points", hint=hint)
-    with stage("measuring lookups", of=points) as here:
+    with stage("measuring lookups", of=ROUNDS * points) as here:
         meter = Meter(tables, seed=seed)
-        found = collect_compute(meter, points, np.random.default_rng([seed, 1]), on_point=lambda n: here.begin())
+        found = collect_compute(meter, points, np.random.default_rng([seed, 1]), on_point=lambda: here.begin())
     with stage("training the net of lookups"):
         costs = replace(fit_compute(tables, found, epochs=epochs, seed=seed), machine=machine_here())
     if exchange_points:
@@ -103,7 +103,7 @@ def measure_plans(
         own = meter or Meter(tables, seed=seed)
         names = [d.name for d in fabric.devices]
         with stage("measuring plans"):
-            compute = [[own.device_s([s for s in p.shards if s.device == n], runs=runs) for n in names] for p in plans]
+            compute = own.plans_s([p.shards for p in plans], names, runs=runs)
             tasks = [ExchangeTask(columns=list(p.columns), compute_s=c) for p, c in zip(plans, compute, strict=True)]
             back, fore = measure_exchanges(tasks, len(names), tables.batch, lab=lab, runs=runs, element_bytes=tables.element_bytes)
         return [Measured(compute_s=tuple(c), backward_s=tuple(b), forward_s=tuple(f)) for c, b, f in zip(compute, back, fore, strict=True)]

@@ -15,16 +15,15 @@ import subprocess
 import time
 import weakref
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from ...errors import RunError, UsageError
+from ...io.own_limits import CgroupPlace, lines_of, places_of
 
 __all__ = [
-    "CgroupPlace", "CpuQuota", "cgroup_cpu_limit", "find_place", "gc", "group_name", "places_of", "process_start_ticks", "quota_place", "quota_times",
-    "remove_group",
+    "CpuQuota", "cgroup_cpu_limit", "find_place", "gc", "group_name", "process_start_ticks", "quota_place", "quota_times", "remove_group",
 ]  # fmt: skip
 
 PERIOD_US = 10_000  # of a quota: a rank that has used its share stands still for less than this
@@ -36,52 +35,7 @@ _serial = itertools.count()
 MAX_REMOVE_S = 2.0  # until a group can be removed: an exiting member keeps it busy for a moment
 
 
-@dataclass(frozen=True)
-class CgroupPlace:
-    """A folder of the cgroup file system in which quota groups can be made."""
-
-    version: Literal[1, 2]
-    folder: Path
-
-
 CONTROLLERS = ("cpu", "cpuacct", "memory", "blkio")  # of which groups of ours may exist
-
-
-def places_of(root: Path = Path("/"), controller: str = "cpu") -> list[CgroupPlace]:
-    """Own group and its ancestors on every hierarchy that has the controller (v1's name), deepest first, v2 before v1."""
-    proc = root / "proc/self"
-    paths: dict[str, str] = {}
-    for line in _lines(proc / "cgroup"):
-        _, controllers, path = line.split(":", 2)
-        for name in controllers.split(",") or [""]:
-            paths[name] = path
-    found: list[CgroupPlace] = []
-    for line in _lines(proc / "mountinfo"):
-        left, _, right = line.partition(" - ")
-        fields, (kind, _, options) = left.split(), right.split(" ", 2)
-        inner, mount = fields[3], root / fields[4].lstrip("/")
-        if kind == "cgroup2" and "" in paths:
-            version: Literal[1, 2] = 2
-            path = paths[""]
-        elif kind == "cgroup" and controller in options.split(","):
-            version, path = 1, paths.get(controller, "/")
-        else:
-            continue
-        relative = path.removeprefix(inner.rstrip("/")).strip("/")
-        folder = mount / relative if ".." not in relative.split("/") else mount
-        for candidate in (folder, *folder.parents):
-            if candidate.is_dir():
-                found.append(CgroupPlace(version, candidate))
-            if candidate == mount:
-                break
-    return sorted(found, key=lambda place: -place.version)
-
-
-def _lines(path: Path) -> list[str]:
-    try:
-        return path.read_text().splitlines()
-    except OSError:
-        return []
 
 
 def cgroup_cpu_limit(root: Path = Path("/")) -> float | None:
@@ -89,10 +43,10 @@ def cgroup_cpu_limit(root: Path = Path("/")) -> float | None:
     limits = []
     for place in places_of(root):
         if place.version == 2:
-            quota, _, period = "".join(_lines(place.folder / "cpu.max")[:1]).partition(" ")
+            quota, _, period = "".join(lines_of(place.folder / "cpu.max")[:1]).partition(" ")
         else:
-            quota = "".join(_lines(place.folder / "cpu.cfs_quota_us")[:1])
-            period = "".join(_lines(place.folder / "cpu.cfs_period_us")[:1])
+            quota = "".join(lines_of(place.folder / "cpu.cfs_quota_us")[:1])
+            period = "".join(lines_of(place.folder / "cpu.cfs_period_us")[:1])
         if quota.isdigit() and period.isdigit() and int(period) > 0:
             limits.append(int(quota) / int(period))
     return min(limits, default=None)
@@ -104,7 +58,7 @@ def find_place(root: Path = Path("/")) -> CgroupPlace | None:
     On v2 this may enable the cpu controller for the children of a group of ours, as service managers do.
     """
     for place in places_of(root):
-        if place.version == 2 and "cpu" not in "".join(_lines(place.folder / "cgroup.subtree_control")).split():
+        if place.version == 2 and "cpu" not in "".join(lines_of(place.folder / "cgroup.subtree_control")).split():
             try:
                 (place.folder / "cgroup.subtree_control").write_text("+cpu")
             except OSError:  # no cpu controller here, no right, or processes of its own (v2 allows either those or children)
@@ -248,7 +202,7 @@ class CpuQuota:
         return self._folder / "cgroup.procs"
 
     def pids(self) -> list[int]:
-        return [] if self._folder is None else [int(line) for line in _lines(self._folder / "cgroup.procs")]
+        return [] if self._folder is None else [int(line) for line in lines_of(self._folder / "cgroup.procs")]
 
     def close(self) -> None:
         """Let members go back to the group above and remove this one."""
@@ -274,7 +228,7 @@ def remove_group(folder: Path) -> bool:
     """Let members go back to the group above, and remove the group; whether it is gone."""
     deadline = time.monotonic() + MAX_REMOVE_S
     while True:
-        for line in _lines(folder / "cgroup.procs"):
+        for line in lines_of(folder / "cgroup.procs"):
             try:
                 (folder.parent / "cgroup.procs").write_text(line)
             except OSError:  # it ended meanwhile, or may not be moved: rmdir below decides

@@ -20,7 +20,8 @@ from pathlib import Path
 from types import TracebackType
 
 from ...errors import RunError, UsageError
-from .cpu_quota import PERIOD_US, CgroupPlace, CpuQuota, find_place, gc, group_name, places_of, quota_place, remove_group
+from ...io.own_limits import CgroupPlace, lines_of, places_of
+from .cpu_quota import PERIOD_US, CpuQuota, find_place, gc, group_name, quota_place, remove_group
 
 __all__ = ["Limits", "Used"]
 
@@ -170,7 +171,7 @@ class Limits:
         """Needs `watch`."""
         cpu, memory = _table(self._of.get("cpu"), "cpu.stat"), _table(self._of.get("memory"), "memory.stat")
         acct = self._of.get("cpuacct")
-        nanoseconds = _lines(acct.folder / "cpuacct.usage") if acct is not None else []
+        nanoseconds = _words(acct.folder / "cpuacct.usage") if acct is not None else []
         events = _table(self._of.get("memory"), "memory.oom_control") | _table(self._of.get("memory"), "memory.events")
         return Used(
             cpu_s=int(nanoseconds[0]) / 1e9 if nanoseconds else cpu.get("usage_usec", 0) / 1e6, periods=cpu.get("nr_periods", 0),
@@ -183,7 +184,7 @@ class Limits:
 
     def signal(self, number: int) -> bool:
         """Send it to every member; whether there is one."""
-        members = {int(pid) for folder in self._folders for pid in _lines(folder / "cgroup.procs")}
+        members = {int(pid) for folder in self._folders for pid in _words(folder / "cgroup.procs")}
         for pid in members:
             try:
                 os.kill(pid, number)
@@ -217,24 +218,21 @@ class Limits:
 
 def _table(place: CgroupPlace | None, name: str) -> dict[str, int]:
     """A file of lines `name number`."""
-    words = [] if place is None else _lines(place.folder / name)
+    words = [] if place is None else _words(place.folder / name)
     return {key: int(value) for key, value in zip(words[::2], words[1::2], strict=False) if value.isdigit()}
 
 
-def _lines(path: Path) -> list[str]:
-    try:
-        return path.read_text().split()
-    except OSError:
-        return []
+def _words(path: Path) -> list[str]:
+    return " ".join(lines_of(path)).split()
 
 
 def _delegated(place: CgroupPlace, controller: str) -> bool:
     """Whether groups made there have the controller; asks for it where it may."""
     control = place.folder / "cgroup.subtree_control"
-    if controller in _lines(control):
+    if controller in _words(control):
         return True
     try:
         control.write_text(f"+{controller}")
     except OSError:
         return False
-    return controller in _lines(control)
+    return controller in _words(control)
