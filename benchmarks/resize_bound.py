@@ -29,7 +29,7 @@ from meshwright.decide.cluster.resize.problem import toward
 from meshwright.simulate.resize import simulate_resizing
 
 PRICES = np.geomspace(60, 6000, 16)  # cores for a violation; the best ones for these rates lie within
-STEP_PRICES = (350.0, 600.0, 700.0, 850.0, 1000.0, 1400.0)  # the same, by the steps that all have
+STEP_PRICES = (350.0, 600.0, 800.0, 1050.0, 1500.0)  # the same, by the steps that all have
 CHUNK = 64  # windows at a time
 TAIL_AT = np.linspace(-8, 8, 6401)
 TAIL = np.array([math.erfc(x / math.sqrt(2)) / 2 for x in TAIL_AT])  # of the normal distribution

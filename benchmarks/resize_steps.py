@@ -127,6 +127,5 @@ def path(wave: np.ndarray, noise: np.ndarray, burst: np.ndarray, left: np.ndarra
     """[windows] of one tenant: steps of the best strategy, from `most` on; and its expected cost of a window by the grids. The first window of
     `wave` is the first of a day."""
     arguments = (NOISES, EDGES, BURSTS, made.NOISE_KEPT, made.NOISE, ODDS)
-    top = min(most, math.ceil(wave.max() * (1 + made.BURST_MOST) * (1 + NOISES[-1])))  # more is waste
-    costs, value = best(wave[: made.DAY_WINDOWS], top, price, *arguments)
-    return follow(costs, wave, noise, burst, left, top, NOISES, BURSTS, top), value
+    costs, value = best(wave[: made.DAY_WINDOWS], most, price, *arguments)
+    return follow(costs, wave, noise, burst, left, most, NOISES, BURSTS, most), value

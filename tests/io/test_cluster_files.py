@@ -12,7 +12,7 @@ from meshwright.decide.cluster import allocation, order
 from meshwright.drive.cluster import plan_allocation
 from meshwright.errors import FormatError, UsageError
 from meshwright.io.cluster import load_queue, read_allocation, read_queue, write_allocation, write_queue
-from meshwright.io.cluster.traces import read_job_table, read_gavel, read_gavel_rates, read_philly
+from meshwright.io.cluster.traces import read_gavel, read_gavel_rates, read_job_table, read_philly
 from meshwright.testing.soak.files import seeds
 
 FILES = {reader: data for reader, _, data in seeds() if reader in ("queue", "Philly", "Gavel", "Alibaba", "Gavel rates")}
