@@ -147,8 +147,8 @@ def test_what_is_no_quantity(text):
 
 
 def test_versions_of_kubernetes():
-    assert kubernetes_version(b'{"clientVersion": {}, "serverVersion": {"major": "1", "minor": "27+", "gitVersion": "v1.27.3-gke"}}') == (1, 27)
-    for wrong in (b'{"serverVersion": {"major": "1", "minor": ""}}', b'{"clientVersion": {}}', b"{"):
+    assert kubernetes_version(b'{"clientVersion": {}, "serverVersion": {"major": "", "gitVersion": "v1.27.3-gke.100"}}') == (1, 27)
+    for wrong in (b'{"serverVersion": {"gitVersion": "1.27"}}', b'{"clientVersion": {}}', b"{"):
         with pytest.raises(FormatError):
             kubernetes_version(wrong)
 

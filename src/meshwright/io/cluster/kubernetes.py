@@ -1,4 +1,6 @@
-"""What `kubectl get nodes|pods -o json` and `kubectl version -o json` print, and what kube-scheduler asks a scheduler extender. Only the fields that engines need are read."""
+"""What `kubectl get nodes|pods -o json` and `kubectl version -o json` print, and what kube-scheduler asks a scheduler extender. Only the fields that
+engines need are read.
+"""
 
 from __future__ import annotations
 
@@ -133,8 +135,7 @@ class _Names(msgspec.Struct):
 
 
 class _Version(msgspec.Struct):
-    major: str
-    minor: str
+    gitVersion: str
 
 
 class _Versions(msgspec.Struct):
@@ -157,12 +158,12 @@ def _seconds(text: str, where: str) -> float:
 
 
 def parse_version(data: bytes, where: str = "kubectl version") -> tuple[int, int]:
-    """Of the server: `{"major": "1", "minor": "27+"}` -> (1, 27). Raises: FormatError."""
-    found = decode(data, msgspec.json.Decoder(_Versions), where).serverVersion
-    numbers = [re.match(r"\d{1,4}", text, re.ASCII) for text in (found.major, found.minor)]
-    if numbers[0] is None or numbers[1] is None:
-        raise FormatError(f"{found.major[:16]!r}.{found.minor[:16]!r} is no version", where=where)
-    return int(numbers[0][0]), int(numbers[1][0])
+    """Of the server: `v1.27.3-gke.100` -> (1, 27); its `major` and `minor` are empty where it was built from a package. Raises: FormatError."""
+    text = decode(data, msgspec.json.Decoder(_Versions), where).serverVersion.gitVersion
+    match = re.match(r"v(\d{1,4})\.(\d{1,4})", text, re.ASCII)
+    if not match:
+        raise FormatError(f"{text[:32]!r} is no version", where=where)
+    return int(match[1]), int(match[2])
 
 
 def parse_nodes(data: bytes, *, resource: str = "nvidia.com/gpu", where: str = "kubectl get nodes") -> list[KubernetesNode]:

@@ -22,7 +22,10 @@ from .interface import UNKNOWN, Commands, Seen, Work
 
 __all__ = ["Kubernetes"]
 
-AWAY = ("connection refused", "connect: ", "Unable to connect", "i/o timeout", "TLS handshake timeout", "etcdserver: ", "too many requests")
+AWAY = (
+    "connection refused", "was refused - did you", "connect: ", "Unable to connect", "i/o timeout", "TLS handshake timeout", "connection lost", "EOF",
+    "etcdserver: ", "too many requests", "(ServiceUnavailable)", "unable to handle the request", "(Timeout)",
+)  # fmt: skip
 MIN_VERSION = (1, 27)  # whose servers know scheduling gates unless they are told not to; older ones drop them, and jobs would start unordered
 STOP = {"job": {"suspend": True}, "jobset": {"suspend": True}, "leaderworkerset": {"replicas": 0}}  # what ends the pods of a kind, and keeps it
 
