@@ -69,7 +69,7 @@ OF_QUEUES = {
     "allocation": "priced", "bound": "prices", "round": "5min", "move": "0s", "age": 144, "repair": "1h", "checkpoint": "0s",
     "programs": False, "orders": "fifo,srtf,las", "allocations": "proportional,greedy,tune,priced",
 }  # fmt: skip
-OF_MACHINES = {"hosts": None, "warm_up": "3d", "learn": "0s", "needed": False, "strategy": "aligned", "predictor": "kaplan-meier"}
+OF_MACHINES = {"hosts": None, "warm_up": "3d", "learn": None, "needed": False, "strategy": "aligned", "predictor": "kaplan-meier"}
 
 
 def refuse_options(args: argparse.Namespace, others: Mapping[str, Any], what: str) -> None:
