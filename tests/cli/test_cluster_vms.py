@@ -46,6 +46,12 @@ def test_refusals(capsys, words, says):
 def test_a_trace_of_no_hosts_asks_for_them(tmp_path, capsys):
     (tmp_path / "h.csv").write_text("vmid,cpu,memory,time,type\n0,1,2,10,0\n1,4,8,15,0\n", encoding="utf-8")
     assert "how many hosts" in told(capsys, "cluster", "simulate", str(tmp_path / "h.csv"), code=2)["message"]
+    for words in (["simulate", "--strategy"], ["compare", "--strategies"]):  # nothing has ended, and packing asks for no forecast
+        told(capsys, "cluster", words[0], str(tmp_path / "h.csv"), "--hosts", "3", "--warm-up", "0s", words[1], "best-fit")
+    (tmp_path / "past.csv").write_text("vmid,cpu,memory,time,type\n0,1,2,10,0\n0,1,2,20,1\n1,4,8,45,0\n", encoding="utf-8")
+    past = ["cluster", "simulate", str(tmp_path / "past.csv"), "--hosts", "3", "--strategy", "nilas"]
+    told(capsys, *past, "--warm-up", "30s")  # nothing ended before 0: learnt from the warm-up
+    assert "no machine has ended" in told(capsys, *past, "--warm-up", "15s", code=2)["message"]
     on = ["--fabric", "dgx1-v100:1", "--cores", "24", "--memory", "500GB", "--hosts", "3"]
     assert "queues have no such option" in told(capsys, "cluster", "simulate", "synthetic:jobs=3", *on, code=2)["message"]
     assert "a queue needs servers" in told(capsys, "cluster", "simulate", "synthetic:jobs=3", code=2)["message"]

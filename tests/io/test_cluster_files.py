@@ -12,7 +12,7 @@ from meshwright.decide.cluster import allocation, order
 from meshwright.drive.cluster import plan_allocation
 from meshwright.errors import FormatError, UsageError
 from meshwright.io.cluster import load_queue, read_allocation, read_queue, write_allocation, write_queue
-from meshwright.io.cluster.traces import read_alibaba, read_gavel, read_gavel_rates, read_philly
+from meshwright.io.cluster.traces import read_gavel, read_gavel_rates, read_job_table, read_philly
 from meshwright.testing.soak.files import seeds
 
 FILES = {reader: data for reader, _, data in seeds() if reader in ("queue", "Philly", "Gavel", "Alibaba", "Gavel rates")}
@@ -87,6 +87,8 @@ def test_gavel(tmp_path):
     newest = FILES["Gavel"].decode().splitlines()[0].split("\t")
     newest.insert(7, "static")
     assert read_gavel(written(tmp_path, "n.trace", "\t".join(newest)), rates=RATES).jobs[0].duration_s == 450.0
+    newest[8:8] = ["1"]  # Shockwave's: a mode, weight, objective, and a duration
+    assert read_gavel(written(tmp_path, "s.trace", "\t".join(newest)), rates=RATES).jobs[0].duration_s == 450.0
     oldest = "ResNet-18 (batch size 16)\tpython3 main.py\t--steps\t1\t9000\t60.5\t1\nLM (batch size 5)\tx\t--steps\t1\t800\t3.5\t2"  # traces/msr
     jobs = read_gavel(written(tmp_path, "o.trace", oldest), rates=RATES).jobs
     assert [(j.gpus, j.arrival_s, j.duration_s) for j in jobs] == [(2, 0.0, 100.0), (1, 57.0, 450.0)]
@@ -108,11 +110,20 @@ def test_gavel(tmp_path):
         assert says in str(refused.value)
 
 
-def test_alibaba(tmp_path):
+def test_tables_of_jobs(tmp_path):
     path = written(tmp_path, "pods.csv", FILES["Alibaba"])
-    found = read_alibaba(path)
+    found = read_job_table(path)
     assert [(j.name, j.gpus, j.arrival_s, j.duration_s) for j in found.jobs] == [("p0", 1, 0.0, 12537496.0), ("p1", 2, 427061.0, 12475890.0)]
     assert load_queue(str(path)) == found
+    newer = "instance_sn,gpu_request,creation_time,scheduled_time,deletion_time\ni0,1,,,90.0\ni1,1,10.0,12.0,72.0\ni2,1,15.0,16.0,\n"  # Alibaba 2025
+    assert [(j.name, j.gpus, j.duration_s) for j in read_job_table(written(tmp_path, "dlrm.csv", newer)).jobs] == [("i1", 1, 60.0)]
+    acme = "job_id,gpu_num,submit_time,start_time,end_time\n7,8,2023-03-01 00:18:22+08:00,2023-03-01 00:18:54+08:00,2023-03-01 00:20:51+08:00\n"
+    helios = acme.replace("+08:00", "") + "8,4,2023-02-28 20:18:22,None,2023-03-01 00:18:22\n"
+    for text, wanted in ((acme, [("7", 8, 0.0, 117.0)]), (helios, [("8", 4, 0.0, 14400.0), ("7", 8, 14400.0, 117.0)])):
+        jobs = read_job_table(written(tmp_path, "log.csv", text)).jobs
+        assert [(j.name, j.gpus, j.arrival_s, j.duration_s) for j in jobs] == wanted
+    with pytest.raises(FormatError, match="is no time"):
+        read_job_table(written(tmp_path, "log.csv", acme.replace("03-01", "13-01")))
     text = FILES["Alibaba"].decode()
     for wrong, says in (
         (text.replace("12537496", "-5"), "deletion_time is '-5'"), (text.replace(",12902960,", ",1,"), "before it starts"),
@@ -120,7 +131,7 @@ def test_alibaba(tmp_path):
         (text.replace("12000", '"12000"x'), "not CSV"), (text + "x" * 70000, "characters"),
     ):  # fmt: skip
         with pytest.raises(FormatError) as refused:
-            read_alibaba(written(tmp_path, "pods.csv", wrong))
+            read_job_table(written(tmp_path, "pods.csv", wrong))
         assert says in str(refused.value)
 
 

@@ -21,6 +21,7 @@ from meshwright.errors import FormatError, Unsupported, UsageError
 from meshwright.fabric.fabric import Device, Fabric, Link, Switch
 from meshwright.io.cluster.journal import SCHEMA, Record, read_journal, record_bytes
 from meshwright.io.cluster.kubernetes import parse_asked, parse_nodes, parse_pods, quantity
+from meshwright.io.cluster.kubernetes import parse_version as kubernetes_version
 from meshwright.io.cluster.manifests import GATE, HOST, KEY, Pods, manifest_text, manifests
 from meshwright.io.cluster.slurm import expanded, parse_jobs, parse_version
 from meshwright.io.cluster.slurm import parse_nodes as parse_slurm_nodes
@@ -131,16 +132,25 @@ def test_the_plug_in_is_lua_and_names_are_checked(tmp_path):
 
 
 # ---- Kubernetes --------------------------------------------------------------------------------------------------------
-@examples(st.integers(0, 10**6), st.integers(0, 999), st.sampled_from(["", "m", "k", "M", "G", "Ki", "Mi", "Gi", "Ti"]))
+@examples(st.integers(0, 10**6), st.integers(0, 999),
+          st.sampled_from(["", "n", "u", "m", "k", "M", "G", "E", "Ki", "Mi", "Ti", "Ei", "e3", "E+2", "e-3"]))
 def test_quantities_are_exact(whole, part, unit):
-    scale = {"": 1, "m": Fraction(1, 1000), "k": 10**3, "M": 10**6, "G": 10**9, "Ki": 2**10, "Mi": 2**20, "Gi": 2**30, "Ti": 2**40}[unit]
+    scale = {"": 1, "n": Fraction(1, 10**9), "u": Fraction(1, 10**6), "m": Fraction(1, 1000), "k": 10**3, "M": 10**6, "G": 10**9, "E": 10**18,
+             "Ki": 2**10, "Mi": 2**20, "Ti": 2**40, "Ei": 2**60, "e3": 1000, "E+2": 100, "e-3": Fraction(1, 1000)}[unit]  # fmt: skip
     assert quantity(f"{whole}.{part:03d}{unit}") == (whole + Fraction(part, 1000)) * scale // 1
 
 
-@pytest.mark.parametrize("text", ["", "1e9", "-1", "4gb", "1" * 30])
+@pytest.mark.parametrize("text", ["", "1e", "1e999", "\u0663", "1Mu", "-1", "4gb", "1" * 30])
 def test_what_is_no_quantity(text):
     with pytest.raises(FormatError):
         quantity(text)
+
+
+def test_versions_of_kubernetes():
+    assert kubernetes_version(b'{"clientVersion": {}, "serverVersion": {"major": "", "gitVersion": "v1.27.3-gke.100"}}') == (1, 27)
+    for wrong in (b'{"serverVersion": {"gitVersion": "1.27"}}', b'{"clientVersion": {}}', b"{"):
+        with pytest.raises(FormatError):
+            kubernetes_version(wrong)
 
 
 SERVERS = Servers(servers=tuple(Server(name=f"n{n}", gpus=tuple(f"n{n}g{k}" for k in range(8)), cores=64, memory_bytes=1 << 40) for n in range(3)))

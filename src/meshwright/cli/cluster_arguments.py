@@ -18,7 +18,8 @@ __all__ = [
 
 def problem_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("queue",
-        help="meshwright.queue .json, Philly's .json, Gavel's .tsv or .trace, Alibaba's .csv, or synthetic:jobs=300,per_hour=20,seed=1; or machines")
+        help="meshwright.queue .json, Philly's .json, Gavel's .tsv or .trace, a .csv of Alibaba, Helios or Acme, or "
+             "synthetic:jobs=300,per_hour=20,seed=1; or machines")
     parser.add_argument("--fabric", help="FILE.toml or PRESET:n; its groups with GPUs are the servers, e.g. dgx1-v100:16")
     parser.add_argument("--cores", type=int, help="of a queue, needed: cores of one server")
     parser.add_argument("--memory", help="of a queue, needed: memory of one server, e.g. 500GB")
@@ -68,7 +69,7 @@ OF_QUEUES = {
     "allocation": "priced", "bound": "prices", "round": "5min", "move": "0s", "age": 144, "repair": "1h", "checkpoint": "0s",
     "programs": False, "orders": "fifo,srtf,las", "allocations": "proportional,greedy,tune,priced",
 }  # fmt: skip
-OF_MACHINES = {"hosts": None, "warm_up": "3d", "learn": "0s", "needed": False, "strategy": "aligned", "predictor": "kaplan-meier"}
+OF_MACHINES = {"hosts": None, "warm_up": "3d", "learn": None, "needed": False, "strategy": "aligned", "predictor": "kaplan-meier"}
 
 
 def refuse_options(args: argparse.Namespace, others: Mapping[str, Any], what: str) -> None:

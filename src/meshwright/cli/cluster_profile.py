@@ -44,7 +44,7 @@ def run(args: argparse.Namespace) -> Result:
         cores = sorted({float(x) for x in args.cores.split(",")})
     except ValueError:
         raise UsageError(f"{args.cores!r} are no numbers", where="--cores", hint="as in 0.5,1,2") from None
-    if cores[0] <= 0 or cores[-1] > 4096:
+    if not all(0 < c <= 4096 for c in cores):
         raise UsageError(f"{args.cores!r}", where="--cores", hint="above 0")
     memory = sorted({bytes_given(x, "--memory") for x in args.memory.split(",")})
     share = (cores[len(cores) // 2], memory[len(memory) // 2])

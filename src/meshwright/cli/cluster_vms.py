@@ -27,7 +27,7 @@ def vm_arguments(parser: argparse.ArgumentParser, *, several: bool = False) -> N
         "Azure Packing 2020 (SQLite) or Huawei-East-1 (.csv)")
     group.add_argument("--hosts", help="how many, of each kind of the trace: 200 or 100,50 (default: those of vms:, or the groups of --fabric)")
     group.add_argument("--warm-up", default="3d", help="from time 0; nothing in it is measured (default 3d)")
-    group.add_argument("--learn", default="0s", help="predictors know what happened until then (default 0s)")
+    group.add_argument("--learn", help="predictors know what happened until then (default 0s; where no machine had ended by then, --warm-up)")
     if several:
         group.add_argument("--strategies", default=STRATEGIES, help=f"default {STRATEGIES}; there is also least-allocated")
         group.add_argument("--predictors", default="kaplan-meier", help="of perfect, owners, kaplan-meier (default), hazards, shuffled")
@@ -47,12 +47,14 @@ def _trace(args: argparse.Namespace) -> tuple[VmTrace, VmHosts, float, float]:
     refuse_options(args, OF_QUEUES, "machines")
     times = []
     for what in ("warm_up", "learn"):
-        text = getattr(args, what)
+        text = getattr(args, what) or "0s"
         try:
             times.append(86_400 * float(text[:-1]) if text.endswith("d") else parse_time_s(text))
         except ValueError as error:
             raise UsageError(str(error), where=f"--{what.replace('_', '-')}", hint="as in 3d, 12h") from None
     trace = load_vms(args.queue)
+    if args.learn is None and not (trace.end_s <= 0).any():  # published traces begin with machines that are there
+        times[1] = times[0]
     kinds = len(trace.kinds)
     if args.hosts:
         counts = args.hosts.split(",")
@@ -121,7 +123,7 @@ def simulate(args: argparse.Namespace) -> Result:
         require_directory(args.export)
     chosen = strategy(args.strategy, where="--strategy")()
     trace, hosts, from_s, learn_s = _trace(args)
-    predicted = forecast(args.predictor, trace, at_s=learn_s, seed=args.seed, where="--predictor")
+    predicted = forecast(args.predictor if chosen.forecasts else "perfect", trace, at_s=learn_s, seed=args.seed, where="--predictor")
     run = run_vms(trace, hosts, chosen, predicted, from_s=from_s, seed=args.seed)
     row = _row(run, chosen.name, predicted.name if chosen.forecasts else "", _most(run))
     row["stranded"] = stranded(run, seed=args.seed)
@@ -160,7 +162,7 @@ def plan(args: argparse.Namespace) -> Result:
         require_directory(out)
     chosen = strategy(args.strategy, where="--strategy")()
     trace, hosts, from_s, learn_s = _trace(args)
-    predicted = forecast(args.predictor, trace, at_s=learn_s, seed=args.seed, where="--predictor")
+    predicted = forecast(args.predictor if chosen.forecasts else "perfect", trace, at_s=learn_s, seed=args.seed, where="--predictor")
     made, run = place_vms(trace, hosts, chosen, predicted, from_s=from_s, seed=args.seed)
     assert made.bound is not None
     row = _row(run, made.strategy, made.predictor, _most(run))

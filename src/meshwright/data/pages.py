@@ -10,7 +10,9 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
-__all__ = ["PAGE", "drop", "fetch", "file_bytes", "resident_bytes", "rounded"]
+from ..errors import UsageError
+
+__all__ = ["PAGE", "drop", "fetch", "file_bytes", "opened", "read", "resident_bytes", "rounded"]
 
 PAGE = mmap.PAGESIZE
 MAX_WINDOW_BYTES = 1 << 30  # of a file that is looked at in one call: 262,144 pages, a byte each
@@ -42,6 +44,21 @@ def fetch(path: str, offset: int = 0, length: int = 0) -> None:
         end = os.fstat(fd).st_size if not length else offset + length
         while offset < end and (got := len(os.pread(fd, min(end - offset, 1 << 22), offset))):
             offset += got
+
+
+def read(path: str, offset: int, length: int, *, ahead: bool = True) -> bytes:
+    """These bytes. `ahead`: the kernel may read on behind them. Raises: OSError; UsageError where the file has become shorter."""
+    with opened(path) as fd:
+        if not ahead:
+            os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_RANDOM)
+        parts, at = [], offset
+        while at < offset + length:
+            part = os.pread(fd, offset + length - at, at)
+            if not part:
+                raise UsageError(f"ends at byte {at}, an item needs {offset + length}", where=path, hint="the file changed: make the dataset again")
+            parts.append(part)
+            at += len(part)
+    return b"".join(parts)
 
 
 @contextlib.contextmanager

@@ -26,6 +26,7 @@ from ..errors import PortInUse, RunError, UsageError
 from . import pages
 from .kept import FileRange, ranges_of
 from .limits import memory_budget_bytes
+from .wire import exactly, parse_address
 
 __all__ = ["PeerFiles", "Served"]
 
@@ -67,7 +68,7 @@ class PeerFiles:
         timeout_s: float = 5.0,
     ) -> None:  # fmt: skip
         self.files = [ranges_of(f)[0] for f in files]
-        self.nodes = [_address(n) for n in nodes]
+        self.nodes = [parse_address(n, where="nodes", own=False)[1] for n in nodes]
         if not 0 <= node < len(nodes):
             raise UsageError(f"node {node} of {len(nodes)}", where="node", hint="its place in nodes=, from 0")
         self.node, self.transform, self.timeout_s = node, transform, timeout_s
@@ -110,7 +111,7 @@ class PeerFiles:
                 self.served.peer_bytes += len(data)
                 return data
         path, offset, _ = self.files[index]
-        data = _read(path, offset, self.sizes[index])
+        data = pages.read(path, offset, self.sizes[index])
         if owner == self.node:
             self.served.local_bytes += len(data)
         else:
@@ -129,11 +130,11 @@ class PeerFiles:
             try:
                 channel = kept or self._connected(owner)
                 channel.sendall(ASK.pack(index))
-                (size,) = ANSWER.unpack(_exactly(channel, ANSWER.size))
+                (size,) = ANSWER.unpack(exactly(channel, ANSWER.size))
                 if size == OTHER_FILES:
                     where = ":".join(map(str, self.nodes[owner]))
                     raise RunError(f"node {owner} has other files, sizes, nodes or budgets", where=where, hint="start all alike")
-                data = _exactly(channel, size) if size >= 0 else None
+                data = bytes(exactly(channel, size)) if size >= 0 else None
                 self._sockets[owner] = channel
                 return data
             except (OSError, EOFError):
@@ -182,12 +183,12 @@ class _Server:
     def _serve(self, channel: socket.socket) -> None:
         files = self.files
         try:
-            word, key = HELLO.unpack(_exactly(channel, HELLO.size))
+            word, key = HELLO.unpack(exactly(channel, HELLO.size))
             if word != WORD:
                 return
             channel.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             while True:
-                (index,) = ASK.unpack(_exactly(channel, ASK.size))
+                (index,) = ASK.unpack(exactly(channel, ASK.size))
                 if key != files._key:
                     channel.sendall(ANSWER.pack(OTHER_FILES))
                     return
@@ -237,31 +238,3 @@ def _owners(sizes: Sequence[int], nodes: Sequence[str], budgets: Sequence[int]) 
                 owner[index] = node
                 break
     return owner
-
-
-def _address(node: str) -> tuple[str, int]:
-    host, _, port = node.rpartition(":")
-    if not host or not port.isdigit() or not 0 < int(port) < 65536:
-        raise UsageError(f"{node!r} is no address", where="nodes", hint="HOST:PORT")
-    return host, int(port)
-
-
-def _exactly(channel: socket.socket, size: int) -> bytes:
-    """Raises: EOFError where the other side ends before."""
-    data = bytearray(size)
-    view, at = memoryview(data), 0
-    while at < size:
-        got = channel.recv_into(view[at:])
-        if not got:
-            raise EOFError
-        at += got
-    return bytes(data)
-
-
-def _read(path: str, offset: int, size: int) -> bytes:
-    with pages.opened(path) as fd:
-        parts, at = [], offset
-        while at < offset + size and (part := os.pread(fd, offset + size - at, at)):
-            parts.append(part)
-            at += len(part)
-    return b"".join(parts)

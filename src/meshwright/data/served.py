@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from ..errors import RunError, RunTimeout, UsageError
 from .batch_bytes import unpacked
-from .wire import HEAD, NEXT, WELCOME, Hello, hello_bytes, parse_address
+from .wire import HEAD, NEXT, WELCOME, Hello, exactly, hello_bytes, parse_address
 
 __all__ = ["ServedLoader"]
 
@@ -73,28 +73,16 @@ class ServedLoader:
                     self._reach()
                 assert self._channel is not None
                 self._channel.sendall(NEXT.pack(epoch))
-                of, batch, size = HEAD.unpack(self._exactly(HEAD.size))
+                of, batch, size = HEAD.unpack(exactly(self._channel, HEAD.size))
                 if of != epoch or not 0 <= batch < self.batches or self._seen[batch]:
                     raise RunError(f"sends batch {batch} of epoch {of}: unasked", where=self.at, hint="another program listens there")
-                return batch, self._exactly(size)
+                return batch, exactly(self._channel, size)
             except TimeoutError:
                 self.close()
                 here = f"{int(self._seen.sum())} of {self.batches} batches of epoch {epoch} came"
                 raise RunTimeout(f"waited {self.timeout_s:.0f} s: {here}", where=self.at, hint="start the other jobs of --jobs") from None
             except (OSError, EOFError):
                 self.close()
-
-    def _exactly(self, size: int) -> bytearray:
-        """Raises: EOFError where the service ends before."""
-        assert self._channel is not None
-        data = bytearray(size)
-        view, at = memoryview(data), 0
-        while at < size:
-            got = self._channel.recv_into(view[at:])
-            if not got:
-                raise EOFError
-            at += got
-        return data
 
     def _reach(self) -> None:
         """Connects, and says where this job is. Raises: RunError after `patience_s`, UsageError."""
@@ -108,9 +96,9 @@ class ServedLoader:
                 channel.connect(self._address)
                 channel.sendall(hello_bytes(hello))
                 self._channel = channel
-                batches, epoch, size = WELCOME.unpack(self._exactly(WELCOME.size))
+                batches, epoch, size = WELCOME.unpack(exactly(self._channel, WELCOME.size))
                 if size:
-                    text = self._exactly(size).decode(errors="replace")
+                    text = exactly(self._channel, size).decode(errors="replace")
                     raise UsageError(f"the service refuses this job: {text}", where=self.at, hint="a name for each job, a service for each dataset")
                 if back and batches != self.batches:
                     raise UsageError(f"the service has {batches} batches now, it had {self.batches}", where=self.at, hint="serve the same dataset")

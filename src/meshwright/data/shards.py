@@ -9,30 +9,13 @@ from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
-from ..errors import UsageError
 from ..io.data import read_mds_index, read_mds_offsets, read_tar_index, split_mds_sample
+from . import pages
 from .kept import FileRange
 
 __all__ = ["MdsSamples", "TarSamples"]
 
 Transform = Callable[[dict[str, Any]], Any]
-
-
-def _bytes_at(path: str, offset: int, length: int) -> bytes:
-    """Raises: OSError; UsageError where the file has become shorter."""
-    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-    try:
-        os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_RANDOM)  # no reading ahead: the item after this one is not the next to be read
-        parts, at = [], offset
-        while at < offset + length:
-            part = os.pread(fd, offset + length - at, at)
-            if not part:
-                raise UsageError(f"ends at byte {at}, an item needs {offset + length}", where=path, hint="the file changed: make the dataset again")
-            parts.append(part)
-            at += len(part)
-        return b"".join(parts)
-    finally:
-        os.close(fd)
 
 
 class TarSamples:
@@ -56,7 +39,7 @@ class TarSamples:
     def __getitem__(self, index: int) -> Any:
         number, sample = self.index[index]
         begin, length = sample.span
-        data = _bytes_at(self.archives[number], begin, length)
+        data = pages.read(self.archives[number], begin, length, ahead=False)  # the next item is elsewhere
         item = {"__key__": sample.key} | {name: data[offset - begin : offset - begin + size] for name, offset, size in sample.files}
         return self.transform(item) if self.transform else item
 
@@ -91,5 +74,5 @@ class MdsSamples:
     def __getitem__(self, index: int) -> Any:
         shard, at = self._at(index)
         path, begin, length = self.files_of(index)
-        item = split_mds_sample(self.shards[shard], _bytes_at(path, begin, length), f"{Path(path).name}: sample {at}")
+        item = split_mds_sample(self.shards[shard], pages.read(path, begin, length, ahead=False), f"{Path(path).name}: sample {at}")
         return self.transform(item) if self.transform else item

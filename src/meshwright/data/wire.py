@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from ..errors import UsageError
 
-__all__ = ["HEAD", "HELLO", "MAX_HELLO_BYTES", "NEXT", "WELCOME", "WORD", "Hello", "hello_bytes", "listening", "parse_address", "seen_of"]
+__all__ = ["HEAD", "HELLO", "MAX_HELLO_BYTES", "NEXT", "WELCOME", "WORD", "Hello", "exactly", "hello_bytes", "listening", "parse_address", "seen_of"]
 
 WORD = b"mw-feed1"
 HELLO = struct.Struct("<8sI")  # a word, bytes of the text that follows
@@ -48,13 +48,25 @@ def seen_of(hello: Hello, batches: int) -> NDArray[np.bool_]:
     return np.unpackbits(np.frombuffer(hello.seen, np.uint8), count=batches).astype(np.bool_)
 
 
-def parse_address(text: str) -> tuple[int, Any]:
-    """(family, address) of `HOST:PORT`, or of a path of a socket's file. Raises: UsageError."""
-    if "/" in text:
+def exactly(channel: socket.socket, size: int) -> bytearray:
+    """Raises: EOFError where the other side ends before; OSError."""
+    data = bytearray(size)
+    view, at = memoryview(data), 0
+    while at < size:
+        got = channel.recv_into(view[at:])
+        if not got:
+            raise EOFError
+        at += got
+    return data
+
+
+def parse_address(text: str, *, where: str = "--at", own: bool = True) -> tuple[int, Any]:
+    """(family, address) of `HOST:PORT`, or of a path of a socket's file; if it is not `own`, it must be one that others reach. Raises: UsageError."""
+    if own and "/" in text:
         return socket.AF_UNIX, text
     host, _, port = text.rpartition(":")
-    if not host or not port.isdigit() or int(port) > 65535:
-        raise UsageError(f"{text[:128]!r} is no address", where="--at", hint="HOST:PORT, or a path: ./feed.sock")
+    if not host or not port.isdigit() or not (0 if own else 1) <= int(port) <= 65535:
+        raise UsageError(f"{text[:128]!r} is no address", where=where, hint="HOST:PORT, or a path: ./feed.sock" if own else "HOST:PORT")
     return socket.AF_INET, (host, int(port))
 
 

@@ -74,6 +74,7 @@ def compare_vms(
     """Every strategy under every predictor; those that look at no forecast once. What ends the `budget` leaves the rows so far.
 
     Raises: as `forecast` and `run_vms`."""
+    predictors = predictors if any(s.forecasts for s in strategies) else ["perfect"]  # which needs no past
     rows, forecasts = [], {name: forecast(name, trace, at_s=learn_s, seed=seed) for name in predictors}
     bounds: dict[bytes, float] = {}
     pairs = [(strategy, name) for strategy in strategies for name in (predictors if strategy.forecasts else predictors[:1])]

@@ -81,8 +81,10 @@ def settled(pod):
 
 pods = [p for p in map(settled, pods) if p is not None]
 if (store / "away").exists():
-    sys.exit("The connection to the server was refused: connection refused")
-if words[:2] == ["get", "nodes"]:
+    sys.exit("The connection to the server 127.0.0.1:6443 was refused - did you specify the right host or port?")
+if words[0] == "version":
+    sys.stdout.write(json.dumps({"serverVersion": {"gitVersion": "v1.20.2" if (store / "old").exists() else "v1.33.1"}}))
+elif words[:2] == ["get", "nodes"]:
     status = {"allocatable": {"cpu": "8", "memory": "64Gi", "nvidia.com/gpu": "4"}, "conditions": [{"type": "Ready", "status": "True"}]}
     sys.stdout.write(json.dumps({"items": [{"metadata": {"name": n}, "status": status} for n in ("n1", "n2")]}))
 elif words[0] == "apply":

@@ -127,6 +127,9 @@ def test_cancelled_pods_are_deleted_and_missing_ones_made_again(tmp_path, kubect
         assert json.loads((tmp_path / "pods.json").read_text()) == []
         with pytest.raises(RunError, match="unknown"):
             s.engine._ask("no-such-word")
+    (tmp_path / "old").touch()
+    with pytest.raises(Unsupported, match=r"Kubernetes 1\.20 is older than 1\.27"):
+        Kubernetes(Pods(image="i"), kubectl=str(kubectl))
     with pytest.raises(UsageError, match="no Kubernetes here"):
         Kubernetes(Pods(image="i"), kubectl="no-such-kubectl")
 

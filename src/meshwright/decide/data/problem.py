@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar, Protocol
+from typing import Protocol
 
 import numpy as np
 
-from ...cite import Cite
 from ...profile.input_plan import InputPlan, Place
 from ...profile.input_rates import InputRates
+from ..strategies import Listed
 
 __all__ = ["FeedProblem", "FeedStrategy"]
 
@@ -23,11 +23,7 @@ class FeedProblem:
     seed: int = 0
 
 
-class FeedStrategy(Protocol):
+class FeedStrategy(Listed, Protocol):
     """A strategy: its options, and the plan of a problem."""
-
-    name: ClassVar[str]
-    cite: ClassVar[Cite]
-    aliases: ClassVar[tuple[str, ...]] = ()
 
     def plan(self, problem: FeedProblem, *, rng: np.random.Generator) -> InputPlan: ...

@@ -1,9 +1,12 @@
-"""What `kubectl get nodes|pods -o json` prints, and what kube-scheduler asks a scheduler extender. Only the fields that engines need are read."""
+"""What `kubectl get nodes|pods -o json` and `kubectl version -o json` print, and what kube-scheduler asks a scheduler extender. Only the fields that
+engines need are read.
+"""
 
 from __future__ import annotations
 
 import re
 from datetime import UTC, datetime
+from decimal import Decimal
 from typing import NamedTuple
 
 import msgspec
@@ -15,12 +18,12 @@ from ..limits import MaxBytes
 from ..strict_json import decode
 from .manifests import KEY
 
-__all__ = ["Asked", "KubernetesNode", "Pod", "parse_asked", "parse_nodes", "parse_pods", "quantity"]
+__all__ = ["Asked", "KubernetesNode", "Pod", "parse_asked", "parse_nodes", "parse_pods", "parse_version", "quantity"]
 
 MAX_ITEMS = 100_000
-_QUANTITY = re.compile(r"(\d{1,18})(?:\.(\d{1,9}))?(m|k|M|G|T|P|Ki|Mi|Gi|Ti|Pi)?\Z")
-_SCALE = {None: 1, "k": 10**3, "M": 10**6, "G": 10**9, "T": 10**12, "P": 10**15, "Ki": 1 << 10, "Mi": 1 << 20, "Gi": 1 << 30, "Ti": 1 << 40,
-    "Pi": 1 << 50}
+_QUANTITY = re.compile(r"(\d{1,18}(?:\.\d{1,9})?)(?:([eE][+-]?\d{1,2})|(n|u|m|k|[MGTPE]i?|Ki))?\Z", re.ASCII)
+_SCALE = {None: Decimal(1)} | {unit: Decimal(1000) ** (k - 3) for k, unit in enumerate("num kMGTPE")} | {
+    f"{unit}i": Decimal(1024) ** k for k, unit in enumerate("KMGTPE", start=1)}  # fmt: skip
 
 
 class KubernetesNode(NamedTuple):
@@ -61,12 +64,11 @@ class Asked(NamedTuple):
 
 
 def quantity(text: str, where: str = "quantity") -> int:
-    """Kubernetes' `95500m`, `4Gi`, `1.5G`: whole units, rounded down. Raises: FormatError."""
+    """Kubernetes' `95500m`, `4Gi`, `1.5G`, `2e3`: whole units, rounded down. Raises: FormatError."""
     match = _QUANTITY.match(text)
     if not match:
         raise FormatError(f"{text[:32]!r} is no quantity", where=where)
-    thousandths = int(match[1]) * 1000 + int((match[2] or "0").ljust(3, "0")[:3])
-    return thousandths // 10**6 if match[3] == "m" else thousandths * _SCALE[match[3]] // 1000
+    return int(Decimal(match[1] + (match[2] or "")) * _SCALE[match[3]])
 
 
 class _Resources(msgspec.Struct):
@@ -132,6 +134,14 @@ class _Names(msgspec.Struct):
     items: list[NodeRecord] = []
 
 
+class _Version(msgspec.Struct):
+    gitVersion: str
+
+
+class _Versions(msgspec.Struct):
+    serverVersion: _Version
+
+
 class _Asked(msgspec.Struct):
     Pod: _Pod
     Nodes: _Names | None = None
@@ -145,6 +155,15 @@ def _seconds(text: str, where: str) -> float:
         return datetime.strptime(text, "%Y-%m-%dT%H:%M:%SZ").replace(tzinfo=UTC).timestamp()
     except ValueError:
         raise FormatError(f"{text[:32]!r} is no time", where=where) from None
+
+
+def parse_version(data: bytes, where: str = "kubectl version") -> tuple[int, int]:
+    """Of the server: `v1.27.3-gke.100` -> (1, 27); its `major` and `minor` are empty where it was built from a package. Raises: FormatError."""
+    text = decode(data, msgspec.json.Decoder(_Versions), where).serverVersion.gitVersion
+    match = re.match(r"v(\d{1,4})\.(\d{1,4})", text, re.ASCII)
+    if not match:
+        raise FormatError(f"{text[:32]!r} is no version", where=where)
+    return int(match[1]), int(match[2])
 
 
 def parse_nodes(data: bytes, *, resource: str = "nvidia.com/gpu", where: str = "kubectl get nodes") -> list[KubernetesNode]:

@@ -15,7 +15,7 @@ from ...errors import UsageError
 from ..limits import MaxBytes
 from ..strict_json import read_document
 from .queue import queue_of
-from .traces import philly_queue, read_alibaba, read_gavel, read_gavel_rates
+from .traces import philly_queue, read_gavel, read_gavel_rates, read_job_table
 from .vm_traces import HUAWEI, read_azure_packing, read_huawei
 from .vms import SCHEMA, read_vms
 
@@ -41,7 +41,7 @@ def load_queue(name: str, *, split: Sequence[float] | None = None, seed: int = 0
 def _file(name: str, rates: str) -> Queue:
     path = Path(name)
     if path.suffix == ".csv":
-        return read_alibaba(path)
+        return read_job_table(path)
     if path.suffix in (".tsv", ".trace"):
         if not rates:
             raise UsageError("a trace of Gavel counts steps", where=name, hint="--rates FILE: its simulation_throughputs.json")

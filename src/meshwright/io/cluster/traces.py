@@ -1,8 +1,9 @@
-"""Published traces of GPU clusters as queues: Philly (JSON), Gavel (TSV), Alibaba GPU 2023 (CSV).
+"""Published traces of GPU clusters as queues: Philly (JSON), Gavel and Shockwave (TSV), one job a line (CSV: Alibaba, Helios, Acme).
 
 They say how many GPUs for how long, and little of cores and memory: jobs get the profile `unprofiled`, or of Gavel's types the published profile
 of the same model; `cluster.generate.reprofiled` draws others. Jobs that never had a GPU are left out. A duration is that of the recording.
-Sources: github.com/msr-fiddle/philly-traces, github.com/stanford-futuredata/gavel, github.com/alibaba/clusterdata (cluster-trace-gpu-v2023).
+Sources: github.com/msr-fiddle/philly-traces, github.com/stanford-futuredata/gavel, github.com/uw-mad-dash/shockwave,
+github.com/alibaba/clusterdata (cluster-trace-gpu-v2023, -v2025), github.com/S-Lab-System-Group/HeliosData, github.com/InternLM/AcmeTrace.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ import math
 import os
 import re
 from collections.abc import Mapping
-from datetime import datetime
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -24,13 +25,16 @@ from ...errors import FormatError
 from ..limits import MaxBytes
 from ..strict_json import decode, read_document, read_text
 
-__all__ = ["GAVEL_TYPES", "philly_queue", "read_alibaba", "read_gavel", "read_gavel_rates", "read_philly"]
+__all__ = ["GAVEL_TYPES", "philly_queue", "read_gavel", "read_gavel_rates", "read_job_table", "read_philly"]
 
 GAVEL_TYPES: Mapping[str, str] = {
     "ResNet-18": "res18", "ResNet-50": "res50", "Transformer": "transformer", "LM": "lstm", "Recommendation": "unprofiled", "A3C": "unprofiled",
     "CycleGAN": "unprofiled",
 }  # fmt: skip
-ALIBABA = ("name", "num_gpu", "creation_time", "deletion_time")
+# Of a table of jobs: what its columns are called by Alibaba in 2023 and 2025, and by Helios and Acme. An empty time of Alibaba's in 2025: before the
+# recording, or after it.
+TABLE = {"name": ("name", "instance_sn", "job_id"), "GPUs": ("num_gpu", "gpu_request", "gpu_num"), "came": ("creation_time", "submit_time"),
+    "start": ("scheduled_time", "start_time"), "end": ("deletion_time", "end_time")}
 MAX_LINE = 65_536
 _RATE_KEY = re.compile(r"\('(?P<type>[^']{1,128})', (?P<gpus>\d{1,6})\)")
 
@@ -63,12 +67,13 @@ def _made(name: str, jobs: list[QueuedJob], where: str) -> Queue:
 
 
 def _time_s(text: str | None, where: str) -> float | None:
-    """Seconds since 1970 of `2017-10-07 01:11:39`; None where nothing is said."""
+    """Seconds since 1970 of `2017-10-07 01:11:39`, also with `+08:00` behind it; None where nothing is said."""
     if text is None or text in ("", "None"):
         return None
     try:
-        return (datetime.strptime(text, "%Y-%m-%d %H:%M:%S") - datetime(1970, 1, 1)).total_seconds()
-    except ValueError:
+        found = datetime.fromisoformat(text)
+        return (found if found.tzinfo else found.replace(tzinfo=UTC)).timestamp()
+    except (ValueError, OverflowError):
         raise FormatError(f"{text[:32]!r} is no time", where=where, hint="as in 2017-10-07 01:11:39") from None
 
 
@@ -130,18 +135,18 @@ def read_gavel_rates(path: str | os.PathLike[str], kind: str = "v100") -> dict[t
 
 
 def read_gavel(path: str | os.PathLike[str], *, rates: Mapping[tuple[str, int], float]) -> Queue:
-    """A trace of 9, 10 or 11 columns: its type first, steps, GPUs (in the newest followed by a mode), priority, deadline and arrival last; or of 7
-    (`traces/msr`): its type first, steps, arrival and GPUs last. Durations are steps over `rates`. Raises: UsageError (no such file),
-    FormatError naming line and type."""
+    """A trace of 9, 10 or 11 columns: its type first, steps, GPUs (in the newest followed by a mode), priority, deadline and arrival last; of 12
+    (Shockwave's): a duration before the arrival, which is not read; or of 7 (`traces/msr`): its type first, steps, arrival and GPUs last. Durations
+    are steps over `rates`. Raises: UsageError (no such file), FormatError naming line and type."""
     where, text = read_text(path, MaxBytes.CLUSTER_TRACE)
     found = []
     for number, line in enumerate(text.splitlines(), start=1):
         at, fields = f"{where}:{number}", line.split("\t")
         if not line.strip():
             continue
-        if len(fields) not in (7, 9, 10, 11):
-            raise FormatError(f"{len(fields)} columns", where=at, hint="traces of Gavel have 7, 9, 10 or 11, with tabs between them")
-        wide = 4 + (len(fields) == 11)
+        if len(fields) not in (7, 9, 10, 11, 12):
+            raise FormatError(f"{len(fields)} columns", where=at, hint="traces of Gavel have 7 or 9 to 12, with tabs between them")
+        wide = max(4, len(fields) - 6)
         size, work, came = (-1, -3, -2) if len(fields) == 7 else (-wide, -wide - 1, -1)
         kind, gpus, steps = fields[0], _whole(fields[size], "GPUs", at, least=1), _number(fields[work], "steps", at, least=1)
         model = kind.partition(" (")[0]
@@ -158,9 +163,10 @@ def read_gavel(path: str | os.PathLike[str], *, rates: Mapping[tuple[str, int], 
     return _made("gavel", found, where)
 
 
-def read_alibaba(path: str | os.PathLike[str]) -> Queue:
-    """`openb_pod_list_*.csv`: pods with GPUs, from when they were scheduled (or made) to when they were deleted. A pod with a part of a GPU
-    counts as one with a whole one; `gpu_spec` is not read. Raises: UsageError (no such file), FormatError."""
+def read_job_table(path: str | os.PathLike[str]) -> Queue:
+    """`openb_pod_list_*.csv` and `disaggregated_DLRM_trace.csv` of Alibaba, `cluster_log.csv` of Helios, `trace_seren.csv` and `trace_kalos.csv` of
+    Acme: jobs with GPUs that ended, from when they started (or came) to when they ended; one that came before the recording is left out. A pod with a
+    part of a GPU counts as one with a whole one. Times are seconds or dates. Raises: UsageError (no such file), FormatError."""
     where, text = read_text(path, MaxBytes.CLUSTER_TRACE)
     lines = text.splitlines()
     if any(len(line) > MAX_LINE for line in lines):
@@ -169,24 +175,33 @@ def read_alibaba(path: str | os.PathLike[str]) -> Queue:
     found, seen = [], set()
     try:
         header = [h.strip() for h in next(rows, [])]
-        if any(name not in header for name in ALIBABA):
-            raise FormatError(f"lacks columns: {', '.join(n for n in ALIBABA if n not in header)}", where=f"{where}:1", hint="openb_pod_list_*.csv")
+        place = {what: next((header.index(n) for n in names if n in header), -1) for what, names in TABLE.items()}
+        lacks = [TABLE[what][0] for what, at in place.items() if at < 0 and what != "start"]
+        if lacks:
+            raise FormatError(f"lacks columns: {', '.join(lacks)}", where=f"{where}:1", hint="a table of jobs by Alibaba, Helios or Acme")
         for number, row in enumerate(rows, start=2):
-            at, field = f"{where}:{number}", dict(zip(header, row, strict=False))
+            at = f"{where}:{number}"
             if len(row) != len(header):
                 raise FormatError(f"{len(row)} columns, the first line has {len(header)}", where=at)
-            gpus = _whole(field["num_gpu"], "num_gpu", at)
-            if not gpus or not field["deletion_time"]:
+            name, gpus = row[place["name"]], _whole(row[place["GPUs"]], "GPUs", at)
+            came_s, start_s, end_s = (_moment(row[place[x]] if place[x] >= 0 else "", header[place[x]], at) for x in ("came", "start", "end"))
+            if not gpus or came_s is None or end_s is None:
                 continue
-            came_s, end_s = _number(field["creation_time"], "creation_time", at), _number(field["deletion_time"], "deletion_time", at)
-            start_s = _number(field.get("scheduled_time") or field["creation_time"], "scheduled_time", at)
+            start_s = came_s if start_s is None else start_s
             if end_s < start_s:
-                raise FormatError(f"pod {field['name'][:64]} ends {start_s - end_s:g} s before it starts", where=at)
-            if field["name"] in seen or not field["name"]:
-                raise FormatError(f"the name {field['name'][:64]!r} is empty or taken", where=at)
-            seen.add(field["name"])
+                raise FormatError(f"job {name[:64]} ends {start_s - end_s:g} s before it starts", where=at)
+            if name in seen or not name:
+                raise FormatError(f"the name {name[:64]!r} is empty or taken", where=at)
+            seen.add(name)
             if end_s > start_s:
-                found.append(QueuedJob(name=field["name"], gpus=gpus, profile="unprofiled", arrival_s=came_s, duration_s=end_s - start_s))
+                found.append(QueuedJob(name=name, gpus=gpus, profile="unprofiled", arrival_s=came_s, duration_s=end_s - start_s))
     except csv.Error as error:
         raise FormatError(f"not CSV: {str(error)[:80]}", where=where) from None
-    return _made("alibaba", found, where)
+    return _made(Path(where).stem, found, where)
+
+
+def _moment(text: str, what: str, where: str) -> float | None:
+    """Seconds of `12902960.0` or of a date; None where nothing is said."""
+    if not text or text == "None":
+        return None
+    return _time_s(text, where) if text[4:5] == "-" else _number(text, what, where)

@@ -7,7 +7,6 @@ import os
 import secrets
 import time
 from pathlib import Path
-from types import TracebackType
 
 from ...errors import UsageError
 from ...io.cluster.journal import SCHEMA, VERSION, Record, read_journal, record_bytes
@@ -57,16 +56,5 @@ class Journal:
     def note(self, text: str) -> None:
         self.say(Record(what="note", time_s=time.time(), text=text))
 
-    def last(self, job: str) -> Record | None:
-        return next((r for r in reversed(self.records) if r.job == job), None)
-
     def close(self) -> None:
         self._file.close()
-
-    def __enter__(self) -> Journal:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        self.close()
-
-

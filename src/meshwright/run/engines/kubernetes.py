@@ -15,21 +15,25 @@ from typing import ClassVar, Literal
 from ...cluster.allocation import Given
 from ...cluster.servers import Server, Servers
 from ...errors import EngineAway, RunError, Unsupported, UsageError
-from ...io.cluster.kubernetes import Pod, parse_nodes, parse_pods
+from ...io.cluster.kubernetes import Pod, parse_nodes, parse_pods, parse_version
 from ...io.cluster.manifests import CONTAINER, GATE, KEY, Pods, manifest_text, manifests
 from ..resize.actuators import kubernetes_resize
 from .interface import UNKNOWN, Commands, Seen, Work
 
 __all__ = ["Kubernetes"]
 
-AWAY = ("connection refused", "connect: ", "Unable to connect", "i/o timeout", "TLS handshake timeout", "etcdserver: ", "too many requests")
+AWAY = (
+    "connection refused", "was refused - did you", "connect: ", "Unable to connect", "i/o timeout", "TLS handshake timeout", "connection lost", "EOF",
+    "etcdserver: ", "too many requests", "(ServiceUnavailable)", "unable to handle the request", "(Timeout)",
+)  # fmt: skip
+MIN_VERSION = (1, 27)  # whose servers know scheduling gates unless they are told not to; older ones drop them, and jobs would start unordered
 STOP = {"job": {"suspend": True}, "jobset": {"suspend": True}, "leaderworkerset": {"replicas": 0}}  # what ends the pods of a kind, and keeps it
 
 
 @dataclass
 class Kubernetes:
     """`pods`: image and names. `kind`: what a job becomes. `servers`: default all nodes with GPUs that are ready. Raises: UsageError without
-    `kubectl`."""
+    `kubectl`; Unsupported where Kubernetes is too old; EngineAway."""
 
     pods: Pods
     kind: Literal["job", "jobset", "leaderworkerset"] = "job"
@@ -48,6 +52,11 @@ class Kubernetes:
         self.commands = Commands(dry=self.dry, away=AWAY)
         self.said = self.commands.said
         self.commands.require(self.kubectl, engine="Kubernetes", hint="install kubectl, or --dry-run writes the manifests")
+        version = MIN_VERSION if self.dry else parse_version(self._ask("version", "-o", "json").encode())
+        if version < MIN_VERSION:
+            said = f"Kubernetes {version[0]}.{version[1]} is older than {MIN_VERSION[0]}.{MIN_VERSION[1]}"
+            raise Unsupported(said, where="--engine kubernetes", hint="update it: older ones start pods that should be held",
+                              data={"version": list(version)})  # fmt: skip
 
     def _ask(self, *words: str, text: str = "") -> str:
         return self.commands.call([self.kubectl, "--namespace", self.pods.namespace, *words], text)
