@@ -12,12 +12,13 @@ from effort import few
 from meshwright.check import worst_order_memory
 from meshwright.check.program import order
 from meshwright.check.program.flow_kernel import maximum_flow
-from meshwright.check.program.memory import check_memory, order_peak, worst_order_peaks
+from meshwright.check.program.memory import check_memory, worst_order_peaks
 from meshwright.fabric.fabric import Device, Fabric
 from meshwright.program.builder import ProgramBuilder, StepRef
 from meshwright.program.calls import inline
 from meshwright.program.program import Program
 from meshwright.testing.interpreter import Machine
+from order_peaks import order_peak
 
 
 def random_lives(seed: int) -> Program:

@@ -156,7 +156,7 @@ def test_control_dependencies_that_name_callers_are_no_waits() -> None:
     """As in MLCommons' `chakra.0.et`, converted from a trace of PyTorch: callers are not in the file, merged into their callees, or wait for them."""
     calls = [replace(node(3, deps=(1,)), ctrl_deps=(9,)), replace(node(1, deps=()), ctrl_deps=(3,)), replace(node(4, deps=(3,)), ctrl_deps=(4,))]
     assert [n.id for n in ordered(ChakraTrace(nodes=tuple(calls)), "there")] == [1, 3, 4]
-    with pytest.raises(FormatError, match="node 4 .* waits for node 7"):
+    with pytest.raises(FormatError, match=r"node 4 .* waits for node 7"):
         ordered(ChakraTrace(nodes=(*calls[:2], node(4, deps=(7,)))), "there")
     waits = [replace(node(3), ctrl_deps=(1,)), replace(node(1), ctrl_deps=())]
     assert [n.id for n in ordered(ChakraTrace(nodes=tuple(waits)), "there")] == [1, 3], "where all are there, they are waits"

@@ -10,7 +10,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from random_programs import random_case
 
-from meshwright.check.program.memory import order_peak, worst_order_memory
+from meshwright.check.program.memory import worst_order_memory
 from meshwright.check.program.races import check_races
 from meshwright.cost import Cost, Priced, Transport
 from meshwright.decide.pipeline import one_f_one_b_order
@@ -21,6 +21,7 @@ from meshwright.program.builder import ProgramBuilder, StepRef
 from meshwright.program.program import Program, Unit
 from meshwright.simulate import simulate_program
 from meshwright.timeline import Timeline
+from order_peaks import order_peak
 
 US = 1e-6
 

@@ -6,8 +6,7 @@ Cost: O(nodes + dependencies, with a heap).
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from heapq import heapify, heappop, heappush
 
 from ..errors import FormatError
@@ -32,8 +31,8 @@ def ordered(trace: ChakraTrace, where: str) -> list[ChakraNode]:
     """The nodes, each after all it waits for; of those that may come next, the one that stands first in the file.
 
     Converters of PyTorch's traces write into `ctrl_deps` which operator called a node, and merge or leave out callers: such a trace's nodes wait for
-    `data_deps` alone, as MLCommons' feeder has it. Raises: FormatError for an id that occurs twice, a node that waits for data of itself or of one that is not
-    there, and for a cycle.
+    `data_deps` alone, as MLCommons' feeder has it. Raises: FormatError for an id that occurs twice, a node that waits for data of itself or of one
+    that is not there, and for a cycle.
     """
     place: dict[int, int] = {}
     for i, node in enumerate(trace.nodes):

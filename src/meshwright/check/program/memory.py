@@ -1,4 +1,4 @@
-"""Memory: the peak over every order a program allows, exactly, and the peak of one given order.
+"""Memory: the peak over every order a program allows, exactly.
 
 A buffer is alive from the start of the first step that writes it (a receive: from when it may be posted) to the end of the last
 step of `last`; without `last`, or persistent, to the end; never written, from the beginning. Workspaces live with their step. Aliases
@@ -22,11 +22,11 @@ from ...fabric.fabric import Fabric
 from ...program.program import Kind, Program, Space
 from ..verdict import Finding
 from .flow_kernel import maximum_flow
-from .order import Addresses, Ints, Order, accesses, messages
+from .order import Addresses, Order, accesses, messages
 from .staging import staging_bytes
 from .sweep import posted_ahead, swept_peaks
 
-__all__ = ["WorstMemory", "check_memory", "order_peak", "worst_order_memory", "worst_order_peaks"]
+__all__ = ["WorstMemory", "check_memory", "worst_order_memory", "worst_order_peaks"]
 
 MAX_FLOW_NODES = 60_000  # nodes of one actor's closure, for which an exact maximum flow is computed; beyond it an upper bound is given
 UNCUT_BYTES = 1 << 62  # room of an arc that no smallest cut contains; programs of so many bytes get an upper bound
@@ -244,45 +244,6 @@ def _closure(order: Order, events: list[int], weight: dict[int, int]) -> tuple[s
 def worst_order_peaks(p: Program, order: Order | None = None) -> list[int]:
     """Worst-order peak plus staging, per rank, in bytes."""
     return worst_order_memory(p, order).needed_bytes[: p.ranks]
-
-
-def order_peak(p: Program, start_s: Ints | np.ndarray, end_s: Ints | np.ndarray, order: Order | None = None) -> tuple[int, ...]:
-    """Peak bytes per actor of one timeline: `start_s`, `end_s` per step (repeat 1). At one instant, ends free before starts take.
-
-    A receive's buffer counts from when the receive may be posted: the end of what it follows in its lane and by `after`, save the receives
-    right before it that its channel's depth lets be open at the same time (`posted_ahead`); it waits for what those wait for.
-    """
-    order = order or Order(p)
-    life = _lifetimes(p, order)
-    ends = np.asarray(end_s, dtype=np.float64)
-    ready = np.zeros(order.n)  # when what a node is `after` is done
-    local = ~order.cross_match
-    # A receive may be posted before its message is sent, so messages do not count here; `after` edges do.
-    np.maximum.at(ready, order.cross_dst[local], ends[order.step[order.cross_src[local]]])
-    start = np.asarray(start_s, dtype=np.float64)[order.step]
-    ahead = posted_ahead(order)
-    for v in np.flatnonzero(ahead >= 0).tolist():
-        # The receives right before it may still be open, so it waits for what they waited for.
-        first = v - int(ahead[v])
-        before = float(ends[order.step[first - 1]]) if order.position[first] > 0 else 0.0
-        start[v] = min(start[v], max(before, float(ready[first : v + 1].max())))
-    end = np.asarray(end_s, dtype=np.float64)[order.step]
-    peaks = []
-    for actor in range(p.ranks + p.switches):
-        events: list[tuple[float, int, int]] = []
-        for e in (e for e, who in enumerate(life.actor) if who == actor):
-            begin = float(start[life.begins[e]].min()) if life.begins[e] else -np.inf
-            until = float(end[life.ends[e]].max()) if life.ends[e] else np.inf
-            if until == begin:  # a step without duration still holds what it uses
-                until = float(np.nextafter(until, np.inf))
-            events += [(begin, 1, life.size[e]), (until, 0, -life.size[e])]
-        now = peak = 0
-        # At one instant ends sort before starts: what is freed can be taken again.
-        for _, _, change in sorted(events):
-            now += change
-            peak = max(peak, now)
-        peaks.append(peak)
-    return tuple(peaks)
 
 
 def _switch_memory(p: Program, fabric: Fabric, placement: list[str]) -> list[Finding]:
