@@ -43,11 +43,11 @@ ALLOWED = 1.15
 BEGAN = time.monotonic()
 
 
-def star(rate_Mbit: int) -> Any:
+def star(rate_Mbit: int, ranks: int = RANKS) -> Any:
     from meshwright.fabric.fabric import Device, Fabric, Link, Switch
 
     rate_Bps = (rate_Mbit or FAST_MBIT) * 125_000
-    devices = tuple(Device(name=f"n{i}", kind="cpu") for i in range(RANKS))
+    devices = tuple(Device(name=f"n{i}", kind="cpu") for i in range(ranks))
     links = tuple(Link(src=a, dst=b, rate_Bps=rate_Bps) for d in devices for a, b in ((d.name, "sw"), ("sw", d.name)))
     return Fabric(name=f"star-{rate_Mbit or 'fast'}", devices=devices, switches=(Switch(name="sw"),), links=links)
 

@@ -42,7 +42,8 @@ class RankThread(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
     """Ranks of one thread, as the executor's: what a rank computes, posts, copies and adds takes turns, and nothing of it overlaps."""
 
     begin_s: float = 0.0  # processor time of a rank before its first action of a training step: fetching micro-batches
-    begin_wait_s: float = 0.0  # what it then waits for the others: the sum of what their losses count
+    begin_wait_s: float = 0.0  # from when the last of them has begun until all know the sum of what their losses count
+    waits_in: tuple[str, ...] = ()  # keys of the ops that compute the loss: the first one of a step does not end before that sum is known
 
 
 class Cost(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):

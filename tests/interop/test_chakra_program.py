@@ -152,6 +152,19 @@ def coll(number: int, kind: int = 0, size: int = 64, group: str = "", deps: tupl
 COLL = NodeType.COMM_COLL
 
 
+def test_control_dependencies_that_name_callers_are_no_waits() -> None:
+    """As in MLCommons' `chakra.0.et`, converted from a trace of PyTorch: callers are not in the file, merged into their callees, or wait for them."""
+    calls = [replace(node(3, deps=(1,)), ctrl_deps=(9,)), replace(node(1, deps=()), ctrl_deps=(3,)), replace(node(4, deps=(3,)), ctrl_deps=(4,))]
+    assert [n.id for n in ordered(ChakraTrace(nodes=tuple(calls)), "there")] == [1, 3, 4]
+    with pytest.raises(FormatError, match=r"node 4 .* waits for node 7"):
+        ordered(ChakraTrace(nodes=(*calls[:2], node(4, deps=(7,)))), "there")
+    waits = [replace(node(3), ctrl_deps=(1,)), replace(node(1), ctrl_deps=())]
+    assert [n.id for n in ordered(ChakraTrace(nodes=tuple(waits)), "there")] == [1, 3], "where all are there, they are waits"
+    host = node(1, COLL, is_cpu_op=True)
+    found = summarise(traces([host, node(2, COLL, (1,), is_cpu_op=False, comm_type=0, comm_size=64)]))
+    assert found[0].nodes == {"COMP": 1, "COMM_COLL": 1} and found[0].collective_bytes == {"ALL_REDUCE": 64}
+
+
 @pytest.mark.parametrize(
     ("made", "says"),
     [

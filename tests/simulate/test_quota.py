@@ -60,7 +60,7 @@ def test_a_chain_under_a_quota_ends_when_counting_says(sixty_fourths: list[int],
     assert float(lasted) - 1e-9 <= found.makespan_s <= float(end_by_hand(lasted, quota, period, Fraction(0)) + period + overrun / share) + 1e-9
     even = float(lasted / share)
     assert abs(found.makespan_s - even) <= float(period + overrun / share) + 1e-9
-    one = Processors(np.array([True]), *(np.array([float(x)]) for x in (quota, period, overrun, 0, 0)))
+    one = Processors(np.array([True]), *(np.array([float(x)]) for x in (quota, period, overrun, 0)), np.array([-1]), 0.0)
     tables, messages = program_tables(program, np.array([float(w) for w in works]), program.message_bytes(), program.channels.depth, one)
     links = link_tables(compile_network(program, fabric, ["a"]))
     state = make_state(tables, links, messages, record=False)
@@ -104,7 +104,7 @@ def test_a_rank_of_one_thread_does_one_thing_at_a_time() -> None:
     assert simulate_program(b.build(), fabric, ["a", "b"], cost).makespan_s == pytest.approx(0.5)
     thread = Cost(table=cost.table, transport=cost.transport, thread=RankThread(begin_s=0.125, begin_wait_s=0.0625))
     timeline = simulate_program(b.build(), fabric, ["a", "b"], thread)
-    assert timeline.makespan_s == pytest.approx(0.1875 + 0.5, abs=1e-6), "the send goes first, at once"
+    assert timeline.makespan_s == pytest.approx(0.125 + 0.5, abs=1e-6), "the send goes first, at once; nobody waits for a sum"
     b = ProgramBuilder(ranks=2, name="an answer")
     op, data = b.op("F", graph="g"), [b.buffer(r, chunks=1, chunk_bytes=1) for r in (0, 1)]
     channel = b.channel(0, 1)
@@ -115,6 +115,25 @@ def test_a_rank_of_one_thread_does_one_thing_at_a_time() -> None:
     turns = simulate_program(b.build(), fabric, ["a", "b"], Cost(table=cost.table, transport=cost.transport, thread=RankThread()))
     assert beside.makespan_s == pytest.approx(0.5, abs=1e-6) and turns.makespan_s == pytest.approx(0.75, abs=1e-6)
     assert [step for step, _ in turns.critical_path] == [1, 2]
+
+
+def test_the_step_that_computes_the_loss_ends_once_the_last_rank_has_begun() -> None:
+    """Both ranks' first forward of the loss waits for the sum of both; their second one and the rank without loss do not."""
+    b = ProgramBuilder(ranks=3, name="loss")
+    loss, other = b.op("F", graph="loss"), b.op("F", graph="other")
+    for rank in range(3):
+        lane = b.lane(rank, unit=Unit.COMPUTE)
+        for _ in range(2):
+            lane.compute(other if rank == 2 else loss)
+    slow = Device(name="b", kind="cpu", cpu_share=0.5, cpu_period_s=1.0)
+    fabric = Fabric(name="three", devices=(Device(name="a"), slow, Device(name="c")))
+    table = {"loss|F": Priced(0.25), "other|F": Priced(0.25)}
+    thread = RankThread(begin_s=0.75, begin_wait_s=0.125, waits_in=("loss|F",))
+    found = simulate_program(b.build(), fabric, ["a", "b", "c"], Cost(table=table, table_share=1.0, thread=thread))
+    ends = {int(step): end for step, end in zip(found.spans.step, found.spans.end_s, strict=True)}
+    assert ends[4] == pytest.approx(1.0) and ends[5] == pytest.approx(1.25)
+    assert ends[0] > 1.1, "rank 1 has begun when it has used 0.75 s, of which every second gives it half"
+    assert ends[1] == pytest.approx(ends[0] + 0.25), "the second one waits for nothing"
 
 
 BURN = """

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from random_programs import Case, random_case
 
 from effort import few
+from meshwright.program.program import Kind
 from meshwright.simulate import compile_network
 from meshwright.simulate.engine import run
 from meshwright.simulate.tables import Processors, link_tables, make_state, program_tables
@@ -69,9 +70,11 @@ def test_equal_bits_where_ranks_have_processors_with_quotas() -> None:
         period = rng.choice([0.5, 1.0, 4.0], actors)
         overrun = rng.choice([0.0, 1 / 32, 0.5], actors)
         quota = np.where(rng.random(actors) < 0.3, 0.0, period * rng.choice([1 / 16, 0.25, 0.625], actors))
-        begin, wait = rng.integers(0, 3, actors) / 8, rng.integers(0, 2, actors) / 4
+        begin, waits_in = rng.integers(0, 3, actors) / 8, np.full(actors, -1)
+        steps = np.flatnonzero(case.program.steps.kind == Kind.COMPUTE)
+        waits_in[case.program.lanes.actor[case.program.lane_of_step()[steps]]] = steps
         case = replace(case, durations_s=np.round(case.durations_s * 1.3 * 32) / 32)
-        processors = Processors(rng.random(actors) < 0.8, quota, period, overrun, begin, wait)
+        processors = Processors(rng.random(actors) < 0.8, quota, period, overrun, begin, waits_in, rng.integers(0, 8) / 4)
         both(case, *MODES[seed % 2], processors)
         waited += bool((quota[processors.taken] > 0).any())
     assert waited > few(150)

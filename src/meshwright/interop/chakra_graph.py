@@ -6,7 +6,7 @@ Cost: O(nodes + dependencies, with a heap).
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from heapq import heapify, heappop, heappush
 
 from ..errors import FormatError
@@ -30,15 +30,18 @@ class RankSummary:
 def ordered(trace: ChakraTrace, where: str) -> list[ChakraNode]:
     """The nodes, each after all it waits for; of those that may come next, the one that stands first in the file.
 
-    Raises: FormatError for an id that occurs twice, a node that waits for itself or for one that is not there, and for a cycle.
+    Converters of PyTorch's traces write into `ctrl_deps` which operator called a node, and merge or leave out callers: such a trace's nodes wait for
+    `data_deps` alone, as MLCommons' feeder has it. Raises: FormatError for an id that occurs twice, a node that waits for data of itself or of one
+    that is not there, and for a cycle.
     """
     place: dict[int, int] = {}
     for i, node in enumerate(trace.nodes):
         if place.setdefault(node.id, i) != i:
             raise FormatError(f"nodes {place[node.id]} and {i} both have the id {node.id}", where=where)
-    followers: list[list[int]] = [[] for _ in trace.nodes]
-    waits = [0] * len(trace.nodes)
-    for i, node in enumerate(trace.nodes):
+    nodes = _meant(trace, place)
+    followers: list[list[int]] = [[] for _ in nodes]
+    waits = [0] * len(nodes)
+    for i, node in enumerate(nodes):
         for dep in node.deps:
             if dep not in place or dep == node.id:
                 what = "itself" if dep == node.id else f"node {dep}, which is not in the file"
@@ -50,25 +53,34 @@ def ordered(trace: ChakraTrace, where: str) -> list[ChakraNode]:
     out: list[ChakraNode] = []
     while ready:
         i = heappop(ready)
-        out.append(trace.nodes[i])
+        out.append(nodes[i])
         for other in followers[i]:
             waits[other] -= 1
             if not waits[other]:
                 heappush(ready, other)
-    if len(out) < len(trace.nodes):
-        raise FormatError(f"nodes wait for each other: {_cycle(trace, waits, place)}", where=where, hint="every chain of them must have an end")
+    if len(out) < len(nodes):
+        raise FormatError(f"nodes wait for each other: {_cycle(nodes, waits, place)}", where=where, hint="every chain of them must have an end")
     return out
 
 
-def _cycle(trace: ChakraTrace, waits: Sequence[int], place: dict[int, int]) -> str:
+def _meant(trace: ChakraTrace, place: dict[int, int]) -> list[ChakraNode]:
+    """The nodes; `ctrl_deps` of none where one names the node itself or a node that is not there, and `data_deps` do not; calls of collectives on the
+    processor, whose kernels are nodes of their own and move the bytes, as computing."""
+    waits = all((dep in place and dep != node.id) or dep in node.data_deps for node in trace.nodes for dep in node.ctrl_deps)
+    nodes = trace.nodes if waits else [replace(node, ctrl_deps=()) for node in trace.nodes]
+    calls = [n.type is NodeType.COMM_COLL and n.get("is_cpu_op") is True and n.get("comm_type") is None for n in nodes]
+    return [replace(node, type=NodeType.COMP) if call else node for node, call in zip(nodes, calls, strict=True)]
+
+
+def _cycle(nodes: Sequence[ChakraNode], waits: Sequence[int], place: dict[int, int]) -> str:
     """The ids of one cycle among the nodes that still wait."""
     at = next(i for i, count in enumerate(waits) if count)
     seen: dict[int, int] = {}
     path: list[int] = []
     while at not in seen:
         seen[at] = len(path)
-        path.append(trace.nodes[at].id)
-        at = next(place[dep] for dep in trace.nodes[at].deps if waits[place[dep]])
+        path.append(nodes[at].id)
+        at = next(place[dep] for dep in nodes[at].deps if waits[place[dep]])
     found = path[seen[at] :]
     shown = found if len(found) <= 8 else [*found[:8], "..."]
     return " -> ".join(map(str, [*shown, found[0]]))

@@ -23,7 +23,7 @@ from .columns import columns
 
 __all__ = ["Comparison", "compare", "compare_document", "compare_text"]
 
-WARM_UP_STEPS = 2  # left out of the median: first sends, allocator growth, page faults
+WARM_UP_STEPS = 2  # left out: first sends, allocator growth, page faults
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,7 +31,7 @@ class Comparison:
     predicted: Timeline  # of one step on the run's fabric
     predicted_phases: list[dict[str, float]]  # per rank
     measured: Measured
-    measured_phases: list[dict[str, float]]  # per rank, of the median step, so that they add up to it
+    measured_phases: list[dict[str, float]]  # per rank, as in the mean of the middle half of the steps, adding up to the median one
     measured_step_s: float  # median after warm-up
     step_s: list[float]
     target_step_s: float
@@ -62,7 +62,9 @@ def compare(
     warm = measured.steps[WARM_UP_STEPS:] or measured.steps
     step_s = list(measured.step_s)
     per_step = [phase_seconds(t.spans, codes, ranks, t.makespan_s) for t in _middle(warm)]
-    mean = [{k: float(np.mean([s[r][k] for s in per_step])) for k in per_step[0][r]} for r in range(ranks)]
+    median_s = float(np.median([t.makespan_s for t in warm]))
+    scale = median_s / sum(t.makespan_s for t in _middle(warm))
+    mean = [{k: scale * sum(s[r][k] for s in per_step) for k in per_step[0][r]} for r in range(ranks)]
     predicted_phases = phase_seconds(predicted.spans, codes, ranks, predicted.makespan_s)
     compute = ("forward", "backward", "optimizer")
     if plan.prediction is None:
@@ -72,7 +74,7 @@ def compare(
         predicted_phases=predicted_phases,
         measured=measured,
         measured_phases=mean,
-        measured_step_s=float(np.mean([t.makespan_s for t in _middle(warm)])),
+        measured_step_s=median_s,
         step_s=step_s,
         target_step_s=plan.prediction.time_s,
         target_phases=plan.prediction.phases_s,
@@ -85,9 +87,10 @@ def compare(
 
 
 def _middle(steps: Sequence[Timeline]) -> list[Timeline]:
-    """The step of median duration; the two in the middle where their number is even. Means over all would follow a few disturbed steps."""
+    """The middle half of the steps by duration. Means over all would follow a few disturbed steps; in a single one a phase under a quota lasts a
+    third or three times as long, as it meets the end of a period or not."""
     ordered = sorted(steps, key=lambda t: t.makespan_s)
-    return ordered[(len(ordered) - 1) // 2 : len(ordered) // 2 + 1]
+    return ordered[(len(ordered) - 1) // 4 : len(ordered) - (len(ordered) - 1) // 4]
 
 
 def _mean(rows: Sequence[Mapping[str, float]], key: str) -> float:

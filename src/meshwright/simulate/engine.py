@@ -19,7 +19,7 @@ from ..kernels.event_heap import heap_pop, heap_put
 from . import exclusive, fair
 from .exclusive import exclusive_inject, exclusive_pass
 from .fair import fair_begin, fair_end, fair_settle
-from .tables import COMPLETE, SENDING, TAKEN
+from .tables import COMPLETE, SENDING, TAKEN, WAKE_S
 
 __all__ = ["run"]
 
@@ -37,9 +37,7 @@ def _wake(s, lane):  # type: ignore[no-untyped-def]
     number = s.number
     # behind the lane that is visited now: still in this pass, so that each lane is visited once a pass, in lane order
     turn = number[0] if lane > number[1] else number[0] + 1
-    key = turn * len(s.lane) + lane
-    heap = s.ready
-    at = number[2]
+    heap, at, key = s.ready, number[2], turn * len(s.lane) + lane
     number[2] += 1
     while at > 0:
         up = (at - 1) >> 1
@@ -53,8 +51,7 @@ def _wake(s, lane):  # type: ignore[no-untyped-def]
 @inlined
 def _next_ready(s):  # type: ignore[no-untyped-def]
     """Take the first lane out of the ready heap."""
-    heap, lanes = s.ready, len(s.lane)
-    key = heap[0]
+    heap, lanes, key = s.ready, len(s.lane), s.ready[0]
     s.number[2] -= 1
     n = s.number[2]
     if n > 0:
@@ -291,6 +288,8 @@ def _visit(t, k, s, lane, now, record):  # type: ignore[no-untyped-def]
                 posted(t, s, processor, now, t.duration[step])
             elif takes_turn:
                 begin, end = served(t, s, processor, now, t.duration[step])
+                if t.waits_in[processor] == step and s.lane[lane].turn == 0 and end < s.known[0]:
+                    end = served(t, s, processor, s.known[0], WAKE_S)[1]
             if t.kind[step] == _COMPUTE:
                 s.step[step].first_start = min(s.step[step].first_start, begin)
             if record:
@@ -368,8 +367,9 @@ def _entry(sources: int):  # type: ignore[no-untyped-def]
         number[5] = sources
         lanes = len(t.lane_start)
         for processor in range(len(t.quota)):
-            if t.begin[processor] > 0.0 or t.begin_wait[processor] > 0.0:
-                s.processor[processor].free = served(t, s, processor, 0.0, t.begin[processor])[1] + t.begin_wait[processor]
+            _, begun = served(t, s, processor, 0.0, t.begin[processor])
+            if t.waits_in[processor] >= 0:
+                s.known[0] = max(s.known[0], begun + t.begin_wait)
         for lane in range(lanes):
             if t.lane_start[lane] == t.lane_end[lane]:
                 s.lane[lane].turn = t.lane_repeat[lane]

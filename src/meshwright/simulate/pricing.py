@@ -18,7 +18,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from ..cost import Cost, Transport
+from ..cost import Cost, RankThread, Transport
 from ..fabric.fabric import Device, Fabric
 from ..graph.graph import Work
 from ..program.program import Kind, Ops, Part, Program
@@ -63,18 +63,30 @@ def on_processors(
         return time_s, None
     devices = [_device(fabric, placement, r) for r in range(program.ranks)]
     shares = np.array([d.cpu_share if d.cpu_period_s > 0 and 0 < d.cpu_share < 1 else 0.0 for d in devices])
-    thread = cost.thread or None
-    if thread is None and not shares.any():
+    thread = cost.thread
+    taken = (shares > 0) | bool(thread)
+    if not taken.any():
         return time_s, None
     names = ("cpu_period_s", "cpu_overrun_s", "cpu_stretch")
     period_s, overrun_s, stretch = (np.array([getattr(d, name) for d in devices]) for name in names)
     stretch = np.clip(np.where(shares > 0, stretch, 1.0), 1.0, 1.0 / np.maximum(shares, MIN_SHARE))
-    begin_s, wait_s = (np.full(len(devices), x) for x in ((thread.begin_s, thread.begin_wait_s) if thread else (0.0, 0.0)))
+    thread = thread or RankThread()
+    begin_s, waits_in = np.full(len(devices), thread.begin_s), _first_of(program, thread.waits_in)
     of_step = np.where(shares > 0, shares, 1.0)[program.lanes.actor[program.lane_of_step()]]
     spent_s = _message_cpu_s(program, cost.transport) + cost.transport.per_step_s * (cost.table_share or of_step)
     time_s = np.where((program.steps.kind == Kind.TRANSFER) & (of_step < 1.0), spent_s, time_s * of_step)
     time_s = time_s * stretch[program.lanes.actor[program.lane_of_step()]]
-    return time_s, Processors((shares > 0) | (thread is not None), shares * period_s * stretch, period_s, overrun_s * stretch, begin_s, wait_s)
+    return time_s, Processors(taken, shares * period_s * stretch, period_s, overrun_s * stretch, begin_s, waits_in, thread.begin_wait_s)
+
+
+def _first_of(program: Program, keys: Sequence[str]) -> NDArray[np.int64]:
+    """Per rank its first step of an op of one of the keys, -1 if it has none."""
+    found = np.full(program.ranks, -1)
+    if keys:
+        wanted = np.array([program.ops.key(op) in keys for op in range(len(program.ops))])
+        steps = np.flatnonzero((program.steps.kind == Kind.COMPUTE) & wanted[program.steps.op])[::-1]
+        found[program.lanes.actor[program.lane_of_step()[steps]]] = steps  # of several the last one that is written, their first
+    return found
 
 
 def _message_cpu_s(program: Program, transport: Transport) -> NDArray[np.float64]:

@@ -26,6 +26,7 @@ F64 = NDArray[np.float64]
 I64 = NDArray[np.int64]
 # Messages and segments in flight, of which each has a place in memory.
 MAX_IN_FLIGHT = 50_000_000
+WAKE_S = 1e-5  # of a processor, that a step which has waited for the others needs to end
 TAKEN, SENDING, COMPLETE = 0, 1, 2
 
 
@@ -55,8 +56,9 @@ class ProgramTables(NamedTuple):
     quota: F64  # per processor: seconds of it that each period gives, 0 = no quota
     period: F64
     overrun: F64  # seconds that it runs on past its quota; what was overdrawn, the next periods lack
-    begin: F64  # seconds of it that are used before any step ...
-    begin_wait: F64  # ... and that pass then
+    begin: F64  # seconds of it that are used before any step
+    waits_in: I32  # step that ends, in its first iteration, no sooner than `begin_wait` after the last such processor has begun; -1: none
+    begin_wait: float
 
 
 class LinkTables(NamedTuple):
@@ -131,6 +133,7 @@ class State(NamedTuple):
     stack_links: I32
     stack_flows: I32
     processor: Records
+    known: F64  # one: when what steps of `waits_in` wait for is known
     instance: Records  # `middle`: the local part begins; `send`: the send part; `behind`: the instance before it on the processor, -1 none
     arrival: F64  # message: when it arrived
     order: I64  # 3 · instance + (TAKEN | SENDING | COMPLETE) in the order in which it happened; see `critical`
@@ -178,7 +181,8 @@ class Processors(NamedTuple):
     period_s: F64
     overrun_s: F64
     begin_s: F64
-    begin_wait_s: F64
+    waits_in: I64
+    begin_wait_s: float
 
 
 def program_tables(p: Program, durations_s: F64, size_bytes: Any, depth: I64, processors: Processors | None = None) -> tuple[ProgramTables, I64]:
@@ -203,7 +207,7 @@ def program_tables(p: Program, durations_s: F64, size_bytes: Any, depth: I64, pr
         _c32(la.start), _c32(la.end), _c32(la.repeat), _c32(np.where(la.unit >= 0, unit.reshape(-1), -1)), _c32(s.kind),
         np.ascontiguousarray(durations_s, np.float64), np.ascontiguousarray(size_bytes, np.float64), in_ptr, in_channel, out_ptr, out_channel,
         _c32(s.after_ptr), _c32(s.after_step), _c32(s.after_lag), _c32(repeat), record_at, np.ascontiguousarray(depth, np.int64), sender, len(unique),
-        _c32(of_lane), *((none,) * 5 if processors is None else processors[1:]),
+        _c32(of_lane), *((*(none,) * 4, _c32(none), 0.0) if processors is None else (*processors[1:5], _c32(processors.waits_in), *processors[6:])),
     )  # fmt: skip
     return tables, messages
 
@@ -270,7 +274,7 @@ def make_state(t: ProgramTables, k: LinkTables, messages: I64, *, record: bool) 
         ready=np.zeros(max(lanes, 1), np.int64), lane=lane, step=step, unit=unit, channel=channel, slot=_records(SLOT, slots), link=link,
         member=np.zeros(entries, np.int32), member_channel=np.zeros(entries, np.int32), member_place=np.zeros(entries, np.int32),
         touched=np.zeros(channels, np.int32), stack_links=np.zeros(links, np.int32), stack_flows=np.zeros(channels, np.int32),
-        processor=processor, instance=instance, arrival=np.zeros(int(message_at[-1]) if record else 0),
+        processor=processor, known=np.zeros(1), instance=instance, arrival=np.zeros(int(message_at[-1]) if record else 0),
         order=np.zeros(_nodes(t) if record else 0, np.int64),
     )  # fmt: skip
 

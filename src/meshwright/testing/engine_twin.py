@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from itertools import count
 
-from ..simulate.tables import LinkTables, ProgramTables
+from ..simulate.tables import WAKE_S, LinkTables, ProgramTables
 
 __all__ = ["Twin", "simulate_twin"]
 
@@ -119,8 +119,10 @@ class Twin:
         rows = zip(k.rate.tolist(), k.latency.tolist(), k.burst.tolist(), strict=True)
         self.links = [Link(rate, latency, burst, tokens=burst, unused=rate) for rate, latency, burst in rows]
         self.processors = [Processor(*x) for x in zip(t.quota.tolist(), t.period.tolist(), t.overrun.tolist(), strict=True)]
-        for one, work, wait in zip(self.processors, t.begin.tolist(), t.begin_wait.tolist(), strict=True):
-            one.free = one.serve(0.0, work)[1] + wait
+        for one, work in zip(self.processors, t.begin.tolist(), strict=True):
+            one.serve(0.0, work)
+        waiting = [one.free for one, step in zip(self.processors, t.waits_in.tolist(), strict=True) if step >= 0]
+        self.known = max(waiting, default=0.0) + t.begin_wait
         self.events: list[tuple[float, Key, int, Callable[[], None]]] = []
         self.pushed = count()
         self.done = [0] * len(t.kind)
@@ -201,13 +203,17 @@ class Twin:
         self.done[step] += 1
 
     def compute(self, lane: int, step: int, turn: int) -> Generator[Condition, None, None]:
-        unit, duration = int(self.t.lane_unit[lane]), float(self.t.duration[step])
+        t = self.t
+        unit, duration = int(t.lane_unit[lane]), float(t.duration[step])
         if unit >= 0:
             queue = self.unit_queue.setdefault(unit, [])
             queue.append(lane)
             yield lambda: unit not in self.unit_owner and queue[0] == lane
             self.unit_owner[unit] = queue.pop(0)
         self.start[step, turn], end = self.local_part(lane, duration)
+        processor = int(t.lane_processor[lane])
+        if turn == 0 and processor >= 0 and t.waits_in[processor] == step and duration > 0 and end < self.known:
+            _, end = self.processors[processor].serve(self.known, WAKE_S)
 
         def ended() -> None:
             self.unit_owner.pop(unit, None)

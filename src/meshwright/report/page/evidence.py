@@ -108,8 +108,8 @@ def _measured(page: PageContent) -> Html:
     return _entry(
         "measured",
         f"Run {run.folder}: {d.get('ranks')} ranks, device {d.get('device')}, data {d.get('data')}, started by {d.get('launcher')}; "
-        f"{len(c.step_s)} steps, the first ones and those under the memory profiler are left out. The step's time and phases are those of the "
-        f"median step (the mean of the two in the middle where there is none); the timeline shows step {step}, the one closest to it.",
+        f"{len(c.step_s)} steps, the first ones and those under the memory profiler are left out. The step's time is the median, its "
+        f"phases are in proportion as in the middle half of the steps; the timeline shows step {step}, the one closest to it.",
         f"Machine: {machine.get('cpu_model')}, {machine.get('cores')} cores; pacing {pacing.get('mode')} ({pacing.get('why')}); other programs used "
         f"{100 * float(use.get('others', 0.0)):.0f} % of it.",
         f"{_versions(d.get('versions', {}))}.",

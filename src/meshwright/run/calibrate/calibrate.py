@@ -23,6 +23,7 @@ from ..executor.executor import Executor
 from ..executor.memory import RankMemory
 from ..executor.transport import Transport
 from ..machine.pacing import Pacing
+from ..train.count_exchange import CountExchange
 from ..train.work import TrainingWork
 from .message_times import MessageTimes
 from .rank_times import RankTimes, SilentRank, merged_prices
@@ -37,33 +38,37 @@ MAX_WAIT_S = 2e-3  # that a silent message is waited for: the shortest one as me
 
 
 class RankCosts(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
-    """What one rank measured: CPU seconds of its steps, and its part of the message times. `share`: its device's, of a core; 0: as all have."""
+    """What one rank measured: CPU seconds of its steps, and its part of the message times. `share`: its device's, of a core; 0: as all have.
+    `waits_in`: ops that need the small sum."""
 
     rank: int
     times: RankTimes
     messages: dict[str, Any] = {}
     share: float = 0.0
+    waits_in: tuple[str, ...] = ()
 
 
 def time_rank(
     program: Program, orders: Sequence[I32], rank: int, make: Callable[[], tuple[TrainingWork, RankMemory]], transport: Transport | None,
-    device: torch.device, counting: Any = None, *, share: float = 0.0,
+    device: torch.device, counting: CountExchange | None = None, *, share: float = 0.0,
 ) -> RankCosts:  # fmt: skip
     """Measure on this rank, on its device. Collective with a transport, whose messages are timed: all ranks of the default group call it at once.
-    `counting`: the process group of the small sum that begins a step (`train.count_exchange`), on its ranks.
+    `counting`: the small sum that begins a step, on its ranks.
 
     `make` gives work and memory that may be spoilt.
     """
     parts: dict[str, Any] = {}
     if transport is not None:
-        parts = MessageTimes(sizes=MESSAGE_SIZES, budget_s=MESSAGE_BUDGET_S, batches=3, transport=transport, device=device).run(counting)
+        timing = MessageTimes(sizes=MESSAGE_SIZES, budget_s=MESSAGE_BUDGET_S, batches=3, transport=transport, device=device)
+        parts = timing.run(counting and counting.group)
     work, memory = make()
     wait_s = min(float(parts["ring"][0]["wall_s"]), MAX_WAIT_S) if parts and device.type == "cpu" else 0.0
     silent = SilentRank(program, rank, device_time(device), wait_s=wait_s)
     executor = Executor(program, orders, rank, memory=memory, transport=silent.transport, work=silent.timed(work), times=silent.times)
     together = _together if transport is not None else bool
     times = silent.measure(executor.run, begin=work.begin, repeats=REPEATS, together=together)
-    return RankCosts(rank=rank, times=times, messages=parts, share=share)
+    waits_in = tuple(f"{key}|F" for key in counting.segments) if counting else ()
+    return RankCosts(rank=rank, times=times, messages=parts, share=share, waits_in=waits_in)
 
 
 def _together(more: bool) -> bool:
@@ -89,6 +94,7 @@ def cost_of_ranks(base: Cost, costs: Sequence[RankCosts], pacing: Pacing, *, sec
     transport = msgspec.structs.replace(calibration.transport, per_step_s=per_step / share)
     waits_s = [float(c.messages["small_sum_s"]) for c in costs if "small_sum_s" in c.messages]
     begin_s = statistics.fmean(c.times.begin_s for c in costs)
-    thread = RankThread(begin_s=begin_s, begin_wait_s=statistics.median(waits_s) if waits_s else 0.0)
+    waits_in = tuple(sorted({key for c in costs for key in c.waits_in}))
+    thread = RankThread(begin_s=begin_s, begin_wait_s=statistics.median(waits_s) if waits_s else 0.0, waits_in=waits_in)
     priced = base.with_table(table, source=source, transport=transport, share=pacing.share if len(set(shares)) > 1 else 0.0)
     return calibration.fabric, msgspec.structs.replace(priced, thread=thread), calibration

@@ -153,8 +153,7 @@ def run_rank(plan: Plan, setups: Sequence[Setup], rank: int, options: RankOption
             copy, its_optimizer = made.module(ModuleClock(times) if options.module_spans else None)
             return made.builder.work(copy, its_optimizer, data, alone=True)
 
-        counting = exchange.group if exchange is not None else None
-        costs = time_rank(program, orders, rank, spoilable, transport if layout.ranks > 1 else None, device, counting, share=pacing.share)
+        costs = time_rank(program, orders, rank, spoilable, transport if layout.ranks > 1 else None, device, exchange, share=pacing.share)
         blob_put(link.store, f"costs/{rank}", msgspec.json.encode(costs))
     made.forget()
     if layout.ranks > 1:

@@ -24,12 +24,14 @@ __all__ = ["CountExchange", "count_exchange"]
 
 @dataclass(frozen=True)
 class CountExchange:
-    """`values`: what is counted, in one order on all ranks; `group`: of the ranks that compute some of the loss, in all replicas."""
+    """`values`: what is counted, in one order on all ranks; `group`: of the ranks that compute some of the loss, in all replicas; `segments`: those
+    that need the sum, by key."""
 
     values: tuple[str, ...]
     replicas: int
     replica: int
     group: Any
+    segments: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         holds_group(self)
@@ -65,4 +67,4 @@ def count_exchange(graph: ForwardGraph, layout: TrainingLayout, rank: int) -> Co
     keys = {s.key for s in layout.segments if terms.keys() & set(s.nodes)}
     members = [r for r in range(layout.ranks) if keys & set(layout.held(layout.coordinates(r)[0]).segments)]
     group = dist.new_group(members, backend="gloo")
-    return CountExchange(values, layout.data, layout.coordinates(rank)[1], group) if rank in members else None
+    return CountExchange(values, layout.data, layout.coordinates(rank)[1], group, tuple(sorted(keys))) if rank in members else None
