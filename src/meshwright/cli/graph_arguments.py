@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from ..graph.halo import Halo
     from ..graph.nodes import Labelled
     from ..job import GraphTraining
+    from ..kernels.effort import Budget
 
 GRAPH = "rmat:NODES,EDGES, digits:K, knn:K,POINTS.csv, or a file: .npz of compressed rows, OGB's folder, node-link .json, lines of edges"
 
@@ -71,7 +72,7 @@ def planned_bits(args: argparse.Namespace) -> HaloStrategy:
     return AdaQP(group=args.group, trade=args.trade, max_variance=args.max_variance, max_rounds_s=args.max_rounds_s, like=args.like)
 
 
-def problem_of(args: argparse.Namespace, data: Labelled) -> tuple[GraphTraining, Parts, Sequence[Halo], HaloProblem]:
+def problem_of(args: argparse.Namespace, data: Labelled, budget: Budget) -> tuple[GraphTraining, Parts, Sequence[Halo], HaloProblem]:
     from ..decide.traffic.adaqp import partition
     from ..drive.halo import aggregated, halo_problem
     from ..drive.plans import read_fabric
@@ -84,7 +85,8 @@ def problem_of(args: argparse.Namespace, data: Labelled) -> tuple[GraphTraining,
         name=data.graph.name, features=data.features.shape[1], classes=data.classes, model=args.network, layers=args.layers, hidden=args.hidden,
         reassign=args.reassign, seed=args.seed,
     )  # fmt: skip
-    parts = partition(data.graph, workers, method=args.method, seed=args.seed)
+    with budget.net():
+        parts = partition(data.graph, workers, method=args.method, seed=args.seed)
     graph, weights = aggregated(job, data.graph)
     shares = halos(graph, parts.of, workers, weights)
     return job, parts, shares, halo_problem(job, shares, fabric)
