@@ -334,7 +334,8 @@ def _foreign() -> list[tuple[str, str, bytes]]:
     back = json.loads(json.dumps(dcgm).replace("GPU 1", "GPU 0").replace("ID: 0", "ID: 1"))
     return [
         ("sketch", "sketch.json", json.dumps(sketch).encode()), ("dcgm", "dcgm.json", json.dumps(dcgm).encode() + json.dumps(back).encode()),
-        ("nvidia-smi", "topo.txt", smi), ("cluster", "topo.txt", smi), ("rocm-smi", "topo.txt", amd), ("nvidia-smi -q", "q.txt", gpu), ("ibstat", "ibstat.txt", ibstat),
+        ("nvidia-smi", "topo.txt", smi), ("cluster", "topo.txt", smi), ("rocm-smi", "topo.txt", amd),
+        ("nvidia-smi -q", "q.txt", gpu), ("ibstat", "ibstat.txt", ibstat),
         ("ibv_devinfo", "ibv.txt", ibv), ("lscpu", "lscpu.txt", cpu), ("kubernetes", "nodes.json", nodes), ("cluster", "nodes.json", nodes),
         ("slurm", "slurm.txt", slurm), ("cluster", "slurm.txt", slurm), ("NCCL graph", "graph.xml", graph), ("transformer", "model.toml", toml),
         ("box profile", "box.json", json.dumps(box).encode()),
