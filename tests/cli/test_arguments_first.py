@@ -25,6 +25,7 @@ SEARCH = "layout search --model nowhere.py:model --fabric dgx-a100:2 --global-ba
         (f"{TRAIN} --compress nine", "nine"),
         (f"{TRAIN} --out nowhere/plan.json", "no directory nowhere"),
         (f"{SEARCH} --microbatches two", "'two' is not a list of whole numbers"),
+        ("graph plan rmat:9,9 --fabric laptop:2 --layers 9999", "argument --layers: must be at most 1024, got 9999"),
         (f"{SEARCH} --ep 0", "'0' is not a list of whole numbers from 1 on"),
         (f"{SEARCH} --out .", "--out: . is a folder"),
         ("pipeline plan --stages 1 --microbatches 1 --message-bytes 1e40", "--message-bytes: must be at most 9e+18 bytes, got 1e40"),

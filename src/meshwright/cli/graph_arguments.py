@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from ..job import GraphTraining
     from ..kernels.effort import Budget
 
+MAX_LAYERS = 1024  # of a graph network: each is two exchanges of a plan
 GRAPH = "rmat:NODES,EDGES, digits:K, knn:K,POINTS.csv, or a file: .npz of compressed rows, OGB's folder, node-link .json, lines of edges"
 
 
@@ -26,6 +27,12 @@ def data_arguments(parser: argparse.ArgumentParser) -> None:
     add("--undirected", action="store_true", help="add the other direction of every edge of a file")
     add("--features", type=at_least_one, metavar="F", help="numbers of a node, drawn where the graph has none (default 64)")
     add("--seed", type=whole_number, default=0, help="of generated graphs, parts, weights and rounding (default 0)")
+
+
+def _layers(text: str) -> int:
+    if (number := at_least_one(text)) > MAX_LAYERS:
+        raise argparse.ArgumentTypeError(f"must be at most {MAX_LAYERS}, got {number}")
+    return number
 
 
 def parts_arguments(parser: argparse.ArgumentParser) -> None:
@@ -38,7 +45,7 @@ def network_arguments(parser: argparse.ArgumentParser) -> None:
     add("--fabric", required=True, help="FILE.toml or PRESET:n; one worker on each device, e.g. 'star:4?link=12.5MB/s'")
     add("--devices", help="use only these devices, e.g. 0-3,8")
     add("--network", choices=["gcn", "sage"], default="gcn", help="gcn (default) or sage (GraphSAGE, mean)")
-    add("--layers", type=at_least_one, default=3, help="default 3")
+    add("--layers", type=_layers, default=3, help="default 3")
     add("--hidden", type=at_least_one, default=256, help="width between layers (default 256)")
     add("--reassign", type=whole_number, default=50, metavar="N", help="choose bits anew from traced rows every N epochs, 0: never (default 50)")
 
