@@ -26,7 +26,7 @@ def data_arguments(parser: argparse.ArgumentParser) -> None:
     add("graph", help=GRAPH)
     add("--undirected", action="store_true", help="add the other direction of every edge of a file")
     add("--features", type=at_least_one, metavar="F", help="numbers of a node, drawn where the graph has none (default 64)")
-    add("--seed", type=whole_number, default=0, help="of generated graphs, parts, weights and rounding (default 0)")
+    add("--seed", type=whole_number, default=0, help="seed of generated graphs, parts, weights and rounding (default 0)")
 
 
 def _layers(text: str) -> int:

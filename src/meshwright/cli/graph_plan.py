@@ -1,4 +1,4 @@
-"""`meshwright graph plan`: at how many bits each row of each message goes, as a checked plan beside its bound."""
+"""`meshwright graph plan`: how many bits each row of each message gets, as a checked plan beside its bound."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from .graph_arguments import bits_rows, bits_table, data_of, planned_bits, plann
 
 __all__ = ["HELP", "arguments", "run"]
 
-HELP = "at how many bits each row of each message goes: a checked plan beside its bound"
+HELP = "how many bits each row of each message gets: a checked plan beside its bound"
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
