@@ -2,7 +2,8 @@
 
 The page marks itself when everything on it stands (`meshwright:drawn`: unpacked, timeline and table drawn, stepper ready); the time is the
 page's own, from navigation. Two pipelines of 16 and 64 stages are simulated for it; a third has names of 300 characters with markup in them. The
-browser is limited to two cores. At the end: what the page of a plan for 16,384 devices takes to write. Needs Chromium (Debian: chromium); without it, only sizes and what writing costs.
+browser is limited to two cores. At the end: what the page of a plan for 16,384 devices takes to write. Needs Chromium (Debian:
+chromium); without it, only sizes and what writing costs.
 
     python benchmarks/report_page.py [--quick]
 """
