@@ -59,7 +59,7 @@ def _table(lines: list[str], title: re.Pattern[str], where: str) -> tuple[list[s
         raise FormatError(f"{len(names)} columns, {len(set(names))} of them different", where=where, hint=hint)
     if [row[0] for _, row in rows[1 : len(names) + 1]] != names:
         raise FormatError(f"no row for each of {len(names)} columns", where=where, hint="the table is cut short")
-    cells = {}
+    cells: dict[tuple[int, int], str] = {}
     for a, (at, row) in enumerate(rows[1 : len(names) + 1]):
         if len(row) != len(names) + 1 or row[a + 1].upper() not in _SELF:
             raise FormatError(f"row {row[0][:32]}: not {len(names)} cells with 0 on the diagonal", where=f"{where}: line {at}")
