@@ -52,7 +52,7 @@ def test_an_opaque_module_is_noted_and_refused_when_strict(tmp_path: Path, capsy
         (["-m", f"{EXAMPLES}/gpt.py:smal"], 2, "did you mean small"),
         (["-m", f"{EXAMPLES}/gpt.py:tiny", "--loss", "l2"], 2, "no loss 'l2'"),
         (["-m", f"{EXAMPLES}/gpt.py:tiny", "--batch", "0"], 2, "--batch: must be >= 1"),
-        (["-m", f"{EXAMPLES}/gpt.py:tiny", "--out", "/no/such/folder/g.json"], 2, "does not exist"),
+        (["-m", f"{EXAMPLES}/gpt.py:tiny", "--out", "/no/such/folder/g.json"], 2, "no directory"),
         (["-m", f"{ODD}:raises"], 1, "no weights here"),
         ([], 2, "--model"),
     ],

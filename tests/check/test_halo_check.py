@@ -32,7 +32,7 @@ def planned(strategy=None, *, workers=3, model="gcn", nodes=60, seed=1):
     over, weights = aggregated(job, graph)
     shares = halos(over, of, workers, weights)
     problem = halo_problem(job, shares, read_fabric(f"star:{workers}?link=12.5MB/s"))
-    made, tried = plan_halo(
+    made, (tried, *_) = plan_halo(
         job, problem, strategy or AdaQP(group=7), digest=digest_of(graph, of), edges=graph.edges, central=[s.central for s in shares]
     )
     return made, tried, problem

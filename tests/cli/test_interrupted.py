@@ -1,4 +1,4 @@
-"""Ctrl-C in the searches of tables, tasks, experts, clusters and wirings: the best so far, which is said, and exit code 130."""
+"""Ctrl-C in the searches of tables, tasks, experts, graphs, clusters and wirings: the best so far, which is said, and exit code 130."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ TASKS = {
 }  # fmt: skip
 TABLES = {"schema": "meshwright.tables", "version": 1, "name": "t", "batch": 64, "tables": [{"name": "u", "rows": 100, "dim": 16}]}
 SERVERS = ("--fabric", "dgx1-v100:1", "--cores", "24", "--memory", "500GB")
+GRAPH, WORKERS = ("rmat:200,800", "--method", "own"), ("--fabric", "laptop:2")
 VMS = "vms:hosts=4,days=2,before_days=1,warm_days=1,load=0.5,owners=9,seed=1"
 
 
@@ -36,6 +37,10 @@ CASES = {
     "cluster compare": (["synthetic:jobs=2,per_hour=9,seed=1", *SERVERS, "--orders", "fifo,srtf", "--allocations", "proportional"],
                         "drive.cluster", "measures", rows("rows"), 1),
     "cluster compare, machines": ([VMS, "--warm-up", "1d", "--strategies", "first-fit,best-fit"], "drive.vms", "simulate_vms", rows("rows"), 1),
+    "graph plan, parts": ([*GRAPH, *WORKERS], "decide.traffic.adaqp.partition", "_coarser", rows("bits"), 1),
+    "graph plan, bits": ([*GRAPH, *WORKERS], "drive.halo", "_simulated_s", rows("bits"), 1),
+    "graph compare": ([*GRAPH, *WORKERS], "drive.halo", "_simulated_s", rows("bits"), 1),
+    "graph partition": ([*GRAPH, "--workers", "2"], "decide.traffic.adaqp.partition", "_first", rows("workers"), 2),
     "fabric design": (["--nodes", "9", "--ports", "4"], "decide.topology.directconnect.cayley", "groups", lambda x: x["designs"] != [], True),
 }  # fmt: skip
 

@@ -52,6 +52,19 @@ def test_without_home_in_an_ascii_locale_names_read_as_they_were_typed(tmp_path:
     assert done.returncode == 2 and done.stderr.startswith("error: größe 2.toml: cannot read".encode())
 
 
+def test_a_closed_standard_output_is_nobody_who_listens(tmp_path: Path) -> None:
+    """`>&-`, as daemons start programs: the command works, nothing is said, and no file gets the number of standard output."""
+    script = 'exec "$0" -m meshwright collective bound all-gather --fabric laptop:2 --size 1KiB >&- 2>&-'
+    own = os.environ | {"PYTHONPATH": str(Path(meshwright.__file__).parents[1])}
+    done = subprocess.run(["sh", "-c", script, sys.executable], cwd=tmp_path, env=own, capture_output=True, timeout=120, check=False)
+    assert (done.returncode, done.stdout, done.stderr, list(tmp_path.iterdir())) == (0, b"", b"", [])
+
+
+def test_a_folder_is_no_fabric(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["fabric", "show", str(tmp_path)]) == 2
+    assert "is a folder, not a fabric" in capsys.readouterr().err
+
+
 def test_a_name_that_the_locale_cannot_express_is_no_bug_of_ours() -> None:
     error = frame._as_typed(UnicodeEncodeError("utf-8", "net\udcc3\udca4.py", 3, 5, "surrogates not allowed"))
     assert error.exit_code == 2 and "cannot express" in error.message and "LC_ALL=C.UTF-8" in error.hint

@@ -17,6 +17,7 @@ from meshwright.io.fabric.document import fabric_document, fabric_from_document
 from meshwright.io.fabric.imported import Source, format_of, import_fabric, read_source
 from meshwright.io.fabric.name import load_fabric
 from meshwright.io.fabric.nvidia_topo import parse_nvidia_topo
+from meshwright.io.fabric.rocm_topo import parse_rocm_topo
 from meshwright.io.fabric.topo_matrix import Assumed, TopoMatrix, matrix_fabric
 from meshwright.io.nccl.fabric import Join, nccl_fabric, nvlink_rate_Bps
 from meshwright.io.nccl.graph import graph_lines, parse_nccl_graph
@@ -207,6 +208,73 @@ def test_nvidia_smi_of_pcie_cards_pasted_with_drift():
     wanted = [["X", "PIX", "SYS", "SYS"], ["PIX", "X", "SYS", "SYS"], ["SYS", "SYS", "X", "PHB"], ["SYS", "SYS", "PHB", "X"]]
     assert cells(fabric, 4) == wanted
     assert {x.rate_Bps for x in fabric.links if x.kind == "SYS"} == {9 * GB} and {x.rate_Bps for x in fabric.links if x.kind == "PIX"} == {12 * GB}
+
+
+def amd_text(form: str, weights: list[list[int]], kinds: str = "XGMI", numa: tuple[int, ...] = ()) -> str:
+    """What AMD's tools print; pairs whose weight is 15 have a link of their own."""
+    n = len(weights)
+    names = [f"GPU{i}" for i in range(n)] if form == "rocm-smi" else [f"0000:{16 * i + 5:02x}:00.0" for i in range(n)]
+    of_type = [["0" if i == j else kinds for j in range(n)] for i in range(n)]
+    titles = {"Weight between two GPUs": weights, "Hops between two GPUs": [[int(i != j) for j in range(n)] for i in range(n)],
+              "Link Type between two GPUs": of_type}  # fmt: skip
+    if form == "amd-smi":
+        titles = {"WEIGHT TABLE:": weights, "LINK TYPE TABLE:": [["SELF" if c == "0" else c for c in row] for row in of_type]}
+    lines = []
+    for title, table in titles.items():
+        lines += [f"{title:=^60}" if form == "rocm-smi" else title, " " * 13 + "".join(f"{x:<13}" for x in names)]
+        lines += [f"{name:<13}" + "".join(f"{c:<13}" for c in row) for name, row in zip(names, table, strict=True)] + [""]
+    return "\n".join([*lines, *(f"GPU[{i}]\t\t: (Topology) Numa Node: {node}" for i, node in enumerate(numa)), "==== End of ROCm SMI Log ===="])
+
+
+@pytest.mark.parametrize("form", ["rocm-smi", "amd-smi"])
+def test_amd_links_are_those_of_one_hop(form):
+    square = [[0, 15, 15, 30], [15, 0, 30, 15], [15, 30, 0, 15], [30, 15, 15, 0]]
+    source = Source("topo.txt", amd_text(form, square).encode())
+    assert format_of(source) == "rocm-smi"
+    fabric = import_fabric([source], assumed=Assumed(gpu="mi300x"))
+    links = {(x.src[-1], x.dst[-1]): (x.rate_Bps, x.kind) for x in fabric.links}
+    assert links == {(str(a), str(b)): (64 * GB, "XGMI1") for a in range(4) for b in range(4) if square[a][b] == 15}
+    assert fabric.devices[0].memory_bytes == 192 * GB
+    assert {x.rate_Bps for x in import_fabric([source], assumed=Assumed(nvlink=50 * GB)).links} == {50 * GB}
+
+
+def test_amd_cards_on_pcie_meet_in_their_numa_node():
+    text = amd_text("rocm-smi", [[0, 40, 72, 72], [40, 0, 72, 72], [72, 72, 0, 40], [72, 72, 40, 0]], "PCIE", (0, 0, 1, 1))
+    fabric = matrix_fabric([parse_rocm_topo(text)], "x")
+    assert cells(fabric, 4) == [["X", "NODE", "SYS", "SYS"], ["NODE", "X", "SYS", "SYS"], ["SYS", "SYS", "X", "NODE"], ["SYS", "SYS", "NODE", "X"]]
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (("Link Type between", "Link Type\n"), "no row for each"), (("XGMI         0", "XGMI         7"), "with 0 on the diagonal"),
+        (("0            XGMI", "0            NVL"), "type 'NVL'"), (("15", "x"), "weight 'X'"), (("GPU1", "GPU0"), "of them different"),
+        (("Weight between two GPUs", "Weight"), None), (("GPU1         15", "GPU2         15"), "no row for each"),
+    ],
+)  # fmt: skip
+def test_damaged_amd_tables_point(change, message):
+    text = amd_text("rocm-smi", [[0, 15], [15, 0]]).replace(*change)
+    if message is None:
+        assert parse_rocm_topo(text).cells == {(0, 1): "NV1", (1, 0): "NV1"}
+        return
+    with pytest.raises(FormatError, match=message):
+        parse_rocm_topo(text, "t.txt")
+
+
+def test_a_text_of_powershell_and_a_quoted_one_are_read(tmp_path):
+    """PowerShell's `>` writes UTF-16; mails and issues quote with `> `."""
+    text = (DATA / "topo_a100.txt").read_text()
+    plain = import_fabric([Source("t.txt", text.encode())])
+    (tmp_path / "t.txt").write_text(text, encoding="utf-16")
+    assert import_fabric([read_source(str(tmp_path / "t.txt"))]) == plain
+    assert import_fabric([Source("t.txt", "\n".join(f"> {line}" for line in text.splitlines()).encode())]) == plain
+
+
+@pytest.mark.parametrize("text", ["SwitchName=s0 Nodes=tux[0-5]", "Architecture: x86_64\nCPU(s): 64", "# nThread 1\n  8  2  float  sum  -1"])
+def test_a_file_of_no_known_kind_says_what_is_known(text):
+    with pytest.raises(FormatError, match=r"no known kind of file; read as a (matrix|list of edges)") as caught:
+        import_fabric([Source("t.txt", text.encode())])
+    assert "nvidia-smi topo -m" in caught.value.hint
 
 
 def tree_matrix(draw) -> TopoMatrix:

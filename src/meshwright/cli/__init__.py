@@ -34,6 +34,9 @@ def process() -> NoReturn:
 
     from . import frame
 
+    for name in ("stdout", "stderr"):
+        if getattr(sys, name) is None:  # closed (`>&-`), as by a daemon: what is said goes nowhere, and no file gets its number
+            setattr(sys, name, open(os.devnull, "w"))  # noqa: SIM115, PTH123
     frame.whole_process = True
     code = main()
     if "torch" not in sys.modules and threading.active_count() == 1:

@@ -91,11 +91,18 @@ def graph_given(args: argparse.Namespace) -> OpGraph | None:
 
 
 def require_directory(out: Path, *, where: str = "--out") -> None:
-    """Raises: UsageError, naming the option `where`, when a file cannot be written there because its directory is missing."""
+    """Before long work: raises UsageError, naming the option `where`, when no file can be written there."""
+    import os
+
     from ..errors import UsageError
 
-    if not out.resolve().parent.is_dir():
+    folder = Path(os.path.abspath(out)).parent  # noqa: PTH100  Path.resolve fails on links that lead in a circle
+    if not folder.is_dir():
         raise UsageError(f"no directory {out.parent}", where=where, hint="make it first")
+    if out.is_dir():
+        raise UsageError(f"{out} is a folder, not a file", where=where, hint="name a file in it")
+    if not out.exists() and not os.access(folder, os.W_OK | os.X_OK):
+        raise UsageError(f"you may not write into {folder}", where=where, hint="name another place")
 
 
 def routing_of(text: str) -> Routing:

@@ -25,7 +25,7 @@ def problem_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--memory", help="of a queue, needed: memory of one server, e.g. 500GB")
     parser.add_argument("--split", help="draw published profiles: shares of image, language and speech models, e.g. 20,70,10")
     parser.add_argument("--rates", default="", help="of a Gavel trace: its measured throughputs, a JSON file")
-    parser.add_argument("--seed", type=int, default=0, help="of what is drawn: equal seeds give equal results (default 0)")
+    parser.add_argument("--seed", type=int, default=0, help="seed: equal seeds give equal results (default 0)")
 
 
 def run_arguments(parser: argparse.ArgumentParser) -> None:

@@ -40,7 +40,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--evaluate", help="with --from: what this strategy would have earned")
     parser.add_argument("--as", dest="form", metavar="ENGINE",
         help="with --from: the last sizes as orders: kubernetes:NAMESPACE/CONTAINER (pods have the tenants' names), or slurm:JOB")
-    parser.add_argument("--seed", type=int, default=0, help="of what is drawn (default 0)")
+    parser.add_argument("--seed", type=int, default=0, help="seed: equal seeds give equal results (default 0)")
 
 
 def run(args: argparse.Namespace) -> Result:

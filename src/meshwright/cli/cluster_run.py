@@ -55,9 +55,9 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--resource", default="nvidia.com/gpu", help="Kubernetes: name of the GPUs (default nvidia.com/gpu)")
     parser.add_argument("--dry-run", action="store_true", help="print what the engine would be told of the jobs that start first, and do nothing")
     parser.add_argument("--split", help="draw published profiles: shares of image, language and speech models, e.g. 20,70,10")
-    parser.add_argument("--most-passed", type=int, default=16, help="starts of others that a job waits for at most, 0: for ever (default 16)")
+    parser.add_argument("--most-passed", type=int, default=16, help="how many later jobs may start before a waiting one, 0: any number (default 16)")
     parser.add_argument("--rates", default="", help="of a Gavel trace: its measured throughputs, a JSON file")
-    parser.add_argument("--seed", type=int, default=0, help="of what is drawn: equal seeds give equal results (default 0)")
+    parser.add_argument("--seed", type=int, default=0, help="seed: equal seeds give equal results (default 0)")
 
 
 def run(args: argparse.Namespace) -> Result:

@@ -26,7 +26,7 @@ nor signed: listen on a network of your own."""
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--listen", required=True, metavar="HOST:PORT", help="where; port 0 takes a free one")
+    parser.add_argument("--listen", required=True, metavar="HOST:PORT", help="address to listen on; port 0 takes a free one")
     parser.add_argument("--slots", type=at_least_one, default=512, help="chunks that may be under way, of all jobs together (default %(default)s)")
     parser.add_argument("--words", type=at_least_one, default=256, help="32-bit numbers per packet (default %(default)s: 1 KiB; at most 2048)")
     parser.add_argument("--span", type=at_least_one, default=1 << 14, help="indices that a block of sparse jobs may have (default %(default)s)")

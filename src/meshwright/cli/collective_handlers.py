@@ -34,7 +34,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--packet", default="1KiB", help="payload of a packet (default %(default)s)")
     parser.add_argument("--element-bytes", type=int, choices=(1, 2, 4), default=4, help="(default %(default)s)")
     parser.add_argument("--buffers", type=at_least_one, default=4, help="per block of the design multi (default %(default)s)")
-    parser.add_argument("--memory", default="", help="that sums may take, such as 4MiB (default: any)")
+    parser.add_argument("--memory", default="", help="memory for sums, such as 4MiB (default: no limit)")
     parser.add_argument("--reproducible", action="store_true", help="only the tree: equal bits whatever the order of arrival")
 
 

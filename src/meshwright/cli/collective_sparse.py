@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from ..cost import Cost
     from ..decide.collective.sparse import SparseProblem
 
-HELP = "which sparse all-reduce pays for a gradient of which k elements are sent, or none"
+HELP = "which sparse all-reduce is worth it, if any, for a gradient of which k elements are sent"
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:

@@ -29,8 +29,8 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--rounds", type=at_least_one, default=3, help="measurements, of which the median counts (default 3)")
     parser.add_argument("--jobs", type=at_least_one, default=1, help="jobs with loaders of their own on this machine (default 1)")
     parser.add_argument("--nodes", type=at_least_one, default=1, help="nodes that could keep the files together, this one included (default 1)")
-    parser.add_argument("--network", default="10Gbit/s", metavar="RATE", help="of each node, with --nodes (default 10Gbit/s)")
-    parser.add_argument("--seed", type=whole_number, default=0, help="which items (default 0)")
+    parser.add_argument("--network", default="10Gbit/s", metavar="RATE", help="with --nodes: rate of each node's network (default 10Gbit/s)")
+    parser.add_argument("--seed", type=whole_number, default=0, help="seed of the choice of items (default 0)")
 
 
 def run(args: argparse.Namespace) -> Result:

@@ -34,7 +34,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--shared-memory", metavar="SIZE", help="free in shared memory (default: as /dev/shm has)")
     parser.add_argument("--jobs", type=at_least_one, default=1, help="equal jobs on each node (default 1)")
     parser.add_argument("--nodes", type=at_least_one, default=1, help="nodes that could keep the files together, this one included (default 1)")
-    parser.add_argument("--network", default="10Gbit/s", metavar="RATE", help="of each node, with --nodes (default 10Gbit/s)")
+    parser.add_argument("--network", default="10Gbit/s", metavar="RATE", help="with --nodes: rate of each node's network (default 10Gbit/s)")
     parser.add_argument("--margin", type=float, default=0.1,
         help="share by which device and preparation may be faster than measured before the cache is too small (default 0.1)")
     parser.add_argument("--seed", type=whole_number, default=0, help="which items are measured, and which files are kept (default 0)")

@@ -22,6 +22,7 @@ examples:
   meshwright fabric import node.xml --boxes 4 --net rails -o cluster.toml       NCCL_TOPO_DUMP_FILE of one of four equal nodes
   meshwright fabric import vm.xml --nvswitch 300GB/s --nic 25GB/s --gpu a100    a cloud's file that holds only the PCIe tree
   nvidia-smi topo -m | meshwright fabric import - --nvlink 50GB/s -o box.toml
+  rocm-smi --showtopo | meshwright fabric import - --gpu mi300x -o box.toml
   kubectl get nodes -o json | meshwright fabric import - -o cluster.toml        nodes as the presets of their instance types
   scontrol show node | meshwright fabric import - -o cluster.toml
   meshwright fabric import rates.csv --unit 25GB/s -o box.toml                  an adjacency matrix of link counts
@@ -32,7 +33,7 @@ AS = ("toml", "json", "matrix", "edges", "nccl")
 
 def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("files", nargs="+", metavar="FILE", help="what to read; - is standard input")
-    formats = "auto (default: told by content), nccl, nccl-graph, nvidia-smi, dcgm, kubernetes, slurm, matrix or edges"
+    formats = "auto (default: told by content), nccl, nccl-graph, nvidia-smi, rocm-smi, dcgm, kubernetes, slurm, matrix or edges"
     parser.add_argument("--format", default="auto", help=formats)
     parser.add_argument("-o", "--out", metavar="FILE", help="write the fabric there (default: stdout)")
     parser.add_argument("--as", dest="form", choices=AS, help="format to write (default: by the ending of --out, else toml)")
@@ -48,8 +49,8 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     facts = parser.add_argument_group("what the file does not say, or says wrongly")
     facts.add_argument("--nic", metavar="RATE", help="rate of every NIC's port")
     facts.add_argument("--nvswitch", metavar="RATE", help="nccl: add an NVSwitch that the file does not show; its rate per GPU")
-    facts.add_argument("--nvlink", metavar="RATE", help="nvidia-smi, dcgm: rate of one NVLink (default 25GB/s)")
-    facts.add_argument("--pcie", metavar="RATE", help="nvidia-smi, dcgm: rate of one PCIe link (default 24GB/s)")
+    facts.add_argument("--nvlink", metavar="RATE", help="nvidia-smi, dcgm, rocm-smi: rate of one NVLink (default 25GB/s) or XGMI link (64GB/s)")
+    facts.add_argument("--pcie", metavar="RATE", help="nvidia-smi, dcgm, rocm-smi: rate of one PCIe link (default 24GB/s)")
     facts.add_argument("--gpu", help="model of the GPUs (a100, h100, ...), for memory and FLOP/s")
     facts.add_argument(
         "--rates", choices=("nccl", "nominal"), default="nccl",
@@ -94,7 +95,7 @@ def _fabric(args: argparse.Namespace, sources: list[Source]) -> Fabric:
     join = Join(net=args.net, oversubscription=args.oversubscription, trunk=trunk, nic=nic, nvswitch=nvswitch, gpu=args.gpu, copies=args.boxes,
                 rates=args.rates)  # fmt: skip
     assumed = Assumed(
-        nvlink=_rate(args, "nvlink") or 25 * 10**9, pcie=_rate(args, "pcie") or 24 * 10**9, nic=nic, net=args.net, gpu=args.gpu, copies=args.boxes,
+        nvlink=_rate(args, "nvlink"), pcie=_rate(args, "pcie") or 24 * 10**9, nic=nic, net=args.net, gpu=args.gpu, copies=args.boxes,
         oversubscription=args.oversubscription, trunk=trunk,
     )  # fmt: skip
     return import_fabric(sources, form=args.format, name=args.name, join=join, assumed=assumed, unit_Bps=_rate(args, "unit") or 10**9)

@@ -16,8 +16,10 @@ if TYPE_CHECKING:
     from ..graph.halo import Halo
     from ..graph.nodes import Labelled
     from ..job import GraphTraining
+    from ..kernels.effort import Budget
 
 OWN_COPIES = 40  # times that our own partitioner holds a graph's columns (a drawn graph of 300,000 edges: 37.6)
+MAX_LAYERS = 1024  # of a graph network: each is two exchanges of a plan
 GRAPH = "rmat:NODES,EDGES, digits:K, knn:K,POINTS.csv, or a file: .npz of compressed rows, OGB's folder, node-link .json, lines of edges"
 
 
@@ -26,7 +28,13 @@ def data_arguments(parser: argparse.ArgumentParser) -> None:
     add("graph", help=GRAPH)
     add("--undirected", action="store_true", help="add the other direction of every edge of a file")
     add("--features", type=at_least_one, metavar="F", help="numbers of a node, drawn where the graph has none (default 64)")
-    add("--seed", type=whole_number, default=0, help="of generated graphs, parts, weights and rounding (default 0)")
+    add("--seed", type=whole_number, default=0, help="seed of generated graphs, parts, weights and rounding (default 0)")
+
+
+def _layers(text: str) -> int:
+    if (number := at_least_one(text)) > MAX_LAYERS:
+        raise argparse.ArgumentTypeError(f"must be at most {MAX_LAYERS}, got {number}")
+    return number
 
 
 def parts_arguments(parser: argparse.ArgumentParser) -> None:
@@ -39,7 +47,7 @@ def network_arguments(parser: argparse.ArgumentParser) -> None:
     add("--fabric", required=True, help="FILE.toml or PRESET:n; one worker on each device, e.g. 'star:4?link=12.5MB/s'")
     add("--devices", help="use only these devices, e.g. 0-3,8")
     add("--network", choices=["gcn", "sage"], default="gcn", help="gcn (default) or sage (GraphSAGE, mean)")
-    add("--layers", type=at_least_one, default=3, help="default 3")
+    add("--layers", type=_layers, default=3, help="default 3")
     add("--hidden", type=at_least_one, default=256, help="width between layers (default 256)")
     add("--reassign", type=whole_number, default=50, metavar="N", help="choose bits anew from traced rows every N epochs, 0: never (default 50)")
 
@@ -79,7 +87,7 @@ def planned_bits(args: argparse.Namespace) -> HaloStrategy:
     return AdaQP(group=args.group, trade=args.trade, max_variance=args.max_variance, max_rounds_s=args.max_rounds_s, like=args.like)
 
 
-def problem_of(args: argparse.Namespace, data: Labelled) -> tuple[GraphTraining, Parts, Sequence[Halo], HaloProblem]:
+def problem_of(args: argparse.Namespace, data: Labelled, budget: Budget) -> tuple[GraphTraining, Parts, Sequence[Halo], HaloProblem]:
     from ..decide.traffic.adaqp import partition
     from ..drive.halo import aggregated, halo_problem
     from ..drive.plans import read_fabric
@@ -92,7 +100,8 @@ def problem_of(args: argparse.Namespace, data: Labelled) -> tuple[GraphTraining,
         name=data.graph.name, features=data.features.shape[1], classes=data.classes, model=args.network, layers=args.layers, hidden=args.hidden,
         reassign=args.reassign, seed=args.seed,
     )  # fmt: skip
-    parts = partition(data.graph, workers, method=args.method, seed=args.seed)
+    with budget.net():
+        parts = partition(data.graph, workers, method=args.method, seed=args.seed)
     graph, weights = aggregated(job, data.graph)
     shares = halos(graph, parts.of, workers, weights)
     return job, parts, shares, halo_problem(job, shares, fabric)

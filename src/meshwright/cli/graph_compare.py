@@ -21,10 +21,13 @@ def run(args: argparse.Namespace) -> Result:
     from ..decide.traffic.adaqp.strategy import AdaQP
     from ..drive.halo import compare_halos, default_strategies
     from ..io.quantity import show_time
+    from ..kernels.effort import Budget
 
-    job, parts, _, problem = problem_of(args, data_of(args))
     planned = planned_bits(args)
-    tried = compare_halos(problem, [planned, *default_strategies()[1:]])
+    candidates = [planned, *default_strategies()[1:]]
+    budget = Budget(len(candidates))
+    job, parts, _, problem = problem_of(args, data_of(args), budget)
+    tried = compare_halos(problem, candidates, budget=budget)
     rows = bits_rows(problem, tried)
     document = {
         "schema": "meshwright.graph-comparison", "version": 1, "graph": job.name, "fabric": problem.fabric.name, "workers": len(problem.ranks),
@@ -38,4 +41,4 @@ def run(args: argparse.Namespace) -> Result:
         shown = points[:: max(1, len(points) // 10)]
         what = "all choices that none dominates" if whole else "choices that are best for some price of variance"
         lines += ["", f"{len(points):,} {what}; some of them:", *(f"{show_time(t):>12}{v:>14.4g}" for t, v in shown)]
-    return Result(document, "\n".join(lines))
+    return Result(document, "\n".join(lines), cut=budget.cut)

@@ -27,11 +27,14 @@ def run(args: argparse.Namespace) -> Result:
     from ..decide.traffic.adaqp import partition
     from ..graph.halo import halos
     from ..io.atomic import write_bytes
+    from ..kernels.effort import Budget
 
     if args.out is not None:
         require_directory(args.out)
     graph = data_of(args).graph
-    parts = partition(graph, args.workers, method=args.method, seed=args.seed)
+    budget = Budget(1)
+    with budget.net():
+        parts = partition(graph, args.workers, method=args.method, seed=args.seed)
     rows = share_rows(halos(graph, parts.of, args.workers, graph.coefficients("sum")))
     document = {
         "schema": "meshwright.graph-partition", "version": 1, "graph": graph.name, "nodes": graph.nodes, "edges": graph.edges, "method": parts.method,
@@ -52,4 +55,4 @@ def run(args: argparse.Namespace) -> Result:
         write_bytes(args.out, packed.getvalue())
         document["out"] = str(args.out)
         lines.append(f"written: {args.out}")
-    return Result(document, "\n".join(lines))
+    return Result(document, "\n".join(lines), cut=budget.cut)

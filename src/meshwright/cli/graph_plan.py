@@ -1,4 +1,4 @@
-"""`meshwright graph plan`: at how many bits each row of each message goes, as a checked plan beside its bound."""
+"""`meshwright graph plan`: how many bits each row of each message gets, as a checked plan beside its bound."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from .graph_arguments import bits_rows, bits_table, data_of, planned_bits, plann
 
 __all__ = ["HELP", "arguments", "run"]
 
-HELP = "at how many bits each row of each message goes: a checked plan beside its bound"
+HELP = "how many bits each row of each message gets: a checked plan beside its bound"
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
@@ -22,20 +22,22 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> Result:
     from ..decide.traffic.adaqp.strategy import Uniform
-    from ..drive.halo import compare_halos, default_strategies, digest_of, plan_halo
+    from ..drive.halo import default_strategies, digest_of, plan_halo
     from ..drive.plans import write_plan
     from ..io.quantity import show_time
+    from ..kernels.effort import Budget
 
     if args.out is not None:
         require_directory(args.out)
     data = data_of(args)
-    job, parts, shares, problem = problem_of(args, data)
+    budget = Budget(1 + len(default_strategies()))
+    job, parts, shares, problem = problem_of(args, data, budget)
     strategy = planned_bits(args) if args.bits is None else Uniform(bits=args.bits)
-    plan, tried = plan_halo(
+    plan, (tried, *others) = plan_halo(
         job, problem, strategy, digest=digest_of(data.graph, parts.of), edges=data.graph.edges, central=[s.central for s in shares],
-        method=parts.method, seed=args.seed,
+        method=parts.method, seed=args.seed, budget=budget,
     )  # fmt: skip
-    rows = bits_rows(problem, [tried, *compare_halos(problem, [s for s in default_strategies()[1:] if s != strategy])])
+    rows = bits_rows(problem, [tried, *(t for t in others if isinstance(t.strategy, Uniform))])
     bound_s = float(plan.bound) if plan.bound else 0.0
     assert tried.assignment is not None
     document = {
@@ -54,4 +56,4 @@ def run(args: argparse.Namespace) -> Result:
         write_plan(args.out, plan)
         document["plan"] = str(args.out)
         lines.append(f"written: {args.out}")
-    return Result(document, "\n".join(lines))
+    return Result(document, "\n".join(lines), cut=budget.cut)

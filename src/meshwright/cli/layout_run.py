@@ -21,7 +21,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 def run_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--steps", type=int, default=5, help="timed steps (default 5)")
-    parser.add_argument("--warmup", type=int, default=1, help="steps before them (default 1)")
+    parser.add_argument("--warmup", type=int, default=1, help="steps before the timed ones (default 1)")
     parser.add_argument("--learning-rate", type=float, default=1e-2, help="learning rate (default 0.01)")
     parser.add_argument("--device", default="cpu", choices=["cpu", "cuda"], help="cpu (gloo, default) or cuda (NCCL)")
     parser.add_argument("--dtype", default="", choices=["", "float32", "float64"], help="precision (default: the model's)")

@@ -93,10 +93,10 @@ def run(args: argparse.Namespace) -> Result:
         objective=args.objective, price_per_hour=_numbers(args.price, "--price"), watts=_numbers(args.power, "--power"), budget=args.budget,
         samples_per_s=args.min_throughput,
     )  # fmt: skip
-    sizes, tensors, levels = _whole(args.microbatches, "--microbatches"), _whole(args.tensors, "--tensors"), _whole(args.levels, "--levels")
+    sizes, tensors, levels = _whole(args.microbatches, "--microbatches"), _whole(args.tensors, "--tensors"), _whole(args.levels, "--levels", least=0)
     contexts, memory_bytes = _whole(args.contexts, "--contexts"), size_bytes(args.memory, "--memory") if args.memory else 0
-    graph = given or _captured(args)  # last: it takes longest, and everything else has been read
     routing, degrees = routing_of(args.routing), _whole(args.ep, "--ep")
+    graph = given or _captured(args)  # last: it takes longest, and everything else has been read
     found, each = find_expert_layouts(degrees, lambda degree: find_layouts(
         lambda batch: at_batch(graph, batch), fabric, cost, global_batch=args.global_batch, precision=with_optimizer(precision, args.optimizer),
         microbatches=sizes, tensors=tensors, contexts=contexts, sequence=not args.no_sequence_parallel, memory_bytes=memory_bytes, demands=demands,
@@ -159,12 +159,13 @@ def _numbers(given: list[str], where: str) -> dict[str, float]:
     return found
 
 
-def _whole(text: str, where: str) -> tuple[int, ...]:
+def _whole(text: str, where: str, *, least: int = 1) -> tuple[int, ...]:
     from ..errors import UsageError
+    from ..io.limits import MAX_INT32
 
     parts = [p for p in text.split(",") if p]
-    if not all(p.isdecimal() for p in parts):
-        raise UsageError(f"{text!r} is not a list of whole numbers", where=where, hint="e.g. 1,2,4")
+    if not all(p.isdecimal() and least <= int(p) <= MAX_INT32 for p in parts):
+        raise UsageError(f"{text[:64]!r} is not a list of whole numbers from {least} on", where=where, hint="e.g. 1,2,4")
     return tuple(map(int, parts))
 
 

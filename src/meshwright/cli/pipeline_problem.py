@@ -106,6 +106,7 @@ def _host_copies(text: str) -> tuple[float, float]:
 def numbers(text: str | None, where: str, *, size: bool) -> list[float] | None:
     """Numbers with commas between them; sizes may have a unit."""
     from ..errors import UsageError
+    from ..io.limits import MAX_QUANTITY
     from ..io.quantity import parse_size_bytes
 
     if text is None:
@@ -121,4 +122,6 @@ def numbers(text: str | None, where: str, *, size: bool) -> list[float] | None:
                 found.append(float(parse_size_bytes(part)))
             except ValueError:
                 raise UsageError(f"{part!r} is not a number", where=where, hint=f"{EACH}, e.g. 0.02 or 0.02,0.03") from None
+    if size and any(x > MAX_QUANTITY for x in found):
+        raise UsageError(f"must be at most {MAX_QUANTITY:.0e} bytes, got {text[:64]}", where=where)
     return found

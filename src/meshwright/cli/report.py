@@ -31,7 +31,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> Result:
-    from ..drive.plans import check_plan, read_plan
+    from ..drive.plans import check_plan, fabric_of, read_plan
     from ..errors import UsageError
     from ..io.atomic import write_text
     from ..report.page.document import report_page
@@ -54,10 +54,11 @@ def run(args: argparse.Namespace) -> Result:
         plan = read_plan(plan_file)
     if not 0 <= args.step < len(plan.cycle):
         raise UsageError(f"there is no step {args.step} in a cycle of {len(plan.cycle)}", where="--step")
+    fabric = fabric_of(plan)
     if not args.no_check:
-        check_plan(plan)
+        check_plan(plan, fabric)
     ran = _ran(plan, folder) if folder is not None else None
-    content = gather(plan, plan_file=plan_file.name, run=ran, entry=args.step, checked=not args.no_check)
+    content = gather(plan, plan_file=plan_file.name, run=ran, entry=args.step, checked=not args.no_check, fabric=fabric)
     page = report_page(content)
     write_text(args.out, page.html)
     document: dict[str, Any] = {

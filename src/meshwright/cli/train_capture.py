@@ -6,7 +6,7 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from .arguments import at_least_one, model_arguments, model_given
+from .arguments import at_least_one, model_arguments, model_given, require_directory
 from .frame import Result
 
 if TYPE_CHECKING:
@@ -30,13 +30,11 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> Result:
-    from ..errors import UsageError
-
-    if not args.out.resolve().parent.is_dir():
-        raise UsageError(f"the folder {str(args.out.parent)!r} does not exist", where="--out", hint="make it first")
+    require_directory(args.out)
     from ..capture.graph import METHODS, capture
     from ..io.model.graph import write_graph
 
+    require_directory(args.out)
     methods = METHODS[:1] if args.strict else METHODS
     graph = capture(model_given(args) or "", loss=args.loss, batch_size=args.batch, seed=args.seed, methods=methods)
     write_graph(args.out, graph)

@@ -16,12 +16,13 @@ from ..decide.strategies import options_given
 from ..decide.traffic.adaqp import Assignment, Channel, Exchange, HaloProblem, HaloStrategy, epoch_bound
 from ..decide.traffic.adaqp.lower import CENTRAL, MARGINAL, lower_halo, stated_steps, works_of
 from ..decide.traffic.adaqp.strategy import AdaQP, Uniform
-from ..errors import Infeasible, MeshwrightError, Unsupported, UsageError
+from ..errors import Infeasible, MeshwrightError, TimeLimit, Unsupported, UsageError
 from ..fabric.fabric import Fabric
 from ..graph.graph import Work
 from ..graph.halo import Halo, message_scores
 from ..graph.nodes import NodeGraph
 from ..job import GraphTraining
+from ..kernels.effort import Budget
 from ..kernels.stages import stage
 from ..plan.halo import HaloJob
 from ..plan.plan import Alternative, Plan
@@ -123,27 +124,41 @@ def _simulated_s(problem: HaloProblem, assignment: Assignment, cost: Cost) -> fl
 
 @stage("bits of messages")
 def compare_halos(
-    problem: HaloProblem, candidates: Sequence[HaloStrategy] | None = None, *, cost: Cost | None = None, seed: int = 0
+    problem: HaloProblem, candidates: Sequence[HaloStrategy] | None = None, *, cost: Cost | None = None, seed: int = 0, budget: Budget | None = None
 ) -> list[TriedBits]:  # fmt: skip
-    """All candidates in their order, simulated; refused ones with the reason."""
-    found = []
-    for each in default_strategies() if candidates is None else candidates:
+    """Candidates in their order, simulated; refused ones with the reason. Those for which the `budget` has no room are left out, never the first.
+
+    Raises: TimeLimit where an interrupt ends the first.
+    """
+    listed, found = default_strategies() if candidates is None else candidates, list[TriedBits]()
+    budget = budget or Budget(len(listed))
+    for each in listed:
+        if not budget.spend():
+            break
         try:
-            made = each.plan(problem, rng=np.random.default_rng(seed))
+            with budget.net():
+                made = each.plan(problem, rng=np.random.default_rng(seed))
+                found.append(TriedBits(strategy=each, assignment=made, time_s=_simulated_s(problem, made, cost or assumed_cost(problem.fabric))))
         except (Unsupported, Infeasible) as refused:
             found.append(TriedBits(strategy=each, refused=refused))
-            continue
-        found.append(TriedBits(strategy=each, assignment=made, time_s=_simulated_s(problem, made, cost or assumed_cost(problem.fabric))))
+        except TimeLimit:
+            if not found:
+                raise
+            break
     return found
 
 
 def plan_halo(
     job: GraphTraining, problem: HaloProblem, strategy: HaloStrategy, *, digest: str, edges: int, central: Sequence[int], method: str = "own",
-    cost: Cost | None = None, seed: int = 0,
-) -> tuple[Plan, TriedBits]:  # fmt: skip
-    """The strategy's bits as a checked plan with its bound. `method`: that made the parts. Raises: CheckFailed; what the strategy raises."""
+    cost: Cost | None = None, seed: int = 0, budget: Budget | None = None,
+) -> tuple[Plan, list[TriedBits]]:  # fmt: skip
+    """The strategy's bits as a checked plan with its bound, and what was tried: the strategy, then the defaults unlike it.
+
+    `method`: that made the parts. Raises: CheckFailed; what the strategy raises.
+    """
     prices = cost or assumed_cost(problem.fabric)
-    (tried,) = compare_halos(problem, [strategy], cost=prices, seed=seed)
+    listed = [strategy, *(s for s in default_strategies() if s != strategy)]
+    tried, *more = compare_halos(problem, listed, cost=prices, seed=seed, budget=budget)
     if tried.assignment is None:
         assert tried.refused is not None
         raise tried.refused
@@ -154,7 +169,7 @@ def plan_halo(
         variance=tried.assignment.variance, steps=steps,
     )  # fmt: skip
     bound = epoch_bound(problem, steps, tried.assignment.variance)
-    others = [t for t in compare_halos(problem, [s for s in default_strategies() if s != strategy], cost=prices, seed=seed) if t.assignment]
+    others = [t for t in more if t.assignment]
     decision = {
         "strategy": strategy.name, "options": options_given(strategy, [f.name for f in fields(strategy)]),  # type: ignore[arg-type]
         "why": _why(tried, others, bound), "cite": strategy.cite.key, "exact": tried.assignment.exact, "gap": tried.assignment.gap,
@@ -167,7 +182,7 @@ def plan_halo(
         alternatives=(Alternative(what=t.label, time_s=t.time_s, why=f"variance {t.assignment.variance:.4g}") for t in others if t.assignment),
     )  # fmt: skip
     check_plan(plan)
-    return plan, tried
+    return plan, [tried, *more]
 
 
 def uniform_beside(tried: Sequence[TriedBits], variance: float) -> TriedBits | None:

@@ -98,12 +98,15 @@ def simulate_plan(
     )
 
 
-def check_plan(plan: Plan) -> Verdict:
-    """The verdict, `ok` or, where a checker could not decide, `unknown`. Raises CheckFailed with a witness where one finds the plan wrong."""
+def check_plan(plan: Plan, fabric: Fabric | None = None) -> Verdict:
+    """The verdict, `ok` or, where a checker could not decide, `unknown`. `fabric`: the plan's, where it was read already.
+
+    Raises: CheckFailed with a witness where a checker finds the plan wrong.
+    """
     from ..check import check_plan as verdict_on
 
     with stage("proving the plan"):
-        verdict = verdict_on(plan, fabric_of(plan))
+        verdict = verdict_on(plan, fabric or fabric_of(plan))
     verdict.raise_if_wrong()
     return verdict
 

@@ -51,6 +51,11 @@ class Table:
         self._asked.add(field)
         return self._values.pop(field, None)
 
+    def rest(self) -> tuple[tuple[str, type, Any], ...] | None:
+        """What nobody has taken yet, as a key: equal for equal fields of equal types. None where a value is a list or a table."""
+        found = tuple((field, type(value), value) for field, value in self._values.items())
+        return None if any(kind in (list, dict) for _, kind, _ in found) else found
+
     def done(self) -> None:
         if self._values:
             from difflib import get_close_matches

@@ -82,12 +82,13 @@ class _Links:
 
     def __init__(self, fabric: Fabric, turned: bool) -> None:
         number = {name: i for i, name in enumerate(fabric.actor_names)}
-        stated = {t: Fraction(repr(t)) for x in fabric.links for t in (x.latency_s, x.library_latency_s)}
+        stated = {t: Fraction(repr(t)) for t in {t for x in fabric.links for t in (x.latency_s, x.library_latency_s)}}
         self.scale = lcm(*(f.denominator for f in stated.values()))
-        if sum(int(stated[t] * self.scale) for x in fabric.links for t in (x.latency_s, x.library_latency_s)) >= UNREACHABLE >> 2:
+        whole = {t: int(exact * self.scale) for t, exact in stated.items()}
+        if sum(whole[x.latency_s] + whole[x.library_latency_s] for x in fabric.links) >= UNREACHABLE >> 2:
             raise DelayOpen("latencies without a common unit of a reasonable size")
-        wire, library = (np.array([int(stated[t] * self.scale) for t in row], np.int64) for row in (
-            [x.latency_s for x in fabric.links], [x.library_latency_s for x in fabric.links]))  # fmt: skip
+        wire = np.array([whole[x.latency_s] for x in fabric.links], np.int64)
+        library = np.array([whole[x.library_latency_s] for x in fabric.links], np.int64)
         src, dst = np.array([(number[x.src], number[x.dst]) for x in fabric.links], np.int64).reshape(-1, 2).T
         self.wire, self.library, self.tail, self.head = wire, library, dst if turned else src, src if turned else dst
         self.hosts, self.actors = _hosts(fabric), len(fabric.actor_names)

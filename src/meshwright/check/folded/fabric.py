@@ -50,9 +50,14 @@ def folded_link_time(
         load = _by_symmetry(fold, fabric, on, flat, used, total) or _by_listing(fold, fabric, on, flat, used, total)
     except MeshwrightError as error:
         return {}, [Finding(check="links", message=str(error), witness={"placement": list(placement)})]
-    rates = {link: fabric.links[link].rate_Bps for link in sorted(load)}
-    quotient = {kind: kind[0] / kind[1] for kind in {(load[link], rate) for link, rate in rates.items()}}  # few, of very many links
-    return {link: quotient[load[link], rate] for link, rate in rates.items()}, []
+    alike: dict[tuple[int, int], Fraction] = {}  # by (which number, rate): links of an orbit share one
+    time: dict[int, Fraction] = {}
+    for link in sorted(load):
+        amount, rate = load[link], fabric.links[link].rate_Bps
+        if (id(amount), rate) not in alike:
+            alike[id(amount), rate] = amount / rate
+        time[link] = alike[id(amount), rate]
+    return time, []
 
 
 def _by_symmetry(fold: Fold, fabric: Fabric, on: Ints, p: Program, used: Ints, total: Ints) -> dict[int, Fraction]:

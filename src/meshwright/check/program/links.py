@@ -91,8 +91,10 @@ def busiest_link(time: dict[int, Fraction], fabric: Fabric, claimed_s: float | N
     """A claimed time that is below what the busiest link needs for its bytes, those that its full bucket lets through at once left out."""
     found: list[Finding] = []
     if time and claimed_s is not None:
-        time = {i: t - Fraction(fabric.links[i].burst_bytes, fabric.links[i].rate_Bps) for i, t in time.items()}
-        link = max(time, key=lambda x: time[x])
+        bursts = ((i, x.burst_bytes, x.rate_Bps) for i, x in enumerate(fabric.links) if x.burst_bytes and i in time)
+        time = time | {i: time[i] - Fraction(burst, rate) for i, burst, rate in bursts}
+        most = max({id(t): t for t in time.values()}.values())  # links that are alike share one number
+        link = next(i for i, t in time.items() if t is most or t == most)
         if Fraction(claimed_s) < time[link] * (1 - Fraction(1, 10**9)):  # the engine adds up in floats
             x = fabric.links[link]
             name = f"{x.src} > {x.dst}"

@@ -89,8 +89,9 @@ def fabric_from_document(document: Any, *, where: str = "fabric") -> Fabric:
     for entry in top.tables("switches", most=MAX_SWITCHES):
         switches.append(_switch(entry, taken))
     links: list[Link] = []
+    read: dict[Any, dict[str, Any]] = {}
     for entry in top.tables("links", most=MAX_LINKS):
-        links += _links(entry, taken, MAX_LINKS - len(links))
+        links += _links(entry, taken, MAX_LINKS - len(links), read)
     provenance = tuple(_provenance(entry) for entry in top.tables("provenance", most=4096))
     top.done()
     return Fabric(name=name, devices=tuple(devices), switches=tuple(switches), links=tuple(links), provenance=provenance)
@@ -199,25 +200,16 @@ def _switch(entry: Table, taken: dict[str, str]) -> Switch:
     return switch
 
 
-def _links(entry: Table, taken: dict[str, str], room: int) -> list[Link]:
+def _links(entry: Table, taken: dict[str, str], room: int, read: dict[Any, dict[str, Any]]) -> list[Link]:
+    """`read`: facts by how they were written; most links of a fabric say the same but their ends."""
     sources, targets = (_ends(entry, field, taken) for field in ("src", "dst"))
-
-    def rate(field: str, value: Any) -> int:
-        return entry.checked_integer(field, value, least=1, most=MAX_QUANTITY)
-
-    def whole(field: str, value: Any) -> int:
-        return entry.checked_integer(field, value, least=0, most=MAX_QUANTITY)
-
-    def latency(field: str, value: Any) -> float:
-        return Table({field: value}, entry.where, entry.path).number(field, most=MAX_LATENCY_S)
-
-    rate_Bps = entry.quantity("rate_Bps", "rate", parse_rate_Bps, rate)
-    latency_s = entry.quantity("latency_s", "latency", parse_time_s, latency, 0.0)
-    library_s = entry.quantity("library_latency_s", "library_latency", parse_time_s, latency, 0.0)
-    burst = entry.quantity("burst_bytes", "burst", parse_size_bytes, whole, 0)
-    kind = entry.text("kind", "NET", limit=16)
-    both_ways, joules = entry.flag("both_ways"), entry.number("joules_per_byte", 0.0, most=1.0)
-    entry.done()
+    said = entry.rest()
+    facts = read.get(said)
+    if facts is None:
+        facts = _link_facts(entry)
+        if said is not None:
+            read[said] = facts
+    both_ways: bool = facts["both_ways"]
     if len(sources) > 1 and len(targets) > 1 and len(sources) != len(targets):
         raise entry.error("dst", f"names {len(targets)} actors, src names {len(sources)}: must be equal, or one of them 1")
     count = max(len(sources), len(targets))
@@ -228,11 +220,33 @@ def _links(entry: Table, taken: dict[str, str], room: int) -> list[Link]:
         if src == dst:
             raise entry.error("dst", f"a link must join two different actors, got {src!r} twice")
         for a, b in ((src, dst), (dst, src))[: 1 + both_ways]:
-            links.append(Link(
-                src=a, dst=b, rate_Bps=rate_Bps, latency_s=latency_s, library_latency_s=library_s, kind=kind, burst_bytes=burst,
-                joules_per_byte=joules,
-            ))  # fmt: skip
+            links.append(Link(src=a, dst=b, **facts["link"]))
     return links
+
+
+def _link_facts(entry: Table) -> dict[str, Any]:
+    """What a link says besides its ends."""
+
+    def rate(field: str, value: Any) -> int:
+        return entry.checked_integer(field, value, least=1, most=MAX_QUANTITY)
+
+    def whole(field: str, value: Any) -> int:
+        return entry.checked_integer(field, value, least=0, most=MAX_QUANTITY)
+
+    def latency(field: str, value: Any) -> float:
+        return Table({field: value}, entry.where, entry.path).number(field, most=MAX_LATENCY_S)
+
+    link = {
+        "rate_Bps": entry.quantity("rate_Bps", "rate", parse_rate_Bps, rate),
+        "latency_s": entry.quantity("latency_s", "latency", parse_time_s, latency, 0.0),
+        "library_latency_s": entry.quantity("library_latency_s", "library_latency", parse_time_s, latency, 0.0),
+        "burst_bytes": entry.quantity("burst_bytes", "burst", parse_size_bytes, whole, 0),
+        "kind": entry.text("kind", "NET", limit=16),
+        "joules_per_byte": entry.number("joules_per_byte", 0.0, most=1.0),
+    }
+    both_ways = entry.flag("both_ways")
+    entry.done()
+    return {"link": link, "both_ways": both_ways}
 
 
 def _ends(entry: Table, field: str, taken: dict[str, str]) -> list[str]:

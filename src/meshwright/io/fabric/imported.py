@@ -20,16 +20,23 @@ from ...fabric.fabric import Fabric
 from ..limits import MaxBytes
 from ..nccl.fabric import Join, nccl_fabric
 from ..nccl.topology import parse_nccl_topology
+from ..text import UTF16, text_of
 from .adjacency import parse_edges, parse_matrix
 from .dcgm_topo import parse_dcgm_topo
 from .document import require_document
 from .nodes import nodes_fabric, parse_kubernetes_nodes, parse_slurm_nodes
 from .nvidia_topo import parse_nvidia_topo
+from .rocm_topo import LINK_TYPES, parse_rocm_topo
 from .topo_matrix import Assumed, matrix_fabric
 
 __all__ = ["FORMATS", "Source", "format_of", "import_fabric", "read_source"]
 
-FORMATS = ("nccl", "nccl-graph", "nvidia-smi", "dcgm", "kubernetes", "slurm", "matrix", "edges")
+FORMATS = ("nccl", "nccl-graph", "nvidia-smi", "rocm-smi", "dcgm", "kubernetes", "slurm", "matrix", "edges")
+_MATRICES = {"nvidia-smi": parse_nvidia_topo, "rocm-smi": parse_rocm_topo, "dcgm": parse_dcgm_topo}
+_KNOWN = (
+    "known: NCCL_TOPO_DUMP_FILE, `nvidia-smi topo -m`, `rocm-smi --showtopo`, `amd-smi topology`, `dcgmi topo --json`, `kubectl get nodes -o json`, "
+    "`scontrol show node`, a matrix, edges; state another with --format"
+)
 MAX_FILES = 2048  # servers of one cluster, a file each
 _KUBERNETES = re.compile(rb'"kind"\s*:\s*"(?:Node|List)"')
 _SLURM = re.compile(rb'"nodes"\s*:\s*\[')
@@ -46,10 +53,7 @@ class Source:
     @property
     def text(self) -> str:
         """Raises: FormatError when it is no text."""
-        try:
-            return self.data.decode("utf-8-sig")
-        except UnicodeDecodeError as error:
-            raise FormatError(f"is not UTF-8 text (byte {error.start})", where=self.where) from None
+        return text_of(self.data, self.where)
 
 
 def read_source(path: str) -> Source:
@@ -64,7 +68,7 @@ def read_source(path: str) -> Source:
         raise UsageError(f"cannot read: {error.strerror}", where=path, hint="check the path") from error
     if len(source.data) > MaxBytes.CLUSTER_FILE:
         raise FormatError(f"larger than {MaxBytes.CLUSTER_FILE} bytes", where=source.where)
-    return source
+    return Source(source.where, source.text.encode()) if source.data[:2] in UTF16 else source
 
 
 def format_of(source: Source) -> str:
@@ -79,6 +83,8 @@ def format_of(source: Source) -> str:
     if b"NodeName=" in head[:4096]:
         return "slurm"
     text = source.text
+    if LINK_TYPES.search(text):
+        return "rocm-smi"
     if "GPU0" in text and any(word in text for word in ("CPU Affinity", "Legend:", "NV", "PIX", "PHB", "SYS", "NODE")):
         return "nvidia-smi"
     for line in text.splitlines():
@@ -87,7 +93,7 @@ def format_of(source: Source) -> str:
             edge = words[0] in ("device", "switch") or (len(words) in (3, 4, 5) and not words[0][:1].isdigit() and not words[1][:1].isdigit()
                                                         and words[2][:1].isdigit())  # fmt: skip
             return "edges" if edge else "matrix"
-    raise FormatError("is empty", where=source.where)
+    raise FormatError("is empty", where=source.where, hint=_KNOWN)
 
 
 def import_fabric(
@@ -108,9 +114,8 @@ def _imported(sources: Sequence[Source], form: str, name: str, join: Join | None
     title = name or Path(sources[0].where).stem[:64] or "imported"
     if found == "nccl":
         return nccl_fabric([parse_nccl_topology(s.data, s.where) for s in sources], title, join)
-    if found in ("nvidia-smi", "dcgm"):
-        parse = parse_nvidia_topo if found == "nvidia-smi" else parse_dcgm_topo
-        return matrix_fabric([parse(s.text, s.where) for s in sources], title, assumed)
+    if found in _MATRICES:
+        return matrix_fabric([_MATRICES[found](s.text, s.where) for s in sources], title, assumed)
     if found in ("kubernetes", "slurm"):
         parse_nodes = parse_kubernetes_nodes if found == "kubernetes" else parse_slurm_nodes
         nodes = [node for s in sources for node in parse_nodes(s.data, s.where)]
@@ -122,4 +127,10 @@ def _imported(sources: Sequence[Source], form: str, name: str, join: Join | None
     if len(sources) > 1:
         raise UsageError(f"one {found} file describes the whole fabric, got {len(sources)}", hint="import them one by one")
     reader = parse_matrix if found == "matrix" else parse_edges
-    return reader(sources[0].text, unit_Bps=unit_Bps, name=title, where=sources[0].where)
+    try:
+        return reader(sources[0].text, unit_Bps=unit_Bps, name=title, where=sources[0].where)
+    except FormatError as error:
+        if form != "auto":
+            raise
+        kind = "matrix of link counts" if found == "matrix" else "list of edges"
+        raise FormatError(f"no known kind of file; read as a {kind}: {error.message}", where=error.where, hint=_KNOWN) from None

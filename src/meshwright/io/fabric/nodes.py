@@ -21,6 +21,7 @@ from ...fabric.machines import GPUS, MACHINES
 from ...fabric.near import device_called, near_machines
 from ...fabric.presets import ALIASES, MAX_DEVICES, PRESETS
 from ..kubernetes_nodes import NodeList
+from ..text import text_of
 from .name import load_fabric
 
 __all__ = ["Node", "nodes_fabric", "parse_kubernetes_nodes", "parse_slurm_nodes"]
@@ -80,10 +81,7 @@ def parse_slurm_nodes(data: bytes, where: str = "nodes.txt") -> list[Node]:
             _slurm(x.name, x.gres or "", x.state if isinstance(x.state, str) else "+".join(x.state), x.instance_type or "", f"{where}: {i}")
             for i, x in enumerate(listed)
         ]
-    try:
-        text = data.decode("utf-8-sig")
-    except UnicodeDecodeError as error:
-        raise FormatError(f"is not UTF-8 text (byte {error.start})", where=where) from None
+    text = text_of(data, where)
     starts = [m.start() for m in re.finditer(r"^NodeName=", text, re.MULTILINE)]
     if not starts or len(starts) > MAX_NODES:
         raise FormatError(f"{len(starts)} lines begin with NodeName=", where=where, hint=f"`scontrol show node`, 1 to {MAX_NODES} nodes")

@@ -1,7 +1,7 @@
 """The text of `nvidia-smi topo -m`: a matrix for people, read token by token, because pasted tables lose their columns.
 
-Taken as they come: terminal codes in the header, tabs or blanks, cells glued together (`NODENODE`), rows of NICs without the affinity
-columns, older words (SOC for SYS), other text before and after. Demanded: as many cells as the header names, known words, an X on the
+Taken as they come: terminal codes in the header, marks of a quotation, tabs or blanks, cells glued together (`NODENODE`), rows of NICs without
+the affinity columns, older words (SOC for SYS), other text before and after. Demanded: as many cells as the header names, known words, an X on the
 diagonal. The NIC legend gives NICs their names; the NUMA column tells which GPUs share a node where NVLinks hide it.
 """
 
@@ -16,7 +16,7 @@ __all__ = ["parse_nvidia_topo"]
 
 MAX_LINES = 20_000  # of one output
 MAX_LINE_CHARACTERS = 65_536  # of one row
-_ANSI = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
+_NOISE = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]|^(?:> ?)+", re.MULTILINE)  # terminal codes, marks of a quotation
 _LABEL = re.compile(r"(GPU|NIC|mlx\d?_)(\d{1,4})\Z")
 _CELL = re.compile(r"X|NV\d{1,2}|PIX|PXB|PHB|NODE|SYS|SOC")
 _CELLS = re.compile(rf"(?:{_CELL.pattern})+\Z")
@@ -26,7 +26,7 @@ _OLD = {"SOC": "SYS"}
 
 def parse_nvidia_topo(text: str, where: str = "topo.txt") -> TopoMatrix:
     """The matrix in the text. Raises: FormatError with file and line."""
-    lines = _ANSI.sub("", text).splitlines()
+    lines = _NOISE.sub("", text).splitlines()
     if len(lines) > MAX_LINES:
         raise FormatError(f"has more than {MAX_LINES} lines", where=where)
     start, names, extra = _header(lines, where)
@@ -81,7 +81,8 @@ def _cells(tokens: list[str], count: int, where: str) -> tuple[list[str], list[s
         if len(found) == count:
             return found, tokens[at:]
         if not _CELLS.match(token):
-            raise FormatError(f"{len(found)} of {count} cells, then {token[:32]!r}", where=where, hint="X, NV#, PIX, PXB, PHB, NODE or SYS")
+            hint = "X, NV#, PIX, PXB, PHB, NODE or SYS, as `nvidia-smi topo -m` prints"
+            raise FormatError(f"{len(found)} of {count} cells, then {token[:32]!r}", where=where, hint=hint)
         found += [_OLD.get(cell, cell) for cell in _CELL.findall(token)]
     if len(found) != count:
         raise FormatError(f"{len(found)} cells for {count} columns", where=where, hint="the row is cut short or two cells ran together")

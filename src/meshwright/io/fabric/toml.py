@@ -17,6 +17,7 @@ from typing import Any
 from ...errors import FormatError, UsageError
 from ...fabric.fabric import Device, Fabric, Link
 from ..limits import MAX_TOML_DOTS, MaxBytes
+from ..text import text_of
 from .document import SCHEMA, VERSION, fabric_document, fabric_from_document
 
 __all__ = ["fabric_document", "fabric_from_document", "fabric_toml", "parse_fabric_toml", "read_fabric_json", "read_fabric_toml"]
@@ -32,11 +33,7 @@ def read_fabric_toml(path: str | os.PathLike[str]) -> Fabric:
     Raises: UsageError when the file cannot be read; FormatError naming line or field when it does not say what it must.
     """
     where = Path(path).name
-    try:
-        text = _read(path, MaxBytes.FABRIC_TOML).decode("utf-8-sig")
-    except UnicodeDecodeError as error:
-        raise FormatError(f"is not UTF-8 text (byte {error.start})", where=where) from None
-    return parse_fabric_toml(text, where=where)
+    return parse_fabric_toml(text_of(_read(path, MaxBytes.FABRIC_TOML), where), where=where)
 
 
 def read_fabric_json(path: str | os.PathLike[str]) -> Fabric:
@@ -52,9 +49,7 @@ def read_fabric_json(path: str | os.PathLike[str]) -> Fabric:
         return found
 
     try:
-        document = json.loads(_read(path, MaxBytes.FABRIC_JSON), object_pairs_hook=pairs)
-    except UnicodeDecodeError as error:
-        raise FormatError(f"is not UTF-8 text (byte {error.start})", where=where) from None
+        document = json.loads(text_of(_read(path, MaxBytes.FABRIC_JSON), where), object_pairs_hook=pairs)
     except (ValueError, RecursionError) as error:
         raise FormatError(_why(error), where=where, hint="the file must be one JSON document") from None
     return fabric_from_document(document, where=where)

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Literal
 
 from ...errors import FormatError, UsageError
 from ...fabric.fabric import Device, Fabric, Switch
@@ -20,6 +21,7 @@ from ...fabric.preset_parts import LIBRARY_NET_S, LIBRARY_NVLINK_S, NVLINK_S, NV
 __all__ = ["LEVELS", "Assumed", "TopoMatrix", "matrix_fabric"]
 
 LEVELS = ("PIX", "PXB", "PHB", "NODE", "SYS")
+NVLINK_Bps = {"NV": 25 * 10**9, "XGMI": 64 * 10**9}  # assumed of one link: NVLink 3 and 4; MI300X
 MAX_NVLINKS = 18  # of one GPU, in any generation so far
 MAX_ENTRIES = 1024  # rows of a matrix: GPUs and NICs of one server
 _NAME = {"PIX": "pcie", "PXB": "pcie-tree", "PHB": "bridge", "NODE": "numa", "SYS": "socket"}
@@ -27,9 +29,12 @@ _NAME = {"PIX": "pcie", "PXB": "pcie-tree", "PHB": "bridge", "NODE": "numa", "SY
 
 @dataclass(frozen=True, kw_only=True)
 class Assumed:
-    """What a matrix does not say; rates in bytes/s. nvlink: one link; pcie: a GPU's or NIC's link; sys: between NUMA nodes; nic: a NIC's port."""
+    """What a matrix does not say; rates in bytes/s.
 
-    nvlink: int = 25 * 10**9
+    nvlink: one NVLink or XGMI link; pcie: a GPU's or NIC's link; sys: between NUMA nodes; nic: a NIC's port.
+    """
+
+    nvlink: int | None = None  # default: 25 GB/s, of XGMI 64 GB/s
     pcie: int = 24 * 10**9
     sys: int = 16 * 10**9
     nic: int | None = None
@@ -49,6 +54,7 @@ class TopoMatrix:
     cells: Mapping[tuple[int, int], str]
     numa: Mapping[int, str] = field(default_factory=dict)
     nic_names: Mapping[str, str] = field(default_factory=dict)  # NIC0 -> mlx5_0
+    link: Literal["NV", "XGMI"] = "NV"  # what a cell `NV4` counts
 
     @property
     def gpus(self) -> list[int]:
@@ -79,7 +85,9 @@ def matrix_fabric(matrices: Sequence[TopoMatrix], name: str, assumed: Assumed | 
         parts.note("NIC rates", f"{rate} B/s, " + ("assumed as PCIe" if how.nic is None else "given"))
     files = ", ".join(dict.fromkeys(m.where for m in matrices))
     parts.note("devices, switches, links", f"topology matrix {files[:1024]}; {len(servers)} servers; the PCIe tree is rebuilt from the matrix")
-    parts.note("rates", f"not in a matrix; assumed or given: {how.nvlink} B/s per NVLink, {how.pcie} B/s PCIe, {how.sys} B/s between NUMA nodes")
+    rates = sorted({f"{how.nvlink or NVLINK_Bps[m.link]} B/s per {'NVLink' if m.link == 'NV' else 'XGMI link'}" for m in matrices})
+    links = ", ".join(rates)
+    parts.note("rates", f"not in a matrix; assumed or given: {links}, {how.pcie} B/s PCIe, {how.sys} B/s between NUMA nodes")
     if how.gpu is not None:
         parts.note("memory, FLOP/s", f"given; {device_source(how.gpu)}")
     return parts.fabric(name)
@@ -158,13 +166,13 @@ def _pcie_tree(parts: Parts, box: str, matrix: TopoMatrix, actor: Mapping[int, s
 def _nvlinks(parts: Parts, box: str, matrix: TopoMatrix, actor: Mapping[int, str], how: Assumed) -> None:
     gpus = matrix.gpus
     counts = {matrix.nvlinks(a, b) for a in gpus for b in gpus if a != b}
-    most = max(counts, default=0)
+    most, rate = max(counts, default=0), how.nvlink or NVLINK_Bps[matrix.link]
     if len(counts) == 1 and most and most * (len(gpus) - 1) > MAX_NVLINKS and len(gpus) > 2:
         parts.switches.append(Switch(name=f"{box}/nvswitch", group=box))
         for a in gpus:
-            parts.cable(actor[a], f"{box}/nvswitch", most * how.nvlink, NVSWITCH_S, f"NV{most}", LIBRARY_NVLINK_S)
+            parts.cable(actor[a], f"{box}/nvswitch", most * rate, NVSWITCH_S, f"NV{most}", LIBRARY_NVLINK_S)
         return
     for a in gpus:
         for b in gpus:
             if count := matrix.nvlinks(a, b):
-                parts.one_way(actor[a], actor[b], count * how.nvlink, NVLINK_S, f"NV{count}", LIBRARY_NVLINK_S)
+                parts.one_way(actor[a], actor[b], count * rate, NVLINK_S, f"{matrix.link}{count}", LIBRARY_NVLINK_S)

@@ -26,6 +26,7 @@ import msgspec
 from ...errors import FormatError, UsageError
 from ...ledger.transformer import Transformer
 from ..limits import MAX_TOML_DOTS, MaxBytes
+from ..text import text_of
 
 __all__ = ["parse_transformer_toml", "read_transformer_toml"]
 
@@ -45,10 +46,7 @@ def parse_transformer_toml(data: bytes, *, where: str = "transformer.toml") -> t
     """Raises: FormatError."""
     if len(data) > MaxBytes.TRANSFORMER_TOML:
         raise FormatError(f"is larger than {MaxBytes.TRANSFORMER_TOML} bytes", where=where)
-    try:
-        text = data.decode("utf-8-sig")
-    except UnicodeDecodeError as error:
-        raise FormatError(f"is not UTF-8 text (byte {error.start})", where=where) from None
+    text = text_of(data, where)
     if any(line.count(".") > MAX_TOML_DOTS for line in text.splitlines()):
         raise FormatError(f"has a line with more than {MAX_TOML_DOTS} dots", where=where)
     try:

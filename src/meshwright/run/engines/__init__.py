@@ -1,4 +1,4 @@
-"""Decisions about jobs carried out by what really runs them: this machine, Slurm, Kubernetes; journaled, repeatable, audited."""
+"""Decisions about jobs carried out by what really runs them: this machine, Slurm, Ray, Kubernetes; journaled, repeatable, audited."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""A plan inside the owner's own training loop: `parallelize` gives a step of his model, on the ranks that he started."""
+"""A plan inside the owner's own training loop: `parallelize` gives a step of the owner's model, on ranks that run already."""

@@ -60,6 +60,7 @@ READERS: Mapping[str, tuple[str, str, str, dict[str, Any]]] = {
     "board jobs": ("fabric.network_jobs", "read_board_jobs", "path", {}),
     "cluster": ("fabric.imported", "import_fabric", "source", {}), "matrix": ("fabric.adjacency", "parse_matrix", "text", {}),
     "edges": ("fabric.adjacency", "parse_edges", "text", {}), "nvidia-smi": ("fabric.nvidia_topo", "parse_nvidia_topo", "text", {}),
+    "rocm-smi": ("fabric.rocm_topo", "parse_rocm_topo", "text", {}),
     "nvidia-smi -q": ("fabric.machine_outputs", "parse_nvidia_q", "text", {}), "ibstat": ("fabric.machine_outputs", "parse_ibstat", "text", {}),
     "ibv_devinfo": ("fabric.machine_outputs", "parse_ibv_devinfo", "text", {}), "lscpu": ("fabric.machine_outputs", "parse_lscpu", "text", {}),
     "dcgm": ("fabric.dcgm_topo", "parse_dcgm_topo", "text", {}), "kubernetes": ("fabric.nodes", "parse_kubernetes_nodes", "bytes", {}),
@@ -316,6 +317,8 @@ def _foreign() -> list[tuple[str, str, bytes]]:
     }  # fmt: skip
     nodes = json.dumps({"apiVersion": "v1", "kind": "List", "items": [node, node | {"metadata": {**node["metadata"], "name": "n2"}}]}).encode()
     slurm = b"NodeName=a1 Arch=x86_64 CPUTot=192\n   Gres=gpu:h100:8(S:0-1)\n   RealMemory=2000000 Sockets=2\n   State=IDLE ThreadsPerCore=2\n\n"
+    table = b"== %s ==\n     GPU0 GPU1\nGPU0 0    %s\nGPU1 %s   0\n"
+    amd = b"".join(table % (title, cell, cell) for title, cell in ((b"Weight", b"15"), (b"Link Type", b"XGMI")))
     graph = b'<graphs version="1"><graph id="0" pattern="4" crossnic="0" nchannels="1" speedintra="20" speedinter="20" latencyinter="0"' \
             b' typeintra="NVL" typeinter="PIX" samechannels="1"><channel><gpu dev="0"/><gpu dev="1"/></channel></graph></graphs>'  # fmt: skip
     box = {"name": "NDv2", "gpus_per_node": 8, "nics_per_node": 1, "alpha": 0.3, "node_betas_list": [23, 46], "node_invbws_list": [23, 46],
@@ -331,7 +334,8 @@ def _foreign() -> list[tuple[str, str, bytes]]:
     back = json.loads(json.dumps(dcgm).replace("GPU 1", "GPU 0").replace("ID: 0", "ID: 1"))
     return [
         ("sketch", "sketch.json", json.dumps(sketch).encode()), ("dcgm", "dcgm.json", json.dumps(dcgm).encode() + json.dumps(back).encode()),
-        ("nvidia-smi", "topo.txt", smi), ("cluster", "topo.txt", smi), ("nvidia-smi -q", "q.txt", gpu), ("ibstat", "ibstat.txt", ibstat),
+        ("nvidia-smi", "topo.txt", smi), ("cluster", "topo.txt", smi), ("rocm-smi", "topo.txt", amd),
+        ("nvidia-smi -q", "q.txt", gpu), ("ibstat", "ibstat.txt", ibstat),
         ("ibv_devinfo", "ibv.txt", ibv), ("lscpu", "lscpu.txt", cpu), ("kubernetes", "nodes.json", nodes), ("cluster", "nodes.json", nodes),
         ("slurm", "slurm.txt", slurm), ("cluster", "slurm.txt", slurm), ("NCCL graph", "graph.xml", graph), ("transformer", "model.toml", toml),
         ("box profile", "box.json", json.dumps(box).encode()),

@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 
 from ....errors import MissingExtra, UsageError
 from ....graph.nodes import I64, NodeGraph
+from ....kernels.effort import time_is_up
 from ....kernels.partition import breadth_order, matched, refined
 
 __all__ = ["Parts", "partition"]
@@ -55,6 +56,7 @@ class _Level:
 def partition(graph: NodeGraph, workers: int, *, method: Method = "auto", seed: int = 0, imbalance: float = 0.03) -> Parts:
     """Parts of about equal numbers of nodes with few edges between them. auto: pymetis where it is installed.
 
+    An interrupt ends our own search early: the nodes are divided, but more edges are cut.
     Raises: UsageError for fewer nodes than workers; MissingExtra.
     """
     if not 1 <= workers <= graph.nodes:
@@ -86,7 +88,7 @@ def _multilevel(graph: NodeGraph, workers: int, rng: np.random.Generator, imbala
     cap = int(np.ceil(graph.nodes / workers * (1 + imbalance)))
     levels = [_Level(graph.indptr, graph.indices, np.ones(graph.edges, np.int64), np.ones(graph.nodes, np.int64))]
     ups: list[I64] = []
-    while len(levels[-1].mass) > SMALL * workers:
+    while len(levels[-1].mass) > SMALL * workers and not time_is_up():
         found = _coarser(levels[-1], rng, max(1, cap // 20))
         if len(found[0].mass) > SHRINKS * len(levels[-1].mass):
             break
@@ -95,7 +97,8 @@ def _multilevel(graph: NodeGraph, workers: int, rng: np.random.Generator, imbala
     part = _first(levels[-1], workers, rng, cap)
     for level, up in zip(reversed(levels[:-1]), reversed(ups), strict=True):
         part = part[up]
-        _refine(level, part, workers, rng, cap)
+        if not time_is_up():
+            _refine(level, part, workers, rng, cap)
     return part
 
 
@@ -128,6 +131,8 @@ def _first(level: _Level, workers: int, rng: np.random.Generator, cap: int) -> I
         cut = _refine(level, part, workers, rng, cap)
         if best is None or cut < best[0]:
             best = cut, part
+        if time_is_up():
+            break
     assert best is not None
     return best[1]
 
