@@ -225,7 +225,7 @@ def plain(model: str, loss: str, wide: bool, rows: int, replicas: int, steps: in
             batch = samples(model, step * GLOBAL + first, rows, wide)
             with Widened() if wide else contextlib.nullcontext(), SerialDraws(draws, places) if places else contextlib.nullcontext():
                 value = objective(*batch) * (rows / GLOBAL)
-            value.backward()
+                value.backward()
             total += float(value.detach())
             own |= {n: b.detach().clone() for n, b in buffers.items()}
         optimizer.step()

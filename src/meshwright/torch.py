@@ -33,11 +33,12 @@ from .run.group.streams import DeviceRunner, GroupedMessages
 
 if TYPE_CHECKING:
     from .plan.plan import Plan
+    from .run.gate.gate import GateReport
     from .run.own_loop.step import ParallelStep
 
 __all__ = [
-    "MeshwrightGroup", "compress_fsdp", "configure", "measured_traffic", "memory_budget", "parallelize", "planned_traffic", "probe", "report",
-    "traffic_in_training",
+    "MeshwrightGroup", "compare_step", "compress_fsdp", "configure", "measured_traffic", "memory_budget", "parallelize", "planned_traffic", "probe",
+    "report", "traffic_in_training",
 ]  # fmt: skip
 
 PROBE = "probe"  # as a fabric's name
@@ -184,6 +185,30 @@ def parallelize(
     from .run.own_loop.parallelize import parallelize as make  # imports the executor
 
     return make(model, optimizer, plan, loss=loss, batch=batch, pad=pad)
+
+
+def compare_step(
+    model: torch.nn.Module, optimizer: torch.optim.Optimizer, plan: Plan | str | Path, batch: Any, *, loss: Callable[..., Any] | None = None,
+    batch_statistics: Literal["", "local", "global"] = "", dropout: Literal["serial", "local"] = "serial", whole: bool = False,
+) -> GateReport:  # fmt: skip
+    """One step of a plan beside your module and your optimizer, in one process, before `parallelize` takes them; nothing of yours is changed.
+
+        print(meshwright.torch.compare_step(model, optimizer, plan, batch).text())
+
+    model, optimizer, plan, loss: as of `parallelize`. batch: a global batch of samples; loss, gradients, buffers and updated parameters of the plan's
+    micro-batches, replicas and shards are compared with those of the whole batch at once. What is meant to differ is stated: `batch_statistics`
+    "local" (each micro-batch its own, as under DDP) or "global" (planned so), `dropout` "local". whole: compare the plan itself however large it is;
+    else a large one is compared on fewer samples, and the report says so, or why nothing was compared (`why_not`).
+
+    Raises: DifferentTraining, naming parameter, operator and cause; as `parallelize` for another model, batch or optimizer.
+    """
+    from .drive.plans import read_plan
+    from .run.gate.gate import Stated
+    from .run.own_loop.compared import compare_step as compare
+
+    plan = read_plan(plan) if isinstance(plan, (str, Path)) else plan
+    stated = Stated(batch_statistics=batch_statistics, dropout=dropout)
+    return compare(model, optimizer, plan, batch, loss=loss, stated=stated, limited=not whole)
 
 
 def memory_budget(*, budget_bytes: int | None = None, share: float | None = None) -> contextlib.AbstractContextManager[Any]:

@@ -343,3 +343,8 @@ def unequal_keywords():
 
 def nothing_but_flags():
     return Bag(), {"scale": 2.0}
+
+
+def one_tensor_twice():
+    x = torch.rand(2, WIDTH)
+    return nn.Linear(WIDTH, WIDTH), (x, x)

@@ -183,3 +183,11 @@ def test_the_prediction_is_the_first_tensor_unless_it_has_a_name() -> None:
     calling = flat_inputs({"labels": a, "x": b})[1]
     assert calling is not None and calling.arguments([b]) == ((), {"x": b})
     assert Bag("tuple").form == "tuple"
+
+
+def test_a_tensor_that_is_given_twice_is_two_inputs():
+    """As `labels=input_ids`: data may give another label, and each use must read its own."""
+    graph = from_traced(trace_forward(f"{MODELS}:one_tensor_twice", loss="mse", batch_size=2, device="cpu"))
+    by_target = {n.target: n for n in graph.nodes}
+    assert by_target["aten.linear.default"].args[0] == {"value": "input:0"}
+    assert by_target["aten.broadcast_tensors.default"].args[0][1] == {"value": "input:1"}

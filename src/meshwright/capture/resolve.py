@@ -101,7 +101,8 @@ def build_model(
     with torch.random.fork_rng(devices=[]), torch.device(device), user_code(name, "" if by_config is not None else _place(name)):
         torch.manual_seed(seed)
         result, drawn = made_lazily(function) if lazy and device == "cpu" and not _in_files(by_config) and not placed else (function(), None)
-        module, inputs, calling = _checked(name, result)
+        module, given, calling = _checked(name, result)
+        inputs = _apart(given)
         if placed:
             place_tables(module, *read_placed(placed))
     if sizes:
@@ -111,6 +112,17 @@ def build_model(
         inputs = tuple(resized(x, size) for x, size in zip(inputs, sizes, strict=True))
     of_batch = inputs if batch_size is None else tuple(resize_batch(x, batch_size) for x in inputs)
     return ModelSource(name=asked, module=module, inputs=of_batch, examples=inputs, calling=calling, weights=files[0] if files else drawn)
+
+
+def _apart(inputs: Sequence[torch.Tensor]) -> tuple[torch.Tensor, ...]:
+    """Copies of those that share a storage with one before: of a tensor that is given twice (`labels=input_ids`), tracing would read only one."""
+    known: set[int] = set()
+    found = []
+    for x in inputs:
+        storage = x.untyped_storage()._cdata if x.layout == torch.strided else id(x)
+        found.append(x.clone() if storage in known else x)
+        known.add(storage)
+    return tuple(found)
 
 
 def resized(x: torch.Tensor, size: Sequence[int]) -> torch.Tensor:

@@ -17,7 +17,7 @@ import torch.nn.functional as F
 from torch import nn
 
 import meshwright as mw
-from meshwright.errors import FormatError, PlanMismatch, RankFailed, RunError, Unsupported, UsageError
+from meshwright.errors import DifferentTraining, FormatError, PlanMismatch, RankFailed, RunError, Unsupported, UsageError
 
 
 class Net(nn.Module):
@@ -195,6 +195,33 @@ def test_what_a_step_would_leave_out_is_refused():
         mw.torch.parallelize(model, torch.optim.SGD(model.parameters()), replace(plan, kind="collective", layout=None))
     with pytest.raises(FormatError):
         mw.torch.parallelize(model, torch.optim.SGD(model.parameters()), replace(plan, job={}))
+
+
+def test_a_step_is_compared_with_the_owners_objects_before_they_are_taken():
+    """Of two ranks, in this process: equal, stated, refused with what to say in Python, and with the hint taken."""
+    x, y = torch.randn(8, 8), torch.randint(4, (8,))
+    for model, make in ((made(), lambda m: torch.optim.AdamW(m.parameters(), lr=0.1)), (made(), lambda m: torch.optim.Rprop([m.up.weight]))):
+        optimizer, before = make(model), copy.deepcopy(model.state_dict())
+        plan = mw.plan(model, (x, y), fabric="laptop:2", optimizer=optimizer, data=2, tensor=1, pipeline=1, zero=1)
+        report = mw.torch.compare_step(model, optimizer, plan, (x, y))
+        assert report.samples == 8 and report.compared[-1] == "parameters after the optimizer" and report.largest_error < 1e-12
+        assert all(torch.equal(v, before[n]) for n, v in model.state_dict().items()) and not optimizer.state
+    normed = nn.Sequential(nn.Linear(8, 16), nn.BatchNorm1d(16), nn.Linear(16, 4))
+    optimizer = torch.optim.SGD(normed.parameters(), lr=0.1)
+    degrees = {"fabric": "laptop:2", "optimizer": optimizer, "data": 2, "tensor": 1, "pipeline": 1}
+    plan = mw.plan(normed, (x, y), **degrees)
+    with pytest.raises(DifferentTraining, match="batch_norm of module '1'") as caught:
+        mw.torch.compare_step(normed, optimizer, plan, (x, y))
+    assert 'recipe=Recipe(batch_statistics="global")' in caught.value.hint and "--" not in caught.value.hint
+    assert mw.torch.compare_step(normed, optimizer, plan, (x, y), batch_statistics="local").stated == ("batch statistics local",)
+    shared = mw.plan(normed, (x, y), **degrees, recipe=mw.Recipe(batch_statistics="global"))
+    assert not mw.torch.compare_step(normed, optimizer, shared, (x, y)).stated
+    with pytest.raises(UsageError, match=r"a batch of \(8, 7\), \(8,\) was given"):
+        mw.torch.compare_step(normed, optimizer, plan, (x[:, :7], y))
+    with pytest.raises(UsageError, match="holds no values"):
+        mw.torch.compare_step(normed.to("meta"), optimizer, plan, (x, y))
+    with pytest.raises(UsageError, match="the plan is of a collective"):
+        mw.torch.compare_step(made(), optimizer, replace(plan, kind="collective", layout=None), (x, y))
 
 
 def test_two_ranks_need_a_world(monkeypatch):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -102,6 +104,19 @@ def test_every_form_of_dropout_agrees_with_eager_and_replays():
         (plain,) = torch.autograd.grad(run(x).square().sum(), x)
         (again,) = torch.autograd.grad(checkpoint(run, x, use_reentrant=False).square().sum(), x)
         assert torch.equal(plain, again), target
+
+
+def test_eager_checkpoints_draw_the_same_again_in_backward():
+    x = torch.randn(2, 6, dtype=torch.float64, requires_grad=True)
+    places = [PLACE, replace(PLACE, number=PLACE.number + 1)]
+
+    def run(segment):
+        with SerialDraws(Draws(seed=5, step=1, first=4, samples=2), places):
+            y = segment(F.dropout, segment(F.dropout, x * x))
+            return y, *torch.autograd.grad(y.square().sum(), x)
+
+    plain, again = run(lambda f, y: f(y, 0.4)), run(lambda f, y: checkpoint(f, y, 0.4, use_reentrant=False))
+    assert all(map(torch.equal, plain, again)) and bool((plain[0] == 0).any()) and bool(plain[0].any())
 
 
 @pytest.mark.parametrize("options", [{"is_causal": True}, {"mask": True}, {"scale": 0.2}, {"bias": True}, {"gqa": True}])

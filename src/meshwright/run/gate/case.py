@@ -18,7 +18,7 @@ from ...plan.batch_statistics import shared_norms
 from ...plan.plan import Plan, TrainingLayout
 from ...program.program import Program
 from ..steps.forward_graph import OPAQUE, ForwardGraph, ForwardNode, from_traced
-from ..train.data import Batches, open_data
+from ..train.data import Batches, Dataset, open_data
 from ..train.dropout import Draws, SerialDraws, random_places
 from ..train.loss_counts import LossCounts
 from ..train.loss_terms import argument, loss_terms
@@ -46,7 +46,7 @@ class Case:
     job: Training
     graph: ForwardGraph
     program: Program
-    data: str
+    data: str | Dataset
     owner: Owner
     inputs: ForwardGraph | None = None
 
@@ -84,7 +84,8 @@ class Case:
 
     @cached_property
     def _batches(self) -> Batches:
-        dataset = open_data(self.data, self.owner.initial.examples, self.job.seed, self.job.global_batch)
+        examples = self.owner.initial.examples
+        dataset = open_data(self.data, examples, self.job.seed, self.job.global_batch) if isinstance(self.data, str) else self.data
         return Batches(dataset, self.layout, (self.inputs or self.graph).inputs, torch.device("cpu"))
 
     def microbatch(self, step: int, replica: int, microbatch: int) -> Sequence[torch.Tensor]:

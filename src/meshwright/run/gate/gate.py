@@ -30,6 +30,7 @@ from ...program.calls import inline
 from ..launch.outcome import forward_graph
 from ..steps.forward_graph import OPAQUE, ForwardNode
 from ..tensor.whole_batch import of_whole_batch
+from ..train.data import Dataset
 from ..train.loss_terms import loss_understood
 from ..train.optimizer_trial import refuse_optimizer
 from ..train.update import make_update
@@ -94,7 +95,7 @@ class GateReport:
         )
 
 
-def gate(plan: Plan, *, data: str, stated: Stated = Stated(), limited: bool = True) -> GateReport:
+def gate(plan: Plan, *, data: str | Dataset, stated: Stated = Stated(), limited: bool = True) -> GateReport:
     """Compares one step of `plan` with the owner's module on the first global batch of `data`. `limited`: where that is not cheap, of a copy.
 
     Raises: DifferentTraining where the plan would train something else; Unsupported for a stated choice that the plan cannot keep; UsageError,
@@ -112,7 +113,7 @@ def gate(plan: Plan, *, data: str, stated: Stated = Stated(), limited: bool = Tr
     return _compared(plan, layout, data, stated)
 
 
-def _compared(plan: Plan, layout: TrainingLayout, data: str, stated: Stated, traced: Any = None) -> GateReport:
+def _compared(plan: Plan, layout: TrainingLayout, data: str | Dataset, stated: Stated, traced: Any = None) -> GateReport:
     job = msgspec.convert(plan.job["training"], Training)
     graph = forward_graph(plan, layout, traced)
     owner = Owner(job, wide=False)
@@ -135,7 +136,7 @@ def _moving(job: Training, owner: Owner) -> Training:
     return msgspec.structs.replace(job, recipe=msgspec.structs.replace(job.asked, schedule=""))
 
 
-def _of_a_copy(plan: Plan, why: str, data: str, stated: Stated) -> GateReport:
+def _of_a_copy(plan: Plan, why: str, data: str | Dataset, stated: Stated) -> GateReport:
     with TemporaryDirectory() as folder:
         try:
             small = scaled_down(plan, Path(folder))

@@ -97,8 +97,8 @@ class Owner:
                 with part.random(), casting(self.job.asked.autocast):
                     inputs = [x.clone() for x in part.inputs]
                     loss = (objective(*inputs) if part.loss is None else part.loss(module, inputs)) * part.weight
-                if loss.requires_grad:
-                    (loss * scale).backward()
+                    if loss.requires_grad:  # within, for activation checkpoints draw again
+                        (loss * scale).backward()
                 total += float(loss.detach())
             gradients = {n: p.grad.clone() for n, p in module.named_parameters() if p.grad is not None}
             trained = [p for p in module.parameters() if p.grad is not None]

@@ -7,6 +7,7 @@ from the store that torch.distributed came up with. Messages go over a process g
 from __future__ import annotations
 
 import os
+import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,11 +22,13 @@ from ...capture.live_job import LiveJob, live_again
 from ...capture.regions import REGION
 from ...drive.plans import check_plan, read_plan
 from ...errors import PlanMismatch, UsageError
+from ...plan.batch_statistics import batch_sums
 from ...plan.plan import Plan, TrainingLayout
 from ...plan.shapes import plans_of_shapes
 from ...program.calls import inline
 from ..executor.executor import Executor
 from ..executor.transport import TaggedTransport, Transport, own_transport
+from ..gate.causes import batch_statistics
 from ..launch.outcome import forward_graph, opaque_function, walk_orders
 from ..launch.setup import orders_from, orders_to
 from ..recording.recording import plan_identity
@@ -76,6 +79,7 @@ def parallelize(
 
     first_rank.gives("checked", checked)
     traced = [_traced(p, live, first_rank, number, device) for number, (p, live) in enumerate(zip(plans, lives, strict=True))]
+    _tell_of_statistics(traced[0], rank)
     if world:
         equal_weights(model, group)
     watched = any(n.target in (OPAQUE, REGION) for n in traced[0].graph.nodes)
@@ -176,6 +180,16 @@ def _traced(plan: Plan, live: LiveJob, first_rank: FirstRank, number: int, devic
     )  # fmt: skip
     evaluation = OwnEvaluation(plan, live, first_rank.rank, graph, device, first_rank, f"evaluation/{number}")
     return _Traced(plan, graph, orders, built, evaluation)
+
+
+def _tell_of_statistics(traced: _Traced, rank: int) -> None:
+    """Warns where the step is not that of the whole batch, as it is not under DDP."""
+    norms, layout = batch_statistics(traced.graph), traced.builder.layout
+    if norms and rank == 0 and layout.all_microbatches > 1 and not batch_sums(layout):
+        warnings.warn(
+            f"module {traced.graph.modules.get(norms[0].name, '')!r} normalises by each micro-batch of {layout.microbatch_size} samples by itself; "
+            'plan with recipe=Recipe(batch_statistics="global") for those of the whole batch', stacklevel=4,
+        )  # fmt: skip
 
 
 def _holders(layout: TrainingLayout, rank: int) -> Any:

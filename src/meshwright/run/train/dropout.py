@@ -248,7 +248,8 @@ class PlacesUnknown(Exception):
 
 
 class SerialDraws(_Intercept):
-    """Gives eager training the masks of a planned run: enter it around the forward pass, with `draws` set.
+    """Gives eager training the masks of a planned run: enter it around the forward and the backward pass, with `draws` set. How many were drawn is
+    told by the seed of torch's own generator, which grows by one: an activation checkpoint puts it back before it computes again in backward.
 
     `places`: the model's random calls in order (`random_places`). Raises, inside: PlacesUnknown at the first draw if they are None;
     Unsupported where the model draws more often than they say.
@@ -256,21 +257,22 @@ class SerialDraws(_Intercept):
 
     def __init__(self, draws: Draws, places: Sequence[RandomPlace] | None) -> None:
         super().__init__(self.draw)
-        self.draws, self.places, self.count = draws, places, 0
+        self.draws, self.places, self.first = draws, places, 0
 
     def __enter__(self) -> SerialDraws:
-        self.count = 0
+        self.first = torch.default_generator.initial_seed()
         super().__enter__()
         return self
 
     def draw(self, shape: Sequence[int], keep: float, device: torch.device) -> torch.Tensor:
         if self.places is None:
             raise PlacesUnknown
-        if self.count >= len(self.places):
+        count = torch.default_generator.initial_seed() - self.first
+        if not 0 <= count < len(self.places):
             raise Unsupported(
                 "the model draws random bits where its traced calls do not",
                 hint="draw them with torch.nn.functional.dropout, in a module that is not kept whole",
             )
-        place = self.places[self.count]
-        self.count += 1
+        place = self.places[count]
+        torch.default_generator.manual_seed(self.first + count + 1)
         return keep_mask(self.draws, place, keep, shape, [[(0, d)] for d in shape], device)

@@ -22,7 +22,7 @@ from ...plan.plan import ParamShard, TrainingLayout
 from ...plan.shards import expert_shards
 from .optimizers import make_optimizer
 
-__all__ = ["Beyond", "looks_beyond", "own_looks_beyond", "refuse_optimizer"]
+__all__ = ["Beyond", "copy_for", "looks_beyond", "own_looks_beyond", "refuse_optimizer"]
 
 MAX_DIM = 256  # of a parameter in the trial: beyond the sizes from which factoring optimizers factor
 MAX_PARAMETERS = 16  # in the trial, of unlike shapes first
@@ -50,23 +50,26 @@ def looks_beyond(name: str, parameters: Mapping[str, torch.Tensor], learning_rat
 def own_looks_beyond(optimizer: torch.optim.Optimizer, parameters: Mapping[str, torch.nn.Parameter], layout: TrainingLayout) -> Beyond | None:
     """The same of the owner's optimizer object, of which copies are tried. What fails on such a copy is taken to look at all of a parameter."""
 
-    def copied(held: list[tuple[str, torch.nn.Parameter]], whole: Tensors) -> Any:
-        own = dict(held)
-        memo: dict[int, Any] = {id(p): own.get(n, p) for n, p in parameters.items()}
-        found = object.__new__(type(optimizer))
-        fields = {k: v for k, v in vars(optimizer).items() if k not in ("state", "step") and not k.endswith("_hooks")}
-        found.__dict__.update(deepcopy(fields, memo), state=defaultdict(dict), **{k: {} for k in vars(optimizer) if k.endswith("_hooks")})
-        mine = {id(p) for p in own.values()}
-        for group in found.param_groups:
-            group["params"] = [p for p in group["params"] if id(p) in mine]
-        return found
-
     try:
-        return _tried(copied, parameters, layout)
+        return _tried(lambda held, _: copy_for(optimizer, parameters, dict(held)), parameters, layout)
     except Exception as error:
         line = (str(error).splitlines() or [type(error).__name__])[0]
         split = {"--tp 1": layout.tensor, "--ep 1": layout.expert, "--zero 0": layout.zero_level + 1, "--pp 1": layout.pipeline}
         return Beyond(f"what a copy of it can be tried with ({line})", next(flag for flag, degree in split.items() if degree > 1))
+
+
+def copy_for(
+    optimizer: torch.optim.Optimizer, parameters: Mapping[str, torch.nn.Parameter], held: Mapping[str, torch.nn.Parameter]
+) -> torch.optim.Optimizer:  # fmt: skip
+    """A copy of the owner's optimizer of `parameters` for those of the same names in `held`, without state, hooks and the parameters not there."""
+    memo: dict[int, Any] = {id(p): held.get(n, p) for n, p in parameters.items()}
+    found = object.__new__(type(optimizer))
+    fields = {k: v for k, v in vars(optimizer).items() if k not in ("state", "step") and not k.endswith("_hooks")}
+    found.__dict__.update(deepcopy(fields, memo), state=defaultdict(dict), **{k: {} for k in vars(optimizer) if k.endswith("_hooks")})
+    mine = {id(p) for p in held.values()}
+    for group in found.param_groups:
+        group["params"] = [p for p in group["params"] if id(p) in mine]
+    return found
 
 
 def _tried(make: Make, parameters: Mapping[str, torch.Tensor], layout: TrainingLayout) -> Beyond | None:
