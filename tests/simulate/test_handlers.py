@@ -8,7 +8,7 @@ from fractions import Fraction
 import pytest
 
 from meshwright.errors import UsageError
-from meshwright.simulate.handlers import HandlerSwitch, arrivals, closed_form, simulate_handlers
+from meshwright.simulate.handlers import HandlerSwitch, arrivals, simulate_handlers
 
 ADD = 1024
 
@@ -17,6 +17,17 @@ def one_block(switch: HandlerSwitch, design: str, gap: int, order: list[int] | N
     children = order or list(range(switch.children))
     found = simulate_handlers(switch, design, [(Fraction(gap * i), 0, child) for i, child in enumerate(children)])
     return found.service_cycles, found.held
+
+
+def closed_form(switch: HandlerSwitch, design: str, gap_cycles: Fraction) -> float:
+    """Mean service of a packet where a block's packets come `gap_cycles` apart and blocks one by one; `multi`: buffers divide the cores."""
+    n, cores, add = switch.children, switch.cores, switch.add_cycles
+    if design == "tree":
+        return add * (n - 1) / n
+    buffers = 1 if design == "single" else switch.buffers
+    late = max(Fraction(0), add - buffers * gap_cycles)
+    waits = sum(min(add + (-(-i // buffers) - 1) * late, Fraction(cores * add, buffers)) for i in range(1, n + 1))
+    return float((waits + (buffers - 1) * add) / n)
 
 
 def test_a_burst_at_one_lock_is_the_published_figure() -> None:

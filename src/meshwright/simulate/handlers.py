@@ -21,7 +21,7 @@ from math import lcm
 
 from ..errors import UsageError
 
-__all__ = ["DESIGNS", "HandlerSwitch", "Handlers", "Packets", "arrivals", "closed_form", "simulate_handlers"]
+__all__ = ["DESIGNS", "HandlerSwitch", "Handlers", "Packets", "arrivals", "simulate_handlers"]
 
 DESIGNS = ("single", "multi", "tree")
 CYCLES_PER_ELEMENT = {4: 4, 2: 2, 1: 1}  # by bytes: load, add, store of a 4-byte number; packed arithmetic below (the paper's cores)
@@ -81,17 +81,6 @@ def arrivals(switch: HandlerSwitch, blocks: int, window: int = 0) -> list[tuple[
         first, step = turn // width * width, turn % width
         packets += [(switch.gap_cycles * (turn * n + i), first + (step + i * width // n) % width, i) for i in range(n)]
     return packets
-
-
-def closed_form(switch: HandlerSwitch, design: str, gap_cycles: Fraction) -> float:
-    """Mean service of a packet where a block's packets come `gap_cycles` apart and blocks one by one; `multi`: buffers divide the cores."""
-    n, cores, add = switch.children, switch.cores, switch.add_cycles
-    if design == "tree":
-        return add * (n - 1) / n
-    buffers = 1 if design == "single" else switch.buffers
-    late = max(Fraction(0), add - buffers * gap_cycles)
-    waits = sum(min(add + (-(-i // buffers) - 1) * late, Fraction(cores * add, buffers)) for i in range(1, n + 1))
-    return float((waits + (buffers - 1) * add) / n)
 
 
 def simulate_handlers(switch: HandlerSwitch, design: str, packets: Packets) -> Handlers:

@@ -22,7 +22,7 @@ from ...fabric.fabric import Fabric
 from ...program.program import Kind, Program, Space
 from ..verdict import Finding
 from .flow_kernel import maximum_flow
-from .order import Addresses, Ints, Order, accesses, messages
+from .order import Addresses, Order, accesses, messages
 from .staging import staging_bytes
 from .sweep import posted_ahead, swept_peaks
 
