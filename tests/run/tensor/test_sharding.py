@@ -214,7 +214,7 @@ X = {"x": Shard(1, 1)}
         ),
         (node("y", "aten.matmul.default", [v("x"), v("z")], (4, 3)), X, {"x": (4, 6), "z": (6, 3)}, "left"),
         (node("y", "aten.new_zeros.default", [v("x"), [4, 12]], (4, 12)), X, {"x": (4, 6)}, "another size"),
-        (node("y", "aten.slice_scatter.default", [v("x"), v("z"), 0, 0, 2], (4, 6)), X, {"x": (4, 6), "z": (2, 6)}, "writes None into"),
+        (node("y", "aten.slice_scatter.default", [v("x"), v("z"), 1, 0, 2], (4, 6)), X, {"x": (4, 6), "z": (4, 2)}, "writes None into"),
         (node("y", "aten.max.dim", [v("x"), 1], (4,)), X, {"x": (4, 6)}, "runs over the sharded dimension"),
         (node("y", "aten.cat.default", [[v("x"), v("z")], 1], (4, 12)), X, {"x": (4, 6), "z": (4, 6)}, "sharded differently"),
     ],
@@ -223,6 +223,16 @@ def test_what_cannot_be_split_names_the_node(call, states, shapes, why):
     with pytest.raises(Unsupported, match=why) as caught:
         propagate([call], states, shapes, 2)
     assert caught.value.where == "node y"
+
+
+@pytest.mark.parametrize("call", [("slice_scatter.default", 0, 0, 2), ("max.other",), ("cat.default",)])
+def test_a_whole_operand_is_cut_first(call):
+    """Keys that all heads share, written into each head's or joined with them: each rank takes its own part of them."""
+    name, *rest = call
+    operands = [[v("x"), v("z")], 0] if name == "cat.default" else [v("x"), v("z"), *rest]
+    made = node("y", f"aten.{name}", operands, (8, 6) if name == "cat.default" else (4, 6))
+    rewritten, states = propagate([made], X, {"x": (4, 6), "z": (2, 6) if rest else (4, 6)}, 2)
+    assert [n.target.split(".")[1] for n in rewritten] == ["own_part", name.split(".")[0]] and states["y"] == Shard(1)
 
 
 def test_mixed_gradients_are_refused():

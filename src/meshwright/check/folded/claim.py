@@ -51,7 +51,7 @@ class Claim:
         stored, member = lifted.fold.stored_buffers(p.buffers.actor, np.arange(plain))
         self.stored, self.member = stored.tolist(), member.tolist()  # of every buffer of the plain form
         self.plain = {row: number for number, row in enumerate(zip(self.stored, self.member, strict=True))}
-        self.owner = plain_buffers(p)[0].tolist()  # rank of every buffer of the plain form
+        self.owner: list[int] = plain_buffers(p)[0].tolist()  # rank of every buffer of the plain form
         self.stays = np.isin(p.buffers.actor, lifted.fold.fixed).tolist()  # of every stored buffer
         self.starts = [0, *accumulate(n for _, _, n in c.inputs)]
         self.parts = [0, *accumulate(n for _, _, n in c.outputs)]

@@ -56,14 +56,11 @@ def not_runnable(found: LayoutFindings, judged: Judged) -> tuple[str, ...]:
 
 def _written_out(layout: ProfiledLayout, levels: Sequence[int]) -> str:
     """Where a plan would hold every rank's steps and these are too many: what keeps it from holding one rank of every stage; empty where it can."""
-    tensor, stages = max(r.tensor for s in layout.stages for r in s.replicas), len(layout.stages)
+    tensor, stages, level = max(r.tensor for s in layout.stages for r in s.replicas), len(layout.stages), max(levels, default=0)
     steps = predicted_steps(layout.data, tensor, stages, layout.microbatches[0], stages, 0)  # at least
     named = layout.schedule.name.split()[0] if layout.schedule is not None else OneFOneB.name
-    kinds = (
-        (layout.data > 1 and max(levels, default=0) > 0, f"sharding level {max(levels, default=0)}"), (layout.context > 1, "context degrees"),
-        (named != OneFOneB.name, f"schedule {named}"),
-    )  # fmt: skip
-    unlike = [what for found, what in kinds if found]
+    unlike = [f"sharding level {level}"] * (layout.data > 1 and level > 0) + ["context degrees"] * (layout.context > 1)
+    unlike += [f"schedule {named}"] * (named != OneFOneB.name)
     if steps <= MAX_PROGRAM_STEPS or not unlike:
         return ""
     return f"{' and '.join(unlike)} would be written out for every rank, more than {steps:,} steps (at most {MAX_PROGRAM_STEPS:,})"

@@ -43,8 +43,9 @@ def _wanted(node: ForwardNode, split: str, states: Mapping[str, Any], shapes: Ma
         terms = einsum_terms(node)
         letter = terms[split][state.dim]
         return {v: replace(state, dim=t.index(letter)) for v, t in terms.items() if letter in t}
-    if base in ("aten.cat", "aten.stack"):
-        joined = base == "aten.cat" and int(node.args[1] if len(node.args) > 1 else node.kwargs.get("dim", 0)) % len(shapes[split]) == state.dim
+    if base in ("aten.cat", "aten.stack", "aten.slice_scatter"):
+        at = 2 if base == "aten.slice_scatter" else 1
+        joined = base != "aten.stack" and int(node.args[at] if len(node.args) > at else node.kwargs.get("dim", 0)) % len(shapes[split]) == state.dim
         return {} if joined else dict.fromkeys(operands, state)
     if base == "aten.scaled_dot_product_attention":
         heads = shapes[operands[0]][state.dim]
@@ -52,7 +53,7 @@ def _wanted(node: ForwardNode, split: str, states: Mapping[str, Any], shapes: Ma
         mine = {v: Shard(state.dim, groups=shapes[v][state.dim] if v in keys else 0) for v in operands[:3]}
         return mine | _aligned(operands[3:], Shard(state.dim), len(shapes[operands[0]]), shapes)
     batched = base in ("aten.matmul", "aten.bmm", "aten.baddbmm") and state.dim < len(shapes[split]) - 2
-    if not batched and not _pointwise(node.target):
+    if not batched and not _pointwise(node.target) and base not in ("aten.max", "aten.min"):  # of two values
         return {}
     rank = max(len(shapes[v]) for v in operands)
     return _aligned(operands, replace(state, dim=state.dim + rank - len(shapes[split])), rank, shapes)
