@@ -147,6 +147,8 @@ def test_costs_are_bounds_with_and_without():
     )
     slow = lint_known_fabric(slow_bridge()).costs
     assert [c.rule for c in slow] == ["slow-pcie"] and Fraction(slow[0].ratio) == best(repaired(slow_bridge(), "slow-pcie")) / best(slow_bridge()) > 1
+    gen3_x4 = edited(load_fabric("dgx-h100:2"), [], {"box0/gpu3<->box0/nic3": Fraction(2, 25)})  # 4 GB/s, of which NCCL counts 3
+    assert [(f.rule, f.where) for f in lint_fabric(gen3_x4)] == [("slow-pcie", "box0/gpu3 <-> box0/nic3")]
     mesh = lint_known_fabric(small("a b c", cables("a>b", "b-c", "c-a"))).costs
     assert [(c.rule, c.ratio) for c in mesh] == [("one-way-link", "2")]
 

@@ -39,7 +39,7 @@ RULES = {  # what each looks for; docs/clusters.md lists them
     "no-network-latency": "network links without latency beside others that have one",
     "unknown-device": "devices without memory or FLOP/s, which training needs",
 }
-SLOW_PCIE_Bps = 3_000_000_000  # gen 3 x4; a GPU or NIC behind less is as good as lost
+SLOW_PCIE_Bps = 4_000_000_000  # gen 3 x4, of which NCCL counts 3; a GPU or NIC behind less is as good as lost
 UNLIKELY_FACTOR = 8  # times slower than its neighbours for a PCIe link to be reported
 MAX_EXACT_BITS = 62  # what the exact planner's integers hold
 MAX_ISLANDS = 64  # parts that no path joins, after which no more are told apart

@@ -91,7 +91,7 @@ def refuse_too_large(p: Program, limits: ExecutorLimits, blocks: int) -> None:
     """
     if p.ranks > limits.children:
         raise refuse("gpus", limit="children", needed=p.ranks, most=limits.children, hint="plan for fewer devices")
-    ends = np.unique(np.stack([p.channels.src, p.channels.dst])[:, _used(p)], axis=1)
+    ends: np.ndarray = np.unique(np.stack([p.channels.src, p.channels.dst])[:, _used(p)], axis=1)
     if p.fold is not None:  # a rank that stays where it is sends to all images of whom it sends to
         ends = np.unique(np.concatenate([image(p.fold, ends, member) for member in members(p.fold)], axis=1), axis=1)
     peers = np.bincount(ends[0], minlength=1)

@@ -172,8 +172,8 @@ def _ordered(
 ) -> tuple[I64, dict[int, tuple[str, str, str, str]]]:  # fmt: skip
     """Spans in the order of rows (critical path, rank by rank, links; of a lane first predicted, then measured), and what each row is."""
     lane_of = program.lane_of_step()
-    tracks, first = np.unique(slices.track, return_index=True)
-    first_step = dict(zip(tracks.tolist(), slices.step[first].tolist(), strict=True))
+    at_track, first = np.unique(slices.track, return_index=True)
+    first_step = dict(zip(at_track.tolist(), slices.step[first].tolist(), strict=True))
     links: dict[str, int] = {}  # by name, so that what was measured on one stands below what was predicted for it
     keys: list[tuple[tuple[int, int, str, int], int]] = []
     said: dict[int, tuple[str, str, str, str]] = {}

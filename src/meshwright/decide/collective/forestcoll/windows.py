@@ -16,7 +16,7 @@ __all__ = ["in_windows", "most_folded_steps", "require_window"]
 MAX_PIECES_WITHOUT = 512  # programs of fewer pieces take windows: at the end of the last, a part in so many is still passed on inside
 WINDOW_SERVERS = 32
 MAX_FOLDED_STEPS = 1 << 21  # executed by the stored lanes of a folded program, which a simulator and a checker look at alone: seconds of a core
-MAX_FOLDED_STEPS_OF_ONE_ROOT = 1 << 24  # as many pieces as fill the pipeline of its hops: 5 s of a core on 1,024 servers, 2 s on fewer
+MAX_FOLDED_STEPS_OF_ONE_ROOT = 1 << 23  # as many pieces as fill the pipeline of its hops: 4 s of a core. Twice as many: a report takes 5 GB
 MIN_TURNS = 512  # windows times pieces that are enough: 0.991 of the bound of an all-gather on 1,024 servers, where half as many reach 0.989
 
 
