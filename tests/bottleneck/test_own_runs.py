@@ -91,6 +91,8 @@ def test_a_run_folder_holds_its_plan(folder, tmp_path, capsys):
     assert main(["report", str(path / "run"), "-o", str(page), "--json"]) == 0
     document = json.loads(capsys.readouterr().out)
     assert document["run"] == str(path / "run") and document["plan"] == str(path / "run" / "plan.json")
+    thread = read_run(path / "run", plan).cost.thread
+    assert thread.waits_in == (f"{plan.layout.segments[-1].key}|F",) and thread.begin_wait_s > 0, "the loss waits for the others' counts"
     comparison, _ = compare_run(plan, path / "run")
     for rank in comparison.measured_phases:  # the phases of the step that the summary names
         assert sum(rank.values()) == pytest.approx(comparison.measured_step_s)
