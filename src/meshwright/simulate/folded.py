@@ -99,10 +99,11 @@ def _paths(p: Program, fabric: Fabric, placement: Sequence[str]) -> tuple[list[t
     used, pairs = used_channels(p), list(zip(on[p.channels.src].tolist(), on[p.channels.dst].tolist(), strict=True))
     known = {pair: fabric.route(*pair) for pair in {pairs[c] for c in np.flatnonzero(used).tolist()}}  # many channels join the same two
     paths = [known[pair] if used[c] else () for c, pair in enumerate(pairs)]
-    first = _orbits_by_symmetry(fold, fabric, on, paths)
+    routes = list(known.values())
+    first = _orbits_by_symmetry(fold, fabric, on, routes)
     if first is None:
         return paths, *_orbits_by_listing(p, fabric, on, used)
-    mine = np.unique(first[[x for path in paths for x in path]]) if any(paths) else np.zeros(0, np.int64)
+    mine = np.unique(first[[x for route in routes for x in route]]) if any(routes) else np.zeros(0, np.int64)
     for link in (fabric.links[x] for x in mine.tolist()):
         if link.burst_bytes:
             raise Unsupported(f"link {link.src}->{link.dst} has a token bucket, which cannot be folded", hint="expand the program")
@@ -110,14 +111,14 @@ def _paths(p: Program, fabric: Fabric, placement: Sequence[str]) -> tuple[list[t
     return paths, orbit_of, np.bincount(orbit_of[orbit_of >= 0])
 
 
-def _orbits_by_symmetry(fold: Fold, fabric: Fabric, on: Ints, paths: Sequence[tuple[int, ...]]) -> Ints | None:
+def _orbits_by_symmetry(fold: Fold, fabric: Fabric, on: Ints, routes: Sequence[tuple[int, ...]]) -> Ints | None:
     """The first link of every link's orbit, or None where the fabric does not show the fold's symmetry."""
     ranks = np.arange(len(on))
     kind = dict(zip(on.tolist(), on[representative(fold, ranks)].tolist(), strict=True))
     moves = []
     for step in generators(fold):
         goes = dict(zip(on.tolist(), on[image(fold, ranks, step)].tolist(), strict=True))
-        moved = routing_symmetry(fabric, goes, paths, kind)
+        moved = routing_symmetry(fabric, goes, routes, kind)
         if moved is None:
             return None
         moves.append(moved)

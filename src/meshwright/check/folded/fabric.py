@@ -68,7 +68,7 @@ def _by_symmetry(fold: Fold, fabric: Fabric, on: Ints, p: Program, used: Ints, t
     ranks, moves = np.arange(len(on)), []
     kind = dict(zip(on.tolist(), on[representative(fold, ranks)].tolist(), strict=True))
     for step in generators(fold):
-        moved = routing_symmetry(fabric, dict(zip(on.tolist(), on[image(fold, ranks, step)].tolist(), strict=True)), paths, kind)
+        moved = routing_symmetry(fabric, dict(zip(on.tolist(), on[image(fold, ranks, step)].tolist(), strict=True)), known.values(), kind)
         if moved is None:
             return {}
         moves.append(moved)

@@ -138,10 +138,11 @@ def _values(p: Program, quotient: Program, claim: Claim) -> list[Finding]:
     writer = [[-1] * len(row) for row in memory]
     queue: list[deque[list[int]]] = [deque() for _ in hops]
     s, order = p.steps, Order(quotient)
-    columns = [x.tolist() for x in (s.parts, s.count, s.src_buffer, s.src_chunk, s.dst_buffer, s.dst_chunk, s.chan_in, s.chan_out)]
+    columns = (s.parts, s.count, s.src_buffer, s.src_chunk, s.dst_buffer, s.dst_chunk, s.chan_in, s.chan_out)
+    rows = list(zip(*(x.tolist() for x in columns), strict=True))
     recv, read, store, add, send = (int(x) for x in (Part.RECV, Part.READ, Part.STORE, Part.ADD, Part.SEND))
     for step in order.step[order.order].tolist():
-        part, count, src, src_chunk, dst, dst_chunk, chan_in, chan_out = (column[step] for column in columns)
+        part, count, src, src_chunk, dst, dst_chunk, chan_in, chan_out = rows[step]
         value: list[int] = []
         if part & recv:
             value = moved(queue[chan_in].popleft(), hops[chan_in])
