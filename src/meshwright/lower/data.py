@@ -74,6 +74,7 @@ class DataParallel:
         low, r = self.low, self.r
         of, self.level = {buffer: [r.sizes[p] for p in params] for buffer, params in r.gradients.items()}, low.layout.zero_level
         sizes = {buffer: padded_size(low.layout, buffer, x) if low.layout.whole_parameters else sum(x) for buffer, x in of.items()}
+        self.by_parts = bool(self.level and low.layout.step_end.folded)  # tensor ranks add up parts: a tree over replicas comes first
         for buffer, params in r.gradients.items():
             name = buffer.removeprefix("gradients")
             if self.level and not name:
@@ -134,8 +135,7 @@ class DataParallel:
             if self.level:
                 weights, chunks = (f"weights{g.name}", g.chunks) if self.level < 3 else (f"shard{g.name}", g.part[1])
                 r.buffers[weights] = b.buffer(r.number, chunks=chunks, chunk_bytes=g.chunk_bytes, role="weight", persistent=True, name=weights)
-            if self.level == 1 and (self._tied(g) is not None or self._copied() or (self._by_parts() and summed_over(g.name))):
-                # what stages that share it, copies, and tensor ranks after a tree over replicas, add up
+            if self.level == 1 and (self._tied(g) or self._copied() or (self.by_parts and summed_over(g.name))):  # what others add up later
                 first, count = g.part
                 name = f"gradshard{g.name}"
                 r.buffers[name] = b.buffer(
@@ -157,7 +157,7 @@ class DataParallel:
         plan, (me, n), size = self.low.plan_all_reduce, sharing(self.low.layout, self._replica(), g.name), g.planned_bytes
         tied, holders, replicas = self._tied(g), self._holders(g), (self._replica(),) if self.low.folded else range(self.low.layout.data)
         groups = [x for p, _, _ in holders for d in replicas if (x := self._tensor(g, p, d)) is not None]
-        cut = n if self._by_parts() else 1
+        cut = n if self.by_parts else 1
         counts = [1, *(cut * plan("tensor", x, -(-size // cut)).chunks for x in dict.fromkeys(groups))]
         for data in dict.fromkeys(self._replicas(p, d, t, g.name) for p, d, t in holders):  # who shares a parameter cuts it alike
             if self.level and len(data) > 1:
@@ -260,8 +260,7 @@ class DataParallel:
         """Weights of a group from all replicas' parts."""
         r, g, lane, b = self.r, x.group, self.gather_lane, self.low.b
         assert lane is not None
-        name = f"gathered:{k}{g.name}"
-        x.buffer = b.buffer(r.number, chunks=g.chunks, chunk_bytes=g.chunk_bytes, role="scratch", name=name)
+        x.buffer = b.buffer(r.number, chunks=g.chunks, chunk_bytes=g.chunk_bytes, role="scratch", name=f"gathered:{k}{g.name}")
         free = x.start - 1
         if self.low.layout.overlap:
             # the group before the last must be gone, and all before it that go earlier than this one begins: two are there at once
@@ -296,11 +295,7 @@ class DataParallel:
         # sums over copies run in one order on all of them, else two ranks would wait for each other's calls
         while self.common and self.common[0].name in self.final:
             g = self.common.pop(0)
-            self._over_copies(g, self.final[g.name])
-
-    def _over_copies(self, g: Group, after: StepRef) -> None:
-        """The sum in which all copies take part, after step `after`."""
-        (self._add_copies if self.level else self._reduce)(g, after)
+            (self._add_copies if self.level else self._reduce)(g, self.final[g.name])
 
     def _add_copies(self, g: Group, after: StepRef) -> None:
         """Sum over the copies what this rank was given of the group's gradients."""
@@ -329,15 +324,10 @@ class DataParallel:
             if folded and microbatch == low.layout.microbatches - 1:
                 self._over_tensor(g, buffer, kept)
 
-    def _by_parts(self) -> bool:
-        """Whether tensor ranks add up parts that replicas were given: where a tree over replicas comes first."""
-        return self.level > 0 and bool(self.low.layout.step_end.folded)
-
     def _keep(self, g: Group, summed: tuple[int, int], microbatch: int, waits: list[StepRef]) -> StepRef:
         """Add what the rank was given of a micro-batch's gradients to what it keeps of them.
 
-        Where they are a fold, finished left halves that the micro-batch completes are added to it, and the sum waits for its right half (as
-        `run.train.folds` does with whole gradients); what waits joins the last one, as an odd last node moves up.
+        Where they are a fold, this is what `run.train.folds` does with whole gradients, and says there.
         """
         sync, buffers, count, level = self.r.sync, self.r.buffers, g.part[1], 0
         final = microbatch == self.low.layout.microbatches - 1
@@ -354,7 +344,7 @@ class DataParallel:
         p, d, _ = self.low.layout.coordinates(self.r.number)
         if (tensor := self._tensor(g, p, d)) is not None:
             label, size = f"tp:{p}.{d}:{'.'.join(summed_over(g.name))}", g.planned_bytes
-            if self._by_parts():
+            if self.by_parts:
                 buffer, size = self.r.buffers[f"gradshard{g.name}"], -(-size // sharing(self.low.layout, d, g.name)[1])
             self.r.sync.call(self.low.call("tensor", label, tensor, self.r.number, buffer, size), after=[after])
 
@@ -373,7 +363,7 @@ class DataParallel:
             for g in self.groups.values():
                 self._reduce(g, last)
         for g in self.common:  # to one of them no micro-batch of this rank has added, and the others come behind it
-            self._over_copies(g, self.final.get(g.name, last))
+            (self._add_copies if self.level else self._reduce)(g, self.final.get(g.name, last))
         if self._copied() and (self.level > 1 or not lay.overlap):
             for g in self.groups.values():
                 self._add_copies(g, r.sync.last)

@@ -102,7 +102,7 @@ class _Routes:
     def walk(self, width: float | None, load: NDArray[np.float64]) -> float:
         """Add to the links what passes on routes of this width (None: of all, where links are alike). The largest latency of one."""
         fits, start = self.on, self.cost[: len(self.fabric.devices)] > 0
-        if self.width is not None:
+        if self.width is not None and width is not None:
             fits = fits & (self.rate >= width) & (self.width[self.head] >= width)
             start &= self.width[: len(start)] == width
         last = len(self.link)
