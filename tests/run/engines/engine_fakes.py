@@ -166,7 +166,7 @@ def gives_way(session, servers, folder, *, round_s=0.5):
     long = (sys.executable, "-S", "-c", COUNTS, str(folder / "marks"))
     queue = Queue(profiles=(profile,), jobs=tuple(
         QueuedJob(name=f"j{n}", gpus=g, profile="any", arrival_s=0.0, duration_s=1.0 if n else 1e6,
-                  command=("sh", "-c", f'sleep 0.3; [ "$RANK" != 0 ] || echo x >> {folder}/marks/short-{n}') if n else long)
+                  command=("sh", "-c", f'sleep 0.3; [ "$RANK" != 0 ] || echo $MESHWRIGHT_ATTEMPT >> {folder}/marks/short-{n}') if n else long)
         for n, g in enumerate((servers.total_gpus, 4, 2))
     ))  # fmt: skip
     policy = AfterIt(servers=servers, queue=queue, order=order("srtf")(), allocation=allocation("priced")(), round_s=round_s,
@@ -179,8 +179,9 @@ def gives_way(session, servers, folder, *, round_s=0.5):
     assert ran[0].moves >= 1 and ran[0].attempts >= 2
     found = audit(session.folder)
     assert found.verdict.ok and not found.unfinished and not found.failed, found.verdict.findings
-    ended = {n: (folder / "marks" / f"short-{n}").read_text() for n in (1, 2)}
-    assert ended == {1: "x\n", 2: "x\n"}, "on several servers, too, the first rank runs once"
+    for n in (1, 2):  # a short job may be moved, too, even after its mark
+        attempts = (folder / "marks" / f"short-{n}").read_text().split()
+        assert 1 <= len(set(attempts)) == len(attempts) <= ran[n].attempts, "on several servers, too, the first rank runs once an attempt"
     begun = [[int(x) for x in line.split()] for line in (folder / "marks" / "from-0").read_text().splitlines()]
     assert len({a for a, _ in begun}) == len(begun) <= ran[0].attempts and [d for _, d in begun] == sorted(d for _, d in begun)
     assert begun[-1][1] > 0, "what was saved is found again"

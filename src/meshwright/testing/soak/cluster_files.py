@@ -69,6 +69,7 @@ def _engines() -> list[tuple[str, str, bytes]]:
         ("journal", "journal.jsonl", b"".join(map(record_bytes, journal))), ("Slurm jobs", "jobs.txt", jobs.encode()),
         ("Slurm version", "version.txt", b"slurm-wlm 22.05.8\n"),
         ("Slurm nodes", "engine-nodes.txt", nodes.encode()), ("Kubernetes pods", "pods.json", json.dumps({"items": [pod]}).encode()),
+        ("Kubernetes version", "kubernetes-version.json", b'{"clientVersion": {}, "serverVersion": {"major": "", "gitVersion": "v1.27.3"}}'),
         ("Kubernetes nodes", "engine-nodes.json", json.dumps({"items": [node]}).encode()),
         ("extender", "asked.json", json.dumps({"Pod": pod, "NodeNames": ["a", "b"]}).encode()),
     ]  # fmt: skip

@@ -44,6 +44,7 @@ READERS: Mapping[str, tuple[str, str, str, dict[str, Any]]] = {
     "journal": ("cluster.journal", "read_journal", "path", {}), "Slurm jobs": ("cluster.slurm", "parse_jobs", "text", {}),
     "Slurm nodes": ("cluster.slurm", "parse_nodes", "text", {}), "Slurm version": ("cluster.slurm", "parse_version", "text", {}),
     "Kubernetes pods": ("cluster.kubernetes", "parse_pods", "bytes", {}),
+    "Kubernetes version": ("cluster.kubernetes", "parse_version", "bytes", {}),
     "Kubernetes nodes": ("cluster.kubernetes", "parse_nodes", "bytes", {}), "extender": ("cluster.kubernetes", "parse_asked", "bytes", {}),
     "Philly": ("cluster.traces", "read_philly", "path", {}), "Alibaba": ("cluster.traces", "read_job_table", "path", {}),
     "Gavel": ("cluster.traces", "read_gavel", "path", {"rates": {("ResNet-18 (batch size 16)", 1): 20.0, ("LM (batch size 5)", 2): 8.0}}),
