@@ -30,17 +30,6 @@ def one_block(switch: HandlerSwitch, design: str, gap: int, order: list[int] | N
     return found.service_cycles, found.held
 
 
-def closed_form(switch: HandlerSwitch, design: str, gap_cycles: Fraction) -> float:
-    """Mean service of a packet where a block's packets come `gap_cycles` apart and blocks one by one; `multi`: buffers divide the cores."""
-    n, cores, add = switch.children, switch.cores, switch.add_cycles
-    if design == "tree":
-        return add * (n - 1) / n
-    buffers = 1 if design == "single" else switch.buffers
-    late = max(Fraction(0), add - buffers * gap_cycles)
-    waits = sum(min(add + (-(-i // buffers) - 1) * late, Fraction(cores * add, buffers)) for i in range(1, n + 1))
-    return float((waits + (buffers - 1) * add) / n)
-
-
 def test_a_burst_at_one_lock_is_the_published_figure() -> None:
     """L (C + 1) / 2 for as many packets as cores."""
     switch = HandlerSwitch(children=8)
