@@ -69,6 +69,13 @@ def until(true, limit_s=60.0):
     return bool(true())
 
 
+def command(pid):
+    try:
+        return Path(f"/proc/{pid}/comm").read_text().strip()
+    except OSError:
+        return "ended"
+
+
 def over(session, name):
     found = []
 
@@ -147,7 +154,13 @@ def test_suspend_resume_resize_cancel(tmp_path):
         s.place("a", part("a"))
         s.start(["a"])
         assert until(lambda: s.watch() or s.jobs["a"].now == "running")
-        pids = [int(x) for g in groups(os.getpid()) for x in (g / "cgroup.procs").read_text().split()]
+
+        def members():
+            return [int(x) for g in groups(os.getpid()) for x in (g / "cgroup.procs").read_text().split()]
+
+        # Stopped before it has become the program, a child keeps what forked it waiting, in state D.
+        assert until(lambda: "sleep" in {command(p) for p in members()})
+        pids = members()
 
         def states():
             return {Path(f"/proc/{p}/stat").read_text().rpartition(")")[2].split()[0] for p in pids}

@@ -89,7 +89,7 @@ def _aliased(spec: str, name: str, size: str, query: str) -> tuple[str, str, str
     if Path(spec).is_file():
         hint = f"`meshwright fabric import {spec[:64]} -o cluster.toml` reads other files"
         raise UsageError("is a file, but its name ends in neither .toml nor .json", where=spec[:64], hint=hint)
-    if Path(spec).is_dir():
+    if spec and Path(spec).is_dir():
         raise UsageError("is a folder, not a fabric", where=spec[:64], hint="name a .toml or .json file, or a preset")
     near = near_machines(plain[:64])
     spelt = {known.casefold(): known for known in (*PRESETS, *(alias for p in PRESETS.values() for alias in p.aliases if "*" not in alias))}

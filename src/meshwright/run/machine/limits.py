@@ -183,14 +183,16 @@ class Limits:
         return self.used().oom_kills > 0
 
     def signal(self, number: int) -> bool:
-        """Send it to every member; whether there is one."""
-        members = {int(pid) for folder in self._folders for pid in _words(folder / "cgroup.procs")}
-        for pid in members:
-            try:
-                os.kill(pid, number)
-            except ProcessLookupError:
-                pass
-        return bool(members)
+        """Send it once to every member, those that are forked meanwhile too; whether there is one."""
+        told = set[int]()
+        while fresh := {int(pid) for folder in self._folders for pid in _words(folder / "cgroup.procs")} - told:
+            told |= fresh
+            for pid in fresh:
+                try:
+                    os.kill(pid, number)
+                except ProcessLookupError:
+                    pass
+        return bool(told)
 
     def kill(self) -> None:
         """End every member, and wait until they are gone."""
