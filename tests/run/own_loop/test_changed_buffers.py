@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 import torch
@@ -12,6 +13,7 @@ from torch.nn.utils.parametrizations import spectral_norm
 
 import meshwright as mw
 from meshwright.errors import MeshwrightError, Unsupported
+from meshwright.run.executor.transport import TaggedTransport
 
 WIDTH = 8
 LAYOUTS = {
@@ -63,6 +65,23 @@ def evaluated(rank: int, group: Any, ranks: int, store: str, plan: Any, by: str 
         return loop(plan, by)
 
 
+def sent(rank: int, group: Any, ranks: int, store: str, plan: Any) -> tuple[int, int]:
+    """Messages of a step, and how many lie in a buffer of the module."""
+    tensors: list[torch.Tensor] = []
+    hand_over = TaggedTransport.send
+
+    def send(self, tensor, peer, tag):
+        tensors.append(tensor)
+        return hand_over(self, tensor, peer, tag)
+
+    with world(rank, ranks, store), patch.object(TaggedTransport, "send", send):
+        model = make()
+        step = mw.torch.parallelize(model, torch.optim.SGD(model.parameters(), lr=0.05), plan)
+        step(rows(0))
+        own = {b.untyped_storage().data_ptr() for b in model.buffers()}
+        return len(tensors), sum(x.untyped_storage().data_ptr() in own for x in tensors)
+
+
 def loop(plan: Any, by: str = "calls") -> dict[str, Any]:
     model = make(by)
     step = mw.torch.parallelize(model, torch.optim.SGD(model.parameters(), lr=0.05), plan)
@@ -87,6 +106,15 @@ def plain(by: str = "calls") -> tuple[list[float], Any]:
         optimizer.step()
         losses.append(float(loss.detach()))
     return losses, model.state_dict()
+
+
+def test_what_a_stage_sends_is_not_changed_by_its_next_micro_batch(pool, tmp_path, monkeypatch):
+    """A counter that a later stage reads, as it lies in its buffer: put back for the next micro-batch, perhaps before it is sent."""
+    monkeypatch.setattr(pool, "timeout_s", 200.0)
+    plan = planned(**LAYOUTS["dp2xpp2"])
+    assert any(v.startswith("add__") for s in plan.layout.segments for v in s.writes)
+    for messages, own in pool.run(sent, 4, 4, str(tmp_path / "store"), plan):
+        assert messages and not own
 
 
 @pytest.mark.sample(3)

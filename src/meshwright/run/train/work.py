@@ -209,6 +209,7 @@ class TrainingWork:
         lay, draws = self.layout, self.module.draws
         sample, weights = lay.first_sample(replica, microbatch), self._shares
         once = self.module.once.get(segment.key, ())
+        own = {b.untyped_storage().data_ptr() for b in self.module.buffers.values() if b.numel()}
 
         def forward() -> None:
             for name in once:
@@ -221,8 +222,8 @@ class TrainingWork:
             for (value, buffer), output in zip(writes, outputs, strict=True):
                 if value == loss_name:
                     losses[microbatch] = output if microbatch not in weights else output * (weights[microbatch] * lay.all_microbatches)
-                if buffer >= 0:
-                    put(buffer, output)
+                if buffer >= 0:  # what lies in a buffer of the module is copied: the next micro-batch changes it, perhaps before it is sent
+                    put(buffer, output.clone() if output.untyped_storage().data_ptr() in own else output)
 
         return forward
 
