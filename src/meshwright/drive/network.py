@@ -128,6 +128,8 @@ def exchange_s(fabric: Fabric, size_bytes: float) -> float:
 
 def _rings_s(fabric: Fabric, design: NetworkDesign, size_bytes: float) -> float:
     """Seconds of an all-reduce by rings both ways, round by round: two without a common cable, or one in the order of the accelerators."""
+    if not size_bytes:
+        return 0.0
     n, found = design.nodes, []
     ways: list[Sequence[Sequence[int]]] = [[range(n)]]
     if design.grid is not None and min(design.grid) >= 3:
@@ -136,7 +138,7 @@ def _rings_s(fabric: Fabric, design: NetworkDesign, size_bytes: float) -> float:
         steps = [(ring[i - 1], ring[i]) for ring in pair for i in range(n)]
         rounds = round_of_pairs(fabric, [*steps, *((b, a) for a, b in steps)])
         found.append(2 * (n - 1) * rounds.seconds(ceil(size_bytes / (2 * len(pair) * n * ELEMENT_BYTES)) * ELEMENT_BYTES))
-    return min(found) if size_bytes else 0.0
+    return min(found)
 
 
 def _rings(design: NetworkDesign) -> tuple[CollectiveStrategy, ...]:

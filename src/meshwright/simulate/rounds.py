@@ -85,6 +85,7 @@ class _Routes:
         if (cut := np.argwhere(self.cost[:devices] == FAR)).size:
             a, b = (fabric.devices[int(x)].name for x in (cut[0, 0], goals[cut[0, 1]]))
             raise Disconnected(f"no path from {a} to {b} in fabric {fabric.name!r}", data={"src": a, "dst": b})
+        self.latency_s = np.array([x.latency_s for x in fabric.links])[self.link]
         self.rate = np.array([x.rate_Bps for x in fabric.links], np.float64)[self.link][:, None]
         self.width = self._widths() if len(np.unique(self.rate)) > 1 else None
 
@@ -109,7 +110,6 @@ class _Routes:
         place = np.where(fits, np.arange(last)[:, None], last)
         following = np.full(self.cost.shape, last)
         following[self.senders] = np.minimum.reduceat(place, self.starts, axis=0)
-        latency = np.array([x.latency_s for x in self.fabric.links])[self.link]
         actor, column = np.nonzero(start)
         many, late = np.ones(len(actor)), np.zeros(len(actor))
         flight_s, columns = 0.0, len(self.goals)
@@ -118,7 +118,7 @@ class _Routes:
             load += np.bincount(self.link[by], weights=many, minlength=len(load))
             at, where = np.unique(self.head[by] * columns + column, return_inverse=True)
             late_there = np.zeros(len(at))
-            np.maximum.at(late_there, where, late + latency[by])
+            np.maximum.at(late_there, where, late + self.latency_s[by])
             many_there = np.bincount(where, weights=many)
             arrived = at // columns == self.goals[at % columns]
             flight_s = max(flight_s, float(late_there[arrived].max(initial=0.0)))

@@ -28,6 +28,7 @@ __all__ = ["Limits", "Used"]
 MIN_MEMORY_BYTES = 4 << 20  # below it no process starts
 TAKE_BACK_SHARE = 0.95  # of a smaller memory limit that members may hold when it is set: they go on allocating meanwhile
 MAX_KILL_S = 5.0  # until all members of a group are gone after SIGKILL
+MAX_LOOKS = 100  # at who is in a group, for one signal: a job that goes on forking is not followed without end
 GUARD = Path(__file__).with_name("limits_guard.py")
 _JOIN = 'n=$1; shift; while [ "$n" -gt 0 ]; do echo 0 > "$1" || exit 126; shift; n=$((n-1)); done; exec "$@"'
 
@@ -185,7 +186,9 @@ class Limits:
     def signal(self, number: int) -> bool:
         """Send it once to every member, those that are forked meanwhile too; whether there is one."""
         told = set[int]()
-        while fresh := {int(pid) for folder in self._folders for pid in _words(folder / "cgroup.procs")} - told:
+        for _ in range(MAX_LOOKS):
+            if not (fresh := {int(pid) for folder in self._folders for pid in _words(folder / "cgroup.procs")} - told):
+                break
             told |= fresh
             for pid in fresh:
                 try:

@@ -176,6 +176,11 @@ class TrainingWork:
         return act
 
     @cached_property
+    def _own_storages(self) -> frozenset[int]:
+        """Where the module's buffers lie."""
+        return frozenset(b.untyped_storage().data_ptr() for b in self.module.buffers.values() if b.numel())
+
+    @cached_property
     def norm(self) -> GradientNorm:
         return GradientNorm(self.program, self.layout, self.rank, self.module.updated(), self.module.norms)
 
@@ -209,7 +214,7 @@ class TrainingWork:
         lay, draws = self.layout, self.module.draws
         sample, weights = lay.first_sample(replica, microbatch), self._shares
         once = self.module.once.get(segment.key, ())
-        own = {b.untyped_storage().data_ptr() for b in self.module.buffers.values() if b.numel()}
+        own = self._own_storages
 
         def forward() -> None:
             for name in once:
