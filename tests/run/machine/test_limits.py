@@ -13,7 +13,7 @@ import pytest
 
 from meshwright.errors import RunError, UsageError
 from meshwright.run.machine.cpu_quota import PREFIX, places_of, process_start_ticks
-from meshwright.run.machine.limits import Limits
+from meshwright.run.machine.limits import MAX_LOOKS, Limits
 
 OWNER = """
 import sys, time
@@ -90,3 +90,15 @@ def test_refusals(tmp_path):
     assert refused.value.data == {"controller": "memory"} and refused.value.hint
     with Limits(memory_bytes=64 << 20) as limits:
         assert limits.start(["/no/such/command"], stderr=subprocess.DEVNULL).wait() == 127
+
+
+def test_a_signal_reaches_what_is_forked_meanwhile_and_ends(monkeypatch, tmp_path):
+    said, told = iter([["7"], ["7", "8"], ["8"]]), list[int]()
+    limits = Limits(cores=1)
+    monkeypatch.setattr(limits, "_folders", [tmp_path])
+    monkeypatch.setattr("meshwright.run.machine.limits.os.kill", lambda pid, number: told.append(pid))
+    monkeypatch.setattr("meshwright.run.machine.limits._words", lambda path: next(said))
+    assert limits.signal(signal.SIGSTOP) and told == [7, 8]  # each once
+    numbers = iter(range(10, 10_000))
+    monkeypatch.setattr("meshwright.run.machine.limits._words", lambda path: [str(next(numbers))])
+    assert limits.signal(signal.SIGCONT) and len(told) == 2 + MAX_LOOKS  # a job that forks without end
