@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 
 import numpy as np
 
 from ...errors import Disconnected, Unsupported
-from ...kernels.maxflow import FlowNetwork
+from ...kernels.maxflow import FlowNetwork, checked_capacities
 from .rates import RateGraph
 from .trees.symmetry import sinks_of_each_kind
 
-__all__ = ["Cut", "worst_cut"]
+__all__ = ["Cut", "network_below", "worst_cut"]
 
 
 @dataclass(frozen=True)
@@ -52,9 +52,7 @@ def worst_cut(graph: RateGraph, weight: Sequence[int], *, sinks: Sequence[int] |
     while True:
         # At ratio p / q every rank can receive all weights exactly if no cut has more weight inside per rate leaving: links p · rate, weights q · w.
         p, q = best.ratio.numerator, best.ratio.denominator
-        arcs = {arc: rate * p for arc, rate in graph.arcs.items()}
-        arcs.update({(graph.nodes, r): q * w for r, w in enumerate(weight) if w})
-        network = FlowNetwork.of(graph.nodes + 1, arcs)
+        network = network_below(graph, lambda rate, p=p: rate * p, [q * w for w in weight])  # type: ignore[misc]
         if network.sweep(graph.nodes, order, q * total).failed < 0:
             return best
         side = tuple(bool(x) for x in network.source_side()[: graph.nodes])
@@ -66,6 +64,22 @@ def worst_cut(graph: RateGraph, weight: Sequence[int], *, sinks: Sequence[int] |
         if found.ratio <= best.ratio:
             raise Unsupported("the cut iteration does not converge on this fabric", hint="please report the fabric file")
         best = found
+
+
+def network_below(graph: RateGraph, capacity: Callable[[int], int], given: Sequence[int]) -> FlowNetwork:
+    """Arcs as wide as `capacity` says of their rates (0: none), and a source above the ranks, node `graph.nodes`, that gives each what is `given`.
+
+    Raises: Unsupported when the capacities need more than 63 bits.
+    """
+    tails, heads, place, rates = graph.columns
+    wide, times = [capacity(rate) for rate in rates], np.bincount(place, minlength=len(rates)).tolist()
+    checked_capacities([*(w * n for w, n in zip(wide, times, strict=True)), *given])
+    arcs = np.array(wide, np.int64)[place]
+    there, roots = arcs > 0, np.array([r for r, w in enumerate(given) if w], np.int64)
+    return FlowNetwork.of_arrays(
+        graph.nodes + 1, np.concatenate([tails[there], np.full(len(roots), graph.nodes)]), np.concatenate([heads[there], roots]),
+        np.concatenate([arcs[there], np.array(given, np.int64)[roots]]),
+    )  # fmt: skip
 
 
 def _disconnected(graph: RateGraph, inside: Sequence[bool]) -> Disconnected:

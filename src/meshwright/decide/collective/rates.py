@@ -8,6 +8,9 @@ from functools import cached_property
 from math import gcd
 from typing import TypeVar
 
+import numpy as np
+from numpy.typing import NDArray
+
 from ...errors import Disconnected
 from ...fabric.fabric import Fabric
 from .memo import remember
@@ -35,6 +38,14 @@ class RateGraph:
     def mirrored(self) -> bool:
         """Every arc has a twin of equal rate the other way."""
         return all(self.arcs.get((v, u), 0) == rate for (u, v), rate in self.arcs.items())
+
+    @cached_property
+    def columns(self) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64], list[int]]:
+        """(tail, head, place of its rate among the different ones) of every arc, and those rates: a fabric has few."""
+        pairs = np.array(list(self.arcs), np.int64).reshape(-1, 2)
+        rates = list(dict.fromkeys(self.arcs.values()))
+        place = {rate: i for i, rate in enumerate(rates)}
+        return pairs[:, 0], pairs[:, 1], np.fromiter((place[rate] for rate in self.arcs.values()), np.int64, len(pairs)), rates
 
     def reversed(self) -> RateGraph:
         return RateGraph(self.names, self.ranks, self.group, {(v, u): rate for (u, v), rate in self.arcs.items()}, self.unit_Bps)

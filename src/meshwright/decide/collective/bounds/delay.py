@@ -93,7 +93,7 @@ class _Ways:
     def __init__(self, problem: CollectiveProblem) -> None:
         self.problem, self.fabric = problem, problem.fabric
         self.turned = problem.op in ("reduce-scatter", "reduce")
-        stated = {t: Fraction(repr(t)) for x in self.fabric.links for t in (x.latency_s, x.library_latency_s)}
+        stated = {t: Fraction(repr(t)) for t in {t for x in self.fabric.links for t in (x.latency_s, x.library_latency_s)}}
         # Latencies as whole units of one denominator: the bound is exact, and sums of them compare without rounding.
         self.scale = lcm(*(f.denominator for f in stated.values()))
         units = {t: int(f * self.scale) for t, f in stated.items()}

@@ -18,7 +18,7 @@ import numpy as np
 from ....errors import CheckFailed, Unsupported
 from ....kernels.effort import NEVER, Deadline
 from ....kernels.maxflow import FlowNetwork
-from ..cuts import worst_cut
+from ..cuts import network_below, worst_cut
 from ..rates import RateGraph
 from ..trees.pack import DEFECT, Tree, lowered, pack_capacities
 from ..trees.symmetry import Boxes, Shift, require_automorphism, sinks_of_each_kind
@@ -159,10 +159,11 @@ def smallest_stretch(graph: RateGraph, weight: Sequence[int], k: int, optimum: F
     def next_above(x: Fraction) -> Fraction:
         return min(Fraction(x.numerator * b // x.denominator + 1, b) for b in widths)
 
-    order = np.array(sinks_of_each_kind(graph, weight) if sinks is None else sinks, np.int32)
+    order, demand = np.array(sinks_of_each_kind(graph, weight) if sinks is None else sinks, np.int32), [k * w for w in weight]
 
     def enough(stretch: Fraction) -> bool:
-        return _receives_all(graph, rounded_capacities(graph, stretch), [k * w for w in weight], order)
+        network = network_below(graph, lambda rate: rate * stretch.numerator // stretch.denominator, demand)
+        return network.sweep(graph.nodes, order, sum(demand)).failed < 0
 
     # Below k · optimum the bottleneck cut itself is too narrow. At 1/min b more, floor(U · b) >= b · k · optimum on every arc, so all cuts suffice.
     low = k * optimum
@@ -185,7 +186,8 @@ def smallest_stretch(graph: RateGraph, weight: Sequence[int], k: int, optimum: F
 
 def rounded_capacities(graph: RateGraph, stretch: Fraction) -> dict[tuple[int, int], int]:
     """Whole trees that every arc may carry: floor(stretch · rate), where that is any."""
-    return {arc: c for arc, rate in graph.arcs.items() if (c := rate * stretch.numerator // stretch.denominator)}
+    trees = {rate: rate * stretch.numerator // stretch.denominator for rate in set(graph.arcs.values())}
+    return {arc: c for arc, rate in graph.arcs.items() if (c := trees[rate])}
 
 
 def _receives_all(graph: RateGraph, capacities: dict[tuple[int, int], int], demand: Sequence[int], order: np.ndarray) -> bool:
@@ -205,6 +207,7 @@ def choose_trees(
     Counts whose rounding unbalances a switch are passed over (only one-way links of unlike rates do that); when all are, the exact
     optimum is taken. Past `deadline` the best k found so far is taken.
     """
+    sinks = sinks_of_each_kind(graph, weight) if sinks is None else sinks
     if trees is not None:
         return trees, smallest_stretch(graph, weight, trees, optimum, sinks)
     k, stretch = exact_counts(graph, optimum)

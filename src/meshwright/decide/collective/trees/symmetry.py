@@ -53,7 +53,14 @@ class Boxes:
 
     @staticmethod
     def of(graph: RateGraph) -> Boxes:
-        """The servers by group. Raises Unsupported where there is one only, or where servers are joined directly."""
+        """The servers by group, found once for a graph. Raises Unsupported where there is one only, or where servers are joined directly."""
+        found: Boxes | None = graph.__dict__.get("_boxes")
+        if found is None:
+            found = graph.__dict__["_boxes"] = Boxes._of(graph)
+        return found
+
+    @staticmethod
+    def _of(graph: RateGraph) -> Boxes:
         by_group: dict[int, list[int]] = {}
         for v in range(graph.nodes):
             by_group.setdefault(graph.group[v], []).append(v)
