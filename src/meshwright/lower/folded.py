@@ -10,6 +10,7 @@ the largest share, which is what the step waits for anyway. What is refused: see
 
 from __future__ import annotations
 
+from collections.abc import Container
 from dataclasses import replace
 
 import numpy as np
@@ -25,15 +26,16 @@ from ..program.validate import validate
 
 __all__ = ["fold_axes", "folded_works", "largest_shards", "largest_values", "require_foldable", "representatives", "with_fold", "why_not_folded"]
 
+WHOLE_GROUPS = ("weights", "gradients", "gradfull", "gathered")  # kinds of buffers of a whole group that data replicas divide
 SLOTTED = ("actall", "actagain", "actsum", "gradall", "gradpart")  # kinds of buffers of values with a slot for every tensor rank's part
 
 
 def why_not_folded(layout: TrainingLayout) -> str:
     """Why ranks of this layout are not alike, or are not lowered alike; empty where they are."""
-    if layout.zero_level:
-        return f"sharding level {layout.zero_level} is lowered rank by rank"
-    if layout.placement or layout.split_backward or layout.schedule != "1f1b":
-        return f"schedule {layout.schedule} is lowered rank by rank"
+    if len(layout.placement) > 1:
+        return f"copies of the stages (schedule {layout.schedule}) add up gradients of unlike ranks"
+    if layout.zero_level and layout.step_end.folded:
+        return f"folds of micro-batches at sharding level {layout.zero_level} are lowered rank by rank"
     if layout.context > 1:
         return "ranks that divide positions send each other blocks"
     if layout.expert > 1:
@@ -90,20 +92,28 @@ def folded_works(graph: OpGraph, layout: TrainingLayout) -> dict[str, Work]:
 def with_fold(program: Program, layout: TrainingLayout) -> Program:
     """The representatives' program as the folded program that it stands for."""
     axes = fold_axes(layout)
-    folded = [axis.name for axis in axes if axis.kind != "plain"]
+    folded = {axis.name: (i, axis.size) for i, axis in enumerate(axis for axis in axes if axis.kind != "plain")}
     shift = np.zeros((len(folded), len(program.buffers)), np.int32)
     apart = sequence_values(layout)
-    if "tensor" in folded and (apart or layout.step_end.norm):
-        row = shift[folded.index("tensor")]
-        for b, name in enumerate(program.buffers.name):
-            kind, _, rest = name.partition(":")
-            if name == "norm:tensor":
-                row[b] = int(program.buffers.chunks[b]) // layout.tensor
-            if kind in SLOTTED:
-                value = rest.rpartition(":")[0]
-                value = value.rpartition(":")[0] if kind in ("actall", "actagain", "gradpart") else value
-                if value in apart:
-                    row[b] = int(program.buffers.chunks[b]) // layout.tensor
+    for b, name in enumerate(program.buffers.name):
+        for axis in _slotted(name, layout, apart):
+            if axis in folded:
+                row, size = folded[axis]
+                shift[row, b] = int(program.buffers.chunks[b]) // size
     made = replace(program, fold=Fold(axes, shift))
     validate(made)
     return made
+
+
+def _slotted(name: str, layout: TrainingLayout, apart: Container[str]) -> tuple[str, ...]:
+    """The axes of whose members a buffer has slots, one each."""
+    kind, _, rest = name.partition(":")
+    if kind == "norm":
+        return (rest,)
+    if layout.zero_level and (kind in WHOLE_GROUPS or kind.partition("@")[0] in WHOLE_GROUPS) and name != "weights":
+        return ("data",)
+    if kind in SLOTTED:
+        value = rest.rpartition(":")[0]
+        value = value.rpartition(":")[0] if kind in ("actall", "actagain", "gradpart") else value
+        return ("tensor",) if value in apart else ()
+    return ()

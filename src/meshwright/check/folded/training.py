@@ -12,7 +12,9 @@ The callees are checked by who calls this. Cost: as `training`, of the stored st
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
+from functools import reduce
+from typing import Any
 
 import numpy as np
 
@@ -27,6 +29,8 @@ from ..program.wellformed import check_wellformed, witness
 from ..training.step import TrainingStep, too_small
 from ..verdict import MAX_FINDINGS_OF_A_KIND, Finding
 from .shadow import ORBIT, OrbitCall, Shadow, shadow
+
+DIVIDED = ("old", "updated", "gradient")  # quantities of a group's cells, (name, group, stage, tensor index, cell, ...)
 
 __all__ = ["FoldedProof", "check_folded_training", "prove_folded"]
 
@@ -76,17 +80,28 @@ def _call_order(made: Shadow, order: Order) -> list[Finding]:
 
 def _values(made: Shadow, order: Order, layout: TrainingLayout) -> list[Finding]:
     p = made.program
-    if layout.zero_level:
-        raise Unsupported(f"sharding level {layout.zero_level} is not proved folded")
     if not p.buffers.name:
         return [Finding(check="values", message="gradients cannot be followed: its buffers have no names", status="unknown")]
     if layout.ranks != p.ranks:
         return [Finding(check="values", message=f"the layout has {layout.ranks} ranks, the program {p.ranks}", witness={"ranks": p.ranks})]
     step = _FoldedStep(made, order, layout)
-    step.found += step.work()
+    step.found += [*step.given_apart(), *step.work()]
     if not step.found:
         step.run()
+        step.weights_at_the_end()
+        step.kept_at_the_end()
     return step.found[:MAX_FINDINGS_OF_A_KIND]
+
+
+def _slots(made: Shadow) -> np.ndarray[Any, Any]:
+    """Per buffer: bytes of a member's part where a collective gives members parts; 0 elsewhere."""
+    b = made.program.buffers
+    found = np.zeros(len(b), np.int64)
+    for call in made.calls.values():
+        if call.kind != "all-reduce":
+            size = int(b.chunks[call.buffer]) * int(b.chunk_bytes[call.buffer])
+            found[call.buffer] = np.gcd(found[call.buffer], size // made.axes[call.axis].size)
+    return found
 
 
 class _FoldedStep(TrainingStep):
@@ -97,20 +112,20 @@ class _FoldedStep(TrainingStep):
     def __init__(self, made: Shadow, order: Order, layout: TrainingLayout) -> None:
         self.made = made
         self.names: list[tuple[object, ...]] = []
-        super().__init__(made.program, order, layout)
+        super().__init__(made.program, order, layout, _slots(made))
         self.axis = [axis.name for axis in made.axes]
         for axis in made.axes:
             stride, size = {"tensor": (1, layout.tensor), "data": (layout.tensor, layout.data)}.get(axis.name, (0, 0))
             if (axis.stride, axis.size) != (stride, size):
                 raise Unsupported(f"axis {axis.name!r} of the fold is not the layout's")
-        self.place_of_segment = {key: i for stage in layout.stages for i, key in enumerate(stage.segments)}
+        self.place_of_segment = {key: i for p in range(layout.pipeline) for i, key in enumerate(layout.held(p).segments)}
 
     def ranks(self) -> Iterable[int]:
         return sorted(set(self.p.lanes.actor.tolist()))
 
     # ---- gradients -----------------------------------------------------------------------------------------------
     def contribution(self, key: str, microbatch: int, replica: int, part: int = 0) -> int:
-        """Bit of B(segment, micro-batch) of the representative, among those of its stage."""
+        """Bit of B(segment, micro-batch) of the representative, among those of its stages."""
         return 1 << (self.place_of_segment.get(key, len(self.index)) * self.layout.microbatches + microbatch)
 
     def gradient(self, key: str, microbatch: int, rank: int, b: int, cell: int) -> int:
@@ -119,7 +134,7 @@ class _FoldedStep(TrainingStep):
 
     def _bit(self, key: str, microbatch: int, b: int) -> int:
         """Shared parameters get contributions of several stages' segments, others of one stage's only."""
-        if ":" not in self.p.buffers.name[b]:
+        if ":" not in self.data.named(b, self.p.buffers.name[b]):
             return self.contribution(key, microbatch, 0)
         return 1 << (self.index.get(key, len(self.index)) * self.layout.microbatches + microbatch)
 
@@ -151,18 +166,20 @@ class _FoldedStep(TrainingStep):
         if (hi - lo) % size:
             raise Unsupported(f"cells of {self.p.buffer_name(call.buffer)} do not divide into {size} parts")
         if call.kind == "all-gather":
-            fresh = [self.image(memory[lo + k], axis.name, m) for m in range(size) for k in range(slot)]
+            fresh = [self.image(memory[lo + k], axis.name, m, slot) for m in range(size) for k in range(slot)]
             self.store(root, lo, hi, fresh, step)
             return
         kept = []
         for k in range(slot):
             # Slot k of the representative gets its own part of slot 0 and, from member m, what the representative holds in slot size - m,
             # moved by m.
-            total = memory[lo + k]
-            for m in range(1, size):
-                total = self.add(total, self.image(memory[lo + (size - m) * slot + k], axis.name, m), step)
-            kept.append(total)
+            terms = [self.image(memory[lo + (size - m) % size * slot + k], axis.name, m, slot) for m in range(size)]
+            kept.append(self.alike(terms, step) if axis.name == "data" else reduce(lambda a, b: self.add(a, b, step), terms))
         self.store(root, lo, hi, kept + [self.garbage] * (hi - lo - slot), step)
+
+    def alike(self, terms: Sequence[int], step: int) -> int:
+        """The sum of what the replicas have: each the same gradient of its own micro-batches."""
+        return self.summed(terms[0], "data", step) if len(set(terms)) == 1 else -1 - step
 
     def quantity(self, *name: object) -> int:
         number = self.number.get(name)
@@ -208,13 +225,20 @@ class _FoldedStep(TrainingStep):
             first += width
         return out << 32 | value & QUANTITY_MASK
 
-    def image(self, value: int, axis: str, by: int) -> int:
-        """What the member `by` further along the tensor axis holds where the representative holds `value`."""
+    def image(self, value: int, axis: str, by: int, slot: int = 0) -> int:
+        """What the member `by` further along an axis holds where the representative holds `value`; `slot`: cells of a member's part."""
         if value <= 0 or not by:
             return value
         name = self.name_of(value)
-        if name[0] == "norm" and axis == "tensor" and name[-1] != -1:
-            return 1 << 32 | self.quantity(*name[:-1], (int(str(name[-1])) + by) % self.layout.tensor)
+        at = {"tensor": -1, "data": -2}.get(axis, 0)
+        if name[0] == "norm" and at and name[at] != -1:
+            size = self.layout.tensor if axis == "tensor" else self.layout.data
+            there = list(name)
+            there[at] = (int(str(name[at])) + by) % size
+            return 1 << 32 | self.quantity(*there)
+        if axis == "data" and name[0] in DIVIDED:  # the part that lies so many slots further, around the end
+            cell = (int(str(name[4])) + by * slot) % (self.layout.data * slot)
+            return value & ~QUANTITY_MASK | self.quantity(*name[:4], cell, *name[5:])
         if name[0] not in ("act", "grad") or axis != "tensor":
             raise Unsupported(f"images of {name[0]!r} along the axis {axis!r} are not followed")
         bits, out, first = value >> 32, 0, 0
