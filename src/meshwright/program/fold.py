@@ -296,15 +296,16 @@ def _expand_buffers(p: Program, fold: Fold, everyone: list[tuple[int, ...]]) -> 
 
 
 def _moved_views(p: Program, fold: Fold, member: tuple[int, ...]) -> NDArray[np.int64]:
-    """Where a member's views of other buffers begin: they move with the chunks that they lie on."""
+    """Where a member's views of other buffers begin: they move with the chunks that they lie on, along axes on which their own chunks do not."""
     b = p.buffers
     out = b.alias_offset_bytes.copy()
     views = np.flatnonzero(b.alias_of >= 0)
-    views = views[(fold.buffer_shift[:, b.alias_of[views]] != 0).any(axis=0)]
     of = b.alias_of[views]
+    shift = np.where(fold.buffer_shift[:, views] == 0, fold.buffer_shift[:, of], 0)
+    moving = (shift != 0).any(axis=0)
+    views, of, shift = views[moving], of[moving], shift[:, moving]
     chunk, inside = np.divmod(out[views], np.maximum(b.chunk_bytes[of], 1))
-    moved = image_chunks(fold, p.ranks, member, b.chunks[of], fold.buffer_shift[:, of], chunk)
-    out[views] = moved * b.chunk_bytes[of] + inside
+    out[views] = image_chunks(fold, p.ranks, member, b.chunks[of], shift, chunk) * b.chunk_bytes[of] + inside
     return out
 
 
