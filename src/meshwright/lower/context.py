@@ -61,7 +61,8 @@ class ContextMessages:
         others = {i for way in ways for block in range(parts) for i in (came_from(way, me, parts, block)[0],) if i != me}
         for source in sorted(others):
             peer = self.rank(rank, kind, source)
-            self.channels["F", kind, peer, rank] = low.b.channel(peer, rank, tag=comm)
+            ahead = (rank, self.rank(rank, kind, (me - source) % parts)) if low.folded else (peer, rank)  # the first of an orbit is stored
+            self.channels["F", kind, *ahead] = low.b.channel(*ahead, tag=comm)
             self.channels["B", kind, rank, peer] = low.b.channel(rank, peer, tag=comm)
             if self.again and kind == "context":
                 self.channels["again", kind, rank, peer] = low.b.channel(rank, peer, tag=comm)
@@ -77,7 +78,12 @@ class ContextMessages:
 
     def channel(self, way: str, x: ContextExchange, source: int, target: int, of: int) -> int:
         """From member `source` to member `target` of the group of rank `of`."""
-        kind = self.kind[x.target]
+        return self.between(way, self.kind[x.target], source, target, of)
+
+    def between(self, way: str, kind: str, source: int, target: int, of: int) -> int:
+        """The same of one way; folded, its image that starts at the representative."""
+        if self.low.folded:
+            source, target = self.member(of, kind), (self.member(of, kind) + target - source) % self.parts[kind]
         return self.channels[way, kind, self.rank(of, kind, source), self.rank(of, kind, target)]
 
     def blocks(self, x: ContextExchange, member: int) -> list[tuple[int, int, int]]:
@@ -165,12 +171,12 @@ class ContextMessages:
             else:
                 sent = r.buffers[self.name(self.low.segment[self.keys[ahead.target]], ahead.target, mb)]
                 made = r.produced[f"{ahead.target}/again", mb]
-            before, behind = (self.rank(r.number, kind, (me + k) % self.parts[kind]) for k in (-1, 1))
-            step = self.lanes[r.number, "send again"].send(self.channels["again", kind, r.number, before], sent, 0, 1, after=[made])
+            before, behind = ((me + k) % self.parts[kind] for k in (-1, 1))
+            step = self.lanes[r.number, "send again"].send(self.between("again", kind, me, before, r.number), sent, 0, 1, after=[made])
             self.low.b.dies_after(sent, step)
             into = self.low.activation(r, "actagain", value, mb, segment=s.key)
             early = StepRef(r.compute.number, len(r.compute) - 2)
-            step = self.lanes[r.number, "receive again"].recv(self.channels["again", kind, behind, r.number], into, 0, 1, after=[early])
+            step = self.lanes[r.number, "receive again"].recv(self.between("again", kind, behind, me, r.number), into, 0, 1, after=[early])
             r.produced[f"{value}/again", mb] = step
             waits.append(step)
             buffers.append(into)

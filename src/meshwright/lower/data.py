@@ -40,6 +40,7 @@ from ..program.builder import LaneBuilder, StepRef
 from .compressed import CompressedSums
 from .groups import ADDING, Group, Residency, last_steps
 from .norm import lower_norm
+from .replicas import ALL_GATHER, ALL_REDUCE, REDUCE_SCATTER, call_replicas, replica_chunks
 from .sequence import per_chunk
 from .step import Position, RankLanes, StepLowering
 
@@ -161,10 +162,10 @@ class DataParallel:
         counts = [1, *(cut * plan("tensor", x, -(-size // cut)).chunks for x in dict.fromkeys(groups))]
         for data in dict.fromkeys(self._replicas(p, d, t, g.name) for p, d, t in holders):  # who shares a parameter cuts it alike
             if self.level and len(data) > 1:
-                counts += [n, plan("weights", data, size, "all-gather").chunks]
-                counts += [plan("gradient", data, size, "reduce-scatter").chunks] if g.name not in self.compressed.groups else []
+                counts += [n, replica_chunks(self.low, "weights", data, size, ALL_GATHER)]
+                counts += [replica_chunks(self.low, "gradient", data, size, REDUCE_SCATTER)] if g.name not in self.compressed.groups else []
             elif len(data) > 1 and g.name not in self.compressed.groups:
-                counts.append(plan("gradient", data, size).chunks)
+                counts.append(replica_chunks(self.low, "gradient", data, size))
         for copies in dict.fromkeys(self._copies(*x) for x in holders):
             if len(copies) > 1:
                 counts.append(n * plan("gradient", copies, -(-size // n)).chunks)
@@ -269,7 +270,7 @@ class DataParallel:
         lane.copy((r.buffers[f"shard{g.name}"], 0), (x.buffer, g.part[0]), g.part[1], after=[self.refs[free]] if free >= 0 else [])
         if len(replicas := self._data(g.name)) == 1:  # experts that nobody else has
             return lane.last
-        return lane.call(self.low.call("weights", self._label("dpw", g.name), replicas, r.number, x.buffer, g.planned_bytes, "all-gather"))
+        return call_replicas(self.low, r, lane, "weights", self._label("dpw", g.name), replicas, x.buffer, g.planned_bytes, ALL_GATHER)
 
     def _open(self, g: Group, microbatch: int) -> list[StepRef]:
         """Make room for a group's whole gradients; gives what must be over before."""
@@ -352,8 +353,8 @@ class DataParallel:
         if g.name in self.compressed.groups:
             self.compressed.send(g.name, after)
         elif len(replicas := self._data(g.name)) > 1:
-            what = ("gradient", self._label("dp", g.name), replicas, self.r.number, buffer, g.planned_bytes)
-            self.r.sync.call(self.low.call(*what, *(("reduce-scatter",) if self.level else ())), after=[after])
+            how = ("gradient", self._label("dp", g.name), replicas, buffer, g.planned_bytes, REDUCE_SCATTER if self.level else ALL_REDUCE)
+            call_replicas(self.low, self.r, self.r.sync, *how, after=[after])
 
     # ---- end of the step ---------------------------------------------------------------------------------------
     def finish(self) -> None:
@@ -397,4 +398,4 @@ class DataParallel:
             for g in reversed(self.groups.values()):  # the first layers' first
                 if len(replicas := self._data(g.name)) > 1:
                     label, weights = self._label("dpw", g.name), r.buffers[f"weights{g.name}"]
-                    r.sync.call(low.call("weights", label, replicas, r.number, weights, g.planned_bytes, "all-gather"), after=[done])
+                    call_replicas(low, r, r.sync, "weights", label, replicas, weights, g.planned_bytes, ALL_GATHER, after=[done])

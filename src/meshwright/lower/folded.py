@@ -17,6 +17,7 @@ import numpy as np
 from ..errors import Unsupported
 from ..graph.graph import OpGraph, Work
 from ..plan.batch_statistics import batch_sums
+from ..plan.context import layout_exchanges
 from ..plan.plan import TrainingLayout, ValueInfo
 from ..plan.shards import local_values, sequence_values
 from ..plan.sizes import shard_bytes, training_works
@@ -25,17 +26,16 @@ from ..program.validate import validate
 
 __all__ = ["fold_axes", "folded_works", "largest_shards", "largest_values", "require_foldable", "representatives", "with_fold", "why_not_folded"]
 
+WHOLE_GROUPS = ("weights", "gradients", "gradfull", "gathered")  # kinds of buffers of a whole group that data replicas divide
 SLOTTED = ("actall", "actagain", "actsum", "gradall", "gradpart")  # kinds of buffers of values with a slot for every tensor rank's part
 
 
 def why_not_folded(layout: TrainingLayout) -> str:
     """Why ranks of this layout are not alike, or are not lowered alike; empty where they are."""
-    if layout.zero_level:
-        return f"sharding level {layout.zero_level} is lowered rank by rank"
-    if layout.placement or layout.split_backward or layout.schedule != "1f1b":
-        return f"schedule {layout.schedule} is lowered rank by rank"
-    if layout.context > 1:
-        return "ranks that divide positions send each other blocks"
+    if len(layout.placement) > 1:
+        return f"copies of the stages (schedule {layout.schedule}) add up gradients of unlike ranks"
+    if layout.zero_level and layout.step_end.folded:
+        return f"folds of micro-batches at sharding level {layout.zero_level} are lowered rank by rank"
     if layout.expert > 1:
         return "ranks that divide experts send each other tokens"
     if batch_sums(layout):
@@ -56,13 +56,13 @@ def require_foldable(layout: TrainingLayout) -> None:
 
 
 def fold_axes(layout: TrainingLayout) -> tuple[FoldAxis, ...]:
-    """Tensor and data ranks folded, stages not; axes of one rank are plain."""
-    tensor, data = layout.tensor, layout.data
-    return (
-        FoldAxis("tensor", tensor, 1, "shift" if tensor > 1 else "plain"),
-        FoldAxis("data", data, tensor, "shift" if data > 1 else "plain"),
-        FoldAxis("pipeline", layout.pipeline, tensor * data, "plain"),
-    )
+    """Tensor ranks, ranks that divide positions, and data replicas folded, stages not; axes of one rank are plain."""
+    sizes = {"tensor": layout.tensor} | ({"context": layout.context} if layout.context > 1 else {}) | {"data": layout.data // layout.context}
+    found, stride = [], 1
+    for name, size in sizes.items():
+        found.append(FoldAxis(name, size, stride, "shift" if size > 1 else "plain"))
+        stride *= size
+    return (*found, FoldAxis("pipeline", layout.pipeline, stride, "plain"))
 
 
 def representatives(layout: TrainingLayout) -> list[int]:
@@ -92,18 +92,38 @@ def with_fold(program: Program, layout: TrainingLayout) -> Program:
     axes = fold_axes(layout)
     folded = [axis.name for axis in axes if axis.kind != "plain"]
     shift = np.zeros((len(folded), len(program.buffers)), np.int32)
-    apart = sequence_values(layout)
-    if "tensor" in folded and (apart or layout.step_end.norm):
-        row = shift[folded.index("tensor")]
-        for b, name in enumerate(program.buffers.name):
-            kind, _, rest = name.partition(":")
-            if name == "norm:tensor":
-                row[b] = int(program.buffers.chunks[b]) // layout.tensor
-            if kind in SLOTTED:
-                value = rest.rpartition(":")[0]
-                value = value.rpartition(":")[0] if kind in ("actall", "actagain", "gradpart") else value
-                if value in apart:
-                    row[b] = int(program.buffers.chunks[b]) // layout.tensor
+    slots = _Slots(layout)
+    for b, name in enumerate(program.buffers.name):
+        for axis, parts in slots.of(name).items():
+            if axis in folded:
+                shift[folded.index(axis), b] = int(program.buffers.chunks[b]) // parts
     made = replace(program, fold=Fold(axes, shift))
     validate(made)
     return made
+
+
+class _Slots:
+    """Which buffers have parts that move from member to member."""
+
+    def __init__(self, layout: TrainingLayout) -> None:
+        self.layout, self.apart = layout, sequence_values(layout)
+        self.in_blocks = {v for x in layout_exchanges(layout) if x.kind == "all-to-all" for v in (x.source, x.target)}
+        # Replica d = r * context + c has the d-th part: so many of them one step along each axis moves.
+        self.of_group = {"data": layout.data // layout.context, "context": layout.data}
+
+    def of(self, name: str) -> dict[str, int]:
+        """By axis: into how many parts a buffer is cut, of which the next member has the next."""
+        lay = self.layout
+        kind, _, rest = name.partition(":")
+        if kind == "norm":
+            return self.of_group if rest == "data" else {"tensor": lay.tensor} if rest == "tensor" else {}
+        if kind == "block":
+            return {"context": lay.context}
+        if lay.zero_level and kind.partition("@")[0] in WHOLE_GROUPS and name != "weights":
+            return self.of_group
+        value = rest.rpartition(":")[0]
+        if kind in SLOTTED:
+            value = value.rpartition(":")[0] if kind in ("actall", "actagain", "gradpart") else value
+            if value in self.apart:
+                return {"tensor": lay.tensor}
+        return {"context": lay.context} if value in self.in_blocks and value not in self.apart and kind in ("act", "grad") else {}

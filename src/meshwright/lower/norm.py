@@ -14,6 +14,7 @@ from math import lcm
 
 from ..plan.plan import TrainingLayout
 from ..program.builder import StepRef
+from .replicas import ALL_GATHER, call_replicas, replica_chunks
 from .step import RankLanes, StepLowering
 
 __all__ = ["NUMBER_BYTES", "lower_norm", "norm_axes"]
@@ -45,7 +46,7 @@ def lower_norm(low: StepLowering, r: RankLanes, gradients: Sequence[tuple[int, i
     reads, after, buffer = list(gradients), list(waits), -1
     for i, (axis, ranks) in enumerate(norm_axes(low.layout, r.number)):
         size = NUMBER_BYTES * len(ranks)
-        chunks = lcm(len(ranks), low.plan_all_reduce("norm", ranks, size, "all-gather").chunks) if len(ranks) > 1 else 1
+        chunks = lcm(len(ranks), replica_chunks(low, "norm", ranks, size, ALL_GATHER)) if len(ranks) > 1 else 1
         buffer = low.b.buffer(r.number, chunks=chunks, chunk_bytes=NUMBER_BYTES, role="scratch", persistent=True, name=f"norm:{axis}")
         own = chunks // len(ranks)
         op = low.b.op(
@@ -54,6 +55,6 @@ def lower_norm(low: StepLowering, r: RankLanes, gradients: Sequence[tuple[int, i
         )  # fmt: skip
         done = r.compute.compute(op, after=after)
         if len(ranks) > 1:
-            done = r.sync.call(low.call("norm", label[axis], ranks, r.number, buffer, size, "all-gather"), after=[done])
+            done = call_replicas(low, r, r.sync, "norm", label[axis], ranks, buffer, size, ALL_GATHER, after=[done])
         reads, after = [(buffer, 0, chunks)], [done]
     return after, buffer

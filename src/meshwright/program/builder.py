@@ -198,6 +198,11 @@ class ProgramBuilder:
         )
         return len(self._buffers) - 1
 
+    def view(self, of: int, *, chunks: int, role: str, name: str) -> int:
+        """The first chunks of a buffer as one of its own."""
+        x = self._buffers[of]
+        return self.buffer(x.actor, chunks=chunks, chunk_bytes=x.chunk_bytes, role=role, persistent=x.persistent, name=name, alias_of=of)
+
     def chunks_of(self, buffer: int) -> int:
         return self._buffers[buffer].chunks
 

@@ -285,13 +285,28 @@ def _expand_buffers(p: Program, fold: Fold, everyone: list[tuple[int, ...]]) -> 
     size_base = np.repeat(np.arange(k, dtype=np.int32) * len(p.sizes), n)
     tiled = {
         name: np.tile(getattr(b, name), k)
-        for name in ("space", "role", "chunks", "chunk_bytes", "alias_offset_bytes", "window", "persistent", "arena_offset")
+        for name in ("space", "role", "chunks", "chunk_bytes", "window", "persistent", "arena_offset")
     }
+    tiled["alias_offset_bytes"] = np.concatenate([_moved_views(p, fold, m) for m in everyone])
     alias, size = np.tile(b.alias_of, k), np.tile(b.size, k)
     return replace(
         b, actor=np.concatenate([image(fold, b.actor, m) for m in everyone]), alias_of=np.where(alias >= 0, alias + base, -1).astype(np.int32),
         size=np.where(size >= 0, size + size_base, -1).astype(np.int32), last=_tile_csr(b.last, k, len(p.steps)), name=b.name * k, **tiled,
     )  # fmt: skip
+
+
+def _moved_views(p: Program, fold: Fold, member: tuple[int, ...]) -> NDArray[np.int64]:
+    """Where a member's views of other buffers begin: they move with the chunks that they lie on, along axes on which their own chunks do not."""
+    b = p.buffers
+    out = b.alias_offset_bytes.copy()
+    views = np.flatnonzero(b.alias_of >= 0)
+    of = b.alias_of[views]
+    shift = np.where(fold.buffer_shift[:, views] == 0, fold.buffer_shift[:, of], 0)
+    moving = (shift != 0).any(axis=0)
+    views, of, shift = views[moving], of[moving], shift[:, moving]
+    chunk, inside = np.divmod(out[views], np.maximum(b.chunk_bytes[of], 1))
+    out[views] = image_chunks(fold, p.ranks, member, b.chunks[of], shift, chunk) * b.chunk_bytes[of] + inside
+    return out
 
 
 def _kept_buffers(p: Program) -> Buffers:

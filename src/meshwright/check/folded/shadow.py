@@ -2,12 +2,16 @@
 
 Members of such a collective are each other's images, so a representative's call stands for all of them at once. What is proved on the shadow holds
 for every member, being the image of a representative, as long as:
-- no channel of the caller leads from a representative to another member (only calls do), so no wait goes around through other members;
+- waits through other members (messages outside of calls) are among those in which no cycle is looked for, and are not among those that order the
+  accesses of one rank: a message from a member orders what that member did, not what this one does (`linked`);
 - every callee is right on its own: live, free of races, keeping its contract (checked as any program, folded ones by their stored lanes);
 - its contract is the same for all members: in place, whole buffers, equal parts in member order.
 Where waits have no cycle here they have none in the plain form: a cycle there would be one here, calls being single steps. Steps of one
 representative that nothing orders here may be ordered through other members in the plain form; they are then refused, never the reverse.
 Calls among representatives only (stages that share a parameter) are written out.
+
+A message to another member is two steps here: one (`SENT`) that reads what is sent, and one (`RECEIVED`) that writes the image that arrives. Where
+waits have no cycle with every such pair joined, the plain form's have none: a cycle there would lead through the images of these pairs.
 """
 
 from __future__ import annotations
@@ -21,11 +25,13 @@ import numpy as np
 from ...errors import FormatError, Unsupported
 from ...program.calls import inline
 from ...program.fold import folded_axes, is_representative, plain_buffers, representative, require_folded
-from ...program.program import Calls, Comms, Csr, FoldAxis, Kind, Ops, Part, Program
+from ...program.program import Calls, Comms, Csr, FoldAxis, Kind, Ops, Part, Program, Steps
+from .messages import End, ends_of, linked
 
-__all__ = ["ORBIT", "OrbitCall", "Shadow", "shadow"]
+__all__ = ["ORBIT", "RECEIVED", "SENT", "OrbitCall", "Shadow", "shadow"]
 
 ORBIT = "call"  # name of the ops that stand for collectives over a folded axis
+SENT, RECEIVED = "message sent", "message received"  # of those that stand for the ends of messages to other members
 
 
 @dataclass(frozen=True)
@@ -40,11 +46,14 @@ class OrbitCall:
 
 @dataclass(frozen=True)
 class Shadow:
-    """`calls`: by op. `scratch_bytes`, `staging_bytes`: per actor, what callees need beside bound buffers, and for messages that are staged."""
+    """`calls`, `messages`: by op. `linked`: the program with every message's sending before its receipt, and that before the sending that needs its
+    room. `scratch_bytes`, `staging_bytes`: per actor, what callees need beside bound buffers, and for messages that are staged."""
 
     program: Program
+    linked: Program
     axes: tuple[FoldAxis, ...]
     calls: dict[int, OrbitCall]
+    messages: dict[int, End]
     scratch_bytes: np.ndarray[Any, Any]
     staging_bytes: np.ndarray[Any, Any]
 
@@ -53,8 +62,6 @@ def shadow(program: Program, programs: Mapping[str, Program]) -> Shadow:
     """Raises: Unsupported where a representative cannot stand for the others in this way; FormatError for callees that are missing."""
     fold = require_folded(program)
     p = program
-    if any(not is_representative(fold, int(dst)) for dst in np.unique(p.channels.dst)):
-        raise Unsupported("a folded program with messages to other members outside of calls is not proved folded", where=p.name)
     if np.any(p.lanes.repeat > 1) or np.any(p.channels.route >= 0) or np.any(p.steps.parts & (Part.IN_SET | Part.OUT_SET)):
         raise Unsupported("a folded program with repeated lanes, pinned routes or channel sets is not proved folded", where=p.name)
     # Calls over a folded axis become one computing step each; calls among representatives stay calls and are written out below.
@@ -73,6 +80,15 @@ def shadow(program: Program, programs: Mapping[str, Program]) -> Shadow:
         rows.append([found[number].buffer, 0, int(p.buffers.chunks[found[number].buffer])])
         names.append(p.calls.names[int(p.calls.callee[call])])
         kind[s], op[s] = Kind.COMPUTE, number
+    # So does every end of a message to another member.
+    ends = ends_of(p)
+    met: dict[int, End] = {}
+    for end in ends.ends:
+        number = len(p.ops) + len(rows)
+        met[number] = end
+        rows.append([*end.place])
+        names.append(f"channel {end.channel}")
+        kind[end.step], op[end.step] = Kind.COMPUTE, number
     # What is left of the table of calls is numbered anew.
     kept = p.steps.op[step[~orbit]]
     op[step[~orbit]] = np.arange(len(kept))
@@ -80,29 +96,41 @@ def shadow(program: Program, programs: Mapping[str, Program]) -> Shadow:
     used = sorted(set(calls.callee.tolist()))
     calls = replace(calls, names=tuple(p.calls.names[c] for c in used), callee=np.searchsorted(used, calls.callee).astype(np.int32))
     comms = Comms(name=p.comms.name, groups=p.comms.groups)
-    caller = replace(
-        p, fold=None, contracts=(), calls=calls, comms=comms, ops=_with_calls(p.ops, names, rows), steps=replace(p.steps, kind=kind, op=op)
-    )  # fmt: skip
+    steps = _without(replace(p.steps, kind=kind, op=op), [end.step for end in ends.ends])
+    caller = replace(p, fold=None, contracts=(), calls=calls, comms=comms, ops=_with_calls(p.ops, names, rows, met), steps=steps)
     for name in calls.names:
         if name not in programs:
             raise FormatError(f"program {name[:16]!r} is called but not given", where=f"{p.name}.calls")
-    return Shadow(inline(caller, programs).program, folded_axes(fold), found, reader.scratch, reader.staging_bytes())
+    flat = inline(caller, programs)
+    where = {int(old): new for new, old in enumerate(flat.origin_step.tolist())} if met else {}
+    staging = reader.staging_bytes() + ends.staging_bytes
+    return Shadow(flat.program, linked(flat.program, where, ends), folded_axes(fold), found, met, reader.scratch, staging)
 
 
-def _with_calls(o: Ops, names: list[str], rows: list[list[int]]) -> Ops:
-    """Ops with one more for every call: it reads and writes a whole buffer."""
-    n = len(rows)
+def _without(s: Steps, ends: list[int]) -> Steps:
+    """Steps whose messages are no longer any."""
+    columns = {name: getattr(s, name).copy() for name in ("parts", "chan_in", "chan_out", "src_buffer", "src_chunk", "dst_buffer", "dst_chunk", "count")}
+    for name, column in columns.items():
+        column[ends] = 0 if name in ("parts", "src_chunk", "dst_chunk", "count") else -1
+    return replace(s, **columns)
+
+
+def _with_calls(o: Ops, names: list[str], rows: list[list[int]], ends: Mapping[int, End]) -> Ops:
+    """Ops with one more for every call, which reads and writes a whole buffer, and for every end of a message, which does one of these."""
+    n, first = len(rows), len(o)
     none, zero, one = np.full(n, -1, np.int32), np.zeros(n, np.int32), np.ones(n, np.int32)
-    more = Csr.of(rows)
+    adds = np.array([number in ends and ends[number].adds for number in range(first, first + n)], np.int32)
+    called = [(SENT if ends[number].sends else RECEIVED) if number in ends else ORBIT for number in range(first, first + n)]
 
-    def joined(csr: Csr) -> Csr:
+    def joined(csr: Csr, skipped: str) -> Csr:
+        more = Csr.of([[] if called[i] == skipped else row for i, row in enumerate(rows)])
         return Csr(np.concatenate([csr.ptr, more.ptr[1:] + csr.ptr[-1]]).astype(np.int32), np.concatenate([csr.values, more.values]))
 
     return Ops(
-        name=(*o.name, *[ORBIT] * n), graph=(*o.graph, *names), module=(*o.module, *[""] * n), copy=np.concatenate([o.copy, zero]),
+        name=(*o.name, *called), graph=(*o.graph, *names), module=(*o.module, *[""] * n), copy=np.concatenate([o.copy, zero]),
         stage=np.concatenate([o.stage, none]), microbatch=np.concatenate([o.microbatch, none]), part=np.concatenate([o.part, zero]),
-        parts=np.concatenate([o.parts, one]), accumulate=np.concatenate([o.accumulate, zero]),
-        workspace_bytes=np.concatenate([o.workspace_bytes, np.zeros(n, np.int64)]), reads=joined(o.reads), writes=joined(o.writes),
+        parts=np.concatenate([o.parts, one]), accumulate=np.concatenate([o.accumulate, adds]),
+        workspace_bytes=np.concatenate([o.workspace_bytes, np.zeros(n, np.int64)]), reads=joined(o.reads, RECEIVED), writes=joined(o.writes, SENT),
     )  # fmt: skip
 
 

@@ -12,9 +12,13 @@ The callees are checked by who calls this. Cost: as `training`, of the stored st
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections import deque
+from collections.abc import Iterable, Mapping, Sequence
+from functools import reduce
+from typing import Any
 
 import numpy as np
+from msgspec import UNSET
 
 from ...errors import Unsupported
 from ...plan.plan import TrainingLayout
@@ -26,7 +30,11 @@ from ..program.values import QUANTITY_MASK
 from ..program.wellformed import check_wellformed, witness
 from ..training.step import TrainingStep, too_small
 from ..verdict import MAX_FINDINGS_OF_A_KIND, Finding
-from .shadow import ORBIT, OrbitCall, Shadow, shadow
+from .messages import End
+from .shadow import ORBIT, RECEIVED, SENT, OrbitCall, Shadow, shadow
+
+SUMMED = ("data", "context", "tensor")  # axes over which a gradient is summed, as its quantity says them
+DIVIDED = ("old", "updated", "gradient")  # quantities of a group's cells, (name, group, stage, tensor index, cell, ...)
 
 __all__ = ["FoldedProof", "check_folded_training", "prove_folded"]
 
@@ -47,13 +55,13 @@ def prove_folded(program: Program, programs: Mapping[str, Program], layout: Trai
     """`check_folded_training`, and what it was done on."""
     made = shadow(program, programs)
     p = made.program
-    found = check_wellformed(p) or check_deadlock(p)
+    found = check_wellformed(p) or check_deadlock(made.linked)
     if found:
         return FoldedProof(made, None, found)
     order = Order(p, iterations=turns_needed(p))
     found = check_races(p, order) or _call_order(made, order)
     if not found and layout is not None:
-        found = too_small(p, layout) or _values(made, order, layout)
+        found = too_small(p, layout) or _values(made, Order(made.linked) if made.messages else order, layout)
     return FoldedProof(made, order, found)
 
 
@@ -76,50 +84,67 @@ def _call_order(made: Shadow, order: Order) -> list[Finding]:
 
 def _values(made: Shadow, order: Order, layout: TrainingLayout) -> list[Finding]:
     p = made.program
-    if layout.zero_level:
-        raise Unsupported(f"sharding level {layout.zero_level} is not proved folded")
     if not p.buffers.name:
         return [Finding(check="values", message="gradients cannot be followed: its buffers have no names", status="unknown")]
     if layout.ranks != p.ranks:
         return [Finding(check="values", message=f"the layout has {layout.ranks} ranks, the program {p.ranks}", witness={"ranks": p.ranks})]
     step = _FoldedStep(made, order, layout)
-    step.found += step.work()
+    step.found += [*step.given_apart(), *step.work()]
     if not step.found:
         step.run()
+        step.weights_at_the_end()
+        step.kept_at_the_end()
     return step.found[:MAX_FINDINGS_OF_A_KIND]
 
 
-class _FoldedStep(TrainingStep):
-    """A gradient's quantity ends with what it is summed over: (data replicas, tensor-parallel ranks)."""
+def _slots(made: Shadow) -> np.ndarray[Any, Any]:
+    """Per buffer: bytes of a member's part where a collective gives members parts; 0 elsewhere."""
+    b = made.program.buffers
+    found = np.zeros(len(b), np.int64)
+    for call in made.calls.values():
+        if call.kind != "all-reduce":
+            size = int(b.chunks[call.buffer]) * int(b.chunk_bytes[call.buffer])
+            found[call.buffer] = np.gcd(found[call.buffer], size // made.axes[call.axis].size)
+    return found
 
-    besides = frozenset({ORBIT})
+
+class _FoldedStep(TrainingStep):
+    """A gradient's quantity ends with what it is summed over, axis by axis (`SUMMED`)."""
+
+    besides = frozenset({ORBIT, SENT, RECEIVED})
 
     def __init__(self, made: Shadow, order: Order, layout: TrainingLayout) -> None:
         self.made = made
         self.names: list[tuple[object, ...]] = []
-        super().__init__(made.program, order, layout)
+        self.sent_cells: dict[int, deque[list[int]]] = {}  # by channel, what is on its way
+        self.block: dict[str, int] = {}  # of a value that goes in blocks, one to each member: cells of a block
+        super().__init__(made.program, order, layout, _slots(made))
         self.axis = [axis.name for axis in made.axes]
         for axis in made.axes:
-            stride, size = {"tensor": (1, layout.tensor), "data": (layout.tensor, layout.data)}.get(axis.name, (0, 0))
+            context, among = layout.context, layout.data // layout.context
+            axes = {"tensor": (1, layout.tensor), "context": (layout.tensor, context), "data": (layout.tensor * context, among)}
+            stride, size = axes.get(axis.name, (0, 0))
             if (axis.stride, axis.size) != (stride, size):
                 raise Unsupported(f"axis {axis.name!r} of the fold is not the layout's")
-        self.place_of_segment = {key: i for stage in layout.stages for i, key in enumerate(stage.segments)}
+        exchanges = () if layout.exchanges is UNSET else layout.exchanges
+        self.in_blocks = {v for x in exchanges if x.kind == "all-to-all" for v in (x.source, x.target)}
+        self.place_of_segment = {key: i for p in range(layout.pipeline) for i, key in enumerate(layout.held(p).segments)}
 
     def ranks(self) -> Iterable[int]:
         return sorted(set(self.p.lanes.actor.tolist()))
 
     # ---- gradients -----------------------------------------------------------------------------------------------
     def contribution(self, key: str, microbatch: int, replica: int, part: int = 0) -> int:
-        """Bit of B(segment, micro-batch) of the representative, among those of its stage."""
+        """Bit of B(segment, micro-batch) of the representative, among those of its stages."""
         return 1 << (self.place_of_segment.get(key, len(self.index)) * self.layout.microbatches + microbatch)
 
     def gradient(self, key: str, microbatch: int, rank: int, b: int, cell: int) -> int:
         bit = self._bit(key, microbatch, b)
-        return bit << 32 | self.quantity("gradient", *self.place(rank, b, cell), False, False)
+        return bit << 32 | self.quantity("gradient", *self.place(rank, b, cell), False, False, False)
 
     def _bit(self, key: str, microbatch: int, b: int) -> int:
         """Shared parameters get contributions of several stages' segments, others of one stage's only."""
-        if ":" not in self.p.buffers.name[b]:
+        if ":" not in self.data.named(b, self.p.buffers.name[b]):
             return self.contribution(key, microbatch, 0)
         return 1 << (self.index.get(key, len(self.index)) * self.layout.microbatches + microbatch)
 
@@ -129,16 +154,43 @@ class _FoldedStep(TrainingStep):
         for key in self.users.get(place, set()):
             for m in range(self.layout.microbatches):
                 bits |= self._bit(key, m, b)
-        return bits << 32 | self.quantity("gradient", *place, "data" in self.axis, len(self.group(place[0], 0)) > 1) if bits else 0
+        summed = ("data" in self.axis, "context" in self.axis, len(self.group(place[0], 0)) > 1)
+        return bits << 32 | self.quantity("gradient", *place, *summed) if bits else 0
 
     # ---- collectives over a folded axis ----------------------------------------------------------------------------
     def compute(self, step: int, turn: int) -> None:
         op = int(self.p.steps.op[step])
-        if self.p.ops.name[op] != ORBIT or op not in self.made.calls:
+        if op not in self.made.calls and op not in self.made.messages:
             super().compute(step, turn)
+        elif len(self.found) < MAX_FINDINGS_OF_A_KIND:
+            if op in self.made.calls:
+                self.collective(step, self.made.calls[op])
+            else:
+                self.message(step, self.made.messages[op])
+
+    def message(self, step: int, end: End) -> None:
+        """What arrives at a representative is what the member sent from which the channel leads to it: an image of what the representative sent."""
+        root, lo, hi = self.locate(*end.place, 0)
+        queue = self.sent_cells.setdefault(end.channel, deque())
+        if end.sends:
+            queue.append(self.memory[root][lo:hi])
             return
-        if len(self.found) < MAX_FINDINGS_OF_A_KIND:
-            self.collective(step, self.made.calls[op])
+        values = queue.popleft()
+        if len(values) != hi - lo:
+            raise Unsupported(f"a message of {len(values)} cells is received into {hi - lo}", where=self.p.describe(step))
+        for axis, by in zip(self.made.axes, end.by, strict=True):
+            values = [self.image(value, axis.name, -by % axis.size) for value in values]
+        there = self.memory[root][lo:hi]
+        self.store(root, lo, hi, [self.add(a, b, step) for a, b in zip(there, values, strict=True)] if end.adds else values, step)
+
+    def of_value(self, kind: str, value: str, mb: int, rank: int, b: int, cell: int) -> int:
+        found = super().of_value(kind, value, mb, rank, b, cell)
+        if value in self.in_blocks:
+            cells, of_all = self._spread[b]
+            if of_all:
+                raise Unsupported(f"{value} goes in blocks and is split along the sequence: not proved folded")
+            self.block[str(self.name_of(found)[1])] = max(1, cells // self.layout.context)
+        return found
 
     def collective(self, step: int, call: OrbitCall) -> None:
         axis = self.made.axes[call.axis]
@@ -151,18 +203,20 @@ class _FoldedStep(TrainingStep):
         if (hi - lo) % size:
             raise Unsupported(f"cells of {self.p.buffer_name(call.buffer)} do not divide into {size} parts")
         if call.kind == "all-gather":
-            fresh = [self.image(memory[lo + k], axis.name, m) for m in range(size) for k in range(slot)]
+            fresh = [self.image(memory[lo + k], axis.name, m, (lo, hi)) for m in range(size) for k in range(slot)]
             self.store(root, lo, hi, fresh, step)
             return
         kept = []
         for k in range(slot):
             # Slot k of the representative gets its own part of slot 0 and, from member m, what the representative holds in slot size - m,
             # moved by m.
-            total = memory[lo + k]
-            for m in range(1, size):
-                total = self.add(total, self.image(memory[lo + (size - m) * slot + k], axis.name, m), step)
-            kept.append(total)
+            terms = [self.image(memory[lo + (size - m) % size * slot + k], axis.name, m, (lo, hi)) for m in range(size)]
+            kept.append(reduce(lambda a, b: self.add(a, b, step), terms) if axis.name == "tensor" else self.alike(terms, axis.name, step))
         self.store(root, lo, hi, kept + [self.garbage] * (hi - lo - slot), step)
+
+    def alike(self, terms: Sequence[int], axis: str, step: int) -> int:
+        """The sum of what replicas have: each the same gradient, of its own micro-batches or positions."""
+        return self.summed(terms[0], axis, step) if len(set(terms)) == 1 else -1 - step
 
     def quantity(self, *name: object) -> int:
         number = self.number.get(name)
@@ -188,9 +242,9 @@ class _FoldedStep(TrainingStep):
             return value
         name = self.name_of(value)
         if name[0] == "gradient":
-            group, done = name[1:-2], list(name[-2:])
+            group, done = name[1:-3], list(name[-3:])
             whole = self.group(str(name[1]), 0)
-            at = 0 if axis == "data" else 1
+            at = SUMMED.index(axis)
             # Summed along this axis before, or held by some of the axis only: a second sum would count twice.
             if done[at] or (axis == "tensor" and len(whole) != self.layout.tensor):
                 return -1 - step
@@ -208,22 +262,44 @@ class _FoldedStep(TrainingStep):
             first += width
         return out << 32 | value & QUANTITY_MASK
 
-    def image(self, value: int, axis: str, by: int) -> int:
-        """What the member `by` further along the tensor axis holds where the representative holds `value`."""
+    def image(self, value: int, axis: str, by: int, within: tuple[int, int] = (0, 0)) -> int:
+        """What the member `by` further along an axis holds where the representative holds `value`; `within`: first and end cell of the buffer that
+        members have parts of."""
         if value <= 0 or not by:
             return value
         name = self.name_of(value)
-        if name[0] == "norm" and axis == "tensor" and name[-1] != -1:
-            return 1 << 32 | self.quantity(*name[:-1], (int(str(name[-1])) + by) % self.layout.tensor)
-        if name[0] not in ("act", "grad") or axis != "tensor":
+        if name[0] == "garbage":
+            return value
+        if name[0] in DIVIDED and axis != "tensor":  # the part that lies so many parts further, around the end
+            lo, hi = within
+            size = self.layout.context if axis == "context" else self.layout.data // self.layout.context
+            cell = lo + (int(str(name[4])) - lo + by * ((hi - lo) // size)) % (hi - lo)
+            return value & ~QUANTITY_MASK | self.quantity(*name[:4], cell, *name[5:])
+        at = {"norm": -1 if axis == "tensor" else -2, "act": -1 if axis == "tensor" else 3, "grad": -1 if axis == "tensor" else 3}.get(str(name[0]))
+        if at is None or (name[0] == "norm" and name[at] == -1) or (name[0] != "norm" and axis == "data"):
             raise Unsupported(f"images of {name[0]!r} along the axis {axis!r} are not followed")
-        bits, out, first = value >> 32, 0, 0
+        there = list(name)
+        there[at] = self.further(int(str(name[at])), axis, by)
+        bits = value >> 32
+        if axis == "context" and name[0] != "norm" and (block := self.block.get(str(name[1]))):
+            cell = int(str(name[4]))
+            there[4] = (cell // block + by) % self.layout.context * block + cell % block
+        elif axis == "tensor" and name[0] != "norm":
+            bits = self.turned(bits, name, by)
+        return bits << 32 | self.quantity(*there)
+
+    def further(self, index: int, axis: str, by: int) -> int:
+        """The tensor or data index (-1: of none) that lies `by` further along an axis."""
+        context = self.layout.context
+        if axis == "tensor":
+            return (index + by) % self.layout.tensor if index != -1 else -1
+        return (index + by * context) % self.layout.data if axis == "data" else index - index % context + (index % context + by) % context
+
+    def turned(self, bits: int, name: tuple[object, ...], by: int) -> int:
+        """Contributions of the tensor-parallel rank `by` further: a rotation of every field's bits."""
+        out, first = 0, 0
         for width in self.fields(name):
-            mine = bits >> first & (1 << width) - 1
-            turn = by % width
-            # Member m holds the part that lies m further along, around the end: a rotation of the field's bits.
+            mine, turn = bits >> first & (1 << width) - 1, by % width
             out |= ((mine << turn | mine >> width - turn) & (1 << width) - 1) << first
             first += width
-        part = name[-1]
-        there = (int(str(part)) + by) % self.layout.tensor if part != -1 else -1
-        return out << 32 | self.quantity(*name[:-1], there)
+        return out

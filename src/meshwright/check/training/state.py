@@ -27,8 +27,8 @@ GIVEN = ("weight", "state", "input")  # roles of what is there when the step beg
 class StepState(WeightCells):
     """Cells start with the old weights, zero gradients and garbage; `found` says what is wrong."""
 
-    def __init__(self, p: Program, order: Order, layout: TrainingLayout) -> None:
-        super().__init__(p, order, nothing_is_zero=True)
+    def __init__(self, p: Program, order: Order, layout: TrainingLayout, grain: np.ndarray[Any, Any] | None = None) -> None:
+        super().__init__(p, order, nothing_is_zero=True, grain=grain)
         self.layout = layout
         self.segment: dict[str, Segment] = {s.key: s for s in layout.segments}
         self.index = {key: i for i, key in enumerate(self.segment)}

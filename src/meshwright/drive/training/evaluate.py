@@ -30,7 +30,7 @@ from ...program.calls import called_sizes, inline
 from ...program.program import Program
 from .collectives import CollectivePlanner
 from .evaluated import KEEP_ALL, Evaluated, Policy
-from .folded import MAX_FOLDED_STEPS, SCOUTED_MICROBATCHES, folded_step, steady_of, step_of_lone_sums, with_microbatches
+from .folded import MAX_FOLDED_STEPS, SCOUTED_MICROBATCHES, folded_step, steady, steady_of, step_of_lone_sums, with_microbatches
 from .program_sizes import MAX_PROGRAM_STEPS, MAX_SMALL_OPERATORS, MAX_SMALL_STEPS, expected_steps
 from .schedules import Prices
 
@@ -104,7 +104,7 @@ class Evaluator:
         if (steps := expected_steps(candidate.layout)) > MAX_PROGRAM_STEPS:
             why = why_not_folded(candidate.layout) or "too many for one rank of every stage, too"
             return Evaluated(candidate=candidate, why=f"not simulated: about {steps:,} program steps, at most {MAX_PROGRAM_STEPS:,} ({why})")
-        if self.scouting and steps > MAX_SMALL_STEPS and self.prices is None and not candidate.orders and not why_not_folded(candidate.layout):
+        if self.scouting and steps > MAX_SMALL_STEPS and self.prices is None and _scouted_by_one(candidate):
             scout = self._scouted(candidate, graph, placement, name, policy)
             if scout.timeline is not None:
                 return scout
@@ -138,7 +138,7 @@ class Evaluator:
         None where it may fit, or its ranks are not alike."""
         limits = self._limits(placement)
         small = len(graph.nodes) <= MAX_SMALL_OPERATORS or self.prices is not None or candidate.orders
-        if candidate.layout is None or small or not all(limits) or why_not_folded(candidate.layout):
+        if candidate.layout is None or small or not all(limits) or not _scouted_by_one(candidate):
             return None
         scout = self._scouted(candidate, graph, placement, name, policy)
         return scout if scout.timeline is not None and scout.peak_bytes > max(limits) else None
@@ -148,7 +148,7 @@ class Evaluator:
         collectives with few steps, and so on; of a large program with alike ranks one rank of every stage tells which. Raises: Unsupported."""
         layout, short = candidate.layout, set[str]()
         assert layout is not None
-        alike = expected_steps(layout) > MAX_SMALL_STEPS and not candidate.orders and not why_not_folded(layout)
+        alike = expected_steps(layout) > MAX_SMALL_STEPS and _scouted_by_one(candidate)
         for folded in (True, False) if alike else (False,):
             while True:
                 rings = self.planner.for_placement(placement, short)
@@ -197,16 +197,18 @@ class Evaluator:
         self, candidate: LayoutCandidate, graph: OpGraph, placement: tuple[str, ...], name: str, policy: Policy, *, whole: bool = False,
         lone_sums: bool = False,
     ) -> Evaluated:  # fmt: skip
-        """Judged by few micro-batches: in the steady state of 1F1B every further one takes as long as the one before. `whole`: by all."""
+        """Judged by few micro-batches: in the steady state of 1F1B every further one takes as long as the one before. `whole`, and other orders: by
+        all."""
         assert candidate.layout is not None
         layout, whole_s = candidate.layout, 0.0
         made = step_of_lone_sums if lone_sums else folded_step
-        run = partial(made, graph, fabric=self.fabric, cost=self.cost, placement=placement, planner=self.planner)
+        run = partial(made, graph, fabric=self.fabric, cost=self.cost, placement=placement, planner=self.planner, orders=candidate.orders)
         few, most = (layout.pipeline + extra for extra in SCOUTED_MICROBATCHES)
         try:
             look()
-            step = run(layout if whole or layout.microbatches <= most else with_microbatches(layout, most))
-            if step.microbatches < layout.microbatches and lone_sums:
+            all_of_them = whole or candidate.orders or layout.microbatches <= most
+            step = run(layout if all_of_them else with_microbatches(layout, most))
+            if step.microbatches < layout.microbatches and (lone_sums or not steady(layout)):
                 more_s = step.timeline.makespan_s - run(with_microbatches(layout, few)).timeline.makespan_s
                 whole_s = step.timeline.makespan_s + (layout.microbatches - most) * more_s / (most - few)
             elif step.microbatches < layout.microbatches:
@@ -240,6 +242,12 @@ class Evaluator:
         over = [need - limit if limit else 0 for need, limit in zip(needs, self._limits(placement), strict=True)]
         worst = max(range(len(over)), key=over.__getitem__)
         return {"excess_bytes": max(over[worst], 0), "worst_rank": worst, "over_bytes": tuple(over)}
+
+
+def _scouted_by_one(candidate: LayoutCandidate) -> bool:
+    """Whether one rank of every stage, and few micro-batches, tell of a layout that may be written out."""
+    layout = candidate.layout
+    return layout is not None and not candidate.orders and not layout.zero_level and not why_not_folded(layout)
 
 
 def _memory_needs(program: Program, limits: Sequence[int]) -> list[int]:

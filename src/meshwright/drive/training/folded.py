@@ -29,9 +29,10 @@ from ...program.program import Program
 from ...timeline import Timeline
 from ...trace.phases import phase_seconds
 from .collectives import CollectivePlanner, rank_order_ring
+from .schedules import Orders
 
 __all__ = [
-    "MAX_FOLDED_STEPS", "FoldedStep", "SCOUTED_MICROBATCHES", "RankOrderRings", "Steady", "folded_step", "steady_of",
+    "MAX_FOLDED_STEPS", "FoldedStep", "SCOUTED_MICROBATCHES", "RankOrderRings", "Steady", "folded_step", "steady", "steady_of",
     "step_of_lone_sums", "with_microbatches", "worst_bytes",
 ]  # fmt: skip
 
@@ -71,15 +72,16 @@ class RankOrderRings:
 
 
 def folded_step(
-    graph: OpGraph, layout: TrainingLayout, fabric: Fabric, cost: Cost, placement: tuple[str, ...], planner: CollectivePlanner
-) -> FoldedStep:
-    """The layout lowered folded and simulated.
+    graph: OpGraph, layout: TrainingLayout, fabric: Fabric, cost: Cost, placement: tuple[str, ...], planner: CollectivePlanner,
+    orders: Orders = (),
+) -> FoldedStep:  # fmt: skip
+    """The layout lowered folded and simulated; `orders` as of `LayoutCandidate`.
 
     Raises: Unsupported where ranks are not alike, or the fabric or the placement has not their symmetry.
     """
     from ...simulate import simulate_folded
 
-    program, callees = lower_training(graph, layout, one_f_one_b_order, RankOrderRings(planner, placement), folded=True)
+    program, callees = lower_training(graph, layout, one_f_one_b_order, RankOrderRings(planner, placement), folded=True, orders=orders)
     works = folded_works(graph, layout)
     timeline = simulate_folded(program, fabric, placement, cost, works=works, programs=callees)
     return FoldedStep(
@@ -88,8 +90,9 @@ def folded_step(
 
 
 def step_of_lone_sums(
-    graph: OpGraph, layout: TrainingLayout, fabric: Fabric, cost: Cost, placement: tuple[str, ...], planner: CollectivePlanner
-) -> FoldedStep:
+    graph: OpGraph, layout: TrainingLayout, fabric: Fabric, cost: Cost, placement: tuple[str, ...], planner: CollectivePlanner,
+    orders: Orders = (),
+) -> FoldedStep:  # fmt: skip
     """The layout lowered folded and simulated with each collective as one step of its members, as long as it takes alone among the devices of the
     first of them: for scouts on placements that have not the layout's symmetry. It shares no link with others.
 
@@ -98,7 +101,7 @@ def step_of_lone_sums(
     from ...check.folded.shadow import shadow
     from ...simulate import simulate_program
 
-    program, callees = lower_training(graph, layout, one_f_one_b_order, planner.for_placement(placement), folded=True)
+    program, callees = lower_training(graph, layout, one_f_one_b_order, planner.for_placement(placement), folded=True, orders=orders)
     works, made = folded_works(graph, layout), shadow(program, callees).program
     alone = {made.ops.key(op): Priced(planner.by_hash[name][1].time_s) for op, name in enumerate(made.ops.graph) if name in callees}
     timed = cost.with_table(alone, source=cost.source)
@@ -108,6 +111,11 @@ def step_of_lone_sums(
         program=program, callees=callees, works=works, timeline=replace(found, memory_peak_bytes=tuple(peaks.tolist())),
         needs_bytes=worst_bytes(program, callees), microbatches=layout.microbatches,
     )  # fmt: skip
+
+
+def steady(layout: TrainingLayout) -> bool:
+    """Whether few micro-batches of a program say how long all take: 1F1B's, whose sums over replicas come once a step."""
+    return layout.schedule == "1f1b" and layout.zero_level < 2
 
 
 def with_microbatches(layout: TrainingLayout, microbatches: int) -> TrainingLayout:
@@ -163,6 +171,6 @@ class Steady:
 def steady_of(program: Program, programs: Mapping[str, Program], layout: TrainingLayout, flat: InlinedProgram | None = None) -> Steady:
     """`program` of all micro-batches of the layout, or of as many as are scouted; `flat`: it flattened, where that is at hand."""
     few, more = (layout.pipeline + extra for extra in SCOUTED_MICROBATCHES)
-    if program.fold is None or layout.microbatches <= more or layout.schedule != "1f1b":
+    if program.fold is None or layout.microbatches <= more or not steady(layout):
         return Steady(((layout.microbatches, flat or flatten(program, programs)),), layout.microbatches)
     return Steady(tuple((n, flatten(first_microbatches(program, n), programs)) for n in (few, more)), layout.microbatches)

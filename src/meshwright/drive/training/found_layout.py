@@ -21,6 +21,7 @@ from ...job import Training
 from ...plan.plan import Plan
 from ...profile.network import ProfiledLayout
 from ..layout.search import LayoutFindings
+from ..pipeline.pipelines import make_strategy
 from .collective_choice import CollectivesWanted
 from .context import TIME_LIMIT_S, SearchBudget
 from .pipeline import PipelineWanted
@@ -46,7 +47,7 @@ def not_runnable(found: LayoutFindings, judged: Judged) -> tuple[str, ...]:
     levels = sorted({c.sharding for c in choices})
     if len(levels) > 1 and layout.data > 1:
         why.append(f"layers have different sharding levels ({', '.join(map(str, levels))})")
-    if rank_by_rank := _written_out(layout, levels):
+    if rank_by_rank := _written_out(layout):
         why.append(rank_by_rank)
     used, there = layout.gpus, sum(p.kind.devices for p in found.problem.pools)
     if used != there:
@@ -54,16 +55,23 @@ def not_runnable(found: LayoutFindings, judged: Judged) -> tuple[str, ...]:
     return tuple(why)
 
 
-def _written_out(layout: ProfiledLayout, levels: Sequence[int]) -> str:
+def _written_out(layout: ProfiledLayout) -> str:
     """Where a plan would hold every rank's steps and these are too many: what keeps it from holding one rank of every stage; empty where it can."""
-    tensor, stages, level = max(r.tensor for s in layout.stages for r in s.replicas), len(layout.stages), max(levels, default=0)
-    steps = predicted_steps(layout.data, tensor, stages, layout.microbatches[0], stages, 0)  # at least
-    named = layout.schedule.name.split()[0] if layout.schedule is not None else OneFOneB.name
-    unlike = [f"sharding level {level}"] * (layout.data > 1 and level > 0) + ["context degrees"] * (layout.context > 1)
-    unlike += [f"schedule {named}"] * (named != OneFOneB.name)
-    if steps <= MAX_PROGRAM_STEPS or not unlike:
+    tensor, stages = max(r.tensor for s in layout.stages for r in s.replicas), len(layout.stages)
+    sizes = layout.data, tensor, stages, layout.microbatches[0], stages, 0  # at least so many steps
+    named, options = _schedule_of(layout)
+    copies = make_strategy(named, options).traits.copies
+    unlike = ["context degrees"] * (layout.context > 1) + [f"copies of the stages (schedule {named})"] * (copies > 1)
+    if (steps := predicted_steps(*sizes)) <= MAX_PROGRAM_STEPS or not unlike:
         return ""
     return f"{' and '.join(unlike)} would be written out for every rank, more than {steps:,} steps (at most {MAX_PROGRAM_STEPS:,})"
+
+
+def _schedule_of(layout: ProfiledLayout) -> tuple[str, dict[str, str]]:
+    """Its name and options."""
+    name, *options = layout.schedule.name.split() if layout.schedule is not None else (OneFOneB.name,)
+    pairs = (x.partition("=") for x in options)
+    return name, {key: value or "true" for key, _, value in pairs}
 
 
 def best_runnable(found: LayoutFindings) -> Judged:
@@ -97,9 +105,8 @@ def plan_found(
         data=layout.data // layout.context, context=layout.context, tensor=layout.stages[0].replicas[0].tensor, pipeline=len(layout.stages),
         microbatch=layout.microbatch, borders=_borders(found, [n for _, _, n in layout.pieces]),
     )  # fmt: skip
-    name, *options = layout.schedule.name.split() if layout.schedule is not None else (OneFOneB.name,)
-    pairs = (x.partition("=") for x in options)
-    schedule = PipelineWanted(name=name, options={key: value or "true" for key, _, value in pairs})
+    name, options = _schedule_of(layout)
+    schedule = PipelineWanted(name=name, options=options)
     recompute = RecomputeWanted(again.pop() if len(again) == 1 and again != {"none"} else "auto")
     rest = (recompute, CollectivesWanted(collective), ShardingWanted(level=level), schedule)
     budget = SearchBudget(time_limit_s=time_limit_s)

@@ -14,7 +14,7 @@ from ...plan.on_schedule import on_schedule, split_prices
 from ...plan.plan import TrainingLayout
 from ...plan.sizes import shard_bytes, training_works
 
-__all__ = ["actions_of", "layout_problem", "scheduled"]
+__all__ = ["Orders", "actions_of", "layout_problem", "scheduled"]
 
 Prices = Callable[[OpGraph, TrainingLayout], Mapping[str, Priced]]
 Orders = tuple[tuple[tuple[str, int, int], ...], ...]
