@@ -24,9 +24,9 @@ from .copies import COPIED, ExpertCopies
 from .plan import ContextExchange, TrainingLayout
 
 __all__ = [
-    "ALL_TO_ALL", "COPIES", "EXCHANGES", "HEADS", "JOIN", "KINDS", "OUT", "PART", "RING", "RING_BLOCK", "RING_END", "SHIFT", "TILE_ELEMENTS", "ULYSSES",
-    "UNITE", "among_experts", "came_from", "copies_in", "exchange_of", "exchange_parts", "exchanges_in", "filled_rows", "layout_exchanges", "part_of",
-    "position_ranges", "received_again", "require_positions",
+    "ALL_TO_ALL", "COPIES", "EXCHANGES", "HEADS", "JOIN", "KINDS", "OUT", "PART", "RING", "RING_BLOCK", "RING_END", "SHIFT", "TILE_ELEMENTS",
+    "ULYSSES", "UNITE", "among_experts", "came_from", "copies_in", "exchange_of", "exchange_parts", "exchanges_in", "filled_rows", "layout_exchanges",
+    "part_of", "position_ranges", "received_again", "require_positions",
 ]  # fmt: skip
 
 RING = Cite(

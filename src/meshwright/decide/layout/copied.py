@@ -94,7 +94,7 @@ def with_copies(graph: OpGraph, copies: Mapping[str, ExpertCopies]) -> OpGraph:
             name=f"{name}/{COPIED}", target=COPIES, module=mlp.module, inputs=(give.name,), args=[{"value": give.name}], kwargs={"copies": x},
             outputs=(came,),
         )  # fmt: skip
-        first = rows if [n.name for n in graph.nodes if n.name in (rows.name, counts.name)][0] == rows.name else counts
+        first = rows if next(n.name for n in graph.nodes if n.name in (rows.name, counts.name)) == rows.name else counts
         before.setdefault(first.name, []).extend((slot, give, kept))
         here = {"value": slot.name}
         instead |= {

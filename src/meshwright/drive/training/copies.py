@@ -1,26 +1,31 @@
 """Copies of hot experts in a training plan: which of them pay in every micro-batch, for loads as the routing says.
 
 Cite: `decide.experts.replicas`, which places them beside an exact bound. Left open there: what a row costs in a layer that is planned. Our answer:
-the captured work of the layer's experts on the slowest device, and the way there and back on the slowest link. Whether copies shorten the step is then
-simulated, beside the same layout without.
+the captured work of the layer's experts on the slowest device, and the way there and back on the slowest link. Whether copies shorten the step is
+then simulated, beside the same layout without.
 Deviations: copies stay for the life of a plan; other loads are another plan.
 Invariant: a layer has copies only where they save more than their weights' way. Cost: that of `best_move` per layer.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import replace
 from fractions import Fraction
+from typing import Any
 
 from ...cost import Cost
-from ...decide.experts.replicas import best_move
+from ...decide.experts.replicas import CITE, best_move
 from ...decide.layout.copied import copied_layers
 from ...errors import UsageError
 from ...fabric.fabric import Fabric
 from ...graph.graph import OpGraph
+from ...plan.context import copies_in
 from ...plan.copies import ExpertCopies
 from ...plan.routing import Routing
+from .evaluated import Evaluated
 
-__all__ = ["copies_of_hot_experts"]
+__all__ = ["copies_entry", "copies_of_hot_experts"]
 
 
 def copies_of_hot_experts(graph: OpGraph, members: int, routing: Routing, spare: int, fabric: Fabric, cost: Cost) -> dict[str, ExpertCopies]:
@@ -46,6 +51,23 @@ def copies_of_hot_experts(graph: OpGraph, members: int, routing: Routing, spare:
                 busiest_rows=then.busiest, before_rows=then.before, bound_rows=then.bound,
             )  # fmt: skip
     return found
+
+
+def copies_entry(spare: int, best: Evaluated, judged: Sequence[Evaluated]) -> dict[str, Any]:
+    """Why hot experts have copies, or have none: the same degrees the other way. Rows are of a micro-batch of all members, on the busiest of them."""
+    there, degrees = copies_in(best.layout), best.candidate.degrees
+    other = replace(degrees, copied=not degrees.copied)
+    same = [e for e in judged if e.candidate.degrees == other]
+    rival = min((e for e in same if e.timeline is not None), key=lambda e: (e.excess_bytes > 0, e.time_s), default=None)
+    way = "without" if there else "with copies"
+    why = f"{best.time_s:.4g} s and {best.peak_bytes} bytes per rank; "
+    if rival is not None:
+        why += f"{way}, {rival.time_s:.4g} s and {rival.peak_bytes} bytes" + (", which is more than there is" if rival.excess_bytes > 0 else "")
+    else:
+        why += next((e.why for e in same if e.why), "only this way was considered")
+    rows = {f"{n}_rows": sum(getattr(x, f"{n}_rows") for x in there.values()) for n in ("busiest", "before", "bound")}
+    options = {"spare": spare, "layers": len(there), "copies": sum(len(x.copies) for x in there.values()), **(rows if there else {})}
+    return {"strategy": "copies" if there else "none", "options": options, "why": why, "cite": [CITE.key] if there else []}
 
 
 def _element_bytes(dtype: str) -> int:

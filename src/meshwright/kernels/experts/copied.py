@@ -1,7 +1,7 @@
 """Operators of expert layers with copies of hot experts (`plan.copies`): which slot a choice goes to, and the weights that a rank gives to others.
 
-Cite: `plan.copies`. Left open there: which of an expert's rows go where. Our answer: its rows in the order of choices are cut at whole shares, so every
-rank knows without a word what goes where. Deviations: none.
+Cite: `plan.copies`. Left open there: which of an expert's rows go where. Our answer: its rows in the order of choices are cut at whole shares, so
+every rank knows without a word what goes where. Deviations: none.
 Invariant: a choice goes to one slot, which has its expert; the gradient of given weights is added to that of the expert they are of.
 Cost: O(T k) per expert with copies; a copy of the weights that are given.
 """

@@ -20,7 +20,7 @@ from ..steps.forward_graph import ForwardGraph, ForwardNode, TensorInfo
 from ..tensor.cuts import with_operand
 from ..tensor.state import Call, Shard
 
-__all__ = ["OPERATORS", "experts_rule", "with_exchanges"]
+__all__ = ["OPERATORS", "experts_rule", "with_copies", "with_exchanges"]
 
 OPERATORS = (*EXPERTS, TOKENS)
 
@@ -53,8 +53,10 @@ def _with_parts(graph: ForwardGraph, layout: TrainingLayout) -> ForwardGraph:
     return msgspec.structs.replace(graph, nodes=tuple(nodes))
 
 
-def _with_copies(graph: ForwardGraph, layout: TrainingLayout, rank: int) -> ForwardGraph:
-    """`graph` with buffers that have a part for every slot, in layers with copies of experts, and with the weights that this rank gives others."""
+def with_copies(graph: ForwardGraph, layout: TrainingLayout, rank: int = 0) -> ForwardGraph:
+    """`graph` with buffers that have a part for every slot, in layers with copies of experts, and with the weights that this rank gives others.
+
+    Raises: PlanMismatch for copies of experts that the model does not have."""
     member, instead, before = layout.coordinates(rank)[1] % layout.expert, dict[str, ForwardNode](), dict[str, list[ForwardNode]]()
     for layer, x in copies_in(layout).items():
         mlp = graph.by_name.get(layer)
@@ -102,7 +104,7 @@ def with_exchanges(graph: ForwardGraph, layout: TrainingLayout, rank: int) -> Fo
     graph = _with_parts(graph, layout)
     if layout.expert == 1:
         return graph
-    graph = _with_copies(graph, layout, rank)
+    graph = with_copies(graph, layout, rank)
     before: dict[str, list[tuple[str, str]]] = {}
     after: dict[str, str] = {}
     for x in (x for x in layout_exchanges(layout) if among_experts(layout, x)):
