@@ -43,7 +43,7 @@ def plan_of(layout, dtype="float64"):
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_a_step_with_copies_is_the_owners(layout, pool, tmp_path):
     plan = plan_of(layout)
-    assert bool(copies_in(plan.layout)) == ("tp" not in layout)  # tensor ranks divide experts instead
+    assert copies_in(plan.layout)
     losses, state, optimizer = plain("float64", clip=CLIP if "clipped" in layout else 0.0, attentive="cp" in layout)
     for found in pool.run(trained, plan.layout.ranks, plan.layout.ranks, str(tmp_path / "store"), plan, "float64"):
         assert found["losses"] == pytest.approx(losses, rel=1e-9, abs=0)
