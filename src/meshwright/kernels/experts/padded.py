@@ -188,7 +188,7 @@ def _expert_mlp_backward(
     """Gradients of rows, gate_up and down; of copies, where there are any."""
     act, derivative = ACTIVATIONS[activation]
     found = [torch.zeros_like(x) for x in (rows, gate_up, down, copies) if x is not None]
-    weights, of_weights = _weights(gate_up, down, copies), _weights(*found[1:3], None if copies is None else found[3])
+    weights, of_weights = _weights(gate_up, down, copies), _weights(found[1], found[2], None if copies is None else found[3])
     for e, x, parts in _of_experts(rows, counts, len(weights)):
         g, u = (x @ weights[e][0].t()).chunk(2, dim=-1)
         y, a = torch.cat([grad[i, :n] for i, n in parts]), act(g)

@@ -74,7 +74,8 @@ class SegmentBuilder:
         self.shapes: dict[str, tuple[int, ...]] = {f"input:{i}": x.shape for i, x in enumerate(graph.inputs)}
         self.shapes |= {f"param:{p.name}": p.full_shape for p in held.values()}
         for s in expert_shards(layout):  # of them tensor indices divide what a replica has
-            self.shapes[f"param:{s.param}"] = local_shape(self.shapes.get(f"param:{s.param}", (0,)), Shard(0), layout.expert)
+            if s.param in held:  # by this stage
+                self.shapes[f"param:{s.param}"] = local_shape(self.shapes[f"param:{s.param}"], Shard(0), layout.expert)
         self.shapes |= {f"buffer:{n}": tuple(b.shape) for n, b in buffers.items()} | {f"constant:{n}": c.shape for n, c in graph.constants.items()}
         for n in graph.nodes:
             if not n.many and n.outputs[0] is not None:
