@@ -19,7 +19,8 @@ from meshwright.errors import Unsupported, UsageError
 from meshwright.io.export.layout import EXPORTERS, TARGETS, export_layout, layer_split
 from meshwright.io.fabric.document import fabric_document
 from meshwright.io.fabric.name import load_fabric
-from meshwright.plan.plan import ParamShard, Plan, Stage, TrainingLayout
+from meshwright.plan.copies import ExpertCopies
+from meshwright.plan.plan import ContextExchange, ParamShard, Plan, Stage, TrainingLayout
 from ports import free_port
 
 LAYOUTS = tuple(e.name for e in EXPORTERS if not e.launches)
@@ -235,6 +236,10 @@ def test_divided_sequences_experts_and_further_shapes_are_told_or_refused():
     assert any("exchange of heads" in m for m in export_layout(heads, "torchtitan").not_expressed)
     experts, of_models = plan_of(layout_of(expert=2)), ("torchtitan", "torchtitan-toml", "megatron", "nemo")
     assert all(any("experts have" in m for m in export_layout(experts, t).not_expressed) for t in of_models)
+    copies = ExpertCopies(members=2, experts=2, copies=((0, 1),), rows=((0, ((0, 1), (1, 1))),), busiest_rows=1, before_rows=2, bound_rows=1)
+    exchange = ContextExchange(kind="copies", source="m/given", target="m/copies", copies=copies)
+    copied = plan_of(msgspec.structs.replace(layout_of(expert=2), exchanges=(exchange,)))
+    assert all(any("copies of hot experts in 1 layers" in m for m in export_layout(copied, t).not_expressed) for t in of_models)
     shards = (ParamShard(param="h.0.mlp.weight", axis=0),)
     folded = plan_of(layout_of(expert=2, shards=shards, expert_shards=shards))  # and two tensor ranks
     wanted = {"--expert-model-parallel-size": "4", "--expert-tensor-parallel-size": "1"}

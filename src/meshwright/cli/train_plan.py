@@ -54,6 +54,10 @@ def arguments(parser: argparse.ArgumentParser) -> None:
         "behind the model's name: FILE.py:function@PLAN.json",
     )  # fmt: skip
     parser.add_argument(
+        "--spare", type=at_least_one, default=0, metavar="N",
+        help="places of every rank for copies of hot experts, as --routing says which they are; used where the step gets shorter (default 0)",
+    )  # fmt: skip
+    parser.add_argument(
         "--routing", default="uniform", metavar="uniform|zipf:S|FILE",
         help="how tokens choose experts, for the prediction and its range: alike (default), by Zipf's law, or as measured in a run",
     )  # fmt: skip
@@ -294,7 +298,7 @@ def _layout(args: argparse.Namespace) -> LayoutWanted:
     options = TensorOptions(smoothing=args.label_smoothing, sequence={"auto": None, "on": True, "off": False}[args.sequence_parallel])
     return LayoutWanted(
         data=args.dp, tensor=args.tp, pipeline=args.pp, microbatch=args.microbatch, context=_degree(args.context, "--context"),
-        expert=_degree(args.ep, "--ep"), routing=routing_of(args.routing), tensor_options=options,
+        expert=_degree(args.ep, "--ep"), routing=routing_of(args.routing), spare=args.spare, tensor_options=options,
     )  # fmt: skip
 
 

@@ -18,6 +18,8 @@ from collections.abc import Sequence
 from msgspec import UNSET
 
 from ..plan.context import among_experts, came_from, filled_rows, layout_exchanges, received_again
+from ..plan.copies import COPIED, blocks_of, given, places_of
+from ..plan.copies import came_from as copy_came_from
 from ..plan.experts import BACK, FILLED
 from ..plan.plan import ContextExchange, Segment
 from ..program.builder import LaneBuilder, StepRef
@@ -58,7 +60,7 @@ class ContextMessages:
         p, d, t = low.layout.coordinates(rank)
         comm = low.comm(f"{kind}:{p}.{d // parts}.{t}", tuple(self.rank(rank, kind, i) for i in range(parts)))
         ways = {x.kind for x in self.exchanges if self.kind[x.target] == kind}
-        others = {i for way in ways for block in range(parts) for i in (came_from(way, me, parts, block)[0],) if i != me}
+        others = {i for way in {*ways} - {COPIED} for block in range(parts) for i in (came_from(way, me, parts, block)[0],) if i != me}
         for source in sorted(others):
             peer = self.rank(rank, kind, source)
             ahead = (rank, self.rank(rank, kind, (me - source) % parts)) if low.folded else (peer, rank)  # the first of an orbit is stored
@@ -89,6 +91,8 @@ class ContextMessages:
     def blocks(self, x: ContextExchange, member: int) -> list[tuple[int, int, int]]:
         """(from which member, its block, block here) of what a member gets of others, in the order in which it comes; and of itself, last."""
         parts = self.parts[self.kind[x.target]]
+        if x.copies is not UNSET:
+            return [(*copy_came_from(x.copies, member, i), i) for i in range(places_of(x.copies))]
         if x.kind == "shift":
             return [(came_from(x.kind, member, parts, 0)[0], 0, 0)]
         order = [(member - k) % parts for k in (*range(1, parts), 0)]
@@ -97,6 +101,8 @@ class ContextMessages:
     def sends(self, x: ContextExchange, member: int) -> list[tuple[int, int]]:
         """(to which member, block here) of what a member has for others, in the order of their receives."""
         parts = self.parts[self.kind[x.target]]
+        if x.copies is not UNSET:
+            return [(to, i) for i, (_, to) in enumerate(given(x.copies, member))]
         if x.kind == "shift":
             return [((member + 1) % parts, 0)]
         return [((member + k) % parts, (member + k) % parts) for k in range(1, parts)]
@@ -219,9 +225,13 @@ class ContextMessages:
             last = lane.transfer(recv=channel, src=place if add else (-1, 0), dst=place, add=add, store=True, size=size, after=after)
             self.counted(r, x.source, mb, last)
         for member, there, here in self.blocks(x, me):
-            if member == me:
+            if member == me and (x.copies is UNSET or not given(x.copies, me)):  # nobody reads what lies in a place that no copy needs
                 own = self.low.activation(r, "grad", x.target, mb)
                 last = lane.copy((own, here), (into, there), 1, add=add, after=after)
                 self.low.b.dies_after(own, last)
+                if x.copies is not UNSET:
+                    break
+        for block in range(max(1, len(given(x.copies, me))), blocks_of(x.copies)) if x.copies is not UNSET else ():
+            last = lane.copy((into, 0), (into, block), 1, after=after)
         self.back[r.number, x.source, mb] = last
         return last

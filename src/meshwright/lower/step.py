@@ -11,6 +11,7 @@ from ..errors import Unsupported
 from ..graph.graph import OpGraph
 from ..plan.batch_statistics import batch_sums
 from ..plan.context import exchange_parts, layout_exchanges
+from ..plan.copies import COPIED
 from ..plan.experts import of_experts
 from ..plan.plan import Stage, TrainingLayout, ValueInfo
 from ..plan.shards import sequence_values
@@ -112,6 +113,7 @@ class StepLowering:
         self.summed = {v for s in layout.segments for v in (*s.sum_writes, *s.sum_grads)} - self.apart
         self.over_replicas = {*batch_sums(layout)}
         self.in_blocks = {v: exchange_parts(layout, x) for x in layout_exchanges(layout) if x.kind == "all-to-all" for v in (x.source, x.target)}
+        self.in_blocks |= {v: self.value[v].shape[0] for x in layout_exchanges(layout) if x.kind == COPIED for v in (x.source, x.target)}
         self.parts = SequenceParts(self.b, layout, all_reduce, self.tensor_call_on)
         self.readers: dict[tuple[int, str], list[str]] = {}  # (pipeline index, value) -> segments there
         for p in range(layout.pipeline):

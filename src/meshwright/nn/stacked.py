@@ -85,8 +85,7 @@ class StackedExperts(RoutedExperts):
             copies = " and their copies" if self.copies is not None else ""
             raise Unsupported(
                 f"a layer whose experts{copies} lie over {self.ranks} ranks already cannot be part of a training plan", where="convert_experts",
-                hint="convert_experts(model) without group: the plan lays experts over ranks (--ep); copies of hot experts are of MoELayer and of "
-                "layers with a group",
+                hint="convert_experts(model) without group: the plan lays experts over ranks (--ep), and copies of hot ones (--spare)",
             )  # fmt: skip
         tokens, k = x.shape[0], index.shape[1]
         capacity = min(tokens, capacity_of(self.capacity_factor, tokens=tokens, experts=self.experts, k=k, demand=tokens))

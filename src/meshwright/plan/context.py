@@ -20,12 +20,13 @@ import msgspec
 from ..cite import Cite
 from ..errors import Unsupported
 from ..graph.graph import OpGraph
+from .copies import COPIED, ExpertCopies
 from .plan import ContextExchange, TrainingLayout
 
 __all__ = [
-    "ALL_TO_ALL", "EXCHANGES", "HEADS", "JOIN", "KINDS", "OUT", "PART", "RING", "RING_BLOCK", "RING_END", "SHIFT", "TILE_ELEMENTS", "ULYSSES",
-    "UNITE", "among_experts", "came_from", "exchange_of", "exchange_parts", "exchanges_in", "filled_rows", "layout_exchanges", "part_of",
-    "position_ranges", "received_again", "require_positions",
+    "ALL_TO_ALL", "COPIES", "EXCHANGES", "HEADS", "JOIN", "KINDS", "OUT", "PART", "RING", "RING_BLOCK", "RING_END", "SHIFT", "TILE_ELEMENTS",
+    "ULYSSES", "UNITE", "among_experts", "came_from", "copies_in", "exchange_of", "exchange_parts", "exchanges_in", "filled_rows", "layout_exchanges",
+    "part_of", "position_ranges", "received_again", "require_positions",
 ]  # fmt: skip
 
 RING = Cite(
@@ -39,7 +40,8 @@ EXCHANGES: dict[str, Cite] = {"ring": RING, "ring-again": RING, "ulysses": ULYSS
 
 # Exchanges between ranks: no compute steps.
 SHIFT, ALL_TO_ALL = "meshwright.context_shift.default", "meshwright.context_all_to_all.default"
-KINDS = {SHIFT: "shift", ALL_TO_ALL: "all-to-all"}
+COPIES = "meshwright.expert_copies.default"
+KINDS = {SHIFT: "shift", ALL_TO_ALL: "all-to-all", COPIES: COPIED}
 # Compute steps.
 JOIN, RING_BLOCK, RING_END = "meshwright.context_join.default", "meshwright.ring_block.default", "meshwright.ring_end.default"
 OUT, HEADS, UNITE = "meshwright.context_out.default", "meshwright.context_heads.default", "meshwright.context_unite.default"
@@ -87,7 +89,12 @@ def layout_exchanges(layout: TrainingLayout) -> tuple[ContextExchange, ...]:
 def among_experts(layout: TrainingLayout, x: ContextExchange) -> bool:
     """Whether an exchange is of rows of experts or of their numbers, among the ranks that divide experts; else among those that divide positions."""
     numbers = {y.counts for y in layout_exchanges(layout) if y.counts is not msgspec.UNSET}
-    return layout.context == 1 or x.counts is not msgspec.UNSET or x.source in numbers or x.target in numbers
+    return layout.context == 1 or x.kind == COPIED or x.counts is not msgspec.UNSET or x.source in numbers or x.target in numbers
+
+
+def copies_in(layout: TrainingLayout) -> dict[str, ExpertCopies]:
+    """Copies of experts by layer."""
+    return {x.target.rpartition("/")[0]: x.copies for x in layout_exchanges(layout) if x.copies is not msgspec.UNSET}
 
 
 def exchange_parts(layout: TrainingLayout, x: ContextExchange) -> int:

@@ -20,7 +20,9 @@ from __future__ import annotations
 from ..cite import Cite
 from .packing import TABLE_IDS, TABLE_ROWS
 
-__all__ = ["BACK", "COUNTS", "EXPERTS", "EXPERT_GRADIENTS", "FILLED", "GSHARD", "INCOMING", "MLP", "ROWS", "TOKENS", "of_experts"]
+__all__ = [
+    "BACK", "COUNTS", "EXPERTS", "EXPERT_GRADIENTS", "FILLED", "GIVEN", "GSHARD", "INCOMING", "MLP", "ROWS", "SLOTS", "TOKENS", "of_experts",
+]  # fmt: skip
 
 GSHARD = Cite(
     key="lepikhin2020gshard", title="GShard: Scaling Giant Models with Conditional Computation and Automatic Sharding", year=2020,
@@ -29,6 +31,8 @@ GSHARD = Cite(
 ROWS, COUNTS, MLP = "meshwright.expert_rows.default", "meshwright.expert_counts.default", "meshwright.expert_mlp.default"
 EXPERTS = (ROWS, COUNTS, MLP, TABLE_IDS, TABLE_ROWS)  # what blocks go into and come out of; those of tables too
 TOKENS = "meshwright.expert_sums.default"  # makes tokens of rows again
+# Of layers with copies of experts (`plan.copies`): M/slots says where each choice goes, M/given holds the weights that others get.
+SLOTS, GIVEN = "meshwright.expert_slots.default", "meshwright.expert_given.default"
 INCOMING, BACK = ("counts", "rows"), "back"  # what is exchanged before a layer's experts, counts first, and after them
 FILLED = "filled:"  # begins names of sizes of messages that carry the filled rows of a block of buffers
 EXPERT_GRADIENTS = "%"  # in names of gradient buffers: those of experts that a rank shares with some of its data replicas only

@@ -17,6 +17,7 @@ from ..graph.graph import Work
 from ..graph.step_graph import StepGraph, StepPlan
 from ..notebook_repr import repr_html
 from ..program.program import Program
+from .copies import ExpertCopies
 from .entries import Alternative, CycleEntry, Prediction
 
 __all__ = [
@@ -225,6 +226,7 @@ class ContextExchange(_Record, frozen=True, kw_only=True):
     # Of experts' rows [E, C, H]: the value with the number of filled ones of every expert [E]; their bytes as expected, per member with experts.
     counts: str | msgspec.UnsetType = msgspec.UNSET
     expected_bytes: tuple[int, ...] | msgspec.UnsetType = msgspec.UNSET
+    copies: ExpertCopies | msgspec.UnsetType = msgspec.UNSET  # of "copies", weights of experts that others need for a step (`plan.copies`)
 
 
 class StepEnd(_Record, frozen=True, kw_only=True):

@@ -80,6 +80,7 @@ def plan_text(plan: Plan, *, written: str = "") -> str:
         *((_said(k), _collective(v)) for k, v in plan.decisions.items() if k.startswith("collective:")),
         ("step", f"{_bound_line(plan)}"),
         ("routing", "" if "tables" in plan.decisions else _routing(plan.decisions.get("experts", {}).get("options", {}))),
+        ("copies", _copies(plan.decisions.get("copies", {}))),
         ("tables", _tables(plan.decisions.get("tables", {}))),
         ("gate", _gate(plan.job.get("gate"))),
         ("shapes", _shapes(plan)),
@@ -97,6 +98,15 @@ def _tables(said: Mapping[str, Any]) -> str:
         return ""
     bound = f", bound {seconds_text(said['bound_s'])}" if said.get("bound_s") else ""
     return f"in {said['parts']} parts by {said['strategy']}, {seconds_text(said['cost_s'])} an iteration by its costs{bound} ({said['plan']})"
+
+
+def _copies(said: Mapping[str, Any]) -> str:
+    """Of hot experts."""
+    if not said.get("options", {}).get("copies"):
+        return "of hot experts: none; " + str(said["why"]) if said else ""
+    o = said["options"]
+    text = f"{o['copies']} of hot experts in {o['layers']} layers, {o['spare']} places a rank; busiest ranks {o['busiest_rows']:,} rows a micro-batch"
+    return f"{text} (without {o['before_rows']:,}, bound {o['bound_rows']:,}); {said['why']}"
 
 
 def _routing(options: Mapping[str, Any]) -> str:

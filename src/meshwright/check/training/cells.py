@@ -23,7 +23,7 @@ def among_experts(layout: TrainingLayout, x: ContextExchange) -> bool:
     """Whether those exchange that divide experts or tables: rows and numbers of rows; and all there is, where nobody divides positions."""
     exchanges = () if layout.exchanges is UNSET else layout.exchanges
     numbers = {y.counts for y in exchanges if y.counts is not UNSET}
-    return layout.context == 1 or x.counts is not UNSET or bool({x.source, x.target} & numbers)
+    return layout.context == 1 or x.copies is not UNSET or x.counts is not UNSET or bool({x.source, x.target} & numbers)
 
 
 def members(layout: TrainingLayout, x: ContextExchange) -> int:

@@ -10,6 +10,7 @@ from msgspec import UNSET
 from ...plan.plan import ContextExchange, Segment, TrainingLayout, ValueInfo
 from ..verdict import Finding
 from .cells import among_experts, members
+from .copies import copy_faults
 from .placement import placement_faults
 
 __all__ = ["check_layout"]
@@ -92,15 +93,18 @@ def _context(layout: TrainingLayout, made: dict[str, str], stage: dict[str, int]
     for x, of_experts in zip(exchanges, experts, strict=True):
         facts = {"value": x.target}
         a, b = value.get(x.source), value.get(x.target)
-        known = x.kind == "shift" or (x.kind == "all-to-all" and x.again is not True)
+        known = x.kind == "shift" or (x.kind in ("all-to-all", "copies") and x.again is not True and (x.kind == "copies") == (x.copies is not UNSET))
         if not known or a is None or b is None or x.source not in made or x.target in made:
             found.append((f"the exchange of {x.source!r} as {x.target!r} is of no known kind, or of values that are not made, or made twice", facts))
             continue
-        if (a.shape, a.dtype, a.differentiable, a.split) != (b.shape, b.dtype, b.differentiable, b.split) or {x.source, x.target} & crossing:
+        shapes = (a.shape, b.shape) if x.kind != "copies" else ((), ())
+        if (shapes[0], a.dtype, a.differentiable, a.split) != (shapes[1], b.dtype, b.differentiable, b.split) or {x.source, x.target} & crossing:
             found.append((f"the exchange of {x.source!r} as {x.target!r} is of values unlike, or of such that stages hand over", facts))
         parts = members(layout, x)
         if x.kind == "all-to-all" and (not a.shape or a.shape[0] % parts or (layout.context > 1 and not of_experts and a.shape[0] != parts)):
             found.append((f"{x.source!r} has {a.shape[0] if a.shape else 0} blocks for {parts} ranks", facts))
+        if x.copies is not UNSET:
+            found += [(text, facts) for text in copy_faults(x, a, b, parts)]
         if x.counts is not UNSET or x.expected_bytes is not UNSET:
             found += [(text, facts) for text in _filled(x, exchanges, value, parts)]
         made[x.target] = made[x.source]

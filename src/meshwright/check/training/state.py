@@ -17,6 +17,7 @@ from ..program.values import QUANTITY_MASK
 from ..program.wellformed import witness
 from ..verdict import Finding
 from .cells import ADDING, EXPERTS, WeightCells, members
+from .copies import block_in_place, stands_for
 from .data_groups import DataGroups
 
 __all__ = ["GIVEN", "StepState"]
@@ -41,6 +42,8 @@ class StepState(WeightCells):
                 if v not in gradless:
                     self.readers.setdefault(self.sent(v), []).append(s)
         self.again = {x.target for x in self.exchanged.values() if x.again is True}
+        self.copied = {x.source: x.copies for x in self.exchanged.values() if x.copies is not UNSET}
+        self.blocks = {v.name: max(1, *v.shape[:1]) for v in layout.values if v.name in self.copied or self.sent(v.name) in self.copied}
         self.over_replicas = frozenset(() if layout.batch_sums is UNSET else layout.batch_sums)
         self.maker = {v: s for s in layout.segments for v in s.writes}
         self.maker |= {v: self.maker[self.sent(v)] for v in self.exchanged if self.sent(v) in self.maker}
@@ -129,18 +132,24 @@ class StepState(WeightCells):
 
     def home(self, value: str, replica: int, cell: int, cells: int) -> tuple[str, int, int]:
         """(value that a segment writes, replica, cell there) that a cell of a replica's value is, of the rank's own part of `cells` cells."""
+        block = max(1, cells // self.blocks.get(value, 1))
         for _ in range(len(self.exchanged)):
             x = self.exchanged.get(value)
             if x is None:
                 break
             parts = self.neighbours[value]
             group = replica - replica % parts
-            if x.kind == "shift":  # of the neighbour before it
+            if x.copies is not UNSET:  # weights in a place are those of a block of their home
+                home, there = block_in_place(x.copies, replica - group, cell // block)
+                replica, cell = group + home, there * block + cell % block
+            elif x.kind == "shift":  # of the neighbour before it
                 replica = group + (replica - group - 1) % parts
             else:  # block i is this member's block of member i
                 block = max(1, cells // parts)
                 replica, cell = group + cell // block, (replica - group) * block + cell % block
             value = x.source
+        if (copies := self.copied.get(value)) is not None:
+            cell = stands_for(copies, replica % copies.members, cell // block) * block + cell % block
         return value, replica, cell
 
     def of_value(self, kind: str, value: str, mb: int, rank: int, b: int, cell: int) -> int:

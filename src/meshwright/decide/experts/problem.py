@@ -183,11 +183,12 @@ class Exchange(Protocol):
 class Exchanges:
     """What a layer's programs call; None where nothing is to be sent.
 
-    tokens: all-to-all of all ranks. gather, whole_gather: all-gathers among `group` and `whole_group` neighbours; scatter, whole_scatter: the
-    reduce-scatters that undo them.
+    tokens: all-to-all of all ranks; direct: it is one message for each pair of them, no more. gather, whole_gather: all-gathers among `group` and
+    `whole_group` neighbours; scatter, whole_scatter: the reduce-scatters that undo them.
     """
 
     tokens: Exchange | None = None
+    direct: bool = False
     gather: Exchange | None = None
     scatter: Exchange | None = None
     whole_gather: Exchange | None = None

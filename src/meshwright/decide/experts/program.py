@@ -1,7 +1,9 @@
 """The program of one step of an expert layer, for one choice: gather weights, send tokens, compute, send them back; chunks overlap.
 
 Collectives are calls of planned programs, so whatever plans an all-to-all plans this too. Per rank one lane each for the weights, the way to the
-experts, the experts, and the way back; chunk i of the experts waits for chunk i to arrive and (all chunks) for the weights.
+experts, the experts, and the way back; chunk i of the experts waits for chunk i to arrive and (all chunks) for the weights. A call is over when all
+of it is. So chunks that are messages between pairs and no more (`Exchanges.direct`) are written out: a lane for each pair and way, in which a chunk
+is sent when the one before has gone, whatever has come meanwhile, and whoever computes.
 Invariant, proved by `check`: every block of tokens comes back to where it was sent from, once; every gathered slice is in its place before the first
 expert reads it; gradients of slices are complete before they are added up.
 Cost: O(ranks · chunks) steps and calls.
@@ -124,6 +126,7 @@ class _Layer:
         there, back = (shape.block_elements(self.choice, self.capacity, out=out) * shape.element_bytes for out in (self.backward, not self.backward))
         comms = [b.comm(way, list(range(n))) for way in ("there", "back")] if n > 1 else []
         lanes = [(b.lane(r), b.lane(r, unit=Unit.COMPUTE), b.lane(r)) for r in range(n)]
+        pairs = _Pairs(b, n, comms, self.choice.chunks) if self.exchanges.direct and program is not None and self.choice.chunks > 1 else None
         last: list[StepRef] = []
         for i in range(self.choice.chunks):
             sizes = (("tokens", there, "input"), ("arrived", there, "scratch"), ("computed", back, "scratch"), ("returned", back, "output"))
@@ -132,17 +135,26 @@ class _Layer:
                 for r in range(n)
             ]
             done = []
+            for r in range(n) if pairs is not None else ():
+                pairs.send(0, r, bufs[r][0], [], bufs[r][1])  # type: ignore[union-attr]
             for r in range(n):
                 tokens, arrived, computed, returned = bufs[r]
                 way, compute, home = lanes[r]
-                came = [self._exchange(way, comms[0], program, r, tokens, arrived, [])] if program is not None else []
+                if pairs is not None:
+                    came = pairs.receive(0, r, arrived)
+                else:
+                    came = [self._exchange(way, comms[0], program, r, tokens, arrived, [])] if program is not None else []
                 reads = ((arrived if came else tokens, 0, n), *(self.weights[r] if not self.backward else ()))
                 writes = ((computed if came else returned, 0, n), *(self.weights[r] if self.backward else ()))
                 op = b.op(EXPERT, graph=graph, microbatch=i, reads=reads, writes=writes)
                 ran = compute.compute(op, after=[*came, *(self.ready[r] if i == 0 else [])])
                 done.append(ran)
-                if program is not None:
+                if pairs is not None:
+                    pairs.send(1, r, computed, [ran], returned)
+                elif program is not None:
                     self._exchange(home, comms[1], program, r, computed, returned, [ran])
+            for r in range(n) if pairs is not None else ():
+                pairs.receive(1, r, bufs[r][3])  # type: ignore[union-attr]
             last = done
             ins, outs = (tuple((x[side], 0, n) for x in bufs) for side in (0, 3))
             self.contracts.append(Contract(op="permute", inputs=ins, outputs=outs, peers=tuple(range(n))))
@@ -172,6 +184,27 @@ class _Layer:
         ins, outs = (tuple((x[side], 0, 1) for x in ends) for side in (0, 1))
         self.contracts.append(Contract(op="permute", inputs=ins, outputs=outs, peers=tuple(range(shape.ranks))))
         return done
+
+
+class _Pairs:
+    """Messages between all pairs of ranks, in lanes of their own for each pair, there (0) and back (1); what a rank keeps is copied."""
+
+    def __init__(self, b: ProgramBuilder, ranks: int, comms: list[int], chunks: int) -> None:
+        self.ranks, pairs = ranks, [(way, r, peer) for way in (0, 1) for r in range(ranks) for peer in range(ranks) if peer != r]
+        self.channel = {(way, r, peer): b.channel(r, peer, depth=chunks, tag=comms[way]) for way, r, peer in pairs}
+        self.sends, self.receives = ({x: b.lane(x[1]) for x in pairs} for _ in range(2))
+        self.copies = {(way, r): b.lane(r) for way in (0, 1) for r in range(ranks)}
+        self.kept: dict[tuple[int, int], StepRef] = {}
+
+    def send(self, way: int, r: int, source: int, after: list[StepRef], own: int) -> None:
+        """Block i of `source` to rank i; a rank's own goes into `own`."""
+        self.kept[way, r] = self.copies[way, r].copy((source, r), (own, r), after=after)
+        for peer in [(r + k) % self.ranks for k in range(1, self.ranks)]:
+            self.sends[way, r, peer].send(self.channel[way, r, peer], source, peer, after=after)
+
+    def receive(self, way: int, r: int, target: int) -> list[StepRef]:
+        others = [(r - k) % self.ranks for k in range(1, self.ranks)]
+        return [self.kept[way, r], *(self.receives[way, r, peer].recv(self.channel[way, peer, r], target, peer) for peer in others)]
 
 
 def _given(exchange: Exchange | None, members: int) -> Program:

@@ -15,7 +15,7 @@ from ...fabric.fabric import Device
 from ...graph.graph import OpGraph, OpNode, Work
 from ...plan.batch_statistics import CARRYING, MOMENTS, NORMALISE, SUMMED, sums_in
 from ...plan.context import HEADS, JOIN, KINDS, OUT, RING_BLOCK, RING_END, TILE_ELEMENTS, exchanges_in
-from ...plan.experts import EXPERTS
+from ...plan.experts import EXPERTS, GIVEN
 from ...plan.plan import GradientBucket, PartialGradient, RowBias, Segment, Stage, TrainingLayout, ValueInfo, ValueSplit, VocabularyLoss
 from ...plan.recompute import saved_storages
 from ...plan.vocabulary import base_node, expand_losses, sums_of
@@ -33,7 +33,7 @@ from .unlike_devices import EVEN, Division
 
 __all__ = ["build_layout"]
 
-INSIDE = frozenset({*KINDS, JOIN, OUT, RING_BLOCK, HEADS, *SUMMED, *EXPERTS})  # no stage ends between these and what reads them
+INSIDE = frozenset({*KINDS, JOIN, OUT, RING_BLOCK, HEADS, GIVEN, *SUMMED, *EXPERTS})  # no stage ends between these and what reads them
 Workspace = Callable[[OpGraph, Sequence[str]], tuple[int, int]]
 
 

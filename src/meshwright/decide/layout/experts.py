@@ -19,10 +19,12 @@ import msgspec
 from ...errors import Unsupported
 from ...graph.graph import GraphValue, OpGraph, OpNode, Storage, Work
 from ...plan.context import ALL_TO_ALL, KINDS
+from ...plan.copies import ExpertCopies, own_first
 from ...plan.experts import BACK, INCOMING, MLP, ROWS, TOKENS
 from ...plan.packing import IDS, TABLE_ROWS, packing_of
 from ...plan.plan import ParamShard, TrainingLayout
 from ...plan.routing import UNIFORM, Routing
+from .copied import with_copies
 from .cut import dtype_bytes
 from .sequence_rules import Along
 from .split import Refused, Split
@@ -30,7 +32,8 @@ from .split import Refused, Split
 __all__ = ["expert_degree_limit", "expert_shards", "experts_graph", "of_positions", "require_degree", "tensor_part", "waits_for_tokens"]
 
 _DIVIDED = (MLP, TABLE_ROWS)
-_RECENT: deque[tuple[OpGraph, tuple[int, int], Routing, OpGraph]] = deque(maxlen=16)  # by identity: graphs are immutable, and too large to hash
+_Key = tuple[int, int, tuple[tuple[str, ExpertCopies], ...]]
+_RECENT: deque[tuple[OpGraph, _Key, Routing, OpGraph]] = deque(maxlen=16)  # by identity: graphs are immutable, and too large to hash
 
 
 def expert_degree_limit(graph: OpGraph) -> int:
@@ -63,11 +66,13 @@ def require_degree(graph: OpGraph, parts: int) -> None:
         raise Unsupported(f"expert degree {parts}: {why}", where=graph.model, hint=hint, data={"nearest": near})
 
 
-def experts_graph(graph: OpGraph, parts: int, routing: Routing = UNIFORM, tensor: int = 1) -> OpGraph:
+def experts_graph(
+    graph: OpGraph, parts: int, routing: Routing = UNIFORM, tensor: int = 1, copies: Mapping[str, ExpertCopies] | None = None
+) -> OpGraph:
     """`graph` for one of `parts` ranks, whose tokens choose experts as `routing` says; the last few are remembered.
 
     tensor: ranks that divide a part again, if they can: the work of the experts is then so many times that of the rank with most rows.
-    Raises: Unsupported, naming the nearest degree that divides.
+    copies: of hot experts, by layer. Raises: Unsupported, naming the nearest degree that divides, or the layer that can have no copies.
     """
     if parts == 1 and (tensor == 1 or routing == UNIFORM):
         return graph
@@ -75,15 +80,16 @@ def experts_graph(graph: OpGraph, parts: int, routing: Routing = UNIFORM, tensor
     tensor = tensor if most % (parts * tensor) == 0 and routing != UNIFORM else 1
     if parts * tensor == 1:
         return graph
-    if (known := next((x for g, n, r, x in list(_RECENT) if g is graph and n == (parts, tensor) and r == routing), None)) is not None:
+    key = (parts, tensor, tuple(sorted((copies or {}).items())))
+    if (known := next((x for g, n, r, x in list(_RECENT) if g is graph and n == key and r == routing), None)) is not None:
         return known
     require_degree(graph, parts)
-    made = _divided(graph, parts, routing, tensor)
-    _RECENT.append((graph, (parts, tensor), routing, made))
+    made = _divided(with_copies(graph, copies or {}), parts, routing, tensor, copies or {})
+    _RECENT.append((graph, key, routing, made))
     return made
 
 
-def _divided(graph: OpGraph, parts: int, routing: Routing, tensor: int) -> OpGraph:
+def _divided(graph: OpGraph, parts: int, routing: Routing, tensor: int, copies: Mapping[str, ExpertCopies]) -> OpGraph:
     storages, nodes = list(graph.storages), list[OpNode]()
     renamed: dict[str, str] = {}
     value = {n.name: n.outputs[0] for n in graph.nodes if n.outputs}
@@ -99,10 +105,12 @@ def _divided(graph: OpGraph, parts: int, routing: Routing, tensor: int) -> OpGra
     for n in graph.nodes:
         if n.target == MLP:
             rows, counts = n.inputs[:2]
-            load = _load(n, value[rows], parts, routing)
+            if (own := copies.get(n.name)) is not None:
+                load, each = _load_of_copies(n, own, routing)
+            else:
+                load, each = _load(n, value[rows], parts, routing), _load(n, value[rows], parts * tensor, routing)
             filled = {"expected_bytes": tuple(x * _row_bytes(value[rows]) for x in load)}
-            each = _load(n, value[rows], parts * tensor, routing)
-            most = max(each) * parts * tensor / max(1, sum(each))  # the others wait for the rank with the most rows
+            most = max(each) * len(each) / max(1, sum(each))  # the others wait for the rank with the most rows
             if parts == 1:
                 nodes.append(msgspec.structs.replace(n, forward=_longer(n.forward, most), backward=_longer(n.backward, most)))
                 continue
@@ -160,6 +168,19 @@ def _load(n: OpNode, buffers: GraphValue, parts: int, routing: Routing) -> list[
     rows, own = int(n.args[-1]), experts // parts
     each = [min(capacity, rows * share) for share in routing.shares(experts, n.module)]
     return [round(sum(each[i * own : (i + 1) * own])) for i in range(parts)]
+
+
+def _load_of_copies(n: OpNode, own: ExpertCopies, routing: Routing) -> tuple[list[int], list[int]]:
+    """(rows that a rank is expected to send each other member, rows of one rank that each member gets in the mean), where hot experts have copies."""
+    share, there = {e: dict(of) for e, of in own.rows}, [0.0] * own.members
+    kept = [0.0] * own.members  # of a member's own rows
+    for e, x in enumerate(routing.shares(own.experts, n.module)):
+        rows, of = int(n.args[-1]) * x, share.get(e) or {e // own.local: 1}
+        for m, some in of.items():
+            there[m] += rows * some / sum(of.values())
+            kept[m] += rows * dict(own_first(of, own.members, m)).get(m, 0) / (own.members * sum(of.values()))
+    sent = [(own.members * a - own.members * k) / max(1, own.members - 1) for a, k in zip(there, kept, strict=True)]
+    return [round(x) for x in sent], [round(x) for x in there]
 
 
 def _of_holder(n: OpNode, graph: OpGraph, parts: int) -> OpNode:

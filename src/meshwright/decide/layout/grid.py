@@ -85,12 +85,12 @@ class Grid(DegreesStrategy):
     def plan(self, problem: LayoutProblem) -> list[LayoutCandidate]:
         fits: list[LayoutCandidate] = []
         refused: list[LayoutCandidate] = []
-        regions: dict[tuple[int, int, str, int], tuple[tuple[Region, ...], tuple[Kept, ...]]] = {}
+        regions: dict[tuple[int, int, str, int, bool], tuple[tuple[Region, ...], tuple[Kept, ...]]] = {}
         for degrees in _with_experts(_with_exchange(_with_sequence(degrees_of(problem), self.tensor_options.sequence)), problem):
             if self.refuse is not None and (why := self.refuse(degrees)):
                 refused.append(LayoutCandidate(degrees=degrees, why=why))
                 continue
-            key = (degrees.microbatch_size, degrees.context, degrees.exchange, degrees.expert)
+            key = (degrees.microbatch_size, degrees.context, degrees.exchange, degrees.expert, degrees.copied)
             try:
                 graph = _of_a_rank(problem, degrees)
             except Unsupported as error:
@@ -147,7 +147,11 @@ def _of_a_rank(problem: LayoutProblem, degrees: Degrees) -> OpGraph:
     graph = context_graph(problem.graph_at(degrees.microbatch_size), degrees.context, degrees.exchange)
     if problem.expert is not None:
         require_degree(graph, problem.expert)
-    return experts_graph(graph, degrees.expert, problem.routing, degrees.tensor)
+    if not degrees.copied or problem.copies is None:
+        return experts_graph(graph, degrees.expert, problem.routing, degrees.tensor)
+    if not (copies := problem.copies(graph, degrees.expert)):
+        raise Unsupported("no copy of an expert saves more than its weights' way costs", where="--spare", hint="without copies")
+    return experts_graph(graph, degrees.expert, problem.routing, degrees.tensor, copies)
 
 
 def _with_experts(found: Iterator[Degrees], problem: LayoutProblem) -> Iterator[Degrees]:
@@ -164,6 +168,8 @@ def _with_experts(found: Iterator[Degrees], problem: LayoutProblem) -> Iterator[
             options = [e for e in _divisors(degrees.replicas) if most % e == 0]
         for expert in options:
             yield replace(degrees, expert=expert)
+            if expert > 1 and problem.copies is not None:
+                yield replace(degrees, expert=expert, copied=True)
 
 
 def _borders(given: Sequence[str], stages: int) -> Sequence[str]:

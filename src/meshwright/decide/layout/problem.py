@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import ClassVar, Literal, Protocol
 
@@ -10,6 +10,7 @@ from ...cost import Cost
 from ...errors import Unsupported
 from ...fabric.fabric import Device, Fabric
 from ...graph.graph import OpGraph
+from ...plan.copies import ExpertCopies
 from ...plan.plan import TrainingLayout
 from ...plan.routing import UNIFORM, Routing
 from ..strategies import Listed
@@ -25,7 +26,8 @@ Fixed = tuple[int | None, int | None, int | None, int | None]  # data, tensor, p
 @dataclass(frozen=True, order=True)
 class Degrees:
     """`data`: replicas with samples of their own; `context`: ranks that share these and divide positions, by `exchange` ("ring", "ulysses");
-    `expert`: neighbours among data x context ranks that divide experts. Raises: Unsupported for expert degrees that do not divide these.
+    `expert`: neighbours among data x context ranks that divide experts, `copied`: and hold copies of hot ones. Raises: Unsupported for expert degrees
+    that do not divide these.
     """
 
     data: int
@@ -36,6 +38,7 @@ class Degrees:
     context: int = 1
     expert: int = 1
     exchange: str = ""
+    copied: bool = False
 
     def __post_init__(self) -> None:
         if self.expert > 1 and self.replicas % self.expert:
@@ -52,7 +55,7 @@ class Degrees:
 
     def __str__(self) -> str:
         context = f" x context {self.context} ({self.exchange})" if self.context > 1 else ""
-        context += f" (experts over {self.expert})" if self.expert > 1 else ""
+        context += f" (experts over {self.expert}{', copies of hot ones' if self.copied else ''})" if self.expert > 1 else ""
         return f"data {self.data}{context} x tensor {self.tensor} x pipeline {self.pipeline}, micro-batch {self.microbatch_size}" + (
             ", sequence-parallel" if self.sequence else ""
         )  # fmt: skip
@@ -71,6 +74,7 @@ class LayoutProblem:
     context: int | None = 1  # degree of context parallelism; None: every one that divides
     expert: int | None = 1  # likewise, of expert parallelism
     routing: Routing = UNIFORM  # how tokens choose experts
+    copies: Callable[[OpGraph, int], Mapping[str, ExpertCopies]] | None = None  # of hot experts, for a rank's graph and a degree; None: none
     borders: tuple[str, ...] = ()  # operators that begin the stages, or a schedule's pieces, after the first, where the cuts are given
 
     @property

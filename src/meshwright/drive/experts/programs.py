@@ -58,7 +58,7 @@ class LayerPrograms:
             return self._exchange(op, members, gathers if gathers != "hierarchical" or self._in_servers(members) else "ring")
 
         return Exchanges(
-            tokens=self._exchange("all-to-all", every, there) if choice.degree and len(every) > 1 else None,
+            tokens=self._exchange("all-to-all", every, there) if choice.degree and len(every) > 1 else None, direct=there == "direct",
             gather=of("all-gather", slices) if sliced else None, scatter=of("reduce-scatter", slices) if sliced else None,
             whole_gather=of("all-gather", whole) if rest else None, whole_scatter=of("reduce-scatter", whole) if rest else None,
         )  # fmt: skip

@@ -19,9 +19,11 @@ from ...fabric.fabric import Device, Fabric
 from ...graph.graph import OpGraph
 from ...job import Training
 from ...kernels.effort import Budget, Cut, Deadline
+from ...plan.copies import ExpertCopies
 from ...plan.optimizers import may_be_cut
 from ...plan.plan import TrainingLayout
 from .collectives import CollectivePlanner
+from .copies import copies_of_hot_experts
 from .evaluate import Evaluator
 from .evaluated import Evaluated
 from .placements import placements_of
@@ -195,8 +197,12 @@ class Context:
         wish = self.wish(LayoutWanted)
         return LayoutProblem(
             graph_at=self.evaluator.graph_at, fabric=self.fabric, cost=self.cost, global_batch=self.job.global_batch, fixed=wish.fixed,
-            context=wish.context, expert=wish.expert, routing=wish.routing, borders=wish.borders,
+            context=wish.context, expert=wish.expert, routing=wish.routing, borders=wish.borders, copies=self.copies if wish.spare else None,
         )  # fmt: skip
+
+    def copies(self, graph: OpGraph, members: int) -> Mapping[str, ExpertCopies]:
+        wish = self.wish(LayoutWanted)
+        return copies_of_hot_experts(graph, members, wish.routing, wish.spare, self.fabric, self.cost)
 
     def grid(self, refuse: Callable[[Degrees], str] | None = None) -> Grid:
         from ...graph.liveness import segment_workspace

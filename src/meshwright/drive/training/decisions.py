@@ -76,6 +76,9 @@ def require_asked(job: Training, fabric: Fabric, wishes: Wishes, without: Collec
     """What can be refused without the graph, before it is captured. Raises: UsageError for a batch, degrees or names that cannot be."""
     _require_names(without)
     wish = wishes.of(LayoutWanted)
+    if wish.spare and wish.expert == 1:
+        text = "copies of hot experts lie on ranks that divide the experts, and none do"
+        raise UsageError(text, where="--spare", hint="--ep 2 or more, or --ep auto; or --spare 0")
     problem = LayoutProblem(
         graph_at=_not_captured, fabric=fabric, cost=assumed_cost(fabric), global_batch=job.global_batch, fixed=wish.fixed, context=wish.context,
         expert=wish.expert,

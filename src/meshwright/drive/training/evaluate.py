@@ -22,7 +22,7 @@ from ...kernels.effort import count_work, look
 from ...lower.folded import why_not_folded
 from ...lower.training import lower_training, training_works
 from ...plan.batch_statistics import with_shared_statistics
-from ...plan.context import exchange_of
+from ...plan.context import copies_in, exchange_of
 from ...plan.on_schedule import split_prices
 from ...plan.plan import TrainingLayout
 from ...plan.routing import UNIFORM, Routing
@@ -78,7 +78,7 @@ class Evaluator:
     def graph_for(self, layout: TrainingLayout) -> OpGraph:
         """The graph as a rank of the layout computes it, tensor parallelism aside: at its micro-batch size, of its positions."""
         graph = self.positions_for(layout)
-        return experts_graph(graph, layout.expert, self.routing, tensor_part(graph, layout))
+        return experts_graph(graph, layout.expert, self.routing, tensor_part(graph, layout), copies_in(layout))
 
     def positions_for(self, layout: TrainingLayout) -> OpGraph:
         """The same with all experts."""

@@ -13,6 +13,7 @@ from functools import partial
 from typing import Any
 
 from ...cite import Cite
+from ...decide.experts.replicas import CITE as REPLICAS
 from ...decide.layout import LayoutCandidate, grid, megatron, sequence
 from ...decide.layout.experts import tensor_part
 from ...decide.layout.problem import Degrees
@@ -21,6 +22,7 @@ from ...kernels.stages import innermost
 from ...plan.context import EXCHANGES, exchange_of
 from ...plan.experts import GSHARD
 from .context import Context, Decision, Found, Looks
+from .copies import copies_entry
 from .evaluated import Evaluated, fastest
 from .order import Refusal
 from .program_sizes import MAX_PROGRAM_STEPS, expected_steps
@@ -67,6 +69,8 @@ class Layout(Decision):
             tensor = tensor_part(context.evaluator.positions_for(layout), layout)
             entry = entries["experts"] = _experts(context.wish(LayoutWanted).expert, best, found.judged, tensor)
             entry["options"] |= routing_range(best, context.evaluator)
+        if spare := context.wish(LayoutWanted).spare:
+            entries["copies"] = copies_entry(spare, best, found.judged)
         if layout.context > 1 or context.wish(LayoutWanted).context != 1:
             entries["context"] = _context(context.wish(LayoutWanted).context, best, found.judged)
         return entries
@@ -74,6 +78,7 @@ class Layout(Decision):
     def cites(self, key: str, entry: Mapping[str, Any]) -> list[tuple[str, Cite]]:
         rests_on: dict[str, tuple[Cite, ...]] = {
             "layout": (grid.CITE, megatron.CITE), "sequence": (sequence.CITE,), "context": (*EXCHANGES.values(),), "experts": (GSHARD,),
+            "copies": (REPLICAS,),
         }  # fmt: skip
         known = rests_on.get(key, ())
         return [(key, c) for c in known if c.key in entry["cite"]]

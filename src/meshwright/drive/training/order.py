@@ -67,7 +67,7 @@ class Refusal:
         self.keep = {*[d for d in order if d in small][: self.most], *[d for d in order if d in large][:MAX_FOLDED_DEGREES]}
 
     def __call__(self, degrees: Degrees) -> str:
-        d = replace(degrees, sequence=False, exchange="", expert=1)
+        d = replace(degrees, sequence=False, exchange="", expert=1, copied=False)
         if d not in self.small and d not in self.large:
             known = self.steps(d)
             self.left_out = replace(self.left_out, too_large=min(self.left_out.too_large or known, known))

@@ -9,7 +9,7 @@ import msgspec
 from ...decide.layout.experts import experts_graph, tensor_part
 from ...graph.graph import OpGraph, Work
 from ...lower.training import training_works
-from ...plan.context import exchanges_in
+from ...plan.context import copies_in, exchanges_in
 from ...plan.experts import FILLED, MLP
 from ...plan.plan import TrainingLayout
 from ...plan.routing import UNIFORM, Routing
@@ -36,7 +36,7 @@ def routing_range(best: Evaluated, evaluator: Evaluator) -> dict[str, Any]:
     flat = inline(best.program, best.callees).program
     now, times = evaluator.graph_for(layout), [best.time_s]
     for routing in (UNIFORM, _one_rank(base, layout.expert * tensor)):
-        graph = experts_graph(base, layout.expert, routing, tensor)
+        graph = experts_graph(base, layout.expert, routing, tensor, copies_in(layout))
         works = training_works(graph, _with_work(layout, now, graph, tensor))
         sizes = {
             f"{FILLED}{x.target}:{j}": n // among[x.source] for x in exchanges_in(graph) if x.expected_bytes is not msgspec.UNSET

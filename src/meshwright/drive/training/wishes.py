@@ -22,9 +22,9 @@ W = TypeVar("W")
 @dataclass(frozen=True, kw_only=True)
 class LayoutWanted:
     """Degrees and micro-batch size that are fixed; None leaves them to the search (`context`, `expert`: 1 unless asked for). `routing`: how tokens
-    choose experts, as predictions are to take it. `borders`: the operators that begin the stages, or the pieces of the schedule, after the first;
-    none leaves the cuts to the search. `tensor_options`: shares of tensor-parallel ranks, label smoothing of split losses. `placement`: the devices
-    of the ranks; none leaves them to the search."""
+    choose experts, as predictions are to take it; `spare`: places of a rank for copies of hot ones. `borders`: the operators that begin the stages,
+    or the pieces of the schedule, after the first; none leaves the cuts to the search. `tensor_options`: shares of tensor-parallel ranks, label
+    smoothing of split losses. `placement`: the devices of the ranks; none leaves them to the search."""
 
     data: int | None = None
     tensor: int | None = None
@@ -33,6 +33,7 @@ class LayoutWanted:
     context: int | None = 1
     expert: int | None = 1
     routing: Routing = UNIFORM
+    spare: int = 0
     borders: tuple[str, ...] = ()
     tensor_options: TensorOptions = LEVEL
     placement: tuple[str, ...] = ()

@@ -24,6 +24,7 @@ from ...kernels.stages import stage as in_stage
 from ...plan.batch_statistics import batch_sums
 from ...plan.context import KINDS as EXCHANGE_KINDS
 from ...plan.context import layout_exchanges
+from ...plan.copies import COPIED
 from ...plan.plan import SCHEMA, VERSION, Alternative, CycleEntry, ParamShard, Plan, Prediction, ShapePlan, TrainingLayout, ValueSplit
 from ...plan.shapes import SHAPE
 from ...plan.shards import expert_shards
@@ -226,6 +227,9 @@ def _check_layout(layout: TrainingLayout, ranks: int, where: str) -> None:
     for i, x in enumerate(layout_exchanges(layout)):
         if x.kind not in EXCHANGE_KINDS.values():
             raise FormatError(f"must be one of {', '.join(EXCHANGE_KINDS.values())}, got {x.kind[:64]!r}", where=f"{where}.exchanges[{i}].kind")
+        of = x.copies or None
+        if (x.kind == COPIED) != (of is not None) or (of is not None and (not 1 <= of.members <= of.experts or of.experts % of.members)):
+            raise FormatError("copies of experts belong to an exchange of that kind, of members that divide them", where=f"{where}.exchanges[{i}]")
         if unknown := [v for v in (x.source, x.target) if v not in listed]:
             raise FormatError(f"names the value {unknown[0][:64]!r}, which the layout does not list", where=f"{where}.exchanges[{i}]")
     if unknown := [v for v in batch_sums(layout) if v not in listed]:

@@ -157,58 +157,74 @@ def _scatter(into: torch.Tensor, values: torch.Tensor, parts: list[tuple[int, in
         into[i, :n] = part
 
 
+def _weights(gate_up: torch.Tensor, down: torch.Tensor, copies: torch.Tensor | None) -> list[tuple[torch.Tensor, torch.Tensor]]:
+    """(gates over ups [2F, H], downs [H, F]) of own experts, then of copies of others' [n, 3 F H]: views."""
+    size, others = gate_up[0].numel(), () if copies is None else copies
+    return [*zip(gate_up, down, strict=True), *((x[:size].view_as(gate_up[0]), x[size:].view_as(down[0])) for x in others)]
+
+
 @torch.library.custom_op("meshwright::expert_mlp", mutates_args=())  # type: ignore[untyped-decorator]
 def expert_mlp(
-    rows: torch.Tensor, counts: torch.Tensor, gate_up: torch.Tensor, down: torch.Tensor, activation: str, expected: int
-) -> torch.Tensor:
+    rows: torch.Tensor, counts: torch.Tensor, gate_up: torch.Tensor, down: torch.Tensor, activation: str, expected: int,
+    copies: torch.Tensor | None = None,
+) -> torch.Tensor:  # fmt: skip
     """Filled rows of the buffers [E, C, H] through gated experts: (act(x Gᵀ) * (x Uᵀ)) Dᵀ, zero elsewhere.
 
-    counts: [E], filled rows. gate_up: [e, 2F, H], G over U; down: [e, H, F]; e divides E. expected: filled rows in all, for prices.
+    counts: [E], filled rows. gate_up: [e, 2F, H], G over U; down: [e, H, F]; e, and the number of `copies` of others' experts [n, 3 F H] after them,
+    divide E. expected: filled rows in all, for prices.
     """
-    act, out = ACTIVATIONS[activation][0], rows.new_zeros(*rows.shape[:2], down.shape[1])
-    for e, x, parts in _of_experts(rows, counts, len(gate_up)):
-        g, u = (x @ gate_up[e].t()).chunk(2, dim=-1)
-        _scatter(out, (act(g) * u) @ down[e].t(), parts)
+    act, out, weights = ACTIVATIONS[activation][0], rows.new_zeros(*rows.shape[:2], down.shape[1]), _weights(gate_up, down, copies)
+    for e, x, parts in _of_experts(rows, counts, len(weights)):
+        g, u = (x @ weights[e][0].t()).chunk(2, dim=-1)
+        _scatter(out, (act(g) * u) @ weights[e][1].t(), parts)
     return out
 
 
 @torch.library.custom_op("meshwright::expert_mlp_backward", mutates_args=())  # type: ignore[untyped-decorator]
 def _expert_mlp_backward(
-    grad: torch.Tensor, rows: torch.Tensor, counts: torch.Tensor, gate_up: torch.Tensor, down: torch.Tensor, activation: str, expected: int
-) -> list[torch.Tensor]:
-    """Gradients of rows, gate_up and down."""
+    grad: torch.Tensor, rows: torch.Tensor, counts: torch.Tensor, gate_up: torch.Tensor, down: torch.Tensor, activation: str, expected: int,
+    copies: torch.Tensor | None = None,
+) -> list[torch.Tensor]:  # fmt: skip
+    """Gradients of rows, gate_up and down; of copies, where there are any."""
     act, derivative = ACTIVATIONS[activation]
-    of_rows, of_gate_up, of_down = torch.zeros_like(rows), torch.zeros_like(gate_up), torch.zeros_like(down)
-    for e, x, parts in _of_experts(rows, counts, len(gate_up)):
-        g, u = (x @ gate_up[e].t()).chunk(2, dim=-1)
+    found = [torch.zeros_like(x) for x in (rows, gate_up, down, copies) if x is not None]
+    weights, of_weights = _weights(gate_up, down, copies), _weights(found[1], found[2], None if copies is None else found[3])
+    for e, x, parts in _of_experts(rows, counts, len(weights)):
+        g, u = (x @ weights[e][0].t()).chunk(2, dim=-1)
         y, a = torch.cat([grad[i, :n] for i, n in parts]), act(g)
-        of_a = y @ down[e]
+        of_a = y @ weights[e][1]
         of_h = torch.cat([derivative(of_a * u, g.contiguous()), of_a * a], dim=-1)
-        of_down[e], of_gate_up[e] = y.t() @ (a * u), of_h.t() @ x
-        _scatter(of_rows, of_h @ gate_up[e], parts)
-    return [of_rows, of_gate_up, of_down]
+        of_weights[e][1].copy_(y.t() @ (a * u))
+        of_weights[e][0].copy_(of_h.t() @ x)
+        _scatter(found[0], of_h @ weights[e][0], parts)
+    return found
 
 
 @expert_mlp.register_fake  # type: ignore[untyped-decorator]
-def _(rows: torch.Tensor, counts: torch.Tensor, gate_up: torch.Tensor, down: torch.Tensor, activation: str, expected: int) -> torch.Tensor:
+def _(
+    rows: torch.Tensor, counts: torch.Tensor, gate_up: torch.Tensor, down: torch.Tensor, activation: str, expected: int,
+    copies: torch.Tensor | None = None,
+) -> torch.Tensor:  # fmt: skip
     return rows.new_empty(*rows.shape[:2], down.shape[1])
 
 
 @_expert_mlp_backward.register_fake  # type: ignore[untyped-decorator]
 def _(
-    grad: torch.Tensor, rows: torch.Tensor, counts: torch.Tensor, gate_up: torch.Tensor, down: torch.Tensor, activation: str, expected: int
-) -> list[torch.Tensor]:
-    return [torch.empty_like(rows), torch.empty_like(gate_up), torch.empty_like(down)]
+    grad: torch.Tensor, rows: torch.Tensor, counts: torch.Tensor, gate_up: torch.Tensor, down: torch.Tensor, activation: str, expected: int,
+    copies: torch.Tensor | None = None,
+) -> list[torch.Tensor]:  # fmt: skip
+    return [torch.empty_like(x) for x in (rows, gate_up, down, copies) if x is not None]
 
 
 def _mlp_setup(ctx: Any, inputs: Any, output: Any) -> None:
-    *tensors, ctx.activation, ctx.expected = inputs
-    ctx.save_for_backward(*tensors)
+    *tensors, ctx.activation, ctx.expected, copies = inputs
+    ctx.save_for_backward(*tensors, *(() if copies is None else (copies,)))
 
 
 def _mlp_backward(ctx: Any, grad: torch.Tensor) -> tuple[Any, ...]:
-    of_rows, of_gate_up, of_down = torch.ops.meshwright.expert_mlp_backward(grad, *ctx.saved_tensors, ctx.activation, ctx.expected)
-    return of_rows, None, of_gate_up, of_down, None, None
+    tensors, copies = ctx.saved_tensors[:4], ctx.saved_tensors[4:]
+    of_rows, of_gate_up, of_down, *of_copies = torch.ops.meshwright.expert_mlp_backward(grad, *tensors, ctx.activation, ctx.expected, *copies)
+    return of_rows, None, of_gate_up, of_down, None, None, of_copies[0] if of_copies else None
 
 
 expert_mlp.register_autograd(_mlp_backward, setup_context=_mlp_setup)

@@ -9,7 +9,7 @@ import msgspec
 
 from ...decide.experts.replicas import place_replicas
 from ...explain.numbers import bytes_text, seconds_text
-from ...plan.context import among_experts, layout_exchanges
+from ...plan.context import among_experts, copies_in, layout_exchanges
 from ...plan.plan import TrainingLayout
 from .content import PageContent
 from .html import Html, joined, shortened, source_link, table, tag
@@ -75,7 +75,19 @@ def _dispatch(layout: TrainingLayout, decision: Mapping[str, Any]) -> list[Html]
             rows.append([shortened(x.source), "back" if x.target.endswith("/back") else "to the experts", each, bytes_text(room)])
     left = f", the first {2 * MAX_LAYERS} of {len(rows)}" if len(rows) > 2 * MAX_LAYERS else ""
     heads = ["rows of", "way", "expected to each member", "room for a member"]
-    return [tag("p", said), table(f"What a micro-batch sends for its experts{left}", heads, rows[: 2 * MAX_LAYERS], numbers=(3,))]
+    sent = table(f"What a micro-batch sends for its experts{left}", heads, rows[: 2 * MAX_LAYERS], numbers=(3,))
+    return [tag("p", said), sent, *_copies(layout)]
+
+
+def _copies(layout: TrainingLayout) -> list[Html]:
+    """Which experts lie where beside their homes, and what that does for the busiest member."""
+    rows = []
+    for layer, x in list(copies_in(layout).items())[:MAX_LAYERS]:
+        named = ", ".join(f"{e} on {m}" for e, m in x.copies[:6]) + (" ..." if len(x.copies) > 6 else "")
+        rows.append([shortened(layer), named, f"{x.before_rows:,}", f"{x.busiest_rows:,}", f"{x.bound_rows:,}"])
+    heads = ["layer", "copies", "busiest member without", "with", "bound"]
+    said = "Weights of copies come with every micro-batch, and their gradients go home. The bound holds for any placement in as many places."
+    return [table("Copies of hot experts, and rows of a micro-batch", heads, rows, numbers=(2, 3, 4)), tag("p", said, cls="note")] if rows else []
 
 
 def _loads(loads: Mapping[str, Loads], ranks: int) -> list[Html]:

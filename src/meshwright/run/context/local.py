@@ -21,7 +21,7 @@ from ..tensor.cuts import with_operand
 from ..tensor.rules import apply_rule
 from ..tensor.state import Call, Member, Shape, Shard, local_shape
 from .attention import RingSpec, context_heads, context_join, context_out, context_part, context_unite, ring_block, ring_end
-from .experts import OPERATORS, experts_rule
+from .experts import OPERATORS, experts_rule, with_copies
 
 __all__ = ["CONTEXT", "Positions", "local_graph"]
 
@@ -78,7 +78,7 @@ def local_graph(graph: ForwardGraph, layout: TrainingLayout, rank: int, shapes: 
     """`shapes`: of parameters, buffers and constants. `evaluated`: the graph has other calls than the planned one, by the same names where they are
     the same. Raises: PlanMismatch where the traced calls are not those that were planned."""
     found = _Local(graph, layout, layout.coordinates(rank)[1] % layout.context, shapes).run()
-    infos = {n.name: n.outputs[0] for n in found.graph.nodes}
+    infos = {n.name: n.outputs[0] for n in with_copies(found.graph, layout, rank).nodes}
     for s in layout.segments:
         for name in s.nodes:
             if not evaluated and "/" not in name and name not in infos:

@@ -69,8 +69,8 @@ def fuse_lanes(
     """For every rank the order in which its steps are walked. Times: of every step, from a simulation; without them, by depth in the graph.
 
     `late_receives`: a message that compute steps use is waited for when the first of them is due, not when it should arrive, so one that is
-    late holds up nothing else. Receives are posted ahead either way. `together`: steps of different ranks that end only once all of a group have
-    begun; they are neighbours in the one order.
+    late holds up nothing else; one that no step waits for comes at the end. Receives are posted ahead either way. `together`: steps of different
+    ranks that end only once all of a group have begun; they are neighbours in the one order.
 
     Raises: Unsupported (not executable), Deadlock with the steps that wait for each other.
     """
@@ -92,6 +92,8 @@ def fuse_lanes(
         if late_receives:
             for step, used in _use_times(program, start_s).items():
                 first[step] = second[step] = max(first[step], used)
+            for step in _for_nobody(program, after):
+                first[step] = second[step] = float("inf")
     for group in together:
         first[group[0]], second[group[0]] = max(first[s] for s in group), max(second[s] for s in group)
     # One order of the steps of all ranks, cut into walks: the first step in it that is not done never waits for a later one, so walks that
@@ -140,6 +142,17 @@ def _use_times(program: Program, start_s: Float) -> dict[int, float]:
         for step in range(hi - 1, lo - 1, -1):
             if step in found:
                 soonest = found[step] = min(found[step], soonest)
+    return found
+
+
+def _for_nobody(program: Program, after: Sequence[Sequence[int]]) -> set[int]:
+    """Receives that pass nothing on and that no step waits for but others of that kind."""
+    parts, found = program.steps.parts.tolist(), set[int]()
+    for lo, hi in zip(program.lanes.start.tolist(), program.lanes.end.tolist(), strict=True):
+        for step in range(hi - 1, lo - 1, -1):
+            if not parts[step] & Part.RECV or parts[step] & Part.SEND or not found.issuperset(after[step]):
+                break
+            found.add(step)
     return found
 
 

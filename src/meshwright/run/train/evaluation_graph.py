@@ -17,6 +17,7 @@ import msgspec
 
 from ...errors import Unsupported
 from ...plan.plan import TrainingLayout
+from ..context.experts import with_copies
 from ..steps.forward_graph import ForwardGraph, ForwardNode
 from ..tensor.vocabulary import expand_forward
 
@@ -77,7 +78,7 @@ def evaluation_layout(layout: TrainingLayout, graph: ForwardGraph) -> TrainingLa
     nodes: dict[str, list[str]] = {s.key: [] for s in layout.segments}
     waiting: list[str] = []
     last = [layout.segments[-1].key]
-    for n in expand_forward(graph, layout).nodes:
+    for n in expand_forward(with_copies(graph, layout), layout).nodes:
         waiting.append(n.name)
         if n.name in of:
             last = of[n.name]

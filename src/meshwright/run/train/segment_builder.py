@@ -17,7 +17,7 @@ from ...capture.precision import casting
 from ...capture.regions import REGION, run_region
 from ...errors import Unsupported
 from ...plan.context import layout_exchanges
-from ...plan.experts import COUNTS
+from ...plan.experts import COUNTS, SLOTS
 from ...plan.plan import ParamShard, Segment, TrainingLayout, ValueInfo, ValueSplit
 from ...plan.shards import expert_shards, local_value, sequence_values
 from ...plan.vocabulary import base_node
@@ -74,7 +74,8 @@ class SegmentBuilder:
         self.shapes: dict[str, tuple[int, ...]] = {f"input:{i}": x.shape for i, x in enumerate(graph.inputs)}
         self.shapes |= {f"param:{p.name}": p.full_shape for p in held.values()}
         for s in expert_shards(layout):  # of them tensor indices divide what a replica has
-            self.shapes[f"param:{s.param}"] = local_shape(self.shapes.get(f"param:{s.param}", (0,)), Shard(0), layout.expert)
+            if s.param in held:  # by this stage
+                self.shapes[f"param:{s.param}"] = local_shape(self.shapes[f"param:{s.param}"], Shard(0), layout.expert)
         self.shapes |= {f"buffer:{n}": tuple(b.shape) for n, b in buffers.items()} | {f"constant:{n}": c.shape for n, c in graph.constants.items()}
         for n in graph.nodes:
             if not n.many and n.outputs[0] is not None:
@@ -187,10 +188,8 @@ class SegmentBuilder:
             if divided:
                 known[node.name] = graph.call_function(torch.ops.aten.div.Tensor, (known[node.name], divisor))
             modules.after(node, known[node.name])
-            if self.clock is not None and node.target == COUNTS:
-                count = self.clock.counted(self.graph.modules.get(base_node(node.name), node.name))
-                whole = known[node.name] if len(args) < 4 else graph.call_function(target, args[:3])  # of experts that other ranks have, too
-                graph.call_function(count, (whole, known[node.inputs[0]]))
+            if self.clock is not None and node.target in (COUNTS, SLOTS):
+                self.counted(graph, node, target, args, known)
         modules.end()
         graph.output(tuple(known[w] for w in segment.writes))
         module = fx.GraphModule(torch.nn.Module(), graph)
@@ -203,6 +202,18 @@ class SegmentBuilder:
                 return function(*values)
 
         return cast
+
+    def counted(self, graph: fx.Graph, node: ForwardNode, target: Callable[..., Any], args: Sequence[Any], known: Mapping[str, fx.Node]) -> None:
+        """Tells the clock how many tokens chose every expert of a layer: of those that other ranks have too, and of copies as of their experts."""
+        if node.target == COUNTS and self.graph.by_name.get(node.inputs[0], node).target == SLOTS:
+            return
+        index = known[node.inputs[0]]
+        if node.target == SLOTS:
+            whole = graph.call_function(_called(COUNTS), (index, len(args[1]), 1 << 62))
+        else:
+            whole = known[node.name] if len(args) < 4 else graph.call_function(target, args[:3])
+        assert self.clock is not None
+        graph.call_function(self.clock.counted(self.graph.modules.get(base_node(node.name), node.name)), (whole, index))
 
     def drawing(self, node: ForwardNode, target: Callable[..., Any], state: Any, member: Member, replays: Replays) -> Callable[..., Any]:
         """The call with the serial run's bits for this rank's part of what it draws for."""

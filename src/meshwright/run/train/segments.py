@@ -158,7 +158,7 @@ def _with_segments(
     held, kept = state.parameters, state.buffers
     terms = own_terms(graph) if counted else {}
     positions = _positions(graph, layout, rank, shapes, kept)
-    own_calls = expand_forward(with_exchanges(graph if positions is None else positions.graph, layout), layout, rank)
+    own_calls = expand_forward(with_exchanges(graph if positions is None else positions.graph, layout, rank), layout, rank)
     builder = SegmentBuilder(own_calls, layout, tensor, held, kept, device, opaque, clock, state.groups, precision, terms, positions)
     mine = [s for s in layout.segments if s.key in layout.held(pipeline).segments]  # forward order, over all stages that the rank holds
     divisors, weighted = divisors_of(mine, graph, terms, device)
@@ -212,7 +212,7 @@ def evaluation_module(
         positions = local_graph(graph, layout, rank, fixed, evaluated=True)
     layout = evaluation_layout(layout, graph if positions is None else positions.graph)
     stage, terms = layout.held(layout.coordinates(rank)[0]), own_terms(graph)
-    own_calls = expand_forward(with_exchanges(graph if positions is None else positions.graph, layout), layout, rank)
+    own_calls = expand_forward(with_exchanges(graph if positions is None else positions.graph, layout, rank), layout, rank)
     builder = SegmentBuilder(
         own_calls, layout, layout.coordinates(rank)[2], trained.parameters, trained.buffers, device, opaque, None, trained.groups, precision, terms,
         positions,
