@@ -11,7 +11,7 @@ Cost: O(levels · beam · candidates · grid) greedy runs of n pieces.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
 import numpy as np
@@ -83,17 +83,19 @@ class NeuroShard(TableStrategy):
             done, where, seen = refine(problem, parts, places, rounds=self.rounds)
             looked += seen
             plans.append((done, where))
-        ranked = []
+        ranked, others = [], []
         last: Unsupported | Infeasible | None = None
-        for parts, places in [*plans, min(found, key=lambda f: f[0])[1:]]:
+        byprice = [f[1:] for f in sorted(found, key=lambda f: f[0])]
+        for n, (parts, places) in enumerate([*plans, *byprice]):
             try:
-                ranked.append(problem.judged(self, parts, places, evaluations=looked, notes={"pieces": len(parts)}))
+                (ranked if n <= len(plans) else others).append(problem.judged(self, parts, places, evaluations=looked, notes={"pieces": len(parts)}))
             except (Unsupported, Infeasible) as refused:
                 last = refused
         if not ranked:
             assert last is not None
             raise last
-        return min(ranked, key=lambda p: p.cost_s)
+        best = min(ranked, key=lambda p: p.cost_s)
+        return replace(best, others=tuple(sorted((p for p in [*ranked, *others] if p is not best), key=lambda p: p.cost_s)))
 
     def _halved(self, problem: TableProblem, beam: Sequence[tuple[Piece, ...]]) -> list[tuple[Piece, ...]]:
         found: dict[tuple[tuple[int, int, int], ...], tuple[Piece, ...]] = {}

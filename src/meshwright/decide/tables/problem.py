@@ -56,7 +56,7 @@ class Phases(NamedTuple):
 @dataclass(frozen=True, kw_only=True)
 class TableProblem:
     """`costs`: of each kind of device; `kinds`: the kind of every device of the fabric, by number. `start`: where shards lie now; `move_bytes`: how
-    much may be moved from there, None for any amount.
+    much may be moved from there, None for any amount. `factors`: how many times as long as by `costs` each device's lookups take; none: once.
 
     Raises: UsageError for costs of another batch; Infeasible with the bytes for tables that do not fit; Disconnected."""
 
@@ -66,6 +66,7 @@ class TableProblem:
     kinds: tuple[int, ...] = ()
     start: tuple[Shard, ...] = ()
     move_bytes: int | None = None
+    factors: tuple[float, ...] = ()
 
     def __post_init__(self) -> None:
         for c in self.costs:
@@ -166,7 +167,7 @@ class TableProblem:
         found = np.empty(sums.shape[:-1])
         for costs, devices in zip(self.costs, self.of_kind, strict=True):
             found[..., devices] = costs.compute_s(sums[..., devices, :])
-        return found
+        return found * self.factors if self.factors else found
 
     @cached_property
     def per_column_s(self) -> tuple[F64, F64, F64, F64]:
@@ -196,8 +197,11 @@ class TableProblem:
 
     def phases(self, sums: F64, columns: F64) -> Phases:
         """Of plans with these sums [..., D, K] and columns [..., D]. A net is not believed below what a device's links take for its bytes."""
-        first = self.costs[0]
-        compute, back = self.compute_s(sums), self.by_links(columns)
+        return self.timed(self.compute_s(sums), columns)
+
+    def timed(self, compute: F64, columns: F64) -> Phases:
+        """The same of plans whose lookups take so long, [..., D] seconds."""
+        first, back = self.costs[0], self.by_links(columns)
         if self.exchanges_measured and (net := first.exchange_s(columns, None)) is not None:
             back = np.maximum(net, back)
         ends = compute + back
@@ -299,7 +303,7 @@ def _joined(shards: Sequence[Shard], same: str, along: str) -> list[Shard]:
 
 @dataclass(frozen=True, kw_only=True)
 class TablePlan:
-    """`columns`: sums of devices. `evaluations`: plans looked at."""
+    """`columns`: sums of devices. `evaluations`: plans looked at. `others`: plans that the strategy thought worth a measurement, the cheapest first."""
 
     strategy: str
     shards: tuple[Shard, ...]
@@ -308,6 +312,7 @@ class TablePlan:
     moved_bytes: int
     evaluations: int
     notes: Mapping[str, Any] = field(default_factory=dict)
+    others: tuple[TablePlan, ...] = ()
 
     @property
     def cost_s(self) -> float:
