@@ -32,7 +32,7 @@ from meshwright.graph.embeddings import Shard, Table, Tables, histogram_of
 from meshwright.io.costs.lookups import read_lookup_costs, write_lookup_costs
 from meshwright.io.fabric.name import load_fabric
 from meshwright.lab import Lab
-from meshwright.probe.tables.compute import Meter
+from meshwright.probe.tables.compute import ROUNDS, Meter
 from meshwright.probe.tables.exchange import ExchangeTask, exchange_tasks, measure_exchanges
 from meshwright.probe.tables.fit import PlanMeasure, better_exchanges, fit_costs
 from meshwright.probe.tables.operator import operator_name
@@ -97,7 +97,7 @@ class Here(PlanMeasure):
     def __call__(self, plans: Sequence[Any]) -> list[Measured]:
         if self.lab is not None:
             return super().__call__(plans)
-        compute = self.lookups_s(plans)
+        compute = self.lookups_s(plans, ROUNDS)
         back, fore = by_links(np.array([p.columns for p in plans], float), np.array(compute), self.fabric)
         return [Measured(compute_s=tuple(c), backward_s=tuple(b), forward_s=tuple(f)) for c, b, f in zip(compute, back, fore, strict=True)]
 
@@ -156,6 +156,7 @@ def main() -> None:
     parser.add_argument("--exchange-points", type=int, default=500)
     parser.add_argument("--epochs", type=int, default=300)
     parser.add_argument("--tasks", type=int, default=20)
+    parser.add_argument("--only", type=int, help="this task alone, e.g. the worst of a run before")
     parser.add_argument("--tables", type=int, default=24)
     parser.add_argument("--costs", type=Path, help="file of measured lookups: read if it is there, else written")
     parser.add_argument("--lookups-only", action="store_true", help="measure lookups into --costs, and end")
@@ -169,19 +170,21 @@ def main() -> None:
         fabric = fabric if lab is None else lab.fabric  # its links are token buckets
         costs, facts = fitted(args, whole, fabric, lab)
         print(facts, dict(costs.errors), flush=True)
-        draw, plan_s, finals_s, bounds = np.random.default_rng(7), list[float](), list[float](), list[float]()
+        draw, plan_s, finals_s, bounds = np.random.default_rng(7), list[float](), list[float](), dict[int, float]()
         plans: list[tuple[int, str, list[Shard], Meter, float | None]] = []
         for n in range(args.tasks):
             chosen = tuple(whole.tables[i] for i in draw.permutation(len(whole.tables))[: args.tables])
+            if args.only not in (None, n):
+                continue
             tables = Tables(tables=chosen, batch=BATCH, name=f"task {n}")
             meter, problem = Meter(tables, seed=n), TableProblem(tables=tables, fabric=fabric, costs=(costs,))
             began = time.perf_counter()
             ranked, bound = compare_tables(problem, [NeuroShard(), DimGreedy(), LookupGreedy(), SizeLookupGreedy(), RandomTables()], seed=n)
             plan_s.append(time.perf_counter() - began)
-            bounds.append(float(bound))
+            bounds[n] = float(bound)
             # Measured as `tables plan --measure` does; afterwards all plans anew, so that no choice profits from its own measurement.
             began = time.perf_counter()
-            best = finals(problem, ranked, Here(meter=meter, fabric=fabric, lab=lab, runs=RUNS), FINALISTS)[0]
+            best = finals(problem, ranked, Here(meter=meter, fabric=fabric, lab=lab, runs=RUNS), FINALISTS, seed=n)[0]
             finals_s.append(time.perf_counter() - began)
             assert best.plan is not None
             plans.append((n, "ours", list(best.plan.shards), meter, best.plan.cost_s))
@@ -198,7 +201,9 @@ def main() -> None:
     record(args, raw, bounds, (max(plan_s), max(finals_s)), facts["fit_s"], costs.errors, facts["additive"])
 
 
-def record(args: Any, raw: list[dict[str, Any]], bounds: list[float], slowest_s: tuple[float, float], fit_s: float, errors: Any, additive: float | None) -> None:
+def record(
+    args: Any, raw: list[dict[str, Any]], bounds: dict[int, float], slowest_s: tuple[float, float], fit_s: float, errors: Any, additive: float | None,
+) -> None:  # fmt: skip
     total = {(r["task"], r["plan"]): r["total_s"] for r in raw}
     names = list(dict.fromkeys(r["plan"] for r in raw))
 
@@ -217,7 +222,7 @@ def record(args: Any, raw: list[dict[str, Any]], bounds: list[float], slowest_s:
         {"what": "one plan, slowest", "value": slowest_s[0], "unit": "s", "limit": ASKED["plan_s"]},
         {"what": f"its {FINALISTS} finalists chosen by measurements, slowest", "value": slowest_s[1], "unit": "s"},
         {"what": "rank correlation of predicted and measured costs", "value": float(np.corrcoef(*ranks)[0, 1]), "unit": ""},
-        {"what": "bound over ours, mean", "value": statistics.mean(b / total[n, "ours"] for n, b in enumerate(bounds)), "unit": ""},
+        {"what": "bound over ours, mean", "value": statistics.mean(b / total[n, "ours"] for n, b in bounds.items()), "unit": ""},
     ]  # fmt: skip
     for ours in ("ours", "neuroshard"):
         for peer in [x for x in names if x not in ("ours", "neuroshard")]:
@@ -230,7 +235,8 @@ def record(args: Any, raw: list[dict[str, Any]], bounds: list[float], slowest_s:
         print(f"{row['what']:<90} {row['value']}", *(f"{k} {row[k]}" for k in ("worst", "limit", "peer") if row.get(k) is not None))
     how = "by the links' rate" if args.computed_exchanges else "measured in the lab"
     command = "python benchmarks/tables.py" + " --computed-exchanges" * args.computed_exchanges + f" --tasks {args.tasks}"
-    machine.record("tables", rows, command=command, exchanges=how, raw=raw)
+    if args.only is None:
+        machine.record("tables", rows, command=command, exchanges=how, raw=raw)
 
 
 if __name__ == "__main__":

@@ -1,8 +1,8 @@
-"""Finalists of a table decision: lookups of many cheap plans are measured, plans are corrected by them, and the best are measured with their exchanges.
+"""Finalists of a table decision: lookups of many plans are measured, the costs learn from them, and the best are measured with their exchanges.
 
-Lookups are a matter of one device and of milliseconds, so many plans are looked at, and costs err differently on each. What a measured plan's devices
-take goes back into the costs, and moves and swaps make new plans of it (`corrected`). Exchanges want a process per device, so few plans have them
-measured: those that stay close to the best are measured again, and medians decide.
+Lookups are a matter of one device and of milliseconds, so many plans are looked at: the cheapest, and each strategy's own, which differ more. What they
+take teaches the costs (`decide.tables.learned`), and the strategies plan again. Exchanges want a process per device, so few plans have them measured:
+those that stay close to the best are measured again, and medians decide. Repetitions are counted, not timed.
 """
 
 from __future__ import annotations
@@ -15,14 +15,15 @@ from typing import Protocol
 import numpy as np
 
 from ..decide.tables import TablePlan, TableProblem, TableStrategy
-from ..decide.tables.refine import corrected
-from ..errors import MeshwrightError
+from ..decide.tables.learned import learned
+from ..errors import Infeasible, MeshwrightError, Unsupported
 from ..kernels.effort import time_is_up
 
 __all__ = ["Measure", "Measured", "Tried", "finals"]
 
-LOOKED_AT = 4  # plans per finalist whose lookups are measured
-CORRECTED = 2  # plans per finalist that are corrected by what was measured
+LOOKED_AT = 4  # plans per finalist whose lookups are measured first
+LESSONS = 3  # times that the costs learn, and as many plans as there are finalists are made anew
+LOOKS = 3  # at a plan that gets among the finalists: the best of many that were looked at once is the luckiest too
 CLOSE, ROUNDS = 0.03, 3  # of the best: measured again, so often at most
 
 
@@ -43,7 +44,7 @@ class Measure(Protocol):
     """What a machine takes for plans."""
 
     def lookups_s(self, plans: Sequence[TablePlan]) -> Sequence[Sequence[float]]:
-        """Seconds of each plan's devices, one at a time."""
+        """Seconds of each plan's devices, one at a time. One look: medians of several are better."""
         ...
 
     def __call__(self, plans: Sequence[TablePlan]) -> Sequence[Measured]:
@@ -70,42 +71,63 @@ class Tried:
         return self.refused.message if self.refused is not None else ""
 
 
-@dataclass(frozen=True)
 class _Looked:
-    strategy: TableStrategy
-    plan: TablePlan
-    compute_s: tuple[float, ...]
-    price_s: float  # by the lookups measured, and exchanges as the costs say
+    """A plan, and what its devices' lookups took each time."""
+
+    def __init__(self, strategy: TableStrategy, plan: TablePlan) -> None:
+        self.strategy, self.plan, self.taken = strategy, plan, list[Sequence[float]]()
+        self.compute_s, self.price_s = list[float](), 0.0
+
+    def look(self, problem: TableProblem, compute_s: Sequence[float]) -> None:
+        """Once more. The price is of the lookups measured, and of exchanges as the costs say."""
+        self.taken.append(compute_s)
+        self.compute_s = [statistics.median(x) for x in zip(*self.taken, strict=True)]
+        self.price_s = float(problem.timed(np.array(self.compute_s), np.array(self.plan.columns, float)).total_s)
 
 
-def finals(problem: TableProblem, ranked: Sequence[Tried], measure: Measure, finalists: int) -> list[Tried]:
-    """So many plans, no two alike, measured, the best first: the strategies' own, those they thought worth a measurement, and corrected ones."""
-    pool: dict[object, tuple[TableStrategy, TablePlan]] = {}
+def finals(problem: TableProblem, ranked: Sequence[Tried], measure: Measure, finalists: int, *, seed: int = 0) -> list[Tried]:
+    """So many plans, no two alike, measured, the best first: the strategies' own, those they thought worth a measurement, and those they make of
+    costs that have learned."""
+    pool: dict[object, _Looked] = {}
     for t in ranked:
         for plan in () if t.plan is None else (t.plan, *t.plan.others):
-            pool.setdefault(plan.shards, (t.strategy, plan))
-    cheapest = sorted(pool.values(), key=lambda x: x[1].cost_s)[: LOOKED_AT * finalists]
-    looked = _looked(problem, cheapest, measure)
-    spent: set[object] = set()
-    known = {x.plan.shards for x in looked}
-    for _ in range(CORRECTED * finalists):
-        left = [x for x in looked if x.plan.shards not in spent]
-        if not left or time_is_up():
+            pool.setdefault(plan.shards, _Looked(t.strategy, plan))
+    own = {t.plan.shards for t in ranked if t.plan is not None}
+    cheap = sorted(pool.values(), key=lambda x: x.plan.cost_s)[: LOOKED_AT * finalists]
+    looked = cheap + [x for x in pool.values() if x.plan.shards in own and x not in cheap]
+    _look(problem, looked, measure)
+    for _ in range(LESSONS):
+        if time_is_up():
             break
-        best = min(left, key=lambda x: x.price_s)
-        spent.add(best.plan.shards)
-        new = [p for p in corrected(problem, best.plan, best.compute_s, best.strategy) if p.shards not in known]
-        known |= {p.shards for p in new}
-        looked += _looked(problem, [(best.strategy, p) for p in {p.shards: p for p in new}.values()], measure)
-    return _decided(sorted(looked, key=lambda x: x.price_s)[:finalists], measure)
+        told = replace(problem, learned=learned(problem, [x.plan for x in looked], [x.compute_s for x in looked]))
+        known, new = {x.plan.shards for x in looked}, dict[object, _Looked]()
+        for t in ranked:
+            for plan in () if t.plan is None else _again(t.strategy, told, seed):
+                if plan.shards not in known:
+                    new.setdefault(plan.shards, _Looked(t.strategy, plan))
+        more = sorted(new.values(), key=lambda x: x.plan.cost_s)[:finalists]
+        _look(problem, [*more, *_best(looked, finalists)], measure)
+        looked += more
+    while (short := [x for x in _best(looked, finalists) if len(x.taken) < LOOKS]) and not time_is_up():
+        _look(problem, short, measure)
+    return _decided(_best(looked, finalists), measure)
 
 
-def _looked(problem: TableProblem, plans: Sequence[tuple[TableStrategy, TablePlan]], measure: Measure) -> list[_Looked]:
-    found = []
-    for (strategy, plan), compute_s in zip(plans, measure.lookups_s([p for _, p in plans]) if plans else (), strict=True):
-        phases = problem.timed(np.array(compute_s), np.array(plan.columns, float))
-        found.append(_Looked(strategy, plan, tuple(compute_s), float(phases.total_s)))
-    return found
+def _best(looked: Sequence[_Looked], count: int) -> list[_Looked]:
+    return sorted(looked, key=lambda x: x.price_s)[:count]
+
+
+def _again(strategy: TableStrategy, told: TableProblem, seed: int) -> tuple[TablePlan, ...]:
+    try:
+        plan = strategy.plan(told, rng=np.random.default_rng(seed))
+    except (Unsupported, Infeasible):
+        return ()
+    return (plan, *plan.others)
+
+
+def _look(problem: TableProblem, plans: Sequence[_Looked], measure: Measure) -> None:
+    for x, compute_s in zip(plans, measure.lookups_s([x.plan for x in plans]), strict=True):
+        x.look(problem, compute_s)
 
 
 def _decided(chosen: Sequence[_Looked], measure: Measure) -> list[Tried]:

@@ -52,7 +52,7 @@ def compare_tables(
         here.best = f"{best.strategy.name}, {show_time(best.time_s)}"
     ranked = sorted(found, key=lambda t: t.time_s)
     if measure is not None:
-        done = finals(problem, ranked, measure, finalists)
+        done = finals(problem, ranked, measure, finalists, seed=seed)
         shown = {t.plan.shards for t in done if t.plan is not None}
         ranked = [*done, *(t for t in ranked if t.plan is None or t.plan.shards not in shown)]
     return ranked, table_bound(problem)

@@ -15,8 +15,9 @@ from meshwright.check import check_plan
 from meshwright.decide.tables import STRATEGIES, TableProblem, table_bound
 from meshwright.decide.tables.bound import floors
 from meshwright.decide.tables.classic import DimGreedy, RandomTables, SizeGreedy
+from meshwright.decide.tables.learned import learned
 from meshwright.decide.tables.neuroshard import NeuroShard
-from meshwright.decide.tables.problem import halves, merged
+from meshwright.decide.tables.problem import Learned, Phases, Piece, halves, merged
 from meshwright.decide.tables.refine import FewestMoves
 from meshwright.drive.tables import Measured, compare_tables, plan_tables, shards_of
 from meshwright.errors import FormatError, Infeasible, Unsupported, UsageError
@@ -159,63 +160,64 @@ def test_planning_again_moves_no_more_than_allowed_and_empties_lost_devices():
         FewestMoves().plan(replace(smaller, move_bytes=lost - 1), rng=RNG(0))
 
 
-class Real:
-    """A machine whose lookups take other times than the costs say: each device by its own shards, every piece so many times as long."""
+class Machine:
+    """One whose lookups take other times than the costs say: every table so many times as long, wherever it lies, and all of them half as long again."""
 
-    def __init__(self, problem, spread=0.3):
-        self.problem, self.spread, self.exchanged, self.looked = problem, spread, [], []
+    def __init__(self, problem, spread=0.4):
+        of_table = RNG(9).uniform(-spread, spread, len(problem.tables.tables))
+        self.problem, self.exchanged, self.looked = replace(problem, learned=Learned(factor=1.5, of_table=tuple(of_table.tolist()))), [], []
+
+    def _phases(self, plan):
+        pieces = [Piece(self.problem.tables.number_of[s.table], s.rows, s.columns) for s in plan.shards]
+        return self.problem.phases(*self.problem.sums(pieces, np.array([self.problem.fabric.actor_of[s.device] for s in plan.shards])))
 
     def lookups_s(self, plans):
         self.looked += plans
-        return [self._one(p) for p in plans]
-
-    def _one(self, plan):
-        names, found = [d.name for d in self.problem.fabric.devices], []
-        for name, s in zip(names, np.asarray(plan.phases.compute_s).tolist(), strict=True):
-            held = [(x.table, x.rows, x.width) for x in plan.shards if x.device == name]
-            more = np.mean([RNG(int(table[1:])).uniform(-1, 1) for table, _, _ in held]) if held else 0.0
-            found.append(s * (1 + self.spread * more))
-        return found
+        return [self._phases(p).compute_s.tolist() for p in plans]
 
     def __call__(self, plans):
         self.exchanged += plans
-        taken = []
-        for p in plans:
-            phases = self.problem.timed(np.array(self._one(p)), np.array(p.columns, float))
-            taken.append(Measured(**{k: tuple(getattr(phases, k).tolist()) for k in ("compute_s", "backward_s", "forward_s")}))
-        return taken
+        kinds = ("compute_s", "backward_s", "forward_s")
+        return [Measured(**{k: tuple(getattr(self._phases(p), k).tolist()) for k in kinds}) for p in plans]
 
 
 def test_finalists_are_measured_and_the_best_of_them_wins():
     problem = problem_of(0, tables=6, devices=2)
-    machine = Real(problem)
+    machine = Machine(problem)
     plan, ranked, bound = plan_tables(problem, measure=machine, finalists=2)
     taken = [t for t in ranked if t.measured]
     assert len({p.shards for p in machine.exchanged}) == len(taken) == 2 and ranked[:2] == sorted(taken, key=lambda t: t.time_s)
-    assert ranked[0].measured.total_s == pytest.approx(machine([ranked[0].plan])[0].total_s)
-    assert plan.decisions["tables"]["measured_s"] == pytest.approx(ranked[0].time_s) and float(bound) > 0
-    lucky = Real(problem, spread=0.0)
-    lucky._one = lambda plan: [0.0] * 2
+    assert plan.decisions["tables"]["measured_s"] == pytest.approx(ranked[0].time_s) == pytest.approx(machine([ranked[0].plan])[0].total_s)
+    assert float(bound) > 0
+    lucky = Machine(problem)
+    lucky._phases = lambda plan: Phases(np.zeros(2), np.full(2, 0.1), np.full(2, 0.1), np.array(0.2))
     assert plan_tables(problem, [DimGreedy()], measure=lucky)[0].bound is None, "costs below the floor prove no bound"
     found, _ = compare_tables(problem)
     assert [t.refused is not None for t in found].count(True) == 1 and "no plan to start from" in found[-1].why
 
 
-def test_what_was_measured_corrects_the_costs_and_makes_new_plans():
-    """Where costs err by a third, device by device: never behind the plan that the costs alone choose, nor behind a classic one; ahead of them in the mean."""
-    ahead = []
-    for seed in range(few(8, least=5)):
-        problem = problem_of(seed, tables=10, devices=3)
-        machine = Real(problem)
-        alone = [t.plan for t in compare_tables(problem)[0] if t.plan]
-        ranked, _ = compare_tables(problem, measure=machine, finalists=3)
-        first = [t.total_s for t in machine(alone)]
-        assert ranked[0].time_s <= first[0] * (1 + 1e-9)
-        assert len({p.shards for p in machine.looked}) > 3 and any("corrected" in p.notes for p in machine.looked)
-        ahead.append(ranked[0].time_s / first[0])
-        move = compare_tables(replace(problem, start=alone[0].shards, move_bytes=0), measure=machine, finalists=1)[0]
-        assert move[0].plan.moved_bytes == 0, "corrected plans keep to the limit of moved bytes"
-    assert np.mean(ahead) < 0.97
+@pytest.mark.parametrize("seed", range(few(6, least=4)))
+def test_costs_learn_from_measured_plans_and_plan_again(seed):
+    """Where costs err by 40 % on each table: no worse than any strategy's own plan, and near what exact costs would have found."""
+    problem = problem_of(seed, tables=12, devices=3)
+    machine = Machine(problem)
+    alone = [t.plan for t in compare_tables(problem)[0] if t.plan]
+    before = sorted(t.total_s for t in machine(alone))
+    best = compare_tables(problem, measure=machine, finalists=3)[0][0]
+    exact = NeuroShard().plan(machine.problem, rng=RNG(0)).cost_s
+    assert best.time_s <= before[0] * (1 + 1e-9) and best.time_s <= exact * 1.03
+    stuck = replace(problem, start=alone[0].shards, move_bytes=0)
+    assert compare_tables(stuck, measure=machine, finalists=1)[0][0].plan.moved_bytes == 0, "the limit of moved bytes holds"
+
+
+def test_what_is_learned_is_what_was_changed():
+    problem = problem_of(1, tables=6, devices=3)
+    machine = Machine(problem, spread=0.1)
+    plans = [RandomTables().plan(problem, rng=RNG(k)) for k in range(40)]
+    found = learned(problem, plans, machine.lookups_s(plans))
+    assert found.factor == pytest.approx(1.5, rel=0.03) and np.abs(np.subtract(found.of_table, machine.problem.learned.of_table)).max() < 0.03
+    nothing = learned(problem, plans[:1], [[0.0] * 3])
+    assert nothing == Learned(factor=1.0, of_table=(0.0,) * 6)
 
 
 @pytest.fixture(scope="module")

@@ -24,7 +24,7 @@ from ...fabric.fabric import Fabric, Link
 from ...graph.embeddings import ALIGNMENT, Shard, Tables, moved_bytes, uniform_histogram
 from ..strategies import Listed
 
-__all__ = ["Phases", "Piece", "TablePlan", "TableProblem", "TableStrategy"]
+__all__ = ["Learned", "Phases", "Piece", "TablePlan", "TableProblem", "TableStrategy"]
 
 F64 = NDArray[np.float64]
 I64 = NDArray[np.int64]
@@ -54,9 +54,17 @@ class Phases(NamedTuple):
 
 
 @dataclass(frozen=True, kw_only=True)
+class Learned:
+    """Lookups of a device take `factor` times (what its costs say, and of each table's lookups alone the share `of_table`)."""
+
+    factor: float
+    of_table: tuple[float, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
 class TableProblem:
     """`costs`: of each kind of device; `kinds`: the kind of every device of the fabric, by number. `start`: where shards lie now; `move_bytes`: how
-    much may be moved from there, None for any amount. `factors`: how many times as long as by `costs` each device's lookups take; none: once.
+    much may be moved from there, None for any amount. `learned`: what this job's own lookups taught (`learned`); none: nothing.
 
     Raises: UsageError for costs of another batch; Infeasible with the bytes for tables that do not fit; Disconnected."""
 
@@ -66,7 +74,7 @@ class TableProblem:
     kinds: tuple[int, ...] = ()
     start: tuple[Shard, ...] = ()
     move_bytes: int | None = None
-    factors: tuple[float, ...] = ()
+    learned: Learned | None = None
 
     def __post_init__(self) -> None:
         for c in self.costs:
@@ -159,6 +167,9 @@ class TableProblem:
             pooling = np.array([t.pooling for t in tables]) * share
             histogram = np.array([t.histogram or uniform_histogram(t.rows, t.pooling * self.tables.batch) for t in tables])
             found = np.stack([c.embed(rows, dim, pooling, histogram) for c in self.costs])
+            if self.learned is not None:
+                more = np.stack([c.compute_s(x) for c, x in zip(self.costs, found, strict=True)]) * [self.learned.of_table[t] for t, _, _ in unknown]
+                found = np.concatenate([found, more[..., None]], -1)
             self._known.update({kind: found[:, i] for i, kind in enumerate(unknown)})
         return np.stack([self._known[p.kind] for p in pieces], 1)[self.kind_of]
 
@@ -166,8 +177,13 @@ class TableProblem:
         """[..., D] of sums [..., D, K]."""
         found = np.empty(sums.shape[:-1])
         for costs, devices in zip(self.costs, self.of_kind, strict=True):
-            found[..., devices] = costs.compute_s(sums[..., devices, :])
-        return found * self.factors if self.factors else found
+            mine = sums[..., devices, :]
+            if self.learned is None:
+                found[..., devices] = costs.compute_s(mine)
+            else:
+                more, mine = mine[..., -1], mine[..., :-1]
+                found[..., devices] = np.maximum(self.learned.factor * (costs.compute_s(mine) + more), mine[..., -1])
+        return found
 
     @cached_property
     def per_column_s(self) -> tuple[F64, F64, F64, F64]:

@@ -7,7 +7,7 @@ Cost: O(n · D + n²/2) evaluations per round, swaps only with the slowest devic
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import ClassVar
 
 import numpy as np
@@ -17,11 +17,10 @@ from ...errors import Infeasible, Unsupported
 from ...kernels.effort import time_is_up
 from .problem import F64, I64, Piece, TablePlan, TableProblem, TableStrategy, fitting, halves
 
-__all__ = ["FewestMoves", "corrected", "refine"]
+__all__ = ["FewestMoves", "refine"]
 
 LEAST_GAIN = 1e-4  # of the cost, below which a step is not taken: nets know their costs no better
 MAX_STEPS = 20_000  # moves and swaps looked at in a round
-CORRECTIONS = 3  # moves and swaps from a measured plan: after more of them its measurement says little
 EVEN = 0.02  # weight of how evenly devices work, beside the slowest one's time: two that are equally slow are left one after the other
 
 
@@ -96,24 +95,6 @@ def _moved(
         new_columns[r, a[real]] -= width[p]
         new_columns[r, b[real]] += width[p]
     return np.where(np.abs(new_sums) < 1e-12, 0.0, new_sums), new_columns
-
-
-def corrected(problem: TableProblem, plan: TablePlan, compute_s: Sequence[float], strategy: TableStrategy, *, cuts: int = 1) -> list[TablePlan]:
-    """Plans from this one, whose devices' lookups were measured: each device takes so many times as long as the costs say, with other pieces too, and
-    moves and swaps follow. Pieces are halved up to `cuts` times first. Invariant: memory and the limit of moved bytes hold."""
-    names, number_of = {d.name: k for k, d in enumerate(problem.fabric.devices)}, problem.tables.number_of
-    factors = np.divide(compute_s, plan.phases.compute_s, out=np.ones(problem.devices), where=plan.phases.compute_s > 0)
-    told, found = replace(problem, factors=tuple(factors.tolist())), []
-    lies = [(Piece(number_of[s.table], s.rows, s.columns), names[s.device]) for s in plan.shards]
-    for cut in range(cuts + 1):
-        if cut:
-            lies = [(part, d) for piece, d in lies for part in (halves(piece) or (piece,))]
-        pieces, on, looked = refine(told, [p for p, _ in lies], [d for _, d in lies], rounds=CORRECTIONS)
-        try:
-            found.append(problem.judged(strategy, pieces, on, evaluations=looked, notes={"corrected": cut}))
-        except (Unsupported, Infeasible):
-            continue
-    return found
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -104,12 +104,12 @@ class PlanMeasure:
     lab: object = None
     runs: int = 5
 
-    def lookups_s(self, plans: Sequence[TablePlan]) -> list[list[float]]:
+    def lookups_s(self, plans: Sequence[TablePlan], rounds: int = 1) -> list[list[float]]:
         with stage("measuring lookups of plans"):
-            return self.meter.plans_s([p.shards for p in plans], [d.name for d in self.fabric.devices])
+            return self.meter.plans_s([p.shards for p in plans], [d.name for d in self.fabric.devices], rounds=rounds)
 
     def __call__(self, plans: Sequence[TablePlan]) -> list[Measured]:
-        compute, tables = self.lookups_s(plans), self.meter.tables
+        compute, tables = self.lookups_s(plans, ROUNDS), self.meter.tables
         with stage("measuring exchanges of plans"):
             tasks = [ExchangeTask(columns=list(p.columns), compute_s=c) for p, c in zip(plans, compute, strict=True)]
             size = {"runs": self.runs, "element_bytes": tables.element_bytes}
