@@ -105,6 +105,8 @@ def test_the_operators_are_adjoint_and_parts_know_their_number():
     for s in range(2):
         got = table_sums(torch.stack([rows[r][s] for r in range(2)]), sent[s], numbers)
         assert torch.allclose(got, table_sums(table_rows(sent[s], pack, numbers), sent[s], numbers))
+    alone = torch.stack([torch.zeros_like(sent[1][1]), sent[1][1]])  # of rank 1 when it is measured without the others
+    assert torch.equal(table_rows(alone, pack[1:2], numbers)[1], rows[1][1])
     arguments = (sent[0], pack.requires_grad_(), numbers)
     torch.library.opcheck(torch.ops.meshwright.table_rows.default, arguments, test_utils=("test_schema", "test_faketensor"))
     assert torch.autograd.gradcheck(lambda p: table_sums(table_rows(sent[0], p, numbers), sent[0], numbers), (pack,))

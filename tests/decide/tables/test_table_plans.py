@@ -216,6 +216,10 @@ def test_what_is_learned_is_what_was_changed():
     plans = [RandomTables().plan(problem, rng=RNG(k)) for k in range(40)]
     found = learned(problem, plans, machine.lookups_s(plans))
     assert found.factor == pytest.approx(1.5, rel=0.03) and np.abs(np.subtract(found.of_table, machine.problem.learned.of_table)).max() < 0.03
+    cuts = replace(problem, learned=Learned(factor=1.0, of_table=(0.0,) * 6, each_s=2e-5))
+    plans += [p for k in range(8) for p in NeuroShard().plan(problem_of(1, tables=6, devices=3), rng=RNG(k)).others]
+    machine.problem = cuts
+    assert learned(problem, plans, machine.lookups_s(plans)).each_s == pytest.approx(2e-5, rel=0.3), "what a piece costs, told by plans of many cuts"
     nothing = learned(problem, plans[:1], [[0.0] * 3])
     assert nothing == Learned(factor=1.0, of_table=(0.0,) * 6)
 

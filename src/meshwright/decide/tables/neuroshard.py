@@ -50,7 +50,7 @@ class NeuroShard(TableStrategy):
         limits = np.linspace(1.0, MOST_COLUMNS, self.grid).tolist() if self.grid > 1 else [MOST_COLUMNS]
         found: list[tuple[float, tuple[Piece, ...], tuple[int, ...]]] = []
         beam: list[tuple[Piece, ...]] = [tuple(fitting(problem))]
-        looked, least_left = 0, float("inf")
+        looked, least_left, least = 0, float("inf"), len(beam[0])
         for level in range(self.levels + 1):
             lists = beam if level == 0 else self._halved(problem, beam)
             if not lists or (level and time_is_up()):
@@ -83,10 +83,11 @@ class NeuroShard(TableStrategy):
             done, where, seen = refine(problem, parts, places, rounds=self.rounds)
             looked += seen
             plans.append((done, where))
+        whole = refine(problem, *next((f[1:] for f in found if len(f[1]) == least), found[0][1:]), rounds=self.rounds)[:2]
         ranked, others = [], []
         last: Unsupported | Infeasible | None = None
         byprice = [f[1:] for f in sorted(found, key=lambda f: f[0])]
-        for n, (parts, places) in enumerate([*plans, *byprice]):
+        for n, (parts, places) in enumerate([*plans, *byprice, whole]):
             try:
                 (ranked if n <= len(plans) else others).append(problem.judged(self, parts, places, evaluations=looked, notes={"pieces": len(parts)}))
             except (Unsupported, Infeasible) as refused:

@@ -55,10 +55,11 @@ class Phases(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class Learned:
-    """Lookups of a device take `factor` times (what its costs say, and of each table's lookups alone the share `of_table`)."""
+    """Lookups of a device take `factor` times (what its costs say, of each table's lookups alone the share `of_table`, and `each_s` for every piece)."""
 
     factor: float
     of_table: tuple[float, ...]
+    each_s: float = 0.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -168,7 +169,8 @@ class TableProblem:
             histogram = np.array([t.histogram or uniform_histogram(t.rows, t.pooling * self.tables.batch) for t in tables])
             found = np.stack([c.embed(rows, dim, pooling, histogram) for c in self.costs])
             if self.learned is not None:
-                more = np.stack([c.compute_s(x) for c, x in zip(self.costs, found, strict=True)]) * [self.learned.of_table[t] for t, _, _ in unknown]
+                alone = np.stack([c.compute_s(x) for c, x in zip(self.costs, found, strict=True)])
+                more = alone * [self.learned.of_table[t] for t, _, _ in unknown] + self.learned.each_s
                 found = np.concatenate([found, more[..., None]], -1)
             self._known.update({kind: found[:, i] for i, kind in enumerate(unknown)})
         return np.stack([self._known[p.kind] for p in pieces], 1)[self.kind_of]
