@@ -65,9 +65,11 @@ def document(**change):
     return {"kind": "tables", "job": job, "placement": ["x", "y"], **change}
 
 
-def test_outputs_gradients_and_states_are_the_owners():
+@pytest.mark.parametrize("sparse", [False, True])
+def test_outputs_gradients_and_states_are_the_owners(sparse):
+    """sparse=True says how the owner's gradients are stored: those of the pack are the same numbers."""
     torch.manual_seed(1)
-    owner, mine = Net().double(), Net().double()
+    owner, mine = Net(sparse=sparse).double(), Net(sparse=sparse).double()
     mine.load_state_dict(owner.state_dict())
     place_tables(mine, tables("a", "b", "c"), SHARDS, ["x", "y"])
     weight = torch.randn(7, 24, dtype=torch.float64)
@@ -76,7 +78,7 @@ def test_outputs_gradients_and_states_are_the_owners():
     for y in (want, got):
         (y * weight).sum().backward()
     gradients = mine.placed_tables.tables(mine.placed_tables.pack.grad)
-    assert all(torch.allclose(gradients[n], p.grad, rtol=1e-13, atol=1e-13) for n, p in owner.named_parameters())
+    assert all(torch.allclose(gradients[n], p.grad.to_dense(), rtol=1e-13, atol=1e-13) for n, p in owner.named_parameters())
     state = whole_tables(mine, mine.state_dict())
     assert set(state) == set(owner.state_dict()) and all(torch.equal(state[n], x) for n, x in owner.state_dict().items())
     exported = torch.export.export(mine, (ids(),), strict=False)
@@ -103,6 +105,8 @@ def test_the_operators_are_adjoint_and_parts_know_their_number():
     for s in range(2):
         got = table_sums(torch.stack([rows[r][s] for r in range(2)]), sent[s], numbers)
         assert torch.allclose(got, table_sums(table_rows(sent[s], pack, numbers), sent[s], numbers))
+    alone = torch.stack([torch.zeros_like(sent[1][1]), sent[1][1]])  # of rank 1 when it is measured without the others
+    assert torch.equal(table_rows(alone, pack[1:2], numbers)[1], rows[1][1])
     arguments = (sent[0], pack.requires_grad_(), numbers)
     torch.library.opcheck(torch.ops.meshwright.table_rows.default, arguments, test_utils=("test_schema", "test_faketensor"))
     assert torch.autograd.gradcheck(lambda p: table_sums(table_rows(sent[0], p, numbers), sent[0], numbers), (pack,))
@@ -126,7 +130,7 @@ def test_what_cannot_be_placed_is_named(tmp_path, monkeypatch):
     tied.d.weight = tied.c.weight
     frozen = Net()
     frozen.a.weight.requires_grad_(False)
-    cases = [(Net(sparse=True), "sparse=True"), (Net(max_norm=1.0), "max_norm"), (tied, "shares its weight"), (frozen, "does not train"),
+    cases = [(Net(scale_grad_by_freq=True), "scale_grad_by_freq"), (Net(max_norm=1.0), "max_norm"), (tied, "shares its weight"), (frozen, "does not train"),
              (nn.Sequential(nn.Linear(1, 1)), "no table a")]  # fmt: skip
     for model, told in cases:
         with pytest.raises(UsageError, match=told):

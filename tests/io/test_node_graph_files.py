@@ -79,6 +79,9 @@ def test_networkx_and_lines(tmp_path):
     path = tmp_path / "g.json"
     path.write_text(json.dumps(nx.node_link_data(made, edges="links")))
     assert read_node_graph(path).graph.edges == 24
+    lattice = nx.grid_graph((3, 2, 2))  # its nodes are tuples
+    path.write_text(json.dumps(nx.node_link_data(lattice, edges="edges")))
+    assert read_node_graph(path).graph.edges == 2 * lattice.number_of_edges()
     lines = tmp_path / "edges.txt"
     lines.write_text("# from to\n0 3\n2\t1\n")
     assert read_node_graph(lines).graph.indices.tolist() == [2, 0] and read_node_graph(lines, directed=False).graph.edges == 4

@@ -162,9 +162,9 @@ def unlike(module: nn.Module) -> str:
     """Why a table cannot be placed, in words; "" for one that can."""
     if getattr(module, "mode", "sum") not in ("sum", "mean"):
         return f"takes the {module.mode} of its rows, and parts of a table add up: mode sum or mean"
-    if module.max_norm is not None or module.scale_grad_by_freq or module.sparse:
-        what = "max_norm" if module.max_norm is not None else "scale_grad_by_freq" if module.scale_grad_by_freq else "sparse=True"
-        return f"has {what}, gradients of placed tables are dense: leave {what} out"
+    if module.max_norm is not None or module.scale_grad_by_freq:
+        what = "max_norm" if module.max_norm is not None else "scale_grad_by_freq"
+        return f"has {what}, which wants to know of all ids of a batch: leave {what} out"
     if isinstance(module, nn.Embedding) and module.padding_idx is not None:
         return "is an Embedding with padding_idx, whose row is given: use an EmbeddingBag of one id"
     return "" if module.weight.requires_grad else "does not train, and the pack does"

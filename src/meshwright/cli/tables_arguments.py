@@ -133,9 +133,10 @@ def tried(args: argparse.Namespace, problem: TableProblem, kinds: Sequence[type[
     with lab_of(args.lab) as lab:
         measure = None
         if args.measure is not None:
-            from ..probe.tables.fit import measure_plans
+            from ..probe.tables.compute import Meter
+            from ..probe.tables.fit import PlanMeasure
 
-            measure = measure_plans(problem.tables, problem.fabric, seed=args.seed, lab=lab)
+            measure = PlanMeasure(meter=Meter(problem.tables, seed=args.seed), fabric=problem.fabric, lab=lab)
         found = plan_tables(problem, [kind() for kind in kinds], seed=args.seed, measure=measure, finalists=args.measure or 0, budget=budget)
     return (*found, budget.cut)
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, fields
+from collections.abc import Mapping, Sequence
+from dataclasses import fields
 from typing import Any
 
 import msgspec
@@ -14,7 +14,7 @@ from ..decide.strategies import options_given
 from ..decide.tables import STRATEGIES, TablePlan, TableProblem, TableStrategy, table_bound
 from ..decide.tables.lower import lower_tables, price_table
 from ..decide.tables.problem import Piece
-from ..errors import FormatError, Infeasible, MeshwrightError, Unsupported
+from ..errors import FormatError, Infeasible, Unsupported
 from ..graph.embeddings import Shard, Tables
 from ..io.quantity import show_time
 from ..kernels.effort import Budget, why_with
@@ -22,43 +22,9 @@ from ..kernels.stages import innermost, stage
 from ..plan.plan import Alternative, Plan
 from ..simulate import simulate_program
 from .plans import check_plan, make_plan
+from .table_finals import Measure, Measured, Tried, finals
 
 __all__ = ["Measured", "Tried", "compare_tables", "plan_tables", "shards_of", "tables_of"]
-
-
-@dataclass(frozen=True, kw_only=True)
-class Measured:
-    """Seconds of one device each, and of the slowest all together."""
-
-    compute_s: tuple[float, ...]
-    backward_s: tuple[float, ...]
-    forward_s: tuple[float, ...]
-
-    @property
-    def total_s(self) -> float:
-        return max(sum(x) for x in zip(self.compute_s, self.backward_s, self.forward_s, strict=True))
-
-
-Measure = Callable[[Sequence[TablePlan]], Sequence[Measured]]
-
-
-@dataclass(frozen=True, kw_only=True)
-class Tried:
-    """A strategy's plan and, where it was a finalist, what was measured of it. Without a plan: its refusal."""
-
-    strategy: TableStrategy
-    plan: TablePlan | None = None
-    measured: Measured | None = None
-    refused: MeshwrightError | None = None
-
-    @property
-    def time_s(self) -> float:
-        """Measured, else by the costs."""
-        return float("inf") if self.plan is None else self.measured.total_s if self.measured is not None else self.plan.cost_s
-
-    @property
-    def why(self) -> str:
-        return self.refused.message if self.refused is not None else ""
 
 
 @stage("table plans")
@@ -68,7 +34,7 @@ def compare_tables(
 ) -> tuple[list[Tried], Bound]:  # fmt: skip
     """All candidates (default: every strategy), finalists that were measured first, refused ones last; and the bound.
 
-    `measure`: of the `finalists` cheapest plans, no two alike; the cheapest in measurement wins. `budget`: of so many; what ends it leaves the
+    `measure`: of so many `finalists`, no two alike; the cheapest in measurement wins (`table_finals`). `budget`: of so many; what ends it leaves the
     candidates so far."""
     found: list[Tried] = []
     listed = [kind() for kind in STRATEGIES] if candidates is None else list(candidates)
@@ -86,13 +52,9 @@ def compare_tables(
         here.best = f"{best.strategy.name}, {show_time(best.time_s)}"
     ranked = sorted(found, key=lambda t: t.time_s)
     if measure is not None:
-        taken: list[Tried] = []
-        for t in ranked:
-            if t.plan is not None and len(taken) < finalists and all(t.plan.shards != u.plan.shards for u in taken if u.plan is not None):
-                taken.append(t)
-        times = measure([t.plan for t in taken if t.plan is not None])
-        done = [Tried(strategy=t.strategy, plan=t.plan, measured=x) for t, x in zip(taken, times, strict=True)]
-        ranked = [*sorted(done, key=lambda t: t.time_s), *(t for t in ranked if t not in taken)]
+        done = finals(problem, ranked, measure, finalists, seed=seed)
+        shown = {t.plan.shards for t in done if t.plan is not None}
+        ranked = [*done, *(t for t in ranked if t.plan is None or t.plan.shards not in shown)]
     return ranked, table_bound(problem)
 
 

@@ -96,7 +96,8 @@ def _held(ids: torch.Tensor, own: int, packing: Packing) -> list[tuple[int, Plac
     found = []
     for e in range(own):
         mine = ids[e::own]
-        for p in packing.of_part(int(mine[0, 0, -1])):
+        # All say the same part; of a rank that is measured alone, those of others are zeros.
+        for p in packing.of_part(int(mine[:, 0, -1].max())):
             found.append((e, p, mine[:, :, p.lookup : p.lookup + packing.lookups[p.table]].reshape(-1, packing.lookups[p.table])))
     return found
 

@@ -17,7 +17,7 @@ from meshwright.io.fabric.name import load_fabric
 from meshwright.probe.tables import exchange
 from meshwright.probe.tables.compute import ComputePoints, Meter, collect_compute, widths_of
 from meshwright.probe.tables.exchange import ExchangeTask, exchange_tasks, measure_exchanges
-from meshwright.probe.tables.fit import better_exchanges, fit_costs, machine_here, measure_plans, refuse_foreign
+from meshwright.probe.tables.fit import PlanMeasure, better_exchanges, fit_costs, machine_here, refuse_foreign
 from meshwright.probe.tables.train import additive_errors, fit_compute, fit_exchange, fit_floor
 from meshwright.run.tables.batches import indices_of
 
@@ -144,5 +144,5 @@ def test_plans_are_measured_as_the_driver_asks():
 
     fabric: Fabric = load_fabric("laptop:2")
     problem = TableProblem(tables=TABLES, fabric=fabric, costs=(assumed_costs(32, 4, 0),))
-    (found,) = measure_plans(TABLES, fabric, runs=1)([DimGreedy().plan(problem, rng=np.random.default_rng(0))])
+    (found,) = PlanMeasure(meter=Meter(TABLES), fabric=fabric, runs=1)([DimGreedy().plan(problem, rng=np.random.default_rng(0))])
     assert len(found.compute_s) == 2 and found.total_s >= max(found.compute_s) > 0

@@ -11,7 +11,7 @@ Cost: O(levels · beam · candidates · grid) greedy runs of n pieces.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
 import numpy as np
@@ -50,7 +50,7 @@ class NeuroShard(TableStrategy):
         limits = np.linspace(1.0, MOST_COLUMNS, self.grid).tolist() if self.grid > 1 else [MOST_COLUMNS]
         found: list[tuple[float, tuple[Piece, ...], tuple[int, ...]]] = []
         beam: list[tuple[Piece, ...]] = [tuple(fitting(problem))]
-        looked, least_left = 0, float("inf")
+        looked, least_left, least = 0, float("inf"), len(beam[0])
         for level in range(self.levels + 1):
             lists = beam if level == 0 else self._halved(problem, beam)
             if not lists or (level and time_is_up()):
@@ -83,17 +83,20 @@ class NeuroShard(TableStrategy):
             done, where, seen = refine(problem, parts, places, rounds=self.rounds)
             looked += seen
             plans.append((done, where))
-        ranked = []
+        whole = refine(problem, *next((f[1:] for f in found if len(f[1]) == least), found[0][1:]), rounds=self.rounds)[:2]
+        ranked, others = [], []
         last: Unsupported | Infeasible | None = None
-        for parts, places in [*plans, min(found, key=lambda f: f[0])[1:]]:
+        byprice = [f[1:] for f in sorted(found, key=lambda f: f[0])]
+        for n, (parts, places) in enumerate([*plans, *byprice, whole]):
             try:
-                ranked.append(problem.judged(self, parts, places, evaluations=looked, notes={"pieces": len(parts)}))
+                (ranked if n <= len(plans) else others).append(problem.judged(self, parts, places, evaluations=looked, notes={"pieces": len(parts)}))
             except (Unsupported, Infeasible) as refused:
                 last = refused
         if not ranked:
             assert last is not None
             raise last
-        return min(ranked, key=lambda p: p.cost_s)
+        best = min(ranked, key=lambda p: p.cost_s)
+        return replace(best, others=tuple(sorted((p for p in [*ranked, *others] if p is not best), key=lambda p: p.cost_s)))
 
     def _halved(self, problem: TableProblem, beam: Sequence[tuple[Piece, ...]]) -> list[tuple[Piece, ...]]:
         found: dict[tuple[tuple[int, int, int], ...], tuple[Piece, ...]] = {}

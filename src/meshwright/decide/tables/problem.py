@@ -24,7 +24,7 @@ from ...fabric.fabric import Fabric, Link
 from ...graph.embeddings import ALIGNMENT, Shard, Tables, moved_bytes, uniform_histogram
 from ..strategies import Listed
 
-__all__ = ["Phases", "Piece", "TablePlan", "TableProblem", "TableStrategy"]
+__all__ = ["Learned", "Phases", "Piece", "TablePlan", "TableProblem", "TableStrategy"]
 
 F64 = NDArray[np.float64]
 I64 = NDArray[np.int64]
@@ -54,9 +54,18 @@ class Phases(NamedTuple):
 
 
 @dataclass(frozen=True, kw_only=True)
+class Learned:
+    """Lookups of a device take `factor` times (what its costs say, of each table's lookups alone the share `of_table`, and `each_s` for every piece)."""
+
+    factor: float
+    of_table: tuple[float, ...]
+    each_s: float = 0.0
+
+
+@dataclass(frozen=True, kw_only=True)
 class TableProblem:
     """`costs`: of each kind of device; `kinds`: the kind of every device of the fabric, by number. `start`: where shards lie now; `move_bytes`: how
-    much may be moved from there, None for any amount.
+    much may be moved from there, None for any amount. `learned`: what this job's own lookups taught (`learned`); none: nothing.
 
     Raises: UsageError for costs of another batch; Infeasible with the bytes for tables that do not fit; Disconnected."""
 
@@ -66,6 +75,7 @@ class TableProblem:
     kinds: tuple[int, ...] = ()
     start: tuple[Shard, ...] = ()
     move_bytes: int | None = None
+    learned: Learned | None = None
 
     def __post_init__(self) -> None:
         for c in self.costs:
@@ -158,6 +168,10 @@ class TableProblem:
             pooling = np.array([t.pooling for t in tables]) * share
             histogram = np.array([t.histogram or uniform_histogram(t.rows, t.pooling * self.tables.batch) for t in tables])
             found = np.stack([c.embed(rows, dim, pooling, histogram) for c in self.costs])
+            if self.learned is not None:
+                alone = np.stack([c.compute_s(x) for c, x in zip(self.costs, found, strict=True)])
+                more = alone * [self.learned.of_table[t] for t, _, _ in unknown] + self.learned.each_s
+                found = np.concatenate([found, more[..., None]], -1)
             self._known.update({kind: found[:, i] for i, kind in enumerate(unknown)})
         return np.stack([self._known[p.kind] for p in pieces], 1)[self.kind_of]
 
@@ -165,7 +179,12 @@ class TableProblem:
         """[..., D] of sums [..., D, K]."""
         found = np.empty(sums.shape[:-1])
         for costs, devices in zip(self.costs, self.of_kind, strict=True):
-            found[..., devices] = costs.compute_s(sums[..., devices, :])
+            mine = sums[..., devices, :]
+            if self.learned is None:
+                found[..., devices] = costs.compute_s(mine)
+            else:
+                more, mine = mine[..., -1], mine[..., :-1]
+                found[..., devices] = np.maximum(self.learned.factor * (costs.compute_s(mine) + more), mine[..., -1])
         return found
 
     @cached_property
@@ -196,8 +215,11 @@ class TableProblem:
 
     def phases(self, sums: F64, columns: F64) -> Phases:
         """Of plans with these sums [..., D, K] and columns [..., D]. A net is not believed below what a device's links take for its bytes."""
-        first = self.costs[0]
-        compute, back = self.compute_s(sums), self.by_links(columns)
+        return self.timed(self.compute_s(sums), columns)
+
+    def timed(self, compute: F64, columns: F64) -> Phases:
+        """The same of plans whose lookups take so long, [..., D] seconds."""
+        first, back = self.costs[0], self.by_links(columns)
         if self.exchanges_measured and (net := first.exchange_s(columns, None)) is not None:
             back = np.maximum(net, back)
         ends = compute + back
@@ -299,7 +321,7 @@ def _joined(shards: Sequence[Shard], same: str, along: str) -> list[Shard]:
 
 @dataclass(frozen=True, kw_only=True)
 class TablePlan:
-    """`columns`: sums of devices. `evaluations`: plans looked at."""
+    """`columns`: sums of devices. `evaluations`: plans looked at. `others`: plans that the strategy thought worth a measurement, the cheapest first."""
 
     strategy: str
     shards: tuple[Shard, ...]
@@ -308,6 +330,7 @@ class TablePlan:
     moved_bytes: int
     evaluations: int
     notes: Mapping[str, Any] = field(default_factory=dict)
+    others: tuple[TablePlan, ...] = ()
 
     @property
     def cost_s(self) -> float:

@@ -261,16 +261,21 @@ def _ogb(folder: Path, where: str) -> NodeFile:
 
 
 # ---- networkx ------------------------------------------------------------------------------------------------------
+def _name(value: Any) -> Any:
+    """A node's name as networkx reads it: lattices name nodes by tuples, which JSON writes as lists."""
+    return tuple(_name(x) for x in value) if isinstance(value, list) else value
+
+
 def _node_link(path: Path, where: str) -> NodeFile:
     data = read_document(path, limit=MaxBytes.DOCUMENT)
     document = decode(data, msgspec.json.Decoder(dict[str, Any]), where)
     refuse_ambiguous(data, where)
     try:
-        number = {node["id"]: i for i, node in enumerate(document["nodes"])}
+        number = {_name(node["id"]): i for i, node in enumerate(document["nodes"])}
         edges = document["links"] if "links" in document else document["edges"]
-        ends = np.array([(number[e["source"]], number[e["target"]]) for e in edges], np.int64).reshape(-1, 2)
+        ends = np.array([(number[_name(e["source"])], number[_name(e["target"])]) for e in edges], np.int64).reshape(-1, 2)
         directed = bool(document.get("directed", False))
-    except (KeyError, TypeError, AttributeError, ValueError) as error:
+    except (KeyError, TypeError, AttributeError, ValueError, RecursionError) as error:
         raise FormatError(f"lacks or mangles {str(error)[:80]}", where=where, hint="write it with networkx.node_link_data") from None
     if not number:
         raise FormatError("has no nodes", where=where)

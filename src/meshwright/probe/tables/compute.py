@@ -60,10 +60,10 @@ class Meter:
                 on_part()
         return [statistics.median(x) for x in taken]
 
-    def plans_s(self, plans: Sequence[Sequence[Shard]], devices: Sequence[str], *, runs: int = RUNS) -> list[list[float]]:
+    def plans_s(self, plans: Sequence[Sequence[Shard]], devices: Sequence[str], *, rounds: int = ROUNDS) -> list[list[float]]:
         """The same of the devices of plans."""
         parts = [[(self.tables.number_of[s.table], s.rows, s.width) for s in shards if s.device == name] for shards in plans for name in devices]
-        found = self.times_s(parts, runs=runs)
+        found = self.times_s(parts, rounds=rounds)
         return [found[i : i + len(devices)] for i in range(0, len(found), len(devices))]
 
     def _runs_s(self, shards: Part, runs: int) -> list[float]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -21,7 +21,7 @@ from .exchange import ExchangeTask, exchange_tasks, measure_exchanges
 from .operator import operator_name
 from .train import additive_errors, fit_compute, fit_exchange, split_points
 
-__all__ = ["Fitted", "better_exchanges", "fit_costs", "machine_here", "measure_plans", "refuse_foreign"]
+__all__ = ["Fitted", "PlanMeasure", "better_exchanges", "fit_costs", "machine_here", "refuse_foreign"]
 
 F64 = NDArray[np.float64]
 LEAST_POINTS = 20  # of which two are held back: a net is no use with fewer
@@ -94,18 +94,24 @@ def better_exchanges(
     return replace(costs, errors=errors, backward=None, forward=None, fabric="", devices=0)
 
 
-def measure_plans(
-    tables: Tables, fabric: Fabric, *, seed: int = 0, lab: object = None, runs: int = 5, meter: Meter | None = None
-) -> Callable[[Sequence[TablePlan]], Sequence[Measured]]:
-    """What `drive.tables` takes as `measure`: each device's lookups alone, then both exchanges of all plans in one job."""
+@dataclass(frozen=True, kw_only=True)
+class PlanMeasure:
+    """What `drive.tables` takes as `measure`. `lab`: a `meshwright.lab.Lab` that stands, for exchanges; none: this machine's loopback. `runs`: of an
+    exchange."""
 
-    def measure(plans: Sequence[TablePlan]) -> Sequence[Measured]:
-        own = meter or Meter(tables, seed=seed)
-        names = [d.name for d in fabric.devices]
-        with stage("measuring plans"):
-            compute = own.plans_s([p.shards for p in plans], names, runs=runs)
+    meter: Meter
+    fabric: Fabric
+    lab: object = None
+    runs: int = 5
+
+    def lookups_s(self, plans: Sequence[TablePlan], rounds: int = 1) -> list[list[float]]:
+        with stage("measuring lookups of plans"):
+            return self.meter.plans_s([p.shards for p in plans], [d.name for d in self.fabric.devices], rounds=rounds)
+
+    def __call__(self, plans: Sequence[TablePlan]) -> list[Measured]:
+        compute, tables = self.lookups_s(plans, ROUNDS), self.meter.tables
+        with stage("measuring exchanges of plans"):
             tasks = [ExchangeTask(columns=list(p.columns), compute_s=c) for p, c in zip(plans, compute, strict=True)]
-            back, fore = measure_exchanges(tasks, len(names), tables.batch, lab=lab, runs=runs, element_bytes=tables.element_bytes)
+            size = {"runs": self.runs, "element_bytes": tables.element_bytes}
+            back, fore = measure_exchanges(tasks, len(self.fabric.devices), tables.batch, lab=self.lab, **size)
         return [Measured(compute_s=tuple(c), backward_s=tuple(b), forward_s=tuple(f)) for c, b, f in zip(compute, back, fore, strict=True)]
-
-    return measure

@@ -1,0 +1,151 @@
+"""Finalists of a table decision: lookups of many plans are measured, the costs learn from them, and the best are measured with their exchanges.
+
+Lookups are a matter of one device and of milliseconds, so many plans are looked at: the cheapest, and each strategy's own, which differ more. What they
+take teaches the costs (`decide.tables.learned`), and the strategies plan again. Exchanges want a process per device, so few plans have them measured:
+those that stay close to the best are measured again, and medians decide. Repetitions are counted, not timed.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Protocol
+
+import numpy as np
+
+from ..decide.tables import TablePlan, TableProblem, TableStrategy
+from ..decide.tables.learned import learned
+from ..errors import Infeasible, MeshwrightError, Unsupported
+from ..kernels.effort import time_is_up
+
+__all__ = ["Measure", "Measured", "Tried", "finals"]
+
+LOOKED_AT = 4  # plans per finalist whose lookups are measured first
+LESSONS = 3  # times that the costs learn, and as many plans as there are finalists are made anew
+LOOKS = 3  # at a plan that gets among the finalists: the best of many that were looked at once is the luckiest too
+CLOSE, ROUNDS = 0.03, 3  # of the best: measured again, so often at most
+
+
+@dataclass(frozen=True, kw_only=True)
+class Measured:
+    """Seconds of one device each, and of the slowest all together."""
+
+    compute_s: tuple[float, ...]
+    backward_s: tuple[float, ...]
+    forward_s: tuple[float, ...]
+
+    @property
+    def total_s(self) -> float:
+        return max(sum(x) for x in zip(self.compute_s, self.backward_s, self.forward_s, strict=True))
+
+
+class Measure(Protocol):
+    """What a machine takes for plans."""
+
+    def lookups_s(self, plans: Sequence[TablePlan]) -> Sequence[Sequence[float]]:
+        """Seconds of each plan's devices, one at a time. One look: medians of several are better."""
+        ...
+
+    def __call__(self, plans: Sequence[TablePlan]) -> Sequence[Measured]:
+        """With both exchanges."""
+        ...
+
+
+@dataclass(frozen=True, kw_only=True)
+class Tried:
+    """A strategy's plan and, where it was a finalist, what was measured of it. Without a plan: its refusal."""
+
+    strategy: TableStrategy
+    plan: TablePlan | None = None
+    measured: Measured | None = None
+    refused: MeshwrightError | None = None
+
+    @property
+    def time_s(self) -> float:
+        """Measured, else by the costs."""
+        return float("inf") if self.plan is None else self.measured.total_s if self.measured is not None else self.plan.cost_s
+
+    @property
+    def why(self) -> str:
+        return self.refused.message if self.refused is not None else ""
+
+
+class _Looked:
+    """A plan, and what its devices' lookups took each time."""
+
+    def __init__(self, strategy: TableStrategy, plan: TablePlan) -> None:
+        self.strategy, self.plan, self.taken = strategy, plan, list[Sequence[float]]()
+        self.compute_s, self.price_s = list[float](), 0.0
+
+    def look(self, problem: TableProblem, compute_s: Sequence[float]) -> None:
+        """Once more. The price is of the lookups measured, and of exchanges as the costs say."""
+        self.taken.append(compute_s)
+        self.compute_s = [statistics.median(x) for x in zip(*self.taken, strict=True)]
+        self.price_s = float(problem.timed(np.array(self.compute_s), np.array(self.plan.columns, float)).total_s)
+
+
+def finals(problem: TableProblem, ranked: Sequence[Tried], measure: Measure, finalists: int, *, seed: int = 0) -> list[Tried]:
+    """So many plans, no two alike, measured, the best first: the strategies' own, those they thought worth a measurement, and those they make of
+    costs that have learned."""
+    pool: dict[object, _Looked] = {}
+    for t in ranked:
+        for plan in () if t.plan is None else (t.plan, *t.plan.others):
+            pool.setdefault(plan.shards, _Looked(t.strategy, plan))
+    own = {t.plan.shards for t in ranked if t.plan is not None}
+    cheap = sorted(pool.values(), key=lambda x: x.plan.cost_s)[: LOOKED_AT * finalists]
+    looked = cheap + [x for x in pool.values() if x.plan.shards in own and x not in cheap]
+    _look(problem, looked, measure)
+    for _ in range(LESSONS):
+        if time_is_up():
+            break
+        told = replace(problem, learned=learned(problem, [x.plan for x in looked], [x.compute_s for x in looked]))
+        known, new = {x.plan.shards for x in looked}, dict[object, _Looked]()
+        for t in ranked:
+            for plan in () if t.plan is None else _again(t.strategy, told, seed):
+                if plan.shards not in known:
+                    new.setdefault(plan.shards, _Looked(t.strategy, plan))
+        more = sorted(new.values(), key=lambda x: x.plan.cost_s)[:finalists]
+        _look(problem, [*more, *_best(looked, finalists)], measure)
+        looked += more
+    while (short := [x for x in _best(looked, finalists) if len(x.taken) < LOOKS]) and not time_is_up():
+        _look(problem, short, measure)
+    return _decided(_best(looked, finalists), measure)
+
+
+def _best(looked: Sequence[_Looked], count: int) -> list[_Looked]:
+    return sorted(looked, key=lambda x: x.price_s)[:count]
+
+
+def _again(strategy: TableStrategy, told: TableProblem, seed: int) -> tuple[TablePlan, ...]:
+    try:
+        plan = strategy.plan(told, rng=np.random.default_rng(seed))
+    except (Unsupported, Infeasible):
+        return ()
+    return (plan, *plan.others)
+
+
+def _look(problem: TableProblem, plans: Sequence[_Looked], measure: Measure) -> None:
+    for x, compute_s in zip(plans, measure.lookups_s([x.plan for x in plans]), strict=True):
+        x.look(problem, compute_s)
+
+
+def _decided(chosen: Sequence[_Looked], measure: Measure) -> list[Tried]:
+    """Measured with exchanges until one is left, the others being dearer by more than `CLOSE`, or often enough."""
+    taken: list[list[Measured]] = [[] for _ in chosen]
+    alive = list(range(len(chosen)))
+    for _ in range(ROUNDS):
+        for i, found in zip(alive, measure([chosen[i].plan for i in alive]), strict=True):
+            taken[i].append(found)
+        best = min(_median(taken[i]).total_s for i in alive)
+        alive = [i for i in alive if _median(taken[i]).total_s <= best * (1 + CLOSE)]
+        if len(alive) < 2 or time_is_up():
+            break
+    done = [(i not in alive, Tried(strategy=x.strategy, plan=replace(x.plan, others=()), measured=_median(taken[i]))) for i, x in enumerate(chosen)]
+    return [t for _, t in sorted(done, key=lambda x: (x[0], x[1].time_s))]
+
+
+def _median(taken: Sequence[Measured]) -> Measured:
+    columns = ([getattr(x, kind) for x in taken] for kind in ("compute_s", "backward_s", "forward_s"))
+    compute, back, fore = (tuple(statistics.median(d) for d in zip(*rows, strict=True)) for rows in columns)
+    return Measured(compute_s=compute, backward_s=back, forward_s=fore)
