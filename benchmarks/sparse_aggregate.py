@@ -1,9 +1,11 @@
 """Sparse sums over real sockets: pairs through switches in software, dense numbers through them, pairs among hosts, a ring; and what `auto` takes.
 
-Run: `python benchmarks/sparse_aggregate.py [TURNS]` (root; some five minutes on a quiet machine). Eight workers on one switch, then four each on two
+Run: `python benchmarks/sparse_aggregate.py [SECONDS]` (root; some seven quiet minutes). Eight workers on one switch, then four each on two
 below a third, by links of 50 Mbit/s; 500,000 float32, packets of 1 KiB, densities of 0.1 to 20 %, places drawn independently, and places of which
 four fifths are the same for all. A time is that of the slowest worker. `auto` first has calls of its own to try what is close (`tried_calls`). Then
 all ways take turns, in an order drawn anew for each; ways more than 1.5 times behind drop out after three turns. A number is the median of the turns.
+Turns go on until the fastest way has had SECONDS, at least seven: calls of 35 ms differ by a seventh from each other, and seven of them, once, made
+a way 12 % slower than itself.
 
 `ratio`: the median of `auto` over that of the fastest way, with the 95 % interval of a bootstrap over turns. `same`: the same ratio between the even
 and the odd turns of the fastest way, which is what noise alone does. The fastest of several noisy medians is the fastest by luck too, so a perfect
@@ -30,7 +32,8 @@ from meshwright.lab.aggregators import PORT
 ELEMENTS, WORKERS = 500_000, 8
 DENSITIES = (0.001, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2)
 OVERLAPS = (0.0, 0.8)
-TURNS, FIRST_TURNS, MOST_TRIED = 15, 3, 20
+MEASURED_S = 3.0  # that the fastest way is measured
+MIN_TURNS, FIRST_TURNS, MOST_TRIED = 7, 3, 20
 DRAWS = 2000  # of the bootstrap
 ASKED = 1.10  # of `auto`, beside the fastest way
 
@@ -44,7 +47,7 @@ def seats(lab: Lab, levels: bool) -> list[dict[str, Any]]:
     return [{"switch": at[w // half], "worker": w % half, "children": half, "above": above[w]} for w in range(WORKERS)]
 
 
-def measured(name: str, fabric: Fabric, cases: list[dict[str, float]], turns: int, *, levels: bool) -> list[dict[str, Any]]:
+def measured(name: str, fabric: Fabric, cases: list[dict[str, float]], measured_s: float, *, levels: bool) -> list[dict[str, Any]]:
     found: list[dict[str, Any]] = []
 
     def sink(rank: int, line: bytes) -> None:
@@ -60,7 +63,7 @@ def measured(name: str, fabric: Fabric, cases: list[dict[str, float]], turns: in
 
     with Lab.up(fabric, verify=False) as lab:
         job = {"elements": ELEMENTS, "seats": seats(lab, levels), "cases": cases}
-        job |= {"turns": turns, "first_turns": FIRST_TURNS, "most_tried": MOST_TRIED}
+        job |= {"measured_s": measured_s, "min_turns": MIN_TURNS, "first_turns": FIRST_TURNS, "most_tried": MOST_TRIED}
         worker = str(Path(__file__).with_name("sparse_aggregate_worker.py"))
         lab.run([sys.executable, worker], env={"JOB": json.dumps(job)}, timeout_s=590, sink=sink)
     rows = []
@@ -89,17 +92,17 @@ def same(times: list[float]) -> float:
     return max(halves) / min(halves)
 
 
-def main(turns: int = TURNS) -> None:
+def main(measured_s: float = MEASURED_S) -> None:
     cases = [{"density": d, "overlap": o} for o in OVERLAPS for d in DENSITIES]
-    rows = measured("8 on one switch", star(WORKERS), cases, turns, levels=False)
-    rows += measured("4 + 4 below a third switch", two_levels(WORKERS), cases, turns, levels=True)
+    rows = measured("8 on one switch", star(WORKERS), cases, measured_s, levels=False)
+    rows += measured("4 + 4 below a third switch", two_levels(WORKERS), cases, measured_s, levels=True)
     worst = max(rows, key=lambda row: row["ratio"])
     by_time, by_way = (sum(r[what] <= ASKED for r in rows) for what in ("ratio", "choice"))
     print(f"{by_time} of {len(rows)} at most {ASKED}; {by_way} by the way that was taken")
     low, high = worst["interval"]
     print(f"worst: {worst['what']}: {worst['ratio']:.3f} ({low:.3f} to {high:.3f}), same {worst['same']:.3f}")
-    machine.record("sparse_aggregate", rows, elements=ELEMENTS, rate_bit_per_s=50_000_000, turns=turns)
+    machine.record("sparse_aggregate", rows, elements=ELEMENTS, rate_bit_per_s=50_000_000, measured_s=measured_s)
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]) if len(sys.argv) > 1 else TURNS)
+    main(float(sys.argv[1]) if len(sys.argv) > 1 else MEASURED_S)

@@ -1,12 +1,13 @@
 """One worker of `sparse_aggregate.py`, started by it in the lab.
 
-`JOB`: {elements, turns, first_turns, most_tried, seats: [{switch, worker, children, above}], cases: [{density, overlap}]}. Worker 0 prints a line per
-case. In each turn every way that is not far behind is called once, `auto` too, in an order that is drawn anew.
+`JOB`: {elements, measured_s, min_turns, first_turns, most_tried, seats: [{switch, worker, children, above}], cases: [{density, overlap}]}. Worker 0
+prints a line per case. In each turn every way that is not far behind is called once, `auto` too, in an order that is drawn anew.
 """
 
 from __future__ import annotations
 
 import json
+import math
 import os
 import sys
 import time
@@ -62,8 +63,8 @@ def measured(reducer: Any, job: dict[str, Any], number: int, rank: int, world: i
     while tried < job["most_tried"] and not reducer.settled(elements, most):  # `auto` tries ways that are close
         call("auto")
         tried += 1
-    close = list(WAYS)
-    for turn in range(job["turns"]):
+    close, turn, turns = list(WAYS), 0, int(job["first_turns"])
+    while turn < turns:
         order = [*close, "auto"]
         np.random.default_rng([number, turn]).shuffle(order)  # nobody always comes after the same one
         for way in order:
@@ -71,9 +72,12 @@ def measured(reducer: Any, job: dict[str, Any], number: int, rank: int, world: i
                 found = reducer.best(elements, most)
                 taken[found] = taken.get(found, 0) + 1
             times[way].append(call(way))
-        if turn + 1 == job["first_turns"]:
+        turn += 1
+        if turn == job["first_turns"]:
             medians = {way: float(np.median(times[way])) for way in WAYS}
-            close = [way for way in WAYS if medians[way] <= FAR_BEHIND * min(medians.values())]
+            least = min(medians.values())
+            close = [way for way in WAYS if medians[way] <= FAR_BEHIND * least]
+            turns = max(job["min_turns"], math.ceil(job["measured_s"] / least))
     bad = torch.tensor([wrong])
     dist.all_reduce(bad)
     load = Load(world, elements, most, int(np.count_nonzero(true)))

@@ -14,6 +14,7 @@ import torch.distributed as dist
 from ..decide.collective.problem import busbw_factor
 from .digest import digest_of
 from .operations import REDUCING, Case, make_case
+from .together import Start
 
 __all__ = ["BenchRow", "Request", "Timed", "bench"]
 
@@ -86,16 +87,17 @@ def bench(
 
 
 def _timed(case: Case, request: Request, size_bytes: int, ranks: int, control: Any) -> Timed:
-    times = []
-    for iteration in range(request.warmup + request.iterations):
+    times: list[float] = []
+    start = Start(lambda values: _over_ranks(values, dist.ReduceOp.MAX, control))
+    while len(times) < request.warmup + request.iterations:
         case.fill()
-        dist.barrier(control)
-        start = time.perf_counter()
+        start.begin()
+        began = time.perf_counter()
         case.call()
-        lasted = time.perf_counter() - start
-        longest = _over_ranks([lasted], dist.ReduceOp.MAX, control)[0]
-        if iteration >= request.warmup:
+        counts, longest = start.counts(time.perf_counter() - began)
+        if counts:
             times.append(longest)
+    times = times[request.warmup :]
     wrong = None
     if request.check:
         case.fill()

@@ -1,4 +1,5 @@
-"""Base wirings of a given size: complete (bipartite) graphs, rings, Hamming graphs, tori, generalized Kautz, de Bruijn, known small graphs.
+"""Base wirings of a given size: complete (bipartite) graphs, rings, Hamming graphs, tori, generalized Kautz, de Bruijn, known small graphs, and
+those of `geometries`.
 
 Each family answers for (nodes, ports) with the wirings it has there; `paired` asks for two-way cables only. Circulants, and Cayley digraphs at large,
 are searched (`cayley`).
@@ -10,6 +11,7 @@ from collections.abc import Iterator
 from itertools import product as cross
 from math import gcd
 
+from .geometries import polar_fly, slim_fly
 from .wiring import Wiring, product
 
 __all__ = ["base_wirings", "complete", "de_bruijn", "generalized_kautz", "hamming", "ring", "torus"]
@@ -124,6 +126,7 @@ def base_wirings(nodes: int, ports: int, *, paired: bool) -> list[Wiring]:
         if ports == 4:
             found += [torus((r, c), twist) for r, c in _grids(nodes, 2) for twist in range(1, c // 2 + 1) if gcd(twist, c) in (1, twist)]
     found += _known(nodes, ports)
+    found += [w for w in (slim_fly(nodes, ports), polar_fly(nodes, ports)) if w is not None]
     if not paired and ports >= 2:
         found.append(generalized_kautz(nodes, ports))
         letters = 1

@@ -21,7 +21,7 @@ from .wiring import Wiring
 __all__ = ["MAX_MASK_PORTS", "Cost", "Tight", "busiest", "gather_cost", "subset_sums"]
 
 MAX_MASK_PORTS = 12  # of a node: 4,096 sets; with more, cuts take less time and memory
-MAX_BLOCK_CELLS = 1 << 22  # (node, shard) pairs that are masked at once: some 40 MB, whatever the wiring's size
+MAX_BLOCK_CELLS = 1 << 18  # (node, shard) pairs that are masked at once: some 10 MB; with 16 times as many, half of the time goes for fresh pages
 
 
 @dataclass(frozen=True)
