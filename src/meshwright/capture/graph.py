@@ -22,7 +22,7 @@ from meshwright.kernels.garbage import few_collections
 from meshwright.kernels.stages import stage
 
 from .diagnose import module_in
-from .forward import TracedForward, build_objective, trace_forward, trace_objective
+from .forward import MAX_REAL_BYTES, TracedForward, build_objective, built_and_traced, trace_forward, trace_objective
 from .joint import Joint, joint_by_aot, joint_by_make_fx
 from .nodes import StorageTable, forward_nodes, json_argument, operands, target_name, value_of
 from .opaque import measured_work
@@ -36,8 +36,6 @@ __all__ = ["METHODS", "capture", "capture_and_trace", "executed_graph"]
 
 Method = Literal["export", "aot", "make_fx", "opaque"]
 METHODS: tuple[Method, ...] = ("export", "aot", "make_fx", "opaque")
-# Bytes of parameters of a module that may be run for real to measure it: capture is otherwise without the model's memory.
-MAX_OPAQUE_BYTES = 2 * 1024**3
 _ALIKE = "blocks alike in every call"
 
 
@@ -130,8 +128,8 @@ def _shape_of(x: torch.Tensor) -> GraphValue:
 def _once(
     model: str, loss: str, batch_size: int | None, seed: int, methods: Sequence[str], sizes: Sequence[Sequence[int]] = (), whole: bool = False
 ) -> tuple[OpGraph, TracedForward]:
-    objective, source, mode = build_objective(model, loss=loss, batch_size=batch_size, seed=seed, device="fake", sizes=sizes)
-    traced = trace_objective(objective, source, loss=loss, mode=mode, opaque="export" not in methods)
+    build = partial(build_objective, model, loss=loss, batch_size=batch_size, seed=seed, device="fake", sizes=sizes)
+    objective, source, mode, traced = built_and_traced(build, loss=loss, opaque="export" not in methods)
     notes: list[str] = list(traced.notes)
     if traced.method == "export":
         nodes, table = _forward(traced)
@@ -253,7 +251,7 @@ def _run_for_real(
     data = {"operator": fake.refusal.operator, "module": fake.refusal.module} if fake.refusal is not None else {}
     if "opaque" not in methods:
         raise CaptureError(f"{model} cannot be captured: {reason}", where=where, hint=hint, data=data)
-    if size > MAX_OPAQUE_BYTES:
+    if size > MAX_REAL_BYTES:
         message = f"{model} cannot be captured: {reason}; its {size} bytes of parameters are too many to run it for real"
         raise CaptureError(message, where=where, hint=hint, data=data)
     real = trace_forward(model, loss=loss, batch_size=batch_size, seed=seed, device="cpu", opaque=True)

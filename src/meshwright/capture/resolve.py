@@ -55,6 +55,7 @@ class ModelSource:
     examples: tuple[torch.Tensor, ...] = ()
     calling: Calling | None = None
     weights: WeightFiles | DrawnWeights | None = None
+    real: bool = False  # built with memory
 
     @property
     def batch_size(self) -> int:
