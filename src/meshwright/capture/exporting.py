@@ -25,7 +25,7 @@ from .in_place import written_out
 from .losses import Objective
 from .placed_tables import together
 from .regions import kept_whole
-from .resolve import ModelSource, shown
+from .resolve import ModelSource, place_of, shown
 from .side_effects import Seen, changed, contents_watched, plain_values, refuse_changing
 from .torch_private import export_as_called, global_backward_hooks, without_places
 from .watched import Watched, watching
@@ -39,12 +39,14 @@ MAX_ROUNDS = 12  # exports of one model: each keeps at least one more class of m
 
 def exported_program(objective: Objective, source: ModelSource, mode: Any) -> tuple[Any, tuple[str, ...]] | Refusal:
     """(exported program, notes on what was kept whole), or why the model as a whole cannot be exported."""
-    hooked = [p for p, m in objective.model.named_modules() if m._backward_hooks or m._backward_pre_hooks]
-    if "" in hooked or global_backward_hooks():
-        what = _HOOKS if "" in hooked else "the backward hooks of all modules"
-        return Refusal(operator="", where=source.name, module="", message=f"export would lose {what}")
+    hooks = {p: [*m._backward_hooks.values(), *m._backward_pre_hooks.values()] for p, m in objective.model.named_modules()}
+    hooked = {p: place_of(found[0]) for p, found in hooks.items() if found}
+    if "" in hooked or (of_all := global_backward_hooks()):
+        what, where = (_HOOKS, hooked[""]) if "" in hooked else ("the backward hooks of all modules", place_of(of_all[0]))
+        return Refusal(operator="", where=where, module="", message=f"export would lose {what}")
     outer = [p for p in hooked if not any(p.startswith(f"{q}.") for q in hooked)]
-    whole: dict[Any, str] = dict.fromkeys(outer, f"export would lose {_HOOKS}")  # path of a module, or a function of torch's -> why
+    # path of a module, or a function of torch's -> why
+    whole: dict[Any, str] = {p: f"export would lose {_HOOKS} ({hooked[p]})" for p in outer}
     refusal: Refusal | None = None
     unfit: set[Any] = set()
     for _ in range(MAX_ROUNDS):
@@ -61,16 +63,20 @@ def exported_program(objective: Objective, source: ModelSource, mode: Any) -> tu
         refusal = refusal or found  # the first says what stands in the way; later ones may come of keeping modules whole
         whole = {k: why for k, why in whole.items() if k not in unfit}
         if found.function is not None and found.function not in unfit and found.function not in whole:
-            whole[found.function] = found.message
+            whole[found.function] = _why(found)
             continue
         more = _modules_like(objective.model, found.module, whole)
         if not more:
             return refusal
         for path in [p for p in _modules(whole) if any(p.startswith(f"{m}.") for m in more)]:
             del whole[path]
-        whole |= dict.fromkeys(more, found.message)
+        whole |= dict.fromkeys(more, _why(found))
     assert refusal is not None
     return refusal
+
+
+def _why(found: Refusal) -> str:
+    return f"{found.message} ({found.where})" if found.where else found.message
 
 
 def _modules(whole: Iterable[Any]) -> list[str]:

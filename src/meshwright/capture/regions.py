@@ -169,10 +169,10 @@ def _take_sample(region: _Region, given: Sequence[torch.Tensor], real: Mapping[s
     if size > MAX_SAMPLE_BYTES:
         raise RuntimeError(f"a module of {size} bytes would have to be run for real to know what it returns")
 
-    def run(flat: bool = False) -> _Sample:
+    def run(value: Callable[[Sequence[int], torch.dtype], torch.Tensor]) -> _Sample:
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(0)
-            values = [(_flat_value if flat else _value)(s, d) for s, d, _ in specs[: region.tensors]]
+            values = [value(s, d) for s, d, _ in specs[: region.tensors]]
             state = [real.get(n[0]) for n in region.names]
             values += [_weight(s, d) if t is None else t.detach().clone() for (s, d, _), t in zip(specs[region.tensors :], state, strict=True)]
             for x, (_, _, wanted) in zip(values, specs, strict=True):
@@ -180,9 +180,14 @@ def _take_sample(region: _Region, given: Sequence[torch.Tensor], real: Mapping[s
             return _measured(region, values)
 
     with calls_untraced():
-        sample = _apart(run)
-        other = _apart(partial(run, flat=True)) if fixed else sample
-    if fixed and (not sample.outputs or sample.outputs != other.outputs):
+        try:
+            sample = _apart(partial(run, _value))
+            other = _apart(partial(run, _flat_value)) if fixed else sample
+        except Exception:  # integers that may not be 0, lengths for one, which shapes may follow
+            if fixed:
+                raise
+            sample, other = (_apart(partial(run, partial(_value, whole=n))) for n in (1, 2))
+    if sample.outputs != other.outputs or (fixed and not sample.outputs):
         raise RuntimeError("the shapes of what it returns depend on values" if sample.outputs else "it returns no tensor")
     region.samples[_shapes(given)] = sample
 
@@ -255,10 +260,10 @@ def _shapes(tensors: Sequence[torch.Tensor]) -> Shapes:
     return tuple(tuple(int(d) for d in t.shape) for t in tensors)
 
 
-def _value(shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
+def _value(shape: Sequence[int], dtype: torch.dtype, whole: int = 0) -> torch.Tensor:
     if dtype.is_floating_point or dtype.is_complex:
         return torch.randn(shape, dtype=dtype)
-    return torch.ones(shape, dtype=dtype) if dtype == torch.bool else torch.zeros(shape, dtype=dtype)
+    return torch.full(shape, True if dtype == torch.bool else whole, dtype=dtype)
 
 
 def _flat_value(shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:

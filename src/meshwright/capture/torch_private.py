@@ -354,10 +354,10 @@ def traced_below(root: nn.Module, graph: torch.fx.Graph, inputs: Sequence[torch.
         return make_fx(run, _allow_non_fake_inputs=True)(*inputs)
 
 
-def global_backward_hooks() -> bool:
-    """Whether hooks are registered on the backward pass of all modules of the process."""
+def global_backward_hooks() -> list[Any]:
+    """Hooks that are registered on the backward pass of all modules of the process."""
     module = torch.nn.modules.module
-    return bool(module._global_backward_hooks or module._global_backward_pre_hooks)
+    return [*module._global_backward_hooks.values(), *module._global_backward_pre_hooks.values()]
 
 
 def flat_tree(tree: Any) -> tuple[list[Any], Any]:

@@ -22,6 +22,7 @@ import torch
 
 from ...capture.regions import REGION
 from ...errors import DifferentTraining, MeshwrightError, Unsupported, UsageError
+from ...hints import Choice, Hint
 from ...job import Training
 from ...plan.batch_statistics import batch_sums
 from ...plan.optimizers import may_be_cut
@@ -106,7 +107,7 @@ def gate(plan: Plan, *, data: str | Dataset, stated: Stated = Stated(), limited:
     if stated.batch_statistics == "global" and layout.all_microbatches > 1 and not batch_sums(layout):
         raise Unsupported(
             f"the plan has {layout.all_microbatches} micro-batches, which share no statistics", where="--batch-statistics global",
-            hint="make the plan with `train plan --batch-statistics global`, or state --batch-statistics local",
+            hint=Hint("make the plan with {}, or state {}", Choice("recipe.batch_statistics", "global"), Choice("stated.batch_statistics", "local")),
         )  # fmt: skip
     if limited and (why := too_large(plan, layout)):
         return _of_a_copy(plan, why, data, stated)
@@ -151,7 +152,7 @@ def _of_a_copy(plan: Plan, why: str, data: str | Dataset, stated: Stated) -> Gat
             return GateReport(why_not=f"{why}; a copy with {small.said} could not be compared: {error.message}")
         except DifferentTraining as error:
             model = plan.job["training"]["model"]
-            raise DifferentTraining(f"{error.message} (of a smaller copy: {small.said})", where=model, hint=error.hint, data=error.data) from None
+            raise DifferentTraining(f"{error.message} (of a smaller copy: {small.said})", where=model, hint=error.advice, data=error.data) from None
         return replace(report, copy=small.said, notes=(why, *report.notes))
 
 

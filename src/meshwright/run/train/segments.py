@@ -116,7 +116,8 @@ def build_rank_module(
         if whole.requires_grad and local.dtype not in TRAINED:
             raise Unsupported(
                 f"parameter {name!r} is {local.dtype}; only float32, float64 and bfloat16 parameters can be trained so far",
-                hint="float32 weights (--dtype float32), with --precision fp16-autocast where float16 is wanted",
+                where=f"parameter {name}", hint="two real parameters, and torch.view_as_complex in forward" if local.is_complex() else
+                "float32 weights (--dtype float32), with --precision fp16-autocast where float16 is wanted",
             )  # fmt: skip
         if values is not None and not (layout.zero_level and whole.requires_grad):
             local = _read(values, name, whole, shard, part, parts)
