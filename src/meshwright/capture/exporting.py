@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterable, Iterator, Sequence
+from contextvars import ContextVar
 from functools import partial
 from typing import Any
 
@@ -28,12 +29,13 @@ from .regions import kept_whole
 from .resolve import ModelSource, place_of, shown
 from .side_effects import Seen, changed, contents_watched, plain_values, refuse_changing
 from .torch_private import export_as_called, global_backward_hooks, without_places
-from .watched import Watched, watching
+from .watched import NOT_THE_OWNERS, Watched, watching
 from .whole_functions import FunctionsWhole
 
-__all__ = ["exported_program", "module_path"]
+__all__ = ["exported_program", "line_of", "module_path", "places_noted"]
 
 _HOOKS = "the backward hooks of a module"
+_NOTING: ContextVar[bool] = ContextVar("lines of calls are noted", default=False)
 MAX_ROUNDS = 12  # exports of one model: each keeps at least one more class of modules whole
 
 
@@ -95,7 +97,7 @@ def _once(
     """An exported program, flat; or a refusal. `places`: of every call in the source, which only a refusal names; `unfit`: is told which functions
     cannot be kept whole."""
     lost: list[Watched] = []
-    noting = contextlib.nullcontext() if places else without_places()
+    noting = contextlib.nullcontext() if places or _NOTING.get() else without_places()
     try:
         with quiet(), noting, mode or contextlib.nullcontext(), _as_eager(objective, source, whole, lost, seen, unfit):
             exported = torch.export.export(objective, source.inputs, strict=False)
@@ -159,12 +161,25 @@ def _use_of(exported: Any, constant: str) -> dict[str, Any]:
 
 
 def _refused(left: Left, source: ModelSource) -> Refusal:
-    trace = [line.strip() for line in str(left.meta.get("stack_trace") or "").splitlines() if line.strip().startswith("File ")]
-    where = source.name
-    if trace:
-        file, _, rest = trace[-1].removeprefix('File "').partition('", line ')
-        where = shown(f"{file}:{rest.partition(',')[0]}")
-    return Refusal(operator="", where=where, module=module_path(left.meta), message=left.reason)
+    return Refusal(operator="", where=line_of(left.meta) or source.name, module=module_path(left.meta), message=left.reason)
+
+
+def line_of(meta: Any) -> str:
+    """`file:line` of the owner's code that made a call; "" where that was not noted (`places_noted`), or is nobody's."""
+    trace = [line.strip() for line in str(meta.get("stack_trace") or "").splitlines() if line.strip().startswith("File ")]
+    found = [x for line in trace if not (x := line.removeprefix('File "')).startswith(NOT_THE_OWNERS)]
+    file, _, rest = (found or [""])[-1].partition('", line ')
+    return shown(f"{file}:{rest.partition(',')[0]}") if found else ""
+
+
+@contextlib.contextmanager
+def places_noted() -> Iterator[None]:
+    """While it lasts, exports of this context note the line of every call."""
+    token = _NOTING.set(True)
+    try:
+        yield
+    finally:
+        _NOTING.reset(token)
 
 
 def _modules_like(model: nn.Module, path: str, whole: Iterable[Any]) -> list[str]:

@@ -17,7 +17,7 @@ from .side_effects import Seen, calls_watched
 from .torch_private import checkpoints_run_plainly
 from .user_gradients import functions_watched
 
-__all__ = ["Watched", "watching"]
+__all__ = ["NOT_THE_OWNERS", "Watched", "watching"]
 
 NOT_THE_OWNERS = (str(Path(torch.__file__).parent), str(Path(__file__).parents[1]))  # folders of code that runs on the owner's behalf
 

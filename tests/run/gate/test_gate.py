@@ -323,7 +323,7 @@ def test_a_copy_that_trains_something_else_says_what_it_is(monkeypatch: pytest.M
     monkeypatch.setattr(gating, "MAX_GATE_FLOPS", flops // 2)
     with pytest.raises(DifferentTraining, match=r"of a smaller copy: 8 samples of 32") as caught:
         gate(plan, data="synthetic")
-    assert caught.value.where == MODELS + "mlp" and caught.value.data["cause"] == "batch-statistics"
+    assert caught.value.data["model"] == MODELS + "mlp" and caught.value.data["cause"] == "batch-statistics"
 
 
 def test_a_plan_of_which_there_is_no_copy_says_why(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -27,11 +27,12 @@ SHARE_IT = Hint(
 
 @dataclass(frozen=True)
 class Cause:
-    """`name`: for scripts; `said`: the sentence; `hint`: what to do."""
+    """`name`: for scripts; `said`: the sentence; `hint`: what to do; `node`: the call that is to blame, where one is."""
 
     name: str
     said: str
     hint: str | Hint
+    node: str = ""
 
 
 def batch_statistics(graph: ForwardGraph) -> list[ForwardNode]:
@@ -51,7 +52,7 @@ def mixes_samples(graph: ForwardGraph, mixing: ForwardNode | None, buffer: str =
     norms = batch_statistics(graph)
     if norms:
         what = f"batch statistics: {norms[0].target.split('.')[1]} of {_place(graph, norms[0].name)} normalises by the micro-batch it sees"
-        return Cause("batch-statistics", what, SHARE_IT if all(n.target == BATCH_NORM for n in norms) else STATE_IT)
+        return Cause("batch-statistics", what, SHARE_IT if all(n.target == BATCH_NORM for n in norms) else STATE_IT, norms[0].name)
     if buffer:
         module, operators = described(graph, buffer)
         what = f"{' and '.join(operators[:2]) or 'what changes it'} in module {module!r} keeps in it what depends on the whole micro-batch"
@@ -59,7 +60,8 @@ def mixes_samples(graph: ForwardGraph, mixing: ForwardNode | None, buffer: str =
         what = "the loss depends on what else is in its micro-batch: a mean over a count that differs, a contrast or a balance within the batch"
         if mixing is not None:
             what += f"; {mixing.target} in {_place(graph, mixing.name)} brings samples together first"
-    return Cause("batch-statistics", what, STATE_IT if shared or mixing is None else SHARE_IT)
+    hint, node = (STATE_IT if shared or mixing is None else SHARE_IT), mixing.name if mixing is not None else ""
+    return Cause("batch-statistics", what, hint, node)
 
 
 def keeps_state(graph: ForwardGraph, buffer: str) -> Cause:
