@@ -33,7 +33,7 @@ class Choice:
         name = self.field.rpartition(".")[2]
         if surface == "command":
             flag = FLAGS[self.field]
-            return f"--no-{flag[2:]}" if self.value is False else flag if self.value in (None, True) else f"{flag} {self.value}"
+            return f"--no-{flag[2:]}" if self.value is False else flag if self.value is None or self.value is True else f"{flag} {self.value}"
         if self.value is None:
             return f"{name}="
         shown = f'{name}="{self.value}"' if isinstance(self.value, str) else f"{name}={self.value}"

@@ -22,13 +22,14 @@ from meshwright.errors import MeshwrightError
 from .assigned_buffers import copies_moved_up
 from .diagnose import Refusal, diagnose, quiet
 from .flatten import Left, flatten
-from .in_place import written_out
+from .in_place import changed_parameter, written_out
 from .losses import Objective
 from .placed_tables import together
 from .regions import kept_whole
 from .resolve import ModelSource, place_of, shown
 from .side_effects import Seen, changed, contents_watched, plain_values, refuse_changing
 from .torch_private import export_as_called, global_backward_hooks, without_places
+from .user_gradients import parameter_changes
 from .watched import NOT_THE_OWNERS, Watched, watching
 from .whole_functions import FunctionsWhole
 
@@ -117,6 +118,10 @@ def _once(
         left = flatten(exported)
     if left:
         return _refused(left[0], source) if places else _once(objective, source, mode, whole, Seen(), places=True)
+    if (change := changed_parameter(exported)) is not None:
+        if not places:
+            return _once(objective, source, mode, whole, Seen(), places=True)
+        raise parameter_changes(_plain(change[0]), line_of(change[1].meta) or source.name)
     moved = together(exported.graph) | copies_moved_up(exported.graph)
     if written_out(exported.graph) or moved:
         exported.graph_module.recompile()

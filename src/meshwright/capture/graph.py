@@ -15,7 +15,7 @@ from typing import Any, Literal
 import msgspec
 import torch
 
-from meshwright.errors import CaptureError, MeshwrightError, UnknownName, UsageError
+from meshwright.errors import CaptureError, MeshwrightError, UnknownName, Unsupported, UsageError
 from meshwright.graph.graph import GraphValue, JointNode, OpGraph, OpNode, Parameter, Scaling, Work
 from meshwright.graph.scale import at_batch, rows_compared, scaling_between
 from meshwright.kernels.garbage import few_collections
@@ -25,7 +25,7 @@ from .diagnose import module_in
 from .forward import MAX_REAL_BYTES, TracedForward, build_objective, built_and_traced, trace_forward, trace_objective
 from .joint import Joint, joint_by_aot, joint_by_make_fx
 from .nodes import StorageTable, forward_nodes, json_argument, operands, target_name, value_of
-from .opaque import measured_work
+from .opaque import measured_work, refuse_changes
 from .repeats import cut, repeated_runs
 from .resolve import user_location
 from .torch_private import uncompiled_graphs
@@ -137,6 +137,7 @@ def _once(
         if joint is not None:
             return _graph(traced, "export", nodes, table, joint, notes), traced
         traced = trace_objective(objective, source, loss=loss, mode=mode, opaque=True)
+    refuse_changes(traced)
     routes: tuple[tuple[Method, str, Callable[[], Joint]], ...] = (
         ("aot", "AOTAutograd on the module itself", lambda: joint_by_aot(traced)),
         ("make_fx", "make_fx", lambda: joint_by_make_fx(traced)),
@@ -258,7 +259,7 @@ def _run_for_real(
     try:
         nodes, table = _forward(real)
         forward, backward, missing = measured_work(real)
-    except UsageError:
+    except (Unsupported, UsageError):
         raise
     except Exception as failure:
         error = failure.__cause__ if isinstance(failure, CaptureError) and failure.__cause__ is not None else failure

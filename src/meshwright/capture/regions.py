@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -17,11 +17,13 @@ from typing import Any
 import torch
 from torch import nn
 
-from meshwright.errors import Unsupported
+from meshwright.errors import MeshwrightError, Unsupported
 from meshwright.graph.graph import Work
 
 from .assigned_buffers import Held, held_buffers, put_back
+from .resolve import place_of
 from .torch_private import DispatchRecorder, FakeTensorMode, calls_untraced, flat_tree, storage_key, without_hooks_where_refused
+from .user_gradients import parameter_changes
 from .work import work_of
 
 __all__ = ["REGION", "REGION_BACKWARD", "kept_whole", "one_region", "region_saved_bytes", "region_work", "run_region"]
@@ -131,17 +133,17 @@ class _Called:
             return self.original(*args, **kwargs)
         key = f"{self.key}|{self.count}"
         self.count += 1
-        return one_region(key, _call_of(self.module), args, kwargs, list(_state(self.module)), self.real)
+        return one_region(key, _call_of(self.module), args, kwargs, list(_state(self.module)), self.real, where=place_of(type(self.module).forward))
 
 
 def one_region(
     key: str, function: Callable[..., Any], args: Any, kwargs: Any, state: Sequence[tuple[str, torch.Tensor]] = (),
-    real: Mapping[str, torch.Tensor] | None = None, *, fixed: bool = False,
+    real: Mapping[str, torch.Tensor] | None = None, *, fixed: bool = False, where: str = "",
 ) -> Any:  # fmt: skip
-    """Traces a call as one operator. `state`: by name, the tensors beside its arguments; `real`: those that have values; `fixed`: only where what it
+    """Traces a call, whose code is at `where`, as one operator. `state`: by name, the tensors beside its arguments; `real`: those that have values; `fixed`: only where what it
     returns has the shapes of one sample on another, too.
 
-    Raises: RuntimeError for more state than may be run for real, and what the call raises on samples.
+    Raises: Unsupported where it changes a parameter; RuntimeError for more state than may be run for real, and what the call raises on samples.
     """
     leaves, spec = flat_tree((args, kwargs))
     tensors = [x for x in leaves if isinstance(x, torch.Tensor)]
@@ -156,13 +158,16 @@ def one_region(
         names=tuple(map(tuple, names.values())), samples=before.samples if before is not None else {},
     )  # fmt: skip
     given = [*tensors, *held.values()]
-    _take_sample(region, given, real or {}, fixed)
+    parameters = {n for n, t in state if isinstance(t, nn.Parameter)}
+    _take_sample(region, given, real or {}, fixed, parameters, where)
     _REGIONS[key] = region
     outputs = iter(torch.ops.meshwright.region(key, given))
     return region.out_spec.unflatten([next(outputs) if x is _TENSOR else x for x in region.out_leaves])
 
 
-def _take_sample(region: _Region, given: Sequence[torch.Tensor], real: Mapping[str, torch.Tensor], fixed: bool) -> None:
+def _take_sample(
+    region: _Region, given: Sequence[torch.Tensor], real: Mapping[str, torch.Tensor], fixed: bool, parameters: Container[str], where: str
+) -> None:
     """Runs the call for real, on samples."""
     specs = [(tuple(int(d) for d in t.shape), t.dtype, bool(t.requires_grad)) for t in given]
     size = sum(t.numel() * t.element_size() for t in given[region.tensors :])
@@ -177,12 +182,19 @@ def _take_sample(region: _Region, given: Sequence[torch.Tensor], real: Mapping[s
             values += [_weight(s, d) if t is None else t.detach().clone() for (s, d, _), t in zip(specs[region.tensors :], state, strict=True)]
             for x, (_, _, wanted) in zip(values, specs, strict=True):
                 x.requires_grad_(wanted and x.is_floating_point())
-            return _measured(region, values)
+            before = [x._version for x in values]
+            measured = _measured(region, values)
+            for names, x, version in list(zip(region.names, values[region.tensors :], before[region.tensors :], strict=True)):
+                if names[0] in parameters and x._version != version:
+                    raise parameter_changes(names[0], where)
+            return measured
 
     with calls_untraced():
         try:
             sample = _apart(partial(run, _value))
             other = _apart(partial(run, _flat_value)) if fixed else sample
+        except MeshwrightError:
+            raise
         except Exception:  # integers that may not be 0, lengths for one, which shapes may follow
             if fixed:
                 raise

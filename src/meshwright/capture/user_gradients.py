@@ -18,7 +18,7 @@ from meshwright.errors import Unsupported
 
 from .resolve import place_of
 
-__all__ = ["functions_watched", "refuse_parameter_hooks"]
+__all__ = ["functions_watched", "parameter_changes", "refuse_parameter_hooks"]
 
 OF_TORCH = ("torch.", "meshwright.")  # whose functions compute the gradient of what they compute
 
@@ -33,6 +33,15 @@ def refuse_parameter_hooks(module: nn.Module, model: str) -> None:
                 where=place_of(hooks[0]), hint="change gradients in the module's backward (a hook on a tensor or module), or in the optimizer function",
                 data={"cause": "user-gradients", "parameter": name, "where": place_of(hooks[0])},
             )  # fmt: skip
+
+
+def parameter_changes(name: str, where: str) -> Unsupported:
+    """The refusal of a parameter that forward changes: ranks run forward once per micro-batch, and each would change it once more."""
+    return Unsupported(
+        f"forward changes parameter {name!r} in place; ranks run it once per micro-batch, and it would change as many times", where=where,
+        hint="make it a buffer (register_buffer), which changes once per step, or change it after the optimizer's step",
+        data={"cause": "parameter-changed", "parameter": name},
+    )  # fmt: skip
 
 
 @contextlib.contextmanager

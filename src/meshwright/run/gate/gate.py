@@ -257,7 +257,8 @@ class _Trial:
         local = self.microbatch_by_microbatch(planned)
         alike = not local.found
         if random:
-            cause = random_numbers(case.opaque)
+            drawn = case.drawn_otherwise
+            cause = replace(random_numbers(case.opaque), node=drawn[0].name if drawn else "")
             if self.stated.dropout == "local":
                 if alike:
                     return self.equal(local, "micro-batch by micro-batch, with the plan's random numbers", ("dropout local",))

@@ -238,7 +238,11 @@ def _gradient_buffers(
     for buffer, names in gradient_names(layout, layout.held(pipeline), trained, tensor).items():
         dtypes = {held[n].tensor.dtype for n in names}
         if len(dtypes) > 1:
-            raise Unsupported(f"parameters of one stage have gradients of {sorted(map(str, dtypes))}", hint="give all trained parameters one dtype")
+            first = {str(held[n].tensor.dtype).removeprefix("torch."): n for n in reversed(names)}
+            raise Unsupported(
+                f"parameters of one stage have gradients of several types: {', '.join(f'{n!r} of {t}' for t, n in sorted(first.items()))}",
+                where=f"parameter {first[min(first)]}", hint="give all trained parameters one dtype",
+            )  # fmt: skip
         (dtype,) = dtypes
         needed = sum(held[n].numel for n in names)
         flat = torch.zeros(max(needed, -(-gradient_bytes.get(buffer, 0) // dtype.itemsize)), dtype=dtype, device=device)
