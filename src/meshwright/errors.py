@@ -30,6 +30,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from meshwright.hints import Hint, Surface
+
 
 class MeshwrightError(Exception):
     """Base of all errors; `exit_code` is what the command line ends with."""
@@ -37,14 +39,21 @@ class MeshwrightError(Exception):
     code = "failure"
     exit_code = 1
 
-    def __init__(self, message: str, *, where: str = "", hint: str = "", data: Mapping[str, Any] | None = None) -> None:
+    def __init__(self, message: str, *, where: str = "", hint: str | Hint = "", data: Mapping[str, Any] | None = None) -> None:
         super().__init__(message)
         self.message = message
         self.where = where
-        self.hint = hint
+        self.advice = hint
+        self.hint = hint if isinstance(hint, str) else hint.said("command")
         self.data: dict[str, Any] = dict(data or {})
-        if hint:
-            self.add_note(f"hint: {hint}")  # shown by tracebacks, which is all that users of torch see
+        if self.hint:
+            self.add_note(f"hint: {self.hint}")  # shown by tracebacks, which is all that users of torch see
+
+    def say_in(self, surface: Surface) -> None:
+        """Words the choices of its hint as `surface` does; an error has the command line's words before."""
+        if isinstance(self.advice, Hint):
+            before, self.hint = f"hint: {self.hint}", self.advice.said(surface)
+            self.__notes__ = [f"hint: {self.hint}" if note == before else note for note in self.__notes__]
 
     def __str__(self) -> str:
         return f"{self.where}: {self.message}" if self.where else self.message

@@ -159,7 +159,8 @@ def _probe_for(ranks: tuple[int, ...]) -> None:
 
 def parallelize(
     model: torch.nn.Module, optimizer: torch.optim.Optimizer, plan: Plan | str | Path, *, loss: Callable[..., Any] | None = None, batch: Any = None,
-    pad: Sequence[float] | Mapping[str, float] | None = None,
+    pad: Sequence[float] | Mapping[str, float] | None = None, compare: bool = True, batch_statistics: Literal["", "local", "global"] = "",
+    dropout: Literal["serial", "local"] = "serial",
 ) -> ParallelStep:  # fmt: skip
     """A training step of `model` that runs the plan, for your own loop. Call it on all ranks (started by torchrun, or in a world of your own).
 
@@ -175,16 +176,20 @@ def parallelize(
     loss: the loss function, if the plan was made in another process. batch: an example, for a plan that was made from a model's name.
     pad: for a plan of several shapes, what shorter batches are filled up with: a number for each tensor of a batch (target last), or for each name.
         All ranks take the step of the smallest shape that takes all their batches. That padding changes no loss is tried at the first padded batch.
+    compare: where `batch` is given, rank 0 first compares one step of the plan with the module and the optimizer on it (`compare_step`, some seconds;
+        `step.compared` says what was found); False: not. `batch_statistics`, `dropout`: what is meant to differ, as of `compare_step`.
     The step takes the global batch, or the part of the rank's data replica, in the form of the planned batch. It does what the plan's recipe asks:
     precision, clipping, average, schedule. `step.evaluate(batch)` is the loss in evaluation mode.
 
     Raises: PlanMismatch (another world, different plans at different ranks), UsageError (another model, an optimizer of other parameters; one whose
     scheduler, groups or options that do not go with the plan's), Unsupported (gradient hooks; optimizers that need closures, or, where parameters
-    are divided, may look beyond single elements), and what capture raises; RunError on the other ranks for what rank 0 raises.
+    are divided, may look beyond single elements), DifferentTraining (the plan's step is not the module's), and what capture raises; RunError on the other ranks for what rank 0 raises.
     """
+    from .run.gate.gate import Stated
     from .run.own_loop.parallelize import parallelize as make  # imports the executor
 
-    return make(model, optimizer, plan, loss=loss, batch=batch, pad=pad)
+    stated = Stated(batch_statistics=batch_statistics, dropout=dropout)
+    return make(model, optimizer, plan, loss=loss, batch=batch, pad=pad, compare=compare, stated=stated)
 
 
 def compare_step(

@@ -1,14 +1,16 @@
 """torch.export of a model with its loss: flat, equal to eager, with what cannot be traced kept whole.
 
-A module is kept whole (`regions`) when export fails in it, when a call of it cannot be made flat (`flatten`), or when it holds what export would lose
-without a word (`watching`). Modules of the same class of the owner's go with it. Export is tried again until it goes through; where the outermost
-module itself is the one, the whole model stays one operator.
+What is kept whole is as small as its cause. Where export fails in a function of torch's, calls of that function are kept whole (`whole_functions`), if
+they can be. Else a module is (`regions`): one that export fails in, of which a call cannot be made flat (`flatten`), or that holds what export would
+lose without a word (`watching`). Modules of the same class of the owner's go with it. Export is tried again until it goes through; where the
+outermost module itself is the one, the whole model stays one operator.
 """
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextvars import ContextVar
 from functools import partial
 from typing import Any
 
@@ -20,32 +22,39 @@ from meshwright.errors import MeshwrightError
 from .assigned_buffers import copies_moved_up
 from .diagnose import Refusal, diagnose, quiet
 from .flatten import Left, flatten
-from .in_place import written_out
+from .in_place import changed_parameter, written_out
 from .losses import Objective
 from .placed_tables import together
-from .regions import Watched, kept_whole, watching
-from .resolve import ModelSource, shown
+from .regions import kept_whole
+from .resolve import ModelSource, place_of, shown
 from .side_effects import Seen, changed, contents_watched, plain_values, refuse_changing
 from .torch_private import export_as_called, global_backward_hooks, without_places
+from .user_gradients import parameter_changes
+from .watched import NOT_THE_OWNERS, Watched, watching
+from .whole_functions import FunctionsWhole
 
-__all__ = ["exported_program", "module_path"]
+__all__ = ["exported_program", "line_of", "module_path", "places_noted"]
 
 _HOOKS = "the backward hooks of a module"
+_NOTING: ContextVar[bool] = ContextVar("lines of calls are noted", default=False)
 MAX_ROUNDS = 12  # exports of one model: each keeps at least one more class of modules whole
 
 
 def exported_program(objective: Objective, source: ModelSource, mode: Any) -> tuple[Any, tuple[str, ...]] | Refusal:
     """(exported program, notes on what was kept whole), or why the model as a whole cannot be exported."""
-    hooked = [p for p, m in objective.model.named_modules() if m._backward_hooks or m._backward_pre_hooks]
-    if "" in hooked or global_backward_hooks():
-        what = _HOOKS if "" in hooked else "the backward hooks of all modules"
-        return Refusal(operator="", where=source.name, module="", message=f"export would lose {what}")
+    hooks = {p: [*m._backward_hooks.values(), *m._backward_pre_hooks.values()] for p, m in objective.model.named_modules()}
+    hooked = {p: place_of(found[0]) for p, found in hooks.items() if found}
+    if "" in hooked or (of_all := global_backward_hooks()):
+        what, where = (_HOOKS, hooked[""]) if "" in hooked else ("the backward hooks of all modules", place_of(of_all[0]))
+        return Refusal(operator="", where=where, module="", message=f"export would lose {what}")
     outer = [p for p in hooked if not any(p.startswith(f"{q}.") for q in hooked)]
-    whole = dict.fromkeys(outer, f"export would lose {_HOOKS}")  # path of a module -> why
+    # path of a module, or a function of torch's -> why
+    whole: dict[Any, str] = {p: f"export would lose {_HOOKS} ({hooked[p]})" for p in outer}
     refusal: Refusal | None = None
+    unfit: set[Any] = set()
     for _ in range(MAX_ROUNDS):
         seen, before = Seen(), plain_values(objective.model)
-        found = _once(objective, source, mode, list(whole), seen)
+        found = _once(objective, source, mode, list(whole), seen, unfit=unfit)
         changing, after = changed(before, plain_values(objective.model)), plain_values(objective.model)
         if changing or seen.assigned:
             attributes = seen.changing(partial(_again, objective, source, mode, list(whole)))
@@ -55,44 +64,64 @@ def exported_program(objective: Objective, source: ModelSource, mode: Any) -> tu
             printing = [f"what forward prints ({lines}) is printed while the model is traced, not in training"] if lines else []
             return found, (*_notes(objective.model, whole), *printing)
         refusal = refusal or found  # the first says what stands in the way; later ones may come of keeping modules whole
+        whole = {k: why for k, why in whole.items() if k not in unfit}
+        if found.function is not None and found.function not in unfit and found.function not in whole:
+            whole[found.function] = _why(found)
+            continue
         more = _modules_like(objective.model, found.module, whole)
         if not more:
             return refusal
-        for path in [p for p in whole if any(p.startswith(f"{m}.") for m in more)]:
+        for path in [p for p in _modules(whole) if any(p.startswith(f"{m}.") for m in more)]:
             del whole[path]
-        whole |= dict.fromkeys(more, found.message)
+        whole |= dict.fromkeys(more, _why(found))
     assert refusal is not None
     return refusal
 
 
-def _again(objective: Objective, source: ModelSource, mode: Any, whole: Sequence[str]) -> Seen:
+def _why(found: Refusal) -> str:
+    return f"{found.message} ({found.where})" if found.where else found.message
+
+
+def _modules(whole: Iterable[Any]) -> list[str]:
+    return [x for x in whole if isinstance(x, str)]
+
+
+def _again(objective: Objective, source: ModelSource, mode: Any, whole: Sequence[Any]) -> Seen:
     seen = Seen()
     _once(objective, source, mode, whole, seen)
     return seen
 
 
-def _once(objective: Objective, source: ModelSource, mode: Any, whole: Sequence[str], seen: Seen, *, places: bool = False) -> Any:
-    """An exported program, flat; or a refusal. `places`: of every call in the source, which only a refusal names."""
+def _once(
+    objective: Objective, source: ModelSource, mode: Any, whole: Sequence[Any], seen: Seen, *, places: bool = False, unfit: set[Any] | None = None
+) -> Any:
+    """An exported program, flat; or a refusal. `places`: of every call in the source, which only a refusal names; `unfit`: is told which functions
+    cannot be kept whole."""
     lost: list[Watched] = []
-    noting = contextlib.nullcontext() if places else without_places()
+    noting = contextlib.nullcontext() if places or _NOTING.get() else without_places()
     try:
-        with quiet(), noting, mode or contextlib.nullcontext(), _as_eager(objective, source, whole, lost, seen):
+        with quiet(), noting, mode or contextlib.nullcontext(), _as_eager(objective, source, whole, lost, seen, unfit):
             exported = torch.export.export(objective, source.inputs, strict=False)
     except MeshwrightError:
         raise
     except Exception as error:
-        with quiet(), kept_whole(objective.model, whole, source.name):
+        with quiet(), _kept(objective.model, whole, source.name, unfit):
             return diagnose(objective, source, mode, error)
     if lost:
         first = lost[0]
         return Refusal(operator="", where=shown(first.where), module=_plain(first.module), message=f"export would lose {first.what}")
     detached = [name for name, x in exported.constants.items() if isinstance(x, torch.Tensor) and x.requires_grad]
     if detached:  # export would train a different function
-        return Refusal(operator="", where=source.name, module="", message=f"a gradient is taken inside forward, export detaches {detached[0]}")
+        left = Left(f"a gradient is taken inside forward, export detaches {detached[0]}", _use_of(exported, detached[0]))
+        return _refused(left, source) if places else _once(objective, source, mode, whole, Seen(), places=True)
     with quiet():
         left = flatten(exported)
     if left:
         return _refused(left[0], source) if places else _once(objective, source, mode, whole, Seen(), places=True)
+    if (change := changed_parameter(exported)) is not None:
+        if not places:
+            return _once(objective, source, mode, whole, Seen(), places=True)
+        raise parameter_changes(_plain(change[0]), line_of(change[1].meta) or source.name)
     moved = together(exported.graph) | copies_moved_up(exported.graph)
     if written_out(exported.graph) or moved:
         exported.graph_module.recompile()
@@ -100,7 +129,21 @@ def _once(objective: Objective, source: ModelSource, mode: Any, whole: Sequence[
 
 
 @contextlib.contextmanager
-def _as_eager(objective: Objective, source: ModelSource, whole: Sequence[str], lost: list[Watched], seen: Seen) -> Iterator[None]:
+def _kept(model: nn.Module, whole: Sequence[Any], name: str, unfit: set[Any] | None) -> Iterator[None]:
+    functions = frozenset(x for x in whole if not isinstance(x, str))
+    mode = FunctionsWhole(functions, name)
+    try:
+        with kept_whole(model, _modules(whole), name), mode if functions else contextlib.nullcontext():
+            yield
+    finally:
+        if unfit is not None:
+            unfit |= mode.unfit
+
+
+@contextlib.contextmanager
+def _as_eager(
+    objective: Objective, source: ModelSource, whole: Sequence[Any], lost: list[Watched], seen: Seen, unfit: set[Any] | None
+) -> Iterator[None]:
     own = Objective.called
 
     def called(self: Objective, tensors: Sequence[torch.Tensor]) -> Any:
@@ -109,25 +152,45 @@ def _as_eager(objective: Objective, source: ModelSource, whole: Sequence[str], l
 
     Objective.called = called  # type: ignore[method-assign]
     try:
-        with watching(objective, lost, seen), kept_whole(objective.model, whole, source.name), export_as_called():
+        with watching(objective, lost, seen), _kept(objective.model, whole, source.name, unfit), export_as_called():
             yield
     finally:
         Objective.called = own  # type: ignore[method-assign]
 
 
+def _use_of(exported: Any, constant: str) -> dict[str, Any]:
+    """Metadata of the first call that takes a constant."""
+    place = next(s.arg.name for s in exported.graph_signature.input_specs if s.target == constant)
+    users = [n for n in exported.graph.nodes if any(x.name == place for x in n.all_input_nodes)]
+    return dict(users[0].meta) if users else {}
+
+
 def _refused(left: Left, source: ModelSource) -> Refusal:
-    trace = [line.strip() for line in str(left.meta.get("stack_trace") or "").splitlines() if line.strip().startswith("File ")]
-    where = source.name
-    if trace:
-        file, _, rest = trace[-1].removeprefix('File "').partition('", line ')
-        where = shown(f"{file}:{rest.partition(',')[0]}")
-    return Refusal(operator="", where=where, module=module_path(left.meta), message=left.reason)
+    return Refusal(operator="", where=line_of(left.meta) or source.name, module=module_path(left.meta), message=left.reason)
 
 
-def _modules_like(model: nn.Module, path: str, whole: dict[str, str]) -> list[str]:
+def line_of(meta: Any) -> str:
+    """`file:line` of the owner's code that made a call; "" where that was not noted (`places_noted`), or is nobody's."""
+    trace = [line.strip() for line in str(meta.get("stack_trace") or "").splitlines() if line.strip().startswith("File ")]
+    found = [x for line in trace if not (x := line.removeprefix('File "')).startswith(NOT_THE_OWNERS)]
+    file, _, rest = (found or [""])[-1].partition('", line ')
+    return shown(f"{file}:{rest.partition(',')[0]}") if found else ""
+
+
+@contextlib.contextmanager
+def places_noted() -> Iterator[None]:
+    """While it lasts, exports of this context note the line of every call."""
+    token = _NOTING.set(True)
+    try:
+        yield
+    finally:
+        _NOTING.reset(token)
+
+
+def _modules_like(model: nn.Module, path: str, whole: Iterable[Any]) -> list[str]:
     """The module at `path` and others of its class, which will not fare better; empty if that is nothing new."""
     modules = dict(model.named_modules())
-    if not path or path not in modules or any(path == p or path.startswith(f"{p}.") for p in whole):
+    if not path or path not in modules or any(path == p or path.startswith(f"{p}.") for p in _modules(whole)):
         return []
     kind = type(modules[path])
     if kind.__module__.startswith("torch.nn."):
@@ -136,12 +199,14 @@ def _modules_like(model: nn.Module, path: str, whole: dict[str, str]) -> list[st
     return [p for p in same if not any(p.startswith(f"{q}.") for q in same)]
 
 
-def _notes(model: nn.Module, whole: dict[str, str]) -> list[str]:
+def _notes(model: nn.Module, whole: dict[Any, str]) -> list[str]:
     modules = dict(model.named_modules())
     by_class: dict[tuple[str, str], list[str]] = {}
-    for path, why in whole.items():
+    for path in _modules(whole):
+        why = whole[path]
         by_class.setdefault((type(modules[path]).__name__, why), []).append(path)
-    return [
+    called = [f"calls of {x.__name__} are kept whole as one operator each: {why}" for x, why in whole.items() if not isinstance(x, str)]
+    return called + [
         f"kept whole as one operator each: {', '.join(paths[:4])}{' ...' if len(paths) > 4 else ''} ({kind}): {why}"
         for (kind, why), paths in by_class.items()
     ]

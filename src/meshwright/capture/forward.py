@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -24,12 +25,13 @@ from .diagnose import Refusal
 from .exporting import exported_program, module_path
 from .losses import Objective
 from .resolve import ModelSource, build_model
-from .torch_private import fake_attributes, fake_like, fake_mode
+from .torch_private import fake_attributes, fake_like, fake_mode, without_hooks_where_refused
 from .user_gradients import refuse_parameter_hooks
 
-__all__ = ["OPAQUE", "TracedForward", "build_objective", "module_path", "trace_forward", "trace_objective"]
+__all__ = ["MAX_REAL_BYTES", "OPAQUE", "TracedForward", "build_objective", "built_and_traced", "module_path", "trace_forward", "trace_objective"]
 
 OPAQUE = "model"  # name of the single node of an opaque graph
+MAX_REAL_BYTES = 2 * 1024**3  # of parameters of a module that is built or run for real where that cannot be avoided
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -86,27 +88,53 @@ def trace_forward(
 
     Raises UsageError, UnknownName (wrong name, contract, loss) and CaptureError (user code fails; names file and line).
     """
-    objective, source, mode = build_objective(model, loss=loss, batch_size=batch_size, seed=seed, device=device, sizes=sizes)
-    if evaluation:
-        objective.eval()
-        source = replace(source, name=f"{source.name} in evaluation mode")
-    return trace_objective(objective, source, loss=loss, mode=mode, opaque=opaque)
+    built = partial(build_objective, model, loss=loss, batch_size=batch_size, seed=seed, device=device, sizes=sizes)
+    return built_and_traced(built, loss=loss, opaque=opaque, evaluation=evaluation)[-1]
+
+
+def built_and_traced(
+    build: Callable[..., tuple[Objective, ModelSource, Any]], *, loss: str, opaque: bool = False, evaluation: bool = False
+) -> tuple[Objective, ModelSource, Any, TracedForward]:
+    """What `build` gives and its trace. Where it cannot be traced and the meta device made another module than real memory does, the latter's."""
+
+    def traced(objective: Objective, source: ModelSource, mode: Any) -> tuple[Objective, ModelSource, Any, TracedForward]:
+        if evaluation:
+            objective.eval()
+            source = replace(source, name=f"{source.name} in evaluation mode")
+        return objective, source, mode, trace_objective(objective, source, loss=loss, mode=mode, opaque=opaque)
+
+    first = traced(*build())
+    objective, source, mode, found = first
+    size = sum(int(p.numel()) * p.element_size() for p in found.parameters.values())
+    if found.refusal is None or mode is None or source.real or size > MAX_REAL_BYTES:
+        return first
+    again = build(real=True)
+    return traced(*again) if _outline(again[0]) != _outline(objective) else first
+
+
+def _outline(module: nn.Module) -> dict[str, Any]:
+    """The tensors of a module by name, with those that it has a name for only."""
+    named = ((f"{path}.{n}", x) for path, m in module.named_modules() for n, x in (*m._parameters.items(), *m._buffers.items()))
+    return {n: None if x is None else (tuple(x.shape), x.dtype) for n, x in named}
 
 
 def build_objective(
-    model: str, *, loss: str, batch_size: int | None, seed: int, device: str, channels_last: bool = False, sizes: Sequence[Sequence[int]] = ()
-) -> tuple[Objective, ModelSource, Any]:
-    """(model with loss, its source, fake mode or None): on `fake`, built on meta and replaced by fakes on the processor."""
+    model: str, *, loss: str, batch_size: int | None, seed: int, device: str, channels_last: bool = False, sizes: Sequence[Sequence[int]] = (),
+    real: bool = False,
+) -> tuple[Objective, ModelSource, Any]:  # fmt: skip
+    """(model with loss, its source, fake mode or None): on `fake`, built on meta (`real`: with memory) and replaced by fakes on the processor."""
     if device != "fake":
         source = build_model(model, device=device, seed=seed, batch_size=batch_size, sizes=sizes)
         refuse_parameter_hooks(source.module, model)
         return Objective(source.module, loss, channels_last=channels_last, calling=source.calling), source, None
-    notes: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ("built with real memory: construction on the meta device makes another module",) if real else ()
     try:
-        source = build_model(model, device="meta", seed=seed, batch_size=batch_size, sizes=sizes)
+        source = build_model(model, device="cpu" if real else "meta", seed=seed, batch_size=batch_size, sizes=sizes)
     except CaptureError as error:
+        if real:
+            raise
         # Construction that reads values (`x.item()`) cannot be described on meta: build it really, once.
-        source = build_model(model, device="cpu", seed=seed, batch_size=batch_size, sizes=sizes)
+        source, real = build_model(model, device="cpu", seed=seed, batch_size=batch_size, sizes=sizes), True
         notes = (f"built with real memory: construction on the meta device failed at {error.where}: {error.message}",)
     mode = fake_mode()
     module = source.module
@@ -114,7 +142,7 @@ def build_objective(
     fake_attributes(module, lambda x: fake_like(mode, x))
     inputs = tuple(fake_like(mode, x) for x in source.inputs)
     objective = Objective(module, loss, channels_last=channels_last, calling=source.calling)
-    return objective, ModelSource(name=model, module=module, inputs=inputs, notes=notes, calling=source.calling), mode
+    return objective, ModelSource(name=model, module=module, inputs=inputs, notes=notes, calling=source.calling, real=real), mode
 
 
 def trace_objective(objective: Objective, source: ModelSource, *, loss: str, mode: Any, opaque: bool = False) -> TracedForward:
@@ -214,7 +242,7 @@ def _opaque_call(objective: Objective, values: list[str]) -> Callable[..., torch
         given = dict(zip(values, tensors, strict=True))
         state = {f"model.{v.partition(':')[2]}": t for v, t in given.items() if not v.startswith("input:")}
         inputs = tuple(t for v, t in given.items() if v.startswith("input:"))
-        return torch.func.functional_call(objective, state, inputs, tie_weights=True)
+        return without_hooks_where_refused(model, lambda: torch.func.functional_call(objective, state, inputs, tie_weights=True))
 
     return model
 

@@ -15,17 +15,17 @@ from typing import Any, Literal
 import msgspec
 import torch
 
-from meshwright.errors import CaptureError, MeshwrightError, UnknownName, UsageError
+from meshwright.errors import CaptureError, MeshwrightError, UnknownName, Unsupported, UsageError
 from meshwright.graph.graph import GraphValue, JointNode, OpGraph, OpNode, Parameter, Scaling, Work
 from meshwright.graph.scale import at_batch, rows_compared, scaling_between
 from meshwright.kernels.garbage import few_collections
 from meshwright.kernels.stages import stage
 
 from .diagnose import module_in
-from .forward import TracedForward, build_objective, trace_forward, trace_objective
+from .forward import MAX_REAL_BYTES, TracedForward, build_objective, built_and_traced, trace_forward, trace_objective
 from .joint import Joint, joint_by_aot, joint_by_make_fx
 from .nodes import StorageTable, forward_nodes, json_argument, operands, target_name, value_of
-from .opaque import measured_work
+from .opaque import measured_work, refuse_changes
 from .repeats import cut, repeated_runs
 from .resolve import user_location
 from .torch_private import uncompiled_graphs
@@ -36,8 +36,6 @@ __all__ = ["METHODS", "capture", "capture_and_trace", "executed_graph"]
 
 Method = Literal["export", "aot", "make_fx", "opaque"]
 METHODS: tuple[Method, ...] = ("export", "aot", "make_fx", "opaque")
-# Bytes of parameters of a module that may be run for real to measure it: capture is otherwise without the model's memory.
-MAX_OPAQUE_BYTES = 2 * 1024**3
 _ALIKE = "blocks alike in every call"
 
 
@@ -130,8 +128,8 @@ def _shape_of(x: torch.Tensor) -> GraphValue:
 def _once(
     model: str, loss: str, batch_size: int | None, seed: int, methods: Sequence[str], sizes: Sequence[Sequence[int]] = (), whole: bool = False
 ) -> tuple[OpGraph, TracedForward]:
-    objective, source, mode = build_objective(model, loss=loss, batch_size=batch_size, seed=seed, device="fake", sizes=sizes)
-    traced = trace_objective(objective, source, loss=loss, mode=mode, opaque="export" not in methods)
+    build = partial(build_objective, model, loss=loss, batch_size=batch_size, seed=seed, device="fake", sizes=sizes)
+    objective, source, mode, traced = built_and_traced(build, loss=loss, opaque="export" not in methods)
     notes: list[str] = list(traced.notes)
     if traced.method == "export":
         nodes, table = _forward(traced)
@@ -139,6 +137,7 @@ def _once(
         if joint is not None:
             return _graph(traced, "export", nodes, table, joint, notes), traced
         traced = trace_objective(objective, source, loss=loss, mode=mode, opaque=True)
+    refuse_changes(traced)
     routes: tuple[tuple[Method, str, Callable[[], Joint]], ...] = (
         ("aot", "AOTAutograd on the module itself", lambda: joint_by_aot(traced)),
         ("make_fx", "make_fx", lambda: joint_by_make_fx(traced)),
@@ -253,14 +252,14 @@ def _run_for_real(
     data = {"operator": fake.refusal.operator, "module": fake.refusal.module} if fake.refusal is not None else {}
     if "opaque" not in methods:
         raise CaptureError(f"{model} cannot be captured: {reason}", where=where, hint=hint, data=data)
-    if size > MAX_OPAQUE_BYTES:
+    if size > MAX_REAL_BYTES:
         message = f"{model} cannot be captured: {reason}; its {size} bytes of parameters are too many to run it for real"
         raise CaptureError(message, where=where, hint=hint, data=data)
     real = trace_forward(model, loss=loss, batch_size=batch_size, seed=seed, device="cpu", opaque=True)
     try:
         nodes, table = _forward(real)
         forward, backward, missing = measured_work(real)
-    except UsageError:
+    except (Unsupported, UsageError):
         raise
     except Exception as failure:
         error = failure.__cause__ if isinstance(failure, CaptureError) and failure.__cause__ is not None else failure

@@ -17,7 +17,7 @@ from torch import fx
 
 from .torch_private import storage_key
 
-__all__ = ["written_out"]
+__all__ = ["changed_parameter", "written_out"]
 
 aten = torch.ops.aten
 _SCATTERS = {
@@ -48,6 +48,17 @@ def written_out(graph: fx.Graph) -> bool:
     if changed:
         graph.lint()
     return changed
+
+
+def changed_parameter(exported: Any) -> tuple[str, fx.Node] | None:
+    """The first parameter that a call changes in place, and the call: (its name in the program's state, node)."""
+    names = {s.arg.name: s.target for s in exported.graph_signature.input_specs if s.kind.name == "PARAMETER"}
+    held = {storage_key(n.meta["val"]): names[n.name] for n in exported.graph.nodes if n.op == "placeholder" and n.name in names}
+    for n in exported.graph.nodes:
+        for x in _written(n):
+            if isinstance(val := x.meta.get("val"), torch.Tensor) and val.layout == torch.strided and storage_key(val) in held:
+                return held[storage_key(val)], n
+    return None
 
 
 def _written(n: fx.Node) -> list[fx.Node]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -12,10 +14,27 @@ from .diagnose import quiet
 from .flops import lacks_formula
 from .forward import TracedForward
 from .nodes import target_name
+from .resolve import place_of
 from .torch_private import DispatchRecorder
+from .user_gradients import parameter_changes
 from .work import work_of
 
-__all__ = ["measured_work"]
+__all__ = ["measured_work", "refuse_changes"]
+
+
+def refuse_changes(traced: TracedForward) -> None:
+    """Raises: Unsupported where a forward pass on fakes, as far as it comes, changes a parameter."""
+    with quiet(), traced.mode or contextlib.nullcontext(), _parameters_kept(traced), contextlib.suppress(Exception):
+        traced.objective(*traced.inputs)
+
+
+@contextlib.contextmanager
+def _parameters_kept(traced: TracedForward) -> Iterator[None]:
+    before = {n: p._version for n, p in traced.parameters.items()}
+    yield
+    for name, p in traced.parameters.items():
+        if p._version != before[name]:
+            raise parameter_changes(name, place_of(type(traced.objective.model).forward))
 
 
 def measured_work(traced: TracedForward) -> tuple[Work, Work, tuple[str, ...]]:
@@ -30,7 +49,7 @@ def measured_work(traced: TracedForward) -> tuple[Work, Work, tuple[str, ...]]:
             missing.add(target_name(operator))
 
     wanted = [p for p in traced.parameters.values() if p.requires_grad]
-    with quiet(), torch.enable_grad(), DispatchRecorder(seen):
+    with quiet(), torch.enable_grad(), DispatchRecorder(seen), _parameters_kept(traced):
         loss = traced.graph_module(*(traced.value(v) for v in traced.placeholders))[0]
         backward[0] = 1
         if wanted and loss.requires_grad:

@@ -1,34 +1,32 @@
-"""Modules that cannot be traced, kept whole: each call of one is a single operator, `meshwright.region`, in a graph that is traced around it.
+"""What cannot be traced, kept whole: each call of such a module (or function, `whole_functions`) is a single operator, `meshwright.region`.
 
 The operator takes all tensors that the module is called with, and its parameters and buffers, so that planning sees them; what it returns is found by
 running the module once for real, on random values of the same shapes (values decide its way, so its work is that of this sample). A rank that runs
 the graph calls the module itself, under autograd (`run_region`).
-What an export would silently lose is watched for here too (`watching`): gradients of one's own (`torch.autograd.Function`) and hooks on tensors.
 """
 
 from __future__ import annotations
 
 import contextlib
-import sys
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
+from functools import partial
 from typing import Any
 
 import torch
 from torch import nn
 
-from meshwright.errors import Unsupported
+from meshwright.errors import MeshwrightError, Unsupported
 from meshwright.graph.graph import Work
 
 from .assigned_buffers import Held, held_buffers, put_back
-from .side_effects import Seen, calls_watched
-from .torch_private import DispatchRecorder, FakeTensorMode, checkpoints_run_plainly, flat_tree, storage_key
-from .user_gradients import functions_watched
+from .resolve import place_of
+from .torch_private import DispatchRecorder, FakeTensorMode, calls_untraced, flat_tree, storage_key, without_hooks_where_refused
+from .user_gradients import parameter_changes
 from .work import work_of
 
-__all__ = ["REGION", "REGION_BACKWARD", "Watched", "kept_whole", "region_saved_bytes", "region_work", "run_region", "watching"]
+__all__ = ["REGION", "REGION_BACKWARD", "kept_whole", "one_region", "region_saved_bytes", "region_work", "run_region"]
 
 REGION = "meshwright.region.default"
 REGION_BACKWARD = "meshwright.region_backward.default"
@@ -49,9 +47,10 @@ class _Sample:
 
 @dataclass
 class _Region:
-    """One call of a module. `leaves`: arguments, None where a tensor stands; `names`: of its state, in the order in which the operator takes it."""
+    """One call. `function(state, args, kwargs)` is it; `leaves`: arguments, None where a tensor stands; `names`: of its state, in the order in which the
+    operator takes it."""
 
-    module: nn.Module
+    function: Callable[[dict[str, torch.Tensor], Any, Any], Any]
     spec: Any
     leaves: tuple[Any, ...]
     tensors: int
@@ -61,23 +60,29 @@ class _Region:
     samples: dict[Shapes, _Sample] = field(default_factory=dict)
 
     def call(self, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-        """The module called with these tensors; the tensors among what it returns."""
+        """The function called with these tensors; the tensors among what it returns."""
         given = iter(tensors[: self.tensors])
         args, kwargs = self.spec.unflatten([next(given) if x is _TENSOR else x for x in self.leaves])
         state = {n: t for names, t in zip(self.names, tensors[self.tensors :], strict=True) for n in names}
-        held: Held = []
-        hooks = (
-            self.module.register_forward_pre_hook(lambda m, _: held.extend(held_buffers(m))),
-            self.module.register_forward_hook(lambda *_: put_back(held)),
-        )
-        try:
-            result = torch.func.functional_call(self.module, state, args, kwargs, tie_weights=False)
-        finally:
-            for hook in hooks:
-                hook.remove()
+        result = without_hooks_where_refused(self, lambda: self.function(state, args, kwargs))
         leaves, self.out_spec = flat_tree(result)
         self.out_leaves = tuple(_TENSOR if isinstance(x, torch.Tensor) else x for x in leaves)
         return [x for x in leaves if isinstance(x, torch.Tensor)]
+
+
+def _call_of(module: nn.Module) -> Callable[[dict[str, torch.Tensor], Any, Any], Any]:
+    def call(state: dict[str, torch.Tensor], args: Any, kwargs: Any) -> Any:
+        held: Held = []
+        hooks = (
+            module.register_forward_pre_hook(lambda m, _: held.extend(held_buffers(m))), module.register_forward_hook(lambda *_: put_back(held))
+        )  # fmt: skip
+        try:
+            return torch.func.functional_call(module, state, args, kwargs, tie_weights=False)
+        finally:
+            for hook in hooks:
+                hook.remove()
+
+    return call
 
 
 _TENSOR = object()
@@ -104,11 +109,10 @@ def region_saved_bytes(key: str, tensors: Sequence[torch.Tensor]) -> int:
 @contextlib.contextmanager
 def kept_whole(model: nn.Module, paths: Sequence[str], name: str) -> Iterator[None]:
     """While it lasts, calls of the modules at `paths` in this thread are single operators. `name`: of the model, for keys."""
-    known: dict[Any, _Sample] = {}
     modules = dict(model.named_modules())
     try:
         for path in paths:
-            modules[path]._call_impl = _Called(modules[path], f"{name}|{path}", known)
+            modules[path]._call_impl = _Called(modules[path], f"{name}|{path}")
         yield
     finally:
         for path in paths:
@@ -118,8 +122,8 @@ def kept_whole(model: nn.Module, paths: Sequence[str], name: str) -> Iterator[No
 class _Called:
     """Stands for a module's call while its model is traced."""
 
-    def __init__(self, module: nn.Module, key: str, known: dict[Any, _Sample]) -> None:
-        self.module, self.key, self.known, self.count = module, key, known, 0
+    def __init__(self, module: nn.Module, key: str) -> None:
+        self.module, self.key, self.count = module, key, 0
         self.original = module._call_impl
         self.thread = threading.get_ident()
         self.real = {n: t for n, t in _state(module) if not isinstance(t, _FAKE)}
@@ -129,41 +133,75 @@ class _Called:
             return self.original(*args, **kwargs)
         key = f"{self.key}|{self.count}"
         self.count += 1
-        leaves, spec = flat_tree((args, kwargs))
-        tensors = [x for x in leaves if isinstance(x, torch.Tensor)]
-        names: dict[int, list[str]] = {}
-        state: dict[int, torch.Tensor] = {}
-        for n, t in _state(self.module):
-            names.setdefault(id(t), []).append(n)
-            state[id(t)] = t
-        before = _REGIONS.get(key)
-        region = _Region(
-            module=self.module, spec=spec, leaves=tuple(_TENSOR if isinstance(x, torch.Tensor) else x for x in leaves), tensors=len(tensors),
-            names=tuple(map(tuple, names.values())), samples=before.samples if before is not None else {},
-        )  # fmt: skip
-        _REGIONS[key] = region
-        given = [*tensors, *state.values()]
-        self.sample(region, given)
-        outputs = iter(torch.ops.meshwright.region(key, given))
-        return region.out_spec.unflatten([next(outputs) if x is _TENSOR else x for x in region.out_leaves])
+        return one_region(key, _call_of(self.module), args, kwargs, list(_state(self.module)), self.real, where=place_of(type(self.module).forward))
 
-    def sample(self, region: _Region, given: Sequence[torch.Tensor]) -> None:
-        """Runs the module for real, on samples."""
-        specs = [(tuple(int(d) for d in t.shape), t.dtype, bool(t.requires_grad)) for t in given]
-        size = sum(t.numel() * t.element_size() for t in given[region.tensors :])
-        if size > MAX_SAMPLE_BYTES:
-            raise RuntimeError(f"a module of {size} bytes would have to be run for real to know what it returns")
-        def run() -> _Sample:
-            with torch.random.fork_rng(devices=[]):
-                torch.manual_seed(0)
-                values = [_value(s, d) for s, d, _ in specs[: region.tensors]]
-                state = [self.real.get(n[0]) for n in region.names]
-                values += [_weight(s, d) if t is None else t.detach().clone() for (s, d, _), t in zip(specs[region.tensors :], state, strict=True)]
-                for x, (_, _, wanted) in zip(values, specs, strict=True):
-                    x.requires_grad_(wanted and x.is_floating_point())
-                return _measured(region, values)
 
-        region.samples[_shapes(given)] = _apart(run)
+def one_region(
+    key: str, function: Callable[..., Any], args: Any, kwargs: Any, state: Sequence[tuple[str, torch.Tensor]] = (),
+    real: Mapping[str, torch.Tensor] | None = None, *, fixed: bool = False, where: str = "",
+) -> Any:  # fmt: skip
+    """Traces a call, whose code is at `where`, as one operator. `state`: by name, the tensors beside its arguments; `real`: those that have values; `fixed`: only where what it
+    returns has the shapes of one sample on another, too.
+
+    Raises: Unsupported where it changes a parameter; RuntimeError for more state than may be run for real, and what the call raises on samples.
+    """
+    leaves, spec = flat_tree((args, kwargs))
+    tensors = [x for x in leaves if isinstance(x, torch.Tensor)]
+    names: dict[int, list[str]] = {}
+    held: dict[int, torch.Tensor] = {}
+    for n, t in state:
+        names.setdefault(id(t), []).append(n)
+        held[id(t)] = t
+    before = _REGIONS.get(key)
+    region = _Region(
+        function=function, spec=spec, leaves=tuple(_TENSOR if isinstance(x, torch.Tensor) else x for x in leaves), tensors=len(tensors),
+        names=tuple(map(tuple, names.values())), samples=before.samples if before is not None else {},
+    )  # fmt: skip
+    given = [*tensors, *held.values()]
+    parameters = {n for n, t in state if isinstance(t, nn.Parameter)}
+    _take_sample(region, given, real or {}, fixed, parameters, where)
+    _REGIONS[key] = region
+    outputs = iter(torch.ops.meshwright.region(key, given))
+    return region.out_spec.unflatten([next(outputs) if x is _TENSOR else x for x in region.out_leaves])
+
+
+def _take_sample(
+    region: _Region, given: Sequence[torch.Tensor], real: Mapping[str, torch.Tensor], fixed: bool, parameters: Container[str], where: str
+) -> None:
+    """Runs the call for real, on samples."""
+    specs = [(tuple(int(d) for d in t.shape), t.dtype, bool(t.requires_grad)) for t in given]
+    size = sum(t.numel() * t.element_size() for t in given[region.tensors :])
+    if size > MAX_SAMPLE_BYTES:
+        raise RuntimeError(f"a module of {size} bytes would have to be run for real to know what it returns")
+
+    def run(value: Callable[[Sequence[int], torch.dtype], torch.Tensor]) -> _Sample:
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(0)
+            values = [value(s, d) for s, d, _ in specs[: region.tensors]]
+            state = [real.get(n[0]) for n in region.names]
+            values += [_weight(s, d) if t is None else t.detach().clone() for (s, d, _), t in zip(specs[region.tensors :], state, strict=True)]
+            for x, (_, _, wanted) in zip(values, specs, strict=True):
+                x.requires_grad_(wanted and x.is_floating_point())
+            before = [x._version for x in values]
+            measured = _measured(region, values)
+            for names, x, version in list(zip(region.names, values[region.tensors :], before[region.tensors :], strict=True)):
+                if names[0] in parameters and x._version != version:
+                    raise parameter_changes(names[0], where)
+            return measured
+
+    with calls_untraced():
+        try:
+            sample = _apart(partial(run, _value))
+            other = _apart(partial(run, _flat_value)) if fixed else sample
+        except MeshwrightError:
+            raise
+        except Exception:  # integers that may not be 0, lengths for one, which shapes may follow
+            if fixed:
+                raise
+            sample, other = (_apart(partial(run, partial(_value, whole=n))) for n in (1, 2))
+    if sample.outputs != other.outputs or (fixed and not sample.outputs):
+        raise RuntimeError("the shapes of what it returns depend on values" if sample.outputs else "it returns no tensor")
+    region.samples[_shapes(given)] = sample
 
 
 def _apart(function: Callable[[], Any]) -> Any:
@@ -234,10 +272,15 @@ def _shapes(tensors: Sequence[torch.Tensor]) -> Shapes:
     return tuple(tuple(int(d) for d in t.shape) for t in tensors)
 
 
-def _value(shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
+def _value(shape: Sequence[int], dtype: torch.dtype, whole: int = 0) -> torch.Tensor:
     if dtype.is_floating_point or dtype.is_complex:
         return torch.randn(shape, dtype=dtype)
-    return torch.ones(shape, dtype=dtype) if dtype == torch.bool else torch.zeros(shape, dtype=dtype)
+    return torch.full(shape, True if dtype == torch.bool else whole, dtype=dtype)
+
+
+def _flat_value(shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
+    """The opposite of `_value`: what counts or picks by value finds another number."""
+    return torch.zeros(shape, dtype=dtype) if dtype == torch.bool or dtype.is_floating_point or dtype.is_complex else torch.ones(shape, dtype=dtype)
 
 
 def _weight(shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
@@ -290,94 +333,3 @@ def _backward(ctx: Any, gradients: Sequence[torch.Tensor | None]) -> tuple[None,
 
 
 _region.register_autograd(_backward, setup_context=_setup)
-
-
-NOT_THE_OWNERS = (str(Path(torch.__file__).parent), str(Path(__file__).parents[1]))  # folders of code that runs on the owner's behalf
-
-
-@dataclass(frozen=True)
-class Watched:
-    """Something in forward that an export would lose: what, in which module, at which line."""
-
-    what: str
-    module: str
-    where: str
-
-
-@contextlib.contextmanager
-def watching(model: nn.Module, found: list[Watched], seen: Seen) -> Iterator[None]:
-    """While a model is exported in this thread: checkpoints run plainly; what export would lose is added to `found` (gradients of the owner's, hooks,
-    files that are read); `seen`: of what else it does."""
-    paths = {id(m): name for name, m in model.named_modules()}
-    thread = threading.get_ident()
-
-    def note(what: str) -> None:
-        module, where, frame = "", "", sys._getframe(2)
-        while frame is not None:  # the innermost module that is running, and the line of whoever called
-            if not frame.f_code.co_filename.startswith(NOT_THE_OWNERS):
-                where = where or f"{frame.f_code.co_filename}:{frame.f_lineno}"
-            owner = frame.f_locals.get("self")
-            if isinstance(owner, nn.Module) and id(owner) in paths:
-                module = paths[id(owner)]
-                break
-            frame = frame.f_back  # type: ignore[assignment]
-        found.append(Watched(what, module, where))
-
-    def reads(where: str) -> None:
-        if threading.get_ident() == thread:
-            note(f"the file that is read at {where}")
-
-    def prints(where: str) -> None:
-        if threading.get_ident() == thread and where not in seen.printed:
-            seen.printed.append(where)
-
-    def sets(module: nn.Module, name: str, value: Any, where: str) -> None:
-        if threading.get_ident() == thread and id(module) in paths:
-            seen.assigned[paths[id(module)].removeprefix("model").removeprefix("."), name] = (module, value, where)
-
-    tensor, register = torch.Tensor, torch.Tensor.register_hook
-    saving = torch.autograd.graph.saved_tensors_hooks
-    enter = saving.__enter__
-
-    def applied(cls: type) -> None:
-        if threading.get_ident() == thread:
-            note(f"the gradient of {cls.__qualname__} (torch.autograd.Function)")
-
-    def registered(self: torch.Tensor, hook: Callable[..., Any]) -> Any:
-        if threading.get_ident() == thread:
-            note("a hook on a tensor")
-        return register(self, hook)
-
-    def saved(self: Any) -> Any:
-        if threading.get_ident() == thread and not _of_torch(self.pack_hook):
-            note("hooks on saved tensors")
-        return enter(self)
-
-    def node_of(self: torch.Tensor) -> Any:
-        node = tensor.__base__.grad_fn.__get__(self)
-        owners = threading.get_ident() == thread and not sys._getframe(1).f_code.co_filename.startswith(NOT_THE_OWNERS)
-        return _WatchedNode(node, note) if owners and node is not None else node
-
-    tensor.register_hook, tensor.grad_fn, saving.__enter__ = registered, property(node_of), saved
-    try:
-        with checkpoints_run_plainly(), functions_watched(applied), calls_watched(reads, prints, sets):
-            yield
-    finally:
-        tensor.register_hook, saving.__enter__ = register, enter
-        del tensor.grad_fn
-
-
-class _WatchedNode:
-    """A node of the backward graph in the owner's hands: hooks that he puts on it are told of."""
-
-    def __init__(self, node: Any, note: Callable[[str], None]) -> None:
-        self._node, self._note = node, note
-
-    def __getattr__(self, name: str) -> Any:
-        if name in ("register_hook", "register_prehook"):
-            self._note("a hook on a backward node")
-        return getattr(self._node, name)
-
-
-def _of_torch(function: Any) -> bool:
-    return str(getattr(function, "__module__", "")).startswith("torch.")

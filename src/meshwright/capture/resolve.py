@@ -14,6 +14,7 @@ import difflib
 import hashlib
 import importlib
 import importlib.util
+import inspect
 import sys
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -35,7 +36,7 @@ from .live import stands_for
 from .placed_tables import place_tables, read_placed, split_name
 from .weight_files import WeightFiles, has_weights
 
-__all__ = ["ModelSource", "build_model", "match_hint", "resized", "resolve_function", "shown", "user_code"]
+__all__ = ["ModelSource", "build_model", "match_hint", "place_of", "resized", "resolve_function", "shown", "user_code"]
 
 NAME_HINT = "name a model as FILE.py:function or module:function, e.g. examples/gpt.py:small"
 
@@ -55,6 +56,7 @@ class ModelSource:
     examples: tuple[torch.Tensor, ...] = ()
     calling: Calling | None = None
     weights: WeightFiles | DrawnWeights | None = None
+    real: bool = False  # built with memory
 
     @property
     def batch_size(self) -> int:
@@ -191,6 +193,19 @@ def shown(filename: str) -> str:
     """A file's name as a message has it: below the current folder without that."""
     path = Path(filename)
     return str(path.relative_to(Path.cwd())) if path.is_relative_to(Path.cwd()) else filename
+
+
+def place_of(code: Any) -> str:
+    """`file:line` of a function, a method, a class, or what is called like one."""
+    while hasattr(code, "func"):  # functools.partial
+        code = code.func
+    with contextlib.suppress(TypeError, OSError):
+        if inspect.isclass(code):
+            return f"{shown(inspect.getsourcefile(code) or '')}:{inspect.getsourcelines(code)[1]}"
+        found = getattr(inspect.unwrap(code), "__code__", None) or getattr(type(code).__call__, "__code__", None)
+        if found is not None:
+            return f"{shown(found.co_filename)}:{found.co_firstlineno}"
+    return type(code).__module__
 
 
 def _place(name: str) -> str:

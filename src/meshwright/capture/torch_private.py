@@ -15,10 +15,10 @@ import torch
 from torch import nn
 
 __all__ = [
-    "DispatchRecorder", "FakeTensorMode", "autocast_kernel", "below_autocast", "checkpoints_run_plainly", "constant_spec", "custom_partitioner",
-    "dispatch_mode", "export_as_called", "fake_attributes", "fake_like", "fake_mode", "flat_tree", "functorch_block", "global_backward_hooks",
+    "DispatchRecorder", "FakeTensorMode", "autocast_kernel", "below_autocast", "calls_untraced", "checkpoints_run_plainly", "constant_spec",
+    "custom_partitioner", "dispatch_mode", "export_as_called", "fake_attributes", "fake_like", "fake_mode", "flat_tree", "functorch_block", "global_backward_hooks",
     "inductor_partitioner", "joint_graph", "make_fx_graph", "mode_of", "partition_saving", "register_constants", "replaced_autocast", "run_backward",
-    "sac_tools", "storage_key", "torch_partition", "traced_below", "uncompiled_graphs", "without_places",
+    "sac_tools", "storage_key", "torch_partition", "traced_below", "uncompiled_graphs", "without_hooks_where_refused", "without_places",
 ]  # fmt: skip
 
 
@@ -84,6 +84,44 @@ def without_places() -> Iterator[None]:
         yield
     finally:
         config.do_not_emit_stack_traces = before
+
+
+@contextlib.contextmanager
+def calls_untraced() -> Iterator[None]:
+    """While it lasts, a tracer that is at work is not told of calls of modules: it counts them, and loses count where one fails."""
+    from torch.fx._symbolic_trace import _orig_module_call as plain
+
+    traced = nn.Module.__call__
+    nn.Module.__call__ = plain  # type: ignore[method-assign]
+    try:
+        yield
+    finally:
+        nn.Module.__call__ = traced  # type: ignore[method-assign]
+
+
+def without_hooks_where_refused(owner: Any, function: Callable[[], Any]) -> Any:
+    """What `function` returns. Where it refuses to run under hooks on saved tensors (`torch.func.grad` does), it is run without them, from the same
+    random state, and `owner`, an object with attributes, remembers that."""
+    if not getattr(owner, "refuses_hooks", False):
+        if torch._C._autograd._top_saved_tensors_default_hooks(True) is None:
+            return function()
+        drawn = torch.get_rng_state()
+        try:
+            return function()
+        except RuntimeError as error:
+            if "saved tensor hooks" not in str(error):
+                raise
+        torch.set_rng_state(drawn)
+        owner.refuses_hooks = True
+    hooks: list[Any] = []
+    while (hook := torch._C._autograd._top_saved_tensors_default_hooks(True)) is not None:
+        hooks.append(hook)
+        torch._C._autograd._pop_saved_tensors_default_hooks()
+    try:
+        return function()
+    finally:
+        for hook in reversed(hooks):
+            torch._C._autograd._push_saved_tensors_default_hooks(*hook)
 
 
 def run_backward(
@@ -316,10 +354,10 @@ def traced_below(root: nn.Module, graph: torch.fx.Graph, inputs: Sequence[torch.
         return make_fx(run, _allow_non_fake_inputs=True)(*inputs)
 
 
-def global_backward_hooks() -> bool:
-    """Whether hooks are registered on the backward pass of all modules of the process."""
+def global_backward_hooks() -> list[Any]:
+    """Hooks that are registered on the backward pass of all modules of the process."""
     module = torch.nn.modules.module
-    return bool(module._global_backward_hooks or module._global_backward_pre_hooks)
+    return [*module._global_backward_hooks.values(), *module._global_backward_pre_hooks.values()]
 
 
 def flat_tree(tree: Any) -> tuple[list[Any], Any]:

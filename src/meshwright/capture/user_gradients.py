@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import inspect
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -17,24 +16,11 @@ from torch import nn
 
 from meshwright.errors import Unsupported
 
-from .resolve import shown
+from .resolve import place_of
 
-__all__ = ["functions_watched", "refuse_parameter_hooks"]
+__all__ = ["functions_watched", "parameter_changes", "refuse_parameter_hooks"]
 
 OF_TORCH = ("torch.", "meshwright.")  # whose functions compute the gradient of what they compute
-
-
-def _place(code: Any) -> str:
-    """`file:line` of a function, a method, a class, or what is called like one."""
-    while hasattr(code, "func"):  # functools.partial
-        code = code.func
-    with contextlib.suppress(TypeError, OSError):
-        if inspect.isclass(code):
-            return f"{shown(inspect.getsourcefile(code) or '')}:{inspect.getsourcelines(code)[1]}"
-        found = getattr(inspect.unwrap(code), "__code__", None) or getattr(type(code).__call__, "__code__", None)
-        if found is not None:
-            return f"{shown(found.co_filename)}:{found.co_firstlineno}"
-    return type(code).__module__
 
 
 def refuse_parameter_hooks(module: nn.Module, model: str) -> None:
@@ -43,10 +29,19 @@ def refuse_parameter_hooks(module: nn.Module, model: str) -> None:
         hooks = [*(p._backward_hooks or {}).values(), *(getattr(p, "_post_accumulate_grad_hooks", None) or {}).values()]
         if hooks:
             raise Unsupported(
-                f"parameter {name!r} has a hook on its gradient ({_place(hooks[0])}), which ranks with parameters of their own would not run",
-                where=model, hint="change gradients in the module's backward (a hook on a tensor or module), or in the optimizer function",
-                data={"cause": "user-gradients", "parameter": name, "where": _place(hooks[0])},
+                f"{model}: parameter {name!r} has a hook on its gradient, which ranks with parameters of their own would not run",
+                where=place_of(hooks[0]), hint="change gradients in the module's backward (a hook on a tensor or module), or in the optimizer function",
+                data={"cause": "user-gradients", "parameter": name, "where": place_of(hooks[0])},
             )  # fmt: skip
+
+
+def parameter_changes(name: str, where: str) -> Unsupported:
+    """The refusal of a parameter that forward changes: ranks run forward once per micro-batch, and each would change it once more."""
+    return Unsupported(
+        f"forward changes parameter {name!r} in place; ranks run it once per micro-batch, and it would change as many times", where=where,
+        hint="make it a buffer (register_buffer), which changes once per step, or change it after the optimizer's step",
+        data={"cause": "parameter-changed", "parameter": name},
+    )  # fmt: skip
 
 
 @contextlib.contextmanager

@@ -17,7 +17,7 @@ import msgspec
 
 from ..notebook_repr import repr_html
 
-__all__ = ["GraphValue", "JointNode", "OpGraph", "OpNode", "Parameter", "Scaling", "Storage", "Work", "operator_name"]
+__all__ = ["GraphValue", "JointNode", "OpGraph", "OpNode", "Parameter", "Scaling", "Storage", "Work", "captured_whole", "operator_name"]
 
 SCHEMA = "meshwright.graph"
 VERSION = 1
@@ -184,3 +184,8 @@ def operator_name(target: str) -> str:
     """`aten.linear.default` -> `linear`; in-place forms keep their underscore off: they are run out of place."""
     name = target.split(".")[1] if target.count(".") else target
     return name.rstrip("_") or name
+
+
+def captured_whole(graph: OpGraph) -> list[str]:
+    """What the capture says of functions, modules, or of the whole model, that it could not look into: plans go around them."""
+    return [n for n in graph.notes if n.startswith(("calls of ", "kept whole", "torch.export refused", "captured as one opaque"))]

@@ -177,8 +177,8 @@ def test_what_a_step_would_leave_out_is_refused():
     with torch.device("meta"):
         described = Net()
     cases = [
-        (hooked, lambda m: torch.optim.SGD(m.parameters()), Unsupported, "up.weight has a gradient hook"),
-        (late, lambda m: torch.optim.SGD(m.parameters()), Unsupported, "gradient hook"),
+        (hooked, lambda m: torch.optim.SGD(m.parameters()), Unsupported, r"test_one_rank.py:\d+: .*up.weight. has a hook"),
+        (late, lambda m: torch.optim.SGD(m.parameters()), Unsupported, r"test_one_rank.py:\d+: .*has a hook"),
         (described, lambda m: torch.optim.SGD(m.parameters()), UsageError, "meta device"),
         (made(), lambda m: torch.optim.LBFGS(m.parameters()), Unsupported, "evaluates the loss again"),
         (made(), lambda m: torch.optim.SGD(made().parameters()), UsageError, "that the model does not have"),

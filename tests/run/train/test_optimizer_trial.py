@@ -37,7 +37,7 @@ def test_what_an_optimizer_looks_at(optimizer: str, stages: str, shards: str, pi
     cases = [(layout((1, 1, 2)), stages), (layout((1, 2, 1)), shards), (layout((2, 1, 1), 3), pieces), (layout((2, 1, 1)), "")]
     for lay, expected in [*cases, (whole, pieces if optimizer == "clipping" else "")]:
         for beyond in (looks_beyond(MODELS + optimizer, PARAMETERS, 0.1, lay), own_looks_beyond(own, dict(model.named_parameters()), lay)):
-            assert (beyond.degree if beyond else "") == expected, lay
+            assert (beyond.degree.said("command") if beyond else "") == expected, lay
     assert all(torch.equal(a, b) for a, b in zip(before, model.parameters(), strict=True)) and not own.state
 
 
@@ -47,7 +47,7 @@ def test_an_optimizer_of_which_no_copy_can_be_tried_is_taken_to_look_at_all() ->
     own.file = Path(__file__).open()  # noqa: SIM115  an open file has no copy
     found = own_looks_beyond(own, dict(model.named_parameters()), layout((1, 2, 1)))
     own.file.close()
-    assert found is not None and found.degree == "--tp 1" and "a copy of it" in found.what
+    assert found is not None and found.degree.said("command") == "--tp 1" and "a copy of it" in found.what
 
 
 def test_known_optimizers_are_not_tried_and_nothing_trained_needs_no_trial() -> None:

@@ -12,7 +12,7 @@ from msgspec import UNSET
 from ...cost import Cost
 from ...errors import Infeasible
 from ...fabric.fabric import Device
-from ...graph.graph import OpGraph, OpNode, Work
+from ...graph.graph import OpGraph, OpNode, Work, captured_whole
 from ...plan.batch_statistics import CARRYING, MOMENTS, NORMALISE, SUMMED, sums_in
 from ...plan.context import HEADS, JOIN, KINDS, OUT, RING_BLOCK, RING_END, TILE_ELEMENTS, exchanges_in
 from ...plan.experts import EXPERTS, GIVEN
@@ -204,7 +204,8 @@ def _stage_starts(b: _Build, cost: Cost, device: Device, border_Bps: float, cuts
         allowed.append(all(len(b.node_of[v].outputs) == 1 and _may_cross(b, v) for v in values))
     if cuts:
         return _given_starts(b, cuts, allowed)
-    return cut_stages(b.units, b.degrees.pipeline, time_of, border_s, allowed, speeds if len(speeds) == b.degrees.pipeline else ())
+    why = "; ".join(captured_whole(b.graph))
+    return cut_stages(b.units, b.degrees.pipeline, time_of, border_s, allowed, speeds if len(speeds) == b.degrees.pipeline else (), why)
 
 
 def _border_bytes(b: _Build, value: str) -> int:

@@ -122,19 +122,20 @@ def border_values(units: Sequence[Unit]) -> list[list[str]]:
 
 
 def cut_stages(
-    units: Sequence[Unit], stages: int, time_of: Sequence[float], border_s: Sequence[float], allowed: Sequence[bool], speeds: Sequence[float] = ()
-) -> list[int]:
+    units: Sequence[Unit], stages: int, time_of: Sequence[float], border_s: Sequence[float], allowed: Sequence[bool], speeds: Sequence[float] = (),
+    why: str = "",
+) -> list[int]:  # fmt: skip
     """Start positions of each stage (the first is 0), minimising the largest stage time + its outgoing border time.
 
     `time_of[u]`: seconds of unit u forward and backward; `border_s[i]`: seconds to move border i both ways; `allowed[i]`: may be cut;
-    `speeds`: of every stage's devices, relative to those that the times are for.
+    `speeds`: of every stage's devices, relative to those that the times are for; `why`: what capture says of what it kept whole.
     Raises: Infeasible when there are fewer allowed cuts than stages need.
     """
     n = len(units)
     positions = [0, *_fewest_traffic([i for i in range(1, n) if allowed[i]], border_s), n]
     if len(positions) - 1 < stages:
         raise Infeasible(
-            f"the graph can be cut into at most {len(positions) - 1} pipeline stages, {stages} wanted",
+            f"the graph can be cut into at most {len(positions) - 1} pipeline stages, {stages} wanted{f': {why}' if why else ''}",
             hint="use a smaller pipeline degree",
             data={"limit": len(positions) - 1, "wanted": stages},
         )

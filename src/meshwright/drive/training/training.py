@@ -21,10 +21,11 @@ from ...bound import Bound, Certificate
 from ...cost import Cost
 from ...errors import TimeLimit
 from ...fabric.fabric import Fabric
-from ...graph.graph import OpGraph
+from ...graph.graph import OpGraph, captured_whole
+from ...graph.scale import at_batch
 from ...job import Training
 from ...kernels.garbage import few_collections
-from ...plan.plan import Alternative, Plan, Prediction
+from ...plan.plan import Alternative, Plan, Prediction, TrainingLayout
 from ...timeline import Timeline
 from ..plans import check_plan, make_plan
 from .context import Context, Found, Made, SearchBudget
@@ -140,17 +141,32 @@ def _graph_of_its_size(job: Training, graph: OpGraph, found: Found) -> OpGraph |
     return None if other.fingerprint() == graph.fingerprint() else other
 
 
-def roofline_bound(graph: OpGraph, fabric: Fabric, cost: Cost, global_batch: int) -> Bound:
-    """No plan can do the step's arithmetic faster than all devices at their peak together."""
-    flops = sum(n.forward.flops + n.backward.flops for n in graph.nodes) * global_batch // graph.batch_size
+def roofline_bound(graph: OpGraph, fabric: Fabric, cost: Cost, global_batch: int, layout: TrainingLayout | None = None) -> Bound:
+    """No plan can do the step's arithmetic faster than all devices at their peak together. `layout`: of the plan, where there is one."""
+    flops = _flops(graph) * global_batch // graph.batch_size
+    if layout is not None:  # a split segment says a part of it, rounded down in each pass
+        parts = ((s.forward.flops + s.backward.flops, (2, layout.tensor) if s.split else (0, 1)) for s in layout.segments)
+        planned = layout.all_microbatches * sum((done + lost) * times for done, (lost, times) in parts)
+        if planned < flops:  # the work of a sample depends on how many there are
+            flops = min(planned, _least_flops(graph, global_batch))
     speed = sum(int(d.flops.get(cost.dtype, cost.default_flops)) for d in fabric.devices)
     data = {"flops": flops, "flops_per_s": speed, "devices": len(fabric.devices), "dtype": cost.dtype}
     return Bound(quantity="step time", value=f"{flops}/{speed}", unit="s", certificate=Certificate(kind="roofline", data=data))
 
 
-def captured_whole(graph: OpGraph) -> list[str]:
-    """What the capture says of modules, or of the whole model, that it could not look into: plans go around them."""
-    return [n for n in graph.notes if n.startswith(("kept whole", "torch.export refused", "captured as one opaque"))]
+def _flops(graph: OpGraph) -> int:
+    return sum(n.forward.flops + n.backward.flops for n in graph.nodes)
+
+
+def _least_flops(graph: OpGraph, global_batch: int) -> int:
+    """Of a step, by the micro-batch with the least: work that is done once per call (a matrix that parameters are made of) is least in a large one,
+    that of samples compared with each other in a small one."""
+    if graph.scaling is None:
+        return _flops(graph) * global_batch // graph.batch_size
+    one, two, three = (_flops(at_batch(graph, rows)) for rows in (1, 2, 3))
+    square = (three - 2 * two + one) // 2
+    slope = two - one - 3 * square
+    return min((one + (slope + square * (rows + 1)) * (rows - 1)) * global_batch // rows for rows in range(1, global_batch + 1))
 
 
 def plan_of(found: Found, context: Context) -> Plan:
@@ -166,7 +182,7 @@ def plan_of(found: Found, context: Context) -> Plan:
         },
         cost=best.cost, works=best.works, others=best.callees.values(), layout=best.layout, seed=job.seed,
         decisions=_entries(found, context),
-        bound=roofline_bound(graph, context.fabric, context.cost, job.global_batch),
+        bound=roofline_bound(graph, context.fabric, context.cost, job.global_batch, best.layout),
         prediction=_prediction(context.fabric, best, best.recorded()),
         alternatives=[_alternative(e, best) for e in others],
     )  # fmt: skip

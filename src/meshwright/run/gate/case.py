@@ -10,6 +10,7 @@ from functools import cached_property, partial
 import msgspec
 import torch
 
+from ...capture.exporting import line_of, places_noted
 from ...capture.precision import PRECISIONS, trace_job
 from ...capture.regions import REGION
 from ...errors import MeshwrightError, Unsupported
@@ -198,6 +199,16 @@ class Case:
             graph = wide_graph(graph) if self.inputs is not None else graph
             inputs, others = ([torch.cat([x, y]) for x, y in zip(a, b, strict=True)] for a, b in ((inputs, others), (others, inputs)))
         return first_mixing(_run_of(graph, self.owner.build().module), inputs, others)
+
+    def line(self, node: str, name: str = "") -> str:
+        """`file:line` of the owner's code that makes a call, or the first that uses the parameter or buffer `name`; "" where that is not known."""
+        users = [n.name for n in self.graph.nodes if node in ("", n.name) and (node or {f"param:{name}", f"buffer:{name}"} & {*n.inputs})]
+        try:
+            with places_noted():
+                traced = trace_job(self.job, batch_size=self.layout.microbatch_size)
+        except MeshwrightError:
+            return ""
+        return next((line_of(n.meta) for n in traced.graph_module.graph.nodes if n.name in users[:1]), "")
 
     def planned(self) -> list[RankStep]:
         opaque = None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from ...hints import Choice, Hint
 from ...plan.batch_statistics import BATCH_NORM
 from ..steps.forward_graph import ForwardGraph, ForwardNode
 
@@ -14,17 +15,24 @@ __all__ = [
 
 BATCH_NORMS = ("batch_norm", "native_batch_norm", "_native_batch_norm_legit", "cudnn_batch_norm", "_native_batch_norm_legit_functional")
 
-STATE_IT = "state that it is meant with --batch-statistics local, or plan one micro-batch in all (--dp 1, --microbatch as large as the global batch)"
-SHARE_IT = f"plan with --batch-statistics global, so that data replicas share the batch (one micro-batch in each); or {STATE_IT}"
+STATE_IT = Hint(
+    "state that it is meant with {}, or plan one micro-batch in all ({}, {} as large as the global batch)",
+    Choice("stated.batch_statistics", "local"), Choice("data", 1), Choice("microbatch"),
+)  # fmt: skip
+SHARE_IT = Hint(
+    f"plan with {{}}, so that data replicas share the batch (one micro-batch in each); or {STATE_IT.text}",
+    Choice("recipe.batch_statistics", "global"), *STATE_IT.choices,
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
 class Cause:
-    """`name`: for scripts; `said`: the sentence; `hint`: what to do."""
+    """`name`: for scripts; `said`: the sentence; `hint`: what to do; `node`: the call that is to blame, where one is."""
 
     name: str
     said: str
-    hint: str
+    hint: str | Hint
+    node: str = ""
 
 
 def batch_statistics(graph: ForwardGraph) -> list[ForwardNode]:
@@ -44,7 +52,7 @@ def mixes_samples(graph: ForwardGraph, mixing: ForwardNode | None, buffer: str =
     norms = batch_statistics(graph)
     if norms:
         what = f"batch statistics: {norms[0].target.split('.')[1]} of {_place(graph, norms[0].name)} normalises by the micro-batch it sees"
-        return Cause("batch-statistics", what, SHARE_IT if all(n.target == BATCH_NORM for n in norms) else STATE_IT)
+        return Cause("batch-statistics", what, SHARE_IT if all(n.target == BATCH_NORM for n in norms) else STATE_IT, norms[0].name)
     if buffer:
         module, operators = described(graph, buffer)
         what = f"{' and '.join(operators[:2]) or 'what changes it'} in module {module!r} keeps in it what depends on the whole micro-batch"
@@ -52,7 +60,8 @@ def mixes_samples(graph: ForwardGraph, mixing: ForwardNode | None, buffer: str =
         what = "the loss depends on what else is in its micro-batch: a mean over a count that differs, a contrast or a balance within the batch"
         if mixing is not None:
             what += f"; {mixing.target} in {_place(graph, mixing.name)} brings samples together first"
-    return Cause("batch-statistics", what, STATE_IT if shared or mixing is None else SHARE_IT)
+    hint, node = (STATE_IT if shared or mixing is None else SHARE_IT), mixing.name if mixing is not None else ""
+    return Cause("batch-statistics", what, hint, node)
 
 
 def keeps_state(graph: ForwardGraph, buffer: str) -> Cause:
@@ -69,7 +78,7 @@ def _place(graph: ForwardGraph, node: str) -> str:
 
 def random_numbers(opaque: bool) -> Cause:
     what = "random numbers of a model that could not be traced" if opaque else "random numbers other than dropout's"
-    hint = "state that it is meant with --dropout local, or take them as an input"
+    hint = Hint("state that it is meant with {}, or take them as an input", Choice("stated.dropout", "local"))
     return Cause("random-streams", f"{what} are drawn anew in every micro-batch", hint)
 
 
@@ -79,20 +88,21 @@ def of_outside() -> Cause:
 
 
 def of_the_optimizer(name: str) -> Cause:
-    return Cause("optimizer", f"gradients are equal; optimizer {name} looks beyond what a rank gives it", "plan with --tp 1 --pp 1 --zero 0")
+    hint = Hint("plan with {}, {} and {}", Choice("tensor", 1), Choice("pipeline", 1), Choice("zero", 0))
+    return Cause("optimizer", f"gradients are equal; optimizer {name} looks beyond what a rank gives it", hint)
 
 
 def follows_rounding(name: str, parameter: str, jitter: float) -> Cause:
     what = f"changed by {jitter:.0e}, they move {parameter!r} elsewhere in the owner's own step too"
-    hint = "its runs are not reproducible in any layout: make the update well conditioned, or train with --no-gate"
+    hint = Hint("its runs are not reproducible in any layout: make the update well conditioned, or train with {}", Choice("compare", False))
     return Cause("optimizer", f"gradients are equal but for rounding, which optimizer {name} follows: {what}", hint)
 
 
 def of_the_plan(graph: ForwardGraph, name: str) -> Cause:
     return Cause(
         "operator", "neither the whole batch nor its micro-batches give the plan's numbers in the owner's module",
-        "plan without splitting the module (--tp 1, or --dp alone), and report it: this is a fault of meshwright" if described(graph, name)[1] else
-        "report it: this is a fault of meshwright",
+        Hint("plan without splitting the module ({}, or {} alone), and report it: this is a fault of meshwright", Choice("tensor", 1), Choice("data"))
+        if described(graph, name)[1] else "report it: this is a fault of meshwright",
     )  # fmt: skip
 
 

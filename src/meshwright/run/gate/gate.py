@@ -22,6 +22,7 @@ import torch
 
 from ...capture.regions import REGION
 from ...errors import DifferentTraining, MeshwrightError, Unsupported, UsageError
+from ...hints import Choice, Hint
 from ...job import Training
 from ...plan.batch_statistics import batch_sums
 from ...plan.optimizers import may_be_cut
@@ -106,7 +107,7 @@ def gate(plan: Plan, *, data: str | Dataset, stated: Stated = Stated(), limited:
     if stated.batch_statistics == "global" and layout.all_microbatches > 1 and not batch_sums(layout):
         raise Unsupported(
             f"the plan has {layout.all_microbatches} micro-batches, which share no statistics", where="--batch-statistics global",
-            hint="make the plan with `train plan --batch-statistics global`, or state --batch-statistics local",
+            hint=Hint("make the plan with {}, or state {}", Choice("recipe.batch_statistics", "global"), Choice("stated.batch_statistics", "local")),
         )  # fmt: skip
     if limited and (why := too_large(plan, layout)):
         return _of_a_copy(plan, why, data, stated)
@@ -150,8 +151,7 @@ def _of_a_copy(plan: Plan, why: str, data: str | Dataset, stated: Stated) -> Gat
         except UsageError as error:
             return GateReport(why_not=f"{why}; a copy with {small.said} could not be compared: {error.message}")
         except DifferentTraining as error:
-            model = plan.job["training"]["model"]
-            raise DifferentTraining(f"{error.message} (of a smaller copy: {small.said})", where=model, hint=error.hint, data=error.data) from None
+            raise DifferentTraining(f"{error.message} (of a smaller copy: {small.said})", where=error.where, hint=error.advice, data=error.data) from None
         return replace(report, copy=small.said, notes=(why, *report.notes))
 
 
@@ -202,7 +202,7 @@ class _Trial:
                 return self.drawn_by_rank()
             module = self.case.graph.modules.get(drawn.name, "")
             cause = random_numbers(self.case.opaque)
-            cause = replace(cause, said=f"{cause.said} ({drawn.target} in module {module!r})")
+            cause = replace(cause, said=f"{cause.said} ({drawn.target} in module {module!r})", node=drawn.name)
             raise self.chance(cause, kind="loss", name="loss", module=module, operators=[drawn.target])
         if not compared.found and not may_be_cut(self.case.job.optimizer) and (moved := self.moved_by_rounding(FEW_ROUNDINGS)) is not None:
             module, operators = described(self.case.graph, moved[0])
@@ -225,8 +225,9 @@ class _Trial:
     def chance(self, cause: Cause, **where: Any) -> DifferentTraining:
         """Nothing differs in the step that was compared, but in others it may."""
         return DifferentTraining(
-            f"the plan trains something else than the owner's module, though not in this step: {cause.said}", where=self.case.job.model,
-            hint=cause.hint, data={"cause": cause.name, **where, "notes": self.notes},
+            f"the plan trains something else than the owner's module, though not in this step: {cause.said}",
+            where=self.line(cause, where["name"]), hint=cause.hint,
+            data={"cause": cause.name, "model": self.case.job.model, **where, "notes": self.notes},
         )  # fmt: skip
 
     def drawn_by_rank(self) -> GateReport:
@@ -256,7 +257,8 @@ class _Trial:
         local = self.microbatch_by_microbatch(planned)
         alike = not local.found
         if random:
-            cause = random_numbers(case.opaque)
+            drawn = case.drawn_otherwise
+            cause = replace(random_numbers(case.opaque), node=drawn[0].name if drawn else "")
             if self.stated.dropout == "local":
                 if alike:
                     return self.equal(local, "micro-batch by micro-batch, with the plan's random numbers", ("dropout local",))
@@ -272,9 +274,15 @@ class _Trial:
             cause = mixes_samples(case.unmixed, other, shared=True)
         elif self.mixes_in_double():
             cause = mixes_samples(case.graph, case.mixing())
+        elif self.changes_a_buffer() and (mixing := case.mixing()) is not None:  # which the micro-batches of a replica change in turn
+            cause = mixes_samples(case.graph, mixing)
         else:
             cause = of_the_plan(case.graph, first.name)
         raise self.error(compared, cause)
+
+    def changes_a_buffer(self) -> bool:
+        before = self.case.owner.buffers()
+        return any(not torch.equal(b, before[n]) for n, b in self.whole.buffers.items())
 
     def mixes_in_double(self) -> bool:
         """Whether the owner's loss of its micro-batches differs from that of the whole batch beyond all rounding. In narrow types micro-batches may
@@ -367,15 +375,18 @@ class _Trial:
             steps = [Step(together.loss, together.gradients, case.owner.step(mine).buffers, together.parameters) for mine in by_replica]
         return differences(case.layout, planned, steps, case.tolerance, case.kinds)
 
+    def line(self, cause: Cause, name: str) -> str:
+        return self.case.line(cause.node, name) or self.case.job.model
+
     def error(self, compared: Compared, cause: Cause) -> DifferentTraining:
         case, first = self.case, compared.found[0]
         module, operators = described(case.graph, first.name)
         what = "the loss" if first.kind == "loss" else f"{first.kind} {first.name!r}"
         return DifferentTraining(
             f"the plan trains something else than the owner's module: {what} is {first.planned:.10g}, not {first.own:.10g} "
-            f"(off by {first.error:.1e}): {cause.said}", where=case.job.model, hint=cause.hint,
+            f"(off by {first.error:.1e}): {cause.said}", where=self.line(cause, first.name), hint=cause.hint,
             data={
-                "cause": cause.name, "kind": first.kind, "name": first.name, "module": module, "operators": operators, "rank": first.rank,
+                "model": case.job.model, "cause": cause.name, "kind": first.kind, "name": first.name, "module": module, "operators": operators, "rank": first.rank,
                 "planned": first.planned, "own": first.own, "error": first.error, "precision": str(case.dtype).removeprefix("torch."),
                 "differences": len(compared.found), "notes": self.notes,
             },

@@ -55,11 +55,11 @@ class _Saved:
 
 def accelerated(
     accelerator: Accelerator, model: nn.Module, optimizer: torch.optim.Optimizer, plan: Plan | str | Path, *,
-    loss: Callable[..., Any] | None = None, batch: Any = None, pad: Pad = None,
+    loss: Callable[..., Any] | None = None, batch: Any = None, pad: Pad = None, compare: bool = True,
 ) -> ParallelStep:  # fmt: skip
     """`parallelize` on the accelerator's device and world; the step is part of the accelerator's checkpoints.
 
-    model, optimizer: as they are, not prepared. loss, batch, pad: as of `parallelize`.
+    model, optimizer: as they are, not prepared. loss, batch, pad, compare: as of `parallelize`.
     Raises: UsageError for settings of the accelerator that would train something else, and what
     `parallelize` raises.
     """
@@ -74,6 +74,6 @@ def accelerated(
     for is_wrong, name, why in wrong:
         if is_wrong:
             raise UsageError(f"the accelerator has {name}", where="Accelerator", hint=f"leave it off: {why}")
-    step = parallelize(model.to(accelerator.device), optimizer, plan, loss=loss, batch=batch, pad=pad)
+    step = parallelize(model.to(accelerator.device), optimizer, plan, loss=loss, batch=batch, pad=pad, compare=compare)
     accelerator.register_for_checkpointing(_Saved(step))
     return step

@@ -22,11 +22,6 @@ from ..train.optimizer_trial import copy_for
 __all__ = ["compare_step"]
 
 OPTIMIZER = f"{LIVE}optimizer"  # what the owner's optimizer is called while its copies are made
-IN_PYTHON = {  # what the command line's hints are called here
-    "--batch-statistics global": 'recipe=Recipe(batch_statistics="global")', "--batch-statistics local": 'batch_statistics="local"',
-    "--dropout local": 'dropout="local"', "--dp 1": "data=1", "--tp 1": "tensor=1", "--pp 1": "pipeline=1", "--ep 1": "expert=1",
-    "--zero 0": "zero=0", "--microbatch as": "microbatch= as", "--dp alone": "data= alone", "train with --no-gate": "train without comparing",
-}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -67,6 +62,5 @@ def compare_step(
         try:
             return gate(own, data=_OwnSamples(given), stated=stated, limited=limited)
         except MeshwrightError as error:
-            for flag, said in IN_PYTHON.items():
-                error.hint = error.hint.replace(flag, said)
+            error.say_in("python")
             raise

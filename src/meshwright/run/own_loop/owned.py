@@ -15,14 +15,16 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
+from ...capture.resolve import place_of
+from ...capture.user_gradients import refuse_parameter_hooks
 from ...drive.training.own_model import optimizer_name
-from ...errors import Unsupported, UsageError
+from ...errors import UsageError
 from ...io.shard_file import crc32_of
 from ...plan.plan import TrainingLayout
 from ..executor.held_groups import holds_group
 from ..tensor.sharding import take_part
 from ..train.masters import Masters
-from ..train.optimizer_trial import own_looks_beyond
+from ..train.optimizer_trial import own_looks_beyond, refused
 from ..train.optimizers import require_no_closure
 from ..train.segments import RankModule
 from ..train.sharded_state import ParameterShard, Piece
@@ -35,20 +37,15 @@ def require_plain(model: nn.Module, optimizer: torch.optim.Optimizer, layout: Tr
     for name, p in model.named_parameters():
         if p.is_meta:
             raise UsageError(f"parameter {name} is on the meta device", where="model", hint="initialise the weights, or load them: they are trained")
-        if p._backward_hooks or getattr(p, "_post_accumulate_grad_hooks", None):
-            raise Unsupported(
-                f"parameter {name} has a gradient hook", where=f"model.{name}", hint="a step adds gradients up in parts: remove the hook"
-            )
+    refuse_parameter_hooks(model, "model")
     require_no_closure(optimizer)
     kind, degrees = type(optimizer), (layout.zero_level + 1, layout.tensor, layout.expert, layout.pipeline)
     if max(degrees) > 1 and optimizer_name(optimizer)[0].startswith("live:"):
         beyond = own_looks_beyond(optimizer, dict(model.named_parameters()), layout)
         if beyond is not None:
-            degree = {"--zero 0": "zero=0", "--tp 1": "tensor=1", "--ep 1": "expert=1", "--pp 1": "pipeline=1"}[beyond.degree]
-            raise Unsupported(
-                f"{kind.__name__} looks beyond {beyond.what}", where=f"tensor {layout.tensor}, expert {layout.expert}, zero {layout.zero_level}",
-                hint=f"plan with {degree}, so that a rank gives it the whole", data={"beyond": beyond.what, "degree": beyond.degree},
-            )  # fmt: skip
+            found = refused(kind.__name__, beyond, where=place_of(kind))
+            found.say_in("python")
+            raise found
 
 
 def equal_weights(model: nn.Module, group: Any) -> list[str]:

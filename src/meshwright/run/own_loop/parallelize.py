@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import torch
 import torch.distributed as dist
 from torch import nn
@@ -29,6 +30,7 @@ from ...program.calls import inline
 from ..executor.executor import Executor
 from ..executor.transport import TaggedTransport, Transport, own_transport
 from ..gate.causes import batch_statistics
+from ..gate.gate import Stated
 from ..launch.outcome import forward_graph, opaque_function, walk_orders
 from ..launch.setup import orders_from, orders_to
 from ..recording.recording import plan_identity
@@ -38,6 +40,7 @@ from ..train.count_exchange import count_exchange
 from ..train.masters import Masters
 from ..train.rank_builder import RankBuilder
 from .batches import OwnBatches
+from .compared import compare_step
 from .evaluation import OwnEvaluation
 from .first_rank import FirstRank
 from .owned import OwnOptimizer, Reached, equal_weights, release_others, require_plain
@@ -50,7 +53,7 @@ __all__ = ["parallelize"]
 
 def parallelize(
     model: nn.Module, optimizer: torch.optim.Optimizer, plan: Plan | str | Path, *, loss: Callable[..., Any] | None = None, batch: Any = None,
-    pad: Pad = None,
+    pad: Pad = None, compare: bool = True, stated: Stated = Stated(),
 ) -> ParallelStep:  # fmt: skip
     """The plan's training step of `model`, updated by `optimizer`. See `meshwright.torch.parallelize`, which this is."""
     plan = plan if isinstance(plan, Plan) else read_plan(plan)
@@ -77,7 +80,11 @@ def parallelize(
         check_plan(plan)
         return b""
 
+    def compared() -> bytes:
+        return msgspec.json.encode(compare_step(model, optimizer, plan, batch, loss=loss, stated=stated).to_json())
+
     first_rank.gives("checked", checked)
+    report = msgspec.json.decode(first_rank.gives("compared", compared)) if compare and batch is not None else None
     traced = [_traced(p, live, first_rank, number, device) for number, (p, live) in enumerate(zip(plans, lives, strict=True))]
     _tell_of_statistics(traced[0], rank)
     if world:
@@ -105,7 +112,7 @@ def parallelize(
         )  # fmt: skip
     takes = Shapes(shapes, pad, group)
     release_others(model, module, layout)
-    return ParallelStep(plan=plan, rank=rank, model=model, optimizer=own, update=update, module=module, shapes=takes, group=group)
+    return ParallelStep(plan=plan, rank=rank, model=model, optimizer=own, update=update, module=module, shapes=takes, group=group, compared=report)
 
 
 @dataclass(frozen=True)

@@ -29,7 +29,8 @@ __all__ = ["ParallelStep"]
 class ParallelStep:
     """`loss = step(batch)`: forward, backward and the optimizer's update of one global batch. All ranks call it the same number of times.
 
-    `steps`: training steps done; random draws depend on it. `rank`: of the plan, and of the world.
+    `steps`: training steps done; random draws depend on it. `rank`: of the plan, and of the world. `compared`: what the gate found before
+    the first step (`GateReport.to_json`); None where it was not asked.
     """
 
     plan: Plan
@@ -41,6 +42,7 @@ class ParallelStep:
     shapes: Shapes
     group: Any
     steps: int = 0
+    compared: dict[str, Any] | None = None
     _failed: str = ""
     _running: StepShape = field(init=False)  # the last that did something
     _gradients: list[tuple[torch.Tensor, torch.Tensor]] = field(init=False)  # tensors whose `.grad` is a view of a buffer of the plan

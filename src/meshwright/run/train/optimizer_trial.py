@@ -16,13 +16,17 @@ from typing import Any
 
 import torch
 
+from ...capture.resolve import place_of, resolve_function
 from ...errors import Unsupported
+from ...hints import Choice, Hint
 from ...plan.optimizers import named
 from ...plan.plan import ParamShard, TrainingLayout
 from ...plan.shards import expert_shards
 from .optimizers import make_optimizer
 
-__all__ = ["Beyond", "copy_for", "looks_beyond", "own_looks_beyond", "refuse_optimizer"]
+__all__ = ["Beyond", "copy_for", "looks_beyond", "own_looks_beyond", "refuse_optimizer", "refused"]
+
+TENSOR, PIPELINE, EXPERT, ZERO = Choice("tensor", 1), Choice("pipeline", 1), Choice("expert", 1), Choice("zero", 0)
 
 MAX_DIM = 256  # of a parameter in the trial: beyond the sizes from which factoring optimizers factor
 MAX_PARAMETERS = 16  # in the trial, of unlike shapes first
@@ -34,10 +38,11 @@ Make = Callable[[list[tuple[str, torch.nn.Parameter]], Tensors], Any]  # an opti
 
 @dataclass(frozen=True)
 class Beyond:
-    """What an optimizer was given a part of, and noticed. `degree`: the flag that keeps it whole."""
+    """What an optimizer was given a part of, and noticed. `degree`: the choice that keeps it whole."""
 
     what: str
-    degree: str
+    degree: Choice
+
 
 
 def looks_beyond(name: str, parameters: Mapping[str, torch.Tensor], learning_rate: float, layout: TrainingLayout) -> Beyond | None:
@@ -54,8 +59,8 @@ def own_looks_beyond(optimizer: torch.optim.Optimizer, parameters: Mapping[str, 
         return _tried(lambda held, _: copy_for(optimizer, parameters, dict(held)), parameters, layout)
     except Exception as error:
         line = (str(error).splitlines() or [type(error).__name__])[0]
-        split = {"--tp 1": layout.tensor, "--ep 1": layout.expert, "--zero 0": layout.zero_level + 1, "--pp 1": layout.pipeline}
-        return Beyond(f"what a copy of it can be tried with ({line})", next(flag for flag, degree in split.items() if degree > 1))
+        split = ((TENSOR, layout.tensor), (EXPERT, layout.expert), (ZERO, layout.zero_level + 1), (PIPELINE, layout.pipeline))
+        return Beyond(f"what a copy of it can be tried with ({line})", next(x for x, degree in split if degree > 1))
 
 
 def copy_for(
@@ -91,16 +96,16 @@ def _tried(make: Make, parameters: Mapping[str, torch.Tensor], layout: TrainingL
         return any(_apart(_updated(make, {n: start[n] for n in held}, gradients, start), whole) for held in groups)
 
     if layout.pipeline > 1 and len(start) > 1 and apart_by(_stages(layout, start)):
-        return Beyond("one parameter: what other stages hold changes its update", "--pp 1")
-    for degree, cuts, flag in ((layout.tensor, layout.shards, "--tp 1"), (layout.expert, expert_shards(layout), "--ep 1")):
+        return Beyond("one parameter: what other stages hold changes its update", PIPELINE)
+    for degree, cuts, choice in ((layout.tensor, layout.shards, TENSOR), (layout.expert, expert_shards(layout), EXPERT)):
         shards = {s.param: s for s in cuts if degree > 1 and s.param in start and start[s.param].shape[s.axis] > 1}
         if shards and _apart(_by_shards(make, start, gradients, shards), whole):
-            return Beyond("a shard of a parameter: the rest of it changes its update", flag)
+            return Beyond("a shard of a parameter: the rest of it changes its update", choice)
     if layout.zero_level and layout.whole_parameters:
         if len(start) > 1 and apart_by(([*start][::2], [*start][1::2])):
-            return Beyond("one parameter: what other replicas update changes its update", "--zero 0")
+            return Beyond("one parameter: what other replicas update changes its update", ZERO)
     elif layout.zero_level and _apart(_by_pieces(make, start, gradients), whole):
-        return Beyond("one element: the rest of its parameter changes its update", "--zero 0")
+        return Beyond("one element: the rest of its parameter changes its update", ZERO)
     return None
 
 
@@ -108,11 +113,14 @@ def refuse_optimizer(name: str, parameters: Mapping[str, torch.Tensor], learning
     """Raises: Unsupported where a split of the layout changes what the optimizer does."""
     beyond = looks_beyond(name, parameters, learning_rate, layout)
     if beyond is not None:
-        raise Unsupported(
-            f"optimizer {name} looks beyond {beyond.what}", where=f"plan with tensor {layout.tensor}, pipeline {layout.pipeline}, "
-            f"sharding level {layout.zero_level}", hint=f"plan with {beyond.degree}, so that a rank gives it the whole",
-            data={"cause": "optimizer", "beyond": beyond.what, "degree": beyond.degree},
-        )  # fmt: skip
+        raise refused(f"optimizer {name}", beyond, where=place_of(resolve_function(named(name, where="--optimizer").name, what="optimizer")))
+
+
+def refused(what: str, beyond: Beyond, where: str) -> Unsupported:
+    return Unsupported(
+        f"{what} looks beyond {beyond.what}", where=where, hint=Hint("plan with {}, so that a rank gives it the whole", beyond.degree),
+        data={"cause": "optimizer", "beyond": beyond.what, "degree": beyond.degree.said("command")},
+    )  # fmt: skip
 
 
 def _chosen(parameters: Mapping[str, torch.Tensor]) -> dict[str, tuple[int, ...]]:

@@ -15,6 +15,7 @@ import torch
 
 from ...capture.resolve import resolve_function, shown, user_code
 from ...errors import UnknownName, Unsupported, UsageError
+from ...hints import Choice, Hint
 from ...plan.optimizers import OPTIMIZERS, Kind, Named, named, optimizer_kind, undecayed
 
 __all__ = ["OPTIMIZERS", "make_optimizer"]
@@ -102,7 +103,7 @@ def _given(
     if made.state:
         raise Unsupported(
             f"{type(made).__name__} makes state of parameters before its first step, and this rank does not hold all of them", where=text,
-            hint="make the state in the first step, or plan with --pp 1 --tp 1",
+            hint=Hint("make the state in the first step, or plan with {} and {}", Choice("pipeline", 1), Choice("tensor", 1)),
         )  # fmt: skip
     for group, found in zip(made.param_groups, groups, strict=True):
         group["params"] = found["params"]
@@ -127,5 +128,7 @@ def _refuse_parts(kind: Kind, text: str, cut: Sequence[str]) -> None:
     if not kind.cut and cut:
         raise Unsupported(
             f"{kind.torch_name} would be given a part of parameter {cut[0]!r}", where=text,
-            hint="plan with --tp 1 and --zero 0, or use an optimizer that updates every element by itself",
+            hint=Hint(
+                "plan with {} and {}, or use an optimizer that updates every element by itself", Choice("tensor", 1), Choice("zero", 0)
+            ),
         )  # fmt: skip

@@ -116,7 +116,8 @@ def build_rank_module(
         if whole.requires_grad and local.dtype not in TRAINED:
             raise Unsupported(
                 f"parameter {name!r} is {local.dtype}; only float32, float64 and bfloat16 parameters can be trained so far",
-                hint="float32 weights (--dtype float32), with --precision fp16-autocast where float16 is wanted",
+                where=f"parameter {name}", hint="two real parameters, and torch.view_as_complex in forward" if local.is_complex() else
+                "float32 weights (--dtype float32), with --precision fp16-autocast where float16 is wanted",
             )  # fmt: skip
         if values is not None and not (layout.zero_level and whole.requires_grad):
             local = _read(values, name, whole, shard, part, parts)
@@ -237,7 +238,11 @@ def _gradient_buffers(
     for buffer, names in gradient_names(layout, layout.held(pipeline), trained, tensor).items():
         dtypes = {held[n].tensor.dtype for n in names}
         if len(dtypes) > 1:
-            raise Unsupported(f"parameters of one stage have gradients of {sorted(map(str, dtypes))}", hint="give all trained parameters one dtype")
+            first = {str(held[n].tensor.dtype).removeprefix("torch."): n for n in reversed(names)}
+            raise Unsupported(
+                f"parameters of one stage have gradients of several types: {', '.join(f'{n!r} of {t}' for t, n in sorted(first.items()))}",
+                where=f"parameter {first[min(first)]}", hint="give all trained parameters one dtype",
+            )  # fmt: skip
         (dtype,) = dtypes
         needed = sum(held[n].numel for n in names)
         flat = torch.zeros(max(needed, -(-gradient_bytes.get(buffer, 0) // dtype.itemsize)), dtype=dtype, device=device)
