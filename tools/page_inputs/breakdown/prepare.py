@@ -2,6 +2,7 @@
 
 import gzip
 import os
+from pathlib import Path
 
 import torch
 
@@ -19,8 +20,7 @@ def traced(path: str, width: int) -> None:
             optimizer.step()
             profiler.step()
     profiler.export_chrome_trace("one.json")
-    with open("one.json", "rb") as plain, gzip.open(path, "wb") as packed:
-        packed.write(plain.read())
+    Path(path).write_bytes(gzip.compress(Path("one.json").read_bytes()))
 
 
 for rank in range(4):

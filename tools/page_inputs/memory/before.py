@@ -1,3 +1,5 @@
 import torch
+from torch import nn
 
-module, x, target = torch.nn.Sequential(torch.nn.Linear(8, 32), torch.nn.GELU(), torch.nn.Linear(32, 4)), torch.randn(16, 8), torch.randint(0, 4, (16,))
+module = nn.Sequential(nn.Linear(8, 32), nn.GELU(), nn.Linear(32, 4))
+x, target = torch.randn(16, 8), torch.randint(0, 4, (16,))

@@ -1,7 +1,6 @@
-"""The reader's execution trace of PyTorch, and a Chakra trace that was cut short."""
+"""The reader's execution trace of PyTorch."""
 
 import os
-from pathlib import Path
 
 os.environ["KINETO_LOG_LEVEL"] = "6"
 import torch
@@ -14,4 +13,3 @@ for _ in range(2):
     net(torch.randn(16, 3)).sum().backward()
 observer.stop()
 observer.unregister_callback()
-Path("bad.0.et").write_bytes(b"\x05abc")
