@@ -130,7 +130,8 @@ def ran(command: str, servers: list[subprocess.Popen[str]]) -> tuple[int, list[s
 
 
 def as_shown(said: Said, measured: bool) -> list[str]:
-    """What the page should say: what was printed, cut where the page cuts; the page's own lines where they differ in measured numbers only."""
+    """What the page should say: what was printed, cut where the page cuts; the page's own lines where they differ in measured numbers or in where
+    a line was broken only."""
     shown = list(said.shown)
     while shown and not shown[-1]:
         shown.pop()
@@ -140,8 +141,9 @@ def as_shown(said: Said, measured: bool) -> list[str]:
     elif shown[-1:] == ["..."]:
         printed = [*printed[: len(shown) - 1 or FIRST_LINES], "..."]
     if measured and shown[-1:] == ["..."]:  # which rows follow depends on the times
-        return shown if masked(shown)[:FIRST_COMPARED] == masked(printed)[:FIRST_COMPARED] else printed
-    return shown if measured and masked(shown) == masked(printed) else printed
+        return shown if masked(shown[:FIRST_COMPARED]) == masked(printed[:FIRST_COMPARED]) else printed
+    same = masked(shown) == masked(printed) if measured else " ".join(shown).split() == " ".join(printed).split()
+    return shown if same else printed
 
 
 def cut(shown: list[str], printed: list[str]) -> list[str] | None:
@@ -149,20 +151,29 @@ def cut(shown: list[str], printed: list[str]) -> list[str] | None:
     lines: list[str] = []
     at = 0
     for part in [list(rows) for dots, rows in itertools.groupby(shown, key=lambda line: line == "...") if not dots]:
-        words = masked(part)
-        places = [i for i in range(at, len(printed) - len(part) + 1) if masked(printed[i : i + len(part)]) == words]
-        if not places or (not lines and shown[0] != "..." and places[0]):
+        places = [place for i in range(at, len(printed)) if (place := found_at(part, printed, i))]
+        if not places or (not lines and shown[0] != "..." and places[0][0]):
             return None
-        exact = [i for i in places if printed[i : i + len(part)] == part]
-        at = (exact or places)[0]
-        lines += [*(["..."] if lines or shown[0] == "..." else []), *printed[at : at + len(part)]]
-        at += len(part)
+        first, at = next((place for place in places if printed[slice(*place)] == part), places[0])
+        lines += [*(["..."] if lines or shown[0] == "..." else []), *printed[first:at]]
     return [*lines, *(["..."] if shown[-1] == "..." else [])]
 
 
+def found_at(part: list[str], printed: list[str], first: int) -> tuple[int, int] | None:
+    """The lines from `first` on that have the part's words, however they are broken."""
+    words = masked(part)
+    for end in range(first + 1, len(printed) + 1):
+        found = masked(printed[first:end])
+        if found == words:
+            return first, end
+        if len(found) > len(words):
+            break
+    return None
+
+
 def masked(lines: Iterable[str]) -> list[str]:
-    """Numbers and columns left out, and how often a measurement was repeated."""
-    return [" ".join(NUMBER.sub("#", line).split()) for line in lines if not PROGRESS.match(line)]
+    """Words, numbers and columns left out, and how often a measurement was repeated."""
+    return NUMBER.sub("#", " ".join(" ".join(line.split()) for line in lines if not PROGRESS.match(line))).split()
 
 
 def has_lab() -> bool:
