@@ -6,6 +6,7 @@ import os
 import re
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -40,6 +41,42 @@ def test_the_pages_of_methods_print_what_they_say() -> None:
     assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-2000:]
 
 
+@pytest.mark.real
+def test_the_commands_of_other_pages_print_what_they_say() -> None:
+    """In one process; `tools/page_commands.py check --all` runs those too that are dear."""
+    done = run("check", *(str(page) for page in page_commands.other_pages() if runs_something(page)))
+    assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-2000:]
+    assert done.stdout.count("as today") >= 2  # not all is left out
+
+
+def commands(page: Path) -> list[str]:
+    """What a page shows to be run; "python" for its Python."""
+    blocks = list(page_commands.BLOCK.finditer(page.read_text(encoding="utf-8")))
+    bodies = [re.sub(f"^{block['indent']}", "", block["body"], flags=re.MULTILINE) for block in blocks if block["head"].startswith("console")]
+    shown = [command for body in bodies for command, _ in page_commands.shown_commands(body)]
+    return shown + ["python"] * any(block["head"] == "python" for block in blocks)
+
+
+def runs_something(page: Path) -> bool:
+    return any(not command.startswith(page_commands.how(page, everything=False).apart or "\n") for command in commands(page))
+
+
+def test_every_command_block_is_run_or_has_a_reason() -> None:
+    """No entry of the list is without a command that it leaves out, none is left out without a reason, and no command stands in a block of another
+    kind."""
+    said = tomllib.loads((page_commands.INPUTS / "pages.toml").read_text(encoding="utf-8"))
+    pages = {page.stem: page for page in page_commands.other_pages()}
+    assert said.keys() <= pages.keys()
+    for name, inputs in said.items():
+        shown = [*commands(pages[name]), *(["before"] if inputs.get("before") else [])]
+        for start, reason in [*inputs.get("dear", {}).items(), *inputs.get("elsewhere", {}).items()]:
+            assert any(command.startswith(start) for command in shown) and reason, (name, start)
+    for page in page_commands.other_pages():
+        text = page.read_text(encoding="utf-8")
+        other = [b["body"] for b in page_commands.BLOCK.finditer(text) if b["head"].split()[:1] in ([], ["text"], ["bash"], ["sh"])]
+        assert not [body for body in other if re.match(r" *(\$ )?meshwright ", body)], page
+
+
 def test_every_method_page_says_what_a_reader_asks() -> None:
     index = (ROOT / "docs" / "methods" / "index.md").read_text(encoding="utf-8")
     assert {p.name for p in METHODS} - {"index.md"} == set(re.findall(r"\]\((\w+\.md)\)", index))
@@ -71,11 +108,38 @@ def test_a_page_that_says_something_else_is_found(tmp_path: Path) -> None:
         page_commands.page_today("```console\n$ rm x\n```\n", reported)
 
 
+def test_python_of_a_page_is_run_in_turn_and_its_faults_are_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    reported: list[str] = []
+    text = "```python\na = b + 1\n```\n```python\nassert a == 2\n```\n"
+    Path("before.py").write_text("b = 1\n", encoding="utf-8")
+    assert page_commands.page_today(text, reported, page_commands.Page(strict=False)) == text and reported == []
+    Path("before.py").write_text("b = 2\n", encoding="utf-8")
+    page_commands.page_today(text, reported, page_commands.Page(strict=False))
+    assert reported == ["wrong: Python block 2, line 1: AssertionError: "]
+
+
+def test_a_command_may_stand_alone_on_other_pages_and_still_has_to_end_well() -> None:
+    reported: list[str] = []
+    text = "   ```console\n   $ meshwright --version\n   ```\n"
+    assert page_commands.page_today(text, reported, page_commands.Page(strict=False)) == text and reported == []
+    assert page_commands.page_today(text, reported, page_commands.Page()) != text
+    page_commands.page_today(text.replace("--version", "none"), reported, page_commands.Page(strict=False))
+    assert len(reported) == 1 and "exit code 2" in reported[0]
+    page_commands.page_today(text.replace("--version", "none"), reported, page_commands.Page(strict=False, apart=("meshwright none",)))
+    assert reported[1:] == ["left out: meshwright none"]
+
+
 def test_measured_numbers_are_not_compared_and_words_are() -> None:
     said = page_commands.Said("x", ["took 3.1 ms, 2 ranks"], ["took 412 us, 2 ranks"], 0, 0.0)
     assert page_commands.as_shown(said, measured=True) == said.shown
     assert page_commands.as_shown(said, measured=False) == said.printed
     other = page_commands.Said("x", ["took 3.1 ms, 2 ranks"], ["took 3.1 ms, 2 hosts"], 0, 0.0)
     assert page_commands.as_shown(other, measured=True) == other.printed
+    cut = page_commands.Said("x", ["...", "b 2", "...", "d"], ["a", "b 3", "c", "d"], 0, 0.0)
+    assert page_commands.as_shown(cut, measured=True) == cut.shown
+    assert page_commands.as_shown(cut, measured=False) == ["...", "b 3", "...", "d"]
+    cut = page_commands.Said("x", ["e", "...", "d"], cut.printed, 0, 0.0)
+    assert page_commands.as_shown(cut, measured=False) == cut.printed
     cut = page_commands.Said("x", ["one", "..."], ["one", "two", "three"], 0, 0.0)
     assert page_commands.as_shown(cut, measured=False) == ["one", "..."]

@@ -71,6 +71,9 @@ def all_gather_inverse_rate(fabric):
         ("mi355x", "1/76.8"),
         ("trn1", "15/206"),  # a chip takes in fifteen over four links of 51.5
         ("tpu-v5p:64", "63/600"),  # six links of 100
+        ("tpu7x:64", "63/600"),  # as many
+        ("dgx-b300:2", "3/200"),  # a GPU takes in 15 shards over 900 + 100
+        ("g4:2", "15/64"),  # a GPU takes in 15 shards through its slot
         ("v5p-128", "63/600"),  # the same, counted in cores
         ("tpu-v5e:16", "15/100"),  # a mesh: a corner has two links
         ("tpu-v5p:4?slices=2&nic=1GB/s", "4/1"),  # a slice of one host: four shards through its port
@@ -190,6 +193,7 @@ def test_the_example_file_is_the_preset():
     ("spec", "kind", "text", "hint"),
     [
         ("p5.4xlarge", UnknownName, "no fabric is called", "did you mean 'p5.48xlarge'?; near by specification: a3-high (8 h100, 800 Gbit/s)"),
+        ("a4x-highgpu-4g:2", UnknownName, "no fabric", "p6e-gb200 (72 gb200, 28800 Gbit/s), a4x (72 gb200, 28800 Gbit/s)"),
         ("BM.GPU.MI300X.8:2", UnknownName, "no fabric", "near by specification: nd-mi300x-v5 (8 mi300x, 3200 Gbit/s), mi300x"),
         ("my-a100-80gb", UnknownName, "no fabric", "near by specification: dgx-a100"),
         ("h200x8", UnknownName, "no fabric", "near by specification: dgx-h200"),
@@ -327,6 +331,7 @@ def test_the_table_of_machines_is_whole():
     ("alias", "name"),
     [
         ("p5.48xlarge:4", "p5:4"), ("ml.P5.48xlarge", "p5:1"), ("Standard_ND96isr_H100_v5:2?net=rails", "nd-h100-v5:2?net=rails"),
+        ("u-p6e-gb200x72:2", "p6e-gb200:2"), ("dgx-b200", "hgx-b200:1"),
         ("a3-megagpu-8g:2", "a3-mega:2"), ("v5p-128", "tpu-v5p:64"), ("v4-8:3", "tpu-v4:4?slices=3"), ("v5litepod-16", "tpu-v5e:16"),
         ("v6e-8?nic=1GB/s", "tpu-v6e:8?nic=1GB/s"), ("standard_nd40rs_v2", "ndv2:1"),
     ],

@@ -1,10 +1,10 @@
-"""The inner loop of `order.Order.clocks`, compiled: a table of vector clocks takes a second instead of minutes."""
+"""The inner loops of `order`, compiled: vector clocks take a second instead of minutes, an order of a million edges 10 ms instead of one second."""
 
 from __future__ import annotations
 
 from numba import njit
 
-__all__ = ["merge_clocks"]
+__all__ = ["first_come", "merge_clocks"]
 
 
 @njit(cache=True, nogil=True, no_cfunc_wrapper=True)
@@ -28,3 +28,20 @@ def merge_clocks(rows, before, source_row, source_position, column, clock):  # t
         c = column[k]
         if c >= 0 and clock[row, c] < source_position[k]:
             clock[row, c] = source_position[k]
+
+
+@njit(cache=True, nogil=True, no_cfunc_wrapper=True)
+def first_come(target, start, left, order, count):  # type: ignore[no-untyped-def]
+    """How many nodes get into `order`, whose first `count` wait for nothing: each node when the last that it waits for is in. `target[start[v] :
+    start[v + 1]]` wait for v; `left` (changed): for how many a node still waits."""
+    at = 0
+    while at < count:
+        v = order[at]
+        at += 1
+        for k in range(start[v], start[v + 1]):
+            w = target[k]
+            left[w] -= 1
+            if left[w] == 0:
+                order[count] = w
+                count += 1
+    return count

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from ...errors import TimeLimit
 from ...program.program import Kind, Part, Program
-from .clock_kernel import merge_clocks
+from .clock_kernel import first_come, merge_clocks
 
 __all__ = ["Accesses", "Addresses", "Messages", "Order", "accesses", "messages", "topological", "wait_once"]
 
@@ -166,18 +166,12 @@ def wait_once(p: Program, lane_of: Ints) -> Bools:
 
 def topological(n: int, src: Ints, dst: Ints) -> Ints:
     """Nodes in an order that respects the edges; shorter than `n` if there is a cycle (then cycle nodes and all after them lack)."""
-    by = np.argsort(src, kind="stable")
-    succ = dst[by].tolist()
-    ptr = np.concatenate([[0], np.cumsum(np.bincount(src, minlength=n))]).tolist()
-    waiting = np.bincount(dst, minlength=n)
-    order = np.flatnonzero(waiting == 0).tolist()
-    left = waiting.tolist()
-    for v in order:  # grows while it is walked
-        for w in succ[ptr[v] : ptr[v + 1]]:
-            left[w] -= 1
-            if not left[w]:
-                order.append(w)
-    return np.array(order, dtype=np.int64)
+    start = np.concatenate([[0], np.cumsum(np.bincount(src, minlength=n))])
+    left = np.bincount(dst, minlength=n)
+    free = np.flatnonzero(left == 0)
+    order = np.zeros(n, np.int64)
+    order[: len(free)] = free
+    return order[: first_come(dst[np.argsort(src, kind="stable")], start, left, order, len(free))]
 
 
 class Order:

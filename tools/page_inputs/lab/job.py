@@ -1,0 +1,3 @@
+import os
+
+print(f"rank {os.environ['RANK']} of {os.environ['WORLD_SIZE']}")

@@ -1,0 +1,23 @@
+"""The reader's trace: two steps of examples/encoder_decoder.py:small."""
+
+import os
+import sys
+
+os.environ["KINETO_LOG_LEVEL"] = "6"
+import torch
+
+sys.path.insert(0, "examples")
+from encoder_decoder import small
+
+model, batch = small()
+*inputs, target = batch.values() if isinstance(batch, dict) else batch
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+schedule = torch.profiler.schedule(wait=0, warmup=1, active=2)
+with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], schedule=schedule) as profiler:
+    for _ in range(3):
+        optimizer.zero_grad()
+        out = model(*inputs)
+        torch.nn.functional.cross_entropy(out.flatten(0, -2), target.flatten()).backward()
+        optimizer.step()
+        profiler.step()
+profiler.export_chrome_trace("trace.json")
