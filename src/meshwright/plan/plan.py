@@ -1,6 +1,6 @@
 """A plan: what was decided, the programs that carry it out, the bound, the prediction, and where each came from.
 
-`meshwright.io.plan.plan` reads and writes it: equal inputs and seed give equal bytes. It holds a cycle `[(program, when)]`; calls are by content hash.
+`meshwright.io.plan.plan` reads and writes it: equal inputs and seed give equal bytes. It has a cycle `[(program, when)]`; calls go by content hash.
 """
 
 from __future__ import annotations
