@@ -1,7 +1,6 @@
 """A plan: what was decided, the programs that carry it out, the bound, the prediction, and where each came from.
 
-A plan is read and written by `meshwright.io.plan.plan`; equal inputs and seed give equal bytes. It holds a cycle of programs
-`[(program, when)]`; programs call each other by content hash.
+`meshwright.io.plan.plan` reads and writes it: equal inputs and seed give equal bytes. It has a cycle `[(program, when)]`; calls go by content hash.
 """
 
 from __future__ import annotations
@@ -217,16 +216,16 @@ class ValueInfo(_Record, frozen=True, kw_only=True):
 
 class ContextExchange(_Record, frozen=True, kw_only=True):
     """Value `target` on a rank is what others of its context group have as `source`. "shift": the neighbour's before, whole. "all-to-all": of equal
-    blocks, block i of rank r is block r of rank i. Gradients go the other way. `again`: it is given up after forward and comes again for backward."""
+    blocks, block i of rank r is block r of rank i. "copies": `plan.copies`. Gradients go the other way. `again`: it comes again for backward.
+    Of experts' rows [E, C, H], `counts`: the value with the number of filled ones [E], `expected_bytes`: of them, per member with experts."""
 
     kind: str
     source: str
     target: str
     again: bool | msgspec.UnsetType = msgspec.UNSET  # left out of documents where nothing comes again
-    # Of experts' rows [E, C, H]: the value with the number of filled ones of every expert [E]; their bytes as expected, per member with experts.
     counts: str | msgspec.UnsetType = msgspec.UNSET
     expected_bytes: tuple[int, ...] | msgspec.UnsetType = msgspec.UNSET
-    copies: ExpertCopies | msgspec.UnsetType = msgspec.UNSET  # of "copies", weights of experts that others need for a step (`plan.copies`)
+    copies: ExpertCopies | msgspec.UnsetType = msgspec.UNSET
 
 
 class StepEnd(_Record, frozen=True, kw_only=True):
@@ -281,8 +280,7 @@ class TrainingLayout(_Record, frozen=True, kw_only=True):
     exchanges: tuple[ContextExchange, ...] | msgspec.UnsetType = msgspec.UNSET  # left out without context parallelism
     batch_sums: tuple[str, ...] | msgspec.UnsetType = msgspec.UNSET  # left out where replicas share no statistics
     expert_shards: tuple[ParamShard, ...] | msgspec.UnsetType = msgspec.UNSET  # experts' parameters over `expert` ranks; left out where that is 1
-    # No parameter of a bucket lies in the parts of two replicas (`plan.shards.places`): left out where a border may be anywhere.
-    whole_parameters: bool | msgspec.UnsetType = msgspec.UNSET
+    whole_parameters: bool | msgspec.UnsetType = msgspec.UNSET  # none in the parts of two replicas (`plan.shards.places`); left out where any may be
 
     @property
     def step_end(self) -> StepEnd:

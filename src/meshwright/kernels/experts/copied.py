@@ -9,6 +9,7 @@ Cost: O(T k) per expert with copies; a copy of the weights that are given.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from math import prod
 from typing import Any
 
 import torch
@@ -37,9 +38,10 @@ def expert_slots(experts: torch.Tensor, first: Sequence[int], cut: Sequence[int]
 @torch.library.custom_op("meshwright::expert_given", mutates_args=())  # type: ignore[untyped-decorator]
 def expert_given(gate_up: torch.Tensor, down: torch.Tensor, experts: Sequence[int], blocks: int) -> torch.Tensor:
     """Weights [blocks, 3 F H] of own `experts`, gates over ups over downs, one after the other; zero after them."""
-    out = gate_up.new_zeros(blocks, gate_up[0].numel() + down[0].numel())
+    size = prod(gate_up.shape[1:])
+    out = gate_up.new_zeros(blocks, size + prod(down.shape[1:]))
     for row, e in zip(out, experts, strict=False):
-        row[: gate_up[0].numel()], row[gate_up[0].numel() :] = gate_up[e].reshape(-1), down[e].reshape(-1)
+        row[:size], row[size:] = gate_up[e].reshape(-1), down[e].reshape(-1)
     return out
 
 
@@ -59,7 +61,7 @@ def _(experts: torch.Tensor, first: Sequence[int], cut: Sequence[int], slots: Se
 
 @expert_given.register_fake  # type: ignore[untyped-decorator]
 def _(gate_up: torch.Tensor, down: torch.Tensor, experts: Sequence[int], blocks: int) -> torch.Tensor:
-    return gate_up.new_empty(blocks, gate_up[0].numel() + down[0].numel())
+    return gate_up.new_empty(blocks, prod(gate_up.shape[1:]) + prod(down.shape[1:]))
 
 
 @_expert_given_backward.register_fake  # type: ignore[untyped-decorator]

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
+from math import prod
 from typing import Any
 
 import torch
@@ -159,8 +160,8 @@ def _scatter(into: torch.Tensor, values: torch.Tensor, parts: list[tuple[int, in
 
 def _weights(gate_up: torch.Tensor, down: torch.Tensor, copies: torch.Tensor | None) -> list[tuple[torch.Tensor, torch.Tensor]]:
     """(gates over ups [2F, H], downs [H, F]) of own experts, then of copies of others' [n, 3 F H]: views."""
-    size, others = gate_up[0].numel(), () if copies is None else copies
-    return [*zip(gate_up, down, strict=True), *((x[:size].view_as(gate_up[0]), x[size:].view_as(down[0])) for x in others)]
+    size, others = prod(gate_up.shape[1:]), () if copies is None else copies
+    return [*zip(gate_up, down, strict=True), *((x[:size].view(gate_up.shape[1:]), x[size:].view(down.shape[1:])) for x in others)]
 
 
 @torch.library.custom_op("meshwright::expert_mlp", mutates_args=())  # type: ignore[untyped-decorator]
