@@ -130,8 +130,8 @@ def test_what_cannot_be_placed_is_named(tmp_path, monkeypatch):
     tied.d.weight = tied.c.weight
     frozen = Net()
     frozen.a.weight.requires_grad_(False)
-    cases = [(Net(scale_grad_by_freq=True), "scale_grad_by_freq"), (Net(max_norm=1.0), "max_norm"), (tied, "shares its weight"), (frozen, "does not train"),
-             (nn.Sequential(nn.Linear(1, 1)), "no table a")]  # fmt: skip
+    cases = [(Net(scale_grad_by_freq=True), "scale_grad_by_freq"), (Net(max_norm=1.0), "max_norm"), (tied, "shares its weight"),
+             (frozen, "does not train"), (nn.Sequential(nn.Linear(1, 1)), "no table a")]  # fmt: skip
     for model, told in cases:
         with pytest.raises(UsageError, match=told):
             place_tables(model, tables("a", "b", "c"), SHARDS, ["x", "y"])

@@ -20,13 +20,13 @@ def line(model, out, *more):
 
 
 def test_tables_are_placed_and_planned_with_the_other_layers(tmp_path, capsys):
-    assert main(line(f"{DLRM}:tiny", tmp_path / "p.json", "--ep", "2")) == 0
+    assert main(line(f"{DLRM}:tiny_sparse", tmp_path / "p.json", "--ep", "2")) == 0
     text = capsys.readouterr().out
     assert "tables over 2" in text and "in 2 parts by neuroshard" in text and "experts chosen alike" not in text
     plan, tables = read_plan(tmp_path / "p.json"), read_plan(tmp_path / "p.tables.json")
     assert plan.layout.expert == 2 and [s.param for s in plan.layout.expert_shards] == ["placed_tables.pack"]
     assert {x.target.rpartition("/")[2] for x in plan.layout.exchanges} == {"ids", "back"}
-    assert plan.job["training"]["model"] == f"{DLRM}:tiny@{tmp_path / 'p.tables.json'}"
+    assert plan.job["training"]["model"] == f"{DLRM}:tiny_sparse@{tmp_path / 'p.tables.json'}"
     said = plan.decisions["tables"]
     assert said["cost_s"] == tables.decisions["tables"]["cost_s"] >= said["bound_s"] > 0 and tables.job["tables"]["batch"] == 16
     assert {key for key, _ in citations(plan)} >= {"tables", "experts"}
@@ -36,7 +36,6 @@ def test_tables_are_placed_and_planned_with_the_other_layers(tmp_path, capsys):
 @pytest.mark.parametrize(("change", "told"), [
     (["--tables", "p.json"], "goes behind the model's name"), (["--model", f"{DLRM}:tiny@x.json"], "has placed tables"),
     (["--model", f"{DLRM.parent / 'gpt.py'}:tiny"], "has no embedding tables that can be placed"), (["--tables", "no.safetensors"], "no.safetensors"),
-    (["--model", f"{DLRM}:tiny_sparse"], "sparse=True"),
 ])  # fmt: skip
 def test_what_does_not_go_is_refused(tmp_path, capsys, change, told):
     assert main([*line(f"{DLRM}:tiny", tmp_path / "p.json"), *change]) in (1, 2, 3)

@@ -1,8 +1,8 @@
 """Finalists of a table decision: lookups of many plans are measured, the costs learn from them, and the best are measured with their exchanges.
 
-Lookups are a matter of one device and of milliseconds, so many plans are looked at: the cheapest, and each strategy's own, which differ more. What they
-take teaches the costs (`decide.tables.learned`), and the strategies plan again. Exchanges want a process per device, so few plans have them measured:
-those that stay close to the best are measured again, and medians decide. Repetitions are counted, not timed.
+Lookups are a matter of one device and of milliseconds, so many plans are looked at: the cheapest, and each strategy's own, which differ more. What
+they take teaches the costs (`decide.tables.learned`), and the strategies plan again. Exchanges want a process per device, so few plans have them
+measured: those that stay close to the best are measured again, and medians decide. Repetitions are counted, not timed.
 """
 
 from __future__ import annotations

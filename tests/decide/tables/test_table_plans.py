@@ -161,7 +161,7 @@ def test_planning_again_moves_no_more_than_allowed_and_empties_lost_devices():
 
 
 class Machine:
-    """One whose lookups take other times than the costs say: every table so many times as long, wherever it lies, and all of them half as long again."""
+    """One whose lookups take other times than the costs say: every table so many times as long, and all of them half as long again."""
 
     def __init__(self, problem, spread=0.4):
         of_table = RNG(9).uniform(-spread, spread, len(problem.tables.tables))

@@ -26,7 +26,7 @@ def learned(problem: TableProblem, plans: Sequence[TablePlan], compute_s: Sequen
         on, embedded = np.array([problem.fabric.actor_of[s.device] for s in plan.shards]), problem.embed(pieces)
         each = problem.compute_s(np.moveaxis(embedded, 0, 1))  # [n, D]
         of_table = np.zeros((problem.devices, len(problem.tables.tables)))
-        np.add.at(of_table, (on, [p.table for p in pieces]), each[np.arange(len(on)), on])
+        np.add.at(of_table, (on, np.array([p.table for p in pieces])), each[np.arange(len(on)), on])
         said.append(problem.compute_s(problem.sums(pieces, on)[0]))
         alone.append(of_table)
         taken.append(np.asarray(measured))

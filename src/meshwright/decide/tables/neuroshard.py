@@ -84,7 +84,7 @@ class NeuroShard(TableStrategy):
             looked += seen
             plans.append((done, where))
         whole = refine(problem, *next((f[1:] for f in found if len(f[1]) == least), found[0][1:]), rounds=self.rounds)[:2]
-        ranked, others = [], []
+        ranked, others = list[TablePlan](), list[TablePlan]()
         last: Unsupported | Infeasible | None = None
         byprice = [f[1:] for f in sorted(found, key=lambda f: f[0])]
         for n, (parts, places) in enumerate([*plans, *byprice, whole]):

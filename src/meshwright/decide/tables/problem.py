@@ -55,7 +55,7 @@ class Phases(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class Learned:
-    """Lookups of a device take `factor` times (what its costs say, of each table's lookups alone the share `of_table`, and `each_s` for every piece)."""
+    """Lookups of a device take `factor` times (what its costs say, the share `of_table` of each table's alone, and `each_s` for every piece)."""
 
     factor: float
     of_table: tuple[float, ...]
@@ -321,7 +321,7 @@ def _joined(shards: Sequence[Shard], same: str, along: str) -> list[Shard]:
 
 @dataclass(frozen=True, kw_only=True)
 class TablePlan:
-    """`columns`: sums of devices. `evaluations`: plans looked at. `others`: plans that the strategy thought worth a measurement, the cheapest first."""
+    """`columns`: sums of devices. `evaluations`: plans looked at. `others`: plans that are worth a measurement too, the cheapest first."""
 
     strategy: str
     shards: tuple[Shard, ...]
