@@ -229,8 +229,8 @@ def page_today(text: str, report: list[str], how: Page = Page()) -> str:
             run_python(python, report)
     finally:
         for server in servers:
-            server.terminate()
-            server.communicate(timeout=20)
+            server.kill()
+            server.communicate()
     return today_text
 
 

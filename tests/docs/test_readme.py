@@ -3,7 +3,12 @@
 from __future__ import annotations
 
 import re
+import shlex
 from pathlib import Path
+
+import pytest
+
+from meshwright.cli import main
 
 ROOT = Path(__file__).parents[2]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
@@ -34,6 +39,15 @@ def test_it_has_one_picture_two_commands_four_jobs_and_peers() -> None:
     assert re.findall(r"^\./(\w+)", section["Two commands"], re.MULTILINE) == ["quickstart", "test"]
     assert len(re.findall(r"^\| (?!job)\w.*`meshwright ", section["Four jobs"], re.MULTILINE)) == 4
     assert len(re.findall(r"^\| ", section["Beside other tools"], re.MULTILINE)) >= 6
+
+
+def test_its_commands_lack_no_argument(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    """They name the reader's files; nothing else is wrong with them. The one that names none is asked about a fabric that is none."""
+    monkeypatch.chdir(tmp_path)
+    for words in (shlex.split(command) for command in re.findall(r"`meshwright ([^`]*)`", README)):
+        assert main(["nowhere" if word == "dgx-a100:2" else word for word in words]) == 2
+        said = capsys.readouterr().err
+        assert re.match(r"error: (my\.py|rank0\.json\.gz|no fabric is called 'nowhere')", said), (words, said)
 
 
 def test_what_it_shows_of_quickstart_stands_on_its_page() -> None:

@@ -233,7 +233,7 @@ def test_pages_show_commands() -> None:
 
 @pytest.mark.parametrize(("page", "command"), shown_commands())
 def test_shown_commands_parse(page: str, command: str) -> None:
-    words = shlex.split(command)
+    words = shlex.split(command.removesuffix(" &"))
     if words[0].startswith("-"):
         return
     found, rest = _find(words)

@@ -54,7 +54,8 @@ class Cause(msgspec.Struct, frozen=True, kw_only=True):
     facts: dict[str, Any] = msgspec.field(default_factory=dict)
 
     def line(self) -> str:
-        return f"{self.where}: {self.kind}, {self.path_s * 1e3:.3f} ms of the path ({100 * self.share:.1f} % to gain): {self.advice}"
+        time = f"{self.path_s * 1e3:.3f} ms" if self.path_s < 1 else f"{self.path_s:.2f} s"
+        return f"{self.where}: {self.kind}, {time} of the path ({100 * self.share:.1f} % to gain): {self.advice}"
 
 
 def rank_causes(

@@ -67,7 +67,7 @@ class Transformer(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
         for name in ("kv_heads", "head_width", "ffn"):
             _count(name, getattr(self, name), 0)
         if not self.head_width and self.hidden % self.heads:
-            raise UsageError(f"hidden {self.hidden} does not divide by {self.heads} heads", where="transformer", hint="state head_width")
+            raise UsageError(f"hidden {self.hidden} is not a multiple of {self.heads} heads", where="transformer", hint="state head_width")
         if self.heads % self.key_heads:
             raise UsageError(f"{self.heads} heads do not divide by {self.key_heads} heads of K and V", where="transformer.kv_heads")
 

@@ -172,11 +172,11 @@ def test_a_job_whose_state_alone_does_not_fit_is_refused_before_anything_is_lowe
 def test_degrees_and_batches_that_do_not_divide_are_refused() -> None:
     for more, message in (
         ({"data": 3}, "do not multiply to the fabric's 4 devices"),
-        ({"data": 4, "microbatch": 3}, "does not divide by 4 replicas of micro-batches of 3"),
+        ({"data": 4, "microbatch": 3}, "is not a multiple of what 4 replicas take with micro-batches of 3"),
     ):
         with pytest.raises(UsageError, match=message):
             plan("gpt.py:tiny", **more)  # type: ignore[arg-type]
-    with pytest.raises(UsageError, match="global batch 6 does not divide by data degree 4"):
+    with pytest.raises(UsageError, match="global batch 6 is not a multiple of data degree 4"):
         plan_training(job_of("gpt.py:tiny", 6), islands(), graph=graph_of("gpt.py:tiny"), wishes=(LayoutWanted(data=4),))
     with pytest.raises(UsageError, match="must be >= 1"):
         plan_training(job_of("gpt.py:tiny", 0), islands(), graph=graph_of("gpt.py:tiny"))

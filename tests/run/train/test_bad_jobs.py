@@ -114,7 +114,7 @@ def test_random_samples_are_those_of_their_number() -> None:
 def test_a_batch_smaller_than_the_split_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     asked = ["train", "plan", "--model", f"{HERE}:cache", "--loss", "mse", "--fabric", "laptop:4", "--global-batch", "2", "--dp", "4"]
     assert main([*asked, "-o", str(tmp_path / "plan.json")]) == 2
-    assert "global batch 2 does not divide by data degree 4" in capsys.readouterr().err
+    assert "global batch 2 is not a multiple of data degree 4" in capsys.readouterr().err
 
 
 def test_losses_that_are_not_finite_come_back_from_files() -> None:

@@ -9,17 +9,20 @@ import torch
 os.environ["KINETO_LOG_LEVEL"] = "6"
 
 
+def export(profiler: torch.profiler.profile) -> None:
+    profiler.export_chrome_trace("one.json")
+
+
 def traced(path: str, width: int) -> None:
     net = torch.nn.Sequential(torch.nn.Linear(width, width), torch.nn.ReLU(), torch.nn.Linear(width, 8))
     optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
     schedule = torch.profiler.schedule(wait=0, warmup=1, active=2)
-    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], schedule=schedule, with_modules=True) as profiler:
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], schedule=schedule, on_trace_ready=export) as profiler:
         for _ in range(3):
             optimizer.zero_grad()
             net(torch.randn(64, width)).square().mean().backward()
             optimizer.step()
             profiler.step()
-    profiler.export_chrome_trace("one.json")
     Path(path).write_bytes(gzip.compress(Path("one.json").read_bytes()))
 
 

@@ -2,5 +2,5 @@
 
 
 def work(task, inputs, outputs):
-    for out in outputs:
+    for out in outputs.values():
         out[:] = 1

@@ -132,7 +132,7 @@ def rank(
             found.append(Ranked(strategy=candidate.label, plan=None, time_s=None, why=str(error)))
         else:
             if first.time_s < min((other.time_s for _, _, other, _ in planned), default=float("inf")):
-                here.best = f"{candidate.label}, {first.time_s:.4g} s"
+                here.best = f"{candidate.label}, {first.time_s * 1e3:.4g} ms"
             planned.append((number, candidate, first, each_s - (worked_s() - begin_s)))
             found.append(Ranked(strategy=candidate.label, plan=first.plan, time_s=first.time_s, why="", cut=cuts() > before))
     best_s = min((first.time_s for _, _, first, _ in planned), default=0.0)

@@ -209,10 +209,10 @@ def degrees_of(problem: LayoutProblem) -> Iterator[Degrees]:
         )
     if fixed_d is not None and batch % fixed_d:
         near = batch // fixed_d * fixed_d or fixed_d
-        raise UsageError(f"global batch {batch} does not divide by data degree {fixed_d}", hint=f"e.g. --global-batch {near}")
+        raise UsageError(f"global batch {batch} is not a multiple of data degree {fixed_d}", hint=f"e.g. --global-batch {near}")
     if fixed_m is not None and (fixed_m < 1 or batch % (fixed_m * (fixed_d or 1))):
-        message = f"global batch {batch} does not divide by {fixed_d or 1} replicas of micro-batches of {fixed_m}"
-        raise UsageError(message, hint="choose a divisor")
+        message = f"global batch {batch} is not a multiple of what {fixed_d or 1} replicas take with micro-batches of {fixed_m}"
+        raise UsageError(message, hint=f"a multiple of {fixed_m * (fixed_d or 1)}, or a micro-batch that divides {batch} / {fixed_d or 1}")
     for c, d, t, p in _factors(n, problem.context):
             if any(want is not None and want != have for want, have in zip(problem.fixed[:3], (d, t, p), strict=True)) or batch % d:
                 continue

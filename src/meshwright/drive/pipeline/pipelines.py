@@ -20,6 +20,7 @@ from ...decide.pipeline.offload import fitting
 from ...decide.pipeline.orders import kept_peak_bytes, times, weight_bytes
 from ...decide.strategies import options_given
 from ...errors import Infeasible, TimeLimit, Unsupported, UsageError
+from ...io.quantity import show_time
 from ...kernels.effort import Budget, Cut, look, why_with
 from ...kernels.stages import innermost, stage
 from ...plan.plan import Alternative, Plan, Prediction
@@ -144,7 +145,7 @@ def compare_pipelines(
                 rows += _in_host_memory(problem, rows[-1], collectives, checks)
             judged = rows[-1].judged
             if rows[-1].fits and judged is not None and judged.time_s < fastest_s:
-                fastest_s, here.best = judged.time_s, f"{row.name}, {judged.time_s:.4g} s"
+                fastest_s, here.best = judged.time_s, f"{row.name}, {show_time(judged.time_s)}"
         except TimeLimit:
             if budget.cut is None:
                 raise

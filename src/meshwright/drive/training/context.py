@@ -17,6 +17,7 @@ from ...decide.layout.unlike_devices import device_orders, relative_speeds
 from ...errors import TimeLimit
 from ...fabric.fabric import Device, Fabric
 from ...graph.graph import OpGraph
+from ...io.quantity import show_time
 from ...job import Training
 from ...kernels.effort import Budget, Cut, Deadline
 from ...plan.copies import ExpertCopies
@@ -114,7 +115,7 @@ class Found:
     @property
     def said(self) -> str:
         """The best so far for whoever waits, nothing before there is one."""
-        return f"{self.best.candidate.what}, {self.best.time_s:.4g} s a step" if self.best is not None else ""
+        return f"{self.best.candidate.what}, {show_time(self.best.time_s)} a step" if self.best is not None else ""
 
     @property
     def step_s(self) -> float | None:

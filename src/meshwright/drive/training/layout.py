@@ -18,6 +18,7 @@ from ...decide.layout import LayoutCandidate, grid, megatron, sequence
 from ...decide.layout.experts import tensor_part
 from ...decide.layout.problem import Degrees
 from ...decide.layout.unlike_devices import EVEN
+from ...io.quantity import show_time
 from ...kernels.stages import innermost
 from ...plan.context import EXCHANGES, exchange_of
 from ...plan.experts import GSHARD
@@ -151,7 +152,7 @@ class _Search:
             self.simulated += len(found)
             for e in found:
                 if e.excess_bytes <= 0 and e.time_s < self.fastest_s:
-                    self.fastest_s, innermost().best = e.time_s, f"{e.candidate.what}, {e.time_s:.4g} s a step"
+                    self.fastest_s, innermost().best = e.time_s, f"{e.candidate.what}, {show_time(e.time_s)} a step"
             if any(e.folded and not e.lone_sums for e in found):
                 return
 

@@ -236,7 +236,7 @@ class EventRows:
         except (KeyError, TypeError):
             text = name if isinstance(name, str) else str(name)
             if len(text) > MAX_NAME_CHARACTERS:
-                self.problems.add("long name, cut", text[:80])
+                self.problems.add(f"name of more than {MAX_NAME_CHARACTERS} characters, cut", text[:80])
                 text = text[:MAX_NAME_CHARACTERS] + "…"
             if self.name_characters + len(text) > MAX_NAMES_CHARACTERS:
                 raise FormatError(f"has more than {MAX_NAMES_CHARACTERS} characters of different names", where=self.where) from None
