@@ -23,7 +23,7 @@ FLAGS = {  # field -> option of the command line; what follows a point is the fi
 
 @dataclass(frozen=True)
 class Choice:
-    """`field`: of the plan's degrees (`data`, `tensor`, ...), of its recipe (`recipe.batch_statistics`), or of what the gate is told (`stated.dropout`,
+    """`field`: of the plan's degrees (`data`, `tensor`, ...), of its recipe (`recipe.batch_statistics`), of what the gate is told (`stated.dropout`, or
     `compare`); `value`: what to choose; None: the field alone."""
 
     field: str

@@ -1,7 +1,7 @@
 """torch.export of a model with its loss: flat, equal to eager, with what cannot be traced kept whole.
 
-What is kept whole is as small as its cause. Where export fails in a function of torch's, calls of that function are kept whole (`whole_functions`), if
-they can be. Else a module is (`regions`): one that export fails in, of which a call cannot be made flat (`flatten`), or that holds what export would
+What is kept whole is as small as its cause. Where export fails in a function of torch's, calls of it are kept whole (`whole_functions`), if they can be.
+Else a module is (`regions`): one that export fails in, of which a call cannot be made flat (`flatten`), or that holds what export would
 lose without a word (`watching`). Modules of the same class of the owner's go with it. Export is tried again until it goes through; where the
 outermost module itself is the one, the whole model stays one operator.
 """
@@ -112,8 +112,8 @@ def _once(
         return Refusal(operator="", where=shown(first.where), module=_plain(first.module), message=f"export would lose {first.what}")
     detached = [name for name, x in exported.constants.items() if isinstance(x, torch.Tensor) and x.requires_grad]
     if detached:  # export would train a different function
-        left = Left(f"a gradient is taken inside forward, export detaches {detached[0]}", _use_of(exported, detached[0]))
-        return _refused(left, source) if places else _once(objective, source, mode, whole, Seen(), places=True)
+        taken = Left(f"a gradient is taken inside forward, export detaches {detached[0]}", _use_of(exported, detached[0]))
+        return _refused(taken, source) if places else _once(objective, source, mode, whole, Seen(), places=True)
     with quiet():
         left = flatten(exported)
     if left:
