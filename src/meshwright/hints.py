@@ -23,8 +23,8 @@ FLAGS = {  # field -> option of the command line; what follows a point is the fi
 
 @dataclass(frozen=True)
 class Choice:
-    """`field`: of the plan's degrees (`data`, `tensor`, ...), of its recipe (`recipe.batch_statistics`), of what the gate is told (`stated.dropout`, or
-    `compare`); `value`: what to choose; None: the field alone."""
+    """`field`: of the plan's degrees (`data`, `tensor`, ...), of its recipe (`recipe.batch_statistics`), of what the gate is told
+    (`stated.dropout`) or whether it compares (`compare`); `value`: what to choose; None: the field alone."""
 
     field: str
     value: str | int | bool | None = None

@@ -1,7 +1,7 @@
 """torch.export of a model with its loss: flat, equal to eager, with what cannot be traced kept whole.
 
-What is kept whole is as small as its cause. Where export fails in a function of torch's, calls of it are kept whole (`whole_functions`), if they can be.
-Else a module is (`regions`): one that export fails in, of which a call cannot be made flat (`flatten`), or that holds what export would
+What is kept whole is as small as its cause. Where export fails in a function of torch's, calls of it are kept whole (`whole_functions`), if they
+can be. Else a module is (`regions`): one that export fails in, of which a call cannot be made flat (`flatten`), or that holds what export would
 lose without a word (`watching`). Modules of the same class of the owner's go with it. Export is tried again until it goes through; where the
 outermost module itself is the one, the whole model stays one operator.
 """

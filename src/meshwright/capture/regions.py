@@ -47,8 +47,8 @@ class _Sample:
 
 @dataclass
 class _Region:
-    """One call: `function(state, args, kwargs)`. `leaves`: arguments, None where a tensor stands; `names`: of its state, in the order in which the operator
-    takes it."""
+    """One call: `function(state, args, kwargs)`. `leaves`: arguments, None where a tensor stands; `names`: of its state, in the order in which the
+    operator takes it."""
 
     function: Callable[[dict[str, torch.Tensor], Any, Any], Any]
     spec: Any

@@ -388,7 +388,7 @@ class _Trial:
             f"(off by {first.error:.1e}): {cause.said}", where=self.line(cause, first.name), hint=cause.hint,
             data={
                 "model": case.job.model, "cause": cause.name, "kind": first.kind, "name": first.name, "module": module, "operators": operators,
-                "rank": first.rank, "planned": first.planned, "own": first.own, "error": first.error, "precision": str(case.dtype).removeprefix("torch."),
-                "differences": len(compared.found), "notes": self.notes,
+                "rank": first.rank, "planned": first.planned, "own": first.own, "error": first.error,
+                "precision": str(case.dtype).removeprefix("torch."), "differences": len(compared.found), "notes": self.notes,
             },
         )  # fmt: skip
