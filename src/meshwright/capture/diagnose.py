@@ -7,7 +7,7 @@ import io
 import logging
 import warnings
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -15,7 +15,6 @@ from torch import nn
 
 from .resolve import ModelSource, user_location
 from .torch_private import DispatchRecorder
-from .whole_functions import LastFunction
 
 __all__ = ["Refusal", "diagnose", "module_in", "quiet"]
 
@@ -39,13 +38,11 @@ def diagnose(objective: nn.Module, source: ModelSource, mode: Any, error: Except
     """Runs the module once on fake tensors to find the operator that fails; without such a failure `error` itself is described."""
     if mode is not None:
         last: list[str] = []
-        function = LastFunction()
         try:
-            with quiet(), mode, torch.no_grad(), DispatchRecorder(lambda f, a, k, r: None, lambda f: last.append(str(f))), function:
+            with quiet(), mode, torch.no_grad(), DispatchRecorder(lambda f, a, k, r: None, lambda f: last.append(str(f))):
                 objective(*source.inputs)
         except Exception as failure:
-            found = _describe(objective, source, failure, str(getattr(failure, "func", last[-1] if last else "")))
-            return replace(found, function=function.failed)
+            return _describe(objective, source, failure, str(getattr(failure, "func", last[-1] if last else "")))
     return _describe(objective, source, error, str(getattr(error, "func", "")))
 
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterable, Iterator, Sequence
 from contextvars import ContextVar
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -31,7 +32,7 @@ from .side_effects import Seen, changed, contents_watched, plain_values, refuse_
 from .torch_private import export_as_called, global_backward_hooks, without_places
 from .user_gradients import parameter_changes
 from .watched import NOT_THE_OWNERS, Watched, watching
-from .whole_functions import FunctionsWhole
+from .whole_functions import FunctionsWhole, LastFunction
 
 __all__ = ["exported_program", "line_of", "module_path", "places_noted"]
 
@@ -106,7 +107,8 @@ def _once(
         raise
     except Exception as error:
         with quiet(), _kept(objective.model, whole, source.name, unfit):
-            return diagnose(objective, source, mode, error)
+            found = diagnose(objective, source, mode, error)
+        return replace(found, function=_failing(objective, source, mode, whole))
     if lost:
         first = lost[0]
         return Refusal(operator="", where=shown(first.where), module=_plain(first.module), message=f"export would lose {first.what}")
@@ -126,6 +128,16 @@ def _once(
     if written_out(exported.graph) or moved:
         exported.graph_module.recompile()
     return exported
+
+
+def _failing(objective: Objective, source: ModelSource, mode: Any, whole: Sequence[Any]) -> Any:
+    """The function of torch's in which export fails; None where it is none, or does not fail again."""
+    last = LastFunction()
+    with contextlib.suppress(Exception), quiet(), without_places(), mode or contextlib.nullcontext():
+        with _as_eager(objective, source, whole, [], Seen(), None), last:
+            torch.export.export(objective, source.inputs, strict=False)
+        return None
+    return last.failed
 
 
 @contextlib.contextmanager
