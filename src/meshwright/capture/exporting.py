@@ -38,6 +38,7 @@ __all__ = ["exported_program", "line_of", "module_path", "places_noted"]
 
 _HOOKS = "the backward hooks of a module"
 _NOTING: ContextVar[bool] = ContextVar("lines of calls are noted", default=False)
+_BY_VALUE = ("DynamicOutputShapeException", "DataDependentOutputException")  # of an operator in a function whose results may have fixed shapes
 MAX_ROUNDS = 12  # exports of one model: each keeps at least one more class of modules whole
 
 
@@ -108,7 +109,7 @@ def _once(
     except Exception as error:
         with quiet(), _kept(objective.model, whole, source.name, unfit):
             found = diagnose(objective, source, mode, error)
-        return replace(found, function=_failing(objective, source, mode, whole))
+        return replace(found, function=_failing(objective, source, mode, whole)) if found.message.startswith(_BY_VALUE) else found
     if lost:
         first = lost[0]
         return Refusal(operator="", where=shown(first.where), module=_plain(first.module), message=f"export would lose {first.what}")
