@@ -59,7 +59,7 @@ def module_in(objective: nn.Module, error: BaseException) -> str:
     found, trace = "", error.__traceback__
     while trace is not None:
         owner = trace.tb_frame.f_locals.get("self")
-        called = trace.tb_frame.f_code.co_name in ("forward", "_call_impl")  # what else fails in a module's methods (`to`), its caller's forward asked for
+        called = trace.tb_frame.f_code.co_name in ("forward", "_call_impl")  # not `to` and the like
         if called and isinstance(owner, nn.Module) and id(owner) in paths:
             found = paths[id(owner)]
         trace = trace.tb_next
