@@ -21,8 +21,7 @@ import msgspec
 import torch
 
 from ...capture.regions import REGION
-from ...errors import DifferentTraining, MeshwrightError, Unsupported, UsageError
-from ...hints import Choice, Hint
+from ...errors import Choice, DifferentTraining, Hint, MeshwrightError, Unsupported, UsageError
 from ...job import Training
 from ...plan.batch_statistics import batch_sums
 from ...plan.optimizers import may_be_cut

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from meshwright.errors import UsageError
-from meshwright.hints import FLAGS, Choice, Hint
+from meshwright.errors import FLAGS, Choice, Hint, UsageError
 
 
 @pytest.mark.parametrize(
