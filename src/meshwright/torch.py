@@ -183,7 +183,8 @@ def parallelize(
 
     Raises: PlanMismatch (another world, different plans at different ranks), UsageError (another model, an optimizer of other parameters; one whose
     scheduler, groups or options that do not go with the plan's), Unsupported (gradient hooks; optimizers that need closures, or, where parameters
-    are divided, may look beyond single elements), DifferentTraining (the plan's step is not the module's), and what capture raises; RunError on the other ranks for what rank 0 raises.
+    are divided, may look beyond single elements), DifferentTraining (the plan's step is not the module's), and what capture raises; RunError on the
+    other ranks for what rank 0 raises.
     """
     from .run.gate.gate import Stated
     from .run.own_loop.parallelize import parallelize as make  # imports the executor

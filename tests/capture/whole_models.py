@@ -41,6 +41,10 @@ def orthogonal():
     return _with(nn.Sequential(parametrizations.orthogonal(nn.Linear(8, 4)), nn.Linear(4, 8)))
 
 
+def orthogonal_square():
+    return _with(parametrizations.orthogonal(nn.Linear(8, 8)))
+
+
 class Speech(nn.Module):
     def __init__(self) -> None:
         super().__init__()

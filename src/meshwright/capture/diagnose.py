@@ -7,7 +7,7 @@ import io
 import logging
 import warnings
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -15,7 +15,6 @@ from torch import nn
 
 from .resolve import ModelSource, user_location
 from .torch_private import DispatchRecorder
-from .whole_functions import LastFunction
 
 __all__ = ["Refusal", "diagnose", "module_in", "quiet"]
 
@@ -39,13 +38,11 @@ def diagnose(objective: nn.Module, source: ModelSource, mode: Any, error: Except
     """Runs the module once on fake tensors to find the operator that fails; without such a failure `error` itself is described."""
     if mode is not None:
         last: list[str] = []
-        function = LastFunction()
         try:
-            with quiet(), mode, torch.no_grad(), DispatchRecorder(lambda f, a, k, r: None, lambda f: last.append(str(f))), function:
+            with quiet(), mode, torch.no_grad(), DispatchRecorder(lambda f, a, k, r: None, lambda f: last.append(str(f))):
                 objective(*source.inputs)
         except Exception as failure:
-            found = _describe(objective, source, failure, str(getattr(failure, "func", last[-1] if last else "")))
-            return replace(found, function=function.failed)
+            return _describe(objective, source, failure, str(getattr(failure, "func", last[-1] if last else "")))
     return _describe(objective, source, error, str(getattr(error, "func", "")))
 
 
@@ -62,7 +59,8 @@ def module_in(objective: nn.Module, error: BaseException) -> str:
     found, trace = "", error.__traceback__
     while trace is not None:
         owner = trace.tb_frame.f_locals.get("self")
-        if isinstance(owner, nn.Module) and id(owner) in paths:
+        called = trace.tb_frame.f_code.co_name in ("forward", "_call_impl")  # not `to` and the like
+        if called and isinstance(owner, nn.Module) and id(owner) in paths:
             found = paths[id(owner)]
         trace = trace.tb_next
     return found.removeprefix("model.") if found != "model" else ""

@@ -1,7 +1,7 @@
 """torch.export of a model with its loss: flat, equal to eager, with what cannot be traced kept whole.
 
-What is kept whole is as small as its cause. Where export fails in a function of torch's, calls of that function are kept whole (`whole_functions`), if
-they can be. Else a module is (`regions`): one that export fails in, of which a call cannot be made flat (`flatten`), or that holds what export would
+What is kept whole is as small as its cause. Where export fails in a function of torch's, calls of it are kept whole (`whole_functions`), if they
+can be. Else a module is (`regions`): one that export fails in, of which a call cannot be made flat (`flatten`), or that holds what export would
 lose without a word (`watching`). Modules of the same class of the owner's go with it. Export is tried again until it goes through; where the
 outermost module itself is the one, the whole model stays one operator.
 """
@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterable, Iterator, Sequence
 from contextvars import ContextVar
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -31,12 +32,13 @@ from .side_effects import Seen, changed, contents_watched, plain_values, refuse_
 from .torch_private import export_as_called, global_backward_hooks, without_places
 from .user_gradients import parameter_changes
 from .watched import NOT_THE_OWNERS, Watched, watching
-from .whole_functions import FunctionsWhole
+from .whole_functions import FunctionsWhole, LastFunction
 
 __all__ = ["exported_program", "line_of", "module_path", "places_noted"]
 
 _HOOKS = "the backward hooks of a module"
 _NOTING: ContextVar[bool] = ContextVar("lines of calls are noted", default=False)
+_BY_VALUE = ("DynamicOutputShapeException", "DataDependentOutputException")  # of an operator in a function whose results may have fixed shapes
 MAX_ROUNDS = 12  # exports of one model: each keeps at least one more class of modules whole
 
 
@@ -106,14 +108,15 @@ def _once(
         raise
     except Exception as error:
         with quiet(), _kept(objective.model, whole, source.name, unfit):
-            return diagnose(objective, source, mode, error)
+            found = diagnose(objective, source, mode, error)
+        return replace(found, function=_failing(objective, source, mode, whole)) if found.message.startswith(_BY_VALUE) else found
     if lost:
         first = lost[0]
         return Refusal(operator="", where=shown(first.where), module=_plain(first.module), message=f"export would lose {first.what}")
     detached = [name for name, x in exported.constants.items() if isinstance(x, torch.Tensor) and x.requires_grad]
     if detached:  # export would train a different function
-        left = Left(f"a gradient is taken inside forward, export detaches {detached[0]}", _use_of(exported, detached[0]))
-        return _refused(left, source) if places else _once(objective, source, mode, whole, Seen(), places=True)
+        taken = Left(f"a gradient is taken inside forward, export detaches {detached[0]}", _use_of(exported, detached[0]))
+        return _refused(taken, source) if places else _once(objective, source, mode, whole, Seen(), places=True)
     with quiet():
         left = flatten(exported)
     if left:
@@ -126,6 +129,16 @@ def _once(
     if written_out(exported.graph) or moved:
         exported.graph_module.recompile()
     return exported
+
+
+def _failing(objective: Objective, source: ModelSource, mode: Any, whole: Sequence[Any]) -> Any:
+    """The function of torch's in which export fails; None where it is none, or does not fail again."""
+    last = LastFunction()
+    with contextlib.suppress(Exception), quiet(), without_places(), mode or contextlib.nullcontext():
+        with _as_eager(objective, source, whole, [], Seen(), None), last:
+            torch.export.export(objective, source.inputs, strict=False)
+        return None
+    return last.failed
 
 
 @contextlib.contextmanager

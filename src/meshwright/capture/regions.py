@@ -47,7 +47,7 @@ class _Sample:
 
 @dataclass
 class _Region:
-    """One call. `function(state, args, kwargs)` is it; `leaves`: arguments, None where a tensor stands; `names`: of its state, in the order in which the
+    """One call: `function(state, args, kwargs)`. `leaves`: arguments, None where a tensor stands; `names`: of its state, in the order in which the
     operator takes it."""
 
     function: Callable[[dict[str, torch.Tensor], Any, Any], Any]
@@ -140,8 +140,8 @@ def one_region(
     key: str, function: Callable[..., Any], args: Any, kwargs: Any, state: Sequence[tuple[str, torch.Tensor]] = (),
     real: Mapping[str, torch.Tensor] | None = None, *, fixed: bool = False, where: str = "",
 ) -> Any:  # fmt: skip
-    """Traces a call, whose code is at `where`, as one operator. `state`: by name, the tensors beside its arguments; `real`: those that have values; `fixed`: only where what it
-    returns has the shapes of one sample on another, too.
+    """Traces a call, whose code is at `where`, as one operator. `state`: by name, the tensors beside its arguments; `real`: those that have values;
+    `fixed`: only where what it returns has the shapes of one sample on another, too.
 
     Raises: Unsupported where it changes a parameter; RuntimeError for more state than may be run for real, and what the call raises on samples.
     """

@@ -16,9 +16,10 @@ from torch import nn
 
 __all__ = [
     "DispatchRecorder", "FakeTensorMode", "autocast_kernel", "below_autocast", "calls_untraced", "checkpoints_run_plainly", "constant_spec",
-    "custom_partitioner", "dispatch_mode", "export_as_called", "fake_attributes", "fake_like", "fake_mode", "flat_tree", "functorch_block", "global_backward_hooks",
-    "inductor_partitioner", "joint_graph", "make_fx_graph", "mode_of", "partition_saving", "register_constants", "replaced_autocast", "run_backward",
-    "sac_tools", "storage_key", "torch_partition", "traced_below", "uncompiled_graphs", "without_hooks_where_refused", "without_places",
+    "custom_partitioner", "dispatch_mode", "export_as_called", "fake_attributes", "fake_like", "fake_mode", "flat_tree", "functorch_block",
+    "global_backward_hooks", "inductor_partitioner", "joint_graph", "make_fx_graph", "mode_of", "partition_saving", "register_constants",
+    "replaced_autocast", "run_backward", "sac_tools", "storage_key", "torch_partition", "traced_below", "uncompiled_graphs",
+    "without_hooks_where_refused", "without_places",
 ]  # fmt: skip
 
 
@@ -92,11 +93,11 @@ def calls_untraced() -> Iterator[None]:
     from torch.fx._symbolic_trace import _orig_module_call as plain
 
     traced = nn.Module.__call__
-    nn.Module.__call__ = plain  # type: ignore[method-assign]
+    nn.Module.__call__ = plain
     try:
         yield
     finally:
-        nn.Module.__call__ = traced  # type: ignore[method-assign]
+        nn.Module.__call__ = traced
 
 
 def without_hooks_where_refused(owner: Any, function: Callable[[], Any]) -> Any:

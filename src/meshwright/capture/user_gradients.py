@@ -30,7 +30,8 @@ def refuse_parameter_hooks(module: nn.Module, model: str) -> None:
         if hooks:
             raise Unsupported(
                 f"{model}: parameter {name!r} has a hook on its gradient, which ranks with parameters of their own would not run",
-                where=place_of(hooks[0]), hint="change gradients in the module's backward (a hook on a tensor or module), or in the optimizer function",
+                where=place_of(hooks[0]),
+                hint="change gradients in the module's backward (a hook on a tensor or module), or in the optimizer function",
                 data={"cause": "user-gradients", "parameter": name, "where": place_of(hooks[0])},
             )  # fmt: skip
 

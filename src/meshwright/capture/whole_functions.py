@@ -1,7 +1,7 @@
 """Functions of torch's that cannot be traced, kept whole: each call of one is an operator `meshwright.region`, as a call of a module kept whole is.
 
-This is finer than keeping the module whose forward calls it: a loss of CTC is one operator, and the net before it is traced. Only functions of tensors
-that give tensors, change none of them, and whose results have the same shapes whatever the values are (tried on two samples).
+This is finer than keeping the module whose forward calls it: a loss of CTC is one operator, and the net before it is traced. Only functions that give
+tensors, change none, and whose results have the same shapes whatever the values are (tried on two samples).
 """
 
 from __future__ import annotations

@@ -197,6 +197,23 @@ def test_what_a_step_would_leave_out_is_refused():
         mw.torch.parallelize(model, torch.optim.SGD(model.parameters()), replace(plan, job={}))
 
 
+def test_parallelize_compares_its_first_step_where_it_is_given_a_batch():
+    x, y = torch.randn(8, 8), torch.randint(4, (8,))
+    torch.manual_seed(0)
+    normed = nn.Sequential(nn.Linear(8, 16), nn.BatchNorm1d(16), nn.Linear(16, 4))
+    optimizer = torch.optim.SGD(normed.parameters(), lr=0.1)
+    plan = mw.plan(normed, (x, y), fabric="laptop:1", optimizer=optimizer, microbatch=2)
+    with pytest.raises(DifferentTraining, match="batch_norm of module '1'") as caught:
+        mw.torch.parallelize(normed, optimizer, plan, batch=(x, y))
+    assert 'batch_statistics="local"' in caught.value.hint and 'batch_statistics="local"' in caught.value.__notes__[0]
+    for more in ({"batch": (x, y), "compare": False}, {}):
+        other = copy.deepcopy(normed)
+        more |= {"batch_statistics": "local"}
+        assert mw.torch.parallelize(other, torch.optim.SGD(other.parameters(), lr=0.1), plan, **more).compared is None
+    step = mw.torch.parallelize(normed, optimizer, plan, batch=(x, y), batch_statistics="local")
+    assert step.compared["stated"] == ["batch statistics local"] and step.compared["largest_error"] < 1e-9 and step((x, y)) > 0
+
+
 def test_a_step_is_compared_with_the_owners_objects_before_they_are_taken():
     """Of two ranks, in this process: equal, stated, refused with what to say in Python, and with the hint taken."""
     x, y = torch.randn(8, 8), torch.randint(4, (8,))

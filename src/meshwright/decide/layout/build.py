@@ -202,10 +202,8 @@ def _stage_starts(b: _Build, cost: Cost, device: Device, border_Bps: float, cuts
         messages = sum(2 if b.differentiable(v) else 1 for v in values if v in b.shape_of)
         border_s.append(total / border_Bps + 2 * messages * cost.transport.per_message_s)  # both ends handle every message
         allowed.append(all(len(b.node_of[v].outputs) == 1 and _may_cross(b, v) for v in values))
-    if cuts:
-        return _given_starts(b, cuts, allowed)
-    why = "; ".join(captured_whole(b.graph))
-    return cut_stages(b.units, b.degrees.pipeline, time_of, border_s, allowed, speeds if len(speeds) == b.degrees.pipeline else (), why)
+    speeds, why = (speeds if len(speeds) == b.degrees.pipeline else ()), "; ".join(captured_whole(b.graph))
+    return _given_starts(b, cuts, allowed) if cuts else cut_stages(b.units, b.degrees.pipeline, time_of, border_s, allowed, speeds, why)
 
 
 def _border_bytes(b: _Build, value: str) -> int:

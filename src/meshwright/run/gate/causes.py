@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ...hints import Choice, Hint
+from ...errors import Choice, Hint
 from ...plan.batch_statistics import BATCH_NORM
 from ..steps.forward_graph import ForwardGraph, ForwardNode
 

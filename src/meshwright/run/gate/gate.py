@@ -21,8 +21,7 @@ import msgspec
 import torch
 
 from ...capture.regions import REGION
-from ...errors import DifferentTraining, MeshwrightError, Unsupported, UsageError
-from ...hints import Choice, Hint
+from ...errors import Choice, DifferentTraining, Hint, MeshwrightError, Unsupported, UsageError
 from ...job import Training
 from ...plan.batch_statistics import batch_sums
 from ...plan.optimizers import may_be_cut
@@ -151,7 +150,8 @@ def _of_a_copy(plan: Plan, why: str, data: str | Dataset, stated: Stated) -> Gat
         except UsageError as error:
             return GateReport(why_not=f"{why}; a copy with {small.said} could not be compared: {error.message}")
         except DifferentTraining as error:
-            raise DifferentTraining(f"{error.message} (of a smaller copy: {small.said})", where=error.where, hint=error.advice, data=error.data) from None
+            said = f"{error.message} (of a smaller copy: {small.said})"
+            raise DifferentTraining(said, where=error.where, hint=error.advice, data=error.data) from None
         return replace(report, copy=small.said, notes=(why, *report.notes))
 
 
@@ -386,8 +386,8 @@ class _Trial:
             f"the plan trains something else than the owner's module: {what} is {first.planned:.10g}, not {first.own:.10g} "
             f"(off by {first.error:.1e}): {cause.said}", where=self.line(cause, first.name), hint=cause.hint,
             data={
-                "model": case.job.model, "cause": cause.name, "kind": first.kind, "name": first.name, "module": module, "operators": operators, "rank": first.rank,
-                "planned": first.planned, "own": first.own, "error": first.error, "precision": str(case.dtype).removeprefix("torch."),
-                "differences": len(compared.found), "notes": self.notes,
+                "model": case.job.model, "cause": cause.name, "kind": first.kind, "name": first.name, "module": module, "operators": operators,
+                "rank": first.rank, "planned": first.planned, "own": first.own, "error": first.error,
+                "precision": str(case.dtype).removeprefix("torch."), "differences": len(compared.found), "notes": self.notes,
             },
         )  # fmt: skip

@@ -50,10 +50,12 @@ from .step import ParallelStep
 
 __all__ = ["parallelize"]
 
+NOTHING_STATED = Stated()
+
 
 def parallelize(
     model: nn.Module, optimizer: torch.optim.Optimizer, plan: Plan | str | Path, *, loss: Callable[..., Any] | None = None, batch: Any = None,
-    pad: Pad = None, compare: bool = True, stated: Stated = Stated(),
+    pad: Pad = None, compare: bool = True, stated: Stated = NOTHING_STATED,
 ) -> ParallelStep:  # fmt: skip
     """The plan's training step of `model`, updated by `optimizer`. See `meshwright.torch.parallelize`, which this is."""
     plan = plan if isinstance(plan, Plan) else read_plan(plan)
@@ -86,7 +88,8 @@ def parallelize(
     first_rank.gives("checked", checked)
     report = msgspec.json.decode(first_rank.gives("compared", compared)) if compare and batch is not None else None
     traced = [_traced(p, live, first_rank, number, device) for number, (p, live) in enumerate(zip(plans, lives, strict=True))]
-    _tell_of_statistics(traced[0], rank)
+    if not stated.batch_statistics:
+        _tell_of_statistics(traced[0], rank)
     if world:
         equal_weights(model, group)
     watched = any(n.target in (OPAQUE, REGION) for n in traced[0].graph.nodes)

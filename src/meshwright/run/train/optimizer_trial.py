@@ -17,8 +17,7 @@ from typing import Any
 import torch
 
 from ...capture.resolve import place_of, resolve_function
-from ...errors import Unsupported
-from ...hints import Choice, Hint
+from ...errors import Choice, Hint, Unsupported
 from ...plan.optimizers import named
 from ...plan.plan import ParamShard, TrainingLayout
 from ...plan.shards import expert_shards

@@ -14,8 +14,7 @@ from typing import Any
 import torch
 
 from ...capture.resolve import resolve_function, shown, user_code
-from ...errors import UnknownName, Unsupported, UsageError
-from ...hints import Choice, Hint
+from ...errors import Choice, Hint, UnknownName, Unsupported, UsageError
 from ...plan.optimizers import OPTIMIZERS, Kind, Named, named, optimizer_kind, undecayed
 
 __all__ = ["OPTIMIZERS", "make_optimizer"]

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from meshwright.errors import UsageError
-from meshwright.hints import FLAGS, Choice, Hint
+from meshwright.errors import FLAGS, Choice, Hint, UsageError
 
 
 @pytest.mark.parametrize(
@@ -25,7 +24,8 @@ def test_an_error_says_its_hint_and_its_note_again() -> None:
     error = UsageError("wrong", hint=Hint("plan with {} or {}", Choice("tensor", 1), Choice("pipeline", 1)))
     assert error.hint == "plan with --tp 1 or --pp 1" and error.__notes__ == ["hint: plan with --tp 1 or --pp 1"]
     error.say_in("python")
-    assert error.hint == error.to_json()["hint"] == "plan with tensor=1 or pipeline=1" and error.__notes__ == ["hint: plan with tensor=1 or pipeline=1"]
+    assert error.hint == error.to_json()["hint"] == "plan with tensor=1 or pipeline=1"
+    assert error.__notes__ == ["hint: plan with tensor=1 or pipeline=1"]
     plain = UsageError("wrong", hint="look")
     plain.say_in("python")
     assert plain.hint == "look"
