@@ -47,11 +47,12 @@ class OrbitCall:
 @dataclass(frozen=True)
 class Shadow:
     """`calls`, `messages`: by op. `linked`: the program with every message's sending before its receipt, and that before the sending that needs its
-    room. `scratch_bytes`, `staging_bytes`: per actor, what callees need beside bound buffers, and for messages that are staged."""
+    room. `shift`: the fold's, of the caller's buffers. `scratch_bytes`, `staging_bytes`: per actor, what callees need beside bound buffers, and for messages that are staged."""
 
     program: Program
     linked: Program
     axes: tuple[FoldAxis, ...]
+    shift: np.ndarray[Any, Any]
     calls: dict[int, OrbitCall]
     messages: dict[int, End]
     scratch_bytes: np.ndarray[Any, Any]
@@ -104,7 +105,7 @@ def shadow(program: Program, programs: Mapping[str, Program]) -> Shadow:
     flat = inline(caller, programs)
     where = {int(old): new for new, old in enumerate(flat.origin_step.tolist())} if met else {}
     staging = reader.staging_bytes() + ends.staging_bytes
-    return Shadow(flat.program, linked(flat.program, where, ends), folded_axes(fold), found, met, reader.scratch, staging)
+    return Shadow(flat.program, linked(flat.program, where, ends), folded_axes(fold), fold.buffer_shift, found, met, reader.scratch, staging)
 
 
 def _without(s: Steps, ends: list[int]) -> Steps:
