@@ -47,7 +47,8 @@ class OrbitCall:
 @dataclass(frozen=True)
 class Shadow:
     """`calls`, `messages`: by op. `linked`: the program with every message's sending before its receipt, and that before the sending that needs its
-    room. `shift`: the fold's, of the caller's buffers. `scratch_bytes`, `staging_bytes`: per actor, what callees need beside bound buffers, and for messages that are staged."""
+    room. `shift`: the fold's, of the caller's buffers. `scratch_bytes`, `staging_bytes`: per actor, what callees need beside bound buffers, and for
+    messages that are staged."""
 
     program: Program
     linked: Program
