@@ -111,9 +111,10 @@ def shadow(program: Program, programs: Mapping[str, Program]) -> Shadow:
 
 def _without(s: Steps, ends: list[int]) -> Steps:
     """Steps whose messages are no longer any."""
-    columns = {name: getattr(s, name).copy() for name in ("parts", "chan_in", "chan_out", "src_buffer", "src_chunk", "dst_buffer", "dst_chunk", "count")}
+    none = {"parts": 0, "chan_in": -1, "chan_out": -1, "src_buffer": -1, "src_chunk": 0, "dst_buffer": -1, "dst_chunk": 0, "count": 0}
+    columns = {name: getattr(s, name).copy() for name in none}
     for name, column in columns.items():
-        column[ends] = 0 if name in ("parts", "src_chunk", "dst_chunk", "count") else -1
+        column[ends] = none[name]
     return replace(s, **columns)
 
 
