@@ -27,15 +27,25 @@ from meshwright.decide.layout.grid import Grid
 from meshwright.decide.layout.problem import LayoutProblem
 from meshwright.decide.layout.tensor_shares import TensorOptions
 from meshwright.decide.pipeline import one_f_one_b_order
+from meshwright.drive import plans as drive
 from meshwright.drive.pipeline.pipelines import make_strategy
+from meshwright.drive.training import evaluate, order
 from meshwright.drive.training.collectives import CollectivePlanner
 from meshwright.drive.training.folded import RankOrderRings, folded_step
+from meshwright.drive.training.pipeline import PipelineWanted
+from meshwright.drive.training.recompute import RecomputeWanted
 from meshwright.drive.training.schedules import actions_of, layout_problem, scheduled
+from meshwright.drive.training.sharding import ShardingWanted
+from meshwright.drive.training.training import plan_training
+from meshwright.drive.training.wishes import LayoutWanted
 from meshwright.errors import FormatError, Unsupported
+from meshwright.explain.explanation import explain_plan
 from meshwright.fabric.fabric import Device, Fabric, Link, Switch
 from meshwright.graph.graph import OpGraph
 from meshwright.graph.liveness import segment_workspace
 from meshwright.graph.scale import at_batch
+from meshwright.io.plan.plan import read_plan, write_plan
+from meshwright.job import Training
 from meshwright.lower.training import lower_training
 from meshwright.plan.plan import StepEnd, TrainingLayout
 from meshwright.plan.sizes import training_works
@@ -220,6 +230,24 @@ def damaged(p: Program, kind: int, rng: np.random.Generator) -> Program:
         column[[first, first + 1]] = column[[first + 1, first]]
         columns[name] = column
     return replace(p, steps=replace(s, **columns))
+
+
+@pytest.mark.parametrize(("level", "schedule", "context"), [(2, "interleaved", 1), (1, "zb2p", 2)])
+def test_plans_of_them_go_the_whole_way(level: int, schedule: str, context: int, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Planned, written, read, proved without their written-out form, simulated and explained."""
+    for module in (evaluate, order):
+        monkeypatch.setattr(module, "MAX_PROGRAM_STEPS", 1)
+    monkeypatch.setattr("meshwright.check.whole.MAX_EXPANDED_STEPS", 0)
+    model, fixed = "gpt.py:tiny", LayoutWanted(data=2, tensor=2, pipeline=2, microbatch=1, context=context)
+    wishes = (fixed, RecomputeWanted("none"), ShardingWanted(level=level), PipelineWanted(name=schedule))
+    job = Training(model=str(EXAMPLES / model), global_batch=16)
+    made = plan_training(job, servers(4 * context, 2), graph=captured(job.model), wishes=wishes)
+    assert made.layout is not None and made.prediction is not None and made.main.fold is not None and made.main.fold.members == 4 * context
+    assert (made.layout.zero_level, made.layout.schedule, made.layout.context) == (level, schedule, context)
+    write_plan(tmp_path / "plan.json", made)
+    again = read_plan(tmp_path / "plan.json")
+    assert drive.check_plan(again).ok and drive.simulate_plan(again).makespan_s == made.prediction.time_s
+    assert explain_plan(again, quick=True).breakdown.time_s == made.prediction.time_s
 
 
 def test_messages_to_other_members_that_do_more_are_refused() -> None:
