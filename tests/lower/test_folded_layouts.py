@@ -34,7 +34,7 @@ from meshwright.drive.training.collectives import CollectivePlanner
 from meshwright.drive.training.folded import RankOrderRings, folded_step
 from meshwright.drive.training.pipeline import PipelineWanted
 from meshwright.drive.training.recompute import RecomputeWanted
-from meshwright.drive.training.schedules import actions_of, layout_problem, scheduled
+from meshwright.drive.training.schedules import Orders, actions_of, layout_problem, scheduled
 from meshwright.drive.training.sharding import ShardingWanted
 from meshwright.drive.training.training import plan_training
 from meshwright.drive.training.wishes import LayoutWanted
@@ -54,6 +54,7 @@ from meshwright.program.fold import expand
 from meshwright.program.program import Program
 from meshwright.simulate import simulate_program, simulate_stored
 
+NO_ORDERS: Orders = ()
 SCHEDULES = [("interleaved", 2), ("breadth-first", 1), ("zb1p", 3), ("zb2p", 2), ("zbv", 0), ("v-half", 1), ("gpipe", 2)]
 EXAMPLES = Path(__file__).parents[2] / "examples"
 
@@ -110,7 +111,7 @@ def lowered(
     degree = next(c.degrees for c in grid.plan(problem) if c.degrees.exchange == exchange)
     layout = grid.sharded(problem, degree, DataSharding(level, overlap, 0)).layout
     assert layout is not None
-    graph, orders = context_graph(graph_of(1, model), context, exchange) if context > 1 else graph_of(1, model), ()
+    graph, orders = context_graph(graph_of(1, model), context, exchange) if context > 1 else graph_of(1, model), NO_ORDERS
     if made is not None:
         plan = made.plan(layout_problem(layout, graph, fabric, cost, places, devices=pipeline), rng=np.random.default_rng(0))
         layout, orders = scheduled(layout, graph, plan), actions_of(plan)
@@ -224,12 +225,12 @@ def damaged(p: Program, kind: int, rng: np.random.Generator) -> Program:
         return replace(p, fold=replace(p.fold, buffer_shift=shift))
     lanes = np.flatnonzero(p.lanes.end - p.lanes.start > 1)
     first = int(p.lanes.start[int(rng.choice(lanes))])
-    columns = {}
+    swapped: dict[str, Any] = {}
     for name in ("kind", "parts", "op", "chan_in", "chan_out", "src_buffer", "src_chunk", "dst_buffer", "dst_chunk", "count"):
         column = getattr(s, name).copy()
         column[[first, first + 1]] = column[[first + 1, first]]
-        columns[name] = column
-    return replace(p, steps=replace(s, **columns))
+        swapped[name] = column
+    return replace(p, steps=replace(s, **swapped))
 
 
 @pytest.mark.parametrize(("level", "schedule", "context"), [(2, "interleaved", 1), (1, "zb2p", 2)])
