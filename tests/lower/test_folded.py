@@ -311,15 +311,15 @@ def test_layouts_whose_ranks_are_not_alike_are_refused() -> None:
     x = both("gpt.py:tiny", 2, 2, 1, 2, True)
     param = x.layout.stages[0].params[0]
     for layout, word in (
-        (msgspec.structs.replace(x.layout, zero_level=2), "sharding level 2"),
+        (msgspec.structs.replace(x.layout, zero_level=2, end=StepEnd(folded=True)), "sharding level 2"),
         (msgspec.structs.replace(x.layout, partial_gradients=(PartialGradient(param=param, groups=((0,), (1,))),)), "partial sums"),
     ):
         assert word in why_not_folded(layout)
         with pytest.raises(Unsupported, match=word):
             lower_training(x.graph, layout, one_f_one_b_order, lambda *a: None, folded=True)
     for change, word in (
-        ({"schedule": "interleaved"}, "schedule interleaved is lowered rank by rank"), ({"split_backward": True}, "schedule 1f1b is lowered rank by"),
-        ({"placement": ((0, 0), (1, 0))}, "rank by rank"), ({"replica_microbatches": (2, 1)}, "unequal numbers of micro-batches"),
+        ({"schedule": "chimera", "placement": ((0, 1), (1, 0))}, "copies of the stages"), ({"expert": 2}, "divide experts"),
+        ({"replica_microbatches": (2, 1)}, "unequal numbers of micro-batches"),
     ):  # fmt: skip
         assert word in why_not_folded(msgspec.structs.replace(x.layout, **change)) and not why_not_folded(x.layout)
 

@@ -124,14 +124,13 @@ class DataParallel:
         for g in self.groups.values():
             gradients = f"gradients{g.name}" if self.level < 2 else f"gradshard{g.name}"
             chunks = g.chunks if self.level < 2 else g.part[1]
-            r.buffers[gradients] = b.buffer(
-                r.number, chunks=chunks, chunk_bytes=g.chunk_bytes, role="gradient", persistent=True, name=gradients,
-            )  # fmt: skip
+            each = g.chunk_bytes
+            r.buffers[gradients] = b.buffer(r.number, chunks=chunks, chunk_bytes=each, role="gradient", persistent=True, name=gradients)
             if waiting := self._folds():
-                each = (g.part[1], g.chunk_bytes) if self.level > 1 else (1, g.size_bytes)
+                fold = (g.part[1], g.chunk_bytes) if self.level > 1 else (1, g.size_bytes)
                 name = f"folds{g.name}"
                 r.buffers[name] = b.buffer(
-                    r.number, chunks=waiting * each[0], chunk_bytes=each[1], role="scratch", persistent=True, name=name,
+                    r.number, chunks=waiting * fold[0], chunk_bytes=fold[1], role="scratch", persistent=True, name=name,
                 )  # fmt: skip
             if self.level:
                 weights, chunks = (f"weights{g.name}", g.chunks) if self.level < 3 else (f"shard{g.name}", g.part[1])

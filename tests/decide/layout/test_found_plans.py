@@ -87,9 +87,11 @@ def test_properties_that_cannot_be_run_are_named(graph: OpGraph) -> None:
     one = ProfiledLayout.uniform((layers,), device="other", data=2)
     assert "uses 2 of 4 devices" in named(one)
     many = ProfiledLayout.uniform((layers,), device=layout.stages[0].replicas[0].device, data=512, microbatches=32)
-    assert "sharding level 2 would be written out for every rank, more than 1,146,880 steps (at most 300,000)" in named(many, LayerChoice("none", 2))
-    turns = ProfiledSchedule(name="interleaved stages=2", layers=(1, layers - 1), stage_of=(0, 0))
-    assert "written out" not in named(many) and "schedule interleaved would" in named(msgspec.structs.replace(many, schedule=turns))
+    turns, both = (ProfiledSchedule(name=name, layers=(1, layers - 1), stage_of=(0, 0)) for name in ("interleaved chunks=2", "chimera"))
+    for choice, change in ((LayerChoice(), {}), (LayerChoice("none", 2), {}), (LayerChoice(), {"schedule": turns}), (LayerChoice(), {"context": 2})):
+        assert "written out" not in named(msgspec.structs.replace(many, **change), choice)
+    copies = "copies of the stages (schedule chimera) would be written out for every rank, more than 1,146,880 steps (at most 300,000)"
+    assert copies in named(msgspec.structs.replace(many, schedule=both))
     bad = replace(good, candidate=different.candidate)
     with pytest.raises(Unsupported, match="cannot be run: layers have different sharding levels"):
         plan_found(found, bad, JOB, NET, assumed_cost(NET), graph)

@@ -47,7 +47,7 @@ def ends_of(p: Program) -> Ends:
     """Raises: FormatError where the ends of a channel do not match, Unsupported where a step does more than send from, or receive into, a buffer."""
     fold, s, c = require_folded(p), p.steps, p.channels
     offsets, home = coordinates(fold, c.dst), representative(fold, c.dst)
-    away = offsets.any(axis=1)
+    away: Ints = np.asarray(offsets.any(axis=1))
     staging = np.zeros(p.ranks + p.switches, np.int64)
     found: list[End] = []
     at: dict[tuple[int, bool], list[int]] = {}

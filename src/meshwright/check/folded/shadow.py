@@ -47,11 +47,13 @@ class OrbitCall:
 @dataclass(frozen=True)
 class Shadow:
     """`calls`, `messages`: by op. `linked`: the program with every message's sending before its receipt, and that before the sending that needs its
-    room. `scratch_bytes`, `staging_bytes`: per actor, what callees need beside bound buffers, and for messages that are staged."""
+    room. `shift`: the fold's, of the caller's buffers. `scratch_bytes`, `staging_bytes`: per actor, what callees need beside bound buffers, and for
+    messages that are staged."""
 
     program: Program
     linked: Program
     axes: tuple[FoldAxis, ...]
+    shift: np.ndarray[Any, Any]
     calls: dict[int, OrbitCall]
     messages: dict[int, End]
     scratch_bytes: np.ndarray[Any, Any]
@@ -104,14 +106,15 @@ def shadow(program: Program, programs: Mapping[str, Program]) -> Shadow:
     flat = inline(caller, programs)
     where = {int(old): new for new, old in enumerate(flat.origin_step.tolist())} if met else {}
     staging = reader.staging_bytes() + ends.staging_bytes
-    return Shadow(flat.program, linked(flat.program, where, ends), folded_axes(fold), found, met, reader.scratch, staging)
+    return Shadow(flat.program, linked(flat.program, where, ends), folded_axes(fold), fold.buffer_shift, found, met, reader.scratch, staging)
 
 
 def _without(s: Steps, ends: list[int]) -> Steps:
     """Steps whose messages are no longer any."""
-    columns = {name: getattr(s, name).copy() for name in ("parts", "chan_in", "chan_out", "src_buffer", "src_chunk", "dst_buffer", "dst_chunk", "count")}
+    none = {"parts": 0, "chan_in": -1, "chan_out": -1, "src_buffer": -1, "src_chunk": 0, "dst_buffer": -1, "dst_chunk": 0, "count": 0}
+    columns = {name: getattr(s, name).copy() for name in none}
     for name, column in columns.items():
-        column[ends] = 0 if name in ("parts", "src_chunk", "dst_chunk", "count") else -1
+        column[ends] = none[name]
     return replace(s, **columns)
 
 

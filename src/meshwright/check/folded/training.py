@@ -32,6 +32,7 @@ from ..training.step import TrainingStep, too_small
 from ..verdict import MAX_FINDINGS_OF_A_KIND, Finding
 from .messages import End
 from .shadow import ORBIT, RECEIVED, SENT, OrbitCall, Shadow, shadow
+from .slots import check_slots
 
 SUMMED = ("data", "context", "tensor")  # axes over which a gradient is summed, as its quantity says them
 DIVIDED = ("old", "updated", "gradient")  # quantities of a group's cells, (name, group, stage, tensor index, cell, ...)
@@ -89,6 +90,8 @@ def _values(made: Shadow, order: Order, layout: TrainingLayout) -> list[Finding]
     if layout.ranks != p.ranks:
         return [Finding(check="values", message=f"the layout has {layout.ranks} ranks, the program {p.ranks}", witness={"ranks": p.ranks})]
     step = _FoldedStep(made, order, layout)
+    holds_all = [step.holds_all(b) for b in range(len(p.buffers))]
+    step.found += check_slots(p, layout, made.axes, made.shift, step.data.parts, holds_all, step.in_blocks)
     step.found += [*step.given_apart(), *step.work()]
     if not step.found:
         step.run()

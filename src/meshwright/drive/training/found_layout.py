@@ -58,13 +58,11 @@ def not_runnable(found: LayoutFindings, judged: Judged) -> tuple[str, ...]:
 def _written_out(layout: ProfiledLayout) -> str:
     """Where a plan would hold every rank's steps and these are too many: what keeps it from holding one rank of every stage; empty where it can."""
     tensor, stages = max(r.tensor for s in layout.stages for r in s.replicas), len(layout.stages)
-    sizes = layout.data, tensor, stages, layout.microbatches[0], stages, 0  # at least so many steps
-    named, options = _schedule_of(layout)
-    copies = make_strategy(named, options).traits.copies
-    unlike = ["context degrees"] * (layout.context > 1) + [f"copies of the stages (schedule {named})"] * (copies > 1)
-    if (steps := predicted_steps(*sizes)) <= MAX_PROGRAM_STEPS or not unlike:
+    steps = predicted_steps(layout.data, tensor, stages, layout.microbatches[0], stages, 0)  # at least
+    name, options = _schedule_of(layout)
+    if steps <= MAX_PROGRAM_STEPS or make_strategy(name, options).traits.copies == 1:
         return ""
-    return f"{' and '.join(unlike)} would be written out for every rank, more than {steps:,} steps (at most {MAX_PROGRAM_STEPS:,})"
+    return f"copies of the stages (schedule {name}) would be written out for every rank, more than {steps:,} steps (at most {MAX_PROGRAM_STEPS:,})"
 
 
 def _schedule_of(layout: ProfiledLayout) -> tuple[str, dict[str, str]]:

@@ -100,7 +100,7 @@ class Schedule(Decision):
 
     def on_winner(self, found: Found, context: Context) -> Found:
         """What other schedules make of the winner, where the search chose its pipeline: a degree given by hand keeps 1F1B, and so does a layout whose
-        program is too large to write out, for only 1F1B is lowered folded.
+        program is too large to write out: few micro-batches say how long all take under 1F1B alone, and each other schedule takes as long as a plan.
 
         Nobody asked for a backward in two parts: what splitting adds only a measurement says (README's job takes a fifth more processor time on two
         cores with zb2p than with 1F1B, and roofline costs see none of it). Nor for twice the weights. Both are `auto`'s.

@@ -1,0 +1,271 @@
+"""Folded lowering of sharding levels, of other schedules and of divided positions: what the written-out form does, and proved without it."""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from captured import captured
+from effort import few
+from meshwright.check import check_program
+from meshwright.check.folded.fabric import folded_link_time
+from meshwright.check.folded.messages import ends_of
+from meshwright.check.folded.training import check_folded_training
+from meshwright.check.program.links import link_time
+from meshwright.cost import assumed_cost
+from meshwright.decide.layout.context import context_graph
+from meshwright.decide.layout.data_sharding import DataSharding
+from meshwright.decide.layout.grid import Grid
+from meshwright.decide.layout.problem import LayoutProblem
+from meshwright.decide.layout.tensor_shares import TensorOptions
+from meshwright.decide.pipeline import one_f_one_b_order
+from meshwright.drive import plans as drive
+from meshwright.drive.pipeline.pipelines import make_strategy
+from meshwright.drive.training import evaluate, order
+from meshwright.drive.training.collectives import CollectivePlanner
+from meshwright.drive.training.folded import RankOrderRings, folded_step
+from meshwright.drive.training.pipeline import PipelineWanted
+from meshwright.drive.training.recompute import RecomputeWanted
+from meshwright.drive.training.schedules import Orders, actions_of, layout_problem, scheduled
+from meshwright.drive.training.sharding import ShardingWanted
+from meshwright.drive.training.training import plan_training
+from meshwright.drive.training.wishes import LayoutWanted
+from meshwright.errors import FormatError, Unsupported
+from meshwright.explain.explanation import explain_plan
+from meshwright.fabric.fabric import Device, Fabric, Link, Switch
+from meshwright.graph.graph import OpGraph
+from meshwright.graph.liveness import segment_workspace
+from meshwright.graph.scale import at_batch
+from meshwright.io.plan.plan import read_plan, write_plan
+from meshwright.job import Training
+from meshwright.lower.training import lower_training
+from meshwright.plan.plan import StepEnd, TrainingLayout
+from meshwright.plan.sizes import training_works
+from meshwright.program.calls import inline
+from meshwright.program.fold import expand
+from meshwright.program.program import Program
+from meshwright.simulate import simulate_program, simulate_stored
+
+NO_ORDERS: Orders = ()
+SCHEDULES = [("interleaved", 2), ("breadth-first", 1), ("zb1p", 3), ("zb2p", 2), ("zbv", 0), ("v-half", 1), ("gpipe", 2)]
+EXAMPLES = Path(__file__).parents[2] / "examples"
+
+
+@functools.cache
+def graph_of(batch: int, model: str = "gpt.py:tiny_tied") -> OpGraph:
+    return at_batch(captured(str(EXAMPLES / model)), batch)
+
+
+@functools.cache
+def servers(count: int, per: int) -> Fabric:
+    """Servers of `per` devices, a NIC per device, one core."""
+    devices, switches, links = [], [Switch(name="core")], []
+    for box in range(count):
+        switches.append(Switch(name=f"b{box}/sw", group=f"b{box}"))
+        for i in range(per):
+            gpu, nic = f"b{box}/g{i}", f"b{box}/nic{i}"
+            devices.append(Device(name=gpu, group=f"b{box}", memory_bytes=10**10, memory_bandwidth_Bps=10**12, flops={"fp32": 10**13}))
+            switches.append(Switch(name=nic, group=f"b{box}"))
+            for a, b, rate in ((gpu, f"b{box}/sw", 3 * 10**11), (gpu, nic, 25 * 10**9), (nic, "core", 25 * 10**9)):
+                links.append(Link(src=a, dst=b, rate_Bps=rate, latency_s=1e-6, library_latency_s=3e-6))
+                links.append(Link(src=b, dst=a, rate_Bps=rate, latency_s=1e-6))
+    return Fabric(name="servers", devices=tuple(devices), switches=tuple(switches), links=tuple(links))
+
+
+class Lowered(msgspec.Struct):
+    fabric: Any
+    graph: Any
+    layout: TrainingLayout
+    orders: Any
+    plain: Program
+    folded: Program
+    callees: dict[str, Program]
+    places: tuple[str, ...]
+
+
+@functools.cache
+def lowered(
+    degrees: tuple[int, int, int], level: int = 0, *, context: int = 1, exchange: str = "", schedule: str = "", norm: bool = False,
+    overlap: bool = True, sequence: bool = False,
+) -> Lowered:  # fmt: skip
+    """Degrees of data, tensor and pipeline; both ways, with the same collectives."""
+    data, tensor, pipeline = degrees
+    fabric = servers(data * context * pipeline, tensor)
+    made = make_strategy(schedule, {}).settled() if schedule else None
+    stages = pipeline * (made.traits.stages_per_device if made is not None else 1)
+    places, cost = tuple(d.name for d in fabric.devices), assumed_cost(fabric)
+    wide = servers(data * context * stages, tensor)
+    model = "gpt.py:tiny_tied" if context == 1 else "gpt.py:tiny"
+    problem = LayoutProblem(
+        graph_at=lambda b: graph_of(b, model), fabric=wide, cost=cost, global_batch=4 * data, fixed=(data, tensor, stages, 1), context=context,
+    )  # fmt: skip
+    grid = Grid(workspace=segment_workspace, tensor_options=TensorOptions(sequence=sequence))
+    degree = next(c.degrees for c in grid.plan(problem) if c.degrees.exchange == exchange)
+    layout = grid.sharded(problem, degree, DataSharding(level, overlap, 0)).layout
+    assert layout is not None
+    graph, orders = context_graph(graph_of(1, model), context, exchange) if context > 1 else graph_of(1, model), NO_ORDERS
+    if made is not None:
+        plan = made.plan(layout_problem(layout, graph, fabric, cost, places, devices=pipeline), rng=np.random.default_rng(0))
+        layout, orders = scheduled(layout, graph, plan), actions_of(plan)
+    layout = msgspec.structs.replace(layout, end=StepEnd(norm=True)) if norm else layout
+    rings = RankOrderRings(CollectivePlanner(fabric=fabric, transport=cost.transport), places)
+    plain, one = lower_training(graph, layout, one_f_one_b_order, rings, orders=orders)
+    folded, other = lower_training(graph, layout, one_f_one_b_order, rings, folded=True, orders=orders)
+    return Lowered(fabric, graph, layout, orders, plain, folded, {**one, **other}, places)
+
+
+def same(x: Lowered, whole: Program) -> None:
+    """Makespan, memory of every rank, bytes and busy seconds of every link of the folded program are those of `whole`; both are proved."""
+    cost, works = assumed_cost(x.fabric), training_works(x.graph, x.layout)
+    flat = inline(whole, x.callees).program
+    one = simulate_program(flat, x.fabric, x.places, cost, works=works)
+    other = simulate_stored(x.folded, x.fabric, x.places, cost, works=works, programs=x.callees)
+    assert other.makespan_s == one.makespan_s and other.memory_peak_bytes == one.memory_peak_bytes
+    assert {k: v for k, v in other.link_busy_s.items() if v} == pytest.approx({k: v for k, v in one.link_busy_s.items() if v}, rel=1e-12)
+    assert folded_link_time(x.folded, x.callees, x.fabric, x.places)[0] == link_time(flat, x.fabric, x.places)[0]
+    assert check_folded_training(x.folded, x.callees, x.layout) == []
+    assert check_program(expand(x.folded), programs=x.callees, layout=x.layout).ok
+
+
+@pytest.mark.sample(3)
+@pytest.mark.parametrize("level", [1, 2, 3])
+@pytest.mark.parametrize(("degrees", "norm", "overlap"), [((2, 2, 2), True, True), ((3, 1, 2), False, False), ((2, 2, 1), False, True)])
+def test_sharding_levels_fold(level: int, degrees: tuple[int, int, int], norm: bool, overlap: bool) -> None:
+    x = lowered(degrees, level, norm=norm, overlap=overlap, sequence=degrees[2] == 1)
+    assert x.folded.fold is not None and x.folded.fold.members == degrees[0] * degrees[1]
+    assert len(x.folded.steps) * x.folded.fold.members == len(x.plain.steps)
+    same(x, x.plain)
+
+
+@pytest.mark.sample(3)
+@pytest.mark.parametrize(("schedule", "level"), SCHEDULES)
+def test_schedules_fold(schedule: str, level: int) -> None:
+    x = lowered((2, 1, 2), level, schedule=schedule)
+    same(x, x.plain)
+    cost = assumed_cost(x.fabric)
+    step = folded_step(
+        x.graph, x.layout, x.fabric, cost, x.places, CollectivePlanner(fabric=x.fabric, transport=cost.transport), orders=x.orders
+    )  # fmt: skip
+    assert len(step.program.steps) == len(x.folded.steps) and min(step.needs_bytes) > 0
+
+
+@pytest.mark.sample(3)
+@pytest.mark.parametrize("level", [0, 1, 3])
+@pytest.mark.parametrize(("exchange", "degrees"), [("ulysses", (1, 2, 2)), ("ring", (2, 1, 2)), ("ring-again", (2, 1, 1)), ("ulysses", (2, 2, 1))])
+def test_contexts_fold(exchange: str, degrees: tuple[int, int, int], level: int) -> None:
+    """With other replicas too, folded sums go over positions and over samples apart; without, they are those of the written-out step."""
+    x = lowered(degrees, level, context=2, exchange=exchange, norm=level == 3)
+    assert ends_of(x.folded).pairs and x.folded.fold is not None and x.folded.fold.members == 2 * degrees[0] * degrees[1]
+    same(x, x.plain if degrees[0] == 1 else expand(x.folded))
+    assert check_program(x.plain, programs=x.callees, layout=x.layout).ok
+
+
+CASES = [((2, 2, 2), 2, "", 1), ((2, 1, 2), 1, "", 1), ((2, 1, 1), 1, "ulysses", 2), ((1, 1, 2), 2, "ring", 2), ((2, 2, 1), 3, "ulysses", 2)]
+
+
+@settings(max_examples=few(12), deadline=None, derandomize=True)
+@given(case=st.sampled_from(CASES), kind=st.integers(0, 6), seed=st.integers(0, 10_000))
+def test_damage_is_refused_folded_as_it_is_written_out(case: tuple[tuple[int, int, int], int, str, int], kind: int, seed: int) -> None:
+    degrees, level, exchange, context = case
+    x = lowered(degrees, level, context=context, exchange=exchange)
+    mutant = damaged(x.folded, kind, np.random.default_rng(seed))
+    assert accepted(lambda: not check_folded_training(mutant, x.callees, x.layout)) <= accepted(
+        lambda: check_program(expand(mutant), programs=x.callees, layout=x.layout).ok
+    )
+
+
+def accepted(proved: Any) -> bool:
+    try:
+        return bool(proved())
+    except (FormatError, Unsupported):
+        return False
+
+
+def damaged(p: Program, kind: int, rng: np.random.Generator) -> Program:
+    """A wait is lost, an op forgets a range, a chunk, a message or a channel goes elsewhere, a buffer moves otherwise, two steps change places."""
+    s = p.steps
+    moved = np.flatnonzero((s.kind == 1) & (s.count > 0))
+    if kind == 0:
+        at = int(rng.integers(len(s.after_step)))
+        ptr = s.after_ptr.copy()
+        ptr[int(np.searchsorted(s.after_ptr, at, side="right")) :] -= 1
+        return replace(p, steps=replace(s, after_ptr=ptr, after_step=np.delete(s.after_step, at), after_lag=np.delete(s.after_lag, at)))
+    if kind == 1:
+        triples = p.ops.writes.values.copy()
+        row = 3 * int(rng.integers(len(triples) // 3))
+        triples[row + 2] -= 1
+        return replace(p, ops=replace(p.ops, writes=replace(p.ops.writes, values=triples)))
+    if kind == 2:
+        at, chunk = int(rng.choice(moved)), s.src_chunk.copy()
+        chunk[at] += int(s.count[at])
+        return replace(p, steps=replace(s, src_chunk=chunk))
+    if kind == 3:
+        at, parts = int(rng.choice(moved)), s.parts.copy()
+        parts[at] ^= 4
+        return replace(p, steps=replace(s, parts=parts))
+    if kind == 4:
+        dst = p.channels.dst.copy()
+        at = int(rng.integers(max(1, len(dst))))
+        dst[at : at + 1] = p.channels.src[at : at + 1]
+        return replace(p, channels=replace(p.channels, dst=dst))
+    assert p.fold is not None
+    if kind == 5:
+        shift = p.fold.buffer_shift.copy()
+        rows, columns = np.nonzero(shift)
+        at = int(rng.integers(len(rows)))
+        shift[rows[at], columns[at]] = 0
+        return replace(p, fold=replace(p.fold, buffer_shift=shift))
+    lanes = np.flatnonzero(p.lanes.end - p.lanes.start > 1)
+    first = int(p.lanes.start[int(rng.choice(lanes))])
+    swapped: dict[str, Any] = {}
+    for name in ("kind", "parts", "op", "chan_in", "chan_out", "src_buffer", "src_chunk", "dst_buffer", "dst_chunk", "count"):
+        column = getattr(s, name).copy()
+        column[[first, first + 1]] = column[[first + 1, first]]
+        swapped[name] = column
+    return replace(p, steps=replace(s, **swapped))
+
+
+@pytest.mark.parametrize(("level", "schedule", "context"), [(2, "interleaved", 1), (1, "zb2p", 2)])
+def test_plans_of_them_go_the_whole_way(level: int, schedule: str, context: int, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Planned, written, read, proved without their written-out form, simulated and explained."""
+    for module in (evaluate, order):
+        monkeypatch.setattr(module, "MAX_PROGRAM_STEPS", 1)
+    monkeypatch.setattr("meshwright.check.whole.MAX_EXPANDED_STEPS", 0)
+    model, fixed = "gpt.py:tiny", LayoutWanted(data=2, tensor=2, pipeline=2, microbatch=1, context=context)
+    wishes = (fixed, RecomputeWanted("none"), ShardingWanted(level=level), PipelineWanted(name=schedule))
+    job = Training(model=str(EXAMPLES / model), global_batch=16)
+    made = plan_training(job, servers(4 * context, 2), graph=captured(job.model), wishes=wishes)
+    assert made.layout is not None and made.prediction is not None and made.main.fold is not None and made.main.fold.members == 4 * context
+    assert (made.layout.zero_level, made.layout.schedule, made.layout.context) == (level, schedule, context)
+    write_plan(tmp_path / "plan.json", made)
+    again = read_plan(tmp_path / "plan.json")
+    assert drive.check_plan(again).ok and drive.simulate_plan(again).makespan_s == made.prediction.time_s
+    assert explain_plan(again, quick=True).breakdown.time_s == made.prediction.time_s
+
+
+def test_messages_to_other_members_that_do_more_are_refused() -> None:
+    x = lowered((1, 1, 2), 2, context=2, exchange="ring")
+    s, end = x.folded.steps, ends_of(x.folded).ends
+    taken = next(e.step for e in end if not e.sends)
+    parts = s.parts.copy()
+    parts[taken] |= 16
+    with pytest.raises(Unsupported, match="passed on, added elsewhere"):
+        ends_of(replace(x.folded, steps=replace(s, parts=parts)))
+    count = s.count.copy()
+    count[taken] += 1
+    with pytest.raises(FormatError, match="receipts that do not match"):
+        ends_of(replace(x.folded, steps=replace(s, count=count)))
+    for column, message in (("dst_buffer", "uses a buffer of another rank"), ("chan_in", "not at the end of its channel")):
+        row = getattr(s, column).copy()
+        other = next(e for e in end if x.folded.buffers.actor[e.place[0]] != x.folded.buffers.actor[s.dst_buffer[taken]])
+        row[taken] = other.place[0] if column == "dst_buffer" else other.channel
+        with pytest.raises(FormatError, match=message):
+            ends_of(replace(x.folded, steps=replace(s, **{column: row})))
