@@ -98,14 +98,18 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def room_by_room(items: list[pytest.Item]) -> None:
-    """Tests of a folder one after another, their files in mixed order: one worker has most of them, and captures and plans what they share once."""
+    """Tests of a folder one after another, their files in mixed order: one worker has most of them, and captures and plans what they share once.
+
+    Files with tests of the lab come first. They wait for seconds on links; begun last, one of them would keep a worker busy when the others are done.
+    """
+    waiting = {item.path for item in items if item.get_closest_marker("lab") is not None}
     met: dict[Path, int] = {}
     place: dict[Path, list[int]] = {}
     for path in dict.fromkeys(item.path for item in items):
         for folder in path.parents:
             met.setdefault(folder, len(met))
         place[path] = [met[folder] for folder in reversed(path.parents)]
-    items.sort(key=lambda item: place[item.path])
+    items.sort(key=lambda item: (item.path not in waiting, place[item.path]))
 
 
 def unchosen(alike: list[pytest.Item]) -> list[pytest.Item]:

@@ -67,6 +67,7 @@ def best_called() -> Plan:
     return plan("gpt.py:tiny", (4, 1, 1), microbatch=4)
 
 
+@pytest.mark.sample(8)
 @pytest.mark.parametrize("model", ["gpt.py:tiny", "gpt.py:tiny_tied"])
 @pytest.mark.parametrize("degrees", [(4, 1, 1), (2, 2, 1), (2, 1, 2), (1, 1, 4), (1, 2, 2), (1, 4, 1)])
 def test_every_layout_is_checked_and_simulated(model: str, degrees: tuple[int, int, int]) -> None:

@@ -26,7 +26,7 @@ DEGREES: tuple[tuple[tuple[int, int, int], dict[str, Any]], ...] = (
 )  # fmt: skip
 
 
-@pytest.mark.sample(3)
+@pytest.mark.sample(2)
 @pytest.mark.parametrize(("degrees", "how"), DEGREES)
 def test_a_step_is_that_of_the_whole_batch(degrees: tuple[int, int, int], how: dict[str, Any]) -> None:
     for model in ("clip", "views", "labelled", "twins", "spread", "hardest", "switch", "biased"):

@@ -24,7 +24,7 @@ ROOTED = ("broadcast", "reduce", "scatter", "gather")
 TRANSPORT = Transport(per_message_s=1e-4, per_byte_s=2.5e-10, per_step_s=5e-6)
 
 
-@pytest.mark.sample(56)
+@pytest.mark.sample(40)
 @pytest.mark.parametrize("op", OPERATIONS)
 @pytest.mark.parametrize("name", sorted(NAMES))
 def test_every_strategy_on_odd_lengths(name: str, op: str) -> None:

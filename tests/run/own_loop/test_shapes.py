@@ -23,7 +23,7 @@ def planned(name, **more):
     return shaped_plan(tuple(sorted(LAYOUTS[name].items())), **more)
 
 
-@pytest.mark.sample(4)
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_twenty_steps_of_changing_length_equal_a_plain_loop(layout, pool, tmp_path):
     plan = planned(layout)

@@ -27,7 +27,7 @@ CASES = {
 }  # fmt: skip
 
 
-@pytest.mark.sample(6)
+@pytest.mark.sample(4)
 @pytest.mark.parametrize("case", CASES.values(), ids=CASES)
 def test_topk_with_error_feedback_equals_the_serial_steps(case):
     plan = planned(TOPK, **case)
@@ -35,7 +35,7 @@ def test_topk_with_error_feedback_equals_the_serial_steps(case):
     agree(plan, ran(plan, 3), serial(plan, 3, largest(0.1)))
 
 
-@pytest.mark.sample(6)
+@pytest.mark.sample(4)
 @pytest.mark.parametrize("codec", ["powersgd:rank=2", "fp16", "randomk:density=0.3", "int8"])
 @pytest.mark.parametrize("name", ["tensor and pipeline", "copies of stages", "odd, state divided", "along the sequence"])
 def test_summed_and_gathered_codecs_equal_the_serial_steps(codec, name):
