@@ -150,7 +150,8 @@ def roofline_bound(graph: OpGraph, fabric: Fabric, cost: Cost, global_batch: int
         if planned < flops:  # the work of a sample depends on how many there are
             flops = min(planned, _least_flops(graph, global_batch))
     speed = sum(int(d.flops.get(cost.dtype, cost.default_flops)) for d in fabric.devices)
-    data = {"flops": flops, "flops_per_s": speed, "devices": len(fabric.devices), "dtype": cost.dtype}
+    written = flops if flops < 1 << 63 else str(flops)  # plans hold integers of 64 bits: a step of 405 billion parameters has more
+    data = {"flops": written, "flops_per_s": speed, "devices": len(fabric.devices), "dtype": cost.dtype}
     return Bound(quantity="step time", value=f"{flops}/{speed}", unit="s", certificate=Certificate(kind="roofline", data=data))
 
 
