@@ -21,7 +21,7 @@ import captured
 import compiled_once
 import documents
 import warm_interpreters
-from effort import FULL, PROFILE, few
+from effort import FULL, PROFILE, SHARE_OF_EXAMPLES, few
 from meshwright.run.machine.process import batch_scheduling
 from without_torch import TORCH, WithoutTorch
 
@@ -86,7 +86,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     for function in {id(f): f for f in (getattr(getattr(i, "obj", None), "__func__", getattr(i, "obj", None)) for i in items)}.values():
         if is_hypothesis_test(function):  # a function that many cases share is told once
             asked = function._hypothesis_internal_use_settings
-            function._hypothesis_internal_use_settings = settings(asked, max_examples=few(asked.max_examples, least=MIN_EXAMPLES))
+            most = few(asked.max_examples, least=MIN_EXAMPLES, share=SHARE_OF_EXAMPLES)
+            function._hypothesis_internal_use_settings = settings(asked, max_examples=most)
     cases: dict[str, list[pytest.Item]] = {}
     for item in items:
         if item.get_closest_marker("sample") is not None:
