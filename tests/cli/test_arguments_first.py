@@ -52,6 +52,6 @@ def test_degrees_are_refused_before_the_capture(monkeypatch: pytest.MonkeyPatch)
 
     monkeypatch.setattr(graph, "capture", never)
     job, fabric = Training(model=f"{Path('nowhere.py')}:model", global_batch=30), read_fabric("laptop:4")
-    for wish, message in ((LayoutWanted(data=3), "do not multiply"), (LayoutWanted(data=4), "does not divide"), (LayoutWanted(context=3), "context")):
+    for wish, message in ((LayoutWanted(data=3), "do not multiply"), (LayoutWanted(data=4), "not a multiple"), (LayoutWanted(context=3), "context")):
         with pytest.raises(UsageError, match=message):
             plan_training(job, fabric, wishes=[wish])

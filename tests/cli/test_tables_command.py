@@ -73,7 +73,8 @@ def test_the_page_prints_what_it_shows(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     for name, body in re.findall(r'```\w+ title="([\w.]+)"\n(.*?)```', page, re.DOTALL):
         Path(name).write_text(body, encoding="utf-8")
-    compare, plan, run, export = re.findall(r"^\$ meshwright (.*)$", "".join(re.findall(r"```console\n(.*?)```", page, re.DOTALL)), re.MULTILINE)
+    commands = re.findall(r"^\$ meshwright (.*)$", "".join(re.findall(r"```console\n(.*?)```", page, re.DOTALL)), re.MULTILINE)
+    compare, plan, run, export = (next(c for c in commands if c.startswith(f"tables {verb}")) for verb in ("compare", "plan", "run", "export"))
     shown = page[page.index(plan) + len(plan) + 1 :].partition("```")[0]
     assert main(compare.split()) == 0
     capsys.readouterr()

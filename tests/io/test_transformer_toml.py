@@ -38,7 +38,7 @@ def test_a_file_is_read(tmp_path: Path) -> None:
     [
         (b"x" * (MaxBytes.TRANSFORMER_TOML + 1), "larger"), (b"\xff", "UTF-8"), (b"a" + b".a" * 70 + b" = 1", "dots"), (b"a = ", "Invalid value"),
         (b"[layout]\n", r"no table \[transformer\]"), (GOOD + b"[other]\n", "'other'"), (GOOD.replace(b"64", b'"64"'), "int"),
-        (GOOD.replace(b"heads = 4", b"heads = 5"), "does not divide"), (b"transformer = " + b"[" * 5000, "nested|Invalid"),
+        (GOOD.replace(b"heads = 4", b"heads = 5"), "not a multiple"), (b"transformer = " + b"[" * 5000, "nested|Invalid"),
         (b"layout = 3\n" + GOOD.partition(b"[layout]")[0], "tables|no table"),
     ],
 )  # fmt: skip

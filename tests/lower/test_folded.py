@@ -352,7 +352,7 @@ def test_calls_that_the_shadow_cannot_read_are_refused() -> None:
     with pytest.raises(Unsupported, match="promises no all-reduce"):
         shadow(x.folded, promised)
     channels = replace(x.folded.channels, dst=np.where(np.arange(len(x.folded.channels)) == 0, 1, x.folded.channels.dst).astype(np.int32))
-    with pytest.raises(Unsupported, match="messages to other members"):
+    with pytest.raises(FormatError, match="not at the end of its channel"):
         shadow(replace(x.folded, channels=channels), x.callees)
 
 

@@ -23,6 +23,7 @@ from meshwright.errors import CaptureError
 
 from .diagnose import Refusal
 from .exporting import exported_program, module_path
+from .live import LIVE
 from .losses import Objective
 from .resolve import ModelSource, build_model
 from .torch_private import fake_attributes, fake_like, fake_mode, without_hooks_where_refused
@@ -106,7 +107,8 @@ def built_and_traced(
     first = traced(*build())
     objective, source, mode, found = first
     size = sum(int(p.numel()) * p.element_size() for p in found.parameters.values())
-    if found.refusal is None or mode is None or source.real or size > MAX_REAL_BYTES:
+    # A module that lives in this process was made really; on the meta device stands its copy.
+    if found.refusal is None or mode is None or source.real or source.name.startswith(LIVE) or size > MAX_REAL_BYTES:
         return first
     again = build(real=True)
     return traced(*again) if _outline(again[0]) != _outline(objective) else first

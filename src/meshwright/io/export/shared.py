@@ -7,7 +7,6 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from ...errors import UsageError
-from ...plan.context import copies_in
 from .exported import Exporter, LayerSplit, Subject
 
 if TYPE_CHECKING:
@@ -132,6 +131,8 @@ def in_no_words(subject: Subject, exporter: Exporter) -> list[str]:
         found.append(f"unequal numbers of micro-batches ({layout.microbatch_counts}): the target gives every replica as many")
     if layout.shards:
         found.append(f"the split of {len(layout.shards)} single parameters: the target splits its own model's layers by its own rules")
+    from ...plan.context import copies_in  # loads numpy, which the list of exporters does without
+
     if copied := copies_in(layout):
         found.append(f"copies of hot experts in {len(copied)} layers: the target's experts are at one place each")
     found += [f"the recipe's {k}, {v}" for k, v in dict(job.get("recipe", {})).items() if k not in exporter.says]
