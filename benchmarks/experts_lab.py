@@ -23,7 +23,7 @@ FABRICS = {"star": "star:4?link=12.5MB/s", "islands": "two-islands:2?trunk=12.5M
 CAPACITIES = (64, 128, 256, 512, 1024)
 FIXED = ((0, 1, "linear"), (1, 1, "linear"), (2, 1, "linear"), (1, 4, "linear"))
 PACED, PACED_CAPACITY, CHUNKS, PACED_STEPS = (1.0, 1.5, 2.0), 512, (1, 2, 4), 7  # experts' time over one all-to-all's
-ROUNDS, WARM = 3, 11  # of every capacity: measured, and steps of the search before it counts
+ROUNDS, WARM = 3, 17  # of every capacity: measured, and steps of the search before it counts
 ASKED_OF_BEST, ASKED_GAIN, ASKED_OF_FIXED = 1.10, 1.2, 1.02
 LAB = "bench-experts"
 

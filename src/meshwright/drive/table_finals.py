@@ -8,7 +8,7 @@ measured: those that stay close to the best are measured again, and medians deci
 from __future__ import annotations
 
 import statistics
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol
 
@@ -22,6 +22,7 @@ from ..kernels.effort import time_is_up
 __all__ = ["Measure", "Measured", "Tried", "finals"]
 
 LOOKED_AT = 4  # plans per finalist whose lookups are measured first
+LEAST_CUT = 2  # of the plans with the fewest shards, measured too, however dear: what a cut costs is what nets know least of
 LESSONS = 3  # times that the costs learn, and as many plans as there are finalists are made anew
 LOOKS = 3  # at a plan that gets among the finalists: the best of many that were looked at once is the luckiest too
 CLOSE, ROUNDS = 0.03, 3  # of the best: measured again, so often at most
@@ -93,7 +94,7 @@ def finals(problem: TableProblem, ranked: Sequence[Tried], measure: Measure, fin
         for plan in () if t.plan is None else (t.plan, *t.plan.others):
             pool.setdefault(plan.shards, _Looked(t.strategy, plan))
     own = {t.plan.shards for t in ranked if t.plan is not None}
-    cheap = sorted(pool.values(), key=lambda x: x.plan.cost_s)[: LOOKED_AT * finalists]
+    cheap = _worth_a_look(pool.values(), LOOKED_AT * finalists)
     looked = cheap + [x for x in pool.values() if x.plan.shards in own and x not in cheap]
     _look(problem, looked, measure)
     for _ in range(LESSONS):
@@ -105,7 +106,7 @@ def finals(problem: TableProblem, ranked: Sequence[Tried], measure: Measure, fin
             for plan in () if t.plan is None else _again(t.strategy, told, seed):
                 if plan.shards not in known:
                     new.setdefault(plan.shards, _Looked(t.strategy, plan))
-        more = sorted(new.values(), key=lambda x: x.plan.cost_s)[:finalists]
+        more = _worth_a_look(new.values(), finalists)
         _look(problem, [*more, *_best(looked, finalists)], measure)
         looked += more
     while (short := [x for x in _best(looked, finalists) if len(x.taken) < LOOKS]) and not time_is_up():
@@ -115,6 +116,13 @@ def finals(problem: TableProblem, ranked: Sequence[Tried], measure: Measure, fin
 
 def _best(looked: Sequence[_Looked], count: int) -> list[_Looked]:
     return sorted(looked, key=lambda x: x.price_s)[:count]
+
+
+def _worth_a_look(plans: Iterable[_Looked], count: int) -> list[_Looked]:
+    """The cheapest, and of those that are cut least the cheapest."""
+    listed = sorted(plans, key=lambda x: x.plan.cost_s)
+    fewest = min((len(x.plan.shards) for x in listed), default=0)
+    return list(dict.fromkeys([*listed[:count], *[x for x in listed if len(x.plan.shards) == fewest][:LEAST_CUT]]))
 
 
 def _again(strategy: TableStrategy, told: TableProblem, seed: int) -> tuple[TablePlan, ...]:

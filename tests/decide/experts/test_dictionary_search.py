@@ -8,7 +8,7 @@ import pytest
 
 from effort import few
 from meshwright.decide.experts import Choice, DictionarySearch
-from meshwright.decide.experts.search import BAND, PATIENCE, TRIALS, bucket_of
+from meshwright.decide.experts.search import BAND, CLOSE, PATIENCE, RUN_OFF, TRIALS, bucket_of
 from meshwright.errors import UsageError
 
 
@@ -85,3 +85,26 @@ def test_a_machine_that_changes_is_explored_again() -> None:
 def test_nothing_to_choose_among_is_refused(found: list[Choice], window: int) -> None:
     with pytest.raises(UsageError, match="needs candidates and a window"):
         DictionarySearch(found, window=window)
+
+
+def test_choices_near_each_other_are_tried_again() -> None:
+    """Interruptions only add: two unlucky trials of the better one must not decide."""
+    a, b, far = Choice(1, 1, "linear"), Choice(1, 2, "linear"), Choice(1, 4, "linear")
+    search, lasts = DictionarySearch([a, b, far]), {a: iter([1.0] * 9), b: iter([1.05, 1.02, 0.93, 0.95, 0.94]), far: iter([1.4] * 9)}
+    tried: list[Choice] = []
+    while not search.settled:
+        tried.append(choice := search.choose(10))
+        search.record(10, choice, next(lasts[choice]))
+        search.choose(10)
+    assert search.choose(10) == b and (tried.count(a), tried.count(b), tried.count(far)) == (RUN_OFF, RUN_OFF, TRIALS)
+
+
+def test_chunks_of_every_near_degree_are_tried() -> None:
+    """Two degrees that take as long with one chunk: with four, one of them is far better."""
+    speed = {Choice(0, 1, "linear"): 1.0, Choice(1, 1, "linear"): 1.0 + CLOSE / 2, Choice(1, 4, "linear"): 0.7, Choice(2, 1, "linear"): 2.0}
+    search = DictionarySearch(list(speed))
+    while not search.settled:
+        choice = search.choose(10)
+        search.record(10, choice, speed[choice])
+        search.choose(10)
+    assert search.choose(10) == Choice(1, 4, "linear") and len(search.ranges[1].times[Choice(2, 1, "linear")]) == TRIALS

@@ -2,9 +2,10 @@
 
 Cite: Tutel (arXiv 2206.03382), section 3.3, "dictionary of optimal parallelism and pipelining".
 Left open by the paper: what happens when the machine changes. Our answer: times are smoothed, and a range whose time leaves its band is tried anew.
-Deviations: the order of trials is a prediction's where there is one; r is searched by thirds along its convex cost, then chunks and algorithms.
+Deviations: the order of trials is a prediction's where there is one; r is searched by thirds along its convex cost, then chunks and algorithms of the
+best degrees; choices that are near each other are tried again.
 Invariant: equal recorded times give equal choices, so ranks that agree on the time of a step (the slowest rank's) agree on everything.
-Cost: O(log S) + chunks · algorithms trials per range of capacities; then a look-up.
+Cost: O(log S) + chunks · algorithms trials of each near degree per range of capacities; then a look-up.
 """
 
 from __future__ import annotations
@@ -20,6 +21,8 @@ __all__ = ["BAND", "SMOOTHING", "DictionarySearch", "TableSearch", "bucket_of"]
 SMOOTHING = 0.3  # of the newest time in the running mean
 BAND = 0.15  # a running mean that leaves this share around the time at which the choice was made starts the trials again
 TRIALS = 2  # times that a candidate is tried; the least counts: interruptions only ever add
+CLOSE = 0.1  # choices within this share of the best are tried again before one is taken, and their degrees with all chunks: as much as steps vary
+RUN_OFF = 4  # times that those are tried in all
 PATIENCE = 3  # steps outside the band before it counts as drift: one slow step is none
 
 
@@ -103,10 +106,16 @@ class DictionarySearch:
             degrees = sorted({c.degree for c in self.candidates if c.degree})
             best = [_least(degrees, lambda r: asked(self._like(r, plain)))] if degrees else []
             best += [0] if any(not c.degree for c in self.candidates) else []
-            wanted = min(best, key=lambda r: asked(self._like(r, plain)))
+            least = min(asked(self._like(r, plain)) for r in best)
+            near = [r for r in best if asked(self._like(r, plain)) <= least * (1 + CLOSE)]
             for choice in self.candidates:
-                if choice.degree == wanted:
+                if choice.degree in near:
                     asked(choice)
+            least = min(map(min, times.values()))
+            close = [c for c in self.candidates if c in times and min(times[c]) <= least * (1 + CLOSE)]
+            for choice in close if len(close) > 1 else ():
+                if len(times[choice]) < RUN_OFF:
+                    raise _Due(choice)
         except _Due as due:
             return due.choice
         return None
