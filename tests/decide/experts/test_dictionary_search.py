@@ -88,9 +88,9 @@ def test_nothing_to_choose_among_is_refused(found: list[Choice], window: int) ->
 
 
 def test_choices_near_each_other_are_tried_again() -> None:
-    """Interruptions only add: two unlucky trials of the better one must not decide."""
+    """Neither two unlucky trials of the better one decide, nor one lucky trial of another."""
     a, b, far = Choice(1, 1, "linear"), Choice(1, 2, "linear"), Choice(1, 4, "linear")
-    search, lasts = DictionarySearch([a, b, far]), {a: iter([1.0] * 9), b: iter([1.05, 1.02, 0.93, 0.95, 0.94]), far: iter([1.4] * 9)}
+    search, lasts = DictionarySearch([a, b, far]), {a: iter([0.91, 1.0, 1.0, 1.0]), b: iter([0.99, 0.99, 0.93, 0.95]), far: iter([1.4] * 9)}
     tried: list[Choice] = []
     while not search.settled:
         tried.append(choice := search.choose(10))
