@@ -12,7 +12,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from statistics import median
 
 from ...errors import UsageError
 from .problem import Choice
@@ -23,7 +22,7 @@ SMOOTHING = 0.3  # of the newest time in the running mean
 BAND = 0.15  # a running mean that leaves this share around the time at which the choice was made starts the trials again
 TRIALS = 2  # times that a candidate is tried; the least counts: interruptions only ever add
 CLOSE = 0.1  # choices within this share of the best are tried again before one is taken, and their degrees with all chunks: as much as steps vary
-RUN_OFF = 4  # times that those are tried in all; their medians decide: of choices that vary, the least is luck (full token buckets)
+RUN_OFF = 4  # times that those are tried in all; their second least times decide: one step may be lucky (full token buckets)
 PATIENCE = 3  # steps outside the band before it counts as drift: one slow step is none
 
 
@@ -88,7 +87,7 @@ class DictionarySearch:
         return {bucket: x.best for bucket, x in self.ranges.items() if x.best is not None}
 
     def _settle(self, found: _Range) -> None:
-        taken = {c: median(x) if len(x) >= RUN_OFF else min(x) for c, x in found.times.items()}
+        taken = {c: sorted(x)[1] if len(x) >= RUN_OFF else min(x) for c, x in found.times.items()}
         found.best = min(taken, key=lambda c: (taken[c], self.candidates.index(c)))
         found.settled_s = found.mean_s = taken[found.best]
         found.outside, found.explorations = 0, found.explorations + 1
