@@ -120,8 +120,9 @@ def test_the_planning_rank_dies(rig: FaultRig) -> None:
     env = {"MESHWRIGHT_PLAN": "", "MESHWRIGHT_FABRIC": "laptop:3", "MESHWRIGHT_MIN_BYTES": "0", "MESHWRIGHT_TIMEOUT_S": "30"}
     result = rig.run(None, scenario="planning", culprit=0, more_env=env)
     errors = [result.ranks[r] for r in (1, 2)]
-    assert {e["code"] for e in errors} == {"rank-died"} and {e["data"]["rank"] for e in errors} == {0}, errors
-    assert len({e["message"] for e in errors}) == 1 and not result.left
+    # Who hears of it from the other, before it sees the connection end, has that one's words.
+    assert "rank-died" in {e["code"] for e in errors} <= {"rank-died", "broken"}, errors
+    assert all("rank 0 died" in e["message"] for e in errors) and not result.left, errors
 
 
 # ---- processes that end by themselves --------------------------------------------------------------------------------------

