@@ -10,6 +10,7 @@ from typing import Any
 import msgspec
 import numpy as np
 import pytest
+from alike_servers import boxes
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -39,7 +40,7 @@ from meshwright.drive.training.training import plan_training
 from meshwright.drive.training.wishes import LayoutWanted
 from meshwright.errors import FormatError, TimeLimit, UnknownName, Unsupported
 from meshwright.explain.explanation import explain_plan
-from meshwright.fabric.fabric import Device, Fabric, Link, Switch
+from meshwright.fabric.fabric import Fabric
 from meshwright.graph.graph import OpGraph
 from meshwright.graph.liveness import segment_workspace
 from meshwright.graph.scale import at_batch
@@ -62,22 +63,6 @@ SHAPES = [(2, 2, 2, 1, False), (2, 2, 1, 2, True), (1, 4, 2, 1, True), (3, 1, 2,
 @functools.cache
 def graph_of(model: str, batch: int = 0) -> OpGraph:
     return captured(str(EXAMPLES / model)) if not batch else at_batch(graph_of(model), batch)
-
-
-@functools.cache
-def boxes(count: int, per: int) -> Fabric:
-    """Servers of `per` devices behind a switch each, a NIC per device, one core."""
-    devices, switches, links = [], [Switch(name="core")], []
-    for box in range(count):
-        switches.append(Switch(name=f"b{box}/sw", group=f"b{box}"))
-        for i in range(per):
-            gpu, nic = f"b{box}/g{i}", f"b{box}/nic{i}"
-            devices.append(Device(name=gpu, group=f"b{box}", memory_bytes=10**10, memory_bandwidth_Bps=10**12, flops={"fp32": 10**13}))
-            switches.append(Switch(name=nic, group=f"b{box}"))
-            for a, b, rate in ((gpu, f"b{box}/sw", 3 * 10**11), (gpu, nic, 25 * 10**9), (nic, "core", 25 * 10**9)):
-                links.append(Link(src=a, dst=b, rate_Bps=rate, latency_s=1e-6, library_latency_s=3e-6))
-                links.append(Link(src=b, dst=a, rate_Bps=rate, latency_s=1e-6))
-    return Fabric(name="boxes", devices=tuple(devices), switches=tuple(switches), links=tuple(links))
 
 
 @dataclass

@@ -10,6 +10,7 @@ from typing import Any
 import msgspec
 import numpy as np
 import pytest
+from alike_servers import boxes
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -40,7 +41,6 @@ from meshwright.drive.training.training import plan_training
 from meshwright.drive.training.wishes import LayoutWanted
 from meshwright.errors import FormatError, Unsupported
 from meshwright.explain.explanation import explain_plan
-from meshwright.fabric.fabric import Device, Fabric, Link, Switch
 from meshwright.graph.graph import OpGraph
 from meshwright.graph.liveness import segment_workspace
 from meshwright.graph.scale import at_batch
@@ -64,22 +64,6 @@ def graph_of(batch: int, model: str = "gpt.py:tiny_tied") -> OpGraph:
     return at_batch(captured(str(EXAMPLES / model)), batch)
 
 
-@functools.cache
-def servers(count: int, per: int) -> Fabric:
-    """Servers of `per` devices, a NIC per device, one core."""
-    devices, switches, links = [], [Switch(name="core")], []
-    for box in range(count):
-        switches.append(Switch(name=f"b{box}/sw", group=f"b{box}"))
-        for i in range(per):
-            gpu, nic = f"b{box}/g{i}", f"b{box}/nic{i}"
-            devices.append(Device(name=gpu, group=f"b{box}", memory_bytes=10**10, memory_bandwidth_Bps=10**12, flops={"fp32": 10**13}))
-            switches.append(Switch(name=nic, group=f"b{box}"))
-            for a, b, rate in ((gpu, f"b{box}/sw", 3 * 10**11), (gpu, nic, 25 * 10**9), (nic, "core", 25 * 10**9)):
-                links.append(Link(src=a, dst=b, rate_Bps=rate, latency_s=1e-6, library_latency_s=3e-6))
-                links.append(Link(src=b, dst=a, rate_Bps=rate, latency_s=1e-6))
-    return Fabric(name="servers", devices=tuple(devices), switches=tuple(switches), links=tuple(links))
-
-
 class Lowered(msgspec.Struct):
     fabric: Any
     graph: Any
@@ -98,11 +82,11 @@ def lowered(
 ) -> Lowered:  # fmt: skip
     """Degrees of data, tensor and pipeline; both ways, with the same collectives."""
     data, tensor, pipeline = degrees
-    fabric = servers(data * context * pipeline, tensor)
+    fabric = boxes(data * context * pipeline, tensor)
     made = make_strategy(schedule, {}).settled() if schedule else None
     stages = pipeline * (made.traits.stages_per_device if made is not None else 1)
     places, cost = tuple(d.name for d in fabric.devices), assumed_cost(fabric)
-    wide = servers(data * context * stages, tensor)
+    wide = boxes(data * context * stages, tensor)
     model = "gpt.py:tiny_tied" if context == 1 else "gpt.py:tiny"
     problem = LayoutProblem(
         graph_at=lambda b: graph_of(b, model), fabric=wide, cost=cost, global_batch=4 * data, fixed=(data, tensor, stages, 1), context=context,
@@ -242,7 +226,7 @@ def test_plans_of_them_go_the_whole_way(level: int, schedule: str, context: int,
     model, fixed = "gpt.py:tiny", LayoutWanted(data=2, tensor=2, pipeline=2, microbatch=1, context=context)
     wishes = (fixed, RecomputeWanted("none"), ShardingWanted(level=level), PipelineWanted(name=schedule))
     job = Training(model=str(EXAMPLES / model), global_batch=16)
-    made = plan_training(job, servers(4 * context, 2), graph=captured(job.model), wishes=wishes)
+    made = plan_training(job, boxes(4 * context, 2), graph=captured(job.model), wishes=wishes)
     assert made.layout is not None and made.prediction is not None and made.main.fold is not None and made.main.fold.members == 4 * context
     assert (made.layout.zero_level, made.layout.schedule, made.layout.context) == (level, schedule, context)
     write_plan(tmp_path / "plan.json", made)

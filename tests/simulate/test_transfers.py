@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from random_programs import Case, random_case
 
-from effort import few
+from effort import SHARE_OF_EXAMPLES, few
 from meshwright.errors import Deadlock
 from meshwright.simulate import compile_network, simulate_program
 from meshwright.simulate.tables import link_tables, program_tables
@@ -65,7 +65,7 @@ def booked(case: Case, mode: str) -> tuple[list[tuple[int, float, float]], bool]
 @pytest.mark.parametrize("mode", ["fair", "exclusive"])
 def test_every_message_is_on_its_links_when_the_twin_says(mode: str) -> None:
     exact = 0
-    for seed in range(few(400)):
+    for seed in range(few(400, share=SHARE_OF_EXAMPLES)):
         case = random_case(seed)
         case.fabric = replace(case.fabric, links=tuple(replace(x, burst_bytes=0) for x in case.fabric.links))
         found = simulated(case, mode)
@@ -82,7 +82,7 @@ def test_every_message_is_on_its_links_when_the_twin_says(mode: str) -> None:
             assert rows == [pytest.approx(r, rel=1e-9, abs=1e-9) for r in truth], seed
         busy = np.bincount(t.link, weights=t.size_bytes / t.rate_Bps[t.link], minlength=len(t.links))
         assert {name: pytest.approx(float(busy[i])) for i, name in enumerate(t.links) if name in found.link_busy_s} == found.link_busy_s
-    assert exact > few(16)
+    assert exact > few(25, share=SHARE_OF_EXAMPLES)
 
 
 def test_transfers_only_where_asked() -> None:

@@ -21,6 +21,7 @@ import torch
 
 from ...decide.experts.replicas import best_move, with_copies
 from ...errors import GroupFailed, UsageError
+from ...plan.copies import own_first
 from ..executor.held_groups import holds_group
 from .ragged import exchange_rows
 
@@ -98,26 +99,13 @@ class ExpertCopies:
         wide = self.local + self.spare
         slot = {(e, e // self.local): e // self.local * wide + e % self.local for e in range(self.experts)}
         slot |= {(e, r): r * wide + self.local + i for r, held in enumerate(self.held) for i, e in enumerate(held)}
-        self._shares = [[(slot[e, r], n) for r, n in self._own_shares(rows or ((e // self.local, 1),))] for e, rows in enumerate(made.rows)]
+        rows = [dict(x or ((e // self.local, 1),)) for e, x in enumerate(made.rows)]
+        self._shares = [[(slot[e, r], n) for r, n in own_first(x, self.ranks, self.rank)] for e, x in enumerate(rows)]
         mine = [(r, e % self.local) for r, held in enumerate(self.held) for e in held if e // self.local == self.rank]
         self._order = torch.tensor([e for _, e in mine], dtype=torch.int64)
         self._sends = [sum(r == to for r, _ in mine) for to in range(self.ranks)]
         self._receives = [sum(e // self.local == r for e in self.held[self.rank]) for r in range(self.ranks)]
         self._kept = None
-
-    def _own_shares(self, rows: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
-        """(rank, share of this rank's rows) that come to `rows` at each rank where all ranks have as many tokens: own copies first."""
-        total = sum(n for _, n in rows)
-        room = {r: self.ranks * n for r, n in rows}
-        given = [{r: min(room[r], total)} if (r := source) in room else {} for source in range(self.ranks)]
-        for source, first in enumerate(given):
-            room[source] = room.get(source, 0) - first.get(source, 0)
-        for mine in given:
-            left = total - sum(mine.values())
-            for r in room:
-                take = min(left, room[r])
-                mine[r], room[r], left = mine.get(r, 0) + take, room[r] - take, left - take
-        return [(r, n) for r, n in given[self.rank].items() if n]
 
     def after_call(self, counts: torch.Tensor, *, training: bool) -> None:
         """Counts [E] of this rank's rows; after every `every` calls the ranks decide about copies. Raises: GroupFailed."""
