@@ -34,7 +34,7 @@ def column_forms(table: str) -> dict[str, str]:
 def program_hash(program: Program) -> str:
     """64 hex digits that identify `program`; equal for equal contents, in every process and on every machine."""
     fold = program.fold
-    header = {
+    header: dict[str, Any] = {
         "name": program.name, "ranks": program.ranks, "switches": program.switches,
         "fold": None if fold is None else [*map(list, fold.axes), *([fold.fixed] if fold.fixed else []), *(["by rank"] if fold.by_rank else [])],
         "contract": None if program.contract is None else _promise(program.contract),
