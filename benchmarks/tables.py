@@ -32,7 +32,7 @@ from meshwright.graph.embeddings import Shard, Table, Tables, histogram_of
 from meshwright.io.costs.lookups import read_lookup_costs, write_lookup_costs
 from meshwright.io.fabric.name import load_fabric
 from meshwright.lab import Lab
-from meshwright.probe.tables.compute import ROUNDS, Meter
+from meshwright.probe.tables.compute import Meter
 from meshwright.probe.tables.exchange import ExchangeTask, exchange_tasks, measure_exchanges
 from meshwright.probe.tables.fit import PlanMeasure, better_exchanges, fit_costs
 from meshwright.probe.tables.operator import operator_name
@@ -94,12 +94,11 @@ def by_links(columns: Any, compute_s: Any, fabric: Fabric) -> tuple[list[list[fl
 class Here(PlanMeasure):
     """Exchanges in the lab or, without one, by the links' rate."""
 
-    def __call__(self, plans: Sequence[Any]) -> list[Measured]:
+    def __call__(self, plans: Sequence[Any], compute_s: Sequence[Sequence[float]]) -> list[Measured]:
         if self.lab is not None:
-            return super().__call__(plans)
-        compute = self.lookups_s(plans, ROUNDS)
-        back, fore = by_links(np.array([p.columns for p in plans], float), np.array(compute), self.fabric)
-        return [Measured(compute_s=tuple(c), backward_s=tuple(b), forward_s=tuple(f)) for c, b, f in zip(compute, back, fore, strict=True)]
+            return super().__call__(plans, compute_s)
+        back, fore = by_links(np.array([p.columns for p in plans], float), np.array(compute_s), self.fabric)
+        return [Measured(compute_s=tuple(c), backward_s=tuple(b), forward_s=tuple(f)) for c, b, f in zip(compute_s, back, fore, strict=True)]
 
 
 def measured(plans: Sequence[tuple[Sequence[Shard], Meter]], fabric: Fabric, lab: Any) -> list[dict[str, Any]]:

@@ -1,8 +1,8 @@
 """Finalists of a table decision: lookups of many plans are measured, the costs learn from them, and the best are measured with their exchanges.
 
 Lookups are a matter of one device and of milliseconds, so many plans are looked at: the cheapest, and each strategy's own, which differ more. What
-they take teaches the costs (`decide.tables.learned`), and the strategies plan again. Exchanges want a process per device, so few plans have them
-measured: those that stay close to the best are measured again, and medians decide. Repetitions are counted, not timed.
+they take teaches the costs (`decide.tables.learned`), and the strategies plan again. Exchanges want a process per device, which takes longer to start
+than to measure: the finalists' are measured together, once. Repetitions are counted, not timed.
 """
 
 from __future__ import annotations
@@ -25,7 +25,6 @@ LOOKED_AT = 4  # plans per finalist whose lookups are measured first
 LEAST_CUT = 2  # of the plans with the fewest shards, measured too, however dear: what a cut costs is what nets know least of
 LESSONS = 3  # times that the costs learn, and as many plans as there are finalists are made anew
 LOOKS = 3  # at a plan that gets among the finalists: the best of many that were looked at once is the luckiest too
-CLOSE, ROUNDS = 0.03, 3  # of the best: measured again, so often at most
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,8 +47,8 @@ class Measure(Protocol):
         """Seconds of each plan's devices, one at a time. One look: medians of several are better."""
         ...
 
-    def __call__(self, plans: Sequence[TablePlan]) -> Sequence[Measured]:
-        """With both exchanges."""
+    def __call__(self, plans: Sequence[TablePlan], compute_s: Sequence[Sequence[float]]) -> Sequence[Measured]:
+        """With both exchanges, after lookups that took so long."""
         ...
 
 
@@ -111,7 +110,10 @@ def finals(problem: TableProblem, ranked: Sequence[Tried], measure: Measure, fin
         looked += more
     while (short := [x for x in _best(looked, finalists) if len(x.taken) < LOOKS]) and not time_is_up():
         _look(problem, short, measure)
-    return _decided(_best(looked, finalists), measure)
+    chosen = _best(looked, finalists)
+    taken = measure([x.plan for x in chosen], [x.compute_s for x in chosen])
+    done = [Tried(strategy=x.strategy, plan=replace(x.plan, others=()), measured=m) for x, m in zip(chosen, taken, strict=True)]
+    return sorted(done, key=lambda t: t.time_s)
 
 
 def _best(looked: Sequence[_Looked], count: int) -> list[_Looked]:
@@ -136,24 +138,3 @@ def _again(strategy: TableStrategy, told: TableProblem, seed: int) -> tuple[Tabl
 def _look(problem: TableProblem, plans: Sequence[_Looked], measure: Measure) -> None:
     for x, compute_s in zip(plans, measure.lookups_s([x.plan for x in plans]), strict=True):
         x.look(problem, compute_s)
-
-
-def _decided(chosen: Sequence[_Looked], measure: Measure) -> list[Tried]:
-    """Measured with exchanges until one is left, the others being dearer by more than `CLOSE`, or often enough."""
-    taken: list[list[Measured]] = [[] for _ in chosen]
-    alive = list(range(len(chosen)))
-    for _ in range(ROUNDS):
-        for i, found in zip(alive, measure([chosen[i].plan for i in alive]), strict=True):
-            taken[i].append(found)
-        best = min(_median(taken[i]).total_s for i in alive)
-        alive = [i for i in alive if _median(taken[i]).total_s <= best * (1 + CLOSE)]
-        if len(alive) < 2 or time_is_up():
-            break
-    done = [(i not in alive, Tried(strategy=x.strategy, plan=replace(x.plan, others=()), measured=_median(taken[i]))) for i, x in enumerate(chosen)]
-    return [t for _, t in sorted(done, key=lambda x: (x[0], x[1].time_s))]
-
-
-def _median(taken: Sequence[Measured]) -> Measured:
-    columns = ([getattr(x, kind) for x in taken] for kind in ("compute_s", "backward_s", "forward_s"))
-    compute, back, fore = (tuple(statistics.median(d) for d in zip(*rows, strict=True)) for rows in columns)
-    return Measured(compute_s=compute, backward_s=back, forward_s=fore)

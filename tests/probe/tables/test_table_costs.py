@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from types import SimpleNamespace
 
+import msgspec
 import numpy as np
 import pytest
 
@@ -12,9 +13,9 @@ from meshwright.cost_models.lookups import LookupCosts, assumed_costs
 from meshwright.decide.tables import TableProblem
 from meshwright.errors import UsageError
 from meshwright.fabric.fabric import Fabric
-from meshwright.graph.embeddings import Table, Tables, histogram_of
+from meshwright.graph.embeddings import Shard, Table, Tables, histogram_of
 from meshwright.io.fabric.name import load_fabric
-from meshwright.probe.tables import exchange
+from meshwright.probe.tables import compute, exchange
 from meshwright.probe.tables.compute import ComputePoints, Meter, collect_compute, widths_of
 from meshwright.probe.tables.exchange import ExchangeTask, exchange_tasks, measure_exchanges
 from meshwright.probe.tables.fit import PlanMeasure, better_exchanges, fit_costs, machine_here, refuse_foreign
@@ -35,6 +36,10 @@ def test_batches_have_the_histogram_and_the_pooling_that_were_asked_for():
     assert len(offsets) == 2001 and offsets[-1] == len(indices) == pytest.approx(4500, rel=0.03) and 0 <= indices.min() <= indices.max() < 5000
     assert np.abs(np.array(histogram_of(indices)) - shares).max() < 0.05
     assert len(indices_of(TABLES.tables[2], 32, np.random.default_rng(0))[0]) == 0
+
+
+def replace_device(shard, device):
+    return msgspec.structs.replace(shard, device=device)
 
 
 def _made_up(points, rng):
@@ -119,6 +124,23 @@ def test_sets_of_tables_take_turns(monkeypatch):
     assert meter.times_s(["a", "b"], runs=1, rounds=3) == [3.0, 4.0] and seen == ["a", "b"] * 3
 
 
+def test_equal_devices_of_plans_are_measured_once_and_operators_are_kept(monkeypatch):
+    made, measured = [], []
+    meter, build, runs = Meter(TABLES, operator="embedding_bag"), Meter._lookup, Meter._runs_s
+    monkeypatch.setattr(Meter, "_lookup", lambda self, part: made.append(part) or build(self, part))
+    monkeypatch.setattr(Meter, "_runs_s", lambda self, part, n: measured.append(part) or runs(self, part, n))
+    a, b = Shard(table="a", device="d0", rows=(0, 300), columns=(0, 16)), Shard(table="b", device="d1", rows=(0, 50), columns=(0, 4))
+    plans = [[a, b], [replace_device(b, "d0"), replace_device(a, "d1")]]
+    (one, two), again = meter.plans_s(plans, ["d0", "d1"], runs=1, rounds=1), meter.plans_s(plans, ["d0", "d1"], runs=1, rounds=2)
+    assert one == two[::-1] and min(one) > 0 and len(again) == 2
+    assert len(made) == 2 and len(measured) == 2 + 4, "made at the first look; each set once a round"
+    meter.plans_s([[Shard(table="a", device="d0", rows=(0, 300), columns=(0, 8)), a]], ["d0"], runs=1, rounds=1)
+    assert len(meter._kept) == 1, "weights have moved to a larger buffer: what used the smaller one is let go"
+    monkeypatch.setattr(compute, "KEPT_BYTES", 0)
+    full = Meter(TABLES, operator="embedding_bag")
+    assert min(full.plans_s(plans, ["d0", "d1"], runs=1, rounds=1)[0]) > 0 and not full._kept, "what finds no room is made again"
+
+
 def test_links_rest_until_their_buckets_are_full(monkeypatch):
     fabric = load_fabric("star:2?link=1MB/s")
     shaped = replace(fabric, links=tuple(replace(link, burst_bytes=2000) for link in fabric.links))
@@ -144,5 +166,6 @@ def test_plans_are_measured_as_the_driver_asks():
 
     fabric: Fabric = load_fabric("laptop:2")
     problem = TableProblem(tables=TABLES, fabric=fabric, costs=(assumed_costs(32, 4, 0),))
-    (found,) = PlanMeasure(meter=Meter(TABLES), fabric=fabric, runs=1)([DimGreedy().plan(problem, rng=np.random.default_rng(0))])
+    measure, plans = PlanMeasure(meter=Meter(TABLES), fabric=fabric, runs=1), [DimGreedy().plan(problem, rng=np.random.default_rng(0))]
+    (found,) = measure(plans, measure.lookups_s(plans))
     assert len(found.compute_s) == 2 and found.total_s >= max(found.compute_s) > 0

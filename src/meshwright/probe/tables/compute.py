@@ -25,6 +25,8 @@ __all__ = ["ComputePoints", "Meter", "collect_compute", "widths_of"]
 RUNS, ROUNDS = 4, 3  # of a point: medians of 5 in a row differed by 7 % from a minute to the next, on a busy machine
 MOST_TABLES = 15  # of a point
 MAX_POINT_BYTES = 2 << 30
+LOOK_RUNS = 2  # of a device of a plan: what a minute does to all runs in a row is more than they differ by among each other
+KEPT_BYTES = 1 << 30  # of the operators that are kept for the next look
 Part = Sequence[tuple[int, tuple[int, int], int]]  # (table, rows, columns) of each shard of a device
 
 
@@ -44,7 +46,7 @@ class Meter:
         self.tables, self.operator = tables, operator
         self.inputs = [indices_of(t, tables.batch, rng) for t in tables.tables]
         self._evict, self._most = CacheEvictor(), most_bytes // 4
-        self._buffer = weights_buffer(0)
+        self._buffer, self._kept, self._room = weights_buffer(0), dict[Part, Lookup](), KEPT_BYTES
         torch.set_num_threads(1)
 
     def time_s(self, shards: Part, *, runs: int = RUNS) -> float:
@@ -60,28 +62,41 @@ class Meter:
                 on_part()
         return [statistics.median(x) for x in taken]
 
-    def plans_s(self, plans: Sequence[Sequence[Shard]], devices: Sequence[str], *, rounds: int = ROUNDS) -> list[list[float]]:
-        """The same of the devices of plans."""
-        parts = [[(self.tables.number_of[s.table], s.rows, s.width) for s in shards if s.device == name] for shards in plans for name in devices]
-        found = self.times_s(parts, rounds=rounds)
-        return [found[i : i + len(devices)] for i in range(0, len(found), len(devices))]
+    def plans_s(
+        self, plans: Sequence[Sequence[Shard]], devices: Sequence[str], *, runs: int = RUNS, rounds: int = ROUNDS
+    ) -> list[list[float]]:  # fmt: skip
+        """The same of the devices of plans. Devices with equal shards are measured once; operators are kept, so that the next look makes none."""
+        of_table = self.tables.number_of
+        parts = [[tuple(sorted((of_table[s.table], s.rows, s.width) for s in shards if s.device == name)) for name in devices] for shards in plans]
+        once = list(dict.fromkeys(part for of_plan in parts for part in of_plan))
+        for part in once:
+            if part and part not in self._kept and self._room > 0:
+                lookup = self._lookup(part)
+                self._kept[part] = lookup
+                self._room -= lookup.held_bytes
+        found = dict(zip(once, self.times_s(once, runs=runs, rounds=rounds), strict=True))
+        return [[found[part] for part in of_plan] for of_plan in parts]
 
     def _runs_s(self, shards: Part, runs: int) -> list[float]:
         if not shards:
             return [0.0] * runs
+        lookup, taken = self._kept.get(tuple(shards)) or self._lookup(shards), []
+        for _ in range(runs):
+            self._evict()
+            taken.append(lookup.step_s())
+        return taken
+
+    def _lookup(self, shards: Part) -> Lookup:
+        """Warmed up."""
         sizes = [(hi - lo, columns) for _, (lo, hi), columns in shards]
         elements = sum(r * d for r, d in sizes)
         if elements > self._most:
             raise UsageError(f"{4 * elements} bytes of tables cannot be measured here", hint=f"at most {4 * self._most} bytes on a device")
         if elements > len(self._buffer):
-            self._buffer = weights_buffer(elements)
+            self._buffer, self._kept, self._room = weights_buffer(elements), {}, KEPT_BYTES
         lookup = Lookup(sizes, [self._input(t, rows) for t, rows, _ in shards], buffer=self._buffer, operator=self.operator)
         lookup.step_s()
-        taken = []
-        for _ in range(runs):
-            self._evict()
-            taken.append(lookup.step_s())
-        return taken
+        return lookup
 
     def _input(self, table: int, rows: tuple[int, int]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         indices, offsets = self.inputs[table]

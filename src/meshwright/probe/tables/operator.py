@@ -60,6 +60,12 @@ class Lookup:
             self.weights = [buffer[e - s : e].view(r, d).requires_grad_() for e, s, (r, d) in zip(ends, sizes, shards, strict=True)]
         self._gradient: torch.Tensor | None = None
 
+    @property
+    def held_bytes(self) -> int:
+        """Beside the weights: inputs, of which fbgemm has a copy, and pooled rows with their gradients."""
+        indices = sum(i.nbytes + o.nbytes for i, o in self.inputs)
+        return 2 * indices + (0 if self._gradient is None else 2 * self._gradient.nbytes)
+
     def _forward(self) -> torch.Tensor:
         if self.operator == "fbgemm":
             found: torch.Tensor = self._module(self._indices, self._offsets)
