@@ -154,7 +154,7 @@ def main() -> None:
     for line in table:
         print({k: round(x, 4) if isinstance(x, float) else x for k, x in line.items()})
     if not args.quick and args.net is None:
-        command = "python benchmarks/placement_learned.py --peer DIR"
+        command = "python benchmarks/placement_learned.py --peer DIR" + f" --updates {args.updates}" * (args.updates != 100)
         machine.record("placement_learned", table, command=command, instances=rows, trained=dict(trained.trained), curve=curve)
 
 
