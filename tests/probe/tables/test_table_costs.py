@@ -134,8 +134,11 @@ def test_equal_devices_of_plans_are_measured_once_and_operators_are_kept(monkeyp
     (one, two), again = meter.plans_s(plans, ["d0", "d1"], runs=1, rounds=1), meter.plans_s(plans, ["d0", "d1"], runs=1, rounds=2)
     assert one == two[::-1] and min(one) > 0 and len(again) == 2
     assert len(made) == 2 and len(measured) == 2 + 4, "made at the first look; each set once a round"
-    meter.plans_s([[Shard(table="a", device="d0", rows=(0, 300), columns=(0, 8)), a]], ["d0"], runs=1, rounds=1)
+    meter.plans_s([[a] * 3], ["d0"], runs=1, rounds=1)
     assert len(meter._kept) == 1, "weights have moved to a larger buffer: what used the smaller one is let go"
+    kept = meter._kept
+    meter.plans_s([[a] * 2], ["d0"], runs=1, rounds=1)
+    assert meter._kept is kept, "there is room to spare"
     monkeypatch.setattr(compute, "KEPT_BYTES", 0)
     full = Meter(TABLES, operator="embedding_bag")
     assert min(full.plans_s(plans, ["d0", "d1"], runs=1, rounds=1)[0]) > 0 and not full._kept, "what finds no room is made again"

@@ -25,7 +25,7 @@ __all__ = ["ComputePoints", "Meter", "collect_compute", "widths_of"]
 RUNS, ROUNDS = 4, 3  # of a point: medians of 5 in a row differed by 7 % from a minute to the next, on a busy machine
 MOST_TABLES = 15  # of a point
 MAX_POINT_BYTES = 2 << 30
-LOOK_RUNS = 2  # of a device of a plan: what a minute does to all runs in a row is more than they differ by among each other
+SLACK = 1.5  # of room for weights: who needs a little more does not move them all
 KEPT_BYTES = 1 << 30  # of the operators that are kept for the next look
 Part = Sequence[tuple[int, tuple[int, int], int]]  # (table, rows, columns) of each shard of a device
 
@@ -69,6 +69,7 @@ class Meter:
         of_table = self.tables.number_of
         parts = [[tuple(sorted((of_table[s.table], s.rows, s.width) for s in shards if s.device == name)) for name in devices] for shards in plans]
         once = list(dict.fromkeys(part for of_plan in parts for part in of_plan))
+        self._make_room(max(map(self._elements, once), default=0))
         for part in once:
             if part and part not in self._kept and self._room > 0:
                 lookup = self._lookup(part)
@@ -88,15 +89,22 @@ class Meter:
 
     def _lookup(self, shards: Part) -> Lookup:
         """Warmed up."""
+        self._make_room(self._elements(shards))
         sizes = [(hi - lo, columns) for _, (lo, hi), columns in shards]
-        elements = sum(r * d for r, d in sizes)
-        if elements > self._most:
-            raise UsageError(f"{4 * elements} bytes of tables cannot be measured here", hint=f"at most {4 * self._most} bytes on a device")
-        if elements > len(self._buffer):
-            self._buffer, self._kept, self._room = weights_buffer(elements), {}, KEPT_BYTES
         lookup = Lookup(sizes, [self._input(t, rows) for t, rows, _ in shards], buffer=self._buffer, operator=self.operator)
         lookup.step_s()
         return lookup
+
+    @staticmethod
+    def _elements(shards: Part) -> int:
+        return sum((hi - lo) * columns for _, (lo, hi), columns in shards)
+
+    def _make_room(self, elements: int) -> None:
+        """For as many weights. What uses the smaller room is let go."""
+        if elements > self._most:
+            raise UsageError(f"{4 * elements} bytes of tables cannot be measured here", hint=f"at most {4 * self._most} bytes on a device")
+        if elements > len(self._buffer):
+            self._buffer, self._kept, self._room = weights_buffer(min(self._most, int(SLACK * elements))), {}, KEPT_BYTES
 
     def _input(self, table: int, rows: tuple[int, int]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         indices, offsets = self.inputs[table]

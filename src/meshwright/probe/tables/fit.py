@@ -16,7 +16,7 @@ from ...fabric.fabric import Fabric
 from ...graph.embeddings import Tables
 from ...kernels.stages import stage
 from ...run.machine.pacing import machine_facts
-from .compute import LOOK_RUNS, ROUNDS, Meter, collect_compute
+from .compute import ROUNDS, Meter, collect_compute
 from .exchange import ExchangeTask, exchange_tasks, measure_exchanges
 from .operator import operator_name
 from .train import additive_errors, fit_compute, fit_exchange, split_points
@@ -105,8 +105,9 @@ class PlanMeasure:
     runs: int = 25
 
     def lookups_s(self, plans: Sequence[TablePlan]) -> list[list[float]]:
+        """One run each: a moment does to all runs in a row more than they differ by among each other."""
         with stage("measuring lookups of plans"):
-            return self.meter.plans_s([p.shards for p in plans], [d.name for d in self.fabric.devices], runs=LOOK_RUNS, rounds=1)
+            return self.meter.plans_s([p.shards for p in plans], [d.name for d in self.fabric.devices], runs=1, rounds=1)
 
     def __call__(self, plans: Sequence[TablePlan], compute_s: Sequence[Sequence[float]]) -> list[Measured]:
         tables = self.meter.tables

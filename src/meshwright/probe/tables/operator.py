@@ -58,13 +58,13 @@ class Lookup:
         else:
             ends = np.cumsum(sizes)
             self.weights = [buffer[e - s : e].view(r, d).requires_grad_() for e, s, (r, d) in zip(ends, sizes, shards, strict=True)]
-        self._gradient: torch.Tensor | None = None
+        self._gradient = torch.ones(len(inputs[0][1]) - 1, sum(d for _, d in shards))
 
     @property
     def held_bytes(self) -> int:
         """Beside the weights: inputs, of which fbgemm has a copy, and pooled rows with their gradients."""
         indices = sum(i.nbytes + o.nbytes for i, o in self.inputs)
-        return 2 * indices + (0 if self._gradient is None else 2 * self._gradient.nbytes)
+        return 2 * (indices + self._gradient.nbytes)
 
     def _forward(self) -> torch.Tensor:
         if self.operator == "fbgemm":
@@ -75,8 +75,6 @@ class Lookup:
         return torch.cat(found, 1)
 
     def step_s(self) -> float:
-        if self._gradient is None:
-            self._gradient = torch.ones_like(self._forward())
         began = time.thread_time()
         self._forward().backward(self._gradient)
         if self.operator != "fbgemm":  # fbgemm's backward pass has updated its weights
