@@ -190,7 +190,7 @@ def epochs(nodes: int, edges: int) -> list[Row]:
     with tempfile.TemporaryDirectory() as scratch:
         work, problem, plans = planned(Path(scratch) / "rmat", "rmat", job, data, of, {**uniform, "planned": AdaQP(like=4)})
         work["cases"] = [{"name": "alone", "plan": "uniform 32.json", "epochs": 0}]
-        work["cases"] += [{"name": n, "plan": f"{n}.json", "epochs": 5 if n == "planned" else 3} for n in plans]
+        work["cases"] += [{"name": n, "plan": f"{n}.json", "epochs": 7 if n == "planned" else 6} for n in plans]
         rows = {r["case"]: r for r in in_lab([work])}
     compute = [r["compute_s"] for r in rows["alone"]["ranks"]]
     total = {k: sum(w.flops for (rank, _, _), w in problem.works.items() if rank == k) for k in range(WORKERS)}
