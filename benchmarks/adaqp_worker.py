@@ -40,11 +40,24 @@ def alone(plan: Any, shares: Any, data: Any, rank: int) -> float:
     return median(times[1:])
 
 
+def last_bits(kept: list[Any]) -> dict[str, list[int]]:
+    """Every message's rows at 2, 4, 8 and 32 bits, as the run chose them last."""
+    from meshwright.plan.halo import LETTERS
+
+    steps = kept[-1].steps if kept else ()
+    return {f"{s.name} {m.src} {m.dst}": [m.widths.count(LETTERS[b]) for b in (2, 4, 8, 32)] for s in steps for m in s.messages}
+
+
 def main() -> None:
     import torch.distributed as dist
 
     from meshwright.drive.plans import read_plan
+    from meshwright.run.halo.exchange import HaloExchange
     from meshwright.run.halo.train import read_share, train_rank
+
+    kept: list[Any] = []
+    assign = HaloExchange.assign
+    HaloExchange.assign = lambda self, job: (kept.append(job), assign(self, job))[1]  # type: ignore[method-assign]
 
     dist.init_process_group("gloo", timeout=timedelta(minutes=5))
     rank = dist.get_rank()
@@ -56,7 +69,8 @@ def main() -> None:
             if case["epochs"] == 0:
                 row: dict[str, Any] = {"compute_s": alone(plan, shares, data, rank)}
             else:
-                row = msgspec.to_builtins(train_rank(plan, shares, data, case["epochs"]))
+                kept.clear()
+                row = {**msgspec.to_builtins(train_rank(plan, shares, data, case["epochs"])), "last_bits": last_bits(kept)}
             rows: list[Any] = [None] * dist.get_world_size()
             dist.all_gather_object(rows, row)
             if rank == 0:

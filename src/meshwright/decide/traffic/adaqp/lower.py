@@ -56,8 +56,10 @@ def lower_halo(problem: HaloProblem, assignment: Assignment) -> Program:
 
 
 def _computed(
-    b: ProgramBuilder, problem: HaloProblem, lane: LaneBuilder, x: Exchange, at: int, rank: int, state: int, came: dict[tuple[int, int], tuple[int,
-    StepRef]], ) -> int:  # fmt: skip """Central nodes at once, marginal ones when the halo is there. Returns the buffer of the result."""
+    b: ProgramBuilder, problem: HaloProblem, lane: LaneBuilder, x: Exchange, at: int, rank: int, state: int,
+    came: dict[tuple[int, int], tuple[int, StepRef]],
+) -> int:  # fmt: skip
+    """Central nodes at once, marginal ones when the halo is there. Returns the buffer of the result."""
     name = op_graph(x.name, rank)
     inner = b.buffer(rank, chunks=1, chunk_bytes=_state_bytes(problem, rank, at), name=f"{x.name} central")
     after = b.buffer(rank, chunks=1, chunk_bytes=_state_bytes(problem, rank, at + 1), name=f"after {x.name}")
