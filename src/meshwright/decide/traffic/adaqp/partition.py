@@ -78,7 +78,7 @@ def _metis(graph: NodeGraph, workers: int, seed: int) -> I64:
     import pymetis
 
     options = pymetis.Options(seed=seed)
-    _, found = pymetis.part_graph(workers, xadj=graph.indptr, adjncy=graph.indices, options=options)
+    _, found = pymetis.part_graph(workers, pymetis.CSRAdjacency(graph.indptr, graph.indices), options=options)
     return np.asarray(found, np.int64)
 
 
