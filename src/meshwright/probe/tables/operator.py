@@ -64,7 +64,7 @@ class Lookup:
     def held_bytes(self) -> int:
         """Beside the weights: inputs, of which fbgemm has a copy, and pooled rows with their gradients."""
         indices = sum(i.nbytes + o.nbytes for i, o in self.inputs)
-        return 2 * (indices + self._gradient.nbytes)
+        return 2 * int(indices + self._gradient.nbytes)
 
     def _forward(self) -> torch.Tensor:
         if self.operator == "fbgemm":
