@@ -20,8 +20,8 @@ __all__ = ["AllocationProblem", "AllocationStrategy", "Divided", "OrderStrategy"
 
 
 def require_possible(servers: Servers, queue: Queue) -> None:
-    """Raises: Infeasible for a gang that not even the empty cluster could hold, with the GPUs of the servers that it may use; UsageError for a profile
-    without a speed at the share of a job of its size: that job would never end at its share."""
+    """Raises: Infeasible for a gang that not even the empty cluster could hold, with the GPUs of the servers that it may use; UsageError for a
+    profile without a speed at the share of a job of its size: that job would never end at its share."""
     for types in dict.fromkeys(j.types for j in queue.jobs):
         sizes = servers.gpus[servers.of_types(types)]
         total, largest = int(sizes.sum()), int(sizes.max(initial=0))
