@@ -1,7 +1,7 @@
 """A digest of an object's values that is the same in every process, to see whether jobs prepare items in the same way.
 
-Long lists and arrays are sampled at even distances. What has no values that can be compared (locks, open files, random generators) counts by its type.
-A class may leave out by `__getstate__` what differs between processes, such as a clock.
+Long lists and arrays are sampled at even distances. What has no values that can be compared (locks, open files, random generators) counts by its
+type. A class may leave out by `__getstate__` what differs between processes, such as a clock.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ class _Values:
             return x.__module__, x.__qualname__
         if isinstance(x, types.CodeType):
             return x.co_name, x.co_code, x.co_names, self.all(x.co_consts, depth)
-        return self._callable(x, depth) if callable(x) and not hasattr(x, "__dict__") or isinstance(x, _CALLED) else self._state(x, depth)
+        return self._callable(x, depth) if isinstance(x, _CALLED) else self._state(x, depth)
 
     def _callable(self, x: Any, depth: int) -> Any:
         if isinstance(x, functools.partial):
