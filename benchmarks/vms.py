@@ -1,7 +1,7 @@
 """Machines on hosts: empty hosts under every strategy and predictor, seconds that takes, a decision's latency, and real processes in control groups.
 
     shares: 200 hosts, 14 days, load 0.7, machines from 21 days before; figures from day 3 on. Points against best fit, per seed.
-    recorded: the same on Huawei's recording (--trace), on 60 hosts; the size of a machine is all that is known of it.
+    recorded: the same on Huawei's recording (--trace), on 60 hosts; the size of a machine is all that is known. Seeds shuffle.
     learnt: the same with what can be learnt from the past: Kaplan-Meier, and binned hazards where LightGBM is installed.
     decisions: one decision at a time on 1,000 hosts, wall time of each.
     real: 60 processes that hold memory, each strategy with hosts of its own, which are control groups with a memory limit; 600 times faster.
@@ -14,6 +14,7 @@ import statistics
 import subprocess
 import sys
 import time
+from pathlib import Path
 from typing import Any
 
 import machine
@@ -253,7 +254,8 @@ def main() -> None:
             print(error.message)
         result["learnt"] = shares(traces, hosts, predictors)
     if "recorded" in parts:
-        result["recorded"] = shares({0: read_huawei(args.trace)}, RECORDED_HOSTS, ("perfect", "kaplan-meier", "shuffled"), learn_s=FROM_S)
+        recording = dict.fromkeys(range(1, seeds + 1), read_huawei(args.trace))
+        result["recorded"] = shares(recording, RECORDED_HOSTS, ("perfect", "kaplan-meier", "shuffled"), learn_s=FROM_S)
     if "decisions" in parts:
         result["decisions"] = decisions(1000 if not args.quick else 50, 1.0)
     if "real" in parts:
@@ -262,7 +264,8 @@ def main() -> None:
     for line in table:
         print(line)
     if not args.quick:
-        machine.record(args.name, table, command=f"python benchmarks/vms.py --seeds {seeds} --parts {args.parts}", runs=result)
+        command = f"python benchmarks/vms.py --seeds {seeds} --parts {args.parts}" + (f" --trace {Path(args.trace).name}" if args.trace else "")
+        machine.record(args.name, table, command=command, runs=result)
 
 
 if __name__ == "__main__":
