@@ -58,6 +58,36 @@ def test_refusals(capsys, words, code, says):
     assert says in json.dumps(told(capsys, "cluster", "simulate", QUEUE, *ON, *words, code=code))
 
 
+def queue_of(path, *, cores, speed, gpus=1):
+    profile = {"name": "p", "cores": cores, "memory_bytes": [1], "speed": [[x] for x in speed]}
+    job = {"name": "one", "gpus": gpus, "profile": "p", "arrival_s": 0, "duration_s": 600}
+    path.write_text(json.dumps({"schema": "meshwright.queue", "version": 1, "profiles": [profile], "jobs": [job]}), encoding="utf-8")
+    return str(path)
+
+
+def test_a_profile_without_a_speed_at_the_share_is_refused_by_every_allocation(tmp_path, capsys):
+    """Proportional shares are not planned by options: the job had no speed, and the simulation did not end."""
+    name = queue_of(tmp_path / "q.json", cores=[4], speed=[1.2])
+    for words in (["plan", "--allocation", "proportional"], ["simulate", "--allocation", "proportional"],
+                  ["compare", "--allocations", "proportional,priced"]):  # fmt: skip
+        said = told(capsys, "cluster", words[0], name, *ON, *words[1:], code=2)
+        assert "no speed at the proportional share, 3 cores" in said["message"] and "8 GPUs" in said["where"]
+    # 20 cores: a share of eight GPUs is 2.5 each, of a part with fewer 2
+    name = queue_of(tmp_path / "q.json", cores=[2.5], speed=[1], gpus=12)
+    said = told(capsys, "cluster", "simulate", name, *ON, "--cores", "20", "--allocation", "proportional")
+    assert said["unfinished"] == 0
+    name = queue_of(tmp_path / "q.json", cores=[2.5], speed=[1], gpus=9)
+    said = told(capsys, "cluster", "simulate", name, *ON, "--cores", "20", "--allocation", "proportional", code=2)
+    assert "job one has" in said["message"] and "no speed there" in said["message"]
+
+
+def test_shares_are_worth_what_the_profile_says(tmp_path, capsys):
+    """A profile that was measured with less than the share: 0.7 is its speed there, not 1."""
+    name = queue_of(tmp_path / "q.json", cores=[1, 2], speed=[0.4, 0.7], gpus=2)
+    assert main(["cluster", "plan", name, *ON]) == 0
+    assert "GPUs x speed 1.40, 1.000 of the bound 1.40 (speed); proportional shares give 1.4; nobody" in capsys.readouterr().out
+
+
 def test_impossible_gangs_end_with_exit_code_3(tmp_path, capsys):
     queue = tmp_path / "q.json"
     profile = {"name": "p", "cores": [1], "memory_bytes": [1], "speed": [[1]]}

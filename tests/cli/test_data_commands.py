@@ -12,6 +12,7 @@ import pytest
 from meshwright.cli.frame import main
 from meshwright.data import ServedLoader
 from meshwright.data.copies import SHARED_MEMORY
+from meshwright.errors import CaptureError
 from meshwright.profile.input_rates import lru_hits
 
 LOADER = """
@@ -55,6 +56,11 @@ def step(batch):
 
 def odd():
     return DataLoader(Files(), batch_sampler=[[0, 1], [2]])
+
+def gone():
+    made = DataLoader(Files(), batch_size=3)
+    made.dataset.paths[7] = "/gone.bin"
+    return made
 
 def broken():
     raise ValueError("no such bucket")
@@ -163,3 +169,28 @@ def test_bench(user, capsys):
 def test_what_is_refused(user, capsys, words, message):
     assert main(["data", *(w.format(user) for w in words)]) in (1, 2)
     assert message in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("words", [["bench", "{}:gone"], ["bench", "{}:gone", "--keep", "20kB"], ["analyse", "{}:gone"],
+                                   ["plan", "{}:gone"]])  # fmt: skip
+def test_a_file_that_is_gone_is_not_our_mistake(user, capsys, words):
+    """The user's line and the file are named; nobody is sent to look for a bug of ours."""
+    assert main(["data", *(w.format(user) for w in words)]) in (1, 2)
+    said = capsys.readouterr().err
+    assert "No such file" in said and "/gone.bin" in said and "bug in meshwright" not in said
+    assert words[0] != "bench" or "--keep" in words or f"{user.name}:13" in said
+
+
+def test_an_error_in_a_worker_of_the_loader_has_its_cause_and_line(tmp_path):
+    """A worker hands on its traceback as text: the first line of it says nothing."""
+    torch_utils = pytest.importorskip("torch._utils", reason="torch is not installed")
+    from meshwright.capture.resolve import user_code
+
+    file = tmp_path / "mine.py"
+    try:
+        exec(compile("\n\nopen('/gone.bin')", str(file), "exec"))
+    except OSError:
+        handed_on = torch_utils.ExceptionWrapper(where="in DataLoader worker process 0")
+    with pytest.raises(CaptureError) as caught, user_code("mine.py:loader", str(file)):
+        handed_on.reraise()
+    assert str(caught.value.where).endswith("mine.py:3") and "No such file or directory: '/gone.bin' (in a worker" in caught.value.message

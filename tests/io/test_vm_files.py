@@ -136,6 +136,46 @@ def test_huawei(tmp_path):
         read_huawei(path)
 
 
+def test_huawei_as_lifetimes(tmp_path):
+    """The form in which others pass the recording on (ChanTinPing/SPANE): the same machines as by creates and deletes, but for those that stay."""
+    path = tmp_path / "lt.csv"
+    path.write_text("vmid,cpu,mem,at,lt,ltpred\n0,4,16,0.0,194.0,9\n1,1,2,2.0,498.0,9\n2,4,16,2.0,0,9\n3,1,1,55.0,2540293.0,9\n", encoding="utf-8")
+    trace = load_vms(str(path))
+    assert is_vms(str(path)) and trace.shapes == ("4c16g", "1c2g", "1c1g") and trace.arrival_s.tolist() == [0, 2, 55]
+    assert trace.end_s.tolist() == [194, 500, 2540348] and trace.until_s == 55
+    events = tmp_path / "h.csv"
+    events.write_text("vmid,cpu,memory,time,type\n0,4,16,0.0,0\n1,1,2,2.0,0\n3,1,1,55.0,0\n0,4,16,194,1\n1,1,2,500,1\n3,1,1,2540348,1\n", "utf-8")
+    assert all(np.array_equal(a, b) for a, b in zip(columns(load_vms(str(events))).values(), columns(trace).values(), strict=True))
+    for body, says in (("0,4,16,0.0,-1\n", "lt is"), ("0,4,16,soon,1\n", "at is"), ("0,4,16,-1,1\n", "at is"), ("0,4,16,0\n", "4 columns"),
+                       ("0,4,x,0,1\n", "memory is"), ("0,4,16,0.0,1\n", "no machine")):  # fmt: skip
+        path.write_text("vmid,cpu,mem,at,lt\n" + body, encoding="utf-8")
+        with pytest.raises(FormatError, match=says):
+            read_huawei(path)
+
+
+def test_azure_packing_as_published(tmp_path):
+    """The schema of Azure's page and rows of the published database, as those who opened it print them: machines from 139 days before, that end after
+    the 14 days, without an end, of tenants and machines whose numbers have gaps."""
+    base = sqlite3.connect(tmp_path / "packing_trace_zone_a_v1.sqlite")
+    base.executescript(
+        "CREATE TABLE vm (vmId INTEGER, tenantId INTEGER, vmTypeId INTEGER, priority INTEGER, starttime REAL, endtime REAL);"
+        "CREATE TABLE vmType (id INTEGER, vmTypeId INTEGER, machineId INTEGER, core REAL, memory REAL, hdd REAL, ssd REAL, nic REAL);"
+        "INSERT INTO vm VALUES (0, 0, 8, 0, -138.925486, NULL), (1, 0, 8, 0, -138.925486, 18.035497), (2, 0, 8, 0, -138.925486, 29.828787),"
+        "(3, 0, 8, 0, -138.925486, NULL), (4, 0, 8, 0, -63.689572, 53.589653), (7735508, 2791895, 42, 0, 13.381644, 13.382375),"
+        "(7735509, 2791895, 42, 0, 13.381644, 13.382375), (7735516, 2791704, 42, 0, 13.397303, 13.404040),"
+        "(7735517, 2791704, 42, 0, 13.397303, 13.404040), (7735518, 2791704, 42, 0, 13.397303, 13.404040);"
+        "INSERT INTO vmType VALUES (0, 8, 16, 0.25, 0.25, NULL, 0.1, 0.05), (1, 42, 16, 0.5, 0.125, NULL, 0.2, 0.05), (2, 42, 3, 1, 0.5, 0, 0, 0.1);"
+    )
+    base.commit()
+    base.close()
+    trace = load_vms(str(tmp_path / "packing_trace_zone_a_v1.sqlite"))
+    assert len(trace) == 10 and trace.kinds == ("16", "3") and np.isinf(trace.end_s).sum() == 2
+    assert trace.owner.tolist() == [0] * 5 + [1] * 2 + [2] * 3
+    assert trace.arrival_s[0] == -138.925486 * 86_400 and trace.until_s == 13.397303 * 86_400 and not trace.low.any()
+    made, run = place_vms(trace, VmHosts.of([3, 1]), strategy("nilas")(), forecast("kaplan-meier", trace, at_s=13.39 * 86_400), from_s=0.0)
+    assert made.refused == () and run.measures.refused == 0
+
+
 def test_names_of_machines():
     assert load_vms("vms:hosts=3,days=0.3,before_days=0.1,load=0.3,owners=5,warm_days=0.1,low=0.3,seed=1").end_s.tolist() == SMALL.end_s.tolist()
     assert not is_vms("synthetic:jobs=3") and not is_vms("/nowhere/file")

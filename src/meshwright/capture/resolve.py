@@ -15,6 +15,7 @@ import hashlib
 import importlib
 import importlib.util
 import inspect
+import re
 import sys
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -37,6 +38,8 @@ from .placed_tables import place_tables, read_placed, split_name
 from .weight_files import WeightFiles, has_weights
 
 __all__ = ["ModelSource", "build_model", "match_hint", "place_of", "resized", "resolve_function", "shown", "user_code"]
+
+IN_A_WORKER = "Original Traceback (most recent call last)"  # what torch puts into the message of an error of a DataLoader's worker
 
 NAME_HINT = "name a model as FILE.py:function or module:function, e.g. examples/gpt.py:small"
 
@@ -171,7 +174,7 @@ def user_code(name: str, place: str = "") -> Iterator[None]:
 
 def user_location(error: BaseException, place: str = "") -> str:
     """`file:line` of the innermost frame that is the user's: in `place` if there is one, else outside torch and this package."""
-    frames = traceback.extract_tb(error.__traceback__)
+    frames = [*traceback.extract_tb(error.__traceback__), *_frames_of_a_worker(error)]
     file = str(Path(place).resolve()) if place.endswith(".py") else ""
     own = [f for f in frames if file and f.filename == file]
     package, library = str(Path(__file__).resolve().parents[1]), str(Path(torch.__file__).resolve().parent)
@@ -186,7 +189,15 @@ def user_location(error: BaseException, place: str = "") -> str:
 
 def _first_line(error: BaseException) -> str:
     lines = str(error).strip().splitlines()
+    if IN_A_WORKER in str(error):
+        return f"{lines[-1].partition(': ')[2]} (in a worker of the loader)"
     return lines[0] if lines else "no message"
+
+
+def _frames_of_a_worker(error: BaseException) -> list[traceback.FrameSummary]:
+    """Of a DataLoader's worker, which hands on its traceback as text."""
+    found = re.findall(r'^\s*File "(.+)", line (\d+)', str(error), re.MULTILINE) if IN_A_WORKER in str(error) else []
+    return [traceback.FrameSummary(file, int(line), "") for file, line in found]
 
 
 def shown(filename: str) -> str:

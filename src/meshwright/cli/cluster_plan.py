@@ -25,8 +25,9 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> Result:
+    from ..cluster.allocation import floor_of
     from ..decide.cluster import allocation, order
-    from ..drive.cluster import plan_allocation
+    from ..drive.cluster import plan_allocation, speeds
     from ..io.cluster import is_vms, write_allocation
     from ..io.cluster.allocation import allocation_document
     from .cluster_vms import plan as of_vms
@@ -40,11 +41,13 @@ def run(args: argparse.Namespace) -> Result:
     found, divided = plan_allocation(servers, queue, first(), strategy(), bound=args.bound, seed=args.seed)
     assert found.bound is not None
     limit = float(found.bound)
+    floor = speeds(servers, queue, floor_of)
+    shares = sum(queue.jobs[j].gpus * floor(j, parts) for j, parts in divided.parts.items())
     wanted = sum(job.gpus for job in queue.jobs if job.name in set(found.order))
     lines = [
         f"{queue.name}: {len(found.order)} of {len(queue.jobs)} jobs on {wanted} of {servers.total_gpus} GPUs of {servers.fabric}",
         f"GPUs x speed {found.speed:.2f}, {found.speed / limit if limit else 1:.3f} of the bound {limit:.2f} ({found.bound.quantity}); "
-        f"proportional shares give {float(wanted):.0f}; nobody is below their share", "",
+        f"proportional shares give {shares:.4g}; nobody is below their share", "",
     ]  # fmt: skip
     for server in servers.servers[:MAX_SHOWN]:
         here = [g for g in found.given if g.server == server.name]

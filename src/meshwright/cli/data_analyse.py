@@ -11,6 +11,7 @@ from .frame import Result
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from contextlib import AbstractContextManager
 
 HELP = "measure what a training loop waits for: device, preparation or storage; and what a cache, cores, a disk or a device would change"
 
@@ -50,25 +51,32 @@ def run(args: argparse.Namespace) -> Result:
         raise UsageError(str(error), where="--network", hint="e.g. --network 25Gbit/s") from None
     step = function_of(args.step, "step") if args.step else None
     loader, files = loader_of(args)
-    measured = measure_stalls(loader, step, device_s=args.device_time, items=args.items, rounds=args.rounds, seed=args.seed, files=files)
+    with users(args.loader):
+        measured = measure_stalls(loader, step, device_s=args.device_time, items=args.items, rounds=args.rounds, seed=args.seed, files=files)
     document = stalls_document(measured, Place(memory_bytes=budget, jobs=args.jobs, nodes=args.nodes, network_Bps=network))
     return Result(document, stalls_text(document))
 
 
-def function_of(name: str, what: str) -> Callable[..., Any]:
-    from ..capture.resolve import resolve_function, user_code
+def users(name: str) -> AbstractContextManager[None]:
+    """What the user's code raises meanwhile is told as his, with its line."""
+    from ..capture.resolve import user_code
 
-    with user_code(name, name.rpartition(":")[0]):
+    return user_code(name, name.rpartition(":")[0])
+
+
+def function_of(name: str, what: str) -> Callable[..., Any]:
+    from ..capture.resolve import resolve_function
+
+    with users(name):
         return resolve_function(name, what=what)
 
 
 def loader_of(args: argparse.Namespace) -> tuple[Any, Callable[[int], Any] | None]:
     """The user's loader, and his function from indices to files."""
-    from ..capture.resolve import user_code
     from ..errors import UsageError
 
     made = function_of(args.loader, "loader")
-    with user_code(args.loader, args.loader.rpartition(":")[0]):
+    with users(args.loader):
         loader = made()
     if not hasattr(loader, "dataset") or not hasattr(loader, "num_workers"):
         what = f"returned {type(loader).__name__}, not a DataLoader"

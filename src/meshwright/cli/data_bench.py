@@ -8,7 +8,7 @@ from pathlib import Path
 
 from .arguments import at_least_one, whole_number
 from .collective_bound import seconds, size_bytes
-from .data_analyse import loader_arguments, loader_of
+from .data_analyse import loader_arguments, loader_of, users
 from .frame import Result
 
 HELP = "epochs of a loader: seconds, items and bytes from storage; with --keep or --plan, files are kept in memory up to a budget"
@@ -45,7 +45,8 @@ def run(args: argparse.Namespace) -> Result:
         loader = planned_loader(loader, plan, files=files)
     kept = loader.dataset if isinstance(loader.dataset, Kept) else None
     step = (lambda batch: time.sleep(args.device_time)) if args.device_time else None
-    epochs = run_epochs(loader, args.epochs, step)
+    with users(args.loader):
+        epochs = run_epochs(loader, args.epochs, step)
     rows = [[str(i + 1), f"{e.time_s:.2f} s", f"{e.items / e.time_s:,.0f}", show_size(e.read_bytes)] for i, e in enumerate(epochs)]
     text = "\n".join(columns([["epoch", "time", "items/s", "from storage"], *rows]))
     document = {"schema": "meshwright.data.bench", "version": 1, "epochs": [asdict(e) for e in epochs], "kept": None, "planned": None}

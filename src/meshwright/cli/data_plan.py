@@ -99,14 +99,15 @@ def _rates(args: argparse.Namespace) -> InputRates:
             raise UsageError("an analysis was measured already", where="SOURCE", hint="give --step, --device-time and --files to `data analyse`")
         return read_input_rates(args.source)
     from ..data.stalls import measure_stalls
-    from .data_analyse import function_of, loader_of
+    from .data_analyse import function_of, loader_of, users
 
     if args.step and args.device_time:
         raise UsageError("give one of --step and --device-time", where="--device-time", hint="--step measures it")
     step = function_of(args.step, "step") if args.step else None
     args.loader = args.source
     loader, files = loader_of(args)
-    return measure_stalls(loader, step, device_s=args.device_time, items=args.items, rounds=args.rounds, seed=args.seed, files=files)
+    with users(args.source):
+        return measure_stalls(loader, step, device_s=args.device_time, items=args.items, rounds=args.rounds, seed=args.seed, files=files)
 
 
 def _text(plan: InputPlan, document: dict[str, Any]) -> str:

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import ctypes
 import errno
-import hashlib
 import multiprocessing
 import os
 import random
@@ -26,9 +25,11 @@ from typing import Any
 import numpy as np
 
 from ..errors import UsageError
+from .alike import digest
 from .batch_bytes import packed, packed_error
 from .board import MAX_JOBS, Board
 from .copies import SHARED_MEMORY
+from .kept import Kept
 
 __all__ = ["MAX_POLL_S", "MIN_SWEEP_S", "Batches"]
 
@@ -169,7 +170,6 @@ def _default_collate() -> Callable[[list[Any]], Any]:
 
 
 def _fingerprint(dataset: Any, collate: Any, *settings: object) -> int:
-    """What must be equal in all jobs, as far as it can be seen: the dataset's class and length, collate_fn's name, and the settings."""
-    kind = type(dataset)
-    text = repr((kind.__module__, kind.__qualname__, len(dataset), getattr(collate, "__qualname__", repr(type(collate))), settings))
-    return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "little") >> 1
+    """What must be equal in all jobs: the dataset's values, its transforms among them, collate_fn, and the settings."""
+    plain = dataset.plain if isinstance(dataset, Kept) else dataset  # how much is kept, each job may choose
+    return int.from_bytes(digest((plain, len(dataset), collate, settings)), "little") >> 1

@@ -170,15 +170,18 @@ class Kept:
 
     def check(self) -> Residency:
         """What of the members is in the page cache, and what of the others. Reads nothing. Raises: OSError for a file that is gone."""
-        there, others, changed = 0, 0, 0
+        there, others, kept = 0, 0, 0
         seen: dict[str, int] = {}
+        as_chosen = np.ones(len(self), bool)
+        left: set[str] = set()
         for index in range(len(self)):
-            found = self.ranges(index)
-            sizes = {x.path: pages.file_bytes(x.path) for x in found}
-            changed += sum(sizes.values()) != self._size[index]
+            sizes = {x.path: pages.file_bytes(x.path) for x in self.ranges(index)}
+            as_chosen[index] = sum(sizes.values()) == self._size[index]
+            left.update(() if as_chosen[index] else sizes)
             seen.update(sizes)
         for path, size in seen.items():
-            until = min(self._until.get(path, 0), size)
+            until = 0 if path in left else min(self._until.get(path, 0), size)
+            kept += pages.rounded(until)
             if self._copies is not None:
                 there += pages.rounded(size) if until and self._copies.has(path) else 0
                 continue
@@ -186,8 +189,8 @@ class Kept:
             there += inside
             others += pages.rounded(pages.resident_bytes(path)) - inside if until < size else 0
         return Residency(
-            members=self.members, items=len(self), member_bytes=self.member_bytes, total_bytes=self.total_bytes, resident_bytes=there,
-            others_resident_bytes=others, changed=int(changed),
+            members=int((self._member & as_chosen).sum()), items=len(self), member_bytes=kept, total_bytes=self.total_bytes, resident_bytes=there,
+            others_resident_bytes=others, changed=int((~as_chosen).sum()),
         )  # fmt: skip
 
     def close(self) -> None:

@@ -16,7 +16,7 @@ from ..decide.cluster import AllocationProblem, Book, Waiting
 from ..decide.cluster.bound import groups_of, lp_prices, price_bound
 from ..decide.cluster.fillings import fillings_bound
 from ..decide.cluster.problem import AllocationStrategy, Divided, OrderStrategy, admitted, ranking, require_possible
-from ..errors import TimeLimit
+from ..errors import TimeLimit, UsageError
 from ..kernels.effort import look
 from ..kernels.stages import innermost, stage
 from ..simulate.cluster import ClusterRun, Costs, Failure, Measures, Moment, State, measures, simulate_cluster
@@ -39,6 +39,19 @@ def speeds(servers: Servers, queue: Queue, read: Callable[..., float]) -> Callab
             profile = queue.profiles[queue.profile_of[queue.jobs[job].profile]]
             kept[key] = speed_of(servers, queue.jobs[job], profile, parts) if read is speed_of else floor_of(servers, profile, parts)
         return kept[key]
+
+    return found
+
+
+def _moving(speed: Callable[[int, Parts], float], servers: Servers, queue: Queue) -> Callable[[int, Parts], float]:
+    """Raises: UsageError for parts on which the job was never seen to run: a simulation of it would not end."""
+
+    def found(job: int, parts: Parts) -> float:
+        if (rate := speed(job, parts)) <= 0:
+            told = ", ".join(f"{len(p.gpus)} GPUs and {p.cores} cores on {servers.servers[p.server].name}" for p in parts)
+            raise UsageError(f"job {queue.jobs[job].name} has {told}: profile {queue.jobs[job].profile} has no speed there", where="queue",
+                hint="measure the profile with less, or give the servers more cores or memory")
+        return rate
 
     return found
 
@@ -179,14 +192,14 @@ def simulate_queue(
     """`count`: first and last job (exclusive) that is measured, in the order of the queue; default: all. The run ends when they are done. `programs`:
     jobs with a plan are as fast as its program is on the devices that they got; so is their floor, at their share of the same place.
 
-    Raises: Infeasible for a gang that no servers can ever hold; UsageError."""
+    Raises: Infeasible for a gang that no servers can ever hold; UsageError for a profile without a speed at what a job has."""
     require_possible(servers, queue)
     costs = costs or Costs()
     policy = Rounds(
         servers=servers, queue=queue, order=order, allocation=allocation, seed=seed, round_s=round_s, age_rounds=age_rounds, move_s=costs.move_s
     )
     first, last = count or (0, len(queue.jobs))
-    speed, floor = speeds(servers, queue, speed_of), speeds(servers, queue, floor_of)
+    speed, floor = _moving(speeds(servers, queue, speed_of), servers, queue), speeds(servers, queue, floor_of)
     if programs is not None:
         speed, floor = programs.times(speed), programs.times(floor)
     run = simulate_cluster(servers, queue, policy, speed=speed, floor=floor, costs=costs, failures=failures, last=last, record=record)

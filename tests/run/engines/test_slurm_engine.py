@@ -47,6 +47,10 @@ def test_an_absent_and_an_old_slurm_are_refused(tmp_path, monkeypatch):
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(UsageError, match="no Slurm here"):
         Slurm()
+    monkeypatch.setenv("PATH", fake(tmp_path, sinfo=("sinfo: fatal: Could not establish a configuration source", 1)))
+    with pytest.raises(RunError, match="configuration source") as caught:
+        Slurm()
+    assert "--conf" in caught.value.hint and "sandbox up slurm" in caught.value.hint
     monkeypatch.setenv("PATH", fake(tmp_path, sinfo=("slurm 17.11.2", 0)))
     with pytest.raises(Unsupported, match=r"17\.11 is older than 22\.05"):
         Slurm()

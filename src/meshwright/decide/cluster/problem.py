@@ -20,7 +20,8 @@ __all__ = ["AllocationProblem", "AllocationStrategy", "Divided", "OrderStrategy"
 
 
 def require_possible(servers: Servers, queue: Queue) -> None:
-    """Raises: Infeasible for a gang that not even the empty cluster could hold, with the GPUs of the servers that it may use."""
+    """Raises: Infeasible for a gang that not even the empty cluster could hold, with the GPUs of the servers that it may use; UsageError for a
+    profile without a speed at the share of a job of its size: that job would never end at its share."""
     for types in dict.fromkeys(j.types for j in queue.jobs):
         sizes = servers.gpus[servers.of_types(types)]
         total, largest = int(sizes.sum()), int(sizes.max(initial=0))
@@ -34,6 +35,11 @@ def require_possible(servers: Servers, queue: Queue) -> None:
                     hint="make the gang smaller, allow it several servers, or name a larger fabric",
                     data={"job": job.name, "gpus": job.gpus, "fragments": counts, "largest_fragment": largest, "total": total},
                 )  # fmt: skip
+    book = Book(servers, queue.profiles)
+    for profile, gpus, types in dict.fromkeys((queue.profile_of[j.profile], j.gpus, j.types) for j in queue.jobs):
+        for n, kind in enumerate(book.kinds):
+            if not types or kind.type in types:
+                book.floor(profile, min(gpus, kind.gpus), n)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -16,7 +16,7 @@ from ..limits import MaxBytes
 from ..strict_json import read_document
 from .queue import queue_of
 from .traces import philly_queue, read_gavel, read_gavel_rates, read_job_table
-from .vm_traces import HUAWEI, read_azure_packing, read_huawei
+from .vm_traces import HUAWEI, HUAWEI_STAYS, read_azure_packing, read_huawei
 from .vms import SCHEMA, read_vms
 
 __all__ = ["is_vms", "load_queue", "load_vms"]
@@ -79,7 +79,8 @@ def is_vms(name: str) -> bool:
         return False
     line = head.partition(b"\n")[0].decode("utf-8", "replace").lower()
     columns = {c.strip() for c in line.split(",")}
-    return head.startswith(b"SQLite format 3\0") or columns.issuperset(HUAWEI) or f'"{SCHEMA}"'.encode() in head or name.endswith(".vms.json.gz")
+    huawei = columns.issuperset(HUAWEI) or columns.issuperset(HUAWEI_STAYS)
+    return head.startswith(b"SQLite format 3\0") or huawei or f'"{SCHEMA}"'.encode() in head or name.endswith(".vms.json.gz")
 
 
 def load_vms(name: str) -> VmTrace:

@@ -11,6 +11,7 @@ import csv
 import math
 import os
 import sqlite3
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +30,7 @@ AZURE_TABLES = {"vm": ("vmId", "tenantId", "vmTypeId", "priority", "starttime", 
 MAX_TYPES = 100_000  # rows of vmType; the public one has below 10,000
 MAX_CELL = 256  # characters of a value; names of the public one have below 20
 HUAWEI = ("vmid", "cpu", "memory", "time", "type")
+HUAWEI_STAYS = ("vmid", "cpu", "mem", "at", "lt")  # the same recording as others pass it on: a line for each machine that ended
 HUAWEI_HOST = (80.0, 180.0)  # cores, GB: two processors of 40 cores and 90 GB, as Huawei's simulator VMAgent has them
 MAX_ROW_BYTES = 1 << 20
 MAX_LINE = 4096
@@ -155,43 +157,69 @@ def _field(text: str, what: str, where: str, most: float) -> float:
 
 
 def read_huawei(path: str | os.PathLike[str], *, host: tuple[float, float] = HUAWEI_HOST) -> VmTrace:
-    """`Huawei-East-1.csv`: creates (type 0) and deletes (1) at seconds. It names no hosts: they have `host` cores and GB. It names no owners:
-    machines of a shape are of one owner. Raises: UsageError (no such file), FormatError naming the line."""
+    """`Huawei-East-1.csv`: creates (type 0) and deletes (1) at seconds; or `Huawei-East-1-lt.csv`: arrivals and lifetimes. It names no hosts: they
+    have `host` cores and GB. It names no owners: machines of a shape are of one owner. Raises: UsageError (no such file), FormatError naming the
+    line."""
     where, text = read_text(path, MaxBytes.CLUSTER_TRACE)
     lines = text.splitlines()
     if any(len(line) > MAX_LINE for line in lines):
         raise FormatError(f"a line of more than {MAX_LINE} characters", where=where)
     shapes: dict[tuple[float, float], int] = {}
-    alive: dict[str, tuple[int, float]] = {}
-    found: list[tuple[int, float, float, int, bool]] = []
-    last_s = 0.0
     try:
         rows = csv.reader(lines, strict=True)
         header = [h.strip().lower() for h in next(rows, [])]
-        if any(name not in header for name in HUAWEI):
-            raise FormatError(f"lacks columns: {', '.join(n for n in HUAWEI if n not in header)}", where=f"{where}:1")
-        place = [header.index(name) for name in HUAWEI]
-        for number, row in enumerate(rows, start=2):
-            at = f"{where}:{number}"
-            if len(row) != len(header):
-                raise FormatError(f"{len(row)} columns, the first line has {len(header)}", where=at)
-            vm, cores, memory, time, what = (row[k].strip() for k in place)
-            at_s = _field(time, "time", at, 1e9)
-            if what not in ("0", "1") or at_s < last_s or (vm in alive) == (what == "0"):
-                raise FormatError(f"type {what[:8]!r} of machine {vm[:32]!r} at {at_s:g} s", where=at,
-                    hint="0 creates, 1 deletes what is there; times do not fall")
-            last_s = at_s
-            if what == "0":
-                key = (_field(cores, "cpu", at, 1e6), _field(memory, "memory", at, 1e9))
-                alive[vm] = (shapes.setdefault(key, len(shapes)), at_s)
-                if len(shapes) > MAX_TYPES or len(found) + len(alive) > MAX_VMS:
-                    raise FormatError("too many shapes or machines", where=at)
-                continue
-            shape, start_s = alive.pop(vm)
-            if at_s > start_s:
-                found.append((shape, start_s, at_s, shape, False))
+        form = HUAWEI_STAYS if set(HUAWEI_STAYS) <= set(header) else HUAWEI
+        if any(name not in header for name in form):
+            raise FormatError(f"lacks columns: {', '.join(n for n in form if n not in header)}", where=f"{where}:1")
+        found = (_stays if form is HUAWEI_STAYS else _creates_and_deletes)(_chosen(rows, header, form, where), shapes)
     except csv.Error as error:
         raise FormatError(f"not CSV: {str(error)[:80]}", where=where) from None
-    found += [(shape, start_s, math.inf, shape, False) for shape, start_s in alive.values()]
     size = np.array([[[c / host[0], m / host[1]]] for c, m in shapes]).reshape(len(shapes), 1, 2)
     return _made("huawei-east-1", ("cores", "memory"), ("host",), tuple(f"{c:g}c{m:g}g" for c, m in shapes), size, found, where)
+
+
+def _chosen(rows: Iterable[list[str]], header: list[str], form: tuple[str, ...], where: str) -> Iterator[tuple[str, list[str]]]:
+    """Each line's place and the values of the form's columns."""
+    place = [header.index(name) for name in form]
+    for number, row in enumerate(rows, start=2):
+        at = f"{where}:{number}"
+        if len(row) != len(header):
+            raise FormatError(f"{len(row)} columns, the first line has {len(header)}", where=at)
+        if number - 2 > 2 * MAX_VMS:
+            raise FormatError("too many machines", where=at)
+        yield at, [row[k].strip() for k in place]
+
+
+def _shape(shapes: dict[tuple[float, float], int], cores: str, memory: str, at: str) -> int:
+    found = shapes.setdefault((_field(cores, "cpu", at, 1e6), _field(memory, "memory", at, 1e9)), len(shapes))
+    if found >= MAX_TYPES:
+        raise FormatError("too many shapes", where=at)
+    return found
+
+
+def _creates_and_deletes(rows: Iterable[tuple[str, list[str]]], shapes: dict[tuple[float, float], int]) -> list[tuple[int, float, float, int, bool]]:
+    alive: dict[str, tuple[int, float]] = {}
+    found: list[tuple[int, float, float, int, bool]] = []
+    last_s = 0.0
+    for at, (vm, cores, memory, time, what) in rows:
+        at_s = _field(time, "time", at, 1e9)
+        if what not in ("0", "1") or at_s < last_s or (vm in alive) == (what == "0"):
+            raise FormatError(f"type {what[:8]!r} of machine {vm[:32]!r} at {at_s:g} s", where=at,
+                hint="0 creates, 1 deletes what is there; times do not fall")
+        last_s = at_s
+        if what == "0":
+            alive[vm] = (_shape(shapes, cores, memory, at), at_s)
+            continue
+        shape, start_s = alive.pop(vm)
+        if at_s > start_s:
+            found.append((shape, start_s, at_s, shape, False))
+    return found + [(shape, start_s, math.inf, shape, False) for shape, start_s in alive.values()]
+
+
+def _stays(rows: Iterable[tuple[str, list[str]]], shapes: dict[tuple[float, float], int]) -> list[tuple[int, float, float, int, bool]]:
+    found = []
+    for at, (_, cores, memory, arrival, lifetime) in rows:
+        shape, at_s, stay_s = _shape(shapes, cores, memory, at), _field(arrival, "at", at, 1e9), _field(lifetime, "lt", at, 1e9)
+        if stay_s > 0:
+            found.append((shape, at_s, at_s + stay_s, shape, False))
+    return found

@@ -131,8 +131,8 @@ class Commands:
         if not self.dry and shutil.which(program, path=None if self.environment is None else self.environment.get("PATH")) is None:
             raise UsageError(f"there is no {engine} here: the program {program!r} is not installed", where="--engine", hint=hint)
 
-    def call(self, words: Sequence[str], text: str = "") -> str:
-        """Its output. Raises: EngineAway, RunError with what it says."""
+    def call(self, words: Sequence[str], text: str = "", *, hint: str = "") -> str:
+        """Its output. Raises: EngineAway, RunError with what it says and the hint."""
         if self.dry:
             self.said.append(shlex.join(words) + (f" <<'END'\n{text.rstrip()}\nEND" if text else ""))
             return ""
@@ -149,6 +149,6 @@ class Commands:
         if done.returncode or any(x in done.stderr for x in self.away):
             told = (done.stderr.strip() or done.stdout.strip() or f"exit code {done.returncode}")[-2000:]
             if any(x in told for x in self.away):
-                raise EngineAway(told.splitlines()[-1], where=words[0])
-            raise RunError(told, where=shlex.join(words)[:200])
+                raise EngineAway(told.splitlines()[-1], where=words[0], hint=hint)
+            raise RunError(told, where=shlex.join(words)[:200], hint=hint)
         return done.stdout

@@ -22,6 +22,7 @@ from .interface import UNKNOWN, Commands, Seen, Work
 
 __all__ = ["Kubernetes"]
 
+WHERE = "KUBECONFIG, or a context of `kubectl config`, names the cluster"  # said where it cannot be asked at all
 AWAY = (
     "connection refused", "was refused - did you", "connect: ", "Unable to connect", "i/o timeout", "TLS handshake timeout", "connection lost", "EOF",
     "etcdserver: ", "too many requests", "(ServiceUnavailable)", "unable to handle the request", "(Timeout)",
@@ -52,14 +53,14 @@ class Kubernetes:
         self.commands = Commands(dry=self.dry, away=AWAY)
         self.said = self.commands.said
         self.commands.require(self.kubectl, engine="Kubernetes", hint="install kubectl, or --dry-run writes the manifests")
-        version = MIN_VERSION if self.dry else parse_version(self._ask("version", "-o", "json").encode())
+        version = MIN_VERSION if self.dry else parse_version(self._ask("version", "-o", "json", hint=WHERE).encode())
         if version < MIN_VERSION:
             said = f"Kubernetes {version[0]}.{version[1]} is older than {MIN_VERSION[0]}.{MIN_VERSION[1]}"
             raise Unsupported(said, where="--engine kubernetes", hint="update it: older ones start pods that should be held",
                               data={"version": list(version)})  # fmt: skip
 
-    def _ask(self, *words: str, text: str = "") -> str:
-        return self.commands.call([self.kubectl, "--namespace", self.pods.namespace, *words], text)
+    def _ask(self, *words: str, text: str = "", hint: str = "") -> str:
+        return self.commands.call([self.kubectl, "--namespace", self.pods.namespace, *words], text, hint=hint)
 
     def discover(self) -> Servers:
         if self.servers is None:

@@ -28,6 +28,7 @@ __all__ = ["Slurm"]
 MIN_VERSION = (22, 5)  # the oldest that was tried
 MAX_SKIPPED = 1000  # numbers of jobs that were used before a controller lost its last seconds
 FIRST_PRIORITY = 4_000_000_000  # Slurm's own priorities count down from 2^32
+WHERE = "--conf names its slurm.conf, --sandbox one of `meshwright cluster sandbox up slurm`"  # said where it cannot be asked at all
 AWAY = (
     "Unable to contact slurm controller", "Connection refused", "Socket timed out", "Transport endpoint", "Zero Bytes were transmitted",
     "Slurm backup controller in standby", "Unexpected m", "slurm_msg_sendto", "slurm_receive_msg", "slurm_load_", "Resource temporarily unavailable",
@@ -56,7 +57,7 @@ class Slurm:
         for program in ("sinfo", "sbatch", "scontrol", "scancel"):
             self.commands.require(program, engine="Slurm", hint="install slurm-client, or choose --engine local")
         if not dry:
-            version = parse_version(self.commands.call(["sinfo", "--version"]))
+            version = parse_version(self.commands.call(["sinfo", "--version"], hint=WHERE))
             if version < MIN_VERSION:
                 raise Unsupported(
                     f"Slurm {version[0]}.{version[1]:02d} is older than {MIN_VERSION[0]}.{MIN_VERSION[1]:02d}", where="--engine slurm",
