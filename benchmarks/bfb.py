@@ -76,13 +76,13 @@ def in_lab() -> list[dict[str, Any]]:
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder, "k44.json")
         path.write_text(json.dumps(fabric_document(fabric)))
-        subprocess.run([*run, "lab", "up", str(path), "--name", "bench-k44", "--no-verify", "--quiet"], check=True)
+        subprocess.run([*run, "lab", "up", str(path), "--name", "bench-k44", "--quiet"], check=True)
         try:
             times: dict[str, dict[int, dict[str, Any]]] = {}
             for strategy in ("bfb", "ring"):
                 # ranks of the two sides in turn, so that the ring's every hop is a link
-                words = ["collective", "bench", "all-gather", "--lab", "bench-k44", "--order", "0,4,1,5,2,6,3,7", "-b", "4KiB", "-e", "1MiB"]
-                words += ["-f", "16", "-n", "21", "--strategies", strategy, "--no-builtin", "--backends", "meshwright", "--json"]
+                words = ["collective", "bench", "all-gather", "--lab", "bench-k44", "--order", "0,4,1,5,2,6,3,7", "-b", "4KiB", "-e", "4MiB"]
+                words += ["-f", "4", "-n", "21", "--strategies", strategy, "--no-builtin", "--backends", "meshwright", "--json"]
                 every_size = {**os.environ, "MESHWRIGHT_MIN_BYTES": "0"}
                 said = subprocess.run([*run, *words], check=True, stdout=subprocess.PIPE, env=every_size).stdout
                 times[strategy] = {row["size_bytes"]: row for row in json.loads(said)["rows"]}
