@@ -166,7 +166,9 @@ class BFB(CollectiveStrategy):
             "bandwidth_factor_least": str(sum(part.time() for part in parts) * rate / n),
         }  # fmt: skip
         chosen = replace(self, pieces=pieces)
-        return plan_rounds(problem, chosen, rounds, areas, order=tuple(range(n)), pack=self.pack, name=self.name, bound=bound, notes=notes, ahead=AHEAD)
+        return plan_rounds(problem, chosen, rounds, areas, order=tuple(range(n)), pack=self.pack, name=self.name, bound=bound, notes=notes,
+            ahead=AHEAD,
+        )  # fmt: skip
 
 
 def _pieces(parts: list[Steps]) -> int:
