@@ -13,8 +13,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from meshwright.bench.data import BLOCK_ELEMENTS, DTYPES, REDUCTIONS, contribution, expected, wrong_elements
+from meshwright.bench.measure import RATES
 from meshwright.bench.operations import make_case
-from meshwright.bench.start import RATES, rows_of
+from meshwright.bench.start import rows_of
 from meshwright.bench.worker import Described
 from meshwright.cli import main
 from meshwright.decide.collective import CollectiveProblem, Ring

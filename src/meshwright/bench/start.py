@@ -10,11 +10,10 @@ from typing import Any
 import msgspec
 
 from ..errors import MeshwrightError, RunError
-from .measure import BenchRow, Request
+from .measure import RATES, BenchRow, Request
 
-__all__ = ["RATES", "in_job", "on_lab", "on_this_machine", "rows_of"]
+__all__ = ["in_job", "on_lab", "on_this_machine", "rows_of"]
 
-RATES = "MESHWRIGHT_BENCH_RATES"  # a JSON list: goodput of each link of the fabric that is planned for, B/s
 WORKER = ("-m", "meshwright.bench.worker")
 MAX_RUN_S = 3600.0  # of a whole bench: a rank that hangs must not keep the others for ever
 

@@ -21,8 +21,7 @@ from ..run.group.predict import executor_transport, predicted_time_s
 from ..run.machine.process import CALIBRATING, STATE
 from ..run.ranks.worker import Seat
 from .data import DTYPES
-from .measure import BenchRow, Request, bench
-from .start import RATES
+from .measure import RATES, BenchRow, Request, bench
 
 __all__ = ["Described", "bench_rank", "main", "measure"]
 
