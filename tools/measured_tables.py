@@ -78,7 +78,8 @@ def bfb() -> str:
     for r in rows_of("bfb"):
         if "lab" in r["what"]:
             size, of = int(r["what"].split()[2]), r["simulated_s"] / r["value"]
-            lines.append([r["what"].split()[0], f"{size // 1024:,} KiB", milliseconds(r["value"]), milliseconds(r["simulated_s"]), f"{of:.2f}", f"{r['gain']:.2f}"])
+            times = milliseconds(r["value"]), milliseconds(r["simulated_s"]), f"{of:.2f}", f"{r['gain']:.2f}"
+            lines.append([r["what"].split()[0], f"{size // 1024:,} KiB", *times])
     return table(["collective", "size", "BFB", "simulated", "of the measured time", "ring takes, times"], lines)
 
 
