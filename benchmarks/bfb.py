@@ -1,8 +1,9 @@
 """Breadth-first broadcasts on direct connections: exact figures of graphs of 1,024 nodes, and K(4,4) in the lab beside our ring.
 
-Run: `python benchmarks/bfb.py` (some seconds for the figures; the lab needs root and takes two minutes on a quiet machine). Graphs: steps and the
+Run: `python benchmarks/bfb.py` (some seconds for the figures; the lab needs root and takes four minutes on a quiet machine). Graphs: steps and the
 bandwidth factor T_B in M/B, beside the figure that was published or the bound (N - 1)/N; processor time of the exact division at all ranks. Lab:
-eight devices, each joined to the four of the other side by links of 20 Mbit/s and 5 ms; median time of an all-gather, both planned for that fabric.
+eight devices, each joined to the four of the other side by links of 20 Mbit/s and 5 ms; median time of an all-gather and of a
+reduce-scatter, both planned for that fabric.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import tempfile
 import time
 from collections.abc import Iterable
 from fractions import Fraction
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +27,7 @@ from meshwright.fabric.fabric import Device, Fabric, Link
 from meshwright.io.fabric.document import fabric_document
 
 NODES, PORTS = 1024, 4
+LARGEST = {"all-gather": "4MiB", "reduce-scatter": "1MiB"}
 ASKED_GAIN = 2.5  # of the ring's time at 4 KiB over ours, on K(4,4)
 
 
@@ -76,26 +79,26 @@ def in_lab() -> list[dict[str, Any]]:
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder, "k44.json")
         path.write_text(json.dumps(fabric_document(fabric)))
-        subprocess.run([*run, "lab", "up", str(path), "--name", "bench-k44", "--no-verify", "--quiet"], check=True)
+        subprocess.run([*run, "lab", "up", str(path), "--name", "bench-k44", "--quiet"], check=True)
         try:
-            times: dict[str, dict[int, dict[str, Any]]] = {}
-            for strategy in ("bfb", "ring"):
+            times: dict[str, dict[str, dict[int, dict[str, Any]]]] = {op: {} for op in LARGEST}
+            for op, strategy in product(LARGEST, ("bfb", "ring")):
                 # ranks of the two sides in turn, so that the ring's every hop is a link
-                words = ["collective", "bench", "all-gather", "--lab", "bench-k44", "--order", "0,4,1,5,2,6,3,7", "-b", "4KiB", "-e", "1MiB"]
-                words += ["-f", "16", "-n", "21", "--strategies", strategy, "--no-builtin", "--backends", "meshwright", "--json"]
+                words = ["collective", "bench", op, "--lab", "bench-k44", "--order", "0,4,1,5,2,6,3,7", "-b", "4KiB", "-e", LARGEST[op]]
+                words += ["-f", "4", "-n", "21", "--strategies", strategy, "--no-builtin", "--backends", "meshwright", "--json"]
                 every_size = {**os.environ, "MESHWRIGHT_MIN_BYTES": "0"}
                 said = subprocess.run([*run, *words], check=True, stdout=subprocess.PIPE, env=every_size).stdout
-                times[strategy] = {row["size_bytes"]: row for row in json.loads(said)["rows"]}
+                times[op][strategy] = {row["size_bytes"]: row for row in json.loads(said)["rows"]}
         finally:
             subprocess.run([*run, "lab", "down", "bench-k44", "--quiet"], check=True)
-    for size, ours in times["bfb"].items():
-        ring = times["ring"][size]
+    for op, size in [(op, size) for op, found in times.items() for size in found["bfb"]]:
+        ours, ring = (times[op][strategy][size] for strategy in ("bfb", "ring"))
         rows.append({
-            "what": f"all-gather of {size} B on K(4,4) in the lab: bfb, beside our ring", "value": seconds(ours), "unit": "s", "peer": seconds(ring),
-            "gain": seconds(ring) / seconds(ours), "asked_gain": ASKED_GAIN if size == 4096 else None,
+            "what": f"{op} of {size} B on K(4,4) in the lab: bfb, beside our ring", "value": seconds(ours), "unit": "s", "peer": seconds(ring),
+            "gain": seconds(ring) / seconds(ours), "asked_gain": ASKED_GAIN if size == 4096 and op == "all-gather" else None,
             "simulated_s": ours["simulated_s"], "peer_simulated_s": ring["simulated_s"],
         })  # fmt: skip
-        print(f"{size:>8} B  bfb {seconds(ours):.4f} s  ring {seconds(ring):.4f} s  simulated {ours['simulated_s']}", flush=True)
+        print(f"{op} {size:>8} B  bfb {seconds(ours):.4f} s  ring {seconds(ring):.4f} s  simulated {ours['simulated_s']}", flush=True)
     return rows
 
 

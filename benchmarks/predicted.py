@@ -144,7 +144,7 @@ class Predictor:
             program = read_program(row["program"])
             transport_then = predict.executor_transport(fabric, per_core(row))  # as rank 0 decided
             order = predict.quickest_walk(program, fabric, names, transport_then, shared=per_core(row) > 1).walk
-            walk = predict.on_the_wire(predict.walked(program, fabric, names, order), row["size_bytes"])
+            walk = predict.on_the_wire(predict.walked(program, fabric, names, order), fabric, names, row["size_bytes"])
             self.walks[key] = walk, fabric, names, predict.flows_on_links(walk, fabric, names)
         walk, fabric, names, flows = self.walks[key]
         slowed = predict.slowed_by_flows(fabric, flows, loss)

@@ -3,17 +3,25 @@
 from __future__ import annotations
 
 import json
+from types import SimpleNamespace
+from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
 from meshwright.bench.data import BLOCK_ELEMENTS, DTYPES, REDUCTIONS, contribution, expected, wrong_elements
+from meshwright.bench.measure import RATES
 from meshwright.bench.operations import make_case
 from meshwright.bench.start import rows_of
+from meshwright.bench.worker import Described
 from meshwright.cli import main
+from meshwright.decide.collective import CollectiveProblem, Ring
 from meshwright.errors import RunError, UsageError
+from meshwright.io.fabric.name import load_fabric
+from meshwright.run.group.rank_code import form_of
 
 
 @given(
@@ -124,3 +132,20 @@ def test_inputs_of_digests_are_the_same_everywhere_and_uneven() -> None:
 def test_digests_are_of_sums(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["collective", "bench", "all-gather", "--digest"]) == 2
     assert "adds nothing" in capsys.readouterr().err
+
+
+def test_a_lab_s_times_are_simulated_at_what_its_links_pass(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The bound stays that of the fabric's rates."""
+    fabric = load_fabric("star:4")
+    p = CollectiveProblem.on(fabric, "all-reduce", 1 << 22, element_bytes=4)
+    chosen = SimpleNamespace(strategy="ring", form=form_of(Ring(rings=1).plan(p, rng=np.random.default_rng(0)).program))
+    plans = SimpleNamespace(choose=lambda *_: chosen, fabric=fabric, devices=p.ranks, ranks_per_core=1.0)
+    group: Any = SimpleNamespace(engine=SimpleNamespace(plans=plans), rank=lambda: 0)
+    said = {}
+    for share in (1.0, 0.5):
+        monkeypatch.setenv(RATES, json.dumps([int(x.rate_Bps * share) for x in fabric.links]))
+        said[share] = Described(group, torch.float32)("all-reduce", 0, 1 << 22)
+    monkeypatch.delenv(RATES)
+    assert Described(group, torch.float32)("all-reduce", 0, 1 << 22) == said[1.0]
+    (_, whole, bound), (_, half, same) = said[1.0], said[0.5]
+    assert whole is not None and half is not None and 1.2 * whole < half <= 2 * whole and bound == same

@@ -16,7 +16,9 @@ from .digest import digest_of
 from .operations import REDUCING, Case, make_case
 from .together import Start
 
-__all__ = ["BenchRow", "Request", "Timed", "bench"]
+__all__ = ["RATES", "BenchRow", "Request", "Timed", "bench"]
+
+RATES = "MESHWRIGHT_BENCH_RATES"  # a JSON list: goodput of each link of the fabric that is planned for, B/s
 
 
 class Request(msgspec.Struct, frozen=True, kw_only=True):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import sys
 from typing import Any
@@ -9,7 +10,7 @@ from typing import Any
 import msgspec
 
 from ..errors import MeshwrightError, RunError
-from .measure import BenchRow, Request
+from .measure import RATES, BenchRow, Request
 
 __all__ = ["in_job", "on_lab", "on_this_machine", "rows_of"]
 
@@ -51,7 +52,10 @@ def on_this_machine(ranks: int, env: dict[str, str]) -> list[BenchRow]:
 
 
 def on_lab(name: str, env: dict[str, str], order: list[int] | None) -> list[BenchRow]:
-    """One rank per device of a lab. Raises: what the lab raises, RunError when a rank fails."""
+    """One rank per device of a lab. Times are simulated at each link's measured goodput, where it was measured and nothing else is planned for.
+
+    Raises: what the lab raises, RunError when a rank fails.
+    """
     from ..lab.lab import Lab
 
     lines: list[str] = []
@@ -61,6 +65,8 @@ def on_lab(name: str, env: dict[str, str], order: list[int] | None) -> list[Benc
             lines.append(line.decode(errors="replace").strip())
 
     lab = Lab.open(name)
+    if lab.state.verified and "MESHWRIGHT_FABRIC" not in env:
+        env = {**env, RATES: json.dumps([x.rate_Bps for x in lab.measured_fabric.links])}
     try:
         result = lab.run([sys.executable, *WORKER], order=order, env=env, timeout_s=MAX_RUN_S, sink=sink, check=False)
     finally:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import sys
+from dataclasses import replace
 from datetime import timedelta
 from typing import Any
 
@@ -20,7 +21,7 @@ from ..run.group.predict import executor_transport, predicted_time_s
 from ..run.machine.process import CALIBRATING, STATE
 from ..run.ranks.worker import Seat
 from .data import DTYPES
-from .measure import BenchRow, Request, bench
+from .measure import RATES, BenchRow, Request, bench
 
 __all__ = ["Described", "bench_rank", "main", "measure"]
 
@@ -46,10 +47,11 @@ def measure(request: Request, backends: list[str], emit: Any) -> None:
 
 
 class Described:
-    """What ran, its simulated time and the bound, from the group's own plans."""
+    """What ran, its simulated time at the links' measured rates where they are known, and the bound, from the group's own plans."""
 
     def __init__(self, group: MeshwrightGroup, dtype: torch.dtype) -> None:
         self.group, self.dtype = group, dtype
+        self.rates: list[int] = msgspec.json.decode(os.environ.get(RATES, "[]"), type=list[int])
 
     def __call__(self, op: str, root: int, size_bytes: int) -> tuple[str, float | None, float | None]:
         plans = self.group.engine.plans
@@ -67,7 +69,10 @@ class Described:
             bound = max(0.0, float(collective_bound(problem).exact - burst_s(plans.fabric)))
             if not isinstance(chosen, str):
                 transport = executor_transport(plans.fabric, plans.ranks_per_core)
-                simulated = predicted_time_s(chosen.form, plans.fabric, plans.devices, transport, size_bytes)
+                fabric = plans.fabric
+                if self.rates:
+                    fabric = replace(fabric, links=tuple(replace(x, rate_Bps=r) for x, r in zip(fabric.links, self.rates, strict=True)))
+                simulated = predicted_time_s(chosen.form, fabric, plans.devices, transport, size_bytes)
         except MeshwrightError as error:  # the row says why a figure is missing
             ran = f"{ran}; {error}"
         return ran, simulated, bound

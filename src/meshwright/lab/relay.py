@@ -21,6 +21,7 @@ import struct
 import sys
 import time
 from collections import deque
+from heapq import heappop, heappush
 from typing import Any
 
 from . import namespaces as ns
@@ -93,24 +94,41 @@ def main() -> None:
 
 
 def _carry(ways: dict[int, tuple[int, Direction]]) -> None:
+    """One turn costs what came and what is due, however many cables there are."""
+    came = select.epoll()
+    for fd in ways:
+        came.register(fd, select.EPOLLIN)
+    due: list[tuple[float, int]] = []  # heap: (when its first frame is due, where it came in), of directions in which frames wait
     while True:
-        times = [t for _, way in ways.values() if (t := way.next_s) is not None]
-        wait = max(0.0, min(times) - time.monotonic()) if times else None
-        for fd in select.select(list(ways), [], [], wait)[0]:
+        wait = max(0.0, due[0][0] - time.monotonic()) if due else None
+        select.select([came], [], [], wait)  # epoll itself counts in whole milliseconds
+        for fd, _ in came.poll(0):
             way = ways[fd][1]
-            for _ in range(MAX_FRAMES_PER_TURN):
-                try:
-                    frame = os.read(fd, MAX_FRAME_BYTES)
-                except BlockingIOError:
-                    break
-                way.put(frame, time.monotonic())
+            waits = way.next_s is not None
+            _take(fd, way)
+            if not waits and (first := way.next_s) is not None:
+                heappush(due, (first, fd))
         now = time.monotonic()
-        for target, way in ways.values():
+        while due and due[0][0] <= now:
+            _, fd = heappop(due)
+            target, way = ways[fd]
             for frame in way.due(now):
                 try:
                     os.write(target, frame)
                 except OSError:  # the interface is down, or the kernel is out of buffers: a real cable would lose it too
                     continue
+            if (first := way.next_s) is not None:
+                heappush(due, (first, fd))
+
+
+def _take(fd: int, way: Direction) -> None:
+    """What came in, up to a cable's share of a turn."""
+    for _ in range(MAX_FRAMES_PER_TURN):
+        try:
+            frame = os.read(fd, MAX_FRAME_BYTES)
+        except BlockingIOError:
+            return
+        way.put(frame, time.monotonic())
 
 
 if __name__ == "__main__":

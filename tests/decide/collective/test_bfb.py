@@ -15,10 +15,11 @@ from hypothesis import strategies as st
 from meshwright.check import check_program
 from meshwright.decide.collective import CollectiveProblem
 from meshwright.decide.collective.bfb.loads import distances, divide
-from meshwright.decide.collective.bfb.strategy import BFB, ways
+from meshwright.decide.collective.bfb.strategy import AHEAD, BFB, ways
 from meshwright.decide.collective.program_time import simulated_time_s
 from meshwright.errors import Unsupported, UsageError
 from meshwright.fabric.fabric import Device, Fabric, Link
+from meshwright.program.program import Part
 
 RNG = np.random.default_rng(0)
 
@@ -150,3 +151,14 @@ def test_refusals() -> None:
     alone = [BFB.variants(CollectiveProblem.on(fabric, "all-gather", 4 * len(fabric.devices))) for fabric in (many, line)]
     assert [len(v) for v in alone] == [0, 2]
     assert ways(line, ("n0", "n1", "n2"))[0].keys() == {1}
+
+
+@pytest.mark.parametrize("name", ["K4,4", "circulant 16"])
+def test_receives_are_posted_before_their_messages_are_due(name: str) -> None:
+    """Nothing of an all-gather needs staging, so all of a way's messages may come; what is added is staged, two messages at a time."""
+    fabric = fabric_of(GRAPHS[name][0])
+    gather, scatter = (BFB().plan(CollectiveProblem.on(fabric, op, 1 << 20), rng=RNG).program for op in ("all-gather", "reduce-scatter"))
+    sends = (gather.steps.parts & Part.SEND) != 0
+    messages = np.bincount(gather.steps.chan_out[sends], minlength=len(gather.channels))
+    assert messages.max() > 2 and (gather.channels.depth == np.minimum(messages, AHEAD)).all()
+    assert scatter.channels.depth.max() == 2

@@ -67,3 +67,21 @@ def test_a_value_that_dies_is_waited_for_when_an_answer_has_come() -> None:
     answers = [s.index for s in program.iter_steps() if s.chan_in == 1]
     assert [waited[s] for s in found[:4]] == [order.index(r) + 1 for r in answers]
     assert waited[found[4]] == len(order)  # nobody answers the last, which lives on anyway
+
+
+def test_what_is_added_may_come_before_its_turn() -> None:
+    """Two ranks' rows are added to a third's in a fixed order. Their receives land in staging, so both are posted at once where that is asked for."""
+    b = ProgramBuilder(ranks=3)
+    rows = [b.buffer(r, chunks=1, chunk_bytes=4, role="input") for r in range(3)]
+    ways = [b.channel(r, 2) for r in range(2)]
+    for r in range(2):
+        b.lane(r).send(ways[r], rows[r], 0)
+    first = b.lane(2).recv_add(ways[0], rows[2], 0)
+    b.lane(2).recv_add(ways[1], rows[2], 0, after=[first])
+    program = b.build()
+    posted = []
+    for early in (False, True):
+        schedule = compile_schedule(program, fuse_lanes(program), 2, staged_ahead=early)
+        posted.append({at: len(found) for at, found in schedule.posts.items() if found})
+        assert not any(r.direct for r in schedule.receives.values())
+    assert posted == [{0: 1, 1: 1}, {0: 2}]

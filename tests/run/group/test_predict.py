@@ -9,8 +9,10 @@ import pytest
 
 from meshwright.cost import Transport
 from meshwright.decide.collective import NAMES, CollectiveProblem, Ring, collective_bound
+from meshwright.decide.collective.bfb.strategy import BFB
 from meshwright.errors import Infeasible, PlanMismatch
 from meshwright.fabric.edit import sustained
+from meshwright.fabric.fabric import Device, Fabric, Link
 from meshwright.io.fabric.name import load_fabric
 from meshwright.run.group.choose import builtin, executed
 from meshwright.run.group.plans import size_class
@@ -20,9 +22,11 @@ from meshwright.run.group.predict import (
     executor_transport,
     flows_on_links,
     late_time_s,
+    on_the_wire,
     predicted_time_s,
     quickest_walk,
     slowed_by_flows,
+    slowly_answered,
     walk_program,
     walked,
 )
@@ -128,3 +132,23 @@ def test_options_that_do_not_go_with_other_pieces_end_the_search_and_not_the_cho
     """A lead of 8 pieces divides 16 of them, and not 4."""
     found = executed(problem(op="reduce-scatter"), [NAMES["forestcoll"](pieces=8, lead=8)])
     assert found[0].ranked.plan is not None and found[0].ranked.plan.options["lead"] == 8
+
+
+def k44(rate_Bps: int = 2_500_000, latency_s: float = 5e-3) -> Fabric:
+    sides = [(a, b) for a in range(4) for b in range(4, 8)]
+    links = tuple(Link(src=f"n{x}", dst=f"n{y}", rate_Bps=rate_Bps, latency_s=latency_s) for a, b in sides for x, y in ((a, b), (b, a)))
+    return Fabric(name="k44", devices=tuple(Device(name=f"n{i}", kind="cpu") for i in range(8)), links=links)
+
+
+def test_a_first_message_takes_its_way_twice_and_the_others_once() -> None:
+    """gloo sends once the receiver has answered. In a ring of single messages every hop waits for its answer; over short links none does."""
+    fabric = k44(rate_Bps=10**12)
+    for strategy, hops in ((BFB(), 3), (Ring(rings=1), 14)):
+        order = tuple(f"n{i}" for i in (0, 4, 1, 5, 2, 6, 3, 7))
+        p = CollectiveProblem(fabric=fabric, op="all-gather", size_bytes=64, ranks=order, element_bytes=1)
+        form = form_of(strategy.plan(p, rng=np.random.default_rng(0)).program)
+        assert predicted_time_s(form, fabric, order, Transport()) == pytest.approx(5e-3 * hops, rel=1e-3)
+        assert len(slowly_answered(form.unrolled, fabric, order)) == len(form.unrolled.channels)
+        near = k44(latency_s=1e-6)
+        assert not slowly_answered(form.unrolled, near, order)
+        assert len(on_the_wire(form, near, order).steps) == len(walk_program(form).steps)

@@ -60,15 +60,16 @@ class Schedule:
 
 
 def compile_schedule(
-    program: Program, orders: Sequence[I32], rank: int, *, sends_ahead: int = 0, sends_first: bool = False
+    program: Program, orders: Sequence[I32], rank: int, *, sends_ahead: int = 0, sends_first: bool = False, staged_ahead: bool = False
 ) -> Schedule:
     """The schedule of `rank`; `orders` are all ranks' walks (`lanes.fuse_lanes`).
 
     `sends_ahead`: messages out of buffers that may wait to be taken, where that is more than the channel's depth. A send costs no memory until its
     receive is posted, and a walk that does not wait for it can take in what has come meanwhile. `sends_first`: of receives and short sends that are
-    due at the same time the sends go first, since a neighbour may be waiting for them.
+    due at the same time the sends go first, since a neighbour may be waiting for them. `staged_ahead`: what is added is received at its
+    channel's credit, whatever its step is `after`: it lands in staging, touches nothing before its turn, and has a place for `depth` messages anyway.
     """
-    compiler = _Compiler(program, orders, rank, sends_ahead)
+    compiler = _Compiler(program, orders, rank, sends_ahead, staged_ahead)
     schedule = compiler.run()
     if sends_first:
         compiler.post_after_sends()
@@ -76,8 +77,8 @@ def compile_schedule(
 
 
 class _Compiler:
-    def __init__(self, program: Program, orders: Sequence[I32], rank: int, sends_ahead: int) -> None:
-        self.program, self.orders, self.rank, self.sends_ahead = program, orders, rank, sends_ahead
+    def __init__(self, program: Program, orders: Sequence[I32], rank: int, sends_ahead: int, staged_ahead: bool) -> None:
+        self.program, self.orders, self.rank, self.sends_ahead, self.staged_ahead = program, orders, rank, sends_ahead, staged_ahead
         self.order = orders[rank].tolist()
         self.position = {step: i for i, step in enumerate(self.order)}
         self.channel_sends, self.channel_receives = channel_messages(program)
@@ -185,6 +186,8 @@ class _Compiler:
 
     def post_position(self, step: int, send: int, credit: int) -> int:
         """Where the receive is posted: at its credit, or later when the steps that it is `after` are done."""
+        if self.staged_ahead and self.parts[step] & Part.ADD:
+            return credit
         s = self.program.steps
         lo, hi = int(s.after_ptr[step]), int(s.after_ptr[step + 1])
         ready = max((self.position[int(a)] + 1 for a, lag in zip(s.after_step[lo:hi], s.after_lag[lo:hi], strict=True) if lag == 0), default=0)

@@ -1,9 +1,11 @@
 """How long a program takes as this executor runs it, which is not quite how its lanes would run.
 
-Three things differ. One thread per rank takes in messages in the fused order, so their overheads add up: the simulator gets the walk, one lane of
+Four things differ. One thread per rank takes in messages in the fused order, so their overheads add up: the simulator gets the walk, one lane of
 everything but sends per rank, and a lane of sends per channel (posting is all a send costs the walk). Ranks that share a machine share its cores:
-overheads grow by ranks per core. And several TCP flows on one link lose part of it, measured on shaped links: queues overflow, flows take turns
-unevenly; so the rate of a link falls with the number of pairs of ranks that talk across it.
+overheads grow by ranks per core. Several TCP flows on one link lose part of it, measured on shaped links: queues overflow, flows take turns
+unevenly; so the rate of a link falls with the number of pairs of ranks that talk across it. And gloo sends a message only once its receiver has
+answered that there is a place for it. Receives are posted a channel's depth ahead, so the answer is there in time, but for the first messages of a
+call: over 5 ms they take 10. Where an answer takes long, it is a message of the walk (`with_answers`).
 
 Sources: fabricrun card, section 3.3 (three owners behind one slow link are 10 to 60 % slower than one; four pairs across a trunk);
 `benchmarks/predicted.py` fits the figures.
@@ -11,7 +13,7 @@ Sources: fabricrun card, section 3.3 (three owners behind one slow link are 10 t
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -26,7 +28,7 @@ from .rank_code import F64, Form, form_of
 
 __all__ = [
     "MAX_SIMULATED_STEPS", "WALKS", "Walked", "executor_transport", "flows_on_links", "late_time_s", "on_the_wire", "predicted_time_s",
-    "quickest_walk", "slowed_by_flows", "timed_form", "walk_program", "walked", "with_headers",
+    "quickest_walk", "slowed_by_flows", "slowly_answered", "timed_form", "walk_program", "walked", "with_headers",
 ]  # fmt: skip
 
 WALKS = ("depth", "simulated")
@@ -42,6 +44,7 @@ MAX_SIMULATED_STEPS = 60_000  # executed steps of all ranks: a larger program is
 LATE_SHARE = 0.05  # of the messages find their rank without a core; chosen so that walks of a DGX-1 in the lab fall in their measured order
 LATE_S = 3e-3  # that such a message waits on average: a time slice of the scheduler
 LATE_SIMULATIONS = 3  # whose mean is taken, each with other messages late
+MIN_ANSWER_S = PER_MESSAGE_S  # that a receiver's answer is on the way: less is lost in what a message costs the processors
 MIN_FLOW_SHARE = 0.05  # of the bytes of a link's busiest pair: a pair that sends less is not counted as a flow
 
 
@@ -51,8 +54,11 @@ def executor_transport(fabric: Fabric, ranks_per_core: float = 1.0) -> Transport
     return Transport(per_message_s=PER_MESSAGE_S * times, per_byte_s=PER_BYTE_S * times, per_step_s=assumed.per_step_s * times)
 
 
-def walk_program(form: Form) -> Program:
-    """The program of the walks, for prediction only: what is sent from staging is read where the sum would have been stored."""
+def walk_program(form: Form, answered: Container[int] = ()) -> Program:
+    """The program of the walks, for prediction only: what is sent from staging is read where the sum would have been stored.
+
+    answered: channels whose messages wait for an answer of the receiver, that it has posted the receive: one of no bytes, on a channel the other way.
+    """
     p = form.unrolled
     s = p.steps
     b = ProgramBuilder(ranks=p.ranks, name=p.name)
@@ -60,6 +66,7 @@ def walk_program(form: Form) -> Program:
         b.buffer(actor, chunks=int(p.buffers.chunks[i]), chunk_bytes=int(p.buffers.chunk_bytes[i]))
     for src, dst, depth in zip(p.channels.src.tolist(), p.channels.dst.tolist(), p.channels.depth.tolist(), strict=True):
         b.channel(src, dst, depth=depth)
+    answers = {c: _Answers(b, p, c) for c in range(len(p.channels)) if c in answered}
     columns = (s.kind, s.parts, s.chan_in, s.chan_out, s.src_buffer, s.src_chunk, s.dst_buffer, s.dst_chunk, s.count)
     kind, parts, chan_in, chan_out, src_buffer, src_chunk, dst_buffer, dst_chunk, count = (c.tolist() for c in columns)
     sending = Part.SEND | Part.OUT_SET
@@ -80,10 +87,45 @@ def walk_program(form: Form) -> Program:
                     add=bool(held & Part.ADD), store=True,
                 )  # fmt: skip
                 before, src = [ref], into
+                if held & Part.RECV and chan_in[step] in answers:
+                    answers[chan_in[step]].takes.append(ref)
             if held & Part.SEND:
                 out = outgoing.setdefault(chan_out[step], b.lane(rank)) if chan_out[step] not in outgoing else outgoing[chan_out[step]]
+                if chan_out[step] in answers:
+                    answers[chan_out[step]].awaited(out)
                 out.send(chan_out[step], *src, count[step], after=before)
+    for channel in answers.values():
+        channel.give(b)
     return b.build()
+
+
+class _Answers:
+    """Of the receiver of one channel: a message may come once it has been answered, the first `depth` of them when the call begins."""
+
+    def __init__(self, b: ProgramBuilder, program: Program, channel: int) -> None:
+        self.receiver, self.depth = int(program.channels.dst[channel]), int(program.channels.depth[channel])
+        sender = int(program.channels.src[channel])
+        self.here, self.there = (b.buffer(rank, chunks=1, chunk_bytes=0) for rank in (self.receiver, sender))
+        messages = int(np.count_nonzero((program.steps.chan_out == channel) & ((program.steps.parts & Part.SEND) != 0)))
+        self.channel = b.channel(self.receiver, sender, depth=max(1, messages))
+        self.messages = messages
+        self.takes: list[StepRef] = []
+
+    def awaited(self, lane: LaneBuilder) -> None:
+        lane.recv(self.channel, self.there, 0)
+
+    def give(self, b: ProgramBuilder) -> None:
+        lane = b.lane(self.receiver)
+        for number in range(self.messages):
+            lane.send(self.channel, self.here, 0, after=self.takes[number - self.depth : number - self.depth + 1] if number >= self.depth else ())
+
+
+def slowly_answered(program: Program, fabric: Fabric, ranks: Sequence[str]) -> set[int]:
+    """Channels whose way back takes MIN_ANSWER_S and more. Raises: Disconnected."""
+    actors = [fabric.actor_of[name] for name in ranks]
+    ends = list(zip(program.channels.src.tolist(), program.channels.dst.tolist(), strict=True))
+    slow = {(src, dst) for src, dst in set(ends) if fabric.message_costs(actors[dst], actors[src])[0] >= MIN_ANSWER_S}
+    return {channel for channel, pair in enumerate(ends) if pair in slow}
 
 
 def flows_on_links(program: Program, fabric: Fabric, ranks: Sequence[str]) -> np.ndarray:
@@ -115,14 +157,14 @@ def at_size(program: Program, size_bytes: int) -> Program:
     rows = (*contract.inputs, *contract.outputs) if contract is not None else ()
     most = max((count for _, _, count in rows), default=int(program.buffers.chunks.max()))
     chunk = max(1, -(-size_bytes // max(most, 1)))
-    return replace(program, buffers=replace(program.buffers, chunk_bytes=np.full(len(program.buffers), chunk, np.int64)))
+    return replace(program, buffers=replace(program.buffers, chunk_bytes=np.where(program.buffers.chunk_bytes > 0, chunk, 0)))
 
 
 def with_headers(program: Program) -> Program:
     """Chunks so much longer that a message of usual length takes what it takes on the wire."""
-    sends = (program.steps.parts & Part.SEND) != 0
+    sends = ((program.steps.parts & Part.SEND) != 0) & (program.message_bytes() > 0)
     usual = float(program.steps.count[sends].mean()) if sends.any() else 1.0
-    longer = program.buffers.chunk_bytes + int(np.ceil(WIRE_OVERHEAD_BYTES / max(usual, 1.0)))
+    longer = program.buffers.chunk_bytes + int(np.ceil(WIRE_OVERHEAD_BYTES / max(usual, 1.0))) * (program.buffers.chunk_bytes > 0)
     return replace(program, buffers=replace(program.buffers, chunk_bytes=longer.astype(np.int64)))
 
 
@@ -168,15 +210,15 @@ def quickest_walk(program: Program, fabric: Fabric, ranks: Sequence[str], transp
     return min(found, key=lambda w: w.judged_s)
 
 
-def on_the_wire(form: Form, size_bytes: int | None = None) -> Program:
-    """The walks with what messages take on the wire, for the planned or another size."""
-    walks = walk_program(form)
+def on_the_wire(form: Form, fabric: Fabric, ranks: Sequence[str], size_bytes: int | None = None) -> Program:
+    """The walks with what messages take on the wire, for the planned or another size. Raises: Disconnected."""
+    walks = walk_program(form, slowly_answered(form.unrolled, fabric, ranks))
     return with_headers(walks if size_bytes is None else at_size(walks, size_bytes))
 
 
 def predicted_time_s(form: Form, fabric: Fabric, ranks: Sequence[str], transport: Transport, size_bytes: int | None = None) -> float:
     """Simulated time of the walks on links slowed by their flows, for the planned or another size. Raises: as `simulate_program`."""
-    walks = on_the_wire(form, size_bytes)
+    walks = on_the_wire(form, fabric, ranks, size_bytes)
     slowed = slowed_by_flows(fabric, flows_on_links(walks, fabric, ranks))
     return simulate_program(walks, slowed, tuple(ranks), Cost(transport=transport), record=False, memory=False).makespan_s
 
@@ -188,7 +230,7 @@ def late_time_s(form: Form, fabric: Fabric, ranks: Sequence[str], transport: Tra
     five ranks on two cores, 8 MiB in the order of simulated times was predicted to take 1.42 s and took 1.6 to 2.1, by depth 1.47 and 1.50.
     Raises: as `simulate_program`.
     """
-    walks = on_the_wire(form)
+    walks = on_the_wire(form, fabric, ranks)
     slowed = slowed_by_flows(fabric, flows_on_links(walks, fabric, ranks))
     usual_s = durations(walks, Cost(transport=transport), slowed, ranks)
     taken = np.flatnonzero((walks.steps.parts & Part.RECV) != 0)

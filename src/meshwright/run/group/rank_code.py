@@ -102,7 +102,7 @@ def compile_rank(form: Form, rank: int, elements: int) -> RankCode:
 class _Compiler(Places):
     def __init__(self, form: Form, rank: int, elements: int) -> None:
         super().__init__(form, rank, elements)
-        self.schedule: Schedule = compile_schedule(self.program, form.orders, rank, sends_ahead=MAX_SENDS_AHEAD)
+        self.schedule: Schedule = compile_schedule(self.program, form.orders, rank, sends_ahead=MAX_SENDS_AHEAD, staged_ahead=True)
         self.out: list[Instruction] = []
         self.slots: list[int] = []  # elements of every staging slot
         self.channel_of: list[int] = []  # of every slot

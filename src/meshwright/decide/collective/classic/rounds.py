@@ -155,9 +155,10 @@ class _Lowering:
     """One program in the making; see the module's docstring."""
 
     def __init__(
-        self, b: ProgramBuilder, rounds: Rounds, areas: Mapping[str, Area], sizes: Mapping[str, Sequence[int]], chunk_bytes: int, pack: bool
-    ) -> None:
-        self.b, self.rounds, self.sizes, self.pack = b, rounds, sizes, pack
+        self, b: ProgramBuilder, rounds: Rounds, areas: Mapping[str, Area], sizes: Mapping[str, Sequence[int]], chunk_bytes: int, pack: bool,
+        ahead: int,
+    ) -> None:  # fmt: skip
+        self.b, self.rounds, self.sizes, self.pack, self.ahead = b, rounds, sizes, pack, ahead
         self.start = {name: [0, *accumulate(size)] for name, size in sizes.items()}
         self.hazards = _Hazards()
         self.lanes: dict[tuple[int, str, int], LaneBuilder] = {}
@@ -167,6 +168,7 @@ class _Lowering:
                 self.buffer[rank, name] = b.buffer(rank, chunks=self.start[name][-1], chunk_bytes=chunk_bytes, role=area.role, name=f"{name}:{rank}")
         self.channels: dict[tuple[int, int, int], int] = {}
         self.traffic: dict[tuple[int, int, int], int] = {}
+        self.staged: set[tuple[int, int, int]] = set()  # ways whose messages wait in staging
         slot = {"out": [0] * b.ranks, "in": [0] * b.ranks}
         for step in rounds:
             for m in step:
@@ -177,6 +179,8 @@ class _Lowering:
                     continue
                 key = (m.src, m.dst, m.stream)
                 self.traffic[key] = self.traffic.get(key, 0) + (1 if pack else len(runs))
+                if pack or m.add:
+                    self.staged.add(key)
                 if pack and len(runs) > 1:
                     total = sum(run.count for run in runs)
                     if not _together(runs, 0):
@@ -216,7 +220,7 @@ class _Lowering:
     def channel(self, m: Move) -> int:
         key = (m.src, m.dst, m.stream)
         if key not in self.channels:
-            self.channels[key] = self.b.channel(m.src, m.dst, depth=min(2, self.traffic[key]))
+            self.channels[key] = self.b.channel(m.src, m.dst, depth=min(2 if key in self.staged else self.ahead, self.traffic[key]))
         return self.channels[key]
 
     def build(self) -> None:
@@ -288,11 +292,14 @@ def _together(runs: Sequence[_Run], side: int) -> bool:
     return all((a.target if side else a.source) + a.count == (b.target if side else b.source) for a, b in pairwise(runs))
 
 
-def lower(problem: CollectiveProblem, rounds: Rounds, areas: Mapping[str, Area], *, pack: bool, name: str) -> Program:
-    """The program of the rounds, ranks and blocks already placed. Areas: `data`, or `input` and `output`, besides any others."""
+def lower(problem: CollectiveProblem, rounds: Rounds, areas: Mapping[str, Area], *, pack: bool, name: str, ahead: int = 2) -> Program:
+    """The program of the rounds, ranks and blocks already placed. Areas: `data`, or `input` and `output`, besides any others.
+
+    ahead: messages of a way that may be under way where none needs staging; two otherwise.
+    """
     sizes, chunk_bytes = block_chunks(problem, {key: (area.blocks, area.by_rank) for key, area in areas.items()})
     b = ProgramBuilder(ranks=len(problem.ranks), name=name)
-    lowering = _Lowering(b, rounds, areas, sizes, chunk_bytes, pack)
+    lowering = _Lowering(b, rounds, areas, sizes, chunk_bytes, pack, ahead)
     lowering.build()
     where = {key: [lowering.buffer[rank, key] for rank in range(b.ranks)] for key in areas}
     b.contract = classic_contract(problem, where.get("input") or where["data"], where.get("output") or where["data"], sizes)
@@ -301,16 +308,16 @@ def lower(problem: CollectiveProblem, rounds: Rounds, areas: Mapping[str, Area],
 
 def plan_rounds(
     problem: CollectiveProblem, strategy: Any, rounds: Rounds, areas: Mapping[str, Area], *, order: Sequence[int], pack: bool, name: str,
-    bound: Bound | None = None, notes: Mapping[str, Any] | None = None,
+    bound: Bound | None = None, notes: Mapping[str, Any] | None = None, ahead: int = 2,
 ) -> CollectivePlan:  # fmt: skip
-    """The plan of an algorithm given as rounds over positions; `strategy` holds the options with every choice filled in.
+    """The plan of an algorithm given as rounds over positions; `strategy` holds the options with every choice filled in; `ahead`: as in `lower`.
 
     Raises: Disconnected; Unsupported when two ranks that must talk have no path.
     """
     bound = bound or collective_bound(problem)
 
     def build() -> Program:
-        return lower(problem, _placed(rounds, areas, order), areas, pack=pack, name=f"{name} {problem.op}")
+        return lower(problem, _placed(rounds, areas, order), areas, pack=pack, name=f"{name} {problem.op}", ahead=ahead)
 
     if problem.shard_bytes is None:  # the same program at every size, but for the bytes of a chunk
         key = ("rounds", name, problem.op, problem.ranks, problem.root, problem.peers, problem.numbers, pack, repr(strategy))
