@@ -19,8 +19,12 @@ from effort import few
 from meshwright.check import check_program
 from meshwright.check.folded.fabric import folded_link_time
 from meshwright.check.folded.messages import ends_of
+from meshwright.check.folded.shadow import shadow
 from meshwright.check.folded.training import check_folded_training
+from meshwright.check.folded.trips import with_round_trips
 from meshwright.check.program.links import link_time
+from meshwright.check.program.memory import worst_order_memory
+from meshwright.check.program.order import Order
 from meshwright.cost import assumed_cost
 from meshwright.decide.layout.context import context_graph
 from meshwright.decide.layout.data_sharding import DataSharding
@@ -33,7 +37,7 @@ from meshwright.drive import plans as drive
 from meshwright.drive.pipeline.pipelines import make_strategy
 from meshwright.drive.training import evaluate, order
 from meshwright.drive.training.collectives import CollectivePlanner
-from meshwright.drive.training.folded import RankOrderRings, folded_step
+from meshwright.drive.training.folded import RankOrderRings, folded_step, worst_bytes
 from meshwright.drive.training.pipeline import PipelineWanted
 from meshwright.drive.training.recompute import RecomputeWanted
 from meshwright.drive.training.schedules import Orders, actions_of, layout_problem, scheduled
@@ -274,3 +278,33 @@ def test_messages_to_other_members_that_do_more_are_refused() -> None:
         row[taken] = other.place[0] if column == "dst_buffer" else other.channel
         with pytest.raises(FormatError, match=message):
             ends_of(replace(x.folded, steps=replace(s, **{column: row})))
+
+
+@pytest.mark.sample(3)
+@pytest.mark.parametrize(("level", "expert", "exchange"), [(0, 2, ""), (1, 2, ""), (0, 1, "ulysses"), (0, 1, "ring")])
+def test_what_comes_back_says_that_what_was_sent_has_left(level: int, expert: int, exchange: str) -> None:
+    """Memory in the worst order of a folded program is at least that of the written-out form, and hardly more. Messages that wait for no answer are
+    without it."""
+    x = lowered((2, 1, 2), level, expert=expert, context=2 if exchange else 1, exchange=exchange)
+    flat = inline(expand(x.folded), x.callees).program
+    worst = worst_order_memory(flat, Order(flat))
+    exact = np.array(worst.peak_bytes[: flat.ranks]) + np.array(worst.staging_bytes[: flat.ranks])
+    folded = np.array(worst_bytes(x.folded, x.callees))
+    assert np.all(folded >= exact) and np.all(folded <= 1.15 * exact)
+    made = shadow(x.folded, x.callees)
+    assert len(with_round_trips(made).steps.after_step) > len(made.program.steps.after_step)
+    alone = shadow(lowered((2, 1, 2), level).folded, lowered((2, 1, 2), level).callees)
+    assert with_round_trips(alone) is alone.program
+
+
+def test_long_programs_are_bounded_along_the_computing_lane(monkeypatch: pytest.MonkeyPatch) -> None:
+    """However many steps other lanes have: the bound of the sweep is no less than what a simulation needs, and no more than what closures say."""
+    x = lowered((4, 1, 2), 0, expert=4)
+    flat = inline(x.plain, x.callees).program
+    simulated = simulate_program(flat, x.fabric, x.places, assumed_cost(x.fabric), works=training_works(x.graph, x.layout)).memory_peak_bytes
+    closures = worst_order_memory(flat, Order(flat))
+    monkeypatch.setattr("meshwright.check.program.memory.MIN_SWEPT_BUFFERS", 0)
+    swept = worst_order_memory(flat, Order(flat))
+    at_most = np.array(closures.peak_bytes) * 1.05
+    needs = np.array(swept.peak_bytes) + np.array(swept.staging_bytes)
+    assert np.all(needs[: flat.ranks] >= simulated[: flat.ranks]) and np.all(np.array(swept.peak_bytes) <= at_most)

@@ -7,6 +7,7 @@ of experts' buffers, whose sizes are symbols, are packed by the sender too, so b
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -17,7 +18,7 @@ from ...program.fold import coordinates, representative, require_folded
 from ...program.program import Part, Program, Steps
 from ..program.staging import PACKED
 
-__all__ = ["End", "Ends", "ends_of", "linked"]
+__all__ = ["End", "Ends", "ends_of", "linked", "linked_by"]
 
 SENDS = (int(Part.READ | Part.SEND),)
 TAKES = (int(Part.RECV | Part.STORE), int(Part.RECV | Part.READ | Part.ADD | Part.STORE))
@@ -91,7 +92,11 @@ def _of(channel: Ints, away: Ints) -> Ints:
 
 def linked(p: Program, number: dict[int, int], ends: Ends) -> Program:
     """`p` with the waits between the ends of messages; `number`: of their steps in `p`."""
-    edges = [(number[a], number[b]) for a, b in (*ends.pairs, *ends.rooms)]
+    return linked_by(p, [(number[a], number[b]) for a, b in (*ends.pairs, *ends.rooms)])
+
+
+def linked_by(p: Program, edges: Sequence[tuple[int, int]]) -> Program:
+    """`p` with more waits: (step, the step that waits for it)."""
     if not edges:
         return p
     s, n = p.steps, len(p.steps)

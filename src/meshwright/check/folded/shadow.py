@@ -60,12 +60,15 @@ class Shadow:
     scratch_bytes: np.ndarray[Any, Any]
     staging_bytes: np.ndarray[Any, Any]
 
-    def moves(self) -> list[Move]:
-        """What is sent to other members, and comes of them."""
+    def message_steps(self) -> list[tuple[int, End]]:
+        """Steps of `program` that stand for the ends of messages to other members."""
         s = self.program.steps
         steps = np.flatnonzero((s.kind == Kind.COMPUTE) & np.isin(s.op, list(self.messages))) if self.messages else np.zeros(0, np.int64)
-        ends = [(step, self.messages[op]) for step, op in zip(steps.tolist(), s.op[steps].tolist(), strict=True)]
-        return [Move(step, end.place[0], end.place[1], end.size) for step, end in ends]
+        return [(step, self.messages[op]) for step, op in zip(steps.tolist(), s.op[steps].tolist(), strict=True)]
+
+    def moves(self) -> list[Move]:
+        """What is sent to other members, and comes of them."""
+        return [Move(step, end.place[0], end.place[1], end.size) for step, end in self.message_steps()]
 
 
 def shadow(program: Program, programs: Mapping[str, Program]) -> Shadow:
