@@ -303,7 +303,8 @@ def test_layouts_whose_ranks_are_not_alike_are_refused() -> None:
         with pytest.raises(Unsupported, match=word):
             lower_training(x.graph, layout, one_f_one_b_order, lambda *a: None, folded=True)
     for change, word in (
-        ({"schedule": "chimera", "placement": ((0, 1), (1, 0))}, "copies of the stages"), ({"expert": 2, "context": 2}, "divide experts and positions"),
+        ({"schedule": "chimera", "placement": ((0, 1), (1, 0))}, "copies of the stages"),
+        ({"expert": 2, "context": 2}, "divide experts and positions"),
         ({"replica_microbatches": (2, 1)}, "unequal numbers of micro-batches"),
     ):  # fmt: skip
         assert word in why_not_folded(msgspec.structs.replace(x.layout, **change)) and not why_not_folded(x.layout)

@@ -242,7 +242,9 @@ def damaged(p: Program, kind: int, rng: np.random.Generator) -> Program:
 
 
 @pytest.mark.parametrize(("level", "schedule", "context", "expert"), [(2, "interleaved", 1, 1), (1, "zb2p", 2, 1), (1, "interleaved", 1, 2)])
-def test_plans_of_them_go_the_whole_way(level: int, schedule: str, context: int, expert: int, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_plans_of_them_go_the_whole_way(
+    level: int, schedule: str, context: int, expert: int, monkeypatch: pytest.MonkeyPatch, tmp_path: Path,
+) -> None:  # fmt: skip
     """Planned, written, read, proved without their written-out form, simulated and explained."""
     for module in (evaluate, order):
         monkeypatch.setattr(module, "MAX_PROGRAM_STEPS", 1)

@@ -5,7 +5,8 @@ runs the lanes of (stage, 0, 0), t further along "tensor" and d further along "d
 0 of the representative is slot t of the image, which is the fold's shift.
 
 Shares that are not equal (50,257 tokens among 8 ranks) are padded to the largest: every rank then has the buffers, messages and work of the rank with
-the largest share, which is what the step waits for anyway. So are rows of experts: each rank gets as many as the one with the most. What is refused: see `why_not_folded`.
+the largest share, which is what the step waits for anyway. So are rows of experts: each rank gets as many as the one with the most. What is refused:
+see `why_not_folded`.
 """
 
 from __future__ import annotations

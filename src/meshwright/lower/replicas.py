@@ -2,8 +2,8 @@
 
 Neighbours that divide positions or experts and replicas that have other samples are two axes of alike ranks, and only a collective along one axis
 treats its members alike. Replica d = r · n + c of n neighbours owns the d-th part of a whole buffer: the c-th part of its r-th block. So a
-reduce-scatter goes over `data` first, then over the neighbours inside the block that the rank was given, which is a view of the buffer (`block:`); an all-gather goes the other
-way. An all-reduce goes over one axis and then over the other.
+reduce-scatter goes over `data` first, then over the neighbours inside the block that the rank was given, which is a view of the buffer (`block:`);
+an all-gather goes the other way. An all-reduce goes over one axis and then over the other.
 """
 
 from __future__ import annotations

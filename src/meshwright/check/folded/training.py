@@ -64,7 +64,8 @@ def prove_folded(program: Program, programs: Mapping[str, Program], layout: Trai
     order = Order(p, iterations=turns_needed(p))
     found = check_races(p, order) or _call_order(made, order)
     if not found and layout is not None:
-        found = too_small(p, layout) or check_rows(p, layout, order, made.moves()) or _values(made, Order(made.linked) if made.messages else order, layout)
+        found = too_small(p, layout) or check_rows(p, layout, order, made.moves())
+        found = found or _values(made, Order(made.linked) if made.messages else order, layout)
     return FoldedProof(made, order, found)
 
 

@@ -1,9 +1,9 @@
 """What one rank of a folded program knows of its own steps from messages that went out and came back.
 
-A message from another member orders what that member did. But member b of an exchange that sends to this rank after it got something of this rank says
-that this rank had sent that: a way out and a way back along the fold's axes, whose offsets add up to nothing. In stored steps: the receipt of an answer
-comes after the sending of a question, where the receipt of questions of that offset comes before the sending of answers. Memory is counted in this
-order: without it a rank would keep all rows that it ever sends to experts, since nothing of its own says that they have left.
+A message from another member orders what that member did. But a member that sends to this rank after it got something of this rank says that this
+rank had sent that: a way out and a way back along the fold's axes, whose offsets add up to nothing. In stored steps: the receipt of an answer comes
+after the sending of a question, where the receipt of questions of that offset comes before the sending of answers. Memory is counted in this order:
+without it a rank would keep all rows that it ever sends to experts, since nothing of its own says that they have left.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ def with_round_trips(made: Shadow) -> Program:
     Cost: a binary search per message among those of each channel that leads the other way.
     """
     p = made.program
-    ends = {step: end for step, end in made.message_steps()}
+    ends = dict(made.message_steps())
     if not ends:
         return p
     order, sizes = Order(p), [axis.size for axis in made.axes]

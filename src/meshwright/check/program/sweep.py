@@ -1,9 +1,10 @@
 """Memory of long programs: an upper bound of the peak over every order, from where each buffer's life stands along its rank's main lane.
 
-The main lane is the one that uses most buffers: of a training step the computing one, however many messages other lanes send. Let it have completed x steps. A buffer can be alive then only if x is at least the number of its steps that must be over before the
-buffer's first write may begin, and below the number of the first step that must follow its last use. The largest sum over x bounds every
-order's peak: `memory` finds the exact worst order as a flow, which is too slow for ten thousands of buffers on a rank. For one pipeline of
-compute steps the two are close. A workspace counts between the steps around its own; of workspaces in the main lane one at a time.
+The main lane is the one that uses most buffers: of a training step the computing one, however many messages other lanes send. Let it have completed
+x steps. A buffer can be alive then only if x is at least the number of its steps that must be over before the buffer's first write may begin, and
+below the number of the first step that must follow its last use. The largest sum over x bounds every order's peak: `memory` finds the exact worst
+order as a flow, which is too slow for ten thousands of buffers on a rank. For one pipeline of compute steps the two are close. A workspace counts
+between the steps around its own; of workspaces in the main lane one at a time.
 """
 
 from __future__ import annotations

@@ -105,7 +105,8 @@ def _writers(p: Program) -> dict[int, list[int]]:
 
 
 def _expected(x: ContextExchange, layout: TrainingLayout, rank: int, block: int, value: str, *, alike: bool) -> int:
-    """Bytes that the layout expects of a message, by the member whose experts the rows are for: on a rank with experts itself, else the block's; `alike`: the most of any."""
+    """Bytes that the layout expects of a message, by the member whose experts the rows are for: on a rank with experts itself, else the block's.
+    `alike`: the most that any member gets."""
     assert x.expected_bytes is not UNSET
     back = x.target.rpartition("/")[2] == "back"
     experts = layout.coordinates(rank)[1] % layout.expert if (value == x.source) == back else block
