@@ -19,6 +19,7 @@ from effort import few
 from meshwright.check import check_plan, check_program
 from meshwright.check.folded.fabric import folded_link_time
 from meshwright.check.folded.shadow import shadow
+from meshwright.check.folded.slots import near_axis
 from meshwright.check.folded.training import check_folded_training
 from meshwright.check.program.links import link_time
 from meshwright.check.program.memory import worst_order_memory
@@ -48,7 +49,8 @@ from meshwright.io.plan.plan import read_plan, write_plan
 from meshwright.job import Training
 from meshwright.lower.folded import folded_works, why_not_folded
 from meshwright.lower.training import lower_training
-from meshwright.plan.plan import PartialGradient, Plan, StepEnd, TrainingLayout
+from meshwright.plan.copies import COPIED, ExpertCopies
+from meshwright.plan.plan import ContextExchange, PartialGradient, Plan, StepEnd, TrainingLayout
 from meshwright.plan.sizes import training_works
 from meshwright.program.calls import called_sizes, inline
 from meshwright.program.flat import flatten, represented_by
@@ -302,11 +304,16 @@ def test_layouts_whose_ranks_are_not_alike_are_refused() -> None:
         assert word in why_not_folded(layout)
         with pytest.raises(Unsupported, match=word):
             lower_training(x.graph, layout, one_f_one_b_order, lambda *a: None, folded=True)
+    placed = ExpertCopies(members=2, experts=2, copies=((0, 1),), rows=(), busiest_rows=1, before_rows=1, bound_rows=1)
+    copied = ContextExchange(kind=COPIED, source="a", target="b", copies=placed)
     for change, word in (
-        ({"schedule": "chimera", "placement": ((0, 1), (1, 0))}, "copies of the stages"), ({"expert": 2}, "divide experts"),
-        ({"replica_microbatches": (2, 1)}, "unequal numbers of micro-batches"),
+        ({"schedule": "chimera", "placement": ((0, 1), (1, 0))}, "copies of the stages"),
+        ({"expert": 2, "context": 2}, "divide experts and positions"),
+        ({"replica_microbatches": (2, 1)}, "unequal numbers of micro-batches"), ({"exchanges": (copied,)}, "unlike numbers of copies of experts"),
     ):  # fmt: skip
         assert word in why_not_folded(msgspec.structs.replace(x.layout, **change)) and not why_not_folded(x.layout)
+    with pytest.raises(Unsupported, match="divide experts and positions"):
+        near_axis(msgspec.structs.replace(x.layout, expert=2, context=2))
 
 
 def test_a_fabric_without_the_symmetry_is_refused() -> None:

@@ -19,11 +19,16 @@ from effort import few
 from meshwright.check import check_program
 from meshwright.check.folded.fabric import folded_link_time
 from meshwright.check.folded.messages import ends_of
+from meshwright.check.folded.shadow import shadow
 from meshwright.check.folded.training import check_folded_training
+from meshwright.check.folded.trips import with_round_trips
 from meshwright.check.program.links import link_time
+from meshwright.check.program.memory import worst_order_memory
+from meshwright.check.program.order import Order
 from meshwright.cost import assumed_cost
 from meshwright.decide.layout.context import context_graph
 from meshwright.decide.layout.data_sharding import DataSharding
+from meshwright.decide.layout.experts import experts_graph, tensor_part
 from meshwright.decide.layout.grid import Grid
 from meshwright.decide.layout.problem import LayoutProblem
 from meshwright.decide.layout.tensor_shares import TensorOptions
@@ -32,7 +37,7 @@ from meshwright.drive import plans as drive
 from meshwright.drive.pipeline.pipelines import make_strategy
 from meshwright.drive.training import evaluate, order
 from meshwright.drive.training.collectives import CollectivePlanner
-from meshwright.drive.training.folded import RankOrderRings, folded_step
+from meshwright.drive.training.folded import RankOrderRings, folded_step, worst_bytes
 from meshwright.drive.training.pipeline import PipelineWanted
 from meshwright.drive.training.recompute import RecomputeWanted
 from meshwright.drive.training.schedules import Orders, actions_of, layout_problem, scheduled
@@ -48,6 +53,7 @@ from meshwright.io.plan.plan import read_plan, write_plan
 from meshwright.job import Training
 from meshwright.lower.training import lower_training
 from meshwright.plan.plan import StepEnd, TrainingLayout
+from meshwright.plan.routing import UNIFORM, Routing
 from meshwright.plan.sizes import training_works
 from meshwright.program.calls import inline
 from meshwright.program.fold import expand
@@ -78,7 +84,7 @@ class Lowered(msgspec.Struct):
 @functools.cache
 def lowered(
     degrees: tuple[int, int, int], level: int = 0, *, context: int = 1, exchange: str = "", schedule: str = "", norm: bool = False,
-    overlap: bool = True, sequence: bool = False,
+    overlap: bool = True, sequence: bool = False, expert: int = 1, hot: bool = False,
 ) -> Lowered:  # fmt: skip
     """Degrees of data, tensor and pipeline; both ways, with the same collectives."""
     data, tensor, pipeline = degrees
@@ -87,15 +93,18 @@ def lowered(
     stages = pipeline * (made.traits.stages_per_device if made is not None else 1)
     places, cost = tuple(d.name for d in fabric.devices), assumed_cost(fabric)
     wide = boxes(data * context * stages, tensor)
-    model = "gpt.py:tiny_tied" if context == 1 else "gpt.py:tiny"
+    model = "experts.py:tiny" if expert > 1 else "gpt.py:tiny_tied" if context == 1 else "gpt.py:tiny"
+    routing = Routing(zipf=1.2) if hot else UNIFORM
     problem = LayoutProblem(
         graph_at=lambda b: graph_of(b, model), fabric=wide, cost=cost, global_batch=4 * data, fixed=(data, tensor, stages, 1), context=context,
+        expert=expert, routing=routing,
     )  # fmt: skip
     grid = Grid(workspace=segment_workspace, tensor_options=TensorOptions(sequence=sequence))
     degree = next(c.degrees for c in grid.plan(problem) if c.degrees.exchange == exchange)
     layout = grid.sharded(problem, degree, DataSharding(level, overlap, 0)).layout
     assert layout is not None
     graph, orders = context_graph(graph_of(1, model), context, exchange) if context > 1 else graph_of(1, model), NO_ORDERS
+    graph = experts_graph(graph, expert, routing, tensor_part(graph, layout)) if expert > 1 else graph
     if made is not None:
         plan = made.plan(layout_problem(layout, graph, fabric, cost, places, devices=pipeline), rng=np.random.default_rng(0))
         layout, orders = scheduled(layout, graph, plan), actions_of(plan)
@@ -152,14 +161,29 @@ def test_contexts_fold(exchange: str, degrees: tuple[int, int, int], level: int)
     assert check_program(x.plain, programs=x.callees, layout=x.layout).ok
 
 
-CASES = [((2, 2, 2), 2, "", 1), ((2, 1, 2), 1, "", 1), ((2, 1, 1), 1, "ulysses", 2), ((1, 1, 2), 2, "ring", 2), ((2, 2, 1), 3, "ulysses", 2)]
+@pytest.mark.sample(4)
+@pytest.mark.parametrize("schedule", ["", "interleaved", "zb1p"])
+@pytest.mark.parametrize("level", [0, 1, 2, 3])
+@pytest.mark.parametrize("degrees", [(2, 1, 2), (4, 1, 2), (4, 2, 1)])
+def test_experts_fold(degrees: tuple[int, int, int], level: int, schedule: str) -> None:
+    """Whole groups are summed over neighbours and over the others apart; experts' over those with the same."""
+    x = lowered(degrees, level, schedule=schedule, expert=2, norm=level != 1)
+    assert len(x.folded.sizes) and x.folded.fold is not None and x.folded.fold.members == degrees[0] * degrees[1]
+    same(x, x.plain if degrees[0] == 2 else expand(x.folded))
+    assert check_program(x.plain, programs=x.callees, layout=x.layout).ok
+
+
+CASES = [
+    ((2, 2, 2), 2, "", (1, 1)), ((2, 1, 2), 1, "", (1, 1)), ((2, 1, 1), 1, "ulysses", (2, 1)), ((1, 1, 2), 2, "ring", (2, 1)),
+    ((2, 2, 1), 3, "ulysses", (2, 1)), ((4, 1, 1), 1, "", (1, 2)), ((2, 1, 2), 0, "", (1, 2)),
+]  # fmt: skip
 
 
 @settings(max_examples=few(12), deadline=None, derandomize=True)
 @given(case=st.sampled_from(CASES), kind=st.integers(0, 6), seed=st.integers(0, 10_000))
-def test_damage_is_refused_folded_as_it_is_written_out(case: tuple[tuple[int, int, int], int, str, int], kind: int, seed: int) -> None:
-    degrees, level, exchange, context = case
-    x = lowered(degrees, level, context=context, exchange=exchange)
+def test_damage_is_refused_folded_as_it_is_written_out(case: tuple[tuple[int, int, int], int, str, tuple[int, int]], kind: int, seed: int) -> None:
+    degrees, level, exchange, (context, expert) = case
+    x = lowered(degrees, level, context=context, exchange=exchange, expert=expert)
     mutant = damaged(x.folded, kind, np.random.default_rng(seed))
     assert accepted(lambda: not check_folded_training(mutant, x.callees, x.layout)) <= accepted(
         lambda: check_program(expand(mutant), programs=x.callees, layout=x.layout).ok
@@ -217,18 +241,21 @@ def damaged(p: Program, kind: int, rng: np.random.Generator) -> Program:
     return replace(p, steps=replace(s, **swapped))
 
 
-@pytest.mark.parametrize(("level", "schedule", "context"), [(2, "interleaved", 1), (1, "zb2p", 2)])
-def test_plans_of_them_go_the_whole_way(level: int, schedule: str, context: int, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("level", "schedule", "context", "expert"), [(2, "interleaved", 1, 1), (1, "zb2p", 2, 1), (1, "interleaved", 1, 2)])
+def test_plans_of_them_go_the_whole_way(
+    level: int, schedule: str, context: int, expert: int, monkeypatch: pytest.MonkeyPatch, tmp_path: Path,
+) -> None:  # fmt: skip
     """Planned, written, read, proved without their written-out form, simulated and explained."""
     for module in (evaluate, order):
         monkeypatch.setattr(module, "MAX_PROGRAM_STEPS", 1)
     monkeypatch.setattr("meshwright.check.whole.MAX_EXPANDED_STEPS", 0)
-    model, fixed = "gpt.py:tiny", LayoutWanted(data=2, tensor=2, pipeline=2, microbatch=1, context=context)
+    model = "experts.py:tiny" if expert > 1 else "gpt.py:tiny"
+    fixed = LayoutWanted(data=2, tensor=2, pipeline=2, microbatch=1, context=context, expert=expert)
     wishes = (fixed, RecomputeWanted("none"), ShardingWanted(level=level), PipelineWanted(name=schedule))
     job = Training(model=str(EXAMPLES / model), global_batch=16)
     made = plan_training(job, boxes(4 * context, 2), graph=captured(job.model), wishes=wishes)
     assert made.layout is not None and made.prediction is not None and made.main.fold is not None and made.main.fold.members == 4 * context
-    assert (made.layout.zero_level, made.layout.schedule, made.layout.context) == (level, schedule, context)
+    assert (made.layout.zero_level, made.layout.schedule, made.layout.context, made.layout.expert) == (level, schedule, context, expert)
     write_plan(tmp_path / "plan.json", made)
     again = read_plan(tmp_path / "plan.json")
     assert drive.check_plan(again).ok and drive.simulate_plan(again).makespan_s == made.prediction.time_s
@@ -253,3 +280,33 @@ def test_messages_to_other_members_that_do_more_are_refused() -> None:
         row[taken] = other.place[0] if column == "dst_buffer" else other.channel
         with pytest.raises(FormatError, match=message):
             ends_of(replace(x.folded, steps=replace(s, **{column: row})))
+
+
+@pytest.mark.sample(3)
+@pytest.mark.parametrize(("level", "expert", "exchange"), [(0, 2, ""), (1, 2, ""), (0, 1, "ulysses"), (0, 1, "ring")])
+def test_what_comes_back_says_that_what_was_sent_has_left(level: int, expert: int, exchange: str) -> None:
+    """Memory in the worst order of a folded program is at least that of the written-out form, and hardly more. Messages that wait for no answer are
+    without it."""
+    x = lowered((2, 1, 2), level, expert=expert, context=2 if exchange else 1, exchange=exchange)
+    flat = inline(expand(x.folded), x.callees).program
+    worst = worst_order_memory(flat, Order(flat))
+    exact = np.array(worst.peak_bytes[: flat.ranks]) + np.array(worst.staging_bytes[: flat.ranks])
+    folded = np.array(worst_bytes(x.folded, x.callees))
+    assert np.all(folded >= exact) and np.all(folded <= 1.15 * exact)
+    made = shadow(x.folded, x.callees)
+    assert len(with_round_trips(made).steps.after_step) > len(made.program.steps.after_step)
+    alone = shadow(lowered((2, 1, 2), level).folded, lowered((2, 1, 2), level).callees)
+    assert with_round_trips(alone) is alone.program
+
+
+def test_long_programs_are_bounded_along_the_computing_lane(monkeypatch: pytest.MonkeyPatch) -> None:
+    """However many steps other lanes have: the bound of the sweep is no less than what a simulation needs, and no more than what closures say."""
+    x = lowered((4, 1, 2), 0, expert=4)
+    flat = inline(x.plain, x.callees).program
+    simulated = simulate_program(flat, x.fabric, x.places, assumed_cost(x.fabric), works=training_works(x.graph, x.layout)).memory_peak_bytes
+    closures = worst_order_memory(flat, Order(flat))
+    monkeypatch.setattr("meshwright.check.program.memory.MIN_SWEPT_BUFFERS", 0)
+    swept = worst_order_memory(flat, Order(flat))
+    at_most = np.array(closures.peak_bytes) * 1.05
+    needs = np.array(swept.peak_bytes) + np.array(swept.staging_bytes)
+    assert np.all(needs[: flat.ranks] >= simulated[: flat.ranks]) and np.all(np.array(swept.peak_bytes) <= at_most)

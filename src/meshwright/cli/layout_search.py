@@ -73,7 +73,6 @@ def run(args: argparse.Namespace) -> Result:
     from ..decide.layout.precision import FULL, MIXED, with_optimizer
     from ..drive.layout.search import find_expert_layouts, find_layouts
     from ..drive.plans import read_fabric
-    from ..errors import UsageError
     from ..graph.scale import at_batch
     from ..probe.costs.name import load_cost
     from ..profile.frameworks import framework
@@ -82,8 +81,6 @@ def run(args: argparse.Namespace) -> Result:
 
     if args.out is not None:
         require_directory(args.out)
-        if args.ep != "1":
-            raise UsageError("plans of layouts that divide experts are made by `train plan --ep`", where="--out", hint="leave --out away")
     given, fabric = graph_given(args), read_fabric(args.fabric, args.devices)
     cost = load_cost(args.cost, fabric)
     made, precision = framework(args.framework) if args.framework else None, MIXED if args.precision == "mixed" else FULL
@@ -128,7 +125,7 @@ def _write_plan(args: argparse.Namespace, found: LayoutFindings, graph: OpGraph,
         model=args.model or graph.model, global_batch=args.global_batch, loss=args.loss or graph.loss, optimizer=args.optimizer,
         learning_rate=args.learning_rate, seed=args.seed,
     )  # fmt: skip
-    plan = plan_found(found, chosen, job, fabric, cost, graph)
+    plan = plan_found(found, chosen, job, fabric, cost, graph, routing=routing_of(args.routing))
     write_plan(args.out, plan)
     assert plan.prediction is not None
     name, why = chosen.candidate.layout.name, not_runnable(found, found.found.best)

@@ -113,11 +113,14 @@ class ContextMessages:
         if x.expected_bytes is UNSET:
             return -1
         experts = source if x.target.rpartition("/")[2] == BACK else target
+        expected = x.expected_bytes[experts]
+        if self.low.folded:  # one size for all: what goes to the fullest
+            experts, expected = 0, max(x.expected_bytes)
         name = f"{FILLED}{x.target}:{experts}"
         if name not in self.sizes:
             whole, lay = self.low.value[x.source], self.low.layout
             most, among = whole.size_bytes // self.parts[self.kind[x.target]], lay.tensor if whole.split is not None else 1  # with equal shares
-            self.sizes[name] = self.low.b.size(name, lower=0, expected=min(x.expected_bytes[experts], most) // among, upper=most // among)
+            self.sizes[name] = self.low.b.size(name, lower=0, expected=min(expected, most) // among, upper=most // among)
         return self.sizes[name]
 
     def counted(self, r: RankLanes, value: str, mb: int, step: StepRef) -> None:

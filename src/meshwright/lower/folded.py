@@ -5,7 +5,8 @@ runs the lanes of (stage, 0, 0), t further along "tensor" and d further along "d
 0 of the representative is slot t of the image, which is the fold's shift.
 
 Shares that are not equal (50,257 tokens among 8 ranks) are padded to the largest: every rank then has the buffers, messages and work of the rank with
-the largest share, which is what the step waits for anyway. What is refused: see `why_not_folded`.
+the largest share, which is what the step waits for anyway. So are rows of experts: each rank gets as many as the one with the most. What is refused:
+see `why_not_folded`.
 """
 
 from __future__ import annotations
@@ -13,11 +14,13 @@ from __future__ import annotations
 from dataclasses import replace
 
 import numpy as np
+from msgspec import UNSET
 
 from ..errors import Unsupported
 from ..graph.graph import OpGraph, Work
 from ..plan.batch_statistics import batch_sums
-from ..plan.context import layout_exchanges
+from ..plan.context import layout_exchanges, neighbours
+from ..plan.experts import EXPERT_GRADIENTS
 from ..plan.plan import TrainingLayout, ValueInfo
 from ..plan.shards import local_values, sequence_values
 from ..plan.sizes import shard_bytes, training_works
@@ -36,8 +39,10 @@ def why_not_folded(layout: TrainingLayout) -> str:
         return f"copies of the stages (schedule {layout.schedule}) add up gradients of unlike ranks"
     if layout.zero_level and layout.step_end.folded:
         return f"folds of micro-batches at sharding level {layout.zero_level} are lowered rank by rank"
-    if layout.expert > 1:
-        return "ranks that divide experts send each other tokens"
+    if layout.expert > 1 and layout.context > 1:
+        return "replicas divide experts and positions"
+    if any(x.copies is not UNSET for x in layout_exchanges(layout)):
+        return "ranks hold unlike numbers of copies of experts"
     if batch_sums(layout):
         return "statistics that replicas share are lowered rank by rank"
     if layout.replica_microbatches:
@@ -56,8 +61,9 @@ def require_foldable(layout: TrainingLayout) -> None:
 
 
 def fold_axes(layout: TrainingLayout) -> tuple[FoldAxis, ...]:
-    """Tensor ranks, ranks that divide positions, and data replicas folded, stages not; axes of one rank are plain."""
-    sizes = {"tensor": layout.tensor} | ({"context": layout.context} if layout.context > 1 else {}) | {"data": layout.data // layout.context}
+    """Tensor ranks, ranks that divide positions or experts, and data replicas folded, stages not; axes of one rank are plain."""
+    name, near = neighbours(layout)
+    sizes = {"tensor": layout.tensor} | ({name: near} if near > 1 else {}) | {"data": layout.data // near}
     found, stride = [], 1
     for name, size in sizes.items():
         found.append(FoldAxis(name, size, stride, "shift" if size > 1 else "plain"))
@@ -108,22 +114,25 @@ class _Slots:
     def __init__(self, layout: TrainingLayout) -> None:
         self.layout, self.apart = layout, sequence_values(layout)
         self.in_blocks = {v for x in layout_exchanges(layout) if x.kind == "all-to-all" for v in (x.source, x.target)}
-        # Replica d = r * context + c has the d-th part: so many of them one step along each axis moves.
-        self.of_group = {"data": layout.data // layout.context, "context": layout.data}
+        self.near, n = neighbours(layout)
+        # Replica d = r * n + c of n neighbours has the d-th part: so many of them one step along each axis moves.
+        self.of_group = {"data": layout.data // n, self.near: layout.data}
+        self.of_experts = {"data": layout.data // n}  # the neighbours have other experts
+        self.blocks = {self.near: n}
 
     def of(self, name: str) -> dict[str, int]:
         """By axis: into how many parts a buffer is cut, of which the next member has the next."""
         lay = self.layout
         kind, _, rest = name.partition(":")
         if kind == "norm":
-            return self.of_group if rest == "data" else {"tensor": lay.tensor} if rest == "tensor" else {}
+            return {"data": self.of_group, "experts": self.blocks, "tensor": {"tensor": lay.tensor}}.get(rest, {})
         if kind == "block":
-            return {"context": lay.context}
+            return self.blocks
         if lay.zero_level and kind.partition("@")[0] in WHOLE_GROUPS and name != "weights":
-            return self.of_group
+            return self.of_experts if name.endswith(EXPERT_GRADIENTS) else self.of_group
         value = rest.rpartition(":")[0]
         if kind in SLOTTED:
             value = value.rpartition(":")[0] if kind in ("actall", "actagain", "gradpart") else value
             if value in self.apart:
                 return {"tensor": lay.tensor}
-        return {"context": lay.context} if value in self.in_blocks and value not in self.apart and kind in ("act", "grad") else {}
+        return self.blocks if value in self.in_blocks and value not in self.apart and kind in ("act", "grad") else {}

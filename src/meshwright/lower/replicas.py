@@ -1,9 +1,9 @@
 """Collectives over the data replicas of a rank: one call; or, lowered folded, one for each axis that they lie on.
 
-Replicas that divide positions (`context`) and those that have other samples are two axes of alike ranks, and only a collective along one axis treats
-its members alike. Replica d = r · context + c owns the d-th part of a whole buffer: the c-th part of its r-th block. So a reduce-scatter goes over
-`data` first, then over `context` inside the block that the rank was given, which is a view of the buffer (`block:`); an all-gather goes the other
-way. An all-reduce goes over one axis and then over the other.
+Neighbours that divide positions or experts and replicas that have other samples are two axes of alike ranks, and only a collective along one axis
+treats its members alike. Replica d = r · n + c of n neighbours owns the d-th part of a whole buffer: the c-th part of its r-th block. So a
+reduce-scatter goes over `data` first, then over the neighbours inside the block that the rank was given, which is a view of the buffer (`block:`);
+an all-gather goes the other way. An all-reduce goes over one axis and then over the other.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from math import lcm
 
+from ..plan.context import neighbours
 from ..program.builder import LaneBuilder, StepRef
 from .step import RankLanes, StepLowering
 
@@ -20,11 +21,13 @@ ALL_REDUCE, ALL_GATHER, REDUCE_SCATTER = "all-reduce", "all-gather", "reduce-sca
 
 
 def _axes(low: StepLowering, ranks: tuple[int, ...]) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """The neighbours that divide positions with the first of `ranks`, and those with the same positions; both empty where one call serves."""
-    context = low.layout.context
-    if not low.folded or len(ranks) in (1, context) or context == 1:
+    """The first of `ranks` with its neighbours, and the ranks in its place among theirs; both empty where one call serves: not folded, or all on
+    one axis, as those that have the same experts are."""
+    near = neighbours(low.layout)[1]
+    replicas = [low.layout.coordinates(r)[1] for r in ranks]
+    if not low.folded or len({d % near for d in replicas}) == 1 or len({d // near for d in replicas}) == 1:
         return (), ()
-    return ranks[:context], ranks[::context]
+    return ranks[:near], ranks[::near]
 
 
 def replica_chunks(low: StepLowering, purpose: str, ranks: tuple[int, ...], size: int, op: str = ALL_REDUCE) -> int:
@@ -49,7 +52,7 @@ def call_replicas(
     inner = buffer, size
     if op != ALL_REDUCE:
         inner = _block(low, r, buffer, len(across)), -(-size // len(across))
-    calls = [(f"{label}/context", within, *inner), (label, across, buffer, size)]
+    calls = [(f"{label}/{neighbours(low.layout)[0]}", within, *inner), (label, across, buffer, size)]
     for name, members, where, each in calls[::-1] if op == REDUCE_SCATTER else calls:
         after = (lane.call(low.call(purpose, name, members, r.number, where, each, *how), after=after),)
     return after[0]

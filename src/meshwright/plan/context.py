@@ -26,7 +26,7 @@ from .plan import ContextExchange, TrainingLayout
 __all__ = [
     "ALL_TO_ALL", "COPIES", "EXCHANGES", "HEADS", "JOIN", "KINDS", "OUT", "PART", "RING", "RING_BLOCK", "RING_END", "SHIFT", "TILE_ELEMENTS",
     "ULYSSES", "UNITE", "among_experts", "came_from", "copies_in", "exchange_of", "exchange_parts", "exchanges_in", "filled_rows", "layout_exchanges",
-    "part_of", "position_ranges", "received_again", "require_positions",
+    "neighbours", "part_of", "position_ranges", "received_again", "require_positions",
 ]  # fmt: skip
 
 RING = Cite(
@@ -95,6 +95,12 @@ def among_experts(layout: TrainingLayout, x: ContextExchange) -> bool:
 def copies_in(layout: TrainingLayout) -> dict[str, ExpertCopies]:
     """Copies of experts by layer."""
     return {x.target.rpartition("/")[0]: x.copies for x in layout_exchanges(layout) if x.copies is not msgspec.UNSET}
+
+
+def neighbours(layout: TrainingLayout) -> tuple[str, int]:
+    """What neighbouring data replicas divide among them, and how many do: ("context", n), ("experts", n) or, where they do not, ("", 1). Of layouts
+    where some divide positions and some experts: the former."""
+    return ("context", layout.context) if layout.context > 1 else ("experts", layout.expert) if layout.expert > 1 else ("", 1)
 
 
 def exchange_parts(layout: TrainingLayout, x: ContextExchange) -> int:

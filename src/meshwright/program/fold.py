@@ -206,7 +206,7 @@ def _image_steps(p: Program, fold: Fold, member: tuple[int, ...], number: Mappin
     out: dict[str, NDArray[np.int64]] = {}
     for name in ("kind", "parts", "count", "size"):
         out[name] = getattr(s, name).astype(np.int64)
-    out["size"] = np.where(s.size >= 0, s.size + me * len(p.sizes), -1)
+    out["size"] = np.append(_size_numbers(p.sizes, me), -1)[s.size]
     count = np.where(s.kind == Kind.COMPUTE, len(p.ops), len(p.calls))
     out["op"] = np.where(s.op >= 0, s.op + me * count, -1)
     sets = (s.parts & (Part.IN_SET | Part.OUT_SET)) != 0
@@ -282,16 +282,16 @@ def _expand_buffers(p: Program, fold: Fold, everyone: list[tuple[int, ...]]) -> 
     if fold.fixed:
         return _kept_buffers(p)
     base = np.repeat(np.arange(k, dtype=np.int32) * n, n)
-    size_base = np.repeat(np.arange(k, dtype=np.int32) * len(p.sizes), n)
     tiled = {
         name: np.tile(getattr(b, name), k)
         for name in ("space", "role", "chunks", "chunk_bytes", "window", "persistent", "arena_offset")
     }
     tiled["alias_offset_bytes"] = np.concatenate([_moved_views(p, fold, m) for m in everyone])
-    alias, size = np.tile(b.alias_of, k), np.tile(b.size, k)
+    alias = np.tile(b.alias_of, k)
+    size = np.concatenate([np.append(_size_numbers(p.sizes, me), -1)[b.size] for me in range(k)])
     return replace(
         b, actor=np.concatenate([image(fold, b.actor, m) for m in everyone]), alias_of=np.where(alias >= 0, alias + base, -1).astype(np.int32),
-        size=np.where(size >= 0, size + size_base, -1).astype(np.int32), last=_tile_csr(b.last, k, len(p.steps)), name=b.name * k, **tiled,
+        size=size.astype(np.int32), last=_tile_csr(b.last, k, len(p.steps)), name=b.name * k, **tiled,
     )  # fmt: skip
 
 
@@ -339,11 +339,20 @@ def _expand_ranges(p: Program, fold: Fold, everyone: list[tuple[int, ...]], csr:
     return Csr(_tile_ptr(csr.ptr, len(everyone)), np.concatenate(rows).reshape(-1).astype(np.int32))
 
 
+def _size_numbers(z: Sizes, me: int) -> NDArray[np.int64]:
+    """The plain program's numbers of a member's symbols. One that no step produces is the same for all, so that both ends of a message name it."""
+    own = z.producer >= 0
+    after = len(z) + (me - 1) * int(own.sum()) + np.cumsum(own) - 1
+    return np.where(own & (me > 0), after, np.arange(len(z)))
+
+
 def _expand_sizes(z: Sizes, k: int, steps: int) -> Sizes:
-    base = np.repeat(np.arange(k, dtype=np.int64) * steps, len(z))
-    producer = np.where(np.tile(z.producer, k) >= 0, np.tile(z.producer, k) + base, -1).astype(np.int32)
-    names = tuple(f"{name}@{i}" if i else name for i in range(k) for name in z.name)
-    return Sizes(name=names, lower=np.tile(z.lower, k), expected=np.tile(z.expected, k), upper=np.tile(z.upper, k), producer=producer)
+    own = np.flatnonzero(z.producer >= 0)
+    take = np.concatenate([np.arange(len(z)), np.tile(own, k - 1)])
+    base = np.concatenate([np.zeros(len(z), np.int64), np.repeat(np.arange(1, k, dtype=np.int64) * steps, len(own))])
+    names = (*z.name, *(f"{z.name[j]}@{i}" for i in range(1, k) for j in own))
+    producer = np.where(z.producer[take] >= 0, z.producer[take] + base, -1).astype(np.int32)
+    return Sizes(name=names, lower=z.lower[take], expected=z.expected[take], upper=z.upper[take], producer=producer)
 
 
 def _expand_calls(p: Program, k: int, comm_of: NDArray[np.int32]) -> Calls:

@@ -1,11 +1,13 @@
 """Messages of a folded program that lead to other members, outside of calls: both ends as the representatives have them.
 
 A stored channel has one sender, at a representative, and one receiver, stored at the representative of its destination, which gets the image of what
-is sent. The j-th receipt takes the j-th message, as everywhere; a message waits for room until the one `depth` before it is taken.
+is sent. The j-th receipt takes the j-th message, as everywhere; a message waits for room until the one `depth` before it is taken. Filled rows
+of experts' buffers, whose sizes are symbols, are packed by the sender too, so both ends hold them beside the buffers.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -14,8 +16,9 @@ import numpy as np
 from ...errors import FormatError, Unsupported
 from ...program.fold import coordinates, representative, require_folded
 from ...program.program import Part, Program, Steps
+from ..program.staging import PACKED
 
-__all__ = ["End", "Ends", "ends_of", "linked"]
+__all__ = ["End", "Ends", "ends_of", "linked", "linked_by"]
 
 SENDS = (int(Part.READ | Part.SEND),)
 TAKES = (int(Part.RECV | Part.STORE), int(Part.RECV | Part.READ | Part.ADD | Part.STORE))
@@ -24,7 +27,7 @@ Ints = np.ndarray[Any, Any]
 
 class End(NamedTuple):
     """A step at one end of a channel; `place`: (buffer, chunk, count) that it reads, or writes; `adds`: to what is there; `by`: the receiver's offset
-    from the sender along the folded axes."""
+    from the sender along the folded axes; `size`: its symbol for the size, or -1."""
 
     step: int
     channel: int
@@ -32,6 +35,7 @@ class End(NamedTuple):
     place: tuple[int, int, int]
     adds: bool
     by: tuple[int, ...]
+    size: int
 
 
 class Ends(NamedTuple):
@@ -51,13 +55,14 @@ def ends_of(p: Program) -> Ends:
     staging = np.zeros(p.ranks + p.switches, np.int64)
     found: list[End] = []
     at: dict[tuple[int, bool], list[int]] = {}
-    lane, sizes = p.lane_of_step(), p.message_bytes() if away.any() else np.zeros(0)
+    lane, sizes = p.lane_of_step(), p.message_bytes("upper") if away.any() else np.zeros(0)
     for step in np.flatnonzero(_of(s.chan_in, away) | _of(s.chan_out, away)).tolist():
         parts = int(s.parts[step])
         sends = parts in SENDS
         adds = parts == TAKES[1]
         alike = (int(s.src_buffer[step]), int(s.src_chunk[step])) == (int(s.dst_buffer[step]), int(s.dst_chunk[step]))
-        if not (sends or parts == TAKES[0] or (adds and alike)) or int(s.size[step]) >= 0:
+        packed = int(s.size[step]) >= 0 and p.sizes.name[int(s.size[step])].startswith(PACKED)
+        if not (sends or parts == TAKES[0] or (adds and alike)) or (int(s.size[step]) >= 0 and not packed):
             text = "a message to another member that is passed on, added elsewhere or of unknown size is not proved folded"
             raise Unsupported(text, where=p.describe(step))
         channel = int(s.chan_out[step] if sends else s.chan_in[step])
@@ -67,16 +72,18 @@ def ends_of(p: Program) -> Ends:
         if int(p.buffers.actor[buffer[step]]) != int(p.lanes.actor[lane[step]]):
             raise FormatError("uses a buffer of another rank", where=p.describe(step))
         place = int(buffer[step]), int(chunk[step]), int(s.count[step])
-        found.append(End(step, channel, sends, place, adds, tuple(offsets[channel].tolist())))
+        found.append(End(step, channel, sends, place, adds, tuple(offsets[channel].tolist()), int(s.size[step])))
         at.setdefault((channel, sends), []).append(step)
     pairs, rooms = list[tuple[int, int]](), list[tuple[int, int]]()
     for channel in sorted({channel for channel, _ in at}):
         out, into, depth = at.get((channel, True), []), at.get((channel, False), []), int(c.depth[channel])
-        if len({lane[x] for x in out}) > 1 or len({lane[x] for x in into}) > 1 or len(out) != len(into) or np.any(sizes[out] != sizes[into]):
+        one_lane = len({lane[x] for x in out}) < 2 and len({lane[x] for x in into}) < 2
+        if not one_lane or len(out) != len(into) or np.any(sizes[out] != sizes[into]) or np.any(s.size[out] != s.size[into]):
             raise FormatError(f"channel {channel} has {len(out)} messages and {len(into)} receipts that do not match", where=p.name)
         pairs += zip(out, into, strict=True)
         rooms += zip(into, out[depth:], strict=False)
         staging[home[channel]] += depth * int(sizes[into].max())
+        staging[c.src[channel]] += depth * int(sizes[out][s.size[out] >= 0].max(initial=0))
     return Ends(tuple(found), tuple(pairs), tuple(rooms), staging)
 
 
@@ -86,7 +93,11 @@ def _of(channel: Ints, away: Ints) -> Ints:
 
 def linked(p: Program, number: dict[int, int], ends: Ends) -> Program:
     """`p` with the waits between the ends of messages; `number`: of their steps in `p`."""
-    edges = [(number[a], number[b]) for a, b in (*ends.pairs, *ends.rooms)]
+    return linked_by(p, [(number[a], number[b]) for a, b in (*ends.pairs, *ends.rooms)])
+
+
+def linked_by(p: Program, edges: Sequence[tuple[int, int]]) -> Program:
+    """`p` with more waits: (step, the step that waits for it)."""
     if not edges:
         return p
     s, n = p.steps, len(p.steps)

@@ -26,6 +26,7 @@ from ...errors import FormatError, Unsupported
 from ...program.calls import inline
 from ...program.fold import folded_axes, is_representative, plain_buffers, representative, require_folded
 from ...program.program import Calls, Comms, Csr, FoldAxis, Kind, Ops, Part, Program, Steps
+from ..training.rows import Move
 from .messages import End, ends_of, linked
 
 __all__ = ["ORBIT", "RECEIVED", "SENT", "OrbitCall", "Shadow", "shadow"]
@@ -58,6 +59,16 @@ class Shadow:
     messages: dict[int, End]
     scratch_bytes: np.ndarray[Any, Any]
     staging_bytes: np.ndarray[Any, Any]
+
+    def message_steps(self) -> list[tuple[int, End]]:
+        """Steps of `program` that stand for the ends of messages to other members."""
+        s = self.program.steps
+        steps = np.flatnonzero((s.kind == Kind.COMPUTE) & np.isin(s.op, list(self.messages))) if self.messages else np.zeros(0, np.int64)
+        return [(step, self.messages[op]) for step, op in zip(steps.tolist(), s.op[steps].tolist(), strict=True)]
+
+    def moves(self) -> list[Move]:
+        """What is sent to other members, and comes of them."""
+        return [Move(step, end.place[0], end.place[1], end.size) for step, end in self.message_steps()]
 
 
 def shadow(program: Program, programs: Mapping[str, Program]) -> Shadow:
@@ -111,7 +122,7 @@ def shadow(program: Program, programs: Mapping[str, Program]) -> Shadow:
 
 def _without(s: Steps, ends: list[int]) -> Steps:
     """Steps whose messages are no longer any."""
-    none = {"parts": 0, "chan_in": -1, "chan_out": -1, "src_buffer": -1, "src_chunk": 0, "dst_buffer": -1, "dst_chunk": 0, "count": 0}
+    none = {"size": -1, "parts": 0, "chan_in": -1, "chan_out": -1, "src_buffer": -1, "src_chunk": 0, "dst_buffer": -1, "dst_chunk": 0, "count": 0}
     columns = {name: getattr(s, name).copy() for name in none}
     for name, column in columns.items():
         column[ends] = none[name]

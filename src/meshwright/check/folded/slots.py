@@ -7,18 +7,34 @@ the part that the next replica owns, all parts of a value by a tensor rank's slo
 from __future__ import annotations
 
 from collections.abc import Container, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
+from ...errors import Unsupported
 from ...plan.plan import TrainingLayout
 from ...program.program import FoldAxis, Program
+from ..training.cells import EXPERTS
 from ..training.data_groups import Part
 from ..verdict import Finding
 
-__all__ = ["check_slots"]
+__all__ = ["Near", "check_slots", "near_axis"]
 
 WHOLE = ("weights", "gradients", "gathered", "gradfull")  # kinds of buffers that hold all of a group that replicas divide
+
+
+class Near(NamedTuple):
+    """The axis of the fold along which neighbouring data replicas divide positions or experts; no name and size 1 where they do not."""
+
+    name: str
+    size: int
+
+
+def near_axis(layout: TrainingLayout) -> Near:
+    """Raises: Unsupported where some divide positions and some experts."""
+    if layout.context > 1 and layout.expert > 1:
+        raise Unsupported("replicas that divide experts and positions are not proved folded")
+    return Near("context", layout.context) if layout.context > 1 else Near("experts", layout.expert) if layout.expert > 1 else Near("", 1)
 
 
 def check_slots(
@@ -26,22 +42,25 @@ def check_slots(
     holds_all: Sequence[bool], in_blocks: Container[str],
 ) -> list[Finding]:  # fmt: skip
     """`shift` (axes, buffers): as the fold says. `parts`: of every buffer's group, `holds_all`: whether it has slots for all tensor ranks."""
-    context, replicas = layout.context, layout.data // layout.context
+    near = near_axis(layout)
+    replicas = layout.data // near.size
+    everyone = {"data": replicas, near.name: layout.data}
     for b in range(shift.shape[1]):
         name, part, chunks = p.buffers.name[b], parts[b], int(p.buffers.chunks[b])
         kind, _, rest = name.partition(":")
         wanted: dict[str, int] = {}
         if kind == "norm":
-            wanted = {"data": replicas, "context": layout.data} if rest == "data" else {rest: layout.tensor} if rest == "tensor" else {}
+            wanted = {"data": everyone, "tensor": {"tensor": layout.tensor}, "experts": {near.name: near.size}}.get(rest, {})
         elif part is not None:
             divided = layout.zero_level > 0 and part.kind in WHOLE and bool(part.group)
-            wanted = {"data": replicas, "context": layout.data} if divided else {}
+            # Neighbours that divide experts have other ones in a group of experts: it is divided among those with the same.
+            wanted = {} if not divided else {"data": replicas} if part.group.partition(":")[0].endswith(EXPERTS) else everyone
         elif int(p.buffers.alias_of[b]) >= 0:
-            wanted = {"context": context}
+            wanted = {near.name: near.size}
         elif holds_all[b]:
             wanted = {"tensor": layout.tensor}
         elif kind in ("act", "grad") and rest.rpartition(":")[0] in in_blocks:
-            wanted = {"context": context}
+            wanted = {near.name: near.size}
         for row, axis in enumerate(axes):
             have, want = int(shift[row, b]), chunks // wanted[axis.name] if axis.name in wanted else 0
             if have != want:

@@ -28,13 +28,15 @@ from ..program.order import Order
 from ..program.races import check_races, turns_needed
 from ..program.values import QUANTITY_MASK
 from ..program.wellformed import check_wellformed, witness
+from ..training.cells import EXPERTS
+from ..training.rows import check_rows
 from ..training.step import TrainingStep, too_small
 from ..verdict import MAX_FINDINGS_OF_A_KIND, Finding
 from .messages import End
 from .shadow import ORBIT, RECEIVED, SENT, OrbitCall, Shadow, shadow
-from .slots import check_slots
+from .slots import check_slots, near_axis
 
-SUMMED = ("data", "context", "tensor")  # axes over which a gradient is summed, as its quantity says them
+SUMMED = {"data": 0, "context": 1, "experts": 1, "tensor": 2}  # where a gradient's quantity says that it is summed over an axis
 DIVIDED = ("old", "updated", "gradient")  # quantities of a group's cells, (name, group, stage, tensor index, cell, ...)
 
 __all__ = ["FoldedProof", "check_folded_training", "prove_folded"]
@@ -62,7 +64,8 @@ def prove_folded(program: Program, programs: Mapping[str, Program], layout: Trai
     order = Order(p, iterations=turns_needed(p))
     found = check_races(p, order) or _call_order(made, order)
     if not found and layout is not None:
-        found = too_small(p, layout) or _values(made, Order(made.linked) if made.messages else order, layout)
+        found = too_small(p, layout) or check_rows(p, layout, order, made.moves())
+        found = found or _values(made, Order(made.linked) if made.messages else order, layout)
     return FoldedProof(made, order, found)
 
 
@@ -123,9 +126,10 @@ class _FoldedStep(TrainingStep):
         self.block: dict[str, int] = {}  # of a value that goes in blocks, one to each member: cells of a block
         super().__init__(made.program, order, layout, _slots(made))
         self.axis = [axis.name for axis in made.axes]
+        self.near = near_axis(layout)
+        near = self.near.size
         for axis in made.axes:
-            context, among = layout.context, layout.data // layout.context
-            axes = {"tensor": (1, layout.tensor), "context": (layout.tensor, context), "data": (layout.tensor * context, among)}
+            axes = {"tensor": (1, layout.tensor), self.near.name: (layout.tensor, near), "data": (layout.tensor * near, layout.data // near)}
             stride, size = axes.get(axis.name, (0, 0))
             if (axis.stride, axis.size) != (stride, size):
                 raise Unsupported(f"axis {axis.name!r} of the fold is not the layout's")
@@ -157,7 +161,8 @@ class _FoldedStep(TrainingStep):
         for key in self.users.get(place, set()):
             for m in range(self.layout.microbatches):
                 bits |= self._bit(key, m, b)
-        summed = ("data" in self.axis, "context" in self.axis, len(self.group(place[0], 0)) > 1)
+        near = self.near.name in self.axis and EXPERTS not in place[0].partition(":")[0]  # whose neighbours have other experts
+        summed = ("data" in self.axis, near, len(self.group(place[0], 0)) > 1)
         return bits << 32 | self.quantity("gradient", *place, *summed) if bits else 0
 
     # ---- collectives over a folded axis ----------------------------------------------------------------------------
@@ -192,7 +197,7 @@ class _FoldedStep(TrainingStep):
             cells, of_all = self._spread[b]
             if of_all:
                 raise Unsupported(f"{value} goes in blocks and is split along the sequence: not proved folded")
-            self.block[str(self.name_of(found)[1])] = max(1, cells // self.layout.context)
+            self.block[str(self.name_of(found)[1])] = max(1, cells // self.near.size)
         return found
 
     def collective(self, step: int, call: OrbitCall) -> None:
@@ -247,7 +252,7 @@ class _FoldedStep(TrainingStep):
         if name[0] == "gradient":
             group, done = name[1:-3], list(name[-3:])
             whole = self.group(str(name[1]), 0)
-            at = SUMMED.index(axis)
+            at = SUMMED[axis]
             # Summed along this axis before, or held by some of the axis only: a second sum would count twice.
             if done[at] or (axis == "tensor" and len(whole) != self.layout.tensor):
                 return -1 - step
@@ -275,7 +280,7 @@ class _FoldedStep(TrainingStep):
             return value
         if name[0] in DIVIDED and axis != "tensor":  # the part that lies so many parts further, around the end
             lo, hi = within
-            size = self.layout.context if axis == "context" else self.layout.data // self.layout.context
+            size = self.near.size if axis == self.near.name else self.layout.data // self.near.size
             cell = lo + (int(str(name[4])) - lo + by * ((hi - lo) // size)) % (hi - lo)
             return value & ~QUANTITY_MASK | self.quantity(*name[:4], cell, *name[5:])
         at = {"norm": -1 if axis == "tensor" else -2, "act": -1 if axis == "tensor" else 3, "grad": -1 if axis == "tensor" else 3}.get(str(name[0]))
@@ -284,19 +289,19 @@ class _FoldedStep(TrainingStep):
         there = list(name)
         there[at] = self.further(int(str(name[at])), axis, by)
         bits = value >> 32
-        if axis == "context" and name[0] != "norm" and (block := self.block.get(str(name[1]))):
+        if axis == self.near.name and name[0] != "norm" and (block := self.block.get(str(name[1]))):
             cell = int(str(name[4]))
-            there[4] = (cell // block + by) % self.layout.context * block + cell % block
+            there[4] = (cell // block + by) % self.near.size * block + cell % block
         elif axis == "tensor" and name[0] != "norm":
             bits = self.turned(bits, name, by)
         return bits << 32 | self.quantity(*there)
 
     def further(self, index: int, axis: str, by: int) -> int:
         """The tensor or data index (-1: of none) that lies `by` further along an axis."""
-        context = self.layout.context
+        near = self.near.size
         if axis == "tensor":
             return (index + by) % self.layout.tensor if index != -1 else -1
-        return (index + by * context) % self.layout.data if axis == "data" else index - index % context + (index % context + by) % context
+        return (index + by * near) % self.layout.data if axis == "data" else index - index % near + (index % near + by) % near
 
     def turned(self, bits: int, name: tuple[object, ...], by: int) -> int:
         """Contributions of the tensor-parallel rank `by` further: a rotation of every field's bits."""

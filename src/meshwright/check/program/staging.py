@@ -10,7 +10,7 @@ import numpy as np
 from ...program.program import Part, Program
 from .order import Addresses, Ints, Order, accesses
 
-__all__ = ["staging_bytes"]
+__all__ = ["PACKED", "staging_bytes"]
 
 PACKED = "filled:"  # begins names of sizes of messages that are packed
 CHUNK_PAIRS = 1 << 18  # (receive, step that shares its place) looked at together, so that memory stays bounded

@@ -1,9 +1,10 @@
-"""Memory of long programs: an upper bound of the peak over every order, from where each buffer's life stands along its rank's longest lane.
+"""Memory of long programs: an upper bound of the peak over every order, from where each buffer's life stands along its rank's main lane.
 
-Let that lane have completed x steps. A buffer can be alive then only if x is at least the number of its steps that must be over before the
-buffer's first write may begin, and below the number of the first step that must follow its last use. The largest sum over x bounds every
-order's peak: `memory` finds the exact worst order as a flow, which is too slow for ten thousands of buffers on a rank. For one pipeline of
-compute steps the two are close. A workspace counts between the steps around its own; of workspaces in the main lane one at a time.
+The main lane is the one that uses most buffers: of a training step the computing one, however many messages other lanes send. Let it have completed
+x steps. A buffer can be alive then only if x is at least the number of its steps that must be over before the buffer's first write may begin, and
+below the number of the first step that must follow its last use. The largest sum over x bounds every order's peak: `memory` finds the exact worst
+order as a flow, which is too slow for ten thousands of buffers on a rank. For one pipeline of compute steps the two are close. A workspace counts
+between the steps around its own; of workspaces in the main lane one at a time.
 """
 
 from __future__ import annotations
@@ -20,11 +21,11 @@ def swept_peaks(p: Program, order: Order) -> list[int]:
     """Bytes per actor that no order needs more than (call-free, live, no repeated lanes); staging is not in it."""
     actors = p.ranks + p.switches
     # [low, high) of a step: between which numbers of completed steps of the main lane it may be at work.
-    main = _main_lanes(p, actors)
-    low, high = _places(p, order, main)
     where = Addresses(p)
     n = len(p.buffers)
     a = accesses(p)
+    main = _main_lanes(p, np.unique(order.lane_of_step[a.step].astype(np.int64) * n + where.root[a.buffer]) // max(1, n), actors)
+    low, high = _places(p, order, main)
     root, writes = where.root[a.buffer], a.write
     begin = np.full(n, np.iinfo(np.int64).max, np.int64)
     np.minimum.at(begin, root[writes], low[a.step[writes]])
@@ -71,12 +72,12 @@ def _largest(start: Ints, stop: Ints, size: Ints) -> int:
     return int(np.cumsum(change[by]).max(initial=0))
 
 
-def _main_lanes(p: Program, actors: int) -> Ints:
-    """The longest lane of every actor, -1 without any."""
-    length = (p.lanes.end - p.lanes.start).astype(np.int64)
+def _main_lanes(p: Program, users: Ints, actors: int) -> Ints:
+    """Of every actor the lane that uses most buffers, then the longest; -1 without any. `users`: of every buffer, the lanes that use it."""
+    length, uses = (p.lanes.end - p.lanes.start).astype(np.int64), np.bincount(users, minlength=len(p.lanes))
     main = np.full(actors, -1, np.int64)
-    # In rising length, so the longest of each actor is written last and stays.
-    for lane in np.argsort(length, kind="stable").tolist():
+    # In rising order, so the first of each actor is written last and stays.
+    for lane in np.lexsort((length, uses)).tolist():
         main[int(p.lanes.actor[lane])] = lane
     return main
 

@@ -7,7 +7,8 @@ layout names (`counts`): every step that writes it there must come before, and i
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from itertools import chain
 from typing import NamedTuple
 
 import numpy as np
@@ -20,7 +21,7 @@ from ..program.order import Order
 from ..program.wellformed import witness
 from ..verdict import MAX_FINDINGS_OF_A_KIND, Finding
 
-__all__ = ["check_rows"]
+__all__ = ["Move", "check_rows"]
 
 
 class _Rows(NamedTuple):
@@ -28,7 +29,17 @@ class _Rows(NamedTuple):
     of: ContextExchange
 
 
-def check_rows(p: Program, layout: TrainingLayout, order: Order) -> list[Finding]:
+class Move(NamedTuple):
+    """A step that sends from, or receives into, a chunk of a buffer, with its symbol for the size, or -1."""
+
+    step: int
+    buffer: int
+    chunk: int
+    size: int
+
+
+def check_rows(p: Program, layout: TrainingLayout, order: Order, moved: Sequence[Move] | None = None) -> list[Finding]:
+    """`moved`: of a folded program, messages to other members. Its size of rows is one for all: that of the rows for the fullest experts."""
     exchanges = () if layout.exchanges is UNSET else layout.exchanges
     other = {x.source: x.target for x in exchanges} | {x.target: x.source for x in exchanges}
     rows: dict[str, _Rows] = {}
@@ -37,7 +48,7 @@ def check_rows(p: Program, layout: TrainingLayout, order: Order) -> list[Finding
             rows[x.source], rows[x.target] = _Rows(x.counts, x), _Rows(other.get(x.counts, ""), x)
     if not rows and not len(p.sizes):
         return []
-    s, names, actor = p.steps, p.buffers.name, p.lanes.actor[p.lane_of_step()]
+    names, actor = p.buffers.name, p.lanes.actor[p.lane_of_step()]
     buffer_of = {(int(p.buffers.actor[b]), name): b for b, name in enumerate(names)}
     writers = _writers(p)
     found: list[Finding] = []
@@ -45,12 +56,10 @@ def check_rows(p: Program, layout: TrainingLayout, order: Order) -> list[Finding
     def wrong(step: int, text: str) -> None:
         found.append(Finding(check="values", message=f"{p.describe(step)} {text}", witness=witness(p, step)))
 
-    moves = (s.kind == Kind.TRANSFER) & ((s.parts & (Part.RECV | Part.SEND)) != 0)
-    for step in np.flatnonzero(moves).tolist():
-        b = int(s.dst_buffer[step] if s.parts[step] & Part.RECV else s.src_buffer[step])
+    for step, b, chunk, symbol in chain(_moves(p), moved or ()):
         kind, _, rest = names[b].partition(":")
         value, _, mb = rest.rpartition(":")
-        known, symbol = rows.get(value) if kind in ("act", "grad") else None, int(s.size[step])
+        known = rows.get(value) if kind in ("act", "grad") else None
         if len(found) >= MAX_FINDINGS_OF_A_KIND:
             break
         if (known is None) != (symbol < 0):
@@ -59,7 +68,7 @@ def check_rows(p: Program, layout: TrainingLayout, order: Order) -> list[Finding
             continue
         rank, block = int(actor[step]), int(p.buffers.chunk_bytes[b])
         limits = int(p.sizes.lower[symbol]), int(p.sizes.expected[symbol]), int(p.sizes.upper[symbol])
-        expected = _expected(known.of, layout, rank, int(s.dst_chunk[step] if s.parts[step] & Part.RECV else s.src_chunk[step]), value)
+        expected = _expected(known.of, layout, rank, chunk, value, alike=moved is not None)
         if limits != (0, min(expected, block), block):
             wrong(step, f"has a size of {limits}; any number of rows up to {block} bytes may be filled, {min(expected, block)} are expected")
         counts = buffer_of.get((rank, f"act:{known.counts}:{mb}"), -1)
@@ -68,6 +77,13 @@ def check_rows(p: Program, layout: TrainingLayout, order: Order) -> list[Finding
         elif len(last := p.buffers.last[counts].tolist()) and step not in last and not _before(order, [step], last).any():
             wrong(step, f"needs the filled rows that {p.buffer_name(counts)} holds, which is dead by then")
     return found
+
+
+def _moves(p: Program) -> Iterator[Move]:
+    s = p.steps
+    for step in np.flatnonzero((s.kind == Kind.TRANSFER) & ((s.parts & (Part.RECV | Part.SEND)) != 0)).tolist():
+        buffer, chunk = (s.dst_buffer, s.dst_chunk) if s.parts[step] & Part.RECV else (s.src_buffer, s.src_chunk)
+        yield Move(step, int(buffer[step]), int(chunk[step]), int(s.size[step]))
 
 
 def _before(order: Order, these: Sequence[int], those: Sequence[int]) -> NDArray[np.bool_]:
@@ -88,10 +104,11 @@ def _writers(p: Program) -> dict[int, list[int]]:
     return found
 
 
-def _expected(x: ContextExchange, layout: TrainingLayout, rank: int, block: int, value: str) -> int:
-    """Bytes that the layout expects of a message, by the member whose experts the rows are for: on a rank with experts itself, else the block's."""
+def _expected(x: ContextExchange, layout: TrainingLayout, rank: int, block: int, value: str, *, alike: bool) -> int:
+    """Bytes that the layout expects of a message, by the member whose experts the rows are for: on a rank with experts itself, else the block's.
+    `alike`: the most that any member gets."""
     assert x.expected_bytes is not UNSET
     back = x.target.rpartition("/")[2] == "back"
     experts = layout.coordinates(rank)[1] % layout.expert if (value == x.source) == back else block
     among = layout.tensor if any(v.name == value and v.split is not None for v in layout.values) else 1  # who divide a member's experts alike
-    return x.expected_bytes[experts] // among
+    return (max(x.expected_bytes) if alike else x.expected_bytes[experts]) // among

@@ -178,8 +178,7 @@ class Evaluator:
         """With all micro-batches, where it was judged by a few. Raises: TimeLimit where it does not fit then."""
         if not found.extrapolated_s:
             return found
-        at = self.graph_at(found.layout.microbatch_size)
-        made = self._evaluate_folded(found.candidate, at, found.placement, found.placement_name, found.policy, whole=True)
+        made = self._evaluate_folded(found.candidate, self.graph_for(found.layout), found.placement, found.placement_name, found.policy, whole=True)
         if not made.fits:
             why = made.why or f"{made.excess_bytes} bytes too many"
             raise TimeLimit(

@@ -126,11 +126,13 @@ def with_microbatches(layout: TrainingLayout, microbatches: int) -> TrainingLayo
 def worst_bytes(program: Program, callees: dict[str, Program]) -> tuple[int, ...]:
     """Bytes per rank that a folded program can need in some order, at most."""
     from ...check.folded.shadow import shadow
+    from ...check.folded.trips import with_round_trips
     from ...check.program.memory import worst_order_memory
     from ...check.program.order import Order
 
     made = shadow(program, callees)
-    worst = worst_order_memory(made.program, Order(made.program))
+    ordered = with_round_trips(made)
+    worst = worst_order_memory(ordered, Order(ordered))
     needs: Any = np.array(worst.peak_bytes) + np.array(worst.staging_bytes) + made.staging_bytes + made.scratch_bytes
     return tuple(int(x) for x in needs[: program.ranks][represented_by(program)])
 

@@ -19,6 +19,7 @@ from ...fabric.fabric import Fabric
 from ...graph.graph import OpGraph
 from ...job import Training
 from ...plan.plan import Plan
+from ...plan.routing import UNIFORM, Routing
 from ...profile.network import ProfiledLayout
 from ..layout.search import LayoutFindings
 from ..pipeline.pipelines import make_strategy
@@ -88,7 +89,7 @@ def best_runnable(found: LayoutFindings) -> Judged:
 
 def plan_found(
     found: LayoutFindings, judged: Judged, job: Training, fabric: Fabric, cost: Cost, graph: OpGraph, *, collective: str = "auto",
-    time_limit_s: float = TIME_LIMIT_S,
+    routing: Routing = UNIFORM, time_limit_s: float = TIME_LIMIT_S,
 ) -> Plan:  # fmt: skip
     """The checked plan of a found layout. Raises: Unsupported for one that cannot be run; what `plan_training` raises."""
     why = not_runnable(found, judged)
@@ -101,7 +102,7 @@ def plan_found(
     level = choices[0].sharding if layout.data > 1 else 0
     wanted = LayoutWanted(
         data=layout.data // layout.context, context=layout.context, tensor=layout.stages[0].replicas[0].tensor, pipeline=len(layout.stages),
-        microbatch=layout.microbatch, borders=_borders(found, [n for _, _, n in layout.pieces]),
+        microbatch=layout.microbatch, expert=found.problem.table.experts, routing=routing, borders=_borders(found, [n for _, _, n in layout.pieces]),
     )  # fmt: skip
     name, options = _schedule_of(layout)
     schedule = PipelineWanted(name=name, options=options)
