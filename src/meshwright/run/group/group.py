@@ -44,6 +44,8 @@ MEASURED, SPARSE = "measured: the built-in backend is faster", "sparse"
 class MeshwrightGroup(dist.ProcessGroup):  # type: ignore[misc]
     """One process group. Collectives of one group run one after the other, those of different groups side by side."""
 
+    hands_on = True  # may calls that are to go to the built-in backend go there unseen?
+
     def __init__(self, engine: Engine, builtin: Any) -> None:
         super().__init__(engine.rank, engine.size)
         self.engine, self.builtin, self.tally = engine, builtin, Tally()
@@ -60,7 +62,7 @@ class MeshwrightGroup(dist.ProcessGroup):  # type: ignore[misc]
         self._waves: dict[str, Waves] = {}  # by program
         self._hands: dict[Any, Hand] = {}
         self._barrier = builtin_call(engine, "barrier", builtin.barrier, [0])
-        if engine.size > 1:
+        if engine.size > 1 and self.hands_on:
             self._quick.install(self)
 
     def add_builtin(self, device: str, kind: Any, builtin: Any) -> None:
