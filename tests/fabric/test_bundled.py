@@ -26,9 +26,8 @@ RATE_Bps = 10**9
 
 
 def square(folder: Path, rates: tuple[int, ...]) -> str:
-    lines = [
-        f'[[links]]\nsrc = "d{i}"\ndst = "d{(i + 1) % 4}"\nrate_Bps = {rate}\nlatency_s = 5e-6\nboth_ways = true\n' for i in range(4) for rate in rates
-    ]
+    ends = [f'[[links]]\nsrc = "d{i}"\ndst = "d{(i + 1) % 4}"' for i in range(4)]
+    lines = [f"{end}\nrate_Bps = {rate}\nlatency_s = 5e-6\nboth_ways = true\n" for end in ends for rate in rates]
     path = folder / "square.toml"
     path.write_text(TEXT + "\n" + "\n".join(lines))
     return str(path)

@@ -98,6 +98,7 @@ def bundled(fabric: Fabric) -> Fabric:
     Links of unlike kinds or latencies stay: what goes over one of them is another choice. So do those whose sum is no number of bytes/s (2^63).
     """
     rows: dict[tuple[object, ...], list[Link]] = {}
+    key: tuple[object, ...]
     for x in fabric.links:
         key = x.src, x.dst, x.kind, x.latency_s, x.library_latency_s, x.joules_per_byte, x.burst_bytes > 0
         rows.setdefault(key, []).append(x)

@@ -59,10 +59,10 @@ def builtin_call(
             signature = signed or (plain if sign is None else sign(args))
         except (IndexError, AttributeError, TypeError):  # no arguments of such a call: torch's words, or ours
             return run(*args)
-        if not alone and (signature != foreseen.next or consent.pending):
-            if (entered := consent.enter(signature, run, args)) is not None:
-                count[0] += 1
-                return entered
+        known = alone or (signature == foreseen.next and not consent.pending)
+        if not known and (entered := consent.enter(signature, run, args)) is not None:
+            count[0] += 1
+            return entered
         # gloo looks at the arguments and queues: a call that it refuses is none of the group's, whose ranks count alike
         work = run(*args)
         count[0] += 1

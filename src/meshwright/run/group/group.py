@@ -44,8 +44,6 @@ MEASURED, SPARSE = "measured: the built-in backend is faster", "sparse"
 class MeshwrightGroup(dist.ProcessGroup):  # type: ignore[misc]
     """One process group. Collectives of one group run one after the other, those of different groups side by side."""
 
-    hands_on = True  # may calls that are to go to the built-in backend go there unseen?
-
     def __init__(self, engine: Engine, builtin: Any) -> None:
         super().__init__(engine.rank, engine.size)
         self.engine, self.builtin, self.tally = engine, builtin, Tally()
@@ -62,8 +60,7 @@ class MeshwrightGroup(dist.ProcessGroup):  # type: ignore[misc]
         self._waves: dict[str, Waves] = {}  # by program
         self._hands: dict[Any, Hand] = {}
         self._barrier = builtin_call(engine, "barrier", builtin.barrier, [0])
-        if engine.size > 1 and self.hands_on:
-            self._quick.install(self)
+        self._quick.install(self)
 
     def add_builtin(self, device: str, kind: Any, builtin: Any) -> None:
         """What runs tensors on another kind of device where no program does: NCCL on GPUs."""
@@ -243,17 +240,15 @@ class MeshwrightGroup(dist.ProcessGroup):  # type: ignore[misc]
     def _end_coalescing(self, device: torch.device) -> Any:
         return JoinedWork([], [])
 
-    # ---- routing -----------------------------------------------------------------------------------------------
+    # ---- routing (`lasting`: equal calls fall for as long as routes are kept) ------------------------------------
     def _fall(self, op: str, reason: str, builtin: Builtin, signed: Signature | None = None, *, lasting: bool = False) -> Any:
-        """`lasting`: equal calls come here for as long as routes are kept."""
         key, count = (op, reason, builtin.run), self.tally.count(op, reason)
         hand = self._hands.get(key)
         if hand is None:
             hand = self._hands[key] = builtin_call(self.engine, op, builtin.run, count, signing(op, self._ranks))
         if side_by_side(builtin.args):
             work = hand(*builtin.args, signed=signed)
-            if lasting and signed is not None:
-                self._quick.learn(op, builtin.args, signed, count)
+            self._quick.learn(op, builtin.args, signed if lasting else None, count)
             return work
         # gloo reads on from the first element, through the gaps of a view, and says nothing (2.13): it gets copies
         targets, *others = builtin.args[:-1]

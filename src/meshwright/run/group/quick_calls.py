@@ -54,8 +54,10 @@ class QuickCalls:
         self.engine, self.builtin = engine, builtin
         self._known: dict[Key, tuple[Signature, Count]] = {}
 
-    def learn(self, op: str, args: tuple[Any, ...], signature: Signature, count: Count) -> None:
-        """The arguments of the built-in backend's call, options last; tensors without gaps. `count[0]` counts such calls."""
+    def learn(self, op: str, args: tuple[Any, ...], signature: Signature | None, count: Count) -> None:
+        """The arguments of the built-in backend's call, options last; tensors without gaps. `count[0]` counts such calls. Not without a signature."""
+        if signature is None:
+            return
         if len(self._known) >= MAX_KEPT:
             self._known.clear()
         self._known[_key(op, args)] = signature, count
@@ -66,7 +68,7 @@ class QuickCalls:
 
     def install(self, group: Any) -> None:
         """Methods of this one object, in front of its class's."""
-        if not TELLING:
+        if not TELLING or self.engine.size < 2:
             return
         itself = weakref.ref(group)
 

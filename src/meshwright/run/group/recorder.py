@@ -246,12 +246,12 @@ class Recorder:
     def _digest(self) -> None:
         """Of the calls since it was asked for last, a few times a second: not in the way of a call."""
         with self._digesting:
-            at, digest = self._digested
-            for at in range(at + 1, self._count[0] + 1):
-                _, call, size_bytes, name = self._recent[at % MAX_DIGESTS]
+            (before, digest), last = self._digested, self._count[0]
+            for number in range(before + 1, last + 1):
+                _, call, size_bytes, name = self._recent[number % MAX_DIGESTS]
                 digest = (digest * _BASE + call * _CALL + size_bytes * _SIZE + name) % _PRIME
-                self._digests[at % MAX_DIGESTS] = at, digest
-            self._digested = at, digest
+                self._digests[number % MAX_DIGESTS] = number, digest
+            self._digested = last, digest
 
     def _asking(self) -> Callable[[int, int, int], int]:
         pack, place, words, slots, last = _RECORD.pack_into, self._map, self.words, self._slots, self._at + layout.G_ASKED

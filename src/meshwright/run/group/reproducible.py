@@ -32,10 +32,9 @@ ORDERLESS = ("one rank", "no elements")  # why nothing is added
 class ReproducibleGroup(MeshwrightGroup):
     """See the module's docstring. `engine.settings.reproducible`: "tree", "exact", or another where sums are only recorded."""
 
-    hands_on = False
-
     def __init__(self, engine: Engine, builtin: Any) -> None:
         super().__init__(engine, builtin)
+        self._quick.uninstall(self)  # every sum is looked at
         folder, world = engine.settings.record_bits, dist.get_world_size() if dist.is_initialized() else engine.size
         self.record = BitsRecord.of(folder, tuple(engine.global_ranks), engine.rank, world) if folder else None
 
