@@ -1,11 +1,11 @@
-"""Small messages: all-reduces of 8 B to 64 KiB by groups of ours and of gloo's, in turn, in the same processes.
+"""Small messages: all-reduces of 8 B to 31 KiB by groups of ours and of gloo's, in turn, in the same processes.
 
-    python benchmarks/small_messages.py [--ranks 2 4] [--repeat 7]
+    python benchmarks/small_messages.py [--ranks 2 4 8] [--repeat 7]
 
 Every repetition times `--calls` calls of each kind of group, ours first and gloo first in turn; each lasts as long as at its slowest rank.
 `repeated` calls have one length, so they are foreseen (`run.group.consent`); `new` ones differ from all before by an element. Two plans are
-compared as well: none, and those of `laptop:N` with `min_bytes` 0, every one used. All samples are written down. `thread_us` is processor time of
-rank 0's calling thread: what a layer in front of gloo costs there, on a busy machine too.
+compared as well: none; a fabric, whose plans begin at 32 KiB; and those of `laptop:N` with `min_bytes` 0, every one used. All samples are written
+down. `thread_us` is processor time of rank 0's calling thread: what a layer in front of gloo costs there, on a busy machine too.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ import time
 from datetime import timedelta
 from typing import Any
 
-SIZES = (8, 64, 1024, 8192, 65536)
+SIZES = (8, 64, 1024, 8192, 31744)
 
 
 def rank_main(repeat: int, calls: int) -> None:
@@ -35,6 +35,8 @@ def rank_main(repeat: int, calls: int) -> None:
     dist.init_process_group("gloo", timeout=limit)
     ranks, rank = dist.get_world_size(), dist.get_rank()
     groups: dict[str, Any] = {"gloo": dist.group.WORLD, "ours": dist.new_group(backend="meshwright", timeout=limit)}
+    meshwright.torch.configure(fabric=f"laptop:{ranks}", cache="0")
+    groups["ours, with a fabric"] = dist.new_group(backend="meshwright", timeout=limit)
     meshwright.torch.configure(fabric=f"laptop:{ranks}", min_bytes=0, builtin=False, strategies=("direct",), cache="0")
     groups["ours, planned"] = dist.new_group(backend="meshwright", timeout=limit)
     fresh = 100_000
@@ -81,7 +83,7 @@ def run(ranks: int, repeat: int, calls: int) -> list[dict[str, Any]]:
     rows = []
     for row in found:
         took = statistics.median(row["samples_s"])
-        kind = "gloo" + row["group"].removeprefix("ours").removeprefix("gloo").removesuffix(", planned")
+        kind = "gloo" + row["group"].removeprefix("ours").removeprefix("gloo").removesuffix(", planned").removesuffix(", with a fabric")
         theirs = next(o["samples_s"] for o in found if o["group"] == kind and o["size_bytes"] == row["size_bytes"])
         what = f"{ranks} ranks, all-reduce of {row['size_bytes']} B, {row['group']}"
         rows.append({"what": what, "value": round(1e6 * took, 1), "unit": "us", "over_gloo": round(took / statistics.median(theirs), 3), **row})
@@ -90,7 +92,7 @@ def run(ranks: int, repeat: int, calls: int) -> list[dict[str, Any]]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("--ranks", type=int, nargs="+", default=[2, 4])
+    parser.add_argument("--ranks", type=int, nargs="+", default=[2, 4, 8])
     parser.add_argument("--repeat", type=int, default=7)
     parser.add_argument("--calls", type=int, default=100)
     args = parser.parse_args()

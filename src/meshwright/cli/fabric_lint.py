@@ -54,7 +54,7 @@ def _lint(args: argparse.Namespace) -> Lint:
     from ..io.fabric.name import load_fabric
 
     if args.format == "auto" and args.fabric != "-" and not args.fabric.lower().endswith(ENDINGS) and not _foreign_json(args.fabric):
-        return lint_known_fabric(load_fabric(args.fabric, args.devices))
+        return lint_known_fabric(load_fabric(args.fabric, args.devices, as_written=True))
     return lint_source(read_source(args.fabric), args.format, args.devices)
 
 

@@ -19,9 +19,10 @@ from fractions import Fraction
 from ..errors import Infeasible, UnknownName, UsageError
 from .fabric import Fabric, Link, Provenance
 
-__all__ = ["Part", "burst_s", "edited", "forwarding_only", "sustained", "find_part", "is_port", "scaled", "with_one_more", "without"]
+__all__ = ["Part", "bundled", "burst_s", "edited", "forwarding_only", "sustained", "find_part", "is_port", "scaled", "with_one_more", "without"]
 
 MAX_NAME_CHARACTERS = 128  # as readers allow
+MAX_RATE_Bps = 1 << 63
 PCIE_KINDS = ("PIX", "PXB", "PHB", "NODE", "SYS")
 _LINK = re.compile(r"(?P<src>.+?)(?P<arrow><->|->)(?P<dst>.+)\Z")
 _BUNDLE = re.compile(r"(NV|XGMI)(\d{1,4})\Z")
@@ -89,6 +90,29 @@ def without(fabric: Fabric, names: Sequence[str]) -> Fabric:
         links=tuple(x for i, x in enumerate(fabric.links) if i not in links),
         provenance=(*fabric.provenance, Provenance(what="taken out", source=f"{_listed(names, 64)}: {len(actors)} actors, {len(links)} links")),
     )
+
+
+def bundled(fabric: Fabric) -> Fabric:
+    """The fabric with links that join the same two side by side as one link of their rates together, as a runtime uses cables of one kind.
+
+    Links of unlike kinds or latencies stay: what goes over one of them is another choice. So do those whose sum is no number of bytes/s (2^63).
+    """
+    rows: dict[tuple[object, ...], list[Link]] = {}
+    key: tuple[object, ...]
+    for x in fabric.links:
+        key = x.src, x.dst, x.kind, x.latency_s, x.library_latency_s, x.joules_per_byte, x.burst_bytes > 0
+        rows.setdefault(key, []).append(x)
+    several = {key: row for key, row in rows.items() if len(row) > 1 and sum(x.rate_Bps for x in row) < MAX_RATE_Bps}
+    if not several:
+        return fabric
+    links = []
+    for key, row in rows.items():
+        one = replace(row[0], rate_Bps=sum(x.rate_Bps for x in row), burst_bytes=sum(x.burst_bytes for x in row))
+        links += [one] if key in several else row
+    first = next(iter(several.values()))
+    source = f"{first[0].src}->{first[0].dst} and {len(several) - 1} more pairs" if len(several) > 1 else f"{first[0].src}->{first[0].dst}"
+    told = Provenance(what="parallel links", source=f"{source}: the rates of {len(first)} links side by side, added up")
+    return replace(fabric, links=tuple(links), provenance=(*fabric.provenance, told))
 
 
 def scaled(fabric: Fabric, factors: Mapping[str, Fraction]) -> Fabric:

@@ -32,7 +32,7 @@ RULES = {  # what each looks for; docs/clusters.md lists them
     "missing-nic": "a server with fewer NICs than most servers like it",
     "far-nic": "a GPU that reaches a NIC only through another GPU or between sockets, where others do better",
     "unused-switch": "a switch without links",
-    "parallel-links": "several links of a kind side by side: right for separate cables, else a line copied twice",
+    "parallel-links": "several links of a kind side by side: cables used together, or a line copied twice",
     "rates-too-long": "rates with so small a common divisor that exact planning does not fit into 64 bits",
     "rates-without-divisor": "rates with a small common divisor: plans get thousands of trees",
     "no-latency": "no link has a latency",
@@ -288,7 +288,7 @@ def _parallel(fabric: Fabric) -> Iterator[Finding]:
         if count > 1:
             yield Finding(
                 "note", "parallel-links", f"{a} -> {b}", f"{count} links side by side",
-                "a message takes one of them: right for separate cables, else one link of all rates; or a line was copied",
+                "of one latency they count as one link of all rates, else a message takes the fastest; or was a line copied?",
             )
 
 

@@ -11,8 +11,9 @@ import torch
 import torch.distributed as dist
 
 from meshwright.errors import GroupFailed
-from meshwright.run.group.builtin_calls import METHODS, Tally, builtin_call, install_builtin_calls, uninstall_builtin_calls
+from meshwright.run.group.builtin_calls import builtin_call
 from meshwright.run.group.consent import Consent
+from meshwright.run.group.quick_calls import MAX_KEPT, METHODS, QuickCalls
 from meshwright.run.group.record_file import call_text
 from meshwright.run.group.recorder import Recorder
 from meshwright.run.group.signatures import signing
@@ -90,27 +91,93 @@ def test_a_group_that_is_over_says_so() -> None:
 
 
 class Group:
-    def allreduce(self, *args: Any, **named: Any) -> Any:
-        return "usual", args, named
+    def allreduce(self, *args: Any) -> Any:
+        return "usual", args
+
+    def _allgather_base(self, *args: Any) -> Any:
+        return "usual", args
+
+    def allgather(self, *args: Any) -> Any:
+        return "usual", args
 
 
-def test_methods_of_a_group_without_plans_are_replaced_until_it_has_some() -> None:
-    engine, tally, group = Engine(), Tally(), Group()
-    builtin = SimpleNamespace(**{name: lambda *args: None for _, _, name in METHODS.values()})
-    install_builtin_calls(group, engine, builtin, tally, "no plans")  # type: ignore[arg-type]
-    given = options(False)
-    given.reduceOp = dist.ReduceOp.MAX
-    assert group.allreduce([torch.ones(3)], given)[0] == "usual", "not foreseen: the class's own method looks at the arguments first"
-    engine.consent.foreseen.next = signing("all-reduce", 2)(([torch.ones(3)], given))
-    assert group.allreduce([torch.ones(3)], given) is None
-    assert call_text(*engine.recorder.calls[1][:2]) == "all-reduce max float32 12 bytes"
-    gaps = [torch.ones(6)[::2]]
-    assert group.allreduce(gaps, given) == ("usual", (gaps, given), {}), "the class's own method packs them"
-    assert group.allreduce("tensors") == ("usual", ("tensors",), {}), "options are left out: the class's own method knows which"
-    assert group.allreduce("tensors", opts=1) == ("usual", ("tensors",), {"opts": 1})
-    assert dict(tally.builtin) == {("all-reduce", "no plans"): 1}
-    uninstall_builtin_calls(group)
-    assert group.allreduce("tensors", 2) == ("usual", ("tensors", 2), {}) and not vars(group)
+def reducing(op: Any, asynchronous: bool = False) -> Any:
+    given = options(asynchronous)
+    given.reduceOp = op
+    return given
+
+
+def quick_group(work: Work) -> tuple[Engine, QuickCalls, Group]:
+    engine, group = Engine(), Group()
+    quick = QuickCalls(engine, SimpleNamespace(**{name: lambda *args: work for _, name in METHODS.values()}))  # type: ignore[arg-type]
+    quick.install(group)
+    return engine, quick, group
+
+
+def test_a_call_is_quick_where_it_was_looked_at_before_and_is_foreseen() -> None:
+    made = Work()
+    engine, quick, group = quick_group(made)
+    args, count = ([torch.ones(3)], reducing(dist.ReduceOp.MAX)), [0]
+    signature = signing("all-reduce", 2)(args)
+    assert group.allreduce(*args) == ("usual", args), "nobody has looked at it"
+    quick.learn("all-reduce", args, signature, count)
+    engine.consent.called(signature)
+    assert group.allreduce(*args) == ("usual", args), "it is not foreseen: the class's own method asks the other ranks"
+    engine.consent.called(signature)
+    assert group.allreduce(*args) is made and made.waits == 1 and count == [1] and engine.inside == [0]
+    assert engine.recorder.number == 3 and call_text(*engine.recorder.calls[3][:2]) == "all-reduce max float32 12 bytes"
+    others: list[tuple[Any, Any]] = [
+        ([torch.ones(3)], reducing(dist.ReduceOp.SUM)), ([torch.ones(4)], args[1]), ([torch.ones(3, dtype=torch.int32)], args[1]),
+        ([torch.ones(6)[::2]], args[1]), ([torch.ones(3), torch.ones(3)], args[1]), ("tensors", args[1]), ([torch.ones(3)], None),
+        ([torch.ones(3).to_sparse()], args[1]),
+    ]  # fmt: skip
+    for other in others:
+        assert group.allreduce(*other)[0] == "usual", other
+    engine.consent.pending = 1
+    assert group.allreduce(*args) == ("usual", args), "calls are waiting in the thread: this one goes behind them"
+    engine.consent.pending = 0
+    later = group.allreduce(args[0], reducing(dist.ReduceOp.MAX, asynchronous=True))
+    assert isinstance(later, BuiltinWork) and later.wait() and made.waits == 2 and count == [2]
+    quick.forget()
+    assert group.allreduce(*args) == ("usual", args), "plans may be others"
+    engine.over.append(GroupFailed("ended"))
+    with pytest.raises(GroupFailed, match="ended"):
+        group.allreduce(*args)
+
+
+def test_pairs_and_lists_are_quick_as_well_and_an_error_at_this_rank_alone_never_is() -> None:
+    made = Work()
+    engine, quick, group = quick_group(made)
+    for name, args, wrong in (
+        ("_allgather_base", (torch.ones(6), torch.ones(3), options(False)), (torch.ones(5), torch.ones(3), options(False))),
+        ("allgather", ([[torch.ones(3), torch.ones(3)]], [torch.ones(3)], options(False)), ([[torch.ones(3)]], [torch.ones(3)], options(False))),
+    ):
+        signature = signing("all-gather", 2)(args)
+        quick.learn("all-gather", args, signature, [0])
+        for _ in range(4):
+            engine.consent.called(signature)
+        assert getattr(group, name)(*args) is made and getattr(group, name)(*wrong) == ("usual", wrong)
+    quick.uninstall(group)
+    assert group.allgather(1, 2, 3) == ("usual", (1, 2, 3)) and not vars(group)
+
+
+def test_no_more_calls_are_kept_than_routes() -> None:
+    _, quick, _ = quick_group(Work())
+    for length in range(3 * MAX_KEPT):
+        quick.learn("all-reduce", ([torch.empty(length)], reducing(dist.ReduceOp.SUM)), (1, length), [0])
+        assert len(quick._known) <= MAX_KEPT
+
+
+def test_a_lost_connection_in_a_quick_call_is_explained() -> None:
+    engine, quick, group = quick_group(Work(RuntimeError("Connection closed by peer")))
+    args = ([torch.ones(3)], reducing(dist.ReduceOp.SUM))
+    signature = signing("all-reduce", 2)(args)
+    quick.learn("all-reduce", args, signature, [0])
+    engine.consent.called(signature)
+    engine.consent.called(signature)
+    with pytest.raises(GroupFailed, match="explained"):
+        group.allreduce(*args)
+    assert engine.inside == [0]
 
 
 def test_a_new_call_that_nobody_waits_for_is_made_by_a_thread_and_so_are_those_behind_it() -> None:

@@ -45,6 +45,23 @@ def test_what_is_foreseen_depends_on_the_calls_alone_and_is_bounded(monkeypatch:
     assert surprises(loop) == 16 + 1, "where it begins again is learnt once; forgetting the oldest calls unlearns nothing"
 
 
+def test_the_next_call_is_the_one_after_the_longest_equal_past() -> None:
+    """Against a look at every earlier place, at every step."""
+    draw = random.Random(7)
+    turn = [(draw.randrange(3), 0) for _ in range(9)]
+    calls = turn * 3 + [(draw.randrange(4), 0) for _ in range(60)] + turn * 3
+    foreseen = Foreseen()
+    for here, call in enumerate(calls):
+        before = foreseen.next
+        foreseen.called(call)
+        if call == before:  # a past that still holds is not left for another one
+            continue
+        places = [k for k in range(here) if calls[k] == call][-consent.MAX_PLACES :]
+        alike = [next((c for c in range(1, k + 1) if calls[k - c] != calls[here - c]), k + 1) for k in places]
+        best = max(zip(alike, places, strict=True), default=None)
+        assert foreseen.next == (calls[best[1] + 1] if best is not None else None)
+
+
 class Ranks:
     """Agreements whose messages arrive at once."""
 

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from ...errors import UnknownName, UsageError
+from ...fabric.edit import bundled
 from ...fabric.fabric import Fabric
 from ...fabric.machines import MACHINES
 from ...fabric.near import facts, near_machines
@@ -35,8 +36,10 @@ _RANGE = re.compile(r"(\d{1,9})-(\d{1,9})\Z")
 _FRACTION = re.compile(r"\d{1,9}/\d{1,9}\Z|\d{0,9}\.?\d{1,9}\Z")
 
 
-def load_fabric(spec: str, devices: str | None = None) -> Fabric:
+def load_fabric(spec: str, devices: str | None = None, *, as_written: bool = False) -> Fabric:
     """The fabric that `spec` names, or the part of it that `devices` names (numbers, ranges and names, separated by commas).
+
+    Links side by side in a file are one link (`edit.bundled`), unless it is wanted as it is written.
 
     Raises: UnknownName for a preset or device that does not exist; UsageError for a bad size or option; FormatError for a bad file.
     """
@@ -47,6 +50,8 @@ def load_fabric(spec: str, devices: str | None = None) -> Fabric:
         fabric = read_fabric_json(spec)
     else:
         fabric = _preset(spec)
+    if not as_written:
+        fabric = bundled(fabric)
     return fabric if devices is None else select_devices(fabric, devices)
 
 

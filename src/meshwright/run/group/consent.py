@@ -36,6 +36,7 @@ class Foreseen:
         self.next: Signature | None = None
         self._calls: list[Signature] = []
         self._places: dict[Signature, deque[int]] = {}
+        self._placed = 0  # so many calls are in `_places`; the others are those that were foreseen since
         self._at = 0  # the earlier place of the last call
 
     def called(self, signature: Signature) -> None:
@@ -46,15 +47,24 @@ class Foreseen:
             for one in kept:
                 self.called(one)
             calls = self._calls
-        here = len(calls)
         calls.append(signature)
+        if signature == self.next:  # nearly always, so little is done
+            self._at = at = self._at + 1
+            self.next = calls[at + 1]
+        else:
+            self._look(signature)
+
+    def _look(self, signature: Signature) -> None:
+        """The earlier place that is most like that of the last call."""
+        calls, here = self._calls, len(self._calls) - 1
+        for place in range(self._placed, here):
+            self._places.setdefault(calls[place], deque(maxlen=MAX_PLACES)).append(place)
         places = self._places.setdefault(signature, deque(maxlen=MAX_PLACES))
-        if signature == self.next:
-            self._at += 1
-        elif places:
+        if places:
             self._at = max(places, key=lambda place: (self._alike(place, here), place))
         self.next = calls[self._at + 1] if places else None
         places.append(here)
+        self._placed = here + 1
 
     def _alike(self, place: int, here: int) -> int:
         """How many calls before the two places are equal."""

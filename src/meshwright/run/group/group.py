@@ -19,11 +19,12 @@ from torch.distributed.distributed_c10d import AllgatherOptions  # torch 2.13 le
 
 from ...errors import MeshwrightError
 from .arguments import Arguments
-from .builtin_calls import Hand, Tally, builtin_call, install_builtin_calls, uninstall_builtin_calls
+from .builtin_calls import Hand, Tally, builtin_call
 from .call import Call, Code, Session
 from .chunks import BLOCKED
 from .engine import Engine
 from .plans import Chosen
+from .quick_calls import QuickCalls
 from .rank_code import compile_rank
 from .reductions import Reduction, reduction
 from .routes import Builtin, Route, Routes, Trial, alike, copier, dense, in_a_row, packed, side_by_side, unpack
@@ -37,7 +38,7 @@ from .worker import Task
 __all__ = ["MeshwrightGroup"]
 
 Tensors = list[torch.Tensor]
-MEASURED = "measured: the built-in backend is faster"
+MEASURED, SPARSE = "measured: the built-in backend is faster", "sparse"
 
 
 class MeshwrightGroup(dist.ProcessGroup):  # type: ignore[misc]
@@ -47,7 +48,8 @@ class MeshwrightGroup(dist.ProcessGroup):  # type: ignore[misc]
         super().__init__(engine.rank, engine.size)
         self.engine, self.builtin, self.tally = engine, builtin, Tally()
         engine.attend(builtin)
-        self._routes = Routes(engine.forget)
+        self._quick = QuickCalls(engine, builtin)
+        self._routes = Routes(engine.forget, self._quick.forget)
         self._name, self._ranks = "", engine.size
         self._arguments = Arguments(engine, builtin)
         kind = dist.ProcessGroup.BackendType.GLOO
@@ -58,12 +60,11 @@ class MeshwrightGroup(dist.ProcessGroup):  # type: ignore[misc]
         self._waves: dict[str, Waves] = {}  # by program
         self._hands: dict[Any, Hand] = {}
         self._barrier = builtin_call(engine, "barrier", builtin.barrier, [0])
-        if engine.plans.never:
-            install_builtin_calls(self, engine, builtin, self.tally, engine.plans.never)
+        self._quick.install(self)
 
     def add_builtin(self, device: str, kind: Any, builtin: Any) -> None:
         """What runs tensors on another kind of device where no program does: NCCL on GPUs."""
-        uninstall_builtin_calls(self)
+        self._quick.uninstall(self)
         self.by_device[device] = builtin
         self._register_backend(torch.device(device), kind, builtin)
 
@@ -98,7 +99,7 @@ class MeshwrightGroup(dist.ProcessGroup):  # type: ignore[misc]
         self.builtin._set_default_timeout(timeout)
 
     def forget_routes(self) -> None:  # the plans are others
-        uninstall_builtin_calls(self)
+        self._quick.forget()
         self._routes.clear()
 
     def shutdown(self) -> None:
@@ -239,14 +240,16 @@ class MeshwrightGroup(dist.ProcessGroup):  # type: ignore[misc]
     def _end_coalescing(self, device: torch.device) -> Any:
         return JoinedWork([], [])
 
-    # ---- routing -----------------------------------------------------------------------------------------------
-    def _fall(self, op: str, reason: str, builtin: Builtin, signed: Signature | None = None) -> Any:
-        key = op, reason, builtin.run
+    # ---- routing (`lasting`: equal calls fall for as long as routes are kept) ------------------------------------
+    def _fall(self, op: str, reason: str, builtin: Builtin, signed: Signature | None = None, *, lasting: bool = False) -> Any:
+        key, count = (op, reason, builtin.run), self.tally.count(op, reason)
         hand = self._hands.get(key)
         if hand is None:
-            hand = self._hands[key] = builtin_call(self.engine, op, builtin.run, self.tally.count(op, reason), signing(op, self._ranks))
+            hand = self._hands[key] = builtin_call(self.engine, op, builtin.run, count, signing(op, self._ranks))
         if side_by_side(builtin.args):
-            return hand(*builtin.args, signed=signed)
+            work = hand(*builtin.args, signed=signed)
+            self._quick.learn(op, builtin.args, signed if lasting else None, count)
+            return work
         # gloo reads on from the first element, through the gaps of a view, and says nothing (2.13): it gets copies
         targets, *others = builtin.args[:-1]
         back: list[tuple[torch.Tensor, torch.Tensor]] = []
@@ -266,7 +269,7 @@ class MeshwrightGroup(dist.ProcessGroup):  # type: ignore[misc]
             return route, None
         engine.raise_if_failed()
         if not dense(given):
-            return "sparse", None
+            return SPARSE, None
         found: Reduction | None = None
         if op in REDUCING:
             found = reduction(builtin.args[-1].reduceOp, given.dtype)
@@ -282,7 +285,7 @@ class MeshwrightGroup(dist.ProcessGroup):  # type: ignore[misc]
         signed = signature_of(op, root, tensor.numel(), tensor, builtin.args[-1], self._ranks)
         route, found = self._routed(op, root, tensor.numel(), tensor, builtin, signed)
         if isinstance(route, str):
-            return self._fall(op, route, builtin, signed)
+            return self._fall(op, route, builtin, signed, lasting=route != SPARSE)
         flat = in_a_row(tensor)
         after = None if tensor.is_contiguous() else copier([tensor], flat)
         return self._go(route, Call(op, flat, flat, root), found, builtin, tensors, after)
@@ -293,7 +296,7 @@ class MeshwrightGroup(dist.ProcessGroup):  # type: ignore[misc]
         signed = signature_of(op, -1, elements, source, builtin.args[-1], self._ranks)
         route, found = self._routed(op, -1, elements, source, builtin, signed)
         if isinstance(route, str) or not dense(target):
-            return self._fall(op, route if isinstance(route, str) else "sparse", builtin, signed)
+            return self._fall(op, route if isinstance(route, str) else SPARSE, builtin, signed, lasting=dense(target) and route != SPARSE)
         flat = in_a_row(target)
         after = None if target.is_contiguous() else copier([target], flat)
         return self._go(route, Call(op, in_a_row(source), flat), found, builtin, [target], after)
@@ -306,7 +309,7 @@ class MeshwrightGroup(dist.ProcessGroup):  # type: ignore[misc]
         signed = signature_of(op, root, block.numel(), block, builtin.args[-1], self._ranks)
         route, found = self._routed(op, root, block.numel(), block, builtin, signed)
         if isinstance(route, str):
-            return self._fall(op, route, builtin, signed)
+            return self._fall(op, route, builtin, signed, lasting=route != SPARSE)
         if isinstance(source, list):
             source = torch.cat([in_a_row(t) for t in source])
         into = after = None

@@ -153,9 +153,11 @@ class Recorder:
         self.file, self.ranks, self.rank, self.name = file, tuple(ranks), rank, name
         self.running = 0  # number of the collective that is walked, 0 for none
         self.last = 0  # number of the one begun last
-        self._recent: list[tuple[int, int, int, int]] = [(0, 0, 0, 0)] * layout.MAX_HISTORY  # (number, call, bytes, program) at number mod that
+        self._recent: list[tuple[int, int, int, int]] = [(0, 0, 0, 0)] * MAX_DIGESTS  # (number, call, bytes, program) at number mod that
         self._count = [0]
         self._digests: list[tuple[int, int]] = [(0, 0)] * MAX_DIGESTS  # (number, digest of all calls up to it) at number mod that
+        self._digested = (0, 0)  # the last of those
+        self._digesting = threading.Lock()
         self.id = -1
         if file is not None:
             with _lock:
@@ -231,26 +233,38 @@ class Recorder:
     @property
     def calls(self) -> dict[int, tuple[int, int, int]]:
         """number -> (call, bytes, program) of the last few."""
-        return {number: (call, size_bytes, name) for number, call, size_bytes, name in self._recent if number}
+        last = self._count[0]
+        rows = [self._recent[number % MAX_DIGESTS] for number in range(max(1, last - layout.MAX_HISTORY + 1), last + 1)]
+        return {number: (call, size_bytes, name) for number, call, size_bytes, name in rows}
 
     def digest(self, number: int) -> int | None:
         """Of all calls up to that one: equal at ranks that have called the same. None where it is not known any more, or not yet."""
+        self._digest()
         found, digest = self._digests[number % MAX_DIGESTS]
         return digest if found == number else None
+
+    def _digest(self) -> None:
+        """Of the calls since it was asked for last, a few times a second: not in the way of a call."""
+        with self._digesting:
+            (before, digest), last = self._digested, self._count[0]
+            for number in range(before + 1, last + 1):
+                _, call, size_bytes, name = self._recent[number % MAX_DIGESTS]
+                digest = (digest * _BASE + call * _CALL + size_bytes * _SIZE + name) % _PRIME
+                self._digests[number % MAX_DIGESTS] = number, digest
+            self._digested = last, digest
 
     def _asking(self) -> Callable[[int, int, int], int]:
         pack, place, words, slots, last = _RECORD.pack_into, self._map, self.words, self._slots, self._at + layout.G_ASKED
         recent, count, serials, group, now = self._recent, self._count, self._serial, self.id, _now
         first, rows, built_in, own = layout.RING_AT, layout.RING_RECORDS, layout.BUILTIN, layout.ASKED
-        kept, digests = layout.MAX_HISTORY, self._digests
-        digest = 0
+        kept, half = MAX_DIGESTS, MAX_DIGESTS // 2
 
         def asked(call: int, size_bytes: int, name: int) -> int:
-            nonlocal digest
-            count[0] = number = count[0] + 1
+            number = count[0] + 1
             recent[number % kept] = number, call, size_bytes, name
-            digest = (digest * _BASE + call * _CALL + size_bytes * _SIZE + name) % _PRIME
-            digests[number % MAX_DIGESTS] = number, digest
+            count[0] = number  # not before: whoever makes digests reads up to it
+            if not number % half:
+                self._digest()
             serial = next(serials)
             state = built_in
             if name:

@@ -34,6 +34,7 @@ class ReproducibleGroup(MeshwrightGroup):
 
     def __init__(self, engine: Engine, builtin: Any) -> None:
         super().__init__(engine, builtin)
+        self._quick.uninstall(self)  # every sum is looked at
         folder, world = engine.settings.record_bits, dist.get_world_size() if dist.is_initialized() else engine.size
         self.record = BitsRecord.of(folder, tuple(engine.global_ranks), engine.rank, world) if folder else None
 
@@ -48,12 +49,12 @@ class ReproducibleGroup(MeshwrightGroup):
         return self.engine.settings.reproducible
 
     # ---- tree --------------------------------------------------------------------------------------------------
-    def _fall(self, op: str, reason: str, builtin: Builtin, signed: Signature | None = None) -> Any:
+    def _fall(self, op: str, reason: str, builtin: Builtin, signed: Signature | None = None, *, lasting: bool = False) -> Any:
         """Raises: Unsupported, equally at all ranks, for a sum whose order would be the built-in backend's."""
         if self.level == "tree" and op in REDUCING and reason not in ORDERLESS and _rounds(builtin.args):
             hint = "give float16, bfloat16, float32 or float64 on the CPU with SUM, AVG, PRODUCT, MIN or MAX; or MESHWRIGHT_REPRODUCIBLE=run"
             raise Unsupported(f"no program folds this {op} ({reason}), and the built-in backend adds in an order of its own", where=op, hint=hint)
-        return super()._fall(op, reason, builtin, signed)
+        return super()._fall(op, reason, builtin, signed, lasting=lasting)
 
     # ---- exact -------------------------------------------------------------------------------------------------
     def _in_place(self, op: str, tensors: Tensors, root: int, builtin: Builtin) -> Any:

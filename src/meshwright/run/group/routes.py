@@ -36,21 +36,23 @@ class Trial:
 
 
 class Routes(dict[Any, "Route | Trial | str"]):
-    """The routes of the latest distinct calls, `MAX_ROUTES` at most: the one asked for the longest time ago goes first, and `forget(session)`
-    hears of it.
+    """The routes of the latest distinct calls, `MAX_ROUTES` at most: the one asked for the longest time ago goes first. `forget(session)` hears of
+    a program's, `over()` of one to the built-in backend, whose calls are not asked about each time (`quick_calls`), so those go in the order in
+    which they came.
 
     A trial under way stays: all ranks must take its turns together.
     """
 
-    def __init__(self, forget: Callable[[Session], None]) -> None:
+    def __init__(self, forget: Callable[[Session], None], over: Callable[[], None]) -> None:
         super().__init__()
-        self.forget = forget
+        self.forget, self.over = forget, over
 
     def get(self, key: Any, default: Any = None) -> Any:
-        found = self.pop(key, None)
+        found = super().get(key)
         if found is None:
             return default
-        super().__setitem__(key, found)  # last again: a dictionary keeps the order in which keys came
+        if not isinstance(found, str):
+            super().__setitem__(key, self.pop(key))  # last again: a dictionary keeps the order in which keys came
         return found
 
     def __setitem__(self, key: Any, route: Route | Trial | str) -> None:
@@ -62,6 +64,8 @@ class Routes(dict[Any, "Route | Trial | str"]):
             gone = self.pop(old)
             if isinstance(gone, Route):
                 self.forget(gone.session)
+            else:
+                self.over()
 
 
 class Builtin(NamedTuple):

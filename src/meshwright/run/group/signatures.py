@@ -15,7 +15,7 @@ from .chunks import BLOCKED
 from .record_file import pack_call
 from .reductions import operator_name
 
-__all__ = ["REDUCING", "Signature", "signature_of", "signing"]
+__all__ = ["REDUCING", "ROOTED", "Signature", "signature_of", "signing"]
 
 Signature = tuple[int, int]  # (packed call, bytes)
 REDUCING = ("all-reduce", "reduce", "reduce-scatter")
