@@ -14,11 +14,12 @@ from meshwright.capture.forward import trace_objective
 from meshwright.capture.losses import Objective
 from meshwright.capture.resolve import ModelSource
 from meshwright.errors import Unsupported
-from meshwright.run.steps.forward_graph import ForwardGraph, from_traced
+from meshwright.run.steps.forward_graph import OPAQUE, ForwardGraph, ForwardNode, TensorInfo, argument_of, from_traced, operator_of
 from meshwright.run.train.loss_counts import LossCounts
 from meshwright.run.train.loss_terms import loss_terms, loss_understood
 
 ROWS, CLASSES = 4, 5
+X = {"value": "x"}
 
 
 def traced(loss: Callable[[Any, torch.Tensor], torch.Tensor], rows: int = ROWS, *, classes: bool = True) -> ForwardGraph:
@@ -66,6 +67,24 @@ def test_terms(loss: Callable[[Any, torch.Tensor], torch.Tensor], expected: list
 )  # fmt: skip
 def test_what_is_not_understood_is_known(loss: Callable[[Any, torch.Tensor], torch.Tensor], understood: bool) -> None:
     assert loss_understood(traced(loss)) == understood
+
+
+def test_opaque_models_have_no_terms_and_are_not_understood() -> None:
+    graph = ForwardGraph((ForwardNode("loss", OPAQUE, [], {}, (TensorInfo((), "float32"),)),), (TensorInfo((ROWS, 3), "float32"),), ("loss",), {})
+    assert loss_terms(graph) == {} and not loss_understood(graph)
+
+
+@pytest.mark.parametrize(
+    ("target", "args", "kwargs", "name", "expected"),
+    [
+        ("aten.topk.default", [X, 2], {}, "dim", -1), ("aten.topk.default", [X, 2, 0], {}, "dim", 0), ("aten.norm.ScalarOpt_dim", [X, 2, [1]], {}, "dim", [1]),
+        ("aten.sum.default", [X], {}, "dim", "none"), ("aten.huber_loss.default", [X, X], {}, "reduction", 1),
+        ("aten.huber_loss.default", [X, X], {"reduction": 2}, "reduction", 2), ("aten.softmax.int", [X], {}, "dim", "none"), (OPAQUE, [X], {}, "dim", "none"),
+    ],
+)  # fmt: skip
+def test_arguments_are_found_by_the_operators_own_names(target: str, args: list[Any], kwargs: dict[str, Any], name: str, expected: Any) -> None:
+    node = ForwardNode("y", target, args, kwargs, (TensorInfo((2,), "float32"),))
+    assert argument_of(operator_of(node), node.args, node.kwargs, name, "none") == expected
 
 
 def test_probabilities_are_not_counted() -> None:
