@@ -84,6 +84,6 @@ def test_a_fusible_chain_is_cut_where_it_is_long() -> None:
     calls = [(f"a{i}", "relu", (f"a{i - 1}" if i else "x",), 1000) for i in range(MAX_CHAIN_POSITIONS + 4)]
     graph = graph_of(*calls)
     names = {kind: [graph.nodes[i].name for i, why in saved_set(graph, bans=(kind,)).banned.items() if why == kind] for kind in BANS}
-    assert names == {**dict.fromkeys(BANS, []), "chain": [f"a{MAX_CHAIN_POSITIONS + 1}"]}
+    assert {kind: found for kind, found in names.items() if found} == {"chain": [f"a{MAX_CHAIN_POSITIONS + 1}"]}
     assert saved_set(graph).banned == saved_set(graph, bans=("chain",)).banned
     assert not saved_set(graph_of(*calls[:-3]), bans=("chain",)).banned

@@ -77,9 +77,10 @@ def test_opaque_models_have_no_terms_and_are_not_understood() -> None:
 @pytest.mark.parametrize(
     ("target", "args", "kwargs", "name", "expected"),
     [
-        ("aten.topk.default", [X, 2], {}, "dim", -1), ("aten.topk.default", [X, 2, 0], {}, "dim", 0), ("aten.norm.ScalarOpt_dim", [X, 2, [1]], {}, "dim", [1]),
+        ("aten.topk.default", [X, 2], {}, "dim", -1), ("aten.topk.default", [X, 2, 0], {}, "dim", 0),
+        ("aten.norm.ScalarOpt_dim", [X, 2, [1]], {}, "dim", [1]), (OPAQUE, [X], {}, "dim", "none"),
         ("aten.sum.default", [X], {}, "dim", "none"), ("aten.huber_loss.default", [X, X], {}, "reduction", 1),
-        ("aten.huber_loss.default", [X, X], {"reduction": 2}, "reduction", 2), ("aten.softmax.int", [X], {}, "dim", "none"), (OPAQUE, [X], {}, "dim", "none"),
+        ("aten.huber_loss.default", [X, X], {"reduction": 2}, "reduction", 2), ("aten.softmax.int", [X], {}, "dim", "none"),
     ],
 )  # fmt: skip
 def test_arguments_are_found_by_the_operators_own_names(target: str, args: list[Any], kwargs: dict[str, Any], name: str, expected: Any) -> None:
