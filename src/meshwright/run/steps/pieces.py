@@ -75,7 +75,7 @@ def convolution(pieces: int) -> Run:
     return run
 
 
-def convolution_gradients(pieces: int, over: bool) -> Run:
+def convolution_gradients(pieces: int, over: bool = False) -> Run:
     """By images: the half that makes the input's gradient, or (up to rounding) the other. `over`: into the output's gradient, which is as large."""
 
     def run(call: fx.Node, *inputs: Any) -> tuple[torch.Tensor | None, ...]:
