@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -15,7 +16,7 @@ from meshwright.capture.losses import Objective
 from meshwright.capture.resolve import ModelSource
 from meshwright.errors import Unsupported
 from meshwright.run.steps.forward_graph import OPAQUE, ForwardGraph, ForwardNode, TensorInfo, argument_of, from_traced, operator_of
-from meshwright.run.train.loss_counts import LossCounts
+from meshwright.run.train.loss_counts import LossCounts, divisors_of
 from meshwright.run.train.loss_terms import loss_terms, loss_understood
 
 ROWS, CLASSES = 4, 5
@@ -118,3 +119,17 @@ def test_a_divisor_is_computed_from_the_sums() -> None:
     assert [float(d) for d in counts.divisors.values()] == [pytest.approx(3 / 3)]
     counts.fill(counts.sums([torch.zeros(ROWS, 3), targets[2]] for _ in range(3)), 3)
     assert [float(d) for d in counts.divisors.values()] == [pytest.approx(2 / 3)]
+
+
+def test_the_loss_is_weighted_where_a_planned_step_makes_its_only_term() -> None:
+    one, two = traced(F.cross_entropy), traced(lambda y, t: F.cross_entropy(y, t) + F.cross_entropy(y * 2, t, reduction="sum"))
+    for graph in (one, two):
+        terms, made = loss_terms(graph), SimpleNamespace(key="s", nodes=[n.name for n in graph.nodes], step=None)
+        divisors, weighted = divisors_of([SimpleNamespace(key="r", nodes=[], step=object()), made], graph, terms, torch.device("cpu"))
+        assert {*divisors} == {*terms} and all(float(x) == 1.0 for x in divisors.values()) and not weighted
+        made.step = object()
+        if graph is one:
+            assert divisors_of([made], graph, terms, torch.device("cpu"))[1]
+        else:
+            with pytest.raises(Unsupported, match="no place for its count"):
+                divisors_of([made], graph, terms, torch.device("cpu"))
