@@ -1,4 +1,4 @@
-"""What a rank says of its own exception: its own fault, unless a typed error knows whose it is; errors of no class that a group ends with are a failure."""
+"""What a rank says of its own exception: its own fault, unless a typed error knows whose it is; what is no class of a group is a failure."""
 
 from __future__ import annotations
 
