@@ -19,7 +19,7 @@ from meshwright.decide.layout.autoddl import AutoDDL, ShardingProblem
 from meshwright.errors import PlanMismatch
 from meshwright.fabric.fabric import Device, Fabric, Link, Switch
 from meshwright.graph.graph import GraphValue, OpGraph, Work
-from meshwright.lower.sharding import lower_sharding
+from meshwright.lower.sharding import Redistribution, lower_sharding, redistribution_program
 from meshwright.plan.sbp import local_shape
 from meshwright.plan.sharding import OPTIMIZERS, ShardingPlan
 from meshwright.program.calls import inline
@@ -126,3 +126,20 @@ def test_plans_that_contradict_the_graph_are_refused() -> None:
     for name in readers:  # an operator whose operand is redistributed
         with pytest.raises(PlanMismatch, match=f"has no operator '{name}'"):
             lower_sharding(msgspec.structs.replace(moved, ops={k: v for k, v in moved.ops.items() if k != name}), graph)
+
+
+@pytest.mark.parametrize("shape", [(3, 5), (0, 6), (4, 0)])
+@pytest.mark.parametrize(("before", "after"), [("S0", "B"), ("S0", "S1"), ("P", "B"), ("P", "S0"), ("P", "S1"), ("M", "B")])
+def test_a_redistribution_alone_is_proved_also_of_an_empty_tensor(shape: tuple[int, int], before: str, after: str) -> None:
+    """And every rank sends the bytes of its pieces that another gets, no more."""
+    lowered = redistribution_program((2,), "float32", Redistribution((shape,) * 2, (before,), ((0, after),), "test"))
+    verdict = check_program(lowered.program, programs=lowered.callees)
+    assert verdict.ok, verdict.findings
+    flat = inline(lowered.program, lowered.callees).program
+    rows, columns = ([local_shape(shape, (kind,), (2,), (r,))[k] for r in (0, 1)] for k, kind in enumerate(("S0", "S1")))
+    whole = shape[0] * shape[1]
+    sent = {
+        "S0B": [rows[0] * shape[1], rows[1] * shape[1]], "S0S1": [rows[0] * columns[1], rows[1] * columns[0]],
+        "PS0": [rows[1] * shape[1], rows[0] * shape[1]], "PS1": [shape[0] * columns[1], shape[0] * columns[0]],
+    }.get(before + after, [whole, whole])  # fmt: skip
+    assert [sum(x.values()) for x in sent_bytes(flat)] == [4 * n for n in sent]

@@ -335,27 +335,27 @@ def test_the_report_counts_and_gives_reasons(tmp_path: Path, monkeypatch: pytest
     known = report.reasons(tmp_path / "e.toml")
     assert report.reason_of(made[1], known) == "b is c" and not report.reason_of(made[0], known)
     monkeypatch.setattr(report, "reasons", lambda: known)
-    rows, left = report.rows(found, 1, "abc"), report.survivors(found)
+    rows, left = report.rows(found, 1, "abc"), report.survivors(found, 1)
     assert rows[0]["value"] == 0.5 and rows[0]["at_least"] == 0.9
     text = report.markdown(rows, left, ["Cut after 1 minute."])
-    assert "| check | 1 | 2 | 50% | 90% | 1 of 1 | 1, abc |" in text and "b is c" in text and "Cut after" in text and "+a = b >= c" in text
+    assert "| check | 1 | 1 | 2 | 50% | 90% | 0 | 1 | 0 | abc |" in text and "b is c" in text and "Cut after" in text and "+a = b >= c" in text
 
 
 def test_what_was_not_run_is_not_caught() -> None:
     made = operators.mutations("x.py", "a = b < c\n")
     found = {"run": [runs.Verdict(made[0], "caught", "tests/x.py::t"), runs.Verdict(made[1], "not run")]}
-    rows, left = report.rows(found, 1, "abc"), report.survivors(found)
+    rows, left = report.rows(found, 1, "abc"), report.survivors(found, 1)
     assert (rows[0]["value"], rows[0]["drawn"], len(left)) == (0.5, 2, 1)
     assert "not run, counted as not caught" in report.markdown(rows, left)
 
 
 def test_a_report_keeps_the_rooms_that_were_not_run(tmp_path: Path) -> None:
     record = tmp_path / "mutation.json"
-    row = {"room": "check", "value": 0.5}
-    assert report.with_other_rooms("rows", [row], record, rooms.ROOMS) == [row]
-    old = [{"room": "check", "value": 0.9}, {"room": "decide", "value": 0.8}, {"room": "simulate", "value": 0.7}]
+    row, run = {"room": "check", "seed": 2, "value": 0.5}, {("check", 2)}
+    assert report.with_other_rooms("rows", [row], run, record, rooms.ROOMS) == [row]
+    old = [{"room": room, "seed": seed, "value": 0.9} for room, seed in (("check", 2), ("decide", 1), ("simulate", 1), ("check", 1))]
     record.write_text(json.dumps({"rows": old}))
-    assert report.with_other_rooms("rows", [row], record, rooms.ROOMS) == [row, old[2], old[1]]
+    assert report.with_other_rooms("rows", [row], run, record, rooms.ROOMS) == [old[3], row, old[2], old[1]]
 
 
 @pytest.mark.parametrize("room", rooms.ROOMS.values(), ids=rooms.ROOMS)

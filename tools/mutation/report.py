@@ -14,6 +14,7 @@ from .runs import Verdict
 EXPLAINED = Path(__file__).parent / "explained.toml"
 WANTED = {"check": 0.9, "lower": 0.9}
 WANTED_ELSEWHERE = 0.8
+SINCE = ("since:", "caught by hand:")
 NO_TESTS = {"untouched": "no test of the room runs the line", "not run": "not run, counted as not caught"}
 
 
@@ -43,11 +44,11 @@ def rows(verdicts: dict[str, list[Verdict]], seed: int, commit: str) -> list[dic
     return made
 
 
-def survivors(verdicts: dict[str, list[Verdict]]) -> list[dict[str, Any]]:
+def survivors(verdicts: dict[str, list[Verdict]], seed: int) -> list[dict[str, Any]]:
     known = reasons()
     return [
         {
-            "room": room, "place": f"{v.mutation.path}:{v.mutation.line}", "scope": v.mutation.scope, "operator": v.mutation.operator,
+            "room": room, "seed": seed, "place": f"{v.mutation.path}:{v.mutation.line}", "scope": v.mutation.scope, "operator": v.mutation.operator,
             "before": v.mutation.before.strip(), "after": v.mutation.after.strip(), "verdict": v.verdict, "tests": v.tests,
             "reason": reason_of(v.mutation, known),
         }
@@ -55,26 +56,30 @@ def survivors(verdicts: dict[str, list[Verdict]]) -> list[dict[str, Any]]:
     ]  # fmt: skip
 
 
-def with_other_rooms(of: str, new: list[dict[str, Any]], record: Path, rooms: Iterable[str]) -> list[dict[str, Any]]:
-    """`new` and, of the rooms that were not run, what an earlier `record` holds under `of` (rows, survivors), in the order of `rooms`."""
+def with_other_rooms(of: str, new: list[dict[str, Any]], run: set[tuple[str, int]], record: Path, rooms: Iterable[str]) -> list[dict[str, Any]]:
+    """`new` and, of the rooms and seeds that were not `run`, what an earlier `record` holds under `of` (rows, survivors), by `rooms` and seed."""
     old = json.loads(record.read_text(encoding="utf-8")).get(of, []) if record.exists() else []
-    run, order = {x["room"] for x in new}, [*rooms]
-    return sorted([*new, *(x for x in old if x.get("room") not in run)], key=lambda x: order.index(x["room"]))
+    order = [*rooms]
+    kept = [x for x in old if (x.get("room"), x.get("seed")) not in run]
+    return sorted([*new, *kept], key=lambda x: (order.index(x["room"]), x["seed"]))
 
 
 def markdown(rows: list[dict[str, Any]], left: list[dict[str, Any]], notes: Iterable[str] = ()) -> str:
+    """A draw's share is that of the tests as they were; "since" counts survivors for which a test, or other code, has come after it was looked at."""
     lines = [
         "# Mutants of the source", "",
         "`tools/mutate_source`: one line of a room's source is changed; the tests of that room notice, or do not.", "",
-        "| room | caught | drawn | share | asked | survivors explained | seed, commit |", "|---|---|---|---|---|---|---|",
+        "| room | seed | caught | drawn | share | asked | since | the same or chosen | open | commit |", "|---|---|---|---|---|---|---|---|---|---|",
     ]  # fmt: skip
     for row in rows:
-        here = [s for s in left if s["room"] == row["room"]]
-        explained, share = f"{sum(bool(s['reason']) for s in here)} of {len(here)}", f"{row['value']:.0%} | {row['at_least']:.0%}"
-        lines.append(f"| {row['room']} | {row['caught']} | {row['drawn']} | {share} | {explained} | {row['seed']}, {row['commit']} |")
+        here = [s["reason"] for s in left if (s["room"], s["seed"]) == (row["room"], row["seed"])]
+        since, open_ = sum(x.startswith(SINCE) for x in here), here.count("")
+        share, counts = f"{row['value']:.0%} | {row['at_least']:.0%}", f"{since} | {len(here) - since - open_} | {open_}"
+        lines.append(f"| {row['room']} | {row['seed']} | {row['caught']} | {row['drawn']} | {share} | {counts} | {row['commit']} |")
     lines += ["", *notes]
     for s in left:
         what = NO_TESTS.get(s["verdict"], f"survived {s['tests']} tests")
-        lines += ["", f"**{s['place']}** `{s['scope']}`, {s['operator']}, {what}", "", "```diff", f"-{s['before']}", f"+{s['after']}", "```"]
+        lines += ["", f"**{s['place']}** `{s['scope']}`, {s['operator']}, seed {s['seed']}, {what}"]
+        lines += ["", "```diff", f"-{s['before']}", f"+{s['after']}", "```"]
         lines += ["", s["reason"]] if s["reason"] else []
     return "\n".join(lines) + "\n"

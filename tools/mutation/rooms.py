@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 
 
@@ -18,6 +19,7 @@ class Room:
     sources: tuple[str, ...]
     tests: tuple[str, ...]
     package: str = "src/meshwright"
+    elsewhere: Mapping[str, tuple[str, ...]] = field(default_factory=dict)  # of sources whose path below the package begins so
 
     def files(self, root: Path) -> list[str]:
         found = {p for glob in self.sources for p in (root / self.package).glob(glob) if p.suffix == ".py"}
@@ -26,7 +28,8 @@ class Room:
     def tests_of(self, root: Path, source: str) -> list[str]:
         below = source.removeprefix(f"{self.package}/").split("/")
         part = below[1] if len(below) > 2 else "*"
-        paths = sorted({p for test in self.tests for p in root.glob(test.format(part=part))})
+        more = [test for place, tests in self.elsewhere.items() if "/".join(below).startswith(place) for test in tests]
+        paths = sorted({p for test in (*self.tests, *more) for p in root.glob(test.format(part=part))})
         return [p.relative_to(root).as_posix() for p in paths if not any(other in p.parents for other in paths)]
 
 
@@ -41,6 +44,11 @@ SIMULATED_ELSEWHERE = ("tests/check/test_check_step_memory.py", "tests/decide/me
 LOWERED_ELSEWHERE = (
     "tests/run/train", "tests/run/dtensor", "tests/run/sparse", "tests/check/test_training_schedules.py", "tests/check/test_check_folded.py",
 )  # fmt: skip
+# Layouts from profiles are decided for that page; rings on a torus are a topology's; bounds of pipelines are tested with who checks them.
+DECIDED_ELSEWHERE = {
+    "decide/layout/profiled": ("tests/profile/test_profiled*.py",), "decide/collective/classic": ("tests/decide/topology/test_hammingmesh.py",),
+    "decide/pipeline/bound": ("tests/check/test_pipeline_bound.py",),
+}  # fmt: skip
 
 ROOMS = {
     room.name: room
@@ -49,6 +57,9 @@ ROOMS = {
         Room("simulate", ("simulate/**/*",), ("tests/simulate", *SIMULATED_ELSEWHERE)),
         Room("lower", ("lower/**/*",), ("tests/lower", *LOWERED_ELSEWHERE)),
         Room("run", ("run/**/*",), ("tests/run",)),
-        Room("decide", ("decide/**/*",), ("tests/decide/{part}", "tests/contract/test_{part}_contract.py", "tests/{part}_search")),
+        Room(
+            "decide", ("decide/**/*",), ("tests/decide/{part}", "tests/contract/test_{part}_contract.py", "tests/{part}_search"),
+            elsewhere=DECIDED_ELSEWHERE,
+        ),
     )
 }

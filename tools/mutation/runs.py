@@ -61,13 +61,14 @@ class Verdict:
 @dataclass
 class Bench:
     """One overlay of the sources below `root` and the server that runs tests on it. `imported`: what the server imports once for all runs, where that
-    is not what the tests of this repository need."""
+    is not what the tests of this repository need. `marks`: an expression of pytest's, of the tests that are asked; all where it is empty."""
 
     root: Path
     source: str = "src"
     python: str = sys.executable
     limit_s: float | None = None
     imported: tuple[str, ...] = ()
+    marks: str = ""
     server: subprocess.Popen[str] | None = None
     unreliable: set[str] = field(default_factory=set)
 
@@ -154,13 +155,15 @@ class Bench:
     def record(self, drawn: Iterable[Mutation], files: Iterable[str]) -> dict[str, Any]:
         """Test -> `{"s": seconds, "lines": {source: lines run, 0 for the file}}` of every test that passes on the sources as they are.
 
-        Kept by test file: what was recorded for the same sources, lines and test file is not run again.
+        Kept by test file: what was recorded for the same modules, lines and test file is not run again. Modules without a drawn line may
+        have changed since; a test that came to a line only then is missed, which can only lower the share.
         """
         asked: defaultdict[str, set[int]] = defaultdict(set)
         for mutation in drawn:
             asked[mutation.path.removeprefix(f"{self.source}/")].add(mutation.line)
         wanted = {"lines": {name: sorted(asked[name]) for name in sorted(asked)}}
-        store = self.kept / f"lines-{_hash(self.state, json.dumps(wanted['lines']))}.json"
+        texts = [(self.overlay / name).read_bytes() for name in wanted["lines"]]
+        store = self.kept / f"lines-{_hash(json.dumps(wanted['lines']), self.marks, *texts)}.json"
         known = json.loads(store.read_text()) if store.exists() else {}
         missing = [file for file in files if known.get(file, {}).get("hash") != self.test_hash(file)]
         if missing:
@@ -174,7 +177,7 @@ class Bench:
         out.mkdir()
         texts = {name: (self.overlay / name).read_text(encoding="utf-8") for name in wanted["lines"]}
         with self.changed({self.overlay / name: probed(text, frozenset(wanted["lines"][name]), str(out), name) for name, text in texts.items()}):
-            status, events = self.run(files, None, self.limit_s or 4 * 3600, "--timeout=1200", **{RECORDING: "1"})
+            status, events = self.run(files, None, self.limit_s or 4 * 3600, "--timeout=1200", "-m", self.marks, **{RECORDING: "1"})
         if status not in (0, 1):
             raise RuntimeError(f"the tests cannot be recorded: status {status}, see {self.kept / 'log.txt'}")
         taken = {event[1]: event[2] for event in events if event[0] == "passed"}

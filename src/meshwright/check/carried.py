@@ -33,11 +33,11 @@ class Carried:
     given: tuple[Given, ...] = ()
     ranks: Mapping[str, tuple[int, ...]] | None = None
     host_gpus: Mapping[str, tuple[str, ...]] | None = None
-    released: int = -1
-    started_s: float = 0.0
-    ended_s: float = 0.0
-    over: bool = False
-    good: bool = False
+    released: int
+    started_s: float
+    ended_s: float
+    over: bool
+    good: bool
 
 
 def check_carried(jobs: Sequence[Carried], *, picks_gpus: bool) -> Verdict:

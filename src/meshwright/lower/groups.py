@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from .step import Position
 
@@ -19,9 +19,9 @@ class Group:
     size_bytes: int
     planned_bytes: int  # for which its collectives are planned: a stage's buckets share them, and what they need beside buffers is there once
     segments: frozenset[str]
-    chunks: int = 1
-    chunk_bytes: int = 0
-    part: tuple[int, int] = (0, 0)  # first chunk of this rank's part, and how many
+    chunks: int = field(init=False)  # these three: once its collectives are planned
+    chunk_bytes: int = field(init=False)
+    part: tuple[int, int] = field(init=False)  # first chunk of this rank's part, and how many
 
 
 @dataclass

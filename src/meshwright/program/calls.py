@@ -153,7 +153,7 @@ class _Inliner:
         if np.any(caller.lanes.repeat[caller.lane_of_step()[is_call]] > 1):
             raise Unsupported("a call in a repeated lane", hint="unroll the lane first", where=caller.name)
         width = np.where(is_call, 2, 1)
-        first = np.concatenate([[0], np.cumsum(width)[:-1]]).astype(np.int32)
+        first = (np.cumsum(width) - width).astype(np.int32)
         last = (first + width - 1).astype(np.int32)
         lane_of = caller.lane_of_step()
         for step in np.flatnonzero(is_call):
@@ -220,14 +220,16 @@ class _Inliner:
             theirs = int(body.buffers[local])
             wanted = int(q.buffers.chunks[theirs]) * slices(q, theirs)
             has = int(b.chunks[buffer]) - chunk
-            if has < wanted or has % wanted or (scale is not None and has // wanted != finer):
+            more = has // wanted if wanted else finer  # an empty buffer stands for any number of chunks
+            if has != wanted * more or more < 1 or (scale is not None and more != finer):
                 name = self.caller.buffer_name(buffer)
                 raise FormatError(
                     f"{name} has {has} chunks from {chunk} on, the callee needs {wanted} or a multiple", where=self.caller.describe(step)
                 )
-            buffer_of[local], base_of[local], finer = buffer, chunk, has // wanted
-            nominal = int(q.buffers.chunk_bytes[theirs])
-            scale = Fraction(int(b.chunk_bytes[buffer]) * finer, nominal) if nominal else None
+            buffer_of[local], base_of[local] = buffer, chunk
+            if wanted:
+                finer, nominal = more, int(q.buffers.chunk_bytes[theirs])
+                scale = Fraction(int(b.chunk_bytes[buffer]) * finer, nominal) if nominal else None
         free = np.flatnonzero(buffer_of < 0).astype(np.int32)
         if len(free):
             # One callee may be called with messages of several sizes, whose chunks never fit each other's scratch.

@@ -220,3 +220,14 @@ def test_exact_sums_are_any_strategys_in_integers() -> None:
         assert int(b.chunk_bytes[buffer]) * count * repeat >= 2 * 4096 and not int(b.chunk_bytes[buffer]) % 8
     with pytest.raises(Unsupported, match="16 B"):
         Ring().plan(replace(problem, element_bytes=16), rng=RNG(0))
+
+
+@pytest.mark.parametrize("level", ["tree", "exact"])
+@pytest.mark.parametrize("op", ["all-gather", "broadcast", "all-to-all"])
+def test_operations_that_add_nothing_are_planned_as_ever(op: str, level: str) -> None:
+    problem = CollectiveProblem.on(hub(4), op, 4096)
+    asked = replace(problem, reproducible=level)
+    for strategy in (Direct(), Ring()):
+        if op in strategy.operations:
+            plans = [strategy.plan(x, rng=RNG(0)) for x in (asked, problem)]
+            assert program_hash(plans[0].program) == program_hash(plans[1].program)

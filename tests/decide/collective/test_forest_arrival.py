@@ -82,7 +82,7 @@ def test_many_trees_and_images_stay_as_they_are(monkeypatch: pytest.MonkeyPatch)
     assert images.symmetry is not None and quicker(images, seconds) is images
 
 
-@pytest.mark.parametrize("name", ["dgx-h100:2", "dgx-h100:4", "mi300x:2", "mi250:2", "dgx-a100:3"])
+@pytest.mark.parametrize("name", ["dgx-h100:2", "dgx-h100:4", "mi300x:2", "mi250:2", "dgx-a100:3", "ndv2:2", "two-islands"])
 def test_without_a_way_back_the_optimum_of_one_root_is_the_same(name: str) -> None:
     fabric = load_fabric(name)
     graph = rate_graph(fabric, [d.name for d in fabric.devices])

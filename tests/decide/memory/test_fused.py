@@ -6,8 +6,9 @@ import networkx as nx
 import numpy as np
 import pytest
 
-from meshwright.decide.memory.fusionaware.fused import fused_peak_bytes
+from meshwright.decide.memory.fusionaware.fused import fused_peak_bytes, priced
 from meshwright.decide.memory.fusionaware.kernels import MAX_KERNEL_RUNS, kernels_of
+from meshwright.decide.memory.fusionaware.network import BANS, MAX_CHAIN_POSITIONS, saved_set
 from meshwright.decide.memory.step import finished
 from meshwright.graph.step_graph import StepGraph, StepNode, StepStorage
 
@@ -68,3 +69,21 @@ def test_results_of_one_kernel_are_there_together_and_reuse_only_what_nothing_el
     assert peak(graph_of(*first, *alone)) == 200
     both = (*alone, ("b", "add", ("p", "q"), 100), ("n", "mm", ("b",), 10), ("r", "mm", ("m", "n"), 1))
     assert peak(graph_of(*first, *both)) == 400
+
+
+def test_a_fusible_call_costs_a_fifth_where_its_user_takes_it_in() -> None:
+    graph = graph_of(("a", "relu", ("x",), 1000), ("b", "relu", ("a",), 1000), ("c", "mm", ("b", "x"), 1000), ("d", "view", ("c",), 0))
+    made = {n.name: n.time_s for n in priced(graph, {"c": 30.0}, flops_per_s=0.001, bytes_per_s=10.0).nodes}
+    assert made["a"] == pytest.approx(200.0 / 5), "read and written by the kernel of b"
+    assert made["b"] == pytest.approx(200.0), "the product reads what b has written out"
+    assert made["c"] == pytest.approx(30.0 / 0.001) and made["x"] == made["d"] == 0.0
+
+
+def test_a_fusible_chain_is_cut_where_it_is_long() -> None:
+    """And by no other ban."""
+    calls = [(f"a{i}", "relu", (f"a{i - 1}" if i else "x",), 1000) for i in range(MAX_CHAIN_POSITIONS + 4)]
+    graph = graph_of(*calls)
+    names = {kind: [graph.nodes[i].name for i, why in saved_set(graph, bans=(kind,)).banned.items() if why == kind] for kind in BANS}
+    assert {kind: found for kind, found in names.items() if found} == {"chain": [f"a{MAX_CHAIN_POSITIONS + 1}"]}
+    assert saved_set(graph).banned == saved_set(graph, bans=("chain",)).banned
+    assert not saved_set(graph_of(*calls[:-3]), bans=("chain",)).banned

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from fractions import Fraction
 from itertools import product
 
 import msgspec
@@ -89,6 +90,18 @@ def test_full_token_buckets_are_taken_off_exchanges_and_off_the_bound(burst_byte
     assert plan.prediction.time_s >= float(plan.bound) and check_plan(plan).ok
     more = replace(plan, bound=msgspec.structs.replace(plan.bound, value=table_bound(plain).value))
     assert any("certificate proves" in f.message for f in check_plan(more).findings), "the bound of links without buckets"
+
+
+@pytest.mark.parametrize("end", ["src", "dst"])
+def test_buckets_ahead_of_one_device_count_on_the_way_they_help(end):
+    """What a device is given off is what its links out and its links in hold; the checker adds that up by itself."""
+    plain = problem_of(3, tables=5, devices=3, costs=additive_costs(16))
+    links = tuple(replace(x, burst_bytes=400 * (getattr(x, end) == "d0")) for x in plain.fabric.links)
+    plan = plan_tables(replace(plain, fabric=replace(plain.fabric, links=links)), [NeuroShard()])[0]
+    assert check_plan(plan).ok
+    for more in (Fraction(1001, 1000), Fraction(1)):
+        raised = replace(plan, bound=msgspec.structs.replace(plan.bound, value=str(plan.bound.exact * more)))
+        assert check_plan(raised).ok == (more == 1)
 
 
 def test_small_memory_cuts_rows_and_what_does_not_fit_is_refused_with_the_proof():

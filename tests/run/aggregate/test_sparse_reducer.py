@@ -35,6 +35,13 @@ def reducers(up: Switch, work: Any, **more: Any) -> list[Any]:
     return together(WORKERS, lambda w: work(SparseReducer.join(up.address, seat(w, WORKERS, **more), hosts(w), w, span=256), w))
 
 
+def test_hosts_gather_as_many_words_as_each_gave() -> None:
+    hosts = gloo(WORKERS)
+    given = [np.arange(1, 1 + n, dtype=np.int32) for n in (0, 5, 2)]
+    for found in together(WORKERS, lambda w: hosts(w).gather(given[w])):
+        assert [x.tolist() for x in found] == [x.tolist() for x in given]
+
+
 def part(worker: int, elements: int, density: float) -> np.ndarray[Any, Any]:
     rng = np.random.default_rng(worker)
     return np.where(rng.random(elements) < density, rng.integers(1, 9, elements), 0).astype(np.float32)
@@ -46,6 +53,7 @@ def test_every_way_gives_the_sum_and_all_take_the_fastest() -> None:
 
     def work(reducer: SparseReducer, worker: int) -> Any:
         assert set(reducer.pace) == set(WAYS) and all(fixed >= 0 and slope >= 0 for fixed, slope in reducer.pace.values())
+        assert any(fixed or slope for fixed, slope in reducer.pace.values()), "seconds, not whole ones"
         found = [reducer.all_reduce(parts[worker].copy(), way=way) for way in (*WAYS, "auto")]
         with pytest.raises(UsageError, match="float32 array by one of auto"):
             reducer.all_reduce(parts[worker].astype(np.float64))

@@ -12,7 +12,7 @@ from rig import make_plan
 
 from meshwright.capture.resolve import build_model
 from meshwright.errors import FormatError, MissingExtra, RankDied, RankFailed, RunTimeout, UnknownName, UsageError
-from meshwright.run.checkpoint.checkpoint import commit_index, find_checkpoint, load_rank, make_index, save_rank
+from meshwright.run.checkpoint.checkpoint import commit_index, find_checkpoint, keep_latest, load_rank, make_index, save_rank
 from meshwright.run.checkpoint.index import checkpoint_folder
 from meshwright.run.executor.memory import StagingPool
 from meshwright.run.launch.dry_run import dry_run
@@ -141,6 +141,20 @@ def test_checkpoints_restore_parameters_buffers_and_optimizer(tmp_path):
     optimizer.step()
     its.step()
     assert torch.equal(other.parameters["w"].tensor, module.parameters["w"].tensor)
+
+
+def test_the_newest_checkpoint_is_found_and_older_ones_go(tmp_path):
+    plan = make_plan((1, 1, 1))
+    module, optimizer = small_rank(1.0)
+    for step in (9, 100, 20):
+        target = checkpoint_folder(tmp_path, step)
+        commit_index(target, make_index(plan, step, "d", [1.5], [save_rank(target, 0, module, optimizer, plan.layout, [1.5])]))
+    for unfinished in (8, 101):
+        checkpoint_folder(tmp_path, unfinished).mkdir()
+    folder, index = find_checkpoint(tmp_path, plan, "d")
+    assert folder == checkpoint_folder(tmp_path, 100) and index.step == 100
+    keep_latest(tmp_path, 2)
+    assert {p.name for p in tmp_path.iterdir()} == {checkpoint_folder(tmp_path, k).name for k in (20, 100, 101)}
 
 
 def test_damaged_and_foreign_checkpoints_are_refused(tmp_path):

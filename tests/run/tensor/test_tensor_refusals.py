@@ -39,6 +39,7 @@ X = {"value": "x"}
         (node("aten.expand.default", [X, [1, 2, 4, 3]], (1, 2, 4, 3)), COPIES, (1, 2, 4, 1), "repeats the sharded dimension"),
         (node("aten.expand.default", [X, [1, 4, 3]], (1, 4, 3)), KV, (1, 4, 1), "repeats parts of key-value heads"),
         (node("aten.repeat_interleave.self_int", [X, 2, 1], (1, 8)), KV, (1, 4), "repeats parts of the sharded dimension"),
+        (node("aten.repeat_interleave.self_int", [X, 2], (8,)), KV, (1, 4), "entries of the flattened tensor"),
         (node("aten.view.default", [X, [3, 2]], (3, 2)), PACKED, (1, 6), "cuts across unequal blocks"),
         (node("aten.split_with_sizes.default", [X, [3, 3], 1], (1, 3)), PACKED, (1, 6), "whole blocks"),
         (node(MAX, [X], (1,)), Shard(0), (2, 6), "logits"),

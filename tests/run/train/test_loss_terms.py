@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -14,11 +15,12 @@ from meshwright.capture.forward import trace_objective
 from meshwright.capture.losses import Objective
 from meshwright.capture.resolve import ModelSource
 from meshwright.errors import Unsupported
-from meshwright.run.steps.forward_graph import ForwardGraph, from_traced
-from meshwright.run.train.loss_counts import LossCounts
+from meshwright.run.steps.forward_graph import OPAQUE, ForwardGraph, ForwardNode, TensorInfo, argument_of, from_traced, operator_of
+from meshwright.run.train.loss_counts import LossCounts, divisors_of
 from meshwright.run.train.loss_terms import loss_terms, loss_understood
 
 ROWS, CLASSES = 4, 5
+X = {"value": "x"}
 
 
 def traced(loss: Callable[[Any, torch.Tensor], torch.Tensor], rows: int = ROWS, *, classes: bool = True) -> ForwardGraph:
@@ -68,6 +70,25 @@ def test_what_is_not_understood_is_known(loss: Callable[[Any, torch.Tensor], tor
     assert loss_understood(traced(loss)) == understood
 
 
+def test_opaque_models_have_no_terms_and_are_not_understood() -> None:
+    graph = ForwardGraph((ForwardNode("loss", OPAQUE, [], {}, (TensorInfo((), "float32"),)),), (TensorInfo((ROWS, 3), "float32"),), ("loss",), {})
+    assert loss_terms(graph) == {} and not loss_understood(graph)
+
+
+@pytest.mark.parametrize(
+    ("target", "args", "kwargs", "name", "expected"),
+    [
+        ("aten.topk.default", [X, 2], {}, "dim", -1), ("aten.topk.default", [X, 2, 0], {}, "dim", 0),
+        ("aten.norm.ScalarOpt_dim", [X, 2, [1]], {}, "dim", [1]), (OPAQUE, [X], {}, "dim", "none"),
+        ("aten.sum.default", [X], {}, "dim", "none"), ("aten.huber_loss.default", [X, X], {}, "reduction", 1),
+        ("aten.huber_loss.default", [X, X], {"reduction": 2}, "reduction", 2), ("aten.softmax.int", [X], {}, "dim", "none"),
+    ],
+)  # fmt: skip
+def test_arguments_are_found_by_the_operators_own_names(target: str, args: list[Any], kwargs: dict[str, Any], name: str, expected: Any) -> None:
+    node = ForwardNode("y", target, args, kwargs, (TensorInfo((2,), "float32"),))
+    assert argument_of(operator_of(node), node.args, node.kwargs, name, "none") == expected
+
+
 def test_probabilities_are_not_counted() -> None:
     assert hows(traced(lambda y, t: F.cross_entropy(y, t.softmax(-1)), classes=False)) == []
 
@@ -98,3 +119,17 @@ def test_a_divisor_is_computed_from_the_sums() -> None:
     assert [float(d) for d in counts.divisors.values()] == [pytest.approx(3 / 3)]
     counts.fill(counts.sums([torch.zeros(ROWS, 3), targets[2]] for _ in range(3)), 3)
     assert [float(d) for d in counts.divisors.values()] == [pytest.approx(2 / 3)]
+
+
+def test_the_loss_is_weighted_where_a_planned_step_makes_its_only_term() -> None:
+    one, two = traced(F.cross_entropy), traced(lambda y, t: F.cross_entropy(y, t) + F.cross_entropy(y * 2, t, reduction="sum"))
+    for graph in (one, two):
+        terms, made = loss_terms(graph), SimpleNamespace(key="s", nodes=[n.name for n in graph.nodes], step=None)
+        divisors, weighted = divisors_of([SimpleNamespace(key="r", nodes=[], step=object()), made], graph, terms, torch.device("cpu"))
+        assert {*divisors} == {*terms} and all(float(x) == 1.0 for x in divisors.values()) and not weighted
+        made.step = object()
+        if graph is one:
+            assert divisors_of([made], graph, terms, torch.device("cpu"))[1]
+        else:
+            with pytest.raises(Unsupported, match="no place for its count"):
+                divisors_of([made], graph, terms, torch.device("cpu"))

@@ -37,7 +37,7 @@ class MscclReader(Protocol):
     def __call__(self, algo: MscclAlgo, *, in_place: bool, batch: int, run_copies: bool, depth: int) -> ImportedMsccl: ...
 
 
-def judge_msccl(algo: MscclAlgo, read: MscclReader, *, limits: ExecutorLimits | None = None, run_copies: bool = False) -> Verdict:
+def judge_msccl(algo: MscclAlgo, read: MscclReader, *, limits: ExecutorLimits | None = None, run_copies: bool) -> Verdict:
     """All checks of a file. `facts`: steps, blocks, channels, modes judged, and the smallest FIFO depth with which it cannot deadlock.
 
     run_copies: judge it as run by a runtime that makes the local copies of `<copy>` elements; the executor ignores them.

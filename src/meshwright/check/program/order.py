@@ -69,7 +69,7 @@ def messages(p: Program) -> Messages:
     by_send, by_recv = np.argsort(send_chan, kind="stable"), np.argsort(recv_chan, kind="stable")
     per_channel = np.bincount(send_chan, minlength=len(p.channels)).astype(np.int64)
     channel = send_chan[by_send]
-    first = np.concatenate([[0], np.cumsum(per_channel)[:-1]]) if len(per_channel) else np.zeros(0, np.int64)
+    first = np.cumsum(per_channel) - per_channel
     return Messages(channel, np.arange(len(channel)) - first[channel], send_step[by_send], recv_step[by_recv], per_channel)
 
 
@@ -110,7 +110,7 @@ def accesses(p: Program) -> Accesses:
         width = (ptr[1:] - ptr[:-1])[s.op[work]]
         step = np.repeat(work, width)
         # Number of each row within its own step's list: the usual arange over runs of unequal length.
-        inner = np.arange(len(step)) - np.repeat(np.concatenate([[0], np.cumsum(width)[:-1]]), width)
+        inner = np.arange(len(step)) - np.repeat(np.cumsum(width) - width, width)
         row = csr.values.reshape(-1, 3)[np.repeat(ptr[s.op[work]], width) + inner]
         accumulate = o.accumulate[s.op[step]] != 0 if writes else np.ones(len(step))
         put(step, row[:, 0], row[:, 1], row[:, 2], accumulate, np.full(len(step), writes))

@@ -64,7 +64,7 @@ def _unrolled(order: Order, step: Ints) -> tuple[Ints, Ints]:
     """Every access once per turn of its step: (row of the access, node)."""
     turns = order.turns[order.lane_of_step[step]]
     rows = np.repeat(np.arange(len(step)), turns)
-    turn = np.arange(len(rows)) - np.repeat(np.concatenate([[0], np.cumsum(turns)[:-1]]), turns) if len(rows) else rows
+    turn = np.arange(len(rows)) - np.repeat(np.cumsum(turns) - turns, turns)
     return rows, order.node(step[rows], turn)
 
 
@@ -78,7 +78,7 @@ def _pairs(root: Ints, lo: Ints, hi: Ints, write: np.ndarray, when: Ints) -> tup
     start, end = np.searchsorted(points, root * span + lo), np.searchsorted(points, root * span + hi)
     width = end - start
     access = np.repeat(np.arange(len(root)), width)
-    cell = np.repeat(start, width) + np.arange(len(access)) - np.repeat(np.concatenate([[0], np.cumsum(width)[:-1]]), width)
+    cell = np.repeat(start, width) + np.arange(len(access)) - np.repeat(np.cumsum(width) - width, width)
     # Within a cell by topological order; a node's reads before its own write. Then it suffices that each read follows the last write before
     # it and precedes the next, and that each write follows the last one: happens-before is transitive, and the rest follows from those.
     by = np.lexsort((write[access], when[access], cell))
@@ -120,7 +120,7 @@ def _after_death(p: Program, order: Order, where: Addresses) -> list[Finding]:
     row, buffer = np.concatenate(rows), np.concatenate(owner)
     width = np.diff(last.ptr)[buffer]
     pair = np.repeat(np.arange(len(row)), width)
-    end = last.values[np.repeat(last.ptr[buffer], width) + np.arange(len(pair)) - np.repeat(np.concatenate([[0], np.cumsum(width)[:-1]]), width)]
+    end = last.values[np.repeat(last.ptr[buffer], width) + np.arange(len(pair)) - np.repeat(np.cumsum(width) - width, width)]
     user = a.step[row[pair]]
     # With several last steps the buffer dies when all are done, so one that the user precedes (or is) suffices.
     fine = (user == end) | order.before(order.node(user, 0), order.node(end.astype(np.int64), 0))

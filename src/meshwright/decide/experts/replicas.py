@@ -194,7 +194,7 @@ def moving_pays(
 
 def best_move(
     copies: Sequence[tuple[int, int]], loads: Sequence[int], ranks: int, spare: int, *, row_s: Fraction, expert_bytes: int, rate_Bps: int,
-    calls: int, step_bytes: int = 0,
+    calls: int, step_bytes: int,
 ) -> tuple[Replicas, Fraction, Fraction]:  # fmt: skip
     """(copies from now on, seconds saved, seconds of weights on their way) in the next `calls` steps if these have the loads of the last, added up in
     `loads`: those there are, or the first so many that `place_replicas` makes, where they save more than they cost. Arguments as `moving_pays`."""

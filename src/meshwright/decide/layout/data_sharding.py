@@ -64,7 +64,7 @@ class DataSharding:
 PLAIN = DataSharding()
 
 
-def bucket_size(sharding: DataSharding, stage_bytes: Sequence[int], least: int = 0) -> int:
+def bucket_size(sharding: DataSharding, stage_bytes: Sequence[int], least: int) -> int:
     """Bytes up to which buckets are filled. `least`: of one that is chosen here."""
     if not sharding.cuts:
         return 1 << 62

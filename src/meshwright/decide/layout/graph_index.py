@@ -64,7 +64,7 @@ class GraphIndex:
         own = all(p.startswith("param:") and (self.param_readers[p] == 1 or (tied and self.only_embeddings(p, name))) for p in params)
         return found if own and not found.x.startswith("param:") and len(self.shapes[found.weight]) == 2 else None
 
-    def is_linear(self, name: str, *, tied: bool = False) -> bool:
+    def is_linear(self, name: str, *, tied: bool) -> bool:
         n = self.node.get(name)
         return n is not None and short_name(n.target) == "linear" and self.product(name, tied=tied) is not None
 

@@ -50,7 +50,7 @@ class RankCosts(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
 
 def time_rank(
     program: Program, orders: Sequence[I32], rank: int, make: Callable[[], tuple[TrainingWork, RankMemory]], transport: Transport | None,
-    device: torch.device, counting: CountExchange | None = None, *, share: float = 0.0,
+    device: torch.device, counting: CountExchange | None = None, *, share: float,
 ) -> RankCosts:  # fmt: skip
     """Measure on this rank, on its device. Collective with a transport, whose messages are timed: all ranks of the default group call it at once.
     `counting`: the small sum that begins a step, on its ranks.

@@ -248,7 +248,7 @@ def _last_uses(graph: fx.Graph) -> dict[fx.Node, list[fx.Node]]:
     return found
 
 
-def measure_graph(traced: TracedLike, *, repeats: int = 5, warmup: int = 2, cache: OperatorTimes | None = None) -> dict[str, Pair]:
+def measure_graph(traced: TracedLike, *, repeats: int, warmup: int = 2, cache: OperatorTimes | None = None) -> dict[str, Pair]:
     """(forward, backward) price of every call of the graph, by node name, dispatch overhead included; evidence "measured".
 
     Runs `warmup + repeats` steps, unless `cache` knows every call. Medians over repeats, then means over calls with equal keys, so

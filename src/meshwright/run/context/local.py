@@ -16,7 +16,7 @@ import msgspec
 from ...errors import PlanMismatch
 from ...plan.context import HEADS, JOIN, OUT, PART, RING_BLOCK, RING_END, UNITE, exchange_of, part_of, position_ranges
 from ...plan.plan import TrainingLayout
-from ..steps.forward_graph import ForwardGraph, ForwardNode, TensorInfo
+from ..steps.forward_graph import ForwardGraph, ForwardNode, TensorInfo, argument_of, operator_of
 from ..tensor.cuts import with_operand
 from ..tensor.rules import apply_rule
 from ..tensor.state import Call, Member, Shape, Shard, local_shape
@@ -183,17 +183,17 @@ class _Local:
             value = made[value].inputs[0]
         return value
 
-    def argument(self, node: ForwardNode, position: int, name: str, default: Any) -> Any:
-        return node.args[position] if len(node.args) > position else node.kwargs.get(name, default)
+    def argument(self, node: ForwardNode, name: str) -> Any:
+        return argument_of(operator_of(node), node.args, node.kwargs, name)
 
     def ring_steps(self, node: ForwardNode) -> None:
         q, k, v = node.inputs[:3]
         k, v = self.unrepeated(k), self.unrepeated(v)
         keys = self.shapes[k][3]
-        causal, scale = self.argument(node, 5, "is_causal", False), self.argument(node, 6, "scale", None)
+        causal, scale = self.argument(node, "is_causal"), self.argument(node, "scale")
         facts = [keys, bool(causal), float(keys**-0.5 if scale is None else scale)]
         self.step(node, "kv0", JOIN, [{"value": k}, {"value": v}])
-        mask = self.argument(node, 3, "attn_mask", None)
+        mask = self.argument(node, "attn_mask")
         before: Any = None
         for j in range(self.parts):
             args = [{"value": q}, {"value": f"{node.name}/kv{j}"}, before, mask, self.part, self.parts, (self.part - j) % self.parts, *facts]
@@ -207,7 +207,7 @@ class _Local:
         k, v = self.unrepeated(k), self.unrepeated(v)
         width, s = self.shapes[v][3], whole // self.parts
         sizes = [heads // self.parts, max(1, self.shapes[k][1] // self.parts), keys, width]
-        causal, scale = self.argument(node, 5, "is_causal", False), self.argument(node, 6, "scale", None)
+        causal, scale = self.argument(node, "is_causal"), self.argument(node, "scale")
         self.step(node, "out", OUT, [{"value": x} for x in (q, k, v)] + [self.parts])
-        self.step(node, "heads", HEADS, [{"value": f"{node.name}/in"}, self.argument(node, 3, "attn_mask", None), b, s, sizes, bool(causal), scale])
+        self.step(node, "heads", HEADS, [{"value": f"{node.name}/in"}, self.argument(node, "attn_mask"), b, s, sizes, bool(causal), scale])
         self.step(node, "", UNITE, [{"value": f"{node.name}/back"}, b, s, heads])

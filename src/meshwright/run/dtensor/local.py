@@ -25,6 +25,7 @@ from torch import Tensor
 from ...errors import Unsupported
 from ...graph.graph import operator_name
 from ...plan.sbp import local_slices, split_of
+from ..steps.forward_graph import argument_of
 from .pieces import Place
 
 __all__ = ["LocalCall", "Slot", "Step", "Summand", "run_local"]
@@ -64,8 +65,8 @@ class LocalCall:
         both = (self.args, self.kwargs)
         return _filler(both) or (lambda operands: both)
 
-    def argument(self, index: int, name: str, default: Any = None) -> Any:
-        return self.args[index] if index < len(self.args) else self.kwargs.get(name, default)
+    def argument(self, name: str) -> Any:
+        return argument_of(self.target, self.args, self.kwargs, name)
 
     def split_axes(self, operand: int, dim: int, place: Place) -> tuple[int, ...]:
         """Mesh axes of several devices that split dimension `dim` of an operand."""
@@ -116,7 +117,7 @@ def run_local(call: LocalCall, operands: Sequence[Any], place: Place, draws: Ste
     if name == "expand":
         return operands[0].expand(place.local(call.outputs[0], call.output))
     if name in ("split", "split_with_sizes"):
-        dim = int(call.argument(2, "dim", 0)) % len(call.shapes[0])
+        dim = int(call.argument("dim")) % len(call.shapes[0])
         return torch.split(operands[0], [place.local(o, call.output)[dim] for o in call.outputs], dim)
     args, kwargs = call.filled(operands)
     if call.random:
@@ -177,20 +178,18 @@ def _mean_loss(call: LocalCall, operands: Sequence[Any], place: Place, draws: St
     """mse, l1, ...: a mean over all entries."""
     args, kwargs = call.filled(operands)
     found = call.target(*args, **kwargs)
-    if call.outputs[0] != () or call.argument(_REDUCTION[operator_name(call.target_name)], "reduction", 1) != 1:
+    if call.outputs[0] != () or call.argument("reduction") != 1:
         return found
     have, want = prod(place.local(call.shapes[0], call.inputs[0])), prod(call.shapes[0])
     return found if have == want else found * (have / want)
 
 
-_REDUCTION = {
-    "mse_loss": 2, "l1_loss": 2, "smooth_l1_loss": 2, "huber_loss": 2, "binary_cross_entropy": 3, "binary_cross_entropy_with_logits": 4,
-}  # fmt: skip
+_MEAN_LOSSES = ("mse_loss", "l1_loss", "smooth_l1_loss", "huber_loss", "binary_cross_entropy", "binary_cross_entropy_with_logits")
 
 
 def _dropout(call: LocalCall, operands: Sequence[Any], place: Place, draws: Step) -> Any:
-    x, p = operands[0], float(call.argument(1, "p", 0.5))
-    if not call.argument(2, "train", True) or p == 0.0:
+    x, p = operands[0], float(call.argument("p"))
+    if not call.argument("train") or p == 0.0:
         return x
     whole = torch.rand(call.outputs[0], generator=draws.generator(call.name, x.device), device=x.device, dtype=torch.float32)
     keep = whole >= p
@@ -205,7 +204,7 @@ def _embedding(call: LocalCall, operands: Sequence[Any], place: Place, draws: St
         return NotImplemented
     weight, ids = operands
     (run,) = local_slices(call.shapes[0], call.inputs[0], place.sizes, place.at)[0]
-    padding = int(call.argument(2, "padding_idx", -1))
+    padding = int(call.argument("padding_idx"))
     outside = (ids < run[0]) | (ids >= run[1])
     inside = (ids - run[0]).clamp(0, run[1] - run[0] - 1)
     here = padding - run[0] if run[0] <= padding < run[1] else -1
@@ -214,7 +213,7 @@ def _embedding(call: LocalCall, operands: Sequence[Any], place: Place, draws: St
 
 def _batch_norm(call: LocalCall, operands: Sequence[Any], place: Place, draws: Step) -> Any:
     axes = call.split_axes(0, 0, place)
-    if not axes or not call.argument(5, "training"):
+    if not axes or not call.argument("training"):
         return NotImplemented
     return _talking_batch_norm(call, operands, axes)
 
@@ -222,7 +221,7 @@ def _batch_norm(call: LocalCall, operands: Sequence[Any], place: Place, draws: S
 def _talking_batch_norm(call: LocalCall, operands: Sequence[Any], axes: Sequence[int]) -> Talk:
     args, _ = call.filled(operands)
     x, weight, bias, running_mean, running_var = args[:5]
-    momentum, eps = float(call.argument(6, "momentum")), float(call.argument(7, "eps"))
+    momentum, eps = float(call.argument("momentum")), float(call.argument("eps"))
     over = [0, *range(2, x.dim())]
     count = prod(call.shapes[0]) // call.shapes[0][1]
     view = (1, -1) + (1,) * (x.dim() - 2)
@@ -286,21 +285,21 @@ def _cross_entropy(call: LocalCall, operands: Sequence[Any], place: Place, draws
     logits, target = operands
     if not call.split_axes(0, 0, place) and not call.split_axes(0, 1, place):
         return NotImplemented
-    smoothing = float(call.argument(5, "label_smoothing", 0.0) or 0.0)
+    smoothing = float(call.argument("label_smoothing"))
     if target.is_floating_point():
         loss = F.cross_entropy(logits, target, reduction="sum", label_smoothing=smoothing)
-        return loss / call.shapes[0][0] if int(call.argument(3, "reduction", 1)) == 1 else loss
+        return loss / call.shapes[0][0] if int(call.argument("reduction")) == 1 else loss
     return _talking_cross_entropy(call, logits, target, smoothing, place)
 
 
 def _talking_cross_entropy(call: LocalCall, logits: Tensor, target: Tensor, smoothing: float, place: Place) -> Talk:
-    ignore = int(call.argument(4, "ignore_index", -100))
+    ignore = int(call.argument("ignore_index"))
     counts = target != ignore
     if call.split_axes(0, 1, place):
         loss = yield from _vocabulary_loss(call, logits, target, counts, smoothing, place)
     else:
         loss = F.cross_entropy(logits, target, reduction="sum", ignore_index=ignore, label_smoothing=smoothing)
-    if int(call.argument(3, "reduction", 1)) == 2:
+    if int(call.argument("reduction")) == 2:
         return loss
     count = yield from _summed(counts.sum().reshape(1), call.split_axes(0, 0, place))
     return loss / count.to(loss.dtype).squeeze()
@@ -309,7 +308,7 @@ def _talking_cross_entropy(call: LocalCall, logits: Tensor, target: Tensor, smoo
 def _attention(call: LocalCall, operands: Sequence[Any], place: Place, draws: Step) -> Any:
     """Rows of a causal mask by their own numbers; keys behind the last of them are not looked at."""
     dim = len(call.shapes[0]) - 2
-    if not call.argument(5, "is_causal", False) or not call.split_axes(0, dim, place):
+    if not call.argument("is_causal") or not call.split_axes(0, dim, place):
         return NotImplemented
     query, key, value = operands
     runs = local_slices(call.shapes[0], call.inputs[0], place.sizes, place.at)[dim]
@@ -317,13 +316,13 @@ def _attention(call: LocalCall, operands: Sequence[Any], place: Place, draws: St
     seen = max((b for _, b in runs), default=0)
     mask = torch.arange(seen, device=query.device) <= rows[:, None]
     return F.scaled_dot_product_attention(
-        query, key.narrow(dim, 0, seen), value.narrow(dim, 0, seen), mask, scale=call.argument(6, "scale"),
-        enable_gqa=bool(call.argument(7, "enable_gqa", False)),
+        query, key.narrow(dim, 0, seen), value.narrow(dim, 0, seen), mask, scale=call.argument("scale"),
+        enable_gqa=bool(call.argument("enable_gqa")),
     )  # fmt: skip
 
 
 _OWN = {
     "scaled_dot_product_attention": _attention,
     "mean": _mean, "dropout": _dropout, "embedding": _embedding, "batch_norm": _batch_norm, "cross_entropy_loss": _cross_entropy,
-    **dict.fromkeys(_REDUCTION, _mean_loss),
+    **dict.fromkeys(_MEAN_LOSSES, _mean_loss),
 }  # fmt: skip

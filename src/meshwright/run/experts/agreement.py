@@ -29,7 +29,7 @@ class Facts:
     finite: bool
     time_s: float
     equal: tuple[int, ...]
-    changed: bool = False
+    changed: bool
 
 
 @dataclass(frozen=True)

@@ -88,7 +88,7 @@ def _fabric(devices: int) -> Fabric:
     return replace(shape, devices=tuple(replace(d, flops=dict.fromkeys(("fp32", "bf16", "fp16"), PEAK_FLOPS)) for d in shape.devices))
 
 
-def _smaller_model(model: str, layout: TrainingLayout, folder: Path, length: int = 0) -> tuple[str, list[str]]:
+def _smaller_model(model: str, layout: TrainingLayout, folder: Path, length: int) -> tuple[str, list[str]]:
     """(the name of a smaller model, "" where there is none; what is smaller). `length`: of sequences, 0: as the name says."""
     name = hf_name(model)
     if name is None:

@@ -23,7 +23,7 @@ from ..train.padding import MARK, Together, filled, fits, padding_of
 from .gate import GateReport, Stated, gate, too_large
 from .step import Owner
 
-__all__ = ["gate_shapes"]
+__all__ = ["gate_shapes", "unlike"]
 
 TRIED_SAMPLES = 32  # among which shorter ones are looked for
 PADDED_SAMPLES = 4  # whose loss is compared
@@ -68,14 +68,13 @@ def _padding(plan: Plan, data: str, limited: bool) -> str:
     module = owner.initial.module.eval()
     objective = Objective(module, job.loss, calling=owner.initial.calling)
     narrow = job.asked.precision != "fp32" or any(p.dtype.itemsize < 4 for p in module.parameters())
-    tolerance = TOLERANCE * (100 if narrow else 1)
     for given in shorter[:PADDED_SAMPLES]:
         larger = [filled(x, (1, *size), value) for x, size, value in zip(given, sizes, padding.values, strict=True)]
         losses = []
         for inputs in (given, larger):
             with owner.own_code(), torch.no_grad(), casting(job.asked.autocast):
                 losses.append(float(objective(*(x.clone() for x in inputs))))
-        if abs(losses[0] - losses[1]) > tolerance * max(map(abs, losses)):
+        if unlike(*losses, narrow=narrow):
             raise DifferentTraining(
                 f"padding changes the loss: a sample of {tuple(given[0].shape[1:])} has {losses[0]:.6g} by itself and {losses[1]:.6g} padded to "
                 f"{sizes[0]}, so what is trained would depend on the lengths of others in its batch", where=job.model,
@@ -85,3 +84,8 @@ def _padding(plan: Plan, data: str, limited: bool) -> str:
     if not shorter:
         return f"none of the first {TRIED_SAMPLES} samples is padded"
     return f"padding changes no loss of {min(len(shorter), PADDED_SAMPLES)} shorter samples"
+
+
+def unlike(one: float, other: float, *, narrow: bool) -> bool:
+    """Whether two losses differ by more than rounding in the model's own precision, or in a narrow one, makes of one number."""
+    return abs(one - other) > TOLERANCE * (100 if narrow else 1) * max(abs(one), abs(other))

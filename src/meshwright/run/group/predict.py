@@ -196,7 +196,7 @@ class Walked:
     judged_s: float
 
 
-def quickest_walk(program: Program, fabric: Fabric, ranks: Sequence[str], transport: Transport, *, shared: bool = False) -> Walked:
+def quickest_walk(program: Program, fabric: Fabric, ranks: Sequence[str], transport: Transport, *, shared: bool) -> Walked:
     """The order that is judged to be walked fastest. Neither is better in general: simulated times know the rates, but not that one thread handles
     all messages of a rank, and the more closely an order follows them the more it loses by one late message. `shared`: ranks share cores.
 

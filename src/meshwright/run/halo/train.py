@@ -96,7 +96,7 @@ def read_share(folder: Path, rank: int) -> tuple[Plan, tuple[Halo, ...], Labelle
         return plan, halos(graph, found["of"], plan.main.ranks, weights), data
 
 
-def run_graph(plan: Plan, data: Labelled, of: np.ndarray[Any, Any], *, epochs: int, timeout_s: float = 120.0, port: int = 0) -> GraphRun:
+def run_graph(plan: Plan, data: Labelled, of: np.ndarray[Any, Any], *, epochs: int, timeout_s: float, port: int) -> GraphRun:
     """Trains on local processes, one per worker.
 
     Raises: UsageError; PlanMismatch; RankDied, RankFailed, RunTimeout, Interrupted of the run.

@@ -38,11 +38,11 @@ class Used:
     """Since the start: processor seconds; periods of the CPU quota with work, and those in which it was used up; kills for memory. Now: bytes of
     memory that cannot be dropped (no page cache). What was not limited is 0."""
 
-    cpu_s: float = 0.0
-    periods: int = 0
-    throttled: int = 0
-    memory_bytes: int = 0
-    oom_kills: int = 0
+    cpu_s: float
+    periods: int
+    throttled: int
+    memory_bytes: int
+    oom_kills: int
 
 
 class Limits:

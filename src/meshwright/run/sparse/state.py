@@ -29,7 +29,7 @@ class StepStats:
     words_sent: int = 0
     words_received: int = 0
     control_words: int = 0
-    limit_words: float = 0.0
+    limit_words: float
     selected: int = 0
     result: int = 0
     local_threshold: float = 0.0

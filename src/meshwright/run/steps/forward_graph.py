@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 import operator
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cached_property
 from typing import Any
 
@@ -18,10 +18,12 @@ import msgspec
 import torch
 
 from ...capture.modules import module_tree
-from ...errors import FormatError, Unsupported
+from ...errors import FormatError, MeshwrightError, Unsupported
 from ...trace.module_tree import ModuleNode
 
-__all__ = ["OPAQUE", "Constant", "ForwardGraph", "ForwardNode", "TensorInfo", "decode_argument", "from_traced", "resolve"]
+__all__ = [
+    "OPAQUE", "Constant", "ForwardGraph", "ForwardNode", "TensorInfo", "argument_of", "decode_argument", "from_traced", "operator_of", "resolve",
+]  # fmt: skip
 
 MAX_CONSTANT_NUMEL = 1 << 16  # elements of a constant that is written into the graph's JSON; a graph with a larger one is not portable
 OPAQUE = "opaque"  # target of the one node of a model that could not be traced
@@ -102,6 +104,25 @@ def resolve(target: str) -> Callable[..., Any]:
         raise Unsupported(f"this torch has no operator {target!r}", hint="import the package that registers it in the model's file") from None
     operator_found: Callable[..., Any] = found
     return operator_found
+
+
+def operator_of(node: ForwardNode) -> Any:
+    """None for what is no operator of torch's: a module that is run as it is."""
+    try:
+        return resolve(node.target)
+    except MeshwrightError:
+        return None
+
+
+def argument_of(operator: Any, args: Sequence[Any], kwargs: Mapping[str, Any], name: str, default: Any = None) -> Any:
+    """An argument of a call by its name in the operator's schema, or the schema's own default; `default` where it has no such argument or value."""
+    if name in kwargs:
+        return kwargs[name]
+    arguments = list(getattr(getattr(operator, "_schema", None), "arguments", ()))
+    at = next((i for i, a in enumerate(arguments) if a.name == name), -1)
+    if 0 <= at < len(args):
+        return args[at]
+    return arguments[at].default_value if at >= 0 and arguments[at].has_default_value() else default
 
 
 def from_traced(traced: Any) -> ForwardGraph:

@@ -68,7 +68,7 @@ def _linear(call: Call) -> Any:
     x, w = call.state(0), call.state(1)
     rank = len(call.shape(0))
     if isinstance(w, Shard) and w.dim == 0 and x is None and not w.repeated:
-        bias = call.argument(2, "bias", None)
+        bias = call.argument("bias")
         if bias is not None and call._states.get(value_name(bias)) != w:
             raise call.fail("a column-parallel weight needs its bias split alike")
         return replace(w, dim=rank - 1)
@@ -180,7 +180,7 @@ def _permute(call: Call) -> Any:
 
 def _unbind(call: Call) -> Any:
     state = call.state(0)
-    dim = call.dim(call.argument(1, "dim", 0), len(call.shape(0)))
+    dim = call.dim(call.argument("dim"), len(call.shape(0)))
     if dim == state.dim:
         raise call.fail("it takes the sharded dimension apart")
     return (replace(state, dim=state.dim - (dim < state.dim)),) * len(call.node.outputs)
@@ -215,8 +215,7 @@ def _each(call: Call) -> Any:
         raise call.fail("its operands are not split alike")
     if name in ("one_hot", "expand_as"):
         return state
-    place, default = (2, -1) if name == "topk" else (1, None)
-    over = call.argument(place, "dim", default)
+    over = call.argument("dim")
     if over is None or call.dim(over, rank) == state.dim:
         raise call.fail("it runs over the sharded dimension")
     if name == "argmax" and len(call.out_shape) < rank:
@@ -226,7 +225,7 @@ def _each(call: Call) -> Any:
 
 def _reduce(call: Call) -> Any:
     state, rank = call.state(0), len(call.shape(0))
-    over = call.argument(2 if call.node.target.startswith("aten.linalg") else 1, "dim", None)
+    over = call.argument("dim")
     dims = {call.dim(d, rank) for d in (over if isinstance(over, list) else [over])} if over is not None else set()
     if not dims or state.dim in dims:
         raise call.fail("it runs over the sharded dimension")
@@ -248,7 +247,7 @@ def _new(call: Call) -> Any:
 
 def _slice_scatter(call: Call) -> Any:
     state = call.state(0)
-    if not isinstance(state, Shard) or call.state(1) != state or call.dim(call.argument(2, "dim", 0), len(call.out_shape)) == state.dim:
+    if not isinstance(state, Shard) or call.state(1) != state or call.dim(call.argument("dim"), len(call.out_shape)) == state.dim:
         raise call.fail(f"writes {call.state(1)} into {state}")
     return state
 
@@ -281,7 +280,7 @@ def _embedding(call: Call) -> Any:
     if call.state(1) is None and w == Shard(0):  # rows of the table: what others have is zero here, and the ranks' results add up
         rows = call.shape(0)[0]
         ((start, stop),) = call.member.ranges(rows, w)
-        padding = int(call.argument(2, "padding_idx", -1))
+        padding = int(call.argument("padding_idx"))
         call.node = msgspec.structs.replace(call.node, target="meshwright.vocabulary_embedding.default")
         call.args[2:] = [start, stop, rows, padding]
         call.kwargs.clear()

@@ -59,7 +59,9 @@ def expand_rule(call: Call) -> Any:
 
 def repeat_interleave_rule(call: Call) -> Any:
     state, shape = call.state(0), call.shape(0)
-    dim = call.dim(call.argument(2, "dim", 0), len(shape))
+    if (along := call.argument("dim")) is None:
+        raise call.fail("it repeats entries of the flattened tensor")
+    dim = call.dim(along, len(shape))
     if dim != state.dim:
         return state
     if state.blocks != 1 or state.mixed or state.repeated or (state.groups and state.groups != shape[dim]):
@@ -94,7 +96,7 @@ def piece_rule(call: Call, state: Shard, low: int, high: int) -> Shard:
 
 def split_rule(call: Call) -> Any:
     state, shape = call.state(0), call.shape(0)
-    dim = call.dim(call.argument(2, "dim", 0), len(shape))
+    dim = call.dim(call.argument("dim"), len(shape))
     if dim != state.dim:
         return (state,) * len(call.node.outputs)
     sizes = [info.shape[dim] if info else 0 for info in call.node.outputs]
@@ -112,11 +114,11 @@ def split_rule(call: Call) -> Any:
 
 def slice_rule(call: Call) -> Any:
     state, shape = call.state(0), call.shape(0)
-    dim = call.dim(call.argument(1, "dim", 0), len(shape))
+    dim = call.dim(call.argument("dim"), len(shape))
     if dim != state.dim:
         return state
     size = shape[dim]
-    start, end, step = call.argument(2, "start", None), call.argument(3, "end", None), call.argument(4, "step", 1)
+    start, end, step = call.argument("start"), call.argument("end"), call.argument("step")
     lo, hi, stride = slice(start, end, step).indices(size)
     if stride != 1 or hi <= lo:
         raise call.fail(f"the slice [{start}:{end}:{step}] does not consist of whole blocks")
@@ -131,7 +133,7 @@ def cat_rule(call: Call) -> Any:
     names = [value_name(v) for v in call.args[0]]
     states = {call._states.get(n) for n in names}
     rank = len(call.out_shape)
-    dim = call.dim(call.argument(1, "dim", 0), rank)
+    dim = call.dim(call.argument("dim"), rank)
     if len(states) == 1 and isinstance(only := next(iter(states)), Shard) and only.dim != dim:
         return only
     found: list[tuple[int, int]] = []
@@ -152,7 +154,7 @@ def stack_rule(call: Call) -> Any:
     (state,) = states
     if not isinstance(state, Shard) or state.repeated:
         raise call.fail("operands are sharded differently")
-    return replace(state, dim=state.dim + (call.dim(call.argument(1, "dim", 0), len(call.out_shape)) <= state.dim))
+    return replace(state, dim=state.dim + (call.dim(call.argument("dim"), len(call.out_shape)) <= state.dim))
 
 
 def attention_rule(call: Call) -> Any:
@@ -171,7 +173,7 @@ def attention_rule(call: Call) -> Any:
             raise call.fail("its key-value heads do not divide")
         ratio = call.shape(0)[q.dim] // kv_heads
         copies((*call.shape(1)[: q.dim], kv_heads, ratio), replace(k, repeated=True) if isinstance(k, Shard) else q, call.member)
-    mask = value_name(call.argument(3, "attn_mask", None))
+    mask = value_name(call.argument("attn_mask"))
     if mask:
         broadcast(call, (mask, value_name(call.args[0])), rank) if len(call._shapes[mask]) > rank - 1 - q.dim else None
     return q

@@ -8,7 +8,7 @@ from typing import Any
 
 from ...errors import Unsupported
 from ...plan.shards import local_extent, part_ranges
-from ..steps.forward_graph import ForwardNode
+from ..steps.forward_graph import ForwardNode, argument_of, operator_of
 
 __all__ = ["PARTIAL", "Call", "Member", "Partial", "Shape", "Shard", "State", "States", "copies", "local_shape", "member_of", "value_name"]
 
@@ -118,8 +118,8 @@ class Call:
     def dim(self, value: Any, rank: int) -> int:
         return int(value) % rank if rank else 0
 
-    def argument(self, position: int, key: str, default: Any) -> Any:
-        return self.args[position] if position < len(self.args) else self.kwargs.get(key, default)
+    def argument(self, name: str) -> Any:
+        return argument_of(operator_of(self.node), self.args, self.kwargs, name)
 
 
 def value_name(value: Any) -> str:

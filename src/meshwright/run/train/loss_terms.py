@@ -18,8 +18,7 @@ from typing import Any
 
 import torch
 
-from ...errors import MeshwrightError
-from ..steps.forward_graph import OPAQUE, ForwardGraph, ForwardNode, resolve
+from ..steps.forward_graph import OPAQUE, ForwardGraph, ForwardNode, argument_of, operator_of
 
 __all__ = ["IGNORED", "LossTerm", "argument", "counted_call", "loss_terms", "loss_understood"]
 
@@ -66,13 +65,7 @@ def _name(node: ForwardNode) -> str:
 
 def argument(node: ForwardNode, name: str, default: Any) -> Any:
     """An argument of a call by its name in the operator's schema, or the schema's own default; `default` where it has no such argument or value."""
-    if name in node.kwargs:
-        return node.kwargs[name]
-    arguments = list(getattr(getattr(_operator(node), "_schema", None), "arguments", ()))
-    at = next((i for i, a in enumerate(arguments) if a.name == name), -1)
-    if 0 <= at < len(node.args):
-        return node.args[at]
-    return arguments[at].default_value if at >= 0 and arguments[at].has_default_value() else default
+    return argument_of(operator_of(node), node.args, node.kwargs, name, default)
 
 
 class _Reader:
@@ -201,17 +194,9 @@ class _Reader:
         return tuple(found)
 
 
-def _operator(node: ForwardNode) -> Any:
-    """None for what is no operator of torch's: a module that is run as it is."""
-    try:
-        return resolve(node.target)
-    except MeshwrightError:
-        return None
-
-
 def _random(node: ForwardNode) -> bool:
     """Whether a call may give something else the next time."""
-    operator = _operator(node)
+    operator = operator_of(node)
     return operator is None or torch.Tag.nondeterministic_seeded in getattr(operator, "tags", ())
 
 
@@ -224,7 +209,7 @@ def counted_call(
     if term.how == "loss":
         if "reduction" in kwargs:
             return args, {**kwargs, "reduction": SUM}, True
-        names = [a.name for a in resolve(node.target)._schema.arguments]  # type: ignore[attr-defined]
+        names = [a.name for a in operator_of(node)._schema.arguments]
         at = names.index("reduction")
         if at < len(args):
             return (*args[:at], SUM, *args[at + 1 :]), kwargs, True

@@ -95,7 +95,7 @@ def filled(x: torch.Tensor, wanted: tuple[int, ...], value: float) -> torch.Tens
     return made
 
 
-def padding_of(name: str, examples: Sequence[torch.Tensor], *, together: bool = False) -> tuple[str, Padding | Together | None]:
+def padding_of(name: str, examples: Sequence[torch.Tensor], *, together: bool) -> tuple[str, Padding | Together | None]:
     """(the data's own name, how it is padded: every sample to the examples' shape, or those of a batch `together`).
 
     Raises: UsageError for values that are no numbers, or not one for each input.

@@ -88,7 +88,7 @@ def _partner(c: int, w: int, shift: int, radix: int) -> int:
     return c + ((digit + shift) % radix - digit) * w
 
 
-def halving_rounds(n: int, *, near: bool, radix: int = 2) -> list[list[Move]]:
+def halving_rounds(n: int, *, near: bool, radix: int) -> list[list[Move]]:
     """Reduce-scatter: position i ends with the sum of block i."""
     core = _Core.of(n, radix)
     p, done, rounds = len(core.at), list[int](), list[list[Move]]()
@@ -110,7 +110,7 @@ def halving_rounds(n: int, *, near: bool, radix: int = 2) -> list[list[Move]]:
     return rounds
 
 
-def doubling_rounds(n: int, *, near: bool, radix: int = 2) -> list[list[Move]]:
+def doubling_rounds(n: int, *, near: bool, radix: int) -> list[list[Move]]:
     """All-gather, the mirror image of `halving_rounds`: `near` means that the last, largest exchange is with the nearest partners."""
     core = _Core.of(n, radix)
     p, rounds = len(core.at), list[list[Move]]()
@@ -132,7 +132,7 @@ def _blocks(core: _Core, numbers: list[int]) -> tuple[int, ...]:
     return tuple(sorted(b for c in numbers for b in core.members[c]))
 
 
-def rabenseifner_rounds(n: int, *, near: bool, radix: int = 2) -> tuple[list[list[Move]], int]:
+def rabenseifner_rounds(n: int, *, near: bool, radix: int) -> tuple[list[list[Move]], int]:
     """All-reduce: (rounds, blocks). Core ranks only own blocks; those with near partners first are numbered by reversed digits, so that what is
     exchanged always lies together."""
     core = _Core.of(n, radix)

@@ -94,9 +94,10 @@ def without_way_back(graph: RateGraph, root: int) -> RateGraph | None:
         for w in uneven:
             amount = now[w] - wanted[w]
             arcs = [a for a in kept if a[int(amount > 0)] == w and group[a[0]] == group[a[1]] == (last if amount > 0 else home)]
+            left = abs(amount)
             for arc in arcs:
-                taken = min(kept[arc], abs(amount))
-                amount -= taken if amount > 0 else -taken
+                taken = min(kept[arc], left)
+                left -= taken
                 kept[arc] -= taken
                 if not kept[arc]:
                     del kept[arc]

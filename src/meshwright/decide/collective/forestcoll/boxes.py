@@ -136,7 +136,7 @@ def stars(n: int, inside: Mapping[Arc, int], wanted: Mapping[int, int]) -> tuple
 
 # ---- boxes that are alike ----------------------------------------------------------------------------------------------
 def alike_forest(
-    graph: RateGraph, boxes: Boxes, weight: Sequence[int], k: int, capacities: Mapping[Arc, int], deadline: Deadline, *, low: bool = False
+    graph: RateGraph, boxes: Boxes, weight: Sequence[int], k: int, capacities: Mapping[Arc, int], deadline: Deadline, *, low: bool
 ) -> tuple[tuple[Tree, ...], Shift]:
     """Trees of the first box's ranks; all others are images. The caller has checked that the boxes are alike.
 

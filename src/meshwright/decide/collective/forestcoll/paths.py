@@ -23,7 +23,7 @@ Arc = tuple[int, int]
 
 
 def gather_forest(
-    graph: RateGraph, root: int, weight: Sequence[int], *, trees: int | None, max_trees: int, deadline: Deadline, turned: bool = False
+    graph: RateGraph, root: int, weight: Sequence[int], *, trees: int | None, max_trees: int, deadline: Deadline, turned: bool
 ) -> Forest:
     """Paths from every rank r to the root, k · weight[r] of them. `turned`: written from the root to r, over reversed arcs.
 

@@ -26,7 +26,7 @@ Arc = tuple[int, int]
 
 def unlike_forest(
     graph: RateGraph, boxes: Boxes, weight: Sequence[int], k: int, capacities: Mapping[Arc, int], signatures: Sequence[Hashable], deadline: Deadline,
-    *, low: bool = False,
+    *, low: bool,
 ) -> tuple[Tree, ...]:  # fmt: skip
     """All trees, one by one; boxes with equal signatures are packed once. `low`: with one hop inside every server where that fits.
 

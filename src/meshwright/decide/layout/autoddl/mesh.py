@@ -111,9 +111,7 @@ def _loads(fabric: Fabric, groups: Sequence[Sequence[int]]) -> tuple[float, floa
     for group in groups:
         for a in group:
             for b in group:
-                if a == b:
-                    continue
-                route = fabric.route(a, b)
+                route = fabric.route(a, b)  # of no link where they are one
                 load.update(route)
                 latency = max(latency, sum(fabric.links[x].latency_s + fabric.links[x].library_latency_s for x in route))
     parts = len(groups[0])

@@ -165,7 +165,7 @@ class MeshSearch:
         assignment, proven = solve_ilp(self.model.times, self.edges(), memory=memory, deadline=Deadline.after(MAX_PROGRAMME_WORK_S))
         return self.found("ilp", assignment, exact=proven and len(self.model.mesh.sizes) <= 2 and not self._sets)
 
-    def best_descent(self, starts: Sequence[Found], rng: np.random.Generator, restarts: int, *, pairs: bool = True) -> Found:
+    def best_descent(self, starts: Sequence[Found], rng: np.random.Generator, restarts: int, *, pairs: bool) -> Found:
         vertices = self.model.times
         _, assignment = descend(vertices, self.edges(), [s.assignment for s in starts], rng=rng, restarts=restarts, pairs=pairs)
         return self.found("descent", assignment)

@@ -63,8 +63,8 @@ class FittedRuntime:
     errors: tuple[float, ...]
     memory_errors: tuple[float, ...]
     determined: tuple[str, ...] = ()
-    unfitted_error: float = 0.0
-    validated_error: float = 0.0
+    unfitted_error: float
+    validated_error: float
 
 
 def suspicious_runs(profile: LayerProfile, runs: Sequence[MeasuredRun], runtime: TrainingRuntime) -> tuple[RunFinding, ...]:

@@ -43,7 +43,7 @@ class ProfileProblem:
     gpus: int
     global_batch: int
     zone: str = ""
-    memory_bytes: int = 0
+    memory_bytes: int
 
 
 class ProfileStrategy(LayoutStrategy, Protocol):
