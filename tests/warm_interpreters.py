@@ -36,6 +36,8 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
+import compiled_once
+
 __all__ = ["PRELOADED", "SWITCH", "install", "real_interpreters", "remove", "server_pid"]
 
 PRELOADED = (
@@ -225,6 +227,7 @@ def _python_command(args: Any) -> list[str] | None:
 
 
 def _preload() -> None:
+    compiled_once.install()
     for name in PRELOADED:
         try:
             importlib.import_module(name)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -14,6 +15,7 @@ from typing import Any
 import pytest
 
 import warm_interpreters
+from compiled_once import lock_of
 from warm_interpreters import PRELOADED, real_interpreters
 
 needs_forks = pytest.mark.usefixtures("forks")
@@ -174,3 +176,40 @@ def test_random_numbers_of_two_forks_differ() -> None:
 @pytest.mark.parametrize("name", PRELOADED)
 def test_what_is_imported_ahead_is_there(name: str) -> None:
     assert find_spec(name) is not None
+
+
+KERNEL = """
+import sys
+from numba import njit
+
+@njit(cache=True)
+def total(values):
+    found = 0.0
+    for x in values:
+        found += x * x if x > 1 else x
+    return found
+
+import numpy as np
+print("ready", flush=True)
+sys.stdin.readline()
+total(np.ones(3))
+print(sum(total.stats.cache_misses.values()), sum(total.stats.cache_hits.values()))
+"""
+
+
+@needs_forks
+def test_ranks_that_need_a_kernel_at_once_compile_it_once(tmp_path: Path) -> None:
+    (tmp_path / "job.py").write_text(KERNEL)
+    command = [sys.executable, str(tmp_path / "job.py")]
+    ranks = [subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) for _ in range(3)]
+    for rank in ranks:
+        assert rank.stdout is not None and rank.stdout.readline() == "ready\n"
+    for rank in ranks:
+        assert rank.stdin is not None
+        rank.stdin.write("\n")
+        rank.stdin.flush()
+    said = sorted(rank.communicate(timeout=200)[0].strip() for rank in ranks)
+    for kept in Path(os.environ["NUMBA_CACHE_DIR"]).glob(f"{tmp_path.name}_*"):
+        shutil.rmtree(kept)
+    lock_of(str(tmp_path / "job.py"), "total").unlink(missing_ok=True)
+    assert said == ["0 1", "0 1", "1 0"]
