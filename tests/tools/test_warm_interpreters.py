@@ -167,6 +167,18 @@ def test_what_a_fork_starts_is_forked_too_and_ends_with_it(tmp_path: Path) -> No
     assert warm == "True" and outer == parent
 
 
+@needs_forks
+def test_folders_that_tests_put_on_the_search_path_are_kept_for_workers(tmp_path: Path) -> None:
+    """A worker has the module already, and its first lines do not run again: helpers in that folder would be missing."""
+    (tmp_path / "tests").mkdir()
+    (tmp_path / "tests" / "conftest.py").write_text("")
+    (tmp_path / "tests" / "test_of_a_folder.py").write_text(f"import sys\nsys.path.insert(0, {str(tmp_path / 'helpers')!r})\n")
+    code = f"import sys, warm_interpreters as w; w._preload_tests([{str(tmp_path / 'tests')!r}])\n"
+    code += "print(w.asked_by_tests, 'test_of_a_folder' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, timeout=200, check=True)
+    assert done.stdout == f"{[str(tmp_path / 'helpers')]} True\n"
+
+
 def test_random_numbers_of_two_forks_differ() -> None:
     code = "import random, numpy; print(random.random(), numpy.random.random())"
     said = [subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=200).stdout.split() for _ in range(2)]
