@@ -16,11 +16,11 @@ from typing import IO, Any
 __all__ = ["install", "lock_of"]
 
 MOST_WAITED_S = 60.0  # the longest kernel takes ten seconds to compile on a quiet machine
-_installed = False
+_folder: Path | None = None  # once installed; a test may name another cache for a while
 
 
 def lock_of(source: str, name: str) -> Path:
-    return Path(os.environ["NUMBA_CACHE_DIR"], "locks", hashlib.sha256(f"{source}:{name}".encode()).hexdigest()[:20])
+    return (_folder or Path(os.environ["NUMBA_CACHE_DIR"], "locks")) / hashlib.sha256(f"{source}:{name}".encode()).hexdigest()[:20]
 
 
 def _wait_for(file: IO[str]) -> None:
@@ -35,15 +35,15 @@ def _wait_for(file: IO[str]) -> None:
 
 def install() -> None:
     """Make numba's dispatchers take a lock on disk, one per kernel, around looking a kernel up, compiling and keeping it. Once in a process."""
-    global _installed
-    if _installed or "NUMBA_CACHE_DIR" not in os.environ:
+    global _folder
+    if _folder is not None or "NUMBA_CACHE_DIR" not in os.environ:  # also in forks: a second lock of one process would wait for the first
         return
-    _installed = True  # also in forks: a second lock of the same process would wait for the first
     from numba.core.caching import NullCache
     from numba.core.compiler_lock import global_compiler_lock
     from numba.core.dispatcher import Dispatcher
 
-    lock_of("", "").parent.mkdir(parents=True, exist_ok=True)
+    _folder = Path(os.environ["NUMBA_CACHE_DIR"], "locks")
+    _folder.mkdir(parents=True, exist_ok=True)
     compiled = Dispatcher.compile
 
     def alone(self: Any, sig: Any) -> Any:
