@@ -64,6 +64,7 @@ def pytest_configure(config: pytest.Config) -> None:
     documents.install()
     if hasattr(config, "workerinput"):  # one of several
         compiled_once.install()
+        sys.path.extend(x for x in dict.fromkeys(warm_interpreters.asked_by_tests) if x not in sys.path)
 
 
 @pytest.hookimpl(wrapper=True)

@@ -31,10 +31,13 @@ import threading
 import time
 import types
 import warnings
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
+
+import compiled_once
 
 __all__ = ["PRELOADED", "SWITCH", "install", "real_interpreters", "remove", "server_pid"]
 
@@ -112,6 +115,7 @@ _real_popen = subprocess.Popen
 _server: _Server | None = None
 _places: list[str] = []  # of the tests that workers will run, if this process starts some
 of_tests = set[str]()  # in the server: modules of tests that it has imported
+asked_by_tests: list[str] = []  # in the server: folders that those put on the search path; a worker, where they are imported, must have them too
 _of_server: list[str] = []  # in the server: its folders of PYTHONPATH
 _installing = threading.Lock()
 _suspended = False
@@ -225,6 +229,7 @@ def _python_command(args: Any) -> list[str] | None:
 
 
 def _preload() -> None:
+    compiled_once.install()
     for name in PRELOADED:
         try:
             importlib.import_module(name)
@@ -261,9 +266,11 @@ def _preload_tests(places: list[str]) -> None:
     above = {folder for file in files for folder in file.parents if config.rootpath in folder.parents and (folder / "conftest.py").exists()}
     sys.path[:0] = [str(folder) for folder in sorted(above)]
     for file in sorted(files):
+        known = Counter([*sys.path, str(file.parent)])
         with warnings.catch_warnings(), suppress(BaseException):
             apply_warning_filters(config.getini("filterwarnings"), [])
             import_path(file, root=config.rootpath, consider_namespace_packages=False)
+        asked_by_tests.extend(Counter(sys.path) - known)
     sys.meta_path[:] = [hook for hook in sys.meta_path if not isinstance(hook, AssertionRewritingHook)]  # every worker has its own
     sys.path[:] = path
     sys.modules.pop("conftest", None)

@@ -6,9 +6,12 @@ import json
 import os
 import random
 import socket
+import sys
 import threading
 import time
 from pathlib import Path
+from subprocess import PIPE, Popen
+from types import SimpleNamespace
 
 import msgspec
 import pytest
@@ -19,7 +22,7 @@ from lab_fabrics import preset
 from meshwright.cli.lab_run import _numbers, _variables
 from meshwright.cli.lab_up import _losses
 from meshwright.errors import FormatError, RunError, UnknownName, Unsupported, UsageError
-from meshwright.lab import build, state, wire_format
+from meshwright.lab import build, calibrate_worker, state, wire_format
 from meshwright.lab.calibrate import ceiling_Bps
 from meshwright.lab.control import Control
 from meshwright.lab.ranks import RunResult, places, require_success
@@ -365,6 +368,42 @@ def test_a_relay_loses_by_its_seed() -> None:
 def test_ceilings_are_what_the_headers_leave() -> None:
     assert ceiling_Bps(1_514_000, 1500) == 1_448_000
     assert ceiling_Bps(1_514_000, 1500, datagrams=True) == 1_472_000
+
+
+@pytest.mark.parametrize(
+    ("took_ms", "least_ms", "made"), [([41, 41, 42], 41, 3), ([48, 49, 48, 48, 43, 41], 43, 5), ([48] * 39 + [47] * 9, 47, 40), ([1500] * 9, 1500, 3)]
+)  # fmt: skip
+def test_a_round_trip_is_the_least_of_as_many_as_it_takes(took_ms: list[int], least_ms: int, made: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    now_s, left = 0.0, [x / 1e3 for x in took_ms]
+
+    class Clocked(socket.socket):
+        def recv(self, size: int, flags: int = 0) -> bytes:
+            nonlocal now_s
+            if self is a:
+                now_s += left.pop(0)
+            return super().recv(size, flags)
+
+    monkeypatch.setattr(calibrate_worker, "time", SimpleNamespace(perf_counter=lambda: now_s))
+    fds = [x.detach() for x in socket.socketpair()]
+    with Clocked(fileno=fds[0]) as a, Clocked(fileno=fds[1]) as b:
+        assert calibrate_worker._round_trip_s(a, b, 0.046) == pytest.approx(least_ms / 1e3)
+    assert len(took_ms) - len(left) == made
+
+
+def test_what_stands_for_hardware_runs_when_it_wakes() -> None:
+    """A relay that waits for others' time slices makes longer delays than were asked for."""
+    with Popen([sys.executable, "-c", PROMPT], stdout=PIPE) as process:
+        assert process.communicate(timeout=60)[0].split() == [str(os.SCHED_BATCH).encode(), str(os.SCHED_OTHER).encode(), b"True"]
+
+
+PROMPT = """
+import os
+from meshwright.run.machine.process import batch_scheduling, prompt_scheduling
+batch_scheduling()
+before, nice = os.sched_getscheduler(0), os.nice(0)
+prompt_scheduling()
+print(before, os.sched_getscheduler(0), os.nice(0) == max(nice - 10, -20) or os.geteuid() != 0)
+"""
 
 
 def test_state_documents_name_every_link() -> None:

@@ -232,6 +232,9 @@ def test_delay_and_loss_are_real() -> None:
         assert lab.state.method == ("netem" if has_netem(PATH) else "relay")
         late = lab.state.links[0]
         assert 0.04 <= late.round_trip_s <= 0.046
+        relays = [pid for pid in members(pid_namespace(lab)) if b"meshwright.lab.relay" in Path(f"/proc/{pid}/cmdline").read_bytes()]
+        assert len(relays) == (lab.state.method == "relay")
+        assert {os.sched_getscheduler(pid) for pid in relays} <= {os.SCHED_OTHER}  # though tests run as batches: it runs as soon as it wakes
         assert lab.state.links[2].ceiling_Bps == pytest.approx(0.9 * 1_250_000 * 1472 / 1514, rel=1e-3)
         lab.run([sys.executable, "-c", SEND, "200000"], ranks=[0, 1], timeout_s=60)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -14,6 +15,7 @@ from typing import Any
 import pytest
 
 import warm_interpreters
+from compiled_once import lock_of
 from warm_interpreters import PRELOADED, real_interpreters
 
 needs_forks = pytest.mark.usefixtures("forks")
@@ -165,6 +167,18 @@ def test_what_a_fork_starts_is_forked_too_and_ends_with_it(tmp_path: Path) -> No
     assert warm == "True" and outer == parent
 
 
+@needs_forks
+def test_folders_that_tests_put_on_the_search_path_are_kept_for_workers(tmp_path: Path) -> None:
+    """A worker has the module already, and its first lines do not run again: helpers in that folder would be missing."""
+    (tmp_path / "tests").mkdir()
+    (tmp_path / "tests" / "conftest.py").write_text("")
+    (tmp_path / "tests" / "test_of_a_folder.py").write_text(f"import sys\nsys.path.insert(0, {str(tmp_path / 'helpers')!r})\n")
+    code = f"import sys, warm_interpreters as w; w._preload_tests([{str(tmp_path / 'tests')!r}])\n"
+    code += "print(w.asked_by_tests, 'test_of_a_folder' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, timeout=200, check=True)
+    assert done.stdout == f"{[str(tmp_path / 'helpers')]} True\n"
+
+
 def test_random_numbers_of_two_forks_differ() -> None:
     code = "import random, numpy; print(random.random(), numpy.random.random())"
     said = [subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=200).stdout.split() for _ in range(2)]
@@ -174,3 +188,40 @@ def test_random_numbers_of_two_forks_differ() -> None:
 @pytest.mark.parametrize("name", PRELOADED)
 def test_what_is_imported_ahead_is_there(name: str) -> None:
     assert find_spec(name) is not None
+
+
+KERNEL = """
+import sys
+from numba import njit
+
+@njit(cache=True)
+def total(values):
+    found = 0.0
+    for x in values:
+        found += x * x if x > 1 else x
+    return found
+
+import numpy as np
+print("ready", flush=True)
+sys.stdin.readline()
+total(np.ones(3))
+print(sum(total.stats.cache_misses.values()), sum(total.stats.cache_hits.values()))
+"""
+
+
+@needs_forks
+def test_ranks_that_need_a_kernel_at_once_compile_it_once(tmp_path: Path) -> None:
+    (tmp_path / "job.py").write_text(KERNEL)
+    command = [sys.executable, str(tmp_path / "job.py")]
+    ranks = [subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) for _ in range(3)]
+    for rank in ranks:
+        assert rank.stdout is not None and rank.stdout.readline() == "ready\n"
+    for rank in ranks:
+        assert rank.stdin is not None
+        rank.stdin.write("\n")
+        rank.stdin.flush()
+    said = sorted(rank.communicate(timeout=200)[0].strip() for rank in ranks)
+    for kept in Path(os.environ["NUMBA_CACHE_DIR"]).glob(f"{tmp_path.name}_*"):
+        shutil.rmtree(kept)
+    lock_of(str(tmp_path / "job.py"), "total").unlink(missing_ok=True)
+    assert said == ["0 1", "0 1", "1 0"]

@@ -74,8 +74,12 @@ def _off(lab: StandingLab, index: int) -> bool:
     link = lab.state.links[index]
     cable, end = lab.wiring.exit_of[index]
     declared_s = link.delay_s + cable.other(end.actor).impairment.delay_s
-    late = link.round_trip_s > 0 and abs(link.round_trip_s - declared_s) > MAX_DELAY_ERROR_SHARE * declared_s + DELAY_NOISE_S
+    late = link.round_trip_s > 0 and abs(link.round_trip_s - declared_s) > _max_delay_error_s(declared_s)
     return late or abs(link.goodput_Bps - link.ceiling_Bps) > MAX_RATE_ERROR_SHARE * link.ceiling_Bps
+
+
+def _max_delay_error_s(declared_s: float) -> float:
+    return MAX_DELAY_ERROR_SHARE * declared_s + DELAY_NOISE_S
 
 
 def _error(lab: StandingLab, waiting: Sequence[int], others: float) -> RunError:
@@ -169,5 +173,6 @@ def _job(lab: StandingLab, index: int, measure_s: float) -> dict[str, Any]:
         "measured_s": (measured + 2 * state.burst_bytes + window) / state.rate_Bps + 8 * (state.delay_s + back_s),
         "datagrams": datagrams,
         "pings": far.link is not None,
+        "max_round_trip_s": state.delay_s + back_s + _max_delay_error_s(state.delay_s + back_s),
         "segment_bytes": lab.wiring.mtu - UDP_HEADER_BYTES,
     }

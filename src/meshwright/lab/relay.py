@@ -24,6 +24,7 @@ from collections import deque
 from heapq import heappop, heappush
 from typing import Any
 
+from ..run.machine.process import prompt_scheduling
 from . import namespaces as ns
 from .batches import HERE
 
@@ -84,10 +85,7 @@ def main() -> None:
         fds = [open_tap(*end, segments=not any(job["loss"])) for end in job["ends"]]
         for side in (0, 1):
             ways[fds[side]] = (fds[1 - side], Direction(job["delay_s"][side], job["loss"][side], job["seed"] * 1_000_003 + 2 * number + side))
-    try:
-        os.nice(-10)
-    except OSError:  # delays are a little less exact
-        pass
+    prompt_scheduling()
     sys.stdout.write("ready\n")
     sys.stdout.flush()
     _carry(ways)

@@ -40,6 +40,14 @@ def tenants(resource: str, names: tuple[str, ...], unit: float, most: int) -> Te
     return Tenants(resource=resource, unit=unit, names=names, least=(1,) * len(names), most=(most,) * len(names), window_s=0.2)
 
 
+def before_neighbours() -> None:
+    """What is greedy here gets what its quota allows: left with less by busy neighbours, it would seem to need less."""
+    for group in (g for p in places_of(controller="cpu") for g in p.folder.glob(f"{PREFIX}{os.getpid()}-*")):
+        for file, weight in (("cpu.weight", 10_000), ("cpu.shares", 262_144)):  # the most that v2 and v1 take
+            if (group / file).exists():
+                (group / file).write_text(str(weight))
+
+
 @pytest.mark.real
 @groups
 def test_an_idle_command_shrinks_a_greedy_one_grows_and_the_log_is_right():
@@ -48,13 +56,18 @@ def test_an_idle_command_shrinks_a_greedy_one_grows_and_the_log_is_right():
     rules = {"cpu": Rules(), "memory": Rules(hold_windows=4)}
     strategy = NAMES["threshold"]()
     rows = {"cpu": [], "memory": []}
+
+    def told(resource, window):
+        if not rows["cpu"]:
+            before_neighbours()
+        rows[resource].append(window)
+
     found = resize_commands(
         [ResizeCommand(name="idle", command=IDLE), ResizeCommand(name="greedy", command=GREEDY, start={"cpu": 1})], both,
-        {r: Resizer(both[r], rules[r], strategy.plan(both[r], rules[r])) for r in both}, most_windows=20, on_window=lambda r, w: rows[r].append(w),
+        {r: Resizer(both[r], rules[r], strategy.plan(both[r], rules[r])) for r in both}, most_windows=12, on_window=told,
     )  # fmt: skip
     last = {r: rows[r][-1].before for r in rows}
-    grown = max(w.before[1] for w in rows["cpu"])  # among busy neighbours it may get less, and shrink again
-    assert last["cpu"][0] < 4 and grown > 1 and last["memory"][0] < 6 and last["memory"][0] * 32 * MIB > 40 * MIB, last
+    assert last["cpu"][0] < 4 and last["cpu"][1] > 1 and last["memory"][0] < 6 and last["memory"][0] * 32 * MIB > 40 * MIB, last
     assert found.throttled > 0 and found.oom_kills == 0 and found.codes == {"idle": None, "greedy": None}
     for r in rows:
         log = ResizeLog(tenants=both[r], rules=rules[r], strategy="threshold", windows=tuple(rows[r]), total=found.totals[r])
