@@ -86,10 +86,6 @@ class Processor:
         while self.quota and now >= (self.number + 1) * self.period:
             self.number, self.left = self.number + 1, min(self.quota, self.left + self.quota)
 
-    def post(self, now: float, work: float) -> None:
-        self.free = max(now, self.free) + work
-        self.advance(now)
-        self.left -= work
 
 
 @dataclass
@@ -244,7 +240,7 @@ class Twin:
         if t.duration[step] > 0:
             work, processor = float(t.duration[step]), int(t.lane_processor[lane])
             if processor >= 0 and outgoing and not incoming:
-                self.processors[processor].post(self.now, work)
+                self.processors[processor].serve(self.now, work)
                 self.at(self.now + work, (0, lane, 0), local_done)
             else:
                 self.at(self.local_part(lane, work)[1], (0, lane, 0), local_done)

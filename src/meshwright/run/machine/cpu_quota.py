@@ -17,7 +17,6 @@ import weakref
 from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
-from typing import Any
 
 from ...errors import RunError, UsageError
 from ...io.own_limits import CgroupPlace, lines_of, places_of
@@ -76,22 +75,15 @@ def find_place(root: Path = Path("/")) -> CgroupPlace | None:
     return None
 
 
-def quota_times(shares: Sequence[float], cores: float) -> list[dict[str, Any]]:
-    """Of every device under a quota, by the names of a fabric's fields: the period; for how long a process runs on past its quota; how much longer
-    its work takes while devices that run at the same moment share the cores. `shares`: of a core, of all devices, 0: none of its own.
+def quota_times(shares: Sequence[float], cores: float) -> list[dict[str, float]]:
+    """Of every device under a quota, by the names of a fabric's fields: the period; for how long a process runs on past its quota; the machine's cores,
+    which devices share that run at the same moment. `shares`: of a core, of all devices, 0: none of its own.
 
     The kernel looks at its timer's tick (4 ms at 250 Hz): bursts of 5 to 20 ms take as long as if they ran on for a quarter of it (measured at a
-    quota of 4 of 10 ms). A device runs for its share of the time, independently of the others.
+    quota of 4 of 10 ms).
     """
     late_s = time.clock_getres(COARSE_CLOCK) / 4
-    found: list[dict[str, Any]] = []
-    for i in range(len(shares)):
-        running = [1.0]  # by number of other devices that run: how likely
-        for share in (*shares[:i], *shares[i + 1 :]):
-            running = [(1 - share) * a + share * b for a, b in zip([*running, 0.0], [0.0, *running], strict=True)]
-        stretch = sum(chance * max(1.0, (1 + k) / cores) for k, chance in enumerate(running))
-        found.append({"cpu_period_s": PERIOD_US / 1e6, "cpu_overrun_s": late_s, "cpu_stretch": stretch} if 0 < shares[i] < 1 else {})
-    return found
+    return [{"cpu_period_s": PERIOD_US / 1e6, "cpu_overrun_s": late_s, "cpu_cores": cores} if 0 < share < 1 else {} for share in shares]
 
 
 @cache
