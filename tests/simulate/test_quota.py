@@ -60,7 +60,7 @@ def test_a_chain_under_a_quota_ends_when_counting_says(sixty_fourths: list[int],
     assert float(lasted) - 1e-9 <= found.makespan_s <= float(end_by_hand(lasted, quota, period, Fraction(0)) + period + overrun / share) + 1e-9
     even = float(lasted / share)
     assert abs(found.makespan_s - even) <= float(period + overrun / share) + 1e-9
-    one = Processors(np.array([True]), *(np.array([float(x)]) for x in (quota, period, overrun, 0)), np.array([-1]), 0.0, np.array([False]), 0.0)
+    one = Processors(np.array([True]), *(np.array([float(x)]) for x in (quota, period, overrun, 0)), np.array([-1]), 0.0, 0.0, np.array([False]), 0.0)
     tables, messages = program_tables(program, np.array([float(w) for w in works]), program.message_bytes(), program.channels.depth, one)
     links = link_tables(compile_network(program, fabric, ["a"]))
     state = make_state(tables, links, messages, record=False)
@@ -286,7 +286,7 @@ def test_ranks_that_run_at_one_moment_share_the_cores(pieces: list[list[tuple[in
     quotas = [Fraction(q, 64) for q in quota[:ranks]]
     numbers = [[*(float(q) for q in quotas), 0.0], [float(period)] * (ranks + 1), [late / 64] * (ranks + 1), [0.0] * (ranks + 1)]
     taken = np.array([True] * ranks + [False])
-    of = Processors(taken, *(np.array(x) for x in numbers), np.full(ranks + 1, -1), 0.0, taken, float(cores))
+    of = Processors(taken, *(np.array(x) for x in numbers), np.full(ranks + 1, -1), 0.0, 0.0, taken, float(cores))
     tables, messages = program_tables(program, durations, program.message_bytes(), program.channels.depth, of)
     network = link_tables(compile_network(program, fabric, ["a"] * (ranks + 1)))
     state = make_state(tables, network, messages, record=False)

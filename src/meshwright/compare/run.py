@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -11,6 +12,7 @@ from ..cost import Cost
 from ..drive.plans import works_of
 from ..errors import UsageError
 from ..evidence import evidence_of_timeline
+from ..fabric.fabric import Fabric
 from ..plan.plan import Plan
 from ..program.calls import InlinedProgram, inline
 from ..program.program import Kind, Part, Program
@@ -43,7 +45,7 @@ def compare_run(plan: Plan, folder: Path) -> tuple[Comparison, InlinedProgram]:
         pacing=str(document.pacing.get("mode", "none")), others_share=float(document.machine_use.get("others", 0.0)), notes=document.notes,
     )  # fmt: skip
     predicted = predicted_run(plan, program, run)
-    cpu_s = _processor_seconds(program, cost)
+    cpu_s = _processor_seconds(program, cost, run.fabric, _placement(program, run))
     found = compare(plan, inlined, predicted, measured, evidence=evidence_of_timeline(predicted, program, cost), cpu_s=cpu_s)
     typical = found.typical_step()
     steps = [with_link_times(t, program, run.fabric, _placement(program, run)) if t is typical else t for t in measured.steps]
@@ -67,8 +69,8 @@ def _placement(program: Program, run: RecordedRun) -> tuple[str, ...]:
     return tuple(d.name for d in run.fabric.devices[: program.ranks])
 
 
-def _processor_seconds(program: Program, cost: Cost) -> list[float]:
-    """Processor time of one step per rank: what compute steps were measured to use, and the ends of messages."""
+def _processor_seconds(program: Program, cost: Cost, fabric: Fabric, placement: Sequence[str]) -> list[float]:
+    """Processor time of one step per rank: what compute steps were measured to use, the ends of messages, the executor's own work, and a step's begin."""
     steps, transport = program.steps, cost.transport
     known = [cost.table.get(program.ops.key(op)) for op in range(len(program.ops))]
     of_op = np.array([p.cpu_s if p is not None else 0.0 for p in known] + [0.0])
@@ -76,4 +78,12 @@ def _processor_seconds(program: Program, cost: Cost) -> list[float]:
     ends = ((steps.parts & Part.RECV) > 0).astype(np.int64) + ((steps.parts & Part.SEND) > 0)
     time_s = time_s + ends * (transport.cpu_per_message_s + program.message_bytes() * transport.cpu_per_byte_s)
     actor = program.lanes.actor[program.lane_of_step()]
-    return [float(x) for x in np.bincount(actor, weights=time_s, minlength=program.ranks)[: program.ranks]]
+    devices = [fabric.device(placement[r]) for r in range(program.ranks)]
+    share = np.array([(d.cpu_period_s > 0 and d.cpu_share) or 1.0 for d in devices])
+    time_s = time_s + transport.per_step_s * np.minimum(share, cost.table_share or 1.0)[actor]
+    found = np.bincount(actor, weights=time_s, minlength=program.ranks)[: program.ranks]
+    if thread := cost.thread:
+        summed = [op for op in range(len(program.ops)) if program.ops.key(op) in thread.waits_in]
+        waits = np.isin(np.arange(program.ranks), actor[(steps.kind == Kind.COMPUTE) & np.isin(steps.op, summed)])
+        found = found + thread.begin_s + thread.sum_cpu_s * waits
+    return [float(x) for x in found]

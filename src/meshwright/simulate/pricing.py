@@ -80,7 +80,7 @@ def on_processors(
     pooled = (shares > 0) & (cores > 0)
     shared = float(cores[pooled].min(initial=np.inf)) if pooled.any() else 0.0
     quota_s, overrun_s = shares * period_s * stretch, overrun_s * stretch
-    return time_s, Processors(taken, quota_s, period_s, overrun_s, begin_s, waits_in, thread.begin_wait_s, pooled, shared)
+    return time_s, Processors(taken, quota_s, period_s, overrun_s, begin_s, waits_in, thread.begin_wait_s, thread.sum_cpu_s, pooled, shared)
 
 
 def _first_of(program: Program, keys: Sequence[str]) -> NDArray[np.int64]:

@@ -140,6 +140,7 @@ def _has_begun(t, s, first_slot, p, now):  # type: ignore[no-untyped-def]
     """What a rank does before its first step is done; the last one says when its loss is known."""
     s.processor[p].opens = 0
     if t.waits_in[p] >= 0:
+        s.processor[p].posted += t.begin_sum
         s.pool[1] -= 1
         if s.pool[1] == 0:
             s.known[0] = now + t.begin_wait
@@ -161,6 +162,8 @@ def begin_processors(t, s, first_slot):  # type: ignore[no-untyped-def]
             post(t, s, first_slot, np.int64(p), 0.0, t.begin[p])
         else:
             _has_begun(t, s, first_slot, p, 0.0)
+            if s.processor[p].posted > 0.0:
+                _take(t, s, first_slot, np.int64(p), 0.0, True, False)
 
 
 @called

@@ -60,6 +60,7 @@ class ProgramTables(NamedTuple):
     begin: F64  # seconds of it that are used before any step
     waits_in: I32  # step that ends, in its first iteration, no sooner than `begin_wait` after the last such processor has begun; -1: none
     begin_wait: float
+    begin_sum: float  # seconds of such a processor that it spends once it has begun, and that no step waits for
     pooled: I32  # 1 where a processor runs on the `cores` that all of these share
     cores: float  # 0 = as many as run
 
@@ -193,6 +194,7 @@ class Processors(NamedTuple):
     begin_s: F64
     waits_in: I64
     begin_wait_s: float
+    begin_sum_s: float
     pooled: NDArray[np.bool_]
     cores: float
 
@@ -219,13 +221,13 @@ def program_tables(p: Program, durations_s: F64, size_bytes: Any, depth: I64, pr
         _c32(la.start), _c32(la.end), _c32(la.repeat), _c32(np.where(la.unit >= 0, unit.reshape(-1), -1)), _c32(s.kind),
         np.ascontiguousarray(durations_s, np.float64), np.ascontiguousarray(size_bytes, np.float64), in_ptr, in_channel, out_ptr, out_channel,
         _c32(s.after_ptr), _c32(s.after_step), _c32(s.after_lag), _c32(repeat), record_at, np.ascontiguousarray(depth, np.int64), sender, len(unique),
-        _c32(of_lane), *((*(none,) * 4, _c32(none), 0.0, _c32(none), 0.0) if processors is None else _of_processors(processors)),
+        _c32(of_lane), *((*(none,) * 4, _c32(none), 0.0, 0.0, _c32(none), 0.0) if processors is None else _of_processors(processors)),
     )  # fmt: skip
     return tables, messages
 
 
 def _of_processors(of: Processors) -> tuple[Any, ...]:
-    return *of[1:5], _c32(of.waits_in), float(of.begin_wait_s), _c32(of.pooled), float(of.cores)
+    return *of[1:5], _c32(of.waits_in), float(of.begin_wait_s), float(of.begin_sum_s), _c32(of.pooled), float(of.cores)
 
 
 def link_tables(network: Network) -> LinkTables:

@@ -121,6 +121,9 @@ class Twin:
         self.known = max(waiting, default=0.0) + t.begin_wait
         self.events: list[tuple[float, Key, int, Callable[[], None]]] = []
         self.pushed = count()
+        for one, step in zip(self.processors, t.waits_in.tolist(), strict=True):
+            if step >= 0 and t.begin_sum > 0:
+                self.at(one.free, (-1, 0, 0), partial(one.serve, one.free, t.begin_sum))
         self.done = [0] * len(t.kind)
         self.unit_owner: dict[int, int] = {}
         self.unit_queue: dict[int, list[int]] = {}
