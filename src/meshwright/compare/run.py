@@ -70,7 +70,7 @@ def _placement(program: Program, run: RecordedRun) -> tuple[str, ...]:
 
 
 def _processor_seconds(program: Program, cost: Cost, fabric: Fabric, placement: Sequence[str]) -> list[float]:
-    """Processor time of one step per rank: what compute steps were measured to use, the ends of messages, the executor's own work, and a step's begin."""
+    """Processor time of one step per rank: its begin, what compute steps were measured to use, the ends of messages, and the executor's own work."""
     steps, transport = program.steps, cost.transport
     known = [cost.table.get(program.ops.key(op)) for op in range(len(program.ops))]
     of_op = np.array([p.cpu_s if p is not None else 0.0 for p in known] + [0.0])

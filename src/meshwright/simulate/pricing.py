@@ -6,9 +6,9 @@ a symbol and expected to be 0 is not posted and costs neither.
 Every step of any kind: `transport.per_step_s`.
 
 A device with a quota (`cpu_share`, `cpu_period_s`) uses up its share at once, and `cpu_overrun_s` more until the kernel notices; then it stands still
-until the periods' shares have paid for that. While it runs, `cpu_stretch` of its processor time passes, and more where those of one machine that run
-at the same moment are more than its cores (`cpu_cores`). Where a rank is one thread (`Cost.thread`), what it computes and copies takes turns. Both are the engine's (`tables.Processors`), whose durations are then seconds of the processor:
-`on_processors` takes the share out of them.
+until the periods' shares have paid for that. While it runs, `cpu_stretch` of its processor time passes, and more while devices of one machine that
+run are more than its cores (`cpu_cores`). Where a rank is one thread (`Cost.thread`), what it computes and copies takes turns. All this is the
+engine's (`tables.Processors`), whose durations are then seconds of the processor: `on_processors` takes the share out of them.
 """
 
 from __future__ import annotations

@@ -133,7 +133,7 @@ class MessageTimes:
         return rounds
 
     def small_sum_s(self, group: Any) -> tuple[float, float]:
-        """Median wall seconds of a sum of a few numbers over the group, whose ranks compute before it, and mean seconds of all the process's threads."""
+        """Of a sum of a few numbers over the group, whose ranks compute before it: median wall seconds, mean processor seconds of this process."""
         number, waits, used_s = torch.zeros(2, dtype=torch.float64), [], 0.0
         for _ in range(2 * MIN_ROUNDS):
             self.burst()

@@ -17,6 +17,7 @@ import weakref
 from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 from ...errors import RunError, UsageError
 from ...io.own_limits import CgroupPlace, lines_of, places_of
@@ -75,9 +76,9 @@ def find_place(root: Path = Path("/")) -> CgroupPlace | None:
     return None
 
 
-def quota_times(shares: Sequence[float], cores: float) -> list[dict[str, float]]:
-    """Of every device under a quota, by the names of a fabric's fields: the period; for how long a process runs on past its quota; the machine's cores,
-    which devices share that run at the same moment. `shares`: of a core, of all devices, 0: none of its own.
+def quota_times(shares: Sequence[float], cores: float) -> list[dict[str, Any]]:
+    """Of every device under a quota, by the names of a fabric's fields: the period; for how long a process runs on past its quota; the machine's
+    cores, which devices share that run at the same moment. `shares`: of a core, of all devices, 0: none of its own.
 
     The kernel looks at its timer's tick (4 ms at 250 Hz): bursts of 5 to 20 ms take as long as if they ran on for a quarter of it (measured at a
     quota of 4 of 10 ms).
