@@ -109,7 +109,7 @@ LINK = np.dtype(
     ], align=True,
 )  # fmt: skip
 INSTANCE = np.dtype([("start", "f8"), ("middle", "f8"), ("local_end", "f8"), ("send", "f8"), ("end", "f8"), ("behind", "i8")], align=True)
-# A processor (`processors`): free from when; seconds `left` of the quota, below 0 where it is overdrawn, until it is filled again at `refill`. Of what
+# A processor (`processors`): free from when; seconds `left` of the quota, below 0 where it is overdrawn, until it is filled at `refill`. Of what
 # it serves: the `rest`, the `part` that it may run for, `since` when, `begun` or not. What sends have `posted` behind the `final` one that asked; the
 # instance asked for last; the lane that is served (`head`, below 0 none), the `first` that waits, -1 none; `opens`: before its first step.
 PROCESSOR = np.dtype(
