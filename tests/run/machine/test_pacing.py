@@ -229,6 +229,16 @@ def test_limits_of_own_groups_v2(tmp_path):
     assert cgroup_cpu_limit(root) == 1.5
 
 
+def test_a_rank_under_a_quota_knows_the_cores_of_all_ranks(tmp_path):
+    """Its own group is 0.25 of a core; the group above, of the whole run, 1.5."""
+    root = fake_root(tmp_path, "0::/run/meshwright-12-34-0\n", ["31 1 0:1 / /sys/fs/cgroup rw - cgroup2 cgroup2 rw"])
+    own = root / "sys/fs/cgroup/run/meshwright-12-34-0"
+    own.mkdir(parents=True)
+    (own / "cpu.max").write_text("2500 10000\n")
+    (own.parent / "cpu.max").write_text("150000 100000\n")
+    assert (cgroup_cpu_limit(root), cgroup_cpu_limit(root, rank=True)) == (0.25, 1.5)
+
+
 def test_limits_of_own_groups_v1_on_a_hybrid_machine(tmp_path):
     mounts = ["1 1 0:1 / /cg/cpu rw - cgroup cgroup rw,cpu,cpuacct", "2 1 0:2 / /cg/unified rw - cgroup2 cgroup2 rw"]
     root = fake_root(tmp_path, "3:cpu,cpuacct:/job\n0::/\n", mounts)

@@ -38,10 +38,13 @@ MAX_REMOVE_S = 2.0  # until a group can be removed: an exiting member keeps it b
 CONTROLLERS = ("cpu", "cpuacct", "memory", "blkio")  # of which groups of ours may exist
 
 
-def cgroup_cpu_limit(root: Path = Path("/")) -> float | None:
-    """Cores that this process's own groups allow it (the smallest over its ancestry), or None if nothing limits it."""
-    limits = []
-    for place in places_of(root):
+def cgroup_cpu_limit(root: Path = Path("/"), *, rank: bool = False) -> float | None:
+    """Cores that this process's own groups allow it (the smallest over its ancestry), or None if nothing limits it. `rank`: without the group in
+    which it is the rank of a run alone, so what all ranks have together."""
+    limits, places = [], places_of(root)
+    for place in places:
+        if rank and _NAME.fullmatch(place.folder.name) and place == next(p for p in places if p.version == place.version):
+            continue
         if place.version == 2:
             quota, _, period = "".join(lines_of(place.folder / "cpu.max")[:1]).partition(" ")
         else:
