@@ -21,6 +21,7 @@ from ..run.launch.run_folder import RecordedRun, read_run
 from ..run.recording.link_times import with_link_times
 from ..run.recording.recording import numbers
 from ..simulate import simulate_program
+from ..simulate.network import unpinned
 from ..timeline import Timeline
 from ..trace.measured import Measured
 
@@ -33,7 +34,7 @@ def compare_run(plan: Plan, folder: Path) -> tuple[Comparison, InlinedProgram]:
     Raises: UsageError (no run there, one of another plan, or one of several ranks without calibration), FormatError (broken files).
     """
     inlined = inline(plan.main, plan.programs)
-    program = inlined.program
+    program = unpinned(inlined.program)  # the run's fabric is a shape of its own
     run = read_run(folder, plan)
     document, cost = run.document, run.cost
     if len(run.fabric.devices) < program.ranks:  # uncalibrated runs know the machine as one device
@@ -62,7 +63,7 @@ def require_costs(run: RecordedRun, folder: Path) -> None:
 def predicted_run(plan: Plan, program: Program, run: RecordedRun) -> Timeline:
     """The plan's inlined program, simulated on the fabric that the run had with the costs that it measured."""
     placement = _placement(program, run)
-    return simulate_program(program, run.fabric, placement, run.cost, works=works_of(plan), staging=True, transfers=True)
+    return simulate_program(unpinned(program), run.fabric, placement, run.cost, works=works_of(plan), staging=True, transfers=True)
 
 
 def _placement(program: Program, run: RecordedRun) -> tuple[str, ...]:
