@@ -43,6 +43,7 @@ class RankThread(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
 
     begin_s: float = 0.0  # processor time of a rank before its first action of a training step: fetching micro-batches
     begin_wait_s: float = 0.0  # from when the last of them has begun until all know the sum of what their losses count
+    sum_cpu_s: float = 0.0  # processor time of that sum, mostly of other threads of the rank: nobody waits for it, but a quota counts it
     waits_in: tuple[str, ...] = ()  # keys of the ops that compute the loss: the first one of a step does not end before that sum is known
 
 

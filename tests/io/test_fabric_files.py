@@ -46,6 +46,7 @@ def odd_fabrics(draw):
             cpu_share=draw(st.floats(0, 1)),
             cpu_overrun_s=draw(st.floats(0, 1)),
             cpu_stretch=draw(st.floats(1, 8)),
+            cpu_cores=draw(st.floats(0, 64)),
             watts=draw(st.floats(0, 1e5)),
         )
         for x in unique[:cut]

@@ -20,6 +20,7 @@ from meshwright.graph.graph import Work
 from meshwright.program.builder import ProgramBuilder, StepRef
 from meshwright.program.program import Program, Unit
 from meshwright.simulate import simulate_program
+from meshwright.simulate.network import unpinned
 from meshwright.timeline import Timeline
 from order_peak import order_peak
 
@@ -385,6 +386,7 @@ def test_pinned_route() -> None:
         simulate_program(p, replace(line(3, ring=True), links=line(3, ring=True).links[2:]), names(3))
     with pytest.raises(UsageError, match="its ends are on"):
         simulate_program(p, line(3, ring=True), ["d1", "d0", "d2"])
+    assert set(simulate_program(unpinned(p), line(3, ring=True), names(3)).link_busy_s) == {"d0->d2"}, "the fabric's own route"
 
 
 @pytest.mark.parametrize(

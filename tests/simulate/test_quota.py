@@ -60,7 +60,7 @@ def test_a_chain_under_a_quota_ends_when_counting_says(sixty_fourths: list[int],
     assert float(lasted) - 1e-9 <= found.makespan_s <= float(end_by_hand(lasted, quota, period, Fraction(0)) + period + overrun / share) + 1e-9
     even = float(lasted / share)
     assert abs(found.makespan_s - even) <= float(period + overrun / share) + 1e-9
-    one = Processors(np.array([True]), *(np.array([float(x)]) for x in (quota, period, overrun, 0)), np.array([-1]), 0.0)
+    one = Processors(np.array([True]), *(np.array([float(x)]) for x in (quota, period, overrun, 0)), np.array([-1]), 0.0, 0.0, np.array([False]), 0.0)
     tables, messages = program_tables(program, np.array([float(w) for w in works]), program.message_bytes(), program.channels.depth, one)
     links = link_tables(compile_network(program, fabric, ["a"]))
     state = make_state(tables, links, messages, record=False)
@@ -229,3 +229,67 @@ def test_a_step_under_quotas_is_as_long_as_steps_are_in_the_mean(work_s: float, 
     phases = np.random.default_rng(0).random((50, 2)).tolist()
     mean_s = np.mean([mean_by_hand(work_s, share * period_s, period_s, latency_s, p) for p in phases])
     assert found.makespan_s == pytest.approx(mean_s, rel=0.025)
+
+
+def shared_by_hand(
+    works: list[list[Fraction]], gates: list[list[Fraction]], quotas: list[Fraction], period: Fraction, late: Fraction, cores: int
+) -> list[Fraction]:
+    """When each rank's last piece of work ends; rank r's piece i is there from gates[r][i] on. From moment to moment at which anything may change."""
+    ranks, now = range(len(works)), Fraction(0)
+    at, rest, left, going = [0] * len(works), [w[0] for w in works], list(quotas), [True] * len(works)
+    ends = [Fraction(0)] * len(works)
+    while any(a < len(w) for a, w in zip(at, works, strict=True)):
+        there = [at[r] < len(works[r]) and gates[r][at[r]] <= now for r in ranks]
+        runs = [there[r] and left[r] > (-late if going[r] else 0) for r in ranks]
+        speed = min(Fraction(1), Fraction(cores, max(1, sum(runs))))
+        moments = [(now // period + 1) * period - now]
+        moments += [gates[r][at[r]] - now for r in ranks if at[r] < len(works[r]) and not there[r]]
+        moments += [min(rest[r], left[r] + (late if going[r] else 0)) / speed for r in ranks if runs[r]]
+        passed = min(moments)
+        now += passed
+        for r in ranks:
+            if runs[r]:
+                rest[r], left[r] = rest[r] - passed * speed, left[r] - passed * speed
+            going[r] = runs[r] and (rest[r] == 0 or left[r] > -late or now % period == 0)
+            if now % period == 0:
+                left[r] = min(quotas[r], left[r] + quotas[r])
+            if runs[r] and rest[r] == 0:
+                ends[r], at[r] = now, at[r] + 1
+                rest[r] = works[r][at[r]] if at[r] < len(works[r]) else rest[r]
+    return ends
+
+
+@given(
+    st.lists(st.lists(st.tuples(st.integers(1, 24), st.integers(0, 40)), min_size=1, max_size=4), min_size=2, max_size=5),
+    st.sampled_from([1, 2, 3]), st.sampled_from([0, 1, 4]), st.lists(st.sampled_from([2, 5, 8, 15]), min_size=5, max_size=5),
+)  # fmt: skip
+def test_ranks_that_run_at_one_moment_share_the_cores(pieces: list[list[tuple[int, int]]], cores: int, late: int, quota: list[int]) -> None:
+    """Against counting in fractions: bursts with pauses, unlike quotas, on fewer cores than ranks."""
+    works = [[Fraction(w, 64) for w, _ in rank] for rank in pieces]
+    gates = [[Fraction(sum(gap for _, gap in rank[: i + 1]), 64) for i in range(len(rank))] for rank in pieces]
+    ranks, period = len(pieces), Fraction(16, 64)
+    b = ProgramBuilder(ranks=ranks + 1, name="bursts")
+    made, last = [], []  # (step, seconds); a rank's last step
+    for r in range(ranks):
+        op, lane = b.op(f"F{r}", graph="g"), b.lane(r, unit=Unit.COMPUTE)
+        for work, gate in zip(works[r], gates[r], strict=True):
+            channel, clock = b.channel(ranks, r), b.lane(ranks)
+            made.append((clock.send(channel, b.buffer(ranks, chunks=1, chunk_bytes=1), 0), gate))
+            heard = b.lane(r).recv(channel, b.buffer(r, chunks=1, chunk_bytes=1), 0)
+            made.append((lane.compute(op, after=[heard]), work))
+        last.append(made[-1][0])
+    program = b.build()
+    durations, number = np.zeros(len(program.steps)), {x: int(program.lanes.start[x.lane]) + x.position for x, _ in made}
+    for step, seconds in made:
+        durations[number[step]] = float(seconds)
+    fabric = Fabric(name="one", devices=(Device(name="a"),))
+    quotas = [Fraction(q, 64) for q in quota[:ranks]]
+    numbers = [[*(float(q) for q in quotas), 0.0], [float(period)] * (ranks + 1), [late / 64] * (ranks + 1), [0.0] * (ranks + 1)]
+    taken = np.array([True] * ranks + [False])
+    of = Processors(taken, *(np.array(x) for x in numbers), np.full(ranks + 1, -1), 0.0, 0.0, taken, float(cores))
+    tables, messages = program_tables(program, durations, program.message_bytes(), program.channels.depth, of)
+    network = link_tables(compile_network(program, fabric, ["a"] * (ranks + 1)))
+    state = make_state(tables, network, messages, record=False)
+    run(tables, network, state, False)
+    expected = shared_by_hand(works, gates, quotas, period, Fraction(late, 64), cores)
+    assert state.step["last_end"][[number[x] for x in last]].tolist() == pytest.approx([float(x) for x in expected], abs=1e-9)

@@ -74,7 +74,8 @@ def test_equal_bits_where_ranks_have_processors_with_quotas() -> None:
         steps = np.flatnonzero(case.program.steps.kind == Kind.COMPUTE)
         waits_in[case.program.lanes.actor[case.program.lane_of_step()[steps]]] = steps
         case = replace(case, durations_s=np.round(case.durations_s * 1.3 * 32) / 32)
-        processors = Processors(rng.random(actors) < 0.8, quota, period, overrun, begin, waits_in, rng.integers(0, 8) / 4)
+        taken, waits_s, sum_s = rng.random(actors) < 0.8, rng.integers(0, 8) / 4, rng.integers(0, 3) / 8
+        processors = Processors(taken, quota, period, overrun, begin, waits_in, waits_s, sum_s, np.full(actors, True), 0.0)
         both(case, *MODES[seed % 2], processors)
         waited += bool((quota[processors.taken] > 0).any())
     assert waited > few(150)

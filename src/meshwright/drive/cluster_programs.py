@@ -76,7 +76,8 @@ class ProgramSpeeds:
         found: list[Any] = []
         for i in index:
             d = fabric.devices[i]
-            found.append((d.memory_bandwidth_Bps, tuple(sorted(d.flops.items())), d.cpu_share, d.cpu_period_s, d.cpu_overrun_s, d.cpu_stretch, d.sm))
+            quota = (d.cpu_share, d.cpu_period_s, d.cpu_overrun_s, d.cpu_stretch, d.cpu_cores)
+            found.append((d.memory_bandwidth_Bps, tuple(sorted(d.flops.items())), *quota, d.sm))
         kinds: list[Any] = []
         for a in index:
             for b in index:

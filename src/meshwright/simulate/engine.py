@@ -16,10 +16,11 @@ import numpy as np
 from ..kernels import event_heap
 from ..kernels.compile import fingerprint, inlined, kernel
 from ..kernels.event_heap import heap_pop, heap_put
-from . import exclusive, fair
+from . import exclusive, fair, processors
 from .exclusive import exclusive_inject, exclusive_pass
 from .fair import fair_begin, fair_end, fair_settle
-from .tables import COMPLETE, SENDING, TAKEN, WAKE_S
+from .processors import ask, begin_processors, post, processor_event
+from .tables import COMPLETE, SENDING, TAKEN
 
 __all__ = ["run"]
 
@@ -210,52 +211,8 @@ def _send(t, k, s, lane, now, record):  # type: ignore[no-untyped-def]
 
 
 @inlined
-def _filled(t, s, processor, now):  # type: ignore[no-untyped-def]
-    """Begin the period that `now` lies in, if it is not the one that is used. What was overdrawn is paid by as many periods as it takes."""
-    if now >= s.processor[processor].refill:
-        period, quota = t.period[processor], t.quota[processor]
-        periods = np.floor((now - s.processor[processor].refill) / period) + 1.0
-        s.processor[processor].refill += period * periods
-        s.processor[processor].left = min(quota, s.processor[processor].left + quota * periods)
-
-
-@inlined
-def posted(t, s, processor, now, work):  # type: ignore[no-untyped-def]
-    """A send's `work` is done at once; what was asked for before is over as it was told, what is asked for later waits."""
-    s.processor[processor].free = max(now, s.processor[processor].free) + work
-    if t.quota[processor] > 0.0:
-        _filled(t, s, processor, now)
-        s.processor[processor].left -= work
-
-
-@inlined
-def served(t, s, processor, asked, work):  # type: ignore[no-untyped-def]
-    """(begin, end) of `work` seconds of a processor that are asked for at `asked`, behind all that was asked before.
-
-    It goes on past its quota only while it runs: what begins anew, or after a pause, waits until something is left of it."""
-    begin = max(asked, s.processor[processor].free)
-    end = begin + work
-    if t.quota[processor] > 0.0:
-        runs = asked <= s.processor[processor].free
-        _filled(t, s, processor, begin)
-        now, rest, begin = begin, work, -1.0
-        while True:
-            given = max(0.0, s.processor[processor].left + t.overrun[processor]) if runs or s.processor[processor].left > 0.0 else 0.0
-            until = s.processor[processor].refill - now
-            runs = given >= until
-            given = min(given, until, rest)
-            if begin < 0.0 and given > 0.0:
-                begin = now
-            s.processor[processor].left -= given
-            if given >= rest:
-                end = now + rest
-                break
-            rest -= given
-            now = s.processor[processor].refill
-            s.processor[processor].refill += t.period[processor]
-            s.processor[processor].left = min(t.quota[processor], s.processor[processor].left + t.quota[processor])
-    s.processor[processor].free = end
-    return begin, end
+def _first_processor(t, s):  # type: ignore[no-untyped-def]
+    return len(t.lane_start) + len(t.depth) + len(s.slot)
 
 
 @inlined
@@ -280,27 +237,24 @@ def _visit(t, k, s, lane, now, record):  # type: ignore[no-untyped-def]
                     return
             elif _must_wait_for_messages(t, s, lane):
                 return
-            begin, end = now, now + t.duration[step]
-            processor = np.int64(t.lane_processor[lane])
-            takes_turn = processor >= 0 and t.duration[step] > 0.0
-            if takes_turn and t.kind[step] != _COMPUTE and t.in_ptr[step] == t.in_ptr[step + 1] and t.out_ptr[step] < t.out_ptr[step + 1]:
-                takes_turn = False
-                posted(t, s, processor, now, t.duration[step])
-            elif takes_turn:
-                begin, end = served(t, s, processor, now, t.duration[step])
-                if t.waits_in[processor] == step and s.lane[lane].turn == 0 and end < s.known[0]:
-                    end = served(t, s, processor, s.known[0], WAKE_S)[1]
+            processor, instance = np.int64(t.lane_processor[lane]), t.record_at[step] + s.lane[lane].turn
+            if processor >= 0 and t.duration[step] > 0.0:
+                if t.kind[step] == _COMPUTE or t.in_ptr[step] < t.in_ptr[step + 1] or t.out_ptr[step] == t.out_ptr[step + 1]:
+                    s.lane[lane].phase = _BUSY
+                    if record:
+                        s.instance[instance].behind = s.processor[processor].last
+                        s.processor[processor].last = instance
+                    ask(t, s, _first_processor(t, s), processor, lane, now, record)
+                    return
+                post(t, s, _first_processor(t, s), processor, now, t.duration[step])
+            end = now + t.duration[step]
             if t.kind[step] == _COMPUTE:
-                s.step[step].first_start = min(s.step[step].first_start, begin)
+                s.step[step].first_start = min(s.step[step].first_start, now)
             if record:
-                instance = t.record_at[step] + s.lane[lane].turn
-                s.instance[instance].middle = begin
+                s.instance[instance].middle = now
                 s.instance[instance].local_end = end
                 if t.kind[step] == _COMPUTE:
-                    s.instance[instance].start = begin
-                if takes_turn:
-                    s.instance[instance].behind = s.processor[processor].last
-                    s.processor[processor].last = instance
+                    s.instance[instance].start = now
             if t.duration[step] > 0.0:
                 s.lane[lane].phase = _BUSY
                 heap_put(s.heap, lane, end, lane << 32)
@@ -342,6 +296,12 @@ def _event(t, k, s, slot, now, record):  # type: ignore[no-untyped-def]
         if s.lane[lane].pending == 0:
             _complete(t, s, lane, now, record)
             _wake(s, lane)
+    elif slot >= lanes + channels + len(s.slot):
+        first_slot = _first_processor(t, s)
+        lane = processor_event(t, s, first_slot, slot - first_slot, now, record)
+        if lane >= 0:
+            _after_local(t, s, lane, now, record)
+            _wake(s, lane)
     else:
         place = slot - lanes - channels
         c = np.int64(s.slot[place].channel)
@@ -366,10 +326,8 @@ def _entry(sources: int):  # type: ignore[no-untyped-def]
         number = s.number
         number[5] = sources
         lanes = len(t.lane_start)
-        for processor in range(len(t.quota)):
-            _, begun = served(t, s, processor, 0.0, t.begin[processor])
-            if t.waits_in[processor] >= 0:
-                s.known[0] = max(s.known[0], begun + t.begin_wait)
+        if len(t.quota) > 0:
+            begin_processors(t, s, _first_processor(t, s))
         for lane in range(lanes):
             if t.lane_start[lane] == t.lane_end[lane]:
                 s.lane[lane].turn = t.lane_repeat[lane]
@@ -397,4 +355,4 @@ def _entry(sources: int):  # type: ignore[no-untyped-def]
     return run
 
 
-run = _entry(fingerprint(__file__, exclusive.__file__, fair.__file__, event_heap.__file__))
+run = _entry(fingerprint(__file__, exclusive.__file__, fair.__file__, processors.__file__, event_heap.__file__))

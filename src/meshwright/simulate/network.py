@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Literal
 
@@ -24,7 +24,7 @@ from ..errors import Disconnected, UnknownName, UsageError
 from ..fabric.fabric import Fabric
 from ..program.program import I32, Channels, Kind, Part, Program, Steps
 
-__all__ = ["Mode", "Network", "compile_network", "link_names", "used_channels"]
+__all__ = ["Mode", "Network", "compile_network", "link_names", "unpinned", "used_channels"]
 
 Mode = Literal["fair", "exclusive", "auto"]
 # Networks kept per fabric: those of one plan's programs, which are simulated again and again.
@@ -145,6 +145,12 @@ def _routes(program: Program, fabric: Fabric, actors: Sequence[int]) -> tuple[li
     place[order] = np.arange(len(order))
     kind[used] = 1 + place[number]
     return [(), *(_route(program, fabric, actors, int(used[first[i]])) for i in order)], kind
+
+
+def unpinned(program: Program) -> Program:
+    """The program on whatever routes a fabric has: for a prediction on another one than that whose routes it is pinned to."""
+    channels = replace(program.channels, route=np.full(len(program.channels), -1, np.int32), routes=())
+    return replace(program, channels=channels)
 
 
 def _route(program: Program, fabric: Fabric, actors: Sequence[int], channel: int) -> tuple[int, ...]:

@@ -6,9 +6,9 @@ a symbol and expected to be 0 is not posted and costs neither.
 Every step of any kind: `transport.per_step_s`.
 
 A device with a quota (`cpu_share`, `cpu_period_s`) uses up its share at once, and `cpu_overrun_s` more until the kernel notices; then it stands still
-until the periods' shares have paid for that. While it runs, `cpu_stretch` of its processor time passes. Where a rank is one thread (`Cost.thread`),
-what it computes and copies takes turns. Both are the engine's (`tables.Processors`), whose durations are then seconds of the processor:
-`on_processors` takes the share out of them.
+until the periods' shares have paid for that. While it runs, `cpu_stretch` of its processor time passes, and more while devices of one machine that
+run are more than its cores (`cpu_cores`). Where a rank is one thread (`Cost.thread`), what it computes and copies takes turns. All this is the
+engine's (`tables.Processors`), whose durations are then seconds of the processor: `on_processors` takes the share out of them.
 """
 
 from __future__ import annotations
@@ -76,7 +76,11 @@ def on_processors(
     spent_s = _message_cpu_s(program, cost.transport) + cost.transport.per_step_s * (cost.table_share or of_step)
     time_s = np.where((program.steps.kind == Kind.TRANSFER) & (of_step < 1.0), spent_s, time_s * of_step)
     time_s = time_s * stretch[program.lanes.actor[program.lane_of_step()]]
-    return time_s, Processors(taken, shares * period_s * stretch, period_s, overrun_s * stretch, begin_s, waits_in, thread.begin_wait_s)
+    cores = np.array([d.cpu_cores for d in devices])
+    pooled = (shares > 0) & (cores > 0)
+    shared = float(cores[pooled].min(initial=np.inf)) if pooled.any() else 0.0
+    quota_s, overrun_s = shares * period_s * stretch, overrun_s * stretch
+    return time_s, Processors(taken, quota_s, period_s, overrun_s, begin_s, waits_in, thread.begin_wait_s, thread.sum_cpu_s, pooled, shared)
 
 
 def _first_of(program: Program, keys: Sequence[str]) -> NDArray[np.int64]:

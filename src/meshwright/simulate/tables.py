@@ -1,8 +1,9 @@
 """The arrays that the compiled engine reads and writes: program tables, link tables, state. Made once per simulation.
 
 Slots of the event heap: lane l -> l; channel c -> lanes + c (end of a flow, or next segment to inject); message in flight ->
-lanes + channels + its channel's first slot + number mod places. A channel has `depth` places (times its segments), since no
-more than `depth` messages are sent and not yet consumed. So all sizes are known here and nothing can overflow.
+lanes + channels + its channel's first slot + number mod places; behind these one per processor and one for all of them. A channel
+has `depth` places (times its segments), since no more than `depth` messages are sent and not yet consumed. So all sizes are known
+here and nothing can overflow.
 """
 
 from __future__ import annotations
@@ -59,6 +60,9 @@ class ProgramTables(NamedTuple):
     begin: F64  # seconds of it that are used before any step
     waits_in: I32  # step that ends, in its first iteration, no sooner than `begin_wait` after the last such processor has begun; -1: none
     begin_wait: float
+    begin_sum: float  # seconds of such a processor that it spends once it has begun, and that no step waits for
+    pooled: I32  # 1 where a processor runs on the `cores` that all of these share
+    cores: float  # 0 = as many as run
 
 
 class LinkTables(NamedTuple):
@@ -77,11 +81,11 @@ class LinkTables(NamedTuple):
 
 
 # A lane: where it stands (`turn` = iteration), what it waits in (`next_waiting` of a step's or unit's list, position `sub` of the
-# step's own list), and of its send part the messages `pending` and the latest `release`.
+# step's own list), of its send part the messages `pending` and the latest `release`, and the work that sends have posted `before` its own.
 LANE = np.dtype(
     [
         ("at", "i4"), ("turn", "i4"), ("phase", "i4"), ("sub", "i4"), ("pending", "i4"), ("next_waiting", "i4"), ("is_ready", "i4"),
-        ("release", "f8"),
+        ("release", "f8"), ("before", "f8"),
     ], align=True,
 )  # fmt: skip
 STEP = np.dtype([("done", "i4"), ("waiting", "i4"), ("first_start", "f8"), ("last_end", "f8")], align=True)
@@ -105,9 +109,15 @@ LINK = np.dtype(
     ], align=True,
 )  # fmt: skip
 INSTANCE = np.dtype([("start", "f8"), ("middle", "f8"), ("local_end", "f8"), ("send", "f8"), ("end", "f8"), ("behind", "i8")], align=True)
-# A processor: free from when; seconds `left` of the quota, below 0 where it is overdrawn, until it is filled again at `refill`; the instance that
-# it served last, -1 none.
-PROCESSOR = np.dtype([("free", "f8"), ("left", "f8"), ("refill", "f8"), ("last", "i8")], align=True)
+# A processor (`processors`): free from when; seconds `left` of the quota, below 0 where it is overdrawn, until it is filled at `refill`. Of what
+# it serves: the `rest`, the `part` that it may run for, `since` when, `begun` or not. What sends have `posted` behind the `final` one that asked; the
+# instance asked for last; the lane that is served (`head`, below 0 none), the `first` that waits, -1 none; `opens`: before its first step.
+PROCESSOR = np.dtype(
+    [
+        ("free", "f8"), ("left", "f8"), ("refill", "f8"), ("rest", "f8"), ("part", "f8"), ("since", "f8"), ("posted", "f8"), ("last", "i8"),
+        ("head", "i4"), ("first", "i4"), ("final", "i4"), ("state", "i4"), ("begun", "i4"), ("opens", "i4"),
+    ], align=True,
+)  # fmt: skip
 Records = NDArray[Any]  # of one of the dtypes above
 
 
@@ -134,6 +144,7 @@ class State(NamedTuple):
     stack_flows: I32
     processor: Records
     known: F64  # one: when what steps of `waits_in` wait for is known
+    pool: I64  # 0 processors of the pool that run, 1 those of `waits_in` that have not begun
     instance: Records  # `middle`: the local part begins; `send`: the send part; `behind`: the instance before it on the processor, -1 none
     arrival: F64  # message: when it arrived
     order: I64  # 3 · instance + (TAKEN | SENDING | COMPLETE) in the order in which it happened; see `critical`
@@ -183,6 +194,9 @@ class Processors(NamedTuple):
     begin_s: F64
     waits_in: I64
     begin_wait_s: float
+    begin_sum_s: float
+    pooled: NDArray[np.bool_]
+    cores: float
 
 
 def program_tables(p: Program, durations_s: F64, size_bytes: Any, depth: I64, processors: Processors | None = None) -> tuple[ProgramTables, I64]:
@@ -207,9 +221,13 @@ def program_tables(p: Program, durations_s: F64, size_bytes: Any, depth: I64, pr
         _c32(la.start), _c32(la.end), _c32(la.repeat), _c32(np.where(la.unit >= 0, unit.reshape(-1), -1)), _c32(s.kind),
         np.ascontiguousarray(durations_s, np.float64), np.ascontiguousarray(size_bytes, np.float64), in_ptr, in_channel, out_ptr, out_channel,
         _c32(s.after_ptr), _c32(s.after_step), _c32(s.after_lag), _c32(repeat), record_at, np.ascontiguousarray(depth, np.int64), sender, len(unique),
-        _c32(of_lane), *((*(none,) * 4, _c32(none), 0.0) if processors is None else (*processors[1:5], _c32(processors.waits_in), *processors[6:])),
+        _c32(of_lane), *((*(none,) * 4, _c32(none), 0.0, 0.0, _c32(none), 0.0) if processors is None else _of_processors(processors)),
     )  # fmt: skip
     return tables, messages
+
+
+def _of_processors(of: Processors) -> tuple[Any, ...]:
+    return *of[1:5], _c32(of.waits_in), float(of.begin_wait_s), float(of.begin_sum_s), _c32(of.pooled), float(of.cores)
 
 
 def link_tables(network: Network) -> LinkTables:
@@ -268,13 +286,15 @@ def make_state(t: ProgramTables, k: LinkTables, messages: I64, *, record: bool) 
     uses = np.bincount(k.shared_link, minlength=links)
     link["tokens"], link["left"], link["first"] = k.burst, k.rate, np.cumsum(uses) - uses
     processor, instance = _records(PROCESSOR, len(t.quota)), _records(INSTANCE, instances)
-    processor["left"], processor["refill"], processor["last"], instance["behind"] = t.quota, t.period, -1, -1
+    processor["left"], processor["refill"], instance["behind"] = t.quota, t.period, -1
+    for name in ("last", "head", "first"):
+        processor[name] = -1
     return State(
-        heap=make_heap(lanes + channels + slots), number=np.array([0, -1, 0, lanes, 0, 0], np.int64), work=np.zeros(3, np.int64),
+        heap=make_heap(lanes + channels + slots + len(t.quota) + 1), number=np.array([0, -1, 0, lanes, 0, 0], np.int64), work=np.zeros(3, np.int64),
         ready=np.zeros(max(lanes, 1), np.int64), lane=lane, step=step, unit=unit, channel=channel, slot=_records(SLOT, slots), link=link,
         member=np.zeros(entries, np.int32), member_channel=np.zeros(entries, np.int32), member_place=np.zeros(entries, np.int32),
         touched=np.zeros(channels, np.int32), stack_links=np.zeros(links, np.int32), stack_flows=np.zeros(channels, np.int32),
-        processor=processor, known=np.zeros(1), instance=instance, arrival=np.zeros(int(message_at[-1]) if record else 0),
+        processor=processor, known=np.zeros(1), pool=np.zeros(2, np.int64), instance=instance, arrival=np.zeros(int(message_at[-1]) if record else 0),
         order=np.zeros(_nodes(t) if record else 0, np.int64),
     )  # fmt: skip
 

@@ -81,15 +81,14 @@ class Processor:
         self.free = now
         return now if begin is None else begin, now
 
+    def post(self, now: float, work: float) -> None:
+        self.serve(now, work)
+
     def advance(self, now: float) -> None:
         """Fill up once for every period that begins until `now`."""
         while self.quota and now >= (self.number + 1) * self.period:
             self.number, self.left = self.number + 1, min(self.quota, self.left + self.quota)
 
-    def post(self, now: float, work: float) -> None:
-        self.free = max(now, self.free) + work
-        self.advance(now)
-        self.left -= work
 
 
 @dataclass
@@ -125,6 +124,9 @@ class Twin:
         self.known = max(waiting, default=0.0) + t.begin_wait
         self.events: list[tuple[float, Key, int, Callable[[], None]]] = []
         self.pushed = count()
+        for one, step in zip(self.processors, t.waits_in.tolist(), strict=True):
+            if step >= 0 and t.begin_sum > 0:
+                self.at(one.free, (-1, 0, 0), partial(one.post, one.free, t.begin_sum))
         self.done = [0] * len(t.kind)
         self.unit_owner: dict[int, int] = {}
         self.unit_queue: dict[int, list[int]] = {}

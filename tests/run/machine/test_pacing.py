@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import itertools
 import os
 import signal
 import subprocess
 import sys
 import time
-from math import prod
 from pathlib import Path
 
 import pytest
@@ -36,16 +34,12 @@ def sleeper():
     child.wait()
 
 
-@given(st.lists(st.sampled_from([0.0, 0.1, 0.4, 0.5, 0.9]), min_size=1, max_size=5), st.sampled_from([1.0, 2.0, 3.0]))
-def test_devices_that_run_at_once_share_the_cores(shares, cores):
-    """The mean over all sets of others that may run at the same moment."""
-    for i, found in enumerate(quota_times(shares, cores)):
-        others = [s for k, s in enumerate(shares) if k != i]
-        mean = 0.0
-        for running in itertools.product([0, 1], repeat=len(others)):
-            chance = prod(s if on else 1 - s for s, on in zip(others, running, strict=True))
-            mean += chance * max(1.0, (1 + sum(running)) / cores)
-        assert found == {} if not shares[i] else found["cpu_stretch"] == pytest.approx(mean)
+def test_devices_under_quotas_share_the_machine_s_cores():
+    """A device with a core of its own, or a share of none, has no quota."""
+    found = quota_times([0.0, 0.4, 1.0, 0.25], 2.0)
+    assert found[0] == found[2] == {}
+    assert found[1] == found[3] and (found[1]["cpu_cores"], found[1]["cpu_period_s"]) == (2.0, 0.01)
+    assert 0 < found[1]["cpu_overrun_s"] < 0.01
 
 
 def test_a_machine_is_named_for_its_first_core(monkeypatch):
@@ -233,6 +227,16 @@ def test_limits_of_own_groups_v2(tmp_path):
     assert cgroup_cpu_limit(root) is None
     (deep.parent / "cpu.max").write_text("150000 100000\n")
     assert cgroup_cpu_limit(root) == 1.5
+
+
+def test_a_rank_under_a_quota_knows_the_cores_of_all_ranks(tmp_path):
+    """Its own group is 0.25 of a core; the group above, of the whole run, 1.5."""
+    root = fake_root(tmp_path, "0::/run/meshwright-12-34-0\n", ["31 1 0:1 / /sys/fs/cgroup rw - cgroup2 cgroup2 rw"])
+    own = root / "sys/fs/cgroup/run/meshwright-12-34-0"
+    own.mkdir(parents=True)
+    (own / "cpu.max").write_text("2500 10000\n")
+    (own.parent / "cpu.max").write_text("150000 100000\n")
+    assert (cgroup_cpu_limit(root), cgroup_cpu_limit(root, rank=True)) == (0.25, 1.5)
 
 
 def test_limits_of_own_groups_v1_on_a_hybrid_machine(tmp_path):

@@ -138,6 +138,7 @@ def _devices(entry: Table, taken: dict[str, str], room: int) -> list[Device]:
     stretch = entry.number("cpu_stretch", 1.0, most=MAX_DEVICES)
     if stretch < 1:
         raise entry.error("cpu_stretch", f"must be at least 1, got {stretch:g}: no device takes less than its processor time")
+    cores = entry.number("cpu_cores", 0.0, most=MAX_DEVICES)
     sm, watts = entry.integer("sm", 0, least=0, most=MAX_SM), entry.number("watts", 0.0, most=MAX_WATTS)
     entry.done()
     names = [f"{name}{i}" for i in range(count)] if array else [name]
@@ -153,6 +154,7 @@ def _devices(entry: Table, taken: dict[str, str], room: int) -> list[Device]:
             cpu_period_s=period,
             cpu_overrun_s=overrun,
             cpu_stretch=stretch,
+            cpu_cores=cores,
             sm=sm,
             runs=dict(runs),
             watts=watts,

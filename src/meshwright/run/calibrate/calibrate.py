@@ -95,6 +95,8 @@ def cost_of_ranks(base: Cost, costs: Sequence[RankCosts], pacing: Pacing, *, sec
     waits_s = [float(c.messages["small_sum_s"]) for c in costs if "small_sum_s" in c.messages]
     begin_s = statistics.fmean(c.times.begin_s for c in costs)
     waits_in = tuple(sorted({key for c in costs for key in c.waits_in}))
-    thread = RankThread(begin_s=begin_s, begin_wait_s=statistics.median(waits_s) if waits_s else 0.0, waits_in=waits_in)
+    sums_s = [float(c.messages.get("small_sum_cpu_s", 0.0)) for c in costs if "small_sum_s" in c.messages]
+    waits = {"begin_wait_s": statistics.median(waits_s), "sum_cpu_s": statistics.median(sums_s)} if waits_s else {}
+    thread = RankThread(begin_s=begin_s, waits_in=waits_in, **waits)
     priced = base.with_table(table, source=source, transport=transport, share=pacing.share if len(set(shares)) > 1 else 0.0)
     return calibration.fabric, msgspec.structs.replace(priced, thread=thread), calibration

@@ -53,7 +53,7 @@ class MessageTimes:
             part["ring"] = [self.measure(self.ring, size) for size in self.sizes]
             part["pingpong"] = [self.measure(self.pingpong, size) for size in self.sizes[::2]]
             if counting is not None:
-                part["small_sum_s"] = self.small_sum_s(counting)
+                part["small_sum_s"], part["small_sum_cpu_s"] = self.small_sum_s(counting)
             dist.barrier()
             return part
         finally:
@@ -132,15 +132,16 @@ class MessageTimes:
 
         return rounds
 
-    def small_sum_s(self, group: Any) -> float:
-        """Median wall seconds of a sum of a few numbers over the group, whose ranks compute before it."""
-        number, waits = torch.zeros(2, dtype=torch.float64), []
+    def small_sum_s(self, group: Any) -> tuple[float, float]:
+        """Of a sum of a few numbers over the group, whose ranks compute before it: median wall seconds, mean processor seconds of this process."""
+        number, waits, used_s = torch.zeros(2, dtype=torch.float64), [], 0.0
         for _ in range(2 * MIN_ROUNDS):
             self.burst()
-            begin = time.perf_counter()
+            begin, used = time.perf_counter(), time.process_time()
             dist.all_reduce(number, group=group)
             waits.append(time.perf_counter() - begin)
-        return statistics.median(waits)
+            used_s += time.process_time() - used
+        return statistics.median(waits), used_s / len(waits)
 
     def measure(self, make: Callable[[int], Rounds], size: int) -> dict[str, float]:
         """Median over batches of wall and CPU seconds per message round; the number of rounds is agreed by all ranks.

@@ -127,7 +127,7 @@ def _with_figures(shape: Fabric, line: Line, transport: Transport, pacing: Pacin
     latency = max(0.0, line.alpha_s - 2 * transport.per_message_s) / hops
     rate = max(1, round(1 / line.beta_s_per_byte)) if line.beta_s_per_byte > 0 else 10**12
     links = tuple(replace(x, rate_Bps=rate, latency_s=latency, library_latency_s=0.0) for x in shape.links)
-    quotas = quota_times(shares if pacing.mode == "quota" else [0.0] * ranks, machine_facts().cores)
+    quotas = quota_times(shares if pacing.mode == "quota" else [0.0] * ranks, machine_facts(rank=True).cores)
     said = ", ".join(f"{s:g}" for s in sorted(set(shares)))
     of_device = [0.0] * ranks if pacing.mode == "none" else shares
     devices = tuple(replace(d, cpu_share=s, **q) for d, s, q in zip(shape.devices, of_device, quotas, strict=True))

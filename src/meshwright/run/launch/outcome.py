@@ -148,13 +148,14 @@ def walk_orders(plan: Plan, cost: Cost | None = None) -> list[I32]:
     """The order in which every rank walks its steps: by simulation on this machine's shape."""
     from ...drive.plans import cost_of, works_of
     from ...simulate import simulate_program
+    from ...simulate.network import unpinned
     from ..calibrate.transport import laptop_shape
     from ..executor.lanes import fuse_lanes
 
     program = inline(plan.main, plan.programs).program
     fabric = laptop_shape(max(2, program.ranks))
     placement = [d.name for d in fabric.devices[: program.ranks]]
-    timeline = simulate_program(program, fabric, placement, cost or cost_of(plan), works=works_of(plan))
+    timeline = simulate_program(unpinned(program), fabric, placement, cost or cost_of(plan), works=works_of(plan))
     start, end = np.zeros(len(program.steps)), np.zeros(len(program.steps))
     known = timeline.spans.step >= 0
     start[timeline.spans.step[known]], end[timeline.spans.step[known]] = timeline.spans.start_s[known], timeline.spans.end_s[known]

@@ -38,10 +38,13 @@ MAX_REMOVE_S = 2.0  # until a group can be removed: an exiting member keeps it b
 CONTROLLERS = ("cpu", "cpuacct", "memory", "blkio")  # of which groups of ours may exist
 
 
-def cgroup_cpu_limit(root: Path = Path("/")) -> float | None:
-    """Cores that this process's own groups allow it (the smallest over its ancestry), or None if nothing limits it."""
-    limits = []
-    for place in places_of(root):
+def cgroup_cpu_limit(root: Path = Path("/"), *, rank: bool = False) -> float | None:
+    """Cores that this process's own groups allow it (the smallest over its ancestry), or None if nothing limits it. `rank`: without the group in
+    which it is the rank of a run alone, so what all ranks have together."""
+    limits, places = [], places_of(root)
+    for place in places:
+        if rank and _NAME.fullmatch(place.folder.name) and place == next(p for p in places if p.version == place.version):
+            continue
         if place.version == 2:
             quota, _, period = "".join(lines_of(place.folder / "cpu.max")[:1]).partition(" ")
         else:
@@ -77,21 +80,14 @@ def find_place(root: Path = Path("/")) -> CgroupPlace | None:
 
 
 def quota_times(shares: Sequence[float], cores: float) -> list[dict[str, Any]]:
-    """Of every device under a quota, by the names of a fabric's fields: the period; for how long a process runs on past its quota; how much longer
-    its work takes while devices that run at the same moment share the cores. `shares`: of a core, of all devices, 0: none of its own.
+    """Of every device under a quota, by the names of a fabric's fields: the period; for how long a process runs on past its quota; the machine's
+    cores, which devices share that run at the same moment. `shares`: of a core, of all devices, 0: none of its own.
 
     The kernel looks at its timer's tick (4 ms at 250 Hz): bursts of 5 to 20 ms take as long as if they ran on for a quarter of it (measured at a
-    quota of 4 of 10 ms). A device runs for its share of the time, independently of the others.
+    quota of 4 of 10 ms).
     """
     late_s = time.clock_getres(COARSE_CLOCK) / 4
-    found: list[dict[str, Any]] = []
-    for i in range(len(shares)):
-        running = [1.0]  # by number of other devices that run: how likely
-        for share in (*shares[:i], *shares[i + 1 :]):
-            running = [(1 - share) * a + share * b for a, b in zip([*running, 0.0], [0.0, *running], strict=True)]
-        stretch = sum(chance * max(1.0, (1 + k) / cores) for k, chance in enumerate(running))
-        found.append({"cpu_period_s": PERIOD_US / 1e6, "cpu_overrun_s": late_s, "cpu_stretch": stretch} if 0 < shares[i] < 1 else {})
-    return found
+    return [{"cpu_period_s": PERIOD_US / 1e6, "cpu_overrun_s": late_s, "cpu_cores": cores} if 0 < share < 1 else {} for share in shares]
 
 
 @cache

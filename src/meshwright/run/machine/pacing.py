@@ -41,9 +41,10 @@ class MachineFacts:
 
 
 @cache
-def machine_facts() -> MachineFacts:
+def machine_facts(*, rank: bool = False) -> MachineFacts:
+    """`rank`: of the machine that this rank shares with the others, not of its own quota."""
     affinity = tuple(sorted(os.sched_getaffinity(0)))
-    quota = cgroup_cpu_limit()
+    quota = cgroup_cpu_limit(rank=rank)
     cores = min(float(len(affinity)), quota) if quota is not None else float(len(affinity))
     model = ""
     for line in Path("/proc/cpuinfo").read_text().splitlines():
