@@ -231,8 +231,9 @@ def table(said: list[Said]) -> str:
 
 if __name__ == "__main__":
     os.environ["MESHWRIGHT_PROGRESS"] = "0"  # it depends on the load
-    os.environ["MESHWRIGHT_LAB_DIR"] = tempfile.mkdtemp(prefix="mistakes-labs-")  # not the labs that happen to be up
-    answers = all_said()
+    with tempfile.TemporaryDirectory(prefix="mistakes-labs-") as labs:
+        os.environ["MESHWRIGHT_LAB_DIR"] = labs  # not the labs that happen to be up
+        answers = all_said()
     if "--write" in sys.argv:
         (ROOT / "benchmarks" / "results" / "mistakes.md").write_text(table(answers), encoding="utf-8")
     for answer in answers:
