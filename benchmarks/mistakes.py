@@ -17,7 +17,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
-INSIDE = ("Traceback", "Object missing", " at `$.", "unexpected ", "AssertionError", "KeyError", "NoneType", "object has no attribute", "is a bug", "File \"", "<class", " 0x")
+INSIDE = ("Traceback", "Object missing", " at `$.", "unexpected ", "AssertionError", "KeyError", "NoneType", "object has no attribute",
+          "is a bug", "File \"", "<class", " 0x")
 
 # What lies in the folder in which they are typed.
 FILES = {
