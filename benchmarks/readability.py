@@ -1,6 +1,6 @@
 """How hard our pages are to read, before issue 28, today, and beside other projects' docs: `python benchmarks/readability.py NAME=FOLDER ...`.
 
-NAME=FOLDER: a checkout's README and docs (`before=...`, `torchtitan=...`, `accelerate=...`). Figures: `tools/readability.py`, over all sets together.
+NAME=FOLDER: a checkout's README and docs (`before=...`, `torchtitan=...`, `vllm=...`). Figures: `tools/readability.py`, over all sets together.
 """
 
 from __future__ import annotations

@@ -23,12 +23,12 @@ import io
 import itertools
 import os
 import re
+import select
 import shlex
 import shutil
 import subprocess
 import sys
 import tempfile
-import time
 import tomllib
 import traceback
 from collections.abc import Iterable
@@ -42,6 +42,7 @@ NOTE = r"(?:^ *<!-- (?P<note>(?:(?:measured|lab|exit \d+) )+)-->\n)?"
 BLOCK = re.compile(NOTE + r"^(?P<indent> *)```(?P<head>[^\n`]*)\n(?P<body>.*?)^(?P=indent)```$", re.MULTILINE | re.DOTALL)
 SHELL = {"cat", "torchrun", "nvidia-smi", "rocm-smi", "kubectl", "scontrol"}  # programs that pages show beside ours
 COMMAND_LIMIT_S = 900
+SERVER_LIMIT_S = 60
 PROGRESS = re.compile(r"measured \d+ of \d+ links")
 NUMBER = re.compile(r"[-+]?\d[\d,]*(?:\.\d+)?(?:e[-+]?\d+)?(?: ?(?:n|u|m)?s\b| ?[kMGT]?i?B(?:/s)?\b)?")
 COLUMNS = "80"
@@ -115,7 +116,7 @@ def ran(command: str, servers: list[subprocess.Popen[str]]) -> tuple[int, list[s
         raise ValueError(f"a page shows a command that is not run: {command}")
     if words[-1] == "&":
         servers.append(subprocess.Popen([sys.executable, "-m", *words[:-1]], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True))
-        time.sleep(3)
+        select.select([servers[-1].stdout], [], [], SERVER_LIMIT_S)  # until it says where it listens, or ends
         return servers[-1].poll() or 0, []
     if shell or words[0] == "python" or words[:2] == ["meshwright", "lab"]:  # a lab writes bytes, not text
         program = ["bash", "-c", command] if shell else [sys.executable, *(words[1:] if words[0] == "python" else ["-m", *words])]

@@ -223,6 +223,7 @@ NCCL_FIRES = {
     "no-speed": ([(SPEED, "")], "note", 3),
     "no-nic": ([(r"<nic>.*?</nic>", ""), ("0x020700", "0x060400")], "warning", 0),
     "no-net-speed": ([('speed="200000"', 'speed="0"')], "warning", 6),
+    "pcie-only": ([(r"<nic>.*?</nic>", "")], "warning", 0),
     "net-twice": ([("mlx5_1", "mlx5_0")], "warning", 0),
     "no-nvlink": ([(r"<nvlink[^>]*>", "")], "note", 0),
     "uneven-nvlinks": ([(SECOND_NIC, SECOND_NIC + '<pci busid="0000:23:00.0" class="0x030200" ' + SPEED + '><gpu dev="2" sm="80" gdr="1"/></pci>')],

@@ -86,7 +86,7 @@ def test_fit_and_use(files, capsys, tmp_path):
         (["show", "times.json", "--peak", "A100=-1"], 2, "is not DEVICE=FLOPS"),
         (["predict", "times.json"], 2, "give --layout"),
         (["predict", "times.json", *LAYOUT, "--set", "p2p=never"], 2, "never"),
-        (["predict", "times.json", *LAYOUT, "--set", "speed=1"], 2, "unknown field `speed`"),
+        (["predict", "times.json", *LAYOUT, "--set", "speed=1"], 2, "there is no field 'speed'"),
         (["predict", "times.json", *LAYOUT, "--set", "per_action_s=-1"], 2, "must be finite and >= 0"),
         (["predict", "times.json", *LAYOUT[:-4], "--global-batch", "15"], 2, "not a whole number of micro-batches"),
         (["predict", "times.json", "--gpu", "A100", "--stages", "x", "--global-batch", "1"], 2, "not a list of whole numbers"),

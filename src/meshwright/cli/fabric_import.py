@@ -77,7 +77,21 @@ def run(args: argparse.Namespace) -> Result:
         return Result(document, text if form != "json" else json.dumps(document, ensure_ascii=False))
     write_text(args.out, text)
     said = f"{args.out}: {len(fabric.devices)} devices, {len(fabric.switches)} switches, {len(fabric.links)} links"
-    return Result(document, f"{said}\ncheck it: meshwright fabric lint {args.out}" if form in ("toml", "json") else said)
+    if form in ("toml", "json"):
+        said += "".join(f"\nassumed: {x}" for x in _left_out(args, sources)) + f"\ncheck it: meshwright fabric lint {args.out}"
+    return Result(document, said)
+
+
+def _left_out(args: argparse.Namespace, sources: list[Source]) -> list[str]:
+    """What NCCL files do not say and no option says instead."""
+    from ..io.fabric.imported import format_of
+    from ..io.nccl.lint import lint_nccl
+    from ..io.nccl.topology import parse_nccl_topology
+
+    if args.nic is not None or args.nvswitch is not None or (format_of(sources[0]) if args.format == "auto" else args.format) != "nccl":
+        return []
+    found = (f for s in sources for f in lint_nccl(parse_nccl_topology(s.data, s.where)) if f.rule == "pcie-only")
+    return [f"{f.where}: {f.message}; {f.hint}" for f in found]
 
 
 def _fabric(args: argparse.Namespace, sources: list[Source]) -> Fabric:

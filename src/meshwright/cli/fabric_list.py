@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 
 from ..fabric.presets import PRESETS, Option, Preset
+from .columns import hung
 from .frame import Result
 
 __all__ = ["HELP", "arguments", "run"]
@@ -45,12 +46,10 @@ def run(args: argparse.Namespace) -> Result:
 
 def _lines(preset: Preset) -> list[str]:
     options = " ".join(f"{name}={_values(option)}" for name, option in preset.options.items())
-    lines = [f"{preset.name + ':n':<14} {preset.summary}", f"{'':<14} n = {preset.unit}, default {preset.default}; options: {options}"]
-    if preset.aliases:
-        lines.append(f"{'':<14} also called {', '.join(preset.aliases)}")
-    if preset.sources:
-        lines.append(f"{'':<14} from {'; '.join(preset.sources)}")
-    return lines
+    said = [f"n = {preset.unit}, default {preset.default}; options: {options}"]
+    said += [f"also called {', '.join(preset.aliases)}"] if preset.aliases else []
+    said += [f"from {'; '.join(preset.sources)}"] if preset.sources else []
+    return [hung(f"{preset.name + ':n':<14} ", preset.summary), *(hung(" " * 15, line) for line in said)]
 
 
 def _values(option: Option) -> str:

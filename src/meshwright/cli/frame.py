@@ -20,6 +20,7 @@ from .. import __version__
 from ..errors import Interrupted, MeshwrightError, MissingExtra, TimeLimit, Unsupported, UsageError
 from ..kernels.kept import fallback_in_use
 from .arguments import whole_number
+from .columns import hung
 from .commands import COMMANDS, NOUNS
 from .progress import Interrupts, shown
 
@@ -390,9 +391,9 @@ def _help(noun: str | None) -> str:
     chosen = [(" ".join(command), line) for command, (_, line) in COMMANDS.items() if noun in (None, command[0])]
     width = max(len(name) for name, _ in chosen) + 2
     purpose = f"{noun}: {NOUNS[noun]}" if noun else "Decide how an ML job runs on a fabric of devices, prove it, simulate it, run it, compare."
-    lines = [f"usage: meshwright {noun or '<noun>'} <verb> [options]", "", purpose, ""]
-    lines += [f"  {name:<{width}}{line}" for name, line in chosen]
-    lines += ["", f"`meshwright {noun or '<noun>'} <verb> --help` shows the options of one command."]
+    lines = [f"usage: meshwright {noun or '<noun>'} <verb> [options]", "", hung("", purpose), ""]
+    lines += [hung(f"  {name:<{width}}", line) for name, line in chosen]
+    lines += ["", hung("", f"`meshwright {noun or '<noun>'} <verb> --help` shows the options of one command.")]
     if noun is None:
-        lines += ["", _FOOTER]
+        lines += ["", *(hung("", line) for line in _FOOTER.splitlines())]
     return "\n".join(lines)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,6 +17,7 @@ if TYPE_CHECKING:
     from ..drive.layout.search import LayoutFindings
     from ..fabric.fabric import Fabric
     from ..graph.graph import OpGraph
+    from ..job import Training
 
 HELP = "find stages, degrees, recomputation and sharding for a model on a fabric of any size and mix, and say how far from a bound"
 
@@ -77,11 +79,15 @@ def run(args: argparse.Namespace) -> Result:
     from ..probe.costs.name import load_cost
     from ..profile.frameworks import framework
     from .collective_export import size_bytes
-    from .profile_predict import with_settings
+    from .profile_predict import require_settings, with_settings
+    from .recipe_arguments import require_made
 
     if args.out is not None:
         require_directory(args.out)
     given, fabric = graph_given(args), read_fabric(args.fabric, args.devices)
+    require_settings(args.set)
+    if given is None:
+        require_made(_job(args))
     cost = load_cost(args.cost, fabric)
     made, precision = framework(args.framework) if args.framework else None, MIXED if args.precision == "mixed" else FULL
     if made is not None and args.precision == "mixed":
@@ -93,9 +99,9 @@ def run(args: argparse.Namespace) -> Result:
     sizes, tensors, levels = _whole(args.microbatches, "--microbatches"), _whole(args.tensors, "--tensors"), _whole(args.levels, "--levels", least=0)
     contexts, memory_bytes = _whole(args.contexts, "--contexts"), size_bytes(args.memory, "--memory") if args.memory else 0
     routing, degrees = routing_of(args.routing), _whole(args.ep, "--ep")
-    graph = given or _captured(args)  # last: it takes longest, and everything else has been read
+    graph_of = cache(lambda: given or _captured(args))  # when it is asked for: it takes longest, and all else is read by then
     found, each = find_expert_layouts(degrees, lambda degree: find_layouts(
-        lambda batch: at_batch(graph, batch), fabric, cost, global_batch=args.global_batch, precision=with_optimizer(precision, args.optimizer),
+        lambda batch: at_batch(graph_of(), batch), fabric, cost, global_batch=args.global_batch, precision=with_optimizer(precision, args.optimizer),
         microbatches=sizes, tensors=tensors, contexts=contexts, sequence=not args.no_sequence_parallel, memory_bytes=memory_bytes, demands=demands,
         methods=args.methods.split(",") if args.methods else (), adjust=lambda runtime: with_settings(runtime, args.set),
         levels=levels, sharding_messages=args.sharding_messages,
@@ -109,7 +115,7 @@ def run(args: argparse.Namespace) -> Result:
         document |= {"expert_degree": degree, "expert_degrees": {str(d): x for d, x in each.items()}, "routing": str(routing)}
         text += f"\nexperts over {degree} replicas, {routing}; in layer times, not simulated as flows" + (f"; {others}" if others else "")
     if args.out is not None:
-        written, said = _write_plan(args, found, graph, fabric, cost)
+        written, said = _write_plan(args, found, graph_of(), fabric, cost)
         document, text = {**document, "plan": written}, f"{text}\n{said}"
     return Result(document, text, cut=found.found.cut)
 
@@ -118,14 +124,9 @@ def _write_plan(args: argparse.Namespace, found: LayoutFindings, graph: OpGraph,
     """The plan of the fastest layout that can be run; what keeps faster ones from it."""
     from ..drive.plans import write_plan
     from ..drive.training.found_layout import best_runnable, not_runnable, plan_found
-    from ..job import Training
 
     chosen = best_runnable(found)
-    job = Training(
-        model=args.model or graph.model, global_batch=args.global_batch, loss=args.loss or graph.loss, optimizer=args.optimizer,
-        learning_rate=args.learning_rate, seed=args.seed,
-    )  # fmt: skip
-    plan = plan_found(found, chosen, job, fabric, cost, graph, routing=routing_of(args.routing))
+    plan = plan_found(found, chosen, _job(args, graph), fabric, cost, graph, routing=routing_of(args.routing))
     write_plan(args.out, plan)
     assert plan.prediction is not None
     name, why = chosen.candidate.layout.name, not_runnable(found, found.found.best)
@@ -133,6 +134,15 @@ def _write_plan(args: argparse.Namespace, found: LayoutFindings, graph: OpGraph,
     lines = [f"{args.out}: {name}, checked; {plan.prediction.time_s:.6g} s a step as lowered ({cost.dtype}), {chosen.time_s:.6g} s by the search"]
     lines += [f"  the best layout cannot be run: {x}" for x in why]
     return row, "\n".join(lines)
+
+
+def _job(args: argparse.Namespace, graph: OpGraph | None = None) -> Training:
+    from ..job import Training
+
+    model, loss = (args.model, args.loss or "cross-entropy") if graph is None else (args.model or graph.model, args.loss or graph.loss)
+    return Training(
+        model=model, global_batch=args.global_batch, loss=loss, optimizer=args.optimizer, learning_rate=args.learning_rate, seed=args.seed
+    )
 
 
 def _captured(args: argparse.Namespace) -> OpGraph:

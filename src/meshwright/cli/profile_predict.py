@@ -135,6 +135,21 @@ def runtime_of(args: argparse.Namespace, devices: set[str]) -> TrainingRuntime:
     return with_settings(msgspec.structs.replace(runtime, **changes), args.set)
 
 
+def require_settings(words: list[str]) -> None:
+    """Raises: UsageError for a name that no field has."""
+    from difflib import get_close_matches
+
+    from ..errors import UsageError
+    from ..profile.network import TrainingRuntime
+
+    known = TrainingRuntime.__struct_fields__
+    for name in (word.partition("=")[0] for word in words):
+        if name not in known:
+            near = get_close_matches(name, known, n=1)
+            hint = f"did you mean {near[0]}?" if near else f"fields: {', '.join(known)}"
+            raise UsageError(f"there is no field {name!r}", where="--set", hint=hint)
+
+
 def with_settings(runtime: TrainingRuntime, words: list[str]) -> TrainingRuntime:
     """Fields given as FIELD=VALUE; a value is JSON, or else a text."""
     import msgspec
@@ -142,6 +157,7 @@ def with_settings(runtime: TrainingRuntime, words: list[str]) -> TrainingRuntime
     from ..errors import UsageError
     from ..profile.network import TrainingRuntime
 
+    require_settings(words)
     fields = msgspec.to_builtins(runtime)
     for word in words:
         name, _, text = word.partition("=")

@@ -67,10 +67,12 @@ def recipe_of(args: argparse.Namespace) -> Recipe | UnsetType:
 
 
 def require_made(job: Training) -> None:
-    """Makes the optimizer and the schedule once, of nothing, so that what torch refuses is told before a plan is made.
+    """Makes the optimizer and the schedule once, of nothing, and looks the loss up, so that what is refused is told before a model is captured.
 
-    Raises: as `make_optimizer` and `make_schedule`.
+    Raises: as `make_optimizer`, `make_schedule` and `loss_function`.
     """
+    from ..capture.losses import loss_function
     from ..run.train.update import require_update
 
     require_update(job)
+    loss_function(job.loss)

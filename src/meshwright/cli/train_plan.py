@@ -123,14 +123,11 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> Result:
     keep_memory()
     from ..drive.plans import read_fabric, write_plan
-    from ..drive.training.collective_choice import CollectivesWanted
     from ..drive.training.context import SearchBudget
-    from ..drive.training.division import DivisionWanted
     from ..drive.training.memory import MemoryWanted
     from ..drive.training.own_model import plan_shapes
-    from ..drive.training.recompute import RecomputeWanted
     from ..drive.training.tables import with_tables
-    from ..drive.training.training import plan_training
+    from ..drive.training.training import plan_training, require_job
     from ..drive.training.wishes import StepPrices
     from ..job import Training
     from ..kernels.effort import cut_of
@@ -141,7 +138,6 @@ def run(args: argparse.Namespace) -> Result:
     require_directory(args.out)
     check_pictures(args)
     fabric = read_fabric(args.fabric, args.devices)
-    fabric.require_connected()
     if args.memory is not None:
         fabric = _limited(fabric, args.memory)
     job = Training(
@@ -149,22 +145,19 @@ def run(args: argparse.Namespace) -> Result:
         loss=args.loss or (graph.loss if graph else "cross-entropy"),
         optimizer=args.optimizer, learning_rate=args.learning_rate, seed=args.seed, recipe=recipe_of(args),
     )  # fmt: skip
-    placed = _placed(args, job, fabric)
-    job = job if placed is None else placed.job
+    asked, without = _asked(args, fabric), args.without.split(",") if args.without else ()
+    require_job(job, fabric, asked, without)
     if args.model is not None:
         require_made(job)
+    placed = _placed(args, job, fabric)
+    job = job if placed is None else placed.job
     prices: MeasuredPrices | TablePrices | None = None
     if args.cost == "measured":
         fabric, graph, prices = _measured(job, fabric)
     cost = load_cost("roofline" if args.cost == "measured" else args.cost, fabric)
     prices = prices or load_prices(args.cost, cost, fabric)
-    wishes = (
-        _layout(args), StepPrices(prices), _sharding(args), _schedule(args), RecomputeWanted(args.recompute),
-        MemoryWanted(_steps(args, job, fabric, cost)), DivisionWanted(args.unlike == "auto"), CollectivesWanted(args.collective),
-        _compress(args.compress),
-    )  # fmt: skip
+    wishes = (*asked, StepPrices(prices), MemoryWanted(_steps(args, job, fabric, cost)))
     budget, watch = SearchBudget(time_limit_s=args.time_limit), _say if args.timings else None
-    without = args.without.split(",") if args.without else ()
     if args.shapes:
         _require_named(args)
         plan = plan_shapes(job, args.shapes.split(","), fabric, cost, wishes=wishes, budget=budget, without=without, watch=watch)
@@ -182,6 +175,25 @@ def run(args: argparse.Namespace) -> Result:
     return with_pictures(Result(document, plan_text(plan, written=str(args.out)), cut=cut_of(plan.decisions)), args, plan)
 
 
+def _asked(args: argparse.Namespace, fabric: Fabric) -> tuple[object, ...]:
+    """What the flags ask of decisions, as far as it needs no model. With tables, experts divide as the search likes."""
+    from ..drive.training.collective_choice import CollectivesWanted
+    from ..drive.training.division import DivisionWanted
+    from ..drive.training.recompute import RecomputeWanted
+
+    if args.tables is not None and args.ep == "1" and _table_parts(args, fabric) > 1:
+        args.ep = "auto"
+    return (
+        _layout(args), _sharding(args), _schedule(args), RecomputeWanted(args.recompute), DivisionWanted(args.unlike == "auto"),
+        CollectivesWanted(args.collective), _compress(args.compress),
+    )  # fmt: skip
+
+
+def _table_parts(args: argparse.Namespace, fabric: Fabric) -> int:
+    """Data replicas, on which tables are placed."""
+    return max(1, args.dp or len(fabric.devices) // ((args.tp or 1) * (args.pp or 1)))
+
+
 def _placed(args: argparse.Namespace, job: Training, fabric: Fabric) -> PlacedJob | None:
     """The job with its model's tables placed, where that is asked for. Raises: UsageError; what `place_job_tables` raises."""
     from ..drive.training.tables import place_job_tables
@@ -192,8 +204,6 @@ def _placed(args: argparse.Namespace, job: Training, fabric: Fabric) -> PlacedJo
         return None
     if args.model is None:
         raise UsageError("--tables needs --model", where="--tables", hint="a captured graph has no tables to place")
-    devices = len(fabric.devices)
-    parts = args.dp or devices // ((args.tp or 1) * (args.pp or 1))
     if args.tables.endswith((".json", ".json.gz")):
         raise UsageError("a table plan goes behind the model's name", where="--tables", hint=f"--model {args.model}@{args.tables} --ep auto")
     costs = []
@@ -203,8 +213,7 @@ def _placed(args: argparse.Namespace, job: Training, fabric: Fabric) -> PlacedJo
         costs = [read_lookup_costs(args.tables)]
         refuse_foreign(costs[0], args.tables)
     name = args.out.name.removesuffix(".gz").removesuffix(".json")
-    args.ep = "auto" if args.ep == "1" and parts > 1 else args.ep
-    return place_job_tables(job, fabric, costs, parts=max(1, parts), path=args.out.with_name(f"{name}.tables.json"), seed=args.seed)
+    return place_job_tables(job, fabric, costs, parts=_table_parts(args, fabric), path=args.out.with_name(f"{name}.tables.json"), seed=args.seed)
 
 
 def _require_named(args: argparse.Namespace) -> None:

@@ -169,8 +169,14 @@ def _pairs(text: str, where: str) -> dict[str, str]:
 
 
 def _struct(kind: type[_Kind], fields: Mapping[str, Any], where: str) -> _Kind:
+    hint = f"fields: {', '.join(f.name for f in msgspec.structs.fields(kind))}"
+    if unknown := [name for name in fields if name not in {f.name for f in msgspec.structs.fields(kind)}]:
+        raise UsageError(f"there is no field {unknown[0][:64]!r}", where=where, hint=hint)
+    if missing := [f.name for f in msgspec.structs.fields(kind) if f.required and f.name not in fields]:
+        raise UsageError(f"{', '.join(missing)}: not given", where=where, hint=hint)
     try:
         return msgspec.convert(dict(fields), kind, strict=False)
     except msgspec.ValidationError as error:
-        known = ", ".join(f.name for f in msgspec.structs.fields(kind))
-        raise UsageError(str(error), where=where, hint=f"fields: {known}") from None
+        what, _, name = str(error).partition(" - at `$.")
+        where = f"{where}: {name.rstrip('`')}" if name else where
+        raise UsageError("must be a whole number" if what.startswith("Expected `int`, got") else what, where=where, hint=hint) from None

@@ -1,3 +1,3 @@
 import numpy as np
 
-rank, world, array = 0, 1, np.arange(64, dtype=np.int32)
+rank, world, array = 0, 1, np.arange(64, dtype=np.float32)

@@ -13,7 +13,7 @@ from ...cost import Cost
 from ...decide.layout.layer_costs import Precision, layer_table
 from ...decide.layout.mixed.candidate import Pool, Problem
 from ...decide.layout.mixed.nearest import nearest_feasible
-from ...decide.layout.mixed.search import Demands, Found, search_mixed, uniform_choices
+from ...decide.layout.mixed.search import Demands, Found, require_methods, search_mixed, uniform_choices
 from ...errors import Infeasible, Unsupported, UsageError
 from ...fabric.fabric import Fabric
 from ...fabric.servers import ServerKind, network_of, server_kinds
@@ -90,7 +90,11 @@ def find_layouts(
     sizes = sorted({m for m in microbatches if m >= 1 and global_batch % m == 0})
     if not sizes:
         raise UsageError(f"no micro-batch divides a global batch of {global_batch}", where="micro-batches", hint="add 1, which divides every batch")
-    priced = partial(
+    orders, named = LayoutSchedules(tuple(schedules)), tuple(methods)
+    require_methods(named)
+    wanted = demands or Demands()
+    wanted.require({k.name for k in kinds})
+    priced = partial(  # the first that needs the graph, which may take long to capture
         layer_table, graph_at, kinds, cost, tensors=degrees, precision=precision, sequence=sequence, sharding_messages=sharding_messages,
         framework=framework, watts=demands.watts if demands is not None else None, contexts=contexts, experts=experts, routing=routing,
     )  # fmt: skip
@@ -101,17 +105,15 @@ def find_layouts(
         runtime = framework_runtime(runtime, framework, kinds)
     problem = Problem(
         table=table, pools=pools, network=network_of(kinds), runtime=adjust(runtime) if adjust else runtime, global_batch=global_batch,
-        choices=tuple(c for c in uniform_choices() if c.sharding in allowed and c.recompute in again), schedules=LayoutSchedules(tuple(schedules)),
+        choices=tuple(c for c in uniform_choices() if c.sharding in allowed and c.recompute in again), schedules=orders,
     )  # fmt: skip
-    wanted = demands or Demands()
-    methods = tuple(methods)
     try:
-        found = search_mixed(problem, wanted, methods=methods, simulated=simulated, refine=refine)
+        found = search_mixed(problem, wanted, methods=named, simulated=simulated, refine=refine)
     except Infeasible as error:
         def smaller() -> Problem:
             return replace(problem, table=priced(microbatches=[1, *sizes]))
 
-        raise nearest_feasible(error, problem, wanted, smaller=smaller, methods=methods) from None
+        raise nearest_feasible(error, problem, wanted, smaller=smaller, methods=named) from None
     return LayoutFindings(found=found, problem=problem, demands=wanted)
 
 

@@ -27,7 +27,7 @@ from .pipeline import PipelineWanted
 from .recompute import RecomputeWanted
 from .shapes import require_one_state, require_sums, wishes_beside
 from .sharding import ShardingWanted
-from .training import plan_training
+from .training import plan_training, require_job
 from .wishes import LayoutWanted, Wishes
 
 if TYPE_CHECKING:
@@ -123,7 +123,7 @@ def plan_shapes(
     from ...capture.live_job import by_size, named_jobs
 
     asked = tuple(x for x in wishes if x is not None)
-    require_sums(Wishes.these(asked))
+    require_sums(require_job(job, fabric, asked, without))
     return _of_jobs(by_size(named_jobs(job, shapes)), fabric, cost, asked, budget, without, watch)
 
 

@@ -36,11 +36,22 @@ from .sharding import ShardingWanted, as_wanted
 from .step_end import require_recipe
 from .wishes import LayoutWanted, Wishes
 
-__all__ = ["plan_of", "plan_training", "roofline_bound"]
+__all__ = ["plan_of", "plan_training", "require_job", "roofline_bound"]
 
 # Layouts that are tried, fastest first, until the checker decides on one.
 MAX_LAYOUTS_PROVED = 3
 SMALLER = "larger micro-batches (--microbatch), or other degrees (--dp, --tp, --pp), make a smaller one"
+
+
+def require_job(job: Training, fabric: Fabric, wishes: Iterable[object] = (), without: Collection[str] = ()) -> Wishes:
+    """The wishes with what follows from them. What can be refused without the model is refused here, before it is captured.
+
+    Raises: Disconnected, UsageError; Unsupported for what a reproducible job cannot have.
+    """
+    fabric.require_connected()
+    asked = folding(job, fabric, Wishes.these(wishes))
+    require_asked(job, fabric, asked, without)
+    return asked
 
 
 @few_collections()
@@ -62,9 +73,7 @@ def plan_training(
         limit), TimeLimit (degrees were left out for size or time, none of the others fits), CaptureError,
         CheckFailed (a planner is wrong: please report it); as `require_recipe`.
     """
-    fabric.require_connected()
-    asked, captured = folding(job, fabric, Wishes.these(wishes)), graph
-    require_asked(job, fabric, asked, without)
+    asked, captured = require_job(job, fabric, wishes, without), graph
     if graph is None:
         from ...capture.precision import capture_job, cast_as
 

@@ -22,6 +22,7 @@ NCCL_RULES = {  # what each looks for; docs/clusters.md lists them
     "no-speed": "no link_speed: NCCL plans with gen 3",
     "no-nic": "a file without a NIC: dumps hold NICs only where the network was used",
     "no-net-speed": "a NIC of speed 0: NCCL counts 10 Gbit/s",
+    "pcie-only": "NICs or GPUs of which a cloud's file says only where they are on PCIe: no rate of a port, no NVLinks",
     "net-twice": "a NIC that is there twice",
     "no-nvlink": "GPUs that could have NVLinks and have none",
     "uneven-nvlinks": "a GPU with more or fewer NVLinks than most",
@@ -106,6 +107,12 @@ def _nics(system: NcclSystem) -> Iterator[Finding]:
             yield Finding(
                 "warning", "no-net-speed", _at(system, line, f"<net {net.name[:32]}>"), "speed is 0; NCCL counts 10 Gbit/s", "write the port's Mbit/s"
             )
+    dark = [pci for _, pci in system.devices() if pci.is_gpu and pci.gpu is None]
+    if bare or dark:
+        said = [f"the file says no rate of {len(bare)} NICs: NCCL counts 10 Gbit/s each"] if bare else []
+        said += [f"it says no NVLinks of {len(dark)} GPUs"] if dark else []
+        hint = "a cloud's file of the PCIe tree: import it with what it leaves out, e.g. --nic 25GB/s --nvswitch 300GB/s --gpu a100"
+        yield Finding("warning", "pcie-only", system.where, "; ".join(said), hint)
     names = Counter(net.name for _, net in nets if net.name)
     for name, count in names.items():
         if count > 1 and len({net.port for _, net in nets if net.name == name}) < count and len(system.hosts) == 1:

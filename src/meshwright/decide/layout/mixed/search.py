@@ -43,6 +43,11 @@ class Found:
         return self.ranked[0]
 
 
+def require_methods(names: Iterable[str]) -> list[type[LayersStrategy]]:
+    """The methods with these names. Raises: UnknownName."""
+    return [strategy(m, "layers", where="--methods", what="method") for m in names]
+
+
 def search_mixed(
     problem: Problem, demands: Demands | None = None, *, methods: Iterable[str] = (), simulated: int = MAX_SIMULATED, refine: int = MAX_REFINED
 ) -> Found:
@@ -51,8 +56,7 @@ def search_mixed(
     Raises: Infeasible with the tightest limit and the nearest change; UnknownName for a method, UsageError for missing prices or powers.
     """
     demands = demands or Demands()
-    named = [strategy(m, "layers", where="--methods", what="method") for m in methods]
-    asked: list[LayersStrategy] = [kind() for kind in named or strategies("layers")]
+    asked: list[LayersStrategy] = [kind() for kind in require_methods(methods) or strategies("layers")]
     demands.require({p.kind.name for p in problem.pools})
     seen: dict[tuple[object, ...], Judged] = {}
     counts: dict[str, int] = {}
