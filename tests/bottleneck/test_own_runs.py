@@ -135,7 +135,7 @@ def test_a_module_slower_than_its_siblings_comes_first(folder):
     number = {}
 
     def slower(recording):
-        """blocks.2.mlp.down takes 40 ms more, forward, in every step; everything after it is later."""
+        """blocks.2.mlp.down takes 400 ms more, forward, in every step; everything after it is later."""
         number.setdefault("run", next(i for i, m in enumerate(recording.module_runs) if m.module == "blocks.2.mlp.down" and not m.backward))
         late = 0.0
         for s in recording.steps:
@@ -144,12 +144,12 @@ def test_a_module_slower_than_its_siblings_comes_first(folder):
             at = s.marks_s[s.marks.index(number["run"])]
 
             def moved(t, at=at, late=late):
-                return t + late + (0.04 if t > at else 0.0)
+                return t + late + (0.4 if t > at else 0.0)
 
             s.start_s, s.data_end_s = moved(s.start_s), moved(s.data_end_s)
             s.starts_s, s.ends_s, s.marks_s = ([moved(t) for t in column] for column in (s.starts_s, s.ends_s, s.marks_s))
             s.end_s = moved(s.end_s)
-            late += 0.04
+            late += 0.4
 
     views, one_clock = run_views(plan, rewritten(path, "slower", slower))
     first = break_down(views, one_clock=one_clock).causes[0]

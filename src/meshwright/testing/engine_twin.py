@@ -81,14 +81,10 @@ class Processor:
         self.free = now
         return now if begin is None else begin, now
 
-    def post(self, now: float, work: float) -> None:
-        self.serve(now, work)
-
     def advance(self, now: float) -> None:
         """Fill up once for every period that begins until `now`."""
         while self.quota and now >= (self.number + 1) * self.period:
             self.number, self.left = self.number + 1, min(self.quota, self.left + self.quota)
-
 
 
 @dataclass
@@ -126,7 +122,7 @@ class Twin:
         self.pushed = count()
         for one, step in zip(self.processors, t.waits_in.tolist(), strict=True):
             if step >= 0 and t.begin_sum > 0:
-                self.at(one.free, (-1, 0, 0), partial(one.post, one.free, t.begin_sum))
+                self.at(one.free, (-1, 0, 0), partial(one.serve, one.free, t.begin_sum))
         self.done = [0] * len(t.kind)
         self.unit_owner: dict[int, int] = {}
         self.unit_queue: dict[int, list[int]] = {}
@@ -246,7 +242,7 @@ class Twin:
         if t.duration[step] > 0:
             work, processor = float(t.duration[step]), int(t.lane_processor[lane])
             if processor >= 0 and outgoing and not incoming:
-                self.processors[processor].post(self.now, work)
+                self.processors[processor].serve(self.now, work)
                 self.at(self.now + work, (0, lane, 0), local_done)
             else:
                 self.at(self.local_part(lane, work)[1], (0, lane, 0), local_done)
