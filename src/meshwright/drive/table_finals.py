@@ -24,7 +24,7 @@ __all__ = ["Measure", "Measured", "Tried", "finals"]
 LOOKED_AT = 4  # plans per finalist whose lookups are measured first
 LEAST_CUT = 2  # of the plans with the fewest shards, measured too, however dear: what a cut costs is what nets know least of
 LESSONS = 3  # times that the costs learn, and as many plans as there are finalists are made anew
-LOOKS = 8  # at a plan that gets among the finalists: the best of many that were looked at once is the luckiest too
+LOOKS = 12  # at a plan that gets among the finalists: the best of many that were looked at once is the luckiest too
 
 
 @dataclass(frozen=True, kw_only=True)
