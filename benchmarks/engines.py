@@ -316,7 +316,7 @@ def ray_part(folder: Path) -> list[dict[str, Any]]:
         begun, refused_s = time.time(), float("nan")
         session.submit("big", ["true"], number=len(session.jobs))
         try:
-            session.place("big", [Given(job="big", server="n1", gpus=servers.servers[0].gpus, cores=99, memory_bytes=1 << 30)])
+            session.place("big", [Given(job="big", server=servers.servers[0].name, gpus=servers.servers[0].gpus, cores=99, memory_bytes=1 << 30)])
         except Infeasible:
             refused_s = time.time() - begun
     found = audit(folder / "ray")
