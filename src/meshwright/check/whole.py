@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from fractions import Fraction
 from typing import Any
 
@@ -22,7 +21,6 @@ from .folded.fabric import folded_link_time, folded_memory
 from .folded.program import check_folded
 from .folded.shadow import shadow
 from .folded.training import check_folded_training
-from .folded.trips import with_round_trips
 from .job import check_bound_is_of_job, check_job
 from .kinds import OwnJob, check_own_bound, check_own_steps, own_job
 from .pipeline.filled import FillWork
@@ -334,8 +332,7 @@ def _folded_on_fabric(plan: Plan, program: Program, fabric: Fabric, claimed: flo
 
     def memory() -> list[Finding]:
         made = shadow(program, plan.programs)
-        made = replace(made, program=with_round_trips(made))
-        worst = folded_memory(made, Order(made.program))
+        worst = folded_memory(made)
         facts.update(_memory_facts(worst, made.program.ranks))
         return check_memory(made.program, worst, fabric, plan.placement)
 

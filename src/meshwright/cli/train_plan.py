@@ -36,6 +36,24 @@ HELP = "decide how to train a model on a fabric, and prove it"
 def arguments(parser: argparse.ArgumentParser) -> None:
     training_arguments(parser)
     recipe_arguments(parser)
+    _degrees_arguments(parser)
+    _memory_arguments(parser)
+    _schedule_arguments(parser)
+    parser.add_argument("--collective", default="auto", help="auto (default) or one strategy that `meshwright collective compare` lists")
+    parser.add_argument("--cost", default="roofline", help="roofline (default), measured (operators timed here), tables:SYSTEM, or a cost file")
+    parser.add_argument("--seed", type=int, default=0, help="seed of the search: equal seeds give equal plans (default 0)")
+    parser.add_argument("--time-limit", type=float, default=600.0, metavar="S", help=TIME_LIMIT.format(600))
+    parser.add_argument("--without", metavar="NAME,..", help="decisions to leave out, e.g. division,collectives")
+    parser.add_argument("--timings", action="store_true", help="say on stderr what each decision gained and how long it took")
+    parser.add_argument(
+        "--gate", action="store_true", help="also compare one step of the plan, or of a smaller copy of it, with the owner's module (`train gate`)"
+    )
+    parser.add_argument("--out", "-o", type=Path, default=Path("plan.json"), help="where to write the plan (default plan.json)")
+    picture_arguments(parser)
+
+
+def _degrees_arguments(parser: argparse.ArgumentParser) -> None:
+    """Who has a copy, or a part, of what."""
     parser.add_argument("--dp", type=at_least_one, help="fix the data-parallel degree")
     parser.add_argument("--tp", type=at_least_one, help="fix the tensor-parallel degree")
     parser.add_argument("--pp", type=at_least_one, help="fix the pipeline degree")
@@ -69,6 +87,10 @@ def arguments(parser: argparse.ArgumentParser) -> None:
         "--sequence-parallel", choices=("auto", "on", "off"), default="auto",
         help="split what lies between tensor-parallel regions along the sequence: auto (default; judged by simulation and memory), on, off",
     )  # fmt: skip
+
+
+def _memory_arguments(parser: argparse.ArgumentParser) -> None:
+    """What is kept, where, and what replicas send each other for it."""
     parser.add_argument(
         "--recompute", choices=("auto", "none", "selective", "full", "optimal", "steps"), default="auto",
         help="what backward computes again: auto (default; nothing where it fits, else the cheapest that does), none, selective, full, optimal, "
@@ -89,6 +111,10 @@ def arguments(parser: argparse.ArgumentParser) -> None:
         "--compress", default="none", metavar="auto|none|CODEC",
         help="send gradients of replicas smaller: none (default), auto (where the step gets shorter), or one codec, e.g. topk:density=0.01",
     )  # fmt: skip
+
+
+def _schedule_arguments(parser: argparse.ArgumentParser) -> None:
+    """Micro-batches, their order, and devices of unlike speed."""
     parser.add_argument("--microbatch", type=at_least_one, help="fix the micro-batch size")
     parser.add_argument(
         "--shapes", default="", metavar="SIZE,..",
@@ -107,18 +133,6 @@ def arguments(parser: argparse.ArgumentParser) -> None:
         "--unlike", default="auto", choices=("auto", "even"),
         help="devices of unlike speed: auto (default; stages, micro-batches and tensor shares by speed where that is faster), even (equal parts)",
     )  # fmt: skip
-    parser.add_argument("--collective", default="auto", help="auto (default) or one strategy that `meshwright collective compare` lists")
-    parser.add_argument("--cost", default="roofline", help="roofline (default), measured (operators timed here), tables:SYSTEM, or a cost file")
-    parser.add_argument("--seed", type=int, default=0, help="seed of the search: equal seeds give equal plans (default 0)")
-    parser.add_argument("--time-limit", type=float, default=600.0, metavar="S", help=TIME_LIMIT.format(600))
-    parser.add_argument("--without", metavar="NAME,..", help="decisions to leave out, e.g. division,collectives")
-    parser.add_argument("--timings", action="store_true", help="say on stderr what each decision gained and how long it took")
-    parser.add_argument(
-        "--gate", action="store_true", help="also compare one step of the plan, or of a smaller copy of it, with the owner's module (`train gate`)"
-    )
-    parser.add_argument("--out", "-o", type=Path, default=Path("plan.json"), help="where to write the plan (default plan.json)")
-    picture_arguments(parser)
-
 
 def run(args: argparse.Namespace) -> Result:
     keep_memory()

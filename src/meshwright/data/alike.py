@@ -95,7 +95,7 @@ class _Values:
         if own is not object.__getstate__:
             try:
                 return self.of(own(x), depth)
-            except (TypeError, NotImplementedError, AttributeError):
+            except (TypeError, NotImplementedError, AttributeError):  # what cannot leave its process (a lock, a socket) counts by its type alone
                 return ()
         slots = [s for c in type(x).__mro__ for s in _names(getattr(c, "__slots__", ())) if hasattr(x, s) and s != "__dict__"]
         return self.of(getattr(x, "__dict__", {}) | {s: getattr(x, s) for s in slots if s != "__weakref__"}, depth)

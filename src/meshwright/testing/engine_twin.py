@@ -118,7 +118,7 @@ class Twin:
             one.serve(0.0, work)
         waiting = [one.free for one, step in zip(self.processors, t.waits_in.tolist(), strict=True) if step >= 0]
         self.known = max(waiting, default=0.0) + t.begin_wait
-        self.events: list[tuple[float, Key, int, Callable[[], None]]] = []
+        self.events: list[tuple[float, Key, int, Callable[[], object]]] = []
         self.pushed = count()
         for one, step in zip(self.processors, t.waits_in.tolist(), strict=True):
             if step >= 0 and t.begin_sum > 0:
@@ -131,10 +131,10 @@ class Twin:
         self.flows: dict[int, Flow] = {}
         self.flows_before: dict[int, float] = {}  # rates of the flows that were active when this instant began
         self.changed: set[int] = set()
-        self.released: dict[int, Callable[[], None]] = {}  # by channel: what the end of its flow completes
+        self.released: dict[int, Callable[[], object]] = {}  # by channel: what the end of its flow completes
 
     # ---- events ------------------------------------------------------------------------------------------------
-    def at(self, time: float, key: Key, action: Callable[[], None]) -> None:
+    def at(self, time: float, key: Key, action: Callable[[], object]) -> None:
         heapq.heappush(self.events, (time, key, next(self.pushed), action))
 
     def run(self) -> Twin:
@@ -267,7 +267,7 @@ class Twin:
         self.channels[c].arrived += 1
 
     # ---- exclusive links ---------------------------------------------------------------------------------------
-    def inject(self, c: int, left: float, message: int, segment: int, released: Callable[[], None]) -> None:
+    def inject(self, c: int, left: float, message: int, segment: int, released: Callable[[], object]) -> None:
         size = min(left, self.k.segment) if self.k.segment > 0 else left
         leaves = self.pass_link(c, 0, size, self.now, (1, c, message * 1_000_000 + segment + 1), last=size == left)
         if size < left:
@@ -305,7 +305,7 @@ class Twin:
         self.pass_link(c, hop, size, tail_before, key, last=last)
 
     # ---- fair links --------------------------------------------------------------------------------------------
-    def begin_flow(self, c: int, size: float, released: Callable[[], None]) -> None:
+    def begin_flow(self, c: int, size: float, released: Callable[[], object]) -> None:
         route = self.channels[c].route
         self.released[c] = released
         rest = size - self.take_tokens(route, size) if size > 0 and route else 0.0

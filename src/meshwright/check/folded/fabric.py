@@ -25,6 +25,7 @@ from ..program.memory import WorstMemory, worst_order_memory
 from ..program.order import Order, messages
 from ..verdict import Finding
 from .shadow import Shadow
+from .trips import with_round_trips
 
 __all__ = ["folded_link_time", "folded_memory"]
 
@@ -94,10 +95,10 @@ def _by_listing(fold: Fold, fabric: Fabric, on: Ints, p: Program, used: Ints, to
     return load
 
 
-def folded_memory(made: Shadow, order: Order) -> WorstMemory:
-    """Worst-order memory per rank, members as their representatives; what callees need is in it."""
-    p = made.program
-    worst = worst_order_memory(p, order)
+def folded_memory(made: Shadow) -> WorstMemory:
+    """Worst-order memory per rank, members as their representatives, in the order that a rank knows of (`trips`); what callees need is in it."""
+    p = with_round_trips(made)
+    worst = worst_order_memory(p, Order(p))
     rank = np.arange(p.ranks)
     for axis in made.axes:  # no rank stays: such a fold has no calls
         rank = rank - (rank // axis.stride) % axis.size * axis.stride

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any
 
 import msgspec
 import numpy as np
@@ -125,16 +124,10 @@ def with_microbatches(layout: TrainingLayout, microbatches: int) -> TrainingLayo
 
 def worst_bytes(program: Program, callees: dict[str, Program]) -> tuple[int, ...]:
     """Bytes per rank that a folded program can need in some order, at most."""
+    from ...check.folded.fabric import folded_memory
     from ...check.folded.shadow import shadow
-    from ...check.folded.trips import with_round_trips
-    from ...check.program.memory import worst_order_memory
-    from ...check.program.order import Order
 
-    made = shadow(program, callees)
-    ordered = with_round_trips(made)
-    worst = worst_order_memory(ordered, Order(ordered))
-    needs: Any = np.array(worst.peak_bytes) + np.array(worst.staging_bytes) + made.staging_bytes + made.scratch_bytes
-    return tuple(int(x) for x in needs[: program.ranks][represented_by(program)])
+    return tuple(folded_memory(shadow(program, callees)).needed_bytes)
 
 
 @dataclass(frozen=True)

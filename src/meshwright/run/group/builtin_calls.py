@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from .record_file import pack_call
 from .signatures import Signature
-from .work import BuiltinWork
+from .work import answered
 
 if TYPE_CHECKING:
     from .engine import Engine
@@ -48,7 +48,7 @@ def builtin_call(
     answer. Otherwise the answer is a work that looks into failures when it is waited for.
     Raises: what ended the group, now or before; what the built-in backend has to say about the arguments.
     """
-    over, inside, consent, alone = engine.over, engine.inside, engine.consent, engine.health is None
+    over, answer, consent, alone = engine.over, answered(engine), engine.consent, engine.health is None
     foreseen, called = consent.foreseen, consent.called
     plain = pack_call(op, -1, "", ""), 0
 
@@ -69,16 +69,6 @@ def builtin_call(
         number = called(signature)
         if alone or work is None:
             return work
-        if args[-1].asyncOp:
-            return BuiltinWork(work, engine, number)
-        inside[0] = number
-        try:
-            work.wait()
-        except RuntimeError as error:
-            engine.explain(error)
-            raise
-        finally:
-            inside[0] = 0
-        return work
+        return answer(work, number, args[-1].asyncOp)
 
     return hand

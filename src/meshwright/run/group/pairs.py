@@ -62,7 +62,7 @@ class PairWork(BuiltinWork):
         try:
             return bool(self._work.wait(timeout) if timeout else self._work.wait())
         except RuntimeError as error:
-            self._engine.explain(error)  # type: ignore[attr-defined]
+            self._engine.explain(error)
             raise
 
 

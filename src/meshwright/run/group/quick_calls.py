@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import torch.distributed as dist
 
 from .signatures import REDUCING, ROOTED, Signature
-from .work import BuiltinWork
+from .work import answered
 
 if TYPE_CHECKING:
     from .engine import Engine
@@ -145,24 +145,12 @@ class QuickCalls:
 
     def _done(self) -> Callable[[Any, tuple[Signature, Count], Any], Any]:
         """What follows when the built-in backend has taken the call: it is counted and recorded while its threads work, and waited for."""
-        engine, recorder, foreseen, inside = self.engine, self.engine.recorder, self.engine.consent.foreseen, self.engine.inside
+        called, answer = self.engine.consent.called, answered(self.engine)
 
         def done(work: Any, found: tuple[Signature, Count], opts: Any) -> Any:
             signature, count = found
             count[0] += 1
-            foreseen.called(signature)
-            number = recorder.asked(*signature, 0)
-            if opts.asyncOp:
-                return BuiltinWork(work, engine, number)
-            inside[0] = number
-            try:
-                work.wait()
-            except RuntimeError as error:
-                engine.explain(error)
-                raise
-            finally:
-                inside[0] = 0
-            return work
+            return answer(work, called(signature), opts.asyncOp)
 
         return done
 

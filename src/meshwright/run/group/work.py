@@ -12,7 +12,7 @@ import torch.distributed as dist
 
 from ...errors import RunTimeout
 
-__all__ = ["BuiltinWork", "JoinedWork", "PlannedWork", "loss_of"]
+__all__ = ["BuiltinWork", "JoinedWork", "PlannedWork", "answered", "loss_of"]
 
 
 # What gloo says when a connection or a deadline is the cause; anything else is about the arguments (an operator or a type that it lacks).
@@ -116,7 +116,13 @@ def loss_of(error: RuntimeError) -> str:
 
 
 class Waiter(Protocol):
+    """The engine: `inside[0]` is the number of the collective that its caller waits in."""
+
+    inside: list[int]
+
     def wait_inside(self, work: Any, number: int, timeout: timedelta | None) -> bool: ...
+
+    def explain(self, error: RuntimeError) -> None: ...
 
 
 class BuiltinWork(dist._Work):  # type: ignore[misc]
@@ -151,3 +157,24 @@ class BuiltinWork(dist._Work):  # type: ignore[misc]
 
     def get_future(self) -> Any:
         return self._work.get_future()
+
+
+def answered(engine: Waiter) -> Callable[[Any, int, bool], Any]:
+    """`answer(work, number, asynchronous)`: what a caller gets for the built-in backend's work on a collective. A synchronous one is waited for in
+    his thread, and a failure is looked into; that of an asynchronous one when it is waited for."""
+    inside = engine.inside
+
+    def answer(work: Any, number: int, asynchronous: bool) -> Any:
+        if asynchronous:
+            return BuiltinWork(work, engine, number)
+        inside[0] = number
+        try:
+            work.wait()
+        except RuntimeError as error:
+            engine.explain(error)
+            raise
+        finally:
+            inside[0] = 0
+        return work
+
+    return answer
