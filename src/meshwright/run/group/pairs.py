@@ -13,7 +13,7 @@ import struct
 import threading
 from collections import deque
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Any
 
 import msgspec
 import torch
@@ -47,12 +47,6 @@ def mixed(tag: int, tensor: torch.Tensor) -> int:
         digest = hashlib.blake2b(struct.pack("<q", key[0]) + str(key[1]).encode(), digest_size=4).digest()
         found = _mixes[key] = int.from_bytes(digest, "little") & ((1 << TAG_BITS - 1) - 1)
     return tag ^ found
-
-
-class Engine(Protocol):
-    """What a wait needs of the engine."""
-
-    def explain(self, error: RuntimeError) -> None: ...
 
 
 class PairWork(BuiltinWork):
