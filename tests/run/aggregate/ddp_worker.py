@@ -46,3 +46,5 @@ def main() -> None:
 
 if __name__ == "__main__":
     main()
+    sys.stdout.flush()
+    os._exit(0)  # DDP keeps gloo's threads, which may still let go tensors: that aborts an interpreter that ends in the ordinary way

@@ -23,6 +23,7 @@ _TEXT = '''"""Layout of {model}, planned by meshwright, in plain PyTorch. Start 
 
 import importlib.util
 import os
+import sys
 
 import torch
 import torch.distributed as dist
@@ -68,6 +69,9 @@ def main():
 
 if __name__ == "__main__":
     main()
+    if not torch.cuda.is_available():  # gloo's threads may still let go tensors, which aborts an interpreter that ends in the ordinary way
+        sys.stdout.flush()
+        os._exit(0)
 '''
 _PLAIN = '''{split}{replicas}    optimizer = {optimizer}
     for step in range(STEPS):
