@@ -43,7 +43,7 @@ BLOCK = re.compile(NOTE + r"^(?P<indent> *)```(?P<head>[^\n`]*)\n(?P<body>.*?)^(
 SHELL = {"cat", "torchrun", "nvidia-smi", "rocm-smi", "kubectl", "scontrol"}  # programs that pages show beside ours
 COMMAND_LIMIT_S = 900
 SERVER_LIMIT_S = 60
-PROGRESS = re.compile(r"measured \d+ of \d+ links")
+OF_THE_MACHINE = re.compile(r"measured \d+ of \d+ links|note: other programs used \d+ % of the machine")  # lines that measurements have at times
 NUMBER = re.compile(r"[-+]?\d[\d,]*(?:\.\d+)?(?:e[-+]?\d+)?(?: ?(?:n|u|m)?s\b| ?[kMGT]?i?B(?:/s)?\b)?")
 COLUMNS = "80"
 FIRST_LINES = 8  # before a `...` that stands alone
@@ -174,7 +174,7 @@ def found_at(part: list[str], printed: list[str], first: int) -> tuple[int, int]
 
 def masked(lines: Iterable[str]) -> list[str]:
     """Words, numbers and columns left out, and how often a measurement was repeated."""
-    return NUMBER.sub("#", " ".join(" ".join(line.split()) for line in lines if not PROGRESS.match(line))).split()
+    return NUMBER.sub("#", " ".join(" ".join(line.split()) for line in lines if not OF_THE_MACHINE.match(line))).split()
 
 
 def has_lab() -> bool:
@@ -258,7 +258,7 @@ def run_page(page: Path, write: bool, everything: bool = False) -> list[str]:
     """What is wrong with the page, and what was left out."""
     report: list[str] = []
     text = page.read_text(encoding="utf-8")
-    here, path = Path.cwd(), os.environ["PATH"]
+    here, outer = Path.cwd(), dict(os.environ)
     with tempfile.TemporaryDirectory(prefix="page-") as folder:
         for name in ("examples", "benchmarks"):
             Path(folder, name).symlink_to(ROOT / name)
@@ -267,13 +267,14 @@ def run_page(page: Path, write: bool, everything: bool = False) -> list[str]:
         bin_folder = Path(folder, "bin")
         bin_folder.mkdir(exist_ok=True)
         Path(folder, "docs").mkdir(exist_ok=True)
-        (bin_folder / "meshwright").write_text(f'#!/bin/sh\nexec "{sys.executable}" -m meshwright "$@"\n', encoding="utf-8")
-        (bin_folder / "meshwright").chmod(0o755)
+        for program, module in {"meshwright": "meshwright", "torchrun": "torch.distributed.run"}.items():
+            (bin_folder / program).write_text(f'#!/bin/sh\nexec "{sys.executable}" -m {module} "$@"\n', encoding="utf-8")
+            (bin_folder / program).chmod(0o755)
         rules, given = how(page, everything), inputs_of(page)
         for name, source in given.get("files", {}).items():
             shutil.copy(ROOT / source, Path(folder, name))
         os.chdir(folder)
-        os.environ["PATH"] = f"{bin_folder}{os.pathsep}{path}"
+        os.environ |= {"PATH": f"{bin_folder}{os.pathsep}{outer['PATH']}", "MESHWRIGHT_CACHE": str(Path(folder, ".plans"))}
         try:
             for command in given.get("before", []) if "before" not in rules.apart else []:
                 code, printed = ran(command, [])
@@ -283,7 +284,7 @@ def run_page(page: Path, write: bool, everything: bool = False) -> list[str]:
                 ran(command, [])
         finally:
             os.chdir(here)
-            os.environ["PATH"] = path
+            os.environ |= {name: outer[name] for name in ("PATH", "MESHWRIGHT_CACHE")}
     if today != text:
         if write:
             page.write_text(today, encoding="utf-8")

@@ -130,10 +130,22 @@ def test_a_command_may_stand_alone_on_other_pages_and_still_has_to_end_well() ->
     assert reported[1:] == ["left out: meshwright none"]
 
 
+def test_a_page_has_its_own_programs_and_keeps_plans_in_its_own_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", "/usr/bin:/bin")
+    places = "(shutil.which('torchrun'), 'bin/torchrun'), (os.environ['MESHWRIGHT_CACHE'], '.plans')"
+    asked = f"import os, shutil; print(*(x == os.path.join(os.getcwd(), y) for x, y in ({places})))"
+    page = tmp_path / "own.md"
+    page.write_text(f'```console\n$ python -c "{asked}"\nTrue True\n```\n', encoding="utf-8")
+    assert page_commands.run_page(page, write=False) == []
+    assert os.environ["PATH"] == "/usr/bin:/bin" and os.environ["MESHWRIGHT_CACHE"] == "0"
+
+
 def test_measured_numbers_are_not_compared_and_words_are() -> None:
     said = page_commands.Said("x", ["took 3.1 ms, 2 ranks"], ["took 412 us, 2 ranks"], 0, 0.0)
     assert page_commands.as_shown(said, measured=True) == said.shown
     assert page_commands.as_shown(said, measured=False) == said.printed
+    busy = page_commands.Said("x", said.shown, [*said.printed, "note: other programs used 22 % of the machine; times are disturbed"], 0, 0.0)
+    assert page_commands.as_shown(busy, measured=True) == busy.shown
     other = page_commands.Said("x", ["took 3.1 ms, 2 ranks"], ["took 3.1 ms, 2 hosts"], 0, 0.0)
     assert page_commands.as_shown(other, measured=True) == other.printed
     cut = page_commands.Said("x", ["...", "b 2", "...", "d"], ["a", "b 3", "c", "d"], 0, 0.0)
