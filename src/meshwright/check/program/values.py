@@ -12,6 +12,7 @@ wants as the fold of a tree are poison too where an addition is none of the tree
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Iterable
 from itertools import accumulate, pairwise
 from typing import Any
 
@@ -38,20 +39,23 @@ QUANTITY_MASK = (1 << 32) - 1  # of a cell: which quantity it holds; the bits ab
 class Machine:
     """Executes transfers on sets of contributions; `compute` is left to those who know what the ops mean."""
 
-    def __init__(self, p: Program, order: Order, *, nothing_is_zero: bool, grain: Ints | None = None) -> None:
+    def __init__(
+        self, p: Program, order: Order, *, nothing_is_zero: bool, grain: Ints | None = None, claimed: Iterable[int] | None = None
+    ) -> None:  # fmt: skip
+        """`claimed`: buffers that are looked at from outside. With it, buffers that neither they nor any step touch get no cells."""
         self.p, self.order, self.nothing_is_zero = p, order, nothing_is_zero
         self.trees: FoldTrees | None = None  # of sums that must be folds
         self.where = Addresses(p)
-        self.cell = _cells(p, self.where, accesses(p), grain)  # per buffer: bytes of a cell of its root
+        touched = accesses(p)
+        self.cell = _cells(p, self.where, touched, grain)  # per buffer: bytes of a cell of its root
         # A window keeps the slices of so many turns; without one every turn has its own.
         top = np.where(self.where.window > 0, np.minimum(self.where.window, int(order.turns.max(initial=1))), int(order.turns.max(initial=1)))
-        self.memory: dict[int, list[int]] = {}
-        for b in np.flatnonzero(self.where.root == np.arange(len(p.buffers))).tolist():
-            self.memory[b] = [0] * int(top[b] * self.where.size[b] // self.cell[b])
-        self.writer: dict[int, list[int]] = {b: [-1] * len(cells) for b, cells in self.memory.items()}
-        moved = int(p.steps.count.astype(np.int64).sum())
-        if sum(map(len, self.memory.values())) + moved > MAX_CELLS:
+        roots = np.unique(self.where.root if claimed is None else self.where.root[[*claimed, *np.unique(touched.buffer).tolist()]])
+        cells = top[roots] * self.where.size[roots] // self.cell[roots]
+        if sum(cells.tolist()) + int(p.steps.count.astype(np.int64).sum()) > MAX_CELLS:
             raise TimeLimit("too many chunks to follow one by one")
+        self.memory: dict[int, list[int]] = {b: [0] * n for b, n in zip(roots.tolist(), cells.tolist(), strict=True)}
+        self.writer: dict[int, list[int]] = {b: [-1] * n for b, n in zip(roots.tolist(), cells.tolist(), strict=True)}
         self.queue: list[deque[list[int]]] = [deque() for _ in range(len(p.channels))]
         self.root, self.offset = self.where.root.tolist(), self.where.offset.tolist()
         self.unit: list[int] = self.where.unit.tolist()
@@ -200,7 +204,7 @@ def check_collective(p: Program, order: Order | None = None) -> list[Finding]:
             grain[buffer] = p.buffers.chunk_bytes[buffer]
     worked = np.concatenate([p.ops.reads.values[::3], p.ops.writes.values[::3]])
     grain[worked] = p.buffers.chunk_bytes[worked]  # ops work chunk by chunk
-    m = Machine(p, order, nothing_is_zero=False, grain=grain)
+    m = Machine(p, order, nothing_is_zero=False, grain=grain, claimed=_claimed(p))
     turns = int(order.turns.max(initial=1))
     claims: list[_Claim] = []
     for c in p.contracts:
@@ -219,6 +223,26 @@ def check_collective(p: Program, order: Order | None = None) -> list[Finding]:
                 if len(found) >= MAX_FINDINGS_OF_A_KIND:
                     return found
     return found
+
+
+def _claimed(p: Program) -> set[int]:
+    """Buffers that hold a contract's data, or about which it promises something: not inputs of a scatter but the root's, nor outputs of others than the
+    root of a gather. Such buffers are as large as the job: on 8,192 ranks they would be 67 million cells that nobody looks at."""
+    found: set[int] = set()
+    for c in p.contracts:
+        found.update(buffer for member, (buffer, _, _) in enumerate(c.inputs) if _holds_data(c, member))
+        found.update(buffer for member, (buffer, _, _) in enumerate(c.outputs) if _is_promised(c, member))
+    return found
+
+
+def _holds_data(c: Contract, member: int) -> bool:
+    """Of a scatter only the root's input is data; what the others hold must not reach an output."""
+    return c.op != "scatter" or member == c.root
+
+
+def _is_promised(c: Contract, member: int) -> bool:
+    """Whether the contract says what the member's output holds."""
+    return not ((c.op in ("reduce", "gather") and member != c.root) or (c.op == "permute" and c.peers[member] < 0))
 
 
 class _Claim:
@@ -245,8 +269,7 @@ class _Claim:
 
     def fill(self, turns: int) -> None:
         for member, (buffer, chunk, count) in enumerate(self.c.inputs):
-            # Of a scatter only the root's input is data; what the others hold must not reach an output.
-            if self.c.op == "scatter" and member != self.c.root:
+            if not _holds_data(self.c, member):
                 continue
             for turn in range(turns):
                 root, lo, hi = self.m.locate(buffer, chunk, count, turn)
@@ -261,7 +284,7 @@ class _Claim:
             base = self.of(source, turn) + per * first
             return [(1 << (32 + source)) | (base + k) for k in range(per * count)]
 
-        if (c.op in ("reduce", "gather") and member != c.root) or (c.op == "permute" and c.peers[member] < 0):
+        if not _is_promised(c, member):
             return None
         if c.op in ("all-gather", "gather"):
             return [cell for source in range(n) for cell in cells(source, 0, sizes[source])]
