@@ -11,9 +11,10 @@ wants as the fold of a tree are poison too where an addition is none of the tree
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections import deque
-from collections.abc import Iterable
-from itertools import accumulate, pairwise
+from collections.abc import Sequence
+from itertools import accumulate
 from typing import Any
 
 import numpy as np
@@ -40,9 +41,10 @@ class Machine:
     """Executes transfers on sets of contributions; `compute` is left to those who know what the ops mean."""
 
     def __init__(
-        self, p: Program, order: Order, *, nothing_is_zero: bool, grain: Ints | None = None, claimed: Iterable[int] | None = None
+        self, p: Program, order: Order, *, nothing_is_zero: bool, grain: Ints | None = None, claimed: Sequence[tuple[int, int, int]] | None = None
     ) -> None:  # fmt: skip
-        """`claimed`: buffers that are looked at from outside. With it, buffers that neither they nor any step touch get no cells."""
+        """`claimed`: ranges (buffer, first chunk, count) that are looked at from outside. With them, cells that neither they nor any step touch
+        have no room: a relay of a scatter has a buffer as large as the job's data, and passes on some chunks of it."""
         self.p, self.order, self.nothing_is_zero = p, order, nothing_is_zero
         self.trees: FoldTrees | None = None  # of sums that must be folds
         self.where = Addresses(p)
@@ -50,12 +52,15 @@ class Machine:
         self.cell = _cells(p, self.where, touched, grain)  # per buffer: bytes of a cell of its root
         # A window keeps the slices of so many turns; without one every turn has its own.
         top = np.where(self.where.window > 0, np.minimum(self.where.window, int(order.turns.max(initial=1))), int(order.turns.max(initial=1)))
-        roots = np.unique(self.where.root if claimed is None else self.where.root[[*claimed, *np.unique(touched.buffer).tolist()]])
-        cells = top[roots] * self.where.size[roots] // self.cell[roots]
-        if sum(cells.tolist()) + int(p.steps.count.astype(np.int64).sum()) > MAX_CELLS:
+        roots = np.flatnonzero(self.where.root == np.arange(len(p.buffers)))
+        held = top[roots] * self.where.size[roots] // self.cell[roots]
+        self.segments: dict[int, tuple[list[int], list[int]]] = {}
+        if claimed is not None:
+            self.segments, held = self._segments(roots, top, touched, claimed)
+        if sum(held.tolist()) + int(p.steps.count.astype(np.int64).sum()) > MAX_CELLS:
             raise TimeLimit("too many chunks to follow one by one")
-        self.memory: dict[int, list[int]] = {b: [0] * n for b, n in zip(roots.tolist(), cells.tolist(), strict=True)}
-        self.writer: dict[int, list[int]] = {b: [-1] * n for b, n in zip(roots.tolist(), cells.tolist(), strict=True)}
+        self.memory: dict[int, list[int]] = {b: [0] * n for b, n in zip(roots.tolist(), held.tolist(), strict=True)}
+        self.writer: dict[int, list[int]] = {b: [-1] * n for b, n in zip(roots.tolist(), held.tolist(), strict=True)}
         self.queue: list[deque[list[int]]] = [deque() for _ in range(len(p.channels))]
         self.root, self.offset = self.where.root.tolist(), self.where.offset.tolist()
         self.unit: list[int] = self.where.unit.tolist()
@@ -68,7 +73,43 @@ class Machine:
         root, g = self.root[buffer], self.grain[buffer]
         slot = turn % self.window[buffer] if self.window[buffer] else turn
         lo = slot * self.size[root] + self.offset[buffer] + chunk * self.unit[buffer]
-        return root, lo // g, (lo + count * self.unit[buffer]) // g
+        first, end = lo // g, (lo + count * self.unit[buffer]) // g
+        if self.segments and first < end:
+            starts, gaps = self.segments[root]
+            gap = gaps[bisect_right(starts, first) - 1]
+            return root, first - gap, end - gap
+        return root, first, end
+
+    def _segments(
+        self, roots: Ints, top: Ints, touched: Accesses, claimed: Sequence[tuple[int, int, int]]
+    ) -> tuple[dict[int, tuple[list[int], list[int]]], Ints]:  # fmt: skip
+        """Per root buffer, the stretches of cells that something touches: their starts, and how many cells before each have no room.
+        And how many cells have room."""
+        more = np.array(claimed, np.int64).reshape(-1, 3)
+        buffer, chunk, count = (np.concatenate(x) for x in zip((touched.buffer, touched.chunk, touched.count), more.T, strict=True))
+        root = self.where.root[buffer]
+        slots = top[root]
+        # Every slot of a window, and every turn where there is none, has its own slice of the buffer.
+        of = np.repeat(np.arange(len(buffer)), slots)
+        slot = np.arange(len(of)) - np.repeat(np.cumsum(slots) - slots, slots)
+        lo = slot * self.where.size[root[of]] + self.where.offset[buffer[of]] + chunk[of] * self.where.unit[buffer[of]]
+        hi = lo + count[of] * self.where.unit[buffer[of]]
+        root, lo, hi = root[of], lo // self.cell[root[of]], hi // self.cell[root[of]]
+        keep = lo < hi
+        root, lo, hi = root[keep], lo[keep], hi[keep]
+        by = np.lexsort((lo, root))
+        found: dict[int, tuple[list[int], list[int]]] = {b: ([], []) for b in roots.tolist()}
+        ends: dict[int, int] = dict.fromkeys(found, 0)
+        held = dict.fromkeys(found, 0)
+        for b, first, end in zip(root[by].tolist(), lo[by].tolist(), hi[by].tolist(), strict=True):
+            starts, gaps = found[b]
+            if not starts or first > ends[b]:
+                starts.append(first)
+                gaps.append(first - held[b])
+                ends[b] = first
+            held[b] += max(end - ends[b], 0)
+            ends[b] = max(end, ends[b])
+        return found, np.array(list(held.values()), np.int64)
 
     def add(self, a: int, b: int, step: int) -> int:
         # Poison stays poison and keeps the step that made it, for the witness.
@@ -225,13 +266,13 @@ def check_collective(p: Program, order: Order | None = None) -> list[Finding]:
     return found
 
 
-def _claimed(p: Program) -> set[int]:
-    """Buffers that hold a contract's data, or about which it promises something: not inputs of a scatter but the root's, nor outputs of others than the
-    root of a gather. Such buffers are as large as the job: on 8,192 ranks they would be 67 million cells that nobody looks at."""
-    found: set[int] = set()
+def _claimed(p: Program) -> list[tuple[int, int, int]]:
+    """Ranges that hold a contract's data, or about which it promises something: not inputs of a scatter but the root's, nor outputs of others
+    than the root of a gather. These may be as large as the job: on 8,192 ranks they would be 67 million cells that nobody looks at."""
+    found: list[tuple[int, int, int]] = []
     for c in p.contracts:
-        found.update(buffer for member, (buffer, _, _) in enumerate(c.inputs) if _holds_data(c, member))
-        found.update(buffer for member, (buffer, _, _) in enumerate(c.outputs) if _is_promised(c, member))
+        found += [x for member, x in enumerate(c.inputs) if _holds_data(c, member)]
+        found += [x for member, x in enumerate(c.outputs) if _is_promised(c, member)]
     return found
 
 
@@ -253,12 +294,14 @@ class _Claim:
         self.members = c.members(p.ranks)
         # Which bit of a cell stands for a member's contribution: in a tree its number in the job, which rank it is does not matter.
         self.bit = c.numbers if c.numbers and c.op in REPRODUCIBLE_SUMS else tuple(range(len(self.members)))
-        self.starts = [0, *accumulate(n for _, _, n in c.inputs)]
+        self.sizes = [n for _, _, n in c.inputs]
+        self.starts = [0, *accumulate(self.sizes)]
+        self.parts = [0, *accumulate(n for _, _, n in c.outputs)]  # of a scatter and a reduce-scatter: one after another, member by member
         buffer = c.inputs[0][0]
         self.per: int = max(1, m.unit[buffer] // m.grain[buffer])
         # Sums are over inputs that lie over each other; where nothing is added, every member's input has quantities of its own.
         self.apart = c.op in ("all-gather", "gather", "all-to-all", "permute")
-        self.total: int = self.starts[-1] if self.apart else max(b - a for a, b in pairwise(self.starts))
+        self.total: int = self.starts[-1] if self.apart else max(self.sizes)
 
     def quantities(self, turns: int) -> int:
         return self.per * self.total * turns
@@ -277,8 +320,7 @@ class _Claim:
 
     def wanted(self, member: int, turn: int) -> list[int] | None:
         """What the member's output must hold, cell by cell; None: nothing is promised."""
-        c, per, n = self.c, self.per, len(self.members)
-        sizes = [b - a for a, b in pairwise(self.starts)]
+        c, per, n, sizes = self.c, self.per, len(self.members), self.sizes
 
         def cells(source: int, first: int, count: int) -> list[int]:
             base = self.of(source, turn) + per * first
@@ -294,9 +336,7 @@ class _Claim:
             return cells(c.peers[member], 0, sizes[c.peers[member]])
         if c.op == "all-to-all":
             return [cell for source in range(n) for cell in cells(source, member * (sizes[source] // n), sizes[source] // n)]
-        own = c.outputs[member][2]
-        # Parts of a scatter and a reduce-scatter lie one after another, member by member.
-        skip = sum(count for _, _, count in c.outputs[:member])
+        skip, own = self.parts[member], c.outputs[member][2]
         if c.op == "scatter":
             return cells(c.root, skip, own)
         everyone, base = (1 << n) - 1, self.of(0, turn)
@@ -306,10 +346,9 @@ class _Claim:
 
     def misfit(self, member: int) -> str:
         """Why the contract's own ranges do not make a whole collective, or empty."""
-        c, sizes = self.c, [b - a for a, b in pairwise(self.starts)]
+        c, sizes, parts = self.c, self.sizes, self.parts[-1]
         if c.op in ("reduce-scatter", "scatter"):
             source = c.root if c.op == "scatter" else member
-            parts = sum(count for _, _, count in c.outputs)
             return f"the parts have {parts} chunks together, the input has {sizes[source]}" if parts != sizes[source] else ""
         if c.op == "all-to-all" and sizes[member] % len(sizes):
             return f"the input of rank {self.members[member]} has {sizes[member]} chunks, which are not {len(sizes)} equal blocks"
