@@ -124,6 +124,39 @@ def test_too_much_to_follow_is_unknown(monkeypatch: pytest.MonkeyPatch) -> None:
     verdict.raise_if_wrong()  # unknown is not wrong, but it is no pass either
 
 
+@pytest.mark.parametrize("op", ["scatter", "gather"])
+def test_buffers_of_which_nothing_is_said_cost_nothing(op: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every rank has a buffer as large as the job, but only the root's holds data or gets it."""
+    ranks = 40
+
+    def star(swapped: int) -> Program:
+        """The root at rank 0 sends (gets) chunk i to (from) rank i; of ranks 1 and 2 the wrong ones where `swapped`."""
+        b = ProgramBuilder(ranks=ranks)
+        large = [b.buffer(r, chunks=ranks, chunk_bytes=8) for r in range(ranks)]
+        small = [b.buffer(r, chunks=1, chunk_bytes=8) for r in range(ranks)]
+        lanes = [b.lane(r) for r in range(ranks)]
+        lanes[0].copy(*(((large[0], 0), (small[0], 0)) if op == "scatter" else ((small[0], 0), (large[0], 0))))
+        for r in range(1, ranks):
+            chunk = 3 - r if swapped and r < 3 else r
+            if op == "scatter":
+                channel = b.channel(0, r)
+                lanes[0].send(channel, large[0], chunk)
+                lanes[r].recv(channel, small[r], 0)
+            else:
+                channel = b.channel(r, 0)
+                lanes[r].send(channel, small[r], 0)
+                lanes[0].recv(channel, large[0], chunk)
+        whole, parts = tuple((x, 0, ranks) for x in large), tuple((x, 0, 1) for x in small)
+        inputs, outputs = (whole, parts) if op == "scatter" else (parts, whole)
+        b.contract = Contract(op=op, inputs=inputs, outputs=outputs, root=0)
+        return b.build()
+
+    monkeypatch.setattr(values_module, "MAX_CELLS", 5 * ranks)  # held and moved; all buffers together have 8 times as many
+    assert check_program(star(0)).ok
+    wrong = check_program(star(1))
+    assert wrong.status == "wrong" and "holds another chunk's data" in wrong.findings[0].message
+
+
 def test_a_crash_in_a_checker_is_unknown(monkeypatch: pytest.MonkeyPatch) -> None:
     from meshwright.check import whole
 

@@ -11,8 +11,10 @@ wants as the fold of a tree are poison too where an addition is none of the tree
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections import deque
-from itertools import accumulate, pairwise
+from collections.abc import Sequence
+from itertools import accumulate
 from typing import Any
 
 import numpy as np
@@ -38,20 +40,27 @@ QUANTITY_MASK = (1 << 32) - 1  # of a cell: which quantity it holds; the bits ab
 class Machine:
     """Executes transfers on sets of contributions; `compute` is left to those who know what the ops mean."""
 
-    def __init__(self, p: Program, order: Order, *, nothing_is_zero: bool, grain: Ints | None = None) -> None:
+    def __init__(
+        self, p: Program, order: Order, *, nothing_is_zero: bool, grain: Ints | None = None, claimed: Sequence[tuple[int, int, int]] | None = None
+    ) -> None:  # fmt: skip
+        """`claimed`: ranges (buffer, first chunk, count) that are looked at from outside. With them, cells that neither they nor any step touch
+        have no room: a relay of a scatter has a buffer as large as the job's data, and passes on some chunks of it."""
         self.p, self.order, self.nothing_is_zero = p, order, nothing_is_zero
         self.trees: FoldTrees | None = None  # of sums that must be folds
         self.where = Addresses(p)
-        self.cell = _cells(p, self.where, accesses(p), grain)  # per buffer: bytes of a cell of its root
+        touched = accesses(p)
+        self.cell = _cells(p, self.where, touched, grain)  # per buffer: bytes of a cell of its root
         # A window keeps the slices of so many turns; without one every turn has its own.
         top = np.where(self.where.window > 0, np.minimum(self.where.window, int(order.turns.max(initial=1))), int(order.turns.max(initial=1)))
-        self.memory: dict[int, list[int]] = {}
-        for b in np.flatnonzero(self.where.root == np.arange(len(p.buffers))).tolist():
-            self.memory[b] = [0] * int(top[b] * self.where.size[b] // self.cell[b])
-        self.writer: dict[int, list[int]] = {b: [-1] * len(cells) for b, cells in self.memory.items()}
-        moved = int(p.steps.count.astype(np.int64).sum())
-        if sum(map(len, self.memory.values())) + moved > MAX_CELLS:
+        roots = np.flatnonzero(self.where.root == np.arange(len(p.buffers)))
+        held = top[roots] * self.where.size[roots] // self.cell[roots]
+        self.segments: dict[int, tuple[list[int], list[int]]] = {}
+        if claimed is not None:
+            self.segments, held = self._segments(roots, top, touched, claimed)
+        if sum(held.tolist()) + int(p.steps.count.astype(np.int64).sum()) > MAX_CELLS:
             raise TimeLimit("too many chunks to follow one by one")
+        self.memory: dict[int, list[int]] = {b: [0] * n for b, n in zip(roots.tolist(), held.tolist(), strict=True)}
+        self.writer: dict[int, list[int]] = {b: [-1] * n for b, n in zip(roots.tolist(), held.tolist(), strict=True)}
         self.queue: list[deque[list[int]]] = [deque() for _ in range(len(p.channels))]
         self.root, self.offset = self.where.root.tolist(), self.where.offset.tolist()
         self.unit: list[int] = self.where.unit.tolist()
@@ -64,7 +73,43 @@ class Machine:
         root, g = self.root[buffer], self.grain[buffer]
         slot = turn % self.window[buffer] if self.window[buffer] else turn
         lo = slot * self.size[root] + self.offset[buffer] + chunk * self.unit[buffer]
-        return root, lo // g, (lo + count * self.unit[buffer]) // g
+        first, end = lo // g, (lo + count * self.unit[buffer]) // g
+        if self.segments and first < end:
+            starts, gaps = self.segments[root]
+            gap = gaps[bisect_right(starts, first) - 1]
+            return root, first - gap, end - gap
+        return root, first, end
+
+    def _segments(
+        self, roots: Ints, top: Ints, touched: Accesses, claimed: Sequence[tuple[int, int, int]]
+    ) -> tuple[dict[int, tuple[list[int], list[int]]], Ints]:  # fmt: skip
+        """Per root buffer, the stretches of cells that something touches: their starts, and how many cells before each have no room.
+        And how many cells have room."""
+        more = np.array(claimed, np.int64).reshape(-1, 3)
+        buffer, chunk, count = (np.concatenate(x) for x in zip((touched.buffer, touched.chunk, touched.count), more.T, strict=True))
+        root = self.where.root[buffer]
+        slots = top[root]
+        # Every slot of a window, and every turn where there is none, has its own slice of the buffer.
+        of = np.repeat(np.arange(len(buffer)), slots)
+        slot = np.arange(len(of)) - np.repeat(np.cumsum(slots) - slots, slots)
+        lo = slot * self.where.size[root[of]] + self.where.offset[buffer[of]] + chunk[of] * self.where.unit[buffer[of]]
+        hi = lo + count[of] * self.where.unit[buffer[of]]
+        root, lo, hi = root[of], lo // self.cell[root[of]], hi // self.cell[root[of]]
+        keep = lo < hi
+        root, lo, hi = root[keep], lo[keep], hi[keep]
+        by = np.lexsort((lo, root))
+        found: dict[int, tuple[list[int], list[int]]] = {b: ([], []) for b in roots.tolist()}
+        ends: dict[int, int] = dict.fromkeys(found, 0)
+        held = dict.fromkeys(found, 0)
+        for b, first, end in zip(root[by].tolist(), lo[by].tolist(), hi[by].tolist(), strict=True):
+            starts, gaps = found[b]
+            if not starts or first > ends[b]:
+                starts.append(first)
+                gaps.append(first - held[b])
+                ends[b] = first
+            held[b] += max(end - ends[b], 0)
+            ends[b] = max(end, ends[b])
+        return found, np.array(list(held.values()), np.int64)
 
     def add(self, a: int, b: int, step: int) -> int:
         # Poison stays poison and keeps the step that made it, for the witness.
@@ -200,7 +245,7 @@ def check_collective(p: Program, order: Order | None = None) -> list[Finding]:
             grain[buffer] = p.buffers.chunk_bytes[buffer]
     worked = np.concatenate([p.ops.reads.values[::3], p.ops.writes.values[::3]])
     grain[worked] = p.buffers.chunk_bytes[worked]  # ops work chunk by chunk
-    m = Machine(p, order, nothing_is_zero=False, grain=grain)
+    m = Machine(p, order, nothing_is_zero=False, grain=grain, claimed=_claimed(p))
     turns = int(order.turns.max(initial=1))
     claims: list[_Claim] = []
     for c in p.contracts:
@@ -221,6 +266,26 @@ def check_collective(p: Program, order: Order | None = None) -> list[Finding]:
     return found
 
 
+def _claimed(p: Program) -> list[tuple[int, int, int]]:
+    """Ranges that hold a contract's data, or about which it promises something: not inputs of a scatter but the root's, nor outputs of others
+    than the root of a gather. These may be as large as the job: on 8,192 ranks they would be 67 million cells that nobody looks at."""
+    found: list[tuple[int, int, int]] = []
+    for c in p.contracts:
+        found += [x for member, x in enumerate(c.inputs) if _holds_data(c, member)]
+        found += [x for member, x in enumerate(c.outputs) if _is_promised(c, member)]
+    return found
+
+
+def _holds_data(c: Contract, member: int) -> bool:
+    """Of a scatter only the root's input is data; what the others hold must not reach an output."""
+    return c.op != "scatter" or member == c.root
+
+
+def _is_promised(c: Contract, member: int) -> bool:
+    """Whether the contract says what the member's output holds."""
+    return not ((c.op in ("reduce", "gather") and member != c.root) or (c.op == "permute" and c.peers[member] < 0))
+
+
 class _Claim:
     """One contract on the machine. Its quantities are `first` and up, in cells: `per` cells to a chunk of the contract's buffers."""
 
@@ -229,12 +294,14 @@ class _Claim:
         self.members = c.members(p.ranks)
         # Which bit of a cell stands for a member's contribution: in a tree its number in the job, which rank it is does not matter.
         self.bit = c.numbers if c.numbers and c.op in REPRODUCIBLE_SUMS else tuple(range(len(self.members)))
-        self.starts = [0, *accumulate(n for _, _, n in c.inputs)]
+        self.sizes = [n for _, _, n in c.inputs]
+        self.starts = [0, *accumulate(self.sizes)]
+        self.parts = [0, *accumulate(n for _, _, n in c.outputs)]  # of a scatter and a reduce-scatter: one after another, member by member
         buffer = c.inputs[0][0]
         self.per: int = max(1, m.unit[buffer] // m.grain[buffer])
         # Sums are over inputs that lie over each other; where nothing is added, every member's input has quantities of its own.
         self.apart = c.op in ("all-gather", "gather", "all-to-all", "permute")
-        self.total: int = self.starts[-1] if self.apart else max(b - a for a, b in pairwise(self.starts))
+        self.total: int = self.starts[-1] if self.apart else max(self.sizes)
 
     def quantities(self, turns: int) -> int:
         return self.per * self.total * turns
@@ -245,8 +312,7 @@ class _Claim:
 
     def fill(self, turns: int) -> None:
         for member, (buffer, chunk, count) in enumerate(self.c.inputs):
-            # Of a scatter only the root's input is data; what the others hold must not reach an output.
-            if self.c.op == "scatter" and member != self.c.root:
+            if not _holds_data(self.c, member):
                 continue
             for turn in range(turns):
                 root, lo, hi = self.m.locate(buffer, chunk, count, turn)
@@ -254,14 +320,13 @@ class _Claim:
 
     def wanted(self, member: int, turn: int) -> list[int] | None:
         """What the member's output must hold, cell by cell; None: nothing is promised."""
-        c, per, n = self.c, self.per, len(self.members)
-        sizes = [b - a for a, b in pairwise(self.starts)]
+        c, per, n, sizes = self.c, self.per, len(self.members), self.sizes
 
         def cells(source: int, first: int, count: int) -> list[int]:
             base = self.of(source, turn) + per * first
             return [(1 << (32 + source)) | (base + k) for k in range(per * count)]
 
-        if (c.op in ("reduce", "gather") and member != c.root) or (c.op == "permute" and c.peers[member] < 0):
+        if not _is_promised(c, member):
             return None
         if c.op in ("all-gather", "gather"):
             return [cell for source in range(n) for cell in cells(source, 0, sizes[source])]
@@ -271,9 +336,7 @@ class _Claim:
             return cells(c.peers[member], 0, sizes[c.peers[member]])
         if c.op == "all-to-all":
             return [cell for source in range(n) for cell in cells(source, member * (sizes[source] // n), sizes[source] // n)]
-        own = c.outputs[member][2]
-        # Parts of a scatter and a reduce-scatter lie one after another, member by member.
-        skip = sum(count for _, _, count in c.outputs[:member])
+        skip, own = self.parts[member], c.outputs[member][2]
         if c.op == "scatter":
             return cells(c.root, skip, own)
         everyone, base = (1 << n) - 1, self.of(0, turn)
@@ -283,10 +346,9 @@ class _Claim:
 
     def misfit(self, member: int) -> str:
         """Why the contract's own ranges do not make a whole collective, or empty."""
-        c, sizes = self.c, [b - a for a, b in pairwise(self.starts)]
+        c, sizes, parts = self.c, self.sizes, self.parts[-1]
         if c.op in ("reduce-scatter", "scatter"):
             source = c.root if c.op == "scatter" else member
-            parts = sum(count for _, _, count in c.outputs)
             return f"the parts have {parts} chunks together, the input has {sizes[source]}" if parts != sizes[source] else ""
         if c.op == "all-to-all" and sizes[member] % len(sizes):
             return f"the input of rank {self.members[member]} has {sizes[member]} chunks, which are not {len(sizes)} equal blocks"
