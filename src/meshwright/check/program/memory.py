@@ -22,7 +22,7 @@ from ...fabric.fabric import Fabric
 from ...program.program import Kind, Program, Space
 from ..verdict import Finding
 from .flow_kernel import maximum_flow
-from .order import Addresses, Order, accesses, messages
+from .order import Addresses, Ints, Order, accesses, messages
 from .staging import staging_bytes
 from .sweep import posted_ahead, swept_peaks
 
@@ -139,8 +139,9 @@ def worst_order_memory(p: Program, order: Order | None = None) -> WorstMemory:
     of: list[list[int]] = [[] for _ in range(actors)]
     for e, actor in enumerate(life.actor):
         of[actor].append(e)
+    ahead = posted_ahead(order)  # once for all actors: it looks at every step
     for actor in range(actors):
-        peaks[actor], exact[actor], held = _worst(order, life, of[actor])
+        peaks[actor], exact[actor], held = _worst(order, life, of[actor], ahead)
         alive[actor] = tuple(life.what[e] for e in held if life.what[e] >= 0)
         steps[actor] = tuple(-1 - life.what[e] for e in held if life.what[e] < 0)
     staging = staging_bytes(p, order)
@@ -166,7 +167,7 @@ def _all_at_once(p: Program) -> WorstMemory:
     )  # fmt: skip
 
 
-def _worst(order: Order, life: _Lifetimes, elements: list[int]) -> tuple[int, bool, list[int]]:
+def _worst(order: Order, life: _Lifetimes, elements: list[int], ahead: Ints) -> tuple[int, bool, list[int]]:
     """Worst moment of one actor: bytes, whether exact, elements alive."""
     exact = True
     weight: dict[int, int] = {}  # event 2·node = start, 2·node + 1 = end
@@ -195,7 +196,7 @@ def _worst(order: Order, life: _Lifetimes, elements: list[int]) -> tuple[int, bo
     events, most = sorted(weight), sum(w for w in weight.values() if w > 0)
     if len(events) > MAX_FLOW_NODES or most >= UNCUT_BYTES:
         return fixed + most, False, []
-    closed, gain = _closure(order, events, weight)
+    closed, gain = _closure(order, events, weight, ahead)
     held = [e for e in elements if life.size[e] and not life.begins[e] and not life.ends[e]]
     for e, begins, ends in single:
         if all(2 * v in closed for v in begins) and not any(2 * v + 1 in closed for v in ends):
@@ -203,8 +204,8 @@ def _worst(order: Order, life: _Lifetimes, elements: list[int]) -> tuple[int, bo
     return fixed + gain, exact, held
 
 
-def _closure(order: Order, events: list[int], weight: dict[int, int]) -> tuple[set[int], int]:
-    """A predecessor-closed set of events of largest weight."""
+def _closure(order: Order, events: list[int], weight: dict[int, int], ahead: Ints) -> tuple[set[int], int]:
+    """A predecessor-closed set of events of largest weight. `ahead`: of every node (`posted_ahead`)."""
     if not events:
         return set(), 0
     node = np.array([v // 2 for v in events], dtype=np.int64)
@@ -213,7 +214,6 @@ def _closure(order: Order, events: list[int], weight: dict[int, int]) -> tuple[s
     index = np.arange(len(events))
     # Only the last event of each lane that precedes an event needs an arc: those before it in its lane follow along its own arcs.
     arcs: set[tuple[int, int]] = set()  # event -> event that must come before it
-    ahead = posted_ahead(order)
     posted = ~is_end & (ahead[node] >= 0)
     for lane in lanes.tolist():
         seen = np.where(posted, -1, order.last_ancestor(node, lane))
