@@ -24,6 +24,7 @@ from meshwright.decide.collective.cloudcollectives.cost import CostMatrix
 from meshwright.errors import FormatError, RunError, Unsupported, UsageError
 from meshwright.fabric.fabric import Fabric
 from meshwright.io.fabric.toml import read_fabric_json, read_fabric_toml
+from meshwright.probe.fabric import flow
 from meshwright.probe.fabric.campaign import probe_fabric
 from meshwright.probe.fabric.flow import stream, take
 from meshwright.probe.fabric.infer import infer_fabric
@@ -84,6 +85,28 @@ def test_a_slow_stream_is_counted_over_its_window() -> None:
     there.close()
     assert found["bytes"] % 1000 == 0 and found["seconds"] <= 0.12
     assert found["bytes"] / found["seconds"] == pytest.approx(1000 / 0.03, rel=0.6)
+
+
+def test_what_waited_for_a_late_reader_is_no_part_of_the_rate(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A reader that gets no processor for a while finds 100,000 bytes; while it counts 8,000 come, at most."""
+    monkeypatch.setattr(flow, "BLOCK_BYTES", 1 << 14)  # less than what waits
+    here, there = socket.socketpair()
+    here.settimeout(10)
+    there.sendall(bytes(100_000))
+
+    def send() -> None:
+        for _ in range(8):
+            there.sendall(bytes(1000))
+            threading.Event().wait(0.03)
+        there.shutdown(socket.SHUT_WR)
+
+    thread = threading.Thread(target=send)
+    with here, here.makefile("rb") as reader:
+        thread.start()
+        found = take(reader, {"warm_s": 0.0, "window_s": 0.2, "tail_s": 0.02})
+        thread.join(60)
+    there.close()
+    assert 0 < found["bytes"] <= 8000
 
 
 def test_streams_without_the_token_or_an_agent_are_errors() -> None:

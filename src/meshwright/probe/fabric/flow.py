@@ -6,10 +6,13 @@ company). Needs the standard library only: agents run where nothing else is inst
 
 from __future__ import annotations
 
+import array
+import fcntl
 import json
 import math
 import socket
 import struct
+import termios
 import time
 from pathlib import Path
 from typing import Any
@@ -80,14 +83,15 @@ def _by_loss(link: socket.socket) -> None:
 def take(reader: Any, order: dict[str, Any]) -> dict[str, Any]:
     """Receive a stream: {"bytes", "seconds" in which they came, "idle": share of this machine's processors that was idle meanwhile}.
 
-    Counted are arrivals in the window after the first in it, over the time from that one to the last.
+    Counted is what reaches this machine in the window after its first arrival, over the time from that one to the last. A reader that had to
+    wait for a processor finds in the kernel what came meanwhile: that is no part of what comes afterwards.
     """
     warm, window, tail = _seconds(order, "warm_s", "window_s", "tail_s")
     begin = time.monotonic()
     opens, closes = begin + warm, begin + warm + window
     view = memoryview(bytearray(BLOCK_BYTES))
     first = last = 0.0
-    counted = arrivals = 0
+    counted = arrivals = found = left = 0
     before: tuple[int, int] | None = None
     after: tuple[int, int] | None = None
     while True:
@@ -101,8 +105,9 @@ def take(reader: Any, order: dict[str, Any]) -> dict[str, Any]:
             before = _processors()
         if now <= closes:
             # The first arrival opens the time and is not counted: its bytes came before.
+            left = _waiting(reader)
             if first == 0.0:
-                first = now
+                first, found = now, left
             else:
                 counted += got
             last, arrivals = now, arrivals + 1
@@ -112,7 +117,14 @@ def take(reader: Any, order: dict[str, Any]) -> dict[str, Any]:
     idle, total = (b - a for a, b in zip(before or after, after, strict=True))
     # A slow link may deliver in a few large arrivals, between which no rate can be read; then the whole window is the time.
     few = arrivals < 3 or last - first < window / 2
-    return {"bytes": counted, "seconds": window if few else last - first, "idle": round(idle / total, 4) if total else 1.0}
+    return {"bytes": counted + left - found, "seconds": window if few else last - first, "idle": round(idle / total, 4) if total else 1.0}
+
+
+def _waiting(reader: Any) -> int:
+    """Bytes of a stream that the kernel holds, not read yet."""
+    size = array.array("i", [0])
+    fcntl.ioctl(reader.fileno(), termios.FIONREAD, size)
+    return size[0]
 
 
 def drain(reader: Any) -> None:
