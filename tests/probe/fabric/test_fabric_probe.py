@@ -66,18 +66,19 @@ def test_a_stream_is_counted_by_its_receiver() -> None:
     assert found["bytes"] > 1 << 16 and 0.04 < found["seconds"] <= 0.11 and 0 <= found["idle"] <= 1
 
 
+def trickle(there: socket.socket) -> None:
+    for _ in range(8):
+        there.sendall(bytes(1000))
+        threading.Event().wait(0.03)
+    there.shutdown(socket.SHUT_WR)
+
+
 def test_a_slow_stream_is_counted_over_its_window() -> None:
     """Three small arrivals, known bytes: those after the first within the window, over the time between them."""
     here, there = socket.socketpair()
     here.settimeout(10)
 
-    def send() -> None:
-        for _ in range(8):
-            there.sendall(bytes(1000))
-            threading.Event().wait(0.03)
-        there.shutdown(socket.SHUT_WR)
-
-    thread = threading.Thread(target=send)
+    thread = threading.Thread(target=trickle, args=(there,))
     thread.start()
     with here, here.makefile("rb") as reader:
         found = take(reader, {"warm_s": 0.05, "window_s": 0.12, "tail_s": 0.02})
@@ -94,13 +95,7 @@ def test_what_waited_for_a_late_reader_is_no_part_of_the_rate(monkeypatch: pytes
     here.settimeout(10)
     there.sendall(bytes(100_000))
 
-    def send() -> None:
-        for _ in range(8):
-            there.sendall(bytes(1000))
-            threading.Event().wait(0.03)
-        there.shutdown(socket.SHUT_WR)
-
-    thread = threading.Thread(target=send)
+    thread = threading.Thread(target=trickle, args=(there,))
     with here, here.makefile("rb") as reader:
         thread.start()
         found = take(reader, {"warm_s": 0.0, "window_s": 0.2, "tail_s": 0.02})
