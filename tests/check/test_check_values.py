@@ -7,7 +7,17 @@ from dataclasses import replace
 import msgspec
 import numpy as np
 import pytest
-from check_programs import Training, direct_exchange, ring_all_gather, ring_all_reduce, training_layout, tree_all_reduce, two_groups
+from check_programs import (
+    Training,
+    chain_broadcast,
+    direct_exchange,
+    ring_all_gather,
+    ring_all_reduce,
+    training_layout,
+    tree_all_reduce,
+    two_groups,
+    windowed_reduce,
+)
 
 from meshwright.check import check_program
 from meshwright.check.program import values as values_module
@@ -155,6 +165,24 @@ def test_buffers_of_which_nothing_is_said_cost_nothing(op: str, monkeypatch: pyt
     assert check_program(star(0)).ok
     wrong = check_program(star(1))
     assert wrong.status == "wrong" and "holds another chunk's data" in wrong.findings[0].message
+
+
+@pytest.mark.parametrize(
+    "plain",
+    [
+        ring_all_gather(4), ring_all_reduce(4, repeat=3), tree_all_reduce(5), two_groups(), chain_broadcast(4), windowed_reduce(4),
+        *(direct_exchange(op, 4) for op in ("scatter", "gather", "all-to-all")),
+    ], ids=["all-gather", "turns", "tree", "groups", "chain", "window", "scatter", "gather", "all-to-all"],
+)  # fmt: skip
+def test_cells_left_out_change_no_finding(plain: Program, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also in later turns, in windows, and of programs that claim something else."""
+    first = plain.contracts[0]
+    kinds = ("all-reduce", "all-gather", "broadcast", "gather", "reduce-scatter", "all-to-all", "scatter")
+    programs = [plain, *(replace(plain, contracts=(replace(first, op=op), *plain.contracts[1:])) for op in kinds if op != first.op)]
+    found = [check_collective(p) for p in programs]
+    monkeypatch.setattr(values_module, "_claimed", lambda p: None)  # every cell has room
+    assert found == [check_collective(p) for p in programs]
+    assert not found[0] and any(found)
 
 
 def test_a_crash_in_a_checker_is_unknown(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -52,15 +52,16 @@ class Machine:
         self.cell = _cells(p, self.where, touched, grain)  # per buffer: bytes of a cell of its root
         # A window keeps the slices of so many turns; without one every turn has its own.
         top = np.where(self.where.window > 0, np.minimum(self.where.window, int(order.turns.max(initial=1))), int(order.turns.max(initial=1)))
-        roots = np.flatnonzero(self.where.root == np.arange(len(p.buffers)))
-        held = top[roots] * self.where.size[roots] // self.cell[roots]
+        roots = np.flatnonzero(self.where.root == np.arange(len(p.buffers))).tolist()
+        self.slice_cells: list[int] = (self.where.size // self.cell).tolist()  # per buffer: cells of one slice of its root that have room
         self.segments: dict[int, tuple[list[int], list[int]]] = {}
         if claimed is not None:
-            self.segments, held = self._segments(roots, top, touched, claimed)
-        if sum(held.tolist()) + int(p.steps.count.astype(np.int64).sum()) > MAX_CELLS:
+            self._leave_out(touched, claimed)
+        cells = {b: int(top[b]) * self.slice_cells[b] for b in roots}
+        if sum(cells.values()) + int(p.steps.count.astype(np.int64).sum()) > MAX_CELLS:
             raise TimeLimit("too many chunks to follow one by one")
-        self.memory: dict[int, list[int]] = {b: [0] * n for b, n in zip(roots.tolist(), held.tolist(), strict=True)}
-        self.writer: dict[int, list[int]] = {b: [-1] * n for b, n in zip(roots.tolist(), held.tolist(), strict=True)}
+        self.memory: dict[int, list[int]] = {b: [0] * n for b, n in cells.items()}
+        self.writer: dict[int, list[int]] = {b: [-1] * n for b, n in cells.items()}
         self.queue: list[deque[list[int]]] = [deque() for _ in range(len(p.channels))]
         self.root, self.offset = self.where.root.tolist(), self.where.offset.tolist()
         self.unit: list[int] = self.where.unit.tolist()
@@ -72,44 +73,31 @@ class Machine:
         """(root, first cell, end cell)."""
         root, g = self.root[buffer], self.grain[buffer]
         slot = turn % self.window[buffer] if self.window[buffer] else turn
-        lo = slot * self.size[root] + self.offset[buffer] + chunk * self.unit[buffer]
-        first, end = lo // g, (lo + count * self.unit[buffer]) // g
-        if self.segments and first < end:
+        first, cells = (self.offset[buffer] + chunk * self.unit[buffer]) // g, count * self.unit[buffer] // g
+        if cells and root in self.segments:
             starts, gaps = self.segments[root]
-            gap = gaps[bisect_right(starts, first) - 1]
-            return root, first - gap, end - gap
-        return root, first, end
+            first -= gaps[bisect_right(starts, first) - 1]
+        first += slot * self.slice_cells[root]
+        return root, first, first + cells
 
-    def _segments(
-        self, roots: Ints, top: Ints, touched: Accesses, claimed: Sequence[tuple[int, int, int]]
-    ) -> tuple[dict[int, tuple[list[int], list[int]]], Ints]:  # fmt: skip
-        """Per root buffer, the stretches of cells that something touches: their starts, and how many cells before each have no room.
-        And how many cells have room."""
+    def _leave_out(self, touched: Accesses, claimed: Sequence[tuple[int, int, int]]) -> None:
+        """Cells that neither these accesses nor these ranges touch get no room: `segments` has, per root buffer, where each stretch that is touched
+        starts, and how many cells before it have no room. All slices of a buffer are alike."""
         more = np.array(claimed, np.int64).reshape(-1, 3)
         buffer, chunk, count = (np.concatenate(x) for x in zip((touched.buffer, touched.chunk, touched.count), more.T, strict=True))
-        root = self.where.root[buffer]
-        slots = top[root]
-        # Every slot of a window, and every turn where there is none, has its own slice of the buffer.
-        of = np.repeat(np.arange(len(buffer)), slots)
-        slot = np.arange(len(of)) - np.repeat(np.cumsum(slots) - slots, slots)
-        lo = slot * self.where.size[root[of]] + self.where.offset[buffer[of]] + chunk[of] * self.where.unit[buffer[of]]
-        hi = lo + count[of] * self.where.unit[buffer[of]]
-        root, lo, hi = root[of], lo // self.cell[root[of]], hi // self.cell[root[of]]
-        keep = lo < hi
-        root, lo, hi = root[keep], lo[keep], hi[keep]
-        by = np.lexsort((lo, root))
-        found: dict[int, tuple[list[int], list[int]]] = {b: ([], []) for b in roots.tolist()}
-        ends: dict[int, int] = dict.fromkeys(found, 0)
-        held = dict.fromkeys(found, 0)
-        for b, first, end in zip(root[by].tolist(), lo[by].tolist(), hi[by].tolist(), strict=True):
-            starts, gaps = found[b]
-            if not starts or first > ends[b]:
-                starts.append(first)
-                gaps.append(first - held[b])
-                ends[b] = first
-            held[b] += max(end - ends[b], 0)
-            ends[b] = max(end, ends[b])
-        return found, np.array(list(held.values()), np.int64)
+        root, unit = self.where.root[buffer], self.where.unit[buffer]
+        start = (self.where.offset[buffer] + chunk * unit) // self.cell[root]
+        stop = start + count * unit // self.cell[root]
+        by = np.lexsort((start, root))
+        self.slice_cells, end = [0] * len(self.slice_cells), [0] * len(self.slice_cells)
+        for b, low, high in zip(root[by].tolist(), start[by].tolist(), stop[by].tolist(), strict=True):
+            starts, gaps = self.segments.setdefault(b, ([], []))
+            if not starts or low > end[b]:
+                starts.append(low)
+                gaps.append(low - self.slice_cells[b])
+                end[b] = low
+            self.slice_cells[b] += max(high - end[b], 0)
+            end[b] = max(high, end[b])
 
     def add(self, a: int, b: int, step: int) -> int:
         # Poison stays poison and keeps the step that made it, for the witness.
