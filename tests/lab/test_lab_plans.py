@@ -18,7 +18,7 @@ from meshwright.fabric.fabric import Device, Fabric, Link
 from meshwright.lab import impair
 from meshwright.lab.commands import batches, build, relays, shell_text
 from meshwright.lab.impair import Impairment, impairments, method_for
-from meshwright.lab.planning import Options, Plan, plan_lab
+from meshwright.lab.planning import LabPlan, Options, plan_lab
 from meshwright.lab.routes import find_routes, walk
 from meshwright.lab.scaling import MIN_RATE_Bps, burst_bytes, load_of, merge_parallel, parse_scale, rehearsed, segment_bytes
 from meshwright.lab.wiring import MAX_NAMESPACES, wire
@@ -32,11 +32,11 @@ def without_netem(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("meshwright.lab.planning.tool_path", lambda: "/usr/sbin")
 
 
-def planned(fabric: Fabric, scale: Fraction | int = 1, **options: object) -> Plan:
+def planned(fabric: Fabric, scale: Fraction | int = 1, **options: object) -> LabPlan:
     return plan_lab(fabric, "test", Options(scale=Fraction(scale), **options))  # type: ignore[arg-type]
 
 
-def check_network(plan: Plan) -> None:
+def check_network(plan: LabPlan) -> None:
     """Every link is shaped once, as the fabric says; nothing else passes; every pair of devices takes the fabric's route."""
     network = Network(plan.shell_text())
     fabric, wiring = plan.fabric, plan.wiring
@@ -64,7 +64,7 @@ def check_network(plan: Plan) -> None:
     check_names(plan, network)
 
 
-def check_names(plan: Plan, network: Network) -> None:
+def check_names(plan: LabPlan, network: Network) -> None:
     wiring = plan.wiring
     macs = [mac for space in network.spaces.values() for i, mac in space.interfaces.items() if i not in ("br0", "id0")]
     assert len(set(macs)) == len(macs)

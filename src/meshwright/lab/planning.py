@@ -21,7 +21,7 @@ from .scaling import load_of, rehearsed
 from .state import LabState, LinkState
 from .wiring import Wiring, wire
 
-__all__ = ["Options", "Plan", "first_state", "plan_lab"]
+__all__ = ["LabPlan", "Options", "first_state", "plan_lab"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,7 +41,7 @@ class Options:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Plan:
+class LabPlan:
     """All that is decided before anything is made."""
 
     fabric: Fabric
@@ -55,7 +55,7 @@ class Plan:
         return shell_text(self.commands, self.helpers)
 
 
-def plan_lab(fabric: Fabric, name: str, options: Options) -> Plan:
+def plan_lab(fabric: Fabric, name: str, options: Options) -> LabPlan:
     """Raises: Disconnected, Infeasible, UsageError, UnknownName; Unsupported when a delay or loss cannot be made here."""
     if not 1280 <= options.mtu <= 9000:
         raise UsageError(f"must be between 1280 and 9000, got {options.mtu}", where="--mtu", hint="1500 is Ethernet's")
@@ -83,14 +83,14 @@ def plan_lab(fabric: Fabric, name: str, options: Options) -> Plan:
         notes.append(f"delay and loss of {len(impaired)} links by a relay in user space: the kernel has no netem")
     if len(built.links) < len(fabric.links):
         notes.append(f"{len(fabric.links) - len(built.links)} parallel links were merged with others")
-    return Plan(
+    return LabPlan(
         fabric=built, wiring=wiring, routes=routes, commands=tuple(build(wiring, routes, ipv6=Path("/proc/sys/net/ipv6").exists())),
         helpers=(*relays(wiring, options.seed), *aggregator_commands(wiring)),
         notes=tuple(notes),
     )  # fmt: skip
 
 
-def first_state(name: str, plan: Plan, options: Options) -> LabState:
+def first_state(name: str, plan: LabPlan, options: Options) -> LabState:
     """The state of a lab that is being built by this process."""
     pid = os.getpid()
     return LabState(
