@@ -66,11 +66,11 @@ def _casting() -> tuple[bool, str, bool]:
     return torch.is_autocast_enabled("cpu"), str(torch.get_autocast_dtype("cpu")), bool(gpu_casts._libraries)
 
 
-def _key(model: str, loss: str, batch_size: int | None, seed: int, sizes: Any = ()) -> tuple[Any, ...]:
+def _key(model: str, loss: str, batch_size: int | None, seed: int, sizes: Any = (), dtype: str = "float32") -> tuple[Any, ...]:
     """One for each file and function, however a caller writes the file; a name that says more may mean other files in another folder."""
     file, _, function = model.partition(".py:")
     name = f"{Path(file).resolve()}.py:{function}" if function.isidentifier() else f"{model} in {Path.cwd()}"
-    return name, loss, batch_size, seed, str(sizes), _casting()
+    return name, loss, batch_size, seed, str(sizes), dtype, _casting()
 
 
 def _named(traced: TracedForward, model: str) -> TracedForward:
@@ -78,17 +78,17 @@ def _named(traced: TracedForward, model: str) -> TracedForward:
 
 
 def _once(
-    model: str, loss: str, batch_size: int | None, seed: int, methods: Any, sizes: Any = (), whole: bool = False
+    model: str, loss: str, batch_size: int | None, seed: int, methods: Any, sizes: Any = (), whole: bool = False, dtype: str = "float32"
 ) -> tuple[OpGraph, TracedForward]:
     if not kept(model, loss):
-        return _real_once(model, loss, batch_size, seed, methods, sizes, whole)
-    key = (*_key(model, loss, batch_size, seed, sizes), whole)
+        return _real_once(model, loss, batch_size, seed, methods, sizes, whole, dtype)
+    key = (*_key(model, loss, batch_size, seed, sizes, dtype), whole)
     if "export" in methods and key in _captures:
         graph, traced = _captures[key]
         return graph if graph.model == model else msgspec.structs.replace(graph, model=model), _named(traced, model)
-    graph, traced = found = _real_once(model, loss, batch_size, seed, methods, sizes, whole)
+    graph, traced = found = _real_once(model, loss, batch_size, seed, methods, sizes, whole, dtype)
     if graph.method == "export" and _plain(traced):
-        at_batch = _key(model, loss, graph.batch_size, seed, sizes)  # the model's own batch may be asked for by its number next
+        at_batch = _key(model, loss, graph.batch_size, seed, sizes, dtype)  # the model's own batch may be asked for by its number next
         _put(_captures, key, found)
         _put(_captures, (*at_batch, whole), found)
         _put(_traces, at_batch, traced)
@@ -100,7 +100,7 @@ def _trace_job(job: Any, **options: Any) -> Any:
     if set(options) != {"batch_size"} or not kept(job.model, job.loss):
         return _real_trace_job(job, **options)
     with of_jobs.casting(job.asked.precision):
-        key = _key(job.model, job.loss, options["batch_size"], job.seed, job.sizes or ())
+        key = _key(job.model, job.loss, options["batch_size"], job.seed, job.sizes or (), job.dtype)
     if key in _traces:
         return _named(_traces[key], job.model)
     traced = _real_trace_job(job, **options)

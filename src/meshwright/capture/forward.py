@@ -80,6 +80,7 @@ def trace_forward(
     opaque: bool = False,
     evaluation: bool = False,
     sizes: Sequence[Sequence[int]] = (),
+    dtype: str = "float32",
 ) -> TracedForward:
     """Builds the model named `model` and traces it with its loss.
 
@@ -89,7 +90,7 @@ def trace_forward(
 
     Raises UsageError, UnknownName (wrong name, contract, loss) and CaptureError (user code fails; names file and line).
     """
-    built = partial(build_objective, model, loss=loss, batch_size=batch_size, seed=seed, device=device, sizes=sizes)
+    built = partial(build_objective, model, loss=loss, batch_size=batch_size, seed=seed, device=device, sizes=sizes, dtype=dtype)
     return built_and_traced(built, loss=loss, opaque=opaque, evaluation=evaluation)[-1]
 
 
@@ -122,21 +123,21 @@ def _outline(module: nn.Module) -> dict[str, Any]:
 
 def build_objective(
     model: str, *, loss: str, batch_size: int | None, seed: int, device: str, channels_last: bool = False, sizes: Sequence[Sequence[int]] = (),
-    real: bool = False,
+    real: bool = False, dtype: str = "float32",
 ) -> tuple[Objective, ModelSource, Any]:  # fmt: skip
     """(model with loss, its source, fake mode or None): on `fake`, built on meta (`real`: with memory) and replaced by fakes on the processor."""
     if device != "fake":
-        source = build_model(model, device=device, seed=seed, batch_size=batch_size, sizes=sizes)
+        source = build_model(model, device=device, seed=seed, batch_size=batch_size, sizes=sizes, dtype=dtype)
         refuse_parameter_hooks(source.module, model)
         return Objective(source.module, loss, channels_last=channels_last, calling=source.calling), source, None
     notes: tuple[str, ...] = ("built with real memory: construction on the meta device makes another module",) if real else ()
     try:
-        source = build_model(model, device="cpu" if real else "meta", seed=seed, batch_size=batch_size, sizes=sizes)
+        source = build_model(model, device="cpu" if real else "meta", seed=seed, batch_size=batch_size, sizes=sizes, dtype=dtype)
     except CaptureError as error:
         if real:
             raise
         # Construction that reads values (`x.item()`) cannot be described on meta: build it really, once.
-        source, real = build_model(model, device="cpu", seed=seed, batch_size=batch_size, sizes=sizes), True
+        source, real = build_model(model, device="cpu", seed=seed, batch_size=batch_size, sizes=sizes, dtype=dtype), True
         notes = (f"built with real memory: construction on the meta device failed at {error.where}: {error.message}",)
     mode = fake_mode()
     module = source.module

@@ -49,6 +49,7 @@ def capture(
     scalable: bool = True,
     sizes: Sequence[Sequence[int]] = (),
     whole: bool = False,
+    dtype: str = "float32",
 ) -> OpGraph:
     """Captures the model named `model` (`FILE.py:function` or `module:function`) with its loss at `batch_size` rows.
 
@@ -62,14 +63,14 @@ def capture(
         if method not in METHODS:
             raise UnknownName(f"there is no capture method {method!r}", where=model, hint=f"there are: {', '.join(METHODS)}")
     with stage(f"capturing {model}"), few_collections(), uncompiled_graphs():
-        graph, _ = _once(model, loss, batch_size, seed, methods, sizes, whole)
+        graph, _ = _once(model, loss, batch_size, seed, methods, sizes, whole, dtype)
     if not scalable:
         return graph
-    asked = partial(_once, model, loss, seed=seed, methods=(graph.method,), sizes=sizes, whole=whole)
+    asked = partial(_once, model, loss, seed=seed, methods=(graph.method,), sizes=sizes, whole=whole, dtype=dtype)
     scaling, other = _scaling(graph, asked)
     if isinstance(scaling, str) and other is not None:
         if _blocks_left_out(graph) != _blocks_left_out(other):
-            return capture(model, loss=loss, batch_size=batch_size, seed=seed, methods=methods, sizes=sizes, whole=True)
+            return capture(model, loss=loss, batch_size=batch_size, seed=seed, methods=methods, sizes=sizes, whole=True, dtype=dtype)
         if graph.batch_size == 1 and batch_size is None:
             further, _ = _scaling(other, asked)
             if not isinstance(further, str):
@@ -97,10 +98,12 @@ def _blocks_left_out(graph: OpGraph) -> bool:
     return any(note.startswith(_ALIKE) for note in graph.notes)
 
 
-def capture_and_trace(model: str, *, loss: str, batch_size: int, seed: int = 0, sizes: Sequence[Sequence[int]] = ()) -> tuple[OpGraph, TracedForward]:
+def capture_and_trace(
+    model: str, *, loss: str, batch_size: int, seed: int = 0, sizes: Sequence[Sequence[int]] = (), dtype: str = "float32"
+) -> tuple[OpGraph, TracedForward]:
     """The graph at one batch size, as `capture` gives it, and the trace that it was made of: for what is planned and run in one process."""
     with few_collections(), uncompiled_graphs():
-        return _once(model, loss, batch_size, seed, METHODS, sizes, True)
+        return _once(model, loss, batch_size, seed, METHODS, sizes, True, dtype)
 
 
 def executed_graph(traced: TracedForward) -> OpGraph:
@@ -126,9 +129,10 @@ def _shape_of(x: torch.Tensor) -> GraphValue:
 
 
 def _once(
-    model: str, loss: str, batch_size: int | None, seed: int, methods: Sequence[str], sizes: Sequence[Sequence[int]] = (), whole: bool = False
+    model: str, loss: str, batch_size: int | None, seed: int, methods: Sequence[str], sizes: Sequence[Sequence[int]] = (), whole: bool = False,
+    dtype: str = "float32",
 ) -> tuple[OpGraph, TracedForward]:
-    build = partial(build_objective, model, loss=loss, batch_size=batch_size, seed=seed, device="fake", sizes=sizes)
+    build = partial(build_objective, model, loss=loss, batch_size=batch_size, seed=seed, device="fake", sizes=sizes, dtype=dtype)
     objective, source, mode, traced = built_and_traced(build, loss=loss, opaque="export" not in methods)
     notes: list[str] = list(traced.notes)
     if traced.method == "export":

@@ -58,7 +58,7 @@ def capture_job(job: Training, **options: Any) -> OpGraph:
     from .graph import capture
 
     with casting(job.asked.autocast):
-        return capture(job.model, loss=job.loss, seed=job.seed, sizes=job.sizes or (), **options)
+        return capture(job.model, loss=job.loss, seed=job.seed, sizes=job.sizes or (), dtype=job.dtype, **options)
 
 
 def capture_and_trace_job(job: Training, batch_size: int) -> tuple[OpGraph, Any]:
@@ -66,7 +66,7 @@ def capture_and_trace_job(job: Training, batch_size: int) -> tuple[OpGraph, Any]
     from .graph import capture_and_trace
 
     with casting(job.asked.autocast):
-        return capture_and_trace(job.model, loss=job.loss, batch_size=batch_size, seed=job.seed, sizes=job.sizes or ())
+        return capture_and_trace(job.model, loss=job.loss, batch_size=batch_size, seed=job.seed, sizes=job.sizes or (), dtype=job.dtype)
 
 
 def trace_job(job: Training, **options: Any) -> Any:
@@ -74,4 +74,4 @@ def trace_job(job: Training, **options: Any) -> Any:
     from .forward import trace_forward
 
     with casting(job.asked.autocast):
-        return trace_forward(job.model, loss=job.loss, seed=job.seed, sizes=job.sizes or (), **options)
+        return trace_forward(job.model, loss=job.loss, seed=job.seed, sizes=job.sizes or (), dtype=job.dtype, **options)

@@ -89,12 +89,14 @@ def resolve_function(name: str, *, what: str = "model") -> Callable[..., Any]:
 
 
 def build_model(
-    name: str, *, device: str, seed: int = 0, batch_size: int | None = None, lazy: bool = False, sizes: Sequence[Sequence[int]] = ()
+    name: str, *, device: str, seed: int = 0, batch_size: int | None = None, lazy: bool = False, sizes: Sequence[Sequence[int]] = (),
+    dtype: str = "float32",
 ) -> ModelSource:
     """Calls the model function on `device` after seeding torch, checks the contract and brings the inputs to `batch_size` rows.
 
     `lazy`: weights that lie in files need not be loaded, others need not be drawn, on the processor (`ModelSource.weights`).
-    `sizes`: of one sample of every input (`Training.sizes`); none: as the function gives them.
+    `sizes`: of one sample of every input (`Training.sizes`); none: as the function gives them. `dtype`: of its floating-point weights, buffers and
+    inputs where it is not float32 (`Training.dtype`), which leaves them as they are.
     The global random state is put back afterwards. Raises UsageError (contract broken) or CaptureError (user code failed).
     """
     if batch_size is not None and batch_size < 1:
@@ -110,6 +112,9 @@ def build_model(
         inputs = _apart(given)
         if placed:
             place_tables(module, *read_placed(placed))
+        if dtype != "float32":
+            module.to(getattr(torch, dtype))
+            inputs = tuple(x.to(getattr(torch, dtype)) if x.dtype == torch.float32 else x for x in inputs)
     if sizes:
         if [x.dim() - 1 for x in inputs] != [len(s) for s in sizes]:
             shapes = ", ".join(str(tuple(x.shape)) for x in inputs)

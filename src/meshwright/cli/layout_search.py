@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -71,11 +70,13 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> Result:
+    from msgspec import structs
+
     from ..decide.layout.mixed.search import Demands
-    from ..decide.layout.precision import FULL, MIXED, with_optimizer
     from ..drive.layout.search import find_expert_layouts, find_layouts
     from ..drive.plans import read_fabric
     from ..graph.scale import at_batch
+    from ..plan.precision import FULL, MIXED, with_optimizer
     from ..probe.costs.name import load_cost
     from ..profile.frameworks import framework
     from .collective_export import size_bytes
@@ -91,7 +92,7 @@ def run(args: argparse.Namespace) -> Result:
     cost = load_cost(args.cost, fabric)
     made, precision = framework(args.framework) if args.framework else None, MIXED if args.precision == "mixed" else FULL
     if made is not None and args.precision == "mixed":
-        precision = replace(MIXED, state=made.state)
+        precision = structs.replace(MIXED, state=made.state)
     demands = Demands(
         objective=args.objective, price_per_hour=_numbers(args.price, "--price"), watts=_numbers(args.power, "--power"), budget=args.budget,
         samples_per_s=args.min_throughput,

@@ -20,6 +20,7 @@ from ..drive.training.decisions import choose, context_of, refine
 from ..drive.training.evaluated import Evaluated, Policy
 from ..drive.training.pipeline import schedule_asked
 from ..drive.training.recompute import RecomputeWanted
+from ..drive.training.wishes import PrecisionWanted
 from ..errors import MeshwrightError, UsageError
 from ..fabric.fabric import Fabric
 from ..graph.graph import OpGraph
@@ -30,6 +31,7 @@ from ..ledger.captured import captured_flops
 from ..ledger.flops import Causal
 from ..plan.context import exchange_of
 from ..plan.plan import Plan
+from ..plan.precision import in_precision
 from .assumptions import ERRORS, Assumption, ErrorBars, assumptions_of
 from .breakdown import Breakdown, Simulated, breakdown, simulated
 from .neighbours import among, neighbours
@@ -144,7 +146,7 @@ def _graph(plan: Plan, path: Path | None, notes: list[str]) -> OpGraph | None:
         except MeshwrightError as error:
             notes.append(f"other layouts were not looked at: the model cannot be captured here ({error.message}); give --graph")
             return None
-    if graph.fingerprint() != plan.job["graph_fingerprint"]:
+    if in_precision(graph, PrecisionWanted.of(plan.layout).precision).fingerprint() != plan.job["graph_fingerprint"]:
         if path is not None:
             raise UsageError("is the graph of another model than the plan's", where=str(path), hint="capture the plan's model")
         notes.append("other layouts were not looked at: the model has changed since it was planned")
@@ -195,9 +197,10 @@ def _common_cost(plan: Plan, run: Simulated, notes: list[str]) -> Cost:
 def _others(plan: Plan, run: Simulated, chosen: Evaluated, graph: OpGraph, limit_s: float, notes: list[str]) -> _Others | None:
     cost = _common_cost(plan, run, notes)
     asked = RecomputeWanted(plan.decisions.get("recompute", {}).get("options", {}).get("policy", "auto"))
+    wishes = (asked, PrecisionWanted.of(plan.layout), schedule_asked(plan))
     job = msgspec.convert(plan.job["training"], Training)
     limits = SearchBudget(work_s=MAX_OTHERS_WORK_S, time_limit_s=limit_s)
-    context = context_of(job, run.fabric, cost, graph=graph, wishes=(asked, schedule_asked(plan)), budget=limits)
+    context = context_of(job, run.fabric, cost, graph=graph, wishes=wishes, budget=limits)
     try:
         judged = neighbours(context, plan) if plan.main.fold is not None else choose(context, AGAIN).judged
     except MeshwrightError as error:

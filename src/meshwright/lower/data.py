@@ -35,7 +35,7 @@ from math import lcm
 from ..errors import Unsupported
 from ..plan.experts import of_experts
 from ..plan.shards import sharing
-from ..plan.sizes import padded_size, summed_over
+from ..plan.sizes import master_ratio, message_ratio, padded_size, state_bytes, summed_over
 from ..program.builder import LaneBuilder, StepRef
 from .compressed import CompressedSums
 from .groups import ADDING, Group, Residency, last_steps
@@ -82,7 +82,8 @@ class DataParallel:
                 raise Unsupported(f"parameter {params[0]!r} is in no bucket", hint="the layout's buckets must hold every parameter of one stage")
             using = frozenset(k for k in r.stage.segments if any(p in low.segment[k].params for p in params))
             alone = ":" in name or of_experts(name) or not low.layout.buckets
-            self.groups[name] = Group(name, params, sizes[buffer], sizes[buffer] if alone else low.largest_bucket(r), using)
+            planned = sizes[buffer] if alone else low.largest_bucket(r)
+            self.groups[name] = Group(name, params, sizes[buffer], planned, using, ratio=message_ratio(low.layout))
         self.used: dict[str, list[Group]] = {}  # by segment
         for g in self.groups.values():
             for k in g.segments:
@@ -124,10 +125,9 @@ class DataParallel:
         for g in self.groups.values():
             gradients = f"gradients{g.name}" if self.level < 2 else f"gradshard{g.name}"
             chunks = g.chunks if self.level < 2 else g.part[1]
-            each = g.chunk_bytes
-            r.buffers[gradients] = b.buffer(r.number, chunks=chunks, chunk_bytes=each, role="gradient", persistent=True, name=gradients)
+            r.buffers[gradients] = b.buffer(r.number, chunks=chunks, chunk_bytes=g.gradient_bytes, role="gradient", persistent=True, name=gradients)
             if waiting := self._folds():
-                fold = (g.part[1], g.chunk_bytes) if self.level > 1 else (1, g.size_bytes)
+                fold = (g.part[1], g.gradient_bytes) if self.level > 1 else (1, g.size_bytes * g.ratio)
                 name = f"folds{g.name}"
                 r.buffers[name] = b.buffer(
                     r.number, chunks=waiting * fold[0], chunk_bytes=fold[1], role="scratch", persistent=True, name=name,
@@ -139,12 +139,12 @@ class DataParallel:
                 first, count = g.part
                 name = f"gradshard{g.name}"
                 r.buffers[name] = b.buffer(
-                    r.number, chunks=count, chunk_bytes=g.chunk_bytes, role="gradient", persistent=True, name=name,
-                    alias_of=r.buffers[gradients], alias_offset_bytes=first * g.chunk_bytes,
+                    r.number, chunks=count, chunk_bytes=g.gradient_bytes, role="gradient", persistent=True, name=name,
+                    alias_of=r.buffers[gradients], alias_offset_bytes=first * g.gradient_bytes,
                 )  # fmt: skip
         self.compressed.buffers()
         trained = sum(g.part[1] * g.chunk_bytes if self.level else g.size_bytes for g in self.groups.values())
-        state = self.low.layout.step_end.state_copies * trained
+        state = state_bytes(self.low.layout, trained, trained if self.level > 1 else sum(g.size_bytes for g in self.groups.values()))
         r.buffers["state"] = b.buffer(r.number, chunks=1, chunk_bytes=state, role="state", persistent=True, name="state")
 
     def _folds(self) -> int:
@@ -154,14 +154,14 @@ class DataParallel:
 
     def _cut(self, g: Group) -> None:
         """Chunks that every collective of the group can use, and that the replicas' parts are whole numbers of."""
-        plan, (me, n), size = self.low.plan_all_reduce, sharing(self.low.layout, self._replica(), g.name), g.planned_bytes
+        plan, (me, n), size = self.low.plan_all_reduce, sharing(self.low.layout, self._replica(), g.name), g.message_bytes
         tied, holders, replicas = self._tied(g), self._holders(g), (self._replica(),) if self.low.folded else range(self.low.layout.data)
         groups = [x for p, _, _ in holders for d in replicas if (x := self._tensor(g, p, d)) is not None]
         cut = n if self.by_parts else 1
         counts = [1, *(cut * plan("tensor", x, -(-size // cut)).chunks for x in dict.fromkeys(groups))]
         for data in dict.fromkeys(self._replicas(p, d, t, g.name) for p, d, t in holders):  # who shares a parameter cuts it alike
             if self.level and len(data) > 1:
-                counts += [n, replica_chunks(self.low, "weights", data, size, ALL_GATHER)]
+                counts += [n, replica_chunks(self.low, "weights", data, g.planned_bytes, ALL_GATHER)]
                 counts += [replica_chunks(self.low, "gradient", data, size, REDUCE_SCATTER)] if g.name not in self.compressed.groups else []
             elif len(data) > 1 and g.name not in self.compressed.groups:
                 counts.append(replica_chunks(self.low, "gradient", data, size))
@@ -276,7 +276,7 @@ class DataParallel:
         if (g.name, microbatch) in self.full:
             return []
         name = f"gradfull:{microbatch}{g.name}"
-        self.full[g.name, microbatch] = self.low.b.buffer(self.r.number, chunks=g.chunks, chunk_bytes=g.chunk_bytes, role="gradient", name=name)
+        self.full[g.name, microbatch] = self.low.b.buffer(self.r.number, chunks=g.chunks, chunk_bytes=g.gradient_bytes, role="gradient", name=name)
         # with overlap the last sum may still run, the one before must be over: two whole gradients at once
         return self.closed[-2:-1] if self.low.layout.overlap else []
 
@@ -302,7 +302,7 @@ class DataParallel:
         low, r = self.low, self.r
         p, d, t = low.layout.coordinates(r.number)
         copies = self._copies(p, d, t)
-        part, size = r.buffers[f"gradshard{g.name}"], -(-g.planned_bytes // sharing(low.layout, d, g.name)[1])
+        part, size = r.buffers[f"gradshard{g.name}"], -(-g.message_bytes // sharing(low.layout, d, g.name)[1])
         r.sync.call(low.call("gradient", f"copies:{low.layout.mates(p)[0]}.{d}.{t}", copies, r.number, part, size), after=[after])
 
     def _reduce(self, g: Group, after: StepRef, microbatch: int = -1) -> None:
@@ -343,7 +343,7 @@ class DataParallel:
     def _over_tensor(self, g: Group, buffer: int, after: StepRef) -> None:
         p, d, _ = self.low.layout.coordinates(self.r.number)
         if (tensor := self._tensor(g, p, d)) is not None:
-            label, size = f"tp:{p}.{d}:{'.'.join(summed_over(g.name))}", g.planned_bytes
+            label, size = f"tp:{p}.{d}:{'.'.join(summed_over(g.name))}", g.message_bytes
             if self.by_parts:
                 buffer, size = self.r.buffers[f"gradshard{g.name}"], -(-size // sharing(self.low.layout, d, g.name)[1])
             self.r.sync.call(self.low.call("tensor", label, tensor, self.r.number, buffer, size), after=[after])
@@ -352,7 +352,7 @@ class DataParallel:
         if g.name in self.compressed.groups:
             self.compressed.send(g.name, after)
         elif len(replicas := self._data(g.name)) > 1:
-            how = ("gradient", self._label("dp", g.name), replicas, buffer, g.planned_bytes, REDUCE_SCATTER if self.level else ALL_REDUCE)
+            how = ("gradient", self._label("dp", g.name), replicas, buffer, g.message_bytes, REDUCE_SCATTER if self.level else ALL_REDUCE)
             call_replicas(self.low, self.r, self.r.sync, *how, after=[after])
 
     # ---- end of the step ---------------------------------------------------------------------------------------
@@ -371,7 +371,7 @@ class DataParallel:
             if (tied := self._tied(g)) is not None:
                 p, d, t = lay.coordinates(r.number)
                 copy = f"{lay.mates(p).index(p)}." if len(lay.mates(p)) > 1 else ""
-                size = -(-g.planned_bytes // lay.data) if self.level else g.planned_bytes
+                size = -(-g.message_bytes // lay.data) if self.level else g.message_bytes
                 buffer = r.buffers[f"{'gradshard' if self.level else 'gradients'}{g.name}"]
                 r.sync.call(low.call("tied", f"tied:{g.name.partition(':')[2]}:{copy}{d}.{t}", tied, r.number, buffer, size), after=[last])
         if not self.groups:  # nothing here is trained
@@ -389,7 +389,7 @@ class DataParallel:
             waits, norm = lower_norm(low, r, [low.whole(r, n) for n in gradients], waits)
             reads.append((norm, 0, low.b.chunks_of(norm)))
         op = low.b.op(
-            "optimizer", graph=f"opt{r.stage.index}", stage=r.stage.index, workspace_bytes=UPDATE_BUFFERS * largest, reads=reads,
+            "optimizer", graph=f"opt{r.stage.index}", stage=r.stage.index, workspace_bytes=UPDATE_BUFFERS * largest * master_ratio(lay), reads=reads,
             writes=[*updated, low.whole(r, "state")],
         )  # fmt: skip
         done = r.compute.compute(op, after=waits)

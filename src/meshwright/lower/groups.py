@@ -22,6 +22,17 @@ class Group:
     chunks: int = field(init=False)  # these three: once its collectives are planned
     chunk_bytes: int = field(init=False)
     part: tuple[int, int] = field(init=False)  # first chunk of this rank's part, and how many
+    ratio: int = 1  # bytes of a gradient per byte of its weight; sizes above are of weights
+
+    @property
+    def message_bytes(self) -> int:
+        """For which collectives of gradients are planned."""
+        return self.planned_bytes * self.ratio
+
+    @property
+    def gradient_bytes(self) -> int:
+        """Of a chunk of gradients."""
+        return self.chunk_bytes * self.ratio
 
 
 @dataclass

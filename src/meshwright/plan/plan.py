@@ -18,6 +18,7 @@ from ..notebook_repr import repr_html
 from ..program.program import Program
 from .copies import ExpertCopies
 from .entries import Alternative, CycleEntry, Prediction
+from .precision import Precision
 
 __all__ = [
     "Alternative", "ContextExchange", "CycleEntry", "GradientBucket", "ParamShard", "PartialGradient", "Plan", "Prediction", "Recompute", "RowBias",
@@ -176,8 +177,7 @@ class Segment(_Record, frozen=True, kw_only=True):
 class Stage(_Record, frozen=True, kw_only=True):
     """One pipeline stage: its segments in order, the values it receives and sends in forward (gradients flow the other way).
 
-    What a rank has already, from another stage that it holds, it neither receives again nor is sent.
-    """
+    What a rank has already, from another stage that it holds, it neither receives again nor is sent."""
 
     index: int
     segments: tuple[str, ...]
@@ -190,8 +190,7 @@ class GradientBucket(_Record, frozen=True, kw_only=True):
     """Parameters of stage `stage` whose gradients are summed over the data replicas together (and, when sharded, divided together).
 
     A stage's buckets are numbered from 0 in the order in which its backward completes them. A parameter that several stages use is in none: it
-    is a group of its own. With a `codec` (as `codec.parse_codec` reads it) replicas gather each other's payloads instead of summing gradients.
-    """
+    is a group of its own. With a `codec` (`codec.parse_codec`) replicas gather each other's payloads instead of summing gradients."""
 
     stage: int
     params: tuple[str, ...]
@@ -280,6 +279,7 @@ class TrainingLayout(_Record, frozen=True, kw_only=True):
     exchanges: tuple[ContextExchange, ...] | msgspec.UnsetType = msgspec.UNSET  # left out without context parallelism
     batch_sums: tuple[str, ...] | msgspec.UnsetType = msgspec.UNSET  # left out where replicas share no statistics
     expert_shards: tuple[ParamShard, ...] | msgspec.UnsetType = msgspec.UNSET  # experts' parameters over `expert` ranks; left out where that is 1
+    precision: Precision | msgspec.UnsetType = msgspec.UNSET  # left out of documents where it is the captured graph's
     whole_parameters: bool | msgspec.UnsetType = msgspec.UNSET  # none in the parts of two replicas (`plan.shards.places`); left out where any may be
 
     @property

@@ -10,11 +10,18 @@ from collections.abc import Container, Sequence
 
 from ..graph.graph import OpGraph, Work
 from .experts import EXPERT_GRADIENTS
-from .plan import Segment, Stage, TrainingLayout
+from .plan import Segment, Stage, StepEnd, TrainingLayout
+from .precision import MASTER_BYTES
 from .shards import expert_shards, least_part, local_size, sharing
 from .vocabulary import base_node
 
-__all__ = ["backward_works", "gradient_buffers", "gradient_names", "inputs_read", "padded_size", "shard_bytes", "summed_over", "training_works"]
+__all__ = [
+    "backward_works", "gradient_buffers", "gradient_names", "inputs_read", "master_ratio", "message_ratio", "padded_size", "parameter_bytes",
+    "shard_bytes", "state_bytes", "summed_over", "training_works",
+]  # fmt: skip
+
+# Copies of a parameter's size that training keeps: weight, gradient and two Adam moments.
+STATE_COPIES = 4
 
 
 def summed_over(buffer: str) -> tuple[str, ...]:
@@ -73,6 +80,37 @@ def padded_size(layout: TrainingLayout, group: str, sizes: Sequence[int]) -> int
     return parts * (least_part(sizes, parts) if layout.whole_parameters else -(-sum(sizes) // parts))
 
 
+def message_ratio(layout: TrainingLayout) -> int:
+    """Bytes of a gradient, as it is added up and sent, per byte of its weight."""
+    return layout.precision.message_ratio if layout.precision else 1
+
+
+def master_ratio(layout: TrainingLayout) -> int:
+    """Bytes of what the optimizer updates, per byte of its weight."""
+    return layout.precision.master_ratio if layout.precision else 1
+
+
+def state_bytes(layout: TrainingLayout, weights: int, held: int) -> int:
+    """Of what a rank keeps beside weights and gradients, by bytes of weights: those whose state is its own, and those whose gradients it adds up.
+
+    Where gradients are added up in a wider type than they are sent in, what is wider counts here.
+    """
+    copies = layout.step_end.state_copies
+    if not layout.precision:
+        return copies * weights
+    state, more = layout.precision.state, MASTER_BYTES * (copies - StepEnd().state_copies)
+    return round(((state.optimizer + more) * weights + (state.gradient - state.message) * held) / state.weight)
+
+
+def parameter_bytes(layout: TrainingLayout, weights: int, level: int) -> int:
+    """Bytes of weights, gradients and state of so many bytes of weights, of which data replicas divide what sharding level `level` says. Without a
+    precision, Adam's."""
+    if layout.precision:
+        return round(weights / layout.precision.state.weight * layout.precision.state.at(level, layout.data))
+    divided = min(level + 1, 3) + (level == 3) if level else 0  # of the four copies
+    return weights * (STATE_COPIES - divided) + weights * divided // layout.data
+
+
 def training_works(graph: OpGraph, layout: TrainingLayout) -> dict[str, Work]:
     """Work of every kind of compute step, by the key under which `Cost` prices it.
 
@@ -91,12 +129,14 @@ def training_works(graph: OpGraph, layout: TrainingLayout) -> dict[str, Work]:
             held = {b: [sizes[t][p] for p in names] for b, names in gradient_buffers(graph, layout, stage, t).items()}
             total = max(total, sum(padded_size(layout, b, x) // sharing(layout, 0, b)[1] if layout.zero_level else sum(x) for b, x in held.items()))
         # reads weight, gradient and state (both moments), writes weight and state; about ten operations per parameter
-        count, state, norm = len(stage.params), layout.step_end.state_copies, layout.step_end.norm
+        count, norm, elements = len(stage.params), layout.step_end.norm, total * master_ratio(layout) // 4
+        gradient, state = total * message_ratio(layout), state_bytes(layout, total, total)
         works[f"opt{stage.index}|optimizer"] = Work(
-            flops=total // 4 * (10 + norm), bytes_read=(2 + state + norm) * total, bytes_written=(1 + state + norm) * total, calls=(8 + norm) * count,
+            flops=elements * (10 + norm), bytes_read=total + state + (1 + norm) * gradient, bytes_written=total + state + norm * gradient,
+            calls=(8 + norm) * count,
         )  # fmt: skip
         if norm:  # every gradient is squared, then scaled; between them numbers of a few ranks are added up
-            works[f"opt{stage.index}|norm"] = Work(flops=total // 4 * 2, bytes_read=total, bytes_written=8, calls=count)
+            works[f"opt{stage.index}|norm"] = Work(flops=elements * 2, bytes_read=gradient, bytes_written=8, calls=count)
             few = Work(flops=layout.ranks, bytes_read=8 * layout.ranks, bytes_written=8, calls=1)
             works |= {f"opt{stage.index}:{axis}|norm": few for axis in ("tensor", "pipeline")}
     return works

@@ -18,7 +18,7 @@ __all__ = ["serial_losses"]
 
 def serial_losses(job: Training, *, data: str, steps: int, rows: int | None = None) -> list[float]:
     """Loss of every step of plain eager training of `job.model` on global batches, whole batch at once (or `rows` samples at a time, accumulated)."""
-    source = build_model(job.model, device="cpu", seed=job.seed, batch_size=job.global_batch, sizes=job.sizes or ())
+    source = build_model(job.model, device="cpu", seed=job.seed, batch_size=job.global_batch, sizes=job.sizes or (), dtype=job.dtype)
     objective = Objective(source.module, job.loss, calling=source.calling)
     optimizer = make_update(job, list(source.module.named_parameters()))
     dataset = open_data(data, source.examples, job.seed, job.global_batch)

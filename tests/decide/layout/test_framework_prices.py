@@ -12,13 +12,13 @@ from meshwright.cost import assumed_cost
 from meshwright.cost_models.gpu_rates import GPU_RATES
 from meshwright.decide.layout.layer_costs import layer_table
 from meshwright.decide.layout.operator_times import OperatorTimes
-from meshwright.decide.layout.precision import FULL, MIXED, with_optimizer
 from meshwright.drive.layout.search import find_layouts
 from meshwright.errors import UnknownName
 from meshwright.fabric.servers import server_kinds
 from meshwright.graph.graph import OpGraph
 from meshwright.graph.scale import at_batch
 from meshwright.io.fabric.name import load_fabric
+from meshwright.plan.precision import FULL, MIXED, with_optimizer
 from meshwright.profile.frameworks import FRAMEWORKS, TIME_ERROR, framework
 from meshwright.profile.layer_profile import Entry
 from meshwright.profile.layer_table import LayerChoice, LayerTable

@@ -25,6 +25,8 @@ from ...lower.training import shard_bytes
 from ...plan.context import EXCHANGES, exchange_of, layout_exchanges
 from ...plan.experts import GSHARD
 from ...plan.plan import StepEnd, TrainingLayout
+from ...plan.precision import Precision
+from ...plan.sizes import parameter_bytes
 from .build import build_layout
 from .context import context_graph
 from .data_sharding import CITE as SHARDING_CITE
@@ -48,8 +50,6 @@ CITE = Cite(
 )
 DEVIATIONS = ("candidates are judged by simulation, the closed form only orders them",)
 
-# Copies of a parameter's size that training keeps: weight, gradient and two Adam moments.
-STATE_COPIES = 4
 # Micro-batches of a step in the grid: programs and their simulation grow with them, and a pipeline is long full by then.
 MAX_MICROBATCHES = 512
 
@@ -68,6 +68,7 @@ class Grid(DegreesStrategy):
     refuse: Callable[[Degrees], str] | None = None
     tensor_options: TensorOptions = LEVEL
     end: StepEnd | None = None  # of every layout; None: plain
+    precision: Precision | None = None  # of every layout, whose problem gives graphs in it; None: as captured
     whole: bool = False  # parameters stay whole where replicas divide training state
 
     @classmethod
@@ -133,6 +134,8 @@ class Grid(DegreesStrategy):
             return LayoutCandidate(degrees=degrees, why=error.message, sharding=sharding, division=division)
         if self.end is not None:
             layout = msgspec.structs.replace(layout, end=self.end)
+        if self.precision is not None:
+            layout = msgspec.structs.replace(layout, precision=self.precision)
         if problem.expert not in (None, degrees.expert) and tensor_part(graph, layout) == 1:
             why = f"expert degree {problem.expert}: {t} tensor ranks cannot divide the experts that a replica has"
             return LayoutCandidate(degrees=degrees, why=why, sharding=sharding, division=division)
@@ -271,8 +274,7 @@ def _closed_form(layout: TrainingLayout, graph: OpGraph, cost: Cost, device: Dev
         own = sum(held[p] for p in stage.params)
         gradient = max(gradient, 2 * (layout.data - 1) / layout.data * own / rate_Bps)
         slowest, total = max(slowest, t), total + t
-        divided = min(layout.zero_level + 1, 3) + (layout.zero_level == 3) if layout.zero_level else 0  # of the four copies
-        memory = max(memory, own * (STATE_COPIES - divided) + own * divided // layout.data)
+        memory = max(memory, parameter_bytes(layout, own, layout.zero_level))
     return total + (layout.microbatches - 1) * slowest + gradient, memory
 
 

@@ -25,6 +25,7 @@ from ...fabric.servers import ServerKind
 from ...graph.graph import OpGraph
 from ...plan.context import EXCHANGES
 from ...plan.plan import VocabularyLoss
+from ...plan.precision import FULL, MIXED, Precision
 from ...plan.routing import UNIFORM, Routing
 from ...plan.vocabulary import base_node, expand_losses
 from ...profile.frameworks import Framework
@@ -36,7 +37,6 @@ from .cut import Unit, border_values
 from .experts import experts_graph
 from .layer_rows import Chain, Pricing, layer_rows, set_sizes
 from .megatron import kept_notes, search_regions
-from .precision import FULL, MIXED, Precision
 from .tensor_usable import ordered_units, usable_regions
 
 __all__ = ["FULL", "MIXED", "Precision", "layer_table"]

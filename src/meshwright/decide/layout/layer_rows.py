@@ -17,13 +17,13 @@ from ...fabric.servers import ServerKind
 from ...graph.graph import OpGraph, OpNode, Work
 from ...plan.context import ALL_TO_ALL, SHIFT
 from ...plan.experts import MLP
+from ...plan.precision import Precision
 from ...plan.vocabulary import SUMS
 from ...profile.frameworks import Framework
 from ...profile.layer_table import LayerRow
 from .context_costs import again_s, exchange_s
 from .cut import Unit, dtype_bytes
 from .operator_times import OperatorTimes
-from .precision import Precision
 from .sharding import short_name
 from .tensor_regions import Region
 
@@ -119,7 +119,8 @@ class Pricing:
         part = self.part_of[node.name]
         if self.operators is not None:
             return self.operators.time_s(node, backward=work is node.backward, part=part, row=node.name in self.row_parallel)
-        bytes_part = part * self.precision.value_bytes / 4 if node.outputs and not node.outputs[0].dtype.startswith(("float64", "complex")) else part
+        fixed = not node.outputs or node.outputs[0].dtype.startswith(("float64", "complex", "bfloat16", "float16"))
+        bytes_part = part if fixed else part * self.precision.value_bytes / 4
         scaled = Work(
             flops=round(work.flops * part), bytes_read=round(work.bytes_read * bytes_part), bytes_written=round(work.bytes_written * bytes_part),
             calls=work.calls,

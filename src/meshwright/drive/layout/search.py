@@ -35,6 +35,7 @@ class LayoutFindings:
     found: Found
     problem: Problem
     demands: Demands
+    precision: Precision
 
 
 def runtime_of_servers(kinds: Sequence[ServerKind], table: LayerTable, cost: Cost) -> TrainingRuntime:
@@ -114,7 +115,7 @@ def find_layouts(
             return replace(problem, table=priced(microbatches=[1, *sizes]))
 
         raise nearest_feasible(error, problem, wanted, smaller=smaller, methods=named) from None
-    return LayoutFindings(found=found, problem=problem, demands=wanted)
+    return LayoutFindings(found=found, problem=problem, demands=wanted, precision=precision)
 
 
 def find_expert_layouts(degrees: Sequence[int], find: Callable[[int], LayoutFindings]) -> tuple[LayoutFindings, dict[int, str]]:

@@ -30,7 +30,7 @@ from .evaluated import Evaluated
 from .placements import placements_of
 from .program_sizes import MAX_SMALL_OPERATORS, MAX_SMALL_STEPS, expected_steps
 from .step_end import refusing_cuts, statistics_of, step_end
-from .wishes import LayoutWanted, Wishes
+from .wishes import LayoutWanted, PrecisionWanted, Wishes
 
 __all__ = ["MAX_WORK_S", "TIME_LIMIT_S", "Context", "Decision", "Found", "Looks", "Made", "SearchBudget"]
 
@@ -209,8 +209,10 @@ class Context:
         from ...graph.liveness import segment_workspace
 
         options = self.wish(LayoutWanted).tensor_options
-        end, whole = step_end(self.job, self.graph), not may_be_cut(self.job.optimizer)
-        return Grid(workspace=segment_workspace, tensor_options=options, refuse=refusing_cuts(self.job, refuse), end=end, whole=whole)
+        precision = self.wish(PrecisionWanted).precision
+        end, whole = step_end(self.job, self.graph, precision), not may_be_cut(self.job.optimizer)
+        refuse = refusing_cuts(self.job, refuse)
+        return Grid(workspace=segment_workspace, tensor_options=options, refuse=refuse, end=end, precision=precision, whole=whole)
 
     @cached_property
     def speeds(self) -> dict[str, float]:

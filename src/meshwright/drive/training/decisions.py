@@ -17,6 +17,7 @@ from ...graph.graph import OpGraph
 from ...job import Training
 from ...kernels.effort import Budget, Cut
 from ...kernels.stages import stage
+from ...plan.precision import in_precision
 from .collective_choice import Collectives, CollectivesWanted
 from .collectives import CollectivePlanner
 from .compress import Compression
@@ -30,8 +31,8 @@ from .order import MAX_PLANNED_DEVICES
 from .pipeline import Schedule
 from .recompute import Recompute
 from .sharding import Sharding
-from .step_end import in_precision, statistics_of
-from .wishes import LayoutWanted, StepPrices, Wishes
+from .step_end import at_peak_of, statistics_of
+from .wishes import LayoutWanted, PrecisionWanted, StepPrices, Wishes
 
 __all__ = ["DECISIONS", "begin", "choose", "cites_of", "context_of", "finish", "refine", "require_asked"]
 
@@ -57,18 +58,19 @@ def context_of(
     Raises: UsageError for a decision to leave out that is none, or that all others need.
     """
     _require_names(without)
-    asked, cost = Wishes.these(wishes), in_precision(cost or assumed_cost(fabric), job, fabric)
+    asked, cost = Wishes.these(wishes), at_peak_of(cost or assumed_cost(fabric), job, fabric)
+    precision = asked.of(PrecisionWanted).precision
     strategy = asked.of(CollectivesWanted).strategy
     strategy = "ring" if strategy == "auto" and len(fabric.devices) > MAX_PLANNED_DEVICES else strategy
     planner = CollectivePlanner(fabric=fabric, transport=cost.transport, strategy=strategy, seed=job.seed, reproducible=job.asked.reproducible)
     evaluator = Evaluator(
         fabric=fabric, cost=cost, graph=graph, planner=planner, prices=asked.of(StepPrices).of, routing=asked.of(LayoutWanted).routing,
-        statistics_of=statistics_of(job),
+        precision=precision, statistics_of=statistics_of(job),
     )  # fmt: skip
     budget = budget or SearchBudget()
     return Context(
-        job=job, fabric=fabric, cost=cost, graph=graph, evaluator=evaluator, wishes=asked, budget=budget, decisions=DECISIONS,
-        clock=clock or Budget(1, time_limit_s=budget.time_limit_s), without=frozenset(without), watch=watch,
+        job=job, fabric=fabric, cost=cost, graph=in_precision(graph, precision), evaluator=evaluator, wishes=asked, budget=budget,
+        decisions=DECISIONS, clock=clock or Budget(1, time_limit_s=budget.time_limit_s), without=frozenset(without), watch=watch,
     )  # fmt: skip
 
 

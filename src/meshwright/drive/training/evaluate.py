@@ -25,6 +25,7 @@ from ...plan.batch_statistics import with_shared_statistics
 from ...plan.context import copies_in, exchange_of
 from ...plan.on_schedule import split_prices
 from ...plan.plan import TrainingLayout
+from ...plan.precision import Precision, in_precision
 from ...plan.routing import UNIFORM, Routing
 from ...program.calls import called_sizes, inline
 from ...program.program import Program
@@ -55,6 +56,7 @@ class Evaluator:
     prices: Prices | None = None
     scouting: bool = False  # large programs are judged by one rank of every stage and few micro-batches, where that can be
     routing: Routing = UNIFORM  # how tokens choose experts
+    precision: Precision | None = None  # of every layout; None: the graph's
     statistics_of: int = 0  # samples of the batch whose statistics replicas share; 0: none does
     graphs: dict[int, OpGraph] = field(default_factory=dict)
     shared: dict[int, OpGraph] = field(default_factory=dict)  # the same with statistics in three calls
@@ -72,7 +74,7 @@ class Evaluator:
         from ...graph.scale import at_batch
 
         if batch not in self.graphs:
-            self.graphs[batch] = self.graph if batch == self.graph.batch_size else at_batch(self.graph, batch)
+            self.graphs[batch] = in_precision(self.graph if batch == self.graph.batch_size else at_batch(self.graph, batch), self.precision)
         return self.graphs[batch]
 
     def graph_for(self, layout: TrainingLayout) -> OpGraph:

@@ -1,15 +1,17 @@
 """A layout that the search found, as a training plan that runs: what of it `train run` cannot do, and the plan where there is nothing.
 
-The plan goes the way of `train plan`: the found degrees, schedule, borders of stages and pieces, sharding level and recomputation are fixed, the
-layout is built from the operator graph, lowered, placed, simulated and checked. On devices of unlike speed the plan divides micro-batches and tensor
-shares by itself, and stages too where that is faster than with the found borders. Where layers recompute differently, the plan chooses again (`auto`:
-what fits, at least time). What the search assumed beyond that (precision, messages, update) is not in it: its time is the plan's own.
+The plan goes the way of `train plan`: the found degrees, precision, schedule, borders of stages and pieces, sharding level and recomputation are
+fixed, the layout is built from the operator graph, lowered, placed, simulated and checked. On devices of unlike speed the plan divides micro-batches
+and tensor shares by itself, and stages too where that is faster than with the found borders. Where layers recompute differently, the plan
+chooses again (`auto`: what fits, at least time). What the search assumed beyond that (kernels, overlap) is not in it: its time is the plan's own.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+
+import msgspec
 
 from ...cost import Cost
 from ...decide.layout.mixed.search import Judged
@@ -30,7 +32,7 @@ from .program_sizes import MAX_PROGRAM_STEPS, predicted_steps
 from .recompute import RecomputeWanted
 from .sharding import ShardingWanted
 from .training import plan_training
-from .wishes import LayoutWanted
+from .wishes import LayoutWanted, PrecisionWanted
 
 __all__ = ["best_runnable", "not_runnable", "plan_found"]
 
@@ -109,6 +111,9 @@ def plan_found(
     recompute = RecomputeWanted(again.pop() if len(again) == 1 and again != {"none"} else "auto")
     rest = (recompute, CollectivesWanted(collective), ShardingWanted(level=level), schedule)
     budget = SearchBudget(time_limit_s=time_limit_s)
+    if (precision := found.precision).torch_name != "float32":
+        job = msgspec.structs.replace(job, dtype=precision.torch_name)
+        rest = (*rest, PrecisionWanted(precision))
     made = plan_training(job, fabric, cost, graph=graph, wishes=(wanted, *rest), budget=budget)
     if len({r.device for s in layout.stages for r in s.replicas}) == 1 or len(layout.stages) == 1:
         return made

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 
 from ...cost import Cost
 from ...decide.layout.grid import degrees_of
-from ...decide.layout.layer_costs import FULL
+from ...decide.layout.layer_costs import FULL, Precision
 from ...decide.layout.problem import Degrees
 from ...errors import Infeasible
 from ...fabric.fabric import Fabric
@@ -20,6 +20,7 @@ from ..layout.search import LayoutFindings, find_layouts
 from .context import Context
 from .folded import MAX_FOLDED_STEPS
 from .program_sizes import MAX_PROGRAM_STEPS, MAX_SMALL_OPERATORS, steps_of
+from .wishes import PrecisionWanted
 
 __all__ = [
     "MAX_BUILT_DEGREES", "MAX_BUILT_OPERATORS", "MAX_FOLDED_DEGREES", "MAX_PLANNED_DEVICES", "LeftOut", "Refusal", "by_layer_table", "sizes",
@@ -93,11 +94,12 @@ def sizes(context: Context) -> tuple[dict[Degrees, int], dict[Degrees, int]]:
 
 def table_order(context: Context, degrees: list[Degrees]) -> tuple[dict[Degrees, float], LayoutFindings | None]:
     """Seconds by the layer table; nothing where it has no answer."""
-    return by_layer_table(context.evaluator.graph_at, context.fabric, context.cost, context.job.global_batch, degrees)
+    precision = context.wish(PrecisionWanted).precision or FULL
+    return by_layer_table(context.evaluator.graph_at, context.fabric, context.cost, context.job.global_batch, degrees, precision)
 
 
 def by_layer_table(
-    graph_at: Callable[[int], OpGraph], fabric: Fabric, cost: Cost, global_batch: int, allowed: Iterable[Degrees]
+    graph_at: Callable[[int], OpGraph], fabric: Fabric, cost: Cost, global_batch: int, allowed: Iterable[Degrees], precision: Precision = FULL
 ) -> tuple[dict[Degrees, float], LayoutFindings | None]:
     """Closed-form seconds of those degrees that the table covers and whose layouts fit, recomputing if need be; and what the search found.
 
@@ -108,7 +110,8 @@ def by_layer_table(
         return {}, None
     try:
         found = find_layouts(
-            graph_at, fabric, cost, global_batch=global_batch, precision=FULL, sequence=False, levels=(0,), methods=("grid",), simulated=4, refine=0,
+            graph_at, fabric, cost, global_batch=global_batch, precision=precision, sequence=False, levels=(0,), methods=("grid",), simulated=4,
+            refine=0,
             microbatches=sorted({d.microbatch_size for d in wanted}),
             tensors=[t for t in sorted({d.tensor for d in wanted}) if t <= max_group(fabric)],
         )  # fmt: skip

@@ -36,6 +36,7 @@ from ...graph.graph import OpGraph
 from ...job import Training
 from ...kernels.effort import Budget, Cut
 from ...plan.plan import Plan, TrainingLayout
+from ...plan.precision import in_precision
 from ...plan.regions import Region, TensorSpec, divided_bytes, holdings, training_tensors
 from ...program.program import Program
 from ..plans import check_plan, cost_of, fabric_of
@@ -48,7 +49,7 @@ from .no_plan import nothing_fits
 from .pipeline import PipelineWanted, schedule_asked
 from .sharding import ShardingWanted
 from .training import plan_of
-from .wishes import LayoutWanted
+from .wishes import LayoutWanted, PrecisionWanted
 
 __all__ = ["KEEP", "Candidate", "OldShards", "TrainReplan", "old_shards", "replan_training"]
 
@@ -159,16 +160,17 @@ def replan_training(
         from ...capture.precision import capture_job
 
         graph = capture_job(job)
-    if old.job.get("graph_fingerprint") and graph.fingerprint() != old.job["graph_fingerprint"]:
+    precision = PrecisionWanted.of(old.layout)
+    if old.job.get("graph_fingerprint") and in_precision(graph, precision.precision).fingerprint() != old.job["graph_fingerprint"]:
         raise UsageError("the model is not the one that was planned", where=job.model, hint="plan it with `meshwright train plan`")
     if shards is None:
-        shards = old_shards(old, training_tensors(graph, job.optimizer, job.asked.ema))
+        shards = old_shards(old, training_tensors(in_precision(graph, precision.precision), job.optimizer, job.asked.ema))
     fabric = _changed(fabric_of(old), lost, added)
     fabric.require_connected()
     cost = _layout_free(cost_of(old), old)
     wanted = ShardingWanted(overlap=None if old.layout.overlap or old.layout.zero_level else False)
     asked = schedule or schedule_asked(old)
-    wishes = (kept, wanted, asked, _codecs_kept(old, profile))
+    wishes = (kept, wanted, asked, precision, _codecs_kept(old, profile))
     each = SearchBudget(work_s=MAX_WORK_S / (1 + MAX_SMALLER_SIZES), time_limit_s=time_limit_s)
     make = partial(context_of, job, cost=cost, graph=graph, wishes=wishes, budget=each, clock=Budget(1, time_limit_s=time_limit_s))
     found, judged, cuts = _found(old, map(make, _parts(fabric, job.global_batch)), schedule is not None, shards, storage_Bps)

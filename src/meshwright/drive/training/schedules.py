@@ -5,14 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 
 from ...cost import Cost, Priced
-from ...decide.layout.grid import STATE_COPIES
 from ...decide.pipeline import PipelineProblem, Schedule
 from ...errors import Unsupported
 from ...fabric.fabric import Fabric
 from ...graph.graph import OpGraph
 from ...plan.on_schedule import on_schedule, split_prices
 from ...plan.plan import TrainingLayout
-from ...plan.sizes import shard_bytes, training_works
+from ...plan.sizes import parameter_bytes, shard_bytes, training_works
 
 __all__ = ["Orders", "actions_of", "layout_problem", "scheduled"]
 
@@ -73,7 +72,7 @@ def layout_problem(
         kept[s.stage // chunks] += s.saved_bytes
     for stage in layout.stages:
         kept[stage.index // chunks] += sum(sizes[v] for v in stage.receives)
-        weights[stage.index // chunks] += STATE_COPIES * sum(held[p] for p in stage.params)
+        weights[stage.index // chunks] += parameter_bytes(layout, sum(held[p] for p in stage.params), 0)
         sent[stage.index // chunks] = sum(sizes[v] for v in stage.sends) or sent[stage.index // chunks]
     ranks = layout.ranks // layout.pipeline
     hosts = [[fabric.device(placement[p * ranks + i]) for i in range(ranks)] for p in range(devices)]

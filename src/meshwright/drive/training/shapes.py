@@ -15,7 +15,7 @@ from ...plan.vocabulary import base_node
 from .compress import CompressWanted
 from .pipeline import PipelineWanted, schedule_asked
 from .sharding import ShardingWanted
-from .wishes import LayoutWanted, Wishes
+from .wishes import LayoutWanted, PrecisionWanted, Wishes
 
 __all__ = ["require_one_state", "require_sums", "wishes_beside"]
 
@@ -41,6 +41,7 @@ def wishes_beside(plan: Plan, asked: Wishes) -> Wishes:
             context=layout.context, borders=_borders(layout), tensor_options=options, placement=plan.placement[: layout.ranks],
         ),
         ShardingWanted(level=layout.zero_level, overlap=layout.overlap, bucket_bytes=layout.bucket_bytes), _schedule(plan),
+        PrecisionWanted.of(layout),
     )  # fmt: skip
 
 

@@ -16,8 +16,9 @@ from ...job import Training
 from ...plan.batch_statistics import normalises, sums_in, with_shared_statistics
 from ...plan.optimizers import optimizer_kind, state_copies, undecayed
 from ...plan.plan import StepEnd
+from ...plan.precision import Precision
 
-__all__ = ["in_precision", "refusing_cuts", "require_recipe", "statistics_of", "step_end"]
+__all__ = ["at_peak_of", "refusing_cuts", "require_recipe", "statistics_of", "step_end"]
 
 
 def require_recipe(job: Training, graph: OpGraph) -> None:
@@ -60,10 +61,10 @@ def _require_shared(graph: OpGraph) -> None:
         raise Unsupported(f"{found}: there is nothing of the batch that replicas could share", where=where, hint=hint)
 
 
-def step_end(job: Training, graph: OpGraph) -> StepEnd | None:
-    """None where the job asks for nothing that the program shows."""
+def step_end(job: Training, graph: OpGraph, precision: Precision | None = None) -> StepEnd | None:
+    """None where the job asks for nothing that the program shows. `precision`: of the layout, which says what masters take."""
     copies = state_copies(job.optimizer, job.asked.ema)
-    if any(p.trainable and p.dtype == "bfloat16" for p in graph.parameters):
+    if precision is None and any(p.trainable and p.dtype == "bfloat16" for p in graph.parameters):
         copies = 2 * (1 + copies)  # a master and its state, twice as wide as the weight
     # float16 may overflow: the norm tells all ranks alike that some gradient is not finite
     made = StepEnd(
@@ -78,9 +79,9 @@ def statistics_of(job: Training) -> int:
     return job.global_batch if job.asked.batch_statistics == "global" else 0
 
 
-def in_precision(cost: Cost, job: Training, fabric: Fabric) -> Cost:
+def at_peak_of(cost: Cost, job: Training, fabric: Fabric) -> Cost:
     """The cost at the peak of the job's precision, where the devices state one and it is the higher one: products are cast, and they are the work."""
-    kind = {"bf16-autocast": "bf16", "fp16-autocast": "fp16"}.get(job.asked.precision, "")
+    kind = {"bf16-autocast": "bf16", "fp16-autocast": "fp16"}.get(job.asked.precision, "bf16" if job.dtype == "bfloat16" else "")
     if cost.dtype == "fp32" and all(d.flops.get(kind, -1) >= d.flops.get("fp32", 0) for d in fabric.devices):
         return msgspec.structs.replace(cost, dtype=kind)
     return cost

@@ -12,9 +12,10 @@ from ...decide.layout.tensor_shares import LEVEL, TensorOptions
 from ...errors import UsageError
 from ...graph.graph import OpGraph
 from ...plan.plan import TrainingLayout
+from ...plan.precision import Precision
 from ...plan.routing import UNIFORM, Routing
 
-__all__ = ["LayoutWanted", "StepPrices", "Wishes"]
+__all__ = ["LayoutWanted", "PrecisionWanted", "StepPrices", "Wishes"]
 
 W = TypeVar("W")
 
@@ -41,6 +42,18 @@ class LayoutWanted:
     @property
     def fixed(self) -> Fixed:
         return self.data, self.tensor, self.pipeline, self.microbatch
+
+
+@dataclass(frozen=True)
+class PrecisionWanted:
+    """The precision of every layout; None: that of the captured graph."""
+
+    precision: Precision | None = None
+
+    @classmethod
+    def of(cls, layout: TrainingLayout | None) -> PrecisionWanted:
+        """That of a plan's layout."""
+        return cls((layout.precision or None) if layout is not None else None)
 
 
 @dataclass(frozen=True)

@@ -50,7 +50,7 @@ class Owner:
         self.initial = self.build()
 
     def build(self) -> ModelSource:
-        source = build_model(self.job.model, device="cpu", seed=self.job.seed, sizes=self.job.sizes or ())
+        source = build_model(self.job.model, device="cpu", seed=self.job.seed, sizes=self.job.sizes or (), dtype=self.job.dtype)
         if self.wide:
             source.module.double()
         return source

@@ -198,7 +198,9 @@ class _Maker:
         self, plan: Plan, job: Training, layout: TrainingLayout, graph: ForwardGraph, program: Program, rank: int, device: torch.device
     ) -> None:
         self.job, self.layout, self.rank, self.device = job, layout, rank, device
-        source = build_model(job.model, device="cpu", seed=job.seed, batch_size=layout.microbatch_size, lazy=True, sizes=job.sizes or ())
+        source = build_model(
+            job.model, device="cpu", seed=job.seed, batch_size=layout.microbatch_size, lazy=True, sizes=job.sizes or (), dtype=job.dtype
+        )
         self.examples = source.examples
         self.parameters = dict(source.module.named_parameters())
         self.buffers, self.values = dict(source.module.named_buffers()), source.weights
