@@ -18,7 +18,8 @@ from meshwright.drive.pipeline.fill import fill_plan
 from meshwright.drive.pipeline.pipelines import plan_pipeline
 from meshwright.plan.plan import Plan
 from meshwright.program.hash import program_hash
-from meshwright.program.program import Csr, Kind, Program
+from meshwright.program.program import Kind, Program
+from meshwright.program.tables import Csr
 from meshwright.testing.mutate import _rearranged, mutate
 
 FIGURES = {"activation_bytes": 12, "message_bytes": 4, "weight_bytes": 64, "gradient_bytes": 16, "p2p_rate_Bps": 4}
