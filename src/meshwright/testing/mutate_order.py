@@ -15,7 +15,7 @@ from .mutate_values import Rng, has, pick
 _COLUMNS = ("kind", "parts", "op", "chan_in", "chan_out", "src_buffer", "src_chunk", "dst_buffer", "dst_chunk", "count", "size")
 
 
-def _rearranged(p: Program, lanes: list[list[int]]) -> Program:
+def rearranged(p: Program, lanes: list[list[int]]) -> Program:
     """The program with these old steps in its lanes. Edges to steps that are gone fall away; a copy has the edges of its original."""
     flat = [s for lane in lanes for s in lane]
     new_of: dict[int, int] = {}
@@ -24,7 +24,7 @@ def _rearranged(p: Program, lanes: list[list[int]]) -> Program:
     s = p.steps
     at = np.array(flat, dtype=np.int64)
     edges: list[list[tuple[int, int]]] = [[] for _ in range(len(s))]
-    for step, on, lag in _edge_list(p):
+    for step, on, lag in edge_list(p):
         if on in new_of:
             edges[step].append((new_of[on], lag))
     after = [edges[old] for old in flat]
@@ -43,7 +43,7 @@ def _lists(p: Program) -> list[list[int]]:
     return [list(range(int(a), int(b))) for a, b in zip(p.lanes.start, p.lanes.end, strict=True)]
 
 
-def _edges(p: Program, edges: list[tuple[int, int, int]]) -> Program:
+def with_edges(p: Program, edges: list[tuple[int, int, int]]) -> Program:
     """The program with these `after` edges: (step, waits for, lag)."""
     per: list[list[tuple[int, int]]] = [[] for _ in range(len(p.steps))]
     for step, on, lag in edges:
@@ -53,21 +53,21 @@ def _edges(p: Program, edges: list[tuple[int, int, int]]) -> Program:
     return replace(p, steps=replace(p.steps, after_ptr=ptr, after_step=on_step, after_lag=lags))
 
 
-def _edge_list(p: Program) -> list[tuple[int, int, int]]:
+def edge_list(p: Program) -> list[tuple[int, int, int]]:
     owner = np.repeat(np.arange(len(p.steps)), np.diff(p.steps.after_ptr))
     return list(zip(owner.tolist(), p.steps.after_step.tolist(), p.steps.after_lag.tolist(), strict=True))
 
 
 def _drop(p: Program, rng: Rng, kinds: Any) -> tuple[Program, str] | None:
     step = pick(rng, kinds)
-    return None if step is None else (_rearranged(p, [[x for x in lane if x != step] for lane in _lists(p)]), f"without step {step}")
+    return None if step is None else (rearranged(p, [[x for x in lane if x != step] for lane in _lists(p)]), f"without step {step}")
 
 
 def _again(p: Program, rng: Rng, kinds: Any) -> tuple[Program, str] | None:
     step = pick(rng, kinds)
     if step is None:
         return None
-    return _rearranged(p, [[y for x in lane for y in [x] * (1 + (x == step))] for lane in _lists(p)]), f"step {step} twice"
+    return rearranged(p, [[y for x in lane for y in [x] * (1 + (x == step))] for lane in _lists(p)]), f"step {step} twice"
 
 
 def drop_step(p: Program, rng: Rng) -> tuple[Program, str] | None:
@@ -98,7 +98,7 @@ def drop_call_member(p: Program, rng: Rng) -> tuple[Program, str] | None:
 
 def _swapped(p: Program, a: int, b: int) -> Program:
     swap = {a: b, b: a}
-    return _rearranged(p, [[swap.get(x, x) for x in lane] for lane in _lists(p)])
+    return rearranged(p, [[swap.get(x, x) for x in lane] for lane in _lists(p)])
 
 
 def swap_adjacent(p: Program, rng: Rng) -> tuple[Program, str] | None:
@@ -138,26 +138,26 @@ def move_step(p: Program, rng: Rng) -> tuple[Program, str] | None:
     lists = [[x for x in steps if x != step] for steps in _lists(p)]
     at = int(rng.integers(0, len(lists[other]) + 1))
     lists[other].insert(at, step)
-    return _rearranged(p, lists), f"step {step} in lane {other} at {at}"
+    return rearranged(p, lists), f"step {step} in lane {other} at {at}"
 
 
 def drop_after(p: Program, rng: Rng) -> tuple[Program, str] | None:
-    edges = _edge_list(p)
+    edges = edge_list(p)
     k = pick(rng, np.arange(len(edges)))
-    return None if k is None else (_edges(p, edges[:k] + edges[k + 1 :]), f"without edge {edges[k]}")
+    return None if k is None else (with_edges(p, edges[:k] + edges[k + 1 :]), f"without edge {edges[k]}")
 
 
 def reverse_after(p: Program, rng: Rng) -> tuple[Program, str] | None:
-    edges = _edge_list(p)
+    edges = edge_list(p)
     k = pick(rng, np.arange(len(edges)))
-    return None if k is None else (_edges(p, [*edges, (edges[k][1], edges[k][0], 0)]), f"edge {edges[k]} also backwards")
+    return None if k is None else (with_edges(p, [*edges, (edges[k][1], edges[k][0], 0)]), f"edge {edges[k]} also backwards")
 
 
 def change_lag(p: Program, rng: Rng, by: int) -> tuple[Program, str] | None:
     repeated = p.lanes.repeat[p.lane_of_step()] > 1
-    edges = _edge_list(p)
+    edges = edge_list(p)
     k = pick(rng, [i for i, (step, _, lag) in enumerate(edges) if repeated[step] and lag + by >= 0])
     if k is None:
         return None
     step, on, lag = edges[k]
-    return _edges(p, [*edges[:k], (step, on, lag + by), *edges[k + 1 :]]), f"edge {edges[k]} with lag {lag + by}"
+    return with_edges(p, [*edges[:k], (step, on, lag + by), *edges[k + 1 :]]), f"edge {edges[k]} with lag {lag + by}"
